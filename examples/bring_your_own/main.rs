@@ -1,31 +1,29 @@
 //! One model before and after: a GPT in plain Burn (`plain.rs`), and what its user changes to make
-//! it tensor-, sequence- and data-parallel (`parallel.rs`, lines marked `//*`). Both learn to count;
-//! then `verify` checks that each layout of the second computes what one rank computes.
+//! it tensor-, sequence-, pipeline- and data-parallel (`parallel.rs`, lines marked `//*`). Both learn to
+//! count; then `verify` checks that each layout of the second computes what one rank computes.
 //!
 //! ```text
 //! cargo run --release -p burn-megatron-examples --bin bring_your_own
 //! ```
 
+mod config;
 mod parallel;
 mod plain;
 
 use std::error::Error;
-use std::ops::Range;
-use std::sync::Arc;
 
-use burn::optim::{AdamWConfig as BurnAdamWConfig, GradientsParams};
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron::comm::{ParallelContext, ReduceOp, World};
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data::{DataError, Sample, Samples};
-use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::{BuildError, ModelBuilder, ParallelModule};
-use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
-use burn_megatron::train::LanguageModel;
-use burn_megatron::verify::{Layout, Subject, VerifyOptions, verify};
+use burn_megatron::model::ModelConfig;
+use burn_megatron::train::schedule::LrStyle;
+use burn_megatron::train::{NoopObserver, TrainConfig, Trainer};
+use burn_megatron::verify::{Layout, ModelSubject, VerifyOptions, verify};
 
-use parallel::ParallelGpt;
-use plain::GptConfig;
+use config::GptConfig;
+use plain::Gpt;
 
 type AnyError = Box<dyn Error + Send + Sync>;
 
@@ -34,26 +32,20 @@ const BATCH: usize = 8;
 const LEARNING_RATE: f64 = 3e-3;
 
 fn main() -> Result<(), AnyError> {
-    let config = GptConfig {
-        vocabulary: 40,
-        context: 16,
-        hidden: 32,
-        heads: 4,
-        layers: 2,
-    };
+    let config = GptConfig::default();
+    let samples = Counting(config.clone());
 
-    println!("plain Burn, one rank:    loss {:.4}", train_plain(&config));
+    let plain = train_plain(&config, &samples)?;
+    println!("plain Burn, one rank:    loss {plain:.4}");
     let losses = World::threads(4)?.run(|rank| {
         let layout = ParallelConfig::new().with_tensor(2).with_data(2);
-        train_parallel(&config, &ParallelContext::new(&layout, &rank)?)
+        train_parallel(&config, &samples, &ParallelContext::new(&layout, &rank)?)
     })?;
     println!("tensor 2 x data 2:       loss {:.4}\n", losses[0]);
 
-    let report = verify(
-        &Counting(config),
-        &Layout::standard(),
-        &VerifyOptions::default(),
-    )?;
+    let layouts = [Layout::standard(), Layout::pipelines(), Layout::sharded()].concat();
+    let subject = ModelSubject::new(config);
+    let report = verify(&subject, &layouts, &VerifyOptions::default())?;
     println!("{report}");
     if report.passes() {
         Ok(())
@@ -62,112 +54,75 @@ fn main() -> Result<(), AnyError> {
     }
 }
 
-fn train_plain(config: &GptConfig) -> f64 {
+/// The loss of the last step.
+fn train_plain(config: &GptConfig, samples: &Counting) -> Result<f64, AnyError> {
     let device = Device::flex().autodiff();
-    let mut model = config.init(&device);
-    let mut optimizer = BurnAdamWConfig::new()
+    let mut model = Gpt::new(config, &device);
+    let mut optimizer = AdamWConfig::new()
         .with_beta_2(0.95)
         .with_epsilon(1e-8)
         .with_weight_decay(0.1)
         .init();
     let mut last = f64::NAN;
     for step in 0..STEPS {
-        let (tokens, targets) = batch(config, step, 0..BATCH, &device);
-        let loss = model.loss(tokens, targets);
+        let first = (step * BATCH) as u64;
+        let batch = samples.batch(first..first + BATCH as u64)?;
+        let matrix = |numbers| {
+            let data = TensorData::new(numbers, [batch.rows, batch.seq]);
+            Tensor::<2, Int>::from_data(data, &device)
+        };
+        let loss = model.loss(matrix(batch.tokens.clone()), matrix(batch.targets.clone()));
         last = loss.clone().into_scalar::<f64>();
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         model = optimizer.step(LEARNING_RATE, model, gradients);
     }
-    last
+    Ok(last)
 }
 
-fn train_parallel(config: &GptConfig, groups: &ParallelContext) -> Result<f64, AnyError> {
-    let device = Device::flex();
-    let scope = ModelBuilder::new(groups, &device);
-    let model = config.init_parallel(&scope)?;
-    let mut ddp = DistributedDataParallel::new(scope.finish(model)?, groups)?;
-    let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
-    let own = BATCH / groups.data().size();
-    let first = groups.data().rank() * own;
-    let mut last = f64::NAN;
-    for step in 0..STEPS {
-        let device = device.clone().autodiff();
-        let (tokens, targets) = batch(config, step, first..first + own, &device);
-        let count = (own * config.context) as u64;
-        let loss = ddp.forward(&device, |model| model.losses(tokens, targets).sum());
-        last = loss.clone().into_scalar::<f64>();
-        ddp.backward(loss);
-        let gradients = ddp.reduce(count)?;
-        optimizer.step(LEARNING_RATE, &mut ddp, gradients);
-    }
-    let sum = groups.data().all_reduce_scalar(last, ReduceOp::Sum)?;
-    Ok(sum / (BATCH * config.context) as f64)
-}
-
-/// Rows that count up from a number that depends on step and sample.
-fn batch(
+/// The same on one rank of a layout.
+fn train_parallel(
     config: &GptConfig,
-    step: usize,
-    samples: Range<usize>,
-    device: &Device,
-) -> (Tensor<2, Int>, Tensor<2, Int>) {
-    let shape = [samples.len(), config.context];
-    let matrix = |shift: usize| {
-        let row = |sample| {
-            let first = 7 * step + 11 * sample + shift;
-            (first..first + config.context).map(|i| (i % config.vocabulary) as i64)
-        };
-        let data = TensorData::new(samples.clone().flat_map(row).collect(), shape);
-        Tensor::from_data(data, device)
+    samples: &Counting,
+    ctx: &ParallelContext,
+) -> Result<f64, AnyError> {
+    let device = Device::flex();
+    let settings = TrainConfig {
+        steps: STEPS,
+        micro_batch_size: BATCH / ctx.data().size(),
+        global_batch_size: BATCH,
+        learning_rate: LEARNING_RATE,
+        min_learning_rate: 0.0,
+        warmup_steps: 0,
+        schedule: LrStyle::Constant,
+        clip: f64::INFINITY,
+        ..TrainConfig::default()
     };
-    (matrix(0), matrix(1))
+    let model = config.init(ctx, &device)?;
+    let mut trainer = Trainer::new(model, ctx, &device, &settings)?;
+    let mut last = f64::NAN;
+    for _ in 0..STEPS {
+        last = trainer.step(samples, &mut NoopObserver)?.loss;
+    }
+    Ok(last)
 }
 
-/// Samples of a step of `verify`.
-const SAMPLES: usize = 4;
-
-/// The subject of `verify`: how to build the model, and its samples.
-#[derive(Clone)]
+/// Rows that count up from a number that depends on the sample.
 struct Counting(GptConfig);
 
-impl Subject for Counting {
-    type Model = ParallelGpt;
-
-    fn build(
-        &self,
-        groups: &ParallelContext,
-        device: &Device,
-    ) -> Result<ParallelModule<ParallelGpt>, BuildError> {
-        let scope = ModelBuilder::with(groups, device, 0, DType::F64);
-        let model = self.0.init_parallel(&scope)?;
-        scope.finish(model)
-    }
-
-    fn samples(&self) -> usize {
-        SAMPLES
-    }
-
-    fn data(&self, _: &ParallelContext) -> Arc<dyn Samples> {
-        Arc::new(self.clone())
-    }
-}
-
-/// Rows that count up from a number that depends on step and sample.
 impl Samples for Counting {
     fn seq(&self) -> usize {
         self.0.context
     }
 
     fn sample(&self, number: u64) -> Result<Sample, DataError> {
-        let row = |shift: usize| {
-            let (step, sample) = (number as usize / SAMPLES, number as usize % SAMPLES);
-            let first = 7 * step + 11 * sample + shift;
-            let row = (first..first + self.0.context).map(|i| (i % self.0.vocabulary) as i32);
-            row.collect()
+        let row = |first: usize| {
+            let numbers = first..first + self.0.context;
+            numbers.map(|i| (i % self.0.vocabulary) as i32).collect()
         };
+        let first = 11 * number as usize;
         Ok(Sample {
-            tokens: row(0),
-            targets: row(1),
+            tokens: row(first),
+            targets: row(first + 1),
             documents: vec![],
         })
     }

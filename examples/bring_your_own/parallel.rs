@@ -1,40 +1,44 @@
-//! The same GPT after: tensor-, sequence- and data-parallel. Lines that differ from `plain.rs` are
-//! marked `//*`; with groups of one rank it is the plain model.
+//! The same GPT after: tensor-, sequence-, pipeline- and data-parallel. Lines that differ from `plain.rs` are
+//! marked `//*`; an item that is new, or changed throughout, has one mark on its first line. On one rank it is
+//! the plain model.
 
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use burn_megatron::collective::{self, Comm}; //*
-use burn_megatron::model::RecomputePrefix; //*
+use burn_megatron::data::IGNORE; //*
+use burn_megatron::model::{
+    LanguageModel, RecomputePrefix, StageBuilder, StageLayers, Tokens, on_stage,
+}; //*
 use burn_megatron::nn::{
     Activation, AttentionContext, BatchFormat, BuildError, ColumnParallelLinear,
-    ColumnParallelLinearConfig, LearnedPositions, LearnedPositionsConfig, ModelBuilder, Norm,
-    NormConfig, NormKind, OutputLayer, OutputLayerConfig, ParallelAttention,
+    ColumnParallelLinearConfig, LearnedPositions, LearnedPositionsConfig, Losses, ModelBuilder,
+    Norm, NormConfig, NormKind, OutputLayer, OutputLayerConfig, ParallelAttention,
     ParallelAttentionConfig, RowParallelLinear, RowParallelLinearConfig, VocabParallelCrossEntropy,
     VocabParallelEmbedding, VocabParallelEmbeddingConfig, Vocabulary,
 }; //*
-use burn_megatron::train::{LanguageModel, Losses, Tokens}; //*
 
-use crate::plain::GptConfig;
+use crate::config::GptConfig;
 
+/// The stages of one pipeline rank: without the first or the last one, the modules at that end are `None`.
 #[derive(Module, Debug)]
 pub struct ParallelGpt {
-    tokens: VocabParallelEmbedding, //*
-    positions: LearnedPositions,    //*
-    blocks: Vec<Block>,
-    norm: Norm,          //*
-    output: OutputLayer, //*
+    tokens: Option<VocabParallelEmbedding>, //*
+    positions: Option<LearnedPositions>,    //*
+    blocks: StageLayers<Block>,             //*
+    norm: Option<Norm>,                     //*
+    output: Option<OutputLayer>,            //*
     #[module(skip)]
     loss: VocabParallelCrossEntropy, //*
     #[module(skip)]
-    tensor: Comm, //*
+    tensor: Comm,        //*
     #[module(skip)]
-    sequence_parallel: bool, //*
+    sequence_multiple: usize, //*
     #[module(skip)]
-    config: GptConfig,
+    config: GptConfig,   //*
 }
 
 #[derive(Module, Debug)]
-struct Block {
+pub struct Block {
     attention_norm: Norm,         //*
     attention: ParallelAttention, //*
     mlp_norm: Norm,               //*
@@ -42,58 +46,54 @@ struct Block {
     down: RowParallelLinear,      //*
 }
 
-impl GptConfig {
-    /// The shard of this rank. The path of each `child` must be the name of its field: parameters are
-    /// identified by path on all ranks.
-    pub fn init_parallel(&self, scope: &ModelBuilder) -> Result<ParallelGpt, BuildError> {
-        let (hidden, ranks) = (self.hidden, scope.place().size); //*
-        let vocabulary = Vocabulary::padded(self.vocabulary, 1, ranks); //*
-        let norm =
-            |scope: ModelBuilder| NormConfig::new(NormKind::Layer, hidden, 1e-5).init(&scope); //*
-        let block = |i: usize| -> Result<Block, BuildError> {
-            let scope = scope.child("blocks").child(i); //*
-            let heads = self.heads;
-            let attention = ParallelAttentionConfig::new(hidden, heads, heads, hidden / heads); //*
+impl ParallelGpt {
+    /// The name of each module is that of its field: parameters are identified by path on all ranks. //*
+    pub fn new(config: &GptConfig, stages: &StageBuilder) -> Result<Self, BuildError> {
+        let (hidden, heads, root) = (config.hidden, config.heads, stages.root());
+        let (tensor, ranks) = (root.groups().tensor(), root.place().size);
+        let vocabulary = Vocabulary::padded(config.vocabulary, 1, ranks);
+        let norm = |b: ModelBuilder| NormConfig::new(NormKind::Layer, hidden, 1e-5).init(&b);
+        let attention = ParallelAttentionConfig::new(hidden, heads, heads, hidden / heads);
+        let up = ColumnParallelLinearConfig::new(hidden, 4 * hidden);
+        let down = RowParallelLinearConfig::new(4 * hidden, hidden);
+        let block = |_, b: ModelBuilder| {
             Ok(Block {
-                attention_norm: norm(scope.child("attention_norm")),
-                attention: attention.init(&scope.child("attention"))?,
-                mlp_norm: norm(scope.child("mlp_norm")),
-                up: ColumnParallelLinearConfig::new(hidden, 4 * hidden) //*
-                    .init(&scope.child("up"))?,
-                down: RowParallelLinearConfig::new(4 * hidden, hidden) //*
-                    .init(&scope.child("down"))?,
+                attention_norm: norm(b.child("attention_norm")),
+                attention: attention.init(&b.child("attention"))?,
+                mlp_norm: norm(b.child("mlp_norm")),
+                up: up.init(&b.child("up"))?,
+                down: down.init(&b.child("down"))?,
             })
         };
-        let (embed, output) = (scope.child("tokens"), scope.child("output"));
-        Ok(ParallelGpt {
-            tokens: VocabParallelEmbeddingConfig::new(vocabulary, hidden).init(&embed)?, //*
-            positions: LearnedPositionsConfig::new(self.context, hidden)
-                .init(&scope.child("positions")),
-            blocks: (0..self.layers).map(block).collect::<Result<_, _>>()?,
-            norm: norm(scope.child("norm")),
-            output: OutputLayerConfig::new(vocabulary, hidden).init(&output)?, //*
-            loss: VocabParallelCrossEntropy::new(vocabulary, scope.groups().tensor()), //*
-            tensor: scope.groups().tensor().clone(),                           //*
-            sequence_parallel: scope.sequence_parallel(),                      //*
-            config: self.clone(),
+        let tokens = VocabParallelEmbeddingConfig::new(vocabulary, hidden);
+        let tokens = stages.first("tokens").map(|b| tokens.init(&b));
+        let positions = LearnedPositionsConfig::new(config.context, hidden);
+        let output = OutputLayerConfig::new(vocabulary, hidden);
+        let output = stages.last("output").map(|b| output.init(&b));
+        let loss = VocabParallelCrossEntropy::new(vocabulary, tensor);
+        Ok(Self {
+            tokens: tokens.transpose()?,
+            positions: stages.first("positions").map(|b| positions.init(&b)),
+            blocks: stages.layers("blocks", block)?,
+            norm: stages.last("norm").map(norm),
+            output: output.transpose()?,
+            loss: loss.with_ignore(Some(IGNORE.into())),
+            tensor: tensor.clone(),
+            sequence_multiple: if root.sequence_parallel() { ranks } else { 1 },
+            config: config.clone(),
         })
     }
-}
 
-impl ParallelGpt {
-    /// The residual stream `[batch, seq, hidden]`.
-    fn run(&self, tokens: Tensor<2, Int>, mut format: BatchFormat<'_>) -> Tensor<3> {
-        let x = self.tokens.forward(tokens);
-        let mut x = self.positions.forward_with_format(x, &format);
-        for (i, block) in self.blocks.iter().enumerate() {
-            x = block.forward(x, format.layer(i));
-        }
-        x
+    /// Called on the first stage. //*
+    fn embed(&self, tokens: Tensor<2, Int>, format: &BatchFormat<'_>) -> Tensor<3> {
+        let x = on_stage(&self.tokens, "the embedding").forward(tokens);
+        on_stage(&self.positions, "the positions").forward_with_format(x, format)
     }
 
-    /// The logits `[batch, seq, padded vocabulary / tensor]` of this rank.
+    /// The logits `[batch, seq, padded vocabulary / tensor]` of this rank, on the last stage. //*
     fn head(&self, x: Tensor<3>) -> Tensor<3> {
-        self.output.forward(self.norm.forward(x), &self.tokens)
+        let x = on_stage(&self.norm, "the last norm").forward(x);
+        on_stage(&self.output, "the output layer").forward(x, None)
     }
 }
 
@@ -101,12 +101,15 @@ impl ParallelGpt {
 impl LanguageModel for ParallelGpt {
     type Cache = RecomputePrefix;
 
-    fn hidden(&self, _stage: usize, _input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3> {
-        let format = tokens.format();
-        self.run(tokens.ids, format)
+    /// The residual stream `[batch, seq, hidden]` after a stage.
+    fn hidden(&self, stage: usize, input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3> {
+        let mut format = tokens.format();
+        let x = input.unwrap_or_else(|| self.embed(tokens.ids, &format));
+        let blocks = self.blocks.of_stage(stage);
+        blocks.fold(x, |x, (i, block)| block.forward(x, format.layer(i)))
     }
 
-    /// The loss of each token: the wrapper divides by the tokens of all ranks.
+    /// The loss of each token: the trainer divides by the tokens of all ranks.
     fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
         self.loss.losses(self.head(hidden), targets)
     }
@@ -117,11 +120,7 @@ impl LanguageModel for ParallelGpt {
     }
 
     fn sequence_multiple(&self) -> usize {
-        if self.sequence_parallel {
-            self.tensor.size()
-        } else {
-            1
-        }
+        self.sequence_multiple
     }
 
     fn vocabulary(&self) -> usize {
@@ -133,22 +132,18 @@ impl LanguageModel for ParallelGpt {
     }
 
     fn flops_per_token(&self, seq: usize) -> f64 {
-        let GptConfig {
-            vocabulary,
-            hidden,
-            layers,
-            ..
-        } = self.config;
-        let weights = 12 * layers * hidden * hidden + vocabulary * hidden;
-        (6 * weights + 12 * layers * seq * hidden) as f64
+        let (config, hidden) = (&self.config, self.config.hidden);
+        let weights = 12 * config.layers * hidden * hidden + config.vocabulary * hidden;
+        (6 * weights + 12 * config.layers * seq * hidden) as f64
     }
 }
 
 impl Block {
+    /// `context`: whole rows, packed documents or a cache. //*
     fn forward(&self, x: Tensor<3>, context: AttentionContext<'_>) -> Tensor<3> {
         let normed = self.attention_norm.forward(x.clone());
-        let x = x + self.attention.forward_with_context(normed, None, context);
+        let x = x + self.attention.forward_with_context(normed, None, context); //*
         let up = self.up.forward(self.mlp_norm.forward(x.clone()));
-        x + self.down.forward(Activation::Gelu.forward(up))
+        x + self.down.forward(Activation::Gelu.forward(up)) //*
     }
 }

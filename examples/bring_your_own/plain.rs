@@ -6,15 +6,7 @@ use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, L
 use burn::tensor::activation::{gelu, softmax};
 use burn::tensor::{Bool, Device, Int, Tensor};
 
-/// The sizes of both models.
-#[derive(Clone, Debug)]
-pub struct GptConfig {
-    pub vocabulary: usize,
-    pub context: usize,
-    pub hidden: usize,
-    pub heads: usize,
-    pub layers: usize,
-}
+use crate::config::GptConfig;
 
 #[derive(Module, Debug)]
 pub struct Gpt {
@@ -41,9 +33,9 @@ struct Attention {
     heads: usize,
 }
 
-impl GptConfig {
-    pub fn init(&self, device: &Device) -> Gpt {
-        let hidden = self.hidden;
+impl Gpt {
+    pub fn new(config: &GptConfig, device: &Device) -> Self {
+        let hidden = config.hidden;
         let norm = || LayerNormConfig::new(hidden).init(device);
         let linear = |input, output| LinearConfig::new(input, output).init(device);
         let block = |_| Block {
@@ -51,25 +43,23 @@ impl GptConfig {
             attention: Attention {
                 qkv: linear(hidden, 3 * hidden),
                 output: linear(hidden, hidden),
-                heads: self.heads,
+                heads: config.heads,
             },
             mlp_norm: norm(),
             up: linear(hidden, 4 * hidden),
             down: linear(4 * hidden, hidden),
         };
-        Gpt {
-            tokens: EmbeddingConfig::new(self.vocabulary, hidden).init(device),
-            positions: EmbeddingConfig::new(self.context, hidden).init(device),
-            blocks: (0..self.layers).map(block).collect(),
+        Self {
+            tokens: EmbeddingConfig::new(config.vocabulary, hidden).init(device),
+            positions: EmbeddingConfig::new(config.context, hidden).init(device),
+            blocks: (0..config.layers).map(block).collect(),
             norm: norm(),
-            output: LinearConfig::new(hidden, self.vocabulary)
+            output: LinearConfig::new(hidden, config.vocabulary)
                 .with_bias(false)
                 .init(device),
         }
     }
-}
 
-impl Gpt {
     /// The mean loss over all tokens.
     pub fn loss(&self, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
         let [batch, seq] = tokens.dims();
@@ -88,11 +78,10 @@ impl Gpt {
 
 impl Block {
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let x = x.clone() + self.attention.forward(self.attention_norm.forward(x));
-        let fed = self
-            .down
-            .forward(gelu(self.up.forward(self.mlp_norm.forward(x.clone()))));
-        x + fed
+        let normed = self.attention_norm.forward(x.clone());
+        let x = x + self.attention.forward(normed);
+        let up = self.up.forward(self.mlp_norm.forward(x.clone()));
+        x + self.down.forward(gelu(up))
     }
 }
 

@@ -1,0 +1,58 @@
+//! The sizes of both models, and what makes them a `ModelConfig`. What the plain model does not need is marked
+//! `//*`, as in `parallel.rs`.
+
+use burn_megatron::mesh::{Axis, ParallelConfig, split_evenly}; //*
+use burn_megatron::model::{ModelConfig, StageBuilder}; //*
+use burn_megatron::nn::BuildError; //*
+use serde::{Deserialize, Serialize}; //*
+
+use crate::parallel::ParallelGpt; //*
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)] //*
+#[serde(default, deny_unknown_fields)] //*
+pub struct GptConfig {
+    pub vocabulary: usize,
+    pub context: usize,
+    pub hidden: usize,
+    pub heads: usize,
+    pub layers: usize,
+}
+
+impl Default for GptConfig {
+    fn default() -> Self {
+        Self {
+            vocabulary: 40,
+            context: 16,
+            hidden: 32,
+            heads: 4,
+            layers: 8,
+        }
+    }
+}
+
+/// From this every rank builds its part; `init` returns it. //*
+impl ModelConfig for GptConfig {
+    type Model = ParallelGpt;
+
+    fn layers(&self) -> usize {
+        self.layers
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    fn context(&self) -> usize {
+        self.context
+    }
+
+    fn build(&self, stages: &StageBuilder) -> Result<ParallelGpt, BuildError> {
+        ParallelGpt::new(self, stages)
+    }
+
+    /// By default only layouts without tensor parallelism pass. These layers need a multiple of the heads.
+    fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
+        split_evenly("heads", self.heads, Axis::Tensor, layout.tensor)?;
+        Ok(())
+    }
+}
