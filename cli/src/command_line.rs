@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use burn_megatron::comm::WorldError;
 use burn_megatron::model::ModelConfig;
+use burn_megatron_models::hf::HfFamily;
 use clap::{CommandFactory, FromArgMatches};
 
 use crate::cli::{BenchCommand, Cli, Command};
@@ -73,6 +74,13 @@ impl CommandLine {
         self
     }
 
+    /// Registers a model family of Hugging Face by its `model_type`, as [`with_family`](Self::with_family) does.
+    /// `convert` then reads and writes its folders, and `pretrain --load` and `generate --model` read them.
+    pub fn with_hugging_face_family<F: HfFamily>(mut self, family: F, defaults: F::Model) -> Self {
+        self.families.add_hf(family, defaults);
+        self
+    }
+
     /// Sets the recipe, in TOML, that `pretrain` runs without `--recipe`.
     pub fn with_recipe(mut self, recipe: impl Into<String>) -> Self {
         self.recipe = recipe.into();
@@ -126,7 +134,7 @@ impl CommandLine {
             Command::Launch(args) => launch::run(args),
             Command::LaunchSlot => launch::slot::run(),
             Command::Compare(args) => compare::run(args),
-            Command::Convert(args) => convert::run(args),
+            Command::Convert(args) => convert::run(args, &self.families),
             Command::Verify(args) => verify::run(args, self),
             Command::Schedule(args) => schedule::run(args),
             Command::Conformance(args) => conformance::run(args),

@@ -11,6 +11,17 @@
 #[path = "../../examples/bring_your_own/plain.rs"]
 mod plain;
 
+/// The sizes that `plain.rs` reads.
+mod config {
+    pub struct GptConfig {
+        pub vocabulary: usize,
+        pub context: usize,
+        pub hidden: usize,
+        pub heads: usize,
+        pub layers: usize,
+    }
+}
+
 use std::error::Error;
 use std::ops::Range;
 use std::path::Path;
@@ -198,14 +209,14 @@ impl Variant {
 
 fn plain_step(sampler: &TextSamples) -> Step<'_> {
     let device = Device::flex().autodiff();
-    let config = plain::GptConfig {
+    let config = config::GptConfig {
         vocabulary: VOCABULARY,
         context: CONTEXT,
         hidden: HIDDEN,
         heads: HEADS,
         layers: LAYERS,
     };
-    let mut model = Some(config.init(&device));
+    let mut model = Some(plain::Gpt::new(&config, &device));
     let mut optimizer = BurnAdamWConfig::new().with_weight_decay(0.1).init();
     Box::new(move |step| {
         let Some(before) = model.take() else {

@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use burn_megatron::checkpoint::{Checkpoint, ElementType, TensorSource};
-use burn_megatron_models::hf::{self, ExportOptions, HfFolder};
+use burn_megatron_models::hf::{self, ExportOptions, HfFamily, HfFolder};
 use clap::{Args, ValueEnum};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
 use crate::error::Error;
+use crate::family::Families;
 
 /// Flags of `convert`.
 #[derive(Args)]
@@ -74,13 +75,13 @@ fn bytes(text: &str) -> Result<u64, String> {
 }
 
 /// Converts a Hugging Face folder to a checkpoint, or back.
-pub fn run(args: &ConvertArgs) -> Result<ExitCode, Error> {
+pub fn run(args: &ConvertArgs, families: &Families) -> Result<ExitCode, Error> {
     let [kind, path] = &args.from[..] else {
         return Err("--from takes two values: hf or checkpoint, and a path".into());
     };
     match kind.to_str() {
-        Some("hf") => from_hf(path, args)?,
-        Some("checkpoint") => from_checkpoint(path, args)?,
+        Some("hf") => from_hf(path, args, families)?,
+        Some("checkpoint") => from_checkpoint(path, args, families)?,
         _ => {
             let kind = kind.display();
             return Err(format!("invalid --from {kind}: expected hf or checkpoint").into());
@@ -89,7 +90,7 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn from_hf(path: &Path, args: &ConvertArgs) -> Result<(), Error> {
+fn from_hf(path: &Path, args: &ConvertArgs, families: &Families) -> Result<(), Error> {
     for (flag, is_given) in [
         ("dtype", args.dtype.is_some()),
         ("max-shard-size", args.max_shard_size.is_some()),
@@ -99,7 +100,22 @@ fn from_hf(path: &Path, args: &ConvertArgs) -> Result<(), Error> {
             return Err(format!("--{flag} applies to --from checkpoint only").into());
         }
     }
-    let folder = HfFolder::open(path)?;
+    families.hf(path)?.import(path, args)
+}
+
+fn from_checkpoint(path: &Path, args: &ConvertArgs, families: &Families) -> Result<(), Error> {
+    let checkpoint = Checkpoint::open(path)?;
+    let model = families.model_of(&checkpoint)?;
+    let Some(hf) = model.hf() else {
+        let (name, family) = (checkpoint.name(), model.family());
+        return Err(format!("{name}: the family {family:?} is not one of Hugging Face").into());
+    };
+    hf.export(&checkpoint, args)
+}
+
+/// Converts a Hugging Face folder of a family to a checkpoint.
+pub fn import<F: HfFamily>(path: &Path, args: &ConvertArgs) -> Result<(), Error> {
+    let folder = HfFolder::<F>::open_family(path)?;
     let bar = bar(total(&folder));
     let checkpoint = hf::import(&folder, &args.to, &mut |bytes| bar.inc(bytes))?;
     bar.finish_and_clear();
@@ -114,18 +130,18 @@ fn from_hf(path: &Path, args: &ConvertArgs) -> Result<(), Error> {
     Ok(())
 }
 
-fn from_checkpoint(path: &Path, args: &ConvertArgs) -> Result<(), Error> {
-    let checkpoint = Checkpoint::open(path)?;
-    let (config, files) = hf::export_config(&checkpoint, args.like.as_deref())?;
+/// Converts a checkpoint of a family to a Hugging Face folder.
+pub fn export<F: HfFamily>(checkpoint: &Checkpoint, args: &ConvertArgs) -> Result<(), Error> {
+    let (config, files) = hf::export_config::<F>(checkpoint, args.like.as_deref())?;
     let usual = ExportOptions::default();
     let options = ExportOptions {
         dtype: args.dtype.map(ElementType::from),
         max_shard_size: args.max_shard_size.unwrap_or(usual.max_shard_size),
         files,
     };
-    let bar = bar(total(&checkpoint));
+    let bar = bar(total(checkpoint));
     let progress = &mut |bytes| bar.inc(bytes);
-    let exported = hf::export(&checkpoint, &config, &args.to, &options, progress)?;
+    let exported = hf::export(checkpoint, &config, &args.to, &options, progress)?;
     bar.finish_and_clear();
     let hf::ExportSummary { tensors, files, .. } = exported;
     let plural = if files == 1 { "" } else { "s" };

@@ -1,12 +1,16 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use burn_megatron_models::TransformerConfig;
+use burn_megatron_models::hf::{ConfigKeys, HfConfigError, HfNames, ModelFamily, WeightMapping};
+use serde_json::{Map, Value};
+
 use super::*;
 use crate::flags::parse_text;
 
 /// The flags as they are typed.
 fn convert(flags: &str) -> Result<ExitCode, Error> {
-    run(&parse_text(flags)?)
+    run(&parse_text(flags)?, &Families::transformers())
 }
 
 fn fixture(name: &str) -> PathBuf {
@@ -63,4 +67,90 @@ fn sizes_have_units() {
     for text in ["", "GB", "0", "-1MB", "1.5GB", "1TB", "99999999999999GB"] {
         bytes(text).unwrap_err();
     }
+}
+
+/// A family of a user, with the files of Llama under another name.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Mine;
+
+impl HfFamily for Mine {
+    type Model = TransformerConfig;
+
+    const ALL: &'static [Self] = &[Mine];
+
+    fn names(self) -> HfNames {
+        HfNames {
+            model_type: "mine",
+            architecture: "MineForCausalLM",
+            ..ModelFamily::Llama.names()
+        }
+    }
+
+    fn of_model(_: &TransformerConfig) -> Self {
+        Mine
+    }
+
+    fn read(self, keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigError> {
+        ModelFamily::Llama.read(keys)
+    }
+
+    fn write(self, model: &TransformerConfig) -> Map<String, Value> {
+        ModelFamily::Llama.write(model)
+    }
+
+    fn tensors(self, model: &TransformerConfig) -> Vec<WeightMapping> {
+        ModelFamily::Llama.tensors(model)
+    }
+}
+
+#[test]
+fn a_family_of_a_user_is_converted_too() {
+    let folder = std::env::temp_dir().join(format!("convert-mine-{}", std::process::id()));
+    let [source, checkpoint, back] = ["source", "checkpoint", "back"].map(|name| folder.join(name));
+    fs::create_dir_all(&source).unwrap();
+    let weights = "model.safetensors";
+    fs::copy(fixture("llama2").join(weights), source.join(weights)).unwrap();
+    let config = fs::read_to_string(fixture("llama2").join("config.json")).unwrap();
+    let config = config
+        .replace("\"llama\"", "\"mine\"")
+        .replace("Llama", "Mine");
+    fs::write(source.join("config.json"), config).unwrap();
+
+    let mut families = Families::transformers();
+    families.add_hf(Mine, TransformerConfig::llama());
+    let convert = |kind: &str, from: &Path, to: &Path, families: &Families| {
+        let (from, to) = (from.display(), to.display());
+        run(
+            &parse_text(&format!("--from {kind} {from} --to {to}"))?,
+            families,
+        )
+    };
+    convert("hf", &source, &checkpoint, &families).unwrap();
+    convert("checkpoint", &checkpoint, &back, &families).unwrap();
+    let opened = [&source, &checkpoint, &back].map(|path| families.open(path).unwrap().0);
+    assert_eq!(opened[0].family(), "mine");
+    assert!(opened.iter().all(|model| *model == opened[0]));
+    let [weights, written] = [&source, &back].map(|path| fs::read(path.join(weights)).unwrap());
+    assert!(weights == written);
+
+    let refusal = |kind: &str, from: &Path, families: &Families| {
+        let error = convert(kind, from, &folder.join("x"), families).unwrap_err();
+        error.to_string()
+    };
+    let error = refusal("hf", &source, &Families::transformers());
+    let wanted = "unknown model_type = \"mine\": expected gpt2, llama, mistral, qwen2 or qwen3";
+    assert!(error.ends_with(wanted), "{error}");
+    let mut families = Families::none();
+    families.add("mine", TransformerConfig::llama());
+    let error = refusal("hf", &source, &families);
+    assert!(
+        error.ends_with("this command has no family of Hugging Face"),
+        "{error}"
+    );
+    let error = refusal("checkpoint", &checkpoint, &families);
+    assert!(
+        error.ends_with("the family \"mine\" is not one of Hugging Face"),
+        "{error}"
+    );
+    fs::remove_dir_all(folder).unwrap();
 }

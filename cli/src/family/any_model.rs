@@ -2,10 +2,9 @@
 
 use std::any::Any;
 use std::fmt::Debug;
-use std::path::Path;
+use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
-use burn_megatron::checkpoint::TensorSource;
 use burn_megatron::choice::{KernelChoiceError, KernelChoices, KernelSelection};
 use burn_megatron::comm::Rank;
 use burn_megatron::data_parallel::{DataParallelConfig, ShardingEstimate};
@@ -16,15 +15,12 @@ use burn_megatron::verify::{ModelSubject, VerifyError, VerifyOptions, VerifyRepo
 use serde::Serialize;
 use toml::Table;
 
-use super::Model;
+use super::{HfExchange, Model};
 use crate::error::Error;
 use crate::generate::{GenerationResult, GenerationRun, ShowText};
 use crate::interrupt::Interrupt;
 use crate::rank_run::{RankResult, RankRun};
 use crate::verify::VerifyCase;
-
-/// Opens a Hugging Face folder: the configuration and the weights.
-pub type OpenHf<C> = fn(&Path) -> Result<(C, Box<dyn TensorSource>), Error>;
 
 /// The shapes of a rank's part of a model, without its values.
 pub struct Outline {
@@ -60,8 +56,8 @@ pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
     /// Whether both have the same family and settings.
     fn equals(&self, other: &dyn AnyModel) -> bool;
 
-    /// Opens a Hugging Face folder of this family; `None` if the family has no such exchange.
-    fn open_hf(&self, path: &Path) -> Option<Result<(Model, Box<dyn TensorSource>), Error>>;
+    /// The exchange with Hugging Face, if the family has one.
+    fn hf(&self) -> Option<&dyn HfExchange>;
 
     /// A rank's part of the model in outline, for sequences of `seq` tokens.
     fn outline(
@@ -106,13 +102,7 @@ pub struct FamilyModel<C> {
     #[serde(flatten)]
     pub config: C,
     #[serde(skip)]
-    pub open_hf: Option<OpenHf<C>>,
-}
-
-impl<C: ModelConfig> FamilyModel<C> {
-    fn with_config(&self, config: C) -> Model {
-        Model::new(self.family, config, self.open_hf)
-    }
+    pub hf: Option<Arc<dyn HfExchange>>,
 }
 
 impl<C: ModelConfig> AnyModel for FamilyModel<C> {
@@ -163,7 +153,8 @@ impl<C: ModelConfig> AnyModel for FamilyModel<C> {
             Err(error) => return Err(serde::de::Error::custom(error)),
         };
         all.extend(settings);
-        Ok(self.with_config(all.try_into()?))
+        let config: C = all.try_into()?;
+        Ok(Model::new(self.family, config, self.hf.clone()))
     }
 
     fn differences(&self, other: &dyn AnyModel) -> Option<Vec<ConfigDifference>> {
@@ -176,9 +167,8 @@ impl<C: ModelConfig> AnyModel for FamilyModel<C> {
         other.is_some_and(|other| other.family == self.family && other.config == self.config)
     }
 
-    fn open_hf(&self, path: &Path) -> Option<Result<(Model, Box<dyn TensorSource>), Error>> {
-        let opened = self.open_hf?(path);
-        Some(opened.map(|(config, source)| (self.with_config(config), source)))
+    fn hf(&self) -> Option<&dyn HfExchange> {
+        self.hf.as_deref()
     }
 
     fn outline(

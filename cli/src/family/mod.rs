@@ -1,6 +1,7 @@
 //! The model families of a command line: names, and the models that recipes and checkpoints configure in them.
 
 mod any_model;
+mod hugging_face;
 mod saved;
 #[cfg(test)]
 mod tests;
@@ -11,15 +12,16 @@ use std::sync::Arc;
 
 use burn_megatron::model::ModelConfig;
 use burn_megatron_models::TransformerConfig;
-use burn_megatron_models::hf::{self, HfFolder};
+use burn_megatron_models::hf::{HfFamily, ModelFamily};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 use toml::Table;
 
 use crate::error::Error;
 
+use any_model::FamilyModel;
 pub use any_model::{AnyModel, Outline};
-use any_model::{FamilyModel, OpenHf};
+pub use hugging_face::HfExchange;
 
 /// The key of a model's family among its settings.
 const FAMILY: &str = "family";
@@ -41,14 +43,26 @@ impl Families {
 
     /// The families of burn-megatron-models: GPT-2, Llama, Mistral, Qwen 2 and Qwen 3.
     pub fn transformers() -> Self {
-        let families = hf::ModelFamily::ALL.into_iter();
-        Self(families.map(transformer).collect())
+        let mut families = Self::none();
+        for family in ModelFamily::ALL {
+            families.add_hf(*family, family.defaults());
+        }
+        families
     }
 
     /// Adds a family; it replaces one of the same name.
     pub fn add<C: ModelConfig>(&mut self, name: &'static str, defaults: C) {
-        self.0.retain(|family| family.family() != name);
-        self.0.push(Model::new(name, defaults, None));
+        self.put(Model::new(name, defaults, None));
+    }
+
+    /// Adds a family of Hugging Face by its `model_type`; it replaces one of the same name.
+    pub fn add_hf<F: HfFamily>(&mut self, family: F, defaults: F::Model) {
+        self.put(Model::of_hf(family, defaults));
+    }
+
+    fn put(&mut self, model: Model) {
+        self.0.retain(|other| other.family() != model.family());
+        self.0.push(model);
     }
 
     /// Each family, as a model with its default settings.
@@ -116,34 +130,30 @@ fn toml_of(value: &Value) -> Option<toml::Value> {
     })
 }
 
-/// A family of burn-megatron-models.
-fn transformer(family: hf::ModelFamily) -> Model {
-    let open: OpenHf<TransformerConfig> = |path| {
-        let folder = HfFolder::open(path)?;
-        Ok((folder.config().model.clone(), Box::new(folder)))
-    };
-    Model::new(family.name(), family.defaults(), Some(open))
-}
-
 impl Model {
-    fn new<C: ModelConfig>(family: &'static str, config: C, open_hf: Option<OpenHf<C>>) -> Self {
-        Self(Arc::new(FamilyModel {
-            family,
-            config,
-            open_hf,
-        }))
+    fn new<C: ModelConfig>(
+        family: &'static str,
+        config: C,
+        hf: Option<Arc<dyn HfExchange>>,
+    ) -> Self {
+        Self(Arc::new(FamilyModel { family, config, hf }))
+    }
+
+    /// A model of a family of Hugging Face.
+    fn of_hf<F: HfFamily>(family: F, config: F::Model) -> Self {
+        Self::new(family.name(), config, Some(Arc::new(family)))
     }
 
     /// A transformer.
     pub fn transformer(config: TransformerConfig) -> Self {
-        Self::new(hf::ModelFamily::Gpt2.name(), config, None)
+        Self::of_hf(ModelFamily::Gpt2, config)
     }
 }
 
 /// The default of the first family of burn-megatron-models.
 impl Default for Model {
     fn default() -> Self {
-        transformer(hf::ModelFamily::Gpt2)
+        Self::of_hf(ModelFamily::Gpt2, ModelFamily::Gpt2.defaults())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
-use burn_megatron_models::hf::{is_hf_folder, model_type};
+use burn_megatron_models::hf::is_hf_folder;
 
 use super::{Families, Model};
 use crate::error::Error;
@@ -16,7 +16,7 @@ impl Families {
     /// What cannot be read, and a model of no registered family.
     pub fn open(&self, path: &Path) -> Result<(Model, Box<dyn TensorSource>), Error> {
         if is_hf_folder(path) {
-            return self.open_hf(path);
+            return self.hf(path)?.open(path);
         }
         let checkpoint = Checkpoint::open(path)?;
         let model = self.model_of(&checkpoint)?;
@@ -41,23 +41,5 @@ impl Families {
             Ok(()) => Ok(model),
             Err(error) => Err(invalid(&error)),
         }
-    }
-
-    /// Opens a Hugging Face folder, in the family of its `model_type`.
-    pub fn open_hf(&self, path: &Path) -> Result<(Model, Box<dyn TensorSource>), Error> {
-        let name = model_type(path)?;
-        let named = self.0.iter().filter(|family| family.family() == name);
-        // A family reports a `model_type` that it does not know.
-        let mut families = named.chain(&self.0);
-        families
-            .find_map(|family| family.open_hf(path))
-            .unwrap_or_else(|| {
-                Err(format!(
-                    "{}: model_type = {name:?} is of no family of this command: expected {}",
-                    path.display(),
-                    self.names()
-                )
-                .into())
-            })
     }
 }

@@ -1,3 +1,5 @@
+use burn_megatron_models::hf::HfConfig;
+
 use super::*;
 
 fn table(text: &str) -> Table {
@@ -31,9 +33,9 @@ fn a_family_gives_the_settings_that_a_recipe_leaves_out() {
 /// Each family's defaults are what Hugging Face computes under its name.
 #[test]
 fn the_defaults_are_of_their_families() {
-    for family in hf::ModelFamily::ALL {
-        let config = hf::HfConfig::of(&family.defaults()).unwrap();
-        assert_eq!(config.family, family);
+    for family in ModelFamily::ALL {
+        let config = HfConfig::<ModelFamily>::of(&family.defaults()).unwrap();
+        assert_eq!(config.family, *family);
     }
 }
 

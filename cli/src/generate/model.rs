@@ -31,7 +31,7 @@ impl SavedModel {
     pub fn open(path: &Path, tokenizer: Option<&str>, families: &Families) -> Result<Self, Error> {
         let given = tokenizer.map(Tokenizer::named).transpose()?;
         if is_hf_folder(path) {
-            let (model, source) = families.open_hf(path)?;
+            let (model, source) = families.hf(path)?.open(path)?;
             let tokenizer = match given {
                 Some(tokenizer) => tokenizer,
                 None => Tokenizer::open(path)?,

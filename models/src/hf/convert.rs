@@ -8,14 +8,14 @@ use burn_megatron::checkpoint::{
     Checkpoint, CheckpointError, CheckpointFolder, CheckpointMetadata, Retention, TensorShard,
     TensorSource,
 };
+use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::{ConfigDifference, ModelConfig};
 use serde_json::{Map, Value, json};
 
 use super::folder::CONFIG;
-use super::names::{CHUNK, mapped};
+use super::mapping::CHUNK;
 use super::shard::read_text;
-use super::{HfConfig, HfError, HfFolder, companion_files};
-use crate::TransformerConfig;
+use super::{HfConfig, HfError, HfFamily, HfFolder, companion_files};
 
 /// The key of a model's family among its settings.
 const FAMILY: &str = "family";
@@ -38,15 +38,15 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// # Errors
 ///
 /// [`HfError`] if `to` already exists, and for failed reads and writes.
-pub fn import(
-    folder: &HfFolder,
+pub fn import<F: HfFamily>(
+    folder: &HfFolder<F>,
     to: &Path,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Checkpoint, HfError> {
     check_free(to)?;
     let config = folder.config();
     let mut shards = vec![];
-    for part in mapped(config.family, &config.model) {
+    for part in config.family.tensors(&config.model) {
         if let Some(tensor) = folder.tensor(&part.key) {
             let slices = part.slices(tensor.dtype.size(), CHUNK).into_iter();
             shards.extend(slices.map(|slice| TensorShard {
@@ -100,17 +100,17 @@ fn check_free(to: &Path) -> Result<(), CheckpointError> {
 }
 
 /// The model configuration of a checkpoint.
-fn model_of(checkpoint: &Checkpoint) -> Result<TransformerConfig, CheckpointError> {
+fn model_of<C: ModelConfig>(checkpoint: &Checkpoint) -> Result<C, CheckpointError> {
     let corrupt = |what: String| CheckpointError::corrupt(checkpoint.path(), what);
     let Some(Value::Object(settings)) = checkpoint.metadata().config.get("model") else {
         return Err(corrupt("its recipe has no model".into()));
     };
     let mut settings = settings.clone();
     settings.remove(FAMILY);
-    let model: TransformerConfig = serde_json::from_value(settings.into())
+    let model: C = serde_json::from_value(settings.into())
         .map_err(|error| corrupt(format!("invalid model in its recipe: {error}")))?;
-    match model.check(1, false) {
-        Ok(_) => Ok(model),
+    match model.check_layout(&ParallelConfig::new()) {
+        Ok(()) => Ok(model),
         Err(error) => Err(corrupt(error.to_string())),
     }
 }
@@ -122,11 +122,11 @@ fn model_of(checkpoint: &Checkpoint) -> Result<TransformerConfig, CheckpointErro
 /// # Errors
 ///
 /// [`HfError`] if the model differs from that of `like`, or is of no supported family.
-pub fn export_config(
+pub fn export_config<F: HfFamily>(
     checkpoint: &Checkpoint,
     like: Option<&Path>,
-) -> Result<(HfConfig, Files), HfError> {
-    let model = model_of(checkpoint)?;
+) -> Result<(HfConfig<F>, Files), HfError> {
+    let model: F::Model = model_of(checkpoint)?;
     let path = checkpoint.path().join(CONFIG);
     let (config, files, path) = match like {
         Some(like) => {
@@ -164,7 +164,7 @@ pub fn export_config(
     Ok((HfConfig { model, ..config }, files))
 }
 
-fn read_config(path: &Path) -> Result<HfConfig, HfError> {
+fn read_config<F: HfFamily>(path: &Path) -> Result<HfConfig<F>, HfError> {
     HfConfig::parse(&read_text(path)?).map_err(|source| HfError::Config {
         path: path.to_path_buf(),
         source,

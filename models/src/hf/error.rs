@@ -11,10 +11,12 @@ pub enum HfConfigError {
     #[error("not a JSON object: {0}")]
     Json(serde_json::Error),
     /// An unknown `model_type`.
-    #[error("unknown model_type = {found}: expected gpt2, llama, mistral, qwen2 or qwen3")]
+    #[error("unknown model_type = {found}: expected {expected}")]
     Family {
         /// The value in the file.
         found: String,
+        /// The supported ones.
+        expected: String,
     },
     /// A required key is missing.
     #[error("{family} requires {key}, which is missing")]

@@ -12,11 +12,11 @@ use burn_megatron::checkpoint::{
 use serde_json::{Map, Value, json};
 
 use super::folder::CONFIG;
-use super::names::{CHUNK, WeightMapping, mapped};
+use super::mapping::{CHUNK, WeightMapping};
 use super::shard::{INDEX, SINGLE, read_text};
 use super::staged_folder::StagedFolder;
 use super::transpose::transpose;
-use super::{HfConfig, HfError};
+use super::{HfConfig, HfError, HfFamily};
 
 /// The data of a file begins at a multiple of this many bytes.
 const ALIGNMENT: usize = 8;
@@ -93,9 +93,9 @@ pub fn companion_files(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, Checkpoi
 ///
 /// [`HfError`] if `to` already exists, for a model that the family does not compute, tensors that are
 /// missing, unexpected or of another shape, and for failed reads and writes.
-pub fn export(
+pub fn export<F: HfFamily>(
     source: &dyn TensorSource,
-    config: &HfConfig,
+    config: &HfConfig<F>,
     to: &Path,
     options: &ExportOptions,
     progress: &mut dyn FnMut(u64),
@@ -109,7 +109,7 @@ pub fn export(
         source,
     };
     config.check().map_err(refused)?;
-    let parts = mapped(config.family, &config.model);
+    let parts = config.family.tensors(&config.model);
     check(source, &parts)?;
     let tensors = plan(source, parts, options);
     let mut config = config.clone();

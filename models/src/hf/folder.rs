@@ -6,11 +6,14 @@ use std::path::{Path, PathBuf};
 use burn_megatron::checkpoint::{
     CheckpointError, HeaderEntry, TensorMeta, TensorSlice, TensorSource,
 };
+use burn_megatron::model::ModelConfig;
+use serde_json::{Map, Value};
 
-use super::names::{self, WeightMapping};
+use super::config::unknown_type;
+use super::mapping::WeightMapping;
 use super::shard::{ShardFile, StoredTensors, element_type, open_shards, read_text};
 use super::transpose::transpose;
-use super::{HfConfig, HfError};
+use super::{HfConfig, HfConfigError, HfError, HfFamily, HfNames, ModelFamily};
 
 /// The name of the configuration file.
 pub(super) const CONFIG: &str = "config.json";
@@ -20,43 +23,53 @@ const COMPARED: usize = 1 << 20;
 
 /// A folder with a `config.json` and weights in safetensors, in one file or several with an index.
 ///
-/// As a [`TensorSource`] it has the tensors of the [`Transformer`](crate::Transformer) of its
-/// [`config`](HfConfig::model), in the types of the files. Opening reads only headers; later only the
-/// requested ranges are read.
+/// As a [`TensorSource`] it has the parameters of the model of its [`config`](HfConfig::model), in the types of the
+/// files. Opening reads only headers; later only the requested ranges are read.
 #[derive(Debug)]
-pub struct HfFolder {
+pub struct HfFolder<F: HfFamily = ModelFamily> {
     path: PathBuf,
-    config: HfConfig,
+    config: HfConfig<F>,
     shards: Vec<ShardFile>,
     tensors: BTreeMap<String, MappedTensor>,
 }
 
-/// A tensor of our model.
+/// A parameter of the model.
 #[derive(Debug)]
 struct MappedTensor {
     meta: TensorMeta,
     parts: Vec<TensorPart>,
 }
 
-/// A tensor of a file that is a part of a tensor of our model.
+/// A tensor of a file that is a part of a parameter of the model.
 #[derive(Debug)]
 struct TensorPart {
     shard: usize,
     begin: u64,
     shape: Vec<usize>,
     transposed: bool,
-    /// Its slice of our tensor.
+    /// Its slice of the parameter.
     own: TensorSlice,
 }
 
 impl HfFolder {
-    /// Opens a folder.
+    /// Opens a folder of a [`ModelFamily`].
+    ///
+    /// # Errors
+    ///
+    /// See [`open_family`](Self::open_family).
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, HfError> {
+        Self::open_family(path)
+    }
+}
+
+impl<F: HfFamily> HfFolder<F> {
+    /// Opens a folder of any family.
     ///
     /// # Errors
     ///
     /// [`HfError`] for an unsupported `config.json`, a missing file or one that contradicts its header or the
     /// index, tensors that are missing, unexpected or of another shape, and unsupported types.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self, HfError> {
+    pub fn open_family(path: impl AsRef<Path>) -> Result<Self, HfError> {
         let path = path.as_ref();
         let config_path = path.join(CONFIG);
         let bytes = read_text(&config_path)?;
@@ -71,14 +84,15 @@ impl HfFolder {
             shards,
             tensors: BTreeMap::new(),
         };
-        found.retain(|name, _| !names::is_no_weight(name));
+        let buffers = folder.config.family.names().buffers;
+        found.retain(|name, _| !buffers.iter().any(|buffer| name.ends_with(buffer)));
         folder.put_prefix(&mut found);
         folder.assign(found)?;
         Ok(folder)
     }
 
     /// The content of its `config.json`.
-    pub fn config(&self) -> &HfConfig {
+    pub fn config(&self) -> &HfConfig<F> {
         &self.config
     }
 
@@ -89,12 +103,12 @@ impl HfFolder {
 
     /// Adds the prefix that files of the decoder alone leave out.
     fn put_prefix(&self, found: &mut StoredTensors) {
-        let prefix = names::prefix(self.config.family);
+        let HfNames { prefix, output, .. } = self.config.family.names();
         if found.keys().any(|name| name.starts_with(prefix)) {
             return;
         }
         let named = std::mem::take(found).into_iter().map(|(name, at)| {
-            let name = if name == names::OUTPUT {
+            let name = if name == output {
                 name
             } else {
                 format!("{prefix}{name}")
@@ -104,20 +118,22 @@ impl HfFolder {
         *found = named.collect();
     }
 
-    /// Assigns the tensors of the files to tensors of our model.
+    /// Assigns the tensors of the files to the parameters of the model.
     fn assign(&mut self, mut found: StoredTensors) -> Result<(), CheckpointError> {
-        let model = &self.config.model;
+        let (family, model) = (self.config.family, &self.config.model);
         // Bounds the number of layers before anything of that size is allocated.
-        if model.layers > found.len() {
+        if model.layers() > found.len() {
             let what = format!(
                 "config.json gives {} layers, but the files have only {} tensors",
-                model.layers,
+                model.layers(),
                 found.len()
             );
             return Err(CheckpointError::corrupt(self.path.join(CONFIG), what));
         }
-        self.check_tied_output(&mut found)?;
-        let mapped = names::mapped(self.config.family, model);
+        let mapped = family.tensors(model);
+        if mapped.iter().all(|part| part.name != family.names().output) {
+            self.check_tied_output(&mut found)?;
+        }
         let missing: Vec<_> = mapped
             .iter()
             .filter(|part| !found.contains_key(&part.name))
@@ -202,21 +218,18 @@ impl HfFolder {
     /// If the output is tied to the embedding, files may have both; they must then be equal, as versions of
     /// `transformers` differ in which one they use.
     fn check_tied_output(&self, found: &mut StoredTensors) -> Result<(), CheckpointError> {
-        if !self.config.model.tied {
-            return Ok(());
-        }
-        let Some((shard, output)) = found.remove(names::OUTPUT) else {
+        let names = self.config.family.names();
+        let Some((shard, output)) = found.remove(names.output) else {
             return Ok(());
         };
-        let Some((other, embedding)) = found.get(names::embedding(self.config.family)) else {
+        let Some((other, embedding)) = found.get(names.embedding) else {
             return Ok(());
         };
         let differs = || {
             let what = format!(
                 "{} differs from {}, although tie_word_embeddings is true; set \
                  tie_word_embeddings = false to read both",
-                names::OUTPUT,
-                embedding.name
+                output.name, embedding.name
             );
             CheckpointError::corrupt(self.shards[shard].path(), what)
         };
@@ -237,7 +250,7 @@ impl HfFolder {
         Ok(())
     }
 
-    /// The elements of a slice of a part, given and returned in the layout of our tensor.
+    /// The elements of a slice of a part, given and returned in the layout of the parameter.
     fn read_part(
         &self,
         part: &TensorPart,
@@ -267,7 +280,7 @@ impl HfFolder {
     }
 }
 
-impl TensorSource for HfFolder {
+impl<F: HfFamily> TensorSource for HfFolder<F> {
     fn name(&self) -> String {
         self.path.display().to_string()
     }
@@ -314,20 +327,22 @@ impl TensorSource for HfFolder {
     }
 }
 
-/// The `model_type` of a Hugging Face folder; empty if its `config.json` has none.
+/// The `model_type` of a Hugging Face folder, one of `known`.
 ///
 /// # Errors
 ///
-/// [`HfError`] for a `config.json` that cannot be read or is not a JSON object.
-pub fn model_type(folder: &Path) -> Result<String, HfError> {
+/// [`HfError`] for a `config.json` that cannot be read or is not a JSON object, and for another `model_type`.
+pub fn model_type<'a>(folder: &Path, known: &[&'a str]) -> Result<&'a str, HfError> {
     let path = folder.join(CONFIG);
-    let config: serde_json::Map<String, serde_json::Value> =
-        serde_json::from_slice(&read_text(&path)?).map_err(|error| HfError::Config {
-            path,
-            source: super::HfConfigError::Json(error),
-        })?;
-    let name = config.get("model_type").and_then(|name| name.as_str());
-    Ok(name.unwrap_or_default().into())
+    let config: Result<Map<String, Value>, _> = serde_json::from_slice(&read_text(&path)?);
+    let found = config.map_err(HfConfigError::Json).and_then(|config| {
+        let found = config.get("model_type");
+        let known_one = known
+            .iter()
+            .find(|known| found == Some(&Value::from(**known)));
+        known_one.copied().ok_or_else(|| unknown_type(found, known))
+    });
+    found.map_err(|source| HfError::Config { path, source })
 }
 
 /// Whether a folder is a Hugging Face folder: it has a `config.json`.

@@ -2,7 +2,8 @@
 //!
 //! [`HfFolder`] is a [source of tensors](burn_megatron::checkpoint::TensorSource), so that any layout
 //! loads it without conversion, and [`export`] writes any source as a folder that `transformers` loads.
-//! The [`ModelFamily`] is one of GPT-2, Llama, Mistral, Qwen 2 and Qwen 3.
+//! An [`HfFamily`] maps `config.json` and the names of tensors to a model: [`ModelFamily`] has GPT-2, Llama, Mistral,
+//! Qwen 2 and Qwen 3, and another implementation adds the families of another model.
 //!
 //! ```no_run
 //! use burn_megatron_models::hf::HfFolder;
@@ -16,17 +17,22 @@ mod config;
 mod convert;
 mod error;
 mod export;
+mod family;
 mod folder;
-mod names;
+mod mapping;
 mod shard;
 mod staged_folder;
 #[cfg(test)]
 mod tests;
+mod transformer;
 mod transpose;
 
-pub use config::{HfConfig, ModelFamily, SpecialTokenIds};
+pub use config::{ConfigKeys, HfConfig, SpecialTokenIds};
 pub use convert::{export_config, import, stored_hf_files};
 pub use error::{HfConfigError, HfError};
 pub use export::{ExportOptions, ExportSummary, companion_files, export};
+pub use family::{HfFamily, HfNames};
 pub use folder::{HfFolder, is_hf_folder, model_type};
+pub use mapping::WeightMapping;
 pub use shard::ShardIndex;
+pub use transformer::ModelFamily;

@@ -12,7 +12,7 @@ use burn_megatron::pipeline::schedule::{
 use burn_megatron::tokenizer::{TokenFileInfo, Tokenizer};
 use burn_megatron::verify::Layout;
 use burn_megatron_cli::check_recipe;
-use burn_megatron_models::hf::{HfConfig, ShardIndex};
+use burn_megatron_models::hf::{HfConfig, ModelFamily, ShardIndex};
 use serde_json::json;
 
 use super::Target;
@@ -55,7 +55,9 @@ pub const TARGETS: &[Target] = &[
                 hf!("qwen3/config.json"),
             ]
         },
-        run: |input| HfConfig::parse(input).is_ok_and(|config| config.to_json().is_ok()),
+        run: |input| {
+            HfConfig::<ModelFamily>::parse(input).is_ok_and(|config| config.to_json().is_ok())
+        },
     },
     Target {
         name: "hf_index",

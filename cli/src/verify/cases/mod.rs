@@ -11,7 +11,7 @@ use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::pipeline::stages_of;
 use burn_megatron::train::TrainConfig;
 use burn_megatron::verify::{Layout, VerifyOptions};
-use burn_megatron_models::hf::ModelFamily;
+use burn_megatron_models::hf::{HfFamily, ModelFamily};
 
 use super::args::{VerifyArgs, VerifyType};
 use super::models::VerifyModel;

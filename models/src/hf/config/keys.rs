@@ -2,8 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::ModelFamily;
-use crate::hf::HfConfigError;
+use crate::hf::{HfConfigError, HfFamily};
 
 /// Keys that do not change what a model computes for given tokens and weights: names, generation, outputs,
 /// other heads, memory.
@@ -71,16 +70,18 @@ const IGNORED_KEYS: &[&str] = &[
 /// The largest size that is accepted; products of a few of them do not overflow.
 const MAX_SIZE: u64 = 1 << 24;
 
-/// The keys that were not taken yet.
-pub(super) struct ConfigKeys {
+/// The keys of a `config.json`, or of an object in it, that were not taken yet.
+#[derive(Debug)]
+pub struct ConfigKeys {
     map: Map<String, Value>,
     /// The prefix of a key in errors, such as `rope_scaling`.
     within: &'static str,
-    family: ModelFamily,
+    /// The `model_type`.
+    family: &'static str,
 }
 
 /// A value for an error, shortened if it is long.
-pub(super) fn shown(value: &Value) -> String {
+fn shown(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(80) {
         Some((end, _)) => format!("{}...", &text[..end]),
@@ -88,22 +89,34 @@ pub(super) fn shown(value: &Value) -> String {
     }
 }
 
+/// The error for a `model_type` that is none of `known`, or for a missing one.
+pub(in crate::hf) fn unknown_type(found: Option<&Value>, known: &[&str]) -> HfConfigError {
+    HfConfigError::Family {
+        found: shown(found.unwrap_or(&Value::Null)),
+        expected: match known.split_last() {
+            Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+            _ => known.concat(),
+        },
+    }
+}
+
 impl ConfigKeys {
     /// The keys of a file, and its family.
-    pub fn new(map: Map<String, Value>) -> Result<(Self, ModelFamily), HfConfigError> {
+    pub(super) fn new<F: HfFamily>(map: Map<String, Value>) -> Result<(Self, F), HfConfigError> {
         let mut keys = Self {
             map,
             within: "",
-            family: ModelFamily::Llama,
+            family: "",
         };
         let found = keys.take("model_type");
         let name = found.as_ref().and_then(Value::as_str);
-        let Some(family) = name.and_then(ModelFamily::of_name) else {
-            let found = shown(&found.unwrap_or_default());
-            return Err(HfConfigError::Family { found });
+        let Some(family) = name.and_then(F::of_name) else {
+            let known: Vec<_> = F::ALL.iter().map(|family| family.name()).collect();
+            return Err(unknown_type(found.as_ref(), &known));
         };
-        keys.family = family;
-        let own = Value::from(vec![family.architecture()]);
+        let names = family.names();
+        keys.family = names.model_type;
+        let own = Value::from(vec![names.architecture]);
         match keys.take("architectures") {
             Some(other) if other != own => {
                 Err(keys.refused("architectures", &other, own.to_string()))
@@ -112,7 +125,11 @@ impl ConfigKeys {
         }
     }
 
-    /// The keys of a nested object; `None` if it is missing.
+    /// Takes a nested object; `None` if it is missing. Its keys are to be [finished](Self::finish) as well.
+    ///
+    /// # Errors
+    ///
+    /// [`HfConfigError::Value`] for another type.
     pub fn object(&mut self, key: &'static str) -> Result<Option<Self>, HfConfigError> {
         match self.take(key) {
             None => Ok(None),
@@ -136,6 +153,10 @@ impl ConfigKeys {
     }
 
     /// Takes a size above 0.
+    ///
+    /// # Errors
+    ///
+    /// [`HfConfigError::Value`] for any other value.
     pub fn size(&mut self, key: &str) -> Result<Option<usize>, HfConfigError> {
         let Some(value) = self.take(key) else {
             return Ok(None);
@@ -147,6 +168,10 @@ impl ConfigKeys {
     }
 
     /// Takes a number of at least 0.
+    ///
+    /// # Errors
+    ///
+    /// [`HfConfigError::Value`] for any other value.
     pub fn number(&mut self, key: &str) -> Result<Option<f64>, HfConfigError> {
         let Some(value) = self.take(key) else {
             return Ok(None);
@@ -158,6 +183,10 @@ impl ConfigKeys {
     }
 
     /// Takes a bool.
+    ///
+    /// # Errors
+    ///
+    /// [`HfConfigError::Value`] for another type.
     pub fn flag(&mut self, key: &str) -> Result<Option<bool>, HfConfigError> {
         let Some(value) = self.take(key) else {
             return Ok(None);
@@ -169,6 +198,10 @@ impl ConfigKeys {
     }
 
     /// Takes a string.
+    ///
+    /// # Errors
+    ///
+    /// [`HfConfigError::Value`] for another type.
     pub fn text(&mut self, key: &str) -> Result<Option<String>, HfConfigError> {
         match self.take(key) {
             None => Ok(None),
@@ -178,6 +211,10 @@ impl ConfigKeys {
     }
 
     /// Takes the value of a required key.
+    ///
+    /// # Errors
+    ///
+    /// [`HfConfigError::Missing`], and the errors of `take`.
     pub fn needed<T>(
         &mut self,
         key: &str,
@@ -187,6 +224,10 @@ impl ConfigKeys {
     }
 
     /// Takes a key whose only supported values are this one and `null`.
+    ///
+    /// # Errors
+    ///
+    /// [`HfConfigError::Value`] for any other value.
     pub fn only(&mut self, key: &str, fits: impl Into<Value>) -> Result<(), HfConfigError> {
         let fits = fits.into();
         let same = |value: &Value| match (value.as_f64(), fits.as_f64()) {
@@ -202,7 +243,7 @@ impl ConfigKeys {
     /// An error for a missing key.
     pub fn missing(&self, key: &str) -> HfConfigError {
         HfConfigError::Missing {
-            family: self.family.name(),
+            family: self.family,
             key: self.path(key),
         }
     }
@@ -224,6 +265,10 @@ impl ConfigKeys {
     }
 
     /// Checks that no relevant key is left.
+    ///
+    /// # Errors
+    ///
+    /// [`HfConfigError::Unknown`] for the first that is.
     pub fn finish(mut self) -> Result<(), HfConfigError> {
         if self.within.is_empty() {
             for (key, off) in [
@@ -246,7 +291,7 @@ impl ConfigKeys {
         match self.map.iter().find(|(key, _)| matters(key)) {
             None => Ok(()),
             Some((key, value)) => Err(HfConfigError::Unknown {
-                family: self.family.name(),
+                family: self.family,
                 key: self.path(key),
                 value: shown(value),
             }),

@@ -1,5 +1,6 @@
 //! Folders that are read, written, modified and damaged.
 
+mod own_family;
 mod reading;
 mod refused;
 mod writing;

@@ -81,7 +81,7 @@ fn family_and_files_can_come_from_another_folder() {
     let checkpoint = import(&llama, &temporary.path("llama"), &mut |_| {}).unwrap();
     let (config, _) = export_config(&checkpoint, Some(llama.path())).unwrap();
     assert_eq!(&config, llama.config());
-    let error = export_config(&checkpoint, Some(qwen.path()))
+    let error = export_config::<ModelFamily>(&checkpoint, Some(qwen.path()))
         .unwrap_err()
         .to_string();
     assert!(

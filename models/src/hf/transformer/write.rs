@@ -1,12 +1,11 @@
 //! Converts a model to the keys of a `config.json`.
 
-use burn_megatron::checkpoint::ElementType;
 use burn_megatron::nn::{Activation, NormKind};
 use serde_json::{Map, Value, json};
 
 use super::read::{ACTIVATIONS, GATED};
-use super::{HfConfig, ModelFamily, rope};
-use crate::hf::HfConfigError;
+use super::{ModelFamily, rope};
+use crate::hf::{HfConfigError, HfFamily};
 use crate::{Positions, TransformerConfig};
 
 /// The family that computes a model, if any does; see [`check`].
@@ -82,37 +81,17 @@ fn name_of(activation: Activation, is_gpt2: bool) -> Option<&'static str> {
     found.map(|(name, _)| *name)
 }
 
-/// The keys of the configuration.
-pub(super) fn object(config: &HfConfig) -> Map<String, Value> {
-    let (family, model) = (config.family, &config.model);
+/// The keys of a model.
+pub(super) fn keys(family: ModelFamily, model: &TransformerConfig) -> Map<String, Value> {
     let mut keys = match family {
         ModelFamily::Gpt2 => gpt2(model),
         _ => llama_like(family, model),
     };
-    let mut add = |key: &str, value: Value| keys.insert(key.into(), value);
-    add("model_type", json!(family.name()));
-    add("architectures", json!([family.architecture()]));
-    add("vocab_size", json!(model.vocabulary));
-    add("tie_word_embeddings", json!(model.tied));
-    add("initializer_range", json!(model.init_std));
-    add("bos_token_id", json!(config.tokens.bos));
-    add("pad_token_id", json!(config.tokens.pad));
-    let eos = match &config.tokens.eos[..] {
-        [] => Value::Null,
-        [one] => json!(one),
-        several => json!(several),
-    };
-    add("eos_token_id", eos);
-    let dtype = config.dtype.and_then(|dtype| match dtype {
-        ElementType::F64 => Some("float64"),
-        ElementType::F32 => Some("float32"),
-        ElementType::F16 => Some("float16"),
-        ElementType::Bf16 => Some("bfloat16"),
-        ElementType::I64 | ElementType::I32 | ElementType::U8 => None,
-    });
-    if let Some(dtype) = dtype {
-        add("torch_dtype", json!(dtype));
-    }
+    keys.extend(map(json!({
+        "vocab_size": model.vocabulary,
+        "tie_word_embeddings": model.tied,
+        "initializer_range": model.init_std,
+    })));
     keys
 }
 

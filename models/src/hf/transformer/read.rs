@@ -1,11 +1,10 @@
 //! Converts the keys of a `config.json` to a model.
 
-use burn_megatron::checkpoint::ElementType;
 use burn_megatron::nn::{Activation, NormKind};
 use serde_json::{Value, json};
 
-use super::{ConfigKeys, ModelFamily, SpecialTokenIds, rope};
-use crate::hf::HfConfigError;
+use super::{ModelFamily, rope};
+use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{Positions, TransformerConfig};
 
 /// The names of supported activations; the first of each is the one that is written.
@@ -203,51 +202,4 @@ fn qwen_window(keys: &mut ConfigKeys, layers: usize) -> Result<Option<usize>, Hf
 fn is_all(types: &Value, kind: &str, layers: usize) -> bool {
     let types = types.as_array();
     types.is_some_and(|types| types.len() == layers && types.iter().all(|found| found == kind))
-}
-
-/// The type of the weights, by its old or new key.
-pub(super) fn dtype(keys: &mut ConfigKeys) -> Result<Option<ElementType>, HfConfigError> {
-    let (old, new) = (keys.text("torch_dtype")?, keys.text("dtype")?);
-    let Some(name) = new.or(old) else {
-        return Ok(None);
-    };
-    match name.trim_start_matches("torch.") {
-        "float64" => Ok(Some(ElementType::F64)),
-        "float32" => Ok(Some(ElementType::F32)),
-        "float16" => Ok(Some(ElementType::F16)),
-        "bfloat16" => Ok(Some(ElementType::Bf16)),
-        _ => {
-            let fits = "float64, float32, float16 or bfloat16";
-            Err(keys.refused("torch_dtype", &json!(name), fits))
-        }
-    }
-}
-
-pub(super) fn tokens(keys: &mut ConfigKeys) -> Result<SpecialTokenIds, HfConfigError> {
-    let eos = match keys.take("eos_token_id") {
-        Some(Value::Array(several)) => several,
-        one => one.into_iter().collect(),
-    };
-    let token = |keys: &ConfigKeys, key: &str, value: &Value| {
-        let token = value.as_i64();
-        match token.and_then(|token| u32::try_from(token).ok()) {
-            Some(token) => Ok(Some(token)),
-            // Some files write -1 for none.
-            None if token == Some(-1) => Ok(None),
-            None => Err(keys.refused(key, value, "a token id")),
-        }
-    };
-    let mut single = |key: &str| match keys.take(key) {
-        Some(value) => token(keys, key, &value),
-        None => Ok(None),
-    };
-    let (bos, pad) = (single("bos_token_id")?, single("pad_token_id")?);
-    let eos = eos.iter().map(|value| token(keys, "eos_token_id", value));
-    Ok(SpecialTokenIds {
-        bos,
-        eos: eos
-            .filter_map(Result::transpose)
-            .collect::<Result<_, _>>()?,
-        pad,
-    })
 }

@@ -3,8 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::ConfigKeys;
-use crate::hf::HfConfigError;
+use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{Positions, RotaryScaling};
 
 /// The default base of `transformers`.

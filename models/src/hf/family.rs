@@ -1,0 +1,79 @@
+//! What differs between families of models in Hugging Face folders.
+
+use std::fmt::Debug;
+
+use burn_megatron::model::ModelConfig;
+use serde_json::{Map, Value};
+
+use super::{ConfigKeys, HfConfigError, WeightMapping};
+
+/// The `model_type`s of Hugging Face whose models a [`ModelConfig`] describes: an enum with a variant for each, or a
+/// unit struct for a single one.
+///
+/// With it, [`HfFolder`](super::HfFolder) reads their folders, and [`export`](super::export) writes them.
+pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
+    /// The configuration.
+    type Model: ModelConfig;
+
+    /// All of them.
+    const ALL: &'static [Self];
+
+    /// The names in its files.
+    fn names(self) -> HfNames;
+
+    /// The one that computes a model, if any does; see [`check`](Self::check).
+    fn of_model(model: &Self::Model) -> Self;
+
+    /// Checks that it computes a model, whose sizes are consistent. By default it computes any.
+    ///
+    /// # Errors
+    ///
+    /// [`HfConfigError::NoFamily`], which names the first setting that does not fit.
+    fn check(self, _model: &Self::Model) -> Result<(), HfConfigError> {
+        Ok(())
+    }
+
+    /// Takes the model from the keys of a `config.json`. Special tokens and the type of the weights are read by the
+    /// caller; a key that is left is an error, unless it is known not to change what a model computes.
+    ///
+    /// # Errors
+    ///
+    /// [`HfConfigError`], which names the key, its value and what is supported.
+    fn read(self, keys: &mut ConfigKeys) -> Result<Self::Model, HfConfigError>;
+
+    /// The keys of the model's `config.json`; the caller adds `model_type`, `architectures`, the special tokens and
+    /// the type of the weights.
+    fn write(self, model: &Self::Model) -> Map<String, Value>;
+
+    /// The tensors of its files, in the order in which they are written. Without one for the
+    /// [output](HfNames::output), the output is tied to the embedding.
+    fn tensors(self, model: &Self::Model) -> Vec<WeightMapping>;
+
+    /// The `model_type`.
+    fn name(self) -> &'static str {
+        self.names().model_type
+    }
+
+    /// The one with this `model_type`.
+    fn of_name(name: &str) -> Option<Self> {
+        let mut families = Self::ALL.iter().copied();
+        families.find(|family| family.name() == name)
+    }
+}
+
+/// The names of a family in Hugging Face files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HfNames {
+    /// The `model_type`, which is also the name of the family in a recipe and a checkpoint.
+    pub model_type: &'static str,
+    /// The class of `transformers` for causal language modeling.
+    pub architecture: &'static str,
+    /// The prefix of all tensors except the output's. Files of the decoder alone leave it out.
+    pub prefix: &'static str,
+    /// The weight of the embedding.
+    pub embedding: &'static str,
+    /// The weight of the output layer. Files of a model with a tied output may have it, equal to the embedding.
+    pub output: &'static str,
+    /// Endings of the names of buffers in old files, which are not weights and are left out.
+    pub buffers: &'static [&'static str],
+}

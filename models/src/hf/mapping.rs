@@ -1,0 +1,120 @@
+//! Maps tensors of Hugging Face files to parts of parameters.
+
+use burn_megatron::checkpoint::{MODEL, TensorSlice};
+
+/// The most bytes that are read at once when tensors are copied.
+pub(super) const CHUNK: usize = 64 << 20;
+
+/// A tensor of a Hugging Face file, as a part of a parameter or all of it.
+///
+/// Several tensors with the same key are concatenated along the last dim of the parameter, in their order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightMapping {
+    /// Its name in the file.
+    pub name: String,
+    /// Its shape in the file, of one dim or more, none of size 0.
+    pub shape: Vec<usize>,
+    /// The key of the parameter in a checkpoint: [`MODEL`] and its path.
+    pub key: String,
+    /// Its offset along the last dim of the parameter.
+    pub offset: usize,
+    /// Whether its two dims are transposed.
+    pub transposed: bool,
+}
+
+impl WeightMapping {
+    /// A tensor with the shape of the parameter at `path`.
+    pub fn whole(path: &str, name: &str, shape: &[usize]) -> Self {
+        Self {
+            name: name.into(),
+            shape: shape.to_vec(),
+            key: format!("{MODEL}{path}"),
+            offset: 0,
+            transposed: false,
+        }
+    }
+
+    /// The `weight`s `[output, input]` of linear layers of PyTorch and optionally their `bias`es, given by the
+    /// layers' names and output sizes. They are concatenated in the linear layer at `path`.
+    pub fn linear(path: &str, input: usize, parts: &[(String, usize)], bias: bool) -> Vec<Self> {
+        let mut list = vec![];
+        let mut add = |what: &str, shape: &dyn Fn(usize) -> Vec<usize>| {
+            let mut offset = 0;
+            for (name, output) in parts {
+                let (path, name) = (format!("{path}.{what}"), format!("{name}.{what}"));
+                list.push(Self {
+                    offset,
+                    transposed: what == "weight",
+                    ..Self::whole(&path, &name, &shape(*output))
+                });
+                offset += output;
+            }
+        };
+        add("weight", &|output| vec![output, input]);
+        if bias {
+            add("bias", &|output| vec![output]);
+        }
+        list
+    }
+
+    /// Its shape as a part of the parameter.
+    pub(super) fn own_shape(&self) -> Vec<usize> {
+        if self.transposed {
+            self.shape.iter().rev().copied().collect()
+        } else {
+            self.shape.clone()
+        }
+    }
+
+    /// The slices of the parameter in which it is copied: rows of the file with elements of `size` bytes, at most
+    /// `most` bytes at once unless a single row has more.
+    pub(super) fn slices(&self, size: usize, most: usize) -> Vec<TensorSlice> {
+        let mut whole = TensorSlice::whole(&self.own_shape());
+        let last = whole.shape.len() - 1;
+        whole.offset[last] = self.offset;
+        let dim = if self.transposed { last } else { 0 };
+        let rows = self.shape[0];
+        let row = self.shape[1..].iter().product::<usize>() * size;
+        let step = (most / row).max(1);
+        let rows_from = |first: usize| {
+            let mut slice = whole.clone();
+            slice.offset[dim] += first;
+            slice.shape[dim] = step.min(rows - first);
+            slice
+        };
+        (0..rows).step_by(step).map(rows_from).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boxes_are_rows_of_the_file() {
+        let mapped = |transposed| WeightMapping {
+            name: "weight".into(),
+            shape: vec![5, 3],
+            key: "model/weight".into(),
+            offset: 4,
+            transposed,
+        };
+        let slice = |offset: [usize; 2], shape: [usize; 2]| TensorSlice {
+            offset: offset.to_vec(),
+            shape: shape.to_vec(),
+        };
+        // Two rows of three elements of 4 bytes, and one row if not even that fits.
+        let turned = [([0, 4], [3, 2]), ([0, 6], [3, 2]), ([0, 8], [3, 1])];
+        assert_eq!(
+            mapped(true).slices(4, 30),
+            turned.map(|(at, shape)| slice(at, shape))
+        );
+        let plain = [([0, 4], [2, 3]), ([2, 4], [2, 3]), ([4, 4], [1, 3])];
+        assert_eq!(
+            mapped(false).slices(4, 30),
+            plain.map(|(at, shape)| slice(at, shape))
+        );
+        assert_eq!(mapped(true).slices(4, 1).len(), 5);
+        assert_eq!(mapped(true).slices(4, CHUNK), [slice([0, 4], [3, 5])]);
+    }
+}

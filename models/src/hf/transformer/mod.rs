@@ -1,0 +1,109 @@
+//! The Hugging Face families of [`TransformerConfig`].
+
+mod read;
+mod rope;
+mod tensors;
+mod write;
+
+use serde_json::{Map, Value};
+
+use super::{ConfigKeys, HfConfigError, HfFamily, HfNames, WeightMapping};
+use crate::TransformerConfig;
+
+/// The families that a [`TransformerConfig`] describes.
+///
+/// Of training settings `config.json` has the dropout: of GPT-2 as [`dropout`](TransformerConfig::dropout) and
+/// [`attention_dropout`](TransformerConfig::attention_dropout), of other families only the latter. Label smoothing and
+/// z-loss are left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelFamily {
+    /// GPT-2: LayerNorm, learned positions, biases, joint query-key-value projection.
+    Gpt2,
+    /// Llama 1 to 3: RMSNorm, rotary positions, a gated MLP.
+    Llama,
+    /// Mistral: Llama with a sliding window.
+    Mistral,
+    /// Qwen 2 and 2.5: Llama with query-key-value biases.
+    Qwen2,
+    /// Qwen 3: Llama with norms of each head's queries and keys.
+    Qwen3,
+}
+
+impl ModelFamily {
+    /// A small model of the family, of bytes.
+    pub fn defaults(self) -> TransformerConfig {
+        match self {
+            Self::Gpt2 => TransformerConfig::gpt2(),
+            Self::Llama => TransformerConfig::llama(),
+            Self::Mistral => TransformerConfig {
+                window: Some(64),
+                ..TransformerConfig::llama()
+            },
+            Self::Qwen2 => TransformerConfig {
+                qkv_bias: Some(true),
+                ..TransformerConfig::llama()
+            },
+            Self::Qwen3 => TransformerConfig {
+                qk_norm: true,
+                ..TransformerConfig::llama()
+            },
+        }
+    }
+}
+
+impl HfFamily for ModelFamily {
+    type Model = TransformerConfig;
+
+    const ALL: &'static [Self] = &[
+        Self::Gpt2,
+        Self::Llama,
+        Self::Mistral,
+        Self::Qwen2,
+        Self::Qwen3,
+    ];
+
+    fn names(self) -> HfNames {
+        let (model_type, architecture) = match self {
+            Self::Gpt2 => ("gpt2", "GPT2LMHeadModel"),
+            Self::Llama => ("llama", "LlamaForCausalLM"),
+            Self::Mistral => ("mistral", "MistralForCausalLM"),
+            Self::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
+            Self::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
+        };
+        let (prefix, embedding) = match self {
+            Self::Gpt2 => ("transformer.", "transformer.wte.weight"),
+            _ => ("model.", "model.embed_tokens.weight"),
+        };
+        HfNames {
+            model_type,
+            architecture,
+            prefix,
+            embedding,
+            output: "lm_head.weight",
+            buffers: &[".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"],
+        }
+    }
+
+    fn of_model(model: &TransformerConfig) -> Self {
+        write::family(model)
+    }
+
+    fn check(self, model: &TransformerConfig) -> Result<(), HfConfigError> {
+        write::check(self, model)
+    }
+
+    fn read(self, keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigError> {
+        match self {
+            Self::Gpt2 => read::gpt2(keys),
+            _ => read::llama_like(self, keys),
+        }
+    }
+
+    fn write(self, model: &TransformerConfig) -> Map<String, Value> {
+        write::keys(self, model)
+    }
+
+    fn tensors(self, model: &TransformerConfig) -> Vec<WeightMapping> {
+        tensors::tensors(self, model)
+    }
+}

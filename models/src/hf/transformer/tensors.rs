@@ -1,0 +1,134 @@
+//! The tensors of transformers.
+
+use burn_megatron::nn::NormKind;
+
+use super::ModelFamily;
+use crate::hf::{HfFamily, WeightMapping};
+use crate::{Positions, TransformerConfig};
+
+/// The tensors of a model, in order of their use.
+pub(super) fn tensors(family: ModelFamily, config: &TransformerConfig) -> Vec<WeightMapping> {
+    let mut list = MappingList(vec![]);
+    let (names, shape) = (family.names(), [config.vocabulary, config.hidden]);
+    list.whole("embedding.weight", names.embedding, &shape);
+    if config.positions == Positions::Learned {
+        let shape = [config.context, config.hidden];
+        list.whole("positions.weight", "transformer.wpe.weight", &shape);
+    }
+    for layer in 0..config.layers {
+        match family {
+            ModelFamily::Gpt2 => list.gpt2_block(layer, config),
+            _ => list.llama_block(layer, config),
+        }
+    }
+    match family {
+        ModelFamily::Gpt2 => list.norm("norm", "transformer.ln_f", config),
+        _ => list.norm("norm", "model.norm", config),
+    }
+    if !config.tied {
+        list.whole("output.weight", names.output, &shape);
+    }
+    list.0
+}
+
+/// The widths of queries, keys and values.
+fn widths(config: &TransformerConfig) -> [usize; 3] {
+    let width = config.head_width.unwrap_or(config.hidden / config.heads);
+    let kv = config.groups() * width;
+    [config.heads * width, kv, kv]
+}
+
+struct MappingList(Vec<WeightMapping>);
+
+impl MappingList {
+    fn whole(&mut self, path: &str, name: &str, shape: &[usize]) {
+        self.0.push(WeightMapping::whole(path, name, shape));
+    }
+
+    fn norm(&mut self, path: &str, name: &str, config: &TransformerConfig) {
+        let mut add = |what: &str| {
+            let (path, name) = (format!("{path}.{what}"), format!("{name}.{what}"));
+            self.whole(&path, &name, &[config.hidden]);
+        };
+        add("weight");
+        if config.norm == NormKind::Layer {
+            add("bias");
+        }
+    }
+
+    /// GPT-2's linear layers have our layout, with joint queries, keys and values.
+    fn gpt2_block(&mut self, layer: usize, config: &TransformerConfig) {
+        let (own, theirs) = (format!("blocks.{layer}"), format!("transformer.h.{layer}"));
+        let (hidden, width) = (config.hidden, config.mlp_width());
+        let linear = |list: &mut Self, path: &str, name: &str, input, output| {
+            let (path, name) = (format!("{own}.{path}"), format!("{theirs}.{name}"));
+            list.whole(
+                &format!("{path}.weight"),
+                &format!("{name}.weight"),
+                &[input, output],
+            );
+            list.whole(&format!("{path}.bias"), &format!("{name}.bias"), &[output]);
+        };
+        let norm = |list: &mut Self, path: &str, name: &str| {
+            list.norm(
+                &format!("{own}.{path}"),
+                &format!("{theirs}.{name}"),
+                config,
+            );
+        };
+        norm(self, "attention_norm", "ln_1");
+        linear(self, "attention.qkv", "attn.c_attn", hidden, 3 * hidden);
+        linear(self, "attention.output", "attn.c_proj", hidden, hidden);
+        norm(self, "mlp_norm", "ln_2");
+        linear(self, "mlp.up", "mlp.c_fc", hidden, width);
+        linear(self, "mlp.down", "mlp.c_proj", width, hidden);
+    }
+
+    fn llama_block(&mut self, layer: usize, config: &TransformerConfig) {
+        let (own, theirs) = (format!("blocks.{layer}"), format!("model.layers.{layer}"));
+        let (hidden, width) = (config.hidden, config.mlp_width());
+        let [q, k, v] = widths(config);
+        let linear = |list: &mut Self, path: &str, input, parts: &[(&str, usize)], bias| {
+            let named = parts
+                .iter()
+                .map(|(name, output)| (format!("{theirs}.{name}"), *output));
+            let (path, parts) = (format!("{own}.{path}"), named.collect::<Vec<_>>());
+            list.0
+                .extend(WeightMapping::linear(&path, input, &parts, bias));
+        };
+        let norm = |list: &mut Self, path: &str, name: &str| {
+            list.norm(
+                &format!("{own}.{path}"),
+                &format!("{theirs}.{name}"),
+                config,
+            );
+        };
+        norm(self, "attention_norm", "input_layernorm");
+        let parts = [
+            ("self_attn.q_proj", q),
+            ("self_attn.k_proj", k),
+            ("self_attn.v_proj", v),
+        ];
+        let qkv_bias = config.qkv_bias.unwrap_or(config.bias);
+        linear(self, "attention.qkv", hidden, &parts, qkv_bias);
+        if config.qk_norm {
+            for norm in ["q_norm", "k_norm"] {
+                let path = format!("{own}.attention.{norm}.weight");
+                let name = format!("{theirs}.self_attn.{norm}.weight");
+                self.whole(&path, &name, &[q / config.heads]);
+            }
+        }
+        let parts = [("self_attn.o_proj", hidden)];
+        linear(self, "attention.output", q, &parts, config.bias);
+        norm(self, "mlp_norm", "post_attention_layernorm");
+        let parts = [("mlp.gate_proj", width), ("mlp.up_proj", width)];
+        linear(self, "mlp.up", hidden, &parts, config.bias);
+        linear(
+            self,
+            "mlp.down",
+            width,
+            &[("mlp.down_proj", hidden)],
+            config.bias,
+        );
+    }
+}
