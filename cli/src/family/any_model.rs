@@ -13,6 +13,7 @@ use burn_megatron::model::{ConfigDifference, LanguageModel, ModelConfig};
 use burn_megatron::nn::{BuildError, ModelBuilder, ParameterTable};
 use burn_megatron::verify::{ModelSubject, VerifyError, VerifyOptions, VerifyReport, verify};
 use serde::Serialize;
+use serde_json::Value;
 use toml::Table;
 
 use super::{HfExchange, Model};
@@ -49,6 +50,9 @@ pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
 
     /// The same family with these settings; others have their values in this model.
     fn with_settings(&self, settings: Table) -> Result<Model, toml::de::Error>;
+
+    /// The same family with the settings of a checkpoint, which has all of them.
+    fn with_saved_settings(&self, settings: Value) -> Result<Model, serde_json::Error>;
 
     /// The settings in which another model differs; `None` if it has another type of configuration.
     fn differences(&self, other: &dyn AnyModel) -> Option<Vec<ConfigDifference>>;
@@ -154,6 +158,11 @@ impl<C: ModelConfig> AnyModel for FamilyModel<C> {
         };
         all.extend(settings);
         let config: C = all.try_into()?;
+        Ok(Model::new(self.family, config, self.hf.clone()))
+    }
+
+    fn with_saved_settings(&self, settings: Value) -> Result<Model, serde_json::Error> {
+        let config: C = serde_json::from_value(settings)?;
         Ok(Model::new(self.family, config, self.hf.clone()))
     }
 

@@ -106,28 +106,14 @@ impl Families {
 
     /// The model of the settings in a checkpoint.
     fn model_of_json(&self, settings: &Value) -> Result<Model, Error> {
-        match toml_of(settings) {
-            Some(toml::Value::Table(settings)) => self.model(settings),
-            _ => Err("the settings of the model are not a table".into()),
-        }
+        let Value::Object(mut settings) = settings.clone() else {
+            return Err("the settings of the model are not a table".into());
+        };
+        let text = |name: Value| name.as_str().map_or_else(|| name.to_string(), String::from);
+        let name = settings.remove(FAMILY).map(text);
+        let family = self.find(name.as_deref())?;
+        Ok(family.with_saved_settings(settings.into())?)
     }
-}
-
-/// The same value without nulls, which TOML does not have.
-fn toml_of(value: &Value) -> Option<toml::Value> {
-    Some(match value {
-        Value::Null => return None,
-        Value::Object(map) => {
-            let entries = map.iter();
-            toml::Value::Table(
-                entries
-                    .filter_map(|(key, value)| Some((key.clone(), toml_of(value)?)))
-                    .collect(),
-            )
-        }
-        Value::Array(list) => toml::Value::Array(list.iter().filter_map(toml_of).collect()),
-        other => toml::Value::try_from(other).ok()?,
-    })
 }
 
 impl Model {

@@ -74,4 +74,10 @@ fn a_model_is_read_as_it_was_written() {
     assert_eq!(json["mlp_width"], Value::Null);
     assert_eq!(families.model_of_json(&json).unwrap(), model);
     assert_ne!(families.model(Table::new()).unwrap(), model);
+    // The family's default is not null.
+    let mut json =
+        serde_json::to_value(families.model(table("family = \"mistral\"")).unwrap()).unwrap();
+    assert_eq!(json["window"].take(), 64);
+    let model = families.model_of_json(&json).unwrap();
+    assert_eq!(serde_json::to_value(&model).unwrap(), json);
 }
