@@ -8,36 +8,11 @@ use burn::tensor::activation::sigmoid;
 use burn::tensor::{Int, Tensor};
 use burn_megatron::data::IGNORE;
 use burn_megatron::model::{
-    LanguageModel, ModelConfig, RecomputePrefix, StageBuilder, StageLayers, Tokens, on_stage,
+    LanguageModel, RecomputePrefix, StageBuilder, StageLayers, Tokens, on_stage,
 };
-use burn_megatron::nn::{
-    BuildError, Losses, ModelBuilder, VocabParallelCrossEntropy, Vocabulary, recompute,
-};
-use serde::{Deserialize, Serialize};
+use burn_megatron::nn::{BuildError, Losses, VocabParallelCrossEntropy, Vocabulary, recompute};
 
-/// The settings of `[model]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ConvLmConfig {
-    pub vocabulary: usize,
-    pub context: usize,
-    pub hidden: usize,
-    pub layers: usize,
-    /// The tokens that a convolution sees: its own and those before it.
-    pub kernel: usize,
-}
-
-impl Default for ConvLmConfig {
-    fn default() -> Self {
-        Self {
-            vocabulary: 256,
-            context: 64,
-            hidden: 32,
-            layers: 4,
-            kernel: 4,
-        }
-    }
-}
+use crate::config::ConvLmConfig;
 
 /// The model, or the stages of one pipeline rank: modules at its ends are `None` where the rank does not have them.
 #[derive(Module, Debug)]
@@ -58,47 +33,33 @@ struct Block {
     conv: Conv1d,
 }
 
-impl ModelConfig for ConvLmConfig {
-    type Model = ConvLm;
-
-    fn layers(&self) -> usize {
-        self.layers
-    }
-
-    fn vocabulary(&self) -> usize {
-        self.vocabulary
-    }
-
-    fn context(&self) -> usize {
-        self.context
-    }
-
-    fn build(&self, stages: &StageBuilder) -> Result<ConvLm, BuildError> {
-        let (vocabulary, hidden) = (self.vocabulary, self.hidden);
-        let embedding = |builder: ModelBuilder| {
-            builder.replicated(|device| EmbeddingConfig::new(vocabulary, hidden).init(device))
-        };
-        let output = |builder: ModelBuilder| {
-            builder.replicated(|device| LinearConfig::new(hidden, vocabulary).init(device))
-        };
-        let norm = |builder: ModelBuilder| {
-            builder.replicated(|device| LayerNormConfig::new(hidden).init(device))
-        };
-        let conv = Conv1dConfig::new(hidden, 2 * hidden, self.kernel);
+impl ConvLm {
+    pub fn new(config: &ConvLmConfig, stages: &StageBuilder) -> Result<Self, BuildError> {
+        let (vocabulary, hidden) = (config.vocabulary, config.hidden);
+        let embedding = EmbeddingConfig::new(vocabulary, hidden);
+        let norm = LayerNormConfig::new(hidden);
+        let conv = Conv1dConfig::new(hidden, 2 * hidden, config.kernel.get());
+        let output = LinearConfig::new(hidden, vocabulary);
         let logits = Vocabulary::padded(vocabulary, 1, 1);
         let loss = VocabParallelCrossEntropy::new(logits, stages.root().groups().tensor());
-        Ok(ConvLm {
-            embedding: stages.first("embedding").map(embedding),
+        Ok(Self {
+            embedding: stages
+                .first("embedding")
+                .map(|builder| builder.replicated(|device| embedding.init(device))),
             blocks: stages.layers("blocks", |_, builder| {
                 Ok(Block {
-                    norm: norm(builder.child("norm")),
+                    norm: builder.child("norm").replicated(|device| norm.init(device)),
                     conv: builder.child("conv").replicated(|device| conv.init(device)),
                 })
             })?,
-            norm: stages.last("norm").map(norm),
-            output: stages.last("output").map(output),
+            norm: stages
+                .last("norm")
+                .map(|builder| builder.replicated(|device| norm.init(device))),
+            output: stages
+                .last("output")
+                .map(|builder| builder.replicated(|device| output.init(device))),
             loss: loss.with_ignore(Some(IGNORE.into())),
-            config: self.clone(),
+            config: config.clone(),
         })
     }
 }
@@ -157,6 +118,6 @@ impl LanguageModel for ConvLm {
             kernel,
             ..
         } = self.config;
-        6.0 * (layers * kernel * hidden * 2 * hidden + hidden * vocabulary) as f64
+        6.0 * (layers * kernel.get() * hidden * 2 * hidden + hidden * vocabulary) as f64
     }
 }

@@ -7,7 +7,7 @@ use burn_megatron_kernels::philox::{Stream, uniform};
 
 use super::stop::StopStringFilter;
 use super::{GenerateConfig, GenerateError};
-use crate::comm::{Buffer, CommError, ParallelContext};
+use crate::comm::{CommError, ParallelContext};
 use crate::model::{GenerationCache, LanguageModel};
 use crate::pipeline::engine::forward_only;
 use crate::tokenizer::Tokenizer;
@@ -200,10 +200,7 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         // The rank with the last stage broadcasts the token.
         let last = self.placement.last().copied().unwrap_or(0);
         let pipeline = self.groups.pipeline();
-        let token = match pipeline.broadcast(vec![own].into(), last)? {
-            Buffer::I64(token) => token[0],
-            other => unreachable!("i64 went in, {} came out", other.dtype()),
-        };
+        let token = pipeline.broadcast_scalar(own, last)?;
         let after = tokens.len();
         u32::try_from(token).map_err(|_| GenerateError::Logits { after })
     }

@@ -13,7 +13,7 @@ use super::micro_batches::matrix;
 use super::schedule::LrSchedule;
 use super::{LanguageModel, Observer, Saver, StepGradients};
 use crate::collective::Comm;
-use crate::comm::{Buffer, CommError, ReduceOp};
+use crate::comm::{CommError, ReduceOp};
 use crate::data::{Batch, Dataset, Samples, Sampling};
 use crate::data_parallel::{DistributedDataParallel, Gradients, ZeroStage};
 use crate::generate::{GenerateConfig, GenerateError, GenerationOutput, Generator};
@@ -266,10 +266,9 @@ impl<M: LanguageModel> Trainer<M> {
             rank
         };
         let own = [i64::from(own), first as i64];
-        let [finite, first] = match world.all_reduce(own.to_vec().into(), ReduceOp::Min)? {
-            Buffer::I64(all) => [all[0], all[1]],
-            other => unreachable!("all-reduce of i64 returned {}", other.dtype()),
-        };
+        let all = world.all_reduce(own.to_vec().into(), ReduceOp::Min)?;
+        let all = all.into_vec::<i64>();
+        let (finite, first) = (all[0], all[1]);
         let step = self.steps();
         for (number, culprit) in invalid_gradients.iter().enumerate() {
             let is_first = first == rank as i64 && number == 0;
@@ -382,10 +381,7 @@ impl<M: LanguageModel> Trainer<M> {
     }
 
     fn sum(&self, values: Vec<f64>, comm: &Comm) -> Result<Vec<f64>, CommError> {
-        match comm.all_reduce(values.into(), ReduceOp::Sum)? {
-            Buffer::F64(values) => Ok(values),
-            other => unreachable!("all-reduce of f64 returned {}", other.dtype()),
-        }
+        Ok(comm.all_reduce(values.into(), ReduceOp::Sum)?.into_vec())
     }
 
     fn timing(&self, metrics: &StepMetrics, started: Instant) -> StepTiming {

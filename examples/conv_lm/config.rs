@@ -1,0 +1,52 @@
+//! The settings of the model, as a recipe has them in `[model]` beside `family = "conv"`.
+
+use std::num::NonZeroUsize;
+
+use burn_megatron::model::{ModelConfig, StageBuilder};
+use burn_megatron::nn::BuildError;
+use serde::{Deserialize, Serialize};
+
+use crate::model::ConvLm;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ConvLmConfig {
+    pub vocabulary: usize,
+    pub context: usize,
+    pub hidden: usize,
+    pub layers: usize,
+    /// The tokens that a convolution sees: its own and those before it.
+    pub kernel: NonZeroUsize,
+}
+
+impl Default for ConvLmConfig {
+    fn default() -> Self {
+        Self {
+            vocabulary: 256,
+            context: 64,
+            hidden: 32,
+            layers: 4,
+            kernel: const { NonZeroUsize::new(4).unwrap() },
+        }
+    }
+}
+
+impl ModelConfig for ConvLmConfig {
+    type Model = ConvLm;
+
+    fn layers(&self) -> usize {
+        self.layers
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    fn context(&self) -> usize {
+        self.context
+    }
+
+    fn build(&self, stages: &StageBuilder) -> Result<ConvLm, BuildError> {
+        ConvLm::new(self, stages)
+    }
+}
