@@ -154,15 +154,15 @@ fn two_outputs_have_one_backward() {
                     Some(factor) => leaf.clone() * factor,
                     None => leaf.clone(),
                 };
-                let inputs = [input(&x), input(&w)];
+                let inputs = || [input(&x), input(&w)];
                 let count = Arc::<AtomicUsize>::default();
                 let ours = apply_multi(
-                    inputs.clone().map(Tensor::into_dispatch).into(),
+                    inputs().map(Tensor::into_dispatch).into(),
                     SumAndProduct(count.clone()),
                 );
                 let ours = loss(ours).sum().backward();
                 assert_eq!(count.load(Ordering::SeqCst), given);
-                let [a, b] = inputs;
+                let [a, b] = inputs();
                 let theirs = loss([a.clone() + b.clone(), a * b]).sum().backward();
                 for tensor in [&x, &w] {
                     let ours = tensor.grad(&ours).unwrap().into_data();
