@@ -40,9 +40,9 @@ const USAGE: u8 = 2;
 #[derive(Clone, Debug)]
 pub struct CommandLine {
     name: &'static str,
-    pub(crate) families: Families,
+    families: Families,
     /// The recipe that runs without flags, in TOML.
-    pub(crate) recipe: String,
+    recipe: String,
 }
 
 /// The `burn-megatron` command.
@@ -128,14 +128,14 @@ impl CommandLine {
 
     fn command(&self, command: &Command) -> Result<ExitCode, Error> {
         match command {
-            Command::Pretrain(args) => pretrain::run(args, self),
+            Command::Pretrain(args) => pretrain::run(args, &self.families, &self.recipe),
             Command::Preprocess(args) => preprocess::run(args),
-            Command::Generate(args) => generate::run(args, self),
+            Command::Generate(args) => generate::run(args, &self.families),
             Command::Launch(args) => launch::run(args),
             Command::LaunchSlot => launch::slot::run(),
             Command::Compare(args) => compare::run(args),
             Command::Convert(args) => convert::run(args, &self.families),
-            Command::Verify(args) => verify::run(args, self),
+            Command::Verify(args) => verify::run(args, &self.families),
             Command::Schedule(args) => schedule::run(args),
             Command::Conformance(args) => conformance::run(args),
             Command::Env(args) => env::run(args),

@@ -6,22 +6,21 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
-use burn_megatron::choice::Operation;
 use burn_megatron::comm::testing::fault_injection::{Fault, FaultPlan as Faults, inject};
 use burn_megatron::comm::{
     Communicator, ParallelContext, Rank, all_gather_bytes, broadcast_bytes, broadcast_when_ready,
 };
 use burn_megatron::data::Dataset;
-use burn_megatron::data_parallel::{DistributedDataParallel, MemoryPlan, ZeroStage};
+use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::device::DeviceKind;
-use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::pipeline::trace::TraceEvent;
 use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::run_folder::{CHECKPOINTS, RunFolder};
-use burn_megatron::train::{SaveConfig, Saver, TrainOutcome, Trainer};
+use burn_megatron::train::{SaveConfig, Saver, TrainOutcome};
 
 use crate::error::Error;
 use crate::estimate::{self, RankEstimates};
+use crate::family::{AnyTrainer, RankMemory};
 use crate::fp8;
 use crate::fp8::report::{self, OperandLine};
 use crate::header::{layout, print_aside, print_model, print_run, print_sharing, print_start};
@@ -77,35 +76,10 @@ pub struct RankResult {
     pub unfired_faults: Vec<String>,
 }
 
-/// The memory of a rank's training state.
-pub struct RankMemory {
-    pub planned: MemoryPlan,
-    /// The peak of each kind.
-    pub peak: MemoryPlan,
-    /// The most blocks that were gathered at once, with ZeRO-3.
-    pub peak_unsharded_units: Option<u64>,
-    /// Whether the peak includes the optimizer state.
-    pub counts_optimizer: bool,
-}
-
-impl RankMemory {
-    fn of<M: LanguageModel>(ddp: &DistributedDataParallel<M>) -> Result<Self, Error> {
-        let usage = ddp.usage();
-        let full = ddp.config().zero_stage == ZeroStage::Parameters;
-        Ok(Self {
-            planned: ddp.memory_plan()?,
-            peak: usage.peak(),
-            counts_optimizer: ddp.kernels().is_fused(Operation::Optimizer),
-            peak_unsharded_units: full.then(|| usage.peak_unsharded_units()),
-        })
-    }
-}
-
 impl RankRun<'_> {
     /// Trains, if there are steps left; rank 0 prints and writes.
-    pub fn train<C: ModelConfig>(
+    pub fn train(
         &self,
-        config: &C,
         rank: &Rank,
         device: &Device,
         interrupt: &Interrupt,
@@ -128,8 +102,9 @@ impl RankRun<'_> {
             print_run(recipe, self.plan, self.data, self.device, rank);
             self.print_training(&start.folder, device);
         }
-        let mut trainer = self.trainer(config, &groups, device)?;
-        self.load(&mut trainer, from.as_ref())?;
+        let builder = estimate::builder(recipe, &groups, device)?;
+        let mut trainer = recipe.model.trainer(builder, &recipe.train_config())?;
+        self.load(&mut *trainer, from.as_ref())?;
         if start.is_some() {
             print_start(from.as_ref(), self.saving.load.as_deref());
         }
@@ -146,7 +121,7 @@ impl RankRun<'_> {
         let mut recorder = Recorder::new(rank.rank(), first..steps, start, Box::new(stop))?
             .in_bits_per(data::unit(self.data).bits_unit());
         if self.fp8_report {
-            recorder = recorder.measuring(trainer.model().fp8());
+            recorder = recorder.measuring(trainer.fp8());
         }
         interrupt.steps_begin();
         let outcome = trainer.fit(self.data, &mut recorder)?;
@@ -170,9 +145,9 @@ impl RankRun<'_> {
             sample,
             events: events.transpose()?.unwrap_or_default(),
             ranks: rank.size(),
-            memory: RankMemory::of(trainer.model())?,
-            loss_scale: trainer.scaler().scale(),
-            fp8: report::gather(&**groups.world(), trainer.model().fp8().report())?,
+            memory: trainer.memory()?,
+            loss_scale: trainer.loss_scale(),
+            fp8: report::gather(&**groups.world(), trainer.fp8().report())?,
             unfired_faults,
         }))
     }
@@ -223,18 +198,14 @@ impl RankRun<'_> {
     }
 
     /// Loads the checkpoint or the initial weights.
-    fn load<M: LanguageModel>(
-        &self,
-        trainer: &mut Trainer<M>,
-        from: Option<&ResumePoint>,
-    ) -> Result<(), Error> {
+    fn load(&self, trainer: &mut dyn AnyTrainer, from: Option<&ResumePoint>) -> Result<(), Error> {
         let leniency = self.saving.leniency();
         if let Some(weights) = self.weights {
             trainer.load_weights(weights, leniency)?;
         }
         let Some(from) = from else { return Ok(()) };
         let checkpoint = Checkpoint::open(&from.path)?;
-        Ok(trainer.load(&checkpoint, leniency)?)
+        trainer.load(&checkpoint, leniency)
     }
 
     /// The saver into the run folder.
@@ -285,17 +256,6 @@ impl RankRun<'_> {
         println!("folder   {}", folder.path().display());
         println!("memory   of rank 0, without activations\n");
         println!("{}\n", own.sharing.memory);
-    }
-
-    fn trainer<C: ModelConfig>(
-        &self,
-        config: &C,
-        groups: &ParallelContext,
-        device: &Device,
-    ) -> Result<Trainer<C::Model>, Error> {
-        let train = &self.recipe.train_config();
-        let model = config.init_with(estimate::builder(self.recipe, groups, device)?)?;
-        Ok(Trainer::new(model, groups, device, train)?)
     }
 }
 

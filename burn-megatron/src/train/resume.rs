@@ -104,7 +104,7 @@ impl<M: LanguageModel> Trainer<M> {
     }
 
     /// Saves if a checkpoint is due, and reports those that have been published.
-    pub(super) fn save_if_due(&mut self, observer: &mut impl Observer) -> Result<(), TrainError> {
+    pub(super) fn save_if_due(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let Some(saver) = &mut self.saver else {
             return Ok(());
         };
@@ -119,7 +119,7 @@ impl<M: LanguageModel> Trainer<M> {
     }
 
     /// Saves the last step, if it is not saved yet, and waits until it is written.
-    pub(super) fn save_final(&mut self, observer: &mut impl Observer) -> Result<(), TrainError> {
+    pub(super) fn save_final(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         if self.saver.is_some() && self.saved_at != self.count.made() {
             report_saved(self.save()?, observer)?;
         }
@@ -266,7 +266,7 @@ fn scales<M: LanguageModel>(
 
 fn report_saved(
     published: impl IntoIterator<Item = SavedCheckpoint>,
-    observer: &mut impl Observer,
+    observer: &mut dyn Observer,
 ) -> Result<(), TrainError> {
     published
         .into_iter()

@@ -105,7 +105,7 @@ impl<M: LanguageModel> Trainer<M> {
     pub fn fit(
         &mut self,
         data: &dyn Dataset,
-        observer: &mut impl Observer,
+        observer: &mut dyn Observer,
     ) -> Result<TrainOutcome, TrainError> {
         let left = self.config.steps.saturating_sub(self.steps());
         self.bytes_per_token = data.bytes_per_token();
@@ -154,7 +154,7 @@ impl<M: LanguageModel> Trainer<M> {
     fn report_held_out(
         &self,
         data: &dyn Dataset,
-        observer: &mut impl Observer,
+        observer: &mut dyn Observer,
     ) -> Result<HeldOutMetrics, TrainError> {
         let held_out = self.evaluate(data, self.steps())?;
         observer.held_out(&held_out).map_err(TrainError::Observer)?;
@@ -174,7 +174,7 @@ impl<M: LanguageModel> Trainer<M> {
     pub fn step(
         &mut self,
         samples: &dyn Samples,
-        observer: &mut impl Observer,
+        observer: &mut dyn Observer,
     ) -> Result<StepMetrics, TrainError> {
         let step = self.steps();
         let _span = tracing::info_span!("step", step).entered();

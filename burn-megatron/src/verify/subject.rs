@@ -35,6 +35,32 @@ pub struct ModelSubject<C> {
     pub dtype: DType,
 }
 
+impl<C> ModelSubject<C> {
+    /// The same settings with another model.
+    pub fn with_config<D>(self, config: D) -> ModelSubject<D> {
+        let Self {
+            config: _,
+            seed,
+            samples,
+            kernels,
+            packed,
+            fp8,
+            sequence_length,
+            dtype,
+        } = self;
+        ModelSubject {
+            config,
+            seed,
+            samples,
+            kernels,
+            packed,
+            fp8,
+            sequence_length,
+            dtype,
+        }
+    }
+}
+
 impl<C: ModelConfig> ModelSubject<C> {
     /// The model in f64 with seed 0 and the default kernels, on eight samples per step: enough for
     /// [`Layout::pipelines`] and [`Layout::sharded`]. A sample is one document, as long as the model's context.

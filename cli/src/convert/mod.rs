@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use burn_megatron::checkpoint::{Checkpoint, ElementType, TensorSource};
-use burn_megatron_models::hf::{self, ExportOptions, HfFamily, HfFolder};
+use burn_megatron_models::hf::ExportOptions;
 use clap::{Args, ValueEnum};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
@@ -100,57 +100,43 @@ fn from_hf(path: &Path, args: &ConvertArgs, families: &Families) -> Result<(), E
             return Err(format!("--{flag} applies to --from checkpoint only").into());
         }
     }
-    families.hf(path)?.import(path, args)
+    let exchange = families.hf(path)?;
+    let (model, source) = exchange.open(path)?;
+    let bytes = total(&*source);
+    let bar = bar(bytes);
+    let checkpoint = exchange.import(path, &args.to, &mut |bytes| bar.inc(bytes))?;
+    bar.finish_and_clear();
+    let what = format!("{}, {} tensors", model.family(), checkpoint.keys().len());
+    report(&what, bytes, checkpoint.path().display());
+    Ok(())
 }
 
 fn from_checkpoint(path: &Path, args: &ConvertArgs, families: &Families) -> Result<(), Error> {
     let checkpoint = Checkpoint::open(path)?;
     let model = families.model_of(&checkpoint)?;
-    let Some(hf) = model.hf() else {
+    let Some(exchange) = model.hf() else {
         let (name, family) = (checkpoint.name(), model.family());
         return Err(format!("{name}: the family {family:?} is not one of Hugging Face").into());
     };
-    hf.export(&checkpoint, args)
-}
-
-/// Converts a Hugging Face folder of a family to a checkpoint.
-pub fn import<F: HfFamily>(path: &Path, args: &ConvertArgs) -> Result<(), Error> {
-    let folder = HfFolder::<F>::open_family(path)?;
-    let bar = bar(total(&folder));
-    let checkpoint = hf::import(&folder, &args.to, &mut |bytes| bar.inc(bytes))?;
-    bar.finish_and_clear();
-    let config = folder.config();
-    let tensors = checkpoint.keys().len();
-    let family = config.family.name();
-    report(
-        &format!("{family}, {tensors} tensors"),
-        total(&folder),
-        checkpoint.path().display(),
-    );
-    Ok(())
-}
-
-/// Converts a checkpoint of a family to a Hugging Face folder.
-pub fn export<F: HfFamily>(checkpoint: &Checkpoint, args: &ConvertArgs) -> Result<(), Error> {
-    let (config, files) = hf::export_config::<F>(checkpoint, args.like.as_deref())?;
     let usual = ExportOptions::default();
     let options = ExportOptions {
         dtype: args.dtype.map(ElementType::from),
         max_shard_size: args.max_shard_size.unwrap_or(usual.max_shard_size),
-        files,
+        ..usual
     };
-    let bar = bar(total(checkpoint));
+    let bar = bar(total(&checkpoint));
+    let like = args.like.as_deref();
     let progress = &mut |bytes| bar.inc(bytes);
-    let exported = hf::export(checkpoint, &config, &args.to, &options, progress)?;
+    let exported = exchange.export(&checkpoint, like, &args.to, options, progress)?;
     bar.finish_and_clear();
-    let hf::ExportSummary { tensors, files, .. } = exported;
-    let plural = if files == 1 { "" } else { "s" };
+    let summary = exported.summary;
+    let plural = if summary.files == 1 { "" } else { "s" };
     let what = format!(
-        "{}, {tensors} tensors in {files} file{plural}",
-        config.family.name()
+        "{}, {} tensors in {} file{plural}",
+        exported.model_type, summary.tensors, summary.files
     );
-    report(&what, exported.bytes, args.to.display());
-    if options.files.is_empty() {
+    report(&what, summary.bytes, args.to.display());
+    if !exported.has_files {
         println!("it has no tokenizer; --like DIR copies that of another folder");
     }
     Ok(())

@@ -3,7 +3,9 @@ use std::path::{Path, PathBuf};
 
 use burn_megatron::checkpoint::TensorSlice;
 use burn_megatron_models::TransformerConfig;
-use burn_megatron_models::hf::{ConfigKeys, HfConfigError, HfNames, ModelFamily, WeightMapping};
+use burn_megatron_models::hf::{
+    ConfigKeys, HfConfigError, HfFamily, HfFolder, HfNames, ModelFamily, WeightMapping,
+};
 use serde_json::{Map, Value};
 
 use super::*;

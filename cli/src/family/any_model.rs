@@ -1,27 +1,27 @@
-//! What commands do with a model of any family.
+//! A model of any family.
 
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
+use burn_megatron::checkpoint::TensorSource;
 use burn_megatron::choice::{KernelChoiceError, KernelChoices, KernelSelection};
-use burn_megatron::comm::Rank;
-use burn_megatron::data_parallel::{DataParallelConfig, ShardingEstimate};
+use burn_megatron::data_parallel::{DataParallelConfig, Precision, ShardingEstimate};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::{ConfigDifference, LanguageModel, ModelConfig};
 use burn_megatron::nn::{BuildError, ModelBuilder, ParameterTable};
-use burn_megatron::verify::{ModelSubject, VerifyError, VerifyOptions, VerifyReport, verify};
+use burn_megatron::train::{TrainConfig, Trainer};
+use burn_megatron::verify::{
+    Layout, ModelSubject, VerifyError, VerifyOptions, VerifyReport, verify,
+};
 use serde::Serialize;
 use serde_json::Value;
 use toml::Table;
 
+use super::run::{AnyGenerator, AnyTrainer, LoadedModel};
 use super::{HfExchange, Model};
 use crate::error::Error;
-use crate::generate::{GenerationResult, GenerationRun, ShowText};
-use crate::interrupt::Interrupt;
-use crate::rank_run::{RankResult, RankRun};
-use crate::verify::VerifyCase;
 
 /// The shapes of a rank's part of a model, without its values.
 pub struct Outline {
@@ -71,28 +71,26 @@ pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
         seq: usize,
     ) -> Result<Outline, Error>;
 
-    /// Runs `pretrain` on one rank.
-    fn train(
+    /// A trainer of a rank's part of the model.
+    fn trainer(
         &self,
-        run: &RankRun<'_>,
-        rank: &Rank,
-        device: &Device,
-        interrupt: &Interrupt,
-    ) -> Result<Option<RankResult>, Error>;
+        builder: ModelBuilder,
+        config: &TrainConfig,
+    ) -> Result<Box<dyn AnyTrainer>, Error>;
 
-    /// Runs `generate` on one rank.
-    fn generate(
+    /// A rank's part of the model, with its weights, to generate with.
+    fn generator(
         &self,
-        run: &GenerationRun<'_>,
-        rank: &Rank,
-        device: &Device,
-        show: &ShowText<'_>,
-    ) -> Result<Option<GenerationResult>, Error>;
+        builder: ModelBuilder,
+        precision: Precision,
+        weights: &dyn TensorSource,
+    ) -> Result<Box<dyn AnyGenerator>, Error>;
 
-    /// Runs a case of `verify`.
+    /// Runs `verify` with this model as the subject.
     fn verify(
         &self,
-        case: &VerifyCase,
+        subject: ModelSubject<()>,
+        layouts: &[Layout],
         options: &VerifyOptions,
     ) -> Result<VerifyReport, VerifyError>;
 
@@ -196,43 +194,33 @@ impl<C: ModelConfig> AnyModel for FamilyModel<C> {
         })
     }
 
-    fn train(
+    fn trainer(
         &self,
-        run: &RankRun<'_>,
-        rank: &Rank,
-        device: &Device,
-        interrupt: &Interrupt,
-    ) -> Result<Option<RankResult>, Error> {
-        run.train(&self.config, rank, device, interrupt)
+        builder: ModelBuilder,
+        config: &TrainConfig,
+    ) -> Result<Box<dyn AnyTrainer>, Error> {
+        let (groups, device) = (builder.groups().clone(), builder.device().clone());
+        let model = self.config.init_with(builder)?;
+        Ok(Box::new(Trainer::new(model, &groups, &device, config)?))
     }
 
-    fn generate(
+    fn generator(
         &self,
-        run: &GenerationRun<'_>,
-        rank: &Rank,
-        device: &Device,
-        show: &ShowText<'_>,
-    ) -> Result<Option<GenerationResult>, Error> {
-        run.write(&self.config, rank, device, show)
+        builder: ModelBuilder,
+        precision: Precision,
+        weights: &dyn TensorSource,
+    ) -> Result<Box<dyn AnyGenerator>, Error> {
+        let loaded = LoadedModel::new(&self.config, builder, precision, weights)?;
+        Ok(Box::new(loaded))
     }
 
     fn verify(
         &self,
-        case: &VerifyCase,
+        subject: ModelSubject<()>,
+        layouts: &[Layout],
         options: &VerifyOptions,
     ) -> Result<VerifyReport, VerifyError> {
-        let train = &case.recipe.train;
-        let subject = ModelSubject {
-            config: self.config.clone(),
-            seed: train.seed,
-            samples: case.samples,
-            kernels: case.recipe.kernels,
-            packed: case.packed,
-            fp8: case.recipe.fp8.clone(),
-            sequence_length: train.sequence_length,
-            dtype: case.computing.dtype(),
-        };
-        verify(&subject, &case.layouts, options)
+        verify(&subject.with_config(self.config.clone()), layouts, options)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -4,22 +4,44 @@ use std::fmt::Debug;
 use std::path::Path;
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
-use burn_megatron_models::hf::{HfFamily, HfFolder, model_type};
+use burn_megatron_models::hf::{
+    self, ExportOptions, ExportSummary, HfFamily, HfFolder, model_type,
+};
 
 use super::{Families, Model};
-use crate::convert::{self, ConvertArgs};
 use crate::error::Error;
 
-/// What commands do with the Hugging Face folders of a family: every [`HfFamily`].
+/// The Hugging Face folders of a family: every [`HfFamily`]. `progress` gets the number of tensor bytes since its last
+/// call.
 pub trait HfExchange: Debug + Send + Sync {
     /// Opens a folder: the model and its weights.
     fn open(&self, path: &Path) -> Result<(Model, Box<dyn TensorSource>), Error>;
 
     /// Converts a folder to a checkpoint.
-    fn import(&self, path: &Path, args: &ConvertArgs) -> Result<(), Error>;
+    fn import(
+        &self,
+        path: &Path,
+        to: &Path,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Checkpoint, Error>;
 
-    /// Converts a checkpoint to a folder.
-    fn export(&self, checkpoint: &Checkpoint, args: &ConvertArgs) -> Result<(), Error>;
+    /// Converts a checkpoint to a folder, with the files of `like` or those that the checkpoint was converted with.
+    fn export(
+        &self,
+        checkpoint: &Checkpoint,
+        like: Option<&Path>,
+        to: &Path,
+        options: ExportOptions,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Exported, Error>;
+}
+
+/// What was exported.
+pub struct Exported {
+    pub model_type: &'static str,
+    pub summary: ExportSummary,
+    /// Whether there are files beside the weights, such as a tokenizer.
+    pub has_files: bool,
 }
 
 impl<F: HfFamily> HfExchange for F {
@@ -29,12 +51,31 @@ impl<F: HfFamily> HfExchange for F {
         Ok((Model::of_hf(config.family, config.model), Box::new(folder)))
     }
 
-    fn import(&self, path: &Path, args: &ConvertArgs) -> Result<(), Error> {
-        convert::import::<F>(path, args)
+    fn import(
+        &self,
+        path: &Path,
+        to: &Path,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Checkpoint, Error> {
+        let folder = HfFolder::<F>::open_family(path)?;
+        Ok(hf::import(&folder, to, progress)?)
     }
 
-    fn export(&self, checkpoint: &Checkpoint, args: &ConvertArgs) -> Result<(), Error> {
-        convert::export::<F>(checkpoint, args)
+    fn export(
+        &self,
+        checkpoint: &Checkpoint,
+        like: Option<&Path>,
+        to: &Path,
+        options: ExportOptions,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Exported, Error> {
+        let (config, files) = hf::export_config::<F>(checkpoint, like)?;
+        let options = ExportOptions { files, ..options };
+        Ok(Exported {
+            summary: hf::export(checkpoint, &config, to, &options, progress)?,
+            model_type: config.family.name(),
+            has_files: !options.files.is_empty(),
+        })
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod any_model;
 mod hugging_face;
+mod run;
 mod saved;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use crate::error::Error;
 use any_model::FamilyModel;
 pub use any_model::{AnyModel, Outline};
 pub use hugging_face::HfExchange;
+pub use run::{AnyTrainer, RankMemory};
 
 /// The key of a model's family among its settings.
 const FAMILY: &str = "family";

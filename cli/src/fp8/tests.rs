@@ -3,12 +3,14 @@
 use burn_megatron::nn::fp8::DelayedScaling;
 
 use super::*;
-use crate::command_line::CommandLine;
+use crate::family::Families;
 use crate::flags::parse_text;
+use crate::recipe::DEFAULT_RECIPE;
 
 /// The recipe of `pretrain` with these flags.
 fn resolve(flags: &str) -> Result<Recipe, Error> {
-    Recipe::resolve(&parse_text(flags)?, &CommandLine::default())
+    let families = Families::transformers();
+    Recipe::resolve(&parse_text(flags)?, &families, DEFAULT_RECIPE)
 }
 
 /// What is said of these flags before anything starts.

@@ -5,18 +5,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use burn::tensor::Device;
-use burn_megatron::checkpoint::{LoadTolerance, load_weights};
 use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, Rank};
-use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel};
-use burn_megatron::generate::{FinishReason, GenerateConfig, GenerationOutput, Generator};
+use burn_megatron::generate::{FinishReason, GenerateConfig, GenerationOutput};
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::stages_of;
 
-use crate::command_line::CommandLine;
 use crate::error::Error;
+use crate::family::Families;
 use crate::ranks::{self, RankSetup};
 
 pub mod args;
@@ -28,9 +25,9 @@ use args::GenerateArgs;
 use model::SavedModel;
 
 /// Generates text from a prompt.
-pub fn run(args: &GenerateArgs, command: &CommandLine) -> Result<ExitCode, Error> {
+pub fn run(args: &GenerateArgs, families: &Families) -> Result<ExitCode, Error> {
     let config = args.config()?;
-    let saved = SavedModel::open(&args.model, args.tokenizer.as_deref(), &command.families)?;
+    let saved = SavedModel::open(&args.model, args.tokenizer.as_deref(), families)?;
     let run = GenerationRun::new(args, &config, &saved)?;
     let ranks = args.tensor_parallel * args.pipeline_parallel;
     let RankSetup {
@@ -43,9 +40,7 @@ pub fn run(args: &GenerateArgs, command: &CommandLine) -> Result<ExitCode, Error
     let results = world.run(|rank| {
         let place = own_rank.map_or(rank.rank(), |_| local_rank);
         let show = |text: &str| show(text, own_rank.is_none());
-        saved
-            .model
-            .generate(&run, &rank, &devices[place % devices.len()], &show)
+        run.write(&rank, &devices[place % devices.len()], &show)
     });
     if let Some(written) = results?.swap_remove(0) {
         eprintln!("{}", written.summary());
@@ -67,11 +62,8 @@ fn show(text: &str, has_all_ranks: bool) -> io::Result<()> {
     }
 }
 
-/// Shows new text.
-pub type ShowText<'a> = dyn Fn(&str) -> io::Result<()> + Sync + 'a;
-
 /// The inputs of every rank.
-pub struct GenerationRun<'a> {
+struct GenerationRun<'a> {
     args: &'a GenerateArgs,
     config: &'a GenerateConfig,
     saved: &'a SavedModel,
@@ -81,7 +73,7 @@ pub struct GenerationRun<'a> {
 }
 
 /// The generated text and its cost.
-pub struct GenerationResult {
+struct GenerationResult {
     generated: GenerationOutput,
     cache_bytes: usize,
 }
@@ -125,19 +117,19 @@ impl<'a> GenerationRun<'a> {
     }
 
     /// Builds and loads the model part of a rank and generates; rank 0 prints the text.
-    pub fn write<C: ModelConfig>(
+    fn write(
         &self,
-        config: &C,
         rank: &Rank,
         device: &Device,
-        show: &ShowText<'_>,
+        show: &(dyn Fn(&str) -> io::Result<()> + Sync),
     ) -> Result<Option<GenerationResult>, Error> {
         let groups = ParallelContext::new(&self.layout, rank)?;
-        let model = self.model(config, &groups, device)?;
-        let mut generator = Generator::new(model.module(), &groups, device);
-        if self.args.no_cache {
-            generator = generator.without_cache();
-        }
+        let precision = self.args.precision;
+        let builder = ModelBuilder::with(&groups, device, 0, precision.master())
+            .with_compute_dtype(precision.of(precision.master()))
+            .with_kernels(&self.kernels)?;
+        let (model, weights) = (&self.saved.model, &*self.saved.source);
+        let generator = model.generator(builder, precision, weights)?;
         let is_first = rank.rank() == 0;
         let mut out = |text: &str| if is_first { show(text) } else { Ok(()) };
         if is_first {
@@ -145,9 +137,14 @@ impl<'a> GenerationRun<'a> {
         }
         out(&self.config.prompt)?;
         let tokenizer = &self.saved.tokenizer;
-        let generated = generator.generate(&self.prompt, self.config, tokenizer, &mut out)?;
+        let (generated, cache_bytes) = generator.generate(
+            &self.prompt,
+            self.config,
+            tokenizer,
+            !self.args.no_cache,
+            &mut out,
+        )?;
         out("\n")?;
-        let cache_bytes = generator.cache_bytes();
         Ok(is_first.then_some(GenerationResult {
             generated,
             cache_bytes,
@@ -167,26 +164,6 @@ impl<'a> GenerationRun<'a> {
             args.pipeline_parallel,
             args.device,
         )
-    }
-
-    fn model<C: ModelConfig>(
-        &self,
-        config: &C,
-        groups: &ParallelContext,
-        device: &Device,
-    ) -> Result<DistributedDataParallel<C::Model>, Error> {
-        let data_parallel = DataParallelConfig {
-            precision: self.args.precision,
-            ..DataParallelConfig::default()
-        };
-        let parameters = self.args.precision.master();
-        let scope = ModelBuilder::with(groups, device, 0, parameters)
-            .with_compute_dtype(self.args.precision.of(parameters))
-            .with_kernels(&self.kernels)?;
-        let model = config.init_with(scope)?;
-        let mut ddp = DistributedDataParallel::with(model, groups, &data_parallel)?;
-        load_weights(&mut ddp, &*self.saved.source, LoadTolerance::default())?;
-        Ok(ddp)
     }
 }
 

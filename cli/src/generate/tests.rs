@@ -106,7 +106,7 @@ fn generate(model: &Path, flags: &str) -> Result<GenerationOutput, Error> {
         shown.lock().unwrap().push_str(text);
         Ok(())
     };
-    let written = world.run(|rank| saved.model.generate(&run, &rank, &Device::flex(), &show))?;
+    let written = world.run(|rank| run.write(&rank, &Device::flex(), &show))?;
     let written = written.into_iter().next().flatten().unwrap().generated;
     let whole = format!("{}{}\n", config.prompt, written.text);
     assert_eq!(shown.into_inner().unwrap(), whole);

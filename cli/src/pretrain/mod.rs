@@ -19,13 +19,13 @@ use burn_megatron::train::metrics::{HeldOutMetrics, read_metrics};
 use burn_megatron::train::plot::LossCurve;
 use burn_megatron::train::run_folder::RunFolder;
 
-use crate::command_line::CommandLine;
 use crate::data::{self, LossUnit};
 use crate::error::Error;
 use crate::estimate::RankEstimates;
+use crate::family::{Families, RankMemory};
 use crate::fp8::{self, report};
 use crate::interrupt::{self, Interrupt};
-use crate::rank_run::{RankMemory, RankResult, RankRun};
+use crate::rank_run::{RankResult, RankRun};
 use crate::ranks::{self, seconds};
 use crate::recipe::Recipe;
 use crate::start::{StartDecision, StartResolver};
@@ -36,8 +36,12 @@ use args::PretrainArgs;
 const MAX_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Trains, and prints the results.
-pub fn run(args: &PretrainArgs, command: &CommandLine) -> Result<ExitCode, Error> {
-    let recipe = Recipe::resolve(args, command)?;
+pub fn run(
+    args: &PretrainArgs,
+    families: &Families,
+    default_recipe: &str,
+) -> Result<ExitCode, Error> {
+    let recipe = Recipe::resolve(args, families, default_recipe)?;
     let plan = recipe.plan()?;
     fp8::check_report(&recipe, &args.fp8)?;
     args.saving.check()?;
@@ -82,8 +86,7 @@ pub fn run(args: &PretrainArgs, command: &CommandLine) -> Result<ExitCode, Error
     let data = data::open(&recipe)?;
     let tokenizer = data::sample_tokenizer(&recipe)?;
     let load = args.saving.load.as_deref();
-    let weights =
-        load.map(|path| weights::open(path, &recipe.model, &args.saving, &command.families));
+    let weights = load.map(|path| weights::open(path, &recipe.model, &args.saving, families));
     let weights = weights.transpose()?;
     if let Some(rank) = own_rank.filter(|rank| faults.never_starts(*rank)) {
         return never_start(rank, args);
@@ -131,7 +134,7 @@ pub fn run(args: &PretrainArgs, command: &CommandLine) -> Result<ExitCode, Error
             fp8_report: args.fp8.fp8_report,
         };
         let device = &devices[place % devices.len()];
-        recipe.model.train(&run, &rank, device, &interrupt)
+        run.train(&rank, device, &interrupt)
     });
     let result = results?.swap_remove(0);
     let decision = resolver.as_ref().map(StartResolver::decision).transpose()?;
@@ -337,6 +340,7 @@ fn print_memory(memory: &RankMemory) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recipe::DEFAULT_RECIPE;
     use burn_megatron::data_parallel::Precision;
     use burn_megatron::train::metrics::Minimised;
 
@@ -344,7 +348,8 @@ mod tests {
 
     /// The flags as they are typed.
     fn pretrain(flags: &str) -> Result<ExitCode, Error> {
-        run(&parse_text(flags)?, &CommandLine::default())
+        let families = Families::transformers();
+        run(&parse_text(flags)?, &families, DEFAULT_RECIPE)
     }
 
     #[test]

@@ -4,22 +4,27 @@ use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::schedule::LrStyle;
 
 use super::args::PretrainArgs;
-use crate::command_line::CommandLine;
 use crate::error::Error;
+use crate::family::Families;
 use crate::recipe::Recipe;
 use crate::resume_mode::ResumeMode;
 
 impl Recipe {
     /// The recipe of a command line.
-    pub fn resolve(args: &PretrainArgs, command: &CommandLine) -> Result<Self, Error> {
+    ///
+    /// `default_recipe` is the TOML text of the recipe without `--recipe`.
+    pub fn resolve(
+        args: &PretrainArgs,
+        families: &Families,
+        default_recipe: &str,
+    ) -> Result<Self, Error> {
         let mode = ResumeMode::of(args)?;
-        let families = &command.families;
         let first = mode.recipe(families)?;
         let inherits = args.recipe.is_none() && first.is_some();
         let mut recipe = match (&args.recipe, &first) {
             (Some(path), _) => Self::read(path, families)?,
             (None, Some(first)) => first.clone(),
-            (None, None) => Self::parse(&command.recipe, families)?,
+            (None, None) => Self::parse(default_recipe, families)?,
         };
         if let Some(first) = first.filter(|_| mode.is_own(args.run_dir.as_deref())) {
             if args.saving.no_save && first.checkpoint.save {

@@ -2,23 +2,23 @@
 
 use std::process::ExitCode;
 
-use crate::command_line::CommandLine;
 use crate::error::Error;
+use crate::family::Families;
 
 use args::VerifyArgs;
-pub use cases::VerifyCase;
 
 pub mod args;
 mod cases;
 mod models;
 
 /// Prints a table per case; the exit code is 0 if all pass.
-pub fn run(args: &VerifyArgs, command: &CommandLine) -> Result<ExitCode, Error> {
+pub fn run(args: &VerifyArgs, families: &Families) -> Result<ExitCode, Error> {
     let mut passes = true;
-    for case in cases::cases(args, &command.families)? {
+    for case in cases::cases(args, families)? {
         let name = format!("{}, in {}", case.name, case.computing.name());
         eprintln!("{name}");
-        let report = case.recipe.model.verify(&case, &case.options(args))?;
+        let (model, options) = (&case.recipe.model, case.options(args));
+        let report = model.verify(case.subject(), &case.layouts, &options)?;
         println!("{name}\n{report}\n");
         passes &= report.passes();
     }

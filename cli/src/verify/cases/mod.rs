@@ -10,7 +10,7 @@ use burn_megatron::optim::LossScale;
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::pipeline::stages_of;
 use burn_megatron::train::TrainConfig;
-use burn_megatron::verify::{Layout, VerifyOptions};
+use burn_megatron::verify::{Layout, ModelSubject, VerifyOptions};
 use burn_megatron_models::hf::{HfFamily, ModelFamily};
 
 use super::args::{VerifyArgs, VerifyType};
@@ -354,6 +354,21 @@ impl VerifyCase {
         Ok(())
     }
 
+    /// The settings of the subject, without its model.
+    pub fn subject(&self) -> ModelSubject<()> {
+        let (recipe, train) = (&self.recipe, &self.recipe.train);
+        ModelSubject {
+            config: (),
+            seed: train.seed,
+            samples: self.samples,
+            kernels: recipe.kernels,
+            packed: self.packed,
+            fp8: recipe.fp8.clone(),
+            sequence_length: train.sequence_length,
+            dtype: self.computing.dtype(),
+        }
+    }
+
     /// The options of `verify`.
     pub fn options(&self, args: &VerifyArgs) -> VerifyOptions {
         let Recipe {
@@ -380,7 +395,7 @@ impl VerifyCase {
 }
 
 impl VerifyType {
-    pub fn dtype(self) -> DType {
+    fn dtype(self) -> DType {
         match self {
             Self::F64 => DType::F64,
             Self::F32 => DType::F32,

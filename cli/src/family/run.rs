@@ -1,0 +1,182 @@
+//! Training and generation with a model of any family.
+
+use std::io;
+
+use burn::tensor::Device;
+use burn_megatron::checkpoint::{Checkpoint, LoadTolerance, TensorSource, load_weights};
+use burn_megatron::choice::Operation;
+use burn_megatron::comm::ParallelContext;
+use burn_megatron::data::Dataset;
+use burn_megatron::data_parallel::{
+    DataParallelConfig, DistributedDataParallel, MemoryPlan, Precision, ZeroStage,
+};
+use burn_megatron::generate::{GenerateConfig, GenerationOutput, Generator};
+use burn_megatron::model::{LanguageModel, ModelConfig};
+use burn_megatron::nn::ModelBuilder;
+use burn_megatron::nn::fp8::Fp8;
+use burn_megatron::pipeline::engine::ActionEvent;
+use burn_megatron::tokenizer::Tokenizer;
+use burn_megatron::train::{Observer, Saver, TrainOutcome, Trainer};
+
+use crate::error::Error;
+
+/// The trainer of a model of any family; see [`Trainer`].
+pub trait AnyTrainer {
+    fn steps(&self) -> usize;
+    fn load(&mut self, checkpoint: &Checkpoint, leniency: LoadTolerance) -> Result<(), Error>;
+    fn load_weights(
+        &mut self,
+        weights: &dyn TensorSource,
+        leniency: LoadTolerance,
+    ) -> Result<(), Error>;
+    fn save_with(&mut self, saver: Saver);
+    fn fit(
+        &mut self,
+        data: &dyn Dataset,
+        observer: &mut dyn Observer,
+    ) -> Result<TrainOutcome, Error>;
+    fn generate(
+        &self,
+        config: &GenerateConfig,
+        tokenizer: &Tokenizer,
+    ) -> Result<GenerationOutput, Error>;
+    fn events(&self) -> &[ActionEvent];
+    fn fp8(&self) -> &Fp8;
+    fn loss_scale(&self) -> f64;
+    fn memory(&self) -> Result<RankMemory, Error>;
+}
+
+/// The memory of a rank's training state.
+pub struct RankMemory {
+    pub planned: MemoryPlan,
+    /// The peak of each kind.
+    pub peak: MemoryPlan,
+    /// The most blocks that were gathered at once, with ZeRO-3.
+    pub peak_unsharded_units: Option<u64>,
+    /// Whether the peak includes the optimizer state.
+    pub counts_optimizer: bool,
+}
+
+impl<M: LanguageModel> AnyTrainer for Trainer<M> {
+    fn steps(&self) -> usize {
+        self.steps()
+    }
+
+    fn load(&mut self, checkpoint: &Checkpoint, leniency: LoadTolerance) -> Result<(), Error> {
+        Ok(self.load(checkpoint, leniency)?)
+    }
+
+    fn load_weights(
+        &mut self,
+        weights: &dyn TensorSource,
+        leniency: LoadTolerance,
+    ) -> Result<(), Error> {
+        Ok(self.load_weights(weights, leniency)?)
+    }
+
+    fn save_with(&mut self, saver: Saver) {
+        self.save_with(saver);
+    }
+
+    fn fit(
+        &mut self,
+        data: &dyn Dataset,
+        observer: &mut dyn Observer,
+    ) -> Result<TrainOutcome, Error> {
+        Ok(self.fit(data, observer)?)
+    }
+
+    fn generate(
+        &self,
+        config: &GenerateConfig,
+        tokenizer: &Tokenizer,
+    ) -> Result<GenerationOutput, Error> {
+        Ok(self.generate(config, tokenizer)?)
+    }
+
+    fn events(&self) -> &[ActionEvent] {
+        self.events()
+    }
+
+    fn fp8(&self) -> &Fp8 {
+        self.model().fp8()
+    }
+
+    fn loss_scale(&self) -> f64 {
+        self.scaler().scale()
+    }
+
+    fn memory(&self) -> Result<RankMemory, Error> {
+        let ddp = self.model();
+        let usage = ddp.usage();
+        let full = ddp.config().zero_stage == ZeroStage::Parameters;
+        Ok(RankMemory {
+            planned: ddp.memory_plan()?,
+            peak: usage.peak(),
+            counts_optimizer: ddp.kernels().is_fused(Operation::Optimizer),
+            peak_unsharded_units: full.then(|| usage.peak_unsharded_units()),
+        })
+    }
+}
+
+/// A rank's part of a model of any family, to generate with.
+pub trait AnyGenerator {
+    /// See [`Generator::generate`]. Returns the bytes of this rank's cache too.
+    fn generate(
+        &self,
+        prompt: &[u32],
+        config: &GenerateConfig,
+        tokenizer: &Tokenizer,
+        use_cache: bool,
+        on_text: &mut dyn FnMut(&str) -> io::Result<()>,
+    ) -> Result<(GenerationOutput, usize), Error>;
+}
+
+/// A model with its weights.
+pub struct LoadedModel<M: LanguageModel> {
+    ddp: DistributedDataParallel<M>,
+    groups: ParallelContext,
+    device: Device,
+}
+
+impl<M: LanguageModel> LoadedModel<M> {
+    /// Builds a rank's part and loads its weights.
+    pub fn new<C: ModelConfig<Model = M>>(
+        config: &C,
+        builder: ModelBuilder,
+        precision: Precision,
+        weights: &dyn TensorSource,
+    ) -> Result<Self, Error> {
+        let (groups, device) = (builder.groups().clone(), builder.device().clone());
+        let data_parallel = DataParallelConfig {
+            precision,
+            ..DataParallelConfig::default()
+        };
+        let model = config.init_with(builder)?;
+        let mut ddp = DistributedDataParallel::with(model, &groups, &data_parallel)?;
+        load_weights(&mut ddp, weights, LoadTolerance::default())?;
+        Ok(Self {
+            ddp,
+            groups,
+            device,
+        })
+    }
+}
+
+impl<M: LanguageModel> AnyGenerator for LoadedModel<M> {
+    fn generate(
+        &self,
+        prompt: &[u32],
+        config: &GenerateConfig,
+        tokenizer: &Tokenizer,
+        use_cache: bool,
+        on_text: &mut dyn FnMut(&str) -> io::Result<()>,
+    ) -> Result<(GenerationOutput, usize), Error> {
+        let mut generator = Generator::new(self.ddp.module(), &self.groups, &self.device);
+        if !use_cache {
+            generator = generator.without_cache();
+        }
+        let output = generator.generate(prompt, config, tokenizer, on_text)?;
+        Ok((output, generator.cache_bytes()))
+    }
+}
