@@ -6,6 +6,7 @@ pub mod fuzz;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 mod gpu;
 pub mod inputs;
+pub mod recomputing;
 mod text;
 pub mod tolerance;
 mod words;

@@ -38,3 +38,14 @@ pub fn assert_near(what: &str, found: f64, expected: f64, share: f64) {
         "{what}: {found}, not {expected}: {apart:.1e} apart"
     );
 }
+
+/// Asserts that values differ by at most `tolerance` times the largest.
+#[track_caller]
+pub fn assert_all_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+    for (found, expected) in found.iter().zip(expected) {
+        let apart = (found - expected).abs() / largest;
+        assert!(apart <= tolerance, "{what}: {found} and {expected}");
+    }
+}

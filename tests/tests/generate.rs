@@ -1,19 +1,19 @@
 //! Text generation with a KV cache, in any layout.
 
-use burn::module::Module;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::generate::{FinishReason, GenerateConfig, GenerationOutput, Generator};
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::model::{CachedAttention, RecomputePrefix};
+use burn_megatron::model::CachedAttention;
 use burn_megatron::nn::{KvCache, ModelBuilder};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::tokenizer::Tokenizer;
-use burn_megatron::train::{LanguageModel, Losses, ModelConfig, Tokens, TrainConfig, Trainer};
+use burn_megatron::train::{LanguageModel, ModelConfig, TrainConfig, Trainer};
 use burn_megatron_models::{Transformer, TransformerConfig};
-use burn_megatron_tests::{small_gpt, small_llama, words};
+use burn_megatron_tests::{recomputing::Recomputing, small_gpt, small_llama};
+use burn_megatron_tests::{tolerance::assert_all_near, words};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -138,16 +138,6 @@ fn expected(config: &TransformerConfig, choices: &KernelChoices, dtype: DType) -
     rows.unwrap().swap_remove(0)
 }
 
-#[track_caller]
-fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    let largest = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));
-    for (found, expected) in found.iter().zip(expected) {
-        let apart = (found - expected).abs() / largest;
-        assert!(apart <= tolerance, "{what}: {found} and {expected}");
-    }
-}
-
 #[test]
 fn logits_of_each_step_equal_those_of_the_full_text() {
     for (name, config) in models() {
@@ -171,7 +161,7 @@ fn logits_of_each_step_equal_those_of_the_full_text() {
                             assert_eq!(logits.is_some(), last, "{what}");
                             if let Some(logits) = logits {
                                 let what = format!("{what}, {len} tokens");
-                                assert_near(&what, &logits, expected, tolerance);
+                                assert_all_near(&what, &logits, expected, tolerance);
                             }
                         }
                         Ok(())
@@ -180,44 +170,6 @@ fn logits_of_each_step_equal_those_of_the_full_text() {
                 }
             }
         }
-    }
-}
-
-/// A transformer without a cache of keys and values.
-#[derive(Module, Debug)]
-struct Recomputing {
-    inner: Transformer,
-}
-
-impl LanguageModel for Recomputing {
-    type Cache = RecomputePrefix;
-
-    fn hidden(&self, stage: usize, input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3> {
-        self.inner.hidden(stage, input, tokens)
-    }
-
-    fn sequence_multiple(&self) -> usize {
-        self.inner.sequence_multiple()
-    }
-
-    fn vocabulary(&self) -> usize {
-        self.inner.vocabulary()
-    }
-
-    fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
-        self.inner.losses_of(hidden, targets)
-    }
-
-    fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3> {
-        self.inner.logits_of(hidden)
-    }
-
-    fn context(&self) -> usize {
-        self.inner.context()
-    }
-
-    fn flops_per_token(&self, seq: usize) -> f64 {
-        self.inner.flops_per_token(seq)
     }
 }
 
@@ -247,12 +199,12 @@ fn the_cache_is_reused_for_texts_with_the_same_prefix() {
                 let again = plain.logits_after(tokens)?;
                 let recomputed = recomputing.logits_after(tokens)?;
                 if let (Some(recomputed), Some(again)) = (&recomputed, &again) {
-                    assert_near(&format!("{layout:?}"), recomputed, again, 1e-12);
+                    assert_all_near(&format!("{layout:?}"), recomputed, again, 1e-12);
                 }
                 if let (Some(found), Some(again)) = (&found, &again) {
-                    assert_near(&format!("{layout:?}"), found, again, 1e-12);
+                    assert_all_near(&format!("{layout:?}"), found, again, 1e-12);
                     if let Some(expected) = expected {
-                        assert_near(&format!("{layout:?}"), found, expected, 1e-12);
+                        assert_all_near(&format!("{layout:?}"), found, expected, 1e-12);
                     }
                 }
                 Ok::<_, AnyError>(())
@@ -288,7 +240,7 @@ fn sequences_of_one_length_are_read_together() {
                     let found: Vec<f64> = model.logits_of(hidden).into_data().iter().collect();
                     let expected = expected.clone().narrow(1, first, len);
                     let expected: Vec<f64> = expected.into_data().iter().collect();
-                    assert_near(name, &found, &expected, 1e-12);
+                    assert_all_near(name, &found, &expected, 1e-12);
                 }
                 Ok(())
             },
@@ -466,7 +418,7 @@ fn a_long_prompt_is_read_in_chunks() {
             let mut generator =
                 Generator::new(model, groups, &Device::flex()).with_placement(placement);
             if let Some(logits) = generator.logits_after(&tokens)? {
-                assert_near(&format!("{layout:?}"), &logits, &whole, 1e-12);
+                assert_all_near(&format!("{layout:?}"), &logits, &whole, 1e-12);
             }
             // A capacity of 1280 tokens does not fit, one of 1200 does.
             let width = config.hidden / config.heads;
