@@ -318,7 +318,7 @@ fn a_layer_launches_as_few_kernels_as_it_can() {
 
 #[test]
 fn a_matrix_is_quantised_in_two_launches() {
-    use burn_megatron::kernels::fp8::{self, Format, Ways};
+    use burn_megatron::kernels::fp8::{self, Format, QuantizerUsage};
     // On CUDA rows of other widths have gaps between them, and are copied first.
     let x = Tensor::<2>::ones([200, 256], &device());
     let (amax, launched) = count(|| fp8::amax(x.clone()));
@@ -336,7 +336,7 @@ fn a_matrix_is_quantised_in_two_launches() {
         blocks(false),
         blocks(true),
     ] {
-        let quantized = || fp8::quantize(x.clone(), Format::E4M3, &scaling, Ways::BOTH);
+        let quantized = || fp8::quantize(x.clone(), Format::E4M3, &scaling, QuantizerUsage::BOTH);
         let (quantized, launched) = count(quantized);
         assert_eq!(launched, 2, "{scaling:?}");
         let rowwise = quantized.rowwise.expect("requested");

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::fp8::quantize::tests::{message, parts};
-use crate::fp8::{Scaling, Ways, dequantize, encode, quantize};
+use crate::fp8::{QuantizerUsage, Scaling, dequantize, encode, quantize};
 use crate::testing::{Input, devices};
 
 const SIZES: [[usize; 2]; 9] = [
@@ -38,7 +38,12 @@ fn the_transposed_is_the_other_copy() {
     for (device, _) in devices() {
         for sizes in SIZES {
             for scaling in shared(&device) {
-                let both = quantize(wave(sizes, &device), Format::E5M2, &scaling, Ways::BOTH);
+                let both = quantize(
+                    wave(sizes, &device),
+                    Format::E5M2,
+                    &scaling,
+                    QuantizerUsage::BOTH,
+                );
                 let (rowwise, columnwise) = (both.rowwise.unwrap(), both.columnwise.unwrap());
                 let turned = rowwise.transposed();
                 assert_eq!([turned.rows(), turned.depth], [sizes[1], sizes[0]]);
@@ -54,7 +59,7 @@ fn scales_of_one_row_cannot_be_transposed() {
     for (device, _) in devices() {
         let refused = |scaling| {
             let x = wave([40, 40], &device);
-            let copy = quantize(x, Format::E4M3, &scaling, Ways::ROWWISE).rowwise;
+            let copy = quantize(x, Format::E4M3, &scaling, QuantizerUsage::ROWWISE).rowwise;
             message(|| drop(copy.unwrap().transposed()))
         };
         assert_eq!(
@@ -88,7 +93,7 @@ fn flat(x: &Tensor<2>, scale: f32, ranks: usize, format: Format) -> Tensor<1, In
 fn check_gathered(sizes: [usize; 2], scale: f32, ranks: usize, format: Format, device: &Device) {
     let x = wave(sizes, device);
     let scaling = Scaling::Tensor(Tensor::from_floats([scale], device));
-    let whole = quantize(x.clone(), format, &scaling, Ways::ROWWISE).rowwise;
+    let whole = quantize(x.clone(), format, &scaling, QuantizerUsage::ROWWISE).rowwise;
     let descale = Tensor::<1>::from_floats([1.0 / scale], device);
     let codes = flat(&x, scale, ranks, format);
     let gathered = Fp8Matrix::from_flat(codes, sizes, descale, format);
@@ -150,7 +155,7 @@ proptest! {
             check_gathered([rows, depth], 3.3, 2, Format::E4M3, &device);
             for scaling in shared(&device) {
                 let x = wave([rows, depth], &device);
-                let both = quantize(x, Format::E4M3, &scaling, Ways::BOTH);
+                let both = quantize(x, Format::E4M3, &scaling, QuantizerUsage::BOTH);
                 let turned = both.rowwise.unwrap().transposed();
                 prop_assert_eq!(parts(&turned), parts(&both.columnwise.unwrap()));
             }

@@ -63,13 +63,13 @@ pub enum Accumulation {
 ///
 /// ```
 /// use burn::tensor::{Device, FloatDType, Tensor};
-/// use burn_megatron_kernels::fp8::{Accumulation, Format, Scaling, Ways, multiply, quantize};
+/// use burn_megatron_kernels::fp8::{Accumulation, Format, Scaling, QuantizerUsage, multiply, quantize};
 ///
 /// let device = Device::flex();
 /// let x = Tensor::<2>::from_data([[1.0, -2.0, 0.5], [3.0, 0.0, 1.5]], &device);
 /// let weight = Tensor::<2>::from_data([[1.0, 2.0], [0.5, 4.0], [2.0, -1.0]], &device);
-/// let x = quantize(x, Format::E4M3, &Scaling::Mx, Ways::ROWWISE);
-/// let weight = quantize(weight, Format::E4M3, &Scaling::Mx, Ways::COLUMNWISE);
+/// let x = quantize(x, Format::E4M3, &Scaling::Mx, QuantizerUsage::ROWWISE);
+/// let weight = quantize(weight, Format::E4M3, &Scaling::Mx, QuantizerUsage::COLUMNWISE);
 /// let (x, weight) = (x.rowwise.unwrap(), weight.columnwise.unwrap());
 /// let y = multiply(&x, &weight, None, FloatDType::F32, Accumulation::Fast);
 /// let values: Vec<f32> = y.into_data().try_into_vec().unwrap();
@@ -111,10 +111,10 @@ pub fn multiply(
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use burn_megatron_kernels::fp8::{Format, Scaling, Ways, accumulate_at, quantize};
+/// use burn_megatron_kernels::fp8::{Format, Scaling, QuantizerUsage, accumulate_at, quantize};
 ///
 /// let device = Device::flex();
-/// let columnwise = |x| quantize(x, Format::E4M3, &Scaling::Mx, Ways::COLUMNWISE).columnwise;
+/// let columnwise = |x| quantize(x, Format::E4M3, &Scaling::Mx, QuantizerUsage::COLUMNWISE).columnwise;
 /// let x = columnwise(Tensor::<2>::from_data([[1.0], [2.0]], &device)).unwrap();
 /// let gradient = columnwise(Tensor::<2>::from_data([[3.0, 0.5], [-1.0, 2.0]], &device)).unwrap();
 /// let flat = accumulate_at(&x, &gradient, Tensor::ones([4], &device), 1, true);

@@ -21,7 +21,7 @@ pub(crate) mod tests;
 
 use ops::{AmaxOp, DequantizeOp, QuantizeOp, ScaleOp};
 use scaling::ScalingKind;
-pub use scaling::{CurrentScale, Scaling, Ways};
+pub use scaling::{CurrentScale, QuantizerUsage, Scaling};
 
 /// The result of [`quantize`].
 #[derive(Clone, Debug)]
@@ -76,10 +76,10 @@ pub struct Quantized {
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use burn_megatron_kernels::fp8::{Format, Scaling, Ways, dequantize, quantize};
+/// use burn_megatron_kernels::fp8::{Format, Scaling, QuantizerUsage, dequantize, quantize};
 ///
 /// let x = Tensor::<2>::from_floats([[0.3, -8.0, 70.0], [0.0, 1.1, 448.0]], &Device::flex());
-/// let quantized = quantize(x, Format::E4M3, &Scaling::Mx, Ways::BOTH);
+/// let quantized = quantize(x, Format::E4M3, &Scaling::Mx, QuantizerUsage::BOTH);
 /// let values = |matrix| {
 ///     let data = dequantize(&matrix).into_data();
 ///     data.try_into_vec::<f32>().unwrap()
@@ -91,7 +91,12 @@ pub struct Quantized {
 /// let columnwise = values(quantized.columnwise.unwrap());
 /// assert_eq!(columnwise, [0.3125, 0.0, -8.0, 1.125, 72.0, 448.0]);
 /// ```
-pub fn quantize(x: Tensor<2>, format: Format, scaling: &Scaling, ways: Ways) -> Quantized {
+pub fn quantize(
+    x: Tensor<2>,
+    format: Format,
+    scaling: &Scaling,
+    usage: QuantizerUsage,
+) -> Quantized {
     accept(check::format("quantize", format));
     let kind = ScalingKind::of(scaling);
     let (rows, columns) = (x.dims()[0], x.dims()[1]);
@@ -100,7 +105,15 @@ pub fn quantize(x: Tensor<2>, format: Format, scaling: &Scaling, ways: Ways) -> 
         accept(check::one("quantize", "scale", scale));
         inputs.push(scale.clone().into_dispatch());
     }
-    let mut outputs = launch(QuantizeOp { format, kind, ways }, inputs).into_iter();
+    let mut outputs = launch(
+        QuantizeOp {
+            format,
+            kind,
+            usage,
+        },
+        inputs,
+    )
+    .into_iter();
     let mut next = || match outputs.next() {
         Some(output) => output,
         None => unreachable!("a quantiser gives what it promised"),
@@ -113,7 +126,7 @@ pub fn quantize(x: Tensor<2>, format: Format, scaling: &Scaling, ways: Ways) -> 
             depth,
         })
     };
-    let (rowwise, columnwise) = (copy(ways.rowwise, columns), copy(ways.columnwise, rows));
+    let (rowwise, columnwise) = (copy(usage.rowwise, columns), copy(usage.columnwise, rows));
     Quantized {
         rowwise,
         columnwise,

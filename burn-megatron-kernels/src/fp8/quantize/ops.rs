@@ -10,7 +10,7 @@ use super::super::matrix::words;
 use super::cpu;
 #[cfg(feature = "cubecl")]
 use super::kernel;
-use super::scaling::{CurrentScale, ScalingKind, Ways};
+use super::scaling::{CurrentScale, QuantizerUsage, ScalingKind};
 use crate::launch::{DeviceOp, Spec};
 
 /// Inputs: the matrix, and the scale where it is given.
@@ -18,7 +18,7 @@ use crate::launch::{DeviceOp, Spec};
 pub(super) struct QuantizeOp {
     pub format: Format,
     pub kind: ScalingKind,
-    pub ways: Ways,
+    pub usage: QuantizerUsage,
 }
 
 impl DeviceOp for QuantizeOp {
@@ -35,10 +35,10 @@ impl DeviceOp for QuantizeOp {
             ]
         };
         let mut all = vec![];
-        if self.ways.rowwise {
+        if self.usage.rowwise {
             all.extend(copy([rows, columns]));
         }
-        if self.ways.columnwise {
+        if self.usage.columnwise {
             all.extend(copy([columns, rows]));
         }
         all.push(Spec::new([2], DType::F32));

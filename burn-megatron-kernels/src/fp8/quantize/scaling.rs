@@ -25,14 +25,14 @@ pub enum Scaling {
 
 /// Which copies are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ways {
+pub struct QuantizerUsage {
     /// `[rows, columns]`: a product sums over the columns.
     pub rowwise: bool,
     /// `[columns, rows]`: a product sums over the rows.
     pub columnwise: bool,
 }
 
-impl Ways {
+impl QuantizerUsage {
     /// Both copies.
     pub const BOTH: Self = Self {
         rowwise: true,

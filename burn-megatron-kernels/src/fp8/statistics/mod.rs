@@ -44,12 +44,12 @@ const ROUNDING: f64 = 4.0 * f32::EPSILON as f64;
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use burn_megatron_kernels::fp8::{Format, Scaling, Ways, quantize, statistics};
+/// use burn_megatron_kernels::fp8::{Format, Scaling, QuantizerUsage, quantize, statistics};
 ///
 /// let device = Device::flex();
 /// let x = Tensor::<2>::from_floats([[1000.0, 1.0], [0.0005, 0.0]], &device);
 /// let scaling = Scaling::Tensor(Tensor::ones([1], &device));
-/// let copy = quantize(x.clone(), Format::E4M3, &scaling, Ways::COLUMNWISE).columnwise;
+/// let copy = quantize(x.clone(), Format::E4M3, &scaling, QuantizerUsage::COLUMNWISE).columnwise;
 /// let statistics = statistics(x.transpose(), &copy.unwrap());
 /// assert_eq!(statistics.amax, 1000.0);
 /// assert_eq!(statistics.saturated, 1.0 / 4.0);

@@ -2,12 +2,12 @@ use burn::tensor::{Device, Tensor};
 
 use super::*;
 use crate::fp8::quantize::tests::message;
-use crate::fp8::{Scaling, Ways, quantize};
+use crate::fp8::{QuantizerUsage, Scaling, quantize};
 use crate::testing::devices;
 
 fn of(values: [[f32; 4]; 2], scaling: &Scaling, device: &Device) -> Statistics {
     let x = Tensor::<2>::from_floats(values, device);
-    let both = quantize(x.clone(), Format::E4M3, scaling, Ways::BOTH);
+    let both = quantize(x.clone(), Format::E4M3, scaling, QuantizerUsage::BOTH);
     let rowwise = statistics(x.clone(), &both.rowwise.unwrap());
     let columnwise = statistics(x.transpose(), &both.columnwise.unwrap());
     if !matches!(scaling, Scaling::Mx) {
@@ -85,7 +85,12 @@ fn an_empty_matrix_is_exact_and_other_sizes_are_refused() {
     for (device, _) in devices() {
         let x = |sizes: [usize; 2]| Tensor::<2>::zeros(sizes, &device);
         let copy = |sizes| {
-            let both = quantize(x(sizes), Format::E4M3, &Scaling::Mx, Ways::ROWWISE);
+            let both = quantize(
+                x(sizes),
+                Format::E4M3,
+                &Scaling::Mx,
+                QuantizerUsage::ROWWISE,
+            );
             both.rowwise.unwrap()
         };
         let empty = statistics(x([0, 5]), &copy([0, 5]));

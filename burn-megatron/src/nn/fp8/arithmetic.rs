@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 use burn::tensor::{FloatDType, Tensor};
 use burn_megatron_kernels::fp8::{
-    Accumulation, Fp8Matrix, Quantized, Ways, accumulate_at, multiply,
+    Accumulation, Fp8Matrix, Quantized, QuantizerUsage, accumulate_at, multiply,
 };
 
 use super::weight::expect_copy;
@@ -73,7 +73,12 @@ impl Fp8Arithmetic {
         }
         let value = weight.value(pass);
         let scale = self.layer.scale_of(Operand::Weight, &value);
-        let copy = self.quantize(Operand::Weight, value, scale.as_ref(), Ways::COLUMNWISE);
+        let copy = self.quantize(
+            Operand::Weight,
+            value,
+            scale.as_ref(),
+            QuantizerUsage::COLUMNWISE,
+        );
         (expect_copy(copy.columnwise), scale)
     }
 
@@ -83,9 +88,9 @@ impl Fp8Arithmetic {
         operand: Operand,
         x: Tensor<2>,
         scale: Option<&Tensor<1>>,
-        ways: Ways,
+        usage: QuantizerUsage,
     ) -> Quantized {
-        let copies = self.layer.quantize(operand, x.clone(), scale, ways);
+        let copies = self.layer.quantize(operand, x.clone(), scale, usage);
         if self.is_recorded {
             let elements = x.shape().num_elements();
             self.layer.record(operand, copies.seen.clone(), elements);
@@ -113,9 +118,9 @@ impl Fp8Arithmetic {
             SavedInput::Floats(x) => {
                 let [scale, _] = self.scales_of(extra);
                 let (x, scale) = (rows(x.wait()), scale.as_ref());
-                let copies = self
-                    .layer
-                    .quantize(Operand::Input, x, scale, Ways::COLUMNWISE);
+                let copies =
+                    self.layer
+                        .quantize(Operand::Input, x, scale, QuantizerUsage::COLUMNWISE);
                 expect_copy(copies.columnwise)
             }
         }
@@ -143,12 +148,12 @@ impl LinearArithmetic for Fp8Arithmetic {
         bias: Option<Tensor<1>>,
     ) -> (Tensor<2>, SavedTensors) {
         let dtype = FloatDType::from(x.dtype());
-        let ways = Ways {
+        let usage = QuantizerUsage {
             rowwise: true,
             columnwise: self.saves_codes,
         };
         let scale = self.layer.scale_of(Operand::Input, &x);
-        let x = self.quantize(Operand::Input, x, scale.as_ref(), ways);
+        let x = self.quantize(Operand::Input, x, scale.as_ref(), usage);
         let (weight, weight_scale) = self.weight(weight);
         let y = multiply(
             &expect_copy(x.rowwise),
@@ -172,11 +177,11 @@ impl LinearArithmetic for Fp8Arithmetic {
 
     fn gradient(&self, dy: Tensor<2>, needed: NeededGradients) -> Fp8Gradient {
         let dtype = FloatDType::from(dy.dtype());
-        let ways = Ways {
+        let usage = QuantizerUsage {
             rowwise: needed.input,
             columnwise: needed.weight,
         };
-        if !(ways.rowwise || ways.columnwise) {
+        if !(usage.rowwise || usage.columnwise) {
             return Fp8Gradient {
                 rowwise: None,
                 columnwise: None,
@@ -184,7 +189,7 @@ impl LinearArithmetic for Fp8Arithmetic {
             };
         }
         let scale = self.layer.scale_of(Operand::Gradient, &dy);
-        let dy = self.quantize(Operand::Gradient, dy, scale.as_ref(), ways);
+        let dy = self.quantize(Operand::Gradient, dy, scale.as_ref(), usage);
         Fp8Gradient {
             rowwise: dy.rowwise,
             columnwise: dy.columnwise,
@@ -208,7 +213,7 @@ impl LinearArithmetic for Fp8Arithmetic {
                 let (layer, scale) = (&self.layer, scale.as_ref());
                 expect_copy(
                     layer
-                        .quantize(Operand::Weight, value, scale, Ways::ROWWISE)
+                        .quantize(Operand::Weight, value, scale, QuantizerUsage::ROWWISE)
                         .rowwise,
                 )
             }

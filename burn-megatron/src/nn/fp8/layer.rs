@@ -8,7 +8,7 @@ use burn::backend::DispatchTensor;
 use burn::module::ParamId;
 use burn::tensor::{Device, Tensor};
 use burn_megatron_kernels::fp8::{
-    self, BLOCK, CurrentScale, Format, Fp8Matrix, Quantized, Scales, Scaling, Ways,
+    self, BLOCK, CurrentScale, Format, Fp8Matrix, Quantized, QuantizerUsage, Scales, Scaling,
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -199,7 +199,7 @@ impl Fp8Layer {
         operand: Operand,
         x: Tensor<2>,
         scale: Option<&Tensor<1>>,
-        ways: Ways,
+        usage: QuantizerUsage,
     ) -> Quantized {
         let scaling = match (scale, &self.shared.recipe) {
             (Some(scale), _) => Scaling::Tensor(scale.clone()),
@@ -210,7 +210,7 @@ impl Fp8Layer {
             (None, Fp8Recipe::MxFp8) => Scaling::Mx,
             (None, _) => unreachable!("a recipe with one scale per tensor passes it"),
         };
-        fp8::quantize(x, self.format(operand), &scaling, ways)
+        fp8::quantize(x, self.format(operand), &scaling, usage)
     }
 
     /// A matrix from its codes and scales, as [`Fp8Matrix::tensors`] gives them.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use burn::tensor::Tensor;
-use burn_megatron_kernels::fp8::{Format, Fp8Matrix, Ways};
+use burn_megatron_kernels::fp8::{Format, Fp8Matrix, QuantizerUsage};
 
 use super::{Fp8Layer, Operand};
 
@@ -82,7 +82,12 @@ impl Fp8Layer {
 
     fn both_copies(&self, weight: Tensor<2>) -> (QuantizedWeight, Tensor<1>) {
         let scale = self.scale_of(Operand::Weight, &weight);
-        let copies = self.quantize(Operand::Weight, weight, scale.as_ref(), Ways::BOTH);
+        let copies = self.quantize(
+            Operand::Weight,
+            weight,
+            scale.as_ref(),
+            QuantizerUsage::BOTH,
+        );
         let weight = QuantizedWeight {
             rowwise: expect_copy(copies.rowwise),
             columnwise: expect_copy(copies.columnwise),

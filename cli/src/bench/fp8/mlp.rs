@@ -45,7 +45,7 @@ trait LinearArithmetic {
 #[derive(Clone)]
 struct Plain;
 
-/// In 8 bits: `x`, the weight and the gradient are each quantised once, both ways, as in a step of one
+/// In 8 bits: `x`, the weight and the gradient are each quantised once, both usage, as in a step of one
 /// micro-batch: with more of them weights are quantised for all at once.
 #[derive(Clone)]
 struct EightBits {

@@ -25,7 +25,7 @@ pub fn pair(
     };
     let written = BothLayouts::of(run()).bytes();
     TimedPair {
-        direction: "both ways",
+        direction: "both usage",
         bytes: reads * shape.elements() * dtype.size() + written,
         fused: repeated(run),
         plain: None,

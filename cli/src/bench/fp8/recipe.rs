@@ -2,7 +2,8 @@
 
 use burn::tensor::Tensor;
 use burn_megatron::kernels::fp8::{
-    CurrentScale, Format, Fp8Matrix, Quantized, Scaling, Ways, amax, current_scale, quantize,
+    CurrentScale, Format, Fp8Matrix, Quantized, QuantizerUsage, Scaling, amax, current_scale,
+    quantize,
 };
 
 /// How scales are computed.
@@ -47,7 +48,7 @@ impl ScalingRecipe {
             },
             Self::Mx => Scaling::Mx,
         };
-        quantize(x, format, &scaling, Ways::BOTH)
+        quantize(x, format, &scaling, QuantizerUsage::BOTH)
     }
 }
 

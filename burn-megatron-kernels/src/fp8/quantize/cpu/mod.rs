@@ -46,9 +46,9 @@ fn quantize_as<E: Element>(kernel: &QuantizeOp, inputs: &[FlexTensor]) -> Vec<Fl
             _ => copy.make(Format::E4M3),
         }
     };
-    let (ways, kind) = (kernel.ways, kernel.kind);
-    let rowwise = ways.rowwise.then(|| copy(false));
-    let columnwise = ways.columnwise.then(|| match &rowwise {
+    let (usage, kind) = (kernel.usage, kernel.kind);
+    let rowwise = usage.rowwise.then(|| copy(false));
+    let columnwise = usage.columnwise.then(|| match &rowwise {
         Some(rowwise) if kind.shares_codes() => transposed_copy(rowwise, [rows, columns]),
         _ => copy(true),
     });

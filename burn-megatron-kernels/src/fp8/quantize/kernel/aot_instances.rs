@@ -1,6 +1,6 @@
 //! AOT instances of the quantisers.
 
-use super::super::scaling::{ScalingKind, Ways};
+use super::super::scaling::{QuantizerUsage, ScalingKind};
 use super::copies::quantize_kernel;
 use super::plan::QuantizePlan;
 use super::reduce::{FinishVariant, finish_kernel, scale_kernel};
@@ -32,7 +32,7 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
             let plan = QuantizePlan {
                 kind,
                 format: Format::E4M3,
-                ways: Ways::BOTH,
+                usage: QuantizerUsage::BOTH,
                 vector,
                 planes: true,
                 plane: 32,

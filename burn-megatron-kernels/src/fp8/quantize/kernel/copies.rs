@@ -51,7 +51,7 @@ fn inside(word: u32, at: usize, end: usize, #[comptime] plan: QuantizePlan) -> u
     }
 }
 
-/// One tile of 128 x 128 for each cube. What [`QuantizePlan::ways`] does not ask for is neither
+/// One tile of 128 x 128 for each cube. What [`QuantizePlan::usage`] does not ask for is neither
 /// read nor written; a scale is `given` for [`ScalingKind::Tensor`] alone. Scales are written as
 /// bits; `partials` `[cubes, 2]` get the bits of the largest magnitude of the tile, and how many of
 /// its values were beyond.
@@ -116,24 +116,24 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
             scale = block_scale(amax, plan.format, comptime!(plan.power_of_two()));
             if UNIT_POS == 0 {
                 let descale = reciprocal(scale, comptime!(plan.power_of_two()));
-                if comptime!(plan.ways.rowwise) {
+                if comptime!(plan.usage.rowwise) {
                     row_scales[down * wide + right] = descale;
                 }
-                if comptime!(plan.ways.columnwise) {
+                if comptime!(plan.usage.columnwise) {
                     column_scales[right * high + down] = descale;
                 }
             }
         } else {
-            if comptime!(plan.ways.rowwise) {
+            if comptime!(plan.usage.rowwise) {
                 row_maxima(&kept, &mut staged, &mut slots, plan);
             }
-            if comptime!(plan.ways.columnwise) {
+            if comptime!(plan.usage.columnwise) {
                 column_maxima(&kept, &mut staged, &mut slots, plan);
             }
             sync_cube();
             let line = UNIT_POS as usize % BLOCK;
             if UNIT_POS < comptime!(BLOCK as u32) {
-                if comptime!(plan.ways.rowwise) {
+                if comptime!(plan.usage.rowwise) {
                     let at = (top + line) * wide + right;
                     store_scales(
                         &mut slots,
@@ -146,7 +146,7 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
                     );
                 }
             } else {
-                if comptime!(plan.ways.columnwise) {
+                if comptime!(plan.usage.columnwise) {
                     let at = (left + line) * high + down;
                     store_scales(
                         &mut slots,
@@ -193,7 +193,7 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
                         codes[row * words + word] = packed;
                         to.insert(word, packed);
                     }
-                    if comptime!(plan.ways.rowwise) {
+                    if comptime!(plan.usage.rowwise) {
                         let row = top + own * PATCH_ROWS + row;
                         let stride = columns.div_ceil(16) * 4;
                         if row < rows && first / 4 < stride {
@@ -202,7 +202,7 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
                     }
                 }
             }
-            if comptime!(plan.ways.columnwise && plan.kind.shares_codes()) {
+            if comptime!(plan.usage.columnwise && plan.kind.shares_codes()) {
                 #[unroll]
                 for word in 0..words {
                     let transposed_words = transposed_words(
@@ -217,7 +217,7 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
                     staged[staged_index(column + 2, own)] = transposed_words.2;
                     staged[staged_index(column + 3, own)] = transposed_words.3;
                 }
-            } else if comptime!(plan.ways.columnwise) {
+            } else if comptime!(plan.usage.columnwise) {
                 let block = own / comptime!(GROUPS / plan.blocks());
                 #[unroll]
                 for lane in 0..patch_width {
@@ -244,7 +244,7 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
             partials[tile * 2] = amax;
             partials[tile * 2 + 1] = count;
         }
-        if comptime!(plan.ways.columnwise) {
+        if comptime!(plan.usage.columnwise) {
             // The units of the cube have synchronised since the last column was staged.
             write_columns(&staged, column_codes, top, left, rows, columns);
         }

@@ -50,8 +50,8 @@ pub(super) fn quantize(kernel: &QuantizeOp, inputs: Vec<CubeTensor>) -> Vec<Cube
             [scrap(), scrap()]
         }
     };
-    let rowwise = copy(kernel.ways.rowwise, [rows, columns]);
-    let columnwise = copy(kernel.ways.columnwise, [columns, rows]);
+    let rowwise = copy(kernel.usage.rowwise, [rows, columns]);
+    let columnwise = copy(kernel.usage.columnwise, [columns, rows]);
     let partials = empty(&x, [cubes.max(1), 2], DType::U32);
     let given = inputs.get(1).cloned().unwrap_or_else(scrap);
     if cubes > 0 {
@@ -81,7 +81,7 @@ pub(super) fn quantize(kernel: &QuantizeOp, inputs: Vec<CubeTensor>) -> Vec<Cube
         }
     }
     let seen = empty(&x, [2], DType::F32);
-    let descale = match (kernel.kind, kernel.ways.rowwise) {
+    let descale = match (kernel.kind, kernel.usage.rowwise) {
         (ScalingKind::Tensor, true) => rowwise[1].clone(),
         (ScalingKind::Tensor, false) => columnwise[1].clone(),
         _ => scrap(),
@@ -94,8 +94,8 @@ pub(super) fn quantize(kernel: &QuantizeOp, inputs: Vec<CubeTensor>) -> Vec<Cube
     self::finish(finish, partials, given, [&seen, &descale], cubes);
     let mut all = vec![];
     for (made, [codes, scales]) in [
-        (kernel.ways.rowwise, rowwise),
-        (kernel.ways.columnwise, columnwise),
+        (kernel.usage.rowwise, rowwise),
+        (kernel.usage.columnwise, columnwise),
     ] {
         if made {
             let one = kernel.kind == ScalingKind::Tensor;

@@ -5,7 +5,7 @@ use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::super::ops::QuantizeOp;
-use super::super::scaling::{ScalingKind, Ways};
+use super::super::scaling::{QuantizerUsage, ScalingKind};
 use crate::cube::{Reduction, RowPlan};
 use crate::fp8::format::Format;
 use crate::fp8::kernel::tile::{GROUPS, PATCH_ROWS, UNITS};
@@ -16,7 +16,7 @@ use crate::fp8::matrix::{BLOCK, MX_BLOCK};
 pub(super) struct QuantizePlan {
     pub kind: ScalingKind,
     pub format: Format,
-    pub ways: Ways,
+    pub usage: QuantizerUsage,
     /// Elements of a load.
     pub vector: usize,
     /// Whether totals over a cube use planes.
@@ -39,7 +39,7 @@ impl QuantizePlan {
         Self {
             kind: kernel.kind,
             format: kernel.format,
-            ways: kernel.ways,
+            usage: kernel.usage,
             vector,
             planes,
             plane: if planes { plane } else { 1 },
@@ -116,7 +116,7 @@ impl QuantizePlan {
 
     /// Whether codes are computed along the rows.
     pub(super) fn along_rows(&self) -> bool {
-        self.ways.rowwise || self.kind.shares_codes()
+        self.usage.rowwise || self.kind.shares_codes()
     }
 }
 

@@ -32,7 +32,11 @@ const fn blocks(square: bool, power_of_two: bool) -> ScalingKind {
 }
 
 const FORMATS: [Format; 2] = [Format::E4M3, Format::E5M2];
-const WAYS: [Ways; 3] = [Ways::BOTH, Ways::ROWWISE, Ways::COLUMNWISE];
+const USAGES: [QuantizerUsage; 3] = [
+    QuantizerUsage::BOTH,
+    QuantizerUsage::ROWWISE,
+    QuantizerUsage::COLUMNWISE,
+];
 const SIZES: [usize; 10] = [0, 1, 7, 31, 32, 33, 127, 128, 129, 1000];
 
 /// A matrix as the devices get it.
@@ -101,21 +105,27 @@ impl Case {
         Tensor::from_data(data.convert_dtype(self.dtype), (device, self.dtype))
     }
 
-    fn expected(&self, format: Format, kind: ScalingKind, given: f32, ways: Ways) -> Expected {
+    fn expected(
+        &self,
+        format: Format,
+        kind: ScalingKind,
+        given: f32,
+        usage: QuantizerUsage,
+    ) -> Expected {
         let [rows, columns] = self.sizes;
         let row = |row: usize, at: usize| self.values[row * columns + at];
         let column = |row: usize, at: usize| self.values[at * columns + row];
         let rowwise = transcription::copy(&row, self.sizes, format, kind, given);
         let columnwise = transcription::copy(&column, [columns, rows], format, kind, given);
-        let beyond = match (ways.rowwise, ways.columnwise) {
+        let beyond = match (usage.rowwise, usage.columnwise) {
             (true, _) => rowwise.1,
             (false, true) => columnwise.1,
             (false, false) => 0,
         };
         let amax = transcription::largest(self.values.iter().copied());
         Expected {
-            rowwise: ways.rowwise.then_some(rowwise.0),
-            columnwise: ways.columnwise.then_some(columnwise.0),
+            rowwise: usage.rowwise.then_some(rowwise.0),
+            columnwise: usage.columnwise.then_some(columnwise.0),
             seen: vec![bits(amax), (beyond as f32).to_bits()],
         }
     }
@@ -183,18 +193,25 @@ fn scaling(kind: ScalingKind, given: f32, device: &Device) -> Scaling {
 }
 
 /// Asserts that a device gives what the transcription does, and its values again.
-fn check(case: &Case, device: &Device, format: Format, kind: ScalingKind, given: f32, ways: Ways) {
+fn check(
+    case: &Case,
+    device: &Device,
+    format: Format,
+    kind: ScalingKind,
+    given: f32,
+    usage: QuantizerUsage,
+) {
     let scaling = scaling(kind, given, device);
-    let quantized = quantize(case.tensor(device), format, &scaling, ways);
+    let quantized = quantize(case.tensor(device), format, &scaling, usage);
     let seen: Vec<u32> = floats(&quantized.seen).into_iter().map(bits).collect();
     let actual = Expected {
         rowwise: quantized.rowwise.as_ref().map(parts),
         columnwise: quantized.columnwise.as_ref().map(parts),
         seen,
     };
-    let expected = case.expected(format, kind, given, ways);
+    let expected = case.expected(format, kind, given, usage);
     let what = format!(
-        "{:?} in {:?} to {format:?} by {kind:?}, {ways:?} on {device:?}",
+        "{:?} in {:?} to {format:?} by {kind:?}, {usage:?} on {device:?}",
         case.sizes, case.dtype
     );
     assert_same(&what, &expected, &actual);
@@ -285,19 +302,19 @@ fn every_size_and_scaling_is_the_transcription_bit_for_bit_on_the_cpu() {
                 let turn = i + j * 3 + k;
                 let (format, dtype) = (FORMATS[turn % 2], all[turn % 4]);
                 // Large ones in one way alone, for the time that the transcription takes.
-                let ways = if rows * columns > 40_000 {
-                    &WAYS[..1]
+                let usages = if rows * columns > 40_000 {
+                    &USAGES[..1]
                 } else {
-                    &WAYS
+                    &USAGES
                 };
-                for ways in ways.iter().copied() {
+                for usage in usages.iter().copied() {
                     check(
                         &Case::ordinary(sizes, dtype),
                         &device,
                         format,
                         kind,
                         0.7,
-                        ways,
+                        usage,
                     );
                     check(
                         &Case::extreme(sizes, dtype),
@@ -305,7 +322,7 @@ fn every_size_and_scaling_is_the_transcription_bit_for_bit_on_the_cpu() {
                         format,
                         kind,
                         0.7,
-                        ways,
+                        usage,
                     );
                 }
             }
@@ -325,7 +342,14 @@ fn every_size_and_scaling_is_the_transcription_bit_for_bit_on_devices() {
                         0 => Case::ordinary([rows, columns], has[0]),
                         _ => Case::extreme([rows, columns], has[0]),
                     };
-                    check(&case, &device, Format::E4M3, kind, 0.7, Ways::BOTH);
+                    check(
+                        &case,
+                        &device,
+                        Format::E4M3,
+                        kind,
+                        0.7,
+                        QuantizerUsage::BOTH,
+                    );
                 }
             }
         }
@@ -337,13 +361,13 @@ fn every_kernel_is_the_transcription_bit_for_bit_with_both_reductions() {
     for (device, has) in devices() {
         for dtype in has {
             for (k, kind) in KINDS.into_iter().enumerate() {
-                for (w, ways) in WAYS.into_iter().enumerate() {
+                for (w, usage) in USAGES.into_iter().enumerate() {
                     // Loads of all widths and both formats, in turn.
                     let sizes = [[160, 264], [131, 35], [70, 130]][(k + w) % 3];
                     let format = FORMATS[(k / 3 + w) % 2];
                     with_reductions(&device, || {
                         let case = Case::extreme(sizes, dtype);
-                        check(&case, &device, format, kind, 3.0, ways);
+                        check(&case, &device, format, kind, 3.0, usage);
                     });
                 }
             }
@@ -358,7 +382,14 @@ fn the_forms_for_cuda_are_the_transcription_too() {
         for (k, kind) in KINDS.into_iter().enumerate() {
             let case = Case::ordinary([[140, 136], [40, 70]][k % 2], has[0]);
             kernel::with_cuda_forms(|| {
-                check(&case, &device, Format::E4M3, kind, 3.0, Ways::BOTH);
+                check(
+                    &case,
+                    &device,
+                    Format::E4M3,
+                    kind,
+                    3.0,
+                    QuantizerUsage::BOTH,
+                );
             });
         }
         // One NaN, and a block that ends within a word.
@@ -370,7 +401,7 @@ fn the_forms_for_cuda_are_the_transcription_too() {
                 Format::E4M3,
                 ScalingKind::Mx,
                 1.0,
-                Ways::BOTH,
+                QuantizerUsage::BOTH,
             );
         });
     }
@@ -384,7 +415,16 @@ fn any_number_of_threads_gives_the_same_bits() {
             .num_threads(threads)
             .build()
             .unwrap();
-        pool.install(|| check(&case, &Device::flex(), Format::E4M3, kind, 2.0, Ways::BOTH));
+        pool.install(|| {
+            check(
+                &case,
+                &Device::flex(),
+                Format::E4M3,
+                kind,
+                2.0,
+                QuantizerUsage::BOTH,
+            )
+        });
     };
     for kind in KINDS {
         run(1, kind);
@@ -399,7 +439,7 @@ fn views_are_read_as_they_are() {
         let turned = Case::new([160, 96], DType::F32, |at| {
             case.values[at % 96 * 160 + at / 96]
         });
-        let quantized = |x| quantize(x, Format::E4M3, &Scaling::Mx, Ways::BOTH);
+        let quantized = |x| quantize(x, Format::E4M3, &Scaling::Mx, QuantizerUsage::BOTH);
         let one = quantized(case.tensor(&device).transpose());
         let other = quantized(turned.tensor(&device));
         let both = [one, other].map(|quantized| parts(&quantized.rowwise.unwrap()));
@@ -413,7 +453,7 @@ proptest! {
     fn any_shape_is_the_transcription(
         rows in 0usize..300,
         columns in 0usize..300,
-        (kind, format, ways) in (0usize..6, 0usize..2, 0usize..3),
+        (kind, format, usage) in (0usize..6, 0usize..2, 0usize..3),
         given in prop::sample::select(vec![1e-20f32, 0.1, 1.0, 448.0, 1e20]),
         extreme in any::<bool>(),
     ) {
@@ -423,11 +463,11 @@ proptest! {
         let case = if extreme { Case::extreme([rows, columns], dtype)
  } else { Case::ordinary([rows, columns], dtype)
  };
-        check(&case, &device, FORMATS[format], KINDS[kind], given, WAYS[ways]);
+        check(&case, &device, FORMATS[format], KINDS[kind], given, USAGES[usage]);
         // On devices the kernels of one type, format and pair of copies.
         for (device, _) in devices().into_iter().skip(1) {
             let case = Case::new([rows, columns], DType::F32, |at| case.values[at]);
-            check(&case, &device, Format::E4M3, KINDS[kind], given, Ways::BOTH);
+            check(&case, &device, Format::E4M3, KINDS[kind], given, QuantizerUsage::BOTH);
         }
     }
 }

@@ -24,7 +24,7 @@ fn normal_values_keep_the_precision_of_the_format() {
                     ScalingKind::Tensor => Scaling::Tensor(current.clone()),
                     kind => scaling(kind, 1.0, &device),
                 };
-                let quantized = quantize(x.clone(), format, &scaling, Ways::BOTH);
+                let quantized = quantize(x.clone(), format, &scaling, QuantizerUsage::BOTH);
                 let copies = [
                     (x.clone(), quantized.rowwise),
                     (x.clone().transpose(), quantized.columnwise),
@@ -53,7 +53,7 @@ fn small_blocks_save_what_one_scale_loses() {
     });
     let x = x.tensor(&device);
     let flushed = |scaling: &Scaling| {
-        let copy = quantize(x.clone(), Format::E4M3, scaling, Ways::ROWWISE).rowwise;
+        let copy = quantize(x.clone(), Format::E4M3, scaling, QuantizerUsage::ROWWISE).rowwise;
         statistics(x.clone(), &copy.unwrap()).flushed
     };
     let scale = current_scale(amax(x.clone()), Format::E4M3, CurrentScale::default());
@@ -71,7 +71,12 @@ fn copies_are_each_others_transposed_where_blocks_are_square_and_only_there() {
         let case = Case::ordinary([160, 200], DType::F32);
         for kind in KINDS {
             let scaling = scaling(kind, 5.0, &device);
-            let quantized = quantize(case.tensor(&device), Format::E4M3, &scaling, Ways::BOTH);
+            let quantized = quantize(
+                case.tensor(&device),
+                Format::E4M3,
+                &scaling,
+                QuantizerUsage::BOTH,
+            );
             let values = |copy: Option<Fp8Matrix>| dequantize(&copy.unwrap());
             let rowwise = values(quantized.rowwise).transpose();
             let same = floats(&rowwise) == floats(&values(quantized.columnwise));

@@ -15,7 +15,7 @@ fn what_does_not_fit_is_named() {
         let x = || Tensor::<2>::ones([4, 8], &device);
         let ones = |shape: [usize; 1], dtype| Tensor::<1>::ones(shape, (&device, dtype));
         let with = |format, scaling: Scaling| {
-            message(|| drop(quantize(x(), format, &scaling, Ways::BOTH)))
+            message(|| drop(quantize(x(), format, &scaling, QuantizerUsage::BOTH)))
         };
         assert_eq!(
             with(Format::E2M1, Scaling::Mx),
@@ -62,7 +62,7 @@ fn codes_and_scales_that_do_not_belong_together_are_refused() {
     for (device, _) in devices() {
         let x = Tensor::<2>::ones([4, 40], &device);
         let copy = |scaling: &Scaling| {
-            let quantized = quantize(x.clone(), Format::E4M3, scaling, Ways::ROWWISE);
+            let quantized = quantize(x.clone(), Format::E4M3, scaling, QuantizerUsage::ROWWISE);
             quantized.rowwise.unwrap()
         };
         let refused = |matrix: Fp8Matrix| message(|| drop(dequantize(&matrix)));
@@ -106,6 +106,6 @@ fn tensors_of_two_devices_are_refused() {
     let (flex, other) = (Device::flex(), Device::wgpu(Default::default()));
     let x = Tensor::<2>::ones([4, 8], &other);
     let scaling = Scaling::Tensor(Tensor::ones([1], &flex));
-    let message = message(|| drop(quantize(x, Format::E4M3, &scaling, Ways::BOTH)));
+    let message = message(|| drop(quantize(x, Format::E4M3, &scaling, QuantizerUsage::BOTH)));
     assert!(message.contains("expected one device"), "{message}");
 }

@@ -41,7 +41,7 @@ fn scales_of_mx_follow_the_table() {
                 }
             });
             let x = case.tensor(&device);
-            let copy = quantize(x, Format::E4M3, &Scaling::Mx, Ways::ROWWISE);
+            let copy = quantize(x, Format::E4M3, &Scaling::Mx, QuantizerUsage::ROWWISE);
             let scales = parts(&copy.rowwise.unwrap()).scales;
             for ((amax, code), word) in TABLE.into_iter().zip(scales) {
                 // The second block is zeros, the others are not there.
@@ -67,7 +67,12 @@ fn a_nan_takes_its_block_of_mx_and_itself_of_the_others() {
         });
         let codes = |kind| {
             let scaling = scaling(kind, 1.0, &device);
-            let quantized = quantize(case.tensor(&device), Format::E4M3, &scaling, Ways::BOTH);
+            let quantized = quantize(
+                case.tensor(&device),
+                Format::E4M3,
+                &scaling,
+                QuantizerUsage::BOTH,
+            );
             assert!(floats(&quantized.seen)[0].is_nan());
             let count = |copy: Option<Fp8Matrix>| {
                 let words = parts(&copy.unwrap()).codes.into_iter();
@@ -150,7 +155,7 @@ fn a_scale_that_would_be_infinite_is_the_largest_float() {
             Scaling::Tensor(scale),
             scaling(blocks(false, false), 1.0, &device),
         ] {
-            let copy = quantize(x.clone(), Format::E4M3, &scaling, Ways::ROWWISE).rowwise;
+            let copy = quantize(x.clone(), Format::E4M3, &scaling, QuantizerUsage::ROWWISE).rowwise;
             let copy = parts(&copy.unwrap());
             let codes = [tiny, -tiny / 4.0].map(|v| Format::E4M3.encode(v * f32::MAX));
             assert_ne!(codes[0], 0);
@@ -180,7 +185,7 @@ fn one_over_a_scale_is_rounded_once() {
         for bits in drawn.chain(edges).filter(|bits| *bits < 0x7f80_0000) {
             let scale = f32::from_bits(bits);
             let given = Scaling::Tensor(Tensor::from_floats([scale], &device));
-            let copy = quantize(x.clone(), Format::E5M2, &given, Ways::ROWWISE).rowwise;
+            let copy = quantize(x.clone(), Format::E5M2, &given, QuantizerUsage::ROWWISE).rowwise;
             assert_eq!(
                 parts(&copy.unwrap()).scales,
                 [(1.0 / scale).to_bits()],
@@ -195,7 +200,7 @@ fn scales_of_mx_are_those_of_the_encoder_of_scales() {
     let device = Device::flex();
     let case = Case::ordinary([16, 32], DType::F32);
     let x = case.tensor(&device);
-    let copy = quantize(x, Format::E4M3, &Scaling::Mx, Ways::ROWWISE);
+    let copy = quantize(x, Format::E4M3, &Scaling::Mx, QuantizerUsage::ROWWISE);
     for (row, word) in parts(&copy.rowwise.unwrap()).scales.into_iter().enumerate() {
         let amax = transcription::largest(case.values[row * 32..][..32].iter().copied());
         let exact = f64::from(amax) / 448.0;

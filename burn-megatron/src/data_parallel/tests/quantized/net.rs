@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{DType, FloatDType, TensorData};
 use burn_megatron_kernels::fp8::{
-    self, Accumulation, CurrentScale, Format, Fp8Matrix, Scaling, Ways, amax, current_scale,
-    multiply,
+    self, Accumulation, CurrentScale, Format, Fp8Matrix, QuantizerUsage, Scaling, amax,
+    current_scale, multiply,
 };
 
 use super::*;
@@ -103,7 +103,7 @@ impl WeightQuantizer for Layer {
             },
             Recipe::Mx => Scaling::Mx,
         };
-        let made = fp8::quantize(weight, Format::E4M3, &scaling, Ways::BOTH);
+        let made = fp8::quantize(weight, Format::E4M3, &scaling, QuantizerUsage::BOTH);
         QuantizedWeight {
             rowwise: made.rowwise.unwrap(),
             columnwise: made.columnwise.unwrap(),
@@ -282,7 +282,7 @@ fn backward(dy: &Tensor<2>, weight: &QuantizedWeight) -> Tensor<2> {
 fn rowwise(x: &Tensor<2>) -> Fp8Matrix {
     let scale = current_scale(amax(x.clone()), Format::E4M3, CurrentScale::default());
     let scaling = Scaling::Tensor(scale);
-    let made = fp8::quantize(x.clone(), Format::E4M3, &scaling, Ways::ROWWISE);
+    let made = fp8::quantize(x.clone(), Format::E4M3, &scaling, QuantizerUsage::ROWWISE);
     made.rowwise.unwrap()
 }
 
