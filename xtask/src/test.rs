@@ -55,6 +55,10 @@ pub const ON_WGPU: &[&str] = &[
     "gpu*",
 ];
 
+/// The shares of these tests that run at the same time: of each process one thread compiles and runs kernels, which is
+/// nearly all that they do, and attention takes half of it.
+const SHARES: [&[&str]; 2] = [&["attention::"], &["--skip", "attention::"]];
+
 /// The tests of what the feature `mpi` brings: each stands in a file named `mpi*.rs`.
 const MPI_FOLDERS: [&str; 2] = ["tests/tests", "cli/tests/mpi"];
 
@@ -85,7 +89,8 @@ pub fn run(extent: Extent, root: &Path, report: &mut Report) {
         Err(_) => &[],
     };
     report.step("tests", || {
-        run_timed(root, &[ON_CPU, features].concat(), extent, &mut totals)
+        let args = [ON_CPU, features].concat();
+        run_timed(root, &args, &harness_args(extent), &mut totals)
     });
     report.step("tests in docs", || {
         let args = [IN_DOCS, features].concat();
@@ -97,7 +102,7 @@ pub fn run(extent: Extent, root: &Path, report: &mut Report) {
         });
     }
     report.step("tests on wgpu", || match driver {
-        Ok(()) => run_timed(root, ON_WGPU, extent, &mut totals).into(),
+        Ok(()) => run_shares(root, extent, &mut totals).into(),
         Err(_) => skip(root, &GPU_FOLDERS, "gpu", "a Vulkan driver", &mut totals),
     });
     report.set_totals(totals);
@@ -107,15 +112,34 @@ pub fn run(extent: Extent, root: &Path, report: &mut Report) {
 fn run_timed(
     root: &Path,
     args: &[&str],
-    extent: Extent,
+    harness_args: &[&str],
     totals: &mut Totals,
 ) -> Result<(), String> {
     let mut command = cargo(root, args);
     if cfg!(unix) {
         command.args(["--config", RUNNER]);
     }
-    command.arg("--").args(harness_args(extent));
+    command.arg("--").args(harness_args);
     run_tests(&mut command, totals)
+}
+
+/// Runs the tests on wgpu in as many processes as there are [`SHARES`]. The second waits while the first builds:
+/// cargo locks the target folder until then.
+fn run_shares(root: &Path, extent: Extent, totals: &mut Totals) -> Result<(), String> {
+    let run = |share: &[&str]| {
+        let (args, mut own) = (harness_args(extent), Totals::default());
+        let result = run_timed(root, ON_WGPU, &[&args, share].concat(), &mut own);
+        (result, own)
+    };
+    let finished = std::thread::scope(|scope| {
+        let started = SHARES.map(|share| scope.spawn(move || run(share)));
+        started.map(|share| share.join().expect("a share of the tests panicked"))
+    });
+    let results = finished.map(|(result, own)| {
+        *totals += own;
+        result
+    });
+    results.into_iter().collect()
 }
 
 fn harness_args(extent: Extent) -> Vec<&'static str> {
