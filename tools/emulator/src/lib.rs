@@ -20,7 +20,12 @@
 //!   no earlier: a wait between streams that a program lacks shows. Without it, work is done at the
 //!   call.
 //! - `BURN_MEGATRON_EMULATOR_COUNTS`: a file to which each launch appends its numbers, as a line of
-//!   JSON.
+//!   JSON with the field `kernel`. Other lines have `product` (of cuBLASLt), `copy` (`htod`, `dtoh`,
+//!   `dtod`), `fill` (bytes) or `wait`: the call by which the host waits for the device.
+//! - `BURN_MEGATRON_EMULATOR_PRODUCTS=fill`: products of cuBLASLt are checked and counted, but not
+//!   computed: their results are filled with a small constant.
+//! - `BURN_MEGATRON_EMULATOR_CLOCK=fixed`: any two events are a millisecond apart, so that no choice
+//!   depends on the time of the host.
 //! - `BURN_MEGATRON_EMULATOR_PTX`: a folder to which the text of each kernel is written, whose lines
 //!   messages name.
 //! - `BURN_MEGATRON_EMULATOR_CHECKS`: what is looked for beside bad addresses, separated by commas, of

@@ -368,7 +368,12 @@ unsafe extern "C" fn cublasLtMatmul(
             workspace_bytes,
         };
         call.check(&algorithm)?;
-        match jobs::enqueue(stream, Arc::new(move |memory| call.run(memory))) {
+        let job: jobs::Job = if jobs::fills_products() {
+            Arc::new(move |memory| call.fill(memory))
+        } else {
+            Arc::new(move |memory| call.run(memory))
+        };
+        match jobs::enqueue(stream, job, call.line()) {
             CUresult::CUDA_SUCCESS => Ok(()),
             other => Err(Refusal {
                 status: EXECUTION_FAILED,

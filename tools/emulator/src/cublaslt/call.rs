@@ -1,5 +1,7 @@
 //! One call of `cublasLtMatmul`: its addresses, and what it does when the stream comes to it.
 
+use serde_json::{Value, json};
+
 use super::algorithm::Algorithm;
 use super::product::{Factor, multiply};
 use super::rules::{Matrix, Product};
@@ -7,6 +9,10 @@ use super::scales::ScaleMode;
 use super::{Refusal, invalid, unsupported};
 use crate::element::Element;
 use crate::memory::{Memory, Snapshot};
+
+/// What results are filled with that are not computed: small enough for a training step to stay
+/// finite, and a number of every type but E4M3, which rounds it to 0.
+const FILL: f64 = 1.0 / 1024.0;
 
 /// `alpha` or `beta`.
 #[derive(Clone, Copy, Debug)]
@@ -153,10 +159,7 @@ impl Call {
     /// # Errors
     /// The first address outside of the device's memory.
     pub(super) fn run(&self, memory: &Memory) -> Result<(), String> {
-        let memory = memory.snapshot();
-        for (name, address, bytes) in self.touched() {
-            within(&memory, name, address, bytes)?;
-        }
+        self.within(memory)?;
         if self.workspace_bytes > 0 {
             let workspace = self.workspace as *mut u8;
             // SAFETY: it is in the device's memory, as all below.
@@ -164,6 +167,55 @@ impl Call {
         }
         self.compute();
         Ok(())
+    }
+
+    /// Fills the result with [`FILL`], whatever the factors are.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub(super) fn fill(&self, memory: &Memory) -> Result<(), String> {
+        self.within(memory)?;
+        let d = &self.product.d;
+        let size = d.element.bytes();
+        let mut column = vec![0u8; d.rows * size];
+        for place in column.chunks_exact_mut(size) {
+            // SAFETY: the place has the bytes of one element.
+            unsafe { d.element.store(place.as_mut_ptr() as u64, FILL) };
+        }
+        for number in 0..d.columns {
+            let to = at(self.d, d, 0, number) as *mut u8;
+            // SAFETY: the column is in the device's memory.
+            unsafe { to.copy_from_nonoverlapping(column.as_ptr(), column.len()) };
+        }
+        Ok(())
+    }
+
+    /// The line that counts it.
+    pub(super) fn line(&self) -> Value {
+        let Product { m, n, k, bias, .. } = self.product;
+        let Product { a, b, c, d, .. } = &self.product;
+        let name = |element: Element| format!("{element:?}").to_lowercase();
+        let scalar = |scalar| match scalar {
+            Scalar::Value(value) => json!(value),
+            Scalar::At(_) => json!("on device"),
+        };
+        let types = [a, b, c, d].map(|matrix| name(matrix.element));
+        json!({
+            "product": [m, n, k],
+            "types": types,
+            "transposed": [a.transposed, b.transposed],
+            "alpha": scalar(self.alpha),
+            "beta": scalar(self.beta),
+            "bias": bias.map(name),
+            "scales": self.product.scales.map(|modes| modes.map(|mode| format!("{mode:?}"))),
+        })
+    }
+
+    fn within(&self, memory: &Memory) -> Result<(), String> {
+        let memory = memory.snapshot();
+        self.touched()
+            .into_iter()
+            .try_for_each(|(name, address, bytes)| within(&memory, name, address, bytes))
     }
 
     /// All that is read or written.

@@ -113,6 +113,7 @@ pub extern "C" fn cuCtxGetDevice(device: OutPointer<CUdevice>) -> CUresult {
 pub extern "C" fn cuCtxSynchronize() -> CUresult {
     in_context(|world| {
         world.not_captured()?;
+        world.waits("cuCtxSynchronize");
         world.finish_all()
     })
 }

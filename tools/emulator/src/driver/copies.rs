@@ -25,10 +25,10 @@ fn checked(checked: Result<(), String>) -> Answer {
 
 impl DriverGuard {
     /// Puts a copy on a stream. Of the host's ordinary memory it is as the driver has it: read at
-    /// the call, written before the call returns.
-    fn copy(&mut self, mut copy: Copy, stream: usize) -> Answer {
+    /// the call, written before the call returns. Tells whether the call waits for that.
+    fn put_copy(&mut self, mut copy: Copy, stream: usize) -> Answer<bool> {
         if copy.width == 0 || copy.height == 0 {
-            return Ok(());
+            return Ok(false);
         }
         checked(copy.check(&self.memory.snapshot()))?;
         let recorded = self.streams.get(stream)?.capture.is_some();
@@ -43,15 +43,23 @@ impl DriverGuard {
         }
         let wait = matches!(copy.to, CopyEndpoint::Host(address) if ordinary(address));
         self.put(stream, StreamWork::Copy(copy))?;
-        if wait {
+        Ok(wait)
+    }
+
+    /// Copies, for a `call` that need not wait.
+    fn copy(&mut self, call: &str, copy: Copy, stream: usize) -> Answer {
+        if self.put_copy(copy, stream)? {
+            self.waits(call);
             self.finish_stream(stream)
         } else {
             Ok(())
         }
     }
 
-    fn copy_now(&mut self, copy: Copy) -> Answer {
-        self.copy(copy, LEGACY)?;
+    /// Copies, for a `call` that waits until that is done.
+    fn copy_now(&mut self, call: &str, copy: Copy) -> Answer {
+        self.put_copy(copy, LEGACY)?;
+        self.waits(call);
         self.finish_stream(LEGACY)
     }
 
@@ -93,7 +101,7 @@ pub unsafe extern "C" fn cuMemcpyHtoD_v2(
         CopyEndpoint::Host(from as usize),
         bytes,
     );
-    in_context(|world| world.copy_now(copy))
+    in_context(|world| world.copy_now("cuMemcpyHtoD_v2", copy))
 }
 
 #[unsafe(no_mangle)]
@@ -108,7 +116,7 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
         CopyEndpoint::Host(from as usize),
         bytes,
     );
-    in_context(|world| world.copy(copy, named(stream)?))
+    in_context(|world| world.copy("cuMemcpyHtoDAsync_v2", copy, named(stream)?))
 }
 
 #[unsafe(no_mangle)]
@@ -122,7 +130,7 @@ pub unsafe extern "C" fn cuMemcpyDtoH_v2(
         CopyEndpoint::Device(from),
         bytes,
     );
-    in_context(|world| world.copy_now(copy))
+    in_context(|world| world.copy_now("cuMemcpyDtoH_v2", copy))
 }
 
 #[unsafe(no_mangle)]
@@ -137,14 +145,14 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
         CopyEndpoint::Device(from),
         bytes,
     );
-    in_context(|world| world.copy(copy, named(stream)?))
+    in_context(|world| world.copy("cuMemcpyDtoHAsync_v2", copy, named(stream)?))
 }
 
 /// Does not wait, as the driver's does not.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> CUresult {
     let copy = Copy::row(CopyEndpoint::Device(to), CopyEndpoint::Device(from), bytes);
-    in_context(|world| world.copy(copy, LEGACY))
+    in_context(|world| world.copy("cuMemcpyDtoD_v2", copy, LEGACY))
 }
 
 #[unsafe(no_mangle)]
@@ -155,7 +163,7 @@ pub extern "C" fn cuMemcpyDtoDAsync_v2(
     stream: CUstream,
 ) -> CUresult {
     let copy = Copy::row(CopyEndpoint::Device(to), CopyEndpoint::Device(from), bytes);
-    in_context(|world| world.copy(copy, named(stream)?))
+    in_context(|world| world.copy("cuMemcpyDtoDAsync_v2", copy, named(stream)?))
 }
 
 /// Both contexts are the one there is.
@@ -175,7 +183,7 @@ pub extern "C" fn cuMemcpyPeerAsync(
 pub unsafe extern "C" fn cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> CUresult {
     in_context(|world| {
         let copy = Copy::row(world.end(to), world.end(from), bytes);
-        world.copy_now(copy)
+        world.copy_now("cuMemcpy", copy)
     })
 }
 
@@ -188,7 +196,7 @@ pub unsafe extern "C" fn cuMemcpyAsync(
 ) -> CUresult {
     in_context(|world| {
         let copy = Copy::row(world.end(to), world.end(from), bytes);
-        world.copy(copy, named(stream)?)
+        world.copy("cuMemcpyAsync", copy, named(stream)?)
     })
 }
 
@@ -234,7 +242,7 @@ pub unsafe extern "C" fn cuMemcpy2D_v2(asked: *const CUDA_MEMCPY2D) -> CUresult 
     let asked = unsafe { asked.as_ref() };
     in_context(|world| {
         let copy = rows(world, asked.ok_or(INVALID)?)?;
-        world.copy_now(copy)
+        world.copy_now("cuMemcpy2D_v2", copy)
     })
 }
 
@@ -247,7 +255,7 @@ pub unsafe extern "C" fn cuMemcpy2DAsync_v2(
     let asked = unsafe { asked.as_ref() };
     in_context(|world| {
         let copy = rows(world, asked.ok_or(INVALID)?)?;
-        world.copy(copy, named(stream)?)
+        world.copy("cuMemcpy2DAsync_v2", copy, named(stream)?)
     })
 }
 

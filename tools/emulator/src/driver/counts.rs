@@ -1,4 +1,4 @@
-//! The numbers of each launch, as lines of JSON in a file.
+//! What the device is asked to do, and the numbers of each launch, as lines of JSON in a file.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -8,11 +8,26 @@ use serde_json::{Map, Value, json};
 
 use super::errors::say;
 use super::launch::KernelLaunch;
-use crate::machine::{Counts, Kind};
+use super::state::DriverState;
+use super::transfers::{Copy, CopyEndpoint, FillPattern};
+use crate::machine::{Counts, Kind, LANES};
 
-/// Appends the line of one launch.
-pub(super) fn append(file: &Path, launched: &KernelLaunch, counts: &Counts) {
-    let line = format!("{}\n", line(launched, counts));
+impl DriverState {
+    /// Appends a line, where lines are asked for.
+    pub fn count(&self, line: impl FnOnce() -> Value) {
+        if let Some(file) = &self.options.counts {
+            append(file, &line());
+        }
+    }
+
+    /// Counts a call of the driver by which the host waits for the device.
+    pub fn waits(&self, call: &str) {
+        self.count(|| json!({ "wait": call }));
+    }
+}
+
+fn append(file: &Path, line: &Value) {
+    let line = format!("{line}\n");
     let opened = OpenOptions::new().create(true).append(true).open(file);
     // At once: lines of several processes do not mix.
     if let Err(error) = opened.and_then(|mut opened| opened.write_all(line.as_bytes())) {
@@ -20,7 +35,23 @@ pub(super) fn append(file: &Path, launched: &KernelLaunch, counts: &Counts) {
     }
 }
 
-fn line(launched: &KernelLaunch, counts: &Counts) -> Value {
+/// The line of a copy.
+pub(super) fn copied(copy: &Copy) -> Value {
+    let letter = |end: &CopyEndpoint| match end {
+        CopyEndpoint::Device(_) => 'd',
+        CopyEndpoint::Host(_) | CopyEndpoint::Staged(_) => 'h',
+    };
+    let way = format!("{}to{}", letter(&copy.from), letter(&copy.to));
+    json!({ "copy": way, "bytes": copy.width * copy.height })
+}
+
+/// The line of a fill.
+pub(super) fn filled(fill: &FillPattern) -> Value {
+    json!({ "fill": fill.pattern.len() * fill.count })
+}
+
+/// The line of a launch.
+pub(super) fn launched(launched: &KernelLaunch, counts: &Counts) -> Value {
     let of = |kind: Kind| {
         (
             format!("{kind:?}").to_lowercase(),
@@ -32,17 +63,22 @@ fn line(launched: &KernelLaunch, counts: &Counts) -> Value {
         .filter(|(_, count)| *count > 0)
         .map(|(kind, count)| (kind, count.into()))
         .collect();
+    let product = |sizes: [u32; 3]| sizes.into_iter().map(u64::from).product::<u64>();
     let both = |(read, written)| json!({ "read": read, "written": written });
     json!({
         "kernel": launched.program.name,
         "grid": launched.grid,
         "block": launched.block,
         "shared": launched.program.shared + launched.dynamic_shared,
+        "warps": product(launched.grid) * product(launched.block).div_ceil(LANES as u64),
+        "longest_warp": counts.longest_warp,
         "instructions": instructions,
+        "matrix_flops": counts.matrix_flops,
         "global_bytes": both(counts.global_bytes),
         "global_sectors": both(counts.global_sectors),
         "touched_sectors": both(counts.touched_sectors),
         "bank_conflicts": counts.bank_conflicts,
+        "shared_wavefronts": counts.shared_wavefronts,
         "atomics": counts.atomics,
     })
 }
@@ -55,10 +91,10 @@ mod tests {
 
     #[test]
     fn a_line_has_every_number() {
-        let launched = KernelLaunch {
+        let launch = KernelLaunch {
             program: Arc::new(crate::testing::kernel("")),
             grid: [1, 2, 3],
-            block: [32, 1, 1],
+            block: [33, 1, 1],
             parameters: Vec::new(),
             dynamic_shared: 64,
         };
@@ -68,17 +104,21 @@ mod tests {
             bank_conflicts: 5,
             atomics: 6,
             touched_sectors: (7, 8),
+            shared_wavefronts: 9,
+            matrix_flops: 10,
+            longest_warp: 11,
             ..Counts::default()
         };
         counts.instruction(Kind::Control);
         let expected = json!({
-            "kernel": "tested", "grid": [1, 2, 3], "block": [32, 1, 1], "shared": 64,
+            "kernel": "tested", "grid": [1, 2, 3], "block": [33, 1, 1], "shared": 64,
+            "warps": 12, "longest_warp": 11, "matrix_flops": 10, "shared_wavefronts": 9,
             "instructions": { "control": 1 },
             "global_bytes": { "read": 4, "written": 8 },
             "global_sectors": { "read": 1, "written": 2 },
             "touched_sectors": { "read": 7, "written": 8 },
             "bank_conflicts": 5, "atomics": 6,
         });
-        assert_eq!(line(&launched, &counts), expected);
+        assert_eq!(launched(&launch, &counts), expected);
     }
 }

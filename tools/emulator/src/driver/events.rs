@@ -145,7 +145,10 @@ pub extern "C" fn cuEventQuery(event: CUevent) -> CUresult {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventSynchronize(event: CUevent) -> CUresult {
     by_handle(|world| match world.recorded(event as usize)? {
-        Some(mark) => world.finish(mark),
+        Some(mark) => {
+            world.waits("cuEventSynchronize");
+            world.finish(mark)
+        }
         None => Ok(()),
     })
 }
@@ -164,6 +167,9 @@ fn elapsed(milliseconds: &OutPointer<f32>, start: CUevent, end: CUevent) -> CUre
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         };
         let (start, end) = (start?, end?);
+        if world.options.fixed_clock {
+            return milliseconds.set(1.0);
+        }
         let seconds = match end.checked_duration_since(start) {
             Some(later) => later.as_secs_f64(),
             None => -start.duration_since(end).as_secs_f64(),

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUresult, CUstream};
+use serde_json::Value;
 
+#[cfg(doc)]
+use super::options::Options;
 use super::state::{anywhere, in_context};
 use super::streams::named;
 use super::work::StreamWork;
@@ -17,9 +20,20 @@ pub(crate) type Job = Arc<dyn Fn(&Memory) -> Result<(), String> + Send + Sync>;
 /// has happened, until it tells that it is done.
 pub(crate) type Attempt = Arc<dyn Fn(&Memory) -> Result<bool, String> + Send + Sync>;
 
-/// Puts work on a stream.
-pub(crate) fn enqueue(stream: CUstream, job: Job) -> CUresult {
-    in_context(|world| world.put(named(stream)?, StreamWork::Job(job)))
+/// Puts work on a stream. Each time it is done, `line` is appended to the file of counts.
+pub(crate) fn enqueue(stream: CUstream, job: Job, line: Value) -> CUresult {
+    let work = StreamWork::Job(job, Arc::new(line));
+    in_context(|world| world.put(named(stream)?, work))
+}
+
+/// Whether [products are filled](Options::fill_products).
+pub(crate) fn fills_products() -> bool {
+    let mut fills = false;
+    anywhere(|world| {
+        fills = world.options.fill_products;
+        Ok(())
+    });
+    fills
 }
 
 /// Puts work on a stream that waits there for others. It may be tried on any thread, and must call
@@ -146,7 +160,7 @@ mod tests {
             unsafe { (address as *mut u32).write(7) };
             Ok(())
         };
-        assert_eq!(enqueue(stream, Arc::new(job)), CUDA_SUCCESS);
+        assert_eq!(enqueue(stream, Arc::new(job), Value::Null), CUDA_SUCCESS);
         stream
     }
 
@@ -209,10 +223,10 @@ mod tests {
         let _turn = testing::enter();
         let stream = testing::stream() as CUstream;
         let job = |_: &_| Err("nothing is there".to_string());
-        assert_eq!(enqueue(stream, Arc::new(job)), CUDA_SUCCESS);
+        assert_eq!(enqueue(stream, Arc::new(job), Value::Null), CUDA_SUCCESS);
         assert_eq!(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
         assert_eq!(
-            enqueue(stream, Arc::new(|_| Ok(()))),
+            enqueue(stream, Arc::new(|_| Ok(())), Value::Null),
             CUDA_ERROR_ILLEGAL_ADDRESS
         );
     }

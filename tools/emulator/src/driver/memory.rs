@@ -60,6 +60,7 @@ pub extern "C" fn cuMemAlloc_v2(address: OutPointer<CUdeviceptr>, bytes: usize) 
 pub extern "C" fn cuMemFree_v2(address: CUdeviceptr) -> CUresult {
     in_context(|world| {
         world.not_captured()?;
+        world.waits("cuMemFree_v2");
         world.finish_all()?;
         if world.memory.free(address) {
             Ok(())
@@ -118,6 +119,7 @@ pub extern "C" fn cuMemHostAlloc(
 pub extern "C" fn cuMemFreeHost(address: *mut c_void) -> CUresult {
     in_context(|world| {
         world.not_captured()?;
+        world.waits("cuMemFreeHost");
         world.finish_all()?;
         if world.pinned.free(address as u64) {
             Ok(())

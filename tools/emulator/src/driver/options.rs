@@ -18,6 +18,10 @@ pub(super) struct Options {
     pub counts: Option<PathBuf>,
     /// Where the text of each module goes.
     pub ptx: Option<PathBuf>,
+    /// Whether the results of library products are [filled](crate::cublaslt), not computed.
+    pub fill_products: bool,
+    /// Whether any two events are equally far apart.
+    pub fixed_clock: bool,
     /// How kernels are run.
     pub machine: machine::Options,
 }
@@ -29,6 +33,8 @@ impl Default for Options {
             lazy: false,
             counts: None,
             ptx: None,
+            fill_products: false,
+            fixed_clock: false,
             machine: machine::Options::default(),
         }
     }
@@ -52,11 +58,29 @@ impl Options {
                 _ => wrong(name, &value),
             }
         }
-        let name = "BURN_MEGATRON_EMULATOR_STREAMS";
-        match variable(name).as_deref() {
-            None | Some("eager") => {}
-            Some("lazy") => options.lazy = true,
-            Some(other) => wrong(name, other),
+        // Each with its default, the other value, and what that sets.
+        for (name, [usual, other], set) in [
+            (
+                "BURN_MEGATRON_EMULATOR_STREAMS",
+                ["eager", "lazy"],
+                &mut options.lazy,
+            ),
+            (
+                "BURN_MEGATRON_EMULATOR_PRODUCTS",
+                ["compute", "fill"],
+                &mut options.fill_products,
+            ),
+            (
+                "BURN_MEGATRON_EMULATOR_CLOCK",
+                ["host", "fixed"],
+                &mut options.fixed_clock,
+            ),
+        ] {
+            match variable(name) {
+                Some(value) if value == other => *set = true,
+                Some(value) if value != usual => wrong(name, &value),
+                _ => {}
+            }
         }
         options.counts = variable("BURN_MEGATRON_EMULATOR_COUNTS").map(PathBuf::from);
         options.ptx = variable("BURN_MEGATRON_EMULATOR_PTX").map(PathBuf::from);
@@ -110,13 +134,15 @@ mod tests {
         let options = Options::from(|name| match name {
             "BURN_MEGATRON_EMULATOR_MEMORY" => Some("3".into()),
             "BURN_MEGATRON_EMULATOR_STREAMS" => Some("lazy".into()),
+            "BURN_MEGATRON_EMULATOR_PRODUCTS" => Some("fill".into()),
+            "BURN_MEGATRON_EMULATOR_CLOCK" => Some("fixed".into()),
             "BURN_MEGATRON_EMULATOR_COUNTS" => Some("/counts".into()),
             "BURN_MEGATRON_EMULATOR_THREADS" => Some("5".into()),
             "BURN_MEGATRON_EMULATOR_CHECKS" => Some("lanes,races".into()),
             _ => None,
         });
         assert_eq!(options.memory, 3 * GIB);
-        assert!(options.lazy);
+        assert!(options.lazy && options.fill_products && options.fixed_clock);
         assert_eq!(options.counts, Some("/counts".into()));
         assert!(options.machine.touched);
         assert_eq!(options.machine.threads, 5);
@@ -124,6 +150,7 @@ mod tests {
         assert!(wanted.lanes && wanted.races && !wanted.unwritten && !wanted.conflicts);
         let options = Options::from(|_| Some("0".into()));
         assert_eq!((options.memory, options.lazy), (16 * GIB, false));
+        assert!(!options.fill_products && !options.fixed_clock);
         assert!(options.machine.threads > 0);
         assert_eq!(options.machine.checks, Checks::default());
         assert!(checks("none").is_some_and(|checks| !checks.races));

@@ -84,6 +84,7 @@ pub extern "C" fn cuStreamSynchronize(stream: CUstream) -> CUresult {
     by_handle(|world| {
         let stream = named(stream)?;
         world.stream_not_captured(stream)?;
+        world.waits("cuStreamSynchronize");
         world.finish_stream(stream)
     })
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cudarc::driver::sys::{CUgraphNodeType, CUresult};
+use serde_json::Value;
 
 use super::errors::{code, passes, say};
 use super::jobs::{Attempt, Job};
@@ -29,8 +30,8 @@ pub(super) enum StreamWork {
     Allocate,
     Free(u64),
     Call(HostFunction, usize),
-    /// What other libraries do.
-    Job(Job),
+    /// What other libraries do, and the line that it is counted by.
+    Job(Job, Arc<Value>),
     Attempt(Attempt),
     /// The event, by its handle.
     Record(usize),
@@ -42,7 +43,7 @@ impl StreamWork {
     /// What it is in a graph; `None` for what only orders.
     pub fn node(&self) -> Option<CUgraphNodeType> {
         Some(match self {
-            Self::Launch(_) | Self::Job(_) | Self::Attempt(_) => {
+            Self::Launch(_) | Self::Job(..) | Self::Attempt(_) => {
                 CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL
             }
             Self::Copy(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY,
@@ -121,14 +122,17 @@ impl DriverState {
             StreamWork::Launch(launched) => self.launch(launched),
             StreamWork::Copy(copy) => {
                 let done = copy.perform(&self.memory.snapshot());
+                self.count(|| counts::copied(copy));
                 self.judge(done);
             }
             StreamWork::FillPattern(fill) => {
                 let done = fill.perform(&self.memory.snapshot());
+                self.count(|| counts::filled(fill));
                 self.judge(done);
             }
-            StreamWork::Job(job) => {
+            StreamWork::Job(job, line) => {
                 let done = job(&self.memory);
+                self.count(|| Value::clone(line));
                 self.judge(done);
             }
             StreamWork::Attempt(attempt) => match attempt(&self.memory) {
@@ -179,11 +183,7 @@ impl DriverState {
         };
         // A mistake of the emulator itself must not take the program with it.
         match catch_unwind(AssertUnwindSafe(|| run(&launch))) {
-            Ok(Ok(counted)) => {
-                if let Some(file) = &self.options.counts {
-                    counts::append(file, launched, &counted);
-                }
-            }
+            Ok(Ok(counted)) => self.count(|| counts::launched(launched, &counted)),
             Ok(Err(failure)) => {
                 say(&failure.to_string());
                 let wrong = if passes(&failure.fault) {

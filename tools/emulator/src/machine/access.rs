@@ -70,7 +70,7 @@ impl Block<'_> {
             }
             Space::Shared => {
                 within(mask, space, at, high, bytes, self.shared.bytes.len())?;
-                self.counts.bank_conflicts += banks::conflicts(at, mask, bytes);
+                self.count_shared(at, mask, bytes);
                 if self.work.shadow.watches() {
                     self.watch(warp, mask, access, at, bytes)?;
                 }
@@ -331,6 +331,17 @@ impl Block<'_> {
                 what: self.launch.memory.nearest(address),
             })
         }
+    }
+
+    /// What an access of a whole warp to shared memory counts as.
+    pub(crate) fn count_shared(&mut self, addresses: &Lanes, mask: Mask, bytes: usize) {
+        self.counts.bank_conflicts += banks::conflicts(addresses, mask, bytes);
+        self.counts.shared_wavefronts += banks::wavefronts(addresses, mask, bytes);
+    }
+
+    /// As [`count_shared`](Self::count_shared), for bytes whose order the hardware chooses.
+    pub(crate) fn count_shared_bytes(&mut self, bytes: usize) {
+        self.counts.shared_wavefronts += banks::lines(bytes);
     }
 
     /// What an access of a whole warp to global memory counts as, where it was made by

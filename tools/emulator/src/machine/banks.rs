@@ -5,6 +5,13 @@ use super::{LANES, Lanes, Mask};
 /// Bytes of a sector, as a power of two.
 pub(super) const SECTOR: u32 = 5;
 
+/// Bytes that all banks together give in a pass.
+const LINE: u64 = 128;
+
+/// Different accesses of a bank that are told apart without sorting: as many as 16 bytes for each
+/// lane take.
+const FEW: usize = 4;
+
 /// The sectors that lanes touch with `bytes` (at most a sector, aligned) at each address.
 pub(super) fn sectors(addresses: &Lanes) -> u64 {
     let (mut count, mut descents) = (1, 0);
@@ -21,6 +28,49 @@ pub(super) fn sectors(addresses: &Lanes) -> u64 {
     sectors.iter_mut().for_each(|address| *address >>= SECTOR);
     sectors.sort_unstable();
     1 + sectors.windows(2).filter(|pair| pair[0] != pair[1]).count() as u64
+}
+
+/// Passes over the banks that so many different bytes take at the least.
+pub(super) fn lines(bytes: usize) -> u64 {
+    (bytes as u64).div_ceil(LINE)
+}
+
+/// Passes over the banks that an access of `bytes` at each address takes at the least: the most
+/// different words that one bank has to give, as words that several lanes want are read once. A GPU
+/// may take more, as it takes 8 bytes in half warps and 16 in quarters.
+pub(super) fn wavefronts(addresses: &Lanes, mask: Mask, bytes: usize) -> u64 {
+    // Accesses are aligned: those of two lanes are the same words, or have none in common.
+    let width = bytes.max(4) as u64;
+    let passes = width.div_ceil(LINE);
+    let groups = (LINE / width).max(1);
+    let mut of_group = [[u64::MAX; FEW]; LANES];
+    let mut counts = [0; LANES];
+    for lane in mask.lanes() {
+        let access = addresses[lane] / width;
+        let group = (access % groups) as usize;
+        let (known, count) = (&mut of_group[group], &mut counts[group]);
+        if known[..*count].contains(&access) {
+            continue;
+        }
+        if *count == FEW {
+            return passes * most_accesses(addresses, mask, width, groups);
+        }
+        known[*count] = access;
+        *count += 1;
+    }
+    passes * counts.into_iter().max().unwrap_or_default() as u64
+}
+
+/// As [`wavefronts`], for any number of different accesses.
+fn most_accesses(addresses: &Lanes, mask: Mask, width: u64, groups: u64) -> u64 {
+    let mut accesses: Vec<_> = mask.lanes().map(|lane| addresses[lane] / width).collect();
+    accesses.sort_unstable();
+    accesses.dedup();
+    let mut counts = [0; LANES];
+    accesses
+        .iter()
+        .for_each(|access| counts[(access % groups) as usize] += 1);
+    counts.into_iter().max().unwrap_or_default()
 }
 
 /// Passes beyond those that the width needs. A pass gives each of 32 banks one word of 4 bytes, to
@@ -86,7 +136,7 @@ fn most_words(addresses: &Lanes, mask: Mask, words: u64) -> u64 {
 mod tests {
     use super::*;
 
-    fn lanes(address: impl Fn(u64) -> u64) -> Lanes {
+    fn lanes(mut address: impl FnMut(u64) -> u64) -> Lanes {
         std::array::from_fn(|lane| address(lane as u64))
     }
 
@@ -113,6 +163,45 @@ mod tests {
             conflicts(&lanes(|lane| lane * 128), Mask(0x0101_0101), 16),
             0
         );
+    }
+
+    #[test]
+    fn wavefronts_of_a_warp() {
+        let strided = |stride, bytes| wavefronts(&lanes(|lane| lane * stride), Mask::ALL, bytes);
+        // Side by side: as many as the bytes fill of 128.
+        assert_eq!(
+            [1, 2, 4, 8, 16, 32].map(|bytes| strided(bytes, bytes as usize)),
+            [1, 1, 1, 2, 4, 8]
+        );
+        // One word for all, of whatever width.
+        assert_eq!([2, 4, 8, 16].map(|bytes| strided(0, bytes)), [1; 4]);
+        // All in one bank, and in one group of four.
+        assert_eq!(strided(128, 4), 32);
+        assert_eq!(strided(128, 16), 32);
+        assert_eq!(strided(132, 4), 1);
+        // Two lanes share each 16 bytes: 256 bytes.
+        assert_eq!(wavefronts(&lanes(|lane| lane / 2 * 16), Mask::ALL, 16), 2);
+        assert_eq!(wavefronts(&lanes(|lane| lane * 128), Mask(0b101), 4), 2);
+        assert_eq!(wavefronts(&lanes(|lane| lane), Mask(0), 4), 0);
+    }
+
+    /// Any addresses: the most different words of a bank, counted word by word.
+    #[test]
+    fn wavefronts_are_words_of_a_bank() {
+        let mut seed = 1u64;
+        for bytes in [4, 8, 16] {
+            for _ in 0..100 {
+                let at = lanes(|_| {
+                    seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    (seed >> 33) % 64 * bytes
+                });
+                let words = at.iter().flat_map(|at| (at / 4)..(at + bytes) / 4);
+                let words: std::collections::BTreeSet<_> = words.collect();
+                let of_bank = |bank| words.iter().filter(|word| *word % 32 == bank).count();
+                let most = (0..32).map(of_bank).max().unwrap() as u64;
+                assert_eq!(wavefronts(&at, Mask::ALL, bytes as usize), most);
+            }
+        }
     }
 
     #[test]

@@ -58,6 +58,13 @@ pub struct Counts {
     pub global_sectors: (u64, u64),
     /// Passes over the 32 banks of shared memory beyond the first of each instruction.
     pub bank_conflicts: u64,
+    /// Wavefronts: passes over the 32 banks of shared memory that all accesses together take at the
+    /// least.
+    pub shared_wavefronts: u64,
+    /// Additions and multiplications by matrix units.
+    pub matrix_flops: u64,
+    /// Instructions of the warp that runs the most.
+    pub longest_warp: u64,
     /// Operations of `atom` and `red`, each lane and each element of a vector by itself.
     pub atomics: u64,
     /// Different sectors that the whole launch reads, and those that it writes: what memory must move
@@ -72,7 +79,7 @@ impl Counts {
         self.instructions[kind as usize] += 1;
     }
 
-    /// The sum of both; sectors that both touch count twice.
+    /// The sum of both, and the longer of both longest warps; sectors that both touch count twice.
     pub fn add(&mut self, other: &Self) {
         for (sum, count) in self.instructions.iter_mut().zip(other.instructions) {
             *sum += count;
@@ -82,6 +89,9 @@ impl Counts {
         self.global_sectors.0 += other.global_sectors.0;
         self.global_sectors.1 += other.global_sectors.1;
         self.bank_conflicts += other.bank_conflicts;
+        self.shared_wavefronts += other.shared_wavefronts;
+        self.matrix_flops += other.matrix_flops;
+        self.longest_warp = self.longest_warp.max(other.longest_warp);
         self.atomics += other.atomics;
         self.touched_sectors.0 += other.touched_sectors.0;
         self.touched_sectors.1 += other.touched_sectors.1;

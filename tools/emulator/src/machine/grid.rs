@@ -160,6 +160,8 @@ fn run_block(
                 let ended = block.end(warp);
                 ended.map_err(|fault| failure(program, position, warp, fault))?;
             }
+            let clocks = warps.iter().map(|warp| warp.clock);
+            block.counts.longest_warp = clocks.max().unwrap_or_default();
             return Ok(block.counts);
         }
         if instructions > launch.options.budget {

@@ -65,6 +65,35 @@ fn run(call: &Call, memory: &Memory) {
     assert_eq!(call.run(memory), Ok(()));
 }
 
+/// Every element of the result, nothing of the gaps between its columns, whatever the factors.
+#[test]
+fn a_product_that_is_not_computed_is_filled() {
+    for (types, name) in [
+        ([BF16, BF16, BF16], "bf16"),
+        ([BF16, BF16, F32], "f32"),
+        ([F16, F16, F16], "f16"),
+    ] {
+        let asked = Asked::new(types, [5, 3, 4], [true, false], 2);
+        let memory = Memory::default();
+        let call = call(asked.check().unwrap(), &memory);
+        assert_eq!(call.fill(&memory), Ok(()));
+        let d = call.product.d;
+        for column in 0..3 {
+            let row = |row| read(d.element, address(&call, row, column));
+            assert!((0..5).all(|at| row(at) == 1.0 / 1024.0), "{name}");
+            // The last gap is not part of the matrix.
+            assert!(column == 2 || (5..7).all(|at| row(at).is_nan()), "{name}");
+        }
+        let line = call.line();
+        assert_eq!(line["product"], serde_json::json!([5, 3, 4]));
+        assert_eq!(line["transposed"], serde_json::json!([true, false]));
+        assert_eq!(line["types"][3], name);
+        assert_eq!([&line["alpha"], &line["beta"]], [1.0, 0.0]);
+        memory.free(call.a);
+        assert!(call.fill(&memory).unwrap_err().contains('A'));
+    }
+}
+
 #[test]
 fn all_transpositions_types_and_gaps() {
     let mut seed = 1;

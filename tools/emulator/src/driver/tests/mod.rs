@@ -1,6 +1,7 @@
 //! The driver as a C program sees it.
 
 mod copies;
+mod counts;
 mod device;
 mod graphs;
 mod launches;
@@ -10,6 +11,8 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::Value;
 
 use cudarc::driver::sys::{
     CUDA_MEMCPY2D, CUdevice_attribute_enum as Attribute, CUevent, CUfunction, CUgraphNodeType,

@@ -94,6 +94,26 @@ fn a_question_is_answered_in_the_end() {
 }
 
 #[test]
+fn a_fixed_clock_gives_all_work_the_same_time() {
+    let _turn = fresh(Options {
+        fixed_clock: true,
+        ..Options::default()
+    });
+    let events = [event(), event()];
+    for event in events {
+        good(cuEventRecord(event, null_mut()));
+    }
+    let mut milliseconds = -1.0;
+    let [start, end] = events;
+    good(cuEventElapsedTime(
+        OutPointer(&mut milliseconds),
+        start,
+        end,
+    ));
+    assert_eq!(milliseconds, 1.0);
+}
+
+#[test]
 fn a_function_of_the_host_runs_in_order_and_may_call_nothing() {
     unsafe extern "C" fn call(data: *mut c_void) {
         // SAFETY: what the test gives.
@@ -131,7 +151,7 @@ fn a_stream_waits_for_what_another_thread_does() {
             }
         };
         good(cuStreamWaitEvent(two, event, 0));
-        good(jobs::enqueue(two, Arc::new(write)));
+        good(jobs::enqueue(two, Arc::new(write), Value::Null));
         assert!((0..10).all(|_| cuEventQuery(event) == CUDA_ERROR_NOT_READY));
         assert!(!jobs::is_idle(two as usize));
         let opener = std::thread::spawn(move || {
@@ -144,7 +164,7 @@ fn a_stream_waits_for_what_another_thread_does() {
         opener.join().unwrap();
         assert_eq!(to_host(a, 1), [2]);
         let bad = |_: &Memory| Err("on purpose".to_owned());
-        good(jobs::enqueue(two, Arc::new(bad)));
+        good(jobs::enqueue(two, Arc::new(bad), Value::Null));
         assert_eq!(cuStreamSynchronize(two), CUDA_ERROR_ILLEGAL_ADDRESS);
     }
 }

@@ -187,8 +187,9 @@ pub(super) fn arrive(
     Ok(())
 }
 
-/// Counts what global memory is touched: lines as lanes with a sector each.
+/// Counts what shared and global memory is touched: lines as lanes with a sector each.
 pub(super) fn count(block: &mut Block<'_>, pieces: &[CopyChunk], store: bool) {
+    block.count_shared_bytes(pieces.iter().map(|piece| piece.bytes).sum());
     for piece in pieces
         .iter()
         .filter(|piece| !matches!(piece.way, CopyDirection::Zero))

@@ -169,6 +169,7 @@ fn copy(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String> {
                 }
             }
         }
+        block.count_shared(&to, mask, bytes);
         let read = mask.lanes().filter(|lane| sizes[*lane] > 0);
         let read = Mask(read.fold(0, |all, lane| all | 1 << lane));
         if read.count() > 0 {

@@ -100,7 +100,8 @@ pub(super) fn product(instruction: &Instruction) -> Result<Step, String> {
         (columns, _) => return Err(format!("{columns} columns")),
     };
     let Shape { m, n, k } = shape;
-    Ok(Box::new(move |warp, _, _| {
+    Ok(Box::new(move |warp, _, block| {
+        block.counts.matrix_flops += 2 * (m * n * k) as u64;
         let (mut a, mut b, mut d) = ([0.0; LARGEST], [0.0; LARGEST / 2], [0.0; LARGEST / 4]);
         let (a, b, d) = (&mut a[..m * k], &mut b[..k * n], &mut d[..m * n]);
         gather_a(&left, warp, a);

@@ -27,6 +27,7 @@ pub(super) fn load(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step,
                 in_shared(space, lane, addresses[lane])?;
                 block.read(warp, lane, space, addresses[lane], bytes)?;
             }
+            count(block, &addresses, number);
             warp.registers[*register] = give(&matrix, transposed);
         }
         Ok(())
@@ -47,6 +48,7 @@ pub(super) fn store(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step
                     in_shared(space, lane, addresses[lane])?;
                     block.write(warp, lane, space, addresses[lane], bytes)?;
                 }
+                count(block, &addresses, number);
             }
             Ok(())
         },
@@ -102,6 +104,11 @@ fn in_shared(space: Space, lane: usize, address: u64) -> Result<(), Fault> {
             "lane {lane} names a row at {address:#x} of {other:?} memory, not of shared memory"
         ))),
     }
+}
+
+/// Counts the rows of a matrix, which are accessed at once.
+fn count(block: &mut Block<'_>, addresses: &Lanes, number: usize) {
+    block.count_shared(addresses, Mask(0xff << (8 * number)), ROW);
 }
 
 /// What the lanes hold of a matrix.

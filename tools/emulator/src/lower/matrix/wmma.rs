@@ -208,6 +208,9 @@ impl Matrix {
                 piece(warp, block, lane, address, line * self.length + along, size)?;
             }
             let (space, _) = resolve(self.space, base);
+            if space == Space::Shared {
+                block.count_shared_bytes(count * size);
+            }
             if space == Space::Global {
                 let lanes = Mask(mask.0 & (u32::MAX >> (LANES - count)));
                 block.count_global(&addresses, lanes, size, store);

@@ -1,7 +1,7 @@
 //! Grids, and what is counted.
 
 use crate::machine::testing::{words, words_with};
-use crate::machine::{Fault, Kind, Options};
+use crate::machine::{Counts, Fault, Kind, Options};
 use crate::testing::{kernel, run_with};
 
 const SCALED: &str = "
@@ -77,6 +77,47 @@ fn a_slow_block_fails_first() {
     assert_eq!(ran.expect_err("it reads beyond").place.block, [7, 0, 0]);
 }
 
+fn instructions(counts: &Counts) -> u64 {
+    counts.instructions.iter().sum()
+}
+
+/// The second warp of the second block.
+#[test]
+fn the_longest_warp() {
+    let body = "
+        mov.u32 %r1, %ctaid.x; setp.ne.u32 %p1, %r1, 1; @%p1 ret;
+        setp.lt.u32 %p1, %r0, 32; @%p1 ret;
+        mov.u32 %r2, 0; LOOP: add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 100; @%p2 bra LOOP;";
+    let (_, counts) = words_with(body, 3, 64, Options::default()).expect("it runs");
+    let others = instructions(&counts) - counts.longest_warp;
+    // Three a turn, and less than 20 before.
+    assert!((300..320).contains(&counts.longest_warp), "{counts:?}");
+    assert!(others < 5 * 20, "{counts:?}");
+}
+
+/// What matrix units do, and how their operands pass through shared memory.
+#[test]
+fn matrices_are_counted() {
+    let body = "
+        .shared .align 16 .b8 s[4096];
+        mov.u32 %r9, s; shl.b32 %r8, %r0, 4; add.u32 %r8, %r8, %r9;
+        st.shared.v4.b32 [%r8], {%r0, %r0, %r0, %r0};
+        shl.b32 %r7, %r0, 7; add.u32 %r7, %r7, %r9;
+        ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1, %r2, %r3, %r4}, [%r8];
+        ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r1, %r2}, [%r7];
+        mov.u32 %r5, 0; mov.f32 %f0, 0f00000000;
+        mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32
+            {%f1, %f2, %f3, %f4}, {%r5, %r5, %r5, %r5}, {%r5, %r5}, {%f0, %f0, %f0, %f0};
+        wmma.load.c.sync.aligned.row.m16n16k16.shared.f32
+            {%f1, %f2, %f3, %f4, %f5, %f6, %f7, %f8}, [%r9];";
+    let (_, counts) = words_with(body, 1, 32, Options::default()).expect("it runs");
+    assert_eq!(counts.matrix_flops, 2 * 16 * 8 * 16);
+    // Stored side by side, loaded so, two matrices of rows in the same banks, and a kilobyte.
+    assert_eq!(counts.shared_wavefronts, 4 + 4 + 2 * 8 + 8);
+    assert_eq!(counts.bank_conflicts, 2 * 7);
+    assert_eq!(counts.instructions[Kind::Matrix as usize], 4);
+}
+
 #[test]
 fn what_is_counted() {
     let options = Options {
@@ -95,6 +136,8 @@ fn what_is_counted() {
     assert_eq!(counts.global_sectors, (4 * (4 + 1), 4 * (1 + 1)));
     assert_eq!(counts.touched_sectors, (4, 1));
     assert_eq!(counts.bank_conflicts, 4 * (1 + 1));
+    assert_eq!(counts.shared_wavefronts, 4 * (2 + 2));
+    assert_eq!(counts.longest_warp, instructions(&counts) / 4);
     assert_eq!(counts.atomics, 4 * (32 + 8));
     assert_eq!(counts.instructions[Kind::Atomic as usize], 8);
     assert_eq!(counts.instructions[Kind::Shared as usize], 4);

@@ -215,6 +215,10 @@ fn mark(stream: usize) -> Arc<AtomicUsize> {
         set.fetch_add(1, Ordering::SeqCst);
         Ok(())
     };
-    jobs::enqueue(stream as *mut c_void as _, Arc::new(job));
+    jobs::enqueue(
+        stream as *mut c_void as _,
+        Arc::new(job),
+        serde_json::Value::Null,
+    );
     mark
 }
