@@ -6,6 +6,8 @@
 //! computed over a [path](paths) through each innermost loop that streams, or through the whole
 //! kernel if there is none; the slowest of these counts.
 //!
+//! What an emulated GPU counts of a whole launch gives [lower bounds of its time](launch).
+//!
 //! Effects that machine code does not show are ignored: the tail of a launch, cubes that wait for
 //! each other, bank conflicts and cache misses, and the time of whatever is neither issued nor
 //! loaded.
@@ -14,6 +16,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 pub mod code;
+pub mod launch;
 pub mod paths;
 pub mod pipes;
 pub mod wait;
@@ -35,6 +38,8 @@ pub struct GpuSpec {
     pub clock: f64,
     /// Bytes per second that a copy of a large buffer moves, read and written together.
     pub copy: f64,
+    /// Operations per second of all matrix units, of dense factors of 16 bits.
+    pub tensor: f64,
     /// Seconds from a load to its value while memory is busy.
     pub latency: f64,
     /// Where the kernel's pointers begin in the constant bank, in bytes.
@@ -49,8 +54,16 @@ pub const H200: GpuSpec = GpuSpec {
     multiprocessors: 132.0,
     clock: 1.98e9,
     copy: 4.3e12,
+    tensor: 989.4e12,
     latency: 0.75e-6,
     parameters: 0x210,
+};
+
+/// An H100 SXM: an H200 with another memory. Of its 3.35 TB/s a copy is assumed to move the share that
+/// was measured of the H200's 4.8.
+pub const H100: GpuSpec = GpuSpec {
+    copy: 3.0e12,
+    ..H200
 };
 
 /// The resources of a cube, which determine occupancy.

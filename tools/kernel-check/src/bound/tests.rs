@@ -28,6 +28,7 @@ const SLOW: GpuSpec = GpuSpec {
     multiprocessors: 10.0,
     clock: 1e9,
     copy: 1e10,
+    tensor: 1e13,
     latency: 1e-6,
     parameters: 0x210,
 };
