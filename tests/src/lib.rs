@@ -7,6 +7,7 @@ pub mod fuzz;
 mod gpu;
 pub mod inputs;
 pub mod recomputing;
+pub mod step;
 mod text;
 pub mod tolerance;
 mod words;

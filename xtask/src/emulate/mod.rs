@@ -22,7 +22,7 @@ use suite::{Suite, SuiteRunner};
 /// The suites to run.
 #[derive(Args, Default)]
 pub struct Options {
-    /// Suites; all by default.
+    /// Suites; all but `step` by default.
     #[arg(value_enum, value_name = "SUITE")]
     suites: Vec<Suite>,
     /// Arguments of the tests: a part of their names, `--test-threads`.

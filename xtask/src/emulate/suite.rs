@@ -25,13 +25,15 @@ pub enum Suite {
     Pretrain,
     /// The tests of burn-megatron-kernels.
     Kernels,
+    /// What a training step launches, moves and waits for, within its budgets. Not one of the default suites.
+    Step,
 }
 
 /// The variable with the file to which the device writes the counts of each launch.
 const COUNTS: &str = "BURN_MEGATRON_EMULATOR_COUNTS";
 
 impl Suite {
-    /// The short ones first.
+    /// Those that run by default, the short ones first.
     pub const ALL: [Self; 5] = [
         Self::Traffic,
         Self::Steps,
@@ -42,6 +44,7 @@ impl Suite {
 
     pub fn name(self) -> &'static str {
         match self {
+            Self::Step => "emulated step",
             Self::Steps => "emulated steps",
             Self::Nccl => "emulated nccl",
             Self::Traffic => "emulated traffic",
@@ -78,9 +81,19 @@ impl Suite {
                 let all = ["gpu", "gpu_zero", "gpu_launches"].map(&mut run);
                 all.into_iter().collect()
             }
+            Self::Step => {
+                let folder = counts_folder()?;
+                let mut tests = runner.tests("gpu_step", "tests")?;
+                let tests = tests
+                    .env(COUNTS, folder.path().join("counts.jsonl"))
+                    .env("BURN_MEGATRON_EMULATOR_PRODUCTS", "fill")
+                    .env("BURN_MEGATRON_EMULATOR_CLOCK", "fixed")
+                    .env("BURN_MEGATRON_EMULATOR_CHECKS", "none")
+                    .env("BURN_MEGATRON_EMULATOR_MEMORY", "64");
+                run_tests(tests.args(arguments).arg("--nocapture"), totals)
+            }
             Self::Traffic => {
-                let folder =
-                    TempDir::new("counts").map_err(|e| format!("a temporary folder: {e}"))?;
+                let folder = counts_folder()?;
                 let mut tests = runner.tests("burn_megatron_cli", "cli")?;
                 let tests = tests.env(COUNTS, folder.path().join("counts.jsonl"));
                 let tests = tests.args(or_own(arguments, "bench::traffic"));
@@ -92,6 +105,10 @@ impl Suite {
             }
         }
     }
+}
+
+fn counts_folder() -> Result<TempDir, String> {
+    TempDir::new("counts").map_err(|error| format!("a temporary folder: {error}"))
 }
 
 /// The given arguments, or else the suite's own filter.

@@ -1,0 +1,172 @@
+//! What a training step launches, moves and waits for, from the counts of the emulated GPU:
+//! `cargo xtask emulate step`. The budgets are in `gpu_step.toml`.
+#![cfg(feature = "cuda")]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::{env, fs};
+
+use burn::tensor::{DType, Device};
+use burn_megatron::comm::ParallelContext;
+use burn_megatron::data::{DataError, Sample, Samples};
+use burn_megatron::data_parallel::{DataParallelConfig, Precision};
+use burn_megatron::kernels::philox::Stream;
+use burn_megatron::nn::ModelBuilder;
+use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
+use burn_megatron_models::TransformerConfig;
+use burn_megatron_test_skip::skipped;
+use burn_megatron_tests::gpu;
+use burn_megatron_tests::step::budget::kernels_of;
+use burn_megatron_tests::step::{Budgets, ROW, StepCase, StepCounts, StepReport, StepRuns};
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The variable with the file to which the emulated GPU writes its counts.
+const COUNTS: &str = "BURN_MEGATRON_EMULATOR_COUNTS";
+
+const BUDGETS: &str = include_str!("gpu_step.toml");
+
+/// Tokens without order, in which a few occur often.
+struct Tokens {
+    vocabulary: u64,
+}
+
+impl Samples for Tokens {
+    fn seq(&self) -> usize {
+        ROW
+    }
+
+    fn sample(&self, number: u64) -> Result<Sample, DataError> {
+        let mut tokens = vec![];
+        Stream::new(number, 0).words(0, ROW + 1, |_, word| {
+            let below = match word % 4 {
+                0 => 16,
+                _ => self.vocabulary,
+            };
+            tokens.push((u64::from(word / 4) % below) as i32);
+        });
+        Ok(Sample {
+            targets: tokens[1..].to_vec(),
+            tokens: tokens[..ROW].to_vec(),
+            documents: vec![],
+        })
+    }
+}
+
+/// The lines that the device writes during `work`.
+fn lines<T>(
+    counts: &Path,
+    device: &Device,
+    work: impl FnOnce() -> T,
+) -> Result<(T, String), AnyError> {
+    let length = || fs::read_to_string(counts).map(|text| text.len());
+    let before = length()?;
+    let result = work();
+    device.sync()?;
+    Ok((result, fs::read_to_string(counts)?.split_off(before)))
+}
+
+/// The second step of a run: the first one compiles and tunes.
+fn counted(config: &TransformerConfig, rows: usize, counts: &Path) -> Result<StepCounts, AnyError> {
+    let device = gpu();
+    let precision = Precision::Bf16;
+    let settings = TrainConfig {
+        steps: 2,
+        micro_batch_size: rows,
+        global_batch_size: rows,
+        warmup_steps: 1,
+        data_parallel: DataParallelConfig {
+            precision,
+            ..DataParallelConfig::default()
+        },
+        ..TrainConfig::default()
+    };
+    let groups = ParallelContext::single();
+    let scope = ModelBuilder::with(&groups, &device, settings.seed, DType::F32)
+        .with_compute_dtype(precision.of(DType::F32));
+    let model = config.init_with(scope)?;
+    let mut trainer = Trainer::new(model, &groups, &device, &settings)?;
+    let tokens = Tokens {
+        vocabulary: config.vocabulary as u64,
+    };
+    let mut step = || trainer.step(&tokens, &mut NoopObserver);
+    step()?;
+    device.sync()?;
+    let ((), waited) = lines(counts, &device, || ())?;
+    let (metrics, counted) = lines(counts, &device, step)?;
+    let metrics = metrics?;
+    if metrics.skipped {
+        return Err(format!("the step was skipped: {metrics:?}").into());
+    }
+    // The lines that the wait at the end writes are not the step's.
+    let counted = counted.strip_suffix(&waited);
+    Ok(StepCounts::parse(
+        counted.ok_or("the step ends without a wait")?,
+    )?)
+}
+
+fn runs(case: &StepCase, counts: &Path) -> Result<StepRuns, AnyError> {
+    let run = |layers, rows| {
+        let config = TransformerConfig {
+            layers,
+            ..case.config.clone()
+        };
+        counted(&config, rows, counts)
+    };
+    Ok(StepRuns([
+        [run(1, 1)?, run(1, 2)?],
+        [run(2, 1)?, run(2, 2)?],
+    ]))
+}
+
+/// The names of the project's kernels.
+fn ours() -> Result<BTreeSet<String>, String> {
+    kernels_of(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../burn-megatron-kernels/src"))
+}
+
+#[track_caller]
+fn check(name: &str) {
+    static ONE: Mutex<()> = Mutex::new(());
+    let Some(counts) = env::var_os(COUNTS).map(PathBuf::from) else {
+        return skipped(format!("{COUNTS} is not set: cargo xtask emulate step"));
+    };
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let case = StepCase::all().into_iter().find(|case| case.name == name);
+    let case = case.expect("a case of this name");
+    let runs = runs(&case, &counts).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let report = StepReport::new(&case, &runs).expect("steps that are alike");
+    println!("\n{report}");
+    let budgets = Budgets::parse(BUDGETS).expect("budgets");
+    let failures = budgets.failures(&report, &ours().expect("kernels"));
+    let failures = failures.expect("a budget");
+    let lines = failures.iter().map(|failure| format!("{failure}\n"));
+    assert!(
+        failures.is_empty(),
+        "{name}:\n{}",
+        lines.collect::<String>()
+    );
+}
+
+#[test]
+fn gpt_768() {
+    check("gpt-768");
+}
+
+#[test]
+#[ignore = "slow: ten minutes and more, and has no budget yet"]
+fn llama_768() {
+    check("llama-768");
+}
+
+#[test]
+#[ignore = "slow: ten minutes and more, and has no budget yet"]
+fn gpt_1600() {
+    check("gpt-1600");
+}
+
+#[test]
+#[ignore = "slow: ten minutes and more, and has no budget yet"]
+fn llama_1600() {
+    check("llama-1600");
+}
