@@ -12,6 +12,7 @@ pub fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
         crate::activation::kernel::aot_instances,
         crate::adamw::aot_instances,
         crate::attention::kernel::aot_instances,
+        crate::column_sum::kernel::aot_instances,
         crate::cross_entropy::kernel::aot_instances,
         crate::dropout::kernel::aot_instances,
         crate::flat::kernel::aot_instances,

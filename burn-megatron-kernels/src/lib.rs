@@ -16,6 +16,7 @@
 //! | [`cross_entropy`] | log-sum-exp, loss and gradient, also for a split vocabulary |
 //! | [`adamw`] | a step over a flat buffer; sums of squares |
 //! | [`gemm`] | matrix products with a bias, or added to what is there |
+//! | [`column_sum`] | sums over the rows of a matrix, such as gradients of biases |
 //! | [`flat`] | values written into a buffer of many tensors, or added there |
 //! | [`fp8`] | 8-bit floats: quantisers and products of quantised matrices |
 //! | [`bits`] | the bits of one type as those of another |
@@ -45,6 +46,7 @@ pub mod adamw;
 pub mod aot;
 pub mod attention;
 pub mod bits;
+pub mod column_sum;
 mod cpu;
 pub mod cross_entropy;
 #[cfg(feature = "cubecl")]
@@ -55,6 +57,7 @@ pub mod flat;
 pub mod fp8;
 pub mod function;
 pub mod gemm;
+pub mod gradient;
 mod launch;
 pub mod norm;
 pub mod philox;

@@ -178,9 +178,12 @@ impl Decoder {
     fn down(&self, x: Tensor<3>) -> Tensor<3> {
         match (self.down.forward_without_bias(x), self.fault) {
             ((y, Some(bias)), Some(Fault::BiasBeforeSum)) => {
-                y + bias.mul_scalar(self.comm.size() as f64).unsqueeze()
+                y + bias
+                    .into_tensor()
+                    .mul_scalar(self.comm.size() as f64)
+                    .unsqueeze()
             }
-            ((y, Some(bias)), _) => y + bias.unsqueeze(),
+            ((y, Some(bias)), _) => y + bias.into_tensor().unsqueeze(),
             ((y, None), _) => y,
         }
     }

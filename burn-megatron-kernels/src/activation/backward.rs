@@ -1,14 +1,15 @@
 //! The activation as a recorded function, and its two kernels.
 
-use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
-use burn::tensor::Shape;
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{Shape, Tensor};
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{Activation, ActivationOptions, NAME, cpu, statistics};
 use crate::Function;
 use crate::cpu::for_float;
+use crate::gradient::{self, Destination, Place};
 use crate::launch::{DeviceOp, Spec, launch, launch_one};
 
 /// Inputs: `x`, then the bias and the row weight where there are any.
@@ -41,12 +42,17 @@ impl FusedActivation {
     }
 }
 
-impl Function for FusedActivation {
+/// An activation, and where the gradient of its bias goes, if not to the graph.
+#[derive(Debug)]
+pub(super) struct ActivationFunction {
+    pub fused: FusedActivation,
+    pub destination: Option<Destination>,
+}
+
+impl Function for ActivationFunction {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        (
-            launch_one(ActivationForwardOp(*self), inputs.clone()),
-            inputs,
-        )
+        let forward = ActivationForwardOp(self.fused);
+        (launch_one(forward, inputs.clone()), inputs)
     }
 
     fn backward(
@@ -55,14 +61,27 @@ impl Function for FusedActivation {
         gradient: DispatchTensor,
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        let (x, bias, weight) = self.split(needed.iter().copied());
+        let (x, bias, weight) = self.fused.split(needed.iter().copied());
         let wanted = RequestedGradients {
             x,
-            bias: bias.unwrap_or(false),
+            bias: bias.unwrap_or(false) || self.destination.is_some(),
             weight: weight.unwrap_or(false),
         };
         saved.push(gradient);
-        let mut gradients = launch(ActivationBackwardOp(*self, wanted), saved).into_iter();
+        let fused = self.fused;
+        let mut gradients = match &self.destination {
+            None => launch(ActivationBackwardOp::new(fused, wanted, None), saved),
+            Some(destination) => gradient::accumulate(&[destination], |target| {
+                let (width, dtype) = (saved[1].shape().num_elements(), saved[0].dtype());
+                let (flat, places) = gradient::split(NAME, target, width, dtype);
+                saved.extend(flat);
+                let place = places.map(|places| places[0]);
+                let mut gradients = launch(ActivationBackwardOp::new(fused, wanted, place), saved);
+                let bias = gradients.remove(usize::from(wanted.x));
+                (gradients, vec![Tensor::from_dispatch(bias)])
+            }),
+        }
+        .into_iter();
         needed
             .iter()
             .map(|needed| needed.then(|| gradients.next()).flatten())
@@ -97,10 +116,24 @@ impl DeviceOp for ActivationForwardOp {
     }
 }
 
-/// The requested gradients of `x`, the bias and the row weight; the last input is that of the
-/// output.
+/// The requested gradients of `x`, the bias and the row weight. The last input is that of the
+/// output; with a place a flat buffer comes after it, which is then the gradient of the bias.
 #[derive(Debug)]
-struct ActivationBackwardOp(FusedActivation, RequestedGradients);
+pub(super) struct ActivationBackwardOp {
+    pub fused: FusedActivation,
+    pub wanted: RequestedGradients,
+    pub place: Option<Place>,
+}
+
+impl ActivationBackwardOp {
+    fn new(fused: FusedActivation, wanted: RequestedGradients, place: Option<Place>) -> Self {
+        Self {
+            fused,
+            wanted,
+            place,
+        }
+    }
+}
 
 impl DeviceOp for ActivationBackwardOp {
     fn name(&self) -> &'static str {
@@ -108,12 +141,16 @@ impl DeviceOp for ActivationBackwardOp {
     }
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let (x, bias, weight) = self.0.split(inputs);
+        let (x, bias, weight) = self.fused.split(inputs);
+        let bias = match self.place {
+            Some(_) => inputs.last(),
+            None => bias,
+        };
         let RequestedGradients {
             x: wants_x,
             bias: wants_bias,
             weight: wants_weight,
-        } = self.1;
+        } = self.wanted;
         let outputs = [
             wants_x.then(|| x.clone()),
             bias.filter(|_| wants_bias).cloned(),
@@ -125,11 +162,11 @@ impl DeviceOp for ActivationBackwardOp {
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        for_float!(inputs[0].dtype(), E => cpu::backward::<E>(&self.0, self.1, inputs))
+        for_float!(inputs[0].dtype(), E => cpu::backward::<E>(self, inputs))
     }
 
     #[cfg(feature = "cubecl")]
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        super::kernel::backward(&self.0, self.1, inputs)
+        super::kernel::backward(self, inputs)
     }
 }

@@ -8,6 +8,7 @@ use burn::tensor::{DType, Tensor};
 
 use crate::error::{KernelError, accept};
 use crate::function::apply;
+use crate::gradient::Parameter;
 
 mod backward;
 pub mod composed;
@@ -18,7 +19,7 @@ pub(crate) mod kind;
 #[cfg(test)]
 mod tests;
 
-use backward::FusedActivation;
+use backward::{ActivationFunction, FusedActivation};
 pub use kind::Activation;
 
 const NAME: &str = "activate";
@@ -56,15 +57,35 @@ pub fn activate<const D: usize>(
     kind: Activation,
     options: ActivationOptions,
 ) -> Tensor<D> {
+    activate_with(x, bias.map(Parameter::from), row_weight, kind, options)
+}
+
+/// [`activate`] with a bias whose gradient may go to a flat buffer.
+///
+/// # Panics
+///
+/// As [`activate`].
+pub fn activate_with<const D: usize>(
+    x: Tensor<D>,
+    bias: Option<Parameter>,
+    row_weight: Option<Tensor<1>>,
+    kind: Activation,
+    options: ActivationOptions,
+) -> Tensor<D> {
+    let (bias, destination) = match bias {
+        Some(Parameter { value, destination }) => (Some(value), destination),
+        None => (None, None),
+    };
     let bias_width = bias.as_ref().map(|bias| bias.dims()[0]);
     let weights = row_weight.as_ref().map(|weight| weight.dims()[0]);
     accept(check(&x.dims(), bias_width, weights, kind, options));
-    let function = FusedActivation {
+    let fused = FusedActivation {
         kind,
         options,
         bias: bias.is_some(),
         weight: row_weight.is_some(),
     };
+    let function = ActivationFunction { fused, destination };
     let dtype = x.dtype();
     let bias = bias.map(|bias| typed(bias, dtype).into_dispatch());
     let weight = row_weight.map(|weight| typed(weight, statistics(dtype)).into_dispatch());

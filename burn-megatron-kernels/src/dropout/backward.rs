@@ -9,6 +9,7 @@ use burn_cubecl::tensor::CubeTensor;
 use super::{DropoutMask, NAME, RowSizes, cpu};
 use crate::Function;
 use crate::cpu::wide;
+use crate::gradient::{self, Destination, FlatGradients, Place};
 use crate::launch::{DeviceOp, Spec, launch, launch_one};
 
 /// Inputs: `x`, the bias and the residual, the latter two where there are any.
@@ -20,6 +21,8 @@ pub(super) struct BiasDropoutAdd {
     pub input: DType,
     pub bias: Option<DType>,
     pub residual: Option<DType>,
+    /// Where the gradient of the bias goes, if not to the graph.
+    pub destination: Option<Destination>,
 }
 
 impl Function for BiasDropoutAdd {
@@ -40,16 +43,16 @@ impl Function for BiasDropoutAdd {
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
         let bias = self.bias.filter(|_| needed[1]);
-        let mut results = if needed[0] || bias.is_some() {
-            let kernel = DropoutBackwardOp {
-                sizes: self.sizes,
-                mask: self.mask,
-                input: self.input,
-                bias: bias.is_some(),
-            };
-            launch(kernel, vec![gradient.clone()])
-        } else {
-            vec![]
+        let mut results = match &self.destination {
+            Some(destination) => gradient::accumulate(&[destination], |target| {
+                let mut results = self.launch(gradient.clone(), true, target);
+                let bias = results.pop().map(Tensor::from_dispatch);
+                (results, Vec::from_iter(bias))
+            }),
+            None if needed[0] || bias.is_some() => {
+                self.launch(gradient.clone(), bias.is_some(), None)
+            }
+            None => vec![],
         }
         .into_iter();
         let mut gradients = vec![results.next()];
@@ -62,6 +65,27 @@ impl Function for BiasDropoutAdd {
             gradients.push(Some(gradient));
         }
         gradients
+    }
+}
+
+impl BiasDropoutAdd {
+    /// The gradient of `x` and, if requested, that of the bias.
+    fn launch(
+        &self,
+        gradient: DispatchTensor,
+        bias: bool,
+        target: Option<FlatGradients>,
+    ) -> Vec<DispatchTensor> {
+        let (flat, places) = gradient::split(NAME, target, self.sizes.width, self.input);
+        let kernel = DropoutBackwardOp {
+            sizes: self.sizes,
+            mask: self.mask,
+            input: self.input,
+            bias,
+            place: places.map(|places| places[0]),
+        };
+        let inputs = [Some(gradient), flat].into_iter().flatten();
+        launch(kernel, inputs.collect())
     }
 }
 
@@ -95,7 +119,8 @@ impl DeviceOp for DropoutForwardOp {
 }
 
 /// From the gradient of the output to that of `x` and, if requested, that of the bias, the latter
-/// in the type that sums are computed in.
+/// in the type that sums are computed in. With a place a flat buffer comes after the gradient, and
+/// it is the gradient of the bias.
 #[derive(Debug)]
 pub(super) struct DropoutBackwardOp {
     pub sizes: RowSizes,
@@ -103,6 +128,7 @@ pub(super) struct DropoutBackwardOp {
     /// The type of `x`.
     pub input: DType,
     pub bias: bool,
+    pub place: Option<Place>,
 }
 
 impl DeviceOp for DropoutBackwardOp {
@@ -113,7 +139,8 @@ impl DeviceOp for DropoutBackwardOp {
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
         let mut outputs = vec![Spec::new(inputs[0].shape.clone(), self.input)];
         if self.bias {
-            outputs.push(Spec::new([self.sizes.width], wide(self.input)));
+            let sum = || Spec::new([self.sizes.width], wide(self.input));
+            outputs.push(inputs.get(1).cloned().unwrap_or_else(sum));
         }
         outputs
     }

@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use super::backward::{DropoutBackwardOp, DropoutForwardOp};
 use super::{DropoutMask, RowSizes};
+use crate::column_sum::cpu::write;
 use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, vectorized};
 
 /// Elements that are worked on at a time.
@@ -159,18 +160,22 @@ fn narrow<O: Element>(output: &mut [O], values: &[O::Wide]) {
     }
 }
 
-pub(super) fn backward(kernel: &DropoutBackwardOp, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+pub(super) fn backward(kernel: &DropoutBackwardOp, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+    let target = kernel.place.map(|place| (inputs.remove(1), vec![place]));
     let gradient = &inputs[0];
     let shape = gradient.shape();
     for_pair!((kernel.input, gradient.dtype()), I, O => {
         let mut result = vec![I::narrow(<I as Element>::Wide::ZERO); kernel.sizes.elements];
         let gradient = slice::<O>(gradient);
         let partial_sums = backward_as::<I, O>(kernel.sizes, kernel.mask, kernel.bias, gradient, &mut result);
-        let sum = partial_sums.map(|sum| {
+        let mut outputs = vec![tensor(result, shape)];
+        if let Some(sum) = partial_sums {
             let sum: Vec<_> = sum.into_iter().map(<I as Element>::Wide::of).collect();
-            tensor(sum, [kernel.sizes.width])
-        });
-        [Some(tensor(result, shape)), sum].into_iter().flatten().collect()
+            let sum = tensor(sum, [kernel.sizes.width]);
+            let dtype = sum.dtype();
+            outputs.extend(write(vec![sum], dtype, target));
+        }
+        outputs
     })
 }
 

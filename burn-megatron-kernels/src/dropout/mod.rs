@@ -7,6 +7,7 @@ use burn::tensor::{DType, Tensor};
 
 use crate::KernelError;
 use crate::error::{accept, check_size};
+use crate::gradient::Parameter;
 
 mod backward;
 pub mod composed;
@@ -81,6 +82,24 @@ pub fn bias_dropout_add<const D: usize>(
     residual: Option<Tensor<D>>,
     draw: Option<Draw>,
 ) -> Tensor<D> {
+    bias_dropout_add_with(x, bias.map(Parameter::from), residual, draw)
+}
+
+/// [`bias_dropout_add`] with a bias whose gradient may go to a flat buffer.
+///
+/// # Panics
+///
+/// As [`bias_dropout_add`].
+pub fn bias_dropout_add_with<const D: usize>(
+    x: Tensor<D>,
+    bias: Option<Parameter>,
+    residual: Option<Tensor<D>>,
+    draw: Option<Draw>,
+) -> Tensor<D> {
+    let (bias, destination) = match bias {
+        Some(Parameter { value, destination }) => (Some(value), destination),
+        None => (None, None),
+    };
     let mask = accept(check(&x, bias.as_ref(), residual.as_ref(), draw));
     let dims = x.dims();
     if dims.contains(&0) || bias.is_none() && residual.is_none() && mask.is_none() {
@@ -95,6 +114,7 @@ pub fn bias_dropout_add<const D: usize>(
         input: x.dtype(),
         bias: bias.as_ref().map(Tensor::dtype),
         residual: residual.as_ref().map(Tensor::dtype),
+        destination,
     };
     let mut inputs = vec![x.into_dispatch()];
     inputs.extend(bias.map(Tensor::into_dispatch));

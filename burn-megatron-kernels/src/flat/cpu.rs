@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use crate::cpu::{Element, ROW_GRAIN, for_float, own, slice, slice_mut, vectorized};
 
 /// See [`accumulate`](super::accumulate); both tensors are contiguous.
-pub(super) fn accumulate(
+pub(crate) fn accumulate(
     flat: FlexTensor,
     offset: usize,
     values: &FlexTensor,
@@ -16,6 +16,8 @@ pub(super) fn accumulate(
     match (flat.dtype(), values.dtype()) {
         (DType::F32, DType::F16) => write::<f32, f16>(flat, offset, slice(values), add),
         (DType::F32, DType::BF16) => write::<f32, bf16>(flat, offset, slice(values), add),
+        (DType::F16, DType::F32) => write::<f16, f32>(flat, offset, slice(values), add),
+        (DType::BF16, DType::F32) => write::<bf16, f32>(flat, offset, slice(values), add),
         (dtype, _) => for_float!(dtype, E => write::<E, E>(flat, offset, slice(values), add)),
     }
 }

@@ -17,7 +17,7 @@ use crate::error::accept;
 use crate::launch::{DeviceOp, Spec, launch_one};
 
 pub mod composed;
-mod cpu;
+pub(crate) mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The autodiff functions of the norms: what is saved, and which kernel computes the gradients.
 
-use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
@@ -12,6 +12,7 @@ use super::cpu;
 use super::kernel;
 use crate::cpu::wide;
 use crate::function::{Function, MultiFunction};
+use crate::gradient::{self, Destination, FlatGradients, Place};
 use crate::launch::{DeviceOp, Spec, launch};
 
 /// The formula of a norm.
@@ -85,11 +86,13 @@ impl DeviceOp for NormForwardOp {
     }
 }
 
-/// `[source, statistics, gradient, weight, so far?]` to the gradients that are requested.
+/// `[source, statistics, gradient, weight, so far?, flat?]` to the gradients that are requested;
+/// with places, those of the parameters are the flat buffer.
 #[derive(Debug)]
-struct NormBackwardOp {
-    formula: NormFormula,
-    wanted: NormGradients,
+pub(super) struct NormBackwardOp {
+    pub formula: NormFormula,
+    pub wanted: NormGradients,
+    pub places: Option<Vec<Place>>,
 }
 
 impl DeviceOp for NormBackwardOp {
@@ -103,29 +106,43 @@ impl DeviceOp for NormBackwardOp {
             weight,
             bias,
         } = self.wanted;
-        let specs = [(input, 0), (weight, 3), (bias, 3)];
+        let flat = inputs.last().filter(|_| self.places.is_some());
+        let specs = match flat {
+            Some(flat) => vec![(input, &inputs[0]), (true, flat)],
+            None => vec![
+                (input, &inputs[0]),
+                (weight, &inputs[3]),
+                (bias, &inputs[3]),
+            ],
+        };
         let wanted = specs.into_iter().filter(|(wanted, _)| *wanted);
-        wanted.map(|(_, like)| inputs[like].clone()).collect()
+        wanted.map(|(_, like)| like.clone()).collect()
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::backward(self.formula, self.wanted, inputs)
+        cpu::backward(self, inputs)
     }
 
     #[cfg(feature = "cubecl")]
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        kernel::backward(self.formula, self.wanted, inputs)
+        kernel::backward(self, inputs)
     }
 }
 
 /// A norm.
 #[derive(Debug)]
-pub(super) struct NormFunction(pub NormFormula);
+pub(super) struct NormFunction {
+    pub formula: NormFormula,
+    pub destinations: NormDestinations,
+}
+
+/// Where the gradients of the weight and of the bias go, if not to the graph.
+pub(super) type NormDestinations = [Option<Destination>; 2];
 
 impl Function for NormFunction {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         let kernel = NormForwardOp {
-            formula: self.0,
+            formula: self.formula,
             residual: false,
         };
         let mut outputs = launch(kernel, inputs.clone());
@@ -143,7 +160,13 @@ impl Function for NormFunction {
         gradient: DispatchTensor,
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        gradients(self.0, saved, gradient, needed, None)
+        let source = BackwardSource {
+            formula: self.formula,
+            saved,
+            gradient,
+            so_far: None,
+        };
+        gradients(source, needed, &self.destinations)
     }
 }
 
@@ -153,6 +176,7 @@ pub(super) struct AddNormFunction<const D: usize> {
     pub formula: NormFormula,
     /// The type of `x`. The sum has that of the residual.
     pub dtype: DType,
+    pub destinations: NormDestinations,
 }
 
 impl<const D: usize> MultiFunction for AddNormFunction<D> {
@@ -180,9 +204,13 @@ impl<const D: usize> MultiFunction for AddNormFunction<D> {
         let mut results = match of_norm {
             Some(of_norm) => {
                 let needed = [&[input], &needed[2..]].concat();
-                // The kernel adds the gradient of the sum's other users.
-                let so_far = of_sum.filter(|_| input);
-                gradients(self.formula, saved, of_norm, &needed, so_far)
+                let source = BackwardSource {
+                    formula: self.formula,
+                    saved,
+                    gradient: of_norm,
+                    so_far: of_sum.filter(|_| input),
+                };
+                gradients(source, &needed, &self.destinations)
             }
             None => [vec![of_sum], vec![None; needed.len() - 2]].concat(),
         };
@@ -196,25 +224,61 @@ impl<const D: usize> MultiFunction for AddNormFunction<D> {
     }
 }
 
-/// The gradients of `[source, weight, bias?]`, from `[source, statistics, weight]` and the gradient
-/// of the norm; `so_far` is added to that of the source.
-fn gradients(
+/// What a backward computes the gradients from.
+struct BackwardSource {
     formula: NormFormula,
-    mut saved: Vec<DispatchTensor>,
+    /// `[source, statistics, weight]`
+    saved: Vec<DispatchTensor>,
+    /// The gradient of the norm.
     gradient: DispatchTensor,
-    needed: &[bool],
+    /// The gradient of the sum's other users, to which the kernel adds its own.
     so_far: Option<DispatchTensor>,
+}
+
+/// The gradients of `[source, weight, bias?]`. Those of parameters with destinations go there.
+fn gradients(
+    source: BackwardSource,
+    needed: &[bool],
+    destinations: &NormDestinations,
 ) -> Vec<Option<DispatchTensor>> {
+    let [of_weight, of_bias] = destinations;
     let wanted = NormGradients {
         input: needed[0],
-        weight: needed[1],
-        bias: needed.get(2).copied().unwrap_or(false),
+        weight: needed[1] || of_weight.is_some(),
+        bias: needed.get(2).is_some_and(|needed| *needed) || of_bias.is_some(),
     };
-    saved.insert(2, gradient);
-    saved.extend(so_far);
-    let mut results = launch(NormBackwardOp { formula, wanted }, saved).into_iter();
+    let given: Vec<_> = destinations.iter().flatten().collect();
+    let mut results = if given.is_empty() {
+        source.launch(wanted, None)
+    } else {
+        gradient::accumulate(&given, |target| {
+            let mut results = source.launch(wanted, target);
+            let sums = results.split_off(usize::from(wanted.input));
+            let sums = sums.into_iter().map(Tensor::from_dispatch);
+            (results, sums.collect())
+        })
+    }
+    .into_iter();
     needed
         .iter()
         .map(|needed| needed.then(|| results.next()).flatten())
         .collect()
+}
+
+impl BackwardSource {
+    /// The requested gradients; with a target, those of the parameters are the flat buffer.
+    fn launch(self, wanted: NormGradients, target: Option<FlatGradients>) -> Vec<DispatchTensor> {
+        let mut inputs = self.saved;
+        let width = inputs[2].shape().num_elements();
+        let dtype = self.gradient.dtype();
+        let (flat, places) = gradient::split(self.formula.name, target, width, dtype);
+        inputs.insert(2, self.gradient);
+        inputs.extend([self.so_far, flat].into_iter().flatten());
+        let kernel = NormBackwardOp {
+            formula: self.formula,
+            wanted,
+            places,
+        };
+        launch(kernel, inputs)
+    }
 }

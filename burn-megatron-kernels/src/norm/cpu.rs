@@ -4,7 +4,8 @@
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::backward::{NormFormula, NormGradients};
+use super::backward::{NormBackwardOp, NormFormula, NormGradients};
+use crate::column_sum::cpu::write;
 use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, vectorized};
 
 /// Partial sums of one row: two AVX-512 registers of f32.
@@ -24,18 +25,18 @@ pub(super) fn forward(
     })
 }
 
-/// `[source, statistics, gradient, weight, so far?]` to the gradients that are requested.
-pub(super) fn backward(
-    formula: NormFormula,
-    wanted: NormGradients,
-    inputs: Vec<FlexTensor>,
-) -> Vec<FlexTensor> {
-    let dtype = inputs[2].dtype();
-    for_float!(dtype, Y => if inputs[0].dtype() != dtype {
-        backward_as::<Y, <Y as Element>::Wide>(formula, wanted, &inputs)
+/// See [`NormBackwardOp`].
+pub(super) fn backward(op: &NormBackwardOp, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+    let flat = op.places.as_ref().and_then(|_| inputs.pop());
+    let (dtype, weight) = (inputs[2].dtype(), inputs[3].dtype());
+    let (input, sums) = for_float!(dtype, Y => if inputs[0].dtype() != dtype {
+        backward_as::<Y, <Y as Element>::Wide>(op.formula, op.wanted, &inputs)
     } else {
-        backward_as::<Y, Y>(formula, wanted, &inputs)
-    })
+        backward_as::<Y, Y>(op.formula, op.wanted, &inputs)
+    });
+    let mut outputs = Vec::from_iter(input);
+    outputs.extend(write(sums, weight, flat.zip(op.places.clone())));
+    outputs
 }
 
 /// A parameter in the type of the computation.
@@ -307,11 +308,12 @@ impl<Y: Element, S: Element<Wide = Y::Wide>> NormBackwardTask<'_, Y, S> {
     }
 }
 
+/// The gradient of the input, and the sums for the parameters, where requested.
 fn backward_as<Y, S>(
     formula: NormFormula,
     wanted: NormGradients,
     inputs: &[FlexTensor],
-) -> Vec<FlexTensor>
+) -> (Option<FlexTensor>, Vec<FlexTensor>)
 where
     Y: Element,
     S: Element<Wide = Y::Wide>,
@@ -358,21 +360,9 @@ where
             *total += *partial;
         }
     }
-    let mut outputs = Vec::new();
-    if wanted.input {
-        outputs.push(tensor(dx, shape));
-    }
-    let parameter = |values: &[Y::Wide]| {
-        for_float!(weight.dtype(), W => {
-            let narrow = |v: &Y::Wide| W::narrow(<W as Element>::Wide::of(v.double()));
-            tensor::<W>(values.iter().map(narrow).collect(), [width])
-        })
-    };
-    if wanted.weight {
-        outputs.push(parameter(&total[..width]));
-    }
-    if wanted.bias {
-        outputs.push(parameter(&total[width..]));
-    }
-    outputs
+    let input = wanted.input.then(|| tensor(dx, shape));
+    let sum = |values: &[Y::Wide]| tensor(values.to_vec(), [width]);
+    let weight = wanted.weight.then(|| sum(&total[..width]));
+    let bias = wanted.bias.then(|| sum(&total[width..]));
+    (input, [weight, bias].into_iter().flatten().collect())
 }

@@ -13,11 +13,13 @@
 //! The weight and the bias may be of another float type than `x`; their gradients come in their own
 //! type. The bias is taken in the weight's type.
 
+use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Tensor};
 
 use crate::cpu::wide;
 use crate::error::accept;
 use crate::function::apply_multi;
+use crate::gradient::Parameter;
 use crate::{KernelError, apply};
 
 mod backward;
@@ -28,7 +30,16 @@ pub(crate) mod kernel;
 #[cfg(test)]
 mod tests;
 
-use backward::{AddNormFunction, NormFormula, NormFunction};
+use backward::{AddNormFunction, NormDestinations, NormFormula, NormFunction};
+
+/// The kind of a norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// LayerNorm.
+    Layer,
+    /// RMSNorm, which has no bias.
+    Rms,
+}
 
 /// Options of the norms.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,7 +72,8 @@ pub fn layer_norm<const D: usize>(
     bias: Option<Tensor<1>>,
     options: NormOptions,
 ) -> Tensor<D> {
-    normalise(formula("layer_norm", true, options), x, weight, bias)
+    let bias = bias.map(Parameter::from);
+    normalise(NormKind::Layer, x, weight.into(), bias, options)
 }
 
 /// RMSNorm of `x` `[.., n]` with a weight `[n]`.
@@ -88,7 +100,7 @@ pub fn rms_norm<const D: usize>(
     weight: Tensor<1>,
     options: NormOptions,
 ) -> Tensor<D> {
-    normalise(formula("rms_norm", false, options), x, weight, None)
+    normalise(NormKind::Rms, x, weight.into(), None, options)
 }
 
 /// `(layer_norm(sum), sum)` with `sum = x + residual`, in one pass.
@@ -108,8 +120,8 @@ pub fn add_layer_norm<const D: usize>(
     bias: Option<Tensor<1>>,
     options: NormOptions,
 ) -> (Tensor<D>, Tensor<D>) {
-    let formula = formula("add_layer_norm", true, options);
-    add_normalise(formula, x, residual, weight, bias)
+    let bias = bias.map(Parameter::from);
+    add_normalise(NormKind::Layer, x, residual, weight.into(), bias, options)
 }
 
 /// `(rms_norm(sum), sum)` with `sum = x + residual`, in one pass; see [`add_layer_norm`].
@@ -123,8 +135,65 @@ pub fn add_rms_norm<const D: usize>(
     weight: Tensor<1>,
     options: NormOptions,
 ) -> (Tensor<D>, Tensor<D>) {
-    let formula = formula("add_rms_norm", false, options);
-    add_normalise(formula, x, residual, weight, None)
+    add_normalise(NormKind::Rms, x, residual, weight.into(), None, options)
+}
+
+/// [`layer_norm`] or [`rms_norm`] with parameters whose gradients may go to a flat buffer, both or
+/// none.
+///
+/// # Panics
+///
+/// As [`layer_norm`], and with a [`KernelError`] for a bias beside RMSNorm.
+pub fn normalise<const D: usize>(
+    kind: NormKind,
+    x: Tensor<D>,
+    weight: Parameter,
+    bias: Option<Parameter>,
+    options: NormOptions,
+) -> Tensor<D> {
+    let formula = match kind {
+        NormKind::Layer => formula("layer_norm", true, options),
+        NormKind::Rms => formula("rms_norm", false, options),
+    };
+    let (parameters, destinations) = accept(parameters(formula, &x, weight, bias));
+    let inputs = [vec![x.into_dispatch()], parameters].concat();
+    let function = NormFunction {
+        formula,
+        destinations,
+    };
+    apply(inputs, function)
+}
+
+/// [`add_layer_norm`] or [`add_rms_norm`] with parameters as in [`normalise`].
+///
+/// # Panics
+///
+/// As [`add_layer_norm`], and with a [`KernelError`] for a bias beside RMSNorm.
+pub fn add_normalise<const D: usize>(
+    kind: NormKind,
+    x: Tensor<D>,
+    residual: Tensor<D>,
+    weight: Parameter,
+    bias: Option<Parameter>,
+    options: NormOptions,
+) -> (Tensor<D>, Tensor<D>) {
+    let formula = match kind {
+        NormKind::Layer => formula("add_layer_norm", true, options),
+        NormKind::Rms => formula("add_rms_norm", false, options),
+    };
+    let (parameters, destinations) = accept(parameters(formula, &x, weight, bias));
+    accept(check_residual(formula.name, &x, &residual));
+    let on_autodiff = x.is_autodiff() || residual.is_autodiff();
+    let function = AddNormFunction::<D> {
+        formula,
+        dtype: x.dtype(),
+        destinations,
+    };
+    let inputs = vec![x.into_dispatch(), residual.into_dispatch()];
+    let inputs = [inputs, parameters].concat();
+    let [y, sum] = apply_multi(inputs, function);
+    // The parameters have no part in the sum.
+    (y, if on_autodiff { sum } else { sum.inner() })
 }
 
 fn formula(name: &'static str, centred: bool, options: NormOptions) -> NormFormula {
@@ -135,43 +204,32 @@ fn formula(name: &'static str, centred: bool, options: NormOptions) -> NormFormu
     }
 }
 
-fn normalise<const D: usize>(
+/// The values of the parameters, in the type of the weight, and where their gradients go.
+fn parameters<const D: usize>(
     formula: NormFormula,
-    x: Tensor<D>,
-    weight: Tensor<1>,
-    bias: Option<Tensor<1>>,
-) -> Tensor<D> {
-    accept(check(formula, &x, &weight, bias.as_ref()));
-    let bias = bias.map(|bias| bias.cast(weight.dtype()).into_dispatch());
-    let mut inputs = vec![x.into_dispatch(), weight.into_dispatch()];
-    inputs.extend(bias);
-    apply(inputs, NormFunction(formula))
-}
-
-fn add_normalise<const D: usize>(
-    formula: NormFormula,
-    x: Tensor<D>,
-    residual: Tensor<D>,
-    weight: Tensor<1>,
-    bias: Option<Tensor<1>>,
-) -> (Tensor<D>, Tensor<D>) {
-    accept(check(formula, &x, &weight, bias.as_ref()));
-    accept(check_residual(formula.name, &x, &residual));
-    let bias = bias.map(|bias| bias.cast(weight.dtype()).into_dispatch());
-    let on_autodiff = x.is_autodiff() || residual.is_autodiff();
-    let function = AddNormFunction::<D> {
-        formula,
-        dtype: x.dtype(),
-    };
-    let mut inputs = vec![
-        x.into_dispatch(),
-        residual.into_dispatch(),
-        weight.into_dispatch(),
-    ];
-    inputs.extend(bias);
-    let [y, sum] = apply_multi(inputs, function);
-    // The parameters have no part in the sum.
-    (y, if on_autodiff { sum } else { sum.inner() })
+    x: &Tensor<D>,
+    weight: Parameter,
+    bias: Option<Parameter>,
+) -> Result<(Vec<DispatchTensor>, NormDestinations), KernelError> {
+    let of_bias = bias.as_ref().map(|bias| &bias.value);
+    check(formula, x, &weight.value, of_bias)?;
+    let dtype = weight.value.dtype();
+    let mut values = vec![weight.value.into_dispatch()];
+    let mut destinations = [weight.destination, None];
+    if let Some(bias) = bias {
+        values.push(bias.value.cast::<DType>(dtype).into_dispatch());
+        destinations[1] = bias.destination;
+        let [of_weight, of_bias] = destinations.each_ref().map(Option::is_some);
+        if of_weight != of_bias {
+            return Err(KernelError::Option {
+                operation: formula.name,
+                name: "destination",
+                value: "of one parameter".into(),
+                fits: "destinations of the weight and the bias, or none",
+            });
+        }
+    }
+    Ok((values, destinations))
 }
 
 fn check<const D: usize>(
@@ -182,6 +240,9 @@ fn check<const D: usize>(
 ) -> Result<(), KernelError> {
     let NormFormula { name, options, .. } = formula;
     let width = x.dims()[D - 1];
+    if bias.is_some() && !formula.centred {
+        return Err(KernelError::shape(name, "a bias: expected none"));
+    }
     if width == 0 {
         let message = format!(
             "x {:?} has no elements in its last dim: expected 1 or more",

@@ -6,6 +6,8 @@
 
 mod harness;
 
-pub(crate) use harness::{Input, assert_gradients, compare, compare_within, devices, evaluate};
 #[cfg(feature = "cubecl")]
-pub(crate) use harness::{assert_close, tolerance};
+pub(crate) use harness::assert_close;
+pub(crate) use harness::{
+    Input, assert_gradients, compare, compare_within, devices, evaluate, tolerance,
+};

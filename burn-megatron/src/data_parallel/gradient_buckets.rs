@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::flat;
+use burn_megatron_kernels::gradient::{FlatGradients, Place};
 
 use super::gradient_tracker::GradientTracker;
 use super::memory::ZeroStage;
@@ -19,7 +20,6 @@ use super::memory_usage::{MemoryCategory, TrackedAllocation, TrackedTensor};
 use super::reduction::{PendingReduction, start_reductions};
 use super::sharding_plan::ShardingPlan;
 use super::{DataParallelError, InvalidGradient, gradient_check};
-use crate::nn::hook::GradientSlice;
 
 pub(super) struct GradientBuckets {
     pub tracker: GradientTracker,
@@ -72,35 +72,43 @@ impl GradientBuckets {
         self.advance(plan);
     }
 
-    /// Takes the buffer of a parameter's bucket, to accumulate a gradient; [`put_buffer`](Self::put_buffer) must
-    /// follow. `None` after the end of the step.
+    /// Takes the buffer of the bucket that these parameters share, to accumulate a gradient of each;
+    /// [`put_buffer`](Self::put_buffer) must follow. `None` after the end of the step.
     pub fn take_buffer(
         &mut self,
-        index: usize,
+        parameters: &[usize],
         plan: &ShardingPlan,
-    ) -> Option<(GradientSlice, TrackedAllocation)> {
-        if !self.tracker.is_pending(index) {
+    ) -> Option<(FlatGradients, TrackedAllocation)> {
+        let is_late = |index: &&usize| !self.tracker.is_pending(**index);
+        if let Some(index) = parameters.iter().find(is_late) {
             tracing::warn!(
-                parameter = plan.parameters[index].path,
+                parameter = plan.parameters[*index].path,
                 "gradient received after the end of its step; ignored"
             );
             return None;
         }
-        let (number, range) = plan.location(index);
+        let (number, _) = plan.location(parameters[0]);
         let bucket = &mut self.buckets[number];
-        let add = bucket.accumulated[plan.position(number, index)] > 0;
+        let place = |index: &usize| Place {
+            offset: plan.location(*index).1.start,
+            add: bucket.accumulated[plan.position(number, *index)] > 0,
+        };
+        let places = parameters.iter().map(place).collect();
         let TrackedTensor { tensor, allocation } = bucket.take_buffer(number, plan);
-        let (flat, offset) = (tensor, range.start);
-        Some((GradientSlice { flat, offset, add }, allocation))
+        let flat = tensor;
+        Some((FlatGradients { flat, places }, allocation))
     }
 
-    /// Returns the buffer with one more gradient of a parameter, and starts the reductions that are ready.
-    pub fn put_buffer(&mut self, index: usize, buffer: TrackedTensor, plan: &ShardingPlan) {
-        let (number, _) = plan.location(index);
+    /// Returns the buffer with one more gradient of each of these parameters, and starts the reductions that
+    /// are ready.
+    pub fn put_buffer(&mut self, parameters: &[usize], buffer: TrackedTensor, plan: &ShardingPlan) {
+        let (number, _) = plan.location(parameters[0]);
         let bucket = &mut self.buckets[number];
         bucket.buffer = Some(buffer);
-        bucket.accumulated[plan.position(number, index)] += 1;
-        self.tracker.complete(index);
+        for index in parameters {
+            bucket.accumulated[plan.position(number, *index)] += 1;
+            self.tracker.complete(*index);
+        }
         self.advance(plan);
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::flat;
+use burn_megatron_kernels::gradient::{ComputeGradients, FlatGradients, Place};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::gradient_buckets::GradientBuckets;
@@ -78,12 +79,25 @@ impl ParamAndGradBuffers {
 
     /// Passes the buffer of a parameter's bucket to `compute`, which returns it with the gradient accumulated.
     fn accumulate_with(&self, index: usize, compute: impl FnOnce(GradientSlice) -> Tensor<1>) {
-        let taken = self.gradients().take_buffer(index, &self.plan);
-        if let Some((slice, allocation)) = taken {
+        let taken = self.gradients().take_buffer(&[index], &self.plan);
+        if let Some((FlatGradients { flat, places }, allocation)) = taken {
+            let Place { offset, add } = places[0];
             // The lock is not held while a gradient is computed.
-            let buffer = TrackedTensor::from_parts(compute(slice), allocation);
-            self.gradients().put_buffer(index, buffer, &self.plan);
+            let flat = compute(GradientSlice { flat, offset, add });
+            let buffer = TrackedTensor::from_parts(flat, allocation);
+            self.gradients().put_buffer(&[index], buffer, &self.plan);
         }
+    }
+
+    /// Whether these parameters have one bucket, and each a gradient to come.
+    fn share_buffer(&self, parameters: &[usize]) -> bool {
+        let gradients = self.gradients();
+        let number = |index: &usize| self.plan.location(*index).0;
+        let pending = |index: &usize| gradients.tracker.is_pending(*index);
+        parameters.iter().all(pending)
+            && parameters
+                .windows(2)
+                .all(|pair| number(&pair[0]) == number(&pair[1]))
     }
 }
 
@@ -112,6 +126,25 @@ impl GradientSink for ParamAndGradBuffers {
         self.accumulate_with(index, |slice| {
             flat::accumulate(slice.flat, slice.offset, gradient, slice.add)
         });
+    }
+
+    fn accumulate_into(&self, parameters: &[usize], compute: ComputeGradients<'_>) {
+        self.quantize_gathered();
+        let taken = if self.share_buffer(parameters) {
+            self.gradients().take_buffer(parameters, &self.plan)
+        } else {
+            None
+        };
+        let Some((target, allocation)) = taken else {
+            for (index, gradient) in parameters.iter().zip(compute(None)) {
+                self.accumulate(*index, gradient);
+            }
+            return;
+        };
+        // The lock is not held while a gradient is computed.
+        let flat = compute(Some(target)).swap_remove(0);
+        let buffer = TrackedTensor::from_parts(flat, allocation);
+        self.gradients().put_buffer(parameters, buffer, &self.plan);
     }
 
     fn accumulate_later(&self, index: usize, gradient: WeightGradientFn) {

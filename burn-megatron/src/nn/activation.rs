@@ -4,6 +4,8 @@ use burn::tensor::Tensor;
 use burn_megatron_kernels::activation::{self, Activation as KernelActivation, ActivationOptions};
 use serde::{Deserialize, Serialize};
 
+use super::Bias;
+
 /// The nonlinearity of an MLP. The gated ones take the two halves `a` and `b` of the last dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -48,11 +50,13 @@ impl Activation {
     }
 
     /// Applies the nonlinearity to `x + bias`, fused or not.
-    pub fn forward_biased(self, x: Tensor<3>, bias: Option<Tensor<1>>, fused: bool) -> Tensor<3> {
+    pub fn forward_biased(self, x: Tensor<3>, bias: Option<Bias>, fused: bool) -> Tensor<3> {
         let options = ActivationOptions::default();
         if fused {
-            activation::activate(x, bias, None, self.kernel(), options)
+            let bias = bias.map(Bias::into_parameter);
+            activation::activate_with(x, bias, None, self.kernel(), options)
         } else {
+            let bias = bias.map(Bias::into_tensor);
             activation::composed::activate(x, bias, None, self.kernel(), options)
         }
     }

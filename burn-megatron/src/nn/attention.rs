@@ -9,7 +9,7 @@ use burn_megatron_kernels::rope::{self, Positions, RopeOptions, RopeTable};
 
 use super::attention_core::AttentionCore;
 use super::{
-    ActivationLayout, AttentionContext, BuildError, ColumnParallelLinear,
+    ActivationLayout, AttentionContext, Bias, BuildError, ColumnParallelLinear,
     ColumnParallelLinearConfig, Dropout, Init, ModelBuilder, Norm, NormConfig, NormKind,
     OutputSection, RowParallelLinear, RowParallelLinearConfig,
 };
@@ -187,7 +187,7 @@ impl ParallelAttention {
         x: Tensor<3>,
         rotary: Option<&RopeTable>,
         context: AttentionContext<'_>,
-    ) -> (Tensor<3>, Option<Tensor<1>>) {
+    ) -> (Tensor<3>, Option<Bias>) {
         self.output
             .forward_without_bias(self.attend(x, rotary, context))
     }

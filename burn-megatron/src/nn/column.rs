@@ -3,10 +3,12 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use burn_megatron_kernels::gradient::Parameter;
 
 use super::fp8::{Fp8Layer, SplitOperands};
+use super::hook::fused_parameter;
 use super::linear::{InputLayout, linear_param};
-use super::{BuildError, Init, ModelBuilder, ParameterSpec, Placement, Section, anchored_value};
+use super::{Bias, BuildError, Init, ModelBuilder, ParameterSpec, Placement, Section};
 use crate::choice::Operation;
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
@@ -137,7 +139,7 @@ impl ColumnParallelLinear {
     ///
     /// Under sequence parallelism the input is `[batch, seq / tensor, in]`.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let bias = self.bias.as_ref().map(|bias| anchored_value(bias, &x));
+        let bias = self.bias.as_ref().map(|bias| fused_parameter(bias, &x));
         let y = self.product(x, bias);
         if self.gather_output {
             collective::gather(y, 2, &self.comm)
@@ -152,17 +154,17 @@ impl ColumnParallelLinear {
     /// # Panics
     ///
     /// If the output is gathered.
-    pub fn forward_without_bias(&self, x: Tensor<3>) -> (Tensor<3>, Option<Tensor<1>>) {
+    pub fn forward_without_bias(&self, x: Tensor<3>) -> (Tensor<3>, Option<Bias>) {
         assert!(
             !self.gather_output,
             "forward_without_bias of a layer with gather_output: expected gather_output = false"
         );
         let y = self.product(x, None);
-        let bias = self.bias.as_ref().map(|bias| anchored_value(bias, &y));
+        let bias = self.bias.as_ref().map(|bias| Bias::new(bias, &y));
         (y, bias)
     }
 
-    fn product(&self, x: Tensor<3>, bias: Option<Tensor<1>>) -> Tensor<3> {
+    fn product(&self, x: Tensor<3>, bias: Option<Parameter>) -> Tensor<3> {
         let comm = self.comm.clone();
         let input = match (comm.size(), self.sequence_parallel) {
             (1, _) => InputLayout::Local,

@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::dropout::{self, Draw};
 
-use super::{AxisRank, BuildError, DropoutPosition, ModelBuilder};
+use super::{AxisRank, Bias, BuildError, DropoutPosition, ModelBuilder};
 use crate::choice::Operation;
 
 /// Sets elements to zero with probability `p` while training, and scales the others by `1/(1-p)`.
@@ -69,7 +69,7 @@ impl Dropout {
     pub fn forward_add<const D: usize>(
         &self,
         x: Tensor<D>,
-        bias: Option<Tensor<1>>,
+        bias: Option<Bias>,
         residual: Tensor<D>,
         layout: ActivationLayout,
     ) -> Tensor<D> {
@@ -87,13 +87,15 @@ impl Dropout {
     fn apply<const D: usize>(
         &self,
         x: Tensor<D>,
-        bias: Option<Tensor<1>>,
+        bias: Option<Bias>,
         residual: Option<Tensor<D>>,
         draw: Option<Draw>,
     ) -> Tensor<D> {
         if self.fused {
-            dropout::bias_dropout_add(x, bias, residual, draw)
+            let bias = bias.map(Bias::into_parameter);
+            dropout::bias_dropout_add_with(x, bias, residual, draw)
         } else {
+            let bias = bias.map(Bias::into_tensor);
             dropout::composed::bias_dropout_add(x, bias, residual, draw)
         }
     }

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::tensor::Tensor;
+use burn_megatron_kernels::gradient::{ComputeGradients, Destination, GradientBuffer, Parameter};
 use burn_megatron_kernels::{Function, apply};
 
 use super::forward_context::{self, ForwardMode, without_saving};
@@ -57,6 +58,14 @@ pub trait GradientSink: Send + Sync + 'static {
 
     /// Receives the gradient of one use, a plain tensor, flat.
     fn accumulate(&self, index: usize, gradient: Tensor<1>);
+
+    /// Receives the gradients of one use each of parameters, which one operation computes together: see
+    /// [`GradientBuffer::accumulate`].
+    fn accumulate_into(&self, parameters: &[usize], compute: ComputeGradients<'_>) {
+        for (index, gradient) in parameters.iter().zip(compute(None)) {
+            self.accumulate(*index, gradient);
+        }
+    }
 
     /// Receives a weight gradient that is not computed yet. A [`DeferringSink`] stores it while
     /// deferring is on; any other sink computes it at once, flat.
@@ -117,6 +126,45 @@ pub fn anchored_value<const D: usize, const E: usize>(
     x: &Tensor<E>,
 ) -> Tensor<D> {
     with_anchor(x, || param.val())
+}
+
+/// The value of `param` for a fused operation on `x`, which passes the gradient to the sink itself.
+///
+/// Without a hook, or if `x` is not tracked, the gradient goes through the graph.
+pub(super) fn fused_parameter<const E: usize>(
+    param: &Param<Tensor<1>>,
+    x: &Tensor<E>,
+) -> Parameter {
+    let hook = param.reparameterization::<ParameterHook>();
+    let Some(hook) = hook.filter(|_| x.is_autodiff() && x.is_tracked()) else {
+        return anchored_value(param, x).into();
+    };
+    let handle = hook.handle();
+    handle.expect();
+    let (value, keep) = handle.value(param.base());
+    let buffer = SinkBuffer {
+        sink: handle.sink.clone(),
+        _keep: keep.filter(|_| forward_context::saved()),
+    };
+    Parameter {
+        value,
+        destination: Some(Destination {
+            parameter: handle.index,
+            buffer: Arc::new(buffer),
+        }),
+    }
+}
+
+/// A sink, for the backward of an operation, until which the value is kept alive.
+struct SinkBuffer {
+    sink: Arc<dyn GradientSink>,
+    _keep: KeepAlive,
+}
+
+impl GradientBuffer for SinkBuffer {
+    fn accumulate(&self, parameters: &[usize], compute: ComputeGradients<'_>) {
+        self.sink.accumulate_into(parameters, compute);
+    }
 }
 
 /// The hook of one parameter, attached by [`Module::apply_reparameterization`].

@@ -2,7 +2,9 @@
 
 use burn::backend::DispatchTensor;
 use burn::module::Param;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
+use burn_megatron_kernels::column_sum::column_sum;
+use burn_megatron_kernels::gradient::{self, Destination, Parameter};
 use burn_megatron_kernels::{Function, apply};
 
 use super::anchored_value;
@@ -161,6 +163,17 @@ pub fn linear(
     fused: bool,
 ) -> Tensor<3> {
     let weight = weight.into();
+    let bias = bias.map(Parameter::from);
+    float_linear(x, weight, bias, input, fused)
+}
+
+fn float_linear(
+    x: Tensor<3>,
+    weight: Weight,
+    bias: Option<Parameter>,
+    input: InputLayout,
+    fused: bool,
+) -> Tensor<3> {
     let arithmetic = FloatArithmetic {
         fused,
         transposed: weight.transposed,
@@ -172,14 +185,14 @@ pub fn linear(
 pub(super) fn linear_param(
     x: Tensor<3>,
     weight: &Param<Tensor<2>>,
-    bias: Option<Tensor<1>>,
+    bias: Option<Parameter>,
     input: InputLayout,
     layer: Option<&Fp8Layer>,
     fused: bool,
 ) -> Tensor<3> {
     let Some(layer) = layer else {
         let weight = Weight::of(weight, &x);
-        return linear(x, weight, bias, input, fused);
+        return float_linear(x, weight, bias, input, fused);
     };
     let weight = Weight::unfetched(weight, &x);
     let is_recorded = is_tracked(&x) || is_tracked(&weight.tensor);
@@ -191,15 +204,19 @@ pub(super) fn linear_param(
 fn run<A: LinearArithmetic>(
     x: Tensor<3>,
     weight: Weight,
-    bias: Option<Tensor<1>>,
+    bias: Option<Parameter>,
     input: InputLayout,
     arithmetic: A,
 ) -> Tensor<3> {
     let mut inputs = vec![x.into_dispatch(), weight.tensor.into_dispatch()];
-    inputs.extend(bias.map(Tensor::into_dispatch));
+    let bias = bias.map(|Parameter { value, destination }| {
+        inputs.push(value.into_dispatch());
+        destination
+    });
     let function = LinearFunction {
         input,
         hooked: weight.hooked,
+        bias: bias.flatten(),
         transposed: weight.transposed,
         arithmetic,
     };
@@ -212,6 +229,8 @@ pub(super) struct LinearFunction<A> {
     pub input: InputLayout,
     /// Supplies the weight and takes its gradient; the graph does both where there is none.
     pub hooked: Option<HookedWeight>,
+    /// Where the gradient of the bias goes, if not to the graph.
+    pub bias: Option<Destination>,
     /// Whether the hooked weight is stored as `[out, in]`.
     pub transposed: bool,
     pub arithmetic: A,
@@ -250,9 +269,9 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
         let (needs_x, needs_weight) = (needed[0], needed[1] || self.gradient_hook().is_some());
-        let gradient = Tensor::<3>::from_dispatch(gradient);
-        let [batch, seq, _] = gradient.dims();
-        let gradient = rows(gradient);
+        let dy = Tensor::<3>::from_dispatch(gradient);
+        let [batch, seq, _] = dy.dims();
+        let gradient = rows(dy);
 
         let (x, rest) = saved.split_at(if self.arithmetic.saves_codes() { 2 } else { 1 });
         let (weight, extra) = match self.fetched_weight() {
@@ -294,10 +313,15 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
             }
             None => needs_weight.then(|| self.arithmetic.weight_gradient(x, dy, &extra)),
         };
-        let bias_gradient = needed.get(2).is_some_and(|needed| *needed).then(|| {
-            let sum: Tensor<2> = gradient.sum_dim(0);
-            sum.squeeze_dim::<1>(0)
-        });
+        let bias_gradient = match &self.bias {
+            Some(destination) => gradient::accumulate(&[destination], |target| {
+                (None, vec![column_sum(gradient, target)])
+            }),
+            None => needed.get(2).is_some_and(|needed| *needed).then(|| {
+                let dtype = gradient.dtype();
+                column_sum(gradient, None).cast::<DType>(dtype)
+            }),
+        };
         let input_gradient = input_gradient.map(PendingTensor::wait);
 
         let mut gradients = vec![

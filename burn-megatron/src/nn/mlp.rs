@@ -7,8 +7,8 @@ use burn::tensor::{Device, Tensor};
 use crate::choice::Operation;
 
 use super::{
-    Activation, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Init, ModelBuilder,
-    OutputSection, RowParallelLinear, RowParallelLinearConfig,
+    Activation, Bias, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Init,
+    ModelBuilder, OutputSection, RowParallelLinear, RowParallelLinearConfig,
 };
 
 /// Configuration of a [`ParallelMlp`].
@@ -79,16 +79,16 @@ impl ParallelMlp {
     /// `[batch, seq, hidden]` to the same; `[batch, seq / tensor, hidden]` under sequence
     /// parallelism.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        match self.forward_without_bias(x) {
-            (y, Some(bias)) => y + bias.unsqueeze(),
-            (y, None) => y,
-        }
+        self.down.forward(self.activated(x))
     }
 
     /// The output before the last bias, and that bias, for an operation that adds it.
-    pub fn forward_without_bias(&self, x: Tensor<3>) -> (Tensor<3>, Option<Tensor<1>>) {
+    pub fn forward_without_bias(&self, x: Tensor<3>) -> (Tensor<3>, Option<Bias>) {
+        self.down.forward_without_bias(self.activated(x))
+    }
+
+    fn activated(&self, x: Tensor<3>) -> Tensor<3> {
         let (x, bias) = self.up.forward_without_bias(x);
-        self.down
-            .forward_without_bias(self.activation.forward_biased(x, bias, self.fused))
+        self.activation.forward_biased(x, bias, self.fused)
     }
 }

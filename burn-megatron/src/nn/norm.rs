@@ -3,9 +3,11 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use burn_megatron_kernels::gradient::Parameter;
 use burn_megatron_kernels::norm::{self, NormOptions};
 use serde::{Deserialize, Serialize};
 
+use super::hook::fused_parameter;
 use super::{Init, ModelBuilder, ParameterSpec, anchored_value};
 use crate::choice::Operation;
 use crate::mesh::Axis;
@@ -73,37 +75,48 @@ impl NormConfig {
 impl Norm {
     /// `[batch, seq, hidden]` to the same.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let weight = anchored_value(&self.weight, &x);
         let options = self.options;
-        match (&self.bias, self.fused) {
-            (Some(bias), fused) => {
+        if self.fused {
+            let (weight, bias) = self.fused_parameters(&x);
+            return norm::normalise(self.kind(), x, weight, bias, options);
+        }
+        let weight = anchored_value(&self.weight, &x);
+        match &self.bias {
+            Some(bias) => {
                 let bias = Some(anchored_value(bias, &x));
-                if fused {
-                    norm::layer_norm(x, weight, bias, options)
-                } else {
-                    norm::composed::layer_norm(x, weight, bias, options)
-                }
+                norm::composed::layer_norm(x, weight, bias, options)
             }
-            (None, true) => norm::rms_norm(x, weight, options),
-            (None, false) => norm::composed::rms_norm(x, weight, options),
+            None => norm::composed::rms_norm(x, weight, options),
         }
     }
 
     /// Adds `x` to the residual stream and normalises the sum; returns the normalised sum, then the sum.
     pub fn forward_add(&self, x: Tensor<3>, residual: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
-        let weight = anchored_value(&self.weight, &residual);
         let options = self.options;
-        match (&self.bias, self.fused) {
-            (Some(bias), fused) => {
+        if self.fused {
+            let (weight, bias) = self.fused_parameters(&residual);
+            return norm::add_normalise(self.kind(), x, residual, weight, bias, options);
+        }
+        let weight = anchored_value(&self.weight, &residual);
+        match &self.bias {
+            Some(bias) => {
                 let bias = Some(anchored_value(bias, &residual));
-                if fused {
-                    norm::add_layer_norm(x, residual, weight, bias, options)
-                } else {
-                    norm::composed::add_layer_norm(x, residual, weight, bias, options)
-                }
+                norm::composed::add_layer_norm(x, residual, weight, bias, options)
             }
-            (None, true) => norm::add_rms_norm(x, residual, weight, options),
-            (None, false) => norm::composed::add_rms_norm(x, residual, weight, options),
+            None => norm::composed::add_rms_norm(x, residual, weight, options),
+        }
+    }
+
+    fn fused_parameters(&self, x: &Tensor<3>) -> (Parameter, Option<Parameter>) {
+        let bias = self.bias.as_ref();
+        let weight = fused_parameter(&self.weight, x);
+        (weight, bias.map(|bias| fused_parameter(bias, x)))
+    }
+
+    fn kind(&self) -> norm::NormKind {
+        match self.bias {
+            Some(_) => norm::NormKind::Layer,
+            None => norm::NormKind::Rms,
         }
     }
 }

@@ -3,10 +3,11 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use burn_megatron_kernels::dropout::bias_dropout_add_with;
 
 use super::fp8::{Fp8Layer, SplitOperands};
 use super::linear::{InputLayout, SEQUENCE_DIM, linear_param};
-use super::{BuildError, Init, ModelBuilder, ParameterSpec, Placement, anchored_value};
+use super::{Bias, BuildError, Init, ModelBuilder, ParameterSpec, Placement};
 use crate::choice::Operation;
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
@@ -84,13 +85,16 @@ impl RowParallelLinear {
     /// under sequence parallelism.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         match self.forward_without_bias(x) {
-            (y, Some(bias)) => y + bias.unsqueeze(),
+            (y, Some(bias)) if self.fused => {
+                bias_dropout_add_with(y, Some(bias.into_parameter()), None, None)
+            }
+            (y, Some(bias)) => y + bias.into_tensor().unsqueeze(),
             (y, None) => y,
         }
     }
 
     /// The output before the bias, and the bias, for an operation that adds it.
-    pub fn forward_without_bias(&self, x: Tensor<3>) -> (Tensor<3>, Option<Tensor<1>>) {
+    pub fn forward_without_bias(&self, x: Tensor<3>) -> (Tensor<3>, Option<Bias>) {
         let x = if self.input_is_split {
             x
         } else {
@@ -103,7 +107,7 @@ impl RowParallelLinear {
         } else {
             collective::reduce(partial, &self.comm)
         };
-        let bias = self.bias.as_ref().map(|bias| anchored_value(bias, &y));
+        let bias = self.bias.as_ref().map(|bias| Bias::new(bias, &y));
         (y, bias)
     }
 }

@@ -47,6 +47,7 @@ pub const AIMS: &[Aim] = &[
     aim("adamw/", 0.90, &[4, 5]),
     aim("bias_dropout_add/forward/", 0.90, &[1]),
     aim("bias_dropout_add/backward/", 0.75, &[]),
+    aim("column_sum/partials/", 0.90, &[]),
     aim("cross_entropy/gradient/", 0.85, &[1, 2, 3]),
     aim("cross_entropy/", 0.85, &[1]),
     aim("fp8/amax/", 0.85, &[]),

@@ -6,8 +6,9 @@
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::backward::{FusedActivation, RequestedGradients};
+use super::backward::{ActivationBackwardOp, FusedActivation};
 use super::kind::Curve;
+use crate::column_sum::cpu::write;
 use crate::cpu::{Element, Real, rows_per_task, slice, tensor, vectorized};
 
 pub(crate) mod curve;
@@ -86,15 +87,16 @@ where
     tensor(y, shape)
 }
 
-/// The requested gradients, see [`FusedActivation`]; the last input is the gradient of the output.
+/// See [`ActivationBackwardOp`].
 pub(super) fn backward<E: Element>(
-    fused: &FusedActivation,
-    wanted: RequestedGradients,
+    op: &ActivationBackwardOp,
     mut inputs: Vec<FlexTensor>,
 ) -> Vec<FlexTensor>
 where
     E::Wide: Gaussian,
 {
+    let (fused, wanted) = (&op.fused, op.wanted);
+    let flat = op.place.and_then(|_| inputs.pop());
     let Some(gradient) = inputs.pop() else {
         unreachable!("the last input of a backward is the gradient")
     };
@@ -155,8 +157,8 @@ where
         for partial in partials.into_iter().flatten() {
             rows::add(&mut total, &partial);
         }
-        let narrow = total.into_iter().map(E::narrow).collect();
-        outputs.push(tensor::<E>(narrow, [width]));
+        let target = flat.zip(op.place.map(|place| vec![place]));
+        outputs.extend(write(vec![tensor(total, [width])], E::dtype(), target));
     }
     if wanted.weight {
         outputs.push(tensor(dweight, [row_count]));

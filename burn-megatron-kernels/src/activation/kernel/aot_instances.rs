@@ -5,7 +5,7 @@ use cubecl::ir::ElemType;
 use super::elements::{backward_kernel, forward_kernel};
 use super::formula::ActivationVariant;
 use super::launch::ElementwiseLaunch;
-use super::sums::{FOLD_PARTS, FOLD_SUMS, SUM_UNITS, SumTiling, fold_kernel, sums_kernel};
+use super::sums::{SUM_UNITS, SumTiling, sums_kernel};
 use crate::activation::kind::Activation;
 use crate::cube::instance::{AotInstance, AotTarget, given, kernel, sequence, types};
 use crate::cube::{Elementwise, SPLITS, Split};
@@ -52,7 +52,6 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
                 all.push(kernel.sums(target, name, bias, weight));
             }
         }
-        all.push(fold(target, format!("activation/fold/{name}"), dtype));
     }
     all
 }
@@ -103,11 +102,4 @@ impl InstanceVariant {
         );
         AotInstance::streaming(name, kernel)
     }
-}
-
-fn fold(target: &AotTarget, name: String, dtype: ElemType) -> AotInstance {
-    let kernel = kernel!(
-        target, FOLD_SUMS * FOLD_PARTS, fold_kernel::FoldKernel [_ _ _ _ _ _] (dtype)
-    );
-    AotInstance::other(name, kernel)
 }

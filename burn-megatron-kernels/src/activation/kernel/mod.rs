@@ -11,7 +11,8 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::{ComptimeOptionArgs, CubeDim, SequenceArg};
 
-use super::backward::{FusedActivation, RequestedGradients};
+use super::backward::{ActivationBackwardOp, FusedActivation};
+use crate::column_sum::kernel::{Partials, SumTarget, fold};
 use crate::cube::{Reduction, RowPlan, empty, grid};
 
 macro_rules! optional {
@@ -30,7 +31,7 @@ mod sums;
 pub(crate) use aot_instances::aot_instances;
 use formula::ActivationVariant;
 use launch::ElementwiseLaunch;
-use sums::{FOLD_PARTS, FOLD_SUMS, SUM_UNITS, SumTiling, fold_kernel, sums_kernel};
+use sums::{SUM_UNITS, SumTiling, sums_kernel};
 
 /// Number of cubes that fills a large device.
 const TARGET_CUBES: usize = 2048;
@@ -95,18 +96,20 @@ pub(super) fn forward(fused: &FusedActivation, inputs: Vec<CubeTensor>) -> CubeT
     y
 }
 
-/// The requested gradients, see [`FusedActivation`]; the last input is the gradient of the output.
-pub(super) fn backward(
-    fused: &FusedActivation,
-    wanted: RequestedGradients,
-    mut inputs: Vec<CubeTensor>,
-) -> Vec<CubeTensor> {
+/// See [`ActivationBackwardOp`].
+pub(super) fn backward(op: &ActivationBackwardOp, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    let (fused, wanted) = (&op.fused, op.wanted);
+    let flat = op.place.and_then(|_| inputs.pop());
     let Some(gradient) = inputs.pop() else {
         unreachable!("the last input of a backward is the gradient")
     };
     let plan = ActivationPlan::new(fused, &inputs[0]);
     if wanted.bias || wanted.weight {
-        sums(fused, &plan, wanted, inputs, gradient)
+        let of_bias = match flat.zip(op.place) {
+            Some((flat, place)) => SumTarget::Flat(flat, vec![place]),
+            None => SumTarget::Each(gradient.dtype),
+        };
+        sums(op, &plan, inputs, gradient, of_bias)
     } else {
         let (x, bias, weight) = fused.split(inputs);
         let dx = empty(&x, x.shape(), x.dtype);
@@ -124,13 +127,14 @@ pub(super) fn backward(
 }
 
 fn sums(
-    fused: &FusedActivation,
+    op: &ActivationBackwardOp,
     plan: &ActivationPlan,
-    wanted: RequestedGradients,
     inputs: Vec<CubeTensor>,
     gradient: CubeTensor,
+    of_bias: SumTarget,
 ) -> Vec<CubeTensor> {
-    let (x, bias, weight) = fused.split(inputs);
+    let wanted = op.wanted;
+    let (x, bias, weight) = op.fused.split(inputs);
     let (client, dtype) = (x.client.clone(), x.dtype);
     let units = plan.row.units.min(SUM_UNITS);
     let columns = plan.row.columns;
@@ -184,13 +188,28 @@ fn sums(
             );
         }
     }
-    let dbias = dbias.map(|parts| fold(parts, dtype, plan.width, blocks, (1, plan.width)));
-    let dweight = dweight.map(|parts| match tiles {
+    let mut gradients = Vec::from_iter(dx);
+    if let Some(parts) = dbias {
+        let partials = Partials::of_rows(parts, plan.width, blocks);
+        gradients.extend(fold(partials, of_bias));
+    }
+    match (dweight, tiles) {
+        (None, _) => {}
         // One cube had the whole row: its sum is the gradient.
-        1 => parts,
-        _ => fold(parts, DType::F32, plan.rows, tiles, (tiles, 1)),
-    });
-    [dx, dbias, dweight].into_iter().flatten().collect()
+        (Some(parts), 1) => gradients.push(parts),
+        (Some(tensor), _) => {
+            let partials = Partials {
+                tensor,
+                width: plan.rows,
+                count: tiles,
+                first: 0,
+                stride: tiles,
+                step: 1,
+            };
+            gradients.extend(fold(partials, SumTarget::Each(DType::F32)));
+        }
+    }
+    gradients
 }
 
 fn sequence<T>(tensor: &Option<CubeTensor>) -> SequenceArg<T>
@@ -202,33 +221,4 @@ where
         .iter()
         .map(|tensor| tensor.clone().into_tensor_arg())
         .collect()
-}
-
-/// `length` sums of `count` parts each, which are `strides.1` apart; the sums are `strides.0` apart.
-fn fold(
-    parts: CubeTensor,
-    dtype: DType,
-    length: usize,
-    count: usize,
-    strides: (usize, usize),
-) -> CubeTensor {
-    let client = parts.client.clone();
-    let sums = empty(&parts, [length], dtype);
-    if length > 0 {
-        unsafe {
-            fold_kernel::launch_unchecked(
-                &client,
-                grid(&client, length.div_ceil(FOLD_SUMS as usize)),
-                CubeDim::new_1d(FOLD_SUMS * FOLD_PARTS),
-                parts.into_tensor_arg(),
-                sums.clone().into_tensor_arg(),
-                length as u32,
-                count as u32,
-                strides.0 as u32,
-                strides.1 as u32,
-                dtype_to_storage_type(dtype),
-            );
-        }
-    }
-    sums
 }

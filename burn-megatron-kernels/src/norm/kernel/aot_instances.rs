@@ -2,9 +2,7 @@
 
 use cubecl::ir::{ElemType, FloatKind};
 
-use super::backward::{
-    FINISH_UNITS, NormBackwardVariant, norm_backward, norm_finish, norm_partials,
-};
+use super::backward::{NormBackwardVariant, norm_backward, norm_partials};
 use super::forward::{NormVariant, norm_forward};
 use super::layout::RowLayout;
 use super::{BACKWARD, FORWARD, PARTIAL_UNITS};
@@ -25,14 +23,6 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
             let name = format!("{name}+f32/4096");
             all.extend(of_width(target, &name, mixed, vector, 4096));
         }
-        all.push(AotInstance::other(
-            format!("norm/finish/{name}/4096"),
-            kernel!(
-                target, FINISH_UNITS, norm_finish::NormFinish
-                [_ _ _ _ _]
-                (0, 2, FINISH_UNITS, dtype)
-            ),
-        ));
     }
     all
 }

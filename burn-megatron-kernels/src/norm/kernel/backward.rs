@@ -1,5 +1,5 @@
-//! The kernels of the backward: the input's gradient with partial sums of the parameters', the
-//! partial sums alone, and their sum.
+//! The kernels of the backward: the input's gradient with partial sums of the parameters', and the
+//! partial sums alone.
 
 use cubecl::prelude::*;
 
@@ -281,61 +281,6 @@ pub(super) fn norm_partials<Y: Float, S: Float, N: Size>(
         partials[part * columns + column] = of_weight;
         if comptime!(variant.parameters > 1) {
             partials[(part + 1) * columns + column] = of_bias;
-        }
-    }
-}
-
-/// Columns of a cube of [`norm_finish`].
-pub(super) const FINISH_COLUMNS: u32 = 32;
-/// Units of a cube of [`norm_finish`].
-pub(super) const FINISH_UNITS: u32 = 512;
-
-/// Sums `partials` `[parts, parameters, width]` over the parts, in a fixed order.
-///
-/// Cubes are counted from the parameter `first`.
-#[cube(launch_unchecked)]
-pub(super) fn norm_finish<W: Float>(
-    partials: &Tensor<f32>,
-    of_weight: &mut Tensor<W>,
-    of_bias: &mut Tensor<W>,
-    parts: u32,
-    width: u32,
-    #[comptime] first: u32,
-    #[comptime] parameters: u32,
-    #[comptime] units: u32,
-    #[define(W)] _dtype: ElemType,
-) {
-    let blocks = width.div_ceil(FINISH_COLUMNS);
-    let parameter = CUBE_POS as u32 / blocks + first;
-    let column = (CUBE_POS as u32 % blocks) * FINISH_COLUMNS + UNIT_POS % FINISH_COLUMNS;
-    let inside = parameter < parameters && column < width;
-    let mut total = 0.0f32;
-    if inside {
-        let mut part = UNIT_POS / FINISH_COLUMNS;
-        while part < parts {
-            let at = (part * parameters + parameter) as usize * width as usize;
-            total += partials[at + column as usize];
-            part += comptime!(units / FINISH_COLUMNS);
-        }
-    }
-    let mut shared = Shared::<[f32]>::new_slice(comptime!(units as usize));
-    shared[UNIT_POS as usize] = total;
-    sync_cube();
-    let mut jump = comptime!(units / 2).runtime();
-    while jump >= FINISH_COLUMNS {
-        if UNIT_POS < jump {
-            let other = shared[(UNIT_POS + jump) as usize];
-            shared[UNIT_POS as usize] += other;
-        }
-        sync_cube();
-        jump /= 2;
-    }
-    if inside && UNIT_POS < FINISH_COLUMNS {
-        let value = W::cast_from(shared[UNIT_POS as usize]);
-        if parameter == 0 {
-            of_weight[column as usize] = value;
-        } else {
-            of_bias[column as usize] = value;
         }
     }
 }

@@ -12,12 +12,11 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-use self::backward::{
-    FINISH_COLUMNS, FINISH_UNITS, NormBackwardVariant, norm_backward, norm_finish, norm_partials,
-};
+use self::backward::{NormBackwardVariant, norm_backward, norm_partials};
 use self::forward::{NormVariant, norm_forward};
 use self::layout::{RegisterBudget, RowLayout};
-use super::backward::{NormFormula, NormGradients};
+use super::backward::{NormBackwardOp, NormFormula};
+use crate::column_sum::kernel::{Partials, SumTarget, fold_sets};
 use crate::cube::{empty, grid};
 
 mod aot_instances;
@@ -133,12 +132,10 @@ pub(super) fn forward(
     }
 }
 
-/// `[source, statistics, gradient, weight, so far?]` to the gradients that are requested.
-pub(super) fn backward(
-    formula: NormFormula,
-    wanted: NormGradients,
-    inputs: Vec<CubeTensor>,
-) -> Vec<CubeTensor> {
+/// See [`NormBackwardOp`].
+pub(super) fn backward(op: &NormBackwardOp, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    let (formula, wanted) = (op.formula, op.wanted);
+    let flat = op.places.as_ref().and_then(|_| inputs.pop());
     let mut inputs = inputs.into_iter();
     let (Some(source), Some(statistics), Some(gradient), Some(weight)) =
         (inputs.next(), inputs.next(), inputs.next(), inputs.next())
@@ -163,10 +160,24 @@ pub(super) fn backward(
     if wanted.input {
         outputs.push(dx);
     }
-    if let Some(partials) = partials {
-        let [of_weight, of_bias] = finish(partials, wanted, &weight);
-        outputs.extend(wanted.weight.then_some(of_weight));
-        outputs.extend(wanted.bias.then_some(of_bias));
+    if let Some(tensor) = partials {
+        let shape = tensor.shape();
+        let (count, parameters, width) = (shape[0], shape[1], shape[2]);
+        let partials = Partials {
+            tensor,
+            width,
+            count,
+            // The sums for a bias come after those for a weight, requested or not.
+            first: if wanted.weight { 0 } else { width },
+            stride: 1,
+            step: parameters * width,
+        };
+        let sets = usize::from(wanted.weight) + usize::from(wanted.bias);
+        let target = match flat.zip(op.places.clone()) {
+            Some((flat, places)) => SumTarget::Flat(flat, places),
+            None => SumTarget::Each(weight.dtype),
+        };
+        outputs.extend(fold_sets(partials, sets, target));
     }
     outputs
 }
@@ -266,38 +277,4 @@ impl BackwardInputs {
         }
         (dx, sums)
     }
-}
-
-/// The gradients of the weight and of the bias, in the type of the weight; a placeholder for the
-/// one that is not requested.
-fn finish(partials: CubeTensor, wanted: NormGradients, weight: &CubeTensor) -> [CubeTensor; 2] {
-    let client = partials.client.clone();
-    let shape = partials.shape();
-    let (parts, parameters, width) = (shape[0], shape[1], shape[2]);
-    let dtype = weight.dtype;
-    let output = |wanted: bool| empty(weight, [if wanted { width } else { 1 }], dtype);
-    let outputs = [output(wanted.weight), output(wanted.bias)];
-    let [of_weight, of_bias] = outputs.clone();
-    let first = u32::from(!wanted.weight);
-    let blocks = width.div_ceil(FINISH_COLUMNS as usize) * (parameters - first as usize);
-    let most = client.properties().hardware.max_units_per_cube;
-    let units = FINISH_UNITS.min(1 << most.ilog2());
-    // SAFETY: cubes past the last parameter and units past the width access no memory.
-    unsafe {
-        norm_finish::launch_unchecked(
-            &client,
-            grid(&client, blocks),
-            CubeDim::new_1d(units),
-            partials.into_tensor_arg(),
-            of_weight.into_tensor_arg(),
-            of_bias.into_tensor_arg(),
-            parts as u32,
-            width as u32,
-            first,
-            parameters as u32,
-            units,
-            dtype_to_storage_type(dtype),
-        );
-    }
-    outputs
 }

@@ -7,8 +7,9 @@ use burn::tensor::{Device, Tensor};
 
 use super::{Fp8, Fp8Config, Fp8Error, Fp8Layer, Fp8Recipe, SplitOperands};
 use crate::comm::ParallelContext;
+use crate::nn::InputLayout;
+use crate::nn::hook::fused_parameter;
 use crate::nn::linear::linear_param;
-use crate::nn::{InputLayout, anchored_value};
 
 /// Configuration of an [`Fp8Linear`].
 #[derive(Config, Debug)]
@@ -124,7 +125,7 @@ impl Fp8Linear {
             return Tensor::zeros(shape, (&x.device(), x.dtype()));
         }
         let x = x.reshape([1, rows, input]);
-        let bias = self.bias.as_ref().map(|bias| anchored_value(bias, &x));
+        let bias = self.bias.as_ref().map(|bias| fused_parameter(bias, &x));
         let (input, layer) = (InputLayout::Local, self.fp8.as_ref());
         linear_param(x, &self.weight, bias, input, layer, false).reshape(shape)
     }

@@ -143,7 +143,7 @@ fn row_parallel_linear_hands_its_bias_back() {
             forward: &|layer: &RowParallelLinear, x| {
                 let (y, bias) = layer.forward_without_bias(x.clone());
                 let added = layer.forward(x) - y.clone();
-                let bias = bias.expect("there is a bias").unsqueeze();
+                let bias = bias.expect("there is a bias").into_tensor().unsqueeze();
                 assert!((added - bias.clone()).abs().max().into_scalar::<f64>() < 1e-13);
                 // Another use than `forward` makes of it.
                 y * bias

@@ -216,6 +216,7 @@ fn saved_bytes(save_activations: bool, recipe: Fp8Recipe, input: InputLayout) ->
     let function = LinearFunction {
         input,
         hooked: None,
+        bias: None,
         transposed: false,
         arithmetic: Fp8Arithmetic::new(&layer, true, whole),
     };

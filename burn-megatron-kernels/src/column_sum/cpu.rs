@@ -1,0 +1,65 @@
+//! On Burn's CPU backend: each column from the first row to the last, columns in parallel.
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::DType;
+use rayon::prelude::*;
+
+use crate::cpu::{Element, ROW_GRAIN, Real, for_float, slice, tensor, vectorized};
+use crate::flat;
+use crate::gradient::Place;
+
+/// Columns of a task: a few cache lines of a row.
+const TASK_COLUMNS: usize = 128;
+
+/// The sum of the rows of a matrix, in the type that sums are computed in.
+pub(super) fn column_sum(x: &FlexTensor, columns: usize) -> FlexTensor {
+    for_float!(x.dtype(), E => tensor(sum::<E>(slice(x), columns), [columns]))
+}
+
+fn sum<E: Element>(x: &[E], columns: usize) -> Vec<E::Wide> {
+    let mut sums = vec![E::Wide::ZERO; columns];
+    let task = |first: usize, sums: &mut [E::Wide]| {
+        vectorized(
+            #[inline(always)]
+            || {
+                for row in x.chunks_exact(columns) {
+                    for (sum, x) in sums.iter_mut().zip(&row[first..]) {
+                        *sum += x.wide();
+                    }
+                }
+            },
+        )
+    };
+    if x.len() <= ROW_GRAIN {
+        task(0, &mut sums);
+    } else {
+        let tasks = sums.par_chunks_mut(TASK_COLUMNS).enumerate();
+        tasks.for_each(|(i, sums)| task(i * TASK_COLUMNS, sums));
+    }
+    sums
+}
+
+/// The sums, each in a tensor of type `dtype`; or the flat buffer with the sums at their places.
+pub(crate) fn write(
+    sums: Vec<FlexTensor>,
+    dtype: DType,
+    target: Option<(FlexTensor, Vec<Place>)>,
+) -> Vec<FlexTensor> {
+    let Some((flat, places)) = target else {
+        return sums.iter().map(|sum| narrow(sum, dtype)).collect();
+    };
+    let write = |flat, (sum, place): (&FlexTensor, &Place)| {
+        flat::cpu::accumulate(flat, place.offset, sum, place.add)
+    };
+    vec![sums.iter().zip(&places).fold(flat, write)]
+}
+
+fn narrow(sum: &FlexTensor, dtype: DType) -> FlexTensor {
+    if sum.dtype() == dtype {
+        return sum.clone();
+    }
+    for_float!(sum.dtype(), S => for_float!(dtype, W => {
+        let narrow = |x: &S| W::narrow(<W as Element>::Wide::of(x.wide().double()));
+        tensor::<W>(slice::<S>(sum).iter().map(narrow).collect(), sum.layout().shape().clone())
+    }))
+}

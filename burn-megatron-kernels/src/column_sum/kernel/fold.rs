@@ -1,0 +1,232 @@
+//! Adds partial sums in a fixed order.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use crate::cube::instance::{AotInstance, AotTarget, kernel, sequence, types};
+use crate::cube::{empty, grid, own};
+use crate::gradient::Place;
+
+/// Sums that a cube makes.
+const CUBE_SUMS: u32 = 32;
+/// The most units of a cube.
+const MAX_UNITS: u32 = 1024;
+
+/// The compile-time variant of the fold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct FoldVariant {
+    /// Sets of sums: 1 or 2.
+    sets: u32,
+    /// The target of the second set; the first goes to target 0.
+    second: usize,
+    /// Whether each set is added to what is there.
+    add_first: bool,
+    add_second: bool,
+    /// Units of a cube.
+    units: u32,
+}
+
+/// Where the partial sums of `sets * width` sums are: term `k` of sum `i` is element
+/// `first + i * stride + k * step`, with `k < count`.
+pub(crate) struct Partials {
+    /// In f32.
+    pub tensor: CubeTensor,
+    pub width: usize,
+    pub count: usize,
+    pub first: usize,
+    pub stride: usize,
+    pub step: usize,
+}
+
+/// Where sums go.
+pub(crate) enum SumTarget {
+    /// Each set to a tensor of its own, in this type.
+    Each(DType),
+    /// Each set to its place in a flat buffer.
+    Flat(CubeTensor, Vec<Place>),
+}
+
+impl Partials {
+    /// Of one set of `width` sums, `[count, width]`.
+    pub(crate) fn of_rows(tensor: CubeTensor, width: usize, count: usize) -> Self {
+        Self {
+            tensor,
+            width,
+            count,
+            first: 0,
+            stride: 1,
+            step: width,
+        }
+    }
+}
+
+#[cube(launch_unchecked)]
+fn fold_kernel<W: Float>(
+    partials: &Tensor<f32>,
+    sums: &mut Sequence<OwnedTensor<W>>,
+    width: u32,
+    count: u32,
+    first: u32,
+    stride: u32,
+    step: u32,
+    at_first: u32,
+    at_second: u32,
+    #[comptime] variant: FoldVariant,
+    #[define(W)] _dtype: ElemType,
+) {
+    let along = comptime!(variant.units / CUBE_SUMS);
+    let blocks = width.div_ceil(CUBE_SUMS);
+    let set = CUBE_POS as u32 / blocks;
+    let column = CUBE_POS as u32 % blocks * CUBE_SUMS + UNIT_POS % CUBE_SUMS;
+    let inside = set < comptime!(variant.sets) && column < width;
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(variant.units as usize));
+    let mut part = 0.0f32;
+    if inside {
+        let start = first + (set * width + column) * stride;
+        let mut k = UNIT_POS / CUBE_SUMS;
+        while k < count {
+            part += partials[(start + k * step) as usize];
+            k += along;
+        }
+    }
+    shared[UNIT_POS as usize] = part;
+    sync_cube();
+    if inside && UNIT_POS < CUBE_SUMS {
+        let mut total = 0.0f32;
+        for i in 0..along {
+            total += shared[(i * CUBE_SUMS + UNIT_POS) as usize];
+        }
+        if set == 0 {
+            let to = sums.index_mut(0);
+            write::<W>(
+                to.as_mut_slice(),
+                at_first + column,
+                total,
+                variant.add_first,
+            );
+        } else {
+            let to = sums.index_mut(variant.second);
+            write::<W>(
+                to.as_mut_slice(),
+                at_second + column,
+                total,
+                variant.add_second,
+            );
+        }
+    }
+}
+
+/// Writes a sum to an element, or adds it there.
+#[cube]
+fn write<W: Float>(to: &mut [W], at: u32, sum: f32, #[comptime] add: bool) {
+    let at = at as usize;
+    let mut value = sum;
+    if comptime!(add) {
+        value += f32::cast_from(to[at]);
+    }
+    to[at] = W::cast_from(value);
+}
+
+/// Adds up the partial sums of one set; returns them, or the flat buffer.
+pub(crate) fn fold(partials: Partials, target: SumTarget) -> Vec<CubeTensor> {
+    fold_sets(partials, 1, target)
+}
+
+/// [`fold`] of one or two sets, one behind the other, `sets` as many as the target has places.
+pub(crate) fn fold_sets(partials: Partials, sets: usize, target: SumTarget) -> Vec<CubeTensor> {
+    let Partials {
+        tensor,
+        width,
+        count,
+        first,
+        stride,
+        step,
+    } = partials;
+    let client = tensor.client.clone();
+    let (sums, places) = match target {
+        SumTarget::Each(dtype) => {
+            let sum = |_| empty(&tensor, [width], dtype);
+            ((0..sets).map(sum).collect(), None)
+        }
+        SumTarget::Flat(flat, places) => (vec![own(flat)], Some(places)),
+    };
+    let place = |set: usize| places.as_ref().and_then(|places| places.get(set));
+    let offset = |set| place(set).map_or(0, |place| place.offset as u32);
+    let add = |set| place(set).is_some_and(|place| place.add);
+    let most = client.properties().hardware.max_units_per_cube;
+    let variant = FoldVariant {
+        sets: sets as u32,
+        second: sums.len() - 1,
+        add_first: add(0),
+        add_second: add(1),
+        units: units(count, most),
+    };
+    if width > 0 {
+        let dtype = dtype_to_storage_type(sums[0].dtype);
+        let blocks = width.div_ceil(CUBE_SUMS as usize);
+        // SAFETY: a unit past the sums accesses no memory, and the places were checked.
+        unsafe {
+            fold_kernel::launch_unchecked(
+                &client,
+                grid(&client, blocks * sets),
+                CubeDim::new_1d(variant.units),
+                tensor.into_tensor_arg(),
+                sums.iter()
+                    .map(|sum| sum.clone().into_tensor_arg())
+                    .collect(),
+                width as u32,
+                count as u32,
+                first as u32,
+                stride as u32,
+                step as u32,
+                offset(0),
+                offset(1),
+                variant,
+                dtype,
+            );
+        }
+    }
+    sums
+}
+
+/// Units of a cube: up to eight terms each, as far as the device has units.
+fn units(count: usize, most: u32) -> u32 {
+    let along = (count.div_ceil(8).next_power_of_two() as u32).min(MAX_UNITS / CUBE_SUMS);
+    let most = (most / CUBE_SUMS).max(1);
+    CUBE_SUMS * along.min(1 << most.ilog2())
+}
+
+/// One and two sets, to tensors and to a flat buffer, written and added.
+pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let mut all = vec![];
+    for (name, dtype, _) in types() {
+        for (form, sets, outputs, add) in [
+            ("one", 1, 1, false),
+            ("two", 2, 2, false),
+            ("one-added", 1, 1, true),
+            ("two-added", 2, 1, true),
+            ("two-written", 2, 1, false),
+        ] {
+            let variant = FoldVariant {
+                sets,
+                second: outputs - 1,
+                add_first: add,
+                add_second: add && sets == 2,
+                units: MAX_UNITS,
+            };
+            let kernel = kernel!(
+                target, MAX_UNITS, fold_kernel::FoldKernel
+                [_ (sequence(outputs)) _ _ _ _ _ _ _]
+                (variant, dtype)
+            );
+            all.push(AotInstance::other(
+                format!("column_sum/fold/{name}/{form}"),
+                kernel,
+            ));
+        }
+    }
+    all
+}

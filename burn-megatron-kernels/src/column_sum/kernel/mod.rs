@@ -1,0 +1,93 @@
+//! The CubeCL implementation: partial sums over strips of rows, which [`fold`] adds up.
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
+use crate::cube::{RowPlan, empty, grid};
+
+mod fold;
+mod strips;
+
+pub(crate) use fold::{Partials, SumTarget, fold, fold_sets};
+pub(crate) use strips::{STRIP_UNITS, Strips};
+
+/// A unit adds the rows of its strip in one vector of columns. `partials` is `[strips, columns]`.
+#[cube(launch_unchecked)]
+fn column_sum_kernel<F: Float, N: Size>(
+    x: &Tensor<Vector<F, N>>,
+    partials: &mut Tensor<Vector<f32, N>>,
+    rows: usize,
+    columns: usize,
+    strips: usize,
+    cubes_of_row: usize,
+    #[comptime] across: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let unit = UNIT_POS as usize;
+    let column = CUBE_POS % cubes_of_row * across + unit % across;
+    let down = comptime!(STRIP_UNITS as usize / across);
+    let strip = CUBE_POS / cubes_of_row * down + unit / across;
+    if strip < strips && column < columns {
+        let mut sum = Vector::<f32, N>::new(0.0f32);
+        let mut row = strip;
+        while row < rows {
+            sum += Vector::<f32, N>::cast_from(x[row * columns + column]);
+            row += strips;
+        }
+        partials[strip * columns + column] = sum;
+    }
+}
+
+/// The sum of the rows of a tensor, which have at least one column.
+pub(crate) fn column_sum(x: CubeTensor, columns: usize, target: SumTarget) -> Vec<CubeTensor> {
+    let client = x.client.clone();
+    let rows = x.shape().num_elements() / columns;
+    let vector = RowPlan::new(&client, x.dtype, columns).vector;
+    let strips = Strips::new(rows, columns / vector);
+    let dtype = dtype_to_storage_type(x.dtype);
+    let partials = empty(&x, [strips.count.max(1), columns], DType::F32);
+    if strips.count > 0 {
+        // SAFETY: a unit past the strips or the columns accesses no memory.
+        unsafe {
+            column_sum_kernel::launch_unchecked(
+                &client,
+                grid(&client, strips.cubes()),
+                CubeDim::new_1d(STRIP_UNITS),
+                vector,
+                x.into_tensor_arg(),
+                partials.clone().into_tensor_arg(),
+                rows,
+                columns / vector,
+                strips.count,
+                strips.cubes_of_row,
+                strips.across,
+                dtype,
+            );
+        }
+    }
+    let partials = Partials::of_rows(partials, columns, strips.count);
+    fold(partials, target)
+}
+
+/// The gradient of the bias of QKV in GPT-2 124M, and the fold of every operation.
+pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let mut all = fold::aot_instances(target);
+    for (name, dtype, vector) in types() {
+        let across = Strips::new(65_536, 2304 / vector).across;
+        let kernel = kernel!(
+            target, STRIP_UNITS, column_sum_kernel::ColumnSumKernel
+            [_ _ _ _ _ _]
+            (vector, across, dtype)
+        );
+        all.push(AotInstance::streaming(
+            format!("column_sum/partials/{name}/2304"),
+            kernel,
+        ));
+    }
+    all
+}

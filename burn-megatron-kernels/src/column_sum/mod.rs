@@ -1,0 +1,95 @@
+//! Sums over the rows of a matrix, such as the gradient of a bias.
+//!
+//! Sums are computed in f32 (f64 for f64), in an order that depends on the sizes alone. Not
+//! differentiable: nothing is recorded for autodiff.
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+#[cfg(feature = "cubecl")]
+use burn_cubecl::tensor::CubeTensor;
+
+use crate::cpu::wide;
+use crate::gradient::{self, FlatGradients, Place};
+use crate::launch::{DeviceOp, Spec, launch_one};
+
+pub(crate) mod cpu;
+#[cfg(feature = "cubecl")]
+pub(crate) mod kernel;
+#[cfg(test)]
+mod tests;
+
+const NAME: &str = "column_sum";
+
+/// The sum of the rows of `x` `[rows, columns]`: `[columns]` in f32, or in f64 for f64.
+///
+/// With a `target` of one place the sum is written or added there, and the result is the flat
+/// buffer, which is written to in place if it is uniquely owned. Without rows the sum is 0.
+///
+/// # Panics
+///
+/// With a [`KernelError`](crate::KernelError) for a place that exceeds the buffer, and for a type of
+/// the buffer that does not agree with that of `x`.
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron_kernels::column_sum::column_sum;
+/// use burn_megatron_kernels::gradient::{FlatGradients, Place};
+///
+/// let x = Tensor::<2>::full([3, 2], 2.0, &Device::flex());
+/// let target = FlatGradients {
+///     flat: Tensor::ones([4], &Device::flex()),
+///     places: vec![Place { offset: 1, add: true }],
+/// };
+/// let flat = column_sum(x, Some(target));
+/// let values: Vec<f32> = flat.into_data().try_into_vec().unwrap();
+/// assert_eq!(values, [1.0, 7.0, 7.0, 1.0]);
+/// ```
+pub fn column_sum(x: Tensor<2>, target: Option<FlatGradients>) -> Tensor<1> {
+    let ([_, columns], dtype) = (x.dims(), x.dtype());
+    let (flat, places) = gradient::split(NAME, target, columns, dtype);
+    if columns == 0 {
+        let options = (&x.device(), crate::cpu::wide(dtype));
+        return flat.map_or_else(|| Tensor::empty([0], options), Tensor::from_dispatch);
+    }
+    let place = places.map(|places| places[0]);
+    let op = ColumnSumOp { columns, place };
+    let inputs = [Some(x.into_dispatch()), flat].into_iter().flatten();
+    Tensor::from_dispatch(launch_one(op, inputs.collect()))
+}
+
+/// Inputs: the matrix, and the buffer where there is a place.
+#[derive(Debug)]
+struct ColumnSumOp {
+    columns: usize,
+    place: Option<Place>,
+}
+
+impl DeviceOp for ColumnSumOp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
+        let sum = || Spec::new([self.columns], wide(inputs[0].dtype));
+        vec![inputs.get(1).cloned().unwrap_or_else(sum)]
+    }
+
+    fn cpu(&self, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        let sum = cpu::column_sum(&inputs[0], self.columns);
+        let dtype = sum.dtype();
+        let target = self.place.map(|place| (inputs.remove(1), vec![place]));
+        cpu::write(vec![sum], dtype, target)
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        let x = inputs.remove(0);
+        let target = match self.place {
+            Some(place) => kernel::SumTarget::Flat(inputs.remove(0), vec![place]),
+            None => kernel::SumTarget::Each(wide(x.dtype)),
+        };
+        kernel::column_sum(x, self.columns, target)
+    }
+}

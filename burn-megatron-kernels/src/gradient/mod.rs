@@ -1,0 +1,144 @@
+//! Gradients of parameters that a backward adds to a flat buffer itself, instead of returning them.
+//!
+//! A buffer holds the gradients of many parameters. An operation with a [`Parameter`] that has a
+//! [`GradientBuffer`] computes sums of its gradients in f32 (f64 for f64) and adds them there as they
+//! are: without a tensor of their own, and without rounding to the type of the parameter.
+
+use std::fmt;
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{DType, Tensor};
+
+use crate::KernelError;
+use crate::cpu::wide;
+use crate::error::accept;
+use crate::flat::check_range;
+
+#[cfg(test)]
+mod tests;
+
+/// The place of one gradient in a flat buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Index of its first element.
+    pub offset: usize,
+    /// Whether to add to the elements; they are overwritten otherwise.
+    pub add: bool,
+}
+
+/// A flat buffer, and the places of some gradients in it.
+#[derive(Debug)]
+pub struct FlatGradients {
+    /// `[length]` in f32, f16 or bf16; in f64 for operations in f64.
+    pub flat: Tensor<1>,
+    /// One for each gradient, without overlaps.
+    pub places: Vec<Place>,
+}
+
+/// Holds the gradients of parameters, which it knows by numbers.
+pub trait GradientBuffer: Send + Sync {
+    /// Accumulates the gradients of these parameters, one of one use of each.
+    ///
+    /// `compute` must be called exactly once. Called with the places of the gradients in one flat buffer,
+    /// it returns that buffer with the gradients in it. Called without, it returns the gradients, flat.
+    fn accumulate(&self, parameters: &[usize], compute: ComputeGradients<'_>);
+}
+
+/// See [`GradientBuffer::accumulate`].
+pub type ComputeGradients<'a> = &'a mut dyn FnMut(Option<FlatGradients>) -> Vec<Tensor<1>>;
+
+/// A vector that an operation reads, and where its gradient goes: to the graph, if not to a buffer.
+#[derive(Clone, Debug)]
+pub struct Parameter {
+    /// `[n]`; not tracked where there is a destination.
+    pub value: Tensor<1>,
+    /// Where the gradient goes.
+    pub destination: Option<Destination>,
+}
+
+/// A parameter of a [`GradientBuffer`].
+#[derive(Clone)]
+pub struct Destination {
+    /// The number of the parameter.
+    pub parameter: usize,
+    /// The buffer. The parameters of one operation have the same.
+    pub buffer: Arc<dyn GradientBuffer>,
+}
+
+impl From<Tensor<1>> for Parameter {
+    fn from(value: Tensor<1>) -> Self {
+        let destination = None;
+        Self { value, destination }
+    }
+}
+
+impl fmt::Debug for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "parameter {}", self.parameter)
+    }
+}
+
+/// Has the buffer of these parameters accumulate their gradients, which `compute` computes beside
+/// another result; returns that result.
+///
+/// # Panics
+///
+/// If the buffer does not call `compute` exactly once.
+pub fn accumulate<R>(
+    destinations: &[&Destination],
+    compute: impl FnOnce(Option<FlatGradients>) -> (R, Vec<Tensor<1>>),
+) -> R {
+    let parameters: Vec<_> = destinations.iter().map(|to| to.parameter).collect();
+    let (mut compute, mut result) = (Some(compute), None);
+    destinations[0]
+        .buffer
+        .accumulate(&parameters, &mut |flat| match compute.take() {
+            Some(compute) => {
+                let (other, gradients) = compute(flat);
+                result = Some(other);
+                gradients
+            }
+            None => panic!("the gradients of parameters {parameters:?} were computed twice"),
+        });
+    match result {
+        Some(result) => result,
+        None => panic!("the gradients of parameters {parameters:?} were not computed"),
+    }
+}
+
+/// Refuses a flat buffer for sums of `length` elements each, of values of type `dtype`.
+pub(crate) fn check(
+    operation: &'static str,
+    target: &FlatGradients,
+    length: usize,
+    dtype: DType,
+) -> Result<(), KernelError> {
+    for place in &target.places {
+        check_range(operation, &target.flat, place.offset, &[length])?;
+    }
+    let flat = target.flat.dtype();
+    if flat.is_float() && wide(flat) == wide(dtype) {
+        return Ok(());
+    }
+    Err(KernelError::Option {
+        operation,
+        name: "type of the flat buffer",
+        value: format!("{flat:?} beside {dtype:?}"),
+        fits: "F32, F16 or BF16, and F64 for F64",
+    })
+}
+
+/// The inputs of a kernel that writes sums of `length` elements to `target`, and their places there.
+pub(crate) fn split(
+    operation: &'static str,
+    target: Option<FlatGradients>,
+    length: usize,
+    dtype: DType,
+) -> (Option<DispatchTensor>, Option<Vec<Place>>) {
+    let Some(target) = target else {
+        return (None, None);
+    };
+    accept(check(operation, &target, length, dtype));
+    (Some(target.flat.into_dispatch()), Some(target.places))
+}

@@ -1,0 +1,35 @@
+//! The bias of a linear layer, for an operation that adds it.
+
+use burn::module::Param;
+use burn::tensor::Tensor;
+use burn_megatron_kernels::gradient::Parameter;
+
+use super::anchored_value;
+use super::hook::fused_parameter;
+
+/// A bias `[out]` that has not been added to its layer's product yet. Dropping it leaves it out.
+#[derive(Clone, Debug)]
+pub struct Bias {
+    param: Param<Tensor<1>>,
+    product: Tensor<3>,
+}
+
+impl Bias {
+    /// The bias of a layer with this product.
+    pub(super) fn new(param: &Param<Tensor<1>>, product: &Tensor<3>) -> Self {
+        Self {
+            param: param.clone(),
+            product: product.clone(),
+        }
+    }
+
+    /// The values, whose gradient goes through the graph.
+    pub fn into_tensor(self) -> Tensor<1> {
+        anchored_value(&self.param, &self.product)
+    }
+
+    /// The values for a fused operation on the product, which passes the gradient on itself.
+    pub(super) fn into_parameter(self) -> Parameter {
+        fused_parameter(&self.param, &self.product)
+    }
+}
