@@ -65,7 +65,49 @@ pub(crate) fn accumulate(
     flat
 }
 
-/// Sums in f32 of every type, and 16-bit sums; written over and added.
+/// A cube clears one piece: `table` has the first element and the length of each.
+#[cube(launch_unchecked)]
+fn clear_kernel<F: Float, N: Size>(
+    flat: &mut [Vector<F, N>],
+    table: &Tensor<u32>,
+    pieces: u32,
+    #[comptime] lanes: u32,
+    #[define(F)] _dtype: ElemType,
+) {
+    if (CUBE_POS as u32) < pieces {
+        let first = table[2 * CUBE_POS] / lanes;
+        let count = table[2 * CUBE_POS + 1] / lanes;
+        let mut at = UNIT_POS;
+        while at < count {
+            flat[(first + at) as usize] = Vector::new(F::from_int(0));
+            at += UNITS;
+        }
+    }
+}
+
+/// Zeros in the pieces of a table. What divides `bits` divides the starts and lengths of all.
+pub(super) fn clear(flat: CubeTensor, table: CubeTensor, pieces: usize, bits: usize) -> CubeTensor {
+    let flat = own(flat);
+    let client = flat.client.clone();
+    let vector = RowPlan::new(&client, flat.dtype, bits).vector;
+    // SAFETY: the pieces are in the buffer, which the public function checks.
+    unsafe {
+        clear_kernel::launch_unchecked(
+            &client,
+            grid(&client, pieces),
+            CubeDim::new_1d(UNITS),
+            vector,
+            flat.clone().into_buffer_arg(),
+            table.into_tensor_arg(),
+            pieces as u32,
+            vector as u32,
+            dtype_to_storage_type(flat.dtype),
+        );
+    }
+    flat
+}
+
+/// Sums in f32 of every type, and 16-bit sums; written over and added. Zeros in f32.
 pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     let [(_, single, lanes), halves @ ..] = types();
     let mut all = vec![];
@@ -87,6 +129,10 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
             all.push(AotInstance::streaming(name(half, half), kernel));
         }
     }
+    let clear = kernel!(
+        target, UNITS, clear_kernel::ClearKernel [_ _ _] (lanes, lanes as u32, single)
+    );
+    all.push(AotInstance::other("clear/f32".into(), clear));
     all
 }
 

@@ -1,7 +1,8 @@
 //! Writing into a flat buffer that holds many tensors, each at an offset of its own.
 //!
 //! The gradients of many parameters share one buffer, so that they are reduced and stepped
-//! together. [`accumulate`] writes one of them there or adds it, widened, in one pass. If the
+//! together. [`accumulate`] writes one of them there or adds it, widened, in one pass; [`clear`] writes
+//! zeros to ranges. If the
 //! gradient is a matrix product,
 //! [`gemm::accumulate_weight_gradient_at`](crate::gemm::accumulate_weight_gradient_at) needs no
 //! intermediate tensor. Not differentiable: nothing is recorded for autodiff.
@@ -16,12 +17,15 @@ use crate::cpu::wide;
 use crate::error::accept;
 use crate::launch::{DeviceOp, Spec, launch_one};
 
+mod clear;
 pub mod composed;
 pub(crate) mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
 #[cfg(test)]
 mod tests;
+
+pub use clear::{Ranges, clear};
 
 const NAME: &str = "accumulate";
 

@@ -218,3 +218,44 @@ proptest! {
         accumulate(flat, before, values, add).into_data().assert_eq(&expected, true);
     }
 }
+
+#[test]
+fn ranges_are_cleared_and_nothing_else() {
+    for (device, has) in devices() {
+        for own in has {
+            for ranges in [
+                vec![],
+                vec![3..3],
+                vec![0..1],
+                vec![0..64, 64..70, 100..300],
+                vec![8..16, 1000..1064, 40_000..49_120],
+                vec![3..9001, 49_999..50_000],
+            ] {
+                let flat = wave(50_000, 0.2, &device, own);
+                let data = flat.clone().into_data().convert_dtype(DType::F64);
+                let mut expected: Vec<f64> = data.try_into_vec().expect("converted to f64");
+                for range in &ranges {
+                    expected[range.clone()].fill(0.0);
+                }
+                let expected = TensorData::new(expected, [50_000]).convert_dtype(own);
+                let ranges = Ranges::new(ranges, &device);
+                // Also where somebody else holds it.
+                let cleared = clear(flat.clone(), &ranges);
+                cleared.into_data().assert_eq(&expected, true);
+                clear(flat, &ranges).into_data().assert_eq(&expected, true);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_range_past_the_end_is_not_cleared() {
+    for (device, _) in devices() {
+        let ranges = Ranges::new([0..4, 8..12], &device);
+        let call = || drop(clear(wave(11, 0.2, &device, DType::F32), &ranges));
+        assert_eq!(
+            message(call),
+            "clear: 4 elements from element 8 on reach past a flat buffer of 11: expected at least 12"
+        );
+    }
+}

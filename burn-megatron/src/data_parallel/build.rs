@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Tensor};
+use burn_megatron_kernels::flat::Ranges;
 
 use super::config::{DataParallelConfig, DataParallelConfigError};
 use super::error::DataParallelError;
@@ -101,8 +102,11 @@ pub(super) fn build_plan<M: Module>(
         .any(|entry| entry.grid == Grid::Expert);
     let expert = has_experts.then(|| ShardingGroups::new(groups, Grid::Expert, config));
     let pool = dense.data.pool().cloned();
+    let gaps = (0..layout.bucket_count()).map(|bucket| layout.bucket(bucket).gaps());
+    let gaps = gaps.map(|gaps| Ranges::new(gaps, &device)).collect();
     Ok(ShardingPlan {
         layout,
+        gaps,
         parameters,
         dense,
         expert: expert.transpose()?,

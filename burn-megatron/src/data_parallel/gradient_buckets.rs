@@ -10,8 +10,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
-use burn::tensor::Tensor;
-use burn_megatron_kernels::flat;
+use burn_megatron_kernels::flat::{self, Ranges};
 use burn_megatron_kernels::gradient::{FlatGradients, Place};
 
 use super::gradient_tracker::GradientTracker;
@@ -287,7 +286,8 @@ impl GradientBuckets {
 }
 
 impl GradientBucket {
-    /// Takes the buffer, allocated if needed; it is uninitialised where nothing was accumulated.
+    /// Takes the buffer, allocated if needed; the gradient of a parameter is uninitialised where nothing was
+    /// accumulated, and what belongs to no parameter is 0.
     fn take_buffer(&mut self, number: usize, plan: &ShardingPlan) -> TrackedTensor {
         self.buffer.take().unwrap_or_else(|| {
             let (_, main) = plan.model_and_main_dtypes(number);
@@ -296,32 +296,25 @@ impl GradientBucket {
             } else {
                 MemoryCategory::Gradients
             };
-            plan.track(plan.uninitialized(plan.elements(number), main), category)
+            let buffer = plan.uninitialized(plan.elements(number), main);
+            plan.track(flat::clear(buffer, &plan.gaps[number]), category)
         })
     }
 
     /// Takes the buffer, with zeros where nothing was accumulated.
     fn take_zero_filled(&mut self, number: usize, plan: &ShardingPlan) -> TrackedTensor {
         let mut buffer = self.take_buffer(number, plan);
-        let bucket = plan.layout.bucket(number);
-        let mut end = 0;
-        let mut clear = |range: Range<usize>| {
-            if !range.is_empty() {
-                let options = (&buffer.tensor.device(), buffer.tensor.dtype());
-                buffer.overwrite(range.start, Tensor::zeros([range.len()], options));
-            }
-        };
-        for (parameter, count) in bucket.parameters.iter().zip(&mut self.accumulated) {
-            let start = if *count == 0 {
-                parameter.range.end
-            } else {
-                parameter.range.start
-            };
-            clear(end..start);
-            end = parameter.range.end;
-            *count = 0;
+        let parameters = plan.layout.bucket(number).parameters.iter();
+        let unused = parameters.zip(&self.accumulated);
+        let unused = unused.filter(|(_, count)| **count == 0);
+        let unused: Vec<_> = unused
+            .map(|(parameter, _)| parameter.range.clone())
+            .collect();
+        self.accumulated.fill(0);
+        if !unused.is_empty() {
+            let ranges = Ranges::new(unused, &plan.device);
+            buffer.tensor = flat::clear(buffer.tensor, &ranges);
         }
-        clear(end..bucket.padded());
         buffer
     }
 

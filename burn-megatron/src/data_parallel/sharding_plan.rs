@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::backend::Flex;
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron_kernels::flat;
+use burn_megatron_kernels::flat::{self, Ranges};
 
 use super::config::DataParallelConfig;
 use super::error::DataParallelError;
@@ -24,6 +24,8 @@ use crate::nn::fp8::WeightQuantizer;
 #[derive(Debug)]
 pub(crate) struct ShardingPlan {
     pub layout: BufferLayout,
+    /// By bucket, the elements that belong to no parameter.
+    pub gaps: Vec<Ranges>,
     pub parameters: Vec<ParameterInfo>,
     /// The groups of each grid that has parameters here; always of the dense one.
     pub dense: ShardingGroups,

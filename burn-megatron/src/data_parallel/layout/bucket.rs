@@ -51,6 +51,20 @@ impl Bucket {
         self.parameters.last().map_or(0, |last| last.range.end)
     }
 
+    /// The elements that belong to no parameter: alignment and padding.
+    pub fn gaps(&self) -> Vec<Range<usize>> {
+        let ends = self.parameters.iter().map(|parameter| parameter.range.end);
+        let starts = self
+            .parameters
+            .iter()
+            .map(|parameter| parameter.range.start);
+        let starts = starts.chain([self.padded()]);
+        let gaps = std::iter::once(0).chain(ends).zip(starts);
+        gaps.map(|(end, start)| end..start)
+            .filter(|gap| !gap.is_empty())
+            .collect()
+    }
+
     /// Elements of its parameters, without any padding.
     pub fn parameter_elements(&self) -> usize {
         self.parameters

@@ -1,0 +1,128 @@
+//! Zeros in ranges of a flat buffer.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::backend::flex::FlexTensor;
+use burn::backend::{DispatchDevice, DispatchTensor};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+#[cfg(feature = "cubecl")]
+use burn_cubecl::tensor::CubeTensor;
+
+use super::check_range;
+use crate::cpu::{Element, Real, for_float, own, slice_mut};
+use crate::error::accept;
+use crate::launch::{DeviceOp, Spec, launch_one};
+
+const NAME: &str = "clear";
+
+/// Elements that a cube of the kernel clears.
+#[cfg_attr(not(feature = "cubecl"), allow(dead_code))]
+pub(super) const PIECE: usize = 4096;
+
+/// Ranges of a flat buffer, on a device: made once for several calls of [`clear`].
+#[derive(Clone, Debug)]
+pub struct Ranges {
+    ranges: Arc<[Range<usize>]>,
+    /// On CubeCL devices `[2 * pieces]`: the first element of each piece, and its length.
+    table: Option<Tensor<1, Int>>,
+    pieces: usize,
+}
+
+impl Ranges {
+    /// These ranges, without empty ones. `device` is that of the buffer.
+    pub fn new(ranges: impl IntoIterator<Item = Range<usize>>, device: &Device) -> Self {
+        let ranges = ranges.into_iter().filter(|range| !range.is_empty());
+        let ranges: Arc<[_]> = ranges.collect();
+        let on_cpu = matches!(
+            device.clone().inner().as_dispatch(),
+            DispatchDevice::Flex(_)
+        );
+        let piece = |range: &Range<usize>, start| {
+            let length = PIECE.min(range.end - start);
+            // The kernel reads them as unsigned numbers.
+            [start as u32 as i32, length as i32]
+        };
+        let pieces = |range: &Range<usize>| {
+            let starts = range.clone().step_by(PIECE);
+            starts
+                .flat_map(|start| piece(range, start))
+                .collect::<Vec<_>>()
+        };
+        let numbers: Vec<i32> = ranges.iter().flat_map(pieces).collect();
+        let (count, pieces) = (numbers.len(), numbers.len() / 2);
+        let table = (!on_cpu && count > 0).then(|| {
+            let options = (&device.clone().inner(), DType::I32);
+            Tensor::from_data(TensorData::new(numbers, [count]), options)
+        });
+        Self {
+            ranges,
+            table,
+            pieces,
+        }
+    }
+}
+
+/// `flat` `[length]` with zeros in these ranges, written in place if it is uniquely owned.
+///
+/// On CubeCL devices this is one launch for all ranges.
+///
+/// # Panics
+///
+/// With a [`KernelError`](crate::KernelError) for a range that exceeds the buffer.
+pub fn clear(flat: Tensor<1>, ranges: &Ranges) -> Tensor<1> {
+    for range in ranges.ranges.iter() {
+        accept(check_range(NAME, &flat, range.start, &[range.len()]));
+    }
+    if ranges.ranges.is_empty() {
+        return flat;
+    }
+    let op = ClearOp {
+        ranges: ranges.ranges.clone(),
+        pieces: ranges.pieces,
+    };
+    let table = ranges.table.clone().map(Tensor::into_dispatch);
+    let inputs: Vec<DispatchTensor> = [flat.into_dispatch()].into_iter().chain(table).collect();
+    Tensor::from_dispatch(launch_one(op, inputs))
+}
+
+/// Inputs: the buffer and, on CubeCL devices, the table.
+#[derive(Debug)]
+struct ClearOp {
+    ranges: Arc<[Range<usize>]>,
+    #[cfg_attr(not(feature = "cubecl"), allow(dead_code))]
+    pieces: usize,
+}
+
+impl DeviceOp for ClearOp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
+        vec![inputs[0].clone()]
+    }
+
+    fn cpu(&self, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        let flat = inputs.remove(0);
+        for_float!(flat.dtype(), E => {
+            let mut flat = own::<E>(flat);
+            let values = slice_mut::<E>(&mut flat);
+            for range in self.ranges.iter() {
+                values[range.clone()].fill(E::narrow(<E as Element>::Wide::ZERO));
+            }
+            vec![flat]
+        })
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        let (table, flat) = (inputs.remove(1), inputs.remove(0));
+        // What divides this divides every start and length.
+        let bits = self
+            .ranges
+            .iter()
+            .fold(0, |bits, range| bits | range.start | range.end);
+        vec![super::kernel::clear(flat, table, self.pieces, bits)]
+    }
+}
