@@ -15,6 +15,7 @@ pub fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
         crate::column_sum::kernel::aot_instances,
         crate::cross_entropy::kernel::aot_instances,
         crate::dropout::kernel::aot_instances,
+        crate::embedding::kernel::aot_instances,
         crate::flat::kernel::aot_instances,
         crate::fp8::codec::aot_instances,
         crate::fp8::product::scales::kernel::aot_instances,

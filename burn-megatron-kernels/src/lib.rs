@@ -17,6 +17,7 @@
 //! | [`adamw`] | a step over a flat buffer; sums of squares |
 //! | [`gemm`] | matrix products with a bias, or added to what is there |
 //! | [`column_sum`] | sums over the rows of a matrix, such as gradients of biases |
+//! | [`embedding`] | the gradient of a lookup, added to the rows that it read |
 //! | [`flat`] | values written into a buffer of many tensors, or added there |
 //! | [`fp8`] | 8-bit floats: quantisers and products of quantised matrices |
 //! | [`bits`] | the bits of one type as those of another |
@@ -52,6 +53,7 @@ pub mod cross_entropy;
 #[cfg(feature = "cubecl")]
 mod cube;
 pub mod dropout;
+pub mod embedding;
 mod error;
 pub mod flat;
 pub mod fp8;

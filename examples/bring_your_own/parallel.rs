@@ -85,7 +85,7 @@ impl ParallelGpt {
     }
 
     /// Called on the first stage. //*
-    fn embed(&self, tokens: Tensor<2, Int>, format: &BatchFormat<'_>) -> Tensor<3> {
+    fn embed(&self, tokens: Tokens, format: &BatchFormat<'_>) -> Tensor<3> {
         let x = on_stage(&self.tokens, "the embedding").forward(tokens);
         on_stage(&self.positions, "the positions").forward_with_format(x, format)
     }
@@ -104,7 +104,7 @@ impl LanguageModel for ParallelGpt {
     /// The residual stream `[batch, seq, hidden]` after a stage.
     fn hidden(&self, stage: usize, input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3> {
         let mut format = tokens.format();
-        let x = input.unwrap_or_else(|| self.embed(tokens.ids, &format));
+        let x = input.unwrap_or_else(|| self.embed(tokens, &format));
         let blocks = self.blocks.of_stage(stage);
         blocks.fold(x, |x, (i, block)| block.forward(x, format.layer(i)))
     }

@@ -158,7 +158,7 @@ impl Transformer {
     pub const IGNORE: i64 = -1;
 
     /// Embeds tokens `[batch, seq]` into the residual stream.
-    fn embed(&self, tokens: Tensor<2, Int>, format: &BatchFormat<'_>) -> Tensor<3> {
+    fn embed(&self, tokens: Tokens, format: &BatchFormat<'_>) -> Tensor<3> {
         let mut x = on_stage(&self.embedding, "the embedding").forward(tokens);
         if let Some(positions) = &self.positions {
             x = positions.forward_with_format(x, format);
@@ -171,7 +171,7 @@ impl Transformer {
         &self,
         stage: usize,
         input: Option<Tensor<3>>,
-        tokens: Tensor<2, Int>,
+        tokens: Tokens,
         mut format: BatchFormat<'_>,
     ) -> Tensor<3> {
         let x = input.unwrap_or_else(|| self.embed(tokens, &format));
@@ -192,7 +192,7 @@ impl LanguageModel for Transformer {
 
     fn hidden(&self, stage: usize, input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3> {
         let format = tokens.format();
-        self.run_stage(stage, input, tokens.ids, format)
+        self.run_stage(stage, input, tokens, format)
     }
 
     fn sequence_multiple(&self) -> usize {
@@ -257,6 +257,6 @@ impl CachedAttention for Transformer {
         ids: Tensor<2, Int>,
         cache: &mut KvCache,
     ) -> Tensor<3> {
-        self.run_stage(stage, input, ids, BatchFormat::Cached(cache))
+        self.run_stage(stage, input, ids.into(), BatchFormat::Cached(cache))
     }
 }

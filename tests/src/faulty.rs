@@ -193,7 +193,7 @@ impl LanguageModel for Decoder {
     type Cache = RecomputePrefix;
 
     fn hidden(&self, _: usize, _: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3> {
-        let x = self.embedding.forward(tokens.ids);
+        let x = self.embedding.forward(tokens);
         let x = match self.fault {
             Some(Fault::SummedTwice) => collective::copy(x, &self.comm),
             _ => x,

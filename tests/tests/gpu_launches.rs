@@ -12,20 +12,24 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{Device, Int, Tensor};
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::ParallelContext;
+use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::kernels::activation::{Activation, ActivationOptions, activate};
 use burn_megatron::kernels::adamw::{AdamWBuffers, AdamWStep, Decay, adamw, sum_of_squares};
 use burn_megatron::kernels::attention::{AttentionOptions, Heads, flash_attention_packed};
+use burn_megatron::kernels::column_sum::column_sum;
 use burn_megatron::kernels::cross_entropy::{CrossEntropyOptions, cross_entropy};
 use burn_megatron::kernels::dropout::{Draw, bias_dropout_add};
+use burn_megatron::kernels::embedding::{SortedLookups, accumulate_rows};
+use burn_megatron::kernels::gradient::{FlatGradients, Place};
 use burn_megatron::kernels::norm::{NormOptions, add_rms_norm, layer_norm, rms_norm};
 use burn_megatron::kernels::rope::{
     Positions, RopeConfig, RopeOptions, RopeTable, Scaling, rotate,
 };
 use burn_megatron::kernels::softmax::{Mask, Sink, masked_softmax};
 use burn_megatron::kernels::{Function, apply};
-use burn_megatron::nn::ModelBuilder;
-use burn_megatron::train::{LanguageModel, ModelConfig};
-use burn_megatron_models::TransformerConfig;
+use burn_megatron::nn::{ModelBuilder, ParallelModule};
+use burn_megatron::train::{LanguageModel, ModelConfig, Tokens};
+use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_tests::{gpu, small_gpt, small_llama};
 use tracing::span::{Attributes, Id};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
@@ -267,8 +271,12 @@ fn the_optimizer_launches_one_kernel() {
     assert_eq!(launched, 1 + 2, "the sum of squares, without the fill");
 }
 
-/// Launches of a training step's forward and backward over a model of so many layers.
-fn of_model(config: &TransformerConfig, choice: KernelChoice, layers: usize) -> usize {
+/// A model of so many layers.
+fn model(
+    config: &TransformerConfig,
+    choice: KernelChoice,
+    layers: usize,
+) -> ParallelModule<Transformer> {
     let config = TransformerConfig {
         layers,
         dropout: 0.0,
@@ -278,7 +286,13 @@ fn of_model(config: &TransformerConfig, choice: KernelChoice, layers: usize) -> 
     let device = self::device().autodiff();
     let scope = ModelBuilder::new(&ParallelContext::single(), &device);
     let scope = scope.with_kernels(&KernelChoices::all(choice)).unwrap();
-    let model = config.init_with(scope).unwrap().module;
+    config.init_with(scope).unwrap()
+}
+
+/// Launches of a training step's forward and backward over a model of so many layers.
+fn of_model(config: &TransformerConfig, choice: KernelChoice, layers: usize) -> usize {
+    let model = model(config, choice, layers).module;
+    let device = self::device().autodiff();
     let tokens = Tensor::<2, Int>::zeros([2, config.context], &device);
     let step = || {
         let loss = model.losses(tokens.clone(), tokens.clone()).sum();
@@ -306,14 +320,66 @@ fn a_layer_launches_as_few_kernels_as_it_can() {
     // On CUDA products are cuBLASLt's, with their biases and sums, and do not count; narrow matrices
     // have gaps between their rows there, which take copies.
     let expected = if cfg!(feature = "cuda") {
-        [26, 195, 24, 201]
+        [27, 196, 24, 201]
     } else {
-        [35, 199, 28, 193]
+        [36, 200, 28, 193]
     };
     assert_eq!(
         found, expected,
         "GPT fused and unfused, Llama fused and unfused"
     );
+}
+
+/// The same under data parallelism, of a micro-batch after the first one.
+#[cfg(feature = "wgpu")]
+fn of_wrapped_model(config: &TransformerConfig, layers: usize) -> usize {
+    let model = model(config, KernelChoice::Fused, layers);
+    let ddp = DistributedDataParallel::new(model, &ParallelContext::single()).unwrap();
+    let device = self::device().autodiff();
+    let ids = vec![0; 2 * config.context];
+    let tokens = Tokens::new(&ids, [2, config.context], &device);
+    let step = || {
+        let targets = tokens.ids.clone();
+        let loss = ddp.forward(&device, |model| model.losses(tokens.clone(), targets).sum());
+        ddp.backward(loss)
+    };
+    // The first one tunes the products, and fills the buckets.
+    step();
+    count(step).1
+}
+
+#[cfg(feature = "wgpu")]
+#[test]
+fn a_layer_under_data_parallelism_launches_nothing_to_accumulate_its_sums() {
+    let found = [small_gpt().config, small_llama().config]
+        .map(|config| of_wrapped_model(&config, 3) - of_wrapped_model(&config, 2));
+    // 12 are products, and 4 add a product to its bucket; cuBLASLt does both outside of CubeCL.
+    assert_eq!(found, [40, 32], "GPT and Llama");
+}
+
+#[test]
+fn a_sum_of_rows_and_the_gradient_of_an_embedding_are_two_launches() {
+    let device = self::device();
+    let x = Tensor::<2>::ones([300, 64], &device);
+    let (_, launched) = count(|| column_sum(x.clone(), None));
+    assert_eq!(launched, 2);
+    for (ids, expected) in [((0..300).collect::<Vec<_>>(), 1), (vec![7; 300], 2)] {
+        let lookups = SortedLookups::new(&ids).into();
+        let target = |add| FlatGradients {
+            flat: Tensor::zeros([300 * 64], &device),
+            places: vec![Place { offset: 0, add }],
+        };
+        let added = target(true);
+        let (_, launched) = count(|| accumulate_rows(x.clone(), &lookups, 0..300, added));
+        assert_eq!(launched, expected, "{ids:?}");
+        let written = target(false);
+        let (_, launched) = count(|| accumulate_rows(x.clone(), &lookups, 0..300, written));
+        assert_eq!(
+            launched,
+            expected + 1,
+            "{ids:?}, with zeros for the other rows"
+        );
+    }
 }
 
 #[test]

@@ -78,6 +78,7 @@ fn gradients(
         let tokens = Tokens {
             ids: ids(0),
             documents: documents.clone(),
+            sorted: None,
         };
         let size = [shape[0], shape[1], config.hidden];
         let offset = Tensor::<3>::zeros(size, (&device, DType::F64)).require_grad();

@@ -7,6 +7,6 @@ mod tune;
 
 #[cfg(test)]
 pub(crate) use plan::with_reduction;
-pub(crate) use plan::{Reduction, RowPlan, empty, grid, own};
+pub(crate) use plan::{Reduction, RowPlan, empty, grid, own, upload};
 pub(crate) use reduce::{cube_max, cube_sum, lane_max, lane_sum};
 pub(crate) use tune::{Elementwise, Operation, SPLITS, Split, launch_tuned};

@@ -126,6 +126,14 @@ pub(crate) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) ->
     )
 }
 
+/// Uploads numbers to the device of `like`.
+pub(crate) fn upload(like: &CubeTensor, numbers: &[i32]) -> CubeTensor {
+    let handle = like.client.create_from_slice(bytemuck::cast_slice(numbers));
+    let (client, device) = (like.client.clone(), like.device.clone());
+    let shape = Shape::from([numbers.len()]);
+    CubeTensor::new_contiguous(client, device, shape, handle, DType::I32)
+}
+
 /// The tensor itself if it is uniquely owned, otherwise a copy.
 pub(crate) fn own(tensor: CubeTensor) -> CubeTensor {
     if tensor.can_mut() {

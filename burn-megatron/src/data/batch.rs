@@ -1,5 +1,9 @@
 //! Batches: samples stacked as rows.
 
+use std::sync::Arc;
+
+use burn_megatron_kernels::embedding::SortedLookups;
+
 use super::{DataError, IGNORE, Sample};
 
 /// Samples of equal length, stacked as the rows of two integer matrices.
@@ -16,6 +20,8 @@ pub struct Batch {
     /// The starts of the documents in the concatenated rows, then the end of the last one: `0, ..., rows * seq`
     /// (as `cu_seqlens`). Attention does not cross documents. `None` if every row is one document.
     pub documents: Option<Vec<i32>>,
+    /// Sorted where the batch is made, which is in the thread that reads ahead.
+    sorted: Arc<SortedLookups>,
 }
 
 impl Batch {
@@ -33,6 +39,7 @@ impl Batch {
             rows: 0,
             seq,
             documents: None,
+            sorted: Arc::default(),
         };
         let mut documents = vec![];
         for sample in samples {
@@ -58,7 +65,14 @@ impl Batch {
             documents.push((batch.rows * seq) as i32);
             batch.documents = Some(documents);
         }
+        batch.sorted = Arc::new(SortedLookups::new(&batch.tokens));
         Ok(batch)
+    }
+
+    /// The lookups of the tokens that the batch was made with, sorted: see
+    /// [`Tokens::sorted`](crate::nn::Tokens::sorted).
+    pub fn sorted(&self) -> &Arc<SortedLookups> {
+        &self.sorted
     }
 
     /// The number of targets that are not ignored.

@@ -12,52 +12,16 @@ mod stages;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
-
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
-use crate::nn::{BatchFormat, LossTerm, Losses, PackedSequences};
+use crate::nn::{LossTerm, Losses};
+
+pub use crate::nn::Tokens;
 
 pub use cache::{CachedAttention, GenerationCache, RecomputePrefix};
 pub use config::{ConfigDifference, ModelConfig, RoundingSizes, compare_settings};
 pub use stages::{StageBuilder, StageLayers, on_stage};
-
-/// The input of a decoder.
-#[derive(Clone, Debug)]
-pub struct Tokens {
-    /// `[batch, seq]`
-    pub ids: Tensor<2, Int>,
-    /// The offsets of packed documents in the concatenated rows, followed by the end of the last one:
-    /// `0, ..., batch * seq`. None if every row is one sequence.
-    pub documents: Option<Arc<[i32]>>,
-}
-
-impl Tokens {
-    /// Their format, for the layers of a decoder.
-    ///
-    /// # Panics
-    ///
-    /// If the documents do not fit the rows: see [`PackedSequences::new`].
-    pub fn format(&self) -> BatchFormat<'static> {
-        let Some(documents) = &self.documents else {
-            return BatchFormat::Rows;
-        };
-        match PackedSequences::new(documents, self.ids.dims(), &self.ids.device()) {
-            Ok(packed) => BatchFormat::Packed(Box::new(packed)),
-            Err(error) => panic!("{error}"),
-        }
-    }
-}
-
-impl From<Tensor<2, Int>> for Tokens {
-    fn from(ids: Tensor<2, Int>) -> Self {
-        Self {
-            ids,
-            documents: None,
-        }
-    }
-}
 
 /// A decoder that predicts the next token: a whole model, or the stages of one pipeline rank.
 ///

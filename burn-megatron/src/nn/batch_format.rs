@@ -1,8 +1,11 @@
 //! Which tokens attend to each other, and at which positions they are.
 
+use std::ops::Range;
+
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_megatron_kernels::KernelError;
 use burn_megatron_kernels::attention::Documents;
+use burn_megatron_kernels::embedding::SortedLookups;
 use burn_megatron_kernels::rope::Positions;
 use burn_megatron_kernels::softmax::Mask;
 
@@ -66,6 +69,8 @@ pub struct PackedSequences {
     bounds: Documents,
     /// `[batch, seq]`: the position of each token in its document.
     positions: Tensor<2, Int>,
+    /// The same on the host.
+    position_numbers: Vec<i32>,
 }
 
 /// Invalid document boundaries.
@@ -141,13 +146,23 @@ impl PackedSequences {
         Ok(Self {
             shape,
             bounds: Documents::new(ends, device)?,
-            positions: Tensor::from_data(TensorData::new(positions, shape), device),
+            positions: Tensor::from_data(TensorData::new(positions.clone(), shape), device),
+            position_numbers: positions,
         })
     }
 
     /// `[batch, seq]`: the position of each token in its document.
     pub fn positions(&self) -> &Tensor<2, Int> {
         &self.positions
+    }
+
+    /// The lookups of the positions of this part of each row, sorted.
+    pub(super) fn sorted_positions(&self, part: Range<usize>) -> SortedLookups {
+        let rows = self.position_numbers.chunks(self.shape[1].max(1));
+        let numbers: Vec<i32> = rows
+            .flat_map(|row| row[part.clone()].iter().copied())
+            .collect();
+        SortedLookups::new(&numbers)
     }
 
     /// The documents in the concatenated rows, `batch * seq` tokens.

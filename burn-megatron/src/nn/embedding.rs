@@ -1,15 +1,18 @@
 //! Token embeddings split over the vocabulary, learned positions, and the output layer.
 
+use std::sync::Arc;
+
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 use super::hook::{forward_only_value, with_anchor};
 use super::linear::{InputLayout, SEQUENCE_DIM, Weight, linear};
-use super::lookup::lookup;
+use super::lookup::{LookupIds, lookup};
 use super::{
     AxisRank, BatchFormat, BuildError, Init, ModelBuilder, ParameterSpec, Placement, Section,
+    Tokens,
 };
 use crate::choice::Operation;
 use crate::collective::{self, Comm};
@@ -104,19 +107,30 @@ impl VocabParallelEmbeddingConfig {
 impl VocabParallelEmbedding {
     /// `[batch, seq]` tokens to `[batch, seq, hidden]`, or to `[batch, seq / tensor, hidden]` under
     /// sequence parallelism.
-    pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
-        let [batch, seq] = tokens.dims();
+    ///
+    /// Pass [`Tokens`] with their [sorted lookups](Tokens::sorted), as the trainer makes them, and not their
+    /// ids alone: only then a backward touches the rows of these tokens alone.
+    pub fn forward(&self, tokens: impl Into<Tokens>) -> Tensor<3> {
+        let Tokens { ids, sorted, .. } = tokens.into();
+        let [batch, seq] = ids.dims();
         let [rows, hidden] = self.weight.lazy_shape().dims();
-        let tokens = tokens.reshape([batch * seq]);
+        let ids = ids.reshape([batch * seq]);
+        let sorted = sorted.map(|sorted| (sorted, self.first));
         if self.comm.size() == 1 {
-            return lookup(&self.weight, tokens).reshape([batch, seq, hidden]);
+            let ids = LookupIds { rows: ids, sorted };
+            return lookup(&self.weight, ids).reshape([batch, seq, hidden]);
         }
-        let local = tokens - self.first as i64;
+        let local = ids - self.first as i64;
         let is_foreign = local
             .clone()
             .lower_scalar(0)
             .bool_or(local.clone().greater_equal_scalar(rows as i64));
-        let found = lookup(&self.weight, local.clamp(0, rows as i64 - 1));
+        let local = local.clamp(0, rows as i64 - 1);
+        let ids = LookupIds {
+            rows: local,
+            sorted,
+        };
+        let found = lookup(&self.weight, ids);
         let partial = found.mask_fill(
             is_foreign
                 .unsqueeze_dim::<2>(1)
@@ -194,7 +208,12 @@ impl LearnedPositions {
             BatchFormat::Packed(packed) => {
                 let numbers = packed.positions().clone().narrow(1, start, len);
                 let numbers = numbers.reshape([batch * len]);
-                let rows = with_anchor(&x, || lookup(&self.weight, numbers));
+                let sorted = packed.sorted_positions(start..start + len);
+                let ids = LookupIds {
+                    rows: numbers,
+                    sorted: Some((Arc::new(sorted), 0)),
+                };
+                let rows = with_anchor(&x, || lookup(&self.weight, ids));
                 return x + rows.reshape([batch, len, hidden]);
             }
         };

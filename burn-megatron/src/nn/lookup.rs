@@ -1,21 +1,37 @@
 //! Embedding lookup, with a gradient that is accumulated in f32.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use burn::backend::DispatchTensor;
 use burn::module::Param;
 use burn::tensor::{DType, FloatDType, IndexingUpdateOp, Int, Tensor};
+use burn_megatron_kernels::embedding::{SortedLookups, accumulate_rows};
+use burn_megatron_kernels::gradient::{FlatGradients, Place};
 use burn_megatron_kernels::{Function, apply};
 
 use super::forward_context;
 use super::hook::{HookHandle, ParameterHook, forward_only_value};
 
+/// What a lookup reads.
+#[derive(Debug)]
+pub(super) struct LookupIds {
+    /// Rows of the weight, `[ids]`.
+    pub rows: Tensor<1, Int>,
+    /// The lookups of the ids, sorted, where the host has them. They may be of a larger table, of which the
+    /// weight has the rows from this one on; ids of other rows have no gradient then.
+    pub sorted: Option<(Arc<SortedLookups>, usize)>,
+}
+
 /// The rows `ids` of `[rows, width]`: `[ids, width]`.
 ///
 /// The gradient of a row is the sum over all its lookups; in 16 bits the sum would stop growing at a few
-/// hundred times a single gradient. With a [`ParameterHook`] it is accumulated in f32.
-pub(super) fn lookup(param: &Param<Tensor<2>>, ids: Tensor<1, Int>) -> Tensor<2> {
+/// hundred times a single gradient. With a [`ParameterHook`] it is accumulated in f32; with sorted lookups
+/// in the rows of the ids alone, in the order of the lookups.
+pub(super) fn lookup(param: &Param<Tensor<2>>, ids: LookupIds) -> Tensor<2> {
     let hook = param.reparameterization::<ParameterHook>();
     let (Some(hook), Some(anchor)) = (hook, forward_context::anchor()) else {
-        return forward_only_value(param).select(0, ids);
+        return forward_only_value(param).select(0, ids.rows);
     };
     let (handle, base) = (hook.handle().clone(), param.base());
     handle.expect();
@@ -28,14 +44,14 @@ pub(super) fn lookup(param: &Param<Tensor<2>>, ids: Tensor<1, Int>) -> Tensor<2>
 #[derive(Debug)]
 struct LookupFunction {
     handle: HookHandle,
-    ids: Tensor<1, Int>,
+    ids: LookupIds,
     rows: usize,
 }
 
 impl Function for LookupFunction {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         let weight = Tensor::<2>::from_dispatch(inputs.swap_remove(0));
-        let ids = plain(&self.ids, &weight);
+        let ids = plain(&self.ids.rows, &weight);
         (weight.select(0, ids).into_dispatch(), vec![])
     }
 
@@ -46,18 +62,62 @@ impl Function for LookupFunction {
         _needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
         let gradient = Tensor::<2>::from_dispatch(gradient);
-        let accumulation = match gradient.dtype() {
-            DType::F64 => FloatDType::F64,
-            _ => FloatDType::F32,
-        };
-        let gradient = gradient.cast(accumulation);
-        let ids = plain(&self.ids, &gradient);
+        let HookHandle { index, sink } = &self.handle;
+        match &self.ids.sorted {
+            None => sink.accumulate(*index, self.whole_gradient(gradient)),
+            Some((sorted, first)) => {
+                let rows = *first..first + self.rows;
+                sink.accumulate_into(&[*index], &mut |target| {
+                    vec![rows_gradient(
+                        gradient.clone(),
+                        sorted,
+                        rows.clone(),
+                        target,
+                    )]
+                });
+            }
+        }
+        vec![None, None]
+    }
+}
+
+impl LookupFunction {
+    /// The gradient of all rows, flat, where the host does not have the ids.
+    fn whole_gradient(&self, gradient: Tensor<2>) -> Tensor<1> {
+        let gradient = gradient.clone().cast(accumulation(&gradient));
+        let ids = plain(&self.ids.rows, &gradient);
         let [_, width] = gradient.dims();
         let zeros = Tensor::zeros([self.rows, width], (&gradient.device(), gradient.dtype()));
         let sum: Tensor<2> = zeros.select_assign(0, ids, gradient, IndexingUpdateOp::Add);
-        let HookHandle { index, sink } = &self.handle;
-        sink.accumulate(*index, sum.reshape([self.rows * width]));
-        vec![None, None]
+        sum.reshape([self.rows * width])
+    }
+}
+
+/// The gradient of the ids in `rows`, in its buffer or alone, flat.
+fn rows_gradient(
+    gradient: Tensor<2>,
+    sorted: &Arc<SortedLookups>,
+    rows: Range<usize>,
+    target: Option<FlatGradients>,
+) -> Tensor<1> {
+    let target = target.unwrap_or_else(|| {
+        let options = (&gradient.device(), DType::from(accumulation(&gradient)));
+        FlatGradients {
+            flat: Tensor::zeros([rows.len() * gradient.dims()[1]], options),
+            places: vec![Place {
+                offset: 0,
+                add: true,
+            }],
+        }
+    });
+    accumulate_rows(gradient, sorted, rows, target)
+}
+
+/// The type in which the gradient is summed.
+fn accumulation(gradient: &Tensor<2>) -> FloatDType {
+    match gradient.dtype() {
+        DType::F64 => FloatDType::F64,
+        _ => FloatDType::F32,
     }
 }
 

@@ -56,6 +56,7 @@ mod row;
 mod table;
 #[cfg(test)]
 mod tests;
+mod tokens;
 
 pub use crate::mesh::{AxisRank, MeshRank};
 pub use activation::Activation;
@@ -84,3 +85,4 @@ pub use placement::{LocalSection, Placement, Placements, Section};
 pub use recompute::{recompute, recompute_at};
 pub use row::{RowParallelLinear, RowParallelLinearConfig};
 pub use table::{ParameterTable, TableError};
+pub use tokens::Tokens;

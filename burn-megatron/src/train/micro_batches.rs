@@ -111,6 +111,7 @@ fn tokens(batch: &Batch, device: &Device) -> Tokens {
     Tokens {
         ids: matrix(&batch.tokens, batch, device),
         documents: batch.documents.as_deref().map(Arc::from),
+        sorted: Some(batch.sorted().clone()),
     }
 }
 

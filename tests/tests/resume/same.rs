@@ -99,7 +99,7 @@ fn sixteen_bits() {
 fn a_dynamic_loss_scale() {
     let mut case = precision(Precision::F16, Moments::F32, "dp2-mb3-z1");
     case.train.loss_scale = Some(LossScale::Dynamic(LossScaleConfig {
-        initial: 2f64.powi(12),
+        initial: 2f64.powi(14),
         growth_interval: 1,
         hysteresis: 1,
         ..LossScaleConfig::default()
@@ -177,7 +177,7 @@ fn either_optimizer_loads_what_the_other_saved() {
 /// With scales that a skipped step changed just before the checkpoint.
 #[test]
 fn eight_bits_with_skipped_steps() {
-    for (gather, initial) in [(false, 40), (true, 40), (false, 12), (true, 12)] {
+    for (gather, initial) in [(false, 40), (true, 40), (false, 16), (true, 16)] {
         let mut case = precision(Precision::F16, Moments::F32, "dp2-mb2-z1");
         case.model.hidden = 32;
         case.model.layers = 2;

@@ -50,6 +50,7 @@ pub const AIMS: &[Aim] = &[
     aim("column_sum/partials/", 0.90, &[]),
     aim("cross_entropy/gradient/", 0.85, &[1, 2, 3]),
     aim("cross_entropy/", 0.85, &[1]),
+    aim("embedding/segments/", 0.75, &[1]),
     aim("fp8/amax/", 0.85, &[]),
     aim("fp8/quantize/", 0.75, &[]),
     Aim {

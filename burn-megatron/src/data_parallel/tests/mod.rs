@@ -14,6 +14,7 @@ use crate::nn::{ParallelModule, ParameterEntry, Placement, Section};
 use crate::testing::warnings;
 
 mod call_order;
+mod embeddings;
 mod gradient_checks;
 mod precision;
 mod quantized;

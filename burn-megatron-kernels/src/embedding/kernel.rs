@@ -1,0 +1,202 @@
+//! The CubeCL kernels: a cube adds up the lookups of a segment; another kernel adds the segments of ids
+//! that have several.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::AccumulateRowsOp;
+use super::table::{SEGMENT, SPLIT, SegmentTable, WHOLE};
+use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
+use crate::cube::{RowPlan, empty, grid, own, upload};
+
+/// The most units of a cube.
+const MAX_UNITS: u32 = 256;
+/// Rows that a unit has in flight.
+const AHEAD: u32 = 4;
+
+/// Sizes in vectors of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct RowSizes {
+    columns: usize,
+    units: u32,
+}
+
+impl RowSizes {
+    fn new(columns: usize) -> Self {
+        let units = (columns.next_power_of_two() as u32).clamp(32, MAX_UNITS);
+        Self { columns, units }
+    }
+}
+
+/// Adds the lookups of a segment in order: to the flat buffer, whose table begins at vector `origin`, or as a
+/// part of an id. `segments` is where the segments begin in `table`.
+#[cube(launch_unchecked)]
+fn segments_kernel<G: Float, F: Float, N: Size>(
+    gradient: &Tensor<Vector<G, N>>,
+    table: &Tensor<u32>,
+    flat: &mut Tensor<Vector<F, N>>,
+    parts: &mut Tensor<Vector<f32, N>>,
+    segments: u32,
+    count: u32,
+    origin: u32,
+    #[comptime] sizes: RowSizes,
+    #[define(G, F)] _types: [ElemType; 2],
+) {
+    let segment = CUBE_POS as u32;
+    if segment < count {
+        let columns = comptime!(sizes.columns);
+        let at = (segments + segment * comptime!(SEGMENT as u32)) as usize;
+        let first = table[at];
+        let end = first + table[at + 1];
+        let row = table[at + 2];
+        let part = table[at + 3];
+        let mut column = UNIT_POS as usize;
+        while column < columns {
+            let mut sum = Vector::<f32, N>::new(0.0f32);
+            let mut lookup = first;
+            // Several loads before the first sum, so that one wait is enough.
+            while lookup + AHEAD <= end {
+                let mut loaded = Array::<Vector<G, N>>::new(comptime!(AHEAD as usize));
+                #[unroll]
+                for i in 0..AHEAD {
+                    let from = table[(lookup + i) as usize] as usize;
+                    loaded[i as usize] = gradient[from * columns + column];
+                }
+                #[unroll]
+                for i in 0..AHEAD {
+                    sum += Vector::cast_from(loaded[i as usize]);
+                }
+                lookup += AHEAD;
+            }
+            while lookup < end {
+                let from = table[lookup as usize] as usize;
+                sum += Vector::cast_from(gradient[from * columns + column]);
+                lookup += 1;
+            }
+            if part == WHOLE {
+                let to = origin as usize + row as usize * columns + column;
+                flat[to] = Vector::cast_from(sum + Vector::cast_from(flat[to]));
+            } else {
+                parts[part as usize * columns + column] = sum;
+            }
+            column += comptime!(sizes.units as usize);
+        }
+    }
+}
+
+/// Adds the parts of an id in order, and their sum to the flat buffer. `splits` is where the split ids begin in
+/// `table`.
+#[cube(launch_unchecked)]
+fn parts_kernel<F: Float, N: Size>(
+    parts: &Tensor<Vector<f32, N>>,
+    table: &Tensor<u32>,
+    flat: &mut Tensor<Vector<F, N>>,
+    splits: u32,
+    count: u32,
+    origin: u32,
+    #[comptime] sizes: RowSizes,
+    #[define(F)] _dtype: ElemType,
+) {
+    let split = CUBE_POS as u32;
+    if split < count {
+        let columns = comptime!(sizes.columns);
+        let at = (splits + split * comptime!(SPLIT as u32)) as usize;
+        let first = table[at];
+        let end = first + table[at + 1];
+        let row = table[at + 2];
+        let mut column = UNIT_POS as usize;
+        while column < columns {
+            let mut sum = Vector::<f32, N>::new(0.0f32);
+            let mut part = first;
+            while part < end {
+                sum += parts[part as usize * columns + column];
+                part += 1;
+            }
+            let to = origin as usize + row as usize * columns + column;
+            flat[to] = Vector::cast_from(sum + Vector::cast_from(flat[to]));
+            column += comptime!(sizes.units as usize);
+        }
+    }
+}
+
+/// See [`accumulate_rows`](super::accumulate_rows).
+pub(super) fn accumulate_rows(op: &AccumulateRowsOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
+    let (flat, gradient) = (own(inputs.remove(1)), inputs.remove(0));
+    let table = SegmentTable::new(&op.lookups, op.found.clone(), op.first_row);
+    let numbers = upload(&gradient, &table.numbers);
+    let client = gradient.client.clone();
+    // A power of two divides both exactly if it divides this.
+    let vector = RowPlan::new(&client, gradient.dtype, op.width | op.offset).vector;
+    let sizes = RowSizes::new(op.width / vector);
+    let origin = (op.offset / vector) as u32;
+    let parts = empty(&gradient, [table.parts.max(1), op.width], DType::F32);
+    let types = [gradient.dtype, flat.dtype].map(dtype_to_storage_type);
+    // SAFETY: the table has lookups and rows that exist, and segments and parts without overlaps.
+    unsafe {
+        segments_kernel::launch_unchecked(
+            &client,
+            grid(&client, table.segments),
+            CubeDim::new_1d(sizes.units),
+            vector,
+            gradient.into_tensor_arg(),
+            numbers.clone().into_tensor_arg(),
+            flat.clone().into_tensor_arg(),
+            parts.clone().into_tensor_arg(),
+            table.lookups as u32,
+            table.segments as u32,
+            origin,
+            sizes,
+            types,
+        );
+    }
+    if table.splits > 0 {
+        // SAFETY: as above.
+        unsafe {
+            parts_kernel::launch_unchecked(
+                &client,
+                grid(&client, table.splits),
+                CubeDim::new_1d(sizes.units),
+                vector,
+                parts.into_tensor_arg(),
+                numbers.into_tensor_arg(),
+                flat.clone().into_tensor_arg(),
+                (table.lookups + table.segments * SEGMENT) as u32,
+                table.splits as u32,
+                origin,
+                sizes,
+                types[1],
+            );
+        }
+    }
+    flat
+}
+
+/// The embeddings of GPT-2 124M and XL, into f32.
+pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let [(_, single, _), ..] = types();
+    let mut all = vec![];
+    for (name, dtype, vector) in types() {
+        for width in [768, 1600] {
+            let sizes = RowSizes::new(width / vector);
+            let kernel = kernel!(
+                target, sizes.units, segments_kernel::SegmentsKernel
+                [_ _ _ _ _ _ _]
+                (vector, sizes, [dtype, single])
+            );
+            let called = format!("embedding/segments/{name}/{width}");
+            // Rows are gathered: their indices are read one by one.
+            all.push(AotInstance::other(called, kernel));
+            let kernel = kernel!(
+                target, sizes.units, parts_kernel::PartsKernel
+                [_ _ _ _ _ _]
+                (vector, sizes, single)
+            );
+            let called = format!("embedding/parts/{vector}/{name}/{width}");
+            all.push(AotInstance::other(called, kernel));
+        }
+    }
+    all
+}

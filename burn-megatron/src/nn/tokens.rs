@@ -1,0 +1,62 @@
+//! The input of a decoder.
+
+use std::sync::Arc;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_megatron_kernels::embedding::SortedLookups;
+
+use super::{BatchFormat, PackedSequences};
+
+/// The input of a decoder.
+#[derive(Clone, Debug)]
+pub struct Tokens {
+    /// `[batch, seq]`
+    pub ids: Tensor<2, Int>,
+    /// The offsets of packed documents in the concatenated rows, followed by the end of the last one:
+    /// `0, ..., batch * seq`. None if every row is one sequence.
+    pub documents: Option<Arc<[i32]>>,
+    /// The lookups of `ids`, row by row, sorted: with them the gradient of an embedding is added to the rows
+    /// of these tokens alone. None, as for ids that only the device has, makes a gradient of the whole
+    /// embedding, which is slow on GPUs.
+    pub sorted: Option<Arc<SortedLookups>>,
+}
+
+impl Tokens {
+    /// Tokens `[batch, seq]` from the host, row by row, one sequence in each.
+    ///
+    /// # Panics
+    ///
+    /// If the number of ids is not that of the shape.
+    pub fn new(ids: &[i32], shape: [usize; 2], device: &Device) -> Self {
+        Self {
+            ids: Tensor::from_data(TensorData::new(ids.to_vec(), shape), device),
+            documents: None,
+            sorted: Some(Arc::new(SortedLookups::new(ids))),
+        }
+    }
+
+    /// Their format, for the layers of a decoder.
+    ///
+    /// # Panics
+    ///
+    /// If the documents do not fit the rows: see [`PackedSequences::new`].
+    pub fn format(&self) -> BatchFormat<'static> {
+        let Some(documents) = &self.documents else {
+            return BatchFormat::Rows;
+        };
+        match PackedSequences::new(documents, self.ids.dims(), &self.ids.device()) {
+            Ok(packed) => BatchFormat::Packed(Box::new(packed)),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+impl From<Tensor<2, Int>> for Tokens {
+    fn from(ids: Tensor<2, Int>) -> Self {
+        Self {
+            ids,
+            documents: None,
+            sorted: None,
+        }
+    }
+}
