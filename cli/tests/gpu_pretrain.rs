@@ -63,6 +63,11 @@ fn stage() -> TempDir {
 
 /// The losses of the steps of a run with these flags.
 fn losses(stage: &Path, device: &str, run: &str, flags: &[&str]) -> Vec<f64> {
+    pretrain(stage, device, run, flags).0
+}
+
+/// The losses of the steps of a run, and what it printed.
+fn pretrain(stage: &Path, device: &str, run: &str, flags: &[&str]) -> (Vec<f64>, String) {
     let run_dir = stage.join(format!("{run}-{device}"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
     command
@@ -81,9 +86,9 @@ fn losses(stage: &Path, device: &str, run: &str, flags: &[&str]) -> Vec<f64> {
     let records = metrics.lines().map(serde_json::from_str);
     let records: Vec<Value> = records.collect::<Result<_, _>>().unwrap();
     let steps = records.iter().filter(|record| record["kind"] == "step");
-    steps
-        .map(|record| record["loss"].as_f64().unwrap_or(f64::NAN))
-        .collect()
+    let losses = steps.map(|record| record["loss"].as_f64().unwrap_or(f64::NAN));
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    (losses.collect(), printed)
 }
 
 /// The losses of a run on the GPU, and the largest relative difference to those of the CPU.
@@ -135,6 +140,31 @@ fn sixteen_bits_stay_near_the_cpu() {
         _ => &["--precision", "f16", "--loss-scale", "1024"],
     };
     compare(stage.path(), "narrow", flags, 5e-3);
+}
+
+/// Two ranks of the tensor axis, with one head of 32 features each.
+#[cfg(feature = "cuda")]
+#[test]
+fn attention_uses_matrix_units_in_16_bits() {
+    let stage = stage();
+    let run = |name, flags: &[&str]| {
+        let flags = [&["--precision", "bf16", "--steps", "2"], flags].concat();
+        pretrain(stage.path(), GPU, name, &flags)
+    };
+    let (by_cmma, printed) = run("cmma", &[]);
+    let shown = "fused: attention by cmma (the device has matrix units for BF16)";
+    assert!(printed.contains(shown), "{printed}");
+    let (by_portable, printed) = run("portable", &["--kernels", "attention=portable"]);
+    assert!(
+        printed.contains("attention by portable (requested)"),
+        "{printed}"
+    );
+    for (cmma, portable) in by_cmma.iter().zip(&by_portable) {
+        assert!(
+            (cmma - portable).abs() <= 5e-3 * portable.abs(),
+            "{cmma}, {portable}"
+        );
+    }
 }
 
 /// wgpu has no 8-bit layers: they compute in bf16.

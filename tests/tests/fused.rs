@@ -137,7 +137,7 @@ fn each_kernel_alone_changes_nothing() {
         let expected = train(&config, &unfused, DType::F64);
         for operation in Operation::ALL {
             let mut choices = unfused;
-            *choices.of_mut(operation) = KernelChoice::Auto;
+            choices.choose(operation, KernelChoice::Auto);
             let found = train(&config, &choices, DType::F64);
             assert_same(
                 &format!("{name}, {}", operation.name()),

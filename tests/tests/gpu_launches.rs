@@ -9,13 +9,16 @@ use std::cell::Cell;
 use std::sync::Once;
 
 use burn::backend::DispatchTensor;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::kernels::activation::{Activation, ActivationOptions, activate};
 use burn_megatron::kernels::adamw::{AdamWBuffers, AdamWStep, Decay, adamw, sum_of_squares};
-use burn_megatron::kernels::attention::{AttentionOptions, Heads, flash_attention_packed};
+use burn_megatron::kernels::attention::{
+    AttentionOptions, EngineKind, Heads, flash_attention_packed, flash_attention_packed_with,
+    select_engine,
+};
 use burn_megatron::kernels::column_sum::column_sum;
 use burn_megatron::kernels::cross_entropy::{CrossEntropyOptions, cross_entropy};
 use burn_megatron::kernels::dropout::{Draw, bias_dropout_add};
@@ -98,8 +101,16 @@ const WIDTH: usize = 64;
 
 /// Launches of the forward and of the backward of an operation on leaves of these sizes.
 fn launches(sizes: &[usize], operation: impl Fn(&[Tensor<1>]) -> Tensor<1>) -> [usize; 2] {
+    launches_in(DType::F32, sizes, operation)
+}
+
+fn launches_in(
+    dtype: DType,
+    sizes: &[usize],
+    operation: impl Fn(&[Tensor<1>]) -> Tensor<1>,
+) -> [usize; 2] {
     let device = self::device().autodiff();
-    let leaf = |size: &usize| Tensor::<1>::ones([*size], &device).require_grad();
+    let leaf = |size: &usize| Tensor::<1>::ones([*size], (&device, dtype)).require_grad();
     let leaves: Vec<_> = sizes.iter().map(leaf).collect();
     let (output, forward) = count(|| operation(&leaves));
     let seed = Seed(output.clone().inner().ones_like());
@@ -126,7 +137,7 @@ fn each_operation_launches_as_few_kernels_as_it_can() {
         base: 1e4,
         scaling: Scaling::None,
     };
-    let table = RopeTable::new(&config, &device, burn::tensor::DType::F32).unwrap();
+    let table = RopeTable::new(&config, &device, DType::F32).unwrap();
     let heads = Heads {
         heads: 4,
         groups: 2,
@@ -243,6 +254,34 @@ fn each_operation_launches_as_few_kernels_as_it_can() {
     for (name, found, expected) in counted {
         assert_eq!(found, expected, "{name}: forward and backward");
     }
+}
+
+/// By the engine that a model selects: on CUDA that of the matrix units.
+#[test]
+fn attention_in_16_bits_launches_as_few_kernels_as_it_can() {
+    let (dtype, expected) = if cfg!(feature = "cuda") {
+        (DType::BF16, EngineKind::Cmma)
+    } else {
+        (DType::F16, EngineKind::Portable)
+    };
+    let heads = Heads {
+        heads: 4,
+        groups: 2,
+        width: 16,
+    };
+    let causal = AttentionOptions {
+        causal: true,
+        ..AttentionOptions::default()
+    };
+    let selected = select_engine(&EngineKind::ALL, &device(), dtype, heads, None).unwrap();
+    assert_eq!(selected.kind, expected, "{:?}", selected.skipped);
+    let found = launches_in(dtype, &[2 * ROWS * WIDTH], |x| {
+        let (engine, qkv) = (selected.engine.clone(), x[0].clone().reshape([1, 8, 128]));
+        flat(flash_attention_packed_with(
+            engine, qkv, heads, None, &causal,
+        ))
+    });
+    assert_eq!(found, [1, 3]);
 }
 
 #[test]

@@ -18,10 +18,9 @@ use crate::launch::{DeviceOp, Spec};
 /// sums in f32. It takes heads of 16 to 128 features, in steps of 16, and all that
 /// [`Portable`](super::Portable) does beside that: groups, masks, documents, sinks, views.
 ///
-/// It is never selected automatically: pass it to
-/// [`flash_attention_with`](super::flash_attention_with). It has been compiled for A100, H100 and
-/// B200, and run on a software device in f16, with loops in place of the matrix instructions. It
-/// has never run on a GPU.
+/// [`select_engine`](super::select_engine) prefers it to [`Portable`](super::Portable). It has been
+/// compiled for A100, H100 and B200, run on an emulated GPU in f16 and bf16, and on a software device
+/// in f16 with loops in place of the matrix instructions. It has never run on a GPU.
 ///
 /// Softmax, its statistics and all sums are in f32. Probabilities, and the gradients of scores, are
 /// rounded to the type of the inputs before they are multiplied, as in Dao, "FlashAttention-2"
@@ -41,12 +40,16 @@ impl CmmaTiles {
     /// If `device` is not a CubeCL device, or does not support these products in f16 or bf16; the
     /// message names what is missing.
     pub fn new(device: &Device) -> Result<Self, KernelError> {
-        let refused = |message: String| {
-            let message = format!("no matrix units on {device:?}: {message}: use Portable");
+        Self::query(device).map_err(|reason| {
+            let message = format!("no matrix units on {device:?}: {reason}: use Portable");
             KernelError::shape(OPERATION, message)
-        };
+        })
+    }
+
+    /// [`new`](Self::new), with only what is missing as the error.
+    pub(super) fn query(device: &Device) -> Result<Self, String> {
         let Some(cube) = cube_device(device.as_dispatch()) else {
-            return Err(refused("it is not a CubeCL device".into()));
+            return Err("it is not a CubeCL device".into());
         };
         let client = cube.client();
         let mut types = vec![DType::F16, DType::BF16];
@@ -59,7 +62,7 @@ impl CmmaTiles {
             None => true,
         });
         if types.is_empty() {
-            return Err(refused(missing.join("; ")));
+            return Err(missing.join("; "));
         }
         let products = TileMultiplier::MatrixUnits;
         Ok(Self::with(device, types, products))

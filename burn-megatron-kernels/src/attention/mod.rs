@@ -21,14 +21,16 @@
 //! callers who merge partial results, as context parallelism does. [`composed`] is the same of
 //! Burn's own operations, with the scores in memory.
 //!
-//! The implementation is an [`AttentionEngine`]: [`Portable`], or with the feature `cubecl` and on
-//! request `CmmaTiles`, which uses the matrix units of a device.
+//! The implementation is an [`AttentionEngine`]: [`Portable`], or with the feature `cubecl`
+//! `CmmaTiles`, which uses the matrix units of a device. [`select_engine`] returns the one for a
+//! device and a model.
 
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
 mod backward;
+mod compare;
 pub mod composed;
 mod cpu;
 mod engine;
@@ -40,17 +42,20 @@ mod matrix;
 mod ops;
 mod options;
 mod problem;
+mod select;
 #[cfg(test)]
 mod tests;
 
 use backward::Attention;
 use problem::OPERATION;
 
+pub use compare::{EngineMismatch, compare_with_portable};
 pub use engine::{AttentionEngine, Portable};
 #[cfg(feature = "cubecl")]
 pub use matrix::CmmaTiles;
 pub use options::{AttentionOptions, Documents, Heads, Window};
 pub use problem::{AttentionProblem, MAX_WIDTH, Projections};
+pub use select::{EngineKind, SelectedEngine, select_engine};
 
 use crate::KernelError;
 use crate::cpu::wide;

@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use burn_megatron_kernels::attention::{Heads, MAX_WIDTH};
+use burn_megatron_kernels::attention::{Heads, MAX_WIDTH, Window};
 use burn_megatron_kernels::rope::{self, Positions, RopeOptions, RopeTable};
 
 use super::attention_core::AttentionCore;
@@ -107,6 +107,17 @@ impl ParallelAttentionConfig {
         if self.window == Some(0) {
             return Err(builder.error("invalid window 0: expected at least 1 token".to_string()));
         }
+        let heads = Heads {
+            heads,
+            groups: (self.groups / place.size).max(1),
+            width: self.head_width,
+        };
+        let window = self.window.map(|tokens| Window {
+            left: tokens - 1,
+            right: 0,
+        });
+        let fused = builder.is_fused(Operation::Attention);
+        let engine = fused.then(|| builder.attention_engine(heads, window));
         Ok(ParallelAttention {
             qkv,
             output,
@@ -114,13 +125,9 @@ impl ParallelAttentionConfig {
             k_norm: self.head_norm("k_norm", builder),
             dropout: Dropout::new(self.dropout, &builder.child("dropout"))?,
             core: AttentionCore {
-                heads: Heads {
-                    heads,
-                    groups: (self.groups / place.size).max(1),
-                    width: self.head_width,
-                },
-                window: self.window,
-                fused: builder.is_fused(Operation::Attention),
+                heads,
+                window,
+                engine: engine.transpose()?,
                 fused_softmax: builder.is_fused(Operation::Softmax),
             },
             lies: ActivationLayout::SplitAlong { dim: 1, place },

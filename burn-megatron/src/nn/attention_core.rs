@@ -1,21 +1,25 @@
 //! Attention on a fused QKV projection: by flash attention kernels, or with the scores,
 //! `[batch, heads, seq, seq]`, in memory: a product, a softmax, dropout and another product.
 
+use std::sync::Arc;
+
 use burn::tensor::Tensor;
 use burn_megatron_kernels::attention::{
-    AttentionOptions, Heads, Window, composed, flash_attention, flash_attention_packed,
+    AttentionEngine, AttentionOptions, Heads, Window, composed, flash_attention_packed_with,
+    flash_attention_with,
 };
 use burn_megatron_kernels::softmax::{self, Mask, Sink};
 
 use super::{AttentionContext, LayerKvCache, PackedSequences};
 
 /// The settings of the attention of one rank.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct AttentionCore {
     pub heads: Heads,
-    /// The sliding window: how many tokens a query attends to, including itself. None: all earlier ones.
-    pub window: Option<usize>,
-    pub fused: bool,
+    /// The sliding window. None: a query attends to all earlier tokens.
+    pub window: Option<Window>,
+    /// The engine of fused attention. None: attention is not fused.
+    pub engine: Option<Arc<dyn AttentionEngine>>,
     /// Whether the softmax is fused where attention is not.
     pub fused_softmax: bool,
 }
@@ -29,27 +33,25 @@ impl AttentionCore {
         context: AttentionContext<'_>,
         dropout: impl FnOnce(Tensor<4>) -> Tensor<4>,
     ) -> Tensor<3> {
-        match (context, self.fused) {
+        match (context, self.engine.clone()) {
             (AttentionContext::Cached(layer), _) => self.cached(qkv, layer),
-            (AttentionContext::Rows, true) => {
-                flash_attention_packed(qkv, self.heads, None, &self.options())
+            (AttentionContext::Rows, Some(engine)) => {
+                flash_attention_packed_with(engine, qkv, self.heads, None, &self.options())
             }
-            (AttentionContext::Packed(packed), true) => self.flash_packed(qkv, packed),
-            (AttentionContext::Rows, false) => self.unfused(qkv, &self.mask(), dropout),
-            (AttentionContext::Packed(packed), false) => {
+            (AttentionContext::Packed(packed), Some(engine)) => {
+                self.flash_packed(engine, qkv, packed)
+            }
+            (AttentionContext::Rows, None) => self.unfused(qkv, &self.mask(), dropout),
+            (AttentionContext::Packed(packed), None) => {
                 self.unfused(qkv, &packed.mask(self.window), dropout)
             }
         }
     }
 
     fn options(&self) -> AttentionOptions {
-        let window = |tokens: usize| Window {
-            left: tokens - 1,
-            right: 0,
-        };
         AttentionOptions {
             causal: true,
-            window: self.window.map(window),
+            window: self.window,
             ..AttentionOptions::default()
         }
     }
@@ -57,22 +59,24 @@ impl AttentionCore {
     fn mask(&self) -> Mask {
         match self.window {
             None => Mask::Causal,
-            Some(tokens) => Mask::Window {
-                left: tokens - 1,
-                right: 0,
-            },
+            Some(Window { left, right }) => Mask::Window { left, right },
         }
     }
 
     /// The kernels apply the same document boundaries to every row, so the rows are concatenated to one.
-    fn flash_packed(&self, qkv: Tensor<3>, packed: &PackedSequences) -> Tensor<3> {
+    fn flash_packed(
+        &self,
+        engine: Arc<dyn AttentionEngine>,
+        qkv: Tensor<3>,
+        packed: &PackedSequences,
+    ) -> Tensor<3> {
         let [batch, seq, features] = qkv.dims();
         let options = AttentionOptions {
             documents: Some(packed.bounds().clone()),
             ..self.options()
         };
         let qkv = qkv.reshape([1, batch * seq, features]);
-        let out = flash_attention_packed(qkv, self.heads, None, &options);
+        let out = flash_attention_packed_with(engine, qkv, self.heads, None, &options);
         out.reshape([batch, seq, self.heads.heads * self.heads.width])
     }
 
@@ -93,10 +97,9 @@ impl AttentionCore {
         let v = part(heads.heads + heads.groups, heads.groups);
         let [k, v] = layer.extend([k, v]);
         let options = self.options();
-        let out: Tensor<4> = if self.fused {
-            flash_attention(q, k, v, None, &options)
-        } else {
-            composed::flash_attention(q, k, v, None, &options)
+        let out: Tensor<4> = match self.engine.clone() {
+            Some(engine) => flash_attention_with(engine, q, k, v, None, &options),
+            None => composed::flash_attention(q, k, v, None, &options),
         };
         out.flatten(2, 3)
     }

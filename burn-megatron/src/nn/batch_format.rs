@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_megatron_kernels::KernelError;
-use burn_megatron_kernels::attention::Documents;
+use burn_megatron_kernels::attention::{Documents, Window};
 use burn_megatron_kernels::embedding::SortedLookups;
 use burn_megatron_kernels::rope::Positions;
 use burn_megatron_kernels::softmax::Mask;
@@ -171,7 +171,7 @@ impl PackedSequences {
     }
 
     /// The attention mask: hides other documents, later tokens, and tokens outside of the window.
-    pub(super) fn mask(&self, window: Option<usize>) -> Mask {
+    pub(super) fn mask(&self, window: Option<Window>) -> Mask {
         let [rows, seq] = self.shape;
         let positions = self.positions.clone().inner();
         let count = Tensor::<1, Int>::arange(0..seq as i64, &positions.device());
@@ -180,7 +180,7 @@ impl PackedSequences {
         let key = count.reshape([1, 1, 1, seq]).expand([rows, 1, seq, seq]);
         let earlier = positions.reshape([rows, 1, seq, 1]);
         let visible = match window {
-            Some(tokens) => earlier.clamp_max(tokens as i64 - 1),
+            Some(window) => earlier.clamp_max(window.left as i64),
             None => earlier,
         };
         let query = query.expand([rows, 1, seq, 1]);

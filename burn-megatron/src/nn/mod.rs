@@ -29,6 +29,7 @@ mod activation;
 mod arithmetic;
 mod attention;
 mod attention_core;
+mod attention_engine;
 mod batch_format;
 mod bias;
 mod build_error;

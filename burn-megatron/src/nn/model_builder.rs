@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_megatron_kernels::attention::{AttentionEngine, Heads, Window};
 use parking_lot::Mutex;
 
+use super::attention_engine::AttentionEngines;
 use super::fp8::{Fp8, Fp8Config, Fp8Layer, SplitOperands};
 use super::init::stream_key;
 use super::{
@@ -45,6 +47,7 @@ struct BuilderShared {
     seed: u64,
     position: DropoutPosition,
     kernels: Mutex<KernelSelection>,
+    engines: Mutex<AttentionEngines>,
     fp8: Mutex<Fp8>,
     declared: Mutex<Vec<ParameterEntry>>,
 }
@@ -171,6 +174,7 @@ impl ModelBuilder {
             seed,
             position: DropoutPosition::default(),
             kernels: Mutex::new(automatic_kernels(device, dtype)),
+            engines: Mutex::default(),
             fp8: Mutex::default(),
             declared: Mutex::default(),
         };
@@ -241,6 +245,35 @@ impl ModelBuilder {
     /// Disables the fused form of an operation that is slower for this layer, unless it was requested.
     pub fn prefer_unfused(&self, operation: Operation, reason: impl Into<String>) {
         self.shared.kernels.lock().prefer_unfused(operation, reason);
+    }
+
+    /// The engine of fused attention with these heads on this rank, and this window. It is selected once for the
+    /// model: the requested one, or the [first that can be used](burn_megatron_kernels::attention::select_engine) on
+    /// all ranks of the tensor axis.
+    ///
+    /// Collective over the tensor axis on GPUs in 16 bits, except for an [outline](Self::outline): call on all ranks,
+    /// in the same order.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Kernels`] if the requested engine cannot be used; [`BuildError::Comm`].
+    pub fn attention_engine(
+        &self,
+        heads: Heads,
+        window: Option<Window>,
+    ) -> Result<Arc<dyn AttentionEngine>, BuildError> {
+        let mut engines = self.shared.engines.lock();
+        if let Some(engine) = engines.get(heads, window) {
+            return Ok(engine);
+        }
+        let mut kernels = self.shared.kernels.lock();
+        let ranks = (!self.is_outline).then(|| self.groups.tensor());
+        engines.select(
+            &mut kernels,
+            ranks,
+            (self.device(), self.compute),
+            (heads, window),
+        )
     }
 
     /// Sets the 8-bit configuration of the model's linear layers. Call on the root builder.

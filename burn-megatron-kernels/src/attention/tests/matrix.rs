@@ -224,3 +224,42 @@ fn what_the_matrix_units_do_not_take_is_refused() {
         );
     }
 }
+
+#[test]
+fn the_engine_of_a_device_with_matrix_units_uses_them_in_16_bits() {
+    for (device, engine) in engines() {
+        let window = Some(Window { left: 40, right: 0 });
+        for (dtype, heads) in [
+            (engine.types()[0], heads(2, 1, 64)),
+            (*engine.types().last().unwrap(), heads(4, 4, 128)),
+        ] {
+            // With loops too: the comparison is one of kernels, whatever multiplies.
+            for window in [None, window] {
+                let compared = compare_with_portable(&engine, &device, dtype, heads, window);
+                assert_eq!(compared, Ok(()), "{engine:?} in {dtype:?}, {heads:?}");
+            }
+        }
+    }
+    for (device, types) in devices() {
+        let has_units = CmmaTiles::new(&device).map(|engine| engine.types().to_vec());
+        for dtype in types {
+            let select = |width| {
+                let kinds = &EngineKind::ALL;
+                select_engine(kinds, &device, dtype, heads(2, 1, width), None).unwrap()
+            };
+            let taken = has_units.as_ref().is_ok_and(|types| types.contains(&dtype));
+            let expected = if taken {
+                EngineKind::Cmma
+            } else {
+                EngineKind::Portable
+            };
+            assert_eq!(select(64).kind, expected, "{dtype:?} on {device:?}");
+            // Narrower than a matrix unit.
+            let narrow = select(8);
+            assert_eq!(
+                (narrow.kind, narrow.skipped.len()),
+                (EngineKind::Portable, 1)
+            );
+        }
+    }
+}

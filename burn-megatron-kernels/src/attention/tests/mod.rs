@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::{Input, assert_gradients, compare_within, devices, evaluate};
 
+mod compare;
 #[cfg(feature = "cubecl")]
 mod matrix;
 mod refused;

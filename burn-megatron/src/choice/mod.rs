@@ -8,7 +8,12 @@ use std::fmt::{self, Display};
 use std::str::FromStr;
 
 use burn::tensor::{DType, Device};
+use burn_megatron_kernels::attention::EngineKind;
 use serde::{Deserialize, Serialize};
+
+mod attention;
+
+pub use attention::AttentionChoice;
 
 /// An operation with a fused and an unfused form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -90,7 +95,7 @@ pub struct KernelChoices {
     /// See [`Operation::Rope`].
     pub rope: KernelChoice,
     /// See [`Operation::Attention`].
-    pub attention: KernelChoice,
+    pub attention: AttentionChoice,
     /// See [`Operation::Softmax`].
     pub softmax: KernelChoice,
     /// See [`Operation::Loss`].
@@ -106,33 +111,42 @@ impl KernelChoices {
     pub fn all(choice: KernelChoice) -> Self {
         let mut choices = Self::default();
         for operation in Operation::ALL {
-            *choices.of_mut(operation) = choice;
+            choices.choose(operation, choice);
         }
         choices
     }
 
     /// The choice for one operation.
     pub fn of(&self, operation: Operation) -> KernelChoice {
-        let mut choices = *self;
-        *choices.of_mut(operation)
-    }
-
-    /// A mutable reference to the choice for one operation.
-    pub fn of_mut(&mut self, operation: Operation) -> &mut KernelChoice {
         match operation {
-            Operation::Norm => &mut self.norm,
-            Operation::Activation => &mut self.activation,
-            Operation::Dropout => &mut self.dropout,
-            Operation::Rope => &mut self.rope,
-            Operation::Attention => &mut self.attention,
-            Operation::Softmax => &mut self.softmax,
-            Operation::Loss => &mut self.loss,
-            Operation::Linear => &mut self.linear,
-            Operation::Optimizer => &mut self.optimizer,
+            Operation::Norm => self.norm,
+            Operation::Activation => self.activation,
+            Operation::Dropout => self.dropout,
+            Operation::Rope => self.rope,
+            Operation::Attention => self.attention.form(),
+            Operation::Softmax => self.softmax,
+            Operation::Loss => self.loss,
+            Operation::Linear => self.linear,
+            Operation::Optimizer => self.optimizer,
         }
     }
 
-    /// Sets choices from `fused`, `unfused`, `auto`, or a list such as `norm=unfused,loss=fused`.
+    /// Sets the choice for one operation.
+    pub fn choose(&mut self, operation: Operation, choice: KernelChoice) {
+        match operation {
+            Operation::Norm => self.norm = choice,
+            Operation::Activation => self.activation = choice,
+            Operation::Dropout => self.dropout = choice,
+            Operation::Rope => self.rope = choice,
+            Operation::Attention => self.attention = AttentionChoice::Form(choice),
+            Operation::Softmax => self.softmax = choice,
+            Operation::Loss => self.loss = choice,
+            Operation::Linear => self.linear = choice,
+            Operation::Optimizer => self.optimizer = choice,
+        }
+    }
+
+    /// Sets choices from `fused`, `unfused`, `auto`, or a list such as `norm=unfused,attention=portable`.
     ///
     /// # Errors
     ///
@@ -145,11 +159,25 @@ impl KernelChoices {
                     let operation = Operation::ALL.into_iter().find(|o| o.name() == name);
                     let operation = operation
                         .ok_or_else(|| KernelChoiceError::UnknownOperation(name.into()))?;
-                    *self.of_mut(operation) = choice.parse()?;
+                    match operation {
+                        Operation::Attention => self.attention = choice.parse()?,
+                        other => self.choose(other, choice.parse()?),
+                    }
                 }
             }
         }
         Ok(())
+    }
+}
+
+impl KernelChoice {
+    /// The name in recipes and flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Fused => "fused",
+            Self::Unfused => "unfused",
+        }
     }
 }
 
@@ -175,6 +203,19 @@ pub enum KernelChoiceError {
     /// An unknown choice.
     #[error("invalid kernel choice \"{0}\": expected auto, fused or unfused")]
     UnknownChoice(String),
+    /// An unknown choice for attention.
+    #[error("invalid kernel choice \"{0}\" of attention: expected auto, fused, unfused, {engines}",
+        engines = engines(&EngineKind::ALL, " or "))]
+    UnknownEngine(String),
+    /// An attention engine was requested and is not available.
+    #[error("kernels: attention cannot use {reason}; use auto or {others}",
+        others = engines(&others(*.engine), " or "))]
+    NoEngine {
+        /// The engine.
+        engine: EngineKind,
+        /// The engine and why it is not available.
+        reason: String,
+    },
     /// Fused was requested and is not available.
     #[error("kernels: {name} cannot be fused: {reason}; use auto or unfused",
         name = .operation.name())]
@@ -190,6 +231,17 @@ fn names() -> String {
     Operation::ALL.map(Operation::name).join(", ")
 }
 
+fn engines(kinds: &[EngineKind], separator: &str) -> String {
+    let names: Vec<_> = kinds.iter().map(|kind| kind.name()).collect();
+    names.join(separator)
+}
+
+fn others(engine: EngineKind) -> Vec<EngineKind> {
+    let mut others = EngineKind::ALL.to_vec();
+    others.retain(|kind| *kind != engine);
+    others
+}
+
 /// The selected form of one operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct KernelDecision {
@@ -202,6 +254,8 @@ struct KernelDecision {
 pub struct KernelSelection {
     choices: KernelChoices,
     decisions: Vec<KernelDecision>,
+    /// The engines of fused attention that layers have selected: one, unless layers have different heads.
+    engines: Vec<EngineKind>,
 }
 
 impl KernelSelection {
@@ -218,6 +272,7 @@ impl KernelSelection {
         let mut selection = Self {
             choices: *choices,
             decisions: vec![],
+            engines: vec![],
         };
         for operation in Operation::ALL {
             let missing = missing(operation, device, dtype);
@@ -230,6 +285,29 @@ impl KernelSelection {
     /// Whether an operation is fused.
     pub fn is_fused(&self, operation: Operation) -> bool {
         self.decisions[operation as usize].fused
+    }
+
+    /// The requested form of attention.
+    pub fn attention_choice(&self) -> AttentionChoice {
+        self.choices.attention
+    }
+
+    /// The engines of fused attention that the layers use, in the order of the layers.
+    pub fn attention_engines(&self) -> &[EngineKind] {
+        &self.engines
+    }
+
+    /// Adds an engine that fused attention uses, with the reason.
+    pub fn add_attention_engine(&mut self, engine: EngineKind, reason: impl Into<String>) {
+        let own = &mut self.decisions[Operation::Attention as usize].reason;
+        if self.engines.is_empty() {
+            *own = reason.into();
+        } else if !self.engines.contains(&engine) {
+            *own = format!("{own}; {}", reason.into());
+        } else {
+            return;
+        }
+        self.engines.push(engine);
     }
 
     /// Disables the fused form of an operation that the model does not allow, for this reason.
@@ -289,14 +367,20 @@ fn decide(
     Ok(KernelDecision { fused, reason })
 }
 
-/// `fused: norm, loss (the device has the kernel); unfused: attention (dropout of ...)`
+/// `fused: norm, loss (the device has the kernel); fused: attention by cmma (..); unfused: softmax (..)`
 impl Display for KernelSelection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut groups: Vec<(&KernelDecision, Vec<&str>)> = vec![];
+        let mut groups: Vec<(&KernelDecision, Vec<String>)> = vec![];
         for (operation, decision) in Operation::ALL.iter().zip(&self.decisions) {
+            let name = match operation {
+                Operation::Attention if decision.fused && !self.engines.is_empty() => {
+                    format!("attention by {}", engines(&self.engines, " and "))
+                }
+                other => other.name().into(),
+            };
             match groups.iter_mut().find(|(other, _)| *other == decision) {
-                Some((_, names)) => names.push(operation.name()),
-                None => groups.push((decision, vec![operation.name()])),
+                Some((_, names)) => names.push(name),
+                None => groups.push((decision, vec![name])),
             }
         }
         groups.sort_by_key(|(decision, _)| !decision.fused);
@@ -372,5 +456,63 @@ mod tests {
             assert_eq!(choices.of(operation), KernelChoice::Unfused);
             assert_ne!(choices, KernelChoices::default());
         }
+    }
+
+    #[test]
+    fn an_attention_engine_is_a_choice_of_attention_only() {
+        let mut choices = KernelChoices::default();
+        for engine in EngineKind::ALL {
+            choices.set(&format!("unfused,attention={engine}")).unwrap();
+            assert_eq!(choices.attention, AttentionChoice::Engine(engine));
+            assert_eq!(choices.of(Operation::Attention), KernelChoice::Fused);
+            let text = serde_json::to_string(&choices).unwrap();
+            assert!(
+                text.contains(&format!("\"attention\":\"{engine}\"")),
+                "{text}"
+            );
+            assert_eq!(
+                serde_json::from_str::<KernelChoices>(&text).unwrap(),
+                choices
+            );
+        }
+        let error = |text| KernelChoices::default().set(text).unwrap_err().to_string();
+        assert_eq!(
+            error("attention=cuda"),
+            "invalid kernel choice \"cuda\" of attention: expected auto, fused, unfused, cmma or portable",
+        );
+        assert!(error("norm=portable").starts_with("invalid kernel choice \"portable\""));
+        let missing = KernelChoiceError::NoEngine {
+            engine: EngineKind::Cmma,
+            reason: "cmma: of a test".into(),
+        };
+        assert_eq!(
+            missing.to_string(),
+            "kernels: attention cannot use cmma: of a test; use auto or portable",
+        );
+    }
+
+    #[test]
+    fn the_attention_engine_is_shown_with_its_reason() {
+        let mut selection = selection("norm=unfused").unwrap();
+        assert!(selection.attention_engines().is_empty());
+        for _ in 0..2 {
+            selection.add_attention_engine(EngineKind::Portable, "of a test");
+        }
+        assert_eq!(
+            selection.to_string(),
+            "fused: activation, dropout, rope, softmax, loss, linear, optimizer (the device has the \
+             kernel); fused: attention by portable (of a test); unfused: norm (requested)",
+        );
+        selection.add_attention_engine(EngineKind::Cmma, "wide heads");
+        let shown = "; fused: attention by portable and cmma (of a test; wide heads); ";
+        assert!(selection.to_string().contains(shown), "{selection}");
+        selection
+            .keep_unfused(Operation::Attention, "dropout")
+            .unwrap();
+        assert!(
+            selection
+                .to_string()
+                .ends_with("; unfused: attention (dropout)")
+        );
     }
 }

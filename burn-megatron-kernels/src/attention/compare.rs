@@ -1,0 +1,232 @@
+//! Comparison of an attention engine with the portable one on a small problem.
+
+use std::ops::Range;
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+
+use super::engine::{AttentionEngine, Portable};
+use super::options::{AttentionOptions, Heads, Window};
+use super::problem::{AttentionProblem, Projections};
+use crate::KernelError;
+use crate::philox::{Stream, uniform};
+
+/// Sequences of the compared problem, and their positions: more than the rows or the columns of a tile, and a
+/// multiple of neither.
+const BATCH: usize = 2;
+const LENGTH: usize = 150;
+
+/// The largest difference of a row, in unit roundoffs of the type.
+///
+/// An engine may round each probability and each gradient of a score once before it is multiplied; both engines round
+/// their results. Three roundings by at most one unit each, whose errors are independent: about 0.7 units in the norm
+/// of a row, and up to 3 where the terms of a sum nearly cancel.
+const ROUNDINGS: f64 = 6.0;
+
+/// An attention engine that cannot be used, as its results are not those of [`Portable`].
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum EngineMismatch {
+    /// The results differ.
+    #[error(
+        "{what} differ from those of \"portable\" by {difference:.2e} in {dtype:?}: expected at most {tolerance:.2e}, \
+         which rounding explains"
+    )]
+    Differs {
+        /// Which results.
+        what: &'static str,
+        /// The element type.
+        dtype: DType,
+        /// The largest difference of a row, over its norm.
+        difference: f64,
+        /// The largest that is explained by rounding.
+        tolerance: f64,
+    },
+    /// The kernels cannot be compiled, or fail.
+    #[error("it cannot run: {0}")]
+    Fails(String),
+}
+
+/// A small causal self-attention with random values.
+pub(super) struct SmallProblem {
+    pub problem: AttentionProblem,
+    qkv: Tensor<3>,
+    dout: Tensor<4>,
+}
+
+impl SmallProblem {
+    /// A problem with at most two of the groups of `heads`, and all heads of these.
+    ///
+    /// # Errors
+    ///
+    /// If no engine supports such heads.
+    pub fn new(
+        device: &Device,
+        dtype: DType,
+        heads: Heads,
+        window: Option<Window>,
+    ) -> Result<Self, KernelError> {
+        let groups = heads.groups.min(2);
+        let heads = Heads {
+            heads: heads.heads / heads.groups.max(1) * groups,
+            groups,
+            width: heads.width,
+        };
+        let options = AttentionOptions {
+            causal: true,
+            window,
+            ..AttentionOptions::default()
+        };
+        let device = device.clone().inner();
+        // Scores have a standard deviation of about 1.3.
+        let qkv = random([BATCH, LENGTH, heads.features()], 2.0, 0, &device, dtype);
+        let problem = AttentionProblem::packed(&qkv, heads, None, &options)?;
+        let dout = random(problem.out_shape(), 1.0, 1, &device, dtype);
+        Ok(Self { problem, qkv, dout })
+    }
+}
+
+/// Uniform values between `-largest` and `largest`.
+fn random<const D: usize>(
+    shape: [usize; D],
+    largest: f64,
+    key: u64,
+    device: &Device,
+    dtype: DType,
+) -> Tensor<D> {
+    let len = shape.iter().product();
+    let mut values = Vec::with_capacity(len);
+    Stream::new(key, 0).words(0, len, |_, word| {
+        values.push(((2.0 * uniform(word) - 1.0) * largest) as f32);
+    });
+    Tensor::from_data(
+        TensorData::new(values, shape).convert_dtype(dtype),
+        (device, dtype),
+    )
+}
+
+/// Compares the results of an engine, forward and backward, with those of [`Portable`] on a small causal problem with
+/// heads and a window as these, in `dtype` on `device`. The problem has 300 tokens and the heads of at most two groups.
+///
+/// # Errors
+///
+/// [`EngineMismatch`] for the first results that differ by more than rounding to `dtype` explains.
+///
+/// # Panics
+///
+/// If the engine does not [support](AttentionEngine::supports) such a problem.
+pub fn compare_with_portable(
+    engine: &dyn AttentionEngine,
+    device: &Device,
+    dtype: DType,
+    heads: Heads,
+    window: Option<Window>,
+) -> Result<(), EngineMismatch> {
+    let small = SmallProblem::new(device, dtype, heads, window);
+    let small = small.map_err(|error| EngineMismatch::Fails(error.to_string()))?;
+    small.compare(engine)
+}
+
+impl SmallProblem {
+    pub fn compare(&self, engine: &dyn AttentionEngine) -> Result<(), EngineMismatch> {
+        let Self { problem, qkv, dout } = self;
+        if let Err(reason) = engine.supports(problem) {
+            panic!("{}: {reason}", engine.name());
+        }
+        let projections = Projections::Packed(qkv.clone());
+        let forward =
+            |engine: &dyn AttentionEngine| engine.forward(problem, projections.clone(), None);
+        let (expected, found) = (forward(&Portable), forward(engine));
+        // Both get the same result, so that the two backward passes differ by their own rounding only.
+        let backward = |engine: &dyn AttentionEngine| {
+            let result = expected.clone();
+            match engine.backward(problem, projections.clone(), None, result, dout.clone()) {
+                (Projections::Packed(gradient), _) => gradient,
+                (Projections::Separate { .. }, _) => {
+                    unreachable!("gradients come in the form of the inputs")
+                }
+            }
+        };
+        let gradients = [doubles(backward(&Portable))?, doubles(backward(engine))?];
+        let statistics = [doubles(expected.1)?, doubles(found.1)?];
+        let outputs = [doubles(expected.0)?, doubles(found.0)?];
+        self.check_statistics(&statistics)?;
+        let Heads { heads, groups, .. } = problem.heads;
+        let (all, keys) = (heads + 2 * groups, heads + groups);
+        self.check("outputs", &outputs, heads, 0..heads)?;
+        self.check("gradients of queries", &gradients, all, 0..heads)?;
+        self.check("gradients of keys", &gradients, all, heads..keys)?;
+        self.check("gradients of values", &gradients, all, keys..all)
+    }
+
+    /// Compares the rows of the heads `range` out of `heads`.
+    fn check(
+        &self,
+        what: &'static str,
+        [expected, found]: &[Vec<f64>; 2],
+        heads: usize,
+        range: Range<usize>,
+    ) -> Result<(), EngineMismatch> {
+        let width = self.problem.heads.width;
+        let rows = expected.chunks(width).zip(found.chunks(width)).enumerate();
+        let rows = rows.filter(|(i, _)| range.contains(&(i % heads)));
+        let rows: Vec<_> = rows.map(|(_, pair)| pair).collect();
+        let squares = rows.iter().map(|(expected, _)| norm(expected).powi(2));
+        let typical = (squares.sum::<f64>() / rows.len() as f64).sqrt();
+        let apart = rows.iter().map(|(expected, found)| {
+            let apart: Vec<_> = expected.iter().zip(*found).map(|(a, b)| a - b).collect();
+            norm(&apart) / norm(expected).max(typical)
+        });
+        let difference = largest(apart);
+        self.accept(what, difference, ROUNDINGS * roundoff(self.problem.dtype))
+    }
+
+    /// Compares log-sum-exps: a difference moves probabilities by as much, relative to each.
+    fn check_statistics(&self, [expected, found]: &[Vec<f64>; 2]) -> Result<(), EngineMismatch> {
+        let apart = expected.iter().zip(found).map(|(a, b)| (a - b).abs());
+        let tolerance = roundoff(self.problem.dtype);
+        self.accept("log-sum-exps", largest(apart), tolerance)
+    }
+
+    fn accept(
+        &self,
+        what: &'static str,
+        difference: f64,
+        tolerance: f64,
+    ) -> Result<(), EngineMismatch> {
+        if difference <= tolerance {
+            return Ok(());
+        }
+        Err(EngineMismatch::Differs {
+            what,
+            dtype: self.problem.dtype,
+            difference,
+            tolerance,
+        })
+    }
+}
+
+/// The largest relative error of rounding to `dtype`; for wide types, that of a sum in another order.
+fn roundoff(dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 => 2f64.powi(-8),
+        DType::F16 => 2f64.powi(-11),
+        DType::F64 => LENGTH as f64 * 2f64.powi(-53),
+        _ => LENGTH as f64 * 2f64.powi(-24),
+    }
+}
+
+fn norm(values: &[f64]) -> f64 {
+    values.iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
+/// The largest value; infinite if one is NaN.
+fn largest(values: impl Iterator<Item = f64>) -> f64 {
+    let finite = |x: f64| if x.is_nan() { f64::INFINITY } else { x };
+    values.map(finite).fold(0.0, f64::max)
+}
+
+fn doubles<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f64>, EngineMismatch> {
+    let fails = |error: &dyn std::fmt::Display| EngineMismatch::Fails(error.to_string());
+    let data = tensor.try_into_data().map_err(|error| fails(&error))?;
+    let data = data.convert_dtype(DType::F64).try_into_vec();
+    data.map_err(|error| fails(&format!("{error:?}")))
+}

@@ -1,0 +1,144 @@
+//! Selection of an attention engine for a device, an element type and the heads of a model.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Display};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::tensor::{DType, Device};
+
+use super::compare::{EngineMismatch, SmallProblem};
+#[cfg(feature = "cubecl")]
+use super::matrix::CmmaTiles;
+use super::{AttentionEngine, Heads, Portable, Window};
+
+/// An attention engine by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum EngineKind {
+    /// `CmmaTiles`: matrix units, in f16 and bf16.
+    Cmma,
+    /// [`Portable`]: every type, on every device.
+    Portable,
+}
+
+impl EngineKind {
+    /// All engines in the order of preference. The last one supports every problem.
+    pub const ALL: [Self; 2] = [Self::Cmma, Self::Portable];
+
+    /// The name in recipes and flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cmma => "cmma",
+            Self::Portable => "portable",
+        }
+    }
+
+    /// The engine on a device.
+    fn open(self, device: &Device) -> Result<Arc<dyn AttentionEngine>, String> {
+        match self {
+            Self::Cmma if device.clone().inner() == Device::flex() => {
+                Err("a CPU has no matrix units".into())
+            }
+            Self::Cmma => open_cmma(device),
+            Self::Portable => Ok(Arc::new(Portable)),
+        }
+    }
+}
+
+#[cfg(feature = "cubecl")]
+fn open_cmma(device: &Device) -> Result<Arc<dyn AttentionEngine>, String> {
+    Ok(Arc::new(CmmaTiles::query(device)?))
+}
+
+#[cfg(not(feature = "cubecl"))]
+fn open_cmma(_device: &Device) -> Result<Arc<dyn AttentionEngine>, String> {
+    Err("this build has no CubeCL device".into())
+}
+
+impl Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A selected engine.
+#[derive(Clone, Debug)]
+pub struct SelectedEngine {
+    /// Which one.
+    pub kind: EngineKind,
+    /// The engine on its device.
+    pub engine: Arc<dyn AttentionEngine>,
+    /// The preferred engines that cannot be used, each with the reason.
+    pub skipped: Vec<String>,
+}
+
+/// The first of `kinds` that can be used on `device` in `dtype` for a model with these heads and this window.
+///
+/// Every engine but [`Portable`] is [compared](super::compare_with_portable) with it first, once per process for each
+/// device, type, heads and window; if the results differ, a warning is logged and the engine is not used.
+///
+/// # Errors
+///
+/// If none can be used: each with the reason.
+pub fn select_engine(
+    kinds: &[EngineKind],
+    device: &Device,
+    dtype: DType,
+    heads: Heads,
+    window: Option<Window>,
+) -> Result<SelectedEngine, String> {
+    let candidates = kinds.iter().map(|kind| (*kind, kind.open(device)));
+    first_usable(candidates, |kind, engine| {
+        let small = SmallProblem::new(device, dtype, heads, window);
+        let small = small.map_err(|error| error.to_string())?;
+        engine.supports(&small.problem)?;
+        let key = format!("{kind} {device:?} {dtype:?} {heads:?} {window:?}");
+        compare_once(key, || small.compare(&**engine)).map_err(|mismatch| mismatch.to_string())
+    })
+}
+
+/// The first candidate that opened and passes the check; the portable engine is the reference and is not checked.
+pub(super) fn first_usable(
+    candidates: impl IntoIterator<Item = (EngineKind, Result<Arc<dyn AttentionEngine>, String>)>,
+    check: impl Fn(EngineKind, &Arc<dyn AttentionEngine>) -> Result<(), String>,
+) -> Result<SelectedEngine, String> {
+    let mut skipped = vec![];
+    for (kind, engine) in candidates {
+        let checked = engine.and_then(|engine| {
+            if kind != EngineKind::Portable {
+                check(kind, &engine)?;
+            }
+            Ok(engine)
+        });
+        match checked {
+            Ok(engine) => {
+                return Ok(SelectedEngine {
+                    kind,
+                    engine,
+                    skipped,
+                });
+            }
+            Err(reason) => skipped.push(format!("{kind}: {reason}")),
+        }
+    }
+    Err(skipped.join("; "))
+}
+
+/// The result of the first comparison with this key; logs a warning when that fails.
+fn compare_once(
+    key: String,
+    compare: impl FnOnce() -> Result<(), EngineMismatch>,
+) -> Result<(), EngineMismatch> {
+    static COMPARED: Mutex<BTreeMap<String, Result<(), EngineMismatch>>> =
+        Mutex::new(BTreeMap::new());
+    // Locked during the comparison: other threads with the same device wait for its result.
+    let mut compared = COMPARED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(result) = compared.get(&key) {
+        return result.clone();
+    }
+    let result = compare();
+    if let Err(mismatch) = &result {
+        tracing::warn!("the attention engine {key} is not used: {mismatch}");
+    }
+    compared.insert(key, result.clone());
+    result
+}

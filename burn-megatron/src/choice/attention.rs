@@ -1,0 +1,80 @@
+//! The requested form of attention: fused or not, and by which engine.
+
+use std::fmt::{self, Display};
+use std::str::FromStr;
+
+use burn_megatron_kernels::attention::EngineKind;
+use serde::{Deserialize, Serialize};
+
+use super::{KernelChoice, KernelChoiceError};
+
+/// The requested form of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum AttentionChoice {
+    /// As for any operation. The engine of fused attention is chosen automatically.
+    Form(KernelChoice),
+    /// Fused, by this engine, or an error if it cannot be.
+    Engine(EngineKind),
+}
+
+impl AttentionChoice {
+    /// Fused or not.
+    pub fn form(self) -> KernelChoice {
+        match self {
+            Self::Form(choice) => choice,
+            Self::Engine(_) => KernelChoice::Fused,
+        }
+    }
+
+    /// The engine, if one is requested.
+    pub fn engine(self) -> Option<EngineKind> {
+        match self {
+            Self::Form(_) => None,
+            Self::Engine(engine) => Some(engine),
+        }
+    }
+}
+
+impl Default for AttentionChoice {
+    fn default() -> Self {
+        Self::Form(KernelChoice::Auto)
+    }
+}
+
+impl Display for AttentionChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Form(choice) => choice.name(),
+            Self::Engine(engine) => engine.name(),
+        })
+    }
+}
+
+impl FromStr for AttentionChoice {
+    type Err = KernelChoiceError;
+
+    fn from_str(text: &str) -> Result<Self, KernelChoiceError> {
+        if let Ok(choice) = text.parse() {
+            return Ok(Self::Form(choice));
+        }
+        let mut engines = EngineKind::ALL.into_iter();
+        let engine = engines.find(|engine| engine.name() == text);
+        let engine = engine.ok_or_else(|| KernelChoiceError::UnknownEngine(text.into()))?;
+        Ok(Self::Engine(engine))
+    }
+}
+
+impl From<AttentionChoice> for String {
+    fn from(choice: AttentionChoice) -> Self {
+        choice.to_string()
+    }
+}
+
+impl TryFrom<String> for AttentionChoice {
+    type Error = KernelChoiceError;
+
+    fn try_from(text: String) -> Result<Self, KernelChoiceError> {
+        text.parse()
+    }
+}
