@@ -35,9 +35,7 @@ impl EngineKind {
     /// The engine on a device.
     fn open(self, device: &Device) -> Result<Arc<dyn AttentionEngine>, String> {
         match self {
-            Self::Cmma if device.clone().inner() == Device::flex() => {
-                Err("a CPU has no matrix units".into())
-            }
+            Self::Cmma if *device == Device::flex() => Err("a CPU has no matrix units".into()),
             Self::Cmma => open_cmma(device),
             Self::Portable => Ok(Arc::new(Portable)),
         }
@@ -71,10 +69,12 @@ pub struct SelectedEngine {
     pub skipped: Vec<String>,
 }
 
-/// The first of `kinds` that can be used on `device` in `dtype` for a model with these heads and this window.
+/// The first of `kinds` that can be used on `device` in `dtype` for a model with these heads and
+/// this window.
 ///
-/// Every engine but [`Portable`] is [compared](super::compare_with_portable) with it first, once per process for each
-/// device, type, heads and window; if the results differ, a warning is logged and the engine is not used.
+/// Every engine but [`Portable`] is [compared](super::compare_with_portable) with it first, once per
+/// process for each device, type, heads and window; if the results differ, a warning is logged and
+/// the engine is not used.
 ///
 /// # Errors
 ///
@@ -86,6 +86,7 @@ pub fn select_engine(
     heads: Heads,
     window: Option<Window>,
 ) -> Result<SelectedEngine, String> {
+    let device = &device.clone().inner();
     let candidates = kinds.iter().map(|kind| (*kind, kind.open(device)));
     first_usable(candidates, |kind, engine| {
         let small = SmallProblem::new(device, dtype, heads, window);
@@ -96,7 +97,7 @@ pub fn select_engine(
     })
 }
 
-/// The first candidate that opened and passes the check; the portable engine is the reference and is not checked.
+/// The first candidate that opened and passes the check; [`Portable`], the reference, is not checked.
 pub(super) fn first_usable(
     candidates: impl IntoIterator<Item = (EngineKind, Result<Arc<dyn AttentionEngine>, String>)>,
     check: impl Fn(EngineKind, &Arc<dyn AttentionEngine>) -> Result<(), String>,
@@ -130,7 +131,7 @@ fn compare_once(
 ) -> Result<(), EngineMismatch> {
     static COMPARED: Mutex<BTreeMap<String, Result<(), EngineMismatch>>> =
         Mutex::new(BTreeMap::new());
-    // Locked during the comparison: other threads with the same device wait for its result.
+    // Locked during the comparison, so that it runs once.
     let mut compared = COMPARED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(result) = compared.get(&key) {
         return result.clone();

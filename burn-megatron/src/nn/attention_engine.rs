@@ -37,8 +37,9 @@ impl AttentionEngines {
         (device, dtype): (&Device, DType),
         (heads, window): (Heads, Option<Window>),
     ) -> Result<Arc<dyn AttentionEngine>, BuildError> {
+        let device = device.clone().inner();
         let select = |kinds: &[EngineKind]| {
-            select_engine(kinds, device, dtype, heads, window).map_err(|reason| {
+            select_engine(kinds, &device, dtype, heads, window).map_err(|reason| {
                 let engine = kinds[0];
                 BuildError::from(KernelChoiceError::NoEngine { engine, reason })
             })
@@ -47,7 +48,7 @@ impl AttentionEngines {
             Some(engine) => (select(&[engine])?, "requested".into()),
             None => {
                 // A CPU has one engine, and so have wide types.
-                let may_differ = *device != Device::flex() && dtype.size() == 2;
+                let may_differ = device != Device::flex() && dtype.size() == 2;
                 let selected = match ranks.filter(|ranks| may_differ && ranks.size() > 1) {
                     Some(ranks) => agree(&**ranks, select)?,
                     None => select(&EngineKind::ALL)?,
