@@ -75,6 +75,17 @@ impl DeviceKind {
     }
 }
 
+impl DeviceKind {
+    /// The name of the first device of this kind, as the driver has it; otherwise that of the kind.
+    pub fn name(self) -> String {
+        let name = match self {
+            Self::Cuda => cuda_device_name(),
+            Self::Cpu | Self::Wgpu => None,
+        };
+        name.unwrap_or_else(|| self.to_string())
+    }
+}
+
 #[cfg(not(feature = "wgpu"))]
 fn wgpu_devices() -> Result<Vec<Device>, DeviceError> {
     Err(DeviceError::NotCompiled(DeviceKind::Wgpu))
@@ -110,16 +121,49 @@ fn cuda_devices() -> Result<Vec<Device>, DeviceError> {
     Ok((0..count).map(Device::cuda).collect())
 }
 
+/// The library of the CUDA driver.
+#[cfg(any(feature = "cuda", test))]
+const CUDA_DRIVER: &str = if cfg!(windows) {
+    "nvcuda.dll"
+} else {
+    "libcuda.so.1"
+};
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_device_name() -> Option<String> {
+    None
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_device_name() -> Option<String> {
+    use std::ffi::{CStr, c_char, c_int};
+
+    type Get = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
+    type GetName = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
+    // Initializes the driver.
+    cuda_driver_devices().ok()?;
+    let (mut device, mut name) = (0, [0u8; 256]);
+    // SAFETY: the signatures of `cuDeviceGet` and `cuDeviceGetName` are those of the driver API; the name is written
+    // with its 0 into at most 256 bytes.
+    let code = unsafe {
+        let driver = libloading::Library::new(CUDA_DRIVER).ok()?;
+        let get: libloading::Symbol<Get> = driver.get(b"cuDeviceGet").ok()?;
+        let get_name: libloading::Symbol<GetName> = driver.get(b"cuDeviceGetName").ok()?;
+        match get(&mut device, 0) {
+            0 => get_name(name.as_mut_ptr().cast(), name.len() as c_int, device),
+            code => code,
+        }
+    };
+    let name = CStr::from_bytes_until_nul(&name).ok()?;
+    (code == 0).then(|| name.to_string_lossy().into_owned())
+}
+
 /// The number of GPUs, from the driver itself: Burn's own query panics if no driver is installed.
 #[cfg(any(feature = "cuda", test))]
 fn cuda_driver_devices() -> Result<usize, String> {
     use std::ffi::c_int;
 
-    let name = if cfg!(windows) {
-        "nvcuda.dll"
-    } else {
-        "libcuda.so.1"
-    };
+    let name = CUDA_DRIVER;
     let missing =
         |error: libloading::Error| format!("the CUDA driver {name} cannot be used ({error})");
     let mut count: c_int = 0;
@@ -161,6 +205,7 @@ mod tests {
     #[test]
     fn the_cpu_is_always_there() {
         assert_eq!(DeviceKind::Cpu.devices().unwrap().len(), 1);
+        assert_eq!(DeviceKind::Cpu.name(), "cpu");
     }
 
     /// The query must not panic on any machine.

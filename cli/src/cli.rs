@@ -3,6 +3,7 @@
 use crate::bench::args::{BenchArgs, OverlapArgs};
 use crate::bench::checkpoint::CheckpointBenchArgs;
 use crate::bench::preprocess::PreprocessBenchArgs;
+use crate::bench::step::args::StepBenchArgs;
 use crate::checkpoint::args::CheckpointCommand;
 use crate::compare::CompareArgs;
 use crate::conformance::ConformanceArgs;
@@ -95,6 +96,9 @@ pub enum Command {
 pub enum BenchCommand {
     /// Each kernel, compared with the composition of Burn's operations and with a copy of as many bytes.
     Kernels(BenchArgs),
+    /// Training steps of a model on one device, by the trainer: tokens per second, model FLOPs utilisation (MFU) and
+    /// memory, for each form of attention.
+    Step(StepBenchArgs),
     /// How much of the data-parallel communication is hidden behind computation: trains a GPT over a
     /// simulated slow link, for each ZeRO stage with and without overlap.
     Overlap(OverlapArgs),

@@ -108,7 +108,8 @@ impl BenchDtype {
     }
 }
 
-fn at_least_one(text: &str) -> Result<usize, String> {
+/// A number of at least 1.
+pub fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("expected at least 1".into()),
         Ok(samples) => Ok(samples),
@@ -116,7 +117,8 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
-fn above_zero(text: &str) -> Result<f64, String> {
+/// A finite number above 0.
+pub fn above_zero(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if number > 0.0 && number.is_finite() => Ok(number),
         Ok(_) => Err("expected a finite number above 0".into()),

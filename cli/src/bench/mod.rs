@@ -6,6 +6,7 @@ pub mod checkpoint;
 mod fp8;
 pub mod overlap;
 pub mod preprocess;
+pub mod step;
 mod subjects;
 mod table;
 mod timing;

@@ -4,7 +4,7 @@ use std::io;
 
 use burn::tensor::Device;
 use burn_megatron::checkpoint::{Checkpoint, LoadTolerance, TensorSource, load_weights};
-use burn_megatron::choice::Operation;
+use burn_megatron::choice::{KernelSelection, Operation};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::{
@@ -42,6 +42,7 @@ pub trait AnyTrainer {
     ) -> Result<GenerationOutput, Error>;
     fn events(&self) -> &[ActionEvent];
     fn fp8(&self) -> &Fp8;
+    fn kernels(&self) -> &KernelSelection;
     fn loss_scale(&self) -> f64;
     fn memory(&self) -> Result<RankMemory, Error>;
 }
@@ -100,6 +101,10 @@ impl<M: LanguageModel> AnyTrainer for Trainer<M> {
 
     fn fp8(&self) -> &Fp8 {
         self.model().fp8()
+    }
+
+    fn kernels(&self) -> &KernelSelection {
+        self.model().kernels()
     }
 
     fn loss_scale(&self) -> f64 {

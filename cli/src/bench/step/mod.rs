@@ -1,0 +1,233 @@
+//! `burn-megatron bench step`: whole training steps of a model, by the trainer, on one device.
+
+pub mod args;
+mod case;
+mod models;
+mod report;
+
+use std::process::ExitCode;
+
+use burn::tensor::{DType, Device};
+use burn_megatron::choice::AttentionChoice;
+use burn_megatron::data_parallel::Precision;
+use burn_megatron::device::DeviceKind;
+
+use crate::error::Error;
+use crate::family::{Families, Model};
+use crate::recipe::Recipe;
+use args::StepBenchArgs;
+use models::NamedModel;
+use report::{StepReport, StepRow, known_peak_tflops};
+
+/// Times the steps of each model with each form of attention, and prints a table.
+pub fn run(args: &StepBenchArgs, families: &Families) -> Result<ExitCode, Error> {
+    let device = args.device.devices()?.remove(0);
+    measure(args, families, &device, &mut |report| {
+        match report.rows.last() {
+            Some(row) => println!("{}", row.line(report.peak_tflops)),
+            None => println!("{}", report.header()),
+        }
+        // After each row: a later one may not fit into the memory.
+        args.json
+            .as_deref()
+            .map_or(Ok(()), |path| report.write(path))
+    })?;
+    if let Some(path) = &args.json {
+        println!("written to {}", path.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Calls `show` with the report before the first row and after each.
+fn measure(
+    args: &StepBenchArgs,
+    families: &Families,
+    device: &Device,
+    show: &mut dyn FnMut(&StepReport) -> Result<(), Error>,
+) -> Result<StepReport, Error> {
+    let precision = args.precision.unwrap_or(match args.device {
+        DeviceKind::Cpu => Precision::F32,
+        DeviceKind::Wgpu | DeviceKind::Cuda => Precision::Bf16,
+    });
+    let dtype = precision.of(DType::F32);
+    if !device.supports_dtype(dtype) {
+        let kind = args.device;
+        return Err(
+            format!("--device {kind} does not support {dtype:?}; use another --precision").into(),
+        );
+    }
+    let name = args.device.name();
+    let known = known_peak_tflops(&name).filter(|_| dtype.size() == 2);
+    let mut report = StepReport {
+        device: name,
+        precision: format!("{dtype:?}").to_lowercase(),
+        peak_tflops: args.peak_tflops.or(known),
+        warm_up: args.warm_up,
+        rows: vec![],
+    };
+    show(&report)?;
+    for (name, recipe) in recipes(args, families, precision)? {
+        for attention in &args.attention {
+            let row = time(&name, recipe.clone(), *attention, device, args.warm_up)?;
+            report.rows.push(row);
+            show(&report)?;
+        }
+    }
+    Ok(report)
+}
+
+/// Each model at each size of a micro-batch.
+fn recipes(
+    args: &StepBenchArgs,
+    families: &Families,
+    precision: Precision,
+) -> Result<Vec<(String, Recipe)>, Error> {
+    let models = match &args.recipe {
+        Some(path) => {
+            let recipe = Recipe::read(path, families)?;
+            let ranks = recipe.plan()?.mesh.world_size();
+            if ranks != 1 {
+                let path = path.display();
+                return Err(format!("{path} is for {ranks} ranks: expected a recipe for 1").into());
+            }
+            vec![("recipe".to_string(), recipe)]
+        }
+        None => named(args).into_iter().map(recipe_of).collect(),
+    };
+    let sizes = |own: usize| match args.micro_batch_size.as_slice() {
+        [] => vec![own],
+        given => given.to_vec(),
+    };
+    let mut recipes = vec![];
+    for (name, recipe) in models {
+        for size in sizes(recipe.train.micro_batch_size) {
+            let mut recipe = recipe.clone();
+            recipe.data_parallel.precision = precision;
+            recipe.train.micro_batch_size = size;
+            recipe.train.global_batch_size = size * args.micro_batches;
+            recipe.train.steps = args.warm_up + args.steps;
+            recipe.train.warmup_steps = 0;
+            recipe.train.evaluate_every = None;
+            recipes.push((name.clone(), recipe));
+        }
+    }
+    Ok(recipes)
+}
+
+fn named(args: &StepBenchArgs) -> Vec<NamedModel> {
+    match (args.model.as_slice(), args.device) {
+        ([], DeviceKind::Cpu) => vec![NamedModel::Tiny],
+        ([], DeviceKind::Wgpu | DeviceKind::Cuda) => vec![NamedModel::Small],
+        (given, _) => given.to_vec(),
+    }
+}
+
+/// The settings of nanoGPT's GPT-2, without dropout.
+fn recipe_of(model: NamedModel) -> (String, Recipe) {
+    let mut recipe = Recipe {
+        model: Model::transformer(model.config()),
+        ..Recipe::default()
+    };
+    recipe.train.micro_batch_size = model.micro_batch_size();
+    recipe.train.learning_rate = 6e-4;
+    recipe.train.min_learning_rate = 6e-5;
+    (model.name().into(), recipe)
+}
+
+fn time(
+    name: &str,
+    mut recipe: Recipe,
+    attention: AttentionChoice,
+    device: &Device,
+    warm_up: usize,
+) -> Result<StepRow, Error> {
+    recipe.kernels.attention = attention;
+    let timed = case::run(&recipe, device, warm_up)?;
+    let train = &recipe.train;
+    let length = train.sequence_length.unwrap_or(recipe.model.context());
+    let batches = train.global_batch_size / train.micro_batch_size;
+    let batch = [train.micro_batch_size, batches, length];
+    let model = serde_json::to_value(&recipe.model)?;
+    Ok(StepRow::new(name, model, batch, timed))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::flags::parse_text;
+
+    /// The report, and how many rows it had each time it was shown.
+    fn measured(flags: &str) -> Result<(StepReport, Vec<usize>), Error> {
+        let (args, mut shown) = (parse_text(flags)?, vec![]);
+        let families = Families::transformers();
+        let report = measure(&args, &families, &Device::flex(), &mut |report| {
+            shown.push(report.rows.len());
+            Ok(())
+        })?;
+        Ok((report, shown))
+    }
+
+    #[test]
+    fn the_tiny_model_is_timed_with_each_form_of_attention() {
+        let flags = "--attention auto,unfused --micro-batch-size 1 --micro-batches 2 --steps 3 --warm-up 1 \
+                     --peak-tflops 0.5";
+        let (report, shown) = measured(flags).unwrap();
+        assert_eq!(shown, [0, 1, 2]);
+        let forms: Vec<_> = report.rows.iter().map(|row| &row.attention[..]).collect();
+        assert_eq!(forms, ["portable", "unfused"]);
+        for row in &report.rows {
+            assert_eq!(row.seconds.len(), 3);
+            assert!(row.seconds.iter().all(|seconds| *seconds > 0.0));
+            assert_eq!([row.micro_batches, row.sequence_length], [2, 128]);
+            assert!(row.mfu(0.5) > 0.0 && row.peak_bytes.is_none());
+            assert_eq!(row.model["family"], "gpt2");
+            let line = row.line(report.peak_tflops);
+            assert!(line.contains("2 x 1 x 128"), "{line}");
+            assert!(line.ends_with("unknown"), "{line}");
+        }
+        // 6 per weight of a product and 12 layers x hidden x tokens, per token.
+        let weights = 4 * 12 * 128 * 128 + 256 * 128;
+        let expected = 6.0 * weights as f64 + (12 * 4 * 128 * 128) as f64;
+        assert_eq!(report.rows[0].flops_per_token.round(), expected);
+        let text = serde_json::to_string(&report).unwrap();
+        assert_eq!(serde_json::from_str::<StepReport>(&text).unwrap(), report);
+    }
+
+    #[test]
+    fn a_recipe_is_timed_with_its_own_model() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("recipe.toml");
+        let write = |text: &str| fs::write(&path, text).unwrap();
+        let flags = format!("--recipe {} --steps 1 --warm-up 1", path.display());
+        write(
+            "[model]\nfamily = \"llama\"\ncontext = 16\nlayers = 1\n[train]\nmicro_batch_size = 2",
+        );
+        let (report, _) = measured(&flags).unwrap();
+        let row = &report.rows[0];
+        assert_eq!(row.model["family"], "llama");
+        assert_eq!(
+            [row.micro_batch_size, row.micro_batches, row.sequence_length],
+            [2, 1, 16]
+        );
+        write("[parallel]\ntensor = 2");
+        let error = measured(&flags).unwrap_err().to_string();
+        assert!(
+            error.ends_with("is for 2 ranks: expected a recipe for 1"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn an_engine_that_the_device_does_not_have_is_refused() {
+        let error = measured("--attention cmma").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "kernels: attention cannot use cmma: a CPU has no matrix units; use auto or portable"
+        );
+        for flags in ["--attention cuda", "--model 7b", "--steps 0", "--warm-up 0"] {
+            assert!(parse_text::<StepBenchArgs>(flags).is_err(), "{flags}");
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The named models.
+
+use burn_megatron_models::TransformerConfig;
+use clap::ValueEnum;
+
+/// A model with the shape of a GPT-2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NamedModel {
+    /// 4 layers, hidden 128, 128 tokens: for tests, and for a CPU.
+    Tiny,
+    /// GPT-2 small: 12 layers, hidden 768, 1024 tokens.
+    #[value(name = "124m")]
+    Small,
+    /// GPT-2 XL: 48 layers, hidden 1600, 1024 tokens.
+    #[value(name = "1.5b")]
+    Xl,
+}
+
+impl NamedModel {
+    /// The name in flags and in the table.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tiny => "tiny",
+            Self::Small => "124m",
+            Self::Xl => "1.5b",
+        }
+    }
+
+    /// The configuration. The vocabulary of GPT-2, 50257, is padded to a multiple of 128, as in nanoGPT and llm.c.
+    pub fn config(self) -> TransformerConfig {
+        let gpt2 = |layers, hidden, heads| TransformerConfig {
+            vocabulary: 50304,
+            context: 1024,
+            layers,
+            hidden,
+            heads,
+            ..TransformerConfig::gpt2()
+        };
+        match self {
+            Self::Tiny => TransformerConfig::gpt2(),
+            Self::Small => gpt2(12, 768, 12),
+            Self::Xl => gpt2(48, 1600, 25),
+        }
+    }
+
+    /// Samples per micro-batch that 80 GB hold without recomputation.
+    pub fn micro_batch_size(self) -> usize {
+        match self {
+            Self::Tiny => 4,
+            Self::Small => 16,
+            Self::Xl => 8,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The parameters of the models whose names they are: blocks of `12 H^2 + 13 H`, embeddings, the last norm.
+    #[test]
+    fn the_names_are_the_numbers_of_parameters() {
+        for (model, millions) in [(NamedModel::Small, 124.5), (NamedModel::Xl, 1557.7)] {
+            let config = model.config();
+            let hidden = config.hidden;
+            let blocks = config.layers * (12 * hidden * hidden + 13 * hidden);
+            let embeddings = (config.vocabulary + config.context) * hidden;
+            let parameters = (blocks + embeddings + 2 * hidden) as f64 / 1e6;
+            assert!((parameters - millions).abs() < 0.05, "{parameters}");
+            assert!(config.check(1, false).is_ok());
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The results, as a table and as JSON.
+
+use std::fmt::{self, Display};
+use std::path::Path;
+
+use burn_megatron::partial::replace_file;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::case::TimedSteps;
+use crate::bench::timing::median;
+use crate::error::Error;
+
+/// Dense peaks in TFLOP/s in f16 and bf16, from NVIDIA's data sheets, by a part of the device's name. The first match
+/// counts.
+const PEAKS: [(&str, f64); 8] = [
+    ("B200", 2250.0),
+    ("H200 NVL", 835.0),
+    ("H200", 989.0),
+    ("H100 NVL", 835.0),
+    ("H100 PCIe", 756.0),
+    ("H100", 989.0),
+    ("A100", 312.0),
+    ("L40S", 362.0),
+];
+
+/// The peak of a known GPU in a type of 16 bits.
+pub fn known_peak_tflops(device: &str) -> Option<f64> {
+    let found = PEAKS.iter().find(|(name, _)| device.contains(name));
+    found.map(|(_, peak)| *peak)
+}
+
+/// All rows of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepReport {
+    /// The device, by its name where the driver gives one.
+    pub device: String,
+    pub precision: String,
+    /// `None` if unknown.
+    pub peak_tflops: Option<f64>,
+    pub warm_up: usize,
+    pub rows: Vec<StepRow>,
+}
+
+/// One model with one form of attention.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepRow {
+    pub name: String,
+    /// The model's family and settings.
+    pub model: Value,
+    pub attention: String,
+    pub kernels: String,
+    pub micro_batch_size: usize,
+    pub micro_batches: usize,
+    pub sequence_length: usize,
+    /// Of each measured step.
+    pub seconds: Vec<f64>,
+    pub flops_per_token: f64,
+    pub peak_bytes: Option<u64>,
+}
+
+impl StepRow {
+    /// The row of some steps; times and memory are those of `timed`.
+    pub fn new(name: &str, model: Value, batch: [usize; 3], timed: TimedSteps) -> Self {
+        let [micro_batch_size, micro_batches, sequence_length] = batch;
+        Self {
+            name: name.into(),
+            model,
+            attention: timed.attention,
+            kernels: timed.kernels,
+            micro_batch_size,
+            micro_batches,
+            sequence_length,
+            seconds: timed.seconds,
+            flops_per_token: timed.flops_per_token,
+            peak_bytes: timed.peak_bytes,
+        }
+    }
+
+    /// Tokens of a step over the median of its seconds.
+    pub fn tokens_per_second(&self) -> f64 {
+        let tokens = self.micro_batch_size * self.micro_batches * self.sequence_length;
+        tokens as f64 / median(&self.seconds)
+    }
+
+    fn tflops(&self) -> f64 {
+        self.tokens_per_second() * self.flops_per_token / 1e12
+    }
+
+    /// The share of the device's peak (model FLOPs utilisation, without recomputation: Chowdhery et al., "PaLM",
+    /// 2022, appendix B).
+    pub fn mfu(&self, peak_tflops: f64) -> f64 {
+        self.tflops() / peak_tflops
+    }
+
+    /// The line of the table.
+    pub fn line(&self, peak_tflops: Option<f64>) -> String {
+        let ordered = |better: fn(f64, f64) -> f64| self.seconds.iter().copied().reduce(better);
+        let range = ordered(f64::min).zip(ordered(f64::max));
+        let (least, most) = range.unwrap_or_default();
+        let mfu = peak_tflops.map(|peak| format!("{:.1} %", 100.0 * self.mfu(peak)));
+        let gib = self
+            .peak_bytes
+            .map(|bytes| format!("{:.2}", bytes as f64 / (1u64 << 30) as f64));
+        Columns([
+            self.name.clone(),
+            self.attention.clone(),
+            format!(
+                "{} x {} x {}",
+                self.micro_batches, self.micro_batch_size, self.sequence_length
+            ),
+            format!("{:.1}", median(&self.seconds) * 1e3),
+            format!("{:.1} - {:.1}", least * 1e3, most * 1e3),
+            format!("{:.0}", self.tokens_per_second()),
+            format!("{:.3}", self.tflops()),
+            mfu.unwrap_or("unknown".into()),
+            gib.unwrap_or("unknown".into()),
+        ])
+        .to_string()
+    }
+}
+
+impl StepReport {
+    /// Writes the run as JSON.
+    pub fn write(&self, path: &Path) -> Result<(), Error> {
+        let text = serde_json::to_string_pretty(self)?;
+        replace_file(path, text.as_bytes())
+            .map_err(|error| format!("cannot write {}: {error}", path.display()).into())
+    }
+
+    /// The header of the table.
+    pub fn header(&self) -> String {
+        let peak = match self.peak_tflops {
+            Some(peak) => format!("{peak} TFLOP/s"),
+            None => "unknown (--peak-tflops)".into(),
+        };
+        let columns = [
+            "model",
+            "attention",
+            "batch",
+            "ms",
+            "from - to",
+            "tokens/s",
+            "TFLOP/s",
+            "MFU",
+            "GiB",
+        ];
+        format!(
+            "{} in {}, peak {peak}; steps after {} warm-up steps: medians; batch: micro-batches x samples x tokens; GiB: \
+             the most memory that the device's pools held\n\n{}",
+            self.device,
+            self.precision,
+            self.warm_up,
+            Columns(columns.map(String::from)),
+        )
+    }
+}
+
+/// A line of the table.
+struct Columns([String; 9]);
+
+impl Display for Columns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [
+            model,
+            attention,
+            batch,
+            ms,
+            range,
+            tokens,
+            tflops,
+            mfu,
+            memory,
+        ] = &self.0;
+        write!(
+            f,
+            "{model:<12} {attention:<10} {batch:>16} {ms:>9} {range:>18} {tokens:>10} {tflops:>8} {mfu:>8} {memory:>8}"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_figures_of_a_row_are_those_of_its_median() {
+        let row = StepRow::new(
+            "of a test",
+            Value::Null,
+            [8, 4, 1000],
+            TimedSteps {
+                seconds: vec![0.5, 0.25, 4.0],
+                flops_per_token: 1e9,
+                kernels: "fused: norm".into(),
+                attention: "cmma".into(),
+                peak_bytes: Some(3 << 29),
+            },
+        );
+        assert_eq!(row.tokens_per_second(), 64_000.0);
+        assert_eq!(row.mfu(128.0), 0.5);
+        let line = row.line(Some(128.0));
+        for expected in [
+            "4 x 8 x 1000",
+            "500.0",
+            "250.0 - 4000.0",
+            "64000",
+            "50.0 %",
+            "1.50",
+        ] {
+            assert!(line.contains(expected), "{line}");
+        }
+        assert!(row.line(None).contains("unknown"));
+    }
+
+    #[test]
+    fn the_peak_is_that_of_the_most_specific_name() {
+        for (device, peak) in [
+            ("NVIDIA H100 80GB HBM3", Some(989.0)),
+            ("NVIDIA H100 PCIe", Some(756.0)),
+            ("NVIDIA A100-SXM4-80GB", Some(312.0)),
+            ("a CPU", None),
+        ] {
+            assert_eq!(known_peak_tflops(device), peak, "{device}");
+        }
+    }
+}
