@@ -5,6 +5,7 @@ mod book;
 mod check;
 mod check_cuda;
 mod emulate;
+mod gpu;
 mod metrics;
 mod mpi;
 mod own_model;
@@ -94,6 +95,13 @@ enum Command {
     /// names, or an option. Needs Linux and the compilers of `check-cuda`, but no LLVM, which other
     /// builds for CUDA download.
     Emulate(emulate::Options),
+    /// Measure everything on the NVIDIA GPU of this machine.
+    ///
+    /// Runs the suites of `emulate` (but `traffic`, whose counts only the emulator has) on the GPU, then training
+    /// steps of GPT-2 124M and 1.5B with each attention engine (`bench step`) and each kernel (`bench kernels`); with
+    /// PyTorch, its times too, in tables beside the JSON files. Needs the driver, its nvidia-smi, cuBLASLt and NCCL,
+    /// and the compilers of `check-cuda`. Not part of `ci`.
+    Gpu(gpu::Options),
     /// Check the book: every page of its summary exists and every relative link resolves.
     ///
     /// README.md is checked as well. Builds the book if mdbook is installed.
@@ -110,7 +118,7 @@ enum Command {
     /// Not part of `ci`; needs Linux.
     #[cfg(unix)]
     Soak(soak::Options),
-    /// Everything above but emulate and soak: format, words, lint, docs, book, test, cuda, check-cuda, recipe.
+    /// Everything above but emulate, gpu and soak: format, words, lint, docs, book, test, cuda, check-cuda, recipe.
     ///
     /// Steps that need a driver, MPI or compilers that are missing here are skipped and listed.
     Ci,
@@ -138,6 +146,7 @@ fn main() -> ExitCode {
         Command::Emulate(options) => {
             emulate::run(&options, Compilers::Needed, &root, &mut report);
         }
+        Command::Gpu(options) => gpu::run(&options, &root, &mut report),
         Command::Book => book::run(&root, &mut report),
         Command::Recipe => recipe::run(&root, &mut report),
         #[cfg(unix)]

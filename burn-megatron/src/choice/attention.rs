@@ -60,7 +60,8 @@ impl FromStr for AttentionChoice {
         }
         let mut engines = EngineKind::ALL.into_iter();
         let engine = engines.find(|engine| engine.name() == text);
-        let engine = engine.ok_or_else(|| KernelChoiceError::UnknownEngine(text.into()))?;
+        let engine =
+            engine.ok_or_else(|| KernelChoiceError::UnknownAttentionChoice(text.into()))?;
         Ok(Self::Engine(engine))
     }
 }

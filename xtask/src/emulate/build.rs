@@ -68,8 +68,24 @@ pub fn emulator(root: &Path, tools: &CudaTools) -> Result<(), String> {
     let library = tools.target.join("release/libburn_megatron_emulator.so");
     let libraries = NAMES.map(|name| (library.clone(), name.into()));
     link(&tools.cuda, &libraries).map_err(failed)?;
+    headers_folder(tools)
+}
+
+/// Makes the folder with the headers of the wheels.
+pub fn headers_folder(tools: &CudaTools) -> Result<(), String> {
     let headers = headers(&tools.wheels.join("nvidia"))?;
+    let failed = |error| format!("{}: {error}", tools.cuda.display());
     link(&tools.cuda.join("include"), &headers).map_err(failed)
+}
+
+/// Builds the command, optimised, without LLVM.
+pub fn command(root: &Path, tools: &CudaTools) -> Result<PathBuf, String> {
+    let build = ["build", "--release", "-p", "burn-megatron-cli"];
+    let features = ["--features", "burn-megatron-cli/cuda"];
+    let mut build = cargo(root, &[&build[..], &features].concat());
+    without_llvm(&mut build, &tools.cuda)?;
+    run_command(&mut build)?;
+    Ok(tools.target.join("release/burn-megatron"))
 }
 
 /// Builds all tests, without LLVM, and the command that some of them run.

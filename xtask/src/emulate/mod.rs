@@ -34,6 +34,8 @@ pub struct Options {
 struct CudaTools {
     target: PathBuf,
     wheels: PathBuf,
+    /// Whether programs find the GPU of this machine, not the emulated one.
+    gpu: bool,
     /// The folder that looks like CUDA: the emulator, and headers.
     cuda: PathBuf,
 }
@@ -42,7 +44,7 @@ struct CudaTools {
 pub fn run(options: &Options, compilers: Compilers, root: &Path, report: &mut Report) {
     let mut found = Err("the CUDA compilers were not looked for".to_owned());
     report.step("cuda compilers", || {
-        found = find(root);
+        found = find(root, false);
         compilers.outcome(&found)
     });
     let Ok(tools) = found else {
@@ -51,25 +53,60 @@ pub fn run(options: &Options, compilers: Compilers, root: &Path, report: &mut Re
         });
         return;
     };
-    let mut built = Err(String::new());
     report.step("emulator", || build::emulator(root, &tools));
+    run_suites(options.chosen(), &options.arguments, &tools, root, report);
+}
+
+/// Runs the suites on the GPU of this machine, without those that need counts.
+pub fn run_on_gpu(root: &Path, report: &mut Report) {
+    let mut found = Err("the CUDA compilers were not looked for".to_owned());
+    report.step("cuda compilers", || {
+        found = find(root, true).and_then(|tools| {
+            build::headers_folder(&tools)?;
+            Ok(tools)
+        });
+        found.as_ref().map(drop).map_err(Clone::clone)
+    });
+    let Ok(tools) = found else { return };
+    let mut suites = Suite::ALL.to_vec();
+    suites.retain(|suite| *suite != Suite::Traffic);
+    run_suites(&suites, &[], &tools, root, report);
+}
+
+/// The command `burn-megatron` for CUDA, optimised, and with the folders of the compilers.
+pub fn command_for_cuda(root: &Path) -> Result<impl Fn() -> Command, String> {
+    let tools = find(root, true)?;
+    build::headers_folder(&tools)?;
+    let program = build::command(root, &tools)?;
+    Ok(move || tools.command(&program))
+}
+
+fn run_suites(
+    suites: &[Suite],
+    arguments: &[OsString],
+    tools: &CudaTools,
+    root: &Path,
+    report: &mut Report,
+) {
+    let mut built = Err(String::new());
     report.step("build for cuda", || {
-        built = build::tests(root, &tools);
+        built = build::tests(root, tools);
         built.as_ref().map(drop).map_err(Clone::clone)
     });
     let mut totals = Totals::default();
-    for suite in options.chosen() {
-        report.step(suite.name(), || {
+    for suite in suites {
+        let name = if tools.gpu {
+            suite.name().trim_start_matches("emulated ")
+        } else {
+            suite.name()
+        };
+        report.step(name, || {
             let Ok(built) = &built else {
                 return Outcome::Skipped("the build failed".into());
             };
-            let runner = SuiteRunner {
-                root,
-                tools: &tools,
-                built,
-            };
+            let runner = SuiteRunner { root, tools, built };
             let mut here = Totals::default();
-            let result = suite.run(&runner, &options.arguments, &mut here);
+            let result = suite.run(&runner, arguments, &mut here);
             let found = here.passed + here.failed > 0;
             totals += here;
             result
@@ -96,7 +133,7 @@ impl Options {
     }
 }
 
-fn find(root: &Path) -> Result<CudaTools, String> {
+fn find(root: &Path, gpu: bool) -> Result<CudaTools, String> {
     if env::consts::OS != "linux" {
         let os = env::consts::OS;
         return Err(format!("the emulator needs Linux, not {os}"));
@@ -111,20 +148,24 @@ fn find(root: &Path) -> Result<CudaTools, String> {
     Ok(CudaTools {
         target,
         wheels,
+        gpu,
         cuda,
     })
 }
 
 impl CudaTools {
-    /// A program that finds the emulator where it looks for CUDA.
+    /// A program that finds the emulator where it looks for CUDA, or only headers and NVRTC if it runs on a GPU.
     fn command(&self, program: &Path) -> Command {
-        let folders = [self.cuda.clone(), self.wheels.join("nvidia/cuda_nvrtc/lib")];
+        let mut folders = vec![self.wheels.join("nvidia/cuda_nvrtc/lib")];
         let mut command = Command::new(program);
+        if !self.gpu {
+            folders.insert(0, self.cuda.clone());
+            // Times on an emulated device do not tell which kernel is the fastest.
+            command.env("CUBECL_AUTOTUNE_LEVEL", "minimal");
+        }
         command
             .env("LD_LIBRARY_PATH", search_path(&folders))
-            .env("CUDA_PATH", &self.cuda)
-            // Times on an emulated device do not tell which kernel is the fastest.
-            .env("CUBECL_AUTOTUNE_LEVEL", "minimal");
+            .env("CUDA_PATH", &self.cuda);
         command
     }
 }
@@ -143,20 +184,25 @@ mod tests {
 
     #[test]
     fn programs_find_the_emulator_before_a_driver() {
-        let tools = CudaTools {
-            wheels: "/wheels".into(),
-            target: "/target".into(),
-            cuda: "/target/emulator".into(),
+        let first = |gpu: bool| {
+            let tools = CudaTools {
+                wheels: "/wheels".into(),
+                target: "/target".into(),
+                cuda: "/target/emulator".into(),
+                gpu,
+            };
+            let command = tools.command(Path::new("/k-1"));
+            let mut set = command.get_envs();
+            let path = set.find(|(name, _)| *name == "LD_LIBRARY_PATH");
+            let path = path.and_then(|(_, value)| value).unwrap();
+            let first: Vec<_> = env::split_paths(path).take(2).collect();
+            first
         };
-        let command = tools.command(Path::new("/k-1"));
-        let path = command
-            .get_envs()
-            .find(|(name, _)| *name == "LD_LIBRARY_PATH")
-            .and_then(|(_, value)| value)
-            .unwrap();
-        let first: Vec<_> = env::split_paths(path).take(2).collect();
         let nvrtc = Path::new("/wheels/nvidia/cuda_nvrtc/lib");
-        assert_eq!(first, [tools.cuda.as_path(), nvrtc]);
+        assert_eq!(first(false), [Path::new("/target/emulator"), nvrtc]);
+        // On a GPU, the emulator is not found.
+        assert_eq!(first(true)[0], nvrtc);
+        assert!(!first(true).contains(&PathBuf::from("/target/emulator")));
     }
 
     #[test]

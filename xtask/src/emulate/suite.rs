@@ -67,10 +67,14 @@ impl Suite {
             }
             Self::Nccl => {
                 let mut tests = runner.tests("burn_megatron_comm", "burn-megatron-comm")?;
-                // Ranks share the one device.
-                let tests = tests
-                    .env("BURN_MEGATRON_TEST_CUDA", "emulated")
-                    .env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+                if runner.tools.gpu {
+                    tests.env("BURN_MEGATRON_TEST_CUDA", "1");
+                } else {
+                    // Ranks share the one device.
+                    tests
+                        .env("BURN_MEGATRON_TEST_CUDA", "emulated")
+                        .env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+                }
                 run_tests(tests.args(or_own(arguments, "nccl")), totals)
             }
             Self::Steps => {

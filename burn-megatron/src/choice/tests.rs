@@ -1,0 +1,119 @@
+use super::*;
+
+fn selection(choices: &str) -> Result<KernelSelection, KernelChoiceError> {
+    let mut all = KernelChoices::default();
+    all.set(choices)?;
+    KernelSelection::new(&all, &Device::flex(), DType::F32)
+}
+
+#[test]
+fn choices_are_read_and_reasons_are_given() {
+    let mut selection = selection("unfused,norm=fused,loss=auto").unwrap();
+    assert!(selection.is_fused(Operation::Norm) && selection.is_fused(Operation::Loss));
+    assert!(!selection.is_fused(Operation::Attention));
+    assert_eq!(
+        selection.to_string(),
+        "fused: norm (requested); fused: loss (the device has the kernel); unfused: activation, \
+         dropout, rope, attention, softmax, linear, optimizer (requested)",
+    );
+    selection
+        .keep_unfused(Operation::Loss, "of a test")
+        .unwrap();
+    assert!(!selection.is_fused(Operation::Loss));
+    assert!(
+        selection
+            .to_string()
+            .ends_with("; unfused: loss (of a test)")
+    );
+    // A requested kernel stays; an automatic one does not.
+    selection.prefer_unfused(Operation::Norm, "slower");
+    selection.prefer_unfused(Operation::Loss, "slower");
+    assert!(selection.is_fused(Operation::Norm));
+    assert!(selection.to_string().ends_with("; unfused: loss (slower)"));
+}
+
+#[test]
+fn an_invalid_choice_is_an_error() {
+    let error = |text| selection(text).unwrap_err().to_string();
+    assert!(error("nrom=fused").starts_with("invalid operation \"nrom\": expected norm, "));
+    assert!(error("norm=on").starts_with("invalid kernel choice \"on\": expected auto, fused"));
+    let error = selection("attention=fused")
+        .unwrap()
+        .keep_unfused(Operation::Attention, "of a test")
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "kernels: attention cannot be fused: of a test; use auto or unfused",
+    );
+}
+
+#[test]
+fn operations_are_in_the_order_of_their_numbers() {
+    for (i, operation) in Operation::ALL.into_iter().enumerate() {
+        assert_eq!(operation as usize, i);
+        let mut choices = KernelChoices::default();
+        choices
+            .set(&format!("{}=unfused", operation.name()))
+            .unwrap();
+        assert_eq!(choices.of(operation), KernelChoice::Unfused);
+        assert_ne!(choices, KernelChoices::default());
+    }
+}
+
+#[test]
+fn an_attention_engine_is_a_choice_of_attention_only() {
+    let mut choices = KernelChoices::default();
+    for engine in EngineKind::ALL {
+        choices.set(&format!("unfused,attention={engine}")).unwrap();
+        assert_eq!(choices.attention, AttentionChoice::Engine(engine));
+        assert_eq!(choices.of(Operation::Attention), KernelChoice::Fused);
+        let text = serde_json::to_string(&choices).unwrap();
+        assert!(
+            text.contains(&format!("\"attention\":\"{engine}\"")),
+            "{text}"
+        );
+        assert_eq!(
+            serde_json::from_str::<KernelChoices>(&text).unwrap(),
+            choices
+        );
+    }
+    let error = |text| KernelChoices::default().set(text).unwrap_err().to_string();
+    assert_eq!(
+        error("attention=cuda"),
+        "invalid kernel choice \"cuda\" of attention: expected auto, fused, unfused, cmma or portable",
+    );
+    assert!(error("norm=portable").starts_with("invalid kernel choice \"portable\""));
+    let missing = KernelChoiceError::NoEngine {
+        engine: EngineKind::Cmma,
+        reason: "cmma: of a test".into(),
+    };
+    assert_eq!(
+        missing.to_string(),
+        "kernels: attention cannot use cmma: of a test; use auto or portable",
+    );
+}
+
+#[test]
+fn the_attention_engine_is_shown_with_its_reason() {
+    let mut selection = selection("norm=unfused").unwrap();
+    assert!(selection.attention_engines().is_empty());
+    for _ in 0..2 {
+        selection.add_attention_engine(EngineKind::Portable, "of a test");
+    }
+    assert_eq!(
+        selection.to_string(),
+        "fused: activation, dropout, rope, softmax, loss, linear, optimizer (the device has the \
+         kernel); fused: attention by portable (of a test); unfused: norm (requested)",
+    );
+    selection.add_attention_engine(EngineKind::Cmma, "wide heads");
+    let shown = "; fused: attention by portable and cmma (of a test; wide heads); ";
+    assert!(selection.to_string().contains(shown), "{selection}");
+    selection
+        .keep_unfused(Operation::Attention, "dropout")
+        .unwrap();
+    assert!(
+        selection
+            .to_string()
+            .ends_with("; unfused: attention (dropout)")
+    );
+}
