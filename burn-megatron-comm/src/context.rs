@@ -311,6 +311,12 @@ impl ParallelContext {
         self.with_group(Grid::Dense, DATA, data)
     }
 
+    /// Replaces the communicator of all ranks; see [`with_tensor`](Self::with_tensor).
+    pub fn with_world(mut self, world: Arc<dyn Communicator>) -> Self {
+        self.world = world;
+        self
+    }
+
     /// Replaces the communicator that [`group`](Self::group) returns for `axes` of `grid`; see
     /// [`with_tensor`](Self::with_tensor).
     ///

@@ -66,7 +66,7 @@ fn train_rank(ctx: &ParallelContext) -> Result<Trained, AnyError> {
             stages: schedule.stages(),
             batch: Batch::new(step),
         })?;
-        losses.push(run.loss / TOKENS as f64);
+        losses.push(run.loss() / TOKENS as f64);
         // Every stage sees all tokens of the samples of its replica.
         let gradients = ddp.reduce(TOKENS as u64)?;
         optimizer.step(LEARNING_RATE, &mut ddp, gradients);

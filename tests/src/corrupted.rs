@@ -4,18 +4,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn_megatron::collective::Comm;
-use burn_megatron::comm::{Buffer, BufferPool, Call, CommError, Communicator, Group, Pending};
+use burn_megatron::comm::{
+    Buffer, BufferPool, Call, CommError, Communicator, DType, Group, Pending,
+};
+use burn_megatron::kernels::adamw::outcome::columns;
 
 /// How a [`CorruptedComm`] corrupts float reductions; other calls are forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Corruption {
     /// No reduction: each rank gets its own contribution back.
     Skip,
-    /// No reduction of single numbers.
-    SkipScalars,
+    /// The statistics of a step lack the sums of squares of other ranks.
+    OwnSquares,
     /// No reduction in groups that are split from this one.
     SkipInSubgroups,
-    /// No reduction directly after another one, except for single numbers: buckets after the first.
+    /// No reduction directly after another one, except for single numbers: in one step, buckets after the first.
     SkipAfterFirst,
     /// The rank at index 1 gets slightly too large values.
     Drift,
@@ -57,7 +60,14 @@ impl Communicator for CorruptedComm {
         match self.corruption {
             Corruption::SkipAfterFirst if is_bucket && follows => Ok(self.own_part(&call, input)),
             Corruption::Skip if sums => Ok(self.own_part(&call, input)),
-            Corruption::SkipScalars if sums && input.len() == 1 => Ok(self.own_part(&call, input)),
+            Corruption::OwnSquares if call == Call::AllGather && input.dtype() == DType::F64 => {
+                let (rank, width) = (self.rank(), input.len());
+                let pending = self.inner.start(call, input)?;
+                Ok(Pending::new(move || {
+                    let gathered = pending.wait()?;
+                    Ok(without_squares_of_others(gathered, rank, width))
+                }))
+            }
             Corruption::Drift if sums && self.rank() == 1 => {
                 let pending = self.inner.start(call, input)?;
                 Ok(Pending::new(|| pending.wait().map(add_drift)))
@@ -92,6 +102,16 @@ impl CorruptedComm {
             _ => input,
         })
     }
+}
+
+/// The gathered rows of statistics, each of so many columns.
+fn without_squares_of_others(buffer: Buffer, own: usize, width: usize) -> Buffer {
+    let mut rows: Vec<f64> = buffer.into_vec();
+    let others = rows.chunks_mut(width).enumerate();
+    for (_, row) in others.filter(|(rank, _)| *rank != own) {
+        row[columns::SQUARES..columns::SQUARES + 2].fill(0.0);
+    }
+    rows.into()
 }
 
 fn add_drift(buffer: Buffer) -> Buffer {

@@ -342,7 +342,10 @@ impl Subject for FaultySubject {
             Some(Fault::SharedNotSummed) => groups
                 .clone()
                 .with_tensor(tensor(Corruption::SkipInSubgroups)),
-            Some(Fault::LocalNorm) => groups.clone().with_tensor(tensor(Corruption::SkipScalars)),
+            Some(Fault::LocalNorm) => {
+                let world = CorruptedComm::wrap(groups.world(), Corruption::OwnSquares);
+                groups.clone().with_world(world)
+            }
             Some(Fault::NoDataSum) => groups.clone().with_data(data(Corruption::Skip)),
             Some(Fault::Drift) => groups.clone().with_data(data(Corruption::Drift)),
             _ => groups,

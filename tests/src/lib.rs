@@ -6,6 +6,7 @@ pub mod fuzz;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 mod gpu;
 pub mod inputs;
+pub mod overflows;
 pub mod recomputing;
 pub mod step;
 mod text;

@@ -2,6 +2,7 @@
 
 mod checkpoint_processes;
 mod data_parallel;
+mod deferred;
 mod faults;
 mod fp8;
 mod fp8_gather;

@@ -232,7 +232,7 @@ impl Observer for GradientNorms {
             assert_eq!(gradient.dims(), [entry.len()], "{}", entry.path);
             squares += gradient.powi_scalar(2).sum().into_scalar::<f64>();
         }
-        self.norms.push((gradients.norm, squares.sqrt()));
+        self.norms.push((gradients.norm(), squares.sqrt()));
         Ok(())
     }
 

@@ -33,6 +33,24 @@ pub(super) fn update(
     }
 }
 
+/// The outputs of a step that is skipped: the buffers as they are, and the copy.
+pub(super) fn unchanged(mut inputs: Vec<FlexTensor>, model: Option<DType>) -> Vec<FlexTensor> {
+    inputs.truncate(3);
+    let copy = model.map(|model| match model {
+        DType::F16 => narrowed::<f16>(&inputs[0]),
+        DType::BF16 => narrowed::<bf16>(&inputs[0]),
+        _ => inputs[0].clone(),
+    });
+    inputs.extend(copy);
+    inputs
+}
+
+fn narrowed<C: Element<Wide = f32>>(master: &FlexTensor) -> FlexTensor {
+    let values: Vec<C> = slice::<f32>(master).iter().map(|x| C::narrow(*x)).collect();
+    let length = values.len();
+    tensor(values, [length])
+}
+
 struct UpdateTask<'a> {
     inputs: Vec<FlexTensor>,
     offset_in_block: usize,

@@ -26,6 +26,8 @@ pub mod composed;
 mod cpu;
 #[cfg(feature = "cubecl")]
 mod kernel;
+pub mod outcome;
+mod segments;
 mod squares;
 #[cfg(test)]
 mod tests;
@@ -33,6 +35,8 @@ mod update;
 
 #[cfg(feature = "cubecl")]
 pub(crate) use kernel::aot_instances;
+pub use outcome::{OutcomeRule, SumOrder, step_outcome};
+pub use segments::{SEGMENT_ALIGNMENT, Segments, largest_sums_of_squares};
 pub use squares::{sum_of_squares, sum_of_squares_of};
 
 const NAME: &str = "adamw";
@@ -194,8 +198,39 @@ pub fn adamw(
     step: &AdamWStep,
     model: Option<FloatDType>,
 ) -> (AdamWBuffers, Option<Tensor<1>>) {
+    update(buffers, gradient, decay, step, None, model)
+}
+
+/// [`adamw`] with the numbers that [`step_outcome`] has left on the device, instead of rate, step number and
+/// gradient scale of `step`.
+///
+/// If the step is skipped, weights and moments keep their bits, and the copy is that of the weights.
+///
+/// # Panics
+///
+/// As [`adamw`], and with a [`KernelError`] for an outcome of another length.
+pub fn adamw_with_outcome(
+    buffers: AdamWBuffers,
+    gradient: Tensor<1>,
+    decay: &Decay,
+    step: &AdamWStep,
+    outcome: Tensor<1>,
+    model: Option<FloatDType>,
+) -> (AdamWBuffers, Option<Tensor<1>>) {
+    update(buffers, gradient, decay, step, Some(outcome), model)
+}
+
+fn update(
+    buffers: AdamWBuffers,
+    gradient: Tensor<1>,
+    decay: &Decay,
+    step: &AdamWStep,
+    outcome: Option<Tensor<1>>,
+    model: Option<FloatDType>,
+) -> (AdamWBuffers, Option<Tensor<1>>) {
     accept(check(&buffers, &gradient, decay, step, model));
-    let update = update::AdamWOp::new(step, decay, model.map(DType::from));
+    accept(outcome.as_ref().map_or(Ok(()), check_outcome));
+    let update = update::AdamWOp::new(step, decay, outcome.is_some(), model.map(DType::from));
     let AdamWBuffers {
         master,
         first,
@@ -207,6 +242,7 @@ pub fn adamw(
         second.into_dispatch(),
         gradient.into_dispatch(),
     ];
+    inputs.extend(outcome.map(Tensor::into_dispatch));
     if let Decay::Blocks(blocks) = decay {
         inputs.push(blocks.decay.clone().into_dispatch());
         inputs.extend(blocks.rate.clone().map(Tensor::into_dispatch));
@@ -295,6 +331,17 @@ fn check(
         Decay::Blocks(blocks) => check_blocks(blocks, length),
         Decay::All | Decay::None => Ok(()),
     }
+}
+
+fn check_outcome(outcome: &Tensor<1>) -> Result<(), KernelError> {
+    let ([length], expected) = (outcome.dims(), outcome::elements::COUNT);
+    if length == expected {
+        return Ok(());
+    }
+    Err(KernelError::shape(
+        NAME,
+        format!("an outcome of {length} elements: expected {expected}"),
+    ))
 }
 
 fn check_blocks(blocks: &Blocks, length: usize) -> Result<(), KernelError> {

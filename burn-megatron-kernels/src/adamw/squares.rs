@@ -79,7 +79,7 @@ impl DeviceOp for SumOfSquaresOp {
     }
 }
 
-fn squares<E: Element>(x: &[E]) -> f64 {
+pub(super) fn squares<E: Element>(x: &[E]) -> f64 {
     if x.len() <= ROW_GRAIN {
         return part(x);
     }

@@ -5,14 +5,18 @@ use burn::tensor::DType;
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
+use super::outcome::doubles;
 use super::{AdamWStep, Decay, NAME, cpu};
 use crate::launch::{DeviceOp, Spec};
 
-/// Inputs: weights, first and second moment, gradient; where blocks have factors, those of the
-/// decay, and those of the rate if there are any.
+/// Inputs: weights, first and second moment, gradient; the outcome if there is one; where blocks have
+/// factors, those of the decay, and those of the rate if there are any.
 #[derive(Debug)]
 pub(super) struct AdamWOp {
     numbers: StepScalars,
+    /// Whether an outcome replaces some of the numbers.
+    outcome: bool,
+    decays: bool,
     /// The offset of the first element in its block.
     offset_in_block: usize,
     model: Option<DType>,
@@ -38,7 +42,7 @@ pub(super) struct StepScalars {
 }
 
 impl StepScalars {
-    fn new(step: &AdamWStep, decays: bool) -> Self {
+    pub(super) fn new(step: &AdamWStep, decays: bool) -> Self {
         let correction = |beta: f64| 1.0 - beta.powf(step.step as f64);
         Self {
             scale: step.gradient_scale,
@@ -57,9 +61,17 @@ impl StepScalars {
 }
 
 impl AdamWOp {
-    pub(super) fn new(step: &AdamWStep, decay: &Decay, model: Option<DType>) -> Self {
+    pub(super) fn new(
+        step: &AdamWStep,
+        decay: &Decay,
+        outcome: bool,
+        model: Option<DType>,
+    ) -> Self {
+        let decays = !matches!(decay, Decay::None);
         Self {
-            numbers: StepScalars::new(step, !matches!(decay, Decay::None)),
+            numbers: StepScalars::new(step, decays),
+            outcome,
+            decays,
             offset_in_block: match decay {
                 Decay::Blocks(blocks) => blocks.first,
                 _ => 0,
@@ -83,12 +95,27 @@ impl DeviceOp for AdamWOp {
         outputs
     }
 
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::update(inputs, self.offset_in_block, &self.numbers, self.model)
+    fn cpu(&self, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        let numbers = if self.outcome {
+            let outcome = doubles(&inputs.remove(4));
+            self.numbers.with_outcome(&outcome, self.decays)
+        } else {
+            Some(self.numbers)
+        };
+        match numbers {
+            Some(numbers) => cpu::update(inputs, self.offset_in_block, &numbers, self.model),
+            None => cpu::unchanged(inputs, self.model),
+        }
     }
 
     #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        super::kernel::update(inputs, self.offset_in_block, &self.numbers, self.model)
+    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        let outcome = self.outcome.then(|| inputs.remove(4));
+        let mut numbers = self.numbers;
+        if outcome.is_some() {
+            // The kernel multiplies it by that of the outcome.
+            numbers.decay = if self.decays { 1.0 } else { 0.0 };
+        }
+        super::kernel::update(inputs, outcome, self.offset_in_block, &numbers, self.model)
     }
 }

@@ -22,6 +22,17 @@ pub fn to_buffer<const D: usize>(tensor: Tensor<D>) -> Buffer {
     }
 }
 
+/// The elements of a plain tensor as f64: waits for the device.
+///
+/// Unwinds with [`raise`] if the device cannot be read.
+pub(crate) fn to_f64(tensor: Tensor<1>) -> Vec<f64> {
+    let data = match tensor.try_into_data() {
+        Ok(data) => data,
+        Err(error) => invalid(format!("a tensor cannot be read from its device: {error}")),
+    };
+    elements(data.convert_dtype(DType::F64))
+}
+
 /// A tensor of `shape` on `device` from its elements in row-major order.
 pub fn from_buffer<const D: usize>(
     buffer: Buffer,

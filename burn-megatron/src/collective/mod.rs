@@ -48,6 +48,7 @@ pub use coalesced::{
     start_all_gather_coalesced, start_all_reduce_coalesced, start_reduce_scatter_coalesced,
 };
 use function::CollectiveFunction;
+pub(crate) use host::to_f64;
 pub use host::{from_buffer, to_buffer};
 pub use packed::{PendingPackedGather, start_all_gather_packed_coalesced};
 pub use reduce_in_f32::{PendingReduceScatterInF32, start_reduce_scatter_in_f32};

@@ -10,6 +10,7 @@ use burn_megatron_kernels::flat::Ranges;
 use super::config::{DataParallelConfig, DataParallelConfigError};
 use super::error::DataParallelError;
 use super::fsdp_unit::fsdp_unit_of;
+use super::gradient_check::GradientCheck;
 use super::layout::{BucketRules, BufferLayout, ParameterSize};
 use super::memory::ZeroStage;
 use super::memory_usage::MemoryUsage;
@@ -105,6 +106,7 @@ pub(super) fn build_plan<M: Module>(
     let gaps = (0..layout.bucket_count()).map(|bucket| layout.bucket(bucket).gaps());
     let gaps = gaps.map(|gaps| Ranges::new(gaps, &device)).collect();
     Ok(ShardingPlan {
+        check: GradientCheck::new(&layout, config, &device),
         layout,
         gaps,
         parameters,

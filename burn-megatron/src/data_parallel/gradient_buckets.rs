@@ -10,15 +10,16 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
+use burn::tensor::Tensor;
 use burn_megatron_kernels::flat::{self, Ranges};
 use burn_megatron_kernels::gradient::{FlatGradients, Place};
 
+use super::DataParallelError;
 use super::gradient_tracker::GradientTracker;
 use super::memory::ZeroStage;
 use super::memory_usage::{MemoryCategory, TrackedAllocation, TrackedTensor};
 use super::reduction::{PendingReduction, start_reductions};
 use super::sharding_plan::ShardingPlan;
-use super::{DataParallelError, InvalidGradient, gradient_check};
 
 pub(super) struct GradientBuckets {
     pub tracker: GradientTracker,
@@ -26,7 +27,8 @@ pub(super) struct GradientBuckets {
     in_flight: VecDeque<(usize, PendingReduction)>,
     /// Hash of the buckets that were reduced in this step, to compare the ranks.
     fingerprint: u64,
-    invalid_gradients: Vec<InvalidGradient>,
+    /// What the check of the gradients has measured in this step.
+    measured: Option<Tensor<1>>,
     warned: BTreeSet<usize>,
 }
 
@@ -46,7 +48,8 @@ pub(super) struct ReducedGradients {
     /// By bucket: this rank's shard, summed over the data axis.
     pub shards: Vec<TrackedTensor>,
     pub fingerprint: u64,
-    pub invalid_gradients: Vec<InvalidGradient>,
+    /// See [`GradientCheck`](super::gradient_check::GradientCheck).
+    pub measured: Option<Tensor<1>>,
 }
 
 impl GradientBuckets {
@@ -60,7 +63,7 @@ impl GradientBuckets {
             buckets: (0..plan.buckets()).map(bucket).collect(),
             in_flight: VecDeque::new(),
             fingerprint: 0,
-            invalid_gradients: vec![],
+            measured: None,
             warned: BTreeSet::new(),
         }
     }
@@ -139,7 +142,7 @@ impl GradientBuckets {
         Ok(ReducedGradients {
             shards: shards.collect(),
             fingerprint: finished.fingerprint,
-            invalid_gradients: finished.invalid_gradients,
+            measured: finished.measured,
         })
     }
 
@@ -210,8 +213,10 @@ impl GradientBuckets {
             .clone()
             .map(|number| {
                 let buffer = self.buckets[number].take_zero_filled(number, plan);
-                let invalid = gradient_check::find_invalid(number, &buffer.tensor, plan);
-                self.invalid_gradients.extend(invalid);
+                if let Some(check) = &plan.check {
+                    let gradients = buffer.tensor.clone();
+                    self.measured = Some(check.measure(number, gradients, self.measured.take()));
+                }
                 self.fingerprint = self
                     .fingerprint
                     .wrapping_mul(0x0000_0100_0000_01b3)

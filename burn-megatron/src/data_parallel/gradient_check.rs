@@ -2,10 +2,19 @@
 
 use std::fmt;
 
-use burn::tensor::Tensor;
-use burn_megatron_kernels::adamw::sum_of_squares;
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+use burn_megatron_kernels::adamw::outcome::statistics_dtype;
+use burn_megatron_kernels::adamw::{Segments, largest_sums_of_squares};
 
+use super::DistributedDataParallel;
+use super::config::DataParallelConfig;
+use super::layout::BufferLayout;
+use super::memory::ZeroStage;
+use super::segments::{ElementMask, ShardSegment};
+use super::sharding_groups::ShardingGroups;
 use super::sharding_plan::ShardingPlan;
+use crate::mesh::Grid;
 
 /// A gradient of this rank that was not finite or exceeded `gradient_limit` before it was reduced.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,50 +42,165 @@ impl fmt::Display for InvalidGradient {
     }
 }
 
-/// Checks the norm of a bucket before it is reduced; returns its worst gradient where it is invalid.
-pub(super) fn find_invalid(
-    number: usize,
-    buffer: &Tensor<1>,
-    plan: &ShardingPlan,
-) -> Option<InvalidGradient> {
-    let config = &plan.config;
-    if !config.check_gradients && config.gradient_limit.is_none() {
-        return None;
-    }
-    let limit = config.gradient_limit.unwrap_or(f64::INFINITY);
-    let is_invalid = |norm: f64| !norm.is_finite() || norm > limit;
-    let bucket_norm = norm(buffer.clone());
-    if !is_invalid(bucket_norm) {
-        return None;
-    }
-    let parameters = plan.layout.bucket(number).parameters.iter();
-    let norms = parameters.map(|parameter| {
-        let norm = norm(buffer.clone().slice([parameter.range.clone()]));
-        (parameter.index, norm)
-    });
-    // A norm that is not finite is worse than any other.
-    let severity = |norm: f64| {
-        if norm.is_finite() {
-            norm
-        } else {
-            f64::INFINITY
-        }
-    };
-    let (index, found) = norms.max_by(|a, b| severity(a.1).total_cmp(&severity(b.1)))?;
-    Some(InvalidGradient {
-        path: plan.parameters[index].path.clone(),
-        rank: plan.dense.data.group().world_rank(),
-        norm: if is_invalid(found) {
-            found
-        } else {
-            bucket_norm
-        },
-    })
+/// Measures the gradients of each bucket before it is reduced, without reading them.
+///
+/// The measurements of a step are one tensor, `[1 + parameters]`, in the [dtype of
+/// statistics](statistics_dtype): the largest sum of squares of a bucket, then that of each parameter, by bucket.
+/// Where a bucket is reduced more than once in a step, the largest stays.
+#[derive(Debug)]
+pub(crate) struct GradientCheck {
+    /// By bucket: the elements of its parameters.
+    buckets: Vec<Segments>,
+    /// By bucket: the index of its first parameter in the measurements.
+    first: Vec<usize>,
+    limit: f64,
+    device: Device,
 }
 
-fn norm(x: Tensor<1>) -> f64 {
-    match x.dims()[0] {
-        0 => 0.0,
-        _ => sum_of_squares(x).into_scalar::<f64>().sqrt(),
+impl GradientCheck {
+    /// `None` if the settings do not ask for a check.
+    pub fn new(
+        layout: &BufferLayout,
+        config: &DataParallelConfig,
+        device: &Device,
+    ) -> Option<Self> {
+        if !config.check_gradients && config.gradient_limit.is_none() {
+            return None;
+        }
+        let (mut buckets, mut first) = (vec![], vec![]);
+        let mut next = 1;
+        for number in 0..layout.bucket_count() {
+            let parameters = layout.bucket(number).parameters.iter();
+            let ranges = parameters.map(|parameter| parameter.range.clone());
+            let segments = Segments::new(ranges.collect());
+            first.push(next);
+            next += segments.len();
+            buckets.push(segments);
+        }
+        Some(Self {
+            buckets,
+            first,
+            limit: config.gradient_limit.unwrap_or(f64::INFINITY),
+            device: device.clone(),
+        })
+    }
+
+    /// Adds the measurements of a bucket to those of the step.
+    pub fn measure(&self, number: usize, buffer: Tensor<1>, step: Option<Tensor<1>>) -> Tensor<1> {
+        let step = step.unwrap_or_else(|| self.nothing());
+        largest_sums_of_squares(buffer, &self.buckets[number], step, self.first[number])
+    }
+
+    /// The measurements of a step before the first reduction.
+    fn nothing(&self) -> Tensor<1> {
+        let parameters: usize = self.buckets.iter().map(Segments::len).sum();
+        let dtype = statistics_dtype(&self.device);
+        Tensor::zeros([1 + parameters], (&self.device, dtype))
+    }
+
+    /// By grid, 1 for each measurement of a parameter that this rank accounts for in the norm, and 0 for others:
+    /// times these the measurements are the squares of the reduced gradients. `None` where these differ, as there is
+    /// more than one rank or one reduction in a step, and where the rank accounts for a part of a parameter.
+    pub fn shares(
+        &self,
+        plan: &ShardingPlan,
+        unique: &[ShardSegment],
+    ) -> Option<Vec<(Grid, Tensor<1>)>> {
+        let is_whole = |segment: &ShardSegment| matches!(segment.mask, ElementMask::All);
+        if plan.reduces_over_ranks()
+            || plan.stage() >= ZeroStage::Gradients
+            || !unique.iter().all(is_whole)
+        {
+            return None;
+        }
+        let of_grid = |(grid, _): (Grid, &ShardingGroups)| {
+            let mut shares = vec![0f32; self.nothing().dims()[0]];
+            let of_grid = unique.iter().filter(|at| plan.grid(at.bucket) == grid);
+            for ShardSegment { bucket, index, .. } in of_grid {
+                shares[self.first[*bucket] + plan.position(*bucket, *index)] = 1.0;
+            }
+            let options = (&self.device, statistics_dtype(&self.device));
+            (grid, Tensor::from_data(&shares[..], options))
+        };
+        Some(plan.all_groups().map(of_grid).collect())
+    }
+
+    /// The largest valid sum of squares of a bucket: its root is not above the limit.
+    pub fn largest_valid(&self) -> f64 {
+        let (mut square, limit) = (self.limit * self.limit, self.limit);
+        if statistics_dtype(&self.device) == burn::tensor::DType::F64 {
+            while square.is_finite() && square.sqrt() > limit {
+                square = square.next_down();
+            }
+            return square;
+        }
+        let mut square = square as f32;
+        while square.is_finite() && f64::from(square).sqrt() > limit {
+            square = square.next_down();
+        }
+        f64::from(square)
+    }
+
+    /// The worst gradient of each invalid bucket, from the measurements of a step.
+    pub fn invalid(&self, measured: &[f64], plan: &ShardingPlan) -> Vec<InvalidGradient> {
+        let is_invalid = |norm: f64| !norm.is_finite() || norm > self.limit;
+        if !is_invalid(measured[0].sqrt()) {
+            return vec![];
+        }
+        let worst_of = |number: usize| {
+            let parameters = &plan.layout.bucket(number).parameters;
+            let squares = &measured[self.first[number]..][..parameters.len()];
+            let bucket_norm = squares.iter().sum::<f64>().sqrt();
+            let norms = squares.iter().map(|square| square.sqrt());
+            let worst = parameters.iter().zip(norms);
+            let (parameter, norm) = worst.max_by(|a, b| severity(a.1).total_cmp(&severity(b.1)))?;
+            let gradient = InvalidGradient {
+                path: plan.parameters[parameter.index].path.clone(),
+                rank: plan.dense.data.group().world_rank(),
+                norm: if is_invalid(norm) { norm } else { bucket_norm },
+            };
+            Some((gradient, bucket_norm))
+        };
+        let buckets: Vec<_> = (0..self.buckets.len()).filter_map(worst_of).collect();
+        let invalid = buckets.iter().filter(|(_, norm)| is_invalid(*norm));
+        let invalid: Vec<_> = invalid.map(|(gradient, _)| gradient.clone()).collect();
+        if !invalid.is_empty() {
+            return invalid;
+        }
+        // The sum over the bucket was above the limit by a rounding only.
+        let worst = buckets.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+        worst.into_iter().map(|(gradient, _)| gradient).collect()
+    }
+}
+
+impl<M: Module> DistributedDataParallel<M> {
+    /// The sum of the squares of the elements of a grid that this rank accounts for, `[1]`, from the measurements of
+    /// a [`ReductionRecord`](super::ReductionRecord); `None` where the reduced gradients differ from those that were measured.
+    pub(crate) fn measured_squares(&self, measured: &Tensor<1>, grid: Grid) -> Option<Tensor<1>> {
+        let shares = self.measured_shares.iter().find(|shares| shares.0 == grid);
+        // One unit adds them in order.
+        shares.map(|(_, shares)| (measured.clone() * shares.clone()).sum_dim(0))
+    }
+
+    /// The largest valid measurement of a [`ReductionRecord`](super::ReductionRecord).
+    pub(crate) fn largest_valid_gradient(&self) -> f64 {
+        let check = self.buffers.plan.check.as_ref();
+        check.map_or(f64::INFINITY, GradientCheck::largest_valid)
+    }
+
+    /// The invalid gradients of this rank, from the measurements of a [`ReductionRecord`](super::ReductionRecord).
+    pub(crate) fn invalid_gradients(&self, measured: &[f64]) -> Vec<InvalidGradient> {
+        let plan = &self.buffers.plan;
+        let check = plan.check.as_ref();
+        check.map_or(vec![], |check| check.invalid(measured, plan))
+    }
+}
+
+/// A norm that is not finite is worse than any other.
+fn severity(norm: f64) -> f64 {
+    if norm.is_finite() {
+        norm
+    } else {
+        f64::INFINITY
     }
 }

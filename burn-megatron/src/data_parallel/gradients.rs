@@ -29,17 +29,22 @@ pub struct Gradients {
     pub invalid_gradients: Vec<InvalidGradient>,
 }
 
+/// What a rank knows of the reduction of a step, besides the gradients.
+pub(crate) struct ReductionRecord {
+    /// What the check of the gradients has measured, if there is one: on the device, `[1 + parameters]`; the first
+    /// is the largest sum of squares of a bucket.
+    pub measured: Option<Tensor<1>>,
+    /// Hashes of what was gathered and reduced: from ZeRO-2 on equal on all ranks of the data axis.
+    pub fingerprints: [u64; 2],
+}
+
 impl Gradients {
-    pub(super) fn new(
-        shards: Vec<TrackedTensor>,
-        tokens: u64,
-        invalid_gradients: Vec<InvalidGradient>,
-    ) -> Self {
+    pub(super) fn unscaled(shards: Vec<TrackedTensor>) -> Self {
         Self {
             shards,
-            factor: 1.0 / tokens.max(1) as f64,
-            tokens,
-            invalid_gradients,
+            factor: 1.0,
+            tokens: 0,
+            invalid_gradients: vec![],
         }
     }
 
@@ -95,6 +100,11 @@ impl ModelParallelAllReduce {
         }
         reductions.retain(|(comm, segments)| comm.size() > 1 && !segments.is_empty());
         Ok(Self { reductions })
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.reductions.is_empty()
     }
 
     /// Replaces each partial sum by the sum. Collective: call on all ranks.

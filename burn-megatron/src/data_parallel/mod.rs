@@ -38,7 +38,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
 use crate::choice::KernelSelection;
-use crate::collective::start_all_gather;
+use crate::collective::{start_all_gather, to_f64};
 use crate::comm::ParallelContext;
 use crate::mesh::Grid;
 use crate::nn::fp8::Fp8;
@@ -78,13 +78,14 @@ pub use error::DataParallelError;
 pub use gradient_check::InvalidGradient;
 pub use gradients::Gradients;
 use gradients::ModelParallelAllReduce;
+pub(crate) use gradients::ReductionRecord;
 pub use memory::host_memory;
 pub use memory::{MemoryError, MemoryPlan, MemoryRules, ParseZeroStageError, ZeroStage};
 pub use memory_usage::{MemoryCategory, MemoryUsage, TrackedAllocation};
 use param_and_grad_buffers::ParamAndGradBuffers;
 pub(crate) use segments::{ElementMask, ShardSegment};
 pub use sharding_estimate::ShardingEstimate;
-pub(crate) use sharding_groups::ShardingGroups;
+pub(crate) use sharding_groups::{ShardingGroups, partition_index};
 use sharding_plan::ShardingPlan;
 
 /// A module whose parameters and gradients are replicated or sharded over the data axis.
@@ -102,6 +103,8 @@ pub struct DistributedDataParallel<M> {
     model_parallel: ModelParallelAllReduce,
     shards: Vec<BucketShard>,
     unique_segments: Vec<ShardSegment>,
+    /// See [`GradientCheck::shares`].
+    measured_shares: Vec<(Grid, Tensor<1>)>,
     kernels: KernelSelection,
     fp8: Fp8,
 }
@@ -166,10 +169,16 @@ impl<M: Module> DistributedDataParallel<M> {
         let module = build::move_parameters(module, &table, groups, &buffers)?;
         buffers.plan.reserve_pool();
         buffers.finish_gathers();
+        let plan = &buffers.plan;
+        let model_parallel = ModelParallelAllReduce::new(plan, &table, groups)?;
+        let unique_segments = segments::unique_segments(plan, &table, groups.mesh_rank());
+        let check = plan.check.as_ref().filter(|_| model_parallel.is_empty());
+        let shares = check.and_then(|check| check.shares(plan, &unique_segments));
         Ok(Self {
-            model_parallel: ModelParallelAllReduce::new(&buffers.plan, &table, groups)?,
-            shards: BucketShard::all(&buffers.plan),
-            unique_segments: segments::unique_segments(&buffers.plan, &table, groups.mesh_rank()),
+            measured_shares: shares.unwrap_or_default(),
+            model_parallel,
+            shards: BucketShard::all(plan),
+            unique_segments,
             module,
             table: Arc::new(table),
             position,
@@ -282,17 +291,30 @@ impl<M: Module> DistributedDataParallel<M> {
     ///
     /// [`DataParallelError`] if a backward is missing, the ranks ran differently, or a collective fails.
     pub fn reduce(&mut self, tokens: u64) -> Result<Gradients, DataParallelError> {
+        let (mut gradients, record) = self.reduce_unscaled()?;
+        gradients.tokens = self.total_tokens(tokens, record.fingerprints)?;
+        gradients.scale(1.0 / gradients.tokens.max(1) as f64);
+        let measured = record.measured.map(to_f64);
+        gradients.invalid_gradients =
+            measured.map_or(vec![], |measured| self.invalid_gradients(&measured));
+        Ok(gradients)
+    }
+
+    /// As [`reduce`](Self::reduce), without exchanging the tokens or reading anything from the device: the
+    /// gradients have the factor 1, and neither tokens nor invalid gradients.
+    pub(crate) fn reduce_unscaled(
+        &mut self,
+    ) -> Result<(Gradients, ReductionRecord), DataParallelError> {
         let _span = tracing::debug_span!("reduce_gradients").entered();
         let plan = &self.buffers.plan;
         let prefetches = self.buffers.parameters().end_step(plan);
         let mut reduced = self.buffers.gradients().finish(plan)?;
-        let tokens = self.total_tokens(tokens, [prefetches, reduced.fingerprint])?;
         self.model_parallel.apply(&mut reduced.shards);
-        Ok(Gradients::new(
-            reduced.shards,
-            tokens,
-            reduced.invalid_gradients,
-        ))
+        let record = ReductionRecord {
+            measured: reduced.measured,
+            fingerprints: [prefetches, reduced.fingerprint],
+        };
+        Ok((Gradients::unscaled(reduced.shards), record))
     }
 
     /// The tokens of all ranks. From ZeRO-2 on, `fingerprints` must be equal on all of them.
@@ -300,16 +322,20 @@ impl<M: Module> DistributedDataParallel<M> {
         let data = &self.buffers.plan.dense.data;
         let own = [tokens, fingerprints[0], fingerprints[1]].map(|x| x as i64);
         let all: Vec<i64> = data.all_gather(own.to_vec().into())?.into_vec();
-        let stage = self.config().zero_stage;
-        let differs = |other: &[i64]| stage >= ZeroStage::Gradients && other[1..] != own[1..];
+        let differs = |other: &[i64]| other[1..] != own[1..];
         if let Some(other) = all.chunks(3).position(differs) {
-            return Err(DataParallelError::OrderMismatch {
-                rank: self.groups.rank(),
-                other: data.group().ranks()[other],
-                stage,
-            });
+            self.check_order(data.group().ranks()[other])?;
         }
         Ok(all.chunks(3).map(|rank| rank[0] as u64).sum())
+    }
+
+    /// Fails if this rank may not use its parameters in another order than rank `other` of the data axis.
+    pub(crate) fn check_order(&self, other: usize) -> Result<(), DataParallelError> {
+        let (rank, stage) = (self.groups.rank(), self.config().zero_stage);
+        if stage < ZeroStage::Gradients {
+            return Ok(());
+        }
+        Err(DataParallelError::OrderMismatch { rank, other, stage })
     }
 
     /// Gradients from given values, instead of a [`backward`](Self::backward): this rank's part of each
@@ -329,6 +355,15 @@ impl<M: Module> DistributedDataParallel<M> {
     /// The gradient of each parameter, gathered over the data axis: `[elements]` of this model-parallel rank's
     /// part, in the order of the table. Collective: call on all ranks of the data axis.
     pub fn full_gradients(&self, gradients: &Gradients) -> Vec<Tensor<1>> {
+        self.full_gradients_times(gradients, gradients.factor())
+    }
+
+    /// The sums of each parameter's gradient times `factor`, gathered as in [`Self::full_gradients`].
+    pub(crate) fn full_gradients_times(
+        &self,
+        gradients: &Gradients,
+        factor: f64,
+    ) -> Vec<Tensor<1>> {
         let plan = &self.buffers.plan;
         let buckets: Vec<_> = gradients
             .sums()
@@ -338,7 +373,7 @@ impl<M: Module> DistributedDataParallel<M> {
         let gradient = |index| {
             let (number, range) = plan.location(index);
             let sum: Tensor<1> = buckets[number].clone().slice([range]);
-            sum.mul_scalar(gradients.factor())
+            sum.mul_scalar(factor)
         };
         (0..plan.parameters.len()).map(gradient).collect()
     }

@@ -49,7 +49,10 @@ pub(super) fn gradients_of(
         plan.track(shard, MemoryCategory::Gradients)
     };
     let shards = (0..plan.buckets()).map(shard).collect();
-    Ok(Gradients::new(shards, tokens, vec![]))
+    let mut gradients = Gradients::unscaled(shards);
+    gradients.tokens = tokens;
+    gradients.scale(1.0 / tokens.max(1) as f64);
+    Ok(gradients)
 }
 
 /// Compares replicated parameters bit by bit. Collective: call on all ranks of the stage.

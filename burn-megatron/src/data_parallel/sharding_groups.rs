@@ -88,9 +88,13 @@ impl ShardingGroups {
 
     /// The index of the partition that belongs to a rank of the group.
     pub fn partition_index(&self, rank: usize) -> usize {
-        let (shards, replicas) = (self.shard.size(), self.replicas.size());
-        rank % shards * replicas + rank / shards
+        partition_index(rank, self.shard.size(), self.replicas.size())
     }
+}
+
+/// The index of the partition of a rank, in a data-parallel group with `replicas` copies over `shards` ranks each.
+pub(crate) fn partition_index(rank: usize, shards: usize, replicas: usize) -> usize {
+    rank % shards * replicas + rank / shards
 }
 
 fn nth_chunk(index: usize, elements: usize) -> Range<usize> {

@@ -10,6 +10,7 @@ use burn_megatron_kernels::flat::{self, Ranges};
 
 use super::config::DataParallelConfig;
 use super::error::DataParallelError;
+use super::gradient_check::GradientCheck;
 use super::layout::{BufferLayout, ParameterSlice};
 use super::memory::{MemoryPlan, MemoryRules, ZeroStage};
 use super::memory_usage::{MemoryCategory, MemoryUsage, TrackedTensor};
@@ -31,6 +32,8 @@ pub(crate) struct ShardingPlan {
     pub dense: ShardingGroups,
     pub expert: Option<ShardingGroups>,
     pub config: DataParallelConfig,
+    /// The check of the gradients before their reduction, if there is one.
+    pub check: Option<GradientCheck>,
     pub device: Device,
     pub pool: Arc<BufferPool>,
     pub usage: MemoryUsage,

@@ -3,7 +3,9 @@
 use burn::module::Module;
 use burn::optim::AdamWConfig as BurnAdamWConfig;
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron_kernels::adamw::{AdamWBuffers, AdamWStep, Blocks, DECAY_BLOCK, Decay, adamw};
+use burn_megatron_kernels::adamw::{
+    AdamWBuffers, AdamWStep, Blocks, DECAY_BLOCK, Decay, adamw, adamw_with_outcome,
+};
 
 use super::element_wise::ElementWise;
 use super::group_segments::{self, GroupSegment};
@@ -99,6 +101,50 @@ impl ParallelAdamW {
 }
 
 impl ParallelAdamW {
+    /// Whether [`step_with_outcome`](Self::step_with_outcome) can be called.
+    pub(crate) fn is_fused(&self) -> bool {
+        matches!(self.implementation, AdamWImpl::Fused(_))
+    }
+
+    /// The hyperparameters of a step after `taken` taken steps.
+    pub(crate) fn hyperparameters(config: &AdamWConfig, rate: f64, taken: u64) -> AdamWStep {
+        AdamWStep {
+            rate,
+            beta1: config.beta1,
+            beta2: config.beta2,
+            epsilon: config.epsilon,
+            weight_decay: config.weight_decay,
+            step: taken + 1,
+            gradient_scale: 1.0,
+        }
+    }
+
+    /// Updates the parameters if the outcome of the step says so, by the numbers in it. The outcome is on the
+    /// device; [`record_taken`](Self::record_taken) follows once it is known. Collective: call on all ranks.
+    ///
+    /// # Panics
+    ///
+    /// If the optimizer is not fused.
+    pub(crate) fn step_with_outcome<M: Module>(
+        &mut self,
+        outcome: &Tensor<1>,
+        ddp: &mut DistributedDataParallel<M>,
+        gradients: Gradients,
+    ) {
+        let _span = tracing::debug_span!("optimizer_step").entered();
+        match &mut self.implementation {
+            AdamWImpl::Fused(fused) => fused.step_with_outcome(outcome, ddp, gradients),
+            AdamWImpl::Burn(_) => unreachable!("only the fused AdamW reads an outcome"),
+        }
+    }
+
+    /// Sets the number of taken steps, after steps by an outcome.
+    pub(crate) fn record_taken(&mut self, taken: u64) {
+        if let AdamWImpl::Fused(fused) = &mut self.implementation {
+            fused.steps = taken;
+        }
+    }
+
     /// Both moments of this rank's shard of a bucket; zeros before the first step.
     pub(crate) fn moments<M: Module>(
         &self,
@@ -160,18 +206,26 @@ impl FusedAdamW {
         ddp: &mut DistributedDataParallel<M>,
         gradients: Gradients,
     ) {
-        self.steps += 1;
         let step = AdamWStep {
-            rate: learning_rate,
-            beta1: self.config.beta1,
-            beta2: self.config.beta2,
-            epsilon: self.config.epsilon,
-            weight_decay: self.config.weight_decay,
-            step: self.steps,
             gradient_scale: gradients.factor(),
+            ..ParallelAdamW::hyperparameters(&self.config, learning_rate, self.steps)
         };
+        self.steps += 1;
         ddp.step_buckets(gradients, |bucket| {
-            self.buckets[bucket.number].step(&step, bucket)
+            self.buckets[bucket.number].step(&step, None, bucket)
+        });
+    }
+
+    fn step_with_outcome<M: Module>(
+        &mut self,
+        outcome: &Tensor<1>,
+        ddp: &mut DistributedDataParallel<M>,
+        gradients: Gradients,
+    ) {
+        // The outcome has rate and step number.
+        let step = ParallelAdamW::hyperparameters(&self.config, 0.0, 0);
+        ddp.step_buckets(gradients, |bucket| {
+            self.buckets[bucket.number].step(&step, Some(outcome), bucket)
         });
     }
 }
@@ -194,7 +248,12 @@ impl FusedBucket {
         }
     }
 
-    fn step(&mut self, step: &AdamWStep, bucket: BucketStep<'_>) -> SteppedBucket {
+    fn step(
+        &mut self,
+        step: &AdamWStep,
+        outcome: Option<&Tensor<1>>,
+        bucket: BucketStep<'_>,
+    ) -> SteppedBucket {
         let nothing = || Tensor::empty([0], &bucket.master.device());
         let buffers = AdamWBuffers {
             first: std::mem::replace(&mut self.first, nothing()),
@@ -202,7 +261,13 @@ impl FusedBucket {
             master: bucket.master,
         };
         let model = bucket.shard.model_dtype;
-        let (buffers, model) = adamw(buffers, bucket.gradient, &self.decay, step, model);
+        let (gradient, decay) = (bucket.gradient, &self.decay);
+        let (buffers, model) = match outcome {
+            None => adamw(buffers, gradient, decay, step, model),
+            Some(outcome) => {
+                adamw_with_outcome(buffers, gradient, decay, step, outcome.clone(), model)
+            }
+        };
         self.first = buffers.first;
         self.second = buffers.second;
         let master = buffers.master;

@@ -12,6 +12,7 @@ pub mod groups;
 mod loss_scale;
 mod norm;
 mod step_count;
+mod step_statistics;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +24,9 @@ pub use loss_scale::{
 };
 pub use norm::{all_finite, count_zeros, global_norm};
 pub use step_count::{StepCount, TooManySkips};
+pub(crate) use step_statistics::{
+    OutcomeSettings, RankStatistics, StepReading, StepStatistics, order_of_squares,
+};
 
 /// Settings of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -25,25 +25,34 @@ pub fn global_norm<M: Module>(
     ddp: &DistributedDataParallel<M>,
 ) -> Result<f64, CommError> {
     let _span = tracing::debug_span!("gradient_norm").entered();
-    let fused = ddp.kernels().is_fused(Operation::Optimizer);
-    let squares = |grid| {
-        let values = unique_values(gradients, ddp, grid);
-        sum_of_squares(values.map(|(value, _)| value).collect(), fused)
-    };
+    let squares = |grid| squares(gradients, ddp, grid).map_or(0.0, Tensor::into_scalar::<f64>);
     let norm = sum_over_model(squares, ddp)?.sqrt();
-    let is_f64 = gradients.sums().any(|sum| sum.dtype() == DType::F64);
-    let norm = if is_f64 { norm } else { f64::from(norm as f32) };
+    let norm = if rounds_norm(gradients) {
+        f64::from(norm as f32)
+    } else {
+        norm
+    };
     Ok(norm * gradients.factor())
 }
 
-/// The sum of the squares of all elements, in f64 on a device that has it.
-fn sum_of_squares(mut parts: Vec<Tensor<1>>, fused: bool) -> f64 {
-    let Some(first) = parts.first() else {
-        return 0.0;
-    };
-    let device = first.device();
+/// Whether the norm is rounded to f32.
+pub(super) fn rounds_norm(gradients: &Gradients) -> bool {
+    !gradients.sums().any(|sum| sum.dtype() == DType::F64)
+}
+
+/// The sum of the squares of the elements of a grid that this rank accounts for, `[1]`, in f64 on a device that has
+/// it; `None` if it accounts for none.
+pub(super) fn squares<M: Module>(
+    gradients: &Gradients,
+    ddp: &DistributedDataParallel<M>,
+    grid: Grid,
+) -> Option<Tensor<1>> {
+    let fused = ddp.kernels().is_fused(Operation::Optimizer);
+    let values = unique_values(gradients, ddp, grid);
+    let mut parts: Vec<_> = values.map(|(value, _)| value).collect();
+    let device = parts.first()?.device();
     let in_f64 = device == Device::flex();
-    let sum = match (fused, in_f64) {
+    Some(match (fused, in_f64) {
         (true, true) => {
             // The sum has the widest dtype of the parts.
             parts.push(Tensor::empty([0], (&device, DType::F64)));
@@ -55,8 +64,7 @@ fn sum_of_squares(mut parts: Vec<Tensor<1>>, fused: bool) -> f64 {
             composed::sum_of_squares_of(&wide.collect::<Vec<_>>())
         }
         (false, false) => composed::sum_of_squares_of(&parts),
-    };
-    sum.into_scalar::<f64>()
+    })
 }
 
 /// The number of zeros in the whole model's gradient, the same on every rank. Collective: call on all ranks.

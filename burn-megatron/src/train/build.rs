@@ -1,13 +1,16 @@
 //! Builds a trainer, with one pipeline stage or several.
 
+use std::sync::Arc;
+
 use burn::tensor::Device;
 
 use super::config::{ConfigError, TrainConfig};
+use super::losses::losses_of_step;
 use super::{LanguageModel, TrainError, Trainer};
 use crate::comm::ParallelContext;
 use crate::data_parallel::DistributedDataParallel;
 use crate::nn::ParallelModule;
-use crate::optim::{LossScaler, ParallelAdamW, StepCount};
+use crate::optim::{LossScaler, ParallelAdamW, StepCount, order_of_squares};
 use crate::pipeline::engine::DeferredWgrad;
 use crate::pipeline::schedule::Schedule;
 use crate::pipeline::schedule_of;
@@ -81,8 +84,12 @@ impl<M: LanguageModel> Trainer<M> {
         config: &TrainConfig,
         pipeline: PipelineConfig,
     ) -> Result<Self, TrainError> {
+        let optimizer = ParallelAdamW::new(&config.optimizer, &ddp)?;
+        let losses = losses_of_step(&pipeline.schedule, ddp.module().loss_terms());
         Ok(Self {
-            optimizer: ParallelAdamW::new(&config.optimizer, &ddp)?,
+            defers: optimizer.is_fused() && *device != Device::flex(),
+            squares: Arc::new(order_of_squares(&ddp, losses)),
+            optimizer,
             scaler: LossScaler::new(&config.loss_scale()).map_err(ConfigError::from)?,
             count: StepCount::default(),
             learning_rates: config.learning_rates().map_err(ConfigError::from)?,

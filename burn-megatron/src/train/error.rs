@@ -25,6 +25,11 @@ pub enum TrainError {
     /// An error of the optimizer.
     #[error(transparent)]
     Optimizer(#[from] OptimizerError),
+    /// Deferred readings with an optimizer that does not read the outcome of a step on the device.
+    #[error(
+        "deferred readings need the fused AdamW, but the optimizer of this run is unfused; fuse it, or do not defer"
+    )]
+    Unfused,
     /// Too many consecutive steps were skipped.
     #[error(transparent)]
     Skips(#[from] TooManySkips),

@@ -1,9 +1,11 @@
 //! The losses of a step or an evaluation: sums over tokens, and their means.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use super::metrics::{Minimised, bits_per_byte};
+use crate::collective::to_f64;
 use crate::nn::{LossTerm, Losses};
+use crate::pipeline::schedule::Schedule;
 
 /// Sums over tokens: the objective and, if it has terms, the cross-entropy and each term.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,32 +14,30 @@ pub(super) struct LossSums(pub Vec<f64>);
 impl LossSums {
     /// Zeros, for an objective with these terms.
     pub fn new(terms: &[LossTerm]) -> Self {
-        let parts = if terms.is_empty() { 0 } else { 1 + terms.len() };
-        Self(vec![0.0; 1 + parts])
+        Self(vec![0.0; 1 + parts_of(terms)])
+    }
+
+    /// The sums of the losses of a rank in a step: `values` are the objectives of its micro-batches, then the parts of
+    /// each.
+    pub fn of_rank(values: &[f64], micro_batches: usize, terms: &[LossTerm]) -> Self {
+        let mut sums = Self::new(terms);
+        let (objectives, parts) = values.split_at(micro_batches);
+        sums.0[0] = objectives.iter().sum();
+        let (_, of_parts) = sums.0.split_at_mut(1);
+        for parts in parts.chunks(of_parts.len().max(1)) {
+            for (sum, part) in of_parts.iter_mut().zip(parts) {
+                *sum += part;
+            }
+        }
+        sums
     }
 
     /// Adds the losses of some tokens, times `weight`.
     pub fn add_losses(&mut self, losses: Losses, weight: f64) {
         let parts = losses.sums_of_parts();
-        let objective = losses.objective.sum().into_scalar::<f64>();
-        self.add(objective, parts, weight);
-    }
-
-    /// Adds the sum of an objective and those of its [parts](Losses::sums_of_parts).
-    pub fn add(&mut self, objective: f64, parts: Option<Tensor<1>>, weight: f64) {
-        self.0[0] += weight * objective;
-        self.add_parts(parts, weight);
-    }
-
-    /// Adds only the sums of the parts.
-    pub fn add_parts(&mut self, parts: Option<Tensor<1>>, weight: f64) {
-        let parts = parts.map_or(vec![], values);
-        assert_eq!(
-            1 + parts.len(),
-            self.0.len(),
-            "a model must return the loss terms that `loss_terms` names"
-        );
-        for (sum, part) in self.0[1..].iter_mut().zip(parts) {
+        check_parts(parts.as_ref(), self.0.len() - 1);
+        self.0[0] += weight * losses.objective.sum().into_scalar::<f64>();
+        for (sum, part) in self.0[1..].iter_mut().zip(parts.map_or(vec![], to_f64)) {
             *sum += weight * part;
         }
     }
@@ -72,6 +72,25 @@ impl LossSums {
     }
 }
 
+/// The number of [parts](Losses::sums_of_parts) of an objective with these terms.
+pub(super) fn parts_of(terms: &[LossTerm]) -> usize {
+    if terms.is_empty() { 0 } else { 1 + terms.len() }
+}
+
+/// The losses of a step: the objective of each micro-batch, and its parts.
+pub(super) fn losses_of_step(schedule: &Schedule, terms: &[LossTerm]) -> usize {
+    schedule.micro_batches() * (1 + parts_of(terms))
+}
+
+/// Checks that a model returned as many parts as it names.
+pub(super) fn check_parts(parts: Option<&Tensor<1>>, expected: usize) {
+    assert_eq!(
+        parts.map_or(0, |parts| parts.dims()[0]),
+        expected,
+        "a model must return the loss terms that `loss_terms` names"
+    );
+}
+
 /// The means over the tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct MeanLoss {
@@ -99,13 +118,5 @@ impl MeanLoss {
 
     pub fn bits_per_byte(&self, bytes_per_token: f64) -> f64 {
         bits_per_byte(self.loss, bytes_per_token)
-    }
-}
-
-fn values(tensor: Tensor<1>) -> Vec<f64> {
-    let data = tensor.into_data().convert_dtype(DType::F64);
-    match data.try_into_vec() {
-        Ok(values) => values,
-        Err(error) => unreachable!("converted to f64: {error:?}"),
     }
 }

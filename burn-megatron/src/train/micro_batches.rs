@@ -7,7 +7,7 @@ use std::sync::Arc;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::config::TrainConfig;
-use super::losses::LossSums;
+use super::losses::{check_parts, losses_of_step, parts_of};
 use super::{LanguageModel, Tokens, Trainer};
 use crate::comm::CommError;
 use crate::data::{Batch, DataError, Prefetcher, Samples};
@@ -35,13 +35,14 @@ impl<M: LanguageModel> Trainer<M> {
         Prefetcher::new(samples, numbers, ready)
     }
 
-    /// Runs the forwards and backwards of a step in the order of the schedule; returns the sums of the losses
-    /// on the rank of the last stage, zeros on others.
+    /// Runs the forwards and backwards of a step in the order of the schedule, with a loss scale on the device or
+    /// that of the scaler; returns the losses on the rank of the last stage, none on others.
     pub(super) fn run_batches(
         &mut self,
         batches: &[Batch],
         step: usize,
-    ) -> Result<LossSums, EngineError> {
+        loss_scale: Option<Tensor<1>>,
+    ) -> Result<StepLosses, EngineError> {
         let sink = self.ddp.sink();
         let stages = TrainStages {
             ddp: &self.ddp,
@@ -53,17 +54,22 @@ impl<M: LanguageModel> Trainer<M> {
             parts: RefCell::default(),
         };
         let pipeline = self.ddp.groups().pipeline();
-        let run = Engine::new(&self.schedule, pipeline, &self.device, &*sink)?
-            .with_deferred_wgrad(self.deferred_wgrad)
-            .with_loss_scale(self.scaler.scale())
-            .run(&stages)?;
-        let mut sums = LossSums::new(self.ddp.module().loss_terms());
-        sums.0[0] = run.loss;
+        let engine = Engine::new(&self.schedule, pipeline, &self.device, &*sink)?
+            .with_deferred_wgrad(self.deferred_wgrad);
+        let engine = match loss_scale {
+            Some(scale) => engine.with_device_loss_scale(scale),
+            None => engine.with_loss_scale(self.scaler.scale()),
+        };
+        let run = engine.run(&stages)?;
+        let terms = self.ddp.module().loss_terms();
+        let mut losses = run.losses;
         for parts in stages.parts.into_inner() {
-            sums.add_parts(parts, 1.0);
+            check_parts(parts.as_ref(), parts_of(terms));
+            losses.extend(parts);
         }
         self.events = run.events;
-        Ok(sums)
+        let count = losses_of_step(&self.schedule, terms);
+        Ok(StepLosses { losses, count })
     }
 
     /// By stage, its pipeline rank.
@@ -80,6 +86,14 @@ impl<M: LanguageModel> Trainer<M> {
             module.hidden(stage, input, tokens)
         })
     }
+}
+
+/// The losses of the micro-batches of a step, without autodiff: their objectives, `[1]` each, then the parts of each.
+pub(super) struct StepLosses {
+    /// None on ranks without the last stage.
+    pub losses: Vec<Tensor<1>>,
+    /// The elements of the losses on a rank with the last stage.
+    pub count: usize,
 }
 
 /// The sample numbers of each micro-batch of the next `steps` steps, after `before` samples, on the rank whose
@@ -141,7 +155,14 @@ impl<M: LanguageModel> Stage for TrainStages<'_, M> {
         }
         let targets = matrix(&batch.targets, batch, &self.device);
         let losses = model.losses_of(hidden, targets);
-        self.parts.borrow_mut().push(losses.sums_of_parts());
+        let parts = losses.sums_of_parts().map(|parts| {
+            if parts.is_autodiff() {
+                parts.inner()
+            } else {
+                parts
+            }
+        });
+        self.parts.borrow_mut().push(parts);
         StageOutput::Loss(losses.objective.sum())
     }
 }

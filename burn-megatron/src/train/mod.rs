@@ -21,6 +21,7 @@ mod resume;
 pub mod run_folder;
 mod save;
 pub mod schedule;
+mod step;
 mod trainer;
 
 pub use crate::generate::GenerateConfig;

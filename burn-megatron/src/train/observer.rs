@@ -6,6 +6,7 @@ use super::SavedCheckpoint;
 use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use crate::data_parallel::InvalidGradient;
 use crate::nn::ParameterTable;
+use crate::optim::StepReading;
 
 /// An error of an observer, such as a full disk.
 pub type ObserverError = Box<dyn std::error::Error + Send + Sync>;
@@ -14,18 +15,25 @@ pub type ObserverError = Box<dyn std::error::Error + Send + Sync>;
 pub struct StepGradients<'a> {
     /// The step, from 0.
     pub step: usize,
-    /// The norm of the gradients of all parameters on all ranks.
-    pub norm: f64,
     /// The parameters, and how they are placed on the ranks.
     pub table: &'a ParameterTable,
-    /// The invalid gradients that this rank found before the reduction.
-    pub invalid: &'a [InvalidGradient],
+    pub(super) reading: &'a dyn Fn() -> &'a StepReading,
     pub(super) gather: &'a dyn Fn() -> Vec<Tensor<1>>,
 }
 
 impl StepGradients<'_> {
+    /// The norm of the gradients of all parameters on all ranks. Waits for the device.
+    pub fn norm(&self) -> f64 {
+        (self.reading)().norm
+    }
+
+    /// The invalid gradients that this rank found before the reduction. Waits for the device.
+    pub fn invalid(&self) -> &[InvalidGradient] {
+        &(self.reading)().invalid_gradients
+    }
+
     /// The gradient of each parameter, gathered over the data axis: `[elements]` of this model-parallel rank's
-    /// part, in the order of the table. Collective: call on all ranks of the data axis.
+    /// part, in the order of the table. Waits for the device. Collective: call on all ranks of the data axis.
     pub fn full(&self) -> Vec<Tensor<1>> {
         (self.gather)()
     }
@@ -44,7 +52,8 @@ pub trait Observer {
         Ok(())
     }
 
-    /// Called after each step.
+    /// Called after each step, in order; one step later where the run
+    /// [defers](super::Trainer::defer_readings) its readings.
     ///
     /// # Errors
     ///
@@ -68,7 +77,8 @@ pub trait Observer {
         Ok(())
     }
 
-    /// Whether to stop after this step. If any rank returns true, all ranks stop.
+    /// Whether to stop after this step. If any rank returns true, all ranks stop: after the same step, or up to
+    /// three steps later where the run [defers](super::Trainer::defer_readings) its readings.
     fn stop(&self) -> bool {
         false
     }

@@ -103,13 +103,18 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(load_weights(&mut self.ddp, source, leniency)?)
     }
 
-    /// Saves if a checkpoint is due, and reports those that have been published.
-    pub(super) fn save_if_due(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        let Some(saver) = &mut self.saver else {
-            return Ok(());
-        };
-        let (finished, step) = (saver.take_finished(), self.count.made());
-        let is_due = saver.is_due(step) && step < self.config.steps as u64;
+    /// Whether a checkpoint is due after `steps` steps.
+    pub(super) fn is_save_due(&self, steps: u64) -> bool {
+        self.saver.as_ref().is_some_and(|saver| saver.is_due(steps))
+    }
+
+    /// Reports the checkpoints that have been published, and saves another one if `is_due`.
+    pub(super) fn save_if(
+        &mut self,
+        is_due: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let finished = self.saver.as_mut().and_then(Saver::take_finished);
         report_saved(finished, observer)?;
         if is_due {
             report_saved(self.save()?, observer)

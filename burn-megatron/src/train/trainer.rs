@@ -1,23 +1,25 @@
 //! The training loop of one rank.
 
 use std::ops::Range;
-use std::time::Instant;
+use std::sync::Arc;
 
 use burn::tensor::Device;
+use burn_megatron_kernels::adamw::SumOrder;
 
 use super::config::TrainConfig;
 use super::error::TrainError;
 use super::losses::LossSums;
-use super::metrics::{HeldOutMetrics, SkipReason, StepMetrics, StepTiming};
+use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use super::micro_batches::matrix;
 use super::schedule::LrSchedule;
-use super::{LanguageModel, Observer, Saver, StepGradients};
+use super::step::{FinishedStep, LaunchedStep, StepClock};
+use super::{LanguageModel, Observer, Saver};
 use crate::collective::Comm;
 use crate::comm::{CommError, ReduceOp};
 use crate::data::{Batch, Dataset, Samples, Sampling};
-use crate::data_parallel::{DistributedDataParallel, Gradients, ZeroStage};
+use crate::data_parallel::{DistributedDataParallel, ZeroStage};
 use crate::generate::{GenerateConfig, GenerateError, GenerationOutput, Generator};
-use crate::optim::{LossScaler, ParallelAdamW, StepCount, all_finite, count_zeros, global_norm};
+use crate::optim::{LossScaler, ParallelAdamW, StepCount, all_finite};
 use crate::pipeline::engine::{ActionEvent, DeferredWgrad};
 use crate::pipeline::schedule::Schedule;
 use crate::tokenizer::Tokenizer;
@@ -37,13 +39,17 @@ pub struct Trainer<M> {
     pub(super) events: Vec<ActionEvent>,
     /// Of the training data; 1 if unknown.
     pub(super) bytes_per_token: f64,
-    /// The number of samples trained on.
+    /// The number of samples trained on, those of a launched step included.
     pub(super) samples: u64,
     pub(super) saver: Option<Saver>,
     /// The number of steps at the last save or load.
     pub(super) saved_at: u64,
     /// See [`TrainOutcome::diverged`].
     pub(super) diverged: Option<usize>,
+    /// See [`Trainer::defer_readings`].
+    pub(super) defers: bool,
+    /// See [`order_of_squares`](crate::optim::order_of_squares).
+    pub(super) squares: Arc<SumOrder>,
 }
 
 /// How a run ended.
@@ -87,7 +93,25 @@ impl<M: LanguageModel> Trainer<M> {
         &self.events
     }
 
-    /// The number of steps, including those before a resumed checkpoint.
+    /// Sets whether [`fit`](Self::fit) reads the metrics of a step one step later, so that the host never waits for
+    /// the step that it launches. Weights, metrics and checkpoints are the same. The default is true on GPUs, where
+    /// the optimizer is fused; on the CPU there is nothing to wait for.
+    ///
+    /// Whether a step is skipped is then decided on the device: a skipped step still gathers the parameters. Saving,
+    /// evaluation and the end of the run wait for the last step. [`step`](Self::step) waits for its own.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Unfused`] for true with an optimizer that is not fused.
+    pub fn defer_readings(&mut self, defers: bool) -> Result<(), TrainError> {
+        if defers && !self.optimizer.is_fused() {
+            return Err(TrainError::Unfused);
+        }
+        self.defers = defers;
+        Ok(())
+    }
+
+    /// The number of finished steps, including those before a resumed checkpoint.
     pub fn steps(&self) -> usize {
         self.count.made() as usize
     }
@@ -116,23 +140,43 @@ impl<M: LanguageModel> Trainer<M> {
         })?;
         let samples = self.read_ahead(samples, left)?;
         let (mut stopped, mut evaluated) = (false, None);
-        while self.steps() < self.config.steps && !stopped {
-            let started = Instant::now();
-            let metrics = self.step(&samples, observer)?;
-            let timing = self.timing(&metrics, started);
-            observer
-                .step(&metrics, &timing)
-                .map_err(TrainError::Observer)?;
-            let steps = self.steps();
+        let (mut steps, mut pending) = (self.steps(), None);
+        let mut clock = StepClock::start();
+        while steps < self.config.steps && !stopped {
+            let stop = self.defers && observer.stop();
+            let launched = self.launch(&samples, observer, pending.as_ref(), stop)?;
+            steps += 1;
+            if let Some(before) = pending.replace(launched) {
+                stopped = self.report(before, &mut clock, observer)?;
+            }
             let last = steps == self.config.steps;
             let is_due = |every: usize| steps.is_multiple_of(every);
-            evaluated = if !last && self.config.evaluate_every.is_some_and(is_due) {
+            let evaluates = !last && self.config.evaluate_every.is_some_and(is_due);
+            let saves = !last && self.is_save_due(steps as u64);
+            // What follows needs to know whether the step was taken.
+            if (!self.defers || last || stopped || evaluates || saves)
+                && let Some(launched) = pending.take()
+            {
+                stopped |= self.report(launched, &mut clock, observer)?;
+            }
+            evaluated = if evaluates {
                 Some(self.report_held_out(data, observer)?)
             } else {
                 None
             };
-            self.save_if_due(observer)?;
-            stopped = !last && !all_finite(!observer.stop(), self.ddp.groups())?;
+            self.save_if(saves, observer)?;
+            if evaluates || saves {
+                clock = StepClock::start();
+            }
+            stopped = !last
+                && if self.defers {
+                    stopped
+                } else {
+                    !all_finite(!observer.stop(), self.ddp.groups())?
+                };
+            if stopped && let Some(launched) = pending.take() {
+                self.report(launched, &mut clock, observer)?;
+            }
         }
         tracing::debug!(waits = ?samples.stats(), "read ahead");
         self.save_final(observer)?;
@@ -176,126 +220,8 @@ impl<M: LanguageModel> Trainer<M> {
         samples: &dyn Samples,
         observer: &mut dyn Observer,
     ) -> Result<StepMetrics, TrainError> {
-        let step = self.steps();
-        let _span = tracing::info_span!("step", step).entered();
-        self.ddp.groups().world().begin_step(step as u64);
-        let batches = self.batches(samples)?;
-        let tokens = batches.iter().map(Batch::counted).sum();
-        let losses = self.run_batches(&batches, step)?;
-        let scale = self.scaler.scale();
-        let mut gradients = self.ddp.reduce(tokens)?;
-        // Before the weights change: weights that are gathered in FP8 use the scales of the next step.
-        self.ddp.fp8().end_step(self.ddp.groups())?;
-        gradients.scale(1.0 / scale);
-        let norm = global_norm(&gradients, &self.ddp)?;
-        let observed = StepGradients {
-            step,
-            norm,
-            table: self.ddp.table(),
-            invalid: &gradients.invalid_gradients,
-            gather: &|| self.ddp.full_gradients(&gradients),
-        };
-        observer
-            .gradients(&observed)
-            .map_err(TrainError::Observer)?;
-        let losses = LossSums(self.sum_over_model(losses.0)?);
-        let terms = self.ddp.module().loss_terms();
-        let mean = losses.over(gradients.tokens as f64, terms);
-        // Skipped steps do not advance the schedule.
-        let learning_rate = self.learning_rates.lr(self.count.taken as usize);
-        let skip_reason = self.skip_reason(&gradients, mean.is_finite() && norm.is_finite())?;
-        let count_zeros = || count_zeros(&gradients, &self.ddp);
-        let metrics = StepMetrics {
-            step,
-            loss: mean.loss,
-            bits_per_byte: mean.bits_per_byte(self.bytes_per_token),
-            minimised: mean.minimised,
-            gradient_norm: norm,
-            learning_rate,
-            tokens: gradients.tokens,
-            skipped: skip_reason.is_some(),
-            skip_reason,
-            loss_scale: (scale != 1.0).then_some(scale),
-            zeros: self.config.count_zeros.then(count_zeros).transpose()?,
-        };
-        self.samples += self.config.global_batch_size as u64;
-        match skip_reason {
-            // Without targets nothing is known about the run or its loss scale.
-            Some(SkipReason::NoTargets) => self.count.record_without_targets(),
-            _ => {
-                self.scaler.update(skip_reason.is_some());
-                self.count.record(skip_reason.is_none());
-                self.diverged = if mean.is_finite() {
-                    None
-                } else {
-                    self.diverged.or(Some(step))
-                };
-            }
-        }
-        self.check_skips()?;
-        if skip_reason.is_none() {
-            if norm > self.config.clip {
-                gradients.scale(self.config.clip / norm);
-            }
-            self.optimizer.step(learning_rate, &mut self.ddp, gradients);
-        } else {
-            self.ddp.finish_skipped_step();
-        }
-        let every = self.config.check_replicas_every;
-        if every.is_some_and(|every| (step + 1).is_multiple_of(every)) {
-            self.ddp.check_replicas()?;
-        }
-        Ok(metrics)
-    }
-
-    /// Why the step is skipped, if it is. `own` is whether loss and norm are finite on this rank. Collective:
-    /// call on all ranks of the world.
-    ///
-    /// The first rank with invalid gradients logs a warning; with a dynamic loss scale, which is found by
-    /// overflows, only a debug message.
-    fn skip_reason(
-        &self,
-        gradients: &Gradients,
-        own: bool,
-    ) -> Result<Option<SkipReason>, CommError> {
-        let world = self.ddp.groups().world();
-        let (rank, invalid_gradients) = (world.rank(), &gradients.invalid_gradients);
-        let first = if invalid_gradients.is_empty() {
-            world.size()
-        } else {
-            rank
-        };
-        let own = [i64::from(own), first as i64];
-        let all = world.all_reduce(own.to_vec().into(), ReduceOp::Min)?;
-        let all = all.into_vec::<i64>();
-        let (finite, first) = (all[0], all[1]);
-        let step = self.steps();
-        for (number, culprit) in invalid_gradients.iter().enumerate() {
-            let is_first = first == rank as i64 && number == 0;
-            match self.scaler.state() {
-                None if is_first => tracing::warn!(step, "{culprit}"),
-                _ => tracing::debug!(step, "{culprit}"),
-            }
-        }
-        Ok(
-            match (
-                gradients.tokens,
-                finite == 1 && first == world.size() as i64,
-            ) {
-                (0, _) => Some(SkipReason::NoTargets),
-                (_, false) => Some(SkipReason::NotFinite),
-                (_, true) => None,
-            },
-        )
-    }
-
-    /// Returns an error after too many consecutive skipped steps.
-    fn check_skips(&self) -> Result<(), TrainError> {
-        let checked = self.count.check(self.config.skip_limit);
-        checked.map_err(|skips| match self.diverged {
-            Some(step) => TrainError::Diverged { step, skips },
-            None => skips.into(),
-        })
+        let launched = self.launch(samples, observer, None, false)?;
+        Ok(self.finish(launched)?.metrics)
     }
 
     /// The mean loss on held-out text after `steps` updates. Collective: call on all ranks of the world.
@@ -384,8 +310,22 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(comm.all_reduce(values.into(), ReduceOp::Sum)?.into_vec())
     }
 
-    fn timing(&self, metrics: &StepMetrics, started: Instant) -> StepTiming {
-        let seconds = started.elapsed().as_secs_f64();
+    /// Finishes a step, and reports it to the observer; returns whether any rank asked to stop the run.
+    fn report(
+        &mut self,
+        launched: LaunchedStep,
+        clock: &mut StepClock,
+        observer: &mut dyn Observer,
+    ) -> Result<bool, TrainError> {
+        let FinishedStep { metrics, stop } = self.finish(launched)?;
+        let timing = self.timing(&metrics, clock.lap());
+        observer
+            .step(&metrics, &timing)
+            .map_err(TrainError::Observer)?;
+        Ok(stop)
+    }
+
+    fn timing(&self, metrics: &StepMetrics, seconds: f64) -> StepTiming {
         let tokens_per_second = metrics.tokens as f64 / seconds;
         let flops = self.ddp.module().flops_per_token(self.sequence_length());
         StepTiming {

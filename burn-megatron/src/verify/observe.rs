@@ -91,7 +91,7 @@ impl Observer for GradientObserver<'_> {
     fn gradients(&mut self, gradients: &StepGradients<'_>) -> Result<(), ObserverError> {
         let (step, limit) = (gradients.step, self.options.data_parallel.gradient_limit);
         // A training run skips a step with a gradient beyond the limit; here that is an error.
-        if let (Some(limit), Some(culprit)) = (limit, gradients.invalid.first()) {
+        if let (Some(limit), Some(culprit)) = (limit, gradients.invalid().first()) {
             return Err(format!(
                 "gradient_limit = {limit} would skip step {step}, which cannot be compared: {culprit}"
             )

@@ -44,13 +44,12 @@ pub const AIMS: &[Aim] = &[
         ..aim("activation/sums/", 0.90, &[1])
     },
     aim("activation/sums/", 0.90, &[]),
-    aim("adamw/", 0.90, &[4, 5]),
+    aim("adamw/", 0.90, &[4, 5, 6]),
     aim("bias_dropout_add/forward/", 0.90, &[1]),
     aim("bias_dropout_add/backward/", 0.75, &[]),
     aim("column_sum/partials/", 0.90, &[]),
     aim("cross_entropy/gradient/", 0.85, &[1, 2, 3]),
     aim("cross_entropy/", 0.85, &[1]),
-    aim("embedding/segments/", 0.75, &[1]),
     aim("fp8/amax/", 0.85, &[]),
     aim("fp8/quantize/", 0.75, &[]),
     Aim {

@@ -1,8 +1,12 @@
 //! The CubeCL kernels.
 
+mod outcome;
+mod segments;
 mod squares;
 mod update;
 
+pub(super) use outcome::step_outcome;
+pub(super) use segments::largest_sums;
 pub(super) use squares::sum_of_squares;
 pub(super) use update::update;
 
@@ -12,5 +16,7 @@ use crate::cube::instance::{AotInstance, AotTarget};
 pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     let mut all = update::aot_instances(target);
     all.extend(squares::aot_instances(target));
+    all.extend(segments::aot_instances(target));
+    all.push(outcome::aot_instance(target));
     all
 }

@@ -8,6 +8,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use crate::adamw::DECAY_BLOCK;
+use crate::adamw::outcome::elements::{DECAY, FACTOR, KIND, ROOT, SIZE};
 use crate::adamw::update::StepScalars;
 use crate::cube::instance::{AotInstance, AotTarget, kernel, sequence, types};
 use crate::cube::{RowPlan, empty, grid, own};
@@ -17,7 +18,8 @@ const UNITS: u32 = 256;
 
 /// The hyperparameters are runtime arguments: no step compiles a new kernel.
 ///
-/// `factors`: those of the decay, then those of the learning rate; `offset_in_block`: the offset of
+/// `outcome`: at most one, whose numbers replace `scale`, `size` and `root`, and are multiplied by `decay`; with it
+/// nothing changes if the step is skipped. `factors`: those of the decay, then those of the learning rate; `offset_in_block`: the offset of
 /// the first element in its block, a multiple of `N`. Products that are added use explicit `fma`,
 /// so that the compiler has no choice and vectors of all lengths give the same bits.
 #[cube(launch_unchecked)]
@@ -26,6 +28,7 @@ fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
     first: &mut [Vector<M, N>],
     second: &mut [Vector<M, N>],
     gradient: &[Vector<G, N>],
+    outcome: &Sequence<OwnedTensor<f32>>,
     factors: &Sequence<OwnedTensor<f32>>,
     model: &mut Sequence<OwnedTensor<Vector<C, N>>>,
     scale: f32,
@@ -43,41 +46,55 @@ fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
 ) {
     let at = CUBE_POS * UNITS as usize + UNIT_POS as usize;
     if at < vectors as usize {
-        let g = Vector::<f32, N>::cast_from(gradient[at]) * Vector::new(scale);
-        let m = fma(
-            Vector::<f32, N>::cast_from(first[at]),
-            Vector::new(beta1),
-            g * Vector::new(rest1),
-        );
-        let v = fma(
-            Vector::<f32, N>::cast_from(second[at]),
-            Vector::new(beta2),
-            g * g * Vector::new(rest2),
-        );
-        first[at] = Vector::cast_from(m);
-        second[at] = Vector::cast_from(v);
-        let below = fma(v.sqrt(), Vector::new(root), Vector::new(epsilon));
-        let zero = Vector::<f32, N>::new(0.0f32);
+        let mut skipped = 0.0f32;
+        let mut scale = scale;
         let mut size = size;
+        let mut root = root;
         let mut decay = decay;
         #[unroll]
-        for i in 0..factors.len() {
-            let block = (at * N::value() + offset_in_block as usize) / DECAY_BLOCK;
-            let factor = factors.index(i).as_slice()[block];
-            decay *= factor;
-            if comptime!(i == 1) {
-                size *= factor;
-            }
+        for i in 0..outcome.len() {
+            let numbers = outcome.index(i).as_slice();
+            skipped = numbers[KIND];
+            scale = numbers[FACTOR];
+            size = numbers[SIZE];
+            root = numbers[ROOT];
+            decay *= numbers[DECAY];
         }
-        let w = master[at];
-        // With an epsilon of 0 it is 0 where no gradient has been, as in rows that are not used.
-        let change = select_many(below.equal(&zero), zero, Vector::new(size) * m / below);
-        let changed = w - fma(Vector::new(decay), w, change);
-        master[at] = changed;
+        let mut weights = master[at];
+        if skipped == 0.0f32 {
+            let g = Vector::<f32, N>::cast_from(gradient[at]) * Vector::new(scale);
+            let m = fma(
+                Vector::<f32, N>::cast_from(first[at]),
+                Vector::new(beta1),
+                g * Vector::new(rest1),
+            );
+            let v = fma(
+                Vector::<f32, N>::cast_from(second[at]),
+                Vector::new(beta2),
+                g * g * Vector::new(rest2),
+            );
+            first[at] = Vector::cast_from(m);
+            second[at] = Vector::cast_from(v);
+            let below = fma(v.sqrt(), Vector::new(root), Vector::new(epsilon));
+            let zero = Vector::<f32, N>::new(0.0f32);
+            #[unroll]
+            for i in 0..factors.len() {
+                let block = (at * N::value() + offset_in_block as usize) / DECAY_BLOCK;
+                let factor = factors.index(i).as_slice()[block];
+                decay *= factor;
+                if comptime!(i == 1) {
+                    size *= factor;
+                }
+            }
+            // With an epsilon of 0 it is 0 where no gradient has been, as in rows that are not used.
+            let change = select_many(below.equal(&zero), zero, Vector::new(size) * m / below);
+            weights -= fma(Vector::new(decay), weights, change);
+            master[at] = weights;
+        }
         #[unroll]
         for i in 0..model.len() {
             let copy = model.index_mut(i);
-            copy.as_mut_slice()[at] = Vector::cast_from(changed);
+            copy.as_mut_slice()[at] = Vector::cast_from(weights);
         }
     }
 }
@@ -85,6 +102,7 @@ fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
 /// See [`AdamWOp`](crate::adamw::update::AdamWOp) for the inputs.
 pub(in crate::adamw) fn update(
     inputs: Vec<CubeTensor>,
+    outcome: Option<CubeTensor>,
     offset_in_block: usize,
     numbers: &StepScalars,
     model: Option<DType>,
@@ -117,6 +135,10 @@ pub(in crate::adamw) fn update(
             first.clone().into_buffer_arg(),
             second.clone().into_buffer_arg(),
             gradient.clone().into_buffer_arg(),
+            outcome
+                .into_iter()
+                .map(CubeTensor::into_tensor_arg)
+                .collect(),
             factors
                 .into_iter()
                 .map(CubeTensor::into_tensor_arg)
@@ -141,7 +163,7 @@ pub(in crate::adamw) fn update(
     outputs
 }
 
-/// Moments in f32 and bf16, gradients in every type, copies of the weights in the type of the
+/// Moments in f32 and bf16, gradients in every type, an outcome, copies of the weights in the type of the
 /// gradient, factors of the decay and of the rate.
 pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     let [(_, single, vector), _, (_, brain, _)] = types();
@@ -164,7 +186,7 @@ fn instance(target: &AotTarget, name: &str, vector: usize, dtypes: [ElemType; 3]
         name.to_string(),
         kernel!(
             target, UNITS, adamw_kernel::AdamwKernel
-            [_ _ _ _ (sequence(2)) (sequence(1)) _ _ _ _ _ _ _ _ _ _ _]
+            [_ _ _ _ (sequence(1)) (sequence(2)) (sequence(1)) _ _ _ _ _ _ _ _ _ _ _]
             (vector, dtypes)
         ),
     )

@@ -6,6 +6,7 @@ use super::*;
 use crate::testing::{Input, devices};
 
 mod cut;
+mod outcome;
 mod unused;
 
 fn flat(length: usize, phase: f64, device: &Device, dtype: DType) -> Tensor<1> {

@@ -22,7 +22,7 @@ mod state;
 mod tests;
 
 pub use forward_only::forward_only;
-use state::EngineState;
+use state::{EngineState, LossFactor};
 
 /// The stages of one rank.
 pub trait Stage {
@@ -58,13 +58,21 @@ pub struct ActionEvent {
 /// The result of a run on one rank.
 #[derive(Clone, Debug)]
 pub struct EngineRun {
-    /// The sum of the losses of the micro-batches; 0 on ranks without the last stage.
-    pub loss: f64,
+    /// The losses of the micro-batches, `[1]` each, without autodiff; none on ranks without the last stage.
+    pub losses: Vec<Tensor<1>>,
     /// The actions, in order.
     pub events: Vec<ActionEvent>,
     /// The peak number of live stage-activations on this rank, counted as by
     /// [`ActivationReport::peak_activations`](super::schedule::ActivationReport::peak_activations).
     pub peak_activations: usize,
+}
+
+impl EngineRun {
+    /// The sum of the losses, read from the device; 0 on ranks without the last stage.
+    pub fn loss(&self) -> f64 {
+        let losses = self.losses.iter();
+        losses.map(|loss| loss.clone().into_scalar::<f64>()).sum()
+    }
 }
 
 /// Why a schedule cannot be run, or failed.
@@ -144,6 +152,7 @@ pub struct Engine<'a> {
     sink: &'a dyn DeferringSink,
     deferred_wgrad: Option<DeferredWgrad>,
     loss_scale: f64,
+    device_loss_scale: Option<Tensor<1>>,
 }
 
 /// A weight whose gradient the last stage defers to the cool-down.
@@ -183,6 +192,7 @@ impl<'a> Engine<'a> {
             sink,
             deferred_wgrad: None,
             loss_scale: 1.0,
+            device_loss_scale: None,
         })
     }
 
@@ -194,9 +204,15 @@ impl<'a> Engine<'a> {
         self
     }
 
-    /// Multiplies the losses by `loss_scale` for the backward; [`EngineRun::loss`] stays unscaled.
+    /// Multiplies the losses by `loss_scale` for the backward; [`EngineRun::losses`] stay unscaled.
     pub fn with_loss_scale(mut self, loss_scale: f64) -> Self {
         self.loss_scale = loss_scale;
+        self
+    }
+
+    /// As [`with_loss_scale`](Self::with_loss_scale), by a number that is on the device, `[1]`.
+    pub fn with_device_loss_scale(mut self, loss_scale: Tensor<1>) -> Self {
+        self.device_loss_scale = Some(loss_scale);
         self
     }
 
@@ -215,7 +231,10 @@ impl<'a> Engine<'a> {
             &self.device,
             self.sink,
             self.deferred_wgrad,
-            self.loss_scale,
+            LossFactor {
+                number: self.loss_scale,
+                tensor: self.device_loss_scale.clone(),
+            },
         );
         let mut events = vec![];
         let last = self.schedule.stages() - 1;
@@ -245,8 +264,8 @@ impl<'a> Engine<'a> {
             source: Box::new(source),
         })?;
         Ok(EngineRun {
-            loss: state.loss(),
             peak_activations: state.peak_activations(),
+            losses: state.into_losses(),
             events,
         })
     }

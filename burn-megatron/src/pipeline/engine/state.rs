@@ -22,6 +22,12 @@ struct StageGraph {
     input: Option<Tensor<3>>,
 }
 
+/// The factor of the losses in the backward: a tensor `[1]` where there is one, or a number.
+pub(super) struct LossFactor {
+    pub number: f64,
+    pub tensor: Option<Tensor<1>>,
+}
+
 pub(super) struct EngineState<'a> {
     schedule: &'a Schedule,
     device: &'a Device,
@@ -37,7 +43,7 @@ pub(super) struct EngineState<'a> {
     losses: Vec<Tensor<1>>,
     peak: usize,
     deferred_wgrad: Option<DeferredWgrad>,
-    loss_scale: f64,
+    loss_factor: LossFactor,
     /// Gradients of the weight that is deferred to the cool-down.
     deferred_wgrads: Vec<Deferred>,
 }
@@ -49,7 +55,7 @@ impl<'a> EngineState<'a> {
         device: &'a Device,
         sink: &'a dyn DeferringSink,
         deferred_wgrad: Option<DeferredWgrad>,
-        loss_scale: f64,
+        loss_factor: LossFactor,
     ) -> Self {
         Self {
             schedule,
@@ -63,17 +69,14 @@ impl<'a> EngineState<'a> {
             losses: vec![],
             peak: 0,
             deferred_wgrad,
-            loss_scale,
+            loss_factor,
             deferred_wgrads: vec![],
         }
     }
 
-    /// The sum of the losses of all micro-batches.
-    pub fn loss(&self) -> f64 {
+    /// The losses of all micro-batches.
+    pub fn into_losses(self) -> Vec<Tensor<1>> {
         self.losses
-            .iter()
-            .map(|loss| loss.clone().into_scalar::<f64>())
-            .sum()
     }
 
     pub fn peak_activations(&self) -> usize {
@@ -191,10 +194,16 @@ impl<'a> EngineState<'a> {
     }
 
     fn scaled(&self, loss: Tensor<1>) -> Tensor<1> {
-        if self.loss_scale == 1.0 {
-            loss
-        } else {
-            loss.mul_scalar(self.loss_scale)
+        match &self.loss_factor {
+            LossFactor {
+                tensor: Some(factor),
+                ..
+            } => {
+                let factor = factor.clone().cast(loss.dtype());
+                loss * Tensor::from_inner(factor)
+            }
+            LossFactor { number: 1.0, .. } => loss,
+            LossFactor { number, .. } => loss.mul_scalar(*number),
         }
     }
 

@@ -53,7 +53,7 @@ fn assert_right(schedule: &Schedule, inputs: &[[usize; 2]]) {
         let of_inputs = chain.input_gradients.lock().unwrap();
         let of_inputs = of_inputs.iter().map(|(i, g)| (*i, values(g.clone())));
         let of_inputs: Vec<_> = of_inputs.collect();
-        (run.loss, chain.gradients(), of_inputs)
+        (run.loss(), chain.gradients(), of_inputs)
     });
     let loss: f64 = ranks.iter().map(|(loss, ..)| loss).sum();
     assert_close(&[loss], &[expected.loss], name);
@@ -102,7 +102,7 @@ fn a_loss_scale_scales_the_gradients_and_not_the_loss() {
             let comm = rank.communicator();
             let engine = Engine::new(&schedule, &comm, &Device::flex(), &*chain.sums)?;
             let run = engine.with_loss_scale(scale).run(&chain)?;
-            Ok::<_, RankError>((run.loss, by_stage(vec![chain.gradients()])))
+            Ok::<_, RankError>((run.loss(), by_stage(vec![chain.gradients()])))
         });
         ranks.unwrap().swap_remove(0)
     };

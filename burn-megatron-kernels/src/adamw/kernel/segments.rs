@@ -1,0 +1,153 @@
+//! Sums of squares of segments in two launches: one value for each chunk, then one for each segment.
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use crate::adamw::segments::CHUNK;
+use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
+use crate::cube::{Reduction, RowPlan, cube_sum, empty, grid, lane_sum, own};
+
+/// Units of a cube.
+const UNITS: u32 = 256;
+
+/// `table`: start and end of each chunk.
+#[cube(launch_unchecked)]
+fn chunks_kernel<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    table: &[u32],
+    sums: &mut [f32],
+    chunks: u32,
+    #[comptime] vectors: u32,
+    #[comptime] planes: bool,
+    #[define(F)] _dtype: ElemType,
+) {
+    let chunk = CUBE_POS;
+    if chunk < chunks as usize {
+        let start = table[2 * chunk] as usize / N::value();
+        let end = (table[2 * chunk + 1] as usize + N::value() - 1) / N::value();
+        let mut sum = Vector::<f32, N>::new(0.0);
+        #[unroll]
+        for i in 0..vectors {
+            let at = start + (i * UNITS + UNIT_POS) as usize;
+            if at < end {
+                let value = Vector::<f32, N>::cast_from(x[at]);
+                sum += value * value;
+            }
+        }
+        let total = cube_sum(lane_sum(sum), UNITS, planes);
+        if UNIT_POS == 0 {
+            sums[chunk] = total;
+        }
+    }
+}
+
+/// One cube for each segment, and one for all. `table`: from `2 * chunks` on the number of chunks before each
+/// segment.
+#[cube(launch_unchecked)]
+fn largest_kernel(
+    sums: &[f32],
+    table: &[u32],
+    largest: &mut [f32],
+    chunks: u32,
+    segments: u32,
+    first: u32,
+    #[comptime] planes: bool,
+) {
+    let segment = CUBE_POS as u32;
+    if segment <= segments {
+        let mut at = 0u32;
+        let mut end = chunks;
+        let mut result = 0u32;
+        if segment < segments {
+            at = table[(2 * chunks + segment) as usize];
+            end = table[(2 * chunks + segment + 1) as usize];
+            result = first + segment;
+        }
+        at += UNIT_POS;
+        let mut sum = 0.0f32;
+        while at < end {
+            sum += sums[at as usize];
+            at += UNITS;
+        }
+        let total = cube_sum(sum, UNITS, planes);
+        if UNIT_POS == 0 {
+            // Floats that are not negative have the order of their bits, and NaN is above.
+            let before = u32::reinterpret(largest[result as usize]);
+            let found = u32::reinterpret(total);
+            largest[result as usize] = f32::reinterpret(max(before, found));
+        }
+    }
+}
+
+/// Inputs: the results, the buffer, the table of [`Segments`](crate::adamw::Segments).
+pub(in crate::adamw) fn largest_sums(
+    inputs: Vec<CubeTensor>,
+    chunks: usize,
+    segments: usize,
+    first: usize,
+) -> CubeTensor {
+    let Ok([largest, x, table]) = <[CubeTensor; 3]>::try_from(inputs) else {
+        unreachable!("the kernel has three inputs")
+    };
+    let largest = own(largest);
+    let client = x.client.clone();
+    let plan = RowPlan::new(&client, x.dtype, x.shape().num_elements());
+    let planes = plan.reduction == Reduction::Planes;
+    let sums = empty(&x, [chunks], DType::F32);
+    let dtype = dtype_to_storage_type(x.dtype);
+    unsafe {
+        chunks_kernel::launch_unchecked(
+            &client,
+            grid(&client, chunks),
+            CubeDim::new_1d(UNITS),
+            plan.vector,
+            x.into_buffer_arg(),
+            table.clone().into_buffer_arg(),
+            sums.clone().into_buffer_arg(),
+            chunks as u32,
+            vectors(plan.vector),
+            planes,
+            dtype,
+        );
+        largest_kernel::launch_unchecked(
+            &client,
+            grid(&client, segments + 1),
+            CubeDim::new_1d(UNITS),
+            sums.into_buffer_arg(),
+            table.into_buffer_arg(),
+            largest.clone().into_buffer_arg(),
+            chunks as u32,
+            segments as u32,
+            first as u32,
+            planes,
+        );
+    }
+    largest
+}
+
+/// Vectors of each unit in a chunk.
+fn vectors(vector: usize) -> u32 {
+    (CHUNK / vector) as u32 / UNITS
+}
+
+pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let mut all = vec![];
+    for (name, dtype, vector) in types() {
+        all.push(AotInstance::streaming(
+            format!("largest_sums_of_squares/{name}"),
+            kernel!(
+                target, UNITS, chunks_kernel::ChunksKernel [_ _ _ _]
+                (vector, vectors(vector), true, dtype)
+            ),
+        ));
+    }
+    all.push(AotInstance::other(
+        "largest_sums_of_squares/segments".to_string(),
+        kernel!(target, UNITS, largest_kernel::LargestKernel [_ _ _ _ _ _] (true)),
+    ));
+    all
+}

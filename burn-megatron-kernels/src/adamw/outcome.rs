@@ -1,0 +1,272 @@
+//! The outcome of a training step, computed on the device: whether the step is taken, and the numbers by which
+//! the optimizer steps. The host need not wait for the gradients to launch the optimizer.
+
+use std::sync::Arc;
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, Device, Tensor};
+#[cfg(feature = "cubecl")]
+use burn_cubecl::tensor::CubeTensor;
+
+use super::AdamWStep;
+use super::update::StepScalars;
+use crate::KernelError;
+use crate::cpu::{Element, Real, for_float, slice, tensor};
+use crate::error::accept;
+use crate::launch::{DeviceOp, Spec, launch_one};
+
+const NAME: &str = "step_outcome";
+
+/// The columns of a rank's statistics that [`step_outcome`] reads, besides the losses.
+pub mod columns {
+    /// The largest sum of squares of a checked gradient; not finite if an element is not.
+    pub const LARGEST: usize = 0;
+    /// Two sums of squares of the elements that the rank accounts for.
+    pub const SQUARES: usize = 1;
+    /// The tokens of the rank, divided by [`TOKENS_UNIT`] and rounded down.
+    pub const TOKENS_HIGH: usize = 3;
+    /// The remainder of that division.
+    pub const TOKENS_LOW: usize = 4;
+    /// The number of these columns.
+    pub const COUNT: usize = 5;
+    /// Sums of both parts over 4096 ranks are exact in f32 up to 2^36 tokens.
+    pub const TOKENS_UNIT: u64 = 4096;
+}
+
+/// The elements of an outcome.
+pub mod elements {
+    /// [`TAKEN`], [`NOT_FINITE`] or [`NO_TARGETS`].
+    pub const KIND: usize = 0;
+    /// The factor of the gradient: divided by the tokens and the loss scale, and clipped.
+    pub const FACTOR: usize = 1;
+    /// `rate / (1 - beta1^t)`.
+    pub const SIZE: usize = 2;
+    /// The factor of the gradient, before clipping.
+    pub const UNCLIPPED: usize = 3;
+    /// `1 / sqrt(1 - beta2^t)`.
+    pub const ROOT: usize = 4;
+    /// `rate * weight_decay`.
+    pub const DECAY: usize = 5;
+    /// The norm of the gradient, before clipping.
+    pub const NORM: usize = 6;
+    /// The number of elements.
+    pub const COUNT: usize = 7;
+
+    /// The step is taken.
+    pub const TAKEN: f64 = 0.0;
+    /// A loss or a gradient is not finite, or a gradient exceeds the limit.
+    pub const NOT_FINITE: f64 = 1.0;
+    /// No token has a loss.
+    pub const NO_TARGETS: f64 = 2.0;
+}
+
+/// An order in which elements are added.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SumOrder {
+    /// The element at an index.
+    Element(usize),
+    /// One after the other.
+    InOrder(Vec<SumOrder>),
+    /// Neighbours in pairs, then these sums in pairs, and so on; one without a partner is passed on.
+    Pairwise(Vec<SumOrder>),
+}
+
+impl SumOrder {
+    /// The sum of `values` in this order.
+    pub fn sum(&self, values: &[f64]) -> f64 {
+        match self {
+            Self::Element(index) => values[*index],
+            Self::InOrder(parts) => parts.iter().map(|part| part.sum(values)).sum(),
+            Self::Pairwise(parts) => {
+                let mut sums: Vec<f64> = parts.iter().map(|part| part.sum(values)).collect();
+                while sums.len() > 1 {
+                    sums = sums.chunks(2).map(|pair| pair.iter().sum()).collect();
+                }
+                sums.into_iter().sum()
+            }
+        }
+    }
+}
+
+/// How an outcome follows from the statistics.
+#[derive(Clone, Debug)]
+pub struct OutcomeRule {
+    /// The number of columns, at least [`columns::COUNT`].
+    pub columns: usize,
+    /// The first column of the losses, which must be finite. They are the last columns.
+    pub losses: usize,
+    /// The order in which the CPU adds the sums of squares of all ranks. Other devices add in an order of
+    /// their own, which depends on the number of ranks and columns only.
+    pub squares: Arc<SumOrder>,
+    /// Whether the CPU rounds the root of that sum to f32.
+    pub rounds_norm: bool,
+    /// The largest sum of squares that a checked gradient may have.
+    pub limit: f64,
+    /// The maximum norm of the gradient.
+    pub clip: f64,
+    /// The loss scale, if the outcome before was `TAKEN`, `NOT_FINITE`, `NO_TARGETS`.
+    pub loss_scales: [f64; 3],
+    /// The hyperparameters, if the step before was taken, and if it was skipped.
+    pub steps: [AdamWStep; 2],
+}
+
+/// The outcome of a step, `[elements::COUNT]`, from the statistics of all ranks, `[ranks * columns]` row by row,
+/// and the outcome of the step before. Both are f64 on the CPU and f32 on other devices.
+///
+/// ```text
+/// norm  = sqrt(sum of the squares) / tokens / loss scale
+/// kind  = NO_TARGETS  without tokens
+///         NOT_FINITE  if the norm or a loss is not finite, or a checked gradient is beyond the limit
+///         TAKEN       otherwise
+/// ```
+///
+/// # Panics
+///
+/// With a [`KernelError`] for lengths that do not fit the rule.
+pub fn step_outcome(statistics: Tensor<1>, before: Tensor<1>, rule: OutcomeRule) -> Tensor<1> {
+    accept(check(&statistics, &before, &rule));
+    let inputs = vec![statistics.into_dispatch(), before.into_dispatch()];
+    Tensor::from_dispatch(launch_one(StepOutcomeOp(rule), inputs))
+}
+
+fn check(
+    statistics: &Tensor<1>,
+    before: &Tensor<1>,
+    rule: &OutcomeRule,
+) -> Result<(), KernelError> {
+    rule.steps[0].check()?;
+    rule.steps[1].check()?;
+    let ([length], [elements]) = (statistics.dims(), before.dims());
+    let columns = rule.columns;
+    if columns < columns::COUNT || length == 0 || !length.is_multiple_of(columns) {
+        return Err(KernelError::shape(
+            NAME,
+            format!(
+                "{length} statistics in rows of {columns} columns: expected whole rows of at least {}",
+                columns::COUNT
+            ),
+        ));
+    }
+    if elements != elements::COUNT {
+        return Err(KernelError::shape(
+            NAME,
+            format!(
+                "an outcome before of {elements} elements: expected {}",
+                elements::COUNT
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Inputs: statistics, outcome before.
+#[derive(Debug)]
+struct StepOutcomeOp(OutcomeRule);
+
+impl DeviceOp for StepOutcomeOp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
+        vec![Spec::new([elements::COUNT], inputs[0].dtype)]
+    }
+
+    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        let outcome = self.0.outcome(&doubles(&inputs[0]), doubles(&inputs[1])[0]);
+        vec![
+            for_float!(inputs[0].dtype(), E => tensor::<E>(outcome.map(narrow::<E>).to_vec(), [elements::COUNT])),
+        ]
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        vec![super::kernel::step_outcome(inputs, &self.0)]
+    }
+}
+
+/// The elements of a tensor in f64.
+pub(super) fn doubles(x: &FlexTensor) -> Vec<f64> {
+    for_float!(x.dtype(), E => slice::<E>(x).iter().map(|x| x.wide().double()).collect())
+}
+
+fn narrow<E: Element>(value: f64) -> E {
+    E::narrow(E::Wide::of(value))
+}
+
+impl OutcomeRule {
+    /// The hyperparameters' part of an outcome, by [`steps`](Self::steps).
+    pub(super) fn scalars(&self) -> [[f64; 3]; 2] {
+        self.steps.map(|step| {
+            let StepScalars {
+                size, root, decay, ..
+            } = StepScalars::new(&step, true);
+            [size, root, decay]
+        })
+    }
+
+    fn outcome(&self, statistics: &[f64], before: f64) -> [f64; elements::COUNT] {
+        let rows = || statistics.chunks(self.columns);
+        let sum = |column: usize| rows().map(|row| row[column]).sum::<f64>();
+        let high = sum(columns::TOKENS_HIGH) * columns::TOKENS_UNIT as f64;
+        let tokens = high + sum(columns::TOKENS_LOW);
+        let unclipped = 1.0 / tokens.max(1.0) * (1.0 / self.loss_scales[before as usize]);
+        let root = self.squares.sum(statistics).sqrt();
+        let root = if self.rounds_norm {
+            f64::from(root as f32)
+        } else {
+            root
+        };
+        let norm = root * unclipped;
+        let is_valid = |row: &[f64]| {
+            let largest = row[columns::LARGEST];
+            let losses = &row[self.losses..];
+            largest.is_finite() && largest <= self.limit && losses.iter().all(|x| x.is_finite())
+        };
+        let kind = if tokens == 0.0 {
+            elements::NO_TARGETS
+        } else if norm.is_finite() && rows().all(is_valid) {
+            elements::TAKEN
+        } else {
+            elements::NOT_FINITE
+        };
+        let factor = if norm > self.clip {
+            unclipped * (self.clip / norm)
+        } else {
+            unclipped
+        };
+        let [taken, skipped] = self.scalars();
+        let [size, root, decay] = if before == elements::TAKEN {
+            taken
+        } else {
+            skipped
+        };
+        [kind, factor, size, unclipped, root, decay, norm]
+    }
+}
+
+impl StepScalars {
+    /// These scalars with the numbers of an outcome; `None` if the step is skipped.
+    pub(super) fn with_outcome(self, outcome: &[f64], decays: bool) -> Option<Self> {
+        (outcome[elements::KIND] == elements::TAKEN).then(|| Self {
+            scale: outcome[elements::FACTOR],
+            size: outcome[elements::SIZE],
+            root: outcome[elements::ROOT],
+            decay: if decays {
+                outcome[elements::DECAY]
+            } else {
+                0.0
+            },
+            ..self
+        })
+    }
+}
+
+/// The type of statistics and outcomes on a device.
+pub fn statistics_dtype(device: &Device) -> DType {
+    if *device == Device::flex() {
+        DType::F64
+    } else {
+        DType::F32
+    }
+}

@@ -1,0 +1,202 @@
+//! Sums of squares of the segments of a buffer, each with its own result, in one pass.
+
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+#[cfg(feature = "cubecl")]
+use burn_cubecl::tensor::CubeTensor;
+use rayon::prelude::*;
+
+use super::squares::squares;
+use crate::KernelError;
+use crate::cpu::{for_float, own, slice, slice_mut, wide};
+use crate::error::accept;
+use crate::launch::{DeviceOp, Spec, launch_one};
+
+const NAME: &str = "largest_sums_of_squares";
+
+/// Segments start at multiples of this, as parameters in a bucket do.
+pub const SEGMENT_ALIGNMENT: usize = super::DECAY_BLOCK;
+
+/// The elements of a segment that one cube adds up.
+pub(super) const CHUNK: usize = 8192;
+
+/// Segments of a buffer.
+#[derive(Clone, Debug)]
+pub struct Segments {
+    ranges: Vec<Range<usize>>,
+    /// Made at the first use: a plan of a model that does not fit has segments, and no buffers.
+    table: OnceLock<Tensor<1, Int>>,
+}
+
+impl Segments {
+    /// Segments that start at multiples of [`SEGMENT_ALIGNMENT`]. Between the end of one and the next such
+    /// multiple the buffer must be 0.
+    ///
+    /// # Panics
+    ///
+    /// With a [`KernelError`] if one starts elsewhere.
+    pub fn new(ranges: Vec<Range<usize>>) -> Self {
+        let off = ranges
+            .iter()
+            .find(|range| !range.start.is_multiple_of(SEGMENT_ALIGNMENT));
+        accept(off.map_or(Ok(()), |range| {
+            Err(KernelError::Option {
+                operation: NAME,
+                name: "start of a segment",
+                value: range.start.to_string(),
+                fits: "a multiple of 64",
+            })
+        }));
+        Self {
+            ranges,
+            table: OnceLock::new(),
+        }
+    }
+
+    /// Start and end of each chunk, then the number of chunks before each segment, and of all.
+    fn table(&self, device: &Device) -> Tensor<1, Int> {
+        let upload = || {
+            let (mut bounds, mut before) = (vec![], vec![]);
+            for range in &self.ranges {
+                before.push((bounds.len() / 2) as u32);
+                for start in range.clone().step_by(CHUNK) {
+                    bounds.extend([start, range.end.min(start + CHUNK)].map(|at| at as u32));
+                }
+            }
+            let chunks = bounds.len() / 2;
+            bounds.extend(before);
+            bounds.push(chunks as u32);
+            let length = bounds.len();
+            let table = TensorData::new(bounds, [length]);
+            Tensor::from_data(table, (device, DType::U32))
+        };
+        self.table.get_or_init(upload).clone()
+    }
+
+    /// The number of segments.
+    pub fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+}
+
+/// Raises `largest[first + i]` to the sum of the squares of segment `i` of `x`, and `largest[0]` to that of all
+/// segments. NaN counts as larger than any number, so it stays.
+///
+/// `largest` is `[length]`, not negative, f64 on the CPU and f32 on other devices, written to in place if it is
+/// uniquely owned. Sums of f32 and 16-bit types are rounded to f32; their order depends on the segment only.
+///
+/// # Panics
+///
+/// With a [`KernelError`] for segments beyond the end of `x`, and results beyond that of `largest`.
+pub fn largest_sums_of_squares(
+    x: Tensor<1>,
+    segments: &Segments,
+    largest: Tensor<1>,
+    first: usize,
+) -> Tensor<1> {
+    accept(check(&x, segments, &largest, first));
+    if segments.ranges.iter().all(Range::is_empty) {
+        return largest;
+    }
+    let op = LargestSumsOp {
+        ranges: segments.ranges.clone(),
+        first,
+    };
+    let table = segments.table(&x.device()).into_dispatch();
+    let inputs = vec![largest.into_dispatch(), x.into_dispatch(), table];
+    Tensor::from_dispatch(launch_one(op, inputs))
+}
+
+fn check(
+    x: &Tensor<1>,
+    segments: &Segments,
+    largest: &Tensor<1>,
+    first: usize,
+) -> Result<(), KernelError> {
+    let ([length], [results]) = (x.dims(), largest.dims());
+    let end = segments.ranges.iter().map(|range| range.end).max();
+    let needed = first + segments.len();
+    if end.unwrap_or(0) > length {
+        return Err(KernelError::shape(
+            NAME,
+            format!(
+                "a buffer of {length} elements has a segment up to {}",
+                end.unwrap_or(0)
+            ),
+        ));
+    }
+    if first == 0 || results < needed {
+        return Err(KernelError::shape(
+            NAME,
+            format!(
+                "{} sums from element {first} on of {results} results: expected 1 or more, and {needed} results",
+                segments.len()
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Inputs: the results, the buffer, the table.
+#[derive(Debug)]
+struct LargestSumsOp {
+    ranges: Vec<Range<usize>>,
+    first: usize,
+}
+
+impl DeviceOp for LargestSumsOp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
+        vec![inputs[0].clone()]
+    }
+
+    fn cpu(&self, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        let largest = inputs.swap_remove(0);
+        // The last input has taken its place.
+        let x = &inputs[1];
+        let rounded = |sum: f64| match wide(x.dtype()) {
+            DType::F64 => sum,
+            _ => f64::from(sum as f32),
+        };
+        let sums: Vec<f64> = for_float!(x.dtype(), E => {
+            let x = slice::<E>(x);
+            let ranges = self.ranges.par_iter();
+            ranges.map(|range| squares(&x[range.clone()])).collect()
+        });
+        let total = rounded(sums.iter().sum());
+        let mut largest = own::<f64>(largest);
+        let results = slice_mut::<f64>(&mut largest);
+        raise(&mut results[0], total);
+        for (result, sum) in results[self.first..].iter_mut().zip(sums) {
+            raise(result, rounded(sum));
+        }
+        vec![largest]
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        let chunks = self.ranges.iter().map(|range| range.len().div_ceil(CHUNK));
+        let (chunks, segments) = (chunks.sum(), self.ranges.len());
+        vec![super::kernel::largest_sums(
+            inputs, chunks, segments, self.first,
+        )]
+    }
+}
+
+/// The larger of two numbers that are not negative; NaN is larger than any number.
+fn raise(largest: &mut f64, sum: f64) {
+    if sum.to_bits() > largest.to_bits() {
+        *largest = sum;
+    }
+}

@@ -1,0 +1,254 @@
+//! One step: launched on the device, then read.
+
+use std::time::Instant;
+
+use burn::tensor::Tensor;
+
+use super::losses::{LossSums, MeanLoss};
+use super::metrics::{SkipReason, StepMetrics};
+use super::micro_batches::StepLosses;
+use super::{LanguageModel, Observer, StepGradients, TrainError, Trainer};
+use crate::data::{Batch, Samples};
+use crate::optim::{
+    OutcomeSettings, ParallelAdamW, RankStatistics, StepReading, StepStatistics, count_zeros,
+};
+
+/// A step that is launched, and not read yet.
+pub(super) struct LaunchedStep {
+    step: usize,
+    statistics: StepStatistics,
+    zeros: Option<u64>,
+}
+
+impl<M: LanguageModel> Trainer<M> {
+    /// Runs all of a step on the device: micro-batches, reduction, clipping and the optimizer. `before` is the step
+    /// before if it is not [finished](Self::finish); its outcome is then taken from the device. `stop` is whether
+    /// this rank asks to stop the run.
+    ///
+    /// If readings are deferred, the host does not wait for the device, unless the observer reads the gradients.
+    /// Otherwise it reads the outcome before it launches the optimizer.
+    pub(super) fn launch(
+        &mut self,
+        samples: &dyn Samples,
+        observer: &mut dyn Observer,
+        before: Option<&LaunchedStep>,
+        stop: bool,
+    ) -> Result<LaunchedStep, TrainError> {
+        let step = self.steps() + usize::from(before.is_some());
+        let _span = tracing::info_span!("step", step).entered();
+        self.ddp.groups().world().begin_step(step as u64);
+        let batches = self.batches(samples)?;
+        self.samples += self.config.global_batch_size as u64;
+        let tokens = batches.iter().map(Batch::counted).sum();
+        let loss_scale = self.device_loss_scale(before);
+        let StepLosses { losses, count } = self.run_batches(&batches, step, loss_scale)?;
+        let (mut gradients, record) = self.ddp.reduce_unscaled()?;
+        // Before the weights change: weights that are gathered in FP8 use the scales of the next step.
+        self.ddp.fp8().end_step(self.ddp.groups())?;
+        let own = RankStatistics {
+            record,
+            tokens,
+            losses,
+            loss_count: count,
+            stop,
+        };
+        let settings = self.outcome_settings(before);
+        let outcome = before.map(|before| before.statistics.outcome.clone());
+        let statistics = StepStatistics::gather(own, &gradients, &self.ddp, outcome, settings);
+        let observed = StepGradients {
+            step,
+            table: self.ddp.table(),
+            reading: &|| statistics.reading(&self.ddp),
+            gather: &|| {
+                let factor = statistics.reading(&self.ddp).unclipped;
+                self.ddp.full_gradients_times(&gradients, factor)
+            },
+        };
+        observer
+            .gradients(&observed)
+            .map_err(TrainError::Observer)?;
+        let zeros = || count_zeros(&gradients, &self.ddp);
+        let zeros = self.config.count_zeros.then(zeros).transpose()?;
+        if self.defers || statistics.reading(&self.ddp).is_taken() {
+            if self.optimizer.is_fused() {
+                let outcome = &statistics.outcome;
+                self.optimizer
+                    .step_with_outcome(outcome, &mut self.ddp, gradients);
+            } else {
+                gradients.scale(statistics.reading(&self.ddp).factor);
+                let rate = self.learning_rate(0);
+                self.optimizer.step(rate, &mut self.ddp, gradients);
+            }
+        } else {
+            drop(gradients);
+            self.ddp.finish_skipped_step();
+        }
+        let every = self.config.check_replicas_every;
+        if every.is_some_and(|every| (step + 1).is_multiple_of(every)) {
+            self.ddp.check_replicas()?;
+        }
+        Ok(LaunchedStep {
+            step,
+            statistics,
+            zeros,
+        })
+    }
+
+    /// Reads a launched step, and counts it. Steps are finished in order.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError`] after too many consecutive skipped steps, and if the ranks used the parameters in different
+    /// orders.
+    pub(super) fn finish(&mut self, launched: LaunchedStep) -> Result<FinishedStep, TrainError> {
+        let LaunchedStep {
+            step,
+            statistics,
+            zeros,
+        } = launched;
+        let reading = statistics.reading(&self.ddp);
+        reading.check_order(&self.ddp)?;
+        let skip_reason = skip_reason(reading);
+        self.log_invalid(reading, step);
+        let mean = self.mean_loss(reading);
+        let scale = self.scaler.scale();
+        let metrics = StepMetrics {
+            step,
+            loss: mean.loss,
+            bits_per_byte: mean.bits_per_byte(self.bytes_per_token),
+            minimised: mean.minimised,
+            gradient_norm: reading.norm,
+            // Skipped steps do not advance the schedule.
+            learning_rate: self.learning_rate(0),
+            tokens: reading.tokens,
+            skipped: skip_reason.is_some(),
+            skip_reason,
+            loss_scale: (scale != 1.0).then_some(scale),
+            zeros,
+        };
+        match skip_reason {
+            // Without targets nothing is known about the run or its loss scale.
+            Some(SkipReason::NoTargets) => self.count.record_without_targets(),
+            _ => {
+                self.scaler.update(skip_reason.is_some());
+                self.count.record(skip_reason.is_none());
+                self.diverged = if mean.is_finite() {
+                    None
+                } else {
+                    self.diverged.or(Some(step))
+                };
+            }
+        }
+        self.optimizer.record_taken(self.count.taken);
+        self.check_skips()?;
+        Ok(FinishedStep {
+            metrics,
+            stop: reading.stop,
+        })
+    }
+
+    /// The learning rate after `more` taken steps from here.
+    fn learning_rate(&self, more: usize) -> f64 {
+        self.learning_rates.lr(self.count.taken as usize + more)
+    }
+
+    /// The loss scale on the device, if the host does not know it: it depends on the outcome of `before`.
+    fn device_loss_scale(&self, before: Option<&LaunchedStep>) -> Option<Tensor<1>> {
+        let before = before.filter(|_| self.scaler.state().is_some())?;
+        let outcome = &before.statistics.outcome;
+        let scales = Tensor::<1>::from_data(
+            &self.loss_scales()[..],
+            (&outcome.device(), outcome.dtype()),
+        );
+        let kind = outcome.clone().narrow(0, 0, 1).int();
+        Some(scales.select(0, kind))
+    }
+
+    /// The loss scale of the next step, if the present one is taken, is not finite, or has no targets.
+    fn loss_scales(&self) -> [f64; 3] {
+        let after = |overflow: bool| {
+            let mut scaler = self.scaler.clone();
+            scaler.update(overflow);
+            scaler.scale()
+        };
+        [after(false), after(true), self.scaler.scale()]
+    }
+
+    fn outcome_settings(&self, before: Option<&LaunchedStep>) -> OutcomeSettings {
+        let numbers = |more: usize| {
+            let (rate, taken) = (self.learning_rate(more), self.count.taken + more as u64);
+            ParallelAdamW::hyperparameters(&self.config.optimizer, rate, taken)
+        };
+        OutcomeSettings {
+            squares: self.squares.clone(),
+            clip: self.config.clip,
+            loss_scales: match before {
+                Some(_) => self.loss_scales(),
+                None => [self.scaler.scale(); 3],
+            },
+            steps: [numbers(usize::from(before.is_some())), numbers(0)],
+        }
+    }
+
+    fn mean_loss(&self, reading: &StepReading) -> MeanLoss {
+        let terms = self.ddp.module().loss_terms();
+        let micro_batches = self.schedule.micro_batches();
+        let of_rank = |losses: &[f64]| LossSums::of_rank(losses, micro_batches, terms).0;
+        let sums = reading.losses(self.ddp.groups(), of_rank);
+        LossSums(sums).over(reading.tokens as f64, terms)
+    }
+
+    /// The first rank with invalid gradients logs a warning; with a dynamic loss scale, which is found by
+    /// overflows, only a debug message.
+    fn log_invalid(&self, reading: &StepReading, step: usize) {
+        let is_first = reading.first_invalid == Some(self.ddp.groups().world().rank());
+        for (number, culprit) in reading.invalid_gradients.iter().enumerate() {
+            match self.scaler.state() {
+                None if is_first && number == 0 => tracing::warn!(step, "{culprit}"),
+                _ => tracing::debug!(step, "{culprit}"),
+            }
+        }
+    }
+
+    /// Returns an error after too many consecutive skipped steps.
+    fn check_skips(&self) -> Result<(), TrainError> {
+        let checked = self.count.check(self.config.skip_limit);
+        checked.map_err(|skips| match self.diverged {
+            Some(step) => TrainError::Diverged { step, skips },
+            None => skips.into(),
+        })
+    }
+}
+
+/// What is known of a step once it is read.
+pub(super) struct FinishedStep {
+    pub metrics: StepMetrics,
+    /// Whether any rank asked to stop the run.
+    pub stop: bool,
+}
+
+fn skip_reason(reading: &StepReading) -> Option<SkipReason> {
+    if reading.is_taken() {
+        None
+    } else if reading.is_without_targets() {
+        Some(SkipReason::NoTargets)
+    } else {
+        Some(SkipReason::NotFinite)
+    }
+}
+
+/// Measures the times of steps, from the end of one reading to the end of the next.
+pub(super) struct StepClock(Instant);
+
+impl StepClock {
+    pub fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// Seconds since the last call, or the start.
+    pub fn lap(&mut self) -> f64 {
+        let seconds = self.0.elapsed().as_secs_f64();
+        self.0 = Instant::now();
+        seconds
+    }
+}
