@@ -71,7 +71,10 @@ fn train_plain(config: &GptConfig, samples: &Counting) -> Result<f64, AnyError> 
             let data = TensorData::new(numbers, [batch.rows, batch.seq]);
             Tensor::<2, Int>::from_data(data, &device)
         };
-        let loss = model.loss(matrix(batch.tokens.clone()), matrix(batch.targets.clone()));
+        let loss = model.loss(
+            matrix(batch.tokens().to_vec()),
+            matrix(batch.targets.clone()),
+        );
         last = loss.clone().into_scalar::<f64>();
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         model = optimizer.step(LEARNING_RATE, model, gradients);

@@ -270,5 +270,5 @@ fn batch(
     let batch = sampler.batch(number(samples.start)..number(samples.end))?;
     let shape = [batch.rows, batch.seq];
     let matrix = |values: Vec<i32>| Tensor::from_data(TensorData::new(values, shape), device);
-    Ok((matrix(batch.tokens), matrix(batch.targets)))
+    Ok((matrix(batch.tokens().to_vec()), matrix(batch.targets)))
 }

@@ -67,7 +67,7 @@ impl Stage for Stages<'_> {
             let data = TensorData::new(values, [batch.rows, batch.seq]);
             Tensor::<2, Int>::from_data(data, &device)
         };
-        let tokens = matrix(batch.tokens.clone());
+        let tokens = matrix(batch.tokens().to_vec());
         let hidden = self.model.hidden(stage, input, tokens.into());
         if stage < self.last {
             return StageOutput::Activation(hidden);

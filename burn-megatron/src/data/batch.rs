@@ -9,8 +9,7 @@ use super::{DataError, IGNORE, Sample};
 /// Samples of equal length, stacked as the rows of two integer matrices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
-    /// Input tokens: `[rows, seq]`, row-major.
-    pub tokens: Vec<i32>,
+    tokens: Vec<i32>,
     /// Target tokens: `[rows, seq]`, row-major.
     pub targets: Vec<i32>,
     /// The number of samples.
@@ -69,7 +68,12 @@ impl Batch {
         Ok(batch)
     }
 
-    /// The lookups of the tokens that the batch was made with, sorted: see
+    /// Input tokens: `[rows, seq]`, row-major.
+    pub fn tokens(&self) -> &[i32] {
+        &self.tokens
+    }
+
+    /// The lookups of the tokens, sorted: see
     /// [`Tokens::sorted`](crate::nn::Tokens::sorted).
     pub fn sorted(&self) -> &Arc<SortedLookups> {
         &self.sorted

@@ -12,7 +12,7 @@
 //!
 //! let text = TextData::open("docs".as_ref())?;
 //! let batch = text.samples(128, 42)?.batch(0..8)?; // samples 0 to 7
-//! assert_eq!(batch.tokens.len(), 8 * 128);
+//! assert_eq!(batch.tokens().len(), 8 * 128);
 //! # Ok::<(), burn_megatron::data::DataError>(())
 //! ```
 //!

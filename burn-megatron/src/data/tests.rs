@@ -186,8 +186,8 @@ fn a_window_is_a_function_of_seed_and_sample() {
         ]
         .map(Result::unwrap);
         assert_eq!(
-            batch.tokens,
-            [&halves[0].tokens[..], &halves[1].tokens[..]].concat()
+            batch.tokens(),
+            [halves[0].tokens(), halves[1].tokens()].concat()
         );
         assert_eq!(
             batch.targets,
@@ -268,7 +268,7 @@ fn a_batch_refuses_no_rows_and_unequal_rows() {
     let two = sample(&[97, 98], &[98, IGNORE], &[]);
     let batch = Batch::new([two.clone(), two.clone()]).expect("equal rows");
     assert_eq!((batch.rows, batch.seq, batch.counted()), (2, 2, 2));
-    assert_eq!(batch.tokens, [97, 98, 97, 98]);
+    assert_eq!(batch.tokens(), [97, 98, 97, 98]);
     assert_eq!(batch.targets, [98, -1, 98, -1]);
 
     assert!(matches!(Batch::new([]), Err(DataError::NoRows)));

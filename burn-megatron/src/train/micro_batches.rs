@@ -123,7 +123,7 @@ pub(super) fn matrix(values: &[i32], batch: &Batch, device: &Device) -> Tensor<2
 /// The input of the model.
 fn tokens(batch: &Batch, device: &Device) -> Tokens {
     Tokens {
-        ids: matrix(&batch.tokens, batch, device),
+        ids: matrix(batch.tokens(), batch, device),
         documents: batch.documents.as_deref().map(Arc::from),
         sorted: Some(batch.sorted().clone()),
     }

@@ -72,7 +72,7 @@ fn ahead(numbers: &Arc<Numbers>, count: u64, ready: usize) -> Prefetcher {
 }
 
 fn tokens(ahead: &Prefetcher, numbers: Range<u64>) -> Vec<i32> {
-    ahead.batch(numbers).unwrap().tokens
+    ahead.batch(numbers).unwrap().tokens().to_vec()
 }
 
 /// Waits until this many samples were read.

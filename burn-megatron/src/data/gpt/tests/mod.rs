@@ -181,7 +181,7 @@ fn a_sample_is_a_function_of_its_number() {
                 let numbers = first + rank * share..first + (rank + 1) * share;
                 let batch = whole.batch(numbers.clone()).unwrap();
                 let one_by_one = numbers.flat_map(|number| whole.sample(number).unwrap().tokens);
-                assert_eq!(batch.tokens, one_by_one.collect::<Vec<_>>());
+                assert_eq!(batch.tokens(), one_by_one.collect::<Vec<_>>());
             }
         }
     }
