@@ -1,53 +1,51 @@
-//! Attention by the matrix units of a CubeCL device.
+//! What the engines for the matrix units of a CubeCL device share.
 
 use burn::backend::DispatchDevice;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Device, Tensor};
 use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
 
-use super::engine::{AttentionEngine, backward_by, forward_by};
-use super::kernel::matrix::{self, MAX_WIDTH, TILE, TileMultiplier, missing_support};
+use super::engine::{backward_by, forward_by};
+use super::kernel::matrix::{self, TileMultiplier};
+use super::kernel::mma;
 use super::ops;
 use super::problem::{AttentionProblem, OPERATION, Projections};
 use crate::KernelError;
 use crate::error::accept;
 use crate::launch::{DeviceOp, Spec};
 
-/// Tiles that the matrix units of a CubeCL device multiply: 16 by 16 by 16, in f16 or bf16, with
-/// sums in f32. It takes heads of 16 to 128 features, in steps of 16, and all that
-/// [`Portable`](super::Portable) does beside that: groups, masks, documents, sinks, views.
-///
-/// [`select_engine`](super::select_engine) prefers it to [`Portable`](super::Portable). It has been
-/// compiled for A100, H100 and B200, run on an emulated GPU in f16 and bf16, and on a software device
-/// in f16 with loops in place of the matrix instructions. It has never run on a GPU.
-///
-/// Softmax, its statistics and all sums are in f32. Probabilities, and the gradients of scores, are
-/// rounded to the type of the inputs before they are multiplied, as in Dao, "FlashAttention-2"
-/// (2023).
-#[derive(Clone, Debug)]
-pub struct CmmaTiles {
-    device: Device,
-    types: Vec<DType>,
-    products: TileMultiplier,
+/// Kernels by matrix units.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum MatrixKernels {
+    /// Cooperative products of 16 by 16 by 16.
+    Cmma(TileMultiplier),
+    /// `mma.sync` of 16 by 8 by 16.
+    Mma,
 }
 
-impl CmmaTiles {
-    /// An engine for tensors on `device`; queries the device for its matrix units.
+/// Kernels, the device that an engine was made for, and the types that it takes there.
+#[derive(Clone, Debug)]
+pub(super) struct MatrixDevice {
+    name: &'static str,
+    kernels: MatrixKernels,
+    device: Device,
+    types: Vec<DType>,
+}
+
+impl MatrixDevice {
+    /// Queries `device` with a function that returns what it does not support of a type.
     ///
     /// # Errors
     ///
-    /// If `device` is not a CubeCL device, or does not support these products in f16 or bf16; the
-    /// message names what is missing.
-    pub fn new(device: &Device) -> Result<Self, KernelError> {
-        Self::query(device).map_err(|reason| {
-            let message = format!("no matrix units on {device:?}: {reason}: use Portable");
-            KernelError::shape(OPERATION, message)
-        })
-    }
-
-    /// [`new`](Self::new), with only what is missing as the error.
-    pub(super) fn query(device: &Device) -> Result<Self, String> {
+    /// What is missing.
+    pub(super) fn query(
+        name: &'static str,
+        kernels: MatrixKernels,
+        device: &Device,
+        missing_support: impl Fn(&Client, DType) -> Option<String>,
+    ) -> Result<Self, String> {
         let Some(cube) = cube_device(device.as_dispatch()) else {
             return Err("it is not a CubeCL device".into());
         };
@@ -64,58 +62,51 @@ impl CmmaTiles {
         if types.is_empty() {
             return Err(missing.join("; "));
         }
-        let products = TileMultiplier::MatrixUnits;
-        Ok(Self::with(device, types, products))
+        Ok(Self::with(name, kernels, device, types))
     }
 
-    /// The same kernels with loops in place of matrix instructions, for devices without them.
-    #[cfg(test)]
-    pub(super) fn with_loops(device: &Device) -> Self {
-        let mut types = vec![DType::F16, DType::BF16];
-        types.retain(|dtype| device.supports_dtype(*dtype));
-        Self::with(device, types, TileMultiplier::Loops)
-    }
-
-    fn with(device: &Device, types: Vec<DType>, products: TileMultiplier) -> Self {
+    /// For a device that is known to take these types.
+    pub(super) fn with(
+        name: &'static str,
+        kernels: MatrixKernels,
+        device: &Device,
+        types: Vec<DType>,
+    ) -> Self {
         Self {
+            name,
+            kernels,
             device: device.clone().inner(),
             types,
-            products,
         }
     }
 
-    /// The element types that it takes on its device.
-    pub fn types(&self) -> &[DType] {
+    pub(super) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    pub(super) fn types(&self) -> &[DType] {
         &self.types
     }
 
-    fn check_device(&self, projections: &Projections) -> Result<(), KernelError> {
-        let given = projections.device().inner();
-        if given == self.device {
-            Ok(())
-        } else {
-            let message = format!(
-                "tensors are on {given:?}, and the engine {NAME:?} was made for {:?}: expected \
-                     the same device",
-                self.device
-            );
-            Err(KernelError::shape(OPERATION, message))
-        }
-    }
-}
-
-const NAME: &str = "cmma";
-
-impl AttentionEngine for CmmaTiles {
-    fn name(&self) -> &'static str {
-        NAME
+    /// The bytes of shared memory that a cube may have.
+    pub(super) fn shared_memory(&self) -> usize {
+        let device = cube_device(self.device.as_dispatch());
+        device.map_or(0, |device| {
+            device.client().properties().hardware.max_shared_memory_size
+        })
     }
 
-    fn supports(&self, problem: &AttentionProblem) -> Result<(), String> {
+    /// Checks the width of the heads, in steps of `step` up to `most`, and the type.
+    pub(super) fn supports(
+        &self,
+        problem: &AttentionProblem,
+        step: usize,
+        most: usize,
+    ) -> Result<(), String> {
         let (width, dtype) = (problem.heads.width, problem.dtype);
-        if !width.is_multiple_of(TILE) || width > MAX_WIDTH {
+        if !width.is_multiple_of(step) || width > most {
             return Err(format!(
-                "heads of width {width}: expected multiples of {TILE} up to {MAX_WIDTH}"
+                "heads of width {width}: expected multiples of {step} up to {most}"
             ));
         }
         if self.types.contains(&dtype) {
@@ -128,7 +119,8 @@ impl AttentionEngine for CmmaTiles {
         }
     }
 
-    fn forward(
+    /// [`AttentionEngine::forward`](super::AttentionEngine::forward)
+    pub(super) fn forward(
         &self,
         problem: &AttentionProblem,
         projections: Projections,
@@ -137,12 +129,13 @@ impl AttentionEngine for CmmaTiles {
         accept(self.check_device(&projections));
         let kernel = MatrixForwardOp {
             kernel: ops::AttentionForwardOp(problem.clone()),
-            products: self.products,
+            kernels: self.kernels,
         };
         forward_by(kernel, problem, projections, sink)
     }
 
-    fn backward(
+    /// [`AttentionEngine::backward`](super::AttentionEngine::backward)
+    pub(super) fn backward(
         &self,
         problem: &AttentionProblem,
         projections: Projections,
@@ -153,10 +146,30 @@ impl AttentionEngine for CmmaTiles {
         accept(self.check_device(&projections));
         let kernel = MatrixBackwardOp {
             kernel: ops::AttentionBackwardOp(problem.clone()),
-            products: self.products,
+            kernels: self.kernels,
         };
         backward_by(kernel, problem, projections, sink, result, dout)
     }
+
+    fn check_device(&self, projections: &Projections) -> Result<(), KernelError> {
+        let given = projections.device().inner();
+        if given == self.device {
+            Ok(())
+        } else {
+            let message = format!(
+                "tensors are on {given:?}, and the engine {:?} was made for {:?}: expected \
+                     the same device",
+                self.name, self.device
+            );
+            Err(KernelError::shape(OPERATION, message))
+        }
+    }
+}
+
+/// The error of an engine that `device` does not support.
+pub(super) fn refused(device: &Device, reason: String) -> KernelError {
+    let message = format!("no matrix units on {device:?}: {reason}: use Portable");
+    KernelError::shape(OPERATION, message)
 }
 
 /// The CubeCL device behind a device of Burn, if there is one.
@@ -172,14 +185,14 @@ fn cube_device(device: &DispatchDevice) -> Option<&CubeDevice> {
 #[derive(Debug)]
 struct MatrixForwardOp {
     kernel: ops::AttentionForwardOp,
-    products: TileMultiplier,
+    kernels: MatrixKernels,
 }
 
 /// [`ops::AttentionBackwardOp`] by matrix units.
 #[derive(Debug)]
 struct MatrixBackwardOp {
     kernel: ops::AttentionBackwardOp,
-    products: TileMultiplier,
+    kernels: MatrixKernels,
 }
 
 impl DeviceOp for MatrixForwardOp {
@@ -200,7 +213,10 @@ impl DeviceOp for MatrixForwardOp {
     }
 
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        matrix::forward(&self.kernel.0, self.products, inputs)
+        match self.kernels {
+            MatrixKernels::Cmma(products) => matrix::forward(&self.kernel.0, products, inputs),
+            MatrixKernels::Mma => mma::forward(&self.kernel.0, inputs),
+        }
     }
 }
 
@@ -222,6 +238,9 @@ impl DeviceOp for MatrixBackwardOp {
     }
 
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        matrix::backward(&self.kernel.0, self.products, inputs)
+        match self.kernels {
+            MatrixKernels::Cmma(products) => matrix::backward(&self.kernel.0, products, inputs),
+            MatrixKernels::Mma => mma::backward(&self.kernel.0, inputs),
+        }
     }
 }

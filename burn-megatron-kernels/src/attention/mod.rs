@@ -22,14 +22,16 @@
 //! Burn's own operations, with the scores in memory.
 //!
 //! The implementation is an [`AttentionEngine`]: [`Portable`], or with the feature `cubecl`
-//! `CmmaTiles`, which uses the matrix units of a device. [`select_engine`] returns the one for a
-//! device and a model.
+//! `CmmaTiles` or, on CUDA, `MmaTiles`, which use the matrix units of a device. [`select_engine`]
+//! returns the one for a device and a model.
 
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
 mod backward;
+#[cfg(feature = "cubecl")]
+mod cmma;
 mod compare;
 pub mod composed;
 mod cpu;
@@ -39,6 +41,8 @@ pub(crate) mod kernel;
 mod mask;
 #[cfg(feature = "cubecl")]
 mod matrix;
+#[cfg(feature = "cubecl")]
+mod mma;
 mod ops;
 mod options;
 mod problem;
@@ -49,10 +53,12 @@ mod tests;
 use backward::Attention;
 use problem::OPERATION;
 
+#[cfg(feature = "cubecl")]
+pub use cmma::CmmaTiles;
 pub use compare::{EngineMismatch, compare_with_portable};
 pub use engine::{AttentionEngine, Portable};
 #[cfg(feature = "cubecl")]
-pub use matrix::CmmaTiles;
+pub use mma::MmaTiles;
 pub use options::{AttentionOptions, Documents, Heads, Window};
 pub use problem::{AttentionProblem, MAX_WIDTH, Projections};
 pub use select::{EngineKind, SelectedEngine, select_engine};

@@ -7,13 +7,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::tensor::{DType, Device};
 
 use super::compare::{EngineMismatch, SmallProblem};
-#[cfg(feature = "cubecl")]
-use super::matrix::CmmaTiles;
 use super::{AttentionEngine, Heads, Portable, Window};
+#[cfg(feature = "cubecl")]
+use super::{CmmaTiles, MmaTiles};
 
 /// An attention engine by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EngineKind {
+    /// `MmaTiles`: matrix units of NVIDIA, by `mma.sync`, in f16 and bf16.
+    Mma,
     /// `CmmaTiles`: matrix units, in f16 and bf16.
     Cmma,
     /// [`Portable`]: every type, on every device.
@@ -21,12 +23,17 @@ pub enum EngineKind {
 }
 
 impl EngineKind {
-    /// All engines in the order of preference. The last one supports every problem.
-    pub const ALL: [Self; 2] = [Self::Cmma, Self::Portable];
+    /// All engines.
+    pub const ALL: [Self; 3] = [Self::Mma, Self::Cmma, Self::Portable];
+
+    /// The engines that are selected automatically, in the order of preference. The last one
+    /// supports every problem.
+    pub const AUTOMATIC: [Self; 2] = [Self::Cmma, Self::Portable];
 
     /// The name in recipes and flags.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Mma => "mma",
             Self::Cmma => "cmma",
             Self::Portable => "portable",
         }
@@ -35,7 +42,10 @@ impl EngineKind {
     /// The engine on a device.
     fn open(self, device: &Device) -> Result<Arc<dyn AttentionEngine>, String> {
         match self {
-            Self::Cmma if *device == Device::flex() => Err("a CPU has no matrix units".into()),
+            Self::Mma | Self::Cmma if *device == Device::flex() => {
+                Err("a CPU has no matrix units".into())
+            }
+            Self::Mma => open_mma(device),
             Self::Cmma => open_cmma(device),
             Self::Portable => Ok(Arc::new(Portable)),
         }
@@ -46,6 +56,14 @@ impl EngineKind {
 fn open_cmma(device: &Device) -> Result<Arc<dyn AttentionEngine>, String> {
     Ok(Arc::new(CmmaTiles::query(device)?))
 }
+
+#[cfg(feature = "cubecl")]
+fn open_mma(device: &Device) -> Result<Arc<dyn AttentionEngine>, String> {
+    Ok(Arc::new(MmaTiles::query(device)?))
+}
+
+#[cfg(not(feature = "cubecl"))]
+use open_cmma as open_mma;
 
 #[cfg(not(feature = "cubecl"))]
 fn open_cmma(_device: &Device) -> Result<Arc<dyn AttentionEngine>, String> {

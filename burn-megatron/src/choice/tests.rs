@@ -80,7 +80,7 @@ fn an_attention_engine_is_a_choice_of_attention_only() {
     let error = |text| KernelChoices::default().set(text).unwrap_err().to_string();
     assert_eq!(
         error("attention=cuda"),
-        "invalid kernel choice \"cuda\" of attention: expected auto, fused, unfused, cmma or portable",
+        "invalid kernel choice \"cuda\" of attention: expected auto, fused, unfused, mma or cmma or portable",
     );
     assert!(error("norm=portable").starts_with("invalid kernel choice \"portable\""));
     let missing = KernelChoiceError::NoEngine {
@@ -89,7 +89,7 @@ fn an_attention_engine_is_a_choice_of_attention_only() {
     };
     assert_eq!(
         missing.to_string(),
-        "kernels: attention cannot use cmma: of a test; use auto or portable",
+        "kernels: attention cannot use cmma: of a test; use auto or mma or portable",
     );
 }
 

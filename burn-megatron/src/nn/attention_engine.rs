@@ -51,7 +51,7 @@ impl AttentionEngines {
                 let may_differ = device != Device::flex() && dtype.size() == 2;
                 let selected = match ranks.filter(|ranks| may_differ && ranks.size() > 1) {
                     Some(ranks) => agree(&**ranks, select)?,
-                    None => select(&EngineKind::ALL)?,
+                    None => select(&EngineKind::AUTOMATIC)?,
                 };
                 let reason = reason(&selected, dtype);
                 (selected, reason)
@@ -78,9 +78,9 @@ fn agree(
 ) -> Result<SelectedEngine, BuildError> {
     let (mut first, mut skipped) = (0, vec![]);
     loop {
-        let mut selected = select(&EngineKind::ALL[first..])?;
+        let mut selected = select(&EngineKind::AUTOMATIC[first..])?;
         skipped.append(&mut selected.skipped);
-        let own = EngineKind::ALL
+        let own = EngineKind::AUTOMATIC
             .iter()
             .position(|kind| *kind == selected.kind);
         let own = own.unwrap_or(first) as i64;

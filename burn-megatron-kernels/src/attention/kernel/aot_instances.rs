@@ -52,5 +52,6 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
         }
     }
     all.extend(super::matrix::aot_instances(target));
+    all.extend(super::mma::aot_instances(target));
     all
 }

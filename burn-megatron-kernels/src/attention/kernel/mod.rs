@@ -15,6 +15,7 @@ mod backward;
 mod forward;
 mod launch;
 pub(super) mod matrix;
+pub(super) mod mma;
 mod plan;
 mod tile;
 
@@ -154,13 +155,13 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
         let statistics = || [&dout, &lse, &delta].map(buffer);
         let [dq, dk, dv] = self.gradients.map(|strides| self.device_strides(strides));
         T::queries(
-            self.of_queries(self.plan.backward, bounds.clone()),
+            self.of_queries(self.plan.queries, bounds.clone()),
             statistics(),
             buffer(&outputs[0]),
             dq,
         );
         T::keys(
-            self.of_keys(self.plan.backward, bounds),
+            self.of_keys(self.plan.keys, bounds),
             statistics(),
             buffer(&outputs[outputs.len() - 1]),
             [dk, dv],

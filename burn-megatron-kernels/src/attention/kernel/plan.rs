@@ -32,12 +32,15 @@ const BACKWARD: [[usize; 3]; 6] = [
     [8, 8, 1],
 ];
 
-/// Elements of a load, and the tiles of both directions.
+/// Elements of a load, and the tiles of each kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TilePlan<T> {
     pub vector: usize,
     pub forward: T,
-    pub backward: T,
+    /// Of the gradient of the queries.
+    pub queries: T,
+    /// Of the gradients of keys and values.
+    pub keys: T,
 }
 
 impl TilePlan<TileShape> {
@@ -56,10 +59,12 @@ impl TilePlan<TileShape> {
         let memory = hardware.max_shared_memory_size.min(SHARED_MEMORY_TARGET);
         let units = hardware.max_units_per_cube as usize;
         let shape = |sizes, resident| best(sizes, resident, width, vector, planes, memory, units);
+        let backward = shape(BACKWARD, 2);
         Self {
             vector,
             forward: shape(FORWARD, 1),
-            backward: shape(BACKWARD, 2),
+            queries: backward,
+            keys: backward,
         }
     }
 }

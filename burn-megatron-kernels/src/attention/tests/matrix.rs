@@ -1,5 +1,5 @@
-//! The kernels for matrix units, with loops in place of them on every CubeCL device, and with the
-//! units themselves where a device has them.
+//! The engines for matrix units where a device has them, and [`CmmaTiles`] with loops in place of
+//! them on every CubeCL device.
 
 use super::*;
 use crate::testing::{assert_close, tolerance};
@@ -7,18 +7,36 @@ use crate::testing::{assert_close, tolerance};
 /// As [`CANCELLED`], for gradients of weights that were rounded to 16 bits before their sum.
 const ROUNDED: f64 = 2.0 * CANCELLED;
 
-/// The engines to test, each with its device; what is left out is printed.
-fn engines() -> Vec<(Device, CmmaTiles)> {
+/// An engine to test.
+struct Tested {
+    device: Device,
+    engine: Arc<dyn AttentionEngine>,
+    types: Vec<DType>,
+}
+
+/// The engines to test; what is left out is printed.
+fn engines() -> Vec<Tested> {
     let mut engines = Vec::new();
     for (device, _) in devices() {
+        let mut push = |engine: Arc<dyn AttentionEngine>, types: &[DType]| {
+            engines.push(Tested {
+                device: device.clone(),
+                engine,
+                types: types.to_vec(),
+            });
+        };
         match CmmaTiles::new(&device) {
-            Ok(engine) => engines.push((device.clone(), engine)),
+            Ok(engine) => push(Arc::new(engine.clone()), engine.types()),
+            Err(error) => println!("left out: {error}"),
+        }
+        match MmaTiles::new(&device) {
+            Ok(engine) => push(Arc::new(engine.clone()), engine.types()),
             Err(error) => println!("left out: {error}"),
         }
         if device != Device::flex() {
             let engine = CmmaTiles::with_loops(&device);
             assert!(!engine.types().is_empty(), "{device:?} has no 16-bit type");
-            engines.push((device.clone(), engine));
+            push(Arc::new(engine.clone()), engine.types());
         }
     }
     engines
@@ -30,15 +48,14 @@ fn compare_engines(
     ours: impl Fn(&[Tensor<1>], Arc<dyn AttentionEngine>) -> Tensor<1>,
     reference: impl Fn(&[Tensor<1>]) -> Tensor<1>,
 ) {
-    for (device, engine) in engines() {
-        let types = engine.types().to_vec();
-        let name = format!("{name} by {engine:?}");
-        let engine: Arc<dyn AttentionEngine> = Arc::new(engine);
-        let ours = |x: &[_]| ours(x, engine.clone());
-        for dtype in types {
+    for tested in engines() {
+        let name = format!("{name} by {:?}", tested.engine);
+        let device = &tested.device;
+        let ours = |x: &[_]| ours(x, tested.engine.clone());
+        for dtype in tested.types {
             let (exact, plain) = (DType::F64, Device::flex());
             let expected = evaluate(inputs, &plain, exact, dtype, &reference);
-            let actual = evaluate(inputs, &device, dtype, dtype, &ours);
+            let actual = evaluate(inputs, device, dtype, dtype, &ours);
             let name = format!("{name} in {dtype:?}");
             assert_close(&name, &expected, &actual, ROUNDED * tolerance(dtype));
         }
@@ -159,11 +176,16 @@ fn views_that_no_wide_load_reads_are_taken() {
 
 #[test]
 fn the_log_sum_exp_of_the_matrix_units_is_that_of_the_portable_kernels() {
-    for (device, engine) in engines() {
-        for dtype in engine.types() {
+    for Tested {
+        device,
+        engine,
+        types,
+    } in engines()
+    {
+        for dtype in types {
             let values = |rows: usize, phase: f64| {
                 let input = Input::wave([2, rows, 2, 16], phase);
-                plain::<4>(&input, &device, *dtype)
+                plain::<4>(&input, &device, dtype)
             };
             // The first queries are before the first key, and see nothing.
             let (q, k, v) = (values(45, 0.1), values(40, 0.5), values(40, 0.9));
@@ -187,55 +209,148 @@ fn the_log_sum_exp_of_the_matrix_units_is_that_of_the_portable_kernels() {
 }
 
 #[test]
-fn what_the_matrix_units_do_not_take_is_refused() {
-    let error = CmmaTiles::new(&Device::flex()).unwrap_err().to_string();
-    assert!(
-        error.contains("it is not a CubeCL device: use Portable"),
-        "{error}"
-    );
-    for (device, engine) in engines() {
-        let types = engine.types().to_vec();
-        let engine: Arc<dyn AttentionEngine> = Arc::new(engine);
-        let refused = |device: &Device, width: usize, dtype: DType| {
-            let (device, engine) = (device.clone(), engine.clone());
-            let work = std::panic::AssertUnwindSafe(move || {
-                let x = Tensor::<4>::zeros([1, 4, 1, width], (&device, dtype));
-                let options = AttentionOptions::default();
-                flash_attention_with(engine, x.clone(), x.clone(), x, None, &options);
-            });
-            refused::message(work)
+fn windows_and_documents_skip_tiles() {
+    // Several tiles of both kinds in each direction, some seen by all rows, some by none.
+    for (causal, window) in [(true, Some((70, 0))), (false, Some((3, 90))), (false, None)] {
+        let case = Case {
+            causal,
+            window,
+            ends: Some(vec![3, 150, 151, 330]),
+            ..Case::new(1, 330, 330, heads(2, 1, 32))
         };
-        for width in [8, 20, 144] {
-            let error = refused(&device, width, types[0]);
-            let expected = format!(
-                "does not support this problem: heads of width {width}: expected multiples of 16 up to 128"
-            );
-            assert!(error.contains(&expected), "{error}");
-        }
-        let error = refused(&device, 64, DType::F32);
-        assert!(
-            error.contains("does not support this problem: element type F32: expected one of ["),
-            "{error}"
-        );
-        let error = refused(&Device::flex(), 64, types[0]);
-        assert!(
-            error.contains("the engine \"cmma\" was made for"),
-            "{error}"
+        case.compare_matrices();
+    }
+    let long = Case::new(1, 200, 400, heads(1, 1, 64));
+    long.compare_matrices();
+}
+
+#[test]
+fn scores_of_any_size_are_taken() {
+    for scale in [1e-3, 4.0] {
+        let inputs = Case::new(1, 90, 90, heads(1, 1, 32)).inputs();
+        let options = AttentionOptions {
+            scale: Some(scale),
+            causal: true,
+            ..Default::default()
+        };
+        let split = |x: &[Tensor<1>]| [0, 1, 2].map(|i| x[i].clone().reshape([1, 90, 1, 32]));
+        compare_engines(
+            &format!("scale {scale}"),
+            &inputs,
+            |x, engine| {
+                let [q, k, v] = split(x);
+                flash_attention_with(engine, q, k, v, None, &options).flatten(0, 3)
+            },
+            |x| {
+                let [q, k, v] = split(x);
+                composed::flash_attention(q, k, v, None, &options).flatten(0, 3)
+            },
         );
     }
 }
 
 #[test]
+fn two_runs_of_an_engine_give_the_same_bits() {
+    for tested in engines() {
+        for dtype in tested.types {
+            let case = Case::new(2, 130, 130, heads(4, 2, 64));
+            let run = || {
+                let ours = |x: &[Tensor<1>]| {
+                    let ([q, k, v], sink) = case.split(x);
+                    let options = case.options(&q.device());
+                    let engine = tested.engine.clone();
+                    flash_attention_with(engine, q, k, v, sink, &options).flatten(0, 3)
+                };
+                let result = evaluate(&case.inputs(), &tested.device, dtype, dtype, &ours);
+                let all = [vec![result.output], result.gradients].concat();
+                let bits =
+                    |values: Vec<f64>| values.into_iter().map(f64::to_bits).collect::<Vec<_>>();
+                all.into_iter().map(bits).collect::<Vec<_>>()
+            };
+            assert_eq!(run(), run(), "{:?} in {dtype:?}", tested.engine);
+        }
+    }
+}
+
+#[test]
+fn what_the_matrix_units_do_not_take_is_refused() {
+    let flex = Device::flex();
+    let errors = [
+        CmmaTiles::new(&flex).unwrap_err().to_string(),
+        MmaTiles::new(&flex).unwrap_err().to_string(),
+    ];
+    for error in errors {
+        let expected = "it is not a CubeCL device: use Portable";
+        assert!(error.contains(expected), "{error}");
+    }
+    for tested in engines() {
+        let types = &tested.types;
+        let refused = |device: &Device, width: usize, dtype: DType, scale: Option<f64>| {
+            let (device, engine) = (device.clone(), tested.engine.clone());
+            let work = std::panic::AssertUnwindSafe(move || {
+                let x = Tensor::<4>::zeros([1, 4, 1, width], (&device, dtype));
+                let options = AttentionOptions {
+                    scale,
+                    ..Default::default()
+                };
+                flash_attention_with(engine, x.clone(), x.clone(), x, None, &options);
+            });
+            refused::message(work)
+        };
+        let device = &tested.device;
+        for width in [8, 20, 144] {
+            let error = refused(device, width, types[0], None);
+            let expected = format!(
+                "does not support this problem: heads of width {width}: expected multiples of 16 up to 128"
+            );
+            assert!(error.contains(&expected), "{error}");
+        }
+        let error = refused(device, 64, DType::F32, None);
+        assert!(
+            error.contains("does not support this problem: element type F32: expected one of ["),
+            "{error}"
+        );
+        let name = tested.engine.name();
+        let error = refused(&Device::flex(), 64, types[0], None);
+        let expected = format!("the engine \"{name}\" was made for");
+        assert!(error.contains(&expected), "{error}");
+        if name == "mma" {
+            let error = refused(device, 64, types[0], Some(-0.5));
+            let expected = "does not support this problem: scale -0.5: expected a positive number";
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}
+
+/// Whether a device without `mma.sync` is told what it has not got.
+#[test]
+fn a_device_without_mma_sync_is_named() {
+    for (device, _) in devices() {
+        if let Err(error) = MmaTiles::new(&device) {
+            let error = error.to_string();
+            let is_named = error.contains("no mma.sync of 16x8x16")
+                || error.contains("it is not a CubeCL device");
+            assert!(is_named, "{error}");
+        }
+    }
+}
+
+#[test]
 fn the_engine_of_a_device_with_matrix_units_uses_them_in_16_bits() {
-    for (device, engine) in engines() {
+    for Tested {
+        device,
+        engine,
+        types,
+    } in engines()
+    {
         let window = Some(Window { left: 40, right: 0 });
         for (dtype, heads) in [
-            (engine.types()[0], heads(2, 1, 64)),
-            (*engine.types().last().unwrap(), heads(4, 4, 128)),
+            (types[0], heads(2, 1, 64)),
+            (*types.last().unwrap(), heads(4, 4, 128)),
         ] {
             // With loops too: the comparison is one of kernels, whatever multiplies.
             for window in [None, window] {
-                let compared = compare_with_portable(&engine, &device, dtype, heads, window);
+                let compared = compare_with_portable(&*engine, &device, dtype, heads, window);
                 assert_eq!(compared, Ok(()), "{engine:?} in {dtype:?}, {heads:?}");
             }
         }
@@ -244,7 +359,7 @@ fn the_engine_of_a_device_with_matrix_units_uses_them_in_16_bits() {
         let has_units = CmmaTiles::new(&device).map(|engine| engine.types().to_vec());
         for dtype in types {
             let select = |width| {
-                let kinds = &EngineKind::ALL;
+                let kinds = &EngineKind::AUTOMATIC;
                 select_engine(kinds, &device, dtype, heads(2, 1, width), None).unwrap()
             };
             let taken = has_units.as_ref().is_ok_and(|types| types.contains(&dtype));

@@ -224,7 +224,7 @@ mod tests {
         let error = measured("--attention cmma").unwrap_err().to_string();
         assert_eq!(
             error,
-            "kernels: attention cannot use cmma: a CPU has no matrix units; use auto or portable"
+            "kernels: attention cannot use cmma: a CPU has no matrix units; use auto or mma or portable"
         );
         for flags in ["--attention cuda", "--model 7b", "--steps 0", "--warm-up 0"] {
             assert!(parse_text::<StepBenchArgs>(flags).is_err(), "{flags}");

@@ -161,7 +161,8 @@ pub(super) fn plan(
         TilePlan {
             vector,
             forward,
-            backward,
+            queries: backward,
+            keys: backward,
         }
     }
 }

@@ -1,0 +1,222 @@
+//! Output and log-sum-exp: queries are the resident tile, keys and values are streamed.
+
+use cubecl::prelude::*;
+
+use super::super::forward::{MASKED_SCORE, with_sink};
+use super::super::tile::{AttentionSizes, AttentionStrides, head_rows, visible_end, visible_start};
+use super::plan::{LOG2_E, MmaShape, WARP};
+use super::ptx::{Quad, commit_copies, exp2, shared_address, wait_for_copies};
+use super::tile::{
+    accumulate, column_lane, copy_tile, lane_row, products, resident, row_lane, store,
+};
+use super::visible::{mask, visible_columns};
+
+/// One cube takes `shape.rows()` queries of one head, each of its warps `shape.warp_rows()` of them.
+/// Cubes with the last queries come first: where attention is causal these have the most keys.
+///
+/// While a tile of keys and values is worked on, the next is copied. Exponentials are to the base 2,
+/// with its logarithm in the factor of the scores.
+#[cube(launch_unchecked)]
+pub(crate) fn mma_forward<F: Float, N: Size>(
+    q: &[Vector<F, N>],
+    k: &[Vector<F, N>],
+    v: &[Vector<F, N>],
+    sink: &ComptimeOption<OwnedTensor<f32>>,
+    bounds: &ComptimeOption<OwnedTensor<i32>>,
+    out: &mut [Vector<F, N>],
+    lse: &mut [f32],
+    strides: &AttentionStrides,
+    sizes: &AttentionSizes,
+    #[comptime] shape: MmaShape,
+    #[define(F)] _dtype: ElemType,
+) {
+    let rows = comptime!(shape.rows());
+    let columns = comptime!(shape.columns);
+    let queries = sizes.mask_range.rows as usize;
+    let keys = sizes.mask_range.columns as usize;
+    let tiles = queries.div_ceil(rows);
+    let sequences = (sizes.batches * sizes.heads) as usize;
+    let cube = CUBE_POS;
+    if cube < tiles * sequences {
+        let first = (tiles - 1 - cube / sequences) * rows;
+        let head = cube % sequences % sizes.heads as usize;
+        let batch = cube % sequences / sizes.heads as usize;
+        let group = head / sizes.heads_per_group as usize;
+        let q_rows = head_rows(&strides.q, batch, head, queries);
+        let k_rows = head_rows(&strides.k, batch, group, keys);
+        let v_rows = head_rows(&strides.v, batch, group, keys);
+
+        let memory = Shared::<[Vector<u32, Quad>]>::new_aligned_slice(
+            comptime!(shape.memory() / 16),
+            128usize,
+        );
+        let query_tile = shared_address(&memory[0usize..1usize]);
+        let key_tile = query_tile + comptime!(shape.bytes(rows) as u32);
+        let value_tile = key_tile + comptime!(shape.bytes(columns) as u32);
+        let stage_bytes = comptime!(shape.stage() as u32);
+
+        let last = min(first + rows, queries) - 1;
+        let mut at = visible_start(first as i32, &sizes.mask_range, bounds);
+        let end = visible_end(last as i32, &sizes.mask_range, bounds);
+        copy_tile(q, &q_rows, first, query_tile, rows, shape);
+        commit_copies();
+        if at < end {
+            copy_tile(k, &k_rows, at as usize, key_tile, columns, shape);
+            copy_tile(v, &v_rows, at as usize, value_tile, columns, shape);
+        }
+        commit_copies();
+        wait_for_copies(1usize);
+        sync_cube();
+        let q_resident = resident(query_tile, shape);
+        let own = first + (UNIT_POS as usize / WARP) * comptime!(shape.warp_rows());
+        let visible = visible_columns(
+            own,
+            comptime!(shape.warp_rows()).runtime(),
+            &sizes.mask_range,
+            bounds,
+        );
+
+        let scale = sizes.scale * LOG2_E;
+        let mut sums = Array::<Vector<f32, Quad>>::new(comptime!(shape.sum_tiles()));
+        let mut largest = Array::<f32>::new(comptime!(2 * shape.row_tiles));
+        let mut totals = Array::<f32>::new(comptime!(2 * shape.row_tiles));
+        #[unroll]
+        for row in 0..2 * shape.row_tiles {
+            largest[row] = minus_infinity();
+        }
+        let mut stage = 0u32;
+        while at < end {
+            wait_for_copies(0usize);
+            sync_cube();
+            let next = at + columns as i32;
+            if next < end {
+                let other = stage_bytes - stage;
+                copy_tile(k, &k_rows, next as usize, key_tile + other, columns, shape);
+                copy_tile(
+                    v,
+                    &v_rows,
+                    next as usize,
+                    value_tile + other,
+                    columns,
+                    shape,
+                );
+            }
+            commit_copies();
+            if visible.some(at, columns) {
+                let mut scores = products(&q_resident, column_lane(key_tile + stage, shape), shape);
+                if !visible.all(at, columns) {
+                    mask(
+                        &mut scores,
+                        minus_infinity(),
+                        own,
+                        at,
+                        &sizes.mask_range,
+                        bounds,
+                        shape,
+                    );
+                }
+                softmax(
+                    &mut scores,
+                    &mut sums,
+                    &mut largest,
+                    &mut totals,
+                    scale,
+                    shape,
+                );
+                accumulate(
+                    &mut sums,
+                    &scores,
+                    row_lane(value_tile + stage, shape),
+                    shape,
+                );
+            }
+            stage = stage_bytes - stage;
+            at = next;
+        }
+
+        let mut factors = Array::<f32>::new(comptime!(2 * shape.row_tiles));
+        #[unroll]
+        for row in 0..2 * shape.row_tiles {
+            let mut total = totals[row];
+            total += plane_shuffle_xor(total, 1u32);
+            total += plane_shuffle_xor(total, 2u32);
+            let seen = largest[row] > minus_infinity();
+            let most = select(seen, largest[row] * sizes.scale, MASKED_SCORE);
+            let (factor, most, total) = with_sink(most, total, sink, head);
+            factors[row] = factor;
+            let query = own + lane_row(row) as usize;
+            if UNIT_POS & 3 == 0 && query < queries {
+                lse[(batch * sizes.heads as usize + head) * queries + query] = most + total.ln();
+            }
+        }
+        let out_rows = head_rows(&strides.out, batch, head, queries);
+        store(
+            &sums,
+            &factors,
+            q_resident.start,
+            out,
+            &out_rows,
+            own,
+            shape,
+        );
+    }
+}
+
+/// Turns the scores of a tile into weights relative to the largest score so far, and rescales what
+/// has been summed to it.
+#[cube]
+fn softmax(
+    scores: &mut Array<Vector<f32, Quad>>,
+    sums: &mut Array<Vector<f32, Quad>>,
+    largest: &mut Array<f32>,
+    totals: &mut Array<f32>,
+    scale: f32,
+    #[comptime] shape: MmaShape,
+) {
+    let across = comptime!(shape.columns / 8);
+    let features = comptime!(shape.width / 8);
+    #[unroll]
+    for row in 0..2 * shape.row_tiles {
+        let a = comptime!(row % 2 * 2);
+        let b = comptime!(row % 2 * 2 + 1);
+        let mut most = largest[row];
+        #[unroll]
+        for tile in 0..across {
+            let score = scores[comptime!(row / 2 * across + tile)];
+            most = max(most, max(score.extract(a), score.extract(b)));
+        }
+        most = max(most, plane_shuffle_xor(most, 1u32));
+        most = max(most, plane_shuffle_xor(most, 2u32));
+        // A row that has seen nothing keeps weights of 0.
+        let offset = select(most > minus_infinity(), most, 0.0f32) * scale;
+        let factor = exp2(fma(largest[row], scale, -offset));
+        largest[row] = most;
+        let mut total = totals[row] * factor;
+        #[unroll]
+        for tile in 0..across {
+            let index = comptime!(row / 2 * across + tile);
+            let mut score = scores[index];
+            let first = exp2(fma(score.extract(a), scale, -offset));
+            let second = exp2(fma(score.extract(b), scale, -offset));
+            total += first + second;
+            score.insert(a, first);
+            score.insert(b, second);
+            scores[index] = score;
+        }
+        totals[row] = total;
+        #[unroll]
+        for feature in 0..features {
+            let index = comptime!(row / 2 * features + feature);
+            let mut sum = sums[index];
+            sum.insert(a, sum.extract(a) * factor);
+            sum.insert(b, sum.extract(b) * factor);
+            sums[index] = sum;
+        }
+    }
+}
+
+/// Below every score.
+#[cube]
+fn minus_infinity() -> f32 {
+    f32::reinterpret(0xff80_0000u32)
+}

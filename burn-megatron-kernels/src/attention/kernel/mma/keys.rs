@@ -1,0 +1,263 @@
+//! The gradients of keys and values: these are resident, queries and the gradient of the output are
+//! streamed.
+
+use cubecl::prelude::*;
+
+use super::super::tile::{
+    AttentionSizes, AttentionStrides, DeviceStrides, head_rows, visible_end, visible_start,
+};
+use super::plan::{LOG2_E, MmaShape, WARP};
+use super::ptx::{
+    Quad, commit_copies, copy_4_bytes, exp2, load_pair, shared_address, wait_for_copies,
+};
+use super::tile::{
+    accumulate, column_lane, copy_tile, lane_column, products, resident, row_lane, store,
+};
+use super::visible::{mask, visible_columns};
+
+/// `dv = p^T dout` and `dk = scale * ds^T q`: one cube takes `shape.rows()` keys of one group, and
+/// all the heads of it one after the other. `sizes.mask_range`: which queries see a key.
+///
+/// Scores are computed transposed, a row for each key, so that weights and their gradients are left
+/// operands of the sums without leaving their registers.
+#[cube(launch_unchecked)]
+pub(crate) fn mma_keys<F: Float, N: Size>(
+    q: &[Vector<F, N>],
+    k: &[Vector<F, N>],
+    v: &[Vector<F, N>],
+    dout: &[Vector<F, N>],
+    lse: &[f32],
+    delta: &[f32],
+    bounds: &ComptimeOption<OwnedTensor<i32>>,
+    gradients: &mut [Vector<F, N>],
+    strides: &AttentionStrides,
+    dk_strides: &DeviceStrides,
+    dv_strides: &DeviceStrides,
+    sizes: &AttentionSizes,
+    #[comptime] shape: MmaShape,
+    #[define(F)] _dtype: ElemType,
+) {
+    let rows = comptime!(shape.rows());
+    let columns = comptime!(shape.columns);
+    let keys = sizes.mask_range.rows as usize;
+    let queries = sizes.mask_range.columns as usize;
+    let tiles = keys.div_ceil(rows);
+    let heads = sizes.heads as usize;
+    let groups = heads / sizes.heads_per_group as usize;
+    let sequences = sizes.batches as usize * groups;
+    let cube = CUBE_POS;
+    if cube < tiles * sequences {
+        let first = cube / sequences * rows;
+        let group = cube % sequences % groups;
+        let batch = cube % sequences / groups;
+        let k_rows = head_rows(&strides.k, batch, group, keys);
+        let v_rows = head_rows(&strides.v, batch, group, keys);
+
+        let memory = Shared::<[Vector<u32, Quad>]>::new_aligned_slice(
+            comptime!(shape.memory() / 16),
+            128usize,
+        );
+        let key_tile = shared_address(&memory[0usize..1usize]);
+        let value_tile = key_tile + comptime!(shape.bytes(rows) as u32);
+        let stages = value_tile + comptime!(shape.bytes(rows) as u32);
+        let stage_bytes = comptime!(shape.stage() as u32);
+
+        let last = min(first + rows, keys) - 1;
+        let begin = visible_start(first as i32, &sizes.mask_range, bounds);
+        let end = visible_end(last as i32, &sizes.mask_range, bounds);
+        let mut head = group * sizes.heads_per_group as usize;
+        let mut remaining = select(begin < end, sizes.heads_per_group, 0u32);
+        let mut at = begin;
+        copy_tile(k, &k_rows, first, key_tile, rows, shape);
+        copy_tile(v, &v_rows, first, value_tile, rows, shape);
+        commit_copies();
+        if remaining > 0 {
+            copy_queries(
+                q, dout, lse, delta, strides, batch, head, heads, queries, at, stages, shape,
+            );
+        }
+        commit_copies();
+        wait_for_copies(1usize);
+        sync_cube();
+        let k_resident = resident(key_tile, shape);
+        let v_resident = resident(value_tile, shape);
+        let own = first + (UNIT_POS as usize / WARP) * comptime!(shape.warp_rows());
+        let visible = visible_columns(
+            own,
+            comptime!(shape.warp_rows()).runtime(),
+            &sizes.mask_range,
+            bounds,
+        );
+
+        let scale = sizes.scale * LOG2_E;
+        let mut dk = Array::<Vector<f32, Quad>>::new(comptime!(shape.sum_tiles()));
+        let mut dv = Array::<Vector<f32, Quad>>::new(comptime!(shape.sum_tiles()));
+        let mut stage = 0u32;
+        while remaining > 0 {
+            wait_for_copies(0usize);
+            sync_cube();
+            let mut next = at + columns as i32;
+            if next >= end {
+                next = begin;
+                head += 1usize;
+                remaining -= 1u32;
+            }
+            if remaining > 0 {
+                let other = stages + stage_bytes - stage;
+                copy_queries(
+                    q, dout, lse, delta, strides, batch, head, heads, queries, next, other, shape,
+                );
+            }
+            commit_copies();
+            if visible.some(at, columns) {
+                let query_tile = stages + stage;
+                let gradient_tile = query_tile + comptime!(shape.bytes(columns) as u32);
+                let of_queries =
+                    gradient_tile + comptime!(shape.bytes(columns) as u32) + lane_column() * 4;
+                let mut weights = products(&k_resident, column_lane(query_tile, shape), shape);
+                weigh(&mut weights, of_queries, scale, shape);
+                if !visible.all(at, columns) {
+                    mask(
+                        &mut weights,
+                        0.0f32,
+                        own,
+                        at,
+                        &sizes.mask_range,
+                        bounds,
+                        shape,
+                    );
+                }
+                accumulate(&mut dv, &weights, row_lane(gradient_tile, shape), shape);
+                let dp = products(&v_resident, column_lane(gradient_tile, shape), shape);
+                differentiate(&mut weights, &dp, of_queries, shape);
+                accumulate(&mut dk, &weights, row_lane(query_tile, shape), shape);
+            }
+            stage = stage_bytes - stage;
+            at = next;
+        }
+        let mut factors = Array::<f32>::new(comptime!(2 * shape.row_tiles));
+        let mut ones = Array::<f32>::new(comptime!(2 * shape.row_tiles));
+        #[unroll]
+        for row in 0..2 * shape.row_tiles {
+            factors[row] = sizes.scale;
+            ones[row] = 1.0f32;
+        }
+        let dk_rows = head_rows(dk_strides, batch, group, keys);
+        let dv_rows = head_rows(dv_strides, batch, group, keys);
+        store(
+            &dk,
+            &factors,
+            k_resident.start,
+            gradients,
+            &dk_rows,
+            own,
+            shape,
+        );
+        store(
+            &dv,
+            &ones,
+            v_resident.start,
+            gradients,
+            &dv_rows,
+            own,
+            shape,
+        );
+    }
+}
+
+/// Starts to copy the queries of a head from `at` on, the gradient of their output, and both of
+/// their statistics, to one stage. All are zeros past the last query: its weights are finite, and
+/// multiply zeros.
+#[cube]
+fn copy_queries<F: Float, N: Size>(
+    q: &[Vector<F, N>],
+    dout: &[Vector<F, N>],
+    lse: &[f32],
+    delta: &[f32],
+    strides: &AttentionStrides,
+    batch: usize,
+    head: usize,
+    heads: usize,
+    queries: usize,
+    at: i32,
+    to: u32,
+    #[comptime] shape: MmaShape,
+) {
+    let columns = comptime!(shape.columns);
+    let tile_bytes = comptime!(shape.bytes(columns) as u32);
+    let q_rows = head_rows(&strides.q, batch, head, queries);
+    let out_rows = head_rows(&strides.out, batch, head, queries);
+    copy_tile(q, &q_rows, at as usize, to, columns, shape);
+    copy_tile(
+        dout,
+        &out_rows,
+        at as usize,
+        to + tile_bytes,
+        columns,
+        shape,
+    );
+    let unit = UNIT_POS as usize;
+    let query = at as usize + unit % columns;
+    let from = (batch * heads + head) * queries + query;
+    let target = to + 2 * tile_bytes + UNIT_POS * 4;
+    let bytes = select(query < queries, 4u32, 0u32);
+    if unit < columns {
+        copy_4_bytes(&lse[from..from + 1], target, bytes);
+    } else if unit < comptime!(2 * columns) {
+        copy_4_bytes(&delta[from..from + 1], target, bytes);
+    }
+}
+
+/// Turns scores into weights, with the log-sum-exp of this lane's columns from `of_queries` on.
+#[cube]
+fn weigh(
+    scores: &mut Array<Vector<f32, Quad>>,
+    of_queries: u32,
+    scale: f32,
+    #[comptime] shape: MmaShape,
+) {
+    let across = comptime!(shape.columns / 8);
+    #[unroll]
+    for tile in 0..across {
+        let lse = load_pair(of_queries + comptime!((32 * tile) as u32));
+        let offsets = lse * Vector::new(-LOG2_E);
+        #[unroll]
+        for row in 0..shape.row_tiles {
+            let index = comptime!(row * across + tile);
+            let mut score = scores[index];
+            #[unroll]
+            for element in 0..4usize {
+                let offset = offsets.extract(comptime!(element % 2));
+                score.insert(element, exp2(fma(score.extract(element), scale, offset)));
+            }
+            scores[index] = score;
+        }
+    }
+}
+
+/// Turns weights into gradients of scores: `p * (dp - delta)`.
+#[cube]
+fn differentiate(
+    weights: &mut Array<Vector<f32, Quad>>,
+    dp: &Array<Vector<f32, Quad>>,
+    of_queries: u32,
+    #[comptime] shape: MmaShape,
+) {
+    let across = comptime!(shape.columns / 8);
+    #[unroll]
+    for tile in 0..across {
+        let delta = load_pair(of_queries + comptime!((4 * shape.columns + 32 * tile) as u32));
+        #[unroll]
+        for row in 0..shape.row_tiles {
+            let index = comptime!(row * across + tile);
+            let gradient = dp[index];
+            let mut weight = weights[index];
+            #[unroll]
+            for element in 0..4usize {
+                let change = gradient.extract(element) - delta.extract(comptime!(element % 2));
+                weight.insert(element, weight.extract(element) * change);
+            }
+            weights[index] = weight;
+        }
+    }
+}

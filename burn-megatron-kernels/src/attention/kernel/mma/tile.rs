@@ -1,0 +1,332 @@
+//! Tiles of 16-bit rows in shared memory: how they are filled, read as fragments, and written out.
+//!
+//! Chunk `c` of row `r` is stored as chunk `c ^ (r / group_rows % group)` of the row, so that neither
+//! copies nor fragments meet bank conflicts.
+
+use cubecl::prelude::*;
+
+use super::super::tile::HeadRows;
+use super::plan::{CHUNK, MmaShape, WARP};
+use super::ptx::{Quad, copy_16_bytes, load_matrices, load_shared, multiply, pack, store_shared};
+
+/// Bytes of a chunk.
+const CHUNK_BYTES: usize = 2 * CHUNK;
+
+/// How the chunks of a row are permuted.
+#[cube]
+fn permutation(row: u32, #[comptime] shape: MmaShape) -> u32 {
+    row / comptime!(shape.group_rows() as u32) % comptime!(shape.group() as u32)
+}
+
+/// Starts to copy `rows` rows of a head from `first` on to the tile at `to`; zeros past the last row.
+// One condition is known when the kernel is compiled, the other is not.
+#[allow(clippy::if_same_then_else)]
+#[cube]
+pub(crate) fn copy_tile<F: Float, N: Size>(
+    from: &[Vector<F, N>],
+    head: &HeadRows,
+    first: usize,
+    to: u32,
+    #[comptime] rows: usize,
+    #[comptime] shape: MmaShape,
+) {
+    let group = comptime!(shape.group());
+    let step = comptime!(shape.units() / group);
+    let row = UNIT_POS / group as u32;
+    let column = UNIT_POS % group as u32;
+    let place = column ^ permutation(row, shape);
+    #[unroll]
+    for part in 0..rows.div_ceil(step) {
+        let at = row + comptime!((part * step) as u32);
+        if comptime!((part + 1) * step <= rows) {
+            copy_row(
+                from,
+                head,
+                first + at as usize,
+                column,
+                to,
+                at,
+                place,
+                shape,
+            );
+        } else if at < rows as u32 {
+            copy_row(
+                from,
+                head,
+                first + at as usize,
+                column,
+                to,
+                at,
+                place,
+                shape,
+            );
+        }
+    }
+}
+
+/// Starts to copy every `shape.group()`th chunk of row `source` of a head, from `column` on, to row
+/// `at` of the tile at `to`, from chunk `place` on.
+#[cube]
+fn copy_row<F: Float, N: Size>(
+    from: &[Vector<F, N>],
+    head: &HeadRows,
+    source: usize,
+    column: u32,
+    to: u32,
+    at: u32,
+    place: u32,
+    #[comptime] shape: MmaShape,
+) {
+    let group = comptime!(shape.group());
+    let start = head.start + source * head.stride + column as usize;
+    let bytes = select(source < head.count, comptime!(CHUNK_BYTES as u32), 0u32);
+    let target =
+        to + (at * comptime!(shape.chunks() as u32) + place) * comptime!(CHUNK_BYTES as u32);
+    #[unroll]
+    for index in 0..shape.chunks() / group {
+        let chunk = start + comptime!(index * group);
+        copy_16_bytes(
+            &from[chunk..chunk + 1],
+            target + comptime!((index * group * CHUNK_BYTES) as u32),
+            bytes,
+        );
+    }
+}
+
+/// Where this lane reads the fragments of a tile at `tile` whose rows are the rows of the product,
+/// or are summed over.
+#[cube]
+pub(crate) fn row_lane(tile: u32, #[comptime] shape: MmaShape) -> u32 {
+    let lane = UNIT_POS % comptime!(WARP as u32);
+    lane_address(tile, lane % 16, lane / 16, shape)
+}
+
+/// Where this lane reads the fragments of a tile at `tile` whose rows are the columns of the product.
+#[cube]
+pub(crate) fn column_lane(tile: u32, #[comptime] shape: MmaShape) -> u32 {
+    let lane = UNIT_POS % comptime!(WARP as u32);
+    lane_address(tile, lane % 8 + lane / 16 * 8, lane / 8 % 2, shape)
+}
+
+#[cube]
+fn lane_address(tile: u32, row: u32, chunk: u32, #[comptime] shape: MmaShape) -> u32 {
+    let place = row * comptime!(shape.chunks() as u32) + (chunk ^ permutation(row % 8, shape));
+    tile + place * comptime!(CHUNK_BYTES as u32)
+}
+
+/// The 16 rows from `row` on of the features `16 step..` of a tile, as a fragment. `lane` is
+/// [`row_lane`] or [`column_lane`] of it.
+#[cube]
+pub(crate) fn fragment(
+    lane: u32,
+    #[comptime] row: usize,
+    #[comptime] step: usize,
+    #[comptime] transposed: bool,
+    #[comptime] shape: MmaShape,
+) -> Vector<u32, Quad> {
+    // Steps of one group differ in bits of the permutation, groups and rows in what is above.
+    let steps = comptime!(shape.group() / 2);
+    let within = comptime!((step % steps * 2 * CHUNK_BYTES) as u32);
+    let above =
+        comptime!(((row * shape.chunks() + step / steps * shape.group()) * CHUNK_BYTES) as u32);
+    load_matrices((lane ^ within) + above, transposed)
+}
+
+/// The rows of a resident tile that this warp owns.
+#[derive(CubeType)]
+pub(crate) struct Resident {
+    /// Where they start in shared memory.
+    pub start: u32,
+    /// All fragments, if they stay in registers.
+    fragments: Array<Vector<u32, Quad>>,
+}
+
+/// This warp's rows of the resident tile at `tile`, which has been filled.
+#[cube]
+pub(crate) fn resident(tile: u32, #[comptime] shape: MmaShape) -> Resident {
+    let warp = UNIT_POS / comptime!(WARP as u32);
+    let start = tile + warp * comptime!(shape.bytes(shape.warp_rows()) as u32);
+    let steps = comptime!(shape.width / 16);
+    let kept = comptime!(if shape.in_registers {
+        shape.row_tiles * steps
+    } else {
+        1
+    });
+    let mut fragments = Array::<Vector<u32, Quad>>::new(kept);
+    if comptime!(shape.in_registers) {
+        let lane = row_lane(start, shape);
+        #[unroll]
+        for tile in 0..shape.row_tiles {
+            #[unroll]
+            for step in 0..steps {
+                fragments[comptime!(tile * steps + step)] =
+                    fragment(lane, comptime!(16 * tile), step, false, shape);
+            }
+        }
+    }
+    Resident { start, fragments }
+}
+
+/// The products of this warp's rows with the rows of a streamed tile, whose lane is a
+/// [`column_lane`]: tiles of 16 by 8, row by row.
+#[cube]
+pub(crate) fn products(
+    rows: &Resident,
+    columns: u32,
+    #[comptime] shape: MmaShape,
+) -> Array<Vector<f32, Quad>> {
+    let steps = comptime!(shape.width / 16);
+    let across = comptime!(shape.columns / 8);
+    let mut sums = Array::<Vector<f32, Quad>>::new(comptime!(shape.score_tiles()));
+    #[unroll]
+    for step in 0..steps {
+        let mut left = Array::<Vector<u32, Quad>>::new(shape.row_tiles);
+        #[unroll]
+        for tile in 0..shape.row_tiles {
+            if comptime!(shape.in_registers) {
+                left[tile] = rows.fragments[comptime!(tile * steps + step)];
+            } else {
+                let lane = row_lane(rows.start, shape);
+                left[tile] = fragment(lane, comptime!(16 * tile), step, false, shape);
+            }
+        }
+        #[unroll]
+        for pair in 0..across / 2 {
+            let right = fragment(columns, comptime!(16 * pair), step, false, shape);
+            #[unroll]
+            for tile in 0..shape.row_tiles {
+                #[unroll]
+                for half in 0..2usize {
+                    let at = comptime!(tile * across + 2 * pair + half);
+                    sums[at] = multiply(left[tile], right, half, sums[at], shape.bf16);
+                }
+            }
+        }
+    }
+    sums
+}
+
+/// Adds the products of `weights`, rounded to 16 bits, with the rows of a streamed tile, whose lane
+/// is a [`row_lane`].
+#[cube]
+pub(crate) fn accumulate(
+    sums: &mut Array<Vector<f32, Quad>>,
+    weights: &Array<Vector<f32, Quad>>,
+    rows: u32,
+    #[comptime] shape: MmaShape,
+) {
+    let across = comptime!(shape.columns / 8);
+    let features = comptime!(shape.width / 8);
+    #[unroll]
+    for step in 0..across / 2 {
+        let mut left = Array::<Vector<u32, Quad>>::new(shape.row_tiles);
+        #[unroll]
+        for tile in 0..shape.row_tiles {
+            let at = comptime!(tile * across + 2 * step);
+            left[tile] = operand(weights[at], weights[comptime!(at + 1)], shape);
+        }
+        #[unroll]
+        for pair in 0..features / 2 {
+            let right = fragment(rows, comptime!(16 * step), pair, true, shape);
+            #[unroll]
+            for tile in 0..shape.row_tiles {
+                #[unroll]
+                for half in 0..2usize {
+                    let at = comptime!(tile * features + 2 * pair + half);
+                    sums[at] = multiply(left[tile], right, half, sums[at], shape.bf16);
+                }
+            }
+        }
+    }
+}
+
+/// Two adjacent tiles of sums as the left operand of a product: a lane holds the same places of both.
+#[cube]
+fn operand(
+    first: Vector<f32, Quad>,
+    second: Vector<f32, Quad>,
+    #[comptime] shape: MmaShape,
+) -> Vector<u32, Quad> {
+    let mut packed = Vector::<u32, Quad>::new(0u32);
+    #[unroll]
+    for row in 0..2usize {
+        let a = comptime!(2 * row);
+        let b = comptime!(2 * row + 1);
+        packed.insert(row, pack(first.extract(a), first.extract(b), shape.bf16));
+        packed.insert(
+            comptime!(row + 2),
+            pack(second.extract(a), second.extract(b), shape.bf16),
+        );
+    }
+    packed
+}
+
+/// Row number `index` of the rows of this lane, counted from the first of its warp.
+#[cube]
+pub(crate) fn lane_row(#[comptime] index: usize) -> u32 {
+    UNIT_POS % comptime!(WARP as u32) / 4 + comptime!((8 * index) as u32)
+}
+
+/// The first of the two columns of this lane in a tile of 16 by 8.
+#[cube]
+pub(crate) fn lane_column() -> u32 {
+    UNIT_POS % 4 * 2
+}
+
+/// Stores this warp's sums, row `index` times `factors[index]`, to the rows of a head from `first`
+/// on, by way of its rows of a resident tile, which are not read any more.
+#[cube]
+pub(crate) fn store<F: Float, N: Size>(
+    sums: &Array<Vector<f32, Quad>>,
+    factors: &Array<f32>,
+    start: u32,
+    to: &mut [Vector<F, N>],
+    head: &HeadRows,
+    first: usize,
+    #[comptime] shape: MmaShape,
+) {
+    let features = comptime!(shape.width / 8);
+    let pitch = comptime!((shape.chunks() * CHUNK_BYTES) as u32);
+    sync_plane();
+    #[unroll]
+    for row in 0..2 * shape.row_tiles {
+        let line = lane_row(row);
+        let a = comptime!(row % 2 * 2);
+        let b = comptime!(row % 2 * 2 + 1);
+        #[unroll]
+        for feature in 0..features {
+            let tile = sums[comptime!(row / 2 * features + feature)];
+            let value = pack(
+                tile.extract(a) * factors[row],
+                tile.extract(b) * factors[row],
+                shape.bf16,
+            );
+            let chunk = comptime!(feature as u32) ^ permutation(line % 8, shape);
+            store_shared(
+                start + line * pitch + chunk * comptime!(CHUNK_BYTES as u32) + lane_column() * 2,
+                value,
+            );
+        }
+    }
+    sync_plane();
+    let group = comptime!(shape.group());
+    let lane = UNIT_POS % comptime!(WARP as u32);
+    #[unroll]
+    for part in 0..shape.warp_rows() * group / WARP {
+        let line = lane / group as u32 + comptime!((part * WARP / group) as u32);
+        let column = lane % group as u32;
+        let row = first + line as usize;
+        let place = start
+            + line * pitch
+            + (column ^ permutation(line % 8, shape)) * comptime!(CHUNK_BYTES as u32);
+        if row < head.count {
+            #[unroll]
+            for index in 0..shape.chunks() / group {
+                let chunk = comptime!(index * group);
+                let value = load_shared(place + comptime!((chunk * CHUNK_BYTES) as u32));
+                to[head.start + row * head.stride + column as usize + chunk] =
+                    Vector::<F, N>::reinterpret(value);
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What the rows of a warp see.
+
+use cubecl::prelude::*;
+
+use super::super::tile::{DeviceMaskRange, visible_end, visible_start};
+use super::plan::MmaShape;
+use super::ptx::Quad;
+use super::tile::{lane_column, lane_row};
+
+/// The columns that rows of a warp see: some row those of `from..to`, all rows those of
+/// `all_from..all_to`.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct VisibleColumns {
+    pub from: i32,
+    pub to: i32,
+    pub all_from: i32,
+    pub all_to: i32,
+}
+
+/// The columns that the rows `first..first + rows` see; no columns if there is no such row. Starts
+/// and ends do not decrease from row to row.
+#[cube]
+pub(crate) fn visible_columns(
+    first: usize,
+    rows: usize,
+    mask_range: &DeviceMaskRange,
+    bounds: &ComptimeOption<OwnedTensor<i32>>,
+) -> VisibleColumns {
+    let count = mask_range.rows as usize;
+    let (low, high) = (min(first, count - 1), min(first + rows, count) - 1);
+    let to = visible_end(high as i32, mask_range, bounds);
+    VisibleColumns {
+        from: visible_start(low as i32, mask_range, bounds),
+        to: select(first < count, to, 0i32),
+        all_from: visible_start(high as i32, mask_range, bounds),
+        all_to: visible_end(low as i32, mask_range, bounds),
+    }
+}
+
+#[cube]
+impl VisibleColumns {
+    /// Whether some row sees some of the columns `at..at + columns`.
+    pub(crate) fn some(&self, at: i32, #[comptime] columns: usize) -> bool {
+        at < self.to && at + columns as i32 > self.from
+    }
+
+    /// Whether every row sees all of the columns `at..at + columns`.
+    pub(crate) fn all(&self, at: i32, #[comptime] columns: usize) -> bool {
+        at >= self.all_from && at + columns as i32 <= self.all_to
+    }
+}
+
+/// Replaces the values of the columns that their rows do not see, `first` being the first row of the
+/// warp and `at` the first column.
+#[cube]
+pub(crate) fn mask(
+    values: &mut Array<Vector<f32, Quad>>,
+    replacement: f32,
+    first: usize,
+    at: i32,
+    mask_range: &DeviceMaskRange,
+    bounds: &ComptimeOption<OwnedTensor<i32>>,
+    #[comptime] shape: MmaShape,
+) {
+    let across = comptime!(shape.columns / 8);
+    #[unroll]
+    for row in 0..2 * shape.row_tiles {
+        let line = min((first + lane_row(row) as usize) as i32, mask_range.rows - 1);
+        let from = visible_start(line, mask_range, bounds);
+        let to = visible_end(line, mask_range, bounds);
+        #[unroll]
+        for tile in 0..across {
+            let index = comptime!(row / 2 * across + tile);
+            let mut value = values[index];
+            #[unroll]
+            for place in 0..2usize {
+                let column = at + lane_column() as i32 + comptime!((8 * tile + place) as i32);
+                let element = comptime!(row % 2 * 2 + place);
+                let is_visible = column >= from && column < to;
+                value.insert(
+                    element,
+                    select(is_visible, value.extract(element), replacement),
+                );
+            }
+            values[index] = value;
+        }
+    }
+}
