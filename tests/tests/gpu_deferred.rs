@@ -1,5 +1,4 @@
-//! On a device, a run that reads each step one step later equals one that reads at once, and copies nothing to the
-//! host between two steps but one reading.
+//! On a device, a run that reads each step one step later equals one that reads at once.
 #![cfg(any(feature = "cuda", feature = "wgpu"))]
 
 use burn_megatron::data_parallel::Precision;
