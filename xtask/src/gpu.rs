@@ -22,47 +22,44 @@ pub struct Options {
     no_suites: bool,
 }
 
-/// A benchmark: its name, the flags of `bench`, and the script that times PyTorch on the same sizes.
+/// A benchmark: its name, the flags of `bench`, the forms of attention, and the script that times PyTorch on the same
+/// sizes.
 struct Benchmark {
     name: &'static str,
     flags: &'static [&'static str],
+    attention: Option<&'static str>,
     torch: &'static str,
 }
 
-const STEPS: &str = "torch_step.py";
-const BENCHMARKS: [Benchmark; 3] = [
-    Benchmark {
-        name: "step-124m",
-        flags: &[
-            "step",
-            "--model",
-            "124m",
-            "--micro-batch-size",
-            "16,64",
-            "--attention",
-            "cmma,portable",
-        ],
-        torch: STEPS,
-    },
-    Benchmark {
-        name: "step-1.5b",
-        flags: &[
-            "step",
-            "--model",
-            "1.5b",
-            "--micro-batch-size",
-            "8,16",
-            "--attention",
-            "cmma,portable",
-        ],
-        torch: STEPS,
-    },
+/// `mma` by itself: where it cannot be used, the benchmark ends.
+const BENCHMARKS: [Benchmark; 5] = [
+    step("step-124m", &SMALL, "cmma,portable"),
+    step("step-124m-mma", &SMALL, "mma"),
+    step("step-1.5b", &XL, "cmma,portable"),
+    step("step-1.5b-mma", &XL, "mma"),
     Benchmark {
         name: "kernels",
         flags: &["kernels", "--dtype", "bf16"],
+        attention: None,
         torch: "torch_kernels.py",
     },
 ];
+
+const SMALL: [&str; 5] = ["step", "--model", "124m", "--micro-batch-size", "16,64"];
+const XL: [&str; 5] = ["step", "--model", "1.5b", "--micro-batch-size", "8,16"];
+
+const fn step(
+    name: &'static str,
+    flags: &'static [&'static str],
+    attention: &'static str,
+) -> Benchmark {
+    Benchmark {
+        name,
+        flags,
+        attention: Some(attention),
+        torch: "torch_step.py",
+    }
+}
 
 /// Runs the suites of `emulate` and the benchmarks on the GPU, each beside PyTorch where that is installed.
 pub fn run(options: &Options, root: &Path, report: &mut Report) {
@@ -92,6 +89,9 @@ pub fn run(options: &Options, root: &Path, report: &mut Report) {
                 .arg("bench")
                 .args(benchmark.flags)
                 .args(["--device", "cuda"]);
+            if let Some(attention) = benchmark.attention {
+                bench.args(["--attention", attention]);
+            }
             write_table(bench.arg("--json").arg(&json), &json.with_extension("txt"))
         });
         report.step(benchmark.torch, || torch(benchmark.torch, &json, root));
