@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::flat;
-use burn_megatron_kernels::gradient::{ComputeGradients, FlatGradients, Place};
+use burn_megatron_kernels::gradient::{ComputeGradients, FlatGradients};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::gradient_buckets::GradientBuckets;
@@ -13,7 +13,7 @@ use super::parameter_buckets::ParameterBuckets;
 use super::sharding_plan::ShardingPlan;
 use crate::nn::fp8::QuantizedWeight;
 use crate::nn::hook::{
-    Deferred, DeferringSink, GradientSink, GradientSlice, ParameterValue, Pass, WeightGradientFn,
+    Deferred, DeferringSink, GradientSink, ParameterValue, Pass, WeightGradientFn,
 };
 
 /// Buckets behind locks. Backward uses them from the closures of its graph, which hold this sink.
@@ -77,15 +77,18 @@ impl ParamAndGradBuffers {
         }
     }
 
-    /// Passes the buffer of a parameter's bucket to `compute`, which returns it with the gradient accumulated.
-    fn accumulate_with(&self, index: usize, compute: impl FnOnce(GradientSlice) -> Tensor<1>) {
-        let taken = self.gradients().take_buffer(&[index], &self.plan);
-        if let Some((FlatGradients { flat, places }, allocation)) = taken {
-            let Place { offset, add } = places[0];
+    /// Passes the buffer of the bucket of these parameters to `compute`, which returns it with a gradient of each
+    /// accumulated.
+    fn accumulate_with(
+        &self,
+        parameters: &[usize],
+        compute: impl FnOnce(FlatGradients) -> Tensor<1>,
+    ) {
+        let taken = self.gradients().take_buffer(parameters, &self.plan);
+        if let Some((target, allocation)) = taken {
             // The lock is not held while a gradient is computed.
-            let flat = compute(GradientSlice { flat, offset, add });
-            let buffer = TrackedTensor::from_parts(flat, allocation);
-            self.gradients().put_buffer(&[index], buffer, &self.plan);
+            let buffer = TrackedTensor::from_parts(compute(target), allocation);
+            self.gradients().put_buffer(parameters, buffer, &self.plan);
         }
     }
 
@@ -123,28 +126,20 @@ impl GradientSink for ParamAndGradBuffers {
 
     fn accumulate(&self, index: usize, gradient: Tensor<1>) {
         self.quantize_gathered();
-        self.accumulate_with(index, |slice| {
-            flat::accumulate(slice.flat, slice.offset, gradient, slice.add)
+        self.accumulate_with(&[index], |FlatGradients { flat, places }| {
+            flat::accumulate(flat, places[0].offset, gradient, places[0].add)
         });
     }
 
     fn accumulate_into(&self, parameters: &[usize], compute: ComputeGradients<'_>) {
         self.quantize_gathered();
-        let taken = if self.share_buffer(parameters) {
-            self.gradients().take_buffer(parameters, &self.plan)
+        if self.share_buffer(parameters) {
+            self.accumulate_with(parameters, |target| compute(Some(target)).swap_remove(0));
         } else {
-            None
-        };
-        let Some((target, allocation)) = taken else {
             for (index, gradient) in parameters.iter().zip(compute(None)) {
                 self.accumulate(*index, gradient);
             }
-            return;
-        };
-        // The lock is not held while a gradient is computed.
-        let flat = compute(Some(target)).swap_remove(0);
-        let buffer = TrackedTensor::from_parts(flat, allocation);
-        self.gradients().put_buffer(parameters, buffer, &self.plan);
+        }
     }
 
     fn accumulate_later(&self, index: usize, gradient: WeightGradientFn) {
@@ -153,7 +148,7 @@ impl GradientSink for ParamAndGradBuffers {
             deferred.push((index, gradient));
             return;
         }
-        self.accumulate_with(index, |slice| gradient(Some(slice)));
+        self.accumulate_with(&[index], |target| gradient(Some(target)));
     }
 }
 

@@ -4,9 +4,10 @@ use std::fmt::Debug;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
+use burn_megatron_kernels::gradient::{FlatGradients, Place};
 use burn_megatron_kernels::{flat, gemm};
 
-use super::hook::{GradientSlice, Pass};
+use super::hook::Pass;
 use super::linear::{HookedWeight, rows};
 use crate::collective::PendingTensor;
 
@@ -50,13 +51,13 @@ pub(super) trait LinearArithmetic: Clone + Debug + Send + Sync + 'static {
         extra: &[DispatchTensor],
     ) -> Tensor<2>;
 
-    /// The same, flat; written to or added to `slice` where there is one.
+    /// The same, flat; at the one place of `target` where there is one.
     fn weight_gradient_into(
         &self,
         x: SavedInput,
         dy: Self::Gradient,
         extra: &[DispatchTensor],
-        slice: Option<GradientSlice>,
+        target: Option<FlatGradients>,
     ) -> Tensor<1>;
 }
 
@@ -169,16 +170,17 @@ impl LinearArithmetic for FloatArithmetic {
         x: SavedInput,
         dy: Tensor<2>,
         _extra: &[DispatchTensor],
-        slice: Option<GradientSlice>,
+        target: Option<FlatGradients>,
     ) -> Tensor<1> {
         let (left, right) = if self.transposed {
             (dy, floats(x))
         } else {
             (floats(x), dy)
         };
-        let Some(GradientSlice { flat, offset, add }) = slice else {
+        let Some(FlatGradients { flat, places }) = target else {
             return flatten(weight_gradient(left, right));
         };
+        let Place { offset, add } = places[0];
         // The fused product accumulates in f32 or f64 only, not in 16 bits.
         if self.fused && flat.dtype().size() >= 4 {
             let _span = tracing::trace_span!("weight_gradient").entered();

@@ -20,7 +20,9 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::tensor::Tensor;
-use burn_megatron_kernels::gradient::{ComputeGradients, Destination, GradientBuffer, Parameter};
+use burn_megatron_kernels::gradient::{
+    ComputeGradients, Destination, FlatGradients, GradientBuffer, Parameter,
+};
 use burn_megatron_kernels::{Function, apply};
 
 use super::forward_context::{self, ForwardMode, without_saving};
@@ -76,19 +78,9 @@ pub trait GradientSink: Send + Sync + 'static {
 
 /// The computation of a weight gradient.
 ///
-/// Called with a [`GradientSlice`], it returns the slice's whole buffer with this gradient in it;
-/// called without, it returns the gradient alone, flat.
-pub type WeightGradientFn = Box<dyn FnOnce(Option<GradientSlice>) -> Tensor<1> + Send>;
-
-/// The part of a flat gradient buffer that holds the gradient of one parameter.
-pub struct GradientSlice {
-    /// `[length]`: the gradients of several parameters.
-    pub flat: Tensor<1>,
-    /// Index of this parameter's first element.
-    pub offset: usize,
-    /// Whether to add to the elements; they are overwritten otherwise.
-    pub add: bool,
-}
+/// Called with the one place of the gradient in a flat buffer, it returns that buffer with the gradient in
+/// it; called without, it returns the gradient alone, flat.
+pub type WeightGradientFn = Box<dyn FnOnce(Option<FlatGradients>) -> Tensor<1> + Send>;
 
 /// A deferred weight gradient, with the index of its parameter.
 pub type Deferred = (usize, WeightGradientFn);

@@ -7,6 +7,7 @@ use burn::tensor::{FloatDType, Tensor};
 use burn_megatron_kernels::fp8::{
     Accumulation, Fp8Matrix, Quantized, QuantizerUsage, accumulate_at, multiply,
 };
+use burn_megatron_kernels::gradient::{FlatGradients, Place};
 
 use super::weight::expect_copy;
 use super::{Fp8Layer, Operand, QuantizedWeight};
@@ -14,7 +15,7 @@ use crate::nn::arithmetic::{
     LinearArithmetic, NeededGradients, SavedInput, SavedTensors, WeightSource, flatten,
 };
 use crate::nn::forward_context;
-use crate::nn::hook::{GradientSlice, Pass};
+use crate::nn::hook::Pass;
 use crate::nn::linear::rows;
 
 /// Products in 8 bits, accumulated in f32 (in f64 for an input in f64), with results in the type of the
@@ -244,11 +245,12 @@ impl LinearArithmetic for Fp8Arithmetic {
         x: SavedInput,
         dy: Fp8Gradient,
         extra: &[DispatchTensor],
-        slice: Option<GradientSlice>,
+        target: Option<FlatGradients>,
     ) -> Tensor<1> {
-        let Some(GradientSlice { flat, offset, add }) = slice else {
+        let Some(FlatGradients { flat, places }) = target else {
             return flatten(self.weight_gradient(x, dy, extra));
         };
+        let Place { offset, add } = places[0];
         let gradient = expect_copy(dy.columnwise);
         let x = self.input(x, gradient.depth, extra);
         let _span = tracing::trace_span!("weight_gradient").entered();
