@@ -5,7 +5,7 @@ use std::process::Command;
 
 use clap::Args;
 
-use crate::process::{cargo, run as run_command, target_folder};
+use crate::process::{run as run_command, target_folder};
 use crate::report::{Outcome, Report};
 use crate::{test, wheels};
 
@@ -65,8 +65,7 @@ pub fn run(options: &Options, compilers: Compilers, root: &Path, report: &mut Re
 }
 
 fn check(options: &Options, root: &Path, target: &Path, wheels: &Path) -> Result<(), String> {
-    // With its integration test, cargo builds the command itself.
-    run_command(cargo(root, test::ON_WGPU).arg("--no-run"))?;
+    test::build_kernel_check(root)?;
     let program = target.join("debug").join(PROGRAM);
     let default = target.join("cuda-kernels");
     let keep = options.keep.as_deref().unwrap_or(&default);

@@ -1,6 +1,7 @@
 //! `cargo xtask`: the checks of this repository.
 
 mod apt;
+mod binaries;
 mod book;
 mod check;
 mod check_cuda;

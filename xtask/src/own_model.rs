@@ -4,15 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::metrics::{check_losses, losses_in};
-use crate::process::{cargo, read_quietly, run as run_command, target_folder};
+use crate::process::{read_quietly, run as run_command, target_folder};
 use crate::temp::TempDir;
 
 const STEPS: usize = 8;
 
 /// Verifies, trains, kills, resumes, reshards and generates.
 pub fn run(root: &Path) -> Result<(), String> {
-    let build = ["build", "--release", "-p", "burn-megatron-examples"];
-    run_command(&mut cargo(root, &build))?;
     let folder = TempDir::new("conv-lm").map_err(|e| format!("a temporary folder: {e}"))?;
     let example = Example {
         root,

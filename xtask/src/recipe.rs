@@ -13,12 +13,16 @@ use crate::temp::TempDir;
 
 const STEPS: usize = 8;
 
+/// The program of the command.
+const COMMAND: &str = "burn-megatron";
+
 /// The examples, which check their own results.
 const EXAMPLES: [&str; 3] = ["bring_your_own", "pipeline_stages", "zero3"];
 
-/// Trains the default recipe for a few steps in a temporary run folder and reads its metrics, and runs
-/// the examples.
+/// Builds the command and the examples, trains the default recipe for a few steps in a temporary run folder and reads
+/// its metrics, and runs the examples.
 pub fn run(root: &Path, report: &mut Report) {
+    report.step("release build", || build(root));
     report.step("recipe", || train(root));
     report.step("recipe resumed", || resume(root));
     report.step("recipe as processes", || match mpi::missing().as_slice() {
@@ -31,9 +35,32 @@ pub fn run(root: &Path, report: &mut Report) {
     report.step("conv_lm", || own_model::run(root));
 }
 
+/// One build for all: cargo builds the library anew for another choice of packages and features.
+fn build(root: &Path) -> Result<(), String> {
+    let packages = [
+        "build",
+        "--release",
+        "-p",
+        "burn-megatron-cli",
+        "-p",
+        "burn-megatron-examples",
+    ];
+    let mut command = cargo(root, &packages);
+    if mpi::missing().is_empty() {
+        command.args(["--features", "burn-megatron-cli/mpi"]);
+    }
+    run_command(&mut command)
+}
+
+/// A program that [`build`] built, to be run in the repository.
+pub fn program(root: &Path, name: &str) -> Result<Command, String> {
+    let mut command = Command::new(target_folder(root)?.join("release").join(name));
+    command.current_dir(root);
+    Ok(command)
+}
+
 fn example(root: &Path, name: &str) -> Result<(), String> {
-    let package = ["run", "--release", "-p", "burn-megatron-examples"];
-    run_command(cargo(root, &package).args(["--bin", name]))
+    run_command(&mut program(root, name)?)
 }
 
 fn train(root: &Path) -> Result<(), String> {
@@ -46,20 +73,16 @@ fn train(root: &Path) -> Result<(), String> {
     })
 }
 
-/// A run resumed from a checkpoint is bit-equal in the same layout, and has close losses in another one. Uses the program
-/// that [`train`] built.
+/// A run resumed from a checkpoint is bit-equal in the same layout, and has close losses in another one.
 fn resume(root: &Path) -> Result<(), String> {
     let folder = TempDir::new("resume").map_err(|e| format!("a temporary folder: {e}"))?;
-    let program = target_folder(root)?.join("release/burn-megatron");
     let (steps, half) = (STEPS.to_string(), (STEPS / 2).to_string());
     let runs = folder.path();
     let run = |name: &str, layout: [&str; 6], flags: &[&str]| {
-        let mut command = Command::new(&program);
+        let mut command = program(root, COMMAND)?;
         let run_dir = runs.join(name);
         command
-            .current_dir(root)
-            .args(["pretrain", "--steps", &steps]);
-        command
+            .args(["pretrain", "--steps", &steps])
             .args(layout)
             .args(flags)
             .arg("--run-dir")
@@ -72,7 +95,7 @@ fn resume(root: &Path) -> Result<(), String> {
     check_losses(&whole, STEPS)?;
     let checkpoint = runs.join(format!("whole/checkpoints/step-{:08}", STEPS / 2));
     let checkpoint = checkpoint.to_string_lossy();
-    run_command(Command::new(&program).args(["checkpoint", "verify", &checkpoint]))?;
+    run_command(program(root, COMMAND)?.args(["checkpoint", "verify", &checkpoint]))?;
     let from = ["--resume", &checkpoint];
     let same = run("same", layout, &from)?;
     if same[..] != whole[STEPS / 2..] {
@@ -106,9 +129,7 @@ const IN_8_BITS: [&str; 7] = [
 /// Four threads, four processes of the launcher and four of mpirun train the default recipe to the same
 /// metrics, bit for bit; and so they do in 8 bits.
 fn as_processes(root: &Path) -> Result<(), String> {
-    let build = ["build", "--release", "--features", "mpi"];
-    run_command(&mut cargo(root, &build))?;
-    let program = target_folder(root)?.join("release/burn-megatron");
+    let program = target_folder(root)?.join("release").join(COMMAND);
     same_metrics(root, &program, &[])?;
     same_metrics(root, &program, &IN_8_BITS)
 }
@@ -148,16 +169,8 @@ fn same_metrics(root: &Path, program: &Path, flags: &[&str]) -> Result<(), Strin
 
 fn train_in(root: &Path, run_dir: &Path) -> Result<(), String> {
     let steps = STEPS.to_string();
-    let args = [
-        "run",
-        "--release",
-        "--",
-        "pretrain",
-        "--steps",
-        &steps,
-        "--run-dir",
-    ];
-    run_command(cargo(root, &args).arg(run_dir))?;
+    let args = ["pretrain", "--steps", &steps, "--run-dir"];
+    run_command(program(root, COMMAND)?.args(args).arg(run_dir))?;
     let losses = losses_in(run_dir)?;
     println!("losses: {losses:?}");
     check_losses(&losses, STEPS)

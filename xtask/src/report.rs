@@ -68,6 +68,9 @@ impl Report {
                 print!("\nthe slowest tests:\n{slowest}");
             }
             print!("\n{}", totals.skip_messages());
+            for failure in &totals.failures {
+                println!("failed           {failure}");
+            }
             println!("{totals}");
         }
         if self.failed() {

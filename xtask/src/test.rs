@@ -4,25 +4,22 @@
 //! Slow tests are ignored (`#[ignore = "slow: .."]`) and run with `--all` only: they sweep many cases, of which
 //! other tests take a few, or wait for long timeouts.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Mutex;
+use std::thread;
 
+use crate::binaries::{self, TestBinary};
 use crate::process::{cargo, run_reading};
 use crate::report::{Outcome, Report};
 use crate::totals::{Harness, Totals, tests_in};
 use crate::{mpi, vulkan};
 
-/// The tests of the whole workspace, on the CPU. Without `--no-fail-fast` cargo would leave out
-/// every binary after the first that fails.
-const ON_CPU: &[&str] = &["test", "--workspace", "--no-fail-fast", "--tests"];
-
-/// The tests in documentation. rustdoc runs them, and would refuse the unstable option of the others.
-const IN_DOCS: &[&str] = &["test", "--workspace", "--no-fail-fast", "--doc"];
-
-/// Times of single tests are an unstable option of the harness, which this variable allows. The runner sets it:
-/// set for cargo it would change the build.
-const RUNNER: &str = r#"target."cfg(unix)".runner=["env","RUSTC_BOOTSTRAP=1"]"#;
+/// The features of the tests on a GPU device, and of the command `kernel-check`.
+const WGPU_FEATURES: &str = "burn-megatron-tests/wgpu,burn-megatron-tests/tracing,burn-megatron-cli/wgpu,\
+                             burn-megatron-kernel-check/wgpu";
 
 /// Ignored, and no tests: processes that tests start, and a measurement.
 const NO_TESTS: [&str; 2] = ["as_a_child", "machine::tests::speed"];
@@ -36,28 +33,15 @@ pub enum Extent {
     All,
 }
 
-/// The tests of what the feature `wgpu` brings: each stands in a file named `gpu*.rs` in one of
-/// [`GPU_FOLDERS`]. Their build is also that of the command `kernel-check`: cargo builds everything
-/// anew for another choice of packages and features.
-pub const ON_WGPU: &[&str] = &[
-    "test",
-    "--no-fail-fast",
-    "-p",
-    "burn-megatron-tests",
-    "-p",
-    "burn-megatron-kernel-check",
-    "-p",
-    "burn-megatron-kernels",
-    "--features",
-    "burn-megatron-tests/wgpu,burn-megatron-tests/tracing,burn-megatron-kernel-check/wgpu",
-    "--lib",
-    "--test",
-    "gpu*",
-];
+/// The library whose every test runs on the CPU and, with the feature `wgpu`, on a GPU device.
+const KERNELS: &str = "burn_megatron_kernels";
 
-/// The shares of these tests that run at the same time: of each process one thread compiles and runs kernels, which is
+/// The shares of its tests that run at the same time: of each process one thread compiles and runs kernels, which is
 /// nearly all that they do, and attention takes half of it.
 const SHARES: [&[&str]; 2] = [&["attention::"], &["--skip", "attention::"]];
+
+/// As many processes run tests on the device at the same time.
+const DEVICE_PROCESSES: usize = 2;
 
 /// The tests of what the feature `mpi` brings: each stands in a file named `mpi*.rs`.
 const MPI_FOLDERS: [&str; 2] = ["tests/tests", "cli/tests/mpi"];
@@ -71,30 +55,38 @@ const GPU_FOLDERS: [&str; 3] = [
 /// Runs the tests and hands the totals to the report.
 pub fn run(extent: Extent, root: &Path, report: &mut Report) {
     let mut totals = Totals::default();
-    let mut driver = Ok(());
+    let (mut driver, mut processes) = (Ok(()), Ok(()));
     report.step("vulkan driver", || {
         driver = vulkan::find_or_install();
         driver
             .clone()
             .map_or_else(Outcome::Skipped, |()| Outcome::Passed)
     });
-    let mut processes = Ok(());
     report.step("mpi", || {
         processes = mpi::find_or_install();
         let found = processes.clone();
         found.map_or_else(Outcome::Skipped, |()| Outcome::Passed)
     });
-    let features: &[&str] = match processes {
-        Ok(()) => &["--features", mpi::FEATURES],
-        Err(_) => &[],
-    };
+    let features = features(driver.is_ok(), processes.is_ok());
+    let mut built = Vec::new();
+    report.step("build of the tests", || {
+        built = build(root, &features).inspect_err(|_| totals.failed += 1)?;
+        Ok::<_, String>(())
+    });
+    let is_on_device = |tests: &TestBinary| tests.name == KERNELS || tests.name.starts_with("gpu");
+    let (on_device, on_cpu): (Vec<_>, Vec<_>) = built
+        .iter()
+        .partition(|tests| driver.is_ok() && is_on_device(tests));
     report.step("tests", || {
-        let args = [ON_CPU, features].concat();
-        run_timed(root, &args, &harness_args(extent), &mut totals)
+        let jobs = on_cpu.iter().map(|tests| command(tests, extent, &[]));
+        run_all(jobs.collect(), 1, &mut totals)
     });
     report.step("tests in docs", || {
-        let args = [IN_DOCS, features].concat();
-        run_tests(&mut cargo(root, &args), &mut totals)
+        let args = ["test", "--workspace", "--no-fail-fast", "--doc"];
+        run_tests(
+            cargo(root, &args).args(["--features", &features]),
+            &mut totals,
+        )
     });
     if processes.is_err() {
         report.step("tests of mpi", || {
@@ -102,44 +94,76 @@ pub fn run(extent: Extent, root: &Path, report: &mut Report) {
         });
     }
     report.step("tests on wgpu", || match driver {
-        Ok(()) => run_shares(root, extent, &mut totals).into(),
+        Ok(()) => {
+            let shares = |tests: &TestBinary| match tests.name.as_str() {
+                KERNELS => SHARES.to_vec(),
+                _ => vec![&[][..]],
+            };
+            let jobs = on_device.iter().flat_map(|tests| {
+                let shares = shares(tests).into_iter();
+                shares.map(|share| command(tests, extent, share))
+            });
+            run_all(jobs.collect(), DEVICE_PROCESSES, &mut totals).into()
+        }
         Err(_) => skip(root, &GPU_FOLDERS, "gpu", "a Vulkan driver", &mut totals),
     });
     report.set_totals(totals);
 }
 
-/// Runs tests by cargo, where possible with the time of each, and adds their results to the totals.
-fn run_timed(
-    root: &Path,
-    args: &[&str],
-    harness_args: &[&str],
-    totals: &mut Totals,
-) -> Result<(), String> {
-    let mut command = cargo(root, args);
-    if cfg!(unix) {
-        command.args(["--config", RUNNER]);
-    }
-    command.arg("--").args(harness_args);
-    run_tests(&mut command, totals)
+/// The features of all tests that can run here: one choice, so that cargo builds the dependencies once.
+fn features(wgpu: bool, mpi: bool) -> String {
+    let chosen = [(wgpu, WGPU_FEATURES), (mpi, mpi::FEATURES)];
+    let chosen: Vec<_> = chosen
+        .iter()
+        .filter_map(|(is_here, features)| is_here.then_some(*features))
+        .collect();
+    chosen.join(",")
 }
 
-/// Runs the tests on wgpu in as many processes as there are [`SHARES`]. The second waits while the first builds:
-/// cargo locks the target folder until then.
-fn run_shares(root: &Path, extent: Extent, totals: &mut Totals) -> Result<(), String> {
-    let run = |share: &[&str]| {
-        let (args, mut own) = (harness_args(extent), Totals::default());
-        let result = run_timed(root, ON_WGPU, &[&args, share].concat(), &mut own);
-        (result, own)
+/// Builds the tests of the whole workspace.
+fn build(root: &Path, features: &str) -> Result<Vec<TestBinary>, String> {
+    let args = ["test", "--workspace", "--tests", "--features", features];
+    binaries::build(cargo(root, &args))
+}
+
+/// Builds the command `kernel-check`, with all tests: it is the program of an integration test.
+pub fn build_kernel_check(root: &Path) -> Result<(), String> {
+    build(root, &features(true, mpi::missing().is_empty())).map(drop)
+}
+
+/// Tests of one binary, where possible with the time of each, which is an unstable option of the harness.
+fn command(tests: &TestBinary, extent: Extent, share: &[&str]) -> Command {
+    let mut command = tests.command();
+    command
+        .env("RUSTC_BOOTSTRAP", "1")
+        .args(harness_args(extent))
+        .args(share);
+    command
+}
+
+/// Runs test binaries, as many at the same time as there are workers. All run, even if one fails; the error is the
+/// first.
+fn run_all(jobs: VecDeque<Command>, workers: usize, totals: &mut Totals) -> Result<(), String> {
+    let (jobs, totals) = (Mutex::new(jobs), Mutex::new(totals));
+    let work = || {
+        let mut result = Ok(());
+        loop {
+            let Some(mut job) = jobs.lock().expect("a worker panicked").pop_front() else {
+                return result;
+            };
+            let mut own = Totals::default();
+            let of_job = run_tests(&mut job, &mut own);
+            **totals.lock().expect("a worker panicked") += own;
+            result = result.and(of_job);
+        }
     };
-    let finished = std::thread::scope(|scope| {
-        let started = SHARES.map(|share| scope.spawn(move || run(share)));
-        started.map(|share| share.join().expect("a share of the tests panicked"))
-    });
-    let results = finished.map(|(result, own)| {
-        *totals += own;
-        result
-    });
-    results.into_iter().collect()
+    thread::scope(|scope| {
+        let started: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        let results = started
+            .into_iter()
+            .map(|worker| worker.join().expect("a worker panicked"));
+        results.fold(Ok(()), Result::and)
+    })
 }
 
 fn harness_args(extent: Extent) -> Vec<&'static str> {
@@ -147,9 +171,7 @@ fn harness_args(extent: Extent) -> Vec<&'static str> {
     if extent == Extent::All {
         args.push("--include-ignored");
     }
-    if cfg!(unix) {
-        args.extend(["-Zunstable-options", "--report-time"]);
-    }
+    args.extend(["-Zunstable-options", "--report-time"]);
     args
 }
 

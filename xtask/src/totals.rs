@@ -21,10 +21,15 @@ pub struct Totals {
     pub skip_messages: BTreeSet<Skip>,
     /// Seconds and name of each test whose time the harness printed.
     pub times: Vec<(f64, String)>,
+    /// The tests that failed, each by its name and the beginning of what it printed.
+    pub failures: Vec<String>,
 }
 
 /// As many tests are listed with their times.
 const SLOWEST: usize = 10;
+
+/// As many lines of what a failed test printed are listed.
+const LINES_OF_FAILURE: usize = 20;
 
 impl Totals {
     /// The slowest tests, one per line; empty if no time is known.
@@ -52,6 +57,7 @@ impl AddAssign for Totals {
         self.skipped += other.skipped;
         self.skip_messages.extend(other.skip_messages);
         self.times.extend(other.times);
+        self.failures.extend(other.failures);
     }
 }
 
@@ -73,6 +79,8 @@ pub struct Harness {
     running: bool,
     /// The messages of its skipped tests, which the harness counts as passed.
     skip_messages: BTreeSet<Skip>,
+    /// How many lines more of the last failed test are kept.
+    lines_left: usize,
 }
 
 impl Harness {
@@ -81,6 +89,16 @@ impl Harness {
         if is_start(line) {
             self.end_binary();
             self.running = true;
+        } else if let Some(name) = failed_test(line) {
+            self.totals.failures.push(name.to_owned());
+            self.lines_left = LINES_OF_FAILURE;
+        } else if line.trim_end() == "failures:" {
+            self.lines_left = 0;
+        } else if self.lines_left > 0 {
+            self.lines_left -= 1;
+            if let Some(failure) = self.totals.failures.last_mut() {
+                *failure += &format!("\n    {}", line.trim_end());
+            }
         } else if let Some(result) = line.strip_prefix("test result: ") {
             self.totals += with_skipped(
                 parse_result(result),
@@ -102,9 +120,17 @@ impl Harness {
 
     fn end_binary(&mut self) {
         self.totals.failed += usize::from(self.running);
+        self.lines_left = 0;
         self.totals.skip_messages.append(&mut self.skip_messages);
         self.running = false;
     }
+}
+
+/// The name in "---- NAME stdout ----", after which the harness repeats what a failed test printed.
+fn failed_test(line: &str) -> Option<&str> {
+    line.strip_prefix("---- ")?
+        .trim_end()
+        .strip_suffix(" stdout ----")
 }
 
 /// Parses "test NAME ... ok <1.234s>".
@@ -244,6 +270,22 @@ test d <0.1s> ... ok
         totals += read(&"test many ... ok <1.5s>\n".repeat(SLOWEST));
         assert_eq!(totals.slowest().lines().count(), SLOWEST);
         assert!(totals.slowest().starts_with("   62.0 s  b"));
+    }
+
+    #[test]
+    fn failures_are_listed_with_what_they_printed() {
+        let many = "line\n".repeat(2 * LINES_OF_FAILURE);
+        let totals = read(&format!(
+            "running 3 tests\n\nfailures:\n\n---- a stdout ----\nleft: 1\n---- b::c stdout ----\n{many}\n\
+             failures:\n    a\n    b::c\n\ntest result: FAILED. 1 passed; 2 failed; 0 ignored\n"
+        ));
+        assert_eq!(totals.to_string(), "1 passed, 2 failed, 0 skipped");
+        let [a, b] = &totals.failures[..] else {
+            panic!("{:?}", totals.failures)
+        };
+        assert_eq!(a, "a\n    left: 1");
+        assert_eq!(b.lines().count(), 1 + LINES_OF_FAILURE);
+        assert!(b.starts_with("b::c\n    line\n"), "{b}");
     }
 
     #[test]

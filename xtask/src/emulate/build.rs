@@ -4,11 +4,10 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
-
 use super::CudaTools;
 use super::linker::without_llvm;
-use crate::process::{cargo, read_quietly, run as run_command};
+use crate::binaries::{self, TestBinary};
+use crate::process::{cargo, run as run_command};
 
 /// The library names that programs open; the emulator is all of them.
 const NAMES: [&str; 6] = [
@@ -39,26 +38,7 @@ const PACKAGES: &[&str] = &[
     "burn-megatron-kernels/cuda,burn-megatron-comm/cuda,burn-megatron/cuda,burn-megatron-cli/cuda",
     "--features",
     "burn-megatron-tests/cuda,burn-megatron-tests/tracing",
-    "--message-format",
-    "json-render-diagnostics",
 ];
-
-/// The tests that cargo has built.
-pub struct BuiltTests(Vec<TestBinary>);
-
-struct TestBinary {
-    name: String,
-    file: PathBuf,
-}
-
-impl BuiltTests {
-    /// The file that runs the tests of a library or of a file of tests.
-    pub fn tests(&self, name: &str) -> Result<&Path, String> {
-        let found = self.0.iter().find(|tests| tests.name == name);
-        let found = found.map(|tests| tests.file.as_path());
-        found.ok_or_else(|| format!("cargo built no test binary of {name}"))
-    }
-}
 
 /// Builds the emulator, and makes a folder that looks like CUDA: its libraries, and the headers of the wheels.
 pub fn emulator(root: &Path, tools: &CudaTools) -> Result<(), String> {
@@ -89,24 +69,11 @@ pub fn command(root: &Path, tools: &CudaTools) -> Result<PathBuf, String> {
 }
 
 /// Builds all tests, without LLVM, and the command that some of them run.
-pub fn tests(root: &Path, tools: &CudaTools) -> Result<BuiltTests, String> {
-    let mut built = Vec::new();
-    let tests = ["test", "--no-run", "--lib", "--test", "gpu*"];
+pub fn tests(root: &Path, tools: &CudaTools) -> Result<Vec<TestBinary>, String> {
+    let tests = ["test", "--lib", "--test", "gpu*"];
     let mut build = cargo(root, &[&tests, PACKAGES].concat());
     without_llvm(&mut build, &tools.cuda)?;
-    read_quietly(&mut build, |line| built.extend(test(line)))?;
-    Ok(BuiltTests(built))
-}
-
-/// The test binary of a message from cargo, if it is one.
-fn test(message: &str) -> Option<TestBinary> {
-    let message: Value = serde_json::from_str(message).ok()?;
-    let is_test = message["profile"]["test"] == true;
-    Some(TestBinary {
-        name: message["target"]["name"].as_str()?.into(),
-        file: message["executable"].as_str()?.into(),
-    })
-    .filter(|_| is_test)
+    binaries::build(build)
 }
 
 /// Each header, or folder of headers, with its name.
@@ -145,26 +112,6 @@ fn link(_folder: &Path, _links: &[(PathBuf, OsString)]) -> std::io::Result<()> {
 mod tests {
     use super::*;
     use crate::temp::TempDir;
-
-    #[test]
-    fn tests_are_read_from_cargos_messages() {
-        let message = |test: bool, file: &str| {
-            format!(
-                r#"{{"target":{{"name":"gpu"}},"profile":{{"test":{test}}},"executable":{file}}}"#
-            )
-        };
-        let messages = [
-            message(false, r#""/t/gpu""#),
-            message(true, r#""/t/gpu-1""#),
-            message(true, "null"),
-            "no JSON".into(),
-        ];
-        let built = BuiltTests(messages.iter().filter_map(|line| test(line)).collect());
-        assert_eq!(built.tests("gpu"), Ok(Path::new("/t/gpu-1")));
-        assert_eq!(built.0.len(), 1);
-        let missing = built.tests("other").unwrap_err();
-        assert!(missing.contains("other"), "{missing}");
-    }
 
     #[cfg(unix)]
     #[test]

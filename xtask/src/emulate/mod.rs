@@ -104,7 +104,7 @@ fn run_suites(
             let Ok(built) = &built else {
                 return Outcome::Skipped("the build failed".into());
             };
-            let runner = SuiteRunner { root, tools, built };
+            let runner = SuiteRunner { tools, built };
             let mut here = Totals::default();
             let result = suite.run(&runner, arguments, &mut here);
             let found = here.passed + here.failed > 0;

@@ -1,13 +1,12 @@
 //! The test suites for the emulated device.
 
 use std::ffi::OsString;
-use std::path::Path;
 use std::process::Command;
 
 use clap::ValueEnum;
 
 use super::CudaTools;
-use super::build::BuiltTests;
+use crate::binaries::TestBinary;
 use crate::temp::TempDir;
 use crate::test::run_tests;
 use crate::totals::Totals;
@@ -62,11 +61,11 @@ impl Suite {
     ) -> Result<(), String> {
         match self {
             Self::Kernels => {
-                let mut tests = runner.tests("burn_megatron_kernels", "burn-megatron-kernels")?;
+                let mut tests = runner.tests("burn_megatron_kernels")?;
                 run_tests(tests.args(arguments), totals)
             }
             Self::Nccl => {
-                let mut tests = runner.tests("burn_megatron_comm", "burn-megatron-comm")?;
+                let mut tests = runner.tests("burn_megatron_comm")?;
                 if runner.tools.gpu {
                     tests.env("BURN_MEGATRON_TEST_CUDA", "1");
                 } else {
@@ -79,7 +78,7 @@ impl Suite {
             }
             Self::Steps => {
                 let mut run = |name| {
-                    let mut tests = runner.tests(name, "tests")?;
+                    let mut tests = runner.tests(name)?;
                     run_tests(tests.args(arguments), totals)
                 };
                 let all = ["gpu", "gpu_zero", "gpu_launches"].map(&mut run);
@@ -87,7 +86,7 @@ impl Suite {
             }
             Self::Step => {
                 let folder = counts_folder()?;
-                let mut tests = runner.tests("gpu_step", "tests")?;
+                let mut tests = runner.tests("gpu_step")?;
                 let tests = tests
                     .env(COUNTS, folder.path().join("counts.jsonl"))
                     .env("BURN_MEGATRON_EMULATOR_PRODUCTS", "fill")
@@ -98,13 +97,13 @@ impl Suite {
             }
             Self::Traffic => {
                 let folder = counts_folder()?;
-                let mut tests = runner.tests("burn_megatron_cli", "cli")?;
+                let mut tests = runner.tests("burn_megatron_cli")?;
                 let tests = tests.env(COUNTS, folder.path().join("counts.jsonl"));
                 let tests = tests.args(or_own(arguments, "bench::traffic"));
                 run_tests(tests.arg("--nocapture"), totals)
             }
             Self::Pretrain => {
-                let mut tests = runner.tests("gpu_pretrain", "cli")?;
+                let mut tests = runner.tests("gpu_pretrain")?;
                 run_tests(tests.args(arguments), totals)
             }
         }
@@ -125,16 +124,17 @@ fn or_own(arguments: &[OsString], own: &str) -> Vec<OsString> {
 
 /// Runs the tests of suites.
 pub struct SuiteRunner<'a> {
-    pub root: &'a Path,
     pub tools: &'a CudaTools,
-    pub built: &'a BuiltTests,
+    pub built: &'a [TestBinary],
 }
 
 impl SuiteRunner<'_> {
     /// Tests of a library or of a file, in the folder where cargo runs them.
-    fn tests(&self, name: &str, folder: &str) -> Result<Command, String> {
-        let mut command = self.tools.command(self.built.tests(name)?);
-        command.current_dir(self.root.join(folder));
+    fn tests(&self, name: &str) -> Result<Command, String> {
+        let found = self.built.iter().find(|tests| tests.name == name);
+        let found = found.ok_or_else(|| format!("cargo built no test binary of {name}"))?;
+        let mut command = self.tools.command(found.file());
+        command.current_dir(found.folder());
         Ok(command)
     }
 }

@@ -1,0 +1,89 @@
+//! Test binaries: cargo builds all of them at once, and they are run one by one.
+//!
+//! cargo rebuilds every dependency for another choice of packages and features, so each choice costs minutes.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::process::read_quietly;
+
+/// What makes cargo tell which files it built.
+const MESSAGES: [&str; 2] = ["--no-run", "--message-format=json-render-diagnostics"];
+
+/// The tests of a library, a program or a file of tests.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TestBinary {
+    /// The name of the target: `burn_megatron`, `gpu_zero`.
+    pub name: String,
+    /// Where the package is; cargo runs its tests there.
+    folder: PathBuf,
+    file: PathBuf,
+}
+
+impl TestBinary {
+    /// Runs it as cargo does.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.file);
+        command
+            .current_dir(&self.folder)
+            .env("CARGO_MANIFEST_DIR", &self.folder);
+        command
+    }
+
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+/// Builds the tests of a `cargo test` without running them.
+pub fn build(mut cargo_test: Command) -> Result<Vec<TestBinary>, String> {
+    let mut built = Vec::new();
+    read_quietly(cargo_test.args(MESSAGES), |line| built.extend(parse(line)))?;
+    Ok(built)
+}
+
+/// The test binary of a message from cargo, if it is one.
+fn parse(message: &str) -> Option<TestBinary> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    let is_test = message["profile"]["test"] == true;
+    let manifest = Path::new(message["manifest_path"].as_str()?);
+    Some(TestBinary {
+        name: message["target"]["name"].as_str()?.into(),
+        folder: manifest.parent()?.into(),
+        file: message["executable"].as_str()?.into(),
+    })
+    .filter(|_| is_test)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_are_read_from_cargos_messages() {
+        let message = |test: bool, file: &str| {
+            format!(
+                r#"{{"manifest_path":"/p/Cargo.toml","target":{{"name":"gpu"}},"profile":{{"test":{test}}},"executable":{file}}}"#
+            )
+        };
+        let messages = [
+            message(false, r#""/t/gpu""#),
+            message(true, r#""/t/gpu-1""#),
+            message(true, "null"),
+            "no JSON".into(),
+        ];
+        let built: Vec<_> = messages.iter().filter_map(|line| parse(line)).collect();
+        let expected = TestBinary {
+            name: "gpu".into(),
+            folder: "/p".into(),
+            file: "/t/gpu-1".into(),
+        };
+        assert_eq!(built, [expected]);
+    }
+}
