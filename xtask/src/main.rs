@@ -59,13 +59,13 @@ enum Command {
     /// Likewise for MPI (mpicc, mpirun and libclang; libopenmpi-dev, openmpi-bin, libclang-dev and
     /// iproute2 with apt-get), with which ranks run as processes.
     ///
-    /// Then runs `cargo test --workspace`, with the feature `mpi` where it can be built, and with a
-    /// driver the files tests/tests/gpu*.rs too.
+    /// Then builds the tests of all crates at once, with the features `mpi` and `wgpu` where they can run, and runs
+    /// them.
     ///
-    /// Lists the ten slowest tests. The last line is "N passed, N failed, N skipped". Skipped are slow
-    /// tests, those that need a missing driver or MPI, and those that found at run time that something is
-    /// missing, such as root rights; the latter are listed with the reason. A test binary that aborts, and
-    /// a step that does not compile, count as one failed each.
+    /// Lists the ten slowest tests, and each failed one with the first lines of what it printed. The last line is
+    /// "N passed, N failed, N skipped". Skipped are slow tests, those that need a missing driver or MPI, and
+    /// those that found at run time that something is missing, such as root rights; the latter are listed with
+    /// the reason. A test binary that aborts, and a step that does not compile, count as one failed each.
     Test {
         /// Slow tests too, as `ci` does.
         #[arg(long)]
