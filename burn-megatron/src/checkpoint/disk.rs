@@ -115,11 +115,21 @@ impl Disk {
         })
     }
 
-    /// Writes a file atomically: readers see the old content or the new one.
+    /// Writes a file atomically and durably: readers see the old content or the new one.
     pub(super) fn replace(&self, path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
-        let folder = parent(path);
+        self.write_atomically(path, bytes)?;
+        self.sync_folder(parent(path))
+    }
+
+    /// Writes a file atomically; its name is durable once the folder is synced. The last operation makes the file
+    /// visible: another process may move the folder from then on.
+    pub(super) fn write_atomically(
+        &self,
+        path: &Path,
+        bytes: &[u8],
+    ) -> Result<(), CheckpointError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let new = folder.join(format!(".new-{name}"));
+        let new = parent(path).join(format!(".new-{name}"));
         self.remove(&new)?;
         let mut file = self.create(&new)?;
         let written = file.write_all(bytes);
@@ -129,8 +139,7 @@ impl Disk {
             source,
         })?;
         file.sync()?;
-        self.rename(&new, path)?;
-        self.sync_folder(folder)
+        self.rename(&new, path)
     }
 
     pub(super) fn rename(&self, from: &Path, to: &Path) -> Result<(), CheckpointError> {

@@ -123,7 +123,10 @@ pub fn write(
             checksum: Checksum::of(&header),
         });
     }
-    disk.replace(&folder.join(manifest_name(rank)), &part.to_bytes())
+    disk.sync_folder(folder)?;
+    // The publisher renames the folder as soon as it sees the last part manifest, so nothing follows; it removes the
+    // part manifests, so their names need no sync.
+    disk.write_atomically(&folder.join(manifest_name(rank)), &part.to_bytes())
 }
 
 impl PartManifest {

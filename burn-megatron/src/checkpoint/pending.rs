@@ -96,7 +96,9 @@ impl PendingCheckpoint {
     /// publisher times out.
     pub fn fail_part(&self, rank: usize, reason: &str) {
         let path = self.path().join(part_manifest::failed_name(rank));
-        if let Err(error) = self.folder.disk().replace(&path, reason.as_bytes()) {
+        // The publisher removes the folder as soon as it sees the report.
+        let disk = self.folder.disk();
+        if let Err(error) = disk.write_atomically(&path, reason.as_bytes()) {
             tracing::warn!("rank {rank} could not report its failed write: {error}");
         }
     }

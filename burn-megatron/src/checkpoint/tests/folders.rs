@@ -257,6 +257,34 @@ fn bytes_reach_the_disk_before_names() {
     assert!(log[pointer..].contains(&(DiskOperation::SyncFolder, path.to_path_buf())));
 }
 
+/// The publisher may rename the folder as soon as it sees a part manifest, while the rank that wrote it is still in
+/// its call.
+#[test]
+fn a_part_is_written_by_its_last_operation() {
+    for has_data in [true, false] {
+        let temp = scratch();
+        let path = temp.path().to_path_buf();
+        let publish = move |_, _: &Path| {
+            for name in names(&path) {
+                let pending = path.join(&name);
+                let is_visible = pending.join("part-00001.json").exists();
+                if name.starts_with(".saving-") && is_visible {
+                    std::fs::rename(&pending, path.join("published"))?;
+                }
+            }
+            Ok(())
+        };
+        let disk = Disk::hooked(publish, 40);
+        let folder = CheckpointFolder::create_on(disk, temp.path()).unwrap();
+        let pending = folder.begin(1).unwrap();
+        let object = ("state".to_string(), vec![1; 5]);
+        let objects = if has_data { vec![object] } else { vec![] };
+        let written = pending.write_part(1, &[], &objects, |_| Ok(vec![]));
+        written.unwrap();
+        assert!(!temp.path().join("published").exists());
+    }
+}
+
 /// Fails one save after another at the next operation: earlier checkpoints stay, the error names the
 /// operation, and the next save succeeds.
 #[test]
