@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::process::read_quietly;
 
 /// What makes cargo tell which files it built.
-const MESSAGES: [&str; 2] = ["--no-run", "--message-format=json-render-diagnostics"];
+const MESSAGES: &str = "--message-format=json-render-diagnostics";
 
 /// The tests of a library, a program or a file of tests.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,10 +41,10 @@ impl TestBinary {
     }
 }
 
-/// Builds the tests of a `cargo test` without running them.
-pub fn build(mut cargo_test: Command) -> Result<Vec<TestBinary>, String> {
+/// Runs a cargo command that builds and returns the tests among what it built.
+pub fn build(mut cargo: Command) -> Result<Vec<TestBinary>, String> {
     let mut built = Vec::new();
-    read_quietly(cargo_test.args(MESSAGES), |line| built.extend(parse(line)))?;
+    read_quietly(cargo.arg(MESSAGES), |line| built.extend(parse(line)))?;
     Ok(built)
 }
 

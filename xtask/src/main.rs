@@ -121,6 +121,7 @@ enum Command {
     Soak(soak::Options),
     /// Everything above but emulate, gpu and soak: format, words, lint, docs, book, test, cuda, check-cuda, recipe.
     ///
+    /// The kernels are compiled for sm_90a only, and the recipe runs in the dev profile, with the build of the tests.
     /// Steps that need a driver, MPI or compilers that are missing here are skipped and listed.
     Ci,
 }
@@ -149,7 +150,7 @@ fn main() -> ExitCode {
         }
         Command::Gpu(options) => gpu::run(&options, &root, &mut report),
         Command::Book => book::run(&root, &mut report),
-        Command::Recipe => recipe::run(&root, &mut report),
+        Command::Recipe => recipe::run(recipe::Profile::Release, &root, &mut report),
         #[cfg(unix)]
         Command::Soak(options) => soak::run(&options, &root, &mut report),
         Command::Ci => ci(&root, &mut report),
@@ -169,8 +170,8 @@ fn ci(root: &Path, report: &mut Report) {
     book::run(root, report);
     test::run(Extent::All, root, report);
     check::run(Check::Cuda, root, report);
-    check_cuda::run(&Options::default(), Compilers::Optional, root, report);
-    recipe::run(root, report);
+    check_cuda::run(&Options::of_ci(), Compilers::Optional, root, report);
+    recipe::run(recipe::Profile::Dev, root, report);
 }
 
 /// The nearest parent folder that has this crate.

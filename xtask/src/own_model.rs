@@ -4,17 +4,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::metrics::{check_losses, losses_in};
-use crate::process::{read_quietly, run as run_command, target_folder};
+use crate::process::{read_quietly, run as run_command};
+use crate::recipe::Programs;
 use crate::temp::TempDir;
 
 const STEPS: usize = 8;
 
 /// Verifies, trains, kills, resumes, reshards and generates.
-pub fn run(root: &Path) -> Result<(), String> {
+pub fn run(programs: &Programs) -> Result<(), String> {
     let folder = TempDir::new("conv-lm").map_err(|e| format!("a temporary folder: {e}"))?;
     let example = Example {
-        root,
-        program: target_folder(root)?.join("release/conv_lm"),
+        programs,
         runs: folder.path(),
     };
     run_command(&mut example.command(&["verify"]))?;
@@ -34,15 +34,14 @@ pub fn run(root: &Path) -> Result<(), String> {
 }
 
 struct Example<'a> {
-    root: &'a Path,
-    program: PathBuf,
+    programs: &'a Programs<'a>,
     runs: &'a Path,
 }
 
 impl Example<'_> {
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(&self.program);
-        command.current_dir(self.root).args(args);
+        let mut command = self.programs.command("conv_lm");
+        command.args(args);
         command
     }
 

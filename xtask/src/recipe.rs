@@ -1,7 +1,7 @@
 //! `cargo xtask recipe`: the default recipe trains, with ranks as threads and as processes, and the examples run.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::metrics::{check_losses, losses, losses_in};
@@ -10,6 +10,7 @@ use crate::own_model;
 use crate::process::{cargo, run as run_command, target_folder};
 use crate::report::{Outcome, Report};
 use crate::temp::TempDir;
+use crate::test;
 
 const STEPS: usize = 8;
 
@@ -19,24 +20,72 @@ const COMMAND: &str = "burn-megatron";
 /// The examples, which check their own results.
 const EXAMPLES: [&str; 3] = ["bring_your_own", "pipeline_stages", "zero3"];
 
+/// How the programs are built.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Profile {
+    /// As the README says.
+    Release,
+    /// With the build of the tests: a release build takes as long as all tests.
+    Dev,
+}
+
+/// The built programs, which run in the repository.
+pub struct Programs<'a> {
+    root: &'a Path,
+    folder: PathBuf,
+}
+
+impl Programs<'_> {
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    pub fn command(&self, name: &str) -> Command {
+        let mut command = Command::new(self.file(name));
+        command.current_dir(self.root);
+        command
+    }
+}
+
 /// Builds the command and the examples, trains the default recipe for a few steps in a temporary run folder and reads
 /// its metrics, and runs the examples.
-pub fn run(root: &Path, report: &mut Report) {
-    report.step("release build", || build(root));
-    report.step("recipe", || train(root));
-    report.step("recipe resumed", || resume(root));
+pub fn run(profile: Profile, root: &Path, report: &mut Report) {
+    let mut built = Err(());
+    report.step("programs", || {
+        let programs = build(profile, root)?;
+        built = Ok(programs);
+        Ok::<_, String>(())
+    });
+    let Ok(programs) = &built else { return };
+    report.step("recipe", || train(programs));
+    report.step("recipe resumed", || resume(programs));
     report.step("recipe as processes", || match mpi::missing().as_slice() {
-        [] => as_processes(root).into(),
+        [] => as_processes(programs).into(),
         missing => Outcome::Skipped(format!("missing: {}", missing.join(" and "))),
     });
     for name in EXAMPLES {
-        report.step(name, || example(root, name));
+        report.step(name, || run_command(&mut programs.command(name)));
     }
-    report.step("conv_lm", || own_model::run(root));
+    report.step("conv_lm", || own_model::run(programs));
+}
+
+fn build(profile: Profile, root: &Path) -> Result<Programs<'_>, String> {
+    let folder = match profile {
+        Profile::Release => {
+            build_release(root)?;
+            "release"
+        }
+        Profile::Dev => {
+            test::build_programs(root)?;
+            "debug"
+        }
+    };
+    let folder = target_folder(root)?.join(folder);
+    Ok(Programs { root, folder })
 }
 
 /// One build for all: cargo builds the library anew for another choice of packages and features.
-fn build(root: &Path) -> Result<(), String> {
+fn build_release(root: &Path) -> Result<(), String> {
     let packages = [
         "build",
         "--release",
@@ -52,21 +101,10 @@ fn build(root: &Path) -> Result<(), String> {
     run_command(&mut command)
 }
 
-/// A program that [`build`] built, to be run in the repository.
-pub fn program(root: &Path, name: &str) -> Result<Command, String> {
-    let mut command = Command::new(target_folder(root)?.join("release").join(name));
-    command.current_dir(root);
-    Ok(command)
-}
-
-fn example(root: &Path, name: &str) -> Result<(), String> {
-    run_command(&mut program(root, name)?)
-}
-
-fn train(root: &Path) -> Result<(), String> {
+fn train(programs: &Programs) -> Result<(), String> {
     let mut folder = TempDir::new("recipe").map_err(|e| format!("a temporary folder: {e}"))?;
     let run_dir = folder.path().join("run");
-    let result = train_in(root, &run_dir);
+    let result = train_in(programs, &run_dir);
     result.map_err(|reason| {
         folder.keep();
         format!("{reason}\nthe run folder is kept: {}", run_dir.display())
@@ -74,12 +112,12 @@ fn train(root: &Path) -> Result<(), String> {
 }
 
 /// A run resumed from a checkpoint is bit-equal in the same layout, and has close losses in another one.
-fn resume(root: &Path) -> Result<(), String> {
+fn resume(programs: &Programs) -> Result<(), String> {
     let folder = TempDir::new("resume").map_err(|e| format!("a temporary folder: {e}"))?;
     let (steps, half) = (STEPS.to_string(), (STEPS / 2).to_string());
     let runs = folder.path();
     let run = |name: &str, layout: [&str; 6], flags: &[&str]| {
-        let mut command = program(root, COMMAND)?;
+        let mut command = programs.command(COMMAND);
         let run_dir = runs.join(name);
         command
             .args(["pretrain", "--steps", &steps])
@@ -95,7 +133,8 @@ fn resume(root: &Path) -> Result<(), String> {
     check_losses(&whole, STEPS)?;
     let checkpoint = runs.join(format!("whole/checkpoints/step-{:08}", STEPS / 2));
     let checkpoint = checkpoint.to_string_lossy();
-    run_command(program(root, COMMAND)?.args(["checkpoint", "verify", &checkpoint]))?;
+    let verify = ["checkpoint", "verify", &checkpoint];
+    run_command(programs.command(COMMAND).args(verify))?;
     let from = ["--resume", &checkpoint];
     let same = run("same", layout, &from)?;
     if same[..] != whole[STEPS / 2..] {
@@ -128,33 +167,33 @@ const IN_8_BITS: [&str; 7] = [
 
 /// Four threads, four processes of the launcher and four of mpirun train the default recipe to the same
 /// metrics, bit for bit; and so they do in 8 bits.
-fn as_processes(root: &Path) -> Result<(), String> {
-    let program = target_folder(root)?.join("release").join(COMMAND);
-    same_metrics(root, &program, &[])?;
-    same_metrics(root, &program, &IN_8_BITS)
+fn as_processes(programs: &Programs) -> Result<(), String> {
+    same_metrics(programs, &[])?;
+    same_metrics(programs, &IN_8_BITS)
 }
 
-fn same_metrics(root: &Path, program: &Path, flags: &[&str]) -> Result<(), String> {
+fn same_metrics(programs: &Programs, flags: &[&str]) -> Result<(), String> {
     let folder = TempDir::new("processes").map_err(|e| format!("a temporary folder: {e}"))?;
     let steps = STEPS.to_string();
     let metrics = |name: &str, mut command: Command| {
         let run_dir = folder.path().join(name);
         let layout = ["--tp", "2", "--dp", "2", "--pp", "1", "--steps", &steps];
-        command.current_dir(root).arg("pretrain").args(layout);
+        command.arg("pretrain").args(layout);
         command.args(flags);
         run_command(command.arg("--run-dir").arg(&run_dir))?;
         let metrics = run_dir.join("metrics.jsonl");
         fs::read_to_string(&metrics).map_err(|e| format!("{}: {e}", metrics.display()))
     };
-    let mut launch = Command::new(program);
+    let mut launch = programs.command(COMMAND);
     launch.args(["launch", "--ranks", "4", "--"]);
     let mut mpirun = Command::new("mpirun");
     mpirun
+        .current_dir(programs.root)
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
         .args(["-n", "4", "--oversubscribe", "--bind-to", "none"])
-        .arg(program);
-    let threads = metrics("threads", Command::new(program))?;
+        .arg(programs.file(COMMAND));
+    let threads = metrics("threads", programs.command(COMMAND))?;
     check_losses(&losses(&threads)?, STEPS)?;
     for (name, command) in [("launch", launch), ("mpirun", mpirun)] {
         if metrics(name, command)? != threads {
@@ -167,10 +206,10 @@ fn same_metrics(root: &Path, program: &Path, flags: &[&str]) -> Result<(), Strin
     Ok(())
 }
 
-fn train_in(root: &Path, run_dir: &Path) -> Result<(), String> {
+fn train_in(programs: &Programs, run_dir: &Path) -> Result<(), String> {
     let steps = STEPS.to_string();
     let args = ["pretrain", "--steps", &steps, "--run-dir"];
-    run_command(program(root, COMMAND)?.args(args).arg(run_dir))?;
+    run_command(programs.command(COMMAND).args(args).arg(run_dir))?;
     let losses = losses_in(run_dir)?;
     println!("losses: {losses:?}");
     check_losses(&losses, STEPS)

@@ -120,14 +120,14 @@ fn features(wgpu: bool, mpi: bool) -> String {
     chosen.join(",")
 }
 
-/// Builds the tests of the whole workspace.
+/// Builds the tests and the programs of the whole workspace.
 fn build(root: &Path, features: &str) -> Result<Vec<TestBinary>, String> {
-    let args = ["test", "--workspace", "--tests", "--features", features];
-    binaries::build(cargo(root, &args))
+    let what = ["build", "--workspace", "--tests", "--bins", "--features"];
+    binaries::build(cargo(root, &[&what[..], &[features]].concat()))
 }
 
-/// Builds the command `kernel-check`, with all tests: it is the program of an integration test.
-pub fn build_kernel_check(root: &Path) -> Result<(), String> {
+/// Builds all programs in the dev profile, with the tests, whose build has all that they need.
+pub fn build_programs(root: &Path) -> Result<(), String> {
     build(root, &features(true, mpi::missing().is_empty())).map(drop)
 }
 

@@ -70,7 +70,7 @@ pub fn command(root: &Path, tools: &CudaTools) -> Result<PathBuf, String> {
 
 /// Builds all tests, without LLVM, and the command that some of them run.
 pub fn tests(root: &Path, tools: &CudaTools) -> Result<Vec<TestBinary>, String> {
-    let tests = ["test", "--lib", "--test", "gpu*"];
+    let tests = ["test", "--no-run", "--lib", "--test", "gpu*"];
     let mut build = cargo(root, &[&tests, PACKAGES].concat());
     without_llvm(&mut build, &tools.cuda)?;
     binaries::build(build)
