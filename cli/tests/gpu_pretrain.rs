@@ -151,18 +151,18 @@ fn attention_uses_matrix_units_in_16_bits() {
         let flags = [&["--precision", "bf16", "--steps", "2"], flags].concat();
         pretrain(stage.path(), GPU, name, &flags)
     };
-    let (by_cmma, printed) = run("cmma", &[]);
-    let shown = "fused: attention by cmma (the device has matrix units for BF16)";
+    let (by_mma, printed) = run("mma", &[]);
+    let shown = "fused: attention by mma (the device has matrix units for BF16)";
     assert!(printed.contains(shown), "{printed}");
     let (by_portable, printed) = run("portable", &["--kernels", "attention=portable"]);
     assert!(
         printed.contains("attention by portable (requested)"),
         "{printed}"
     );
-    for (cmma, portable) in by_cmma.iter().zip(&by_portable) {
+    for (mma, portable) in by_mma.iter().zip(&by_portable) {
         assert!(
-            (cmma - portable).abs() <= 5e-3 * portable.abs(),
-            "{cmma}, {portable}"
+            (mma - portable).abs() <= 5e-3 * portable.abs(),
+            "{mma}, {portable}"
         );
     }
 }

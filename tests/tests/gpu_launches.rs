@@ -260,7 +260,7 @@ fn each_operation_launches_as_few_kernels_as_it_can() {
 #[test]
 fn attention_in_16_bits_launches_as_few_kernels_as_it_can() {
     let (dtype, expected) = if cfg!(feature = "cuda") {
-        (DType::BF16, EngineKind::Cmma)
+        (DType::BF16, EngineKind::Mma)
     } else {
         (DType::F16, EngineKind::Portable)
     };
@@ -273,7 +273,7 @@ fn attention_in_16_bits_launches_as_few_kernels_as_it_can() {
         causal: true,
         ..AttentionOptions::default()
     };
-    let selected = select_engine(&EngineKind::AUTOMATIC, &device(), dtype, heads, None).unwrap();
+    let selected = select_engine(&EngineKind::ALL, &device(), dtype, heads, None).unwrap();
     assert_eq!(selected.kind, expected, "{:?}", selected.skipped);
     let found = launches_in(dtype, &[2 * ROWS * WIDTH], |x| {
         let (engine, qkv) = (selected.engine.clone(), x[0].clone().reshape([1, 8, 128]));

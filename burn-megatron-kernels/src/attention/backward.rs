@@ -6,7 +6,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 
 use super::engine::AttentionEngine;
-use super::problem::{AttentionProblem, Projections};
+use super::problem::{AttentionProblem, ProjectionGradients, Projections};
 use crate::Function;
 
 /// Inputs: queries, keys and values or the joint projection, then the sink if there is one.
@@ -47,12 +47,15 @@ impl Function for Attention {
             Tensor::from_dispatch(gradient)
         };
         let engine = &self.engine;
-        let (gradients, dsink) = engine.backward(&self.problem, projections, sink, result, dout);
-        let mut list = match gradients {
-            Projections::Separate { q, k, v } => [q, k, v].map(Tensor::into_dispatch).to_vec(),
-            Projections::Packed(qkv) => vec![qkv.into_dispatch()],
+        let gradients = engine.backward(&self.problem, projections, sink, result, dout, None);
+        let mut list = match gradients.projections {
+            ProjectionGradients::Separate { dq, dk, dv } => {
+                [dq, dk, dv].map(Tensor::into_dispatch).to_vec()
+            }
+            ProjectionGradients::Packed(qkv) => vec![qkv.into_dispatch()],
+            ProjectionGradients::Flat { .. } => unreachable!("no flat buffer was given"),
         };
-        list.extend(dsink.map(Tensor::into_dispatch));
+        list.extend(gradients.dsink.map(Tensor::into_dispatch));
         list.into_iter().map(Some).collect()
     }
 }

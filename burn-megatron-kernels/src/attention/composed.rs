@@ -74,7 +74,7 @@ fn attend(
     } = problem.heads;
     let (batch, queries, keys) = (problem.batch, problem.queries, problem.keys);
     if problem.is_empty() {
-        return q.zeros_like();
+        return Tensor::zeros(problem.out_shape(), (&q.device(), problem.dtype));
     }
     let type_of_sums = wide(problem.dtype);
     let by_head = |x: Tensor<4>| x.swap_dims(1, 2).cast(type_of_sums);
@@ -106,7 +106,7 @@ fn attend(
     let weights = weights / sum.mask_fill(none, 1.0);
     let weights = weights.reshape([batch, groups, heads / groups * queries, keys]);
     let out = weights.matmul(by_head(v));
-    let out = out.reshape([batch, heads, queries, width]);
+    let out = out.reshape([batch, heads, queries, problem.value_width]);
     out.swap_dims(1, 2).cast(problem.dtype)
 }
 
@@ -121,8 +121,8 @@ fn hidden(problem: &AttentionProblem, scores: &Tensor<4>) -> Tensor<4, Bool> {
     let key = count(keys).reshape([1, keys]).expand([queries, keys]);
     let before = key.clone().lower(place.clone().sub_scalar(band.before));
     let mut hidden = before.bool_or(key.clone().greater(place.add_scalar(band.after)));
-    if let Some(documents) = &problem.options.documents {
-        let bounds = documents.bounds().clone().cast(key.dtype());
+    if let Some(ranges) = &problem.options.ranges {
+        let bounds = ranges.of_queries().clone().cast(key.dtype());
         let bound = |row: usize| {
             let bound = bounds.clone().narrow(0, row, 1).reshape([queries, 1]);
             bound.expand([queries, keys])

@@ -5,10 +5,12 @@ use std::fmt::Debug;
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 
-use super::ops::{AttentionBackwardOp, AttentionForwardOp};
-use super::problem::{AttentionProblem, Projections};
+use super::ops::{AttentionBackwardOp, AttentionForwardOp, Kernels};
+use super::problem::{AttentionGradients, AttentionProblem, ProjectionGradients, Projections};
 use crate::cpu::wide;
-use crate::launch::{DeviceOp, launch};
+use crate::flat::accumulate;
+use crate::gradient::FlatGradients;
+use crate::launch::launch;
 
 /// Computes attention, forward and backward, on plain tensors (no autodiff).
 ///
@@ -26,8 +28,8 @@ pub trait AttentionEngine: Debug + Send + Sync {
     /// The unsupported property, and what would be supported.
     fn supports(&self, problem: &AttentionProblem) -> Result<(), String>;
 
-    /// The output `[batch, queries, heads, width]` and the log-sum-exp `[batch, heads, queries]` of
-    /// the scores that each query sees, its sink included (f64 for f64, otherwise f32). A query
+    /// The output `[batch, queries, heads, value width]` and the log-sum-exp `[batch, heads, queries]`
+    /// of the scores that each query sees, its sink included (f64 for f64, otherwise f32). A query
     /// that sees nothing gets 0 and minus infinity. `sink` is of the type of the log-sum-exp.
     fn forward(
         &self,
@@ -38,7 +40,9 @@ pub trait AttentionEngine: Debug + Send + Sync {
 
     /// The gradients of the projections, in the form that these came in, and of the sink.
     ///
-    /// `out` and `lse` may cover more keys than these: probabilities are `exp(score - lse)`.
+    /// `out` and `lse` may cover more keys than these: probabilities are `exp(score - lse)`. With
+    /// `sums`, and separate projections, the gradients of keys and values are written or added there
+    /// as they were summed; these were checked.
     fn backward(
         &self,
         problem: &AttentionProblem,
@@ -46,7 +50,8 @@ pub trait AttentionEngine: Debug + Send + Sync {
         sink: Option<Tensor<1>>,
         result: (Tensor<4>, Tensor<3>),
         dout: Tensor<4>,
-    ) -> (Projections, Option<Tensor<1>>);
+        sums: Option<FlatGradients>,
+    ) -> AttentionGradients;
 }
 
 /// The kernels of this crate: tiles in SIMD code on the CPU and in shared memory on CubeCL devices.
@@ -68,12 +73,7 @@ impl AttentionEngine for Portable {
         projections: Projections,
         sink: Option<Tensor<1>>,
     ) -> (Tensor<4>, Tensor<3>) {
-        forward_by(
-            AttentionForwardOp(problem.clone()),
-            problem,
-            projections,
-            sink,
-        )
+        forward_by(Kernels::Portable, problem, projections, sink)
     }
 
     fn backward(
@@ -83,15 +83,23 @@ impl AttentionEngine for Portable {
         sink: Option<Tensor<1>>,
         result: (Tensor<4>, Tensor<3>),
         dout: Tensor<4>,
-    ) -> (Projections, Option<Tensor<1>>) {
-        let kernel = AttentionBackwardOp(problem.clone());
-        backward_by(kernel, problem, projections, sink, result, dout)
+        sums: Option<FlatGradients>,
+    ) -> AttentionGradients {
+        backward_by(
+            Kernels::Portable,
+            problem,
+            projections,
+            sink,
+            result,
+            dout,
+            sums,
+        )
     }
 }
 
-/// [`AttentionEngine::forward`] by a kernel with the inputs and outputs of [`AttentionForwardOp`].
+/// [`AttentionEngine::forward`] by these kernels; none where no query sees a key.
 pub(super) fn forward_by(
-    kernel: impl DeviceOp,
+    kernels: Kernels,
     problem: &AttentionProblem,
     projections: Projections,
     sink: Option<Tensor<1>>,
@@ -101,23 +109,28 @@ pub(super) fn forward_by(
     }
     let mut inputs = projections.into_tensors();
     inputs.extend(sink.map(Tensor::into_dispatch));
-    inputs.extend(bounds(problem));
-    let mut outputs = launch(kernel, inputs).into_iter();
+    let ranges = problem.options.ranges.as_ref();
+    inputs.extend(ranges.map(|ranges| ranges.of_queries().clone().into_dispatch()));
+    let problem = problem.clone();
+    let mut outputs = launch(AttentionForwardOp { problem, kernels }, inputs).into_iter();
     (next_tensor(&mut outputs), next_tensor(&mut outputs))
 }
 
-/// [`AttentionEngine::backward`] by a kernel with the inputs and outputs of [`AttentionBackwardOp`].
+/// [`AttentionEngine::backward`] by these kernels; none where no query sees a key.
 pub(super) fn backward_by(
-    kernel: impl DeviceOp,
+    kernels: Kernels,
     problem: &AttentionProblem,
     projections: Projections,
     sink: Option<Tensor<1>>,
     (out, lse): (Tensor<4>, Tensor<3>),
     dout: Tensor<4>,
-) -> (Projections, Option<Tensor<1>>) {
+    sums: Option<FlatGradients>,
+) -> AttentionGradients {
     if problem.is_empty() {
-        // Without keys the output is 0 whatever the sink.
-        return (projections.zeros_like(), sink.map(|sink| sink.zeros_like()));
+        return AttentionGradients {
+            projections: projections.zero_gradients(sums),
+            dsink: sink.map(|sink| sink_gradient(sink, out, lse, dout)),
+        };
     }
     let mut inputs = projections.into_tensors();
     inputs.extend([
@@ -126,25 +139,44 @@ pub(super) fn backward_by(
         dout.into_dispatch(),
     ]);
     inputs.extend(sink.map(Tensor::into_dispatch));
-    inputs.extend(bounds(problem));
+    if let Some(ranges) = &problem.options.ranges {
+        let both = [ranges.of_queries(), ranges.of_keys()];
+        inputs.extend(both.map(|bounds| bounds.clone().into_dispatch()));
+    }
+    let places = sums.map(|sums| {
+        inputs.push(sums.flat.into_dispatch());
+        [sums.places[0], sums.places[1]]
+    });
+    let kernel = AttentionBackwardOp {
+        problem: problem.clone(),
+        kernels,
+        places,
+    };
     let mut outputs = launch(kernel, inputs).into_iter();
-    let gradients = if problem.packed {
-        Projections::Packed(next_tensor(&mut outputs))
+    let projections = if problem.packed {
+        ProjectionGradients::Packed(next_tensor(&mut outputs))
     } else {
-        let (q, kv) = (next_tensor(&mut outputs), next_tensor::<5>(&mut outputs));
-        let half = |index| kv.clone().narrow(0, index, 1).squeeze_dim(0);
-        Projections::Separate {
-            q,
-            k: half(0),
-            v: half(1),
+        let (dq, flat) = (next_tensor(&mut outputs), next_tensor::<1>(&mut outputs));
+        match places {
+            Some(_) => ProjectionGradients::Flat { dq, flat },
+            None => {
+                let (k, v) = (problem.k_shape(), problem.v_shape());
+                let part = |shape: [usize; 4], offset| {
+                    let count = shape.iter().product();
+                    flat.clone().narrow(0, offset, count).reshape(shape)
+                };
+                ProjectionGradients::Separate {
+                    dq,
+                    dk: part(k, 0),
+                    dv: part(v, k.iter().product()),
+                }
+            }
         }
     };
-    (gradients, problem.sink.then(|| next_tensor(&mut outputs)))
-}
-
-fn bounds(problem: &AttentionProblem) -> Option<DispatchTensor> {
-    let documents = problem.options.documents.as_ref();
-    documents.map(|documents| documents.bounds().clone().into_dispatch())
+    AttentionGradients {
+        projections,
+        dsink: problem.sink.then(|| next_tensor(&mut outputs)),
+    }
 }
 
 fn next_tensor<const D: usize>(tensors: &mut impl Iterator<Item = DispatchTensor>) -> Tensor<D> {
@@ -154,7 +186,7 @@ fn next_tensor<const D: usize>(tensors: &mut impl Iterator<Item = DispatchTensor
     }
 }
 
-/// The result for empty inputs: no query sees any key.
+/// The result where no query sees a key.
 fn empty_result(
     problem: &AttentionProblem,
     projections: &Projections,
@@ -175,6 +207,19 @@ fn empty_result(
     (out, lse)
 }
 
+/// The gradient of the sink of a result that covers other keys than those of a problem without any.
+fn sink_gradient(sink: Tensor<1>, out: Tensor<4>, lse: Tensor<3>, dout: Tensor<4>) -> Tensor<1> {
+    let heads = sink.dims()[0];
+    if lse.shape().num_elements() == 0 {
+        return sink.zeros_like();
+    }
+    let wide = sink.dtype();
+    let delta = (out.cast(wide) * dout.cast(wide)).sum_dim(3);
+    let delta = delta.squeeze_dim::<3>(3).swap_dims(1, 2);
+    let shares = (sink.reshape([1, heads, 1]) - lse).exp();
+    -(shares * delta).sum_dim(2).sum_dim(0).reshape([heads])
+}
+
 impl Projections {
     fn into_tensors(self) -> Vec<DispatchTensor> {
         match self {
@@ -190,14 +235,28 @@ impl Projections {
         }
     }
 
-    fn zeros_like(&self) -> Self {
-        match self {
-            Self::Separate { q, k, v } => Self::Separate {
-                q: q.zeros_like(),
-                k: k.zeros_like(),
-                v: v.zeros_like(),
+    fn zero_gradients(&self, sums: Option<FlatGradients>) -> ProjectionGradients {
+        match (self, sums) {
+            (Self::Packed(qkv), _) => ProjectionGradients::Packed(qkv.zeros_like()),
+            (Self::Separate { q, k, v }, None) => ProjectionGradients::Separate {
+                dq: q.zeros_like(),
+                dk: k.zeros_like(),
+                dv: v.zeros_like(),
             },
-            Self::Packed(qkv) => Self::Packed(qkv.zeros_like()),
+            (Self::Separate { q, k, v }, Some(sums)) => {
+                let written = sums
+                    .places
+                    .iter()
+                    .zip([k, v])
+                    .filter(|(place, _)| !place.add);
+                let flat = written.fold(sums.flat, |flat, (place, of)| {
+                    accumulate(flat, place.offset, of.zeros_like().flatten(0, 3), false)
+                });
+                ProjectionGradients::Flat {
+                    dq: q.zeros_like(),
+                    flat,
+                }
+            }
         }
     }
 }

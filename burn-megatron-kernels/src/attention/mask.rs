@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::options::{AttentionOptions, Documents, MAX_POSITIONS};
+use super::options::{AttentionOptions, KeyRanges, MAX_POSITIONS};
 
 /// Rows see the columns `row + shift - before ..= row + shift + after`.
 ///
-/// Causality, windows and documents each leave every row one range of columns, whose ends do not
+/// Causality, windows and [`KeyRanges`] each leave every row one range of columns, whose ends do not
 /// decrease from row to row. So a tile of rows also sees one range, and so do the rows that see a
 /// column: [`transposed`](Self::transposed).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,25 +53,21 @@ impl MaskRange {
         }
     }
 
-    /// The columns that `row` sees, within its document.
-    pub(super) fn of(&self, row: usize, document: Option<&Range<usize>>) -> Range<usize> {
+    /// The columns that `row` sees, within a range.
+    pub(super) fn of(&self, row: usize, within: Option<&Range<usize>>) -> Range<usize> {
         let place = i64::from(self.shift) + row as i64;
         let low = (place - i64::from(self.before)).max(0);
         let high = (place + i64::from(self.after) + 1).min(i64::from(self.columns));
-        let (low, high) = match document {
-            Some(document) => (
-                low.max(document.start as i64),
-                high.min(document.end as i64),
-            ),
+        let (low, high) = match within {
+            Some(within) => (low.max(within.start as i64), high.min(within.end as i64)),
             None => (low, high),
         };
         low as usize..high.max(low) as usize
     }
 
     /// The columns that each row sees.
-    pub(super) fn all(&self, rows: usize, documents: Option<&Documents>) -> Vec<Range<usize>> {
-        let documents = documents.map(Documents::ranges);
-        let document = |row: usize| documents.as_ref().map(|documents| &documents[row]);
-        (0..rows).map(|row| self.of(row, document(row))).collect()
+    pub(super) fn all(&self, rows: usize, ranges: Option<&KeyRanges>) -> Vec<Range<usize>> {
+        let within = |row: usize| ranges.map(|ranges| &ranges.ranges()[row]);
+        (0..rows).map(|row| self.of(row, within(row))).collect()
     }
 }

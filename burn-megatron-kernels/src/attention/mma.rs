@@ -1,29 +1,39 @@
 //! Attention by `mma.sync`, in the shape of FlashAttention-2.
 
+use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device, Tensor};
+use burn_cubecl::CubeDevice;
 
-use super::engine::AttentionEngine;
-use super::kernel::mma::{MAX_WIDTH, STEP, missing_support, shapes};
-use super::matrix::{MatrixDevice, MatrixKernels, refused};
-use super::problem::{AttentionProblem, Projections};
+use super::engine::{AttentionEngine, backward_by, forward_by};
+use super::kernel::mma::{MAX_WIDTH, STEP, missing_support, shared_memory};
+use super::ops::Kernels;
+use super::problem::{AttentionGradients, AttentionProblem, OPERATION, Projections};
 use crate::KernelError;
+use crate::error::accept;
+use crate::gradient::FlatGradients;
 
 /// The algorithm of Dao, "FlashAttention-2" (2023), by NVIDIA's `mma.sync` of 16 by 8 by 16 in f16 or
 /// bf16 with sums in f32: scores, weights and their gradients stay in registers, `ldmatrix` reads
 /// keys and values from shared memory, and `cp.async` copies the next tile there while one is worked
-/// on. It takes heads of 16 to 128 features, in steps of 16, a positive scale, and all that
-/// [`Portable`](super::Portable) does beside that: groups, masks, documents, sinks, views. Views whose
-/// rows do not start at multiples of 16 bytes are copied.
+/// on. It takes heads of 16 to 256 features, in steps of 16, values no wider than keys, a positive
+/// scale, and all that [`Portable`](super::Portable) does beside that: groups, masks, ranges, sinks,
+/// views. Views whose rows do not start at multiples of 16 bytes are copied.
 ///
-/// The backward has no atomic additions: one kernel over blocks of queries and one over blocks of keys
-/// compute the scores each, and the gradients of a key over the heads of its group are summed in
-/// order. Rounding is that of [`CmmaTiles`](super::CmmaTiles).
+/// Softmax, its statistics and all sums are in f32. Probabilities, and the gradients of scores, are
+/// rounded to the type of the inputs before they are multiplied, as in that paper. The backward has no
+/// atomic additions: one kernel over blocks of queries and one over blocks of keys compute the scores
+/// each, and the gradients of a key over the heads of its group are summed in order.
 ///
-/// [`select_engine`](super::select_engine) does not prefer it to another engine: it is used where it
-/// is named. Its kernels for widths of 64, 96 and 128 were run on an emulated GPU in f16 and bf16 and
-/// compared with NumPy. Its tests have not been run there, and it has never run on a GPU.
+/// [`select_engine`](super::select_engine) prefers it to [`Portable`](super::Portable). It has been
+/// compiled for A100, H100 and B200, and its tests run on an emulated GPU in f16 and bf16. It has
+/// never run on a GPU.
 #[derive(Clone, Debug)]
-pub struct MmaTiles(MatrixDevice);
+pub struct MmaTiles {
+    device: Device,
+    types: Vec<DType>,
+    /// The bytes of shared memory that a block may have.
+    shared_memory: usize,
+}
 
 impl MmaTiles {
     /// An engine for tensors on `device`; queries the device for what the kernels need.
@@ -33,44 +43,100 @@ impl MmaTiles {
     /// If `device` is not a CubeCL device, or has no `mma.sync`, `ldmatrix` or `cp.async` for f16 or
     /// bf16; the message names what is missing.
     pub fn new(device: &Device) -> Result<Self, KernelError> {
-        Self::query(device).map_err(|reason| refused(device, reason))
+        Self::query(device).map_err(|reason| {
+            let message = format!("no matrix units on {device:?}: {reason}: use Portable");
+            KernelError::shape(OPERATION, message)
+        })
     }
 
     /// [`new`](Self::new), with only what is missing as the error.
     pub(super) fn query(device: &Device) -> Result<Self, String> {
-        MatrixDevice::query("mma", MatrixKernels::Mma, device, missing_support).map(Self)
+        let Some(cube) = cube_device(device.as_dispatch()) else {
+            return Err("it is not a CubeCL device".into());
+        };
+        let client = cube.client();
+        let (mut types, mut missing) = (vec![], vec![]);
+        for dtype in [DType::F16, DType::BF16] {
+            match missing_support(&client, dtype) {
+                Some(reason) => missing.push(reason),
+                None => types.push(dtype),
+            }
+        }
+        if types.is_empty() {
+            return Err(missing.join("; "));
+        }
+        Ok(Self {
+            device: device.clone().inner(),
+            types,
+            shared_memory: client.properties().hardware.max_shared_memory_size,
+        })
     }
 
     /// The element types that it takes on its device.
     pub fn types(&self) -> &[DType] {
-        self.0.types()
+        &self.types
+    }
+
+    fn check_device(&self, projections: &Projections) -> Result<(), KernelError> {
+        let given = projections.device().inner();
+        if given == self.device {
+            return Ok(());
+        }
+        let message = format!(
+            "tensors are on {given:?}, and the engine {:?} was made for {:?}: expected the same device",
+            self.name(),
+            self.device
+        );
+        Err(KernelError::shape(OPERATION, message))
+    }
+}
+
+/// The CubeCL device behind a device of Burn, if there is one.
+fn cube_device(device: &DispatchDevice) -> Option<&CubeDevice> {
+    match device {
+        DispatchDevice::Autodiff(device) => cube_device(device),
+        DispatchDevice::Cube(device) => Some(device),
+        _ => None,
     }
 }
 
 impl AttentionEngine for MmaTiles {
     fn name(&self) -> &'static str {
-        self.0.name()
+        "mma"
     }
 
     fn supports(&self, problem: &AttentionProblem) -> Result<(), String> {
-        self.0.supports(problem, STEP, MAX_WIDTH)?;
+        let (width, values) = (problem.heads.width, problem.value_width);
+        if !width.is_multiple_of(STEP) || width > MAX_WIDTH {
+            return Err(format!(
+                "heads of width {width}: expected multiples of {STEP} up to {MAX_WIDTH}"
+            ));
+        }
+        if !values.is_multiple_of(STEP) || values > width {
+            return Err(format!(
+                "values of width {values}: expected multiples of {STEP} up to the {width} of the keys"
+            ));
+        }
+        if !self.types.contains(&problem.dtype) {
+            return Err(format!(
+                "element type {:?}: expected one of {:?}",
+                problem.dtype, self.types
+            ));
+        }
         if problem.scale <= 0.0 {
             return Err(format!(
                 "scale {}: expected a positive number",
                 problem.scale
             ));
         }
-        let there = self.0.shared_memory();
-        let shapes = shapes(problem.heads.width, problem.dtype == DType::BF16);
-        let needed = shapes.iter().map(|shape| shape.memory()).max();
-        match needed.filter(|needed| *needed > there) {
-            Some(needed) => Err(format!(
-                "heads of width {}: {needed} bytes of shared memory for a block, and the device has \
-                 {there}",
-                problem.heads.width
-            )),
-            None => Ok(()),
+        let (needed, there) = (shared_memory(width, values), self.shared_memory);
+        if needed > there {
+            return Err(format!(
+                "heads of width {width}: {needed} bytes of shared memory for a block, and the device has \
+                 {there}"
+            ));
         }
+        Ok(())
     }
 
     fn forward(
@@ -79,7 +145,8 @@ impl AttentionEngine for MmaTiles {
         projections: Projections,
         sink: Option<Tensor<1>>,
     ) -> (Tensor<4>, Tensor<3>) {
-        self.0.forward(problem, projections, sink)
+        accept(self.check_device(&projections));
+        forward_by(Kernels::Mma, problem, projections, sink)
     }
 
     fn backward(
@@ -89,7 +156,9 @@ impl AttentionEngine for MmaTiles {
         sink: Option<Tensor<1>>,
         result: (Tensor<4>, Tensor<3>),
         dout: Tensor<4>,
-    ) -> (Projections, Option<Tensor<1>>) {
-        self.0.backward(problem, projections, sink, result, dout)
+        sums: Option<FlatGradients>,
+    ) -> AttentionGradients {
+        accept(self.check_device(&projections));
+        backward_by(Kernels::Mma, problem, projections, sink, result, dout, sums)
     }
 }

@@ -21,17 +21,14 @@
 //! callers who merge partial results, as context parallelism does. [`composed`] is the same of
 //! Burn's own operations, with the scores in memory.
 //!
-//! The implementation is an [`AttentionEngine`]: [`Portable`], or with the feature `cubecl`
-//! `CmmaTiles` or, on CUDA, `MmaTiles`, which use the matrix units of a device. [`select_engine`]
-//! returns the one for a device and a model.
+//! The implementation is an [`AttentionEngine`]: [`Portable`] or, on CUDA, `MmaTiles`, which uses the
+//! matrix units of a device. [`select_engine`] returns the one for a device and a model.
 
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
 mod backward;
-#[cfg(feature = "cubecl")]
-mod cmma;
 mod compare;
 pub mod composed;
 mod cpu;
@@ -39,8 +36,6 @@ mod engine;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
 mod mask;
-#[cfg(feature = "cubecl")]
-mod matrix;
 #[cfg(feature = "cubecl")]
 mod mma;
 mod ops;
@@ -53,36 +48,24 @@ mod tests;
 use backward::Attention;
 use problem::OPERATION;
 
-#[cfg(feature = "cubecl")]
-pub use cmma::CmmaTiles;
 pub use compare::{EngineMismatch, compare_with_portable};
 pub use engine::{AttentionEngine, Portable};
 #[cfg(feature = "cubecl")]
 pub use mma::MmaTiles;
-pub use options::{AttentionOptions, Documents, Heads, Window};
-pub use problem::{AttentionProblem, MAX_WIDTH, Projections};
+pub use options::{AttentionOptions, Heads, KeyRanges, Window};
+pub use problem::{
+    AttentionGradients, AttentionProblem, MAX_WIDTH, ProjectionGradients, Projections,
+};
 pub use select::{EngineKind, SelectedEngine, select_engine};
 
 use crate::KernelError;
 use crate::cpu::wide;
 use crate::error::accept;
 use crate::function::apply;
+use crate::gradient::FlatGradients;
 
-/// The gradients of an attention's inputs.
-#[derive(Clone, Debug)]
-pub struct AttentionGradients {
-    /// `[batch, queries, heads, width]`.
-    pub dq: Tensor<4>,
-    /// `[batch, keys, groups, width]`.
-    pub dk: Tensor<4>,
-    /// `[batch, keys, groups, width]`.
-    pub dv: Tensor<4>,
-    /// `[heads]`, where there is a sink.
-    pub dsink: Option<Tensor<1>>,
-}
-
-/// Attention of `q` `[batch, queries, heads, width]` to `k` and `v` `[batch, keys, groups, width]`,
-/// giving `[batch, queries, heads, width]` in the same type.
+/// Attention of `q` `[batch, queries, heads, width]` to `k` `[batch, keys, groups, width]` and `v`
+/// `[batch, keys, groups, value width]`, giving `[batch, queries, heads, value width]` in the same type.
 ///
 /// `heads` is a multiple of `groups`: each group serves `heads / groups` consecutive heads. `sink`
 /// `[heads]` is one more logit in the sum of each row's softmax. A query that sees no key gives 0.
@@ -91,7 +74,7 @@ pub struct AttentionGradients {
 /// # Panics
 ///
 /// With a [`KernelError`]: shapes or types that do not agree, a head wider than [`MAX_WIDTH`],
-/// documents of another length, a type that the device does not support.
+/// ranges of other keys or queries, a type that the device does not support.
 pub fn flash_attention(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -167,17 +150,19 @@ pub fn flash_attention_packed_with(
     apply(inputs, step(engine, problem))
 }
 
-/// [`flash_attention`] of plain tensors (no autodiff), with the log-sum-exp `[batch, heads, queries]`
-/// of each query's scores: f64 for f64, otherwise f32.
+/// [`flash_attention_with`] of plain tensors (no autodiff), with the log-sum-exp `[batch, heads,
+/// queries]` of each query's scores: f64 for f64, otherwise f32.
 ///
 /// The log-sum-exp includes the sink, and is minus infinity where no key is visible. Two results on
 /// different keys make one: `lse = ln(e^lse1 + e^lse2)`, `out = e^(lse1 - lse) out1 + e^(lse2 -
-/// lse) out2`. Then only one of them may be given the sink.
+/// lse) out2`. Then only one of them may be given the sink. Where no query sees a key, nothing is
+/// launched.
 ///
 /// # Panics
 ///
-/// As [`flash_attention`].
+/// As [`flash_attention_with`].
 pub fn attention_forward(
+    engine: &dyn AttentionEngine,
     q: Tensor<4>,
     k: Tensor<4>,
     v: Tensor<4>,
@@ -191,28 +176,34 @@ pub fn attention_forward(
         sink.as_ref(),
         options,
     ));
+    check_support(engine, &problem);
     let sink = widened(&problem, sink);
-    Portable.forward(&problem, Projections::Separate { q, k, v }, sink)
+    engine.forward(&problem, Projections::Separate { q, k, v }, sink)
 }
 
 /// The gradients of [`attention_forward`] for the gradient `dout` of its output; plain tensors.
 ///
-/// `out` and `lse` may be merged from several calls on different keys. Then the result is the part
-/// of these keys; the sum of all parts is the gradient of the queries.
+/// `result`, output and log-sum-exp, may be merged from several calls on different keys. Then the
+/// gradients are the part of these keys; the sum of all parts is that of the queries. With `sums` of
+/// two places, the gradients of keys and values are written or added there, in f32 (f64 for f64), as
+/// contiguous `[batch, keys, groups, width]` and `[batch, keys, groups, value width]`, each from a
+/// multiple of 4 elements on.
 ///
 /// # Panics
 ///
-/// As [`flash_attention`], and when `out`, `lse` or `dout` are not of this problem.
+/// As [`flash_attention_with`], and when `result` or `dout` are not of this problem, or the buffer
+/// does not hold the gradients.
 #[allow(clippy::too_many_arguments)]
 pub fn attention_backward(
+    engine: &dyn AttentionEngine,
     q: Tensor<4>,
     k: Tensor<4>,
     v: Tensor<4>,
     sink: Option<Tensor<1>>,
-    out: Tensor<4>,
-    lse: Tensor<3>,
+    result: (Tensor<4>, Tensor<3>),
     dout: Tensor<4>,
     options: &AttentionOptions,
+    sums: Option<FlatGradients>,
 ) -> AttentionGradients {
     let problem = accept(AttentionProblem::separate(
         &q,
@@ -221,20 +212,15 @@ pub fn attention_backward(
         sink.as_ref(),
         options,
     ));
-    accept(problem.check_result(&out, &lse, &dout));
+    accept(problem.check_result(&result, &dout, sums.as_ref()));
+    check_support(engine, &problem);
     let narrow = sink.as_ref().map(|sink| sink.dtype());
     let sink = widened(&problem, sink);
     let projections = Projections::Separate { q, k, v };
-    let (gradients, dsink) = Portable.backward(&problem, projections, sink, (out, lse), dout);
-    let Projections::Separate { q, k, v } = gradients else {
-        unreachable!("gradients come in the form of the inputs")
-    };
-    AttentionGradients {
-        dq: q,
-        dk: k,
-        dv: v,
-        dsink: dsink.zip(narrow).map(|(dsink, dtype)| dsink.cast(dtype)),
-    }
+    let mut gradients = engine.backward(&problem, projections, sink, result, dout, sums);
+    let dsink = gradients.dsink.zip(narrow);
+    gradients.dsink = dsink.map(|(dsink, dtype)| dsink.cast(dtype));
+    gradients
 }
 
 /// The sink in the type of the statistics.
@@ -243,13 +229,17 @@ fn widened(problem: &AttentionProblem, sink: Option<Tensor<1>>) -> Option<Tensor
 }
 
 fn step(engine: Arc<dyn AttentionEngine>, problem: AttentionProblem) -> Attention {
-    accept(engine.supports(&problem).map_err(|reason| {
+    check_support(&*engine, &problem);
+    Attention { engine, problem }
+}
+
+fn check_support(engine: &dyn AttentionEngine, problem: &AttentionProblem) {
+    accept(engine.supports(problem).map_err(|reason| {
         let message = format!(
             "the engine {:?} does not support this problem: {reason}; use the engine {:?}",
             engine.name(),
             Portable.name()
         );
         KernelError::shape(OPERATION, message)
-    }));
-    Attention { engine, problem }
+    }))
 }

@@ -1,24 +1,46 @@
-//! The portable kernels as device operations.
+//! Attention as device operations.
 
 use burn::backend::flex::FlexTensor;
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
+#[cfg(feature = "cubecl")]
+use super::kernel;
 use super::problem::{AttentionProblem, OPERATION};
 use super::{cpu, options::Heads};
 use crate::cpu::wide;
+use crate::gradient::Place;
 use crate::launch::{DeviceOp, Spec};
 
-/// Inputs: the projections (one or three), the sink, the bounds of the documents; outputs: the
-/// output and the log-sum-exp.
-#[derive(Debug)]
-pub(super) struct AttentionForwardOp(pub AttentionProblem);
+/// The kernels on a CubeCL device.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kernels {
+    /// On scalar units.
+    Portable,
+    /// By `mma.sync`.
+    #[cfg(feature = "cubecl")]
+    Mma,
+}
 
-/// Inputs: the projections, output, log-sum-exp, gradient of the output, the sink, the bounds of
-/// the documents; outputs: the gradient of the joint projection, or that of the queries and one
-/// tensor `[2, batch, keys, groups, width]` for keys and values, then that of the sink.
+/// Inputs: the projections (one or three), the sink, the ranges of the queries; outputs: the output
+/// and the log-sum-exp.
 #[derive(Debug)]
-pub(super) struct AttentionBackwardOp(pub AttentionProblem);
+pub(super) struct AttentionForwardOp {
+    pub problem: AttentionProblem,
+    pub kernels: Kernels,
+}
+
+/// Inputs: the projections, output, log-sum-exp, gradient of the output, the sink, the ranges of the
+/// queries and those of the keys, the flat buffer; outputs: the gradient of the joint projection, or
+/// that of the queries and one flat tensor with those of the keys, then of the values; then that of
+/// the sink.
+#[derive(Debug)]
+pub(super) struct AttentionBackwardOp {
+    pub problem: AttentionProblem,
+    pub kernels: Kernels,
+    /// Where the gradients of keys and values go in the flat buffer, if there is one.
+    pub places: Option<[Place; 2]>,
+}
 
 impl DeviceOp for AttentionForwardOp {
     fn name(&self) -> &'static str {
@@ -26,7 +48,7 @@ impl DeviceOp for AttentionForwardOp {
     }
 
     fn outputs(&self, _inputs: &[Spec]) -> Vec<Spec> {
-        let problem = &self.0;
+        let problem = &self.problem;
         vec![
             Spec::new(problem.out_shape(), problem.dtype),
             Spec::new(problem.lse_shape(), wide(problem.dtype)),
@@ -38,12 +60,15 @@ impl DeviceOp for AttentionForwardOp {
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::forward(&self.0, inputs)
+        cpu::forward(&self.problem, inputs)
     }
 
     #[cfg(feature = "cubecl")]
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        super::kernel::forward(&self.0, inputs)
+        match self.kernels {
+            Kernels::Portable => kernel::forward(&self.problem, inputs),
+            Kernels::Mma => kernel::mma::forward(&self.problem, inputs),
+        }
     }
 }
 
@@ -53,10 +78,12 @@ impl DeviceOp for AttentionBackwardOp {
     }
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let problem = &self.0;
+        let problem = &self.problem;
         let mut outputs = vec![inputs[0].clone()];
-        if !problem.packed {
-            outputs.push(Spec::new(problem.pair_shape(), problem.dtype));
+        if self.places.is_some() {
+            outputs.extend(inputs.last().cloned());
+        } else if !problem.packed {
+            outputs.push(Spec::new([problem.key_elements()], problem.dtype));
         }
         if problem.sink {
             outputs.push(Spec::new([problem.heads.heads], wide(problem.dtype)));
@@ -69,25 +96,23 @@ impl DeviceOp for AttentionBackwardOp {
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::backward(&self.0, inputs)
+        cpu::backward(&self.problem, inputs, self.places)
     }
 
     #[cfg(feature = "cubecl")]
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        super::kernel::backward(&self.0, inputs)
+        match self.kernels {
+            Kernels::Portable => kernel::backward(&self.problem, inputs, self.places),
+            Kernels::Mma => kernel::mma::backward(&self.problem, inputs, self.places),
+        }
     }
 }
 
 impl AttentionProblem {
-    /// `[2, batch, keys, groups, width]`: keys, then values.
-    pub(super) fn pair_shape(&self) -> [usize; 5] {
-        [
-            2,
-            self.batch,
-            self.keys,
-            self.heads.groups,
-            self.heads.width,
-        ]
+    /// Elements of keys and values together.
+    pub(super) fn key_elements(&self) -> usize {
+        let [k, v] = [self.k_shape(), self.v_shape()].map(|shape| shape.iter().product::<usize>());
+        k + v
     }
 
     /// The strides of queries, keys and values in tensors with these offsets and strides.
@@ -121,25 +146,26 @@ impl AttentionProblem {
     /// The strides of the gradients of queries, keys and values in the outputs of
     /// [`AttentionBackwardOp`].
     #[cfg(feature = "cubecl")]
-    pub(super) fn gradient_strides(&self) -> [HeadStrides; 3] {
+    pub(super) fn gradient_strides(&self, places: Option<[Place; 2]>) -> [HeadStrides; 3] {
+        if self.packed {
+            let features = self.heads.features();
+            return self.head_strides(&[(0, vec![self.queries * features, features, 1])]);
+        }
+        let keys = self.k_shape().iter().product();
+        let [k, v] = places.map_or([0, keys], |places| places.map(|place| place.offset));
         let Heads {
             heads,
             groups,
             width,
         } = self.heads;
-        if self.packed {
-            let features = self.heads.features();
-            return self.head_strides(&[(0, vec![self.queries * features, features, 1])]);
-        }
-        let whole = |rows: usize, heads: usize, offset: usize| {
+        let whole = |rows: usize, heads: usize, width: usize, offset: usize| {
             let row = heads * width;
             (offset, vec![rows * row, row, width, 1])
         };
-        let values = self.batch * self.keys * groups * width;
         self.head_strides(&[
-            whole(self.queries, heads, 0),
-            whole(self.keys, groups, 0),
-            whole(self.keys, groups, values),
+            whole(self.queries, heads, width, 0),
+            whole(self.keys, groups, width, k),
+            whole(self.keys, groups, self.value_width, v),
         ])
     }
 }

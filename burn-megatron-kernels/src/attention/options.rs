@@ -1,4 +1,6 @@
-//! Options of attention: scale, mask, heads, documents.
+//! Options of attention: scale, mask, heads.
+
+use std::ops::Range;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
@@ -15,8 +17,8 @@ pub struct AttentionOptions {
     pub causal: bool,
     /// No query sees a key farther away than this.
     pub window: Option<Window>,
-    /// Document masking: several documents are packed into one sequence and do not see each other.
-    pub documents: Option<Documents>,
+    /// No query sees a key out of its range: documents, or the keys of another rank.
+    pub ranges: Option<KeyRanges>,
 }
 
 /// A sliding window around the position of the query, which itself is always visible.
@@ -35,7 +37,7 @@ pub struct Heads {
     pub heads: usize,
     /// Heads of the keys and of the values; each serves `heads / groups` consecutive query heads.
     pub groups: usize,
-    /// Features of a head.
+    /// Features of a head of the queries and of the keys; in a joint projection, of the values too.
     pub width: usize,
 }
 
@@ -46,71 +48,206 @@ impl Heads {
     }
 }
 
-/// The ends of the documents of a packed sequence, the same for every row of the batch.
+/// For each query of a sequence the keys that it may see, the same for every row of the batch.
+///
+/// The starts and the ends of the ranges do not decrease from query to query. So is what the queries of one rank of a
+/// context-parallel group see of the keys of another, whichever positions each has.
 #[derive(Clone, Debug)]
-pub struct Documents {
-    ends: Vec<usize>,
-    bounds: Tensor<2, Int>,
+pub struct KeyRanges {
+    ranges: Vec<Range<usize>>,
+    keys: usize,
+    of_queries: Tensor<2, Int>,
+    of_keys: Tensor<2, Int>,
 }
 
-impl Documents {
-    /// Documents with the cumulative lengths `ends`: document `d` is `ends[d - 1]..ends[d]`, the
-    /// first starts at 0. A document may be empty. `device` is that of the inputs of attention.
+impl KeyRanges {
+    /// Query `i` sees the keys `ranges[i]` of `keys`, or none if that is empty. `device` is that of the inputs of
+    /// attention.
+    ///
+    /// # Errors
+    ///
+    /// If starts or ends decrease, a range ends before it starts or past the keys, or there are more than 2^30
+    /// queries or keys.
+    pub fn new(
+        ranges: Vec<Range<usize>>,
+        keys: usize,
+        device: &Device,
+    ) -> Result<Self, KernelError> {
+        let most = ranges.len().max(keys);
+        if most > MAX_POSITIONS {
+            return Err(refused(
+                "length",
+                most.to_string(),
+                "at most 2^30 queries and keys",
+            ));
+        }
+        let past = ranges
+            .iter()
+            .find(|range| range.start > range.end || range.end > keys);
+        if let Some(range) = past {
+            let fits = "ranges that end at or after their start, and at or before the last key";
+            return Err(refused(
+                "ranges",
+                format!("[.., {range:?}, ..] of {keys} keys"),
+                fits,
+            ));
+        }
+        let mut pairs = ranges.windows(2);
+        if let Some(pair) =
+            pairs.find(|pair| pair[0].start > pair[1].start || pair[0].end > pair[1].end)
+        {
+            let value = format!("[.., {:?}, {:?}, ..]", pair[0], pair[1]);
+            return Err(refused(
+                "ranges",
+                value,
+                "starts and ends that do not decrease",
+            ));
+        }
+        let of_queries = upload(&ranges, device);
+        let transposed = transposed(&ranges, keys);
+        // Those of documents.
+        let of_keys = if transposed == ranges {
+            of_queries.clone()
+        } else {
+            upload(&transposed, device)
+        };
+        Ok(Self {
+            ranges,
+            keys,
+            of_queries,
+            of_keys,
+        })
+    }
+
+    /// Document masking: several documents are packed into one sequence and do not see each other. Document `d` is
+    /// `ends[d - 1]..ends[d]`, the first starts at 0. A document may be empty.
     ///
     /// # Errors
     ///
     /// If `ends` decreases, or exceeds the limit of 2^30 positions.
-    pub fn new(ends: Vec<usize>, device: &Device) -> Result<Self, KernelError> {
-        let refused = |value: String, fits| KernelError::Option {
-            operation: "documents",
-            name: "ends",
-            value,
-            fits,
-        };
+    pub fn of_documents(ends: &[usize], device: &Device) -> Result<Self, KernelError> {
         if let Some(fall) = ends.windows(2).find(|pair| pair[0] > pair[1]) {
             let value = format!("[.., {}, {}, ..]", fall[0], fall[1]);
-            return Err(refused(value, "cumulative lengths, which do not decrease"));
+            return Err(refused(
+                "ends",
+                value,
+                "cumulative lengths, which do not decrease",
+            ));
         }
         let length = ends.last().copied().unwrap_or(0);
         if length > MAX_POSITIONS {
-            let fits = "a list that ends at or below 2^30";
-            return Err(refused(length.to_string(), fits));
+            return Err(refused(
+                "ends",
+                length.to_string(),
+                "a list that ends at or below 2^30",
+            ));
         }
-        let starts = ranges(&ends).map(|range| range.start as i32);
-        let stops = ranges(&ends).map(|range| range.end as i32);
-        let values: Vec<i32> = starts.chain(stops).collect();
-        let data = TensorData::new(values, [2, length]);
-        // A mask is not part of the autodiff graph, so it is on the plain device.
-        let bounds = Tensor::from_data(data, (&device.clone().inner(), DType::I32));
-        Ok(Self { ends, bounds })
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        let documents = starts.zip(ends.iter().copied());
+        let ranges = documents.flat_map(|(start, end)| (start..end).map(move |_| start..end));
+        Self::new(ranges.collect(), length, device)
     }
 
-    /// The sums of the lengths, as they were given.
-    pub fn ends(&self) -> &[usize] {
-        &self.ends
+    /// How many queries.
+    pub fn queries(&self) -> usize {
+        self.ranges.len()
     }
 
-    /// Positions of all documents together.
-    pub fn length(&self) -> usize {
-        self.ends.last().copied().unwrap_or(0)
+    /// How many keys.
+    pub fn keys(&self) -> usize {
+        self.keys
     }
 
-    /// `[2, length]`: for each position the start and the end of its document.
-    pub fn bounds(&self) -> &Tensor<2, Int> {
-        &self.bounds
+    /// Whether no query sees a key.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.iter().all(Range::is_empty)
     }
 
-    /// For each position its document.
-    pub(super) fn ranges(&self) -> Vec<std::ops::Range<usize>> {
-        ranges(&self.ends).collect()
+    /// The keys that each query sees.
+    pub fn ranges(&self) -> &[Range<usize>] {
+        &self.ranges
+    }
+
+    /// `[2, queries]`: for each query the first key that it sees, and the end of them.
+    pub(super) fn of_queries(&self) -> &Tensor<2, Int> {
+        &self.of_queries
+    }
+
+    /// `[2, keys]`: for each key the first query that sees it, and the end of them.
+    pub(super) fn of_keys(&self) -> &Tensor<2, Int> {
+        &self.of_keys
     }
 }
 
 /// Queries or keys of one sequence: kernels count positions in 32 bits with a sign.
 pub(super) const MAX_POSITIONS: usize = 1 << 30;
 
-fn ranges(ends: &[usize]) -> impl Iterator<Item = std::ops::Range<usize>> {
-    let starts = std::iter::once(0).chain(ends.iter().copied());
-    let documents = starts.zip(ends.iter().copied());
-    documents.flat_map(|(start, end)| (start..end).map(move |_| start..end))
+fn refused(name: &'static str, value: String, fits: &'static str) -> KernelError {
+    let operation = "visible keys";
+    KernelError::Option {
+        operation,
+        name,
+        value,
+        fits,
+    }
+}
+
+/// For each of the keys the queries that see it: those from the first whose range ends after the key to the last
+/// whose range starts at or before it.
+fn transposed(ranges: &[Range<usize>], keys: usize) -> Vec<Range<usize>> {
+    let (mut start, mut end) = (0, 0);
+    let of_key = |key| {
+        while ranges.get(start).is_some_and(|range| range.end <= key) {
+            start += 1;
+        }
+        while ranges.get(end).is_some_and(|range| range.start <= key) {
+            end += 1;
+        }
+        start..end.max(start)
+    };
+    (0..keys).map(of_key).collect()
+}
+
+/// `[2, rows]`: starts, then ends.
+fn upload(ranges: &[Range<usize>], device: &Device) -> Tensor<2, Int> {
+    let starts = ranges.iter().map(|range| range.start as i32);
+    let ends = ranges.iter().map(|range| range.end as i32);
+    let data = TensorData::new(starts.chain(ends).collect::<Vec<_>>(), [2, ranges.len()]);
+    // A mask is not part of the autodiff graph, so it is on the plain device.
+    Tensor::from_data(data, (&device.clone().inner(), DType::I32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_know_the_queries_that_see_them() {
+        let seen_by = |ranges: &[Range<usize>], keys| {
+            let sees = |key: usize| {
+                let seeing = (0..ranges.len()).filter(move |query| ranges[*query].contains(&key));
+                seeing.collect::<Vec<_>>()
+            };
+            let transposed = transposed(ranges, keys);
+            assert!(
+                transposed
+                    .windows(2)
+                    .all(|pair| pair[0].start <= pair[1].start)
+            );
+            assert!(transposed.windows(2).all(|pair| pair[0].end <= pair[1].end));
+            for (key, range) in transposed.into_iter().enumerate() {
+                assert_eq!(
+                    range.collect::<Vec<_>>(),
+                    sees(key),
+                    "{ranges:?}: key {key}"
+                );
+            }
+        };
+        seen_by(&[0..1, 0..2, 0..3, 1..4], 4);
+        seen_by(&[0..0, 0..0, 0..5, 0..5], 5);
+        seen_by(&[0..2, 0..2, 2..2, 2..2, 3..6], 7);
+        seen_by(&[4..6], 7);
+        seen_by(&[], 3);
+        seen_by(&[0..0, 0..0], 0);
+    }
 }

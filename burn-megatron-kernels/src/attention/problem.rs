@@ -2,11 +2,17 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::options::{AttentionOptions, Heads, MAX_POSITIONS};
+use super::options::{AttentionOptions, Heads, KeyRanges, MAX_POSITIONS};
 use crate::KernelError;
+use crate::cpu::wide;
+use crate::flat::check_range;
+use crate::gradient::{FlatGradients, Place};
 
 /// The widest head that the kernels hold on chip.
 pub const MAX_WIDTH: usize = 256;
+
+/// Places of sums in a flat buffer are multiples of so many elements: 16 bytes.
+const SUMS_ALIGNMENT: usize = 4;
 
 pub(super) const OPERATION: &str = "flash_attention";
 
@@ -20,8 +26,10 @@ pub struct AttentionProblem {
     pub queries: usize,
     /// Keys of a sequence.
     pub keys: usize,
-    /// Query heads, groups of keys and values, and the features of a head.
+    /// Query heads, groups of keys and values, and the features of a head of queries and keys.
     pub heads: Heads,
+    /// Features of a head of the values and of the output.
+    pub value_width: usize,
     /// The element type of queries, keys and values.
     pub dtype: DType,
     /// The factor of the scores.
@@ -34,7 +42,7 @@ pub struct AttentionProblem {
     pub packed: bool,
 }
 
-/// Queries, keys and values, or their gradients.
+/// Queries, keys and values.
 // A few handles each, and only ever one of them at a time.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant)]
@@ -45,10 +53,44 @@ pub enum Projections {
         q: Tensor<4>,
         /// `[batch, keys, groups, width]`.
         k: Tensor<4>,
-        /// `[batch, keys, groups, width]`.
+        /// `[batch, keys, groups, value width]`.
         v: Tensor<4>,
     },
     /// `[batch, seq, (heads + 2 groups) * width]`: all query heads, then the keys, then the values.
+    Packed(Tensor<3>),
+}
+
+/// The gradients of an attention's inputs.
+#[derive(Clone, Debug)]
+pub struct AttentionGradients {
+    /// Of queries, keys and values.
+    pub projections: ProjectionGradients,
+    /// Of the sink, `[heads]`, where there is one.
+    pub dsink: Option<Tensor<1>>,
+}
+
+/// The gradients of [`Projections`].
+// As `Projections`.
+#[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)]
+pub enum ProjectionGradients {
+    /// Each on its own.
+    Separate {
+        /// `[batch, queries, heads, width]`.
+        dq: Tensor<4>,
+        /// `[batch, keys, groups, width]`.
+        dk: Tensor<4>,
+        /// `[batch, keys, groups, value width]`.
+        dv: Tensor<4>,
+    },
+    /// Those of keys and values in the flat buffer that was given for them.
+    Flat {
+        /// `[batch, queries, heads, width]`.
+        dq: Tensor<4>,
+        /// The buffer.
+        flat: Tensor<1>,
+    },
+    /// As the joint projection.
     Packed(Tensor<3>),
 }
 
@@ -61,12 +103,15 @@ impl AttentionProblem {
         options: &AttentionOptions,
     ) -> Result<Self, KernelError> {
         let ([batch, queries, heads, width], [_, keys, groups, _]) = (q.dims(), k.dims());
-        if k.dims() != v.dims() || k.dims() != [batch, keys, groups, width] {
+        let value_width = v.dims()[3];
+        let of_groups = |width| [batch, keys, groups, width];
+        if k.dims() != of_groups(width) || v.dims() != of_groups(value_width) {
             return Err(KernelError::shape(
                 OPERATION,
                 format!(
                     "queries {:?}, keys {:?} and values {:?} do not agree: expected \
-                     [batch, queries, heads, width] and twice [batch, keys, groups, width]",
+                     [batch, queries, heads, width], [batch, keys, groups, width] and \
+                     [batch, keys, groups, value width]",
                     q.dims(),
                     k.dims(),
                     v.dims()
@@ -88,7 +133,7 @@ impl AttentionProblem {
             width,
         };
         let sizes = (batch, queries, keys);
-        Self::new(sizes, heads, q.dtype(), sink, options, false)
+        Self::new(sizes, heads, value_width, q.dtype(), sink, options, false)
     }
 
     pub(super) fn packed(
@@ -108,18 +153,21 @@ impl AttentionProblem {
                 ),
             ));
         }
-        Self::new((batch, seq, seq), heads, qkv.dtype(), sink, options, true)
+        let sizes = (batch, seq, seq);
+        Self::new(sizes, heads, heads.width, qkv.dtype(), sink, options, true)
     }
 
     fn new(
         (batch, queries, keys): (usize, usize, usize),
         heads: Heads,
+        value_width: usize,
         dtype: DType,
         sink: Option<&Tensor<1>>,
         options: &AttentionOptions,
         packed: bool,
     ) -> Result<Self, KernelError> {
         check_heads(heads)?;
+        check_width("values", value_width)?;
         if queries.max(keys) > MAX_POSITIONS {
             let message =
                 format!("{queries} queries and {keys} keys: expected at most 2^30 of each");
@@ -132,15 +180,15 @@ impl AttentionProblem {
             let message = format!("a sink {dims:?} for {heads} heads: expected one logit per head");
             return Err(KernelError::shape(OPERATION, message));
         }
-        if let Some(documents) = &options.documents
-            && (documents.length() != queries || queries != keys)
+        if let Some(ranges) = &options.ranges
+            && (ranges.queries(), ranges.keys()) != (queries, keys)
         {
-            let length = documents.length();
+            let (rows, columns) = (ranges.queries(), ranges.keys());
             return Err(KernelError::shape(
                 OPERATION,
                 format!(
-                    "documents of {length} positions for {queries} queries and {keys} keys: expected \
-                     as many of each"
+                    "ranges of {rows} queries in {columns} keys for {queries} queries and {keys} keys: \
+                     expected as many of each"
                 ),
             ));
         }
@@ -160,6 +208,7 @@ impl AttentionProblem {
             queries,
             keys,
             heads,
+            value_width,
             dtype,
             scale,
             options,
@@ -168,12 +217,13 @@ impl AttentionProblem {
         })
     }
 
-    /// Checks that an output, its statistics and its gradient are those of this problem.
+    /// Checks that an output, its statistics and its gradient are those of this problem, and that a flat buffer holds
+    /// the gradients of keys and values.
     pub(super) fn check_result(
         &self,
-        out: &Tensor<4>,
-        lse: &Tensor<3>,
+        (out, lse): &(Tensor<4>, Tensor<3>),
         dout: &Tensor<4>,
+        sums: Option<&FlatGradients>,
     ) -> Result<(), KernelError> {
         let shape = self.out_shape();
         for (name, given) in [("output", out), ("gradient of the output", dout)] {
@@ -187,7 +237,7 @@ impl AttentionProblem {
                 return Err(KernelError::shape(OPERATION, message));
             }
         }
-        let (shape, wide) = (self.lse_shape(), crate::cpu::wide(self.dtype));
+        let (shape, wide) = (self.lse_shape(), wide(self.dtype));
         if lse.dims() != shape || lse.dtype() != wide {
             let message = format!(
                 "the log-sum-exp is {:?} in {:?}: expected {shape:?} in {wide:?}",
@@ -196,12 +246,51 @@ impl AttentionProblem {
             );
             return Err(KernelError::shape(OPERATION, message));
         }
+        sums.map_or(Ok(()), |sums| self.check_sums(sums))
+    }
+
+    fn check_sums(&self, sums: &FlatGradients) -> Result<(), KernelError> {
+        let (flat, wide) = (&sums.flat, wide(self.dtype));
+        let refused = |name, value, fits| KernelError::Option {
+            operation: OPERATION,
+            name,
+            value,
+            fits,
+        };
+        if flat.dtype() != wide {
+            let value = format!("{:?} beside {:?}", flat.dtype(), self.dtype);
+            let fits = "F32, and F64 for F64";
+            return Err(refused("type of the flat buffer", value, fits));
+        }
+        let is_aligned = |place: &Place| place.offset.is_multiple_of(SUMS_ALIGNMENT);
+        if sums.places.len() != 2 || !sums.places.iter().all(is_aligned) {
+            let fits = "one for keys and one for values, each at a multiple of 4 elements";
+            return Err(refused("places", format!("{:?}", sums.places), fits));
+        }
+        for (place, shape) in sums.places.iter().zip([self.k_shape(), self.v_shape()]) {
+            check_range(OPERATION, flat, place.offset, &shape)?;
+        }
         Ok(())
     }
 
-    /// `[batch, queries, heads, width]`.
+    /// `[batch, queries, heads, value width]`.
     pub fn out_shape(&self) -> [usize; 4] {
+        [self.batch, self.queries, self.heads.heads, self.value_width]
+    }
+
+    /// `[batch, queries, heads, width]`.
+    pub fn q_shape(&self) -> [usize; 4] {
         [self.batch, self.queries, self.heads.heads, self.heads.width]
+    }
+
+    /// `[batch, keys, groups, width]`.
+    pub fn k_shape(&self) -> [usize; 4] {
+        [self.batch, self.keys, self.heads.groups, self.heads.width]
+    }
+
+    /// `[batch, keys, groups, value width]`.
+    pub fn v_shape(&self) -> [usize; 4] {
+        [self.batch, self.keys, self.heads.groups, self.value_width]
     }
 
     /// `[batch, heads, queries]`.
@@ -209,9 +298,10 @@ impl AttentionProblem {
         [self.batch, self.heads.heads, self.queries]
     }
 
-    /// Whether there are no keys or no queries.
+    /// Whether no query sees a key.
     pub fn is_empty(&self) -> bool {
-        self.batch * self.queries * self.keys == 0
+        let ranges = self.options.ranges.as_ref();
+        self.batch * self.queries * self.keys == 0 || ranges.is_some_and(KeyRanges::is_empty)
     }
 }
 
@@ -222,8 +312,12 @@ fn check_heads(heads: Heads) -> Result<(), KernelError> {
             format!("{heads} heads for {groups} groups: expected a multiple of the groups");
         return Err(KernelError::shape(OPERATION, message));
     }
-    if heads.width == 0 || heads.width > MAX_WIDTH {
-        let message = format!("heads of width {}: expected 1 to {MAX_WIDTH}", heads.width);
+    check_width("heads", heads.width)
+}
+
+fn check_width(name: &str, width: usize) -> Result<(), KernelError> {
+    if width == 0 || width > MAX_WIDTH {
+        let message = format!("{name} of width {width}: expected 1 to {MAX_WIDTH}");
         return Err(KernelError::shape(OPERATION, message));
     }
     Ok(())

@@ -6,35 +6,28 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{DType, Device};
 
+#[cfg(feature = "cubecl")]
+use super::MmaTiles;
 use super::compare::{EngineMismatch, SmallProblem};
 use super::{AttentionEngine, Heads, Portable, Window};
-#[cfg(feature = "cubecl")]
-use super::{CmmaTiles, MmaTiles};
 
 /// An attention engine by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EngineKind {
     /// `MmaTiles`: matrix units of NVIDIA, by `mma.sync`, in f16 and bf16.
     Mma,
-    /// `CmmaTiles`: matrix units, in f16 and bf16.
-    Cmma,
     /// [`Portable`]: every type, on every device.
     Portable,
 }
 
 impl EngineKind {
-    /// All engines.
-    pub const ALL: [Self; 3] = [Self::Mma, Self::Cmma, Self::Portable];
-
-    /// The engines that are selected automatically, in the order of preference. The last one
-    /// supports every problem.
-    pub const AUTOMATIC: [Self; 2] = [Self::Cmma, Self::Portable];
+    /// All engines, in the order of preference. The last one supports every problem.
+    pub const ALL: [Self; 2] = [Self::Mma, Self::Portable];
 
     /// The name in recipes and flags.
     pub fn name(self) -> &'static str {
         match self {
             Self::Mma => "mma",
-            Self::Cmma => "cmma",
             Self::Portable => "portable",
         }
     }
@@ -42,19 +35,11 @@ impl EngineKind {
     /// The engine on a device.
     fn open(self, device: &Device) -> Result<Arc<dyn AttentionEngine>, String> {
         match self {
-            Self::Mma | Self::Cmma if *device == Device::flex() => {
-                Err("a CPU has no matrix units".into())
-            }
+            Self::Mma if *device == Device::flex() => Err("a CPU has no matrix units".into()),
             Self::Mma => open_mma(device),
-            Self::Cmma => open_cmma(device),
             Self::Portable => Ok(Arc::new(Portable)),
         }
     }
-}
-
-#[cfg(feature = "cubecl")]
-fn open_cmma(device: &Device) -> Result<Arc<dyn AttentionEngine>, String> {
-    Ok(Arc::new(CmmaTiles::query(device)?))
 }
 
 #[cfg(feature = "cubecl")]
@@ -63,10 +48,7 @@ fn open_mma(device: &Device) -> Result<Arc<dyn AttentionEngine>, String> {
 }
 
 #[cfg(not(feature = "cubecl"))]
-use open_cmma as open_mma;
-
-#[cfg(not(feature = "cubecl"))]
-fn open_cmma(_device: &Device) -> Result<Arc<dyn AttentionEngine>, String> {
+fn open_mma(_device: &Device) -> Result<Arc<dyn AttentionEngine>, String> {
     Err("this build has no CubeCL device".into())
 }
 

@@ -6,8 +6,7 @@
 
 mod harness;
 
-#[cfg(feature = "cubecl")]
-pub(crate) use harness::assert_close;
 pub(crate) use harness::{
-    Input, assert_gradients, compare, compare_within, devices, evaluate, tolerance,
+    Evaluation, Input, assert_close, assert_gradients, compare, compare_within, devices, evaluate,
+    tolerance,
 };

@@ -369,7 +369,7 @@ fn decide(
     Ok(KernelDecision { fused, reason })
 }
 
-/// `fused: norm, loss (the device has the kernel); fused: attention by cmma (..); unfused: softmax (..)`
+/// `fused: norm, loss (the device has the kernel); fused: attention by mma (..); unfused: softmax (..)`
 impl Display for KernelSelection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut groups: Vec<(&KernelDecision, Vec<String>)> = vec![];

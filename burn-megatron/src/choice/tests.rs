@@ -79,17 +79,17 @@ fn an_attention_engine_is_a_choice_of_attention_only() {
     }
     let error = |text| KernelChoices::default().set(text).unwrap_err().to_string();
     assert_eq!(
-        error("attention=cuda"),
-        "invalid kernel choice \"cuda\" of attention: expected auto, fused, unfused, mma or cmma or portable",
+        error("attention=cmma"),
+        "invalid kernel choice \"cmma\" of attention: expected auto, fused, unfused, mma or portable",
     );
     assert!(error("norm=portable").starts_with("invalid kernel choice \"portable\""));
     let missing = KernelChoiceError::NoEngine {
-        engine: EngineKind::Cmma,
-        reason: "cmma: of a test".into(),
+        engine: EngineKind::Mma,
+        reason: "mma: of a test".into(),
     };
     assert_eq!(
         missing.to_string(),
-        "kernels: attention cannot use cmma: of a test; use auto or mma or portable",
+        "kernels: attention cannot use mma: of a test; use auto or portable",
     );
 }
 
@@ -105,8 +105,8 @@ fn the_attention_engine_is_shown_with_its_reason() {
         "fused: activation, dropout, rope, softmax, loss, linear, optimizer (the device has the \
          kernel); fused: attention by portable (of a test); unfused: norm (requested)",
     );
-    selection.add_attention_engine(EngineKind::Cmma, "wide heads");
-    let shown = "; fused: attention by portable and cmma (of a test; wide heads); ";
+    selection.add_attention_engine(EngineKind::Mma, "wide heads");
+    let shown = "; fused: attention by portable and mma (of a test; wide heads); ";
     assert!(selection.to_string().contains(shown), "{selection}");
     selection
         .keep_unfused(Operation::Attention, "dropout")

@@ -72,7 +72,7 @@ impl AttentionCore {
     ) -> Tensor<3> {
         let [batch, seq, features] = qkv.dims();
         let options = AttentionOptions {
-            documents: Some(packed.bounds().clone()),
+            ranges: Some(packed.documents().clone()),
             ..self.options()
         };
         let qkv = qkv.reshape([1, batch * seq, features]);

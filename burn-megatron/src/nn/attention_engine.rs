@@ -51,7 +51,7 @@ impl AttentionEngines {
                 let may_differ = device != Device::flex() && dtype.size() == 2;
                 let selected = match ranks.filter(|ranks| may_differ && ranks.size() > 1) {
                     Some(ranks) => agree(&**ranks, select)?,
-                    None => select(&EngineKind::AUTOMATIC)?,
+                    None => select(&EngineKind::ALL)?,
                 };
                 let reason = reason(&selected, dtype);
                 (selected, reason)
@@ -78,9 +78,9 @@ fn agree(
 ) -> Result<SelectedEngine, BuildError> {
     let (mut first, mut skipped) = (0, vec![]);
     loop {
-        let mut selected = select(&EngineKind::AUTOMATIC[first..])?;
+        let mut selected = select(&EngineKind::ALL[first..])?;
         skipped.append(&mut selected.skipped);
-        let own = EngineKind::AUTOMATIC
+        let own = EngineKind::ALL
             .iter()
             .position(|kind| *kind == selected.kind);
         let own = own.unwrap_or(first) as i64;
@@ -112,9 +112,9 @@ mod tests {
                 let select = |kinds: &[EngineKind]| {
                     let mut skipped = vec![];
                     let mut usable = kinds.iter().filter(|kind| {
-                        let refused = **kind == EngineKind::Cmma && refusing.contains(&rank.rank());
+                        let refused = **kind == EngineKind::Mma && refusing.contains(&rank.rank());
                         if refused {
-                            skipped.push("cmma: of a test".to_string());
+                            skipped.push("mma: of a test".to_string());
                         }
                         !refused
                     });
@@ -131,14 +131,14 @@ mod tests {
             };
             World::threads(3).unwrap().run(run).unwrap()
         };
-        assert_eq!(selected(&[]), vec![(EngineKind::Cmma, vec![]); 3]);
+        assert_eq!(selected(&[]), vec![(EngineKind::Mma, vec![]); 3]);
         let found = selected(&[1]);
         assert!(found.iter().all(|(kind, _)| *kind == EngineKind::Portable));
-        let other = "cmma: another rank of the tensor axis cannot use it";
+        let other = "mma: another rank of the tensor axis cannot use it";
         let reasons: Vec<_> = found
             .iter()
             .map(|(_, skipped)| skipped.join("; "))
             .collect();
-        assert_eq!(reasons, [other, "cmma: of a test", other]);
+        assert_eq!(reasons, [other, "mma: of a test", other]);
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_megatron_kernels::KernelError;
-use burn_megatron_kernels::attention::{Documents, Window};
+use burn_megatron_kernels::attention::{KeyRanges, Window};
 use burn_megatron_kernels::embedding::SortedLookups;
 use burn_megatron_kernels::rope::Positions;
 use burn_megatron_kernels::softmax::Mask;
@@ -65,8 +65,8 @@ impl AttentionContext<'_> {
 #[derive(Clone, Debug)]
 pub struct PackedSequences {
     shape: [usize; 2],
-    /// Where the documents end in the concatenated rows.
-    bounds: Documents,
+    /// The documents in the concatenated rows.
+    documents: KeyRanges,
     /// `[batch, seq]`: the position of each token in its document.
     positions: Tensor<2, Int>,
     /// The same on the host.
@@ -142,10 +142,10 @@ impl PackedSequences {
             }
             positions.extend(0..end - begin);
         }
-        let ends = starts[1..].iter().map(|end| *end as usize).collect();
+        let ends: Vec<_> = starts[1..].iter().map(|end| *end as usize).collect();
         Ok(Self {
             shape,
-            bounds: Documents::new(ends, device)?,
+            documents: KeyRanges::of_documents(&ends, device)?,
             positions: Tensor::from_data(TensorData::new(positions.clone(), shape), device),
             position_numbers: positions,
         })
@@ -166,8 +166,8 @@ impl PackedSequences {
     }
 
     /// The documents in the concatenated rows, `batch * seq` tokens.
-    pub(super) fn bounds(&self) -> &Documents {
-        &self.bounds
+    pub(super) fn documents(&self) -> &KeyRanges {
+        &self.documents
     }
 
     /// The attention mask: hides other documents, later tokens, and tokens outside of the window.

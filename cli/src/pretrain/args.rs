@@ -79,7 +79,7 @@ pub struct PretrainArgs {
     /// Which operations use fused kernels: auto, fused or unfused, for all or for one, as in
     /// `unfused,norm=fused`. The operations: norm, activation, dropout, rope, attention, softmax,
     /// loss, linear, optimizer. For attention also an engine: mma (matrix units of NVIDIA, f16
-    /// and bf16), cmma (matrix units, f16 and bf16) or portable.
+    /// and bf16) or portable.
     #[arg(long, value_name = "CHOICE|OPERATION=CHOICE,..")]
     pub kernels: Vec<String>,
     /// Compute threads per rank on the CPU; by default the cores are divided evenly.

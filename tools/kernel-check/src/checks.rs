@@ -11,8 +11,8 @@ use crate::toolchain::CompiledKernel;
 /// Bits of the widest access that every architecture has.
 const WIDE: u32 = 128;
 
-/// Bytes that a kernel that does not stream may spill: the assembler trades a few registers for one
-/// more cube on a multiprocessor. A kernel that streams rows may spill none.
+/// Bytes that other kernels may spill: the assembler trades a few registers for one more cube on a
+/// multiprocessor. A kernel that streams rows or multiplies by matrix units may spill none.
 const TILES_MAY_SPILL: u32 = 16;
 
 /// A failed check.
@@ -108,7 +108,11 @@ pub fn check_kernel(
     let streams = requirements.streams;
     let mut defects = Vec::new();
     let (stores, loads) = (compiled.usage.spill_stores, compiled.usage.spill_loads);
-    let allowed = if streams { 0 } else { TILES_MAY_SPILL };
+    let allowed = if streams || requirements.multiplies {
+        0
+    } else {
+        TILES_MAY_SPILL
+    };
     if stores.max(loads) > allowed {
         defects.push(KernelDefect::Spills(stores, loads));
     } else if streams && compiled.usage.stack > 0 {
@@ -292,10 +296,10 @@ ptxas info    : Used 22 registers, used 0 barriers
     }
 
     #[test]
-    fn a_kernel_of_matrix_products_has_them() {
-        let defects = |listing: &str| {
+    fn a_kernel_of_matrix_products_has_them_and_spills_nothing_at_all() {
+        let defects = |report: &str, listing: &str| {
             let compiled = CompiledKernel {
-                usage: usage::parse(CLEAN).unwrap(),
+                usage: usage::parse(report).unwrap(),
                 accesses: sass::parse(listing),
                 products: sass::products(listing),
                 code: MachineCode::parse(listing),
@@ -306,9 +310,12 @@ ptxas info    : Used 22 registers, used 0 barriers
             };
             check_kernel(&compiled, 0, requirements, ARCHS[1])
         };
-        assert_eq!(defects(WIDE_ROW), [KernelDefect::NoMatrixProducts]);
+        assert_eq!(defects(CLEAN, WIDE_ROW), [KernelDefect::NoMatrixProducts]);
         let product = "        /*0410*/                   HMMA.16816.F32 R4, R8, R12, R4 ;\n";
-        assert!(defects(&[WIDE_ROW, product].concat()).is_empty());
+        let products = [WIDE_ROW, product].concat();
+        assert!(defects(CLEAN, &products).is_empty());
+        let spilling = CLEAN.replace("0 bytes spill loads", "4 bytes spill loads");
+        assert_eq!(defects(&spilling, &products), [KernelDefect::Spills(0, 4)]);
     }
 
     #[test]

@@ -30,8 +30,12 @@ pub(super) struct SavedForward<'a, E: Element> {
 
 /// A head as the products take it: padded rows, and panels where it is the right factor's transpose.
 struct PaddedHead<T> {
+    /// Of queries and keys, padded.
     width: usize,
-    depth: usize,
+    /// Of values, padded.
+    value_width: usize,
+    /// Of queries and keys, and of values.
+    depths: [usize; 2],
     q: Vec<T>,
     dout: Vec<T>,
     k: Vec<T>,
@@ -52,12 +56,13 @@ pub(super) fn backward<E: Element<Wide: FusedMultiplyAdd>, const FUSED: bool>(
     head: HeadInputs<'_, E>,
     given: SavedForward<'_, E>,
 ) -> HeadGradients<E::Wide> {
-    let (width, queries) = head.q.padded();
+    let ((width, queries), (value_width, _)) = (head.q.padded(), head.v.padded());
     let (one, zero) = (E::Wide::ONE, E::Wide::ZERO);
     let (_, keys) = head.k.padded();
     let padded = PaddedHead {
         width,
-        depth: head.q.width,
+        value_width,
+        depths: [head.q.width, head.v.width],
         q: head.q.rows(head.scale),
         dout: given.dout.rows(one),
         k: head.k.rows(one),
@@ -68,7 +73,7 @@ pub(super) fn backward<E: Element<Wide: FusedMultiplyAdd>, const FUSED: bool>(
     let mut gradients = HeadGradients {
         q: vec![zero; queries.next_multiple_of(TILE) * width],
         k: vec![zero; keys * width],
-        v: vec![zero; keys * width],
+        v: vec![zero; keys * value_width],
         sink: zero,
     };
     let stride = scores_stride(keys);
@@ -108,11 +113,14 @@ pub(super) fn backward<E: Element<Wide: FusedMultiplyAdd>, const FUSED: bool>(
         let (p, ds) = (matrix(&scores.p, stride), matrix(&scores.ds, stride));
         let (q, dout) = (
             matrix(&padded.q, width).from(row),
-            matrix(&padded.dout, width).from(row),
+            matrix(&padded.dout, value_width).from(row),
         );
-        let from = first * width;
-        add_transposed_times::<_, FUSED>(p, columns, depth, dout, &mut gradients.v[from..]);
-        add_transposed_times::<_, FUSED>(ds, columns, depth, q, &mut gradients.k[from..]);
+        let (dv, dk) = (
+            &mut gradients.v[first * value_width..],
+            &mut gradients.k[first * width..],
+        );
+        add_transposed_times::<_, FUSED>(p, columns, depth, dout, dv);
+        add_transposed_times::<_, FUSED>(ds, columns, depth, q, dk);
     }
     gradients
 }
@@ -127,12 +135,19 @@ impl<T: FusedMultiplyAdd> PaddedHead<T> {
         scores: &mut ScoreTiles<T>,
         offset: usize,
     ) {
-        let range = panels.start * self.depth * LANES..panels.end * self.depth * LANES;
-        let (q, dout) = (matrix(&self.q, self.width), matrix(&self.dout, self.width));
-        let (k, v) = (&self.k_panels[range.clone()], &self.v_panels[range]);
+        let [depth, value_depth] = self.depths;
+        let range = |depth| panels.start * depth * LANES..panels.end * depth * LANES;
+        let (q, dout) = (
+            matrix(&self.q, self.width),
+            matrix(&self.dout, self.value_width),
+        );
+        let (k, v) = (
+            &self.k_panels[range(depth)],
+            &self.v_panels[range(value_depth)],
+        );
         let (p, ds) = (&mut scores.p[offset..], &mut scores.ds[offset..]);
-        times_panels::<_, FUSED>(q.from(row), self.depth, k, p, scores.stride);
-        times_panels::<_, FUSED>(dout.from(row), self.depth, v, ds, scores.stride);
+        times_panels::<_, FUSED>(q.from(row), depth, k, p, scores.stride);
+        times_panels::<_, FUSED>(dout.from(row), value_depth, v, ds, scores.stride);
     }
 
     /// `scale * ds k` of [`ROWS`] queries.

@@ -46,13 +46,13 @@ pub(super) fn panels_of(visible: &[Range<usize>]) -> Range<usize> {
 pub(super) fn forward<E: Element<Wide: FusedMultiplyAdd>, const FUSED: bool>(
     head: HeadInputs<'_, E>,
 ) -> HeadOutput<E::Wide> {
-    let (width, queries) = head.q.padded();
+    let ((width, queries), (value_width, _)) = (head.q.padded(), head.v.padded());
     let depth = head.q.width;
     let q = head.q.rows(head.scale);
     let (k, v) = (head.k.panels(), head.v.rows(E::Wide::ONE));
     let stride = scores_stride(head.k.padded().1);
     let mut scores = vec![E::Wide::ZERO; ROWS * stride];
-    let mut out = vec![E::Wide::ZERO; queries * width];
+    let mut out = vec![E::Wide::ZERO; queries * value_width];
     let mut lse = Vec::with_capacity(head.q.count);
     for (strip, visible) in head.visible.chunks(ROWS).enumerate() {
         let panels = panels_of(visible);
@@ -76,10 +76,10 @@ pub(super) fn forward<E: Element<Wide: FusedMultiplyAdd>, const FUSED: bool>(
                 E::Wide::NEG_INFINITY
             });
         }
-        let out = &mut out[strip * ROWS * width..][..ROWS * width];
-        let values = matrix(&v, width).from(first);
+        let out = &mut out[strip * ROWS * value_width..][..ROWS * value_width];
+        let values = matrix(&v, value_width).from(first);
         times_rows::<_, FUSED>(matrix(&scores, stride), columns, values, out);
-        for (out, factor) in out.chunks_exact_mut(width).zip(factors) {
+        for (out, factor) in out.chunks_exact_mut(value_width).zip(factors) {
             out.iter_mut().for_each(|out| *out = *out * factor);
         }
     }

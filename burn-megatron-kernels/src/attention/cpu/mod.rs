@@ -20,6 +20,8 @@ use super::mask::MaskRange;
 use super::ops::HeadStrides;
 use super::problem::AttentionProblem;
 use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, vectorized};
+use crate::flat::cpu::accumulate;
+use crate::gradient::Place;
 
 /// Outputs as [`AttentionForwardOp`](super::ops::AttentionForwardOp) has them.
 pub(super) fn forward(problem: &AttentionProblem, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
@@ -27,8 +29,12 @@ pub(super) fn forward(problem: &AttentionProblem, inputs: Vec<FlexTensor>) -> Ve
 }
 
 /// Outputs as [`AttentionBackwardOp`](super::ops::AttentionBackwardOp) has them.
-pub(super) fn backward(problem: &AttentionProblem, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-    for_float!(problem.dtype, E => backward_in::<E>(problem, inputs))
+pub(super) fn backward(
+    problem: &AttentionProblem,
+    inputs: Vec<FlexTensor>,
+    places: Option<[Place; 2]>,
+) -> Vec<FlexTensor> {
+    for_float!(problem.dtype, E => backward_in::<E>(problem, inputs, places))
 }
 
 fn forward_in<E: Element<Wide: FusedMultiplyAdd>>(
@@ -42,7 +48,12 @@ fn forward_in<E: Element<Wide: FusedMultiplyAdd>>(
     });
     let rows: Vec<_> = outputs.iter().map(|output| output.out.as_slice()).collect();
     let shape = problem.out_shape();
-    let out = gather::<E>(problem, problem.queries, &[(&rows, 1)]);
+    let rows = TaskRows {
+        tasks: &rows,
+        share: 1,
+        width: problem.value_width,
+    };
+    let out = gather::<E>(problem, problem.queries, &[rows]);
     let lse: Vec<E::Wide> = outputs
         .iter()
         .flat_map(|output| output.lse.iter().copied())
@@ -53,12 +64,14 @@ fn forward_in<E: Element<Wide: FusedMultiplyAdd>>(
 fn backward_in<E: Element<Wide: FusedMultiplyAdd>>(
     problem: &AttentionProblem,
     mut inputs: Vec<FlexTensor>,
+    places: Option<[Place; 2]>,
 ) -> Vec<FlexTensor> {
-    let rest = inputs.split_off(projections(problem));
+    let mut rest = inputs.split_off(projections(problem));
+    let flat = places.and_then(|_| rest.pop());
     let heads = HeadTensors::<E>::new(problem, inputs, rest.get(3));
     let [out, lse, dout] = [0, 1, 2].map(|i| rest[i].to_contiguous());
     let (out, dout, lse) = (slice::<E>(&out), slice::<E>(&dout), slice::<E::Wide>(&lse));
-    let (count, width, queries) = (problem.heads.heads, problem.heads.width, problem.queries);
+    let (count, width, queries) = (problem.heads.heads, problem.value_width, problem.queries);
     let gradients = tasks(problem, 5, |task| {
         let rows = |values: &'_ [E]| {
             let first = (task / count * queries * count + task % count) * width;
@@ -81,23 +94,44 @@ fn backward_in<E: Element<Wide: FusedMultiplyAdd>>(
         Arch::new().dispatch(BackwardTask(heads.head(task), given))
     });
     let share = count / problem.heads.groups;
+    let (key_width, value_width) = (problem.heads.width, problem.value_width);
     let q: Vec<_> = gradients.iter().map(|head| head.q.as_slice()).collect();
     let k: Vec<_> = gradients.iter().map(|head| head.k.as_slice()).collect();
     let v: Vec<_> = gradients.iter().map(|head| head.v.as_slice()).collect();
+    let rows = |tasks, share, width| TaskRows {
+        tasks,
+        share,
+        width,
+    };
+    let dq = rows(&q, 1, key_width);
+    let of_keys = [rows(&k, share, key_width), rows(&v, share, value_width)];
     let mut outputs = Vec::new();
     if problem.packed {
-        let parts: [TaskRows<'_, _>; 3] = [(&q, 1), (&k, share), (&v, share)];
-        let dqkv = gather::<E>(problem, queries, &parts);
+        let [dk, dv] = of_keys;
+        let dqkv = gather::<E>(problem, queries, &[dq, dk, dv]);
         let shape = [problem.batch, queries, problem.heads.features()];
         outputs.push(tensor(dqkv, shape));
     } else {
-        let dq = gather::<E>(problem, queries, &[(&q, 1)]);
-        let mut pair = gather::<E>(problem, problem.keys, &[(&k, share)]);
-        pair.extend(gather::<E>(problem, problem.keys, &[(&v, share)]));
-        outputs.extend([
-            tensor(dq, problem.out_shape()),
-            tensor(pair, problem.pair_shape()),
-        ]);
+        outputs.push(tensor(
+            gather::<E>(problem, queries, &[dq]),
+            problem.q_shape(),
+        ));
+        outputs.push(match flat.zip(places) {
+            Some((flat, places)) => places
+                .iter()
+                .zip(of_keys)
+                .fold(flat, |flat, (place, rows)| {
+                    let sums = gather::<E::Wide>(problem, problem.keys, &[rows]);
+                    let length = sums.len();
+                    accumulate(flat, place.offset, &tensor(sums, [length]), place.add)
+                }),
+            None => {
+                let [mut pair, dv] =
+                    of_keys.map(|rows| gather::<E>(problem, problem.keys, &[rows]));
+                pair.extend(dv);
+                tensor(pair, [problem.key_elements()])
+            }
+        });
     }
     if problem.sink {
         let sum = |head: usize| {
@@ -184,7 +218,7 @@ impl<'a, E: Element> HeadTensors<'a, E> {
             problem,
             head_strides: problem.head_strides(&layouts),
             sink: sink.map(|sink| slice::<E::Wide>(&sink.to_contiguous()).to_vec()),
-            visible: band.all(problem.queries, problem.options.documents.as_ref()),
+            visible: band.all(problem.queries, problem.options.ranges.as_ref()),
             tensors,
         }
     }
@@ -194,7 +228,7 @@ impl<'a, E: Element> HeadTensors<'a, E> {
         let heads = self.problem.heads;
         let (batch, head) = (task / heads.heads, task % heads.heads);
         let group = head / (heads.heads / heads.groups);
-        let source = |part: usize, head: usize, count: usize| {
+        let source = |part: usize, head: usize, count: usize, width: usize| {
             let place = self.head_strides[part];
             let tensor = &self.tensors[part.min(self.tensors.len() - 1)];
             let first = place.offset + batch * place.batch + head * place.head;
@@ -202,13 +236,13 @@ impl<'a, E: Element> HeadTensors<'a, E> {
                 values: &tensor.storage::<E>()[first..],
                 stride: place.row,
                 count,
-                width: heads.width,
+                width,
             }
         };
         HeadInputs {
-            q: source(0, head, self.problem.queries),
-            k: source(1, group, self.problem.keys),
-            v: source(2, group, self.problem.keys),
+            q: source(0, head, self.problem.queries, heads.width),
+            k: source(1, group, self.problem.keys, heads.width),
+            v: source(2, group, self.problem.keys, self.problem.value_width),
             scale: E::Wide::of(self.problem.scale),
             sink: self.sink.as_ref().map(|sink| sink[head]),
             visible: &self.visible,
@@ -250,8 +284,13 @@ fn tasks<T: Send>(
     }
 }
 
-/// The rows of each task, padded in width, and how many consecutive tasks are summed.
-type TaskRows<'a, T> = (&'a [&'a [T]], usize);
+/// The rows of each task, of `width` features and padded, and how many consecutive tasks are summed.
+#[derive(Clone, Copy)]
+struct TaskRows<'a, T> {
+    tasks: &'a [&'a [T]],
+    share: usize,
+    width: usize,
+}
 
 /// Rows `[batch, rows, features]`: the parts side by side, each with its heads side by side.
 fn gather<E: Element>(
@@ -259,8 +298,9 @@ fn gather<E: Element>(
     rows: usize,
     parts: &[TaskRows<'_, E::Wide>],
 ) -> Vec<E> {
-    let (count, width) = (problem.heads.heads, problem.heads.width);
-    let features: usize = parts.iter().map(|(_, share)| count / share * width).sum();
+    let count = problem.heads.heads;
+    let of_part = |part: &TaskRows<'_, _>| count / part.share * part.width;
+    let features: usize = parts.iter().map(of_part).sum();
     let mut out = vec![E::narrow(E::Wide::ZERO); problem.batch * rows * features];
     let fill = |first: usize, out: &mut [E]| {
         vectorized(
@@ -269,7 +309,7 @@ fn gather<E: Element>(
                 for (i, out) in out.chunks_exact_mut(features).enumerate() {
                     let (batch, row) = ((first + i) / rows, (first + i) % rows);
                     let heads = batch * count..(batch + 1) * count;
-                    fill_row::<E>(out, width, row, parts, heads);
+                    fill_row::<E>(out, row, parts, heads);
                 }
             },
         );
@@ -288,31 +328,34 @@ fn gather<E: Element>(
 #[inline(always)]
 fn fill_row<E: Element>(
     out: &mut [E],
-    width: usize,
     row: usize,
     parts: &[TaskRows<'_, E::Wide>],
     heads: Range<usize>,
 ) {
-    let first = row * width.next_multiple_of(LANES);
-    let groups = parts
-        .iter()
-        .flat_map(|(tasks, share)| tasks[heads.clone()].chunks(*share));
-    for (out, group) in out.chunks_exact_mut(width).zip(groups) {
-        let line = |task: &'_ &[E::Wide]| -> Range<usize> {
-            debug_assert!(first + width <= task.len());
-            first..first + width
-        };
-        if let [only] = group {
-            for (out, value) in out.iter_mut().zip(&only[line(only)]) {
-                *out = E::narrow(*value);
+    let mut out = out;
+    for part in parts {
+        let width = part.width;
+        let first = row * width.next_multiple_of(LANES);
+        let (own, rest) = out.split_at_mut(heads.len() / part.share * width);
+        out = rest;
+        let groups = part.tasks[heads.clone()].chunks(part.share);
+        for (out, group) in own.chunks_exact_mut(width).zip(groups) {
+            let line = |task: &'_ &[E::Wide]| -> Range<usize> {
+                debug_assert!(first + width <= task.len());
+                first..first + width
+            };
+            if let [only] = group {
+                for (out, value) in out.iter_mut().zip(&only[line(only)]) {
+                    *out = E::narrow(*value);
+                }
+                continue;
             }
-            continue;
-        }
-        for (column, out) in out.iter_mut().enumerate() {
-            let sum = group
-                .iter()
-                .fold(E::Wide::ZERO, |sum, task| sum + task[first + column]);
-            *out = E::narrow(sum);
+            for (column, out) in out.iter_mut().enumerate() {
+                let sum = group
+                    .iter()
+                    .fold(E::Wide::ZERO, |sum, task| sum + task[first + column]);
+                *out = E::narrow(sum);
+            }
         }
     }
 }

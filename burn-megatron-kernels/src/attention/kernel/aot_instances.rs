@@ -1,5 +1,7 @@
 //! AOT instances with the sizes of a large model.
 
+use cubecl::ir::{ElemType, FloatKind};
+
 use super::backward::{attention_delta, attention_keys, attention_queries, attention_sink};
 use super::forward::attention_forward;
 use super::plan::typical;
@@ -19,6 +21,7 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     const UNITS: u32 = 256;
     let sink = kernel!(target, UNITS, attention_sink::AttentionSink [_ _ _ _ _ _ _] (UNITS, true));
     let mut all = vec![AotInstance::other("attention/sink/f32".into(), sink)];
+    let f32 = ElemType::Float(FloatKind::F32);
     for (name, dtype, _) in types() {
         for width in [64, 96, 128] {
             let vector = 4;
@@ -43,15 +46,16 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
                 (vector, backward, dtype)
             );
             all.push(AotInstance::other(label("queries"), kernel));
-            let kernel = kernel!(
-                target, units, attention_keys::AttentionKeys
-                [_ _ _ _ _ _ (given(true)) _ _ _ _ _]
-                (vector, backward, dtype)
-            );
-            all.push(AotInstance::other(label("keys"), kernel));
+            for (name, add, sums) in [("keys", false, dtype), ("keys-added", true, f32)] {
+                let kernel = kernel!(
+                    target, units, attention_keys::AttentionKeys
+                    [_ _ _ _ _ _ (given(true)) _ _ _ _ _]
+                    (vector, backward, [add; 2], [dtype, sums])
+                );
+                all.push(AotInstance::other(label(name), kernel));
+            }
         }
     }
-    all.extend(super::matrix::aot_instances(target));
     all.extend(super::mma::aot_instances(target));
     all
 }

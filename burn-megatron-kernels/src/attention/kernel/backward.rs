@@ -132,6 +132,7 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
             sizes.scale,
             &mut resident,
             shape.rows,
+            shape.width,
             shape,
         );
         load(
@@ -141,10 +142,11 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
             1.0f32,
             &mut gradient,
             shape.rows,
+            shape.value_width,
             shape,
         );
 
-        let mut sums = zeros::<N>(shape);
+        let mut sums = zeros::<N>(shape.width, shape);
         let mut row_lse = Shared::<[f32]>::new_slice(shape.rows);
         let mut row_delta = Shared::<[f32]>::new_slice(shape.rows);
         let mut lows = Shared::<[i32]>::new_slice(shape.rows);
@@ -169,10 +171,19 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
         while at < end {
             sync_cube();
             let key = at as usize;
-            load(v, &v_rows, key, 1.0f32, &mut streamed, shape.columns, shape);
+            load(
+                v,
+                &v_rows,
+                key,
+                1.0f32,
+                &mut streamed,
+                shape.columns,
+                shape.value_width,
+                shape,
+            );
             sync_cube();
             // Kept in shared memory while the scores are computed; only this unit reads it.
-            let dp = dots::<N>(&gradient, &streamed, shape);
+            let dp = dots::<N>(&gradient, &streamed, shape.value_width, shape);
             #[unroll]
             for r in 0..own {
                 #[unroll]
@@ -182,9 +193,18 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
                 }
             }
             sync_cube();
-            load(k, &k_rows, key, 1.0f32, &mut streamed, shape.columns, shape);
+            load(
+                k,
+                &k_rows,
+                key,
+                1.0f32,
+                &mut streamed,
+                shape.columns,
+                shape.width,
+                shape,
+            );
             sync_cube();
-            let scores = dots::<N>(&resident, &streamed, shape);
+            let scores = dots::<N>(&resident, &streamed, shape.width, shape);
             #[unroll]
             for r in 0..own {
                 #[unroll]
@@ -197,7 +217,7 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
                 }
             }
             sync_cube();
-            accumulate::<N>(&weights, &streamed, &mut sums, shape);
+            accumulate::<N>(&weights, &streamed, &mut sums, shape.width, shape);
             at += shape.columns as i32;
         }
         let mut factors = Array::<f32>::new(own);
@@ -206,14 +226,24 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
             factors[r] = sizes.scale;
         }
         let dq_rows = head_rows(dq_strides, batch, head, queries);
-        store(&sums, &factors, dq, &dq_rows, first, shape);
+        store(
+            &sums,
+            &factors,
+            dq,
+            &dq_rows,
+            first,
+            false,
+            shape.width,
+            shape,
+        );
     }
 }
 
 /// `dv = p^T dout` and `dk = ds^T (scale * q)`: one cube takes `shape.rows` keys of one group, and
-/// all the heads of it one after the other. `sizes.mask_range`: which queries see a key.
+/// all the heads of it one after the other. `sizes.mask_range`: which queries see a key. `add`: whether
+/// to add `dk`, and `dv`, to what is there.
 #[cube(launch_unchecked)]
-pub(crate) fn attention_keys<F: Float, N: Size>(
+pub(crate) fn attention_keys<F: Float, G: Float, N: Size>(
     q: &[Vector<F, N>],
     k: &[Vector<F, N>],
     v: &[Vector<F, N>],
@@ -221,13 +251,14 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
     lse: &[f32],
     delta: &[f32],
     bounds: &ComptimeOption<OwnedTensor<i32>>,
-    gradients: &mut [Vector<F, N>],
+    gradients: &mut [Vector<G, N>],
     strides: &AttentionStrides,
     dk_strides: &DeviceStrides,
     dv_strides: &DeviceStrides,
     sizes: &AttentionSizes,
     #[comptime] shape: TileShape,
-    #[define(F)] _dtype: ElemType,
+    #[comptime] add: [bool; 2],
+    #[define(F, G)] _dtypes: [ElemType; 2],
 ) {
     let own = comptime!(shape.own);
     let columns = comptime!(shape.columns_per_unit());
@@ -254,11 +285,29 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
         let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.rows * weight_pitch));
         let k_rows = head_rows(&strides.k, batch, group, keys);
         let v_rows = head_rows(&strides.v, batch, group, keys);
-        load(k, &k_rows, first, 1.0f32, &mut resident, shape.rows, shape);
-        load(v, &v_rows, first, 1.0f32, &mut values, shape.rows, shape);
+        load(
+            k,
+            &k_rows,
+            first,
+            1.0f32,
+            &mut resident,
+            shape.rows,
+            shape.width,
+            shape,
+        );
+        load(
+            v,
+            &v_rows,
+            first,
+            1.0f32,
+            &mut values,
+            shape.rows,
+            shape.value_width,
+            shape,
+        );
 
-        let mut dk = zeros::<N>(shape);
-        let mut dv = zeros::<N>(shape);
+        let mut dk = zeros::<N>(shape.width, shape);
+        let mut dv = zeros::<N>(shape.value_width, shape);
         let mut lows = Shared::<[i32]>::new_slice(shape.rows);
         let mut highs = Shared::<[i32]>::new_slice(shape.rows);
         visible_ranges(
@@ -288,10 +337,11 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
                     sizes.scale,
                     &mut streamed,
                     shape.columns,
+                    shape.width,
                     shape,
                 );
                 sync_cube();
-                let scores = dots::<N>(&resident, &streamed, shape);
+                let scores = dots::<N>(&resident, &streamed, shape.width, shape);
                 #[unroll]
                 for c in 0..columns {
                     let i = at + (lane + c * LANES) as i32;
@@ -311,11 +361,12 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
                     1.0f32,
                     &mut streamed,
                     shape.columns,
+                    shape.value_width,
                     shape,
                 );
                 sync_cube();
-                accumulate::<N>(&weights, &streamed, &mut dv, shape);
-                let dp = dots::<N>(&values, &streamed, shape);
+                accumulate::<N>(&weights, &streamed, &mut dv, shape.value_width, shape);
+                let dp = dots::<N>(&values, &streamed, shape.value_width, shape);
                 sync_cube();
                 #[unroll]
                 for c in 0..columns {
@@ -334,10 +385,11 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
                     sizes.scale,
                     &mut streamed,
                     shape.columns,
+                    shape.width,
                     shape,
                 );
                 sync_cube();
-                accumulate::<N>(&weights, &streamed, &mut dk, shape);
+                accumulate::<N>(&weights, &streamed, &mut dk, shape.width, shape);
                 at += shape.columns as i32;
             }
         }
@@ -348,7 +400,25 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
         }
         let dk_rows = head_rows(dk_strides, batch, group, keys);
         let dv_rows = head_rows(dv_strides, batch, group, keys);
-        store(&dk, &factors, gradients, &dk_rows, first, shape);
-        store(&dv, &factors, gradients, &dv_rows, first, shape);
+        store(
+            &dk,
+            &factors,
+            gradients,
+            &dk_rows,
+            first,
+            add[0],
+            shape.width,
+            shape,
+        );
+        store(
+            &dv,
+            &factors,
+            gradients,
+            &dv_rows,
+            first,
+            add[1],
+            shape.value_width,
+            shape,
+        );
     }
 }

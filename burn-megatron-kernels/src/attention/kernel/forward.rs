@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::tile::{
     AttentionSizes, AttentionStrides, LANES, TileShape, accumulate, dots, head_rows, load,
-    reduce_lanes, store, visible_end, visible_start, zeros,
+    reduce_lanes, store, vectors_per_unit, visible_end, visible_start, zeros,
 };
 
 /// Below every score. Not infinity, because not every shader language has a literal for it.
@@ -28,7 +28,8 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
 ) {
     let own = comptime!(shape.own);
     let columns = comptime!(shape.columns_per_unit());
-    let vectors_per_unit = comptime!(shape.vectors_per_unit());
+    let values = comptime!(shape.value_width);
+    let vectors_per_unit = comptime!(vectors_per_unit(values));
     let weight_pitch = comptime!(shape.weight_pitch());
     let queries = sizes.mask_range.rows as usize;
     let keys = sizes.mask_range.columns as usize;
@@ -60,10 +61,11 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
             sizes.scale,
             &mut resident,
             shape.rows,
+            shape.width,
             shape,
         );
 
-        let mut sums = zeros::<N>(shape);
+        let mut sums = zeros::<N>(values, shape);
         let mut largest = Array::<f32>::new(own);
         let mut totals = Array::<f32>::new(own);
         let mut lows = Array::<i32>::new(own);
@@ -82,9 +84,18 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
         while at < end {
             sync_cube();
             let key = at as usize;
-            load(k, &k_rows, key, 1.0f32, &mut streamed, shape.columns, shape);
+            load(
+                k,
+                &k_rows,
+                key,
+                1.0f32,
+                &mut streamed,
+                shape.columns,
+                shape.width,
+                shape,
+            );
             sync_cube();
-            let mut scores = dots::<N>(&resident, &streamed, shape);
+            let mut scores = dots::<N>(&resident, &streamed, shape.width, shape);
             let mut most = Array::<f32>::new(own);
             #[unroll]
             for r in 0..own {
@@ -116,9 +127,18 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
                 }
             }
             sync_cube();
-            load(v, &v_rows, key, 1.0f32, &mut streamed, shape.columns, shape);
+            load(
+                v,
+                &v_rows,
+                key,
+                1.0f32,
+                &mut streamed,
+                shape.columns,
+                values,
+                shape,
+            );
             sync_cube();
-            accumulate::<N>(&weights, &streamed, &mut sums, shape);
+            accumulate::<N>(&weights, &streamed, &mut sums, values, shape);
             at += shape.columns as i32;
         }
 
@@ -134,7 +154,7 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
             }
         }
         let out_rows = head_rows(&strides.out, batch, head, queries);
-        store(&sums, &factors, out, &out_rows, first, shape);
+        store(&sums, &factors, out, &out_rows, first, false, values, shape);
     }
 }
 

@@ -3,6 +3,7 @@
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
+use super::super::ops::HeadStrides;
 use super::tile::{AttentionSizesLaunch, AttentionStridesLaunch, DeviceStridesLaunch};
 
 /// The arguments that the kernels of a problem share.
@@ -14,11 +15,41 @@ pub(super) struct LaunchArgs<T> {
     pub vector: usize,
     /// Queries, keys and values.
     pub projections: [BufferArg; 3],
-    /// The bounds of the documents.
+    /// What each row may see.
     pub bounds: ComptimeOptionArgs<OwnedTensor<i32>>,
     pub strides: AttentionStridesLaunch,
     pub sizes: AttentionSizesLaunch,
     pub dtype: ElemType,
+}
+
+/// Where the gradients of keys and values go.
+pub(super) struct KeyTarget {
+    pub buffer: BufferArg,
+    pub dtype: ElemType,
+    /// Of keys and of values, in elements.
+    pub strides: [HeadStrides; 2],
+    /// Whether to add to what is there.
+    pub add: [bool; 2],
+    /// Whether it is a flat buffer of sums, not in the type of the inputs.
+    pub is_flat: bool,
+}
+
+impl KeyTarget {
+    /// The strides of keys and of values, in vectors.
+    pub fn strides(&self, vector: usize) -> [DeviceStridesLaunch; 2] {
+        self.strides.map(|strides| in_vectors(strides, vector))
+    }
+}
+
+/// Strides in vectors of so many elements.
+pub(super) fn in_vectors(strides: HeadStrides, vector: usize) -> DeviceStridesLaunch {
+    let vectors = |elements: usize| (elements / vector) as u32;
+    DeviceStridesLaunch::new(
+        vectors(strides.offset),
+        vectors(strides.batch),
+        vectors(strides.row),
+        vectors(strides.head),
+    )
 }
 
 /// The sizes of tiles, and the kernels that work on them.
@@ -41,38 +72,37 @@ pub(super) trait Tiles: Copy {
         strides: DeviceStridesLaunch,
     );
 
-    /// Writes the gradients of keys and values, which have these `strides`.
-    fn keys(
-        args: LaunchArgs<Self>,
-        statistics: [BufferArg; 3],
-        gradients: BufferArg,
-        strides: [DeviceStridesLaunch; 2],
-    );
+    /// Writes the gradients of keys and values.
+    fn keys(args: LaunchArgs<Self>, statistics: [BufferArg; 3], target: KeyTarget);
 }
 
-/// Launches a kernel with arguments of its own before the document bounds, before the strides and
-/// before the sizes.
+/// Launches a kernel with arguments of its own before the ranges, before the strides, before the sizes and
+/// at the end, and sizes of vectors beside that of the inputs.
 macro_rules! launch {
-    ($kernel:ident, $args:expr, [$($first:expr),*], [$($output:expr),*], [$($strides:expr),*]) => {{
-        let args = $args;
-        let [q, k, v] = args.projections;
+    (
+        $kernel:ident, $args:ident, [$($vector:expr),*], [$($first:expr),*], [$($output:expr),*],
+        [$($strides:expr),*], [$($last:expr),*]
+    ) => {{
+        let [q, k, v] = $args.projections;
+        // SAFETY: kernels access only rows that there are, and the places in a flat buffer were checked.
         unsafe {
             $kernel::launch_unchecked(
-                &args.client,
-                $crate::cube::grid(&args.client, args.cubes),
-                cubecl::prelude::CubeDim::new_1d(args.tiles.units() as u32),
-                args.vector,
+                &$args.client,
+                $crate::cube::grid(&$args.client, $args.cubes),
+                cubecl::prelude::CubeDim::new_1d($args.tiles.units() as u32),
+                $args.vector,
+                $($vector,)*
                 q,
                 k,
                 v,
                 $($first,)*
-                args.bounds,
+                $args.bounds,
                 $($output,)*
-                args.strides,
+                $args.strides,
                 $($strides,)*
-                args.sizes,
-                args.tiles,
-                args.dtype,
+                $args.sizes,
+                $args.tiles,
+                $($last,)*
             )
         }
     }};

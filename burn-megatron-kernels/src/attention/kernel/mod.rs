@@ -3,6 +3,8 @@
 //! The kernels multiply in f32 on the scalar units. They read queries, keys and values in place,
 //! with any strides between rows.
 
+use std::collections::VecDeque;
+
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::kernel::into_contiguous;
@@ -14,7 +16,6 @@ mod aot_instances;
 mod backward;
 mod forward;
 mod launch;
-pub(super) mod matrix;
 pub(super) mod mma;
 mod plan;
 mod tile;
@@ -23,7 +24,7 @@ pub(crate) use aot_instances::aot_instances;
 
 use backward::{attention_delta, attention_keys, attention_queries, attention_sink};
 use forward::attention_forward;
-use launch::{LaunchArgs, Tiles, launch};
+use launch::{KeyTarget, LaunchArgs, Tiles, in_vectors, launch};
 use plan::TilePlan;
 use tile::{
     AttentionSizesLaunch, AttentionStridesLaunch, DeviceMaskRangeLaunch, DeviceStridesLaunch,
@@ -34,16 +35,21 @@ use super::mask::MaskRange;
 use super::ops::HeadStrides;
 use super::problem::AttentionProblem;
 use crate::cpu::wide;
-use crate::cube::{Reduction, RowPlan, empty, grid};
+use crate::cube::{Reduction, RowPlan, empty, grid, own};
+use crate::gradient::Place;
 
 /// Outputs as [`AttentionForwardOp`](super::ops::AttentionForwardOp) has them.
 pub(super) fn forward(problem: &AttentionProblem, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-    AttentionCall::new(problem, inputs, TilePlan::new).forward()
+    AttentionCall::new(problem, inputs, None, TilePlan::new).forward()
 }
 
 /// Outputs as [`AttentionBackwardOp`](super::ops::AttentionBackwardOp) has them.
-pub(super) fn backward(problem: &AttentionProblem, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-    AttentionCall::new(problem, inputs, TilePlan::new).backward()
+pub(super) fn backward(
+    problem: &AttentionProblem,
+    inputs: Vec<CubeTensor>,
+    places: Option<[Place; 2]>,
+) -> Vec<CubeTensor> {
+    AttentionCall::new(problem, inputs, places, TilePlan::new).backward()
 }
 
 impl Tiles for TileShape {
@@ -56,7 +62,15 @@ impl Tiles for TileShape {
         sink: ComptimeOptionArgs<OwnedTensor<f32>>,
         [out, lse]: [BufferArg; 2],
     ) {
-        launch!(attention_forward, args, [sink], [out, lse], [])
+        launch!(
+            attention_forward,
+            args,
+            [],
+            [sink],
+            [out, lse],
+            [],
+            [args.dtype]
+        )
     }
 
     fn queries(
@@ -65,21 +79,27 @@ impl Tiles for TileShape {
         dq: BufferArg,
         strides: DeviceStridesLaunch,
     ) {
-        launch!(attention_queries, args, [dout, lse, delta], [dq], [strides])
+        launch!(
+            attention_queries,
+            args,
+            [],
+            [dout, lse, delta],
+            [dq],
+            [strides],
+            [args.dtype]
+        )
     }
 
-    fn keys(
-        args: LaunchArgs<Self>,
-        [dout, lse, delta]: [BufferArg; 3],
-        gradients: BufferArg,
-        [dk, dv]: [DeviceStridesLaunch; 2],
-    ) {
+    fn keys(args: LaunchArgs<Self>, [dout, lse, delta]: [BufferArg; 3], target: KeyTarget) {
+        let [dk, dv] = target.strides(args.vector);
         launch!(
             attention_keys,
             args,
+            [],
             [dout, lse, delta],
-            [gradients],
-            [dk, dv]
+            [target.buffer],
+            [dk, dv],
+            [target.add, [args.dtype, target.dtype]]
         )
     }
 }
@@ -90,7 +110,9 @@ struct AttentionCall<'a, T> {
     problem: &'a AttentionProblem,
     projections: Vec<CubeTensor>,
     /// The inputs after the projections, contiguous.
-    rest: Vec<CubeTensor>,
+    rest: VecDeque<CubeTensor>,
+    /// Where the gradients of keys and values go in a flat buffer.
+    places: Option<[Place; 2]>,
     head_strides: [HeadStrides; 3],
     gradients: [HeadStrides; 3],
     plan: TilePlan<T>,
@@ -100,6 +122,7 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
     fn new(
         problem: &'a AttentionProblem,
         mut inputs: Vec<CubeTensor>,
+        places: Option<[Place; 2]>,
         plan: impl FnOnce(&Client, &AttentionProblem, &[HeadStrides]) -> TilePlan<T>,
     ) -> Self {
         let rest = inputs.split_off(if problem.packed { 1 } else { 3 });
@@ -109,22 +132,31 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
             .map(|tensor| (0, tensor.meta.strides().iter().copied().collect()))
             .collect();
         let head_strides = problem.head_strides(&layouts);
-        let gradients = problem.gradient_strides();
+        let gradients = problem.gradient_strides(places);
         let all = [head_strides, gradients].concat();
         Self {
             problem,
             plan: plan(&projections[0].client, problem, &all),
             projections,
             rest: rest.into_iter().map(into_contiguous).collect(),
+            places,
             head_strides,
             gradients,
         }
     }
 
+    /// The next input.
+    fn next(&mut self) -> CubeTensor {
+        match self.rest.pop_front() {
+            Some(tensor) => tensor,
+            None => unreachable!("the problem says how many inputs there are"),
+        }
+    }
+
     fn forward(mut self) -> Vec<CubeTensor> {
         let problem = self.problem;
-        let sink = problem.sink.then(|| self.rest.remove(0));
-        let bounds = self.rest.pop();
+        let sink = problem.sink.then(|| self.next());
+        let bounds = problem.options.ranges.is_some().then(|| self.next());
         let like = &self.projections[0];
         let out = empty(like, problem.out_shape(), problem.dtype);
         let lse = empty(like, problem.lse_shape(), wide(problem.dtype));
@@ -138,34 +170,43 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
 
     fn backward(mut self) -> Vec<CubeTensor> {
         let problem = self.problem;
-        let mut rest = std::mem::take(&mut self.rest);
-        let (out, lse, dout) = (rest.remove(0), rest.remove(0), rest.remove(0));
-        let sink = problem.sink.then(|| rest.remove(0));
-        let bounds = rest.pop();
+        let [out, lse, dout] = [(); 3].map(|()| self.next());
+        let sink = problem.sink.then(|| self.next());
+        let ranges = problem.options.ranges.as_ref();
+        let [of_queries, of_keys] = [(); 2].map(|()| ranges.map(|_| self.next()));
+        let flat = self.places.map(|_| own(self.next()));
         let delta = self.delta(out, &dout);
         let like = &self.projections[0];
         let mut outputs = if problem.packed {
             vec![empty(like, like.shape(), problem.dtype)]
         } else {
+            let of_keys = || empty(like, [problem.key_elements()], problem.dtype);
             vec![
-                empty(like, problem.out_shape(), problem.dtype),
-                empty(like, problem.pair_shape(), problem.dtype),
+                empty(like, problem.q_shape(), problem.dtype),
+                flat.unwrap_or_else(of_keys),
             ]
         };
         let statistics = || [&dout, &lse, &delta].map(buffer);
-        let [dq, dk, dv] = self.gradients.map(|strides| self.device_strides(strides));
+        let [dq, dk, dv] = self.gradients;
         T::queries(
-            self.of_queries(self.plan.queries, bounds.clone()),
+            self.of_queries(self.plan.queries, of_queries),
             statistics(),
             buffer(&outputs[0]),
-            dq,
+            in_vectors(dq, self.plan.vector),
         );
-        T::keys(
-            self.of_keys(self.plan.keys, bounds),
-            statistics(),
-            buffer(&outputs[outputs.len() - 1]),
-            [dk, dv],
-        );
+        let gradients = &outputs[outputs.len() - 1];
+        for tiles in &self.plan.keys {
+            let target = KeyTarget {
+                buffer: buffer(gradients),
+                dtype: dtype_to_storage_type(gradients.dtype),
+                strides: [dk, dv],
+                add: self
+                    .places
+                    .map_or([false; 2], |places| places.map(|place| place.add)),
+                is_flat: self.places.is_some(),
+            };
+            T::keys(self.of_keys(*tiles, of_keys.clone()), statistics(), target);
+        }
         if let Some(sink) = sink {
             outputs.push(self.sink(sink, lse, delta));
         }
@@ -200,16 +241,15 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
     ) -> LaunchArgs<T> {
         let problem = self.problem;
         let last = self.projections.len() - 1;
-        let row = problem.heads.heads * problem.heads.width;
+        let row = problem.heads.heads * problem.value_width;
         let out = HeadStrides {
             offset: 0,
             batch: problem.queries * row,
             row,
-            head: problem.heads.width,
+            head: problem.value_width,
         };
-        let [q, k, v] = self
-            .head_strides
-            .map(|strides| self.device_strides(strides));
+        let in_vectors = |strides| in_vectors(strides, self.plan.vector);
+        let [q, k, v] = self.head_strides.map(in_vectors);
         LaunchArgs {
             client: self.projections[0].client.clone(),
             cubes: rows.div_ceil(tiles.rows()) * heads * problem.batch,
@@ -217,7 +257,7 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
             vector: self.plan.vector,
             projections: [0, 1, 2].map(|part| buffer(&self.projections[part.min(last)])),
             bounds: ComptimeOptionArgs::from(bounds.map(CubeTensor::into_tensor_arg)),
-            strides: AttentionStridesLaunch::new(q, k, v, self.device_strides(out)),
+            strides: AttentionStridesLaunch::new(q, k, v, in_vectors(out)),
             sizes: AttentionSizesLaunch::new(
                 DeviceMaskRangeLaunch::new(
                     range.shift,
@@ -233,16 +273,6 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
             ),
             dtype: dtype_to_storage_type(problem.dtype),
         }
-    }
-
-    fn device_strides(&self, strides: HeadStrides) -> DeviceStridesLaunch {
-        let vectors = |elements: usize| (elements / self.plan.vector) as u32;
-        DeviceStridesLaunch::new(
-            vectors(strides.offset),
-            vectors(strides.batch),
-            vectors(strides.row),
-            vectors(strides.head),
-        )
     }
 
     /// `[batch, heads, queries]`: the sum of `out * dout` over a row.
@@ -264,7 +294,7 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
                 rows as u32,
                 problem.queries as u32,
                 problem.heads.heads as u32,
-                problem.heads.width / self.plan.vector,
+                problem.value_width / self.plan.vector,
                 UNITS,
                 dtype_to_storage_type(problem.dtype),
             );

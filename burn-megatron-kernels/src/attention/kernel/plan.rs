@@ -33,14 +33,14 @@ const BACKWARD: [[usize; 3]; 6] = [
 ];
 
 /// Elements of a load, and the tiles of each kernel.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct TilePlan<T> {
     pub vector: usize,
     pub forward: T,
     /// Of the gradient of the queries.
     pub queries: T,
-    /// Of the gradients of keys and values.
-    pub keys: T,
+    /// Of the gradients of keys and values: a launch each.
+    pub keys: Vec<T>,
 }
 
 impl TilePlan<TileShape> {
@@ -50,49 +50,51 @@ impl TilePlan<TileShape> {
         problem: &AttentionProblem,
         head_strides: &[HeadStrides],
     ) -> Self {
-        let width = problem.heads.width;
+        let widths = [problem.heads.width, problem.value_width];
         let hardware = &client.properties().hardware;
-        let reduction = RowPlan::new(client, problem.dtype, width).reduction;
+        let reduction = RowPlan::new(client, problem.dtype, widths[0]).reduction;
         // A row's lanes must be neighbours in one plane.
         let planes = reduction == Reduction::Planes && hardware.plane_size_min as usize >= LANES;
-        let vector = vector(client, problem.dtype, width, head_strides, MAX_VECTOR);
+        let vector = vector(client, problem.dtype, widths, head_strides);
         let memory = hardware.max_shared_memory_size.min(SHARED_MEMORY_TARGET);
         let units = hardware.max_units_per_cube as usize;
-        let shape = |sizes, resident| best(sizes, resident, width, vector, planes, memory, units);
+        let shape = |sizes, resident| best(sizes, resident, widths, vector, planes, memory, units);
         let backward = shape(BACKWARD, 2);
         Self {
             vector,
             forward: shape(FORWARD, 1),
             queries: backward,
-            keys: backward,
+            keys: vec![backward],
         }
     }
 }
 
-/// The widest load that every row can be read by, up to `most` elements.
-pub(super) fn vector(
+/// The widest load that every row can be read by, up to [`MAX_VECTOR`].
+fn vector(
     client: &Client,
     dtype: DType,
-    width: usize,
+    widths: [usize; 2],
     head_strides: &[HeadStrides],
-    most: usize,
 ) -> usize {
     let fits = |size: usize| {
         let fits_strides = |strides: &HeadStrides| {
             let steps = [strides.offset, strides.batch, strides.row, strides.head];
             steps.iter().all(|step| step.is_multiple_of(size))
         };
-        size <= most && width.is_multiple_of(size) && head_strides.iter().all(fits_strides)
+        size <= MAX_VECTOR
+            && widths.iter().all(|width| width.is_multiple_of(size))
+            && head_strides.iter().all(fits_strides)
     };
     let mut sizes = client.io_optimized_vector_sizes(dtype.size());
     sizes.find(|size| fits(*size)).unwrap_or(1)
 }
 
-/// The first of `sizes` that fits; the last fits everywhere, with `resident` resident tiles.
-pub(super) fn best(
+/// The first of `sizes` that fits heads with keys and values of these widths; the last fits everywhere,
+/// with `resident` resident tiles.
+fn best(
     sizes: [[usize; 3]; 6],
     resident: usize,
-    width: usize,
+    [width, value_width]: [usize; 2],
     vector: usize,
     planes: bool,
     memory: usize,
@@ -103,6 +105,7 @@ pub(super) fn best(
         columns,
         own,
         width: width / vector,
+        value_width: value_width / vector,
         planes,
     };
     let fits = |shape: &TileShape| {
@@ -121,7 +124,7 @@ pub(super) fn typical(width: usize, vector: usize) -> [TileShape; 2] {
         best(
             sizes,
             resident,
-            width,
+            [width; 2],
             vector,
             true,
             SHARED_MEMORY_TARGET,
@@ -144,7 +147,7 @@ mod tests {
                     if width % vector != 0 {
                         continue;
                     }
-                    let shape = best(sizes, resident, width, vector, false, SMALL, 256);
+                    let shape = best(sizes, resident, [width; 2], vector, false, SMALL, 256);
                     let tiles = (resident * shape.rows + shape.columns) * shape.pitch() * vector;
                     let kept = (resident - 1) * shape.kept();
                     let words = tiles + shape.rows * shape.weight_pitch() + shape.exchange() + kept;

@@ -66,8 +66,10 @@ pub(crate) struct TileShape {
     pub columns: usize,
     /// Rows of a unit.
     pub own: usize,
-    /// Vectors of a row in memory.
+    /// Vectors of a row of queries and keys in memory.
     pub width: usize,
+    /// Vectors of a row of values and of the output in memory.
+    pub value_width: usize,
     /// Whether lanes exchange values by plane operations.
     pub planes: bool,
 }
@@ -76,7 +78,7 @@ impl TileShape {
     /// Pitch of a row in shared memory, in vectors; odd, so that lanes that read different rows
     /// read different banks.
     pub(crate) fn pitch(&self) -> usize {
-        self.width.next_multiple_of(LANES) + 1
+        self.width.max(self.value_width).next_multiple_of(LANES) + 1
     }
 
     /// From row to row of the weights in shared memory.
@@ -107,11 +109,11 @@ impl TileShape {
     pub(crate) fn columns_per_unit(&self) -> usize {
         self.columns / LANES
     }
+}
 
-    /// Vectors of a row that a unit owns.
-    pub(crate) fn vectors_per_unit(&self) -> usize {
-        self.width.div_ceil(LANES)
-    }
+/// Vectors that a unit owns of a row of `width`.
+pub(crate) const fn vectors_per_unit(width: usize) -> usize {
+    width.div_ceil(LANES)
 }
 
 /// The rows of a head in memory, in vectors.
@@ -202,8 +204,8 @@ pub(crate) fn visible_ranges(
     }
 }
 
-/// Loads `rows` rows of a head from `first` on, times `factor`, to row `0` of a tile; zeros past the
-/// last row and past the width.
+/// Loads `rows` rows of `width` vectors of a head from `first` on, times `factor`, to row `0` of a tile;
+/// zeros past the last row and past the width.
 #[cube]
 pub(crate) fn load<F: Float, N: Size>(
     from: &[Vector<F, N>],
@@ -212,6 +214,7 @@ pub(crate) fn load<F: Float, N: Size>(
     factor: f32,
     tile: &mut Shared<[Vector<f32, N>]>,
     #[comptime] rows: usize,
+    #[comptime] width: usize,
     #[comptime] shape: TileShape,
 ) {
     let pitch = comptime!(shape.pitch());
@@ -222,7 +225,7 @@ pub(crate) fn load<F: Float, N: Size>(
         let row = at / columns;
         let column = at % columns;
         let mut value = Vector::<f32, N>::new(0.0);
-        if first + row < head.count && column < shape.width {
+        if first + row < head.count && column < width {
             let read = from[head.start + (first + row) * head.stride + column];
             value = Vector::<f32, N>::cast_from(read) * Vector::new(factor);
         }
@@ -231,11 +234,13 @@ pub(crate) fn load<F: Float, N: Size>(
     }
 }
 
-/// The products of the unit's rows of `resident` with its columns, which are rows of `streamed`.
+/// The products of the unit's rows of `resident` with its columns, which are rows of `streamed`; both of
+/// `width` vectors.
 #[cube]
 pub(crate) fn dots<N: Size>(
     resident: &Shared<[Vector<f32, N>]>,
     streamed: &Shared<[Vector<f32, N>]>,
+    #[comptime] width: usize,
     #[comptime] shape: TileShape,
 ) -> Array<f32> {
     let pitch = comptime!(shape.pitch());
@@ -248,7 +253,7 @@ pub(crate) fn dots<N: Size>(
     for i in 0..own * columns {
         sums[i] = 0.0f32;
     }
-    for k in 0..shape.width {
+    for k in 0..width {
         let mut left = Array::<Vector<f32, N>>::new(own);
         #[unroll]
         for r in 0..own {
@@ -270,18 +275,20 @@ pub(crate) fn dots<N: Size>(
     sums
 }
 
-/// Adds the products of the unit's rows of `weights` with its vectors of the rows of `streamed`.
+/// Adds the products of the unit's rows of `weights` with its vectors of the rows of `streamed`, which are
+/// of `width`.
 #[cube]
 pub(crate) fn accumulate<N: Size>(
     weights: &Shared<[f32]>,
     streamed: &Shared<[Vector<f32, N>]>,
     sums: &mut Array<Vector<f32, N>>,
+    #[comptime] width: usize,
     #[comptime] shape: TileShape,
 ) {
     let pitch = comptime!(shape.pitch());
     let weight_pitch = comptime!(shape.weight_pitch());
     let own = comptime!(shape.own);
-    let vectors_per_unit = comptime!(shape.vectors_per_unit());
+    let vectors_per_unit = comptime!(vectors_per_unit(width));
     let lane = UNIT_POS as usize % LANES;
     let row = UNIT_POS as usize / LANES * own;
     for j in 0..shape.columns {
@@ -302,10 +309,13 @@ pub(crate) fn accumulate<N: Size>(
     }
 }
 
-/// Registers for the unit's vectors of its rows, 0.
+/// Registers for the unit's vectors of its rows of `width`, 0.
 #[cube]
-pub(crate) fn zeros<N: Size>(#[comptime] shape: TileShape) -> Array<Vector<f32, N>> {
-    let count = comptime!(shape.own * shape.vectors_per_unit());
+pub(crate) fn zeros<N: Size>(
+    #[comptime] width: usize,
+    #[comptime] shape: TileShape,
+) -> Array<Vector<f32, N>> {
+    let count = comptime!(shape.own * vectors_per_unit(width));
     let mut sums = Array::<Vector<f32, N>>::new(count);
     #[unroll]
     for i in 0..count {
@@ -314,7 +324,8 @@ pub(crate) fn zeros<N: Size>(#[comptime] shape: TileShape) -> Array<Vector<f32, 
     sums
 }
 
-/// Writes the unit's vectors of its rows, `first` being the first row of the tile.
+/// Writes the unit's vectors of its rows of `width`, or adds them to what is there; `first` is the first
+/// row of the tile.
 #[cube]
 pub(crate) fn store<F: Float, N: Size>(
     sums: &Array<Vector<f32, N>>,
@@ -322,10 +333,12 @@ pub(crate) fn store<F: Float, N: Size>(
     to: &mut [Vector<F, N>],
     head: &HeadRows,
     first: usize,
+    #[comptime] add: bool,
+    #[comptime] width: usize,
     #[comptime] shape: TileShape,
 ) {
     let own = comptime!(shape.own);
-    let vectors_per_unit = comptime!(shape.vectors_per_unit());
+    let vectors_per_unit = comptime!(vectors_per_unit(width));
     let lane = UNIT_POS as usize % LANES;
     let row = first + UNIT_POS as usize / LANES * own;
     #[unroll]
@@ -333,9 +346,13 @@ pub(crate) fn store<F: Float, N: Size>(
         #[unroll]
         for t in 0..vectors_per_unit {
             let column = lane + t * LANES;
-            if row + r < head.count && column < shape.width {
-                let value = sums[comptime!(r * vectors_per_unit + t)] * Vector::new(factors[r]);
-                to[head.start + (row + r) * head.stride + column] = Vector::cast_from(value);
+            if row + r < head.count && column < width {
+                let at = head.start + (row + r) * head.stride + column;
+                let mut value = sums[comptime!(r * vectors_per_unit + t)] * Vector::new(factors[r]);
+                if comptime!(add) {
+                    value += Vector::cast_from(to[at]);
+                }
+                to[at] = Vector::cast_from(value);
             }
         }
     }

@@ -132,7 +132,8 @@ impl AttentionEngine for Rounding {
         _sink: Option<Tensor<1>>,
         (out, lse): (Tensor<4>, Tensor<3>),
         dout: Tensor<4>,
-    ) -> (Projections, Option<Tensor<1>>) {
+        _sums: Option<FlatGradients>,
+    ) -> AttentionGradients {
         let [q, k, v] = self.inputs(problem, projections);
         let [out, dout] = [out, dout].map(|x| x.cast(DType::F32).swap_dims(1, 2));
         let scores = self.scores(problem, q.clone(), k.clone());
@@ -163,7 +164,10 @@ impl AttentionEngine for Rounding {
         let of_keys = if self.0 == Fault::OneHead { 1 } else { share };
         let gradients = Tensor::cat(vec![dq, of_groups(dk, of_keys), of_groups(dv, share)], 1);
         let gradients = gradients.swap_dims(1, 2).flatten::<3>(2, 3);
-        (Projections::Packed(gradients.cast(problem.dtype)), None)
+        AttentionGradients {
+            projections: ProjectionGradients::Packed(gradients.cast(problem.dtype)),
+            dsink: None,
+        }
     }
 }
 
@@ -234,7 +238,7 @@ fn a_wrong_engine_is_skipped_with_its_numbers() {
     let candidates = |fault| {
         let engine: Arc<dyn AttentionEngine> = Arc::new(Rounding(fault));
         [
-            (EngineKind::Cmma, Ok(engine)),
+            (EngineKind::Mma, Ok(engine)),
             (EngineKind::Portable, Ok(Arc::new(Portable) as _)),
         ]
     };
@@ -247,7 +251,7 @@ fn a_wrong_engine_is_skipped_with_its_numbers() {
     let right = first_usable(candidates(Fault::None), check).unwrap();
     assert_eq!(
         (right.kind, right.engine.name()),
-        (EngineKind::Cmma, "rounding")
+        (EngineKind::Mma, "rounding")
     );
     assert!(right.skipped.is_empty());
     let wrong = first_usable(candidates(Fault::Scale), check).unwrap();
@@ -259,7 +263,7 @@ fn a_wrong_engine_is_skipped_with_its_numbers() {
         panic!("{:?}", wrong.skipped)
     };
     assert!(
-        reason.starts_with("cmma: gradients of queries differ from those of portable by "),
+        reason.starts_with("mma: gradients of queries differ from those of portable by "),
         "{reason}"
     );
     // An engine that was requested has no alternative.
@@ -272,9 +276,9 @@ fn the_engine_of_a_cpu_is_portable() {
     let select = |kinds: &[EngineKind]| {
         select_engine(kinds, &Device::flex(), DType::BF16, heads(4, 2, 64), None)
     };
-    let selected = select(&EngineKind::AUTOMATIC).unwrap();
+    let selected = select(&EngineKind::ALL).unwrap();
     assert_eq!(selected.kind, EngineKind::Portable);
-    assert_eq!(selected.skipped, ["cmma: a CPU has no matrix units"]);
-    let error = select(&[EngineKind::Cmma]).unwrap_err();
-    assert_eq!(error, "cmma: a CPU has no matrix units");
+    assert_eq!(selected.skipped, ["mma: a CPU has no matrix units"]);
+    let error = select(&[EngineKind::Mma]).unwrap_err();
+    assert_eq!(error, "mma: a CPU has no matrix units");
 }

@@ -2,6 +2,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::super::*;
 use super::heads;
+use crate::gradient::Place;
 use crate::testing::devices;
 
 pub(super) fn message(work: impl FnOnce() + std::panic::UnwindSafe) -> String {
@@ -17,10 +18,10 @@ fn what_does_not_fit_is_refused_on_every_device() {
                 let device = device.clone();
                 message(move || {
                     let zeros = |shape| Tensor::<4>::zeros(shape, (&device, DType::F32));
-                    let documents = ends.map(|end| Documents::new(vec![end], &device).unwrap());
+                    let ranges = ends.map(|end| KeyRanges::of_documents(&[end], &device).unwrap());
                     let options = AttentionOptions {
                         scale,
-                        documents,
+                        ranges,
                         ..Default::default()
                     };
                     let sink = sink.map(|n| Tensor::<1>::zeros([n], (&device, DType::F32)));
@@ -41,16 +42,32 @@ fn what_does_not_fit_is_refused_on_every_device() {
         assert!(sink.contains("a sink [3] for 2 heads"), "{sink}");
         let scale = refused(four, four, None, Some(f64::NAN), None);
         assert!(scale.contains("invalid scale = NaN"), "{scale}");
-        let documents = refused(four, four, None, None, Some(5));
+        let ranges = refused(four, four, None, None, Some(5));
         assert!(
-            documents.contains("documents of 5 positions for 4 queries"),
-            "{documents}"
+            ranges.contains("ranges of 5 queries in 5 keys for 4 queries"),
+            "{ranges}"
         );
     }
-    let falls = Documents::new(vec![3, 2], &Device::flex())
-        .unwrap_err()
-        .to_string();
-    assert!(falls.contains("[.., 3, 2, ..]"), "{falls}");
+    let flex = Device::flex();
+    let falls = KeyRanges::of_documents(&[3, 2], &flex).unwrap_err();
+    assert!(falls.to_string().contains("[.., 3, 2, ..]"), "{falls}");
+    for (ranges, expected) in [
+        (
+            vec![0..2, 0..1],
+            "[.., 0..2, 0..1, ..]: expected starts and ends",
+        ),
+        (
+            vec![1..2, 0..3],
+            "[.., 1..2, 0..3, ..]: expected starts and ends",
+        ),
+        (
+            vec![0..5],
+            "[.., 0..5, ..] of 4 keys: expected ranges that end",
+        ),
+    ] {
+        let error = KeyRanges::new(ranges, 4, &flex).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
     let packed = message(|| {
         let x = Tensor::<3>::zeros([1, 2, 31], &Device::flex());
         flash_attention_packed(x, heads(2, 1, 8), None, &AttentionOptions::default());
@@ -90,8 +107,42 @@ impl AttentionEngine for Picky {
         _: Option<Tensor<1>>,
         _: (Tensor<4>, Tensor<3>),
         _: Tensor<4>,
-    ) -> (Projections, Option<Tensor<1>>) {
+        _: Option<FlatGradients>,
+    ) -> AttentionGradients {
         panic!("an engine that does not support a problem must not be called")
+    }
+}
+
+#[test]
+fn a_buffer_that_does_not_hold_the_gradients_is_refused() {
+    let refused = |dtype: DType, length: usize, offsets: &[usize]| {
+        let places = offsets.iter().map(|offset| Place {
+            offset: *offset,
+            add: false,
+        });
+        let places = places.collect();
+        message(move || {
+            let device = Device::flex();
+            let x = Tensor::<4>::zeros([1, 2, 1, 8], (&device, DType::F32));
+            let options = AttentionOptions::default();
+            let flat = Tensor::zeros([length], (&device, dtype));
+            let sums = Some(FlatGradients { flat, places });
+            let [q, k, v] = [(); 3].map(|()| x.clone());
+            let result = attention_forward(&Portable, q, k, v, None, &options);
+            let [q, k, v] = [(); 3].map(|()| x.clone());
+            attention_backward(&Portable, q, k, v, None, result, x, &options, sums);
+        })
+    };
+    let dtype = refused(DType::BF16, 32, &[0, 16]);
+    assert!(dtype.contains("BF16 beside F32: expected F32"), "{dtype}");
+    let length = refused(DType::F32, 31, &[0, 16]);
+    assert!(length.contains("expected at least 32"), "{length}");
+    for offsets in [&[0][..], &[0, 18]] {
+        let places = refused(DType::F32, 64, offsets);
+        assert!(
+            places.contains("each at a multiple of 4 elements"),
+            "{places}"
+        );
     }
 }
 

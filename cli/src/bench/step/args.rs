@@ -38,7 +38,7 @@ pub struct StepBenchArgs {
     /// The type that the model computes in; by default f32 on a CPU, bf16 elsewhere.
     #[arg(long, value_name = "f64|f32|bf16|f16", value_parser = precision)]
     pub precision: Option<Precision>,
-    /// Forms of attention, each timed: auto, unfused, or an engine (mma, cmma, portable).
+    /// Forms of attention, each timed: auto, unfused, or an engine (mma, portable).
     #[arg(
         long,
         value_delimiter = ',',

@@ -221,10 +221,10 @@ mod tests {
 
     #[test]
     fn an_engine_that_the_device_does_not_have_is_refused() {
-        let error = measured("--attention cmma").unwrap_err().to_string();
+        let error = measured("--attention mma").unwrap_err().to_string();
         assert_eq!(
             error,
-            "kernels: attention cannot use cmma: a CPU has no matrix units; use auto or mma or portable"
+            "kernels: attention cannot use mma: a CPU has no matrix units; use auto or portable"
         );
         for flags in ["--attention cuda", "--model 7b", "--steps 0", "--warm-up 0"] {
             assert!(parse_text::<StepBenchArgs>(flags).is_err(), "{flags}");

@@ -193,7 +193,7 @@ mod tests {
                 seconds: vec![0.5, 0.25, 4.0],
                 flops_per_token: 1e9,
                 kernels: "fused: norm".into(),
-                attention: "cmma".into(),
+                attention: "mma".into(),
                 peak_bytes: Some(3 << 29),
             },
         );

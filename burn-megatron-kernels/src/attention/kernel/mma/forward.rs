@@ -30,6 +30,7 @@ pub(crate) fn mma_forward<F: Float, N: Size>(
     #[comptime] shape: MmaShape,
     #[define(F)] _dtype: ElemType,
 ) {
+    let values = comptime!(shape.of_values());
     let rows = comptime!(shape.rows());
     let columns = comptime!(shape.columns);
     let queries = sizes.mask_range.rows as usize;
@@ -62,7 +63,7 @@ pub(crate) fn mma_forward<F: Float, N: Size>(
         commit_copies();
         if at < end {
             copy_tile(k, &k_rows, at as usize, key_tile, columns, shape);
-            copy_tile(v, &v_rows, at as usize, value_tile, columns, shape);
+            copy_tile(v, &v_rows, at as usize, value_tile, columns, values);
         }
         commit_copies();
         wait_for_copies(1usize);
@@ -77,7 +78,7 @@ pub(crate) fn mma_forward<F: Float, N: Size>(
         );
 
         let scale = sizes.scale * LOG2_E;
-        let mut sums = Array::<Vector<f32, Quad>>::new(comptime!(shape.sum_tiles()));
+        let mut sums = Array::<Vector<f32, Quad>>::new(comptime!(values.sum_tiles()));
         let mut largest = Array::<f32>::new(comptime!(2 * shape.row_tiles));
         let mut totals = Array::<f32>::new(comptime!(2 * shape.row_tiles));
         #[unroll]
@@ -98,7 +99,7 @@ pub(crate) fn mma_forward<F: Float, N: Size>(
                     next as usize,
                     value_tile + other,
                     columns,
-                    shape,
+                    values,
                 );
             }
             commit_copies();
@@ -121,13 +122,13 @@ pub(crate) fn mma_forward<F: Float, N: Size>(
                     &mut largest,
                     &mut totals,
                     scale,
-                    shape,
+                    values,
                 );
                 accumulate(
                     &mut sums,
                     &scores,
-                    row_lane(value_tile + stage, shape),
-                    shape,
+                    row_lane(value_tile + stage, values),
+                    values,
                 );
             }
             stage = stage_bytes - stage;
@@ -157,7 +158,7 @@ pub(crate) fn mma_forward<F: Float, N: Size>(
             out,
             &out_rows,
             own,
-            shape,
+            values,
         );
     }
 }

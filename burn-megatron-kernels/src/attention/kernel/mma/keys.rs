@@ -4,7 +4,8 @@
 use cubecl::prelude::*;
 
 use super::super::tile::{
-    AttentionSizes, AttentionStrides, DeviceStrides, head_rows, visible_end, visible_start,
+    AttentionSizes, AttentionStrides, DeviceStrides, HeadRows, head_rows, visible_end,
+    visible_start,
 };
 use super::plan::{LOG2_E, MmaShape, WARP};
 use super::ptx::{
@@ -12,16 +13,18 @@ use super::ptx::{
 };
 use super::tile::{
     accumulate, column_lane, copy_tile, lane_column, products, resident, row_lane, store,
+    store_sums,
 };
 use super::visible::{mask, visible_columns};
 
 /// `dv = p^T dout` and `dk = scale * ds^T q`: one cube takes `shape.rows()` keys of one group, and
-/// all the heads of it one after the other. `sizes.mask_range`: which queries see a key.
+/// all the heads of it one after the other. `sizes.mask_range`: which queries see a key. `flat`: whether
+/// `gradients` are pairs of f32; `add`: whether to add `dk`, and `dv`, to what is there.
 ///
 /// Scores are computed transposed, a row for each key, so that weights and their gradients are left
 /// operands of the sums without leaving their registers.
 #[cube(launch_unchecked)]
-pub(crate) fn mma_keys<F: Float, N: Size>(
+pub(crate) fn mma_keys<F: Float, N: Size, G: Float, M: Size>(
     q: &[Vector<F, N>],
     k: &[Vector<F, N>],
     v: &[Vector<F, N>],
@@ -29,14 +32,17 @@ pub(crate) fn mma_keys<F: Float, N: Size>(
     lse: &[f32],
     delta: &[f32],
     bounds: &ComptimeOption<OwnedTensor<i32>>,
-    gradients: &mut [Vector<F, N>],
+    gradients: &mut [Vector<G, M>],
     strides: &AttentionStrides,
     dk_strides: &DeviceStrides,
     dv_strides: &DeviceStrides,
     sizes: &AttentionSizes,
     #[comptime] shape: MmaShape,
-    #[define(F)] _dtype: ElemType,
+    #[comptime] flat: bool,
+    #[comptime] add: [bool; 2],
+    #[define(F, G)] _dtypes: [ElemType; 2],
 ) {
+    let values = comptime!(shape.of_values());
     let rows = comptime!(shape.rows());
     let columns = comptime!(shape.columns);
     let keys = sizes.mask_range.rows as usize;
@@ -59,7 +65,7 @@ pub(crate) fn mma_keys<F: Float, N: Size>(
         );
         let key_tile = shared_address(&memory[0usize..1usize]);
         let value_tile = key_tile + comptime!(shape.bytes(rows) as u32);
-        let stages = value_tile + comptime!(shape.bytes(rows) as u32);
+        let stages = value_tile + comptime!(values.bytes(rows) as u32);
         let stage_bytes = comptime!(shape.stage() as u32);
 
         let last = min(first + rows, keys) - 1;
@@ -69,7 +75,7 @@ pub(crate) fn mma_keys<F: Float, N: Size>(
         let mut remaining = select(begin < end, sizes.heads_per_group, 0u32);
         let mut at = begin;
         copy_tile(k, &k_rows, first, key_tile, rows, shape);
-        copy_tile(v, &v_rows, first, value_tile, rows, shape);
+        copy_tile(v, &v_rows, first, value_tile, rows, values);
         commit_copies();
         if remaining > 0 {
             copy_queries(
@@ -80,7 +86,7 @@ pub(crate) fn mma_keys<F: Float, N: Size>(
         wait_for_copies(1usize);
         sync_cube();
         let k_resident = resident(key_tile, shape);
-        let v_resident = resident(value_tile, shape);
+        let v_resident = resident(value_tile, values);
         let own = first + (UNIT_POS as usize / WARP) * comptime!(shape.warp_rows());
         let visible = visible_columns(
             own,
@@ -91,7 +97,7 @@ pub(crate) fn mma_keys<F: Float, N: Size>(
 
         let scale = sizes.scale * LOG2_E;
         let mut dk = Array::<Vector<f32, Quad>>::new(comptime!(shape.sum_tiles()));
-        let mut dv = Array::<Vector<f32, Quad>>::new(comptime!(shape.sum_tiles()));
+        let mut dv = Array::<Vector<f32, Quad>>::new(comptime!(values.sum_tiles()));
         let mut stage = 0u32;
         while remaining > 0 {
             wait_for_copies(0usize);
@@ -113,7 +119,7 @@ pub(crate) fn mma_keys<F: Float, N: Size>(
                 let query_tile = stages + stage;
                 let gradient_tile = query_tile + comptime!(shape.bytes(columns) as u32);
                 let of_queries =
-                    gradient_tile + comptime!(shape.bytes(columns) as u32) + lane_column() * 4;
+                    gradient_tile + comptime!(values.bytes(columns) as u32) + lane_column() * 4;
                 let mut weights = products(&k_resident, column_lane(query_tile, shape), shape);
                 weigh(&mut weights, of_queries, scale, shape);
                 if !visible.all(at, columns) {
@@ -127,10 +133,14 @@ pub(crate) fn mma_keys<F: Float, N: Size>(
                         shape,
                     );
                 }
-                accumulate(&mut dv, &weights, row_lane(gradient_tile, shape), shape);
-                let dp = products(&v_resident, column_lane(gradient_tile, shape), shape);
-                differentiate(&mut weights, &dp, of_queries, shape);
-                accumulate(&mut dk, &weights, row_lane(query_tile, shape), shape);
+                if comptime!(shape.sums_values) {
+                    accumulate(&mut dv, &weights, row_lane(gradient_tile, values), values);
+                }
+                if comptime!(shape.sums_keys) {
+                    let dp = products(&v_resident, column_lane(gradient_tile, values), values);
+                    differentiate(&mut weights, &dp, of_queries, shape);
+                    accumulate(&mut dk, &weights, row_lane(query_tile, shape), shape);
+                }
             }
             stage = stage_bytes - stage;
             at = next;
@@ -142,26 +152,40 @@ pub(crate) fn mma_keys<F: Float, N: Size>(
             factors[row] = sizes.scale;
             ones[row] = 1.0f32;
         }
-        let dk_rows = head_rows(dk_strides, batch, group, keys);
-        let dv_rows = head_rows(dv_strides, batch, group, keys);
-        store(
-            &dk,
-            &factors,
-            k_resident.start,
-            gradients,
-            &dk_rows,
-            own,
-            shape,
-        );
-        store(
-            &dv,
-            &ones,
-            v_resident.start,
-            gradients,
-            &dv_rows,
-            own,
-            shape,
-        );
+        if comptime!(shape.sums_keys) {
+            let rows = head_rows(dk_strides, batch, group, keys);
+            let start = k_resident.start;
+            write(
+                &dk, &factors, start, gradients, &rows, own, flat, add[0], shape,
+            );
+        }
+        if comptime!(shape.sums_values) {
+            let rows = head_rows(dv_strides, batch, group, keys);
+            let start = v_resident.start;
+            write(
+                &dv, &ones, start, gradients, &rows, own, flat, add[1], values,
+            );
+        }
+    }
+}
+
+/// Stores sums in the type of the inputs, or as they are.
+#[cube]
+fn write<G: Float, M: Size>(
+    sums: &Array<Vector<f32, Quad>>,
+    factors: &Array<f32>,
+    start: u32,
+    to: &mut [Vector<G, M>],
+    head: &HeadRows,
+    first: usize,
+    #[comptime] flat: bool,
+    #[comptime] add: bool,
+    #[comptime] shape: MmaShape,
+) {
+    if comptime!(flat) {
+        store_sums(sums, factors, to, head, first, add, shape);
+    } else {
+        store(sums, factors, start, to, head, first, shape);
     }
 }
 
@@ -183,23 +207,18 @@ fn copy_queries<F: Float, N: Size>(
     to: u32,
     #[comptime] shape: MmaShape,
 ) {
+    let values = comptime!(shape.of_values());
     let columns = comptime!(shape.columns);
-    let tile_bytes = comptime!(shape.bytes(columns) as u32);
+    let gradients = to + comptime!(shape.bytes(columns) as u32);
+    let statistics = gradients + comptime!(values.bytes(columns) as u32);
     let q_rows = head_rows(&strides.q, batch, head, queries);
     let out_rows = head_rows(&strides.out, batch, head, queries);
     copy_tile(q, &q_rows, at as usize, to, columns, shape);
-    copy_tile(
-        dout,
-        &out_rows,
-        at as usize,
-        to + tile_bytes,
-        columns,
-        shape,
-    );
+    copy_tile(dout, &out_rows, at as usize, gradients, columns, values);
     let unit = UNIT_POS as usize;
     let query = at as usize + unit % columns;
     let from = (batch * heads + head) * queries + query;
-    let target = to + 2 * tile_bytes + UNIT_POS * 4;
+    let target = statistics + UNIT_POS * 4;
     let bytes = select(query < queries, 4u32, 0u32);
     if unit < columns {
         copy_4_bytes(&lse[from..from + 1], target, bytes);

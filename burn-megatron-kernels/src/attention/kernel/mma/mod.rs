@@ -20,32 +20,34 @@ mod tile;
 mod visible;
 
 pub(super) use aot_instances::aot_instances;
-pub(in crate::attention) use plan::{MAX_WIDTH, STEP, missing_support, shapes};
+pub(in crate::attention) use plan::{MAX_WIDTH, STEP, missing_support, shared_memory};
 
 use forward::mma_forward;
 use keys::mma_keys;
-use plan::{CHUNK, MmaShape, plan};
+use plan::{CHUNK, MmaShape, PAIR, plan};
 use queries::mma_queries;
 
 use super::super::problem::AttentionProblem;
 use super::AttentionCall;
-use super::launch::{LaunchArgs, Tiles, launch};
+use super::launch::{KeyTarget, LaunchArgs, Tiles, launch};
 use super::tile::DeviceStridesLaunch;
+use crate::gradient::Place;
 
 /// Outputs as [`AttentionForwardOp`](super::super::ops::AttentionForwardOp) has them.
 pub(in crate::attention) fn forward(
     problem: &AttentionProblem,
     inputs: Vec<CubeTensor>,
 ) -> Vec<CubeTensor> {
-    AttentionCall::new(problem, aligned(problem, inputs), plan).forward()
+    AttentionCall::new(problem, aligned(problem, inputs), None, plan).forward()
 }
 
 /// Outputs as [`AttentionBackwardOp`](super::super::ops::AttentionBackwardOp) has them.
 pub(in crate::attention) fn backward(
     problem: &AttentionProblem,
     inputs: Vec<CubeTensor>,
+    places: Option<[Place; 2]>,
 ) -> Vec<CubeTensor> {
-    AttentionCall::new(problem, aligned(problem, inputs), plan).backward()
+    AttentionCall::new(problem, aligned(problem, inputs), places, plan).backward()
 }
 
 /// The inputs with projections whose rows start at multiples of 16 bytes: `cp.async` copies no less.
@@ -77,7 +79,7 @@ impl Tiles for MmaShape {
         sink: ComptimeOptionArgs<OwnedTensor<f32>>,
         [out, lse]: [BufferArg; 2],
     ) {
-        launch!(mma_forward, args, [sink], [out, lse], [])
+        launch!(mma_forward, args, [], [sink], [out, lse], [], [args.dtype])
     }
 
     fn queries(
@@ -86,15 +88,28 @@ impl Tiles for MmaShape {
         dq: BufferArg,
         strides: DeviceStridesLaunch,
     ) {
-        launch!(mma_queries, args, [dout, lse, delta], [dq], [strides])
+        launch!(
+            mma_queries,
+            args,
+            [],
+            [dout, lse, delta],
+            [dq],
+            [strides],
+            [args.dtype]
+        )
     }
 
-    fn keys(
-        args: LaunchArgs<Self>,
-        [dout, lse, delta]: [BufferArg; 3],
-        gradients: BufferArg,
-        [dk, dv]: [DeviceStridesLaunch; 2],
-    ) {
-        launch!(mma_keys, args, [dout, lse, delta], [gradients], [dk, dv])
+    fn keys(args: LaunchArgs<Self>, [dout, lse, delta]: [BufferArg; 3], target: KeyTarget) {
+        let vector = if target.is_flat { PAIR } else { args.vector };
+        let [dk, dv] = target.strides(vector);
+        launch!(
+            mma_keys,
+            args,
+            [vector],
+            [dout, lse, delta],
+            [target.buffer],
+            [dk, dv],
+            [target.is_flat, target.add, [args.dtype, target.dtype]]
+        )
     }
 }

@@ -12,6 +12,9 @@ use super::super::plan::TilePlan;
 /// Elements of 16 bytes: of one copy, and of one row of a matrix of `ldmatrix`.
 pub(crate) const CHUNK: usize = 8;
 
+/// Elements of f32 that a unit writes at once to a flat buffer.
+pub(crate) const PAIR: usize = 2;
+
 /// Features of one step of a product; widths are multiples of it.
 pub(crate) const STEP: usize = 16;
 
@@ -25,30 +28,52 @@ const WARPS: usize = 4;
 pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
 /// The widest head whose sums stay in registers in both directions.
-pub(crate) const MAX_WIDTH: usize = 128;
+pub(crate) const MAX_WIDTH: usize = 256;
+
+/// Up to this width a warp has registers for two row tiles.
+const NARROW: usize = 64;
+
+/// Above this width streamed tiles have fewer rows, to fit into shared memory.
+const WIDE: usize = 128;
+
+/// The most features of a key and a value whose sums stay in registers together.
+const MAX_SUMMED: usize = 320;
 
 /// The sizes of a kernel's tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MmaShape {
-    /// Features of a head.
+    /// Features of a head of queries and keys.
     pub width: usize,
+    /// Features of a head of values.
+    pub value_width: usize,
     /// Resident rows of a warp, in tiles of 16.
     pub row_tiles: usize,
     /// Rows of a streamed tile: columns of the scores.
     pub columns: usize,
-    /// Resident tiles: queries, or a pair of which the first meets the first streamed tile and the
-    /// second the second.
-    pub resident: usize,
+    /// Whether a second tile is resident, which meets the second streamed tile.
+    pub paired: bool,
     /// Whether the fragments of the resident tiles stay in registers; otherwise they are loaded
     /// from shared memory for every streamed tile.
     pub in_registers: bool,
     /// Whether a value of f32 for each of two statistics is streamed with each row.
     pub statistics: bool,
+    /// Whether the gradients of keys are summed, where they are.
+    pub sums_keys: bool,
+    /// Whether the gradients of values are summed, where they are.
+    pub sums_values: bool,
     /// bf16, otherwise f16.
     pub bf16: bool,
 }
 
 impl MmaShape {
+    /// The same for tiles of the width of values.
+    pub(crate) fn of_values(&self) -> Self {
+        Self {
+            width: self.value_width,
+            ..*self
+        }
+    }
+
     /// Resident rows of a warp.
     pub(crate) fn warp_rows(&self) -> usize {
         16 * self.row_tiles
@@ -98,32 +123,46 @@ impl MmaShape {
     /// Bytes of what is streamed at once: two tiles, and the statistics of their rows.
     pub(crate) fn stage(&self) -> usize {
         let statistics = if self.statistics { 8 * self.columns } else { 0 };
-        2 * self.bytes(self.columns) + statistics
+        self.bytes_of_both(self.columns) + statistics
+    }
+
+    /// Bytes of `rows` rows of queries or keys, and as many of values.
+    fn bytes_of_both(&self, rows: usize) -> usize {
+        self.bytes(rows) + self.of_values().bytes(rows)
     }
 
     /// Bytes of shared memory: the resident tiles, then two stages.
     pub(crate) fn memory(&self) -> usize {
-        self.resident * self.bytes(self.rows()) + 2 * self.stage()
+        let resident = if self.paired {
+            self.bytes_of_both(self.rows())
+        } else {
+            self.bytes(self.rows())
+        };
+        resident + 2 * self.stage()
     }
 }
 
-/// The tiles of forward, the gradient of the queries, and those of keys and values: two row tiles
-/// where they leave enough registers, as each fragment of a streamed tile then serves twice.
-pub(crate) fn shapes(width: usize, bf16: bool) -> [MmaShape; 3] {
-    let narrow = width <= 64;
+/// The tiles for heads of these widths, whose rows are read 16 bytes at a time: two row tiles where they
+/// leave enough registers, as each fragment of a streamed tile then serves twice. Where the gradients of
+/// keys and values do not fit into the registers together, there is a launch for each.
+pub(super) fn shapes(width: usize, value_width: usize, bf16: bool) -> TilePlan<MmaShape> {
+    let (narrow, wide) = (width <= NARROW, width > WIDE);
     let forward = MmaShape {
         width,
+        value_width,
         row_tiles: if narrow { 2 } else { 1 },
-        columns: if narrow { 32 } else { 64 },
-        resident: 1,
-        in_registers: true,
+        columns: if narrow || wide { 32 } else { 64 },
+        paired: false,
+        in_registers: !wide,
         statistics: false,
+        sums_keys: true,
+        sums_values: true,
         bf16,
     };
     let queries = MmaShape {
-        columns: 32,
-        resident: 2,
-        in_registers: !narrow,
+        columns: if wide { 16 } else { 32 },
+        paired: true,
+        in_registers: !narrow && !wide,
         ..forward
     };
     let keys = MmaShape {
@@ -131,23 +170,40 @@ pub(crate) fn shapes(width: usize, bf16: bool) -> [MmaShape; 3] {
         statistics: true,
         ..queries
     };
-    [forward, queries, keys]
-}
-
-/// The tiles for a problem, whose rows are read 16 bytes at a time.
-pub(super) fn plan(
-    _client: &Client,
-    problem: &AttentionProblem,
-    _head_strides: &[HeadStrides],
-) -> TilePlan<MmaShape> {
-    let bf16 = problem.dtype == DType::BF16;
-    let [forward, queries, keys] = shapes(problem.heads.width, bf16);
+    let keys = if width + value_width <= MAX_SUMMED {
+        vec![keys]
+    } else {
+        let part = |sums_keys| MmaShape {
+            sums_keys,
+            sums_values: !sums_keys,
+            ..keys
+        };
+        vec![part(true), part(false)]
+    };
     TilePlan {
         vector: CHUNK,
         forward,
         queries,
         keys,
     }
+}
+
+/// The most bytes of shared memory of a block for heads of these widths.
+pub(in crate::attention) fn shared_memory(width: usize, value_width: usize) -> usize {
+    let plan = shapes(width, value_width, false);
+    let keys = plan.keys.iter().map(MmaShape::memory);
+    let others = [plan.forward, plan.queries].map(|shape| shape.memory());
+    keys.chain(others).max().unwrap_or(0)
+}
+
+/// The tiles for a problem.
+pub(super) fn plan(
+    _client: &Client,
+    problem: &AttentionProblem,
+    _head_strides: &[HeadStrides],
+) -> TilePlan<MmaShape> {
+    let bf16 = problem.dtype == DType::BF16;
+    shapes(problem.heads.width, problem.value_width, bf16)
 }
 
 /// What the device does not support of products of `dtype`.
@@ -194,9 +250,12 @@ mod tests {
     use super::*;
 
     fn all() -> impl Iterator<Item = MmaShape> {
-        (STEP..=MAX_WIDTH)
-            .step_by(STEP)
-            .flat_map(|width| shapes(width, false))
+        let widths = (STEP..=MAX_WIDTH).step_by(STEP);
+        let pairs = widths.flat_map(|width| [(width, width), (width, STEP)]);
+        pairs.flat_map(|(width, values)| {
+            let plan = shapes(width, values, false);
+            [vec![plan.forward, plan.queries], plan.keys].concat()
+        })
     }
 
     #[test]
@@ -210,7 +269,7 @@ mod tests {
 
     #[test]
     fn units_copy_whole_rows_and_own_whole_chunks() {
-        for shape in all() {
+        for shape in all().flat_map(|shape| [shape, shape.of_values()]) {
             let group = shape.group();
             assert_eq!(shape.chunks() % group, 0, "{shape:?}");
             // The permutation of a unit's chunk is that of all rows that it copies.
@@ -223,7 +282,7 @@ mod tests {
 
     #[test]
     fn the_same_chunks_of_eight_rows_lie_in_different_banks() {
-        for shape in all() {
+        for shape in all().flat_map(|shape| [shape, shape.of_values()]) {
             let place = |row: usize, chunk: usize| {
                 let permuted = chunk ^ (row / shape.group_rows() % shape.group());
                 row * shape.chunks() + permuted

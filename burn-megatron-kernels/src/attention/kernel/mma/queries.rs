@@ -30,6 +30,7 @@ pub(crate) fn mma_queries<F: Float, N: Size>(
     #[comptime] shape: MmaShape,
     #[define(F)] _dtype: ElemType,
 ) {
+    let values = comptime!(shape.of_values());
     let rows = comptime!(shape.rows());
     let columns = comptime!(shape.columns);
     let queries = sizes.mask_range.rows as usize;
@@ -53,7 +54,7 @@ pub(crate) fn mma_queries<F: Float, N: Size>(
         );
         let query_tile = shared_address(&memory[0usize..1usize]);
         let gradient_tile = query_tile + comptime!(shape.bytes(rows) as u32);
-        let key_tile = gradient_tile + comptime!(shape.bytes(rows) as u32);
+        let key_tile = gradient_tile + comptime!(values.bytes(rows) as u32);
         let value_tile = key_tile + comptime!(shape.bytes(columns) as u32);
         let stage_bytes = comptime!(shape.stage() as u32);
 
@@ -61,17 +62,17 @@ pub(crate) fn mma_queries<F: Float, N: Size>(
         let mut at = visible_start(first as i32, &sizes.mask_range, bounds);
         let end = visible_end(last as i32, &sizes.mask_range, bounds);
         copy_tile(q, &q_rows, first, query_tile, rows, shape);
-        copy_tile(dout, &out_rows, first, gradient_tile, rows, shape);
+        copy_tile(dout, &out_rows, first, gradient_tile, rows, values);
         commit_copies();
         if at < end {
             copy_tile(k, &k_rows, at as usize, key_tile, columns, shape);
-            copy_tile(v, &v_rows, at as usize, value_tile, columns, shape);
+            copy_tile(v, &v_rows, at as usize, value_tile, columns, values);
         }
         commit_copies();
         wait_for_copies(1usize);
         sync_cube();
         let q_resident = resident(query_tile, shape);
-        let dout_resident = resident(gradient_tile, shape);
+        let dout_resident = resident(gradient_tile, values);
         let own = first + (UNIT_POS as usize / WARP) * comptime!(shape.warp_rows());
         let visible = visible_columns(
             own,
@@ -108,7 +109,7 @@ pub(crate) fn mma_queries<F: Float, N: Size>(
                     next as usize,
                     value_tile + other,
                     columns,
-                    shape,
+                    values,
                 );
             }
             commit_copies();
@@ -140,8 +141,8 @@ pub(crate) fn mma_queries<F: Float, N: Size>(
                 }
                 let dp = products(
                     &dout_resident,
-                    column_lane(value_tile + stage, shape),
-                    shape,
+                    column_lane(value_tile + stage, values),
+                    values,
                 );
                 #[unroll]
                 for index in 0..shape.score_tiles() {

@@ -330,3 +330,41 @@ pub(crate) fn store<F: Float, N: Size>(
         }
     }
 }
+
+/// Stores this warp's sums in f32, row `index` times `factors[index]`, to the rows of a head from `first`
+/// on, whose vectors are pairs, or adds them to what is there. The four lanes of a row write 32 adjacent
+/// bytes, so that no staging is needed.
+#[cube]
+pub(crate) fn store_sums<G: Float, M: Size>(
+    sums: &Array<Vector<f32, Quad>>,
+    factors: &Array<f32>,
+    to: &mut [Vector<G, M>],
+    head: &HeadRows,
+    first: usize,
+    #[comptime] add: bool,
+    #[comptime] shape: MmaShape,
+) {
+    let features = comptime!(shape.width / 8);
+    #[unroll]
+    for row in 0..2 * shape.row_tiles {
+        let line = first + lane_row(row) as usize;
+        if line < head.count {
+            let start = head.start + line * head.stride + (UNIT_POS % 4) as usize;
+            #[unroll]
+            for feature in 0..features {
+                let tile = sums[comptime!(row / 2 * features + feature)];
+                let mut pair = Vector::<G, M>::new(G::new(0.0));
+                #[unroll]
+                for place in 0..2usize {
+                    let sum = tile.extract(comptime!(row % 2 * 2 + place)) * factors[row];
+                    pair.insert(place, G::cast_from(sum));
+                }
+                let at = start + comptime!(4 * feature);
+                if comptime!(add) {
+                    pair += to[at];
+                }
+                to[at] = pair;
+            }
+        }
+    }
+}

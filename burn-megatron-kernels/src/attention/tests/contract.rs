@@ -1,0 +1,337 @@
+//! What callers who merge partial results rely on: ranges of keys, log-sum-exps, sums in flat buffers.
+
+use super::*;
+
+/// The positions of a rank of two: the first and the last, or the middle, of four chunks.
+fn zigzag(rank: usize, chunk: usize) -> Vec<usize> {
+    let chunks = [rank, 3 - rank];
+    chunks
+        .iter()
+        .flat_map(|i| i * chunk..(i + 1) * chunk)
+        .collect()
+}
+
+/// Which of the keys at some positions causal queries see, up to `left` before their own.
+fn seen(queries: &[usize], keys: &[usize], left: usize) -> Vec<Range<usize>> {
+    let before = |position: usize| keys.partition_point(|key| *key < position);
+    let ranges = queries
+        .iter()
+        .map(|at| before(at.saturating_sub(left))..before(at + 1));
+    ranges.collect()
+}
+
+fn tested() -> impl Iterator<Item = Tested> {
+    portable().chain(matrix_engines())
+}
+
+#[test]
+fn ranges_are_those_of_the_composition() {
+    let (low, high) = (zigzag(0, 20), zigzag(1, 20));
+    for (queries, keys, left) in [
+        (&low, &low, 100),
+        // The first half sees nothing, the second everything.
+        (&low, &high, 100),
+        // All see the first half, and none the second.
+        (&high, &low, 100),
+        (&high, &low, 13),
+        (&low, &high, 13),
+    ] {
+        let ranges = Some(seen(queries, keys, left));
+        let case = Case::new(2, queries.len(), keys.len(), heads(4, 2, 16));
+        Case {
+            causal: false,
+            ranges,
+            sink: true,
+            ..case
+        }
+        .compare();
+    }
+    // Rows without keys between others, fewer queries than keys, and a mask beside the ranges.
+    let ranges = [
+        0..3,
+        0..3,
+        3..3,
+        4..9,
+        9..9,
+        9..50,
+        20..70,
+        70..70,
+        69 + 1..70,
+    ];
+    for causal in [false, true] {
+        let case = Case::new(1, ranges.len(), 70, heads(2, 1, 16));
+        let ranges = Some(ranges.to_vec());
+        Case {
+            causal,
+            ranges,
+            ..case
+        }
+        .compare();
+    }
+}
+
+#[test]
+fn values_may_be_narrower_or_wider_than_keys() {
+    for (width, value_width) in [(24, 5), (5, 24), (32, 16), (192, 128)] {
+        let case = Case {
+            value_width,
+            ends: Some(vec![9, 40]),
+            sink: true,
+            ..Case::new(2, 40, 40, heads(4, 2, width))
+        };
+        case.compare();
+    }
+}
+
+/// Rank 0 of two, one step of a ring after the other, of four tokens of two features; the numbers were
+/// computed by hand in f64.
+#[test]
+fn partial_results_are_those_of_a_ring() {
+    let device = Device::flex();
+    let rows = |values: &[f64]| {
+        let shape = [1, values.len() / 2, 1, 2];
+        Tensor::<4>::from_data(
+            TensorData::new(values.to_vec(), shape),
+            (&device, DType::F64),
+        )
+    };
+    let q = rows(&[1.0, 0.0, -1.0, 1.0]);
+    let own = [rows(&[1.0, 1.0, 0.5, -0.5]), rows(&[1.0, 0.0, -1.0, 3.0])];
+    let other = [rows(&[0.0, 1.0, 1.0, 0.0]), rows(&[0.0, 1.0, 2.0, 1.0])];
+    let step = |[k, v]: [Tensor<4>; 2], ranges: [Range<usize>; 2]| {
+        let ranges = Some(KeyRanges::new(ranges.to_vec(), 2, &device).unwrap());
+        let options = AttentionOptions {
+            ranges,
+            ..Default::default()
+        };
+        let (out, lse) = attention_forward(&Portable, q.clone(), k, v, None, &options);
+        (doubles(out), doubles(lse))
+    };
+    let (out, lse) = step(own, [0..1, 0..2]);
+    assert_near(
+        "out",
+        out[2..].to_vec(),
+        vec![0.339523099, 0.990715352],
+        1e-8,
+    );
+    assert_near("lse", lse, vec![0.5f64.sqrt(), 0.400833527], 1e-8);
+    let (out, lse) = step(other, [0..0, 0..2]);
+    assert_eq!((out[0], out[1], lse[0]), (0.0, 0.0, f64::NEG_INFINITY));
+    assert_near("out", out[2..].to_vec(), vec![0.391140635, 1.0], 1e-8);
+    assert_near("lse", lse[1..].to_vec(), vec![0.924728503], 1e-8);
+}
+
+/// The queries of a rank of two, the keys of both one after the other, gradients of keys and values in
+/// one flat buffer.
+#[test]
+fn blocks_of_keys_make_the_whole() {
+    const CHUNK: usize = 18;
+    const WINDOW: usize = 50;
+    let queries = zigzag(1, CHUNK);
+    let all: Vec<_> = (0..4 * CHUNK).collect();
+    let whole = Case {
+        causal: false,
+        ranges: Some(seen(&queries, &all, WINDOW)),
+        value_width: 16,
+        sink: true,
+        ..Case::new(2, queries.len(), all.len(), heads(4, 2, 32))
+    };
+    let inputs = whole.inputs();
+    for tested in tested() {
+        let device = &tested.device;
+        for dtype in tested.types {
+            let expected = evaluate(&inputs, &Device::flex(), DType::F64, dtype, &|x| {
+                whole.reference(x)
+            });
+            let [q, k, v] = [0, 1, 2].map(|i| plain::<4>(&inputs[i], device, dtype));
+            let sink = plain::<1>(&inputs[3], device, dtype);
+            let count = expected.output.len();
+            let dout = plain::<1>(&Input::wave([count], 0.37), device, dtype);
+            let dout = dout.reshape([2, queries.len(), 4, 16]);
+            // The sink belongs to one of them.
+            let blocks = [1, 0].map(|rank| {
+                let positions = zigzag(rank, CHUNK);
+                let cut = |x: &Tensor<4>| {
+                    let chunks = [rank, 3 - rank].map(|i| x.clone().narrow(1, i * CHUNK, CHUNK));
+                    Tensor::cat(chunks.to_vec(), 1)
+                };
+                let ranges = seen(&queries, &positions, WINDOW);
+                let options = AttentionOptions {
+                    ranges: Some(KeyRanges::new(ranges, positions.len(), device).unwrap()),
+                    ..Default::default()
+                };
+                let sink = (rank == 0).then(|| sink.clone());
+                (cut(&k), cut(&v), sink, options, positions)
+            });
+            let parts = blocks.clone().map(|(k, v, sink, options, _)| {
+                attention_forward(&*tested.engine, q.clone(), k, v, sink, &options)
+            });
+            let lse = (parts[0].1.clone().exp() + parts[1].1.clone().exp()).log();
+            let [first, second] = parts.map(|(out, part)| {
+                let share = (part - lse.clone()).exp().swap_dims(1, 2);
+                out.cast(lse.dtype()) * share.unsqueeze_dim::<4>(3)
+            });
+            let out = (first + second).cast(dtype);
+            let [nk, nv] = [32, 16].map(|width| 2 * 2 * CHUNK * 2 * width);
+            let mut flat = Tensor::<1>::zeros([2 * (nk + nv)], (device, lse.dtype()));
+            let (mut dq, mut dsink) = (Tensor::zeros(q.dims(), (device, lse.dtype())), None);
+            let mut found = [vec![0.0; 2 * nk], vec![0.0; 2 * nv]];
+            for (i, (k, v, sink, options, positions)) in blocks.into_iter().enumerate() {
+                let offset = i * (nk + nv);
+                let places = [offset, offset + nk].map(|offset| Place { offset, add: true });
+                let (places, result) = (places.to_vec(), (out.clone(), lse.clone()));
+                let sums = Some(FlatGradients { flat, places });
+                let (q, dout, engine) = (q.clone(), dout.clone(), &*tested.engine);
+                let part = attention_backward(engine, q, k, v, sink, result, dout, &options, sums);
+                let ProjectionGradients::Flat {
+                    dq: of_block,
+                    flat: sums,
+                } = part.projections
+                else {
+                    panic!("expected the flat buffer")
+                };
+                dq = dq + of_block.cast(lse.dtype());
+                dsink = dsink.or(part.dsink);
+                let values = doubles(sums.clone());
+                // Rows back to their positions.
+                for (part, width, offset) in [(0, 32, offset), (1, 16, offset + nk)] {
+                    let row = 2 * width;
+                    for (at, values) in values[offset..][..2 * 2 * CHUNK * row]
+                        .chunks(row)
+                        .enumerate()
+                    {
+                        let (batch, key) = (at / positions.len(), at % positions.len());
+                        let to = (batch * all.len() + positions[key]) * row;
+                        found[part][to..][..row].copy_from_slice(values);
+                    }
+                }
+                flat = sums;
+            }
+            let [dk, dv] = found;
+            let actual = crate::testing::Evaluation {
+                output: doubles(out),
+                gradients: vec![doubles(dq), dk, dv, doubles(dsink.unwrap())],
+            };
+            let what = format!(
+                "blocks by {} in {dtype:?} on {device:?}",
+                tested.engine.name()
+            );
+            assert_close(&what, &expected, &actual, ROUNDED * tolerance(dtype));
+        }
+    }
+}
+
+#[test]
+fn gradients_of_keys_are_written_or_added_as_they_were_summed() {
+    let case = Case {
+        value_width: 16,
+        ..Case::new(1, 37, 40, heads(4, 2, 32))
+    };
+    let inputs = case.inputs();
+    for tested in tested() {
+        let device = &tested.device;
+        for dtype in tested.types {
+            let [q, k, v] = [0, 1, 2].map(|i| plain::<4>(&inputs[i], device, dtype));
+            let dout = plain(&Input::wave([1, 37, 4, 16], 0.6), device, dtype);
+            let (engine, options) = (&*tested.engine, case.options(device));
+            let result = attention_forward(engine, q.clone(), k.clone(), v.clone(), None, &options);
+            let backward = |sums| {
+                let (q, k, v) = (q.clone(), k.clone(), v.clone());
+                let (result, dout) = (result.clone(), dout.clone());
+                attention_backward(engine, q, k, v, None, result, dout, &options, sums).projections
+            };
+            let wide = result.1.dtype();
+            let (dk, dv) = (40 * 2 * 32, 40 * 2 * 16);
+            let (at_dk, at_dv, end) = (4, dk + 8, dk + dv + 12);
+            let to_flat = |add: bool| {
+                let places = [at_dk, at_dv].map(|offset| Place { offset, add }).to_vec();
+                let flat = Tensor::ones([end], (device, wide));
+                match backward(Some(FlatGradients { flat, places })) {
+                    ProjectionGradients::Flat { flat, .. } => flat,
+                    other => panic!("expected the flat buffer, not {other:?}"),
+                }
+            };
+            let (written, added) = (to_flat(false), to_flat(true));
+            let ProjectionGradients::Separate {
+                dk: own_dk,
+                dv: own_dv,
+                ..
+            } = backward(None)
+            else {
+                panic!("expected gradients on their own")
+            };
+            let what = format!("{engine:?} in {dtype:?}");
+            let rounded = doubles(written.clone().cast(dtype));
+            assert_eq!(rounded[at_dk..][..dk], doubles(own_dk), "{what}: keys");
+            assert_eq!(rounded[at_dv..][..dv], doubles(own_dv), "{what}: values");
+            let mut expected = doubles(written.clone() + 1.0);
+            for gap in [0..at_dk, at_dk + dk..at_dv, at_dv + dv..end] {
+                assert!(
+                    doubles(written.clone())[gap.clone()]
+                        .iter()
+                        .all(|x| *x == 1.0),
+                    "{what}"
+                );
+                expected[gap].fill(1.0);
+            }
+            assert_eq!(doubles(added), expected, "{what}: added");
+        }
+    }
+}
+
+#[test]
+fn a_call_without_visible_keys_gives_what_belongs_to_its_sink() {
+    for tested in tested() {
+        let (device, dtype) = (&tested.device, tested.types[0]);
+        let input =
+            |shape: [usize; 4], phase| plain::<4>(&Input::wave(shape, phase), device, dtype);
+        let (q, k, v) = (
+            input([2, 9, 2, 16], 0.1),
+            input([2, 5, 1, 16], 0.5),
+            input([2, 5, 1, 16], 0.9),
+        );
+        let dout = input([2, 9, 2, 16], 0.6);
+        let sink = plain::<1>(&Input::wave([2], 0.4), device, dtype);
+        let engine = &*tested.engine;
+        let forward = |sink, options| {
+            attention_forward(engine, q.clone(), k.clone(), v.clone(), sink, options)
+        };
+        let backward = |sink, result, options, sums| {
+            let (q, k, v, dout) = (q.clone(), k.clone(), v.clone(), dout.clone());
+            attention_backward(engine, q, k, v, sink, result, dout, options, sums)
+        };
+        let all = AttentionOptions::default();
+        let none = AttentionOptions {
+            ranges: Some(KeyRanges::new(vec![3..3; 9], 5, device).unwrap()),
+            ..Default::default()
+        };
+        let (out, lse) = forward(None, &none);
+        assert!(doubles(out).iter().all(|x| *x == 0.0));
+        assert!(doubles(lse.clone()).iter().all(|x| *x == f64::NEG_INFINITY));
+        let (out, of_sink) = forward(Some(sink.clone()), &none);
+        assert!(doubles(out).iter().all(|x| *x == 0.0));
+        let expected = sink
+            .clone()
+            .cast(lse.dtype())
+            .reshape([1, 2, 1])
+            .expand([2, 2, 9]);
+        assert_eq!(doubles(of_sink), doubles(expected));
+        // The result is that of all keys.
+        let result = forward(Some(sink.clone()), &all);
+        let expected = backward(Some(sink.clone()), result.clone(), &all, None).dsink;
+        let flat = Tensor::ones([320], (device, lse.dtype()));
+        let places = [(0, true), (160, false)].map(|(offset, add)| Place { offset, add });
+        let sums = Some(FlatGradients {
+            flat,
+            places: places.to_vec(),
+        });
+        let gradients = backward(Some(sink), result, &none, sums);
+        let [found, expected] = [gradients.dsink, expected].map(|dsink| doubles(dsink.unwrap()));
+        assert_near("dsink", found, expected, tolerance(dtype));
+        let ProjectionGradients::Flat { dq, flat } = gradients.projections else {
+            panic!("expected the flat buffer")
+        };
+        assert!(doubles(dq).iter().all(|x| *x == 0.0));
+        assert_eq!(doubles(flat), [vec![1.0; 160], vec![0.0; 160]].concat());
+    }
+}
