@@ -16,7 +16,7 @@
 //! [`cross_entropy`] is the whole loss. Its three parts serve a vocabulary that is split over
 //! ranks: the [`statistics`] of each [`VocabularyShard`] are gathered, [`combine`]d on every rank,
 //! and [`gradient`] is local again. The logits are read once for the loss, and read and written
-//! once for the gradient: maximum and sum are computed in one pass (Milakov and Gimelshein 2018,
+//! once for the gradient; [`loss_and_gradient`] reads them once for both. Maximum and sum are computed in one pass (Milakov and Gimelshein 2018,
 //! "Online normalizer calculation for softmax").
 //!
 //! # Targets
@@ -51,7 +51,7 @@ mod ops;
 #[cfg(test)]
 mod tests;
 
-use ops::{CombineOp, GradientOp, LossWeights, StatisticsOp, Vocabulary};
+use ops::{CombineOp, GradientOp, LossAndGradientOp, LossWeights, StatisticsOp, Vocabulary};
 
 /// The statistics of a row: maximum, sum of exponentials, target's logit, sum.
 const STATISTICS: usize = 4;
@@ -215,6 +215,46 @@ pub fn gradient(
     Tensor::from_dispatch(launch_one(kernel, inputs))
 }
 
+/// The loss `[rows]` and the gradient of the logits from `upstream`, the gradient `[rows]` of the loss, which is known
+/// already. The columns are the whole vocabulary of `tokens` tokens, and padding.
+///
+/// On CubeCL devices this is one launch that reads each row from memory once and writes it once, if rows are of whole
+/// vectors of 128 bits; the three parts otherwise. The values are those of the three parts. Written into the memory
+/// of `logits` if that is not shared. Plain tensors only.
+///
+/// # Panics
+///
+/// As [`gradient`], and when there are fewer columns than tokens.
+pub fn loss_and_gradient(
+    logits: Tensor<2>,
+    targets: Tensor<1, Int>,
+    upstream: Tensor<1>,
+    tokens: usize,
+    options: &CrossEntropyOptions,
+) -> (Tensor<1>, Tensor<2>) {
+    let part = VocabularyShard { first: 0, tokens };
+    accept(check(&logits, &targets, &part, options));
+    accept(check_gradient(&logits, &upstream, &upstream));
+    accept(check_whole(&logits, tokens));
+    let [_, width] = logits.dims();
+    let kernel = LossAndGradientOp {
+        vocabulary: Vocabulary::new(&part, width, options.ignore),
+        weights: LossWeights::new(tokens, options),
+    };
+    let inputs = vec![
+        logits.into_dispatch(),
+        kernel_targets(targets).into_dispatch(),
+        upstream.into_dispatch(),
+    ];
+    let mut results = launch(kernel, inputs).into_iter();
+    match (results.next(), results.next()) {
+        (Some(loss), Some(gradient)) => {
+            (Tensor::from_dispatch(loss), Tensor::from_dispatch(gradient))
+        }
+        _ => unreachable!("`LossAndGradientOp` has two outputs"),
+    }
+}
+
 /// Targets without autodiff, in a type that the kernels support.
 fn kernel_targets(targets: Tensor<1, Int>) -> Tensor<1, Int> {
     widened(if targets.is_autodiff() {
@@ -322,6 +362,17 @@ fn check_gradient(
     let fits = wide(logits.dtype());
     check_type(&lse.device(), lse.dtype(), fits)?;
     check_type(&gradient.device(), gradient.dtype(), fits)
+}
+
+fn check_whole(logits: &Tensor<2>, tokens: usize) -> Result<(), KernelError> {
+    let [rows, width] = logits.dims();
+    if tokens <= width {
+        return Ok(());
+    }
+    let message = format!(
+        "logits [{rows}, {width}] for {tokens} tokens: expected {tokens} columns or more, the whole vocabulary"
+    );
+    Err(KernelError::shape(NAME, message))
 }
 
 /// Statistics have one type for each type of logits.

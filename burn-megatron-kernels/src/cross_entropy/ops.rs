@@ -144,3 +144,38 @@ impl DeviceOp for GradientOp {
         super::kernel::gradient(inputs, &self.vocabulary, &self.weights)
     }
 }
+
+/// Logits `[rows, width]` of the whole vocabulary, targets and gradient of the loss, `[rows]` each, to the loss `[rows]`
+/// and the gradient of the logits.
+#[derive(Debug)]
+pub(super) struct LossAndGradientOp {
+    pub vocabulary: Vocabulary,
+    pub weights: LossWeights,
+}
+
+impl DeviceOp for LossAndGradientOp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
+        vec![inputs[2].clone(), inputs[0].clone()]
+    }
+
+    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        let Ok([logits, targets, upstream]) = <[FlexTensor; 3]>::try_from(inputs) else {
+            unreachable!("it is launched with three inputs")
+        };
+        let parts = cpu::statistics(&logits, &targets, &self.vocabulary);
+        let mut outputs = cpu::combine(&parts, &targets, &self.vocabulary, &self.weights);
+        let lse = outputs.remove(1);
+        let inputs = vec![logits, targets, lse, upstream];
+        outputs.push(cpu::gradient(inputs, &self.vocabulary, &self.weights));
+        outputs
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        super::kernel::loss_and_gradient(inputs, &self.vocabulary, &self.weights)
+    }
+}

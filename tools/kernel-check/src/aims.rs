@@ -49,6 +49,7 @@ pub const AIMS: &[Aim] = &[
     aim("bias_dropout_add/backward/", 0.75, &[]),
     aim("column_sum/partials/", 0.90, &[]),
     aim("cross_entropy/gradient/", 0.85, &[1, 2, 3]),
+    aim("cross_entropy/loss_and_gradient/", 0.85, &[1, 2]),
     aim("cross_entropy/", 0.85, &[1]),
     aim("fp8/amax/", 0.85, &[]),
     aim("fp8/quantize/", 0.75, &[]),

@@ -2,15 +2,17 @@
 
 use cubecl::ir::{ElemType, IntKind};
 
-use super::combine::{UNITS, combine_kernel};
+use super::combine::{LossScalesCompilationArg, UNITS, combine_kernel};
 use super::gradient::{
     GradientScalesCompilationArg, VocabularyColumnsCompilationArg, gradient_kernel,
 };
+use super::loss_and_gradient::loss_and_gradient_kernel;
 use super::statistics::statistics_kernel;
 use crate::cube::instance::{AotInstance, AotTarget, default_fields, kernel, types};
 
 default_fields!(VocabularyColumnsCompilationArg [width first valid tokens]);
 default_fields!(GradientScalesCompilationArg [keep share twice_z nan]);
+default_fields!(LossScalesCompilationArg [keep share smoothing z nan]);
 
 /// Units of the row kernels for a wide vocabulary.
 const ROW_UNITS: u32 = 1024;
@@ -36,10 +38,18 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
         );
         let title = format!("cross_entropy/gradient/{name}/131072");
         instances.push(AotInstance::streaming(title, kernel));
+
+        let kernel = kernel!(
+            target, ROW_UNITS, loss_and_gradient_kernel::LossAndGradientKernel
+            [_ _ _ _ _ _ _ _ _]
+            (vector, false, ignore, ROW_UNITS, true, [dtype, index])
+        );
+        let title = format!("cross_entropy/loss_and_gradient/{name}/131072");
+        instances.push(AotInstance::streaming(title, kernel));
     }
     let kernel = kernel!(
         target, UNITS, combine_kernel::CombineKernel
-        [_ _ _ _ _ _ _ _ _ _ _ _]
+        [_ _ _ _ _ _ _ _]
         (true, ignore, index)
     );
     instances.push(AotInstance::other(

@@ -6,6 +6,7 @@ use cubecl::prelude::*;
 
 use super::super::ops::{LossWeights, Vocabulary};
 use super::super::{STATISTICS, ignored};
+use super::statistics::RowStatistics;
 use super::{IGNORED_TARGET, INVALID_TARGET, token_of};
 use crate::cube::{empty, grid};
 
@@ -22,11 +23,7 @@ pub(super) fn combine_kernel<I: Int>(
     parts: u32,
     rows: u32,
     tokens: u32,
-    keep: f32,
-    share: f32,
-    smoothing: f32,
-    z: f32,
-    nan: f32,
+    weights: LossScales,
     #[comptime] smoothed: bool,
     #[comptime] ignore: Option<i64>,
     #[define(I)] _type: ElemType,
@@ -48,25 +45,70 @@ pub(super) fn combine_kernel<I: Int>(
             target += statistics[at + 2];
             sum += statistics[at + 3];
         }
-        let log = exponentials.ln();
-        let log_sum_exp = largest + log;
-        // In this order large logits cancel before anything small is added.
-        let mut value = keep * (largest - target) + log;
-        if comptime!(smoothed) {
-            value += smoothing * largest - share * sum;
-        }
-        if z != 0.0 {
-            value += z * log_sum_exp * log_sum_exp;
-        }
+        let own = RowStatistics {
+            largest,
+            exponentials,
+            target,
+            sum,
+        };
         let token = token_of::<I>(targets[row], tokens, ignore);
-        if token == IGNORED_TARGET {
-            value = 0.0f32;
-        } else if token == INVALID_TARGET {
-            value = nan;
-        }
-        loss[row] = value;
-        lse[row] = log_sum_exp;
+        loss[row] = row_loss(&own, token, &weights, smoothed);
+        lse[row] = log_sum_exp(&own);
     }
+}
+
+/// The weights of the terms of the loss, see [`LossWeights`].
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(super) struct LossScales {
+    pub keep: f32,
+    pub share: f32,
+    pub smoothing: f32,
+    pub z: f32,
+    /// Not a number: WGSL has no such constant.
+    pub nan: f32,
+}
+
+impl LossScales {
+    pub fn launch(weights: &LossWeights) -> LossScalesLaunch {
+        LossScalesLaunch::new(
+            weights.keep as f32,
+            weights.share as f32,
+            weights.smoothing as f32,
+            weights.z as f32,
+            f32::NAN,
+        )
+    }
+}
+
+#[cube]
+pub(super) fn log_sum_exp(row: &RowStatistics) -> f32 {
+    row.largest + row.exponentials.ln()
+}
+
+/// The loss of a row.
+#[cube]
+pub(super) fn row_loss(
+    row: &RowStatistics,
+    token: u32,
+    weights: &LossScales,
+    #[comptime] smoothed: bool,
+) -> f32 {
+    let largest = row.largest;
+    // In this order large logits cancel before anything small is added.
+    let mut value = weights.keep * (largest - row.target) + row.exponentials.ln();
+    if comptime!(smoothed) {
+        value += weights.smoothing * largest - weights.share * row.sum;
+    }
+    if weights.z != 0.0 {
+        let lse = log_sum_exp(row);
+        value += weights.z * lse * lse;
+    }
+    if token == IGNORED_TARGET {
+        value = 0.0f32;
+    } else if token == INVALID_TARGET {
+        value = weights.nan;
+    }
+    value
 }
 
 /// Statistics and targets to the loss and the log-sum-exp.
@@ -99,11 +141,7 @@ pub(in crate::cross_entropy) fn combine(
             parts as u32,
             rows as u32,
             vocabulary.tokens,
-            weights.keep as f32,
-            weights.share as f32,
-            weights.smoothing as f32,
-            weights.z as f32,
-            f32::NAN,
+            LossScales::launch(weights),
             weights.smoothing != 0.0,
             ignored(vocabulary.ignore, dtype),
             dtype_to_storage_type(dtype),

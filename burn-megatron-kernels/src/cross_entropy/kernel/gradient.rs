@@ -36,9 +36,31 @@ pub(super) struct VocabularyColumns {
     pub tokens: u32,
 }
 
+impl VocabularyColumns {
+    pub fn launch(width: usize, vocabulary: &Vocabulary) -> VocabularyColumnsLaunch {
+        VocabularyColumnsLaunch::new(
+            width as u32,
+            vocabulary.first,
+            vocabulary.valid,
+            vocabulary.tokens,
+        )
+    }
+}
+
+impl GradientScales {
+    pub fn launch(weights: &LossWeights) -> GradientScalesLaunch {
+        GradientScalesLaunch::new(
+            weights.keep as f32,
+            weights.share as f32,
+            2.0 * weights.z as f32,
+            f32::NAN,
+        )
+    }
+}
+
 /// One row, with the gradient of its loss multiplied in.
 #[derive(CubeType)]
-struct RowGradient {
+pub(super) struct RowGradient {
     token: u32,
     lse: f32,
     softmax: f32,
@@ -58,8 +80,12 @@ impl RowGradient {
         #[comptime] ignore: Option<i64>,
     ) -> RowGradient {
         let token = token_of::<I>(targets[row], tokens, ignore);
-        let lse = lse[row];
-        let mut gradient = gradient[row];
+        RowGradient::of(token, lse[row], gradient[row], scales)
+    }
+
+    /// From the gradient of the loss of the row.
+    pub fn of(token: u32, lse: f32, gradient: f32, scales: &GradientScales) -> RowGradient {
+        let mut gradient = gradient;
         if token == INVALID_TARGET {
             gradient = scales.nan;
         }
@@ -70,6 +96,33 @@ impl RowGradient {
             share: gradient * scales.share,
             keep: gradient * scales.keep,
         }
+    }
+
+    /// The gradient of a vector of logits that lies in the row, from this column on.
+    pub fn vector<N: Size>(
+        &self,
+        values: Vector<f32, N>,
+        column: usize,
+        columns: &VocabularyColumns,
+    ) -> Vector<f32, N> {
+        let lanes = N::value();
+        let stop = column + lanes;
+        let mut result = Vector::<f32, N>::new(0.0);
+        let ignored = self.token == IGNORED_TARGET;
+        let token = self.token - columns.first;
+        let held = token as usize >= column && (token as usize) < stop;
+        if stop <= columns.valid as usize && !ignored && !held {
+            let softmax = (values - Vector::new(self.lse)).exp();
+            result = Vector::new(self.softmax) * softmax - Vector::new(self.share);
+        } else if column < columns.valid as usize && !ignored {
+            #[unroll]
+            for lane in 0..lanes {
+                let column = (column + lane) as u32;
+                let value = self.at(values.extract(lane), column, columns);
+                result.insert(lane, value);
+            }
+        }
+        result
     }
 
     /// The gradient of one logit.
@@ -128,13 +181,9 @@ pub(super) fn gradient_kernel<F: Float, I: Int, N: Size>(
                     let column = at * lanes - start;
                     let stop = column + lanes;
                     let mut result = Vector::<f32, N>::new(0.0);
-                    let ignored = own.token == IGNORED_TARGET;
-                    let token = own.token - columns.first;
-                    let held = token as usize >= column && (token as usize) < stop;
-                    if stop <= columns.valid as usize && !ignored && !held {
-                        let softmax = (values[k] - Vector::new(own.lse)).exp();
-                        result = Vector::new(own.softmax) * softmax - Vector::new(own.share);
-                    } else if stop > width {
+                    if stop <= width {
+                        result = own.vector::<N>(values[k], column, &columns);
+                    } else {
                         // The last lanes belong to the rows below.
                         #[unroll]
                         for lane in 0..lanes {
@@ -150,13 +199,6 @@ pub(super) fn gradient_kernel<F: Float, I: Int, N: Size>(
                             );
                             let column = (column + lane) % width;
                             let value = other.at(values[k].extract(lane), column as u32, &columns);
-                            result.insert(lane, value);
-                        }
-                    } else if column < columns.valid as usize && !ignored {
-                        #[unroll]
-                        for lane in 0..lanes {
-                            let column = (column + lane) as u32;
-                            let value = own.at(values[k].extract(lane), column, &columns);
                             result.insert(lane, value);
                         }
                     }
@@ -205,18 +247,8 @@ pub(in crate::cross_entropy) fn gradient(
             gradient.into_tensor_arg(),
             argument,
             rows as u32,
-            VocabularyColumnsLaunch::new(
-                width as u32,
-                vocabulary.first,
-                vocabulary.valid,
-                vocabulary.tokens,
-            ),
-            GradientScalesLaunch::new(
-                weights.keep as f32,
-                weights.share as f32,
-                2.0 * weights.z as f32,
-                f32::NAN,
-            ),
+            VocabularyColumns::launch(width, vocabulary),
+            GradientScales::launch(weights),
             ignored(vocabulary.ignore, types[1]),
             plan.units,
             types.map(dtype_to_storage_type),

@@ -1,4 +1,4 @@
-//! The CubeCL kernels: one cube per row for the statistics and the gradient, one unit per row to
+//! The CubeCL kernels: one cube per row for the statistics, the gradient and both in one, one unit per row to
 //! combine.
 //!
 //! Rows of an odd width do not start at a vector boundary. Memory is still read in whole vectors of
@@ -15,11 +15,13 @@ use cubecl::prelude::*;
 mod aot_instances;
 mod combine;
 mod gradient;
+mod loss_and_gradient;
 mod statistics;
 
 pub(crate) use aot_instances::aot_instances;
 pub(super) use combine::combine;
 pub(super) use gradient::gradient;
+pub(super) use loss_and_gradient::loss_and_gradient;
 pub(super) use statistics::statistics;
 
 /// Vectors that a unit loads before it uses them, to keep enough loads in flight.

@@ -78,6 +78,81 @@ impl<N: Size> OnlineSoftmax<N> {
     }
 }
 
+/// The statistics of a row; only the first unit has the logit of the target.
+#[derive(CubeType)]
+pub(super) struct RowStatistics {
+    pub largest: f32,
+    pub exponentials: f32,
+    pub target: f32,
+    pub sum: f32,
+}
+
+/// Reads the row that starts at element `start`. Call on all units of the cube; the row may be overwritten afterwards.
+#[cube]
+pub(super) fn row_statistics<F: Float, N: Size>(
+    logits: &Tensor<Vector<F, N>>,
+    start: usize,
+    token: u32,
+    valid: u32,
+    first: u32,
+    #[comptime] units: u32,
+    #[comptime] planes: bool,
+) -> RowStatistics {
+    let lanes = N::value();
+    let end = start + valid as usize;
+    let mut online = OnlineSoftmax::<N> {
+        max: f32::min_value(),
+        exponentials: Vector::new(0.0),
+        sum: Vector::new(0.0),
+    };
+
+    // Whole vectors of the row; the division is by a constant.
+    let head = start / lanes + (start % lanes != 0) as usize;
+    let tail = end / lanes;
+    let step = units as usize;
+    let mut at = UNIT_POS as usize;
+    if tail > head {
+        let count = tail - head;
+        while at + comptime!((LOADS_PER_STEP - 1) * units as usize) < count {
+            online.read::<F>(logits, head + at, step, LOADS_PER_STEP);
+            at += comptime!(LOADS_PER_STEP * units as usize);
+        }
+        while at < count {
+            online.read::<F>(logits, head + at, step, 1usize);
+            at += step;
+        }
+    }
+    // The remainders at both ends, which may be in the same vector.
+    let cut = start % lanes != 0;
+    if UNIT_POS == 0 && cut && end > start {
+        online.read_lanes::<F>(logits, start / lanes, start, end);
+    }
+    let same = cut && tail == start / lanes;
+    if UNIT_POS == 1 && end % lanes != 0 && end > start && !same {
+        online.read_lanes::<F>(logits, tail, start, end);
+    }
+    let mut target = 0.0f32;
+    if UNIT_POS == 0 && token >= first && token - first < valid {
+        let position = start + (token - first) as usize;
+        let values = Vector::<f32, N>::cast_from(logits[position / lanes]);
+        #[unroll]
+        for lane in 0..lanes {
+            if lane == position % lanes {
+                target = values.extract(lane);
+            }
+        }
+    }
+
+    let largest = cube_max(online.max, units, planes);
+    let own = lane_sum(online.exponentials) * (online.max - largest).exp();
+    RowStatistics {
+        largest,
+        exponentials: cube_sum(own, units, planes),
+        target,
+        sum: cube_sum(lane_sum(online.sum), units, planes),
+    }
+}
+
 /// One cube per row: `logits` `[rows, width]` to `output` `[rows, 4]`.
 #[cube(launch_unchecked)]
 pub(super) fn statistics_kernel<F: Float, I: Int, N: Size>(
@@ -96,63 +171,15 @@ pub(super) fn statistics_kernel<F: Float, I: Int, N: Size>(
 ) {
     let row = CUBE_POS;
     if row < rows as usize {
-        let lanes = N::value();
+        let token = token_of::<I>(targets[row], tokens, ignore);
         let start = row * width as usize;
-        let end = start + valid as usize;
-        let mut online = OnlineSoftmax::<N> {
-            max: f32::min_value(),
-            exponentials: Vector::new(0.0),
-            sum: Vector::new(0.0),
-        };
-
-        // Whole vectors of the row; the division is by a constant.
-        let head = start / lanes + (start % lanes != 0) as usize;
-        let tail = end / lanes;
-        let step = units as usize;
-        let mut at = UNIT_POS as usize;
-        if tail > head {
-            let count = tail - head;
-            while at + comptime!((LOADS_PER_STEP - 1) * units as usize) < count {
-                online.read::<F>(logits, head + at, step, LOADS_PER_STEP);
-                at += comptime!(LOADS_PER_STEP * units as usize);
-            }
-            while at < count {
-                online.read::<F>(logits, head + at, step, 1usize);
-                at += step;
-            }
-        }
-        // The remainders at both ends, which may be in the same vector.
-        let cut = start % lanes != 0;
-        if UNIT_POS == 0 && cut && end > start {
-            online.read_lanes::<F>(logits, start / lanes, start, end);
-        }
-        let same = cut && tail == start / lanes;
-        if UNIT_POS == 1 && end % lanes != 0 && end > start && !same {
-            online.read_lanes::<F>(logits, tail, start, end);
-        }
-
-        let largest = cube_max(online.max, units, planes);
-        let own = lane_sum(online.exponentials) * (online.max - largest).exp();
-        let exponentials = cube_sum(own, units, planes);
-        let sum = cube_sum(lane_sum(online.sum), units, planes);
+        let own = row_statistics::<F, N>(logits, start, token, valid, first, units, planes);
         if UNIT_POS == 0 {
-            let token = token_of::<I>(targets[row], tokens, ignore);
-            let mut target = 0.0f32;
-            if token >= first && token - first < valid {
-                let position = start + (token - first) as usize;
-                let values = Vector::<f32, N>::cast_from(logits[position / lanes]);
-                #[unroll]
-                for lane in 0..lanes {
-                    if lane == position % lanes {
-                        target = values.extract(lane);
-                    }
-                }
-            }
             let at = row * STATISTICS;
-            output[at] = largest;
-            output[at + 1] = exponentials;
-            output[at + 2] = target;
-            output[at + 3] = sum;
+            output[at] = own.largest;
+            output[at + 1] = own.exponentials;
+            output[at + 2] = own.target;
+            output[at + 3] = own.sum;
         }
     }
 }

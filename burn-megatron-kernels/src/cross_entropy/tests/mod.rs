@@ -3,6 +3,7 @@ use burn::tensor::{DType, Device, Int, IntDType, Tensor, TensorData};
 use super::*;
 use crate::testing::{Input, assert_gradients, compare, compare_within, devices, evaluate};
 
+mod at_once;
 mod split;
 
 fn options(label_smoothing: f64, z_loss: f64, ignore: Option<i64>) -> CrossEntropyOptions {
