@@ -1,13 +1,13 @@
 //! The memory that the ranks of a run need, estimated before anything is allocated.
 
 use burn::tensor::{DType, Device};
-use burn_megatron::choice::KernelSelection;
+use burn_megatron::choice::{KernelSelection, Operation};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::ShardingEstimate;
 use burn_megatron::data_parallel::host_memory::{HostMemory, MemoryLimit, RequiredMemory};
 use burn_megatron::device::DeviceKind;
 use burn_megatron::mesh::{Axis, Mesh};
-use burn_megatron::nn::ModelBuilder;
+use burn_megatron::nn::{LogitsShape, ModelBuilder};
 
 use crate::data_parallel::{NO_REPLICAS, has_data_replicas};
 use crate::error::Error;
@@ -145,13 +145,20 @@ impl RankEstimate {
             }
         };
         let computing = recipe.data_parallel.precision.of(DType::F32);
-        let logits = [
-            train.micro_batch_size,
-            length(recipe),
-            recipe.model.local_logits(&plan.layout),
-            computing.size(),
-        ];
-        let logits = logits.map(|n| n as u128).into_iter().product::<u128>();
+        let logits = LogitsShape {
+            tokens: train.micro_batch_size.saturating_mul(length(recipe)),
+            width: recipe.model.local_logits(&plan.layout),
+            // A lower bound: chunks keep a weight gradient too.
+            hidden: 0,
+            size: computing.size(),
+        };
+        let tokens = if kernels.is_fused(Operation::Loss) {
+            logits.tokens_per_chunk(kernels.loss_chunk_size())
+        } else {
+            logits.tokens
+        };
+        let logits = [tokens, logits.width, logits.size].map(|n| n as u128);
+        let logits = logits.into_iter().product::<u128>();
         let share = train.global_batch_size / recipe.parallel.data_size();
         let need = RequiredMemory::new(
             &sharing.memory,

@@ -40,6 +40,8 @@ fn each_rank_needs_what_its_stages_hold() {
     let (_, found) = estimates(PIPELINE);
     let logits = |rank: usize| found.ranks[rank].need.logits;
     assert_eq!((logits(0), logits(1)), (0, 2 * 128 * 500 * 2));
+    let (_, chunked) = estimates(&format!("{PIPELINE}[kernels]\nloss_chunk_size = 100"));
+    assert_eq!(chunked.ranks[1].need.logits, 100 * 500 * 2);
     for rank in &found.ranks {
         let memory = &rank.sharing.memory;
         assert_eq!(rank.need.parameters, u128::from(memory.parameters));

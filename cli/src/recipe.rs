@@ -35,7 +35,7 @@ pub struct RecipeOf<M> {
     pub parallel: ParallelConfig,
     /// What is sharded over the data axis, and the type that the model computes in.
     pub data_parallel: DataParallelConfig,
-    /// Which operations use fused kernels, and which engine attention uses.
+    /// Which operations use fused kernels, which engine attention uses, and the chunks of the loss.
     pub kernels: KernelChoices,
     /// Which layers multiply in 8 bits, and with which scaling recipe.
     pub fp8: Fp8Config,

@@ -66,6 +66,9 @@ precision = "bf16"
 bucket_size = 1000
 gradient_limit = 100.0
 
+[kernels]
+loss_chunk_size = 100
+
 [fp8]
 recipe = "current"
 first_last_bf16 = 1

@@ -8,9 +8,9 @@ use burn_megatron::kernels::rope::{RopeConfig, RopeTable};
 use burn_megatron::model::{CachedAttention, StageBuilder, StageLayers, on_stage};
 use burn_megatron::nn::{
     ActivationLayout, BatchFormat, BuildError, Dropout, Init, KvCache, LearnedPositions,
-    LearnedPositionsConfig, LossTerm, Losses, ModelBuilder, Norm, OutputLayer, OutputLayerConfig,
-    SEQUENCE_DIM, VocabParallelCrossEntropy, VocabParallelEmbedding, VocabParallelEmbeddingConfig,
-    Vocabulary,
+    LearnedPositionsConfig, LinearCrossEntropy, LossFactor, LossTerm, Losses, ModelBuilder, Norm,
+    OutputLayer, OutputLayerConfig, SEQUENCE_DIM, SummedLosses, VocabParallelCrossEntropy,
+    VocabParallelEmbedding, VocabParallelEmbeddingConfig, Vocabulary,
 };
 use burn_megatron::train::{LanguageModel, Tokens};
 
@@ -33,7 +33,7 @@ pub struct Transformer {
     #[module(skip)]
     rotary: Option<RopeTable>,
     #[module(skip)]
-    loss: VocabParallelCrossEntropy,
+    loss: LinearCrossEntropy,
     #[module(skip)]
     comm: Comm,
     #[module(skip)]
@@ -114,6 +114,11 @@ impl Transformer {
                 .init(&builder)
         });
         let ends = blocks_at_ends(config.layers, root)?;
+        let loss = VocabParallelCrossEntropy::new(vocabulary, &comm)
+            .with_label_smoothing(config.label_smoothing)
+            .with_z_loss(config.z_loss)
+            .with_fused(root.is_fused(Operation::Loss))
+            .with_ignore(Some(Self::IGNORE));
         Ok(Self {
             embedding: embedding.transpose()?,
             positions: positions.map(|builder| {
@@ -136,11 +141,7 @@ impl Transformer {
                 .map(|builder| config.norm().init(&builder)),
             output: output.transpose()?,
             rotary: rotary(config, head_width, root)?,
-            loss: VocabParallelCrossEntropy::new(vocabulary, &comm)
-                .with_label_smoothing(config.label_smoothing)
-                .with_z_loss(config.z_loss)
-                .with_fused(root.is_fused(Operation::Loss))
-                .with_ignore(Some(Self::IGNORE)),
+            loss: LinearCrossEntropy::new(loss, root.loss_chunk_size()),
             comm,
             lies: if root.sequence_parallel() {
                 ActivationLayout::SplitAlong {
@@ -180,10 +181,13 @@ impl Transformer {
         })
     }
 
-    /// The residual stream to this rank's logits `[batch, seq, padded vocabulary / tensor]`.
-    fn head(&self, x: Tensor<3>) -> Tensor<3> {
-        let x = on_stage(&self.norm, "the last norm").forward(x);
-        on_stage(&self.output, "the output layer").forward(x, self.embedding.as_ref())
+    /// The residual stream after the last norm.
+    fn normalized(&self, x: Tensor<3>) -> Tensor<3> {
+        on_stage(&self.norm, "the last norm").forward(x)
+    }
+
+    fn output(&self) -> &OutputLayer {
+        on_stage(&self.output, "the output layer")
     }
 }
 
@@ -203,7 +207,18 @@ impl LanguageModel for Transformer {
     }
 
     fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
-        self.loss.losses(self.head(hidden), targets)
+        let (x, embedding) = (self.normalized(hidden), self.embedding.as_ref());
+        self.loss.losses(x, self.output(), embedding, targets)
+    }
+
+    fn loss_sums_of(
+        &self,
+        hidden: Tensor<3>,
+        targets: Tensor<2, Int>,
+        factor: &LossFactor,
+    ) -> SummedLosses {
+        let (x, embedding) = (self.normalized(hidden), self.embedding.as_ref());
+        self.loss.sums(x, self.output(), embedding, targets, factor)
     }
 
     fn loss_terms(&self) -> &[LossTerm] {
@@ -211,7 +226,9 @@ impl LanguageModel for Transformer {
     }
 
     fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3> {
-        let logits = collective::gather(self.head(hidden), 2, &self.comm);
+        let (x, embedding) = (self.normalized(hidden), self.embedding.as_ref());
+        let logits = self.output().forward(x, embedding);
+        let logits = collective::gather(logits, 2, &self.comm);
         logits.narrow(2, 0, self.config.vocabulary)
     }
 

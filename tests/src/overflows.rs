@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{fs, io};
 
 use burn::tensor::{DType, Device, Tensor};
+use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data::TextData;
 use burn_megatron::data_parallel::Precision;
@@ -102,8 +103,14 @@ pub fn train(
     config.micro_batch_size = layout.micro_batch.unwrap_or(1);
     let run = |groups: &ParallelContext| -> Result<RankReport, AnyError> {
         let precision = config.data_parallel.precision;
+        // Two samples of 16 tokens are two chunks.
+        let kernels = KernelChoices {
+            loss_chunk_size: Some(20),
+            ..KernelChoices::default()
+        };
         let scope = ModelBuilder::with(groups, device, 1, precision.master())
-            .with_compute_dtype(precision.of(precision.master()));
+            .with_compute_dtype(precision.of(precision.master()))
+            .with_kernels(&kernels)?;
         let model = TransformerConfig {
             context: 16,
             hidden: 32,

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{DType, Device, Int, Tensor};
+use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryPlan, Precision, ZeroStage,
@@ -93,15 +94,13 @@ fn ratio(settings: &DataParallelConfig) -> f64 {
     (ranks[0].0 - before) as f64 / said as f64
 }
 
-/// The bytes by which the heap grows at most in the second step of a trainer with so many micro-batches.
-fn peak_of_a_step(micro_batches: usize) -> usize {
-    // Small, so that activations outweigh parameters.
-    let model = TransformerConfig {
-        context: 64,
-        hidden: 64,
-        mlp_width: Some(192),
-        ..config()
-    };
+/// The bytes by which the heap grows at most in the second step of a trainer with so many micro-batches, and chunks of
+/// so many tokens in the loss.
+fn peak_of_a_step(
+    model: &TransformerConfig,
+    micro_batches: usize,
+    loss_chunk_size: usize,
+) -> usize {
     let config = TrainConfig {
         micro_batch_size: 2,
         global_batch_size: 2 * micro_batches,
@@ -110,7 +109,13 @@ fn peak_of_a_step(micro_batches: usize) -> usize {
     let text = Text::new();
     let samples = text.open().samples(model.context, 1).unwrap();
     let groups = ParallelContext::single();
-    let model = model.init(&groups, &Device::flex()).unwrap();
+    let kernels = KernelChoices {
+        loss_chunk_size: Some(loss_chunk_size),
+        ..KernelChoices::default()
+    };
+    let scope = ModelBuilder::new(&groups, &Device::flex());
+    let model = model.init_with(scope.with_kernels(&kernels).unwrap());
+    let model = model.unwrap();
     let mut trainer = Trainer::new(model, &groups, &Device::flex(), &config).unwrap();
     trainer.step(&samples, &mut NoopObserver).unwrap();
     let before = LIVE.load(Ordering::Relaxed);
@@ -123,8 +128,37 @@ fn peak_of_a_step(micro_batches: usize) -> usize {
 #[test]
 fn more_micro_batches_need_no_more_memory() {
     let _alone = ALONE.lock();
-    let (one, four) = (peak_of_a_step(1), peak_of_a_step(4));
+    // Small, so that activations outweigh parameters.
+    let model = TransformerConfig {
+        context: 64,
+        hidden: 64,
+        mlp_width: Some(192),
+        ..config()
+    };
+    let (one, four) = (peak_of_a_step(&model, 1, 0), peak_of_a_step(&model, 4, 0));
     assert!(4 * four < 5 * one, "{one} bytes for one, {four} for four");
+}
+
+/// Two samples of 256 tokens with a vocabulary of 8192 have 16 MiB of logits.
+#[test]
+fn chunks_of_the_loss_bound_the_memory_of_logits() {
+    let _alone = ALONE.lock();
+    let model = TransformerConfig {
+        vocabulary: 8192,
+        context: 256,
+        hidden: 16,
+        layers: 1,
+        mlp_width: Some(32),
+        ..config()
+    };
+    let peak = |chunk_size| peak_of_a_step(&model, 1, chunk_size);
+    let (whole, chunked) = (peak(0), peak(64));
+    let logits = 2 * 256 * 8192 * 4;
+    // A chunk has an eighth, and the weight gradient 0.5 MiB.
+    assert!(
+        whole > logits && chunked + 3 * logits / 4 < whole,
+        "{whole} bytes with all logits, {chunked} in chunks"
+    );
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use burn::tensor::{DType, Device};
+use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data::TextData;
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, Precision};
@@ -84,6 +85,20 @@ impl Observer for Seen {
 
 /// Trains over two data ranks, and two pipeline ranks where a schedule is given.
 fn train(kind: Option<ScheduleKind>, defer: Option<usize>, steps: usize) -> Vec<Seen> {
+    train_in_chunks(kind, defer, steps, 0)
+}
+
+/// The same with chunks of so many tokens in the loss; 0 for all.
+fn train_in_chunks(
+    kind: Option<ScheduleKind>,
+    defer: Option<usize>,
+    steps: usize,
+    chunk_size: usize,
+) -> Vec<Seen> {
+    let kernels = KernelChoices {
+        loss_chunk_size: Some(chunk_size),
+        ..KernelChoices::default()
+    };
     let (text, config) = (text(), config(steps));
     let pipeline = if kind.is_some() { 2 } else { 1 };
     let layout = ParallelConfig {
@@ -95,7 +110,7 @@ fn train(kind: Option<ScheduleKind>, defer: Option<usize>, steps: usize) -> Vec<
     let run = world.run(|rank| -> Result<_, AnyError> {
         let groups = ParallelContext::new(&layout, &rank)?;
         let device = Device::flex();
-        let scope = ModelBuilder::with(&groups, &device, 0, DType::F64);
+        let scope = ModelBuilder::with(&groups, &device, 0, DType::F64).with_kernels(&kernels)?;
         let mut trainer = Trainer::new(model().init_with(scope)?, &groups, &device, &config)?;
         let mut seen = Seen::default();
         trainer.fit(&text, &mut seen)?;
@@ -135,6 +150,22 @@ fn deferring_the_output_weight_gradient_changes_no_bit() {
         let put_off = train(Some(ScheduleKind::OneFOneB), Some(limit), 5);
         assert_eq!(bits(&at_once), bits(&put_off), "limit {limit}");
     }
+}
+
+#[test]
+fn a_loss_in_chunks_trains_as_one_of_all_tokens() {
+    use ScheduleKind::{GPipe, OneFOneB, ZbH1, ZbV};
+    let whole = train(None, None, 4).swap_remove(0);
+    for kind in [None, Some(GPipe), Some(OneFOneB), Some(ZbH1), Some(ZbV)] {
+        for seen in train_in_chunks(kind, None, 4, 11) {
+            let what = format!("{kind:?}");
+            assert_steps_within(&what, &whole.steps, &seen.steps, ROUNDING);
+            let (found, expected) = (seen.held_out[0].loss, whole.held_out[0].loss);
+            assert_near(&what, found, expected, ROUNDING);
+        }
+    }
+    let run = |defer| format!("{:?}", train_in_chunks(Some(OneFOneB), defer, 4, 11));
+    assert_eq!(run(None), run(Some(1)));
 }
 
 /// Stages 0 to 3 on ranks 0, 1, 3, 2: the tied weight is not on the first and the last rank.

@@ -84,7 +84,7 @@ pub enum KernelChoice {
     Unfused,
 }
 
-/// The requested form of each operation.
+/// The requested form of each operation, and its settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KernelChoices {
@@ -102,6 +102,9 @@ pub struct KernelChoices {
     pub softmax: KernelChoice,
     /// See [`Operation::Loss`].
     pub loss: KernelChoice,
+    /// The tokens whose logits are in memory at once, if the loss is fused: see
+    /// [`LogitsShape::tokens_per_chunk`](crate::nn::LogitsShape::tokens_per_chunk).
+    pub loss_chunk_size: Option<usize>,
     /// See [`Operation::Linear`].
     pub linear: KernelChoice,
     /// See [`Operation::Optimizer`].
@@ -112,10 +115,14 @@ impl KernelChoices {
     /// The same choice for every operation.
     pub fn all(choice: KernelChoice) -> Self {
         let mut choices = Self::default();
-        for operation in Operation::ALL {
-            choices.choose(operation, choice);
-        }
+        choices.choose_all(choice);
         choices
+    }
+
+    fn choose_all(&mut self, choice: KernelChoice) {
+        for operation in Operation::ALL {
+            self.choose(operation, choice);
+        }
     }
 
     /// The choice for one operation.
@@ -156,7 +163,7 @@ impl KernelChoices {
     pub fn set(&mut self, text: &str) -> Result<(), KernelChoiceError> {
         for part in text.split(',').map(str::trim) {
             match part.split_once('=') {
-                None => *self = Self::all(part.parse()?),
+                None => self.choose_all(part.parse()?),
                 Some((name, choice)) => {
                     let operation = Operation::ALL.into_iter().find(|o| o.name() == name);
                     let operation = operation
@@ -209,6 +216,16 @@ pub enum KernelChoiceError {
     #[error("invalid kernel choice \"{0}\" of attention: expected auto, fused, unfused, {engines}",
         engines = engines(&EngineKind::ALL, " or "))]
     UnknownAttentionChoice(String),
+    /// The chunks of a fused loss were set, and it is not fused.
+    #[error(
+        "kernels: loss_chunk_size = {chunk_size} needs the fused loss, and loss is unfused ({reason}); remove it or fuse the loss"
+    )]
+    NoChunks {
+        /// The setting.
+        chunk_size: usize,
+        /// Why the loss is not fused.
+        reason: String,
+    },
     /// An attention engine was requested and is not available.
     #[error("kernels: attention cannot use {reason}; use auto or {others}",
         others = engines(&others(*.engine), " or "))]
@@ -265,7 +282,8 @@ impl KernelSelection {
     ///
     /// # Errors
     ///
-    /// [`KernelChoiceError::NotFused`] if a requested kernel is not available on the device.
+    /// [`KernelChoiceError::NotFused`] if a requested kernel is not available on the device;
+    /// [`KernelChoiceError::NoChunks`].
     pub fn new(
         choices: &KernelChoices,
         device: &Device,
@@ -281,12 +299,22 @@ impl KernelSelection {
             let decision = decide(operation, choices.of(operation), missing)?;
             selection.decisions.push(decision);
         }
+        let loss = &selection.decisions[Operation::Loss as usize];
+        if let Some(chunk_size) = choices.loss_chunk_size.filter(|_| !loss.fused) {
+            let reason = loss.reason.clone();
+            return Err(KernelChoiceError::NoChunks { chunk_size, reason });
+        }
         Ok(selection)
     }
 
     /// Whether an operation is fused.
     pub fn is_fused(&self, operation: Operation) -> bool {
         self.decisions[operation as usize].fused
+    }
+
+    /// See [`KernelChoices::loss_chunk_size`].
+    pub fn loss_chunk_size(&self) -> Option<usize> {
+        self.choices.loss_chunk_size
     }
 
     /// The requested form of attention.

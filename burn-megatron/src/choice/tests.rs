@@ -45,6 +45,17 @@ fn an_invalid_choice_is_an_error() {
         error.to_string(),
         "kernels: attention cannot be fused: of a test; use auto or unfused",
     );
+    let choices = KernelChoices {
+        loss: KernelChoice::Unfused,
+        loss_chunk_size: Some(64),
+        ..KernelChoices::default()
+    };
+    let error = KernelSelection::new(&choices, &Device::flex(), DType::F32).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "kernels: loss_chunk_size = 64 needs the fused loss, and loss is unfused (requested); remove it or \
+         fuse the loss",
+    );
 }
 
 #[test]

@@ -15,7 +15,7 @@ mod tests;
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
-use crate::nn::{LossTerm, Losses};
+use crate::nn::{LossFactor, LossTerm, Losses, SummedLosses};
 
 pub use crate::nn::Tokens;
 
@@ -51,6 +51,19 @@ pub trait LanguageModel: Module {
     /// The loss of each token in nats from the output of the last stage, the same on every rank of the
     /// tensor axis. `targets` are `[batch, seq]`.
     fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses;
+
+    /// The sums of the [losses](Self::losses_of) over the tokens, from which a training step runs its backward:
+    /// that of the objective times `factor`. A model that overrides it can compute gradients in the forward, as
+    /// [`LinearCrossEntropy`](crate::nn::LinearCrossEntropy) does.
+    fn loss_sums_of(
+        &self,
+        hidden: Tensor<3>,
+        targets: Tensor<2, Int>,
+        factor: &LossFactor,
+    ) -> SummedLosses {
+        let _ = factor;
+        self.losses_of(hidden, targets).sums()
+    }
 
     /// The terms of the objective in addition to the cross-entropy, in the order of the
     /// [parts](Losses::parts) of the losses; the same on every rank.

@@ -286,17 +286,41 @@ impl OutputLayer {
         x: Tensor<3>,
         embedding: impl Into<Option<&'a VocabParallelEmbedding>>,
     ) -> Tensor<3> {
-        let tied = embedding.into().map(|embedding| &embedding.weight);
+        let OutputProduct {
+            weight,
+            input,
+            fused,
+        } = self.product(&x, embedding.into());
+        linear(x, weight.transposed(), None, input, fused)
+    }
+
+    /// The product of [`forward`](Self::forward) for the input `x`; announces the gradient of its weight.
+    pub(super) fn product(
+        &self,
+        x: &Tensor<3>,
+        embedding: Option<&VocabParallelEmbedding>,
+    ) -> OutputProduct {
+        let tied = embedding.map(|embedding| &embedding.weight);
         let Some(weight) = self.weight.as_ref().or(tied) else {
             panic!("an output layer tied to the embedding needs the embedding")
         };
-        let weight = Weight::of(weight, &x);
         let comm = self.comm.clone();
-        let input = match (comm.size(), self.sequence_parallel) {
-            (1, _) => InputLayout::Local,
-            (_, false) => InputLayout::Replicated(comm),
-            (_, true) => InputLayout::SplitSequence(comm),
-        };
-        linear(x, weight.transposed(), None, input, self.fused)
+        OutputProduct {
+            weight: Weight::of(weight, x),
+            input: match (comm.size(), self.sequence_parallel) {
+                (1, _) => InputLayout::Local,
+                (_, false) => InputLayout::Replicated(comm),
+                (_, true) => InputLayout::SplitSequence(comm),
+            },
+            fused: self.fused,
+        }
     }
+}
+
+/// The product of an output layer.
+pub(super) struct OutputProduct {
+    /// `[vocabulary, hidden]`
+    pub weight: Weight,
+    pub input: InputLayout,
+    pub fused: bool,
 }

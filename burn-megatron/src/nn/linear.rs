@@ -34,6 +34,25 @@ pub enum InputLayout {
     SplitSequence(Comm),
 }
 
+impl InputLayout {
+    /// The input of the whole sequence.
+    pub(super) fn gathered(&self, x: Tensor<3>) -> PendingTensor<3> {
+        match self {
+            Self::Local | Self::Replicated(_) => PendingTensor::ready(x),
+            Self::SplitSequence(comm) => start_all_gather(x, SEQUENCE_DIM, comm),
+        }
+    }
+
+    /// The gradient of this rank's input, from this rank's part of that of the whole sequence.
+    pub(super) fn reduced(&self, dx: Tensor<3>) -> PendingTensor<3> {
+        match self {
+            Self::Local => PendingTensor::ready(dx),
+            Self::Replicated(comm) => start_all_reduce(dx, ReduceOp::Sum, comm),
+            Self::SplitSequence(comm) => start_reduce_scatter(dx, SEQUENCE_DIM, comm),
+        }
+    }
+}
+
 /// The weight of a linear layer, and the path that its gradient takes.
 #[derive(Clone, Debug)]
 pub struct Weight {
@@ -110,6 +129,11 @@ impl Weight {
         }
     }
 
+    /// The value `[in, out]`, and the hook that takes its gradient, if the graph does not.
+    pub(super) fn into_parts(self) -> (Tensor<2>, Option<HookedWeight>) {
+        (self.tensor, self.hooked)
+    }
+
     /// The same weight, stored as `[out, in]`.
     pub fn transposed(self) -> Self {
         Self {
@@ -144,7 +168,7 @@ impl From<Tensor<2>> for Weight {
     }
 }
 
-fn is_tracked<const D: usize>(x: &Tensor<D>) -> bool {
+pub(super) fn is_tracked<const D: usize>(x: &Tensor<D>) -> bool {
     x.is_autodiff() && x.is_tracked()
 }
 
@@ -239,10 +263,7 @@ pub(super) struct LinearFunction<A> {
 impl<A: LinearArithmetic> Function for LinearFunction<A> {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         let (x, weight) = (tensor::<3>(&inputs[0]), tensor::<2>(&inputs[1]));
-        let x = match &self.input {
-            InputLayout::SplitSequence(comm) => start_all_gather(x, SEQUENCE_DIM, comm).wait(),
-            InputLayout::Local | InputLayout::Replicated(_) => x,
-        };
+        let x = self.input.gathered(x).wait();
         let [batch, seq, _] = x.dims();
         let bias = inputs.get(2).map(tensor::<1>);
         let weight = match self.fetched_weight().filter(|_| A::FETCHES_WEIGHT) {
@@ -279,13 +300,11 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
             None => (WeightSource::Graph(tensor(&rest[0])), &rest[1..]),
         };
         let extra = extra.to_vec();
-        let x = match (x, &self.input) {
-            ([codes, scales], _) => SavedInput::Codes([codes.clone(), scales.clone()]),
-            ([x, ..], InputLayout::SplitSequence(comm)) if needs_weight => {
-                SavedInput::Floats(start_all_gather(tensor(x), SEQUENCE_DIM, comm))
-            }
-            ([x, ..], _) => SavedInput::Floats(PendingTensor::ready(tensor(x))),
-            ([], _) => unreachable!("the input was saved"),
+        let x = match x {
+            [codes, scales] => SavedInput::Codes([codes.clone(), scales.clone()]),
+            [x, ..] if needs_weight => SavedInput::Floats(self.input.gathered(tensor(x))),
+            [x, ..] => SavedInput::Floats(PendingTensor::ready(tensor(x))),
+            [] => unreachable!("the input was saved"),
         };
         let needed_gradients = NeededGradients {
             input: needs_x,
@@ -295,12 +314,7 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
         let input_gradient = needs_x.then(|| {
             let dx = self.arithmetic.input_gradient(&dy, weight, &extra);
             let width = dx.dims()[1];
-            let dx = dx.reshape([batch, seq, width]);
-            match &self.input {
-                InputLayout::Local => PendingTensor::ready(dx),
-                InputLayout::Replicated(comm) => start_all_reduce(dx, ReduceOp::Sum, comm),
-                InputLayout::SplitSequence(comm) => start_reduce_scatter(dx, SEQUENCE_DIM, comm),
-            }
+            self.input.reduced(dx.reshape([batch, seq, width]))
         });
         let weight_gradient = match self.gradient_hook() {
             Some(handle) => {

@@ -114,7 +114,7 @@ fn rows_gradient(
 }
 
 /// The type in which the gradient is summed.
-fn accumulation(gradient: &Tensor<2>) -> FloatDType {
+pub(super) fn accumulation(gradient: &Tensor<2>) -> FloatDType {
     match gradient.dtype() {
         DType::F64 => FloatDType::F64,
         _ => FloatDType::F32,

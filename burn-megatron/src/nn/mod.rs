@@ -12,7 +12,7 @@
 //! |---|---|
 //! | [`ColumnParallelLinear`] | output features |
 //! | [`RowParallelLinear`] | input features |
-//! | [`VocabParallelEmbedding`], [`OutputLayer`], [`VocabParallelCrossEntropy`] | the vocabulary |
+//! | [`VocabParallelEmbedding`], [`OutputLayer`], [`VocabParallelCrossEntropy`], [`LinearCrossEntropy`] | the vocabulary |
 //! | [`ParallelAttention`] | heads |
 //! | [`ParallelMlp`] | width |
 //! | [`Norm`], [`LearnedPositions`] | nothing; the sequence under sequence parallelism |
@@ -77,7 +77,10 @@ pub use hook::anchored_value;
 pub use init::Init;
 pub use kv_cache::{KvCache, LayerKvCache};
 pub use linear::{InputLayout, SEQUENCE_DIM, Weight, linear};
-pub use loss::{LossTerm, Losses, VocabParallelCrossEntropy};
+pub use loss::{
+    LinearCrossEntropy, LogitsShape, LossFactor, LossTerm, Losses, SummedLosses,
+    VocabParallelCrossEntropy,
+};
 pub use mlp::{ParallelMlp, ParallelMlpConfig};
 pub(crate) use model_builder::placeholder;
 pub use model_builder::{ModelBuilder, ParallelModule, ParameterSpec};

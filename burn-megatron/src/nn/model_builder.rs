@@ -229,6 +229,11 @@ impl ModelBuilder {
         self.shared.kernels.lock().is_fused(operation)
     }
 
+    /// The setting of [`LogitsShape::tokens_per_chunk`](super::LogitsShape::tokens_per_chunk).
+    pub fn loss_chunk_size(&self) -> Option<usize> {
+        self.shared.kernels.lock().loss_chunk_size()
+    }
+
     /// Disables the fused form of an operation that the layer cannot use, for this reason.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 
 use super::metrics::{Minimised, bits_per_byte};
 use crate::collective::to_f64;
-use crate::nn::{LossTerm, Losses};
+use crate::nn::{LossTerm, Losses, SummedLosses};
 use crate::pipeline::schedule::Schedule;
 
 /// Sums over tokens: the objective and, if it has terms, the cross-entropy and each term.
@@ -34,9 +34,9 @@ impl LossSums {
 
     /// Adds the losses of some tokens, times `weight`.
     pub fn add_losses(&mut self, losses: Losses, weight: f64) {
-        let parts = losses.sums_of_parts();
+        let SummedLosses { objective, parts } = losses.sums();
         check_parts(parts.as_ref(), self.0.len() - 1);
-        self.0[0] += weight * losses.objective.sum().into_scalar::<f64>();
+        self.0[0] += weight * objective.into_scalar::<f64>();
         for (sum, part) in self.0[1..].iter_mut().zip(parts.map_or(vec![], to_f64)) {
             *sum += weight * part;
         }
@@ -72,7 +72,7 @@ impl LossSums {
     }
 }
 
-/// The number of [parts](Losses::sums_of_parts) of an objective with these terms.
+/// The number of [parts](SummedLosses::parts) of an objective with these terms.
 pub(super) fn parts_of(terms: &[LossTerm]) -> usize {
     if terms.is_empty() { 0 } else { 1 + terms.len() }
 }

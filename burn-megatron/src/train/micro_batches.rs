@@ -12,6 +12,7 @@ use super::{LanguageModel, Tokens, Trainer};
 use crate::comm::CommError;
 use crate::data::{Batch, DataError, Prefetcher, Samples};
 use crate::data_parallel::DistributedDataParallel;
+use crate::nn::LossFactor;
 use crate::pipeline::engine::{Engine, EngineError, Stage, StageOutput, forward_only};
 
 impl<M: LanguageModel> Trainer<M> {
@@ -44,6 +45,10 @@ impl<M: LanguageModel> Trainer<M> {
         loss_scale: Option<Tensor<1>>,
     ) -> Result<StepLosses, EngineError> {
         let sink = self.ddp.sink();
+        let loss_scale = match loss_scale {
+            Some(scale) => LossFactor::from(scale),
+            None => self.scaler.scale().into(),
+        };
         let stages = TrainStages {
             ddp: &self.ddp,
             device: self.device.clone().autodiff(),
@@ -51,15 +56,13 @@ impl<M: LanguageModel> Trainer<M> {
             step: step as u64,
             first_sample: self.own_samples().start as u64,
             last: self.schedule.stages() - 1,
+            loss_scale: loss_scale.clone(),
             parts: RefCell::default(),
         };
         let pipeline = self.ddp.groups().pipeline();
         let engine = Engine::new(&self.schedule, pipeline, &self.device, &*sink)?
-            .with_deferred_wgrad(self.deferred_wgrad);
-        let engine = match loss_scale {
-            Some(scale) => engine.with_device_loss_scale(scale),
-            None => engine.with_loss_scale(self.scaler.scale()),
-        };
+            .with_deferred_wgrad(self.deferred_wgrad)
+            .with_loss_scale(loss_scale);
         let run = engine.run(&stages)?;
         let terms = self.ddp.module().loss_terms();
         let mut losses = run.losses;
@@ -137,6 +140,8 @@ struct TrainStages<'a, M> {
     step: u64,
     first_sample: u64,
     last: usize,
+    /// By which the engine multiplies the losses.
+    loss_scale: LossFactor,
     /// By micro-batch, the sums of the parts of the losses, read after the run.
     parts: RefCell<Vec<Option<Tensor<1>>>>,
 }
@@ -154,8 +159,8 @@ impl<M: LanguageModel> Stage for TrainStages<'_, M> {
             return StageOutput::Activation(hidden);
         }
         let targets = matrix(&batch.targets, batch, &self.device);
-        let losses = model.losses_of(hidden, targets);
-        let parts = losses.sums_of_parts().map(|parts| {
+        let losses = model.loss_sums_of(hidden, targets, &self.loss_scale);
+        let parts = losses.parts.map(|parts| {
             if parts.is_autodiff() {
                 parts.inner()
             } else {
@@ -163,6 +168,6 @@ impl<M: LanguageModel> Stage for TrainStages<'_, M> {
             }
         });
         self.parts.borrow_mut().push(parts);
-        StageOutput::Loss(losses.objective.sum())
+        StageOutput::Loss(losses.objective)
     }
 }

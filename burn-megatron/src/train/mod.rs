@@ -26,7 +26,7 @@ mod trainer;
 
 pub use crate::generate::GenerateConfig;
 pub use crate::model::{LanguageModel, ModelConfig, Tokens};
-pub use crate::nn::{LossTerm, Losses};
+pub use crate::nn::{LossFactor, LossTerm, Losses, SummedLosses};
 pub use build::PipelineConfig;
 pub use config::{ConfigError, TrainConfig};
 pub use error::TrainError;

@@ -82,6 +82,10 @@ pub struct PretrainArgs {
     /// and bf16) or portable.
     #[arg(long, value_name = "CHOICE|OPERATION=CHOICE,..")]
     pub kernels: Vec<String>,
+    /// Tokens whose logits are in memory at once (fused loss only); 0: all of a micro-batch. By default as many as
+    /// fit into 512 MiB.
+    #[arg(long, value_name = "N")]
+    pub loss_chunk_size: Option<usize>,
     /// Compute threads per rank on the CPU; by default the cores are divided evenly.
     #[arg(long, value_name = "N")]
     pub compute_threads: Option<usize>,

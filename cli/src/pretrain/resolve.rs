@@ -97,6 +97,7 @@ impl Recipe {
         for choices in &args.kernels {
             recipe.kernels.set(choices)?;
         }
+        recipe.kernels.loss_chunk_size = args.loss_chunk_size.or(recipe.kernels.loss_chunk_size);
         args.sharing.apply(&mut recipe);
         args.fp8.apply(&mut recipe.fp8, &mut recipe.data_parallel);
         args.saving.apply(&mut recipe.checkpoint);

@@ -1,6 +1,7 @@
 //! The memory that is available to the processes of this machine, and the check whether a run fits.
 //!
-//! The check compares a lower bound: parameters, gradients, optimizer state and the logits of one micro-batch.
+//! The check compares a lower bound: parameters, gradients, optimizer state and the logits of one micro-batch, or of a
+//! chunk of it.
 //! Activations are not included, so a run that passes may still be too large, but one that fails is certainly
 //! too large.
 
@@ -18,7 +19,7 @@ pub struct RequiredMemory {
     pub gradients: u128,
     /// Master weights and moments.
     pub optimizer: u128,
-    /// The logits of one micro-batch.
+    /// The logits of one micro-batch, or of a chunk of it.
     pub logits: u128,
 }
 

@@ -3,77 +3,141 @@
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor};
 use burn_megatron_kernels::cross_entropy::{
-    CrossEntropyOptions, VocabularyShard, combine, gradient, statistics,
+    CrossEntropyOptions, VocabularyShard, combine, gradient, loss_and_gradient, statistics,
 };
 use burn_megatron_kernels::{Function, apply};
 
 use super::{ComponentsCell, LossComponents};
 use crate::collective::{Comm, start_all_gather};
 
-/// Logits `[tokens, width]` of the columns of `part` and targets `[tokens]` to losses `[tokens]`; writes
-/// their components to `components`.
+/// The loss of any rows of logits `[rows, width]` of the columns of `part`. Plain tensors only.
+#[derive(Clone, Debug)]
+pub(super) struct FusedLoss {
+    pub part: VocabularyShard,
+    pub options: CrossEntropyOptions,
+    pub comm: Comm,
+    /// Whether the components of the loss are computed.
+    pub has_components: bool,
+}
+
+/// The losses of some rows.
+pub(super) struct FusedLosses {
+    /// `[rows]`
+    pub loss: Tensor<1>,
+    pub components: Option<LossComponents>,
+}
+
+impl FusedLoss {
+    /// The losses of `logits` with the targets `[rows]`, and the log-sum-exp `[rows]`. Collective: call on all ranks
+    /// of `comm`.
+    pub fn forward(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> (FusedLosses, Tensor<1>) {
+        let local = statistics(logits, targets.clone(), &self.part);
+        let local = local.unsqueeze_dim::<3>(0);
+        let all = match self.comm.size() {
+            1 => local,
+            _ => start_all_gather(local, 0, &self.comm).wait(),
+        };
+        let tokens = self.part.tokens;
+        let (loss, log_sum_exp) = combine(all.clone(), targets.clone(), tokens, &self.options);
+        let components = || self.components(all, targets, &loss, &log_sum_exp);
+        let losses = FusedLosses {
+            components: self.has_components.then(components),
+            loss,
+        };
+        (losses, log_sum_exp)
+    }
+
+    /// The losses, and the [gradient](Self::gradient) from a gradient of the losses that is known already. Collective
+    /// as [`forward`](Self::forward).
+    pub fn with_gradient(
+        &self,
+        logits: Tensor<2>,
+        targets: Tensor<1, Int>,
+        upstream: Tensor<1>,
+    ) -> (FusedLosses, Tensor<2>) {
+        if self.comm.size() == 1 && !self.has_components {
+            let (tokens, options) = (self.part.tokens, &self.options);
+            let (loss, gradient) = loss_and_gradient(logits, targets, upstream, tokens, options);
+            let components = None;
+            return (FusedLosses { loss, components }, gradient);
+        }
+        let (losses, log_sum_exp) = self.forward(logits.clone(), targets.clone());
+        let gradient = self.gradient(logits, targets, log_sum_exp, upstream);
+        (losses, gradient)
+    }
+
+    /// The gradient of `logits`, written over them if they are not shared, from the gradient of the losses.
+    pub fn gradient(
+        &self,
+        logits: Tensor<2>,
+        targets: Tensor<1, Int>,
+        log_sum_exp: Tensor<1>,
+        upstream: Tensor<1>,
+    ) -> Tensor<2> {
+        let (part, options) = (&self.part, &self.options);
+        gradient(logits, targets, log_sum_exp, upstream, part, options)
+    }
+
+    /// The components of the loss, from the statistics of all parts.
+    fn components(
+        &self,
+        all: Tensor<3>,
+        targets: Tensor<1, Int>,
+        loss: &Tensor<1>,
+        lse: &Tensor<1>,
+    ) -> LossComponents {
+        let CrossEntropyOptions { z_loss, ignore, .. } = self.options;
+        let plain = CrossEntropyOptions {
+            ignore,
+            ..CrossEntropyOptions::default()
+        };
+        let (plain, _) = combine(all, targets.clone(), self.part.tokens, &plain);
+        let z_loss = (z_loss != 0.0).then(|| {
+            let squares = (lse.clone() * lse.clone()).mul_scalar(z_loss);
+            match ignore {
+                Some(ignore) => squares.mask_fill(targets.equal_elem(ignore), 0.0),
+                None => squares,
+            }
+        });
+        LossComponents {
+            loss: loss.clone(),
+            plain,
+            z_loss,
+        }
+    }
+}
+
+/// Logits `[tokens, width]` and targets `[tokens]` to losses `[tokens]`; writes their components to
+/// `components`.
 pub(super) fn cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
-    part: VocabularyShard,
-    options: &CrossEntropyOptions,
-    comm: &Comm,
-    components: Option<ComponentsCell>,
+    loss: FusedLoss,
+    components: ComponentsCell,
 ) -> Tensor<1> {
     let function = FusedCrossEntropy {
-        components,
+        loss,
         targets,
-        part,
-        options: options.clone(),
-        comm: comm.clone(),
+        components,
     };
     apply(vec![logits.into_dispatch()], function)
 }
 
 #[derive(Debug)]
 struct FusedCrossEntropy {
+    loss: FusedLoss,
     targets: Tensor<1, Int>,
-    part: VocabularyShard,
-    options: CrossEntropyOptions,
-    comm: Comm,
-    components: Option<ComponentsCell>,
-}
-
-impl FusedCrossEntropy {
-    /// The components of the loss, from the statistics of all parts.
-    fn components(&self, all: Tensor<3>, lse: &Tensor<1>) -> LossComponents {
-        let CrossEntropyOptions { z_loss, ignore, .. } = self.options;
-        let plain = CrossEntropyOptions {
-            ignore,
-            ..CrossEntropyOptions::default()
-        };
-        let (plain, _) = combine(all, self.targets.clone(), self.part.tokens, &plain);
-        let z_loss = (z_loss != 0.0).then(|| {
-            let squares = (lse.clone() * lse.clone()).mul_scalar(z_loss);
-            match ignore {
-                Some(ignore) => squares.mask_fill(self.targets.clone().equal_elem(ignore), 0.0),
-                None => squares,
-            }
-        });
-        LossComponents { plain, z_loss }
-    }
+    components: ComponentsCell,
 }
 
 impl Function for FusedCrossEntropy {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         let logits = Tensor::<2>::from_dispatch(inputs.remove(0));
-        let local = statistics(logits.clone(), self.targets.clone(), &self.part);
-        let local = local.unsqueeze_dim::<3>(0);
-        let all = match self.comm.size() {
-            1 => local,
-            _ => start_all_gather(local, 0, &self.comm).wait(),
-        };
-        let (targets, tokens) = (self.targets.clone(), self.part.tokens);
-        let (loss, lse) = combine(all.clone(), targets, tokens, &self.options);
-        if let Some(components) = &self.components {
-            components.put(self.components(all, &lse));
-        }
-        let saved = vec![logits.into_dispatch(), lse.into_dispatch()];
+        let targets = self.targets.clone();
+        let (FusedLosses { loss, components }, log_sum_exp) =
+            self.loss.forward(logits.clone(), targets);
+        self.components.put(components);
+        let saved = vec![logits.into_dispatch(), log_sum_exp.into_dispatch()];
         (loss.into_dispatch(), saved)
     }
 
@@ -88,7 +152,7 @@ impl Function for FusedCrossEntropy {
         let logits = Tensor::<2>::from_dispatch(saved.remove(0));
         let upstream = Tensor::from_dispatch(upstream);
         let targets = self.targets.clone();
-        let gradient = gradient(logits, targets, lse, upstream, &self.part, &self.options);
+        let gradient = self.loss.gradient(logits, targets, lse, upstream);
         vec![Some(gradient.into_dispatch())]
     }
 }

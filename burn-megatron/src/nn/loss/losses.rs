@@ -25,11 +25,28 @@ pub struct Losses {
     pub parts: Vec<Tensor<2>>,
 }
 
+/// The sums of losses over tokens.
+#[derive(Clone, Debug)]
+pub struct SummedLosses {
+    /// The sum of the objective, `[1]`; the backward starts here.
+    pub objective: Tensor<1>,
+    /// The sum of each part, `[parts]`, without autodiff; none if there are no parts.
+    pub parts: Option<Tensor<1>>,
+}
+
 impl Losses {
-    /// The sum of each part over the tokens: `[parts]`. None if there are no parts.
-    pub fn sums_of_parts(&self) -> Option<Tensor<1>> {
-        let sums = self.parts.iter().map(|part| part.clone().sum());
-        (!self.parts.is_empty()).then(|| Tensor::cat(sums.collect(), 0))
+    /// The sums over the tokens.
+    pub fn sums(self) -> SummedLosses {
+        SummedLosses::new(self.objective.sum(), &self.parts)
+    }
+}
+
+impl SummedLosses {
+    /// With the sums of these parts.
+    pub(super) fn new(objective: Tensor<1>, parts: &[Tensor<2>]) -> Self {
+        let sums = parts.iter().map(|part| part.clone().sum());
+        let parts = (!parts.is_empty()).then(|| Tensor::cat(sums.collect(), 0));
+        Self { objective, parts }
     }
 }
 

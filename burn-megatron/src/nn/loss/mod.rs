@@ -2,18 +2,27 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use burn_megatron_kernels::cross_entropy::{CrossEntropyOptions, VocabularyShard};
 use parking_lot::Mutex;
 
 use super::{AxisRank, Vocabulary};
 use crate::collective::Comm;
 
+mod chunk_size;
+mod factor;
 mod fused;
+mod linear;
 mod losses;
+mod output_gradients;
 mod unfused;
 
-pub use losses::{LossTerm, Losses};
+pub use chunk_size::LogitsShape;
+pub use factor::LossFactor;
+pub use linear::LinearCrossEntropy;
+pub use losses::{LossTerm, Losses, SummedLosses};
+
+use fused::FusedLoss;
 
 /// Cross-entropy per token; the logits are never gathered.
 ///
@@ -104,64 +113,95 @@ impl VocabParallelCrossEntropy {
     /// The same, with its parts.
     pub fn losses(&self, logits: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
         let [batch, seq, width] = logits.dims();
-        let flat_targets = targets
-            .reshape([batch * seq])
-            .to_device(&logits.device().inner());
-        let targets = if flat_targets.is_autodiff() {
-            flat_targets.inner()
-        } else {
-            flat_targets
-        };
+        let targets = flat_targets(targets, &logits.device());
         let logits = logits.reshape([batch * seq, width]);
-        let place = AxisRank {
-            index: self.comm.rank(),
-            size: self.comm.size(),
-        };
-        let part = VocabularyShard {
-            first: self.vocabulary.part(place).0,
-            tokens: self.vocabulary.tokens,
-        };
-        let cell = (!self.terms().is_empty()).then(ComponentsCell::default);
+        let cell = ComponentsCell::default();
         let loss = if self.fused {
             fused::cross_entropy
         } else {
             unfused::cross_entropy
         };
-        let options = &self.options;
-        let loss = loss(logits, targets, part, options, &self.comm, cell.clone());
-        let components = cell.and_then(|cell| cell.take());
-        let parts = components.map(|components| self.parts(&loss, components));
-        let whole = |loss: Tensor<1>| loss.reshape([batch, seq]);
+        let objective = loss(logits, targets, self.rows_loss(), cell.clone());
+        let shape = [batch, seq];
         Losses {
-            objective: whole(loss),
-            parts: parts.into_iter().flatten().map(whole).collect(),
+            objective: objective.reshape(shape),
+            parts: self.parts(&cell, shape),
         }
     }
 
-    /// The cross-entropy and the terms of a loss, `[tokens]` each. The smoothing term is the remainder.
-    fn parts(&self, loss: &Tensor<1>, components: LossComponents) -> Vec<Tensor<1>> {
-        let LossComponents { plain, z_loss } = components;
-        let loss = if loss.is_autodiff() {
-            loss.clone().inner()
-        } else {
-            loss.clone()
+    /// The loss of rows of this rank's logits.
+    fn rows_loss(&self) -> FusedLoss {
+        let place = AxisRank {
+            index: self.comm.rank(),
+            size: self.comm.size(),
+        };
+        FusedLoss {
+            part: VocabularyShard {
+                first: self.vocabulary.part(place).0,
+                tokens: self.vocabulary.tokens,
+            },
+            options: self.options.clone(),
+            comm: self.comm.clone(),
+            has_components: !self.terms().is_empty(),
+        }
+    }
+
+    /// The cross-entropy and the terms of a loss, if it has any. The smoothing term is the remainder.
+    fn parts(&self, cell: &ComponentsCell, shape: [usize; 2]) -> Vec<Tensor<2>> {
+        let Some(LossComponents {
+            loss,
+            plain,
+            z_loss,
+        }) = cell.take()
+        else {
+            return vec![];
         };
         let smoothing = self.has_smoothing().then(|| {
             let rest = loss - plain.clone();
             z_loss.clone().map_or(rest.clone(), |z_loss| rest - z_loss)
         });
-        let terms = smoothing.into_iter().chain(z_loss);
-        std::iter::once(plain).chain(terms).collect()
+        let parts = [Some(plain), smoothing, z_loss].into_iter().flatten();
+        parts.map(|part| part.reshape(shape)).collect()
+    }
+}
+
+/// Targets `[batch, seq]` as the losses read them: `[batch * seq]`, without autodiff, on this device.
+fn flat_targets(targets: Tensor<2, Int>, device: &Device) -> Tensor<1, Int> {
+    let tokens = targets.shape().num_elements();
+    let targets = targets.reshape([tokens]).to_device(&device.clone().inner());
+    if targets.is_autodiff() {
+        targets.inner()
+    } else {
+        targets
     }
 }
 
 /// The components of a loss, `[tokens]` each, without autodiff.
 #[derive(Debug)]
 struct LossComponents {
+    /// The whole loss.
+    loss: Tensor<1>,
     /// The cross-entropy alone.
     plain: Tensor<1>,
     /// The z-loss, times its weight, if there is one.
     z_loss: Option<Tensor<1>>,
+}
+
+impl LossComponents {
+    /// Those of all tokens, from those of consecutive ones; none of none.
+    fn joined(chunks: Vec<Self>) -> Option<Self> {
+        let join = |part: fn(&Self) -> Option<&Tensor<1>>| {
+            let parts: Option<Vec<_>> = chunks.iter().map(|own| part(own).cloned()).collect();
+            parts
+                .filter(|parts| !parts.is_empty())
+                .map(|parts| Tensor::cat(parts, 0))
+        };
+        Some(Self {
+            loss: join(|own| Some(&own.loss))?,
+            plain: join(|own| Some(&own.plain))?,
+            z_loss: join(|own| own.z_loss.as_ref()),
+        })
+    }
 }
 
 /// Receives the components from the autodiff function, which has one output only.
@@ -169,8 +209,8 @@ struct LossComponents {
 struct ComponentsCell(Arc<Mutex<Option<LossComponents>>>);
 
 impl ComponentsCell {
-    fn put(&self, components: LossComponents) {
-        *self.0.lock() = Some(components);
+    fn put(&self, components: Option<LossComponents>) {
+        *self.0.lock() = components;
     }
 
     fn take(&self) -> Option<LossComponents> {

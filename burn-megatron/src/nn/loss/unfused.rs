@@ -2,9 +2,9 @@
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Bool, Int, Tensor};
-use burn_megatron_kernels::cross_entropy::{CrossEntropyOptions, VocabularyShard};
 use burn_megatron_kernels::{Function, apply};
 
+use super::fused::FusedLoss;
 use super::{ComponentsCell, LossComponents};
 use crate::collective::{Comm, start_all_reduce};
 use crate::comm::ReduceOp;
@@ -13,11 +13,15 @@ use crate::comm::ReduceOp;
 pub(super) fn cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
-    part: VocabularyShard,
-    options: &CrossEntropyOptions,
-    comm: &Comm,
-    components: Option<ComponentsCell>,
+    loss: FusedLoss,
+    components: ComponentsCell,
 ) -> Tensor<1> {
+    let FusedLoss {
+        part,
+        options,
+        comm,
+        has_components,
+    } = loss;
     let [_, width] = logits.dims();
     let targets = targets.unsqueeze_dim::<2>(1);
     let counts = match options.ignore {
@@ -33,8 +37,8 @@ pub(super) fn cross_entropy(
         .bool_and(own.clone().lower_scalar(width as i64));
     let tokens = part.tokens as f64;
     let function = UnfusedCrossEntropy {
-        comm: comm.clone(),
-        components,
+        comm,
+        components: has_components.then_some(components),
         real: part.tokens.saturating_sub(part.first).min(width),
         tokens: part.tokens,
         smoothing: match options.label_smoothing {
@@ -144,10 +148,11 @@ impl Function for UnfusedCrossEntropy {
         let loss = self.masked(loss);
         if let Some((components, plain)) = self.components.as_ref().zip(plain) {
             let row = |x| self.masked(x).reshape([rows]);
-            components.put(LossComponents {
+            components.put(Some(LossComponents {
+                loss: loss.clone().reshape([rows]),
                 plain: row(plain),
                 z_loss: z_loss.map(row),
-            });
+            }));
         }
         let probabilities = exps * (slope / sums.narrow(1, 0, 1));
         let padding = width - self.real.max(1);

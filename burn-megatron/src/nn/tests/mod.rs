@@ -7,6 +7,7 @@ mod dropout;
 mod fp8;
 mod hook;
 mod layers;
+mod linear_loss;
 mod loss;
 mod overlap;
 mod recompute;

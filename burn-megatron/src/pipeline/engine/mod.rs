@@ -13,6 +13,7 @@ use burn::tensor::{Device, Gradients, Tensor};
 use super::schedule::{Action, ActionKind, InvalidSchedule, Schedule, validate};
 use crate::collective::Comm;
 use crate::comm::CommError;
+use crate::nn::LossFactor;
 use crate::nn::hook::DeferringSink;
 
 mod forward_only;
@@ -22,7 +23,7 @@ mod state;
 mod tests;
 
 pub use forward_only::forward_only;
-use state::{EngineState, LossFactor};
+use state::EngineState;
 
 /// The stages of one rank.
 pub trait Stage {
@@ -151,8 +152,7 @@ pub struct Engine<'a> {
     device: Device,
     sink: &'a dyn DeferringSink,
     deferred_wgrad: Option<DeferredWgrad>,
-    loss_scale: f64,
-    device_loss_scale: Option<Tensor<1>>,
+    loss_scale: LossFactor,
 }
 
 /// A weight whose gradient the last stage defers to the cool-down.
@@ -191,8 +191,7 @@ impl<'a> Engine<'a> {
             device,
             sink,
             deferred_wgrad: None,
-            loss_scale: 1.0,
-            device_loss_scale: None,
+            loss_scale: LossFactor::Number(1.0),
         })
     }
 
@@ -204,15 +203,10 @@ impl<'a> Engine<'a> {
         self
     }
 
-    /// Multiplies the losses by `loss_scale` for the backward; [`EngineRun::losses`] stay unscaled.
-    pub fn with_loss_scale(mut self, loss_scale: f64) -> Self {
-        self.loss_scale = loss_scale;
-        self
-    }
-
-    /// As [`with_loss_scale`](Self::with_loss_scale), by a number that is on the device, `[1]`.
-    pub fn with_device_loss_scale(mut self, loss_scale: Tensor<1>) -> Self {
-        self.device_loss_scale = Some(loss_scale);
+    /// Multiplies the losses by `loss_scale`, a number or a tensor, for the backward; [`EngineRun::losses`] stay
+    /// unscaled.
+    pub fn with_loss_scale(mut self, loss_scale: impl Into<LossFactor>) -> Self {
+        self.loss_scale = loss_scale.into();
         self
     }
 
@@ -231,10 +225,7 @@ impl<'a> Engine<'a> {
             &self.device,
             self.sink,
             self.deferred_wgrad,
-            LossFactor {
-                number: self.loss_scale,
-                tensor: self.device_loss_scale.clone(),
-            },
+            self.loss_scale.clone(),
         );
         let mut events = vec![];
         let last = self.schedule.stages() - 1;

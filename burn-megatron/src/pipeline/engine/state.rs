@@ -9,6 +9,7 @@ use super::p2p::P2pChannel;
 use super::{DeferredWgrad, Stage, StageOutput};
 use crate::collective::Comm;
 use crate::comm::CommError;
+use crate::nn::LossFactor;
 use crate::nn::gradient_slot::GradientSlot;
 use crate::nn::hook::{Deferred, DeferringSink, with_anchor};
 
@@ -20,12 +21,6 @@ struct StageGraph {
     root: Tensor<1>,
     slot: Option<GradientSlot>,
     input: Option<Tensor<3>>,
-}
-
-/// The factor of the losses in the backward: a tensor `[1]` where there is one, or a number.
-pub(super) struct LossFactor {
-    pub number: f64,
-    pub tensor: Option<Tensor<1>>,
 }
 
 pub(super) struct EngineState<'a> {
@@ -43,7 +38,7 @@ pub(super) struct EngineState<'a> {
     losses: Vec<Tensor<1>>,
     peak: usize,
     deferred_wgrad: Option<DeferredWgrad>,
-    loss_factor: LossFactor,
+    loss_scale: LossFactor,
     /// Gradients of the weight that is deferred to the cool-down.
     deferred_wgrads: Vec<Deferred>,
 }
@@ -55,7 +50,7 @@ impl<'a> EngineState<'a> {
         device: &'a Device,
         sink: &'a dyn DeferringSink,
         deferred_wgrad: Option<DeferredWgrad>,
-        loss_factor: LossFactor,
+        loss_scale: LossFactor,
     ) -> Self {
         Self {
             schedule,
@@ -69,7 +64,7 @@ impl<'a> EngineState<'a> {
             losses: vec![],
             peak: 0,
             deferred_wgrad,
-            loss_factor,
+            loss_scale,
             deferred_wgrads: vec![],
         }
     }
@@ -186,25 +181,11 @@ impl<'a> EngineState<'a> {
             }
             StageOutput::Loss(loss) => {
                 self.losses.push(loss.clone().inner());
-                (self.scaled(loss), None)
+                (self.loss_scale.scale(loss), None)
             }
         };
         self.graphs.insert(key, StageGraph { root, slot, input });
         self.peak = self.peak.max(self.graphs.len() + self.pending_wgrads.len());
-    }
-
-    fn scaled(&self, loss: Tensor<1>) -> Tensor<1> {
-        match &self.loss_factor {
-            LossFactor {
-                tensor: Some(factor),
-                ..
-            } => {
-                let factor = factor.clone().cast(loss.dtype());
-                loss * Tensor::from_inner(factor)
-            }
-            LossFactor { number: 1.0, .. } => loss,
-            LossFactor { number, .. } => loss.mul_scalar(*number),
-        }
     }
 
     /// A backward that returns the weight gradients instead of computing them.

@@ -16,7 +16,7 @@ pub type SettingCase = (
     fn(&mut Recipe),
 );
 
-pub const SETTINGS: [SettingCase; 11] = [
+pub const SETTINGS: [SettingCase; 12] = [
     (
         "overlap_grad_reduce = false",
         VerifyModel::Gpt,
@@ -64,6 +64,12 @@ pub const SETTINGS: [SettingCase; 11] = [
         VerifyModel::Gpt,
         &["pp2-mb1/1f1b", "tp2-pp2-dp2-mb1-z1/gpipe"],
         |recipe| recipe.parallel.defer_embedding_wgrad = Some(2),
+    ),
+    (
+        "loss_chunk_size = 5",
+        VerifyModel::Gpt,
+        &["tp2-sp-dp2-mb2", "pp2-dp2-mb1/zb-h1", "dp4-mb2-z3"],
+        |recipe| recipe.kernels.loss_chunk_size = Some(5),
     ),
     (
         "kernels unfused",

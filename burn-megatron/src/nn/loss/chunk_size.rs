@@ -1,0 +1,148 @@
+//! The number of tokens whose logits are in memory at once.
+
+use burn_megatron_kernels::MAX_ELEMENTS;
+
+/// The most memory of a chunk of logits where its size is not set, in bytes: thousands of tokens even of a
+/// large vocabulary, so that the products of a chunk are as fast as that of all tokens.
+const DEFAULT_BYTES: usize = 512 << 20;
+
+/// Chunks of the default size are multiples of this, for the tiles of a matrix product.
+const ALIGNMENT: usize = 128;
+
+/// The logits of a micro-batch on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogitsShape {
+    /// The tokens of the micro-batch.
+    pub tokens: usize,
+    /// This rank's entries of the padded vocabulary.
+    pub width: usize,
+    /// Features of the hidden states.
+    pub hidden: usize,
+    /// Bytes of an element.
+    pub size: usize,
+}
+
+impl LogitsShape {
+    /// The tokens of a chunk of the [`LinearCrossEntropy`](super::LinearCrossEntropy); all where one chunk has all.
+    ///
+    /// `chunk_size` is the setting: a number of tokens, or 0 for all. By default (`None`) chunks are equal and have
+    /// at most 512 MiB, but all logits are one chunk where that takes no more memory than a chunk and the weight
+    /// gradient that chunks keep in f32.
+    ///
+    /// A chunk never has more logits than kernels can index ([`MAX_ELEMENTS`]).
+    pub fn tokens_per_chunk(&self, chunk_size: Option<usize>) -> usize {
+        let (tokens, width) = (self.tokens, self.width.max(1));
+        let requested = match chunk_size {
+            None => self.default_chunk(),
+            Some(0) => tokens,
+            Some(chunk_size) => chunk_size,
+        };
+        let most = requested.min(MAX_ELEMENTS / width).max(1);
+        if tokens <= most {
+            return tokens;
+        }
+        if chunk_size == Some(most) {
+            return most;
+        }
+        let equal = tokens.div_ceil(tokens.div_ceil(most));
+        let aligned = equal.next_multiple_of(ALIGNMENT);
+        if aligned <= most { aligned } else { equal }
+    }
+
+    fn default_chunk(&self) -> usize {
+        let row = self.width.saturating_mul(self.size).max(1);
+        let weight_gradient = self.width.saturating_mul(self.hidden).saturating_mul(4);
+        let chunked = DEFAULT_BYTES.saturating_add(weight_gradient);
+        if self.tokens.saturating_mul(row) <= chunked {
+            self.tokens
+        } else {
+            DEFAULT_BYTES / row
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GPT2: LogitsShape = LogitsShape {
+        tokens: 64 << 10,
+        width: 50_304,
+        hidden: 768,
+        size: 2,
+    };
+
+    const QWEN: LogitsShape = LogitsShape {
+        tokens: 16 << 10,
+        width: 151_936,
+        hidden: 1536,
+        size: 2,
+    };
+
+    /// The tokens of a chunk, and the number of chunks.
+    fn chunks(shape: LogitsShape, setting: Option<usize>) -> (usize, usize) {
+        let chunk = shape.tokens_per_chunk(setting);
+        assert!(chunk * shape.width <= MAX_ELEMENTS, "{chunk} of {shape:?}");
+        (chunk, shape.tokens.div_ceil(chunk))
+    }
+
+    #[test]
+    fn every_micro_batch_fits_into_indices_and_the_default_memory() {
+        let gpt2 = |samples: usize| LogitsShape {
+            tokens: samples << 10,
+            ..GPT2
+        };
+        assert_eq!(chunks(gpt2(16), None), (4096, 4));
+        assert_eq!(chunks(gpt2(64), None), (5120, 13));
+        // As one tensor it would exceed the indices.
+        assert!(gpt2(96).tokens * GPT2.width > MAX_ELEMENTS);
+        assert_eq!(chunks(gpt2(96), None), (5248, 19));
+        assert_eq!(chunks(gpt2(96), Some(0)), (49_152, 2));
+        assert_eq!(chunks(QWEN, None), (1664, 10));
+        let half = QWEN.width / 2;
+        assert_eq!(
+            chunks(
+                LogitsShape {
+                    width: half,
+                    ..QWEN
+                },
+                None
+            ),
+            (3328, 5)
+        );
+        let huge = LogitsShape {
+            tokens: 7,
+            width: 1 << 30,
+            hidden: 0,
+            size: 8,
+        };
+        assert_eq!(chunks(huge, None), (1, 7));
+    }
+
+    /// 512 MiB hold 1766 tokens, and the weight gradient takes the memory of 2000.
+    #[test]
+    fn the_default_takes_no_more_memory_than_one_chunk() {
+        let of = |tokens| LogitsShape {
+            tokens,
+            hidden: 1000,
+            ..QWEN
+        };
+        assert_eq!(chunks(of(3766), None), (3766, 1));
+        assert_eq!(chunks(of(3767), None), (1280, 3));
+    }
+
+    #[test]
+    fn a_small_micro_batch_is_one_chunk_and_a_set_size_is_kept() {
+        let small = LogitsShape {
+            tokens: 512,
+            width: 256,
+            hidden: 128,
+            size: 4,
+        };
+        assert_eq!(chunks(small, None), (512, 1));
+        assert_eq!(chunks(small, Some(0)), (512, 1));
+        assert_eq!(chunks(small, Some(100)), (100, 6));
+        assert_eq!(chunks(small, Some(1)), (1, 512));
+        assert_eq!(chunks(small, Some(513)), (512, 1));
+    }
+}

@@ -1,0 +1,43 @@
+//! The factor of a loss in the backward.
+
+use burn::tensor::Tensor;
+
+/// The factor by which a loss is multiplied before its backward, such as a loss scale; not 0.
+#[derive(Clone, Debug)]
+pub enum LossFactor {
+    /// A number.
+    Number(f64),
+    /// A tensor `[1]` on the device, without autodiff.
+    Device(Tensor<1>),
+}
+
+impl LossFactor {
+    /// `x`, of any length, times the factor.
+    pub fn scale(&self, x: Tensor<1>) -> Tensor<1> {
+        match self {
+            Self::Number(1.0) => x,
+            Self::Number(number) => x.mul_scalar(*number),
+            Self::Device(factor) => {
+                let factor = factor.clone().cast(x.dtype());
+                let is_autodiff = x.is_autodiff();
+                x * if is_autodiff {
+                    Tensor::from_inner(factor)
+                } else {
+                    factor
+                }
+            }
+        }
+    }
+}
+
+impl From<f64> for LossFactor {
+    fn from(number: f64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl From<Tensor<1>> for LossFactor {
+    fn from(tensor: Tensor<1>) -> Self {
+        Self::Device(tensor)
+    }
+}

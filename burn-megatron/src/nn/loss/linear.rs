@@ -1,0 +1,320 @@
+//! Fused linear cross-entropy: the output layer and its loss, in chunks of tokens.
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{DType, Int, Tensor};
+use burn_megatron_kernels::{Function, apply};
+
+use super::fused::{FusedLoss, FusedLosses};
+use super::output_gradients::{OutputGradients, computed};
+use super::{
+    ComponentsCell, LogitsShape, LossComponents, LossFactor, LossTerm, Losses, SummedLosses,
+    VocabParallelCrossEntropy, flat_targets,
+};
+use crate::nn::arithmetic::{FloatArithmetic, LinearArithmetic, NeededGradients, WeightSource};
+use crate::nn::embedding::OutputProduct;
+use crate::nn::hook::Pass;
+use crate::nn::linear::{HookedWeight, InputLayout, is_tracked, rows};
+use crate::nn::lookup::accumulation;
+use crate::nn::{OutputLayer, VocabParallelEmbedding};
+
+/// The loss of hidden states: [`OutputLayer`] and [`VocabParallelCrossEntropy`] in chunks of tokens, so that the
+/// logits of one chunk are in memory at a time.
+///
+/// [`sums`](Self::sums) knows the factor of the loss before the forward. It overwrites the logits of a chunk with
+/// their gradient at once, and computes the gradients of the hidden states and of the weight from it (Hsu et al.
+/// 2024, "Liger Kernel", arXiv:2410.10989). They are kept for the backward, `[tokens, hidden]` in the type of the model
+/// and `[vocabulary / tensor, hidden]` in f32 (f64 for f64), and leave there. The weight gradient is the sum over the
+/// chunks, in their order.
+///
+/// [`losses`](Self::losses) allows for any gradient of each token's loss. Its backward computes the logits of each
+/// chunk a second time.
+///
+/// If one chunk has all tokens, and for an unfused loss, both are the loss of the logits of all tokens.
+#[derive(Clone, Debug)]
+pub struct LinearCrossEntropy {
+    loss: VocabParallelCrossEntropy,
+    chunk_size: Option<usize>,
+}
+
+impl LinearCrossEntropy {
+    /// This loss in chunks of so many tokens, see [`LogitsShape::tokens_per_chunk`].
+    pub fn new(loss: VocabParallelCrossEntropy, chunk_size: Option<usize>) -> Self {
+        Self { loss, chunk_size }
+    }
+
+    /// The terms of the objective in addition to the cross-entropy.
+    pub fn terms(&self) -> &'static [LossTerm] {
+        self.loss.terms()
+    }
+
+    /// The loss of each token from its hidden state. `x` and `embedding` are those of [`OutputLayer::forward`],
+    /// `targets` `[batch, seq]`.
+    ///
+    /// # Panics
+    ///
+    /// As [`OutputLayer::forward`].
+    pub fn losses(
+        &self,
+        x: Tensor<3>,
+        output: &OutputLayer,
+        embedding: Option<&VocabParallelEmbedding>,
+        targets: Tensor<2, Int>,
+    ) -> Losses {
+        let shape = targets.dims();
+        let Some(rows) = self.rows_per_chunk(&x, shape) else {
+            return self.loss.losses(output.forward(x, embedding), targets);
+        };
+        let product = output.product(&x, embedding);
+        let (objective, parts) = self.chunked(x, product, targets, rows, None);
+        Losses {
+            objective: objective.reshape(shape),
+            parts,
+        }
+    }
+
+    /// The sums of the [losses](Self::losses) over the tokens, for a backward from `factor` times the objective. (The
+    /// gradients of another backward are right too, but may have lost small values in f16.)
+    ///
+    /// # Panics
+    ///
+    /// As [`OutputLayer::forward`].
+    pub fn sums(
+        &self,
+        x: Tensor<3>,
+        output: &OutputLayer,
+        embedding: Option<&VocabParallelEmbedding>,
+        targets: Tensor<2, Int>,
+        factor: &LossFactor,
+    ) -> SummedLosses {
+        let Some(rows) = self.rows_per_chunk(&x, targets.dims()) else {
+            return self.losses(x, output, embedding, targets).sums();
+        };
+        let product = output.product(&x, embedding);
+        let (objective, parts) = self.chunked(x, product, targets, rows, Some(factor.clone()));
+        SummedLosses::new(objective, &parts)
+    }
+
+    /// The tokens of a chunk; none if one chunk has all.
+    fn rows_per_chunk(&self, x: &Tensor<3>, [batch, seq]: [usize; 2]) -> Option<usize> {
+        let [_, _, hidden] = x.dims();
+        let logits = LogitsShape {
+            tokens: batch * seq,
+            width: self.loss.vocabulary.padded / self.loss.comm.size(),
+            hidden,
+            size: x.dtype().size(),
+        };
+        let chunk = logits.tokens_per_chunk(self.chunk_size);
+        Some(chunk).filter(|chunk| self.loss.fused && *chunk < logits.tokens)
+    }
+
+    /// The losses `[tokens]`, or their sum `[1]` if their factor is known, and the parts.
+    fn chunked(
+        &self,
+        x: Tensor<3>,
+        product: OutputProduct,
+        targets: Tensor<2, Int>,
+        rows_per_chunk: usize,
+        factor: Option<LossFactor>,
+    ) -> (Tensor<1>, Vec<Tensor<2>>) {
+        let shape = targets.dims();
+        let (weight, hooked) = product.weight.into_parts();
+        let cell = ComponentsCell::default();
+        let function = ChunkedLoss {
+            loss: self.loss.rows_loss(),
+            targets: flat_targets(targets, &x.device()),
+            shape,
+            weight_shape: weight.dims(),
+            dtype: x.dtype(),
+            rows_per_chunk,
+            factor,
+            components: cell.clone(),
+            input: product.input,
+            needed: NeededGradients {
+                input: is_tracked(&x),
+                weight: hooked.is_some() || is_tracked(&weight),
+            },
+            hooked,
+            arithmetic: FloatArithmetic {
+                fused: product.fused,
+                transposed: true,
+            },
+        };
+        let objective = apply(vec![x.into_dispatch(), weight.into_dispatch()], function);
+        (objective, self.loss.parts(&cell, shape))
+    }
+}
+
+/// Hidden states `[batch, seq, hidden]` and weight `[width, hidden]` to losses.
+#[derive(Debug)]
+struct ChunkedLoss {
+    loss: FusedLoss,
+    /// `[tokens]`
+    targets: Tensor<1, Int>,
+    /// Batch and sequence of the targets.
+    shape: [usize; 2],
+    /// Of this rank.
+    weight_shape: [usize; 2],
+    dtype: DType,
+    rows_per_chunk: usize,
+    /// The factor of the sum of the losses, if it is known; the output is the sum then.
+    factor: Option<LossFactor>,
+    components: ComponentsCell,
+    input: InputLayout,
+    needed: NeededGradients,
+    /// Supplies the weight to the backward and takes its gradient; the graph does both where there is none.
+    hooked: Option<HookedWeight>,
+    arithmetic: FloatArithmetic,
+}
+
+/// Some consecutive tokens.
+pub(super) struct Chunk {
+    pub first: usize,
+    /// `[rows, hidden]`
+    pub x: Tensor<2>,
+    pub targets: Tensor<1, Int>,
+}
+
+impl ChunkedLoss {
+    /// The chunks of the hidden states `[tokens, hidden]`.
+    fn chunks(&self, x: &Tensor<2>) -> impl Iterator<Item = Chunk> {
+        let tokens = x.dims()[0];
+        (0..tokens).step_by(self.rows_per_chunk).map(move |first| {
+            let rows = self.rows_per_chunk.min(tokens - first);
+            Chunk {
+                first,
+                x: x.clone().narrow(0, first, rows),
+                targets: self.targets.clone().narrow(0, first, rows),
+            }
+        })
+    }
+
+    /// The logits of a chunk.
+    fn logits(&self, chunk: &Chunk, weight: &Tensor<2>) -> Tensor<2> {
+        let weight = WeightSource::Graph(weight.clone().transpose());
+        self.arithmetic.output(chunk.x.clone(), weight, None).0
+    }
+
+    /// Computes the logits of each chunk again, for the gradients of any gradient `[tokens]` of the losses.
+    fn recompute(&self, saved: Vec<DispatchTensor>, upstream: Tensor<1>) -> OutputGradients {
+        let mut saved = saved.into_iter();
+        let mut next = || match saved.next() {
+            Some(tensor) => tensor,
+            None => unreachable!("the forward saved it"),
+        };
+        let x = rows(self.input.gathered(Tensor::from_dispatch(next())).wait());
+        let log_sum_exp = Tensor::<1>::from_dispatch(next());
+        let weight = match &self.hooked {
+            Some(hooked) => hooked.value(Pass::Backward),
+            None => Tensor::from_dispatch(next()),
+        };
+        let mut gradients = OutputGradients::new(&x, &weight, self.needed);
+        for chunk in self.chunks(&x) {
+            let logits = self.logits(&chunk, &weight);
+            let own = |x: &Tensor<1>| x.clone().narrow(0, chunk.first, logits.dims()[0]);
+            let (lse, upstream) = (own(&log_sum_exp), own(&upstream));
+            let dy = self
+                .loss
+                .gradient(logits, chunk.targets.clone(), lse, upstream);
+            gradients.add(chunk, dy, &weight, &self.arithmetic);
+        }
+        gradients
+    }
+}
+
+impl Function for ChunkedLoss {
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        let weight = Tensor::<2>::from_dispatch(inputs[1].clone());
+        let x = self
+            .input
+            .gathered(Tensor::from_dispatch(inputs[0].clone()));
+        let x = rows(x.wait());
+        let NeededGradients {
+            input: needs_input,
+            weight: needs_weight,
+        } = self.needed;
+        let known = self.factor.as_ref().filter(|_| needs_input || needs_weight);
+        let mut gradients = known.map(|factor| {
+            let dtype = DType::from(accumulation(&x));
+            let ones = Tensor::ones([self.rows_per_chunk], (&x.device(), dtype));
+            let gradients = OutputGradients::new(&x, &weight, self.needed);
+            (factor.scale(ones), gradients)
+        });
+        let (mut losses, mut sums) = (vec![], vec![]);
+        for chunk in self.chunks(&x) {
+            let logits = self.logits(&chunk, &weight);
+            let targets = chunk.targets.clone();
+            losses.push(match &mut gradients {
+                Some((upstream, gradients)) => {
+                    let upstream = upstream.clone().narrow(0, 0, logits.dims()[0]);
+                    let (losses, dy) = self.loss.with_gradient(logits, targets, upstream);
+                    gradients.add(chunk, dy, &weight, &self.arithmetic);
+                    losses
+                }
+                None => {
+                    let (losses, log_sum_exp) = self.loss.forward(logits, targets);
+                    sums.push(log_sum_exp);
+                    losses
+                }
+            });
+        }
+        let losses = joined(losses, &self.components);
+        let saved = match gradients {
+            Some((_, gradients)) => gradients.into_saved(),
+            None => {
+                let log_sum_exp = Tensor::cat(sums, 0).into_dispatch();
+                let mut saved = inputs;
+                saved.insert(1, log_sum_exp);
+                saved.truncate(if self.hooked.is_some() { 2 } else { 3 });
+                saved
+            }
+        };
+        let output = match self.factor {
+            Some(_) => losses.sum(),
+            None => losses,
+        };
+        (output.into_dispatch(), saved)
+    }
+
+    fn backward(
+        &self,
+        saved: Vec<DispatchTensor>,
+        gradient: DispatchTensor,
+        _needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        let upstream = Tensor::<1>::from_dispatch(gradient);
+        let gradients = match &self.factor {
+            Some(factor) => {
+                let known = factor.scale(upstream.ones_like());
+                OutputGradients::from_saved(saved, self.needed).scaled(upstream / known)
+            }
+            None => self.recompute(saved, upstream),
+        };
+        let ([batch, seq], [_, hidden]) = (self.shape, self.weight_shape);
+        let input = gradients.input.map(|dx| {
+            let dx = dx.reshape([batch, seq, hidden]);
+            self.input.reduced(dx)
+        });
+        let weight = gradients.weight.and_then(|dw| match &self.hooked {
+            Some(HookedWeight { handle, .. }) => {
+                handle.sink.accumulate_later(handle.index, computed(dw));
+                None
+            }
+            None => Some(dw.reshape(self.weight_shape).cast(self.dtype)),
+        });
+        vec![
+            input.map(|dx| dx.wait().into_dispatch()),
+            weight.map(Tensor::<2>::into_dispatch),
+        ]
+    }
+}
+
+/// The losses of all tokens from those of the chunks; writes their components.
+fn joined(chunks: Vec<FusedLosses>, components: &ComponentsCell) -> Tensor<1> {
+    let (mut losses, mut parts) = (vec![], vec![]);
+    for chunk in chunks {
+        losses.push(chunk.loss);
+        parts.extend(chunk.components);
+    }
+    components.put(LossComponents::joined(parts));
+    Tensor::cat(losses, 0)
+}

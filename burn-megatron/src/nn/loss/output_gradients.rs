@@ -1,0 +1,100 @@
+//! The gradients of an output layer, summed over chunks of tokens.
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{DType, Tensor};
+use burn_megatron_kernels::flat;
+use burn_megatron_kernels::gradient::{FlatGradients, Place};
+
+use super::linear::Chunk;
+use crate::collective::PendingTensor;
+use crate::nn::arithmetic::{
+    FloatArithmetic, LinearArithmetic, NeededGradients, SavedInput, WeightSource, flatten,
+};
+use crate::nn::hook::WeightGradientFn;
+use crate::nn::lookup::accumulation;
+
+/// The gradients that are needed, flat.
+pub(super) struct OutputGradients {
+    /// Of the hidden states, `[tokens hidden]` in their type.
+    pub input: Option<Tensor<1>>,
+    /// Of the weight, `[width hidden]` in f32, f64 for f64.
+    pub weight: Option<Tensor<1>>,
+}
+
+impl OutputGradients {
+    /// For hidden states `[tokens, hidden]` and a weight `[width, hidden]`; not initialized.
+    pub fn new(x: &Tensor<2>, weight: &Tensor<2>, needed: NeededGradients) -> Self {
+        let empty = |like: &Tensor<2>, dtype: DType| {
+            Tensor::empty([like.shape().num_elements()], (&x.device(), dtype))
+        };
+        let sum = DType::from(accumulation(x));
+        Self {
+            input: needed.input.then(|| empty(x, x.dtype())),
+            weight: needed.weight.then(|| empty(weight, sum)),
+        }
+    }
+
+    /// Writes the gradient of a chunk's hidden states, and adds that of the weight, from the gradient of its
+    /// logits. The first chunk overwrites the weight's.
+    pub fn add(
+        &mut self,
+        chunk: Chunk,
+        dy: Tensor<2>,
+        weight: &Tensor<2>,
+        arithmetic: &FloatArithmetic,
+    ) {
+        let Chunk { first, x, .. } = chunk;
+        if let Some(flat) = self.input.take() {
+            let offset = first * x.dims()[1];
+            let weight = WeightSource::Graph(weight.clone().transpose());
+            let dx = arithmetic.input_gradient(&dy, weight, &[]);
+            self.input = Some(flat::accumulate(flat, offset, flatten(dx), false));
+        }
+        if let Some(flat) = self.weight.take() {
+            let x = SavedInput::Floats(PendingTensor::ready(x.unsqueeze()));
+            let places = vec![Place {
+                offset: 0,
+                add: first > 0,
+            }];
+            let target = Some(FlatGradients { flat, places });
+            self.weight = Some(arithmetic.weight_gradient_into(x, dy, &[], target));
+        }
+    }
+
+    /// All gradients times `ratio`, `[1]` in f32 or f64.
+    pub fn scaled(self, ratio: Tensor<1>) -> Self {
+        let scaled = |x: Tensor<1>| {
+            let dtype = x.dtype();
+            (x.cast(ratio.dtype()) * ratio.clone()).cast(dtype)
+        };
+        Self {
+            input: self.input.map(scaled),
+            weight: self.weight.map(scaled),
+        }
+    }
+
+    pub fn into_saved(self) -> Vec<DispatchTensor> {
+        let saved = [self.input, self.weight].into_iter().flatten();
+        saved.map(Tensor::into_dispatch).collect()
+    }
+
+    pub fn from_saved(saved: Vec<DispatchTensor>, needed: NeededGradients) -> Self {
+        let mut saved = saved.into_iter().map(Tensor::from_dispatch);
+        Self {
+            input: if needed.input { saved.next() } else { None },
+            weight: if needed.weight { saved.next() } else { None },
+        }
+    }
+}
+
+/// A weight gradient that is computed already, to be accumulated in a buffer.
+pub(super) fn computed(gradient: Tensor<1>) -> WeightGradientFn {
+    Box::new(move |target| match target {
+        Some(FlatGradients { flat, places }) => {
+            let Place { offset, add } = places[0];
+            let gradient = gradient.cast(flat.dtype());
+            flat::accumulate(flat, offset, gradient, add)
+        }
+        None => gradient,
+    })
+}
