@@ -4,12 +4,13 @@
 //! differentiable: nothing is recorded for autodiff.
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, Device, Tensor};
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
 use crate::cpu::wide;
-use crate::gradient::{self, FlatGradients, Place};
+use crate::gradient::{self, Destination, FlatGradients, Place};
 use crate::launch::{DeviceOp, Spec, launch_one};
 
 pub(crate) mod cpu;
@@ -47,15 +48,45 @@ const NAME: &str = "column_sum";
 /// assert_eq!(values, [1.0, 7.0, 7.0, 1.0]);
 /// ```
 pub fn column_sum(x: Tensor<2>, target: Option<FlatGradients>) -> Tensor<1> {
-    let ([_, columns], dtype) = (x.dims(), x.dtype());
+    let [_, columns] = x.dims();
+    sum_of_rows(x.into_dispatch(), columns, target)
+}
+
+/// The gradient of a bias `[columns]` that was added to an output `[.., columns]`, from that of the output:
+/// for the backward of a [`Function`](crate::Function). With a destination it goes there; otherwise it is
+/// returned, in `dtype`, if there is one.
+///
+/// # Panics
+///
+/// As [`column_sum`], and as [`gradient::accumulate`].
+pub fn bias_gradient(
+    gradient: DispatchTensor,
+    dtype: Option<DType>,
+    destination: Option<&Destination>,
+) -> Option<DispatchTensor> {
+    let columns = *gradient.shape().last()?;
+    match destination {
+        Some(destination) => gradient::accumulate(&[destination], |target| {
+            (None, vec![sum_of_rows(gradient, columns, target)])
+        }),
+        None => {
+            let sum = |dtype| sum_of_rows(gradient, columns, None).cast::<DType>(dtype);
+            dtype.map(sum).map(Tensor::into_dispatch)
+        }
+    }
+}
+
+/// [`column_sum`] of `x` `[.., columns]`.
+fn sum_of_rows(x: DispatchTensor, columns: usize, target: Option<FlatGradients>) -> Tensor<1> {
+    let (device, dtype) = (Device::new(x.device()), x.dtype());
     let (flat, places) = gradient::split(NAME, target, columns, dtype);
     if columns == 0 {
-        let options = (&x.device(), crate::cpu::wide(dtype));
+        let options = (&device, wide(dtype));
         return flat.map_or_else(|| Tensor::empty([0], options), Tensor::from_dispatch);
     }
     let place = places.map(|places| places[0]);
     let op = ColumnSumOp { columns, place };
-    let inputs = [Some(x.into_dispatch()), flat].into_iter().flatten();
+    let inputs = [Some(x), flat].into_iter().flatten();
     Tensor::from_dispatch(launch_one(op, inputs.collect()))
 }
 

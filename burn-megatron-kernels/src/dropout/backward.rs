@@ -1,13 +1,14 @@
 //! The autodiff function, and its forward and backward as device operations.
 
-use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{DropoutMask, NAME, RowSizes, cpu};
 use crate::Function;
+use crate::column_sum::bias_gradient;
 use crate::cpu::wide;
 use crate::gradient::{self, Destination, FlatGradients, Place};
 use crate::launch::{DeviceOp, Spec, launch, launch_one};
@@ -43,6 +44,9 @@ impl Function for BiasDropoutAdd {
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
         let bias = self.bias.filter(|_| needed[1]);
+        if self.mask.is_none() && gradient.dtype() == self.input {
+            return self.handed_on(gradient, bias);
+        }
         let mut results = match &self.destination {
             Some(destination) => gradient::accumulate(&[destination], |target| {
                 let mut results = self.launch(gradient.clone(), true, target);
@@ -69,6 +73,21 @@ impl Function for BiasDropoutAdd {
 }
 
 impl BiasDropoutAdd {
+    /// The gradients where nothing is dropped or rounded: the gradient of the output is that of `x`.
+    fn handed_on(
+        &self,
+        gradient: DispatchTensor,
+        bias: Option<DType>,
+    ) -> Vec<Option<DispatchTensor>> {
+        let mut gradients = vec![Some(gradient.clone())];
+        if self.bias.is_some() {
+            let destination = self.destination.as_ref();
+            gradients.push(bias_gradient(gradient.clone(), bias, destination));
+        }
+        gradients.extend(self.residual.map(|_| Some(gradient)));
+        gradients
+    }
+
     /// The gradient of `x` and, if requested, that of the bias.
     fn launch(
         &self,

@@ -2,9 +2,9 @@
 
 use burn::backend::DispatchTensor;
 use burn::module::Param;
-use burn::tensor::{DType, Tensor};
-use burn_megatron_kernels::column_sum::column_sum;
-use burn_megatron_kernels::gradient::{self, Destination, Parameter};
+use burn::tensor::Tensor;
+use burn_megatron_kernels::column_sum::bias_gradient;
+use burn_megatron_kernels::gradient::{Destination, Parameter};
 use burn_megatron_kernels::{Function, apply};
 
 use super::anchored_value;
@@ -327,15 +327,8 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
             }
             None => needs_weight.then(|| self.arithmetic.weight_gradient(x, dy, &extra)),
         };
-        let bias_gradient = match &self.bias {
-            Some(destination) => gradient::accumulate(&[destination], |target| {
-                (None, vec![column_sum(gradient, target)])
-            }),
-            None => needed.get(2).is_some_and(|needed| *needed).then(|| {
-                let dtype = gradient.dtype();
-                column_sum(gradient, None).cast::<DType>(dtype)
-            }),
-        };
+        let dtype = (needed.get(2) == Some(&true)).then_some(gradient.dtype());
+        let bias_gradient = bias_gradient(gradient.into_dispatch(), dtype, self.bias.as_ref());
         let input_gradient = input_gradient.map(PendingTensor::wait);
 
         let mut gradients = vec![
@@ -343,7 +336,7 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
             weight_gradient.map(Tensor::into_dispatch),
         ];
         if needed.len() == 3 {
-            gradients.push(bias_gradient.map(Tensor::into_dispatch));
+            gradients.push(bias_gradient);
         }
         gradients
     }

@@ -1,8 +1,7 @@
 //! Gradients of the input and of the bias in one pass.
 //!
 //! Each unit keeps its columns and walks down every n-th row, so that each group of rows gives one
-//! partial sum; a second kernel adds the partial sums in order. Where nothing is dropped the gradient
-//! of the input is that of the output, and is not copied.
+//! partial sum; a second kernel adds the partial sums in order.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
@@ -14,7 +13,7 @@ use super::super::RowSizes;
 use super::super::backward::DropoutBackwardOp;
 use super::forward::elementwise;
 use super::*;
-use crate::column_sum::kernel::{Partials, STRIP_UNITS, Strips, SumTarget, column_sum, fold};
+use crate::column_sum::kernel::{Partials, STRIP_UNITS, Strips, SumTarget, fold};
 use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
 use crate::cube::{empty, grid};
 
@@ -75,23 +74,13 @@ pub(in super::super) fn backward(
     mut inputs: Vec<CubeTensor>,
 ) -> Vec<CubeTensor> {
     let gradient = inputs.remove(0);
-    let is_same = op.mask.is_none() && gradient.dtype == op.input;
     if !op.bias {
-        return vec![if is_same {
-            gradient
-        } else {
-            elementwise(gradient, None, None, op.input, op.mask)
-        }];
+        return vec![elementwise(gradient, None, None, op.input, op.mask)];
     }
     let target = match op.place {
         Some(place) => SumTarget::Flat(inputs.remove(0), vec![place]),
         None => SumTarget::Each(DType::F32),
     };
-    let RowSizes { width, .. } = op.sizes;
-    if is_same {
-        let sum = column_sum(gradient.clone(), width, target);
-        return [vec![gradient], sum].concat();
-    }
     summed(op, gradient, target)
 }
 
