@@ -7,7 +7,7 @@
 //!
 //! | operation | what it fuses |
 //! |---|---|
-//! | [`norm`] | LayerNorm and RMSNorm, with the addition to the residual stream |
+//! | [`norm`] | LayerNorm and RMSNorm, with the bias and the addition to the residual stream before |
 //! | [`activation`] | GELU, SwiGLU and their kin, with the bias before and weights of rows after |
 //! | [`dropout`] | bias, dropout, residual addition |
 //! | [`rope`] | rotary positions of queries and keys in one launch |

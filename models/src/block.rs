@@ -1,11 +1,10 @@
 //! A transformer block: attention and MLP, each on a normalized input and added to the residual stream.
 
 use burn::module::Module;
-use burn::tensor::Tensor;
 use burn_megatron::kernels::rope::RopeTable;
 use burn_megatron::nn::{
     ActivationLayout, AttentionContext, BuildError, Dropout, Init, ModelBuilder, Norm,
-    ParallelAttention, ParallelAttentionConfig, ParallelMlp, ParallelMlpConfig,
+    ParallelAttention, ParallelAttentionConfig, ParallelMlp, ParallelMlpConfig, Residual,
 };
 
 use crate::TransformerConfig;
@@ -56,31 +55,25 @@ impl Block {
         })
     }
 
-    /// `[batch, seq, hidden]` to the same. `layout` is the layout of the residual stream over the ranks, `context`
-    /// what each token attends to.
+    /// Adds both branches to the residual stream, the last addition left to the norm that follows. `layout` is
+    /// the layout of the stream over the ranks, `context` what each token attends to.
     ///
     /// # Panics
     ///
     /// As [`ParallelAttention::forward_with_context`].
     pub fn forward(
         &self,
-        x: Tensor<3>,
+        x: Residual,
         rotary: Option<&RopeTable>,
         layout: ActivationLayout,
         context: AttentionContext<'_>,
-    ) -> Tensor<3> {
-        let normal = self.attention_norm.forward(x.clone());
+    ) -> Residual {
+        let (normal, x) = self.attention_norm.forward_add(x);
         let (attended, bias) = self.attention.forward_without_bias(normal, rotary, context);
-        // The residual addition is fused into the dropout if there is one, otherwise into the next norm.
-        let (normal, x) = match (self.attention_dropout.is_on(), bias) {
-            (false, None) => self.mlp_norm.forward_add(attended, x),
-            (_, bias) => {
-                let x = self
-                    .attention_dropout
-                    .forward_add(attended, bias, x, layout);
-                (self.mlp_norm.forward(x.clone()), x)
-            }
-        };
+        let x = self
+            .attention_dropout
+            .forward_add(attended, bias, x, layout);
+        let (normal, x) = self.mlp_norm.forward_add(x);
         let (fed, bias) = self.mlp.forward_without_bias(normal);
         self.mlp_dropout.forward_add(fed, bias, x, layout)
     }

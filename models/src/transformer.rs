@@ -167,7 +167,7 @@ impl Transformer {
         self.dropout.forward(x, self.lies)
     }
 
-    /// Runs the layers of a stage.
+    /// Runs the layers of a stage; after the last one, the last norm.
     fn run_stage(
         &self,
         stage: usize,
@@ -176,14 +176,14 @@ impl Transformer {
         mut format: BatchFormat<'_>,
     ) -> Tensor<3> {
         let x = input.unwrap_or_else(|| self.embed(tokens, &format));
-        self.blocks.of_stage(stage).fold(x, |x, (i, block)| {
+        let blocks = self.blocks.of_stage(stage);
+        let x = blocks.fold(x.into(), |x, (i, block)| {
             block.forward(x, self.rotary.as_ref(), self.lies, format.layer(i))
-        })
-    }
-
-    /// The residual stream after the last norm.
-    fn normalized(&self, x: Tensor<3>) -> Tensor<3> {
-        on_stage(&self.norm, "the last norm").forward(x)
+        });
+        match &self.norm {
+            Some(norm) if self.blocks.is_last(stage) => norm.forward_add(x).0,
+            _ => x.sum(),
+        }
     }
 
     fn output(&self) -> &OutputLayer {
@@ -207,8 +207,8 @@ impl LanguageModel for Transformer {
     }
 
     fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
-        let (x, embedding) = (self.normalized(hidden), self.embedding.as_ref());
-        self.loss.losses(x, self.output(), embedding, targets)
+        let embedding = self.embedding.as_ref();
+        self.loss.losses(hidden, self.output(), embedding, targets)
     }
 
     fn loss_sums_of(
@@ -217,8 +217,8 @@ impl LanguageModel for Transformer {
         targets: Tensor<2, Int>,
         factor: &LossFactor,
     ) -> SummedLosses {
-        let (x, embedding) = (self.normalized(hidden), self.embedding.as_ref());
-        self.loss.sums(x, self.output(), embedding, targets, factor)
+        let embedding = self.embedding.as_ref();
+        self.loss.sums(hidden, self.output(), embedding, targets, factor)
     }
 
     fn loss_terms(&self) -> &[LossTerm] {
@@ -226,8 +226,7 @@ impl LanguageModel for Transformer {
     }
 
     fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3> {
-        let (x, embedding) = (self.normalized(hidden), self.embedding.as_ref());
-        let logits = self.output().forward(x, embedding);
+        let logits = self.output().forward(hidden, self.embedding.as_ref());
         let logits = collective::gather(logits, 2, &self.comm);
         logits.narrow(2, 0, self.config.vocabulary)
     }

@@ -48,6 +48,16 @@ pub fn small_gpt() -> TransformerSubject {
     }
 }
 
+/// The same without dropout, so that each norm adds the branch before it, and attention is fused.
+pub fn without_dropout(subject: TransformerSubject) -> TransformerSubject {
+    let config = TransformerConfig {
+        dropout: 0.0,
+        attention_dropout: 0.0,
+        ..subject.config
+    };
+    TransformerSubject { config, ..subject }
+}
+
 /// A small Llama with two groups of keys and values, without attention dropout, so that its attention is
 /// fused.
 pub fn small_llama() -> TransformerSubject {

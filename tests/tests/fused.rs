@@ -9,7 +9,7 @@ use burn_megatron::optim::{AdamWConfig, ParallelAdamW, global_norm};
 use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::tolerance::CLOSE;
-use burn_megatron_tests::{small_gpt, small_llama};
+use burn_megatron_tests::{small_gpt, small_llama, without_dropout};
 
 const SAMPLES: usize = 3;
 const STEPS: usize = 4;
@@ -101,16 +101,17 @@ fn assert_same(what: &str, a: &Trained, b: &Trained, tolerance: f64) {
     }
 }
 
-fn models() -> [(&'static str, TransformerConfig); 3] {
+fn models() -> [(&'static str, TransformerConfig); 4] {
     let smoothed = TransformerConfig {
         label_smoothing: 0.1,
         z_loss: 1e-2,
         norm_zero_centered: true,
-        ..small_llama().config
+        ..without_dropout(small_llama()).config
     };
     [
         ("GPT with dropout", small_gpt().config),
-        ("Llama", small_llama().config),
+        ("GPT", without_dropout(small_gpt()).config),
+        ("Llama with dropout", small_llama().config),
         ("Llama with other losses and norms", smoothed),
     ]
 }

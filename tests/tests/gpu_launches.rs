@@ -24,7 +24,9 @@ use burn_megatron::kernels::cross_entropy::{CrossEntropyOptions, cross_entropy};
 use burn_megatron::kernels::dropout::{Draw, bias_dropout_add};
 use burn_megatron::kernels::embedding::{SortedLookups, accumulate_rows};
 use burn_megatron::kernels::gradient::{FlatGradients, Place};
-use burn_megatron::kernels::norm::{NormOptions, add_rms_norm, layer_norm, rms_norm};
+use burn_megatron::kernels::norm::{
+    NormKind, NormOptions, add_normalise, add_rms_norm, layer_norm, rms_norm,
+};
 use burn_megatron::kernels::rope::{
     Positions, RopeConfig, RopeOptions, RopeTable, Scaling, rotate,
 };
@@ -178,6 +180,17 @@ fn each_operation_launches_as_few_kernels_as_it_can() {
             "add and rms norm",
             launches(&[n, n, w], |x| {
                 flat(add_rms_norm(rows(&x[0]), rows(&x[1]), x[2].clone(), norm).0)
+            }),
+            [1, 2],
+        ),
+        (
+            "bias, add and layer norm",
+            launches(&[n, n, w, w, w], |x| {
+                let parameter = |i: usize| x[i].clone().into();
+                let (kind, residual) = (NormKind::Layer, rows(&x[1]));
+                let [x_bias, bias] = [Some(parameter(4)), Some(parameter(3))];
+                let weight = parameter(2);
+                flat(add_normalise(kind, rows(&x[0]), x_bias, residual, weight, bias, norm).0)
             }),
             [1, 2],
         ),

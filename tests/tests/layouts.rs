@@ -3,7 +3,7 @@
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::verify::{Layout, VerifyOptions, verify};
 use burn_megatron_models::TransformerSubject;
-use burn_megatron_tests::{small_gpt, small_llama};
+use burn_megatron_tests::{small_gpt, small_llama, without_dropout};
 
 fn assert_passes(subject: &TransformerSubject) {
     assert_pass(subject, &Layout::standard());
@@ -22,7 +22,7 @@ fn gpt_tied() {
 
 #[test]
 fn gpt_untied() {
-    let mut subject = small_gpt();
+    let mut subject = without_dropout(small_gpt());
     subject.config.tied = false;
     subject.config.label_smoothing = 0.1;
     assert_passes(&subject);
@@ -35,7 +35,7 @@ fn llama_untied_with_fewer_groups_than_ranks() {
 
 #[test]
 fn llama_tied_with_one_group() {
-    let mut subject = small_llama();
+    let mut subject = without_dropout(small_llama());
     subject.config.tied = true;
     subject.config.groups = Some(1);
     assert_passes(&subject);
@@ -63,7 +63,7 @@ fn deeper(mut subject: TransformerSubject) -> TransformerSubject {
 
 #[test]
 fn gpt_tied_sharded() {
-    assert_pass(&deeper(small_gpt()), &Layout::sharded());
+    assert_pass(&deeper(without_dropout(small_gpt())), &Layout::sharded());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::verify::{Layout, VerifyOptions, observe_layout, verify};
 use burn_megatron_models::{TransformerConfig, TransformerSubject};
-use burn_megatron_tests::{small_gpt, small_llama};
+use burn_megatron_tests::{small_gpt, small_llama, without_dropout};
 
 /// The subject with other numbers of layers and samples.
 fn sized(subject: TransformerSubject, layers: usize, samples: usize) -> TransformerSubject {
@@ -24,7 +24,7 @@ fn gpt(layers: usize, samples: usize) -> TransformerSubject {
 }
 
 fn untied_gpt(layers: usize, samples: usize) -> TransformerSubject {
-    let mut subject = gpt(layers, samples);
+    let mut subject = without_dropout(gpt(layers, samples));
     subject.config.tied = false;
     subject
 }
@@ -34,7 +34,7 @@ fn llama(layers: usize, samples: usize) -> TransformerSubject {
 }
 
 fn tied_llama(layers: usize, samples: usize) -> TransformerSubject {
-    let mut subject = llama(layers, samples);
+    let mut subject = without_dropout(llama(layers, samples));
     subject.config.tied = true;
     subject
 }

@@ -97,6 +97,7 @@ where
             2 => record::<B, C, 2>(inputs.0, function),
             3 => record::<B, C, 3>(inputs.0, function),
             4 => record::<B, C, 4>(inputs.0, function),
+            5 => record::<B, C, 5>(inputs.0, function),
             n => panic!("a function takes 1 to {MAX_INPUTS} inputs, {function:?} was given {n}"),
         })
     }

@@ -17,7 +17,7 @@ mod tests;
 use backend::{FunctionOps, TensorList};
 
 /// The largest number of inputs a [`Function`] can have.
-pub const MAX_INPUTS: usize = 4;
+pub const MAX_INPUTS: usize = 5;
 
 /// A differentiable operation with one float output.
 ///

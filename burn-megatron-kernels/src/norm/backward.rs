@@ -10,6 +10,7 @@ use super::NormOptions;
 use super::cpu;
 #[cfg(feature = "cubecl")]
 use super::kernel;
+use crate::column_sum::bias_gradient;
 use crate::cpu::wide;
 use crate::function::{Function, MultiFunction};
 use crate::gradient::{self, Destination, FlatGradients, Place};
@@ -33,30 +34,59 @@ impl NormFormula {
     }
 }
 
-/// The requested gradients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NormGradients {
-    pub input: bool,
-    pub weight: bool,
+/// The inputs beside `x` and the weight: `[x, residual?, weight, bias?, x_bias?]`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NormInputs {
+    /// Whether there is a residual, which is added to `x`.
+    pub residual: bool,
     pub bias: bool,
+    /// The type of the bias of `x`; only with a residual.
+    pub x_bias: Option<DType>,
 }
 
-impl NormGradients {
-    /// Number of sums over rows: the bias's comes after the weight's.
-    pub(super) fn parameters(&self) -> usize {
-        match (self.weight, self.bias) {
-            (_, true) => 2,
-            (true, false) => 1,
-            (false, false) => 0,
+/// [`NormInputs`] by name.
+pub(super) struct NamedInputs<T> {
+    pub x: T,
+    pub residual: Option<T>,
+    pub weight: T,
+    pub bias: Option<T>,
+    pub x_bias: Option<T>,
+}
+
+impl NormInputs {
+    pub(super) fn split<T>(&self, inputs: impl IntoIterator<Item = T>) -> NamedInputs<T> {
+        let mut inputs = inputs.into_iter();
+        let x = inputs.next();
+        let mut next = |given: bool| given.then(|| inputs.next()).flatten();
+        let (residual, weight) = (next(self.residual), next(true));
+        let (Some(x), Some(weight)) = (x, weight) else {
+            unreachable!("a norm has an input and a weight")
+        };
+        NamedInputs {
+            x,
+            residual,
+            weight,
+            bias: next(self.bias),
+            x_bias: next(self.x_bias.is_some()),
         }
     }
 }
 
-/// `[x, residual?, weight, bias?]` to `[y, statistics, sum?]`.
+/// The requested gradients: of the input, or of the sum; and of the parameters, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NormGradients {
+    /// Also where that of the bias of `x` is requested, which is the sum of its rows.
+    pub input: bool,
+    pub weight: bool,
+    pub bias: bool,
+    pub x_bias: bool,
+}
+
+/// `[x, residual?, weight, bias?, x_bias?]` to `[y, statistics, sum?]`.
 #[derive(Debug)]
-struct NormForwardOp {
-    formula: NormFormula,
-    residual: bool,
+pub(super) struct NormForwardOp {
+    pub formula: NormFormula,
+    pub inputs: NormInputs,
 }
 
 impl DeviceOp for NormForwardOp {
@@ -70,19 +100,19 @@ impl DeviceOp for NormForwardOp {
         let rows = x.shape.num_elements() / width;
         let statistics = Spec::new([rows, self.formula.statistics()], wide(x.dtype));
         let mut outputs = vec![x, statistics];
-        if self.residual {
+        if self.inputs.residual {
             outputs.push(inputs[1].clone());
         }
         outputs
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::forward(self.formula, self.residual, inputs)
+        cpu::forward(self, &inputs)
     }
 
     #[cfg(feature = "cubecl")]
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        kernel::forward(self.formula, self.residual, inputs)
+        kernel::forward(self, inputs)
     }
 }
 
@@ -92,6 +122,8 @@ impl DeviceOp for NormForwardOp {
 pub(super) struct NormBackwardOp {
     pub formula: NormFormula,
     pub wanted: NormGradients,
+    /// The type of the gradients of the parameters.
+    pub sums: DType,
     pub places: Option<Vec<Place>>,
 }
 
@@ -105,18 +137,18 @@ impl DeviceOp for NormBackwardOp {
             input,
             weight,
             bias,
+            x_bias,
         } = self.wanted;
-        let flat = inputs.last().filter(|_| self.places.is_some());
-        let specs = match flat {
-            Some(flat) => vec![(input, &inputs[0]), (true, flat)],
-            None => vec![
-                (input, &inputs[0]),
-                (weight, &inputs[3]),
-                (bias, &inputs[3]),
-            ],
+        let input = input.then(|| inputs[0].clone());
+        let sums = match inputs.last().filter(|_| self.places.is_some()) {
+            Some(flat) => vec![flat.clone()],
+            None => {
+                let sum = Spec::new(inputs[3].shape.clone(), self.sums);
+                let wanted = [weight, bias, x_bias].into_iter().filter(|wanted| *wanted);
+                wanted.map(|_| sum.clone()).collect()
+            }
         };
-        let wanted = specs.into_iter().filter(|(wanted, _)| *wanted);
-        wanted.map(|(_, like)| like.clone()).collect()
+        input.into_iter().chain(sums).collect()
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
@@ -133,25 +165,21 @@ impl DeviceOp for NormBackwardOp {
 #[derive(Debug)]
 pub(super) struct NormFunction {
     pub formula: NormFormula,
-    pub destinations: NormDestinations,
+    pub inputs: NormInputs,
+    /// Where the gradients of all parameters go, if not to the graph.
+    pub destinations: Vec<Destination>,
 }
 
-/// Where the gradients of the weight and of the bias go, if not to the graph.
-pub(super) type NormDestinations = [Option<Destination>; 2];
-
 impl Function for NormFunction {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        let NamedInputs { x, weight, .. } = self.inputs.split(inputs.clone());
         let kernel = NormForwardOp {
             formula: self.formula,
-            residual: false,
+            inputs: self.inputs,
         };
-        let mut outputs = launch(kernel, inputs.clone());
+        let mut outputs = launch(kernel, inputs);
         let statistics = outputs.remove(1);
-        let weight = inputs.remove(1);
-        (
-            outputs.remove(0),
-            vec![inputs.remove(0), statistics, weight],
-        )
+        (outputs.remove(0), vec![x, statistics, weight])
     }
 
     fn backward(
@@ -162,21 +190,24 @@ impl Function for NormFunction {
     ) -> Vec<Option<DispatchTensor>> {
         let source = BackwardSource {
             formula: self.formula,
+            inputs: self.inputs,
             saved,
             gradient,
             so_far: None,
         };
-        gradients(source, needed, &self.destinations)
+        source.gradients(needed, &self.destinations)
     }
 }
 
-/// `[norm, sum]` of `x + residual`, of rank `D`, for `[x, residual, weight, bias?]`.
+/// `[norm, sum]` of `(x + x_bias) + residual`, of rank `D`.
 #[derive(Debug)]
 pub(super) struct AddNormFunction<const D: usize> {
     pub formula: NormFormula,
+    pub inputs: NormInputs,
     /// The type of `x`. The sum has that of the residual.
     pub dtype: DType,
-    pub destinations: NormDestinations,
+    /// As in [`NormFunction`].
+    pub destinations: Vec<Destination>,
 }
 
 impl<const D: usize> MultiFunction for AddNormFunction<D> {
@@ -184,7 +215,7 @@ impl<const D: usize> MultiFunction for AddNormFunction<D> {
         let weight = inputs[2].clone();
         let kernel = NormForwardOp {
             formula: self.formula,
-            residual: true,
+            inputs: self.inputs,
         };
         let mut outputs = launch(kernel, inputs);
         let sum = outputs.remove(2);
@@ -200,20 +231,22 @@ impl<const D: usize> MultiFunction for AddNormFunction<D> {
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
         let (of_sum, of_norm) = (of_outputs.remove(1), of_outputs.remove(0));
-        let input = needed[0] || needed[1];
-        let mut results = match of_norm {
-            Some(of_norm) => {
-                let needed = [&[input], &needed[2..]].concat();
+        let mut results = match (of_norm, of_sum) {
+            (Some(gradient), of_sum) => {
                 let source = BackwardSource {
                     formula: self.formula,
+                    inputs: self.inputs,
                     saved,
-                    gradient: of_norm,
-                    so_far: of_sum.filter(|_| input),
+                    gradient,
+                    so_far: of_sum,
                 };
-                gradients(source, &needed, &self.destinations)
+                let needed = [&[needed[0] || needed[1]], &needed[2..]].concat();
+                source.gradients(&needed, &self.destinations)
             }
-            None => [vec![of_sum], vec![None; needed.len() - 2]].concat(),
+            (None, Some(of_sum)) => self.of_sum_alone(of_sum, needed),
+            (None, None) => unreachable!("the backward runs for an output with a gradient"),
         };
+        // The gradient of the sum is that of both of its terms.
         let gradient = results.remove(0);
         let to_x = |gradient| {
             let gradient = Tensor::<D>::from_dispatch(gradient);
@@ -224,9 +257,27 @@ impl<const D: usize> MultiFunction for AddNormFunction<D> {
     }
 }
 
+impl<const D: usize> AddNormFunction<D> {
+    /// The gradients of `[sum, weight, bias?, x_bias?]` where the loss does not depend on the norm.
+    fn of_sum_alone(
+        &self,
+        gradient: DispatchTensor,
+        needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        let mut results = vec![None; needed.len() - 1];
+        if let (Some(dtype), Some(last)) = (self.inputs.x_bias, results.last_mut()) {
+            let dtype = (needed.last() == Some(&true)).then_some(dtype);
+            *last = bias_gradient(gradient.clone(), dtype, self.destinations.last());
+        }
+        results[0] = Some(gradient);
+        results
+    }
+}
+
 /// What a backward computes the gradients from.
 struct BackwardSource {
     formula: NormFormula,
+    inputs: NormInputs,
     /// `[source, statistics, weight]`
     saved: Vec<DispatchTensor>,
     /// The gradient of the norm.
@@ -235,39 +286,75 @@ struct BackwardSource {
     so_far: Option<DispatchTensor>,
 }
 
-/// The gradients of `[source, weight, bias?]`. Those of parameters with destinations go there.
-fn gradients(
-    source: BackwardSource,
-    needed: &[bool],
-    destinations: &NormDestinations,
-) -> Vec<Option<DispatchTensor>> {
-    let [of_weight, of_bias] = destinations;
-    let wanted = NormGradients {
-        input: needed[0],
-        weight: needed[1] || of_weight.is_some(),
-        bias: needed.get(2).is_some_and(|needed| *needed) || of_bias.is_some(),
-    };
-    let given: Vec<_> = destinations.iter().flatten().collect();
-    let mut results = if given.is_empty() {
-        source.launch(wanted, None)
-    } else {
-        gradient::accumulate(&given, |target| {
-            let mut results = source.launch(wanted, target);
-            let sums = results.split_off(usize::from(wanted.input));
-            let sums = sums.into_iter().map(Tensor::from_dispatch);
-            (results, sums.collect())
-        })
-    }
-    .into_iter();
-    needed
-        .iter()
-        .map(|needed| needed.then(|| results.next()).flatten())
-        .collect()
-}
-
 impl BackwardSource {
+    /// The gradients of `[source, weight, bias?, x_bias?]`. Those of parameters with destinations go there.
+    fn gradients(
+        self,
+        needed: &[bool],
+        destinations: &[Destination],
+    ) -> Vec<Option<DispatchTensor>> {
+        let mut parameters = needed[1..].iter();
+        let mut wants =
+            |given: bool| given && (parameters.next() == Some(&true) || !destinations.is_empty());
+        let (weight, bias) = (wants(true), wants(self.inputs.bias));
+        let x_bias = wants(self.inputs.x_bias.is_some());
+        let wanted = NormGradients {
+            input: needed[0] || x_bias,
+            weight,
+            bias,
+            x_bias,
+        };
+        let results = if destinations.is_empty() {
+            self.narrowed(wanted)
+        } else {
+            let sums = wide(self.gradient.dtype());
+            let given: Vec<_> = destinations.iter().collect();
+            gradient::accumulate(&given, |target| {
+                let mut results = self.launch(wanted, sums, target);
+                let sums = results.split_off(usize::from(wanted.input));
+                let sums = sums.into_iter().map(Tensor::from_dispatch);
+                (results, sums.collect())
+            })
+        };
+        // One for the input even where only the bias of `x` needs it.
+        let input = wanted.input && !needed[0];
+        let mut results = results.into_iter().skip(usize::from(input));
+        needed
+            .iter()
+            .map(|needed| needed.then(|| results.next()).flatten())
+            .collect()
+    }
+
+    /// The requested gradients, those of the parameters in their types.
+    fn narrowed(self, wanted: NormGradients) -> Vec<DispatchTensor> {
+        let weight = self.saved[2].dtype();
+        let x_bias = self.inputs.x_bias.unwrap_or(weight);
+        let sums = if x_bias == weight {
+            weight
+        } else {
+            wide(self.gradient.dtype())
+        };
+        let mut results = self.launch(wanted, sums, None);
+        let first = results.len() - usize::from(wanted.x_bias);
+        for (i, result) in results
+            .iter_mut()
+            .enumerate()
+            .skip(usize::from(wanted.input))
+        {
+            let dtype = if i < first { weight } else { x_bias };
+            let sum = Tensor::<1>::from_dispatch(result.clone());
+            *result = sum.cast::<DType>(dtype).into_dispatch();
+        }
+        results
+    }
+
     /// The requested gradients; with a target, those of the parameters are the flat buffer.
-    fn launch(self, wanted: NormGradients, target: Option<FlatGradients>) -> Vec<DispatchTensor> {
+    fn launch(
+        self,
+        wanted: NormGradients,
+        sums: DType,
+        target: Option<FlatGradients>,
+    ) -> Vec<DispatchTensor> {
         let mut inputs = self.saved;
         let width = inputs[2].shape().num_elements();
         let dtype = self.gradient.dtype();
@@ -277,6 +364,7 @@ impl BackwardSource {
         let kernel = NormBackwardOp {
             formula: self.formula,
             wanted,
+            sums,
             places,
         };
         launch(kernel, inputs)

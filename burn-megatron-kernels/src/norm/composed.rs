@@ -4,7 +4,7 @@
 
 use burn::tensor::Tensor;
 
-use super::NormOptions;
+use super::{NormKind, NormOptions};
 use crate::cpu::wide;
 
 /// [`layer_norm`](super::layer_norm), unfused.
@@ -40,11 +40,7 @@ pub fn add_layer_norm<const D: usize>(
     bias: Option<Tensor<1>>,
     options: NormOptions,
 ) -> (Tensor<D>, Tensor<D>) {
-    let dtype = x.dtype();
-    let sum = add(x, residual);
-    // A wide sum is not rounded to the type of `x` before it is normalised.
-    let y = layer_norm(sum.clone(), weight, bias, options);
-    (y.cast(dtype), sum)
+    add_normalise(NormKind::Layer, x, None, residual, weight, bias, options)
 }
 
 /// [`add_rms_norm`](super::add_rms_norm), unfused.
@@ -54,15 +50,32 @@ pub fn add_rms_norm<const D: usize>(
     weight: Tensor<1>,
     options: NormOptions,
 ) -> (Tensor<D>, Tensor<D>) {
-    let dtype = x.dtype();
-    let sum = add(x, residual);
-    let y = rms_norm(sum.clone(), weight, options);
-    (y.cast(dtype), sum)
+    add_normalise(NormKind::Rms, x, None, residual, weight, None, options)
 }
 
-fn add<const D: usize>(x: Tensor<D>, residual: Tensor<D>) -> Tensor<D> {
-    let dtype = residual.dtype();
-    (x.cast(wide(dtype)) + residual.cast(wide(dtype))).cast(dtype)
+/// [`add_normalise`](super::add_normalise), unfused.
+pub fn add_normalise<const D: usize>(
+    kind: NormKind,
+    x: Tensor<D>,
+    x_bias: Option<Tensor<1>>,
+    residual: Tensor<D>,
+    weight: Tensor<1>,
+    bias: Option<Tensor<1>>,
+    options: NormOptions,
+) -> (Tensor<D>, Tensor<D>) {
+    let (dtype, of_sum) = (x.dtype(), residual.dtype());
+    let computed = wide(dtype);
+    let mut x = x.cast(computed);
+    if let Some(bias) = x_bias {
+        x = x + bias.cast(computed).unsqueeze();
+    }
+    let sum = (x + residual.cast(computed)).cast(of_sum);
+    // A wide sum is not rounded to the type of `x` before it is normalised.
+    let y = match kind {
+        NormKind::Layer => layer_norm(sum.clone(), weight, bias, options),
+        NormKind::Rms => rms_norm(sum.clone(), weight, options),
+    };
+    (y.cast(dtype), sum)
 }
 
 /// `x / sqrt(mean(x^2) + epsilon)` over the last dim.

@@ -4,38 +4,36 @@
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::backward::{NormBackwardOp, NormFormula, NormGradients};
+use super::backward::{NamedInputs, NormBackwardOp, NormFormula, NormForwardOp, NormGradients};
 use crate::column_sum::cpu::write;
 use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, vectorized};
 
 /// Partial sums of one row: two AVX-512 registers of f32.
 const PARTIALS: usize = 32;
 
-/// `[x, residual?, weight, bias?]` to `[y, statistics, sum?]`.
-pub(super) fn forward(
-    formula: NormFormula,
-    residual: bool,
-    inputs: Vec<FlexTensor>,
-) -> Vec<FlexTensor> {
-    let dtype = inputs[0].dtype();
-    for_float!(dtype, X => if residual && inputs[1].dtype() != dtype {
-        forward_as::<X, <X as Element>::Wide>(formula, residual, &inputs)
+/// See [`NormForwardOp`].
+pub(super) fn forward(op: &NormForwardOp, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
+    let inputs = op.inputs.split(inputs);
+    let dtype = inputs.x.dtype();
+    let residual = inputs.residual.map_or(dtype, FlexTensor::dtype);
+    for_float!(dtype, X => if residual != dtype {
+        forward_as::<X, <X as Element>::Wide>(op.formula, inputs)
     } else {
-        forward_as::<X, X>(formula, residual, &inputs)
+        forward_as::<X, X>(op.formula, inputs)
     })
 }
 
 /// See [`NormBackwardOp`].
 pub(super) fn backward(op: &NormBackwardOp, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     let flat = op.places.as_ref().and_then(|_| inputs.pop());
-    let (dtype, weight) = (inputs[2].dtype(), inputs[3].dtype());
+    let dtype = inputs[2].dtype();
     let (input, sums) = for_float!(dtype, Y => if inputs[0].dtype() != dtype {
         backward_as::<Y, <Y as Element>::Wide>(op.formula, op.wanted, &inputs)
     } else {
         backward_as::<Y, Y>(op.formula, op.wanted, &inputs)
     });
     let mut outputs = Vec::from_iter(input);
-    outputs.extend(write(sums, weight, flat.zip(op.places.clone())));
+    outputs.extend(write(sums, op.sums, flat.zip(op.places.clone())));
     outputs
 }
 
@@ -123,18 +121,32 @@ struct NormForwardTask<'a, X: Element, S: Element> {
     statistics: &'a mut [X::Wide],
 }
 
+/// The parameters of a forward in the type of the computation.
+struct WideParameters<R> {
+    factors: Vec<R>,
+    bias: Option<Vec<R>>,
+    x_bias: Option<Vec<R>>,
+}
+
 impl<X: Element, S: Element<Wide = X::Wide>> NormForwardTask<'_, X, S> {
     #[inline(always)]
-    fn run(mut self, formula: NormFormula, factors: &[X::Wide], bias: Option<&[X::Wide]>) {
+    fn run(mut self, formula: NormFormula, parameters: &WideParameters<X::Wide>) {
+        let WideParameters {
+            factors,
+            bias,
+            x_bias,
+        } = parameters;
         let width = factors.len();
         let kept = formula.statistics();
         let mut row = vec![X::Wide::ZERO; width];
         for (i, y) in self.y.chunks_exact_mut(width).enumerate() {
             let at = i * width..(i + 1) * width;
-            let x = &self.x[at.clone()];
-            match &mut self.residual {
-                Some((residual, sum)) => add(x, &residual[at.clone()], &mut sum[at], &mut row),
-                None => widen(x, &mut row),
+            widen(&self.x[at.clone()], &mut row);
+            if let Some((residual, sum)) = &mut self.residual {
+                if let Some(x_bias) = x_bias {
+                    add_row(&mut row, x_bias);
+                }
+                add(&residual[at.clone()], &mut sum[at], &mut row);
             }
             let all = statistics(formula, &row);
             self.statistics[i * kept..(i + 1) * kept].copy_from_slice(&all[..kept]);
@@ -164,15 +176,18 @@ fn widen<E: Element>(values: &[E], row: &mut [E::Wide]) {
     }
 }
 
-/// The sum, rounded to the residual's type, is what is normalised.
 #[inline(always)]
-fn add<X, S>(x: &[X], residual: &[S], sum: &mut [S], row: &mut [S::Wide])
-where
-    X: Element,
-    S: Element<Wide = X::Wide>,
-{
-    for (((row, sum), x), residual) in row.iter_mut().zip(sum).zip(x).zip(residual) {
-        *sum = S::narrow(x.wide() + residual.wide());
+fn add_row<R: Real>(row: &mut [R], other: &[R]) {
+    for (value, other) in row.iter_mut().zip(other) {
+        *value += *other;
+    }
+}
+
+/// Adds a row of the residual. The sum, rounded to the residual's type, is what is normalised.
+#[inline(always)]
+fn add<S: Element>(residual: &[S], sum: &mut [S], row: &mut [S::Wide]) {
+    for ((row, sum), residual) in row.iter_mut().zip(sum).zip(residual) {
+        *sum = S::narrow(*row + residual.wide());
         *row = sum.wide();
     }
 }
@@ -187,18 +202,21 @@ fn run_tasks<T: Send>(tasks: Vec<T>, run: impl Fn(T) + Send + Sync) {
     }
 }
 
-fn forward_as<X, S>(formula: NormFormula, residual: bool, inputs: &[FlexTensor]) -> Vec<FlexTensor>
+fn forward_as<X, S>(formula: NormFormula, inputs: NamedInputs<&FlexTensor>) -> Vec<FlexTensor>
 where
     X: Element,
     S: Element<Wide = X::Wide>,
 {
-    let (x, params) = (&inputs[0], &inputs[1 + usize::from(residual)..]);
-    let shape = x.layout().shape().clone();
-    let factors: Vec<X::Wide> = factors(formula, &params[0]);
-    let bias = params.get(1).map(|bias| parameter(bias, X::Wide::ZERO));
-    let (width, x) = (factors.len(), slice::<X>(x));
+    let shape = inputs.x.layout().shape().clone();
+    let bias = |bias: Option<&FlexTensor>| bias.map(|bias| parameter(bias, X::Wide::ZERO));
+    let parameters = WideParameters {
+        factors: factors(formula, inputs.weight),
+        bias: bias(inputs.bias),
+        x_bias: bias(inputs.x_bias),
+    };
+    let (width, x) = (parameters.factors.len(), slice::<X>(inputs.x));
     let (rows, kept) = (x.len() / width, formula.statistics());
-    let residual = residual.then(|| slice::<S>(&inputs[1]));
+    let residual = inputs.residual.map(slice::<S>);
 
     let mut y = vec![X::narrow(X::Wide::ZERO); x.len()];
     let mut statistics = vec![X::Wide::ZERO; rows * kept];
@@ -221,7 +239,7 @@ where
     run_tasks(tasks.collect(), |task| {
         vectorized(
             #[inline(always)]
-            || task.run(formula, &factors, bias.as_deref()),
+            || task.run(formula, &parameters),
         )
     });
 
@@ -240,8 +258,10 @@ struct NormBackwardTask<'a, Y: Element, S: Element> {
     so_far: Option<&'a [S]>,
     /// The gradient of the input.
     dx: Option<&'a mut [S]>,
-    /// The gradient of the weight, then that of the bias.
-    params: &'a mut [Y::Wide],
+    /// The sums over its rows.
+    of_weight: Option<&'a mut [Y::Wide]>,
+    of_bias: Option<&'a mut [Y::Wide]>,
+    of_x_bias: Option<&'a mut [Y::Wide]>,
 }
 
 impl<Y: Element, S: Element<Wide = Y::Wide>> NormBackwardTask<'_, Y, S> {
@@ -263,7 +283,14 @@ impl<Y: Element, S: Element<Wide = Y::Wide>> NormBackwardTask<'_, Y, S> {
                 *x = (source.wide() - mean - rest) * rstd;
             }
             widen(&self.gradient[at.clone()], &mut product);
-            self.parameters(&normalised, &product);
+            if let Some(of_weight) = &mut self.of_weight {
+                for ((sum, x), g) in of_weight.iter_mut().zip(&normalised).zip(&product) {
+                    *sum += *x * *g;
+                }
+            }
+            if let Some(of_bias) = &mut self.of_bias {
+                add_row(of_bias, &product);
+            }
             let Some(dx) = &mut self.dx else { continue };
             for (g, w) in product.iter_mut().zip(factors) {
                 *g = *g * *w;
@@ -275,35 +302,25 @@ impl<Y: Element, S: Element<Wide = Y::Wide>> NormBackwardTask<'_, Y, S> {
             } else {
                 Y::Wide::ZERO
             };
-            let pairs = normalised.iter().zip(&product);
-            let gradients = pairs.map(|(x, g)| (*g - all - *x * along) * rstd);
             let dx = &mut dx[at.clone()];
+            let rows = dx.iter_mut().zip(&mut product).zip(&normalised);
             match self.so_far {
                 Some(so_far) => {
-                    for ((dx, g), so_far) in dx.iter_mut().zip(gradients).zip(&so_far[at]) {
-                        *dx = S::narrow(g + so_far.wide());
+                    for (((dx, g), x), so_far) in rows.zip(&so_far[at]) {
+                        *g = (*g - all - *x * along) * rstd + so_far.wide();
+                        *dx = S::narrow(*g);
                     }
                 }
                 None => {
-                    for (dx, g) in dx.iter_mut().zip(gradients) {
-                        *dx = S::narrow(g);
+                    for ((dx, g), x) in rows {
+                        *g = (*g - all - *x * along) * rstd;
+                        *dx = S::narrow(*g);
                     }
                 }
             }
-        }
-    }
-
-    /// Adds one row to the gradients of the parameters.
-    #[inline(always)]
-    fn parameters(&mut self, normalised: &[Y::Wide], gradient: &[Y::Wide]) {
-        let (weight, bias) = self
-            .params
-            .split_at_mut(normalised.len().min(self.params.len()));
-        for ((sum, x), g) in weight.iter_mut().zip(normalised).zip(gradient) {
-            *sum += *x * *g;
-        }
-        for (sum, g) in bias.iter_mut().zip(gradient) {
-            *sum += *g;
+            if let Some(of_x_bias) = &mut self.of_x_bias {
+                add_row(of_x_bias, &product);
+            }
         }
     }
 }
@@ -330,21 +347,25 @@ where
     let tasks = (source.len() / width).div_ceil(grain);
 
     let mut dx = vec![S::narrow(Y::Wide::ZERO); if wanted.input { source.len() } else { 0 }];
-    // The gradient of a bias comes after one of the weight, asked for or not.
-    let each_task = width * wanted.parameters();
+    let all = [wanted.weight, wanted.bias, wanted.x_bias];
+    let each_task = width * all.into_iter().filter(|wanted| *wanted).count();
     let mut params = vec![Y::Wide::ZERO; tasks * each_task];
     let mut dx_chunks = dx.chunks_mut(grain * width);
     let mut param_chunks = params.chunks_mut(each_task.max(1));
     let work = (0..tasks).map(|i| {
         let at = i * grain * width..source.len().min((i + 1) * grain * width);
         let rows = at.start / width * kept..at.end / width * kept;
+        let mut sums = param_chunks.next().unwrap_or_default().chunks_mut(width);
+        let mut next = |wanted: bool| wanted.then(|| sums.next()).flatten();
         NormBackwardTask {
             source: &source[at.clone()],
             statistics: &statistics[rows],
             gradient: &gradient[at.clone()],
             so_far: so_far.map(|so_far| &so_far[at]),
             dx: dx_chunks.next(),
-            params: param_chunks.next().unwrap_or_default(),
+            of_weight: next(wanted.weight),
+            of_bias: next(wanted.bias),
+            of_x_bias: next(wanted.x_bias),
         }
     });
     run_tasks(work.collect(), |task: NormBackwardTask<'_, Y, S>| {
@@ -362,7 +383,5 @@ where
     }
     let input = wanted.input.then(|| tensor(dx, shape));
     let sum = |values: &[Y::Wide]| tensor(values.to_vec(), [width]);
-    let weight = wanted.weight.then(|| sum(&total[..width]));
-    let bias = wanted.bias.then(|| sum(&total[width..]));
-    (input, [weight, bias].into_iter().flatten().collect())
+    (input, total.chunks(width).map(sum).collect())
 }

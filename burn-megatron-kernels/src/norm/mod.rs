@@ -19,7 +19,7 @@ use burn::tensor::{DType, Tensor};
 use crate::cpu::wide;
 use crate::error::accept;
 use crate::function::apply_multi;
-use crate::gradient::Parameter;
+use crate::gradient::{Destination, Parameter};
 use crate::{KernelError, apply};
 
 mod backward;
@@ -30,7 +30,7 @@ pub(crate) mod kernel;
 #[cfg(test)]
 mod tests;
 
-use backward::{AddNormFunction, NormDestinations, NormFormula, NormFunction};
+use backward::{AddNormFunction, NormFormula, NormFunction, NormInputs};
 
 /// The kind of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,7 +108,7 @@ pub fn rms_norm<const D: usize>(
 /// The residual may be wider than `x`: of the type of `x`, or f32 (f64 beside f64). The sum is
 /// computed in f32 and has the residual's type, the norm that of `x`. The norm is that of the
 /// rounded sum. In the backward, the gradient from the other users of the sum is added by the
-/// kernel of the norm's gradient.
+/// kernel of the norm's gradient, whose result is the gradient of `x` and of the residual.
 ///
 /// # Panics
 ///
@@ -121,7 +121,8 @@ pub fn add_layer_norm<const D: usize>(
     options: NormOptions,
 ) -> (Tensor<D>, Tensor<D>) {
     let bias = bias.map(Parameter::from);
-    add_normalise(NormKind::Layer, x, residual, weight.into(), bias, options)
+    let kind = NormKind::Layer;
+    add_normalise(kind, x, None, residual, weight.into(), bias, options)
 }
 
 /// `(rms_norm(sum), sum)` with `sum = x + residual`, in one pass; see [`add_layer_norm`].
@@ -135,10 +136,11 @@ pub fn add_rms_norm<const D: usize>(
     weight: Tensor<1>,
     options: NormOptions,
 ) -> (Tensor<D>, Tensor<D>) {
-    add_normalise(NormKind::Rms, x, residual, weight.into(), None, options)
+    let kind = NormKind::Rms;
+    add_normalise(kind, x, None, residual, weight.into(), None, options)
 }
 
-/// [`layer_norm`] or [`rms_norm`] with parameters whose gradients may go to a flat buffer, both or
+/// [`layer_norm`] or [`rms_norm`] with parameters whose gradients may go to a flat buffer, all or
 /// none.
 ///
 /// # Panics
@@ -155,16 +157,25 @@ pub fn normalise<const D: usize>(
         NormKind::Layer => formula("layer_norm", true, options),
         NormKind::Rms => formula("rms_norm", false, options),
     };
-    let (parameters, destinations) = accept(parameters(formula, &x, weight, bias));
-    let inputs = [vec![x.into_dispatch()], parameters].concat();
+    let parameters = GivenParameters {
+        weight,
+        bias,
+        x_bias: None,
+    };
+    accept(parameters.check(formula, &x));
     let function = NormFunction {
         formula,
-        destinations,
+        inputs: parameters.inputs(false),
+        destinations: parameters.destinations(),
     };
+    let inputs = [vec![x.into_dispatch()], parameters.into_values()].concat();
     apply(inputs, function)
 }
 
-/// [`add_layer_norm`] or [`add_rms_norm`] with parameters as in [`normalise`].
+/// [`add_layer_norm`] or [`add_rms_norm`] with parameters as in [`normalise`], and with a bias `[n]` of `x`
+/// of any float type: `sum = (x + x_bias) + residual`, rounded once.
+///
+/// The kernel of the norm's gradient sums the gradient of that bias too.
 ///
 /// # Panics
 ///
@@ -172,6 +183,7 @@ pub fn normalise<const D: usize>(
 pub fn add_normalise<const D: usize>(
     kind: NormKind,
     x: Tensor<D>,
+    x_bias: Option<Parameter>,
     residual: Tensor<D>,
     weight: Parameter,
     bias: Option<Parameter>,
@@ -181,18 +193,27 @@ pub fn add_normalise<const D: usize>(
         NormKind::Layer => formula("add_layer_norm", true, options),
         NormKind::Rms => formula("add_rms_norm", false, options),
     };
-    let (parameters, destinations) = accept(parameters(formula, &x, weight, bias));
+    let parameters = GivenParameters {
+        weight,
+        bias,
+        x_bias,
+    };
+    accept(parameters.check(formula, &x));
     accept(check_residual(formula.name, &x, &residual));
-    let on_autodiff = x.is_autodiff() || residual.is_autodiff();
+    // The weight and the bias have no part in the sum.
+    let of_bias = parameters.x_bias.as_ref();
+    let on_autodiff = x.is_autodiff()
+        || residual.is_autodiff()
+        || of_bias.is_some_and(|bias| bias.value.is_autodiff());
     let function = AddNormFunction::<D> {
         formula,
+        inputs: parameters.inputs(true),
         dtype: x.dtype(),
-        destinations,
+        destinations: parameters.destinations(),
     };
     let inputs = vec![x.into_dispatch(), residual.into_dispatch()];
-    let inputs = [inputs, parameters].concat();
+    let inputs = [inputs, parameters.into_values()].concat();
     let [y, sum] = apply_multi(inputs, function);
-    // The parameters have no part in the sum.
     (y, if on_autodiff { sum } else { sum.inner() })
 }
 
@@ -204,73 +225,95 @@ fn formula(name: &'static str, centred: bool, options: NormOptions) -> NormFormu
     }
 }
 
-/// The values of the parameters, in the type of the weight, and where their gradients go.
-fn parameters<const D: usize>(
-    formula: NormFormula,
-    x: &Tensor<D>,
+/// The parameters of a norm, and the bias of `x`.
+struct GivenParameters {
     weight: Parameter,
     bias: Option<Parameter>,
-) -> Result<(Vec<DispatchTensor>, NormDestinations), KernelError> {
-    let of_bias = bias.as_ref().map(|bias| &bias.value);
-    check(formula, x, &weight.value, of_bias)?;
-    let dtype = weight.value.dtype();
-    let mut values = vec![weight.value.into_dispatch()];
-    let mut destinations = [weight.destination, None];
-    if let Some(bias) = bias {
-        values.push(bias.value.cast::<DType>(dtype).into_dispatch());
-        destinations[1] = bias.destination;
-        let [of_weight, of_bias] = destinations.each_ref().map(Option::is_some);
-        if of_weight != of_bias {
-            return Err(KernelError::Option {
-                operation: formula.name,
-                name: "destination",
-                value: "of one parameter".into(),
-                fits: "destinations of the weight and the bias, or none",
-            });
-        }
-    }
-    Ok((values, destinations))
+    x_bias: Option<Parameter>,
 }
 
-fn check<const D: usize>(
-    formula: NormFormula,
-    x: &Tensor<D>,
-    weight: &Tensor<1>,
-    bias: Option<&Tensor<1>>,
-) -> Result<(), KernelError> {
-    let NormFormula { name, options, .. } = formula;
-    let width = x.dims()[D - 1];
-    if bias.is_some() && !formula.centred {
-        return Err(KernelError::shape(name, "a bias: expected none"));
+impl GivenParameters {
+    /// In the order of the inputs.
+    fn all(&self) -> impl Iterator<Item = &Parameter> {
+        let biases = self.bias.iter().chain(&self.x_bias);
+        std::iter::once(&self.weight).chain(biases)
     }
-    if width == 0 {
-        let message = format!(
-            "x {:?} has no elements in its last dim: expected 1 or more",
-            x.dims()
-        );
-        return Err(KernelError::shape(name, message));
+
+    fn inputs(&self, residual: bool) -> NormInputs {
+        NormInputs {
+            residual,
+            bias: self.bias.is_some(),
+            x_bias: self.x_bias.as_ref().map(|bias| bias.value.dtype()),
+        }
     }
-    for (what, tensor) in [("weight", Some(weight)), ("bias", bias)] {
-        if let Some(dims) = tensor
-            .map(|tensor| tensor.dims())
-            .filter(|dims| *dims != [width])
-        {
+
+    /// Where the gradients go, if not to the graph.
+    fn destinations(&self) -> Vec<Destination> {
+        let given = self
+            .all()
+            .filter_map(|parameter| parameter.destination.clone());
+        given.collect()
+    }
+
+    /// The values; that of the bias in the type of the weight.
+    fn into_values(self) -> Vec<DispatchTensor> {
+        let dtype = self.weight.value.dtype();
+        let bias = self.bias.map(|bias| bias.value.cast::<DType>(dtype));
+        let x_bias = self.x_bias.map(|bias| bias.value);
+        let values = [Some(self.weight.value), bias, x_bias].into_iter();
+        values.flatten().map(Tensor::into_dispatch).collect()
+    }
+
+    fn check<const D: usize>(
+        &self,
+        formula: NormFormula,
+        x: &Tensor<D>,
+    ) -> Result<(), KernelError> {
+        let NormFormula { name, options, .. } = formula;
+        let width = x.dims()[D - 1];
+        if self.bias.is_some() && !formula.centred {
+            return Err(KernelError::shape(name, "a bias: expected none"));
+        }
+        if width == 0 {
             let message = format!(
-                "the {what} is {dims:?} and x is {:?}: expected a {what} [{width}]",
+                "x {:?} has no elements in its last dim: expected 1 or more",
                 x.dims()
             );
             return Err(KernelError::shape(name, message));
         }
-    }
-    if options.epsilon.is_finite() && options.epsilon >= 0.0 {
+        let named = [
+            ("weight", Some(&self.weight)),
+            ("bias", self.bias.as_ref()),
+            ("bias of x", self.x_bias.as_ref()),
+        ];
+        for (what, parameter) in named {
+            let dims = parameter.map(|parameter| parameter.value.dims());
+            if let Some(dims) = dims.filter(|dims| *dims != [width]) {
+                let message = format!(
+                    "the {what} is {dims:?} and x is {:?}: expected a {what} [{width}]",
+                    x.dims()
+                );
+                return Err(KernelError::shape(name, message));
+            }
+        }
+        let refuse = |option, value, fits| {
+            Err(KernelError::Option {
+                operation: name,
+                name: option,
+                value,
+                fits,
+            })
+        };
+        let with = self.destinations().len();
+        if with > 0 && with < self.all().count() {
+            let value = format!("of {with} of {} parameters", self.all().count());
+            return refuse("destinations", value, "those of all parameters, or none");
+        }
+        if !options.epsilon.is_finite() || options.epsilon < 0.0 {
+            let value = options.epsilon.to_string();
+            return refuse("epsilon", value, "a small positive number");
+        }
         Ok(())
-    } else {
-        Err(KernelError::Option {
-            operation: name,
-            name: "epsilon",
-            value: options.epsilon.to_string(),
-            fits: "a small positive number",
-        })
     }
 }
 

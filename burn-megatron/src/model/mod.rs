@@ -32,7 +32,8 @@ pub trait LanguageModel: Module {
     type Cache: GenerationCache<Self>;
 
     /// Runs the layers of a stage, from `tokens` (first stage) or the `input` from the previous stage, to
-    /// the residual stream `[batch, seq, hidden]`.
+    /// the residual stream `[batch, seq, hidden]`; on the last stage to what [`losses_of`](Self::losses_of) and
+    /// [`logits_of`](Self::logits_of) take.
     ///
     /// # Panics
     ///

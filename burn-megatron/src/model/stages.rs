@@ -138,6 +138,12 @@ impl<T> StageLayers<T> {
         range.clone().map(|index| (index, &self.layers[index].1))
     }
 
+    /// Whether this is the last of the stages on this rank, which is the last of the model where this rank has
+    /// [that one](StageBuilder::last).
+    pub fn is_last(&self, stage: usize) -> bool {
+        self.stages.iter().all(|(own, _)| *own <= stage)
+    }
+
     /// The number of layers on this rank.
     pub fn len(&self) -> usize {
         self.layers.len()

@@ -4,7 +4,8 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::dropout::{self, Draw};
 
-use super::{AxisRank, Bias, BuildError, DropoutPosition, ModelBuilder};
+use super::residual::Branch;
+use super::{AxisRank, Bias, BuildError, DropoutPosition, ModelBuilder, Residual};
 use crate::choice::Operation;
 
 /// Sets elements to zero with probability `p` while training, and scales the others by `1/(1-p)`.
@@ -65,23 +66,28 @@ impl Dropout {
         }
     }
 
-    /// `residual + dropout(x + bias)`; all `[batch, ...]` except the bias, which has the last dim.
-    pub fn forward_add<const D: usize>(
+    /// Adds the output of a branch to the residual stream: `stream + dropout(x + bias)`, all `[batch, seq,
+    /// hidden]` except the bias.
+    ///
+    /// Where nothing is dropped, as outside of autodiff, the addition is left to the norm that follows.
+    pub fn forward_add(
         &self,
-        x: Tensor<D>,
+        x: Tensor<3>,
         bias: Option<Bias>,
-        residual: Tensor<D>,
+        stream: Tensor<3>,
         layout: ActivationLayout,
-    ) -> Tensor<D> {
+    ) -> Residual {
         match (self.draw(&x, layout), bias) {
-            (None, None) => residual + x,
-            (draw, bias) => self.apply(x, bias, Some(residual), draw),
+            // An unfused addition takes the bias from the graph.
+            (None, bias) if bias.is_none() || self.fused => Residual {
+                stream,
+                branch: Some(Branch {
+                    output: x,
+                    bias: bias.map(Bias::into_parameter),
+                }),
+            },
+            (draw, bias) => self.apply(x, bias, Some(stream), draw).into(),
         }
-    }
-
-    /// Whether the probability is above 0.
-    pub fn is_on(&self) -> bool {
-        self.probability > 0.0
     }
 
     fn apply<const D: usize>(
@@ -102,7 +108,8 @@ impl Dropout {
 
     /// The draws of this rank's part of the mask; none if nothing is dropped.
     fn draw<const D: usize>(&self, x: &Tensor<D>, layout: ActivationLayout) -> Option<Draw> {
-        (self.is_on() && x.is_autodiff()).then(|| self.draw_for(x.dims(), layout))
+        let drops = self.probability > 0.0 && x.is_autodiff();
+        drops.then(|| self.draw_for(x.dims(), layout))
     }
 
     fn draw_for<const D: usize>(&self, shape: [usize; D], layout: ActivationLayout) -> Draw {

@@ -53,6 +53,7 @@ mod norm;
 mod placement;
 mod recompute;
 mod replicated;
+mod residual;
 mod row;
 mod table;
 #[cfg(test)]
@@ -87,6 +88,7 @@ pub use model_builder::{ModelBuilder, ParallelModule, ParameterSpec};
 pub use norm::{Norm, NormConfig, NormKind};
 pub use placement::{LocalSection, Placement, Placements, Section};
 pub use recompute::{recompute, recompute_at};
+pub use residual::Residual;
 pub use row::{RowParallelLinear, RowParallelLinearConfig};
 pub use table::{ParameterTable, TableError};
 pub use tokens::Tokens;

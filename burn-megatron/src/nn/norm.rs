@@ -8,7 +8,8 @@ use burn_megatron_kernels::norm::{self, NormOptions};
 use serde::{Deserialize, Serialize};
 
 use super::hook::fused_parameter;
-use super::{Init, ModelBuilder, ParameterSpec, anchored_value};
+use super::residual::Branch;
+use super::{Init, ModelBuilder, ParameterSpec, Residual, anchored_value};
 use crate::choice::Operation;
 use crate::mesh::Axis;
 
@@ -90,20 +91,21 @@ impl Norm {
         }
     }
 
-    /// Adds `x` to the residual stream and normalises the sum; returns the normalised sum, then the sum.
-    pub fn forward_add(&self, x: Tensor<3>, residual: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
-        let options = self.options;
-        if self.fused {
-            let (weight, bias) = self.fused_parameters(&residual);
-            return norm::add_normalise(self.kind(), x, residual, weight, bias, options);
-        }
-        let weight = anchored_value(&self.weight, &residual);
-        match &self.bias {
-            Some(bias) => {
-                let bias = Some(anchored_value(bias, &residual));
-                norm::composed::add_layer_norm(x, residual, weight, bias, options)
+    /// The sum of a residual stream and its branch, normalised, and the sum.
+    pub fn forward_add(&self, x: Residual) -> (Tensor<3>, Tensor<3>) {
+        match x {
+            Residual {
+                stream,
+                branch: Some(Branch { output, bias }),
+            } if self.fused => {
+                let (weight, of_norm) = self.fused_parameters(&output);
+                let (kind, options) = (self.kind(), self.options);
+                norm::add_normalise(kind, output, bias, stream, weight, of_norm, options)
             }
-            None => norm::composed::add_rms_norm(x, residual, weight, options),
+            x => {
+                let sum = x.sum();
+                (self.forward(sum.clone()), sum)
+            }
         }
     }
 

@@ -67,7 +67,7 @@ pub const AIMS: &[Aim] = &[
         ..aim("masked_softmax/forward/", 0.85, &[])
     },
     aim("masked_softmax/", 0.85, &[]),
-    aim("norm/forward/", 0.90, &[2, 3]),
+    aim("norm/forward/", 0.90, &[2, 3, 4]),
     aim("norm/backward/", 0.75, &[1, 3]),
     aim("norm/partials/", 0.75, &[1]),
     aim("rope/keys/", 0.85, &[3, 4]),

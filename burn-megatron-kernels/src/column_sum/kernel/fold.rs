@@ -15,16 +15,18 @@ const CUBE_SUMS: u32 = 32;
 /// The most units of a cube.
 const MAX_UNITS: u32 = 1024;
 
+/// The most sets of sums of a fold.
+const MAX_SETS: usize = 3;
+
 /// The compile-time variant of the fold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct FoldVariant {
-    /// Sets of sums: 1 or 2.
-    sets: u32,
-    /// The target of the second set; the first goes to target 0.
-    second: usize,
+    /// Sets of sums, up to [`MAX_SETS`].
+    sets: usize,
+    /// Whether each set has a target of its own; otherwise all go to target 0.
+    apart: bool,
     /// Whether each set is added to what is there.
-    add_first: bool,
-    add_second: bool,
+    add: [bool; MAX_SETS],
     /// Units of a cube.
     units: u32,
 }
@@ -74,6 +76,7 @@ fn fold_kernel<W: Float>(
     step: u32,
     at_first: u32,
     at_second: u32,
+    at_third: u32,
     #[comptime] variant: FoldVariant,
     #[define(W)] _dtype: ElemType,
 ) {
@@ -81,7 +84,7 @@ fn fold_kernel<W: Float>(
     let blocks = width.div_ceil(CUBE_SUMS);
     let set = CUBE_POS as u32 / blocks;
     let column = CUBE_POS as u32 % blocks * CUBE_SUMS + UNIT_POS % CUBE_SUMS;
-    let inside = set < comptime!(variant.sets) && column < width;
+    let inside = set < comptime!(variant.sets as u32) && column < width;
     let mut shared = Shared::<[f32]>::new_slice(comptime!(variant.units as usize));
     let mut part = 0.0f32;
     if inside {
@@ -99,22 +102,24 @@ fn fold_kernel<W: Float>(
         for i in 0..along {
             total += shared[(i * CUBE_SUMS + UNIT_POS) as usize];
         }
-        if set == 0 {
-            let to = sums.index_mut(0);
-            write::<W>(
-                to.as_mut_slice(),
-                at_first + column,
-                total,
-                variant.add_first,
-            );
-        } else {
-            let to = sums.index_mut(variant.second);
-            write::<W>(
-                to.as_mut_slice(),
-                at_second + column,
-                total,
-                variant.add_second,
-            );
+        #[unroll]
+        for i in 0..comptime!(variant.sets) {
+            if set == i as u32 {
+                let mut at = at_first;
+                if comptime!(i == 1) {
+                    at = at_second;
+                }
+                if comptime!(i == 2) {
+                    at = at_third;
+                }
+                let to = sums.index_mut(comptime!(if variant.apart { i } else { 0 }));
+                write::<W>(
+                    to.as_mut_slice(),
+                    at + column,
+                    total,
+                    comptime!(variant.add[i]),
+                );
+            }
         }
     }
 }
@@ -135,7 +140,7 @@ pub(crate) fn fold(partials: Partials, target: SumTarget) -> Vec<CubeTensor> {
     fold_sets(partials, 1, target)
 }
 
-/// [`fold`] of one or two sets, one behind the other, `sets` as many as the target has places.
+/// [`fold`] of up to [`MAX_SETS`] sets, one behind the other, `sets` as many as the target has places.
 pub(crate) fn fold_sets(partials: Partials, sets: usize, target: SumTarget) -> Vec<CubeTensor> {
     let Partials {
         tensor,
@@ -158,10 +163,9 @@ pub(crate) fn fold_sets(partials: Partials, sets: usize, target: SumTarget) -> V
     let add = |set| place(set).is_some_and(|place| place.add);
     let most = client.properties().hardware.max_units_per_cube;
     let variant = FoldVariant {
-        sets: sets as u32,
-        second: sums.len() - 1,
-        add_first: add(0),
-        add_second: add(1),
+        sets,
+        apart: places.is_none(),
+        add: [add(0), add(1), add(2)],
         units: units(count, most),
     };
     if width > 0 {
@@ -184,6 +188,7 @@ pub(crate) fn fold_sets(partials: Partials, sets: usize, target: SumTarget) -> V
                 step as u32,
                 offset(0),
                 offset(1),
+                offset(2),
                 variant,
                 dtype,
             );
@@ -199,27 +204,29 @@ fn units(count: usize, most: u32) -> u32 {
     CUBE_SUMS * along.min(1 << most.ilog2())
 }
 
-/// One and two sets, to tensors and to a flat buffer, written and added.
+/// One to three sets, to tensors and to a flat buffer, written and added.
 pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     let mut all = vec![];
     for (name, dtype, _) in types() {
-        for (form, sets, outputs, add) in [
-            ("one", 1, 1, false),
-            ("two", 2, 2, false),
-            ("one-added", 1, 1, true),
-            ("two-added", 2, 1, true),
-            ("two-written", 2, 1, false),
+        for (form, sets, apart, add) in [
+            ("one", 1, true, false),
+            ("two", 2, true, false),
+            ("three", 3, true, false),
+            ("one-added", 1, false, true),
+            ("two-added", 2, false, true),
+            ("three-added", 3, false, true),
+            ("two-written", 2, false, false),
         ] {
             let variant = FoldVariant {
                 sets,
-                second: outputs - 1,
-                add_first: add,
-                add_second: add && sets == 2,
+                apart,
+                add: std::array::from_fn(|set| add && set < sets),
                 units: MAX_UNITS,
             };
+            let outputs = if apart { sets } else { 1 };
             let kernel = kernel!(
                 target, MAX_UNITS, fold_kernel::FoldKernel
-                [_ (sequence(outputs)) _ _ _ _ _ _ _]
+                [_ (sequence(outputs)) _ _ _ _ _ _ _ _]
                 (variant, dtype)
             );
             all.push(AotInstance::other(

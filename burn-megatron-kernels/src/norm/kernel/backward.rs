@@ -18,8 +18,19 @@ pub(in super::super) struct NormBackwardVariant {
     pub input: bool,
     /// Whether it is added to one that is there.
     pub onto: bool,
-    /// Number of parameter sums: none, the weight's, or the weight's and the bias's.
-    pub parameters: usize,
+    /// Whether the gradients of the weight and of the bias are summed.
+    pub weight: bool,
+    pub bias: bool,
+    /// Whether the gradient of the input is summed, for a bias that was added to it.
+    pub x_bias: bool,
+}
+
+impl NormBackwardVariant {
+    /// The number of sums.
+    pub(super) fn sums(&self) -> usize {
+        let all = [self.weight, self.bias, self.x_bias];
+        all.into_iter().filter(|wanted| *wanted).count()
+    }
 }
 
 /// The saved statistics of a row.
@@ -94,9 +105,9 @@ fn reload<F: Float, N: Size>(
 /// `dx = (g - mean(g) - x mean(g x)) rstd (+ so_far)` with `g = gradient * weight`, `x` the
 /// normalised values and `mean(g)` for `centred` alone.
 ///
-/// A cube takes every `cubes`-th block of rows and leaves sums of `gradient x` and of `gradient` in
-/// its part of `partials` `[cubes, parameters, columns]`. What is not requested is neither read nor
-/// written.
+/// A cube takes every `cubes`-th block of rows and leaves sums of `gradient x`, of `gradient` and of
+/// `dx`, not rounded, in its part of `partials` `[cubes, sums, columns]`. What is not requested is
+/// neither read nor written.
 #[cube(launch_unchecked)]
 pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
     source: &Tensor<Vector<S, N>>,
@@ -125,10 +136,12 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
     let mut kept_gradient = Array::<Vector<Y, N>>::new(comptime!(layout.kept()));
     let mut of_weight = Array::<Vector<f32, N>>::new(comptime!(layout.kept()));
     let mut of_bias = Array::<Vector<f32, N>>::new(comptime!(layout.kept()));
+    let mut of_x_bias = Array::<Vector<f32, N>>::new(comptime!(layout.kept()));
     #[unroll]
     for step in 0..comptime!(layout.kept()) {
         of_weight[step] = Vector::new(0.0);
         of_bias[step] = Vector::new(0.0);
+        of_x_bias[step] = Vector::new(0.0);
     }
 
     // Loads come before the bounds branch: after it, a compiler neither combines them nor keeps
@@ -164,10 +177,10 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
                 let value = row_statistics.normalised(raw, variant.centred);
                 let change = Vector::<f32, N>::cast_from(raw_gradient);
                 if comptime!(in_registers) {
-                    if comptime!(variant.parameters > 0) {
+                    if comptime!(variant.weight) {
                         of_weight[step] += change * value;
                     }
-                    if comptime!(variant.parameters > 1) {
+                    if comptime!(variant.bias) {
                         of_bias[step] += change;
                     }
                 }
@@ -202,6 +215,9 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
                         result += Vector::<f32, N>::cast_from(so_far[at]);
                     }
                     dx[at] = Vector::cast_from(result);
+                    if comptime!(in_registers && variant.x_bias) {
+                        of_x_bias[step] += result;
+                    }
                 }
             }
         }
@@ -209,21 +225,38 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
     }
 
     if comptime!(in_registers) {
-        #[unroll]
-        for parameter in 0..comptime!(variant.parameters) {
-            #[unroll]
-            for step in 0..steps {
-                let column = lane + step * lanes as usize;
-                let mut own = of_weight[step];
-                if comptime!(parameter == 1) {
-                    own = of_bias[step];
-                }
-                let total = across_rows(own, layout);
-                if UNIT_POS < lanes && column < columns {
-                    let part = CUBE_POS * comptime!(variant.parameters) + parameter;
-                    partials[part * columns + column] = total;
-                }
-            }
+        let part = CUBE_POS * comptime!(variant.sums());
+        if comptime!(variant.weight) {
+            write_part(&of_weight, partials, part, layout);
+        }
+        if comptime!(variant.bias) {
+            let part = part + comptime!(usize::from(variant.weight));
+            write_part(&of_bias, partials, part, layout);
+        }
+        if comptime!(variant.x_bias) {
+            let part = part + comptime!(variant.sums() - 1);
+            write_part(&of_x_bias, partials, part, layout);
+        }
+    }
+}
+
+/// Writes the sums of a cube's rows to a part `[columns]`. Call on all units of the cube.
+#[cube]
+fn write_part<N: Size>(
+    own: &Array<Vector<f32, N>>,
+    partials: &mut Tensor<Vector<f32, N>>,
+    part: usize,
+    #[comptime] layout: RowLayout,
+) {
+    let lanes = comptime!(layout.lanes);
+    let columns = comptime!(layout.columns);
+    let lane = (UNIT_POS % lanes) as usize;
+    #[unroll]
+    for step in 0..comptime!(layout.steps()) {
+        let column = lane + step * lanes as usize;
+        let total = across_rows(own[step], layout);
+        if UNIT_POS < lanes && column < columns {
+            partials[part * columns + column] = total;
         }
     }
 }
@@ -248,7 +281,7 @@ fn across_rows<N: Size>(own: Vector<f32, N>, #[comptime] layout: RowLayout) -> V
 }
 
 /// The partial sums alone, for rows that do not fit in registers: a unit takes one column of a strip
-/// of rows. `partials` is `[strips, parameters, columns]`.
+/// of rows. `partials` is `[strips, weight and bias, columns]`.
 #[cube(launch_unchecked)]
 pub(super) fn norm_partials<Y: Float, S: Float, N: Size>(
     source: &Tensor<Vector<S, N>>,
@@ -277,10 +310,13 @@ pub(super) fn norm_partials<Y: Float, S: Float, N: Size>(
             of_bias += change;
             row += strips as usize;
         }
-        let part = strip * comptime!(variant.parameters);
-        partials[part * columns + column] = of_weight;
-        if comptime!(variant.parameters > 1) {
-            partials[(part + 1) * columns + column] = of_bias;
+        let part = strip * comptime!(usize::from(variant.weight) + usize::from(variant.bias));
+        if comptime!(variant.weight) {
+            partials[part * columns + column] = of_weight;
+        }
+        if comptime!(variant.bias) {
+            let part = part + comptime!(usize::from(variant.weight));
+            partials[part * columns + column] = of_bias;
         }
     }
 }

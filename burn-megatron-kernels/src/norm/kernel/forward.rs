@@ -16,6 +16,8 @@ pub(in super::super) struct NormVariant {
     pub add: bool,
     /// Whether there is a bias.
     pub bias: bool,
+    /// Whether `x` has a bias, which is added first.
+    pub x_bias: bool,
 }
 
 /// A vector of factors: the weight, or one more.
@@ -50,15 +52,21 @@ fn reload<S: Float, N: Size>(
 
 /// A vector of the row, for the first time: the sum, which is written, or what is there.
 #[cube]
-fn first<X: Float, S: Float, N: Size>(
+fn first<X: Float, S: Float, B: Float, N: Size>(
     x: &Tensor<Vector<X, N>>,
+    x_bias: &Tensor<Vector<B, N>>,
     residual: &Tensor<Vector<S, N>>,
     source: &mut Tensor<Vector<S, N>>,
     at: usize,
-    #[comptime] add: bool,
+    column: usize,
+    #[comptime] variant: NormVariant,
 ) -> Vector<S, N> {
-    if comptime!(add) {
-        let total = Vector::<f32, N>::cast_from(x[at]) + Vector::<f32, N>::cast_from(residual[at]);
+    if comptime!(variant.add) {
+        let mut total = Vector::<f32, N>::cast_from(x[at]);
+        if comptime!(variant.x_bias) {
+            total += Vector::<f32, N>::cast_from(x_bias[column]);
+        }
+        total += Vector::<f32, N>::cast_from(residual[at]);
         let sum = Vector::<S, N>::cast_from(total);
         source[at] = sum;
         sum
@@ -67,18 +75,19 @@ fn first<X: Float, S: Float, N: Size>(
     }
 }
 
-/// Normalises the rows of `source`, after writing `x + residual` to it if they are to be added.
+/// Normalises the rows of `source`, after writing `(x + x_bias) + residual` to it if they are to be added.
 ///
 /// A row's statistics are one over its deviation, and with `centred` its mean in two parts: the sum
 /// of what is left after the first corrects it, and the variance, for its rounding. Without an
-/// addition `source` is only read, and `x` and `residual` are neither read nor written; without a
-/// bias nor is `bias`.
+/// addition `source` is only read, and `x` and `residual` are neither read nor written; without
+/// biases nor are `bias` and `x_bias`.
 #[cube(launch_unchecked)]
-pub(super) fn norm_forward<X: Float, S: Float, W: Float, N: Size>(
+pub(super) fn norm_forward<X: Float, S: Float, W: Float, B: Float, N: Size>(
     x: &Tensor<Vector<X, N>>,
     residual: &Tensor<Vector<S, N>>,
     weight: &Tensor<Vector<W, N>>,
     bias: &Tensor<Vector<W, N>>,
+    x_bias: &Tensor<Vector<B, N>>,
     source: &mut Tensor<Vector<S, N>>,
     y: &mut Tensor<Vector<X, N>>,
     statistics: &mut Tensor<f32>,
@@ -86,7 +95,7 @@ pub(super) fn norm_forward<X: Float, S: Float, W: Float, N: Size>(
     rows: u32,
     #[comptime] variant: NormVariant,
     #[comptime] layout: RowLayout,
-    #[define(X, S, W)] _types: [ElemType; 3],
+    #[define(X, S, W, B)] _types: [ElemType; 4],
 ) {
     let lanes = comptime!(layout.lanes);
     let columns = comptime!(layout.columns);
@@ -105,7 +114,7 @@ pub(super) fn norm_forward<X: Float, S: Float, W: Float, N: Size>(
         let column = lane + step * lanes as usize;
         if active && column < columns {
             let at = base + column;
-            let raw = first(x, residual, source, at, variant.add);
+            let raw = first(x, x_bias, residual, source, at, column, variant);
             if comptime!(in_registers) {
                 kept[step] = raw;
             }

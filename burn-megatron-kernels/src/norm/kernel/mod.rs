@@ -15,9 +15,10 @@ use cubecl::prelude::*;
 use self::backward::{NormBackwardVariant, norm_backward, norm_partials};
 use self::forward::{NormVariant, norm_forward};
 use self::layout::{RegisterBudget, RowLayout};
-use super::backward::{NormBackwardOp, NormFormula};
-use crate::column_sum::kernel::{Partials, SumTarget, fold_sets};
+use super::backward::{NamedInputs, NormBackwardOp, NormForwardOp};
+use crate::column_sum::kernel::{Partials, SumTarget, column_sum, fold_sets};
 use crate::cube::{empty, grid};
+use crate::gradient::Place;
 
 mod aot_instances;
 mod backward;
@@ -37,6 +38,11 @@ const BACKWARD: RegisterBudget = RegisterBudget {
     wanted: 2,
     in_registers: 4,
     units: 512,
+};
+/// As [`BACKWARD`] with three rows of sums, which take more registers.
+const BACKWARD_WITH_X_BIAS: RegisterBudget = RegisterBudget {
+    units: 256,
+    ..BACKWARD
 };
 /// Units of a cube of the sums over columns.
 const PARTIAL_UNITS: u32 = 256;
@@ -61,25 +67,16 @@ fn multiprocessors(client: &Client) -> usize {
     row_statistics.unwrap_or(MULTIPROCESSORS) as usize
 }
 
-/// `[x, residual?, weight, bias?]` to `[y, statistics, sum?]`.
-pub(super) fn forward(
-    formula: NormFormula,
-    residual: bool,
-    inputs: Vec<CubeTensor>,
-) -> Vec<CubeTensor> {
-    let mut inputs = inputs.into_iter();
-    let (Some(x), Some(second)) = (inputs.next(), inputs.next()) else {
-        unreachable!("a norm has an input and a weight")
-    };
-    let (sum, weight) = if residual {
-        (Some(second), inputs.next())
-    } else {
-        (None, Some(second))
-    };
-    let Some(weight) = weight else {
-        unreachable!("a norm has a weight")
-    };
-    let bias = inputs.next();
+/// See [`NormForwardOp`].
+pub(super) fn forward(op: &NormForwardOp, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    let formula = op.formula;
+    let NamedInputs {
+        x,
+        residual,
+        weight,
+        bias,
+        x_bias,
+    } = op.inputs.split(inputs);
     let (rows, width) = sizes(&x);
     let client = x.client.clone();
     let y = empty(&x, x.shape(), x.dtype);
@@ -87,12 +84,13 @@ pub(super) fn forward(
     let variant = NormVariant {
         centred: formula.centred,
         zero_centered: formula.options.zero_centered,
-        add: residual,
+        add: residual.is_some(),
         bias: bias.is_some(),
+        x_bias: x_bias.is_some(),
     };
     // Without an addition the input is passed as a placeholder for the residual and the sum, which
-    // are neither read nor written.
-    let residual = sum.unwrap_or_else(|| x.clone());
+    // are neither read nor written; without biases so is the weight.
+    let residual = residual.unwrap_or_else(|| x.clone());
     let source = if variant.add {
         empty(&x, x.shape(), residual.dtype)
     } else {
@@ -100,8 +98,9 @@ pub(super) fn forward(
     };
     if rows > 0 {
         let (layout, vector) = RowLayout::new(&client, x.dtype, width, FORWARD);
-        let types = [x.dtype, residual.dtype, weight.dtype].map(dtype_to_storage_type);
         let bias = bias.unwrap_or_else(|| weight.clone());
+        let x_bias = x_bias.unwrap_or_else(|| weight.clone());
+        let types = [&x, &residual, &weight, &x_bias].map(|tensor| tensor.dtype);
         // SAFETY: a unit past the rows or the columns accesses no memory, and all inputs are
         // contiguous and of the sizes that the public functions check.
         unsafe {
@@ -114,6 +113,7 @@ pub(super) fn forward(
                 residual.into_tensor_arg(),
                 weight.into_tensor_arg(),
                 bias.into_tensor_arg(),
+                x_bias.into_tensor_arg(),
                 source.clone().into_tensor_arg(),
                 y.clone().into_tensor_arg(),
                 statistics.clone().into_tensor_arg(),
@@ -121,7 +121,7 @@ pub(super) fn forward(
                 rows as u32,
                 variant,
                 layout,
-                types,
+                types.map(dtype_to_storage_type),
             );
         }
     }
@@ -147,39 +147,72 @@ pub(super) fn backward(op: &NormBackwardOp, mut inputs: Vec<CubeTensor>) -> Vec<
         centred: formula.centred,
         zero_centered: formula.options.zero_centered,
         input: wanted.input,
-        onto: so_far.is_some(),
-        parameters: wanted.parameters(),
+        onto: wanted.input && so_far.is_some(),
+        weight: wanted.weight,
+        bias: wanted.bias,
+        x_bias: wanted.x_bias,
     };
-    let mut outputs = Vec::new();
     let rows = BackwardInputs {
         source,
         statistics,
         gradient,
     };
+    let width = sizes(&rows.source).1;
     let (dx, partials) = rows.launch(variant, &weight, so_far);
-    if wanted.input {
-        outputs.push(dx);
-    }
+    let mut sums = Sums {
+        dtype: op.sums,
+        flat,
+        places: op.places.as_deref().unwrap_or_default(),
+        each: vec![],
+    };
+    let mut left = variant.sums();
     if let Some(tensor) = partials {
         let shape = tensor.shape();
-        let (count, parameters, width) = (shape[0], shape[1], shape[2]);
+        let (count, sets) = (shape[0], shape[1]);
         let partials = Partials {
             tensor,
             width,
             count,
-            // The sums for a bias come after those for a weight, requested or not.
-            first: if wanted.weight { 0 } else { width },
+            first: 0,
             stride: 1,
-            step: parameters * width,
+            step: sets * width,
         };
-        let sets = usize::from(wanted.weight) + usize::from(wanted.bias);
-        let target = match flat.zip(op.places.clone()) {
-            Some((flat, places)) => SumTarget::Flat(flat, places),
-            None => SumTarget::Each(weight.dtype),
-        };
-        outputs.extend(fold_sets(partials, sets, target));
+        sums.add(sets, |target| fold_sets(partials, sets, target));
+        left -= sets;
     }
-    outputs
+    if left > 0 {
+        // Rows that do not fit in registers are summed from memory.
+        sums.add(1, |target| column_sum(dx.clone(), width, target));
+    }
+    let input = wanted.input.then_some(dx);
+    input
+        .into_iter()
+        .chain(sums.each)
+        .chain(sums.flat)
+        .collect()
+}
+
+/// The gradients of the parameters, in order: in tensors of type `dtype`, or in a flat buffer.
+struct Sums<'a> {
+    dtype: DType,
+    flat: Option<CubeTensor>,
+    /// Of those that are not in the buffer yet.
+    places: &'a [Place],
+    each: Vec<CubeTensor>,
+}
+
+impl Sums<'_> {
+    /// Adds the next so many gradients, which `sum` computes.
+    fn add(&mut self, sets: usize, sum: impl FnOnce(SumTarget) -> Vec<CubeTensor>) {
+        match self.flat.take() {
+            Some(flat) => {
+                let (places, rest) = self.places.split_at(sets);
+                self.places = rest;
+                self.flat = sum(SumTarget::Flat(flat, places.to_vec())).pop();
+            }
+            None => self.each.extend(sum(SumTarget::Each(self.dtype))),
+        }
+    }
 }
 
 /// The inputs of a backward.
@@ -190,8 +223,8 @@ struct BackwardInputs {
 }
 
 impl BackwardInputs {
-    /// The gradient of the input (a placeholder if not requested), and partial sums `[parts,
-    /// parameters, width]` if any are requested.
+    /// The gradient of the input (a placeholder if not requested), and partial sums `[parts, sums,
+    /// width]` if any are requested; without that of `dx` for rows that do not fit in registers.
     fn launch(
         self,
         variant: NormBackwardVariant,
@@ -200,17 +233,26 @@ impl BackwardInputs {
     ) -> (CubeTensor, Option<CubeTensor>) {
         let (rows, width) = sizes(&self.source);
         let client = self.source.client.clone();
-        let (layout, vector) = RowLayout::new(&client, self.gradient.dtype, width, BACKWARD);
+        let budget = if variant.x_bias {
+            BACKWARD_WITH_X_BIAS
+        } else {
+            BACKWARD
+        };
+        let (layout, vector) = RowLayout::new(&client, self.gradient.dtype, width, budget);
         let blocks = rows.div_ceil(layout.rows());
         let units = RESIDENT_ELEMENTS / (layout.kept() * vector);
         let cubes = units.min(RESIDENT_UNITS as usize) / layout.units as usize;
         let resident = multiprocessors(&client) * cubes.max(2);
         // At least one, so that the sums over no rows are written.
         let cubes = blocks.min(resident).max(1);
-        let parameters = variant.parameters;
-        let partials = |parts| empty(&self.source, [parts, parameters, width], DType::F32);
+        let sets = if layout.in_registers {
+            variant.sums()
+        } else {
+            usize::from(variant.weight) + usize::from(variant.bias)
+        };
+        let partials = |parts| empty(&self.source, [parts, sets, width], DType::F32);
         let scrap = |dtype| empty(&self.source, [vector], dtype);
-        let together = layout.in_registers && parameters > 0;
+        let together = layout.in_registers && sets > 0;
 
         let dx = if variant.input {
             empty(&self.source, self.source.shape(), self.source.dtype)
@@ -248,7 +290,7 @@ impl BackwardInputs {
                 );
             }
         }
-        if parameters > 0 && !together {
+        if sets > 0 && !together {
             let blocks = layout.columns.div_ceil(PARTIAL_UNITS as usize);
             let wanted = multiprocessors(&client) * (RESIDENT_UNITS / PARTIAL_UNITS) as usize;
             let strips = wanted.div_ceil(blocks).min(rows).max(1);

@@ -1,6 +1,9 @@
 use burn::tensor::{DType, Device, Tensor};
 
-use super::{NormOptions, add_layer_norm, add_rms_norm, composed, layer_norm, rms_norm};
+use super::{
+    NormKind, NormOptions, add_layer_norm, add_normalise, add_rms_norm, composed, layer_norm,
+    rms_norm,
+};
 use crate::testing::{Input, assert_gradients, compare, compare_within, devices, evaluate};
 
 const OPTIONS: NormOptions = NormOptions {
@@ -74,6 +77,7 @@ macro_rules! add_rms {
 }
 
 mod refusals;
+mod x_bias;
 
 const SIZES: [(usize, usize); 6] = [(300, 1), (37, 7), (5, 33), (3, 1000), (3, 2048), (2, 4097)];
 

@@ -41,6 +41,23 @@ fn mistakes_are_named_on_every_device() {
                 "layer_norm: the bias is [1] and x is [2, 8]: expected a bias [8]",
             ),
             (
+                message(|| {
+                    let bias = Some(w(7).into());
+                    let (x, weight) = (x([2, 8], f32), w(8).into());
+                    let kind = NormKind::Rms;
+                    drop(add_normalise(
+                        kind,
+                        x.clone(),
+                        bias,
+                        x,
+                        weight,
+                        None,
+                        OPTIONS,
+                    ));
+                }),
+                "add_rms_norm: the bias of x is [7] and x is [2, 8]: expected a bias of x [8]",
+            ),
+            (
                 message(|| drop(layer_norm(x([2, 0], f32), w(0), None, OPTIONS))),
                 "layer_norm: x [2, 0] has no elements in its last dim: expected 1 or more",
             ),

@@ -13,6 +13,7 @@ mod overlap;
 mod recompute;
 mod references;
 mod references_attention;
+mod residual;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
