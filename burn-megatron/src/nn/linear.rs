@@ -219,9 +219,11 @@ pub(super) fn linear_param(
         return float_linear(x, weight, bias, input, fused);
     };
     let weight = Weight::unfetched(weight, &x);
-    let is_recorded = is_tracked(&x) || is_tracked(&weight.tensor);
+    let has_hook = weight.hooked.as_ref().is_some_and(|hooked| hooked.takes_gradient);
+    let trains_weight = has_hook || is_tracked(&weight.tensor);
+    let is_recorded = is_tracked(&x) || trains_weight;
     let whole = !matches!(input, InputLayout::SplitSequence(_));
-    let arithmetic = Fp8Arithmetic::new(layer, is_recorded, whole);
+    let arithmetic = Fp8Arithmetic::new(layer, is_recorded, whole && trains_weight);
     run(x, weight, bias, input, arithmetic)
 }
 

@@ -26,7 +26,7 @@ pub struct Fp8Args {
     /// Number of first and of last blocks that compute in the type of --precision.
     #[arg(long, value_name = "N")]
     pub first_last_bf16: Option<usize>,
-    /// Save the inputs of 8-bit layers for the backward in 8 bits.
+    /// Save the inputs of 8-bit layers for the backward in 8 bits; false saves them in the type of --precision.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub fp8_save_activations: Option<bool>,
     /// Gather the weights of 8-bit layers in 8 bits; for --zero-stage 1 and 2.
@@ -118,7 +118,6 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
     for (name, given) in [
         ("fp8.format", config.format != defaults.format),
         ("fp8.first_last_bf16", config.first_last_bf16 != 0),
-        ("fp8.save_activations", config.save_activations),
         (
             "fp8.saturation_limit",
             config.saturation_limit != defaults.saturation_limit,
@@ -132,12 +131,15 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks that --fp8-report has an effect.
-pub fn check_report(recipe: &Recipe, args: &Fp8Args) -> Result<(), Error> {
-    if args.fp8_report && !is_on(&recipe.fp8) {
-        Err(no_fp8_layers("--fp8-report"))
-    } else {
-        Ok(())
+/// Checks that --fp8-report and --fp8-save-activations have an effect.
+pub fn check_flags(recipe: &Recipe, args: &Fp8Args) -> Result<(), Error> {
+    let flags = [
+        ("--fp8-report", args.fp8_report),
+        ("--fp8-save-activations", args.fp8_save_activations.is_some()),
+    ];
+    match flags.into_iter().find(|(_, given)| *given) {
+        Some((name, _)) if !is_on(&recipe.fp8) => Err(no_fp8_layers(name)),
+        _ => Ok(()),
     }
 }
 

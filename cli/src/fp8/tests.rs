@@ -24,7 +24,7 @@ fn refusal(flags: &str) -> String {
 #[test]
 fn each_flag_takes_the_place_of_a_key() {
     let recipe = resolve(
-        "--fp8 delayed --fp8-format e4m3 --first-last-bf16 1 --fp8-save-activations --zero-stage 1 \
+        "--fp8 delayed --fp8-format e4m3 --first-last-bf16 1 --fp8-save-activations false --zero-stage 1 \
          --fp8-param-gather",
     )
     .unwrap();
@@ -38,7 +38,7 @@ fn each_flag_takes_the_place_of_a_key() {
         (config.format, config.first_last_bf16),
         (Fp8Format::E4m3, 1)
     );
-    assert!(config.save_activations && recipe.data_parallel.fp8_param_gather);
+    assert!(!config.save_activations && recipe.data_parallel.fp8_param_gather);
     assert_eq!(resolve("").unwrap().fp8, Fp8Config::default());
     let text = toml::to_string(&recipe).unwrap();
     assert_eq!(crate::recipe::parsed(&text).unwrap(), recipe, "{text}");
@@ -75,7 +75,6 @@ fn what_would_do_nothing_is_refused() {
     for (flags, name) in [
         ("--fp8-format e4m3", "fp8.format"),
         ("--first-last-bf16 1", "fp8.first_last_bf16"),
-        ("--fp8-save-activations", "fp8.save_activations"),
         ("--zero-stage 1 --fp8-param-gather", "fp8_param_gather"),
     ] {
         let error = refusal(flags);
@@ -83,16 +82,23 @@ fn what_would_do_nothing_is_refused() {
         assert!(error.starts_with(&start), "{error}");
     }
     let recipe = resolve("").unwrap();
+    for flag in ["--fp8-report", "--fp8-save-activations"] {
+        let args = Fp8Args {
+            fp8_report: flag == "--fp8-report",
+            fp8_save_activations: (flag != "--fp8-report").then_some(false),
+            ..Fp8Args::default()
+        };
+        let error = check_flags(&recipe, &args).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{flag} applies to")), "{error}");
+    }
+    // Patterns alone make 8-bit layers too.
+    let text = "[[fp8.layers]]\npattern = \"blocks.0.**\"\nrecipe = \"mxfp8\"";
+    let recipe = crate::recipe::parsed(text).unwrap();
     let args = Fp8Args {
         fp8_report: true,
         ..Fp8Args::default()
     };
-    let error = check_report(&recipe, &args).unwrap_err().to_string();
-    assert!(error.starts_with("--fp8-report applies to"), "{error}");
-    // Patterns alone make 8-bit layers too.
-    let text = "[[fp8.layers]]\npattern = \"blocks.0.**\"\nrecipe = \"mxfp8\"";
-    let recipe = crate::recipe::parsed(text).unwrap();
-    assert!(is_on(&recipe.fp8) && check_report(&recipe, &args).is_ok());
+    assert!(is_on(&recipe.fp8) && check_flags(&recipe, &args).is_ok());
 }
 
 #[test]
@@ -110,12 +116,12 @@ fn some_block_must_be_left() {
 
 #[test]
 fn the_header_says_what_is_multiplied_in_8_bits() {
-    let recipe = resolve("--fp8 delayed --first-last-bf16 1 --fp8-save-activations").unwrap();
+    let recipe = resolve("--fp8 delayed --first-last-bf16 1").unwrap();
     assert_eq!(
         describe(&recipe.fp8, 4, "an engine"),
         "delayed, E4M3, gradients E5M2; blocks 1 to 2, inputs saved in 8 bits; products: an engine"
     );
-    let recipe = resolve("--fp8 mxfp8").unwrap();
+    let recipe = resolve("--fp8 mxfp8 --fp8-save-activations false").unwrap();
     assert_eq!(
         describe(&recipe.fp8, 4, "cuBLASLt"),
         "mxfp8, E4M3; all blocks; products: cuBLASLt"

@@ -43,7 +43,7 @@ pub fn run(
 ) -> Result<ExitCode, Error> {
     let recipe = Recipe::resolve(args, families, default_recipe)?;
     let plan = recipe.plan()?;
-    fp8::check_report(&recipe, &args.fp8)?;
+    fp8::check_flags(&recipe, &args.fp8)?;
     args.saving.check()?;
     if args.print_recipe {
         print!("{}", toml::to_string(&recipe)?);

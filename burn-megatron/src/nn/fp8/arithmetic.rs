@@ -39,11 +39,11 @@ pub(in crate::nn) struct Fp8Arithmetic {
 }
 
 impl Fp8Arithmetic {
-    /// `whole` tells whether this rank has the whole input; if it has a part of the sequence, it gathers
-    /// the input again in the backward.
-    pub fn new(layer: &Fp8Layer, is_recorded: bool, whole: bool) -> Self {
+    /// `can_save_codes` tells whether the backward multiplies the input as it is in the forward: not if the
+    /// weight has no gradient, nor if this rank has a part of the sequence and gathers the input again.
+    pub fn new(layer: &Fp8Layer, is_recorded: bool, can_save_codes: bool) -> Self {
         Self {
-            saves_codes: is_recorded && whole && layer.shared.save_activations,
+            saves_codes: is_recorded && can_save_codes && layer.shared.save_activations,
             layer: layer.clone(),
             is_recorded,
         }

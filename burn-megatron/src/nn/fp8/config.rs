@@ -15,8 +15,10 @@ pub struct Fp8Config {
     /// The number of blocks at the beginning, and at the end, that compute in the type of the model; it
     /// overrides [`layers`](Self::layers).
     pub first_last_bf16: usize,
-    /// Whether inputs are saved for the backward in 8 bits, which changes no result. Where a rank has a
-    /// part of the sequence, that part is saved in the type of the model.
+    /// Whether one pass over an input makes both copies of it, and the backward gets the second one: one
+    /// byte per element, in place of the input in the type of the model, which the backward would read and
+    /// quantise again. This changes no result. Where a rank has a part of the sequence, that part is saved
+    /// in the type of the model in any case, and gathered again.
     pub save_activations: bool,
     /// The run warns if more than this fraction of a tensor's values are beyond the largest of its format.
     pub saturation_limit: f64,
@@ -31,7 +33,7 @@ impl Default for Fp8Config {
             recipe: None,
             format: Fp8Format::Hybrid,
             first_last_bf16: 0,
-            save_activations: false,
+            save_activations: true,
             saturation_limit: 0.01,
             layers: vec![],
         }
