@@ -11,6 +11,7 @@ use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data::TextData;
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::nn::ModelBuilder;
+use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::optim::{LossScale, LossScaleConfig};
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
@@ -85,7 +86,8 @@ pub fn overflowing(precision: Precision, initial: f64) -> TrainConfig {
     config
 }
 
-/// Trains a small Llama on the text, saving every five steps, with readings that are deferred or not.
+/// Trains a small Llama on the text, saving every five steps, with readings that are deferred or not. Its
+/// layers compute in 8 bits if `fp8` has a recipe.
 ///
 /// # Panics
 ///
@@ -93,7 +95,7 @@ pub fn overflowing(precision: Precision, initial: f64) -> TrainConfig {
 pub fn train(
     device: &Device,
     layout: &str,
-    config: &TrainConfig,
+    (config, fp8): (&TrainConfig, &Fp8Config),
     text: &TextData,
     defers: bool,
 ) -> RunReport {
@@ -110,7 +112,8 @@ pub fn train(
         };
         let scope = ModelBuilder::with(groups, device, 1, precision.master())
             .with_compute_dtype(precision.of(precision.master()))
-            .with_kernels(&kernels)?;
+            .with_kernels(&kernels)?
+            .with_fp8(fp8)?;
         let model = TransformerConfig {
             context: 16,
             hidden: 32,

@@ -7,6 +7,7 @@ use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::nn::ModelBuilder;
+use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::train::{ModelConfig, TrainConfig, TrainError, Trainer};
 use burn_megatron_tests::overflows::{RunReport, assert_overflows, overflowing, train};
 use burn_megatron_tests::{Text, small_llama};
@@ -48,7 +49,7 @@ impl Visit for Fields {
 /// A run, the sorted messages about its gradients, and the number of readings.
 fn heard(
     layout: &str,
-    config: &TrainConfig,
+    config: (&TrainConfig, &Fp8Config),
     text: &Text,
     defers: bool,
 ) -> (RunReport, Vec<String>, usize) {
@@ -65,6 +66,10 @@ fn heard(
 }
 
 fn assert_same(layout: &str, config: &TrainConfig, text: &Text) {
+    assert_same_with(layout, (config, &Fp8Config::default()), text);
+}
+
+fn assert_same_with(layout: &str, config: (&TrainConfig, &Fp8Config), text: &Text) {
     let (at_once, named, readings) = heard(layout, config, text, false);
     let (deferred, named_later, readings_later) = heard(layout, config, text, true);
     assert_overflows(&at_once, layout);
@@ -110,6 +115,20 @@ fn overflows_in_pipelines_and_tensor_groups() {
     let config = overflowing(Precision::F16, 2f64.powi(26));
     assert_same("tp2-sp-dp2-mb2", &config, &text);
     assert_same("pp2-dp2-mb1-z1/1f1b", &config, &text);
+}
+
+/// The checkpoints have the scales and histories.
+#[test]
+fn overflows_with_delayed_scales() {
+    let text = Text::new();
+    let config = overflowing(Precision::F16, 2f64.powi(26));
+    let fp8 = Fp8Config {
+        recipe: Some("delayed".parse().unwrap()),
+        ..Fp8Config::default()
+    };
+    for layout in ["tp1-mb2", "tp2-sp-dp2-mb2-z1"] {
+        assert_same_with(layout, (&config, &fp8), &text);
+    }
 }
 
 #[test]

@@ -434,6 +434,38 @@ fn a_sum_of_rows_and_the_gradient_of_an_embedding_are_two_launches() {
     }
 }
 
+/// Of the scales of all layers.
+#[test]
+fn a_step_in_8_bits_ends_with_one_launch() {
+    use burn_megatron::nn::fp8::{Fp8, Fp8Config, Fp8LinearConfig};
+    let config = Fp8Config {
+        recipe: Some("delayed".parse().expect("a recipe")),
+        ..Fp8Config::default()
+    };
+    let end = |device: &Device, counts: bool| {
+        let fp8 = Fp8::new(&config).expect("valid settings");
+        let paths = ["up", "down"];
+        let layers = paths.map(|path| {
+            let layer = Fp8LinearConfig::new(32, 32).init(path, &fp8, device);
+            let mut layer = layer.expect("another path");
+            let weight = Tensor::<2>::eye(32, device).mul_scalar(3.0);
+            layer.weight = burn::module::Param::from_tensor(weight.require_grad());
+            layer
+        });
+        let x = Tensor::<2>::ones([16, 32], device).require_grad();
+        let layer = |x, layer: &burn_megatron::nn::fp8::Fp8Linear| layer.forward(x);
+        for _ in 0..2 {
+            layers.iter().fold(x.clone(), layer).sum().backward();
+        }
+        let launched = count(|| fp8.end_step_single_rank().expect("one rank")).1;
+        assert!(!counts || launched == 1, "{launched} launches");
+        fp8.states()
+    };
+    let found = end(&device().autodiff(), true);
+    assert_eq!(found, end(&Device::flex().autodiff(), false));
+    assert_eq!(found["down"].input.history[0], 3f32.to_bits());
+}
+
 #[test]
 fn a_matrix_is_quantised_in_two_launches() {
     use burn_megatron::kernels::fp8::{self, Format, QuantizerUsage};
@@ -459,5 +491,9 @@ fn a_matrix_is_quantised_in_two_launches() {
         assert_eq!(launched, 2, "{scaling:?}");
         let rowwise = quantized.rowwise.expect("requested");
         assert_eq!(count(|| fp8::dequantize(&rowwise)).1, 1);
+        let log = fp8::empty_log(3, &device());
+        let usage = QuantizerUsage::BOTH;
+        let logged = || fp8::quantize_logged(x.clone(), Format::E4M3, &scaling, usage, log, 1);
+        assert_eq!(count(logged).1, 2, "{scaling:?}, with a log");
     }
 }

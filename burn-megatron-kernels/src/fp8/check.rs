@@ -2,6 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 
+use super::delayed::LOG_COLUMNS;
 use super::format::Format;
 use crate::KernelError;
 
@@ -24,19 +25,64 @@ pub(super) fn one(
     name: &'static str,
     tensor: &Tensor<1>,
 ) -> Result<(), KernelError> {
-    let [length] = tensor.dims();
-    match (length, tensor.dtype()) {
-        (1, DType::F32) => Ok(()),
-        (1, dtype) => Err(KernelError::Option {
+    match tensor.dims() {
+        [1] => f32s(operation, name, tensor),
+        [length] => Err(KernelError::shape(
+            operation,
+            format!("the {name} is [{length}]: expected [1]"),
+        )),
+    }
+}
+
+/// Checks for scales in f32 that have this one.
+pub(super) fn element(
+    operation: &'static str,
+    scales: &Tensor<1>,
+    index: usize,
+) -> Result<(), KernelError> {
+    let [length] = scales.dims();
+    if index >= length {
+        return Err(KernelError::shape(
+            operation,
+            format!("scale {index} of {length}: expected an index below {length}"),
+        ));
+    }
+    f32s(operation, "scales", scales)
+}
+
+/// Checks for a log in f32 that has this entry.
+pub(super) fn entry(
+    operation: &'static str,
+    log: &Tensor<1>,
+    slot: usize,
+) -> Result<(), KernelError> {
+    let [length] = log.dims();
+    if slot >= length / LOG_COLUMNS {
+        return Err(KernelError::shape(
+            operation,
+            format!(
+                "entry {slot} of a log of {length} numbers: expected at least {}",
+                (slot + 1) * LOG_COLUMNS
+            ),
+        ));
+    }
+    f32s(operation, "log", log)
+}
+
+/// Checks for a tensor in f32.
+pub(super) fn f32s(
+    operation: &'static str,
+    name: &'static str,
+    tensor: &Tensor<1>,
+) -> Result<(), KernelError> {
+    match tensor.dtype() {
+        DType::F32 => Ok(()),
+        dtype => Err(KernelError::Option {
             operation,
             name,
             value: format!("{dtype:?}"),
             fits: "F32",
         }),
-        _ => Err(KernelError::shape(
-            operation,
-            format!("the {name} is [{length}]: expected [1]"),
-        )),
     }
 }
 

@@ -16,6 +16,7 @@
 
 mod check;
 pub(crate) mod codec;
+pub(crate) mod delayed;
 mod format;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
@@ -25,10 +26,14 @@ pub(crate) mod quantize;
 mod statistics;
 
 pub use codec::{decode, decode_scales, encode, encode_scales};
+pub use delayed::{
+    LOG_COLUMNS, NextScales, ScaleRule, ScaleRules, empty_log, log_magnitude, next_scales,
+};
 pub use format::{Format, Rounding, e8m0};
 pub use matrix::{BLOCK, Fp8Matrix, MX_BLOCK, ROW_BYTES, Scales};
 pub use product::{Accumulation, accumulate_at, engine_of_fp8, library_scales, multiply};
 pub use quantize::{
     CurrentScale, Quantized, QuantizerUsage, Scaling, amax, current_scale, dequantize, quantize,
+    quantize_logged,
 };
 pub use statistics::{Statistics, statistics};

@@ -3,9 +3,9 @@
 use burn::tensor::Tensor;
 
 use super::Comm;
-use super::dispatch::{InFlightTensorCall, launch};
+use super::dispatch::{InFlightTensorCall, launch, try_launch};
 use super::host::invalid;
-use crate::comm::{Call, ReduceOp};
+use crate::comm::{Call, CommError, ReduceOp};
 
 /// A collective as an operation on this rank's tensor.
 #[derive(Clone, Debug, PartialEq)]
@@ -123,6 +123,19 @@ pub fn start_all_gather<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -
     check_dim(&x, dim, comm);
     let shape = x.dims();
     pending_call(launch(x, Call::AllGather, comm), comm.size(), shape, dim)
+}
+
+/// The flat tensors of all ranks, one after the other.
+///
+/// # Errors
+///
+/// [`CommError`] if the collective fails.
+pub(crate) fn try_all_gather(x: Tensor<1>, comm: &Comm) -> Result<Tensor<1>, CommError> {
+    let length = x.dims()[0] * comm.size();
+    match comm.size() {
+        1 => Ok(x),
+        _ => try_launch(x, Call::AllGather, comm)?.try_wait([length]),
+    }
 }
 
 /// Starts summing `x` over the ranks; each keeps its part of `dim`.

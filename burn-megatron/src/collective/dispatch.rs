@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::Comm;
 use super::host::{from_buffer, or_raise, to_buffer};
-use crate::comm::{Call, DeviceCommunicator, DevicePending, Pending};
+use crate::comm::{Call, CommError, DeviceCommunicator, DevicePending, Pending};
 
 /// A call in flight on one tensor.
 pub(super) enum InFlightTensorCall {
@@ -20,19 +20,28 @@ pub(super) enum InFlightTensorCall {
 
 /// Starts `call` on the elements of `x` in row-major order.
 pub(super) fn launch<const D: usize>(x: Tensor<D>, call: Call, comm: &Comm) -> InFlightTensorCall {
+    or_raise(try_launch(x, call, comm))
+}
+
+/// [`launch`] that returns its error.
+pub(super) fn try_launch<const D: usize>(
+    x: Tensor<D>,
+    call: Call,
+    comm: &Comm,
+) -> Result<InFlightTensorCall, CommError> {
     let (device, dtype) = (x.device(), x.dtype());
-    match device_engine(comm, &device) {
+    Ok(match device_engine(comm, &device) {
         None => InFlightTensorCall::Host {
-            pending: or_raise(comm.start(call, to_buffer(x))),
+            pending: comm.start(call, to_buffer(x))?,
             device,
             dtype,
         },
         Some(engine) => {
             let len = x.shape().num_elements();
-            let mut started = or_raise(engine.start(vec![(call, x.reshape([len]))]));
+            let mut started = engine.start(vec![(call, x.reshape([len]))])?;
             InFlightTensorCall::Device(started.remove(0))
         }
-    }
+    })
 }
 
 /// Starts `call` on each of `xs`, which lie on one device, as one call.
@@ -67,13 +76,18 @@ pub(super) fn device_engine<'a>(
 impl InFlightTensorCall {
     /// The result as a tensor of `shape`, in row-major order; waits for the other ranks.
     pub fn wait<const D: usize>(self, shape: [usize; D]) -> Tensor<D> {
-        match self {
+        or_raise(self.try_wait(shape))
+    }
+
+    /// [`wait`](Self::wait) that returns its error.
+    pub fn try_wait<const D: usize>(self, shape: [usize; D]) -> Result<Tensor<D>, CommError> {
+        Ok(match self {
             InFlightTensorCall::Host {
                 pending,
                 device,
                 dtype,
-            } => from_buffer(or_raise(pending.wait()), shape, &device, dtype),
-            InFlightTensorCall::Device(pending) => or_raise(pending.wait()).reshape(shape),
-        }
+            } => from_buffer(pending.wait()?, shape, &device, dtype),
+            InFlightTensorCall::Device(pending) => pending.wait()?.reshape(shape),
+        })
     }
 }

@@ -44,6 +44,7 @@ mod tests;
 pub use async_ops::{
     CollectiveOp, PendingTensor, start, start_all_gather, start_all_reduce, start_reduce_scatter,
 };
+pub(crate) use async_ops::try_all_gather;
 pub use coalesced::{
     start_all_gather_coalesced, start_all_reduce_coalesced, start_reduce_scatter_coalesced,
 };

@@ -322,8 +322,12 @@ impl ModelBuilder {
     /// The 8-bit arithmetic of the linear layer, if it has a recipe. `split` tells which operands are split
     /// over the tensor axis.
     pub(super) fn fp8_layer(&self, split: SplitOperands) -> Result<Option<Fp8Layer>, BuildError> {
-        let comm = self.groups.tensor();
-        Ok(self.fp8().layer(&self.path, comm, split, self.allows_fp8)?)
+        let fp8 = self.fp8();
+        if !self.allows_fp8 {
+            fp8.add_capable(&self.path);
+            return Ok(None);
+        }
+        Ok(fp8.layer(&self.path, self.device(), self.groups.tensor(), split)?)
     }
 
     /// The builder of the field `name`, or of a list element.

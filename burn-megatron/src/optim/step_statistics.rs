@@ -39,6 +39,8 @@ pub(crate) struct RankStatistics {
     pub loss_count: usize,
     /// Whether this rank asks to stop the run.
     pub stop: bool,
+    /// What [`StepReading::fp8`] is read from.
+    pub fp8: Option<Tensor<1>>,
 }
 
 /// How the outcome of a step depends on that of the step before, and on the settings.
@@ -57,9 +59,10 @@ pub(crate) struct OutcomeSettings {
 pub(crate) struct StepStatistics {
     /// See [`step_outcome`].
     pub outcome: Tensor<1>,
-    /// The rows of all ranks, and the measurements of the own gradients.
+    /// The rows of all ranks, the measurements of the own gradients, and the counts of 8-bit layers.
     rows: Tensor<1>,
     measured: Option<Tensor<1>>,
+    fp8: Option<Tensor<1>>,
     columns: usize,
     largest_valid: f64,
     reading: OnceCell<StepReading>,
@@ -86,6 +89,8 @@ pub(crate) struct StepReading {
     pub stop: bool,
     /// The invalid gradients of this rank.
     pub invalid_gradients: Vec<InvalidGradient>,
+    /// Of the 8-bit layers, see [`Fp8::warn_of_saturation`](crate::nn::fp8::Fp8::warn_of_saturation).
+    pub fp8: Vec<f64>,
     fingerprints: Vec<Vec<f64>>,
 }
 
@@ -146,6 +151,7 @@ impl StepStatistics {
         let device = ddp.device();
         let columns = LOSSES + own.loss_count;
         let measured = own.record.measured.clone();
+        let fp8 = own.fp8.clone();
         let row = own.row(gradients, ddp);
         let rows = match world.size() {
             1 => row,
@@ -168,6 +174,7 @@ impl StepStatistics {
             outcome: step_outcome(rows.clone(), before, rule),
             rows,
             measured,
+            fp8: fp8.map(|counts| counts.cast(statistics_dtype(device))),
             columns,
             largest_valid,
             reading: OnceCell::new(),
@@ -181,11 +188,12 @@ impl StepStatistics {
 
     fn read<M: Module>(&self, ddp: &DistributedDataParallel<M>) -> StepReading {
         let _span = tracing::debug_span!("read_step_statistics").entered();
-        let measured = self.measured.clone();
-        let parts = [self.outcome.clone(), self.rows.clone()];
-        let all = to_f64(Tensor::cat(parts.into_iter().chain(measured).collect(), 0));
+        let parts = [self.outcome.clone(), self.rows.clone()].into_iter();
+        let parts = parts.chain(self.fp8.clone()).chain(self.measured.clone());
+        let all = to_f64(Tensor::cat(parts.collect(), 0));
         let (outcome, rest) = all.split_at(elements::COUNT);
-        let (rows, measured) = rest.split_at(self.rows.dims()[0]);
+        let (rows, rest) = rest.split_at(self.rows.dims()[0]);
+        let (fp8, measured) = rest.split_at(self.fp8.as_ref().map_or(0, |counts| counts.dims()[0]));
         let rows: Vec<&[f64]> = rows.chunks(self.columns).collect();
         let tokens = |row: &&[f64]| {
             row[columns::TOKENS_HIGH] as u64 * columns::TOKENS_UNIT
@@ -209,6 +217,7 @@ impl StepStatistics {
                 [] => vec![],
                 measured => ddp.invalid_gradients(measured),
             },
+            fp8: fp8.to_vec(),
             fingerprints: part(FINGERPRINT, LOSSES),
         }
     }

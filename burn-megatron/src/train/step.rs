@@ -44,13 +44,14 @@ impl<M: LanguageModel> Trainer<M> {
         let StepLosses { losses, count } = self.run_batches(&batches, step, loss_scale)?;
         let (mut gradients, record) = self.ddp.reduce_unscaled()?;
         // Before the weights change: weights that are gathered in FP8 use the scales of the next step.
-        self.ddp.fp8().end_step(self.ddp.groups())?;
+        let fp8 = self.ddp.fp8().end_step_on_device(self.ddp.groups())?;
         let own = RankStatistics {
             record,
             tokens,
             losses,
             loss_count: count,
             stop,
+            fp8,
         };
         let settings = self.outcome_settings(before);
         let outcome = before.map(|before| before.statistics.outcome.clone());
@@ -110,6 +111,9 @@ impl<M: LanguageModel> Trainer<M> {
         reading.check_order(&self.ddp)?;
         let skip_reason = skip_reason(reading);
         self.log_invalid(reading, step);
+        self.ddp
+            .fp8()
+            .warn_of_saturation(&reading.fp8, self.ddp.groups());
         let mean = self.mean_loss(reading);
         let scale = self.scaler.scale();
         let metrics = StepMetrics {

@@ -23,6 +23,8 @@ use ops::{AmaxOp, DequantizeOp, QuantizeOp, ScaleOp};
 use scaling::ScalingKind;
 pub use scaling::{CurrentScale, QuantizerUsage, Scaling};
 
+const NAME: &str = "quantize";
+
 /// The result of [`quantize`].
 #[derive(Clone, Debug)]
 pub struct Quantized {
@@ -97,23 +99,59 @@ pub fn quantize(
     scaling: &Scaling,
     usage: QuantizerUsage,
 ) -> Quantized {
-    accept(check::format("quantize", format));
+    run(x, format, scaling, usage, None)
+}
+
+/// [`quantize`] that adds the magnitudes of `x` to entry `slot` of a [log](super::empty_log); the log
+/// is returned as [`Quantized::seen`]. It is written in place if it is uniquely owned.
+///
+/// # Panics
+///
+/// As [`quantize`], and with a [`KernelError`](crate::KernelError) for a log without that entry.
+pub fn quantize_logged(
+    x: Tensor<2>,
+    format: Format,
+    scaling: &Scaling,
+    usage: QuantizerUsage,
+    log: Tensor<1>,
+    slot: usize,
+) -> Quantized {
+    accept(check::entry(NAME, &log, slot));
+    run(x, format, scaling, usage, Some((log, slot)))
+}
+
+fn run(
+    x: Tensor<2>,
+    format: Format,
+    scaling: &Scaling,
+    usage: QuantizerUsage,
+    log: Option<(Tensor<1>, usize)>,
+) -> Quantized {
+    accept(check::format(NAME, format));
     let kind = ScalingKind::of(scaling);
     let (rows, columns) = (x.dims()[0], x.dims()[1]);
     let mut inputs = vec![single(x).into_dispatch()];
-    if let Scaling::Tensor(scale) = scaling {
-        accept(check::one("quantize", "scale", scale));
-        inputs.push(scale.clone().into_dispatch());
-    }
-    let mut outputs = launch(
-        QuantizeOp {
-            format,
-            kind,
-            usage,
-        },
-        inputs,
-    )
-    .into_iter();
+    let given = match scaling {
+        Scaling::Tensor(scale) => {
+            accept(check::one(NAME, "scale", scale));
+            Some((scale, 0))
+        }
+        Scaling::Element { scales, index } => {
+            accept(check::element(NAME, scales, *index));
+            Some((scales, *index))
+        }
+        _ => None,
+    };
+    inputs.extend(given.map(|(scales, _)| scales.clone().into_dispatch()));
+    let op = QuantizeOp {
+        format,
+        kind,
+        usage,
+        given: given.map_or(0, |(_, index)| index),
+        slot: log.as_ref().map(|(_, slot)| *slot),
+    };
+    inputs.extend(log.map(|(log, _)| log.into_dispatch()));
+    let mut outputs = launch(op, inputs).into_iter();
     let mut next = || match outputs.next() {
         Some(output) => output,
         None => unreachable!("a quantiser gives what it promised"),

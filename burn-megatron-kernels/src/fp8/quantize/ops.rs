@@ -13,12 +13,16 @@ use super::kernel;
 use super::scaling::{CurrentScale, QuantizerUsage, ScalingKind};
 use crate::launch::{DeviceOp, Spec};
 
-/// Inputs: the matrix, and the scale where it is given.
+/// Inputs: the matrix, the scales where they are given, and the log if there is one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QuantizeOp {
     pub format: Format,
     pub kind: ScalingKind,
     pub usage: QuantizerUsage,
+    /// The index of the given scale.
+    pub given: usize,
+    /// The entry of the log that the magnitudes are added to.
+    pub slot: Option<usize>,
 }
 
 impl DeviceOp for QuantizeOp {
@@ -41,12 +45,15 @@ impl DeviceOp for QuantizeOp {
         if self.usage.columnwise {
             all.extend(copy([columns, rows]));
         }
-        all.push(Spec::new([2], DType::F32));
+        all.push(match (self.slot, inputs.last()) {
+            (Some(_), Some(log)) => log.clone(),
+            _ => Spec::new([2], DType::F32),
+        });
         all
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::quantize(self, &inputs)
+        cpu::quantize(self, inputs)
     }
 
     #[cfg(feature = "cubecl")]

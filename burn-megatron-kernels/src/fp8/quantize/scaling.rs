@@ -12,6 +12,13 @@ pub enum Scaling {
     /// One for the whole matrix, given: the factor of the values before they are encoded, `[1]` in
     /// f32, a normal number above 0.
     Tensor(Tensor<1>),
+    /// The same, an element of the scales of many matrices.
+    Element {
+        /// `[count]` in f32.
+        scales: Tensor<1>,
+        /// Which of them.
+        index: usize,
+    },
     /// One for 128 elements of a row (or of a column, for the columnwise copy).
     Blocks {
         /// Whether 128 rows share it too, so that both copies have the same codes.
@@ -71,7 +78,7 @@ impl ScalingKind {
     /// The kind of this scaling.
     pub(super) fn of(scaling: &Scaling) -> Self {
         match *scaling {
-            Scaling::Tensor(_) => Self::Tensor,
+            Scaling::Tensor(_) | Scaling::Element { .. } => Self::Tensor,
             Scaling::Blocks {
                 square,
                 power_of_two,

@@ -9,6 +9,7 @@ use burn_megatron_kernels::fp8::{
 };
 use burn_megatron_kernels::gradient::{FlatGradients, Place};
 
+use super::layer::TensorScale;
 use super::weight::expect_copy;
 use super::{Fp8Layer, Operand, QuantizedWeight};
 use crate::nn::arithmetic::{
@@ -67,49 +68,52 @@ impl Fp8Arithmetic {
     }
 
     /// The columnwise copy of the weight, and the scale with which the backward quantises it again.
-    fn weight(&self, weight: WeightSource<'_>) -> (Fp8Matrix, Option<Tensor<1>>) {
+    fn weight(&self, weight: WeightSource<'_>) -> (Fp8Matrix, Option<TensorScale>) {
         let pass = forward_context::pass();
         if let Some(weight) = self.quantized_weight(&weight, pass) {
             return (weight.columnwise.clone(), None);
         }
         let value = weight.value(pass);
         let scale = self.layer.scale_of(Operand::Weight, &value);
-        let copy = self.quantize(
-            Operand::Weight,
-            value,
-            scale.as_ref(),
-            QuantizerUsage::COLUMNWISE,
-        );
-        (expect_copy(copy.columnwise), scale)
+        let usage = QuantizerUsage::COLUMNWISE;
+        let [_, copy] = self.quantize(Operand::Weight, value, scale.as_ref(), usage);
+        (expect_copy(copy), scale)
     }
 
-    /// Copies of a tensor. Where a backward follows, its magnitude is recorded and its error measured.
+    /// Copies of a tensor, rowwise and columnwise. Where a backward follows, its magnitude is recorded and
+    /// its error measured.
     fn quantize(
         &self,
         operand: Operand,
         x: Tensor<2>,
-        scale: Option<&Tensor<1>>,
+        scale: Option<&TensorScale>,
         usage: QuantizerUsage,
-    ) -> Quantized {
-        let copies = self.layer.quantize(operand, x.clone(), scale, usage);
-        if self.is_recorded {
-            let elements = x.shape().num_elements();
-            self.layer.record(operand, copies.seen.clone(), elements);
-            match (&copies.rowwise, &copies.columnwise) {
-                (Some(copy), _) => self.layer.measure(operand, || x, copy),
-                (None, Some(copy)) => self.layer.measure(operand, || x.transpose(), copy),
-                (None, None) => {}
-            }
+    ) -> [Option<Fp8Matrix>; 2] {
+        if !self.is_recorded {
+            let Quantized {
+                rowwise,
+                columnwise,
+                ..
+            } = self.layer.quantize(operand, x, scale, usage);
+            return [rowwise, columnwise];
+        }
+        let copies = self.layer.quantize_logged(operand, x.clone(), scale, usage);
+        match &copies {
+            [Some(copy), _] => self.layer.measure(operand, || x, copy),
+            [None, Some(copy)] => self.layer.measure(operand, || x.transpose(), copy),
+            [None, None] => {}
         }
         copies
     }
 
     /// What the forward saved in addition to the input: the scales of the input and of the weight, where
     /// the backward quantises these again.
-    fn scales_of(&self, extra: &[DispatchTensor]) -> [Option<Tensor<1>>; 2] {
+    fn scales_of(&self, extra: &[DispatchTensor]) -> [Option<TensorScale>; 2] {
         let mut scales = extra.iter().cloned().map(Tensor::from_dispatch);
+        let mut next = |operand| Some(self.layer.scale_in(operand, scales.next()?));
         let input = self.layer.has_one_scale() && !self.saves_codes;
-        [input.then(|| scales.next()).flatten(), scales.next()]
+        let input = input.then(|| next(Operand::Input)).flatten();
+        [input, next(Operand::Weight)]
     }
 
     /// The columnwise copy of the input.
@@ -154,10 +158,10 @@ impl LinearArithmetic for Fp8Arithmetic {
             columnwise: self.saves_codes,
         };
         let scale = self.layer.scale_of(Operand::Input, &x);
-        let x = self.quantize(Operand::Input, x, scale.as_ref(), usage);
+        let [rowwise, columnwise] = self.quantize(Operand::Input, x, scale.as_ref(), usage);
         let (weight, weight_scale) = self.weight(weight);
         let y = multiply(
-            &expect_copy(x.rowwise),
+            &expect_copy(rowwise),
             &weight,
             bias,
             dtype,
@@ -166,8 +170,8 @@ impl LinearArithmetic for Fp8Arithmetic {
         let scale = scale.filter(|_| !self.saves_codes);
         let extra = scale.into_iter().chain(weight_scale);
         let saved = SavedTensors {
-            input_codes: x.columnwise.map(|copy| copy.tensors()),
-            extra: extra.map(Tensor::into_dispatch).collect(),
+            input_codes: columnwise.map(|copy| copy.tensors()),
+            extra: extra.map(|scale| scale.scales.into_dispatch()).collect(),
         };
         (y, saved)
     }
@@ -190,10 +194,10 @@ impl LinearArithmetic for Fp8Arithmetic {
             };
         }
         let scale = self.layer.scale_of(Operand::Gradient, &dy);
-        let dy = self.quantize(Operand::Gradient, dy, scale.as_ref(), usage);
+        let [rowwise, columnwise] = self.quantize(Operand::Gradient, dy, scale.as_ref(), usage);
         Fp8Gradient {
-            rowwise: dy.rowwise,
-            columnwise: dy.columnwise,
+            rowwise,
+            columnwise,
             dtype,
         }
     }

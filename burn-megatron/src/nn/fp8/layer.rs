@@ -9,12 +9,12 @@ use burn::module::ParamId;
 use burn::tensor::{Device, Tensor};
 use burn_megatron_kernels::fp8::{
     self, BLOCK, CurrentScale, Format, Fp8Matrix, Quantized, QuantizerUsage, Scales, Scaling,
+    log_magnitude,
 };
 use parking_lot::{Mutex, MutexGuard};
 
-use super::amax_log::AmaxLog;
+use super::buffers::OperandBuffers;
 use super::config::{Fp8Config, Fp8Recipe};
-use super::history::AmaxHistory;
 use super::operand::{Operand, SplitOperands};
 use super::report::{MeasuredError, OperandReport};
 use super::weight::CachedWeight;
@@ -42,28 +42,27 @@ pub(super) struct Fp8LayerShared {
     /// The tensor group, and which tensors are split over it.
     comm: Comm,
     split: SplitOperands,
-    pub flags: Arc<Fp8Flags>,
+    pub model: Arc<ModelFp8>,
+    /// Of the input; those of the weight and the gradient are the next ones.
+    pub first_slot: usize,
     operands: Mutex<[OperandState; 3]>,
     pub weight: Mutex<Option<CachedWeight>>,
 }
 
-/// Settings that the layers of a model share.
+/// What the layers of a model share.
 #[derive(Debug, Default)]
-pub(super) struct Fp8Flags {
+pub(super) struct ModelFp8 {
+    /// Magnitudes and scales.
+    pub buffers: OperandBuffers,
     /// Quantised weights are cached: the caller reports when weights change.
     pub caches_weights: AtomicBool,
     /// Quantisation errors are measured.
     pub measuring: AtomicBool,
 }
 
-/// The state of one operand.
+/// What the host knows of one operand.
+#[derive(Default)]
 pub(super) struct OperandState {
-    /// With delayed scaling.
-    pub history: Option<AmaxHistory>,
-    /// Its scale, on the device.
-    scale: Option<Tensor<1>>,
-    /// Its magnitudes in this step.
-    pub amax_log: AmaxLog,
     /// Its last measured quantisation error, and whether it was measured in this step.
     pub report: Option<OperandReport>,
     pub is_measured: bool,
@@ -71,11 +70,11 @@ pub(super) struct OperandState {
     pub is_warned: bool,
 }
 
-impl OperandState {
-    /// Drops the cached scale, after the history changed.
-    pub fn drop_scale(&mut self) {
-        self.scale = None;
-    }
+/// The scale of a tensor: an element of a buffer.
+#[derive(Clone)]
+pub(super) struct TensorScale {
+    pub scales: Tensor<1>,
+    index: usize,
 }
 
 impl Fp8Layer {
@@ -83,22 +82,13 @@ impl Fp8Layer {
         path: &str,
         recipe: Fp8Recipe,
         config: &Fp8Config,
-        flags: Arc<Fp8Flags>,
+        (model, device): (Arc<ModelFp8>, &Device),
         (comm, split): (Comm, SplitOperands),
     ) -> Self {
         let formats = config.format.of(&recipe);
-        let state = |operand| OperandState {
-            history: match recipe {
-                Fp8Recipe::Delayed(settings) => {
-                    Some(AmaxHistory::new(settings, of(formats, operand).max()))
-                }
-                _ => None,
-            },
-            scale: None,
-            amax_log: AmaxLog::default(),
-            report: None,
-            is_measured: false,
-            is_warned: false,
+        let rule = |operand| match recipe {
+            Fp8Recipe::Delayed(settings) => Some(settings.rule(of(formats, operand).max())),
+            _ => None,
         };
         let shared = Fp8LayerShared {
             id: ParamId::new(),
@@ -108,8 +98,9 @@ impl Fp8Layer {
             save_activations: config.save_activations,
             comm,
             split,
-            flags,
-            operands: Mutex::new(Operand::ALL.map(state)),
+            first_slot: model.buffers.add(Operand::ALL.map(rule), device),
+            model,
+            operands: Mutex::default(),
             weight: Mutex::default(),
         };
         Self {
@@ -144,11 +135,16 @@ impl Fp8Layer {
         self.shared.operands.lock()
     }
 
+    /// The slot of an operand in the buffers of the model.
+    fn slot(&self, operand: Operand) -> usize {
+        self.shared.first_slot + operand as usize
+    }
+
     /// The scale of this tensor, where it has one scale. Collective with current scaling: call on all
     /// ranks that hold parts of the tensor.
-    pub(super) fn scale_of(&self, operand: Operand, x: &Tensor<2>) -> Option<Tensor<1>> {
-        match &self.shared.recipe {
-            Fp8Recipe::Delayed(_) => Some(self.delayed(operand, &x.device())),
+    pub(super) fn scale_of(&self, operand: Operand, x: &Tensor<2>) -> Option<TensorScale> {
+        let scales = match &self.shared.recipe {
+            Fp8Recipe::Delayed(_) => self.shared.model.buffers.scales(&x.device()),
             Fp8Recipe::Current(_) => {
                 let local_amax = fp8::amax(x.clone());
                 let comm = &self.shared.comm;
@@ -157,13 +153,23 @@ impl Fp8Layer {
                 } else {
                     local_amax
                 };
-                Some(self.scale_for(operand, amax))
+                self.scale_for(operand, amax)
             }
-            Fp8Recipe::Blockwise(_) | Fp8Recipe::MxFp8 => None,
-        }
+            Fp8Recipe::Blockwise(_) | Fp8Recipe::MxFp8 => return None,
+        };
+        Some(self.scale_in(operand, scales))
     }
 
-    /// The scale of a tensor with this largest magnitude.
+    /// The scale of a tensor in the buffer that [`scale_of`](Self::scale_of) returned for it.
+    pub(super) fn scale_in(&self, operand: Operand, scales: Tensor<1>) -> TensorScale {
+        let index = match &self.shared.recipe {
+            Fp8Recipe::Delayed(_) => self.slot(operand),
+            _ => 0,
+        };
+        TensorScale { scales, index }
+    }
+
+    /// The scale, `[1]`, of a tensor with this largest magnitude.
     pub(super) fn scale_for(&self, operand: Operand, amax: Tensor<1>) -> Tensor<1> {
         match &self.shared.recipe {
             Fp8Recipe::Current(settings) => {
@@ -173,24 +179,23 @@ impl Fp8Layer {
                 };
                 fp8::current_scale(amax, self.format(operand), options)
             }
-            _ => self.delayed(operand, &amax.device()),
+            _ => {
+                let scales = self.shared.model.buffers.scales(&amax.device());
+                scales.narrow(0, self.slot(operand), 1)
+            }
         }
     }
 
-    /// The scale that follows from earlier steps; 1 where there is no history.
-    fn delayed(&self, operand: Operand, device: &Device) -> Tensor<1> {
-        let state = &mut self.state()[operand as usize];
-        if let Some(scale) = state
-            .scale
-            .as_ref()
-            .filter(|scale| scale.device() == *device)
-        {
-            return scale.clone();
+    fn scaling(&self, operand: Operand, scale: Option<&TensorScale>) -> Scaling {
+        match (scale.cloned(), &self.shared.recipe) {
+            (Some(TensorScale { scales, index }), _) => Scaling::Element { scales, index },
+            (None, Fp8Recipe::Blockwise(settings)) => Scaling::Blocks {
+                square: operand == Operand::Weight,
+                power_of_two: settings.power_of_two,
+            },
+            (None, Fp8Recipe::MxFp8) => Scaling::Mx,
+            (None, _) => unreachable!("a recipe with one scale per tensor passes it"),
         }
-        let scale = state.history.as_ref().map_or(1.0, AmaxHistory::scale);
-        let scale = Tensor::from_floats([scale], device);
-        state.scale = Some(scale.clone());
-        scale
     }
 
     /// Copies of a tensor, with the scale of [`scale_of`](Self::scale_of).
@@ -198,19 +203,40 @@ impl Fp8Layer {
         &self,
         operand: Operand,
         x: Tensor<2>,
-        scale: Option<&Tensor<1>>,
+        scale: Option<&TensorScale>,
         usage: QuantizerUsage,
     ) -> Quantized {
-        let scaling = match (scale, &self.shared.recipe) {
-            (Some(scale), _) => Scaling::Tensor(scale.clone()),
-            (None, Fp8Recipe::Blockwise(settings)) => Scaling::Blocks {
-                square: operand == Operand::Weight,
-                power_of_two: settings.power_of_two,
-            },
-            (None, Fp8Recipe::MxFp8) => Scaling::Mx,
-            (None, _) => unreachable!("a recipe with one scale per tensor passes it"),
-        };
+        let scaling = self.scaling(operand, scale);
         fp8::quantize(x, self.format(operand), &scaling, usage)
+    }
+
+    /// The same copies, rowwise and columnwise; the magnitudes of the tensor count in this step.
+    pub(super) fn quantize_logged(
+        &self,
+        operand: Operand,
+        x: Tensor<2>,
+        scale: Option<&TensorScale>,
+        usage: QuantizerUsage,
+    ) -> [Option<Fp8Matrix>; 2] {
+        let (format, slot) = (self.format(operand), self.slot(operand));
+        let scaling = self.scaling(operand, scale);
+        self.shared.model.buffers.log(&x.device(), |log| {
+            let Quantized {
+                rowwise,
+                columnwise,
+                seen,
+            } = fp8::quantize_logged(x, format, &scaling, usage, log, slot);
+            ([rowwise, columnwise], seen)
+        })
+    }
+
+    /// Counts in this step what a quantiser has seen earlier in `elements` values.
+    pub(super) fn log(&self, operand: Operand, seen: Tensor<1>, elements: usize) {
+        let slot = self.slot(operand);
+        let buffers = &self.shared.model.buffers;
+        buffers.log(&seen.device(), |log| {
+            ((), log_magnitude(log, slot, seen, elements))
+        });
     }
 
     /// A matrix from its codes and scales, as [`Fp8Matrix::tensors`] gives them.
@@ -238,11 +264,6 @@ impl Fp8Layer {
         }
     }
 
-    /// Records the statistics of a quantiser over `elements` values.
-    pub(super) fn record(&self, operand: Operand, seen: Tensor<1>, elements: usize) {
-        self.state()[operand as usize].amax_log.push(seen, elements);
-    }
-
     /// Measures the quantisation error of a tensor, if measuring is on and this is its first use in this
     /// step. `x` returns the tensor in the layout of the copy.
     pub(super) fn measure(
@@ -251,7 +272,7 @@ impl Fp8Layer {
         x: impl FnOnce() -> Tensor<2>,
         copy: &Fp8Matrix,
     ) {
-        let is_due = self.shared.flags.measuring.load(Ordering::Relaxed)
+        let is_due = self.shared.model.measuring.load(Ordering::Relaxed)
             && !self.state()[operand as usize].is_measured;
         if !is_due {
             return;

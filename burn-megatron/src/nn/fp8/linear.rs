@@ -93,11 +93,11 @@ impl Fp8Linear {
     ///
     /// [`Fp8Error::Duplicate`] if `fp8` already has a layer with this path.
     pub fn from_linear(linear: Linear, path: &str, fp8: &Fp8) -> Result<Self, Fp8Error> {
-        let groups = ParallelContext::single();
+        let (groups, device) = (ParallelContext::single(), linear.weight.lazy_device());
         Ok(Self {
             weight: linear.weight,
             bias: linear.bias,
-            fp8: fp8.layer(path, groups.tensor(), SplitOperands::default(), true)?,
+            fp8: fp8.layer(path, &device, groups.tensor(), SplitOperands::default())?,
         })
     }
 

@@ -37,8 +37,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-mod amax_log;
 mod arithmetic;
+mod buffers;
 mod check;
 mod config;
 mod error;
@@ -60,11 +60,12 @@ pub use config::{
 };
 pub use error::Fp8Error;
 pub use history::ScaleState;
-use layer::Fp8Flags;
+use layer::ModelFp8;
 pub use layer::Fp8Layer;
 pub use linear::{Fp8Linear, Fp8LinearConfig, MxFp8Linear, MxFp8LinearConfig};
 pub use operand::Operand;
 pub(crate) use operand::SplitOperands;
+use burn::tensor::Device;
 use parking_lot::Mutex;
 pub use recipe::UnknownFp8Recipe;
 pub use report::OperandReport;
@@ -86,7 +87,8 @@ struct Fp8Shared {
     config: Fp8Config,
     /// The patterns of the configuration.
     globs: Vec<Glob>,
-    flags: Arc<Fp8Flags>,
+    /// What the layers share.
+    model: Arc<ModelFp8>,
     /// In build order.
     layers: Mutex<Vec<Fp8Layer>>,
     /// The paths of all layers that can compute in 8 bits.
@@ -146,7 +148,7 @@ impl Fp8 {
     /// cached: two bytes per element. When off, each use quantises again.
     pub fn cache_quantized_weights(&self, caches: bool) {
         self.shared
-            .flags
+            .model
             .caches_weights
             .store(caches, Ordering::Relaxed);
         self.invalidate_weights();
@@ -162,7 +164,7 @@ impl Fp8 {
     /// that is gathered as codes with one scale is not measured.
     pub fn measure(&self, measuring: bool) {
         self.shared
-            .flags
+            .model
             .measuring
             .store(measuring, Ordering::Relaxed);
     }
@@ -214,25 +216,30 @@ impl Fp8 {
         }
     }
 
-    /// The 8-bit arithmetic of the layer at `path`, if it has a recipe and `enabled` is set.
+    /// The 8-bit arithmetic of the layer at `path` on `device`, if it has a recipe.
     pub(crate) fn layer(
         &self,
         path: &str,
+        device: &Device,
         comm: &Comm,
         split: SplitOperands,
-        enabled: bool,
     ) -> Result<Option<Fp8Layer>, Fp8Error> {
-        self.shared.capable.lock().push(path.into());
-        let Some(recipe) = self.recipe(path).filter(|_| enabled) else {
+        self.add_capable(path);
+        let Some(recipe) = self.recipe(path) else {
             return Ok(None);
         };
         let mut layers = self.shared.layers.lock();
         if layers.iter().any(|layer| layer.path() == path) {
             return Err(Fp8Error::Duplicate { path: path.into() });
         }
-        let (config, flags) = (self.config(), self.shared.flags.clone());
-        let layer = Fp8Layer::new(path, recipe, config, flags, (comm.clone(), split));
+        let (config, model) = (self.config(), self.shared.model.clone());
+        let layer = Fp8Layer::new(path, recipe, config, (model, device), (comm.clone(), split));
         layers.push(layer.clone());
         Ok(Some(layer))
+    }
+
+    /// Records that the layer at `path` could compute in 8 bits.
+    pub(crate) fn add_capable(&self, path: &str) {
+        self.shared.capable.lock().push(path.into());
     }
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::history::{AmaxHistory, ScaleState};
+use super::config::Fp8Recipe;
+use super::history::ScaleState;
 use super::{Fp8, Fp8Error, Fp8Layer, Operand};
 use crate::glob::{Glob, nearest};
 
@@ -33,7 +34,7 @@ impl Fp8LayerState {
 
 impl Fp8 {
     /// The states of the layers with delayed scaling, by path; other recipes have none. All ranks of a
-    /// stage have the same states.
+    /// stage have the same states. Waits for the device after a step.
     pub fn states(&self) -> BTreeMap<String, Fp8LayerState> {
         let layers = self.layers().into_iter();
         layers
@@ -62,7 +63,7 @@ impl Fp8 {
                         .unwrap_or_default(),
                 });
             };
-            layer.histories(state)?;
+            layer.check_state(state)?;
             found.push((layer, state));
         }
         found
@@ -74,53 +75,41 @@ impl Fp8 {
 impl Fp8Layer {
     /// The state, with delayed scaling.
     pub(super) fn delayed_state(&self) -> Option<Fp8LayerState> {
-        let operands = self.state();
-        let state = |operand: Operand| {
-            let history = operands[operand as usize].history.as_ref();
-            history.map(AmaxHistory::state)
+        let Fp8Recipe::Delayed(_) = self.shared.recipe else {
+            return None;
         };
+        let states = self.shared.model.buffers.states(self.shared.first_slot);
+        let [input, weight, gradient] = states;
         Some(Fp8LayerState {
-            input: state(Operand::Input)?,
-            weight: state(Operand::Weight)?,
-            gradient: state(Operand::Gradient)?,
+            input,
+            weight,
+            gradient,
         })
     }
 
     /// Restores a state; changes nothing if it does not fit.
     pub(super) fn restore(&self, state: &Fp8LayerState) -> Result<(), Fp8Error> {
-        let histories = self.histories(state)?;
-        let mut operands = self.state();
-        let mut is_changed = false;
-        for (operand, history) in operands.iter_mut().zip(histories) {
-            if operand.history != history {
-                operand.history = history;
-                operand.drop_scale();
-                is_changed = true;
-            }
-        }
-        drop(operands);
-        if is_changed {
+        self.check_state(state)?;
+        if self.delayed_state().is_some_and(|own| own != *state) {
+            let states = Operand::ALL.map(|operand| state.of(operand).clone());
+            self.shared.model.buffers.restore(self.shared.first_slot, states);
             self.drop_cached_weight();
         }
         Ok(())
     }
 
-    /// The histories of a state.
-    fn histories(&self, state: &Fp8LayerState) -> Result<[Option<AmaxHistory>; 3], Fp8Error> {
-        let operands = self.state();
-        let mut histories = [None, None, None];
-        for operand in Operand::ALL {
-            let Some(mut history) = operands[operand as usize].history.clone() else {
-                continue;
-            };
-            let restored = history.restore(state.of(operand));
-            restored.map_err(|reason| Fp8Error::State {
+    /// Checks that a state fits.
+    fn check_state(&self, state: &Fp8LayerState) -> Result<(), Fp8Error> {
+        let Fp8Recipe::Delayed(settings) = self.shared.recipe else {
+            return Ok(());
+        };
+        Operand::ALL.into_iter().try_for_each(|operand| {
+            let checked = state.of(operand).check(settings.history);
+            checked.map_err(|reason| Fp8Error::State {
                 path: self.path().into(),
                 operand,
                 reason,
-            })?;
-            histories[operand as usize] = Some(history);
-        }
-        Ok(histories)
+            })
+        })
     }
 }

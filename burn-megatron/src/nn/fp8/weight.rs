@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use burn::tensor::Tensor;
-use burn_megatron_kernels::fp8::{Format, Fp8Matrix, QuantizerUsage};
+use burn_megatron_kernels::fp8::{Format, Fp8Matrix, Quantized, QuantizerUsage};
 
 use super::{Fp8Layer, Operand};
 
@@ -39,14 +39,14 @@ pub trait WeightQuantizer: Debug + Send + Sync {
 #[derive(Debug)]
 pub(super) struct CachedWeight {
     weight: Arc<QuantizedWeight>,
-    /// Statistics of the quantiser, until a recorded forward uses the weight.
+    /// What the quantiser has seen, in how many values, until a recorded forward uses the weight.
     seen: Option<(Tensor<1>, usize)>,
 }
 
 impl Fp8Layer {
     /// Whether copies are cached: the caller reports when weights change.
     pub(super) fn caches_weight(&self) -> bool {
-        self.shared.flags.caches_weights.load(Ordering::Relaxed)
+        self.shared.model.caches_weights.load(Ordering::Relaxed)
     }
 
     /// The weight, quantised at its first use since it changed. Collective at that use, where it has one
@@ -60,15 +60,23 @@ impl Fp8Layer {
         let CachedWeight { weight, seen } = cached.get_or_insert_with(|| {
             let value = value();
             let elements = value.shape().num_elements();
-            let (weight, seen) = self.both_copies(value);
-            CachedWeight {
-                weight: Arc::new(weight),
-                seen: Some((seen, elements)),
-            }
+            let (weight, seen) = if is_recorded {
+                (self.logged_copies(value), None)
+            } else {
+                let scale = self.scale_of(Operand::Weight, &value);
+                let Quantized {
+                    rowwise,
+                    columnwise,
+                    seen,
+                } = self.quantize(Operand::Weight, value, scale.as_ref(), QuantizerUsage::BOTH);
+                (both([rowwise, columnwise]), Some((seen, elements)))
+            };
+            let weight = Arc::new(weight);
+            CachedWeight { weight, seen }
         });
         if is_recorded {
             if let Some((seen, elements)) = seen.take() {
-                self.record(Operand::Weight, seen, elements);
+                self.log(Operand::Weight, seen, elements);
             }
             self.measure(Operand::Weight, value, &weight.rowwise);
         }
@@ -80,19 +88,18 @@ impl Fp8Layer {
         *self.shared.weight.lock() = None;
     }
 
-    fn both_copies(&self, weight: Tensor<2>) -> (QuantizedWeight, Tensor<1>) {
+    /// Both copies; the magnitudes count in this step.
+    fn logged_copies(&self, weight: Tensor<2>) -> QuantizedWeight {
         let scale = self.scale_of(Operand::Weight, &weight);
-        let copies = self.quantize(
-            Operand::Weight,
-            weight,
-            scale.as_ref(),
-            QuantizerUsage::BOTH,
-        );
-        let weight = QuantizedWeight {
-            rowwise: expect_copy(copies.rowwise),
-            columnwise: expect_copy(copies.columnwise),
-        };
-        (weight, copies.seen)
+        let usage = QuantizerUsage::BOTH;
+        both(self.quantize_logged(Operand::Weight, weight, scale.as_ref(), usage))
+    }
+}
+
+fn both([rowwise, columnwise]: [Option<Fp8Matrix>; 2]) -> QuantizedWeight {
+    QuantizedWeight {
+        rowwise: expect_copy(rowwise),
+        columnwise: expect_copy(columnwise),
     }
 }
 
@@ -114,19 +121,12 @@ impl WeightQuantizer for Fp8Layer {
     }
 
     fn scale(&self, amax: Tensor<1>) -> Tensor<1> {
-        let beyond = amax.zeros_like();
-        self.record(
-            Operand::Weight,
-            Tensor::cat(vec![amax.clone(), beyond], 0),
-            0,
-        );
+        self.log(Operand::Weight, amax.clone(), 0);
         self.scale_for(Operand::Weight, amax)
     }
 
     fn quantize(&self, weight: Tensor<2>) -> QuantizedWeight {
-        let elements = weight.shape().num_elements();
-        let (copies, seen) = self.both_copies(weight.clone());
-        self.record(Operand::Weight, seen, elements);
+        let copies = self.logged_copies(weight.clone());
         self.measure(Operand::Weight, || weight, &copies.rowwise);
         copies
     }

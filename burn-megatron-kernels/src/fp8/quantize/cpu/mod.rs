@@ -16,20 +16,28 @@ use super::super::matrix::{mx_words, transposed_codes, words};
 use super::ops::{QuantizeOp, ScaleOp};
 use super::scaling::ScalingKind;
 use crate::cpu::{Element, ROW_GRAIN, for_float, slice, tensor, vectorized};
+use crate::fp8::delayed::log_entry;
 use crate::fp8::format::Format;
 use crate::fp8::matrix::BLOCK;
 
 pub(super) use values::dequantize;
 
 /// See [`QuantizeOp`].
-pub(super) fn quantize(kernel: &QuantizeOp, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
-    for_float!(inputs[0].dtype(), E => quantize_as::<E>(kernel, inputs))
+pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+    let log = kernel.slot.and_then(|slot| Some((slot, inputs.pop()?)));
+    for_float!(inputs[0].dtype(), E => quantize_as::<E>(kernel, &inputs, log))
 }
 
-fn quantize_as<E: Element>(kernel: &QuantizeOp, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
+fn quantize_as<E: Element>(
+    kernel: &QuantizeOp,
+    inputs: &[FlexTensor],
+    log: Option<(usize, FlexTensor)>,
+) -> Vec<FlexTensor> {
     let x = &inputs[0];
     let [rows, columns] = [x.layout().shape()[0], x.layout().shape()[1]];
-    let given = inputs.get(1).map_or(1.0, |scale| slice::<f32>(scale)[0]);
+    let given = inputs
+        .get(1)
+        .map_or(1.0, |scales| slice::<f32>(scales)[kernel.given]);
     let copy = |transposed| {
         let copy = CopyTask {
             source: MatrixSource {
@@ -72,8 +80,11 @@ fn quantize_as<E: Element>(kernel: &QuantizeOp, inputs: &[FlexTensor]) -> Vec<Fl
             ScalingKind::Mx => tensor_of_words(bits.collect(), [rows, mx_words(depth)]),
         });
     }
-    let amax = f32::from_bits(seen.amax);
-    all.push(tensor(vec![amax, seen.beyond as f32], [2]));
+    let seen = [f32::from_bits(seen.amax), seen.beyond as f32];
+    all.push(match log {
+        Some((slot, log)) => log_entry(log, slot, seen, (rows * columns) as f32),
+        None => tensor(seen.to_vec(), [2]),
+    });
     all
 }
 

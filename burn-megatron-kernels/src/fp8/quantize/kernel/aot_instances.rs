@@ -41,7 +41,7 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
             };
             let kernel = kernel!(
                 target, UNITS, quantize_kernel::QuantizeKernel
-                [_ _ _ _ _ _ _ _ _]
+                [_ _ _ _ _ _ _ _ _ _]
                 (vector, plan.patch() / 4, 4, plan, dtype)
             );
             let name = format!("fp8/quantize/{scaling}/{name}");
@@ -69,6 +69,7 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     }
     all.extend(small(target));
     all.extend(crate::fp8::matrix::kernel::aot_instances(target));
+    all.push(crate::fp8::delayed::kernel::aot_instance(target));
     all
 }
 
@@ -76,10 +77,11 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
 fn small(target: &AotTarget) -> [AotInstance; 2] {
     let finish = FinishVariant {
         counts: true,
+        logged: true,
         descale: true,
         planes: true,
     };
-    let finish = kernel!(target, UNITS, finish_kernel::FinishKernel [_ _ _ _ _] (finish));
+    let finish = kernel!(target, UNITS, finish_kernel::FinishKernel [_ _ _ _ _ _ _ _] (finish));
     let scale = kernel!(target, 1, scale_kernel::ScaleKernel [_ _ _] (false, Format::E4M3));
     [
         AotInstance::other("fp8/finish".into(), finish),

@@ -52,7 +52,7 @@ fn inside(word: u32, at: usize, end: usize, #[comptime] plan: QuantizePlan) -> u
 }
 
 /// One tile of 128 x 128 for each cube. What [`QuantizePlan::usage`] does not ask for is neither
-/// read nor written; a scale is `given` for [`ScalingKind::Tensor`] alone. Scales are written as
+/// read nor written; for [`ScalingKind::Tensor`] alone the scale is `given[index]`. Scales are written as
 /// bits; `partials` `[cubes, 2]` get the bits of the largest magnitude of the tile, and how many of
 /// its values were beyond.
 #[cube(launch_unchecked)]
@@ -64,6 +64,7 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
     column_codes: &mut [Vector<u32, Q>],
     column_scales: &mut [u32],
     partials: &mut [u32],
+    index: u32,
     rows: u32,
     columns: u32,
     #[comptime] plan: QuantizePlan,
@@ -111,7 +112,7 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
         let mut slots = Shared::<[u32]>::new_slice(comptime!(2 * BLOCK * LINE_BLOCKS));
         let mut scale = 0u32;
         if comptime!(plan.kind == ScalingKind::Tensor) {
-            scale = given[0];
+            scale = given[index as usize];
         } else if comptime!(!plan.by_lines()) {
             scale = block_scale(amax, plan.format, comptime!(plan.power_of_two()));
             if UNIT_POS == 0 {

@@ -20,7 +20,7 @@ use self::values::{DequantizeVariant, VECTORS, amax_kernel, dequantize_kernel};
 use super::super::matrix::{mx_words, words};
 use super::ops::{DequantizeOp, QuantizeOp, ScaleOp};
 use super::scaling::ScalingKind;
-use crate::cube::{empty, grid};
+use crate::cube::{empty, grid, own};
 use crate::fp8::kernel::tile::UNITS;
 use crate::fp8::matrix::BLOCK;
 
@@ -35,8 +35,9 @@ mod values;
 pub(crate) use aot_instances::aot_instances;
 
 /// See [`QuantizeOp`].
-pub(super) fn quantize(kernel: &QuantizeOp, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-    let x = inputs[0].clone();
+pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    let log = kernel.slot.and_then(|_| inputs.pop()).map(own);
+    let x = inputs.remove(0);
     let client = x.client.clone();
     let [rows, columns] = [x.shape()[0], x.shape()[1]];
     let plan = QuantizePlan::new(kernel, &x, columns);
@@ -53,7 +54,7 @@ pub(super) fn quantize(kernel: &QuantizeOp, inputs: Vec<CubeTensor>) -> Vec<Cube
     let rowwise = copy(kernel.usage.rowwise, [rows, columns]);
     let columnwise = copy(kernel.usage.columnwise, [columns, rows]);
     let partials = empty(&x, [cubes.max(1), 2], DType::U32);
-    let given = inputs.get(1).cloned().unwrap_or_else(scrap);
+    let given = inputs.pop().unwrap_or_else(scrap);
     if cubes > 0 {
         let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
         // SAFETY: a unit writes what is inside of the matrix and of its padded rows alone, and the
@@ -73,6 +74,7 @@ pub(super) fn quantize(kernel: &QuantizeOp, inputs: Vec<CubeTensor>) -> Vec<Cube
                 arg(&columnwise[0]),
                 arg(&columnwise[1]),
                 arg(&partials),
+                kernel.given as u32,
                 rows as u32,
                 columns as u32,
                 plan,
@@ -80,18 +82,28 @@ pub(super) fn quantize(kernel: &QuantizeOp, inputs: Vec<CubeTensor>) -> Vec<Cube
             );
         }
     }
-    let seen = empty(&x, [2], DType::F32);
     let descale = match (kernel.kind, kernel.usage.rowwise) {
         (ScalingKind::Tensor, true) => rowwise[1].clone(),
         (ScalingKind::Tensor, false) => columnwise[1].clone(),
         _ => scrap(),
     };
-    let finish = FinishVariant {
+    let variant = FinishVariant {
         counts: true,
+        logged: log.is_some(),
         descale: kernel.kind == ScalingKind::Tensor,
         planes: plan.planes,
     };
-    self::finish(finish, partials, given, [&seen, &descale], cubes);
+    let seen = log.unwrap_or_else(|| empty(&x, [2], DType::F32));
+    Finish {
+        variant,
+        partials,
+        parts: cubes,
+        given,
+        index: kernel.given,
+        slot: kernel.slot.unwrap_or(0),
+        elements: rows * columns,
+    }
+    .launch(&seen, &descale);
     let mut all = vec![];
     for (made, [codes, scales]) in [
         (kernel.usage.rowwise, rowwise),
@@ -117,27 +129,38 @@ fn outputs(like: &CubeTensor, kind: ScalingKind, [rows, depth]: [usize; 2]) -> [
     [empty(like, [rows, words(depth)], DType::U32), scales]
 }
 
-fn finish(
-    finish: FinishVariant,
+/// The second launch of a quantiser or of [`amax`](super::amax); see [`finish_kernel`].
+struct Finish {
+    variant: FinishVariant,
     partials: CubeTensor,
-    given: CubeTensor,
-    [seen, descale]: [&CubeTensor; 2],
     parts: usize,
-) {
-    let client = partials.client.clone();
-    // SAFETY: one cube reads the partial results and writes one or two words.
-    unsafe {
-        finish_kernel::launch_unchecked(
-            &client,
-            CubeCount::Static(1, 1, 1),
-            CubeDim::new_1d(UNITS),
-            partials.into_buffer_arg(),
-            given.into_buffer_arg(),
-            seen.clone().into_buffer_arg(),
-            descale.clone().into_buffer_arg(),
-            parts as u32,
-            finish,
-        );
+    given: CubeTensor,
+    index: usize,
+    slot: usize,
+    elements: usize,
+}
+
+impl Finish {
+    fn launch(self, seen: &CubeTensor, descale: &CubeTensor) {
+        let client = self.partials.client.clone();
+        // SAFETY: one cube reads the partial results and writes one or two words, or the entry of a
+        // log, which has it.
+        unsafe {
+            finish_kernel::launch_unchecked(
+                &client,
+                CubeCount::Static(1, 1, 1),
+                CubeDim::new_1d(UNITS),
+                self.partials.into_buffer_arg(),
+                self.given.into_buffer_arg(),
+                seen.clone().into_buffer_arg(),
+                descale.clone().into_buffer_arg(),
+                self.parts as u32,
+                self.index as u32,
+                self.slot as u32,
+                self.elements as f32,
+                self.variant,
+            );
+        }
     }
 }
 
@@ -167,18 +190,22 @@ pub(super) fn amax(x: CubeTensor) -> CubeTensor {
             );
         }
     }
-    let form = FinishVariant {
+    let variant = FinishVariant {
         counts: false,
+        logged: false,
         descale: false,
         planes,
     };
-    finish(
-        form,
+    Finish {
+        variant,
         partials,
-        empty(&seen, [1], DType::U32),
-        [&seen, &scrap],
-        cubes,
-    );
+        parts: cubes,
+        given: empty(&seen, [1], DType::U32),
+        index: 0,
+        slot: 0,
+        elements: count,
+    }
+    .launch(&seen, &scrap);
     seen
 }
 

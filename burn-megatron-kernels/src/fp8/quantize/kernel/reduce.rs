@@ -3,13 +3,14 @@
 use cubecl::prelude::*;
 
 use super::scale::{block_scale, reciprocal};
+use crate::fp8::delayed::kernel::log_entry;
 use crate::fp8::format::Format;
 use crate::fp8::kernel::tile::UNITS;
 
 /// The largest of `value` over the units of a cube, or with `add` their sum; every unit gets it.
 /// Call on all units of the cube.
 #[cube]
-pub(super) fn cube_total(value: u32, #[comptime] add: bool, #[comptime] planes: bool) -> u32 {
+pub(in crate::fp8) fn cube_total(value: u32, #[comptime] add: bool, #[comptime] planes: bool) -> u32 {
     let mut shared = Shared::<[u32]>::new_slice(UNITS as usize);
     let mut total = 0u32;
     if comptime!(planes) {
@@ -58,13 +59,16 @@ fn both(one: u32, other: u32, #[comptime] add: bool) -> u32 {
 pub(super) struct FinishVariant {
     /// Whether counts are interleaved with the maxima, and summed.
     pub counts: bool,
+    /// Whether the totals are added to an entry of a log.
+    pub logged: bool,
     /// Whether one over the given scale is written.
     pub descale: bool,
     /// Whether planes are used.
     pub planes: bool,
 }
 
-/// The total of the partial results of `parts` cubes, as bits of f32.
+/// The total of the partial results of `parts` cubes, as bits of f32, to `seen`; or added to its entry
+/// `slot` if it is a log. The scale is `given[index]`.
 #[cube(launch_unchecked)]
 pub(super) fn finish_kernel(
     partials: &[u32],
@@ -72,6 +76,9 @@ pub(super) fn finish_kernel(
     seen: &mut [u32],
     descale: &mut [u32],
     parts: u32,
+    index: u32,
+    slot: u32,
+    elements: f32,
     #[comptime] finish: FinishVariant,
 ) {
     let stride = comptime!(1 + u32::from(finish.counts));
@@ -86,18 +93,21 @@ pub(super) fn finish_kernel(
         part += UNITS;
     }
     let most = cube_total(most, false, finish.planes);
-    if UNIT_POS == 0 {
-        seen[0] = most;
-    }
     if comptime!(finish.counts) {
-        let count = cube_total(count, true, finish.planes);
-        if UNIT_POS == 0 {
-            seen[1] = u32::reinterpret(f32::cast_from(count));
-        }
+        count = cube_total(count, true, finish.planes);
     }
-    if comptime!(finish.descale) {
-        if UNIT_POS == 0 {
-            descale[0] = reciprocal(given[0], false);
+    if UNIT_POS == 0 {
+        let beyond = f32::cast_from(count);
+        if comptime!(finish.logged) {
+            log_entry(seen, slot, most, beyond, elements);
+        } else {
+            seen[0] = most;
+            if comptime!(finish.counts) {
+                seen[1] = u32::reinterpret(beyond);
+            }
+        }
+        if comptime!(finish.descale) {
+            descale[0] = reciprocal(given[index as usize], false);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use burn::backend::DispatchTensor;
 use burn::module::Module;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_megatron_kernels::{Function, gemm};
 
 use super::transcription::{Layer, Matrix};
@@ -210,7 +210,7 @@ fn saved_bytes(save_activations: bool, recipe: Fp8Recipe, input: InputLayout) ->
     let alone = ParallelContext::single();
     let layer = fp8
         .unwrap()
-        .layer("layer", alone.tensor(), SplitOperands::default(), true);
+        .layer("layer", &Device::flex(), alone.tensor(), SplitOperands::default());
     let layer = layer.unwrap().unwrap();
     let whole = !matches!(input, InputLayout::SplitSequence(_));
     let function = LinearFunction {

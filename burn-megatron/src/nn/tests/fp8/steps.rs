@@ -106,6 +106,26 @@ fn a_step_without_a_tensor_leaves_the_history_alone() {
     assert_eq!(after.gradient, before.gradient);
 }
 
+/// Its slots are added to buffers that are in use.
+#[test]
+fn a_layer_that_is_built_in_a_step_changes_no_other() {
+    let states = [false, true].map(|adds| {
+        let setup = setup(&delayed(2));
+        let [x, dy] = batch(0.5);
+        setup.train(x.clone(), dy.clone());
+        let first = setup.end_step();
+        setup.train(x.clone().mul_scalar(2.0), dy.clone());
+        if adds {
+            let config = Fp8LinearConfig::new(IN, OUT);
+            config.init("second", &setup.fp8, &autodiff()).unwrap();
+        }
+        setup.train(x, dy);
+        [first, setup.end_step()]
+    });
+    assert_eq!(states[0], states[1]);
+    assert_eq!(states[0][1].input.history[1], states[0][0].input.history[0]);
+}
+
 #[test]
 fn an_evaluation_leaves_no_trace() {
     let [x, dy] = batch(0.5);

@@ -1,0 +1,84 @@
+//! The CPU implementation.
+
+use burn::backend::flex::FlexTensor;
+
+use super::ops::LogOp;
+use super::{LOG_COLUMNS, NOTHING, ScaleRule, ScaleRules};
+use crate::cpu::{own, slice, slice_mut, tensor};
+
+/// Adds to an entry of a log what was seen in `elements` values: the largest magnitude, and how many were
+/// beyond the format.
+pub(in crate::fp8) fn log_entry(
+    log: FlexTensor,
+    slot: usize,
+    [amax, beyond]: [f32; 2],
+    elements: f32,
+) -> FlexTensor {
+    let mut log = own::<f32>(log);
+    let entry = &mut slice_mut::<f32>(&mut log)[slot * LOG_COLUMNS..][..LOG_COLUMNS];
+    entry[0] = larger(entry[0], amax);
+    entry[1] += beyond;
+    entry[2] += elements;
+    log
+}
+
+/// The larger one of two magnitudes, NaN if one is; a negative number is none.
+fn larger(one: f32, other: f32) -> f32 {
+    let key = |magnitude: f32| magnitude.to_bits() as i32;
+    if key(one) < key(other) { other } else { one }
+}
+
+pub(super) fn log(op: &LogOp, log: FlexTensor, seen: &FlexTensor) -> FlexTensor {
+    let seen = slice::<f32>(seen);
+    let beyond = if op.counts { seen[1] } else { 0.0 };
+    log_entry(log, op.slot, [seen[0], beyond], op.elements as f32)
+}
+
+/// State, log and counts.
+pub(super) fn next_scales(
+    rules: &ScaleRules,
+    logs: &FlexTensor,
+    state: &FlexTensor,
+) -> Vec<FlexTensor> {
+    let (logs, old, slots) = (slice::<f32>(logs), slice::<f32>(state), rules.slots());
+    let (mut state, mut counts) = (old.to_vec(), Vec::with_capacity(2 * slots));
+    for (slot, rule) in rules.rules.iter().enumerate() {
+        let ranks = logs.chunks(LOG_COLUMNS * slots);
+        let entries = ranks.map(|log| &log[slot * LOG_COLUMNS..][..LOG_COLUMNS]);
+        let [amax, beyond, elements] = entries.fold(NOTHING, |all, entry| {
+            let amax = larger(all[0], entry[0]);
+            [amax, all[1] + entry[1], all[2] + entry[2]]
+        });
+        counts.extend([beyond, elements]);
+        if let Some(rule) = rule.filter(|_| amax.to_bits() as i32 >= 0) {
+            let history = &mut state[rules.history(slot)];
+            history.rotate_right(1);
+            history[0] = amax;
+            let scale = rule.scale(history);
+            state[slot] = scale.unwrap_or(state[slot]);
+        }
+    }
+    let log = NOTHING.repeat(slots);
+    [state, log, counts]
+        .map(|values| {
+            let shape = [values.len()];
+            tensor(values, shape)
+        })
+        .into()
+}
+
+impl ScaleRule {
+    /// The scale after a step, of the magnitudes from that step on back; `None` if it stays.
+    fn scale(&self, history: &[f32]) -> Option<f32> {
+        if !history[0].is_finite() {
+            return None;
+        }
+        let amax = if self.most_recent {
+            history[0]
+        } else {
+            let finite = history.iter().filter(|amax| amax.is_finite());
+            finite.copied().fold(0.0, f32::max)
+        };
+        (amax > 0.0).then(|| (self.numerator / amax).min(f32::MAX))
+    }
+}

@@ -1,0 +1,191 @@
+//! The CubeCL kernels: one cube for each slot. Numbers are handled as bits, so that NaN and subnormal
+//! magnitudes are those of the CPU.
+
+use burn::backend::TensorMetadata;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::ops::LogOp;
+use super::{LOG_COLUMNS, ScaleRules};
+use crate::cube::instance::{AotInstance, AotTarget, kernel};
+use crate::cube::{Reduction, RowPlan, cube_sum, empty, grid, own};
+use crate::fp8::kernel::tile::UNITS;
+use crate::fp8::quantize::kernel::reduce::cube_total;
+
+/// The bits of infinity; those of NaN are above.
+const INFINITY: u32 = 0x7f80_0000;
+/// The bits of -1, the magnitude of nothing. From those of -0 on, bits are of no magnitude.
+const NONE: u32 = 0xbf80_0000;
+const SIGN: u32 = 0x8000_0000;
+
+/// Adds to an entry of a log what was seen in `elements` values: the bits of the largest magnitude, and
+/// how many were beyond the format. Call on one unit.
+#[cube]
+pub(in crate::fp8) fn log_entry(
+    log: &mut [u32],
+    slot: u32,
+    amax: u32,
+    beyond: f32,
+    elements: f32,
+) {
+    let at = slot as usize * LOG_COLUMNS;
+    let before = log[at];
+    log[at] = select(before >= SIGN, amax, max(before, amax));
+    log[at + 1] = u32::reinterpret(f32::reinterpret(log[at + 1]) + beyond);
+    log[at + 2] = u32::reinterpret(f32::reinterpret(log[at + 2]) + elements);
+}
+
+#[cube(launch_unchecked)]
+fn log_kernel(
+    log: &mut [u32],
+    seen: &[u32],
+    slot: u32,
+    elements: f32,
+    #[comptime] counts: bool,
+) {
+    if UNIT_POS == 0 {
+        let mut beyond = 0.0f32;
+        if comptime!(counts) {
+            beyond = f32::reinterpret(seen[1]);
+        }
+        log_entry(log, slot, seen[0], beyond, elements);
+    }
+}
+
+/// See [`log_magnitude`](super::log_magnitude).
+pub(super) fn log(op: &LogOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
+    let log = own(inputs.remove(0));
+    let client = log.client.clone();
+    // SAFETY: one unit accesses what was seen, and an entry that the log has.
+    unsafe {
+        log_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static(1, 1, 1),
+            CubeDim::new_1d(1),
+            log.clone().into_buffer_arg(),
+            inputs.remove(0).into_buffer_arg(),
+            op.slot as u32,
+            op.elements as f32,
+            op.counts,
+        );
+    }
+    log
+}
+
+/// The bits of `numerator / amax`, at most those of the largest float. `amax` may be subnormal, also on a
+/// device that takes such numbers for 0; the quotient is then far above them.
+#[cube]
+fn quotient(numerator: u32, amax: u32) -> u32 {
+    let top = f32::reinterpret(numerator);
+    let mut scale = top / f32::reinterpret(amax);
+    if amax < 0x0080_0000 {
+        // As a number 2^149 times as large.
+        let large = top / f32::cast_from(amax);
+        scale = large * comptime!(2f32.powi(75)) * comptime!(2f32.powi(74));
+    }
+    min(u32::reinterpret(scale), 0x7f7f_ffffu32)
+}
+
+/// `table` has four numbers for each slot, see [`ScaleRules`].
+#[cube(launch_unchecked)]
+fn next_scales_kernel(
+    logs: &[u32],
+    state: &[u32],
+    table: &[u32],
+    next: &mut [u32],
+    log: &mut [u32],
+    counts: &mut [f32],
+    slots: u32,
+    ranks: u32,
+    #[comptime] planes: bool,
+) {
+    let slot = CUBE_POS;
+    if slot < slots as usize {
+        // One above the bits of the largest magnitude, 0 for none.
+        let mut key = 0u32;
+        let mut beyond = 0.0f32;
+        let mut elements = 0.0f32;
+        let mut rank = UNIT_POS;
+        while rank < ranks {
+            let at = (rank as usize * slots as usize + slot) * LOG_COLUMNS;
+            let bits = logs[at];
+            key = max(key, select(bits >= SIGN, 0u32, bits + 1));
+            beyond += f32::reinterpret(logs[at + 1]);
+            elements += f32::reinterpret(logs[at + 2]);
+            rank += UNITS;
+        }
+        let key = cube_total(key, false, planes);
+        let beyond = cube_sum(beyond, UNITS, planes);
+        let elements = cube_sum(elements, UNITS, planes);
+
+        let start = table[slot * 4] as usize;
+        let history = table[slot * 4 + 1];
+        let moves = u32::cast_from(key > 0);
+        let mut most = 0u32;
+        let mut at = UNIT_POS;
+        // The oldest one is dropped if there is a new one.
+        while at + moves < history {
+            let bits = state[start + at as usize];
+            next[start + (at + moves) as usize] = bits;
+            most = max(most, select(bits < INFINITY, bits, 0u32));
+            at += UNITS;
+        }
+        let most = cube_total(most, false, planes);
+        if UNIT_POS == 0 {
+            let mut scale = state[slot];
+            if key > 0 && history > 0 {
+                let last = key - 1;
+                next[start] = last;
+                let amax = select(table[slot * 4 + 3] == 1, last, max(last, most));
+                if last < INFINITY && amax > 0 {
+                    scale = quotient(table[slot * 4 + 2], amax);
+                }
+            }
+            next[slot] = scale;
+            log[slot * LOG_COLUMNS] = NONE.runtime();
+            log[slot * LOG_COLUMNS + 1] = 0u32.runtime();
+            log[slot * LOG_COLUMNS + 2] = 0u32.runtime();
+            counts[slot * 2] = beyond;
+            counts[slot * 2 + 1] = elements;
+        }
+    }
+}
+
+/// See [`next_scales`](super::next_scales).
+pub(super) fn next_scales(rules: &ScaleRules, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    let Ok([logs, state, table]) = <[CubeTensor; 3]>::try_from(inputs) else {
+        unreachable!("the kernel has three inputs")
+    };
+    let (client, slots) = (state.client.clone(), rules.slots());
+    let ranks = logs.shape().num_elements() / (LOG_COLUMNS * slots);
+    let plan = RowPlan::new(&client, DType::F32, 1);
+    let outputs = [rules.state_len(), LOG_COLUMNS * slots, 2 * slots]
+        .map(|length| empty(&state, [length], DType::F32));
+    let [next, log, counts] = outputs.clone().map(CubeTensor::into_buffer_arg);
+    // SAFETY: cubes past the slots access no memory, and the lengths of logs and state were checked.
+    unsafe {
+        next_scales_kernel::launch_unchecked(
+            &client,
+            grid(&client, slots),
+            CubeDim::new_1d(UNITS),
+            logs.into_buffer_arg(),
+            state.into_buffer_arg(),
+            table.into_buffer_arg(),
+            next,
+            log,
+            counts,
+            slots as u32,
+            ranks as u32,
+            plan.reduction == Reduction::Planes,
+        );
+    }
+    outputs.into()
+}
+
+pub(crate) fn aot_instance(target: &AotTarget) -> AotInstance {
+    let kernel = kernel!(
+        target, UNITS, next_scales_kernel::NextScalesKernel [_ _ _ _ _ _ _ _] (true)
+    );
+    AotInstance::other("fp8/next_scales".into(), kernel)
+}

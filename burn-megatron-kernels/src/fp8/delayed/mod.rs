@@ -1,0 +1,217 @@
+//! Delayed scaling on the device: the magnitudes of a step, and the scales that follow from them.
+//!
+//! The operands of a model share two buffers, in which each has a slot. The log has the magnitudes of
+//! the present step: [`quantize_logged`](super::quantize_logged) adds to it. The state has the scales,
+//! which quantisers read as [`Scaling::Element`](super::Scaling::Element), and the magnitudes of
+//! earlier steps. [`next_scales`] ends a step. The formulas are those of Transformer Engine
+//! (Micikevicius et al. 2022, arXiv:2209.05433).
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::backend::DispatchDevice;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+
+use super::check;
+use crate::KernelError;
+use crate::error::accept;
+use crate::launch::{launch, launch_one};
+
+mod cpu;
+#[cfg(feature = "cubecl")]
+pub(crate) mod kernel;
+mod ops;
+#[cfg(test)]
+mod tests;
+
+pub(super) use cpu::log_entry;
+use ops::{LogOp, NextScalesOp};
+
+/// The numbers of a slot in a log: the largest magnitude, how many values were beyond the largest of the
+/// format, and how many there were. See [`empty_log`].
+pub const LOG_COLUMNS: usize = 3;
+
+/// The numbers of a slot without a tensor.
+const NOTHING: [f32; LOG_COLUMNS] = [-1.0, 0.0, 0.0];
+
+/// How the scale of an operand follows from its magnitudes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScaleRule {
+    /// The number of magnitudes, at least 1.
+    pub history: usize,
+    /// Divided by the magnitude it is the scale: the largest value of the format, with a margin.
+    pub numerator: f32,
+    /// Whether that is the last magnitude; otherwise it is the largest.
+    pub most_recent: bool,
+}
+
+/// The rules of all slots, on a device: made once for all steps. A slot without a rule keeps its scale.
+///
+/// The state is `[length]` in f32: the scales of all slots, then for each slot with a rule its
+/// [magnitudes](Self::history), newest first.
+#[derive(Clone, Debug)]
+pub struct ScaleRules {
+    rules: Arc<[Option<ScaleRule>]>,
+    /// Where the magnitudes of each slot begin, and where the last ones end.
+    starts: Arc<[usize]>,
+    /// On CubeCL devices `[4 * slots]`: first magnitude, their number, bits of the numerator, and whether
+    /// the last one counts.
+    table: Option<Tensor<1, Int>>,
+}
+
+impl ScaleRules {
+    /// These rules, for buffers on `device`.
+    pub fn new(rules: impl IntoIterator<Item = Option<ScaleRule>>, device: &Device) -> Self {
+        let rules: Arc<[_]> = rules.into_iter().collect();
+        let mut starts = vec![rules.len()];
+        for rule in rules.iter() {
+            starts.push(starts[starts.len() - 1] + rule.map_or(0, |rule| rule.history));
+        }
+        let device = device.clone().inner();
+        let on_cpu = matches!(device.as_dispatch(), DispatchDevice::Flex(_));
+        let row = |(rule, start): (&Option<ScaleRule>, &usize)| {
+            let (history, numerator, most_recent) = rule.map_or((0, 0, 0), |rule| {
+                let recent = u32::from(rule.most_recent);
+                (rule.history as u32, rule.numerator.to_bits(), recent)
+            });
+            // The kernel reads them as unsigned numbers.
+            [*start as u32, history, numerator, most_recent].map(|number| number as i32)
+        };
+        let table = (!on_cpu && !rules.is_empty()).then(|| {
+            let numbers: Vec<i32> = rules.iter().zip(&starts).flat_map(row).collect();
+            let shape = [numbers.len()];
+            Tensor::from_data(TensorData::new(numbers, shape), (&device, DType::I32))
+        });
+        Self {
+            rules,
+            starts: starts.into(),
+            table,
+        }
+    }
+
+    /// The number of slots.
+    pub fn slots(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Where a slot's magnitudes are in the state.
+    ///
+    /// # Panics
+    ///
+    /// For a slot that does not exist.
+    pub fn history(&self, slot: usize) -> Range<usize> {
+        self.starts[slot]..self.starts[slot + 1]
+    }
+
+    /// The elements of a state.
+    pub fn state_len(&self) -> usize {
+        self.starts[self.slots()]
+    }
+}
+
+/// A log of no tensors, `[LOG_COLUMNS * slots]` in f32. The largest magnitude of a slot is -1 until there
+/// is a tensor, and NaN if there was one; counts are exact up to 2^24 and rounded beyond.
+pub fn empty_log(slots: usize, device: &Device) -> Tensor<1> {
+    let numbers: Vec<f32> = NOTHING.repeat(slots);
+    let shape = [numbers.len()];
+    Tensor::from_data(TensorData::new(numbers, shape), (device, DType::F32))
+}
+
+/// `log` with the magnitudes that a quantiser has [`seen`](super::Quantized::seen) in `elements` values
+/// added to entry `slot`; of a `seen` of one element nothing was beyond. The log is written in place if
+/// it is uniquely owned. One launch on CubeCL devices.
+///
+/// # Panics
+///
+/// With a [`KernelError`] for a log without that entry, and for a `seen` that is not `[1]` or `[2]` in
+/// f32.
+pub fn log_magnitude(
+    log: Tensor<1>,
+    slot: usize,
+    seen: Tensor<1>,
+    elements: usize,
+) -> Tensor<1> {
+    const NAME: &str = "log_magnitude";
+    accept(check::entry(NAME, &log, slot));
+    accept(check::f32s(NAME, "magnitude", &seen));
+    let [length] = seen.dims();
+    if !matches!(length, 1 | 2) {
+        let message = format!("a magnitude of {length} numbers: expected 1 or 2");
+        accept(Err(KernelError::shape(NAME, message)))
+    }
+    let op = LogOp {
+        slot,
+        counts: length == 2,
+        elements,
+    };
+    let inputs = vec![log.into_dispatch(), seen.into_dispatch()];
+    Tensor::from_dispatch(launch_one(op, inputs))
+}
+
+/// The result of [`next_scales`].
+#[derive(Clone, Debug)]
+pub struct NextScales {
+    /// The state of the next step.
+    pub state: Tensor<1>,
+    /// An empty log.
+    pub log: Tensor<1>,
+    /// `[2 * slots]` in f32: of each slot how many values of all ranks were beyond the largest of the
+    /// format, and how many there were.
+    pub counts: Tensor<1>,
+}
+
+/// Ends a step: `logs` are those of all ranks, one after the other, `[ranks * LOG_COLUMNS * slots]`.
+///
+/// For a slot with a tensor on any rank, with the largest magnitude of all ranks, NaN if there is one:
+///
+/// ```text
+/// amax  = the last magnitude of the history, or the largest finite one of it
+/// scale = numerator / amax    if the last magnitude is finite and amax above 0, else the previous scale
+/// ```
+///
+/// An infinite quotient becomes the largest float. A magnitude that is infinite or NaN keeps the scale
+/// and is ignored by the maximum of later steps: otherwise one overflow of loss scaling would fix the
+/// scale for the length of the history. A slot without a tensor keeps its magnitudes too.
+///
+/// One launch on CubeCL devices; for how they divide see [`quantize`](fn@super::quantize).
+///
+/// # Panics
+///
+/// With a [`KernelError`] for lengths that do not fit the rules, and for another type than f32.
+pub fn next_scales(logs: Tensor<1>, state: Tensor<1>, rules: &ScaleRules) -> NextScales {
+    accept(check_lengths(&logs, &state, rules));
+    let op = NextScalesOp {
+        rules: rules.clone(),
+    };
+    let mut inputs = vec![logs.into_dispatch(), state.into_dispatch()];
+    inputs.extend(rules.table.clone().map(Tensor::into_dispatch));
+    let outputs = launch(op, inputs).into_iter().map(Tensor::from_dispatch);
+    let Ok([state, log, counts]) = <[_; 3]>::try_from(outputs.collect::<Vec<_>>()) else {
+        unreachable!("the operation has three outputs")
+    };
+    NextScales { state, log, counts }
+}
+
+fn check_lengths(
+    logs: &Tensor<1>,
+    state: &Tensor<1>,
+    rules: &ScaleRules,
+) -> Result<(), KernelError> {
+    const NAME: &str = "next_scales";
+    check::f32s(NAME, "logs", logs)?;
+    check::f32s(NAME, "state", state)?;
+    let ([logs], [state], slots) = (logs.dims(), state.dims(), rules.slots());
+    let row = LOG_COLUMNS * slots;
+    if row == 0 || logs == 0 || !logs.is_multiple_of(row) {
+        let message =
+            format!("logs of {logs} numbers for {slots} slots: expected a multiple of {row} above 0");
+        return Err(KernelError::shape(NAME, message));
+    }
+    let expected = rules.state_len();
+    if state == expected {
+        Ok(())
+    } else {
+        let message = format!("a state of {state} numbers: expected {expected} for these rules");
+        Err(KernelError::shape(NAME, message))
+    }
+}
