@@ -218,7 +218,8 @@ impl LanguageModel for Transformer {
         factor: &LossFactor,
     ) -> SummedLosses {
         let embedding = self.embedding.as_ref();
-        self.loss.sums(hidden, self.output(), embedding, targets, factor)
+        self.loss
+            .sums(hidden, self.output(), embedding, targets, factor)
     }
 
     fn loss_terms(&self) -> &[LossTerm] {

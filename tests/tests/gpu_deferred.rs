@@ -16,7 +16,11 @@ fn overflows_are_skipped_alike() {
         ..Fp8Config::default()
     };
     let plain = Fp8Config::default();
-    for (layout, fp8) in [("tp1-mb2", &plain), ("dp2-mb2-z1", &plain), ("tp1-mb2", &delayed)] {
+    for (layout, fp8) in [
+        ("tp1-mb2", &plain),
+        ("dp2-mb2-z1", &plain),
+        ("tp1-mb2", &delayed),
+    ] {
         let [at_once, deferred] =
             [false, true].map(|defers| train(&device, layout, (&config, fp8), &text, defers));
         assert_overflows(&at_once, layout);

@@ -434,6 +434,38 @@ fn a_sum_of_rows_and_the_gradient_of_an_embedding_are_two_launches() {
     }
 }
 
+/// The activation of an MLP is quantised by the launch that computes it.
+#[test]
+fn an_activation_is_quantised_as_it_is_computed() {
+    use burn_megatron::nn::fp8::Fp8Config;
+    use burn_megatron::nn::{Activation, ParallelMlpConfig};
+    let launches = |recipe: &str, save_activations| {
+        let fp8 = Fp8Config {
+            recipe: Some(recipe.parse().expect("a recipe")),
+            save_activations,
+            ..Fp8Config::default()
+        };
+        let scope = ModelBuilder::new(&ParallelContext::single(), &device());
+        let scope = scope.with_kernels(&KernelChoices::all(KernelChoice::Fused));
+        let scope = scope.expect("all are fused").with_fp8(&fp8);
+        let mlp = ParallelMlpConfig::new(32, 64, Activation::GeluTanh);
+        let mlp = mlp.init(&scope.expect("valid settings").child("mlp"));
+        let mlp = mlp.expect("a valid layer");
+        let x = Tensor::<3>::ones([1, 16, 32], &device());
+        mlp.forward(x.clone());
+        count(|| mlp.forward(x)).1
+    };
+    for (recipe, fewer) in [
+        ("delayed", 1),
+        ("blockwise", 1),
+        ("mxfp8", 1),
+        ("current", 0),
+    ] {
+        let [fused, plain] = [true, false].map(|saves| launches(recipe, saves));
+        assert_eq!(fused + fewer, plain, "{recipe}");
+    }
+}
+
 /// Of the scales of all layers.
 #[test]
 fn a_step_in_8_bits_ends_with_one_launch() {

@@ -14,7 +14,7 @@ use crate::launch::{DeviceOp, Spec, launch, launch_one};
 
 /// Inputs: `x`, then the bias and the row weight where there are any.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct FusedActivation {
+pub(crate) struct FusedActivation {
     pub kind: Activation,
     pub options: ActivationOptions,
     pub bias: bool,
@@ -30,6 +30,11 @@ pub(super) struct RequestedGradients {
 }
 
 impl FusedActivation {
+    /// The output on Burn's CPU backend.
+    pub(crate) fn on_cpu(&self, inputs: Vec<FlexTensor>) -> FlexTensor {
+        for_float!(inputs[0].dtype(), E => cpu::forward::<E>(self, inputs))
+    }
+
     /// The values of the inputs in the order `x`, bias, row weight.
     pub fn split<T>(&self, inputs: impl IntoIterator<Item = T>) -> (T, Option<T>, Option<T>) {
         let mut inputs = inputs.into_iter();
@@ -42,11 +47,38 @@ impl FusedActivation {
     }
 }
 
-/// An activation, and where the gradient of its bias goes, if not to the graph.
+/// [`activate_with`](super::activate_with) as a [`Function`]: its inputs are `x`, the bias and the row
+/// weight, and it saves them.
 #[derive(Debug)]
-pub(super) struct ActivationFunction {
-    pub fused: FusedActivation,
-    pub destination: Option<Destination>,
+pub struct ActivationFunction {
+    pub(super) fused: FusedActivation,
+    /// Where the gradient of the bias goes, if not to the graph.
+    pub(super) destination: Option<Destination>,
+}
+
+impl ActivationFunction {
+    /// An activation without a row weight and options. With a bias the argument tells where its gradient
+    /// goes, if not to the graph.
+    pub fn new(kind: Activation, bias: Option<Option<Destination>>) -> Self {
+        let fused = FusedActivation {
+            kind,
+            options: ActivationOptions::default(),
+            bias: bias.is_some(),
+            weight: false,
+        };
+        let destination = bias.flatten();
+        Self { fused, destination }
+    }
+
+    /// The nonlinearity.
+    pub fn kind(&self) -> Activation {
+        self.fused.kind
+    }
+
+    /// Whether the gradient of the bias goes to a buffer.
+    pub fn has_destination(&self) -> bool {
+        self.destination.is_some()
+    }
 }
 
 impl Function for ActivationFunction {
@@ -107,7 +139,7 @@ impl DeviceOp for ActivationForwardOp {
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        for_float!(inputs[0].dtype(), E => vec![cpu::forward::<E>(&self.0, inputs)])
+        vec![self.0.on_cpu(inputs)]
     }
 
     #[cfg(feature = "cubecl")]

@@ -50,7 +50,7 @@ impl Activation {
     }
 
     /// The width of the output.
-    pub(super) fn output_width(self, width: usize) -> usize {
+    pub(crate) fn output_width(self, width: usize) -> usize {
         if self.is_gated() { width / 2 } else { width }
     }
 }

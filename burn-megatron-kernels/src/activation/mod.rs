@@ -19,7 +19,8 @@ pub(crate) mod kind;
 #[cfg(test)]
 mod tests;
 
-use backward::{ActivationFunction, FusedActivation};
+pub use backward::ActivationFunction;
+pub(crate) use backward::FusedActivation;
 pub use kind::Activation;
 
 const NAME: &str = "activate";
@@ -104,6 +105,15 @@ fn typed(tensor: Tensor<1>, dtype: DType) -> Tensor<1> {
 /// The type in which values of `dtype` are computed.
 fn statistics(dtype: DType) -> DType {
     crate::cpu::wide(dtype)
+}
+
+/// Refuses the input of an activation without options.
+pub(crate) fn check_activation(
+    shape: &[usize],
+    bias: Option<usize>,
+    kind: Activation,
+) -> Result<(), KernelError> {
+    check(shape, bias, None, kind, ActivationOptions::default())
 }
 
 fn check(

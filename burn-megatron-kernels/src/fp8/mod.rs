@@ -33,7 +33,7 @@ pub use format::{Format, Rounding, e8m0};
 pub use matrix::{BLOCK, Fp8Matrix, MX_BLOCK, ROW_BYTES, Scales};
 pub use product::{Accumulation, accumulate_at, engine_of_fp8, library_scales, multiply};
 pub use quantize::{
-    CurrentScale, Quantized, QuantizerUsage, Scaling, amax, current_scale, dequantize, quantize,
-    quantize_logged,
+    CurrentScale, Quantized, QuantizerInput, QuantizerUsage, Scaling, amax, current_scale,
+    dequantize, quantize, quantize_logged,
 };
 pub use statistics::{Statistics, statistics};

@@ -41,10 +41,10 @@ mod reduce_in_f32;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use async_ops::try_all_gather;
 pub use async_ops::{
     CollectiveOp, PendingTensor, start, start_all_gather, start_all_reduce, start_reduce_scatter,
 };
-pub(crate) use async_ops::try_all_gather;
 pub use coalesced::{
     start_all_gather_coalesced, start_all_reduce_coalesced, start_reduce_scatter_coalesced,
 };

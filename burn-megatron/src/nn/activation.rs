@@ -32,7 +32,7 @@ impl Activation {
         self.kernel().is_gated()
     }
 
-    fn kernel(self) -> KernelActivation {
+    pub(super) fn kernel(self) -> KernelActivation {
         match self {
             Self::Gelu => KernelActivation::Gelu,
             Self::GeluTanh => KernelActivation::GeluTanh,

@@ -172,6 +172,6 @@ impl ColumnParallelLinear {
             (_, true) => InputLayout::SplitSequence(comm),
         };
         let layer = self.fp8.as_ref();
-        linear_param(x, &self.weight, bias, input, layer, self.fused)
+        linear_param(x.into(), &self.weight, bias, input, layer, self.fused)
     }
 }

@@ -3,17 +3,18 @@
 use burn::backend::DispatchTensor;
 use burn::module::Param;
 use burn::tensor::Tensor;
+use burn_megatron_kernels::activation::{self as kernels, ActivationFunction, ActivationOptions};
 use burn_megatron_kernels::column_sum::bias_gradient;
 use burn_megatron_kernels::gradient::{Destination, Parameter};
 use burn_megatron_kernels::{Function, apply};
 
-use super::anchored_value;
 use super::arithmetic::{
     FloatArithmetic, LinearArithmetic, NeededGradients, SavedInput, WeightSource,
 };
 use super::forward_context;
-use super::fp8::{Fp8Arithmetic, Fp8Layer};
+use super::fp8::{ActivatedLinear, Fp8Arithmetic, Fp8Layer};
 use super::hook::{HookHandle, ParameterHook, Pass};
+use super::{Bias, LinearInput, anchored_value};
 use crate::collective::{
     Comm, PendingTensor, start_all_gather, start_all_reduce, start_reduce_scatter,
 };
@@ -207,7 +208,7 @@ fn float_linear(
 
 /// [`linear`] with a parameter as the weight, in 8 bits for an [`Fp8Layer`].
 pub(super) fn linear_param(
-    x: Tensor<3>,
+    x: LinearInput,
     weight: &Param<Tensor<2>>,
     bias: Option<Parameter>,
     input: InputLayout,
@@ -215,16 +216,66 @@ pub(super) fn linear_param(
     fused: bool,
 ) -> Tensor<3> {
     let Some(layer) = layer else {
+        let x = x.into_values();
         let weight = Weight::of(weight, &x);
         return float_linear(x, weight, bias, input, fused);
     };
+    let (x, activation) = for_quantiser(x, layer);
     let weight = Weight::unfetched(weight, &x);
-    let has_hook = weight.hooked.as_ref().is_some_and(|hooked| hooked.takes_gradient);
+    let has_hook = weight
+        .hooked
+        .as_ref()
+        .is_some_and(|hooked| hooked.takes_gradient);
     let trains_weight = has_hook || is_tracked(&weight.tensor);
     let is_recorded = is_tracked(&x) || trains_weight;
     let whole = !matches!(input, InputLayout::SplitSequence(_));
     let arithmetic = Fp8Arithmetic::new(layer, is_recorded, whole && trains_weight);
-    run(x, weight, bias, input, arithmetic)
+    let Some((kind, activation_bias)) = activation else {
+        return run(x, weight, bias, input, arithmetic);
+    };
+    let mut inputs = vec![x.into_dispatch(), weight.tensor.into_dispatch()];
+    let destination = activation_bias.map(|Parameter { value, destination }| {
+        inputs.push(value.into_dispatch());
+        destination
+    });
+    let function = ActivatedLinear {
+        activation: ActivationFunction::new(kind, destination),
+        product: LinearFunction {
+            input,
+            hooked: weight.hooked,
+            bias: None,
+            transposed: weight.transposed,
+            arithmetic,
+        },
+    };
+    apply(inputs, function)
+}
+
+/// The values of an input, or what an activation of it is computed from, where the quantiser of the layer
+/// can compute that.
+fn for_quantiser(
+    x: LinearInput,
+    layer: &Fp8Layer,
+) -> (Tensor<3>, Option<(kernels::Activation, Option<Parameter>)>) {
+    match x {
+        LinearInput::Activation {
+            x,
+            bias,
+            activation,
+            fused: true,
+        } if layer.quantizes_activations() => {
+            let (kind, bias) = (activation.kernel(), bias.map(Bias::into_parameter));
+            let is_constant = |bias: &Parameter| !is_tracked(&bias.value);
+            if is_tracked(&x) || bias.as_ref().is_none_or(is_constant) {
+                (x, Some((kind, bias)))
+            } else {
+                // The weight is anchored to a tracked input.
+                let options = ActivationOptions::default();
+                (kernels::activate_with(x, bias, None, kind, options), None)
+            }
+        }
+        other => (other.into_values(), None),
+    }
 }
 
 fn run<A: LinearArithmetic>(
@@ -249,8 +300,18 @@ fn run<A: LinearArithmetic>(
     apply(inputs, function)
 }
 
+impl LinearFunction<Fp8Arithmetic> {
+    /// The same product of an activation of the input.
+    pub fn activated(&self, kind: kernels::Activation, bias: Option<Tensor<1>>) -> Self {
+        Self {
+            arithmetic: self.arithmetic.clone().activated(kind, bias),
+            ..self.clone()
+        }
+    }
+}
+
 /// The product in any arithmetic: what is communicated, what is saved, and where gradients go.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct LinearFunction<A> {
     pub input: InputLayout,
     /// Supplies the weight and takes its gradient; the graph does both where there is none.

@@ -8,7 +8,7 @@ use crate::choice::Operation;
 
 use super::{
     Activation, Bias, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Init,
-    ModelBuilder, OutputSection, RowParallelLinear, RowParallelLinearConfig,
+    LinearInput, ModelBuilder, OutputSection, RowParallelLinear, RowParallelLinearConfig,
 };
 
 /// Configuration of a [`ParallelMlp`].
@@ -87,8 +87,13 @@ impl ParallelMlp {
         self.down.forward_without_bias(self.activated(x))
     }
 
-    fn activated(&self, x: Tensor<3>) -> Tensor<3> {
+    fn activated(&self, x: Tensor<3>) -> LinearInput {
         let (x, bias) = self.up.forward_without_bias(x);
-        self.activation.forward_biased(x, bias, self.fused)
+        LinearInput::Activation {
+            x,
+            bias,
+            activation: self.activation,
+            fused: self.fused,
+        }
     }
 }

@@ -45,6 +45,7 @@ pub mod hook;
 mod init;
 mod kv_cache;
 mod linear;
+mod linear_input;
 mod lookup;
 mod loss;
 mod mlp;
@@ -78,6 +79,7 @@ pub use hook::anchored_value;
 pub use init::Init;
 pub use kv_cache::{KvCache, LayerKvCache};
 pub use linear::{InputLayout, SEQUENCE_DIM, Weight, linear};
+pub use linear_input::LinearInput;
 pub use loss::{
     LinearCrossEntropy, LogitsShape, LossFactor, LossTerm, Losses, SummedLosses,
     VocabParallelCrossEntropy,

@@ -7,7 +7,7 @@ use burn_megatron_kernels::dropout::bias_dropout_add_with;
 
 use super::fp8::{Fp8Layer, SplitOperands};
 use super::linear::{InputLayout, SEQUENCE_DIM, linear_param};
-use super::{Bias, BuildError, Init, ModelBuilder, ParameterSpec, Placement};
+use super::{Bias, BuildError, Init, LinearInput, ModelBuilder, ParameterSpec, Placement};
 use crate::choice::Operation;
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
@@ -83,7 +83,7 @@ pub struct RowParallelLinear {
 impl RowParallelLinear {
     /// `[batch, seq, in / tensor]` to `[batch, seq, out]`, or to `[batch, seq / tensor, out]`
     /// under sequence parallelism.
-    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+    pub fn forward(&self, x: impl Into<LinearInput>) -> Tensor<3> {
         match self.forward_without_bias(x) {
             (y, Some(bias)) if self.fused => {
                 bias_dropout_add_with(y, Some(bias.into_parameter()), None, None)
@@ -94,11 +94,12 @@ impl RowParallelLinear {
     }
 
     /// The output before the bias, and the bias, for an operation that adds it.
-    pub fn forward_without_bias(&self, x: Tensor<3>) -> (Tensor<3>, Option<Bias>) {
+    pub fn forward_without_bias(&self, x: impl Into<LinearInput>) -> (Tensor<3>, Option<Bias>) {
+        let x = x.into();
         let x = if self.input_is_split {
             x
         } else {
-            collective::split(x, 2, &self.comm)
+            collective::split(x.into_values(), 2, &self.comm).into()
         };
         let (input, layer) = (InputLayout::Local, self.fp8.as_ref());
         let partial = linear_param(x, &self.weight, None, input, layer, self.fused);

@@ -135,7 +135,10 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
 pub fn check_flags(recipe: &Recipe, args: &Fp8Args) -> Result<(), Error> {
     let flags = [
         ("--fp8-report", args.fp8_report),
-        ("--fp8-save-activations", args.fp8_save_activations.is_some()),
+        (
+            "--fp8-save-activations",
+            args.fp8_save_activations.is_some(),
+        ),
     ];
     match flags.into_iter().find(|(_, given)| *given) {
         Some((name, _)) if !is_on(&recipe.fp8) => Err(no_fp8_layers(name)),

@@ -52,7 +52,7 @@ pub const AIMS: &[Aim] = &[
     aim("cross_entropy/loss_and_gradient/", 0.85, &[1, 2]),
     aim("cross_entropy/", 0.85, &[1]),
     aim("fp8/amax/", 0.85, &[]),
-    aim("fp8/quantize/", 0.75, &[]),
+    aim("fp8/quantize/", 0.75, &[1]),
     Aim {
         with: "e2m1",
         excuse: Some("this architecture has no instruction for E2M1"),

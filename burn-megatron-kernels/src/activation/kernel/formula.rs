@@ -6,16 +6,35 @@ use crate::activation::cpu::curve::{
     GAUSSIAN_SCALE, QUICK_SCALE, TAIL, TAIL_SCALE, TANH_CUBIC, TANH_END, TANH_SCALE,
 };
 use crate::activation::kind::Curve;
+use crate::activation::{Activation, FusedActivation};
 
 /// The compile-time variant of a kernel, besides element type and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct ActivationVariant {
+pub(crate) struct ActivationVariant {
     pub curve: Curve,
     pub gated: bool,
     pub clamped: bool,
 }
 
+impl From<FusedActivation> for ActivationVariant {
+    fn from(fused: FusedActivation) -> Self {
+        Self {
+            clamped: fused.options.clamp.is_some(),
+            ..Self::plain(fused.kind)
+        }
+    }
+}
+
 impl ActivationVariant {
+    /// Without a clamp.
+    pub fn plain(kind: Activation) -> Self {
+        Self {
+            curve: kind.curve(),
+            gated: kind.is_gated(),
+            clamped: false,
+        }
+    }
+
     /// How many times as wide as the output the input is.
     pub fn halves(self) -> usize {
         if self.gated { 2 } else { 1 }
@@ -117,7 +136,7 @@ fn second_bounded(b: f32, clamp: f32, #[comptime] variant: ActivationVariant) ->
 
 /// The output from the halves `a` and `b`; `b` is not looked at where there is no gate.
 #[cube]
-pub(super) fn output<N: Size>(
+pub(crate) fn output<N: Size>(
     a: Vector<f32, N>,
     b: Vector<f32, N>,
     clamp: f32,

@@ -29,7 +29,7 @@ mod launch;
 mod sums;
 
 pub(crate) use aot_instances::aot_instances;
-use formula::ActivationVariant;
+pub(crate) use formula::{ActivationVariant, output};
 use launch::ElementwiseLaunch;
 use sums::{SUM_UNITS, SumTiling, sums_kernel};
 
@@ -56,11 +56,7 @@ impl ActivationPlan {
         let width = shape.iter().copied().last().unwrap_or(1);
         let options = fused.options;
         Self {
-            variant: ActivationVariant {
-                curve: fused.kind.curve(),
-                gated: fused.kind.is_gated(),
-                clamped: options.clamp.is_some(),
-            },
+            variant: (*fused).into(),
             width,
             rows: shape.num_elements() / width.max(1),
             row: RowPlan::new(&x.client, x.dtype, fused.kind.output_width(width)),

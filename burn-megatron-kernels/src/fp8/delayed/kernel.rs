@@ -22,13 +22,7 @@ const SIGN: u32 = 0x8000_0000;
 /// Adds to an entry of a log what was seen in `elements` values: the bits of the largest magnitude, and
 /// how many were beyond the format. Call on one unit.
 #[cube]
-pub(in crate::fp8) fn log_entry(
-    log: &mut [u32],
-    slot: u32,
-    amax: u32,
-    beyond: f32,
-    elements: f32,
-) {
+pub(in crate::fp8) fn log_entry(log: &mut [u32], slot: u32, amax: u32, beyond: f32, elements: f32) {
     let at = slot as usize * LOG_COLUMNS;
     let before = log[at];
     log[at] = select(before >= SIGN, amax, max(before, amax));
@@ -37,13 +31,7 @@ pub(in crate::fp8) fn log_entry(
 }
 
 #[cube(launch_unchecked)]
-fn log_kernel(
-    log: &mut [u32],
-    seen: &[u32],
-    slot: u32,
-    elements: f32,
-    #[comptime] counts: bool,
-) {
+fn log_kernel(log: &mut [u32], seen: &[u32], slot: u32, elements: f32, #[comptime] counts: bool) {
     if UNIT_POS == 0 {
         let mut beyond = 0.0f32;
         if comptime!(counts) {

@@ -125,12 +125,7 @@ pub fn empty_log(slots: usize, device: &Device) -> Tensor<1> {
 ///
 /// With a [`KernelError`] for a log without that entry, and for a `seen` that is not `[1]` or `[2]` in
 /// f32.
-pub fn log_magnitude(
-    log: Tensor<1>,
-    slot: usize,
-    seen: Tensor<1>,
-    elements: usize,
-) -> Tensor<1> {
+pub fn log_magnitude(log: Tensor<1>, slot: usize, seen: Tensor<1>, elements: usize) -> Tensor<1> {
     const NAME: &str = "log_magnitude";
     accept(check::entry(NAME, &log, slot));
     accept(check::f32s(NAME, "magnitude", &seen));
@@ -203,8 +198,9 @@ fn check_lengths(
     let ([logs], [state], slots) = (logs.dims(), state.dims(), rules.slots());
     let row = LOG_COLUMNS * slots;
     if row == 0 || logs == 0 || !logs.is_multiple_of(row) {
-        let message =
-            format!("logs of {logs} numbers for {slots} slots: expected a multiple of {row} above 0");
+        let message = format!(
+            "logs of {logs} numbers for {slots} slots: expected a multiple of {row} above 0"
+        );
         return Err(KernelError::shape(NAME, message));
     }
     let expected = rules.state_len();

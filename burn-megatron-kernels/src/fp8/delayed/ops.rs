@@ -53,7 +53,11 @@ impl DeviceOp for NextScalesOp {
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
         let slots = self.rules.slots();
         let flat = |count: usize| Spec::new([count], DType::F32);
-        vec![inputs[1].clone(), flat(LOG_COLUMNS * slots), flat(2 * slots)]
+        vec![
+            inputs[1].clone(),
+            flat(LOG_COLUMNS * slots),
+            flat(2 * slots),
+        ]
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {

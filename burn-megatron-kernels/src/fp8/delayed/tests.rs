@@ -51,10 +51,17 @@ fn assert_follows(rule: ScaleRule, script: &[(f32, f32)]) {
             let next = next_scales(log, state, &rules);
             (state, log) = (next.state, next.log);
             let found = floats(&state);
-            assert_eq!(found[0], *scale, "after step {step}, of {amax}, on {device:?}");
+            assert_eq!(
+                found[0], *scale,
+                "after step {step}, of {amax}, on {device:?}"
+            );
             expected.insert(0, *amax);
             expected.truncate(rule.history);
-            assert_eq!(bits(&found[1..]), bits(&expected), "step {step} on {device:?}");
+            assert_eq!(
+                bits(&found[1..]),
+                bits(&expected),
+                "step {step} on {device:?}"
+            );
         }
     }
 }
@@ -152,7 +159,11 @@ fn a_slot_has_the_magnitudes_of_all_ranks() {
         let state = [1.0, 2.0, 3.0, 14.0, 7.0, 5.0];
         let absent = [-1.0, 0.0, 0.0];
         let step = |logs: &[[f32; 3]]| {
-            let next = next_scales(tensor(&logs.concat(), &device), tensor(&state, &device), &rules);
+            let next = next_scales(
+                tensor(&logs.concat(), &device),
+                tensor(&state, &device),
+                &rules,
+            );
             assert_eq!(floats(&next.log), absent.repeat(3));
             [floats(&next.state), floats(&next.counts)]
         };
@@ -165,7 +176,14 @@ fn a_slot_has_the_magnitudes_of_all_ranks() {
         assert_eq!(next, [32.0, 2.0, 3.0, 7.0, 14.0, 5.0], "{device:?}");
         assert_eq!(counts, [3.0, 16.0, 3.0, 8.0, 0.0, 0.0], "{device:?}");
         // A NaN of any rank is the largest.
-        let [next, _] = step(&[[INF, 0.0, 1.0], absent, [NAN, 0.0, 1.0], absent, absent, [7.0, 0.0, 1.0]]);
+        let [next, _] = step(&[
+            [INF, 0.0, 1.0],
+            absent,
+            [NAN, 0.0, 1.0],
+            absent,
+            absent,
+            [7.0, 0.0, 1.0],
+        ]);
         assert_eq!(next[..3], [1.0, 2.0, 3.0], "{device:?}");
         assert!(next[3] == INF && next[5].is_nan(), "{device:?}");
     }
@@ -235,20 +253,47 @@ fn what_does_not_fit_is_refused() {
         message(|| drop(next_scales(logs.clone(), state.clone(), &rules)))
     };
     let refused = step(log().narrow(0, 0, 2), &[1.0; 3]);
-    assert!(refused.contains("logs of 2 numbers for 1 slots: expected a multiple of 3"), "{refused}");
+    assert!(
+        refused.contains("logs of 2 numbers for 1 slots: expected a multiple of 3"),
+        "{refused}"
+    );
     let refused = step(log(), &[1.0; 2]);
-    assert!(refused.contains("a state of 2 numbers: expected 3"), "{refused}");
+    assert!(
+        refused.contains("a state of 2 numbers: expected 3"),
+        "{refused}"
+    );
     let x = Tensor::<2>::ones([2, 2], &device);
     let both = QuantizerUsage::BOTH;
     let refused = message(|| {
-        drop(quantize_logged(x.clone(), Format::E4M3, &Scaling::Mx, both, log(), 1));
+        drop(quantize_logged(
+            x.clone(),
+            Format::E4M3,
+            &Scaling::Mx,
+            both,
+            log(),
+            1,
+        ));
     });
-    assert!(refused.contains("entry 1 of a log of 3 numbers: expected at least 6"), "{refused}");
+    assert!(
+        refused.contains("entry 1 of a log of 3 numbers: expected at least 6"),
+        "{refused}"
+    );
     let refused = message(|| {
         let scales = Tensor::ones([2], &device);
-        drop(quantize(x.clone(), Format::E4M3, &Scaling::Element { scales, index: 2 }, both));
+        drop(quantize(
+            x.clone(),
+            Format::E4M3,
+            &Scaling::Element { scales, index: 2 },
+            both,
+        ));
     });
-    assert!(refused.contains("scale 2 of 2: expected an index below 2"), "{refused}");
+    assert!(
+        refused.contains("scale 2 of 2: expected an index below 2"),
+        "{refused}"
+    );
     let refused = message(|| drop(log_magnitude(log(), 0, tensor(&[1.0; 3], &device), 1)));
-    assert!(refused.contains("a magnitude of 3 numbers: expected 1 or 2"), "{refused}");
+    assert!(
+        refused.contains("a magnitude of 3 numbers: expected 1 or 2"),
+        "{refused}"
+    );
 }

@@ -3,7 +3,7 @@
 //! The formulas are those of Transformer Engine, and for MX those of the OCP Microscaling Formats
 //! (MX) Specification 1.0 with the scale rounded up.
 
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::Tensor;
 
 use super::check;
 use super::format::Format;
@@ -12,6 +12,7 @@ use crate::error::accept;
 use crate::launch::{launch, launch_one};
 
 mod cpu;
+mod input;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
 mod ops;
@@ -19,6 +20,7 @@ pub(super) mod scaling;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub use input::QuantizerInput;
 use ops::{AmaxOp, DequantizeOp, QuantizeOp, ScaleOp};
 use scaling::ScalingKind;
 pub use scaling::{CurrentScale, QuantizerUsage, Scaling};
@@ -39,7 +41,8 @@ pub struct Quantized {
 }
 
 /// Quantises the matrix `x`, `[rows, columns]` in f32, f16 or bf16, in one pass over it; see
-/// [`Fp8Matrix`] for the layout of the copies.
+/// [`Fp8Matrix`] for the layout of the copies. It may be the output of an activation, which is computed
+/// in the same pass: [`QuantizerInput::activated`].
 ///
 /// A value `v` becomes the code of `v s` by [`Format::encode`], and the copy has `1 / s` as its
 /// scale, rounded to f32. `max` is [`Format::max`], and `amax` the largest magnitude of a block:
@@ -94,12 +97,12 @@ pub struct Quantized {
 /// assert_eq!(columnwise, [0.3125, 0.0, -8.0, 1.125, 72.0, 448.0]);
 /// ```
 pub fn quantize(
-    x: Tensor<2>,
+    x: impl Into<QuantizerInput>,
     format: Format,
     scaling: &Scaling,
     usage: QuantizerUsage,
 ) -> Quantized {
-    run(x, format, scaling, usage, None)
+    run(x.into(), format, scaling, usage, None)
 }
 
 /// [`quantize`] that adds the magnitudes of `x` to entry `slot` of a [log](super::empty_log); the log
@@ -109,7 +112,7 @@ pub fn quantize(
 ///
 /// As [`quantize`], and with a [`KernelError`](crate::KernelError) for a log without that entry.
 pub fn quantize_logged(
-    x: Tensor<2>,
+    x: impl Into<QuantizerInput>,
     format: Format,
     scaling: &Scaling,
     usage: QuantizerUsage,
@@ -117,11 +120,11 @@ pub fn quantize_logged(
     slot: usize,
 ) -> Quantized {
     accept(check::entry(NAME, &log, slot));
-    run(x, format, scaling, usage, Some((log, slot)))
+    run(x.into(), format, scaling, usage, Some((log, slot)))
 }
 
 fn run(
-    x: Tensor<2>,
+    x: QuantizerInput,
     format: Format,
     scaling: &Scaling,
     usage: QuantizerUsage,
@@ -129,8 +132,8 @@ fn run(
 ) -> Quantized {
     accept(check::format(NAME, format));
     let kind = ScalingKind::of(scaling);
-    let (rows, columns) = (x.dims()[0], x.dims()[1]);
-    let mut inputs = vec![single(x).into_dispatch()];
+    let [rows, columns] = x.dims();
+    let (activation, mut inputs) = x.into_inputs();
     let given = match scaling {
         Scaling::Tensor(scale) => {
             accept(check::one(NAME, "scale", scale));
@@ -147,6 +150,7 @@ fn run(
         format,
         kind,
         usage,
+        activation,
         given: given.map_or(0, |(_, index)| index),
         slot: log.as_ref().map(|(_, slot)| *slot),
     };
@@ -179,7 +183,8 @@ fn run(
 ///
 /// With a [`KernelError`](crate::KernelError) for another type, and for too many elements.
 pub fn amax(x: Tensor<2>) -> Tensor<1> {
-    Tensor::from_dispatch(launch_one(AmaxOp, vec![single(x).into_dispatch()]))
+    let (_, inputs) = QuantizerInput::from(x).into_inputs();
+    Tensor::from_dispatch(launch_one(AmaxOp, inputs))
 }
 
 /// The scale for a tensor whose largest magnitude is `amax`, both `[1]` in f32: what its values are
@@ -220,12 +225,4 @@ pub fn dequantize(matrix: &Fp8Matrix) -> Tensor<2> {
         depth: matrix.depth,
     };
     Tensor::from_dispatch(launch_one(kernel, matrix.tensors().to_vec()))
-}
-
-/// The kernels work in f32 at most.
-fn single(x: Tensor<2>) -> Tensor<2> {
-    match x.dtype() {
-        DType::F64 => x.cast(FloatDType::F32),
-        _ => x,
-    }
 }

@@ -11,18 +11,33 @@ use super::cpu;
 #[cfg(feature = "cubecl")]
 use super::kernel;
 use super::scaling::{CurrentScale, QuantizerUsage, ScalingKind};
+use crate::activation::FusedActivation;
 use crate::launch::{DeviceOp, Spec};
 
-/// Inputs: the matrix, the scales where they are given, and the log if there is one.
+/// Inputs: the matrix, or the input and the bias of an activation; the scales where they are given; the
+/// log if there is one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QuantizeOp {
     pub format: Format,
     pub kind: ScalingKind,
     pub usage: QuantizerUsage,
+    /// The activation whose output the matrix is.
+    pub activation: Option<FusedActivation>,
     /// The index of the given scale.
     pub given: usize,
     /// The entry of the log that the magnitudes are added to.
     pub slot: Option<usize>,
+}
+
+impl QuantizeOp {
+    /// Rows and columns of the matrix, from those of the first input.
+    pub(super) fn sizes(&self, input: &[usize]) -> [usize; 2] {
+        let width = |width| match self.activation {
+            Some(activation) => activation.kind.output_width(width),
+            None => width,
+        };
+        [input[0], width(input[1])]
+    }
 }
 
 impl DeviceOp for QuantizeOp {
@@ -31,7 +46,7 @@ impl DeviceOp for QuantizeOp {
     }
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let [rows, columns] = [inputs[0].shape[0], inputs[0].shape[1]];
+        let [rows, columns] = self.sizes(&[inputs[0].shape[0], inputs[0].shape[1]]);
         let copy = |[rows, depth]: [usize; 2]| {
             [
                 Spec::new([rows, words(depth)], DType::U32),

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{FloatDType, Tensor};
+use burn_megatron_kernels::activation::Activation;
 use burn_megatron_kernels::fp8::{
-    Accumulation, Fp8Matrix, Quantized, QuantizerUsage, accumulate_at, multiply,
+    Accumulation, Fp8Matrix, Quantized, QuantizerInput, QuantizerUsage, accumulate_at, multiply,
 };
 use burn_megatron_kernels::gradient::{FlatGradients, Place};
 
@@ -37,6 +38,8 @@ pub(in crate::nn) struct Fp8Arithmetic {
     is_recorded: bool,
     /// Whether the codes of the input are saved for the backward instead of the input.
     saves_codes: bool,
+    /// The activation, with its bias, whose output is the input.
+    activation: Option<(Activation, Option<Tensor<1>>)>,
 }
 
 impl Fp8Arithmetic {
@@ -47,7 +50,15 @@ impl Fp8Arithmetic {
             saves_codes: is_recorded && can_save_codes && layer.shared.save_activations,
             layer: layer.clone(),
             is_recorded,
+            activation: None,
         }
+    }
+
+    /// The same, with an activation of the input of [`output`](LinearArithmetic::output) in its place. The
+    /// backward must not need it: where the weight has a gradient, the codes must be saved.
+    pub fn activated(self, kind: Activation, bias: Option<Tensor<1>>) -> Self {
+        let activation = Some((kind, bias));
+        Self { activation, ..self }
     }
 
     /// Both copies of the weight, where the sink or the layer caches them.
@@ -76,7 +87,7 @@ impl Fp8Arithmetic {
         let value = weight.value(pass);
         let scale = self.layer.scale_of(Operand::Weight, &value);
         let usage = QuantizerUsage::COLUMNWISE;
-        let [_, copy] = self.quantize(Operand::Weight, value, scale.as_ref(), usage);
+        let [_, copy] = self.quantize(Operand::Weight, value.into(), scale.as_ref(), usage);
         (expect_copy(copy), scale)
     }
 
@@ -85,7 +96,7 @@ impl Fp8Arithmetic {
     fn quantize(
         &self,
         operand: Operand,
-        x: Tensor<2>,
+        x: QuantizerInput,
         scale: Option<&TensorScale>,
         usage: QuantizerUsage,
     ) -> [Option<Fp8Matrix>; 2] {
@@ -99,8 +110,11 @@ impl Fp8Arithmetic {
         }
         let copies = self.layer.quantize_logged(operand, x.clone(), scale, usage);
         match &copies {
-            [Some(copy), _] => self.layer.measure(operand, || x, copy),
-            [None, Some(copy)] => self.layer.measure(operand, || x.transpose(), copy),
+            [Some(copy), _] => self.layer.measure(operand, || x.into_values(), copy),
+            [None, Some(copy)] => {
+                let values = || x.into_values().transpose();
+                self.layer.measure(operand, values, copy)
+            }
             [None, None] => {}
         }
         copies
@@ -158,6 +172,10 @@ impl LinearArithmetic for Fp8Arithmetic {
             columnwise: self.saves_codes,
         };
         let scale = self.layer.scale_of(Operand::Input, &x);
+        let x = match self.activation.clone() {
+            Some((kind, bias)) => QuantizerInput::activated(x, bias, kind),
+            None => x.into(),
+        };
         let [rowwise, columnwise] = self.quantize(Operand::Input, x, scale.as_ref(), usage);
         let (weight, weight_scale) = self.weight(weight);
         let y = multiply(
@@ -194,7 +212,8 @@ impl LinearArithmetic for Fp8Arithmetic {
             };
         }
         let scale = self.layer.scale_of(Operand::Gradient, &dy);
-        let [rowwise, columnwise] = self.quantize(Operand::Gradient, dy, scale.as_ref(), usage);
+        let [rowwise, columnwise] =
+            self.quantize(Operand::Gradient, dy.into(), scale.as_ref(), usage);
         Fp8Gradient {
             rowwise,
             columnwise,

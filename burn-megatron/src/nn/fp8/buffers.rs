@@ -42,7 +42,8 @@ impl OperandBuffers {
         }
         let first = buffers.rules.len();
         buffers.rules.extend(rules);
-        let state = |rule: Option<ScaleRule>| ScaleState::first(rule.map_or(0, |rule| rule.history));
+        let state =
+            |rule: Option<ScaleRule>| ScaleState::first(rule.map_or(0, |rule| rule.history));
         buffers.host.extend(rules.map(state));
         first
     }

@@ -8,8 +8,8 @@ use burn::backend::DispatchTensor;
 use burn::module::ParamId;
 use burn::tensor::{Device, Tensor};
 use burn_megatron_kernels::fp8::{
-    self, BLOCK, CurrentScale, Format, Fp8Matrix, Quantized, QuantizerUsage, Scales, Scaling,
-    log_magnitude,
+    self, BLOCK, CurrentScale, Format, Fp8Matrix, Quantized, QuantizerInput, QuantizerUsage,
+    Scales, Scaling, log_magnitude,
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -131,6 +131,12 @@ impl Fp8Layer {
         )
     }
 
+    /// Whether the quantiser can compute an activation as it reads its input: it reads an input once, as its
+    /// scales are known before or belong to few values.
+    pub(in crate::nn) fn quantizes_activations(&self) -> bool {
+        self.shared.save_activations && !matches!(self.shared.recipe, Fp8Recipe::Current(_))
+    }
+
     pub(super) fn state(&self) -> MutexGuard<'_, [OperandState; 3]> {
         self.shared.operands.lock()
     }
@@ -202,7 +208,7 @@ impl Fp8Layer {
     pub(super) fn quantize(
         &self,
         operand: Operand,
-        x: Tensor<2>,
+        x: impl Into<QuantizerInput>,
         scale: Option<&TensorScale>,
         usage: QuantizerUsage,
     ) -> Quantized {
@@ -214,7 +220,7 @@ impl Fp8Layer {
     pub(super) fn quantize_logged(
         &self,
         operand: Operand,
-        x: Tensor<2>,
+        x: QuantizerInput,
         scale: Option<&TensorScale>,
         usage: QuantizerUsage,
     ) -> [Option<Fp8Matrix>; 2] {

@@ -37,6 +37,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+mod activated;
 mod arithmetic;
 mod buffers;
 mod check;
@@ -53,19 +54,20 @@ mod state;
 mod step;
 mod weight;
 
+pub(super) use activated::ActivatedLinear;
 pub(super) use arithmetic::Fp8Arithmetic;
+use burn::tensor::Device;
 pub use config::{
     AmaxAlgorithm, BlockScaling, CurrentScaling, DelayedScaling, Fp8Config, Fp8Format, Fp8Layers,
     Fp8Recipe,
 };
 pub use error::Fp8Error;
 pub use history::ScaleState;
-use layer::ModelFp8;
 pub use layer::Fp8Layer;
+use layer::ModelFp8;
 pub use linear::{Fp8Linear, Fp8LinearConfig, MxFp8Linear, MxFp8LinearConfig};
 pub use operand::Operand;
 pub(crate) use operand::SplitOperands;
-use burn::tensor::Device;
 use parking_lot::Mutex;
 pub use recipe::UnknownFp8Recipe;
 pub use report::OperandReport;

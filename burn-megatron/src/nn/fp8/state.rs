@@ -92,7 +92,10 @@ impl Fp8Layer {
         self.check_state(state)?;
         if self.delayed_state().is_some_and(|own| own != *state) {
             let states = Operand::ALL.map(|operand| state.of(operand).clone());
-            self.shared.model.buffers.restore(self.shared.first_slot, states);
+            self.shared
+                .model
+                .buffers
+                .restore(self.shared.first_slot, states);
             self.drop_cached_weight();
         }
         Ok(())

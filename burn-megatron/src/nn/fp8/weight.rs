@@ -92,7 +92,7 @@ impl Fp8Layer {
     fn logged_copies(&self, weight: Tensor<2>) -> QuantizedWeight {
         let scale = self.scale_of(Operand::Weight, &weight);
         let usage = QuantizerUsage::BOTH;
-        both(self.quantize_logged(Operand::Weight, weight, scale.as_ref(), usage))
+        both(self.quantize_logged(Operand::Weight, weight.into(), scale.as_ref(), usage))
     }
 }
 

@@ -25,6 +25,11 @@ pub(super) use values::dequantize;
 /// See [`QuantizeOp`].
 pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     let log = kernel.slot.and_then(|slot| Some((slot, inputs.pop()?)));
+    if let Some(activation) = &kernel.activation {
+        let rest = inputs.split_off(1 + usize::from(activation.bias));
+        inputs = vec![activation.on_cpu(inputs)];
+        inputs.extend(rest);
+    }
     for_float!(inputs[0].dtype(), E => quantize_as::<E>(kernel, &inputs, log))
 }
 

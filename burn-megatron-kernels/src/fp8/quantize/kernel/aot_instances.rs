@@ -5,7 +5,9 @@ use super::copies::quantize_kernel;
 use super::plan::QuantizePlan;
 use super::reduce::{FinishVariant, finish_kernel, scale_kernel};
 use super::values::{DequantizeVariant, amax_kernel, dequantize_kernel};
-use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
+use crate::activation::Activation;
+use crate::activation::kernel::ActivationVariant;
+use crate::cube::instance::{AotInstance, AotTarget, given, kernel, types};
 use crate::fp8::format::Format;
 use crate::fp8::kernel::tile::UNITS;
 
@@ -24,15 +26,28 @@ const fn blocks(square: bool, power_of_two: bool) -> ScalingKind {
     }
 }
 
+/// Stored values by every way of scaling, and activations by two.
+fn sources() -> Vec<(&'static str, ScalingKind, Option<Activation>)> {
+    let stored = KINDS.map(|(name, kind)| (name, kind, None));
+    let activation = |activation| {
+        let kinds = KINDS[..2].iter();
+        kinds.map(move |(name, kind)| (*name, *kind, Some(activation)))
+    };
+    let activations = [Activation::GeluTanh, Activation::SwiGlu];
+    let computed = activations.into_iter().flat_map(activation);
+    stored.into_iter().chain(computed).collect()
+}
+
 /// Both copies by every way of scaling and in every type; largest magnitudes; values.
 pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     let mut all = vec![];
     for (name, dtype, vector) in types() {
-        for (scaling, kind) in KINDS {
+        for (scaling, kind, activation) in sources() {
             let plan = QuantizePlan {
                 kind,
                 format: Format::E4M3,
                 usage: QuantizerUsage::BOTH,
+                activation: activation.map(ActivationVariant::plain),
                 vector,
                 planes: true,
                 plane: 32,
@@ -41,10 +56,13 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
             };
             let kernel = kernel!(
                 target, UNITS, quantize_kernel::QuantizeKernel
-                [_ _ _ _ _ _ _ _ _ _]
+                [_ (given(activation.is_some())) _ _ _ _ _ _ _ _ _]
                 (vector, plan.patch() / 4, 4, plan, dtype)
             );
-            let name = format!("fp8/quantize/{scaling}/{name}");
+            let name = match activation {
+                Some(activation) => format!("fp8/quantize/{activation:?}/{scaling}/{name}"),
+                None => format!("fp8/quantize/{scaling}/{name}"),
+            };
             all.push(AotInstance::streaming(name, kernel));
         }
         let amax = kernel!(

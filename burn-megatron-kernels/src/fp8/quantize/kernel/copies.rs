@@ -3,6 +3,7 @@
 use cubecl::prelude::*;
 
 use super::super::scaling::ScalingKind;
+use super::input::vector_at;
 use super::lines::{LINE_BLOCKS, column_maxima, row_maxima, slot, store_scales, value};
 use super::plan::QuantizePlan;
 use super::reduce::cube_total;
@@ -51,13 +52,14 @@ fn inside(word: u32, at: usize, end: usize, #[comptime] plan: QuantizePlan) -> u
     }
 }
 
-/// One tile of 128 x 128 for each cube. What [`QuantizePlan::usage`] does not ask for is neither
+/// One tile of 128 x 128 for each cube; `bias` is that of an activation. What [`QuantizePlan::usage`] does not ask for is neither
 /// read nor written; for [`ScalingKind::Tensor`] alone the scale is `given[index]`. Scales are written as
 /// bits; `partials` `[cubes, 2]` get the bits of the largest magnitude of the tile, and how many of
 /// its values were beyond.
 #[cube(launch_unchecked)]
 pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
     x: &[Vector<F, N>],
+    bias: &ComptimeOption<OwnedTensor<Vector<F, N>>>,
     given: &[u32],
     row_codes: &mut [Vector<u32, W>],
     row_scales: &mut [u32],
@@ -94,7 +96,8 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
                 let column = first + comptime!(load * plan.vector);
                 let mut vector = Vector::<F, N>::new(F::from_int(0));
                 if row < rows && column < columns {
-                    vector = x[(row * columns + column) / comptime!(plan.vector)];
+                    let wide = columns / comptime!(plan.vector);
+                    vector = vector_at(x, bias, row, column / comptime!(plan.vector), wide, plan);
                 }
                 kept[line * comptime!(plan.loads()) + load] = vector;
             }

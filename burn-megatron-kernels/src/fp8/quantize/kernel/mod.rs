@@ -26,6 +26,7 @@ use crate::fp8::matrix::BLOCK;
 
 mod aot_instances;
 mod copies;
+mod input;
 mod lines;
 mod plan;
 pub(crate) mod reduce;
@@ -39,7 +40,7 @@ pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<CubeTensor>) -> Vec<
     let log = kernel.slot.and_then(|_| inputs.pop()).map(own);
     let x = inputs.remove(0);
     let client = x.client.clone();
-    let [rows, columns] = [x.shape()[0], x.shape()[1]];
+    let [rows, columns] = kernel.sizes(&[x.shape()[0], x.shape()[1]]);
     let plan = QuantizePlan::new(kernel, &x, columns);
     let cubes = rows.div_ceil(BLOCK) * columns.div_ceil(BLOCK);
     // Outputs that are not requested are one vector that is not accessed.
@@ -54,6 +55,8 @@ pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<CubeTensor>) -> Vec<
     let rowwise = copy(kernel.usage.rowwise, [rows, columns]);
     let columnwise = copy(kernel.usage.columnwise, [columns, rows]);
     let partials = empty(&x, [cubes.max(1), 2], DType::U32);
+    let has_bias = kernel.activation.is_some_and(|activation| activation.bias);
+    let bias = has_bias.then(|| inputs.remove(0));
     let given = inputs.pop().unwrap_or_else(scrap);
     if cubes > 0 {
         let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
@@ -68,6 +71,7 @@ pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<CubeTensor>) -> Vec<
                 plan.patch() / 4,
                 4,
                 arg(&x),
+                ComptimeOptionArgs::from(bias.map(CubeTensor::into_tensor_arg)),
                 arg(&given),
                 arg(&rowwise[0]),
                 arg(&rowwise[1]),

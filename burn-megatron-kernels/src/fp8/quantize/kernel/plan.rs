@@ -6,6 +6,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::super::ops::QuantizeOp;
 use super::super::scaling::{QuantizerUsage, ScalingKind};
+use crate::activation::kernel::ActivationVariant;
 use crate::cube::{Reduction, RowPlan};
 use crate::fp8::format::Format;
 use crate::fp8::kernel::tile::{GROUPS, PATCH_ROWS, UNITS};
@@ -17,6 +18,8 @@ pub(super) struct QuantizePlan {
     pub kind: ScalingKind,
     pub format: Format,
     pub usage: QuantizerUsage,
+    /// The activation whose output the matrix is.
+    pub activation: Option<ActivationVariant>,
     /// Elements of a load.
     pub vector: usize,
     /// Whether totals over a cube use planes.
@@ -40,11 +43,20 @@ impl QuantizePlan {
             kind: kernel.kind,
             format: kernel.format,
             usage: kernel.usage,
+            activation: kernel.activation.map(ActivationVariant::from),
             vector,
             planes,
             plane: if planes { plane } else { 1 },
             flushes: !cuda,
             unrolled: cuda,
+        }
+    }
+
+    /// The activation.
+    pub(super) fn variant(&self) -> ActivationVariant {
+        match self.activation {
+            Some(variant) => variant,
+            None => unreachable!("the matrix is stored"),
         }
     }
 

@@ -10,7 +10,11 @@ use crate::fp8::kernel::tile::UNITS;
 /// The largest of `value` over the units of a cube, or with `add` their sum; every unit gets it.
 /// Call on all units of the cube.
 #[cube]
-pub(in crate::fp8) fn cube_total(value: u32, #[comptime] add: bool, #[comptime] planes: bool) -> u32 {
+pub(in crate::fp8) fn cube_total(
+    value: u32,
+    #[comptime] add: bool,
+    #[comptime] planes: bool,
+) -> u32 {
     let mut shared = Shared::<[u32]>::new_slice(UNITS as usize);
     let mut total = 0u32;
     if comptime!(planes) {

@@ -5,6 +5,7 @@ use super::*;
 use crate::fp8::{BLOCK, Scales};
 use crate::testing::devices;
 
+mod activated;
 mod recipes;
 mod refusals;
 

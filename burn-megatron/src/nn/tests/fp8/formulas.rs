@@ -208,9 +208,12 @@ fn saved_bytes(save_activations: bool, recipe: Fp8Recipe, input: InputLayout) ->
         ..config((recipe, Fp8Format::Hybrid))
     });
     let alone = ParallelContext::single();
-    let layer = fp8
-        .unwrap()
-        .layer("layer", &Device::flex(), alone.tensor(), SplitOperands::default());
+    let layer = fp8.unwrap().layer(
+        "layer",
+        &Device::flex(),
+        alone.tensor(),
+        SplitOperands::default(),
+    );
     let layer = layer.unwrap().unwrap();
     let whole = !matches!(input, InputLayout::SplitSequence(_));
     let function = LinearFunction {

@@ -1,5 +1,6 @@
 //! Layers that multiply in 8 bits, against the formulas written out.
 
+mod activated;
 mod formulas;
 mod linear;
 mod ranks;

@@ -1,0 +1,85 @@
+//! What a quantiser reads: values, or what an activation of them is computed from.
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+
+use crate::activation::{
+    Activation, ActivationOptions, FusedActivation, activate, check_activation,
+};
+use crate::error::accept;
+
+/// The matrix that a quantiser reads: in f32, f16 or bf16, or in f64, which is rounded to f32 first.
+#[derive(Clone, Debug)]
+pub struct QuantizerInput {
+    x: Tensor<2>,
+    activation: Option<(Activation, Option<Tensor<1>>)>,
+}
+
+impl From<Tensor<2>> for QuantizerInput {
+    fn from(x: Tensor<2>) -> Self {
+        let activation = None;
+        Self { x, activation }
+    }
+}
+
+impl QuantizerInput {
+    /// The output of [`activate`] without options, from `x`, `[rows, width]`, and a bias `[width]`: its values are
+    /// rounded to the type of `x` and quantised as they are computed, and not written.
+    ///
+    /// # Panics
+    ///
+    /// As [`activate`].
+    pub fn activated(x: Tensor<2>, bias: Option<Tensor<1>>, kind: Activation) -> Self {
+        let width = bias.as_ref().map(|bias| bias.dims()[0]);
+        accept(check_activation(&x.dims(), width, kind));
+        let dtype = x.dtype();
+        let bias = bias.map(|bias| bias.cast::<DType>(dtype));
+        let activation = Some((kind, bias));
+        Self { x, activation }
+    }
+
+    /// Rows and columns of the matrix.
+    pub fn dims(&self) -> [usize; 2] {
+        let [rows, width] = self.x.dims();
+        match self.activation {
+            Some((kind, _)) => [rows, kind.output_width(width)],
+            None => [rows, width],
+        }
+    }
+
+    /// The device of the matrix.
+    pub fn device(&self) -> Device {
+        self.x.device()
+    }
+
+    /// The values of the matrix.
+    pub fn into_values(self) -> Tensor<2> {
+        match self.activation {
+            Some((kind, bias)) => activate(self.x, bias, None, kind, ActivationOptions::default()),
+            None => self.x,
+        }
+    }
+
+    /// The activation, and the inputs of an operation that computes it.
+    pub(super) fn into_inputs(self) -> (Option<FusedActivation>, Vec<DispatchTensor>) {
+        let Some((kind, bias)) = self.activation else {
+            // The kernels work in f32 at most.
+            let x = match self.x.dtype() {
+                DType::F64 => self.x.cast(FloatDType::F32),
+                _ => self.x,
+            };
+            return (None, vec![x.into_dispatch()]);
+        };
+        let fused = FusedActivation {
+            kind,
+            options: ActivationOptions::default(),
+            bias: bias.is_some(),
+            weight: false,
+        };
+        let inputs = [
+            Some(self.x.into_dispatch()),
+            bias.map(Tensor::into_dispatch),
+        ];
+        (Some(fused), inputs.into_iter().flatten().collect())
+    }
+}

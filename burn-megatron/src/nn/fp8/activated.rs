@@ -1,0 +1,51 @@
+//! The product of an activation in 8 bits: the activation is quantised as it is computed, and its values are
+//! not written.
+
+use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
+use burn_megatron_kernels::Function;
+use burn_megatron_kernels::activation::ActivationFunction;
+
+use super::Fp8Arithmetic;
+use crate::nn::linear::LinearFunction;
+
+/// Inputs: the input of the activation, the weight, and the bias of the activation if it has one. The bits
+/// are those of the activation and the product one after the other.
+#[derive(Debug)]
+pub(in crate::nn) struct ActivatedLinear {
+    pub activation: ActivationFunction,
+    /// A product without a bias; it must not gather its input.
+    pub product: LinearFunction<Fp8Arithmetic>,
+}
+
+impl Function for ActivatedLinear {
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        let bias = inputs.split_off(2);
+        let of_activation = inputs[..1].iter().chain(&bias).cloned().collect();
+        let bias = bias.into_iter().next().map(Tensor::from_dispatch);
+        let product = self.product.activated(self.activation.kind(), bias);
+        let (y, of_product) = product.forward(inputs);
+        (y, [of_activation, of_product].concat())
+    }
+
+    fn backward(
+        &self,
+        mut saved: Vec<DispatchTensor>,
+        gradient: DispatchTensor,
+        needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        let of_product = saved.split_off(needed.len() - 1);
+        let mut of_activation = vec![needed[0]];
+        of_activation.extend(needed.get(2));
+        let needs_input = of_activation.contains(&true) || self.activation.has_destination();
+        let needed = [needs_input, needed[1]];
+        let mut gradients = self.product.backward(of_product, gradient, &needed);
+        let weight = gradients.remove(1);
+        let mut gradients = match gradients.remove(0) {
+            Some(gradient) => self.activation.backward(saved, gradient, &of_activation),
+            None => of_activation.iter().map(|_| None).collect(),
+        };
+        gradients.insert(1, weight);
+        gradients
+    }
+}

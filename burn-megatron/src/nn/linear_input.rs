@@ -1,0 +1,44 @@
+//! The input of a linear layer: values, or an activation that the layer may compute as it reads them.
+
+use burn::tensor::Tensor;
+
+use super::{Activation, Bias};
+
+/// The input of a linear layer, `[batch, seq, in]`.
+#[derive(Clone, Debug)]
+pub enum LinearInput {
+    /// As it is.
+    Values(Tensor<3>),
+    /// An activation of `x + bias`.
+    Activation {
+        /// `[batch, seq, in]`, or `[batch, seq, 2 in]` for a gated activation.
+        x: Tensor<3>,
+        /// The bias, if there is one.
+        bias: Option<Bias>,
+        /// The nonlinearity.
+        activation: Activation,
+        /// Whether it may be one operation.
+        fused: bool,
+    },
+}
+
+impl LinearInput {
+    /// The values; computes the activation.
+    pub fn into_values(self) -> Tensor<3> {
+        match self {
+            Self::Values(x) => x,
+            Self::Activation {
+                x,
+                bias,
+                activation,
+                fused,
+            } => activation.forward_biased(x, bias, fused),
+        }
+    }
+}
+
+impl From<Tensor<3>> for LinearInput {
+    fn from(x: Tensor<3>) -> Self {
+        Self::Values(x)
+    }
+}
