@@ -9,7 +9,7 @@ use crate::recipe::Recipe;
 use crate::retired;
 
 /// Keys and tables that may always differ: layout, paths, output.
-const MAY_DIFFER: [&str; 25] = [
+const MAY_DIFFER: [&str; 26] = [
     "parallel",
     "kernels",
     "sample",
@@ -30,6 +30,7 @@ const MAY_DIFFER: [&str; 25] = [
     "data_parallel.fp8_param_gather",
     "data_parallel.keep_gathered",
     "data_parallel.check_gradients",
+    "fp8.save_activations",
     "train.micro_batch_size",
     "train.evaluate_every",
     "train.held_out_samples",

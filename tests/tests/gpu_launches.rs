@@ -372,9 +372,9 @@ fn a_layer_launches_as_few_kernels_as_it_can() {
     // On CUDA products are cuBLASLt's, with their biases and sums, and do not count; narrow matrices
     // have gaps between their rows there, which take copies.
     let expected = if cfg!(feature = "cuda") {
-        [27, 196, 24, 201]
+        [19, 196, 22, 201]
     } else {
-        [36, 200, 28, 193]
+        [28, 200, 26, 193]
     };
     assert_eq!(
         found, expected,
@@ -406,7 +406,7 @@ fn a_layer_under_data_parallelism_launches_nothing_to_accumulate_its_sums() {
     let found = [small_gpt().config, small_llama().config]
         .map(|config| of_wrapped_model(&config, 3) - of_wrapped_model(&config, 2));
     // 12 are products, and 4 add a product to its bucket; cuBLASLt does both outside of CubeCL.
-    assert_eq!(found, [40, 32], "GPT and Llama");
+    assert_eq!(found, [32, 30], "GPT and Llama");
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! An MLP whose activation is quantised as it is computed, against one that saves its values.
 
+use burn::module::Module;
+
 use super::*;
 use crate::nn::hook::with_anchor;
 
