@@ -219,8 +219,8 @@ pub fn gradient(
 /// already. The columns are the whole vocabulary of `tokens` tokens, and padding.
 ///
 /// On CubeCL devices this is one launch that reads each row from memory once and writes it once, if rows are of whole
-/// vectors of 128 bits; the three parts otherwise. The values are those of the three parts. Written into the memory
-/// of `logits` if that is not shared. Plain tensors only.
+/// vectors of 128 bits; the three parts otherwise. The values are those of the three parts, on GPUs up to rounding.
+/// Written into the memory of `logits` if that is not shared. Plain tensors only.
 ///
 /// # Panics
 ///

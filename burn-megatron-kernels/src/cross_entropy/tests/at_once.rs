@@ -45,8 +45,16 @@ fn loss_and_gradient_at_once_are_those_of_the_parts() {
                     };
                     let (found, expected) = (run(loss_and_gradient), run(in_parts));
                     assert!(expected[0] > 0.0 && expected[1] == 0.0 && expected[4].is_nan());
+                    // On a GPU a compiler may contract the same formula in another way.
+                    let unit = match dtype {
+                        _ if device == Device::flex() => 0.0,
+                        DType::BF16 => 2f64.powi(-7),
+                        DType::F16 => 2f64.powi(-10),
+                        _ => 2f64.powi(-22),
+                    };
                     for (i, (a, b)) in found.iter().zip(&expected).enumerate() {
-                        let same = a == b || a.is_nan() && b.is_nan();
+                        let near = (a - b).abs() <= unit * b.abs().max(1.0);
+                        let same = near || a.is_nan() && b.is_nan();
                         assert!(same, "[{rows}, {width}] in {dtype:?}, {i}: {a}, not {b}");
                     }
                 }
