@@ -66,13 +66,15 @@ pub(super) fn log(op: &LogOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
 #[cube]
 fn quotient(numerator: u32, amax: u32) -> u32 {
     let top = f32::reinterpret(numerator);
-    let mut scale = top / f32::reinterpret(amax);
+    let mut scale = u32::reinterpret(top / f32::reinterpret(amax));
     if amax < 0x0080_0000 {
-        // As a number 2^149 times as large.
-        let large = top / f32::cast_from(amax);
-        scale = large * comptime!(2f32.powi(75)) * comptime!(2f32.powi(74));
+        // As a number 2^149 times as large, which the exponent gets back: a product of powers of two could
+        // be made one factor, which is infinite.
+        let large = u32::reinterpret(top / f32::cast_from(amax));
+        let is_finite = (large >> 23) + 149u32 < 255u32;
+        scale = select(is_finite, large + (149u32 << 23), INFINITY);
     }
-    min(u32::reinterpret(scale), 0x7f7f_ffffu32)
+    min(scale, 0x7f7f_ffffu32)
 }
 
 /// `table` has four numbers for each slot, see [`ScaleRules`].
