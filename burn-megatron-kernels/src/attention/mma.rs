@@ -24,9 +24,8 @@ use crate::gradient::FlatGradients;
 /// atomic additions: one kernel over blocks of queries and one over blocks of keys compute the scores
 /// each, and the gradients of a key over the heads of its group are summed in order.
 ///
-/// [`select_engine`](super::select_engine) prefers it to [`Portable`](super::Portable). It has been
-/// compiled for A100, H100 and B200, and its tests run on an emulated GPU in f16 and bf16. It has
-/// never run on a GPU.
+/// [`select_engine`](super::select_engine) prefers it to [`Portable`](super::Portable). It has never run
+/// on a GPU; the book says what was run on an emulated one.
 #[derive(Clone, Debug)]
 pub struct MmaTiles {
     device: Device,
