@@ -29,9 +29,9 @@ struct Model {
 /// Where the output of a block is added.
 #[derive(Clone, Copy, Debug)]
 enum Addition {
-    InTheNextNorm,
-    InTheBlock,
-    InTheRecomputedBlock,
+    NextNorm,
+    Block,
+    RecomputedBlock,
 }
 
 impl Block {
@@ -71,9 +71,9 @@ impl Model {
         let x = self.blocks.iter().fold(Residual::from(x), |x, block| {
             let block = block.clone();
             match addition {
-                Addition::InTheNextNorm => block.forward(x),
-                Addition::InTheBlock => block.forward(x).sum().into(),
-                Addition::InTheRecomputedBlock => {
+                Addition::NextNorm => block.forward(x),
+                Addition::Block => block.forward(x).sum().into(),
+                Addition::RecomputedBlock => {
                     recompute(x.sum(), move |x: Tensor<3>| block.forward(x.into()).sum()).into()
                 }
             }
@@ -129,10 +129,10 @@ fn a_branch_is_added_in_the_next_norm_as_in_its_own_block() {
             ZeroStage::Gradients,
             ZeroStage::Parameters,
         ] {
-            let expected = train(Addition::InTheBlock, stage, dtype);
+            let expected = train(Addition::Block, stage, dtype);
             let is_given = |values: &Vec<f64>| values.iter().any(|x| *x != 0.0);
             assert!(expected.iter().flatten().all(is_given));
-            for addition in [Addition::InTheNextNorm, Addition::InTheRecomputedBlock] {
+            for addition in [Addition::NextNorm, Addition::RecomputedBlock] {
                 let found = train(addition, stage, dtype);
                 assert_eq!(found, expected, "{addition:?}, {stage:?}, {dtype:?}");
             }
