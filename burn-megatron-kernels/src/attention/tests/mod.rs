@@ -239,11 +239,21 @@ impl Case {
     }
 }
 
-#[test]
-fn every_width_is_that_of_the_composition() {
-    for width in [1, 16, 33, 48, 64, 96, 128, 192, 256] {
-        Case::new(1, 35, 35, heads(2, 1, width)).compare();
+fn compare_widths(widths: &[usize]) {
+    for width in widths {
+        Case::new(1, 35, 35, heads(2, 1, *width)).compare();
     }
+}
+
+#[test]
+fn some_widths_are_those_of_the_composition() {
+    compare_widths(&[16, 33, 64]);
+}
+
+#[test]
+#[ignore = "slow: every width has kernels of its own, which take long to compile"]
+fn every_width_is_that_of_the_composition() {
+    compare_widths(&[1, 48, 96, 128, 192, 256]);
 }
 
 #[test]

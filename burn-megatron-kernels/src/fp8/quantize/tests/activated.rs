@@ -41,8 +41,21 @@ fn check(device: &Device, case: &Case, kind: ScalingKind, activation: Activation
     assert_words(&format!("{what}: seen"), &expected.1, &found.1);
     for (found, expected) in found.0.iter().zip(&expected.0) {
         assert_words(&format!("{what}: scales"), &expected.scales, &found.scales);
-        assert_words(&format!("{what}: codes"), &expected.codes, &found.codes);
+        let [expected, found] = [expected, found].map(|copy| codes(copy, device));
+        assert_words(&format!("{what}: codes"), &expected, &found);
     }
+}
+
+/// The codes of a copy; without the signs of zeros where WGSL computed them, which may ignore these ("Floating point evaluation").
+fn codes(copy: &Copy, device: &Device) -> Vec<u32> {
+    if cfg!(not(feature = "wgpu")) || *device == Device::flex() {
+        return copy.codes.clone();
+    }
+    let unsigned = |code| if code == 0x80 { 0 } else { code };
+    let words = copy.codes.iter();
+    words
+        .map(|word| u32::from_le_bytes(word.to_le_bytes().map(unsigned)))
+        .collect()
 }
 
 #[test]
