@@ -41,7 +41,6 @@ fn ranges_are_those_of_the_composition() {
         Case {
             causal: false,
             ranges,
-            sink: true,
             ..case
         }
         .compare();
@@ -216,7 +215,7 @@ fn blocks_of_keys_make_the_whole() {
                 "blocks by {} in {dtype:?} on {device:?}",
                 tested.engine.name()
             );
-            assert_close(&what, &expected, &actual, ROUNDED * tolerance(dtype));
+            assert_close(&what, &expected, &actual, CANCELLED * tolerance(dtype));
         }
     }
 }
@@ -274,7 +273,13 @@ fn gradients_of_keys_are_written_or_added_as_they_were_summed() {
                 );
                 expected[gap].fill(1.0);
             }
-            assert_eq!(doubles(added), expected, "{what}: added");
+            // The factor of a sum and the addition may be rounded together.
+            assert_near(
+                &format!("{what}: added"),
+                doubles(added),
+                expected,
+                2f64.powi(-23),
+            );
         }
     }
 }

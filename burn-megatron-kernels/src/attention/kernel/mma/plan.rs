@@ -36,6 +36,9 @@ const NARROW: usize = 64;
 /// Above this width streamed tiles have fewer rows, to fit into shared memory.
 const WIDE: usize = 128;
 
+/// Up to this width queries stay in registers in the forward.
+const MAX_KEPT: usize = 192;
+
 /// The most features of a key and a value whose sums stay in registers together.
 const MAX_SUMMED: usize = 320;
 
@@ -153,7 +156,7 @@ pub(super) fn shapes(width: usize, value_width: usize, bf16: bool) -> TilePlan<M
         row_tiles: if narrow { 2 } else { 1 },
         columns: if narrow || wide { 32 } else { 64 },
         paired: false,
-        in_registers: !wide,
+        in_registers: width <= MAX_KEPT,
         statistics: false,
         sums_keys: true,
         sums_values: true,
