@@ -60,7 +60,13 @@ impl DeviceOp for AttentionForwardOp {
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::forward(&self.problem, inputs)
+        match self.kernels {
+            Kernels::Portable => cpu::forward(&self.problem, inputs),
+            #[cfg(feature = "cubecl")]
+            Kernels::Mma => {
+                unreachable!("`check_device` accepts only tensors on its CubeCL device")
+            }
+        }
     }
 
     #[cfg(feature = "cubecl")]
@@ -96,7 +102,13 @@ impl DeviceOp for AttentionBackwardOp {
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::backward(&self.problem, inputs, self.places)
+        match self.kernels {
+            Kernels::Portable => cpu::backward(&self.problem, inputs, self.places),
+            #[cfg(feature = "cubecl")]
+            Kernels::Mma => {
+                unreachable!("`check_device` accepts only tensors on its CubeCL device")
+            }
+        }
     }
 
     #[cfg(feature = "cubecl")]
