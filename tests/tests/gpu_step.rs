@@ -13,6 +13,7 @@ use burn_megatron::data::{DataError, Sample, Samples};
 use burn_megatron::data_parallel::{DataParallelConfig, Precision};
 use burn_megatron::kernels::philox::Stream;
 use burn_megatron::nn::ModelBuilder;
+use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_test_skip::skipped;
@@ -68,7 +69,12 @@ fn lines<T>(
 }
 
 /// The second step of a run: the first one compiles and tunes.
-fn counted(config: &TransformerConfig, rows: usize, counts: &Path) -> Result<StepCounts, AnyError> {
+fn counted(
+    config: &TransformerConfig,
+    fp8: &Fp8Config,
+    rows: usize,
+    counts: &Path,
+) -> Result<StepCounts, AnyError> {
     let device = gpu();
     let precision = Precision::Bf16;
     let settings = TrainConfig {
@@ -84,7 +90,8 @@ fn counted(config: &TransformerConfig, rows: usize, counts: &Path) -> Result<Ste
     };
     let groups = ParallelContext::single();
     let scope = ModelBuilder::with(&groups, &device, settings.seed, DType::F32)
-        .with_compute_dtype(precision.of(DType::F32));
+        .with_compute_dtype(precision.of(DType::F32))
+        .with_fp8(fp8)?;
     let model = config.init_with(scope)?;
     let mut trainer = Trainer::new(model, &groups, &device, &settings)?;
     let tokens = Tokens {
@@ -112,7 +119,7 @@ fn runs(case: &StepCase, counts: &Path) -> Result<StepRuns, AnyError> {
             layers,
             ..case.config.clone()
         };
-        counted(&config, rows, counts)
+        counted(&config, &case.fp8, rows, counts)
     };
     Ok(StepRuns([
         [run(1, 1)?, run(1, 2)?],
@@ -151,6 +158,12 @@ fn check(name: &str) {
 #[test]
 fn gpt_768() {
     check("gpt-768");
+}
+
+#[test]
+#[ignore = "slow: ten minutes"]
+fn gpt_768_fp8() {
+    check("gpt-768-fp8");
 }
 
 #[test]

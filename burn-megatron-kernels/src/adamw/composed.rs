@@ -1,6 +1,6 @@
 //! The same functions composed of Burn's own operations.
 
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Tensor};
 
 use super::{AdamWBuffers, AdamWStep, Blocks, DECAY_BLOCK, Decay};
 use crate::cpu::wide;
@@ -11,7 +11,7 @@ pub fn adamw(
     gradient: Tensor<1>,
     decay: &Decay,
     step: &AdamWStep,
-    model: Option<FloatDType>,
+    model: Option<Tensor<1>>,
 ) -> (AdamWBuffers, Option<Tensor<1>>) {
     let AdamWBuffers {
         master,
@@ -45,7 +45,7 @@ pub fn adamw(
         }
     };
     let master = master - change * step.rate;
-    let copy = model.map(|dtype| master.clone().cast(dtype));
+    let copy = model.map(|model| master.clone().cast(model.dtype()));
     let buffers = AdamWBuffers {
         master,
         first: first.cast(moments),

@@ -1,4 +1,4 @@
-//! The step The CPU implementation: one pass, tasks of a fixed number of elements.
+//! The CPU implementation: one pass, tasks of a fixed number of elements.
 
 use std::ops::Range;
 
@@ -16,15 +16,15 @@ const TASK_ELEMENTS: usize = ROW_GRAIN;
 /// See [`AdamWOp`](super::update::AdamWOp) for the inputs.
 pub(super) fn update(
     inputs: Vec<FlexTensor>,
+    model: Option<FlexTensor>,
     offset_in_block: usize,
     numbers: &StepScalars,
-    model: Option<DType>,
 ) -> Vec<FlexTensor> {
     let work = UpdateTask {
         inputs,
+        model,
         offset_in_block,
         numbers,
-        model,
     };
     match (work.inputs[0].dtype(), work.inputs[1].dtype()) {
         (DType::F64, _) => work.run::<f64, f64, f64, f64>(),
@@ -53,9 +53,9 @@ fn narrowed<C: Element<Wide = f32>>(master: &FlexTensor) -> FlexTensor {
 
 struct UpdateTask<'a> {
     inputs: Vec<FlexTensor>,
+    model: Option<FlexTensor>,
     offset_in_block: usize,
     numbers: &'a StepScalars,
-    model: Option<DType>,
 }
 
 impl UpdateTask<'_> {
@@ -68,7 +68,7 @@ impl UpdateTask<'_> {
     }
 
     fn with_gradient<M: Element<Wide = f32>, G: Element<Wide = f32>>(self) -> Vec<FlexTensor> {
-        match self.model {
+        match self.model.as_ref().map(FlexTensor::dtype) {
             Some(DType::F16) => self.run::<f32, M, G, f16>(),
             Some(DType::BF16) => self.run::<f32, M, G, bf16>(),
             _ => self.run::<f32, M, G, f32>(),
@@ -95,13 +95,20 @@ impl UpdateTask<'_> {
         let mut moments = self.inputs.split_off(1).into_iter().map(own::<M>);
         let mut outputs: Vec<_> = self.inputs.into_iter().map(own::<W>).collect();
         outputs.extend(&mut moments);
-        let mut copy = self.model.map(|_| vec![C::narrow(W::ZERO); length]);
+        let mut copy = self.model.map(|model| {
+            if model.is_unique() && model.is_contiguous() {
+                return model;
+            }
+            tensor(vec![C::narrow(W::ZERO); length], [length])
+        });
         let [master, first, second] = &mut outputs[..] else {
             unreachable!("three buffers are updated")
         };
         let mut parts: Vec<TaskSlices<'_, W, M, G, C>> =
             Vec::with_capacity(length.div_ceil(TASK_ELEMENTS));
-        let mut copies = copy.as_mut().map(|copy| copy.chunks_mut(TASK_ELEMENTS));
+        let mut copies = copy
+            .as_mut()
+            .map(|copy| slice_mut::<C>(copy).chunks_mut(TASK_ELEMENTS));
         for ((((number, master), first), second), gradient) in slice_mut::<W>(master)
             .chunks_mut(TASK_ELEMENTS)
             .enumerate()
@@ -127,7 +134,7 @@ impl UpdateTask<'_> {
             0 | 1 => parts.into_iter().for_each(|part| part.update(&numbers)),
             _ => parts.into_par_iter().for_each(|part| part.update(&numbers)),
         }
-        outputs.extend(copy.map(|copy| tensor::<C>(copy, [length])));
+        outputs.extend(copy);
         outputs
     }
 }

@@ -15,7 +15,7 @@
 //! the fraction counts as 0 and the weight only decays. Not differentiable: nothing is recorded for
 //! autodiff.
 
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Tensor};
 
 use crate::KernelError;
 use crate::cpu::wide;
@@ -153,8 +153,9 @@ impl AdamWStep {
 
 /// One step of AdamW on a flat buffer; see the [module](self) for the formula.
 ///
-/// Returns the buffers, updated in place if they are uniquely owned, and the new weights in the
-/// type `model` if given: the copy that the model computes with.
+/// Returns the buffers, and `model` if given: the copy of the weights that the model computes with,
+/// `[elements]` of its type, whose old values are not read. Each is written in place if it is uniquely
+/// owned, and new otherwise.
 ///
 /// `gradient` is f32, f16 or bf16, and so is `model`; in f64 everything is f64.
 ///
@@ -166,7 +167,7 @@ impl AdamWStep {
 /// # Example
 ///
 /// ```
-/// use burn::tensor::{Device, FloatDType, Tensor};
+/// use burn::tensor::{DType, Device, Tensor};
 /// use burn_megatron_kernels::adamw::{AdamWBuffers, AdamWStep, Decay, adamw};
 ///
 /// let device = Device::flex();
@@ -185,7 +186,8 @@ impl AdamWStep {
 ///     gradient_scale: 1.0,
 /// };
 /// let gradient = Tensor::full([128], 3.0, &device);
-/// let (buffers, model) = adamw(buffers, gradient, &Decay::None, &step, Some(FloatDType::BF16));
+/// let model = Tensor::empty([128], (&device, DType::BF16));
+/// let (buffers, model) = adamw(buffers, gradient, &Decay::None, &step, Some(model));
 /// // The first step has the size of the rate, whatever the gradient.
 /// let weight = buffers.master.slice([0..1]).into_scalar::<f32>();
 /// assert!((weight - 0.75).abs() < 1e-6);
@@ -196,7 +198,7 @@ pub fn adamw(
     gradient: Tensor<1>,
     decay: &Decay,
     step: &AdamWStep,
-    model: Option<FloatDType>,
+    model: Option<Tensor<1>>,
 ) -> (AdamWBuffers, Option<Tensor<1>>) {
     update(buffers, gradient, decay, step, None, model)
 }
@@ -215,7 +217,7 @@ pub fn adamw_with_outcome(
     decay: &Decay,
     step: &AdamWStep,
     outcome: Tensor<1>,
-    model: Option<FloatDType>,
+    model: Option<Tensor<1>>,
 ) -> (AdamWBuffers, Option<Tensor<1>>) {
     update(buffers, gradient, decay, step, Some(outcome), model)
 }
@@ -226,11 +228,11 @@ fn update(
     decay: &Decay,
     step: &AdamWStep,
     outcome: Option<Tensor<1>>,
-    model: Option<FloatDType>,
+    model: Option<Tensor<1>>,
 ) -> (AdamWBuffers, Option<Tensor<1>>) {
-    accept(check(&buffers, &gradient, decay, step, model));
+    accept(check(&buffers, &gradient, decay, step, model.as_ref()));
     accept(outcome.as_ref().map_or(Ok(()), check_outcome));
-    let update = update::AdamWOp::new(step, decay, outcome.is_some(), model.map(DType::from));
+    let update = update::AdamWOp::new(step, decay, outcome.is_some(), model.is_some());
     let AdamWBuffers {
         master,
         first,
@@ -247,6 +249,7 @@ fn update(
         inputs.push(blocks.decay.clone().into_dispatch());
         inputs.extend(blocks.rate.clone().map(Tensor::into_dispatch));
     }
+    inputs.extend(model.map(Tensor::into_dispatch));
     let mut outputs = launch(update, inputs)
         .into_iter()
         .map(Tensor::from_dispatch);
@@ -269,7 +272,7 @@ fn check(
     gradient: &Tensor<1>,
     decay: &Decay,
     step: &AdamWStep,
-    model: Option<FloatDType>,
+    model: Option<&Tensor<1>>,
 ) -> Result<(), KernelError> {
     step.check()?;
     let AdamWBuffers {
@@ -321,11 +324,15 @@ fn check(
     if wide(dtype(gradient)) != dtype(master) {
         return option("type of the gradient", dtype(gradient), own);
     }
-    match model.map(DType::from) {
-        Some(model) if wide(model) != dtype(master) => {
-            return option("type of the model", model, own);
+    if let Some(model) = model {
+        if model.dims() != [length] {
+            let [given] = model.dims();
+            let message = format!("the copy has {given} elements, the weights have {length}");
+            return Err(KernelError::shape(NAME, message));
         }
-        _ => {}
+        if wide(model.dtype()) != dtype(master) {
+            return option("type of the model", model.dtype(), own);
+        }
     }
     match decay {
         Decay::Blocks(blocks) => check_blocks(blocks, length),

@@ -1,7 +1,6 @@
 //! The step as a [`DeviceOp`].
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::DType;
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
@@ -10,7 +9,7 @@ use super::{AdamWStep, Decay, NAME, cpu};
 use crate::launch::{DeviceOp, Spec};
 
 /// Inputs: weights, first and second moment, gradient; the outcome if there is one; where blocks have
-/// factors, those of the decay, and those of the rate if there are any.
+/// factors, those of the decay, and those of the rate if there are any; the copy if there is one.
 #[derive(Debug)]
 pub(super) struct AdamWOp {
     numbers: StepScalars,
@@ -19,7 +18,8 @@ pub(super) struct AdamWOp {
     decays: bool,
     /// The offset of the first element in its block.
     offset_in_block: usize,
-    model: Option<DType>,
+    /// Whether there is a copy.
+    model: bool,
 }
 
 /// The scalars of a step, which computes `w -= size m / (root sqrt(v) + epsilon) + decay w`.
@@ -61,12 +61,7 @@ impl StepScalars {
 }
 
 impl AdamWOp {
-    pub(super) fn new(
-        step: &AdamWStep,
-        decay: &Decay,
-        outcome: bool,
-        model: Option<DType>,
-    ) -> Self {
+    pub(super) fn new(step: &AdamWStep, decay: &Decay, outcome: bool, model: bool) -> Self {
         let decays = !matches!(decay, Decay::None);
         Self {
             numbers: StepScalars::new(step, decays),
@@ -88,14 +83,12 @@ impl DeviceOp for AdamWOp {
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
         let mut outputs = inputs[..3].to_vec();
-        outputs.extend(
-            self.model
-                .map(|dtype| Spec::new(inputs[0].shape.clone(), dtype)),
-        );
+        outputs.extend(inputs.last().filter(|_| self.model).cloned());
         outputs
     }
 
     fn cpu(&self, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        let model = self.model.then(|| inputs.pop()).flatten();
         let numbers = if self.outcome {
             let outcome = doubles(&inputs.remove(4));
             self.numbers.with_outcome(&outcome, self.decays)
@@ -103,19 +96,20 @@ impl DeviceOp for AdamWOp {
             Some(self.numbers)
         };
         match numbers {
-            Some(numbers) => cpu::update(inputs, self.offset_in_block, &numbers, self.model),
-            None => cpu::unchanged(inputs, self.model),
+            Some(numbers) => cpu::update(inputs, model, self.offset_in_block, &numbers),
+            None => cpu::unchanged(inputs, model.map(|model| model.dtype())),
         }
     }
 
     #[cfg(feature = "cubecl")]
     fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        let model = self.model.then(|| inputs.pop()).flatten();
         let outcome = self.outcome.then(|| inputs.remove(4));
         let mut numbers = self.numbers;
         if outcome.is_some() {
             // The kernel multiplies it by that of the outcome.
             numbers.decay = if self.decays { 1.0 } else { 0.0 };
         }
-        super::kernel::update(inputs, outcome, self.offset_in_block, &numbers, self.model)
+        super::kernel::update(inputs, outcome, model, self.offset_in_block, &numbers)
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use burn::module::Module;
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use super::layout::ParameterSlice;
 use super::memory_usage::TrackedTensor;
@@ -25,22 +25,19 @@ pub(crate) struct BucketShard {
     pub slices: Vec<ParameterSlice>,
     /// The dtype of the masters and of the gradients.
     pub dtype: DType,
-    /// The dtype of the copy that the model computes with, where it differs.
-    pub model_dtype: Option<FloatDType>,
 }
 
 impl BucketShard {
     /// The shard of each bucket.
     pub(super) fn all(plan: &ShardingPlan) -> Vec<Self> {
         let shard = |bucket| {
-            let (model, dtype) = plan.model_and_main_dtypes(bucket);
+            let (_, dtype) = plan.model_and_main_dtypes(bucket);
             Self {
                 grid: plan.grid(bucket),
                 range: plan.shard_range(bucket),
                 partition: plan.groups(bucket).partition_range(plan.elements(bucket)),
                 slices: plan.shard_slices(bucket),
                 dtype,
-                model_dtype: (model != dtype).then(|| FloatDType::from(model)),
             }
         };
         (0..plan.buckets()).map(shard).collect()
@@ -48,21 +45,23 @@ impl BucketShard {
 }
 
 /// One bucket in a step of the optimizer.
-pub(crate) struct BucketStep<'a> {
+pub(crate) struct BucketStep {
     /// The number of the bucket.
     pub number: usize,
-    pub shard: &'a BucketShard,
     /// The masters of the shard, `[elements]`: an operation in place copies them only if a snapshot holds them.
     pub master: Tensor<1>,
     /// The gradients of the shard, `[elements]`, as sums; multiply by [`Gradients::factor`].
     pub gradient: Tensor<1>,
+    /// A tensor `[elements]` in the dtype of the model for the new copy: that of the last step, unless something
+    /// else holds it. `None` where the model computes with the masters.
+    pub model: Option<Tensor<1>>,
 }
 
 /// What the optimizer makes of a bucket.
 pub(crate) struct SteppedBucket {
     /// The new masters.
     pub master: Tensor<1>,
-    /// The same in [`BucketShard::model_dtype`], if the optimizer has computed it; it is cast otherwise.
+    /// The same in the dtype of the model, if the optimizer has computed it; it is cast otherwise.
     pub model: Option<Tensor<1>>,
 }
 
@@ -103,21 +102,20 @@ impl<M: Module> DistributedDataParallel<M> {
     pub(crate) fn step_buckets(
         &mut self,
         gradients: Gradients,
-        mut step: impl FnMut(BucketStep<'_>) -> SteppedBucket,
+        mut step: impl FnMut(BucketStep) -> SteppedBucket,
     ) {
         let plan = &self.buffers.plan;
         let sums: Vec<_> = gradients.into_sums().enumerate().collect();
         // The last bucket has the first layers, which the next forward needs first.
         for (number, TrackedTensor { tensor, allocation }) in sums.into_iter().rev() {
             let _span = tracing::trace_span!("update", bucket = number).entered();
-            let shard = &self.shards[number];
-            let step = |master| {
+            let step = |master, model| {
                 let gradient = tensor.clone();
                 let stepped = step(BucketStep {
                     number,
-                    shard,
                     master,
                     gradient,
+                    model,
                 });
                 plan.recycle(tensor);
                 stepped
@@ -132,7 +130,7 @@ impl<M: Module> DistributedDataParallel<M> {
     pub(crate) fn replace_masters(&mut self, masters: Vec<Tensor<1>>) {
         for (number, master) in masters.into_iter().enumerate().rev() {
             let model = None;
-            let step = |_| SteppedBucket { master, model };
+            let step = |_, _| SteppedBucket { master, model };
             let plan = &self.buffers.plan;
             self.buffers.parameters().step(number, step, plan);
         }

@@ -229,16 +229,17 @@ impl ParameterBuckets {
         self.prefetch.end_step()
     }
 
-    /// Replaces this rank's master shard of a bucket by what `step` makes of it, and starts to gather the shards
-    /// of the other ranks. FP8 buckets are [quantised](Self::quantize) once all buckets are stepped.
+    /// Replaces this rank's master shard of a bucket by what `step` makes of it, with a tensor for the new copy
+    /// where the model has its own dtype, and starts to gather the shards of the other ranks. FP8 buckets are [quantised](Self::quantize) once all buckets are stepped.
     pub fn step(
         &mut self,
         number: usize,
-        step: impl FnOnce(Tensor<1>) -> SteppedBucket,
+        step: impl FnOnce(Tensor<1>, Option<Tensor<1>>) -> SteppedBucket,
         plan: &Arc<ShardingPlan>,
     ) {
+        let copy = self.buckets[number].take_copy(number, plan);
         let TrackedTensor { tensor, allocation } = self.take_master(number, plan);
-        let SteppedBucket { master, model } = step(tensor);
+        let SteppedBucket { master, model } = step(tensor, copy);
         drop(allocation);
         let bucket = &mut self.buckets[number];
         let copy = model.or_else(|| {
@@ -359,6 +360,27 @@ impl ParameterBucket {
                 params.tensor().slice([plan.shard_range(number)])
             }
         }
+    }
+
+    /// A tensor for the new copy of the master shard in the dtype of the model: the old copy, so that its address
+    /// stays, or a new one if the old one is gathered. `None` where the master is the copy.
+    fn take_copy(&mut self, number: usize, plan: &ShardingPlan) -> Option<Tensor<1>> {
+        let (model, main) = plan.model_and_main_dtypes(number);
+        if model == main {
+            return None;
+        }
+        let is_whole =
+            plan.stage() != ZeroStage::Parameters && plan.groups(number).shard.size() == 1;
+        let old = match std::mem::take(&mut self.model_params) {
+            ParamState::Unsharded(params) if is_whole => {
+                let params = Arc::try_unwrap(params).ok();
+                params.and_then(|mut params| params.flat.take())
+            }
+            _ => self.shard.take(),
+        };
+        let elements = plan.shard_range(number).len();
+        let new = || Tensor::empty([elements], (&plan.device, model));
+        Some(old.map_or_else(new, |old| old.tensor))
     }
 
     /// Starts the all-gather, if the parameters are sharded.

@@ -252,7 +252,7 @@ impl FusedBucket {
         &mut self,
         step: &AdamWStep,
         outcome: Option<&Tensor<1>>,
-        bucket: BucketStep<'_>,
+        bucket: BucketStep,
     ) -> SteppedBucket {
         let nothing = || Tensor::empty([0], &bucket.master.device());
         let buffers = AdamWBuffers {
@@ -260,8 +260,7 @@ impl FusedBucket {
             second: std::mem::replace(&mut self.second, nothing()),
             master: bucket.master,
         };
-        let model = bucket.shard.model_dtype;
-        let (gradient, decay) = (bucket.gradient, &self.decay);
+        let (gradient, model, decay) = (bucket.gradient, bucket.model, &self.decay);
         let (buffers, model) = match outcome {
             None => adamw(buffers, gradient, decay, step, model),
             Some(outcome) => {

@@ -40,26 +40,31 @@ fn four_ranks() {
     conforms(4, "200");
 }
 
-/// Ranks that call different collectives get an error each.
+/// Three ranks that call different collectives get an error each.
+fn is_an_answer(kind: &str) {
+    let stage = Stage::new("mismatch");
+    let mut command = stage.mpirun(3);
+    let flags = ["conformance", "--mismatch", kind, "--deadline", "20"];
+    let ended = run(command.args(flags), PATIENCE);
+    assert!(
+        ended.output.contains("got: mismatch at"),
+        "{kind}: {}",
+        ended.all()
+    );
+    stage.expect_nothing_left(Duration::from_secs(5));
+}
+
 #[test]
 fn disagreements_are_answers() {
-    for kind in [
-        "operation",
-        "type",
-        "length",
-        "root",
-        "reduction",
-        "message-length",
-    ] {
-        let stage = Stage::new("mismatch");
-        let mut command = stage.mpirun(3);
-        let flags = ["conformance", "--mismatch", kind, "--deadline", "20"];
-        let ended = run(command.args(flags), PATIENCE);
-        assert!(
-            ended.output.contains("got: mismatch at"),
-            "{kind}: {}",
-            ended.all()
-        );
-        stage.expect_nothing_left(Duration::from_secs(5));
-    }
+    ["operation", "message-length"]
+        .into_iter()
+        .for_each(is_an_answer);
+}
+
+#[test]
+#[ignore = "slow: run by cargo xtask test --all"]
+fn other_disagreements_are_answers() {
+    ["type", "length", "root", "reduction"]
+        .into_iter()
+        .for_each(is_an_answer);
 }

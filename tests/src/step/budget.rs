@@ -38,6 +38,8 @@ pub struct Budget {
     pub passes_per_layer: f64,
     /// Copies to the host.
     pub copies_to_host: usize,
+    /// Copies to the device.
+    pub copies_to_device: usize,
     /// Calls by which the host waits.
     pub waits: usize,
     /// Failures, by their names, that are known: each must still occur.
@@ -148,6 +150,11 @@ fn over_budget(step: &StepReport, budget: &Budget) -> Vec<Failure> {
             "copies to the host",
             counted.to_host as f64,
             budget.copies_to_host as f64,
+        ),
+        (
+            "copies to the device",
+            counted.to_device as f64,
+            budget.copies_to_device as f64,
         ),
         ("waits", waits as f64, budget.waits as f64),
     ];

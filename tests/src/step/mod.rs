@@ -13,6 +13,7 @@ pub use budget::Budgets;
 pub use counts::StepCounts;
 pub use report::StepReport;
 
+use burn_megatron::nn::fp8::{DelayedScaling, Fp8Config, Fp8Recipe};
 use burn_megatron_models::TransformerConfig;
 
 /// Tokens of a row.
@@ -30,12 +31,14 @@ pub struct StepCase {
     pub layers: usize,
     /// Its configuration, of one layer.
     pub config: TransformerConfig,
+    /// How its layers compute in 8 bits.
+    pub fp8: Fp8Config,
 }
 
 impl StepCase {
     /// GPT-2 of 124M and 1.5B parameters, and Llamas of the same widths whose queries share keys and
-    /// values by three and by five.
-    pub fn all() -> [Self; 4] {
+    /// values by three and by five; the smaller GPT-2 in 8 bits too, with delayed scales.
+    pub fn all() -> [Self; 5] {
         let gpt = |name, hidden, heads, layers| Self {
             name,
             layers,
@@ -47,6 +50,7 @@ impl StepCase {
                 layers: 1,
                 ..TransformerConfig::gpt2()
             },
+            fp8: Fp8Config::default(),
         };
         let llama = |name, hidden, heads, groups, layers| {
             let gpt = gpt(name, hidden, heads, layers);
@@ -61,8 +65,16 @@ impl StepCase {
             };
             Self { config, ..gpt }
         };
+        let delayed = Fp8Config {
+            recipe: Some(Fp8Recipe::Delayed(DelayedScaling::default())),
+            ..Fp8Config::default()
+        };
         [
             gpt("gpt-768", 768, 12, 12),
+            Self {
+                fp8: delayed,
+                ..gpt("gpt-768-fp8", 768, 12, 12)
+            },
             llama("llama-768", 768, 12, 4, 12),
             gpt("gpt-1600", 1600, 25, 48),
             llama("llama-1600", 1600, 25, 5, 48),

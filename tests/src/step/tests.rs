@@ -60,6 +60,7 @@ fn step(layers: usize, rows: usize) -> StepCounts {
         launches: vec![layer; layers].concat(),
         products: vec![product; layers],
         to_host: 2,
+        to_device: 4,
         ..StepCounts::default()
     };
     step.launches.push(launch("sum", sum));
@@ -125,6 +126,7 @@ allowed = ['norm', 'sum']
 launches_per_layer = 3
 passes_per_layer = 2
 copies_to_host = 2
+copies_to_device = 4
 waits = 3
 known = ['idle: sum']
 ";
@@ -152,6 +154,7 @@ fn each_budget_is_kept() {
             "passes per layer",
         ),
         ("host = 2", "host = 1", "copies to the host"),
+        ("device = 4", "device = 3", "copies to the device"),
         ("waits = 3", "waits = 2", "waits"),
         ("'idle: sum'", "", "idle: sum"),
         ("'norm', 'sum'", "", "foreign: sum"),

@@ -2,7 +2,6 @@
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -103,9 +102,9 @@ fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
 pub(in crate::adamw) fn update(
     inputs: Vec<CubeTensor>,
     outcome: Option<CubeTensor>,
+    model: Option<CubeTensor>,
     offset_in_block: usize,
     numbers: &StepScalars,
-    model: Option<DType>,
 ) -> Vec<CubeTensor> {
     let mut inputs = inputs.into_iter();
     let mut outputs: Vec<_> = inputs.by_ref().take(3).map(own).collect();
@@ -113,7 +112,12 @@ pub(in crate::adamw) fn update(
     let factors: Vec<_> = inputs.collect();
     let shape = outputs[0].shape();
     let length = shape.num_elements();
-    outputs.extend(model.map(|dtype| empty(&outputs[0], shape, dtype)));
+    outputs.extend(model.map(|model| {
+        if model.can_mut() {
+            return model;
+        }
+        empty(&model, model.shape(), model.dtype)
+    }));
     let ([master, first, second, copy @ ..], [gradient]) = (&outputs[..], &gradient[..]) else {
         unreachable!("the kernel has four inputs and their factors")
     };
@@ -124,7 +128,11 @@ pub(in crate::adamw) fn update(
     // A power of two divides both exactly if it divides this; then no vector is in two blocks.
     let vector = RowPlan::new(&client, master.dtype, length | offset_in_block).vector;
     let vectors = length / vector;
-    let types = [first.dtype, gradient.dtype, model.unwrap_or(master.dtype)];
+    let types = [
+        first.dtype,
+        gradient.dtype,
+        copy.first().unwrap_or(master).dtype,
+    ];
     unsafe {
         adamw_kernel::launch_unchecked(
             &client,

@@ -7,7 +7,7 @@ struct Cut {
     buffers: AdamWBuffers,
     gradient: Tensor<1>,
     blocks: Blocks,
-    model: FloatDType,
+    model: DType,
 }
 
 impl Cut {
@@ -16,10 +16,7 @@ impl Cut {
             buffers: buffers(length, device, own, moments),
             gradient: flat(length, 0.7, device, own),
             blocks: blocks(0, length, device),
-            model: match own {
-                DType::F64 => FloatDType::F64,
-                _ => FloatDType::F32,
-            },
+            model: own,
         }
     }
 
@@ -44,8 +41,9 @@ impl Cut {
             second: part(second),
         };
         let gradient = part(&self.gradient);
+        let model = Tensor::empty([end - start], (&gradient.device(), self.model));
         let decay = Decay::Blocks(blocks);
-        let (after, copy) = adamw(own, gradient, &decay, &numbers(2), Some(self.model));
+        let (after, copy) = adamw(own, gradient, &decay, &numbers(2), Some(model));
         let copy = copy.expect("a copy was asked for");
         [after.master, after.first, after.second, copy].map(Tensor::into_data)
     }

@@ -1,5 +1,5 @@
 use burn::optim::{AdamWConfig, Optimizer as _};
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, Tolerance};
+use burn::tensor::{DType, Device, Tensor, TensorData, Tolerance};
 use proptest::prelude::*;
 
 use super::*;
@@ -171,12 +171,6 @@ fn every_type_decay_and_length_agrees_with_the_composition_in_f64() {
 }
 
 fn types(device: &Device, dtype: DType, moments: DType, length: usize) {
-    let model = match dtype {
-        DType::F64 => FloatDType::F64,
-        DType::F16 => FloatDType::F16,
-        DType::BF16 => FloatDType::BF16,
-        _ => FloatDType::F32,
-    };
     let (own, flex) = (wide(dtype), Device::flex());
     let step = numbers(3);
     let pairs = decays(length, device)
@@ -191,7 +185,7 @@ fn types(device: &Device, dtype: DType, moments: DType, length: usize) {
             flat(length, 0.7, device, dtype),
             &decay,
             &step,
-            Some(model),
+            Some(Tensor::empty([length], (device, dtype))),
         );
         let double = |tensor: Tensor<1>| tensor.cast(DType::F64);
         let (expected, _) = composed::adamw(
@@ -238,10 +232,24 @@ fn a_buffer_of_somebody_else_is_left_alone_and_an_own_one_is_written_to() {
         flex.expect("the tensor is on Flex").bytes().as_ptr() as usize
     };
     let own = buffers(500, &Device::flex(), DType::F32, DType::BF16);
-    let places = [&own.master, &own.first, &own.second].map(|tensor| place(tensor.clone()));
-    let gradient = flat(500, 0.7, &Device::flex(), DType::F32);
-    let (after, _) = adamw(own, gradient, &Decay::All, &numbers(1), None);
-    assert_eq!([after.master, after.first, after.second].map(place), places);
+    let model = Tensor::ones([500], (&Device::flex(), DType::F16));
+    let places = [&own.master, &own.first, &own.second, &model];
+    let places = places.map(|tensor| place(tensor.clone()));
+    let gradient = || flat(500, 0.7, &Device::flex(), DType::F32);
+    let (after, copy) = adamw(own, gradient(), &Decay::All, &numbers(1), Some(model));
+    let copy = copy.expect("a copy was given");
+    let held = copy.clone();
+    let before = held.clone().into_data();
+    let all = [
+        after.master.clone(),
+        after.first.clone(),
+        after.second.clone(),
+        copy.clone(),
+    ];
+    assert_eq!(all.map(place), places);
+    let (_, other) = adamw(after, gradient(), &Decay::All, &numbers(2), Some(copy));
+    held.into_data().assert_eq(&before, true);
+    assert_ne!(other.map(place), Some(places[3]));
 }
 
 #[test]

@@ -16,8 +16,10 @@ use super::request::{Chip, Request};
 use crate::cube::empty;
 
 mod plan;
+mod workspaces;
 
 use plan::{Addresses, MatmulPlan, check_status};
+use workspaces::Workspaces;
 
 /// cuBLASLt on one device.
 #[derive(Debug)]
@@ -26,6 +28,7 @@ pub(crate) struct CublasLt {
     library: Library,
     chip: Chip,
     plans: Mutex<HashMap<Request, Result<Arc<MatmulPlan>, String>>>,
+    workspaces: Arc<Workspaces>,
 }
 
 /// The handle of the library, which every thread may use.
@@ -85,6 +88,7 @@ impl CublasLt {
             library,
             chip,
             plans: Mutex::default(),
+            workspaces: Arc::default(),
         })
     }
 
@@ -132,10 +136,9 @@ impl CublasLt {
         let (biased, scaled) = (bias.is_some(), scales.is_some());
         handles.extend(bias);
         handles.extend(scales.into_iter().flatten());
-        // The last one is new, so its stream is the one that this thread launches on; after the
-        // work is queued, the memory may only be reused by what is queued behind it.
-        handles.push(client.empty(plan.workspace.max(1)));
-        let library = self.library;
+        // The last one is new, so its stream is the one that this thread launches on.
+        handles.push(client.empty(1));
+        let (library, workspaces) = (self.library, self.workspaces.clone());
         self.submitter.submit(handles, move |addresses, stream| {
             let mut addresses = addresses.iter().copied();
             let mut next = || {
@@ -152,7 +155,7 @@ impl CublasLt {
                 } else {
                     None
                 },
-                workspace: next()?,
+                workspace: workspaces.of_stream(stream, plan.workspace)?,
             };
             plan.run(library, addresses, stream as sys::cudaStream_t)
         });

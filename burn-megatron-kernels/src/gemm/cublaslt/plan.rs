@@ -6,13 +6,11 @@ use burn::tensor::DType;
 use cudarc::cublaslt::{result as lt, sys};
 
 use super::Library;
+use super::workspaces::WORKSPACE;
 use crate::fp8::Format;
 use crate::gemm::cube::FLAT_ALIGNMENT;
 use crate::gemm::engine::{Epilogue, Operand};
 use crate::gemm::request::{Element, Request, ScaleMode, Scaled};
-
-/// Workspace limit in bytes: the size that NVIDIA recommends for Hopper.
-const WORKSPACE: usize = 32 << 20;
 
 /// The descriptors of a request, and the algorithm of the heuristic.
 ///
