@@ -12,7 +12,6 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::kernels::activation::{Activation, ActivationOptions, activate};
 use burn_megatron::kernels::adamw::{AdamWBuffers, AdamWStep, Decay, adamw, sum_of_squares};
 use burn_megatron::kernels::attention::{
@@ -33,7 +32,7 @@ use burn_megatron::kernels::rope::{
 use burn_megatron::kernels::softmax::{Mask, Sink, masked_softmax};
 use burn_megatron::kernels::{Function, apply};
 use burn_megatron::nn::{ModelBuilder, ParallelModule};
-use burn_megatron::train::{LanguageModel, ModelConfig, Tokens};
+use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_tests::{gpu, small_gpt, small_llama};
 use tracing::span::{Attributes, Id};
@@ -385,6 +384,9 @@ fn a_layer_launches_as_few_kernels_as_it_can() {
 /// The same under data parallelism, of a micro-batch after the first one.
 #[cfg(feature = "wgpu")]
 fn of_wrapped_model(config: &TransformerConfig, layers: usize) -> usize {
+    use burn_megatron::data_parallel::DistributedDataParallel;
+    use burn_megatron::train::Tokens;
+
     let model = model(config, KernelChoice::Fused, layers);
     let ddp = DistributedDataParallel::new(model, &ParallelContext::single()).unwrap();
     let device = self::device().autodiff();

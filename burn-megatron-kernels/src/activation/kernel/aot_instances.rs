@@ -30,6 +30,7 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
                 curve: kind.curve(),
                 gated: kind.is_gated(),
                 clamped: kind == Activation::QuickGeGlu,
+                shifted: kind == Activation::QuickGeGlu,
             };
             let kernel = InstanceVariant {
                 variant,

@@ -14,24 +14,29 @@ pub(crate) struct ActivationVariant {
     pub curve: Curve,
     pub gated: bool,
     pub clamped: bool,
+    /// Whether an offset is added to the second half of a gate. Adding 0 would change the sign of a zero in some
+    /// kernels and not in others, where it is known when they are compiled.
+    pub shifted: bool,
 }
 
 impl From<FusedActivation> for ActivationVariant {
     fn from(fused: FusedActivation) -> Self {
         Self {
             clamped: fused.options.clamp.is_some(),
+            shifted: fused.options.offset != 0.0,
             ..Self::plain(fused.kind)
         }
     }
 }
 
 impl ActivationVariant {
-    /// Without a clamp.
+    /// Without a clamp and an offset.
     pub fn plain(kind: Activation) -> Self {
         Self {
             curve: kind.curve(),
             gated: kind.is_gated(),
             clamped: false,
+            shifted: false,
         }
     }
 
@@ -124,14 +129,17 @@ fn first_bounded(a: f32, clamp: f32, #[comptime] variant: ActivationVariant) -> 
     }
 }
 
-/// The second half of a gate within its bounds.
+/// The second half of a gate within its bounds, plus the offset.
 #[cube]
-fn second_bounded(b: f32, clamp: f32, #[comptime] variant: ActivationVariant) -> f32 {
+fn second_factor(b: f32, clamp: f32, offset: f32, #[comptime] variant: ActivationVariant) -> f32 {
+    let mut factor = b;
     if comptime!(variant.clamped) {
-        bounded(b, clamp)
-    } else {
-        b
+        factor = bounded(factor, clamp);
     }
+    if comptime!(variant.shifted) {
+        factor += offset;
+    }
+    factor
 }
 
 /// The output from the halves `a` and `b`; `b` is not looked at where there is no gate.
@@ -150,7 +158,7 @@ pub(crate) fn output<N: Size>(
         if comptime!(variant.gated) {
             y.insert(
                 i,
-                value * (second_bounded(b.extract(i), clamp, variant) + offset),
+                value * second_factor(b.extract(i), clamp, offset, variant),
             );
         } else {
             y.insert(i, value);
@@ -181,7 +189,7 @@ pub(super) fn gradients<N: Size>(
         let (value, slope) = curve(first_bounded(first, clamp, variant), variant.curve);
         if comptime!(variant.gated) {
             let second = b.extract(i);
-            let factor = second_bounded(second, clamp, variant) + offset;
+            let factor = second_factor(second, clamp, offset, variant);
             let mut first_gradient = upstream * factor * slope;
             let mut second_gradient = upstream * value;
             if comptime!(variant.clamped) {
