@@ -36,11 +36,9 @@ pub enum ParallelContextError {
     /// The sizes do not match the world.
     #[error(transparent)]
     Mesh(#[from] MeshError),
-    /// An axis has more than one rank but is not supported yet.
-    #[error("invalid {axis} = {size}: expected 1, as {axis} parallelism is not supported yet")]
-    Unused {
-        /// The axis.
-        axis: Axis,
+    /// The context axis has more than one rank but is not supported yet.
+    #[error("invalid context = {size}: expected 1, as context parallelism is not supported yet")]
+    Context {
         /// Its size.
         size: usize,
     },
@@ -63,7 +61,7 @@ impl ParallelContext {
     /// # Errors
     ///
     /// [`ParallelContextError::Mesh`] if the sizes do not match the world or a setting has no effect;
-    /// [`ParallelContextError::Unused`] for context and expert parallelism, which are not supported yet;
+    /// [`ParallelContextError::Context`] for context parallelism, which is not supported yet;
     /// [`ParallelContextError::Comm`] if a rank is missing or has another config.
     pub fn new(config: &ParallelConfig, rank: &Rank) -> Result<Self, ParallelContextError> {
         Self::from_world(config, rank.communicator())
@@ -79,16 +77,13 @@ impl ParallelContext {
         world: Arc<dyn Communicator>,
     ) -> Result<Self, ParallelContextError> {
         let mesh = Mesh::new(config, world.size())?;
-        for (grid, axis) in [(Grid::Dense, Axis::Context), (Grid::Expert, Axis::Expert)] {
-            let size = mesh.size(grid, axis);
-            if size > 1 {
-                return Err(ParallelContextError::Unused { axis, size });
-            }
+        match mesh.size(Grid::Dense, Axis::Context) {
+            1 => Ok(Self::from_mesh(mesh, world)?),
+            size => Err(ParallelContextError::Context { size }),
         }
-        Ok(Self::from_mesh(mesh, world)?)
     }
 
-    /// The process groups of `mesh` over a communicator of the whole world. Unsupported axes are not
+    /// The process groups of `mesh` over a communicator of the whole world. An unsupported axis is not
     /// refused.
     ///
     /// Collective: call on all ranks of the world, with the same mesh.

@@ -2,7 +2,7 @@
 //! `//*`, as in `parallel.rs`.
 
 use burn_megatron::mesh::{Axis, ParallelConfig, split_evenly}; //*
-use burn_megatron::model::{ModelConfig, StageBuilder}; //*
+use burn_megatron::model::{ModelConfig, StageBuilder, check_without_experts}; //*
 use burn_megatron::nn::BuildError; //*
 use serde::{Deserialize, Serialize}; //*
 
@@ -53,6 +53,6 @@ impl ModelConfig for GptConfig {
     /// By default only layouts without tensor parallelism pass. These layers need a multiple of the heads.
     fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
         split_evenly("heads", self.heads, Axis::Tensor, layout.tensor)?;
-        Ok(())
+        check_without_experts(layout)
     }
 }

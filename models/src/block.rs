@@ -1,7 +1,8 @@
-//! A transformer block: attention and MLP, each on a normalized input and added to the residual stream.
+//! A transformer block: attention and MLP or experts, each on a normalized input and added to the residual stream.
 
 use burn::module::Module;
 use burn_megatron::kernels::rope::RopeTable;
+use burn_megatron::nn::moe::{MoeForward, MoeMlp, RouterLosses};
 use burn_megatron::nn::{
     ActivationLayout, AttentionContext, BuildError, Dropout, Init, ModelBuilder, Norm,
     ParallelAttention, ParallelAttentionConfig, ParallelMlp, ParallelMlpConfig, Residual,
@@ -16,13 +17,16 @@ pub struct Block {
     attention: ParallelAttention,
     attention_dropout: Dropout,
     mlp_norm: Norm,
-    mlp: ParallelMlp,
+    /// Without experts.
+    mlp: Option<ParallelMlp>,
+    moe: Option<MoeMlp>,
     mlp_dropout: Dropout,
 }
 
 impl Block {
     pub(crate) fn new(
         config: &TransformerConfig,
+        number: usize,
         head_width: usize,
         scope: &ModelBuilder,
     ) -> Result<Self, BuildError> {
@@ -42,6 +46,9 @@ impl Block {
             .with_bias(config.bias)
             .with_init(init)
             .with_output_init(output_init);
+        let moe = config.moe.as_ref().filter(|moe| moe.is_in(number));
+        let moe = moe.map(|moe| moe.layer(config));
+        let moe = moe.map(|moe| moe.with_init(init).with_output_init(output_init));
         let norm = config.norm();
         let norm = |name| norm.init(&scope.child(name));
         let dropout = |name| Dropout::new(config.dropout, &scope.child(name));
@@ -50,13 +57,21 @@ impl Block {
             attention: attention.init(&scope.child("attention"))?,
             attention_dropout: dropout("attention_dropout")?,
             mlp_norm: norm("mlp_norm"),
-            mlp: mlp.init(&scope.child("mlp"))?,
+            mlp: match &moe {
+                None => Some(mlp.init(&scope.child("mlp"))?),
+                Some(_) => None,
+            },
+            moe: match moe {
+                Some(moe) => Some(moe.init(&scope.child("moe"))?),
+                None => None,
+            },
             mlp_dropout: dropout("mlp_dropout")?,
         })
     }
 
     /// Adds both branches to the residual stream, the last addition left to the norm that follows. `layout` is
-    /// the layout of the stream over the ranks, `context` what each token attends to.
+    /// the layout of the stream over the ranks, `context` what each token attends to, `losses` what a router adds its
+    /// losses to.
     ///
     /// # Panics
     ///
@@ -67,6 +82,7 @@ impl Block {
         rotary: Option<&RopeTable>,
         layout: ActivationLayout,
         context: AttentionContext<'_>,
+        losses: Option<&RouterLosses>,
     ) -> Residual {
         let (normal, x) = self.attention_norm.forward_add(x);
         let (attended, bias) = self.attention.forward_without_bias(normal, rotary, context);
@@ -74,7 +90,17 @@ impl Block {
             .attention_dropout
             .forward_add(attended, bias, x, layout);
         let (normal, x) = self.mlp_norm.forward_add(x);
-        let (fed, bias) = self.mlp.forward_without_bias(normal);
+        let (fed, bias) = match (&self.mlp, &self.moe) {
+            (_, Some(moe)) => {
+                let with = MoeForward {
+                    choices: None,
+                    losses,
+                };
+                (moe.forward_with(normal, with), None)
+            }
+            (Some(mlp), None) => mlp.forward_without_bias(normal),
+            (None, None) => unreachable!("a block has an MLP or experts"),
+        };
         self.mlp_dropout.forward_add(fed, bias, x, layout)
     }
 }

@@ -5,7 +5,7 @@ use burn_megatron::mesh::{Axis, divisors_near, split_evenly};
 use burn_megatron::nn::{Activation, BuildError, NormConfig, NormKind, Vocabulary};
 use serde::{Deserialize, Serialize};
 
-use crate::{RotaryScaling, scaling};
+use crate::{MoeConfig, RotaryScaling, scaling};
 
 /// The position embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -101,6 +101,9 @@ pub struct TransformerConfig {
     pub label_smoothing: f64,
     /// The weight of the squared log-sum-exp in the loss (z-loss).
     pub z_loss: f64,
+    /// Experts in the place of MLPs; by default there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub moe: Option<MoeConfig>,
 }
 
 impl Default for TransformerConfig {
@@ -138,6 +141,7 @@ impl TransformerConfig {
             init_std: 0.02,
             label_smoothing: 0.0,
             z_loss: 0.0,
+            moe: None,
         }
     }
 
@@ -151,6 +155,14 @@ impl TransformerConfig {
             bias: false,
             tied: false,
             ..Self::gpt2()
+        }
+    }
+
+    /// A small byte-level Mixtral: a Llama whose MLPs are two of eight experts for each token.
+    pub fn mixtral() -> Self {
+        Self {
+            moe: Some(MoeConfig::default()),
+            ..Self::llama()
         }
     }
 
@@ -174,6 +186,8 @@ impl TransformerConfig {
             ("mlp_width", self.mlp_width.unwrap_or(1)),
             ("window", self.window.unwrap_or(1)),
         ];
+        let of_experts = self.moe.iter().flat_map(MoeConfig::sizes);
+        let sizes: Vec<_> = sizes.into_iter().chain(of_experts).collect();
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return Err(refused(format!("invalid {name} = 0: expected at least 1")));
         }
@@ -269,13 +283,29 @@ impl TransformerConfig {
         let [hidden, layers, vocabulary] =
             [self.hidden, self.layers, vocabulary].map(|n| n as u128);
         let attention = 2 * (self.heads + self.groups()) as u128 * head_width as u128;
-        let mlp = self.mlp_width() as u128 * if self.activation.is_gated() { 3 } else { 2 };
+        let mlps = self.mlp_parameters(|moe| moe.experts);
         let learned = match self.positions {
             Positions::Learned => self.context as u128,
             Positions::Rotary { .. } => 0,
         };
         let ends = if self.tied { 1 } else { 2 };
-        hidden * (layers * (attention + mlp) + ends * vocabulary + learned)
+        hidden * (layers * attention + mlps + ends * vocabulary + learned)
+    }
+
+    /// The parameters of the MLPs of all blocks per feature of the residual stream, with so many experts in each
+    /// that has experts.
+    pub(crate) fn mlp_parameters(&self, experts: impl Fn(&MoeConfig) -> usize) -> u128 {
+        let matrices = if self.activation.is_gated() { 3 } else { 2 };
+        let dense = matrices * self.mlp_width() as u128;
+        let Some(moe) = &self.moe else {
+            return self.layers as u128 * dense;
+        };
+        let columns = moe.columns(self, experts(moe));
+        let with_experts = matrices * columns + moe.experts as u128;
+        let blocks = (0..self.layers).map(|number| moe.is_in(number));
+        blocks
+            .map(|is_moe| if is_moe { with_experts } else { dense })
+            .sum()
     }
 
     /// The configuration of rotary positions, if the model has them.

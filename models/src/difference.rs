@@ -1,9 +1,11 @@
 //! What counts when two transformers are compared.
 
-use crate::{Positions, TransformerConfig};
+use burn_megatron::nn::moe::DispatcherKind;
+
+use crate::{MoeConfig, Positions, TransformerConfig};
 
 /// The same model with defaults resolved, and without the settings that only concern training and the layout: dropout,
-/// initialization, loss terms, padding of the vocabulary. `context` counts only with learned positions.
+/// initialization, loss terms, the dispatcher of experts, padding of the vocabulary. `context` counts only with learned positions.
 pub(crate) fn plain(model: &TransformerConfig) -> TransformerConfig {
     TransformerConfig {
         groups: Some(model.groups()),
@@ -20,6 +22,12 @@ pub(crate) fn plain(model: &TransformerConfig) -> TransformerConfig {
             Positions::Learned => model.context,
             Positions::Rotary { .. } => 0,
         },
+        moe: model.moe.as_ref().map(|moe| MoeConfig {
+            expert_width: Some(moe.width(model)),
+            losses: vec![],
+            dispatcher: DispatcherKind::AllToAll,
+            ..moe.clone()
+        }),
         ..model.clone()
     }
 }

@@ -4,7 +4,8 @@ use burn::tensor::{DType, Device};
 use burn_megatron::choice::{KernelChoiceError, KernelChoices, KernelSelection, Operation};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::{
-    ConfigDifference, ModelConfig, RoundingSizes, StageBuilder, compare_settings,
+    ConfigDifference, ModelConfig, RoundingSizes, StageBuilder, check_without_experts,
+    compare_settings,
 };
 use burn_megatron::nn::{BuildError, Vocabulary, unfused_reason};
 
@@ -34,8 +35,11 @@ impl ModelConfig for TransformerConfig {
     }
 
     fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
-        self.check(layout.tensor, layout.sequence_parallel)
-            .map(drop)
+        self.check(layout.tensor, layout.sequence_parallel)?;
+        match &self.moe {
+            Some(moe) => moe.check(self, layout),
+            None => check_without_experts(layout),
+        }
     }
 
     fn check_kernels(

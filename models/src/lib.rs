@@ -1,19 +1,21 @@
 #![doc = "Transformer models built from the parallel layers of `burn-megatron`."]
 //!
 //! One decoder, [`Transformer`], which can be configured as a GPT-2
-//! ([`TransformerConfig::gpt2`]) or a Llama ([`TransformerConfig::llama`]), and conversion from and to
-//! Hugging Face models ([`hf`]).
+//! ([`TransformerConfig::gpt2`]), a Llama ([`TransformerConfig::llama`]) or a Mixtral
+//! ([`TransformerConfig::mixtral`]), and conversion from and to Hugging Face models ([`hf`]).
 
 mod block;
 mod config;
 mod difference;
 mod family;
 pub mod hf;
+mod moe;
 mod scaling;
 mod transformer;
 
 pub use block::Block;
 pub use config::{Positions, TransformerConfig};
+pub use moe::MoeConfig;
 pub use scaling::RotaryScaling;
 pub use transformer::Transformer;
 

@@ -16,7 +16,7 @@ use burn_megatron::train::{LanguageModel, Tokens};
 
 use crate::{Block, Positions, TransformerConfig};
 
-/// A GPT-2 or a Llama, depending on its config: the whole model, or the stages of one pipeline rank.
+/// A GPT-2, a Llama or a Mixtral, depending on its config: the whole model, or the stages of one pipeline rank.
 ///
 /// Its forward is independent of ranks, except for the entry into the sequence-parallel region, where the
 /// residual stream `[batch, seq, hidden]` becomes `[batch, seq / tensor, hidden]`.
@@ -134,7 +134,7 @@ impl Transformer {
                 } else {
                     builder.without_fp8()
                 };
-                Block::new(config, head_width, &builder)
+                Block::new(config, i, head_width, &builder)
             })?,
             norm: stages
                 .last("norm")
@@ -175,10 +175,12 @@ impl Transformer {
         tokens: Tokens,
         mut format: BatchFormat<'_>,
     ) -> Tensor<3> {
+        let losses = tokens.router_losses.clone();
         let x = input.unwrap_or_else(|| self.embed(tokens, &format));
         let blocks = self.blocks.of_stage(stage);
         let x = blocks.fold(x.into(), |x, (i, block)| {
-            block.forward(x, self.rotary.as_ref(), self.lies, format.layer(i))
+            let (rotary, context) = (self.rotary.as_ref(), format.layer(i));
+            block.forward(x, rotary, self.lies, context, losses.as_ref())
         });
         match &self.norm {
             Some(norm) if self.blocks.is_last(stage) => norm.forward_add(x).0,
@@ -254,11 +256,13 @@ impl LanguageModel for Transformer {
             .head_width
             .map_or(config.hidden, |width| width * config.heads);
         let kv = heads / config.heads * config.groups();
-        let mlp = config.mlp_width() * if config.activation.is_gated() { 3 } else { 2 };
-        let block = config.hidden * (2 * heads + 2 * kv + mlp);
-        let weights = config.layers * block + config.hidden * config.vocabulary;
+        // A token is computed by the experts that it chooses.
+        let mlps = config.mlp_parameters(|moe| moe.experts_per_token);
+        let attention = config.layers * (2 * heads + 2 * kv);
+        let weights =
+            config.hidden as f64 * (attention as f64 + mlps as f64 + config.vocabulary as f64);
         // In f64: for long sequences the second product would overflow a usize.
-        6.0 * weights as f64 + 12.0 * config.layers as f64 * seq as f64 * heads as f64
+        6.0 * weights + 12.0 * config.layers as f64 * seq as f64 * heads as f64
     }
 }
 

@@ -213,6 +213,12 @@ impl ParallelConfig {
         self
     }
 
+    /// Whether the experts lie on other ranks than the layers beside them, which a model without experts has no use
+    /// for.
+    pub fn splits_experts(&self) -> bool {
+        self.expert > 1 || self.expert_tensor_size() != self.tensor
+    }
+
     /// The number of replicas of the model; 1 if it is left to the world.
     pub fn data_size(&self) -> usize {
         self.data.unwrap_or(1)

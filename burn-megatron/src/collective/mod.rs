@@ -13,6 +13,8 @@
 //! | [`gather_sequence`] | all-gather along `dim` | reduce-scatter | before a column-parallel layer |
 //! | [`reduce_scatter_sequence`] | reduce-scatter along `dim` | all-gather | after a row-parallel layer |
 //! | [`all_to_all`] | all-to-all of rows | all-to-all back | experts, context parallelism |
+//! | [`gather_rows`] | all-gather of uneven rows | reduce-scatter | experts |
+//! | [`reduce_scatter_rows`] | reduce-scatter of uneven rows | all-gather | experts |
 //! | [`all_reduce`] | all-reduce | all-reduce | sums that every rank uses for a part of its own loss |
 //!
 //! The first four are Shoeybi et al. 2019 (arXiv:1909.08053), the next three Korthikanti et al.
@@ -40,6 +42,7 @@ mod packed;
 mod reduce_in_f32;
 #[cfg(test)]
 mod tests;
+mod uneven;
 
 pub(crate) use async_ops::try_all_gather;
 pub use async_ops::{
@@ -53,6 +56,7 @@ pub(crate) use host::to_f64;
 pub use host::{from_buffer, to_buffer};
 pub use packed::{PendingPackedGather, start_all_gather_packed_coalesced};
 pub use reduce_in_f32::{PendingReduceScatterInF32, start_reduce_scatter_in_f32};
+pub use uneven::{gather_rows, reduce_scatter_rows};
 
 /// The communicator of a group.
 pub type Comm = Arc<dyn Communicator>;

@@ -74,6 +74,17 @@ pub enum DataParallelError {
         /// The ranks of the pipeline.
         ranks: usize,
     },
+    /// A layout that splits experts, for a model without them.
+    #[error(
+        "invalid expert = {expert} or expert_tensor = {expert_tensor}: expected expert = 1 and no expert_tensor, as \
+         this model has no experts"
+    )]
+    NoExperts {
+        /// The ranks of the expert axis.
+        expert: usize,
+        /// The ranks of the expert-tensor axis.
+        expert_tensor: usize,
+    },
     /// The ranks of a stage have different models.
     #[error(
         "rank {rank} and rank {other} have different parameters: the models were built differently"

@@ -40,7 +40,7 @@ use burn::tensor::{Device, Tensor};
 use crate::choice::KernelSelection;
 use crate::collective::{start_all_gather, to_f64};
 use crate::comm::ParallelContext;
-use crate::mesh::Grid;
+use crate::mesh::{Axis, Grid};
 use crate::nn::fp8::Fp8;
 use crate::nn::hook::{DeferringSink, with_anchor};
 use crate::nn::{DropoutPosition, ParallelModule, ParameterTable};
@@ -130,7 +130,8 @@ impl<M: Module> DistributedDataParallel<M> {
     /// # Errors
     ///
     /// [`DataParallelError::Config`] for settings that are invalid for the ranks or the model,
-    /// [`DataParallelError::ModelMismatch`] when the tables of the ranks differ.
+    /// [`DataParallelError::ModelMismatch`] when the tables of the ranks differ,
+    /// [`DataParallelError::NoExperts`] for a layout that splits experts, of which the model has none.
     pub fn with(
         model: ParallelModule<M>,
         groups: &ParallelContext,
@@ -156,6 +157,7 @@ impl<M: Module> DistributedDataParallel<M> {
             fp8,
         } = model;
         check_same_table(&table, groups)?;
+        check_experts(&table, groups)?;
         check_tied_parameters(&table, groups)?;
         fp8.check_layers(groups)?;
         // Under ZeRO-3 layers must not cache quantised copies of weights, which would stay unsharded.
@@ -450,6 +452,27 @@ fn check_same_table(
         }),
         None => Ok(()),
     }
+}
+
+/// Some stage of the pipeline must have experts, if the layout splits them.
+fn check_experts(
+    table: &ParameterTable,
+    groups: &ParallelContext,
+) -> Result<(), DataParallelError> {
+    let layout = groups.config();
+    if !layout.splits_experts() {
+        return Ok(());
+    }
+    let mut entries = table.entries().iter();
+    let own = entries.any(|entry| entry.grid == Grid::Expert);
+    let all = groups.pipeline().all_gather(vec![i64::from(own)].into())?;
+    if all.into_vec::<i64>().contains(&1) {
+        return Ok(());
+    }
+    Err(DataParallelError::NoExperts {
+        expert: layout.expert,
+        expert_tensor: groups.mesh().size(Grid::Expert, Axis::ExpertTensor),
+    })
 }
 
 fn check_tied_parameters(

@@ -43,14 +43,14 @@ pub trait ModelConfig:
     fn build(&self, stages: &StageBuilder) -> Result<Self::Model, BuildError>;
 
     /// Checks the sizes against each other and the layout, before anything is allocated. By default it only
-    /// refuses tensor and sequence parallelism, for a model without parallel layers.
+    /// refuses tensor, sequence and expert parallelism, for a model without parallel layers.
     ///
     /// # Errors
     ///
     /// [`BuildError`] for the first size that does not fit.
     fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
         if layout.tensor == 1 {
-            return Ok(());
+            return check_without_experts(layout);
         }
         Err(BuildError::Config {
             path: "model".into(),
@@ -144,6 +144,23 @@ pub trait ModelConfig:
         let model = self.build(&stages)?;
         stages.finish(model)
     }
+}
+
+/// Refuses a layout that splits experts, for a model without them.
+///
+/// # Errors
+///
+/// [`BuildError::Config`] if there are several expert ranks, or other expert-tensor than tensor ranks.
+pub fn check_without_experts(layout: &ParallelConfig) -> Result<(), BuildError> {
+    if !layout.splits_experts() {
+        return Ok(());
+    }
+    Err(BuildError::Config {
+        path: "model".into(),
+        message: "invalid expert or expert_tensor: expected expert = 1 and no expert_tensor, as this model has no \
+                  experts"
+            .into(),
+    })
 }
 
 /// Sizes of a model that decide how far rounding may move its results.

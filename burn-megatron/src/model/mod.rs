@@ -20,7 +20,9 @@ use crate::nn::{LossFactor, LossTerm, Losses, SummedLosses};
 pub use crate::nn::Tokens;
 
 pub use cache::{CachedAttention, GenerationCache, RecomputePrefix};
-pub use config::{ConfigDifference, ModelConfig, RoundingSizes, compare_settings};
+pub use config::{
+    ConfigDifference, ModelConfig, RoundingSizes, check_without_experts, compare_settings,
+};
 pub use stages::{StageBuilder, StageLayers, on_stage};
 
 /// A decoder that predicts the next token: a whole model, or the stages of one pipeline rank.

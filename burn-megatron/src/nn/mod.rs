@@ -15,6 +15,7 @@
 //! | [`VocabParallelEmbedding`], [`OutputLayer`], [`VocabParallelCrossEntropy`], [`LinearCrossEntropy`] | the vocabulary |
 //! | [`ParallelAttention`] | heads |
 //! | [`ParallelMlp`] | width |
+//! | [`moe::MoeMlp`] | experts, and the width of each |
 //! | [`Norm`], [`LearnedPositions`] | nothing; the sequence under sequence parallelism |
 //!
 //! [`ColumnParallelLinear`] and [`RowParallelLinear`] can multiply in 8 bits: [`fp8`].
@@ -50,6 +51,7 @@ mod lookup;
 mod loss;
 mod mlp;
 mod model_builder;
+pub mod moe;
 mod norm;
 mod placement;
 mod recompute;

@@ -10,6 +10,7 @@ use super::{LanguageModel, TrainError, Trainer};
 use crate::comm::ParallelContext;
 use crate::data_parallel::DistributedDataParallel;
 use crate::nn::ParallelModule;
+use crate::nn::moe::RouterLosses;
 use crate::optim::{LossScaler, ParallelAdamW, StepCount, order_of_squares};
 use crate::pipeline::engine::DeferredWgrad;
 use crate::pipeline::schedule::Schedule;
@@ -99,6 +100,7 @@ impl<M: LanguageModel> Trainer<M> {
             config: config.clone(),
             device: device.clone().inner(),
             events: vec![],
+            router_losses: RouterLosses::new(1.0.into()),
             bytes_per_token: 1.0,
             samples: 0,
             saver: None,

@@ -19,6 +19,7 @@ use crate::comm::{CommError, ReduceOp};
 use crate::data::{Batch, Dataset, Samples, Sampling};
 use crate::data_parallel::{DistributedDataParallel, ZeroStage};
 use crate::generate::{GenerateConfig, GenerateError, GenerationOutput, Generator};
+use crate::nn::moe::RouterLosses;
 use crate::optim::{LossScaler, ParallelAdamW, StepCount, all_finite};
 use crate::pipeline::engine::{ActionEvent, DeferredWgrad};
 use crate::pipeline::schedule::Schedule;
@@ -37,6 +38,8 @@ pub struct Trainer<M> {
     pub(super) deferred_wgrad: Option<DeferredWgrad>,
     /// The timed actions of this rank in the last step.
     pub(super) events: Vec<ActionEvent>,
+    /// See [`Trainer::router_losses`].
+    pub(super) router_losses: RouterLosses,
     /// Of the training data; 1 if unknown.
     pub(super) bytes_per_token: f64,
     /// The number of samples trained on, those of a launched step included.
@@ -91,6 +94,11 @@ impl<M: LanguageModel> Trainer<M> {
     /// The timed actions of this rank in the last step, in order.
     pub fn events(&self) -> &[ActionEvent] {
         &self.events
+    }
+
+    /// What the routers of experts on this rank reported in the last step.
+    pub fn router_losses(&self) -> &RouterLosses {
+        &self.router_losses
     }
 
     /// Sets whether [`fit`](Self::fit) reads the metrics of a step one step later, so that the host never waits for
@@ -236,8 +244,9 @@ impl<M: LanguageModel> Trainer<M> {
         let own = windows.iter().skip(axis.rank()).step_by(axis.size());
         let own: Vec<_> = own.cloned().collect();
         let mut batches: Vec<_> = own.chunks(size).map(|own| (own, true)).collect();
-        if self.ddp.config().zero_stage == ZeroStage::Parameters {
-            // Every rank must gather equally often: a rank with fewer windows repeats one.
+        let sharded = self.ddp.config().zero_stage == ZeroStage::Parameters;
+        if sharded || self.ddp.groups().config().splits_experts() {
+            // Every rank must call collectives equally often: a rank with fewer windows repeats one.
             let rounds = windows.len().div_ceil(axis.size()).div_ceil(size);
             batches.resize(rounds, (&windows[..1], false));
         }

@@ -44,8 +44,8 @@ pub struct ParseLayoutError {
 pub enum LayoutPartError {
     /// An unknown part.
     #[error(
-        "is not one of tpN, sp, dpN, ppN, mbN, zN, hsdpN (tensor, sequence, data and pipeline \
-         parallelism, micro-batch, ZeRO stage, ranks of a sharding group), as in tp2-sp-dp2 and \
+        "is not one of tpN, sp, epN, etpN, dpN, ppN, mbN, zN, hsdpN (tensor, sequence, expert, \
+         expert-tensor, data and pipeline parallelism, micro-batch, ZeRO stage, ranks of a sharding group), as in tp2-sp-dp2 and \
          dp4-z3-hsdp2, nor after a slash a schedule or vN (stages on each rank), as in \
          pp2-mb1/interleaved/v2"
     )]
@@ -162,6 +162,12 @@ impl fmt::Display for Layout {
         if parallel.sequence_parallel {
             write!(f, "-sp")?;
         }
+        if parallel.expert > 1 {
+            write!(f, "-ep{}", parallel.expert)?;
+        }
+        if let Some(ranks) = parallel.expert_tensor {
+            write!(f, "-etp{ranks}")?;
+        }
         if parallel.pipeline > 1 {
             write!(f, "-pp{}", parallel.pipeline)?;
         }
@@ -247,12 +253,14 @@ impl Layout {
             self.parallel.zero_stage = stage;
             return Some("z");
         }
-        let names = ["hsdp", "tp", "dp", "pp", "mb"].into_iter();
+        let names = ["hsdp", "etp", "ep", "tp", "dp", "pp", "mb"].into_iter();
         let (name, size) = names
             .filter_map(|name| Some((name, size(part, name)?)))
             .next()?;
         match name {
             "hsdp" => self.parallel.hsdp = Some(size),
+            "etp" => self.parallel.expert_tensor = Some(size),
+            "ep" => self.parallel.expert = size,
             "tp" => self.parallel.tensor = size,
             "dp" => self.parallel.data = Some(size),
             "pp" => self.parallel.pipeline = size,
@@ -282,7 +290,11 @@ mod tests {
         for layout in [Layout::pipelines(), Layout::sharded()].concat() {
             assert_eq!(layout.to_string().parse(), Ok(layout));
         }
-        for text in ["tp2-pp2-dp1-mb1/zb-h1", "tp1-pp4-dp2-mb2/interleaved:6/v2"] {
+        for text in [
+            "tp2-pp2-dp1-mb1/zb-h1",
+            "tp1-pp4-dp2-mb2/interleaved:6/v2",
+            "tp2-sp-ep2-etp1-dp2",
+        ] {
             assert_eq!(text.parse::<Layout>().unwrap().to_string(), text);
         }
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The all-to-all of rows.
+//! Collectives of rows of which the ranks have different numbers.
 
 use burn::tensor::{DType, Tensor};
 
@@ -93,4 +93,42 @@ fn one_rank_keeps_its_rows() {
         let y: Tensor<2> = all_to_all(x, vec![2], vec![2], &comm);
         assert!(y.is_require_grad());
     });
+}
+
+/// The rows of all ranks and their sum are transposes of each other, with ranks without rows.
+#[test]
+fn uneven_rows_are_gathered_and_their_gradients_summed() {
+    const ROWS: [usize; 4] = [2, 0, 3, 1];
+    for ranks in 2..=4 {
+        over(ranks, |comm| {
+            let (rows, rank) = (&ROWS[..ranks], comm.rank());
+            let total: usize = rows.iter().sum();
+            let whole = |rank| own(rank, 2 * total);
+            let all: Vec<i64> = (0..ranks)
+                .flat_map(|rank| own(rank, 2 * rows[rank]))
+                .collect();
+            let sum = (0..ranks).map(whole).reduce(|sum, part| {
+                let pairs = sum.iter().zip(&part);
+                pairs.map(|(a, b)| a + b).collect()
+            });
+            let before = 2 * rows[..rank].iter().sum::<usize>();
+            let own_sum = sum.unwrap()[before..before + 2 * rows[rank]].to_vec();
+
+            let x = tensor(
+                &own(rank, 2 * rows[rank]),
+                [rows[rank], 2],
+                &autodiff(),
+                DType::F64,
+            );
+            let g = |shape| tensor(&whole(rank), shape, &autodiff(), DType::F64);
+            let (y, dx) = both_ways::<2>(|x| gather_rows(x, rows, &comm), x.clone(), g);
+            assert_eq!((integers(y), integers(dx)), (all.clone(), own_sum.clone()));
+
+            let partial = tensor(&whole(rank), [total, 2], &autodiff(), DType::F64);
+            let g = |_| x.clone();
+            let sums = |x| reduce_scatter_rows(x, rows, &comm);
+            let (y, dx) = both_ways::<2>(sums, partial, g);
+            assert_eq!((integers(y), integers(dx)), (own_sum, all));
+        });
+    }
 }

@@ -36,7 +36,7 @@ fn autodiff() -> Device {
 }
 
 /// Plain values of about one that differ everywhere, in f64; another `phase` gives others.
-fn wave<const D: usize>(shape: [usize; D], phase: f64) -> Tensor<D> {
+pub(super) fn wave<const D: usize>(shape: [usize; D], phase: f64) -> Tensor<D> {
     let value = |i: usize| (phase + 1.3 * i as f64).sin() + 0.3 * (2.0 * phase + i as f64).cos();
     let values: Vec<f64> = (0..shape.iter().product()).map(value).collect();
     Tensor::from_data(
@@ -57,11 +57,11 @@ fn rotary(max_positions: usize, width: usize, base: f64, dtype: DType) -> RopeTa
 }
 
 /// The same tensor as a leaf of a graph.
-fn leaf<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+pub(super) fn leaf<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     Tensor::from_inner(x).require_grad()
 }
 
-fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
+pub(super) fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     x.into_data().convert::<f64>().try_into_vec().unwrap()
 }
 
@@ -129,7 +129,7 @@ fn assert_close(what: &str, found: &[f64], expected: &[f64]) {
 }
 
 #[track_caller]
-fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
+pub(super) fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let largest = expected.iter().fold(0.0f64, |max, x| max.max(x.abs()));
     assert!(largest > 0.0, "{what}: nothing to compare with");

@@ -41,6 +41,7 @@ pub(super) fn check(family: ModelFamily, model: &TransformerConfig) -> Result<()
             name_of(model.activation, is_gpt2).is_some(),
         ),
         ("norm_zero_centered = false", !model.norm_zero_centered),
+        ("no experts", model.moe.is_none()),
         (
             "bias = true beside learned positions",
             !is_gpt2 || model.bias,

@@ -1,0 +1,112 @@
+//! Sends each token to its experts.
+
+use burn::tensor::Tensor;
+
+use super::{Dispatched, Dispatcher, ExpertRanks, Routing};
+use crate::collective::{Comm, all_to_all, gather_rows, reduce_scatter_rows};
+use crate::comm::{CommError, ParallelContext};
+use crate::mesh::{Axis, Grid};
+use crate::nn::moe::experts::ExpertRows;
+use crate::nn::moe::ops::{RowLayout, RowMap, permute, permute_weights, unpermute};
+
+/// The all-to-all dispatcher (Megatron's `MoEAlltoAllTokenDispatcher`).
+///
+/// Rows go to the expert ranks of the own expert-tensor index; the expert-tensor ranks, of which each has a part of
+/// every expert, then gather them.
+#[derive(Debug)]
+pub(super) struct AllToAll {
+    ranks: ExpertRanks,
+    expert: Comm,
+    expert_tensor: Comm,
+    /// By index on the expert axis and the expert-tensor axis, the index among [`ExpertRanks`].
+    sources: Vec<Vec<usize>>,
+}
+
+impl AllToAll {
+    pub fn new(ranks: ExpertRanks, groups: &ParallelContext) -> Result<Self, CommError> {
+        let expert = groups.group(Grid::Expert, Axis::Expert)?;
+        let expert_tensor = groups.group(Grid::Expert, Axis::ExpertTensor)?;
+        let mut sources = vec![vec![0; expert_tensor.size()]; expert.size()];
+        for (source, rank) in ranks.comm.group().ranks().iter().enumerate() {
+            let at = groups.mesh().expert_coordinates(*rank);
+            sources[at.expert][at.expert_tensor] = source;
+        }
+        Ok(Self {
+            ranks,
+            expert,
+            expert_tensor,
+            sources,
+        })
+    }
+
+    fn exchange(&self, own_sizes: &[usize]) -> Exchange {
+        let own_sizes = own_sizes.iter().map(|size| *size as i64);
+        let sizes = self.ranks.gather(own_sizes.collect());
+        let ExpertRanks { first, local, .. } = self.ranks;
+        let here = |source: &usize| &sizes[*source][first..first + local];
+        let rows = |source: &usize| here(source).iter().sum::<i64>() as usize;
+        let (index, tensor) = (self.expert_tensor.rank(), 0..self.expert_tensor.size());
+        let own = &sizes[self.ranks.comm.rank()];
+        let sent = own.chunks(local).map(|sizes| sizes.iter().sum::<i64>());
+        let from = |tensor: usize| self.sources.iter().map(move |ranks| &ranks[tensor]);
+        let mut keys = vec![];
+        for source in tensor.clone().flat_map(from) {
+            for (expert, size) in here(source).iter().enumerate() {
+                let key = (expert * sizes.len() + source) as i64;
+                keys.extend(vec![key; *size as usize]);
+            }
+        }
+        Exchange {
+            send: sent.map(|rows| rows as usize).collect(),
+            receive: from(index).map(rows).collect(),
+            gathered: tensor.map(|index| from(index).map(rows).sum()).collect(),
+            keys,
+        }
+    }
+}
+
+/// Rows that go from rank to rank.
+struct Exchange {
+    /// To each rank of the expert axis.
+    send: Vec<usize>,
+    /// From each rank of the expert axis.
+    receive: Vec<usize>,
+    /// What each rank of the expert-tensor axis receives.
+    gathered: Vec<usize>,
+    /// Of all rows, as they arrive, the local expert and the rank that they come from, as one number.
+    keys: Vec<i64>,
+}
+
+impl Dispatcher for AllToAll {
+    fn dispatch(&self, x: Tensor<2>, routing: &Routing) -> Dispatched {
+        let device = x.device();
+        let map = RowMap::new(routing.indices.clone(), self.ranks.experts, routing.rows());
+        let Exchange {
+            send,
+            receive,
+            gathered,
+            keys,
+        } = self.exchange(map.group_sizes());
+        let sources = self.ranks.comm.size();
+        let groups = self.ranks.local * sources;
+        let order = RowMap::of(&keys, [keys.len(), 1], groups, RowLayout::Kept, &device);
+
+        let (expert, tensor) = (self.expert.clone(), self.expert_tensor.clone());
+        let rows = all_to_all(permute(x, &map), send.clone(), receive.clone(), &expert);
+        let rows = gather_rows(rows, &gathered, &tensor);
+        let weights = permute_weights(routing.weights.clone(), &map);
+        let weights = all_to_all(weights, send.clone(), receive.clone(), &expert);
+        let weights = gather_rows(weights, &gathered, &tensor);
+        let sizes = order.group_sizes().chunks(sources);
+        let rows = ExpertRows {
+            rows: permute(rows, &order),
+            weights: permute_weights(weights.unsqueeze_dim(1), &order),
+            group_sizes: sizes.map(|sizes| sizes.iter().sum()).collect(),
+        };
+        Dispatched::new(rows, move |y| {
+            let y = unpermute(y, &order);
+            let y = reduce_scatter_rows(y, &gathered, &tensor);
+            unpermute(all_to_all(y, receive, send, &expert), &map)
+        })
+    }
+}

@@ -1,0 +1,181 @@
+//! The experts: two matrix products each, with an activation between them.
+
+use burn::config::Config;
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+use burn_megatron_kernels::activation::{self, ActivationOptions};
+
+use super::ops::grouped_matmul;
+use crate::choice::Operation;
+use crate::mesh::{Axis, Grid, split_evenly};
+use crate::nn::{
+    Activation, BuildError, Init, ModelBuilder, ParameterSpec, Placement, Section, anchored_value,
+};
+
+/// Configuration of [`Experts`].
+#[derive(Config, Debug)]
+pub struct ExpertsConfig {
+    /// Features of a token.
+    pub hidden: usize,
+    /// Intermediate features of one expert, after the activation.
+    pub width: usize,
+    /// The number of experts.
+    pub experts: usize,
+    /// The nonlinearity; a gated one doubles the output of the first product.
+    pub activation: Activation,
+    /// Whether the products have biases.
+    #[config(default = false)]
+    pub bias: bool,
+    /// Initial values of the first weights.
+    #[config(default = "Init::Normal(0.02)")]
+    pub init: Init,
+    /// Initial values of the second weights.
+    #[config(default = "Init::Normal(0.02)")]
+    pub output_init: Init,
+}
+
+/// The rows that the experts of a rank compute.
+#[derive(Clone, Debug)]
+pub struct ExpertRows {
+    /// `[rows, hidden]`: one expert after the other, the rows of each in the order of the tokens.
+    pub rows: Tensor<2>,
+    /// The weight of each row: `[rows]`.
+    pub weights: Tensor<1>,
+    /// The number of rows of each expert of this rank.
+    pub group_sizes: Vec<usize>,
+}
+
+/// Experts, split over the expert axis; the width of each is split over the expert-tensor axis.
+///
+/// Parameters are of the [expert grid](Grid::Expert). Initial values do not depend on the layout. `e` is the number
+/// of experts of this rank, `f` its part of their width.
+#[derive(Module, Debug)]
+pub struct Experts {
+    /// `[e, hidden, f]`; `[e, hidden, 2 f]` with gate and value if the activation is gated.
+    pub up: Param<Tensor<3>>,
+    /// `[e, f]` or `[e, 2 f]`.
+    pub up_bias: Option<Param<Tensor<2>>>,
+    /// `[e, f, hidden]`
+    pub down: Param<Tensor<3>>,
+    /// `[e, hidden]`
+    pub down_bias: Option<Param<Tensor<2>>>,
+    #[module(skip)]
+    activation: Activation,
+    #[module(skip)]
+    fused: bool,
+    /// Whether this rank adds the last bias, which one of the expert-tensor ranks does.
+    #[module(skip)]
+    adds_bias: bool,
+}
+
+impl ExpertsConfig {
+    /// Builds this rank's part.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Mesh`] if the experts cannot be split over the expert axis or their width over the
+    /// expert-tensor axis.
+    pub fn init(&self, builder: &ModelBuilder) -> Result<Experts, BuildError> {
+        let Self {
+            hidden,
+            width,
+            experts,
+            bias,
+            ..
+        } = *self;
+        let on = |axis| builder.groups().mesh_rank().on(Grid::Expert, axis);
+        let tensor = on(Axis::ExpertTensor);
+        let ranks = on(Axis::Expert).size;
+        split_evenly("experts", experts, Axis::Expert, ranks)?;
+        split_evenly("expert width", width, Axis::ExpertTensor, tensor.size)?;
+        let section = Section {
+            size: width,
+            parts: tensor.size,
+        };
+        let sections = vec![section; if self.activation.is_gated() { 2 } else { 1 }];
+        let up_width = sections.len() * width;
+        let placement = Placement::split(0, experts, ranks);
+        let up_split = |dim| Placement::Split {
+            dim,
+            sections: sections.clone(),
+        };
+        let zeros = Init::Constant(0.0);
+        let up = ParameterSpec::new([experts, hidden, up_width], self.init)
+            .in_grid(Grid::Expert)
+            .with_placement(Axis::Expert, placement.clone())
+            .with_placement(Axis::ExpertTensor, up_split(2));
+        let down = ParameterSpec::new([experts, width, hidden], self.output_init)
+            .in_grid(Grid::Expert)
+            .with_placement(Axis::Expert, placement.clone())
+            .with_placement(Axis::ExpertTensor, Placement::split(1, width, tensor.size));
+        let biases = |size| ParameterSpec {
+            decay: false,
+            ..ParameterSpec::new([experts, size], zeros)
+                .in_grid(Grid::Expert)
+                .with_placement(Axis::Expert, placement.clone())
+        };
+        let up_bias = biases(up_width).with_placement(Axis::ExpertTensor, up_split(1));
+        let down_bias = biases(hidden).with_sum_over(Axis::ExpertTensor);
+        Ok(Experts {
+            up: builder.parameter("up", up),
+            up_bias: bias.then(|| builder.parameter("up_bias", up_bias)),
+            down: builder.parameter("down", down),
+            down_bias: bias.then(|| builder.parameter("down_bias", down_bias)),
+            activation: self.activation,
+            fused: builder.is_fused(Operation::Activation),
+            adds_bias: tensor.index == 0,
+        })
+    }
+}
+
+impl Experts {
+    /// Each row through its expert, times its weight: `[rows, hidden]`, a partial sum over the expert-tensor axis.
+    pub fn forward(&self, input: ExpertRows) -> Tensor<2> {
+        let ExpertRows {
+            rows: x,
+            weights,
+            group_sizes,
+        } = input;
+        let product = |x: Tensor<2>, weight: &Param<Tensor<3>>| {
+            let weight = anchored_value(weight, &x);
+            grouped_matmul(x, weight, &group_sizes)
+        };
+        let mut up = product(x, &self.up);
+        if let Some(bias) = &self.up_bias {
+            let ones = weights.ones_like().cast(up.dtype());
+            up = with_bias(up, bias, ones, &group_sizes);
+        }
+        let activated = self.activated(up, weights.clone());
+        let down = product(activated, &self.down);
+        match &self.down_bias {
+            Some(bias) => {
+                let share = if self.adds_bias { 1.0 } else { 0.0 };
+                let weights = weights.cast(down.dtype()).mul_scalar(share);
+                with_bias(down, bias, weights, &group_sizes)
+            }
+            None => down,
+        }
+    }
+
+    fn activated(&self, x: Tensor<2>, weights: Tensor<1>) -> Tensor<2> {
+        let options = ActivationOptions::default();
+        let activate = if self.fused {
+            activation::activate
+        } else {
+            activation::composed::activate
+        };
+        activate(x, None, Some(weights), self.activation.kernel(), options)
+    }
+}
+
+/// Adds the bias `[experts, out]` of each row's expert to `[rows, out]`, times the weight of the row.
+fn with_bias(
+    rows: Tensor<2>,
+    bias: &Param<Tensor<2>>,
+    weights: Tensor<1>,
+    group_sizes: &[usize],
+) -> Tensor<2> {
+    let bias = anchored_value(bias, &rows).unsqueeze_dim(1);
+    // A bias is the weight of an input of one feature.
+    rows + grouped_matmul(weights.unsqueeze_dim(1), bias, group_sizes)
+}

@@ -1,0 +1,38 @@
+//! Mixture of experts: each token is computed by `k` of `E` experts, which a router chooses.
+//!
+//! [`MoeMlp`] takes the place of a [`ParallelMlp`](super::ParallelMlp). It is made of
+//!
+//! - a [`Router`], which every rank has: scores, choice and weights of the experts of its own tokens;
+//! - [`Experts`], split over the expert axis of the [expert grid](crate::mesh::Grid::Expert), and each over its
+//!   expert-tensor axis;
+//! - a [`Dispatcher`] that brings tokens to their experts and back;
+//! - optionally a [`Capacity`], above which an expert drops tokens, [`SharedExperts`] for every token, and a
+//!   [`RouterLoss`] that keeps the load even.
+//!
+//! With the experts `E_i` and the weights `p` of the chosen ones, the output of a token is
+//! `sum over i of p_i E_i(x)`. Gradients of experts are summed over the data axis of their grid alone: an expert
+//! has seen the tokens of all expert ranks. Those of the router are summed as a norm's are.
+//!
+//! Formulas are those of Megatron-LM, Mixtral (arXiv:2401.04088) and DeepSeek-V3 (arXiv:2412.19437).
+
+mod capacity;
+mod dispatch;
+mod experts;
+mod losses;
+mod mlp;
+mod ops;
+mod router;
+mod shared;
+#[cfg(test)]
+mod tests;
+
+pub use capacity::{Capacity, KeepPolicy};
+pub use dispatch::{Dispatched, Dispatcher, DispatcherKind};
+pub use experts::{ExpertRows, Experts, ExpertsConfig};
+pub use losses::{RouterLoss, RouterLossKind, RouterLosses};
+pub use mlp::{MoeForward, MoeMlp, MoeMlpConfig};
+use router::wide;
+pub use router::{
+    ExpertGroups, GroupScore, Router, RouterConfig, RouterDType, Routing, ScoreFunction,
+};
+pub use shared::{SharedExperts, SharedExpertsConfig};

@@ -1,0 +1,251 @@
+//! The router: which experts a token goes to, and with which weights.
+
+use burn::config::Config;
+use burn::module::{Module, Param};
+use burn::tensor::{DType, FloatDType, Int, Tensor};
+use serde::{Deserialize, Serialize};
+
+use super::ops;
+use crate::mesh::Axis;
+use crate::nn::{BuildError, Init, ModelBuilder, ParameterSpec, anchored_value};
+
+/// How the scores of a token become the weights of its experts. `z` are its logits, `S` the experts that it chose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScoreFunction {
+    /// Softmax of `z` over `S` (Mixtral, Qwen 3, gpt-oss).
+    Softmax,
+    /// Softmax of `z` over all experts, not normalised again over `S` (OLMoE, Qwen 2, DeepSeek-V2).
+    PreSoftmax,
+    /// `sigmoid(z)`, divided by its sum over `S` (DeepSeek-V3).
+    Sigmoid,
+    /// `sqrt(ln(1 + e^z))`, divided by its sum over `S`.
+    SqrtSoftplus,
+}
+
+/// The score of a group of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GroupScore {
+    /// The largest score of its experts (DeepSeek-V2).
+    Max,
+    /// The sum of this many of its largest scores: 2 in DeepSeek-V3, `k / chosen` in Megatron.
+    SumOf(usize),
+}
+
+/// Limits the choice to the best groups of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertGroups {
+    /// The number of groups, of consecutive experts.
+    pub groups: usize,
+    /// The groups that a token chooses its experts from.
+    pub chosen: usize,
+    /// The score by which groups are chosen.
+    pub score: GroupScore,
+}
+
+/// The type in which a router computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RouterDType {
+    /// f32, or f64 if the tokens are in f64.
+    F32,
+    /// f64, which GPUs may not have.
+    F64,
+}
+
+/// Configuration of a [`Router`].
+#[derive(Config, Debug)]
+pub struct RouterConfig {
+    /// Features of a token.
+    pub hidden: usize,
+    /// The number of experts.
+    pub experts: usize,
+    /// The number of experts that each token chooses, `k`.
+    pub experts_per_token: usize,
+    /// How scores become weights. With `k = 1` they are not normalised over the chosen expert, which would
+    /// leave the router without a gradient.
+    #[config(default = "ScoreFunction::Softmax")]
+    pub score: ScoreFunction,
+    /// By which the weights are multiplied.
+    #[config(default = 1.0)]
+    pub factor: f64,
+    /// Limits the choice to groups of experts.
+    pub groups: Option<ExpertGroups>,
+    /// Whether the gate has a bias, as in gpt-oss.
+    #[config(default = false)]
+    pub bias: bool,
+    /// The type in which it computes.
+    #[config(default = "RouterDType::F32")]
+    pub dtype: RouterDType,
+    /// Initial values of the gate's weight.
+    #[config(default = "Init::Normal(0.02)")]
+    pub init: Init,
+}
+
+/// Chooses the experts of each token by the largest scores; of equal ones the expert with the smaller index.
+///
+/// Every rank has the whole gate. Under sequence parallelism each rank routes its part of the sequence, so the
+/// gradient is summed over the tensor axis.
+#[derive(Module, Debug)]
+pub struct Router {
+    /// `[hidden, experts]`
+    pub gate: Param<Tensor<2>>,
+    /// `[experts]`; initially 0.
+    pub bias: Option<Param<Tensor<1>>>,
+    #[module(skip)]
+    config: RouterConfig,
+}
+
+/// The routing of `[tokens, hidden]`.
+#[derive(Clone, Debug)]
+pub struct Routing {
+    /// `[tokens, experts]`, in the type of the router.
+    pub logits: Tensor<2>,
+    /// The experts of each token, best first: `[tokens, k]`, without autodiff. -1 for an expert that
+    /// [dropped](super::Capacity) the token.
+    pub indices: Tensor<2, Int>,
+    /// Their weights, in the type of the router: `[tokens, k]`.
+    pub weights: Tensor<2>,
+    /// The rows that each expert gets from this rank, rows of zeros after those of its tokens; by default only
+    /// those of its tokens.
+    pub rows_per_expert: Option<usize>,
+}
+
+impl RouterConfig {
+    /// Builds the router, replicated on every rank.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Config`] for sizes that do not fit each other.
+    pub fn init(&self, builder: &ModelBuilder) -> Result<Router, BuildError> {
+        self.check().map_err(|message| builder.error(message))?;
+        let tensor = builder.sequence_parallel().then_some(Axis::Tensor);
+        let gate = ParameterSpec::new([self.hidden, self.experts], self.init).with_sum_over(tensor);
+        let bias = ParameterSpec::new([self.experts], Init::Constant(0.0)).with_sum_over(tensor);
+        Ok(Router {
+            gate: builder.parameter("gate", gate),
+            bias: self.bias.then(|| builder.parameter("bias", bias)),
+            config: self.clone(),
+        })
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let (experts, k) = (self.experts, self.experts_per_token);
+        if !(1..=experts).contains(&k) {
+            return Err(format!(
+                "invalid experts_per_token = {k}: expected 1 to the {experts} experts"
+            ));
+        }
+        if !(self.factor.is_finite() && self.factor > 0.0) {
+            return Err(format!(
+                "invalid factor = {} of the weights: expected a positive finite number",
+                self.factor
+            ));
+        }
+        let Some(ExpertGroups {
+            groups,
+            chosen,
+            score,
+        }) = self.groups
+        else {
+            return Ok(());
+        };
+        if groups == 0 || !experts.is_multiple_of(groups) {
+            return Err(format!(
+                "{experts} experts in {groups} groups: expected a divisor of {experts}"
+            ));
+        }
+        let size = experts / groups;
+        let least = k.div_ceil(size);
+        if !(least..=groups).contains(&chosen) {
+            return Err(format!(
+                "invalid chosen groups = {chosen}: expected {least} to {groups}, as a token chooses {k} experts \
+                 and a group has {size}"
+            ));
+        }
+        match score {
+            GroupScore::SumOf(terms) if !(1..=size).contains(&terms) => Err(format!(
+                "invalid group score, the sum of {terms}: expected 1 to {size}, the experts of a group"
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Router {
+    /// Routes `[tokens, hidden]`, or with `replayed` choices `[tokens, k]`: their weights and gradients are those
+    /// of the present logits.
+    pub fn forward(&self, x: Tensor<2>, replayed: Option<Tensor<2, Int>>) -> Routing {
+        let logits = self.logits(x);
+        let indices = match replayed {
+            Some(indices) => plain_ints(indices),
+            None => self.choose(plain(logits.clone())),
+        };
+        let of_logits = if logits.is_autodiff() {
+            Tensor::from_inner(indices.clone())
+        } else {
+            indices.clone()
+        };
+        let RouterConfig { score, factor, .. } = self.config;
+        Routing {
+            weights: ops::router_weights(logits.clone(), of_logits, score, factor),
+            logits,
+            indices,
+            rows_per_expert: None,
+        }
+    }
+
+    fn logits(&self, x: Tensor<2>) -> Tensor<2> {
+        let dtype = match self.config.dtype {
+            RouterDType::F32 => super::wide(x.dtype()),
+            RouterDType::F64 => FloatDType::F64,
+        };
+        let gate = anchored_value(&self.gate, &x).cast(dtype);
+        let bias = self.bias.as_ref().map(|bias| anchored_value(bias, &x));
+        let logits = x.cast(dtype).matmul(gate);
+        match bias {
+            Some(bias) => logits + bias.cast(dtype).unsqueeze(),
+            None => logits,
+        }
+    }
+
+    /// The experts of plain logits.
+    fn choose(&self, logits: Tensor<2>) -> Tensor<2, Int> {
+        let RouterConfig {
+            score,
+            groups,
+            experts_per_token,
+            ..
+        } = self.config;
+        let scores = match score {
+            // In the order of the softmax, without its rounding.
+            ScoreFunction::Softmax => logits,
+            _ => ops::scores(logits, score),
+        };
+        ops::top_k(scores, experts_per_token, groups)
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &RouterConfig {
+        &self.config
+    }
+}
+
+/// Without autodiff.
+pub(super) fn plain<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    if x.is_autodiff() { x.inner() } else { x }
+}
+
+fn plain_ints(x: Tensor<2, Int>) -> Tensor<2, Int> {
+    if x.is_autodiff() { x.inner() } else { x }
+}
+
+/// f32, or f64 for f64.
+pub(super) fn wide(dtype: DType) -> FloatDType {
+    match dtype {
+        DType::F64 => FloatDType::F64,
+        _ => FloatDType::F32,
+    }
+}

@@ -1,0 +1,62 @@
+//! Shared experts: an MLP for every token beside those that the router chooses.
+
+use burn::config::Config;
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+use burn::tensor::activation::sigmoid;
+
+use crate::mesh::Axis;
+use crate::nn::{
+    Activation, BuildError, ModelBuilder, ParallelMlp, ParallelMlpConfig, ParameterSpec,
+    anchored_value,
+};
+
+/// Configuration of [`SharedExperts`].
+#[derive(Config, Debug)]
+pub struct SharedExpertsConfig {
+    /// Intermediate features of all of them together, after the activation.
+    pub width: usize,
+    /// Whether a gate scales their output for each token, as in Qwen 2.
+    #[config(default = false)]
+    pub gate: bool,
+}
+
+/// An MLP, split over the tensor axis, whose output is scaled by `sigmoid(x gate)` if it has a gate.
+#[derive(Module, Debug)]
+pub struct SharedExperts {
+    /// The MLP.
+    pub mlp: ParallelMlp,
+    /// `[hidden, 1]`
+    pub gate: Option<Param<Tensor<2>>>,
+}
+
+impl SharedExpertsConfig {
+    pub(super) fn mlp(&self, hidden: usize, activation: Activation) -> ParallelMlpConfig {
+        ParallelMlpConfig::new(hidden, self.width, activation).with_bias(false)
+    }
+
+    pub(super) fn init(
+        &self,
+        mlp: ParallelMlpConfig,
+        builder: &ModelBuilder,
+    ) -> Result<SharedExperts, BuildError> {
+        let gate = ParameterSpec::new([mlp.hidden, 1], mlp.init)
+            .with_sum_over(builder.sequence_parallel().then_some(Axis::Tensor));
+        Ok(SharedExperts {
+            mlp: mlp.init(&builder.child("mlp"))?,
+            gate: self.gate.then(|| builder.parameter("gate", gate)),
+        })
+    }
+}
+
+impl SharedExperts {
+    /// `[batch, seq, hidden]` to the same.
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let Some(gate) = &self.gate else {
+            return self.mlp.forward(x);
+        };
+        let gate = anchored_value(gate, &x);
+        let scale = sigmoid(x.clone().matmul(gate.unsqueeze()));
+        self.mlp.forward(x) * scale
+    }
+}

@@ -1,0 +1,100 @@
+//! Dropped tokens, against a dense loop that drops by the same shards of tokens.
+
+use super::*;
+
+/// The rank that has a token in a layout.
+fn shard(token: usize, [tensor, expert, expert_tensor, data]: Sizes) -> usize {
+    let data = expert * expert_tensor * data / tensor;
+    let (row, column) = (token / SEQ, token % SEQ);
+    row / (BATCH / data) * tensor + column / (SEQ / tensor)
+}
+
+/// The pairs of token and expert that are kept, of the weights `[tokens, experts]`.
+fn kept(weights: &[f64], sizes: Sizes, capacity: &Capacity) -> Vec<(usize, usize)> {
+    let tokens = BATCH * SEQ;
+    let ranks = sizes[1..].iter().product::<usize>();
+    let most = capacity.factor * (tokens / ranks) as f64 * 2.0 / EXPERTS as f64;
+    let mut kept = vec![];
+    for rank in 0..ranks {
+        for expert in 0..EXPERTS {
+            let weight = |token: &usize| weights[token * EXPERTS + expert];
+            let chosen = (0..tokens).filter(|token| shard(*token, sizes) == rank);
+            let mut chosen: Vec<_> = chosen.filter(|token| weight(token) > 0.0).collect();
+            if capacity.keep == KeepPolicy::LargestWeights {
+                chosen.sort_by(|a, b| weight(b).partial_cmp(&weight(a)).unwrap());
+            }
+            let most = most.ceil() as usize;
+            kept.extend(chosen.into_iter().take(most).map(|token| (token, expert)));
+        }
+    }
+    kept
+}
+
+fn check_capacity(capacity: Capacity, sizes: Sizes) -> usize {
+    let config = config(router())
+        .with_bias(true)
+        .with_capacity(Some(capacity));
+    let dense = Dense::new(&config);
+    let weights =
+        values(dense.router_weights(Tensor::from_inner(input().reshape([BATCH * SEQ, HIDDEN]))));
+    let kept = kept(&weights, sizes, &capacity);
+    let mask = dense.mask_of(|token, expert| kept.contains(&(token, expert)));
+    let expected = dense.run_with(|x| {
+        let weights = dense.router_weights(x.clone()) * mask;
+        (dense.mixture(x, weights), None)
+    });
+    let found = Run::default().on(sizes, &config);
+    found.assert_near(&expected, &format!("{capacity:?} on {sizes:?}"));
+    2 * BATCH * SEQ - kept.len()
+}
+
+#[test]
+fn an_expert_drops_what_a_rank_sends_above_its_capacity() {
+    for sizes in [ONE, [1, 2, 1, 1], [2, 2, 2, 1]] {
+        for keep in [KeepPolicy::LargestWeights, KeepPolicy::First] {
+            for pad in [false, true] {
+                let dropped = |factor| check_capacity(Capacity { factor, keep, pad }, sizes);
+                assert!(
+                    20 * dropped(0.75) >= 2 * BATCH * SEQ,
+                    "at least 5 % dropped"
+                );
+                // One token for each expert, and more than there are.
+                assert!(dropped(0.01) > BATCH * SEQ);
+                assert_eq!(dropped(100.0), 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn padding_needs_the_all_to_all() {
+    let capacity = Capacity {
+        factor: 1.0,
+        keep: KeepPolicy::First,
+        pad: true,
+    };
+    let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
+    let refused = |config: MoeMlpConfig| config.init(&builder).unwrap_err().to_string();
+    let gather = config(router()).with_dispatcher(DispatcherKind::AllGather);
+    assert!(refused(gather.with_capacity(Some(capacity))).contains("expected the all-to-all"));
+    let factor = f64::NAN;
+    let invalid = config(router()).with_capacity(Some(Capacity { factor, ..capacity }));
+    assert!(refused(invalid).contains("invalid capacity factor = NaN"));
+}
+
+#[test]
+fn padded_rows_are_as_many_for_every_expert() {
+    let capacity = Capacity {
+        factor: 100.0,
+        keep: KeepPolicy::First,
+        pad: true,
+    };
+    let builder = ModelBuilder::with(&ParallelContext::single(), &Device::flex(), 7, DType::F64);
+    let moe = config(router()).init(&builder).unwrap();
+    let x = input().reshape([BATCH * SEQ, HIDDEN]);
+    let routing = capacity.apply(moe.router.forward(x, None));
+    assert_eq!(
+        routing.rows_per_expert,
+        Some(100 * BATCH * SEQ * 2 / EXPERTS)
+    );
+}

@@ -1,0 +1,304 @@
+//! The layer on ranks that are threads, in f64, against a dense loop over experts on one rank.
+
+mod capacity;
+mod dense;
+mod edges;
+mod golden;
+mod layouts;
+mod losses;
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+
+use super::*;
+use crate::comm::{ParallelContext, World};
+use crate::data_parallel::DistributedDataParallel;
+use crate::mesh::{Axis, Grid, Mesh, MeshRank, ParallelConfig};
+use crate::nn::tests::{assert_near, values, wave};
+use crate::nn::{Activation, ModelBuilder, ParameterTable};
+use crate::optim::global_norm;
+use dense::Dense;
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// `[batch, seq, hidden]` of the whole input. Two tensor ranks have an odd number of tokens each.
+const BATCH: usize = 4;
+const SEQ: usize = 6;
+const HIDDEN: usize = 5;
+const EXPERTS: usize = 4;
+const WIDTH: usize = 6;
+
+/// Sizes of tensor, with sequence parallelism, of expert, expert-tensor, and data in the expert grid.
+type Sizes = [usize; 4];
+
+const ONE: Sizes = [1, 1, 1, 1];
+
+fn router() -> RouterConfig {
+    RouterConfig::new(HIDDEN, EXPERTS, 2)
+}
+
+fn config(router: RouterConfig) -> MoeMlpConfig {
+    MoeMlpConfig::new(router, WIDTH, Activation::SwiGlu)
+}
+
+fn ints(values: &[i64], shape: [usize; 2]) -> Tensor<2, Int> {
+    Tensor::from_data(TensorData::new(values.to_vec(), shape), &Device::flex())
+}
+
+/// A run: a layer and what is done with it, by default nothing special.
+#[derive(Clone, Default)]
+struct Run {
+    /// Choices of the whole batch instead of the router's.
+    choices: Option<Vec<i64>>,
+    /// With the losses of the router, for this loss scale.
+    loss_scale: Option<f64>,
+    /// Recomputed in the backward.
+    recompute: bool,
+    /// All data ranks read the same samples.
+    same_samples: bool,
+    /// The loss of the model is multiplied by it.
+    factor: Option<f64>,
+}
+
+/// The results of all ranks, of the whole batch and model.
+#[derive(Debug)]
+struct Outcome {
+    output: Vec<f64>,
+    input_gradient: Vec<f64>,
+    /// By path; gradients are divided by the tokens.
+    parameters: Vec<(String, Vec<f64>)>,
+    norm: f64,
+    /// The mean of each router loss.
+    losses: Vec<f64>,
+}
+
+struct RankOutcome {
+    rank: MeshRank,
+    table: ParameterTable,
+    output: Vec<f64>,
+    input_gradient: Vec<f64>,
+    gradients: Vec<Vec<f64>>,
+    norm: f64,
+    losses: Vec<f64>,
+}
+
+fn layout([tensor, expert, expert_tensor, _]: Sizes) -> ParallelConfig {
+    ParallelConfig::new()
+        .with_tensor(tensor)
+        .with_sequence_parallel(tensor > 1)
+        .with_expert(expert)
+        .with_expert_tensor(expert_tensor)
+}
+
+/// Where the part of a rank begins in `[batch, seq]`, and its shape.
+fn own_part(rank: &MeshRank, same_samples: bool) -> ([usize; 2], [usize; 2]) {
+    let data = rank.on(Grid::Dense, Axis::Data);
+    let tensor = rank.on(Grid::Dense, Axis::Tensor);
+    let (index, size) = if same_samples {
+        (0, 1)
+    } else {
+        (data.index, data.size)
+    };
+    let shape = [BATCH / size, SEQ / tensor.size];
+    ([index * shape[0], tensor.index * shape[1]], shape)
+}
+
+fn part(x: Tensor<3>, rank: &MeshRank, same_samples: bool) -> Tensor<3> {
+    let ([row, column], [rows, columns]) = own_part(rank, same_samples);
+    x.narrow(0, row, rows).narrow(1, column, columns)
+}
+
+fn input() -> Tensor<3> {
+    wave([BATCH, SEQ, HIDDEN], 0.5)
+}
+
+/// By which the output is multiplied in the loss, a sum.
+fn loss_weight() -> Tensor<3> {
+    wave([BATCH, SEQ, HIDDEN], 4.0)
+}
+
+/// Gives every parameter values of about one that do not depend on the layout.
+struct Fill<'a> {
+    table: &'a ParameterTable,
+    rank: &'a MeshRank,
+    index: usize,
+}
+
+impl ModuleMapper for Fill<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let entry = &self.table.entries()[self.index];
+        self.index += 1;
+        let whole: Vec<f64> = values(wave([entry.len()], self.index as f64));
+        let part = TensorData::new(entry.part(&whole, self.rank), entry.local_shape(self.rank));
+        param.map(|_| Tensor::from_data(part, (&Device::flex(), DType::F64)))
+    }
+}
+
+impl Run {
+    fn on(&self, sizes: Sizes, config: &MoeMlpConfig) -> Outcome {
+        let ranks = sizes[1..].iter().product();
+        let rank = |rank: crate::comm::Rank| {
+            let ctx = ParallelContext::from_world(&layout(sizes), rank.communicator())?;
+            self.rank(&ctx, config)
+        };
+        let all = World::threads(ranks).unwrap().run(rank).unwrap();
+        self.assembled(all)
+    }
+
+    fn rank(&self, ctx: &ParallelContext, config: &MoeMlpConfig) -> Result<RankOutcome, AnyError> {
+        let device = Device::flex();
+        let builder = ModelBuilder::with(ctx, &device, 7, DType::F64);
+        let module = config.init(&builder.child("moe"))?;
+        let mut model = builder.finish(Wrapper { moe: module })?;
+        let rank = ctx.mesh_rank();
+        let (table, index) = (&model.table, 0);
+        model.module = model.module.map(&mut Fill { table, rank, index });
+        let table = model.table.clone();
+        let mut ddp = DistributedDataParallel::new(model, ctx)?;
+        let ([row, column], [rows, columns]) = own_part(rank, self.same_samples);
+        let own = |x| part(x, rank, self.same_samples);
+        let x = Tensor::<3>::from_inner(own(input())).require_grad();
+        let choices = self.choices.as_ref().map(|choices| {
+            let k = config.router.experts_per_token;
+            let own: Vec<i64> = (row..row + rows)
+                .flat_map(|row| (column..column + columns).map(move |column| row * SEQ + column))
+                .flat_map(|token| choices[token * k..(token + 1) * k].to_vec())
+                .collect();
+            ints(&own, [rows * columns, k])
+        });
+        let losses = self.loss_scale.map(|scale| RouterLosses::new(scale.into()));
+        let counted = rows * SEQ;
+        let of_batch = losses.as_ref().map(|losses| losses.of_micro_batch(counted));
+        let recompute = self.recompute;
+        let y = ddp.forward(&device, |model| {
+            let moe = model.moe.clone();
+            let forward = move |x: Tensor<3>| {
+                let (choices, losses) = (choices.clone(), of_batch.as_ref());
+                moe.forward_with(x, MoeForward { choices, losses })
+            };
+            if recompute {
+                crate::nn::recompute(x.clone(), forward)
+            } else {
+                forward(x.clone())
+            }
+        });
+        let weight = own(loss_weight()).mul_scalar(self.factor.unwrap_or(1.0));
+        let leaves = ddp.backward_last((y.clone() * Tensor::from_inner(weight)).sum());
+        let gradients = ddp.reduce(counted as u64)?;
+        ddp.check_replicas()?;
+        let sums = losses.map(|losses| losses.sums()).unwrap_or_default();
+        let sums = sums.into_values();
+        Ok(RankOutcome {
+            rank: rank.clone(),
+            table,
+            output: values(y.inner()),
+            input_gradient: values(x.grad(&leaves).unwrap()),
+            norm: global_norm(&gradients, &ddp)?,
+            gradients: ddp
+                .full_gradients(&gradients)
+                .into_iter()
+                .map(values)
+                .collect(),
+            losses: sums.map(|sum| values(sum)[0]).collect(),
+        })
+    }
+
+    fn assembled(&self, all: Vec<RankOutcome>) -> Outcome {
+        let whole = |of: &dyn Fn(&RankOutcome) -> Vec<f64>| {
+            let mut whole = vec![f64::NAN; BATCH * SEQ * HIDDEN];
+            for outcome in &all {
+                let ([row, column], [rows, columns]) = own_part(&outcome.rank, self.same_samples);
+                let own = of(outcome);
+                for (i, token) in own.chunks(HIDDEN).enumerate() {
+                    let at = (row + i / columns) * SEQ + column + i % columns;
+                    whole[at * HIDDEN..(at + 1) * HIDDEN].copy_from_slice(token);
+                }
+                assert_eq!(own.len(), rows * columns * HIDDEN);
+            }
+            whole
+        };
+        let table = &all[0].table;
+        let parameters = table.entries().iter().enumerate().map(|(index, entry)| {
+            let parts = all.iter().map(|outcome| {
+                let part = &outcome.gradients[index];
+                (outcome.rank.clone(), &part[..])
+            });
+            let whole: Vec<f64> = entry.assemble(parts.clone());
+            for (rank, part) in parts {
+                assert_eq!(
+                    entry.part(&whole, &rank),
+                    part,
+                    "replicas of {}",
+                    entry.path
+                );
+            }
+            (entry.path.clone(), whole)
+        });
+        assert!(all.iter().all(|outcome| outcome.norm == all[0].norm));
+        let data = all[0].rank.on(Grid::Dense, Axis::Data).size;
+        let copies = if self.same_samples { data } else { 1 };
+        let tokens = (copies * BATCH * SEQ) as f64;
+        let losses = (0..all[0].losses.len()).map(|index| {
+            let sum: f64 = all.iter().map(|outcome| outcome.losses[index]).sum();
+            sum / tokens
+        });
+        Outcome {
+            output: whole(&|outcome| outcome.output.clone()),
+            input_gradient: whole(&|outcome| outcome.input_gradient.clone()),
+            norm: all[0].norm,
+            losses: losses.collect(),
+            parameters: parameters.collect(),
+        }
+    }
+}
+
+#[derive(Module, Debug)]
+struct Wrapper {
+    moe: MoeMlp,
+}
+
+impl Outcome {
+    /// Compares everything with `expected`.
+    #[track_caller]
+    fn assert_near(&self, expected: &Self, what: &str) {
+        const TOLERANCE: f64 = 1e-12;
+        let near = |of: &str, found: &[f64], expected: &[f64]| {
+            // Nothing may be expected, such as gradients of experts without tokens.
+            if expected.iter().all(|x| *x == 0.0) {
+                assert_eq!(found, expected, "{what}: {of}");
+            } else {
+                assert_near(&format!("{what}: {of}"), found, expected, TOLERANCE);
+            }
+        };
+        near("output", &self.output, &expected.output);
+        near(
+            "input gradient",
+            &self.input_gradient,
+            &expected.input_gradient,
+        );
+        let paths = |outcome: &Self| {
+            let paths = outcome.parameters.iter().map(|(path, _)| path.clone());
+            paths.collect::<Vec<_>>()
+        };
+        assert_eq!(paths(self), paths(expected), "{what}");
+        for ((path, found), (_, expected)) in self.parameters.iter().zip(&expected.parameters) {
+            near(path, found, expected);
+        }
+        near("norm", &[self.norm], &[expected.norm]);
+        near("losses", &self.losses, &expected.losses);
+    }
+
+    fn gradient(&self, path: &str) -> &[f64] {
+        let mut found = self.parameters.iter();
+        &found.find(|(found, _)| found.ends_with(path)).unwrap().1
+    }
+}
+
+/// Layouts of all sizes against the dense loop.
+fn check(config: &MoeMlpConfig, layouts: &[Sizes], what: &str) {
+    let expected = Dense::new(config).run(None);
+    for sizes in layouts {
+        let found = Run::default().on(*sizes, config);
+        found.assert_near(&expected, &format!("{what} on {sizes:?}"));
+    }
+}

@@ -1,0 +1,138 @@
+//! The experts of a transformer.
+
+use burn_megatron::mesh::{Axis, ParallelConfig, split_evenly};
+use burn_megatron::nn::BuildError;
+use burn_megatron::nn::moe::{
+    Capacity, DispatcherKind, ExpertGroups, MoeMlpConfig, RouterConfig, RouterLoss, ScoreFunction,
+    SharedExpertsConfig,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::TransformerConfig;
+use crate::config::refused;
+
+/// A mixture of experts in the place of the MLPs of some blocks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MoeConfig {
+    /// The number of experts.
+    pub experts: usize,
+    /// The number of experts that each token chooses.
+    pub experts_per_token: usize,
+    /// The inner width of an expert; by default that of the MLP.
+    pub expert_width: Option<usize>,
+    /// Every so many blocks have experts, from the first that may.
+    pub every: usize,
+    /// So many blocks at the start have none.
+    pub first_dense: usize,
+    /// How scores become weights.
+    pub score: ScoreFunction,
+    /// By which the weights are multiplied.
+    pub factor: f64,
+    /// Limits the choice to groups of experts.
+    pub groups: Option<ExpertGroups>,
+    /// The inner width of an MLP for every token beside those of the experts; by default there is none.
+    pub shared_width: Option<usize>,
+    /// Whether a gate scales the output of that MLP.
+    pub shared_gate: bool,
+    /// The losses of the routers.
+    pub losses: Vec<RouterLoss>,
+    /// The most tokens of an expert; by default none is dropped.
+    pub capacity: Option<Capacity>,
+    /// How tokens reach their experts.
+    pub dispatcher: DispatcherKind,
+}
+
+impl Default for MoeConfig {
+    /// The experts of Mixtral: two of eight for each token, in every block.
+    fn default() -> Self {
+        Self {
+            experts: 8,
+            experts_per_token: 2,
+            expert_width: None,
+            every: 1,
+            first_dense: 0,
+            score: ScoreFunction::Softmax,
+            factor: 1.0,
+            groups: None,
+            shared_width: None,
+            shared_gate: false,
+            losses: vec![],
+            capacity: None,
+            dispatcher: DispatcherKind::AllToAll,
+        }
+    }
+}
+
+impl MoeConfig {
+    /// Whether block `number` of the model has experts.
+    pub fn is_in(&self, number: usize) -> bool {
+        let after = number.checked_sub(self.first_dense);
+        after.is_some_and(|after| after.is_multiple_of(self.every))
+    }
+
+    /// The sizes that must be above 0.
+    pub(crate) fn sizes(&self) -> [(&'static str, usize); 5] {
+        [
+            ("moe.experts", self.experts),
+            ("moe.experts_per_token", self.experts_per_token),
+            ("moe.expert_width", self.expert_width.unwrap_or(1)),
+            ("moe.every", self.every),
+            ("moe.shared_width", self.shared_width.unwrap_or(1)),
+        ]
+    }
+
+    /// The layer of a block.
+    pub(crate) fn layer(&self, model: &TransformerConfig) -> MoeMlpConfig {
+        let router = RouterConfig::new(model.hidden, self.experts, self.experts_per_token)
+            .with_score(self.score)
+            .with_factor(self.factor)
+            .with_groups(self.groups);
+        let shared = self.shared_width.map(SharedExpertsConfig::new);
+        MoeMlpConfig::new(router, self.width(model), model.activation)
+            .with_bias(model.bias)
+            .with_dispatcher(self.dispatcher)
+            .with_capacity(self.capacity)
+            .with_losses(self.losses.clone())
+            .with_shared(shared.map(|shared| shared.with_gate(self.shared_gate)))
+    }
+
+    /// The inner width of an expert.
+    pub(crate) fn width(&self, model: &TransformerConfig) -> usize {
+        self.expert_width.unwrap_or_else(|| model.mlp_width())
+    }
+
+    /// Checks the sizes that a layout splits, before anything is allocated.
+    pub(crate) fn check(
+        &self,
+        model: &TransformerConfig,
+        layout: &ParallelConfig,
+    ) -> Result<(), BuildError> {
+        let tensor = layout.tensor;
+        if tensor > 1 && !layout.sequence_parallel {
+            return Err(refused(format!(
+                "experts with tensor = {tensor} and sequence_parallel = false: each token would be sent {tensor} \
+                 times; expected sequence_parallel = true, or tensor = 1"
+            )));
+        }
+        let expert_tensor = layout.expert_tensor.unwrap_or(tensor);
+        let width = self.width(model);
+        split_evenly("experts", self.experts, Axis::Expert, layout.expert)?;
+        split_evenly("expert width", width, Axis::ExpertTensor, expert_tensor)?;
+        if let Some(shared) = self.shared_width {
+            split_evenly("shared expert width", shared, Axis::Tensor, tensor)?;
+        }
+        Ok(())
+    }
+
+    /// The columns that the MLP of a block with experts has in all: those of every expert, or of the experts of one
+    /// token.
+    pub(crate) fn columns(&self, model: &TransformerConfig, experts: usize) -> u128 {
+        let shared = self.shared_width.unwrap_or(0) as u128;
+        experts as u128 * self.width(model) as u128 + shared
+    }
+}
+
+#[cfg(test)]
+#[path = "moe_tests.rs"]
+mod tests;
