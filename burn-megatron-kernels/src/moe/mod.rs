@@ -5,6 +5,7 @@
 //!
 //! | operation | from | to |
 //! |---|---|---|
+//! | [`router::top_k_router`] | logits `[T, E]` | indices and weights `[T, k]` |
 //! | [`permutation::RowMap`] | indices | which row each pair of a token and a choice has |
 //! | [`permutation::permute`] | `[T, h]` | rows by expert `[N, h]` |
 //! | [`permutation::permute_weights`] | weights `[T, k]` | those of the rows, `[N]` |
@@ -14,3 +15,5 @@
 //! All but choices and counts is differentiable.
 
 pub mod permutation;
+pub mod router;
+mod score;
