@@ -13,9 +13,10 @@
 //! | [`activation::activate`](crate::activation::activate) | `[N, 2 f]`, weights of the rows | `[N, f]` |
 //! | [`permutation::unpermute`] | `[N, h]` | `[T, h]`: the sum of the rows of each token |
 //!
-//! All but choices and counts is differentiable.
+//! and adds losses of sums that [`statistics`] has. All but choices and counts is differentiable.
 
 pub mod grouped;
 pub mod permutation;
 pub mod router;
 mod score;
+pub mod statistics;
