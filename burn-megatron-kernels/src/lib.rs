@@ -18,6 +18,7 @@
 //! | [`gemm`] | matrix products with a bias, or added to what is there |
 //! | [`column_sum`] | sums over the rows of a matrix, such as gradients of biases |
 //! | [`embedding`] | the gradient of a lookup, added to the rows that it read |
+//! | [`moe`] | mixture of experts: router, rows by expert, products per expert, sums of losses |
 //! | [`flat`] | values written into a buffer of many tensors, or added there |
 //! | [`fp8`] | 8-bit floats: quantisers and products of quantised matrices |
 //! | [`bits`] | the bits of one type as those of another |
@@ -61,6 +62,7 @@ pub mod function;
 pub mod gemm;
 pub mod gradient;
 mod launch;
+pub mod moe;
 pub mod norm;
 pub mod philox;
 pub mod rope;

@@ -159,11 +159,11 @@ fn widened<E: Element<Wide = f32>>(
     }
 }
 
-fn widen<E: Element<Wide = f32>>(values: &[E]) -> Vec<f32> {
+pub(crate) fn widen<E: Element<Wide = f32>>(values: &[E]) -> Vec<f32> {
     converted(values, |value| value.wide())
 }
 
-fn narrow<E: Element<Wide = f32>>(values: &[f32]) -> Vec<E> {
+pub(crate) fn narrow<E: Element<Wide = f32>>(values: &[f32]) -> Vec<E> {
     converted(values, |value| E::narrow(value))
 }
 
@@ -232,7 +232,36 @@ fn into_flat<W: Real>(
 /// `result = left right`, or `result += left right`.
 fn gemm_into<W: Real>(problem: &GemmProblem, left: &[W], right: &[W], result: &mut [W], add: bool) {
     let [rows, columns, depth] = problem.sizes();
-    for (values, matrix) in [(left, problem.left), (right, problem.right)] {
+    let work = rows.saturating_mul(columns).saturating_mul(depth);
+    let parallelism = if work >= MIN_PARALLEL_PRODUCTS {
+        gemm::Parallelism::Rayon(0)
+    } else {
+        gemm::Parallelism::None
+    };
+    let (left, right) = ((left, problem.left), (right, problem.right));
+    multiply_into(left, right, result, add, parallelism);
+}
+
+/// `result = left right`, or `result += left right`, on the calling thread. Factors are the matrices at the
+/// beginning of their slices; the result is row by row.
+pub(crate) fn multiply_alone<W: Real>(
+    left: (&[W], Matrix),
+    right: (&[W], Matrix),
+    result: &mut [W],
+    add: bool,
+) {
+    multiply_into(left, right, result, add, gemm::Parallelism::None);
+}
+
+fn multiply_into<W: Real>(
+    (left, left_matrix): (&[W], Matrix),
+    (right, right_matrix): (&[W], Matrix),
+    result: &mut [W],
+    add: bool,
+    parallelism: gemm::Parallelism,
+) {
+    let [rows, columns, depth] = [left_matrix.rows, right_matrix.columns, left_matrix.columns];
+    for (values, matrix) in [(left, left_matrix), (right, right_matrix)] {
         assert!(
             values.len() >= extent(matrix),
             "{matrix:?} is outside of its {} elements",
@@ -240,7 +269,8 @@ fn gemm_into<W: Real>(problem: &GemmProblem, left: &[W], right: &[W], result: &m
         );
     }
     assert_eq!(result.len(), rows * columns);
-    let [left_strides, right_strides] = [problem.left, problem.right].map(|matrix| {
+    assert_eq!(right_matrix.rows, depth);
+    let [left_strides, right_strides] = [left_matrix, right_matrix].map(|matrix| {
         let leading = matrix.leading as isize;
         if matrix.transposed {
             [1, leading]
@@ -248,12 +278,6 @@ fn gemm_into<W: Real>(problem: &GemmProblem, left: &[W], right: &[W], result: &m
             [leading, 1]
         }
     });
-    let work = rows.saturating_mul(columns).saturating_mul(depth);
-    let parallelism = if work >= MIN_PARALLEL_PRODUCTS {
-        gemm::Parallelism::Rayon(0)
-    } else {
-        gemm::Parallelism::None
-    };
     // SAFETY: the matrices are inside their slices, as asserted above, and the result is borrowed
     // exclusively.
     unsafe {

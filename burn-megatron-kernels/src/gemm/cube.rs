@@ -24,7 +24,7 @@ pub(crate) const FLAT_ALIGNMENT: usize = 16;
 const ALIGNMENT: u64 = 256;
 
 /// The product of a kernel's inputs.
-pub(super) fn multiply(product: GemmOp, inputs: Vec<CubeTensor>) -> CubeTensor {
+pub(crate) fn multiply(product: GemmOp, inputs: Vec<CubeTensor>) -> CubeTensor {
     let epilogue = product.epilogue(inputs.len());
     let mut inputs = inputs.into_iter();
     let (Some(first), Some(second)) = (inputs.next(), inputs.next()) else {

@@ -24,7 +24,7 @@ use crate::flat::check_range;
 use crate::launch::launch_one;
 
 pub mod composed;
-mod cpu;
+pub(crate) mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 #[cfg(feature = "cuda")]
@@ -32,7 +32,7 @@ pub(crate) mod cublaslt;
 #[cfg(feature = "cuda")]
 mod cuda_stream;
 mod engine;
-mod op;
+pub(crate) mod op;
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) mod request;
 #[cfg(test)]

@@ -15,7 +15,7 @@ pub(super) const WEIGHT_GRADIENT_AT: &str = "accumulate_weight_gradient_at";
 
 /// A product of the two first inputs; the third, if any, is added or written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum GemmOp {
+pub(crate) enum GemmOp {
     /// Inputs: `x`, the weight, and the bias if there is one.
     Linear,
     /// Inputs: `x`, the gradient, and the flat buffer.

@@ -4,6 +4,7 @@ pub mod args;
 mod case;
 pub mod checkpoint;
 mod fp8;
+mod moe;
 pub mod overlap;
 pub mod preprocess;
 pub mod step;
@@ -40,7 +41,11 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, Error> {
     if !run.device.supports_dtype(run.dtype) {
         return Err(format!("--device {} does not support {:?}", args.device, run.dtype).into());
     }
-    let (operations, eight_bits) = chosen(&args.only)?;
+    let Chosen {
+        operations,
+        eight_bits,
+        experts,
+    } = chosen(&args.only)?;
     let cpu = args.device == DeviceKind::Cpu;
     let sizes = |own: &[Shape]| match (args.sizes.is_empty(), own) {
         (false, _) => args.sizes.clone(),
@@ -61,9 +66,16 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, Error> {
     for subject in &eight_bits {
         let [small, large] = subject.sizes;
         for shape in sizes(if cpu { small } else { large }) {
-            time_fp8(subject, &run, &shape)?
-                .into_iter()
-                .for_each(&mut show);
+            let pairs = subject.pairs(&shape, &run.device, run.dtype);
+            let rows = time_pairs(subject.name, pairs, &run, &shape)?;
+            rows.into_iter().for_each(&mut show);
+        }
+    }
+    for subject in &experts {
+        for shape in sizes(&moe::SIZES[usize::from(!cpu)..][..1]) {
+            let pairs = subject.pairs(&shape, &run.device, run.dtype);
+            let rows = time_pairs(subject.name, pairs, &run, &shape)?;
+            rows.into_iter().for_each(&mut show);
         }
     }
     if let Some(path) = &args.json {
@@ -80,16 +92,24 @@ struct KernelTimer {
     timing: TimingConfig,
 }
 
+/// The benchmarks to run.
+struct Chosen {
+    operations: Vec<KernelBenchmark>,
+    eight_bits: Vec<fp8::Fp8Benchmark>,
+    experts: Vec<moe::MoeBenchmark>,
+}
+
 /// The benchmarks whose name or operation is in `only`, or all of them.
-fn chosen(only: &[String]) -> Result<(Vec<KernelBenchmark>, Vec<fp8::Fp8Benchmark>), Error> {
+fn chosen(only: &[String]) -> Result<Chosen, Error> {
     let wanted = |names: [&str; 2]| {
         only.is_empty() || only.iter().any(|name| names.contains(&name.as_str()))
     };
     let all = subjects().into_iter().map(|subject| subject.name);
     let all = all.chain(fp8::subjects().into_iter().map(|subject| subject.name));
+    let all = all.chain(moe::subjects().into_iter().map(|subject| subject.name));
     let all: Vec<_> = all.collect();
     let mut groups = Operation::ALL.map(Operation::name).to_vec();
-    groups.push(fp8::GROUP);
+    groups.extend([fp8::GROUP, moe::GROUP]);
     for name in only.iter().map(String::as_str) {
         if !all.contains(&name) && !groups.contains(&name) {
             return Err(format!(
@@ -104,7 +124,13 @@ fn chosen(only: &[String]) -> Result<(Vec<KernelBenchmark>, Vec<fp8::Fp8Benchmar
     operations.retain(|subject| wanted([subject.name, subject.operation.name()]));
     let mut eight_bits = fp8::subjects();
     eight_bits.retain(|subject| wanted([subject.name, fp8::GROUP]));
-    Ok((operations, eight_bits))
+    let mut experts = moe::subjects();
+    experts.retain(|subject| wanted([subject.name, moe::GROUP]));
+    Ok(Chosen {
+        operations,
+        eight_bits,
+        experts,
+    })
 }
 
 /// The default sizes: on a CPU those of small models.
@@ -165,9 +191,10 @@ fn time(
     Ok(rows)
 }
 
-/// Times an 8-bit operation, the same in the type of the run, and a copy of as many bytes.
-fn time_fp8(
-    subject: &fp8::Fp8Benchmark,
+/// Times work, what it is compared with, and a copy of as many bytes.
+fn time_pairs(
+    name: &str,
+    pairs: Vec<fp8::TimedPair>,
     run: &KernelTimer,
     shape: &Shape,
 ) -> Result<Vec<KernelRow>, Error> {
@@ -177,7 +204,7 @@ fn time_fp8(
         works.extend(&pair.plain);
         let times = time_interleaved(&run.device, run.timing, &works)?;
         Ok(KernelRow {
-            operation: subject.name.into(),
+            operation: name.into(),
             direction: pair.direction.into(),
             rows: shape.rows,
             width: shape.width,
@@ -187,7 +214,6 @@ fn time_fp8(
             copy_seconds: median(&times[1]),
         })
     };
-    let pairs = subject.pairs(shape, &run.device, run.dtype);
     pairs.into_iter().map(time).collect()
 }
 

@@ -20,7 +20,8 @@ pub struct KernelRow {
     /// The least bytes that must be read and written.
     pub bytes: usize,
     pub fused_seconds: f64,
-    /// The composition of Burn's operations; for 8-bit products, the same in the type of the run.
+    /// The composition of Burn's operations; for 8-bit products, the same in the type of the run; for
+    /// experts-one-gemm, one product of all rows.
     pub composed_seconds: Option<f64>,
     /// A copy that moves as many bytes.
     pub copy_seconds: f64,
@@ -57,7 +58,7 @@ impl KernelReport {
         let fusion = if self.fusion { "with" } else { "without" };
         format!(
             "{} in {}; medians of {} runs, interleaved; `composed`: the same with Burn's operations, \
-             {fusion} its fusion, or for 8-bit products the same in {}; `of copy`: the time of a copy \
+             {fusion} its fusion, for 8-bit products the same in {}, for experts-one-gemm one product of all rows; `of copy`: the time of a copy \
              of as many bytes over that of the kernel\n8-bit matrices: {}\n\n\
              {:<18} {:<9} {:>15} {:>10} {:>8} {:>8} {:>11} {:>8}",
             self.device,

@@ -10,6 +10,7 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 
 use super::case::Shape;
 use super::timing::Work;
+pub(super) use products::{with_sums, zeros};
 use recipe::ScalingRecipe;
 
 /// The name of all of these benchmarks together.
@@ -95,12 +96,12 @@ impl Fp8Benchmark {
     }
 }
 
-fn draw(sizes: [usize; 2], device: &Device, dtype: DType) -> Tensor<2> {
+pub(super) fn draw(sizes: [usize; 2], device: &Device, dtype: DType) -> Tensor<2> {
     Tensor::<2>::random(sizes, Distribution::Normal(0.0, 1.0), device).cast(dtype)
 }
 
 /// Work without a set-up for each run.
-fn repeated<T: Send>(work: impl Fn() -> T + Clone + Send + 'static) -> Work<'static> {
+pub(super) fn repeated<T: Send>(work: impl Fn() -> T + Clone + Send + 'static) -> Work<'static> {
     Box::new(move || {
         let work = work.clone();
         Box::new(move || drop(work()))

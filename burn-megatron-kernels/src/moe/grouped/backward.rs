@@ -1,0 +1,111 @@
+//! The product as a recorded function, and the device operations.
+
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+#[cfg(feature = "cubecl")]
+use burn_cubecl::tensor::CubeTensor;
+
+use super::{NAME, cpu, grouped_weight_gradient};
+use crate::Function;
+use crate::launch::{DeviceOp, Spec, launch_one};
+
+/// Inputs: the rows and the weights, which it saves.
+#[derive(Debug)]
+pub(super) struct GroupedMatmul {
+    pub group_sizes: Arc<[usize]>,
+}
+
+impl GroupedMatmul {
+    fn product(&self, x: DispatchTensor, weights: DispatchTensor) -> DispatchTensor {
+        let group_sizes = self.group_sizes.clone();
+        launch_one(ProductOp { group_sizes }, vec![x, weights])
+    }
+}
+
+impl Function for GroupedMatmul {
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        let product = self.product(inputs[0].clone(), inputs[1].clone());
+        (product, inputs)
+    }
+
+    fn backward(
+        &self,
+        mut saved: Vec<DispatchTensor>,
+        gradient: DispatchTensor,
+        needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        let (weights, x) = (saved.remove(1), saved.remove(0));
+        let of_x = needed[0].then(|| {
+            let transposed = Tensor::<3>::from_dispatch(weights).swap_dims(1, 2);
+            self.product(gradient.clone(), transposed.into_dispatch())
+        });
+        let of_weights = needed[1].then(|| {
+            let (x, gradient) = (Tensor::from_dispatch(x), Tensor::from_dispatch(gradient));
+            grouped_weight_gradient(x, gradient, &self.group_sizes).into_dispatch()
+        });
+        vec![of_x, of_weights]
+    }
+}
+
+/// Inputs: the rows and the weights.
+#[derive(Debug)]
+pub(super) struct ProductOp {
+    pub group_sizes: Arc<[usize]>,
+}
+
+impl DeviceOp for ProductOp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
+        let sizes = [inputs[0].shape[0], inputs[1].shape[2]];
+        vec![Spec::new(sizes, inputs[0].dtype)]
+    }
+
+    /// Transposed weights are read in place.
+    fn strided(&self) -> bool {
+        true
+    }
+
+    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        vec![cpu::product(self, inputs)]
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        vec![super::cube::product(self, inputs)]
+    }
+}
+
+/// Inputs: the rows, the gradient, and the flat buffer.
+#[derive(Debug)]
+pub(super) struct WeightGradientOp {
+    pub group_sizes: Arc<[usize]>,
+    /// The element of the buffer that the gradient begins at.
+    pub offset: usize,
+    /// Whether it is added to what is there.
+    pub add: bool,
+}
+
+impl DeviceOp for WeightGradientOp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
+        vec![inputs[2].clone()]
+    }
+
+    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        vec![cpu::weight_gradient(self, inputs)]
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        vec![super::cube::weight_gradient(self, inputs)]
+    }
+}

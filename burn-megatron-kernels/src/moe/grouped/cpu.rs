@@ -1,0 +1,168 @@
+//! On Burn's CPU backend: blocks of the result in parallel, each by the `gemm` crate on one thread.
+//!
+//! Blocks are cut by the sizes alone, so that neither their results nor their order depend on the number
+//! of threads. A skewed expert is as many blocks as its rows give.
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, bf16, f16};
+use rayon::prelude::*;
+
+use super::backward::{ProductOp, WeightGradientOp};
+use super::groups;
+use crate::cpu::{Element, Real, own, slice, slice_mut, tensor};
+use crate::gemm::Matrix;
+use crate::gemm::cpu::{multiply_alone, narrow, widen};
+
+/// Rows of a block: many enough for the reading of a weight to be a small part of its products.
+const BLOCK_ROWS: usize = 256;
+
+/// The rows `[rows, in]` times the weights `[experts, in, out]`.
+pub(super) fn product(op: &ProductOp, mut inputs: Vec<FlexTensor>) -> FlexTensor {
+    let (weights, x) = (inputs.remove(1), inputs.remove(0).to_contiguous());
+    let (weights, transposed) = stored(weights);
+    let shape = weights.layout().shape().clone();
+    let (columns, depth) = if transposed {
+        (shape[1], shape[2])
+    } else {
+        (shape[2], shape[1])
+    };
+    let weight = Matrix {
+        rows: depth,
+        columns,
+        leading: shape[2].max(1),
+        transposed,
+    };
+    let rows = x.layout().shape()[0];
+    match x.dtype() {
+        DType::F64 => {
+            let values = multiply::<f64>(op, slice(&x), slice(&weights), weight);
+            tensor(values, [rows, columns])
+        }
+        DType::F16 => half::<f16>(op, &x, &weights, weight),
+        DType::BF16 => half::<bf16>(op, &x, &weights, weight),
+        _ => {
+            let values = multiply::<f32>(op, slice(&x), slice(&weights), weight);
+            tensor(values, [rows, columns])
+        }
+    }
+}
+
+/// 16-bit factors are widened.
+fn half<E: Element<Wide = f32>>(
+    op: &ProductOp,
+    x: &FlexTensor,
+    weights: &FlexTensor,
+    weight: Matrix,
+) -> FlexTensor {
+    let (values, of_weights) = (widen::<E>(slice(x)), widen::<E>(slice(weights)));
+    let values = multiply::<f32>(op, &values, &of_weights, weight);
+    let rows = x.layout().shape()[0];
+    tensor(narrow::<E>(&values), [rows, weight.columns])
+}
+
+/// The weights as they lie in memory, and whether their last two dims are exchanged there.
+fn stored(weights: FlexTensor) -> (FlexTensor, bool) {
+    if weights.is_contiguous() {
+        return (weights, false);
+    }
+    let exchanged = weights.transpose(1, 2);
+    if exchanged.is_contiguous() {
+        (exchanged, true)
+    } else {
+        (weights.to_contiguous(), false)
+    }
+}
+
+fn multiply<W: Real>(op: &ProductOp, x: &[W], weights: &[W], weight: Matrix) -> Vec<W> {
+    let (depth, columns) = (weight.rows, weight.columns);
+    let rows = op.group_sizes.iter().sum::<usize>();
+    let mut result = vec![W::ZERO; rows * columns];
+    if result.is_empty() || depth == 0 {
+        return result;
+    }
+    let mut tasks = vec![];
+    let mut rest = result.as_mut_slice();
+    for (expert, first, size) in groups(&op.group_sizes) {
+        let (group, others) = rest.split_at_mut(size * columns);
+        rest = others;
+        let blocks = group.chunks_mut(BLOCK_ROWS * columns).enumerate();
+        tasks.extend(blocks.map(|(i, block)| (expert, first + i * BLOCK_ROWS, block)));
+    }
+    tasks
+        .into_par_iter()
+        .with_max_len(1)
+        .for_each(|(expert, first, block)| {
+            let left = Matrix {
+                rows: block.len() / columns,
+                columns: depth,
+                leading: depth,
+                transposed: false,
+            };
+            let right = &weights[expert * depth * columns..];
+            multiply_alone((&x[first * depth..], left), (right, weight), block, false);
+        });
+    result
+}
+
+/// The gradient of the weights, in the flat buffer.
+pub(super) fn weight_gradient(op: &WeightGradientOp, mut inputs: Vec<FlexTensor>) -> FlexTensor {
+    let flat = inputs.remove(2);
+    let [x, gradient] = [&inputs[0], &inputs[1]];
+    let sizes = [x, gradient].map(|factor| factor.layout().shape()[1]);
+    match x.dtype() {
+        DType::F64 => into_flat::<f64>(op, slice(x), slice(gradient), sizes, flat),
+        DType::F16 => {
+            let [x, gradient] = [x, gradient].map(|factor| widen::<f16>(slice(factor)));
+            into_flat::<f32>(op, &x, &gradient, sizes, flat)
+        }
+        DType::BF16 => {
+            let [x, gradient] = [x, gradient].map(|factor| widen::<bf16>(slice(factor)));
+            into_flat::<f32>(op, &x, &gradient, sizes, flat)
+        }
+        _ => into_flat::<f32>(op, slice(x), slice(gradient), sizes, flat),
+    }
+}
+
+fn into_flat<W: Real>(
+    op: &WeightGradientOp,
+    x: &[W],
+    gradient: &[W],
+    [inputs, outputs]: [usize; 2],
+    flat: FlexTensor,
+) -> FlexTensor {
+    let mut flat = own::<W>(flat);
+    let length = op.group_sizes.len() * inputs * outputs;
+    let stretch = &mut slice_mut::<W>(&mut flat)[op.offset..op.offset + length];
+    let mut tasks = vec![];
+    let experts = stretch.chunks_exact_mut(inputs * outputs);
+    for ((_, first, size), weight) in groups(&op.group_sizes).zip(experts) {
+        let blocks = weight.chunks_mut(BLOCK_ROWS * outputs).enumerate();
+        tasks.extend(blocks.map(|(i, block)| (first, size, i * BLOCK_ROWS, block)));
+    }
+    tasks
+        .into_par_iter()
+        .with_max_len(1)
+        .for_each(|(first, size, column, block)| {
+            if size == 0 {
+                if !op.add {
+                    block.fill(W::ZERO);
+                }
+                return;
+            }
+            let left = Matrix {
+                rows: block.len() / outputs,
+                columns: size,
+                leading: inputs,
+                transposed: true,
+            };
+            let right = Matrix {
+                rows: size,
+                columns: outputs,
+                leading: outputs,
+                transposed: false,
+            };
+            let left = (&x[first * inputs + column..], left);
+            multiply_alone(left, (&gradient[first * outputs..], right), block, op.add);
+        });
+    flat
+}

@@ -1,0 +1,217 @@
+//! Products of rows with the weight of their expert.
+//!
+//! Rows are in the order of their experts, `group_sizes[e]` for expert `e`, as
+//! [`RowMap`](super::permutation::RowMap) has them:
+//!
+//! ```text
+//! y_e = x_e W_e      dx_e = dy_e W_e^T      dW_e = x_e^T dy_e
+//! ```
+//!
+//! Sums are computed in f32 (f64 for f64). An expert without rows has a weight gradient of exactly 0.
+//!
+//! On the CPU, blocks of rows of all experts are multiplied in parallel, each by one thread; the result
+//! does not depend on the number of threads. On CubeCL devices, experts are multiplied one after the
+//! other by the [engine](crate::gemm) of single products, each on its slice: launches grow with the
+//! number of experts that have rows.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Tensor};
+
+use crate::cpu::wide;
+use crate::error::accept;
+use crate::flat::check_range;
+use crate::launch::launch_one;
+use crate::{KernelError, apply};
+
+mod backward;
+pub mod composed;
+mod cpu;
+#[cfg(feature = "cubecl")]
+mod cube;
+#[cfg(test)]
+mod tests;
+
+use backward::{GroupedMatmul, WeightGradientOp};
+
+const NAME: &str = "grouped_matmul";
+
+/// `x` `[rows, in]` and `weights` `[experts, in, out]` to `[rows, out]`, all of one type.
+///
+/// With `weights.swap_dims(1, 2)` it is the gradient of the input; weights that are transposed so are
+/// read in place. Differentiable in both.
+///
+/// # Panics
+///
+/// With a [`KernelError`] for sizes or types that do not agree.
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron_kernels::moe::grouped::grouped_matmul;
+///
+/// let device = Device::flex();
+/// let x = Tensor::<2>::from_floats([[1.0], [2.0], [3.0]], &device);
+/// let weights = Tensor::<3>::from_floats([[[1.0]], [[10.0]], [[100.0]]], &device);
+/// let y: Vec<f32> = grouped_matmul(x, weights, &[2, 0, 1]).into_data().try_into_vec().unwrap();
+/// assert_eq!(y, [1.0, 2.0, 300.0]);
+/// ```
+pub fn grouped_matmul(x: Tensor<2>, weights: Tensor<3>, group_sizes: &[usize]) -> Tensor<2> {
+    accept(check(x.dims(), weights.dims(), group_sizes));
+    accept(same_type(x.dtype(), "type of the weights", weights.dtype()));
+    let function = GroupedMatmul {
+        group_sizes: group_sizes.into(),
+    };
+    apply(vec![x.into_dispatch(), weights.into_dispatch()], function)
+}
+
+/// The gradient of the weights, `[experts, in, out]` in the type of `x`, from `x` `[rows, in]` and the
+/// gradient of the result, `[rows, out]`. Not differentiable.
+///
+/// # Panics
+///
+/// With a [`KernelError`] for sizes or types that do not agree.
+pub fn grouped_weight_gradient(
+    x: Tensor<2>,
+    gradient: Tensor<2>,
+    group_sizes: &[usize],
+) -> Tensor<3> {
+    let ([_, inputs], [_, outputs]) = (x.dims(), gradient.dims());
+    let shape = [group_sizes.len(), inputs, outputs];
+    let (device, dtype) = (x.device(), x.dtype());
+    let length = shape.iter().product::<usize>();
+    if length == 0 {
+        return Tensor::zeros(shape, (&device, dtype));
+    }
+    let flat = Tensor::empty([length], (&device, wide(dtype)));
+    let flat = accumulate_grouped_weight_gradient_at(x, gradient, group_sizes, flat, 0, false);
+    let weights = flat.reshape(shape);
+    if wide(dtype) == dtype {
+        weights
+    } else {
+        weights.cast(dtype)
+    }
+}
+
+/// `flat` with the gradient of the weights, expert by expert and row by row, over its elements from
+/// `offset` on, or added to them if `add`; written in place if `flat` is uniquely owned.
+///
+/// `x` is `[rows, in]` and `gradient` `[rows, out]`, of one type; `flat` is `[length]` in f32, or f64 for
+/// f64, with room for `experts * in * out` elements. Of experts without rows, 0 is written or added. Not
+/// differentiable.
+///
+/// # Panics
+///
+/// With a [`KernelError`] for sizes or types that do not agree, and for a range that exceeds the buffer.
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron_kernels::moe::grouped::accumulate_grouped_weight_gradient_at;
+///
+/// let device = Device::flex();
+/// let x = Tensor::<2>::ones([3, 1], &device);
+/// let gradient = Tensor::full([3, 1], 2.0, &device);
+/// let flat = Tensor::ones([4], &device);
+/// let flat = accumulate_grouped_weight_gradient_at(x, gradient, &[1, 0, 2], flat, 1, true);
+/// let values: Vec<f32> = flat.into_data().try_into_vec().unwrap();
+/// assert_eq!(values, [1.0, 3.0, 1.0, 5.0]);
+/// ```
+pub fn accumulate_grouped_weight_gradient_at(
+    x: Tensor<2>,
+    gradient: Tensor<2>,
+    group_sizes: &[usize],
+    flat: Tensor<1>,
+    offset: usize,
+    add: bool,
+) -> Tensor<1> {
+    let ([rows, inputs], [others, outputs]) = (x.dims(), gradient.dims());
+    let shape = [group_sizes.len(), inputs, outputs];
+    accept(check([rows, inputs], shape, group_sizes));
+    accept(check_gradient(rows, others));
+    accept(same_type(
+        x.dtype(),
+        "type of the gradient",
+        gradient.dtype(),
+    ));
+    accept(check_range(NAME, &flat, offset, &shape));
+    accept(check_flat(x.dtype(), flat.dtype()));
+    if inputs * outputs == 0 {
+        return flat;
+    }
+    let op = WeightGradientOp {
+        group_sizes: Arc::from(group_sizes),
+        offset,
+        add,
+    };
+    let inputs = vec![
+        x.into_dispatch(),
+        gradient.into_dispatch(),
+        flat.into_dispatch(),
+    ];
+    Tensor::from_dispatch(launch_one(op, inputs))
+}
+
+fn check(
+    [rows, inputs]: [usize; 2],
+    weights: [usize; 3],
+    group_sizes: &[usize],
+) -> Result<(), KernelError> {
+    let total = group_sizes
+        .iter()
+        .fold(0usize, |sum, size| sum.saturating_add(*size));
+    if weights[0] == group_sizes.len() && weights[1] == inputs && total == rows {
+        return Ok(());
+    }
+    let message = format!(
+        "x is [{rows}, {inputs}], the weights {weights:?}, with {} groups of {total} rows: expected [rows, in], \
+         [experts, in, out], and a group for each expert, of all rows together",
+        group_sizes.len()
+    );
+    Err(KernelError::shape(NAME, message))
+}
+
+fn check_gradient(rows: usize, others: usize) -> Result<(), KernelError> {
+    if rows == others {
+        return Ok(());
+    }
+    let message = format!("x has {rows} rows, the gradient {others}: expected as many");
+    Err(KernelError::shape(NAME, message))
+}
+
+fn same_type(own: DType, name: &'static str, other: DType) -> Result<(), KernelError> {
+    if own == other {
+        return Ok(());
+    }
+    Err(KernelError::Option {
+        operation: NAME,
+        name,
+        value: format!("{other:?} beside x in {own:?}"),
+        fits: "the type of x",
+    })
+}
+
+fn check_flat(factors: DType, flat: DType) -> Result<(), KernelError> {
+    if flat == wide(factors) {
+        return Ok(());
+    }
+    Err(KernelError::Option {
+        operation: NAME,
+        name: "type of the flat buffer",
+        value: format!("{flat:?} beside x in {factors:?}"),
+        fits: "F32, or F64 for F64",
+    })
+}
+
+/// Each expert with its first row and how many it has.
+fn groups(sizes: &[usize]) -> impl Iterator<Item = (usize, usize, usize)> {
+    let mut end = 0;
+    let group = move |(expert, size): (usize, &usize)| {
+        let first = end;
+        end += size;
+        (expert, first, *size)
+    };
+    sizes.iter().enumerate().map(group)
+}

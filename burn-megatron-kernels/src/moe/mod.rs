@@ -1,0 +1,22 @@
+//! Mixture of experts: the choice of experts, the order of rows by expert, products per expert, and
+//! the sums of the auxiliary losses.
+//!
+//! For tokens `[T, h]`, `E` experts and `k` choices of each token, a layer calls
+//!
+//! | operation | from | to |
+//! |---|---|---|
+//! | [`router::top_k_router`] | logits `[T, E]` | indices and weights `[T, k]` |
+//! | [`permutation::RowMap`] | indices | which row each pair of a token and a choice has |
+//! | [`permutation::permute`] | `[T, h]` | rows by expert `[N, h]` |
+//! | [`permutation::permute_weights`] | weights `[T, k]` | those of the rows, `[N]` |
+//! | [`grouped::grouped_matmul`] | rows `[N, in]`, weights `[E, in, out]` | `[N, out]` |
+//! | [`activation::activate`](crate::activation::activate) | `[N, 2 f]`, weights of the rows | `[N, f]` |
+//! | [`permutation::unpermute`] | `[N, h]` | `[T, h]`: the sum of the rows of each token |
+//!
+//! and adds losses of sums that [`statistics`] has. All but choices and counts is differentiable.
+
+pub mod grouped;
+pub mod permutation;
+pub mod router;
+mod score;
+pub mod statistics;

@@ -1,0 +1,103 @@
+//! The CubeCL kernel: a unit sums one vector of a row of the result.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::GatherOp;
+use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
+use crate::cube::{RowPlan, empty, grid};
+
+/// Units of a cube.
+const UNITS: u32 = 256;
+
+#[cube(launch_unchecked)]
+fn gather_kernel<F: Float, N: Size>(
+    x: &Tensor<Vector<F, N>>,
+    index: &Tensor<i32>,
+    output: &mut Tensor<Vector<F, N>>,
+    vectors: u32,
+    columns: u32,
+    terms: u32,
+    divisor: u32,
+    #[define(F)] _dtype: ElemType,
+) {
+    let at = ABSOLUTE_POS;
+    if at < vectors as usize {
+        let row = at as u32 / columns;
+        let column = at as u32 % columns;
+        let mut sum = Vector::<f32, N>::new(0.0f32);
+        for term in 0..terms {
+            let from = index[(row * terms + term) as usize];
+            if from >= 0i32 {
+                let from = from as u32 / divisor * columns + column;
+                sum += Vector::cast_from(x[from as usize]);
+            }
+        }
+        output[at] = Vector::cast_from(sum);
+    }
+}
+
+/// See [`GatherOp`].
+pub(super) fn gather(op: &GatherOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
+    let (index, x) = (inputs.remove(1), inputs.remove(0));
+    let client = x.client.clone();
+    let sizes = op.sizes;
+    let output = empty(&x, op.shape.clone(), x.dtype);
+    if sizes.rows * sizes.width == 0 {
+        return output;
+    }
+    let nothing = x.meta.shape().num_elements() * index.meta.shape().num_elements() == 0;
+    if nothing {
+        // Without memory to read, every sum is of nothing.
+        return burn_cubecl::ops::numeric::zeros_client(
+            client,
+            x.device.clone(),
+            op.shape.clone().into(),
+            x.dtype,
+        );
+    }
+    let vector = RowPlan::new(&client, x.dtype, sizes.width).vector;
+    let columns = sizes.width / vector;
+    let vectors = sizes.rows * columns;
+    let dtype = dtype_to_storage_type(x.dtype);
+    // SAFETY: a unit past the result accesses no memory, and indices are those of a map.
+    unsafe {
+        gather_kernel::launch_unchecked(
+            &client,
+            grid(&client, vectors.div_ceil(UNITS as usize)),
+            CubeDim::new_1d(UNITS),
+            vector,
+            x.into_tensor_arg(),
+            index.into_tensor_arg(),
+            output.clone().into_tensor_arg(),
+            vectors as u32,
+            columns as u32,
+            sizes.terms as u32,
+            sizes.divisor as u32,
+            dtype,
+        );
+    }
+    output
+}
+
+/// Rows of whole vectors, and weights.
+pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let mut all = vec![];
+    for (name, dtype, vector) in types() {
+        for vector in [vector, 1] {
+            let kernel = kernel!(
+                target, UNITS, gather_kernel::GatherKernel
+                [_ _ _ _ _ _ _]
+                (vector, dtype)
+            );
+            // Rows are gathered: their indices are read one by one.
+            all.push(AotInstance::other(
+                format!("moe/gather/{name}/{vector}"),
+                kernel,
+            ));
+        }
+    }
+    all
+}

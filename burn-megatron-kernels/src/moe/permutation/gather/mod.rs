@@ -1,0 +1,204 @@
+//! Sums of gathered rows: the only operation of both directions.
+
+use burn::backend::DispatchTensor;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{Int, Tensor};
+#[cfg(feature = "cubecl")]
+use burn_cubecl::tensor::CubeTensor;
+
+use super::{RowMap, check_rows};
+use crate::cpu::for_float;
+use crate::error::accept;
+use crate::launch::{DeviceOp, Spec, launch_one};
+use crate::{Function, KernelError, apply};
+
+mod cpu;
+#[cfg(feature = "cubecl")]
+pub(crate) mod kernel;
+
+const NAME: &str = "permute";
+
+/// `x` `[tokens, hidden]` to `[rows, hidden]`: the token of each row, and zeros in empty rows.
+///
+/// The backward is [`unpermute`].
+///
+/// # Panics
+///
+/// With a [`KernelError`] for another number of tokens than the map's.
+pub fn permute(x: Tensor<2>, map: &RowMap) -> Tensor<2> {
+    accept(check_rows(NAME, x.dims()[0], map.tokens));
+    let [to_rows, to_tokens] = map.gathers();
+    run(x, to_rows, to_tokens)
+}
+
+/// `rows` `[rows, hidden]` to `[tokens, hidden]`: the sum of the rows of each token in the order of its
+/// choices, computed in f32 (f64 for f64); 0 for a token without rows. Empty rows are not read.
+///
+/// The backward is [`permute`].
+///
+/// # Panics
+///
+/// With a [`KernelError`] for another number of rows than the map's.
+pub fn unpermute(rows: Tensor<2>, map: &RowMap) -> Tensor<2> {
+    accept(check_rows("unpermute", rows.dims()[0], map.rows));
+    let [to_rows, to_tokens] = map.gathers();
+    run(rows, to_tokens, to_rows)
+}
+
+/// `weights` `[tokens, k]` of the pairs to `[rows]`, and 0 for empty rows. The gradient of a dropped
+/// pair is 0.
+///
+/// # Panics
+///
+/// With a [`KernelError`] for other sizes than the map's.
+pub fn permute_weights(weights: Tensor<2>, map: &RowMap) -> Tensor<1> {
+    accept(check_weights(weights.dims(), map));
+    let pairs = map.tokens * map.top_k;
+    let to_rows = Gather {
+        index: map.row_to_pair.clone().into_dispatch(),
+        sizes: GatherSizes {
+            rows: map.rows,
+            terms: 1,
+            divisor: 1,
+            width: 1,
+        },
+        shape: vec![map.rows],
+    };
+    let to_pairs = Gather {
+        index: map.slot_to_row.clone().into_dispatch(),
+        sizes: GatherSizes {
+            rows: pairs,
+            ..to_rows.sizes
+        },
+        shape: vec![map.tokens, map.top_k],
+    };
+    let both = GatherFunction {
+        forward: to_rows,
+        backward: to_pairs,
+    };
+    apply(vec![weights.into_dispatch()], both)
+}
+
+fn check_weights([tokens, top_k]: [usize; 2], map: &RowMap) -> Result<(), KernelError> {
+    if [tokens, top_k] == [map.tokens, map.top_k] {
+        return Ok(());
+    }
+    let message = format!(
+        "weights [{tokens}, {top_k}] beside a map of [{}, {}]: expected as many",
+        map.tokens, map.top_k
+    );
+    Err(KernelError::shape("permute_weights", message))
+}
+
+fn run(x: Tensor<2>, mut forward: Gather, mut backward: Gather) -> Tensor<2> {
+    let [_, width] = x.dims();
+    for gather in [&mut forward, &mut backward] {
+        gather.sizes.width = width;
+        gather.shape[1] = width;
+    }
+    apply(
+        vec![x.into_dispatch()],
+        GatherFunction { forward, backward },
+    )
+}
+
+impl RowMap {
+    /// From tokens to rows, and back; the width is set later.
+    fn gathers(&self) -> [Gather; 2] {
+        let gather = |index, rows, terms, divisor| Gather {
+            index,
+            sizes: GatherSizes {
+                rows,
+                terms,
+                divisor,
+                width: 0,
+            },
+            shape: vec![rows, 0],
+        };
+        let pairs = self.row_to_pair.clone().into_dispatch();
+        let slots: Tensor<2, Int> = self.slot_to_row.clone();
+        [
+            gather(pairs, self.rows, 1, self.top_k),
+            gather(slots.into_dispatch(), self.tokens, self.top_k, 1),
+        ]
+    }
+}
+
+/// Sizes of a gather: row `i` of the result is the sum of the rows `index[i * terms + j] / divisor` of
+/// the input over `j` with an index that is not negative.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct GatherSizes {
+    rows: usize,
+    terms: usize,
+    divisor: usize,
+    width: usize,
+}
+
+/// A gather and its indices.
+#[derive(Clone, Debug)]
+struct Gather {
+    /// `[rows * terms]` of I32.
+    index: DispatchTensor,
+    sizes: GatherSizes,
+    /// The shape of the result.
+    shape: Vec<usize>,
+}
+
+impl Gather {
+    fn of(&self, x: DispatchTensor) -> DispatchTensor {
+        let op = GatherOp {
+            sizes: self.sizes,
+            shape: self.shape.clone(),
+        };
+        launch_one(op, vec![x, self.index.clone()])
+    }
+}
+
+/// A gather, whose backward is another one.
+#[derive(Debug)]
+struct GatherFunction {
+    forward: Gather,
+    backward: Gather,
+}
+
+impl Function for GatherFunction {
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        (self.forward.of(inputs.remove(0)), vec![])
+    }
+
+    fn backward(
+        &self,
+        _saved: Vec<DispatchTensor>,
+        gradient: DispatchTensor,
+        _needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        vec![Some(self.backward.of(gradient))]
+    }
+}
+
+/// Inputs: the rows, and the indices.
+#[derive(Debug)]
+struct GatherOp {
+    sizes: GatherSizes,
+    shape: Vec<usize>,
+}
+
+impl DeviceOp for GatherOp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
+        vec![Spec::new(self.shape.clone(), inputs[0].dtype)]
+    }
+
+    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        let sum = for_float!(inputs[0].dtype(), E => cpu::gather::<E>(self, &inputs));
+        vec![sum]
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        vec![kernel::gather(self, inputs)]
+    }
+}

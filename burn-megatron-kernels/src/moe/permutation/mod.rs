@@ -1,0 +1,211 @@
+//! Rows in the order of their experts, and back.
+//!
+//! A token `t` with choices `indices[t, j]` is `k` pairs `(t, j)`, each of which is one row of its
+//! expert. [`RowMap`] is the stable counting sort of the pairs by expert: the rows of an expert are in
+//! the order of the pairs, so in that of the tokens. A pair whose index is outside of `0..experts` is
+//! dropped and has no row.
+//!
+//! ```text
+//! permute:    y[n] = x[token of row n]                             [tokens, h] to [rows, h]
+//! unpermute:  y[t] = sum over the rows n of t, by slot, of x[n]    [rows, h] to [tokens, h]
+//! ```
+//!
+//! Each is the other's backward, and both are gathers without atomics. Sums are computed in f32 (f64
+//! for f64) and rounded once. Weights are no part of them: `permute_weights` gives those of the rows,
+//! which an [activation](crate::activation::activate) multiplies by.
+
+use burn::tensor::{DType, Int, IntDType, Tensor, TensorData};
+
+use crate::KernelError;
+use crate::error::accept;
+
+pub(crate) mod gather;
+mod layout;
+pub(crate) mod sort;
+#[cfg(test)]
+mod tests;
+
+pub use gather::{permute, permute_weights, unpermute};
+pub use layout::RowLayout;
+
+const NAME: &str = "RowMap";
+
+/// Which row each pair of a token and a choice has.
+///
+/// All tensors are of I32, on the device of the indices, and no part of an autodiff graph.
+#[derive(Clone, Debug)]
+pub struct RowMap {
+    tokens: usize,
+    top_k: usize,
+    experts: usize,
+    rows: usize,
+    /// Rows of each expert, empty ones included; `None` where only the device knows.
+    group_sizes: Option<Vec<usize>>,
+    /// `[rows]`: `t * k + j` of the pair `(t, j)`, -1 for an empty row.
+    row_to_pair: Tensor<1, Int>,
+    slot_to_row: Tensor<2, Int>,
+    counts: Tensor<1, Int>,
+    offsets: Tensor<1, Int>,
+}
+
+impl RowMap {
+    /// Sorts `indices` `[tokens, k]`, of any integer type, by expert.
+    ///
+    /// On a GPU the sort is on the device; with [`RowLayout::Kept`] and [`RowLayout::Aligned`] the
+    /// counts are copied to the host, which needs the number of rows.
+    ///
+    /// # Panics
+    ///
+    /// With a [`KernelError`]: no expert or more than 2048, more than 2^31 - 1 pairs or rows, an
+    /// alignment of 0.
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Int, Tensor};
+    /// use burn_megatron_kernels::moe::permutation::{RowLayout, RowMap, permute};
+    ///
+    /// let device = Device::flex();
+    /// let indices = Tensor::<2, Int>::from_ints([[1, 0], [1, -1]], &device);
+    /// let map = RowMap::new(indices, 3, RowLayout::Kept);
+    /// assert_eq!((map.rows(), map.group_sizes()), (3, vec![1, 2, 0]));
+    /// let x = Tensor::<2>::from_floats([[10.0], [20.0]], &device);
+    /// let rows: Vec<f32> = permute(x, &map).into_data().try_into_vec().unwrap();
+    /// assert_eq!(rows, [10.0, 10.0, 20.0]);
+    /// ```
+    pub fn new(indices: Tensor<2, Int>, experts: usize, layout: RowLayout) -> Self {
+        let [tokens, top_k] = indices.dims();
+        let pairs = tokens.saturating_mul(top_k);
+        accept(sort::check_experts(NAME, experts));
+        accept(layout.check(pairs, experts));
+        if pairs == 0 {
+            return Self::without_pairs(indices, experts, layout);
+        }
+        let indices = indices.inner().cast(IntDType::I32);
+        let counted = sort::count(indices.clone(), experts, layout);
+        let group_sizes = layout.group_sizes(experts, || on_host(counted.counts.clone()));
+        let rows = match layout {
+            RowLayout::Rows(rows) => rows,
+            _ => group_sizes.iter().flatten().sum(),
+        };
+        let (row_to_pair, slot_to_row) = sort::place(indices, &counted, rows, layout);
+        Self {
+            tokens,
+            top_k,
+            experts,
+            rows,
+            group_sizes,
+            row_to_pair,
+            slot_to_row,
+            counts: counted.counts,
+            offsets: counted.offsets,
+        }
+    }
+
+    fn without_pairs(indices: Tensor<2, Int>, experts: usize, layout: RowLayout) -> Self {
+        let [tokens, top_k] = indices.dims();
+        let device = indices.device().inner();
+        let ints = |values: Vec<i32>| {
+            let shape = [values.len()];
+            Tensor::from_data(TensorData::new(values, shape), (&device, DType::I32))
+        };
+        let sizes = layout.sizes();
+        let starts = (0..=experts).map(|expert| (sizes.group(0) * expert).min(sizes.limit) as i32);
+        let offsets: Vec<i32> = starts.collect();
+        let rows = match layout {
+            RowLayout::Rows(rows) => rows,
+            _ => sizes.group(0) * experts,
+        };
+        Self {
+            tokens,
+            top_k,
+            experts,
+            rows,
+            group_sizes: Some(vec![sizes.group(0); experts]),
+            row_to_pair: ints(vec![-1; rows]),
+            slot_to_row: Tensor::empty([tokens, top_k], (&device, DType::I32)),
+            counts: ints(vec![0; experts]),
+            offsets: ints(offsets),
+        }
+    }
+
+    /// The tokens.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Choices of a token, `k`.
+    pub fn top_k(&self) -> usize {
+        self.top_k
+    }
+
+    /// The experts.
+    pub fn experts(&self) -> usize {
+        self.experts
+    }
+
+    /// The rows of all experts, empty ones included.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The rows of each expert, empty ones included: what
+    /// [`grouped_matmul`](crate::moe::grouped::grouped_matmul) takes.
+    ///
+    /// With [`RowLayout::Rows`] this copies from the device, and rows behind those of the last expert
+    /// are no expert's.
+    pub fn group_sizes(&self) -> Vec<usize> {
+        match &self.group_sizes {
+            Some(sizes) => sizes.clone(),
+            None => on_host(self.counts.clone()),
+        }
+    }
+
+    /// `[rows]`: the token of each row, -1 for an empty row.
+    pub fn row_to_token(&self) -> Tensor<1, Int> {
+        let empty = self.row_to_pair.clone().lower_elem(0);
+        let tokens = self
+            .row_to_pair
+            .clone()
+            .div_scalar(self.top_k.max(1) as i32);
+        tokens.mask_fill(empty, -1)
+    }
+
+    /// `[rows]`: which of its token's choices each row is, -1 for an empty row.
+    pub fn row_to_slot(&self) -> Tensor<1, Int> {
+        let empty = self.row_to_pair.clone().lower_elem(0);
+        let pairs = self.row_to_pair.clone().clamp_min(0);
+        let slots = pairs.remainder_scalar(self.top_k.max(1) as i32);
+        slots.mask_fill(empty, -1)
+    }
+
+    /// `[tokens, k]`: the row of each pair, -1 for a dropped one.
+    pub fn slot_to_row(&self) -> Tensor<2, Int> {
+        self.slot_to_row.clone()
+    }
+
+    /// `[experts]`: the pairs that have a row.
+    pub fn counts(&self) -> Tensor<1, Int> {
+        self.counts.clone()
+    }
+
+    /// `[experts + 1]`: where the rows of each expert begin, and the end of the last ones.
+    pub fn offsets(&self) -> Tensor<1, Int> {
+        self.offsets.clone()
+    }
+}
+
+/// Copies counts to the host.
+fn on_host(counts: Tensor<1, Int>) -> Vec<usize> {
+    let counts = counts.into_data().iter::<i32>().collect::<Vec<_>>();
+    counts.into_iter().map(|count| count as usize).collect()
+}
+
+/// Refuses a tensor with another number of rows than a map has.
+fn check_rows(operation: &'static str, given: usize, expected: usize) -> Result<(), KernelError> {
+    if given == expected {
+        return Ok(());
+    }
+    let message = format!("{given} rows beside a map of {expected}: expected as many");
+    Err(KernelError::shape(operation, message))
+}

@@ -1,0 +1,275 @@
+//! The CubeCL kernels: a histogram of each chunk, its running sums, and the place of each pair.
+//!
+//! A unit counts what comes before its pair in the chunk, so that the order is that of the pairs and
+//! nothing is atomic.
+
+use burn::tensor::DType;
+use burn_cubecl::ops::numeric::full_device_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::super::layout::LayoutSizes;
+use super::{CHUNK, CountOp, MAX_EXPERTS, PlaceOp};
+use crate::cube::instance::{AotInstance, AotTarget, kernel};
+use crate::cube::{empty, grid};
+
+/// Units of a cube.
+const UNITS: u32 = 256;
+
+/// Copies a chunk of indices to shared memory, and returns its length. Call on all units.
+#[cube]
+fn load_chunk(indices: &Tensor<i32>, chunk: &mut Shared<[i32]>, first: u32, end: u32) -> u32 {
+    let length = min(end - first, comptime!(CHUNK as u32));
+    let mut i = UNIT_POS;
+    while i < length {
+        chunk[i as usize] = indices[(first + i) as usize];
+        i += UNITS;
+    }
+    sync_cube();
+    length
+}
+
+/// A cube counts a chunk: `counts` is `[sequences * chunks, experts]`. Chunks end at the end of a sequence
+/// of `pairs`.
+#[cube(launch_unchecked)]
+fn histogram_kernel(
+    indices: &Tensor<i32>,
+    counts: &mut Tensor<i32>,
+    pairs: u32,
+    chunks: u32,
+    cubes: u32,
+    experts: u32,
+) {
+    let mut shared = Shared::<[i32]>::new_slice(comptime!(CHUNK));
+    let cube = CUBE_POS as u32;
+    if cube < cubes {
+        let start = cube / chunks * pairs;
+        let first = start + cube % chunks * comptime!(CHUNK as u32);
+        let length = load_chunk(indices, &mut shared, first, start + pairs);
+        let mut expert = UNIT_POS;
+        while expert < experts {
+            let mut count = 0i32;
+            for i in 0..length {
+                count += select(shared[i as usize] == expert as i32, 1i32, 0i32);
+            }
+            counts[(cube * experts + expert) as usize] = count;
+            expert += UNITS;
+        }
+    }
+}
+
+/// A layout, see [`LayoutSizes`]; a negative capacity is none.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Sizes {
+    align: i32,
+    capacity: i32,
+    limit: i32,
+}
+
+crate::cube::instance::default_fields!(SizesCompilationArg [align capacity limit]);
+
+impl Sizes {
+    fn launch(sizes: &LayoutSizes) -> SizesLaunch {
+        let capacity = sizes.capacity.map_or(-1, |rows| rows as i32);
+        SizesLaunch::new(sizes.align as i32, capacity, sizes.limit as i32)
+    }
+}
+
+/// The rows of a group of so many pairs, before the limit.
+#[cube]
+fn group_rows(sizes: &Sizes, pairs: i32) -> i32 {
+    let aligned = (pairs + sizes.align - 1) / sizes.align * sizes.align;
+    select(sizes.capacity < 0, aligned, sizes.capacity)
+}
+
+/// One cube: turns the counts of chunks into those before each chunk, and adds up counts and offsets.
+#[cube(launch_unchecked)]
+fn scan_kernel(
+    before: &mut Tensor<i32>,
+    counts: &mut Tensor<i32>,
+    offsets: &mut Tensor<i32>,
+    sizes: &Sizes,
+    chunks: u32,
+    experts: u32,
+) {
+    let mut totals = Shared::<[i32]>::new_slice(comptime!(MAX_EXPERTS));
+    let mut expert = UNIT_POS;
+    while expert < experts {
+        let mut total = 0i32;
+        for chunk in 0..chunks {
+            let at = (chunk * experts + expert) as usize;
+            let count = before[at];
+            before[at] = total;
+            total += count;
+        }
+        totals[expert as usize] = total;
+        expert += UNITS;
+    }
+    sync_cube();
+    let mut expert = UNIT_POS;
+    while expert <= experts {
+        let mut start = 0i32;
+        for other in 0..expert {
+            start = min(
+                start + group_rows(sizes, totals[other as usize]),
+                sizes.limit,
+            );
+        }
+        offsets[expert as usize] = start;
+        if expert < experts {
+            let total = totals[expert as usize];
+            let end = min(start + group_rows(sizes, total), sizes.limit);
+            counts[expert as usize] = min(total, end - start);
+        }
+        expert += UNITS;
+    }
+}
+
+/// A cube places the pairs of a chunk.
+#[cube(launch_unchecked)]
+fn place_kernel(
+    indices: &Tensor<i32>,
+    before: &Tensor<i32>,
+    offsets: &Tensor<i32>,
+    row_to_pair: &mut Tensor<i32>,
+    pair_to_row: &mut Tensor<i32>,
+    pairs: u32,
+    chunks: u32,
+    experts: u32,
+) {
+    let mut shared = Shared::<[i32]>::new_slice(comptime!(CHUNK));
+    let chunk = CUBE_POS as u32;
+    if chunk < chunks {
+        let first = chunk * comptime!(CHUNK as u32);
+        let length = load_chunk(indices, &mut shared, first, pairs);
+        let mut i = UNIT_POS;
+        while i < length {
+            let expert = shared[i as usize];
+            let mut row = (-1i32).runtime();
+            if expert >= 0i32 && expert < experts as i32 {
+                let mut at = offsets[expert as usize];
+                at += before[(chunk * experts) as usize + expert as usize];
+                for other in 0..i {
+                    at += select(shared[other as usize] == expert, 1i32, 0i32);
+                }
+                if at < offsets[expert as usize + 1] {
+                    row = at;
+                    row_to_pair[at as usize] = (first + i) as i32;
+                }
+            }
+            pair_to_row[(first + i) as usize] = row;
+            i += UNITS;
+        }
+    }
+}
+
+/// The counts of chunks `[sequences * chunks, experts]`, and how many chunks a sequence has.
+pub(in crate::moe) fn histogram(
+    indices: &CubeTensor,
+    experts: usize,
+    sequences: usize,
+) -> (CubeTensor, usize) {
+    let client = indices.client.clone();
+    let pairs = indices.meta.shape().num_elements() / sequences;
+    let chunks = pairs.div_ceil(CHUNK);
+    let cubes = sequences * chunks;
+    let counts = empty(indices, [cubes, experts], DType::I32);
+    // SAFETY: units past a chunk or the experts access no memory.
+    unsafe {
+        histogram_kernel::launch_unchecked(
+            &client,
+            grid(&client, cubes),
+            CubeDim::new_1d(UNITS),
+            indices.clone().into_tensor_arg(),
+            counts.clone().into_tensor_arg(),
+            pairs as u32,
+            chunks as u32,
+            cubes as u32,
+            experts as u32,
+        );
+    }
+    (counts, chunks)
+}
+
+/// See [`CountOp`].
+pub(super) fn count(op: &CountOp, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    let indices = inputs.remove(0);
+    let client = indices.client.clone();
+    let (before, chunks) = histogram(&indices, op.experts, 1);
+    let counts = empty(&indices, [op.experts], DType::I32);
+    let offsets = empty(&indices, [op.experts + 1], DType::I32);
+    // SAFETY: units past the experts access no memory.
+    unsafe {
+        scan_kernel::launch_unchecked(
+            &client,
+            grid(&client, 1),
+            CubeDim::new_1d(UNITS),
+            before.clone().into_tensor_arg(),
+            counts.clone().into_tensor_arg(),
+            offsets.clone().into_tensor_arg(),
+            Sizes::launch(&op.sizes),
+            chunks as u32,
+            op.experts as u32,
+        );
+    }
+    vec![before, counts, offsets]
+}
+
+/// See [`PlaceOp`].
+pub(super) fn place(op: &PlaceOp, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    let Ok([indices, before, offsets]) = <[CubeTensor; 3]>::try_from(inputs) else {
+        unreachable!("`PlaceOp` is launched with three inputs")
+    };
+    let client = indices.client.clone();
+    let (shape, [chunks, experts]) = (indices.meta.shape().clone(), matrix(&before));
+    let pair_to_row = empty(&indices, shape.clone(), DType::I32);
+    let row_to_pair = if op.fills || op.rows == 0 {
+        // Without a row, the kernel still needs memory.
+        empty(&indices, [op.rows.max(1)], DType::I32)
+    } else {
+        let (device, element) = (indices.device.clone(), i32::elem_type_native());
+        let fill = InputScalar::new(-1i32, element);
+        full_device_dtype(client.clone(), [op.rows].into(), device, fill, DType::I32)
+    };
+    // SAFETY: a pair has a row below the offset of the next expert, which is at most the number of rows.
+    unsafe {
+        place_kernel::launch_unchecked(
+            &client,
+            grid(&client, chunks),
+            CubeDim::new_1d(UNITS),
+            indices.into_tensor_arg(),
+            before.into_tensor_arg(),
+            offsets.into_tensor_arg(),
+            row_to_pair.clone().into_tensor_arg(),
+            pair_to_row.clone().into_tensor_arg(),
+            shape.num_elements() as u32,
+            chunks as u32,
+            experts as u32,
+        );
+    }
+    let row_to_pair = match op.rows {
+        0 => empty(&row_to_pair, [0], DType::I32),
+        _ => row_to_pair,
+    };
+    vec![row_to_pair, pair_to_row]
+}
+
+fn matrix(tensor: &CubeTensor) -> [usize; 2] {
+    let shape = tensor.meta.shape();
+    [shape[0], shape[1]]
+}
+
+/// One of each: nothing depends on sizes.
+pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let histogram = kernel!(
+        target, UNITS, histogram_kernel::HistogramKernel
+        [_ _ _ _ _ _] ()
+    );
+    let scan = kernel!(target, UNITS, scan_kernel::ScanKernel [_ _ _ _ _ _] ());
+    let place = kernel!(target, UNITS, place_kernel::PlaceKernel [_ _ _ _ _ _ _ _] ());
+    vec![
+        AotInstance::other("moe/histogram".into(), histogram),
+        AotInstance::other("moe/scan".into(), scan),
+        AotInstance::other("moe/place".into(), place),
+    ]
+}

@@ -1,0 +1,154 @@
+//! The stable counting sort: pairs are counted by expert, chunk by chunk, then each is placed behind
+//! those before it.
+
+use burn::backend::DispatchTensor;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, Int, Tensor};
+#[cfg(feature = "cubecl")]
+use burn_cubecl::tensor::CubeTensor;
+
+use super::layout::LayoutSizes;
+use super::{NAME, RowLayout};
+use crate::KernelError;
+use crate::launch::{DeviceOp, Spec, launch};
+
+mod cpu;
+#[cfg(feature = "cubecl")]
+pub(crate) mod kernel;
+
+/// The most experts: a cube keeps a number for each in shared memory.
+pub const MAX_EXPERTS: usize = 2048;
+
+/// Pairs that are counted together.
+const CHUNK: usize = 512;
+
+/// Refuses no expert and too many.
+pub(in crate::moe) fn check_experts(
+    operation: &'static str,
+    experts: usize,
+) -> Result<(), KernelError> {
+    if (1..=MAX_EXPERTS).contains(&experts) {
+        return Ok(());
+    }
+    Err(KernelError::Option {
+        operation,
+        name: "experts",
+        value: experts.to_string(),
+        fits: "1 to 2048",
+    })
+}
+
+/// The expert of an index, if there is one.
+pub(in crate::moe) fn expert(index: i32, experts: usize) -> Option<usize> {
+    usize::try_from(index)
+        .ok()
+        .filter(|expert| *expert < experts)
+}
+
+/// The pairs of each expert, and where its rows begin.
+pub(super) struct Counted {
+    /// `[chunks, experts]`: the pairs of the expert in earlier chunks.
+    before: DispatchTensor,
+    /// `[experts]`
+    pub counts: Tensor<1, Int>,
+    /// `[experts + 1]`
+    pub offsets: Tensor<1, Int>,
+}
+
+/// Counts `indices` `[tokens, k]` in I32, of which there are some.
+pub(super) fn count(indices: Tensor<2, Int>, experts: usize, layout: RowLayout) -> Counted {
+    let op = CountOp {
+        experts,
+        sizes: layout.sizes(),
+    };
+    let mut outputs = launch(op, vec![indices.into_dispatch()]);
+    let offsets = Tensor::from_dispatch(outputs.remove(2));
+    Counted {
+        counts: Tensor::from_dispatch(outputs.remove(1)),
+        before: outputs.remove(0),
+        offsets,
+    }
+}
+
+/// The pair of each row, and the row of each pair.
+pub(super) fn place(
+    indices: Tensor<2, Int>,
+    counted: &Counted,
+    rows: usize,
+    layout: RowLayout,
+) -> (Tensor<1, Int>, Tensor<2, Int>) {
+    let inputs = vec![
+        indices.into_dispatch(),
+        counted.before.clone(),
+        counted.offsets.clone().into_dispatch(),
+    ];
+    let op = PlaceOp {
+        rows,
+        fills: layout == RowLayout::Kept,
+    };
+    let mut outputs = launch(op, inputs);
+    let slots = Tensor::from_dispatch(outputs.remove(1));
+    (Tensor::from_dispatch(outputs.remove(0)), slots)
+}
+
+/// Indices to [`Counted`].
+#[derive(Debug)]
+struct CountOp {
+    experts: usize,
+    sizes: LayoutSizes,
+}
+
+impl DeviceOp for CountOp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
+        let chunks = inputs[0].shape.num_elements().div_ceil(CHUNK);
+        let ints = |shape: &[usize]| Spec::new(shape.to_vec(), DType::I32);
+        vec![
+            ints(&[chunks, self.experts]),
+            ints(&[self.experts]),
+            ints(&[self.experts + 1]),
+        ]
+    }
+
+    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        cpu::count(self, &inputs[0])
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        kernel::count(self, inputs)
+    }
+}
+
+/// Indices, `before` and the offsets to the pair of each row and the row of each pair.
+#[derive(Debug)]
+struct PlaceOp {
+    rows: usize,
+    /// Whether each row has a pair.
+    fills: bool,
+}
+
+impl DeviceOp for PlaceOp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
+        vec![
+            Spec::new([self.rows], DType::I32),
+            Spec::new(inputs[0].shape.clone(), DType::I32),
+        ]
+    }
+
+    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        cpu::place(self, &inputs)
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        kernel::place(self, inputs)
+    }
+}

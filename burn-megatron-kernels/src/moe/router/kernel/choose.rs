@@ -1,0 +1,230 @@
+//! The choice: the place of an expert is the number of those before it in the order of scores.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::{AOT_CUBE, TokenCube, matrix, scores};
+use crate::cube::instance::{AotInstance, AotTarget, given, kernel, types};
+use crate::cube::{empty, grid};
+use crate::moe::router::{LOWEST, RouterOptions};
+use crate::moe::score::ScoreFunction;
+use crate::moe::score::kernel::numerator;
+use crate::moe::score::row::row_denominator;
+
+/// The compile-time variant of the choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct ChooseVariant {
+    score: ScoreFunction,
+    /// Whether experts are of groups.
+    grouped: bool,
+    /// Numbers in shared memory: at least the experts.
+    size: usize,
+    cube: TokenCube,
+}
+
+/// Whether the score `other` at `i` comes before `score` at `at`.
+#[cube]
+fn before(other: f32, i: u32, score: f32, at: u32) -> bool {
+    other > score || (other == score && i < at)
+}
+
+/// How many of the `count` first values of `list` come before the one at `at`.
+#[cube]
+fn place(list: &Shared<[f32]>, first: u32, count: u32, at: u32) -> u32 {
+    let score = list[at as usize];
+    let mut place = 0u32;
+    for i in first..first + count {
+        place += select(before(list[i as usize], i, score, at), 1u32, 0u32);
+    }
+    place
+}
+
+/// The sum of the `terms` largest values of `count` from `first` on, the largest first.
+#[cube]
+fn sum_of_best(list: &Shared<[f32]>, first: u32, count: u32, terms: u32) -> f32 {
+    let mut sum = 0.0f32;
+    for rank in 0..terms {
+        for i in first..first + count {
+            if place(list, first, count, i) == rank {
+                sum += list[i as usize];
+            }
+        }
+    }
+    sum
+}
+
+#[cube(launch_unchecked)]
+fn choose_kernel<F: Float>(
+    logits: &Tensor<F>,
+    bias: &ComptimeOption<OwnedTensor<f32>>,
+    indices: &mut Tensor<i32>,
+    tokens: u32,
+    experts: u32,
+    top_k: u32,
+    groups: u32,
+    chosen_groups: u32,
+    terms: u32,
+    #[comptime] variant: ChooseVariant,
+    #[define(F)] _dtype: ElemType,
+) {
+    let units = comptime!(variant.cube.units);
+    let mut list = Shared::<[f32]>::new_slice(comptime!(variant.size));
+    let mut of_groups =
+        Shared::<[f32]>::new_slice(comptime!(if variant.grouped { variant.size } else { 1 }));
+    let mut open =
+        Shared::<[u32]>::new_slice(comptime!(if variant.grouped { variant.size } else { 1 }));
+    let token = CUBE_POS;
+    if token < tokens as usize {
+        let start = token * experts as usize;
+        let mut largest = 0.0f32;
+        let mut total = 1.0f32;
+        if comptime!(variant.score == ScoreFunction::PreSoftmax) {
+            let planes = comptime!(variant.cube.planes);
+            let of_row = row_denominator::<F>(logits, start, experts, variant.score, units, planes);
+            largest = of_row.largest;
+            total = of_row.total;
+        }
+        let mut expert = UNIT_POS;
+        while expert < experts {
+            let mut score = f32::cast_from(logits[start + expert as usize]);
+            if comptime!(variant.score != ScoreFunction::Softmax) {
+                score = numerator(score, largest, variant.score) / total;
+            }
+            #[comptime]
+            match bias {
+                ComptimeOption::Some(bias) => {
+                    score += bias.as_slice()[expert as usize];
+                }
+                ComptimeOption::None => {}
+            }
+            let lowest = f32::new(comptime!(LOWEST));
+            list[expert as usize] = select(score > lowest, score, lowest);
+            expert += units;
+        }
+        sync_cube();
+        if comptime!(variant.grouped) {
+            let size = experts / groups;
+            let mut group = UNIT_POS;
+            while group < groups {
+                of_groups[group as usize] = sum_of_best(&list, group * size, size, terms);
+                group += units;
+            }
+            sync_cube();
+            let mut group = UNIT_POS;
+            while group < groups {
+                let is_open = place(&of_groups, 0u32, groups, group) < chosen_groups;
+                open[group as usize] = select(is_open, 1u32, 0u32);
+                group += units;
+            }
+            sync_cube();
+        }
+        let mut expert = UNIT_POS;
+        while expert < experts {
+            let mut place_of = 0u32;
+            if comptime!(variant.grouped) {
+                let size = experts / groups;
+                let score = list[expert as usize];
+                place_of += select(open[(expert / size) as usize] == 0u32, experts, 0u32);
+                for group in 0..groups {
+                    if open[group as usize] == 1u32 {
+                        for i in group * size..group * size + size {
+                            let is_before = before(list[i as usize], i, score, expert);
+                            place_of += select(is_before, 1u32, 0u32);
+                        }
+                    }
+                }
+            } else {
+                place_of += place(&list, 0u32, experts, expert);
+            }
+            if place_of < top_k {
+                indices[token * top_k as usize + place_of as usize] = expert as i32;
+            }
+            expert += units;
+        }
+    }
+}
+
+/// See [`ChooseOp`](super::super::backward::ChooseOp).
+pub(in crate::moe::router) fn choose(
+    options: &RouterOptions,
+    inputs: Vec<CubeTensor>,
+) -> CubeTensor {
+    let mut inputs = inputs.into_iter();
+    let Some(logits) = inputs.next() else {
+        unreachable!("the choice is launched with logits")
+    };
+    let bias = inputs.next();
+    let client = logits.client.clone();
+    let [tokens, experts] = matrix(&logits);
+    let indices = empty(&logits, [tokens, options.top_k], DType::I32);
+    if tokens == 0 {
+        return indices;
+    }
+    let groups = options.groups;
+    let variant = ChooseVariant {
+        score: options.score,
+        grouped: groups.is_some(),
+        size: experts.next_power_of_two(),
+        cube: TokenCube::new(&client, &logits),
+    };
+    let (all, chosen, terms) = match groups {
+        Some(groups) => (groups.groups, groups.chosen, groups.score.terms()),
+        None => (1, 1, 1),
+    };
+    let dtype = dtype_to_storage_type(logits.dtype);
+    let bias = match bias {
+        Some(bias) => ComptimeOptionArgs::Some(bias.into_tensor_arg()),
+        None => ComptimeOptionArgs::None,
+    };
+    // SAFETY: experts past the last access no memory, and only `top_k` have a place to be written to.
+    unsafe {
+        choose_kernel::launch_unchecked(
+            &client,
+            grid(&client, tokens),
+            CubeDim::new_1d(variant.cube.units),
+            logits.into_tensor_arg(),
+            bias,
+            indices.clone().into_tensor_arg(),
+            tokens as u32,
+            experts as u32,
+            options.top_k as u32,
+            all as u32,
+            chosen as u32,
+            terms as u32,
+            variant,
+            dtype,
+        );
+    }
+    indices
+}
+
+/// 256 experts, by each score, and as DeepSeek-V3 chooses them.
+pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let mut all = vec![];
+    for (name, dtype, _) in types() {
+        for (of, score) in scores() {
+            for grouped in [false, true] {
+                let variant = ChooseVariant {
+                    score,
+                    grouped,
+                    size: 256,
+                    cube: AOT_CUBE,
+                };
+                let kernel = kernel!(
+                    target, AOT_CUBE.units, choose_kernel::ChooseKernel
+                    [_ (given(grouped)) _ _ _ _ _ _ _]
+                    (variant, dtype)
+                );
+                let form = if grouped { "grouped" } else { "plain" };
+                all.push(AotInstance::other(
+                    format!("moe/choose/{name}/{of}/{form}"),
+                    kernel,
+                ));
+            }
+        }
+    }
+    all
+}

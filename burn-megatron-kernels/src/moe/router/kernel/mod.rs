@@ -1,0 +1,58 @@
+//! The CubeCL kernels: a cube works on one token.
+
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+
+use crate::cube::instance::{AotInstance, AotTarget};
+use crate::cube::{Reduction, RowPlan};
+use crate::moe::score::ScoreFunction;
+
+mod choose;
+mod weights;
+
+pub(super) use choose::choose;
+pub(super) use weights::{gradient, weights};
+
+/// The units of a token's cube, one plane, and the kind of reduction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::moe) struct TokenCube {
+    pub units: u32,
+    pub planes: bool,
+}
+
+impl TokenCube {
+    pub(in crate::moe) fn new(client: &Client, like: &CubeTensor) -> Self {
+        let plan = RowPlan::new(client, like.dtype, 1);
+        Self {
+            units: plan.units,
+            planes: plan.reduction == Reduction::Planes,
+        }
+    }
+}
+
+/// For ahead-of-time compilation.
+pub(in crate::moe) const AOT_CUBE: TokenCube = TokenCube {
+    units: 32,
+    planes: true,
+};
+
+/// All kinds of scores, with their names.
+pub(in crate::moe) fn scores() -> [(&'static str, ScoreFunction); 4] {
+    [
+        ("softmax", ScoreFunction::Softmax),
+        ("pre-softmax", ScoreFunction::PreSoftmax),
+        ("sigmoid", ScoreFunction::Sigmoid),
+        ("sqrt-softplus", ScoreFunction::SqrtSoftplus),
+    ]
+}
+
+fn matrix(tensor: &CubeTensor) -> [usize; 2] {
+    let shape = tensor.meta.shape();
+    [shape[0], shape[1]]
+}
+
+pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let mut all = choose::aot_instances(target);
+    all.extend(weights::aot_instances(target));
+    all
+}

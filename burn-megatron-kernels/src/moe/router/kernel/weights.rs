@@ -1,0 +1,270 @@
+//! Weights of given choices, and the gradient of the logits.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::{AOT_CUBE, TokenCube, matrix, scores};
+use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
+use crate::cube::{empty, grid};
+use crate::moe::router::RouterOptions;
+use crate::moe::score::ScoreFunction;
+use crate::moe::score::kernel::{is_softmax, least, numerator, slope};
+use crate::moe::score::row::{Denominator, row_denominator};
+
+/// The compile-time variant of the weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct WeightsVariant {
+    score: ScoreFunction,
+    /// Whether weights are divided by a sum.
+    normalizes: bool,
+    cube: TokenCube,
+}
+
+impl WeightsVariant {
+    fn new(options: &RouterOptions, cube: TokenCube) -> Self {
+        Self {
+            score: options.score,
+            normalizes: options.score.normalizes(options.top_k),
+            cube,
+        }
+    }
+}
+
+/// Whether there is an expert with this index.
+#[cube]
+fn is_expert(index: i32, experts: u32) -> bool {
+    index >= 0i32 && index < experts as i32
+}
+
+/// The denominator of a token's weights. Call on all units of the cube.
+#[cube]
+fn denominator<F: Float>(
+    logits: &Tensor<F>,
+    indices: &Tensor<i32>,
+    start: usize,
+    slots: usize,
+    experts: u32,
+    top_k: u32,
+    #[comptime] variant: WeightsVariant,
+) -> Denominator {
+    let score = comptime!(variant.score);
+    let mut largest = 0.0f32;
+    let mut total = 1.0f32;
+    if comptime!(variant.score == ScoreFunction::PreSoftmax) {
+        let units = comptime!(variant.cube.units);
+        let planes = comptime!(variant.cube.planes);
+        let of_row = row_denominator::<F>(logits, start, experts, score, units, planes);
+        largest = of_row.largest;
+        total = of_row.total;
+    } else if comptime!(variant.normalizes) {
+        if comptime!(is_softmax(score)) {
+            largest = f32::min_value();
+            for slot in 0..top_k {
+                let index = indices[slots + slot as usize];
+                if is_expert(index, experts) {
+                    largest = max(largest, f32::cast_from(logits[start + index as usize]));
+                }
+            }
+        }
+        total = comptime!(least(score)).runtime();
+        for slot in 0..top_k {
+            let index = indices[slots + slot as usize];
+            if is_expert(index, experts) {
+                let z = f32::cast_from(logits[start + index as usize]);
+                total += numerator(z, largest, score);
+            }
+        }
+    }
+    Denominator { largest, total }
+}
+
+#[cube(launch_unchecked)]
+fn weights_kernel<F: Float>(
+    logits: &Tensor<F>,
+    indices: &Tensor<i32>,
+    weights: &mut Tensor<f32>,
+    tokens: u32,
+    experts: u32,
+    top_k: u32,
+    factor: f32,
+    #[comptime] variant: WeightsVariant,
+    #[define(F)] _dtype: ElemType,
+) {
+    let token = CUBE_POS;
+    if token < tokens as usize {
+        let start = token * experts as usize;
+        let slots = token * top_k as usize;
+        let shared = denominator::<F>(logits, indices, start, slots, experts, top_k, variant);
+        let mut slot = UNIT_POS;
+        while slot < top_k {
+            let index = indices[slots + slot as usize];
+            let mut weight = 0.0f32;
+            if is_expert(index, experts) {
+                let z = f32::cast_from(logits[start + index as usize]);
+                weight = factor * numerator(z, shared.largest, variant.score) / shared.total;
+            }
+            weights[slots + slot as usize] = weight;
+            slot += comptime!(variant.cube.units);
+        }
+    }
+}
+
+#[cube(launch_unchecked)]
+fn gradient_kernel<F: Float>(
+    logits: &Tensor<F>,
+    indices: &Tensor<i32>,
+    upstream: &Tensor<f32>,
+    gradient: &mut Tensor<F>,
+    tokens: u32,
+    experts: u32,
+    top_k: u32,
+    factor: f32,
+    #[comptime] variant: WeightsVariant,
+    #[define(F)] _dtype: ElemType,
+) {
+    let token = CUBE_POS;
+    if token < tokens as usize {
+        let start = token * experts as usize;
+        let slots = token * top_k as usize;
+        let shared = denominator::<F>(logits, indices, start, slots, experts, top_k, variant);
+        // The mean of the gradients by weight, before the factor.
+        let mut mean = 0.0f32;
+        if comptime!(variant.normalizes) {
+            for slot in 0..top_k {
+                let index = indices[slots + slot as usize];
+                if is_expert(index, experts) {
+                    let z = f32::cast_from(logits[start + index as usize]);
+                    let score = numerator(z, shared.largest, variant.score) / shared.total;
+                    mean += upstream[slots + slot as usize] * score;
+                }
+            }
+        }
+        let mut expert = UNIT_POS;
+        while expert < experts {
+            let mut own = 0.0f32;
+            let mut counts =
+                comptime!(u32::from(variant.score == ScoreFunction::PreSoftmax)).runtime();
+            for slot in 0..top_k {
+                if indices[slots + slot as usize] == expert as i32 {
+                    own = upstream[slots + slot as usize];
+                    counts = 1u32.runtime();
+                }
+            }
+            let mut value = 0.0f32;
+            if counts == 1u32 {
+                let z = f32::cast_from(logits[start + expert as usize]);
+                let slope = slope(z, shared.largest, variant.score) / shared.total;
+                value = factor * slope * (own - mean);
+            }
+            gradient[start + expert as usize] = F::cast_from(value);
+            expert += comptime!(variant.cube.units);
+        }
+    }
+}
+
+/// See [`WeightsOp`](super::super::backward::WeightsOp).
+pub(in crate::moe::router) fn weights(
+    options: &RouterOptions,
+    mut inputs: Vec<CubeTensor>,
+) -> CubeTensor {
+    let (indices, logits) = (inputs.remove(1), inputs.remove(0));
+    let client = logits.client.clone();
+    let [tokens, experts] = matrix(&logits);
+    let weights = empty(&logits, [tokens, options.top_k], DType::F32);
+    if tokens == 0 {
+        return weights;
+    }
+    let variant = WeightsVariant::new(options, TokenCube::new(&client, &logits));
+    let dtype = dtype_to_storage_type(logits.dtype);
+    // SAFETY: slots past the last, and indices that are no expert's, access no memory.
+    unsafe {
+        weights_kernel::launch_unchecked(
+            &client,
+            grid(&client, tokens),
+            CubeDim::new_1d(variant.cube.units),
+            logits.into_tensor_arg(),
+            indices.into_tensor_arg(),
+            weights.clone().into_tensor_arg(),
+            tokens as u32,
+            experts as u32,
+            options.top_k as u32,
+            options.scaling_factor as f32,
+            variant,
+            dtype,
+        );
+    }
+    weights
+}
+
+/// See [`GradientOp`](super::super::backward::GradientOp).
+pub(in crate::moe::router) fn gradient(
+    options: &RouterOptions,
+    inputs: Vec<CubeTensor>,
+) -> CubeTensor {
+    let Ok([logits, indices, upstream]) = <[CubeTensor; 3]>::try_from(inputs) else {
+        unreachable!("the gradient is launched with three inputs")
+    };
+    let client = logits.client.clone();
+    let [tokens, experts] = matrix(&logits);
+    let gradient = empty(&logits, [tokens, experts], logits.dtype);
+    if tokens == 0 {
+        return gradient;
+    }
+    let variant = WeightsVariant::new(options, TokenCube::new(&client, &logits));
+    let dtype = dtype_to_storage_type(logits.dtype);
+    // SAFETY: as above.
+    unsafe {
+        gradient_kernel::launch_unchecked(
+            &client,
+            grid(&client, tokens),
+            CubeDim::new_1d(variant.cube.units),
+            logits.into_tensor_arg(),
+            indices.into_tensor_arg(),
+            upstream.into_tensor_arg(),
+            gradient.clone().into_tensor_arg(),
+            tokens as u32,
+            experts as u32,
+            options.top_k as u32,
+            options.scaling_factor as f32,
+            variant,
+            dtype,
+        );
+    }
+    gradient
+}
+
+/// By each score.
+pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let mut all = vec![];
+    for (name, dtype, _) in types() {
+        for (of, score) in scores() {
+            let variant = WeightsVariant {
+                score,
+                normalizes: true,
+                cube: AOT_CUBE,
+            };
+            let kernel = kernel!(
+                target, AOT_CUBE.units, weights_kernel::WeightsKernel
+                [_ _ _ _ _ _ _]
+                (variant, dtype)
+            );
+            all.push(AotInstance::other(
+                format!("moe/weights/{name}/{of}"),
+                kernel,
+            ));
+            let kernel = kernel!(
+                target, AOT_CUBE.units, gradient_kernel::GradientKernel
+                [_ _ _ _ _ _ _ _]
+                (variant, dtype)
+            );
+            all.push(AotInstance::other(
+                format!("moe/router-gradient/{name}/{of}"),
+                kernel,
+            ));
+        }
+    }
+    all
+}

@@ -1,0 +1,125 @@
+//! The choice of `k` experts for each token, and their weights.
+//!
+//! With the logits `z` `[tokens, experts]`, the chosen experts `S` of a token, the factor `c` and the
+//! gradient `g` of the weights `p`:
+//!
+//! | score | experts are chosen by | weight | backward |
+//! |---|---|---|---|
+//! | `Softmax` | `z` | `p_i = c softmax over S of z` | `dz_i = p_i (g_i - sum of g_j p_j / c)` on `S` |
+//! | `PreSoftmax` | `s = softmax(z)` | `p_i = c s_i` | `dz_e = s_e (ds_e - sum of ds_j s_j)` for all, with `ds_i = c g_i` on `S` |
+//! | `Sigmoid` | `s = sigmoid(z)` | `p_i = c s_i / D`, `D = sum over S of s + 1e-20` | `ds_i = c / D (g_i - sum of g_j s_j / D)`, `dz_i = ds_i s_i (1 - s_i)` |
+//! | `SqrtSoftplus` | `s = sqrt(ln(1 + e^z))` | as `Sigmoid` | `dz_i = ds_i sigmoid(z_i) / (2 s_i)` |
+//!
+//! With `k = 1`, weights of the last two are not divided: `p = c s`. A softmax over all experts that is
+//! divided by its sum over the chosen ones is `Softmax`.
+//!
+//! Everything is computed in f32 (f64 for f64). Experts are ordered by score, the larger first, and by
+//! index where scores are equal, the smaller first. A score that is NaN or below the lowest finite f32
+//! counts as that.
+
+use burn::tensor::{Int, IntDType, Tensor};
+
+use crate::cpu::wide;
+use crate::error::accept;
+use crate::launch::launch_one;
+use crate::{KernelError, apply};
+
+mod backward;
+pub mod composed;
+mod cpu;
+#[cfg(feature = "cubecl")]
+pub(crate) mod kernel;
+mod options;
+#[cfg(test)]
+pub(super) mod tests;
+
+pub use super::score::ScoreFunction;
+pub use options::{ExpertGroups, GroupScore, RouterOptions};
+
+use backward::{ChooseOp, RouterWeights};
+
+const NAME: &str = "top_k_router";
+
+/// The lowest score.
+const LOWEST: f32 = f32::MIN;
+
+/// The experts of each token, the best first, and their weights: `logits` `[tokens, experts]` to
+/// `[tokens, k]` in I32, and to `[tokens, k]` in f32 (f64 for f64).
+///
+/// `bias` `[experts]` is added to the scores that experts, and groups, are chosen by: to the logits with
+/// [`ScoreFunction::Softmax`]. It is no part of the weights, and has no gradient. Only the weights
+/// are differentiable.
+///
+/// # Panics
+///
+/// With a [`KernelError`]: options that [`RouterOptions::check`] refuses, a bias of another length.
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron_kernels::moe::router::{RouterOptions, top_k_router};
+///
+/// let logits = Tensor::<2>::from_floats([[0.0, 3.0, 3.0, 1.0]], &Device::flex());
+/// let (indices, weights) = top_k_router(logits, &RouterOptions::new(2), None);
+/// assert_eq!(indices.into_data().iter::<i32>().collect::<Vec<_>>(), [1, 2]);
+/// assert_eq!(weights.into_data().try_into_vec::<f32>().unwrap(), [0.5, 0.5]);
+/// ```
+pub fn top_k_router(
+    logits: Tensor<2>,
+    options: &RouterOptions,
+    bias: Option<Tensor<1>>,
+) -> (Tensor<2, Int>, Tensor<2>) {
+    let [_, experts] = logits.dims();
+    accept(options.check(experts));
+    accept(check_bias(bias.as_ref(), experts));
+    let dtype = wide(logits.dtype());
+    let bias = bias.map(|bias| bias.inner().cast(dtype).into_dispatch());
+    let inputs = [Some(logits.clone().inner().into_dispatch()), bias];
+    let op = ChooseOp(*options);
+    let indices = launch_one(op, inputs.into_iter().flatten().collect());
+    let indices = Tensor::from_dispatch(indices);
+    (indices.clone(), router_weights(logits, indices, options))
+}
+
+/// The weights of given choices: `logits` `[tokens, experts]` and `indices` `[tokens, k]`, as a router
+/// chose them before, to `[tokens, k]` in f32 (f64 for f64).
+///
+/// The choices of a token are different. One outside of `0..experts` has the weight 0, no gradient, and no part
+/// in the sum that the others are divided by.
+///
+/// # Panics
+///
+/// With a [`KernelError`]: options that [`RouterOptions::check`] refuses, indices of other sizes.
+pub fn router_weights(
+    logits: Tensor<2>,
+    indices: Tensor<2, Int>,
+    options: &RouterOptions,
+) -> Tensor<2> {
+    let [tokens, experts] = logits.dims();
+    accept(options.check(experts));
+    accept(check_indices(indices.dims(), [tokens, options.top_k]));
+    let function = RouterWeights {
+        options: *options,
+        indices: indices.inner().cast(IntDType::I32).into_dispatch(),
+    };
+    apply(vec![logits.into_dispatch()], function)
+}
+
+fn check_bias(bias: Option<&Tensor<1>>, experts: usize) -> Result<(), KernelError> {
+    match bias.map(|bias| bias.dims()[0]) {
+        Some(length) if length != experts => {
+            let message = format!("a bias [{length}] for {experts} experts: expected [{experts}]");
+            Err(KernelError::shape(NAME, message))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_indices(given: [usize; 2], expected: [usize; 2]) -> Result<(), KernelError> {
+    if given == expected {
+        return Ok(());
+    }
+    let message = format!("indices {given:?}: expected [tokens, top_k] = {expected:?}");
+    Err(KernelError::shape(NAME, message))
+}

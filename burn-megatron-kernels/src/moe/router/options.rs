@@ -1,0 +1,118 @@
+//! Options of the router, checked as values.
+
+use super::NAME;
+use crate::KernelError;
+use crate::moe::permutation::sort::check_experts;
+use crate::moe::score::ScoreFunction;
+
+/// How a token chooses its experts, and with which weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RouterOptions {
+    /// Experts of a token, `k`.
+    pub top_k: usize,
+    /// From logits to scores.
+    pub score: ScoreFunction,
+    /// Weights are multiplied by it.
+    pub scaling_factor: f64,
+    /// Limits a token to the experts of some groups.
+    pub groups: Option<ExpertGroups>,
+}
+
+/// Groups of experts: group `i` of `G` has the experts `i E / G` to `(i + 1) E / G`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// The groups, `G`.
+    pub groups: usize,
+    /// Groups that a token may use, `g`: those of the largest scores.
+    pub chosen: usize,
+    /// The score of a group.
+    pub score: GroupScore,
+}
+
+/// The score of a group, from those that its experts are chosen by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupScore {
+    /// The largest: DeepSeek-V2.
+    Max,
+    /// The sum of so many of the largest: DeepSeek-V3 has 2, Megatron `k / g`.
+    SumOf(usize),
+}
+
+impl GroupScore {
+    /// Experts whose scores are added up.
+    pub(super) fn terms(self) -> usize {
+        match self {
+            Self::Max => 1,
+            Self::SumOf(terms) => terms,
+        }
+    }
+}
+
+impl RouterOptions {
+    /// `k` experts by a softmax over their logits.
+    pub fn new(top_k: usize) -> Self {
+        Self {
+            top_k,
+            score: ScoreFunction::Softmax,
+            scaling_factor: 1.0,
+            groups: None,
+        }
+    }
+
+    /// Checks the options for a number of experts.
+    ///
+    /// # Errors
+    ///
+    /// If a token can not choose `top_k` experts, if the groups do not divide the experts, if more groups are to
+    /// be chosen than there are, if the score of a group takes more experts than it has or none, or if the
+    /// factor is not finite.
+    pub fn check(&self, experts: usize) -> Result<(), KernelError> {
+        check_experts(NAME, experts)?;
+        let top_k = self.top_k;
+        if !(1..=experts).contains(&top_k) {
+            let message = format!("top_k = {top_k} of {experts} experts: expected 1 to {experts}");
+            return Err(KernelError::shape(NAME, message));
+        }
+        if !self.scaling_factor.is_finite() {
+            return Err(KernelError::Option {
+                operation: NAME,
+                name: "scaling_factor",
+                value: self.scaling_factor.to_string(),
+                fits: "a finite number",
+            });
+        }
+        self.groups
+            .map_or(Ok(()), |groups| groups.check(experts, top_k))
+    }
+}
+
+impl ExpertGroups {
+    fn check(&self, experts: usize, top_k: usize) -> Result<(), KernelError> {
+        let Self { groups, chosen, .. } = *self;
+        let refuse = |message: String| Err(KernelError::shape(NAME, message));
+        if groups == 0 || !experts.is_multiple_of(groups) {
+            return refuse(format!(
+                "{groups} groups of {experts} experts: expected a divisor of {experts}"
+            ));
+        }
+        if !(1..=groups).contains(&chosen) {
+            return refuse(format!(
+                "{chosen} chosen groups of {groups}: expected 1 to {groups}"
+            ));
+        }
+        let size = experts / groups;
+        if top_k > chosen * size {
+            return refuse(format!(
+                "top_k = {top_k} with {chosen} chosen groups of {size} experts: expected at most {}",
+                chosen * size
+            ));
+        }
+        let terms = self.score.terms();
+        if !(1..=size).contains(&terms) {
+            return refuse(format!(
+                "a score of the {terms} best of a group of {size} experts: expected 1 to {size}"
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! Scores on the CPU.
+
+use super::{SMALLEST_SUM, ScoreFunction};
+use crate::cpu::Real;
+
+/// What scores that share a denominator have in common.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::moe) struct Denominator<W> {
+    /// The largest logit; of a softmax only.
+    pub largest: W,
+    /// The sum of the numerators.
+    pub total: W,
+}
+
+impl<W: Real> Denominator<W> {
+    /// Of these logits.
+    #[inline(always)]
+    pub fn of(score: ScoreFunction, logits: impl Iterator<Item = W> + Clone) -> Self {
+        let largest = match score.is_softmax() {
+            true => logits.clone().fold(W::NEG_INFINITY, W::larger),
+            false => W::ZERO,
+        };
+        let sum: W = logits.map(|z| numerator(score, z, largest)).sum();
+        let total = match score.is_softmax() {
+            true => sum,
+            false => sum + W::of(SMALLEST_SUM),
+        };
+        Self { largest, total }
+    }
+
+    /// Of scores that are not divided.
+    pub fn one() -> Self {
+        Self {
+            largest: W::ZERO,
+            total: W::ONE,
+        }
+    }
+
+    /// The score of a logit.
+    #[inline(always)]
+    pub fn score(&self, score: ScoreFunction, z: W) -> W {
+        numerator(score, z, self.largest) / self.total
+    }
+
+    /// The slope of a score whose denominator is fixed.
+    #[inline(always)]
+    pub fn slope(&self, score: ScoreFunction, z: W) -> W {
+        slope(score, z, self.largest) / self.total
+    }
+}
+
+/// The score before it is divided.
+#[inline(always)]
+fn numerator<W: Real>(score: ScoreFunction, z: W, largest: W) -> W {
+    match score {
+        ScoreFunction::Softmax | ScoreFunction::PreSoftmax => (z - largest).exponential(),
+        ScoreFunction::Sigmoid => sigmoid(z),
+        ScoreFunction::SqrtSoftplus => {
+            let positive = if z > W::ZERO { z } else { W::ZERO };
+            (positive + ln_1p((-z.magnitude()).exponential())).root()
+        }
+    }
+}
+
+/// The slope of [`numerator`].
+#[inline(always)]
+fn slope<W: Real>(score: ScoreFunction, z: W, largest: W) -> W {
+    match score {
+        ScoreFunction::Softmax | ScoreFunction::PreSoftmax => (z - largest).exponential(),
+        ScoreFunction::Sigmoid => sigmoid(z) * sigmoid(-z),
+        ScoreFunction::SqrtSoftplus => {
+            let root = numerator(score, z, largest);
+            // Far below 0 both have underflowed.
+            if root == W::ZERO {
+                W::ZERO
+            } else {
+                sigmoid(z) / (root + root)
+            }
+        }
+    }
+}
+
+/// The exponential is of a negative number, so that nothing overflows.
+#[inline(always)]
+fn sigmoid<W: Real>(z: W) -> W {
+    let e = (-z.magnitude()).exponential();
+    let larger = W::ONE / (W::ONE + e);
+    if z < W::ZERO { e * larger } else { larger }
+}
+
+/// `ln(1 + x)` for `x` from 0 to 1: the rounding of the sum is divided out.
+#[inline(always)]
+fn ln_1p<W: Real>(x: W) -> W {
+    let sum = W::ONE + x;
+    if sum == W::ONE {
+        x
+    } else {
+        sum.logarithm() * x / (sum - W::ONE)
+    }
+}

@@ -1,0 +1,66 @@
+//! Scores in CubeCL kernels; the same formulas as on the CPU.
+
+use cubecl::prelude::*;
+
+use super::{SMALLEST_SUM, ScoreFunction};
+
+/// Whether a score is a part of the sum of all exponentials, for kernels.
+pub(in crate::moe) const fn is_softmax(score: ScoreFunction) -> bool {
+    matches!(score, ScoreFunction::Softmax | ScoreFunction::PreSoftmax)
+}
+
+/// What is added to a sum of numerators.
+pub(in crate::moe) const fn least(score: ScoreFunction) -> f32 {
+    if is_softmax(score) {
+        0.0
+    } else {
+        SMALLEST_SUM as f32
+    }
+}
+
+/// The score before it is divided; `largest` is the largest logit of a softmax.
+#[cube]
+pub(in crate::moe) fn numerator(z: f32, largest: f32, #[comptime] score: ScoreFunction) -> f32 {
+    match comptime!(score) {
+        ScoreFunction::Softmax => (z - largest).exp(),
+        ScoreFunction::PreSoftmax => (z - largest).exp(),
+        ScoreFunction::Sigmoid => sigmoid(z),
+        ScoreFunction::SqrtSoftplus => {
+            let e = (-z.abs()).exp();
+            (max(z, 0.0f32) + ln_1p(e)).sqrt()
+        }
+    }
+}
+
+/// The slope of [`numerator`].
+#[cube]
+pub(in crate::moe) fn slope(z: f32, largest: f32, #[comptime] score: ScoreFunction) -> f32 {
+    match comptime!(score) {
+        ScoreFunction::Softmax => (z - largest).exp(),
+        ScoreFunction::PreSoftmax => (z - largest).exp(),
+        ScoreFunction::Sigmoid => sigmoid(z) * sigmoid(-z),
+        ScoreFunction::SqrtSoftplus => {
+            let root = numerator(z, largest, score);
+            // Far below 0 both have underflowed.
+            let safe = select(root == 0.0f32, 1.0f32, root);
+            select(root == 0.0f32, 0.0f32, sigmoid(z) / (safe + safe))
+        }
+    }
+}
+
+/// The exponential is of a negative number, so that nothing overflows.
+#[cube]
+fn sigmoid(z: f32) -> f32 {
+    let e = (-z.abs()).exp();
+    let larger = 1.0f32 / (1.0f32 + e);
+    select(z < 0.0f32, e * larger, larger)
+}
+
+/// `ln(1 + x)` for `x` from 0 to 1: the rounding of the sum is divided out.
+#[cube]
+fn ln_1p(x: f32) -> f32 {
+    let sum = 1.0f32 + x;
+    let rounded = sum - 1.0f32;
+    let safe = select(rounded == 0.0f32, 1.0f32, rounded);
+    select(rounded == 0.0f32, x, sum.ln() * x / safe)
+}

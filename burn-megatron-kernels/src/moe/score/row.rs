@@ -1,0 +1,52 @@
+//! The denominator of a row of logits in CubeCL kernels.
+
+use cubecl::prelude::*;
+
+use super::ScoreFunction;
+use super::kernel::{is_softmax, least, numerator};
+use crate::cube::{cube_max, cube_sum};
+
+/// What scores that share a denominator have in common.
+#[derive(CubeType, Clone, Copy)]
+pub(in crate::moe) struct Denominator {
+    /// The largest logit; of a softmax only.
+    pub largest: f32,
+    /// The sum of the numerators.
+    pub total: f32,
+}
+
+/// The denominator of all `experts` logits from element `start` on. Call on all units of the cube.
+#[cube]
+pub(in crate::moe) fn row_denominator<F: Float>(
+    logits: &Tensor<F>,
+    start: usize,
+    experts: u32,
+    #[comptime] score: ScoreFunction,
+    #[comptime] units: u32,
+    #[comptime] planes: bool,
+) -> Denominator {
+    let mut largest = 0.0f32;
+    if comptime!(is_softmax(score)) {
+        let mut own = f32::min_value();
+        let mut expert = UNIT_POS;
+        while expert < experts {
+            own = max(own, f32::cast_from(logits[start + expert as usize]));
+            expert += units;
+        }
+        largest = cube_max(own, units, planes);
+    }
+    let mut own = 0.0f32;
+    let mut expert = UNIT_POS;
+    while expert < experts {
+        own += numerator(
+            f32::cast_from(logits[start + expert as usize]),
+            largest,
+            score,
+        );
+        expert += units;
+    }
+    Denominator {
+        largest,
+        total: cube_sum(own, units, planes) + comptime!(least(score)),
+    }
+}

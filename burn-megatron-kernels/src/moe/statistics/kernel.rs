@@ -1,0 +1,348 @@
+//! The CubeCL kernels: a cube sums a strip of tokens, and [`fold`] adds the strips up.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::ops::numeric::zeros_client;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::backward::{CountOp, GradientOp, SumKind, SumsOp};
+use crate::column_sum::kernel::{Partials, SumTarget, fold};
+use crate::cube::instance::{AotInstance, AotTarget, given, kernel, types};
+use crate::cube::{cube_sum, empty, grid};
+use crate::moe::permutation::sort::kernel::histogram;
+use crate::moe::router::kernel::{AOT_CUBE, TokenCube, scores};
+use crate::moe::score::kernel::{numerator, slope};
+use crate::moe::score::row::row_denominator;
+
+/// The fewest tokens of a strip.
+const STRIP: usize = 32;
+/// The most strips of all tokens: enough cubes for a large device.
+const MOST_STRIPS: usize = 2048;
+/// Units of a cube that adds up counts.
+const UNITS: u32 = 256;
+
+/// The compile-time variant of the sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct SumVariant {
+    kind: SumKind,
+    /// Sums in shared memory.
+    size: usize,
+    cube: TokenCube,
+}
+
+/// Whether a token counts.
+#[cube]
+fn counts(valid: &ComptimeOption<OwnedTensor<f32>>, token: usize) -> bool {
+    let mut weight = 1.0f32;
+    #[comptime]
+    match valid {
+        ComptimeOption::Some(valid) => {
+            weight = valid.as_slice()[token];
+        }
+        ComptimeOption::None => {}
+    }
+    weight != 0.0f32
+}
+
+/// A cube sums `strip` tokens of a sequence of `length`: `partials` is `[strips, sequences, width]`.
+#[cube(launch_unchecked)]
+fn sums_kernel<F: Float>(
+    logits: &Tensor<F>,
+    valid: &ComptimeOption<OwnedTensor<f32>>,
+    partials: &mut Tensor<f32>,
+    sequences: u32,
+    length: u32,
+    strips: u32,
+    strip: u32,
+    experts: u32,
+    #[comptime] variant: SumVariant,
+    #[define(F)] _dtype: ElemType,
+) {
+    let units = comptime!(variant.cube.units);
+    let planes = comptime!(variant.cube.planes);
+    let score = comptime!(variant.kind.score());
+    let mut sums = Shared::<[f32]>::new_slice(comptime!(variant.size));
+    let cube = CUBE_POS as u32;
+    if cube < sequences * strips {
+        let sequence = cube / strips;
+        let first = cube % strips * strip;
+        let mut i = UNIT_POS;
+        while i < comptime!(variant.size as u32) {
+            sums[i as usize] = 0.0f32;
+            i += units;
+        }
+        for position in first..min(first + strip, length) {
+            let token = (sequence * length + position) as usize;
+            let start = token * experts as usize;
+            let shared = row_denominator::<F>(logits, start, experts, score, units, planes);
+            let counts = counts(valid, token);
+            // A unit adds up its own sums.
+            if comptime!(variant.kind == SumKind::SquaredLse) {
+                let lse = shared.largest + shared.total.ln();
+                if UNIT_POS == 0 && counts {
+                    sums[0] += lse * lse;
+                }
+            } else {
+                let mut expert = UNIT_POS;
+                while expert < experts {
+                    let z = f32::cast_from(logits[start + expert as usize]);
+                    let value = numerator(z, shared.largest, score) / shared.total;
+                    sums[expert as usize] += select(counts, value, 0.0f32);
+                    expert += units;
+                }
+            }
+        }
+        let width = width(experts, variant.kind);
+        let at = (cube % strips * sequences + sequence) * width;
+        let mut i = UNIT_POS;
+        while i < width {
+            partials[(at + i) as usize] = sums[i as usize];
+            i += units;
+        }
+    }
+}
+
+/// The sums of a sequence.
+#[cube]
+fn width(experts: u32, #[comptime] kind: SumKind) -> u32 {
+    if comptime!(kind == SumKind::SquaredLse) {
+        1u32.runtime()
+    } else {
+        experts
+    }
+}
+
+/// A cube works on a token of a sequence of `length`.
+#[cube(launch_unchecked)]
+fn gradient_kernel<F: Float>(
+    logits: &Tensor<F>,
+    upstream: &Tensor<f32>,
+    valid: &ComptimeOption<OwnedTensor<f32>>,
+    gradient: &mut Tensor<F>,
+    tokens: u32,
+    length: u32,
+    experts: u32,
+    #[comptime] kind: SumKind,
+    #[comptime] cube: TokenCube,
+    #[define(F)] _dtype: ElemType,
+) {
+    let units = comptime!(cube.units);
+    let planes = comptime!(cube.planes);
+    let score = comptime!(kind.score());
+    let token = CUBE_POS;
+    if token < tokens as usize {
+        let start = token * experts as usize;
+        let at = token / length as usize * width(experts, kind) as usize;
+        let shared = row_denominator::<F>(logits, start, experts, score, units, planes);
+        let counts = counts(valid, token);
+        let mut mean = 0.0f32;
+        let mut factor = 1.0f32;
+        if comptime!(kind == SumKind::SquaredLse) {
+            let lse = shared.largest + shared.total.ln();
+            factor = upstream[at] * (lse + lse);
+        } else {
+            let mut own = 0.0f32;
+            let mut expert = UNIT_POS;
+            while expert < experts {
+                let z = f32::cast_from(logits[start + expert as usize]);
+                let value = numerator(z, shared.largest, score) / shared.total;
+                own += upstream[at + expert as usize] * value;
+                expert += units;
+            }
+            mean = cube_sum(own, units, planes);
+        }
+        let mut expert = UNIT_POS;
+        while expert < experts {
+            let z = f32::cast_from(logits[start + expert as usize]);
+            let slope = slope(z, shared.largest, score) / shared.total;
+            let mut own = factor;
+            if comptime!(kind != SumKind::SquaredLse) {
+                own = upstream[at + expert as usize] - mean;
+            }
+            let value = select(counts, slope * own, 0.0f32);
+            gradient[start + expert as usize] = F::cast_from(value);
+            expert += units;
+        }
+    }
+}
+
+/// Adds up the counts of chunks `[sequences, chunks, experts]`.
+#[cube(launch_unchecked)]
+fn add_counts_kernel(
+    counts: &Tensor<i32>,
+    output: &mut Tensor<i32>,
+    all: u32,
+    chunks: u32,
+    experts: u32,
+) {
+    let at = ABSOLUTE_POS;
+    if at < all as usize {
+        let first = at / experts as usize * (chunks * experts) as usize + at % experts as usize;
+        let mut total = 0i32;
+        for chunk in 0..chunks {
+            total += counts[first + (chunk * experts) as usize];
+        }
+        output[at] = total;
+    }
+}
+
+fn optional(valid: Option<CubeTensor>) -> ComptimeOptionArgs<OwnedTensor<f32>> {
+    match valid {
+        Some(valid) => ComptimeOptionArgs::Some(valid.into_tensor_arg()),
+        None => ComptimeOptionArgs::None,
+    }
+}
+
+fn zeros(like: &CubeTensor, length: usize) -> CubeTensor {
+    let (client, device) = (like.client.clone(), like.device.clone());
+    zeros_client(client, device, [length].into(), DType::F32)
+}
+
+/// See [`SumsOp`].
+pub(super) fn sums(op: &SumsOp, inputs: Vec<CubeTensor>) -> CubeTensor {
+    let mut inputs = inputs.into_iter();
+    let Some(logits) = inputs.next() else {
+        unreachable!("the sums are launched with logits")
+    };
+    let valid = inputs.next();
+    let client = logits.client.clone();
+    let shape = logits.meta.shape();
+    let [tokens, experts] = [shape[0], shape[1]];
+    let width = op.sequences * op.kind.width(experts);
+    if tokens == 0 {
+        return zeros(&logits, width);
+    }
+    let length = tokens / op.sequences;
+    let strip = tokens.div_ceil(MOST_STRIPS).max(STRIP);
+    let strips = length.div_ceil(strip);
+    let partials = empty(&logits, [strips, width], DType::F32);
+    let variant = SumVariant {
+        kind: op.kind,
+        size: op.kind.width(experts).next_power_of_two(),
+        cube: TokenCube::new(&client, &logits),
+    };
+    let dtype = dtype_to_storage_type(logits.dtype);
+    // SAFETY: tokens past the strip and experts past the last access no memory.
+    unsafe {
+        sums_kernel::launch_unchecked(
+            &client,
+            grid(&client, op.sequences * strips),
+            CubeDim::new_1d(variant.cube.units),
+            logits.into_tensor_arg(),
+            optional(valid),
+            partials.clone().into_tensor_arg(),
+            op.sequences as u32,
+            length as u32,
+            strips as u32,
+            strip as u32,
+            experts as u32,
+            variant,
+            dtype,
+        );
+    }
+    let partials = Partials::of_rows(partials, width, strips);
+    fold(partials, SumTarget::Each(DType::F32)).remove(0)
+}
+
+/// See [`GradientOp`].
+pub(super) fn gradient(op: &GradientOp, inputs: Vec<CubeTensor>) -> CubeTensor {
+    let mut inputs = inputs.into_iter();
+    let (Some(logits), Some(upstream)) = (inputs.next(), inputs.next()) else {
+        unreachable!("the gradient is launched with logits and that of the sums")
+    };
+    let valid = inputs.next();
+    let client = logits.client.clone();
+    let shape = logits.meta.shape();
+    let [tokens, experts] = [shape[0], shape[1]];
+    let gradient = empty(&logits, [tokens, experts], logits.dtype);
+    if tokens == 0 {
+        return gradient;
+    }
+    let cube = TokenCube::new(&client, &logits);
+    let dtype = dtype_to_storage_type(logits.dtype);
+    // SAFETY: experts past the last access no memory.
+    unsafe {
+        gradient_kernel::launch_unchecked(
+            &client,
+            grid(&client, tokens),
+            CubeDim::new_1d(cube.units),
+            logits.into_tensor_arg(),
+            upstream.into_tensor_arg(),
+            optional(valid),
+            gradient.clone().into_tensor_arg(),
+            tokens as u32,
+            (tokens / op.sequences) as u32,
+            experts as u32,
+            op.kind,
+            cube,
+            dtype,
+        );
+    }
+    gradient
+}
+
+/// See [`CountOp`].
+pub(super) fn count(op: &CountOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
+    let indices = inputs.remove(0);
+    let client = indices.client.clone();
+    let output = empty(&indices, [op.sequences, op.experts], DType::I32);
+    if indices.meta.shape().num_elements() == 0 {
+        let (device, shape) = (indices.device.clone(), output.meta.shape().clone());
+        return zeros_client(client, device, shape, DType::I32);
+    }
+    let (counts, chunks) = histogram(&indices, op.experts, op.sequences);
+    let all = op.sequences * op.experts;
+    // SAFETY: units past the counts access no memory.
+    unsafe {
+        add_counts_kernel::launch_unchecked(
+            &client,
+            grid(&client, all.div_ceil(UNITS as usize)),
+            CubeDim::new_1d(UNITS),
+            counts.into_tensor_arg(),
+            output.clone().into_tensor_arg(),
+            all as u32,
+            chunks as u32,
+            op.experts as u32,
+        );
+    }
+    output
+}
+
+/// Of 256 experts, by each score, and of the z-loss.
+pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let kinds = scores().map(|(name, score)| (name, SumKind::Scores(score)));
+    let kinds = kinds
+        .into_iter()
+        .chain([("squared-lse", SumKind::SquaredLse)]);
+    let kinds: Vec<_> = kinds.collect();
+    let mut all = vec![];
+    for (name, dtype, _) in types() {
+        for (of, kind) in &kinds {
+            let variant = SumVariant {
+                kind: *kind,
+                size: kind.width(256),
+                cube: AOT_CUBE,
+            };
+            let kernel = kernel!(
+                target, AOT_CUBE.units, sums_kernel::SumsKernel
+                [_ (given(true)) _ _ _ _ _ _]
+                (variant, dtype)
+            );
+            all.push(AotInstance::other(format!("moe/sums/{name}/{of}"), kernel));
+            let kernel = kernel!(
+                target, AOT_CUBE.units, gradient_kernel::GradientKernel
+                [_ _ (given(true)) _ _ _ _]
+                (*kind, AOT_CUBE, dtype)
+            );
+            all.push(AotInstance::other(
+                format!("moe/sums-gradient/{name}/{of}"),
+                kernel,
+            ));
+        }
+    }
+    let kernel = kernel!(target, UNITS, add_counts_kernel::AddCountsKernel [_ _ _ _ _] ());
+    all.push(AotInstance::other("moe/add-counts".into(), kernel));
+    all
+}

@@ -1,0 +1,165 @@
+//! Sums over tokens that the auxiliary losses are made of.
+//!
+//! With the scores `s` of a token over all experts (a softmax, or sigmoids divided by their sum), their
+//! sum `P_e` over the tokens, the counts `c_e` of choices and the number of tokens `T` that these are of:
+//!
+//! ```text
+//! load balancing    F = E / (k T^2) sum over e of P_e c_e      dF/ds_te = E c_e / (k T^2)
+//! z-loss            Z = sum over t of lse_t^2, lse = log sum over e of exp(z_te)
+//! ```
+//!
+//! `F` is 1 where all experts are used equally, and at most `E / k`. Counts have no gradient; where they
+//! are summed over ranks, and each rank's `P` is of its own tokens, the `F` of the ranks add up to the
+//! loss of all tokens. (Shazeer et al. 2017; Fedus et al. 2021, "Switch Transformers"; z-loss: Zoph et
+//! al. 2022, "ST-MoE".)
+//!
+//! Tokens are stretches of equal length, one after the other: the sequences of a micro-batch, or one
+//! stretch for all. Everything is computed in f32 (f64 for f64), in an order that depends on the sizes
+//! alone.
+
+use burn::tensor::{Bool, Int, IntDType, Tensor};
+
+use crate::cpu::wide;
+use crate::error::accept;
+use crate::launch::launch_one;
+use crate::{KernelError, apply};
+
+mod backward;
+pub mod composed;
+mod cpu;
+#[cfg(feature = "cubecl")]
+pub(crate) mod kernel;
+#[cfg(test)]
+mod tests;
+
+use super::permutation::sort::check_experts;
+use super::score::ScoreFunction;
+use backward::{CountOp, RouterSums, SumKind};
+
+const NAME: &str = "router statistics";
+
+/// How often each expert is chosen: `indices` `[tokens, k]` to `[sequences, experts]` in I32. An index
+/// outside of `0..experts` counts for none.
+///
+/// # Panics
+///
+/// With a [`KernelError`]: no expert or more than 2048, no sequence or a number that does not divide the
+/// tokens.
+pub fn count_experts(indices: Tensor<2, Int>, experts: usize, sequences: usize) -> Tensor<2, Int> {
+    accept(check_experts(NAME, experts));
+    accept(check_sequences(indices.dims()[0], sequences));
+    let indices = indices.inner().cast(IntDType::I32).into_dispatch();
+    let op = CountOp { experts, sequences };
+    Tensor::from_dispatch(launch_one(op, vec![indices]))
+}
+
+/// The sum of the scores of each expert: `logits` `[tokens, experts]` to `[sequences, experts]` in f32
+/// (f64 for f64). Differentiable.
+///
+/// [`ScoreFunction::Softmax`] and [`ScoreFunction::PreSoftmax`] are the softmax over all experts; the
+/// others are divided by their sum over all experts. `valid` `[tokens]` is false for tokens that are left
+/// out; by default all are counted.
+///
+/// # Panics
+///
+/// With a [`KernelError`]: as [`count_experts`], and for a `valid` of another length.
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron_kernels::moe::router::ScoreFunction;
+/// use burn_megatron_kernels::moe::statistics::{load_balancing_loss, sum_scores};
+///
+/// let device = Device::flex();
+/// let scores = sum_scores(Tensor::zeros([8, 4], &device), ScoreFunction::Softmax, 1, None);
+/// let counts = Tensor::from_floats([[4.0, 4.0, 4.0, 4.0]], &device);
+/// assert_eq!(load_balancing_loss(scores, counts, 2).into_scalar::<f32>(), 1.0);
+/// ```
+pub fn sum_scores(
+    logits: Tensor<2>,
+    score: ScoreFunction,
+    sequences: usize,
+    valid: Option<Tensor<1, Bool>>,
+) -> Tensor<2> {
+    let [_, experts] = logits.dims();
+    let sums = router_sums(logits, SumKind::Scores(score), sequences, valid);
+    sums.reshape([sequences, experts])
+}
+
+/// The sum over tokens of the squared log-sum-exp: `logits` `[tokens, experts]` to `[1]` in f32 (f64 for
+/// f64). Differentiable: `dz_te = 2 lse_t softmax(z_t)_e` for a gradient of 1.
+///
+/// # Panics
+///
+/// As [`sum_scores`].
+pub fn sum_squared_lse(logits: Tensor<2>, valid: Option<Tensor<1, Bool>>) -> Tensor<1> {
+    router_sums(logits, SumKind::SquaredLse, 1, valid)
+}
+
+/// `F` for each sequence, from sums of scores and counts, `[sequences, experts]` each, and their mean over
+/// the sequences: `[1]`, in the type of the sums. Differentiable in the sums.
+///
+/// The number of tokens is that of the counts, divided by `top_k`; a sequence without any has the loss 0.
+/// Counts may be those of several ranks, added up, or the mean of several micro-batches.
+///
+/// # Panics
+///
+/// With a [`KernelError`] for sizes that do not agree.
+pub fn load_balancing_loss(score_sums: Tensor<2>, counts: Tensor<2>, top_k: usize) -> Tensor<1> {
+    accept(check_counts(score_sums.dims(), counts.dims()));
+    let [sequences, experts] = score_sums.dims();
+    let counts = counts.inner().cast(score_sums.dtype());
+    let total = counts.clone().sum_dim(1);
+    let none = total.clone().equal_elem(0.0);
+    let total = total.mask_fill(none, 1.0);
+    let scale = (experts * top_k) as f64 / sequences as f64;
+    let factors = (counts / (total.clone() * total)).mul_scalar(scale);
+    (score_sums * factors).sum()
+}
+
+fn router_sums(
+    logits: Tensor<2>,
+    kind: SumKind,
+    sequences: usize,
+    valid: Option<Tensor<1, Bool>>,
+) -> Tensor<1> {
+    let [tokens, experts] = logits.dims();
+    accept(check_experts(NAME, experts));
+    accept(check_sequences(tokens, sequences));
+    accept(check_valid(valid.as_ref(), tokens));
+    let dtype = wide(logits.dtype());
+    let function = RouterSums {
+        kind,
+        sequences,
+        valid: valid.map(|valid| valid.inner().float().cast(dtype).into_dispatch()),
+    };
+    apply(vec![logits.into_dispatch()], function)
+}
+
+fn check_sequences(tokens: usize, sequences: usize) -> Result<(), KernelError> {
+    if sequences > 0 && tokens.is_multiple_of(sequences) {
+        return Ok(());
+    }
+    let message =
+        format!("{sequences} sequences of {tokens} tokens: expected a divisor of {tokens}");
+    Err(KernelError::shape(NAME, message))
+}
+
+fn check_valid(valid: Option<&Tensor<1, Bool>>, tokens: usize) -> Result<(), KernelError> {
+    match valid.map(|valid| valid.dims()[0]) {
+        Some(length) if length != tokens => {
+            let message = format!("valid is [{length}] for {tokens} tokens: expected [{tokens}]");
+            Err(KernelError::shape(NAME, message))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_counts(sums: [usize; 2], counts: [usize; 2]) -> Result<(), KernelError> {
+    if sums == counts {
+        return Ok(());
+    }
+    let message = format!("sums of scores are {sums:?}, counts {counts:?}: expected the same");
+    Err(KernelError::shape(NAME, message))
+}
