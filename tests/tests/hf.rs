@@ -142,16 +142,13 @@ fn config() -> TrainConfig {
 }
 
 /// The results of each rank: the logits if it has the last stage, and the losses.
-fn compute(fixture: &Fixture, tensor: usize, pipeline: usize) -> Vec<(Option<Vec<f32>>, Vec<f64>)> {
-    let layout = ParallelConfig::new()
-        .with_tensor(tensor)
-        .with_sequence_parallel(tensor > 1 && tensor * pipeline == 4)
-        .with_pipeline(pipeline);
+fn compute(fixture: &Fixture, layout: &ParallelConfig) -> Vec<(Option<Vec<f32>>, Vec<f64>)> {
+    let pipeline = layout.pipeline;
     let model = &fixture.folder.config().model;
-    let run = World::threads(tensor * pipeline)
+    let run = World::threads(layout.tensor * pipeline * layout.data_size())
         .unwrap()
         .run(|rank| -> Result<_, AnyError> {
-            let groups = ParallelContext::new(&layout, &rank)?;
+            let groups = ParallelContext::new(layout, &rank)?;
             let (device, config) = (Device::flex(), config());
             let scope = ModelBuilder::new(&groups, &device);
             let mut trainer = Trainer::new(model.init_with(scope)?, &groups, &device, &config)?;
@@ -187,11 +184,21 @@ fn apart<T: Into<f64> + Copy>(a: &[T], b: &[T]) -> f64 {
 }
 
 fn assert_equal_in_every_layout(name: &str) {
+    let layouts = [(1, 1), (2, 1), (1, 2), (2, 2)].map(|(tensor, pipeline)| {
+        ParallelConfig::new()
+            .with_tensor(tensor)
+            .with_sequence_parallel(tensor * pipeline == 4)
+            .with_pipeline(pipeline)
+    });
+    assert_equal(name, &layouts);
+}
+
+fn assert_equal(name: &str, layouts: &[ParallelConfig]) {
     let fixture = Fixture::open(name);
-    for (tensor, pipeline) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
+    for layout in layouts {
         let mut seen = 0;
-        for (logits, losses) in compute(&fixture, tensor, pipeline) {
-            let layout = format!("{name}, tensor {tensor}, pipeline {pipeline}");
+        for (logits, losses) in compute(&fixture, layout) {
+            let layout = format!("{name}, {layout:?}");
             if let Some(logits) = logits {
                 let apart = apart(&logits, &fixture.logits);
                 println!("{layout}: logits {apart:.1e} apart");
@@ -202,7 +209,7 @@ fn assert_equal_in_every_layout(name: &str) {
             println!("{layout}: losses {apart:.1e} apart");
             assert!(apart < 1e-5, "{layout}: losses {apart} apart: {losses:?}");
         }
-        assert_eq!(seen, tensor);
+        assert_eq!(seen, layout.tensor * layout.data_size());
     }
 }
 
@@ -244,4 +251,32 @@ fn qwen2() {
 #[test]
 fn qwen3() {
     assert_equal_in_every_layout("qwen3");
+}
+
+/// On 1, 2 and 4 expert ranks; with experts and their width split, and a pipeline.
+fn assert_equal_with_experts(name: &str) {
+    let on = |expert| ParallelConfig::new().with_data(expert).with_expert(expert);
+    let sequence = |layout: ParallelConfig| layout.with_tensor(2).with_sequence_parallel(true);
+    assert_equal(
+        name,
+        &[
+            on(1),
+            on(2),
+            on(4),
+            sequence(on(1)),
+            sequence(on(2).with_expert_tensor(1)),
+            on(2).with_pipeline(2),
+        ],
+    );
+}
+
+#[test]
+fn mixtral() {
+    assert_equal_with_experts("mixtral");
+}
+
+/// The first block without experts, weights that do not sum to 1, in bf16.
+#[test]
+fn qwen3_moe() {
+    assert_equal_with_experts("qwen3-moe");
 }

@@ -149,7 +149,8 @@ fn a_family_of_a_user_is_converted_too() {
         error.to_string()
     };
     let error = refusal("hf", &source, &Families::transformers());
-    let wanted = "unknown model_type = \"mine\": expected gpt2, llama, mistral, qwen2 or qwen3";
+    let wanted = "unknown model_type = \"mine\": expected gpt2, llama, mistral, qwen2, qwen3, \
+                  mixtral or qwen3_moe";
     assert!(error.ends_with(wanted), "{error}");
     let mut families = Families::none();
     families.add("mine", TransformerConfig::llama());

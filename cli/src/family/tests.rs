@@ -45,7 +45,8 @@ fn what_no_family_has_is_refused() {
     for (text, wanted) in [
         (
             "family = \"mamba\"",
-            "invalid family \"mamba\": expected gpt2, llama, mistral, qwen2, qwen3",
+            "invalid family \"mamba\": expected gpt2, llama, mistral, qwen2, qwen3, mixtral, \
+             qwen3_moe",
         ),
         ("family = 3", "invalid family = 3: expected a string"),
         ("layer = 3", "unknown field `layer`, expected one of"),

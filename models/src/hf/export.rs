@@ -153,14 +153,9 @@ pub fn export<F: HfFamily>(
 
 /// Checks that the source has exactly the weights of the model.
 fn check(source: &dyn TensorSource, parts: &[WeightMapping]) -> Result<(), CheckpointError> {
-    let mut shapes = std::collections::BTreeMap::new();
+    let mut shapes = std::collections::BTreeMap::<_, Vec<usize>>::new();
     for part in parts {
-        let shape = part.own_shape();
-        let end = part.offset + shape.last().copied().unwrap_or_default();
-        let own = shapes.entry(&part.key).or_insert(shape);
-        if let Some(last) = own.last_mut() {
-            *last = end;
-        }
+        part.extend(shapes.entry(&part.key).or_default());
     }
     let of = source.name();
     let mut missing = vec![];
@@ -224,7 +219,11 @@ impl PlannedTensor {
         } = &self.mapped;
         let bytes = source.read(key, slice)?;
         let bytes = if *transposed {
-            transpose(&bytes, slice.shape[0], slice.shape[1], self.from.size())
+            // Behind the dim of experts, if there is one.
+            let [.., rows, columns] = slice.shape[..] else {
+                unreachable!("a matrix is transposed")
+            };
+            transpose(&bytes, rows, columns, self.from.size())
         } else {
             bytes
         };

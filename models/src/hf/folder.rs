@@ -182,18 +182,14 @@ impl<F: HfFamily> HfFolder<F> {
             );
             return Err(CheckpointError::corrupt(path, what));
         };
-        let mut slice = TensorSlice::whole(&part.own_shape());
-        let last = slice.shape.len() - 1;
-        slice.offset[last] = part.offset;
-        let end = part.offset + slice.shape[last];
         let own = self
             .tensors
             .entry(part.key.clone())
             .or_insert_with(|| MappedTensor {
                 meta: TensorMeta {
-                    key: part.key,
+                    key: part.key.clone(),
                     dtype,
-                    shape: slice.shape.clone(),
+                    shape: vec![],
                 },
                 parts: vec![],
             });
@@ -204,13 +200,13 @@ impl<F: HfFamily> HfFolder<F> {
             );
             return Err(CheckpointError::corrupt(path, what));
         }
-        own.meta.shape[last] = end;
+        part.extend(&mut own.meta.shape);
         own.parts.push(TensorPart {
             shard,
             begin: stored.begin,
+            own: part.own(),
             shape: part.shape,
             transposed: part.transposed,
-            own: slice,
         });
         Ok(())
     }
@@ -257,14 +253,19 @@ impl<F: HfFamily> HfFolder<F> {
         slice: &TensorSlice,
         size: usize,
     ) -> Result<Vec<u8>, CheckpointError> {
-        let turned = |dims: &[usize]| dims.iter().rev().copied().collect();
-        let stored = if part.transposed {
-            TensorSlice {
-                offset: turned(&slice.offset),
-                shape: turned(&slice.shape),
+        // The tensor of an expert lacks the first dim, of size 1.
+        let first = slice.shape.len() - part.shape.len();
+        let turned = |dims: &[usize]| -> Vec<usize> {
+            let dims = dims[first..].iter().copied();
+            if part.transposed {
+                dims.rev().collect()
+            } else {
+                dims.collect()
             }
-        } else {
-            slice.clone()
+        };
+        let stored = TensorSlice {
+            offset: turned(&slice.offset),
+            shape: turned(&slice.shape),
         };
         let mut bytes = vec![0; stored.len() * size];
         for run in stored.runs(&part.shape) {

@@ -20,6 +20,8 @@ pub struct WeightMapping {
     pub offset: usize,
     /// Whether its two dims are transposed.
     pub transposed: bool,
+    /// Its index along a first dim that the parameter has and the tensor has not: that of its expert.
+    pub expert: Option<usize>,
 }
 
 impl WeightMapping {
@@ -31,6 +33,7 @@ impl WeightMapping {
             key: format!("{MODEL}{path}"),
             offset: 0,
             transposed: false,
+            expert: None,
         }
     }
 
@@ -57,22 +60,38 @@ impl WeightMapping {
         list
     }
 
-    /// Its shape as a part of the parameter.
-    pub(super) fn own_shape(&self) -> Vec<usize> {
-        if self.transposed {
+    /// The part of the parameter that it is.
+    pub(super) fn own(&self) -> TensorSlice {
+        let shape = if self.transposed {
             self.shape.iter().rev().copied().collect()
         } else {
             self.shape.clone()
+        };
+        let mut own = TensorSlice::whole(&shape);
+        own.offset[shape.len() - 1] = self.offset;
+        if let Some(expert) = self.expert {
+            own.offset.insert(0, expert);
+            own.shape.insert(0, 1);
+        }
+        own
+    }
+
+    /// Enlarges the shape of the parameter so that it has this part.
+    pub(super) fn extend(&self, shape: &mut Vec<usize>) {
+        let own = self.own();
+        shape.resize(own.shape.len(), 0);
+        for (dim, size) in shape.iter_mut().enumerate() {
+            *size = (*size).max(own.offset[dim] + own.shape[dim]);
         }
     }
 
     /// The slices of the parameter in which it is copied: rows of the file with elements of `size` bytes, at most
     /// `most` bytes at once unless a single row has more.
     pub(super) fn slices(&self, size: usize, most: usize) -> Vec<TensorSlice> {
-        let mut whole = TensorSlice::whole(&self.own_shape());
+        let whole = self.own();
         let last = whole.shape.len() - 1;
-        whole.offset[last] = self.offset;
-        let dim = if self.transposed { last } else { 0 };
+        let first = usize::from(self.expert.is_some());
+        let dim = if self.transposed { last } else { first };
         let rows = self.shape[0];
         let row = self.shape[1..].iter().product::<usize>() * size;
         let step = (most / row).max(1);
@@ -98,6 +117,7 @@ mod tests {
             key: "model/weight".into(),
             offset: 4,
             transposed,
+            expert: None,
         };
         let slice = |offset: [usize; 2], shape: [usize; 2]| TensorSlice {
             offset: offset.to_vec(),
@@ -116,5 +136,27 @@ mod tests {
         );
         assert_eq!(mapped(true).slices(4, 1).len(), 5);
         assert_eq!(mapped(true).slices(4, CHUNK), [slice([0, 4], [3, 5])]);
+    }
+
+    #[test]
+    fn a_tensor_of_an_expert_is_one_row_of_the_first_dim() {
+        let mapped = |transposed| WeightMapping {
+            shape: vec![5, 3],
+            offset: 4,
+            transposed,
+            expert: Some(2),
+            ..WeightMapping::whole("experts", "expert", &[])
+        };
+        let slice = |offset: [usize; 3], shape: [usize; 3]| TensorSlice {
+            offset: offset.to_vec(),
+            shape: shape.to_vec(),
+        };
+        let turned = [slice([2, 0, 4], [1, 3, 4]), slice([2, 0, 8], [1, 3, 1])];
+        assert_eq!(mapped(true).slices(4, 50), turned);
+        let plain = [slice([2, 0, 4], [1, 4, 3]), slice([2, 4, 4], [1, 1, 3])];
+        assert_eq!(mapped(false).slices(4, 50), plain);
+        let mut shape = vec![];
+        mapped(true).extend(&mut shape);
+        assert_eq!(shape, [3, 3, 9]);
     }
 }

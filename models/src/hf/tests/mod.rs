@@ -16,14 +16,16 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 9] = [
     "gpt2",
     "llama-yarn",
     "llama2",
     "llama3",
     "mistral",
+    "mixtral",
     "qwen2",
     "qwen3",
+    "qwen3-moe",
 ];
 
 fn fixture(name: &str) -> PathBuf {

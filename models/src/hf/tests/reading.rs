@@ -41,6 +41,43 @@ fn parts_are_turned_and_lie_side_by_side() {
     );
 }
 
+/// The position of each part of an expert, written out.
+#[test]
+fn experts_lie_one_after_the_other() {
+    for (name, module, [gate, up, down], width) in [
+        ("mixtral", "block_sparse_moe", ["w1", "w3", "w2"], 48),
+        (
+            "qwen3-moe",
+            "mlp",
+            ["gate_proj", "up_proj", "down_proj"],
+            24,
+        ),
+    ] {
+        let (folder, stored) = (open(name), stored(&fixture(name)));
+        let size = folder.tensor("model/norm.weight").unwrap().dtype.size();
+        let at = |name: &str, row: usize, column: usize| {
+            let (_, shape, bytes) = &stored[&format!("model.layers.1.{module}.{name}.weight")];
+            bytes[(row * shape[1] + column) * size..][..size].to_vec()
+        };
+        let own = |path: &str, offset: &[usize]| {
+            let slice = TensorSlice {
+                offset: offset.to_vec(),
+                shape: vec![1; offset.len()],
+            };
+            let key = format!("{MODEL}blocks.1.moe.{path}");
+            folder.read(&key, &slice).unwrap()
+        };
+        assert_eq!(own("router.gate", &[5, 3]), at("gate", 3, 5));
+        let expert = |which: &str| format!("experts.2.{which}");
+        assert_eq!(own("experts.up", &[2, 5, 7]), at(&expert(gate), 7, 5));
+        assert_eq!(
+            own("experts.up", &[2, 31, width + 3]),
+            at(&expert(up), 3, 31)
+        );
+        assert_eq!(own("experts.down", &[2, 9, 30]), at(&expert(down), 30, 9));
+    }
+}
+
 #[test]
 fn a_folder_has_the_tensors_of_its_model() {
     for name in NAMES {
@@ -50,7 +87,7 @@ fn a_folder_has_the_tensors_of_its_model() {
         assert_eq!(tied, model.tied, "{name}");
         let embedding = folder.tensor("model/embedding.weight").unwrap();
         assert_eq!(embedding.shape, [61, 32]);
-        let wanted = if name == "mistral" {
+        let wanted = if ["mistral", "qwen3-moe"].contains(&name) {
             ElementType::Bf16
         } else {
             ElementType::F32
@@ -59,9 +96,22 @@ fn a_folder_has_the_tensors_of_its_model() {
             (embedding.dtype, folder.config().dtype),
             (wanted, Some(wanted))
         );
-        let up = folder.tensor("model/blocks.1.mlp.up.weight").unwrap();
         let gates = if model.activation.is_gated() { 2 } else { 1 };
-        assert_eq!(up.shape, [32, gates * model.mlp_width()]);
+        let of = |path: &str| {
+            folder
+                .tensor(&format!("model/blocks.1.{path}"))
+                .unwrap()
+                .shape
+        };
+        match &model.moe {
+            None => assert_eq!(of("mlp.up.weight"), [32, gates * model.mlp_width()]),
+            Some(moe) => {
+                let width = moe.expert_width.unwrap_or(model.mlp_width());
+                assert_eq!(of("moe.experts.up"), [4, 32, 2 * width]);
+                assert_eq!(of("moe.experts.down"), [4, width, 32]);
+                assert_eq!(of("moe.router.gate"), [32, 4]);
+            }
+        }
     }
 }
 
@@ -69,7 +119,7 @@ proptest! {
     #[test]
     fn a_box_is_a_box_of_the_whole(
         name in prop::sample::select(NAMES.to_vec()), key in any::<prop::sample::Index>(),
-        ends in prop::collection::vec((0.0..1.0, 0.0..1.0), 2),
+        ends in prop::collection::vec((0.0..1.0, 0.0..1.0), 3),
     ) {
         let folder = open(name);
         let keys = folder.keys();

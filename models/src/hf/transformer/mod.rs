@@ -1,5 +1,6 @@
 //! The Hugging Face families of [`TransformerConfig`].
 
+mod experts;
 mod read;
 mod rope;
 mod tensors;
@@ -14,7 +15,7 @@ use crate::TransformerConfig;
 ///
 /// Of training settings `config.json` has the dropout: of GPT-2 as [`dropout`](TransformerConfig::dropout) and
 /// [`attention_dropout`](TransformerConfig::attention_dropout), of other families only the latter. Label smoothing and
-/// z-loss are left out.
+/// z-loss are left out, and so are the losses of routers, whose definition differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelFamily {
     /// GPT-2: LayerNorm, learned positions, biases, joint query-key-value projection.
@@ -27,6 +28,10 @@ pub enum ModelFamily {
     Qwen2,
     /// Qwen 3: Llama with norms of each head's queries and keys.
     Qwen3,
+    /// Mixtral: Mistral with experts in every block.
+    Mixtral,
+    /// Qwen 3 with experts.
+    Qwen3Moe,
 }
 
 impl ModelFamily {
@@ -47,6 +52,11 @@ impl ModelFamily {
                 qk_norm: true,
                 ..TransformerConfig::llama()
             },
+            Self::Mixtral => TransformerConfig::mixtral(),
+            Self::Qwen3Moe => TransformerConfig {
+                qk_norm: true,
+                ..TransformerConfig::mixtral()
+            },
         }
     }
 }
@@ -60,6 +70,8 @@ impl HfFamily for ModelFamily {
         Self::Mistral,
         Self::Qwen2,
         Self::Qwen3,
+        Self::Mixtral,
+        Self::Qwen3Moe,
     ];
 
     fn names(self) -> HfNames {
@@ -69,6 +81,8 @@ impl HfFamily for ModelFamily {
             Self::Mistral => ("mistral", "MistralForCausalLM"),
             Self::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
             Self::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
+            Self::Mixtral => ("mixtral", "MixtralForCausalLM"),
+            Self::Qwen3Moe => ("qwen3_moe", "Qwen3MoeForCausalLM"),
         };
         let (prefix, embedding) = match self {
             Self::Gpt2 => ("transformer.", "transformer.wte.weight"),

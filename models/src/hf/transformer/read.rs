@@ -3,7 +3,7 @@
 use burn_megatron::nn::{Activation, NormKind};
 use serde_json::{Value, json};
 
-use super::{ModelFamily, rope};
+use super::{ModelFamily, experts, rope};
 use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{Positions, TransformerConfig};
 
@@ -74,7 +74,9 @@ pub(super) fn llama_like(
     let groups = keys.size("num_key_value_heads")?.unwrap_or(heads);
     let head_width = match keys.size("head_dim")? {
         Some(width) => width,
-        None if family == ModelFamily::Qwen3 => return Err(keys.missing("head_dim")),
+        None if matches!(family, ModelFamily::Qwen3 | ModelFamily::Qwen3Moe) => {
+            return Err(keys.missing("head_dim"));
+        }
         None if hidden.is_multiple_of(heads) => hidden / heads,
         None => {
             let fits = "a multiple of num_attention_heads, or any size with head_dim";
@@ -98,11 +100,12 @@ pub(super) fn llama_like(
         positions: rope::read(keys, context)?,
         bias: biases(family, keys)?,
         qkv_bias: (family == ModelFamily::Qwen2).then_some(true),
-        qk_norm: family == ModelFamily::Qwen3,
+        qk_norm: matches!(family, ModelFamily::Qwen3 | ModelFamily::Qwen3Moe),
         window: window(family, keys, layers)?,
         tied: keys.flag("tie_word_embeddings")?.unwrap_or(false),
         attention_dropout: keys.number("attention_dropout")?.unwrap_or(0.0),
         init_std: init_std(keys)?,
+        moe: experts::read(family, keys, layers)?,
         ..TransformerConfig::llama()
     })
 }
@@ -155,8 +158,10 @@ fn window(
         ModelFamily::Gpt2 | ModelFamily::Llama => Ok(None),
         // Without the key, the window is 4096.
         ModelFamily::Mistral if !keys.has("sliding_window") => Err(keys.missing("sliding_window")),
-        ModelFamily::Mistral => keys.size("sliding_window"),
-        ModelFamily::Qwen2 | ModelFamily::Qwen3 => qwen_window(keys, layers),
+        ModelFamily::Mistral | ModelFamily::Mixtral => keys.size("sliding_window"),
+        ModelFamily::Qwen2 | ModelFamily::Qwen3 | ModelFamily::Qwen3Moe => {
+            qwen_window(keys, layers)
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use burn_megatron::nn::NormKind;
 
 use super::ModelFamily;
 use crate::hf::{HfFamily, WeightMapping};
-use crate::{Positions, TransformerConfig};
+use crate::{MoeConfig, Positions, TransformerConfig};
 
 /// The tensors of a model, in order of their use.
 pub(super) fn tensors(family: ModelFamily, config: &TransformerConfig) -> Vec<WeightMapping> {
@@ -18,7 +18,7 @@ pub(super) fn tensors(family: ModelFamily, config: &TransformerConfig) -> Vec<We
     for layer in 0..config.layers {
         match family {
             ModelFamily::Gpt2 => list.gpt2_block(layer, config),
-            _ => list.llama_block(layer, config),
+            _ => list.llama_block(family, layer, config),
         }
     }
     match family {
@@ -37,6 +37,22 @@ fn widths(config: &TransformerConfig) -> [usize; 3] {
     let kv = config.groups() * width;
     [config.heads * width, kv, kv]
 }
+
+/// The names of a mixture of experts: its module in a block, and gate, value and output of an expert.
+struct ExpertNames {
+    module: &'static str,
+    linears: [&'static str; 3],
+}
+
+const MIXTRAL: ExpertNames = ExpertNames {
+    module: "block_sparse_moe",
+    linears: ["w1", "w3", "w2"],
+};
+
+const QWEN3_MOE: ExpertNames = ExpertNames {
+    module: "mlp",
+    linears: ["gate_proj", "up_proj", "down_proj"],
+};
 
 struct MappingList(Vec<WeightMapping>);
 
@@ -84,7 +100,7 @@ impl MappingList {
         linear(self, "mlp.down", "mlp.c_proj", width, hidden);
     }
 
-    fn llama_block(&mut self, layer: usize, config: &TransformerConfig) {
+    fn llama_block(&mut self, family: ModelFamily, layer: usize, config: &TransformerConfig) {
         let (own, theirs) = (format!("blocks.{layer}"), format!("model.layers.{layer}"));
         let (hidden, width) = (config.hidden, config.mlp_width());
         let [q, k, v] = widths(config);
@@ -121,6 +137,13 @@ impl MappingList {
         let parts = [("self_attn.o_proj", hidden)];
         linear(self, "attention.output", q, &parts, config.bias);
         norm(self, "mlp_norm", "post_attention_layernorm");
+        if let Some(moe) = config.moe.as_ref().filter(|moe| moe.is_in(layer)) {
+            let names = match family {
+                ModelFamily::Mixtral => MIXTRAL,
+                _ => QWEN3_MOE,
+            };
+            return self.experts([&own, &theirs], names, moe, config);
+        }
         let parts = [("mlp.gate_proj", width), ("mlp.up_proj", width)];
         linear(self, "mlp.up", hidden, &parts, config.bias);
         linear(
@@ -130,5 +153,42 @@ impl MappingList {
             &[("mlp.down_proj", hidden)],
             config.bias,
         );
+    }
+
+    /// The router and the experts of a block, ours and theirs.
+    fn experts(
+        &mut self,
+        [own, theirs]: [&str; 2],
+        names: ExpertNames,
+        moe: &MoeConfig,
+        config: &TransformerConfig,
+    ) {
+        let (own, theirs) = (format!("{own}.moe"), format!("{theirs}.{}", names.module));
+        let (hidden, width) = (config.hidden, moe.width(config));
+        let matrix = |path: &str, name: String, shape: [usize; 2]| WeightMapping {
+            transposed: true,
+            ..WeightMapping::whole(&format!("{own}.{path}"), &name, &shape)
+        };
+        let gate = format!("{theirs}.gate.weight");
+        self.0
+            .push(matrix("router.gate", gate, [moe.experts, hidden]));
+        let [gate, value, output] = names.linears;
+        for expert in 0..moe.experts {
+            let parts = [
+                ("experts.up", gate, [width, hidden], 0),
+                ("experts.up", value, [width, hidden], width),
+                ("experts.down", output, [hidden, width], 0),
+            ];
+            self.0
+                .extend(parts.map(|(path, name, shape, offset)| WeightMapping {
+                    offset,
+                    expert: Some(expert),
+                    ..matrix(
+                        path,
+                        format!("{theirs}.experts.{expert}.{name}.weight"),
+                        shape,
+                    )
+                }));
+        }
     }
 }

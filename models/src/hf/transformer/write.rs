@@ -4,7 +4,7 @@ use burn_megatron::nn::{Activation, NormKind};
 use serde_json::{Map, Value, json};
 
 use super::read::{ACTIVATIONS, GATED};
-use super::{ModelFamily, rope};
+use super::{ModelFamily, experts, rope};
 use crate::hf::{HfConfigError, HfFamily};
 use crate::{Positions, TransformerConfig};
 
@@ -12,6 +12,8 @@ use crate::{Positions, TransformerConfig};
 pub(super) fn family(model: &TransformerConfig) -> ModelFamily {
     match (&model.positions, model.qk_norm, model.window) {
         (Positions::Learned, _, _) => ModelFamily::Gpt2,
+        (_, true, _) if model.moe.is_some() => ModelFamily::Qwen3Moe,
+        _ if model.moe.is_some() => ModelFamily::Mixtral,
         (_, true, _) => ModelFamily::Qwen3,
         _ if !model.bias && model.qkv_bias == Some(true) => ModelFamily::Qwen2,
         (_, false, Some(_)) => ModelFamily::Mistral,
@@ -29,7 +31,8 @@ pub(super) fn check(family: ModelFamily, model: &TransformerConfig) -> Result<()
     } else {
         NormKind::Rms
     };
-    let qwen = matches!(family, ModelFamily::Qwen2 | ModelFamily::Qwen3);
+    let has_qk_norm = matches!(family, ModelFamily::Qwen3 | ModelFamily::Qwen3Moe);
+    let has_window = matches!(family, ModelFamily::Mistral | ModelFamily::Mixtral);
     let conditions = [
         (
             "norm and positions that fit: layer with learned positions, rms with rotary ones",
@@ -41,7 +44,6 @@ pub(super) fn check(family: ModelFamily, model: &TransformerConfig) -> Result<()
             name_of(model.activation, is_gpt2).is_some(),
         ),
         ("norm_zero_centered = false", !model.norm_zero_centered),
-        ("no experts", model.moe.is_none()),
         (
             "bias = true beside learned positions",
             !is_gpt2 || model.bias,
@@ -56,18 +58,21 @@ pub(super) fn check(family: ModelFamily, model: &TransformerConfig) -> Result<()
         ),
         (
             "qk_norm beside rotary positions and no biases",
-            model.qk_norm == (family == ModelFamily::Qwen3),
+            model.qk_norm == has_qk_norm,
         ),
         (
             "a window beside rotary positions",
-            model.window.is_none() || family == ModelFamily::Mistral || qwen,
+            model.window.is_none() || has_window || has_qk_norm || family == ModelFamily::Qwen2,
         ),
         (
             "as many groups as heads, and head_width = hidden / heads, beside learned positions",
             !is_gpt2 || (model.groups() == model.heads && head_width * model.heads == model.hidden),
         ),
     ];
-    match conditions.iter().find(|(_, fits)| !fits) {
+    let conditions = conditions
+        .into_iter()
+        .chain(experts::conditions(family, model));
+    match conditions.into_iter().find(|(_, fits)| !fits) {
         None => Ok(()),
         Some((needs, _)) => Err(HfConfigError::NoFamily(format!(
             "{} requires {needs}",
@@ -135,21 +140,22 @@ fn llama_like(family: ModelFamily, model: &TransformerConfig) -> Map<String, Val
     let more = match family {
         ModelFamily::Gpt2 => json!({}),
         ModelFamily::Llama => json!({ "attention_bias": model.bias, "mlp_bias": model.bias }),
-        ModelFamily::Mistral => json!({ "sliding_window": model.window }),
-        ModelFamily::Qwen2 | ModelFamily::Qwen3 => json!({
+        ModelFamily::Mistral | ModelFamily::Mixtral => json!({ "sliding_window": model.window }),
+        ModelFamily::Qwen2 | ModelFamily::Qwen3 | ModelFamily::Qwen3Moe => json!({
             "use_sliding_window": model.window.is_some(),
             "sliding_window": model.window,
             "max_window_layers": if model.window.is_some() { 0 } else { model.layers },
         }),
     };
     keys.extend(map(more));
-    if family == ModelFamily::Qwen3 {
+    if model.qk_norm {
         keys.insert("attention_bias".into(), json!(false));
     }
+    keys.extend(experts::write(family, model));
     keys
 }
 
-fn map(value: Value) -> Map<String, Value> {
+pub(super) fn map(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(map) => map,
         _ => Map::new(),

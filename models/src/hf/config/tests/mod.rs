@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{Positions, RotaryScaling, TransformerConfig};
+use crate::{MoeConfig, Positions, RotaryScaling, TransformerConfig};
 
 /// Of [`ModelFamily`].
 type HfConfig = super::HfConfig;
@@ -168,13 +168,80 @@ fn mistral() -> Value {
     })
 }
 
-fn published() -> [Value; 5] {
-    [gpt2(), llama(), mistral(), qwen2(), qwen3()]
+/// As Mixtral 8x7B v0.1.
+fn mixtral() -> Value {
+    json!({
+        "architectures": ["MixtralForCausalLM"],
+        "attention_dropout": 0.0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "initializer_range": 0.02,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 32768,
+        "model_type": "mixtral",
+        "num_attention_heads": 32,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "output_router_logits": false,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.02,
+        "sliding_window": null,
+        "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.36.0.dev0",
+        "use_cache": true,
+        "vocab_size": 32000
+    })
+}
+
+/// As Qwen 3 30B-A3B.
+fn qwen3_moe() -> Value {
+    let mut keys = qwen3();
+    for (key, value) in [
+        ("architectures", json!(["Qwen3MoeForCausalLM"])),
+        ("decoder_sparse_step", json!(1)),
+        ("hidden_size", json!(2048)),
+        ("intermediate_size", json!(6144)),
+        ("max_window_layers", json!(48)),
+        ("mlp_only_layers", json!([])),
+        ("model_type", json!("qwen3_moe")),
+        ("moe_intermediate_size", json!(768)),
+        ("norm_topk_prob", json!(true)),
+        ("num_attention_heads", json!(32)),
+        ("num_experts", json!(128)),
+        ("num_experts_per_tok", json!(8)),
+        ("num_hidden_layers", json!(48)),
+        ("num_key_value_heads", json!(4)),
+        ("output_router_logits", json!(false)),
+        ("router_aux_loss_coef", json!(0.001)),
+        ("tie_word_embeddings", json!(false)),
+    ] {
+        keys[key] = value;
+    }
+    keys
+}
+
+fn published() -> [Value; 7] {
+    [
+        gpt2(),
+        llama(),
+        mistral(),
+        qwen2(),
+        qwen3(),
+        mixtral(),
+        qwen3_moe(),
+    ]
 }
 
 #[test]
 fn published_models_are_understood() {
-    let [gpt2, llama, mistral, qwen2, qwen3] = published().map(|value| parse(&value).unwrap());
+    let [gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe] =
+        published().map(|value| parse(&value).unwrap());
     let model = &gpt2.model;
     assert_eq!(
         (model.norm, model.activation),
@@ -211,6 +278,42 @@ fn published_models_are_understood() {
         (true, Some(128))
     );
     assert_eq!(qwen3.model.positions, Positions::rotary(1e6));
+    assert_eq!(mixtral.model.moe, Some(MoeConfig::default()));
+    let moe = MoeConfig {
+        experts: 128,
+        experts_per_token: 8,
+        expert_width: Some(768),
+        ..MoeConfig::default()
+    };
+    assert_eq!(qwen3_moe.model.moe, Some(moe));
+}
+
+#[test]
+fn blocks_with_experts_are_found() {
+    for (step, dense, wanted) in [
+        (1, json!([]), Some((1, 0))),
+        (1, json!([0, 1]), Some((1, 2))),
+        (2, json!([]), Some((2, 1))),
+        (3, json!(null), Some((3, 2))),
+        (1, json!([1, 3]), Some((2, 0))),
+        (1, json!([0, 1, 2, 3, 4, 5]), Some((1, 6))),
+        (1, json!([1]), None),
+        (1, json!([5]), None),
+        (1, json!("all"), None),
+    ] {
+        let mut keys = qwen3_moe();
+        keys["num_hidden_layers"] = json!(6);
+        keys["decoder_sparse_step"] = json!(step);
+        keys["mlp_only_layers"] = dense.clone();
+        let found = parse(&keys).map(|config| config.model.moe.unwrap());
+        match (found, wanted) {
+            (Ok(moe), Some(wanted)) => assert_eq!((moe.every, moe.first_dense), wanted),
+            (Err(error), None) => {
+                assert!(error.to_string().contains("mlp_only_layers"), "{error}");
+            }
+            (found, _) => panic!("{step} {dense}: {found:?}"),
+        }
+    }
 }
 
 #[test]

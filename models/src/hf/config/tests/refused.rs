@@ -204,7 +204,7 @@ fn what_could_change_the_model_is_refused_by_name() {
             "model_type",
             json!("mamba"),
             "unknown model_type = \"mamba\": expected \
-            gpt2, llama, mistral, qwen2 or qwen3"
+            gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe"
                 .into(),
         ),
         (

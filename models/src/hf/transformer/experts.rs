@@ -1,0 +1,133 @@
+//! The experts of Mixtral and of Qwen 3, as keys of a `config.json`.
+
+use burn_megatron::nn::moe::ScoreFunction;
+use serde_json::{Map, Value, json};
+
+use super::ModelFamily;
+use super::write::map;
+use crate::hf::{ConfigKeys, HfConfigError};
+use crate::{MoeConfig, TransformerConfig};
+
+/// The number of experts of Qwen 3, and of Mixtral.
+const EXPERTS: [&str; 2] = ["num_experts", "num_local_experts"];
+
+pub(super) fn read(
+    family: ModelFamily,
+    keys: &mut ConfigKeys,
+    layers: usize,
+) -> Result<Option<MoeConfig>, HfConfigError> {
+    let is_qwen = match family {
+        ModelFamily::Mixtral => false,
+        ModelFamily::Qwen3Moe => true,
+        _ => return Ok(None),
+    };
+    // Of the loss of the routers alone.
+    keys.take("output_router_logits");
+    keys.take("router_aux_loss_coef");
+    keys.only("router_jitter_noise", 0.0)?;
+    let names = if is_qwen { EXPERTS } else { [EXPERTS[1]; 2] };
+    let [first, second] = names.map(|name| keys.size(name));
+    let experts = first?.or(second?).ok_or_else(|| keys.missing(names[0]))?;
+    let experts_per_token = keys.needed("num_experts_per_tok", ConfigKeys::size)?;
+    let moe = MoeConfig {
+        experts,
+        experts_per_token,
+        ..MoeConfig::default()
+    };
+    if !is_qwen {
+        return Ok(Some(moe));
+    }
+    let normalised = keys.flag("norm_topk_prob")?.unwrap_or(false);
+    let (every, first_dense) = blocks(keys, layers)?;
+    Ok(Some(MoeConfig {
+        expert_width: Some(keys.needed("moe_intermediate_size", ConfigKeys::size)?),
+        score: if normalised {
+            ScoreFunction::Softmax
+        } else {
+            ScoreFunction::PreSoftmax
+        },
+        every,
+        first_dense,
+        ..moe
+    }))
+}
+
+/// Which blocks have experts, as [`every`](MoeConfig::every) and [`first_dense`](MoeConfig::first_dense).
+fn blocks(keys: &mut ConfigKeys, layers: usize) -> Result<(usize, usize), HfConfigError> {
+    let step = keys.size("decoder_sparse_step")?.unwrap_or(1);
+    let dense = keys.take("mlp_only_layers").unwrap_or_else(|| json!([]));
+    let is_dense = |number: usize| {
+        let listed = dense.as_array();
+        listed.is_some_and(|listed| listed.contains(&json!(number)))
+    };
+    let sparse =
+        (0..layers).filter(|number| (number + 1).is_multiple_of(step) && !is_dense(*number));
+    let sparse: Vec<_> = sparse.collect();
+    let first = sparse.first().copied().unwrap_or(layers);
+    let every = match sparse.get(1) {
+        Some(second) => second - first,
+        // No second one.
+        None => (layers - first).max(1),
+    };
+    if dense.is_array() && (first..layers).step_by(every).eq(sparse.iter().copied()) {
+        return Ok((every, first));
+    }
+    let fits = "layers after which every so many layers have experts";
+    Err(keys.refused("mlp_only_layers", &dense, fits))
+}
+
+/// What the experts of a model must be.
+pub(super) fn conditions(
+    family: ModelFamily,
+    model: &TransformerConfig,
+) -> Vec<(&'static str, bool)> {
+    let is_mixtral = family == ModelFamily::Mixtral;
+    let Some(moe) = &model.moe else {
+        let fits = !is_mixtral && family != ModelFamily::Qwen3Moe;
+        return vec![("experts", fits)];
+    };
+    let has_experts = is_mixtral || family == ModelFamily::Qwen3Moe;
+    let is_softmax = moe.score == ScoreFunction::Softmax;
+    let all = (0..model.layers).all(|number| moe.is_in(number));
+    vec![
+        ("no experts", has_experts),
+        (
+            "experts without biases, groups, a capacity, shared experts, and with factor = 1",
+            !model.bias
+                && moe.groups.is_none()
+                && moe.capacity.is_none()
+                && moe.shared_width.is_none()
+                && moe.factor == 1.0,
+        ),
+        (
+            "score = softmax or pre-softmax",
+            is_softmax || moe.score == ScoreFunction::PreSoftmax,
+        ),
+        (
+            "score = softmax, expert_width = mlp_width and experts in all blocks, without qk_norm",
+            !is_mixtral || (is_softmax && all && moe.width(model) == model.mlp_width()),
+        ),
+    ]
+}
+
+pub(super) fn write(family: ModelFamily, model: &TransformerConfig) -> Map<String, Value> {
+    let Some(moe) = &model.moe else {
+        return Map::new();
+    };
+    let mut keys = map(json!({ "num_experts_per_tok": moe.experts_per_token }));
+    if family == ModelFamily::Mixtral {
+        keys.insert(EXPERTS[1].into(), json!(moe.experts));
+        return keys;
+    }
+    let dense: Vec<_> = (0..model.layers)
+        .filter(|number| !moe.is_in(*number))
+        .collect();
+    keys.extend(map(json!({
+        EXPERTS[0]: moe.experts,
+        "moe_intermediate_size": moe.width(model),
+        "norm_topk_prob": moe.score == ScoreFunction::Softmax,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": dense,
+    })));
+    keys
+}
