@@ -295,7 +295,7 @@ fn blocks_with_experts_are_found() {
         (1, json!([0, 1]), Some((1, 2))),
         (2, json!([]), Some((2, 1))),
         (3, json!(null), Some((3, 2))),
-        (1, json!([1, 3]), Some((2, 0))),
+        (1, json!([1, 3, 5]), Some((2, 0))),
         (1, json!([0, 1, 2, 3, 4, 5]), Some((1, 6))),
         (1, json!([1]), None),
         (1, json!([5]), None),
