@@ -13,7 +13,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use super::*;
 use crate::comm::{ParallelContext, World};
 use crate::data_parallel::DistributedDataParallel;
-use crate::mesh::{Axis, Grid, Mesh, MeshRank, ParallelConfig};
+use crate::mesh::{Axis, Grid, MeshRank, ParallelConfig};
 use crate::nn::tests::{assert_near, values, wave};
 use crate::nn::{Activation, ModelBuilder, ParameterTable};
 use crate::optim::global_norm;
