@@ -141,9 +141,7 @@ fn the_global_loss_is_that_of_a_micro_batch_if_all_ranks_read_the_same() {
 #[test]
 fn an_even_load_has_the_coefficient_as_its_loss() {
     // All experts equally often, and equal scores.
-    let choices: Vec<i64> = (0..2 * BATCH * SEQ as usize)
-        .map(|i| (i % EXPERTS) as i64)
-        .collect();
+    let choices: Vec<i64> = (0..2 * BATCH * SEQ).map(|i| (i % EXPERTS) as i64).collect();
     let logits = Tensor::<2>::zeros([BATCH * SEQ, EXPERTS], &Device::flex().autodiff());
     let logits = logits.cast(DType::F64).require_grad();
     let routing = Routing {
