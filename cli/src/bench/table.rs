@@ -58,8 +58,8 @@ impl KernelReport {
         let fusion = if self.fusion { "with" } else { "without" };
         format!(
             "{} in {}; medians of {} runs, interleaved; `composed`: the same with Burn's operations, \
-             {fusion} its fusion, for 8-bit products the same in {}, for experts-one-gemm one product of all rows; `of copy`: the time of a copy \
-             of as many bytes over that of the kernel\n8-bit matrices: {}\n\n\
+             {fusion} its fusion, for 8-bit products the same in {}, for experts-one-gemm one product of \
+             all rows; `of copy`: the time of a copy of as many bytes over that of the kernel\n8-bit matrices: {}\n\n\
              {:<18} {:<9} {:>15} {:>10} {:>8} {:>8} {:>11} {:>8}",
             self.device,
             self.dtype,

@@ -5,13 +5,13 @@
 //!
 //! | score | experts are chosen by | weight | backward |
 //! |---|---|---|---|
-//! | `Softmax` | `z` | `p_i = c softmax over S of z` | `dz_i = p_i (g_i - sum of g_j p_j / c)` on `S` |
-//! | `PreSoftmax` | `s = softmax(z)` | `p_i = c s_i` | `dz_e = s_e (ds_e - sum of ds_j s_j)` for all, with `ds_i = c g_i` on `S` |
-//! | `Sigmoid` | `s = sigmoid(z)` | `p_i = c s_i / D`, `D = sum over S of s + 1e-20` | `ds_i = c / D (g_i - sum of g_j s_j / D)`, `dz_i = ds_i s_i (1 - s_i)` |
+//! | `Softmax` | `z` | `c softmax over S of z` | `dz_i = p_i (g_i - sum of g_j p_j / c)` on `S` |
+//! | `PreSoftmax` | `s = softmax(z)` | `c s_i` | `dz_e = s_e (ds_e - sum of ds_j s_j)`, `ds = c g` on `S` |
+//! | `Sigmoid` | `s = sigmoid(z)` | `c s_i / D` | `dz_i = ds_i s_i (1 - s_i)`, `ds_i = c / D (g_i - sum of g_j s_j / D)` |
 //! | `SqrtSoftplus` | `s = sqrt(ln(1 + e^z))` | as `Sigmoid` | `dz_i = ds_i sigmoid(z_i) / (2 s_i)` |
 //!
-//! With `k = 1`, weights of the last two are not divided: `p = c s`. A softmax over all experts that is
-//! divided by its sum over the chosen ones is `Softmax`.
+//! `D` is the sum of `s` over `S`, and 1e-20. With `k = 1`, weights of the last two are not divided:
+//! `p = c s`. A softmax over all experts that is divided by its sum over the chosen ones is `Softmax`.
 //!
 //! Everything is computed in f32 (f64 for f64). Experts are ordered by score, the larger first, and by
 //! index where scores are equal, the smaller first. A score that is NaN or below the lowest finite f32
