@@ -3,8 +3,7 @@
 use burn::tensor::{DType, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use super::ops;
-use super::router::{Routing, plain};
+use super::router::{Routing, plain, read};
 
 /// The most tokens of a rank for each expert: `ceil(T k / E * factor)`, for `T` tokens of the rank. Others are
 /// dropped: their weights are 0 and those of their other experts stay as they are.
@@ -56,7 +55,7 @@ impl Capacity {
         let ([tokens, experts], [_, k]) = (routing.logits.dims(), routing.weights.dims());
         let capacity = self.of(tokens, k, experts);
         let device = routing.indices.device();
-        let mut choices = ops::read(routing.indices);
+        let mut choices = read(routing.indices);
         let weights = match self.keep {
             KeepPolicy::First => None,
             KeepPolicy::LargestWeights => Some(values(&routing.weights)),

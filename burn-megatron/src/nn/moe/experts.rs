@@ -4,8 +4,8 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use burn_megatron_kernels::activation::{self, ActivationOptions};
+use burn_megatron_kernels::moe::grouped::grouped_matmul;
 
-use super::ops::grouped_matmul;
 use crate::choice::Operation;
 use crate::mesh::{Axis, Grid, split_evenly};
 use crate::nn::{

@@ -14,12 +14,13 @@ use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, TensorData};
+use burn_megatron_kernels::moe::router::top_k_router;
+use burn_megatron_kernels::moe::statistics::{count_experts, sum_scores, sum_squared_lse};
 use burn_megatron_kernels::{Function, apply};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::ops;
-use super::router::{RouterConfig, Routing, ScoreFunction, plain};
+use super::router::{RouterConfig, Routing, plain, read};
 use crate::collective::Comm;
 use crate::comm::{Buffer, CommError, ParallelContext, ReduceOp, raise};
 use crate::mesh::{Axis, AxisSet, Grid};
@@ -230,10 +231,7 @@ impl LayerLosses {
                 load.weighted(&vec![scaled(&so_far, factor); sequences])
             }
             RouterLossKind::ZLoss => {
-                let logits = load.logits.clone();
-                let largest = logits.clone().detach().max_dim(1);
-                let sum = (logits - largest.clone()).exp().sum_dim(1);
-                let squares = (sum.log() + largest).square().sum();
+                let squares = sum_squared_lse(load.logits.clone(), None);
                 squares.mul_scalar(losses.counted / tokens)
             }
         }
@@ -253,34 +251,21 @@ struct Load {
 
 impl Load {
     fn new(layer: &LayerLosses, routing: &Routing, sequences: usize) -> Self {
-        let RouterConfig {
-            score,
-            experts,
-            experts_per_token: k,
-            groups,
-            ..
-        } = layer.config;
+        let experts = layer.config.experts;
+        let mut options = layer.config.options();
         let logits = routing.logits.clone();
         let [tokens, _] = logits.dims();
         let seq = tokens / sequences;
-        let scores = ops::scores(logits.clone(), score);
-        let scores = match score {
-            ScoreFunction::Softmax | ScoreFunction::PreSoftmax => scores,
-            ScoreFunction::Sigmoid | ScoreFunction::SqrtSoftplus => ops::normalised(scores),
-        };
-        let choices = match groups {
+        let choices = match options.groups.take() {
             None => routing.indices.clone(),
-            Some(_) => ops::top_k(plain(scores.clone()), k, None),
+            Some(_) => top_k_router(plain(logits.clone()), &options, None).0,
         };
-        let mut counts = vec![0.0; sequences * experts];
-        for (pair, expert) in ops::read(choices).into_iter().enumerate() {
-            counts[pair / (k * seq) * experts + expert as usize] += 1.0;
-        }
+        let counts = read(count_experts(choices, experts, sequences));
+        let counts = counts.into_iter().map(|count| count as f64).collect();
         let counts = sum_over(counts, &layer.sequence);
-        let by_sequence = scores.reshape([sequences, seq, experts]).sum_dim(1);
         Self {
+            scores: sum_scores(logits.clone(), options.score, sequences, None),
             logits,
-            scores: by_sequence.squeeze_dim(1),
             counts: counts.chunks(experts).map(<[f64]>::to_vec).collect(),
             seq_of_all: seq * layer.sequence.size(),
         }

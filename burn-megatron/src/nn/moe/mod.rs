@@ -20,7 +20,6 @@ mod dispatch;
 mod experts;
 mod losses;
 mod mlp;
-mod ops;
 mod router;
 mod shared;
 #[cfg(test)]

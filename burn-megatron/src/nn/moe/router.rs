@@ -3,9 +3,9 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, FloatDType, Int, Tensor};
+use burn_megatron_kernels::moe::router::{self as kernels, router_weights, top_k_router};
 use serde::{Deserialize, Serialize};
 
-use super::ops;
 use crate::mesh::Axis;
 use crate::nn::{BuildError, Init, ModelBuilder, ParameterSpec, anchored_value};
 
@@ -131,6 +131,21 @@ impl RouterConfig {
         })
     }
 
+    /// The options of the operation.
+    pub(super) fn options(&self) -> kernels::RouterOptions {
+        // A softmax over one expert would be 1.
+        let score = match (self.score, self.experts_per_token) {
+            (ScoreFunction::Softmax, 1) => ScoreFunction::PreSoftmax,
+            (score, _) => score,
+        };
+        kernels::RouterOptions {
+            top_k: self.experts_per_token,
+            score: score.into(),
+            scaling_factor: self.factor,
+            groups: self.groups.map(Into::into),
+        }
+    }
+
     fn check(&self) -> Result<(), String> {
         let (experts, k) = (self.experts, self.experts_per_token);
         if !(1..=experts).contains(&k) {
@@ -179,20 +194,19 @@ impl Router {
     /// of the present logits.
     pub fn forward(&self, x: Tensor<2>, replayed: Option<Tensor<2, Int>>) -> Routing {
         let logits = self.logits(x);
-        let indices = match replayed {
-            Some(indices) => plain_ints(indices),
-            None => self.choose(plain(logits.clone())),
+        let options = self.config.options();
+        let (indices, weights) = match replayed {
+            Some(indices) => {
+                let indices = plain_ints(indices);
+                let weights = router_weights(logits.clone(), indices.clone(), &options);
+                (indices, weights)
+            }
+            None => top_k_router(logits.clone(), &options, None),
         };
-        let of_logits = if logits.is_autodiff() {
-            Tensor::from_inner(indices.clone())
-        } else {
-            indices.clone()
-        };
-        let RouterConfig { score, factor, .. } = self.config;
         Routing {
-            weights: ops::router_weights(logits.clone(), of_logits, score, factor),
             logits,
             indices,
+            weights,
             rows_per_expert: None,
         }
     }
@@ -211,25 +225,42 @@ impl Router {
         }
     }
 
-    /// The experts of plain logits.
-    fn choose(&self, logits: Tensor<2>) -> Tensor<2, Int> {
-        let RouterConfig {
-            score,
-            groups,
-            experts_per_token,
-            ..
-        } = self.config;
-        let scores = match score {
-            // In the order of the softmax, without its rounding.
-            ScoreFunction::Softmax => logits,
-            _ => ops::scores(logits, score),
-        };
-        ops::top_k(scores, experts_per_token, groups)
-    }
-
     /// The configuration.
     pub fn config(&self) -> &RouterConfig {
         &self.config
+    }
+}
+
+impl From<ScoreFunction> for kernels::ScoreFunction {
+    fn from(score: ScoreFunction) -> Self {
+        match score {
+            ScoreFunction::Softmax => Self::Softmax,
+            ScoreFunction::PreSoftmax => Self::PreSoftmax,
+            ScoreFunction::Sigmoid => Self::Sigmoid,
+            ScoreFunction::SqrtSoftplus => Self::SqrtSoftplus,
+        }
+    }
+}
+
+impl From<ExpertGroups> for kernels::ExpertGroups {
+    fn from(groups: ExpertGroups) -> Self {
+        Self {
+            groups: groups.groups,
+            chosen: groups.chosen,
+            score: match groups.score {
+                GroupScore::Max => kernels::GroupScore::Max,
+                GroupScore::SumOf(terms) => kernels::GroupScore::SumOf(terms),
+            },
+        }
+    }
+}
+
+/// The integers of a tensor, row by row.
+pub(super) fn read(values: Tensor<2, Int>) -> Vec<i64> {
+    let values = values.into_data().convert_dtype(DType::I64);
+    match values.try_into_vec() {
+        Ok(values) => values,
+        Err(error) => unreachable!("converted to integers: {error}"),
     }
 }
 

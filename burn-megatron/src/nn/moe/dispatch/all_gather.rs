@@ -1,11 +1,14 @@
 //! Sends every token to every rank.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, TensorData};
+use burn_megatron_kernels::moe::permutation::{
+    RowLayout, RowMap, permute, permute_weights, unpermute,
+};
 
 use super::{Dispatched, Dispatcher, ExpertRanks, Routing};
 use crate::collective::{gather_rows, reduce_scatter_rows};
 use crate::nn::moe::experts::ExpertRows;
-use crate::nn::moe::ops::{RowLayout, RowMap, permute, permute_weights, read, unpermute};
+use crate::nn::moe::router::read;
 
 /// The all-gather dispatcher: the sum over expert ranks adds the experts, that over expert-tensor ranks their parts.
 #[derive(Debug)]
@@ -42,13 +45,14 @@ impl Dispatcher for AllGather {
         let ([_, k], device) = (routing.weights.dims(), x.device());
         let (choices, tokens) = self.gather(read(routing.indices.clone()), k);
         let shape = [choices.len() / k, k];
-        let map = RowMap::of(&choices, shape, self.ranks.local, RowLayout::Kept, &device);
+        let choices = Tensor::from_data(TensorData::new(choices, shape), &device);
+        let map = RowMap::new(choices, self.ranks.local, RowLayout::Kept);
         let comm = self.ranks.comm.clone();
         let weights = gather_rows(routing.weights.clone(), &tokens, &comm);
         let rows = ExpertRows {
             rows: permute(gather_rows(x, &tokens, &comm), &map),
             weights: permute_weights(weights, &map),
-            group_sizes: map.group_sizes().to_vec(),
+            group_sizes: map.group_sizes(),
         };
         Dispatched::new(rows, move |y| {
             reduce_scatter_rows(unpermute(y, &map), &tokens, &comm)

@@ -1,13 +1,15 @@
 //! Sends each token to its experts.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, TensorData};
+use burn_megatron_kernels::moe::permutation::{
+    RowLayout, RowMap, permute, permute_weights, unpermute,
+};
 
 use super::{Dispatched, Dispatcher, ExpertRanks, Routing};
 use crate::collective::{Comm, all_to_all, gather_rows, reduce_scatter_rows};
 use crate::comm::{CommError, ParallelContext};
 use crate::mesh::{Axis, Grid};
 use crate::nn::moe::experts::ExpertRows;
-use crate::nn::moe::ops::{RowLayout, RowMap, permute, permute_weights, unpermute};
 
 /// The all-to-all dispatcher (Megatron's `MoEAlltoAllTokenDispatcher`).
 ///
@@ -49,11 +51,12 @@ impl AllToAll {
         let own = &sizes[self.ranks.comm.rank()];
         let sent = own.chunks(local).map(|sizes| sizes.iter().sum::<i64>());
         let from = |tensor: usize| self.sources.iter().map(move |ranks| &ranks[tensor]);
-        let mut keys = vec![];
+        let (mut keys, mut group_sizes) = (vec![], vec![0; local]);
         for source in tensor.clone().flat_map(from) {
             for (expert, size) in here(source).iter().enumerate() {
                 let key = (expert * sizes.len() + source) as i64;
                 keys.extend(vec![key; *size as usize]);
+                group_sizes[expert] += *size as usize;
             }
         }
         Exchange {
@@ -61,6 +64,7 @@ impl AllToAll {
             receive: from(index).map(rows).collect(),
             gathered: tensor.map(|index| from(index).map(rows).sum()).collect(),
             keys,
+            group_sizes,
         }
     }
 }
@@ -75,6 +79,8 @@ struct Exchange {
     gathered: Vec<usize>,
     /// Of all rows, as they arrive, the local expert and the rank that they come from, as one number.
     keys: Vec<i64>,
+    /// The rows of each local expert.
+    group_sizes: Vec<usize>,
 }
 
 impl Dispatcher for AllToAll {
@@ -86,10 +92,12 @@ impl Dispatcher for AllToAll {
             receive,
             gathered,
             keys,
-        } = self.exchange(map.group_sizes());
-        let sources = self.ranks.comm.size();
-        let groups = self.ranks.local * sources;
-        let order = RowMap::of(&keys, [keys.len(), 1], groups, RowLayout::Kept, &device);
+            group_sizes,
+        } = self.exchange(&map.group_sizes());
+        let (rows, groups) = (keys.len(), self.ranks.local * self.ranks.comm.size());
+        let keys = Tensor::from_data(TensorData::new(keys, [rows, 1]), &device);
+        // The host knows the number of rows, so nothing is copied to it.
+        let order = RowMap::new(keys, groups, RowLayout::Rows(rows));
 
         let (expert, tensor) = (self.expert.clone(), self.expert_tensor.clone());
         let rows = all_to_all(permute(x, &map), send.clone(), receive.clone(), &expert);
@@ -97,11 +105,10 @@ impl Dispatcher for AllToAll {
         let weights = permute_weights(routing.weights.clone(), &map);
         let weights = all_to_all(weights, send.clone(), receive.clone(), &expert);
         let weights = gather_rows(weights, &gathered, &tensor);
-        let sizes = order.group_sizes().chunks(sources);
         let rows = ExpertRows {
             rows: permute(rows, &order),
             weights: permute_weights(weights.unsqueeze_dim(1), &order),
-            group_sizes: sizes.map(|sizes| sizes.iter().sum()).collect(),
+            group_sizes,
         };
         Dispatched::new(rows, move |y| {
             let y = unpermute(y, &order);

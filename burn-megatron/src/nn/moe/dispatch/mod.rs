@@ -6,10 +6,10 @@ mod all_to_all;
 use std::fmt;
 
 use burn::tensor::Tensor;
+use burn_megatron_kernels::moe::permutation::RowLayout;
 use serde::{Deserialize, Serialize};
 
 use super::experts::ExpertRows;
-use super::ops::RowLayout;
 use super::router::Routing;
 use crate::collective::Comm;
 use crate::comm::{Buffer, CommError, ParallelContext, raise};

@@ -1,6 +1,7 @@
 //! Numbers of `T = 4` tokens, `E = 4` experts and `k = 2`, computed in f64 beside this code.
 
 use super::*;
+use crate::nn::moe::router::read;
 use crate::nn::anchored_value;
 
 const LOGITS: [f64; 16] = [
@@ -44,7 +45,7 @@ fn assert_golden(found: Tensor<2>, expected: &[f64]) {
 #[test]
 fn choices_and_weights() {
     let softmax = routed(ScoreFunction::Softmax, 1.0);
-    assert_eq!(ops::read(softmax.indices), [0, 1, 1, 0, 1, 2, 0, 1]);
+    assert_eq!(read(softmax.indices), [0, 1, 1, 0, 1, 2, 0, 1]);
     let weights = [
         0.7310586, 0.2689414, 0.7310586, 0.2689414, 0.8807971, 0.1192029, 0.6224593, 0.3775407,
     ];
@@ -56,45 +57,6 @@ fn choices_and_weights() {
     let sigmoid = routed(ScoreFunction::Sigmoid, 2.5).weights;
     assert_golden(sigmoid.clone().narrow(0, 0, 1), &[1.3661228, 1.1338772]);
     assert_golden(sigmoid.narrow(0, 2, 1), &[1.4144625, 1.0855375]);
-}
-
-#[test]
-fn rows_by_expert() {
-    let map = ops::RowMap::new(
-        routed(ScoreFunction::Softmax, 1.0).indices,
-        4,
-        ops::RowLayout::Kept,
-    );
-    assert_eq!(map.group_sizes(), [3, 4, 1, 0]);
-    let tokens = Tensor::<2>::from_floats([[0.0], [1.0], [2.0], [3.0]], &Device::flex());
-    let rows = ops::permute(tokens, &map);
-    assert_eq!(
-        values(rows.clone()),
-        [0.0, 1.0, 3.0, 0.0, 1.0, 2.0, 3.0, 2.0]
-    );
-    // Each token as often as it was kept.
-    assert_eq!(values(ops::unpermute(rows, &map)), [0.0, 2.0, 4.0, 6.0]);
-}
-
-#[test]
-fn groups_by_the_sum_of_the_best_and_by_the_best() {
-    let scores = [0.9, 0.1, 0.6, 0.5, 0.8, 0.05, 0.3, 0.7];
-    let data = TensorData::new(scores.to_vec(), [1, 8]);
-    let scores = Tensor::<2>::from_data(data, (&Device::flex(), DType::F64));
-    for (score, mut expected) in [
-        (GroupScore::SumOf(2), [0, 1, 2, 3]),
-        (GroupScore::Max, [0, 1, 4, 5]),
-    ] {
-        let groups = ExpertGroups {
-            groups: 4,
-            chosen: 2,
-            score,
-        };
-        let mut chosen = ops::read(ops::top_k(scores.clone(), 4, Some(groups)));
-        chosen.sort_unstable();
-        expected.sort_unstable();
-        assert_eq!(chosen, expected, "{score:?}");
-    }
 }
 
 #[test]
@@ -115,7 +77,7 @@ fn drop(keep: KeepPolicy, factor: f64, pad: bool) -> Routing {
 fn dropped_choices() {
     // Two tokens for each expert.
     let weights = drop(KeepPolicy::LargestWeights, 1.0, false).indices;
-    assert_eq!(ops::read(weights), [0, -1, 1, -1, 1, 2, 0, -1]);
+    assert_eq!(read(weights), [0, -1, 1, -1, 1, 2, 0, -1]);
     let first = drop(KeepPolicy::First, 1.0, false).indices;
-    assert_eq!(ops::read(first), [0, 1, 1, 0, -1, 2, -1, -1]);
+    assert_eq!(read(first), [0, 1, 1, 0, -1, 2, -1, -1]);
 }
