@@ -1,8 +1,8 @@
 //! Numbers of `T = 4` tokens, `E = 4` experts and `k = 2`, computed in f64 beside this code.
 
 use super::*;
-use crate::nn::moe::router::read;
 use crate::nn::anchored_value;
+use crate::nn::moe::router::read;
 
 const LOGITS: [f64; 16] = [
     2.0, 1.0, 0.0, -1.0, //
