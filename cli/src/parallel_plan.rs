@@ -23,16 +23,8 @@ impl Recipe {
                 return Err(format!("invalid {name} = 0: expected at least 1").into());
             }
         }
-        for (name, given) in [
-            ("context", layout.context > 1),
-            ("expert", layout.expert > 1),
-            ("expert_tensor", layout.expert_tensor.is_some()),
-        ] {
-            if given {
-                return Err(
-                    format!("parallel.{name} is not supported by a run yet; remove it").into(),
-                );
-            }
+        if layout.context > 1 {
+            return Err("parallel.context is not supported by a run yet; remove it".into());
         }
         let mesh = Mesh::new(&layout, layout.world_size().unwrap_or(usize::MAX))?;
         self.model.check_layout(&layout)?;
@@ -106,15 +98,33 @@ mod tests {
 
     #[test]
     fn axes_that_no_layer_uses_are_refused() {
-        for setting in ["context = 2", "expert = 2", "expert_tensor = 1"] {
+        for (setting, wanted) in [
+            (
+                "context = 2",
+                "parallel.context is not supported by a run yet",
+            ),
+            ("data = 2\nexpert = 2", "this model has no experts"),
+            ("expert_tensor = 1", "this model has no experts"),
+        ] {
             let recipe = crate::recipe::parsed(&format!("[parallel]\n{setting}")).unwrap();
             let error = recipe.plan().err().unwrap().to_string();
-            let name = setting.split(' ').next().unwrap();
-            assert_eq!(
-                error,
-                format!("parallel.{name} is not supported by a run yet; remove it")
-            );
+            assert!(error.contains(wanted), "{error}");
         }
+    }
+
+    #[test]
+    fn experts_are_split_where_there_are_some() {
+        let text = "[parallel]\ndata = 4\nexpert = 4\n[model]\nfamily = 'mixtral'";
+        let plan = |text: &str| crate::recipe::parsed(text).unwrap().plan();
+        assert!(plan(text).is_ok());
+        let error = plan(&text.replace("expert = 4", "expert = 3"))
+            .err()
+            .unwrap();
+        assert!(error.to_string().contains('3'), "{error}");
+        let error = plan(&format!("{text}\n[model.moe]\nexperts = 6"))
+            .err()
+            .unwrap();
+        assert!(error.to_string().contains("experts"), "{error}");
     }
 
     #[test]

@@ -152,7 +152,7 @@ pub trait ModelConfig:
 ///
 /// [`BuildError::Config`] if there are several expert ranks, or other expert-tensor than tensor ranks.
 pub fn check_without_experts(layout: &ParallelConfig) -> Result<(), BuildError> {
-    if !layout.splits_experts() {
+    if layout.expert == 1 && layout.expert_tensor.is_none() {
         return Ok(());
     }
     Err(BuildError::Config {

@@ -32,6 +32,12 @@ pub struct PretrainArgs {
     /// --tensor-parallel.
     #[arg(long, visible_alias = "sp", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub sequence_parallel: Option<bool>,
+    /// Ranks that share the experts; they read different samples, so --data-parallel counts them too.
+    #[arg(long, visible_alias = "ep", value_name = "N")]
+    pub expert_parallel: Option<usize>,
+    /// Ranks that share each expert; by default as many as share each layer.
+    #[arg(long, visible_alias = "etp", value_name = "N")]
+    pub expert_tensor_parallel: Option<usize>,
     /// Ranks that share the layers, each with its stages.
     #[arg(long, visible_alias = "pp", value_name = "N")]
     pub pipeline_parallel: Option<usize>,

@@ -39,6 +39,10 @@ impl Recipe {
         let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
         set(&mut recipe.parallel.tensor, args.tensor_parallel);
         recipe.parallel.data = args.data_parallel.or(recipe.parallel.data);
+        set(&mut recipe.parallel.expert, args.expert_parallel);
+        if args.expert_tensor_parallel.is_some() {
+            recipe.parallel.expert_tensor = args.expert_tensor_parallel;
+        }
         if let Some(pipeline) = args.pipeline_parallel {
             recipe.parallel.pipeline = pipeline;
             if pipeline == 1 {
