@@ -16,7 +16,7 @@ fn cases() -> Vec<(Vec<usize>, usize, usize)> {
 }
 
 fn matrix(x: &Tensor<1>, rows: usize) -> Tensor<2> {
-    let columns = if rows == 0 { 0 } else { x.dims()[0] / rows };
+    let columns = x.dims()[0].checked_div(rows).unwrap_or(0);
     x.clone().reshape([rows, columns])
 }
 

@@ -128,6 +128,10 @@ impl DeviceOp for CountOp {
 struct PlaceOp {
     rows: usize,
     /// Whether each row has a pair.
+    #[cfg_attr(
+        not(feature = "cubecl"),
+        expect(dead_code, reason = "on the CPU all rows are empty at first")
+    )]
     fills: bool,
 }
 
