@@ -127,8 +127,9 @@ impl RankRun<'_> {
         let outcome = trainer.fit(self.data, &mut recorder)?;
         recorder.finish();
         let unfired_faults = self.gather_unfired_faults(rank, &faults)?;
-        // With ZeRO-3 each rank has a shard of what every forward needs.
-        let full = recipe.data_parallel.zero_stage == ZeroStage::Parameters;
+        // With ZeRO-3 and with split experts each rank has a shard of what every forward needs.
+        let full = recipe.data_parallel.zero_stage == ZeroStage::Parameters
+            || self.plan.layout.splits_experts();
         let has_model = full || groups.data().rank() == 0;
         // A model that diverged cannot generate: the run reports the divergence instead.
         let writes = has_model && !outcome.stopped && !outcome.has_diverged();

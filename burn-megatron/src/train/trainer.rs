@@ -287,8 +287,8 @@ impl<M: LanguageModel> Trainer<M> {
     }
 
     /// Generates text after a prompt, the same on all ranks. The default seed is that of the run.
-    /// Collective: call on all ranks of the tensor and the pipeline axis, with full sharding also of the data
-    /// axis.
+    /// Collective: call on all ranks of the tensor and the pipeline axis, with full sharding or split experts also
+    /// of the data axis.
     ///
     /// # Errors
     ///

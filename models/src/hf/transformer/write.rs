@@ -133,8 +133,9 @@ fn llama_like(family: ModelFamily, model: &TransformerConfig) -> Map<String, Val
     if let Positions::Rotary { base, scaling } = model.positions {
         rope::write(base, scaling, &mut keys);
     }
-    // Configurations of Qwen 2 do not have it.
-    if family == ModelFamily::Qwen2 && model.hidden == model.heads * head_width {
+    // Configurations of Qwen 2 do not have it, those of Mixtral need not.
+    let implies_width = matches!(family, ModelFamily::Qwen2 | ModelFamily::Mixtral);
+    if implies_width && model.hidden == model.heads * head_width {
         keys.remove("head_dim");
     }
     let more = match family {
