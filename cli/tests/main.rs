@@ -3,6 +3,7 @@
 mod checkpoint;
 mod diverged;
 mod earlier;
+mod experts;
 mod hangs;
 mod hugging_face;
 mod launch;

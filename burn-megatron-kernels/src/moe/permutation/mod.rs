@@ -27,6 +27,7 @@ mod tests;
 
 pub use gather::{permute, permute_weights, unpermute};
 pub use layout::RowLayout;
+pub use sort::MAX_EXPERTS;
 
 const NAME: &str = "RowMap";
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
+use burn_megatron_kernels::moe::permutation::MAX_EXPERTS;
 
 use super::capacity::Capacity;
 use super::dispatch::{Dispatcher, DispatcherKind};
@@ -12,6 +13,7 @@ use super::experts::{Experts, ExpertsConfig};
 use super::losses::{LayerLosses, RouterLoss, RouterLosses};
 use super::router::{Router, RouterConfig};
 use super::shared::{SharedExperts, SharedExpertsConfig};
+use crate::mesh::{Axis, Grid};
 use crate::nn::{Activation, BuildError, Init, ModelBuilder};
 
 /// Configuration of a [`MoeMlp`].
@@ -100,10 +102,18 @@ impl MoeMlpConfig {
                  padding",
             ));
         }
+        let experts = self.router.experts;
+        let expert_tensor = builder
+            .groups()
+            .mesh()
+            .size(Grid::Expert, Axis::ExpertTensor);
+        if experts.saturating_mul(expert_tensor) > MAX_EXPERTS {
+            return Err(builder.error(format!(
+                "{experts} experts with expert_tensor = {expert_tensor}: expected a product of at most {MAX_EXPERTS}"
+            )));
+        }
         LayerLosses::check(&self.losses).map_err(|message| builder.error(message))?;
-        let RouterConfig {
-            hidden, experts, ..
-        } = self.router;
+        let hidden = self.router.hidden;
         let (groups, path) = (builder.groups(), builder.path());
         let config = ExpertsConfig::new(hidden, self.width, experts, self.activation)
             .with_bias(self.bias)

@@ -158,4 +158,12 @@ fn a_layout_that_does_not_fit_says_what_would() {
         refused(ONE, false, &config(limited)),
         "moe.router: invalid chosen groups = 1: expected 2 to 2, as a token chooses 3 experts and a group has 2"
     );
+    assert_eq!(
+        refused(
+            [1, 1, 2, 1],
+            false,
+            &config(RouterConfig::new(HIDDEN, 1026, 2))
+        ),
+        "moe: 1026 experts with expert_tensor = 2: expected a product of at most 2048"
+    );
 }

@@ -1,0 +1,54 @@
+//! A run whose ranks share experts, from its first step to the text at its end.
+
+use std::fs;
+use std::process::Command;
+
+const RECIPE: &str = r#"
+[parallel]
+data = 2
+expert = 2
+
+[sample]
+prompt = "fn"
+tokens = 4
+
+[model]
+family = "mixtral"
+context = 16
+hidden = 16
+layers = 1
+heads = 2
+groups = 2
+
+[model.moe]
+experts = 4
+expert_width = 8
+losses = [{ kind = "balance", coefficient = 0.01 }]
+
+[train]
+steps = 2
+micro_batch_size = 1
+global_batch_size = 4
+warmup_steps = 1
+held_out_samples = 2
+"#;
+
+/// Of the ranks that share the experts, all take part in generating the sample. With one of them alone the run waits
+/// until the deadline, and fails.
+#[test]
+fn ranks_that_share_experts_write_a_sample() {
+    let temp = tempfile::tempdir().unwrap();
+    let file = |name: &str| temp.path().join(name);
+    let text = "fn add(a: u8, b: u8) -> u8 { a + b }\n".repeat(500);
+    fs::write(file("text.rs"), text).unwrap();
+    fs::write(file("recipe.toml"), RECIPE).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+    command.args(["pretrain", "--deadline", "20", "--recipe"]);
+    command.arg(file("recipe.toml")).arg("--data");
+    let command = command.arg(file("text.rs")).arg("--run-dir");
+    let output = command.arg(file("run")).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(printed.contains("sample after \"fn\""), "{printed}");
+}
