@@ -121,10 +121,14 @@ mod tests {
             .err()
             .unwrap();
         assert!(error.to_string().contains('3'), "{error}");
-        let error = plan(&format!("{text}\n[model.moe]\nexperts = 6"))
-            .err()
-            .unwrap();
-        assert!(error.to_string().contains("experts"), "{error}");
+        for (settings, wanted) in [
+            ("experts = 6", "experts 6 cannot be split over expert = 4"),
+            ("experts_per_token = 9", "invalid experts_per_token = 9"),
+        ] {
+            let error = plan(&format!("{text}\n[model.moe]\n{settings}"));
+            let error = error.err().unwrap().to_string();
+            assert!(error.contains(wanted), "{error}");
+        }
     }
 
     #[test]

@@ -109,13 +109,8 @@ impl MoeConfig {
         layout: &ParallelConfig,
     ) -> Result<(), BuildError> {
         let tensor = layout.tensor;
-        if tensor > 1 && !layout.sequence_parallel {
-            return Err(refused(format!(
-                "experts with tensor = {tensor} and sequence_parallel = false: each token would be sent {tensor} \
-                 times; expected sequence_parallel = true, or tensor = 1"
-            )));
-        }
-        let expert_tensor = layout.expert_tensor.unwrap_or(tensor);
+        self.layer(model).check(layout).map_err(refused)?;
+        let expert_tensor = layout.expert_tensor_size();
         let width = self.width(model);
         split_evenly("experts", self.experts, Axis::Expert, layout.expert)?;
         split_evenly("expert width", width, Axis::ExpertTensor, expert_tensor)?;

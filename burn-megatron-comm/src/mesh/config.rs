@@ -258,7 +258,7 @@ impl ParallelConfig {
     }
 
     /// The size of the expert-tensor axis, which defaults to that of `tensor`.
-    pub(super) fn expert_tensor_size(&self) -> usize {
+    pub fn expert_tensor_size(&self) -> usize {
         self.expert_tensor.unwrap_or(self.tensor)
     }
 }

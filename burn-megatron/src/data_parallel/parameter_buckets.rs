@@ -230,7 +230,8 @@ impl ParameterBuckets {
     }
 
     /// Replaces this rank's master shard of a bucket by what `step` makes of it, with a tensor for the new copy
-    /// where the model has its own dtype, and starts to gather the shards of the other ranks. FP8 buckets are [quantised](Self::quantize) once all buckets are stepped.
+    /// where the model has its own dtype, and starts to gather the shards of the other ranks. FP8 buckets are
+    /// [quantised](Self::quantize) once all buckets are stepped.
     pub fn step(
         &mut self,
         number: usize,

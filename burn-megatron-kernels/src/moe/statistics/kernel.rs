@@ -48,7 +48,7 @@ fn counts(valid: &ComptimeOption<OwnedTensor<f32>>, token: usize) -> bool {
 
 /// A cube sums `strip` tokens of a sequence of `length`: `partials` is `[strips, sequences, width]`.
 #[cube(launch_unchecked)]
-fn sums_kernel<F: Float>(
+fn router_sums_kernel<F: Float>(
     logits: &Tensor<F>,
     valid: &ComptimeOption<OwnedTensor<f32>>,
     partials: &mut Tensor<f32>,
@@ -116,7 +116,7 @@ fn width(experts: u32, #[comptime] kind: SumKind) -> u32 {
 
 /// A cube works on a token of a sequence of `length`.
 #[cube(launch_unchecked)]
-fn gradient_kernel<F: Float>(
+fn router_sums_gradient_kernel<F: Float>(
     logits: &Tensor<F>,
     upstream: &Tensor<f32>,
     valid: &ComptimeOption<OwnedTensor<f32>>,
@@ -226,7 +226,7 @@ pub(super) fn sums(op: &SumsOp, inputs: Vec<CubeTensor>) -> CubeTensor {
     let dtype = dtype_to_storage_type(logits.dtype);
     // SAFETY: tokens past the strip and experts past the last access no memory.
     unsafe {
-        sums_kernel::launch_unchecked(
+        router_sums_kernel::launch_unchecked(
             &client,
             grid(&client, op.sequences * strips),
             CubeDim::new_1d(variant.cube.units),
@@ -264,7 +264,7 @@ pub(super) fn gradient(op: &GradientOp, inputs: Vec<CubeTensor>) -> CubeTensor {
     let dtype = dtype_to_storage_type(logits.dtype);
     // SAFETY: experts past the last access no memory.
     unsafe {
-        gradient_kernel::launch_unchecked(
+        router_sums_gradient_kernel::launch_unchecked(
             &client,
             grid(&client, tokens),
             CubeDim::new_1d(cube.units),
@@ -326,13 +326,13 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
                 cube: AOT_CUBE,
             };
             let kernel = kernel!(
-                target, AOT_CUBE.units, sums_kernel::SumsKernel
+                target, AOT_CUBE.units, router_sums_kernel::RouterSumsKernel
                 [_ (given(true)) _ _ _ _ _ _]
                 (variant, dtype)
             );
             all.push(AotInstance::other(format!("moe/sums/{name}/{of}"), kernel));
             let kernel = kernel!(
-                target, AOT_CUBE.units, gradient_kernel::GradientKernel
+                target, AOT_CUBE.units, router_sums_gradient_kernel::RouterSumsGradientKernel
                 [_ _ (given(true)) _ _ _ _]
                 (*kind, AOT_CUBE, dtype)
             );

@@ -77,6 +77,36 @@ fn small_steps_add_up_in_the_masters() {
     }
 }
 
+/// The address of the memory that a value lies in.
+fn place(value: Tensor<1>) -> usize {
+    let flex = value.try_into_primitive::<burn::backend::Flex>();
+    flex.expect("the tensor is on Flex").bytes().as_ptr() as usize
+}
+
+/// Without sharding the copy is written where it was, unless a value of it is held, which then keeps its bits.
+#[test]
+fn the_copy_stays_in_place_unless_it_is_held() {
+    let mut ddp = wrapped(&ParallelContext::single(), &half(Precision::Bf16, 0));
+    let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp).unwrap();
+    let mut step = |ddp: &mut DistributedDataParallel<Pair>| {
+        let loss = ddp.forward(&device(), |pair| {
+            (pair.first.val().sum() + pair.second.val().sum()).cast(DType::F32)
+        });
+        ddp.backward_last(loss);
+        let gradients = ddp.reduce(1).unwrap();
+        optimizer.step(0.25, ddp, gradients);
+    };
+    let copy = |ddp: &DistributedDataParallel<Pair>| ddp.module().second.val();
+    let first = place(copy(&ddp));
+    step(&mut ddp);
+    assert_eq!(place(copy(&ddp)), first);
+    let held = copy(&ddp);
+    let before = held.clone().into_data();
+    step(&mut ddp);
+    held.clone().into_data().assert_eq(&before, true);
+    assert_ne!(place(copy(&ddp)), place(held));
+}
+
 #[test]
 fn gradients_communicated_in_16_bits_are_summed_in_f32() {
     let sums = |reduce_in_16_bits: bool| {

@@ -13,7 +13,7 @@ use super::experts::{Experts, ExpertsConfig};
 use super::losses::{LayerLosses, RouterLoss, RouterLosses};
 use super::router::{Router, RouterConfig};
 use super::shared::{SharedExperts, SharedExpertsConfig};
-use crate::mesh::{Axis, Grid};
+use crate::mesh::ParallelConfig;
 use crate::nn::{Activation, BuildError, Init, ModelBuilder};
 
 /// Configuration of a [`MoeMlp`].
@@ -77,43 +77,52 @@ pub struct MoeForward<'a> {
 }
 
 impl MoeMlpConfig {
+    /// Checks the settings against each other and the layout, before anything is allocated.
+    ///
+    /// # Errors
+    ///
+    /// What does not fit, and what would: a tensor axis of several ranks without sequence parallelism, whose ranks
+    /// have the same tokens; more experts than are sorted at once; padding to the capacity with another dispatcher
+    /// than the all-to-all; invalid settings of the router, the capacity or the losses.
+    pub fn check(&self, layout: &ParallelConfig) -> Result<(), String> {
+        let (experts, tensor) = (self.router.experts, layout.tensor);
+        if tensor > 1 && !layout.sequence_parallel {
+            return Err(format!(
+                "experts with tensor = {tensor} and sequence_parallel = false: each token would be sent {tensor} \
+                 times; expected sequence_parallel = true, or tensor = 1"
+            ));
+        }
+        let expert_tensor = layout.expert_tensor_size();
+        if experts.saturating_mul(expert_tensor) > MAX_EXPERTS {
+            return Err(format!(
+                "{experts} experts with expert_tensor = {expert_tensor}: expected a product of at most {MAX_EXPERTS}"
+            ));
+        }
+        let capacity = self.capacity.as_ref();
+        capacity.map_or(Ok(()), Capacity::check)?;
+        if self.dispatcher == DispatcherKind::AllGather && capacity.is_some_and(|c| c.pad) {
+            return Err(
+                "padding to the capacity with the all-gather dispatcher: expected the all-to-all dispatcher, or no \
+                 padding"
+                    .into(),
+            );
+        }
+        LayerLosses::check(&self.losses)?;
+        self.router.check()
+    }
+
     /// Builds this rank's part. Collective: call on all ranks of the pipeline stage.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] for sizes that do not fit each other or the layout, such as experts that cannot be split over
-    /// the expert axis; for a tensor axis of several ranks without sequence parallelism, whose ranks have the same
-    /// tokens; for padding to the capacity with another dispatcher than the all-to-all.
+    /// [`BuildError`] for what [`check`](Self::check) refuses, and for sizes that cannot be split over the ranks.
     pub fn init(&self, builder: &ModelBuilder) -> Result<MoeMlp, BuildError> {
-        let tensor = builder.place().size;
-        if tensor > 1 && !builder.sequence_parallel() {
-            return Err(builder.error(format!(
-                "experts with tensor = {tensor} and sequence_parallel = false: each token would be sent {tensor} \
-                 times; expected sequence_parallel = true, or tensor = 1"
-            )));
-        }
-        let capacity = self.capacity.as_ref();
-        capacity
-            .map_or(Ok(()), Capacity::check)
+        let layout = builder.groups().config();
+        self.check(layout)
             .map_err(|message| builder.error(message))?;
-        if self.dispatcher == DispatcherKind::AllGather && capacity.is_some_and(|c| c.pad) {
-            return Err(builder.error(
-                "padding to the capacity with the all-gather dispatcher: expected the all-to-all dispatcher, or no \
-                 padding",
-            ));
-        }
-        let experts = self.router.experts;
-        let expert_tensor = builder
-            .groups()
-            .mesh()
-            .size(Grid::Expert, Axis::ExpertTensor);
-        if experts.saturating_mul(expert_tensor) > MAX_EXPERTS {
-            return Err(builder.error(format!(
-                "{experts} experts with expert_tensor = {expert_tensor}: expected a product of at most {MAX_EXPERTS}"
-            )));
-        }
-        LayerLosses::check(&self.losses).map_err(|message| builder.error(message))?;
-        let hidden = self.router.hidden;
+        let RouterConfig {
+            hidden, experts, ..
+        } = self.router;
         let (groups, path) = (builder.groups(), builder.path());
         let config = ExpertsConfig::new(hidden, self.width, experts, self.activation)
             .with_bias(self.bias)

@@ -146,7 +146,8 @@ impl RouterConfig {
         }
     }
 
-    fn check(&self) -> Result<(), String> {
+    /// Checks the sizes against each other.
+    pub(super) fn check(&self) -> Result<(), String> {
         let (experts, k) = (self.experts, self.experts_per_token);
         if !(1..=experts).contains(&k) {
             return Err(format!(
@@ -159,33 +160,8 @@ impl RouterConfig {
                 self.factor
             ));
         }
-        let Some(ExpertGroups {
-            groups,
-            chosen,
-            score,
-        }) = self.groups
-        else {
-            return Ok(());
-        };
-        if groups == 0 || !experts.is_multiple_of(groups) {
-            return Err(format!(
-                "{experts} experts in {groups} groups: expected a divisor of {experts}"
-            ));
-        }
-        let size = experts / groups;
-        let least = k.div_ceil(size);
-        if !(least..=groups).contains(&chosen) {
-            return Err(format!(
-                "invalid chosen groups = {chosen}: expected {least} to {groups}, as a token chooses {k} experts \
-                 and a group has {size}"
-            ));
-        }
-        match score {
-            GroupScore::SumOf(terms) if !(1..=size).contains(&terms) => Err(format!(
-                "invalid group score, the sum of {terms}: expected 1 to {size}, the experts of a group"
-            )),
-            _ => Ok(()),
-        }
+        let options = self.options().check(experts);
+        options.map_err(|error| error.to_string())
     }
 }
 

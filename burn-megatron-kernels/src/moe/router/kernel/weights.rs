@@ -82,7 +82,7 @@ fn denominator<F: Float>(
 }
 
 #[cube(launch_unchecked)]
-fn weights_kernel<F: Float>(
+fn router_weights_kernel<F: Float>(
     logits: &Tensor<F>,
     indices: &Tensor<i32>,
     weights: &mut Tensor<f32>,
@@ -113,7 +113,7 @@ fn weights_kernel<F: Float>(
 }
 
 #[cube(launch_unchecked)]
-fn gradient_kernel<F: Float>(
+fn router_weights_gradient_kernel<F: Float>(
     logits: &Tensor<F>,
     indices: &Tensor<i32>,
     upstream: &Tensor<f32>,
@@ -181,7 +181,7 @@ pub(in crate::moe::router) fn weights(
     let dtype = dtype_to_storage_type(logits.dtype);
     // SAFETY: slots past the last, and indices that are no expert's, access no memory.
     unsafe {
-        weights_kernel::launch_unchecked(
+        router_weights_kernel::launch_unchecked(
             &client,
             grid(&client, tokens),
             CubeDim::new_1d(variant.cube.units),
@@ -217,7 +217,7 @@ pub(in crate::moe::router) fn gradient(
     let dtype = dtype_to_storage_type(logits.dtype);
     // SAFETY: as above.
     unsafe {
-        gradient_kernel::launch_unchecked(
+        router_weights_gradient_kernel::launch_unchecked(
             &client,
             grid(&client, tokens),
             CubeDim::new_1d(variant.cube.units),
@@ -247,7 +247,7 @@ pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
                 cube: AOT_CUBE,
             };
             let kernel = kernel!(
-                target, AOT_CUBE.units, weights_kernel::WeightsKernel
+                target, AOT_CUBE.units, router_weights_kernel::RouterWeightsKernel
                 [_ _ _ _ _ _ _]
                 (variant, dtype)
             );
@@ -256,7 +256,7 @@ pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
                 kernel,
             ));
             let kernel = kernel!(
-                target, AOT_CUBE.units, gradient_kernel::GradientKernel
+                target, AOT_CUBE.units, router_weights_gradient_kernel::RouterWeightsGradientKernel
                 [_ _ _ _ _ _ _ _]
                 (variant, dtype)
             );
