@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn_megatron::kernels::rope::RopeTable;
-use burn_megatron::nn::moe::{MoeForward, MoeMlp, RouterLosses};
+use burn_megatron::nn::moe::{MoeForward, MoeMlp, RouterStep};
 use burn_megatron::nn::{
     ActivationLayout, AttentionContext, BuildError, Dropout, Init, ModelBuilder, Norm,
     ParallelAttention, ParallelAttentionConfig, ParallelMlp, ParallelMlpConfig, Residual,
@@ -70,8 +70,7 @@ impl Block {
     }
 
     /// Adds both branches to the residual stream, the last addition left to the norm that follows. `layout` is
-    /// the layout of the stream over the ranks, `context` what each token attends to, `losses` what a router adds its
-    /// losses to.
+    /// the layout of the stream over the ranks, `context` what each token attends to, `step` what a router reports to.
     ///
     /// # Panics
     ///
@@ -82,7 +81,7 @@ impl Block {
         rotary: Option<&RopeTable>,
         layout: ActivationLayout,
         context: AttentionContext<'_>,
-        losses: Option<&RouterLosses>,
+        step: Option<&RouterStep>,
     ) -> Residual {
         let (normal, x) = self.attention_norm.forward_add(x);
         let (attended, bias) = self.attention.forward_without_bias(normal, rotary, context);
@@ -94,7 +93,7 @@ impl Block {
             (_, Some(moe)) => {
                 let with = MoeForward {
                     choices: None,
-                    losses,
+                    step,
                 };
                 (moe.forward_with(normal, with), None)
             }

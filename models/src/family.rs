@@ -10,7 +10,7 @@ use burn_megatron::model::{
 use burn_megatron::nn::{BuildError, Vocabulary, unfused_reason};
 
 use crate::difference::plain;
-use crate::{Positions, Transformer, TransformerConfig};
+use crate::{MoeConfig, Positions, Transformer, TransformerConfig};
 
 impl ModelConfig for TransformerConfig {
     type Model = Transformer;
@@ -25,6 +25,12 @@ impl ModelConfig for TransformerConfig {
 
     fn context(&self) -> usize {
         self.context
+    }
+
+    fn depends_on_micro_batches(&self) -> bool {
+        self.moe
+            .as_ref()
+            .is_some_and(MoeConfig::depends_on_micro_batches)
     }
 
     /// If the builder [enables FP8](burn_megatron::nn::ModelBuilder::with_fp8), the attention projections and the MLP

@@ -3,8 +3,8 @@
 use burn_megatron::mesh::{Axis, ParallelConfig, split_evenly};
 use burn_megatron::nn::BuildError;
 use burn_megatron::nn::moe::{
-    Capacity, DispatcherKind, ExpertGroups, MoeMlpConfig, RouterConfig, RouterLoss, ScoreFunction,
-    SharedExpertsConfig,
+    Capacity, DispatcherKind, ExpertGroups, MoeMlpConfig, RouterChoice, RouterConfig, RouterDType,
+    RouterLoss, RouterLossKind, ScoreFunction, SharedExpertsConfig,
 };
 use serde::{Deserialize, Serialize};
 
@@ -29,8 +29,16 @@ pub struct MoeConfig {
     pub score: ScoreFunction,
     /// By which the weights are multiplied.
     pub factor: f64,
+    /// By what experts are chosen.
+    pub choice: RouterChoice,
     /// Limits the choice to groups of experts.
     pub groups: Option<ExpertGroups>,
+    /// The step of a bias that keeps the load even; by default there is none.
+    pub bias_update_rate: Option<f64>,
+    /// By how much the input of the router is multiplied at random in training, up or down.
+    pub jitter: f64,
+    /// The type in which the router computes.
+    pub router_dtype: RouterDType,
     /// The inner width of an MLP for every token beside those of the experts; by default there is none.
     pub shared_width: Option<usize>,
     /// Whether a gate scales the output of that MLP.
@@ -54,7 +62,11 @@ impl Default for MoeConfig {
             first_dense: 0,
             score: ScoreFunction::Softmax,
             factor: 1.0,
+            choice: RouterChoice::Scores,
             groups: None,
+            bias_update_rate: None,
+            jitter: 0.0,
+            router_dtype: RouterDType::F32,
             shared_width: None,
             shared_gate: false,
             losses: vec![],
@@ -82,12 +94,25 @@ impl MoeConfig {
         ]
     }
 
+    /// See [`ModelConfig::depends_on_micro_batches`](burn_megatron::model::ModelConfig::depends_on_micro_batches): a
+    /// global balance is that of all micro-batches of a step at once, if each rank has one.
+    pub(crate) fn depends_on_micro_batches(&self) -> bool {
+        let local = |loss: &RouterLoss| loss.kind != RouterLossKind::GlobalBalance;
+        self.losses.iter().any(local)
+            || self.capacity.is_some()
+            || self.choice == RouterChoice::Sinkhorn
+    }
+
     /// The layer of a block.
     pub(crate) fn layer(&self, model: &TransformerConfig) -> MoeMlpConfig {
         let router = RouterConfig::new(model.hidden, self.experts, self.experts_per_token)
             .with_score(self.score)
             .with_factor(self.factor)
-            .with_groups(self.groups);
+            .with_choice(self.choice)
+            .with_groups(self.groups)
+            .with_bias_update_rate(self.bias_update_rate)
+            .with_jitter(self.jitter)
+            .with_dtype(self.router_dtype);
         let shared = self.shared_width.map(SharedExpertsConfig::new);
         MoeMlpConfig::new(router, self.width(model), model.activation)
             .with_bias(model.bias)

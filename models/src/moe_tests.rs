@@ -1,6 +1,10 @@
+use std::collections::BTreeMap;
+
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::moe::{RouterLoss, RouterLossKind};
-use burn_megatron::verify::{Layout, ModelSubject, VerifyOptions, verify};
+use burn_megatron::verify::{
+    Layout, ModelSubject, Observation, VerifyOptions, observe_layout, verify,
+};
 
 use super::*;
 
@@ -76,6 +80,40 @@ fn losses_shared_experts_and_dense_blocks() {
         moe.losses.retain(|loss| loss.kind != GlobalBalance);
     });
     assert_passes(local, &["tp1-ep2-dp2-mb2", "tp1-ep2-pp2-dp2-mb2/zb-h1"]);
+}
+
+/// Over all data ranks, whatever the layout, and to the bit: only whole numbers decide.
+#[test]
+fn twenty_steps_move_the_expert_biases_alike() {
+    let config = with(|moe| {
+        moe.score = ScoreFunction::Sigmoid;
+        moe.bias_update_rate = Some(0.02);
+    });
+    let options = VerifyOptions {
+        steps: 20,
+        ..VerifyOptions::default()
+    };
+    let subject = ModelSubject::new(config);
+    let biases = |layout: &str| {
+        let observed = observe_layout(&subject, &layout.parse().unwrap(), &options).unwrap();
+        let of_rank = |rank: Observation| {
+            let all = rank.paths.into_iter().zip(rank.final_weights);
+            all.filter(|(path, _)| path.ends_with("expert_bias"))
+        };
+        let all: BTreeMap<_, _> = observed.into_iter().flat_map(of_rank).collect();
+        assert_eq!(all.len(), 4);
+        all
+    };
+    let expected = biases("tp1-mb2");
+    let far = |bias: &Vec<f64>| bias.iter().any(|bias| bias.abs() > 0.03);
+    assert!(expected.values().any(far), "{expected:?}");
+    for layout in [
+        "tp1-dp4-mb1",
+        "tp1-ep4-dp4-mb2",
+        "tp2-sp-ep2-pp2-dp1-mb4/1f1b",
+    ] {
+        assert_eq!(biases(layout), expected, "{layout}");
+    }
 }
 
 #[test]

@@ -175,12 +175,12 @@ impl Transformer {
         tokens: Tokens,
         mut format: BatchFormat<'_>,
     ) -> Tensor<3> {
-        let losses = tokens.router_losses.clone();
+        let step = tokens.router_step.clone();
         let x = input.unwrap_or_else(|| self.embed(tokens, &format));
         let blocks = self.blocks.of_stage(stage);
         let x = blocks.fold(x.into(), |x, (i, block)| {
             let (rotary, context) = (self.rotary.as_ref(), format.layer(i));
-            block.forward(x, rotary, self.lies, context, losses.as_ref())
+            block.forward(x, rotary, self.lies, context, step.as_ref())
         });
         match &self.norm {
             Some(norm) if self.blocks.is_last(stage) => norm.forward_add(x).0,

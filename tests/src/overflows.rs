@@ -18,7 +18,7 @@ use burn_megatron::train::{
     ModelConfig, Observer, ObserverError, SaveConfig, Saver, TrainConfig, Trainer,
 };
 use burn_megatron::verify::Layout;
-use burn_megatron_models::TransformerConfig;
+use burn_megatron_models::{MoeConfig, TransformerConfig};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -86,8 +86,10 @@ pub fn overflowing(precision: Precision, initial: f64) -> TrainConfig {
     config
 }
 
-/// Trains a small Llama on the text, saving every five steps, with readings that are deferred or not. Its
-/// layers compute in 8 bits if `fp8` has a recipe.
+/// The settings of a run: its layers compute in 8 bits if the second has a recipe, and the third are its experts.
+pub type RunSettings<'a> = (&'a TrainConfig, &'a Fp8Config, Option<&'a MoeConfig>);
+
+/// Trains a small Llama on the text, saving every five steps, with readings that are deferred or not.
 ///
 /// # Panics
 ///
@@ -95,7 +97,7 @@ pub fn overflowing(precision: Precision, initial: f64) -> TrainConfig {
 pub fn train(
     device: &Device,
     layout: &str,
-    (config, fp8): (&TrainConfig, &Fp8Config),
+    (config, fp8, moe): RunSettings,
     text: &TextData,
     defers: bool,
 ) -> RunReport {
@@ -121,6 +123,7 @@ pub fn train(
             heads: 2,
             groups: Some(1),
             dropout: 0.1,
+            moe: moe.cloned(),
             ..TransformerConfig::llama()
         };
         let mut trainer = Trainer::new(model.init_with(scope)?, groups, device, &config)?;

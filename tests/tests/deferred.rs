@@ -8,8 +8,12 @@ use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::fp8::Fp8Config;
+use burn_megatron::nn::moe::ScoreFunction;
 use burn_megatron::train::{ModelConfig, TrainConfig, TrainError, Trainer};
-use burn_megatron_tests::overflows::{RunReport, assert_overflows, overflowing, train};
+use burn_megatron_models::MoeConfig;
+use burn_megatron_tests::overflows::{
+    RunReport, RunSettings, assert_overflows, overflowing, train,
+};
 use burn_megatron_tests::{Text, small_llama};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id};
@@ -49,7 +53,7 @@ impl Visit for Fields {
 /// A run, the sorted messages about its gradients, and the number of readings.
 fn heard(
     layout: &str,
-    config: (&TrainConfig, &Fp8Config),
+    settings: RunSettings,
     text: &Text,
     defers: bool,
 ) -> (RunReport, Vec<String>, usize) {
@@ -58,7 +62,7 @@ fn heard(
     // With a single subscriber, a thread of another test without one that reaches a span first would disable
     // that span for all.
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
-    let run = || train(&Device::flex(), layout, config, &text.open(), defers);
+    let run = || train(&Device::flex(), layout, settings, &text.open(), defers);
     let report = tracing::subscriber::with_default(subscriber, run);
     let (mut messages, readings) = std::mem::take(&mut *listener.0.lock().unwrap());
     messages.sort();
@@ -66,12 +70,12 @@ fn heard(
 }
 
 fn assert_same(layout: &str, config: &TrainConfig, text: &Text) {
-    assert_same_with(layout, (config, &Fp8Config::default()), text);
+    assert_same_with(layout, (config, &Fp8Config::default(), None), text);
 }
 
-fn assert_same_with(layout: &str, config: (&TrainConfig, &Fp8Config), text: &Text) {
-    let (at_once, named, readings) = heard(layout, config, text, false);
-    let (deferred, named_later, readings_later) = heard(layout, config, text, true);
+fn assert_same_with(layout: &str, settings: RunSettings, text: &Text) {
+    let (at_once, named, readings) = heard(layout, settings, text, false);
+    let (deferred, named_later, readings_later) = heard(layout, settings, text, true);
     assert_overflows(&at_once, layout);
     assert_eq!(at_once.ranks, deferred.ranks, "{layout}");
     let names = |run: &RunReport| run.files.keys().cloned().collect::<Vec<_>>();
@@ -127,7 +131,25 @@ fn overflows_with_delayed_scales() {
         ..Fp8Config::default()
     };
     for layout in ["tp1-mb2", "tp2-sp-dp2-mb2-z1"] {
-        assert_same_with(layout, (&config, &fp8), &text);
+        assert_same_with(layout, (&config, &fp8, None), &text);
+    }
+}
+
+/// The checkpoints have the expert biases, which a skipped step does not move.
+#[test]
+fn overflows_with_expert_biases() {
+    let text = Text::new();
+    let config = overflowing(Precision::F16, 2f64.powi(26));
+    let moe = MoeConfig {
+        experts: 4,
+        expert_width: Some(16),
+        score: ScoreFunction::Sigmoid,
+        bias_update_rate: Some(0.01),
+        ..MoeConfig::default()
+    };
+    for layout in ["tp1-mb2", "tp1-ep2-pp2-dp2-mb2-z1/1f1b"] {
+        let settings = (&config, &Fp8Config::default(), Some(&moe));
+        assert_same_with(layout, settings, &text);
     }
 }
 

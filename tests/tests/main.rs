@@ -12,6 +12,7 @@ mod fused;
 mod generate;
 mod hf;
 mod layouts;
+mod moe_verify;
 mod oracle;
 mod overlap;
 mod packed;

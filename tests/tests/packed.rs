@@ -79,7 +79,7 @@ fn gradients(
             ids: ids(0),
             documents: documents.clone(),
             sorted: None,
-            router_losses: None,
+            router_step: None,
         };
         let size = [shape[0], shape[1], config.hidden];
         let offset = Tensor::<3>::zeros(size, (&device, DType::F64)).require_grad();

@@ -370,6 +370,7 @@ fn poisoned(
         position,
         kernels,
         fp8,
+        routers,
     } = model;
     for entry in table.entries_mut() {
         entry.path = format!("inner.{}", entry.path);
@@ -386,5 +387,6 @@ fn poisoned(
         position,
         kernels,
         fp8,
+        routers,
     }
 }

@@ -5,7 +5,9 @@ use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 use super::TensorSource;
-use super::state::{BucketReader, ExpectedTensors, MODEL, ModelKeys, StateError, agree, check};
+use super::state::{
+    BucketReader, ExpectedTensors, MODEL, ModelKeys, StateError, agree, buffers, check,
+};
 use crate::data_parallel::{BucketShard, DistributedDataParallel};
 
 /// Deviations between model and source that loading tolerates. None by default.
@@ -20,7 +22,7 @@ pub struct LoadTolerance {
     pub rounding: bool,
 }
 
-/// Loads this rank's weights from a source of any layout. Each rank reads the shards that it optimizes and
+/// Loads this rank's weights, and the biases of routers, from a source of any layout. Each rank reads the shards that it optimizes and
 /// gathers the rest. Collective: call on all ranks.
 ///
 /// If names, shapes or types do not match, nothing has changed on any rank. Other tensors of the source,
@@ -43,10 +45,13 @@ pub fn load_weights<M: Module>(
         .collect();
     let entries = ddp.table().entries();
     let fits = check(entries, &[weights(ddp)], source, keys, &names, leniency);
+    let fits = fits.and_then(|()| buffers::check(ddp, source, leniency));
     let world = ddp.groups().world().clone();
     agree(fits, &*world)?;
     let buckets = agree(read_buckets(ddp, source), &*world)?;
+    let buffers = agree(buffers::read(ddp, source), &*world)?;
     ddp.replace_masters(buckets);
+    buffers::replace(buffers);
     Ok(())
 }
 

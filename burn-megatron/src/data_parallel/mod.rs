@@ -43,6 +43,7 @@ use crate::comm::ParallelContext;
 use crate::mesh::{Axis, Grid};
 use crate::nn::fp8::Fp8;
 use crate::nn::hook::{DeferringSink, with_anchor};
+use crate::nn::moe::Routers;
 use crate::nn::{DropoutPosition, ParallelModule, ParameterTable};
 
 mod bucket_step;
@@ -107,6 +108,7 @@ pub struct DistributedDataParallel<M> {
     measured_shares: Vec<(Grid, Tensor<1>)>,
     kernels: KernelSelection,
     fp8: Fp8,
+    routers: Routers,
 }
 
 impl<M: Module> DistributedDataParallel<M> {
@@ -155,6 +157,7 @@ impl<M: Module> DistributedDataParallel<M> {
             position,
             kernels,
             fp8,
+            routers,
         } = model;
         check_same_table(&table, groups)?;
         check_experts(&table, groups)?;
@@ -188,6 +191,7 @@ impl<M: Module> DistributedDataParallel<M> {
             buffers,
             kernels,
             fp8,
+            routers,
         })
     }
 
@@ -212,6 +216,11 @@ impl<M: Module> DistributedDataParallel<M> {
     /// The FP8 layers.
     pub fn fp8(&self) -> &Fp8 {
         &self.fp8
+    }
+
+    /// The routers of experts.
+    pub fn routers(&self) -> &Routers {
+        &self.routers
     }
 
     /// The process groups.

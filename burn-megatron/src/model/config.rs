@@ -35,6 +35,13 @@ pub trait ModelConfig:
     /// The longest sequence, in tokens.
     fn context(&self) -> usize;
 
+    /// Whether the gradients of a step depend on how its samples are divided into micro-batches, as those of most losses of
+    /// routers do: [`verify`](crate::verify::verify) then gives one rank the micro-batches of the layout. By default
+    /// false.
+    fn depends_on_micro_batches(&self) -> bool {
+        false
+    }
+
     /// Builds the modules of the stages on this rank.
     ///
     /// # Errors

@@ -120,16 +120,25 @@ pub fn anchored_value<const D: usize, const E: usize>(
     with_anchor(x, || param.val())
 }
 
-/// The value of `param` for a fused operation on `x`, which passes the gradient to the sink itself.
-///
-/// Without a hook, or if `x` is not tracked, the gradient goes through the graph.
+/// The vector `param` for a fused operation on `x`: see [`fused_value`].
 pub(super) fn fused_parameter<const E: usize>(
     param: &Param<Tensor<1>>,
     x: &Tensor<E>,
 ) -> Parameter {
+    let (value, destination) = fused_value(param, x);
+    Parameter { value, destination }
+}
+
+/// The value of `param` for a fused operation on `x`, which passes the gradient to the sink itself.
+///
+/// Without a hook, or if `x` is not tracked, the gradient goes through the graph.
+pub(super) fn fused_value<const D: usize, const E: usize>(
+    param: &Param<Tensor<D>>,
+    x: &Tensor<E>,
+) -> (Tensor<D>, Option<Destination>) {
     let hook = param.reparameterization::<ParameterHook>();
     let Some(hook) = hook.filter(|_| x.is_autodiff() && x.is_tracked()) else {
-        return anchored_value(param, x).into();
+        return (anchored_value(param, x), None);
     };
     let handle = hook.handle();
     handle.expect();
@@ -138,13 +147,11 @@ pub(super) fn fused_parameter<const E: usize>(
         sink: handle.sink.clone(),
         _keep: keep.filter(|_| forward_context::saved()),
     };
-    Parameter {
-        value,
-        destination: Some(Destination {
-            parameter: handle.index,
-            buffer: Arc::new(buffer),
-        }),
-    }
+    let destination = Destination {
+        parameter: handle.index,
+        buffer: Arc::new(buffer),
+    };
+    (value, Some(destination))
 }
 
 /// A sink, for the backward of an operation, until which the value is kept alive.

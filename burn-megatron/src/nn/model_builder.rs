@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use super::attention_engine::AttentionEngines;
 use super::fp8::{Fp8, Fp8Config, Fp8Layer, SplitOperands};
 use super::init::stream_key;
+use super::moe::Routers;
 use super::{
     AxisRank, BuildError, DropoutPosition, Init, ParameterEntry, ParameterTable, Placement,
     Placements,
@@ -49,6 +50,7 @@ struct BuilderShared {
     kernels: Mutex<KernelSelection>,
     engines: Mutex<AttentionEngines>,
     fp8: Mutex<Fp8>,
+    routers: Routers,
     declared: Mutex<Vec<ParameterEntry>>,
 }
 
@@ -127,6 +129,8 @@ pub struct ParallelModule<M> {
     pub kernels: KernelSelection,
     /// The layers that multiply in 8 bits.
     pub fp8: Fp8,
+    /// The routers of experts.
+    pub routers: Routers,
 }
 
 impl<M: Module> ParallelModule<M> {
@@ -141,6 +145,7 @@ impl<M: Module> ParallelModule<M> {
             table,
             position: DropoutPosition::default(),
             fp8: Fp8::default(),
+            routers: Routers::default(),
         }
     }
 
@@ -176,6 +181,7 @@ impl ModelBuilder {
             kernels: Mutex::new(automatic_kernels(device, dtype)),
             engines: Mutex::default(),
             fp8: Mutex::default(),
+            routers: Routers::default(),
             declared: Mutex::default(),
         };
         Self {
@@ -317,6 +323,11 @@ impl ModelBuilder {
     /// The 8-bit layers built so far.
     pub fn fp8(&self) -> Fp8 {
         self.shared.fp8.lock().clone()
+    }
+
+    /// The routers built so far.
+    pub fn routers(&self) -> &Routers {
+        &self.shared.routers
     }
 
     /// The 8-bit arithmetic of the linear layer, if it has a recipe. `split` tells which operands are split
@@ -493,6 +504,7 @@ impl ModelBuilder {
             position: self.shared.position.clone(),
             kernels: self.shared.kernels.lock().clone(),
             fp8: self.fp8(),
+            routers: self.routers().clone(),
         })
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_megatron_kernels::embedding::SortedLookups;
 
-use super::moe::RouterLosses;
+use super::moe::RouterStep;
 use super::{BatchFormat, PackedSequences};
 
 /// The input of a decoder.
@@ -20,9 +20,9 @@ pub struct Tokens {
     /// of these tokens alone. None, as for ids that only the device has, makes a gradient of the whole
     /// embedding, which is slow on GPUs.
     pub sorted: Option<Arc<SortedLookups>>,
-    /// What the routers of experts add their losses to, in a training step: the argument of
+    /// What the routers of experts report to, in a training step: the argument of
     /// [`MoeMlp::forward_with`](super::moe::MoeMlp::forward_with).
-    pub router_losses: Option<RouterLosses>,
+    pub router_step: Option<RouterStep>,
 }
 
 impl Tokens {
@@ -36,7 +36,7 @@ impl Tokens {
             ids: Tensor::from_data(TensorData::new(ids.to_vec(), shape), device),
             documents: None,
             sorted: Some(Arc::new(SortedLookups::new(ids))),
-            router_losses: None,
+            router_step: None,
         }
     }
 
@@ -62,7 +62,7 @@ impl From<Tensor<2, Int>> for Tokens {
             ids,
             documents: None,
             sorted: None,
-            router_losses: None,
+            router_step: None,
         }
     }
 }

@@ -41,6 +41,8 @@ pub(crate) struct RankStatistics {
     pub stop: bool,
     /// What [`StepReading::fp8`] is read from.
     pub fp8: Option<Tensor<1>>,
+    /// What [`StepReading::routers`] is read from, the same on all ranks.
+    pub routers: Option<Tensor<1>>,
 }
 
 /// How the outcome of a step depends on that of the step before, and on the settings.
@@ -63,6 +65,8 @@ pub(crate) struct StepStatistics {
     rows: Tensor<1>,
     measured: Option<Tensor<1>>,
     fp8: Option<Tensor<1>>,
+    /// What the routers of experts report, summed over all ranks.
+    pub routers: Option<Tensor<1>>,
     columns: usize,
     largest_valid: f64,
     reading: OnceCell<StepReading>,
@@ -91,6 +95,8 @@ pub(crate) struct StepReading {
     pub invalid_gradients: Vec<InvalidGradient>,
     /// Of the 8-bit layers, see [`Fp8::warn_of_saturation`](crate::nn::fp8::Fp8::warn_of_saturation).
     pub fp8: Vec<f64>,
+    /// Of the routers, see [`reduced_reports`](crate::nn::moe::reduced_reports).
+    pub routers: Vec<f64>,
     fingerprints: Vec<Vec<f64>>,
 }
 
@@ -151,7 +157,7 @@ impl StepStatistics {
         let device = ddp.device();
         let columns = LOSSES + own.loss_count;
         let measured = own.record.measured.clone();
-        let fp8 = own.fp8.clone();
+        let (fp8, routers) = (own.fp8.clone(), own.routers.clone());
         let row = own.row(gradients, ddp);
         let rows = match world.size() {
             1 => row,
@@ -175,10 +181,18 @@ impl StepStatistics {
             rows,
             measured,
             fp8: fp8.map(|counts| counts.cast(statistics_dtype(device))),
+            routers,
             columns,
             largest_valid,
             reading: OnceCell::new(),
         }
+    }
+
+    /// 1 if the step is taken, otherwise 0: `[1]`.
+    pub fn taken(&self) -> Tensor<1> {
+        let kind = self.outcome.clone().narrow(0, 0, 1);
+        let dtype = kind.dtype();
+        kind.equal_elem(elements::TAKEN).float().cast(dtype)
     }
 
     /// The statistics on the host: the first call waits for the device, and copies them in one piece.
@@ -189,11 +203,14 @@ impl StepStatistics {
     fn read<M: Module>(&self, ddp: &DistributedDataParallel<M>) -> StepReading {
         let _span = tracing::debug_span!("read_step_statistics").entered();
         let parts = [self.outcome.clone(), self.rows.clone()].into_iter();
-        let parts = parts.chain(self.fp8.clone()).chain(self.measured.clone());
+        let parts = parts.chain(self.fp8.clone()).chain(self.routers.clone());
+        let parts = parts.chain(self.measured.clone());
         let all = to_f64(Tensor::cat(parts.collect(), 0));
         let (outcome, rest) = all.split_at(elements::COUNT);
         let (rows, rest) = rest.split_at(self.rows.dims()[0]);
-        let (fp8, measured) = rest.split_at(self.fp8.as_ref().map_or(0, |counts| counts.dims()[0]));
+        let length = |part: &Option<Tensor<1>>| part.as_ref().map_or(0, |part| part.dims()[0]);
+        let (fp8, rest) = rest.split_at(length(&self.fp8));
+        let (routers, measured) = rest.split_at(length(&self.routers));
         let rows: Vec<&[f64]> = rows.chunks(self.columns).collect();
         let tokens = |row: &&[f64]| {
             row[columns::TOKENS_HIGH] as u64 * columns::TOKENS_UNIT
@@ -218,6 +235,7 @@ impl StepStatistics {
                 measured => ddp.invalid_gradients(measured),
             },
             fp8: fp8.to_vec(),
+            routers: routers.to_vec(),
             fingerprints: part(FINGERPRINT, LOSSES),
         }
     }

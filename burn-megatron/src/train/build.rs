@@ -10,7 +10,7 @@ use super::{LanguageModel, TrainError, Trainer};
 use crate::comm::ParallelContext;
 use crate::data_parallel::DistributedDataParallel;
 use crate::nn::ParallelModule;
-use crate::nn::moe::RouterLosses;
+use crate::nn::moe::{ReportedLayer, RouterStep};
 use crate::optim::{LossScaler, ParallelAdamW, StepCount, order_of_squares};
 use crate::pipeline::engine::DeferredWgrad;
 use crate::pipeline::schedule::Schedule;
@@ -96,11 +96,12 @@ impl<M: LanguageModel> Trainer<M> {
             learning_rates: config.learning_rates().map_err(ConfigError::from)?,
             deferred_wgrad: deferred_wgrad(&ddp, &pipeline)?,
             schedule: pipeline.schedule,
+            routers: ReportedLayer::of_all_stages(ddp.routers(), ddp.groups())?,
             ddp,
             config: config.clone(),
             device: device.clone().inner(),
             events: vec![],
-            router_losses: RouterLosses::new(1.0.into()),
+            router_step: RouterStep::new(1.0.into()),
             bytes_per_token: 1.0,
             samples: 0,
             saver: None,

@@ -13,7 +13,7 @@ use crate::comm::CommError;
 use crate::data::{Batch, DataError, Prefetcher, Samples};
 use crate::data_parallel::DistributedDataParallel;
 use crate::nn::LossFactor;
-use crate::nn::moe::RouterLosses;
+use crate::nn::moe::RouterStep;
 use crate::pipeline::engine::{Engine, EngineError, Stage, StageOutput, forward_only};
 
 impl<M: LanguageModel> Trainer<M> {
@@ -50,7 +50,7 @@ impl<M: LanguageModel> Trainer<M> {
             Some(scale) => LossFactor::from(scale),
             None => self.scaler.scale().into(),
         };
-        let router_losses = RouterLosses::new(loss_scale.clone());
+        let router_step = RouterStep::new(loss_scale.clone());
         let stages = TrainStages {
             ddp: &self.ddp,
             device: self.device.clone().autodiff(),
@@ -59,7 +59,7 @@ impl<M: LanguageModel> Trainer<M> {
             first_sample: self.own_samples().start as u64,
             last: self.schedule.stages() - 1,
             loss_scale: loss_scale.clone(),
-            router_losses: router_losses.clone(),
+            router_step: router_step.clone(),
             parts: RefCell::default(),
         };
         let pipeline = self.ddp.groups().pipeline();
@@ -74,7 +74,7 @@ impl<M: LanguageModel> Trainer<M> {
             losses.extend(parts);
         }
         self.events = run.events;
-        self.router_losses = router_losses;
+        self.router_step = router_step;
         let count = losses_of_step(&self.schedule, terms);
         Ok(StepLosses { losses, count })
     }
@@ -133,7 +133,7 @@ fn tokens(batch: &Batch, device: &Device) -> Tokens {
         ids: matrix(batch.tokens(), batch, device),
         documents: batch.documents.as_deref().map(Arc::from),
         sorted: Some(batch.sorted().clone()),
-        router_losses: None,
+        router_step: None,
     }
 }
 
@@ -148,7 +148,7 @@ struct TrainStages<'a, M> {
     /// By which the engine multiplies the losses.
     loss_scale: LossFactor,
     /// For routers of experts.
-    router_losses: RouterLosses,
+    router_step: RouterStep,
     /// By micro-batch, the sums of the parts of the losses, read after the run.
     parts: RefCell<Vec<Option<Tensor<1>>>>,
 }
@@ -161,7 +161,7 @@ impl<M: LanguageModel> Stage for TrainStages<'_, M> {
             .position()
             .set(self.step, self.first_sample + before);
         let mut tokens = tokens(batch, &self.device);
-        tokens.router_losses = Some(self.router_losses.of_micro_batch(batch.counted() as usize));
+        tokens.router_step = Some(self.router_step.of_micro_batch(batch.counted() as usize));
         let hidden = model.hidden(stage, input, tokens);
         if stage < self.last {
             return StageOutput::Activation(hidden);

@@ -2,6 +2,7 @@
 
 use burn::tensor::Tensor;
 
+use super::ExpertMetrics;
 use super::SavedCheckpoint;
 use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use crate::data_parallel::InvalidGradient;
@@ -59,6 +60,16 @@ pub trait Observer {
     ///
     /// An error ends the run.
     fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) -> Result<(), ObserverError>;
+
+    /// Called after [`step`](Self::step) of the same step, in a model with experts.
+    ///
+    /// # Errors
+    ///
+    /// An error ends the run.
+    fn experts(&mut self, metrics: &ExpertMetrics) -> Result<(), ObserverError> {
+        let _ = metrics;
+        Ok(())
+    }
 
     /// Called after each evaluation.
     ///

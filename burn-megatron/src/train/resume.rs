@@ -8,7 +8,7 @@ use super::save::CheckpointContent;
 use super::{LanguageModel, Observer, SavedCheckpoint, Saver, TrainError, Trainer};
 use crate::checkpoint::state::{
     BucketReader, ExpectedTensors, FIRST, FP8, ModelKeys, RunState, SECOND, Snapshot, StateError,
-    agree, check,
+    agree, buffers, check,
 };
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointMetadata, LoadTolerance, TensorSource, load_weights,
@@ -75,11 +75,13 @@ impl<M: LanguageModel> Trainer<M> {
         let (state, scales) = agree(checked, &*world)?;
         let read = self.read(checkpoint, &state);
         let buckets = agree(read, &*world)?;
+        let biases = agree(buffers::read(&self.ddp, checkpoint), &*world)?;
         // FP8 weights are quantized with the scales.
         let restored = self.ddp.fp8().load(&scales).map_err(StateError::from);
         let missing = scales.is_empty() && leniency.missing;
         agree(if missing { Ok(()) } else { restored }, &*world)?;
         self.ddp.replace_masters(buckets);
+        buffers::replace(biases);
         if let Some(state) = state.loss_scaler.filter(|_| self.scaler.state().is_some()) {
             self.scaler.restore(state).map_err(StateError::from)?;
         }
@@ -206,6 +208,7 @@ impl<M: LanguageModel> Trainer<M> {
             names,
             leniency,
         )?;
+        buffers::check(ddp, checkpoint, leniency)?;
         let unexpected = names.unexpected_objects(checkpoint.objects());
         if !unexpected.is_empty() && !leniency.unexpected {
             let of = of();

@@ -4,11 +4,13 @@ use std::time::Instant;
 
 use burn::tensor::Tensor;
 
+use super::expert_metrics::{ExpertMetrics, LayerLoad};
 use super::losses::{LossSums, MeanLoss};
 use super::metrics::{SkipReason, StepMetrics};
 use super::micro_batches::StepLosses;
 use super::{LanguageModel, Observer, StepGradients, TrainError, Trainer};
 use crate::data::{Batch, Samples};
+use crate::nn::moe::{ReportedLayer, reduced_reports};
 use crate::optim::{
     OutcomeSettings, ParallelAdamW, RankStatistics, StepReading, StepStatistics, count_zeros,
 };
@@ -45,6 +47,7 @@ impl<M: LanguageModel> Trainer<M> {
         let (mut gradients, record) = self.ddp.reduce_unscaled()?;
         // Before the weights change: weights that are gathered in FP8 use the scales of the next step.
         let fp8 = self.ddp.fp8().end_step_on_device(self.ddp.groups())?;
+        let routers = self.reduced_reports();
         let own = RankStatistics {
             record,
             tokens,
@@ -52,10 +55,15 @@ impl<M: LanguageModel> Trainer<M> {
             loss_count: count,
             stop,
             fp8,
+            routers,
         };
         let settings = self.outcome_settings(before);
         let outcome = before.map(|before| before.statistics.outcome.clone());
         let statistics = StepStatistics::gather(own, &gradients, &self.ddp, outcome, settings);
+        if let Some(reports) = &statistics.routers {
+            let routers = self.ddp.routers();
+            routers.update_biases(&self.routers, reports, &statistics.taken());
+        }
         let observed = StepGradients {
             step,
             table: self.ddp.table(),
@@ -147,6 +155,7 @@ impl<M: LanguageModel> Trainer<M> {
         self.check_skips()?;
         Ok(FinishedStep {
             metrics,
+            experts: self.expert_metrics(step, reading),
             stop: reading.stop,
         })
     }
@@ -194,6 +203,32 @@ impl<M: LanguageModel> Trainer<M> {
         }
     }
 
+    /// What the routers of all stages report of the step; none in a model without experts.
+    fn reduced_reports(&self) -> Option<Tensor<1>> {
+        let world = self.ddp.groups().world();
+        let (layers, device) = (&self.routers, &self.device);
+        (!layers.is_empty()).then(|| reduced_reports(&self.router_step, layers, device, world))
+    }
+
+    fn expert_metrics(&self, step: usize, reading: &StepReading) -> Option<ExpertMetrics> {
+        let mut left = &reading.routers[..];
+        let layer = |layer: &ReportedLayer| {
+            let (own, rest) = left.split_at(layer.width());
+            left = rest;
+            let (load, losses) = own.split_at(layer.experts + 1);
+            let (pairs, load) = (load[layer.experts], &load[..layer.experts]);
+            let means = losses.iter().map(|sum| sum / reading.tokens as f64);
+            LayerLoad {
+                layer: layer.path.clone(),
+                load: load.iter().map(|tokens| *tokens as u64).collect(),
+                dropped: (pairs - load.iter().sum::<f64>()) as u64,
+                losses: layer.losses.iter().copied().zip(means).collect(),
+            }
+        };
+        let layers: Vec<_> = self.routers.iter().map(layer).collect();
+        (!layers.is_empty()).then_some(ExpertMetrics { step, layers })
+    }
+
     fn mean_loss(&self, reading: &StepReading) -> MeanLoss {
         let terms = self.ddp.module().loss_terms();
         let micro_batches = self.schedule.micro_batches();
@@ -227,6 +262,8 @@ impl<M: LanguageModel> Trainer<M> {
 /// What is known of a step once it is read.
 pub(super) struct FinishedStep {
     pub metrics: StepMetrics,
+    /// In a model with experts.
+    pub experts: Option<ExpertMetrics>,
     /// Whether any rank asked to stop the run.
     pub stop: bool,
 }

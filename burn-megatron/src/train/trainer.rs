@@ -19,7 +19,7 @@ use crate::comm::{CommError, ReduceOp};
 use crate::data::{Batch, Dataset, Samples, Sampling};
 use crate::data_parallel::{DistributedDataParallel, ZeroStage};
 use crate::generate::{GenerateConfig, GenerateError, GenerationOutput, Generator};
-use crate::nn::moe::RouterLosses;
+use crate::nn::moe::{ReportedLayer, RouterStep};
 use crate::optim::{LossScaler, ParallelAdamW, StepCount, all_finite};
 use crate::pipeline::engine::{ActionEvent, DeferredWgrad};
 use crate::pipeline::schedule::Schedule;
@@ -38,8 +38,10 @@ pub struct Trainer<M> {
     pub(super) deferred_wgrad: Option<DeferredWgrad>,
     /// The timed actions of this rank in the last step.
     pub(super) events: Vec<ActionEvent>,
-    /// See [`Trainer::router_losses`].
-    pub(super) router_losses: RouterLosses,
+    /// See [`Trainer::router_step`].
+    pub(super) router_step: RouterStep,
+    /// The layers with routers of all stages.
+    pub(super) routers: Vec<ReportedLayer>,
     /// Of the training data; 1 if unknown.
     pub(super) bytes_per_token: f64,
     /// The number of samples trained on, those of a launched step included.
@@ -97,8 +99,8 @@ impl<M: LanguageModel> Trainer<M> {
     }
 
     /// What the routers of experts on this rank reported in the last step.
-    pub fn router_losses(&self) -> &RouterLosses {
-        &self.router_losses
+    pub fn router_step(&self) -> &RouterStep {
+        &self.router_step
     }
 
     /// Sets whether [`fit`](Self::fit) reads the metrics of a step one step later, so that the host never waits for
@@ -326,11 +328,18 @@ impl<M: LanguageModel> Trainer<M> {
         clock: &mut StepClock,
         observer: &mut dyn Observer,
     ) -> Result<bool, TrainError> {
-        let FinishedStep { metrics, stop } = self.finish(launched)?;
+        let FinishedStep {
+            metrics,
+            experts,
+            stop,
+        } = self.finish(launched)?;
         let timing = self.timing(&metrics, clock.lap());
-        observer
-            .step(&metrics, &timing)
-            .map_err(TrainError::Observer)?;
+        let reported = observer.step(&metrics, &timing);
+        let reported = reported.and_then(|()| match &experts {
+            Some(experts) => observer.experts(experts),
+            None => Ok(()),
+        });
+        reported.map_err(TrainError::Observer)?;
         Ok(stop)
     }
 

@@ -155,6 +155,31 @@ impl Layout {
     }
 }
 
+impl Layout {
+    /// Expert and expert-tensor parallelism with all others, for models of eight layers, four experts and eight
+    /// samples.
+    pub fn experts() -> Vec<Self> {
+        let names = [
+            "dp2-mb1",
+            "ep2-dp2-mb2",
+            "ep4-dp4-mb1",
+            "ep2-etp2-dp4-mb2",
+            "tp2-sp-dp2-mb2",
+            "tp2-sp-etp1-dp2-mb2",
+            "tp2-sp-ep2-etp1-dp2-mb2",
+            "tp2-sp-ep4-dp4-mb1",
+            "ep2-pp2-dp2-mb2/1f1b",
+            "ep2-pp2-dp2-mb1/zb-v",
+            "tp2-sp-ep2-pp2-dp2-mb1-z1/interleaved",
+            "ep2-dp4-mb1-z1",
+            "ep2-dp4-mb1-z2",
+            "tp2-sp-ep2-dp4-mb1-z3",
+            "ep2-dp4-mb1-z3-hsdp2",
+        ];
+        names.iter().filter_map(|name| name.parse().ok()).collect()
+    }
+}
+
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parallel = &self.parallel;

@@ -102,6 +102,12 @@ pub trait Subject: Sync {
     /// `verify` finds it.
     fn data(&self, groups: &ParallelContext) -> Arc<dyn Samples>;
 
+    /// Whether gradients depend on the micro-batches: see
+    /// [`ModelConfig::depends_on_micro_batches`](crate::model::ModelConfig::depends_on_micro_batches).
+    fn depends_on_micro_batches(&self) -> bool {
+        false
+    }
+
     /// The number of layers that a pipeline can split; 0 if the model does not support pipelines.
     fn layers(&self) -> usize {
         0
@@ -126,7 +132,7 @@ pub struct VerifyOptions {
     /// have several buckets. The single rank only uses the type of the moments.
     pub data_parallel: DataParallelConfig,
     /// Whether the single rank uses micro-batches of the size of the layout instead of all samples at once, as
-    /// FP8 scales may depend on the micro-batch.
+    /// FP8 scales may depend on the micro-batch. A subject may need it anyway.
     pub same_micro_batches: bool,
     /// Called with the name of each layout before it runs.
     pub progress: fn(&str),
@@ -271,7 +277,8 @@ pub fn verify<S: Subject>(
         };
         let own = subject.samples() / layout.parallel.data_size();
         let size = layout.micro_batch.unwrap_or(own);
-        let micro_batch = options.same_micro_batches.then_some(size);
+        let same = options.same_micro_batches || subject.depends_on_micro_batches();
+        let micro_batch = same.then_some(size);
         let reference = match references.entry((micro_batch, rounding.is_some())) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => new.insert(run_reference(subject, micro_batch, options)?),

@@ -6,6 +6,7 @@ use burn::tensor::{DType, Device, Tensor};
 use super::{Layout, RankError, Subject, VerifyOptions};
 use crate::collective::{Comm, to_buffer};
 use crate::comm::{CommError, ParallelContext};
+use crate::nn::moe::Routers;
 use crate::nn::{MeshRank, ParameterTable};
 use crate::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use crate::train::{Observer, ObserverError, StepGradients, Trainer};
@@ -13,9 +14,10 @@ use crate::train::{Observer, ObserverError, StepGradients, Trainer};
 /// The results of a run on one rank, with assembled weights and gradients.
 #[derive(Clone, Debug)]
 pub struct Observation {
-    /// The paths of the parameters, in the order of the lists below.
+    /// The paths of the parameters, in the order of the lists below, then those of expert biases, which have no
+    /// gradients.
     pub paths: Vec<String>,
-    /// Full parameters before the first step.
+    /// Full parameters, and expert biases, before the first step.
     pub initial_weights: Vec<Vec<f64>>,
     /// Mean loss per token of each step.
     pub losses: Vec<f64>,
@@ -25,7 +27,7 @@ pub struct Observation {
     pub last_gradients: Vec<Vec<f64>>,
     /// The gradient norm of each step, before clipping, as the trainer reports it.
     pub gradient_norms: Vec<f64>,
-    /// Full parameters after the last step, as a checkpoint has them.
+    /// Full parameters and expert biases after the last step, as a checkpoint has them.
     pub final_weights: Vec<Vec<f64>>,
     /// Parameters with replicas that are not bit-equal.
     pub unequal_replicas: Vec<String>,
@@ -40,14 +42,12 @@ pub(super) fn observe<S: Subject>(
     let device = Device::flex();
     let model = subject.build(groups, &device)?;
     let weights = AssembledParameters::from_module(&model.module, &model.table, groups)?;
+    let parameters = model.table.entries().iter();
+    let parameters = parameters.map(|entry| entry.path.clone());
+    let (biases, initial_biases) = expert_biases(&model.routers);
     let observation = Observation {
-        paths: model
-            .table
-            .entries()
-            .iter()
-            .map(|entry| entry.path.clone())
-            .collect(),
-        initial_weights: weights.full,
+        paths: parameters.chain(biases).collect(),
+        initial_weights: weights.full.into_iter().chain(initial_biases).collect(),
         losses: vec![],
         gradients: vec![],
         last_gradients: vec![],
@@ -75,9 +75,17 @@ pub(super) fn observe<S: Subject>(
     let ddp = trainer.model();
     let parts = ddp.parameters().into_iter().map(elements).collect();
     let weights = AssembledParameters::new(parts, ddp.table(), groups)?;
-    observation.final_weights = weights.full;
+    let (_, final_biases) = expert_biases(ddp.routers());
+    observation.final_weights = weights.full.into_iter().chain(final_biases).collect();
     observation.unequal_replicas.extend(weights.unequal);
     Ok(observation)
+}
+
+/// The paths and the values of expert biases.
+fn expert_biases(routers: &Routers) -> (Vec<String>, Vec<Vec<f64>>) {
+    let biases = routers.expert_biases().into_iter();
+    let biases = biases.map(|(path, bias)| (path, elements(bias.value())));
+    biases.unzip()
 }
 
 /// Assembles the gradients of the first and of the last step.

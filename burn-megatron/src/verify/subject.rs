@@ -198,6 +198,10 @@ impl<C: ModelConfig> Subject for ModelSubject<C> {
             .reduce(Rounding::or)
     }
 
+    fn depends_on_micro_batches(&self) -> bool {
+        self.config.depends_on_micro_batches()
+    }
+
     fn layers(&self) -> usize {
         self.config.layers()
     }

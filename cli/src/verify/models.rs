@@ -1,7 +1,9 @@
 //! The small models of `verify`.
 
+use burn_megatron::nn::moe::{ExpertGroups, GroupScore, RouterLoss, RouterLossKind, ScoreFunction};
 use burn_megatron::nn::{Activation, NormKind};
-use burn_megatron_models::{Positions, RotaryScaling, TransformerConfig};
+use burn_megatron::verify::Layout;
+use burn_megatron_models::{MoeConfig, Positions, RotaryScaling, TransformerConfig};
 
 /// The small transformers of `verify`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,10 +17,22 @@ pub enum VerifyModel {
     Llama,
     /// Llama with one group, output tied, a window, z-loss, zero-centred norms, and positions scaled by YaRN.
     LlamaTied,
+    /// Llama with experts in every other block.
+    Mixtral,
+    /// The same with sigmoid scores, groups of experts, an expert bias, jitter, losses of the routers, and shared
+    /// experts.
+    MixtralShared,
 }
 
 impl VerifyModel {
-    pub const ALL: [Self; 4] = [Self::Gpt, Self::GptUntied, Self::Llama, Self::LlamaTied];
+    pub const ALL: [Self; 6] = [
+        Self::Gpt,
+        Self::GptUntied,
+        Self::Llama,
+        Self::LlamaTied,
+        Self::Mixtral,
+        Self::MixtralShared,
+    ];
 
     /// Its name in `--models`.
     pub fn name(self) -> &'static str {
@@ -27,6 +41,8 @@ impl VerifyModel {
             Self::GptUntied => "gpt-untied",
             Self::Llama => "llama",
             Self::LlamaTied => "llama-tied",
+            Self::Mixtral => "mixtral",
+            Self::MixtralShared => "mixtral-shared",
         }
     }
 
@@ -56,6 +72,13 @@ impl VerifyModel {
             base: 10_000.0,
             scaling,
         };
+        let experts = MoeConfig {
+            experts: 4,
+            expert_width: Some(16),
+            every: 2,
+            ..MoeConfig::default()
+        };
+        let loss = |kind, coefficient| RouterLoss { kind, coefficient };
         match self {
             Self::Gpt => gpt,
             Self::GptUntied => TransformerConfig {
@@ -92,6 +115,40 @@ impl VerifyModel {
                 }),
                 ..llama
             },
+            Self::Mixtral => TransformerConfig {
+                moe: Some(experts),
+                ..llama
+            },
+            Self::MixtralShared => TransformerConfig {
+                tied: true,
+                moe: Some(MoeConfig {
+                    score: ScoreFunction::Sigmoid,
+                    factor: 2.5,
+                    groups: Some(ExpertGroups {
+                        groups: 2,
+                        chosen: 1,
+                        score: GroupScore::SumOf(2),
+                    }),
+                    bias_update_rate: Some(0.05),
+                    jitter: 0.1,
+                    losses: vec![
+                        loss(RouterLossKind::SequenceBalance, 0.05),
+                        loss(RouterLossKind::ZLoss, 0.01),
+                    ],
+                    shared_width: Some(12),
+                    shared_gate: true,
+                    ..experts
+                }),
+                ..llama
+            },
+        }
+    }
+
+    /// The layouts in which it is verified by default.
+    pub fn layouts(self) -> Vec<Layout> {
+        match self {
+            Self::Mixtral | Self::MixtralShared => Layout::experts(),
+            _ => [Layout::standard(), Layout::pipelines(), Layout::sharded()].concat(),
         }
     }
 }

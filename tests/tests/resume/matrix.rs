@@ -55,6 +55,17 @@ fn every_pair_of_layouts_of_a_tied_gpt_with_a_padded_vocabulary() {
     every_pair(&Case::gpt("tp1"), &layouts);
 }
 
+#[test]
+fn every_pair_of_layouts_of_experts_with_biases() {
+    let layouts = [
+        "tp1-mb4",
+        "tp1-ep4-dp4-mb1-z1",
+        "tp2-sp-ep2-etp1-dp2-mb2-z3",
+        "tp1-ep2-pp2-dp2-mb2-z2/1f1b",
+    ];
+    every_pair(&Case::experts("tp1"), &layouts);
+}
+
 /// One layer on the first stage and three on the second, and vice versa.
 #[test]
 fn uneven_stages() {
@@ -78,11 +89,14 @@ fn uneven_stages() {
 fn another_layout_goes_on_as_the_first_one_would() {
     let folder = Folder::new();
     let from = folder.join("from");
-    let one = Case::llama("tp1-mb4");
-    let whole = one.run(None, 6, None);
-    one.run(None, 3, Some(&from));
-    let other = one
-        .layout("tp2-pp2-dp2-mb1-z1/1f1b")
-        .run(Some(&from), 6, None);
-    assert_steps_near("another layout", &whole[0].steps[3..], &other[0].steps);
+    for (one, layout) in [
+        (Case::llama("tp1-mb4"), "tp2-pp2-dp2-mb1-z1/1f1b"),
+        (Case::experts("tp1-mb4"), "tp2-sp-ep2-dp2-mb1-z1"),
+    ] {
+        let whole = one.run(None, 6, None);
+        one.run(None, 3, Some(&from));
+        let other = one.layout(layout).run(Some(&from), 6, None);
+        assert_steps_near(layout, &whole[0].steps[3..], &other[0].steps);
+        std::fs::remove_dir_all(&from).unwrap();
+    }
 }

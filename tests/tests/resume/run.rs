@@ -11,6 +11,7 @@ use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::fp8::Fp8Config;
+use burn_megatron::nn::moe::ScoreFunction;
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
@@ -18,7 +19,7 @@ use burn_megatron::train::{
     TrainConfig, TrainError, Trainer,
 };
 use burn_megatron::verify::Layout;
-use burn_megatron_models::{Transformer, TransformerConfig};
+use burn_megatron_models::{MoeConfig, Transformer, TransformerConfig};
 use burn_megatron_tests::Text;
 
 pub type AnyError = Box<dyn std::error::Error + Send + Sync>;
@@ -112,6 +113,27 @@ impl Case {
             model: TransformerConfig {
                 vocabulary: llama.model.vocabulary,
                 ..model
+            },
+            ..llama
+        }
+    }
+
+    /// The same with experts in every other block, chosen with a bias.
+    pub fn experts(layout: &str) -> Self {
+        let llama = Self::llama(layout);
+        let moe = MoeConfig {
+            experts: 4,
+            expert_width: Some(10),
+            every: 2,
+            score: ScoreFunction::Sigmoid,
+            bias_update_rate: Some(0.01),
+            shared_width: Some(6),
+            ..MoeConfig::default()
+        };
+        Self {
+            model: TransformerConfig {
+                moe: Some(moe),
+                ..llama.model
             },
             ..llama
         }

@@ -8,20 +8,46 @@ use burn::tensor::Tensor;
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{NAME, cpu, grouped_weight_gradient};
+use super::{NAME, accumulate_grouped_weight_gradient_at, cpu, grouped_weight_gradient};
 use crate::Function;
+use crate::cpu::wide;
+use crate::flat::accumulate;
+use crate::gradient::{self, Destination, FlatGradients, Place};
 use crate::launch::{DeviceOp, Spec, launch_one};
 
 /// Inputs: the rows and the weights, which it saves.
 #[derive(Debug)]
 pub(super) struct GroupedMatmul {
     pub group_sizes: Arc<[usize]>,
+    /// Where the gradient of the weights goes, if not to the graph.
+    pub destination: Option<Destination>,
 }
 
 impl GroupedMatmul {
     fn product(&self, x: DispatchTensor, weights: DispatchTensor) -> DispatchTensor {
         let group_sizes = self.group_sizes.clone();
         launch_one(ProductOp { group_sizes }, vec![x, weights])
+    }
+
+    /// The gradient of the weights, flat, or the buffer with it.
+    fn weight_gradient(
+        &self,
+        x: Tensor<2>,
+        gradient: Tensor<2>,
+        target: Option<FlatGradients>,
+    ) -> Tensor<1> {
+        let sizes = &self.group_sizes;
+        let alone = |x, gradient| grouped_weight_gradient(x, gradient, sizes).flatten(0, 2);
+        let Some(FlatGradients { flat, places }) = target else {
+            return alone(x, gradient);
+        };
+        let Place { offset, add } = places[0];
+        if flat.dtype() == wide(x.dtype()) {
+            accumulate_grouped_weight_gradient_at(x, gradient, sizes, flat, offset, add)
+        } else {
+            // A buffer of 16 bits.
+            accumulate(flat, offset, alone(x, gradient), add)
+        }
     }
 }
 
@@ -42,10 +68,21 @@ impl Function for GroupedMatmul {
             let transposed = Tensor::<3>::from_dispatch(weights).swap_dims(1, 2);
             self.product(gradient.clone(), transposed.into_dispatch())
         });
-        let of_weights = needed[1].then(|| {
-            let (x, gradient) = (Tensor::from_dispatch(x), Tensor::from_dispatch(gradient));
-            grouped_weight_gradient(x, gradient, &self.group_sizes).into_dispatch()
-        });
+        let (experts, x) = (self.group_sizes.len(), Tensor::<2>::from_dispatch(x));
+        let gradient = Tensor::<2>::from_dispatch(gradient);
+        let of_weights = match &self.destination {
+            Some(destination) => {
+                gradient::accumulate(&[destination], |target| {
+                    ((), vec![self.weight_gradient(x, gradient, target)])
+                });
+                None
+            }
+            None => needed[1].then(|| {
+                let ([_, inputs], [_, outputs]) = (x.dims(), gradient.dims());
+                let flat = self.weight_gradient(x, gradient, None);
+                flat.reshape([experts, inputs, outputs]).into_dispatch()
+            }),
+        };
         vec![of_x, of_weights]
     }
 }

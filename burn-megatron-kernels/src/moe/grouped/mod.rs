@@ -21,6 +21,7 @@ use burn::tensor::{DType, Tensor};
 use crate::cpu::wide;
 use crate::error::accept;
 use crate::flat::check_range;
+use crate::gradient::Destination;
 use crate::launch::launch_one;
 use crate::{KernelError, apply};
 
@@ -58,10 +59,26 @@ const NAME: &str = "grouped_matmul";
 /// assert_eq!(y, [1.0, 2.0, 300.0]);
 /// ```
 pub fn grouped_matmul(x: Tensor<2>, weights: Tensor<3>, group_sizes: &[usize]) -> Tensor<2> {
+    grouped_matmul_with(x, weights, None, group_sizes)
+}
+
+/// [`grouped_matmul`] with weights whose gradient goes to a flat buffer, if there is a destination; `weights` is not
+/// tracked then.
+///
+/// # Panics
+///
+/// As [`grouped_matmul`].
+pub fn grouped_matmul_with(
+    x: Tensor<2>,
+    weights: Tensor<3>,
+    destination: Option<Destination>,
+    group_sizes: &[usize],
+) -> Tensor<2> {
     accept(check(x.dims(), weights.dims(), group_sizes));
     accept(same_type(x.dtype(), "type of the weights", weights.dtype()));
     let function = GroupedMatmul {
         group_sizes: group_sizes.into(),
+        destination,
     };
     apply(vec![x.into_dispatch(), weights.into_dispatch()], function)
 }

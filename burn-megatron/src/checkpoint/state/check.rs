@@ -19,7 +19,7 @@ pub(crate) struct ExpectedTensors<'a> {
     pub types: Vec<DType>,
 }
 
-/// The paths of the whole model's parameters and 8-bit layers, over all stages.
+/// The paths of the whole model's parameters, 8-bit layers and expert biases, over all stages.
 pub(crate) struct ModelKeys(BTreeSet<String>);
 
 impl ModelKeys {
@@ -31,7 +31,10 @@ impl ModelKeys {
             .states()
             .into_keys()
             .map(|path| format!("{FP8}{path}"));
-        let own = paths.chain(layers).collect::<Vec<_>>().join("\n");
+        let buffers = ddp.routers().expert_biases().into_iter();
+        let buffers = buffers.map(|(path, _)| path);
+        let own = paths.chain(layers).chain(buffers);
+        let own = own.collect::<Vec<_>>().join("\n");
         let all = all_gather_bytes(&**ddp.groups().pipeline(), own.as_bytes())?;
         let all: Vec<_> = all.iter().map(|own| String::from_utf8_lossy(own)).collect();
         let names = all.iter().flat_map(|own| own.lines().map(String::from));

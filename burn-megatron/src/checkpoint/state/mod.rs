@@ -1,10 +1,11 @@
 //! The state of a run: what it saves and resumes from.
 //!
 //! Over all ranks each element of the optimized weights and of both AdamW moments is written once: every rank
-//! writes some slices ([`write_items`]). Each 8-bit layer with delayed scaling writes an object, and the rest
-//! is a [`RunState`]. To resume, a rank reads the slices that it optimizes, and gathers the weights that it
+//! writes some slices ([`write_items`]). The bias of each router is a tensor too; each 8-bit layer with delayed scaling
+//! writes an object, and the rest is a [`RunState`]. To resume, a rank reads the slices that it optimizes, and gathers the weights that it
 //! computes with from the ranks that optimize them.
 
+pub(crate) mod buffers;
 mod check;
 mod error;
 mod read;

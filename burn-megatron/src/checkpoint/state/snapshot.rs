@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::module::Module;
 use burn::tensor::{Bytes, Device, Tensor};
 
-use super::{FIRST, MODEL, SECOND, StateError, WriteItem, write_items};
+use super::{FIRST, MODEL, SECOND, StateError, WriteItem, buffers, write_items};
 use crate::checkpoint::{CheckpointError, ElementType, TensorMeta, TensorShard};
 use crate::data_parallel::{BucketShard, DistributedDataParallel};
 use crate::optim::ParallelAdamW;
@@ -21,6 +21,8 @@ type ByteSink<'a> = dyn FnMut(&[u8]) -> Result<(), CheckpointError> + 'a;
 pub(crate) struct Snapshot {
     shards: Vec<TensorShard>,
     bytes: SnapshotData,
+    /// Tensors that are no parameters, with their bytes; they follow the shards.
+    buffers: Vec<(TensorShard, Vec<u8>)>,
 }
 
 enum SnapshotData {
@@ -111,12 +113,14 @@ impl Snapshot {
         Ok(Self {
             shards,
             bytes: SnapshotData::Live(tensors),
+            buffers: buffers::write(ddp)?,
         })
     }
 
     /// The shards to write.
     pub fn shards(&self) -> Vec<TensorShard> {
-        self.shards.clone()
+        let buffers = self.buffers.iter().map(|(shard, _)| shard.clone());
+        self.shards.iter().cloned().chain(buffers).collect()
     }
 
     /// Copies tensors of devices that change memory in place.
@@ -150,6 +154,9 @@ impl Snapshot {
     ///
     /// Failed reads, and the errors of `to`.
     pub fn stream(&mut self, number: usize, to: &mut ByteSink) -> Result<(), StateError> {
+        if let Some(number) = number.checked_sub(self.shards.len()) {
+            return Ok(to(&self.buffers[number].1)?);
+        }
         match &mut self.bytes {
             SnapshotData::Live(tensors) => {
                 tensors.stream(number, &self.shards[number].tensor.key, to)

@@ -4,10 +4,11 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use burn_megatron_kernels::activation::{self, ActivationOptions};
-use burn_megatron_kernels::moe::grouped::grouped_matmul;
+use burn_megatron_kernels::moe::grouped::{grouped_matmul, grouped_matmul_with};
 
 use crate::choice::Operation;
 use crate::mesh::{Axis, Grid, split_evenly};
+use crate::nn::hook::fused_value;
 use crate::nn::{
     Activation, BuildError, Init, ModelBuilder, ParameterSpec, Placement, Section, anchored_value,
 };
@@ -137,8 +138,8 @@ impl Experts {
             group_sizes,
         } = input;
         let product = |x: Tensor<2>, weight: &Param<Tensor<3>>| {
-            let weight = anchored_value(weight, &x);
-            grouped_matmul(x, weight, &group_sizes)
+            let (weight, destination) = fused_value(weight, &x);
+            grouped_matmul_with(x, weight, destination, &group_sizes)
         };
         let mut up = product(x, &self.up);
         if let Some(bias) = &self.up_bias {

@@ -9,20 +9,17 @@
 //! `N_mb`: the objective is the mean of `F` over micro-batches, weighted by their tokens. It does not depend on
 //! the sizes of the axes; it depends on the size of a micro-batch, except for tokens with the same routing.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
 use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, TensorData};
 use burn_megatron_kernels::moe::router::top_k_router;
 use burn_megatron_kernels::moe::statistics::{count_experts, sum_scores, sum_squared_lse};
 use burn_megatron_kernels::{Function, apply};
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::router::{RouterConfig, Routing, plain, read};
-use crate::collective::Comm;
-use crate::comm::{Buffer, CommError, ParallelContext, ReduceOp, raise};
+use super::router::{RouterConfig, Routing, plain};
+use super::step::RouterStep;
+use crate::collective::{Comm, start_all_reduce};
+use crate::comm::{CommError, ParallelContext, ReduceOp};
 use crate::mesh::{Axis, AxisSet, Grid};
 use crate::nn::LossFactor;
 
@@ -42,8 +39,8 @@ pub enum RouterLossKind {
 
 /// A loss of a router, in addition to that of the model.
 ///
-/// Choices are counted by their scores alone: without groups of experts, and before a
-/// [capacity](super::Capacity) drops tokens.
+/// Choices are counted by their scores alone: without groups of experts and [`ExpertBias`](super::ExpertBias), and
+/// before a [capacity](super::Capacity) drops tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RouterLoss {
@@ -51,77 +48,6 @@ pub struct RouterLoss {
     pub kind: RouterLossKind,
     /// Its value if the load is even; for the z-loss, its weight.
     pub coefficient: f64,
-}
-
-/// What routers need to add their losses to that of a micro-batch, and what they report of a step.
-///
-/// Made for a step on each rank, handed through the forward of the micro-batches. Without it, and in a forward that is
-/// not recorded by autodiff, such as the first pass of a [recomputed](crate::nn::recompute) block, routers have no
-/// losses.
-#[derive(Clone, Debug)]
-pub struct RouterLosses {
-    step: Arc<StepOfRouters>,
-    counted: f64,
-}
-
-#[derive(Debug)]
-struct StepOfRouters {
-    loss_scale: LossFactor,
-    state: Mutex<StepState>,
-}
-
-#[derive(Debug, Default)]
-struct StepState {
-    /// By layer, the tokens of each expert and all tokens of the step so far.
-    loads: BTreeMap<String, Vec<f64>>,
-    /// By layer, this rank's part of the sum of `N_mb F` over the micro-batches so far, `[1]`.
-    sums: BTreeMap<(String, RouterLossKind), Tensor<1>>,
-}
-
-impl RouterLosses {
-    /// The losses of a step whose model loss is multiplied by `loss_scale` for the backward.
-    pub fn new(loss_scale: LossFactor) -> Self {
-        let state = Mutex::default();
-        Self {
-            step: Arc::new(StepOfRouters { loss_scale, state }),
-            counted: 0.0,
-        }
-    }
-
-    /// The same step's, for a micro-batch of which this many tokens are in the model's loss.
-    pub fn of_micro_batch(&self, counted: usize) -> Self {
-        Self {
-            counted: counted as f64,
-            ..self.clone()
-        }
-    }
-
-    /// By layer and kind, this rank's part of the losses so far, each times the counted tokens of its micro-batch:
-    /// `[1]`, without autodiff. Their sums over all ranks, divided by the counted tokens of the step, are the means.
-    pub fn sums(&self) -> BTreeMap<(String, RouterLossKind), Tensor<1>> {
-        self.step.state.lock().sums.clone()
-    }
-
-    fn record(&self, layer: &str, kind: RouterLossKind, value: Tensor<1>) {
-        let mut state = self.step.state.lock();
-        let key = (layer.to_string(), kind);
-        let sum = match state.sums.remove(&key) {
-            Some(sum) => sum + value,
-            None => value,
-        };
-        state.sums.insert(key, sum);
-    }
-
-    /// Adds the load of micro-batches; returns that of the step so far.
-    fn add_load(&self, layer: &str, load: &[f64]) -> Vec<f64> {
-        let mut state = self.step.state.lock();
-        let sum = state.loads.entry(layer.to_string()).or_default();
-        sum.resize(load.len(), 0.0);
-        for (sum, own) in sum.iter_mut().zip(load) {
-            *sum += own;
-        }
-        sum.clone()
-    }
 }
 
 /// The losses of one router.
@@ -169,70 +95,69 @@ impl LayerLosses {
         }
     }
 
-    /// `y`, whose backward is also that of the losses of this routing of `sequences` sequences.
+    /// `y`, whose backward is also that of the losses of this recorded routing of `sequences` sequences.
     ///
-    /// Collective over the tensor, context and data axes, if `y` is tracked.
+    /// Collective over the tensor, context and data axes.
     pub fn attach(
         &self,
         y: Tensor<3>,
         routing: &Routing,
         sequences: usize,
-        losses: &RouterLosses,
+        step: &RouterStep,
     ) -> Tensor<3> {
-        if self.losses.is_empty() || !(routing.logits.is_autodiff() && routing.logits.is_tracked())
-        {
+        if self.losses.is_empty() {
             return y;
         }
         let load = Load::new(self, routing, sequences);
         let parts = self.losses.iter().map(|loss| {
             let RouterLoss { kind, coefficient } = *loss;
-            let value = self.loss(kind, &load, losses).mul_scalar(coefficient);
-            losses.record(&self.layer, kind, plain(value.clone()));
+            let value = self.loss(kind, &load, step).mul_scalar(coefficient);
+            step.record_loss(&self.layer, kind, plain(value.clone()));
             value
         });
         match parts.reduce(|sum, part| sum + part) {
             Some(loss) => {
                 let inputs = vec![y.into_dispatch(), loss.into_dispatch()];
-                let loss_scale = losses.step.loss_scale.clone();
+                let loss_scale = step.loss_scale().clone();
                 apply(inputs, AttachLoss { loss_scale })
             }
             None => y,
         }
     }
 
-    /// This rank's part of `N_mb F / coefficient`, `[1]`.
-    fn loss(&self, kind: RouterLossKind, load: &Load, losses: &RouterLosses) -> Tensor<1> {
+    /// This rank's part of `N_mb F / coefficient`, `[1]`. Nothing is read from the device.
+    fn loss(&self, kind: RouterLossKind, load: &Load, step: &RouterStep) -> Tensor<1> {
         let (k, experts) = (self.config.experts_per_token as f64, self.config.experts);
-        let (counts, seq) = (&load.counts, load.seq_of_all);
-        let sequences = counts.len();
-        let tokens = (sequences * seq) as f64;
+        let [sequences, _] = load.counts.dims();
+        let (seq, counted) = (load.seq_of_all as f64, step.counted());
+        let tokens = sequences as f64 * seq;
         match kind {
             RouterLossKind::Balance => {
-                let factor = losses.counted * experts as f64 / (k * tokens * tokens);
-                load.weighted(&vec![scaled(&total(counts), factor); sequences])
+                let factor = counted * experts as f64 / (k * tokens * tokens);
+                let counts = load.counts.clone().sum_dim(0);
+                load.weighted(counts.mul_scalar(factor))
             }
             RouterLossKind::SequenceBalance => {
-                let seq = seq as f64;
-                let factor = losses.counted * experts as f64 / (k * seq * seq * sequences as f64);
-                let counts = counts.iter().map(|counts| scaled(counts, factor));
-                load.weighted(&counts.collect::<Vec<_>>())
+                let factor = counted * experts as f64 / (k * seq * seq * sequences as f64);
+                load.weighted(load.counts.clone().mul_scalar(factor))
             }
             RouterLossKind::GlobalBalance => {
                 // A rank of the sequence has the counts and tokens of all of them.
                 let ranks = self.sequence.size() as f64;
-                let own = total(counts).into_iter().chain([tokens, losses.counted]);
-                let own = own.map(|value| value / ranks).collect();
-                let mut now = sum_over(own, &self.all);
-                let counted = now.pop().unwrap_or(0.0);
-                let tokens = now[experts];
-                let mut so_far = losses.add_load(&self.layer, &now);
-                let tokens_so_far = so_far.pop().unwrap_or(tokens);
-                let factor = counted * experts as f64 / (k * tokens * tokens_so_far);
-                load.weighted(&vec![scaled(&so_far, factor); sequences])
+                let counts = load.counts.clone().sum_dim(0).reshape([experts]);
+                let options = (&counts.device(), counts.dtype());
+                let sizes = Tensor::from_data(TensorData::new(vec![tokens, counted], [2]), options);
+                let own = Tensor::cat(vec![counts, sizes], 0).div_scalar(ranks);
+                let now = sum_over(own, &self.all);
+                let so_far = step.add_global_load(&self.layer, now.clone());
+                let [tokens, counted] = [0, 1].map(|at| now.clone().narrow(0, experts + at, 1));
+                let tokens_so_far = so_far.clone().narrow(0, experts, 1);
+                let factor = counted.mul_scalar(experts as f64 / k) / (tokens * tokens_so_far);
+                load.weighted((so_far.narrow(0, 0, experts) * factor).unsqueeze())
             }
             RouterLossKind::ZLoss => {
                 let squares = sum_squared_lse(load.logits.clone(), None);
-                squares.mul_scalar(losses.counted / tokens)
+                squares.mul_scalar(counted / tokens)
             }
         }
     }
@@ -243,8 +168,8 @@ struct Load {
     logits: Tensor<2>,
     /// Of this rank's tokens, by sequence: `[sequences, experts]`.
     scores: Tensor<2>,
-    /// By sequence, the tokens of all ranks that chose each expert.
-    counts: Vec<Vec<f64>>,
+    /// By sequence, the tokens of all ranks that chose each expert: `[sequences, experts]`, without autodiff.
+    counts: Tensor<2>,
     /// The tokens of one sequence on all ranks.
     seq_of_all: usize,
 }
@@ -256,50 +181,33 @@ impl Load {
         let logits = routing.logits.clone();
         let [tokens, _] = logits.dims();
         let seq = tokens / sequences;
-        let choices = match options.groups.take() {
-            None => routing.indices.clone(),
-            Some(_) => top_k_router(plain(logits.clone()), &options, None).0,
+        options.groups = None;
+        let choices = if layer.config.chooses_by_scores_alone() {
+            routing.indices.clone()
+        } else {
+            top_k_router(plain(logits.clone()), &options, None).0
         };
-        let counts = read(count_experts(choices, experts, sequences));
-        let counts = counts.into_iter().map(|count| count as f64).collect();
-        let counts = sum_over(counts, &layer.sequence);
+        let counts = count_experts(choices, experts, sequences).float();
+        let counts = counts.cast(logits.dtype());
         Self {
             scores: sum_scores(logits.clone(), options.score, sequences, None),
             logits,
-            counts: counts.chunks(experts).map(<[f64]>::to_vec).collect(),
+            counts: sum_over(counts, &layer.sequence),
             seq_of_all: seq * layer.sequence.size(),
         }
     }
 
-    /// The sum of the scores of this rank's tokens times `factors`, by sequence and expert.
-    fn weighted(&self, factors: &[Vec<f64>]) -> Tensor<1> {
-        let data = TensorData::new(factors.concat(), self.scores.dims());
-        let options = (&self.scores.device(), self.scores.dtype());
-        (self.scores.clone() * Tensor::from_data(data, options)).sum()
+    /// The sum of the scores of this rank's tokens times `factors`, `[1, experts]` or `[sequences, experts]`.
+    fn weighted(&self, factors: Tensor<2>) -> Tensor<1> {
+        (self.scores.clone() * Tensor::from_inner(factors)).sum()
     }
 }
 
-fn scaled(counts: &[f64], factor: f64) -> Vec<f64> {
-    counts.iter().map(|count| factor * count).collect()
-}
-
-/// The counts of all sequences together.
-fn total(counts: &[Vec<f64>]) -> Vec<f64> {
-    let mut sum = vec![0.0; counts[0].len()];
-    for counts in counts {
-        for (sum, count) in sum.iter_mut().zip(counts) {
-            *sum += count;
-        }
+fn sum_over<const D: usize>(values: Tensor<D>, comm: &Comm) -> Tensor<D> {
+    match comm.size() {
+        1 => values,
+        _ => start_all_reduce(values, ReduceOp::Sum, comm).wait(),
     }
-    sum
-}
-
-fn sum_over(values: Vec<f64>, comm: &Comm) -> Vec<f64> {
-    if comm.size() == 1 {
-        return values;
-    }
-    let sum = comm.all_reduce(Buffer::F64(values), ReduceOp::Sum);
-    sum.unwrap_or_else(|error| raise(error)).into_vec()
 }
 
 /// The identity, whose backward gives a loss the gradient that it has as a term of the model's loss.

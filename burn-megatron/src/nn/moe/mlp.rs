@@ -6,13 +6,18 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use burn_megatron_kernels::moe::permutation::MAX_EXPERTS;
+use burn_megatron_kernels::moe::statistics::count_experts;
+use parking_lot::Mutex;
 
 use super::capacity::Capacity;
-use super::dispatch::{Dispatcher, DispatcherKind};
+use super::choice::RouterChoice;
+use super::dispatch::{Dispatcher, DispatcherKind, Meanwhile};
 use super::experts::{Experts, ExpertsConfig};
-use super::losses::{LayerLosses, RouterLoss, RouterLosses};
-use super::router::{Router, RouterConfig};
+use super::losses::{LayerLosses, RouterLoss, RouterLossKind};
+use super::router::{Router, RouterConfig, Routing};
+use super::routers::{RegisteredRouter, ReportedLayer};
 use super::shared::{SharedExperts, SharedExpertsConfig};
+use super::step::{RankLoad, RouterStep};
 use crate::mesh::ParallelConfig;
 use crate::nn::{Activation, BuildError, Init, ModelBuilder};
 
@@ -65,6 +70,8 @@ pub struct MoeMlp {
     capacity: Option<Capacity>,
     #[module(skip)]
     losses: Arc<LayerLosses>,
+    #[module(skip)]
+    path: String,
 }
 
 /// What a forward of a [`MoeMlp`] is given besides its input.
@@ -72,8 +79,8 @@ pub struct MoeMlp {
 pub struct MoeForward<'a> {
     /// Choices `[batch * seq, k]` instead of the router's, such as those of an earlier forward.
     pub choices: Option<Tensor<2, Int>>,
-    /// Adds the losses of the router to those of the micro-batch; without it there are none.
-    pub losses: Option<&'a RouterLosses>,
+    /// The training step, to which the router adds its losses and its load.
+    pub step: Option<&'a RouterStep>,
 }
 
 impl MoeMlpConfig {
@@ -108,6 +115,20 @@ impl MoeMlpConfig {
             );
         }
         LayerLosses::check(&self.losses)?;
+        let balances = |loss: &RouterLoss| loss.kind != RouterLossKind::ZLoss;
+        if self.router.choice == RouterChoice::Sinkhorn {
+            if let Some(loss) = self.losses.iter().find(|loss| balances(loss)) {
+                return Err(format!(
+                    "a {:?} loss with Sinkhorn choices, which are balanced already: expected none, or choices by scores",
+                    loss.kind
+                ));
+            }
+            if capacity.is_some() {
+                return Err(
+                    "a capacity with Sinkhorn choices: expected none, or choices by scores".into(),
+                );
+            }
+        }
         self.router.check()
     }
 
@@ -133,13 +154,26 @@ impl MoeMlpConfig {
             let mlp = mlp.with_init(self.init).with_output_init(self.output_init);
             shared.init(mlp, &builder.child("shared"))
         });
+        let router_builder = builder.child("router");
+        let router = self.router.init(&router_builder)?;
+        builder.routers().register(RegisteredRouter {
+            reported: ReportedLayer {
+                path: path.into(),
+                stage: builder.stage(),
+                experts,
+                losses: self.losses.iter().map(|loss| loss.kind).collect(),
+            },
+            bias: router.expert_bias().cloned(),
+            bias_path: router_builder.join("expert_bias"),
+        });
         Ok(MoeMlp {
-            router: self.router.init(&builder.child("router"))?,
+            router,
             experts: config.init(&builder.child("experts"))?,
             shared: shared.transpose()?,
             dispatcher: self.dispatcher.init(experts, groups)?.into(),
             capacity: self.capacity,
             losses: LayerLosses::new(&self.losses, &self.router, path, groups)?.into(),
+            path: path.into(),
         })
     }
 }
@@ -152,29 +186,54 @@ impl MoeMlp {
         self.forward_with(x, MoeForward::default())
     }
 
-    /// [`forward`](Self::forward) with given choices, or with the losses of the router.
+    /// [`forward`](Self::forward) with given choices, or as a part of a training step.
     ///
     /// Collective as `forward`; with losses also over the tensor, context and data axes.
     pub fn forward_with(&self, x: Tensor<3>, with: MoeForward<'_>) -> Tensor<3> {
         let shape = x.dims();
         let [batch, seq, hidden] = shape;
         let tokens = x.clone().reshape([batch * seq, hidden]);
-        let routing = self.router.forward(tokens.clone(), with.choices);
+        let routing = self.router.forward(x.clone(), with.choices);
         let kept = match &self.capacity {
             Some(capacity) => capacity.apply(routing.clone()),
             None => routing.clone(),
         };
-        let dispatched = self.dispatcher.dispatch(tokens, &kept);
-        let shared = self.shared.as_ref().map(|shared| shared.forward(x));
+        let shared = Arc::new(Mutex::new(None));
+        let dispatched = self
+            .dispatcher
+            .dispatch(tokens, &kept, self.shared_into(&shared, x));
+        let shared = shared.lock().take();
         let y = dispatched.apply(|rows| self.experts.forward(rows));
         let y = y.reshape(shape);
         let y = match shared {
             Some(shared) => y + shared,
             None => y,
         };
-        match with.losses {
-            Some(losses) => self.losses.attach(y, &routing, batch, losses),
+        match with.step.filter(|_| is_recorded(&routing)) {
+            Some(step) => {
+                step.record_load(&self.path, load(&kept));
+                self.losses.attach(y, &routing, batch, step)
+            }
             None => y,
         }
+    }
+
+    /// The work of the shared experts, which puts their output into `to`.
+    fn shared_into(&self, to: &Arc<Mutex<Option<Tensor<3>>>>, x: Tensor<3>) -> Meanwhile {
+        let (shared, to) = (self.shared.clone(), to.clone());
+        Box::new(move || *to.lock() = shared.map(|shared| shared.forward(x)))
+    }
+}
+
+/// Whether a backward follows: a router counts each token once, also where its block is recomputed.
+fn is_recorded(routing: &Routing) -> bool {
+    routing.logits.is_autodiff() && routing.logits.is_tracked()
+}
+
+fn load(kept: &Routing) -> RankLoad {
+    let ([_, experts], [tokens, k]) = (kept.logits.dims(), kept.weights.dims());
+    RankLoad {
+        tokens: count_experts(kept.indices.clone(), experts, 1).reshape([experts]),
+        pairs: (tokens * k) as u64,
     }
 }

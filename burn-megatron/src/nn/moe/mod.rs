@@ -7,7 +7,9 @@
 //!   expert-tensor axis;
 //! - a [`Dispatcher`] that brings tokens to their experts and back;
 //! - optionally a [`Capacity`], above which an expert drops tokens, [`SharedExperts`] for every token, and a
-//!   [`RouterLoss`] that keeps the load even.
+//!   [`RouterLoss`] or an [`ExpertBias`] that keeps the load even.
+//!
+//! A training step hands a [`RouterStep`] through the forward; [`Routers`] ends it.
 //!
 //! With the experts `E_i` and the weights `p` of the chosen ones, the output of a token is
 //! `sum over i of p_i E_i(x)`. Gradients of experts are summed over the data axis of their grid alone: an expert
@@ -15,23 +17,32 @@
 //!
 //! Formulas are those of Megatron-LM, Mixtral (arXiv:2401.04088) and DeepSeek-V3 (arXiv:2412.19437).
 
+mod bias;
 mod capacity;
+mod choice;
 mod dispatch;
 mod experts;
 mod losses;
 mod mlp;
 mod router;
+mod routers;
 mod shared;
+mod step;
 #[cfg(test)]
 mod tests;
 
+pub use bias::ExpertBias;
 pub use capacity::{Capacity, KeepPolicy};
-pub use dispatch::{Dispatched, Dispatcher, DispatcherKind};
+pub use choice::RouterChoice;
+pub use dispatch::{Dispatched, Dispatcher, DispatcherKind, Meanwhile};
 pub use experts::{ExpertRows, Experts, ExpertsConfig};
-pub use losses::{RouterLoss, RouterLossKind, RouterLosses};
+pub use losses::{RouterLoss, RouterLossKind};
 pub use mlp::{MoeForward, MoeMlp, MoeMlpConfig};
 use router::wide;
 pub use router::{
     ExpertGroups, GroupScore, Router, RouterConfig, RouterDType, Routing, ScoreFunction,
 };
+pub use routers::Routers;
+pub(crate) use routers::{ReportedLayer, reduced_reports};
 pub use shared::{SharedExperts, SharedExpertsConfig};
+pub use step::{RankLoad, RouterStep};

@@ -2,12 +2,15 @@
 
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::{DType, FloatDType, Int, Tensor};
+use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 use burn_megatron_kernels::moe::router::{self as kernels, router_weights, top_k_router};
 use serde::{Deserialize, Serialize};
 
-use crate::mesh::Axis;
-use crate::nn::{BuildError, Init, ModelBuilder, ParameterSpec, anchored_value};
+use super::bias::ExpertBias;
+use super::choice::{RouterChoice, TokenPosition, sinkhorn_choices};
+use crate::collective::Comm;
+use crate::mesh::{Axis, AxisSet, Grid};
+use crate::nn::{AxisRank, BuildError, Init, ModelBuilder, ParameterSpec, anchored_value};
 
 /// How the scores of a token become the weights of its experts. `z` are its logits, `S` the experts that it chose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,8 +74,18 @@ pub struct RouterConfig {
     /// By which the weights are multiplied.
     #[config(default = 1.0)]
     pub factor: f64,
+    /// By what experts are chosen.
+    #[config(default = "RouterChoice::Scores")]
+    pub choice: RouterChoice,
     /// Limits the choice to groups of experts.
     pub groups: Option<ExpertGroups>,
+    /// The step of an [`ExpertBias`] that is added to the scores by which experts are chosen, such as 1e-3; with 0 it
+    /// stays as it is loaded. By default there is none.
+    pub bias_update_rate: Option<f64>,
+    /// In training the router sees each feature of a token times a random number of `1 - jitter` to `1 + jitter`
+    /// (Fedus et al. 2021, arXiv:2101.03961), which the experts do not see. Drawn on the host.
+    #[config(default = 0.0)]
+    pub jitter: f64,
     /// Whether the gate has a bias, as in gpt-oss.
     #[config(default = false)]
     pub bias: bool,
@@ -84,7 +97,8 @@ pub struct RouterConfig {
     pub init: Init,
 }
 
-/// Chooses the experts of each token by the largest scores; of equal ones the expert with the smaller index.
+/// Chooses the experts of each token, by default by the largest scores; of equal ones the expert with the smaller
+/// index.
 ///
 /// Every rank has the whole gate. Under sequence parallelism each rank routes its part of the sequence, so the
 /// gradient is summed over the tensor axis.
@@ -94,6 +108,16 @@ pub struct Router {
     pub gate: Param<Tensor<2>>,
     /// `[experts]`; initially 0.
     pub bias: Option<Param<Tensor<1>>>,
+    #[module(skip)]
+    expert_bias: Option<ExpertBias>,
+    /// The ranks with parts of the same sequences.
+    #[module(skip)]
+    sequence: Comm,
+    #[module(skip)]
+    tokens: TokenPosition,
+    /// Of the random stream of the jitter.
+    #[module(skip)]
+    key: u64,
     #[module(skip)]
     config: RouterConfig,
 }
@@ -114,19 +138,29 @@ pub struct Routing {
 }
 
 impl RouterConfig {
-    /// Builds the router, replicated on every rank.
+    /// Builds the router, replicated on every rank. Collective: call on all ranks of the pipeline stage.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Config`] for sizes that do not fit each other.
+    /// [`BuildError::Config`] for settings that do not fit each other; [`BuildError::Comm`].
     pub fn init(&self, builder: &ModelBuilder) -> Result<Router, BuildError> {
         self.check().map_err(|message| builder.error(message))?;
         let tensor = builder.sequence_parallel().then_some(Axis::Tensor);
         let gate = ParameterSpec::new([self.hidden, self.experts], self.init).with_sum_over(tensor);
         let bias = ParameterSpec::new([self.experts], Init::Constant(0.0)).with_sum_over(tensor);
+        let expert_bias = |rate| ExpertBias::new(self.experts, rate, builder.device());
+        let sequence = AxisSet::from([Axis::Tensor, Axis::Context]);
+        let whole = AxisRank { index: 0, size: 1 };
         Ok(Router {
             gate: builder.parameter("gate", gate),
             bias: self.bias.then(|| builder.parameter("bias", bias)),
+            expert_bias: self.bias_update_rate.map(expert_bias),
+            sequence: builder.groups().group(Grid::Dense, sequence)?,
+            tokens: TokenPosition {
+                position: builder.position().clone(),
+                place: tensor.map_or(whole, |_| builder.place()),
+            },
+            key: builder.stream_key(),
             config: self.clone(),
         })
     }
@@ -160,24 +194,77 @@ impl RouterConfig {
                 self.factor
             ));
         }
+        if let Some(rate) = self.bias_update_rate
+            && !(rate.is_finite() && rate >= 0.0)
+        {
+            return Err(format!(
+                "invalid bias_update_rate = {rate}: expected a finite number of at least 0"
+            ));
+        }
+        if !(0.0..1.0).contains(&self.jitter) {
+            return Err(format!(
+                "invalid jitter = {}: expected at least 0 and below 1",
+                self.jitter
+            ));
+        }
+        if self.choice != RouterChoice::Scores
+            && (self.groups.is_some() || self.bias_update_rate.is_some())
+        {
+            return Err(format!(
+                "groups or an expert bias with {:?} choices, which do not use them: expected choices by scores",
+                self.choice
+            ));
+        }
         let options = self.options().check(experts);
         options.map_err(|error| error.to_string())
+    }
+
+    /// Whether the experts of a token are those of its largest scores.
+    pub(super) fn chooses_by_scores_alone(&self) -> bool {
+        self.choice == RouterChoice::Scores
+            && self.groups.is_none()
+            && self.bias_update_rate.is_none()
     }
 }
 
 impl Router {
-    /// Routes `[tokens, hidden]`, or with `replayed` choices `[tokens, k]`: their weights and gradients are those
-    /// of the present logits.
-    pub fn forward(&self, x: Tensor<2>, replayed: Option<Tensor<2, Int>>) -> Routing {
-        let logits = self.logits(x);
+    /// Routes `[batch, seq, hidden]`, or with `replayed` choices `[batch * seq, k]`: their weights and gradients are
+    /// those of the present logits.
+    ///
+    /// Collective over the tensor and the context axis with [`RouterChoice::Sinkhorn`], in training.
+    pub fn forward(&self, x: Tensor<3>, replayed: Option<Tensor<2, Int>>) -> Routing {
+        let [batch, seq, hidden] = x.dims();
+        let is_training = x.is_autodiff();
+        let jittered = if is_training && self.config.jitter > 0.0 {
+            self.jittered(x.clone())
+        } else {
+            x.clone()
+        };
+        let tokens = jittered.reshape([batch * seq, hidden]);
+        let logits = self.logits(tokens, &x);
         let options = self.config.options();
-        let (indices, weights) = match replayed {
+        let (k, experts) = (self.config.experts_per_token, self.config.experts);
+        let choices = match (replayed, self.config.choice) {
+            (Some(choices), _) => Some(plain_ints(choices)),
+            (None, RouterChoice::Sinkhorn) if is_training => {
+                Some(sinkhorn_choices(logits.clone(), batch, k, &self.sequence))
+            }
+            (None, RouterChoice::RoundRobin) => {
+                let choices = self.tokens.round_robin([batch, seq], k, experts);
+                let choices = TensorData::new(choices, [batch * seq, k]);
+                Some(Tensor::from_data(choices, &x.device().inner()))
+            }
+            (None, RouterChoice::Scores | RouterChoice::Sinkhorn) => None,
+        };
+        let (indices, weights) = match choices {
             Some(indices) => {
-                let indices = plain_ints(indices);
                 let weights = router_weights(logits.clone(), indices.clone(), &options);
                 (indices, weights)
             }
-            None => top_k_router(logits.clone(), &options, None),
+            None => {
+                let bias = self.expert_bias.as_ref().map(ExpertBias::value);
+                top_k_router(logits.clone(), &options, bias)
+            }
         };
         Routing {
             logits,
@@ -187,18 +274,31 @@ impl Router {
         }
     }
 
-    fn logits(&self, x: Tensor<2>) -> Tensor<2> {
+    /// The logits of `[tokens, hidden]`; the gradients of the gate are anchored to `anchor`.
+    fn logits(&self, x: Tensor<2>, anchor: &Tensor<3>) -> Tensor<2> {
         let dtype = match self.config.dtype {
             RouterDType::F32 => super::wide(x.dtype()),
             RouterDType::F64 => FloatDType::F64,
         };
-        let gate = anchored_value(&self.gate, &x).cast(dtype);
-        let bias = self.bias.as_ref().map(|bias| anchored_value(bias, &x));
+        let gate = anchored_value(&self.gate, anchor).cast(dtype);
+        let bias = self.bias.as_ref().map(|bias| anchored_value(bias, anchor));
         let logits = x.cast(dtype).matmul(gate);
         match bias {
             Some(bias) => logits + bias.cast(dtype).unsqueeze(),
             None => logits,
         }
+    }
+
+    fn jittered(&self, x: Tensor<3>) -> Tensor<3> {
+        let factors = self.tokens.jitter(x.dims(), self.config.jitter, self.key);
+        let factors = TensorData::new(factors, x.dims());
+        let options = (&x.device().inner(), x.dtype());
+        x * Tensor::from_inner(Tensor::from_data(factors, options))
+    }
+
+    /// The bias of the choice.
+    pub fn expert_bias(&self) -> Option<&ExpertBias> {
+        self.expert_bias.as_ref()
     }
 
     /// The configuration.

@@ -1,6 +1,6 @@
 //! The experts of Mixtral and of Qwen 3, as keys of a `config.json`.
 
-use burn_megatron::nn::moe::ScoreFunction;
+use burn_megatron::nn::moe::{RouterChoice, ScoreFunction};
 use serde_json::{Map, Value, json};
 
 use super::ModelFamily;
@@ -92,9 +92,11 @@ pub(super) fn conditions(
     vec![
         ("no experts", has_experts),
         (
-            "experts without biases, groups, a capacity, shared experts, and with factor = 1",
+            "experts chosen by scores alone, without biases, a capacity, shared experts, and with factor = 1",
             !model.bias
+                && moe.choice == RouterChoice::Scores
                 && moe.groups.is_none()
+                && moe.bias_update_rate.is_none()
                 && moe.capacity.is_none()
                 && moe.shared_width.is_none()
                 && moe.factor == 1.0,

@@ -5,7 +5,7 @@ use burn_megatron_kernels::moe::permutation::{
     RowLayout, RowMap, permute, permute_weights, unpermute,
 };
 
-use super::{Dispatched, Dispatcher, ExpertRanks, Routing};
+use super::{Dispatched, Dispatcher, ExpertRanks, Meanwhile, Routing};
 use crate::collective::{gather_rows, reduce_scatter_rows};
 use crate::nn::moe::experts::ExpertRows;
 use crate::nn::moe::router::read;
@@ -41,7 +41,7 @@ impl AllGather {
 }
 
 impl Dispatcher for AllGather {
-    fn dispatch(&self, x: Tensor<2>, routing: &Routing) -> Dispatched {
+    fn dispatch(&self, x: Tensor<2>, routing: &Routing, meanwhile: Meanwhile) -> Dispatched {
         let ([_, k], device) = (routing.weights.dims(), x.device());
         let (choices, tokens) = self.gather(read(routing.indices.clone()), k);
         let shape = [choices.len() / k, k];
@@ -54,6 +54,7 @@ impl Dispatcher for AllGather {
             weights: permute_weights(weights, &map),
             group_sizes: map.group_sizes(),
         };
+        meanwhile();
         Dispatched::new(rows, move |y| {
             reduce_scatter_rows(unpermute(y, &map), &tokens, &comm)
         })

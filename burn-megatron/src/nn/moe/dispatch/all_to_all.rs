@@ -5,8 +5,8 @@ use burn_megatron_kernels::moe::permutation::{
     RowLayout, RowMap, permute, permute_weights, unpermute,
 };
 
-use super::{Dispatched, Dispatcher, ExpertRanks, Routing};
-use crate::collective::{Comm, all_to_all, gather_rows, reduce_scatter_rows};
+use super::{Dispatched, Dispatcher, ExpertRanks, Meanwhile, Routing};
+use crate::collective::{Comm, all_to_all, all_to_all_while, gather_rows, reduce_scatter_rows};
 use crate::comm::{CommError, ParallelContext};
 use crate::mesh::{Axis, Grid};
 use crate::nn::moe::experts::ExpertRows;
@@ -84,7 +84,7 @@ struct Exchange {
 }
 
 impl Dispatcher for AllToAll {
-    fn dispatch(&self, x: Tensor<2>, routing: &Routing) -> Dispatched {
+    fn dispatch(&self, x: Tensor<2>, routing: &Routing, meanwhile: Meanwhile) -> Dispatched {
         let device = x.device();
         let map = RowMap::new(routing.indices.clone(), self.ranks.experts, routing.rows());
         let Exchange {
@@ -100,7 +100,8 @@ impl Dispatcher for AllToAll {
         let order = RowMap::new(keys, groups, RowLayout::Rows(rows));
 
         let (expert, tensor) = (self.expert.clone(), self.expert_tensor.clone());
-        let rows = all_to_all(permute(x, &map), send.clone(), receive.clone(), &expert);
+        let rows = permute(x, &map);
+        let rows = all_to_all_while(rows, send.clone(), receive.clone(), &expert, meanwhile);
         let rows = gather_rows(rows, &gathered, &tensor);
         let weights = permute_weights(routing.weights.clone(), &map);
         let weights = all_to_all(weights, send.clone(), receive.clone(), &expert);

@@ -37,11 +37,15 @@ pub enum DispatcherKind {
 /// ranks read consecutive tokens, as those of the data axis do, the order is that of the global batch, and the
 /// gradients of an expert have the same bits in every split over the expert axis.
 pub trait Dispatcher: fmt::Debug + Send + Sync {
-    /// The rows of this rank's experts, of tokens `[tokens, hidden]` of all ranks.
+    /// The rows of this rank's experts, of tokens `[tokens, hidden]` of all ranks. Calls `meanwhile` once, if it can
+    /// while rows are under way.
     ///
     /// Collective: call on all ranks of expert x expert-tensor.
-    fn dispatch(&self, x: Tensor<2>, routing: &Routing) -> Dispatched;
+    fn dispatch(&self, x: Tensor<2>, routing: &Routing, meanwhile: Meanwhile) -> Dispatched;
 }
+
+/// Work that does not depend on the dispatched rows.
+pub type Meanwhile = Box<dyn FnOnce() + Send>;
 
 /// Tokens at their experts.
 pub struct Dispatched {

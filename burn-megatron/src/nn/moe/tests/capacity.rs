@@ -91,8 +91,7 @@ fn padded_rows_are_as_many_for_every_expert() {
     };
     let builder = ModelBuilder::with(&ParallelContext::single(), &Device::flex(), 7, DType::F64);
     let moe = config(router()).init(&builder).unwrap();
-    let x = input().reshape([BATCH * SEQ, HIDDEN]);
-    let routing = capacity.apply(moe.router.forward(x, None));
+    let routing = capacity.apply(moe.router.forward(input(), None));
     assert_eq!(
         routing.rows_per_expert,
         Some(100 * BATCH * SEQ * 2 / EXPERTS)

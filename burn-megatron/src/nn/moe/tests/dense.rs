@@ -207,6 +207,7 @@ impl<'a> Dense<'a> {
             norm: all.map(|x| x * x).sum::<f64>().sqrt(),
             parameters,
             losses: vec![],
+            load: vec![],
         }
     }
 

@@ -30,7 +30,7 @@ fn routed(score: ScoreFunction, factor: f64) -> Routing {
     let config = RouterConfig::new(4, 4, 2)
         .with_score(score)
         .with_factor(factor);
-    identity(config).forward(logits(), None)
+    identity(config).forward(logits().unsqueeze(), None)
 }
 
 #[track_caller]
@@ -63,7 +63,7 @@ fn choices_and_weights() {
 fn replayed_choices_have_the_weights_of_the_present_logits() {
     let router = identity(RouterConfig::new(4, 4, 2));
     let choices = ints(&[2, 3, 0, 3, 0, 3, 2, 3], [4, 2]);
-    let routing = router.forward(logits(), Some(choices));
+    let routing = router.forward(logits().unsqueeze(), Some(choices));
     assert_golden(routing.weights.narrow(0, 0, 1), &[0.7310586, 0.2689414]);
     assert_eq!(values(anchored_value(&router.gate, &logits())).len(), 16);
 }

@@ -154,9 +154,9 @@ fn an_even_load_has_the_coefficient_as_its_loss() {
     let kinds = [Balance, SequenceBalance, GlobalBalance].map(|kind| loss(kind, 0.7));
     let ctx = ParallelContext::single();
     let layer = super::super::losses::LayerLosses::new(&kinds, &router(), "moe", &ctx).unwrap();
-    let losses = RouterLosses::new(1.0.into()).of_micro_batch(10);
-    layer.attach(Tensor::from_inner(input()), &routing, BATCH, &losses);
-    for (key, sum) in losses.sums() {
+    let step = RouterStep::new(1.0.into()).of_micro_batch(10);
+    layer.attach(Tensor::from_inner(input()), &routing, BATCH, &step);
+    for (key, sum) in step.losses() {
         assert_near(&format!("{key:?}"), &values(sum), &[7.0], 1e-12);
     }
 }
@@ -174,6 +174,7 @@ fn recomputation_attaches_and_reports_them_once() {
         let found = run_of(kind, sizes, &run(true));
         assert_eq!(found.parameters, expected.parameters, "{kind:?}");
         assert_eq!(found.losses, expected.losses, "{kind:?}");
+        assert_eq!(found.load, expected.load, "{kind:?}");
     }
 }
 
@@ -182,7 +183,7 @@ fn the_global_loss_takes_the_mean_load_of_the_step_so_far() {
     let ctx = ParallelContext::single();
     let global = [loss(RouterLossKind::GlobalBalance, 1.0)];
     let layer = super::super::losses::LayerLosses::new(&global, &router(), "moe", &ctx).unwrap();
-    let losses = RouterLosses::new(1.0.into());
+    let step = RouterStep::new(1.0.into());
     // Two micro-batches of one token: the first to experts 0 and 1, the second to 2 and 3.
     let routing = |choices: [i64; 2]| {
         let logits = Tensor::<2>::from_floats([[2.0, 1.0, 0.0, -1.0]], &Device::flex().autodiff());
@@ -197,8 +198,8 @@ fn the_global_loss_takes_the_mean_load_of_the_step_so_far() {
     let mut before = 0.0;
     for (choices, expected) in [([0, 1], 2.0 * (0.6439143 + 0.2368828)), ([2, 3], 1.0)] {
         let y = Tensor::from_inner(input());
-        layer.attach(y, &routing(choices), 1, &losses.of_micro_batch(1));
-        let sum = values(losses.sums().into_values().next().unwrap())[0];
+        layer.attach(y, &routing(choices), 1, &step.of_micro_batch(1));
+        let sum = values(step.losses().into_values().next().unwrap())[0];
         assert!((sum - before - expected).abs() < 1e-6, "{sum}");
         before = sum;
     }
@@ -222,10 +223,10 @@ fn golden_losses() {
         let ctx = ParallelContext::single();
         let (config, kinds) = (router().with_score(score), [loss(kind, 1.0)]);
         let layer = super::super::losses::LayerLosses::new(&kinds, &config, "moe", &ctx).unwrap();
-        let losses = RouterLosses::new(1.0.into()).of_micro_batch(1);
-        let y = layer.attach(Tensor::from_inner(input()), &routing, 1, &losses);
+        let step = RouterStep::new(1.0.into()).of_micro_batch(1);
+        let y = layer.attach(Tensor::from_inner(input()), &routing, 1, &step);
         let gradients = y.sum().backward();
-        let value = values(losses.sums().into_values().next().unwrap())[0];
+        let value = values(step.losses().into_values().next().unwrap())[0];
         (value, values(z.grad(&gradients).unwrap())[..4].to_vec())
     };
     for (kind, score, value, gradient) in [

@@ -1,6 +1,8 @@
 //! The layer on ranks that are threads, in f64, against a dense loop over experts on one rank.
 
+mod bias;
 mod capacity;
+mod choice;
 mod dense;
 mod edges;
 mod golden;
@@ -50,7 +52,7 @@ fn ints(values: &[i64], shape: [usize; 2]) -> Tensor<2, Int> {
 struct Run {
     /// Choices of the whole batch instead of the router's.
     choices: Option<Vec<i64>>,
-    /// With the losses of the router, for this loss scale.
+    /// As a training step, with the losses of the router, for this loss scale.
     loss_scale: Option<f64>,
     /// Recomputed in the backward.
     recompute: bool,
@@ -70,6 +72,8 @@ struct Outcome {
     norm: f64,
     /// The mean of each router loss.
     losses: Vec<f64>,
+    /// The tokens of each expert, and the pairs, of all ranks; empty outside of a training step.
+    load: Vec<f64>,
 }
 
 struct RankOutcome {
@@ -80,6 +84,7 @@ struct RankOutcome {
     gradients: Vec<Vec<f64>>,
     norm: f64,
     losses: Vec<f64>,
+    load: Vec<f64>,
 }
 
 fn layout([tensor, expert, expert_tensor, _]: Sizes) -> ParallelConfig {
@@ -107,6 +112,9 @@ fn part(x: Tensor<3>, rank: &MeshRank, same_samples: bool) -> Tensor<3> {
     let ([row, column], [rows, columns]) = own_part(rank, same_samples);
     x.narrow(0, row, rows).narrow(1, column, columns)
 }
+
+/// The step of the random streams.
+const STEP: u64 = 3;
 
 fn input() -> Tensor<3> {
     wave([BATCH, SEQ, HIDDEN], 0.5)
@@ -166,15 +174,16 @@ impl Run {
                 .collect();
             ints(&own, [rows * columns, k])
         });
-        let losses = self.loss_scale.map(|scale| RouterLosses::new(scale.into()));
+        let step = self.loss_scale.map(|scale| RouterStep::new(scale.into()));
         let counted = rows * SEQ;
-        let of_batch = losses.as_ref().map(|losses| losses.of_micro_batch(counted));
+        let of_batch = step.as_ref().map(|step| step.of_micro_batch(counted));
+        ddp.position().set(STEP, row as u64);
         let recompute = self.recompute;
         let y = ddp.forward(&device, |model| {
             let moe = model.moe.clone();
             let forward = move |x: Tensor<3>| {
-                let (choices, losses) = (choices.clone(), of_batch.as_ref());
-                moe.forward_with(x, MoeForward { choices, losses })
+                let (choices, step) = (choices.clone(), of_batch.as_ref());
+                moe.forward_with(x, MoeForward { choices, step })
             };
             if recompute {
                 crate::nn::recompute(x.clone(), forward)
@@ -186,8 +195,13 @@ impl Run {
         let leaves = ddp.backward_last((y.clone() * Tensor::from_inner(weight)).sum());
         let gradients = ddp.reduce(counted as u64)?;
         ddp.check_replicas()?;
-        let sums = losses.map(|losses| losses.sums()).unwrap_or_default();
-        let sums = sums.into_values();
+        let sums = step.as_ref().map(RouterStep::losses).unwrap_or_default();
+        let loads = step.as_ref().map(RouterStep::loads).unwrap_or_default();
+        let load = loads.into_values().flat_map(|RankLoad { tokens, pairs }| {
+            let mut load = values(tokens.float());
+            load.push(pairs as f64);
+            load
+        });
         Ok(RankOutcome {
             rank: rank.clone(),
             table,
@@ -199,7 +213,8 @@ impl Run {
                 .into_iter()
                 .map(values)
                 .collect(),
-            losses: sums.map(|sum| values(sum)[0]).collect(),
+            losses: sums.into_values().map(|sum| values(sum)[0]).collect(),
+            load: load.collect(),
         })
     }
 
@@ -242,7 +257,10 @@ impl Run {
             let sum: f64 = all.iter().map(|outcome| outcome.losses[index]).sum();
             sum / tokens
         });
+        let load =
+            (0..all[0].load.len()).map(|index| all.iter().map(|outcome| outcome.load[index]).sum());
         Outcome {
+            load: load.collect(),
             output: whole(&|outcome| outcome.output.clone()),
             input_gradient: whole(&|outcome| outcome.input_gradient.clone()),
             norm: all[0].norm,

@@ -1,0 +1,111 @@
+//! Tensors of a model that are no parameters: the biases of routers. Every rank of a stage has the same; the first
+//! writes them, and each reads all of its own.
+
+use burn::module::Module;
+use burn::tensor::{DType, Tensor, TensorData};
+
+use super::check::fits;
+use super::snapshot::read as bytes_of;
+use super::{MODEL, StateError};
+use crate::checkpoint::{
+    CheckpointError, ElementType, LoadTolerance, TensorMeta, TensorShard, TensorSlice, TensorSource,
+};
+use crate::data_parallel::DistributedDataParallel;
+use crate::nn::moe::ExpertBias;
+
+/// What this rank writes, with its bytes.
+pub(super) fn write<M: Module>(
+    ddp: &DistributedDataParallel<M>,
+) -> Result<Vec<(TensorShard, Vec<u8>)>, StateError> {
+    if ddp.groups().stage().rank() != 0 {
+        return Ok(vec![]);
+    }
+    let biases = ddp.routers().expert_biases().into_iter();
+    let write = |(path, bias): (String, ExpertBias)| {
+        let tensor = meta(&path, &bias);
+        let bytes = bytes_of(bias.value(), &tensor.key)?.to_vec();
+        let slice = TensorSlice::whole(&tensor.shape);
+        Ok((TensorShard { tensor, slice }, bytes))
+    };
+    biases.map(write).collect()
+}
+
+/// Checks that a source has all of this rank's, of their shapes.
+pub(crate) fn check<M: Module>(
+    ddp: &DistributedDataParallel<M>,
+    source: &dyn TensorSource,
+    leniency: LoadTolerance,
+) -> Result<(), StateError> {
+    let mut missing = vec![];
+    for (path, bias) in ddp.routers().expert_biases() {
+        let TensorMeta { key, shape, .. } = meta(&path, &bias);
+        let of = source.name();
+        match source.tensor(&key) {
+            None => missing.push(key),
+            Some(found) if found.shape != shape => {
+                let (found, wanted) = (found.shape, shape);
+                return Err(CheckpointError::Shape {
+                    of,
+                    key,
+                    found,
+                    wanted,
+                }
+                .into());
+            }
+            Some(found) if !fits(found.dtype, DType::F32, leniency.rounding) => {
+                let (found, wanted) = (found.dtype, DType::F32);
+                return Err(StateError::Type {
+                    of,
+                    key,
+                    found,
+                    wanted,
+                });
+            }
+            Some(_) => {}
+        }
+    }
+    if missing.is_empty() || leniency.missing {
+        return Ok(());
+    }
+    let of = source.name();
+    Err(CheckpointError::Missing { of, keys: missing }.into())
+}
+
+/// Reads this rank's from a [checked](check) source. Those that it does not have keep their values.
+pub(crate) fn read<M: Module>(
+    ddp: &DistributedDataParallel<M>,
+    source: &dyn TensorSource,
+) -> Result<Vec<(ExpertBias, Tensor<1>)>, StateError> {
+    let mut read = vec![];
+    for (path, bias) in ddp.routers().expert_biases() {
+        let TensorMeta { key, shape, .. } = meta(&path, &bias);
+        let Some(found) = source.tensor(&key) else {
+            continue;
+        };
+        let bytes = source.read(&key, &TensorSlice::whole(&shape))?;
+        let data = TensorData::try_from_bytes_vec(bytes, shape, found.dtype.dtype());
+        let data = data.map_err(|error| StateError::Unreadable {
+            key,
+            reason: error.to_string(),
+        })?;
+        let device = bias.value().device();
+        let data = data.convert_dtype(DType::F32);
+        read.push((bias, Tensor::from_data(data, (&device, DType::F32))));
+    }
+    Ok(read)
+}
+
+/// Replaces them by what was read.
+pub(crate) fn replace(read: Vec<(ExpertBias, Tensor<1>)>) {
+    for (bias, value) in read {
+        bias.set(value);
+    }
+}
+
+fn meta(path: &str, bias: &ExpertBias) -> TensorMeta {
+    TensorMeta {
+        key: format!("{MODEL}{path}"),
+        dtype: ElementType::F32,
+        shape: bias.value().dims().to_vec(),
+    }
+}

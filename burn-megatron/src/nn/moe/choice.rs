@@ -1,0 +1,155 @@
+//! Choices of experts that depend on more than the scores of a token.
+
+use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn_megatron_kernels::philox::{Stream, uniform};
+use serde::{Deserialize, Serialize};
+
+use super::router::plain;
+use crate::collective::Comm;
+use crate::comm::{Buffer, raise};
+use crate::nn::{AxisRank, DropoutPosition};
+
+/// By what the experts of a token are chosen. Weights and their gradients follow from its scores in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RouterChoice {
+    /// By its scores.
+    Scores,
+    /// In training by an assignment of the tokens of a micro-batch that gives every expert nearly as many (Clark et
+    /// al. 2022, arXiv:2202.01169, as in Megatron-LM); otherwise by its scores. Computed on the host.
+    Sinkhorn,
+    /// By its number: experts in turn, whatever the scores. The load is even; for benchmarks.
+    RoundRobin,
+}
+
+/// Where the tokens of a rank stand in the global batch.
+#[derive(Clone, Debug)]
+pub(super) struct TokenPosition {
+    pub position: DropoutPosition,
+    /// This rank's part of the sequence.
+    pub place: AxisRank,
+}
+
+impl TokenPosition {
+    /// The number in the global batch of the first token of each of `batch` rows of `seq` tokens on this rank.
+    fn rows(&self, [batch, seq]: [usize; 2]) -> impl Iterator<Item = u64> + use<> {
+        let (_, first_sample) = self.position.get();
+        let AxisRank { index, size } = self.place;
+        let row = move |row: u64| (first_sample + row) * (seq * size) as u64 + (seq * index) as u64;
+        (0..batch as u64).map(row)
+    }
+
+    /// `k` experts in turn for each token.
+    pub fn round_robin(&self, [batch, seq]: [usize; 2], k: usize, experts: usize) -> Vec<i64> {
+        let pairs = (seq * k) as u64;
+        let of_row = |first: u64| (first * k as u64..).take(pairs as usize);
+        let all = self.rows([batch, seq]).flat_map(of_row);
+        all.map(|pair| (pair % experts as u64) as i64).collect()
+    }
+
+    /// Factors of `[batch, seq, hidden]`, uniform in `1 - jitter` to `1 + jitter`, that do not depend on the layout.
+    pub fn jitter(&self, shape: [usize; 3], jitter: f64, key: u64) -> Vec<f32> {
+        let [batch, seq, hidden] = shape;
+        let stream = Stream::new(key, self.position.get().0);
+        let mut factors = Vec::with_capacity(batch * seq * hidden);
+        for first in self.rows([batch, seq]) {
+            stream.words(first * hidden as u64, seq * hidden, |_, word| {
+                factors.push((1.0 + jitter * (2.0 * uniform(word) - 1.0)) as f32);
+            });
+        }
+        factors
+    }
+}
+
+/// The experts of this rank's tokens, best first, by the assignment of the tokens of all ranks of `comm`, which have
+/// parts of the same `batch` sequences: `[tokens, k]`. Collective over `comm`.
+pub(super) fn sinkhorn_choices(
+    logits: Tensor<2>,
+    batch: usize,
+    k: usize,
+    comm: &Comm,
+) -> Tensor<2, Int> {
+    let [tokens, experts] = logits.dims();
+    let device = logits.device().inner();
+    let own = plain(logits).into_data().convert_dtype(DType::F64);
+    let own: Vec<f64> = match own.try_into_vec() {
+        Ok(own) => own,
+        Err(error) => unreachable!("logits are floats: {error}"),
+    };
+    let all = match comm.size() {
+        1 => own,
+        ranks => {
+            let gathered = comm.all_gather(Buffer::F64(own));
+            let gathered: Vec<f64> = gathered.unwrap_or_else(|error| raise(error)).into_vec();
+            by_sequence(&gathered, batch, ranks)
+        }
+    };
+    let assignment = sinkhorn(&all, experts);
+    // Sequence by sequence, the part of this rank.
+    let part = tokens / batch;
+    let first = |sequence: usize| (sequence * comm.size() + comm.rank()) * part;
+    let own = (0..batch).flat_map(|sequence| first(sequence)..first(sequence) + part);
+    let choices = own.flat_map(|token| best(&assignment[token * experts..][..experts], k));
+    let choices: Vec<i64> = choices.collect();
+    Tensor::from_data(TensorData::new(choices, [tokens, k]), &device)
+}
+
+/// The rows of all ranks, each with a part of every sequence, sequence by sequence.
+fn by_sequence(gathered: &[f64], batch: usize, ranks: usize) -> Vec<f64> {
+    let part = gathered.len() / (batch * ranks);
+    let of = |sequence: usize, rank: usize| &gathered[(rank * batch + sequence) * part..][..part];
+    let parts = (0..batch).flat_map(|sequence| (0..ranks).map(move |rank| of(sequence, rank)));
+    parts.flatten().copied().collect()
+}
+
+/// Keeps a sum that has underflowed from 0.
+const SMALLEST: f64 = 1e-8;
+
+/// The mean change of the factors of the experts at which the iteration ends.
+const TOLERANCE: f64 = 1e-4;
+
+/// Ends an iteration that does not converge, as with logits that are not finite.
+const MOST_ITERATIONS: usize = 1000;
+
+/// `exp(logits)` `[tokens, experts]`, scaled by a factor for each token and one for each expert so that rows add up to
+/// `1 / tokens` and columns to `1 / experts`.
+pub(super) fn sinkhorn(logits: &[f64], experts: usize) -> Vec<f64> {
+    let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let mut costs: Vec<f64> = logits.iter().map(|z| (z - largest).exp()).collect();
+    let tokens = costs.len() / experts;
+    let mut of_experts = vec![1.0; experts];
+    let mut of_tokens = vec![0.0; tokens];
+    for _ in 0..MOST_ITERATIONS {
+        let mut columns = vec![0.0; experts];
+        for (row, of_token) in costs.chunks(experts).zip(&mut of_tokens) {
+            let sum: f64 = row.iter().zip(&of_experts).map(|(c, d)| c * d).sum();
+            *of_token = 1.0 / (tokens as f64 * (sum + SMALLEST));
+            for (column, cost) in columns.iter_mut().zip(row) {
+                *column += cost * *of_token;
+            }
+        }
+        let next: Vec<f64> = columns
+            .iter()
+            .map(|sum| 1.0 / (experts as f64 * (sum + SMALLEST)))
+            .collect();
+        let change = next.iter().zip(&of_experts).map(|(a, b)| (a - b).abs());
+        let change = change.sum::<f64>() / experts as f64;
+        of_experts = next;
+        if change <= TOLERANCE {
+            break;
+        }
+    }
+    for (row, of_token) in costs.chunks_mut(experts).zip(&of_tokens) {
+        for (cost, of_expert) in row.iter_mut().zip(&of_experts) {
+            *cost *= of_token * of_expert;
+        }
+    }
+    costs
+}
+
+/// The `k` largest values, largest first, of equal ones the first.
+fn best(values: &[f64], k: usize) -> impl Iterator<Item = i64> + use<> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|a, b| values[*b].total_cmp(&values[*a]));
+    order.into_iter().take(k).map(|expert| expert as i64)
+}

@@ -1,0 +1,173 @@
+//! The routers of a model: what a step updates, reports and saves of them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use burn::tensor::{Device, Tensor, TensorData};
+use burn_megatron_kernels::adamw::outcome::statistics_dtype;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::bias::ExpertBias;
+use super::losses::RouterLossKind;
+use super::step::{RankLoad, RouterStep};
+use crate::collective::{Comm, start_all_reduce};
+use crate::comm::{CommError, ParallelContext, ReduceOp, all_gather_bytes};
+
+/// The routers of a model on this rank, in the order in which they were built. Clones share them.
+#[derive(Clone, Default)]
+pub struct Routers(Arc<Mutex<Vec<RegisteredRouter>>>);
+
+/// A router that the model has.
+#[derive(Clone, Debug)]
+pub(super) struct RegisteredRouter {
+    pub reported: ReportedLayer,
+    pub bias: Option<ExpertBias>,
+    /// The path of the bias.
+    pub bias_path: String,
+}
+
+/// A layer whose router reports the load and the losses of a step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ReportedLayer {
+    /// Its path in the model.
+    pub path: String,
+    /// Its pipeline stage.
+    pub stage: usize,
+    pub experts: usize,
+    pub losses: Vec<RouterLossKind>,
+}
+
+impl ReportedLayer {
+    /// The layers of all pipeline stages, in their order. Collective over the pipeline axis.
+    pub fn of_all_stages(
+        routers: &Routers,
+        groups: &ParallelContext,
+    ) -> Result<Vec<Self>, CommError> {
+        let own = match serde_json::to_vec(&routers.layers()) {
+            Ok(own) => own,
+            Err(error) => unreachable!("paths and numbers are JSON: {error}"),
+        };
+        let all = all_gather_bytes(&**groups.pipeline(), &own)?;
+        let read = |of_rank: &Vec<u8>| match serde_json::from_slice::<Vec<Self>>(of_rank) {
+            Ok(layers) => layers,
+            Err(error) => unreachable!("written by another rank: {error}"),
+        };
+        let mut layers: Vec<_> = all.iter().flat_map(read).collect();
+        layers.sort_by_key(|layer| layer.stage);
+        Ok(layers)
+    }
+
+    /// The numbers that it reports: the load of each expert, the pairs of tokens and experts, and the losses.
+    pub fn width(&self) -> usize {
+        self.experts + 1 + self.losses.len()
+    }
+}
+
+impl Routers {
+    pub(super) fn register(&self, router: RegisteredRouter) {
+        self.0.lock().push(router);
+    }
+
+    /// The layers of this rank.
+    pub(crate) fn layers(&self) -> Vec<ReportedLayer> {
+        let all = self.0.lock();
+        all.iter().map(|router| router.reported.clone()).collect()
+    }
+
+    /// The path and the value of each expert bias of this rank.
+    pub fn expert_biases(&self) -> Vec<(String, ExpertBias)> {
+        let all = self.0.lock();
+        let bias =
+            |router: &RegisteredRouter| Some((router.bias_path.clone(), router.bias.clone()?));
+        all.iter().filter_map(bias).collect()
+    }
+
+    /// Ends a step: moves the expert biases by the load of all its micro-batches if it is `taken`. A
+    /// [`Trainer`](crate::train::Trainer) does it itself. Collective: call on all ranks of the pipeline stage, with
+    /// the same `taken`, once all backwards of the step are done.
+    ///
+    /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
+    pub fn end_step(&self, step: &RouterStep, groups: &ParallelContext, taken: bool) {
+        let layers = self.layers();
+        if self.expert_biases().is_empty() {
+            return;
+        }
+        let device = self.device();
+        let reports = reduced_reports(step, &layers, &device, groups.stage());
+        let taken = if taken { 1.0 } else { 0.0 };
+        let taken = Tensor::full([1], taken, (&device, reports.dtype()));
+        self.update_biases(&layers, &reports, &taken);
+    }
+
+    /// Moves the expert biases by the [reduced](reduced_reports) load of `layers`, times `taken`.
+    pub(crate) fn update_biases(
+        &self,
+        layers: &[ReportedLayer],
+        reports: &Tensor<1>,
+        taken: &Tensor<1>,
+    ) {
+        for router in self.0.lock().iter() {
+            let Some(bias) = &router.bias else { continue };
+            let own = layers.iter().position(|layer| *layer == router.reported);
+            let Some(own) = own else {
+                unreachable!("the layers of all stages have those of this rank");
+            };
+            let before = layers[..own].iter().map(ReportedLayer::width).sum();
+            let load = reports.clone().narrow(0, before, layers[own].experts);
+            bias.update(load, taken.clone());
+        }
+    }
+
+    fn device(&self) -> Device {
+        let biases = self.expert_biases();
+        biases
+            .first()
+            .map_or_else(Device::flex, |(_, bias)| bias.value().device())
+    }
+}
+
+impl fmt::Debug for Routers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.lock().iter()).finish()
+    }
+}
+
+/// What `layers` report of a step, summed over the ranks of `comm`: [`ReportedLayer::width`] numbers each, one after the
+/// other. A rank adds nothing to a layer of another pipeline stage. Exact up to 2^24 tokens of an expert on GPUs,
+/// which sum in f32. Collective over `comm`.
+pub(crate) fn reduced_reports(
+    step: &RouterStep,
+    layers: &[ReportedLayer],
+    device: &Device,
+    comm: &Comm,
+) -> Tensor<1> {
+    let dtype = statistics_dtype(device);
+    let options = (device, dtype);
+    let (loads, losses) = (step.loads(), step.losses());
+    let mut parts = vec![];
+    for layer in layers {
+        match loads.get(&layer.path) {
+            Some(RankLoad { tokens, pairs }) => {
+                parts.push(tokens.clone().float().cast(dtype));
+                parts.push(Tensor::from_data(
+                    TensorData::new(vec![*pairs as f64], [1]),
+                    options,
+                ));
+            }
+            None => parts.push(Tensor::zeros([layer.experts + 1], options)),
+        }
+        for kind in &layer.losses {
+            let sum = losses.get(&(layer.path.clone(), *kind));
+            parts.push(sum.map_or_else(
+                || Tensor::zeros([1], options),
+                |sum| sum.clone().cast(dtype),
+            ));
+        }
+    }
+    let own = Tensor::cat(parts, 0);
+    match comm.size() {
+        1 => own,
+        _ => start_all_reduce(own, ReduceOp::Sum, comm).wait(),
+    }
+}

@@ -1,0 +1,144 @@
+//! Choices by more than scores, and jitter.
+
+use super::*;
+use crate::nn::AxisRank;
+use crate::nn::DropoutPosition;
+use crate::nn::moe::choice::{TokenPosition, sinkhorn};
+
+const LAYOUTS: [Sizes; 3] = [ONE, [2, 2, 2, 1], [1, 2, 1, 2]];
+
+#[test]
+fn golden_sinkhorn() {
+    let logits = [
+        2.0, 1.0, 0.0, -1.0, 1.0, 2.0, 0.0, 0.5, 0.0, 3.0, 1.0, -2.0, 1.5, 1.0, 0.5, 0.0,
+    ];
+    let expected = [
+        0.1334751, 0.0289096, 0.0509749, 0.0366428, 0.0358014, 0.0572968, 0.0371664, 0.1197360,
+        0.0117686, 0.1391699, 0.0902746, 0.0087823, 0.0689549, 0.0246237, 0.0715840, 0.0848389,
+    ];
+    for (found, expected) in sinkhorn(&logits, 4).iter().zip(expected) {
+        assert!((found - expected).abs() < 2e-7, "{found} is not {expected}");
+    }
+    // Logits whose exponentials overflow.
+    let large: Vec<f64> = logits.iter().map(|z| z + 800.0).collect();
+    for (found, expected) in sinkhorn(&large, 4).iter().zip(expected) {
+        assert!((found - expected).abs() < 2e-7, "{found} is not {expected}");
+    }
+    assert_eq!(sinkhorn(&[f64::NAN; 4], 2).len(), 4);
+}
+
+/// Choices of the data ranks' batches, `rows` each, by an assignment of the tokens of each.
+fn assigned(dense: &Dense, rows: usize) -> Vec<i64> {
+    let x = input().reshape([BATCH * SEQ, HIDDEN]);
+    let logits = values(dense.logits(Tensor::from_inner(x)).inner());
+    let batches = logits.chunks(rows * SEQ * EXPERTS);
+    let of_batch = |logits: &[f64]| {
+        let assignment = sinkhorn(logits, EXPERTS);
+        let tokens = assignment.chunks(EXPERTS);
+        tokens
+            .flat_map(|token| dense::choose(token, 2))
+            .collect::<Vec<_>>()
+    };
+    batches
+        .flat_map(of_batch)
+        .map(|expert| expert as i64)
+        .collect()
+}
+
+#[test]
+fn sinkhorn_assigns_the_tokens_of_a_micro_batch() {
+    let config = config(
+        router()
+            .with_choice(RouterChoice::Sinkhorn)
+            .with_score(ScoreFunction::PreSoftmax),
+    );
+    let dense = Dense::new(&config);
+    for sizes in LAYOUTS {
+        let data = sizes[1..].iter().product::<usize>() / sizes[0];
+        let choices = assigned(&dense, BATCH / data);
+        let found = Run::default().on(sizes, &config);
+        found.assert_near(&dense.run(Some(&choices)), &format!("{sizes:?}"));
+    }
+    let builder = ModelBuilder::with(&ParallelContext::single(), &Device::flex(), 7, DType::F64);
+    let evaluated = config.router.init(&builder).unwrap().forward(input(), None);
+    let by_scores = config.router.clone().with_choice(RouterChoice::Scores);
+    let by_scores = by_scores.init(&builder).unwrap().forward(input(), None);
+    evaluated
+        .indices
+        .into_data()
+        .assert_eq(&by_scores.indices.into_data(), true);
+}
+
+#[test]
+fn experts_in_turn_are_equally_loaded() {
+    let config = config(router().with_choice(RouterChoice::RoundRobin));
+    let choices: Vec<i64> = (0..2 * BATCH * SEQ)
+        .map(|pair| (pair % EXPERTS) as i64)
+        .collect();
+    let expected = Dense::new(&config).run(Some(&choices));
+    for sizes in LAYOUTS {
+        let found = Run::default().on(sizes, &config);
+        found.assert_near(&expected, &format!("{sizes:?}"));
+    }
+}
+
+#[test]
+fn only_the_router_sees_the_jitter() {
+    let config = config(router().with_jitter(0.3));
+    let key = ModelBuilder::with(&ParallelContext::single(), &Device::flex(), 7, DType::F64)
+        .child("moe")
+        .child("router")
+        .stream_key();
+    let position = DropoutPosition::default();
+    position.set(STEP, 0);
+    let place = AxisRank { index: 0, size: 1 };
+    let factors = TokenPosition { position, place }.jitter([BATCH, SEQ, HIDDEN], 0.3, key);
+    assert!(factors.iter().all(|factor| (0.7..1.3).contains(factor)));
+    let mean = factors.iter().sum::<f32>() / factors.len() as f32;
+    // The standard error of the mean of 120 draws is 0.016.
+    assert!((mean - 1.0).abs() < 0.08, "{mean}");
+    let factors = TensorData::new(factors, [BATCH * SEQ, HIDDEN]);
+    let factors = Tensor::<2>::from_data(factors, (&Device::flex(), DType::F64));
+    let dense = Dense::new(&config);
+    let expected = dense.run_with(|x| {
+        let weights = dense.router_weights(x.clone() * Tensor::from_inner(factors.clone()));
+        (dense.mixture(x, weights), None)
+    });
+    for sizes in LAYOUTS {
+        let found = Run::default().on(sizes, &config);
+        found.assert_near(&expected, &format!("{sizes:?}"));
+        let recomputed = Run {
+            recompute: true,
+            ..Run::default()
+        };
+        assert_eq!(recomputed.on(sizes, &config).parameters, found.parameters);
+    }
+}
+
+#[test]
+fn settings_that_do_not_fit_are_refused() {
+    let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
+    let refused =
+        |config: MoeMlpConfig| config.init(&builder.child("moe")).unwrap_err().to_string();
+    assert_eq!(
+        refused(config(router().with_jitter(1.0))),
+        "moe: invalid jitter = 1: expected at least 0 and below 1"
+    );
+    assert_eq!(
+        refused(config(router().with_bias_update_rate(Some(-1e-3)))),
+        "moe: invalid bias_update_rate = -0.001: expected a finite number of at least 0"
+    );
+    let sinkhorn = router().with_choice(RouterChoice::Sinkhorn);
+    assert_eq!(
+        refused(config(sinkhorn.clone().with_bias_update_rate(Some(1e-3)))),
+        "moe: groups or an expert bias with Sinkhorn choices, which do not use them: expected choices by scores"
+    );
+    let balance = RouterLoss {
+        kind: RouterLossKind::Balance,
+        coefficient: 0.1,
+    };
+    assert_eq!(
+        refused(config(sinkhorn).with_losses(vec![balance])),
+        "moe: a Balance loss with Sinkhorn choices, which are balanced already: expected none, or choices by scores"
+    );
+}

@@ -1,0 +1,364 @@
+//! `verify` of experts: every pair of values of the settings below occurs in some row.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use burn::tensor::Device;
+use burn_megatron::comm::ParallelContext;
+use burn_megatron::data::Samples;
+use burn_megatron::mesh::{Axis, ParallelConfig};
+use burn_megatron::nn::moe::{
+    Capacity, DispatcherKind, ExpertGroups, GroupScore, KeepPolicy, RouterChoice, RouterLoss,
+    RouterLossKind, ScoreFunction,
+};
+use burn_megatron::nn::{BuildError, ParallelModule, ParameterEntry};
+use burn_megatron::verify::{Layout, ModelSubject, Subject, VerifyOptions, verify};
+use burn_megatron_models::{MoeConfig, Transformer, TransformerConfig};
+
+/// The values of each setting, by name.
+const SETTINGS: [(&str, &[&str]); 12] = [
+    ("expert", &["1", "2", "4"]),
+    ("tensor", &["1", "2"]),
+    ("expert_tensor", &["1", "2"]),
+    ("expert data", &["1", "2"]),
+    ("pipeline", &["1", "2"]),
+    ("zero", &["0", "1", "2", "3"]),
+    (
+        "router",
+        &[
+            "softmax",
+            "pre-softmax",
+            "sigmoid",
+            "sqrt-softplus",
+            "groups",
+            "bias",
+            "sinkhorn",
+            "jitter",
+        ],
+    ),
+    (
+        "loss",
+        &["none", "balance", "sequence", "global", "z", "several"],
+    ),
+    ("capacity", &["none", "largest", "first", "padded"]),
+    ("shared", &["none", "shared", "gated"]),
+    ("tied", &["yes", "no"]),
+    ("dispatcher", &["all-to-all", "all-gather"]),
+];
+
+/// By setting, which of its values.
+type Row = [usize; SETTINGS.len()];
+
+/// A row with names for its values.
+struct Case(Row);
+
+impl Case {
+    fn value(&self, setting: &str) -> &'static str {
+        let index = SETTINGS
+            .iter()
+            .position(|(name, _)| *name == setting)
+            .unwrap();
+        SETTINGS[index].1[self.0[index]]
+    }
+
+    fn size(&self, setting: &str) -> usize {
+        self.value(setting).parse().unwrap()
+    }
+
+    /// The ranks of the data axis of the dense grid, if they are whole.
+    fn data(&self) -> Option<usize> {
+        let ranks = ["expert", "expert_tensor", "expert data"].map(|axis| self.size(axis));
+        let (ranks, tensor) = (ranks.into_iter().product::<usize>(), self.size("tensor"));
+        ranks.is_multiple_of(tensor).then(|| ranks / tensor)
+    }
+
+    fn is_valid(&self) -> bool {
+        let Some(data) = self.data() else {
+            return false;
+        };
+        let sinkhorn = self.value("router") == "sinkhorn";
+        let balanced = !["none", "z"].contains(&self.value("loss"));
+        let drops = self.value("capacity") != "none";
+        let padded = self.value("capacity") == "padded";
+        let is_global = self.value("loss") == "global";
+        [
+            // More ranks than samples, or nothing to shard.
+            data > SAMPLES || data == 1 && self.value("zero") != "0",
+            sinkhorn && (balanced || drops),
+            padded && self.value("dispatcher") == "all-gather",
+            // A rank drops by itself, so one rank drops the same if it has the same tokens at once.
+            drops && self.size("tensor") > 1,
+            // Of all micro-batches of the step at once, and so of one on each rank; a drop is of each.
+            is_global && drops,
+        ]
+        .iter()
+        .all(|refused| !refused)
+    }
+
+    fn layout(&self) -> Layout {
+        let data = self.data().unwrap();
+        let tensor = self.size("tensor");
+        let mut parallel = ParallelConfig::new()
+            .with_expert(self.size("expert"))
+            .with_expert_tensor(self.size("expert_tensor"))
+            .with_tensor(tensor)
+            .with_sequence_parallel(tensor > 1)
+            .with_pipeline(self.size("pipeline"))
+            .with_data(data);
+        parallel.zero_stage = self.value("zero").parse().unwrap();
+        let share = SAMPLES / data;
+        let parts = if self.value("loss") == "global" { 1 } else { 2 };
+        Layout {
+            parallel,
+            micro_batch: Some((share / parts).max(1)),
+        }
+    }
+
+    fn config(&self) -> TransformerConfig {
+        let mut moe = MoeConfig {
+            experts: 4,
+            expert_width: Some(8),
+            shared_width: (self.value("shared") != "none").then_some(8),
+            shared_gate: self.value("shared") == "gated",
+            dispatcher: match self.value("dispatcher") {
+                "all-to-all" => DispatcherKind::AllToAll,
+                _ => DispatcherKind::AllGather,
+            },
+            ..MoeConfig::default()
+        };
+        match self.value("router") {
+            "softmax" => {}
+            "pre-softmax" => moe.score = ScoreFunction::PreSoftmax,
+            "sigmoid" => moe.score = ScoreFunction::Sigmoid,
+            "sqrt-softplus" => moe.score = ScoreFunction::SqrtSoftplus,
+            "groups" => {
+                moe.score = ScoreFunction::Sigmoid;
+                moe.factor = 2.5;
+                moe.groups = Some(ExpertGroups {
+                    groups: 2,
+                    chosen: 1,
+                    score: GroupScore::SumOf(2),
+                });
+            }
+            "bias" => {
+                moe.score = ScoreFunction::Sigmoid;
+                moe.bias_update_rate = Some(0.05);
+            }
+            "sinkhorn" => {
+                moe.score = ScoreFunction::PreSoftmax;
+                moe.choice = RouterChoice::Sinkhorn;
+            }
+            "jitter" => moe.jitter = 0.1,
+            other => panic!("{other}"),
+        }
+        use RouterLossKind::{Balance, GlobalBalance, SequenceBalance, ZLoss};
+        let kinds: &[_] = match self.value("loss") {
+            "none" => &[],
+            "balance" => &[Balance],
+            "sequence" => &[SequenceBalance],
+            "global" => &[GlobalBalance],
+            "z" => &[ZLoss],
+            _ => &[Balance, SequenceBalance, ZLoss],
+        };
+        let loss = |kind: &RouterLossKind| RouterLoss {
+            kind: *kind,
+            coefficient: 0.05,
+        };
+        moe.losses = kinds.iter().map(loss).collect();
+        let keep = match self.value("capacity") {
+            "none" => None,
+            "first" => Some(KeepPolicy::First),
+            _ => Some(KeepPolicy::LargestWeights),
+        };
+        moe.capacity = keep.map(|keep| Capacity {
+            factor: 1.0,
+            keep,
+            pad: self.value("capacity") == "padded",
+        });
+        TransformerConfig {
+            vocabulary: 19,
+            context: 8,
+            hidden: 16,
+            layers: 2,
+            mlp_width: Some(12),
+            init_std: 0.2,
+            tied: self.value("tied") == "yes",
+            moe: Some(moe),
+            ..TransformerConfig::mixtral()
+        }
+    }
+
+    fn check(&self) {
+        let names = SETTINGS.map(|(setting, _)| format!("{setting} {}", self.value(setting)));
+        let subject = ModelSubject {
+            samples: SAMPLES,
+            ..ModelSubject::new(self.config())
+        };
+        let report = verify(&subject, &[self.layout()], &VerifyOptions::default()).unwrap();
+        assert!(report.passes(), "{}\n{report}", names.join(", "));
+    }
+}
+
+const SAMPLES: usize = 8;
+
+/// The pairs of values of a row, each value by its number among those of all settings.
+fn pairs(row: &Row) -> impl Iterator<Item = [usize; 2]> {
+    let mut before = 0;
+    let numbers: Vec<_> = row
+        .iter()
+        .zip(SETTINGS)
+        .map(|(value, (_, values))| {
+            before += values.len();
+            before - values.len() + value
+        })
+        .collect();
+    (1..numbers.len()).flat_map(move |second| {
+        let numbers = numbers.clone();
+        (0..second).map(move |first| [numbers[first], numbers[second]])
+    })
+}
+
+/// All valid rows.
+fn product() -> Vec<Row> {
+    let mut rows = vec![[0; SETTINGS.len()]];
+    for (setting, (_, values)) in SETTINGS.iter().enumerate() {
+        let with = |row: &Row, value| {
+            let mut row = *row;
+            row[setting] = value;
+            row
+        };
+        let all = rows
+            .iter()
+            .flat_map(|row| (0..values.len()).map(|value| with(row, value)));
+        rows = all.collect();
+    }
+    rows.retain(|row| Case(*row).is_valid());
+    rows
+}
+
+/// Few rows with every pair of values that any row has: each next one has the most that are missing, among every
+/// so many of the rows.
+fn pairwise() -> Vec<Row> {
+    const STRIDE: usize = 61;
+    let all = product();
+    let mut missing: HashSet<_> = all.iter().flat_map(pairs).collect();
+    let (mut chosen, mut offset) = (vec![], 0);
+    while !missing.is_empty() {
+        let gain = |row: &&Row| pairs(row).filter(|pair| missing.contains(pair)).count();
+        let some = all.iter().skip(offset % STRIDE).step_by(STRIDE);
+        offset += 1;
+        let Some(best) = some.max_by_key(gain).filter(|row| gain(row) > 0) else {
+            continue;
+        };
+        pairs(best).for_each(|pair| {
+            missing.remove(&pair);
+        });
+        chosen.push(*best);
+    }
+    chosen
+}
+
+#[test]
+fn every_pair_of_settings() {
+    let rows = pairwise();
+    println!("{} of {} rows", rows.len(), product().len());
+    for row in rows {
+        Case(row).check();
+    }
+}
+
+/// Every layout of one model, then every model in one layout.
+#[test]
+#[ignore = "slow: run by cargo xtask test --all"]
+fn every_layout_and_every_model() {
+    // expert, tensor, expert_tensor, expert data, pipeline, zero
+    const LAYOUT: usize = 6;
+    let [model, layout] = [
+        case(&[("router", "bias"), ("loss", "several"), ("shared", "gated")]),
+        case(&[
+            ("expert", "2"),
+            ("expert data", "2"),
+            ("pipeline", "2"),
+            ("zero", "1"),
+        ]),
+    ];
+    let mut rows = product();
+    rows.retain(|row| row[LAYOUT..] == model.0[LAYOUT..] || row[..LAYOUT] == layout.0[..LAYOUT]);
+    println!("{} rows", rows.len());
+    for row in rows {
+        Case(row).check();
+    }
+}
+
+/// Settings of which only these differ from the first values.
+fn case(values: &[(&str, &str)]) -> Case {
+    let mut row = [0; SETTINGS.len()];
+    for (setting, value) in values {
+        let index = SETTINGS
+            .iter()
+            .position(|(name, _)| name == setting)
+            .unwrap();
+        let values = SETTINGS[index].1.iter();
+        row[index] = values.clone().position(|known| known == value).unwrap();
+    }
+    Case(row)
+}
+
+/// A model with wrong entries in its table of parameters.
+struct WrongTable(ModelSubject<TransformerConfig>, fn(&mut ParameterEntry));
+
+impl Subject for WrongTable {
+    type Model = Transformer;
+
+    fn build(
+        &self,
+        groups: &ParallelContext,
+        device: &Device,
+    ) -> Result<ParallelModule<Transformer>, BuildError> {
+        let mut model = self.0.build(groups, device)?;
+        model.table.entries_mut().iter_mut().for_each(self.1);
+        Ok(model)
+    }
+
+    fn samples(&self) -> usize {
+        self.0.samples()
+    }
+
+    fn data(&self, groups: &ParallelContext) -> Arc<dyn Samples> {
+        self.0.data(groups)
+    }
+
+    fn layers(&self) -> usize {
+        self.0.layers()
+    }
+}
+
+#[test]
+fn gradients_that_are_summed_over_other_ranks() {
+    let parallel = case(&[("expert", "2"), ("tensor", "2"), ("expert data", "2")]);
+    let failing = |change: fn(&mut ParameterEntry)| {
+        let subject = WrongTable(ModelSubject::new(parallel.config()), change);
+        let report = verify(&subject, &[parallel.layout()], &VerifyOptions::default()).unwrap();
+        let (_, comparison) = &report.rows()[0];
+        let failing = comparison.failing(VerifyOptions::default().tolerance);
+        (
+            failing,
+            comparison.gradients.path.clone().unwrap_or_default(),
+        )
+    };
+    assert_eq!(failing(|_| ()).0, [""; 0]);
+    let (columns, worst) = failing(|entry| {
+        if entry.path.ends_with("experts.up") {
+            entry.sum_over = entry.sum_over.with(Axis::Expert);
+        }
+    });
+    assert!(columns.contains(&"parameter grad"), "{columns:?}");
+    assert!(worst.ends_with("experts.up"), "{worst}");
+    let (columns, worst) = failing(|entry| {
+        if entry.path.ends_with("router.gate") {
+            entry.sum_over = entry.sum_over.without(Axis::Tensor);
+        }
+    });
+    assert!(columns.contains(&"parameter grad"), "{columns:?}");
+    assert!(worst.ends_with("router.gate"), "{worst}");
+}
