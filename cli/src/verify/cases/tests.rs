@@ -142,9 +142,8 @@ fn every_setting_fits_its_layouts() {
     let plain = named(&args(""));
     assert_eq!(plain.len(), 6 + SETTINGS.len());
     let all = named(&args("--all"));
-    // Experts need sequence parallelism, which not every setting has a layout of.
     let dense = 3 + SETTINGS.len() + 2 + IN_16_BITS.len() + 4;
-    let with_experts = 3 + (SETTINGS.len() - 1) + 1 + 2;
+    let with_experts = 3 + SETTINGS.len() + 1 + 2;
     assert_eq!(all.len(), 4 * dense + 2 * with_experts);
     for case in plain.iter().chain(&all) {
         for layout in &case.layouts {
