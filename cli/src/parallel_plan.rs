@@ -33,7 +33,7 @@ impl Recipe {
         self.checkpoint.check()?;
         fp8::check(self)?;
         self.data.check()?;
-        if layout.sequence_parallel {
+        if self.model.splits_sequences(&layout) {
             let length = self.train.sequence_length.unwrap_or(self.model.context());
             split_evenly("sequence length", length, Axis::Tensor, tensor)?;
         }

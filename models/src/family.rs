@@ -33,6 +33,10 @@ impl ModelConfig for TransformerConfig {
             .is_some_and(MoeConfig::depends_on_micro_batches)
     }
 
+    fn splits_sequences(&self, layout: &ParallelConfig) -> bool {
+        layout.sequence_parallel || self.moe.is_some() && layout.tensor > 1
+    }
+
     /// If the builder [enables FP8](burn_megatron::nn::ModelBuilder::with_fp8), the attention projections and the MLP
     /// layers compute in 8 bits, except for the first and last
     /// [`first_last_bf16`](burn_megatron::nn::fp8::Fp8Config::first_last_bf16) blocks of the whole model.

@@ -137,6 +137,8 @@ impl MoeConfig {
         self.layer(model).check(layout).map_err(refused)?;
         let expert_tensor = layout.expert_tensor_size();
         let width = self.width(model);
+        // Each tensor rank routes its part of the sequence.
+        split_evenly("context", model.context, Axis::Tensor, tensor)?;
         split_evenly("experts", self.experts, Axis::Expert, layout.expert)?;
         split_evenly("expert width", width, Axis::ExpertTensor, expert_tensor)?;
         if let Some(shared) = self.shared_width {

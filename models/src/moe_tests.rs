@@ -48,6 +48,7 @@ fn experts_on_several_ranks_compute_what_one_rank_does() {
         "tp1-ep4-dp4-mb1",
         "tp2-sp-ep2-etp1-dp2-mb2",
         "tp2-sp-ep2-dp2-mb2",
+        "tp2-ep2-etp1-dp2-mb2",
         "tp1-ep2-pp2-dp2-mb2/1f1b",
         "tp1-ep2-dp4-mb1-z1",
         "tp1-ep2-dp4-mb1-z3",
@@ -110,7 +111,7 @@ fn twenty_steps_move_the_expert_biases_alike() {
     for layout in [
         "tp1-dp4-mb1",
         "tp1-ep4-dp4-mb2",
-        "tp2-sp-ep2-pp2-dp1-mb4/1f1b",
+        "tp2-sp-ep2-etp1-pp2-dp1-mb4/1f1b",
     ] {
         assert_eq!(biases(layout), expected, "{layout}");
     }
@@ -139,10 +140,13 @@ fn a_layout_that_does_not_fit_says_what_would() {
         refused(small(), layout().with_expert(3)),
         "experts 4 cannot be split over expert = 3; 1, 2, 4 can"
     );
+    let odd = TransformerConfig {
+        context: 9,
+        ..small()
+    };
     assert_eq!(
-        refused(small(), layout().with_tensor(2)),
-        "model: experts with tensor = 2 and sequence_parallel = false: each token would be sent 2 times; expected \
-         sequence_parallel = true, or tensor = 1"
+        refused(odd, layout().with_tensor(2)),
+        "context 9 cannot be split over tensor = 2; 1, 3, 9 can"
     );
     let dense = "model: invalid expert or expert_tensor: expected expert = 1 and no expert_tensor, as this model has \
                  no experts";

@@ -13,12 +13,12 @@ use burn_megatron::nn::moe::{
 };
 use burn_megatron::nn::{BuildError, ParallelModule, ParameterEntry};
 use burn_megatron::verify::{Layout, ModelSubject, Subject, VerifyOptions, verify};
-use burn_megatron_models::{MoeConfig, Transformer, TransformerConfig};
+use burn_megatron_models::{MoeConfig, Positions, Transformer, TransformerConfig};
 
 /// The values of each setting, by name.
 const SETTINGS: [(&str, &[&str]); 12] = [
     ("expert", &["1", "2", "4"]),
-    ("tensor", &["1", "2"]),
+    ("tensor", &["1", "2", "2 with the same tokens"]),
     ("expert_tensor", &["1", "2"]),
     ("expert data", &["1", "2"]),
     ("pipeline", &["1", "2"]),
@@ -62,7 +62,8 @@ impl Case {
     }
 
     fn size(&self, setting: &str) -> usize {
-        self.value(setting).parse().unwrap()
+        let number = self.value(setting).split(' ').next();
+        number.unwrap().parse().unwrap()
     }
 
     /// The ranks of the data axis of the dense grid, if they are whole.
@@ -102,7 +103,7 @@ impl Case {
             .with_expert(self.size("expert"))
             .with_expert_tensor(self.size("expert_tensor"))
             .with_tensor(tensor)
-            .with_sequence_parallel(tensor > 1)
+            .with_sequence_parallel(self.value("tensor") == "2")
             .with_pipeline(self.size("pipeline"))
             .with_data(data);
         parallel.zero_stage = self.value("zero").parse().unwrap();
@@ -182,6 +183,9 @@ impl Case {
             layers: 2,
             mlp_width: Some(12),
             init_std: 0.2,
+            // Without them a token that is repeated at the start of a sequence has equal weights but for rounding, of
+            // which a capacity would keep either.
+            positions: Positions::Learned,
             tied: self.value("tied") == "yes",
             moe: Some(moe),
             ..TransformerConfig::mixtral()

@@ -42,6 +42,12 @@ pub trait ModelConfig:
         false
     }
 
+    /// Whether the layout splits sequences over the tensor ranks, whose number must divide their length. By default those
+    /// with sequence parallelism do.
+    fn splits_sequences(&self, layout: &ParallelConfig) -> bool {
+        layout.sequence_parallel
+    }
+
     /// Builds the modules of the stages on this rank.
     ///
     /// # Errors

@@ -167,6 +167,7 @@ impl Layout {
             "tp2-sp-dp2-mb2",
             "tp2-sp-etp1-dp2-mb2",
             "tp2-sp-ep2-etp1-dp2-mb2",
+            "tp2-ep2-dp2-mb2",
             "tp2-sp-ep4-dp4-mb1",
             "ep2-pp2-dp2-mb2/1f1b",
             "ep2-pp2-dp2-mb1/zb-v",

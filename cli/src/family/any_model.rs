@@ -41,6 +41,7 @@ pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
     fn local_logits(&self, layout: &ParallelConfig) -> usize;
     fn table_bytes(&self) -> u128;
     fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError>;
+    fn splits_sequences(&self, layout: &ParallelConfig) -> bool;
     fn check_kernels(
         &self,
         choices: &KernelChoices,
@@ -138,6 +139,10 @@ impl<C: ModelConfig> AnyModel for FamilyModel<C> {
 
     fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
         self.config.check_layout(layout)
+    }
+
+    fn splits_sequences(&self, layout: &ParallelConfig) -> bool {
+        self.config.splits_sequences(layout)
     }
 
     fn check_kernels(

@@ -18,6 +18,8 @@ use super::router::{Router, RouterConfig, Routing};
 use super::routers::{RegisteredRouter, ReportedLayer};
 use super::shared::{SharedExperts, SharedExpertsConfig};
 use super::step::{RankLoad, RouterStep};
+use super::token_part::TokenPart;
+use crate::collective::Comm;
 use crate::mesh::ParallelConfig;
 use crate::nn::{Activation, BuildError, Init, ModelBuilder};
 
@@ -54,8 +56,8 @@ pub struct MoeMlpConfig {
 /// A router, experts, and the dispatcher between them; in the place of a [`ParallelMlp`](crate::nn::ParallelMlp).
 ///
 /// Each rank routes its own tokens. The experts are split over the expert axis and their width over the
-/// expert-tensor axis, whose ranks read different samples or, under sequence parallelism, different parts of the
-/// sequence.
+/// expert-tensor axis, whose ranks read different samples or have different parts of the sequence. Tensor ranks
+/// without sequence parallelism have the same tokens: each takes a part of the sequence, and they gather the results.
 #[derive(Module, Debug)]
 pub struct MoeMlp {
     /// Chooses the experts.
@@ -72,6 +74,9 @@ pub struct MoeMlp {
     losses: Arc<LayerLosses>,
     #[module(skip)]
     path: String,
+    /// The tensor ranks, if they have the same tokens.
+    #[module(skip)]
+    replicated: Option<Comm>,
 }
 
 /// What a forward of a [`MoeMlp`] is given besides its input.
@@ -88,17 +93,10 @@ impl MoeMlpConfig {
     ///
     /// # Errors
     ///
-    /// What does not fit, and what would: a tensor axis of several ranks without sequence parallelism, whose ranks
-    /// have the same tokens; more experts than are sorted at once; padding to the capacity with another dispatcher
-    /// than the all-to-all; invalid settings of the router, the capacity or the losses.
+    /// What does not fit, and what would: more experts than are sorted at once; padding to the capacity with another
+    /// dispatcher than the all-to-all; invalid settings of the router, the capacity or the losses.
     pub fn check(&self, layout: &ParallelConfig) -> Result<(), String> {
-        let (experts, tensor) = (self.router.experts, layout.tensor);
-        if tensor > 1 && !layout.sequence_parallel {
-            return Err(format!(
-                "experts with tensor = {tensor} and sequence_parallel = false: each token would be sent {tensor} \
-                 times; expected sequence_parallel = true, or tensor = 1"
-            ));
-        }
+        let experts = self.router.experts;
         let expert_tensor = layout.expert_tensor_size();
         if experts.saturating_mul(expert_tensor) > MAX_EXPERTS {
             return Err(format!(
@@ -174,6 +172,8 @@ impl MoeMlpConfig {
             capacity: self.capacity,
             losses: LayerLosses::new(&self.losses, &self.router, path, groups)?.into(),
             path: path.into(),
+            replicated: (builder.place().size > 1 && !builder.sequence_parallel())
+                .then(|| groups.tensor().clone()),
         })
     }
 }
@@ -188,34 +188,56 @@ impl MoeMlp {
 
     /// [`forward`](Self::forward) with given choices, or as a part of a training step.
     ///
-    /// Collective as `forward`; with losses also over the tensor, context and data axes.
+    /// Collective as `forward`; with losses also over the tensor, context and data axes. Tensor ranks without sequence
+    /// parallelism need a sequence that their number divides, if it is recorded by autodiff.
     pub fn forward_with(&self, x: Tensor<3>, with: MoeForward<'_>) -> Tensor<3> {
+        let (y, shared) = match &self.replicated {
+            None => self.forward_part(x.clone(), with, x),
+            Some(comm) => {
+                let part = TokenPart::of(&x, comm);
+                let with = MoeForward {
+                    choices: with.choices.map(|choices| part.choices(choices)),
+                    ..with
+                };
+                let (y, shared) = self.forward_part(part.tokens(x.clone()), with, x);
+                (part.gather(y), shared)
+            }
+        };
+        match shared {
+            Some(shared) => y + shared,
+            None => y,
+        }
+    }
+
+    /// The sum of the experts of each of this rank's tokens, and the output of the shared experts for `whole`.
+    fn forward_part(
+        &self,
+        x: Tensor<3>,
+        with: MoeForward<'_>,
+        whole: Tensor<3>,
+    ) -> (Tensor<3>, Option<Tensor<3>>) {
         let shape = x.dims();
         let [batch, seq, hidden] = shape;
         let tokens = x.clone().reshape([batch * seq, hidden]);
-        let routing = self.router.forward(x.clone(), with.choices);
+        let routing = self.router.forward(x, with.choices);
         let kept = match &self.capacity {
             Some(capacity) => capacity.apply(routing.clone()),
             None => routing.clone(),
         };
         let shared = Arc::new(Mutex::new(None));
-        let dispatched = self
-            .dispatcher
-            .dispatch(tokens, &kept, self.shared_into(&shared, x));
+        let meanwhile = self.shared_into(&shared, whole);
+        let dispatched = self.dispatcher.dispatch(tokens, &kept, meanwhile);
         let shared = shared.lock().take();
         let y = dispatched.apply(|rows| self.experts.forward(rows));
         let y = y.reshape(shape);
-        let y = match shared {
-            Some(shared) => y + shared,
-            None => y,
-        };
-        match with.step.filter(|_| is_recorded(&routing)) {
+        let y = match with.step.filter(|_| is_recorded(&routing)) {
             Some(step) => {
                 step.record_load(&self.path, load(&kept));
                 self.losses.attach(y, &routing, batch, step)
             }
             None => y,
-        }
+        };
+        (y, shared)
     }
 
     /// The work of the shared experts, which puts their output into `to`.

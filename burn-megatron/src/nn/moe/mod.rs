@@ -30,6 +30,7 @@ mod shared;
 mod step;
 #[cfg(test)]
 mod tests;
+mod token_part;
 
 pub use bias::ExpertBias;
 pub use capacity::{Capacity, KeepPolicy};

@@ -10,7 +10,7 @@ use super::bias::ExpertBias;
 use super::choice::{RouterChoice, TokenPosition, sinkhorn_choices};
 use crate::collective::Comm;
 use crate::mesh::{Axis, AxisSet, Grid};
-use crate::nn::{AxisRank, BuildError, Init, ModelBuilder, ParameterSpec, anchored_value};
+use crate::nn::{BuildError, Init, ModelBuilder, ParameterSpec, anchored_value};
 
 /// How the scores of a token become the weights of its experts. `z` are its logits, `S` the experts that it chose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,8 +100,8 @@ pub struct RouterConfig {
 /// Chooses the experts of each token, by default by the largest scores; of equal ones the expert with the smaller
 /// index.
 ///
-/// Every rank has the whole gate. Under sequence parallelism each rank routes its part of the sequence, so the
-/// gradient is summed over the tensor axis.
+/// Every rank has the whole gate. Each tensor rank routes its part of the sequence, so the gradient is summed over the
+/// tensor axis.
 #[derive(Module, Debug)]
 pub struct Router {
     /// `[hidden, experts]`
@@ -145,12 +145,12 @@ impl RouterConfig {
     /// [`BuildError::Config`] for settings that do not fit each other; [`BuildError::Comm`].
     pub fn init(&self, builder: &ModelBuilder) -> Result<Router, BuildError> {
         self.check().map_err(|message| builder.error(message))?;
-        let tensor = builder.sequence_parallel().then_some(Axis::Tensor);
+        // Each tensor rank routes its part of the sequence.
+        let tensor = (builder.place().size > 1).then_some(Axis::Tensor);
         let gate = ParameterSpec::new([self.hidden, self.experts], self.init).with_sum_over(tensor);
         let bias = ParameterSpec::new([self.experts], Init::Constant(0.0)).with_sum_over(tensor);
         let expert_bias = |rate| ExpertBias::new(self.experts, rate, builder.device());
         let sequence = AxisSet::from([Axis::Tensor, Axis::Context]);
-        let whole = AxisRank { index: 0, size: 1 };
         Ok(Router {
             gate: builder.parameter("gate", gate),
             bias: self.bias.then(|| builder.parameter("bias", bias)),
@@ -158,7 +158,7 @@ impl RouterConfig {
             sequence: builder.groups().group(Grid::Dense, sequence)?,
             tokens: TokenPosition {
                 position: builder.position().clone(),
-                place: tensor.map_or(whole, |_| builder.place()),
+                place: builder.place(),
             },
             key: builder.stream_key(),
             config: self.clone(),

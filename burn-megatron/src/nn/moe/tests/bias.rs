@@ -111,7 +111,8 @@ fn a_step_moves_the_biases_of_all_ranks_alike() {
             let builder = ModelBuilder::with(&ctx, &Device::flex(), 7, DType::F64);
             let module = config.init(&builder.child("moe"))?;
             let model = builder.finish(Wrapper { moe: module })?;
-            let x = Tensor::<3>::from_inner(part(input(), ctx.mesh_rank(), false)).require_grad();
+            let x = Tensor::<3>::from_inner(part(input(), ctx.mesh_rank(), &Run::default()))
+                .require_grad();
             // The second step that is taken undoes the first.
             for taken in [true, false, true, true] {
                 let step = RouterStep::new(1.0.into());

@@ -1,7 +1,6 @@
 //! Choices by more than scores, and jitter.
 
 use super::*;
-use crate::nn::AxisRank;
 use crate::nn::DropoutPosition;
 use crate::nn::moe::choice::{TokenPosition, sinkhorn};
 

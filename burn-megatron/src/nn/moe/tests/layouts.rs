@@ -113,10 +113,9 @@ fn initial_values_do_not_depend_on_the_layout() {
 }
 
 /// Why a layer cannot be built.
-fn refused(sizes: Sizes, sequence_parallel: bool, config: &MoeMlpConfig) -> String {
+fn refused(sizes: Sizes, config: &MoeMlpConfig) -> String {
     let rank = |rank: crate::comm::Rank| {
-        let layout = layout(sizes).with_sequence_parallel(sequence_parallel);
-        let ctx = ParallelContext::from_world(&layout, rank.communicator())?;
+        let ctx = ParallelContext::from_world(&layout(sizes), rank.communicator())?;
         let builder = ModelBuilder::with(&ctx, &Device::flex(), 7, DType::F64);
         let error = config.init(&builder.child("moe")).unwrap_err();
         Ok::<_, AnyError>(error.to_string())
@@ -127,25 +126,19 @@ fn refused(sizes: Sizes, sequence_parallel: bool, config: &MoeMlpConfig) -> Stri
 
 #[test]
 fn a_layout_that_does_not_fit_says_what_would() {
-    let fits = config(router());
-    assert_eq!(
-        refused([2, 2, 1, 1], false, &fits),
-        "moe: experts with tensor = 2 and sequence_parallel = false: each token would be sent 2 times; expected \
-         sequence_parallel = true, or tensor = 1"
-    );
     let three = config(RouterConfig::new(HIDDEN, 3, 2));
     assert_eq!(
-        refused([1, 2, 1, 1], false, &three),
+        refused([1, 2, 1, 1], &three),
         "experts 3 cannot be split over expert = 2; 1, 3 can"
     );
     let mut odd = config(router());
     odd.width = 3;
     assert_eq!(
-        refused([1, 1, 2, 1], false, &odd),
+        refused([1, 1, 2, 1], &odd),
         "expert width 3 cannot be split over expert-tensor = 2; 1, 3 can"
     );
     assert_eq!(
-        refused(ONE, false, &config(RouterConfig::new(HIDDEN, 4, 5))),
+        refused(ONE, &config(RouterConfig::new(HIDDEN, 4, 5))),
         "moe: invalid experts_per_token = 5: expected 1 to the 4 experts"
     );
     let groups = ExpertGroups {
@@ -154,15 +147,63 @@ fn a_layout_that_does_not_fit_says_what_would() {
         score: GroupScore::Max,
     };
     let limited = RouterConfig::new(HIDDEN, 4, 3).with_groups(Some(groups));
-    let message = refused(ONE, false, &config(limited));
+    let message = refused(ONE, &config(limited));
     let wanted = "top_k = 3 with 1 chosen groups of 2 experts: expected at most 2";
     assert!(message.ends_with(wanted), "{message}");
     assert_eq!(
-        refused(
-            [1, 1, 2, 1],
-            false,
-            &config(RouterConfig::new(HIDDEN, 1026, 2))
-        ),
+        refused([1, 1, 2, 1], &config(RouterConfig::new(HIDDEN, 1026, 2))),
         "moe: 1026 experts with expert_tensor = 2: expected a product of at most 2048"
     );
+}
+
+/// Tensor ranks without sequence parallelism have the same tokens.
+#[test]
+fn tensor_ranks_with_the_same_tokens_route_a_part_each() {
+    let shared = SharedExpertsConfig::new(8).with_gate(true);
+    let config = config(router()).with_shared(Some(shared));
+    let dense = Dense::new(&config);
+    let choices: Vec<i64> = (0..2 * BATCH * SEQ).map(|pair| (pair % 3) as i64).collect();
+    for given in [None, Some(choices)] {
+        let expected = dense.run(given.as_deref());
+        for sizes in [[2, 1, 2, 1], [2, 2, 1, 1], [2, 2, 2, 1], [2, 4, 1, 1]] {
+            for recompute in [false, true] {
+                let run = Run {
+                    choices: given.clone(),
+                    replicated: true,
+                    recompute,
+                    ..Run::default()
+                };
+                run.on(sizes, &config)
+                    .assert_near(&expected, &format!("{sizes:?}"));
+            }
+        }
+    }
+}
+
+/// As many as are generated at once: one, or an odd number.
+#[test]
+fn tensor_ranks_share_any_number_of_tokens_outside_of_autodiff() {
+    let config = config(router());
+    let outputs = |sizes: Sizes| {
+        let config = config.clone();
+        let rank = move |rank: crate::comm::Rank| {
+            let parallel = layout(sizes).with_sequence_parallel(false);
+            let ctx = ParallelContext::from_world(&parallel, rank.communicator())?;
+            let builder = ModelBuilder::with(&ctx, &Device::flex(), 7, DType::F64);
+            let moe = config.init(&builder.child("moe"))?;
+            let outputs = [[1, 1], [3, 1], [1, 5], [2, 3]].map(|[batch, seq]| {
+                let x = input().narrow(0, 0, batch).narrow(1, 0, seq);
+                values(moe.forward(x))
+            });
+            Ok::<_, AnyError>(outputs.concat())
+        };
+        let ranks = sizes[1..].iter().product();
+        World::threads(ranks).unwrap().run(rank).unwrap()
+    };
+    let expected = outputs(ONE).remove(0);
+    for sizes in [[2, 1, 2, 1], [4, 2, 2, 1]] {
+        for found in outputs(sizes) {
+            assert_near(&format!("{sizes:?}"), &found, &expected, 1e-12);
+        }
+    }
 }

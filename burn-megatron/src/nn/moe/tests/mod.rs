@@ -17,7 +17,7 @@ use crate::comm::{ParallelContext, World};
 use crate::data_parallel::DistributedDataParallel;
 use crate::mesh::{Axis, Grid, MeshRank, ParallelConfig};
 use crate::nn::tests::{assert_near, values, wave};
-use crate::nn::{Activation, ModelBuilder, ParameterTable};
+use crate::nn::{Activation, AxisRank, ModelBuilder, ParameterTable};
 use crate::optim::global_norm;
 use dense::Dense;
 
@@ -58,6 +58,8 @@ struct Run {
     recompute: bool,
     /// All data ranks read the same samples.
     same_samples: bool,
+    /// Without sequence parallelism: tensor ranks have the same tokens.
+    replicated: bool,
     /// The loss of the model is multiplied by it.
     factor: Option<f64>,
 }
@@ -96,20 +98,18 @@ fn layout([tensor, expert, expert_tensor, _]: Sizes) -> ParallelConfig {
 }
 
 /// Where the part of a rank begins in `[batch, seq]`, and its shape.
-fn own_part(rank: &MeshRank, same_samples: bool) -> ([usize; 2], [usize; 2]) {
+fn own_part(rank: &MeshRank, run: &Run) -> ([usize; 2], [usize; 2]) {
     let data = rank.on(Grid::Dense, Axis::Data);
     let tensor = rank.on(Grid::Dense, Axis::Tensor);
-    let (index, size) = if same_samples {
-        (0, 1)
-    } else {
-        (data.index, data.size)
-    };
-    let shape = [BATCH / size, SEQ / tensor.size];
-    ([index * shape[0], tensor.index * shape[1]], shape)
+    let place = |same: bool, AxisRank { index, size }| if same { (0, 1) } else { (index, size) };
+    let (row, data) = place(run.same_samples, data);
+    let (column, tensor) = place(run.replicated, tensor);
+    let shape = [BATCH / data, SEQ / tensor];
+    ([row * shape[0], column * shape[1]], shape)
 }
 
-fn part(x: Tensor<3>, rank: &MeshRank, same_samples: bool) -> Tensor<3> {
-    let ([row, column], [rows, columns]) = own_part(rank, same_samples);
+fn part(x: Tensor<3>, rank: &MeshRank, run: &Run) -> Tensor<3> {
+    let ([row, column], [rows, columns]) = own_part(rank, run);
     x.narrow(0, row, rows).narrow(1, column, columns)
 }
 
@@ -146,7 +146,10 @@ impl Run {
     fn on(&self, sizes: Sizes, config: &MoeMlpConfig) -> Outcome {
         let ranks = sizes[1..].iter().product();
         let rank = |rank: crate::comm::Rank| {
-            let ctx = ParallelContext::from_world(&layout(sizes), rank.communicator())?;
+            let parallel = layout(sizes);
+            let sequence_parallel = parallel.sequence_parallel && !self.replicated;
+            let parallel = parallel.with_sequence_parallel(sequence_parallel);
+            let ctx = ParallelContext::from_world(&parallel, rank.communicator())?;
             self.rank(&ctx, config)
         };
         let all = World::threads(ranks).unwrap().run(rank).unwrap();
@@ -163,8 +166,8 @@ impl Run {
         model.module = model.module.map(&mut Fill { table, rank, index });
         let table = model.table.clone();
         let mut ddp = DistributedDataParallel::new(model, ctx)?;
-        let ([row, column], [rows, columns]) = own_part(rank, self.same_samples);
-        let own = |x| part(x, rank, self.same_samples);
+        let ([row, column], [rows, columns]) = own_part(rank, self);
+        let own = |x| part(x, rank, self);
         let x = Tensor::<3>::from_inner(own(input())).require_grad();
         let choices = self.choices.as_ref().map(|choices| {
             let k = config.router.experts_per_token;
@@ -222,7 +225,7 @@ impl Run {
         let whole = |of: &dyn Fn(&RankOutcome) -> Vec<f64>| {
             let mut whole = vec![f64::NAN; BATCH * SEQ * HIDDEN];
             for outcome in &all {
-                let ([row, column], [rows, columns]) = own_part(&outcome.rank, self.same_samples);
+                let ([row, column], [rows, columns]) = own_part(&outcome.rank, self);
                 let own = of(outcome);
                 for (i, token) in own.chunks(HIDDEN).enumerate() {
                     let at = (row + i / columns) * SEQ + column + i % columns;
