@@ -11,7 +11,7 @@ use burn_megatron::nn::{KvCache, ModelBuilder};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::{LanguageModel, ModelConfig, TrainConfig, Trainer};
-use burn_megatron_models::{Transformer, TransformerConfig};
+use burn_megatron_models::{MoeConfig, Transformer, TransformerConfig};
 use burn_megatron_tests::{recomputing::Recomputing, small_gpt, small_llama};
 use burn_megatron_tests::{tolerance::assert_all_near, words};
 
@@ -87,7 +87,7 @@ impl TestLayout {
     }
 }
 
-fn models() -> [(&'static str, TransformerConfig); 3] {
+fn models() -> [(&'static str, TransformerConfig); 4] {
     let gpt = TransformerConfig {
         layers: LAYERS,
         ..small_gpt().config
@@ -102,10 +102,21 @@ fn models() -> [(&'static str, TransformerConfig); 3] {
         qkv_bias: Some(true),
         ..llama.clone()
     };
+    let experts = TransformerConfig {
+        moe: Some(MoeConfig {
+            experts: 4,
+            expert_width: Some(8),
+            every: 2,
+            shared_width: Some(12),
+            ..MoeConfig::default()
+        }),
+        ..llama.clone()
+    };
     [
         ("GPT", gpt),
         ("Llama", llama),
         ("Llama with a window", seen),
+        ("Llama with experts", experts),
     ]
 }
 

@@ -43,10 +43,10 @@ pub struct RowMap {
     /// Rows of each expert, empty ones included; `None` where only the device knows.
     group_sizes: Option<Vec<usize>>,
     /// `[rows]`: `t * k + j` of the pair `(t, j)`, -1 for an empty row.
-    row_to_pair: Tensor<1, Int>,
-    slot_to_row: Tensor<2, Int>,
+    pub(super) row_to_pair: Tensor<1, Int>,
+    pub(super) slot_to_row: Tensor<2, Int>,
     counts: Tensor<1, Int>,
-    offsets: Tensor<1, Int>,
+    pub(super) offsets: Tensor<1, Int>,
 }
 
 impl RowMap {

@@ -1,9 +1,9 @@
 //! Capacity: the most tokens that each expert takes from a rank.
 
-use burn::tensor::{DType, Tensor, TensorData};
+use burn_megatron_kernels::moe::capacity::keep_within_capacity;
 use serde::{Deserialize, Serialize};
 
-use super::router::{Routing, plain, read};
+use super::router::{Routing, plain};
 
 /// The most tokens of a rank for each expert: `ceil(T k / E * factor)`, for `T` tokens of the rank. Others are
 /// dropped: their weights are 0 and those of their other experts stay as they are.
@@ -48,41 +48,18 @@ impl Capacity {
         ((tokens * k) as f64 / experts as f64 * self.factor).ceil() as usize
     }
 
-    /// The routing without the dropped choices.
-    ///
-    /// Reads the choices from the device, and to keep the largest weights the weights too.
+    /// The routing without the dropped choices. Nothing is copied to the host.
     pub(super) fn apply(&self, routing: Routing) -> Routing {
         let ([tokens, experts], [_, k]) = (routing.logits.dims(), routing.weights.dims());
         let capacity = self.of(tokens, k, experts);
-        let device = routing.indices.device();
-        let mut choices = read(routing.indices);
         let weights = match self.keep {
             KeepPolicy::First => None,
-            KeepPolicy::LargestWeights => Some(values(&routing.weights)),
+            KeepPolicy::LargestWeights => Some(plain(routing.weights.clone())),
         };
-        for expert in 0..experts as i64 {
-            let pairs = (0..choices.len()).filter(|pair| choices[*pair] == expert);
-            let mut pairs: Vec<_> = pairs.collect();
-            if let Some(weights) = &weights {
-                // Stable: equal weights stay in the order of the tokens.
-                pairs.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]));
-            }
-            for pair in pairs.into_iter().skip(capacity) {
-                choices[pair] = -1;
-            }
-        }
         Routing {
-            indices: Tensor::from_data(TensorData::new(choices, [tokens, k]), &device),
+            indices: keep_within_capacity(routing.indices, weights, experts, capacity),
             rows_per_expert: self.pad.then_some(capacity),
             ..routing
         }
-    }
-}
-
-fn values(weights: &Tensor<2>) -> Vec<f64> {
-    let values = plain(weights.clone()).into_data();
-    match values.convert_dtype(DType::F64).try_into_vec() {
-        Ok(values) => values,
-        Err(error) => unreachable!("weights are floats: {error}"),
     }
 }

@@ -331,15 +331,6 @@ impl From<ExpertGroups> for kernels::ExpertGroups {
     }
 }
 
-/// The integers of a tensor, row by row.
-pub(super) fn read(values: Tensor<2, Int>) -> Vec<i64> {
-    let values = values.into_data().convert_dtype(DType::I64);
-    match values.try_into_vec() {
-        Ok(values) => values,
-        Err(error) => unreachable!("converted to integers: {error}"),
-    }
-}
-
 /// Without autodiff.
 pub(super) fn plain<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     if x.is_autodiff() { x.inner() } else { x }

@@ -35,10 +35,7 @@ fn it_changes_the_choice_and_no_weight() {
         .unwrap()
         .set(bias(&[0.0, 0.0, 5.0, 10.0]));
     let after = router.forward(input(), None);
-    assert_eq!(
-        crate::nn::moe::router::read(after.indices.clone()),
-        [3, 2].repeat(BATCH * SEQ)
-    );
+    assert_eq!(read(after.indices.clone()), [3, 2].repeat(BATCH * SEQ));
     let replayed = router.forward(input(), Some(after.indices));
     after
         .weights

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::nn::anchored_value;
-use crate::nn::moe::router::read;
 
 const LOGITS: [f64; 16] = [
     2.0, 1.0, 0.0, -1.0, //

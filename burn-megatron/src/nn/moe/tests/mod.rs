@@ -47,6 +47,12 @@ fn ints(values: &[i64], shape: [usize; 2]) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(values.to_vec(), shape), &Device::flex())
 }
 
+/// The integers of a tensor, row by row.
+fn read(values: Tensor<2, Int>) -> Vec<i64> {
+    let values = values.into_data().convert_dtype(DType::I64);
+    values.try_into_vec().unwrap()
+}
+
 /// A run: a layer and what is done with it, by default nothing special.
 #[derive(Clone, Default)]
 struct Run {

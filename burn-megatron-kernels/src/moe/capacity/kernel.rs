@@ -1,0 +1,142 @@
+//! The CubeCL kernel: a unit counts, for one pair, those of its expert that come before it.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::KeepOp;
+use crate::cube::instance::{AotInstance, AotTarget, kernel};
+use crate::cube::{empty, grid};
+
+/// Units of a cube.
+const UNITS: u32 = 256;
+
+#[cube(launch_unchecked)]
+fn keep_first_kernel(
+    indices: &Tensor<i32>,
+    pair_to_row: &Tensor<i32>,
+    offsets: &Tensor<i32>,
+    kept: &mut Tensor<i32>,
+    pairs: u32,
+    capacity: u32,
+) {
+    let pair = ABSOLUTE_POS;
+    if pair < pairs as usize {
+        let (expert, row) = (indices[pair], pair_to_row[pair]);
+        let mut result = expert;
+        if row >= 0i32 {
+            let before = (row - offsets[expert as usize]) as u32;
+            if before >= capacity {
+                result = -1i32;
+            }
+        }
+        kept[pair] = result;
+    }
+}
+
+#[cube(launch_unchecked)]
+fn keep_largest_kernel<F: Float>(
+    indices: &Tensor<i32>,
+    pair_to_row: &Tensor<i32>,
+    row_to_pair: &Tensor<i32>,
+    offsets: &Tensor<i32>,
+    weights: &Tensor<F>,
+    kept: &mut Tensor<i32>,
+    pairs: u32,
+    capacity: u32,
+    #[define(F)] _dtype: ElemType,
+) {
+    let pair = ABSOLUTE_POS;
+    if pair < pairs as usize {
+        let (expert, row) = (indices[pair], pair_to_row[pair]);
+        let mut result = expert;
+        if row >= 0i32 {
+            let first = offsets[expert as usize] as u32;
+            let end = offsets[expert as usize + 1] as u32;
+            let own = weights[pair];
+            let mut before = 0u32;
+            if end - first > capacity {
+                for other in first..end {
+                    let weight = weights[row_to_pair[other as usize] as usize];
+                    let is_first = weight > own || (weight == own && other < row as u32);
+                    if is_first {
+                        before += 1u32;
+                    }
+                }
+            }
+            if before >= capacity && end - first > capacity {
+                result = -1i32;
+            }
+        }
+        kept[pair] = result;
+    }
+}
+
+/// See [`KeepOp`].
+pub(super) fn keep(op: &KeepOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
+    let weights = (inputs.len() > 4).then(|| inputs.remove(4));
+    let Ok([indices, pair_to_row, row_to_pair, offsets]) = <[CubeTensor; 4]>::try_from(inputs)
+    else {
+        unreachable!("`KeepOp` is launched with four inputs and weights")
+    };
+    let client = indices.client.clone();
+    let shape = indices.meta.shape().clone();
+    let pairs = shape.num_elements();
+    let kept = empty(&indices, shape, DType::I32);
+    let (cubes, units) = (
+        grid(&client, pairs.div_ceil(UNITS as usize)),
+        CubeDim::new_1d(UNITS),
+    );
+    let capacity = u32::try_from(op.capacity).unwrap_or(u32::MAX);
+    // SAFETY: units past the pairs access no memory, and rows and pairs are those of a map.
+    unsafe {
+        match weights {
+            None => keep_first_kernel::launch_unchecked(
+                &client,
+                cubes,
+                units,
+                indices.into_tensor_arg(),
+                pair_to_row.into_tensor_arg(),
+                offsets.into_tensor_arg(),
+                kept.clone().into_tensor_arg(),
+                pairs as u32,
+                capacity,
+            ),
+            Some(weights) => {
+                let dtype = dtype_to_storage_type(weights.dtype);
+                keep_largest_kernel::launch_unchecked(
+                    &client,
+                    cubes,
+                    units,
+                    indices.into_tensor_arg(),
+                    pair_to_row.into_tensor_arg(),
+                    row_to_pair.into_tensor_arg(),
+                    offsets.into_tensor_arg(),
+                    weights.into_tensor_arg(),
+                    kept.clone().into_tensor_arg(),
+                    pairs as u32,
+                    capacity,
+                    dtype,
+                );
+            }
+        }
+    }
+    kept
+}
+
+/// One of each; weights are in f32.
+pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let first = kernel!(target, UNITS, keep_first_kernel::KeepFirstKernel [_ _ _ _ _ _] ());
+    let dtype = dtype_to_storage_type(DType::F32);
+    let largest = kernel!(
+        target, UNITS, keep_largest_kernel::KeepLargestKernel
+        [_ _ _ _ _ _ _ _]
+        (dtype)
+    );
+    vec![
+        AotInstance::other("moe/keep-first".into(), first),
+        AotInstance::other("moe/keep-largest".into(), largest),
+    ]
+}

@@ -1,0 +1,109 @@
+//! The most tokens of an expert: which of those that chose it it keeps.
+//!
+//! A pair of a token and an expert that it chose is dropped if the expert has its capacity of pairs before it: in the order
+//! of their weights, the larger first, and of equal ones, or without weights, in that of the tokens. Nothing is
+//! copied to the host.
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, Int, IntDType, Tensor};
+#[cfg(feature = "cubecl")]
+use burn_cubecl::tensor::CubeTensor;
+
+use super::permutation::sort::check_experts;
+use super::permutation::{RowLayout, RowMap};
+use crate::KernelError;
+use crate::cpu::wide;
+use crate::error::accept;
+use crate::launch::{DeviceOp, Spec, launch_one};
+
+mod cpu;
+#[cfg(feature = "cubecl")]
+pub(crate) mod kernel;
+#[cfg(test)]
+mod tests;
+
+const NAME: &str = "keep_within_capacity";
+
+/// `indices` `[tokens, k]` of the experts that each token chose, in I32, with -1 for each that is dropped so that an
+/// expert keeps at most `capacity`: those with the largest `weights` `[tokens, k]`, without them the first. An index
+/// outside of `0..experts` chooses none and stays as it is. Not differentiable.
+///
+/// # Panics
+///
+/// With a [`KernelError`]: no expert or more than 2048, weights of another shape.
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, Int, Tensor};
+/// use burn_megatron_kernels::moe::capacity::keep_within_capacity;
+///
+/// let device = Device::flex();
+/// let indices = Tensor::<2, Int>::from_ints([[0, 1], [0, 1]], &device);
+/// let weights = Tensor::from_floats([[0.3, 0.7], [0.4, 0.6]], &device);
+/// let kept = keep_within_capacity(indices, Some(weights), 2, 1);
+/// assert_eq!(kept.into_data().iter::<i32>().collect::<Vec<_>>(), [-1, 1, 0, -1]);
+/// ```
+pub fn keep_within_capacity(
+    indices: Tensor<2, Int>,
+    weights: Option<Tensor<2>>,
+    experts: usize,
+    capacity: usize,
+) -> Tensor<2, Int> {
+    accept(check_experts(NAME, experts));
+    accept(check_weights(indices.dims(), weights.as_ref()));
+    let pairs = indices.dims().iter().product();
+    let indices = indices.inner().cast(IntDType::I32);
+    if pairs == 0 {
+        return indices;
+    }
+    let map = RowMap::new(indices.clone(), experts, RowLayout::Rows(pairs));
+    let mut inputs = vec![
+        indices.into_dispatch(),
+        map.slot_to_row.into_dispatch(),
+        map.row_to_pair.into_dispatch(),
+        map.offsets.into_dispatch(),
+    ];
+    inputs.extend(weights.map(|weights| {
+        let dtype = wide(weights.dtype());
+        weights.inner().cast(dtype).into_dispatch()
+    }));
+    let op = KeepOp { experts, capacity };
+    Tensor::from_dispatch(launch_one(op, inputs))
+}
+
+/// Inputs: the indices, the row of each pair, the pair of each row, the offsets, and weights where they decide.
+#[derive(Debug)]
+struct KeepOp {
+    experts: usize,
+    capacity: usize,
+}
+
+impl DeviceOp for KeepOp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
+        vec![Spec::new(inputs[0].shape.clone(), DType::I32)]
+    }
+
+    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        vec![cpu::keep(self, &inputs)]
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        vec![kernel::keep(self, inputs)]
+    }
+}
+
+fn check_weights(indices: [usize; 2], weights: Option<&Tensor<2>>) -> Result<(), KernelError> {
+    match weights.map(Tensor::dims) {
+        Some(given) if given != indices => {
+            let message = format!("weights {given:?} of indices {indices:?}: expected as many");
+            Err(KernelError::shape(NAME, message))
+        }
+        _ => Ok(()),
+    }
+}
