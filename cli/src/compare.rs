@@ -46,7 +46,7 @@ impl ComparedRun {
             .unwrap_or(folder.path().as_os_str());
         let held_out = |record: &MetricsRecord| match record {
             MetricsRecord::HeldOut(metrics) => Some((metrics.step, metrics.loss)),
-            MetricsRecord::Run(_) | MetricsRecord::Step(_) => None,
+            _ => None,
         };
         let held_out = records.iter().rev().find_map(held_out);
         Ok(Self {

@@ -29,7 +29,7 @@ fn losses(run: &Path) -> Vec<(&'static str, usize, f64)> {
     let losses = records.iter().filter_map(|record| match record {
         MetricsRecord::Step(metrics) => Some(("step", metrics.step, metrics.loss)),
         MetricsRecord::HeldOut(metrics) => Some(("held_out", metrics.step, metrics.loss)),
-        MetricsRecord::Run(_) => None,
+        _ => None,
     });
     losses.collect()
 }

@@ -1,7 +1,7 @@
 //! Floats in JSON, for serde's `with`: numbers where they are finite, else strings.
 
 use serde::de::Error;
-use serde::{Deserialize, Deserializer, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(super) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     if value.is_finite() {
@@ -30,12 +30,14 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     }
 }
 
+#[derive(Serialize, Deserialize)]
+struct Float(#[serde(serialize_with = "serialize", deserialize_with = "deserialize")] f64);
+
 /// The same, of a float that may be missing.
 pub(super) mod option {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    #[derive(Serialize, Deserialize)]
-    struct Float(#[serde(with = "super")] f64);
+    use super::Float;
 
     pub(in crate::train) fn serialize<S: Serializer>(
         value: &Option<f64>,
@@ -49,5 +51,29 @@ pub(super) mod option {
     ) -> Result<Option<f64>, D::Error> {
         let value = Option::<Float>::deserialize(deserializer)?;
         Ok(value.map(|Float(value)| value))
+    }
+}
+
+/// The same, of the values of a map.
+pub(super) mod map {
+    use std::collections::BTreeMap;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::Float;
+
+    pub(in crate::train) fn serialize<K: Serialize, S: Serializer>(
+        values: &BTreeMap<K, f64>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(values.iter().map(|(key, value)| (key, Float(*value))))
+    }
+
+    pub(in crate::train) fn deserialize<'de, K: Deserialize<'de> + Ord, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<BTreeMap<K, f64>, D::Error> {
+        let values = BTreeMap::<K, Float>::deserialize(deserializer)?;
+        let values = values.into_iter().map(|(key, Float(value))| (key, value));
+        Ok(values.collect())
     }
 }

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::expert_metrics::{ExpertLoad, ExpertMetrics, ExpertSummary};
 use super::json_float;
 use super::json_lines::{JsonLines, ResumeMarker, lines, read};
 
@@ -185,6 +186,8 @@ enum MetricsLine {
     Run(RunMetrics),
     Step(StepMetrics),
     HeldOut(HeldOutMetrics),
+    Experts(ExpertSummary),
+    ExpertLoad(ExpertLoad),
     /// A [`ResumeMarker`].
     Resumed {
         step: usize,
@@ -192,7 +195,7 @@ enum MetricsLine {
 }
 
 /// One record of a metrics file, by the field `kind`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum MetricsRecord {
     /// `"kind": "run"`.
@@ -201,6 +204,10 @@ pub enum MetricsRecord {
     Step(StepMetrics),
     /// `"kind": "held_out"`.
     HeldOut(HeldOutMetrics),
+    /// `"kind": "experts"`, after the step.
+    Experts(ExpertSummary),
+    /// `"kind": "expert_load"`, after the step before an evaluation.
+    ExpertLoad(ExpertLoad),
 }
 
 /// A loss in nats per token as bits per byte of text: `loss / (ln 2 * bytes_per_token)`.
@@ -245,12 +252,14 @@ pub enum MetricsError {
     },
 }
 
-/// Writes `metrics.jsonl`: [`StepMetrics`] and [`HeldOutMetrics`].
+/// Writes `metrics.jsonl`: [`StepMetrics`], [`HeldOutMetrics`] and [`ExpertMetrics`].
 #[derive(Debug)]
 pub struct MetricsLog {
     lines: JsonLines,
     /// The step of the last held-out loss of the interrupted run.
     held_out: Option<usize>,
+    /// The load of the experts in the last step, if it is not written yet.
+    load: Option<ExpertLoad>,
 }
 
 impl MetricsLog {
@@ -265,6 +274,7 @@ impl MetricsLog {
         Ok(Self {
             lines,
             held_out: None,
+            load: None,
         })
     }
 
@@ -293,7 +303,11 @@ impl MetricsLog {
         if version.unwrap_or(1) < VERSION {
             lines.write(&MetricsRecord::Run(RunMetrics { version: VERSION }))?;
         }
-        Ok(Self { lines, held_out })
+        Ok(Self {
+            lines,
+            held_out,
+            load: None,
+        })
     }
 
     /// Appends one training step.
@@ -305,12 +319,40 @@ impl MetricsLog {
         self.lines.write(&MetricsRecord::Step(*metrics))
     }
 
+    /// Appends the summary of the experts in one training step, and with `evaluates` the load of each.
+    ///
+    /// `evaluates` tells that an evaluation follows. The load is written before a checkpoint of the same step can
+    /// be, as a run resumed from there cannot measure it again. Without it the load is written if
+    /// [`held_out`](Self::held_out) comes before the next step.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`].
+    pub fn experts(
+        &mut self,
+        metrics: &ExpertMetrics,
+        evaluates: bool,
+    ) -> Result<(), MetricsError> {
+        self.lines
+            .write(&MetricsRecord::Experts(metrics.summary()))?;
+        self.load = Some(metrics.load());
+        if evaluates { self.write_load() } else { Ok(()) }
+    }
+
+    fn write_load(&mut self) -> Result<(), MetricsError> {
+        match self.load.take() {
+            Some(load) => self.lines.write(&MetricsRecord::ExpertLoad(load)),
+            None => Ok(()),
+        }
+    }
+
     /// Appends one measurement on held-out text.
     ///
     /// # Errors
     ///
     /// [`MetricsError::Io`].
     pub fn held_out(&mut self, metrics: &HeldOutMetrics) -> Result<(), MetricsError> {
+        self.write_load()?;
         if self.held_out == Some(metrics.step) {
             Ok(())
         } else {
@@ -401,6 +443,8 @@ fn records(path: &Path, text: &str, resumes: bool) -> Result<Vec<MetricsRecord>,
         match line? {
             MetricsLine::Step(metrics) => records.push(MetricsRecord::Step(metrics)),
             MetricsLine::HeldOut(metrics) => records.push(MetricsRecord::HeldOut(metrics)),
+            MetricsLine::Experts(summary) => records.push(MetricsRecord::Experts(summary)),
+            MetricsLine::ExpertLoad(load) => records.push(MetricsRecord::ExpertLoad(load)),
             MetricsLine::Run(run) => {
                 check_version(path, run)?;
                 records.push(MetricsRecord::Run(run));
@@ -411,12 +455,14 @@ fn records(path: &Path, text: &str, resumes: bool) -> Result<Vec<MetricsRecord>,
     Ok(records)
 }
 
-/// Drops the records that a run resumed after `updates` updates repeats: later training steps, and later
-/// held-out losses.
+/// Drops the records that a run resumed after `updates` updates repeats: later training steps with their
+/// experts, and later held-out losses.
 fn drop_after(records: &mut Vec<MetricsRecord>, updates: usize) {
     records.retain(|record| match record {
         MetricsRecord::Step(metrics) => metrics.step < updates,
         MetricsRecord::HeldOut(metrics) => metrics.step <= updates,
+        MetricsRecord::Experts(summary) => summary.step < updates,
+        MetricsRecord::ExpertLoad(load) => load.step < updates,
         MetricsRecord::Run(_) => true,
     });
 }

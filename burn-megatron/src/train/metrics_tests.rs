@@ -1,5 +1,7 @@
 use super::*;
 use crate::data::test_folder::TestFolder;
+use crate::nn::moe::RouterLossKind;
+use crate::train::expert_metrics::LayerLoad;
 
 fn step(step: usize) -> StepMetrics {
     StepMetrics {
@@ -27,11 +29,26 @@ fn held_out(step: usize) -> HeldOutMetrics {
     }
 }
 
+fn experts(step: usize) -> ExpertMetrics {
+    let layer = LayerLoad {
+        layer: "blocks.0.moe".into(),
+        load: vec![step as u64, 2],
+        dropped: 1,
+        losses: vec![(RouterLossKind::Balance, 0.0125)],
+    };
+    ExpertMetrics {
+        step,
+        layers: vec![layer],
+    }
+}
+
 /// Updates `from..to`, with a held-out loss after every second one.
 fn run(log: &mut MetricsLog, from: usize, to: usize) {
     for i in from..to {
+        let evaluates = (i + 1) % 2 == 0;
         log.step(&step(i)).expect("writable");
-        if (i + 1) % 2 == 0 {
+        log.experts(&experts(i), evaluates).expect("writable");
+        if evaluates {
             log.held_out(&held_out(i + 1)).expect("writable");
         }
     }
@@ -260,6 +277,80 @@ fn the_objective_and_the_skip_reason_are_in_the_line_of_a_step() {
     );
     let terms: Vec<_> = held_out.minimised.terms().collect();
     assert_eq!(terms, [("z-loss", 0.125)]);
+}
+
+#[test]
+fn experts_are_lines_of_their_own_and_are_read_back() {
+    let folder = TestFolder::new("metrics-experts");
+    let path = folder.path().join("metrics.jsonl");
+    let mut log = MetricsLog::create(&path).expect("new");
+    let mut metrics = experts(2);
+    metrics.layers[0]
+        .losses
+        .insert(0, (RouterLossKind::ZLoss, f64::INFINITY));
+    metrics.layers.push(LayerLoad {
+        layer: "blocks.1.moe".into(),
+        load: vec![0, 0],
+        dropped: 0,
+        losses: vec![],
+    });
+    log.experts(&metrics, true).expect("writable");
+    let text = std::fs::read_to_string(&path).expect("readable");
+    let lines: Vec<_> = text.lines().skip(1).collect();
+    let expected = [
+        concat!(
+            r#"{"kind":"experts","step":2,"layers":[{"layer":"blocks.0.moe","min":1.0,"max":1.0,"#,
+            r#""entropy":1.0,"dropped":0.2,"losses":{"balance":0.0125,"z-loss":"inf"}},"#,
+            r#"{"layer":"blocks.1.moe","min":"NaN","max":"NaN","entropy":"NaN","dropped":"NaN"}]}"#,
+        ),
+        concat!(
+            r#"{"kind":"expert_load","step":2,"layers":[{"layer":"blocks.0.moe","load":[2,2]},"#,
+            r#"{"layer":"blocks.1.moe","load":[0,0]}]}"#,
+        ),
+    ];
+    assert_eq!(lines, expected);
+    let records = read_metrics(&path).expect("readable");
+    let [
+        MetricsRecord::Run(_),
+        MetricsRecord::Experts(summary),
+        MetricsRecord::ExpertLoad(load),
+    ] = &records[..]
+    else {
+        panic!("{records:?}")
+    };
+    assert_eq!(summary.layers[0], metrics.summary().layers[0]);
+    assert!(summary.layers[1].min.is_nan());
+    assert_eq!(*load, metrics.load());
+}
+
+/// In every order in which a run can write and end, there is one load before each held-out loss.
+#[test]
+fn a_load_is_written_once_and_before_its_checkpoint() {
+    let folder = TestFolder::new("metrics-load");
+    let expected = [
+        MetricsRecord::Run(RunMetrics { version: 2 }),
+        MetricsRecord::Step(step(0)),
+        MetricsRecord::Experts(experts(0).summary()),
+        MetricsRecord::ExpertLoad(experts(0).load()),
+        MetricsRecord::HeldOut(held_out(1)),
+    ];
+    for (name, evaluates, is_killed) in [
+        ("whole", true, false),
+        // After the last checkpoint, before the evaluation.
+        ("killed", true, true),
+        // Stopped at a step without an evaluation, without checkpoints.
+        ("stopped", false, false),
+    ] {
+        let path = folder.path().join(name);
+        let mut log = MetricsLog::create(&path).expect("new");
+        log.step(&step(0)).expect("writable");
+        log.experts(&experts(0), evaluates).expect("writable");
+        if is_killed {
+            log = MetricsLog::resume(&path, 1).expect("ours");
+        }
+        log.held_out(&held_out(1)).expect("writable");
+        assert_eq!(read_metrics(&path).expect("readable"), expected, "{name}");
+    }
 }
 
 /// A file from before versions.

@@ -7,7 +7,7 @@
 mod build;
 mod config;
 mod error;
-mod expert_metrics;
+pub mod expert_metrics;
 #[cfg(test)]
 mod grid_tests;
 mod json_float;
@@ -31,7 +31,6 @@ pub use crate::nn::{LossFactor, LossTerm, Losses, SummedLosses};
 pub use build::PipelineConfig;
 pub use config::{ConfigError, TrainConfig};
 pub use error::TrainError;
-pub use expert_metrics::{ExpertMetrics, LayerLoad};
 pub use observer::{NoopObserver, Observer, ObserverError, StepGradients};
 pub use save::{SaveConfig, SavedCheckpoint, Saver};
 pub use trainer::{TrainOutcome, Trainer};

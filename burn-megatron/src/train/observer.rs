@@ -2,8 +2,8 @@
 
 use burn::tensor::Tensor;
 
-use super::ExpertMetrics;
 use super::SavedCheckpoint;
+use super::expert_metrics::ExpertMetrics;
 use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use crate::data_parallel::InvalidGradient;
 use crate::nn::ParameterTable;
@@ -61,7 +61,7 @@ pub trait Observer {
     /// An error ends the run.
     fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) -> Result<(), ObserverError>;
 
-    /// Called after [`step`](Self::step) of the same step, in a model with experts.
+    /// Called after [`step`](Self::step) of the same step, if the model has experts.
     ///
     /// # Errors
     ///

@@ -7,15 +7,16 @@ use std::path::Path;
 use serde_json::Value;
 
 /// The kinds of records that are compared.
-const KINDS: [&str; 2] = ["step", "held_out"];
+const KINDS: [&str; 4] = ["step", "held_out", "experts", "expert_load"];
 
-/// Fields of the steps and of evaluations that must be the same.
-const FIELDS: [&str; 5] = [
+/// Fields of the records that must be the same.
+const FIELDS: [&str; 6] = [
     "loss",
     "gradient_norm",
     "learning_rate",
     "skipped",
     "loss_scale",
+    "layers",
 ];
 
 /// Records by kind and step. A run that was resumed may have written a step twice: the last one counts.

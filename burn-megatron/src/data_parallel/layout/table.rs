@@ -41,7 +41,7 @@ impl fmt::Display for BufferLayout {
 }
 
 /// Formats rows of equal length as lines: the first column left-aligned, the others right-aligned.
-pub(in crate::data_parallel) fn aligned(rows: &[Vec<String>]) -> String {
+pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| {
         let widths = rows.iter().map(|row| row[column].chars().count());

@@ -37,6 +37,13 @@ pub enum RouterLossKind {
     ZLoss,
 }
 
+/// Its name in a recipe and in metrics: `sequence-balance`.
+impl std::fmt::Display for RouterLossKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.serialize(f)
+    }
+}
+
 /// A loss of a router, in addition to that of the model.
 ///
 /// Choices are counted by their scores alone: without groups of experts and [`ExpertBias`](super::ExpertBias), and

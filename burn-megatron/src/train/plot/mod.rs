@@ -65,7 +65,9 @@ impl LossCurve {
         let mut curve = Self::new(title);
         for record in records {
             match record {
-                MetricsRecord::Run(_) => {}
+                MetricsRecord::Run(_)
+                | MetricsRecord::Experts(_)
+                | MetricsRecord::ExpertLoad(_) => {}
                 // Has no loss.
                 MetricsRecord::Step(metrics)
                     if metrics.skip_reason == Some(SkipReason::NoTargets) => {}
