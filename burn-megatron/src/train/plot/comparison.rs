@@ -47,7 +47,7 @@ impl LossComparison {
     ///
     /// [`PlotError::Draw`].
     pub fn svg(&self) -> Result<String, PlotError> {
-        svg::render(|area| self.draw_on(area))
+        svg::render(svg::CHART_SIZE, |area| self.draw_on(area))
     }
 
     /// Writes [`LossComparison::svg`] to a file.

@@ -1,6 +1,8 @@
-//! The loss curve of a run as SVG and in the terminal, and a comparison of several runs as SVG.
+//! The loss curve of a run and the load of its experts as SVG and in the terminal, and a comparison of several runs
+//! as SVG.
 
 mod comparison;
+mod heat_map;
 mod svg;
 mod terminal;
 
@@ -8,6 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use comparison::LossComparison;
+pub use heat_map::ExpertHeatMap;
 
 use super::metrics::{MetricsRecord, SkipReason};
 use crate::partial::replace_file;
@@ -21,11 +24,11 @@ const MAX_SEGMENTS: usize = 1000;
 /// The minimum number of points of a curve that is smoothed.
 const MIN_SMOOTHED: usize = 20;
 
-/// Why a curve cannot be drawn.
+/// Why a plot cannot be drawn.
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
     /// The drawing failed.
-    #[error("cannot draw the loss curve: {0}")]
+    #[error("cannot draw the plot: {0}")]
     Draw(String),
     /// An I/O error.
     #[error("cannot write '{path}': {source}")]

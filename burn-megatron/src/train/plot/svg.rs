@@ -6,9 +6,11 @@ use plotters::prelude::*;
 
 use super::{LossCurve, PlotError};
 
-const SIZE: (u32, u32) = (960, 540);
-const FONT: &str = "sans-serif";
-const TEXT: RGBColor = RGBColor(60, 60, 60);
+pub(super) const WIDTH: u32 = 960;
+/// The size of a chart.
+pub(super) const CHART_SIZE: (u32, u32) = (WIDTH, 540);
+pub(super) const FONT: &str = "sans-serif";
+pub(super) const TEXT: RGBColor = RGBColor(60, 60, 60);
 const FAINT: RGBColor = RGBColor(225, 225, 225);
 const RAW: RGBColor = RGBColor(158, 202, 225);
 const SMOOTHED: RGBColor = RGBColor(8, 81, 156);
@@ -21,16 +23,17 @@ pub(super) type Axes =
 pub(super) type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Axes>;
 
 pub(super) fn draw(curve: &LossCurve) -> Result<String, PlotError> {
-    render(|area| draw_on(area, curve))
+    render(CHART_SIZE, |area| draw_on(area, curve))
 }
 
-/// Draws an SVG of the common size.
+/// Draws an SVG.
 pub(super) fn render(
+    size: (u32, u32),
     draw: impl FnOnce(&Area<'_>) -> Result<(), PlotError>,
 ) -> Result<String, PlotError> {
     let mut text = String::new();
     {
-        let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
+        let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
         draw(&area)?;
         area.present().map_err(failed)?;
     }
