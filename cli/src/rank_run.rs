@@ -119,7 +119,8 @@ impl RankRun<'_> {
         let steps = recipe.train.steps;
         let first = trainer.steps();
         let mut recorder = Recorder::new(rank.rank(), first..steps, start, Box::new(stop))?
-            .in_bits_per(data::unit(self.data).bits_unit());
+            .in_bits_per(data::unit(self.data).bits_unit())
+            .evaluating_every(recipe.train.evaluate_every);
         if self.fp8_report {
             recorder = recorder.measuring(trainer.fp8());
         }

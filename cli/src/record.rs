@@ -9,7 +9,7 @@ use burn_megatron::train::metrics::{
 };
 use burn_megatron::train::progress::Progress;
 use burn_megatron::train::run_folder::RunFolder;
-use burn_megatron::train::{Observer, ObserverError, SavedCheckpoint};
+use burn_megatron::train::{ExpertMetrics, Observer, ObserverError, SavedCheckpoint};
 
 use crate::error::Error;
 use crate::recipe::Recipe;
@@ -26,6 +26,8 @@ pub struct Recorder {
     first: usize,
     /// The total number of steps.
     steps: usize,
+    /// The steps between evaluations.
+    evaluate_every: Option<usize>,
     /// The layers that are measured in the last step.
     fp8: Option<Fp8>,
 }
@@ -44,6 +46,7 @@ impl Recorder {
             config: start.and_then(|start| Some((start.folder.clone(), start.config.clone()?))),
             first: steps.start,
             steps: steps.end,
+            evaluate_every: None,
             progress: Progress::start(rank, steps),
             stop,
             fp8: None,
@@ -57,10 +60,23 @@ impl Recorder {
         self
     }
 
+    /// Sets the steps between evaluations; by default there is one at the end alone.
+    pub fn evaluating_every(mut self, steps: Option<usize>) -> Self {
+        self.evaluate_every = steps;
+        self
+    }
+
     /// Sets the unit of a loss in bits.
     pub fn in_bits_per(mut self, unit: &'static str) -> Self {
         self.progress = self.progress.in_bits_per(unit);
         self
+    }
+
+    /// Whether an evaluation follows a step of a run that is not stopped.
+    fn is_evaluated(&self, step: usize) -> bool {
+        let done = step + 1;
+        let is_due = |every: usize| done.is_multiple_of(every);
+        done == self.steps || self.evaluate_every.is_some_and(is_due)
     }
 
     /// Ends the bar.
@@ -112,6 +128,15 @@ impl Observer for Recorder {
         if let Some((records, timings)) = &mut self.files {
             records.step(metrics)?;
             timings.step(timing)?;
+        }
+        Ok(())
+    }
+
+    fn experts(&mut self, metrics: &ExpertMetrics) -> Result<(), ObserverError> {
+        self.progress.experts(metrics);
+        let evaluates = self.is_evaluated(metrics.step);
+        if let Some((records, _)) = &mut self.files {
+            records.experts(metrics, evaluates)?;
         }
         Ok(())
     }

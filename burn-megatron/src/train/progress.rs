@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{FormattedDuration, HumanCount, ProgressBar, ProgressFinish, ProgressStyle};
 
+use super::expert_metrics::ExpertMetrics;
 use super::metrics::{HeldOutMetrics, SkipReason, StepMetrics, StepTiming};
 
 /// In a file or a pipe, the longest time without a line.
@@ -29,6 +30,8 @@ pub struct Progress {
     scale: Option<f64>,
     /// The unit of text in "bits per UNIT".
     unit: &'static str,
+    /// Whether the last step was shown.
+    is_shown: bool,
 }
 
 enum ProgressOutput {
@@ -61,6 +64,7 @@ impl Progress {
             started: Instant::now(),
             scale: None,
             unit: "byte",
+            is_shown: false,
         }
     }
 
@@ -73,7 +77,7 @@ impl Progress {
     /// Shows a finished step.
     pub fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) {
         let done = metrics.step.saturating_add(1);
-        let is_shown = match &mut self.output {
+        self.is_shown = match &mut self.output {
             ProgressOutput::Silent => false,
             ProgressOutput::Bar(_) => true,
             ProgressOutput::Lines { last, .. } => {
@@ -84,7 +88,7 @@ impl Progress {
                 due
             }
         };
-        if !is_shown {
+        if !self.is_shown {
             return;
         }
         let scale = self.scale(metrics);
@@ -95,6 +99,25 @@ impl Progress {
         } else {
             let (total, eta) = (self.steps.end, self.eta(done));
             self.note(&format!("step {done}/{total}  {measurements}  ETA {eta}"));
+        }
+    }
+
+    /// Shows the largest load of an expert in the step that was shown last, as a multiple of the even share, and the part
+    /// of the pairs that was dropped, if any.
+    pub fn experts(&mut self, metrics: &ExpertMetrics) {
+        let Some((layer, max)) = metrics.most_loaded().filter(|_| self.is_shown) else {
+            return;
+        };
+        let mut load = format!("max load {max:.2} in {}", layer.layer);
+        let dropped = metrics.dropped_fraction();
+        if dropped > 0.0 {
+            load += &format!("  dropped {:.2} %", 100.0 * dropped);
+        }
+        if let ProgressOutput::Bar(bar) = &self.output {
+            bar.set_message(format!("{}  {load}", bar.message()));
+        } else {
+            let (done, total) = (metrics.step.saturating_add(1), self.steps.end);
+            self.note(&format!("step {done}/{total}  {load}"));
         }
     }
 
@@ -200,6 +223,7 @@ mod tests {
 
     use indicatif::ProgressDrawTarget;
 
+    use super::super::expert_metrics::LayerLoad;
     use super::super::metrics::Minimised;
     use super::*;
 
@@ -230,6 +254,7 @@ mod tests {
                 started: Instant::now(),
                 scale: None,
                 unit: "byte",
+                is_shown: false,
             },
             shared,
         )
@@ -345,6 +370,32 @@ mod tests {
         assert_eq!(shown, expected, "{text}");
     }
 
+    fn experts(step: usize, dropped: u64) -> ExpertMetrics {
+        let layer = |number: usize, load: &[u64]| LayerLoad {
+            layer: format!("blocks.{number}.moe"),
+            load: load.to_vec(),
+            dropped: dropped * number as u64,
+            losses: vec![],
+        };
+        let layers = vec![layer(0, &[4, 4]), layer(1, &[5, 3])];
+        ExpertMetrics { step, layers }
+    }
+
+    #[test]
+    fn the_largest_load_is_shown_with_its_step() {
+        let (mut progress, shared) = lines(0..1000);
+        for i in 0..100 {
+            run(&mut progress, i..i + 1);
+            progress.experts(&experts(i, i as u64 / 99 * 4));
+        }
+        let text = text(&shared);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 4, "{text}");
+        assert_eq!(lines[1], "step 1/1000  max load 1.25 in blocks.1.moe");
+        let dropped = "step 100/1000  max load 1.25 in blocks.1.moe  dropped 20.00 %";
+        assert_eq!(lines[3], dropped);
+    }
+
     #[test]
     fn a_slow_run_is_not_silent() {
         let (mut progress, shared) = lines(0..1000);
@@ -382,14 +433,16 @@ mod tests {
             started: Instant::now(),
             scale: None,
             unit: "byte",
+            is_shown: false,
         };
         run(&mut progress, 10..20);
+        let measured = "loss 3.2500  grad 0.500  12,345 tokens/s  1.5 GFLOP/s";
+        assert_eq!(hidden.message(), measured);
+        progress.experts(&experts(19, 0));
         progress.finish();
         assert_eq!(hidden.position(), 20);
-        assert_eq!(
-            hidden.message(),
-            "loss 3.2500  grad 0.500  12,345 tokens/s  1.5 GFLOP/s"
-        );
+        let load = "max load 1.25 in blocks.1.moe";
+        assert_eq!(hidden.message(), format!("{measured}  {load}"));
         assert!(hidden.is_finished());
     }
 

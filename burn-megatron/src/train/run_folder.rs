@@ -43,8 +43,8 @@ pub enum RunFolderError {
 /// The name of the checkpoint folder in a run folder.
 pub const CHECKPOINTS: &str = "checkpoints";
 
-/// The folder of one run: `config.toml`, `metrics.jsonl`, `timings.jsonl`, `loss.svg`, `sample.txt` and
-/// `checkpoints`.
+/// The folder of one run: `config.toml`, `metrics.jsonl`, `timings.jsonl`, `loss.svg`, `experts.svg` (of a model
+/// with experts), `sample.txt` and `checkpoints`.
 ///
 /// Created by one rank of a run; the others need none.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -149,7 +149,7 @@ impl RunFolder {
         self.path.join("config.toml")
     }
 
-    /// Losses, norms and rates: `metrics.jsonl`.
+    /// Losses, norms, rates and the load of experts: `metrics.jsonl`.
     pub fn metrics(&self) -> PathBuf {
         self.path.join("metrics.jsonl")
     }
@@ -162,6 +162,11 @@ impl RunFolder {
     /// The loss curve: `loss.svg`.
     pub fn loss_svg(&self) -> PathBuf {
         self.path.join("loss.svg")
+    }
+
+    /// The load of the experts: `experts.svg`.
+    pub fn experts_svg(&self) -> PathBuf {
+        self.path.join("experts.svg")
     }
 
     /// The checkpoints: `checkpoints`.

@@ -15,8 +15,8 @@ use burn_megatron::device::DeviceKind;
 use burn_megatron::optim::LossScale;
 use burn_megatron::partial::replace_file;
 use burn_megatron::train::TrainOutcome;
-use burn_megatron::train::metrics::{HeldOutMetrics, read_metrics};
-use burn_megatron::train::plot::LossCurve;
+use burn_megatron::train::metrics::{HeldOutMetrics, MetricsRecord, read_metrics};
+use burn_megatron::train::plot::{ExpertHeatMap, LossCurve};
 use burn_megatron::train::run_folder::RunFolder;
 
 use crate::data::{self, LossUnit};
@@ -31,6 +31,9 @@ use crate::recipe::Recipe;
 use crate::start::{StartDecision, StartResolver};
 use crate::{trace, weights};
 use args::PretrainArgs;
+
+/// The width of plots in the terminal.
+const COLUMNS: usize = 90;
 
 /// The longest interval at which rank 0 signals the others while it looks for a checkpoint.
 const MAX_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
@@ -226,7 +229,8 @@ fn finish(
     let records = read_metrics(&folder.metrics())?;
     let curve = LossCurve::from_records("Loss", &records);
     curve.write_svg(&folder.loss_svg())?;
-    println!("{}", curve.terminal(90));
+    println!("{}", curve.terminal(COLUMNS));
+    show_experts(&records, folder)?;
     if let Some(sample) = sample {
         replace_file(&folder.sample(), sample.as_bytes())?;
         println!("sample after {:?}:\n{sample}\n", recipe.sample.prompt);
@@ -278,6 +282,24 @@ fn finish(
         return Ok(ExitCode::from(interrupt::EXIT_CODE));
     }
     check_outcome(outcome)
+}
+
+/// Prints and draws the load of the experts, if the model has any.
+fn show_experts(records: &[MetricsRecord], folder: &RunFolder) -> Result<(), Error> {
+    let summary = records.iter().rev().find_map(|record| match record {
+        MetricsRecord::Experts(summary) => Some(summary),
+        _ => None,
+    });
+    if let Some(summary) = summary {
+        let step = summary.step + 1;
+        println!("experts in step {step}; load as a multiple of the even share\n");
+        println!("{}\n", summary.table());
+    }
+    if let Some(map) = ExpertHeatMap::from_records(records) {
+        map.write_svg(&folder.experts_svg())?;
+        println!("{}", map.terminal(COLUMNS));
+    }
+    Ok(())
 }
 
 /// Fails if the run diverged or every step was skipped.
