@@ -38,8 +38,8 @@ pub enum Command {
     /// Train a language model on text or token files. Ranks are threads of this process, or processes.
     ///
     /// Without flags `burn-megatron` trains a small Llama on the text of its repository, tensor 2 x pipeline 2 x
-    /// data 2 on the CPU. Writes metrics.jsonl, timings.jsonl, config.toml, loss.svg and sample.txt to a run folder, and a
-    /// checkpoint at the end and when the run is interrupted.
+    /// data 2 on the CPU. Writes metrics.jsonl, timings.jsonl, config.toml, loss.svg, sample.txt and, for a model with
+    /// experts, experts.svg to a run folder, and a checkpoint at the end and when the run is interrupted.
     Pretrain(Box<PretrainArgs>),
     /// Tokenize text into token files: PREFIX.bin and PREFIX.idx in Megatron's format, and PREFIX.json, which
     /// describes them.
