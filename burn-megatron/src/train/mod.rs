@@ -31,6 +31,7 @@ pub use crate::nn::{LossFactor, LossTerm, Losses, SummedLosses};
 pub use build::PipelineConfig;
 pub use config::{ConfigError, TrainConfig};
 pub use error::TrainError;
+pub use expert_metrics::{ExpertMetrics, LayerLoad};
 pub use observer::{NoopObserver, Observer, ObserverError, StepGradients};
 pub use save::{SaveConfig, SavedCheckpoint, Saver};
 pub use trainer::{TrainOutcome, Trainer};
