@@ -27,7 +27,6 @@ fn overflows_are_skipped_alike() {
     };
     for (layout, fp8, moe) in [
         ("tp1-mb2", &plain, None),
-        ("dp2-mb2-z1", &plain, None),
         ("tp1-mb2", &delayed, None),
         ("tp1-ep2-dp2-mb2-z1", &plain, Some(&experts)),
     ] {
