@@ -1,14 +1,14 @@
 //! Attention by `mma.sync`, in the shape of FlashAttention-2.
 
-use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device, Tensor};
-use burn_cubecl::CubeDevice;
 
 use super::engine::{AttentionEngine, backward_by, forward_by};
-use super::kernel::mma::{MAX_WIDTH, STEP, missing_support, shared_memory};
+use super::kernel::mma::{MAX_WIDTH, STEP, shared_memory};
 use super::ops::Kernels;
 use super::problem::{AttentionGradients, AttentionProblem, OPERATION, Projections};
 use crate::KernelError;
+use crate::cube::cube_device;
+use crate::cube::mma::missing_support;
 use crate::error::accept;
 use crate::gradient::FlatGradients;
 
@@ -87,15 +87,6 @@ impl MmaTiles {
             self.device
         );
         Err(KernelError::shape(OPERATION, message))
-    }
-}
-
-/// The CubeCL device behind a device of Burn, if there is one.
-fn cube_device(device: &DispatchDevice) -> Option<&CubeDevice> {
-    match device {
-        DispatchDevice::Autodiff(device) => cube_device(device),
-        DispatchDevice::Cube(device) => Some(device),
-        _ => None,
     }
 }
 

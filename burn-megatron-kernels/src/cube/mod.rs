@@ -1,12 +1,13 @@
-//! Shared by the CubeCL kernels: launch layouts, tuning, reductions over a row, AOT instances.
+//! Shared by the CubeCL kernels: launch layouts, tuning, reductions over a row, matrix units, AOT instances.
 
 pub mod instance;
+pub(crate) mod mma;
 mod plan;
 mod reduce;
 mod tune;
 
 #[cfg(test)]
 pub(crate) use plan::with_reduction;
-pub(crate) use plan::{Reduction, RowPlan, empty, grid, own, upload};
+pub(crate) use plan::{Reduction, RowPlan, cube_device, empty, grid, own, upload};
 pub(crate) use reduce::{cube_max, cube_sum, lane_max, lane_sum};
 pub(crate) use tune::{Elementwise, Operation, SPLITS, Split, launch_tuned};

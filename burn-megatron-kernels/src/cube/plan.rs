@@ -1,7 +1,8 @@
 //! The launch of a row kernel: vector size, units, reduction.
 
+use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Shape};
-use burn_cubecl::{ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
+use burn_cubecl::{CubeDevice, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
 use cubecl::client::Client;
 use cubecl::features::Plane;
 use cubecl::prelude::{CubeCount, CubeDim};
@@ -113,6 +114,15 @@ pub(crate) fn grid(client: &Client, cubes: usize) -> CubeCount {
         // Nearly square, so that few cubes are past the end.
         let high = cubes.div_ceil(most).max((cubes as f64).sqrt() as usize);
         CubeCount::Static(cubes.div_ceil(high) as u32, high as u32, 1)
+    }
+}
+
+/// The CubeCL device behind a device of Burn, if there is one.
+pub(crate) fn cube_device(device: &DispatchDevice) -> Option<&CubeDevice> {
+    match device {
+        DispatchDevice::Autodiff(device) => cube_device(device),
+        DispatchDevice::Cube(device) => Some(device),
+        _ => None,
     }
 }
 

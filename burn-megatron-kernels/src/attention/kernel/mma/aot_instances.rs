@@ -4,9 +4,10 @@ use cubecl::ir::{ElemType, FloatKind};
 
 use super::forward::mma_forward::MmaForward;
 use super::keys::mma_keys::MmaKeys;
-use super::plan::{CHUNK, PAIR, shapes};
+use super::plan::shapes;
 use super::queries::mma_queries::MmaQueries;
 use crate::cube::instance::{AotInstance, AotTarget, given, kernel};
+use crate::cube::mma::{CHUNK, PAIR};
 
 /// Widths of heads of keys and of values.
 const WIDTHS: [[usize; 2]; 6] = [

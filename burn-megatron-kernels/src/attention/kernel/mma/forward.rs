@@ -4,12 +4,12 @@ use cubecl::prelude::*;
 
 use super::super::forward::{MASKED_SCORE, with_sink};
 use super::super::tile::{AttentionSizes, AttentionStrides, head_rows, visible_end, visible_start};
-use super::plan::{LOG2_E, MmaShape, WARP};
-use super::ptx::{Quad, commit_copies, exp2, shared_address, wait_for_copies};
-use super::tile::{
-    accumulate, column_lane, copy_tile, lane_row, products, resident, row_lane, store,
-};
+use super::plan::{LOG2_E, MmaShape};
+use super::tile::{accumulate, copy_tile, products, resident, store};
 use super::visible::{mask, visible_columns};
+use crate::cube::mma::WARP;
+use crate::cube::mma::ptx::{Quad, commit_copies, exp2, shared_address, wait_for_copies};
+use crate::cube::mma::swizzle::{column_lane, lane_row, row_lane};
 
 /// One cube takes `shape.rows()` queries of one head, each of its warps `shape.warp_rows()` of them.
 /// Cubes with the last queries come first: where attention is causal these have the most keys.
@@ -104,7 +104,11 @@ pub(crate) fn mma_forward<F: Float, N: Size>(
             }
             commit_copies();
             if visible.some(at, columns) {
-                let mut scores = products(&q_resident, column_lane(key_tile + stage, shape), shape);
+                let mut scores = products(
+                    &q_resident,
+                    column_lane(key_tile + stage, shape.swizzle()),
+                    shape,
+                );
                 if !visible.all(at, columns) {
                     mask(
                         &mut scores,
@@ -127,7 +131,7 @@ pub(crate) fn mma_forward<F: Float, N: Size>(
                 accumulate(
                     &mut sums,
                     &scores,
-                    row_lane(value_tile + stage, values),
+                    row_lane(value_tile + stage, values.swizzle()),
                     values,
                 );
             }

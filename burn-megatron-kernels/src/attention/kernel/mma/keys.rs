@@ -7,15 +7,14 @@ use super::super::tile::{
     AttentionSizes, AttentionStrides, DeviceStrides, HeadRows, head_rows, visible_end,
     visible_start,
 };
-use super::plan::{LOG2_E, MmaShape, WARP};
-use super::ptx::{
+use super::plan::{LOG2_E, MmaShape};
+use super::tile::{accumulate, copy_tile, products, resident, store, store_sums};
+use super::visible::{mask, visible_columns};
+use crate::cube::mma::WARP;
+use crate::cube::mma::ptx::{
     Quad, commit_copies, copy_4_bytes, exp2, load_pair, shared_address, wait_for_copies,
 };
-use super::tile::{
-    accumulate, column_lane, copy_tile, lane_column, products, resident, row_lane, store,
-    store_sums,
-};
-use super::visible::{mask, visible_columns};
+use crate::cube::mma::swizzle::{column_lane, lane_column, row_lane};
 
 /// `dv = p^T dout` and `dk = scale * ds^T q`: one cube takes `shape.rows()` keys of one group, and
 /// all the heads of it one after the other. `sizes.mask_range`: which queries see a key. `flat`: whether
@@ -120,7 +119,8 @@ pub(crate) fn mma_keys<F: Float, N: Size, G: Float, M: Size>(
                 let gradient_tile = query_tile + comptime!(shape.bytes(columns) as u32);
                 let of_queries =
                     gradient_tile + comptime!(values.bytes(columns) as u32) + lane_column() * 4;
-                let mut weights = products(&k_resident, column_lane(query_tile, shape), shape);
+                let mut weights =
+                    products(&k_resident, column_lane(query_tile, shape.swizzle()), shape);
                 weigh(&mut weights, of_queries, scale, shape);
                 if !visible.all(at, columns) {
                     mask(
@@ -134,12 +134,26 @@ pub(crate) fn mma_keys<F: Float, N: Size, G: Float, M: Size>(
                     );
                 }
                 if comptime!(shape.sums_values) {
-                    accumulate(&mut dv, &weights, row_lane(gradient_tile, values), values);
+                    accumulate(
+                        &mut dv,
+                        &weights,
+                        row_lane(gradient_tile, values.swizzle()),
+                        values,
+                    );
                 }
                 if comptime!(shape.sums_keys) {
-                    let dp = products(&v_resident, column_lane(gradient_tile, values), values);
+                    let dp = products(
+                        &v_resident,
+                        column_lane(gradient_tile, values.swizzle()),
+                        values,
+                    );
                     differentiate(&mut weights, &dp, of_queries, shape);
-                    accumulate(&mut dk, &weights, row_lane(query_tile, shape), shape);
+                    accumulate(
+                        &mut dk,
+                        &weights,
+                        row_lane(query_tile, shape.swizzle()),
+                        shape,
+                    );
                 }
             }
             stage = stage_bytes - stage;

@@ -6,7 +6,6 @@
 //! blocks of keys and one over blocks of queries, so that every sum has one order. Delta and the
 //! gradient of the sink are computed by the kernels of the parent module.
 
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
@@ -14,23 +13,23 @@ mod aot_instances;
 mod forward;
 mod keys;
 mod plan;
-mod ptx;
 mod queries;
 mod tile;
 mod visible;
 
 pub(super) use aot_instances::aot_instances;
-pub(in crate::attention) use plan::{MAX_WIDTH, STEP, missing_support, shared_memory};
+pub(in crate::attention) use plan::{MAX_WIDTH, STEP, shared_memory};
 
 use forward::mma_forward;
 use keys::mma_keys;
-use plan::{CHUNK, MmaShape, PAIR, plan};
+use plan::{MmaShape, plan};
 use queries::mma_queries;
 
 use super::super::problem::AttentionProblem;
 use super::AttentionCall;
 use super::launch::{KeyTarget, LaunchArgs, Tiles, launch};
 use super::tile::DeviceStridesLaunch;
+use crate::cube::mma::{self, PAIR};
 use crate::gradient::Place;
 
 /// Outputs as [`AttentionForwardOp`](super::super::ops::AttentionForwardOp) has them.
@@ -50,23 +49,10 @@ pub(in crate::attention) fn backward(
     AttentionCall::new(problem, aligned(problem, inputs), places, plan).backward()
 }
 
-/// The inputs with projections whose rows start at multiples of 16 bytes: `cp.async` copies no less.
-/// A projection of other strides is copied.
+/// The inputs with [aligned](mma::aligned) projections.
 fn aligned(problem: &AttentionProblem, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let rest = inputs.split_off(if problem.packed { 1 } else { 3 });
-    let is_aligned = |tensor: &CubeTensor| {
-        let strides = tensor.meta.strides();
-        let (last, others) = strides.split_last().unwrap_or((&1, &[]));
-        *last == 1 && others.iter().all(|stride| stride.is_multiple_of(CHUNK))
-    };
-    let projections = inputs.into_iter().map(|tensor| {
-        if is_aligned(&tensor) {
-            tensor
-        } else {
-            into_contiguous(tensor)
-        }
-    });
-    projections.chain(rest).collect()
+    inputs.into_iter().map(mma::aligned).chain(rest).collect()
 }
 
 impl Tiles for MmaShape {

@@ -2,24 +2,15 @@
 
 use burn::tensor::DType;
 use cubecl::client::Client;
-use cubecl::features::{MmaConfig, Plane};
-use cubecl::ir::{ElemType, FloatKind};
 
 use super::super::super::ops::HeadStrides;
 use super::super::super::problem::AttentionProblem;
 use super::super::plan::TilePlan;
-
-/// Elements of 16 bytes: of one copy, and of one row of a matrix of `ldmatrix`.
-pub(crate) const CHUNK: usize = 8;
-
-/// Elements of f32 that a unit writes at once to a flat buffer.
-pub(crate) const PAIR: usize = 2;
+use crate::cube::mma::swizzle::Swizzle;
+use crate::cube::mma::{CHUNK, WARP};
 
 /// Features of one step of a product; widths are multiples of it.
 pub(crate) const STEP: usize = 16;
-
-/// Units of a warp.
-pub(crate) const WARP: usize = 32;
 
 /// Warps of a cube.
 const WARPS: usize = 4;
@@ -92,20 +83,10 @@ impl MmaShape {
         WARPS * WARP
     }
 
-    /// 16-byte chunks of a row.
-    pub(crate) fn chunks(&self) -> usize {
-        self.width / CHUNK
-    }
-
-    /// Adjacent chunks among which a row's are permuted, so that the same chunks of eight rows lie
-    /// in different banks: the largest of 2, 4 and 8 that divides a row's.
-    pub(crate) fn group(&self) -> usize {
-        1 << self.chunks().trailing_zeros().min(3)
-    }
-
-    /// Rows with the same permutation before the next.
-    pub(crate) fn group_rows(&self) -> usize {
-        8 / self.group()
+    /// How rows are stored.
+    pub(crate) fn swizzle(&self) -> Swizzle {
+        let chunks = self.width / CHUNK;
+        Swizzle { chunks }
     }
 
     /// Tiles of 16 by 8 of the scores of a warp.
@@ -209,45 +190,6 @@ pub(super) fn plan(
     shapes(problem.heads.width, problem.value_width, bf16)
 }
 
-/// What the device does not support of products of `dtype`.
-pub(crate) fn missing_support(client: &Client, dtype: DType) -> Option<String> {
-    let properties = client.properties();
-    let kind = match dtype {
-        DType::F16 => FloatKind::F16,
-        DType::BF16 => FloatKind::BF16,
-        other => return Some(format!("mma.sync takes F16 and BF16, not {other:?}")),
-    };
-    let wanted = MmaConfig {
-        a_type: ElemType::Float(kind),
-        b_type: ElemType::Float(kind),
-        cd_type: ElemType::Float(FloatKind::F32),
-        m: 16,
-        n: 8,
-        k: 16,
-    };
-    let features = &properties.features;
-    let hardware = &properties.hardware;
-    let checks = [
-        (
-            features.matmul.mma.contains(&wanted),
-            "mma.sync of 16x8x16 with sums in f32",
-        ),
-        (
-            features.matmul.ldmatrix.contains(&wanted.a_type),
-            "ldmatrix",
-        ),
-        (features.copy_async, "cp.async"),
-        (features.plane.contains(Plane::Ops), "warp shuffles"),
-        (features.plane.contains(Plane::Sync), "warp barriers"),
-        (
-            hardware.plane_size_min == WARP as u32 && hardware.plane_size_max == WARP as u32,
-            "warps of 32 units",
-        ),
-    ];
-    let missing = checks.iter().find(|(is_there, _)| !is_there);
-    missing.map(|(_, what)| format!("the device has no {what} in {dtype:?}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,28 +215,12 @@ mod tests {
     #[test]
     fn units_copy_whole_rows_and_own_whole_chunks() {
         for shape in all().flat_map(|shape| [shape, shape.of_values()]) {
-            let group = shape.group();
-            assert_eq!(shape.chunks() % group, 0, "{shape:?}");
+            let group = shape.swizzle().group();
             // The permutation of a unit's chunk is that of all rows that it copies.
             assert_eq!(shape.units() / group % 8, 0, "{shape:?}");
             assert_eq!(shape.warp_rows() * group % WARP, 0, "{shape:?}");
             assert_eq!(shape.memory() % 128, 0, "{shape:?}");
             assert!(2 * shape.columns <= shape.units(), "{shape:?}");
-        }
-    }
-
-    #[test]
-    fn the_same_chunks_of_eight_rows_lie_in_different_banks() {
-        for shape in all().flat_map(|shape| [shape, shape.of_values()]) {
-            let place = |row: usize, chunk: usize| {
-                let permuted = chunk ^ (row / shape.group_rows() % shape.group());
-                row * shape.chunks() + permuted
-            };
-            for chunk in 0..shape.chunks() {
-                let mut banks: Vec<_> = (0..8).map(|row| place(row, chunk) % 8).collect();
-                banks.sort_unstable();
-                assert_eq!(banks, [0, 1, 2, 3, 4, 5, 6, 7], "{shape:?}: chunk {chunk}");
-            }
         }
     }
 }

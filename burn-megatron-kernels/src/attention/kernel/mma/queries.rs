@@ -6,12 +6,12 @@ use cubecl::prelude::*;
 use super::super::tile::{
     AttentionSizes, AttentionStrides, DeviceStrides, head_rows, visible_end, visible_start,
 };
-use super::plan::{LOG2_E, MmaShape, WARP};
-use super::ptx::{Quad, commit_copies, exp2, shared_address, wait_for_copies};
-use super::tile::{
-    accumulate, column_lane, copy_tile, lane_row, products, resident, row_lane, store,
-};
+use super::plan::{LOG2_E, MmaShape};
+use super::tile::{accumulate, copy_tile, products, resident, store};
 use super::visible::{mask, visible_columns};
+use crate::cube::mma::WARP;
+use crate::cube::mma::ptx::{Quad, commit_copies, exp2, shared_address, wait_for_copies};
+use crate::cube::mma::swizzle::{column_lane, lane_row, row_lane};
 
 /// `dq = scale * ds k`: one cube takes `shape.rows()` queries of one head.
 #[cube(launch_unchecked)]
@@ -114,8 +114,11 @@ pub(crate) fn mma_queries<F: Float, N: Size>(
             }
             commit_copies();
             if visible.some(at, columns) {
-                let mut weights =
-                    products(&q_resident, column_lane(key_tile + stage, shape), shape);
+                let mut weights = products(
+                    &q_resident,
+                    column_lane(key_tile + stage, shape.swizzle()),
+                    shape,
+                );
                 #[unroll]
                 for index in 0..shape.score_tiles() {
                     let score = weights[index];
@@ -141,7 +144,7 @@ pub(crate) fn mma_queries<F: Float, N: Size>(
                 }
                 let dp = products(
                     &dout_resident,
-                    column_lane(value_tile + stage, values),
+                    column_lane(value_tile + stage, values.swizzle()),
                     values,
                 );
                 #[unroll]
@@ -159,7 +162,7 @@ pub(crate) fn mma_queries<F: Float, N: Size>(
                 accumulate(
                     &mut sums,
                     &weights,
-                    row_lane(key_tile + stage, shape),
+                    row_lane(key_tile + stage, shape.swizzle()),
                     shape,
                 );
             }

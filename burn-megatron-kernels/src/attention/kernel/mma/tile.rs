@@ -1,22 +1,12 @@
-//! Tiles of 16-bit rows in shared memory: how they are filled, read as fragments, and written out.
-//!
-//! Chunk `c` of row `r` is stored as chunk `c ^ (r / group_rows % group)` of the row, so that neither
-//! copies nor fragments meet bank conflicts.
+//! Tiles of 16-bit rows in shared memory: how they are filled, multiplied, and written out.
 
 use cubecl::prelude::*;
 
 use super::super::tile::HeadRows;
-use super::plan::{CHUNK, MmaShape, WARP};
-use super::ptx::{Quad, copy_16_bytes, load_matrices, load_shared, multiply, pack, store_shared};
-
-/// Bytes of a chunk.
-const CHUNK_BYTES: usize = 2 * CHUNK;
-
-/// How the chunks of a row are permuted.
-#[cube]
-fn permutation(row: u32, #[comptime] shape: MmaShape) -> u32 {
-    row / comptime!(shape.group_rows() as u32) % comptime!(shape.group() as u32)
-}
+use super::plan::MmaShape;
+use crate::cube::mma::ptx::{Quad, copy_16_bytes, load_shared, multiply, pack, store_shared};
+use crate::cube::mma::swizzle::{fragment, lane_column, lane_row, permutation, row_lane};
+use crate::cube::mma::{CHUNK_BYTES, WARP};
 
 /// Starts to copy `rows` rows of a head from `first` on to the tile at `to`; zeros past the last row.
 // One condition is known when the kernel is compiled, the other is not.
@@ -30,11 +20,11 @@ pub(crate) fn copy_tile<F: Float, N: Size>(
     #[comptime] rows: usize,
     #[comptime] shape: MmaShape,
 ) {
-    let group = comptime!(shape.group());
+    let group = comptime!(shape.swizzle().group());
     let step = comptime!(shape.units() / group);
     let row = UNIT_POS / group as u32;
     let column = UNIT_POS % group as u32;
-    let place = column ^ permutation(row, shape);
+    let place = column ^ permutation(row, shape.swizzle());
     #[unroll]
     for part in 0..rows.div_ceil(step) {
         let at = row + comptime!((part * step) as u32);
@@ -77,13 +67,13 @@ fn copy_row<F: Float, N: Size>(
     place: u32,
     #[comptime] shape: MmaShape,
 ) {
-    let group = comptime!(shape.group());
+    let group = comptime!(shape.swizzle().group());
     let start = head.start + source * head.stride + column as usize;
     let bytes = select(source < head.count, comptime!(CHUNK_BYTES as u32), 0u32);
-    let target =
-        to + (at * comptime!(shape.chunks() as u32) + place) * comptime!(CHUNK_BYTES as u32);
+    let target = to
+        + (at * comptime!(shape.swizzle().chunks as u32) + place) * comptime!(CHUNK_BYTES as u32);
     #[unroll]
-    for index in 0..shape.chunks() / group {
+    for index in 0..shape.swizzle().chunks / group {
         let chunk = start + comptime!(index * group);
         copy_16_bytes(
             &from[chunk..chunk + 1],
@@ -91,45 +81,6 @@ fn copy_row<F: Float, N: Size>(
             bytes,
         );
     }
-}
-
-/// Where this lane reads the fragments of a tile at `tile` whose rows are the rows of the product,
-/// or are summed over.
-#[cube]
-pub(crate) fn row_lane(tile: u32, #[comptime] shape: MmaShape) -> u32 {
-    let lane = UNIT_POS % comptime!(WARP as u32);
-    lane_address(tile, lane % 16, lane / 16, shape)
-}
-
-/// Where this lane reads the fragments of a tile at `tile` whose rows are the columns of the product.
-#[cube]
-pub(crate) fn column_lane(tile: u32, #[comptime] shape: MmaShape) -> u32 {
-    let lane = UNIT_POS % comptime!(WARP as u32);
-    lane_address(tile, lane % 8 + lane / 16 * 8, lane / 8 % 2, shape)
-}
-
-#[cube]
-fn lane_address(tile: u32, row: u32, chunk: u32, #[comptime] shape: MmaShape) -> u32 {
-    let place = row * comptime!(shape.chunks() as u32) + (chunk ^ permutation(row % 8, shape));
-    tile + place * comptime!(CHUNK_BYTES as u32)
-}
-
-/// The 16 rows from `row` on of the features `16 step..` of a tile, as a fragment. `lane` is
-/// [`row_lane`] or [`column_lane`] of it.
-#[cube]
-pub(crate) fn fragment(
-    lane: u32,
-    #[comptime] row: usize,
-    #[comptime] step: usize,
-    #[comptime] transposed: bool,
-    #[comptime] shape: MmaShape,
-) -> Vector<u32, Quad> {
-    // Steps of one group differ in bits of the permutation, groups and rows in what is above.
-    let steps = comptime!(shape.group() / 2);
-    let within = comptime!((step % steps * 2 * CHUNK_BYTES) as u32);
-    let above =
-        comptime!(((row * shape.chunks() + step / steps * shape.group()) * CHUNK_BYTES) as u32);
-    load_matrices((lane ^ within) + above, transposed)
 }
 
 /// The rows of a resident tile that this warp owns.
@@ -154,13 +105,13 @@ pub(crate) fn resident(tile: u32, #[comptime] shape: MmaShape) -> Resident {
     });
     let mut fragments = Array::<Vector<u32, Quad>>::new(kept);
     if comptime!(shape.in_registers) {
-        let lane = row_lane(start, shape);
+        let lane = row_lane(start, shape.swizzle());
         #[unroll]
         for tile in 0..shape.row_tiles {
             #[unroll]
             for step in 0..steps {
                 fragments[comptime!(tile * steps + step)] =
-                    fragment(lane, comptime!(16 * tile), step, false, shape);
+                    fragment(lane, comptime!(16 * tile), step, false, shape.swizzle());
             }
         }
     }
@@ -186,13 +137,13 @@ pub(crate) fn products(
             if comptime!(shape.in_registers) {
                 left[tile] = rows.fragments[comptime!(tile * steps + step)];
             } else {
-                let lane = row_lane(rows.start, shape);
-                left[tile] = fragment(lane, comptime!(16 * tile), step, false, shape);
+                let lane = row_lane(rows.start, shape.swizzle());
+                left[tile] = fragment(lane, comptime!(16 * tile), step, false, shape.swizzle());
             }
         }
         #[unroll]
         for pair in 0..across / 2 {
-            let right = fragment(columns, comptime!(16 * pair), step, false, shape);
+            let right = fragment(columns, comptime!(16 * pair), step, false, shape.swizzle());
             #[unroll]
             for tile in 0..shape.row_tiles {
                 #[unroll]
@@ -227,7 +178,7 @@ pub(crate) fn accumulate(
         }
         #[unroll]
         for pair in 0..features / 2 {
-            let right = fragment(rows, comptime!(16 * step), pair, true, shape);
+            let right = fragment(rows, comptime!(16 * step), pair, true, shape.swizzle());
             #[unroll]
             for tile in 0..shape.row_tiles {
                 #[unroll]
@@ -261,18 +212,6 @@ fn operand(
     packed
 }
 
-/// Row number `index` of the rows of this lane, counted from the first of its warp.
-#[cube]
-pub(crate) fn lane_row(#[comptime] index: usize) -> u32 {
-    UNIT_POS % comptime!(WARP as u32) / 4 + comptime!((8 * index) as u32)
-}
-
-/// The first of the two columns of this lane in a tile of 16 by 8.
-#[cube]
-pub(crate) fn lane_column() -> u32 {
-    UNIT_POS % 4 * 2
-}
-
 /// Stores this warp's sums, row `index` times `factors[index]`, to the rows of a head from `first`
 /// on, by way of its rows of a resident tile, which are not read any more.
 #[cube]
@@ -286,7 +225,7 @@ pub(crate) fn store<F: Float, N: Size>(
     #[comptime] shape: MmaShape,
 ) {
     let features = comptime!(shape.width / 8);
-    let pitch = comptime!((shape.chunks() * CHUNK_BYTES) as u32);
+    let pitch = comptime!((shape.swizzle().chunks * CHUNK_BYTES) as u32);
     sync_plane();
     #[unroll]
     for row in 0..2 * shape.row_tiles {
@@ -301,7 +240,7 @@ pub(crate) fn store<F: Float, N: Size>(
                 tile.extract(b) * factors[row],
                 shape.bf16,
             );
-            let chunk = comptime!(feature as u32) ^ permutation(line % 8, shape);
+            let chunk = comptime!(feature as u32) ^ permutation(line % 8, shape.swizzle());
             store_shared(
                 start + line * pitch + chunk * comptime!(CHUNK_BYTES as u32) + lane_column() * 2,
                 value,
@@ -309,7 +248,7 @@ pub(crate) fn store<F: Float, N: Size>(
         }
     }
     sync_plane();
-    let group = comptime!(shape.group());
+    let group = comptime!(shape.swizzle().group());
     let lane = UNIT_POS % comptime!(WARP as u32);
     #[unroll]
     for part in 0..shape.warp_rows() * group / WARP {
@@ -318,10 +257,10 @@ pub(crate) fn store<F: Float, N: Size>(
         let row = first + line as usize;
         let place = start
             + line * pitch
-            + (column ^ permutation(line % 8, shape)) * comptime!(CHUNK_BYTES as u32);
+            + (column ^ permutation(line % 8, shape.swizzle())) * comptime!(CHUNK_BYTES as u32);
         if row < head.count {
             #[unroll]
-            for index in 0..shape.chunks() / group {
+            for index in 0..shape.swizzle().chunks / group {
                 let chunk = comptime!(index * group);
                 let value = load_shared(place + comptime!((chunk * CHUNK_BYTES) as u32));
                 to[head.start + row * head.stride + column as usize + chunk] =

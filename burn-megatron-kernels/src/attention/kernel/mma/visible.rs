@@ -4,8 +4,8 @@ use cubecl::prelude::*;
 
 use super::super::tile::{DeviceMaskRange, visible_end, visible_start};
 use super::plan::MmaShape;
-use super::ptx::Quad;
-use super::tile::{lane_column, lane_row};
+use crate::cube::mma::ptx::Quad;
+use crate::cube::mma::swizzle::{lane_column, lane_row};
 
 /// The columns that rows of a warp see: some row those of `from..to`, all rows those of
 /// `all_from..all_to`.

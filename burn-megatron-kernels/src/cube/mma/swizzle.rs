@@ -1,0 +1,115 @@
+//! Tiles of 16-bit rows in shared memory, and how they are read as fragments.
+//!
+//! Chunk `c` of row `r` is stored as chunk `c ^ (r / group_rows % group)` of the row, so that neither
+//! copies nor fragments meet bank conflicts.
+
+use cubecl::prelude::*;
+
+use super::ptx::{Quad, load_matrices};
+use super::{CHUNK_BYTES, WARP};
+
+/// How rows of so many chunks of 16 bytes are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Swizzle {
+    /// Chunks of a row.
+    pub chunks: usize,
+}
+
+impl Swizzle {
+    /// Adjacent chunks among which a row's are permuted, so that the same chunks of eight rows lie
+    /// in different banks: the largest of 2, 4 and 8 that divides a row's.
+    pub(crate) fn group(&self) -> usize {
+        1 << self.chunks.trailing_zeros().min(3)
+    }
+
+    /// Rows with the same permutation before the next.
+    pub(crate) fn group_rows(&self) -> usize {
+        8 / self.group()
+    }
+
+    /// Bytes of so many rows.
+    pub(crate) fn bytes(&self, rows: usize) -> usize {
+        rows * self.chunks * CHUNK_BYTES
+    }
+}
+
+/// How the chunks of a row are permuted.
+#[cube]
+pub(crate) fn permutation(row: u32, #[comptime] swizzle: Swizzle) -> u32 {
+    row / comptime!(swizzle.group_rows() as u32) % comptime!(swizzle.group() as u32)
+}
+
+/// Where this lane reads the fragments of a tile at `tile` whose rows are those of a left factor, or
+/// are summed over in a right one, `transposed` there.
+#[cube]
+pub(crate) fn row_lane(tile: u32, #[comptime] swizzle: Swizzle) -> u32 {
+    let lane = UNIT_POS % comptime!(WARP as u32);
+    lane_address(tile, lane % 16, lane / 16, swizzle)
+}
+
+/// Where this lane reads the fragments of a tile at `tile` whose rows are the columns of a right
+/// factor, or are summed over in a left one, `transposed` there.
+#[cube]
+pub(crate) fn column_lane(tile: u32, #[comptime] swizzle: Swizzle) -> u32 {
+    let lane = UNIT_POS % comptime!(WARP as u32);
+    lane_address(tile, lane % 8 + lane / 16 * 8, lane / 8 % 2, swizzle)
+}
+
+#[cube]
+fn lane_address(tile: u32, row: u32, chunk: u32, #[comptime] swizzle: Swizzle) -> u32 {
+    let place = row * comptime!(swizzle.chunks as u32) + (chunk ^ permutation(row % 8, swizzle));
+    tile + place * comptime!(CHUNK_BYTES as u32)
+}
+
+/// The 16 rows from `row` on of the elements `16 step..` of each, as a fragment. `lane` is
+/// [`row_lane`] or [`column_lane`] of the tile.
+#[cube]
+pub(crate) fn fragment(
+    lane: u32,
+    #[comptime] row: usize,
+    #[comptime] step: usize,
+    #[comptime] transposed: bool,
+    #[comptime] swizzle: Swizzle,
+) -> Vector<u32, Quad> {
+    // Steps of one group differ in bits of the permutation, groups and rows in what is above.
+    let steps = comptime!(swizzle.group() / 2);
+    let within = comptime!((step % steps * 2 * CHUNK_BYTES) as u32);
+    let above =
+        comptime!((swizzle.bytes(row) + step / steps * swizzle.group() * CHUNK_BYTES) as u32);
+    load_matrices((lane ^ within) + above, transposed)
+}
+
+/// Row number `index` of the rows of this lane, counted from the first of its warp.
+#[cube]
+pub(crate) fn lane_row(#[comptime] index: usize) -> u32 {
+    UNIT_POS % comptime!(WARP as u32) / 4 + comptime!((8 * index) as u32)
+}
+
+/// The first of the two columns of this lane in a tile of 16 by 8.
+#[cube]
+pub(crate) fn lane_column() -> u32 {
+    UNIT_POS % 4 * 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_chunks_of_eight_rows_lie_in_different_banks() {
+        for chunks in (2..=32).step_by(2) {
+            let swizzle = Swizzle { chunks };
+            let (group, group_rows) = (swizzle.group(), swizzle.group_rows());
+            assert_eq!(chunks % group, 0);
+            let place = |row: usize, chunk: usize| {
+                let permuted = chunk ^ (row / group_rows % group);
+                row * chunks + permuted
+            };
+            for chunk in 0..chunks {
+                let mut banks: Vec<_> = (0..8).map(|row| place(row, chunk) % 8).collect();
+                banks.sort_unstable();
+                assert_eq!(banks, [0, 1, 2, 3, 4, 5, 6, 7], "{chunks}: chunk {chunk}");
+            }
+        }
+    }
+}
