@@ -1,4 +1,5 @@
-//! On CubeCL devices: the products of single experts, one after the other.
+//! On CubeCL devices: the products of all experts in one launch where there are [matrix units](super::mma),
+//! or those of single experts, one after the other.
 
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{Shape, Slice};
@@ -8,14 +9,18 @@ use burn_cubecl::ops::permute;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::backward::{ProductOp, WeightGradientOp};
-use super::groups;
+use super::{groups, mma};
 use crate::cube::empty;
 use crate::gemm::cube::multiply;
 use crate::gemm::op::GemmOp;
 
 /// The rows `[rows, in]` times the weights `[experts, in, out]`.
 pub(super) fn product(op: &ProductOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
-    let (weights, x) = (inputs.remove(1), into_contiguous(inputs.remove(0)));
+    let (weights, x) = (inputs.remove(1), inputs.remove(0));
+    if mma::takes_product(op, &x, &weights) {
+        return mma::product(op, x, weights);
+    }
+    let x = into_contiguous(x);
     let rows = x.meta.shape()[0];
     let columns = weights.meta.shape()[2];
     // Weights are cut as they lie in memory.
@@ -50,6 +55,9 @@ pub(super) fn product(op: &ProductOp, mut inputs: Vec<CubeTensor>) -> CubeTensor
 pub(super) fn weight_gradient(op: &WeightGradientOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
     let mut flat = inputs.remove(2);
     let (gradient, x) = (inputs.remove(1), inputs.remove(0));
+    if mma::takes_weight_gradient(op, &x, &gradient) {
+        return mma::weight_gradient(op, x, gradient, flat);
+    }
     let length = x.meta.shape()[1] * gradient.meta.shape()[1];
     for (expert, first, size) in groups(&op.group_sizes) {
         let product = GemmOp::WeightGradient {
