@@ -160,6 +160,7 @@ const CASES: &[(&str, Check)] = &[
     ("broadcast", operations::broadcast),
     ("all_to_all", operations::all_to_all),
     ("one-sided all_to_all", operations::one_sided),
+    ("changing all_to_all", operations::changing),
     ("averages", reductions::averages),
     ("16-bit sums in f32", reductions::halves),
     ("order of sums", reductions::order),

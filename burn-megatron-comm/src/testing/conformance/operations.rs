@@ -114,6 +114,35 @@ pub(super) fn one_sided(suite: &mut CaseContext<'_>) -> CheckResult {
     })
 }
 
+/// Exchanges of different counts that are in flight together: everything to one member, nothing between all, and members
+/// that neither send nor receive anything.
+pub(super) fn changing(suite: &mut CaseContext<'_>) -> CheckResult {
+    let world = suite.world;
+    let ranks = world.group().ranks();
+    sweep(suite, |suite, dtype, len| {
+        let mut started = vec![];
+        for chosen in 0..ranks.len() {
+            let gets = |_: usize, to: usize| if to == chosen { len } else { 0 };
+            let nothing = |_: usize, _: usize| 0;
+            let without = |from: usize, to: usize| {
+                let is_in = from != chosen && to != chosen;
+                if is_in {
+                    (from + 2 * to + chosen) % 3 * len / 2
+                } else {
+                    0
+                }
+            };
+            let counts: [&dyn Fn(usize, usize) -> usize; 3] = [&gets, &nothing, &without];
+            for count in counts {
+                let data = suite.data();
+                let part = |index| exchange(data, dtype, ranks, index, count);
+                started.push(suite.start(&**world, part)?);
+            }
+        }
+        suite.wait_reversed(started)
+    })
+}
+
 /// Some MB, of the types that models are trained in.
 pub(super) fn long(suite: &mut CaseContext<'_>) -> CheckResult {
     let (world, options) = (suite.world, suite.options);

@@ -1,5 +1,7 @@
 //! Engines with one defect each: the suite must find it, in the case that is about it.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use super::*;
 use crate::call::{Call, ReduceOp};
 use crate::{Buffer, BufferPool, DType, Group, Pending};
@@ -19,6 +21,8 @@ enum Defect {
     Neighbour,
     /// An all_to_all is one element off.
     Shifted,
+    /// The counts of an all_to_all are those of the last one that was started.
+    SharedCounts,
     /// Averages are sums.
     NotDivided,
     /// Sums of bf16 are rounded at each rank.
@@ -53,12 +57,13 @@ enum Defect {
     Rare,
 }
 
-const DEFECTS: [(Defect, &str); 21] = [
+const DEFECTS: [(Defect, &str); 22] = [
     (Defect::Order, "order of sums"),
     (Defect::SwappedChunks, "all_gather"),
     (Defect::DroppedElement, "broadcast"),
     (Defect::Neighbour, "reduce_scatter"),
     (Defect::Shifted, "all_to_all"),
+    (Defect::SharedCounts, "changing all_to_all"),
     (Defect::NotDivided, "averages"),
     (Defect::SixteenBits, "16-bit sums in f32"),
     (Defect::NanLost, "nan"),
@@ -85,6 +90,8 @@ struct Defective {
     group: Group,
     whole: Arc<dyn Communicator>,
     pool: Arc<BufferPool>,
+    /// The elements that the last all_to_all receives.
+    received: Arc<AtomicUsize>,
     defect: Defect,
 }
 
@@ -95,6 +102,7 @@ impl Defective {
             whole: Arc::clone(&inner),
             inner,
             pool: Arc::default(),
+            received: Arc::default(),
             defect,
         })
     }
@@ -208,6 +216,13 @@ impl Communicator for Defective {
                     _ => rotated(all, 1),
                 })
             }
+            (Defect::SharedCounts, Call::AllToAll { receive, .. }) => {
+                let received = Arc::clone(&self.received);
+                received.store(receive.iter().sum(), Ordering::Relaxed);
+                then(inner.start(call, input), move |all| {
+                    all.slice(0..all.len().min(received.load(Ordering::Relaxed)))
+                })
+            }
             (Defect::NotDivided, Call::AllReduce(ReduceOp::Average)) => {
                 inner.start_all_reduce(input, ReduceOp::Sum)
             }
@@ -255,6 +270,7 @@ impl Communicator for Defective {
             },
             whole: Arc::clone(&self.whole),
             pool: Arc::clone(&self.pool),
+            received: Arc::clone(&self.received),
             defect: self.defect,
         }))
     }
