@@ -2,7 +2,8 @@
 //!
 //! One decoder, [`Transformer`], which can be configured as a GPT-2
 //! ([`TransformerConfig::gpt2`]), a Llama ([`TransformerConfig::llama`]) or a Mixtral
-//! ([`TransformerConfig::mixtral`]), and conversion from and to Hugging Face models ([`hf`]).
+//! ([`TransformerConfig::mixtral`]), conversion from and to Hugging Face models ([`hf`]), and from a dense model to one
+//! with experts ([`upcycle`]).
 
 mod block;
 mod config;
@@ -12,6 +13,8 @@ pub mod hf;
 mod moe;
 mod scaling;
 mod transformer;
+pub mod upcycle;
+mod weights;
 
 pub use block::Block;
 pub use config::{Positions, TransformerConfig};

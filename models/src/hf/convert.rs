@@ -2,32 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Duration;
 
-use burn_megatron::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointFolder, CheckpointMetadata, Retention, TensorShard,
-    TensorSource,
-};
+use burn_megatron::checkpoint::{Checkpoint, CheckpointError, TensorShard, TensorSource};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::{ConfigDifference, ModelConfig};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::folder::CONFIG;
-use super::mapping::CHUNK;
 use super::shard::read_text;
-use super::{HfConfig, HfError, HfFamily, HfFolder, companion_files};
-
-/// The key of a model's family among its settings.
-const FAMILY: &str = "family";
+use super::{HfConfig, HfError, HfFamily, HfFolder, ModelFamily, companion_files};
+use crate::TransformerConfig;
+use crate::weights::{CHUNK, FAMILY, Weights};
 
 /// Prefix of a file name in the key of a checkpoint's object.
 const OBJECTS: &str = "hf/";
 
 /// File names and contents.
 type Files = Vec<(String, Vec<u8>)>;
-
-/// The deadline for publishing.
-const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Saves the model of a folder as step 0 of a new folder of checkpoints. `progress` gets the number of tensor
 /// bytes read since its last call; at most 64 MiB of tensors are in memory.
@@ -43,7 +34,6 @@ pub fn import<F: HfFamily>(
     to: &Path,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Checkpoint, HfError> {
-    check_free(to)?;
     let config = folder.config();
     let mut shards = vec![];
     for part in config.family.tensors(&config.model) {
@@ -58,45 +48,47 @@ pub fn import<F: HfFamily>(
     let mut objects = companion_files(folder.path())?;
     let path = folder.path().join(CONFIG);
     objects.push((CONFIG.into(), read_text(&path)?));
-    let keyed = objects.into_iter();
-    let objects: Vec<_> = keyed
-        .map(|(name, bytes)| (format!("{OBJECTS}{name}"), bytes))
-        .collect();
     let mut settings = json!(config.model);
     settings[FAMILY] = config.family.name().into();
-    let metadata = CheckpointMetadata {
-        step: 0,
-        samples: 0,
-        layout: "converted from Hugging Face".into(),
+    let weights = Weights {
+        source: folder,
+        shards,
+        objects: as_objects(objects),
+        layout: "converted from Hugging Face",
         config: json!({ "model": settings }),
-        state: Value::Object(Map::new()),
     };
-    let pending = CheckpointFolder::create(to)?.begin(0)?;
-    pending.write_part(0, &shards, &objects, |index| {
-        let TensorShard { tensor, slice } = &shards[index];
-        let bytes = folder.read(&tensor.key, slice)?;
-        progress(bytes.len() as u64);
-        Ok(bytes)
-    })?;
-    Ok(pending.publish(1, &metadata, &Retention::default(), DEADLINE)?)
+    Ok(weights.save(to, progress)?)
 }
 
-/// Checks that `to` is empty, except for leftovers of a killed save.
-fn check_free(to: &Path) -> Result<(), CheckpointError> {
-    let Ok(there) = std::fs::read_dir(to) else {
-        return Ok(());
-    };
-    for entry in there {
-        let entry = entry.map_err(|error| CheckpointError::io("read", to, error))?;
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name != "lock" && !name.starts_with('.') {
-            let there = format!("{name} already exists: give a new folder, or an empty one");
-            let there = std::io::Error::new(std::io::ErrorKind::AlreadyExists, there);
-            return Err(CheckpointError::io("write into", to, there));
-        }
+/// Files as objects of a checkpoint.
+fn as_objects(files: Files) -> Files {
+    let files = files.into_iter();
+    let keyed = files.map(|(name, bytes)| (format!("{OBJECTS}{name}"), bytes));
+    keyed.collect()
+}
+
+/// The objects of a checkpoint that are Hugging Face files, for another model: its `config.json` is that of the model,
+/// or is left out without a family.
+pub(crate) fn objects_for(
+    checkpoint: &Checkpoint,
+    family: Option<ModelFamily>,
+    model: &TransformerConfig,
+) -> Result<Files, HfError> {
+    let (config, mut files) = kept(checkpoint)?;
+    if let Some((bytes, family)) = config.zip(family) {
+        let invalid = |source| HfError::Config {
+            path: checkpoint.path().join(CONFIG),
+            source,
+        };
+        let config = HfConfig {
+            family,
+            model: model.clone(),
+            ..HfConfig::parse(&bytes).map_err(invalid)?
+        };
+        let text = config.to_json().map_err(invalid)?;
+        files.push((CONFIG.into(), text.into_bytes()));
     }
-    Ok(())
+    Ok(as_objects(files))
 }
 
 /// The model configuration of a checkpoint.

@@ -1,22 +1,22 @@
 //! Exports a model as a folder that `transformers` loads.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use burn::tensor::TensorData;
 use burn_megatron::checkpoint::{
-    CheckpointError, ElementType, HEADER_LENGTH_BYTES, MODEL, TensorSlice, TensorSource,
-    header_dtype,
+    CheckpointError, ElementType, HEADER_LENGTH_BYTES, TensorSlice, TensorSource, header_dtype,
 };
 use serde_json::{Map, Value, json};
 
 use super::folder::CONFIG;
-use super::mapping::{CHUNK, WeightMapping};
+use super::mapping::WeightMapping;
 use super::shard::{INDEX, SINGLE, read_text};
 use super::staged_folder::StagedFolder;
 use super::transpose::transpose;
 use super::{HfConfig, HfError, HfFamily};
+use crate::weights::{self, CHUNK};
 
 /// The data of a file begins at a multiple of this many bytes.
 const ALIGNMENT: usize = 8;
@@ -153,40 +153,11 @@ pub fn export<F: HfFamily>(
 
 /// Checks that the source has exactly the weights of the model.
 fn check(source: &dyn TensorSource, parts: &[WeightMapping]) -> Result<(), CheckpointError> {
-    let mut shapes = std::collections::BTreeMap::<_, Vec<usize>>::new();
+    let mut shapes = BTreeMap::<_, Vec<usize>>::new();
     for part in parts {
-        part.extend(shapes.entry(&part.key).or_default());
+        part.extend(shapes.entry(part.key.clone()).or_default());
     }
-    let of = source.name();
-    let mut missing = vec![];
-    for (key, wanted) in &shapes {
-        match source.tensor(key) {
-            None => missing.push(key.to_string()),
-            Some(meta) if meta.shape != *wanted => {
-                return Err(CheckpointError::Shape {
-                    of,
-                    key: key.to_string(),
-                    found: meta.shape,
-                    wanted: wanted.clone(),
-                });
-            }
-            Some(_) => {}
-        }
-    }
-    if !missing.is_empty() {
-        return Err(CheckpointError::Missing { of, keys: missing });
-    }
-    let known: BTreeSet<_> = shapes.into_keys().collect();
-    let keys: Vec<_> = source
-        .keys()
-        .into_iter()
-        .filter(|key| key.starts_with(MODEL) && !known.contains(key))
-        .collect();
-    if keys.is_empty() {
-        Ok(())
-    } else {
-        Err(CheckpointError::Unexpected { of, keys })
-    }
+    weights::check(source, &shapes)
 }
 
 /// A tensor to be written.

@@ -2,9 +2,6 @@
 
 use burn_megatron::checkpoint::{MODEL, TensorSlice};
 
-/// The most bytes that are read at once when tensors are copied.
-pub(super) const CHUNK: usize = 64 << 20;
-
 /// A tensor of a Hugging Face file, as a part of a parameter or all of it.
 ///
 /// Several tensors with the same key are concatenated along the last dim of the parameter, in their order.
@@ -108,6 +105,7 @@ impl WeightMapping {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::weights::CHUNK;
 
     #[test]
     fn boxes_are_rows_of_the_file() {

@@ -28,6 +28,7 @@ mod transformer;
 mod transpose;
 
 pub use config::{ConfigKeys, HfConfig, SpecialTokenIds};
+pub(crate) use convert::objects_for;
 pub use convert::{export_config, import, stored_hf_files};
 pub use error::{HfConfigError, HfError};
 pub use export::{ExportOptions, ExportSummary, companion_files, export};

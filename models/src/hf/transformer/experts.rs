@@ -106,6 +106,11 @@ pub(super) fn conditions(
             is_softmax || moe.score == ScoreFunction::PreSoftmax,
         ),
         (
+            // Normalised over one expert the weight would be 1, and here it is the score.
+            "at least 2 experts per token with score = softmax",
+            !is_softmax || moe.experts_per_token > 1,
+        ),
+        (
             "score = softmax, expert_width = mlp_width and experts in all blocks, without qk_norm",
             !is_mixtral || (is_softmax && all && moe.width(model) == model.mlp_width()),
         ),

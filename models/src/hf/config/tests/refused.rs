@@ -208,6 +208,14 @@ fn what_could_change_the_model_is_refused_by_name() {
                 .into(),
         ),
         (
+            mixtral(),
+            "num_experts_per_tok",
+            json!(1),
+            "no supported Hugging Face family computes this model: mixtral requires at least 2 experts per token \
+            with score = softmax"
+                .into(),
+        ),
+        (
             llama(),
             "eos_token_id",
             json!([1, "x"]),

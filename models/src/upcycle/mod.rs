@@ -1,0 +1,212 @@
+//! Upcycling: a dense model becomes one with experts, whose outputs before its first step are the same.
+//!
+//! With `E` experts and granularity `G`, an MLP of width `f` is cut into `G` slices of width `f / G`. Expert `e` has
+//! slice `e mod G`. The router has the first `E / G` columns of one with random weights, each `G` times in a row: the
+//! slices of one copy of the MLP have equal scores, and are chosen together if `k` experts are a multiple of `G`.
+//!
+//! With scores that are normalised over the chosen experts, the copies of a slice then have `1 / G` as the sum of their
+//! weights, so that the output of an expert must be `G` times that of its slice. Weights of
+//! [`PreSoftmax`](ScoreFunction::PreSoftmax) are not normalised: for equal scores that of an expert is `1 / E`, and the
+//! factor `E G / k`. Factors are spread over the matrices that the output is a product of, so that it is exact: the
+//! values and the last matrix have its square root each if the MLP is gated, both matrices its cube root with a squared
+//! ReLU, the last matrix all of it otherwise.
+//!
+//! The source is "Upcycling Large Language Models into Mixture of Experts" (He et al. 2024, arXiv:2410.07524), which
+//! takes the cube root for the gate too. That is exact only for an activation that multiplies with its input.
+
+mod experts;
+mod save;
+mod source;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use burn_megatron::checkpoint::CheckpointError;
+use burn_megatron::mesh::{ParallelConfig, divisors_near};
+use burn_megatron::model::ModelConfig;
+use burn_megatron::nn::moe::ScoreFunction;
+use burn_megatron::nn::{Activation, BuildError};
+
+use crate::config::refused;
+use crate::{MoeConfig, TransformerConfig};
+
+pub use save::save;
+pub use source::Upcycled;
+
+/// How a dense model gets experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UpcycleConfig {
+    /// The number of experts, `E`: a multiple of the granularity.
+    pub experts: usize,
+    /// The number of slices that an MLP is cut into, `G`; 1 for experts that are whole copies.
+    pub granularity: usize,
+    /// The number of experts that each token chooses, `k`. At least 2, except with
+    /// [`PreSoftmax`](ScoreFunction::PreSoftmax), as the weight of a single expert is not normalised.
+    pub experts_per_token: usize,
+    /// How scores become weights.
+    pub score: ScoreFunction,
+    /// Every so many blocks get experts, from the first that may.
+    pub every: usize,
+    /// So many blocks at the start stay dense.
+    pub first_dense: usize,
+    /// The seed of the router's weights.
+    pub seed: u64,
+}
+
+/// An error of upcycling.
+#[derive(Debug, thiserror::Error)]
+pub enum UpcycleError {
+    /// Settings that do not fit the model.
+    #[error(transparent)]
+    Config(#[from] BuildError),
+    /// Tensors that are not those of the model, or that cannot be read or written.
+    #[error(transparent)]
+    Tensors(#[from] CheckpointError),
+}
+
+/// How the outputs of experts before their first step differ from those of the MLP.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OutputDifference {
+    /// The factors of the slices that count least and most, for equal scores; 1 if `k` is a multiple of `G`.
+    pub slices: [f64; 2],
+    /// `E / k`, if the output is multiplied by this times the sum of the chosen scores, which is 1 for equal scores.
+    pub per_score: Option<f64>,
+}
+
+/// What the parameters of an MLP are multiplied by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Factors {
+    gate: f64,
+    value: f64,
+    down: f64,
+    down_bias: f64,
+}
+
+impl UpcycleConfig {
+    /// The model with experts.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] for a model that has experts already, and for sizes that do not fit each other.
+    pub fn model(&self, dense: &TransformerConfig) -> Result<TransformerConfig, BuildError> {
+        let (experts, granularity) = (self.experts, self.granularity);
+        if let Some(moe) = &dense.moe {
+            return Err(refused(format!(
+                "it has {} experts already: expected a dense model",
+                moe.experts
+            )));
+        }
+        dense.check_layout(&ParallelConfig::new())?;
+        let width = dense.mlp_width();
+        if granularity == 0 || !width.is_multiple_of(granularity) {
+            return Err(refused(format!(
+                "an MLP of width {width} cannot be cut into granularity = {granularity} slices: expected {}",
+                divisors_near(width, granularity, |_| true)
+            )));
+        }
+        if !experts.is_multiple_of(granularity) {
+            let below = experts / granularity * granularity;
+            let above = below.saturating_add(granularity);
+            let fits = match below {
+                0 => above.to_string(),
+                _ => format!("{below} or {above}"),
+            };
+            return Err(refused(format!(
+                "{experts} experts are not a multiple of granularity = {granularity}: expected {fits}"
+            )));
+        }
+        if self.experts_per_token == 1 && self.score != ScoreFunction::PreSoftmax {
+            return Err(refused(
+                "the weight of 1 expert per token is its score, which is not normalised: expected the score \
+                 pre-softmax, or at least 2 experts per token"
+                    .into(),
+            ));
+        }
+        let moe = MoeConfig {
+            experts,
+            experts_per_token: self.experts_per_token,
+            expert_width: Some(width / granularity),
+            every: self.every,
+            first_dense: self.first_dense,
+            score: self.score,
+            ..MoeConfig::default()
+        };
+        let model = TransformerConfig {
+            moe: Some(moe.clone()),
+            ..dense.clone()
+        };
+        model.check_layout(&ParallelConfig::new())?;
+        if self.first_dense >= dense.layers {
+            return Err(refused(format!(
+                "first_dense = {} leaves none of the {} blocks: expected at most {}",
+                self.first_dense,
+                dense.layers,
+                dense.layers - 1
+            )));
+        }
+        let all = (0..model.layers).all(|number| moe.is_in(number));
+        Ok(TransformerConfig {
+            // Of a Mixtral, whose MLPs are all experts, it is that of an expert.
+            mlp_width: Some(if all { width / granularity } else { width }),
+            ..model
+        })
+    }
+
+    /// How the outputs of experts before their first step differ from those of the MLP; `None` if they are equal, up to
+    /// rounding.
+    pub fn difference(&self) -> Option<OutputDifference> {
+        let (granularity, k) = (self.granularity as f64, self.experts_per_token as f64);
+        let copies = k / granularity;
+        let per_score = (!self.is_normalised()).then(|| self.experts as f64 / k);
+        let slices = [copies.floor(), copies.ceil()].map(|chosen| chosen / copies);
+        let equal = slices == [1.0; 2] && per_score.is_none();
+        (!equal).then_some(OutputDifference { slices, per_score })
+    }
+
+    /// Whether the weights of a token's experts sum to 1.
+    fn is_normalised(&self) -> bool {
+        self.score != ScoreFunction::PreSoftmax
+    }
+
+    fn factors(&self, activation: Activation) -> Factors {
+        // The sum of a token's weights, for equal scores.
+        let weights = if self.is_normalised() {
+            1.0
+        } else {
+            self.experts_per_token as f64 / self.experts as f64
+        };
+        let whole = self.granularity as f64 / weights;
+        let [gate, value, down] = match activation {
+            _ if activation.is_gated() => [1.0, whole.sqrt(), whole.sqrt()],
+            Activation::SquaredRelu => [whole.cbrt(); 3],
+            _ => [1.0, 1.0, whole],
+        };
+        Factors {
+            gate,
+            value,
+            down,
+            down_bias: 1.0 / weights,
+        }
+    }
+}
+
+impl fmt::Display for OutputDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [least, most] = self.slices;
+        let mut parts = vec![];
+        if least != most {
+            parts.push(format!(
+                "slices of an MLP count {least:.2} and {most:.2} times for equal scores, as the experts per token are \
+                 not a multiple of the granularity"
+            ));
+        }
+        if let Some(factor) = self.per_score {
+            parts.push(format!(
+                "outputs are multiplied by {factor:.2} times the sum of the chosen scores, which is 1 for equal scores \
+                 and larger otherwise"
+            ));
+        }
+        f.write_str(&parts.join("; "))
+    }
+}

@@ -1,0 +1,74 @@
+//! Saves a model with experts.
+
+use std::path::Path;
+
+use burn_megatron::checkpoint::{Checkpoint, TensorMeta, TensorShard, TensorSlice, TensorSource};
+use serde_json::{Map, Value, json};
+
+use super::Upcycled;
+use crate::TransformerConfig;
+use crate::hf::{HfConfig, HfError, HfFamily, ModelFamily, objects_for};
+use crate::weights::{CHUNK, FAMILY, Weights};
+
+/// Saves `upcycled`, made of the checkpoint `from`, as step 0 of a new folder of checkpoints, without the state of an
+/// optimizer. `progress` gets the number of tensor bytes written since its last call. Tensors are copied in slices of at
+/// most 64 MiB, or one row.
+///
+/// Its recipe is that of `from` with the new model, of the Hugging Face family that computes it. Without such a family,
+/// the name stays, and the model cannot be exported.
+///
+/// # Errors
+///
+/// [`HfError`] if `to` already exists, and for failed reads and writes.
+pub fn save(
+    upcycled: &Upcycled<'_>,
+    from: &Checkpoint,
+    to: &Path,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Checkpoint, HfError> {
+    let model = upcycled.model();
+    let family = HfConfig::<ModelFamily>::of(model).map(|config| config.family);
+    let family = family.ok();
+    let tensors = upcycled.keys().into_iter();
+    let tensors = tensors.filter_map(|key| upcycled.tensor(&key));
+    let weights = Weights {
+        source: upcycled,
+        shards: tensors.flat_map(shards).collect(),
+        objects: objects_for(from, family, model)?,
+        layout: "upcycled",
+        config: recipe(from, family, model),
+    };
+    Ok(weights.save(to, progress)?)
+}
+
+/// The recipe of a checkpoint with another model.
+fn recipe(from: &Checkpoint, family: Option<ModelFamily>, model: &TransformerConfig) -> Value {
+    let mut recipe = match &from.metadata().config {
+        Value::Object(recipe) => recipe.clone(),
+        _ => Map::new(),
+    };
+    let old = recipe.remove("model").unwrap_or_default();
+    let name = family.map(|family| family.name().into());
+    let mut settings = json!(model);
+    if let Some(name) = name.or_else(|| old.get(FAMILY).cloned()) {
+        settings[FAMILY] = name;
+    }
+    recipe.insert("model".into(), settings);
+    recipe.into()
+}
+
+/// A tensor in slices of whole rows, of at most [`CHUNK`] bytes unless a single row has more.
+fn shards(tensor: TensorMeta) -> Vec<TensorShard> {
+    let row = tensor.shape.last().copied().unwrap_or(1);
+    let step = (CHUNK / (row * tensor.dtype.size())).max(1) * row;
+    let len: usize = tensor.shape.iter().product();
+    let ranges = (0..len)
+        .step_by(step)
+        .map(|start| start..len.min(start + step));
+    let slices = ranges.flat_map(|range| TensorSlice::from_flat_range(&tensor.shape, range));
+    let shard = |slice| TensorShard {
+        tensor: tensor.clone(),
+        slice,
+    };
+    slices.map(shard).collect()
+}

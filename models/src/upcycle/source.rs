@@ -1,0 +1,244 @@
+//! The tensors of a model with experts, read from those of a dense one.
+
+use std::collections::BTreeMap;
+
+use burn::tensor::{DType, Device, TensorData};
+use burn_megatron::checkpoint::{
+    CheckpointError, ElementType, MODEL, TensorMeta, TensorSlice, TensorSource,
+};
+use burn_megatron::comm::ParallelContext;
+use burn_megatron::kernels::philox::Stream;
+use burn_megatron::model::ModelConfig;
+use burn_megatron::nn::{BuildError, ModelBuilder};
+
+use super::experts::ExpertSlices;
+use super::{Factors, UpcycleConfig, UpcycleError};
+use crate::{TransformerConfig, weights};
+
+/// Elements that are converted at once, in f64.
+const BLOCK: usize = 1 << 16;
+
+/// A dense model as the source of tensors of one with experts. Each slice is read from the dense model when it is asked
+/// for.
+pub struct Upcycled<'a> {
+    dense: &'a dyn TensorSource,
+    config: UpcycleConfig,
+    model: TransformerConfig,
+    tensors: BTreeMap<String, (TensorMeta, Origin)>,
+}
+
+/// Where the values of a tensor come from.
+enum Origin {
+    /// The tensor of the same key.
+    Dense,
+    /// Slices of an MLP.
+    Experts(ExpertSlices),
+    /// Random weights, in the type of a tensor of the MLP.
+    Router { stream: u64, like: String },
+}
+
+impl<'a> Upcycled<'a> {
+    /// The tensors of `dense`, which is a model of the configuration `model`, with experts.
+    ///
+    /// # Errors
+    ///
+    /// [`UpcycleError`] for sizes that do not fit, and for tensors that are not those of the model.
+    pub fn new(
+        dense: &'a dyn TensorSource,
+        model: &TransformerConfig,
+        config: &UpcycleConfig,
+    ) -> Result<Self, UpcycleError> {
+        let upcycled = config.model(model)?;
+        let old = shapes(model)?;
+        weights::check(dense, &old)?;
+        let mut tensors = BTreeMap::new();
+        for (key, shape) in shapes(&upcycled)? {
+            let origin = if old.contains_key(&key) {
+                Some(Origin::Dense)
+            } else {
+                Origin::of_experts(&key, model, config)
+            };
+            let missing = || CheckpointError::Missing {
+                of: dense.name(),
+                keys: vec![key.clone()],
+            };
+            let origin = origin.ok_or_else(missing)?;
+            let like = dense.tensor(origin.key(&key)).ok_or_else(missing)?;
+            let meta = TensorMeta {
+                key: key.clone(),
+                dtype: like.dtype,
+                shape,
+            };
+            tensors.insert(key, (meta, origin));
+        }
+        Ok(Self {
+            dense,
+            config: config.clone(),
+            model: upcycled,
+            tensors,
+        })
+    }
+
+    /// The model with experts.
+    pub fn model(&self) -> &TransformerConfig {
+        &self.model
+    }
+
+    /// Rows of a router, of which the first `E / G` columns of random weights stand `G` times in a row each.
+    fn router(&self, stream: u64, slice: &TensorSlice, dtype: ElementType) -> Vec<u8> {
+        let (experts, granularity) = (self.config.experts, self.config.granularity);
+        let (stream, mut row) = (Stream::new(stream, 0), vec![0.0; experts / granularity]);
+        let mut values = Vec::with_capacity(slice.len());
+        for feature in slice.range(0) {
+            let start = feature as u64 * experts as u64;
+            stream.normals(start, row.len(), |i, x| row[i] = self.model.init_std * x);
+            values.extend(slice.range(1).map(|expert| row[expert / granularity]));
+        }
+        rounded(values, dtype).as_bytes().to_vec()
+    }
+
+    /// A slice of a tensor of experts.
+    fn experts(
+        &self,
+        tensor: &TensorMeta,
+        slices: &ExpertSlices,
+        slice: &TensorSlice,
+    ) -> Result<Vec<u8>, CheckpointError> {
+        let size = tensor.dtype.size();
+        let mut all = vec![0; slice.len() * size];
+        for part in slices.parts(&tensor.shape, slice) {
+            let values = self.dense.read(&slices.key, &part.dense)?;
+            let overflows = || {
+                let what = format!("{} overflows {} in an expert", slices.key, tensor.dtype);
+                CheckpointError::corrupt(self.dense.name(), what)
+            };
+            let values = multiplied(values, part.factor, tensor.dtype).ok_or_else(overflows)?;
+            for run in part.own.within(slice).runs(&slice.shape) {
+                let [to, from, len] = [run.in_tensor, run.in_slice, run.len].map(|n| n * size);
+                all[to..to + len].copy_from_slice(&values[from..from + len]);
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl TensorSource for Upcycled<'_> {
+    fn name(&self) -> String {
+        format!("{} with experts", self.dense.name())
+    }
+
+    fn keys(&self) -> Vec<String> {
+        self.tensors.keys().cloned().collect()
+    }
+
+    fn tensor(&self, key: &str) -> Option<TensorMeta> {
+        self.tensors.get(key).map(|(meta, _)| meta.clone())
+    }
+
+    fn read(&self, key: &str, slice: &TensorSlice) -> Result<Vec<u8>, CheckpointError> {
+        let missing = || CheckpointError::Missing {
+            of: self.name(),
+            keys: vec![key.into()],
+        };
+        let (meta, origin) = self.tensors.get(key).ok_or_else(missing)?;
+        if !slice.fits(&meta.shape) {
+            return Err(CheckpointError::OutOfBounds {
+                key: key.into(),
+                shape: meta.shape.clone(),
+                slice: slice.clone(),
+            });
+        }
+        match origin {
+            Origin::Dense => self.dense.read(key, slice),
+            Origin::Experts(slices) => self.experts(meta, slices, slice),
+            Origin::Router { stream, .. } => Ok(self.router(*stream, slice, meta.dtype)),
+        }
+    }
+}
+
+impl Origin {
+    /// That of a tensor in `blocks.N.moe`; `None` for one that no MLP has.
+    fn of_experts(
+        key: &str,
+        model: &TransformerConfig,
+        config: &UpcycleConfig,
+    ) -> Option<Self> {
+        let (block, name) = key.split_once(".moe.")?;
+        let dense = |name: &str| format!("{block}.mlp.{name}");
+        let Factors {
+            gate,
+            value,
+            down,
+            down_bias,
+        } = config.factors(model.activation);
+        let up = if model.activation.is_gated() {
+            vec![gate, value]
+        } else {
+            vec![value]
+        };
+        let (name, dim, factors) = match name {
+            "router.gate" => {
+                let path = key.strip_prefix(MODEL)?;
+                let stream = builder(config.seed).child(path).stream_key();
+                let like = dense("down.weight");
+                return Some(Self::Router { stream, like });
+            }
+            "experts.up" => ("up.weight", Some(1), up),
+            "experts.up_bias" => ("up.bias", Some(0), up),
+            "experts.down" => ("down.weight", Some(0), vec![down]),
+            "experts.down_bias" => ("down.bias", None, vec![down_bias]),
+            _ => return None,
+        };
+        Some(Self::Experts(ExpertSlices {
+            key: dense(name),
+            dim,
+            factors,
+            granularity: config.granularity,
+        }))
+    }
+
+    /// The key of the dense tensor whose type the tensor `key` has.
+    fn key<'a>(&'a self, key: &'a str) -> &'a str {
+        match self {
+            Self::Dense => key,
+            Self::Experts(slices) => &slices.key,
+            Self::Router { like, .. } => like,
+        }
+    }
+}
+
+/// The shapes of a model's parameters by their keys.
+fn shapes(model: &TransformerConfig) -> Result<BTreeMap<String, Vec<usize>>, BuildError> {
+    let outline = model.init_with(builder(0).outline())?;
+    let entries = outline.table.entries().iter();
+    let keyed = entries.map(|entry| (format!("{MODEL}{}", entry.path), entry.shape.clone()));
+    Ok(keyed.collect())
+}
+
+fn builder(seed: u64) -> ModelBuilder {
+    ModelBuilder::with(&ParallelContext::single(), &Device::flex(), seed, DType::F32)
+}
+
+/// Values times a factor, rounded once; `None` if one becomes infinite.
+fn multiplied(values: Vec<u8>, factor: f64, dtype: ElementType) -> Option<Vec<u8>> {
+    if factor == 1.0 {
+        return Some(values);
+    }
+    let infinite = |data: &TensorData| data.iter::<f64>().filter(|x| x.is_infinite()).count();
+    let mut all = Vec::with_capacity(values.len());
+    for block in values.chunks(BLOCK * dtype.size()) {
+        let len = block.len() / dtype.size();
+        let before = TensorData::from_bytes_vec(block.to_vec(), [len], dtype.dtype());
+        let after = rounded(before.iter::<f64>().map(|x| factor * x).collect(), dtype);
+        if infinite(&before) != infinite(&after) {
+            return None;
+        }
+        all.extend_from_slice(after.as_bytes());
+    }
+    Some(all)
+}
+
+fn rounded(values: Vec<f64>, dtype: ElementType) -> TensorData {
+    let len = values.len();
+    TensorData::new(values, [len]).convert_dtype(dtype.dtype())
+}
