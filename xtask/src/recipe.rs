@@ -18,7 +18,7 @@ const STEPS: usize = 8;
 const COMMAND: &str = "burn-megatron";
 
 /// The examples, which check their own results.
-const EXAMPLES: [&str; 3] = ["bring_your_own", "pipeline_stages", "zero3"];
+const EXAMPLES: [&str; 4] = ["bring_your_own", "experts", "pipeline_stages", "zero3"];
 
 /// How the programs are built.
 #[derive(Clone, Copy, Debug, PartialEq)]
