@@ -83,7 +83,7 @@ pub enum Command {
     /// Run it in place of a program that does not start, with the same launcher. Exits with 1 if the
     /// variables of the launcher contradict each other.
     Env(EnvArgs),
-    /// Inspect, compare, reshard and verify checkpoints.
+    /// Inspect, compare, reshard, verify and upcycle checkpoints.
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
     /// Benchmark parts of the library on a device.

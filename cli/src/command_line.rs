@@ -139,7 +139,7 @@ impl CommandLine {
             Command::Schedule(args) => schedule::run(args),
             Command::Conformance(args) => conformance::run(args),
             Command::Env(args) => env::run(args),
-            Command::Checkpoint(command) => checkpoint::run(command),
+            Command::Checkpoint(command) => checkpoint::run(command, &self.families),
             Command::Bench(BenchCommand::Kernels(args)) => bench::run(args),
             Command::Bench(BenchCommand::Step(args)) => bench::step::run(args, &self.families),
             Command::Bench(BenchCommand::Overlap(args)) => bench::overlap::run(args),

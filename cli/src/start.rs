@@ -14,6 +14,7 @@ use burn_megatron::partial::is_staged;
 use burn_megatron::train::metrics::{MetricsRecord, read_metrics};
 use burn_megatron::train::run_folder::RunFolder;
 use serde::{Deserialize, Serialize};
+use serde_json::Map;
 
 use crate::error::Error;
 use crate::pretrain::args::PretrainArgs;
@@ -176,10 +177,16 @@ impl<'a> StartResolver<'a> {
 
     /// Checks that a checkpoint is one of this run.
     fn check_settings(&self, checkpoint: &Checkpoint) -> Result<(), Error> {
+        let (name, metadata) = (checkpoint.name(), checkpoint.metadata());
+        if metadata.state.as_object().is_some_and(Map::is_empty) {
+            return Err(format!(
+                "{name} has weights only, which are no run to resume: start one with --load"
+            )
+            .into());
+        }
         let now = resume_check::config(self.recipe, self.data)?;
         let allowed = &self.args.saving.resume_allow_change;
-        let saved = &checkpoint.metadata().config;
-        resume_check::check(saved, &now, allowed, &checkpoint.name())?;
+        resume_check::check(&metadata.config, &now, allowed, &name)?;
         RunState::of(checkpoint)?;
         Ok(())
     }

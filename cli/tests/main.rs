@@ -10,3 +10,4 @@ mod launch;
 mod outputs;
 mod preprocess;
 mod resume;
+mod upcycle;

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use burn_megatron::nn::moe::ScoreFunction;
+use clap::{Args, Subcommand, ValueEnum};
 
 /// Commands for checkpoints. PATH is a checkpoint, or a folder of checkpoints or of a run, whose latest is used.
 #[derive(Subcommand)]
@@ -22,6 +23,12 @@ pub enum CheckpointCommand {
     ///
     /// Exits with 1 if anything has changed since it was written.
     Verify(VerifyArgs),
+    /// Turn a dense model into one with experts, which computes the same before its first step (upcycling).
+    ///
+    /// Each MLP is cut into G slices of its width, and each slice is repeated E / G times: so many experts, and a
+    /// router with random weights whose scores are equal for the slices of one copy. Where the outputs differ, it says
+    /// how. The new checkpoint is at step 0 and has weights only: start a run with `pretrain --load`.
+    Upcycle(UpcycleArgs),
 }
 
 /// Flags of `checkpoint inspect`.
@@ -69,6 +76,61 @@ pub struct ReshardArgs {
 pub struct VerifyArgs {
     /// The checkpoint.
     pub path: PathBuf,
+}
+
+/// Flags of `checkpoint upcycle`.
+#[derive(Args)]
+pub struct UpcycleArgs {
+    /// The checkpoint of a dense model.
+    pub path: PathBuf,
+    /// Folder of checkpoints to write the new one to; it must be empty or missing.
+    #[arg(long, value_name = "PATH")]
+    pub to: PathBuf,
+    /// The number of experts: a multiple of the granularity.
+    #[arg(long, value_name = "E", value_parser = at_least_one)]
+    pub experts: usize,
+    /// The number of slices of an MLP, which divides its width. With 1 each expert is a whole copy.
+    #[arg(long, value_name = "G", default_value = "1", value_parser = at_least_one)]
+    pub granularity: usize,
+    /// The number of experts per token. Outputs stay the same for a multiple of the granularity.
+    #[arg(short = 'k', long, value_name = "K", value_parser = at_least_one)]
+    pub experts_per_token: usize,
+    /// How scores become weights. Outputs stay the same with all but pre-softmax.
+    #[arg(long, value_enum, default_value_t = Score::Softmax)]
+    pub score: Score,
+    /// Give experts to every so many blocks.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = at_least_one)]
+    pub every: usize,
+    /// Leave so many blocks at the start as they are.
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub first_dense: usize,
+    /// The seed of the router's weights.
+    #[arg(long, default_value = "0")]
+    pub seed: u64,
+}
+
+/// Score functions; see [`ScoreFunction`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Score {
+    /// Softmax over the chosen experts.
+    Softmax,
+    /// Softmax over all experts.
+    PreSoftmax,
+    /// Sigmoids, divided by their sum over the chosen experts.
+    Sigmoid,
+    /// Square roots of softplus, divided by their sum over the chosen experts.
+    SqrtSoftplus,
+}
+
+impl From<Score> for ScoreFunction {
+    fn from(score: Score) -> Self {
+        match score {
+            Score::Softmax => Self::Softmax,
+            Score::PreSoftmax => Self::PreSoftmax,
+            Score::Sigmoid => Self::Sigmoid,
+            Score::SqrtSoftplus => Self::SqrtSoftplus,
+        }
+    }
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {

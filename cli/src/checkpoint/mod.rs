@@ -4,6 +4,7 @@ pub mod args;
 mod diff;
 mod inspect;
 mod reshard;
+mod upcycle;
 mod verify;
 
 use std::process::ExitCode;
@@ -12,15 +13,17 @@ use burn_megatron::checkpoint::Checkpoint;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::error::Error;
+use crate::family::Families;
 use args::CheckpointCommand;
 
 /// Runs a command.
-pub fn run(command: &CheckpointCommand) -> Result<ExitCode, Error> {
+pub fn run(command: &CheckpointCommand, families: &Families) -> Result<ExitCode, Error> {
     match command {
         CheckpointCommand::Inspect(args) => inspect::run(args),
         CheckpointCommand::Diff(args) => Ok(diff::run(args)),
         CheckpointCommand::Reshard(args) => reshard::run(args),
         CheckpointCommand::Verify(args) => verify::run(args),
+        CheckpointCommand::Upcycle(args) => upcycle::run(args, families),
     }
 }
 

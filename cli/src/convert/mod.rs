@@ -143,7 +143,7 @@ fn from_checkpoint(path: &Path, args: &ConvertArgs, families: &Families) -> Resu
 }
 
 /// The bytes of the model's tensors.
-fn total(source: &dyn TensorSource) -> u64 {
+pub fn total(source: &dyn TensorSource) -> u64 {
     let keys = source.keys().into_iter();
     let weights = keys.filter(|key| key.starts_with(burn_megatron::checkpoint::MODEL));
     let sizes = weights.filter_map(|key| source.tensor(&key)?.bytes());

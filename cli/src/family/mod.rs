@@ -132,6 +132,12 @@ impl Model {
         Self::new(family.name(), config, Some(Arc::new(family)))
     }
 
+    /// The configuration of a transformer; `None` for another kind of model.
+    pub fn as_transformer(&self) -> Option<&TransformerConfig> {
+        let model = self.as_any().downcast_ref::<FamilyModel<_>>()?;
+        Some(&model.config)
+    }
+
     /// A transformer.
     pub fn transformer(config: TransformerConfig) -> Self {
         Self::of_hf(ModelFamily::Gpt2, config)

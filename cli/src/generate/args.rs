@@ -54,6 +54,10 @@ pub struct GenerateArgs {
     /// Number of tensor-parallel ranks, which share each layer.
     #[arg(long, visible_alias = "tp", value_name = "N", default_value_t = 1)]
     pub tensor_parallel: usize,
+    /// Split the activations between the blocks along the sequence, over the ranks of --tensor-parallel. A model with
+    /// experts needs it with several of them.
+    #[arg(long, visible_alias = "sp")]
+    pub sequence_parallel: bool,
     /// Number of pipeline-parallel ranks, which share the layers.
     #[arg(long, visible_alias = "pp", value_name = "N", default_value_t = 1)]
     pub pipeline_parallel: usize,

@@ -103,6 +103,7 @@ impl<'a> GenerationRun<'a> {
         };
         let layout = ParallelConfig::new()
             .with_tensor(tensor)
+            .with_sequence_parallel(args.sequence_parallel)
             .with_pipeline(pipeline);
         saved.model.check_layout(&layout)?;
         stages_of(&layout, saved.model.layers())?;

@@ -1,0 +1,91 @@
+//! `burn-megatron checkpoint upcycle`.
+
+use std::process::ExitCode;
+
+use burn_megatron::checkpoint::Checkpoint;
+use burn_megatron_models::hf::{HfConfig, HfFamily, ModelFamily};
+use burn_megatron_models::upcycle::{UpcycleConfig, Upcycled, save};
+use burn_megatron_models::{MoeConfig, TransformerConfig};
+use indicatif::HumanBytes;
+use toml::{Table, Value};
+
+use super::args::UpcycleArgs;
+use super::{bar, count};
+use crate::convert::total;
+use crate::error::Error;
+use crate::family::Families;
+
+/// Settings of experts that are printed also with their defaults.
+const NAMED: [&str; 2] = ["experts", "experts_per_token"];
+
+/// Writes a dense checkpoint as one of a model with experts.
+pub fn run(args: &UpcycleArgs, families: &Families) -> Result<ExitCode, Error> {
+    let from = Checkpoint::open(&args.path)?;
+    let dense = families.model_of(&from)?;
+    let name = from.path().display();
+    let Some(dense) = dense.as_transformer() else {
+        let family = dense.family();
+        return Err(format!("{name}: a model of the family {family:?} cannot have experts").into());
+    };
+    let config = UpcycleConfig {
+        experts: args.experts,
+        granularity: args.granularity,
+        experts_per_token: args.experts_per_token,
+        score: args.score.into(),
+        every: args.every,
+        first_dense: args.first_dense,
+        seed: args.seed,
+    };
+    let upcycled = Upcycled::new(&from, dense, &config)
+        .map_err(|error| format!("cannot upcycle {name}: {error}"))?;
+    let bar = bar(total(&upcycled));
+    let to = save(&upcycled, &from, &args.to, &mut |bytes| bar.inc(bytes))?;
+    bar.finish_and_clear();
+
+    let model = upcycled.model();
+    let moe = model.moe.clone().unwrap_or_default();
+    let blocks = (0..model.layers).filter(|number| moe.is_in(*number));
+    println!(
+        "{}: {} experts of width {} in {} of {}, {} per token; {}",
+        to.path().display(),
+        moe.experts,
+        moe.expert_width.unwrap_or_default(),
+        blocks.count(),
+        count(model.layers, "block"),
+        moe.experts_per_token,
+        HumanBytes(total(&upcycled)),
+    );
+    match config.difference() {
+        None => println!("its outputs equal those of {name}"),
+        Some(difference) => println!("its outputs differ from those of {name}: {difference}"),
+    }
+    if let Err(error) = HfConfig::<ModelFamily>::of(model) {
+        println!("convert cannot export it: {error}");
+    }
+    println!(
+        "it has weights only: start a run with pretrain --load {}, and in the recipe, beside the other settings of \
+         the model:\n\n{}",
+        args.to.display(),
+        recipe(model)?
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What a recipe has for this model, beside the other settings of the dense one.
+fn recipe(model: &TransformerConfig) -> Result<String, Error> {
+    let table = |moe: &Option<MoeConfig>| Table::try_from(moe.clone().unwrap_or_default());
+    let mut moe = table(&model.moe)?;
+    for (key, value) in table(&None)? {
+        if moe.get(&key) == Some(&value) && !NAMED.contains(&&key[..]) {
+            moe.remove(&key);
+        }
+    }
+    let mut settings = Table::new();
+    if let Ok(config) = HfConfig::<ModelFamily>::of(model) {
+        settings.insert("family".into(), config.family.name().into());
+    }
+    settings.insert("mlp_width".into(), Value::try_from(model.mlp_width)?);
+    settings.insert("moe".into(), moe.into());
+    let recipe = Table::from_iter([("model".to_string(), settings.into())]);
+    Ok(toml::to_string(&recipe)?)
+}
