@@ -158,11 +158,7 @@ impl TensorSource for Upcycled<'_> {
 
 impl Origin {
     /// That of a tensor in `blocks.N.moe`; `None` for one that no MLP has.
-    fn of_experts(
-        key: &str,
-        model: &TransformerConfig,
-        config: &UpcycleConfig,
-    ) -> Option<Self> {
+    fn of_experts(key: &str, model: &TransformerConfig, config: &UpcycleConfig) -> Option<Self> {
         let (block, name) = key.split_once(".moe.")?;
         let dense = |name: &str| format!("{block}.mlp.{name}");
         let Factors {
@@ -216,7 +212,12 @@ fn shapes(model: &TransformerConfig) -> Result<BTreeMap<String, Vec<usize>>, Bui
 }
 
 fn builder(seed: u64) -> ModelBuilder {
-    ModelBuilder::with(&ParallelContext::single(), &Device::flex(), seed, DType::F32)
+    ModelBuilder::with(
+        &ParallelContext::single(),
+        &Device::flex(),
+        seed,
+        DType::F32,
+    )
 }
 
 /// Values times a factor, rounded once; `None` if one becomes infinite.

@@ -133,7 +133,10 @@ fn pictures_of_any_size_end_and_large_ones_stay_small() {
 #[test]
 fn the_last_load_of_a_file_is_drawn() {
     let run = MetricsRecord::Run(RunMetrics { version: 2 });
-    assert_eq!(ExpertHeatMap::from_records(&[run.clone()]), None);
+    assert_eq!(
+        ExpertHeatMap::from_records(std::slice::from_ref(&run)),
+        None
+    );
     let [first, last] = [load(1, &[&[1, 3]]), load(3, &[&[2, 2]])];
     let mut records = vec![run.clone()];
     records.extend([&first, &last].map(|load| MetricsRecord::ExpertLoad(load.clone())));
