@@ -7,14 +7,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::{env, fs};
 
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data::{DataError, Sample, Samples};
 use burn_megatron::data_parallel::{DataParallelConfig, Precision};
+use burn_megatron::kernels::moe::grouped::{accumulate_grouped_weight_gradient_at, grouped_matmul};
 use burn_megatron::kernels::philox::Stream;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
+use burn_megatron_kernel_check::bound::H100;
+use burn_megatron_kernel_check::bound::launch::{Limit, limits};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_test_skip::skipped;
 use burn_megatron_tests::gpu;
@@ -132,12 +135,22 @@ fn ours() -> Result<BTreeSet<String>, String> {
     kernels_of(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../burn-megatron-kernels/src"))
 }
 
+/// Tests are counted one after the other.
+static ONE: Mutex<()> = Mutex::new(());
+
+/// The file of counts. Without one a test is skipped.
+#[track_caller]
+fn counts_file() -> Option<PathBuf> {
+    let counts = env::var_os(COUNTS).map(PathBuf::from);
+    if counts.is_none() {
+        skipped(format!("{COUNTS} is not set: cargo xtask emulate step"));
+    }
+    counts
+}
+
 #[track_caller]
 fn check(name: &str) {
-    static ONE: Mutex<()> = Mutex::new(());
-    let Some(counts) = env::var_os(COUNTS).map(PathBuf::from) else {
-        return skipped(format!("{COUNTS} is not set: cargo xtask emulate step"));
-    };
+    let Some(counts) = counts_file() else { return };
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let case = StepCase::all().into_iter().find(|case| case.name == name);
     let case = case.expect("a case of this name");
@@ -182,4 +195,69 @@ fn gpt_1600() {
 #[ignore = "slow: ten minutes and more, and has no budget yet"]
 fn llama_1600() {
     check("llama-1600");
+}
+
+/// What the launches of products of so many experts of DeepSeek-V2-Lite ask of the device: `[rows, hidden]` by the
+/// weights of gate and value, and both gradients, with 128 rows for each expert.
+fn products_of_experts(experts: usize, counts: &Path) -> Result<StepCounts, AnyError> {
+    const ROWS: usize = 128;
+    let [hidden, outputs] = [2048, 2 * 1408];
+    let (device, dtype) = (gpu(), DType::BF16);
+    let ones = |rows, columns| Tensor::<2>::ones([rows, columns], (&device, dtype));
+    let (x, dy) = (ones(experts * ROWS, hidden), ones(experts * ROWS, outputs));
+    let weights = ones(experts * hidden, outputs).reshape([experts, hidden, outputs]);
+    let flat = Tensor::zeros([experts * hidden * outputs], (&device, DType::F32));
+    let sizes = vec![ROWS; experts];
+    device.sync()?;
+    let work = || {
+        let y = grouped_matmul(x.clone(), weights.clone(), &sizes);
+        let dx = grouped_matmul(dy.clone(), weights.swap_dims(1, 2), &sizes);
+        let dw = accumulate_grouped_weight_gradient_at(x, dy, &sizes, flat, 0, true);
+        (y, dx, dw)
+    };
+    let (_, counted) = lines(counts, &device, work)?;
+    Ok(StepCounts::parse(&counted)?)
+}
+
+/// Of 64 experts: three launches, which the matrix units or memory bound. Everything else may take 1.5 times as long as the
+/// matrix units at their peak, which `mma.sync` does not reach.
+#[test]
+fn products_of_experts_are_bound_by_matrix_units_and_memory() {
+    let Some(counts) = counts_file() else { return };
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let run = |experts| products_of_experts(experts, &counts).expect("counts");
+    let (one, two) = (run(2), run(4));
+    let all = StepCounts::at_rows(&one, &two, 32.0);
+    let names = [
+        "grouped_product",
+        "grouped_product",
+        "grouped_weight_gradient",
+    ];
+    assert_eq!(all.launches.len(), names.len());
+    // One list of rows for each.
+    assert_eq!((all.to_device, all.products.len()), (names.len(), 0));
+    for (launch, name) in all.launches.iter().zip(names) {
+        assert!(launch.kernel.starts_with(name), "{}", launch.kernel);
+        let limits = limits(&launch.counts, &H100);
+        let of = |wanted| {
+            let mut limits = limits.iter();
+            let found = limits.find(|(_, limit)| *limit == wanted);
+            found.expect("a limit").0
+        };
+        let tensor = of(Limit::Tensor);
+        for (seconds, limit) in limits {
+            println!(
+                "{name}: {} {:.3} ms, {:.2} of tensor",
+                limit.name(),
+                1e3 * seconds,
+                seconds / tensor
+            );
+        }
+        for (seconds, limit) in limits
+            .into_iter()
+            .filter(|(_, limit)| *limit != Limit::Memory)
+        {
+            assert!(seconds <= 1.5 * tensor, "{name}: {}", limit.name());
+        }
+    }
 }
