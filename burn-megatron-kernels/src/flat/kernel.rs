@@ -1,4 +1,4 @@
-//! The CubeCL kernel: one vector of the buffer per unit.
+//! The CubeCL kernels: one vector of the buffer per unit, but where a launch may have nothing to do.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -107,7 +107,55 @@ pub(super) fn clear(flat: CubeTensor, table: CubeTensor, pieces: usize, bits: us
     flat
 }
 
-/// Sums in f32 of every type, and 16-bit sums; written over and added. Zeros in f32.
+/// Vectors of a unit, so that the cubes of a large tensor that is left as it is are few.
+const SCALED_VECTORS: u32 = 32;
+
+#[cube(launch_unchecked)]
+fn scale_kernel<F: Float, N: Size>(
+    x: &mut [Vector<F, N>],
+    factor: &[f32],
+    vectors: u32,
+    #[define(F)] _dtype: ElemType,
+) {
+    let factor = factor[0];
+    // Not `!=`, which is true of NaN by its definition: WGSL may assume that there is none.
+    let is_one = factor == 1.0;
+    if !is_one {
+        for step in 0..SCALED_VECTORS {
+            let block = CUBE_POS * SCALED_VECTORS as usize + step as usize;
+            let at = block * UNITS as usize + UNIT_POS as usize;
+            if at < vectors as usize {
+                let product = Vector::<f32, N>::cast_from(x[at]) * Vector::new(factor);
+                x[at] = Vector::cast_from(product);
+            }
+        }
+    }
+}
+
+/// See [`scale`](super::scale); contiguous, with at least one element.
+pub(super) fn scale(x: CubeTensor, factor: CubeTensor) -> CubeTensor {
+    let x = own(x);
+    let client = x.client.clone();
+    let count = x.shape().num_elements();
+    let vector = RowPlan::new(&client, x.dtype, count).vector;
+    let vectors = count / vector;
+    // SAFETY: vectors past the end are left out.
+    unsafe {
+        scale_kernel::launch_unchecked(
+            &client,
+            grid(&client, vectors.div_ceil((UNITS * SCALED_VECTORS) as usize)),
+            CubeDim::new_1d(UNITS),
+            vector,
+            x.clone().into_buffer_arg(),
+            factor.into_buffer_arg(),
+            vectors as u32,
+            dtype_to_storage_type(x.dtype),
+        );
+    }
+    x
+}
+
+/// Sums in f32 of every type, and 16-bit sums; written over and added. Zeros in f32. Products of every type.
 pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     let [(_, single, lanes), halves @ ..] = types();
     let mut all = vec![];
@@ -133,6 +181,10 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
         target, UNITS, clear_kernel::ClearKernel [_ _ _] (lanes, lanes as u32, single)
     );
     all.push(AotInstance::other("clear/f32".into(), clear));
+    for (name, dtype, lanes) in types() {
+        let scale = kernel!(target, UNITS, scale_kernel::ScaleKernel [_ _ _] (lanes, dtype));
+        all.push(AotInstance::streaming(format!("scale/{name}"), scale));
+    }
     all
 }
 

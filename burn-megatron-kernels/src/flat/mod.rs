@@ -2,9 +2,8 @@
 //!
 //! The gradients of many parameters share one buffer, so that they are reduced and stepped
 //! together. [`accumulate`] writes one of them there or adds it, widened, in one pass; [`clear`] writes
-//! zeros to ranges. If the
-//! gradient is a matrix product,
-//! [`gemm::accumulate_weight_gradient_at`](crate::gemm::accumulate_weight_gradient_at) needs no
+//! zeros to ranges; [`scale`] multiplies gradients by a factor that is usually 1. If the gradient is a matrix
+//! product, [`gemm::accumulate_weight_gradient_at`](crate::gemm::accumulate_weight_gradient_at) needs no
 //! intermediate tensor. Not differentiable: nothing is recorded for autodiff.
 
 use burn::backend::flex::FlexTensor;
@@ -22,10 +21,12 @@ pub mod composed;
 pub(crate) mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
+mod scale;
 #[cfg(test)]
 mod tests;
 
 pub use clear::{Ranges, clear};
+pub use scale::scale;
 
 const NAME: &str = "accumulate";
 

@@ -262,3 +262,56 @@ fn a_range_past_the_end_is_not_cleared() {
         );
     }
 }
+
+/// Odd and even sizes, and more than one task; 1 leaves every bit, also of NaN.
+#[test]
+fn a_product_with_any_factor_is_rounded_once() {
+    for (device, has) in devices() {
+        for own in has {
+            let factor_type = wide(own);
+            for factor in [1.0, -0.75, 1024.0, 1e-3, 0.0] {
+                for length in [0, 1, 7, 4096, 150_001] {
+                    let x = wave(length, 0.3, &device, own);
+                    let factor = Tensor::<1>::full([1], factor, (&device, factor_type));
+                    let product = x.clone().cast(factor_type) * factor.clone();
+                    let expected = product.cast(own).into_data();
+                    let before = x.clone().into_data();
+                    scale(x.clone(), factor.clone())
+                        .into_data()
+                        .assert_eq(&expected, false);
+                    // Somebody else's tensor is left alone, and then it is overwritten.
+                    x.clone().into_data().assert_eq(&before, true);
+                    scale(x, factor).into_data().assert_eq(&expected, true);
+                }
+            }
+            // A NaN stays one, and a factor of NaN is no 1.
+            for (value, factor) in [(f64::NAN, 1.0), (2.0, f64::NAN)] {
+                let x = Tensor::<2>::full([3, 5], value, (&device, own)).transpose();
+                let factor = Tensor::full([1], factor, (&device, factor_type));
+                let product = scale(x, factor);
+                assert_eq!(product.dims(), [5, 3]);
+                let data = product.into_data().convert_dtype(DType::F64);
+                let product: Vec<f64> = data.try_into_vec().expect("converted to f64");
+                assert!(product.iter().all(|x| x.is_nan()), "{own:?}: {product:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_factor_of_another_size_or_type_is_refused() {
+    for (device, _) in devices() {
+        let call = |count, dtype| {
+            let factor = Tensor::<1>::ones([count], (&device, dtype));
+            message(|| drop(scale(wave(4, 0.2, &device, DType::F32), factor)))
+        };
+        assert_eq!(
+            call(2, DType::F32),
+            "scale: a factor of shape [2]: expected [1]"
+        );
+        assert_eq!(
+            call(1, DType::F16),
+            "scale: invalid type of the factor = F16 beside x in F32: expected F32, or F64 for F64"
+        );
+    }
+}

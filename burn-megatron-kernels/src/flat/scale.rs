@@ -1,0 +1,106 @@
+//! A tensor times a factor on the device.
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+#[cfg(feature = "cubecl")]
+use burn_cubecl::tensor::CubeTensor;
+use rayon::prelude::*;
+
+use crate::KernelError;
+use crate::cpu::{Element, ROW_GRAIN, Real, for_float, own, slice, slice_mut, vectorized, wide};
+use crate::error::accept;
+use crate::launch::{DeviceOp, Spec, launch_one};
+
+const NAME: &str = "scale";
+
+/// `x` times `factor`, written in place if `x` is uniquely owned.
+///
+/// `x` is f32, f64, f16 or bf16, of any shape; `factor` is `[1]`, f32 (f64 for f64). A product is rounded once. Where the
+/// factor is 1, neither the CPU nor a CubeCL device reads or writes an element. It is one launch there, plus a copy if `x` is
+/// shared or not contiguous. Not differentiable: nothing is recorded for autodiff.
+///
+/// # Panics
+///
+/// With a [`KernelError`] for a factor of another length or type.
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron_kernels::flat::scale;
+///
+/// let device = Device::flex();
+/// let x = scale(Tensor::<2>::ones([2, 3], &device), Tensor::from_floats([0.5], &device));
+/// assert_eq!(x.sum().into_scalar::<f32>(), 3.0);
+/// ```
+pub fn scale<const D: usize>(x: Tensor<D>, factor: Tensor<1>) -> Tensor<D> {
+    accept(check(&x, &factor));
+    if x.shape().num_elements() == 0 {
+        return x;
+    }
+    let inputs = vec![x.into_dispatch(), factor.into_dispatch()];
+    Tensor::from_dispatch(launch_one(ScaleOp, inputs))
+}
+
+/// Inputs: the tensor and the factor.
+#[derive(Debug)]
+struct ScaleOp;
+
+impl DeviceOp for ScaleOp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
+        vec![inputs[0].clone()]
+    }
+
+    fn cpu(&self, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        let x = inputs.remove(0);
+        vec![for_float!(x.dtype(), E => scale_cpu::<E>(x, &inputs[0]))]
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        let x = inputs.remove(0);
+        vec![super::kernel::scale(x, inputs.remove(0))]
+    }
+}
+
+fn scale_cpu<E: Element>(x: FlexTensor, factor: &FlexTensor) -> FlexTensor {
+    let factor = slice::<E::Wide>(factor)[0];
+    if factor == E::Wide::ONE {
+        return x;
+    }
+    let mut x = own::<E>(x);
+    slice_mut::<E>(&mut x)
+        .par_chunks_mut(ROW_GRAIN)
+        .for_each(|part| {
+            vectorized(
+                #[inline(always)]
+                || {
+                    part.iter_mut()
+                        .for_each(|x| *x = E::narrow(x.wide() * factor))
+                },
+            );
+        });
+    x
+}
+
+fn check<const D: usize>(x: &Tensor<D>, factor: &Tensor<1>) -> Result<(), KernelError> {
+    let [count] = factor.dims();
+    if count != 1 {
+        let message = format!("a factor of shape [{count}]: expected [1]");
+        return Err(KernelError::shape(NAME, message));
+    }
+    let fits = wide(x.dtype());
+    if factor.dtype() == fits {
+        return Ok(());
+    }
+    Err(KernelError::Option {
+        operation: NAME,
+        name: "type of the factor",
+        value: format!("{:?} beside x in {:?}", factor.dtype(), x.dtype()),
+        fits: "F32, or F64 for F64",
+    })
+}
