@@ -1,6 +1,6 @@
 //! The factor of a loss in the backward.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Device, Tensor};
 
 /// The factor by which a loss is multiplied before its backward, such as a loss scale; not 0.
 #[derive(Clone, Debug)]
@@ -26,6 +26,24 @@ impl LossFactor {
                     factor
                 }
             }
+        }
+    }
+
+    /// The factor as the gradient of `count` losses of this type.
+    pub(super) fn expanded(&self, count: usize, device: &Device, dtype: DType) -> Tensor<1> {
+        match self {
+            Self::Number(number) => Tensor::full([count], *number, (device, dtype)),
+            Self::Device(factor) => factor.clone().cast(dtype).expand([count]),
+        }
+    }
+
+    /// What the gradients that were computed for this factor are to be multiplied with in a backward from `upstream`, `[1]`:
+    /// 1 if that is the factor.
+    pub(super) fn ratio(&self, upstream: Tensor<1>) -> Tensor<1> {
+        match self {
+            Self::Number(1.0) => upstream,
+            Self::Number(number) => upstream.div_scalar(*number),
+            Self::Device(factor) => upstream.clone() / factor.clone().cast(upstream.dtype()),
         }
     }
 }

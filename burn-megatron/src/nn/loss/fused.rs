@@ -5,10 +5,13 @@ use burn::tensor::{Int, Tensor};
 use burn_megatron_kernels::cross_entropy::{
     CrossEntropyOptions, VocabularyShard, combine, gradient, loss_and_gradient, statistics,
 };
+use burn_megatron_kernels::flat::scale;
 use burn_megatron_kernels::{Function, apply};
 
-use super::{ComponentsCell, LossComponents};
+use super::{ComponentsCell, LossComponents, LossFactor};
 use crate::collective::{Comm, start_all_gather};
+use crate::nn::linear::is_tracked;
+use crate::nn::lookup::accumulation;
 
 /// The loss of any rows of logits `[rows, width]` of the columns of `part`. Plain tensors only.
 #[derive(Clone, Debug)]
@@ -107,18 +110,21 @@ impl FusedLoss {
     }
 }
 
-/// Logits `[tokens, width]` and targets `[tokens]` to losses `[tokens]`; writes their components to
-/// `components`.
+/// Logits `[tokens, width]` and targets `[tokens]` to losses `[tokens]`, or to their sum `[1]` if their factor is known; writes
+/// their components to `components`.
 pub(super) fn cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
     loss: FusedLoss,
     components: ComponentsCell,
+    factor: Option<LossFactor>,
 ) -> Tensor<1> {
     let function = FusedCrossEntropy {
         loss,
         targets,
         components,
+        factor,
+        is_tracked: is_tracked(&logits),
     };
     apply(vec![logits.into_dispatch()], function)
 }
@@ -128,31 +134,60 @@ struct FusedCrossEntropy {
     loss: FusedLoss,
     targets: Tensor<1, Int>,
     components: ComponentsCell,
+    /// If it is known, the output is the sum, and the gradient of the logits is written in the forward.
+    factor: Option<LossFactor>,
+    is_tracked: bool,
 }
 
 impl Function for FusedCrossEntropy {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         let logits = Tensor::<2>::from_dispatch(inputs.remove(0));
         let targets = self.targets.clone();
-        let (FusedLosses { loss, components }, log_sum_exp) =
-            self.loss.forward(logits.clone(), targets);
+        let known = self.factor.as_ref().filter(|_| self.is_tracked);
+        let (FusedLosses { loss, components }, saved) = match known {
+            Some(factor) => {
+                let (tokens, device) = (logits.dims()[0], logits.device());
+                let upstream = factor.expanded(tokens, &device, accumulation(&logits).into());
+                let (losses, gradient) = self.loss.with_gradient(logits, targets, upstream);
+                (losses, vec![gradient.into_dispatch()])
+            }
+            None => {
+                let (losses, log_sum_exp) = self.loss.forward(logits.clone(), targets);
+                let saved = vec![logits.into_dispatch(), log_sum_exp.into_dispatch()];
+                (losses, saved)
+            }
+        };
         self.components.put(components);
-        let saved = vec![logits.into_dispatch(), log_sum_exp.into_dispatch()];
-        (loss.into_dispatch(), saved)
+        let output = match self.factor {
+            Some(_) => loss.sum(),
+            None => loss,
+        };
+        (output.into_dispatch(), saved)
     }
 
     fn backward(
         &self,
-        mut saved: Vec<DispatchTensor>,
+        saved: Vec<DispatchTensor>,
         upstream: DispatchTensor,
         _needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        let lse = Tensor::<1>::from_dispatch(saved.remove(1));
-        // The logits are moved, so that their gradient can overwrite them.
-        let logits = Tensor::<2>::from_dispatch(saved.remove(0));
         let upstream = Tensor::from_dispatch(upstream);
-        let targets = self.targets.clone();
-        let gradient = self.loss.gradient(logits, targets, lse, upstream);
+        // Tensors are moved, so that the gradient of the logits can overwrite them.
+        let mut saved = saved.into_iter();
+        let gradient = match (&self.factor, saved.next(), saved.next()) {
+            (Some(factor), Some(gradient), None) => {
+                scale(Tensor::<2>::from_dispatch(gradient), factor.ratio(upstream))
+            }
+            (None, Some(logits), Some(log_sum_exp)) => {
+                let (logits, lse) = (
+                    Tensor::from_dispatch(logits),
+                    Tensor::from_dispatch(log_sum_exp),
+                );
+                self.loss
+                    .gradient(logits, self.targets.clone(), lse, upstream)
+            }
+            _ => unreachable!("the forward saved others"),
+        };
         vec![Some(gradient.into_dispatch())]
     }
 }

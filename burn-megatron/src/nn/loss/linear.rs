@@ -20,8 +20,8 @@ use crate::nn::{OutputLayer, VocabParallelEmbedding};
 /// The loss of hidden states: [`OutputLayer`] and [`VocabParallelCrossEntropy`] in chunks of tokens, so that the
 /// logits of one chunk are in memory at a time.
 ///
-/// [`sums`](Self::sums) knows the factor of the loss before the forward. It overwrites the logits of a chunk with
-/// their gradient at once, and computes the gradients of the hidden states and of the weight from it (Hsu et al.
+/// [`sums`](Self::sums) knows the factor of the loss before the forward. It overwrites the logits with their gradient at once.
+/// Of several chunks it also computes the gradients of the hidden states and of the weight from it (Hsu et al.
 /// 2024, "Liger Kernel", arXiv:2410.10989). They are kept for the backward, `[tokens, hidden]` in the type of the model
 /// and `[vocabulary / tensor, hidden]` in f32 (f64 for f64), and leave there. The weight gradient is the sum over the
 /// chunks, in their order.
@@ -29,7 +29,8 @@ use crate::nn::{OutputLayer, VocabParallelEmbedding};
 /// [`losses`](Self::losses) allows for any gradient of each token's loss. Its backward computes the logits of each
 /// chunk a second time.
 ///
-/// If one chunk has all tokens, and for an unfused loss, both are the loss of the logits of all tokens.
+/// If one chunk has all tokens, the backward computes the gradients of hidden states and weight as that of [`OutputLayer`] does;
+/// so it does for an unfused loss, which has no chunks.
 #[derive(Clone, Debug)]
 pub struct LinearCrossEntropy {
     loss: VocabParallelCrossEntropy,
@@ -61,11 +62,7 @@ impl LinearCrossEntropy {
         targets: Tensor<2, Int>,
     ) -> Losses {
         let shape = targets.dims();
-        let Some(rows) = self.rows_per_chunk(&x, shape) else {
-            return self.loss.losses(output.forward(x, embedding), targets);
-        };
-        let product = output.product(&x, embedding);
-        let (objective, parts) = self.chunked(x, product, targets, rows, None);
+        let (objective, parts) = self.of_tokens(x, output, embedding, targets, None);
         Losses {
             objective: objective.reshape(shape),
             parts,
@@ -86,12 +83,26 @@ impl LinearCrossEntropy {
         targets: Tensor<2, Int>,
         factor: &LossFactor,
     ) -> SummedLosses {
+        let factor = Some(factor.clone());
+        let (objective, parts) = self.of_tokens(x, output, embedding, targets, factor);
+        SummedLosses::new(objective, &parts)
+    }
+
+    /// The losses `[tokens]`, or their sum `[1]` if their factor is known, and the parts.
+    fn of_tokens(
+        &self,
+        x: Tensor<3>,
+        output: &OutputLayer,
+        embedding: Option<&VocabParallelEmbedding>,
+        targets: Tensor<2, Int>,
+        factor: Option<LossFactor>,
+    ) -> (Tensor<1>, Vec<Tensor<2>>) {
         let Some(rows) = self.rows_per_chunk(&x, targets.dims()) else {
-            return self.losses(x, output, embedding, targets).sums();
+            let logits = output.forward(x, embedding);
+            return self.loss.of_tokens(logits, targets, factor);
         };
         let product = output.product(&x, embedding);
-        let (objective, parts) = self.chunked(x, product, targets, rows, Some(factor.clone()));
-        SummedLosses::new(objective, &parts)
+        self.chunked(x, product, targets, rows, factor)
     }
 
     /// The tokens of a chunk; none if one chunk has all.
@@ -107,7 +118,7 @@ impl LinearCrossEntropy {
         Some(chunk).filter(|chunk| self.loss.fused && *chunk < logits.tokens)
     }
 
-    /// The losses `[tokens]`, or their sum `[1]` if their factor is known, and the parts.
+    /// The same in chunks.
     fn chunked(
         &self,
         x: Tensor<3>,
@@ -235,9 +246,8 @@ impl Function for ChunkedLoss {
         let known = self.factor.as_ref().filter(|_| needs_input || needs_weight);
         let mut gradients = known.map(|factor| {
             let dtype = DType::from(accumulation(&x));
-            let ones = Tensor::ones([self.rows_per_chunk], (&x.device(), dtype));
-            let gradients = OutputGradients::new(&x, &weight, self.needed);
-            (factor.scale(ones), gradients)
+            let upstream = factor.expanded(self.rows_per_chunk, &x.device(), dtype);
+            (upstream, OutputGradients::new(&x, &weight, self.needed))
         });
         let (mut losses, mut sums) = (vec![], vec![]);
         for chunk in self.chunks(&x) {
@@ -284,8 +294,7 @@ impl Function for ChunkedLoss {
         let upstream = Tensor::<1>::from_dispatch(gradient);
         let gradients = match &self.factor {
             Some(factor) => {
-                let known = factor.scale(upstream.ones_like());
-                OutputGradients::from_saved(saved, self.needed).scaled(upstream / known)
+                OutputGradients::from_saved(saved, self.needed).scaled(factor.ratio(upstream))
             }
             None => self.recompute(saved, upstream),
         };

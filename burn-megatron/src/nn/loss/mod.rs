@@ -37,7 +37,7 @@ use fused::FusedLoss;
 /// and no gradient. The result does not depend on the number of ranks.
 ///
 /// The fused form all-gathers four numbers per token and rank; it saves the logits for the backward,
-/// which overwrites them with their gradient.
+/// which overwrites them with their gradient. Where a [`LinearCrossEntropy`] knows the gradient, it overwrites them at once.
 ///
 /// The loss and the gradient of an invalid target, neither a token nor ignored, are NaN. (Returning an
 /// error would have to wait for the device.)
@@ -112,21 +112,35 @@ impl VocabParallelCrossEntropy {
 
     /// The same, with its parts.
     pub fn losses(&self, logits: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
+        let shape = targets.dims();
+        let (objective, parts) = self.of_tokens(logits, targets, None);
+        Losses {
+            objective: objective.reshape(shape),
+            parts,
+        }
+    }
+
+    /// The losses `[tokens]`, or their sum `[1]` if their factor is known, and the parts.
+    fn of_tokens(
+        &self,
+        logits: Tensor<3>,
+        targets: Tensor<2, Int>,
+        factor: Option<LossFactor>,
+    ) -> (Tensor<1>, Vec<Tensor<2>>) {
         let [batch, seq, width] = logits.dims();
         let targets = flat_targets(targets, &logits.device());
         let logits = logits.reshape([batch * seq, width]);
-        let cell = ComponentsCell::default();
-        let loss = if self.fused {
-            fused::cross_entropy
+        let (loss, cell) = (self.rows_loss(), ComponentsCell::default());
+        let objective = if self.fused {
+            fused::cross_entropy(logits, targets, loss, cell.clone(), factor)
         } else {
-            unfused::cross_entropy
+            let losses = unfused::cross_entropy(logits, targets, loss, cell.clone());
+            match factor {
+                Some(_) => losses.sum(),
+                None => losses,
+            }
         };
-        let objective = loss(logits, targets, self.rows_loss(), cell.clone());
-        let shape = [batch, seq];
-        Losses {
-            objective: objective.reshape(shape),
-            parts: self.parts(&cell, shape),
-        }
+        (objective, self.parts(&cell, [batch, seq]))
     }
 
     /// The loss of rows of this rank's logits.

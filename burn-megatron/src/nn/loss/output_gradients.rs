@@ -61,12 +61,9 @@ impl OutputGradients {
         }
     }
 
-    /// All gradients times `ratio`, `[1]` in f32 or f64.
+    /// All gradients times `ratio`, `[1]` in f32 (f64 for f64).
     pub fn scaled(self, ratio: Tensor<1>) -> Self {
-        let scaled = |x: Tensor<1>| {
-            let dtype = x.dtype();
-            (x.cast(ratio.dtype()) * ratio.clone()).cast(dtype)
-        };
+        let scaled = |x| flat::scale(x, ratio.clone());
         Self {
             input: self.input.map(scaled),
             weight: self.weight.map(scaled),

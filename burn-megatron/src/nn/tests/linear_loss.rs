@@ -19,8 +19,8 @@ const TOKENS: usize = BATCH * SEQ;
 enum Backward {
     /// From the sum of each token's loss times its number, counted from 1.
     PerToken,
-    /// From `factor` times the sum, where the forward was told `told`.
-    Sum { told: Told, factor: f64 },
+    /// From `factor` times the sum, where the forward was told `told`; of the losses, where it was told nothing.
+    Sum { told: Option<Told>, factor: f64 },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,7 @@ impl Told {
 }
 
 const SUM: Backward = Backward::Sum {
-    told: Told::Number(1.0),
+    told: Some(Told::Number(1.0)),
     factor: 1.0,
 };
 
@@ -126,7 +126,10 @@ impl Case {
                     (values(losses.objective.inner()), parts, gradients)
                 }
                 Backward::Sum { told, factor } => {
-                    let sums = loss.sums(x.clone(), &output, None, targets, &told.factor());
+                    let sums = match told {
+                        Some(told) => loss.sums(x.clone(), &output, None, targets, &told.factor()),
+                        None => loss.losses(x.clone(), &output, None, targets).sums(),
+                    };
                     let gradients = sums.objective.clone().mul_scalar(factor).backward();
                     let parts = sums.parts.map(values).unwrap_or_default();
                     (values(sums.objective.inner()), parts, gradients)
@@ -146,12 +149,16 @@ impl Case {
         [all[0][0].clone(), all[0][1].clone(), x, weight]
     }
 
-    /// Compares with one chunk on one rank.
+    /// Compares with the losses of one chunk on one rank.
     fn check(&self) {
         let whole = Self {
             ranks: 1,
             sequence_parallel: false,
             chunk_size: Some(0),
+            backward: match self.backward {
+                Backward::PerToken => Backward::PerToken,
+                Backward::Sum { factor, .. } => Backward::Sum { told: None, factor },
+            },
             ..*self
         };
         let names = ["objective", "parts", "input gradient", "weight gradient"];
@@ -187,20 +194,22 @@ fn chunks_of_any_size_equal_the_whole() {
 fn chunks_on_tensor_ranks_equal_one_rank() {
     for backward in [Backward::PerToken, SUM] {
         for (ranks, sequence_parallel) in [(2, false), (2, true), (4, true)] {
-            Case {
-                ranks,
-                sequence_parallel,
-                chunk_size: Some(3),
-                smoothing: 0.1,
-                z_loss: 0.02,
-                ..Case::new(backward)
+            for (chunk_size, z_loss) in [(3, 0.02), (0, 0.02), (0, 0.0)] {
+                Case {
+                    ranks,
+                    sequence_parallel,
+                    chunk_size: Some(chunk_size),
+                    smoothing: 5.0 * z_loss,
+                    z_loss,
+                    ..Case::new(backward)
+                }
+                .check();
             }
-            .check();
         }
     }
 }
 
-/// Also where the forward was told another factor.
+/// Also where the forward was told another factor, and in one chunk.
 #[test]
 fn any_factor_of_the_sum_is_in_the_gradients() {
     for told in [
@@ -209,10 +218,11 @@ fn any_factor_of_the_sum_is_in_the_gradients() {
         Told::Number(3.0),
     ] {
         for factor in [1024.0, 0.3] {
-            for ranks in [1, 2] {
+            for (ranks, chunk_size) in [(1, 3), (2, 3), (1, 0), (2, 0)] {
+                let told = Some(told);
                 Case {
                     ranks,
-                    chunk_size: Some(3),
+                    chunk_size: Some(chunk_size),
                     ..Case::new(Backward::Sum { told, factor })
                 }
                 .check();
@@ -239,27 +249,29 @@ fn the_loss_scale_is_in_the_gradients_of_logits() {
     let device = Device::flex();
     let vocabulary = Vocabulary::padded(2000, 1, 1);
     let groups = ParallelContext::single();
-    let input_gradient = |dtype: DType, told: f64| {
+    let input_gradient = |dtype: DType, told: f64, chunk_size: usize| {
         let builder = ModelBuilder::with(&groups, &autodiff(), 7, dtype);
         let output = OutputLayerConfig::new(vocabulary, 16).init(&builder);
         let loss = VocabParallelCrossEntropy::new(vocabulary, groups.tensor());
         let x = leaf(wave([1, 8, 16], 0.5).cast(dtype));
         let targets = Tensor::<2, Int>::zeros([1, 8], &device);
-        let loss = LinearCrossEntropy::new(loss, Some(3));
+        let loss = LinearCrossEntropy::new(loss, Some(chunk_size));
         let sums = loss.sums(x.clone(), &output.unwrap(), None, targets, &told.into());
         let factor = 1024.0;
         let gradients = sums.objective.mul_scalar(factor).backward();
         values(x.grad(&gradients).unwrap())
     };
-    let expected = input_gradient(DType::F64, 1024.0);
-    let error = |told: f64| {
-        let found = input_gradient(DType::F16, told);
-        let both = found.iter().zip(&expected);
-        let distance = both.map(|(a, b)| (a - b).powi(2)).sum::<f64>();
-        (distance / expected.iter().map(|x| x * x).sum::<f64>()).sqrt()
-    };
-    let (scaled, unscaled) = (error(1024.0), error(2f64.powi(-20)));
-    assert!(scaled < 0.01 && unscaled > 0.1, "{scaled} {unscaled}");
+    let expected = input_gradient(DType::F64, 1024.0, 3);
+    for chunk_size in [3, 0] {
+        let error = |told: f64| {
+            let found = input_gradient(DType::F16, told, chunk_size);
+            let both = found.iter().zip(&expected);
+            let distance = both.map(|(a, b)| (a - b).powi(2)).sum::<f64>();
+            (distance / expected.iter().map(|x| x * x).sum::<f64>()).sqrt()
+        };
+        let (scaled, unscaled) = (error(1024.0), error(2f64.powi(-20)));
+        assert!(scaled < 0.001 && unscaled > 0.01, "{scaled} {unscaled}");
+    }
 }
 
 /// Receives gradients, and counts those that are announced.
@@ -278,9 +290,9 @@ impl GradientSink for Received {
 
 #[test]
 fn the_weight_gradient_leaves_through_the_hook_in_the_backward() {
-    for backward in [Backward::PerToken, SUM] {
+    for (backward, chunk_size) in [(Backward::PerToken, 3), (SUM, 3), (SUM, 0)] {
         let case = Case {
-            chunk_size: Some(3),
+            chunk_size: Some(chunk_size),
             ..Case::new(backward)
         };
         let (loss, output, x, targets) = case.build(&ParallelContext::single());
@@ -291,16 +303,17 @@ fn the_weight_gradient_leaves_through_the_hook_in_the_backward() {
                 .losses(x.clone(), &output, None, targets)
                 .objective
                 .sum(),
-            Backward::Sum { told, .. } => {
-                let sums = loss.sums(x.clone(), &output, None, targets, &told.factor());
-                sums.objective
+            Backward::Sum { .. } => {
+                let factor = 1.0.into();
+                loss.sums(x.clone(), &output, None, targets, &factor)
+                    .objective
             }
         });
         let (announced, received) = std::mem::take(&mut *sink.0.lock().unwrap());
-        assert_eq!((announced, received.len()), (1, 0), "{backward:?}");
+        assert_eq!((announced, received.len()), (1, 0), "{case:?}");
         objective.backward();
         let (announced, received) = std::mem::take(&mut *sink.0.lock().unwrap());
-        assert_eq!((announced, received.len()), (0, 1), "{backward:?}");
+        assert_eq!((announced, received.len()), (0, 1), "{case:?}");
         let [.., expected] = Case::new(SUM).run();
         assert_close("weight gradient", &received[0][..expected.len()], &expected);
     }
