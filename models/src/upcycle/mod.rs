@@ -7,12 +7,13 @@
 //! With scores that are normalised over the chosen experts, the copies of a slice then have `1 / G` as the sum of their
 //! weights, so that the output of an expert must be `G` times that of its slice. Weights of
 //! [`PreSoftmax`](ScoreFunction::PreSoftmax) are not normalised: for equal scores that of an expert is `1 / E`, and the
-//! factor `E G / k`. Factors are spread over the matrices that the output is a product of, so that it is exact: the
-//! values and the last matrix have its square root each if the MLP is gated, both matrices its cube root with a squared
-//! ReLU, the last matrix all of it otherwise.
+//! factor `E G / k`. The factor is spread over the matrices that the output is a product of: the values of a gated MLP
+//! have its square root and the up projection before a squared ReLU its cube root, as the nearest power of two, and the
+//! down projection has the rest. So weights are not rounded where the factor is a power of two.
 //!
 //! The source is "Upcycling Large Language Models into Mixture of Experts" (He et al. 2024, arXiv:2410.07524), which
-//! takes the cube root for the gate too. That is exact only for an activation that multiplies with its input.
+//! multiplies gate, values and down projection by the cube root. That is exact only for an activation that multiplies
+//! with its input, as a squared ReLU does, and SiLU does not.
 
 mod experts;
 mod save;
@@ -75,10 +76,10 @@ pub struct OutputDifference {
 }
 
 /// What the parameters of an MLP are multiplied by.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 struct Factors {
-    gate: f64,
-    value: f64,
+    /// The up projection, or its gate and its values.
+    up: Vec<f64>,
     down: f64,
     down_bias: f64,
 }
@@ -177,14 +178,20 @@ impl UpcycleConfig {
             self.experts_per_token as f64 / self.experts as f64
         };
         let whole = self.granularity as f64 / weights;
-        let [gate, value, down] = match activation {
-            _ if activation.is_gated() => [1.0, whole.sqrt(), whole.sqrt()],
-            Activation::SquaredRelu => [whole.cbrt(); 3],
-            _ => [1.0, 1.0, whole],
+        let power_of_two = |factor: f64| factor.log2().round().exp2();
+        let (up, down) = match activation {
+            _ if activation.is_gated() => {
+                let value = power_of_two(whole.sqrt());
+                (vec![1.0, value], whole / value)
+            }
+            Activation::SquaredRelu => {
+                let up = power_of_two(whole.cbrt());
+                (vec![up], whole / up.powi(2))
+            }
+            _ => (vec![1.0], whole),
         };
         Factors {
-            gate,
-            value,
+            up,
             down,
             down_bias: 1.0 / weights,
         }

@@ -162,16 +162,10 @@ impl Origin {
         let (block, name) = key.split_once(".moe.")?;
         let dense = |name: &str| format!("{block}.mlp.{name}");
         let Factors {
-            gate,
-            value,
+            up,
             down,
             down_bias,
         } = config.factors(model.activation);
-        let up = if model.activation.is_gated() {
-            vec![gate, value]
-        } else {
-            vec![value]
-        };
         let (name, dim, factors) = match name {
             "router.gate" => {
                 let path = key.strip_prefix(MODEL)?;

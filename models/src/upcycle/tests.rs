@@ -266,11 +266,15 @@ fn experts_are_slices_of_the_mlp() {
     let found = read("experts.up", &[5, 7, 2], &[1, 1, 3]);
     let whole = read("experts.up", &[0, 0, 0], &[6, 16, 8]);
     let router = read("router.gate", &[3, 0], &[1, 6]);
+    let lower = read("experts.down", &[4, 1, 2], &[1, 1, 3]);
     let bias = read("experts.down_bias", &[2, 3], &[1, 2]);
     let up = memory.values("blocks.1.mlp.up.weight").clone();
     let row = &up[7 * 24..8 * 24];
-    let root = 3f64.sqrt();
-    assert_eq!(found, [row[10], row[11], root * row[20]]);
+    // Outputs must be 3 times as large: the values 2 times, and the rest in the last matrix.
+    assert_eq!(found, [row[10], row[11], 2.0 * row[20]]);
+    let down = memory.values("blocks.1.mlp.down.weight");
+    let from = (4 + 1) * 16 + 2;
+    assert_eq!(lower, [0, 1, 2].map(|i| 1.5 * down[from + i]));
     let at = (5 * 16 + 7) * 8 + 2;
     assert_eq!(found, whole[at..at + 3]);
     assert_eq!(router[..3], [router[0]; 3]);

@@ -8,6 +8,7 @@ mod edges;
 mod golden;
 mod layouts;
 mod losses;
+mod peers;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};

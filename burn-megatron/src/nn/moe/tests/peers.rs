@@ -1,0 +1,117 @@
+//! What `transformers` computes, from `tests/fixtures/moe/make.py`.
+
+use std::fs;
+
+use burn_megatron_kernels::moe::router as kernels;
+use safetensors::SafeTensors;
+
+use super::*;
+use crate::nn::tests::leaf;
+
+const TOLERANCE: f64 = 1e-5;
+
+struct Fixture(Vec<u8>);
+
+impl Fixture {
+    fn open(name: &str) -> Self {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/moe");
+        Self(fs::read(format!("{folder}/{name}.safetensors")).unwrap())
+    }
+
+    fn tensor<const D: usize>(&self, name: &str) -> Tensor<D> {
+        let file = SafeTensors::deserialize(&self.0).unwrap();
+        let view = file.tensor(name).unwrap();
+        let shape: [usize; D] = view.shape().try_into().unwrap();
+        let (values, _) = view.data().as_chunks();
+        let values: Vec<f64> = values
+            .iter()
+            .map(|bytes| f32::from_le_bytes(*bytes).into())
+            .collect();
+        Tensor::from_data(
+            TensorData::new(values, shape),
+            (&Device::flex(), DType::F64),
+        )
+    }
+
+    /// Compares with the tensor of this name.
+    #[track_caller]
+    fn assert_near<const D: usize>(&self, name: &str, found: Tensor<D>) {
+        let expected: Tensor<D> = self.tensor(name);
+        assert_eq!(found.dims(), expected.dims(), "{name}");
+        assert_near(name, &values(found), &values(expected), TOLERANCE);
+    }
+}
+
+/// A softmax over all experts that is not normalised over the chosen ones.
+#[test]
+fn the_block_of_olmoe() {
+    let fixture = Fixture::open("olmoe");
+    let [experts, hidden, width] = fixture.tensor::<3>("down").dims();
+    let router = RouterConfig::new(hidden, experts, 3).with_score(ScoreFunction::PreSoftmax);
+    let config = MoeMlpConfig::new(router, width, Activation::SwiGlu);
+    let builder = ModelBuilder::with(&ParallelContext::single(), &Device::flex(), 7, DType::F64);
+    let mut moe = config.init(&builder).unwrap();
+    let gate = leaf(fixture.tensor::<2>("gate").transpose());
+    let up = leaf(fixture.tensor::<3>("up").swap_dims(1, 2));
+    let down = leaf(fixture.tensor::<3>("down").swap_dims(1, 2));
+    moe.router.gate = Param::from_tensor(gate);
+    moe.experts.up = Param::from_tensor(up);
+    moe.experts.down = Param::from_tensor(down);
+    let x = leaf(fixture.tensor::<3>("x"));
+    let y = moe.forward(x.clone());
+    fixture.assert_near("y", y.clone().inner());
+    let weight = Tensor::from_inner(fixture.tensor::<3>("weight"));
+    let gradients = (y * weight).sum().backward();
+    fixture.assert_near("d_x", x.grad(&gradients).unwrap());
+    let gate = moe.router.gate.val().grad(&gradients).unwrap();
+    fixture.assert_near("d_gate", gate.transpose());
+    for (name, param) in [("d_up", &moe.experts.up), ("d_down", &moe.experts.down)] {
+        let gradient = param.val().grad(&gradients).unwrap();
+        fixture.assert_near(name, gradient.swap_dims(1, 2));
+    }
+}
+
+/// Sigmoids with a bias that counts for the choice alone, two of four groups by the sum of their two best scores, and
+/// a factor.
+#[test]
+fn the_router_of_deepseek_v3() {
+    let fixture = Fixture::open("deepseek_v3");
+    let options = kernels::RouterOptions {
+        score: kernels::ScoreFunction::Sigmoid,
+        scaling_factor: 2.5,
+        groups: Some(kernels::ExpertGroups {
+            groups: 4,
+            chosen: 2,
+            score: kernels::GroupScore::SumOf(2),
+        }),
+        ..kernels::RouterOptions::new(4)
+    };
+    let x = leaf(fixture.tensor::<2>("x"));
+    let gate = leaf(fixture.tensor::<2>("gate"));
+    let logits = x.clone().matmul(gate.clone().transpose());
+    let bias = Tensor::from_inner(fixture.tensor::<1>("bias"));
+    let (indices, weights) = kernels::top_k_router(logits, &options, Some(bias));
+
+    let expected = fixture.tensor::<2>("weights");
+    let [tokens, experts] = expected.dims();
+    let mut found = vec![0.0; tokens * experts];
+    let mut places = vec![];
+    for (pair, expert) in read(indices).into_iter().enumerate() {
+        places.push(pair / 4 * experts + usize::try_from(expert).unwrap());
+    }
+    for (place, weight) in places.iter().zip(values(weights.clone().inner())) {
+        found[*place] = weight;
+    }
+    assert_near("weights", &found, &values(expected), TOLERANCE);
+
+    let weight = values(fixture.tensor::<2>("weight"));
+    let weight = places.iter().map(|place| weight[*place]).collect();
+    let weight = TensorData::new(weight, [tokens, 4]);
+    let weight = Tensor::from_inner(Tensor::<2>::from_data(
+        weight,
+        (&Device::flex(), DType::F64),
+    ));
+    let gradients = (weights * weight).sum().backward();
+    fixture.assert_near("d_x", x.grad(&gradients).unwrap());
+    fixture.assert_near("d_gate", gate.grad(&gradients).unwrap());
+}
