@@ -271,10 +271,10 @@ fn every_pair_of_settings() {
     }
 }
 
-/// Every layout of one model, then every model in one layout.
+/// Every layout of one model, then every model in one layout: half an hour.
 #[test]
-#[ignore = "slow: run by cargo xtask test --all"]
-fn every_layout_and_every_model() {
+#[ignore = "run by hand, with --ignored"]
+fn full_product() {
     // expert, tensor, expert_tensor, expert data, pipeline, zero
     const LAYOUT: usize = 6;
     let [model, layout] = [

@@ -21,8 +21,12 @@ use crate::{mpi, vulkan};
 const WGPU_FEATURES: &str = "burn-megatron-tests/wgpu,burn-megatron-tests/tracing,burn-megatron-cli/wgpu,\
                              burn-megatron-kernel-check/wgpu";
 
-/// Ignored, and no tests: processes that tests start, and a measurement.
-const NO_TESTS: [&str; 2] = ["as_a_child", "machine::tests::speed"];
+/// Ignored by `--all` too: processes that tests start, a measurement, and what takes too long.
+const SKIPPED: [&str; 3] = [
+    "as_a_child",
+    "machine::tests::speed",
+    "moe_verify::full_product",
+];
 
 /// Which tests run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -167,7 +171,7 @@ fn run_all(jobs: VecDeque<Command>, workers: usize, totals: &mut Totals) -> Resu
 }
 
 fn harness_args(extent: Extent) -> Vec<&'static str> {
-    let mut args = NO_TESTS.map(|name| ["--skip", name]).concat();
+    let mut args = SKIPPED.map(|name| ["--skip", name]).concat();
     if extent == Extent::All {
         args.push("--include-ignored");
     }
