@@ -19,6 +19,7 @@ pub struct ParallelContext {
     rank: MeshRank,
     world: Arc<dyn Communicator>,
     tensor: Arc<dyn Communicator>,
+    context: Arc<dyn Communicator>,
     data: Arc<dyn Communicator>,
     pipeline: Arc<dyn Communicator>,
     stage: Arc<dyn Communicator>,
@@ -36,12 +37,6 @@ pub enum ParallelContextError {
     /// The sizes do not match the world.
     #[error(transparent)]
     Mesh(#[from] MeshError),
-    /// The context axis has more than one rank but is not supported yet.
-    #[error("invalid context = {size}: expected 1, as context parallelism is not supported yet")]
-    Context {
-        /// Its size.
-        size: usize,
-    },
     /// A split of the world failed.
     #[error(transparent)]
     Comm(Box<CommError>),
@@ -61,7 +56,6 @@ impl ParallelContext {
     /// # Errors
     ///
     /// [`ParallelContextError::Mesh`] if the sizes do not match the world or a setting has no effect;
-    /// [`ParallelContextError::Context`] for context parallelism, which is not supported yet;
     /// [`ParallelContextError::Comm`] if a rank is missing or has another config.
     pub fn new(config: &ParallelConfig, rank: &Rank) -> Result<Self, ParallelContextError> {
         Self::from_world(config, rank.communicator())
@@ -76,15 +70,10 @@ impl ParallelContext {
         config: &ParallelConfig,
         world: Arc<dyn Communicator>,
     ) -> Result<Self, ParallelContextError> {
-        let mesh = Mesh::new(config, world.size())?;
-        match mesh.size(Grid::Dense, Axis::Context) {
-            1 => Ok(Self::from_mesh(mesh, world)?),
-            size => Err(ParallelContextError::Context { size }),
-        }
+        Ok(Self::from_mesh(Mesh::new(config, world.size())?, world)?)
     }
 
-    /// The process groups of `mesh` over a communicator of the whole world. An unsupported axis is not
-    /// refused.
+    /// The process groups of `mesh` over a communicator of the whole world.
     ///
     /// Collective: call on all ranks of the world, with the same mesh.
     ///
@@ -95,6 +84,7 @@ impl ParallelContext {
         let split = |name, axes| world.split(name, &mesh.groups(Grid::Dense, axes));
         Ok(Self {
             tensor: split("tensor", TENSOR)?,
+            context: split("context", CONTEXT)?,
             data: split("data", DATA)?,
             pipeline: split("pipeline", PIPELINE)?,
             stage: split("stage", STAGE)?,
@@ -112,6 +102,7 @@ impl ParallelContext {
             rank: MeshRank::single(),
             world: single.clone(),
             tensor: single.clone(),
+            context: single.clone(),
             data: single.clone(),
             pipeline: single.clone(),
             stage: single.clone(),
@@ -172,6 +163,11 @@ impl ParallelContext {
     /// The ranks that differ from this one in the tensor axis alone.
     pub fn tensor(&self) -> &Arc<dyn Communicator> {
         &self.tensor
+    }
+
+    /// The ranks that differ from this one in the context axis alone: those that share its sequences.
+    pub fn context(&self) -> &Arc<dyn Communicator> {
+        &self.context
     }
 
     /// The ranks that differ from this one in the data axis of the dense grid alone.
@@ -288,6 +284,7 @@ impl ParallelContext {
     fn standard_group(&self, standard: Standard) -> &Arc<dyn Communicator> {
         match standard {
             Standard::Tensor => &self.tensor,
+            Standard::Context => &self.context,
             Standard::Data => &self.data,
             Standard::Pipeline => &self.pipeline,
             Standard::Stage => &self.stage,
@@ -328,6 +325,7 @@ impl ParallelContext {
         let axes = axes.into();
         match self.standard(grid, axes) {
             Some(Standard::Tensor) => self.tensor = comm,
+            Some(Standard::Context) => self.context = comm,
             Some(Standard::Data) => self.data = comm,
             Some(Standard::Pipeline) => self.pipeline = comm,
             Some(Standard::Stage) => self.stage = comm,
@@ -366,6 +364,7 @@ impl ParallelContext {
 #[derive(Clone, Copy, Debug)]
 enum Standard {
     Tensor,
+    Context,
     Data,
     Pipeline,
     Stage,
@@ -373,13 +372,15 @@ enum Standard {
 }
 
 const TENSOR: AxisSet = AxisSet::of(Axis::Tensor);
+const CONTEXT: AxisSet = AxisSet::of(Axis::Context);
 const DATA: AxisSet = AxisSet::of(Axis::Data);
 const PIPELINE: AxisSet = AxisSet::of(Axis::Pipeline);
 const STAGE: AxisSet = Grid::Dense.axes().without(Axis::Pipeline);
 
 /// The axes of the standard groups in the dense grid; where two have the same ranks, the first serves both.
-const STANDARD: [(Standard, AxisSet); 5] = [
+const STANDARD: [(Standard, AxisSet); 6] = [
     (Standard::Tensor, TENSOR),
+    (Standard::Context, CONTEXT),
     (Standard::Data, DATA),
     (Standard::Pipeline, PIPELINE),
     (Standard::Stage, STAGE),

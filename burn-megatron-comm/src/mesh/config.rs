@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::stages::LayerSplit;
-use super::{Axis, AxisOrder, ScheduleSource, ZeroStage};
+use super::{Axis, AxisOrder, ContextExchange, ContextSplit, ScheduleSource, ZeroStage};
 
 /// The parallel layout of a run: the size of each axis, and how the axes are used.
 ///
@@ -41,6 +41,18 @@ pub struct ParallelConfig {
     /// Ranks that share every sequence.
     #[serde(skip_serializing_if = "is_one")]
     pub context: usize,
+    /// Which tokens of a sequence each of them has.
+    #[serde(skip_serializing_if = "is_default")]
+    pub context_split: ContextSplit,
+    /// How they compute attention to the keys and values of each other; `None` is chosen by the sizes of the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context_exchange: Option<ContextExchange>,
+    /// The ranks of an all-to-all of the hierarchical exchange.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context_inner: Option<usize>,
+    /// Whether gradients of keys and values travel in the type of the model, not in f32.
+    #[serde(skip_serializing_if = "is_default")]
+    pub context_narrow_gradients: bool,
     /// Ranks that share the experts.
     #[serde(skip_serializing_if = "is_one")]
     pub expert: usize,
@@ -71,6 +83,10 @@ impl Default for ParallelConfig {
             split: LayerSplit::Even,
             defer_embedding_wgrad: None,
             context: 1,
+            context_split: ContextSplit::default(),
+            context_exchange: None,
+            context_inner: None,
+            context_narrow_gradients: false,
             expert: 1,
             expert_tensor: None,
             order: AxisOrder::default(),
@@ -82,6 +98,10 @@ impl Default for ParallelConfig {
 
 fn is_one(size: &usize) -> bool {
     *size == 1
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// A setting of a layout that contradicts another one, or would have no effect.
@@ -102,6 +122,39 @@ pub enum LayoutError {
         /// The setting.
         name: &'static str,
     },
+    /// A setting of context parallelism without it.
+    #[error(
+        "{name} applies to context parallelism, and context = 1 has none; set context (--context-parallel) to 2 or \
+         more, or remove {name}"
+    )]
+    NoContext {
+        /// The setting.
+        name: &'static str,
+    },
+    /// An inner group without a hierarchical exchange, or the reverse.
+    #[error(
+        "context_inner = {inner} and context_exchange = {exchange}: expected both for a hierarchical exchange, with a \
+         context_inner that divides context = {context} and is neither 1 nor {context}{}",
+        fitting_inner(*context)
+    )]
+    ContextInner {
+        /// The size of the inner groups, or `none`.
+        inner: String,
+        /// The exchange, or `none`.
+        exchange: String,
+        /// The ranks of the context axis.
+        context: usize,
+    },
+}
+
+/// The sizes that inner groups of a context axis can have, in words.
+fn fitting_inner(context: usize) -> String {
+    let fits = (2..context).filter(|size| context.is_multiple_of(*size));
+    let fits: Vec<_> = fits.map(|size| size.to_string()).collect();
+    match fits.as_slice() {
+        [] => format!(", which {context} does not have"),
+        fits => format!(": {}", fits.join(", ")),
+    }
 }
 
 impl ParallelConfig {
@@ -131,8 +184,40 @@ impl ParallelConfig {
         ];
         match pipeline_settings.into_iter().find(|(_, is_set)| *is_set) {
             Some((name, _)) if self.pipeline == 1 => Err(LayoutError::NoPipeline { name }),
-            _ => Ok(()),
+            _ => self.check_context(),
         }
+    }
+
+    fn check_context(&self) -> Result<(), LayoutError> {
+        let settings = [
+            ("context_split", !is_default(&self.context_split)),
+            ("context_exchange", self.context_exchange.is_some()),
+            ("context_inner", self.context_inner.is_some()),
+            ("context_narrow_gradients", self.context_narrow_gradients),
+        ];
+        if let Some((name, _)) = settings.into_iter().find(|(_, is_set)| *is_set)
+            && self.context == 1
+        {
+            return Err(LayoutError::NoContext { name });
+        }
+        let is_hierarchical = self.context_exchange == Some(ContextExchange::Hierarchical);
+        let fits = match self.context_inner {
+            None => !is_hierarchical,
+            Some(inner) => {
+                is_hierarchical
+                    && (2..self.context).contains(&inner)
+                    && self.context.is_multiple_of(inner)
+            }
+        };
+        if fits {
+            return Ok(());
+        }
+        let or_none = |text: Option<String>| text.unwrap_or_else(|| "none".into());
+        Err(LayoutError::ContextInner {
+            inner: or_none(self.context_inner.map(|inner| inner.to_string())),
+            exchange: or_none(self.context_exchange.map(|exchange| exchange.to_string())),
+            context: self.context,
+        })
     }
 
     /// Sets the number of ranks that share every weight matrix outside the experts.
@@ -144,6 +229,25 @@ impl ParallelConfig {
     /// Sets the number of ranks that share every sequence.
     pub fn with_context(mut self, size: usize) -> Self {
         self.context = size;
+        self
+    }
+
+    /// Sets which tokens of a sequence each rank of the context axis has.
+    pub fn with_context_split(mut self, split: ContextSplit) -> Self {
+        self.context_split = split;
+        self
+    }
+
+    /// Sets how the ranks of the context axis compute attention to the keys and values of each other.
+    pub fn with_context_exchange(mut self, exchange: ContextExchange) -> Self {
+        self.context_exchange = Some(exchange);
+        self
+    }
+
+    /// Sets the hierarchical exchange, with an all-to-all of `size` ranks.
+    pub fn with_context_inner(mut self, size: usize) -> Self {
+        self.context_exchange = Some(ContextExchange::Hierarchical);
+        self.context_inner = Some(size);
         self
     }
 
@@ -222,6 +326,12 @@ impl ParallelConfig {
     /// The number of replicas of the model; 1 if it is left to the world.
     pub fn data_size(&self) -> usize {
         self.data.unwrap_or(1)
+    }
+
+    /// The ranks of one stage with different tokens, over which the dense parameters are summed and sharded:
+    /// `context * data`.
+    pub fn data_parallel_size(&self) -> usize {
+        self.data_size().saturating_mul(self.context)
     }
 
     /// Sets the size of any axis.

@@ -149,25 +149,30 @@ fn one_stage_makes_a_group_without_the_others() {
 
 #[test]
 fn a_missing_rank_and_another_group_are_named() {
-    let config = config().with_tensor(2).with_context(2).with_pipeline(2);
-    let context = |ctx: &ParallelContext| ctx.group(Grid::Dense, Context).map(drop);
-    let missing = over(&config, 8, |ctx| match ctx.rank() {
-        6 => Ok(()),
-        4..8 => context(ctx),
+    let config = config()
+        .with_tensor(2)
+        .with_context(2)
+        .with_data(2)
+        .with_pipeline(2);
+    let axes = [Context, Data];
+    let group = |ctx: &ParallelContext| ctx.group(Grid::Dense, axes).map(drop);
+    let missing = over(&config, 16, |ctx| match ctx.rank() {
+        14 => Ok(()),
+        8..16 => group(ctx),
         _ => Ok(()),
     });
     let said = missing.unwrap_err().to_string();
-    assert!(said.contains("rank 6 has returned"), "{said}");
-    assert!(said.contains("stage [4, 5, 6, 7]"), "{said}");
+    assert!(said.contains("rank 14 has returned"), "{said}");
+    assert!(said.contains("stage [8-15]"), "{said}");
 
     let config = config.with_pipeline(1);
     let other = over(&config, 8, |ctx| match ctx.rank() {
         3 => ctx.group(Grid::Dense, [Tensor, Context]).map(drop),
-        _ => context(ctx),
+        _ => group(ctx),
     });
     let said = other.unwrap_err().to_string();
     assert!(
-        said.contains("context") && said.contains("tensor x context"),
+        said.contains("context x data") && said.contains("tensor x context"),
         "{said}"
     );
     assert!(said.contains("rank 3"), "{said}");

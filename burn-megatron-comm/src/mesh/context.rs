@@ -1,0 +1,380 @@
+//! How a sequence is split over the context axis, and how its attention is exchanged. Pure values.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Which tokens of a sequence each rank of the context axis has.
+///
+/// With causal attention a token costs as much as it has earlier tokens. The zigzag gives all ranks the same
+/// number of pairs of query and key, the contiguous split up to twice the mean to the last rank.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum ContextSplit {
+    /// Of `2 context` chunks, rank `r` has chunks `r` and `2 context - 1 - r`.
+    #[default]
+    Zigzag,
+    /// Rank `r` has part `r`.
+    Contiguous,
+    /// Rank `r` has the tokens `r`, `r + context`, `r + 2 context`, ...
+    Striped,
+    /// Each packed document is split as a zigzag; it is padded to a multiple of `2 context`.
+    ZigzagPerDocument,
+}
+
+/// How the ranks of a context group compute attention to the keys and values of each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ContextExchange {
+    /// Keys and values travel around the ranks; the next ones travel while attention to the present ones is
+    /// computed (Liu et al., "Ring Attention", arXiv:2310.01889).
+    Ring,
+    /// Each rank gathers all keys and values (Llama 3, arXiv:2407.21783).
+    AllGather,
+    /// Each rank computes some of the heads for the whole sequence (DeepSpeed-Ulysses, arXiv:2309.14509).
+    AllToAll,
+    /// All-to-all in groups of `context_inner` neighbours, and a ring between the groups (USP, arXiv:2405.07719).
+    Hierarchical,
+}
+
+/// A length that a split cannot divide.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{what} of {length} tokens cannot be split over context = {ranks} ranks{sequence_parallel} by the {split} split: \
+     expected a multiple of {divisor}, such as {}",
+    fitting(*length, *divisor)
+)]
+pub struct ContextSplitError {
+    /// What is split.
+    pub what: &'static str,
+    /// Its length.
+    pub length: usize,
+    /// The size of the context axis.
+    pub ranks: usize,
+    /// The number of tensor ranks that share each part, in words; empty if there is one.
+    pub sequence_parallel: String,
+    /// The split.
+    pub split: ContextSplit,
+    /// Of which the length must be a multiple.
+    pub divisor: usize,
+}
+
+fn fitting(length: usize, divisor: usize) -> String {
+    let below = length / divisor * divisor;
+    match below {
+        0 => divisor.to_string(),
+        _ => format!("{below} or {}", below + divisor),
+    }
+}
+
+impl ContextSplit {
+    /// All splits.
+    pub const ALL: [Self; 4] = [
+        Self::Zigzag,
+        Self::Contiguous,
+        Self::Striped,
+        Self::ZigzagPerDocument,
+    ];
+
+    /// The name, as in recipes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Zigzag => "zigzag",
+            Self::Contiguous => "contiguous",
+            Self::Striped => "striped",
+            Self::ZigzagPerDocument => "zigzag-per-document",
+        }
+    }
+
+    /// The length of a sequence must be a multiple of this, with each part split again over `tensor` ranks under
+    /// sequence parallelism (1 without); the length of a document of [`ZigzagPerDocument`](Self::ZigzagPerDocument)
+    /// must be a multiple of it with 1 tensor rank.
+    pub fn divisor(self, ranks: usize, tensor: usize) -> usize {
+        match self {
+            _ if ranks == 1 => tensor,
+            // Both chunks together are split over the tensor ranks.
+            Self::Zigzag | Self::ZigzagPerDocument if tensor % 2 == 1 => 2 * ranks * tensor,
+            _ => ranks * tensor,
+        }
+    }
+
+    /// Checks the length of a sequence.
+    ///
+    /// # Errors
+    ///
+    /// [`ContextSplitError`] if it is not a multiple of [`divisor`](Self::divisor).
+    pub fn check(
+        self,
+        length: usize,
+        ranks: usize,
+        tensor: usize,
+    ) -> Result<(), ContextSplitError> {
+        self.check_part("a sequence", length, ranks, tensor)
+    }
+
+    fn check_part(
+        self,
+        what: &'static str,
+        length: usize,
+        ranks: usize,
+        tensor: usize,
+    ) -> Result<(), ContextSplitError> {
+        let divisor = self.divisor(ranks, tensor);
+        if length.is_multiple_of(divisor) {
+            return Ok(());
+        }
+        let sequence_parallel = match tensor {
+            1 => String::new(),
+            _ => format!(" and {tensor} tensor ranks each"),
+        };
+        Err(ContextSplitError {
+            what,
+            length,
+            ranks,
+            sequence_parallel,
+            split: self,
+            divisor,
+        })
+    }
+
+    /// The tokens of a sequence that rank `rank` of `ranks` has, in ascending order, as ranges with a step.
+    /// `documents` are the ends of the documents in the sequence, the last one its length.
+    ///
+    /// # Errors
+    ///
+    /// [`ContextSplitError`] for a sequence, or a document of a split per document, that cannot be divided.
+    pub fn tokens(
+        self,
+        documents: &[usize],
+        rank: usize,
+        ranks: usize,
+    ) -> Result<Vec<usize>, ContextSplitError> {
+        let length = documents.last().copied().unwrap_or(0);
+        if self != Self::ZigzagPerDocument {
+            self.check_part("a sequence", length, ranks, 1)?;
+            return Ok(self.part(0..length, rank, ranks));
+        }
+        let (mut tokens, mut start) = (vec![], 0);
+        for &end in documents {
+            self.check_part("a document", end - start, ranks, 1)?;
+            tokens.extend(self.part(start..end, rank, ranks));
+            start = end;
+        }
+        Ok(tokens)
+    }
+
+    /// The tokens of one rank of a range that can be divided.
+    fn part(self, of: Range<usize>, rank: usize, ranks: usize) -> Vec<usize> {
+        let chunk = |number: usize, chunks: usize| {
+            let length = of.len() / chunks;
+            let start = of.start + number * length;
+            start..start + length
+        };
+        match self {
+            // On one rank any length is whole.
+            _ if ranks == 1 => of.collect(),
+            Self::Contiguous => chunk(rank, ranks).collect(),
+            Self::Striped => of.skip(rank).step_by(ranks).collect(),
+            Self::Zigzag | Self::ZigzagPerDocument => {
+                let first = chunk(rank, 2 * ranks);
+                first
+                    .chain(chunk(2 * ranks - 1 - rank, 2 * ranks))
+                    .collect()
+            }
+        }
+    }
+}
+
+impl ContextExchange {
+    /// All exchanges.
+    pub const ALL: [Self; 4] = [
+        Self::Ring,
+        Self::AllGather,
+        Self::AllToAll,
+        Self::Hierarchical,
+    ];
+
+    /// The name, as in recipes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ring => "ring",
+            Self::AllGather => "all-gather",
+            Self::AllToAll => "all-to-all",
+            Self::Hierarchical => "hierarchical",
+        }
+    }
+}
+
+/// A text that is not the name of a setting of context parallelism.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("invalid context {setting} \"{given}\": expected {fits}")]
+pub struct ParseContextError {
+    setting: &'static str,
+    given: String,
+    fits: String,
+}
+
+fn parse<T: Copy>(
+    setting: &'static str,
+    given: &str,
+    all: &[T],
+    name: impl Fn(T) -> &'static str,
+) -> Result<T, ParseContextError> {
+    let found = all.iter().find(|value| name(**value) == given);
+    found.copied().ok_or_else(|| ParseContextError {
+        setting,
+        given: given.into(),
+        fits: all
+            .iter()
+            .map(|value| name(*value))
+            .collect::<Vec<_>>()
+            .join(", "),
+    })
+}
+
+impl FromStr for ContextSplit {
+    type Err = ParseContextError;
+
+    fn from_str(text: &str) -> Result<Self, ParseContextError> {
+        parse("split", text, &Self::ALL, Self::name)
+    }
+}
+
+impl FromStr for ContextExchange {
+    type Err = ParseContextError;
+
+    fn from_str(text: &str) -> Result<Self, ParseContextError> {
+        parse("exchange", text, &Self::ALL, Self::name)
+    }
+}
+
+impl fmt::Display for ContextSplit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl fmt::Display for ContextExchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(split: ContextSplit, documents: &[usize], ranks: usize) -> Vec<Vec<usize>> {
+        let of = |rank| split.tokens(documents, rank, ranks).unwrap();
+        (0..ranks).map(of).collect()
+    }
+
+    #[test]
+    fn a_zigzag_has_the_known_tokens() {
+        let zigzag = |ranks| tokens(ContextSplit::Zigzag, &[16], ranks);
+        assert_eq!(
+            zigzag(2),
+            [vec![0, 1, 2, 3, 12, 13, 14, 15], (4..12).collect()]
+        );
+        let four = [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]];
+        assert_eq!(zigzag(4), four.map(Vec::from));
+        assert_eq!(zigzag(1), [(0..16).collect::<Vec<_>>()]);
+    }
+
+    #[test]
+    fn a_zigzag_per_document_has_the_known_tokens() {
+        let split =
+            |documents: &[usize], ranks| tokens(ContextSplit::ZigzagPerDocument, documents, ranks);
+        assert_eq!(
+            split(&[8, 12], 2),
+            [[0, 1, 6, 7, 8, 11], [2, 3, 4, 5, 9, 10]]
+        );
+        let four = [
+            [0, 7, 8, 15, 16, 23, 24, 25, 38, 39],
+            [1, 6, 9, 14, 17, 22, 26, 27, 36, 37],
+            [2, 5, 10, 13, 18, 21, 28, 29, 34, 35],
+            [3, 4, 11, 12, 19, 20, 30, 31, 32, 33],
+        ];
+        assert_eq!(split(&[8, 16, 24, 40], 4), four);
+    }
+
+    #[test]
+    fn each_token_is_on_one_rank_in_ascending_order() {
+        for split in ContextSplit::ALL {
+            for ranks in [1, 2, 3, 4] {
+                let length = 24 * ranks;
+                let parts = tokens(split, &[8 * ranks, 12 * ranks, length], ranks);
+                let mut all: Vec<_> = parts.concat();
+                for part in &parts {
+                    assert!(part.is_sorted() && part.len() == length / ranks, "{split}");
+                }
+                all.sort_unstable();
+                assert_eq!(all, (0..length).collect::<Vec<_>>(), "{split}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_zigzag_gives_all_ranks_the_same_pairs() {
+        let pairs = |split, ranks| {
+            let of = |part: &Vec<usize>| part.iter().map(|token| token + 1).sum::<usize>();
+            tokens(split, &[64], ranks)
+                .iter()
+                .map(of)
+                .collect::<Vec<_>>()
+        };
+        for ranks in [2, 4, 8] {
+            assert_eq!(
+                pairs(ContextSplit::Zigzag, ranks),
+                vec![64 * 65 / 2 / ranks; ranks]
+            );
+        }
+        assert_eq!(pairs(ContextSplit::Contiguous, 2), [528, 1552]);
+        assert_eq!(pairs(ContextSplit::Striped, 2), [1024, 1056]);
+    }
+
+    #[test]
+    fn a_length_that_does_not_fit_is_refused_with_those_that_do() {
+        let refused = |split: ContextSplit, length, tensor| {
+            split.check(length, 4, tensor).unwrap_err().to_string()
+        };
+        assert_eq!(
+            refused(ContextSplit::Zigzag, 20, 1),
+            "a sequence of 20 tokens cannot be split over context = 4 ranks by the zigzag split: expected a multiple of \
+             8, such as 16 or 24"
+        );
+        assert_eq!(
+            refused(ContextSplit::Striped, 6, 2),
+            "a sequence of 6 tokens cannot be split over context = 4 ranks and 2 tensor ranks each by the striped \
+             split: expected a multiple of 8, such as 8"
+        );
+        assert_eq!(ContextSplit::Zigzag.divisor(4, 2), 8);
+        assert_eq!(ContextSplit::Zigzag.divisor(4, 3), 24);
+        assert_eq!(ContextSplit::Contiguous.divisor(4, 3), 12);
+        assert_eq!(ContextSplit::Zigzag.divisor(1, 3), 3);
+        let documents = ContextSplit::ZigzagPerDocument.tokens(&[4, 9], 0, 2);
+        assert_eq!(
+            documents.unwrap_err().to_string(),
+            "a document of 5 tokens cannot be split over context = 2 ranks by the zigzag-per-document split: expected \
+             a multiple of 4, such as 4 or 8"
+        );
+    }
+
+    #[test]
+    fn names_are_read_back() {
+        for split in ContextSplit::ALL {
+            assert_eq!(split.to_string().parse(), Ok(split));
+        }
+        for exchange in ContextExchange::ALL {
+            assert_eq!(exchange.to_string().parse(), Ok(exchange));
+        }
+        assert_eq!(
+            "circle".parse::<ContextExchange>().unwrap_err().to_string(),
+            "invalid context exchange \"circle\": expected ring, all-gather, all-to-all, hierarchical"
+        );
+    }
+}
