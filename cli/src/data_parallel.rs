@@ -111,7 +111,7 @@ impl DataParallelArgs {
 /// `DataParallelConfig::check`.
 pub fn check(recipe: &Recipe) -> Result<(), Error> {
     let (config, parallel) = (&recipe.data_parallel, &recipe.parallel);
-    if config.zero_stage > ZeroStage::Replicated && parallel.data_size() == 1 {
+    if config.zero_stage > ZeroStage::Replicated && parallel.data_parallel_size() == 1 {
         return Err(format!(
             "zero_stage = {} shards over the data axis, and data = 1 has a single rank; set data \
              (--data-parallel) to 2 or more, or zero_stage to 0",
@@ -123,7 +123,7 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
         ("overlap_param_gather", config.overlap_param_gather),
         ("reduce_in_16_bits", config.reduce_in_16_bits),
     ] {
-        if given && config.shard_ranks(parallel.data_size()) == 1 {
+        if given && config.shard_ranks(parallel.data_parallel_size()) == 1 {
             return Err(format!(
                 "{name} applies to communication within a sharding group, and with hsdp = 1 each group has a single \
                  rank; set hsdp to 2 or more, or remove {name}"
@@ -152,7 +152,7 @@ pub const NO_REPLICAS: &str =
 
 /// Whether ranks of the data axis always hold the same shard of a parameter.
 pub fn has_data_replicas(recipe: &Recipe) -> bool {
-    let data = recipe.parallel.data_size();
+    let data = recipe.parallel.data_parallel_size();
     recipe.data_parallel.shard_ranks(data) < data
 }
 

@@ -43,6 +43,9 @@ pub fn print_run(
     }
     let train = &recipe.train;
     let length = train.sequence_length.unwrap_or(recipe.model.context());
+    if let Some(context) = context(recipe, length) {
+        println!("context  {context}");
+    }
     println!("data     {}", data.describe());
     let share = train.global_batch_size / recipe.parallel.data_size();
     println!(
@@ -54,6 +57,22 @@ pub fn print_run(
         count(train.global_batch_size * length),
         train.steps,
     );
+}
+
+/// How the ranks of the context axis share sequences of this length, if there are several.
+fn context(recipe: &Recipe, length: usize) -> Option<String> {
+    let parallel = &recipe.parallel;
+    let exchange = recipe.model.context_exchange(parallel).ok().flatten()?;
+    let chosen = match parallel.context_exchange {
+        Some(_) => "",
+        None => ", chosen by the sizes",
+    };
+    Some(format!(
+        "{} ranks share each sequence, {} tokens each ({}); attention by {exchange}{chosen}",
+        parallel.context,
+        count(length / parallel.context),
+        parallel.context_split,
+    ))
 }
 
 /// Prints the size of the model: its parameters, and those of rank 0.
@@ -114,12 +133,16 @@ pub fn layout(recipe: &Recipe) -> String {
     } else {
         ""
     };
+    let context = match parallel.context {
+        1 => String::new(),
+        ranks => format!(", context {ranks}"),
+    };
     let virtual_stages = match parallel.virtual_stages {
         Some(stages) => format!(" x {stages} stages"),
         None => String::new(),
     };
     format!(
-        "tensor {}{sequence}, pipeline {}{virtual_stages}, data {}, ZeRO-{}",
+        "tensor {}{sequence}{context}, pipeline {}{virtual_stages}, data {}, ZeRO-{}",
         parallel.tensor,
         parallel.pipeline,
         parallel.data_size(),

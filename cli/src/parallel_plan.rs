@@ -1,6 +1,6 @@
 //! The parallel layout of a recipe: its mesh, schedule and stages, checked before a model is built.
 
-use burn_megatron::mesh::{Axis, Mesh, ParallelConfig, split_evenly};
+use burn_megatron::mesh::{Axis, ContextSplit, Mesh, ParallelConfig, split_evenly};
 use burn_megatron::pipeline::schedule::{ActionKind, Schedule};
 use burn_megatron::pipeline::split::StageLayout;
 use burn_megatron::pipeline::{schedule_of, stages_of};
@@ -18,25 +18,20 @@ impl Recipe {
             ("tensor", tensor),
             ("data", data),
             ("pipeline", layout.pipeline),
+            ("context", layout.context),
         ] {
             if size == 0 {
                 return Err(format!("invalid {name} = 0: expected at least 1").into());
             }
         }
-        if layout.context > 1 {
-            return Err("parallel.context is not supported by a run yet; remove it".into());
-        }
         let mesh = Mesh::new(&layout, layout.world_size().unwrap_or(usize::MAX))?;
         self.model.check_layout(&layout)?;
-        self.train_config().check(data, self.model.context())?;
+        self.train_config().check(&layout, self.model.context())?;
         data_parallel::check(self)?;
         self.checkpoint.check()?;
         fp8::check(self)?;
         self.data.check()?;
-        if self.model.splits_sequences(&layout) {
-            let length = self.train.sequence_length.unwrap_or(self.model.context());
-            split_evenly("sequence length", length, Axis::Tensor, tensor)?;
-        }
+        self.check_sequence(&layout)?;
         let sample = self.sample.check();
         sample.map_err(|error| format!("[sample] {error}"))?;
         let (schedule, stages) = if layout.pipeline > 1 {
@@ -52,6 +47,20 @@ impl Recipe {
             schedule,
             stages,
         })
+    }
+
+    /// Checks that the layout can split the sequences.
+    fn check_sequence(&self, layout: &ParallelConfig) -> Result<(), Error> {
+        let length = self.train.sequence_length.unwrap_or(self.model.context());
+        let is_split = self.model.splits_sequences(layout);
+        let tensor = if is_split { layout.tensor } else { 1 };
+        match (layout.context, layout.context_split) {
+            (1, _) => split_evenly("sequence length", length, Axis::Tensor, tensor).map(drop)?,
+            // Its rows are padded.
+            (_, ContextSplit::ZigzagPerDocument) => {}
+            (ranks, split) => split.check(length, ranks, tensor)?,
+        }
+        Ok(())
     }
 
     /// The schedule of a pipeline of several ranks.
@@ -100,8 +109,8 @@ mod tests {
     fn axes_that_no_layer_uses_are_refused() {
         for (setting, wanted) in [
             (
-                "context = 2",
-                "parallel.context is not supported by a run yet",
+                "context = 3",
+                "a sequence of 64 tokens cannot be split over context = 3 ranks",
             ),
             ("data = 2\nexpert = 2", "this model has no experts"),
             ("expert_tensor = 1", "this model has no experts"),

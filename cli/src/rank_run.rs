@@ -245,7 +245,7 @@ impl RankRun<'_> {
             own.parameters,
             own.flops_per_token,
         );
-        let (config, data) = (&recipe.data_parallel, recipe.parallel.data_size());
+        let (config, data) = (&recipe.data_parallel, recipe.parallel.data_parallel_size());
         print_sharing(config, data, &own.sharing.layout);
         println!("kernels  {}", own.kernels);
         if fp8::is_on(&recipe.fp8) {

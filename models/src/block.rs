@@ -40,6 +40,7 @@ impl Block {
                 .with_qk_norm(config.qk_norm.then_some(config.norm_epsilon))
                 .with_window(config.window)
                 .with_dropout(config.attention_dropout)
+                .with_sequence(config.context)
                 .with_init(init)
                 .with_output_init(output_init);
         let mlp = ParallelMlpConfig::new(hidden, config.mlp_width(), config.activation)

@@ -2,11 +2,13 @@
 
 use burn::tensor::{DType, Device};
 use burn_megatron::choice::{KernelChoiceError, KernelChoices, KernelSelection, Operation};
-use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::kernels::attention::Heads;
+use burn_megatron::mesh::{ContextExchange, ParallelConfig};
 use burn_megatron::model::{
     ConfigDifference, ModelConfig, RoundingSizes, StageBuilder, check_without_experts,
     compare_settings,
 };
+use burn_megatron::nn::context::ExchangeProblem;
 use burn_megatron::nn::{BuildError, Vocabulary, unfused_reason};
 
 use crate::difference::plain;
@@ -37,6 +39,28 @@ impl ModelConfig for TransformerConfig {
         layout.sequence_parallel || self.moe.is_some() && layout.tensor > 1
     }
 
+    fn context_exchange(
+        &self,
+        layout: &ParallelConfig,
+    ) -> Result<Option<ContextExchange>, BuildError> {
+        if layout.context == 1 {
+            return Ok(None);
+        }
+        let width = self.width_of_heads();
+        let heads = Heads {
+            heads: self.heads / layout.tensor,
+            groups: (self.groups() / layout.tensor).max(1),
+            width,
+        };
+        let problem = ExchangeProblem::of_layout(layout, heads, self.context, 2);
+        let fused = unfused_reason(self.attention_dropout, width).is_none();
+        let resolved = problem.resolve(layout.context_exchange, fused);
+        resolved.map(Some).map_err(|message| BuildError::Config {
+            path: "blocks.0.attention".into(),
+            message,
+        })
+    }
+
     /// If the builder [enables FP8](burn_megatron::nn::ModelBuilder::with_fp8), the attention projections and the MLP
     /// layers compute in 8 bits, except for the first and last
     /// [`first_last_bf16`](burn_megatron::nn::fp8::Fp8Config::first_last_bf16) blocks of the whole model.
@@ -46,6 +70,7 @@ impl ModelConfig for TransformerConfig {
 
     fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
         self.check(layout.tensor, layout.sequence_parallel)?;
+        self.context_exchange(layout)?;
         match &self.moe {
             Some(moe) => moe.check(self, layout),
             None => check_without_experts(layout),

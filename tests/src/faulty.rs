@@ -117,6 +117,7 @@ impl Decoder {
             qk_norm: None,
             window: None,
             dropout: 0.1,
+            sequence: SEQ,
             init,
             output_init: init,
         };

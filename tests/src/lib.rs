@@ -7,6 +7,7 @@ pub mod fuzz;
 mod gpu;
 pub mod inputs;
 pub mod overflows;
+pub mod pairwise;
 pub mod recomputing;
 pub mod step;
 mod text;

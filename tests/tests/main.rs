@@ -1,6 +1,8 @@
 //! The tests of this crate but those that need a process of their own, which Cargo.toml lists.
 
 mod checkpoint_processes;
+mod context_faults;
+mod context_verify;
 mod data_parallel;
 mod deferred;
 mod faults;

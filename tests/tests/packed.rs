@@ -80,6 +80,7 @@ fn gradients(
             documents: documents.clone(),
             sorted: None,
             router_step: None,
+            shard: None,
         };
         let size = [shape[0], shape[1], config.hidden];
         let offset = Tensor::<3>::zeros(size, (&device, DType::F64)).require_grad();

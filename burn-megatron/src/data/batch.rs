@@ -1,10 +1,13 @@
 //! Batches: samples stacked as rows.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn_megatron_kernels::embedding::SortedLookups;
 
 use super::{DataError, IGNORE, Sample};
+use crate::mesh::ContextSplit;
+use crate::nn::context::SequenceShard;
 
 /// Samples of equal length, stacked as the rows of two integer matrices.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +22,11 @@ pub struct Batch {
     /// The starts of the documents in the concatenated rows, then the end of the last one: `0, ..., rows * seq`
     /// (as `cu_seqlens`). Attention does not cross documents. `None` if every row is one document.
     pub documents: Option<Vec<i32>>,
+    /// Which tokens of each row are here, where the ranks of a context group share the rows; then `seq` counts
+    /// these, and `documents` is `None`.
+    pub shard: Option<Arc<SequenceShard>>,
+    /// The targets of whole rows that are not ignored, where the rows are shared.
+    counted_of_rows: Option<u64>,
     /// Sorted where the batch is made, which is in the thread that reads ahead.
     sorted: Arc<SortedLookups>,
 }
@@ -38,6 +46,8 @@ impl Batch {
             rows: 0,
             seq,
             documents: None,
+            shard: None,
+            counted_of_rows: None,
             sorted: Arc::default(),
         };
         let mut documents = vec![];
@@ -68,6 +78,94 @@ impl Batch {
         Ok(batch)
     }
 
+    /// The part of rank `rank` of a context group of `ranks`, of a batch with whole rows. Targets were shifted before,
+    /// so that each stays with its token. For [`ContextSplit::ZigzagPerDocument`], documents are padded to a length
+    /// that can be divided, and rows to the longest one; targets of the padding are ignored.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Context`] for rows that cannot be divided, also over `tensor` ranks that share each part.
+    pub fn in_context(
+        mut self,
+        split: ContextSplit,
+        (rank, ranks): (usize, usize),
+        tensor: usize,
+    ) -> Result<Self, DataError> {
+        if self.shard.is_some() || ranks == 1 {
+            return Ok(self);
+        }
+        if split == ContextSplit::ZigzagPerDocument {
+            self = self.padded(split.divisor(ranks, 1), split.divisor(ranks, tensor));
+        }
+        split.check(self.seq, ranks, tensor)?;
+        let shape = [self.rows, self.seq];
+        let documents = self.documents.as_deref();
+        let shard = SequenceShard::new(shape, documents, split, (rank, ranks))?;
+        let counted = self.counted();
+        let tokens = shard.part(&self.tokens);
+        let [_, seq] = shard.local_shape();
+        Ok(Self {
+            targets: shard.part(&self.targets),
+            sorted: Arc::new(SortedLookups::new(&tokens)),
+            tokens,
+            rows: self.rows,
+            seq,
+            documents: None,
+            shard: Some(shard),
+            counted_of_rows: Some(counted),
+        })
+    }
+
+    /// Each document padded to a multiple of `document`, and the rows by a document of padding to the same multiple of
+    /// `row`, which is one of `document`.
+    fn padded(self, document: usize, row: usize) -> Self {
+        let ends: Vec<usize> = match &self.documents {
+            Some(starts) => starts[1..].iter().map(|end| *end as usize).collect(),
+            None => (1..=self.rows).map(|row| row * self.seq).collect(),
+        };
+        let mut rows: Vec<Vec<Range<usize>>> = vec![vec![]; self.rows];
+        let mut start = 0;
+        for end in ends {
+            if end > start {
+                rows[start / self.seq].push(start..end);
+            }
+            start = end;
+        }
+        let length = |documents: &Vec<Range<usize>>| {
+            let padded = documents
+                .iter()
+                .map(|of| of.len().next_multiple_of(document));
+            padded.sum::<usize>()
+        };
+        let seq = rows.iter().map(length).max().unwrap_or(0);
+        let seq = seq.next_multiple_of(row);
+        let (mut tokens, mut targets) = (vec![], vec![]);
+        let mut starts = vec![0];
+        for documents in &rows {
+            let past = tokens.len() + seq;
+            for of in documents {
+                tokens.extend(&self.tokens[of.clone()]);
+                targets.extend(&self.targets[of.clone()]);
+                let end = starts[starts.len() - 1] as usize + of.len().next_multiple_of(document);
+                tokens.resize(end, 0);
+                targets.resize(end, IGNORE);
+                starts.push(end as i32);
+            }
+            if tokens.len() < past {
+                tokens.resize(past, 0);
+                targets.resize(past, IGNORE);
+                starts.push(past as i32);
+            }
+        }
+        Self {
+            tokens,
+            targets,
+            seq,
+            documents: Some(starts),
+            ..self
+        }
+    }
+
     /// Input tokens: `[rows, seq]`, row-major.
     pub fn tokens(&self) -> &[i32] {
         &self.tokens
@@ -77,6 +175,11 @@ impl Batch {
     /// [`Tokens::sorted`](crate::nn::Tokens::sorted).
     pub fn sorted(&self) -> &Arc<SortedLookups> {
         &self.sorted
+    }
+
+    /// The number of targets that are not ignored in the whole rows, of which a rank of a context group has a part.
+    pub fn counted_of_rows(&self) -> u64 {
+        self.counted_of_rows.unwrap_or_else(|| self.counted())
     }
 
     /// The number of targets that are not ignored.

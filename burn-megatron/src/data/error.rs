@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::gpt::{CacheError, SamplingError};
 use super::indexed::IndexedDatasetError;
+use crate::mesh::ContextSplitError;
 use crate::tokenizer::TokenizerError;
 
 /// One of the two parts of a text.
@@ -30,6 +31,9 @@ impl fmt::Display for TextPart {
 /// An error of reading or sampling data.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
+    /// The sequences cannot be split over the context axis.
+    #[error(transparent)]
+    Context(#[from] ContextSplitError),
     /// The path does not exist.
     #[error("no file or folder at '{path}'")]
     Missing {

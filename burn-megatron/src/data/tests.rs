@@ -7,6 +7,7 @@ use super::files::Document;
 use super::split::{choose_held_out, split_bytes};
 use super::test_folder::TestFolder;
 use super::{Batch, DataError, Dataset, IGNORE, Sample, Samples, TextData, TextPart};
+use crate::mesh::ContextSplit;
 
 /// A folder with one file of `content`.
 fn one_file(test: &str, content: &[u8]) -> (TestFolder, TextData) {
@@ -338,4 +339,42 @@ proptest! {
         training.extend(held_out);
         prop_assert_eq!(training, bytes);
     }
+}
+
+/// Documents that are split each are padded to whole chunks: padding has no targets, and tokens stay in their rows.
+#[test]
+fn documents_are_padded_to_be_split() {
+    let sample = Sample {
+        tokens: (1..9).collect(),
+        targets: (2..10).collect(),
+        documents: vec![0, 5],
+    };
+    let part = |rank| {
+        let batch = Batch::new([sample.clone()]).unwrap();
+        let split = ContextSplit::ZigzagPerDocument;
+        batch.in_context(split, (rank, 2), 1).unwrap()
+    };
+    let parts = [0, 1].map(part);
+    assert_eq!(parts[0].tokens(), [1, 2, 0, 0, 6, 0]);
+    assert_eq!(parts[1].tokens(), [3, 4, 5, 0, 7, 8]);
+    assert_eq!(parts[0].targets, [2, 3, IGNORE, IGNORE, 7, IGNORE]);
+    assert_eq!(parts[1].targets, [4, 5, 6, IGNORE, 8, 9]);
+    assert!(parts.iter().all(|part| part.counted_of_rows() == 8));
+    assert_eq!(parts.iter().map(Batch::counted).sum::<u64>(), 8);
+}
+
+#[test]
+fn rows_that_cannot_be_split_are_refused() {
+    let sample = Sample {
+        tokens: vec![1; 10],
+        targets: vec![2; 10],
+        documents: vec![],
+    };
+    let batch = Batch::new([sample]).unwrap();
+    let error = batch.in_context(ContextSplit::Zigzag, (0, 2), 1);
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        "a sequence of 10 tokens cannot be split over context = 2 ranks by the zigzag split: expected a multiple of 4, \
+         such as 8 or 12"
+    );
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{LanguageModel, StageBuilder};
 use crate::choice::{KernelChoiceError, KernelChoices, KernelSelection};
 use crate::comm::ParallelContext;
-use crate::mesh::ParallelConfig;
+use crate::mesh::{ContextExchange, ParallelConfig};
 use crate::nn::{BuildError, ModelBuilder, ParallelModule};
 use crate::pipeline::split::StageLayout;
 use crate::pipeline::stages_on_rank;
@@ -48,6 +48,20 @@ pub trait ModelConfig:
         layout.sequence_parallel
     }
 
+    /// How attention exchanges keys and values over the context axis of the layout; by default `None`, for a model
+    /// without context parallelism.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] if the heads do not fit the exchange.
+    fn context_exchange(
+        &self,
+        layout: &ParallelConfig,
+    ) -> Result<Option<ContextExchange>, BuildError> {
+        let _ = layout;
+        Ok(None)
+    }
+
     /// Builds the modules of the stages on this rank.
     ///
     /// # Errors
@@ -56,22 +70,23 @@ pub trait ModelConfig:
     fn build(&self, stages: &StageBuilder) -> Result<Self::Model, BuildError>;
 
     /// Checks the sizes against each other and the layout, before anything is allocated. By default it only
-    /// refuses tensor, sequence and expert parallelism, for a model without parallel layers.
+    /// refuses tensor, sequence, context and expert parallelism, for a model without parallel layers.
     ///
     /// # Errors
     ///
     /// [`BuildError`] for the first size that does not fit.
     fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
-        if layout.tensor == 1 {
-            return check_without_experts(layout);
+        for (axis, size) in [("tensor", layout.tensor), ("context", layout.context)] {
+            if size > 1 {
+                return Err(BuildError::Config {
+                    path: "model".into(),
+                    message: format!(
+                        "invalid {axis} = {size}: expected 1, as this model has no {axis}-parallel layers"
+                    ),
+                });
+            }
         }
-        Err(BuildError::Config {
-            path: "model".into(),
-            message: format!(
-                "invalid tensor = {}: expected 1, as this model has no tensor-parallel layers",
-                layout.tensor
-            ),
-        })
+        check_without_experts(layout)
     }
 
     /// Checks that the requested kernels support this model and device, before anything is allocated.

@@ -1,5 +1,7 @@
 //! Causal self-attention with its heads split over the tensor axis.
 
+use std::sync::Arc;
+
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -7,7 +9,8 @@ use burn::tensor::Tensor;
 use burn_megatron_kernels::attention::{Heads, MAX_WIDTH, Window};
 use burn_megatron_kernels::rope::{self, Positions, RopeOptions, RopeTable};
 
-use super::attention_core::AttentionCore;
+use super::attention_core::{AttentionCore, ProbabilityRows};
+use super::context::{ContextAttention, KeyValueExchange, OuterGroup};
 use super::{
     ActivationLayout, AttentionContext, Bias, BuildError, ColumnParallelLinear,
     ColumnParallelLinearConfig, Dropout, Init, ModelBuilder, Norm, NormConfig, NormKind,
@@ -40,6 +43,9 @@ pub struct ParallelAttentionConfig {
     /// Dropout of the attention probabilities.
     #[config(default = 0.0)]
     pub dropout: f64,
+    /// The longest sequence, in tokens, by which an exchange of context parallelism is chosen.
+    #[config(default = 4096)]
+    pub sequence: usize,
     /// Initial values of the fused QKV weight.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
@@ -117,7 +123,12 @@ impl ParallelAttentionConfig {
             right: 0,
         });
         let fused = builder.is_fused(Operation::Attention);
-        let engine = fused.then(|| builder.attention_engine(heads, window));
+        let context = ContextAttention::new(builder, heads, self.sequence, fused)?;
+        let of_engine = match &context {
+            Some(context) => context.local_heads(heads),
+            None => heads,
+        };
+        let engine = fused.then(|| builder.attention_engine(of_engine, window));
         Ok(ParallelAttention {
             qkv,
             output,
@@ -129,6 +140,8 @@ impl ParallelAttentionConfig {
                 window,
                 engine: engine.transpose()?,
                 fused_softmax: builder.is_fused(Operation::Softmax),
+                context,
+                place: (place.index * heads.heads, self.heads),
             },
             lies: ActivationLayout::SplitAlong { dim: 1, place },
             fused_rope: builder.is_fused(Operation::Rope),
@@ -163,6 +176,18 @@ pub fn unfused_reason(dropout: f64, head_width: usize) -> Option<String> {
 }
 
 impl ParallelAttention {
+    /// The same layer with another exchange of keys and values between the groups of neighbours of the context axis,
+    /// made for these groups. Without context parallelism nothing changes.
+    pub fn with_exchange(
+        mut self,
+        exchange: impl FnOnce(OuterGroup) -> Arc<dyn KeyValueExchange>,
+    ) -> Self {
+        if let Some(context) = &mut self.core.context {
+            context.exchange = Some(exchange(context.groups.outer.clone()));
+        }
+        self
+    }
+
     /// `[batch, seq, hidden]` to the same; `[batch, seq / tensor, hidden]` under sequence
     /// parallelism. `rotary` is applied to queries and keys.
     pub fn forward(&self, x: Tensor<3>, rotary: Option<&RopeTable>) -> Tensor<3> {
@@ -208,10 +233,21 @@ impl ParallelAttention {
     ) -> Tensor<3> {
         let normalised = self.normalise(self.qkv.forward(x));
         let qkv = match rotary {
-            Some(table) => self.rotate(normalised, table, &context.positions()),
+            Some(table) => {
+                let positions = context.positions(&normalised.device());
+                self.rotate(normalised, table, &positions)
+            }
             None => normalised,
         };
-        let dropout = |probabilities| self.dropout.forward(probabilities, self.lies);
+        let dropout = |probabilities, rows| match rows {
+            Some(ProbabilityRows {
+                numbers,
+                per_sample,
+            }) => self
+                .dropout
+                .forward_rows(probabilities, numbers, per_sample),
+            None => self.dropout.forward(probabilities, self.lies),
+        };
         self.core.attend(qkv, context, dropout)
     }
 

@@ -10,6 +10,7 @@ use burn_megatron_kernels::attention::{
 };
 use burn_megatron_kernels::softmax::{self, Mask, Sink};
 
+use super::context::{ContextAttention, GatheredProjection, SequenceShard};
 use super::{AttentionContext, LayerKvCache, PackedSequences};
 
 /// The settings of the attention of one rank.
@@ -22,16 +23,30 @@ pub(super) struct AttentionCore {
     pub engine: Option<Arc<dyn AttentionEngine>>,
     /// Whether the softmax is fused where attention is not.
     pub fused_softmax: bool,
+    /// Under context parallelism.
+    pub context: Option<ContextAttention>,
+    /// The first head of this tensor rank, and the number of all heads.
+    pub place: (usize, usize),
+}
+
+/// Rows of probabilities, `[batch, heads, queries]`, by their numbers among those of all ranks.
+pub(super) struct ProbabilityRows {
+    pub numbers: Vec<usize>,
+    pub per_sample: usize,
 }
 
 impl AttentionCore {
     /// `[batch, seq, (heads + 2 groups) * width]` to `[batch, seq, heads * width]`; `dropout` is applied to
-    /// the probabilities.
+    /// the probabilities, with their rows if they are not all of this rank's heads.
+    ///
+    /// # Panics
+    ///
+    /// For a part of the sequences on a rank without context parallelism.
     pub fn attend(
         &self,
         qkv: Tensor<3>,
         context: AttentionContext<'_>,
-        dropout: impl FnOnce(Tensor<4>) -> Tensor<4>,
+        dropout: impl FnOnce(Tensor<4>, Option<ProbabilityRows>) -> Tensor<4>,
     ) -> Tensor<3> {
         match (context, self.engine.clone()) {
             (AttentionContext::Cached(layer), _) => self.cached(qkv, layer),
@@ -41,11 +56,23 @@ impl AttentionCore {
             (AttentionContext::Packed(packed), Some(engine)) => {
                 self.flash_packed(engine, qkv, packed)
             }
-            (AttentionContext::Rows, None) => self.unfused(qkv, &self.mask(), dropout),
-            (AttentionContext::Packed(packed), None) => {
-                self.unfused(qkv, &packed.mask(self.window), dropout)
+            (AttentionContext::Sharded(shard), Some(engine)) => {
+                let exchange = self.exchange();
+                exchange.attend(engine, qkv, self.heads, self.window, shard)
             }
+            (AttentionContext::Rows, None) => self.unfused_joint(qkv, &self.mask(), dropout),
+            (AttentionContext::Packed(packed), None) => {
+                self.unfused_joint(qkv, &packed.mask(self.window), dropout)
+            }
+            (AttentionContext::Sharded(shard), None) => self.unfused_sharded(qkv, shard, dropout),
         }
+    }
+
+    fn exchange(&self) -> &ContextAttention {
+        let Some(context) = &self.context else {
+            panic!("a part of the sequences without context parallelism: expected whole ones");
+        };
+        context
     }
 
     fn options(&self) -> AttentionOptions {
@@ -104,37 +131,74 @@ impl AttentionCore {
         out.flatten(2, 3)
     }
 
-    /// Queries are multiplied as `[batch, groups, heads per group * seq, width]`, so that one product
-    /// serves all heads of a group.
-    fn unfused(
+    fn unfused_joint(
         &self,
         qkv: Tensor<3>,
         mask: &Mask,
+        dropout: impl FnOnce(Tensor<4>, Option<ProbabilityRows>) -> Tensor<4>,
+    ) -> Tensor<3> {
+        let ([batch, seq, _], heads) = (qkv.dims(), self.heads);
+        let part = |first: usize, count: usize| {
+            let part = qkv
+                .clone()
+                .narrow(2, first * heads.width, count * heads.width);
+            part.reshape([batch, seq, count, heads.width])
+        };
+        let projections = [
+            part(0, heads.heads),
+            part(heads.heads, heads.groups),
+            part(heads.heads + heads.groups, heads.groups),
+        ];
+        self.unfused(projections, mask, |probabilities| {
+            dropout(probabilities, None)
+        })
+    }
+
+    fn unfused_sharded(
+        &self,
+        qkv: Tensor<3>,
+        shard: &Arc<SequenceShard>,
+        dropout: impl FnOnce(Tensor<4>, Option<ProbabilityRows>) -> Tensor<4>,
+    ) -> Tensor<3> {
+        let attend = |gathered: GatheredProjection| {
+            let rows = ProbabilityRows {
+                numbers: gathered.rows,
+                per_sample: gathered.rows_per_sample,
+            };
+            let projections = [gathered.q, gathered.k, gathered.v];
+            self.unfused(projections, &gathered.mask, |probabilities| {
+                dropout(probabilities, Some(rows))
+            })
+        };
+        let heads = (self.heads, self.window);
+        self.exchange()
+            .attend_unfused(qkv, heads, self.place, shard, attend)
+    }
+
+    /// `[batch, queries, heads, width]`, and twice `[batch, keys, groups, width]`, to
+    /// `[batch, queries, heads * width]`. Queries are multiplied as `[batch, groups, heads per group * queries,
+    /// width]`, so that one product serves all heads of a group.
+    fn unfused(
+        &self,
+        [q, k, v]: [Tensor<4>; 3],
+        mask: &Mask,
         dropout: impl FnOnce(Tensor<4>) -> Tensor<4>,
     ) -> Tensor<3> {
-        let [batch, seq, _] = qkv.dims();
-        let Heads {
-            heads: count,
-            groups,
-            width,
-        } = self.heads;
-        let part = |first: usize, heads: usize| {
-            let part = qkv.clone().narrow(2, first * width, heads * width);
-            part.reshape([batch, seq, heads, width]).swap_dims(1, 2)
-        };
-        let (k, v) = (part(count, groups), part(count + groups, groups));
-        let grouped = [batch, groups, count / groups * seq];
-        let q = part(0, count).reshape([grouped[0], grouped[1], grouped[2], width]);
+        let [batch, queries, count, width] = q.dims();
+        let [_, keys, groups, _] = k.dims();
+        let [q, k, v] = [q, k, v].map(|x| x.swap_dims(1, 2));
+        let q = q.reshape([batch, groups, count / groups * queries, width]);
         let scores = q.matmul(k.swap_dims(2, 3));
-        let scores = scores.reshape([batch, count, seq, seq]);
+        let scores = scores.reshape([batch, count, queries, keys]);
         let scale = 1.0 / (width as f64).sqrt();
         let probabilities = if self.fused_softmax {
             softmax::masked_softmax(scores, scale, mask, Sink::None)
         } else {
             softmax::composed::masked_softmax(scores, scale, mask, Sink::None)
         };
-        let weights = dropout(probabilities).reshape([grouped[0], grouped[1], grouped[2], seq]);
-        let out = weights.matmul(v).reshape([batch, count, seq, width]);
-        out.swap_dims(1, 2).reshape([batch, seq, count * width])
+        let weights = dropout(probabilities);
+        let weights = weights.reshape([batch, groups, count / groups * queries, keys]);
+        let out = weights.matmul(v).reshape([batch, count, queries, width]);
+        out.swap_dims(1, 2).reshape([batch, queries, count * width])
     }
 }

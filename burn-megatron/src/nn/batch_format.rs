@@ -1,6 +1,7 @@
 //! Which tokens attend to each other, and at which positions they are.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_megatron_kernels::KernelError;
@@ -9,6 +10,7 @@ use burn_megatron_kernels::embedding::SortedLookups;
 use burn_megatron_kernels::rope::Positions;
 use burn_megatron_kernels::softmax::Mask;
 
+use super::context::SequenceShard;
 use super::{KvCache, LayerKvCache};
 
 /// The format of a batch.
@@ -18,6 +20,8 @@ pub enum BatchFormat<'a> {
     Rows,
     /// Rows of packed documents.
     Packed(Box<PackedSequences>),
+    /// A part of each row, on one rank of a context group.
+    Sharded(Arc<SequenceShard>),
     /// Each row continues a sequence in the cache.
     Cached(&'a mut KvCache),
 }
@@ -32,6 +36,7 @@ impl BatchFormat<'_> {
         match self {
             Self::Rows => AttentionContext::Rows,
             Self::Packed(packed) => AttentionContext::Packed(packed),
+            Self::Sharded(shard) => AttentionContext::Sharded(shard),
             Self::Cached(cache) => AttentionContext::Cached(cache.layer(index)),
         }
     }
@@ -44,6 +49,8 @@ pub enum AttentionContext<'a> {
     Rows,
     /// Earlier tokens of their document.
     Packed(&'a PackedSequences),
+    /// Earlier tokens of their document, on all ranks of the context group.
+    Sharded(&'a Arc<SequenceShard>),
     /// All tokens in the cache and earlier tokens of their row, which is appended to the cache. For
     /// generation: no dropout, no backward.
     Cached(LayerKvCache<'a>),
@@ -51,10 +58,11 @@ pub enum AttentionContext<'a> {
 
 impl AttentionContext<'_> {
     /// The positions of the tokens.
-    pub(super) fn positions(&self) -> Positions {
+    pub(super) fn positions(&self, device: &Device) -> Positions {
         match self {
             Self::Rows => Positions::From(0),
             Self::Packed(packed) => Positions::Each(packed.positions.clone()),
+            Self::Sharded(shard) => shard.positions(device),
             Self::Cached(layer) => Positions::From(layer.first()),
         }
     }

@@ -4,6 +4,8 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::dropout::{self, Draw};
 
+use super::dropout_position::BatchPosition;
+use super::dropout_rows::{RowRun, row_runs};
 use super::residual::Branch;
 use super::{AxisRank, Bias, BuildError, DropoutPosition, ModelBuilder, Residual};
 use crate::choice::Operation;
@@ -37,6 +39,13 @@ pub enum ActivationLayout {
     },
 }
 
+/// Rows of a mask, by their numbers in the samples from the first one of the input on.
+struct MaskRows {
+    numbers: Vec<usize>,
+    /// Of each sample.
+    per_sample: usize,
+}
+
 impl Dropout {
     /// Dropout with `probability` in `[0, 1)` and the random stream of `builder`.
     ///
@@ -60,9 +69,34 @@ impl Dropout {
 
     /// `[batch, ...]` to `[batch, ...]`; the identity on tensors without autodiff.
     pub fn forward<const D: usize>(&self, x: Tensor<D>, layout: ActivationLayout) -> Tensor<D> {
+        if let Some(rows) = self.rows(&x, layout) {
+            return self.apply_rows(x, None, rows);
+        }
         match self.draw(&x, layout) {
             Some(draw) => self.apply(x, None, None, Some(draw)),
             None => x,
+        }
+    }
+
+    /// [`forward`](Self::forward) of rows (all dims but the last) with these numbers in the global batch, of which
+    /// each sample has `per_sample`; they count from the first sample of this input.
+    pub(super) fn forward_rows<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        numbers: Vec<usize>,
+        per_sample: usize,
+    ) -> Tensor<D> {
+        if self.drops(&x) {
+            self.apply_rows(
+                x,
+                None,
+                MaskRows {
+                    numbers,
+                    per_sample,
+                },
+            )
+        } else {
+            x
         }
     }
 
@@ -77,6 +111,14 @@ impl Dropout {
         stream: Tensor<3>,
         layout: ActivationLayout,
     ) -> Residual {
+        if let Some(rows) = self.rows(&x, layout) {
+            // The bias takes one gradient, whatever the number of runs of rows.
+            let x = match bias {
+                Some(bias) => x + bias.into_tensor().unsqueeze(),
+                None => x,
+            };
+            return self.apply_rows(x, Some(stream), rows).into();
+        }
         match (self.draw(&x, layout), bias) {
             // An unfused addition takes the bias from the graph.
             (None, bias) if bias.is_none() || self.fused => Residual {
@@ -106,14 +148,72 @@ impl Dropout {
         }
     }
 
+    fn drops<const D: usize>(&self, x: &Tensor<D>) -> bool {
+        self.probability > 0.0 && x.is_autodiff()
+    }
+
+    /// The rows of `[batch, seq, ..]` under context parallelism; none if nothing is dropped.
+    fn rows<const D: usize>(&self, x: &Tensor<D>, layout: ActivationLayout) -> Option<MaskRows> {
+        let shard = self.position.get().shard.filter(|_| self.drops(x))?;
+        let [_, local] = shard.local_shape();
+        let part = match layout {
+            ActivationLayout::Whole => 0..local,
+            ActivationLayout::SplitAlong { place, .. } => {
+                let part = local / place.size;
+                place.index * part..(place.index + 1) * part
+            }
+        };
+        let tokens = shard.tokens().chunks(local.max(1));
+        Some(MaskRows {
+            numbers: tokens.flat_map(|row| row[part.clone()].to_vec()).collect(),
+            per_sample: shard.shape()[1],
+        })
+    }
+
+    /// `residual + dropout(x)`, run by run of the rows.
+    fn apply_rows<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        residual: Option<Tensor<D>>,
+        rows: MaskRows,
+    ) -> Tensor<D> {
+        let (shape, position) = (x.dims(), self.position.get());
+        let MaskRows {
+            numbers,
+            per_sample,
+        } = rows;
+        let width = shape[D - 1] as u64;
+        let flat = |x: Tensor<D>| x.reshape([numbers.len(), shape[D - 1]]);
+        let (x, residual) = (flat(x), residual.map(flat));
+        let before = position.first_sample * per_sample as u64;
+        let mut at = 0;
+        let run = |RowRun { first, step, count }: RowRun| {
+            let draw = Draw {
+                probability: self.probability,
+                key: self.key,
+                position: position.step,
+                first: (before + first as u64) * width,
+                run: shape[D - 1],
+                pitch: step as u64 * width,
+            };
+            let part = |x: &Tensor<2>| x.clone().narrow(0, at, count);
+            let y = self.apply(part(&x), None, residual.as_ref().map(part), Some(draw));
+            at += count;
+            y
+        };
+        let parts: Vec<_> = row_runs(&numbers).into_iter().map(run).collect();
+        Tensor::cat(parts, 0).reshape(shape)
+    }
+
     /// The draws of this rank's part of the mask; none if nothing is dropped.
     fn draw<const D: usize>(&self, x: &Tensor<D>, layout: ActivationLayout) -> Option<Draw> {
-        let drops = self.probability > 0.0 && x.is_autodiff();
-        drops.then(|| self.draw_for(x.dims(), layout))
+        self.drops(x).then(|| self.draw_for(x.dims(), layout))
     }
 
     fn draw_for<const D: usize>(&self, shape: [usize; D], layout: ActivationLayout) -> Draw {
-        let (step, first_sample) = self.position.get();
+        let BatchPosition {
+            step, first_sample, ..
+        } = self.position.get();
         let (dim, place) = match layout {
             ActivationLayout::Whole => (1, AxisRank { index: 0, size: 1 }),
             ActivationLayout::SplitAlong { dim, place } => (dim, place),

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
+use burn_megatron_kernels::embedding::SortedLookups;
 use serde::{Deserialize, Serialize};
 
 use super::hook::{forward_only_value, with_anchor};
@@ -196,7 +197,7 @@ impl LearnedPositions {
     ///
     /// If a row or a document is longer than the positions.
     pub fn forward_with_format(&self, x: Tensor<3>, format: &BatchFormat<'_>) -> Tensor<3> {
-        let [batch, len, hidden] = x.dims();
+        let [batch, len, _] = x.dims();
         let start = if self.sequence_parallel {
             self.place.index * len
         } else {
@@ -207,19 +208,30 @@ impl LearnedPositions {
             BatchFormat::Cached(cache) => cache.len() + start,
             BatchFormat::Packed(packed) => {
                 let numbers = packed.positions().clone().narrow(1, start, len);
-                let numbers = numbers.reshape([batch * len]);
                 let sorted = packed.sorted_positions(start..start + len);
-                let ids = LookupIds {
-                    rows: numbers,
-                    sorted: Some((Arc::new(sorted), 0)),
-                };
-                let rows = with_anchor(&x, || lookup(&self.weight, ids));
-                return x + rows.reshape([batch, len, hidden]);
+                return self.add_each(x, numbers.reshape([batch * len]), sorted);
+            }
+            BatchFormat::Sharded(shard) => {
+                let numbers = shard.position_numbers(start..start + len);
+                let sorted = SortedLookups::new(&numbers);
+                let device = x.device().inner();
+                return self.add_each(x, Tensor::from_data(&numbers[..], &device), sorted);
             }
         };
         let weight = with_anchor(&x, || forward_only_value(&self.weight));
         let rows = weight.narrow(0, first, len);
         x + rows.unsqueeze()
+    }
+
+    /// Adds the embedding of a position to each token of `x`.
+    fn add_each(&self, x: Tensor<3>, rows: Tensor<1, Int>, sorted: SortedLookups) -> Tensor<3> {
+        let ids = LookupIds {
+            rows,
+            sorted: Some((Arc::new(sorted), 0)),
+        };
+        let shape = x.dims();
+        let rows = with_anchor(&x, || lookup(&self.weight, ids));
+        x + rows.reshape(shape)
     }
 }
 

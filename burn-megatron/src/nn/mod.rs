@@ -35,8 +35,10 @@ mod batch_format;
 mod bias;
 mod build_error;
 mod column;
+pub mod context;
 mod dropout;
 mod dropout_position;
+mod dropout_rows;
 mod embedding;
 mod entry;
 mod forward_context;
@@ -71,7 +73,7 @@ pub use bias::Bias;
 pub use build_error::BuildError;
 pub use column::{ColumnParallelLinear, ColumnParallelLinearConfig, OutputSection};
 pub use dropout::{ActivationLayout, Dropout};
-pub use dropout_position::DropoutPosition;
+pub use dropout_position::{BatchPosition, DropoutPosition};
 pub use embedding::{
     LearnedPositions, LearnedPositionsConfig, OutputLayer, OutputLayerConfig,
     VocabParallelEmbedding, VocabParallelEmbeddingConfig, Vocabulary,

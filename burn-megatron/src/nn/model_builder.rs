@@ -1,5 +1,6 @@
 //! Builds a model: creates and declares its parameters, with the ranks, device, seed and path of each.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use burn_megatron_kernels::attention::{AttentionEngine, Heads, Window};
 use parking_lot::Mutex;
 
 use super::attention_engine::AttentionEngines;
+use super::context::ContextGroups;
 use super::fp8::{Fp8, Fp8Config, Fp8Layer, SplitOperands};
 use super::init::stream_key;
 use super::moe::Routers;
@@ -49,6 +51,8 @@ struct BuilderShared {
     position: DropoutPosition,
     kernels: Mutex<KernelSelection>,
     engines: Mutex<AttentionEngines>,
+    /// By the size of a group of neighbours.
+    context_groups: Mutex<BTreeMap<usize, ContextGroups>>,
     fp8: Mutex<Fp8>,
     routers: Routers,
     declared: Mutex<Vec<ParameterEntry>>,
@@ -180,6 +184,7 @@ impl ModelBuilder {
             position: DropoutPosition::default(),
             kernels: Mutex::new(automatic_kernels(device, dtype)),
             engines: Mutex::default(),
+            context_groups: Mutex::default(),
             fp8: Mutex::default(),
             routers: Routers::default(),
             declared: Mutex::default(),
@@ -223,6 +228,11 @@ impl ModelBuilder {
             is_outline: true,
             ..self
         }
+    }
+
+    /// The type in which the model computes.
+    pub fn compute_dtype(&self) -> DType {
+        self.compute
     }
 
     /// Whether parameters are placeholders, see [`outline`](Self::outline).
@@ -285,6 +295,24 @@ impl ModelBuilder {
             (self.device(), self.compute),
             (heads, window),
         )
+    }
+
+    /// The groups in which the ranks of the context axis exchange, with groups of `neighbours` ranks. They are made
+    /// once for the model.
+    ///
+    /// Collective over the context axis: call on all ranks, in the same order.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Comm`].
+    pub fn context_groups(&self, neighbours: usize) -> Result<ContextGroups, BuildError> {
+        let mut made = self.shared.context_groups.lock();
+        if let Some(groups) = made.get(&neighbours) {
+            return Ok(groups.clone());
+        }
+        let groups = ContextGroups::new(self.groups.context(), neighbours)?;
+        made.insert(neighbours, groups.clone());
+        Ok(groups)
     }
 
     /// Sets the 8-bit configuration of the model's linear layers. Call on the root builder.

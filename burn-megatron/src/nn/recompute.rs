@@ -84,7 +84,7 @@ pub fn recompute_at<const D: usize, const E: usize>(
     body: impl Fn(Tensor<D>) -> Tensor<E> + Send + Sync + 'static,
 ) -> Tensor<E> {
     let (position, current) = (position.clone(), position.get());
-    recompute(x, move |x| position.at(current, || body(x)))
+    recompute(x, move |x| position.at(current.clone(), || body(x)))
 }
 
 /// A block with an input of `D` dims and an output of `E`.

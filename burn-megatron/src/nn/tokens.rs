@@ -5,6 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_megatron_kernels::embedding::SortedLookups;
 
+use super::context::SequenceShard;
 use super::moe::RouterStep;
 use super::{BatchFormat, PackedSequences};
 
@@ -23,6 +24,9 @@ pub struct Tokens {
     /// What the routers of experts report to, in a training step: the argument of
     /// [`MoeMlp::forward_with`](super::moe::MoeMlp::forward_with).
     pub router_step: Option<RouterStep>,
+    /// Which tokens of each row this rank has, under context parallelism; `documents` is None then, as the shard
+    /// knows them.
+    pub shard: Option<Arc<SequenceShard>>,
 }
 
 impl Tokens {
@@ -37,6 +41,7 @@ impl Tokens {
             documents: None,
             sorted: Some(Arc::new(SortedLookups::new(ids))),
             router_step: None,
+            shard: None,
         }
     }
 
@@ -46,6 +51,9 @@ impl Tokens {
     ///
     /// If the documents do not fit the rows: see [`PackedSequences::new`].
     pub fn format(&self) -> BatchFormat<'static> {
+        if let Some(shard) = &self.shard {
+            return BatchFormat::Sharded(shard.clone());
+        }
         let Some(documents) = &self.documents else {
             return BatchFormat::Rows;
         };
@@ -63,6 +71,7 @@ impl From<Tensor<2, Int>> for Tokens {
             documents: None,
             sorted: None,
             router_step: None,
+            shard: None,
         }
     }
 }

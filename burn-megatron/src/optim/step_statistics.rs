@@ -16,7 +16,7 @@ use crate::data_parallel::{
     DataParallelError, DistributedDataParallel, Gradients, InvalidGradient, ReductionRecord,
     partition_index,
 };
-use crate::mesh::{Axis, Grid};
+use crate::mesh::{Axis, AxisSet, Grid};
 
 /// 1 if the rank asks to stop the run.
 const STOP: usize = columns::COUNT;
@@ -111,7 +111,8 @@ impl StepReading {
         self.kind == elements::NO_TARGETS
     }
 
-    /// The sums of `of` the losses of each rank, over the pipeline and the data axis of this rank.
+    /// The sums of `of` the losses of each rank, over the pipeline, the context and the data axis of this
+    /// rank.
     pub fn losses(&self, groups: &ParallelContext, of: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
         let by_rank: Vec<Vec<f64>> = self.losses.iter().map(|losses| of(losses)).collect();
         let order = order_of_losses(groups);
@@ -307,12 +308,12 @@ fn known_columns(
 
 /// The order in which the losses of the ranks are added, those of the pipeline first.
 fn order_of_losses(groups: &ParallelContext) -> SumOrder {
-    let members = |axis, rank| groups.mesh().members(Grid::Dense, axis, rank);
+    let members = |axes: AxisSet, rank| groups.mesh().members(Grid::Dense, axes, rank);
     let pipeline = |rank| {
-        let ranks = members(Axis::Pipeline, rank).into_iter();
+        let ranks = members(Axis::Pipeline.into(), rank).into_iter();
         SumOrder::Pairwise(ranks.map(SumOrder::Element).collect())
     };
-    let data = members(Axis::Data, groups.rank()).into_iter();
+    let data = members(Grid::Dense.data_axes(), groups.rank()).into_iter();
     SumOrder::Pairwise(data.map(pipeline).collect())
 }
 

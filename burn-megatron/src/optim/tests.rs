@@ -48,6 +48,7 @@ fn mixed_with(
         dropout: 0.0,
         init,
         output_init: init,
+        sequence: 64,
     };
     let embedding = scope.child("embedding");
     let model = Mixed {

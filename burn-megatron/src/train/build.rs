@@ -6,6 +6,7 @@ use burn::tensor::Device;
 
 use super::config::{ConfigError, TrainConfig};
 use super::losses::losses_of_step;
+use super::micro_batches::ContextPart;
 use super::{LanguageModel, TrainError, Trainer};
 use crate::comm::ParallelContext;
 use crate::data_parallel::DistributedDataParallel;
@@ -116,7 +117,9 @@ fn check(
     groups: &ParallelContext,
     model: &impl LanguageModel,
 ) -> Result<(), ConfigError> {
-    config.check(groups.data().size(), model.context())
+    config.check(groups.config(), model.context())?;
+    let length = config.sequence_length.unwrap_or(model.context());
+    Ok(ContextPart::of(groups).check(length)?)
 }
 
 /// The micro-batches of a rank in a step.

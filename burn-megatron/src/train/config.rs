@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::schedule::{LrSchedule, LrScheduleError, LrStyle};
 use crate::data_parallel::{DataParallelConfig, DataParallelConfigError, Precision};
-use crate::mesh::{MeshError, samples_per_rank};
+use crate::mesh::{ContextSplitError, MeshError, ParallelConfig, samples_per_rank};
 use crate::optim::{AdamWConfig, LossScale, LossScaleError, OptimizerError, StepCount};
 
 /// Settings of a [`Trainer`](super::Trainer).
@@ -100,6 +100,9 @@ pub enum ConfigError {
     /// The batch is not divisible over the ranks.
     #[error(transparent)]
     Mesh(#[from] MeshError),
+    /// The sequence cannot be split over the context axis.
+    #[error(transparent)]
+    Context(#[from] ContextSplitError),
     /// The sequence is longer than the model's context.
     #[error(
         "sequence_length {length} is longer than the model's context: expected at most {context}"
@@ -135,13 +138,12 @@ pub enum ConfigError {
 }
 
 impl TrainConfig {
-    /// Checks all settings, for a data axis of `data` ranks and a model with a context of `context`
-    /// tokens.
+    /// Checks all settings, for a layout and a model with a context of `context` tokens.
     ///
     /// # Errors
     ///
     /// [`ConfigError`] for the first invalid setting.
-    pub fn check(&self, data: usize, context: usize) -> Result<(), ConfigError> {
+    pub fn check(&self, layout: &ParallelConfig, context: usize) -> Result<(), ConfigError> {
         let positive = [
             ("steps", self.steps as f64),
             ("micro_batch_size", self.micro_batch_size as f64),
@@ -175,12 +177,13 @@ impl TrainConfig {
         {
             return Err(ConfigError::TooLarge { name, value, most });
         }
+        let data = layout.data_size();
         samples_per_rank(self.global_batch_size, data, Some(self.micro_batch_size))?;
         if length > context {
             return Err(ConfigError::Sequence { length, context });
         }
         self.learning_rates()?;
-        self.data_parallel.check(data)?;
+        self.data_parallel.check(layout.data_parallel_size())?;
         self.optimizer.check()?;
         self.loss_scale().check()?;
         Ok(())

@@ -131,9 +131,7 @@ fn run<'a>(
 
 fn train(layout: &ParallelConfig, ranks: usize, run: &Run) -> Vec<Seen> {
     let rank = |rank: crate::comm::Rank| {
-        let mesh = Mesh::new(layout, ranks)?;
-        // `new` still refuses context parallelism.
-        let ctx = ParallelContext::from_mesh(mesh, rank.communicator())?;
+        let ctx = ParallelContext::new(layout, &rank)?;
         let mut ddp = DistributedDataParallel::with(toy(&ctx)?, &ctx, &run.config)?;
         let adam = AdamWConfig {
             weight_decay: 0.1,

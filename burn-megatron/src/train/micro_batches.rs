@@ -9,19 +9,21 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use super::config::TrainConfig;
 use super::losses::{check_parts, losses_of_step, parts_of};
 use super::{LanguageModel, Tokens, Trainer};
-use crate::comm::CommError;
-use crate::data::{Batch, DataError, Prefetcher, Samples};
+use crate::comm::{CommError, ParallelContext};
+use crate::data::{Batch, DataError, Prefetcher, Sample, Samples};
 use crate::data_parallel::DistributedDataParallel;
-use crate::nn::LossFactor;
+use crate::mesh::{ContextSplit, ContextSplitError};
 use crate::nn::moe::RouterStep;
+use crate::nn::{BatchPosition, LossFactor};
 use crate::pipeline::engine::{Engine, EngineError, Stage, StageOutput, forward_only};
 
 impl<M: LanguageModel> Trainer<M> {
     /// The micro-batches of this rank.
     pub(super) fn batches(&self, samples: &dyn Samples) -> Result<Vec<Batch>, DataError> {
         let own = self.own_samples();
+        let context = ContextPart::of(self.ddp.groups());
         sample_numbers(&self.config, own, self.samples, 1)
-            .map(|numbers| samples.batch(numbers))
+            .map(|numbers| context.of_batch(samples.batch(numbers)?))
             .collect()
     }
 
@@ -34,7 +36,12 @@ impl<M: LanguageModel> Trainer<M> {
         let own = self.own_samples();
         let ready = 2 * own.len().div_ceil(self.config.micro_batch_size);
         let numbers = sample_numbers(&self.config, own, self.samples, steps);
-        Prefetcher::new(samples, numbers, ready)
+        let context = ContextPart::of(self.ddp.groups());
+        Prefetcher::new(
+            Arc::new(ContextSamples { samples, context }),
+            numbers,
+            ready,
+        )
     }
 
     /// Runs the forwards and backwards of a step in the order of the schedule, with a loss scale on the device or
@@ -95,6 +102,65 @@ impl<M: LanguageModel> Trainer<M> {
     }
 }
 
+/// The part of each batch that a rank of a context group has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ContextPart {
+    split: ContextSplit,
+    rank: usize,
+    ranks: usize,
+    /// The tensor ranks that share it.
+    tensor: usize,
+}
+
+impl ContextPart {
+    pub fn of(groups: &ParallelContext) -> Self {
+        let (config, context) = (groups.config(), groups.context());
+        Self {
+            split: config.context_split,
+            rank: context.rank(),
+            ranks: context.size(),
+            tensor: if config.sequence_parallel {
+                config.tensor
+            } else {
+                1
+            },
+        }
+    }
+
+    /// Checks the length of a whole row. Those of a split per document are padded.
+    pub fn check(self, length: usize) -> Result<(), ContextSplitError> {
+        match self.split {
+            _ if self.ranks == 1 => Ok(()),
+            ContextSplit::ZigzagPerDocument => Ok(()),
+            split => split.check(length, self.ranks, self.tensor),
+        }
+    }
+
+    pub fn of_batch(self, batch: Batch) -> Result<Batch, DataError> {
+        batch.in_context(self.split, (self.rank, self.ranks), self.tensor)
+    }
+}
+
+/// Samples of whole rows, as the batches of a rank of a context group.
+struct ContextSamples {
+    samples: Arc<dyn Samples>,
+    context: ContextPart,
+}
+
+impl Samples for ContextSamples {
+    fn seq(&self) -> usize {
+        self.samples.seq()
+    }
+
+    fn sample(&self, number: u64) -> Result<Sample, DataError> {
+        self.samples.sample(number)
+    }
+
+    fn batch(&self, numbers: Range<u64>) -> Result<Batch, DataError> {
+        self.context.of_batch(self.samples.batch(numbers)?)
+    }
+}
+
 /// The losses of the micro-batches of a step, without autodiff: their objectives, `[1]` each, then the parts of each.
 pub(super) struct StepLosses {
     /// None on ranks without the last stage.
@@ -134,6 +200,7 @@ fn tokens(batch: &Batch, device: &Device) -> Tokens {
         documents: batch.documents.as_deref().map(Arc::from),
         sorted: Some(batch.sorted().clone()),
         router_step: None,
+        shard: batch.shard.clone(),
     }
 }
 
@@ -157,11 +224,16 @@ impl<M: LanguageModel> Stage for TrainStages<'_, M> {
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> StageOutput {
         let (batch, model) = (&self.batches[micro_batch], self.ddp.module());
         let before = (micro_batch * batch.rows) as u64;
-        self.ddp
-            .position()
-            .set(self.step, self.first_sample + before);
+        self.ddp.position().set_batch(BatchPosition {
+            step: self.step,
+            first_sample: self.first_sample + before,
+            shard: batch.shard.clone(),
+        });
         let mut tokens = tokens(batch, &self.device);
-        tokens.router_step = Some(self.router_step.of_micro_batch(batch.counted() as usize));
+        tokens.router_step = Some(
+            self.router_step
+                .of_micro_batch(batch.counted_of_rows() as usize),
+        );
         let hidden = model.hidden(stage, input, tokens);
         if stage < self.last {
             return StageOutput::Activation(hidden);

@@ -10,7 +10,7 @@ use super::config::TrainConfig;
 use super::error::TrainError;
 use super::losses::LossSums;
 use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use super::micro_batches::matrix;
+use super::micro_batches::{ContextPart, matrix};
 use super::schedule::LrSchedule;
 use super::step::{FinishedStep, LaunchedStep, StepClock};
 use super::{LanguageModel, Observer, Saver};
@@ -253,9 +253,10 @@ impl<M: LanguageModel> Trainer<M> {
             batches.resize(rounds, (&windows[..1], false));
         }
         let terms = self.ddp.module().loss_terms();
+        let context = ContextPart::of(self.ddp.groups());
         let (mut losses, mut tokens) = (LossSums::new(terms), 0.0);
         for (windows, counts) in batches {
-            let batch = Batch::new(windows.iter().cloned())?;
+            let batch = context.of_batch(Batch::new(windows.iter().cloned())?)?;
             let weight = if counts { 1.0 } else { 0.0 };
             tokens += weight * batch.counted() as f64;
             let Some(hidden) = self.hidden(&batch)? else {
@@ -264,7 +265,7 @@ impl<M: LanguageModel> Trainer<M> {
             let targets = matrix(&batch.targets, &batch, &self.device);
             losses.add_losses(self.ddp.module().losses_of(hidden, targets), weight);
         }
-        let tokens = self.sum(vec![tokens], self.ddp.groups().data())?[0];
+        let tokens = self.sum_over_data(vec![tokens])?[0];
         let mean = LossSums(self.sum_over_model(losses.0)?).over(tokens, terms);
         Ok(HeldOutMetrics {
             step: steps,
@@ -311,10 +312,15 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(generated?)
     }
 
-    /// Sums over pipeline and data axis; values are zero on all but one rank of each pipeline.
+    /// Sums over pipeline, context and data axis; values are zero on all but one rank of each pipeline.
     fn sum_over_model(&self, values: Vec<f64>) -> Result<Vec<f64>, CommError> {
+        self.sum_over_data(self.sum(values, self.ddp.groups().pipeline())?)
+    }
+
+    /// Sums over the ranks with other tokens.
+    fn sum_over_data(&self, values: Vec<f64>) -> Result<Vec<f64>, CommError> {
         let groups = self.ddp.groups();
-        self.sum(self.sum(values, groups.pipeline())?, groups.data())
+        self.sum(self.sum(values, groups.context())?, groups.data())
     }
 
     fn sum(&self, values: Vec<f64>, comm: &Comm) -> Result<Vec<f64>, CommError> {

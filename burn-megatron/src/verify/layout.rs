@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::data_parallel::{DataParallelConfig, ZeroStage};
-use crate::mesh::{ParallelConfig, ScheduleKind};
+use crate::mesh::{ContextExchange, ContextSplit, ParallelConfig, ScheduleKind};
 use crate::pipeline::schedule::Schedule;
 use crate::pipeline::{LayoutScheduleError, schedule_of};
 
@@ -44,10 +44,11 @@ pub struct ParseLayoutError {
 pub enum LayoutPartError {
     /// An unknown part.
     #[error(
-        "is not one of tpN, sp, epN, etpN, dpN, ppN, mbN, zN, hsdpN (tensor, sequence, expert, \
-         expert-tensor, data and pipeline parallelism, micro-batch, ZeRO stage, ranks of a sharding group), as in tp2-sp-dp2 and \
-         dp4-z3-hsdp2, nor after a slash a schedule or vN (stages on each rank), as in \
-         pp2-mb1/interleaved/v2"
+        "is not one of tpN, sp, cpN, epN, etpN, dpN, ppN, mbN, zN, hsdpN (tensor, sequence, context, expert, \
+         expert-tensor, data and pipeline parallelism, micro-batch, ZeRO stage, ranks of a sharding group), an exchange \
+         (ring, allgather, alltoall, uspN with N ranks in an all-to-all) or a split (contiguous, striped, perdocument) \
+         of context parallelism, as in tp2-sp-dp2, cp4-ring-striped and dp4-z3-hsdp2, nor after a slash a schedule or vN \
+         (stages on each rank), as in pp2-mb1/interleaved/v2"
     )]
     Unknown,
     /// A repeated part.
@@ -181,12 +182,52 @@ impl Layout {
     }
 }
 
+impl Layout {
+    /// Context parallelism by each exchange and split, alone and with all others, for models of eight layers, four
+    /// heads and eight samples of sixteen tokens.
+    pub fn contexts() -> Vec<Self> {
+        let names = [
+            "cp2-ring-dp1-mb2",
+            "cp2-allgather-dp1-mb2",
+            "cp2-alltoall-dp1-mb2",
+            "cp4-ring-dp1-mb4",
+            "cp4-ring-striped-dp1-mb4",
+            "cp4-ring-contiguous-dp1-mb4",
+            "cp4-allgather-striped-dp1-mb4",
+            "cp4-usp2-dp1-mb4",
+            "cp4-dp1-mb8",
+            "tp2-cp2-ring-dp2-mb2",
+            "tp2-sp-cp2-ring-dp2-mb2",
+            "tp2-sp-cp2-alltoall-contiguous-dp1-mb2",
+            "cp2-ring-pp2-dp1-mb2/1f1b",
+            "tp2-sp-cp2-allgather-pp2-dp1-mb2/interleaved",
+            "cp2-ring-dp2-mb2-z1",
+            "cp2-ring-dp2-mb2-z2",
+            "tp2-sp-cp2-ring-dp2-mb2-z3",
+            "cp2-alltoall-dp2-mb2-z3-hsdp2",
+        ];
+        names.iter().filter_map(|name| name.parse().ok()).collect()
+    }
+}
+
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parallel = &self.parallel;
         write!(f, "tp{}", parallel.tensor)?;
         if parallel.sequence_parallel {
             write!(f, "-sp")?;
+        }
+        if parallel.context > 1 {
+            write!(f, "-cp{}", parallel.context)?;
+        }
+        if let Some(exchange) = parallel.context_exchange {
+            match parallel.context_inner {
+                Some(inner) => write!(f, "-usp{inner}")?,
+                None => write!(f, "-{}", named(exchange, &EXCHANGES))?,
+            }
+        }
+        if parallel.context_split != ContextSplit::Zigzag {
+            write!(f, "-{}", named(parallel.context_split, &SPLITS))?;
         }
         if parallel.expert > 1 {
             write!(f, "-ep{}", parallel.expert)?;
@@ -275,11 +316,23 @@ impl Layout {
             self.parallel.sequence_parallel = true;
             return Some("sp");
         }
+        if let Some((_, exchange)) = EXCHANGES.iter().find(|(name, _)| *name == part) {
+            self.parallel.context_exchange = Some(*exchange);
+            return Some("exchange");
+        }
+        if let Some((_, split)) = SPLITS.iter().find(|(name, _)| *name == part) {
+            self.parallel.context_split = *split;
+            return Some("split");
+        }
+        if let Some(inner) = size(part, "usp") {
+            self.parallel = std::mem::take(&mut self.parallel).with_context_inner(inner);
+            return Some("exchange");
+        }
         if let Some(stage) = part.strip_prefix("z").and_then(|n| n.parse().ok()) {
             self.parallel.zero_stage = stage;
             return Some("z");
         }
-        let names = ["hsdp", "etp", "ep", "tp", "dp", "pp", "mb"].into_iter();
+        let names = ["hsdp", "etp", "ep", "cp", "tp", "dp", "pp", "mb"].into_iter();
         let (name, size) = names
             .filter_map(|name| Some((name, size(part, name)?)))
             .next()?;
@@ -287,6 +340,7 @@ impl Layout {
             "hsdp" => self.parallel.hsdp = Some(size),
             "etp" => self.parallel.expert_tensor = Some(size),
             "ep" => self.parallel.expert = size,
+            "cp" => self.parallel.context = size,
             "tp" => self.parallel.tensor = size,
             "dp" => self.parallel.data = Some(size),
             "pp" => self.parallel.pipeline = size,
@@ -294,6 +348,25 @@ impl Layout {
         }
         Some(name)
     }
+}
+
+/// The exchanges of context parallelism that need no number.
+const EXCHANGES: [(&str, ContextExchange); 3] = [
+    ("ring", ContextExchange::Ring),
+    ("allgather", ContextExchange::AllGather),
+    ("alltoall", ContextExchange::AllToAll),
+];
+
+/// The splits of context parallelism but the default one.
+const SPLITS: [(&str, ContextSplit); 3] = [
+    ("contiguous", ContextSplit::Contiguous),
+    ("striped", ContextSplit::Striped),
+    ("perdocument", ContextSplit::ZigzagPerDocument),
+];
+
+fn named<T: PartialEq>(value: T, names: &[(&'static str, T)]) -> &'static str {
+    let found = names.iter().find(|(_, named)| *named == value);
+    found.map_or("hierarchical", |(name, _)| name)
 }
 
 /// The number after a prefix, if it is above 0.
@@ -313,13 +386,19 @@ mod tests {
         }
         assert_eq!(Layout::pipelines().len(), 12);
         assert_eq!(Layout::sharded().len(), 12);
-        for layout in [Layout::pipelines(), Layout::sharded()].concat() {
+        assert_eq!(Layout::contexts().len(), 18);
+        let more = [Layout::pipelines(), Layout::sharded(), Layout::contexts()];
+        for layout in more.concat() {
             assert_eq!(layout.to_string().parse(), Ok(layout));
         }
         for text in [
             "tp2-pp2-dp1-mb1/zb-h1",
             "tp1-pp4-dp2-mb2/interleaved:6/v2",
             "tp2-sp-ep2-etp1-dp2",
+            "tp1-cp4-ring-striped-dp1",
+            "tp1-cp4-usp2-contiguous-dp1",
+            "tp2-sp-cp2-alltoall-ep2-dp1-z1",
+            "tp1-cp2-perdocument-dp1",
         ] {
             assert_eq!(text.parse::<Layout>().unwrap().to_string(), text);
         }
@@ -332,7 +411,7 @@ mod tests {
     #[test]
     fn the_invalid_part_is_named() {
         for (text, part) in [
-            ("tp2-cp2", "cp2"),
+            ("tp2-cp0", "cp0"),
             ("tp0", "tp0"),
             ("", ""),
             ("tp2-dpx", "dpx"),

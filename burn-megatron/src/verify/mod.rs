@@ -355,7 +355,7 @@ fn check_run<S: Subject>(
     let share = samples_per_rank(subject.samples(), parallel.data_size(), layout.micro_batch)?;
     options
         .data_parallel_for(layout, subject.dtype())
-        .check(parallel.data_size())?;
+        .check(parallel.data_parallel_size())?;
     if parallel.pipeline > 1 {
         layout.schedule(share)?;
         stages_of(parallel, subject.layers())?;

@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device};
 use burn_megatron::checkpoint::TensorSource;
 use burn_megatron::choice::{KernelChoiceError, KernelChoices, KernelSelection};
 use burn_megatron::data_parallel::{DataParallelConfig, Precision, ShardingEstimate};
-use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::mesh::{ContextExchange, ParallelConfig};
 use burn_megatron::model::{ConfigDifference, LanguageModel, ModelConfig};
 use burn_megatron::nn::{BuildError, ModelBuilder, ParameterTable};
 use burn_megatron::train::{TrainConfig, Trainer};
@@ -42,6 +42,10 @@ pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
     fn table_bytes(&self) -> u128;
     fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError>;
     fn splits_sequences(&self, layout: &ParallelConfig) -> bool;
+    fn context_exchange(
+        &self,
+        layout: &ParallelConfig,
+    ) -> Result<Option<ContextExchange>, BuildError>;
     fn check_kernels(
         &self,
         choices: &KernelChoices,
@@ -143,6 +147,13 @@ impl<C: ModelConfig> AnyModel for FamilyModel<C> {
 
     fn splits_sequences(&self, layout: &ParallelConfig) -> bool {
         self.config.splits_sequences(layout)
+    }
+
+    fn context_exchange(
+        &self,
+        layout: &ParallelConfig,
+    ) -> Result<Option<ContextExchange>, BuildError> {
+        self.config.context_exchange(layout)
     }
 
     fn check_kernels(

@@ -32,6 +32,13 @@ pub struct PretrainArgs {
     /// --tensor-parallel.
     #[arg(long, visible_alias = "sp", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub sequence_parallel: Option<bool>,
+    /// Ranks that share each sequence.
+    #[arg(long, visible_alias = "cp", value_name = "N")]
+    pub context_parallel: Option<usize>,
+    /// How the ranks of --context-parallel compute attention to each other's keys and values: ring, all-gather,
+    /// all-to-all, or hierarchical (with parallel.context_inner in the recipe); by default chosen by the sizes.
+    #[arg(long, value_name = "NAME")]
+    pub context_exchange: Option<String>,
     /// Ranks that share the experts; they read different samples, so --data-parallel counts them too.
     #[arg(long, visible_alias = "ep", value_name = "N")]
     pub expert_parallel: Option<usize>,

@@ -1,5 +1,6 @@
 //! Applies the flags of `pretrain` to the recipe that they name.
 
+use burn_megatron::mesh::{ContextExchange, ContextSplit};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::schedule::LrStyle;
 
@@ -39,6 +40,22 @@ impl Recipe {
         let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
         set(&mut recipe.parallel.tensor, args.tensor_parallel);
         recipe.parallel.data = args.data_parallel.or(recipe.parallel.data);
+        if let Some(context) = args.context_parallel {
+            recipe.parallel.context = context;
+            if context == 1 {
+                // The context settings of the recipe no longer apply.
+                recipe.parallel.context_split = ContextSplit::default();
+                recipe.parallel.context_exchange = None;
+                recipe.parallel.context_inner = None;
+                recipe.parallel.context_narrow_gradients = false;
+            }
+        }
+        if let Some(exchange) = &args.context_exchange {
+            recipe.parallel.context_exchange = Some(exchange.parse()?);
+            if recipe.parallel.context_exchange != Some(ContextExchange::Hierarchical) {
+                recipe.parallel.context_inner = None;
+            }
+        }
         set(&mut recipe.parallel.expert, args.expert_parallel);
         if args.expert_tensor_parallel.is_some() {
             recipe.parallel.expert_tensor = args.expert_tensor_parallel;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::router::plain;
 use crate::collective::Comm;
 use crate::comm::{Buffer, raise};
-use crate::nn::{AxisRank, DropoutPosition};
+use crate::nn::{AxisRank, BatchPosition, DropoutPosition};
 
 /// By what the experts of a token are chosen. Weights and their gradients follow from its scores in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,29 +31,39 @@ pub(super) struct TokenPosition {
 }
 
 impl TokenPosition {
-    /// The number in the global batch of the first token of each of `batch` rows of `seq` tokens on this rank.
-    fn rows(&self, [batch, seq]: [usize; 2]) -> impl Iterator<Item = u64> + use<> {
-        let (_, first_sample) = self.position.get();
+    /// The numbers in the global batch of the tokens `[batch, seq]` of this rank, in runs: the first, and how many.
+    fn runs(&self, [batch, seq]: [usize; 2]) -> Vec<(u64, usize)> {
         let AxisRank { index, size } = self.place;
-        let row = move |row: u64| (first_sample + row) * (seq * size) as u64 + (seq * index) as u64;
-        (0..batch as u64).map(row)
+        let BatchPosition {
+            first_sample,
+            shard,
+            ..
+        } = self.position.get();
+        let Some(shard) = shard else {
+            let row = |row: u64| (first_sample + row) * (seq * size) as u64 + (seq * index) as u64;
+            return (0..batch as u64).map(|number| (row(number), seq)).collect();
+        };
+        let [_, whole] = shard.shape();
+        let before = first_sample * whole as u64;
+        let own = shard.tokens().chunks(seq * size);
+        let own = own.flat_map(|row| &row[seq * index..][..seq]);
+        own.map(|token| (before + *token as u64, 1)).collect()
     }
 
     /// `k` experts in turn for each token.
-    pub fn round_robin(&self, [batch, seq]: [usize; 2], k: usize, experts: usize) -> Vec<i64> {
-        let pairs = (seq * k) as u64;
-        let of_row = |first: u64| (first * k as u64..).take(pairs as usize);
-        let all = self.rows([batch, seq]).flat_map(of_row);
+    pub fn round_robin(&self, shape: [usize; 2], k: usize, experts: usize) -> Vec<i64> {
+        let of_run = |(first, count): (u64, usize)| (first * k as u64..).take(count * k);
+        let all = self.runs(shape).into_iter().flat_map(of_run);
         all.map(|pair| (pair % experts as u64) as i64).collect()
     }
 
     /// Factors of `[batch, seq, hidden]`, uniform in `1 - jitter` to `1 + jitter`, that do not depend on the layout.
     pub fn jitter(&self, shape: [usize; 3], jitter: f64, key: u64) -> Vec<f32> {
         let [batch, seq, hidden] = shape;
-        let stream = Stream::new(key, self.position.get().0);
+        let stream = Stream::new(key, self.position.get().step);
         let mut factors = Vec::with_capacity(batch * seq * hidden);
-        for first in self.rows([batch, seq]) {
-            stream.words(first * hidden as u64, seq * hidden, |_, word| {
+        for (first, count) in self.runs([batch, seq]) {
+            stream.words(first * hidden as u64, count * hidden, |_, word| {
                 factors.push((1.0 + jitter * (2.0 * uniform(word) - 1.0)) as f32);
             });
         }

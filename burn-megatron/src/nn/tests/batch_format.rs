@@ -62,6 +62,7 @@ impl Form {
             dropout: 0.0,
             init: Init::Normal(0.5),
             output_init: Init::Normal(0.5),
+            sequence: 64,
         };
         let layer = config.init(&builder).unwrap();
         let model = builder.finish(layer).unwrap();

@@ -138,6 +138,7 @@ fn attention(heads: usize, groups: usize) -> ParallelAttentionConfig {
         dropout: 0.0,
         init: Init::Normal(0.02),
         output_init: Init::Normal(0.02),
+        sequence: 64,
     }
 }
 

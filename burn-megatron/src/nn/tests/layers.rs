@@ -306,6 +306,7 @@ fn attention() {
             dropout,
             init: INIT,
             output_init: INIT,
+            sequence: 64,
         };
         let rotary = turned.then(|| super::rotary(SEQ, 4, 100.0, DType::F64));
         let case = Case {

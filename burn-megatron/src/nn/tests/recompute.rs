@@ -431,7 +431,7 @@ fn dropping(run: impl Fn(&DropoutPosition, Tensor<2>, Dropping) -> Tensor<2>) ->
         ddp.backward(loss);
         assert_eq!(
             position.get(),
-            (3, SAMPLES as u64),
+            BatchPosition::new(3, SAMPLES as u64),
             "the position comes back"
         );
     }
@@ -456,7 +456,11 @@ fn dropout_draws_its_masks_again() {
 fn a_position_comes_back_after_a_fault() {
     let position = DropoutPosition::default();
     position.set(1, 2);
-    let run = || position.at((5, 6), || std::panic::resume_unwind(Box::new("a fault")));
+    let run = || {
+        position.at(BatchPosition::new(5, 6), || {
+            std::panic::resume_unwind(Box::new("a fault"))
+        })
+    };
     assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
-    assert_eq!(position.get(), (1, 2));
+    assert_eq!(position.get(), BatchPosition::new(1, 2));
 }

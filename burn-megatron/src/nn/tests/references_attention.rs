@@ -27,6 +27,7 @@ fn config(groups: usize, dropout: f64) -> ParallelAttentionConfig {
         dropout,
         init: Init::Normal(0.5),
         output_init: Init::Normal(0.5),
+        sequence: 64,
     }
 }
 

@@ -1,0 +1,166 @@
+//! Attention of one layer over the ranks of a context group.
+
+use std::sync::Arc;
+
+use burn::tensor::{Int, Tensor};
+use burn_megatron_kernels::apply;
+use burn_megatron_kernels::attention::{
+    AttentionEngine, AttentionOptions, Heads, Window, flash_attention_packed_with,
+};
+
+use super::exchange::KeyValueExchange;
+use super::function::ExchangedAttention;
+use super::groups::ContextGroups;
+use super::partial::PartialAttention;
+use super::shard::{Members, SequenceShard};
+use crate::collective;
+
+/// How a layer attends to the tokens of all ranks that share its sequences.
+#[derive(Clone, Debug)]
+pub(in crate::nn) struct ContextAttention {
+    pub groups: ContextGroups,
+    /// Between groups of neighbours; none if there is one.
+    pub exchange: Option<Arc<dyn KeyValueExchange>>,
+    /// Whether gradients of keys and values travel in the type of the model.
+    pub narrow_gradients: bool,
+}
+
+impl ContextAttention {
+    /// The heads that a rank computes, of `heads` before the all-to-all. Of fewer groups than neighbours each has
+    /// one.
+    pub fn local_heads(&self, heads: Heads) -> Heads {
+        let neighbours = self.groups.inner.size();
+        Heads {
+            heads: heads.heads / neighbours,
+            groups: heads.groups.div_ceil(neighbours),
+            ..heads
+        }
+    }
+
+    /// The ranks whose tokens this rank computes.
+    pub fn queries(&self) -> Members {
+        self.groups.outer.members(self.groups.outer.comm.rank())
+    }
+
+    /// `[batch, seq / context, (heads + 2 groups) * width]` to `[batch, seq / context, heads * width]`, by an engine.
+    pub fn attend(
+        &self,
+        engine: Arc<dyn AttentionEngine>,
+        qkv: Tensor<3>,
+        heads: Heads,
+        window: Option<Window>,
+        shard: &Arc<SequenceShard>,
+    ) -> Tensor<3> {
+        self.with_own_heads(qkv, heads, shard, |qkv, heads| {
+            let [tokens, units, width] = qkv.dims();
+            let Some(exchange) = &self.exchange else {
+                let members = (self.queries(), self.queries());
+                let options = AttentionOptions {
+                    ranges: Some(shard.ranges(members, window, &qkv.device())),
+                    ..AttentionOptions::default()
+                };
+                let qkv = qkv.reshape([1, tokens, units * width]);
+                let out = flash_attention_packed_with(engine, qkv, heads, None, &options);
+                return out.reshape([tokens, heads.heads, width]);
+            };
+            let of = PartialAttention {
+                engine,
+                heads,
+                window,
+                shard: shard.clone(),
+                queries: self.queries(),
+                narrow_gradients: self.narrow_gradients,
+            };
+            let exchange = exchange.clone();
+            apply(
+                vec![qkv.into_dispatch()],
+                ExchangedAttention { of, exchange },
+            )
+        })
+    }
+
+    /// Runs `compute` on the projection `[tokens, heads + 2 groups, width]` of this rank's heads for the tokens of
+    /// its neighbours, in ascending order, and brings what it returns, `[tokens, heads, width]`, back.
+    pub fn with_own_heads(
+        &self,
+        qkv: Tensor<3>,
+        heads: Heads,
+        shard: &Arc<SequenceShard>,
+        compute: impl FnOnce(Tensor<3>, Heads) -> Tensor<3>,
+    ) -> Tensor<3> {
+        let [batch, local, _] = qkv.dims();
+        let tokens = batch * local;
+        let units = heads.heads + 2 * heads.groups;
+        let qkv = qkv.reshape([tokens, units, heads.width]);
+        let (inner, features) = (&self.groups.inner, heads.heads * heads.width);
+        let neighbours = inner.size();
+        if neighbours == 1 {
+            return compute(qkv, heads).reshape([batch, local, features]);
+        }
+        let own = self.local_heads(heads);
+        let order = shard.order(self.queries(), &qkv.device());
+        // [neighbours * tokens, own units, width]: the heads of each neighbour.
+        let of_neighbours = Tensor::cat(heads_of_neighbours(qkv, heads, neighbours), 0);
+        let counts = vec![tokens; neighbours];
+        let gathered = collective::all_to_all(of_neighbours, counts.clone(), counts.clone(), inner);
+        let device_order = |index| on_device_of(&gathered, index);
+        let (ascending, by_rank) = (device_order(order.ascending), device_order(order.by_rank));
+        let out = compute(gathered.select(0, ascending), own).select(0, by_rank);
+        let back = collective::all_to_all(out, counts.clone(), counts, inner);
+        // [neighbours, tokens, own heads, width]
+        let back = back.reshape([neighbours, tokens, own.heads, heads.width]);
+        back.swap_dims(0, 1).reshape([batch, local, features])
+    }
+}
+
+/// An index for a selection from `x`, which may have autodiff.
+pub(super) fn on_device_of<const D: usize>(x: &Tensor<D>, index: Tensor<1, Int>) -> Tensor<1, Int> {
+    if x.is_autodiff() {
+        Tensor::from_inner(index)
+    } else {
+        index
+    }
+}
+
+/// The part of a projection `[tokens, heads + 2 groups, width]` for each of some ranks. Where these are more than
+/// the groups, several have a copy of one.
+fn heads_of_neighbours(qkv: Tensor<3>, heads: Heads, neighbours: usize) -> Vec<Tensor<3>> {
+    let queries = heads.heads / neighbours;
+    let groups = heads.groups.div_ceil(neighbours);
+    let of = |rank: usize| {
+        let first_group = rank * heads.groups / neighbours;
+        let part = |first, count| qkv.clone().narrow(1, first, count);
+        let keys = heads.heads + first_group;
+        let parts = vec![
+            part(rank * queries, queries),
+            part(keys, groups),
+            part(keys + heads.groups, groups),
+        ];
+        Tensor::cat(parts, 1)
+    };
+    (0..neighbours).map(of).collect()
+}
+
+/// Whether queries and groups can be split over `neighbours` ranks of an all-to-all.
+///
+/// # Errors
+///
+/// Why they cannot, and the numbers of ranks that they can be split over.
+pub(in crate::nn) fn check_heads(heads: Heads, neighbours: usize) -> Result<(), String> {
+    let fits = |ranks: usize| {
+        heads.heads.is_multiple_of(ranks)
+            && (heads.groups.is_multiple_of(ranks) || ranks.is_multiple_of(heads.groups))
+    };
+    if fits(neighbours) {
+        return Ok(());
+    }
+    let all = (1..=heads.heads).filter(|ranks| fits(*ranks));
+    let all: Vec<_> = all.map(|ranks| ranks.to_string()).collect();
+    Err(format!(
+        "an all-to-all of {neighbours} ranks cannot split {} heads and {} groups of keys and values of a tensor rank; \
+         {} ranks can",
+        heads.heads,
+        heads.groups,
+        all.join(", ")
+    ))
+}

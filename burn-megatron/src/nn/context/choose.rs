@@ -1,0 +1,310 @@
+//! What an exchange costs, and which is chosen. Pure arithmetic, for layers and for planners.
+
+use crate::mesh::{ContextExchange, ParallelConfig};
+
+use super::attention::check_heads;
+use burn_megatron_kernels::attention::Heads;
+
+/// The attention of one layer under context parallelism.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExchangeProblem {
+    /// Tokens of a whole sequence; with several sequences per micro-batch, of all of them.
+    pub tokens: usize,
+    /// The heads of a tensor rank.
+    pub heads: Heads,
+    /// The ranks of the context axis.
+    pub ranks: usize,
+    /// The ranks of an all-to-all in the hierarchical exchange.
+    pub inner: Option<usize>,
+    /// Bytes of an element in the forward.
+    pub bytes: usize,
+    /// Bytes of an element of the gradients of keys and values that travel.
+    pub gradient_bytes: usize,
+}
+
+/// What a rank sends in one layer, in bytes, and what it holds meanwhile.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ExchangeCost {
+    /// Sent in the forward.
+    pub forward: f64,
+    /// Sent in the backward.
+    pub backward: f64,
+    /// Held during the forward beside inputs and outputs: keys and values of other ranks, or heads of other ranks'
+    /// tokens.
+    pub transient: f64,
+}
+
+/// The speeds that an exchange is compared with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinkSpeed {
+    /// Floating-point operations of attention per second.
+    pub flops_per_second: f64,
+    /// Bytes that a rank sends per second.
+    pub bytes_per_second: f64,
+}
+
+impl LinkSpeed {
+    /// An H100 and its NVLink: 400e12 operations and 400e9 bytes per second.
+    pub const NVLINK: Self = Self {
+        flops_per_second: 400e12,
+        bytes_per_second: 400e9,
+    };
+}
+
+impl ExchangeProblem {
+    /// The problem of a layer in a layout, with the heads of a tensor rank and elements of `bytes` bytes.
+    pub fn of_layout(layout: &ParallelConfig, heads: Heads, tokens: usize, bytes: usize) -> Self {
+        Self {
+            tokens,
+            heads,
+            ranks: layout.context,
+            inner: layout.context_inner,
+            bytes,
+            gradient_bytes: if layout.context_narrow_gradients {
+                bytes
+            } else {
+                bytes.max(4)
+            },
+        }
+    }
+
+    /// The requested exchange, or the [chosen](Self::choose) one. `fused` is whether attention is.
+    ///
+    /// # Errors
+    ///
+    /// Why the requested one cannot be used, and what would fit.
+    pub fn resolve(
+        &self,
+        requested: Option<ContextExchange>,
+        fused: bool,
+    ) -> Result<ContextExchange, String> {
+        let choose = || self.choose(LinkSpeed::NVLINK, fused);
+        let exchange = requested.unwrap_or_else(choose);
+        let is_ring = matches!(
+            exchange,
+            ContextExchange::Ring | ContextExchange::Hierarchical
+        );
+        if is_ring && !fused {
+            return Err(format!(
+                "context_exchange = {exchange} needs fused attention, and this one holds its scores in memory (it has \
+                 dropout or wide heads, or the kernel is turned off): expected all-gather or all-to-all"
+            ));
+        }
+        let checked = self.check(exchange);
+        checked.map_err(|reason| format!("context_exchange = {exchange}: {reason}"))?;
+        Ok(exchange)
+    }
+
+    /// Whether the exchange can be used.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot, and what would fit.
+    pub fn check(&self, exchange: ContextExchange) -> Result<(), String> {
+        check_heads(self.heads, self.neighbours(exchange))
+    }
+
+    /// The ranks of an all-to-all.
+    pub fn neighbours(&self, exchange: ContextExchange) -> usize {
+        match exchange {
+            ContextExchange::Ring | ContextExchange::AllGather => 1,
+            ContextExchange::AllToAll => self.ranks,
+            ContextExchange::Hierarchical => self.inner.unwrap_or(1),
+        }
+    }
+
+    /// What the exchange sends and holds, with `s` tokens, `c` ranks, `q` heads, `kv` groups and heads of `d`
+    /// features:
+    ///
+    /// | exchange | elements sent in the forward | in the backward | held |
+    /// |---|---|---|---|
+    /// | ring | `2 kv d s (c - 1) / c` | keys and values again, and their gradients | two blocks of `2 kv d s / c` |
+    /// | all-gather | the same | the same | `2 kv d s` |
+    /// | all-to-all | `(2 q + 2 kv) d s (c - 1) / c^2` | the same | `(2 q + 2 kv) d s / c` |
+    ///
+    /// The hierarchical exchange is the all-to-all of `inner` ranks and a ring of the others, with `1 / inner` of
+    /// the heads. In an all-to-all of more ranks than groups, `kv` is the number of ranks: each gets a copy.
+    pub fn cost(&self, exchange: ContextExchange) -> ExchangeCost {
+        let inner = self.neighbours(exchange);
+        let outer = self.ranks / inner;
+        let (tokens, width) = (self.tokens as f64, self.heads.width as f64);
+        let (bytes, gradient_bytes) = (self.bytes as f64, self.gradient_bytes as f64);
+        let groups = self.heads.groups.next_multiple_of(inner) as f64;
+        let local = tokens / self.ranks as f64;
+
+        let heads = 2.0 * self.heads.heads as f64 + 2.0 * groups;
+        let exchanged = heads * width * local * bytes;
+        let of_heads = exchanged * (inner - 1) as f64 / inner as f64;
+        // Keys and values of one group of neighbours.
+        let block = 2.0 * groups / inner as f64 * width * tokens / outer as f64;
+        let steps = (outer - 1) as f64;
+        let held = match (exchange, outer) {
+            (_, 1) => 0.0,
+            (ContextExchange::AllGather, _) => block * outer as f64,
+            _ => 2.0 * block,
+        };
+        ExchangeCost {
+            forward: of_heads + steps * block * bytes,
+            backward: of_heads + steps * block * (bytes + gradient_bytes),
+            transient: held * bytes + if inner > 1 { exchanged } else { 0.0 },
+        }
+    }
+
+    /// The seconds of a forward and a backward for which a rank waits: what is sent, except for what a ring sends
+    /// while it computes with the block before. Causal attention of `s` tokens to half of them costs
+    /// `4 (s / c) (s / 2) q d` operations forwards and 2.5 times as many backwards.
+    pub fn exposed(&self, exchange: ContextExchange, speed: LinkSpeed) -> f64 {
+        let cost = self.cost(exchange);
+        let inner = self.neighbours(exchange);
+        let outer = self.ranks / inner;
+        let is_ring = !matches!(exchange, ContextExchange::AllGather) && outer > 1;
+        if !is_ring {
+            return (cost.forward + cost.backward) / speed.bytes_per_second;
+        }
+        let alone = Self {
+            ranks: inner,
+            tokens: self.tokens / outer,
+            ..*self
+        };
+        let of_heads = match inner {
+            1 => ExchangeCost::default(),
+            _ => alone.cost(ContextExchange::AllToAll),
+        };
+        let (tokens, features) = (
+            self.tokens as f64,
+            (self.heads.heads * self.heads.width) as f64,
+        );
+        let flops = 4.0 * tokens / self.ranks as f64 * tokens / 2.0 * features;
+        let steps = (outer - 1) as f64 / outer as f64;
+        let waits = |bytes: f64, flops: f64| {
+            (bytes / speed.bytes_per_second - steps * flops / speed.flops_per_second).max(0.0)
+        };
+        (of_heads.forward + of_heads.backward) / speed.bytes_per_second
+            + waits(cost.forward - of_heads.forward, flops)
+            + waits(cost.backward - of_heads.backward, 2.5 * flops)
+    }
+
+    /// The exchange with the least [exposed](Self::exposed) time among those that can be used: ring, all-gather and
+    /// all-to-all, and with `inner` also the hierarchical one. Of equal ones the first; a ring needs fused
+    /// attention.
+    pub fn choose(&self, speed: LinkSpeed, fused: bool) -> ContextExchange {
+        let all = ContextExchange::ALL.into_iter();
+        let usable = all.filter(|exchange| match exchange {
+            ContextExchange::Ring => fused,
+            ContextExchange::Hierarchical => fused && self.inner.is_some(),
+            ContextExchange::AllGather | ContextExchange::AllToAll => true,
+        });
+        let usable = usable.filter(|exchange| self.check(*exchange).is_ok());
+        let time = |exchange: &ContextExchange| self.exposed(*exchange, speed);
+        let best = usable.min_by(|one, two| time(one).total_cmp(&time(two)));
+        best.unwrap_or(ContextExchange::AllGather)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Llama 3 8B.
+    fn problem(tokens: usize, groups: usize, ranks: usize) -> ExchangeProblem {
+        ExchangeProblem {
+            tokens,
+            heads: Heads {
+                heads: 32,
+                groups,
+                width: 128,
+            },
+            ranks,
+            inner: None,
+            bytes: 2,
+            gradient_bytes: 2,
+        }
+    }
+
+    /// The published volumes: 469.8 MB around a ring, 293.6 MB by all-to-all, of 131072 tokens on 8 ranks.
+    #[test]
+    fn volumes_are_the_known_ones() {
+        let llama = problem(131_072, 8, 8);
+        let megabytes = |bytes: f64| (bytes / 1e5).round() / 10.0;
+        let ring = llama.cost(ContextExchange::Ring);
+        assert_eq!(megabytes(ring.forward), 469.8);
+        assert_eq!(ring.backward, 2.0 * ring.forward);
+        assert_eq!(megabytes(ring.transient), 134.2);
+        let gather = llama.cost(ContextExchange::AllGather);
+        assert_eq!(
+            (gather.forward, gather.backward),
+            (ring.forward, ring.backward)
+        );
+        assert_eq!(megabytes(gather.transient), 536.9);
+        let heads = llama.cost(ContextExchange::AllToAll);
+        assert_eq!(megabytes(heads.forward), 293.6);
+        assert_eq!(heads.backward, heads.forward);
+        // Multi-head: c / 2 times less.
+        let many = problem(131_072, 32, 8);
+        let ratio =
+            many.cost(ContextExchange::Ring).forward / many.cost(ContextExchange::AllToAll).forward;
+        assert_eq!(ratio, 4.0);
+        let f32_gradients = ExchangeProblem {
+            gradient_bytes: 4,
+            ..llama
+        };
+        assert_eq!(
+            f32_gradients.cost(ContextExchange::Ring).backward,
+            3.0 * ring.forward
+        );
+    }
+
+    #[test]
+    fn a_hierarchical_exchange_is_an_all_to_all_and_a_ring() {
+        let whole = ExchangeProblem {
+            inner: Some(4),
+            ..problem(4096, 8, 8)
+        };
+        let cost = whole.cost(ContextExchange::Hierarchical);
+        let inside = problem(2048, 8, 4).cost(ContextExchange::AllToAll);
+        let between = problem(4096, 2, 2).cost(ContextExchange::Ring);
+        assert_eq!(cost.forward, inside.forward + between.forward);
+        assert_eq!(cost.backward, inside.backward + between.backward);
+    }
+
+    /// A ring of `s / c >= 2 kv / q F / B` tokens per rank hides what it sends in the forward: 500 for NVLink, with a
+    /// quarter as many groups as heads.
+    #[test]
+    fn a_ring_hides_its_transfers_behind_enough_tokens() {
+        let nvlink = LinkSpeed::NVLINK;
+        let waits = |tokens| problem(tokens, 8, 8).exposed(ContextExchange::Ring, nvlink);
+        assert!(waits(8 * 400) > 0.0);
+        assert_eq!(waits(8 * 512), 0.0);
+    }
+
+    #[test]
+    fn the_exchange_that_waits_least_is_chosen() {
+        let choose = |problem: ExchangeProblem| problem.choose(LinkSpeed::NVLINK, true);
+        assert_eq!(choose(problem(131_072, 8, 8)), ContextExchange::Ring);
+        assert_eq!(choose(problem(1024, 8, 8)), ContextExchange::AllToAll);
+        // 32 heads cannot be split over 5 ranks.
+        assert_eq!(choose(problem(1000, 8, 5)), ContextExchange::Ring);
+        let unfused = problem(131_072, 8, 8).choose(LinkSpeed::NVLINK, false);
+        assert_eq!(unfused, ContextExchange::AllToAll);
+        assert_eq!(
+            problem(1000, 8, 5).choose(LinkSpeed::NVLINK, false),
+            ContextExchange::AllGather
+        );
+    }
+
+    #[test]
+    fn heads_that_cannot_be_split_are_refused_with_what_fits() {
+        let refused = problem(1024, 8, 12).check(ContextExchange::AllToAll);
+        assert_eq!(
+            refused.unwrap_err(),
+            "an all-to-all of 12 ranks cannot split 32 heads and 8 groups of keys and values of a tensor rank; 1, 2, 4, \
+             8, 16, 32 ranks can"
+        );
+        assert!(problem(1024, 8, 12).check(ContextExchange::Ring).is_ok());
+        assert!(
+            problem(1024, 8, 16)
+                .check(ContextExchange::AllToAll)
+                .is_ok()
+        );
+    }
+}

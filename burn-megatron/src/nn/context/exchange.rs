@@ -1,0 +1,201 @@
+//! How the queries of a rank attend to the keys and values of all ranks of a group. On plain tensors.
+
+use std::fmt::Debug;
+
+use burn::tensor::Tensor;
+
+use super::partial::{PartialAttention, PartialGradients, PartialResult, merge, wide};
+use super::shard::Members;
+use crate::collective::{
+    CollectiveOp, Comm, PendingTensor, start, start_all_gather, start_reduce_scatter,
+};
+
+/// An exchange of keys and values between the ranks of a group.
+///
+/// All ranks of the group must call the same methods in the same order. Each has a block
+/// `[tokens, 2 groups, width]` of its own; see [`PartialAttention`].
+pub trait KeyValueExchange: Debug + Send + Sync {
+    /// Attention of this rank's queries `[1, tokens, heads, width]` to all keys.
+    fn forward(&self, of: &PartialAttention, q: Tensor<4>, own: Tensor<3>) -> PartialResult;
+
+    /// The gradients of this rank's queries and block. `result` is that of the forward, with the output in the
+    /// type of the queries, and `dout` the gradient of the output.
+    fn backward(
+        &self,
+        of: &PartialAttention,
+        q: Tensor<4>,
+        own: Tensor<3>,
+        result: PartialResult,
+        dout: Tensor<4>,
+    ) -> PartialGradients;
+}
+
+/// The ranks of a context group in groups of neighbours, between which keys and values are exchanged.
+#[derive(Clone, Debug)]
+pub struct OuterGroup {
+    /// One rank of each group of neighbours.
+    pub comm: Comm,
+    /// The ranks of a group of neighbours.
+    pub neighbours: usize,
+}
+
+impl OuterGroup {
+    /// The ranks of the context group that rank `index` of the outer group stands for.
+    pub fn members(&self, index: usize) -> Members {
+        index * self.neighbours..(index + 1) * self.neighbours
+    }
+
+    fn all(&self) -> Members {
+        0..self.comm.size() * self.neighbours
+    }
+}
+
+/// Blocks travel around the ranks; while one is computed with, the next one arrives.
+///
+/// Each rank sends `context - 1` blocks in the forward. In the backward they travel again, and one step behind them
+/// the sums of their gradients, which are at home after `context - 1` steps too: a rank adds those of its own
+/// queries last. All sums are in f32 (f64 for f64) and in a fixed order.
+#[derive(Clone, Debug)]
+pub struct Ring(pub OuterGroup);
+
+/// Each rank gathers all blocks, in the forward and again in the backward, whose gradients are reduce-scattered.
+///
+/// A row is computed as on one rank, with the same keys in the same order.
+#[derive(Clone, Debug)]
+pub struct AllGather(pub OuterGroup);
+
+impl Ring {
+    /// Starts to send `x` to the next rank and to receive that of the previous one.
+    fn shift<const D: usize>(&self, x: Tensor<D>) -> PendingTensor<D> {
+        let comm = &self.0.comm;
+        let (rank, size, rows) = (comm.rank(), comm.size(), x.dims()[0]);
+        let only = |peer: usize| {
+            let mut counts = vec![0; size];
+            counts[peer] = rows;
+            counts
+        };
+        let op = CollectiveOp::AllToAll {
+            send: only((rank + 1) % size),
+            receive: only((rank + size - 1) % size),
+        };
+        start(x, &op, comm)
+    }
+
+    /// Calls `compute` with each block and the ranks that it is from, the own one first; the next block is under
+    /// way meanwhile.
+    fn each_block(&self, own: Tensor<3>, mut compute: impl FnMut(&Tensor<3>, Members)) {
+        let (rank, size) = (self.0.comm.rank(), self.0.comm.size());
+        let mut block = own;
+        for step in 0..size {
+            let next = (step + 1 < size).then(|| self.shift(block.clone()));
+            compute(&block, self.0.members((rank + size - step) % size));
+            if let Some(next) = next {
+                block = next.wait();
+            }
+        }
+    }
+}
+
+impl KeyValueExchange for Ring {
+    fn forward(&self, of: &PartialAttention, q: Tensor<4>, own: Tensor<3>) -> PartialResult {
+        let mut merged: Option<PartialResult> = None;
+        self.each_block(own, |block, keys| {
+            if let Some(part) = of.attend(&q, block, keys) {
+                merged = Some(match merged.take() {
+                    Some(before) => merge(before, part),
+                    None => part,
+                });
+            }
+        });
+        merged.unwrap_or_else(|| unseen(of, &q))
+    }
+
+    fn backward(
+        &self,
+        of: &PartialAttention,
+        q: Tensor<4>,
+        own: Tensor<3>,
+        result: PartialResult,
+        dout: Tensor<4>,
+    ) -> PartialGradients {
+        let (dtype, travelling) = (wide(q.dtype()), of.travelling(q.dtype()));
+        let mut dq = Tensor::zeros(q.dims(), (&q.device(), dtype));
+        let zeros = Tensor::zeros(own.dims(), (&own.device(), dtype));
+        let (mut of_own, mut received) = (None, None);
+        self.each_block(own, |block, keys| {
+            let part = of.gradients(&q, block, keys, &result, &dout);
+            let part = part.map(|(dq_part, part)| {
+                dq = dq.clone() + dq_part;
+                part
+            });
+            if of_own.is_none() {
+                // It stays here; the sums of the other ranks come last.
+                of_own = Some(part.unwrap_or_else(|| zeros.clone()));
+                return;
+            }
+            let before = received.take().map(|sum: PendingTensor<3>| sum.wait());
+            let sum = match (before, part) {
+                (Some(before), Some(part)) => before.cast(dtype) + part,
+                (Some(sum), None) | (None, Some(sum)) => sum,
+                (None, None) => zeros.clone(),
+            };
+            received = Some(self.shift(sum.cast(travelling)));
+        });
+        let of_own = of_own.unwrap_or(zeros);
+        let block = match received {
+            Some(of_others) => of_own + of_others.wait().cast(dtype),
+            None => of_own,
+        };
+        (dq, block)
+    }
+}
+
+impl AllGather {
+    /// The keys and values of all ranks in ascending order.
+    fn gathered(&self, of: &PartialAttention, own: Tensor<3>) -> Tensor<3> {
+        let order = of.shard.order(self.0.all(), &own.device());
+        let all = start_all_gather(own, 0, &self.0.comm).wait();
+        all.select(0, order.ascending)
+    }
+}
+
+impl KeyValueExchange for AllGather {
+    fn forward(&self, of: &PartialAttention, q: Tensor<4>, own: Tensor<3>) -> PartialResult {
+        let block = self.gathered(of, own);
+        let result = of.attend(&q, &block, self.0.all());
+        result.unwrap_or_else(|| unseen(of, &q))
+    }
+
+    fn backward(
+        &self,
+        of: &PartialAttention,
+        q: Tensor<4>,
+        own: Tensor<3>,
+        result: PartialResult,
+        dout: Tensor<4>,
+    ) -> PartialGradients {
+        let block = self.gathered(of, own);
+        let (dtype, travelling) = (wide(q.dtype()), of.travelling(q.dtype()));
+        let order = of.shard.order(self.0.all(), &q.device());
+        let gradients = of.gradients(&q, &block, self.0.all(), &result, &dout);
+        let (dq, block) = gradients.unwrap_or_else(|| {
+            let options = (&q.device(), dtype);
+            let dq = Tensor::zeros(q.dims(), options);
+            (dq, Tensor::zeros(block.dims(), options))
+        });
+        let by_rank = block.select(0, order.by_rank).cast(travelling);
+        let own = start_reduce_scatter(by_rank, 0, &self.0.comm).wait();
+        (dq, own.cast(dtype))
+    }
+}
+
+/// The result of queries that see no key.
+fn unseen(of: &PartialAttention, q: &Tensor<4>) -> PartialResult {
+    let [batch, queries, heads, width] = q.dims();
+    let options = (&q.device(), wide(q.dtype()));
+    debug_assert_eq!(heads, of.heads.heads);
+    (
+        Tensor::zeros([batch, queries, heads, width], options),
+        Tensor::full([batch, heads, queries], f64::NEG_INFINITY, options),
+    )
+}

@@ -1,0 +1,80 @@
+//! Context parallelism: the ranks of the context axis share each sequence, and exchange what attention needs.
+//!
+//! - A [`SequenceShard`] says which tokens of a batch a rank has; [`Tokens`](super::Tokens) carry it. Everything
+//!   but attention computes each token by itself, so that the layers beside it are those of one rank: positions,
+//!   dropout and the loss go by the token's place in the whole batch.
+//! - A layer of attention brings queries together with the keys and values of other ranks by a
+//!   [`ContextExchange`](crate::mesh::ContextExchange): an all-to-all of heads inside of groups of neighbours, and
+//!   a [`KeyValueExchange`] between these groups, [`Ring`] or [`AllGather`].
+//! - [`ExchangeProblem`] has the volumes of an exchange, and the choice between them.
+//!
+//! A result that is merged from several blocks is so in f32 (f64 for f64), and so are the gradients of keys and
+//! values; see [`merge`]. An all-to-all and the all-gather compute each row from the keys of one rank in their order.
+//!
+//! No parameter is split: the gradient of each is a partial sum over context x data.
+
+mod attention;
+mod choose;
+mod exchange;
+mod function;
+mod groups;
+mod partial;
+mod shard;
+#[cfg(test)]
+mod tests;
+mod unfused;
+
+use std::sync::Arc;
+
+pub(super) use attention::ContextAttention;
+use burn_megatron_kernels::attention::Heads;
+pub use choose::{ExchangeCost, ExchangeProblem, LinkSpeed};
+pub use exchange::{AllGather, KeyValueExchange, OuterGroup, Ring};
+pub use groups::ContextGroups;
+pub use partial::{PartialAttention, PartialGradients, PartialResult, merge};
+pub use shard::SequenceShard;
+pub(super) use unfused::GatheredProjection;
+
+use super::{BuildError, ModelBuilder};
+use crate::mesh::ContextExchange;
+
+impl ContextAttention {
+    /// The exchange of a layer with these heads on a tensor rank and sequences of up to `tokens` tokens; none
+    /// without context parallelism. `fused` is whether attention is.
+    ///
+    /// Collective over the context axis at the first call: call on all ranks, in the same order.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Config`] if the heads do not fit the exchange, or unfused attention a ring;
+    /// [`BuildError::Comm`].
+    pub fn new(
+        builder: &ModelBuilder,
+        heads: Heads,
+        tokens: usize,
+        fused: bool,
+    ) -> Result<Option<Self>, BuildError> {
+        let groups = builder.groups();
+        let (layout, ranks) = (groups.config(), groups.context().size());
+        if ranks == 1 {
+            return Ok(None);
+        }
+        let bytes = builder.compute_dtype().size();
+        let problem = ExchangeProblem::of_layout(layout, heads, tokens, bytes);
+        let exchange = problem.resolve(layout.context_exchange, fused);
+        let exchange = exchange.map_err(|reason| builder.error(reason))?;
+        let groups = builder.context_groups(problem.neighbours(exchange))?;
+        let outer = groups.outer.clone();
+        Ok(Some(Self {
+            exchange: match exchange {
+                ContextExchange::AllToAll => None,
+                ContextExchange::AllGather => Some(Arc::new(AllGather(outer))),
+                ContextExchange::Ring | ContextExchange::Hierarchical => {
+                    Some(Arc::new(Ring(outer)))
+                }
+            },
+            groups,
+            narrow_gradients: layout.context_narrow_gradients,
+        }))
+    }
+}

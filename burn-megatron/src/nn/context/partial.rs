@@ -1,0 +1,154 @@
+//! Attention of some queries to some of their keys, and how such results are merged. On plain tensors.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Tensor};
+use burn_megatron_kernels::attention::{
+    AttentionEngine, AttentionOptions, Heads, KeyRanges, ProjectionGradients, Window,
+    attention_backward, attention_forward,
+};
+use burn_megatron_kernels::gradient::{FlatGradients, Place};
+
+use super::shard::{Members, SequenceShard};
+
+/// Where the gradients of values begin in a flat buffer: kernels write from a multiple of this on.
+const ALIGNMENT: usize = 4;
+
+/// The attention of one rank's queries to blocks of keys and values.
+///
+/// Queries are `[1, tokens, heads, width]`, a block is `[tokens, 2 groups, width]`, keys before values; both in
+/// ascending order of their tokens.
+#[derive(Clone, Debug)]
+pub struct PartialAttention {
+    pub(in crate::nn) engine: Arc<dyn AttentionEngine>,
+    pub(in crate::nn) heads: Heads,
+    pub(in crate::nn) window: Option<Window>,
+    pub(in crate::nn) shard: Arc<SequenceShard>,
+    /// The ranks that have the tokens of the queries.
+    pub(in crate::nn) queries: Members,
+    /// Whether gradients of keys and values travel in the type of the model.
+    pub(in crate::nn) narrow_gradients: bool,
+}
+
+/// An output `[1, queries, heads, width]` in the type of the statistics, and the log-sum-exp
+/// `[1, heads, queries]` of the scores that it covers.
+pub type PartialResult = (Tensor<4>, Tensor<3>);
+
+/// The gradients of the queries and of a block, in the type of the statistics and of their shapes.
+pub type PartialGradients = (Tensor<4>, Tensor<3>);
+
+/// f64 for f64, f32 otherwise.
+pub(super) fn wide(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    }
+}
+
+impl PartialAttention {
+    /// Attention to the block of the ranks `keys`; none where no query sees a key.
+    pub fn attend(&self, q: &Tensor<4>, block: &Tensor<3>, keys: Members) -> Option<PartialResult> {
+        let options = self.options(keys, q);
+        if options.ranges.as_ref().is_none_or(KeyRanges::is_empty) {
+            return None;
+        }
+        let [k, v] = self.keys_and_values(block);
+        let (out, lse) = attention_forward(&*self.engine, q.clone(), k, v, None, &options);
+        let dtype = wide(out.dtype());
+        Some((out.cast(dtype), lse))
+    }
+
+    /// The part of the gradients that the block of the ranks `keys` gives; none where no query sees a key.
+    /// `result` is merged from all blocks, with the output in the type of the queries.
+    pub fn gradients(
+        &self,
+        q: &Tensor<4>,
+        block: &Tensor<3>,
+        keys: Members,
+        result: &PartialResult,
+        dout: &Tensor<4>,
+    ) -> Option<PartialGradients> {
+        let options = self.options(keys, q);
+        if options.ranges.as_ref().is_none_or(KeyRanges::is_empty) {
+            return None;
+        }
+        let [k, v] = self.keys_and_values(block);
+        let shape @ [tokens, _, width] = block.dims();
+        let length = tokens * self.heads.groups * width;
+        let pitch = length.next_multiple_of(ALIGNMENT);
+        let dtype = wide(q.dtype());
+        let sums = FlatGradients {
+            flat: Tensor::empty([2 * pitch], (&q.device(), dtype)),
+            places: [0, pitch].map(|offset| Place { offset, add: false }).into(),
+        };
+        let (q, result, dout) = (q.clone(), result.clone(), dout.clone());
+        let gradients = attention_backward(
+            &*self.engine,
+            q,
+            k,
+            v,
+            None,
+            result,
+            dout,
+            &options,
+            Some(sums),
+        );
+        let ProjectionGradients::Flat { dq, flat } = gradients.projections else {
+            unreachable!("gradients go where they are told to")
+        };
+        let half = |offset| {
+            let part = flat.clone().narrow(0, offset, length);
+            part.reshape([tokens, self.heads.groups, width])
+        };
+        let block = Tensor::cat(vec![half(0), half(pitch)], 1);
+        debug_assert_eq!(block.dims(), shape);
+        Some((dq.cast(dtype), block))
+    }
+
+    /// The type in which gradients of keys and values of a model in `dtype` travel.
+    pub fn travelling(&self, dtype: DType) -> DType {
+        if self.narrow_gradients {
+            dtype
+        } else {
+            wide(dtype)
+        }
+    }
+
+    fn options(&self, keys: Members, q: &Tensor<4>) -> AttentionOptions {
+        let members = (self.queries.clone(), keys);
+        let ranges = self.shard.ranges(members, self.window, &q.device());
+        AttentionOptions {
+            ranges: Some(ranges),
+            ..AttentionOptions::default()
+        }
+    }
+
+    fn keys_and_values(&self, block: &Tensor<3>) -> [Tensor<4>; 2] {
+        let groups = self.heads.groups;
+        [0, groups].map(|first| block.clone().narrow(1, first, groups).unsqueeze::<4>())
+    }
+}
+
+/// Merges two results of the same queries on different keys, in the type of the statistics:
+///
+/// ```text
+/// lse = ln(e^lse1 + e^lse2)      out = e^(lse1 - lse) out1 + e^(lse2 - lse) out2
+/// ```
+///
+/// A query that sees no key of either gives 0 and minus infinity.
+pub fn merge(one: PartialResult, two: PartialResult) -> PartialResult {
+    let ((out, lse), (other_out, other_lse)) = (one, two);
+    let largest = lse.clone().max_pair(other_lse.clone());
+    let unseen = largest.clone().equal_elem(f64::NEG_INFINITY);
+    // exp(-inf - -inf) would be NaN.
+    let largest = largest.mask_fill(unseen.clone(), 0.0);
+    let share = (lse - largest.clone()).exp();
+    let other_share = (other_lse - largest.clone()).exp();
+    let sum = share.clone() + other_share.clone();
+    let lse = sum.clone().log() + largest;
+    let sum = sum.mask_fill(unseen, 1.0);
+    // [1, heads, queries] to [1, queries, heads, 1]
+    let factor = |share: Tensor<3>| (share / sum.clone()).swap_dims(1, 2).unsqueeze_dim::<4>(3);
+    let out = out * factor(share) + other_out * factor(other_share);
+    (out, lse)
+}

@@ -1,0 +1,231 @@
+//! The tokens of a batch that one rank of a context group has.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_megatron_kernels::attention::{KeyRanges, Window};
+use burn_megatron_kernels::rope::Positions;
+use parking_lot::Mutex;
+
+use crate::mesh::{ContextSplit, ContextSplitError};
+
+/// Ranks of a context group, by their index in it.
+pub(in crate::nn) type Members = Range<usize>;
+
+/// The tokens of a batch `[batch, seq]` that one rank of a context group has: of each row `seq / context`, in
+/// ascending order.
+///
+/// Tokens are numbered in the concatenated rows, from 0 to `batch * seq`. A token attends to the earlier tokens
+/// of its document, so to one range of these numbers; of any ascending list of keys this is one range too
+/// ([`KeyRanges`]).
+#[derive(Debug)]
+pub struct SequenceShard {
+    shape: [usize; 2],
+    /// The ends of the documents in the concatenated rows.
+    ends: Vec<usize>,
+    /// The tokens of each rank.
+    tokens: Vec<Vec<usize>>,
+    rank: usize,
+    uploads: Mutex<Uploads>,
+}
+
+/// What layers have asked for, on the device of the model.
+#[derive(Debug, Default)]
+struct Uploads {
+    positions: Option<Tensor<2, Int>>,
+    /// By queries, keys, and the left side of the window.
+    ranges: HashMap<(Members, Members, Option<usize>), KeyRanges>,
+    orders: HashMap<Members, Order>,
+}
+
+/// How the tokens of some ranks, one rank after the other, are brought into ascending order.
+#[derive(Clone, Debug)]
+pub(in crate::nn) struct Order {
+    /// By place in the ascending order, the place in the order of the ranks.
+    pub ascending: Tensor<1, Int>,
+    /// The reverse.
+    pub by_rank: Tensor<1, Int>,
+}
+
+/// What a rank has; what was uploaded of it does not count.
+impl PartialEq for SequenceShard {
+    fn eq(&self, other: &Self) -> bool {
+        let known = |of: &Self| (of.shape, of.rank);
+        known(self) == known(other) && self.ends == other.ends && self.tokens == other.tokens
+    }
+}
+
+impl Eq for SequenceShard {}
+
+impl SequenceShard {
+    /// The shard of rank `rank` of `ranks`, of rows that are split by `split`. `documents` are the starts of packed
+    /// documents in the concatenated rows and the end of the last one, as in
+    /// [`Batch::documents`](crate::data::Batch::documents); without them every row is one document.
+    ///
+    /// # Errors
+    ///
+    /// [`ContextSplitError`] for rows or documents that cannot be divided.
+    pub fn new(
+        [rows, seq]: [usize; 2],
+        documents: Option<&[i32]>,
+        split: ContextSplit,
+        (rank, ranks): (usize, usize),
+    ) -> Result<Arc<Self>, ContextSplitError> {
+        let ends: Vec<usize> = match documents {
+            Some(starts) => starts.iter().skip(1).map(|end| *end as usize).collect(),
+            None => (1..=rows).map(|row| row * seq).collect(),
+        };
+        let mut tokens = vec![Vec::with_capacity(rows * seq / ranks); ranks];
+        let mut first = 0;
+        for row in 0..rows {
+            let past = first + ends[first..].partition_point(|end| *end <= (row + 1) * seq);
+            let in_row: Vec<_> = ends[first..past]
+                .iter()
+                .map(|end| end - row * seq)
+                .collect();
+            for (rank, tokens) in tokens.iter_mut().enumerate() {
+                let own = split.tokens(&in_row, rank, ranks)?;
+                tokens.extend(own.into_iter().map(|token| row * seq + token));
+            }
+            first = past;
+        }
+        Ok(Arc::new(Self {
+            shape: [rows, seq],
+            ends,
+            tokens,
+            rank,
+            uploads: Mutex::default(),
+        }))
+    }
+
+    /// `[batch, seq]` of the whole batch.
+    pub fn shape(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    /// `[batch, seq / context]`, the shape of this rank's part.
+    pub fn local_shape(&self) -> [usize; 2] {
+        let [rows, _] = self.shape;
+        [rows, self.tokens().len() / rows.max(1)]
+    }
+
+    /// The ranks that share the batch.
+    pub fn ranks(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// This rank's tokens in the concatenated rows.
+    pub fn tokens(&self) -> &[usize] {
+        &self.tokens[self.rank]
+    }
+
+    /// This rank's part of values `[batch, seq]` of the whole batch, row by row.
+    pub fn part<T: Copy>(&self, values: &[T]) -> Vec<T> {
+        self.tokens().iter().map(|token| values[*token]).collect()
+    }
+
+    /// The pairs of query and key that this rank computes: what the tokens of its rows see.
+    pub fn pairs(&self, window: Option<Window>) -> u64 {
+        let own = self.tokens().iter();
+        own.map(|token| self.visible(*token, window).len() as u64)
+            .sum()
+    }
+
+    /// The position in its document of each token, of this part of each of this rank's rows.
+    pub(in crate::nn) fn position_numbers(&self, part: Range<usize>) -> Vec<i32> {
+        let [_, local] = self.local_shape();
+        let rows = self.tokens().chunks(local.max(1));
+        let own = rows.flat_map(|row| &row[part.clone()]);
+        own.map(|token| (token - self.document(*token).start) as i32)
+            .collect()
+    }
+
+    /// The positions of this rank's tokens, for rotary embeddings.
+    pub(in crate::nn) fn positions(&self, device: &Device) -> Positions {
+        let [rows, local] = self.local_shape();
+        let mut uploads = self.uploads.lock();
+        let positions = uploads.positions.get_or_insert_with(|| {
+            let numbers = self.position_numbers(0..local);
+            Tensor::from_data(TensorData::new(numbers, [rows, local]), device)
+        });
+        Positions::Each(positions.clone())
+    }
+
+    /// The tokens of some ranks in ascending order.
+    pub(in crate::nn) fn of_members(&self, members: &Members) -> Vec<usize> {
+        let mut tokens = self.tokens[members.clone()].concat();
+        // Those of one rank are in order.
+        if members.len() > 1 {
+            tokens.sort_unstable();
+        }
+        tokens
+    }
+
+    /// What the tokens of `queries` see of those of `keys`, both in ascending order.
+    pub(in crate::nn) fn ranges(
+        &self,
+        (queries, keys): (Members, Members),
+        window: Option<Window>,
+        device: &Device,
+    ) -> KeyRanges {
+        let mut uploads = self.uploads.lock();
+        let key = (queries, keys, window.map(|window| window.left));
+        let (queries, keys) = (self.of_members(&key.0), self.of_members(&key.1));
+        let ranges = uploads.ranges.entry(key).or_insert_with(|| {
+            let among = |seen: Range<usize>| {
+                let place = |token| keys.partition_point(|key| *key < token);
+                place(seen.start)..place(seen.end)
+            };
+            let ranges = queries
+                .iter()
+                .map(|query| among(self.visible(*query, window)));
+            match KeyRanges::new(ranges.collect(), keys.len(), device) {
+                Ok(ranges) => ranges,
+                Err(error) => panic!("{error}"),
+            }
+        });
+        ranges.clone()
+    }
+
+    /// How the tokens of `members` are brought into ascending order.
+    pub(in crate::nn) fn order(&self, members: Members, device: &Device) -> Order {
+        let mut uploads = self.uploads.lock();
+        let order = uploads.orders.entry(members).or_insert_with_key(|members| {
+            let by_rank = self.tokens[members.clone()].concat();
+            let mut ascending: Vec<_> = (0..by_rank.len()).collect();
+            ascending.sort_unstable_by_key(|place| by_rank[*place]);
+            let mut back = vec![0; ascending.len()];
+            for (place, from) in ascending.iter().enumerate() {
+                back[*from] = place;
+            }
+            let device = device.clone().inner();
+            let upload = |places: Vec<usize>| {
+                let places: Vec<_> = places.into_iter().map(|place| place as i32).collect();
+                Tensor::from_data(&places[..], &device)
+            };
+            Order {
+                ascending: upload(ascending),
+                by_rank: upload(back),
+            }
+        });
+        order.clone()
+    }
+
+    /// The tokens that a token attends to.
+    pub(in crate::nn) fn visible(&self, token: usize, window: Option<Window>) -> Range<usize> {
+        let first = self.document(token).start;
+        let first = match window {
+            Some(window) => first.max(token.saturating_sub(window.left)),
+            None => first,
+        };
+        first..token + 1
+    }
+
+    fn document(&self, token: usize) -> Range<usize> {
+        let number = self.ends.partition_point(|end| *end <= token);
+        let start = number.checked_sub(1).map_or(0, |before| self.ends[before]);
+        start..self.ends[number]
+    }
+}

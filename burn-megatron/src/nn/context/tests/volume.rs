@@ -1,0 +1,109 @@
+//! What the exchanges send, and how often.
+
+use std::sync::Mutex;
+
+use super::*;
+use crate::comm::{Buffer, Call, CommError, Communicator, Group, Pending};
+use crate::mesh::{Axis, Grid};
+
+/// Counts the bytes that a rank sends to others, and the calls.
+#[derive(Debug)]
+struct CountingComm {
+    inner: Arc<dyn Communicator>,
+    sent: Arc<Mutex<Sent>>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Sent {
+    bytes: usize,
+    calls: usize,
+}
+
+impl Communicator for CountingComm {
+    fn group(&self) -> &Group {
+        self.inner.group()
+    }
+
+    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
+        let (ranks, elements) = (self.inner.size(), input.len());
+        let to_others = match &call {
+            Call::AllToAll { send, .. } => elements - send[self.inner.rank()],
+            Call::AllGather => elements * (ranks - 1),
+            Call::ReduceScatter(_) => elements / ranks * (ranks - 1),
+            other => panic!("{other:?}"),
+        };
+        let mut sent = self.sent.lock().unwrap();
+        sent.bytes += to_others * input.dtype().size_of();
+        sent.calls += 1;
+        self.inner.start(call, input)
+    }
+
+    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
+        let inner = self.inner.split(name, groups)?;
+        let sent = self.sent.clone();
+        Ok(Arc::new(Self { inner, sent }))
+    }
+}
+
+/// What each rank sends in the forward and in the backward of a layer.
+fn sent(layout: &ParallelConfig, case: &LayerCase) -> Vec<[Sent; 2]> {
+    let run = |rank: Rank| {
+        let sent = Arc::new(Mutex::default());
+        let groups = ParallelContext::new(layout, &rank)?;
+        let counting: Arc<dyn Communicator> = Arc::new(CountingComm {
+            inner: groups.context().clone(),
+            sent: Arc::clone(&sent),
+        });
+        let groups = groups.with_group(Grid::Dense, Axis::Context, counting);
+        let (layer, _) = case.layer(&groups)?;
+        let split = layout.context_split;
+        let shard = SequenceShard::new([BATCH, SEQ], None, split, (rank.rank(), layout.context))?;
+        let device = Device::flex().autodiff();
+        let shape = [BATCH, SEQ / layout.context, HIDDEN];
+        let x = Tensor::<3>::ones(shape, (&device, DType::F64)).require_grad();
+        let y = layer.forward_with_context(x, None, AttentionContext::Sharded(&shard));
+        let forward = std::mem::take(&mut *sent.lock().unwrap());
+        let _gradients = y.sum().backward();
+        let backward = *sent.lock().unwrap();
+        Ok::<_, Box<dyn std::error::Error + Send + Sync>>([forward, backward])
+    };
+    World::threads(layout.context).unwrap().run(run).unwrap()
+}
+
+#[test]
+fn every_exchange_sends_what_its_formula_says() {
+    for ranks in [2, 4] {
+        for layout in layouts(ranks) {
+            for groups in [1, 2, 4] {
+                let case = LayerCase::new(4, groups);
+                let heads = Heads {
+                    heads: 4,
+                    groups,
+                    width: 4,
+                };
+                let problem = ExchangeProblem::of_layout(&layout, heads, BATCH * SEQ, 8);
+                let cost = problem.cost(layout.context_exchange.unwrap());
+                for [forward, backward] in sent(&layout, &case) {
+                    let what = format!("{}, {groups} groups", name(&layout));
+                    assert_eq!(forward.bytes as f64, cost.forward, "{what}: forward");
+                    assert_eq!(backward.bytes as f64, cost.backward, "{what}: backward");
+                }
+            }
+        }
+    }
+}
+
+/// All ranks send equally often, also blocks in which they see nothing.
+#[test]
+fn a_ring_sends_each_block_on_until_all_ranks_have_had_it() {
+    for split in [ContextSplit::Zigzag, ContextSplit::Contiguous] {
+        let layout = ParallelConfig::new()
+            .with_context(4)
+            .with_data(1)
+            .with_context_exchange(ContextExchange::Ring)
+            .with_context_split(split);
+        for [forward, backward] in sent(&layout, &LayerCase::new(4, 2)) {
+            assert_eq!((forward.calls, backward.calls), (3, 6));
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! `verify` of context parallelism: every pair of values of the settings below occurs in some row.
+
+use burn_megatron::mesh::{ContextExchange, ContextSplit, ParallelConfig};
+use burn_megatron::verify::{Layout, ModelSubject, VerifyOptions, verify};
+use burn_megatron_models::{MoeConfig, Positions, TransformerConfig};
+use burn_megatron_tests::pairwise::{Row, Settings, describe, pairwise, product, value};
+
+const SETTINGS: Settings<13> = [
+    ("context", &["1", "2", "4"]),
+    (
+        "exchange",
+        &["ring", "all-gather", "all-to-all", "hierarchical", "chosen"],
+    ),
+    (
+        "split",
+        &["zigzag", "contiguous", "striped", "zigzag-per-document"],
+    ),
+    ("tensor", &["1", "2", "2 with sequence parallelism"]),
+    ("pipeline", &["1", "2"]),
+    ("data", &["1", "2"]),
+    ("zero", &["0", "1", "2", "3", "3 in groups of 2"]),
+    ("groups", &["8", "2", "1"]),
+    ("window", &["none", "3", "6", "40"]),
+    ("documents", &["one", "packed"]),
+    ("dropout", &["none", "residual", "attention"]),
+    ("experts", &["none", "on one rank", "on two ranks"]),
+    ("positions", &["rotary", "learned"]),
+];
+
+const SAMPLES: usize = 4;
+const SEQ: usize = 16;
+
+/// A row, with names for its values.
+struct Case(Row<13>);
+
+impl Case {
+    fn value(&self, setting: &str) -> &'static str {
+        value(&SETTINGS, &self.0, setting)
+    }
+
+    fn size(&self, setting: &str) -> usize {
+        let number = self.value(setting).split(' ').next();
+        number.and_then(|number| number.parse().ok()).unwrap_or(1)
+    }
+
+    fn is_valid(&self) -> bool {
+        let (context, data) = (self.size("context"), self.size("data"));
+        let exchange = self.value("exchange");
+        let is_ring = ["ring", "hierarchical"].contains(&exchange);
+        [
+            // Settings without effect.
+            context == 1 && (exchange != "chosen" || self.value("split") != "zigzag"),
+            exchange == "hierarchical" && context != 4,
+            context * data == 1 && self.value("zero") != "0",
+            self.value("zero") == "3 in groups of 2" && context * data == 2,
+            self.value("experts") == "on two ranks" && context * data == 1,
+            // Scores are not held by a ring, and padding moves the elements of a mask.
+            is_ring && self.value("dropout") == "attention",
+            self.value("split") == "zigzag-per-document" && self.value("dropout") != "none",
+        ]
+        .iter()
+        .all(|refused| !refused)
+    }
+
+    fn layout(&self) -> Layout {
+        let mut parallel = ParallelConfig::new()
+            .with_context(self.size("context"))
+            .with_tensor(self.size("tensor"))
+            .with_sequence_parallel(self.value("tensor").contains("with"))
+            .with_pipeline(self.size("pipeline"))
+            .with_data(self.size("data"));
+        if parallel.context > 1 {
+            parallel.context_split = self.value("split").parse::<ContextSplit>().unwrap();
+            parallel.context_exchange = self.value("exchange").parse::<ContextExchange>().ok();
+        }
+        if parallel.context_exchange == Some(ContextExchange::Hierarchical) {
+            parallel.context_inner = Some(2);
+        }
+        if self.value("experts") == "on two ranks" {
+            parallel.expert = 2;
+        }
+        parallel.zero_stage = self.value("zero")[..1].parse().unwrap();
+        parallel.hsdp = (self.value("zero").len() > 1).then_some(2);
+        Layout {
+            parallel,
+            micro_batch: Some(SAMPLES / self.size("data") / 2),
+        }
+    }
+
+    fn config(&self) -> TransformerConfig {
+        let dropout = |kind| {
+            if self.value("dropout") == kind {
+                0.2
+            } else {
+                0.0
+            }
+        };
+        TransformerConfig {
+            vocabulary: 19,
+            context: SEQ,
+            hidden: 16,
+            layers: 2,
+            heads: 8,
+            groups: Some(self.size("groups")),
+            mlp_width: Some(12),
+            init_std: 0.2,
+            window: self.value("window").parse().ok(),
+            dropout: dropout("residual"),
+            attention_dropout: dropout("attention"),
+            positions: match self.value("positions") {
+                "learned" => Positions::Learned,
+                _ => TransformerConfig::llama().positions,
+            },
+            moe: (self.value("experts") != "none").then(|| MoeConfig {
+                experts: 4,
+                expert_width: Some(8),
+                ..MoeConfig::default()
+            }),
+            ..TransformerConfig::mixtral()
+        }
+    }
+
+    fn check(&self) {
+        let subject = ModelSubject {
+            samples: SAMPLES,
+            packed: self.value("documents") == "packed",
+            ..ModelSubject::new(self.config())
+        };
+        let what = describe(&SETTINGS, &self.0);
+        let report = verify(&subject, &[self.layout()], &VerifyOptions::default());
+        let report = report.unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert!(report.passes(), "{what}\n{report}");
+    }
+}
+
+fn rows() -> Vec<Row<13>> {
+    product(&SETTINGS, |row| Case(*row).is_valid())
+}
+
+#[test]
+fn every_pair_of_settings() {
+    let all = rows();
+    let chosen = pairwise(&SETTINGS, &all);
+    println!("{} of {} rows", chosen.len(), all.len());
+    for row in chosen {
+        Case(row).check();
+    }
+}
