@@ -1,6 +1,6 @@
 //! The command line: its commands and the global flags.
 
-use crate::bench::args::{BenchArgs, OverlapArgs};
+use crate::bench::args::{BenchArgs, ContextArgs, OverlapArgs};
 use crate::bench::checkpoint::CheckpointBenchArgs;
 use crate::bench::preprocess::PreprocessBenchArgs;
 use crate::bench::step::args::StepBenchArgs;
@@ -102,6 +102,8 @@ pub enum BenchCommand {
     /// How much of the data-parallel communication is hidden behind computation: trains a GPT over a
     /// simulated slow link, for each ZeRO stage with and without overlap.
     Overlap(OverlapArgs),
+    /// A layer of attention whose sequence is shared by several ranks, against one rank.
+    Context(ContextArgs),
     /// Megabytes of text per second that `preprocess` tokenizes, compared with the tokenizers library alone
     /// with as many threads and the text in memory.
     Preprocess(PreprocessBenchArgs),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::text::window;
+use super::text::{split_at_documents, window};
 use super::{DataError, Sample, Samples};
 
 /// Samples training windows from a text, with replacement.
@@ -16,12 +16,23 @@ pub struct TextSamples {
     text: Arc<[u8]>,
     seq: usize,
     seed: u64,
+    documents: bool,
 }
 
 impl TextSamples {
     /// `text` must be longer than `seq`; [`super::TextData::samples`] checks it.
     pub(super) fn new(text: Arc<[u8]>, seq: usize, seed: u64) -> Self {
-        Self { text, seq, seed }
+        Self {
+            text,
+            seq,
+            seed,
+            documents: false,
+        }
+    }
+
+    /// Sets whether samples say where their documents start.
+    pub(super) fn with_documents(self, documents: bool) -> Self {
+        Self { documents, ..self }
     }
 
     /// The number of positions where a window can start; each is equally likely, to within 2^-64.
@@ -48,7 +59,11 @@ impl Samples for TextSamples {
     }
 
     fn sample(&self, number: u64) -> Result<Sample, DataError> {
-        Ok(window(&self.text, self.start(number), self.seq))
+        let mut sample = window(&self.text, self.start(number), self.seq);
+        if self.documents {
+            split_at_documents(&mut sample);
+        }
+        Ok(sample)
     }
 }
 

@@ -364,6 +364,27 @@ fn documents_are_padded_to_be_split() {
 }
 
 #[test]
+fn attention_can_stop_at_the_ends_of_files() {
+    let folder = TestFolder::new("reset-attention");
+    for (name, content) in [
+        ("a.txt", "one"),
+        ("b.txt", "two"),
+        ("c.txt", "three and more"),
+    ] {
+        folder.write(name, content.as_bytes());
+    }
+    let text = TextData::open(folder.path()).unwrap();
+    let starts = |text: &TextData| text.held_out(2, 3).unwrap()[0].documents.clone();
+    assert_eq!(starts(&text), []);
+    let text = text.with_reset_attention(true);
+    assert_eq!(starts(&text), [0]);
+    let length = text.training_bytes().len() - 1;
+    let sample = text.samples(length, 1).unwrap().sample(0).unwrap();
+    let end = sample.tokens.iter().position(|byte| *byte == 0).unwrap();
+    assert_eq!(sample.documents, [0, end + 1]);
+}
+
+#[test]
 fn rows_that_cannot_be_split_are_refused() {
     let sample = Sample {
         tokens: vec![1; 10],

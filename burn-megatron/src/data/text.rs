@@ -24,6 +24,7 @@ pub struct TextData {
     path: PathBuf,
     training: Arc<[u8]>,
     held_out: Arc<[u8]>,
+    reset_attention: bool,
 }
 
 impl TextData {
@@ -59,7 +60,16 @@ impl TextData {
             path: path.to_path_buf(),
             training: join(parts.training),
             held_out: join(parts.held_out),
+            reset_attention: false,
         })
+    }
+
+    /// Sets whether attention stops at the ends of documents, where positions restart at 0: the files of a folder.
+    pub fn with_reset_attention(self, reset_attention: bool) -> Self {
+        Self {
+            reset_attention,
+            ..self
+        }
     }
 
     /// The bytes that windows are sampled from.
@@ -80,7 +90,8 @@ impl TextData {
     /// fewer than `seq + 1` bytes.
     pub fn samples(&self, seq: usize, seed: u64) -> Result<TextSamples, DataError> {
         self.check_length(TextPart::Training, seq)?;
-        Ok(TextSamples::new(Arc::clone(&self.training), seq, seed))
+        let text = Arc::clone(&self.training);
+        Ok(TextSamples::new(text, seq, seed).with_documents(self.reset_attention))
     }
 
     fn check_length(&self, part: TextPart, seq: usize) -> Result<(), DataError> {
@@ -213,8 +224,25 @@ impl Dataset for TextData {
     /// comparable. `max = 0` returns no window.
     fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
         self.check_length(TextPart::HeldOut, seq)?;
-        Ok(windows(&self.held_out, seq, max))
+        let mut windows = windows(&self.held_out, seq, max);
+        if self.reset_attention {
+            windows.iter_mut().for_each(split_at_documents);
+        }
+        Ok(windows)
     }
+}
+
+/// Notes where the documents of a window of bytes start. The byte at the end of a document belongs to it.
+pub(super) fn split_at_documents(sample: &mut Sample) {
+    let ends = sample.tokens.iter().enumerate();
+    let ends = ends.filter(|(_, token)| **token == i32::from(DOCUMENT_END));
+    let after = ends.map(|(end, _)| end as i32 + 1);
+    let starts = std::iter::once(0).chain(after);
+    let length = sample.tokens.len() as i32;
+    sample.documents = starts
+        .filter(|start| *start < length)
+        .map(|start| start as _)
+        .collect();
 }
 
 /// At most `max` windows of a text, which must have more than `seq` tokens: from its start, evenly spaced

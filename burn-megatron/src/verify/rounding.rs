@@ -38,7 +38,7 @@ impl Rounding {
     /// axis.
     ///
     /// In f64, FP8 products do not depend on the order of their sums, so each value has the same code as on one
-    /// rank, unless ranks round parts of a sum, or scale blocks have other borders.
+    /// rank, unless ranks round parts of a sum, or scales are those of other values.
     pub fn in_8_bits(
         fp8: &Fp8Config,
         layout: &Layout,
@@ -53,6 +53,10 @@ impl Rounding {
             let what = match recipe {
                 _ if layout.parallel.tensor > groups => {
                     "FP8, ranks that replicate keys and values round their partial gradients".into()
+                }
+                Fp8Recipe::Delayed(_) => return None,
+                _ if layout.parallel.context > 1 => {
+                    "FP8, ranks of the context axis scale the tokens that they have".into()
                 }
                 Fp8Recipe::Blockwise(_) if cut(BLOCK) => cut_blocks(BLOCK),
                 Fp8Recipe::MxFp8 if cut(MX_BLOCK) => cut_blocks(MX_BLOCK),
@@ -138,6 +142,8 @@ mod tests {
             ("mxfp8", "tp2", Some(e4m3)),
             ("blockwise", "tp2", Some(e4m3)),
             ("blockwise", "dp2", None),
+            ("delayed", "cp2", None),
+            ("current", "cp2", Some(hybrid)),
         ] {
             assert_eq!(bound(recipe, layout), expected, "{recipe} {layout}");
         }

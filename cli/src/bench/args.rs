@@ -1,9 +1,10 @@
-//! The flags of `bench kernels` and `bench overlap`.
+//! The flags of `bench kernels`, `bench overlap` and `bench context`.
 
 use std::path::PathBuf;
 
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::device::DeviceKind;
+use burn_megatron::mesh::ContextExchange;
 use clap::{Args, ValueEnum};
 
 use super::case::Shape;
@@ -82,6 +83,41 @@ pub struct OverlapArgs {
     /// Write a plot of one step of each case to this file.
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
+    /// Write the results to this file as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// Flags of `bench context`.
+#[derive(Args)]
+pub struct ContextArgs {
+    /// Tokens of the sequence.
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
+    pub tokens: usize,
+    /// Heads of the queries.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
+    pub heads: usize,
+    /// Groups of keys and values.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
+    pub groups: usize,
+    /// Features of a head.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
+    pub width: usize,
+    /// Numbers of ranks that share the sequence, compared with one.
+    #[arg(long, visible_alias = "cp", value_delimiter = ',', value_name = "N", default_values_t = [2, 4])]
+    pub ranks: Vec<usize>,
+    /// Exchanges: ring, all-gather, all-to-all.
+    #[arg(long, value_delimiter = ',', value_name = "NAME", default_values_t = [ContextExchange::Ring, ContextExchange::AllGather, ContextExchange::AllToAll])]
+    pub exchanges: Vec<ContextExchange>,
+    /// Time of the transfers over the simulated link, as a fraction of the time of the layer without a link.
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.5, value_parser = above_zero)]
+    pub share: f64,
+    /// Measured steps.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
+    pub steps: usize,
+    /// Warm-up steps before them.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub warm_up: usize,
     /// Write the results to this file as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,

@@ -3,6 +3,7 @@
 pub mod args;
 mod case;
 pub mod checkpoint;
+pub mod context;
 mod fp8;
 mod moe;
 pub mod overlap;

@@ -23,9 +23,19 @@ pub fn open(recipe: &Recipe) -> Result<Arc<dyn Dataset>, Error> {
     let data: Arc<dyn Dataset> = match (&tokenizer, recipe.data.files.is_empty()) {
         (_, false) => Arc::new(token_files(recipe, tokenizer.as_ref())?.open()?),
         (Some(tokenizer), true) if !tokenizer.is_bytes() => {
+            if recipe.data.reset_attention {
+                return Err(
+                    "data.reset_attention of a text applies to bytes, and data.tokenizer makes tokens of it; convert it with \
+                     `burn-megatron preprocess`, and set data.files"
+                        .into(),
+                );
+            }
             Arc::new(TokenizedText::open(&text_path(recipe), tokenizer)?)
         }
-        (_, true) => Arc::new(TextData::open(&text_path(recipe))?),
+        (_, true) => {
+            let text = TextData::open(&text_path(recipe))?;
+            Arc::new(text.with_reset_attention(recipe.data.reset_attention))
+        }
     };
     check_vocabulary(recipe.model.vocabulary(), &*data, tokenizer.as_ref())?;
     let train = &recipe.train;

@@ -160,7 +160,6 @@ impl DataConfig {
             ("cache (--data-cache)", self.cache.is_some()),
             ("eod", self.eod.is_some()),
             ("packing", self.packing),
-            ("reset_attention", self.reset_attention),
             ("eod_mask_loss", self.eod_mask_loss),
         ];
         match given.iter().find(|(_, given)| *given) {

@@ -148,7 +148,13 @@ impl VerifyModel {
     pub fn layouts(self) -> Vec<Layout> {
         match self {
             Self::Mixtral | Self::MixtralShared => Layout::experts(),
-            _ => [Layout::standard(), Layout::pipelines(), Layout::sharded()].concat(),
+            Self::Llama => [usual(), Layout::contexts()].concat(),
+            _ => usual(),
         }
     }
+}
+
+/// The layouts of any model.
+pub fn usual() -> Vec<Layout> {
+    [Layout::standard(), Layout::pipelines(), Layout::sharded()].concat()
 }

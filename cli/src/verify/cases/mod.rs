@@ -15,7 +15,7 @@ use burn_megatron::verify::{Layout, ModelSubject, VerifyOptions};
 use burn_megatron_models::hf::{HfFamily, ModelFamily};
 
 use super::args::{VerifyArgs, VerifyType};
-use super::models::VerifyModel;
+use super::models::{VerifyModel, usual};
 use crate::error::Error;
 use crate::family::{Families, Model};
 use crate::fp8::{self, Fp8Choice};
@@ -53,7 +53,7 @@ pub fn cases(args: &VerifyArgs, families: &Families) -> Result<Vec<VerifyCase>, 
 
 /// The cases of `--models`, without the other flags.
 fn of_models(args: &VerifyArgs, families: &Families) -> Result<Vec<VerifyCase>, Error> {
-    let usual = [Layout::standard(), Layout::pipelines(), Layout::sharded()].concat();
+    let usual = usual();
     let (transformers, models) = selected(&args.models, families)?;
     if args.all {
         let mut cases = all_transformers(&transformers)?;

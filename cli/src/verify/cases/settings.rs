@@ -16,7 +16,7 @@ pub type SettingCase = (
     fn(&mut Recipe),
 );
 
-pub const SETTINGS: [SettingCase; 12] = [
+pub const SETTINGS: [SettingCase; 14] = [
     (
         "overlap_grad_reduce = false",
         VerifyModel::Gpt,
@@ -40,6 +40,18 @@ pub const SETTINGS: [SettingCase; 12] = [
         VerifyModel::LlamaTied,
         &["dp4-mb1", "tp2-dp2-mb2-z1", "dp4-mb1-z3"],
         |recipe| recipe.data_parallel.bucket_size = Some(700),
+    ),
+    (
+        "context with dropout",
+        VerifyModel::Gpt,
+        &["cp2-allgather-dp1-mb2", "tp2-sp-cp2-alltoall-dp1-mb2"],
+        |_| (),
+    ),
+    (
+        "context with a window",
+        VerifyModel::LlamaTied,
+        &["cp4-ring-dp1-mb4", "cp2-ring-striped-dp2-mb2"],
+        |_| (),
     ),
     ("pad_buckets", VerifyModel::Gpt, &["dp4-mb1-z1"], |recipe| {
         recipe.data_parallel.pad_buckets = true

@@ -1,0 +1,255 @@
+//! `burn-megatron bench context`: a layer of attention whose sequence is shared by several ranks.
+
+use std::fmt;
+use std::fs;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use burn::tensor::{DType, Device, Tensor};
+use burn_megatron::comm::testing::{Link, SimulatedNetwork, hidden_share};
+use burn_megatron::comm::{ParallelContext, Rank, World};
+use burn_megatron::kernels::attention::Heads;
+use burn_megatron::mesh::{Axis, ContextExchange, Grid, ParallelConfig};
+use burn_megatron::nn::context::{ExchangeProblem, SequenceShard};
+use burn_megatron::nn::{
+    AttentionContext, ModelBuilder, ParallelAttention, ParallelAttentionConfig,
+};
+use serde::Serialize;
+
+use super::args::ContextArgs;
+use super::timing::median;
+use crate::error::Error;
+
+/// Timeout of a collective.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// Times the layer on one rank and on several, without and over a link.
+pub fn run(args: &ContextArgs) -> Result<ExitCode, Error> {
+    let bench = Benchmark(args);
+    println!("{}\n\n{}", bench.describe(), ContextRow::header());
+    let one = bench
+        .time(&ParallelConfig::new().with_data(1), None)?
+        .seconds;
+    let mut rows = vec![];
+    for ranks in &args.ranks {
+        for exchange in &args.exchanges {
+            let row = bench.row(one, *ranks, *exchange)?;
+            println!("{row}");
+            rows.push(row);
+        }
+    }
+    println!(
+        "\none / many: the time on one rank over that on these; sent: bytes of a rank; over a link: one on which sending \
+         takes {} of the time of the layer; hidden: 1 - blocked / link, the part of the transfers for which no rank waits",
+        args.share
+    );
+    if let Some(path) = &args.json {
+        let report = ContextReport {
+            tokens: args.tokens,
+            heads: args.heads,
+            groups: args.groups,
+            width: args.width,
+            share: args.share,
+            seconds_on_one_rank: one,
+            rows,
+        };
+        fs::write(path, serde_json::to_string_pretty(&report)?)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The results as JSON.
+#[derive(Serialize)]
+struct ContextReport {
+    tokens: usize,
+    heads: usize,
+    groups: usize,
+    width: usize,
+    share: f64,
+    seconds_on_one_rank: f64,
+    rows: Vec<ContextRow>,
+}
+
+/// One exchange on a number of ranks.
+#[derive(Serialize)]
+struct ContextRow {
+    ranks: usize,
+    exchange: ContextExchange,
+    /// Of a forward and a backward.
+    seconds: f64,
+    /// The time on one rank over this one.
+    speed_up: f64,
+    /// By a rank in a forward and a backward.
+    bytes_sent: f64,
+    seconds_over_link: f64,
+    hidden: f64,
+}
+
+impl ContextRow {
+    fn header() -> String {
+        format!(
+            "{:>5}  {:<12} {:>9} {:>11} {:>9} {:>12} {:>7}",
+            "ranks", "exchange", "seconds", "one / many", "sent", "over a link", "hidden"
+        )
+    }
+}
+
+impl fmt::Display for ContextRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            ranks,
+            seconds,
+            speed_up,
+            seconds_over_link,
+            ..
+        } = self;
+        let exchange = self.exchange.name();
+        let sent = format!("{:.1} MB", self.bytes_sent / 1e6);
+        let hidden = format!("{:.0} %", 100.0 * self.hidden);
+        write!(
+            f,
+            "{ranks:>5}  {exchange:<12} {seconds:>9.3} {speed_up:>11.2} {sent:>9} {seconds_over_link:>12.3} {hidden:>7}"
+        )
+    }
+}
+
+/// A link on which the layer's transfers take some time.
+#[derive(Clone, Copy)]
+struct LinkSettings {
+    bytes_per_second: f64,
+}
+
+/// The times of a layout.
+struct Timed {
+    /// The median over the steps of the slowest rank.
+    seconds: f64,
+    /// The part of the transfers in which the ranks computed; 0 without a link.
+    hidden: f64,
+}
+
+struct Benchmark<'a>(&'a ContextArgs);
+
+impl Benchmark<'_> {
+    fn describe(&self) -> String {
+        let ContextArgs {
+            tokens,
+            heads,
+            groups,
+            width,
+            steps,
+            ..
+        } = self.0;
+        format!(
+            "causal attention of {tokens} tokens, {heads} heads, {groups} groups, width {width}, with its projections; \
+             forward and backward in f32, a zigzag; ranks as threads with one compute thread each; medians of {steps} steps"
+        )
+    }
+
+    fn row(&self, one: f64, ranks: usize, exchange: ContextExchange) -> Result<ContextRow, Error> {
+        let layout = ParallelConfig::new()
+            .with_data(1)
+            .with_context(ranks)
+            .with_context_exchange(exchange);
+        let problem = ExchangeProblem::of_layout(&layout, self.heads(), self.0.tokens, 4);
+        problem.check(exchange)?;
+        let cost = problem.cost(exchange);
+        let bytes_sent = cost.forward + cost.backward;
+        let Timed { seconds, .. } = self.time(&layout, None)?;
+        let link = LinkSettings {
+            bytes_per_second: bytes_sent / (self.0.share * seconds),
+        };
+        let over_link = self.time(&layout, Some(link))?;
+        Ok(ContextRow {
+            ranks,
+            exchange,
+            seconds,
+            speed_up: one / seconds,
+            bytes_sent,
+            seconds_over_link: over_link.seconds,
+            hidden: over_link.hidden,
+        })
+    }
+
+    fn heads(&self) -> Heads {
+        Heads {
+            heads: self.0.heads,
+            groups: self.0.groups,
+            width: self.0.width,
+        }
+    }
+
+    fn time(&self, layout: &ParallelConfig, link: Option<LinkSettings>) -> Result<Timed, Error> {
+        let world = World::threads(layout.context)?;
+        let world = world.deadline(DEADLINE).compute_threads(1);
+        let ranks = world.run(|rank| self.time_rank(&rank, layout, link))?;
+        let steps = (0..self.0.steps).map(|step| {
+            let of_rank = ranks.iter().map(|(seconds, _)| seconds[step]);
+            of_rank.fold(0.0, f64::max)
+        });
+        let hidden = ranks.iter().map(|(_, hidden)| hidden).sum::<f64>();
+        Ok(Timed {
+            seconds: median(&steps.collect::<Vec<_>>()),
+            hidden: hidden / ranks.len() as f64,
+        })
+    }
+
+    /// The seconds of each step, and the part of the transfers that was hidden.
+    fn time_rank(
+        &self,
+        rank: &Rank,
+        layout: &ParallelConfig,
+        link: Option<LinkSettings>,
+    ) -> Result<(Vec<f64>, f64), Error> {
+        let groups = ParallelContext::new(layout, rank)?;
+        let link = link.map(|link| Link::new(Duration::ZERO, link.bytes_per_second));
+        let link = link.transpose()?;
+        let groups = match &link {
+            Some(link) => {
+                let context = SimulatedNetwork::over(groups.context().clone(), link);
+                groups.with_group(Grid::Dense, Axis::Context, context)
+            }
+            None => groups,
+        };
+        let device = Device::flex().autodiff();
+        let hidden = self.0.heads * self.0.width;
+        let heads = self.heads();
+        let builder = ModelBuilder::with(&groups, &device, 1, DType::F32);
+        let layer = ParallelAttentionConfig::new(hidden, heads.heads, heads.groups, heads.width)
+            .with_sequence(self.0.tokens)
+            .init(&builder)?;
+        let place = (groups.context().rank(), layout.context);
+        let split = layout.context_split;
+        let shard = SequenceShard::new([1, self.0.tokens], None, split, place)?;
+        let mut seconds = vec![];
+        for step in 0..self.0.warm_up + self.0.steps {
+            groups.world().barrier()?;
+            if step == self.0.warm_up
+                && let Some(link) = &link
+            {
+                link.take_transfers();
+            }
+            let start = Instant::now();
+            forward_and_backward(&layer, &shard, hidden, &device);
+            seconds.push(start.elapsed().as_secs_f64());
+        }
+        let hidden = link.map_or(0.0, |link| hidden_share(&link.take_transfers()));
+        Ok((seconds.split_off(self.0.warm_up), hidden))
+    }
+}
+
+fn forward_and_backward(
+    layer: &ParallelAttention,
+    shard: &Arc<SequenceShard>,
+    hidden: usize,
+    device: &Device,
+) {
+    let [batch, tokens] = shard.local_shape();
+    let x = Tensor::<3>::ones([batch, tokens, hidden], device).require_grad();
+    let context = match shard.ranks() {
+        1 => AttentionContext::Rows,
+        _ => AttentionContext::Sharded(shard),
+    };
+    let y = layer.forward_with_context(x, None, context);
+    let _gradients = y.sum().backward();
+}
