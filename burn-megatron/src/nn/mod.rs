@@ -55,6 +55,7 @@ mod mlp;
 mod model_builder;
 pub mod moe;
 mod norm;
+mod parameter_spec;
 mod placement;
 mod recompute;
 mod replicated;
@@ -90,8 +91,9 @@ pub use loss::{
 };
 pub use mlp::{ParallelMlp, ParallelMlpConfig};
 pub(crate) use model_builder::placeholder;
-pub use model_builder::{ModelBuilder, ParallelModule, ParameterSpec};
+pub use model_builder::{ModelBuilder, ParallelModule};
 pub use norm::{Norm, NormConfig, NormKind};
+pub use parameter_spec::ParameterSpec;
 pub use placement::{LocalSection, Placement, Placements, Section};
 pub use recompute::{recompute, recompute_at};
 pub use residual::Residual;

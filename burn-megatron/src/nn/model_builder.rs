@@ -14,13 +14,9 @@ use super::context::ContextGroups;
 use super::fp8::{Fp8, Fp8Config, Fp8Layer, SplitOperands};
 use super::init::stream_key;
 use super::moe::Routers;
-use super::{
-    AxisRank, BuildError, DropoutPosition, Init, ParameterEntry, ParameterTable, Placement,
-    Placements,
-};
+use super::{AxisRank, BuildError, DropoutPosition, ParameterEntry, ParameterSpec, ParameterTable};
 use crate::choice::{KernelChoices, KernelSelection, Operation};
 use crate::comm::ParallelContext;
-use crate::mesh::{Axis, AxisSet, Grid};
 
 /// Builds the parameters of a model. [`ModelBuilder::child`] returns the builder of a submodule.
 ///
@@ -69,55 +65,6 @@ pub(crate) fn placeholder<const D: usize>(
     }
     let one = Tensor::<1>::full([1], f64::NAN, options);
     one.reshape([1; D]).expand(shape)
-}
-
-/// The specification of a parameter.
-#[derive(Clone, Debug)]
-pub struct ParameterSpec<const D: usize> {
-    /// The shape of the whole parameter.
-    pub shape: [usize; D],
-    /// See [`ParameterEntry::grid`].
-    pub grid: Grid,
-    /// See [`ParameterEntry::placements`].
-    pub placements: Placements,
-    /// Its initial values.
-    pub init: Init,
-    /// The axes of [`ParameterEntry::sum_over`] besides the data axes of the grid.
-    pub sum_over: AxisSet,
-    /// See [`ParameterEntry::decay`].
-    pub decay: bool,
-}
-
-impl<const D: usize> ParameterSpec<D> {
-    /// A replicated parameter of the dense grid, decayed by the optimizer if it has two or more dimensions.
-    pub fn new(shape: [usize; D], init: Init) -> Self {
-        Self {
-            shape,
-            grid: Grid::Dense,
-            placements: Placements::default(),
-            init,
-            sum_over: AxisSet::EMPTY,
-            decay: D > 1,
-        }
-    }
-
-    /// Sets the grid, for the weights of experts.
-    pub fn in_grid(mut self, grid: Grid) -> Self {
-        self.grid = grid;
-        self
-    }
-
-    /// Sets the placement on an axis of the grid.
-    pub fn with_placement(mut self, axis: Axis, placement: Placement) -> Self {
-        self.placements = self.placements.with(axis, placement);
-        self
-    }
-
-    /// Adds axes over which its gradient is summed, besides the data axes of the grid; `None` adds none.
-    pub fn with_sum_over(mut self, axes: impl Into<AxisSet>) -> Self {
-        self.sum_over = self.sum_over.union(axes.into());
-        self
-    }
 }
 
 /// A module with its parameter table and the position of its dropout streams.
@@ -521,8 +468,8 @@ impl ModelBuilder {
     ///
     /// # Errors
     ///
-    /// [`TableError`](super::TableError) if a parameter was not created by the builder, not under its path in the module, or with
-    /// an [inconsistent](ParameterEntry::check) declaration.
+    /// [`TableError`](super::TableError) if a parameter was not created by the builder, not under its path in the
+    /// module, or with an [inconsistent](ParameterEntry::check) declaration.
     pub fn finish<M: Module>(self, module: M) -> Result<ParallelModule<M>, BuildError> {
         let declared = self.shared.declared.lock().clone();
         let table = ParameterTable::new(&module, declared, self.groups.mesh_rank())?;

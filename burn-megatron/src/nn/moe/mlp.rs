@@ -117,7 +117,8 @@ impl MoeMlpConfig {
         if self.router.choice == RouterChoice::Sinkhorn {
             if let Some(loss) = self.losses.iter().find(|loss| balances(loss)) {
                 return Err(format!(
-                    "a {:?} loss with Sinkhorn choices, which are balanced already: expected none, or choices by scores",
+                    "a {:?} loss with Sinkhorn choices, which are balanced already: expected none, or choices by \
+                     scores",
                     loss.kind
                 ));
             }

@@ -5,8 +5,8 @@ use burn::tensor::{Int, Tensor};
 use crate::collective::{Comm, gather, split};
 use crate::nn::SEQUENCE_DIM;
 
-/// A part of each sequence, so that losses see whole sequences. Outside of autodiff, as when tokens are generated one by
-/// one, the sequence may have any length: then it is a part of all tokens, the last with rows of zeros.
+/// A part of each sequence, so that losses see whole sequences. Outside of autodiff, as when tokens are generated
+/// one by one, the sequence may have any length: then it is a part of all tokens, the last with rows of zeros.
 pub(super) struct TokenPart<'a> {
     shape: [usize; 3],
     /// The tokens of all ranks, in one sequence.

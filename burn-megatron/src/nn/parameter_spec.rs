@@ -1,0 +1,55 @@
+//! What a layer declares of a parameter that it creates.
+
+#[cfg(doc)]
+use super::ParameterEntry;
+use super::{Init, Placement, Placements};
+use crate::mesh::{Axis, AxisSet, Grid};
+
+/// The specification of a parameter.
+#[derive(Clone, Debug)]
+pub struct ParameterSpec<const D: usize> {
+    /// The shape of the whole parameter.
+    pub shape: [usize; D],
+    /// See [`ParameterEntry::grid`].
+    pub grid: Grid,
+    /// See [`ParameterEntry::placements`].
+    pub placements: Placements,
+    /// Its initial values.
+    pub init: Init,
+    /// The axes of [`ParameterEntry::sum_over`] besides the data axes of the grid.
+    pub sum_over: AxisSet,
+    /// See [`ParameterEntry::decay`].
+    pub decay: bool,
+}
+
+impl<const D: usize> ParameterSpec<D> {
+    /// A replicated parameter of the dense grid, decayed by the optimizer if it has two or more dimensions.
+    pub fn new(shape: [usize; D], init: Init) -> Self {
+        Self {
+            shape,
+            grid: Grid::Dense,
+            placements: Placements::default(),
+            init,
+            sum_over: AxisSet::EMPTY,
+            decay: D > 1,
+        }
+    }
+
+    /// Sets the grid, for the weights of experts.
+    pub fn in_grid(mut self, grid: Grid) -> Self {
+        self.grid = grid;
+        self
+    }
+
+    /// Sets the placement on an axis of the grid.
+    pub fn with_placement(mut self, axis: Axis, placement: Placement) -> Self {
+        self.placements = self.placements.with(axis, placement);
+        self
+    }
+
+    /// Adds axes over which its gradient is summed, besides the data axes of the grid; `None` adds none.
+    pub fn with_sum_over(mut self, axes: impl Into<AxisSet>) -> Self {
+        self.sum_over = self.sum_over.union(axes.into());
+        self
+    }
+}
