@@ -61,8 +61,8 @@ impl ModelConfig for TransformerConfig {
         })
     }
 
-    /// If the builder [enables FP8](burn_megatron::nn::ModelBuilder::with_fp8), the attention projections and the MLP
-    /// layers compute in 8 bits, except for the first and last
+    /// If the builder [enables FP8](burn_megatron::nn::ModelBuilder::with_fp8), the attention projections, the MLP
+    /// layers and the experts compute in 8 bits, except for the first and last
     /// [`first_last_bf16`](burn_megatron::nn::fp8::Fp8Config::first_last_bf16) blocks of the whole model.
     fn build(&self, stages: &StageBuilder) -> Result<Transformer, BuildError> {
         Transformer::new(self, stages)
@@ -123,6 +123,7 @@ impl ModelConfig for TransformerConfig {
             longest_sum: mlp.max(self.vocabulary),
             split_widths: vec![head * self.heads, head * self.groups(), mlp],
             kv_groups: self.groups(),
+            experts: self.moe.is_some(),
             ..RoundingSizes::default()
         }
     }

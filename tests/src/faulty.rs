@@ -12,7 +12,7 @@ use burn_megatron::data_parallel::{
 };
 use burn_megatron::kernels::philox::Stream;
 use burn_megatron::mesh::Axis;
-use burn_megatron::model::RecomputePrefix;
+use burn_megatron::model::{RecomputePrefix, RoundingSizes};
 use burn_megatron::nn::fp8::{Fp8Config, Fp8Recipe};
 use burn_megatron::nn::{
     Activation, ActivationLayout, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig,
@@ -355,8 +355,12 @@ impl Subject for FaultySubject {
     }
 
     fn rounding(&self, layout: &Layout) -> Option<Rounding> {
-        let keys = GROUPS * HIDDEN / HEADS;
-        Rounding::in_8_bits(&self.fp8_config(), layout, GROUPS, &[HIDDEN, keys, WIDTH])
+        let sizes = RoundingSizes {
+            kv_groups: GROUPS,
+            split_widths: vec![HIDDEN, GROUPS * HIDDEN / HEADS, WIDTH],
+            ..RoundingSizes::default()
+        };
+        Rounding::in_8_bits(&self.fp8_config(), layout, &sizes)
     }
 
     fn samples(&self) -> usize {

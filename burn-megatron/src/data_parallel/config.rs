@@ -32,7 +32,7 @@ pub struct DataParallelConfig {
     pub overlap_param_gather: bool,
     /// Whether the weights of FP8 layers are kept in FP8, instead of the dtype of the model. Weights with a
     /// per-tensor scale are gathered as FP8 codes; those with block scales in the dtype of the model, one
-    /// bucket at a time, and quantised on every rank. Masters are f32, and sharded.
+    /// bucket at a time, and quantised on every rank. Masters are f32, and sharded. Experts are left out.
     pub fp8_param_gather: bool,
     /// Whether gradients are communicated in the model's 16-bit dtype; they are still summed in f32.
     pub reduce_in_16_bits: bool,
@@ -210,8 +210,8 @@ pub enum DataParallelConfigError {
     },
     /// `fp8_param_gather` for a model without FP8 weights.
     #[error(
-        "fp8_param_gather requires FP8 layers, but the model has none; choose an FP8 recipe, or leave \
-         fp8_param_gather out"
+        "fp8_param_gather requires FP8 layers besides experts, but the model has none; choose an FP8 recipe, or \
+         leave fp8_param_gather out"
     )]
     NoFp8Weights,
     /// The path of an FP8 weight is not that of a matrix of the model.

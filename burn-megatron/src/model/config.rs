@@ -202,6 +202,8 @@ pub struct RoundingSizes {
     pub split_widths: Vec<usize>,
     /// The number of groups of keys and values; more tensor ranks than these hold copies of them.
     pub kv_groups: usize,
+    /// Whether it has experts, which compute rows of several ranks at once.
+    pub experts: bool,
 }
 
 impl Default for RoundingSizes {
@@ -213,6 +215,7 @@ impl Default for RoundingSizes {
             longest_sum: 1,
             split_widths: vec![],
             kv_groups: usize::MAX,
+            experts: false,
         }
     }
 }

@@ -1,12 +1,14 @@
 //! The arithmetic of a linear layer: its three matrix products, without communication.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::gradient::{FlatGradients, Place};
 use burn_megatron_kernels::{flat, gemm};
 
+use super::fp8::QuantizedWeight;
 use super::hook::Pass;
 use super::linear::{HookedWeight, rows};
 use crate::collective::PendingTensor;
@@ -67,6 +69,8 @@ pub(super) enum WeightSource<'a> {
     Graph(Tensor<2>),
     /// From its hook; stored as `[out, in]` if the flag is set.
     Hook(&'a HookedWeight, bool),
+    /// As both of its copies in 8 bits.
+    Quantized(&'a Arc<QuantizedWeight>),
 }
 
 impl WeightSource<'_> {
@@ -76,6 +80,7 @@ impl WeightSource<'_> {
             Self::Graph(weight) => weight,
             Self::Hook(hooked, false) => hooked.value(pass),
             Self::Hook(hooked, true) => hooked.value(pass).transpose(),
+            Self::Quantized(_) => unreachable!("a product in 8 bits reads the copies"),
         }
     }
 }

@@ -17,6 +17,7 @@ use super::moe::Routers;
 use super::{AxisRank, BuildError, DropoutPosition, ParameterEntry, ParameterSpec, ParameterTable};
 use crate::choice::{KernelChoices, KernelSelection, Operation};
 use crate::comm::ParallelContext;
+use crate::mesh::{Axis, Grid};
 
 /// Builds the parameters of a model. [`ModelBuilder::child`] returns the builder of a submodule.
 ///
@@ -314,6 +315,25 @@ impl ModelBuilder {
             return Ok(None);
         }
         Ok(fp8.layer(&self.path, self.device(), self.groups.tensor(), split)?)
+    }
+
+    /// The 8-bit arithmetic of each expert of the model in the product `name`, where it has a recipe. `split` tells
+    /// which operands are split over the expert-tensor axis.
+    pub(super) fn fp8_expert_layers(
+        &self,
+        name: &str,
+        experts: usize,
+        split: SplitOperands,
+    ) -> Result<Vec<Option<Fp8Layer>>, BuildError> {
+        let (fp8, path) = (self.fp8(), self.join(name));
+        if !self.allows_fp8 {
+            for expert in 0..experts {
+                fp8.add_capable(&format!("{path}.{expert}"));
+            }
+            return Ok(vec![None; experts]);
+        }
+        let comm = self.groups.group(Grid::Expert, Axis::ExpertTensor)?;
+        Ok(fp8.expert_layers(&path, experts, self.device(), &comm, split)?)
     }
 
     /// The builder of the field `name`, or of a list element.

@@ -3,6 +3,7 @@
 use burn_megatron_kernels::fp8::{BLOCK, Format, MX_BLOCK};
 
 use super::Layout;
+use crate::model::RoundingSizes;
 use crate::nn::fp8::{Fp8Config, Fp8Recipe};
 
 /// A bound on the differences of a layout that rounds other values than one rank does.
@@ -33,30 +34,36 @@ impl Rounding {
         }
     }
 
-    /// The bound for the FP8 layers of a model in a layout, if it rounds other values than one rank. `groups`
-    /// is the number of groups of keys and values, `widths` the feature sizes that are split over the tensor
-    /// axis.
+    /// The bound for the FP8 layers of a model of these sizes in a layout, if it rounds other values than one rank.
     ///
     /// In f64, FP8 products do not depend on the order of their sums, so each value has the same code as on one
-    /// rank, unless ranks round parts of a sum, or scales are those of other values.
-    pub fn in_8_bits(
-        fp8: &Fp8Config,
-        layout: &Layout,
-        groups: usize,
-        widths: &[usize],
-    ) -> Option<Self> {
+    /// rank, unless ranks round parts of a sum, or scales are those of other values, such as rows of an expert that
+    /// come from several micro-batches at once.
+    pub fn in_8_bits(fp8: &Fp8Config, layout: &Layout, sizes: &RoundingSizes) -> Option<Self> {
+        let parallel = &layout.parallel;
         let cut = |block: usize| {
-            let mut parts = widths.iter().map(|width| width / layout.parallel.tensor);
-            layout.parallel.tensor > 1 && parts.any(|part| !part.is_multiple_of(block))
+            let mut parts = sizes
+                .split_widths
+                .iter()
+                .map(|width| width / parallel.tensor);
+            parallel.tensor > 1 && parts.any(|part| !part.is_multiple_of(block))
         };
+        let senders = parallel.expert * parallel.expert_tensor_size();
+        // As one micro-batch has them: its ranks are all that send an expert rows, and none beside them.
+        let other_rows = sizes.experts && senders != parallel.tensor * parallel.context;
+        let other_order = sizes.experts && senders > 1;
         let of = |recipe: &Fp8Recipe| {
             let what = match recipe {
-                _ if layout.parallel.tensor > groups => {
+                _ if parallel.tensor > sizes.kv_groups => {
                     "FP8, ranks that replicate keys and values round their partial gradients".into()
                 }
                 Fp8Recipe::Delayed(_) => return None,
                 _ if layout.parallel.context > 1 => {
                     "FP8, ranks of the context axis scale the tokens that they have".into()
+                }
+                Fp8Recipe::Current(_) if other_rows => EXPERTS.into(),
+                Fp8Recipe::Blockwise(_) | Fp8Recipe::MxFp8 if other_rows || other_order => {
+                    EXPERTS.into()
                 }
                 Fp8Recipe::Blockwise(_) if cut(BLOCK) => cut_blocks(BLOCK),
                 Fp8Recipe::MxFp8 if cut(MX_BLOCK) => cut_blocks(MX_BLOCK),
@@ -97,6 +104,8 @@ impl Rounding {
     }
 }
 
+const EXPERTS: &str = "FP8, experts have the rows of several ranks at once";
+
 fn cut_blocks(block: usize) -> String {
     format!("FP8, blocks of {block} end at shard borders")
 }
@@ -124,13 +133,19 @@ mod tests {
 
     #[test]
     fn only_what_is_rounded_otherwise_has_a_bound() {
-        let bound = |recipe: &str, layout: &str| {
+        let bound = |recipe: &str, layout: &str, experts| {
             let fp8 = Fp8Config {
                 recipe: Some(recipe.parse().unwrap()),
                 ..Fp8Config::default()
             };
             let layout = layout.parse().unwrap();
-            Rounding::in_8_bits(&fp8, &layout, 2, &[64, 96]).map(|rounding| rounding.bound)
+            let sizes = RoundingSizes {
+                kv_groups: 2,
+                split_widths: vec![64, 96],
+                experts,
+                ..RoundingSizes::default()
+            };
+            Rounding::in_8_bits(&fp8, &layout, &sizes).map(|rounding| rounding.bound)
         };
         let (hybrid, e4m3) = (2.0 * (3.0 / 64.0f64).sqrt(), 2.0 * (6.0 / 256.0f64).sqrt());
         for (recipe, layout, expected) in [
@@ -145,7 +160,18 @@ mod tests {
             ("delayed", "cp2", None),
             ("current", "cp2", Some(hybrid)),
         ] {
-            assert_eq!(bound(recipe, layout), expected, "{recipe} {layout}");
+            assert_eq!(bound(recipe, layout, false), expected, "{recipe} {layout}");
+        }
+        for (recipe, layout, expected) in [
+            ("delayed", "tp2-sp-ep2-etp2-dp2", None),
+            ("current", "ep2-dp2", Some(hybrid)),
+            ("blockwise", "dp2", None),
+            // The two ranks of one micro-batch, and every other token of it.
+            ("current", "tp2-sp-ep2-etp1", None),
+            ("current", "tp2-sp-ep1-etp1", Some(hybrid)),
+            ("mxfp8", "tp2-sp-ep2-etp1", Some(e4m3)),
+        ] {
+            assert_eq!(bound(recipe, layout, true), expected, "{recipe} {layout}");
         }
         assert_eq!(Rounding::at_ties(&Fp8Config::default()), None);
     }

@@ -189,7 +189,7 @@ impl<C: ModelConfig> Subject for ModelSubject<C> {
     fn rounding(&self, layout: &Layout) -> Option<Rounding> {
         let (sizes, fp8) = (self.config.rounding_sizes(), &self.fp8);
         let in_8_bits = match self.dtype {
-            DType::F64 => Rounding::in_8_bits(fp8, layout, sizes.kv_groups, &sizes.split_widths),
+            DType::F64 => Rounding::in_8_bits(fp8, layout, &sizes),
             _ => Rounding::at_ties(fp8),
         };
         in_8_bits

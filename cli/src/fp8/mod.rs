@@ -16,7 +16,8 @@ mod tests;
 /// Flags of 8-bit layers; each overrides a key of `[fp8]`.
 #[derive(Args, Debug, Default)]
 pub struct Fp8Args {
-    /// Multiply in 8 bits in the linear layers of the blocks, with this scaling recipe; none turns it off.
+    /// Multiply in 8 bits in the linear layers and the experts of the blocks, with this scaling recipe; none turns it
+    /// off.
     #[arg(long, value_name = "delayed|current|blockwise|mxfp8|none")]
     pub fp8: Option<Fp8Choice>,
     /// 8-bit formats: hybrid is E4M3 for values and E5M2 for gradients, e4m3 is E4M3 for both. blockwise and
@@ -29,7 +30,7 @@ pub struct Fp8Args {
     /// Save the inputs of 8-bit layers for the backward in 8 bits; false saves them in the type of --precision.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub fp8_save_activations: Option<bool>,
-    /// Gather the weights of 8-bit layers in 8 bits; for --zero-stage 1 and 2.
+    /// Gather the weights of 8-bit layers in 8 bits, except those of experts; for --zero-stage 1 and 2.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub fp8_param_gather: Option<bool>,
     /// Measure the quantisation errors in the last step: print a table, and write fp8.json to the run folder.

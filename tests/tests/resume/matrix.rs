@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron_tests::tolerance::{CLOSE, assert_near, assert_steps_near};
 
@@ -64,6 +65,22 @@ fn every_pair_of_layouts_of_experts_with_biases() {
         "tp1-ep2-pp2-dp2-mb2-z2/1f1b",
     ];
     every_pair(&Case::experts("tp1"), &layouts);
+}
+
+/// Every rank has the scales and histories of all experts.
+#[test]
+fn every_pair_of_layouts_of_experts_in_8_bits() {
+    let mut case = Case::experts("tp1");
+    case.fp8 = Fp8Config {
+        recipe: "delayed".parse().ok(),
+        ..Fp8Config::default()
+    };
+    let layouts = [
+        "tp1-mb4",
+        "tp1-ep2-dp4-mb1-z1",
+        "tp2-sp-ep2-etp1-pp2-dp1-mb2/1f1b",
+    ];
+    every_pair(&case, &layouts);
 }
 
 /// One layer on the first stage and three on the second, and vice versa.

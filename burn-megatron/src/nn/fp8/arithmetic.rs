@@ -61,14 +61,16 @@ impl Fp8Arithmetic {
         Self { activation, ..self }
     }
 
-    /// Both copies of the weight, where the sink or the layer caches them.
+    /// Both copies of the weight, where they are given, or the sink or the layer caches them.
     fn quantized_weight(
         &self,
         weight: &WeightSource<'_>,
         pass: Pass,
     ) -> Option<Arc<QuantizedWeight>> {
-        let WeightSource::Hook(hooked, false) = weight else {
-            return None;
+        let hooked = match weight {
+            WeightSource::Hook(hooked, false) => hooked,
+            WeightSource::Quantized(weight) => return Some((*weight).clone()),
+            WeightSource::Hook(_, true) | WeightSource::Graph(_) => return None,
         };
         let (handle, value) = (&hooked.handle, || hooked.value(pass));
         let of_layer = || {
@@ -128,6 +130,16 @@ impl Fp8Arithmetic {
         let input = self.layer.has_one_scale() && !self.saves_codes;
         let input = input.then(|| next(Operand::Input)).flatten();
         [input, next(Operand::Weight)]
+    }
+
+    /// How many scales a forward saves, see [`scales_of`](Self::scales_of), given whether both copies of the
+    /// weight were there.
+    pub fn saved_scales(&self, has_copies: bool) -> usize {
+        if self.layer.has_one_scale() {
+            usize::from(!self.saves_codes) + usize::from(!has_copies)
+        } else {
+            0
+        }
     }
 
     /// The columnwise copy of the input.

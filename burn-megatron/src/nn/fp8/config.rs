@@ -3,7 +3,7 @@
 use burn_megatron_kernels::fp8::Format;
 use serde::{Deserialize, Serialize};
 
-/// 8-bit arithmetic of the linear layers of a run.
+/// 8-bit arithmetic of the linear layers and experts of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Fp8Config {
@@ -44,7 +44,7 @@ impl Default for Fp8Config {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fp8Layers {
-    /// Matches the paths of the layers, such as `blocks.0.mlp.down`.
+    /// Matches the paths of the layers, such as `blocks.0.mlp.down`, or `blocks.0.moe.experts.down.3` of an expert.
     pub pattern: String,
     /// Their recipe; without one they compute in the type of the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]

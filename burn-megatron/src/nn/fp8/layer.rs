@@ -8,8 +8,8 @@ use burn::backend::DispatchTensor;
 use burn::module::ParamId;
 use burn::tensor::{Device, Tensor};
 use burn_megatron_kernels::fp8::{
-    self, BLOCK, CurrentScale, Format, Fp8Matrix, Quantized, QuantizerInput, QuantizerUsage,
-    Scales, Scaling, log_magnitude,
+    self, BLOCK, CurrentScale, Format, Fp8Matrix, MX_BLOCK, Quantized, QuantizerInput,
+    QuantizerUsage, ROW_BYTES, Scales, Scaling, log_magnitude,
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -39,14 +39,24 @@ pub(super) struct Fp8LayerShared {
     /// Formats of values and of gradients.
     formats: [Format; 2],
     pub save_activations: bool,
-    /// The tensor group, and which tensors are split over it.
+    /// The group of the layer's tensor ranks, and which tensors are split over it.
     comm: Comm,
     split: SplitOperands,
+    pub owner: WeightOwner,
     pub model: Arc<ModelFp8>,
     /// Of the input; those of the weight and the gradient are the next ones.
     pub first_slot: usize,
     operands: Mutex<[OperandState; 3]>,
     pub weight: Mutex<Option<CachedWeight>>,
+}
+
+/// Which parameter holds the weight of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WeightOwner {
+    /// One of its own, `weight`.
+    Layer,
+    /// That of all experts.
+    Experts,
 }
 
 /// What the layers of a model share.
@@ -83,7 +93,7 @@ impl Fp8Layer {
         recipe: Fp8Recipe,
         config: &Fp8Config,
         (model, device): (Arc<ModelFp8>, &Device),
-        (comm, split): (Comm, SplitOperands),
+        (comm, split, owner): (Comm, SplitOperands, WeightOwner),
     ) -> Self {
         let formats = config.format.of(&recipe);
         let rule = |operand| match recipe {
@@ -98,6 +108,7 @@ impl Fp8Layer {
             save_activations: config.save_activations,
             comm,
             split,
+            owner,
             first_slot: model.buffers.add(Operand::ALL.map(rule), device),
             model,
             operands: Mutex::default(),
@@ -135,6 +146,15 @@ impl Fp8Layer {
     /// scales are known before or belong to few values.
     pub(in crate::nn) fn quantizes_activations(&self) -> bool {
         self.shared.save_activations && !matches!(self.shared.recipe, Fp8Recipe::Current(_))
+    }
+
+    /// A number of rows of the input whose products the tensor cores can compute is a multiple of this:
+    /// cuBLASLt's condition on a factor's rows, and a whole number of blocks for the sum over rows in MXFP8.
+    pub(in crate::nn) fn row_multiple(&self) -> usize {
+        match self.shared.recipe {
+            Fp8Recipe::MxFp8 => MX_BLOCK,
+            _ => ROW_BYTES,
+        }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, [OperandState; 3]> {

@@ -2,8 +2,9 @@
 //!
 //! A layer quantises its input, its weight and the gradient of its output to 8 bits and multiplies these;
 //! sums are in f32, and everything else is in the type of the model. The formulas are those of Transformer
-//! Engine. In our models these are the projections of attention and the two layers of the MLP; the output
-//! layer, embeddings, norms and attention itself are not in 8 bits.
+//! Engine. In our models these are the projections of attention, the two layers of the MLP and those of each
+//! [expert](super::moe::Experts); the output layer, embeddings, norms, routers and attention itself are not in
+//! 8 bits.
 //!
 //! | recipe | scales | communication per step |
 //! |---|---|---|
@@ -22,6 +23,8 @@
 //! - Blockwise, MXFP8: blocks are those of one rank if each part of a tensor is a multiple of the block.
 //!   If not, the last block of each part is shorter, and values may differ by the rounding from one scale
 //!   to another.
+//! - Experts have the rows of several ranks at once, and so of several micro-batches: with other recipes than
+//!   delayed their results differ from one rank's by the rounding.
 //!
 //! # A module of your own
 //!
@@ -34,6 +37,7 @@
 //! # fn unused(_: Linear) {}
 //! ```
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -64,7 +68,7 @@ pub use config::{
 pub use error::Fp8Error;
 pub use history::ScaleState;
 pub use layer::Fp8Layer;
-use layer::ModelFp8;
+use layer::{ModelFp8, WeightOwner};
 pub use linear::{Fp8Linear, Fp8LinearConfig, MxFp8Linear, MxFp8LinearConfig};
 pub use operand::Operand;
 pub(crate) use operand::SplitOperands;
@@ -94,7 +98,7 @@ struct Fp8Shared {
     /// In build order.
     layers: Mutex<Vec<Fp8Layer>>,
     /// The paths of all layers that can compute in 8 bits.
-    capable: Mutex<Vec<String>>,
+    capable: Mutex<BTreeSet<String>>,
 }
 
 impl Fp8 {
@@ -135,13 +139,16 @@ impl Fp8 {
         self.shared.layers.lock().clone()
     }
 
-    /// The paths of the weights in 8 bits, such as `blocks.0.mlp.up.weight`, each with its quantiser.
+    /// The paths of the parameters that are weights in 8 bits, such as `blocks.0.mlp.up.weight`, each with its
+    /// quantiser. Experts are not among them: one parameter holds the weights of all.
     pub fn weights(&self) -> Vec<(String, Arc<dyn WeightQuantizer>)> {
         let weight = |layer: Fp8Layer| {
             let path = format!("{}.weight", layer.path());
             (path, Arc::new(layer) as Arc<dyn WeightQuantizer>)
         };
-        self.layers().into_iter().map(weight).collect()
+        let layers = self.layers().into_iter();
+        let own = layers.filter(|layer| layer.shared.owner == WeightOwner::Layer);
+        own.map(weight).collect()
     }
 
     /// Turns caching of quantised weights on or off. When on, the caller must call
@@ -226,22 +233,50 @@ impl Fp8 {
         comm: &Comm,
         split: SplitOperands,
     ) -> Result<Option<Fp8Layer>, Fp8Error> {
-        self.add_capable(path);
+        self.add_layer(path, device, comm, (split, WeightOwner::Layer))
+    }
+
+    /// The 8-bit arithmetic of each expert in the product at `path`, whose number is the last part of its path, if
+    /// it has a recipe. They are those of all ranks, so that the states do not depend on the layout. `comm` has the
+    /// ranks that hold parts of an expert.
+    pub(crate) fn expert_layers(
+        &self,
+        path: &str,
+        experts: usize,
+        device: &Device,
+        comm: &Comm,
+        split: SplitOperands,
+    ) -> Result<Vec<Option<Fp8Layer>>, Fp8Error> {
+        let layer = |expert| {
+            let path = format!("{path}.{expert}");
+            self.add_layer(&path, device, comm, (split, WeightOwner::Experts))
+        };
+        (0..experts).map(layer).collect()
+    }
+
+    fn add_layer(
+        &self,
+        path: &str,
+        device: &Device,
+        comm: &Comm,
+        (split, owner): (SplitOperands, WeightOwner),
+    ) -> Result<Option<Fp8Layer>, Fp8Error> {
+        let is_new = self.add_capable(path);
         let Some(recipe) = self.recipe(path) else {
             return Ok(None);
         };
-        let mut layers = self.shared.layers.lock();
-        if layers.iter().any(|layer| layer.path() == path) {
+        if !is_new {
             return Err(Fp8Error::Duplicate { path: path.into() });
         }
         let (config, model) = (self.config(), self.shared.model.clone());
-        let layer = Fp8Layer::new(path, recipe, config, (model, device), (comm.clone(), split));
-        layers.push(layer.clone());
+        let ranks = (comm.clone(), split, owner);
+        let layer = Fp8Layer::new(path, recipe, config, (model, device), ranks);
+        self.shared.layers.lock().push(layer.clone());
         Ok(Some(layer))
     }
 
-    /// Records that the layer at `path` could compute in 8 bits.
-    pub(crate) fn add_capable(&self, path: &str) {
-        self.shared.capable.lock().push(path.into());
+    /// Records that the layer at `path` could compute in 8 bits; returns whether it is the first one there.
+    pub(crate) fn add_capable(&self, path: &str) -> bool {
+        self.shared.capable.lock().insert(path.into())
     }
 }

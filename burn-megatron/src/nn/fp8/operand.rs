@@ -31,7 +31,8 @@ impl fmt::Display for Operand {
     }
 }
 
-/// Which operands are split over the tensor axis. The weight always is.
+/// Which operands are split over the layer's tensor ranks, for experts those of the expert-tensor axis. The weight
+/// always is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SplitOperands {
     /// The features of the input, as of a row-parallel layer.

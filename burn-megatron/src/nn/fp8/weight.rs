@@ -45,13 +45,13 @@ pub(super) struct CachedWeight {
 
 impl Fp8Layer {
     /// Whether copies are cached: the caller reports when weights change.
-    pub(super) fn caches_weight(&self) -> bool {
+    pub(in crate::nn) fn caches_weight(&self) -> bool {
         self.shared.model.caches_weights.load(Ordering::Relaxed)
     }
 
     /// The weight, quantised at its first use since it changed. Collective at that use, where it has one
     /// scale: call on all ranks of the tensor axis.
-    pub(super) fn cached_weight(
+    pub(in crate::nn) fn cached_weight(
         &self,
         value: impl Fn() -> Tensor<2>,
         is_recorded: bool,

@@ -4,11 +4,12 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use burn_megatron_kernels::activation::{self, ActivationOptions};
-use burn_megatron_kernels::moe::grouped::{grouped_matmul, grouped_matmul_with};
+use burn_megatron_kernels::moe::grouped::grouped_matmul;
 
+use super::expert_product::expert_product;
 use crate::choice::Operation;
 use crate::mesh::{Axis, Grid, split_evenly};
-use crate::nn::hook::fused_value;
+use crate::nn::fp8::{Fp8Layer, SplitOperands};
 use crate::nn::{
     Activation, BuildError, Init, ModelBuilder, ParameterSpec, Placement, Section, anchored_value,
 };
@@ -50,6 +51,12 @@ pub struct ExpertRows {
 ///
 /// Parameters are of the [expert grid](Grid::Expert). Initial values do not depend on the layout. `e` is the number
 /// of experts of this rank, `f` its part of their width.
+///
+/// In 8 bits each expert of the model is a layer of its own in each of the two products: `up.3` is that of expert 3 in
+/// the first. Every rank has the layers of all experts, and so all scales and histories; it computes with those of its
+/// own experts. Scales cover the rows that an expert has at once, of all ranks that send it tokens: with
+/// [delayed](crate::nn::fp8::Fp8Recipe::Delayed) scaling they do not depend on the layout, with other recipes they do
+/// where these ranks have different micro-batches.
 #[derive(Module, Debug)]
 pub struct Experts {
     /// `[e, hidden, f]`; `[e, hidden, 2 f]` with gate and value if the activation is gated.
@@ -60,10 +67,18 @@ pub struct Experts {
     pub down: Param<Tensor<3>>,
     /// `[e, hidden]`
     pub down_bias: Option<Param<Tensor<2>>>,
+    /// Of all experts of the model.
+    up_fp8: Vec<Option<Fp8Layer>>,
+    down_fp8: Vec<Option<Fp8Layer>>,
+    /// The first expert of this rank.
+    #[module(skip)]
+    first: usize,
     #[module(skip)]
     activation: Activation,
     #[module(skip)]
     fused: bool,
+    #[module(skip)]
+    fused_linear: bool,
     /// Whether this rank adds the last bias, which one of the expert-tensor ranks does.
     #[module(skip)]
     adds_bias: bool,
@@ -75,7 +90,7 @@ impl ExpertsConfig {
     /// # Errors
     ///
     /// [`BuildError::Mesh`] if the experts cannot be split over the expert axis or their width over the
-    /// expert-tensor axis.
+    /// expert-tensor axis; [`BuildError::Fp8`] if 8-bit layers with their paths exist.
     pub fn init(&self, builder: &ModelBuilder) -> Result<Experts, BuildError> {
         let Self {
             hidden,
@@ -86,7 +101,8 @@ impl ExpertsConfig {
         } = *self;
         let on = |axis| builder.groups().mesh_rank().on(Grid::Expert, axis);
         let tensor = on(Axis::ExpertTensor);
-        let ranks = on(Axis::Expert).size;
+        let place = on(Axis::Expert);
+        let ranks = place.size;
         split_evenly("experts", experts, Axis::Expert, ranks)?;
         split_evenly("expert width", width, Axis::ExpertTensor, tensor.size)?;
         let section = Section {
@@ -117,12 +133,21 @@ impl ExpertsConfig {
         };
         let up_bias = biases(up_width).with_placement(Axis::ExpertTensor, up_split(1));
         let down_bias = biases(hidden).with_sum_over(Axis::ExpertTensor);
+        let fp8 = |name, split| builder.fp8_expert_layers(name, experts, split);
+        let [split_gradient, split_input] = [false, true].map(|input| SplitOperands {
+            input,
+            gradient: !input,
+        });
         Ok(Experts {
             up: builder.parameter("up", up),
             up_bias: bias.then(|| builder.parameter("up_bias", up_bias)),
             down: builder.parameter("down", down),
             down_bias: bias.then(|| builder.parameter("down_bias", down_bias)),
+            up_fp8: fp8("up", split_gradient)?,
+            down_fp8: fp8("down", split_input)?,
+            first: place.index * (experts / ranks),
             activation: self.activation,
+            fused_linear: builder.is_fused(Operation::Linear),
             fused: builder.is_fused(Operation::Activation),
             adds_bias: tensor.index == 0,
         })
@@ -131,23 +156,25 @@ impl ExpertsConfig {
 
 impl Experts {
     /// Each row through its expert, times its weight: `[rows, hidden]`, a partial sum over the expert-tensor axis.
+    ///
+    /// Collective in 8 bits with current scaling: call on all ranks of the expert-tensor axis, with the same rows.
     pub fn forward(&self, input: ExpertRows) -> Tensor<2> {
         let ExpertRows {
             rows: x,
             weights,
             group_sizes,
         } = input;
-        let product = |x: Tensor<2>, weight: &Param<Tensor<3>>| {
-            let (weight, destination) = fused_value(weight, &x);
-            grouped_matmul_with(x, weight, destination, &group_sizes)
+        let product = |x, weight, layers: &[Option<Fp8Layer>]| {
+            let own = &layers[self.first..][..group_sizes.len()];
+            expert_product(x, weight, own, &group_sizes, self.fused_linear)
         };
-        let mut up = product(x, &self.up);
+        let mut up = product(x, &self.up, &self.up_fp8);
         if let Some(bias) = &self.up_bias {
             let ones = weights.ones_like().cast(up.dtype());
             up = with_bias(up, bias, ones, &group_sizes);
         }
         let activated = self.activated(up, weights.clone());
-        let down = product(activated, &self.down);
+        let down = product(activated, &self.down, &self.down_fp8);
         match &self.down_bias {
             Some(bias) => {
                 let share = if self.adds_bias { 1.0 } else { 0.0 };

@@ -21,6 +21,8 @@ mod bias;
 mod capacity;
 mod choice;
 mod dispatch;
+mod expert_arithmetic;
+mod expert_product;
 mod experts;
 mod losses;
 mod mlp;

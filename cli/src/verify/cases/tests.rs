@@ -143,7 +143,7 @@ fn every_setting_fits_its_layouts() {
     assert_eq!(plain.len(), 6 + SETTINGS.len());
     let all = named(&args("--all"));
     let dense = 3 + SETTINGS.len() + 2 + IN_16_BITS.len() + 4;
-    let with_experts = 3 + SETTINGS.len() + 1 + 2;
+    let with_experts = 3 + SETTINGS.len() + 1 + 1;
     assert_eq!(all.len(), 4 * dense + 2 * with_experts);
     for case in plain.iter().chain(&all) {
         for layout in &case.layouts {

@@ -5,6 +5,7 @@ mod capacity;
 mod choice;
 mod dense;
 mod edges;
+mod fp8;
 mod golden;
 mod layouts;
 mod losses;
@@ -17,6 +18,7 @@ use super::*;
 use crate::comm::{ParallelContext, World};
 use crate::data_parallel::DistributedDataParallel;
 use crate::mesh::{Axis, Grid, MeshRank, ParallelConfig};
+use crate::nn::fp8::Fp8Config;
 use crate::nn::tests::{assert_near, values, wave};
 use crate::nn::{Activation, AxisRank, ModelBuilder, ParameterTable};
 use crate::optim::global_norm;
@@ -69,6 +71,7 @@ struct Run {
     replicated: bool,
     /// The loss of the model is multiplied by it.
     factor: Option<f64>,
+    fp8: Fp8Config,
 }
 
 /// The results of all ranks, of the whole batch and model.
@@ -165,7 +168,7 @@ impl Run {
 
     fn rank(&self, ctx: &ParallelContext, config: &MoeMlpConfig) -> Result<RankOutcome, AnyError> {
         let device = Device::flex();
-        let builder = ModelBuilder::with(ctx, &device, 7, DType::F64);
+        let builder = ModelBuilder::with(ctx, &device, 7, DType::F64).with_fp8(&self.fp8)?;
         let module = config.init(&builder.child("moe"))?;
         let mut model = builder.finish(Wrapper { moe: module })?;
         let rank = ctx.mesh_rank();

@@ -1,6 +1,7 @@
 //! Layers that multiply in 8 bits, against the formulas written out.
 
 mod activated;
+mod experts;
 mod formulas;
 mod linear;
 mod ranks;

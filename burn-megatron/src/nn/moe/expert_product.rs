@@ -1,0 +1,278 @@
+//! The product of rows with the weight of their expert, where experts multiply in 8 bits.
+
+use burn::backend::DispatchTensor;
+use burn::module::Param;
+use burn::tensor::Tensor;
+use burn_megatron_kernels::gradient::{self, Destination, FlatGradients, Place};
+use burn_megatron_kernels::moe::grouped::grouped_matmul_with;
+use burn_megatron_kernels::{Function, apply, flat};
+
+use super::expert_arithmetic::{ExpertArithmetic, SavedExpert};
+use super::router::plain;
+use crate::collective::PendingTensor;
+use crate::nn::arithmetic::{FloatArithmetic, NeededGradients, SavedInput};
+use crate::nn::fp8::{Fp8Arithmetic, Fp8Layer};
+use crate::nn::hook::{ParameterHook, WeightGradientFn, fused_value};
+use crate::nn::linear::is_tracked;
+
+/// `x`, `[rows, in]`, times the weight of each row's expert, `[experts, in, out]`: `[rows, out]`.
+///
+/// An expert with a layer multiplies as an [`Fp8Linear`](crate::nn::fp8::Fp8Linear) on its rows does; the others in
+/// the type of `x`. `fused` tells whether the latter use the kernels' products. Collective where scales are: call on
+/// all ranks of the expert-tensor axis.
+///
+/// # Panics
+///
+/// If the experts do not have as many rows together as there are, and as
+/// [`grouped_matmul`](burn_megatron_kernels::moe::grouped::grouped_matmul).
+pub(super) fn expert_product(
+    x: Tensor<2>,
+    weight: &Param<Tensor<3>>,
+    layers: &[Option<Fp8Layer>],
+    group_sizes: &[usize],
+    fused: bool,
+) -> Tensor<2> {
+    let (weights, destination) = fused_value(weight, &x);
+    if layers.iter().all(Option::is_none) {
+        return grouped_matmul_with(x, weights, destination, group_sizes);
+    }
+    let (rows, total) = (x.dims()[0], group_sizes.iter().sum::<usize>());
+    assert!(
+        rows == total,
+        "x has {rows} rows, and the experts have {total} together: expected as many"
+    );
+    let trains_weight = destination.is_some() || is_tracked(&weights);
+    let is_recorded = is_tracked(&x) || trains_weight;
+    // Its owner reports changes, so that copies of its weights may be cached.
+    let is_hooked = weight.reparameterization::<ParameterHook>().is_some();
+    let values = plain(weights.clone());
+    let expert = |(index, (layer, rows)): (usize, (&Option<Fp8Layer>, &usize))| {
+        let arithmetic = match layer {
+            Some(layer) => {
+                let caches = is_hooked && *rows > 0 && layer.caches_weight();
+                let value = || matrix(&values, index);
+                ExpertArithmetic::Fp8(
+                    Fp8Arithmetic::new(layer, is_recorded, trains_weight),
+                    caches.then(|| layer.cached_weight(value, is_recorded)),
+                )
+            }
+            None => ExpertArithmetic::Float(FloatArithmetic {
+                fused,
+                transposed: false,
+            }),
+        };
+        Expert {
+            rows: *rows,
+            padded_rows: rows.next_multiple_of(layer.as_ref().map_or(1, Fp8Layer::row_multiple)),
+            arithmetic,
+        }
+    };
+    let experts = layers.iter().zip(group_sizes).enumerate().map(expert);
+    let [_, inputs, outputs] = weights.dims();
+    let function = ExpertProduct {
+        sizes: [inputs, outputs],
+        experts: experts.collect(),
+        destination,
+    };
+    apply(vec![x.into_dispatch(), weights.into_dispatch()], function)
+}
+
+/// Inputs: the rows and the weights. It saves those of the two that some expert needs, then what each expert with
+/// rows saves.
+#[derive(Debug)]
+struct ExpertProduct {
+    /// Features of inputs and outputs.
+    sizes: [usize; 2],
+    experts: Vec<Expert>,
+    /// Where the gradient of the weights goes, if not to the graph.
+    destination: Option<Destination>,
+}
+
+#[derive(Debug)]
+struct Expert {
+    rows: usize,
+    /// With the rows of zeros that are multiplied too: those of a product in 8 bits on a GPU are a multiple of 16.
+    padded_rows: usize,
+    arithmetic: ExpertArithmetic,
+}
+
+impl Expert {
+    /// Its rows of `x`, from row `first` on, with those of zeros.
+    fn rows_of(&self, x: &Tensor<2>, first: usize) -> Tensor<2> {
+        let rows = x.clone().narrow(0, first, self.rows);
+        if self.padded_rows == self.rows {
+            return rows;
+        }
+        let zeros = [self.padded_rows - self.rows, x.dims()[1]];
+        let zeros = Tensor::zeros(zeros, (&x.device(), x.dtype()));
+        Tensor::cat(vec![rows, zeros], 0)
+    }
+
+    /// `y` without the rows of zeros.
+    fn without_padding(&self, y: Tensor<2>) -> Tensor<2> {
+        y.narrow(0, 0, self.rows)
+    }
+}
+
+impl ExpertProduct {
+    /// The experts with rows, each with its number and its first row.
+    fn with_rows(&self) -> impl Iterator<Item = (usize, usize, &Expert)> {
+        let mut end = 0;
+        let experts = self.experts.iter().enumerate().map(move |(index, expert)| {
+            end += expert.rows;
+            (index, end - expert.rows, expert)
+        });
+        experts.filter(|(.., expert)| expert.rows > 0)
+    }
+
+    fn saves_rows(&self) -> bool {
+        self.with_rows()
+            .any(|(.., expert)| !expert.arithmetic.saves_codes())
+    }
+
+    fn saves_weights(&self) -> bool {
+        self.with_rows()
+            .any(|(.., expert)| expert.arithmetic.reads_weight())
+    }
+
+    /// The gradients of the weights, flat, in the type of `like`, or the buffer with them. Experts without rows have
+    /// nothing to compute.
+    fn weight_gradients(
+        &self,
+        computations: Vec<Option<WeightGradientFn>>,
+        like: &Tensor<2>,
+        target: Option<FlatGradients>,
+    ) -> Tensor<1> {
+        let length: usize = self.sizes.iter().product();
+        let zeros = |(device, dtype)| Tensor::zeros([length], (&device, dtype));
+        let Some(FlatGradients { mut flat, places }) = target else {
+            let gradient = |computation: Option<WeightGradientFn>| match computation {
+                Some(compute) => compute(None),
+                None => zeros((like.device(), like.dtype())),
+            };
+            return Tensor::cat(computations.into_iter().map(gradient).collect(), 0);
+        };
+        let Place { offset, add } = places[0];
+        for (index, computation) in computations.into_iter().enumerate() {
+            let offset = offset + index * length;
+            match computation {
+                Some(compute) => {
+                    let places = vec![Place { offset, add }];
+                    flat = compute(Some(FlatGradients { flat, places }));
+                }
+                None if add => {}
+                None => {
+                    let zeros = zeros((flat.device(), flat.dtype()));
+                    flat = flat::accumulate(flat, offset, zeros, false);
+                }
+            }
+        }
+        flat
+    }
+}
+
+impl Function for ExpertProduct {
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        let x = Tensor::<2>::from_dispatch(inputs[0].clone());
+        let weights = Tensor::<3>::from_dispatch(inputs[1].clone());
+        let kept = [self.saves_rows(), self.saves_weights()];
+        let kept = inputs.into_iter().zip(kept);
+        let mut saved: Vec<_> = kept
+            .filter_map(|(input, is_kept)| is_kept.then_some(input))
+            .collect();
+        let mut outputs = vec![];
+        for (index, first, expert) in self.with_rows() {
+            let rows = expert.rows_of(&x, first);
+            let weight = || matrix(&weights, index);
+            let (y, tensors) = expert.arithmetic.output(rows, weight);
+            outputs.push(expert.without_padding(y));
+            saved.extend(tensors.input_codes.into_iter().flatten());
+            saved.extend(tensors.extra);
+        }
+        (joined(outputs, &x, self.sizes[1]).into_dispatch(), saved)
+    }
+
+    fn backward(
+        &self,
+        saved: Vec<DispatchTensor>,
+        gradient: DispatchTensor,
+        needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        let needed = NeededGradients {
+            input: needed[0],
+            weight: needed[1] || self.destination.is_some(),
+        };
+        let dy = Tensor::<2>::from_dispatch(gradient);
+        let mut saved = saved.into_iter();
+        let x = self.saves_rows().then(|| next(&mut saved));
+        let x = x.map(Tensor::<2>::from_dispatch);
+        let weights = self.saves_weights().then(|| next(&mut saved));
+        let weights = weights.map(Tensor::<3>::from_dispatch);
+        let mut of_x = vec![];
+        let mut of_weights: Vec<_> = self.experts.iter().map(|_| None).collect();
+        for (index, first, expert) in self.with_rows() {
+            let x = match &x {
+                Some(x) if !expert.arithmetic.saves_codes() => {
+                    let rows = expert.rows_of(x, first).unsqueeze();
+                    SavedInput::Floats(PendingTensor::ready(rows))
+                }
+                _ => SavedInput::Codes([next(&mut saved), next(&mut saved)]),
+            };
+            let extra = saved.by_ref().take(expert.arithmetic.extras()).collect();
+            let rows = expert.rows_of(&dy, first);
+            let weight = || match &weights {
+                Some(weights) => matrix(weights, index),
+                None => unreachable!("weights that are read are saved"),
+            };
+            let (dx, dw) =
+                expert
+                    .arithmetic
+                    .gradients(SavedExpert { x, extra }, rows, weight, needed);
+            of_x.extend(dx.map(|dx| expert.without_padding(dx)));
+            of_weights[index] = Some(dw);
+        }
+        let [inputs, outputs] = self.sizes;
+        let of_weights = match &self.destination {
+            Some(destination) => {
+                gradient::accumulate(&[destination], |target| {
+                    let flat = self.weight_gradients(of_weights, &dy, target);
+                    ((), vec![flat])
+                });
+                None
+            }
+            None => needed.weight.then(|| {
+                let flat = self.weight_gradients(of_weights, &dy, None);
+                flat.reshape([self.experts.len(), inputs, outputs])
+                    .into_dispatch()
+            }),
+        };
+        let of_x = needed
+            .input
+            .then(|| joined(of_x, &dy, inputs).into_dispatch());
+        vec![of_x, of_weights]
+    }
+}
+
+/// The weight of an expert, `[in, out]`.
+fn matrix(weights: &Tensor<3>, expert: usize) -> Tensor<2> {
+    let [_, inputs, outputs] = weights.dims();
+    weights
+        .clone()
+        .narrow(0, expert, 1)
+        .reshape([inputs, outputs])
+}
+
+/// The rows of all experts, `[rows, width]`, in the type of `like`.
+fn joined(parts: Vec<Tensor<2>>, like: &Tensor<2>, width: usize) -> Tensor<2> {
+    if parts.is_empty() {
+        return Tensor::zeros([0, width], (&like.device(), like.dtype()));
+    }
+    Tensor::cat(parts, 0)
+}
+
+fn next(saved: &mut impl Iterator<Item = DispatchTensor>) -> DispatchTensor {
+    match saved.next() {
+        Some(tensor) => tensor,
+        None => unreachable!("the forward has saved what the backward reads"),
+    }
+}

@@ -1,0 +1,74 @@
+//! Experts in 8 bits in every layout.
+
+use super::*;
+
+fn run(recipe: &str, recompute: bool) -> Run {
+    Run {
+        recompute,
+        fp8: Fp8Config {
+            recipe: recipe.parse().ok(),
+            ..Fp8Config::default()
+        },
+        ..Run::default()
+    }
+}
+
+fn check(recipe: &str, layouts: &[Sizes]) {
+    let run = run(recipe, false);
+    for dispatcher in [DispatcherKind::AllToAll, DispatcherKind::AllGather] {
+        let config = config(router()).with_bias(true).with_dispatcher(dispatcher);
+        let expected = run.on(ONE, &config);
+        let what = format!("{recipe}, {dispatcher:?}");
+        let floats = Run::default().on(ONE, &config);
+        assert_ne!(floats.output, expected.output, "{what}: not in 8 bits");
+        for sizes in layouts {
+            let found = run.on(*sizes, &config);
+            found.assert_near(&expected, &format!("{what} on {sizes:?}"));
+        }
+    }
+}
+
+#[test]
+fn delayed_scales_do_not_depend_on_the_layout() {
+    let layouts = [
+        [1, 2, 1, 1],
+        [1, 4, 1, 1],
+        [2, 1, 2, 1],
+        [2, 2, 2, 1],
+        [1, 2, 1, 2],
+        [2, 4, 1, 2],
+    ];
+    check("delayed", &layouts);
+}
+
+/// The ranks that send an expert rows have the whole batch, as one rank does. The parts of a tensor that is split over
+/// the expert-tensor axis have its scale.
+#[test]
+fn current_scales_are_those_of_all_rows_of_an_expert() {
+    check(
+        "current",
+        &[[1, 2, 1, 1], [2, 1, 2, 1], [2, 2, 1, 1], [2, 2, 2, 1]],
+    );
+}
+
+/// The rows of an expert are quantised once for the batch, or for each half of it.
+#[test]
+fn current_scales_of_parts_of_the_batch_are_others() {
+    let config = config(router());
+    let run = run("current", false);
+    let (one, halves) = (run.on(ONE, &config), run.on([1, 2, 1, 2], &config));
+    assert_ne!(one.output, halves.output);
+}
+
+#[test]
+fn a_recomputed_layer_in_8_bits_has_the_gradients_of_a_recorded_one() {
+    for recipe in ["delayed", "current", "blockwise", "mxfp8"] {
+        for sizes in [ONE, [2, 2, 2, 1]] {
+            let [found, expected] =
+                [true, false].map(|recompute| run(recipe, recompute).on(sizes, &config(router())));
+            assert_eq!(found.output, expected.output, "{recipe}");
+            assert_eq!(found.parameters, expected.parameters, "{recipe}");
+            assert_eq!(found.input_gradient, expected.input_gradient, "{recipe}");
+        }
+    }
+}
