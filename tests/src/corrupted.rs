@@ -20,6 +20,8 @@ pub enum Corruption {
     SkipInSubgroups,
     /// No reduction directly after another one, except for single numbers: in one step, buckets after the first.
     SkipAfterFirst,
+    /// Sums are too large by the number of ranks, as where a mean is not divided.
+    Undivided,
     /// The rank at index 1 gets slightly too large values.
     Drift,
 }
@@ -70,7 +72,15 @@ impl Communicator for CorruptedComm {
             }
             Corruption::Drift if sums && self.rank() == 1 => {
                 let pending = self.inner.start(call, input)?;
-                Ok(Pending::new(|| pending.wait().map(add_drift)))
+                Ok(Pending::new(|| Ok(times(pending.wait()?, 1.0 + DRIFT))))
+            }
+            Corruption::Undivided if sums => {
+                let ranks = self.size() as f64;
+                let pending = self.inner.start(call, input)?;
+                Ok(Pending::new(move || {
+                    let sum = pending.wait()?;
+                    Ok(times(sum, ranks))
+                }))
             }
             _ => self.inner.start(call, input),
         }
@@ -114,13 +124,13 @@ fn without_squares_of_others(buffer: Buffer, own: usize, width: usize) -> Buffer
     rows.into()
 }
 
-fn add_drift(buffer: Buffer) -> Buffer {
+/// Numbers in f64, the type of `verify`, times a factor.
+fn times(buffer: Buffer, factor: f64) -> Buffer {
     match buffer {
-        Buffer::F64(values) => values
-            .into_iter()
-            .map(|x| x * (1.0 + DRIFT))
-            .collect::<Vec<_>>()
-            .into(),
+        Buffer::F64(values) => {
+            let times = values.into_iter().map(|x| x * factor);
+            times.collect::<Vec<_>>().into()
+        }
         other => other,
     }
 }

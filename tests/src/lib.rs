@@ -10,6 +10,7 @@ pub mod overflows;
 pub mod pairwise;
 pub mod recomputing;
 pub mod step;
+pub mod tampered;
 mod text;
 pub mod tolerance;
 mod words;

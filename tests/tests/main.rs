@@ -14,6 +14,7 @@ mod fused;
 mod generate;
 mod hf;
 mod layouts;
+mod moe_faults;
 mod moe_verify;
 mod oracle;
 mod overlap;

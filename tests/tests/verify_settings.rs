@@ -13,6 +13,7 @@ use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::verify::{Layout, Rounding, Subject, VerifyOptions, VerifyReport, verify};
 use burn_megatron_models::{Transformer, TransformerSubject};
 use burn_megatron_tests::corrupted::{CorruptedComm, Corruption};
+use burn_megatron_tests::tampered::Tampered;
 use burn_megatron_tests::{small_gpt, small_llama};
 
 /// A transformer that records how it is wrapped and split, and whose reductions over the data axis can be
@@ -204,38 +205,12 @@ fn stages_hold_the_layers_that_the_split_gives_them() {
 /// Deferred gradients need the weight that the model names.
 #[test]
 fn deferring_without_an_output_weight_is_an_error() {
-    /// Its table has another path for the output layer's weight.
-    struct Renamed(TransformerSubject);
-    impl Subject for Renamed {
-        type Model = Transformer;
-
-        fn build(
-            &self,
-            groups: &ParallelContext,
-            device: &Device,
-        ) -> Result<ParallelModule<Transformer>, BuildError> {
-            let mut model = self.0.build(groups, device)?;
-            for entry in model.table.entries_mut() {
-                entry.path = entry.path.replace("embedding", "vocabulary");
-            }
-            Ok(model)
-        }
-
-        fn samples(&self) -> usize {
-            self.0.samples()
-        }
-
-        fn data(&self, groups: &ParallelContext) -> Arc<dyn Samples> {
-            self.0.data(groups)
-        }
-
-        fn layers(&self) -> usize {
-            self.0.layers()
-        }
-    }
+    let renamed = Tampered::table(small_gpt(), |entry| {
+        entry.path = entry.path.replace("embedding", "vocabulary");
+    });
     let mut layout: Layout = "pp2-mb1/1f1b".parse().unwrap();
     layout.parallel.defer_embedding_wgrad = Some(0);
-    let error = verify(&Renamed(small_gpt()), &[layout], &sharing(|_| ())).unwrap_err();
+    let error = verify(&renamed, &[layout], &sharing(|_| ())).unwrap_err();
     let error = error.to_string();
     let expected = "the last stage has no parameter embedding.weight";
     assert!(error.contains(expected), "{error}");

@@ -1,0 +1,189 @@
+//! `verify` finds faults of models with experts.
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::{Device, Int, Tensor};
+use burn_megatron::comm::ParallelContext;
+use burn_megatron::data::Samples;
+use burn_megatron::mesh::{Axis, Grid};
+use burn_megatron::model::RecomputePrefix;
+use burn_megatron::nn::{BuildError, ParallelModule, ParameterEntry, recompute};
+use burn_megatron::train::{LanguageModel, Losses, Tokens};
+use burn_megatron::verify::{Comparison, ModelSubject, Subject, VerifyOptions, verify};
+use burn_megatron_models::{Transformer, TransformerConfig};
+use burn_megatron_tests::corrupted::{CorruptedComm, Corruption};
+use burn_megatron_tests::tampered::Tampered;
+
+use super::moe_verify::{Case, case};
+
+/// The comparison of a model in the layout of a case, and the columns that fail.
+fn compare(subject: &impl Subject, case: &Case) -> (Comparison, Vec<&'static str>) {
+    let options = VerifyOptions::default();
+    let report = verify(subject, &[case.layout()], &options).unwrap();
+    let (_, comparison) = &report.rows()[0];
+    println!("{report}");
+    (comparison.clone(), comparison.failing(options.tolerance))
+}
+
+/// Asserts that gradients differ, most of all that of a parameter whose path ends so.
+#[track_caller]
+fn assert_found(subject: &impl Subject, case: &Case, path: &str) {
+    let (comparison, failing) = compare(subject, case);
+    assert!(failing.contains(&"parameter grad"), "{failing:?}");
+    let worst = comparison.gradients.path.unwrap_or_default();
+    assert!(worst.ends_with(path), "{worst}");
+}
+
+#[test]
+fn gradients_that_are_summed_over_other_ranks() {
+    let parallel = case(&[("expert", "2"), ("tensor", "2"), ("expert data", "2")]);
+    let tampered = |change: fn(&mut ParameterEntry)| {
+        Tampered::table(ModelSubject::new(parallel.config()), change)
+    };
+    assert_eq!(compare(&tampered(|_| ()), &parallel).1, [""; 0]);
+    let more = tampered(|entry| {
+        if entry.path.ends_with("experts.up") {
+            entry.sum_over = entry.sum_over.with(Axis::Expert);
+        }
+    });
+    assert_found(&more, &parallel, "experts.up");
+    let fewer = tampered(|entry| {
+        if entry.path.ends_with("router.gate") {
+            entry.sum_over = entry.sum_over.without(Axis::Tensor);
+        }
+    });
+    assert_found(&fewer, &parallel, "router.gate");
+}
+
+/// The gradients of experts are means over the ranks that have them, as those of other parameters are, but for a
+/// division.
+#[test]
+fn gradients_of_experts_that_are_not_divided() {
+    let parallel = case(&[("expert", "2"), ("expert data", "2")]);
+    let undivided = Tampered::groups(ModelSubject::new(parallel.config()), |groups| {
+        let replicas = groups.group(Grid::Expert, Axis::Data).unwrap();
+        let undivided = CorruptedComm::wrap(&replicas, Corruption::Undivided);
+        groups
+            .clone()
+            .with_group(Grid::Expert, Axis::Data, undivided)
+    });
+    let (comparison, failing) = compare(&undivided, &parallel);
+    assert!(failing.contains(&"parameter grad"), "{failing:?}");
+    assert!(!failing.contains(&"replicas"), "{failing:?}");
+    let worst = comparison.gradients.path.unwrap_or_default();
+    assert!(worst.contains(".experts."), "{worst}");
+    assert!(
+        (comparison.gradients.relative - 1.0).abs() < 1e-9,
+        "twice as large"
+    );
+}
+
+/// A transformer that is recomputed as a whole.
+#[derive(Module, Debug)]
+struct Recomputed {
+    inner: Transformer,
+    /// Whether the first pass is recorded too: it adds nothing to the output, but the losses of the routers.
+    #[module(skip)]
+    records_first_pass: bool,
+}
+
+impl LanguageModel for Recomputed {
+    type Cache = RecomputePrefix;
+
+    fn hidden(&self, stage: usize, _: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3> {
+        let start = Tensor::<1>::zeros([1], &Device::flex().autodiff());
+        let (inner, again) = (self.inner.clone(), tokens.clone());
+        let y = recompute(start, move |_| inner.hidden(stage, None, again.clone()));
+        if self.records_first_pass {
+            y + self.inner.hidden(stage, None, tokens).mul_scalar(0.0)
+        } else {
+            y
+        }
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.inner.vocabulary()
+    }
+
+    fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
+        self.inner.losses_of(hidden, targets)
+    }
+
+    fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3> {
+        self.inner.logits_of(hidden)
+    }
+
+    fn context(&self) -> usize {
+        self.inner.context()
+    }
+
+    fn flops_per_token(&self, seq: usize) -> f64 {
+        self.inner.flops_per_token(seq)
+    }
+}
+
+struct RecomputedSubject {
+    inner: ModelSubject<TransformerConfig>,
+    /// On several ranks.
+    records_first_pass: bool,
+}
+
+impl Subject for RecomputedSubject {
+    type Model = Recomputed;
+
+    fn build(
+        &self,
+        groups: &ParallelContext,
+        device: &Device,
+    ) -> Result<ParallelModule<Recomputed>, BuildError> {
+        let ParallelModule {
+            module,
+            table,
+            position,
+            kernels,
+            fp8,
+            routers,
+        } = self.inner.build(groups, device)?;
+        Ok(ParallelModule {
+            module: Recomputed {
+                inner: module,
+                records_first_pass: self.records_first_pass && groups.world().size() > 1,
+            },
+            table,
+            position,
+            kernels,
+            fp8,
+            routers,
+        })
+    }
+
+    fn samples(&self) -> usize {
+        self.inner.samples()
+    }
+
+    fn data(&self, groups: &ParallelContext) -> Arc<dyn Samples> {
+        self.inner.data(groups)
+    }
+
+    fn depends_on_micro_batches(&self) -> bool {
+        self.inner.depends_on_micro_batches()
+    }
+}
+
+#[test]
+fn losses_of_routers_that_both_passes_of_a_recomputation_attach() {
+    let parallel = case(&[("expert", "2"), ("expert data", "2"), ("loss", "several")]);
+    let subject = |records_first_pass| RecomputedSubject {
+        inner: ModelSubject::new(parallel.config()),
+        records_first_pass,
+    };
+    assert_eq!(compare(&subject(false), &parallel).1, [""; 0]);
+    assert_found(&subject(true), &parallel, "router.gate");
+    let plain = case(&[("expert", "2"), ("expert data", "2")]);
+    let without_losses = RecomputedSubject {
+        inner: ModelSubject::new(plain.config()),
+        records_first_pass: true,
+    };
+    assert_eq!(compare(&without_losses, &plain).1, [""; 0]);
+}
