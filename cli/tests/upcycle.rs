@@ -38,10 +38,14 @@ struct Stage(TempDir);
 
 impl Stage {
     fn new() -> Self {
+        Self::of(&RECIPE.parse().unwrap())
+    }
+
+    fn of(recipe: &Table) -> Self {
         let stage = Self(tempfile::tempdir().unwrap());
         let text = "fn add(a: u8, b: u8) -> u8 { a + b }\n".repeat(500);
         fs::write(stage.path("text.rs"), text).unwrap();
-        stage.pretrain("dense", &RECIPE.parse().unwrap(), &[]);
+        stage.pretrain("dense", recipe, &[]);
         stage
     }
 
@@ -143,6 +147,29 @@ fn a_dense_run_goes_on_with_experts() {
 
     let error = stage.fail("pretrain --recipe @one.toml --data @text.rs --resume @up --runs @x");
     assert!(error.contains("has weights only"), "{error}");
+}
+
+/// On two stages both hold the embedding.
+#[test]
+fn a_model_with_tied_embeddings() {
+    let mut recipe: Table = RECIPE.parse().unwrap();
+    recipe["model"]
+        .as_table_mut()
+        .unwrap()
+        .insert("tied".into(), true.into());
+    let stage = Stage::of(&recipe);
+    recipe["train"]["steps"] = 1.into();
+    let dense = stage.pretrain("dense-again", &recipe, &["--load", "@dense"]);
+    let printed = stage.succeed("checkpoint upcycle @dense --to @up --experts 4 -k 2");
+    let recipe = with_printed(&recipe, &printed);
+    for (run, flags) in [
+        ("shared", &["--load", "@up", "--expert-parallel", "2"][..]),
+        ("stages", &["--load", "@up", "--pp", "2"]),
+    ] {
+        let found = stage.pretrain(run, &recipe, flags);
+        let apart = (found[0] - dense[0]).abs();
+        assert!(apart < 1e-5, "{run}: {} and {}", found[0], dense[0]);
+    }
 }
 
 #[test]

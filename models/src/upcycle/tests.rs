@@ -178,6 +178,23 @@ fn every_activation_with_and_without_biases() {
     }
 }
 
+/// The output layer has no weight of its own, before and after.
+#[test]
+fn tied_embeddings() {
+    let model = TransformerConfig {
+        tied: true,
+        ..dense(Activation::SwiGlu, false)
+    };
+    assert_same(&model, &upcycle(8, 2, 4));
+    let memory = Memory::new(&model);
+    let upcycled = Upcycled::new(&memory, &model, &upcycle(8, 2, 4)).unwrap();
+    assert!(upcycled.model().tied);
+    let keys = upcycled.keys();
+    assert!(keys.contains(&format!("{MODEL}embedding.weight")));
+    let output = format!("{MODEL}output");
+    assert!(!keys.iter().any(|key| key.starts_with(&output)), "{keys:?}");
+}
+
 #[test]
 fn some_blocks_stay_dense() {
     let model = dense(Activation::SwiGlu, false);

@@ -1,4 +1,4 @@
-//! The input gradient is communicated while the weight gradient is computed.
+//! What is computed while collectives are in flight: weight gradients, and shared experts.
 
 use std::sync::{Arc, Mutex};
 use std::thread::sleep;
@@ -12,8 +12,10 @@ use super::references::{backward, gradient};
 use super::{leaf, over, part, values, wave};
 use crate::collective::{self, Comm};
 use crate::comm::{
-    Buffer, BufferPool, Call, CommError, Communicator, Group, ParallelContext, Pending,
+    Buffer, BufferPool, Call, CommError, Communicator, Group, ParallelContext, Pending, World,
 };
+use crate::mesh::{Axis, Grid, ParallelConfig};
+use crate::nn::moe::{MoeMlpConfig, RouterConfig, SharedExpertsConfig};
 use crate::nn::*;
 
 /// The events, in order.
@@ -201,5 +203,56 @@ fn what_is_not_needed_is_not_communicated() {
     }) {
         assert_eq!(events[0], ["start reduce_scatter", "end reduce_scatter"]);
         assert_eq!(events[1], ["start all_gather", "end all_gather"]);
+    }
+}
+
+/// The shared experts gather and reduce-scatter their tokens over the tensor axis.
+#[test]
+fn shared_experts_run_while_tokens_are_on_their_way() {
+    let layout = ParallelConfig::new()
+        .with_tensor(2)
+        .with_sequence_parallel(true)
+        .with_expert(4)
+        .with_expert_tensor(1)
+        .with_data(2);
+    let rank = |rank: crate::comm::Rank| -> Result<_, Box<dyn std::error::Error + Send + Sync>> {
+        let groups = ParallelContext::from_world(&layout, rank.communicator())?;
+        let journal = Journal::default();
+        let slow = |inner: Comm| -> Comm {
+            let journal = journal.clone();
+            Arc::new(Slow { inner, journal })
+        };
+        let [tensor, expert] = [
+            groups.tensor().clone(),
+            groups.group(Grid::Expert, Axis::Expert)?,
+        ];
+        let groups = groups.clone().with_tensor(slow(tensor)).with_group(
+            Grid::Expert,
+            Axis::Expert,
+            slow(expert),
+        );
+        let config = MoeMlpConfig::new(RouterConfig::new(6, 4, 2), 8, Activation::SwiGlu);
+        let config = config.with_shared(Some(SharedExpertsConfig::new(8)));
+        let builder = ModelBuilder::with(&groups, &super::autodiff(), 7, burn::tensor::DType::F64);
+        let moe = config.init(&builder)?;
+        let x = input(groups.place(), true);
+        journal.lock().unwrap().clear();
+        let _ = moe.forward(x);
+        Ok(journal.lock().unwrap().clone())
+    };
+    for events in World::threads(4).unwrap().run(rank).unwrap() {
+        let at = |wanted: &str| events.iter().position(|event| event == wanted).unwrap();
+        assert_eq!(
+            events[at("start all_to_all")..=at("end all_to_all")],
+            [
+                "start all_to_all",
+                "start all_gather",
+                "end all_gather",
+                "start reduce_scatter",
+                "end reduce_scatter",
+                "end all_to_all",
+            ],
+            "{events:?}"
+        );
     }
 }

@@ -4,6 +4,7 @@ mod bias;
 mod capacity;
 mod choice;
 mod dense;
+mod dispatch;
 mod edges;
 mod fp8;
 mod golden;

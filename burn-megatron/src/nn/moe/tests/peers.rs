@@ -7,6 +7,7 @@ use safetensors::SafeTensors;
 
 use super::*;
 use crate::nn::tests::leaf;
+use crate::optim::{AdamWConfig, ParallelAdamW};
 
 const TOLERANCE: f64 = 1e-5;
 
@@ -42,21 +43,34 @@ impl Fixture {
     }
 }
 
-/// A softmax over all experts that is not normalised over the chosen ones.
+impl Fixture {
+    /// The block of OLMoE: a softmax over all experts that is not normalised over the chosen ones.
+    fn olmoe(&self) -> MoeMlpConfig {
+        let [experts, hidden, width] = self.tensor::<3>("down").dims();
+        let router = RouterConfig::new(hidden, experts, 3).with_score(ScoreFunction::PreSoftmax);
+        MoeMlpConfig::new(router, width, Activation::SwiGlu)
+    }
+
+    /// The layer with the part that this rank has of the weights, one of `ranks` that split the experts.
+    fn olmoe_layer(&self, builder: &ModelBuilder, AxisRank { index, size }: AxisRank) -> MoeMlp {
+        let part = |name: &str| {
+            let all = self.tensor::<3>(name).swap_dims(1, 2);
+            let own = all.dims()[0] / size;
+            all.narrow(0, index * own, own)
+        };
+        let mut moe = self.olmoe().init(builder).unwrap();
+        moe.router.gate = Param::from_tensor(leaf(self.tensor::<2>("gate").transpose()));
+        moe.experts.up = Param::from_tensor(leaf(part("up")));
+        moe.experts.down = Param::from_tensor(leaf(part("down")));
+        moe
+    }
+}
+
 #[test]
 fn the_block_of_olmoe() {
     let fixture = Fixture::open("olmoe");
-    let [experts, hidden, width] = fixture.tensor::<3>("down").dims();
-    let router = RouterConfig::new(hidden, experts, 3).with_score(ScoreFunction::PreSoftmax);
-    let config = MoeMlpConfig::new(router, width, Activation::SwiGlu);
     let builder = ModelBuilder::with(&ParallelContext::single(), &Device::flex(), 7, DType::F64);
-    let mut moe = config.init(&builder).unwrap();
-    let gate = leaf(fixture.tensor::<2>("gate").transpose());
-    let up = leaf(fixture.tensor::<3>("up").swap_dims(1, 2));
-    let down = leaf(fixture.tensor::<3>("down").swap_dims(1, 2));
-    moe.router.gate = Param::from_tensor(gate);
-    moe.experts.up = Param::from_tensor(up);
-    moe.experts.down = Param::from_tensor(down);
+    let moe = fixture.olmoe_layer(&builder, AxisRank { index: 0, size: 1 });
     let x = leaf(fixture.tensor::<3>("x"));
     let y = moe.forward(x.clone());
     fixture.assert_near("y", y.clone().inner());
@@ -68,6 +82,51 @@ fn the_block_of_olmoe() {
     for (name, param) in [("d_up", &moe.experts.up), ("d_down", &moe.experts.down)] {
         let gradient = param.val().grad(&gradients).unwrap();
         fixture.assert_near(name, gradient.swap_dims(1, 2));
+    }
+}
+
+/// Losses of AdamW in 20 steps, with the experts on 1, 2 and 4 ranks, each with a part of the batch.
+#[test]
+fn the_block_of_olmoe_trains_on_any_number_of_expert_ranks() {
+    let losses = |expert: usize| {
+        let rank = |rank: crate::comm::Rank| {
+            let ctx = ParallelContext::from_world(&layout([1, expert, 1, 1]), rank.communicator())?;
+            let place = ctx.mesh_rank().on(Grid::Expert, Axis::Expert);
+            let (fixture, device) = (Fixture::open("olmoe"), Device::flex());
+            let builder = ModelBuilder::with(&ctx, &device, 7, DType::F64);
+            let moe = fixture.olmoe_layer(&builder.child("moe"), place);
+            let mut ddp = DistributedDataParallel::new(builder.finish(Wrapper { moe })?, &ctx)?;
+            let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
+            let own = |name: &str| {
+                let all = fixture.tensor::<3>(name);
+                let rows = all.dims()[0] / place.size;
+                Tensor::from_inner(all.narrow(0, place.index * rows, rows))
+            };
+            let (x, target) = (own("batch"), own("target"));
+            let [batch, seq, _] = x.dims();
+            let mut losses = vec![];
+            for _ in 0..20 {
+                let y = ddp.forward(&device, |model| model.moe.forward(x.clone()));
+                let loss = (y - target.clone()).square().sum();
+                losses.push(values(loss.clone().inner())[0] / 24.0);
+                ddp.backward_last(loss);
+                let gradients = ddp.reduce((batch * seq) as u64)?;
+                optimizer.step(0.01, &mut ddp, gradients);
+            }
+            Ok::<_, AnyError>(losses)
+        };
+        let all = World::threads(expert).unwrap().run(rank).unwrap();
+        let sum = |step: usize| all.iter().map(|losses| losses[step]).sum();
+        (0..20).map(sum).collect::<Vec<f64>>()
+    };
+    let expected = values(Fixture::open("olmoe").tensor::<1>("losses"));
+    for expert in [1, 2, 4] {
+        assert_near(
+            &format!("expert {expert}"),
+            &losses(expert),
+            &expected,
+            1e-4,
+        );
     }
 }
 
