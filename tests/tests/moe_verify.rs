@@ -1,7 +1,5 @@
 //! `verify` of experts: every pair of values of the settings below occurs in some row.
 
-use std::collections::HashSet;
-
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::moe::{
@@ -10,9 +8,10 @@ use burn_megatron::nn::moe::{
 };
 use burn_megatron::verify::{Layout, ModelSubject, VerifyOptions, verify};
 use burn_megatron_models::{MoeConfig, Positions, TransformerConfig};
+use burn_megatron_tests::pairwise::{Row, Settings, describe, pairwise, product, value};
 
 /// The values of each setting, by name.
-const SETTINGS: [(&str, &[&str]); 13] = [
+const SETTINGS: Settings<13> = [
     ("expert", &["1", "2", "4"]),
     ("tensor", &["1", "2", "2 with the same tokens"]),
     ("expert_tensor", &["1", "2"]),
@@ -44,19 +43,12 @@ const SETTINGS: [(&str, &[&str]); 13] = [
     ("fp8", &["none", "delayed"]),
 ];
 
-/// By setting, which of its values.
-type Row = [usize; SETTINGS.len()];
-
 /// A row with names for its values.
-pub struct Case(Row);
+pub struct Case(Row<13>);
 
 impl Case {
     fn value(&self, setting: &str) -> &'static str {
-        let index = SETTINGS
-            .iter()
-            .position(|(name, _)| *name == setting)
-            .unwrap();
-        SETTINGS[index].1[self.0[index]]
+        value(&SETTINGS, &self.0, setting)
     }
 
     fn size(&self, setting: &str) -> usize {
@@ -191,7 +183,7 @@ impl Case {
     }
 
     fn check(&self) {
-        let names = SETTINGS.map(|(setting, _)| format!("{setting} {}", self.value(setting)));
+        let what = describe(&SETTINGS, &self.0);
         let subject = ModelSubject {
             samples: SAMPLES,
             fp8: Fp8Config {
@@ -202,75 +194,23 @@ impl Case {
         };
         let options = VerifyOptions::default();
         let report = verify(&subject, &[self.layout()], &options).unwrap();
-        assert!(report.passes(), "{}\n{report}", names.join(", "));
+        assert!(report.passes(), "{what}\n{report}");
         assert!(report.bounds().all(|bound| bound == options.tolerance));
     }
 }
 
 const SAMPLES: usize = 8;
 
-/// The pairs of values of a row, each value by its number among those of all settings.
-fn pairs(row: &Row) -> impl Iterator<Item = [usize; 2]> {
-    let mut before = 0;
-    let numbers: Vec<_> = row
-        .iter()
-        .zip(SETTINGS)
-        .map(|(value, (_, values))| {
-            before += values.len();
-            before - values.len() + value
-        })
-        .collect();
-    (1..numbers.len()).flat_map(move |second| {
-        let numbers = numbers.clone();
-        (0..second).map(move |first| [numbers[first], numbers[second]])
-    })
-}
-
-/// All valid rows.
-fn product() -> Vec<Row> {
-    let mut rows = vec![[0; SETTINGS.len()]];
-    for (setting, (_, values)) in SETTINGS.iter().enumerate() {
-        let with = |row: &Row, value| {
-            let mut row = *row;
-            row[setting] = value;
-            row
-        };
-        let all = rows
-            .iter()
-            .flat_map(|row| (0..values.len()).map(|value| with(row, value)));
-        rows = all.collect();
-    }
-    rows.retain(|row| Case(*row).is_valid());
-    rows
-}
-
-/// Few rows with every pair of values that any row has: each next one has the most that are missing, among every
-/// so many of the rows.
-fn pairwise() -> Vec<Row> {
-    const STRIDE: usize = 61;
-    let all = product();
-    let mut missing: HashSet<_> = all.iter().flat_map(pairs).collect();
-    let (mut chosen, mut offset) = (vec![], 0);
-    while !missing.is_empty() {
-        let gain = |row: &&Row| pairs(row).filter(|pair| missing.contains(pair)).count();
-        let some = all.iter().skip(offset % STRIDE).step_by(STRIDE);
-        offset += 1;
-        let Some(best) = some.max_by_key(gain).filter(|row| gain(row) > 0) else {
-            continue;
-        };
-        pairs(best).for_each(|pair| {
-            missing.remove(&pair);
-        });
-        chosen.push(*best);
-    }
-    chosen
+fn rows() -> Vec<Row<13>> {
+    product(&SETTINGS, |row| Case(*row).is_valid())
 }
 
 #[test]
 fn every_pair_of_settings() {
-    let rows = pairwise();
-    println!("{} of {} rows", rows.len(), product().len());
-    for row in rows {
+    let all = rows();
+    let chosen = pairwise(&SETTINGS, &all);
+    println!("{} of {} rows", chosen.len(), all.len());
+    for row in chosen {
         Case(row).check();
     }
 }
@@ -290,7 +230,7 @@ fn full_product() {
             ("zero", "1"),
         ]),
     ];
-    let mut rows = product();
+    let mut rows = rows();
     rows.retain(|row| row[LAYOUT..] == model.0[LAYOUT..] || row[..LAYOUT] == layout.0[..LAYOUT]);
     // 8 bits are in the pairs.
     rows.retain(|row| Case(*row).value("fp8") == "none");
