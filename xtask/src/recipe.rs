@@ -63,6 +63,7 @@ pub fn run(profile: Profile, root: &Path, report: &mut Report) {
         [] => as_processes(programs).into(),
         missing => Outcome::Skipped(format!("missing: {}", missing.join(" and "))),
     });
+    report.step("recipe of long sequences", || train_long(programs));
     for name in EXAMPLES {
         report.step(name, || run_command(&mut programs.command(name)));
     }
@@ -109,6 +110,24 @@ fn train(programs: &Programs) -> Result<(), String> {
         folder.keep();
         format!("{reason}\nthe run folder is kept: {}", run_dir.display())
     })
+}
+
+/// Two steps of sequences that four ranks share.
+fn train_long(programs: &Programs) -> Result<(), String> {
+    let folder = TempDir::new("long").map_err(|e| format!("a temporary folder: {e}"))?;
+    let run_dir = folder.path().join("run");
+    let mut command = programs.command(COMMAND);
+    command
+        .args(["pretrain", "--recipe", "examples/recipes/long.toml"])
+        .args(["--steps", "2", "--global-batch-size", "1"])
+        .arg("--run-dir")
+        .arg(&run_dir);
+    run_command(&mut command)?;
+    let losses = losses_in(&run_dir)?;
+    if losses.len() == 2 && losses.iter().all(|loss| loss.is_finite()) {
+        return Ok(());
+    }
+    Err(format!("two steps of long sequences: {losses:?}"))
 }
 
 /// A run resumed from a checkpoint is bit-equal in the same layout, and has close losses in another one.
