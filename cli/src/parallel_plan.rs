@@ -110,7 +110,7 @@ mod tests {
         for (setting, wanted) in [
             (
                 "context = 3",
-                "a sequence of 64 tokens cannot be split over context = 3 ranks",
+                "a sequence of 128 tokens cannot be split over context = 3 ranks",
             ),
             ("data = 2\nexpert = 2", "this model has no experts"),
             ("expert_tensor = 1", "this model has no experts"),

@@ -144,7 +144,8 @@ fn every_setting_fits_its_layouts() {
     let all = named(&args("--all"));
     let dense = 3 + SETTINGS.len() + 2 + IN_16_BITS.len() + 4;
     let with_experts = 3 + SETTINGS.len() + 1 + 1;
-    assert_eq!(all.len(), 4 * dense + 2 * with_experts);
+    // A ring cannot serve the two GPTs, which drop probabilities of attention.
+    assert_eq!(all.len(), 4 * dense + 2 * with_experts - 2);
     for case in plain.iter().chain(&all) {
         for layout in &case.layouts {
             let mut sharing = case.options(&args("")).data_parallel;
