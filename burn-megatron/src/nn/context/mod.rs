@@ -4,7 +4,7 @@
 //!   but attention computes each token by itself, so that the layers beside it are those of one rank: positions,
 //!   dropout and the loss go by the token's place in the whole batch.
 //! - A layer of attention brings queries together with the keys and values of other ranks by a
-//!   [`ContextExchange`](crate::mesh::ContextExchange): an all-to-all of heads inside of groups of neighbours, and
+//!   [`ContextExchange`]: an all-to-all of heads inside of groups of neighbours, and
 //!   a [`KeyValueExchange`] between these groups, [`Ring`] or [`AllGather`].
 //! - [`ExchangeProblem`] has the volumes of an exchange, and the choice between them.
 //!

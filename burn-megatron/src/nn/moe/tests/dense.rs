@@ -1,5 +1,7 @@
 //! The reference: every expert computes every token, with a weight of 0 where it was not chosen.
 
+use std::collections::BTreeMap;
+
 use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{Device, Tensor, TensorData};
 
@@ -208,6 +210,7 @@ impl<'a> Dense<'a> {
             parameters,
             losses: vec![],
             load: vec![],
+            fp8: BTreeMap::new(),
         }
     }
 

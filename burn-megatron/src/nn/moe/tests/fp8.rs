@@ -21,9 +21,13 @@ fn check(recipe: &str, layouts: &[Sizes]) {
         let what = format!("{recipe}, {dispatcher:?}");
         let floats = Run::default().on(ONE, &config);
         assert_ne!(floats.output, expected.output, "{what}: not in 8 bits");
+        let states = if recipe == "delayed" { 2 * EXPERTS } else { 0 };
+        assert_eq!(expected.fp8.len(), states, "{what}");
         for sizes in layouts {
             let found = run.on(*sizes, &config);
-            found.assert_near(&expected, &format!("{what} on {sizes:?}"));
+            let what = format!("{what} on {sizes:?}");
+            found.assert_near(&expected, &what);
+            assert_eq!(found.fp8, expected.fp8, "{what}");
         }
     }
 }

@@ -12,6 +12,8 @@ mod layouts;
 mod losses;
 mod peers;
 
+use std::collections::BTreeMap;
+
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
@@ -19,7 +21,7 @@ use super::*;
 use crate::comm::{ParallelContext, World};
 use crate::data_parallel::DistributedDataParallel;
 use crate::mesh::{Axis, Grid, MeshRank, ParallelConfig};
-use crate::nn::fp8::Fp8Config;
+use crate::nn::fp8::{Fp8Config, Fp8LayerState};
 use crate::nn::tests::{assert_near, values, wave};
 use crate::nn::{Activation, AxisRank, ModelBuilder, ParameterTable};
 use crate::optim::global_norm;
@@ -87,6 +89,8 @@ struct Outcome {
     losses: Vec<f64>,
     /// The tokens of each expert, and the pairs, of all ranks; empty outside of a training step.
     load: Vec<f64>,
+    /// Of every expert, the same on all ranks.
+    fp8: BTreeMap<String, Fp8LayerState>,
 }
 
 struct RankOutcome {
@@ -98,6 +102,7 @@ struct RankOutcome {
     norm: f64,
     losses: Vec<f64>,
     load: Vec<f64>,
+    fp8: BTreeMap<String, Fp8LayerState>,
 }
 
 fn layout([tensor, expert, expert_tensor, _]: Sizes) -> ParallelConfig {
@@ -209,6 +214,7 @@ impl Run {
         let leaves = ddp.backward_last((y.clone() * Tensor::from_inner(weight)).sum());
         let gradients = ddp.reduce(counted as u64)?;
         ddp.check_replicas()?;
+        ddp.fp8().end_step(ctx)?;
         let sums = step.as_ref().map(RouterStep::losses).unwrap_or_default();
         let loads = step.as_ref().map(RouterStep::loads).unwrap_or_default();
         let load = loads.into_values().flat_map(|RankLoad { tokens, pairs }| {
@@ -229,6 +235,7 @@ impl Run {
                 .collect(),
             losses: sums.into_values().map(|sum| values(sum)[0]).collect(),
             load: load.collect(),
+            fp8: ddp.fp8().states(),
         })
     }
 
@@ -264,6 +271,7 @@ impl Run {
             (entry.path.clone(), whole)
         });
         assert!(all.iter().all(|outcome| outcome.norm == all[0].norm));
+        assert!(all.iter().all(|outcome| outcome.fp8 == all[0].fp8));
         let data = all[0].rank.on(Grid::Dense, Axis::Data).size;
         let copies = if self.same_samples { data } else { 1 };
         let tokens = (copies * BATCH * SEQ) as f64;
@@ -275,6 +283,7 @@ impl Run {
             (0..all[0].load.len()).map(|index| all.iter().map(|outcome| outcome.load[index]).sum());
         Outcome {
             load: load.collect(),
+            fp8: all[0].fp8.clone(),
             output: whole(&|outcome| outcome.output.clone()),
             input_gradient: whole(&|outcome| outcome.input_gradient.clone()),
             norm: all[0].norm,
