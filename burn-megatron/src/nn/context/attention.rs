@@ -12,7 +12,7 @@ use super::exchange::KeyValueExchange;
 use super::function::ExchangedAttention;
 use super::groups::ContextGroups;
 use super::partial::PartialAttention;
-use super::shard::{Members, SequenceShard};
+use super::shard::{Members, QueryPart, SequenceShard};
 use crate::collective;
 
 /// How a layer attends to the tokens of all ranks that share its sequences.
@@ -56,7 +56,7 @@ impl ContextAttention {
             let Some(exchange) = &self.exchange else {
                 let members = (self.queries(), self.queries());
                 let options = AttentionOptions {
-                    ranges: Some(shard.ranges(members, window, &qkv.device())),
+                    ranges: Some(shard.ranges(members, QueryPart::All, window, &qkv.device())),
                     ..AttentionOptions::default()
                 };
                 let qkv = qkv.reshape([1, tokens, units * width]);

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use burn::tensor::Tensor;
 
 use super::partial::{PartialAttention, PartialGradients, PartialResult, merge, wide};
-use super::shard::Members;
+use super::shard::{Members, QueryPart};
 use crate::collective::{
     CollectiveOp, Comm, PendingTensor, start, start_all_gather, start_reduce_scatter,
 };
@@ -121,19 +121,22 @@ impl KeyValueExchange for Ring {
         let (dtype, travelling) = (wide(q.dtype()), of.travelling(q.dtype()));
         let mut dq = Tensor::zeros(q.dims(), (&q.device(), dtype));
         let zeros = Tensor::zeros(own.dims(), (&own.device(), dtype));
-        let (mut of_own, mut received) = (None, None);
-        self.each_block(own, |block, keys| {
-            let part = of.gradients(&q, block, keys, &result, &dout);
-            let part = part.map(|(dq_part, part)| {
-                dq = dq.clone() + dq_part;
-                part
-            });
-            if of_own.is_none() {
-                // It stays here; the sums of the other ranks come last.
-                of_own = Some(part.unwrap_or_else(|| zeros.clone()));
+        let mut received: Option<PendingTensor<3>> = None;
+        let mut compute = |part, block: &Tensor<3>, keys| {
+            let (dq_part, block) = of.gradients_of(part, &q, block, keys, &result, &dout)?;
+            dq = dq.clone() + dq_part;
+            Some(block)
+        };
+        // One half of the own block is computed while the first block comes, the other while the last sum goes home.
+        let mut of_own = None;
+        let home = self.0.members(self.0.comm.rank());
+        self.each_block(own.clone(), |block, keys| {
+            if keys == home {
+                of_own = compute(QueryPart::Last, block, keys);
                 return;
             }
-            let before = received.take().map(|sum: PendingTensor<3>| sum.wait());
+            let part = compute(QueryPart::All, block, keys);
+            let before = received.take().map(PendingTensor::wait);
             let sum = match (before, part) {
                 (Some(before), Some(part)) => before.cast(dtype) + part,
                 (Some(sum), None) | (None, Some(sum)) => sum,
@@ -141,11 +144,10 @@ impl KeyValueExchange for Ring {
             };
             received = Some(self.shift(sum.cast(travelling)));
         });
-        let of_own = of_own.unwrap_or(zeros);
-        let block = match received {
-            Some(of_others) => of_own + of_others.wait().cast(dtype),
-            None => of_own,
-        };
+        let rest = compute(QueryPart::First, &own, home);
+        let of_others = received.map(|sum| sum.wait().cast(dtype));
+        let parts = [of_own, rest, of_others].into_iter().flatten();
+        let block = parts.reduce(|sum, part| sum + part).unwrap_or(zeros);
         (dq, block)
     }
 }

@@ -9,7 +9,7 @@ use burn_megatron_kernels::attention::{
 };
 use burn_megatron_kernels::gradient::{FlatGradients, Place};
 
-use super::shard::{Members, SequenceShard};
+use super::shard::{Members, QueryPart, SequenceShard};
 
 /// Where the gradients of values begin in a flat buffer: kernels write from a multiple of this on.
 const ALIGNMENT: usize = 4;
@@ -48,7 +48,7 @@ pub(super) fn wide(dtype: DType) -> DType {
 impl PartialAttention {
     /// Attention to the block of the ranks `keys`; none where no query sees a key.
     pub fn attend(&self, q: &Tensor<4>, block: &Tensor<3>, keys: Members) -> Option<PartialResult> {
-        let options = self.options(keys, q);
+        let options = self.options(keys, QueryPart::All, q);
         if options.ranges.as_ref().is_none_or(KeyRanges::is_empty) {
             return None;
         }
@@ -68,7 +68,20 @@ impl PartialAttention {
         result: &PartialResult,
         dout: &Tensor<4>,
     ) -> Option<PartialGradients> {
-        let options = self.options(keys, q);
+        self.gradients_of(QueryPart::All, q, block, keys, result, dout)
+    }
+
+    /// [`gradients`](Self::gradients) of some of the queries, beside zeros of the others.
+    pub(super) fn gradients_of(
+        &self,
+        part: QueryPart,
+        q: &Tensor<4>,
+        block: &Tensor<3>,
+        keys: Members,
+        result: &PartialResult,
+        dout: &Tensor<4>,
+    ) -> Option<PartialGradients> {
+        let options = self.options(keys, part, q);
         if options.ranges.as_ref().is_none_or(KeyRanges::is_empty) {
             return None;
         }
@@ -114,9 +127,9 @@ impl PartialAttention {
         }
     }
 
-    fn options(&self, keys: Members, q: &Tensor<4>) -> AttentionOptions {
+    fn options(&self, keys: Members, part: QueryPart, q: &Tensor<4>) -> AttentionOptions {
         let members = (self.queries.clone(), keys);
-        let ranges = self.shard.ranges(members, self.window, &q.device());
+        let ranges = self.shard.ranges(members, part, self.window, &q.device());
         AttentionOptions {
             ranges: Some(ranges),
             ..AttentionOptions::default()

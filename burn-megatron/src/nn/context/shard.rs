@@ -31,12 +31,21 @@ pub struct SequenceShard {
     uploads: Mutex<Uploads>,
 }
 
+/// The queries of a call: those that come first or last in their order, of about half of the pairs of query and key
+/// each, or all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::nn) enum QueryPart {
+    All,
+    First,
+    Last,
+}
+
 /// What layers have asked for, on the device of the model.
 #[derive(Debug, Default)]
 struct Uploads {
     positions: Option<Tensor<2, Int>>,
     /// By queries, keys, and the left side of the window.
-    ranges: HashMap<(Members, Members, Option<usize>), KeyRanges>,
+    ranges: HashMap<(Members, Members, Option<usize>, QueryPart), KeyRanges>,
     orders: HashMap<Members, Order>,
 }
 
@@ -163,15 +172,17 @@ impl SequenceShard {
         tokens
     }
 
-    /// What the tokens of `queries` see of those of `keys`, both in ascending order.
+    /// What the tokens of `queries` see of those of `keys`, both in ascending order; those that are not in `part` see
+    /// nothing.
     pub(in crate::nn) fn ranges(
         &self,
         (queries, keys): (Members, Members),
+        part: QueryPart,
         window: Option<Window>,
         device: &Device,
     ) -> KeyRanges {
         let mut uploads = self.uploads.lock();
-        let key = (queries, keys, window.map(|window| window.left));
+        let key = (queries, keys, window.map(|window| window.left), part);
         let (queries, keys) = (self.of_members(&key.0), self.of_members(&key.1));
         let ranges = uploads.ranges.entry(key).or_insert_with(|| {
             let among = |seen: Range<usize>| {
@@ -181,7 +192,9 @@ impl SequenceShard {
             let ranges = queries
                 .iter()
                 .map(|query| among(self.visible(*query, window)));
-            match KeyRanges::new(ranges.collect(), keys.len(), device) {
+            let mut ranges: Vec<_> = ranges.collect();
+            keep_part(&mut ranges, part);
+            match KeyRanges::new(ranges, keys.len(), device) {
                 Ok(ranges) => ranges,
                 Err(error) => panic!("{error}"),
             }
@@ -227,5 +240,24 @@ impl SequenceShard {
         let number = self.ends.partition_point(|end| *end <= token);
         let start = number.checked_sub(1).map_or(0, |before| self.ends[before]);
         start..self.ends[number]
+    }
+}
+
+/// Empties the ranges of the queries that are not in `part`; starts and ends do not decrease.
+fn keep_part(ranges: &mut [Range<usize>], part: QueryPart) {
+    let pairs: usize = ranges.iter().map(Range::len).sum();
+    let mut before = 0;
+    let split = ranges.iter().position(|range| {
+        before += range.len();
+        2 * before >= pairs
+    });
+    let (first, last) = ranges.split_at_mut(split.map_or(0, |at| at + 1));
+    match part {
+        QueryPart::All => {}
+        QueryPart::First => {
+            let end = first.last().map_or(0, |range| range.end);
+            last.iter_mut().for_each(|range| *range = end..end);
+        }
+        QueryPart::Last => first.iter_mut().for_each(|range| *range = 0..0),
     }
 }

@@ -7,6 +7,7 @@ mod volume;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_megatron_kernels::attention::Window;
 
+use super::shard::QueryPart;
 use super::*;
 use crate::comm::{ParallelContext, Rank, World};
 use crate::mesh::{ContextSplit, ParallelConfig};
@@ -57,7 +58,9 @@ fn documents_and_windows_are_ranges_of_any_list_of_keys() {
                 };
                 for keys in [0..1, 1..2, 2..4, 0..4] {
                     let list = shard.of_members(&keys);
-                    let ranges = shard.ranges((rank..rank + 1, keys), window, &Device::flex());
+                    let members = (rank..rank + 1, keys);
+                    let all = QueryPart::All;
+                    let ranges = shard.ranges(members, all, window, &Device::flex());
                     for (query, range) in shard.tokens().iter().zip(ranges.ranges()) {
                         let seen: Vec<_> = list[range.clone()].to_vec();
                         let expected = list.iter().filter(|key| sees(*query, **key));
