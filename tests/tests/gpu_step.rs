@@ -7,14 +7,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::{env, fs};
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data::{DataError, Sample, Samples};
-use burn_megatron::data_parallel::{DataParallelConfig, Precision};
+use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, Precision};
 use burn_megatron::kernels::moe::grouped::{accumulate_grouped_weight_gradient_at, grouped_matmul};
 use burn_megatron::kernels::philox::Stream;
-use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::fp8::Fp8Config;
+use burn_megatron::nn::moe::{MoeForward, MoeMlpConfig, RouterConfig};
+use burn_megatron::nn::{Activation, ModelBuilder};
 use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
 use burn_megatron_kernel_check::bound::H100;
 use burn_megatron_kernel_check::bound::launch::{Limit, limits};
@@ -22,7 +23,7 @@ use burn_megatron_models::TransformerConfig;
 use burn_megatron_test_skip::skipped;
 use burn_megatron_tests::gpu;
 use burn_megatron_tests::step::budget::kernels_of;
-use burn_megatron_tests::step::{Budgets, ROW, StepCase, StepCounts, StepReport, StepRuns};
+use burn_megatron_tests::step::{Budgets, Launch, ROW, StepCase, StepCounts, StepReport, StepRuns};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -260,4 +261,72 @@ fn products_of_experts_are_bound_by_matrix_units_and_memory() {
             assert!(seconds <= 1.5 * tensor, "{name}: {}", limit.name());
         }
     }
+}
+
+/// What a layer of experts of DeepSeek-V2-Lite asks of the device, forward and backward, with 128 rows for each of so
+/// many experts, 8 for each token; gradients of weights go into the flat bucket.
+fn layer_of_experts(experts: usize, counts: &Path) -> Result<StepCounts, AnyError> {
+    const ROWS: usize = 128;
+    const CHOSEN: usize = 8;
+    let (device, groups) = (gpu(), ParallelContext::single());
+    let tokens = experts * ROWS / CHOSEN;
+    let builder = ModelBuilder::with(&groups, &device, 1, DType::BF16);
+    let router = RouterConfig::new(2048, experts, CHOSEN);
+    let layer = MoeMlpConfig::new(router, 1408, Activation::SwiGlu).init(&builder)?;
+    let settings = DataParallelConfig {
+        precision: Precision::Bf16,
+        ..DataParallelConfig::default()
+    };
+    let ddp = DistributedDataParallel::with(builder.finish(layer)?, &groups, &settings)?;
+    let training = device.clone().autodiff();
+    let choices = (0..tokens * CHOSEN).map(|pair| (pair % experts) as i32);
+    let choices = TensorData::new(choices.collect::<Vec<_>>(), [tokens, CHOSEN]);
+    let choices = Tensor::<2, Int>::from_data(choices, &device);
+    let x = Tensor::<3>::ones([1, tokens, 2048], (&training, DType::BF16));
+    let step = || {
+        let x = x.clone().require_grad();
+        let with = MoeForward {
+            choices: Some(choices.clone()),
+            step: None,
+        };
+        let loss = ddp.forward(&training, |layer| layer.forward_with(x, with).sum());
+        ddp.backward(loss)
+    };
+    step();
+    device.sync()?;
+    let (_, counted) = lines(counts, &device, step)?;
+    Ok(StepCounts::parse(&counted)?)
+}
+
+/// Of 64 experts: the host reads the counts alone, the number of launches does not grow with the experts, and little more
+/// is moved than the weights in both directions and their gradients.
+#[test]
+fn a_layer_of_experts_moves_its_weights_and_little_else() {
+    let Some(counts) = counts_file() else { return };
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let run = |experts| layer_of_experts(experts, &counts).expect("counts");
+    let (one, two) = (run(8), run(16));
+    assert_eq!(one.launches.len(), two.launches.len());
+    let all = StepCounts::at_rows(&one, &two, 8.0);
+    let seconds = |launch: &Launch| {
+        let limits = limits(&launch.counts, &H100);
+        let mut limits = limits.iter();
+        let memory = limits.find(|(_, limit)| *limit == Limit::Memory);
+        memory.expect("a limit").0
+    };
+    let moved: f64 = all.launches.iter().map(seconds).sum();
+    for launch in &all.launches {
+        println!("{:.4} ms  {}", 1e3 * seconds(launch), launch.kernel);
+    }
+    let weights = 64.0 * 3.0 * 2048.0 * 1408.0;
+    // Read in the forward and in the backward, 16 bits each; gradients in f32.
+    let least = weights * (2.0 + 2.0 + 4.0) / H100.copy;
+    println!(
+        "{} launches, {} products, {} copies to the host; {:.3} ms of memory, {:.2} of the least",
+        all.launches.len(),
+        all.products.len(),
+        all.to_host,
+        1e3 * moved,
+        moved / least
+    );
 }

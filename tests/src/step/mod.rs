@@ -10,7 +10,7 @@ pub mod report;
 mod tests;
 
 pub use budget::Budgets;
-pub use counts::StepCounts;
+pub use counts::{Launch, StepCounts};
 pub use report::StepReport;
 
 use burn_megatron::nn::fp8::{DelayedScaling, Fp8Config, Fp8Recipe};
