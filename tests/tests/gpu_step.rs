@@ -301,6 +301,7 @@ fn layer_of_experts(experts: usize, counts: &Path) -> Result<StepCounts, AnyErro
 /// Of 64 experts: the host reads the counts alone, the number of launches does not grow with the experts, and little more
 /// is moved than the weights in both directions and their gradients.
 #[test]
+#[ignore = "slow: seven minutes"]
 fn a_layer_of_experts_moves_its_weights_and_little_else() {
     let Some(counts) = counts_file() else { return };
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -314,19 +315,22 @@ fn a_layer_of_experts_moves_its_weights_and_little_else() {
         let memory = limits.find(|(_, limit)| *limit == Limit::Memory);
         memory.expect("a limit").0
     };
-    let moved: f64 = all.launches.iter().map(seconds).sum();
     for launch in &all.launches {
         println!("{:.4} ms  {}", 1e3 * seconds(launch), launch.kernel);
     }
+    let moved: f64 = all.launches.iter().map(seconds).sum();
     let weights = 64.0 * 3.0 * 2048.0 * 1408.0;
-    // Read in the forward and in the backward, 16 bits each; gradients in f32.
-    let least = weights * (2.0 + 2.0 + 4.0) / H100.copy;
+    // Read in the forward and in the backward, 16 bits each; gradients are added in f32.
+    let least = weights * (2.0 + 2.0 + 8.0) / H100.copy;
     println!(
-        "{} launches, {} products, {} copies to the host; {:.3} ms of memory, {:.2} of the least",
+        "{} launches, {} copies to the host; {:.3} ms of memory, {:.2} of the least",
         all.launches.len(),
-        all.products.len(),
         all.to_host,
         1e3 * moved,
         moved / least
     );
+    assert_eq!((all.to_host, all.products.len()), (1, 0));
+    // Of them six are the loss of this test, and its gradient.
+    assert!(all.launches.len() <= 45, "{} launches", all.launches.len());
+    assert!(moved <= 1.25 * least, "{moved} s, {least} at least");
 }
