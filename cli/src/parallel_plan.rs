@@ -26,6 +26,7 @@ impl Recipe {
         }
         let mesh = Mesh::new(&layout, layout.world_size().unwrap_or(usize::MAX))?;
         self.model.check_layout(&layout)?;
+        self.model.check_context(&layout)?;
         self.train_config().check(&layout, self.model.context())?;
         data_parallel::check(self)?;
         self.checkpoint.check()?;

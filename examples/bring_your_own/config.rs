@@ -56,3 +56,29 @@ impl ModelConfig for GptConfig {
         check_without_experts(layout)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+    use burn_megatron::comm::ParallelContext;
+    use burn_megatron::mesh::Mesh;
+
+    use super::*;
+
+    /// Its attention sees the tokens of one rank alone, and its own `check_layout` does not look at the axis.
+    #[test]
+    fn ranks_that_share_sequences_are_refused() {
+        let layout = ParallelConfig::new().with_context(2).with_data(1);
+        let config = GptConfig::default();
+        config.check_layout(&layout).unwrap();
+        let mesh = Mesh::new(&layout, 2).unwrap();
+        let ctx = ParallelContext::offline(mesh, 0).unwrap();
+        let error = config.init(&ctx, &Device::flex()).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("invalid context = 2: expected 1"),
+            "{error}"
+        );
+    }
+}

@@ -48,8 +48,9 @@ pub trait ModelConfig:
         layout.sequence_parallel
     }
 
-    /// How attention exchanges keys and values over the context axis of the layout; by default `None`, for a model
-    /// without context parallelism.
+    /// How attention exchanges keys and values over the context axis of the layout; by default `None`, for a model that
+    /// does not read which tokens a rank has ([`Tokens::shard`](crate::nn::Tokens::shard)). Layouts with several context
+    /// ranks are refused then, whatever [`check_layout`](Self::check_layout) accepts.
     ///
     /// # Errors
     ///
@@ -76,17 +77,11 @@ pub trait ModelConfig:
     ///
     /// [`BuildError`] for the first size that does not fit.
     fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
-        for (axis, size) in [("tensor", layout.tensor), ("context", layout.context)] {
-            if size > 1 {
-                return Err(BuildError::Config {
-                    path: "model".into(),
-                    message: format!(
-                        "invalid {axis} = {size}: expected 1, as this model has no {axis}-parallel layers"
-                    ),
-                });
-            }
+        check_context(self, layout)?;
+        if layout.tensor == 1 {
+            return check_without_experts(layout);
         }
-        check_without_experts(layout)
+        Err(without_axis("tensor", layout.tensor))
     }
 
     /// Checks that the requested kernels support this model and device, before anything is allocated.
@@ -155,6 +150,7 @@ pub trait ModelConfig:
         let layers = self.layers();
         let stages = stages_on_rank(ctx.config(), ctx.pipeline().rank(), layers);
         let stages = stages.map_err(|error| builder.error(error.to_string()))?;
+        check_context(self, ctx.config())?;
         self.init_stages(builder, &stages)
     }
 
@@ -171,6 +167,30 @@ pub trait ModelConfig:
         let stages = StageBuilder::new(builder, stages);
         let model = self.build(&stages)?;
         stages.finish(model)
+    }
+}
+
+/// Refuses several context ranks, for a model whose attention is not over them.
+///
+/// # Errors
+///
+/// [`BuildError`] from [`ModelConfig::context_exchange`], or if that is `None`.
+pub fn check_context<C: ModelConfig>(
+    config: &C,
+    layout: &ParallelConfig,
+) -> Result<(), BuildError> {
+    if layout.context == 1 || config.context_exchange(layout)?.is_some() {
+        return Ok(());
+    }
+    Err(without_axis("context", layout.context))
+}
+
+fn without_axis(axis: &str, size: usize) -> BuildError {
+    BuildError::Config {
+        path: "model".into(),
+        message: format!(
+            "invalid {axis} = {size}: expected 1, as this model has no {axis}-parallel layers"
+        ),
     }
 }
 

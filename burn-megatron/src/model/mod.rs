@@ -21,7 +21,8 @@ pub use crate::nn::Tokens;
 
 pub use cache::{CachedAttention, GenerationCache, RecomputePrefix};
 pub use config::{
-    ConfigDifference, ModelConfig, RoundingSizes, check_without_experts, compare_settings,
+    ConfigDifference, ModelConfig, RoundingSizes, check_context, check_without_experts,
+    compare_settings,
 };
 pub use stages::{StageBuilder, StageLayers, on_stage};
 

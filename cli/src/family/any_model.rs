@@ -9,7 +9,7 @@ use burn_megatron::checkpoint::TensorSource;
 use burn_megatron::choice::{KernelChoiceError, KernelChoices, KernelSelection};
 use burn_megatron::data_parallel::{DataParallelConfig, Precision, ShardingEstimate};
 use burn_megatron::mesh::{ContextExchange, ParallelConfig};
-use burn_megatron::model::{ConfigDifference, LanguageModel, ModelConfig};
+use burn_megatron::model::{ConfigDifference, LanguageModel, ModelConfig, check_context};
 use burn_megatron::nn::{BuildError, ModelBuilder, ParameterTable};
 use burn_megatron::train::{TrainConfig, Trainer};
 use burn_megatron::verify::{
@@ -41,6 +41,7 @@ pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
     fn local_logits(&self, layout: &ParallelConfig) -> usize;
     fn table_bytes(&self) -> u128;
     fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError>;
+    fn check_context(&self, layout: &ParallelConfig) -> Result<(), BuildError>;
     fn splits_sequences(&self, layout: &ParallelConfig) -> bool;
     fn context_exchange(
         &self,
@@ -143,6 +144,10 @@ impl<C: ModelConfig> AnyModel for FamilyModel<C> {
 
     fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
         self.config.check_layout(layout)
+    }
+
+    fn check_context(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
+        check_context(&self.config, layout)
     }
 
     fn splits_sequences(&self, layout: &ParallelConfig) -> bool {
