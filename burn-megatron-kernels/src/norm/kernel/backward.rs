@@ -148,8 +148,13 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
     // their vectors whole. Out of bounds, the first vector is loaded and not used.
     let mut block = CUBE_POS;
     while block < blocks {
-        let row = block * block_rows + (UNIT_POS / lanes) as usize;
-        let active = row < rows as usize;
+        // A row alone is known to exist, which saves registers.
+        let mut row = block * block_rows;
+        let mut active = true;
+        if comptime!(!layout.is_alone()) {
+            row += (UNIT_POS / lanes) as usize;
+            active = row < rows as usize;
+        }
         let base = row * columns;
         let row_statistics =
             RowStatistics::read(statistics, select(active, row, 0usize), variant.centred);

@@ -28,14 +28,14 @@ pub(in super::super) struct RowLayout {
 pub(super) struct RegisterBudget {
     /// Vectors of a row for each unit where the row is as short as that.
     pub wanted: usize,
+    /// Rows of up to this many vectors are given to a plane each: no synchronisation of the cube.
+    pub plane_columns: usize,
     /// Vectors of a row that a unit can keep in registers.
     pub in_registers: usize,
     /// Units of a cube.
     pub units: u32,
 }
 
-/// Rows of up to this many vectors are given to a plane each: no synchronisation of the cube.
-const PLANE_COLUMNS: usize = 128;
 /// Units of a row that has a plane for itself, and the most for several rows in a cube.
 const PLANE_LANES: u32 = 32;
 /// The smallest cube.
@@ -67,7 +67,7 @@ impl RowLayout {
     ) -> Self {
         let least = MIN_UNITS.min(most);
         let power = |count: usize| count.next_power_of_two().min(1 << 16) as u32;
-        let lanes = if columns <= PLANE_COLUMNS {
+        let lanes = if columns <= budget.plane_columns {
             power(columns).min(PLANE_LANES).min(most)
         } else {
             power(columns.div_ceil(budget.wanted)).clamp(least, most)
@@ -82,6 +82,11 @@ impl RowLayout {
         }
     }
 
+    /// Whether a cube has one row.
+    pub(super) fn is_alone(&self) -> bool {
+        self.lanes == self.units
+    }
+
     /// Rows of a cube.
     pub(super) fn rows(&self) -> usize {
         (self.units / self.lanes) as usize
@@ -94,7 +99,7 @@ impl RowLayout {
 
     /// Whether all units of a row have full steps, and all rows of a cube exist if one does.
     pub(super) fn is_whole(&self) -> bool {
-        self.rows() == 1 && self.columns == self.steps() * self.lanes as usize
+        self.is_alone() && self.columns == self.steps() * self.lanes as usize
     }
 
     /// Vectors of a row that a unit keeps.
@@ -119,7 +124,7 @@ pub(super) fn row_sum(value: f32, #[comptime] layout: RowLayout) -> f32 {
             sum += plane_shuffle_xor(sum, comptime!(1u32 << step));
         }
         sum
-    } else if comptime!(layout.lanes == layout.units) {
+    } else if comptime!(layout.is_alone()) {
         cube_sum(value, layout.units, layout.planes)
     } else {
         let mut shared = Shared::<[f32]>::new_slice(comptime!(layout.units as usize));

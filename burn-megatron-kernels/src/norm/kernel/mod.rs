@@ -30,18 +30,21 @@ pub(crate) use aot_instances::aot_instances;
 /// A row in registers and little else.
 const FORWARD: RegisterBudget = RegisterBudget {
     wanted: 4,
+    plane_columns: 128,
     in_registers: 8,
     units: 1024,
 };
 /// A row of the input, one of the gradient and two of sums: 512 units leave 128 registers for each.
 const BACKWARD: RegisterBudget = RegisterBudget {
     wanted: 2,
+    plane_columns: 128,
     in_registers: 4,
     units: 512,
 };
 /// As [`BACKWARD`] with three rows of sums, which take more registers.
 const BACKWARD_WITH_X_BIAS: RegisterBudget = RegisterBudget {
     units: 256,
+    plane_columns: 64,
     ..BACKWARD
 };
 /// Units of a cube of the sums over columns.
