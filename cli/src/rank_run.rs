@@ -140,8 +140,7 @@ impl RankRun<'_> {
             .map(|tokenizer| trainer.generate(&recipe.sample, tokenizer))
             .transpose()?;
         let sample = sample.map(|sample| format!("{}{}", recipe.sample.prompt, sample.text));
-        let is_pipeline = self.plan.schedule.is_some();
-        let events = is_pipeline.then(|| trace::gather(&**groups.world(), trainer.events()));
+        let events = (rank.size() > 1).then(|| trace::gather(rank, trainer.events()));
         Ok(Some(RankResult {
             outcome,
             sample,

@@ -1,30 +1,52 @@
-//! The trace of the last step of a pipeline.
+//! The trace of the last step of several ranks.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use burn_megatron::comm::{Communicator, all_gather_bytes};
+use burn_megatron::comm::{Rank, all_gather_bytes};
 use burn_megatron::partial::replace_file;
 use burn_megatron::pipeline::engine::ActionEvent;
-use burn_megatron::pipeline::trace::{TraceEvent, trace_bubble, write_chrome_trace};
+use burn_megatron::pipeline::trace::{TraceEvent, TraceKind, trace_bubble, write_chrome_trace};
 use burn_megatron::train::run_folder::RunFolder;
 
 use crate::error::Error;
 
-/// Gathers the events of all ranks on every rank. Collective: call on all ranks.
+/// Gathers the actions of all ranks in the last step, and their calls meanwhile, on every rank. Collective: call on all
+/// ranks.
 ///
 /// Times are those of the wall clock: between machines they are as exact as the clocks are synchronised.
-pub fn gather(world: &dyn Communicator, own: &[ActionEvent]) -> Result<Vec<TraceEvent>, Error> {
-    let (now, wall) = (
+pub fn gather(rank: &Rank, own: &[ActionEvent]) -> Result<Vec<TraceEvent>, Error> {
+    let (now, wall, elapsed) = (
         Instant::now(),
         SystemTime::now().duration_since(UNIX_EPOCH)?,
+        rank.elapsed(),
     );
     let seconds = |time: Instant| wall.as_secs_f64() - (now - time).as_secs_f64();
     let event = |event: &ActionEvent| {
         let (start, end) = (seconds(event.start), seconds(event.end));
-        TraceEvent::action(world.rank(), &event.action, start, end)
+        TraceEvent::action(rank.rank(), &event.action, start, end)
     };
-    let own: Vec<_> = own.iter().map(event).collect();
-    let all = all_gather_bytes(world, &serde_json::to_vec(&own)?)?;
+    let mut own: Vec<_> = own.iter().map(event).collect();
+    let first = own
+        .iter()
+        .map(|event| event.start)
+        .fold(f64::INFINITY, f64::min);
+    let last = own
+        .iter()
+        .map(|event| event.end)
+        .fold(f64::NEG_INFINITY, f64::max);
+    let began = wall.as_secs_f64() - elapsed.as_secs_f64();
+    let calls = rank.recent_calls().into_iter().filter_map(|call| {
+        let (start, end) = (began + call.started, began + call.completed?);
+        (first <= start && start <= last).then(|| TraceEvent {
+            rank: rank.rank(),
+            name: format!("{} over {}", call.call, call.group),
+            kind: TraceKind::Call,
+            start,
+            end,
+        })
+    });
+    own.extend(calls);
+    let all = all_gather_bytes(&*rank.communicator(), &serde_json::to_vec(&own)?)?;
     let mut events = Vec::new();
     for bytes in all {
         events.extend(serde_json::from_slice::<Vec<TraceEvent>>(&bytes)?);
@@ -40,8 +62,13 @@ pub fn gather(world: &dyn Communicator, own: &[ActionEvent]) -> Result<Vec<Trace
     Ok(events)
 }
 
-/// Writes the events of `ranks` ranks, and prints the measured bubble.
-pub fn write(folder: &RunFolder, ranks: usize, events: &[TraceEvent]) -> Result<(), Error> {
+/// Writes the events of `ranks` ranks, and prints the measured bubble of a pipeline.
+pub fn write(
+    folder: &RunFolder,
+    ranks: usize,
+    is_pipeline: bool,
+    events: &[TraceEvent],
+) -> Result<(), Error> {
     if events.is_empty() {
         return Ok(());
     }
@@ -52,9 +79,11 @@ pub fn write(folder: &RunFolder, ranks: usize, events: &[TraceEvent]) -> Result<
     written
         .and_then(|()| replace_file(&path, &text))
         .map_err(failed)?;
-    println!(
-        "bubble of the last step {:.1} % of its time, measured over all ranks (trace.json)",
-        100.0 * trace_bubble(ranks, events),
-    );
+    if is_pipeline {
+        println!(
+            "bubble of the last step {:.1} % of its time, measured over all ranks (trace.json)",
+            100.0 * trace_bubble(ranks, events),
+        );
+    }
     Ok(())
 }

@@ -43,6 +43,11 @@ impl FlightRecorder {
         })
     }
 
+    /// The time since `began`.
+    pub fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
     /// Records the start of a step.
     pub fn begin_step(&self, step: u64) {
         let mut state = self.state.lock();
@@ -52,7 +57,7 @@ impl FlightRecorder {
 
     /// Records the start of a call and returns the key of its entry.
     pub fn start(&self, sequence: u64, group: &Arc<Group>, signature: &Arc<Signature>) -> u64 {
-        let now = self.began.elapsed();
+        let now = self.elapsed();
         let mut state = self.state.lock();
         let step = state.step;
         state
@@ -67,7 +72,7 @@ impl FlightRecorder {
 
     /// Records that a call has completed.
     pub fn complete(&self, key: u64) {
-        let now = self.began.elapsed();
+        let now = self.elapsed();
         self.state.lock().calls.complete(key, now);
     }
 

@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rayon::{ThreadPoolBuildError, ThreadPoolBuilder};
@@ -84,6 +85,11 @@ impl Rank {
     /// The last [`CALLS_KEPT`](crate::CALLS_KEPT) calls of this rank, the oldest first.
     pub fn recent_calls(&self) -> Vec<CallRecord> {
         self.recorder.records()
+    }
+
+    /// The time since the world began, the origin of the times of [`recent_calls`](Self::recent_calls).
+    pub fn elapsed(&self) -> Duration {
+        self.recorder.elapsed()
     }
 
     /// Sets the folder for the call log of a later failure.

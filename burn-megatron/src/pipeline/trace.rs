@@ -1,20 +1,43 @@
 //! Timelines of a run, written in the Chrome trace format (chrome://tracing, Perfetto).
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
 
 use super::schedule::{Action, Simulation, idle_fraction};
 
+/// What a rank does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TraceKind {
+    /// A computation of the schedule; all other time is bubble.
+    Compute,
+    /// Another action of the schedule.
+    Other,
+    /// A call of a communicator, from its start until its result was taken. Beside the actions, not one of them.
+    Call,
+}
+
+impl TraceKind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Compute => "compute",
+            Self::Other => "other",
+            Self::Call => "call",
+        }
+    }
+}
+
 /// One event of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceEvent {
     /// The rank.
     pub rank: usize,
-    /// The name, as in `F 2 5` or `all-reduce of gradients`.
+    /// The name, as in `F 2 5` or `all_gather of 4096 f32 over context`.
     pub name: String,
-    /// Whether this is a computation of the schedule; all other time is bubble.
-    pub compute: bool,
+    /// What the rank does.
+    pub kind: TraceKind,
     /// Start, in seconds from an origin that all ranks share.
     pub start: f64,
     /// End, in seconds from the same origin.
@@ -27,7 +50,11 @@ impl TraceEvent {
         TraceEvent {
             rank,
             name: action.to_string(),
-            compute: action.kind.is_compute(),
+            kind: if action.kind.is_compute() {
+                TraceKind::Compute
+            } else {
+                TraceKind::Other
+            },
             start,
             end,
         }
@@ -52,7 +79,11 @@ impl Simulation {
 /// Comparable with [`Simulation::bubble`]. Computations of one rank must not overlap; a rank without
 /// computations counts as idle throughout. Without any computation the result is 0.
 pub fn trace_bubble(ranks: usize, events: &[TraceEvent]) -> f64 {
-    let computed = || events.iter().filter(|event| event.compute);
+    let computed = || {
+        events
+            .iter()
+            .filter(|event| event.kind == TraceKind::Compute)
+    };
     let first = computed()
         .map(|event| event.start)
         .fold(f64::INFINITY, f64::min);
@@ -64,38 +95,77 @@ pub fn trace_bubble(ranks: usize, events: &[TraceEvent]) -> f64 {
     idle_fraction(busy, ranks as f64 * (last - first))
 }
 
-/// Writes events in the Chrome trace format (JSON), one row per rank.
+/// Writes events in the Chrome trace format (JSON): a row with the actions of each rank, and rows with its calls, as
+/// many as are under way at once.
 ///
 /// # Errors
 ///
 /// Errors of the writer.
 pub fn write_chrome_trace(events: &[TraceEvent], writer: impl Write) -> io::Result<()> {
-    let mut ranks: Vec<_> = events.iter().map(|event| event.rank).collect();
-    ranks.sort_unstable();
-    ranks.dedup();
-    let names = ranks.into_iter().map(|rank| Entry::Name {
+    let rows = rows(events);
+    let names = rows.iter().enumerate().map(|(tid, row)| Entry::Name {
         ph: "M",
         name: "thread_name",
         pid: 0,
-        tid: rank,
+        tid,
         args: Name {
-            name: format!("rank {rank}"),
+            name: row.name.clone(),
         },
     });
-    let spans = events.iter().map(|event| Entry::Span {
-        ph: "X",
-        name: &event.name,
-        cat: if event.compute { "compute" } else { "other" },
-        pid: 0,
-        tid: event.rank,
-        ts: event.start * MICROSECONDS,
-        dur: (event.end - event.start) * MICROSECONDS,
+    let spans = rows.iter().enumerate().flat_map(|(tid, row)| {
+        row.events.iter().map(move |event| Entry::Span {
+            ph: "X",
+            name: &event.name,
+            cat: event.kind.name(),
+            pid: 0,
+            tid,
+            ts: event.start * MICROSECONDS,
+            dur: (event.end - event.start) * MICROSECONDS,
+        })
     });
     let file = File {
         trace_events: names.chain(spans).collect(),
         display_time_unit: "ms",
     };
     serde_json::to_writer(writer, &file).map_err(io::Error::from)
+}
+
+/// A row of the picture; its calls do not overlap.
+struct Row<'a> {
+    name: String,
+    events: Vec<&'a TraceEvent>,
+}
+
+/// The rows of all ranks, in order.
+fn rows(events: &[TraceEvent]) -> Vec<Row<'_>> {
+    let mut by_rank: BTreeMap<usize, Vec<&TraceEvent>> = BTreeMap::new();
+    for event in events {
+        by_rank.entry(event.rank).or_default().push(event);
+    }
+    let mut rows = vec![];
+    for (rank, mut events) in by_rank {
+        events.sort_by(|a, b| a.start.total_cmp(&b.start));
+        let (calls, actions): (Vec<_>, Vec<_>) = events
+            .into_iter()
+            .partition(|event| event.kind == TraceKind::Call);
+        rows.push(Row {
+            name: format!("rank {rank}"),
+            events: actions,
+        });
+        let first = rows.len();
+        for call in calls {
+            let is_free =
+                |row: &Row<'_>| row.events.last().is_none_or(|last| last.end <= call.start);
+            match rows[first..].iter().position(is_free) {
+                Some(row) => rows[first + row].events.push(call),
+                None => rows.push(Row {
+                    name: format!("rank {rank}: calls"),
+                    events: vec![call],
+                }),
+            }
+        }
+    }
+    rows
 }
 
 /// Times in the file are in microseconds.
@@ -160,7 +230,7 @@ mod tests {
             events.push(TraceEvent {
                 rank: 2,
                 name: "optimizer".into(),
-                compute: false,
+                kind: TraceKind::Other,
                 start: 0.0,
                 end: 1000.0,
             });
@@ -178,23 +248,39 @@ mod tests {
     }
 
     #[test]
-    fn the_file_has_a_named_row_for_each_rank_and_microseconds() {
+    fn the_file_has_named_rows_for_actions_and_calls_and_microseconds() {
         let mut text = vec![];
+        let call = |start, end| TraceEvent {
+            rank: 0,
+            name: "all_to_all".into(),
+            kind: TraceKind::Call,
+            start,
+            end,
+        };
         let events = [
             TraceEvent::action(1, &"B 1 0".parse().unwrap(), 0.5, 0.75),
             TraceEvent::action(0, &"SF 0 3".parse().unwrap(), 0.25, 0.25),
+            // The second begins before the first ends, the third after.
+            call(0.0, 0.5),
+            call(0.25, 0.75),
+            call(0.5, 0.625),
         ];
         write_chrome_trace(&events, &mut text).unwrap();
         let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        let row = |tid: usize, name: &str| serde_json::json!({"ph": "M", "name": "thread_name", "pid": 0, "tid": tid, "args": {"name": name}});
+        let span = |tid: usize, name: &str, cat: &str, [ts, dur]: [f64; 2]| serde_json::json!({"ph": "X", "name": name, "cat": cat, "pid": 0, "tid": tid, "ts": ts, "dur": dur});
         let expected = serde_json::json!({
             "displayTimeUnit": "ms",
             "traceEvents": [
-                {"ph": "M", "name": "thread_name", "pid": 0, "tid": 0, "args": {"name": "rank 0"}},
-                {"ph": "M", "name": "thread_name", "pid": 0, "tid": 1, "args": {"name": "rank 1"}},
-                {"ph": "X", "name": "B 1 0", "cat": "compute", "pid": 0, "tid": 1,
-                 "ts": 500_000.0, "dur": 250_000.0},
-                {"ph": "X", "name": "SF 0 3", "cat": "other", "pid": 0, "tid": 0,
-                 "ts": 250_000.0, "dur": 0.0},
+                row(0, "rank 0"),
+                row(1, "rank 0: calls"),
+                row(2, "rank 0: calls"),
+                row(3, "rank 1"),
+                span(0, "SF 0 3", "other", [250_000.0, 0.0]),
+                span(1, "all_to_all", "call", [0.0, 500_000.0]),
+                span(1, "all_to_all", "call", [500_000.0, 125_000.0]),
+                span(2, "all_to_all", "call", [250_000.0, 500_000.0]),
+                span(3, "B 1 0", "compute", [500_000.0, 250_000.0]),
             ],
         });
         assert_eq!(json, expected);
