@@ -118,6 +118,9 @@ pub struct ContextArgs {
     /// Warm-up steps before them.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub warm_up: usize,
+    /// Write a plot of one step over the link, of each exchange, to this file.
+    #[arg(long, value_name = "FILE.svg")]
+    pub svg: Option<PathBuf>,
     /// Write the results to this file as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,

@@ -18,6 +18,9 @@ use burn_megatron::nn::{
 use serde::Serialize;
 
 use super::args::ContextArgs;
+use super::overlap::case::{RankTimeline, record};
+use super::overlap::svg::{Timeline, svg};
+use super::overlap::trace::{EventKind, TimelineEvent};
 use super::timing::median;
 use crate::error::Error;
 
@@ -31,12 +34,17 @@ pub fn run(args: &ContextArgs) -> Result<ExitCode, Error> {
     let one = bench
         .time(&ParallelConfig::new().with_data(1), None)?
         .seconds;
-    let mut rows = vec![];
+    let (mut rows, mut drawn) = (vec![], vec![]);
     for ranks in &args.ranks {
         for exchange in &args.exchanges {
-            let row = bench.row(one, *ranks, *exchange)?;
+            let (row, timeline) = bench.row(one, *ranks, *exchange)?;
             println!("{row}");
+            let title = format!(
+                "{exchange}, {ranks} ranks: {:.0} % hidden",
+                100.0 * row.hidden
+            );
             rows.push(row);
+            drawn.push((title, timeline));
         }
     }
     println!(
@@ -44,6 +52,18 @@ pub fn run(args: &ContextArgs) -> Result<ExitCode, Error> {
          takes {} of the time of the layer; hidden: 1 - blocked / link, the part of the transfers for which no rank waits",
         args.share
     );
+    if let Some(path) = &args.svg {
+        let title = format!(
+            "A layer of attention on {} tokens, forward and backward, over a link on which sending takes {} of it",
+            args.tokens, args.share
+        );
+        let lines = drawn.iter().map(|(title, of)| Timeline {
+            title: title.clone(),
+            events: &of.events,
+            step: of.steps[of.steps.len() - 1],
+        });
+        fs::write(path, svg(&title, &lines.collect::<Vec<_>>()))?;
+    }
     if let Some(path) = &args.json {
         let report = ContextReport {
             tokens: args.tokens,
@@ -126,6 +146,15 @@ struct Timed {
     seconds: f64,
     /// The part of the transfers in which the ranks computed; 0 without a link.
     hidden: f64,
+    /// Of rank 0.
+    timeline: RankTimeline,
+}
+
+/// The times of a rank.
+struct RankTimes {
+    seconds: Vec<f64>,
+    hidden: f64,
+    timeline: RankTimeline,
 }
 
 struct Benchmark<'a>(&'a ContextArgs);
@@ -146,7 +175,13 @@ impl Benchmark<'_> {
         )
     }
 
-    fn row(&self, one: f64, ranks: usize, exchange: ContextExchange) -> Result<ContextRow, Error> {
+    /// The figures, and the timeline over the link.
+    fn row(
+        &self,
+        one: f64,
+        ranks: usize,
+        exchange: ContextExchange,
+    ) -> Result<(ContextRow, RankTimeline), Error> {
         let layout = ParallelConfig::new()
             .with_data(1)
             .with_context(ranks)
@@ -160,7 +195,7 @@ impl Benchmark<'_> {
             bytes_per_second: bytes_sent / (self.0.share * seconds),
         };
         let over_link = self.time(&layout, Some(link))?;
-        Ok(ContextRow {
+        let row = ContextRow {
             ranks,
             exchange,
             seconds,
@@ -168,7 +203,8 @@ impl Benchmark<'_> {
             bytes_sent,
             seconds_over_link: over_link.seconds,
             hidden: over_link.hidden,
-        })
+        };
+        Ok((row, over_link.timeline))
     }
 
     fn heads(&self) -> Heads {
@@ -182,26 +218,30 @@ impl Benchmark<'_> {
     fn time(&self, layout: &ParallelConfig, link: Option<LinkSettings>) -> Result<Timed, Error> {
         let world = World::threads(layout.context)?;
         let world = world.deadline(DEADLINE).compute_threads(1);
-        let ranks = world.run(|rank| self.time_rank(&rank, layout, link))?;
+        let mut ranks = world.run(|rank| self.time_rank(&rank, layout, link))?;
         let steps = (0..self.0.steps).map(|step| {
-            let of_rank = ranks.iter().map(|(seconds, _)| seconds[step]);
+            let of_rank = ranks.iter().map(|rank| rank.seconds[step]);
             of_rank.fold(0.0, f64::max)
         });
-        let hidden = ranks.iter().map(|(_, hidden)| hidden).sum::<f64>();
+        let seconds = median(&steps.collect::<Vec<_>>());
+        let hidden = ranks.iter().map(|rank| rank.hidden).sum::<f64>();
         Ok(Timed {
-            seconds: median(&steps.collect::<Vec<_>>()),
+            seconds,
             hidden: hidden / ranks.len() as f64,
+            timeline: ranks.swap_remove(0).timeline,
         })
     }
 
-    /// The seconds of each step, and the part of the transfers that was hidden.
+    /// The times of each step, and the part of the transfers that was hidden.
     fn time_rank(
         &self,
         rank: &Rank,
         layout: &ParallelConfig,
         link: Option<LinkSettings>,
-    ) -> Result<(Vec<f64>, f64), Error> {
+    ) -> Result<RankTimes, Error> {
         let groups = ParallelContext::new(layout, rank)?;
+        // That of the link's times, too.
+        let origin = Instant::now();
         let link = link.map(|link| Link::new(Duration::ZERO, link.bytes_per_second));
         let link = link.transpose()?;
         let groups = match &link {
@@ -221,7 +261,7 @@ impl Benchmark<'_> {
         let place = (groups.context().rank(), layout.context);
         let split = layout.context_split;
         let shard = SequenceShard::new([1, self.0.tokens], None, split, place)?;
-        let mut seconds = vec![];
+        let (mut seconds, mut events, mut steps) = (vec![], vec![], vec![]);
         for step in 0..self.0.warm_up + self.0.steps {
             groups.world().barrier()?;
             if step == self.0.warm_up
@@ -229,27 +269,49 @@ impl Benchmark<'_> {
             {
                 link.take_transfers();
             }
-            let start = Instant::now();
-            forward_and_backward(&layer, &shard, hidden, &device);
-            seconds.push(start.elapsed().as_secs_f64());
+            let now = || origin.elapsed().as_secs_f64();
+            let start = now();
+            let loss = forward(&layer, &shard, hidden, &device);
+            let middle = now();
+            let _gradients = loss.backward();
+            let end = now();
+            for (name, start, end) in [("forward", start, middle), ("backward", middle, end)] {
+                events.push(TimelineEvent {
+                    kind: EventKind::Compute,
+                    name: name.into(),
+                    step,
+                    start,
+                    end,
+                });
+            }
+            steps.push((start, end));
+            seconds.push(end - start);
         }
-        let hidden = link.map_or(0.0, |link| hidden_share(&link.take_transfers()));
-        Ok((seconds.split_off(self.0.warm_up), hidden))
+        let transfers = link.map_or(vec![], |link| link.take_transfers());
+        Ok(RankTimes {
+            seconds: seconds.split_off(self.0.warm_up),
+            hidden: if transfers.is_empty() {
+                0.0
+            } else {
+                hidden_share(&transfers)
+            },
+            timeline: record(events, steps, transfers, Duration::ZERO),
+        })
     }
 }
 
-fn forward_and_backward(
+/// The sum of the output.
+fn forward(
     layer: &ParallelAttention,
     shard: &Arc<SequenceShard>,
     hidden: usize,
     device: &Device,
-) {
+) -> Tensor<1> {
     let [batch, tokens] = shard.local_shape();
     let x = Tensor::<3>::ones([batch, tokens, hidden], device).require_grad();
     let context = match shard.ranks() {
         1 => AttentionContext::Rows,
         _ => AttentionContext::Sharded(shard),
     };
-    let y = layer.forward_with_context(x, None, context);
-    let _gradients = y.sum().backward();
+    layer.forward_with_context(x, None, context).sum()
 }

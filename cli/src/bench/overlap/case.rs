@@ -192,7 +192,7 @@ fn tokens(shape: [usize; 2], vocabulary: usize, key: usize, device: &Device) -> 
 }
 
 /// Sorts the transfers by step; their times are relative to `offset`.
-fn record(
+pub fn record(
     mut events: Vec<TimelineEvent>,
     steps: Vec<(f64, f64)>,
     all: Vec<Transfer>,

@@ -1,9 +1,9 @@
 //! `burn-megatron bench overlap`.
 
-mod case;
+pub mod case;
 mod figures;
-mod svg;
-mod trace;
+pub mod svg;
+pub mod trace;
 
 use std::fs;
 use std::ops::Range;
