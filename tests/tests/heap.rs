@@ -6,14 +6,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron::choice::KernelChoices;
-use burn_megatron::comm::{ParallelContext, World};
+use burn_megatron::comm::{ParallelContext, Rank, World};
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryPlan, Precision, ZeroStage,
 };
-use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::kernels::attention::Heads;
+use burn_megatron::mesh::{ContextExchange, ContextSplit, ParallelConfig};
 use burn_megatron::nn::ModelBuilder;
+use burn_megatron::nn::context::{ExchangeProblem, SequenceShard};
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
-use burn_megatron::train::{LanguageModel, ModelConfig, NoopObserver, TrainConfig, Trainer};
+use burn_megatron::train::{
+    LanguageModel, ModelConfig, NoopObserver, Tokens, TrainConfig, Trainer,
+};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::{Text, small_llama};
 
@@ -175,6 +179,111 @@ fn the_heap_is_what_the_ranks_report() {
             assert!(
                 (0.95..=1.05).contains(&ratio),
                 "ZeRO-{stage}, {precision:?}: {ratio}"
+            );
+        }
+    }
+}
+
+/// The heap of all ranks of a context group, in bytes.
+struct ContextBytes {
+    /// Kept between the forward and the backward.
+    kept: usize,
+    /// The most in the backward.
+    peak: usize,
+}
+
+/// A forward and a backward of a Llama on a sequence of `LONG` tokens.
+fn context_bytes(ranks: usize, exchange: Option<ContextExchange>) -> ContextBytes {
+    let mut mesh = ParallelConfig::new().with_context(ranks);
+    mesh.context_exchange = exchange;
+    let config = long();
+    let run = |rank: Rank| {
+        let groups = ParallelContext::new(&mesh, &rank)?;
+        let device = Device::flex();
+        let model = config.init_with(ModelBuilder::new(&groups, &device))?;
+        let mut ddp = DistributedDataParallel::new(model, &groups)?;
+        let own = (groups.context().rank(), ranks);
+        let shard = SequenceShard::new([1, LONG], None, ContextSplit::Zigzag, own)?;
+        let shape = shard.local_shape();
+        let device = device.autodiff();
+        let together = || {
+            groups.world().barrier()?;
+            let live = LIVE.load(Ordering::Relaxed);
+            groups.world().barrier()?;
+            Ok::<_, AnyError>(live)
+        };
+        let mut seen = (0, 0);
+        // The first pass allocates what stays.
+        for _ in 0..2 {
+            let ids = Tensor::<2, Int>::zeros(shape, &device);
+            let tokens = Tokens {
+                shard: (ranks > 1).then(|| shard.clone()),
+                ..Tokens::from(ids)
+            };
+            let before = together()?;
+            let hidden = ddp.forward(&device, |model| model.hidden(0, None, tokens));
+            let loss = hidden.sum();
+            let kept = together()? - before;
+            PEAK.store(LIVE.load(Ordering::Relaxed), Ordering::Relaxed);
+            together()?;
+            ddp.backward_last(loss);
+            ddp.reduce(1)?;
+            together()?;
+            seen = (kept, PEAK.load(Ordering::Relaxed) - before);
+        }
+        Ok::<_, AnyError>(seen)
+    };
+    let (kept, peak) = World::threads(ranks).unwrap().run(run).unwrap()[0];
+    ContextBytes { kept, peak }
+}
+
+const LONG: usize = 512;
+
+/// Keys and values are a large part of it.
+fn long() -> TransformerConfig {
+    TransformerConfig {
+        context: LONG,
+        hidden: 256,
+        layers: 1,
+        heads: 4,
+        groups: Some(4),
+        mlp_width: Some(256),
+        ..config()
+    }
+}
+
+/// An all-to-all keeps the output of attention twice: that of a rank's heads, and that of its tokens.
+#[test]
+fn ranks_of_a_context_group_keep_their_part_of_the_activations() {
+    let _alone = ALONE.lock();
+    let one = context_bytes(1, None);
+    let config = long();
+    let heads = Heads {
+        heads: config.heads,
+        groups: config.heads,
+        width: config.hidden / config.heads,
+    };
+    for exchange in [ContextExchange::Ring, ContextExchange::AllToAll] {
+        for ranks in [2, 4] {
+            let layout = ParallelConfig::new().with_context(ranks);
+            let cost = ExchangeProblem::of_layout(&layout, heads, LONG, 4).cost(exchange);
+            // In the backward of a ring, gradients travel too.
+            let (outputs, travelling) = match exchange {
+                ContextExchange::AllToAll => (config.layers * LONG * config.hidden * 4, 1.0),
+                _ => (0, 2.0),
+            };
+            let all = context_bytes(ranks, Some(exchange));
+            let kept = all.kept as f64 / (one.kept + outputs) as f64;
+            let transient = travelling * ranks as f64 * cost.transient;
+            let peak = all.peak as f64 / ((one.peak + outputs) as f64 + transient);
+            assert!(
+                (kept - 1.0).abs() < 0.05,
+                "{exchange}, {ranks} ranks: kept {kept}"
+            );
+            // Ranks need not be there at once.
+            assert!(
+                (0.5..1.1).contains(&peak),
+                "{exchange}, {ranks} ranks: peak {peak}"
             );
         }
     }
