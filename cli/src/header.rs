@@ -8,6 +8,7 @@ use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::layout::BufferLayout;
 use burn_megatron::data_parallel::{DataParallelConfig, Moments, Precision, ZeroStage};
 use burn_megatron::device::DeviceKind;
+use burn_megatron::train::SequenceWarmup;
 use burn_megatron::train::run_folder::RunFolder;
 use indicatif::DecimalBytes;
 
@@ -47,6 +48,9 @@ pub fn print_run(
         println!("context  {context}");
     }
     println!("data     {}", data.describe());
+    for SequenceWarmup { until_step, length } in &train.sequence_warmup {
+        println!("         rows of {length} tokens until step {until_step}");
+    }
     let share = train.global_batch_size / recipe.parallel.data_size();
     println!(
         "batch    {} samples of {length} tokens: {} per rank in micro-batches of {}; {} tokens per \

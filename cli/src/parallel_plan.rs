@@ -55,11 +55,15 @@ impl Recipe {
         let length = self.train.sequence_length.unwrap_or(self.model.context());
         let is_split = self.model.splits_sequences(layout);
         let tensor = if is_split { layout.tensor } else { 1 };
-        match (layout.context, layout.context_split) {
-            (1, _) => split_evenly("sequence length", length, Axis::Tensor, tensor).map(drop)?,
-            // Its rows are padded.
-            (_, ContextSplit::ZigzagPerDocument) => {}
-            (ranks, split) => split.check(length, ranks, tensor)?,
+        for length in self.train_config().row_lengths(length) {
+            match (layout.context, layout.context_split) {
+                (1, _) => {
+                    split_evenly("sequence length", length, Axis::Tensor, tensor).map(drop)?
+                }
+                // Its rows are padded.
+                (_, ContextSplit::ZigzagPerDocument) => {}
+                (ranks, split) => split.check(length, ranks, tensor)?,
+            }
         }
         Ok(())
     }

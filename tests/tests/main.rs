@@ -24,6 +24,7 @@ mod pipelines;
 mod precision;
 mod reported;
 mod resume;
+mod sequence_warmup;
 mod spans;
 mod stage_sums;
 mod token_files;

@@ -27,7 +27,30 @@ pub fn flash_attention(
         sink.as_ref(),
         options,
     ));
-    attend(&problem, q, k, v, sink)
+    attend(&problem, q, k, v, sink).0
+}
+
+/// The same as [`attention_forward`](super::attention_forward), without an engine.
+///
+/// # Panics
+///
+/// As [`flash_attention`](super::flash_attention).
+pub fn attention_forward(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    sink: Option<Tensor<1>>,
+    options: &AttentionOptions,
+) -> (Tensor<4>, Tensor<3>) {
+    let problem = accept(AttentionProblem::separate(
+        &q,
+        &k,
+        &v,
+        sink.as_ref(),
+        options,
+    ));
+    let (out, sums) = attend(&problem, q, k, v, sink);
+    (out, sums.log_sum_exp())
 }
 
 /// The same as [`flash_attention_packed`](super::flash_attention_packed).
@@ -57,26 +80,53 @@ pub fn flash_attention_packed(
     let q = part(0, heads.heads);
     let k = part(heads.heads, heads.groups);
     let v = part(heads.heads + heads.groups, heads.groups);
-    attend(&problem, q, k, v, sink).flatten(2, 3)
+    attend(&problem, q, k, v, sink).0.flatten(2, 3)
 }
 
+/// What the softmax of each row was divided by, `[batch, heads, queries, 1]`.
+struct SoftmaxSums {
+    /// The largest score.
+    largest: Tensor<4>,
+    /// The sum of `exp(score - largest)`, 0 where no key is visible.
+    sum: Tensor<4>,
+}
+
+impl SoftmaxSums {
+    /// `[batch, heads, queries]`
+    fn log_sum_exp(self) -> Tensor<3> {
+        (self.sum.log() + self.largest).squeeze_dim(3)
+    }
+}
+
+/// The output and the sums of the softmax.
 fn attend(
     problem: &AttentionProblem,
     q: Tensor<4>,
     k: Tensor<4>,
     v: Tensor<4>,
     sink: Option<Tensor<1>>,
-) -> Tensor<4> {
+) -> (Tensor<4>, SoftmaxSums) {
     let Heads {
         heads,
         groups,
         width,
     } = problem.heads;
     let (batch, queries, keys) = (problem.batch, problem.queries, problem.keys);
-    if problem.is_empty() {
-        return Tensor::zeros(problem.out_shape(), (&q.device(), problem.dtype));
-    }
     let type_of_sums = wide(problem.dtype);
+    let sink = sink.map(|sink| {
+        let sink = sink.cast(type_of_sums).reshape([1, heads, 1, 1]);
+        sink.expand([batch, heads, queries, 1])
+    });
+    if problem.is_empty() {
+        let zeros = Tensor::zeros([batch, heads, queries, 1], (&q.device(), type_of_sums));
+        let sum = match sink {
+            Some(_) => zeros.ones_like(),
+            None => zeros.clone(),
+        };
+        let largest = sink.unwrap_or(zeros);
+        let out = Tensor::zeros(problem.out_shape(), (&q.device(), problem.dtype));
+        return (out, SoftmaxSums { largest, sum });
+    }
     let by_head = |x: Tensor<4>| x.swap_dims(1, 2).cast(type_of_sums);
     // The heads of a group are rows of one product.
     let grouped = [batch, groups, heads / groups * queries, width];
@@ -87,10 +137,6 @@ fn attend(
     let scores = scores.reshape([batch, heads, queries, keys]);
     let hidden = hidden(problem, &scores).expand([batch, heads, queries, keys]);
     let scores = scores.mask_fill(hidden, f64::NEG_INFINITY);
-    let sink = sink.map(|sink| {
-        let sink = sink.cast(type_of_sums).reshape([1, heads, 1, 1]);
-        sink.expand([batch, heads, queries, 1])
-    });
 
     // The largest score is taken off; it is finite even where no key is visible.
     let mut largest = scores.clone().detach().max_dim(3).clamp_min(-1e30);
@@ -100,14 +146,15 @@ fn attend(
     let weights = (scores - largest.clone()).exp();
     let mut sum = weights.clone().sum_dim(3);
     if let Some(sink) = sink {
-        sum = sum + (sink - largest).exp();
+        sum = sum + (sink - largest.clone()).exp();
     }
     let none = sum.clone().equal_elem(0.0);
-    let weights = weights / sum.mask_fill(none, 1.0);
+    let weights = weights / sum.clone().mask_fill(none, 1.0);
     let weights = weights.reshape([batch, groups, heads / groups * queries, keys]);
     let out = weights.matmul(by_head(v));
     let out = out.reshape([batch, heads, queries, problem.value_width]);
-    out.swap_dims(1, 2).cast(problem.dtype)
+    let out = out.swap_dims(1, 2).cast(problem.dtype);
+    (out, SoftmaxSums { largest, sum })
 }
 
 /// `[1, 1, queries, keys]`: true where a key is masked.

@@ -1,6 +1,6 @@
 //! Batches: samples stacked as rows.
 
-use std::ops::Range;
+use std::ops::{Add, Range};
 use std::sync::Arc;
 
 use burn_megatron_kernels::embedding::SortedLookups;
@@ -25,10 +25,32 @@ pub struct Batch {
     /// Which tokens of each row are here, where the ranks of a context group share the rows; then `seq` counts
     /// these, and `documents` is `None`.
     pub shard: Option<Arc<SequenceShard>>,
+    /// The tokens that were added to whole rows, where each document is split.
+    padding: u64,
     /// The targets of whole rows that are not ignored, where the rows are shared.
     counted_of_rows: Option<u64>,
     /// Sorted where the batch is made, which is in the thread that reads ahead.
     sorted: Arc<SortedLookups>,
+}
+
+/// Tokens that were added to documents.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Padding {
+    /// Those.
+    pub added: u64,
+    /// All tokens, those included.
+    pub all: u64,
+}
+
+impl Add for Padding {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            added: self.added + other.added,
+            all: self.all + other.all,
+        }
+    }
 }
 
 impl Batch {
@@ -47,6 +69,7 @@ impl Batch {
             seq,
             documents: None,
             shard: None,
+            padding: 0,
             counted_of_rows: None,
             sorted: Arc::default(),
         };
@@ -76,6 +99,28 @@ impl Batch {
         }
         batch.sorted = Arc::new(SortedLookups::new(&batch.tokens));
         Ok(batch)
+    }
+
+    /// The same tokens in rows of `length`, which divides whole rows. A row is a part of the document that it was cut
+    /// out of, so that positions begin in each. A part of rows is returned as it is.
+    pub fn in_rows_of(self, length: usize) -> Self {
+        if self.shard.is_some() || self.seq <= length {
+            return self;
+        }
+        let rows = self.rows * self.seq / length;
+        let documents = self.documents.map(|starts| {
+            let borders = (0..=rows).map(|row| (row * length) as i32);
+            let mut starts: Vec<_> = starts.into_iter().chain(borders).collect();
+            starts.sort_unstable();
+            starts.dedup();
+            starts
+        });
+        Self {
+            rows,
+            seq: length,
+            documents,
+            ..self
+        }
     }
 
     /// The part of rank `rank` of a context group of `ranks`, of a batch with whole rows. Targets were shifted before,
@@ -112,6 +157,7 @@ impl Batch {
             seq,
             documents: None,
             shard: Some(shard),
+            padding: self.padding,
             counted_of_rows: Some(counted),
         })
     }
@@ -158,6 +204,7 @@ impl Batch {
             }
         }
         Self {
+            padding: (tokens.len() - self.tokens.len()) as u64,
             tokens,
             targets,
             seq,
@@ -175,6 +222,19 @@ impl Batch {
     /// [`Tokens::sorted`](crate::nn::Tokens::sorted).
     pub fn sorted(&self) -> &Arc<SortedLookups> {
         &self.sorted
+    }
+
+    /// The tokens that were added to whole rows so that their documents can be
+    /// [split each](ContextSplit::ZigzagPerDocument).
+    pub fn padding(&self) -> Padding {
+        let [rows, seq] = match &self.shard {
+            Some(shard) => shard.shape(),
+            None => [self.rows, self.seq],
+        };
+        Padding {
+            added: self.padding,
+            all: (rows * seq) as u64,
+        }
     }
 
     /// The number of targets that are not ignored in the whole rows, of which a rank of a context group has a part.

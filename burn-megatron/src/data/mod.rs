@@ -42,7 +42,7 @@ mod text;
 mod token_files;
 mod tokenized;
 
-pub use batch::Batch;
+pub use batch::{Batch, Padding};
 pub use dataset::{Dataset, Sample, Samples, Sampling};
 pub use error::{DataError, TextPart};
 pub use files::list_folder;

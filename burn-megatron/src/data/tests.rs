@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::files::Document;
 use super::split::{choose_held_out, split_bytes};
 use super::test_folder::TestFolder;
-use super::{Batch, DataError, Dataset, IGNORE, Sample, Samples, TextData, TextPart};
+use super::{Batch, DataError, Dataset, IGNORE, Padding, Sample, Samples, TextData, TextPart};
 use crate::mesh::ContextSplit;
 
 /// A folder with one file of `content`.
@@ -360,6 +360,11 @@ fn documents_are_padded_to_be_split() {
     assert_eq!(parts[0].targets, [2, 3, IGNORE, IGNORE, 7, IGNORE]);
     assert_eq!(parts[1].targets, [4, 5, 6, IGNORE, 8, 9]);
     assert!(parts.iter().all(|part| part.counted_of_rows() == 8));
+    assert!(
+        parts
+            .iter()
+            .all(|part| part.padding() == Padding { added: 4, all: 12 })
+    );
     assert_eq!(parts.iter().map(Batch::counted).sum::<u64>(), 8);
 }
 

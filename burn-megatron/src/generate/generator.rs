@@ -12,11 +12,14 @@ use crate::model::{GenerationCache, LanguageModel};
 use crate::pipeline::engine::forward_only;
 use crate::tokenizer::Tokenizer;
 
-/// Prefill reads a long prompt in chunks of this many tokens, to bound the memory of activations.
+/// Prefill reads a long prompt in chunks of this many tokens for each rank, to bound the memory of activations.
 const PREFILL_CHUNK: usize = 512;
 
 /// Generates text with this rank's part of a model. Every method is collective: call it on all ranks of the
-/// tensor and pipeline groups with the same arguments; each gets the same text.
+/// tensor, pipeline and context groups with the same arguments; each gets the same text.
+///
+/// Ranks of a context group read a prompt together: each its part of a chunk, whose keys and values it keeps
+/// ([`KvCache`](crate::nn::KvCache)).
 #[derive(Debug)]
 pub struct Generator<'a, M: LanguageModel> {
     model: &'a M,
@@ -58,6 +61,15 @@ pub enum FinishReason {
     Token,
 }
 
+/// Which tokens a rank of a context group reads.
+#[derive(Clone, Copy, Debug)]
+enum Reading {
+    /// Those of its part.
+    Prefill,
+    /// All.
+    Whole,
+}
+
 impl<'a, M: LanguageModel> Generator<'a, M> {
     /// A generator with one stage per pipeline rank, in order.
     pub fn new(model: &'a M, groups: &'a ParallelContext, device: &Device) -> Self {
@@ -67,7 +79,7 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
             device: device.clone().inner(),
             placement: (0..groups.pipeline().size()).collect(),
             use_cache: true,
-            cache: M::Cache::new(model),
+            cache: M::Cache::new(model).over_context(groups.context()),
             cached: vec![],
         }
     }
@@ -172,12 +184,19 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         let last_start = at / multiple * multiple;
         let begin = self.cached_prefix(seen).min(last_start) / multiple * multiple;
         self.cached.truncate(begin);
-        for chunk in seen[begin..last_start].chunks(PREFILL_CHUNK.next_multiple_of(multiple)) {
-            self.forward(chunk)?;
+        // What the ranks of a context group cannot divide, each of them reads.
+        let ranks = self.cache.prefill_multiple();
+        let divided = (last_start - begin) / (ranks * multiple) * (ranks * multiple);
+        let (divided, rest) = seen[begin..last_start].split_at(divided);
+        for chunk in divided.chunks(PREFILL_CHUNK.next_multiple_of(multiple) * ranks) {
+            self.forward(chunk, Reading::Prefill)?;
+        }
+        if !rest.is_empty() {
+            self.forward(rest, Reading::Whole)?;
         }
         let mut ids = seen[last_start..].to_vec();
         ids.resize(multiple, 0);
-        let hidden = self.forward(&ids)?;
+        let hidden = self.forward(&ids, Reading::Whole)?;
         Ok(hidden.map(|hidden| {
             let logits = self.model.logits_of(hidden);
             // The cache returns the last tokens, at least those of this call.
@@ -201,6 +220,7 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         let last = self.placement.last().copied().unwrap_or(0);
         let pipeline = self.groups.pipeline();
         let token = pipeline.broadcast_scalar(own, last)?;
+        let token = self.groups.context().broadcast_scalar(token, 0)?;
         let after = tokens.len();
         u32::try_from(token).map_err(|_| GenerateError::Logits { after })
     }
@@ -212,7 +232,7 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
     }
 
     /// Runs the model on more tokens.
-    fn forward(&mut self, ids: &[u32]) -> Result<Option<Tensor<3>>, CommError> {
+    fn forward(&mut self, ids: &[u32], reading: Reading) -> Result<Option<Tensor<3>>, CommError> {
         self.cache.set_len(self.cached.len());
         let (model, cache) = (self.model, &mut self.cache);
         let values: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
@@ -220,7 +240,11 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         let tokens = Tensor::<2, Int>::from_data(data, &self.device);
         let pipeline = self.groups.pipeline();
         let hidden = forward_only(&self.placement, pipeline, &self.device, |stage, input| {
-            cache.hidden(model, stage, input, tokens.clone())
+            let ids = tokens.clone();
+            match reading {
+                Reading::Prefill => cache.prefill(model, stage, input, ids),
+                Reading::Whole => cache.hidden(model, stage, input, ids),
+            }
         })?;
         self.cached.extend(ids);
         Ok(hidden)

@@ -5,12 +5,24 @@ use std::fmt::Debug;
 use burn::tensor::{Int, Tensor};
 
 use super::{LanguageModel, Tokens};
+use crate::collective::Comm;
 use crate::nn::KvCache;
 
 /// What generation keeps of the tokens that a model `M` has read, for the stages of one rank.
 pub trait GenerationCache<M: ?Sized>: Debug + Sized {
     /// An empty cache.
     fn new(model: &M) -> Self;
+
+    /// Called once on an empty cache, with the ranks that share a text. A cache may then hold a part of the tokens; by
+    /// default each rank holds all, and reads all.
+    fn over_context(self, _context: &Comm) -> Self {
+        self
+    }
+
+    /// [`prefill`](Self::prefill) takes a multiple of this many tokens.
+    fn prefill_multiple(&self) -> usize {
+        1
+    }
 
     /// Sets the number of tokens that the cache holds, per sequence: larger after a forward through all stages
     /// of this rank, smaller to drop the last tokens.
@@ -26,6 +38,18 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
         input: Option<Tensor<3>>,
         ids: Tensor<2, Int>,
     ) -> Tensor<3>;
+
+    /// Runs a stage on tokens that only the cache needs, not the logits. The ranks of a context group may each run it on
+    /// a part of the tokens; `input` is then what the previous stage returned for the same part.
+    fn prefill(
+        &mut self,
+        model: &M,
+        stage: usize,
+        input: Option<Tensor<3>>,
+        ids: Tensor<2, Int>,
+    ) -> Tensor<3> {
+        self.hidden(model, stage, input, ids)
+    }
 
     /// Its size on this rank in bytes.
     fn bytes(&self) -> usize;
@@ -96,6 +120,26 @@ pub trait CachedAttention: LanguageModel {
 impl<M: CachedAttention> GenerationCache<M> for KvCache {
     fn new(model: &M) -> Self {
         Self::new(model.attention_layers(), model.context())
+    }
+
+    fn over_context(self, context: &Comm) -> Self {
+        self.over_context(context)
+    }
+
+    fn prefill_multiple(&self) -> usize {
+        self.ranks()
+    }
+
+    fn prefill(
+        &mut self,
+        model: &M,
+        stage: usize,
+        input: Option<Tensor<3>>,
+        ids: Tensor<2, Int>,
+    ) -> Tensor<3> {
+        self.read_part(ids, |ids, cache| {
+            model.hidden_cached(stage, input, ids, cache)
+        })
     }
 
     fn set_len(&mut self, len: usize) {

@@ -10,7 +10,7 @@ use burn_megatron_kernels::attention::{
 };
 use burn_megatron_kernels::softmax::{self, Mask, Sink};
 
-use super::context::{ContextAttention, GatheredProjection, SequenceShard};
+use super::context::{CacheAttention, ContextAttention, GatheredProjection, SequenceShard};
 use super::{AttentionContext, LayerKvCache, PackedSequences};
 
 /// The settings of the attention of one rank.
@@ -122,6 +122,16 @@ impl AttentionCore {
         let q = part(0, heads.heads);
         let k = part(heads.heads, heads.groups);
         let v = part(heads.heads + heads.groups, heads.groups);
+        if let Some((split, is_part)) = layer.split() {
+            let first = layer.first();
+            let q = if is_part { split.gather(q, first) } else { q };
+            let own = layer.extend_own(&split, [k, v], q.dims()[1]);
+            let of = CacheAttention {
+                window: self.window,
+                engine: self.engine.clone(),
+            };
+            return split.attend(&of, q, own, first, is_part).flatten(2, 3);
+        }
         let [k, v] = layer.extend([k, v]);
         let options = self.options();
         let out: Tensor<4> = match self.engine.clone() {

@@ -63,7 +63,7 @@ impl AttentionContext<'_> {
             Self::Rows => Positions::From(0),
             Self::Packed(packed) => Positions::Each(packed.positions.clone()),
             Self::Sharded(shard) => shard.positions(device),
-            Self::Cached(layer) => Positions::From(layer.first()),
+            Self::Cached(layer) => layer.positions(device),
         }
     }
 }

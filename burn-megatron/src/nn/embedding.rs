@@ -205,17 +205,17 @@ impl LearnedPositions {
         };
         let first = match format {
             BatchFormat::Rows => start,
-            BatchFormat::Cached(cache) => cache.len() + start,
+            BatchFormat::Cached(cache) => match cache.position_numbers(start..start + len) {
+                Some(numbers) => return self.add_numbered(x, &numbers),
+                None => cache.len() + start,
+            },
             BatchFormat::Packed(packed) => {
                 let numbers = packed.positions().clone().narrow(1, start, len);
                 let sorted = packed.sorted_positions(start..start + len);
                 return self.add_each(x, numbers.reshape([batch * len]), sorted);
             }
             BatchFormat::Sharded(shard) => {
-                let numbers = shard.position_numbers(start..start + len);
-                let sorted = SortedLookups::new(&numbers);
-                let device = x.device().inner();
-                return self.add_each(x, Tensor::from_data(&numbers[..], &device), sorted);
+                return self.add_numbered(x, &shard.position_numbers(start..start + len));
             }
         };
         let weight = with_anchor(&x, || forward_only_value(&self.weight));
@@ -224,6 +224,13 @@ impl LearnedPositions {
     }
 
     /// Adds the embedding of a position to each token of `x`.
+    fn add_numbered(&self, x: Tensor<3>, numbers: &[i32]) -> Tensor<3> {
+        let sorted = SortedLookups::new(numbers);
+        let device = x.device().inner();
+        self.add_each(x, Tensor::from_data(numbers, &device), sorted)
+    }
+
+    /// The same for positions on the device.
     fn add_each(&self, x: Tensor<3>, rows: Tensor<1, Int>, sorted: SortedLookups) -> Tensor<3> {
         let ids = LookupIds {
             rows,

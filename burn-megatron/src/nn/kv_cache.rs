@@ -1,6 +1,12 @@
 //! Cache of keys and values for generation.
 
-use burn::tensor::Tensor;
+use std::ops::Range;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_megatron_kernels::rope::Positions;
+
+use super::context::CacheSplit;
+use crate::collective::Comm;
 
 /// The cache grows by this many tokens.
 const GROWTH_TOKENS: usize = 256;
@@ -14,6 +20,18 @@ pub struct KvCache {
     layers: Vec<Option<[Tensor<4>; 2]>>,
     capacity: usize,
     len: usize,
+    /// Over a context group.
+    split: Option<CacheSplit>,
+    /// The new tokens of this rank, while it reads only those.
+    part: Option<NewTokens>,
+}
+
+/// New tokens of each sequence that one rank of a context group reads, `[sequences, part]`.
+#[derive(Clone, Debug)]
+struct NewTokens {
+    sequences: usize,
+    /// Their positions.
+    numbers: Vec<i32>,
 }
 
 impl KvCache {
@@ -23,7 +41,57 @@ impl KvCache {
             layers: vec![None; layers],
             capacity,
             len: 0,
+            split: None,
+            part: None,
         }
+    }
+
+    /// The cache of a rank of a context group, which holds every `context`-th token. All ranks of the group must make
+    /// the same calls.
+    pub fn over_context(mut self, context: &Comm) -> Self {
+        self.split = (context.size() > 1).then(|| CacheSplit {
+            comm: context.clone(),
+        });
+        self
+    }
+
+    /// The ranks that share a text.
+    pub fn ranks(&self) -> usize {
+        self.split.as_ref().map_or(1, |split| split.comm.size())
+    }
+
+    /// Returns what `read` returns for this rank's part of new tokens `[sequences, new]`, where `new` is a multiple of
+    /// [`ranks`](Self::ranks); the other ranks read the others.
+    pub(crate) fn read_part<T>(
+        &mut self,
+        ids: Tensor<2, Int>,
+        read: impl FnOnce(Tensor<2, Int>, &mut Self) -> T,
+    ) -> T {
+        let Some(split) = &self.split else {
+            return read(ids, self);
+        };
+        let [sequences, count] = ids.dims();
+        assert!(
+            count.is_multiple_of(self.ranks()),
+            "{} ranks read {count} tokens: expected a multiple",
+            self.ranks()
+        );
+        let places: Vec<_> = split.own_places(self.len..self.len + count).collect();
+        let numbers = places.iter().map(|place| (self.len + place) as i32);
+        self.part = Some(NewTokens {
+            sequences,
+            numbers: numbers.collect(),
+        });
+        let own = ids.clone().select(1, indices(&places, &ids.device()));
+        let result = read(own, self);
+        self.part = None;
+        result
+    }
+
+    /// The positions of this part of the new tokens of each sequence, if this rank reads only some of them.
+    pub(super) fn position_numbers(&self, part: Range<usize>) -> Option<Vec<i32>> {
+        let new = self.part.as_ref()?;
+        Some(new.numbers[part].repeat(new.sequences))
     }
 
     /// The length of a sequence, in tokens.
@@ -63,6 +131,8 @@ impl KvCache {
         LayerKvCache {
             first: self.len,
             capacity: self.capacity,
+            split: self.split.as_ref(),
+            part: self.part.as_ref(),
             pair: &mut self.layers[index],
         }
     }
@@ -74,6 +144,8 @@ pub struct LayerKvCache<'a> {
     /// The position of the next token.
     first: usize,
     capacity: usize,
+    split: Option<&'a CacheSplit>,
+    part: Option<&'a NewTokens>,
     /// `[sequences, allocated, groups, width]` each.
     pair: &'a mut Option<[Tensor<4>; 2]>,
 }
@@ -82,6 +154,66 @@ impl LayerKvCache<'_> {
     /// The position of the next token.
     pub fn first(&self) -> usize {
         self.first
+    }
+
+    /// The positions of the new tokens.
+    pub(super) fn positions(&self, device: &Device) -> Positions {
+        match self.part {
+            None => Positions::From(self.first),
+            Some(new) => {
+                let numbers = new.numbers.repeat(new.sequences);
+                let shape = [new.sequences, new.numbers.len()];
+                Positions::Each(Tensor::from_data(TensorData::new(numbers, shape), device))
+            }
+        }
+    }
+
+    /// How the cache is split, and whether the new tokens are this rank's part of them.
+    pub(super) fn split(&self) -> Option<(CacheSplit, bool)> {
+        Some((self.split?.clone(), self.part.is_some()))
+    }
+
+    /// Appends the keys and values of this rank's among `count` new tokens to a cache that is split, and returns those
+    /// of all of its tokens, if it has any. `new` are those of all new tokens, or of this rank's part.
+    ///
+    /// # Panics
+    ///
+    /// As [`extend`](Self::extend).
+    pub(super) fn extend_own(
+        mut self,
+        split: &CacheSplit,
+        new: [Tensor<4>; 2],
+        count: usize,
+    ) -> Option<[Tensor<4>; 2]> {
+        let (first, end) = (self.first, self.first + count);
+        self.check(count);
+        let places: Vec<_> = split.own_places(first..end).collect();
+        let is_part = self.part.is_some();
+        self.first = split.own(first);
+        self.capacity = split.own(self.capacity);
+        if places.is_empty() {
+            return self.filled(split.own(end));
+        }
+        let own = |x: Tensor<4>| {
+            let index = indices(&places, &x.device());
+            x.select(1, index)
+        };
+        Some(self.extend(if is_part { new } else { new.map(own) }))
+    }
+
+    /// The keys and values of the first tokens.
+    fn filled(&self, tokens: usize) -> Option<[Tensor<4>; 2]> {
+        let pair = self.pair.as_ref().filter(|_| tokens > 0)?;
+        Some(pair.clone().map(|x| x.narrow(1, 0, tokens)))
+    }
+
+    fn check(&self, count: usize) {
+        let first = self.first;
+        assert!(
+            first + count <= self.capacity,
+            "a cache with a capacity of {} tokens holds {first}: {count} more do not fit",
+            self.capacity
+        );
     }
 
     /// Appends the keys and values of new tokens, `[sequences, new, groups, width]`, and returns all of
@@ -93,11 +225,7 @@ impl LayerKvCache<'_> {
     pub(super) fn extend(self, new: [Tensor<4>; 2]) -> [Tensor<4>; 2] {
         let [sequences, count, groups, width] = new[0].dims();
         let (first, end) = (self.first, self.first + count);
-        assert!(
-            end <= self.capacity,
-            "a cache with a capacity of {} tokens holds {first}: {count} more do not fit",
-            self.capacity
-        );
+        self.check(count);
         let old = match self.pair.take() {
             Some([k, v]) => {
                 assert_eq!(
@@ -139,4 +267,9 @@ impl LayerKvCache<'_> {
             _ => grown,
         }
     }
+}
+
+fn indices(places: &[usize], device: &Device) -> Tensor<1, Int> {
+    let places: Vec<_> = places.iter().map(|place| *place as i32).collect();
+    Tensor::from_data(&places[..], device)
 }

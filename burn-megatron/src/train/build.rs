@@ -9,6 +9,7 @@ use super::losses::losses_of_step;
 use super::micro_batches::ContextPart;
 use super::{LanguageModel, TrainError, Trainer};
 use crate::comm::ParallelContext;
+use crate::data::Padding;
 use crate::data_parallel::DistributedDataParallel;
 use crate::nn::ParallelModule;
 use crate::nn::moe::{ReportedLayer, RouterStep};
@@ -105,6 +106,7 @@ impl<M: LanguageModel> Trainer<M> {
             router_step: RouterStep::new(1.0.into()),
             bytes_per_token: 1.0,
             samples: 0,
+            padding: Padding::default(),
             saver: None,
             saved_at: 0,
             diverged: None,
@@ -119,7 +121,11 @@ fn check(
 ) -> Result<(), ConfigError> {
     config.check(groups.config(), model.context())?;
     let length = config.sequence_length.unwrap_or(model.context());
-    Ok(ContextPart::of(groups).check(length)?)
+    let part = ContextPart::of(groups);
+    for length in config.row_lengths(length) {
+        part.check(length)?;
+    }
+    Ok(())
 }
 
 /// The micro-batches of a rank in a step.

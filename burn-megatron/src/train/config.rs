@@ -5,6 +5,7 @@ use std::num::NonZeroU64;
 use serde::{Deserialize, Serialize};
 
 use super::schedule::{LrSchedule, LrScheduleError, LrStyle};
+use super::sequence_warmup::{self, SequenceWarmup};
 use crate::data_parallel::{DataParallelConfig, DataParallelConfigError, Precision};
 use crate::mesh::{ContextSplitError, MeshError, ParallelConfig, samples_per_rank};
 use crate::optim::{AdamWConfig, LossScale, LossScaleError, OptimizerError, StepCount};
@@ -21,6 +22,9 @@ pub struct TrainConfig {
     pub global_batch_size: usize,
     /// Tokens per sample; by default the model's maximum sequence length.
     pub sequence_length: Option<usize>,
+    /// Shorter rows in the first steps, of increasing lengths.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sequence_warmup: Vec<SequenceWarmup>,
     /// Seed of the weights, dropout, sampling and generated text.
     pub seed: u64,
     /// The peak learning rate.
@@ -62,6 +66,7 @@ impl Default for TrainConfig {
             micro_batch_size: 4,
             global_batch_size: 16,
             sequence_length: None,
+            sequence_warmup: vec![],
             seed: 1,
             learning_rate: 3e-3,
             min_learning_rate: 3e-4,
@@ -112,6 +117,20 @@ pub enum ConfigError {
         length: usize,
         /// The model's maximum sequence length.
         context: usize,
+    },
+    /// A part of the sequence length warm-up.
+    #[error(
+        "invalid sequence_warmup of {length} tokens until_step {until_step}, for sequences of {whole}: expected {expected}"
+    )]
+    SequenceWarmup {
+        /// Tokens of a row.
+        length: usize,
+        /// The first step after it.
+        until_step: usize,
+        /// Tokens of a sample.
+        whole: usize,
+        /// What would fit.
+        expected: String,
     },
     /// The learning rate schedule.
     #[error(transparent)]
@@ -182,11 +201,18 @@ impl TrainConfig {
         if length > context {
             return Err(ConfigError::Sequence { length, context });
         }
+        sequence_warmup::check(&self.sequence_warmup, self.steps, length)?;
         self.learning_rates()?;
         self.data_parallel.check(layout.data_parallel_size())?;
         self.optimizer.check()?;
         self.loss_scale().check()?;
         Ok(())
+    }
+
+    /// The lengths of rows in a run with samples of `whole` tokens.
+    pub fn row_lengths(&self, whole: usize) -> impl Iterator<Item = usize> {
+        let shorter = self.sequence_warmup.iter().map(|part| part.length);
+        shorter.chain([whole])
     }
 
     /// The loss scale, with its default.

@@ -8,6 +8,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::config::TrainConfig;
 use super::losses::{check_parts, losses_of_step, parts_of};
+use super::sequence_warmup::{SequenceWarmup, row_length};
 use super::{LanguageModel, Tokens, Trainer};
 use crate::comm::{CommError, ParallelContext};
 use crate::data::{Batch, DataError, Prefetcher, Sample, Samples};
@@ -18,12 +19,16 @@ use crate::nn::{BatchPosition, LossFactor};
 use crate::pipeline::engine::{Engine, EngineError, Stage, StageOutput, forward_only};
 
 impl<M: LanguageModel> Trainer<M> {
-    /// The micro-batches of this rank.
-    pub(super) fn batches(&self, samples: &dyn Samples) -> Result<Vec<Batch>, DataError> {
+    /// The micro-batches of this rank in step `step`, the next one.
+    pub(super) fn batches(
+        &self,
+        step: usize,
+        samples: &dyn Samples,
+    ) -> Result<Vec<Batch>, DataError> {
         let own = self.own_samples();
-        let context = ContextPart::of(self.ddp.groups());
+        let rows = self.sample_rows(step);
         sample_numbers(&self.config, own, self.samples, 1)
-            .map(|numbers| context.of_batch(samples.batch(numbers)?))
+            .map(|numbers| rows.of_batch(numbers.start, samples.batch(numbers)?))
             .collect()
     }
 
@@ -36,12 +41,19 @@ impl<M: LanguageModel> Trainer<M> {
         let own = self.own_samples();
         let ready = 2 * own.len().div_ceil(self.config.micro_batch_size);
         let numbers = sample_numbers(&self.config, own, self.samples, steps);
-        let context = ContextPart::of(self.ddp.groups());
-        Prefetcher::new(
-            Arc::new(ContextSamples { samples, context }),
-            numbers,
-            ready,
-        )
+        let rows = self.sample_rows(self.steps());
+        Prefetcher::new(Arc::new(RankSamples { samples, rows }), numbers, ready)
+    }
+
+    /// From step `step` on, the next one.
+    fn sample_rows(&self, step: usize) -> SampleRows {
+        SampleRows {
+            warmup: self.config.sequence_warmup.clone(),
+            whole: self.sequence_length(),
+            next: (step, self.samples),
+            samples_per_step: self.config.global_batch_size as u64,
+            context: ContextPart::of(self.ddp.groups()),
+        }
     }
 
     /// Runs the forwards and backwards of a step in the order of the schedule, with a loss scale on the device or
@@ -63,7 +75,7 @@ impl<M: LanguageModel> Trainer<M> {
             device: self.device.clone().autodiff(),
             batches,
             step: step as u64,
-            first_sample: self.own_samples().start as u64,
+            first_micro_batch: self.own_samples().start / self.config.micro_batch_size,
             last: self.schedule.stages() - 1,
             loss_scale: loss_scale.clone(),
             router_step: router_step.clone(),
@@ -141,13 +153,35 @@ impl ContextPart {
     }
 }
 
-/// Samples of whole rows, as the batches of a rank of a context group.
-struct ContextSamples {
-    samples: Arc<dyn Samples>,
+/// The rows that a rank makes of samples.
+#[derive(Clone, Debug)]
+struct SampleRows {
+    warmup: Vec<SequenceWarmup>,
+    /// Tokens of a sample.
+    whole: usize,
+    /// A step and its first sample.
+    next: (usize, u64),
+    samples_per_step: u64,
     context: ContextPart,
 }
 
-impl Samples for ContextSamples {
+impl SampleRows {
+    /// The rows of a batch of whole samples, whose first number is `first`; a batch of such rows as it is.
+    fn of_batch(&self, first: u64, batch: Batch) -> Result<Batch, DataError> {
+        let (step, sample) = self.next;
+        let step = step as u64 + (first - sample) / self.samples_per_step;
+        let length = row_length(&self.warmup, step as usize, self.whole);
+        self.context.of_batch(batch.in_rows_of(length))
+    }
+}
+
+/// Samples as the batches of a rank.
+struct RankSamples {
+    samples: Arc<dyn Samples>,
+    rows: SampleRows,
+}
+
+impl Samples for RankSamples {
     fn seq(&self) -> usize {
         self.samples.seq()
     }
@@ -157,7 +191,8 @@ impl Samples for ContextSamples {
     }
 
     fn batch(&self, numbers: Range<u64>) -> Result<Batch, DataError> {
-        self.context.of_batch(self.samples.batch(numbers)?)
+        self.rows
+            .of_batch(numbers.start, self.samples.batch(numbers)?)
     }
 }
 
@@ -210,7 +245,7 @@ struct TrainStages<'a, M> {
     device: Device,
     batches: &'a [Batch],
     step: u64,
-    first_sample: u64,
+    first_micro_batch: usize,
     last: usize,
     /// By which the engine multiplies the losses.
     loss_scale: LossFactor,
@@ -223,10 +258,10 @@ struct TrainStages<'a, M> {
 impl<M: LanguageModel> Stage for TrainStages<'_, M> {
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> StageOutput {
         let (batch, model) = (&self.batches[micro_batch], self.ddp.module());
-        let before = (micro_batch * batch.rows) as u64;
+        let before = (self.first_micro_batch + micro_batch) * batch.rows;
         self.ddp.position().set_batch(BatchPosition {
             step: self.step,
-            first_sample: self.first_sample + before,
+            first_sample: before as u64,
             shard: batch.shard.clone(),
         });
         let mut tokens = tokens(batch, &self.device);

@@ -22,6 +22,7 @@ mod resume;
 pub mod run_folder;
 mod save;
 pub mod schedule;
+mod sequence_warmup;
 mod step;
 mod trainer;
 
@@ -34,4 +35,5 @@ pub use error::TrainError;
 pub use expert_metrics::{ExpertMetrics, LayerLoad};
 pub use observer::{NoopObserver, Observer, ObserverError, StepGradients};
 pub use save::{SaveConfig, SavedCheckpoint, Saver};
+pub use sequence_warmup::SequenceWarmup;
 pub use trainer::{TrainOutcome, Trainer};

@@ -1,5 +1,6 @@
 //! One step: launched on the device, then read.
 
+use std::ops::Add;
 use std::time::Instant;
 
 use burn::tensor::Tensor;
@@ -9,7 +10,7 @@ use super::losses::{LossSums, MeanLoss};
 use super::metrics::{SkipReason, StepMetrics};
 use super::micro_batches::StepLosses;
 use super::{LanguageModel, Observer, StepGradients, TrainError, Trainer};
-use crate::data::{Batch, Samples};
+use crate::data::{Batch, Padding, Samples};
 use crate::nn::moe::{ReportedLayer, reduced_reports};
 use crate::optim::{
     OutcomeSettings, ParallelAdamW, RankStatistics, StepReading, StepStatistics, count_zeros,
@@ -39,9 +40,13 @@ impl<M: LanguageModel> Trainer<M> {
         let step = self.steps() + usize::from(before.is_some());
         let _span = tracing::info_span!("step", step).entered();
         self.ddp.groups().world().begin_step(step as u64);
-        let batches = self.batches(samples)?;
+        let batches = self.batches(step, samples)?;
         self.samples += self.config.global_batch_size as u64;
         let tokens = batches.iter().map(Batch::counted).sum();
+        self.padding = batches
+            .iter()
+            .map(Batch::padding)
+            .fold(self.padding, Padding::add);
         let loss_scale = self.device_loss_scale(before);
         let StepLosses { losses, count } = self.run_batches(&batches, step, loss_scale)?;
         let (mut gradients, record) = self.ddp.reduce_unscaled()?;

@@ -12,11 +12,12 @@ use super::losses::LossSums;
 use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use super::micro_batches::{ContextPart, matrix};
 use super::schedule::LrSchedule;
+use super::sequence_warmup::row_length;
 use super::step::{FinishedStep, LaunchedStep, StepClock};
 use super::{LanguageModel, Observer, Saver};
 use crate::collective::Comm;
 use crate::comm::{CommError, ReduceOp};
-use crate::data::{Batch, Dataset, Samples, Sampling};
+use crate::data::{Batch, Dataset, Padding, Samples, Sampling};
 use crate::data_parallel::{DistributedDataParallel, ZeroStage};
 use crate::generate::{GenerateConfig, GenerateError, GenerationOutput, Generator};
 use crate::nn::moe::{ReportedLayer, RouterStep};
@@ -46,6 +47,8 @@ pub struct Trainer<M> {
     pub(super) bytes_per_token: f64,
     /// The number of samples trained on, those of a launched step included.
     pub(super) samples: u64,
+    /// See [`TrainOutcome::padding`], on this rank.
+    pub(super) padding: Padding,
     pub(super) saver: Option<Saver>,
     /// The number of steps at the last save or load.
     pub(super) saved_at: u64,
@@ -68,6 +71,9 @@ pub struct TrainOutcome {
     pub without_targets: usize,
     /// The step, from 0, since which no loss has been finite; `None` if the last loss is finite.
     pub diverged: Option<usize>,
+    /// The padding of documents in the steps since the start or the checkpoint; none but with a split
+    /// [per document](crate::mesh::ContextSplit::ZigzagPerDocument).
+    pub padding: Padding,
     /// Whether the run was stopped before its last step.
     pub stopped: bool,
     /// The held-out loss at the end.
@@ -195,7 +201,13 @@ impl<M: LanguageModel> Trainer<M> {
             (None, true) => self.evaluate(data, self.steps())?,
             (None, false) => self.report_held_out(data, observer)?,
         };
+        let Padding { added, all } = self.padding;
+        let padding = self.sum(vec![added as f64, all as f64], self.ddp.groups().data())?;
         Ok(TrainOutcome {
+            padding: Padding {
+                added: padding[0] as u64,
+                all: padding[1] as u64,
+            },
             steps: self.steps(),
             skipped: self.count.skipped as usize,
             without_targets: self.count.without_targets as usize,
@@ -276,7 +288,7 @@ impl<M: LanguageModel> Trainer<M> {
         })
     }
 
-    fn sequence_length(&self) -> usize {
+    pub(super) fn sequence_length(&self) -> usize {
         self.config
             .sequence_length
             .unwrap_or(self.ddp.module().context())
@@ -290,7 +302,7 @@ impl<M: LanguageModel> Trainer<M> {
     }
 
     /// Generates text after a prompt, the same on all ranks. The default seed is that of the run.
-    /// Collective: call on all ranks of the tensor and the pipeline axis, with full sharding or split experts also
+    /// Collective: call on all ranks of the tensor, pipeline and context axes, with full sharding or split experts also
     /// of the data axis.
     ///
     /// # Errors
@@ -351,7 +363,12 @@ impl<M: LanguageModel> Trainer<M> {
 
     fn timing(&self, metrics: &StepMetrics, seconds: f64) -> StepTiming {
         let tokens_per_second = metrics.tokens as f64 / seconds;
-        let flops = self.ddp.module().flops_per_token(self.sequence_length());
+        let length = row_length(
+            &self.config.sequence_warmup,
+            metrics.step,
+            self.sequence_length(),
+        );
+        let flops = self.ddp.module().flops_per_token(length);
         StepTiming {
             step: metrics.step,
             seconds,

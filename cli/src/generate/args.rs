@@ -61,6 +61,9 @@ pub struct GenerateArgs {
     /// Number of pipeline-parallel ranks, which share the layers.
     #[arg(long, visible_alias = "pp", value_name = "N", default_value_t = 1)]
     pub pipeline_parallel: usize,
+    /// Number of context-parallel ranks, which read a prompt together; each keeps a part of the KV cache.
+    #[arg(long, visible_alias = "cp", value_name = "N", default_value_t = 1)]
+    pub context_parallel: usize,
     /// The type that the model computes in.
     #[arg(long, value_name = "f64|f32|bf16|f16", default_value = "f32", value_parser = precision)]
     pub precision: Precision,

@@ -29,7 +29,12 @@ pub fn run(args: &GenerateArgs, families: &Families) -> Result<ExitCode, Error> 
     let config = args.config()?;
     let saved = SavedModel::open(&args.model, args.tokenizer.as_deref(), families)?;
     let run = GenerationRun::new(args, &config, &saved)?;
-    let ranks = args.tensor_parallel * args.pipeline_parallel;
+    let sizes = [
+        args.tensor_parallel,
+        args.context_parallel,
+        args.pipeline_parallel,
+    ];
+    let ranks = sizes.into_iter().fold(1, usize::saturating_mul);
     let RankSetup {
         world,
         own_rank,
@@ -86,7 +91,12 @@ impl<'a> GenerationRun<'a> {
         saved: &'a SavedModel,
     ) -> Result<Self, Error> {
         let (tensor, pipeline) = (args.tensor_parallel, args.pipeline_parallel);
-        for (name, size) in [("tensor", tensor), ("pipeline", pipeline)] {
+        let context = args.context_parallel;
+        for (name, size) in [
+            ("tensor", tensor),
+            ("pipeline", pipeline),
+            ("context", context),
+        ] {
             if size == 0 {
                 return Err(format!("invalid {name} = 0: expected at least 1").into());
             }
@@ -104,8 +114,10 @@ impl<'a> GenerationRun<'a> {
         let layout = ParallelConfig::new()
             .with_tensor(tensor)
             .with_sequence_parallel(args.sequence_parallel)
+            .with_context(context)
             .with_pipeline(pipeline);
         saved.model.check_layout(&layout)?;
+        saved.model.check_context(&layout)?;
         stages_of(&layout, saved.model.layers())?;
         Ok(Self {
             args,
@@ -157,8 +169,12 @@ impl<'a> GenerationRun<'a> {
         let args = self.args;
         let (engine, threads) = (rank.engine(), rank.compute_threads());
         let plural = if threads == 1 { "" } else { "s" };
+        let context = match args.context_parallel {
+            1 => String::new(),
+            ranks => format!(" x context {ranks}"),
+        };
         format!(
-            "model    {}: {}; tensor {} x pipeline {}, {engine}; {}, {threads} compute thread{plural} per rank",
+            "model    {}: {}; tensor {} x pipeline {}{context}, {engine}; {}, {threads} compute thread{plural} per rank",
             self.saved.source.name(),
             self.saved.model.describe(),
             args.tensor_parallel,

@@ -10,8 +10,10 @@ use std::time::Duration;
 use burn::tensor::DType;
 use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::comm::testing::fault_injection::{Fault, FaultKind, FaultPlan as Faults};
+use burn_megatron::data::Padding;
 use burn_megatron::data_parallel::Moments;
 use burn_megatron::device::DeviceKind;
+use burn_megatron::mesh::ContextSplit;
 use burn_megatron::optim::LossScale;
 use burn_megatron::partial::replace_file;
 use burn_megatron::train::TrainOutcome;
@@ -225,7 +227,8 @@ fn finish(
     let RankResult {
         outcome, sample, ..
     } = &result;
-    trace::write(folder, result.ranks, &result.events)?;
+    let is_pipeline = recipe.parallel.pipeline > 1;
+    trace::write(folder, result.ranks, is_pipeline, &result.events)?;
     let records = read_metrics(&folder.metrics())?;
     let curve = LossCurve::from_records("Loss", &records);
     curve.write_svg(&folder.loss_svg())?;
@@ -238,6 +241,14 @@ fn finish(
     report::write(folder, &result.fp8)?;
     print_memory(&result.memory);
     let held_out = outcome.held_out;
+    let parallel = &recipe.parallel;
+    if parallel.context > 1 && parallel.context_split == ContextSplit::ZigzagPerDocument {
+        let Padding { added, all } = outcome.padding;
+        let share = 100.0 * added as f64 / all.max(1) as f64;
+        println!(
+            "padding of documents, each of which is split: {added} of {all} tokens, {share:.1} %"
+        );
+    }
     println!("{}", describe_held_out(&held_out, unit, outcome.steps));
     println!("written to {}", folder.path().display());
     let loss_scale = recipe.train_config().loss_scale();

@@ -8,8 +8,8 @@ use burn_megatron_tests::tolerance::{CLOSE, assert_near, assert_steps_near};
 
 use super::run::{Case, Folder, assert_same};
 
-/// Tensor, sequence, data and pipeline parallelism, every stage of ZeRO, hybrid sharding, virtual stages.
-const LAYOUTS: [&str; 10] = [
+/// Tensor, sequence, context, data and pipeline parallelism, every stage of ZeRO, hybrid sharding, virtual stages.
+const LAYOUTS: [&str; 11] = [
     "tp1-mb4",
     "tp4-mb4",
     "dp2-mb2-z1",
@@ -20,6 +20,7 @@ const LAYOUTS: [&str; 10] = [
     "pp2-mb2/interleaved/v2",
     "tp2-pp2-dp2-mb1-z1/1f1b",
     "pp2-mb2/zb-v",
+    "tp2-sp-cp2-ring-dp2-mb2-z1",
 ];
 
 fn every_pair(case: &Case, layouts: &[&str]) {
@@ -62,6 +63,7 @@ fn every_pair_of_layouts_of_experts_with_biases() {
         "tp1-mb4",
         "tp1-ep4-dp4-mb1-z1",
         "tp2-sp-ep2-etp1-dp2-mb2-z3",
+        "tp1-cp2-ep2-dp1-mb4",
         "tp1-ep2-pp2-dp2-mb2-z2/1f1b",
     ];
     every_pair(&Case::experts("tp1"), &layouts);

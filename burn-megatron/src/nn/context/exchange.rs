@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use burn::tensor::Tensor;
 
-use super::partial::{PartialAttention, PartialGradients, PartialResult, merge, wide};
+use super::partial::{PartialAttention, PartialGradients, PartialResult, merge, unseen, wide};
 use super::shard::{Members, QueryPart};
 use crate::collective::{
     CollectiveOp, Comm, PendingTensor, start, start_all_gather, start_reduce_scatter,
@@ -107,7 +107,7 @@ impl KeyValueExchange for Ring {
                 });
             }
         });
-        merged.unwrap_or_else(|| unseen(of, &q))
+        merged.unwrap_or_else(|| unseen(&q))
     }
 
     fn backward(
@@ -165,7 +165,7 @@ impl KeyValueExchange for AllGather {
     fn forward(&self, of: &PartialAttention, q: Tensor<4>, own: Tensor<3>) -> PartialResult {
         let block = self.gathered(of, own);
         let result = of.attend(&q, &block, self.0.all());
-        result.unwrap_or_else(|| unseen(of, &q))
+        result.unwrap_or_else(|| unseen(&q))
     }
 
     fn backward(
@@ -189,15 +189,4 @@ impl KeyValueExchange for AllGather {
         let own = start_reduce_scatter(by_rank, 0, &self.0.comm).wait();
         (dq, own.cast(dtype))
     }
-}
-
-/// The result of queries that see no key.
-fn unseen(of: &PartialAttention, q: &Tensor<4>) -> PartialResult {
-    let [batch, queries, heads, width] = q.dims();
-    let options = (&q.device(), wide(q.dtype()));
-    debug_assert_eq!(heads, of.heads.heads);
-    (
-        Tensor::zeros([batch, queries, heads, width], options),
-        Tensor::full([batch, heads, queries], f64::NEG_INFINITY, options),
-    )
 }

@@ -14,6 +14,7 @@
 //! No parameter is split: the gradient of each is a partial sum over context x data.
 
 mod attention;
+mod cache;
 mod choose;
 mod exchange;
 mod function;
@@ -28,6 +29,7 @@ use std::sync::Arc;
 
 pub(super) use attention::ContextAttention;
 use burn_megatron_kernels::attention::Heads;
+pub(super) use cache::{CacheAttention, CacheSplit};
 pub use choose::{ExchangeCost, ExchangeProblem, LinkSpeed};
 pub use exchange::{AllGather, KeyValueExchange, OuterGroup, Ring};
 pub use groups::ContextGroups;

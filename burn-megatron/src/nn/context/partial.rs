@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 use burn_megatron_kernels::attention::{
-    AttentionEngine, AttentionOptions, Heads, KeyRanges, ProjectionGradients, Window,
-    attention_backward, attention_forward,
+    AttentionEngine, AttentionOptions, Heads, ProjectionGradients, Window, attention_backward,
+    attention_forward,
 };
 use burn_megatron_kernels::gradient::{FlatGradients, Place};
 
@@ -48,10 +48,7 @@ pub(super) fn wide(dtype: DType) -> DType {
 impl PartialAttention {
     /// Attention to the block of the ranks `keys`; none where no query sees a key.
     pub fn attend(&self, q: &Tensor<4>, block: &Tensor<3>, keys: Members) -> Option<PartialResult> {
-        let options = self.options(keys, QueryPart::All, q);
-        if options.ranges.as_ref().is_none_or(KeyRanges::is_empty) {
-            return None;
-        }
+        let options = self.options(keys, QueryPart::All, q)?;
         let [k, v] = self.keys_and_values(block);
         let (out, lse) = attention_forward(&*self.engine, q.clone(), k, v, None, &options);
         let dtype = wide(out.dtype());
@@ -81,10 +78,7 @@ impl PartialAttention {
         result: &PartialResult,
         dout: &Tensor<4>,
     ) -> Option<PartialGradients> {
-        let options = self.options(keys, part, q);
-        if options.ranges.as_ref().is_none_or(KeyRanges::is_empty) {
-            return None;
-        }
+        let options = self.options(keys, part, q)?;
         let [k, v] = self.keys_and_values(block);
         let shape @ [tokens, _, width] = block.dims();
         let length = tokens * self.heads.groups * width;
@@ -127,19 +121,30 @@ impl PartialAttention {
         }
     }
 
-    fn options(&self, keys: Members, part: QueryPart, q: &Tensor<4>) -> AttentionOptions {
+    /// None where no query sees a key.
+    fn options(&self, keys: Members, part: QueryPart, q: &Tensor<4>) -> Option<AttentionOptions> {
         let members = (self.queries.clone(), keys);
         let ranges = self.shard.ranges(members, part, self.window, &q.device());
-        AttentionOptions {
+        (!ranges.is_empty()).then(|| AttentionOptions {
             ranges: Some(ranges),
             ..AttentionOptions::default()
-        }
+        })
     }
 
     fn keys_and_values(&self, block: &Tensor<3>) -> [Tensor<4>; 2] {
         let groups = self.heads.groups;
         [0, groups].map(|first| block.clone().narrow(1, first, groups).unsqueeze::<4>())
     }
+}
+
+/// The result of queries that see no key.
+pub(super) fn unseen(q: &Tensor<4>) -> PartialResult {
+    let [batch, queries, heads, width] = q.dims();
+    let options = (&q.device(), wide(q.dtype()));
+    (
+        Tensor::zeros([batch, queries, heads, width], options),
+        Tensor::full([batch, heads, queries], f64::NEG_INFINITY, options),
+    )
 }
 
 /// Merges two results of the same queries on different keys, in the type of the statistics:

@@ -405,6 +405,8 @@ impl VerifyCase {
             learning_rate: train.learning_rate,
             optimizer: train.optimizer.clone(),
             clip: train.clip,
+            // Its first steps are whole rows.
+            sequence_warmup: vec![],
             data_parallel: DataParallelConfig {
                 // Both are set by the layout.
                 hsdp: None,

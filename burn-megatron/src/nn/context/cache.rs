@@ -1,0 +1,144 @@
+//! Keys and values of generation on the ranks of a context group. On plain tensors.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use burn_megatron_kernels::attention::{
+    AttentionEngine, AttentionOptions, KeyRanges, Window, attention_forward, composed,
+};
+
+use super::partial::{PartialResult, merge, unseen, wide};
+use crate::collective::{CollectiveOp, Comm, start, start_all_gather};
+
+/// A cache that is split over a context group: rank `r` has the tokens `r`, `r + ranks`, `r + 2 ranks`, ...
+///
+/// Queries travel, as they are fewer than the keys of a long text: each rank computes their attention to its own keys, and
+/// the results are merged in the order of the ranks, so that every rank has the same bits.
+#[derive(Clone, Debug)]
+pub(in crate::nn) struct CacheSplit {
+    /// The ranks that share a text.
+    pub comm: Comm,
+}
+
+/// The attention of one layer on a tensor rank.
+pub(in crate::nn) struct CacheAttention {
+    pub window: Option<Window>,
+    /// None: attention is not fused.
+    pub engine: Option<Arc<dyn AttentionEngine>>,
+}
+
+impl CacheSplit {
+    /// How many of the first `len` tokens this rank has.
+    pub fn own(&self, len: usize) -> usize {
+        let (rank, ranks) = (self.comm.rank(), self.comm.size());
+        (len + ranks - 1 - rank) / ranks
+    }
+
+    /// The places of this rank's tokens among those of `tokens`.
+    pub fn own_places(&self, tokens: Range<usize>) -> impl Iterator<Item = usize> {
+        let (rank, ranks) = (self.comm.rank(), self.comm.size());
+        let first = (rank + ranks - tokens.start % ranks) % ranks;
+        (first..tokens.len()).step_by(ranks)
+    }
+
+    /// The queries `[batch, part, heads, width]` of each rank, as `[batch, part * ranks, heads, width]` in the order of
+    /// their tokens, the first of which is `first`.
+    pub fn gather(&self, part: Tensor<4>, first: usize) -> Tensor<4> {
+        let ([batch, count, heads, width], ranks) = (part.dims(), self.comm.size());
+        let by_rank = start_all_gather(part.unsqueeze_dim::<5>(0), 0, &self.comm).wait();
+        let ascending = rotate(by_rank, first % ranks);
+        // [batch, part, ranks, heads, width]
+        let ascending = ascending.permute([1, 2, 0, 3, 4]);
+        ascending.reshape([batch, count * ranks, heads, width])
+    }
+
+    /// Of the results that each rank has for all queries, those for this rank's, one of each rank.
+    fn exchange(&self, all: Tensor<4>, first: usize) -> Tensor<5> {
+        let ([batch, queries, heads, width], ranks) = (all.dims(), self.comm.size());
+        let ascending = all.reshape([batch, queries / ranks, ranks, heads, width]);
+        let ascending = ascending.permute([2, 0, 1, 3, 4]);
+        let by_rank = rotate(ascending, (ranks - first % ranks) % ranks);
+        let counts = vec![1; ranks];
+        let op = CollectiveOp::AllToAll {
+            send: counts.clone(),
+            receive: counts,
+        };
+        start(by_rank, &op, &self.comm).wait()
+    }
+
+    /// Attention of `q` `[batch, queries, heads, width]` of the tokens from `first` on to the keys and values of this
+    /// rank, `[batch, keys, groups, width]`, and of the others; to `[batch, queries, heads, width]`. With `is_part`
+    /// these queries are [gathered](Self::gather), and the result is that of this rank's, `[batch, queries / ranks, ..]`.
+    pub fn attend(
+        &self,
+        of: &CacheAttention,
+        q: Tensor<4>,
+        own: Option<[Tensor<4>; 2]>,
+        first: usize,
+        is_part: bool,
+    ) -> Tensor<4> {
+        let ([batch, _, heads, width], dtype) = (q.dims(), q.dtype());
+        let (out, lse) = self.attend_to_own(of, q, own, first);
+        let packed = Tensor::cat(vec![out, lse.swap_dims(1, 2).unsqueeze_dim(3)], 3);
+        let packed = if is_part {
+            self.exchange(packed, first)
+        } else {
+            start_all_gather(packed.unsqueeze_dim(0), 0, &self.comm).wait()
+        };
+        let [ranks, _, queries, ..] = packed.dims();
+        let result = |rank: usize| {
+            let packed = packed.clone().narrow(0, rank, 1);
+            let packed = packed.reshape([batch, queries, heads, width + 1]);
+            let lse = packed.clone().narrow(3, width, 1).squeeze_dim::<3>(3);
+            (packed.narrow(3, 0, width), lse.swap_dims(1, 2))
+        };
+        let merged = (0..ranks).map(result).reduce(merge);
+        let (out, _) = merged.unwrap_or_else(|| unreachable!("a group has ranks"));
+        out.cast(dtype)
+    }
+
+    /// The attention of the queries to the keys of this rank.
+    fn attend_to_own(
+        &self,
+        of: &CacheAttention,
+        q: Tensor<4>,
+        own: Option<[Tensor<4>; 2]>,
+        first: usize,
+    ) -> PartialResult {
+        let Some([k, v]) = own else {
+            return unseen(&q);
+        };
+        let visible = |token: usize| {
+            let from = of
+                .window
+                .map_or(0, |window| token.saturating_sub(window.left));
+            self.own(from)..self.own(token + 1)
+        };
+        let ranges = (first..first + q.dims()[1]).map(visible).collect();
+        let ranges = match KeyRanges::new(ranges, k.dims()[1], &q.device()) {
+            Ok(ranges) => ranges,
+            Err(error) => panic!("{error}"),
+        };
+        let options = AttentionOptions {
+            ranges: Some(ranges),
+            ..AttentionOptions::default()
+        };
+        let dtype = wide(q.dtype());
+        let (out, lse) = match &of.engine {
+            Some(engine) => attention_forward(&**engine, q, k, v, None, &options),
+            None => composed::attention_forward(q, k, v, None, &options),
+        };
+        (out.cast(dtype), lse)
+    }
+}
+
+/// The rows of the first dim, from row `by` on and then those before it.
+fn rotate(x: Tensor<5>, by: usize) -> Tensor<5> {
+    if by == 0 {
+        return x;
+    }
+    let rows = x.dims()[0];
+    let end = x.clone().narrow(0, by, rows - by);
+    Tensor::cat(vec![end, x.narrow(0, 0, by)], 0)
+}

@@ -1,0 +1,93 @@
+//! Shorter rows in the first steps of a run.
+
+use serde::{Deserialize, Serialize};
+
+use super::config::ConfigError;
+
+/// The length of the rows of the first steps (sequence length warm-up: Li et al. 2021, arXiv:2108.06084).
+///
+/// A sample of `sequence_length` tokens is cut into rows of `length`, so that each token is read once, in the same
+/// order, and a step has the same tokens. Positions begin in each row, and attention does not leave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SequenceWarmup {
+    /// The first step, from 0, that is after it.
+    pub until_step: usize,
+    /// Tokens of a row.
+    pub length: usize,
+}
+
+/// The length of the rows at a step; `whole` after all parts of the warm-up.
+pub(super) fn row_length(warmup: &[SequenceWarmup], step: usize, whole: usize) -> usize {
+    let part = warmup.iter().find(|part| step < part.until_step);
+    part.map_or(whole, |part| part.length)
+}
+
+/// Checks the parts of a warm-up to `whole` tokens, in a run of so many steps.
+pub(super) fn check(
+    warmup: &[SequenceWarmup],
+    steps: usize,
+    whole: usize,
+) -> Result<(), ConfigError> {
+    let mut before = SequenceWarmup {
+        until_step: 0,
+        length: 0,
+    };
+    for part in warmup {
+        let SequenceWarmup { until_step, length } = *part;
+        let expected = if length == 0 || length >= whole || !whole.is_multiple_of(length) {
+            let divisors = (1..whole).filter(|length| whole.is_multiple_of(*length));
+            let divisors: Vec<_> = divisors.map(|length| length.to_string()).collect();
+            format!("a length of {}", divisors.join(", "))
+        } else if length <= before.length {
+            format!("a length above {}, that of the part before", before.length)
+        } else if until_step <= before.until_step {
+            format!("until_step above {}", before.until_step)
+        } else if until_step >= steps {
+            format!("until_step below {steps}, the steps of the run")
+        } else {
+            before = *part;
+            continue;
+        };
+        return Err(ConfigError::SequenceWarmup {
+            length,
+            until_step,
+            whole,
+            expected,
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(until_step: usize, length: usize) -> SequenceWarmup {
+        SequenceWarmup { until_step, length }
+    }
+
+    #[test]
+    fn each_step_has_the_length_of_its_part() {
+        let warmup = [part(2, 8), part(5, 16)];
+        check(&warmup, 6, 32).unwrap();
+        let lengths: Vec<_> = (0..7).map(|step| row_length(&warmup, step, 32)).collect();
+        assert_eq!(lengths, [8, 8, 16, 16, 16, 32, 32]);
+        assert_eq!(row_length(&[], 0, 32), 32);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_what_would() {
+        for (warmup, wanted) in [
+            (vec![part(2, 12)], "expected a length of 1, 2, 4, 8, 16"),
+            (vec![part(2, 32)], "expected a length of 1, 2, 4, 8, 16"),
+            (vec![part(2, 8), part(3, 8)], "expected a length above 8"),
+            (vec![part(2, 8), part(2, 16)], "expected until_step above 2"),
+            (vec![part(0, 8)], "expected until_step above 0"),
+            (vec![part(9, 8)], "expected until_step below 9, the steps"),
+        ] {
+            let error = check(&warmup, 9, 32).unwrap_err().to_string();
+            assert!(error.contains(wanted), "{error}");
+        }
+    }
+}
