@@ -53,6 +53,26 @@ pub fn attention_forward(
     (out, sums.log_sum_exp())
 }
 
+/// The same as [`merge`](super::merge()).
+pub fn merge(
+    (out, lse): (Tensor<4>, Tensor<3>),
+    (other_out, other_lse): (Tensor<4>, Tensor<3>),
+) -> (Tensor<4>, Tensor<3>) {
+    let largest = lse.clone().max_pair(other_lse.clone());
+    let unseen = largest.clone().equal_elem(f64::NEG_INFINITY);
+    // exp(-inf - -inf) would be NaN.
+    let largest = largest.mask_fill(unseen.clone(), 0.0);
+    let share = (lse - largest.clone()).exp();
+    let other_share = (other_lse - largest.clone()).exp();
+    let sum = share.clone() + other_share.clone();
+    let lse = sum.clone().log() + largest;
+    let sum = sum.mask_fill(unseen, 1.0);
+    // [batch, heads, queries] to [batch, queries, heads, 1]
+    let factor = |share: Tensor<3>| (share / sum.clone()).swap_dims(1, 2).unsqueeze_dim::<4>(3);
+    let out = out * factor(share) + other_out * factor(other_share);
+    (out, lse)
+}
+
 /// The same as [`flash_attention_packed`](super::flash_attention_packed).
 ///
 /// # Panics

@@ -18,7 +18,7 @@
 //!
 //! [`flash_attention`] and [`flash_attention_packed`] are recorded for the backward.
 //! [`attention_forward`] and [`attention_backward`] are their two halves on plain tensors, for
-//! callers who merge partial results, as context parallelism does. [`composed`] is the same of
+//! callers who [`merge`](merge()) partial results, as context parallelism does. [`composed`] is the same of
 //! Burn's own operations, with the scores in memory.
 //!
 //! The implementation is an [`AttentionEngine`]: [`Portable`] or, on CUDA, `MmaTiles`, which uses the
@@ -36,6 +36,7 @@ mod engine;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
 mod mask;
+mod merge;
 #[cfg(feature = "cubecl")]
 mod mma;
 mod ops;
@@ -50,6 +51,7 @@ use problem::OPERATION;
 
 pub use compare::{EngineMismatch, compare_with_portable};
 pub use engine::{AttentionEngine, Portable};
+pub use merge::merge;
 #[cfg(feature = "cubecl")]
 pub use mma::MmaTiles;
 pub use options::{AttentionOptions, Heads, KeyRanges, Window};

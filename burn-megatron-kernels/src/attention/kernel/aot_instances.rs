@@ -57,5 +57,6 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
         }
     }
     all.extend(super::mma::aot_instances(target));
+    all.extend(crate::attention::merge::kernel::aot_instances(target));
     all
 }

@@ -11,6 +11,7 @@ use crate::testing::{
 
 mod compare;
 mod contract;
+mod merge;
 #[cfg(feature = "cubecl")]
 mod mma;
 mod refused;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::attention::{
-    AttentionEngine, AttentionOptions, KeyRanges, Window, attention_forward, composed,
+    AttentionEngine, AttentionOptions, KeyRanges, Window, attention_forward, composed, merge,
 };
 
-use super::partial::{PartialResult, merge, unseen, wide};
+use super::partial::{PartialResult, unseen, wide};
 use crate::collective::{CollectiveOp, Comm, start, start_all_gather};
 
 /// A cache that is split over a context group: rank `r` has the tokens `r`, `r + ranks`, `r + 2 ranks`, ...

@@ -3,8 +3,9 @@
 use std::fmt::Debug;
 
 use burn::tensor::Tensor;
+use burn_megatron_kernels::attention::merge;
 
-use super::partial::{PartialAttention, PartialGradients, PartialResult, merge, unseen, wide};
+use super::partial::{PartialAttention, PartialGradients, PartialResult, unseen, wide};
 use super::shard::{Members, QueryPart};
 use crate::collective::{
     CollectiveOp, Comm, PendingTensor, start, start_all_gather, start_reduce_scatter,

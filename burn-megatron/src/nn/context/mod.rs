@@ -29,11 +29,12 @@ use std::sync::Arc;
 
 pub(super) use attention::ContextAttention;
 use burn_megatron_kernels::attention::Heads;
+pub use burn_megatron_kernels::attention::merge;
 pub(super) use cache::{CacheAttention, CacheSplit};
 pub use choose::{ExchangeCost, ExchangeProblem, LinkSpeed};
 pub use exchange::{AllGather, KeyValueExchange, OuterGroup, Ring};
 pub use groups::ContextGroups;
-pub use partial::{PartialAttention, PartialGradients, PartialResult, merge};
+pub use partial::{PartialAttention, PartialGradients, PartialResult};
 pub use shard::SequenceShard;
 pub(super) use unfused::GatheredProjection;
 

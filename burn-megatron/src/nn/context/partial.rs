@@ -146,27 +146,3 @@ pub(super) fn unseen(q: &Tensor<4>) -> PartialResult {
         Tensor::full([batch, heads, queries], f64::NEG_INFINITY, options),
     )
 }
-
-/// Merges two results of the same queries on different keys, in the type of the statistics:
-///
-/// ```text
-/// lse = ln(e^lse1 + e^lse2)      out = e^(lse1 - lse) out1 + e^(lse2 - lse) out2
-/// ```
-///
-/// A query that sees no key of either gives 0 and minus infinity.
-pub fn merge(one: PartialResult, two: PartialResult) -> PartialResult {
-    let ((out, lse), (other_out, other_lse)) = (one, two);
-    let largest = lse.clone().max_pair(other_lse.clone());
-    let unseen = largest.clone().equal_elem(f64::NEG_INFINITY);
-    // exp(-inf - -inf) would be NaN.
-    let largest = largest.mask_fill(unseen.clone(), 0.0);
-    let share = (lse - largest.clone()).exp();
-    let other_share = (other_lse - largest.clone()).exp();
-    let sum = share.clone() + other_share.clone();
-    let lse = sum.clone().log() + largest;
-    let sum = sum.mask_fill(unseen, 1.0);
-    // [1, heads, queries] to [1, queries, heads, 1]
-    let factor = |share: Tensor<3>| (share / sum.clone()).swap_dims(1, 2).unsqueeze_dim::<4>(3);
-    let out = out * factor(share) + other_out * factor(other_share);
-    (out, lse)
-}

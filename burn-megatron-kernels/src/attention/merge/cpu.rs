@@ -1,0 +1,76 @@
+//! On Burn's CPU backend: one pass over the rows.
+
+use burn::backend::TensorMetadata;
+use burn::backend::flex::FlexTensor;
+use rayon::prelude::*;
+
+use super::UNSEEN;
+use crate::cpu::{Real, own, rows_per_task, slice, slice_mut, tensor, vectorized};
+
+/// See [`merge`](super::merge); all inputs are contiguous, and not empty.
+pub(super) fn merge<E: Real>(mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+    let [queries, heads, width] = {
+        let shape = inputs[0].shape();
+        [shape[1], shape[2], shape[3]]
+    };
+    let mut out = own::<E>(inputs.remove(0));
+    let (lse, other_lse) = (slice::<E>(&inputs[0]), slice::<E>(&inputs[2]));
+    let other = slice::<E>(&inputs[1]);
+    let merged: Vec<Merged<E>> = lse
+        .iter()
+        .zip(other_lse)
+        .map(|(one, two)| Merged::new(*one, *two))
+        .collect();
+    let rows = rows_per_task(width);
+    slice_mut::<E>(&mut out)
+        .par_chunks_mut(rows * width)
+        .zip(other.par_chunks(rows * width))
+        .enumerate()
+        .for_each(|(task, (out, other))| {
+            let rows_of_task = out.chunks_mut(width).zip(other.chunks(width)).enumerate();
+            for (number, (out, other)) in rows_of_task {
+                let row = task * rows + number;
+                let (head, query, batch) =
+                    (row % heads, row / heads % queries, row / heads / queries);
+                let merged = &merged[(batch * heads + head) * queries + query];
+                vectorized(
+                    #[inline(always)]
+                    || {
+                        for (out, other) in out.iter_mut().zip(other) {
+                            *out = *out * merged.share + *other * merged.other_share;
+                        }
+                    },
+                );
+            }
+        });
+    let lse: Vec<E> = merged.iter().map(|merged| merged.lse).collect();
+    let shape = inputs[0].shape();
+    vec![out, tensor(lse, shape)]
+}
+
+/// What a row of the result is made of.
+struct Merged<E> {
+    share: E,
+    other_share: E,
+    lse: E,
+}
+
+impl<E: Real> Merged<E> {
+    fn new(lse: E, other_lse: E) -> Self {
+        let (one, two) = (lse.double(), other_lse.double());
+        let largest = one.max(two);
+        if largest <= UNSEEN {
+            return Self {
+                share: E::ZERO,
+                other_share: E::ZERO,
+                lse: E::NEG_INFINITY,
+            };
+        }
+        let sum = (one - largest).exp() + (two - largest).exp();
+        Self {
+            share: E::of((one - largest).exp() / sum),
+            other_share: E::of((two - largest).exp() / sum),
+            lse: E::of(sum.ln() + largest),
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! The CubeCL kernel: one vector of the output per unit.
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::{ElemType, FloatKind};
+use cubecl::prelude::*;
+
+use super::UNSEEN;
+use crate::cube::instance::{AotInstance, AotTarget, kernel};
+use crate::cube::{RowPlan, empty, grid, own};
+
+/// Units of a cube, which share nothing.
+const UNITS: u32 = 256;
+
+/// `out` `[batch, queries, heads, width]`, written in place; log-sum-exps `[batch, heads, queries]`.
+#[cube(launch_unchecked)]
+fn merge_kernel<F: Float, N: Size>(
+    out: &mut [Vector<F, N>],
+    lse: &[F],
+    other: &[Vector<F, N>],
+    other_lse: &[F],
+    merged_lse: &mut [F],
+    vectors: u32,
+    queries: u32,
+    heads: u32,
+    #[comptime] columns: u32,
+    #[define(F)] _dtype: ElemType,
+) {
+    let at = CUBE_POS as u32 * UNITS + UNIT_POS;
+    if at < vectors {
+        let row = at / columns;
+        let (head, query, batch) = (row % heads, row / heads % queries, row / heads / queries);
+        let statistic = ((batch * heads + head) * queries + query) as usize;
+        let (one, two) = (lse[statistic], other_lse[statistic]);
+        let largest = max(one, two);
+        let sees = largest > F::new(comptime!(UNSEEN as f32));
+        // Without a key both are minus infinity, and their difference is not a number.
+        let base = select(sees, largest, F::new(0.0));
+        let mut share = (one - base).exp();
+        let mut other_share = (two - base).exp();
+        let sum = select(sees, share + other_share, F::new(1.0));
+        share /= sum;
+        other_share /= sum;
+        let at = at as usize;
+        out[at] = out[at] * Vector::new(share) + other[at] * Vector::new(other_share);
+        if (at as u32) % columns == 0 {
+            merged_lse[statistic] = select(sees, base + sum.ln(), largest);
+        }
+    }
+}
+
+/// See [`merge`](super::merge); contiguous, and not empty.
+pub(super) fn merge(mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    let (other_lse, other, lse) = (inputs.remove(3), inputs.remove(2), inputs.remove(1));
+    let out = own(inputs.remove(0));
+    let client = out.client.clone();
+    let shape = out.shape();
+    let width = shape[3];
+    let vector = RowPlan::new(&client, out.dtype, width).vector;
+    let vectors = shape.num_elements() / vector;
+    let merged = empty(&lse, lse.shape(), lse.dtype);
+    // SAFETY: vectors past the end are left out, and the public function checks that shapes agree.
+    unsafe {
+        merge_kernel::launch_unchecked(
+            &client,
+            grid(&client, vectors.div_ceil(UNITS as usize)),
+            CubeDim::new_1d(UNITS),
+            vector,
+            out.clone().into_buffer_arg(),
+            lse.into_buffer_arg(),
+            other.into_buffer_arg(),
+            other_lse.into_buffer_arg(),
+            merged.clone().into_buffer_arg(),
+            vectors as u32,
+            shape[1] as u32,
+            shape[2] as u32,
+            (width / vector) as u32,
+            dtype_to_storage_type(out.dtype),
+        );
+    }
+    vec![out, merged]
+}
+
+/// In f32, with heads of width 128.
+pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let f32 = ElemType::Float(FloatKind::F32);
+    let kernel = kernel!(
+        target, UNITS, merge_kernel::MergeKernel [_ _ _ _ _ _ _ _] (4, 32, f32)
+    );
+    vec![AotInstance::streaming("attention/merge/f32".into(), kernel)]
+}
