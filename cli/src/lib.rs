@@ -25,6 +25,7 @@ mod generate;
 mod header;
 mod interrupt;
 mod launch;
+mod memory;
 mod parallel_plan;
 mod preprocess;
 mod pretrain;

@@ -7,7 +7,7 @@ use burn_megatron::pipeline::{schedule_of, stages_of};
 
 use crate::error::Error;
 use crate::recipe::Recipe;
-use crate::{data_parallel, fp8};
+use crate::{data_parallel, fp8, memory};
 
 impl Recipe {
     /// Makes the parallel layout, and checks every size that can be checked before a model is built.
@@ -42,12 +42,14 @@ impl Recipe {
         } else {
             (None, vec![])
         };
-        Ok(ParallelPlan {
+        let plan = ParallelPlan {
             layout,
             mesh,
             schedule,
             stages,
-        })
+        };
+        memory::check(self, &plan)?;
+        Ok(plan)
     }
 
     /// Checks that the layout can split the sequences.

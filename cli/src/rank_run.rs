@@ -103,6 +103,7 @@ impl RankRun<'_> {
             self.print_training(&start.folder, device);
         }
         let builder = estimate::builder(recipe, &groups, device)?;
+        let builder = builder.with_recompute(&recipe.memory.recompute)?;
         let mut trainer = recipe.model.trainer(builder, &recipe.train_config())?;
         self.load(&mut *trainer, from.as_ref())?;
         if start.is_some() {
@@ -253,6 +254,9 @@ impl RankRun<'_> {
                 "fp8      {}",
                 fp8::describe(&recipe.fp8, recipe.model.layers(), &engine)
             );
+        }
+        if recipe.memory.recompute.is_on() {
+            println!("again    {}", recipe.memory.recompute.describe());
         }
         println!("folder   {}", folder.path().display());
         println!("memory   of rank 0, without activations\n");

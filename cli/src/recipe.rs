@@ -14,6 +14,7 @@ use toml::Table;
 use crate::data::settings::DataConfig;
 use crate::error::Error;
 use crate::family::{Families, Model};
+use crate::memory::MemoryConfig;
 use crate::retired;
 use crate::saving::CheckpointConfig;
 
@@ -39,6 +40,8 @@ pub struct RecipeOf<M> {
     pub kernels: KernelChoices,
     /// Which layers multiply in 8 bits, and with which scaling recipe.
     pub fp8: Fp8Config,
+    /// What saves memory.
+    pub memory: MemoryConfig,
     /// The training run, without its [`DataParallelConfig`]: see [`Recipe::train_config`].
     pub train: TrainConfig,
     /// The text that is generated at its end.
@@ -57,6 +60,7 @@ impl<M: Default> Default for RecipeOf<M> {
             data_parallel: Default::default(),
             kernels: Default::default(),
             fp8: Default::default(),
+            memory: Default::default(),
             train: Default::default(),
             sample: Default::default(),
             data: Default::default(),
@@ -96,6 +100,7 @@ impl RecipeOf<Table> {
             data_parallel: self.data_parallel,
             kernels: self.kernels,
             fp8: self.fp8,
+            memory: self.memory,
             train: self.train,
             sample: self.sample,
             data: self.data,

@@ -9,9 +9,10 @@ use crate::recipe::Recipe;
 use crate::retired;
 
 /// Keys and tables that may always differ: layout, paths, output.
-const MAY_DIFFER: [&str; 26] = [
+const MAY_DIFFER: [&str; 27] = [
     "parallel",
     "kernels",
+    "memory",
     "sample",
     "checkpoint",
     "data.path",

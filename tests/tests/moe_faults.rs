@@ -143,6 +143,7 @@ impl Subject for RecomputedSubject {
             position,
             kernels,
             fp8,
+            recompute,
             routers,
         } = self.inner.build(groups, device)?;
         Ok(ParallelModule {
@@ -154,6 +155,7 @@ impl Subject for RecomputedSubject {
             position,
             kernels,
             fp8,
+            recompute,
             routers,
         })
     }

@@ -370,6 +370,7 @@ fn poisoned(
         position,
         kernels,
         fp8,
+        recompute,
         routers,
     } = model;
     for entry in table.entries_mut() {
@@ -387,6 +388,7 @@ fn poisoned(
         position,
         kernels,
         fp8,
+        recompute,
         routers,
     }
 }

@@ -4,6 +4,7 @@ use super::config::DataParallelConfigError;
 use super::layout::LayoutError;
 use super::memory::MemoryError;
 use crate::comm::CommError;
+use crate::nn::RecomputeError;
 use crate::nn::fp8::Fp8Error;
 
 /// The error of a data-parallel wrapper or step.
@@ -21,6 +22,9 @@ pub enum DataParallelError {
     /// Invalid FP8 layers.
     #[error(transparent)]
     Fp8(#[from] Fp8Error),
+    /// Settings of recomputation that the model cannot follow.
+    #[error(transparent)]
+    Recompute(#[from] RecomputeError),
     /// A parameter of a dtype that cannot be trained.
     #[error("{path} has the dtype {dtype}, expected f64, f32, bf16 or f16")]
     Type {

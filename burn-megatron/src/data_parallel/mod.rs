@@ -44,7 +44,7 @@ use crate::mesh::{Axis, Grid};
 use crate::nn::fp8::Fp8;
 use crate::nn::hook::{DeferringSink, with_anchor};
 use crate::nn::moe::Routers;
-use crate::nn::{DropoutPosition, ParallelModule, ParameterTable};
+use crate::nn::{DropoutPosition, ParallelModule, ParameterTable, Recompute};
 
 mod bucket_step;
 mod build;
@@ -108,6 +108,7 @@ pub struct DistributedDataParallel<M> {
     measured_shares: Vec<(Grid, Tensor<1>)>,
     kernels: KernelSelection,
     fp8: Fp8,
+    recompute: Recompute,
     routers: Routers,
 }
 
@@ -157,12 +158,14 @@ impl<M: Module> DistributedDataParallel<M> {
             position,
             kernels,
             fp8,
+            recompute,
             routers,
         } = model;
         check_same_table(&table, groups)?;
         check_experts(&table, groups)?;
         check_tied_parameters(&table, groups)?;
         fp8.check_layers(groups)?;
+        recompute.check_regions(groups)?;
         // Under ZeRO-3 layers must not cache quantised copies of weights, which would stay unsharded.
         fp8.cache_quantized_weights(config.zero_stage != ZeroStage::Parameters);
         // Invalid settings are reported before errors that follow from them.
@@ -191,6 +194,7 @@ impl<M: Module> DistributedDataParallel<M> {
             buffers,
             kernels,
             fp8,
+            recompute,
             routers,
         })
     }
@@ -216,6 +220,11 @@ impl<M: Module> DistributedDataParallel<M> {
     /// The FP8 layers.
     pub fn fp8(&self) -> &Fp8 {
         &self.fp8
+    }
+
+    /// What is recomputed in the backward.
+    pub fn recompute(&self) -> &Recompute {
+        &self.recompute
     }
 
     /// The routers of experts.

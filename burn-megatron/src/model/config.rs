@@ -13,7 +13,7 @@ use crate::comm::ParallelContext;
 use crate::mesh::{ContextExchange, ParallelConfig};
 use crate::nn::{BuildError, ModelBuilder, ParallelModule};
 use crate::pipeline::split::StageLayout;
-use crate::pipeline::stages_on_rank;
+use crate::pipeline::{stages_of, stages_on_rank};
 
 /// The configuration of a model: its sizes, and how a rank builds its pipeline stages. With a name it is a model
 /// family, whose settings a recipe gives in `[model]`.
@@ -151,6 +151,7 @@ pub trait ModelConfig:
         let stages = stages_on_rank(ctx.config(), ctx.pipeline().rank(), layers);
         let stages = stages.map_err(|error| builder.error(error.to_string()))?;
         check_context(self, ctx.config())?;
+        check_recompute(&builder, layers)?;
         self.init_stages(builder, &stages)
     }
 
@@ -168,6 +169,18 @@ pub trait ModelConfig:
         let model = self.build(&stages)?;
         stages.finish(model)
     }
+}
+
+/// Checks the settings of recomputation against the layers of each pipeline stage.
+fn check_recompute(builder: &ModelBuilder, layers: usize) -> Result<(), BuildError> {
+    let recompute = builder.recompute();
+    if recompute.config().is_on() {
+        let stages = stages_of(builder.groups().config(), layers);
+        let stages = stages.map_err(|error| builder.error(error.to_string()))?;
+        let stages: Vec<_> = stages.iter().map(|stage| stage.layers.len()).collect();
+        recompute.config().check_stages(&stages)?;
+    }
+    Ok(())
 }
 
 /// Refuses several context ranks, for a model whose attention is not over them.

@@ -1,13 +1,11 @@
 //! The modules that one rank of a pipeline has.
 
-use std::ops::Range;
-
 use burn::module::{
     Content, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
 };
 use burn::tensor::Device;
 
-use crate::nn::{BuildError, ModelBuilder, ParallelModule};
+use crate::nn::{BuildError, LayerRun, ModelBuilder, ParallelModule, RecomputeRegion};
 use crate::pipeline::split::StageLayout;
 
 /// Builds the modules of the pipeline stages on one rank: [`first`](Self::first) and [`last`](Self::last) return
@@ -72,16 +70,30 @@ impl StageBuilder {
         mut new: impl FnMut(usize, ModelBuilder) -> Result<T, BuildError>,
     ) -> Result<StageLayers<T>, BuildError> {
         let list = self.root.child(name);
+        let recompute = self.root.recompute();
         let (mut layers, mut stages) = (vec![], vec![]);
         for (stage, layout) in &self.stages {
             let start = layers.len();
+            let paths = layout.layers.clone();
+            let paths: Vec<_> = paths
+                .map(|number| list.child(number).path().into())
+                .collect();
+            let runs = recompute.layer_runs(*stage, &paths);
             for number in layout.layers.clone() {
                 let layer = new(number, list.child(number).in_stage(*stage))?;
                 layers.push((number, layer));
             }
-            stages.push((*stage, start..layers.len()));
+            let runs = runs.into_iter().map(|run| LayerRun {
+                layers: run.layers.start + start..run.layers.end + start,
+                ..run
+            });
+            stages.push((*stage, runs.collect()));
         }
-        Ok(StageLayers { layers, stages })
+        Ok(StageLayers {
+            layers,
+            stages,
+            region: recompute.layer_region(self.root.position()),
+        })
     }
 
     /// Finishes the model, see [`ModelBuilder::finish`].
@@ -121,21 +133,91 @@ pub fn on_stage<'a, T>(module: &'a Option<T>, name: &str) -> &'a T {
 pub struct StageLayers<T> {
     /// With their numbers in the whole model.
     layers: Vec<(usize, T)>,
-    /// Each stage with its range of the list.
-    stages: Vec<(usize, Range<usize>)>,
+    /// Each stage with the runs of its range of the list.
+    stages: Vec<(usize, Vec<LayerRun>)>,
+    /// Of the layers that are recomputed.
+    region: RecomputeRegion,
+}
+
+/// Consecutive layers of a stage, each with its index on this rank.
+#[derive(Clone, Debug)]
+pub struct StageRun<'a, T> {
+    layers: Vec<(usize, &'a T)>,
+    /// The layers are recomputed together, in the micro-batches in which this is
+    /// [active](RecomputeRegion::is_active).
+    pub region: RecomputeRegion,
+}
+
+impl<T> StageRun<'_, T> {
+    /// The layers in order.
+    pub fn layers(&self) -> impl Iterator<Item = (usize, &T)> {
+        self.layers.iter().map(|(index, layer)| (*index, *layer))
+    }
+}
+
+impl<T: Clone> StageRun<'_, T> {
+    /// The layers, for the body of a recomputed [region](Self::region), which owns them.
+    pub fn to_owned_layers(&self) -> Vec<(usize, T)> {
+        let layers = self.layers();
+        layers
+            .map(|(index, layer)| (index, layer.clone()))
+            .collect()
+    }
 }
 
 impl<T> StageLayers<T> {
-    /// The layers of a stage in order, each with its index on this rank.
+    /// The layers of a stage in order, each with its index on this rank. A model that calls them one by one recomputes
+    /// none of them: see [`runs`](Self::runs).
     ///
     /// # Panics
     ///
     /// If the stage is not on this rank.
     pub fn of_stage(&self, stage: usize) -> impl Iterator<Item = (usize, &T)> {
-        let Some((_, range)) = self.stages.iter().find(|(own, _)| *own == stage) else {
+        let runs = self.runs_of(stage).iter();
+        let indices = runs.flat_map(|run| run.layers.clone());
+        indices.map(|index| (index, &self.layers[index].1))
+    }
+
+    /// The layers of a stage in order, in runs as the [settings of recomputation](crate::nn::RecomputeConfig) say.
+    ///
+    /// ```
+    /// use burn::nn::Linear;
+    /// use burn::tensor::Tensor;
+    /// use burn_megatron::model::StageLayers;
+    ///
+    /// fn forward(layers: &StageLayers<Linear>, stage: usize, mut x: Tensor<3>) -> Tensor<3> {
+    ///     for run in layers.runs(stage) {
+    ///         let layers = run.to_owned_layers();
+    ///         x = run.region.run(x, move |x| {
+    ///             layers.iter().fold(x, |x, (_, layer)| layer.forward(x))
+    ///         });
+    ///     }
+    ///     x
+    /// }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the stage is not on this rank.
+    pub fn runs(&self, stage: usize) -> impl Iterator<Item = StageRun<'_, T>> {
+        self.runs_of(stage).iter().map(|run| {
+            let layers = run.layers.clone();
+            StageRun {
+                layers: layers.map(|index| (index, &self.layers[index].1)).collect(),
+                region: if run.is_recomputed {
+                    self.region.clone()
+                } else {
+                    RecomputeRegion::default()
+                },
+            }
+        })
+    }
+
+    fn runs_of(&self, stage: usize) -> &[LayerRun] {
+        let Some((_, runs)) = self.stages.iter().find(|(own, _)| *own == stage) else {
             panic!("stage {stage} is not on this rank of the pipeline")
         };
-        range.clone().map(|index| (index, &self.layers[index].1))
+        runs
     }
 
     /// Whether this is the last of the stages on this rank, which is the last of the model where this rank has
@@ -160,6 +242,7 @@ impl<T> StageLayers<T> {
         Self {
             layers: layers.collect(),
             stages: self.stages,
+            region: self.region,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Why a model cannot be built.
 
-use super::TableError;
 use super::fp8::Fp8Error;
+use super::{RecomputeError, TableError};
 use crate::choice::KernelChoiceError;
 use crate::comm::CommError;
 use crate::mesh::MeshError;
@@ -26,6 +26,9 @@ pub enum BuildError {
     /// An error of the 8-bit layers.
     #[error(transparent)]
     Fp8(#[from] Fp8Error),
+    /// Invalid settings of recomputation.
+    #[error(transparent)]
+    Recompute(#[from] RecomputeError),
     /// The declared parameters do not match the module.
     #[error(transparent)]
     Table(#[from] TableError),

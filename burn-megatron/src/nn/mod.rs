@@ -95,7 +95,11 @@ pub use model_builder::{ModelBuilder, ParallelModule};
 pub use norm::{Norm, NormConfig, NormKind};
 pub use parameter_spec::ParameterSpec;
 pub use placement::{LocalSection, Placement, Placements, Section};
-pub use recompute::{recompute, recompute_at};
+pub(crate) use recompute::LayerRun;
+pub use recompute::{
+    Recompute, RecomputeConfig, RecomputeError, RecomputeGranularity, RecomputeLayers,
+    RecomputeMethod, RecomputeModule, RecomputeRegion, recompute, recompute_at,
+};
 pub use residual::Residual;
 pub use row::{RowParallelLinear, RowParallelLinearConfig};
 pub use table::{ParameterTable, TableError};

@@ -14,7 +14,10 @@ use super::context::ContextGroups;
 use super::fp8::{Fp8, Fp8Config, Fp8Layer, SplitOperands};
 use super::init::stream_key;
 use super::moe::Routers;
-use super::{AxisRank, BuildError, DropoutPosition, ParameterEntry, ParameterSpec, ParameterTable};
+use super::{
+    AxisRank, BuildError, DropoutPosition, ParameterEntry, ParameterSpec, ParameterTable,
+    Recompute, RecomputeConfig, RecomputeModule, RecomputeRegion,
+};
 use crate::choice::{KernelChoices, KernelSelection, Operation};
 use crate::comm::ParallelContext;
 use crate::mesh::{Axis, Grid};
@@ -51,6 +54,7 @@ struct BuilderShared {
     /// By the size of a group of neighbours.
     context_groups: Mutex<BTreeMap<usize, ContextGroups>>,
     fp8: Mutex<Fp8>,
+    recompute: Mutex<Recompute>,
     routers: Routers,
     declared: Mutex<Vec<ParameterEntry>>,
 }
@@ -81,6 +85,8 @@ pub struct ParallelModule<M> {
     pub kernels: KernelSelection,
     /// The layers that multiply in 8 bits.
     pub fp8: Fp8,
+    /// What is recomputed in the backward.
+    pub recompute: Recompute,
     /// The routers of experts.
     pub routers: Routers,
 }
@@ -97,6 +103,7 @@ impl<M: Module> ParallelModule<M> {
             table,
             position: DropoutPosition::default(),
             fp8: Fp8::default(),
+            recompute: Recompute::default(),
             routers: Routers::default(),
         }
     }
@@ -134,6 +141,7 @@ impl ModelBuilder {
             engines: Mutex::default(),
             context_groups: Mutex::default(),
             fp8: Mutex::default(),
+            recompute: Mutex::default(),
             routers: Routers::default(),
             declared: Mutex::default(),
         };
@@ -272,6 +280,36 @@ impl ModelBuilder {
     pub fn with_fp8(self, config: &Fp8Config) -> Result<Self, BuildError> {
         *self.shared.fp8.lock() = Fp8::new(config)?;
         Ok(self)
+    }
+
+    /// Sets what the model recomputes in the backward. Call on the root builder.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Recompute`] for invalid settings. [`Recompute::check_regions`] checks later that the model has
+    /// what they name.
+    pub fn with_recompute(self, config: &RecomputeConfig) -> Result<Self, BuildError> {
+        *self.shared.recompute.lock() = Recompute::new(config)?;
+        Ok(self)
+    }
+
+    /// What the model recomputes.
+    pub fn recompute(&self) -> Recompute {
+        self.shared.recompute.lock().clone()
+    }
+
+    /// The region of this module, which is recomputed if the settings have a pattern that matches its path, or the
+    /// name of `module`, if it is one of those. Any module may have one, and call its forward through
+    /// [`RecomputeRegion::run`].
+    pub fn recompute_region(&self, module: Option<RecomputeModule>) -> RecomputeRegion {
+        let recompute = self.shared.recompute.lock();
+        recompute.region(&self.path, module, &self.shared.position)
+    }
+
+    /// The region of a part of this module, which has a name and no path.
+    pub(super) fn recompute_part(&self, module: RecomputeModule) -> RecomputeRegion {
+        let recompute = self.shared.recompute.lock();
+        recompute.named_region(module, &self.shared.position)
     }
 
     /// A builder whose layers ignore their 8-bit recipe and compute in the type of the model.
@@ -499,6 +537,7 @@ impl ModelBuilder {
             position: self.shared.position.clone(),
             kernels: self.shared.kernels.lock().clone(),
             fp8: self.fp8(),
+            recompute: self.recompute(),
             routers: self.routers().clone(),
         })
     }

@@ -10,7 +10,7 @@ use super::micro_batches::ContextPart;
 use super::{LanguageModel, TrainError, Trainer};
 use crate::comm::ParallelContext;
 use crate::data::Padding;
-use crate::data_parallel::DistributedDataParallel;
+use crate::data_parallel::{DataParallelError, DistributedDataParallel};
 use crate::nn::ParallelModule;
 use crate::nn::moe::{ReportedLayer, RouterStep};
 use crate::optim::{LossScaler, ParallelAdamW, StepCount, order_of_squares};
@@ -88,6 +88,9 @@ impl<M: LanguageModel> Trainer<M> {
         pipeline: PipelineConfig,
     ) -> Result<Self, TrainError> {
         let optimizer = ParallelAdamW::new(&config.optimizer, &ddp)?;
+        let in_flight = pipeline.schedule.in_flight();
+        let recompute = ddp.recompute().config().check_in_flight(&in_flight);
+        recompute.map_err(DataParallelError::from)?;
         let losses = losses_of_step(&pipeline.schedule, ddp.module().loss_terms());
         Ok(Self {
             defers: optimizer.is_fused() && *device != Device::flex(),
@@ -98,6 +101,7 @@ impl<M: LanguageModel> Trainer<M> {
             learning_rates: config.learning_rates().map_err(ConfigError::from)?,
             deferred_wgrad: deferred_wgrad(&ddp, &pipeline)?,
             schedule: pipeline.schedule,
+            in_flight,
             routers: ReportedLayer::of_all_stages(ddp.routers(), ddp.groups())?,
             ddp,
             config: config.clone(),

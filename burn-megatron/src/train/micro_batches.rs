@@ -76,6 +76,7 @@ impl<M: LanguageModel> Trainer<M> {
             batches,
             step: step as u64,
             first_micro_batch: self.own_samples().start / self.config.micro_batch_size,
+            in_flight: &self.in_flight,
             last: self.schedule.stages() - 1,
             loss_scale: loss_scale.clone(),
             router_step: router_step.clone(),
@@ -246,6 +247,7 @@ struct TrainStages<'a, M> {
     batches: &'a [Batch],
     step: u64,
     first_micro_batch: usize,
+    in_flight: &'a [usize],
     last: usize,
     /// By which the engine multiplies the losses.
     loss_scale: LossFactor,
@@ -264,6 +266,8 @@ impl<M: LanguageModel> Stage for TrainStages<'_, M> {
             first_sample: before as u64,
             shard: batch.shard.clone(),
         });
+        let recompute = self.ddp.recompute();
+        recompute.begin_micro_batch(micro_batch, self.in_flight[stage]);
         let mut tokens = tokens(batch, &self.device);
         tokens.router_step = Some(
             self.router_step

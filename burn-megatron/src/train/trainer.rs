@@ -36,6 +36,8 @@ pub struct Trainer<M> {
     pub(super) config: TrainConfig,
     pub(super) device: Device,
     pub(super) schedule: Schedule,
+    /// By stage: see [`Schedule::in_flight`].
+    pub(super) in_flight: Vec<usize>,
     pub(super) deferred_wgrad: Option<DeferredWgrad>,
     /// The timed actions of this rank in the last step.
     pub(super) events: Vec<ActionEvent>,

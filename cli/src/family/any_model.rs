@@ -11,6 +11,7 @@ use burn_megatron::data_parallel::{DataParallelConfig, Precision, ShardingEstima
 use burn_megatron::mesh::{ContextExchange, ParallelConfig};
 use burn_megatron::model::{ConfigDifference, LanguageModel, ModelConfig, check_context};
 use burn_megatron::nn::{BuildError, ModelBuilder, ParameterTable};
+use burn_megatron::pipeline::split::StageLayout;
 use burn_megatron::train::{TrainConfig, Trainer};
 use burn_megatron::verify::{
     Layout, ModelSubject, VerifyError, VerifyOptions, VerifyReport, verify,
@@ -76,6 +77,9 @@ pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
         sharing: &DataParallelConfig,
         seq: usize,
     ) -> Result<Outline, Error>;
+
+    /// Checks that the model has what the builder's settings of recomputation name.
+    fn check_recompute(&self, builder: ModelBuilder) -> Result<(), BuildError>;
 
     /// A trainer of a rank's part of the model.
     fn trainer(
@@ -213,6 +217,16 @@ impl<C: ModelConfig> AnyModel for FamilyModel<C> {
             table: model.table,
             kernels: model.kernels,
         })
+    }
+
+    fn check_recompute(&self, builder: ModelBuilder) -> Result<(), BuildError> {
+        let whole = StageLayout {
+            embedding: true,
+            layers: 0..self.config.layers(),
+            loss: true,
+        };
+        let model = self.config.init_stages(builder.outline(), &[(0, whole)])?;
+        Ok(model.recompute.check_whole_model()?)
     }
 
     fn trainer(

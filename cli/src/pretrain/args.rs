@@ -9,6 +9,7 @@ use clap::Args;
 use crate::data::settings::DataArgs;
 use crate::data_parallel::DataParallelArgs;
 use crate::fp8::Fp8Args;
+use crate::memory::MemoryArgs;
 use crate::ranks::RankArgs;
 use crate::saving::SavingArgs;
 
@@ -83,6 +84,9 @@ pub struct PretrainArgs {
     /// 8-bit layers.
     #[command(flatten)]
     pub fp8: Fp8Args,
+    /// Recomputation.
+    #[command(flatten)]
+    pub memory: MemoryArgs,
     /// Checkpoints and resuming.
     #[command(flatten)]
     pub saving: SavingArgs,

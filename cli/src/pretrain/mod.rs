@@ -31,7 +31,7 @@ use crate::rank_run::{RankResult, RankRun};
 use crate::ranks::{self, seconds};
 use crate::recipe::Recipe;
 use crate::start::{StartDecision, StartResolver};
-use crate::{trace, weights};
+use crate::{memory, trace, weights};
 use args::PretrainArgs;
 
 /// The width of plots in the terminal.
@@ -84,6 +84,7 @@ pub fn run(
     recipe
         .model
         .check_kernels(&recipe.kernels, &devices[0], computing)?;
+    memory::check_model(&recipe, &devices[0])?;
     let estimates = RankEstimates::new(&recipe, &plan, &devices[0])?;
     if !args.ignore_memory {
         estimates.check(&plan.mesh, &ranks, args.device)?;

@@ -121,6 +121,7 @@ impl Recipe {
         recipe.kernels.loss_chunk_size = args.loss_chunk_size.or(recipe.kernels.loss_chunk_size);
         args.sharing.apply(&mut recipe);
         args.fp8.apply(&mut recipe.fp8, &mut recipe.data_parallel);
+        args.memory.apply(&mut recipe.memory);
         args.saving.apply(&mut recipe.checkpoint);
         args.data.apply(&mut recipe.data);
         Ok(recipe)

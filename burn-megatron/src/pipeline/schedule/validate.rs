@@ -438,14 +438,30 @@ pub(super) fn activation_report(schedule: &Schedule) -> ActivationReport {
             .collect()
     };
     ActivationReport {
-        peak_activations: peaks(|kind| {
-            matches!(kind, ActionKind::Backward | ActionKind::WeightGradient)
-        }),
+        peak_activations: peaks(frees_activations),
         peak_until_input_gradient: peaks(ActionKind::computes_input_gradient),
     }
 }
 
-fn peak(list: &[Action], frees: fn(ActionKind) -> bool) -> usize {
+/// Whether nothing of a micro-batch is left in its stage after such an action.
+fn frees_activations(kind: ActionKind) -> bool {
+    matches!(kind, ActionKind::Backward | ActionKind::WeightGradient)
+}
+
+impl Schedule {
+    /// By stage, the most micro-batches that have gone forward and not backward at once.
+    pub fn in_flight(&self) -> Vec<usize> {
+        let of_stage = |stage: usize| {
+            let actions = self.actions(self.rank_of(stage)).iter();
+            let own = actions.filter(|action| action.stage == stage);
+            peak(own, frees_activations)
+        };
+        (0..self.stages()).map(of_stage).collect()
+    }
+}
+
+/// The most of these actions' forwards whose activations are live at once.
+fn peak<'a>(list: impl IntoIterator<Item = &'a Action>, frees: fn(ActionKind) -> bool) -> usize {
     let (mut live, mut peak) = (0, 0);
     for action in list {
         if action.kind == ActionKind::Forward {

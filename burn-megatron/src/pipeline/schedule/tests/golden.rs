@@ -132,6 +132,18 @@ fn live_activations() {
             assert_eq!(dualpipe, vec![2 * p + 1; p]);
         }
     }
+    let in_flight = |kind| schedule(kind, 4, 8).in_flight();
+    assert_eq!(in_flight(ScheduleKind::OneFOneB), [4, 3, 2, 1]);
+    assert_eq!(in_flight(ScheduleKind::GPipe), [8; 4]);
+    assert_eq!(in_flight(ScheduleKind::ZbH1), [4; 4]);
+    // The first four stages are the first chunks of the ranks.
+    let interleaved = in_flight(INTERLEAVED);
+    let pairs = (0..4).map(|rank| interleaved[rank] + interleaved[rank + 4]);
+    assert!(
+        pairs
+            .zip([11, 9, 7, 5])
+            .all(|(of_both, peak)| of_both >= peak)
+    );
     let report = validate(&schedule(ScheduleKind::ZbH1, 4, 8)).expect("valid");
     assert_eq!(report.peak_until_input_gradient, [4, 3, 2, 1]);
 }

@@ -9,6 +9,15 @@
 //!   gathered parameters. The modules of burn-nn save their weights in the graph, which would keep every
 //!   block gathered from the forward to the backward. A recomputed block gathers them a second time.
 
+//!
+//! [`RecomputeConfig`] selects what of a model is recomputed: its modules ask the
+//! [builder](super::ModelBuilder::recompute_region) whether they are.
+
+mod config;
+mod error;
+mod layers;
+mod state;
+
 use std::fmt;
 
 use burn::backend::DispatchTensor;
@@ -17,6 +26,12 @@ use burn_megatron_kernels::{Function, apply};
 
 use super::gradient_slot::GradientSlot;
 use super::{DropoutPosition, forward_context};
+
+pub use config::{RecomputeConfig, RecomputeGranularity, RecomputeModule};
+pub use error::RecomputeError;
+pub(crate) use layers::LayerRun;
+pub use layers::{RecomputeLayers, RecomputeMethod};
+pub use state::{Recompute, RecomputeRegion};
 
 /// Returns `body(x)` and runs `body` again in the backward: only `x` is saved.
 ///

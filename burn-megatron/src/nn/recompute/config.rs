@@ -1,0 +1,364 @@
+//! Which activations are recomputed in the backward, as settings.
+
+use serde::{Deserialize, Serialize};
+
+use super::{RecomputeError, RecomputeLayers, RecomputeMethod};
+use crate::glob::Glob;
+
+/// How much is recomputed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RecomputeGranularity {
+    /// Nothing: every activation is kept from the forward to the backward.
+    #[default]
+    None,
+    /// Whole layers.
+    Full,
+    /// Parts of layers: [`RecomputeConfig::modules`] and [`RecomputeConfig::patterns`].
+    Selective,
+}
+
+/// A part of a layer that can be recomputed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RecomputeModule {
+    /// The output of the norm before a linear layer: the layer computes it again from the residual stream.
+    Norm,
+    /// The output of the activation of an MLP: the layer after it computes it again.
+    Activation,
+    /// The MLP, from its normalized input.
+    Mlp,
+    /// The mixture of experts with its router, from its normalized input.
+    Moe,
+    /// The shared experts of a mixture of experts.
+    SharedExperts,
+    /// Attention after the projections: the scores, or the rescaled output and its statistics.
+    CoreAttention,
+}
+
+impl RecomputeModule {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Norm,
+        Self::Activation,
+        Self::Mlp,
+        Self::Moe,
+        Self::SharedExperts,
+        Self::CoreAttention,
+    ];
+
+    /// As in [`RecomputeConfig::modules`].
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Norm => "norm",
+            Self::Activation => "activation",
+            Self::Mlp => "mlp",
+            Self::Moe => "moe",
+            Self::SharedExperts => "shared_experts",
+            Self::CoreAttention => "core_attention",
+        }
+    }
+}
+
+/// Which activations are recomputed in the backward instead of kept. Results are bit-equal whatever the settings.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RecomputeConfig {
+    /// How much.
+    pub granularity: RecomputeGranularity,
+    /// Which layers, with [`Full`](RecomputeGranularity::Full); by default all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub method: Option<RecomputeMethod>,
+    /// How many layers, with [`Full`](RecomputeGranularity::Full); by default 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layers: Option<RecomputeLayers>,
+    /// Parts of layers by name, with [`Selective`](RecomputeGranularity::Selective).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub modules: Vec<RecomputeModule>,
+    /// Patterns of the paths of modules that are recomputed whole, with
+    /// [`Selective`](RecomputeGranularity::Selective): `*` matches within a component, `**` any components.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub patterns: Vec<String>,
+    /// How many micro-batches of those in flight keep everything. Of each `w` consecutive micro-batches, where `w` is
+    /// the most that the schedule has in flight in the stage, the first so many are not recomputed. By default none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub micro_batches: Option<usize>,
+}
+
+impl RecomputeConfig {
+    /// Parts of layers by name.
+    pub fn selective(modules: impl IntoIterator<Item = RecomputeModule>) -> Self {
+        Self {
+            granularity: RecomputeGranularity::Selective,
+            modules: modules.into_iter().collect(),
+            ..Self::default()
+        }
+    }
+
+    /// So many layers of each stage.
+    pub fn full(method: RecomputeMethod, layers: usize) -> Self {
+        Self {
+            granularity: RecomputeGranularity::Full,
+            method: Some(method),
+            layers: Some(RecomputeLayers::Each(layers)),
+            ..Self::default()
+        }
+    }
+
+    /// Whether anything is recomputed.
+    pub fn is_on(&self) -> bool {
+        self.granularity != RecomputeGranularity::None
+    }
+
+    /// Returns the first setting that is invalid or has no effect; needs no model.
+    ///
+    /// # Errors
+    ///
+    /// [`RecomputeError::Setting`] and [`RecomputeError::Pattern`].
+    pub fn check(&self) -> Result<(), RecomputeError> {
+        use RecomputeGranularity::{Full, None, Selective};
+        let of_full = self.method.is_some() || self.layers.is_some();
+        let of_selective = !self.modules.is_empty() || !self.patterns.is_empty();
+        let refuse = |name, expected: &str| Err(RecomputeError::setting(name, expected));
+        match self.granularity {
+            None if of_full => refuse("method or layers", "granularity = \"full\" beside them"),
+            None if of_selective => refuse(
+                "modules or patterns",
+                "granularity = \"selective\" beside them",
+            ),
+            None if self.micro_batches.is_some() => {
+                refuse("micro_batches", "granularity = \"full\" or \"selective\"")
+            }
+            Full if of_selective => refuse(
+                "modules or patterns with granularity = \"full\"",
+                "none, as whole layers are recomputed; or granularity = \"selective\"",
+            ),
+            Selective if of_full => refuse(
+                "method or layers with granularity = \"selective\"",
+                "neither; or granularity = \"full\"",
+            ),
+            Selective if !of_selective => refuse(
+                "granularity = \"selective\" without modules and patterns",
+                "some of either",
+            ),
+            _ if self.micro_batches == Some(0) => refuse(
+                "micro_batches = 0",
+                "at least 1, or none to recompute every micro-batch",
+            ),
+            Full => match self.layers.clone().unwrap_or_default() {
+                RecomputeLayers::Each(0) => refuse("layers = 0", "at least 1"),
+                RecomputeLayers::PerStage(layers) if layers.iter().all(|layers| *layers == 0) => {
+                    refuse("layers of 0 in every stage", "at least 1 in some stage")
+                }
+                _ => Ok(()),
+            },
+            Selective => {
+                let mut modules = self.modules.clone();
+                modules.sort_unstable();
+                if let Some(twice) = modules.windows(2).find(|pair| pair[0] == pair[1]) {
+                    let name = format!("modules with {:?} twice", twice[0].name());
+                    return Err(RecomputeError::setting(name, "each once"));
+                }
+                self.globs().map(drop)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Checks the numbers of layers against those of the pipeline stages.
+    ///
+    /// # Errors
+    ///
+    /// [`RecomputeError::Setting`] for more layers than any stage has, or a list of another length than there are
+    /// stages, or with more layers than its stage has.
+    pub fn check_stages(&self, stages: &[usize]) -> Result<(), RecomputeError> {
+        if self.granularity != RecomputeGranularity::Full {
+            return Ok(());
+        }
+        let refuse = |name, expected| Err(RecomputeError::Setting { name, expected });
+        match self.layers.clone().unwrap_or_default() {
+            RecomputeLayers::Each(layers) => {
+                let most = stages.iter().copied().max().unwrap_or(0);
+                if layers > most {
+                    return refuse(
+                        format!("layers = {layers}"),
+                        format!("at most {most}, the layers of the largest pipeline stage"),
+                    );
+                }
+            }
+            RecomputeLayers::PerStage(layers) if layers.len() != stages.len() => {
+                return refuse(
+                    format!("layers = {layers:?}"),
+                    format!("{} numbers, one for each pipeline stage", stages.len()),
+                );
+            }
+            RecomputeLayers::PerStage(layers) => {
+                let mut pairs = layers.iter().zip(stages).enumerate();
+                if let Some((stage, (of_stage, has))) = pairs.find(|(_, (n, has))| n > has) {
+                    return refuse(
+                        format!("layers = {layers:?} with {of_stage} in stage {stage}"),
+                        format!("at most {has}, the layers of that stage"),
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks [`micro_batches`](Self::micro_batches) against the most micro-batches in flight in each stage.
+    ///
+    /// # Errors
+    ///
+    /// [`RecomputeError::Setting`] if no micro-batch of any stage would be recomputed.
+    pub fn check_in_flight(&self, stages: &[usize]) -> Result<(), RecomputeError> {
+        let most = stages.iter().copied().max().unwrap_or(0);
+        match self.micro_batches {
+            Some(kept) if kept >= most => Err(RecomputeError::Setting {
+                name: format!("micro_batches = {kept}"),
+                expected: format!(
+                    "fewer than {most}, the most micro-batches that a stage has in flight, so that one is recomputed"
+                ),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The patterns.
+    pub(super) fn globs(&self) -> Result<Vec<Glob>, RecomputeError> {
+        let glob = |pattern: &String| {
+            Glob::parse(pattern).map_err(|fault| RecomputeError::Pattern {
+                pattern: pattern.clone(),
+                fault,
+            })
+        };
+        self.patterns.iter().map(glob).collect()
+    }
+
+    /// The settings in a line, for the header of a run.
+    pub fn describe(&self) -> String {
+        let what = match (self.granularity, self.method.unwrap_or_default()) {
+            (RecomputeGranularity::None, _) => return "nothing".into(),
+            (RecomputeGranularity::Full, method) => {
+                let layers = match self.layers.clone().unwrap_or_default() {
+                    RecomputeLayers::Each(1) => "1 layer".into(),
+                    RecomputeLayers::Each(layers) => format!("{layers} layers"),
+                    RecomputeLayers::PerStage(layers) => format!("{layers:?} layers"),
+                };
+                match method {
+                    RecomputeMethod::Uniform => format!("all layers, in runs of {layers}"),
+                    RecomputeMethod::Block => format!("the first {layers} of each stage"),
+                }
+            }
+            (RecomputeGranularity::Selective, _) => {
+                let names = self.modules.iter().map(|module| module.name().to_string());
+                let names: Vec<_> = names.chain(self.patterns.iter().cloned()).collect();
+                names.join(", ")
+            }
+        };
+        match self.micro_batches {
+            Some(kept) => format!("{what}; not of {kept} micro-batches of those in flight"),
+            None => what,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::RecomputeModule::{Activation, Norm};
+
+    #[test]
+    fn settings_without_effect_are_refused() {
+        let full = RecomputeConfig::full(RecomputeMethod::Block, 2);
+        let selective = RecomputeConfig::selective([Norm]);
+        for valid in [&RecomputeConfig::default(), &full, &selective] {
+            valid.check().unwrap();
+        }
+        let none = RecomputeGranularity::None;
+        let cases = [
+            (
+                RecomputeConfig {
+                    granularity: none,
+                    ..full.clone()
+                },
+                "granularity = \"full\"",
+            ),
+            (
+                RecomputeConfig {
+                    granularity: none,
+                    ..selective.clone()
+                },
+                "granularity = \"selective\"",
+            ),
+            (
+                RecomputeConfig {
+                    modules: vec![Norm],
+                    ..full.clone()
+                },
+                "modules or patterns",
+            ),
+            (
+                RecomputeConfig {
+                    method: full.method,
+                    ..selective.clone()
+                },
+                "method or layers",
+            ),
+            (RecomputeConfig::selective([]), "some of either"),
+            (
+                RecomputeConfig::selective([Norm, Activation, Norm]),
+                "\"norm\" twice",
+            ),
+            (
+                RecomputeConfig::full(RecomputeMethod::Block, 0),
+                "at least 1",
+            ),
+            (
+                RecomputeConfig {
+                    micro_batches: Some(0),
+                    ..full.clone()
+                },
+                "at least 1",
+            ),
+            (
+                RecomputeConfig {
+                    patterns: vec!["blocks.".into()],
+                    ..selective
+                },
+                "empty component",
+            ),
+        ];
+        for (config, wanted) in cases {
+            let error = config.check().unwrap_err().to_string();
+            assert!(error.contains(wanted), "{error}");
+        }
+    }
+
+    #[test]
+    fn more_layers_than_a_stage_has_are_refused() {
+        let full = |layers| RecomputeConfig {
+            layers: Some(layers),
+            ..RecomputeConfig::full(RecomputeMethod::Block, 1)
+        };
+        full(RecomputeLayers::Each(3))
+            .check_stages(&[2, 3])
+            .unwrap();
+        full(RecomputeLayers::PerStage(vec![2, 0]))
+            .check_stages(&[2, 3])
+            .unwrap();
+        for (layers, wanted) in [
+            (
+                RecomputeLayers::Each(4),
+                "invalid layers = 4: expected at most 3",
+            ),
+            (RecomputeLayers::PerStage(vec![1]), "expected 2 numbers"),
+            (
+                RecomputeLayers::PerStage(vec![3, 1]),
+                "with 3 in stage 0: expected at most 2",
+            ),
+        ] {
+            let error = full(layers).check_stages(&[2, 3]).unwrap_err().to_string();
+            assert!(error.contains(wanted), "{error}");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Which layers of a stage are recomputed, which of them together, and in which micro-batches.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use super::{RecomputeConfig, RecomputeGranularity};
+
+/// Which layers are recomputed in full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RecomputeMethod {
+    /// All layers of a stage in runs of `layers`, the last of which may be shorter. Only the input of each run is
+    /// kept; the backward recomputes one run at a time.
+    #[default]
+    Uniform,
+    /// The first `layers` layers of each stage, one by one. The others keep everything.
+    Block,
+}
+
+/// A number of layers: the same in every pipeline stage, or one for each.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum RecomputeLayers {
+    /// In every stage.
+    Each(usize),
+    /// By stage of the schedule, virtual stages included; 0 recomputes nothing in that stage.
+    PerStage(Vec<usize>),
+}
+
+impl Default for RecomputeLayers {
+    fn default() -> Self {
+        Self::Each(1)
+    }
+}
+
+impl RecomputeLayers {
+    fn of(&self, stage: usize) -> usize {
+        match self {
+            Self::Each(layers) => *layers,
+            Self::PerStage(stages) => stages.get(stage).copied().unwrap_or(0),
+        }
+    }
+}
+
+/// Consecutive layers of a stage, and whether they are recomputed together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LayerRun {
+    /// Of the layers of the stage.
+    pub layers: Range<usize>,
+    pub is_recomputed: bool,
+}
+
+impl RecomputeConfig {
+    /// Whether this micro-batch is recomputed in a stage with at most `in_flight` at once.
+    pub(crate) fn recomputes(&self, micro_batch: usize, in_flight: usize) -> bool {
+        let kept = self.micro_batches.unwrap_or(0);
+        kept == 0 || micro_batch % in_flight.max(1) >= kept
+    }
+
+    /// The runs of the layers of a stage, of which some match a [pattern](Self::patterns).
+    pub(crate) fn runs(&self, stage: usize, matches: &[bool]) -> Vec<LayerRun> {
+        let layers = matches.len();
+        let n = self.layers.clone().unwrap_or_default().of(stage);
+        // The layers that are recomputed, and how many at once.
+        let (recomputed, at_once): (Vec<bool>, usize) =
+            match (self.granularity, self.method.unwrap_or_default()) {
+                (RecomputeGranularity::Full, RecomputeMethod::Uniform) => {
+                    (vec![n > 0; layers], n.max(1))
+                }
+                (RecomputeGranularity::Full, RecomputeMethod::Block) => {
+                    ((0..layers).map(|layer| layer < n).collect(), 1)
+                }
+                _ => (matches.to_vec(), 1),
+            };
+        let mut runs: Vec<LayerRun> = vec![];
+        for (layer, is_recomputed) in recomputed.into_iter().enumerate() {
+            let joins = |run: &LayerRun| {
+                run.is_recomputed == is_recomputed && (!is_recomputed || run.layers.len() < at_once)
+            };
+            match runs.last_mut().filter(|run| joins(run)) {
+                Some(run) => run.layers.end += 1,
+                None => runs.push(LayerRun {
+                    layers: layer..layer + 1,
+                    is_recomputed,
+                }),
+            }
+        }
+        runs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runs(config: &RecomputeConfig, stage: usize, layers: usize) -> Vec<(usize, bool)> {
+        let runs = config.runs(stage, &vec![false; layers]).into_iter();
+        runs.map(|run| (run.layers.len(), run.is_recomputed))
+            .collect()
+    }
+
+    #[test]
+    fn layers_are_recomputed_in_runs() {
+        let uniform = |n| RecomputeConfig::full(RecomputeMethod::Uniform, n);
+        let block = |n| RecomputeConfig::full(RecomputeMethod::Block, n);
+        assert_eq!(runs(&RecomputeConfig::default(), 0, 5), [(5, false)]);
+        assert_eq!(runs(&uniform(2), 0, 5), [(2, true), (2, true), (1, true)]);
+        assert_eq!(runs(&uniform(7), 0, 5), [(5, true)]);
+        assert_eq!(runs(&block(2), 1, 5), [(1, true), (1, true), (3, false)]);
+        assert_eq!(runs(&block(9), 1, 2), [(1, true), (1, true)]);
+        assert_eq!(runs(&block(2), 0, 0), []);
+        let per_stage = RecomputeConfig {
+            layers: Some(RecomputeLayers::PerStage(vec![3, 0])),
+            ..uniform(1)
+        };
+        assert_eq!(runs(&per_stage, 0, 4), [(3, true), (1, true)]);
+        assert_eq!(runs(&per_stage, 1, 4), [(4, false)]);
+        let pattern = RecomputeConfig {
+            patterns: vec!["blocks.1".into()],
+            ..RecomputeConfig::selective([])
+        };
+        let found = pattern.runs(0, &[false, true, true, false]);
+        let found: Vec<_> = found
+            .into_iter()
+            .map(|run| (run.layers, run.is_recomputed))
+            .collect();
+        assert_eq!(
+            found,
+            [(0..1, false), (1..2, true), (2..3, true), (3..4, false)]
+        );
+    }
+
+    #[test]
+    fn of_those_in_flight_some_keep_everything() {
+        let config = RecomputeConfig {
+            micro_batches: Some(2),
+            ..RecomputeConfig::full(RecomputeMethod::Uniform, 1)
+        };
+        let recomputed: Vec<_> = (0..7).filter(|i| config.recomputes(*i, 3)).collect();
+        assert_eq!(recomputed, [2, 5]);
+        // A stage with fewer in flight keeps all.
+        assert!((0..7).all(|i| !config.recomputes(i, 2)));
+        assert!(config.check_in_flight(&[3, 2, 1]).is_ok());
+        let error = config.check_in_flight(&[2, 1]).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "invalid micro_batches = 2: expected fewer than 2, the most micro-batches that a stage has in flight, so \
+             that one is recomputed"
+        );
+        let all = RecomputeConfig::full(RecomputeMethod::Uniform, 1);
+        assert!((0..7).all(|i| all.recomputes(i, 3)));
+    }
+}

@@ -1,0 +1,217 @@
+//! What of one model is recomputed: its settings, the regions that its modules have, and the current micro-batch.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::tensor::Tensor;
+use parking_lot::Mutex;
+
+use super::layers::LayerRun;
+use super::{RecomputeConfig, RecomputeError, RecomputeModule, recompute_at};
+use crate::comm::{ParallelContext, ReduceOp};
+use crate::glob::Glob;
+use crate::nn::DropoutPosition;
+
+/// What of a model is recomputed. Clones share the current micro-batch and the list of regions.
+#[derive(Clone, Debug)]
+pub struct Recompute(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    config: RecomputeConfig,
+    globs: Vec<Glob>,
+    /// Whether the micro-batch that goes forward is recomputed.
+    is_active: AtomicBool,
+    regions: Mutex<Regions>,
+}
+
+/// What the modules of a model can recompute.
+#[derive(Debug, Default)]
+struct Regions {
+    modules: BTreeSet<RecomputeModule>,
+    paths: BTreeSet<String>,
+}
+
+/// Nothing is recomputed.
+impl Default for Recompute {
+    fn default() -> Self {
+        Self::of(RecomputeConfig::default(), vec![])
+    }
+}
+
+impl Recompute {
+    /// The state of a model with these settings.
+    ///
+    /// # Errors
+    ///
+    /// As [`RecomputeConfig::check`].
+    pub fn new(config: &RecomputeConfig) -> Result<Self, RecomputeError> {
+        config.check()?;
+        Ok(Self::of(config.clone(), config.globs()?))
+    }
+
+    fn of(config: RecomputeConfig, globs: Vec<Glob>) -> Self {
+        Self(Arc::new(Shared {
+            config,
+            globs,
+            is_active: AtomicBool::new(true),
+            regions: Mutex::default(),
+        }))
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &RecomputeConfig {
+        &self.0.config
+    }
+
+    /// Sets which micro-batch goes forward next, in a stage with at most `in_flight` at once.
+    pub fn begin_micro_batch(&self, micro_batch: usize, in_flight: usize) {
+        let is_active = self.config().recomputes(micro_batch, in_flight);
+        self.0.is_active.store(is_active, Ordering::Relaxed);
+    }
+
+    /// The region of the module at `path`, which is `module` where that has a name; recomputed if the settings have
+    /// the name or a pattern of the path.
+    pub(crate) fn region(
+        &self,
+        path: &str,
+        module: Option<RecomputeModule>,
+        position: &DropoutPosition,
+    ) -> RecomputeRegion {
+        self.0.regions.lock().paths.insert(path.into());
+        let named = module.is_some_and(|module| self.takes(module));
+        let matched = || self.0.globs.iter().any(|glob| glob.matches(path));
+        self.region_if(named || matched(), position)
+    }
+
+    /// The region of a part of a layer that is not a module, and so has a name only.
+    pub(crate) fn named_region(
+        &self,
+        module: RecomputeModule,
+        position: &DropoutPosition,
+    ) -> RecomputeRegion {
+        self.region_if(self.takes(module), position)
+    }
+
+    /// Records that the model can recompute `module`; returns whether the settings name it.
+    fn takes(&self, module: RecomputeModule) -> bool {
+        self.0.regions.lock().modules.insert(module);
+        self.config().modules.contains(&module)
+    }
+
+    fn region_if(&self, is_recomputed: bool, position: &DropoutPosition) -> RecomputeRegion {
+        let state = is_recomputed.then(|| (self.clone(), position.clone()));
+        RecomputeRegion { state }
+    }
+
+    /// The runs of the layers of a stage, whose paths these are.
+    pub(crate) fn layer_runs(&self, stage: usize, paths: &[String]) -> Vec<LayerRun> {
+        let matches = |path: &String| self.0.globs.iter().any(|glob| glob.matches(path));
+        let matches: Vec<_> = paths.iter().map(matches).collect();
+        self.0.regions.lock().paths.extend(paths.iter().cloned());
+        self.config().runs(stage, &matches)
+    }
+
+    /// A region that is recomputed whatever the names and patterns are.
+    pub(crate) fn layer_region(&self, position: &DropoutPosition) -> RecomputeRegion {
+        self.region_if(true, position)
+    }
+
+    /// Checks that each name and each pattern is of a region of the model, all of which is on this rank.
+    ///
+    /// # Errors
+    ///
+    /// [`RecomputeError::Unmatched`] with what there is.
+    pub fn check_whole_model(&self) -> Result<(), RecomputeError> {
+        match self
+            .unmatched()
+            .iter()
+            .position(|unmatched| *unmatched == 1)
+        {
+            Some(at) => Err(self.unmatched_error(at)),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that each name and each pattern is of a region of the model. Collective: call on all ranks of the
+    /// pipeline group.
+    ///
+    /// # Errors
+    ///
+    /// [`RecomputeError::Unmatched`] with what this rank has.
+    pub fn check_regions(&self, groups: &ParallelContext) -> Result<(), RecomputeError> {
+        let flags = self.unmatched();
+        if flags.is_empty() {
+            return Ok(());
+        }
+        let everywhere = groups.pipeline().all_reduce(flags.into(), ReduceOp::Min)?;
+        let everywhere: Vec<u8> = everywhere.into_vec();
+        match everywhere.iter().position(|unmatched| *unmatched == 1) {
+            Some(at) => Err(self.unmatched_error(at)),
+            None => Ok(()),
+        }
+    }
+
+    /// For each name and then each pattern: 1 if this rank has no such region.
+    fn unmatched(&self) -> Vec<u8> {
+        let regions = self.0.regions.lock();
+        let named = self.config().modules.iter();
+        let named = named.map(|module| !regions.modules.contains(module));
+        let globs = self.0.globs.iter();
+        let globs = globs.map(|glob| !regions.paths.iter().any(|path| glob.matches(path)));
+        named.chain(globs).map(u8::from).collect()
+    }
+
+    fn unmatched_error(&self, at: usize) -> RecomputeError {
+        let (config, regions) = (self.config(), self.0.regions.lock());
+        match config.modules.get(at) {
+            Some(module) => {
+                let known = regions.modules.iter().map(|module| module.name());
+                RecomputeError::unmatched(module.name(), known)
+            }
+            None => {
+                let at = at - config.modules.len();
+                let known = crate::glob::nearest(
+                    &self.0.globs[at],
+                    regions.paths.iter().map(String::as_str),
+                );
+                let given = format!("pattern {:?}", config.patterns[at]);
+                RecomputeError::unmatched(&given, known.iter().map(String::as_str))
+            }
+        }
+    }
+}
+
+/// A part of a model that the backward may run again, as the settings say: see
+/// [`ModelBuilder::recompute_region`](crate::nn::ModelBuilder::recompute_region).
+#[derive(Clone, Debug, Default)]
+pub struct RecomputeRegion {
+    /// None: it is never recomputed.
+    state: Option<(Recompute, DropoutPosition)>,
+}
+
+impl RecomputeRegion {
+    /// Whether the micro-batch that goes forward is recomputed here.
+    pub fn is_active(&self) -> bool {
+        let state = self.state.as_ref();
+        state.is_some_and(|(recompute, _)| recompute.0.is_active.load(Ordering::Relaxed))
+    }
+
+    /// Returns `body(x)`. Where the region is [active](Self::is_active) only `x` is kept for the backward, which runs
+    /// `body` again, with the same dropout: see [`recompute_at`].
+    ///
+    /// # Panics
+    ///
+    /// As [`recompute`](super::recompute).
+    pub fn run<const D: usize, const E: usize>(
+        &self,
+        x: Tensor<D>,
+        body: impl Fn(Tensor<D>) -> Tensor<E> + Send + Sync + 'static,
+    ) -> Tensor<E> {
+        match &self.state {
+            Some((_, position)) if self.is_active() => recompute_at(position, x, body),
+            _ => body(x),
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! What saves memory: the flags, and the checks.
+
+use burn::tensor::{DType, Device};
+use burn_megatron::comm::ParallelContext;
+use burn_megatron::nn::{
+    BuildError, ModelBuilder, RecomputeConfig, RecomputeGranularity, RecomputeLayers,
+    RecomputeMethod, RecomputeModule,
+};
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::parallel_plan::ParallelPlan;
+use crate::recipe::Recipe;
+
+/// `[memory]` of a recipe.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MemoryConfig {
+    /// What is recomputed in the backward.
+    pub recompute: RecomputeConfig,
+}
+
+/// Flags of recomputation; each overrides a key of `[memory.recompute]`.
+#[derive(Args, Debug, Default)]
+pub struct MemoryArgs {
+    /// What is recomputed in the backward instead of kept: nothing, whole layers (full), or the parts of layers in
+    /// --recompute-modules (selective).
+    #[arg(long, value_enum, value_name = "none|full|selective")]
+    pub recompute_granularity: Option<GranularityChoice>,
+    /// Which layers are recomputed in full: all, in runs of --recompute-num-layers of which only the input is kept
+    /// (uniform), or the first --recompute-num-layers of each stage (block).
+    #[arg(long, value_enum, value_name = "uniform|block")]
+    pub recompute_method: Option<MethodChoice>,
+    /// Layers per run, or per stage.
+    #[arg(long, value_name = "N")]
+    pub recompute_num_layers: Option<usize>,
+    /// Parts of layers that are recomputed.
+    #[arg(long, value_enum, value_name = "NAME,..", value_delimiter = ',')]
+    pub recompute_modules: Vec<ModuleChoice>,
+}
+
+/// [`RecomputeGranularity`], as a flag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GranularityChoice {
+    /// Keep all.
+    None,
+    /// Whole layers.
+    Full,
+    /// Parts of layers.
+    Selective,
+}
+
+/// [`RecomputeMethod`], as a flag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MethodChoice {
+    /// All layers in runs.
+    Uniform,
+    /// The first layers.
+    Block,
+}
+
+/// [`RecomputeModule`], as a flag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModuleChoice(RecomputeModule);
+
+impl ValueEnum for ModuleChoice {
+    fn value_variants<'a>() -> &'a [Self] {
+        const ALL: [ModuleChoice; RecomputeModule::ALL.len()] = {
+            let mut all = [ModuleChoice(RecomputeModule::Norm); RecomputeModule::ALL.len()];
+            let mut index = 0;
+            while index < all.len() {
+                all[index] = ModuleChoice(RecomputeModule::ALL[index]);
+                index += 1;
+            }
+            all
+        };
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
+        Some(clap::builder::PossibleValue::new(self.0.name()))
+    }
+}
+
+impl MemoryArgs {
+    /// Applies the flags to the table of a recipe. Another granularity than the recipe's resets its settings.
+    pub fn apply(&self, memory: &mut MemoryConfig) {
+        let recompute = &mut memory.recompute;
+        if let Some(choice) = self.recompute_granularity {
+            let granularity = match choice {
+                GranularityChoice::None => RecomputeGranularity::None,
+                GranularityChoice::Full => RecomputeGranularity::Full,
+                GranularityChoice::Selective => RecomputeGranularity::Selective,
+            };
+            if granularity != recompute.granularity {
+                *recompute = RecomputeConfig {
+                    granularity,
+                    ..RecomputeConfig::default()
+                };
+            }
+        }
+        if let Some(choice) = self.recompute_method {
+            recompute.method = Some(match choice {
+                MethodChoice::Uniform => RecomputeMethod::Uniform,
+                MethodChoice::Block => RecomputeMethod::Block,
+            });
+        }
+        if let Some(layers) = self.recompute_num_layers {
+            recompute.layers = Some(RecomputeLayers::Each(layers));
+        }
+        if !self.recompute_modules.is_empty() {
+            recompute.modules = self.recompute_modules.iter().map(|it| it.0).collect();
+        }
+    }
+}
+
+/// Checks the settings against the layout, before a model is built.
+pub fn check(recipe: &Recipe, plan: &ParallelPlan) -> Result<(), Error> {
+    let recompute = &recipe.memory.recompute;
+    let of_table = |error| -> Error { format!("[memory.recompute] {error}").into() };
+    recompute.check().map_err(of_table)?;
+    let stages: Vec<_> = match &plan.stages[..] {
+        [] => vec![recipe.model.layers()],
+        stages => stages.iter().map(|stage| stage.layers.len()).collect(),
+    };
+    recompute.check_stages(&stages).map_err(of_table)?;
+    let in_flight = match &plan.schedule {
+        Some(schedule) => schedule.in_flight(),
+        None => vec![1],
+    };
+    recompute.check_in_flight(&in_flight).map_err(of_table)
+}
+
+/// Checks that the model can recompute what the settings name: builds it in outline, without parameters.
+pub fn check_model(recipe: &Recipe, device: &Device) -> Result<(), Error> {
+    let recompute = &recipe.memory.recompute;
+    if !recompute.is_on() {
+        return Ok(());
+    }
+    let build = || -> Result<(), BuildError> {
+        let computing = recipe.data_parallel.precision.of(DType::F32);
+        let builder = ModelBuilder::new(&ParallelContext::single(), device)
+            .with_compute_dtype(computing)
+            .with_kernels(&recipe.kernels)?
+            .with_fp8(&recipe.fp8)?
+            .with_recompute(recompute)?;
+        recipe.model.check_recompute(builder)
+    };
+    build().map_err(|error| format!("[memory.recompute] {error}").into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flags::parse_text;
+    use crate::recipe::parsed;
+
+    fn error(text: &str) -> String {
+        let recipe = match parsed(text) {
+            Ok(recipe) => recipe,
+            Err(error) => return error.to_string(),
+        };
+        let checked = recipe.plan().map(drop);
+        let checked = checked.and_then(|()| check_model(&recipe, &Device::flex()));
+        checked.expect_err(text).to_string()
+    }
+
+    #[test]
+    fn settings_that_do_not_fit_are_refused_before_anything_is_built() {
+        let cases = [
+            (
+                "granularity = 'most'",
+                "expected one of `none`, `full`, `selective`",
+            ),
+            (
+                "granularity = 'selective'\nmodules = ['norms']",
+                "`core_attention`",
+            ),
+            (
+                "granularity = 'selective'\nmodules = ['moe']",
+                "moe is of no module",
+            ),
+            (
+                "granularity = 'selective'\npatterns = ['blocks.9']",
+                "blocks.0",
+            ),
+            ("granularity = 'full'\nlayers = 5", "at most 4"),
+            ("granularity = 'full'\nlayers = [1, 1]", "1 numbers"),
+            ("method = 'block'", "granularity = \"full\""),
+            ("granularity = 'full'\nmicro_batches = 1", "fewer than 1"),
+            ("granularity = 'full'\nlayer = 5", "unknown field `layer`"),
+        ];
+        for (settings, wanted) in cases {
+            let error = error(&format!("[memory.recompute]\n{settings}"));
+            assert!(error.contains(wanted), "{settings}: {error}");
+        }
+    }
+
+    #[test]
+    fn settings_that_fit_are_accepted() {
+        let pipeline = "[parallel]\npipeline = 2\n";
+        for settings in [
+            "",
+            "[memory]\nrecompute.granularity = 'full'",
+            "[memory.recompute]\ngranularity = 'full'\nmethod = 'block'\nlayers = [2, 0]\nmicro_batches = 1",
+            "[memory.recompute]\ngranularity = 'selective'\nmodules = ['norm', 'mlp', 'core_attention']\n\
+             patterns = ['blocks.1', '**.attention']",
+        ] {
+            let recipe = parsed(&format!("{pipeline}{settings}")).unwrap();
+            recipe.plan().unwrap();
+            check_model(&recipe, &Device::flex()).unwrap();
+            let again = toml::to_string(&recipe).unwrap();
+            assert_eq!(parsed(&again).unwrap(), recipe);
+        }
+    }
+
+    #[test]
+    fn flags_override_keys() {
+        let applied = |text: &str, flags: &str| {
+            let mut memory = parsed(text).unwrap().memory;
+            parse_text::<MemoryArgs>(flags).unwrap().apply(&mut memory);
+            memory.recompute
+        };
+        let full = "[memory.recompute]\ngranularity = 'full'\nlayers = 3\nmicro_batches = 2";
+        let kept = applied(
+            full,
+            "--recompute-granularity full --recompute-method block",
+        );
+        assert_eq!(kept.micro_batches, Some(2));
+        assert_eq!(kept.layers, Some(RecomputeLayers::Each(3)));
+        assert_eq!(kept.method, Some(RecomputeMethod::Block));
+        let flags = "--recompute-granularity selective --recompute-modules norm,core_attention";
+        let expected =
+            RecomputeConfig::selective([RecomputeModule::Norm, RecomputeModule::CoreAttention]);
+        assert_eq!(applied(full, flags), expected);
+        let none = applied(full, "--recompute-granularity none");
+        assert_eq!(none, RecomputeConfig::default());
+        let error = parse_text::<MemoryArgs>("--recompute-modules norms").unwrap_err();
+        assert!(error.to_string().contains("core_attention"), "{error}");
+    }
+}
