@@ -71,4 +71,4 @@ pub mod softmax;
 mod testing;
 
 pub use error::{KernelError, MAX_ELEMENTS};
-pub use function::{Function, apply};
+pub use function::{Function, MultiFunction, apply, apply_multi};

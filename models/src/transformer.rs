@@ -5,12 +5,13 @@ use burn::tensor::{Int, Tensor};
 use burn_megatron::choice::Operation;
 use burn_megatron::collective::{self, Comm};
 use burn_megatron::kernels::rope::{RopeConfig, RopeTable};
-use burn_megatron::model::{CachedAttention, StageBuilder, StageLayers, on_stage};
+use burn_megatron::model::{CachedAttention, StageBuilder, StageLayers, StageRun, on_stage};
+use burn_megatron::nn::moe::RouterStep;
 use burn_megatron::nn::{
     ActivationLayout, BatchFormat, BuildError, Dropout, Init, KvCache, LearnedPositions,
     LearnedPositionsConfig, LinearCrossEntropy, LossFactor, LossTerm, Losses, ModelBuilder, Norm,
-    OutputLayer, OutputLayerConfig, SEQUENCE_DIM, SummedLosses, VocabParallelCrossEntropy,
-    VocabParallelEmbedding, VocabParallelEmbeddingConfig, Vocabulary,
+    OutputLayer, OutputLayerConfig, Residual, SEQUENCE_DIM, SummedLosses,
+    VocabParallelCrossEntropy, VocabParallelEmbedding, VocabParallelEmbeddingConfig, Vocabulary,
 };
 use burn_megatron::train::{LanguageModel, Tokens};
 
@@ -177,15 +178,40 @@ impl Transformer {
     ) -> Tensor<3> {
         let step = tokens.router_step.clone();
         let x = input.unwrap_or_else(|| self.embed(tokens, &format));
-        let blocks = self.blocks.of_stage(stage);
-        let x = blocks.fold(x.into(), |x, (i, block)| {
-            let (rotary, context) = (self.rotary.as_ref(), format.layer(i));
-            block.forward(x, rotary, self.lies, context, step.as_ref())
+        let runs = self.blocks.runs(stage);
+        let x = runs.fold(x.into(), |x, run| {
+            self.run_blocks(&run, x, &mut format, step.as_ref())
         });
         match &self.norm {
             Some(norm) if self.blocks.is_last(stage) => norm.forward_add(x).0,
             _ => x.sum(),
         }
+    }
+
+    /// Runs blocks that are recomputed together, or not at all.
+    fn run_blocks(
+        &self,
+        run: &StageRun<'_, Block>,
+        x: Residual,
+        format: &mut BatchFormat<'_>,
+        step: Option<&RouterStep>,
+    ) -> Residual {
+        let lies = self.lies;
+        // Without a cache the context is the same in every block.
+        let is_active = run.region.is_active();
+        let context = is_active.then(|| format.layer(0).to_owned_context());
+        let Some(context) = context.flatten() else {
+            return run.layers().fold(x, |x, (i, block)| {
+                block.forward(x, self.rotary.as_ref(), lies, format.layer(i), step)
+            });
+        };
+        let (blocks, rotary, step) = (run.to_owned_layers(), self.rotary.clone(), step.cloned());
+        run.region.run_stream(x, move |x| {
+            blocks.iter().fold(x, |x, (_, block)| {
+                let context = context.context();
+                block.forward(x, rotary.as_ref(), lies, context, step.as_ref())
+            })
+        })
     }
 
     fn output(&self) -> &OutputLayer {

@@ -98,6 +98,8 @@ where
             3 => record::<B, C, 3>(inputs.0, function),
             4 => record::<B, C, 4>(inputs.0, function),
             5 => record::<B, C, 5>(inputs.0, function),
+            6 => record::<B, C, 6>(inputs.0, function),
+            7 => record::<B, C, 7>(inputs.0, function),
             n => panic!("a function takes 1 to {MAX_INPUTS} inputs, {function:?} was given {n}"),
         })
     }

@@ -17,7 +17,7 @@ mod tests;
 use backend::{FunctionOps, TensorList};
 
 /// The largest number of inputs a [`Function`] can have.
-pub const MAX_INPUTS: usize = 5;
+pub const MAX_INPUTS: usize = 7;
 
 /// A differentiable operation with one float output.
 ///
@@ -43,7 +43,7 @@ pub trait Function: Debug + Send + Sync + 'static {
 }
 
 /// A differentiable operation with several float outputs; otherwise a [`Function`].
-pub(crate) trait MultiFunction: Debug + Send + Sync + 'static {
+pub trait MultiFunction: Debug + Send + Sync + 'static {
     /// Computes the outputs, and the tensors to save for the backward.
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>);
 
@@ -103,7 +103,11 @@ pub fn apply<const O: usize>(inputs: Vec<DispatchTensor>, function: impl Functio
 }
 
 /// [`apply`] for `K` outputs of one rank. All are tracked if any input is.
-pub(crate) fn apply_multi<const O: usize, const K: usize>(
+///
+/// # Panics
+///
+/// As [`apply`], and when the function has another number of outputs.
+pub fn apply_multi<const O: usize, const K: usize>(
     inputs: Vec<DispatchTensor>,
     function: impl MultiFunction,
 ) -> [Tensor<O>; K] {

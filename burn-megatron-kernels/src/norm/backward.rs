@@ -199,19 +199,29 @@ impl Function for NormFunction {
     }
 }
 
-/// `[norm, sum]` of `(x + x_bias) + residual`, of rank `D`.
+/// A norm of a residual stream as a [`MultiFunction`] with the outputs `[norm, sum]`, of rank `D`; the sum is
+/// `(x + x_bias) + residual`, or is given.
+///
+/// Its inputs are those of [`StreamNorm`]; it saves the sum and what its backward needs beside it.
 #[derive(Debug)]
-pub(super) struct AddNormFunction<const D: usize> {
-    pub formula: NormFormula,
-    pub inputs: NormInputs,
+pub struct StreamNormFunction<const D: usize> {
+    pub(super) formula: NormFormula,
+    /// Without a residual the first input is the sum.
+    pub(super) inputs: NormInputs,
     /// The type of `x`. The sum has that of the residual.
-    pub dtype: DType,
+    pub(super) dtype: DType,
     /// As in [`NormFunction`].
-    pub destinations: Vec<Destination>,
+    pub(super) destinations: Vec<Destination>,
 }
 
-impl<const D: usize> MultiFunction for AddNormFunction<D> {
+impl<const D: usize> MultiFunction for StreamNormFunction<D> {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>) {
+        if !self.inputs.residual {
+            let sum = inputs[0].clone();
+            let (norm, statistics) = self.of_sum(inputs.clone());
+            let saved = vec![sum.clone(), statistics, inputs[1].clone()];
+            return (vec![norm, sum], saved);
+        }
         let weight = inputs[2].clone();
         let kernel = NormForwardOp {
             formula: self.formula,
@@ -231,6 +241,7 @@ impl<const D: usize> MultiFunction for AddNormFunction<D> {
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
         let (of_sum, of_norm) = (of_outputs.remove(1), of_outputs.remove(0));
+        let terms = self.terms();
         let mut results = match (of_norm, of_sum) {
             (Some(gradient), of_sum) => {
                 let source = BackwardSource {
@@ -240,12 +251,16 @@ impl<const D: usize> MultiFunction for AddNormFunction<D> {
                     gradient,
                     so_far: of_sum,
                 };
-                let needed = [&[needed[0] || needed[1]], &needed[2..]].concat();
+                let of_sum = needed[..terms].contains(&true);
+                let needed = [&[of_sum], &needed[terms..]].concat();
                 source.gradients(&needed, &self.destinations)
             }
             (None, Some(of_sum)) => self.of_sum_alone(of_sum, needed),
             (None, None) => unreachable!("the backward runs for an output with a gradient"),
         };
+        if terms == 1 {
+            return results;
+        }
         // The gradient of the sum is that of both of its terms.
         let gradient = results.remove(0);
         let to_x = |gradient| {
@@ -257,14 +272,56 @@ impl<const D: usize> MultiFunction for AddNormFunction<D> {
     }
 }
 
-impl<const D: usize> AddNormFunction<D> {
+impl<const D: usize> StreamNormFunction<D> {
+    /// The inputs that are added.
+    fn terms(&self) -> usize {
+        if self.inputs.residual { 2 } else { 1 }
+    }
+
+    /// The norm of `[sum, weight, bias?, ..]`, and its statistics.
+    fn of_sum(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, DispatchTensor) {
+        let of_sum = NormInputs {
+            residual: false,
+            x_bias: None,
+            ..self.inputs
+        };
+        inputs.truncate(2 + usize::from(of_sum.bias));
+        let kernel = NormForwardOp {
+            formula: self.formula,
+            inputs: of_sum,
+        };
+        let mut outputs = launch(kernel, inputs);
+        let statistics = outputs.remove(1);
+        (outputs.remove(0), statistics)
+    }
+
+    /// The norm once more, to the bit, from what the forward has saved and the bias that it was given.
+    pub fn norm_again(
+        &self,
+        saved: &[DispatchTensor],
+        bias: Option<&DispatchTensor>,
+    ) -> DispatchTensor {
+        let inputs = [&saved[0], &saved[2]].into_iter().chain(bias);
+        self.of_sum(inputs.cloned().collect()).0
+    }
+
+    /// The number of the bias among the inputs, if there is one.
+    pub fn bias_input(&self) -> Option<usize> {
+        self.inputs.bias.then(|| self.terms() + 1)
+    }
+
+    /// Whether the gradients of the parameters go to a buffer.
+    pub fn has_destinations(&self) -> bool {
+        !self.destinations.is_empty()
+    }
+
     /// The gradients of `[sum, weight, bias?, x_bias?]` where the loss does not depend on the norm.
     fn of_sum_alone(
         &self,
         gradient: DispatchTensor,
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        let mut results = vec![None; needed.len() - 1];
+        let mut results = vec![None; needed.len() + 1 - self.terms()];
         if let (Some(dtype), Some(last)) = (self.inputs.x_bias, results.last_mut()) {
             let dtype = (needed.last() == Some(&true)).then_some(dtype);
             *last = bias_gradient(gradient.clone(), dtype, self.destinations.last());

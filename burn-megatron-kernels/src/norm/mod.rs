@@ -30,7 +30,8 @@ pub(crate) mod kernel;
 #[cfg(test)]
 mod tests;
 
-use backward::{AddNormFunction, NormFormula, NormFunction, NormInputs};
+pub use backward::StreamNormFunction;
+use backward::{NormFormula, NormFunction, NormInputs};
 
 /// The kind of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,32 +190,94 @@ pub fn add_normalise<const D: usize>(
     bias: Option<Parameter>,
     options: NormOptions,
 ) -> (Tensor<D>, Tensor<D>) {
-    let formula = match kind {
-        NormKind::Layer => formula("add_layer_norm", true, options),
-        NormKind::Rms => formula("add_rms_norm", false, options),
-    };
-    let parameters = GivenParameters {
-        weight,
-        bias,
+    let stream = StreamNorm {
+        x,
+        residual: Some(residual),
         x_bias,
     };
-    accept(parameters.check(formula, &x));
-    accept(check_residual(formula.name, &x, &residual));
-    // The weight and the bias have no part in the sum.
-    let of_bias = parameters.x_bias.as_ref();
-    let on_autodiff = x.is_autodiff()
-        || residual.is_autodiff()
-        || of_bias.is_some_and(|bias| bias.value.is_autodiff());
-    let function = AddNormFunction::<D> {
-        formula,
-        inputs: parameters.inputs(true),
-        dtype: x.dtype(),
-        destinations: parameters.destinations(),
-    };
-    let inputs = vec![x.into_dispatch(), residual.into_dispatch()];
-    let inputs = [inputs, parameters.into_values()].concat();
-    let [y, sum] = apply_multi(inputs, function);
-    (y, if on_autodiff { sum } else { sum.inner() })
+    stream.normalise(kind, weight, bias, options)
+}
+
+/// A residual stream that is normalised: see [`add_normalise`].
+#[derive(Clone, Debug)]
+pub struct StreamNorm<const D: usize> {
+    /// What is added to the stream; the sum itself, if there is no residual.
+    pub x: Tensor<D>,
+    /// The stream so far.
+    pub residual: Option<Tensor<D>>,
+    /// The bias of `x`. It must be part of a sum that is given; then only its gradient is computed here.
+    pub x_bias: Option<Parameter>,
+}
+
+impl<const D: usize> StreamNorm<D> {
+    /// The norm and the sum. Those of a given sum and their gradients have the bits of [`add_normalise`].
+    ///
+    /// # Panics
+    ///
+    /// As [`add_normalise`].
+    pub fn normalise(
+        self,
+        kind: NormKind,
+        weight: Parameter,
+        bias: Option<Parameter>,
+        options: NormOptions,
+    ) -> (Tensor<D>, Tensor<D>) {
+        // The weight and the bias have no part in the sum.
+        let on_autodiff = self.is_autodiff();
+        let (function, inputs) = self.into_function(kind, weight, bias, options);
+        let [y, sum] = apply_multi(inputs, function);
+        (y, if on_autodiff { sum } else { sum.inner() })
+    }
+
+    /// Whether the sum has autodiff.
+    pub fn is_autodiff(&self) -> bool {
+        let terms = [Some(&self.x), self.residual.as_ref()];
+        let mut terms = terms.into_iter().flatten();
+        let of_bias = self.x_bias.as_ref();
+        terms.any(|term| term.is_autodiff()) || of_bias.is_some_and(|bias| bias.value.is_autodiff())
+    }
+
+    /// The operation, as a part of another one, and its inputs: `x`, then the residual, the weight, the bias and the
+    /// bias of `x`, where there are any.
+    ///
+    /// # Panics
+    ///
+    /// As [`add_normalise`].
+    pub fn into_function(
+        self,
+        kind: NormKind,
+        weight: Parameter,
+        bias: Option<Parameter>,
+        options: NormOptions,
+    ) -> (StreamNormFunction<D>, Vec<DispatchTensor>) {
+        let formula = match kind {
+            NormKind::Layer => formula("add_layer_norm", true, options),
+            NormKind::Rms => formula("add_rms_norm", false, options),
+        };
+        let Self {
+            x,
+            residual,
+            x_bias,
+        } = self;
+        let parameters = GivenParameters {
+            weight,
+            bias,
+            x_bias,
+        };
+        accept(parameters.check(formula, &x));
+        if let Some(residual) = &residual {
+            accept(check_residual(formula.name, &x, residual));
+        }
+        let function = StreamNormFunction {
+            formula,
+            inputs: parameters.inputs(residual.is_some()),
+            dtype: x.dtype(),
+            destinations: parameters.destinations(),
+        };
+        let terms = [Some(x), residual].into_iter().flatten();
+        let terms = terms.map(Tensor::into_dispatch).collect();
+        (function, [terms, parameters.into_values()].concat())
+    }
 }
 
 fn formula(name: &'static str, centred: bool, options: NormOptions) -> NormFormula {

@@ -14,7 +14,7 @@ use super::context::{ContextAttention, KeyValueExchange, OuterGroup};
 use super::{
     ActivationLayout, AttentionContext, Bias, BuildError, ColumnParallelLinear,
     ColumnParallelLinearConfig, Dropout, Init, ModelBuilder, Norm, NormConfig, NormKind,
-    OutputSection, RowParallelLinear, RowParallelLinearConfig,
+    OutputSection, RecomputeModule, RecomputeRegion, RowParallelLinear, RowParallelLinearConfig,
 };
 use crate::choice::Operation;
 use crate::mesh::{Axis, split_evenly};
@@ -75,6 +75,10 @@ pub struct ParallelAttention {
     lies: ActivationLayout,
     #[module(skip)]
     fused_rope: bool,
+    #[module(skip)]
+    region: RecomputeRegion,
+    #[module(skip)]
+    core_region: RecomputeRegion,
 }
 
 impl ParallelAttentionConfig {
@@ -145,6 +149,8 @@ impl ParallelAttentionConfig {
             },
             lies: ActivationLayout::SplitAlong { dim: 1, place },
             fused_rope: builder.is_fused(Operation::Rope),
+            region: builder.recompute_region(None),
+            core_region: builder.recompute_part(RecomputeModule::CoreAttention),
         })
     }
 
@@ -206,7 +212,8 @@ impl ParallelAttention {
         rotary: Option<&RopeTable>,
         context: AttentionContext<'_>,
     ) -> Tensor<3> {
-        self.output.forward(self.attend(x, rotary, context))
+        let y = self.product(x, rotary, context);
+        self.output.with_bias(y)
     }
 
     /// The output before its bias, and the bias, for an operation that adds it.
@@ -220,8 +227,27 @@ impl ParallelAttention {
         rotary: Option<&RopeTable>,
         context: AttentionContext<'_>,
     ) -> (Tensor<3>, Option<Bias>) {
-        self.output
-            .forward_without_bias(self.attend(x, rotary, context))
+        let y = self.product(x, rotary, context);
+        let bias = self.output.bias_of(&y);
+        (y, bias)
+    }
+
+    /// The output before its bias.
+    fn product(
+        &self,
+        x: Tensor<3>,
+        rotary: Option<&RopeTable>,
+        context: AttentionContext<'_>,
+    ) -> Tensor<3> {
+        let owned = self.region.is_active().then(|| context.to_owned_context());
+        let Some(context) = owned.flatten() else {
+            return self.output.product(self.attend(x, rotary, context));
+        };
+        let (layer, rotary) = (self.clone(), rotary.cloned());
+        self.region.run(x, move |x| {
+            let attended = layer.attend(x, rotary.as_ref(), context.context());
+            layer.output.product(attended)
+        })
     }
 
     /// The output of this rank's heads.
@@ -239,6 +265,20 @@ impl ParallelAttention {
             }
             None => normalised,
         };
+        let owned = self
+            .core_region
+            .is_active()
+            .then(|| context.to_owned_context());
+        let Some(context) = owned.flatten() else {
+            return self.attend_core(qkv, context);
+        };
+        let layer = self.clone();
+        self.core_region
+            .run(qkv, move |qkv| layer.attend_core(qkv, context.context()))
+    }
+
+    /// The output of this rank's heads, from their QKV projection.
+    fn attend_core(&self, qkv: Tensor<3>, context: AttentionContext<'_>) -> Tensor<3> {
         let dropout = |probabilities, rows| match rows {
             Some(ProbabilityRows {
                 numbers,

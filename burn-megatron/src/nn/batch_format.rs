@@ -56,7 +56,40 @@ pub enum AttentionContext<'a> {
     Cached(LayerKvCache<'a>),
 }
 
+/// An [`AttentionContext`] without a cache, for the body of a [recomputed](super::recompute) region, which owns it.
+/// Clones share their tensors.
+#[derive(Clone, Debug)]
+pub enum OwnedAttentionContext {
+    /// [`AttentionContext::Rows`].
+    Rows,
+    /// [`AttentionContext::Packed`].
+    Packed(PackedSequences),
+    /// [`AttentionContext::Sharded`].
+    Sharded(Arc<SequenceShard>),
+}
+
+impl OwnedAttentionContext {
+    /// The same, borrowed.
+    pub fn context(&self) -> AttentionContext<'_> {
+        match self {
+            Self::Rows => AttentionContext::Rows,
+            Self::Packed(packed) => AttentionContext::Packed(packed),
+            Self::Sharded(shard) => AttentionContext::Sharded(shard),
+        }
+    }
+}
+
 impl AttentionContext<'_> {
+    /// The same, owned; none with a cache, which has no backward.
+    pub fn to_owned_context(&self) -> Option<OwnedAttentionContext> {
+        match self {
+            Self::Rows => Some(OwnedAttentionContext::Rows),
+            Self::Packed(packed) => Some(OwnedAttentionContext::Packed((*packed).clone())),
+            Self::Sharded(shard) => Some(OwnedAttentionContext::Sharded((*shard).clone())),
+            Self::Cached(_) => None,
+        }
+    }
+
     /// The positions of the tokens.
     pub(super) fn positions(&self, device: &Device) -> Positions {
         match self {
@@ -78,7 +111,7 @@ pub struct PackedSequences {
     /// `[batch, seq]`: the position of each token in its document.
     positions: Tensor<2, Int>,
     /// The same on the host.
-    position_numbers: Vec<i32>,
+    position_numbers: Arc<[i32]>,
 }
 
 /// Invalid document boundaries.
@@ -155,7 +188,7 @@ impl PackedSequences {
             shape,
             documents: KeyRanges::of_documents(&ends, device)?,
             positions: Tensor::from_data(TensorData::new(positions.clone(), shape), device),
-            position_numbers: positions,
+            position_numbers: positions.into(),
         })
     }
 

@@ -5,7 +5,8 @@ use burn::tensor::Tensor;
 use burn_megatron_kernels::gradient::Parameter;
 
 use super::anchored_value;
-use super::hook::fused_parameter;
+use super::hook::{fused_parameter, gradient_parameter};
+use super::residual::BranchBias;
 
 /// A bias `[out]` that has not been added to its layer's product yet. Dropping it leaves it out.
 #[derive(Clone, Debug)]
@@ -31,5 +32,14 @@ impl Bias {
     /// The values for a fused operation on the product, which passes the gradient on itself.
     pub(super) fn into_parameter(self) -> Parameter {
         fused_parameter(&self.param, &self.product)
+    }
+
+    /// The bias of a residual branch.
+    pub(super) fn into_branch(self) -> BranchBias {
+        let of_gradient = gradient_parameter(&self.param, &self.product);
+        BranchBias {
+            parameter: self.into_parameter(),
+            of_gradient,
+        }
     }
 }

@@ -125,8 +125,9 @@ impl Dropout {
                 stream,
                 branch: Some(Branch {
                     output: x,
-                    bias: bias.map(Bias::into_parameter),
+                    bias: bias.map(Bias::into_branch),
                 }),
+                added_bias: None,
             },
             (draw, bias) => self.apply(x, bias, Some(stream), draw).into(),
         }

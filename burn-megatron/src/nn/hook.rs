@@ -129,6 +129,22 @@ pub(super) fn fused_parameter<const E: usize>(
     Parameter { value, destination }
 }
 
+/// The vector `param` for an operation on `x` that computes its gradient and does not read it: the value is a
+/// placeholder, and the gradient must be [announced](HookHandle::expect) already. None where the gradient goes through
+/// the graph.
+pub(super) fn gradient_parameter<const E: usize>(
+    param: &Param<Tensor<1>>,
+    x: &Tensor<E>,
+) -> Option<Parameter> {
+    let hook = param.reparameterization::<ParameterHook>()?;
+    let is_recorded = x.is_autodiff() && x.is_tracked();
+    let is_first_pass = forward_context::mode() == ForwardMode::FirstPass;
+    (is_recorded || is_first_pass).then(|| Parameter {
+        value: param.base(),
+        destination: Some(hook.handle().destination(None)),
+    })
+}
+
 /// The value of `param` for a fused operation on `x`, which passes the gradient to the sink itself.
 ///
 /// Without a hook, or if `x` is not tracked, the gradient goes through the graph.
@@ -143,15 +159,8 @@ pub(super) fn fused_value<const D: usize, const E: usize>(
     let handle = hook.handle();
     handle.expect();
     let (value, keep) = handle.value(param.base());
-    let buffer = SinkBuffer {
-        sink: handle.sink.clone(),
-        _keep: keep.filter(|_| forward_context::saved()),
-    };
-    let destination = Destination {
-        parameter: handle.index,
-        buffer: Arc::new(buffer),
-    };
-    (value, Some(destination))
+    let keep = keep.filter(|_| forward_context::saved());
+    (value, Some(handle.destination(keep)))
 }
 
 /// A sink, for the backward of an operation, until which the value is kept alive.
@@ -181,6 +190,18 @@ pub(super) struct HookHandle {
 }
 
 impl HookHandle {
+    /// Where the backward of an operation passes the gradient; until then `keep` is kept alive.
+    fn destination(&self, keep: KeepAlive) -> Destination {
+        let buffer = SinkBuffer {
+            sink: self.sink.clone(),
+            _keep: keep,
+        };
+        Destination {
+            parameter: self.index,
+            buffer: Arc::new(buffer),
+        }
+    }
+
     /// Announces a gradient, unless a first pass has announced it.
     pub fn expect(&self) {
         if forward_context::mode() != ForwardMode::SecondPass {

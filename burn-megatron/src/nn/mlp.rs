@@ -8,7 +8,8 @@ use crate::choice::Operation;
 
 use super::{
     Activation, Bias, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Init,
-    LinearInput, ModelBuilder, OutputSection, RowParallelLinear, RowParallelLinearConfig,
+    LinearInput, ModelBuilder, OutputSection, RecomputeModule, RecomputeRegion, RowParallelLinear,
+    RowParallelLinearConfig,
 };
 
 /// Configuration of a [`ParallelMlp`].
@@ -42,6 +43,8 @@ pub struct ParallelMlp {
     activation: Activation,
     #[module(skip)]
     fused: bool,
+    #[module(skip)]
+    region: RecomputeRegion,
 }
 
 impl ParallelMlpConfig {
@@ -51,6 +54,16 @@ impl ParallelMlpConfig {
     ///
     /// [`BuildError::Mesh`] if the width cannot be split over the tensor axis.
     pub fn init(&self, builder: &ModelBuilder) -> Result<ParallelMlp, BuildError> {
+        let region = builder.recompute_region(Some(RecomputeModule::Mlp));
+        self.init_in(region, builder)
+    }
+
+    /// The same, recomputed as this region says.
+    pub(super) fn init_in(
+        &self,
+        region: RecomputeRegion,
+        builder: &ModelBuilder,
+    ) -> Result<ParallelMlp, BuildError> {
         if self.activation == Activation::SquaredRelu && *builder.device() == Device::flex() {
             let reason = "Burn's squared ReLU is faster on the CPU";
             builder.prefer_unfused(Operation::Activation, reason);
@@ -71,6 +84,7 @@ impl ParallelMlpConfig {
             down,
             activation: self.activation,
             fused: builder.is_fused(Operation::Activation),
+            region,
         })
     }
 }
@@ -79,12 +93,25 @@ impl ParallelMlp {
     /// `[batch, seq, hidden]` to the same; `[batch, seq / tensor, hidden]` under sequence
     /// parallelism.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        self.down.forward(self.activated(x))
+        let y = self.product(x);
+        self.down.with_bias(y)
     }
 
     /// The output before the last bias, and that bias, for an operation that adds it.
     pub fn forward_without_bias(&self, x: Tensor<3>) -> (Tensor<3>, Option<Bias>) {
-        self.down.forward_without_bias(self.activated(x))
+        let y = self.product(x);
+        let bias = self.down.bias_of(&y);
+        (y, bias)
+    }
+
+    /// The output before the last bias.
+    fn product(&self, x: Tensor<3>) -> Tensor<3> {
+        if !self.region.is_active() {
+            return self.down.product(self.activated(x));
+        }
+        let mlp = self.clone();
+        self.region
+            .run(x, move |x| mlp.down.product(mlp.activated(x)))
     }
 
     fn activated(&self, x: Tensor<3>) -> LinearInput {

@@ -69,7 +69,9 @@ mod tokens;
 pub use crate::mesh::{AxisRank, MeshRank};
 pub use activation::Activation;
 pub use attention::{ParallelAttention, ParallelAttentionConfig, unfused_reason};
-pub use batch_format::{AttentionContext, BatchFormat, PackedSequences, PackedSequencesError};
+pub use batch_format::{
+    AttentionContext, BatchFormat, OwnedAttentionContext, PackedSequences, PackedSequencesError,
+};
 pub use bias::Bias;
 pub use build_error::BuildError;
 pub use column::{ColumnParallelLinear, ColumnParallelLinearConfig, OutputSection};

@@ -8,7 +8,6 @@ use burn_megatron_kernels::norm::{self, NormOptions};
 use serde::{Deserialize, Serialize};
 
 use super::hook::fused_parameter;
-use super::residual::Branch;
 use super::{Init, ModelBuilder, ParameterSpec, Residual, anchored_value};
 use crate::choice::Operation;
 use crate::mesh::Axis;
@@ -93,20 +92,13 @@ impl Norm {
 
     /// The sum of a residual stream and its branch, normalised, and the sum.
     pub fn forward_add(&self, x: Residual) -> (Tensor<3>, Tensor<3>) {
-        match x {
-            Residual {
-                stream,
-                branch: Some(Branch { output, bias }),
-            } if self.fused => {
-                let (weight, of_norm) = self.fused_parameters(&output);
-                let (kind, options) = (self.kind(), self.options);
-                norm::add_normalise(kind, output, bias, stream, weight, of_norm, options)
-            }
-            x => {
-                let sum = x.sum();
-                (self.forward(sum.clone()), sum)
-            }
+        if !self.fused {
+            let sum = x.sum();
+            return (self.forward(sum.clone()), sum);
         }
+        let stream = x.for_norm();
+        let (weight, bias) = self.fused_parameters(&stream.x);
+        stream.normalise(self.kind(), weight, bias, self.options)
     }
 
     fn fused_parameters(&self, x: &Tensor<3>) -> (Parameter, Option<Parameter>) {

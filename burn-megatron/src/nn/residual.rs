@@ -1,15 +1,18 @@
 //! A residual stream whose last addition is left to the norm that follows.
 
+use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
+use burn_megatron_kernels::column_sum::bias_gradient;
 use burn_megatron_kernels::dropout::bias_dropout_add_with;
-use burn_megatron_kernels::gradient::Parameter;
+use burn_megatron_kernels::gradient::{Destination, Parameter};
+use burn_megatron_kernels::norm::StreamNorm;
+use burn_megatron_kernels::{Function, apply};
 
 /// A residual stream `[batch, seq, hidden]`, and the output of a branch with its bias that is still to be added.
 ///
 /// [`Dropout::forward_add`](super::Dropout::forward_add) returns it, at the end of a branch.
 /// [`Norm::forward_add`](super::Norm::forward_add) adds and normalises in one operation, which may be in the next
-/// block; where no norm follows, as at the end of a pipeline stage or of a [recomputed](super::recompute) block,
-/// [`sum`](Self::sum) adds.
+/// block; where no norm follows, as at the end of a pipeline stage, [`sum`](Self::sum) adds.
 ///
 /// ```
 /// use burn::tensor::Tensor;
@@ -29,6 +32,8 @@ use burn_megatron_kernels::gradient::Parameter;
 pub struct Residual {
     pub(super) stream: Tensor<3>,
     pub(super) branch: Option<Branch>,
+    /// A bias in the stream whose gradient the next norm computes.
+    pub(super) added_bias: Option<Parameter>,
 }
 
 /// The output of a branch `[batch, seq, hidden]`, and its bias `[hidden]`.
@@ -37,25 +42,128 @@ pub struct Residual {
 #[derive(Debug)]
 pub(super) struct Branch {
     pub output: Tensor<3>,
-    pub bias: Option<Parameter>,
+    pub bias: Option<BranchBias>,
+}
+
+/// A bias that is added to the stream with its branch.
+#[derive(Debug)]
+pub(super) struct BranchBias {
+    pub parameter: Parameter,
+    /// For what computes the gradient after the addition; it does not keep the value alive. None: the gradient goes
+    /// through the graph.
+    pub of_gradient: Option<Parameter>,
 }
 
 impl From<Tensor<3>> for Residual {
     fn from(stream: Tensor<3>) -> Self {
-        let branch = None;
-        Self { stream, branch }
+        Self {
+            stream,
+            branch: None,
+            added_bias: None,
+        }
     }
 }
 
 impl Residual {
     /// The stream, with the branch added to it: `(output + bias) + stream`.
     pub fn sum(self) -> Tensor<3> {
-        match self.branch {
-            None => self.stream,
-            Some(Branch { output, bias: None }) => self.stream + output,
-            Some(Branch { output, bias }) => {
-                bias_dropout_add_with(output, bias, Some(self.stream), None)
+        let Self {
+            stream,
+            branch,
+            added_bias,
+        } = self;
+        match (branch, added_bias) {
+            (None, None) => stream,
+            (None, Some(bias)) => apply(vec![stream.into_dispatch()], BiasGradient::of(bias)),
+            (Some(Branch { output, bias: None }), _) => stream + output,
+            (Some(Branch { output, bias }), _) => {
+                let bias = bias.map(|bias| bias.parameter);
+                bias_dropout_add_with(output, bias, Some(stream), None)
             }
         }
+    }
+
+    /// The sum, and the bias of the branch: [`from_parts`](Self::from_parts) of both is the same stream for a norm.
+    ///
+    /// A recomputed region keeps its input, so that it begins and ends with a sum. The gradients have the bits of one
+    /// stream that was not divided: the kernel of the norm that follows sums that of the bias.
+    pub(super) fn into_parts(self) -> (Tensor<3>, Option<Parameter>) {
+        match self {
+            Self {
+                stream,
+                branch: None,
+                added_bias,
+            } => (stream, added_bias),
+            Self {
+                stream,
+                branch:
+                    Some(Branch {
+                        output,
+                        bias:
+                            Some(BranchBias {
+                                parameter,
+                                of_gradient: Some(of_gradient),
+                            }),
+                    }),
+                ..
+            } => {
+                let constant = Parameter::from(parameter.value);
+                let sum = bias_dropout_add_with(output, Some(constant), Some(stream), None);
+                (sum, Some(of_gradient))
+            }
+            // The gradient of the bias goes through the graph.
+            other => (other.sum(), None),
+        }
+    }
+
+    /// The operands of a fused norm.
+    pub(super) fn for_norm(self) -> StreamNorm<3> {
+        match self.branch {
+            Some(Branch { output, bias }) => StreamNorm {
+                x: output,
+                residual: Some(self.stream),
+                x_bias: bias.map(|bias| bias.parameter),
+            },
+            None => StreamNorm {
+                x: self.stream,
+                residual: None,
+                x_bias: self.added_bias,
+            },
+        }
+    }
+
+    /// The stream of a sum, and the bias in it whose gradient is left to a norm.
+    pub(super) fn from_parts(sum: Tensor<3>, added_bias: Option<Parameter>) -> Self {
+        Self {
+            stream: sum,
+            branch: None,
+            added_bias,
+        }
+    }
+}
+
+/// The identity, with the gradient of a bias that was added before.
+#[derive(Debug)]
+struct BiasGradient(Option<Destination>);
+
+impl BiasGradient {
+    fn of(bias: Parameter) -> Self {
+        Self(bias.destination)
+    }
+}
+
+impl Function for BiasGradient {
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        (inputs.swap_remove(0), vec![])
+    }
+
+    fn backward(
+        &self,
+        _saved: Vec<DispatchTensor>,
+        gradient: DispatchTensor,
+        _needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        bias_gradient(gradient.clone(), None, self.0.as_ref());
+        vec![Some(gradient)]
     }
 }

@@ -84,7 +84,13 @@ impl RowParallelLinear {
     /// `[batch, seq, in / tensor]` to `[batch, seq, out]`, or to `[batch, seq / tensor, out]`
     /// under sequence parallelism.
     pub fn forward(&self, x: impl Into<LinearInput>) -> Tensor<3> {
-        match self.forward_without_bias(x) {
+        self.with_bias(self.product(x))
+    }
+
+    /// Adds the bias to the product.
+    pub(super) fn with_bias(&self, y: Tensor<3>) -> Tensor<3> {
+        let bias = self.bias_of(&y);
+        match (y, bias) {
             (y, Some(bias)) if self.fused => {
                 bias_dropout_add_with(y, Some(bias.into_parameter()), None, None)
             }
@@ -95,6 +101,18 @@ impl RowParallelLinear {
 
     /// The output before the bias, and the bias, for an operation that adds it.
     pub fn forward_without_bias(&self, x: impl Into<LinearInput>) -> (Tensor<3>, Option<Bias>) {
+        let y = self.product(x);
+        let bias = self.bias_of(&y);
+        (y, bias)
+    }
+
+    /// The bias of this product.
+    pub(super) fn bias_of(&self, y: &Tensor<3>) -> Option<Bias> {
+        self.bias.as_ref().map(|bias| Bias::new(bias, y))
+    }
+
+    /// The output before the bias.
+    pub(super) fn product(&self, x: impl Into<LinearInput>) -> Tensor<3> {
         let x = x.into();
         let x = if self.input_is_split {
             x
@@ -103,12 +121,10 @@ impl RowParallelLinear {
         };
         let (input, layer) = (InputLayout::Local, self.fp8.as_ref());
         let partial = linear_param(x, &self.weight, None, input, layer, self.fused);
-        let y = if self.sequence_parallel {
+        if self.sequence_parallel {
             collective::reduce_scatter_sequence(partial, SEQUENCE_DIM, &self.comm)
         } else {
             collective::reduce(partial, &self.comm)
-        };
-        let bias = self.bias.as_ref().map(|bias| Bias::new(bias, &y));
-        (y, bias)
+        }
     }
 }

@@ -21,7 +21,7 @@ use super::step::{RankLoad, RouterStep};
 use super::token_part::TokenPart;
 use crate::collective::Comm;
 use crate::mesh::ParallelConfig;
-use crate::nn::{Activation, BuildError, Init, ModelBuilder};
+use crate::nn::{Activation, BuildError, Init, ModelBuilder, RecomputeModule, RecomputeRegion};
 
 /// Configuration of a [`MoeMlp`].
 #[derive(Config, Debug)]
@@ -77,6 +77,8 @@ pub struct MoeMlp {
     /// The tensor ranks, if they have the same tokens.
     #[module(skip)]
     replicated: Option<Comm>,
+    #[module(skip)]
+    region: RecomputeRegion,
 }
 
 /// What a forward of a [`MoeMlp`] is given besides its input.
@@ -175,6 +177,7 @@ impl MoeMlpConfig {
             path: path.into(),
             replicated: (builder.place().size > 1 && !builder.sequence_parallel())
                 .then(|| groups.tensor().clone()),
+            region: builder.recompute_region(Some(RecomputeModule::Moe)),
         })
     }
 }
@@ -192,6 +195,20 @@ impl MoeMlp {
     /// Collective as `forward`; with losses also over the tensor, context and data axes. Tensor ranks without sequence
     /// parallelism need a sequence that their number divides, if it is recorded by autodiff.
     pub fn forward_with(&self, x: Tensor<3>, with: MoeForward<'_>) -> Tensor<3> {
+        if !self.region.is_active() {
+            return self.output(x, with);
+        }
+        let (moe, choices, step) = (self.clone(), with.choices, with.step.cloned());
+        self.region.run(x, move |x| {
+            let with = MoeForward {
+                choices: choices.clone(),
+                step: step.as_ref(),
+            };
+            moe.output(x, with)
+        })
+    }
+
+    fn output(&self, x: Tensor<3>, with: MoeForward<'_>) -> Tensor<3> {
         let (y, shared) = match &self.replicated {
             None => self.forward_part(x.clone(), with, x),
             Some(comm) => {

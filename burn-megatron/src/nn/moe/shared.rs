@@ -8,7 +8,7 @@ use burn::tensor::activation::sigmoid;
 use crate::mesh::Axis;
 use crate::nn::{
     Activation, BuildError, ModelBuilder, ParallelMlp, ParallelMlpConfig, ParameterSpec,
-    anchored_value,
+    RecomputeModule, RecomputeRegion, anchored_value,
 };
 
 /// Configuration of [`SharedExperts`].
@@ -28,6 +28,8 @@ pub struct SharedExperts {
     pub mlp: ParallelMlp,
     /// `[hidden, 1]`
     pub gate: Option<Param<Tensor<2>>>,
+    #[module(skip)]
+    region: RecomputeRegion,
 }
 
 impl SharedExpertsConfig {
@@ -43,7 +45,8 @@ impl SharedExpertsConfig {
         let gate = ParameterSpec::new([mlp.hidden, 1], mlp.init)
             .with_sum_over(builder.sequence_parallel().then_some(Axis::Tensor));
         Ok(SharedExperts {
-            mlp: mlp.init(&builder.child("mlp"))?,
+            mlp: mlp.init_in(RecomputeRegion::default(), &builder.child("mlp"))?,
+            region: builder.recompute_region(Some(RecomputeModule::SharedExperts)),
             gate: self.gate.then(|| builder.parameter("gate", gate)),
         })
     }
@@ -52,6 +55,14 @@ impl SharedExpertsConfig {
 impl SharedExperts {
     /// `[batch, seq, hidden]` to the same.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        if !self.region.is_active() {
+            return self.output(x);
+        }
+        let shared = self.clone();
+        self.region.run(x, move |x| shared.output(x))
+    }
+
+    fn output(&self, x: Tensor<3>) -> Tensor<3> {
         let Some(gate) = &self.gate else {
             return self.mlp.forward(x);
         };

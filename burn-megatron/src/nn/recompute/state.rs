@@ -11,7 +11,7 @@ use super::layers::LayerRun;
 use super::{RecomputeConfig, RecomputeError, RecomputeModule, recompute_at};
 use crate::comm::{ParallelContext, ReduceOp};
 use crate::glob::Glob;
-use crate::nn::DropoutPosition;
+use crate::nn::{DropoutPosition, Residual, forward_context};
 
 /// What of a model is recomputed. Clones share the current micro-batch and the list of regions.
 #[derive(Clone, Debug)]
@@ -213,5 +213,31 @@ impl RecomputeRegion {
             Some((_, position)) if self.is_active() => recompute_at(position, x, body),
             _ => body(x),
         }
+    }
+
+    /// [`run`](Self::run) of layers on a residual stream: the sum is kept. The gradients have the bits of the same
+    /// layers without a region.
+    ///
+    /// # Panics
+    ///
+    /// As [`recompute`](super::recompute).
+    pub fn run_stream(
+        &self,
+        x: Residual,
+        body: impl Fn(Residual) -> Residual + Send + Sync + 'static,
+    ) -> Residual {
+        if !self.is_active() || forward_context::anchor().is_none() {
+            return body(x);
+        }
+        let (sum, added_bias) = x.into_parts();
+        let bias_of_output = Arc::new(Mutex::new(None));
+        let to = bias_of_output.clone();
+        let y = self.run(sum, move |sum| {
+            let (y, bias) = body(Residual::from_parts(sum, added_bias.clone())).into_parts();
+            *to.lock() = bias;
+            y
+        });
+        let bias = bias_of_output.lock().take();
+        Residual::from_parts(y, bias)
     }
 }
