@@ -51,13 +51,13 @@ impl Block {
         let moe = moe.map(|moe| moe.layer(config));
         let moe = moe.map(|moe| moe.with_init(init).with_output_init(output_init));
         let norm = config.norm();
-        let norm = |name| norm.init(&scope.child(name));
+        let norm = |name| norm.init_for_linear(&scope.child(name));
         let dropout = |name| Dropout::new(config.dropout, &scope.child(name));
         Ok(Self {
-            attention_norm: norm("attention_norm"),
+            attention_norm: norm("attention_norm")?,
             attention: attention.init(&scope.child("attention"))?,
             attention_dropout: dropout("attention_dropout")?,
-            mlp_norm: norm("mlp_norm"),
+            mlp_norm: norm("mlp_norm")?,
             mlp: match &moe {
                 None => Some(mlp.init(&scope.child("mlp"))?),
                 Some(_) => None,
@@ -84,21 +84,21 @@ impl Block {
         context: AttentionContext<'_>,
         step: Option<&RouterStep>,
     ) -> Residual {
-        let (normal, x) = self.attention_norm.forward_add(x);
-        let (attended, bias) = self.attention.forward_without_bias(normal, rotary, context);
+        let norm = &self.attention_norm;
+        let ((attended, bias), x) = self.attention.forward_normalized(norm, x, rotary, context);
         let x = self
             .attention_dropout
             .forward_add(attended, bias, x, layout);
-        let (normal, x) = self.mlp_norm.forward_add(x);
-        let (fed, bias) = match (&self.mlp, &self.moe) {
+        let ((fed, bias), x) = match (&self.mlp, &self.moe) {
             (_, Some(moe)) => {
                 let with = MoeForward {
                     choices: None,
                     step,
                 };
-                (moe.forward_with(normal, with), None)
+                let (fed, x) = moe.forward_normalized(&self.mlp_norm, x, with);
+                ((fed, None), x)
             }
-            (Some(mlp), None) => mlp.forward_without_bias(normal),
+            (Some(mlp), None) => mlp.forward_normalized(&self.mlp_norm, x),
             (None, None) => unreachable!("a block has an MLP or experts"),
         };
         self.mlp_dropout.forward_add(fed, bias, x, layout)

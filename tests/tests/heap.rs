@@ -12,8 +12,9 @@ use burn_megatron::data_parallel::{
 };
 use burn_megatron::kernels::attention::Heads;
 use burn_megatron::mesh::{ContextExchange, ContextSplit, ParallelConfig};
-use burn_megatron::nn::ModelBuilder;
+use burn_megatron::nn::RecomputeModule::{Activation, CoreAttention, Mlp, Norm};
 use burn_megatron::nn::context::{ExchangeProblem, SequenceShard};
+use burn_megatron::nn::{ModelBuilder, RecomputeConfig, RecomputeMethod};
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
 use burn_megatron::train::{
     LanguageModel, ModelConfig, NoopObserver, Tokens, TrainConfig, Trainer,
@@ -126,6 +127,140 @@ fn peak_of_a_step(
     PEAK.store(before, Ordering::Relaxed);
     trainer.step(&samples, &mut NoopObserver).unwrap();
     PEAK.load(Ordering::Relaxed) - before
+}
+
+/// A Llama whose activations outweigh its weights.
+fn wide_batch(layers: usize) -> TransformerConfig {
+    TransformerConfig {
+        vocabulary: 32,
+        context: 128,
+        hidden: 64,
+        layers,
+        heads: 4,
+        groups: Some(2),
+        mlp_width: Some(192),
+        dropout: 0.0,
+        ..config()
+    }
+}
+
+/// Samples of a micro-batch of it.
+const SAMPLES: usize = 4;
+
+/// The bytes that a forward keeps for the backward.
+fn kept(model: &TransformerConfig, kernels: &KernelChoices, recompute: &RecomputeConfig) -> usize {
+    let (groups, device) = (ParallelContext::single(), Device::flex());
+    let scope = ModelBuilder::new(&groups, &device)
+        .with_kernels(kernels)
+        .unwrap()
+        .with_recompute(recompute)
+        .unwrap();
+    let settings = DataParallelConfig::default();
+    let built = model.init_with(scope).unwrap();
+    let mut ddp = DistributedDataParallel::with(built, &groups, &settings).unwrap();
+    let inputs = device.clone().autodiff();
+    let tokens = Tensor::<2, Int>::zeros([SAMPLES, model.context], &inputs);
+    let forward = |ddp: &DistributedDataParallel<_>| {
+        ddp.forward(&device, |model: &burn_megatron_models::Transformer| {
+            model.losses(tokens.clone(), tokens.clone()).sum()
+        })
+    };
+    ddp.backward_last(forward(&ddp));
+    drop(ddp.reduce(1).unwrap());
+    let before = LIVE.load(Ordering::Relaxed);
+    let loss = forward(&ddp);
+    let after = LIVE.load(Ordering::Relaxed);
+    ddp.backward_last(loss);
+    after - before
+}
+
+/// Numbers per token of a layer: `h` of a residual stream, `q` of queries, `kv` of keys, `f` of an MLP after its
+/// activation, which is gated.
+#[test]
+fn what_is_recomputed_is_not_kept() {
+    let _alone = ALONE.lock();
+    let model = wide_batch(4);
+    let (h, q, kv, f) = (64, 64, 32, 192);
+    let bytes = |per_token: usize| (4 * model.layers * SAMPLES * model.context * per_token) as f64;
+    let kernels = KernelChoices::default();
+    let found = |recompute: &RecomputeConfig| kept(&model, &kernels, recompute) as f64;
+    let none = found(&RecomputeConfig::default());
+    let fewer = kept(&wide_batch(2), &kernels, &RecomputeConfig::default()) as f64;
+    assert_near(
+        "two layers",
+        none - fewer,
+        bytes(4 * h + 2 * q + 2 * kv + 3 * f) / 2.0,
+    );
+    let selective = RecomputeConfig::selective;
+    let uniform = |layers| RecomputeConfig::full(RecomputeMethod::Uniform, layers);
+    let whole = 3 * h + 2 * q + 2 * kv + 3 * f;
+    let cases = [
+        ("norm", selective(vec![Norm]), bytes(2 * h)),
+        ("activation", selective(vec![Activation]), bytes(f)),
+        ("both", selective(vec![Norm, Activation]), bytes(2 * h + f)),
+        ("mlp", selective(vec![Mlp]), bytes(3 * f)),
+        (
+            "norm and mlp",
+            selective(vec![Norm, Mlp]),
+            bytes(2 * h + 3 * f),
+        ),
+        ("full", uniform(1), bytes(whole)),
+        // The input of every second layer is not kept either.
+        ("runs of 2", uniform(2), bytes(whole) + bytes(h) / 2.0),
+        (
+            "2 of 4 layers",
+            RecomputeConfig::full(RecomputeMethod::Block, 2),
+            bytes(whole) / 2.0,
+        ),
+        (
+            "attention of one block",
+            RecomputeConfig {
+                patterns: vec!["blocks.1.attention".into()],
+                ..selective(vec![])
+            },
+            bytes(2 * q + 2 * kv) / 4.0,
+        ),
+    ];
+    let mut by_name = vec![];
+    for (name, recompute, expected) in cases {
+        let kept = found(&recompute);
+        println!("{name}: {kept} of {none} bytes, {expected} fewer expected");
+        assert_near(name, none - kept, expected);
+        by_name.push((name, kept));
+    }
+    let kept = |name: &str| by_name.iter().find(|(known, _)| *known == name).unwrap().1;
+    assert!(kept("full") < kept("mlp") && kept("mlp") < kept("both") && kept("both") < none);
+}
+
+/// Fused attention keeps one number per head beside its input and output; scores in memory are two per pair of
+/// tokens: before and after the softmax.
+#[test]
+fn core_attention_frees_what_its_engine_keeps() {
+    let _alone = ALONE.lock();
+    let model = wide_batch(4);
+    let recompute = RecomputeConfig::selective([CoreAttention]);
+    let freed = |kernels: &KernelChoices| {
+        let none = kept(&model, kernels, &RecomputeConfig::default());
+        none as f64 - kept(&model, kernels, &recompute) as f64
+    };
+    let bytes = |per_token: usize| (4 * model.layers * SAMPLES * model.context * per_token) as f64;
+    let fused = freed(&KernelChoices::default());
+    println!("fused: {fused}");
+    assert!(fused.abs() < bytes(2 * model.heads), "{fused}");
+    let mut kernels = KernelChoices::default();
+    kernels.set("attention=unfused").unwrap();
+    let scores = freed(&kernels);
+    println!("scores: {scores} of {}", bytes(model.heads * model.context));
+    assert!(
+        scores > 0.95 * bytes(model.heads * model.context),
+        "{scores}"
+    );
+}
+
+#[track_caller]
+fn assert_near(what: &str, found: f64, expected: f64) {
+    let apart = (found - expected).abs() / expected;
+    assert!(apart < 0.05, "{what}: {found} bytes, expected {expected}");
 }
 
 /// The graph of a micro-batch is freed before the next one goes forward.

@@ -22,6 +22,7 @@ mod packed;
 mod pipeline_training;
 mod pipelines;
 mod precision;
+mod recompute;
 mod reported;
 mod resume;
 mod sequence_warmup;

@@ -70,6 +70,21 @@ impl ActivationFunction {
         Self { fused, destination }
     }
 
+    /// An activation with a row weight, and without a bias and options. The inputs are `x` and the weight in f32, or in
+    /// f64 for f64.
+    pub fn weighted(kind: Activation) -> Self {
+        let fused = FusedActivation {
+            kind,
+            options: ActivationOptions::default(),
+            bias: false,
+            weight: true,
+        };
+        Self {
+            fused,
+            destination: None,
+        }
+    }
+
     /// The nonlinearity.
     pub fn kind(&self) -> Activation {
         self.fused.kind

@@ -311,7 +311,7 @@ impl<const D: usize> StreamNormFunction<D> {
     }
 
     /// Whether the gradients of the parameters go to a buffer.
-    pub fn has_destinations(&self) -> bool {
+    pub fn has_buffer(&self) -> bool {
         !self.destinations.is_empty()
     }
 

@@ -14,7 +14,8 @@ use super::context::{ContextAttention, KeyValueExchange, OuterGroup};
 use super::{
     ActivationLayout, AttentionContext, Bias, BuildError, ColumnParallelLinear,
     ColumnParallelLinearConfig, Dropout, Init, ModelBuilder, Norm, NormConfig, NormKind,
-    OutputSection, RecomputeModule, RecomputeRegion, RowParallelLinear, RowParallelLinearConfig,
+    OutputSection, RecomputeModule, RecomputeRegion, Residual, RowParallelLinear,
+    RowParallelLinearConfig,
 };
 use crate::choice::Operation;
 use crate::mesh::{Axis, split_evenly};
@@ -232,6 +233,39 @@ impl ParallelAttention {
         (y, bias)
     }
 
+    /// [`forward_without_bias`](Self::forward_without_bias) of a normalized residual stream, and the sum of the stream.
+    /// The norm is that of [`NormConfig::init_for_linear`].
+    ///
+    /// # Panics
+    ///
+    /// As [`forward_with_context`](Self::forward_with_context).
+    pub fn forward_normalized(
+        &self,
+        norm: &Norm,
+        x: Residual,
+        rotary: Option<&RopeTable>,
+        context: AttentionContext<'_>,
+    ) -> ((Tensor<3>, Option<Bias>), Tensor<3>) {
+        let owned = self.region.is_active().then(|| context.to_owned_context());
+        let (y, stream) = match owned.flatten() {
+            Some(context) => {
+                let (layer, rotary) = (self.clone(), rotary.cloned());
+                let (partial, stream) = self.region.run_normalized(norm, x, move |x| {
+                    let attended = layer.attend(x, rotary.as_ref(), context.context());
+                    layer.output.partial(attended)
+                });
+                (self.output.reduced(partial), stream)
+            }
+            None => {
+                let (qkv, stream) = self.qkv.forward_normalized(norm, x);
+                let attended = self.attend_projection(qkv, rotary, context);
+                (self.output.product(attended), stream)
+            }
+        };
+        let bias = self.output.bias_of(&y);
+        ((y, bias), stream)
+    }
+
     /// The output before its bias.
     fn product(
         &self,
@@ -244,10 +278,11 @@ impl ParallelAttention {
             return self.output.product(self.attend(x, rotary, context));
         };
         let (layer, rotary) = (self.clone(), rotary.cloned());
-        self.region.run(x, move |x| {
+        let partial = self.region.run(x, move |x| {
             let attended = layer.attend(x, rotary.as_ref(), context.context());
-            layer.output.product(attended)
-        })
+            layer.output.partial(attended)
+        });
+        self.output.reduced(partial)
     }
 
     /// The output of this rank's heads.
@@ -257,7 +292,17 @@ impl ParallelAttention {
         rotary: Option<&RopeTable>,
         context: AttentionContext<'_>,
     ) -> Tensor<3> {
-        let normalised = self.normalise(self.qkv.forward(x));
+        self.attend_projection(self.qkv.forward(x), rotary, context)
+    }
+
+    /// The same, from the QKV projection.
+    fn attend_projection(
+        &self,
+        qkv: Tensor<3>,
+        rotary: Option<&RopeTable>,
+        context: AttentionContext<'_>,
+    ) -> Tensor<3> {
+        let normalised = self.normalise(qkv);
         let qkv = match rotary {
             Some(table) => {
                 let positions = context.positions(&normalised.device());

@@ -7,8 +7,11 @@ use burn_megatron_kernels::gradient::Parameter;
 
 use super::fp8::{Fp8Layer, SplitOperands};
 use super::hook::fused_parameter;
-use super::linear::{InputLayout, linear_param};
-use super::{Bias, BuildError, Init, ModelBuilder, ParameterSpec, Placement, Section};
+use super::linear::{InputLayout, linear_discarding, linear_param};
+use super::norm::NormOperation;
+use super::{
+    Bias, BuildError, Init, ModelBuilder, Norm, ParameterSpec, Placement, Residual, Section,
+};
 use crate::choice::Operation;
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
@@ -164,14 +167,68 @@ impl ColumnParallelLinear {
         (y, bias)
     }
 
+    /// [`forward`](Self::forward) of a normalized residual stream, and the sum of the stream.
+    ///
+    /// # Panics
+    ///
+    /// If the output is gathered.
+    pub(super) fn forward_normalized(&self, norm: &Norm, x: Residual) -> (Tensor<3>, Tensor<3>) {
+        assert!(!self.gather_output, "expected gather_output = false");
+        if !norm.is_recomputed() {
+            let (normal, stream) = norm.forward_add(x);
+            return (self.forward(normal), stream);
+        }
+        let operation = norm.stream_function(x);
+        let bias = self.bias.as_ref();
+        let bias = bias.map(|bias| fused_parameter(bias, &operation.anchor));
+        self.product_of_norm(operation, bias)
+    }
+
+    /// [`forward_without_bias`](Self::forward_without_bias) of a normalized residual stream, and the sum of the stream.
+    pub(super) fn forward_normalized_without_bias(
+        &self,
+        norm: &Norm,
+        x: Residual,
+    ) -> ((Tensor<3>, Option<Bias>), Tensor<3>) {
+        if !norm.is_recomputed() {
+            let (normal, stream) = norm.forward_add(x);
+            return (self.forward_without_bias(normal), stream);
+        }
+        let (y, stream) = self.product_of_norm(norm.stream_function(x), None);
+        let bias = self.bias.as_ref().map(|bias| Bias::new(bias, &y));
+        ((y, bias), stream)
+    }
+
+    /// The product of a norm that is not kept, and the stream.
+    fn product_of_norm(
+        &self,
+        operation: NormOperation,
+        bias: Option<Parameter>,
+    ) -> (Tensor<3>, Tensor<3>) {
+        let NormOperation {
+            function,
+            inputs,
+            anchor,
+            is_autodiff,
+        } = operation;
+        let operands = (self.fp8.as_ref(), self.fused);
+        let norm = (function, inputs);
+        let input = self.input_layout();
+        let [y, stream] = linear_discarding(norm, &anchor, &self.weight, bias, input, operands);
+        (y, if is_autodiff { stream } else { stream.inner() })
+    }
+
     fn product(&self, x: Tensor<3>, bias: Option<Parameter>) -> Tensor<3> {
+        let (input, layer) = (self.input_layout(), self.fp8.as_ref());
+        linear_param(x.into(), &self.weight, bias, input, layer, self.fused)
+    }
+
+    fn input_layout(&self) -> InputLayout {
         let comm = self.comm.clone();
-        let input = match (comm.size(), self.sequence_parallel) {
+        match (comm.size(), self.sequence_parallel) {
             (1, _) => InputLayout::Local,
             (_, false) => InputLayout::Replicated(comm),
             (_, true) => InputLayout::SplitSequence(comm),
-        };
-        let layer = self.fp8.as_ref();
-        linear_param(x.into(), &self.weight, bias, input, layer, self.fused)
+        }
     }
 }

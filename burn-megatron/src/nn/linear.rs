@@ -14,6 +14,7 @@ use super::arithmetic::{
 use super::forward_context;
 use super::fp8::{ActivatedLinear, Fp8Arithmetic, Fp8Layer};
 use super::hook::{HookHandle, ParameterHook, Pass};
+use super::recompute::{ProductInput, SavesInput, apply_discarding};
 use super::{Bias, LinearInput, anchored_value};
 use crate::collective::{
     Comm, PendingTensor, start_all_gather, start_all_reduce, start_reduce_scatter,
@@ -130,6 +131,12 @@ impl Weight {
         }
     }
 
+    /// Whether it has a gradient.
+    fn trains(&self) -> bool {
+        let hooked = self.hooked.as_ref();
+        hooked.is_some_and(|hooked| hooked.takes_gradient) || is_tracked(&self.tensor)
+    }
+
     /// The value `[in, out]`, and the hook that takes its gradient, if the graph does not.
     pub(super) fn into_parts(self) -> (Tensor<2>, Option<HookedWeight>) {
         (self.tensor, self.hooked)
@@ -215,6 +222,14 @@ pub(super) fn linear_param(
     layer: Option<&Fp8Layer>,
     fused: bool,
 ) -> Tensor<3> {
+    let x = match x.into_discarded() {
+        Ok((anchor, operation)) => {
+            let operands = (layer, fused);
+            let [y] = linear_discarding(operation, &anchor, weight, bias, input, operands);
+            return y;
+        }
+        Err(x) => x,
+    };
     let Some(layer) = layer else {
         let x = x.into_values();
         let weight = Weight::of(weight, &x);
@@ -222,11 +237,7 @@ pub(super) fn linear_param(
     };
     let (x, activation) = for_quantiser(x, layer);
     let weight = Weight::unfetched(weight, &x);
-    let has_hook = weight
-        .hooked
-        .as_ref()
-        .is_some_and(|hooked| hooked.takes_gradient);
-    let trains_weight = has_hook || is_tracked(&weight.tensor);
+    let trains_weight = weight.trains();
     let is_recorded = is_tracked(&x) || trains_weight;
     let whole = !matches!(input, InputLayout::SplitSequence(_));
     let arithmetic = Fp8Arithmetic::new(layer, is_recorded, whole && trains_weight);
@@ -263,6 +274,7 @@ fn for_quantiser(
             bias,
             activation,
             fused: true,
+            ..
         } if layer.quantizes_activations() => {
             let (kind, bias) = (activation.kernel(), bias.map(Bias::into_parameter));
             let is_constant = |bias: &Parameter| !is_tracked(&bias.value);
@@ -285,9 +297,20 @@ fn run<A: LinearArithmetic>(
     input: InputLayout,
     arithmetic: A,
 ) -> Tensor<3> {
-    let mut inputs = vec![x.into_dispatch(), weight.tensor.into_dispatch()];
+    let (function, others) = function_of(weight, bias, input, arithmetic);
+    apply([vec![x.into_dispatch()], others].concat(), function)
+}
+
+/// A product, and its inputs beside `x`.
+fn function_of<A: LinearArithmetic>(
+    weight: Weight,
+    bias: Option<Parameter>,
+    input: InputLayout,
+    arithmetic: A,
+) -> (LinearFunction<A>, Vec<DispatchTensor>) {
+    let mut others = vec![weight.tensor.into_dispatch()];
     let bias = bias.map(|Parameter { value, destination }| {
-        inputs.push(value.into_dispatch());
+        others.push(value.into_dispatch());
         destination
     });
     let function = LinearFunction {
@@ -297,7 +320,40 @@ fn run<A: LinearArithmetic>(
         transposed: weight.transposed,
         arithmetic,
     };
-    apply(inputs, function)
+    (function, others)
+}
+
+/// The product of an input that is not kept, and the other outputs of the operation that computes it. `of_input` are
+/// the inputs of that operation, and `anchor` one of them.
+pub(super) fn linear_discarding<const K: usize>(
+    (operation, of_input): (impl ProductInput, Vec<DispatchTensor>),
+    anchor: &Tensor<3>,
+    weight: &Param<Tensor<2>>,
+    bias: Option<Parameter>,
+    input: InputLayout,
+    (layer, fused): (Option<&Fp8Layer>, bool),
+) -> [Tensor<3>; K] {
+    let Some(layer) = layer else {
+        let arithmetic = FloatArithmetic {
+            fused,
+            transposed: false,
+        };
+        let weight = Weight::of(weight, anchor);
+        let (product, others) = function_of(weight, bias, input, arithmetic);
+        return apply_discarding(operation, of_input, product, others);
+    };
+    let weight = Weight::unfetched(weight, anchor);
+    let is_recorded = is_tracked(anchor) || weight.trains();
+    // Codes would be kept.
+    let arithmetic = Fp8Arithmetic::new(layer, is_recorded, false);
+    let (product, others) = function_of(weight, bias, input, arithmetic);
+    apply_discarding(operation, of_input, product, others)
+}
+
+impl<A: LinearArithmetic> SavesInput for LinearFunction<A> {
+    fn reads_input(&self, needed: &[bool]) -> bool {
+        needed[0] || self.gradient_hook().is_some()
+    }
 }
 
 impl LinearFunction<Fp8Arithmetic> {

@@ -1,6 +1,9 @@
 //! The input of a linear layer: values, or an activation that the layer may compute as it reads them.
 
-use burn::tensor::Tensor;
+use burn::backend::DispatchTensor;
+use burn::tensor::{DType, Tensor};
+use burn_megatron_kernels::activation::ActivationFunction;
+use burn_megatron_kernels::gradient::Parameter;
 
 use super::{Activation, Bias};
 
@@ -19,10 +22,38 @@ pub enum LinearInput {
         activation: Activation,
         /// Whether it may be one operation.
         fused: bool,
+        /// Whether the layer computes it again in the backward, instead of keeping it; only if it is fused.
+        recomputed: bool,
     },
 }
 
+/// What a [recomputed](LinearInput::Activation) activation is computed from, and how.
+pub(super) type DiscardedActivation = (Tensor<3>, (ActivationFunction, Vec<DispatchTensor>));
+
 impl LinearInput {
+    /// An activation that is not kept: its input, and the operation with all of its inputs. Otherwise the input as it
+    /// is.
+    pub(super) fn into_discarded(self) -> Result<DiscardedActivation, Self> {
+        let Self::Activation {
+            x,
+            bias,
+            activation,
+            fused: true,
+            recomputed: true,
+        } = self
+        else {
+            return Err(self);
+        };
+        let mut inputs = vec![x.clone().into_dispatch()];
+        let bias = bias.map(|bias| {
+            let Parameter { value, destination } = bias.into_parameter();
+            inputs.push(value.cast::<DType>(x.dtype()).into_dispatch());
+            destination
+        });
+        let function = ActivationFunction::new(activation.kernel(), bias);
+        Ok((x, (function, inputs)))
+    }
+
     /// The values; computes the activation.
     pub fn into_values(self) -> Tensor<3> {
         match self {
@@ -32,6 +63,7 @@ impl LinearInput {
                 bias,
                 activation,
                 fused,
+                ..
             } => activation.forward_biased(x, bias, fused),
         }
     }

@@ -8,8 +8,8 @@ use crate::choice::Operation;
 
 use super::{
     Activation, Bias, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Init,
-    LinearInput, ModelBuilder, OutputSection, RecomputeModule, RecomputeRegion, RowParallelLinear,
-    RowParallelLinearConfig,
+    LinearInput, ModelBuilder, Norm, OutputSection, RecomputeModule, RecomputeRegion, Residual,
+    RowParallelLinear, RowParallelLinearConfig,
 };
 
 /// Configuration of a [`ParallelMlp`].
@@ -45,6 +45,8 @@ pub struct ParallelMlp {
     fused: bool,
     #[module(skip)]
     region: RecomputeRegion,
+    #[module(skip)]
+    activation_region: RecomputeRegion,
 }
 
 impl ParallelMlpConfig {
@@ -85,6 +87,8 @@ impl ParallelMlpConfig {
             activation: self.activation,
             fused: builder.is_fused(Operation::Activation),
             region,
+            activation_region: builder
+                .recompute_fused(RecomputeModule::Activation, Operation::Activation)?,
         })
     }
 }
@@ -110,17 +114,41 @@ impl ParallelMlp {
             return self.down.product(self.activated(x));
         }
         let mlp = self.clone();
-        self.region
-            .run(x, move |x| mlp.down.product(mlp.activated(x)))
+        let body = move |x| mlp.down.partial(mlp.activated(x));
+        self.down.reduced(self.region.run(x, body))
+    }
+
+    /// [`forward_without_bias`](Self::forward_without_bias) of a normalized residual stream, and the sum of the stream.
+    /// The norm is that of [`NormConfig::init_for_linear`](super::NormConfig::init_for_linear).
+    pub fn forward_normalized(
+        &self,
+        norm: &Norm,
+        x: Residual,
+    ) -> ((Tensor<3>, Option<Bias>), Tensor<3>) {
+        let (y, stream) = if self.region.is_active() {
+            let mlp = self.clone();
+            let body = move |x| mlp.down.partial(mlp.activated(x));
+            let (partial, stream) = self.region.run_normalized(norm, x, body);
+            (self.down.reduced(partial), stream)
+        } else {
+            let (up, stream) = self.up.forward_normalized_without_bias(norm, x);
+            (self.down.product(self.activation_of(up)), stream)
+        };
+        let bias = self.down.bias_of(&y);
+        ((y, bias), stream)
     }
 
     fn activated(&self, x: Tensor<3>) -> LinearInput {
-        let (x, bias) = self.up.forward_without_bias(x);
+        self.activation_of(self.up.forward_without_bias(x))
+    }
+
+    fn activation_of(&self, (x, bias): (Tensor<3>, Option<Bias>)) -> LinearInput {
         LinearInput::Activation {
             x,
             bias,
             activation: self.activation,
             fused: self.fused,
+            recomputed: self.activation_region.is_active(),
         }
     }
 }

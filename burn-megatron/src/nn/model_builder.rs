@@ -312,6 +312,27 @@ impl ModelBuilder {
         recompute.named_region(module, &self.shared.position)
     }
 
+    /// The same for a part whose recomputation needs the fused form of `operation`.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Config`] if the part is recomputed, and the operation is not fused.
+    pub(super) fn recompute_fused(
+        &self,
+        module: RecomputeModule,
+        operation: Operation,
+    ) -> Result<RecomputeRegion, BuildError> {
+        let region = self.recompute_part(module);
+        if region.is_on() && !self.is_fused(operation) {
+            let (name, operation) = (module.name(), operation.name());
+            return Err(self.error(format!(
+                "recomputing {name:?} needs the fused kernel of the {operation}, which this model does not use: \
+                 request it (kernels.{operation} = \"fused\"), or do not recompute {name:?}"
+            )));
+        }
+        Ok(region)
+    }
+
     /// A builder whose layers ignore their 8-bit recipe and compute in the type of the model.
     pub fn without_fp8(&self) -> Self {
         Self {

@@ -1,14 +1,18 @@
 //! LayerNorm and RMSNorm over the last dimension.
 
+use burn::backend::DispatchTensor;
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use burn_megatron_kernels::gradient::Parameter;
-use burn_megatron_kernels::norm::{self, NormOptions};
+use burn_megatron_kernels::norm::{self, NormOptions, StreamNormFunction};
 use serde::{Deserialize, Serialize};
 
 use super::hook::fused_parameter;
-use super::{Init, ModelBuilder, ParameterSpec, Residual, anchored_value};
+use super::{
+    BuildError, Init, ModelBuilder, ParameterSpec, RecomputeModule, RecomputeRegion, Residual,
+    anchored_value,
+};
 use crate::choice::Operation;
 use crate::mesh::Axis;
 
@@ -50,6 +54,18 @@ pub struct Norm {
     options: NormOptions,
     #[module(skip)]
     fused: bool,
+    #[module(skip)]
+    region: RecomputeRegion,
+}
+
+/// A fused norm as a part of another operation.
+pub(super) struct NormOperation {
+    pub function: StreamNormFunction<3>,
+    pub inputs: Vec<DispatchTensor>,
+    /// To which parameters of the other operation are anchored.
+    pub anchor: Tensor<3>,
+    /// Whether the stream has autodiff.
+    pub is_autodiff: bool,
 }
 
 impl NormConfig {
@@ -68,7 +84,23 @@ impl NormConfig {
                 zero_centered: self.zero_centered,
             },
             fused: builder.is_fused(Operation::Norm),
+            region: RecomputeRegion::default(),
         }
+    }
+
+    /// The norm of a residual stream whose output a linear layer reads, in the backward too unless the settings of
+    /// recomputation name [`RecomputeModule::Norm`]: see [`ParallelAttention::forward_normalized`](super::ParallelAttention::forward_normalized) and
+    /// [`ParallelMlp::forward_normalized`](super::ParallelMlp::forward_normalized).
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Config`] if they do, and the norm is not fused.
+    pub fn init_for_linear(&self, builder: &ModelBuilder) -> Result<Norm, BuildError> {
+        let region = builder.recompute_fused(RecomputeModule::Norm, Operation::Norm)?;
+        Ok(Norm {
+            region,
+            ..self.init(builder)
+        })
     }
 }
 
@@ -99,6 +131,26 @@ impl Norm {
         let stream = x.for_norm();
         let (weight, bias) = self.fused_parameters(&stream.x);
         stream.normalise(self.kind(), weight, bias, self.options)
+    }
+
+    /// Whether the output is computed again in the backward of the micro-batch that goes forward.
+    pub(super) fn is_recomputed(&self) -> bool {
+        self.region.is_active()
+    }
+
+    /// The operation of [`forward_add`](Self::forward_add) as a part of another one, its inputs, whether its outputs
+    /// have autodiff, and the tensor to which parameters are anchored.
+    pub(super) fn stream_function(&self, x: Residual) -> NormOperation {
+        let stream = x.for_norm();
+        let (weight, bias) = self.fused_parameters(&stream.x);
+        let (anchor, is_autodiff) = (stream.x.clone(), stream.is_autodiff());
+        let (function, inputs) = stream.into_function(self.kind(), weight, bias, self.options);
+        NormOperation {
+            function,
+            inputs,
+            anchor,
+            is_autodiff,
+        }
     }
 
     fn fused_parameters(&self, x: &Tensor<3>) -> (Parameter, Option<Parameter>) {

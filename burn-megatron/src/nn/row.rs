@@ -113,6 +113,12 @@ impl RowParallelLinear {
 
     /// The output before the bias.
     pub(super) fn product(&self, x: impl Into<LinearInput>) -> Tensor<3> {
+        self.reduced(self.partial(x))
+    }
+
+    /// The term of the output of this rank's rows, which is not [reduced](Self::reduced): a recomputed region ends with
+    /// it, so that the collective does not run again.
+    pub(super) fn partial(&self, x: impl Into<LinearInput>) -> Tensor<3> {
         let x = x.into();
         let x = if self.input_is_split {
             x
@@ -120,7 +126,11 @@ impl RowParallelLinear {
             collective::split(x.into_values(), 2, &self.comm).into()
         };
         let (input, layer) = (InputLayout::Local, self.fp8.as_ref());
-        let partial = linear_param(x, &self.weight, None, input, layer, self.fused);
+        linear_param(x, &self.weight, None, input, layer, self.fused)
+    }
+
+    /// The sum of the terms of the ranks, which is the output before the bias.
+    pub(super) fn reduced(&self, partial: Tensor<3>) -> Tensor<3> {
         if self.sequence_parallel {
             collective::reduce_scatter_sequence(partial, SEQUENCE_DIM, &self.comm)
         } else {

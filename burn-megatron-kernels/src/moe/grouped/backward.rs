@@ -4,26 +4,54 @@ use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{NAME, accumulate_grouped_weight_gradient_at, cpu, grouped_weight_gradient};
+use super::{
+    NAME, accumulate_grouped_weight_gradient_at, check, cpu, grouped_weight_gradient, same_type,
+};
 use crate::Function;
 use crate::cpu::wide;
+use crate::error::accept;
 use crate::flat::accumulate;
 use crate::gradient::{self, Destination, FlatGradients, Place};
 use crate::launch::{DeviceOp, Spec, launch_one};
 
-/// Inputs: the rows and the weights, which it saves.
+/// [`grouped_matmul_with`](super::grouped_matmul_with) as a [`Function`]: its inputs are the rows and the weights, and
+/// it saves them.
 #[derive(Debug)]
-pub(super) struct GroupedMatmul {
-    pub group_sizes: Arc<[usize]>,
+pub struct GroupedMatmul {
+    group_sizes: Arc<[usize]>,
     /// Where the gradient of the weights goes, if not to the graph.
-    pub destination: Option<Destination>,
+    destination: Option<Destination>,
 }
 
 impl GroupedMatmul {
+    /// The product of rows of this shape and type with `weights`.
+    ///
+    /// # Panics
+    ///
+    /// As [`grouped_matmul`](super::grouped_matmul).
+    pub fn new(
+        (rows, dtype): ([usize; 2], DType),
+        weights: &Tensor<3>,
+        destination: Option<Destination>,
+        group_sizes: &[usize],
+    ) -> Self {
+        accept(check(rows, weights.dims(), group_sizes));
+        accept(same_type(dtype, "type of the weights", weights.dtype()));
+        Self {
+            group_sizes: group_sizes.into(),
+            destination,
+        }
+    }
+
+    /// Whether the gradient of the weights goes to a buffer.
+    pub fn has_destination(&self) -> bool {
+        self.destination.is_some()
+    }
+
     fn product(&self, x: DispatchTensor, weights: DispatchTensor) -> DispatchTensor {
         let group_sizes = self.group_sizes.clone();
         launch_one(ProductOp { group_sizes }, vec![x, weights])

@@ -38,7 +38,8 @@ pub(crate) mod mma;
 #[cfg(test)]
 mod tests;
 
-use backward::{GroupedMatmul, WeightGradientOp};
+pub use backward::GroupedMatmul;
+use backward::WeightGradientOp;
 
 const NAME: &str = "grouped_matmul";
 
@@ -79,12 +80,7 @@ pub fn grouped_matmul_with(
     destination: Option<Destination>,
     group_sizes: &[usize],
 ) -> Tensor<2> {
-    accept(check(x.dims(), weights.dims(), group_sizes));
-    accept(same_type(x.dtype(), "type of the weights", weights.dtype()));
-    let function = GroupedMatmul {
-        group_sizes: group_sizes.into(),
-        destination,
-    };
+    let function = GroupedMatmul::new((x.dims(), x.dtype()), &weights, destination, group_sizes);
     apply(vec![x.into_dispatch(), weights.into_dispatch()], function)
 }
 

@@ -2,18 +2,21 @@
 
 use burn::backend::DispatchTensor;
 use burn::module::Param;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
+use burn_megatron_kernels::activation::ActivationFunction;
 use burn_megatron_kernels::gradient::{self, Destination, FlatGradients, Place};
-use burn_megatron_kernels::moe::grouped::grouped_matmul_with;
+use burn_megatron_kernels::moe::grouped::GroupedMatmul;
 use burn_megatron_kernels::{Function, apply, flat};
 
 use super::expert_arithmetic::{ExpertArithmetic, SavedExpert};
 use super::router::plain;
 use crate::collective::PendingTensor;
+use crate::nn::Activation;
 use crate::nn::arithmetic::{FloatArithmetic, NeededGradients, SavedInput};
 use crate::nn::fp8::{Fp8Arithmetic, Fp8Layer};
 use crate::nn::hook::{ParameterHook, WeightGradientFn, fused_value};
 use crate::nn::linear::is_tracked;
+use crate::nn::recompute::{SavesInput, apply_discarding};
 
 /// `x`, `[rows, in]`, times the weight of each row's expert, `[experts, in, out]`: `[rows, out]`.
 ///
@@ -26,23 +29,28 @@ use crate::nn::linear::is_tracked;
 /// If the experts do not have as many rows together as there are, and as
 /// [`grouped_matmul`](burn_megatron_kernels::moe::grouped::grouped_matmul).
 pub(super) fn expert_product(
-    x: Tensor<2>,
+    input: ExpertInput,
     weight: &Param<Tensor<3>>,
     layers: &[Option<Fp8Layer>],
     group_sizes: &[usize],
     fused: bool,
 ) -> Tensor<2> {
-    let (weights, destination) = fused_value(weight, &x);
+    let x = input.anchor();
+    let (weights, destination) = fused_value(weight, x);
+    let [rows, _] = x.dims();
     if layers.iter().all(Option::is_none) {
-        return grouped_matmul_with(x, weights, destination, group_sizes);
+        let shape = ([rows, input.width()], x.dtype());
+        let product = GroupedMatmul::new(shape, &weights, destination, group_sizes);
+        return input.multiplied(product, weights);
     }
-    let (rows, total) = (x.dims()[0], group_sizes.iter().sum::<usize>());
+    let total = group_sizes.iter().sum::<usize>();
     assert!(
         rows == total,
         "x has {rows} rows, and the experts have {total} together: expected as many"
     );
     let trains_weight = destination.is_some() || is_tracked(&weights);
-    let is_recorded = is_tracked(&x) || trains_weight;
+    let is_recorded = is_tracked(x) || trains_weight;
+    let saves_codes = trains_weight && matches!(input, ExpertInput::Rows(_));
     // Its owner reports changes, so that copies of its weights may be cached.
     let is_hooked = weight.reparameterization::<ParameterHook>().is_some();
     let values = plain(weights.clone());
@@ -52,7 +60,7 @@ pub(super) fn expert_product(
                 let caches = is_hooked && *rows > 0 && layer.caches_weight();
                 let value = || matrix(&values, index);
                 ExpertArithmetic::Fp8(
-                    Fp8Arithmetic::new(layer, is_recorded, trains_weight),
+                    Fp8Arithmetic::new(layer, is_recorded, saves_codes),
                     caches.then(|| layer.cached_weight(value, is_recorded)),
                 )
             }
@@ -74,7 +82,77 @@ pub(super) fn expert_product(
         experts: experts.collect(),
         destination,
     };
-    apply(vec![x.into_dispatch(), weights.into_dispatch()], function)
+    input.multiplied(function, weights)
+}
+
+/// The rows of a product of experts.
+pub(super) enum ExpertInput {
+    /// `[rows, in]`
+    Rows(Tensor<2>),
+    /// An activation of `x`, times the weight of each row, which is computed again in the backward.
+    Activation {
+        /// `[rows, in]`, or `[rows, 2 in]` for a gated activation.
+        x: Tensor<2>,
+        /// `[rows]`
+        weights: Tensor<1>,
+        activation: Activation,
+    },
+}
+
+impl ExpertInput {
+    /// To which the weights are anchored.
+    fn anchor(&self) -> &Tensor<2> {
+        match self {
+            Self::Rows(x) | Self::Activation { x, .. } => x,
+        }
+    }
+
+    /// The features that are multiplied.
+    fn width(&self) -> usize {
+        let [_, width] = self.anchor().dims();
+        match self {
+            Self::Activation { activation, .. } if activation.is_gated() => width / 2,
+            _ => width,
+        }
+    }
+
+    fn multiplied(self, product: impl SavesInput, weights: Tensor<3>) -> Tensor<2> {
+        let others = vec![weights.into_dispatch()];
+        match self {
+            Self::Rows(x) => apply([vec![x.into_dispatch()], others].concat(), product),
+            Self::Activation {
+                x,
+                weights,
+                activation,
+            } => {
+                let wide = match x.dtype() {
+                    DType::F64 => DType::F64,
+                    _ => DType::F32,
+                };
+                let weights = weights.cast::<DType>(wide);
+                let inputs = vec![x.into_dispatch(), weights.into_dispatch()];
+                let activation = ActivationFunction::weighted(activation.kernel());
+                let [y] = apply_discarding(activation, inputs, product, others);
+                y
+            }
+        }
+    }
+}
+
+impl SavesInput for GroupedMatmul {
+    fn reads_input(&self, needed: &[bool]) -> bool {
+        needed[0] || self.has_destination()
+    }
+}
+
+impl SavesInput for ExpertProduct {
+    fn saves_input(&self) -> bool {
+        self.saves_rows()
+    }
+
+    fn reads_input(&self, needed: &[bool]) -> bool {
+        needed[0] || self.destination.is_some()
+    }
 }
 
 /// Inputs: the rows and the weights. It saves those of the two that some expert needs, then what each expert with

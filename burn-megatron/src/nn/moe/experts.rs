@@ -6,12 +6,13 @@ use burn::tensor::Tensor;
 use burn_megatron_kernels::activation::{self, ActivationOptions};
 use burn_megatron_kernels::moe::grouped::grouped_matmul;
 
-use super::expert_product::expert_product;
+use super::expert_product::{ExpertInput, expert_product};
 use crate::choice::Operation;
 use crate::mesh::{Axis, Grid, split_evenly};
 use crate::nn::fp8::{Fp8Layer, SplitOperands};
 use crate::nn::{
-    Activation, BuildError, Init, ModelBuilder, ParameterSpec, Placement, Section, anchored_value,
+    Activation, BuildError, Init, ModelBuilder, ParameterSpec, Placement, RecomputeModule,
+    RecomputeRegion, Section, anchored_value,
 };
 
 /// Configuration of [`Experts`].
@@ -82,6 +83,8 @@ pub struct Experts {
     /// Whether this rank adds the last bias, which one of the expert-tensor ranks does.
     #[module(skip)]
     adds_bias: bool,
+    #[module(skip)]
+    activation_region: RecomputeRegion,
 }
 
 impl ExpertsConfig {
@@ -150,6 +153,8 @@ impl ExpertsConfig {
             fused_linear: builder.is_fused(Operation::Linear),
             fused: builder.is_fused(Operation::Activation),
             adds_bias: tensor.index == 0,
+            activation_region: builder
+                .recompute_fused(RecomputeModule::Activation, Operation::Activation)?,
         })
     }
 }
@@ -168,12 +173,20 @@ impl Experts {
             let own = &layers[self.first..][..group_sizes.len()];
             expert_product(x, weight, own, &group_sizes, self.fused_linear)
         };
-        let mut up = product(x, &self.up, &self.up_fp8);
+        let mut up = product(ExpertInput::Rows(x), &self.up, &self.up_fp8);
         if let Some(bias) = &self.up_bias {
             let ones = weights.ones_like().cast(up.dtype());
             up = with_bias(up, bias, ones, &group_sizes);
         }
-        let activated = self.activated(up, weights.clone());
+        let activated = if self.activation_region.is_active() {
+            ExpertInput::Activation {
+                x: up,
+                weights: weights.clone(),
+                activation: self.activation,
+            }
+        } else {
+            ExpertInput::Rows(self.activated(up, weights.clone()))
+        };
         let down = product(activated, &self.down, &self.down_fp8);
         match &self.down_bias {
             Some(bias) => {

@@ -21,7 +21,9 @@ use super::step::{RankLoad, RouterStep};
 use super::token_part::TokenPart;
 use crate::collective::Comm;
 use crate::mesh::ParallelConfig;
-use crate::nn::{Activation, BuildError, Init, ModelBuilder, RecomputeModule, RecomputeRegion};
+use crate::nn::{
+    Activation, BuildError, Init, ModelBuilder, Norm, RecomputeModule, RecomputeRegion, Residual,
+};
 
 /// Configuration of a [`MoeMlp`].
 #[derive(Config, Debug)]
@@ -198,14 +200,34 @@ impl MoeMlp {
         if !self.region.is_active() {
             return self.output(x, with);
         }
+        self.region.run(x, self.body(with))
+    }
+
+    /// [`forward_with`](Self::forward_with) of a normalized residual stream, and the sum of the stream. Only a recomputed
+    /// [`Moe`](RecomputeModule::Moe) computes the norm again, as the router reads it too.
+    pub fn forward_normalized(
+        &self,
+        norm: &Norm,
+        x: Residual,
+        with: MoeForward<'_>,
+    ) -> (Tensor<3>, Tensor<3>) {
+        if !self.region.is_active() {
+            let (normal, stream) = norm.forward_add(x);
+            return (self.output(normal, with), stream);
+        }
+        self.region.run_normalized(norm, x, self.body(with))
+    }
+
+    /// The forward as the body of a recomputed region.
+    fn body(&self, with: MoeForward<'_>) -> impl Fn(Tensor<3>) -> Tensor<3> + use<> {
         let (moe, choices, step) = (self.clone(), with.choices, with.step.cloned());
-        self.region.run(x, move |x| {
+        move |x| {
             let with = MoeForward {
                 choices: choices.clone(),
                 step: step.as_ref(),
             };
             moe.output(x, with)
-        })
+        }
     }
 
     fn output(&self, x: Tensor<3>, with: MoeForward<'_>) -> Tensor<3> {

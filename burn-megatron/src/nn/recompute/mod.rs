@@ -14,6 +14,7 @@
 //! [builder](super::ModelBuilder::recompute_region) whether they are.
 
 mod config;
+mod discard;
 mod error;
 mod layers;
 mod state;
@@ -22,12 +23,13 @@ use std::fmt;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
-use burn_megatron_kernels::{Function, apply};
+use burn_megatron_kernels::{MultiFunction, apply_multi};
 
 use super::gradient_slot::GradientSlot;
 use super::{DropoutPosition, forward_context};
 
 pub use config::{RecomputeConfig, RecomputeGranularity, RecomputeModule};
+pub(super) use discard::{ProductInput, SavesInput, apply_discarding};
 pub use error::RecomputeError;
 pub(crate) use layers::LayerRun;
 pub use layers::{RecomputeLayers, RecomputeMethod};
@@ -74,6 +76,15 @@ pub fn recompute<const D: usize, const E: usize>(
     x: Tensor<D>,
     body: impl Fn(Tensor<D>) -> Tensor<E> + Send + Sync + 'static,
 ) -> Tensor<E> {
+    let [y] = recompute_outputs(x, move |x| [body(x)]);
+    y
+}
+
+/// [`recompute`] of a body with several outputs.
+pub(super) fn recompute_outputs<const D: usize, const E: usize, const K: usize>(
+    x: Tensor<D>,
+    body: impl Fn(Tensor<D>) -> [Tensor<E>; K] + Send + Sync + 'static,
+) -> [Tensor<E>; K] {
     let Some(anchor) = forward_context::anchor() else {
         return body(x);
     };
@@ -84,7 +95,7 @@ pub fn recompute<const D: usize, const E: usize>(
         // The first block of a model: its parameters need a tracked input.
         vec![x.into_dispatch(), anchor]
     };
-    apply(inputs, RecomputedBlock { body, autodiff })
+    apply_multi(inputs, RecomputedBlock { body, autodiff })
 }
 
 /// [`recompute`] with the current [`DropoutPosition`]: in the second pass the
@@ -102,14 +113,17 @@ pub fn recompute_at<const D: usize, const E: usize>(
     recompute(x, move |x| position.at(current.clone(), || body(x)))
 }
 
-/// A block with an input of `D` dims and an output of `E`.
-struct RecomputedBlock<const D: usize, const E: usize, F> {
+/// A block with an input of `D` dims and `K` outputs of `E`.
+struct RecomputedBlock<const D: usize, const E: usize, const K: usize, F> {
     body: F,
     /// Whether the input has autodiff, tracked or not, which layers read as training.
     autodiff: bool,
 }
 
-impl<const D: usize, const E: usize, F: Fn(Tensor<D>) -> Tensor<E>> RecomputedBlock<D, E, F> {
+impl<const D: usize, const E: usize, const K: usize, F> RecomputedBlock<D, E, K, F>
+where
+    F: Fn(Tensor<D>) -> [Tensor<E>; K],
+{
     /// The input with autodiff as in a recorded forward, but on no graph.
     fn input(&self, plain: DispatchTensor) -> Tensor<D> {
         let plain = Tensor::from_dispatch(plain);
@@ -121,25 +135,32 @@ impl<const D: usize, const E: usize, F: Fn(Tensor<D>) -> Tensor<E>> RecomputedBl
     }
 }
 
-impl<const D: usize, const E: usize, F> Function for RecomputedBlock<D, E, F>
+impl<const D: usize, const E: usize, const K: usize, F> MultiFunction
+    for RecomputedBlock<D, E, K, F>
 where
-    F: Fn(Tensor<D>) -> Tensor<E> + Send + Sync + 'static,
+    F: Fn(Tensor<D>) -> [Tensor<E>; K] + Send + Sync + 'static,
 {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+    fn forward(
+        &self,
+        mut inputs: Vec<DispatchTensor>,
+    ) -> (Vec<DispatchTensor>, Vec<DispatchTensor>) {
         let x = inputs.swap_remove(0);
-        let y = forward_context::recompute_first_pass(|| (self.body)(self.input(x.clone())));
-        assert!(
-            !(y.is_autodiff() && y.is_tracked()),
-            "a recomputed block uses a tracked tensor that is not its input, whose gradient would be \
-             lost: pass it as a part of the input, or do not recompute this block"
-        );
-        (y.inner().into_dispatch(), vec![x])
+        let outputs = forward_context::recompute_first_pass(|| (self.body)(self.input(x.clone())));
+        let output = |y: Tensor<E>| {
+            assert!(
+                !(y.is_autodiff() && y.is_tracked()),
+                "a recomputed block uses a tracked tensor that is not its input, whose gradient would be \
+                 lost: pass it as a part of the input, or do not recompute this block"
+            );
+            y.inner().into_dispatch()
+        };
+        (outputs.map(output).into(), vec![x])
     }
 
     fn backward(
         &self,
         mut saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
+        gradients: Vec<Option<DispatchTensor>>,
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
         let _span = tracing::trace_span!("recompute").entered();
@@ -148,10 +169,17 @@ where
             x = x.require_grad();
         }
         let anchor = Tensor::<1>::zeros([1], &x.device().inner().autodiff()).require_grad();
-        let y = forward_context::recompute_second_pass(&anchor, || (self.body)(x.clone()));
-        let slot = GradientSlot::default();
-        slot.set(gradient);
-        let mut leaves = slot.backward_root(y, anchor).backward();
+        let outputs = forward_context::recompute_second_pass(&anchor, || (self.body)(x.clone()));
+        let root = |(y, gradient): (Tensor<E>, Option<DispatchTensor>)| {
+            let slot = GradientSlot::default();
+            slot.set(gradient?);
+            Some(slot.backward_root(y, anchor.clone()))
+        };
+        let roots = outputs.into_iter().zip(gradients).filter_map(root);
+        let Some(root) = roots.reduce(|sum, root| sum + root) else {
+            unreachable!("the backward runs for an output with a gradient")
+        };
+        let mut leaves = root.backward();
         let input = needed[0].then(|| {
             let gradient = x.grad_remove(&mut leaves);
             // Zero if the block does not depend on its input.
@@ -163,7 +191,7 @@ where
     }
 }
 
-impl<const D: usize, const E: usize, F> fmt::Debug for RecomputedBlock<D, E, F> {
+impl<const D: usize, const E: usize, const K: usize, F> fmt::Debug for RecomputedBlock<D, E, K, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a recomputed block from {D} to {E} dims")
     }

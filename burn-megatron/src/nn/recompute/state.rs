@@ -8,10 +8,10 @@ use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
 use super::layers::LayerRun;
-use super::{RecomputeConfig, RecomputeError, RecomputeModule, recompute_at};
+use super::{RecomputeConfig, RecomputeError, RecomputeModule, recompute_at, recompute_outputs};
 use crate::comm::{ParallelContext, ReduceOp};
 use crate::glob::Glob;
-use crate::nn::{DropoutPosition, Residual, forward_context};
+use crate::nn::{DropoutPosition, Norm, Residual, forward_context};
 
 /// What of a model is recomputed. Clones share the current micro-batch and the list of regions.
 #[derive(Clone, Debug)]
@@ -192,6 +192,11 @@ pub struct RecomputeRegion {
 }
 
 impl RecomputeRegion {
+    /// Whether any micro-batch may be recomputed here.
+    pub(in crate::nn) fn is_on(&self) -> bool {
+        self.state.is_some()
+    }
+
     /// Whether the micro-batch that goes forward is recomputed here.
     pub fn is_active(&self) -> bool {
         let state = self.state.as_ref();
@@ -213,6 +218,31 @@ impl RecomputeRegion {
             Some((_, position)) if self.is_active() => recompute_at(position, x, body),
             _ => body(x),
         }
+    }
+
+    /// `body` of the normalized stream, and the stream. Where the [norm](Norm::init_for_linear) is recomputed too, it is
+    /// a part of the region, which keeps the stream alone.
+    pub(in crate::nn) fn run_normalized(
+        &self,
+        norm: &Norm,
+        x: Residual,
+        body: impl Fn(Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
+    ) -> (Tensor<3>, Tensor<3>) {
+        let position = self.state.as_ref().filter(|_| self.is_active());
+        let Some((_, position)) = position.filter(|_| norm.is_recomputed()) else {
+            let (normal, stream) = norm.forward_add(x);
+            return (self.run(normal, body), stream);
+        };
+        let ((sum, added_bias), norm) = (x.into_parts(), norm.clone());
+        let (position, current) = (position.clone(), position.get());
+        let [y, stream] = recompute_outputs(sum, move |sum| {
+            position.at(current.clone(), || {
+                let x = Residual::from_parts(sum, added_bias.clone());
+                let (normal, stream) = norm.forward_add(x);
+                [body(normal), stream]
+            })
+        });
+        (y, stream)
     }
 
     /// [`run`](Self::run) of layers on a residual stream: the sum is kept. The gradients have the bits of the same

@@ -1,0 +1,183 @@
+//! A product whose input is not kept: the backward computes the input again.
+//!
+//! The backward of a product reads its input. Where that is cheap to compute from what is kept anyway, as a norm is
+//! from the residual stream and an activation from the projection before it, the two are recorded as one operation
+//! (the output-discarding recomputation of Megatron-Core).
+
+use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
+use burn_megatron_kernels::activation::ActivationFunction;
+use burn_megatron_kernels::norm::StreamNormFunction;
+use burn_megatron_kernels::{Function, MultiFunction, apply_multi};
+
+/// An operation whose first output is the input of a product alone.
+pub(in crate::nn) trait ProductInput:
+    std::fmt::Debug + Send + Sync + 'static
+{
+    /// The outputs, and what [`again`](Self::again) and [`backward`](Self::backward) need.
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>);
+
+    /// The first output once more, to the bit.
+    fn again(&self, saved: &[DispatchTensor]) -> DispatchTensor;
+
+    /// One gradient for each input from those of the outputs.
+    fn backward(
+        &self,
+        saved: Vec<DispatchTensor>,
+        gradients: Vec<Option<DispatchTensor>>,
+        needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>>;
+
+    /// The number of tensors that it saves, of so many inputs.
+    fn saved_tensors(&self, inputs: usize) -> usize;
+
+    /// Whether it passes gradients on that no input needs.
+    fn has_destinations(&self) -> bool;
+}
+
+impl ProductInput for ActivationFunction {
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>) {
+        let (y, saved) = Function::forward(self, inputs);
+        (vec![y], saved)
+    }
+
+    fn again(&self, saved: &[DispatchTensor]) -> DispatchTensor {
+        Function::forward(self, saved.to_vec()).0
+    }
+
+    fn backward(
+        &self,
+        saved: Vec<DispatchTensor>,
+        mut gradients: Vec<Option<DispatchTensor>>,
+        needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        match gradients.remove(0) {
+            Some(gradient) => Function::backward(self, saved, gradient, needed),
+            None => vec![None; needed.len()],
+        }
+    }
+
+    fn saved_tensors(&self, inputs: usize) -> usize {
+        inputs
+    }
+
+    fn has_destinations(&self) -> bool {
+        self.has_destination()
+    }
+}
+
+/// It saves the bias of the norm too, from which the norm is computed again.
+impl ProductInput for StreamNormFunction<3> {
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>) {
+        let bias = self.bias_input().map(|index| inputs[index].clone());
+        let (outputs, mut saved) = MultiFunction::forward(self, inputs);
+        saved.extend(bias);
+        (outputs, saved)
+    }
+
+    fn again(&self, saved: &[DispatchTensor]) -> DispatchTensor {
+        self.norm_again(saved, saved.get(3))
+    }
+
+    fn backward(
+        &self,
+        mut saved: Vec<DispatchTensor>,
+        gradients: Vec<Option<DispatchTensor>>,
+        needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        if gradients.iter().all(Option::is_none) {
+            return vec![None; needed.len()];
+        }
+        saved.truncate(3);
+        MultiFunction::backward(self, saved, gradients, needed)
+    }
+
+    fn saved_tensors(&self, _inputs: usize) -> usize {
+        3 + usize::from(self.bias_input().is_some())
+    }
+
+    fn has_destinations(&self) -> bool {
+        self.has_buffer()
+    }
+}
+
+/// A product that saves its first input before everything else.
+pub(in crate::nn) trait SavesInput: Function {
+    /// Whether it saves the input, which it may leave out if it has no rows.
+    fn saves_input(&self) -> bool {
+        true
+    }
+
+    /// Whether the backward reads the input; `needed` are the gradients of the other inputs.
+    fn reads_input(&self, needed: &[bool]) -> bool;
+}
+
+/// The outputs of `input`, the first of which is replaced by its product.
+#[derive(Debug)]
+struct DiscardingProduct<F, P> {
+    input: F,
+    /// The inputs of `input`; those of the product, without its first, follow.
+    inputs: usize,
+    product: P,
+}
+
+/// The outputs of `input` for `inputs`, the first of which is replaced by its product with `others`, and is not kept:
+/// the backward computes it again.
+pub(in crate::nn) fn apply_discarding<const O: usize, const K: usize>(
+    input: impl ProductInput,
+    inputs: Vec<DispatchTensor>,
+    product: impl SavesInput,
+    others: Vec<DispatchTensor>,
+) -> [Tensor<O>; K] {
+    let function = DiscardingProduct {
+        inputs: inputs.len(),
+        input,
+        product,
+    };
+    apply_multi([inputs, others].concat(), function)
+}
+
+impl<F: ProductInput, P: SavesInput> MultiFunction for DiscardingProduct<F, P> {
+    fn forward(
+        &self,
+        mut inputs: Vec<DispatchTensor>,
+    ) -> (Vec<DispatchTensor>, Vec<DispatchTensor>) {
+        let others = inputs.split_off(self.inputs);
+        let (mut outputs, mut saved) = self.input.forward(inputs);
+        let of_product = [vec![outputs[0].clone()], others].concat();
+        let (y, of_product) = self.product.forward(of_product);
+        outputs[0] = y;
+        let discarded = usize::from(self.product.saves_input());
+        saved.extend(of_product.into_iter().skip(discarded));
+        (outputs, saved)
+    }
+
+    fn backward(
+        &self,
+        mut saved: Vec<DispatchTensor>,
+        mut gradients: Vec<Option<DispatchTensor>>,
+        needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        let (of_input, of_product) = needed.split_at(self.inputs);
+        let mut saved_by_product = saved.split_off(self.input.saved_tensors(self.inputs));
+        let others = match gradients[0].take() {
+            Some(gradient) => {
+                if self.product.saves_input() {
+                    let x = if self.product.reads_input(of_product) {
+                        self.input.again(&saved)
+                    } else {
+                        saved[0].clone()
+                    };
+                    saved_by_product.insert(0, x);
+                }
+                let needs_input = of_input.contains(&true) || self.input.has_destinations();
+                let needed = [&[needs_input], of_product].concat();
+                let mut found = self.product.backward(saved_by_product, gradient, &needed);
+                gradients[0] = found.remove(0);
+                found
+            }
+            None => vec![None; of_product.len()],
+        };
+        [self.input.backward(saved, gradients, of_input), others].concat()
+    }
+}

@@ -1,0 +1,566 @@
+//! Recomputation changes no bit: losses, gradients and weights are those of a run that keeps everything.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use burn::tensor::{DType, Device, Tensor};
+use burn_megatron::comm::{
+    Buffer, Call, CommError, Communicator, Group, ParallelContext, Pending, Rank, World,
+};
+use burn_megatron::data_parallel::{DataParallelConfig, Precision, ZeroStage};
+use burn_megatron::mesh::{ContextExchange, ParallelConfig};
+use burn_megatron::nn::fp8::{Fp8Config, Fp8Recipe};
+use burn_megatron::nn::moe::{Capacity, KeepPolicy, RouterLoss, RouterLossKind};
+use burn_megatron::nn::{
+    Activation, ModelBuilder, NormKind, RecomputeConfig, RecomputeLayers, RecomputeMethod,
+    RecomputeModule,
+};
+use burn_megatron::pipeline::schedule::ScheduleKind;
+use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron::train::{
+    ModelConfig, Observer, ObserverError, StepGradients, TrainConfig, Trainer,
+};
+use burn_megatron::verify::ModelSubject;
+use burn_megatron_models::{MoeConfig, Positions, TransformerConfig};
+use burn_megatron_tests::pairwise::{Row, Settings, describe, pairwise, product, value};
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+const STEPS: usize = 5;
+const LAYERS: usize = 4;
+const MICRO_BATCHES: usize = 4;
+
+/// The values of each setting, by name.
+const SETTINGS: Settings<4> = [
+    (
+        "recompute",
+        &[
+            "uniform 1",
+            "uniform 2",
+            "uniform 3",
+            "block",
+            "per stage",
+            "2 of those in flight",
+            "mlp",
+            "moe",
+            "shared experts",
+            "core attention",
+            "norm",
+            "activation",
+            "norm, activation",
+            "norm, mlp or moe",
+            "patterns",
+            "all parts",
+        ],
+    ),
+    (
+        "layout",
+        &[
+            "1",
+            "tp2",
+            "tp2 sp",
+            "cp2",
+            "ep2",
+            "zero3",
+            "gpipe",
+            "1f1b",
+            "interleaved",
+            "zb-h1",
+            "zb-v",
+            "dualpipe-v",
+        ],
+    ),
+    ("model", &["llama", "gpt", "gpt dropout", "experts"]),
+    ("type", &["f32", "f64", "bf16", "fp8"]),
+];
+
+/// A row with names for its values.
+#[derive(Clone, Copy)]
+struct Case(Row<4>);
+
+/// What a rank has seen of a run, as text of the same bits.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    steps: Vec<String>,
+    /// By step: the gradients, in the order of the table.
+    gradients: Vec<Vec<Vec<u64>>>,
+    weights: Vec<Vec<u64>>,
+    experts: Vec<String>,
+}
+
+fn bits(tensor: Tensor<1>) -> Vec<u64> {
+    let values: Vec<f64> = tensor.cast(DType::F64).into_data().try_into_vec().unwrap();
+    values.into_iter().map(f64::to_bits).collect()
+}
+
+impl Case {
+    fn value(&self, setting: &str) -> &'static str {
+        value(&SETTINGS, &self.0, setting)
+    }
+
+    fn schedule(&self) -> Option<ScheduleKind> {
+        Some(match self.value("layout") {
+            "gpipe" => ScheduleKind::GPipe,
+            "1f1b" => ScheduleKind::OneFOneB,
+            "interleaved" => ScheduleKind::Interleaved { group: None },
+            "zb-h1" => ScheduleKind::ZbH1,
+            "zb-v" => ScheduleKind::ZbV,
+            "dualpipe-v" => ScheduleKind::DualPipeV,
+            _ => return None,
+        })
+    }
+
+    fn layout(&self) -> ParallelConfig {
+        let layout = ParallelConfig::new().with_data(1);
+        match self.value("layout") {
+            "tp2" => layout.with_tensor(2),
+            "tp2 sp" => layout.with_tensor(2).with_sequence_parallel(true),
+            "cp2" => ParallelConfig {
+                context: 2,
+                context_exchange: Some(ContextExchange::Ring),
+                ..layout
+            },
+            "ep2" => layout.with_data(2).with_expert(2),
+            "zero3" => ParallelConfig {
+                zero_stage: ZeroStage::Parameters,
+                ..layout.with_data(2)
+            },
+            _ => match self.schedule() {
+                Some(kind) => ParallelConfig {
+                    schedule: Some(kind.into()),
+                    ..layout.with_pipeline(2)
+                },
+                None => layout,
+            },
+        }
+    }
+
+    /// The stages of the layout.
+    fn stages(&self) -> usize {
+        match self.value("layout") {
+            "interleaved" | "zb-v" | "dualpipe-v" => 4,
+            _ if self.schedule().is_some() => 2,
+            _ => 1,
+        }
+    }
+
+    fn is_valid(&self) -> bool {
+        let (mode, model) = (self.value("recompute"), self.value("model"));
+        let has_experts = model == "experts";
+        let of_stage = LAYERS / self.stages();
+        let needs = match mode {
+            "uniform 2" => 2,
+            "uniform 3" => 3,
+            _ => 1,
+        };
+        [
+            has_experts && mode == "mlp",
+            !has_experts && ["moe", "shared experts"].contains(&mode),
+            !has_experts && self.value("layout") == "ep2",
+            needs > of_stage,
+            mode == "2 of those in flight" && self.stages() == 1,
+            // Dropout of the probabilities needs them in memory, which a ring has not.
+            self.value("layout") == "cp2" && model == "gpt dropout",
+        ]
+        .iter()
+        .all(|refused| !refused)
+    }
+
+    fn recompute(&self) -> RecomputeConfig {
+        use RecomputeModule::{Activation, CoreAttention, Mlp, Moe, Norm, SharedExperts};
+        let has_experts = self.value("model") == "experts";
+        let (uniform, block) = (RecomputeMethod::Uniform, RecomputeMethod::Block);
+        match self.value("recompute") {
+            "uniform 1" => RecomputeConfig::full(uniform, 1),
+            "uniform 2" => RecomputeConfig::full(uniform, 2),
+            "uniform 3" => RecomputeConfig::full(uniform, 3),
+            "block" => RecomputeConfig::full(block, 1),
+            "per stage" => RecomputeConfig {
+                layers: Some(RecomputeLayers::PerStage(
+                    (0..self.stages()).map(|stage| (stage + 1) % 2).collect(),
+                )),
+                ..RecomputeConfig::full(block, 1)
+            },
+            "2 of those in flight" => RecomputeConfig {
+                micro_batches: Some(1),
+                ..RecomputeConfig::full(uniform, 1)
+            },
+            "mlp" => RecomputeConfig::selective([Mlp]),
+            "moe" => RecomputeConfig::selective([Moe]),
+            "shared experts" => RecomputeConfig::selective([SharedExperts]),
+            "core attention" => RecomputeConfig::selective([CoreAttention]),
+            "norm" => RecomputeConfig::selective([Norm]),
+            "activation" => RecomputeConfig::selective([Activation]),
+            "norm, activation" => RecomputeConfig::selective([Norm, Activation]),
+            "norm, mlp or moe" => {
+                RecomputeConfig::selective([Norm, if has_experts { Moe } else { Mlp }])
+            }
+            "patterns" => RecomputeConfig {
+                patterns: vec!["blocks.1".into(), "blocks.*.attention".into()],
+                ..RecomputeConfig::selective([])
+            },
+            // One in the other.
+            _ if has_experts => {
+                RecomputeConfig::selective([Norm, Activation, Moe, SharedExperts, CoreAttention])
+            }
+            _ => RecomputeConfig::selective([Norm, Activation, Mlp, CoreAttention]),
+        }
+    }
+
+    fn model(&self) -> TransformerConfig {
+        let dropout = if self.value("model") == "gpt dropout" {
+            0.2
+        } else {
+            0.0
+        };
+        let gpt = TransformerConfig {
+            vocabulary: 21,
+            context: 8,
+            hidden: 16,
+            layers: LAYERS,
+            heads: 4,
+            init_std: 0.2,
+            dropout,
+            attention_dropout: dropout,
+            ..TransformerConfig::gpt2()
+        };
+        if self.value("model").starts_with("gpt") {
+            return gpt;
+        }
+        let llama = TransformerConfig {
+            groups: Some(2),
+            norm: NormKind::Rms,
+            activation: Activation::SwiGlu,
+            positions: Positions::rotary(10_000.0),
+            bias: false,
+            tied: false,
+            mlp_width: Some(24),
+            // Of the streams alone: fused attention has none.
+            dropout: 0.1,
+            ..gpt
+        };
+        if self.value("model") == "llama" {
+            return llama;
+        }
+        use RouterLossKind::{Balance, GlobalBalance, ZLoss};
+        let loss = |kind| RouterLoss {
+            kind,
+            coefficient: 0.05,
+        };
+        TransformerConfig {
+            moe: Some(MoeConfig {
+                experts: 4,
+                expert_width: Some(8),
+                shared_width: Some(8),
+                shared_gate: true,
+                jitter: 0.1,
+                losses: [Balance, GlobalBalance, ZLoss].map(loss).to_vec(),
+                capacity: Some(Capacity {
+                    factor: 1.0,
+                    keep: KeepPolicy::LargestWeights,
+                    pad: false,
+                }),
+                ..MoeConfig::default()
+            }),
+            ..llama
+        }
+    }
+
+    fn train(&self, recompute: &RecomputeConfig) -> Vec<Seen> {
+        let (layout, model) = (self.layout(), self.model());
+        let (precision, fp8) = match self.value("type") {
+            "f32" => (Precision::F32, None),
+            "f64" => (Precision::F64, None),
+            "bf16" => (Precision::Bf16, None),
+            _ => (
+                Precision::F32,
+                Some("delayed".parse::<Fp8Recipe>().unwrap()),
+            ),
+        };
+        let fp8 = Fp8Config {
+            recipe: fp8,
+            ..Fp8Config::default()
+        };
+        let data = layout.data_size();
+        let samples = ModelSubject {
+            samples: 2 * MICRO_BATCHES * data,
+            ..ModelSubject::new(model.clone())
+        };
+        let config = TrainConfig {
+            data_parallel: DataParallelConfig {
+                precision,
+                ..DataParallelConfig::default()
+            },
+            steps: STEPS,
+            micro_batch_size: 2,
+            global_batch_size: 2 * MICRO_BATCHES * data,
+            learning_rate: 1e-2,
+            warmup_steps: 0,
+            ..TrainConfig::default()
+        };
+        let ranks = layout.world_size().unwrap();
+        let run = |rank| -> Result<Seen, AnyError> {
+            let groups = ParallelContext::new(&layout, &rank)?;
+            let device = Device::flex();
+            let builder = ModelBuilder::with(&groups, &device, 3, precision.master())
+                .with_compute_dtype(precision.of(precision.master()))
+                .with_fp8(&fp8)?
+                .with_recompute(recompute)?;
+            let model = model.init_with(builder)?;
+            let mut trainer = Trainer::new(model, &groups, &device, &config)?;
+            let mut observer = Gradients::default();
+            let (mut steps, mut experts) = (vec![], vec![]);
+            for _ in 0..STEPS {
+                let metrics = trainer.step(&samples, &mut observer)?;
+                assert!(!metrics.skipped, "{metrics:?}");
+                // `Debug` prints the shortest text that reads back as the same bits.
+                steps.push(format!("{metrics:?}"));
+                let router_step = trainer.router_step();
+                let loads = router_step.loads().into_iter().map(|(path, load)| {
+                    let tokens: Vec<i64> = load
+                        .tokens
+                        .into_data()
+                        .convert::<i64>()
+                        .try_into_vec()
+                        .unwrap();
+                    (path, tokens, load.pairs)
+                });
+                let losses = router_step.losses().into_iter();
+                let losses = losses.map(|(key, loss)| (key, bits(loss)));
+                experts.push(format!(
+                    "{:?} {:?}",
+                    loads.collect::<Vec<_>>(),
+                    losses.collect::<Vec<_>>()
+                ));
+            }
+            Ok(Seen {
+                steps,
+                gradients: observer.0,
+                weights: trainer.model().parameters().into_iter().map(bits).collect(),
+                experts,
+            })
+        };
+        World::threads(ranks).unwrap().run(run).unwrap()
+    }
+}
+
+/// The gradients of each step, before they are clipped.
+#[derive(Default)]
+struct Gradients(Vec<Vec<Vec<u64>>>);
+
+impl Observer for Gradients {
+    fn gradients(&mut self, gradients: &StepGradients<'_>) -> Result<(), ObserverError> {
+        let full = gradients.full().into_iter();
+        self.0.push(full.map(bits).collect());
+        Ok(())
+    }
+
+    fn step(&mut self, _: &StepMetrics, _: &StepTiming) -> Result<(), ObserverError> {
+        Ok(())
+    }
+
+    fn held_out(&mut self, _: &HeldOutMetrics) -> Result<(), ObserverError> {
+        Ok(())
+    }
+}
+
+/// Compares runs with those that keep everything, each of which is made once.
+#[derive(Default)]
+struct Kept(BTreeMap<Vec<usize>, Vec<Seen>>);
+
+impl Kept {
+    /// What differs, if anything does.
+    fn difference(&mut self, case: Case) -> Option<String> {
+        let kept = self.0.entry(case.0[1..].to_vec());
+        let kept = kept.or_insert_with(|| case.train(&RecomputeConfig::default()));
+        let found = case.train(&case.recompute());
+        let mut ranks = found.iter().zip(&*kept).enumerate();
+        let what = ranks.find_map(|(rank, (found, kept))| {
+            let bits = kept.gradients.iter().flatten().flatten();
+            assert!(bits.clone().any(|bits| *bits != 0), "no gradient");
+            let what = found.difference(kept)?;
+            Some(format!("rank {rank}: {what}"))
+        })?;
+        Some(format!("{}: {what}", describe(&SETTINGS, &case.0)))
+    }
+}
+
+impl Seen {
+    fn difference(&self, kept: &Self) -> Option<String> {
+        let steps = self.gradients.iter().zip(&kept.gradients).enumerate();
+        let gradients = steps.flat_map(|(step, (found, kept))| {
+            let parameters = found.iter().zip(kept).enumerate();
+            let differing = parameters.filter(|(_, (found, kept))| found != kept);
+            differing.map(move |(parameter, _)| format!("gradient {parameter} of step {step}"))
+        });
+        let mut gradients = gradients;
+        if self.experts != kept.experts {
+            Some("routers".into())
+        } else if let Some(first) = gradients.next() {
+            Some(first)
+        } else if self.steps != kept.steps {
+            Some("metrics".into())
+        } else {
+            (self.weights != kept.weights).then(|| "weights".into())
+        }
+    }
+}
+
+/// Counts the collectives that a rank calls, by name.
+#[derive(Debug)]
+struct CountingComm {
+    inner: Arc<dyn Communicator>,
+    calls: Calls,
+}
+
+type Calls = Arc<Mutex<BTreeMap<&'static str, usize>>>;
+
+impl Communicator for CountingComm {
+    fn group(&self) -> &Group {
+        self.inner.group()
+    }
+
+    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
+        let name = match &call {
+            Call::AllReduce(_) => "all-reduce",
+            Call::AllGather => "all-gather",
+            Call::ReduceScatter(_) => "reduce-scatter",
+            Call::AllToAll { .. } => "all-to-all",
+            _ => "other",
+        };
+        *self.calls.lock().unwrap().entry(name).or_default() += 1;
+        self.inner.start(call, input)
+    }
+
+    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
+        let inner = self.inner.split(name, groups)?;
+        let calls = self.calls.clone();
+        Ok(Arc::new(Self { inner, calls }))
+    }
+}
+
+/// The collectives of a step, on the first rank.
+fn collectives(
+    layout: &ParallelConfig,
+    model: &TransformerConfig,
+    recompute: &RecomputeConfig,
+) -> BTreeMap<&'static str, usize> {
+    let samples = ModelSubject {
+        samples: 2 * layout.data_size(),
+        ..ModelSubject::new(model.clone())
+    };
+    let config = TrainConfig {
+        steps: 1,
+        warmup_steps: 0,
+        micro_batch_size: 2,
+        global_batch_size: 2 * layout.data_size(),
+        ..TrainConfig::default()
+    };
+    let run = |rank: Rank| -> Result<_, AnyError> {
+        let calls = Calls::default();
+        let world: Arc<dyn Communicator> = Arc::new(CountingComm {
+            inner: rank.communicator(),
+            calls: calls.clone(),
+        });
+        let groups = ParallelContext::from_world(layout, world)?;
+        let device = Device::flex();
+        let builder = ModelBuilder::new(&groups, &device).with_recompute(recompute)?;
+        let model = model.init_with(builder)?;
+        let mut trainer = Trainer::new(model, &groups, &device, &config)?;
+        calls.lock().unwrap().clear();
+        trainer.step(&samples, &mut Gradients::default())?;
+        let calls = calls.lock().unwrap().clone();
+        Ok(calls)
+    };
+    let ranks = World::threads(layout.world_size().unwrap()).unwrap();
+    ranks.run(run).unwrap().swap_remove(0)
+}
+
+/// As docs/src/memory.md has them, for each layer.
+#[test]
+fn collectives_that_run_again_are_counted() {
+    use RecomputeModule::{Activation, CoreAttention, Mlp, Moe, Norm};
+    let full = RecomputeConfig::full(RecomputeMethod::Uniform, 1);
+    let selective = |modules: &[RecomputeModule]| RecomputeConfig::selective(modules.to_vec());
+    let attention = RecomputeConfig {
+        patterns: vec!["blocks.*.attention".into()],
+        ..selective(&[])
+    };
+    type More = &'static [(&'static str, usize)];
+    let cases: [(&str, &str, RecomputeConfig, More); 12] = [
+        ("tp2", "gpt", full.clone(), &[("all-reduce", 2)]),
+        ("tp2", "gpt", selective(&[Mlp]), &[]),
+        ("tp2", "gpt", attention.clone(), &[]),
+        (
+            "tp2",
+            "gpt",
+            selective(&[Norm, Activation, CoreAttention]),
+            &[],
+        ),
+        (
+            "tp2 sp",
+            "gpt",
+            full.clone(),
+            &[("all-gather", 2), ("reduce-scatter", 2)],
+        ),
+        ("tp2 sp", "gpt", selective(&[Mlp]), &[("all-gather", 1)]),
+        (
+            "tp2 sp",
+            "gpt",
+            selective(&[Norm, Mlp]),
+            &[("all-gather", 1)],
+        ),
+        ("tp2 sp", "gpt", attention, &[("all-gather", 1)]),
+        (
+            "tp2 sp",
+            "gpt",
+            selective(&[Norm, Activation, CoreAttention]),
+            &[],
+        ),
+        ("cp2", "llama", selective(&[Norm, Activation, Mlp]), &[]),
+        (
+            "cp2",
+            "llama",
+            selective(&[CoreAttention]),
+            &[("all-to-all", 1)],
+        ),
+        ("ep2", "experts", selective(&[Moe]), &[("all-to-all", 3)]),
+    ];
+    for (layout, model, recompute, more) in cases {
+        let case = case(&[("layout", layout), ("model", model)]);
+        // Losses of routers have collectives of their own.
+        let mut model = case.model();
+        if let Some(moe) = &mut model.moe {
+            moe.losses.clear();
+        }
+        let count = |recompute| collectives(&case.layout(), &model, recompute);
+        let (mut kept, found) = (count(&RecomputeConfig::default()), count(&recompute));
+        for (name, calls) in more {
+            *kept.entry(name).or_default() += LAYERS * calls;
+        }
+        assert_eq!(found, kept, "{layout}, {model:?}, {recompute:?}");
+    }
+}
+
+/// Settings of which only these differ from the first values.
+fn case(values: &[(&str, &str)]) -> Case {
+    let mut row = [0; SETTINGS.len()];
+    for (setting, value) in values {
+        let index = SETTINGS.iter().position(|(name, _)| name == setting);
+        let index = index.unwrap();
+        let values = SETTINGS[index].1.iter();
+        row[index] = values.clone().position(|known| known == value).unwrap();
+    }
+    Case(row)
+}
+
+#[test]
+fn every_pair_of_settings_is_bit_equal_to_keeping_everything() {
+    let all = product(&SETTINGS, |row| Case(*row).is_valid());
+    let chosen = pairwise(&SETTINGS, &all);
+    println!("{} of {} rows", chosen.len(), all.len());
+    let mut kept = Kept::default();
+    let differences = chosen.iter().filter_map(|row| kept.difference(Case(*row)));
+    let differences: Vec<_> = differences.collect();
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
