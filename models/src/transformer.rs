@@ -128,7 +128,7 @@ impl Transformer {
                     .init(&builder)
             }),
             dropout: Dropout::new(config.dropout, &root.child("dropout"))?,
-            blocks: stages.layers("blocks", |i, builder| {
+            blocks: stages.layers_in_runs("blocks", |i, builder| {
                 let in_8_bits = i >= ends && i + ends < config.layers;
                 let builder = if in_8_bits {
                     builder

@@ -5,7 +5,10 @@ use burn::module::{
 };
 use burn::tensor::Device;
 
-use crate::nn::{BuildError, LayerRun, ModelBuilder, ParallelModule, RecomputeRegion};
+use crate::nn::{
+    BuildError, LayerRun, ModelBuilder, ParallelModule, Recompute, RecomputeGranularity,
+    RecomputeRegion,
+};
 use crate::pipeline::split::StageLayout;
 
 /// Builds the modules of the pipeline stages on one rank: [`first`](Self::first) and [`last`](Self::last) return
@@ -59,18 +62,46 @@ impl StageBuilder {
     }
 
     /// Builds the layers of this rank with `new`, from the layer's number in the whole model and the builder of
-    /// `name.NUMBER`.
+    /// `name.NUMBER`. They are for a model that calls them [one by one](StageLayers::of_stage), so that no setting
+    /// recomputes them.
+    ///
+    /// # Errors
+    ///
+    /// The first error of `new`; [`BuildError::Config`] if the settings recompute whole layers.
+    pub fn layers<T>(
+        &self,
+        name: &str,
+        new: impl FnMut(usize, ModelBuilder) -> Result<T, BuildError>,
+    ) -> Result<StageLayers<T>, BuildError> {
+        if self.root.recompute().config().granularity == RecomputeGranularity::Full {
+            return Err(self.root.child(name).error(
+                "this model calls its layers one by one and cannot recompute whole ones: expected granularity = \
+                 \"none\" or \"selective\"",
+            ));
+        }
+        self.layers_with(name, new, &Recompute::default())
+    }
+
+    /// The same for a model that calls them in [runs](StageLayers::runs), as the settings of recomputation say.
     ///
     /// # Errors
     ///
     /// The first error of `new`.
-    pub fn layers<T>(
+    pub fn layers_in_runs<T>(
+        &self,
+        name: &str,
+        new: impl FnMut(usize, ModelBuilder) -> Result<T, BuildError>,
+    ) -> Result<StageLayers<T>, BuildError> {
+        self.layers_with(name, new, &self.root.recompute())
+    }
+
+    fn layers_with<T>(
         &self,
         name: &str,
         mut new: impl FnMut(usize, ModelBuilder) -> Result<T, BuildError>,
+        recompute: &Recompute,
     ) -> Result<StageLayers<T>, BuildError> {
         let list = self.root.child(name);
-        let recompute = self.root.recompute();
         let (mut layers, mut stages) = (vec![], vec![]);
         for (stage, layout) in &self.stages {
             let start = layers.len();
@@ -125,7 +156,8 @@ pub fn on_stage<'a, T>(module: &'a Option<T>, name: &str) -> &'a T {
     }
 }
 
-/// The layers of the pipeline stages on one rank, made by [`StageBuilder::layers`].
+/// The layers of the pipeline stages on one rank, made by [`StageBuilder::layers`] or
+/// [`StageBuilder::layers_in_runs`].
 ///
 /// As a module it is a list whose elements are named by their numbers in the whole model, so that a parameter
 /// has the same path on every rank and in every layout.
@@ -166,8 +198,7 @@ impl<T: Clone> StageRun<'_, T> {
 }
 
 impl<T> StageLayers<T> {
-    /// The layers of a stage in order, each with its index on this rank. A model that calls them one by one recomputes
-    /// none of them: see [`runs`](Self::runs).
+    /// The layers of a stage in order, each with its index on this rank.
     ///
     /// # Panics
     ///
@@ -178,7 +209,8 @@ impl<T> StageLayers<T> {
         indices.map(|index| (index, &self.layers[index].1))
     }
 
-    /// The layers of a stage in order, in runs as the [settings of recomputation](crate::nn::RecomputeConfig) say.
+    /// The layers of a stage in order, in runs as the [settings of recomputation](crate::nn::RecomputeConfig) say if they
+    /// were built for that ([`StageBuilder::layers_in_runs`]).
     ///
     /// ```
     /// use burn::nn::Linear;

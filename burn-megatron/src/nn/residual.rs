@@ -8,6 +8,8 @@ use burn_megatron_kernels::gradient::{Destination, Parameter};
 use burn_megatron_kernels::norm::StreamNorm;
 use burn_megatron_kernels::{Function, apply};
 
+use super::linear::is_tracked;
+
 /// A residual stream `[batch, seq, hidden]`, and the output of a branch with its bias that is still to be added.
 ///
 /// [`Dropout::forward_add`](super::Dropout::forward_add) returns it, at the end of a branch.
@@ -125,9 +127,10 @@ impl Residual {
                 x_bias: bias.map(|bias| bias.parameter),
             },
             None => StreamNorm {
+                // In a first pass there is no gradient to compute.
+                x_bias: self.added_bias.filter(|_| is_tracked(&self.stream)),
                 x: self.stream,
                 residual: None,
-                x_bias: self.added_bias,
             },
         }
     }

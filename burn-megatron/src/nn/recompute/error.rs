@@ -23,7 +23,7 @@ pub enum RecomputeError {
         fault: GlobError,
     },
     /// A name or a pattern without a module.
-    #[error("{given} is of no module that can be recomputed here: expected one of {known}")]
+    #[error("{given} is of no module that can be recomputed here: expected {known}")]
     Unmatched {
         /// The name or the pattern.
         given: String,
@@ -50,8 +50,8 @@ impl RecomputeError {
         Self::Unmatched {
             given: given.into(),
             known: match &known[..] {
-                [] => "nothing".into(),
-                known => known.join(", "),
+                [] => "none, as there is none".into(),
+                known => format!("one of {}", known.join(", ")),
             },
         }
     }

@@ -11,6 +11,7 @@ mod linear_loss;
 mod loss;
 mod overlap;
 mod recompute;
+mod recompute_settings;
 mod references;
 mod references_attention;
 mod residual;

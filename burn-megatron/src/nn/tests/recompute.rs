@@ -111,7 +111,7 @@ fn in_order(blocks: &[Block], x: Tensor<2>, mode: RunMode) -> Tensor<2> {
     })
 }
 
-struct FillParameters(f64, DType);
+pub(super) struct FillParameters(pub f64, pub DType);
 
 impl ModuleMapper for FillParameters {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
@@ -143,7 +143,7 @@ fn wrapped<M: Module>(
 }
 
 /// The gradients of all parameters.
-fn reduced<M: Module>(ddp: &mut DistributedDataParallel<M>) -> Vec<Vec<f64>> {
+pub(super) fn reduced<M: Module>(ddp: &mut DistributedDataParallel<M>) -> Vec<Vec<f64>> {
     let gradients = ddp.reduce(1).unwrap();
     let whole = ddp.full_gradients(&gradients).into_iter();
     whole.map(values).collect()
