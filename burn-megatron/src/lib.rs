@@ -70,6 +70,7 @@ pub mod nn;
 pub mod optim;
 pub mod partial;
 pub mod pipeline;
+pub mod plan;
 #[cfg(test)]
 mod testing;
 pub mod tokenizer;

@@ -1,0 +1,3 @@
+//! What a layout costs before it runs.
+
+pub mod profile;
