@@ -25,6 +25,7 @@
 //!
 //! They are built on [`function`] (an operation defined by its forward and its backward) and
 //! [`philox`] (counter-based random numbers, so that a draw depends only on its coordinates).
+//! [`record`] runs them on shapes alone.
 //!
 //! Feature flags are Burn's own names, forwarded: `cuda`, `wgpu`, `fusion`, `tracing`.
 
@@ -65,6 +66,7 @@ mod launch;
 pub mod moe;
 pub mod norm;
 pub mod philox;
+pub mod record;
 pub mod rope;
 pub mod softmax;
 #[cfg(test)]

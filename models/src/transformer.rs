@@ -4,6 +4,7 @@ use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use burn_megatron::choice::Operation;
 use burn_megatron::collective::{self, Comm};
+use burn_megatron::kernels::record;
 use burn_megatron::kernels::rope::{RopeConfig, RopeTable};
 use burn_megatron::model::{CachedAttention, StageBuilder, StageLayers, StageRun, on_stage};
 use burn_megatron::nn::moe::RouterStep;
@@ -54,7 +55,7 @@ fn rotary(
     };
     let rope = RopeConfig {
         // An outline needs no table.
-        max_positions: if builder.is_outline() {
+        max_positions: if builder.is_outline() && !record::is_recording() {
             1
         } else {
             rope.max_positions

@@ -13,11 +13,12 @@ use burn::backend::autodiff::{
 };
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{
-    Backend, BackendTensor, DispatchAutodiffContext, DispatchKindConversion, DispatchTensor,
-    DispatchTensorKind, ExtensionType, Flex, backend_extension,
+    Backend, BackendTensor, Capture, DispatchAutodiffContext, DispatchKindConversion,
+    DispatchTensor, DispatchTensorKind, ExtensionType, Flex, backend_extension,
 };
 
 use super::{MAX_INPUTS, SharedFunction};
+use crate::record::run_function;
 
 /// Float tensors of one backend, as many as the function takes.
 ///
@@ -65,7 +66,12 @@ impl<B: Backend> ExtensionType<B> for TensorList<B> {
     }
 }
 
-#[backend_extension(Flex, Cube: cfg(any(feature = "cuda", feature = "wgpu")), Autodiff)]
+#[backend_extension(
+    Flex,
+    Capture,
+    Cube: cfg(any(feature = "cuda", feature = "wgpu")),
+    Autodiff
+)]
 pub trait FunctionOps: Backend {
     /// Runs a function on the tensors of one backend.
     fn apply_function(
@@ -77,6 +83,13 @@ pub trait FunctionOps: Backend {
 impl FunctionOps for Flex {
     fn apply_function(inputs: TensorList<Self>, function: SharedFunction) -> TensorList<Self> {
         TensorList(forward::<Self>(inputs.0, &function).0)
+    }
+}
+
+/// On shapes alone.
+impl FunctionOps for Capture {
+    fn apply_function(inputs: TensorList<Self>, function: SharedFunction) -> TensorList<Self> {
+        TensorList(run_function(inputs.0, function))
     }
 }
 
@@ -122,7 +135,7 @@ where
     }
 }
 
-fn forward<B: Backend>(
+pub(crate) fn forward<B: Backend>(
     inputs: Vec<FloatTensor<B>>,
     function: &SharedFunction,
 ) -> (Vec<FloatTensor<B>>, Vec<DispatchTensor>)

@@ -14,6 +14,7 @@ mod backend;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use backend::forward;
 use backend::{FunctionOps, TensorList};
 
 /// The largest number of inputs a [`Function`] can have.
@@ -44,6 +45,11 @@ pub trait Function: Debug + Send + Sync + 'static {
 
 /// A differentiable operation with several float outputs; otherwise a [`Function`].
 pub trait MultiFunction: Debug + Send + Sync + 'static {
+    /// The path of its type.
+    fn name(&self) -> &'static str {
+        std::any::type_name::<Self>()
+    }
+
     /// Computes the outputs, and the tensors to save for the backward.
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>);
 
@@ -127,6 +133,10 @@ pub fn apply_multi<const O: usize, const K: usize>(
 struct SingleOutput<F>(F);
 
 impl<F: Function> MultiFunction for SingleOutput<F> {
+    fn name(&self) -> &'static str {
+        std::any::type_name::<F>()
+    }
+
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>) {
         let (output, saved) = self.0.forward(inputs);
         (vec![output], saved)
@@ -147,4 +157,13 @@ impl<F: Function> MultiFunction for SingleOutput<F> {
 
 /// A function, shared by the backends that a call passes through.
 #[derive(Clone, Debug)]
-struct SharedFunction(Arc<dyn MultiFunction>);
+pub(crate) struct SharedFunction(pub(crate) Arc<dyn MultiFunction>);
+
+impl SharedFunction {
+    /// The name of its type, without its parameters and modules.
+    pub(crate) fn name(&self) -> String {
+        let whole = self.0.name();
+        let without = whole.split('<').next().unwrap_or(whole);
+        without.rsplit("::").next().unwrap_or(without).into()
+    }
+}

@@ -15,6 +15,7 @@ use burn::tensor::DType;
 
 use super::{DeviceOp, Spec};
 use crate::KernelError;
+use crate::record::launch_on_shapes;
 
 /// Fails for element types that the device of the inputs does not support.
 pub(super) fn check_types(
@@ -28,9 +29,12 @@ pub(super) fn check_types(
         .chain(outputs.iter().map(|spec| spec.dtype))
         .filter(|dtype| dtype.is_float());
     // No CubeCL kernel here computes in f64: CUDA's tensors in Burn have no such type.
-    let flex = matches!(inputs[0].kind, DispatchTensorKind::Flex(_));
+    let cube = !matches!(
+        inputs[0].kind,
+        DispatchTensorKind::Flex(_) | DispatchTensorKind::Capture(_)
+    );
     let has =
-        |dtype: DType| (flex || dtype != DType::F64) && Dispatch::supports_dtype(&device, dtype);
+        |dtype: DType| (!cube || dtype != DType::F64) && Dispatch::supports_dtype(&device, dtype);
     for dtype in floats {
         if !has(dtype) {
             let all = [DType::F64, DType::F32, DType::F16, DType::BF16];
@@ -73,6 +77,7 @@ pub(super) fn run(
         }
         #[cfg(feature = "cubecl")]
         DispatchTensorKind::Cube(_) => cube::run(kernel, inputs, outputs),
+        DispatchTensorKind::Capture(_) => launch_on_shapes(&*kernel, inputs, outputs),
         other => panic!("{} has no form for {other:?}", kernel.name()),
     }
 }

@@ -8,6 +8,7 @@ use super::check::NAME;
 use crate::KernelError;
 use crate::cpu::wide;
 use crate::error::check_size;
+use crate::record;
 
 /// How the frequencies are scaled. Unscaled, pair `i` has `base^(-2i / width)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -228,6 +229,14 @@ impl RopeTable {
                 dtype,
                 device: "any device".into(),
                 fits: "F64, F32, F16, BF16".into(),
+            });
+        }
+        if record::is_recording() {
+            let shape = [config.max_positions, config.width / 2];
+            let empty = || Tensor::empty(shape, (device, wide(dtype)));
+            return Ok(Self {
+                cosine: empty(),
+                sine: empty(),
             });
         }
         let scale = config.concentration();

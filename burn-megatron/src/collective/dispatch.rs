@@ -2,8 +2,11 @@
 
 use burn::tensor::{DType, Device, Tensor};
 
+use burn_megatron_kernels::record;
+
 use super::Comm;
 use super::host::{from_buffer, or_raise, to_buffer};
+use super::recorded::RecordedExchange;
 use crate::comm::{Call, CommError, DeviceCommunicator, DevicePending, Pending};
 
 /// A call in flight on one tensor.
@@ -16,6 +19,8 @@ pub(super) enum InFlightTensorCall {
     },
     /// On the device of the tensor.
     Device(DevicePending),
+    /// On the device of a recording: nothing is sent.
+    Recorded(RecordedExchange),
 }
 
 /// Starts `call` on the elements of `x` in row-major order.
@@ -30,6 +35,12 @@ pub(super) fn try_launch<const D: usize>(
     comm: &Comm,
 ) -> Result<InFlightTensorCall, CommError> {
     let (device, dtype) = (x.device(), x.dtype());
+    if record::is_recording() {
+        let bytes = (x.shape().num_elements() * dtype.size()) as u64;
+        return Ok(InFlightTensorCall::Recorded(RecordedExchange::new(
+            &call, bytes, comm, device, dtype,
+        )));
+    }
     Ok(match device_engine(comm, &device) {
         None => InFlightTensorCall::Host {
             pending: comm.start(call, to_buffer(x))?,
@@ -88,6 +99,7 @@ impl InFlightTensorCall {
                 dtype,
             } => from_buffer(pending.wait()?, shape, &device, dtype),
             InFlightTensorCall::Device(pending) => pending.wait()?.reshape(shape),
+            InFlightTensorCall::Recorded(exchange) => exchange.result(shape),
         })
     }
 }

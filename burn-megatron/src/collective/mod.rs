@@ -39,6 +39,7 @@ mod dispatch;
 mod function;
 mod host;
 mod packed;
+mod recorded;
 mod reduce_in_f32;
 #[cfg(test)]
 mod tests;
@@ -55,6 +56,7 @@ use function::{CollectiveFunction, Meanwhile};
 pub(crate) use host::to_f64;
 pub use host::{from_buffer, to_buffer};
 pub use packed::{PendingPackedGather, start_all_gather_packed_coalesced};
+pub(crate) use recorded::ExchangeNote;
 pub use reduce_in_f32::{PendingReduceScatterInF32, start_reduce_scatter_in_f32};
 pub use uneven::{gather_rows, reduce_scatter_rows};
 

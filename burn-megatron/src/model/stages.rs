@@ -4,6 +4,7 @@ use burn::module::{
     Content, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
 };
 use burn::tensor::Device;
+use burn_megatron_kernels::record;
 
 use crate::nn::{
     BuildError, LayerRun, ModelBuilder, ParallelModule, Recompute, RecomputeGranularity,
@@ -171,29 +172,39 @@ pub struct StageLayers<T> {
     region: RecomputeRegion,
 }
 
-/// Consecutive layers of a stage, each with its index on this rank.
+/// Consecutive layers of a stage.
 #[derive(Clone, Debug)]
 pub struct StageRun<'a, T> {
-    layers: Vec<(usize, &'a T)>,
+    layers: Vec<StageLayer<'a, T>>,
     /// The layers are recomputed together, in the micro-batches in which this is
     /// [active](RecomputeRegion::is_active).
     pub region: RecomputeRegion,
 }
 
+#[derive(Clone, Debug)]
+struct StageLayer<'a, T> {
+    /// In the whole model.
+    number: usize,
+    /// On this rank.
+    index: usize,
+    layer: &'a T,
+}
+
 impl<T> StageRun<'_, T> {
-    /// The layers in order.
+    /// The layers in order, each with its index on this rank.
     pub fn layers(&self) -> impl Iterator<Item = (usize, &T)> {
-        self.layers.iter().map(|(index, layer)| (*index, *layer))
+        self.layers.iter().map(|of| {
+            record::note(LayerNote(of.number));
+            (of.index, of.layer)
+        })
     }
 }
 
 impl<T: Clone> StageRun<'_, T> {
     /// The layers, for the body of a recomputed [region](Self::region), which owns them.
     pub fn to_owned_layers(&self) -> Vec<(usize, T)> {
-        let layers = self.layers();
-        layers
-            .map(|(index, layer)| (index, layer.clone()))
-            .collect()
+        let layers = self.layers.iter();
+        layers.map(|of| (of.index, of.layer.clone())).collect()
     }
 }
 
@@ -206,7 +217,11 @@ impl<T> StageLayers<T> {
     pub fn of_stage(&self, stage: usize) -> impl Iterator<Item = (usize, &T)> {
         let runs = self.runs_of(stage).iter();
         let indices = runs.flat_map(|run| run.layers.clone());
-        indices.map(|index| (index, &self.layers[index].1))
+        indices.map(|index| {
+            let (number, layer) = &self.layers[index];
+            record::note(LayerNote(*number));
+            (index, layer)
+        })
     }
 
     /// The layers of a stage in order, in runs as the [settings of recomputation](crate::nn::RecomputeConfig) say if they
@@ -233,9 +248,21 @@ impl<T> StageLayers<T> {
     /// If the stage is not on this rank.
     pub fn runs(&self, stage: usize) -> impl Iterator<Item = StageRun<'_, T>> {
         self.runs_of(stage).iter().map(|run| {
-            let layers = run.layers.clone();
+            let of = |index| {
+                let (number, layer) = &self.layers[index];
+                StageLayer {
+                    number: *number,
+                    index,
+                    layer,
+                }
+            };
+            let layers: Vec<_> = run.layers.clone().map(of).collect();
+            // Layers that are recomputed together are planned as one.
+            if let Some(first) = layers.first() {
+                record::note(LayerNote(first.number));
+            }
             StageRun {
-                layers: layers.map(|index| (index, &self.layers[index].1)).collect(),
+                layers,
                 region: if run.is_recomputed {
                     self.region.clone()
                 } else {
@@ -278,6 +305,10 @@ impl<T> StageLayers<T> {
         }
     }
 }
+
+/// A layer begins, by its number in the whole model, in a [recording](record).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LayerNote(pub usize);
 
 /// The type that module visitors are told, as that of Burn's lists.
 const CONTAINER: &str = "Vec";

@@ -6,6 +6,7 @@ use burn_megatron_kernels::dropout::{self, Draw};
 
 use super::dropout_position::BatchPosition;
 use super::dropout_rows::{RowRun, row_runs};
+use super::forward_context::is_training;
 use super::residual::Branch;
 use super::{AxisRank, Bias, BuildError, DropoutPosition, ModelBuilder, Residual};
 use crate::choice::Operation;
@@ -150,7 +151,7 @@ impl Dropout {
     }
 
     fn drops<const D: usize>(&self, x: &Tensor<D>) -> bool {
-        self.probability > 0.0 && x.is_autodiff()
+        self.probability > 0.0 && is_training(x)
     }
 
     /// The rows of `[batch, seq, ..]` under context parallelism; none if nothing is dropped.

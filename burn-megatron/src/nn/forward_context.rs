@@ -23,6 +23,7 @@ use std::cell::RefCell;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
+use burn_megatron_kernels::record;
 
 /// The direction in which a model runs; it tells which parameters are needed next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,12 +91,32 @@ impl Drop for ForwardContextGuard {
     }
 }
 
+/// Whether what is computed from `x` is recorded for a backward: by autodiff, or on the device of a
+/// [recording](burn_megatron_kernels::record), which has no autodiff.
+pub(crate) fn is_tracked<const D: usize>(x: &Tensor<D>) -> bool {
+    (x.is_autodiff() && x.is_tracked()) || record::is_recording_calls()
+}
+
+/// Whether layers compute as in training: with autodiff, tracked or not, or on the device of a recording.
+pub(crate) fn is_training<const D: usize>(x: &Tensor<D>) -> bool {
+    x.is_autodiff() || record::is_recording()
+}
+
+/// A constant beside tensors of a training forward.
+pub(crate) fn constant<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    if record::is_recording() {
+        x
+    } else {
+        Tensor::from_inner(x)
+    }
+}
+
 /// Runs `body` with parameters anchored to `anchor`.
 ///
 /// The loss must depend on `anchor`. An untracked tensor leaves the outer anchor in place, as nothing
 /// can be anchored to it.
 pub fn with_anchor<const D: usize, T>(anchor: &Tensor<D>, body: impl FnOnce() -> T) -> T {
-    if !anchor.is_autodiff() || !anchor.is_tracked() {
+    if !is_tracked(anchor) {
         return body();
     }
     let anchor = anchor.clone().into_dispatch();

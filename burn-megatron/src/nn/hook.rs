@@ -153,7 +153,7 @@ pub(super) fn fused_value<const D: usize, const E: usize>(
     x: &Tensor<E>,
 ) -> (Tensor<D>, Option<Destination>) {
     let hook = param.reparameterization::<ParameterHook>();
-    let Some(hook) = hook.filter(|_| x.is_autodiff() && x.is_tracked()) else {
+    let Some(hook) = hook.filter(|_| forward_context::is_tracked(x)) else {
         return (anchored_value(param, x), None);
     };
     let handle = hook.handle();

@@ -11,7 +11,7 @@ use burn_megatron_kernels::{Function, apply};
 use super::arithmetic::{
     FloatArithmetic, LinearArithmetic, NeededGradients, SavedInput, WeightSource,
 };
-use super::forward_context;
+use super::forward_context::{self, is_tracked};
 use super::fp8::{ActivatedLinear, Fp8Arithmetic, Fp8Layer};
 use super::hook::{HookHandle, ParameterHook, Pass};
 use super::recompute::{ProductInput, SavesInput, apply_discarding};
@@ -174,10 +174,6 @@ impl From<Tensor<2>> for Weight {
             transposed: false,
         }
     }
-}
-
-pub(super) fn is_tracked<const D: usize>(x: &Tensor<D>) -> bool {
-    x.is_autodiff() && x.is_tracked()
 }
 
 /// `x weight + bias`: `[batch, seq, in]`, `[in, out]`, `[out]` to `[batch, seq, out]`.

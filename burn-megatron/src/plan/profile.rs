@@ -145,14 +145,21 @@ impl StageProfile {
     /// All layers, each with its number.
     pub fn all(&self) -> impl Iterator<Item = (&LayerProfile, usize)> {
         let one = |layer: &Option<LayerProfile>| layer.is_some() as usize;
-        let ends = [(&self.embedding, one(&self.embedding)), (&self.output, one(&self.output))];
-        let ends = ends.into_iter().filter_map(|(layer, n)| Some((layer.as_ref()?, n)));
+        let ends = [
+            (&self.embedding, one(&self.embedding)),
+            (&self.output, one(&self.output)),
+        ];
+        let ends = ends
+            .into_iter()
+            .filter_map(|(layer, n)| Some((layer.as_ref()?, n)));
         ends.chain(self.layers.iter().map(|(layer, n)| (layer, *n)))
     }
 
     /// Bytes that one micro-batch keeps for its backward in this stage.
     pub fn saved_bytes(&self) -> u64 {
-        self.all().map(|(layer, n)| layer.saved_bytes() * n as u64).sum()
+        self.all()
+            .map(|(layer, n)| layer.saved_bytes() * n as u64)
+            .sum()
     }
 
     /// Floating-point operations of one forward.

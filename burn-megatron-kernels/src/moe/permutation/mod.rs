@@ -18,6 +18,7 @@ use burn::tensor::{DType, Int, IntDType, Tensor, TensorData};
 
 use crate::KernelError;
 use crate::error::accept;
+use crate::record;
 
 pub(crate) mod gather;
 mod layout;
@@ -84,7 +85,13 @@ impl RowMap {
         }
         let indices = indices.inner().cast(IntDType::I32);
         let counted = sort::count(indices.clone(), experts, layout);
-        let group_sizes = layout.group_sizes(experts, || on_host(counted.counts.clone()));
+        let group_sizes = layout.group_sizes(experts, || {
+            if record::is_recording() {
+                even(pairs, experts)
+            } else {
+                on_host(counted.counts.clone())
+            }
+        });
         let rows = match layout {
             RowLayout::Rows(rows) => rows,
             _ => group_sizes.iter().flatten().sum(),
@@ -194,6 +201,14 @@ impl RowMap {
     pub fn offsets(&self) -> Tensor<1, Int> {
         self.offsets.clone()
     }
+}
+
+/// The pairs of each expert in a recording, which does not know them: evenly many.
+fn even(pairs: usize, experts: usize) -> Vec<usize> {
+    let (each, more) = (pairs / experts, pairs % experts);
+    (0..experts)
+        .map(|expert| each + usize::from(expert < more))
+        .collect()
 }
 
 /// Copies counts to the host.

@@ -12,8 +12,9 @@ use super::{
 };
 use crate::nn::arithmetic::{FloatArithmetic, LinearArithmetic, NeededGradients, WeightSource};
 use crate::nn::embedding::OutputProduct;
+use crate::nn::forward_context::is_tracked;
 use crate::nn::hook::Pass;
-use crate::nn::linear::{HookedWeight, InputLayout, is_tracked, rows};
+use crate::nn::linear::{HookedWeight, InputLayout, rows};
 use crate::nn::lookup::accumulation;
 use crate::nn::{OutputLayer, VocabParallelEmbedding};
 

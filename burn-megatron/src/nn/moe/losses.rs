@@ -22,6 +22,7 @@ use crate::collective::{Comm, start_all_reduce};
 use crate::comm::{CommError, ParallelContext, ReduceOp};
 use crate::mesh::{Axis, AxisSet, Grid};
 use crate::nn::LossFactor;
+use crate::nn::forward_context::constant;
 
 /// A kind of [`RouterLoss`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -206,7 +207,7 @@ impl Load {
 
     /// The sum of the scores of this rank's tokens times `factors`, `[1, experts]` or `[sequences, experts]`.
     fn weighted(&self, factors: Tensor<2>) -> Tensor<1> {
-        (self.scores.clone() * Tensor::from_inner(factors)).sum()
+        (self.scores.clone() * constant(factors)).sum()
     }
 }
 

@@ -21,6 +21,7 @@ use super::step::{RankLoad, RouterStep};
 use super::token_part::TokenPart;
 use crate::collective::Comm;
 use crate::mesh::ParallelConfig;
+use crate::nn::forward_context::is_tracked;
 use crate::nn::{
     Activation, BuildError, Init, ModelBuilder, Norm, RecomputeModule, RecomputeRegion, Residual,
 };
@@ -289,7 +290,7 @@ impl MoeMlp {
 
 /// Whether a backward follows: a router counts each token once, also where its block is recomputed.
 fn is_recorded(routing: &Routing) -> bool {
-    routing.logits.is_autodiff() && routing.logits.is_tracked()
+    is_tracked(&routing.logits)
 }
 
 fn load(kept: &Routing) -> RankLoad {

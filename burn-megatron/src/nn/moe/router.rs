@@ -10,6 +10,7 @@ use super::bias::ExpertBias;
 use super::choice::{RouterChoice, TokenPosition, sinkhorn_choices};
 use crate::collective::Comm;
 use crate::mesh::{Axis, AxisSet, Grid};
+use crate::nn::forward_context::{constant, is_training};
 use crate::nn::{BuildError, Init, ModelBuilder, ParameterSpec, anchored_value};
 
 /// How the scores of a token become the weights of its experts. `z` are its logits, `S` the experts that it chose.
@@ -234,7 +235,7 @@ impl Router {
     /// Collective over the tensor and the context axis with [`RouterChoice::Sinkhorn`], in training.
     pub fn forward(&self, x: Tensor<3>, replayed: Option<Tensor<2, Int>>) -> Routing {
         let [batch, seq, hidden] = x.dims();
-        let is_training = x.is_autodiff();
+        let is_training = is_training(&x);
         let jittered = if is_training && self.config.jitter > 0.0 {
             self.jittered(x.clone())
         } else {
@@ -293,7 +294,7 @@ impl Router {
         let factors = self.tokens.jitter(x.dims(), self.config.jitter, self.key);
         let factors = TensorData::new(factors, x.dims());
         let options = (&x.device().inner(), x.dtype());
-        x * Tensor::from_inner(Tensor::from_data(factors, options))
+        x * constant(Tensor::from_data(factors, options))
     }
 
     /// The bias of the choice.

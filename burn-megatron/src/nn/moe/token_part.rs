@@ -4,6 +4,7 @@ use burn::tensor::{Int, Tensor};
 
 use crate::collective::{Comm, gather, split};
 use crate::nn::SEQUENCE_DIM;
+use crate::nn::forward_context::is_training;
 
 /// A part of each sequence, so that losses see whole sequences. Outside of autodiff, as when tokens are generated
 /// one by one, the sequence may have any length: then it is a part of all tokens, the last with rows of zeros.
@@ -18,7 +19,7 @@ impl<'a> TokenPart<'a> {
     pub fn of(x: &Tensor<3>, comm: &'a Comm) -> Self {
         let shape = x.dims();
         let [batch, seq, _] = shape;
-        let is_even = x.is_autodiff() || seq.is_multiple_of(comm.size());
+        let is_even = is_training(x) || seq.is_multiple_of(comm.size());
         let flattened = (!is_even).then(|| (batch * seq).next_multiple_of(comm.size()));
         Self {
             shape,

@@ -23,7 +23,7 @@ use std::fmt;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
-use burn_megatron_kernels::{MultiFunction, apply_multi};
+use burn_megatron_kernels::{MultiFunction, apply_multi, record};
 
 use super::gradient_slot::GradientSlot;
 use super::{DropoutPosition, forward_context};
@@ -89,7 +89,7 @@ pub(super) fn recompute_outputs<const D: usize, const E: usize, const K: usize>(
         return body(x);
     };
     let autodiff = x.is_autodiff();
-    let inputs = if autodiff && x.is_tracked() {
+    let inputs = if forward_context::is_tracked(&x) {
         vec![x.into_dispatch()]
     } else {
         // The first block of a model: its parameters need a tracked input.
@@ -124,6 +124,21 @@ impl<const D: usize, const E: usize, const K: usize, F> RecomputedBlock<D, E, K,
 where
     F: Fn(Tensor<D>) -> [Tensor<E>; K],
 {
+    /// The second pass and its backward in a recording, which has no autodiff.
+    fn backward_on_shapes(
+        &self,
+        x: DispatchTensor,
+        needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        let x = self.input(x);
+        record::second_pass(|| {
+            forward_context::recompute_second_pass(&x, || (self.body)(x.clone()));
+        });
+        let mut gradients = vec![None; needed.len()];
+        gradients[0] = needed[0].then(|| x.empty_like().into_dispatch());
+        gradients
+    }
+
     /// The input with autodiff as in a recorded forward, but on no graph.
     fn input(&self, plain: DispatchTensor) -> Tensor<D> {
         let plain = Tensor::from_dispatch(plain);
@@ -164,6 +179,9 @@ where
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
         let _span = tracing::trace_span!("recompute").entered();
+        if record::is_recording() {
+            return self.backward_on_shapes(saved.swap_remove(0), needed);
+        }
         let mut x = self.input(saved.swap_remove(0));
         if needed[0] {
             x = x.require_grad();

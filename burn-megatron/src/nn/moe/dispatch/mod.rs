@@ -7,6 +7,7 @@ use std::fmt;
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::moe::permutation::RowLayout;
+use burn_megatron_kernels::record;
 use serde::{Deserialize, Serialize};
 
 use super::experts::ExpertRows;
@@ -129,12 +130,33 @@ impl ExpertRanks {
     /// The integers of all ranks, which have equally many.
     fn gather(&self, values: Vec<i64>) -> Vec<Vec<i64>> {
         let len = values.len();
+        if let Some(settings) = record::shape_settings() {
+            return self.expected(values, settings.expert_imbalance);
+        }
         if self.comm.size() == 1 || len == 0 {
             return vec![values; self.comm.size()];
         }
         let all = self.comm.all_gather(Buffer::I64(values));
         let all: Vec<i64> = all.unwrap_or_else(|error| raise(error)).into_vec();
         all.chunks(len).map(<[i64]>::to_vec).collect()
+    }
+}
+
+impl ExpertRanks {
+    /// What ranks give whose tokens choose like those of this rank, but for the experts of this rank: they choose those
+    /// more often, so that it has `imbalance` times the rows of an average rank.
+    fn expected(&self, own: Vec<i64>, imbalance: f64) -> Vec<Vec<i64>> {
+        let ranks = self.comm.size();
+        let others = (ranks as f64).mul_add(imbalance, -1.0) / (ranks as f64 - 1.0).max(1.0);
+        let mut other = own.clone();
+        if own.len() == self.experts {
+            for rows in &mut other[self.first..self.first + self.local] {
+                *rows = (*rows as f64 * others).ceil() as i64;
+            }
+        }
+        let mut all = vec![other; ranks];
+        all[self.comm.rank()] = own;
+        all
     }
 }
 

@@ -1,0 +1,86 @@
+use burn::backend::DispatchTensor;
+use burn::tensor::{DType, Tensor};
+use burn_ir::OperationIr;
+
+use super::*;
+use crate::function::{Function, apply};
+use crate::norm::{NormOptions, rms_norm};
+
+/// The sum of the values, on the host.
+#[derive(Debug)]
+struct HostSum;
+
+impl Function for HostSum {
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        let x = Tensor::<1>::from_dispatch(inputs.remove(0));
+        let device = x.device();
+        let sum = x.into_data().iter::<f32>().sum::<f32>();
+        (Tensor::<1>::from_floats([sum], &device).into_dispatch(), vec![])
+    }
+
+    fn backward(
+        &self,
+        _saved: Vec<DispatchTensor>,
+        gradient: DispatchTensor,
+        _needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        vec![Some(gradient)]
+    }
+}
+
+/// 4 TiB, which no test could allocate.
+const ROWS: usize = 1 << 20;
+const WIDTH: usize = 1 << 20;
+
+#[test]
+fn a_kernel_has_shapes_and_saves_tensors_without_memory() {
+    let ((), recording) = record(ShapeSettings::default(), |device| {
+        let x = Tensor::<2>::empty([ROWS, WIDTH], (device, DType::F32));
+        let weight = Tensor::<1>::empty([WIDTH], (device, DType::F32));
+        let y = rms_norm(x, weight, NormOptions::default());
+        assert_eq!(y.dims(), [ROWS, WIDTH]);
+        backward_since(0);
+    })
+    .unwrap();
+    let [call] = &recording.calls[..] else {
+        panic!("{:?}", recording.calls)
+    };
+    assert_eq!(call.name, "NormFunction");
+    let shapes = |tensors: &[TensorIr]| -> Vec<Vec<usize>> {
+        tensors.iter().map(|tensor| tensor.shape.to_vec()).collect()
+    };
+    assert_eq!(shapes(&call.inputs), [vec![ROWS, WIDTH], vec![WIDTH]]);
+    // Its input, the weight, and a number per row.
+    let saved: usize = call.saved.iter().map(|it| it.shape.num_elements()).sum();
+    assert_eq!(saved, ROWS * WIDTH + WIDTH + ROWS);
+    let gradients = call.gradients.clone().unwrap();
+    let gradients: Vec<_> = gradients.inputs.into_iter().map(Option::unwrap).collect();
+    assert_eq!(shapes(&gradients), [vec![ROWS, WIDTH], vec![WIDTH]]);
+    let is_kernel = |step: &&RecordedStep| {
+        matches!(step, RecordedStep::Operation(OperationIr::Custom(custom)) if custom.id.contains("norm"))
+    };
+    assert!(recording.steps.iter().any(|step| is_kernel(&step)));
+}
+
+#[test]
+fn an_operation_that_reads_values_is_named() {
+    let error = record(ShapeSettings::default(), |device| {
+        let x = Tensor::<1>::empty([4], device);
+        let _: Tensor<1> = apply(vec![x.into_dispatch()], HostSum);
+    })
+    .unwrap_err();
+    let RecordError::NoShapes { operation, .. } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(operation, "HostSum");
+    // The thread can record again.
+    assert!(record(ShapeSettings::default(), |_| ()).is_ok());
+}
+
+#[test]
+fn recordings_do_not_nest() {
+    let inner = record(ShapeSettings::default(), |_| {
+        record(ShapeSettings::default(), |_| ()).err()
+    });
+    assert_eq!(inner.unwrap().0, Some(RecordError::Nested));
+}

@@ -1,0 +1,65 @@
+//! Collectives in a recording: they have the shapes of their results, and nothing is sent.
+
+use burn::tensor::{DType, Device, Tensor};
+use burn_megatron_kernels::record;
+
+use super::Comm;
+use crate::comm::Call;
+use crate::plan::profile::ExchangeKind;
+
+/// A call that was recorded, as a [note](record::note) among the operations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ExchangeNote {
+    pub kind: ExchangeKind,
+    /// The world ranks of the group.
+    pub ranks: Vec<usize>,
+    /// Bytes of the larger of input and output.
+    pub bytes: u64,
+}
+
+/// A call in flight, in a recording.
+pub(super) struct RecordedExchange {
+    kind: ExchangeKind,
+    ranks: Vec<usize>,
+    sent: u64,
+    device: Device,
+    dtype: DType,
+}
+
+impl RecordedExchange {
+    /// A call that sends so many bytes.
+    pub fn new(call: &Call, sent: u64, comm: &Comm, device: Device, dtype: DType) -> Self {
+        let kind = match call {
+            Call::AllReduce(_) => ExchangeKind::AllReduce,
+            Call::ReduceScatter(_) => ExchangeKind::ReduceScatter,
+            Call::AllToAll { send, .. } => {
+                let peers = send.iter().filter(|elements| **elements > 0);
+                if peers.count() <= 1 && send.len() > 1 {
+                    ExchangeKind::SendReceive
+                } else {
+                    ExchangeKind::AllToAll
+                }
+            }
+            _ => ExchangeKind::AllGather,
+        };
+        let ranks = comm.group().ranks().to_vec();
+        Self {
+            kind,
+            ranks,
+            sent,
+            device,
+            dtype,
+        }
+    }
+
+    /// The result, of this shape.
+    pub fn result<const D: usize>(self, shape: [usize; D]) -> Tensor<D> {
+        let received = (shape.iter().product::<usize>() * self.dtype.size()) as u64;
+        record::note(ExchangeNote {
+            kind: self.kind,
+            ranks: self.ranks,
+            bytes: self.sent.max(received),
+        });
+        Tensor::empty(shape, (&self.device, self.dtype))
+    }
+}
