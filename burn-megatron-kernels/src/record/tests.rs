@@ -15,7 +15,10 @@ impl Function for HostSum {
         let x = Tensor::<1>::from_dispatch(inputs.remove(0));
         let device = x.device();
         let sum = x.into_data().iter::<f32>().sum::<f32>();
-        (Tensor::<1>::from_floats([sum], &device).into_dispatch(), vec![])
+        (
+            Tensor::<1>::from_floats([sum], &device).into_dispatch(),
+            vec![],
+        )
     }
 
     fn backward(
@@ -56,9 +59,7 @@ fn a_kernel_has_shapes_and_saves_tensors_without_memory() {
     let gradients = call.gradients.clone().unwrap();
     let gradients: Vec<_> = gradients.inputs.into_iter().map(Option::unwrap).collect();
     assert_eq!(shapes(&gradients), [vec![ROWS, WIDTH], vec![WIDTH]]);
-    let is_kernel = |step: &&RecordedStep| {
-        matches!(step, RecordedStep::Operation(OperationIr::Custom(custom)) if custom.id.contains("norm"))
-    };
+    let is_kernel = |step: &&RecordedStep| matches!(step, RecordedStep::Operation(OperationIr::Custom(custom)) if custom.id.contains("norm"));
     assert!(recording.steps.iter().any(|step| is_kernel(&step)));
 }
 

@@ -81,7 +81,9 @@ pub use gradients::Gradients;
 use gradients::ModelParallelAllReduce;
 pub(crate) use gradients::ReductionRecord;
 pub use memory::host_memory;
-pub use memory::{MemoryError, MemoryPlan, MemoryRules, ParseZeroStageError, ZeroStage};
+pub use memory::{
+    MemoryError, MemoryPlan, MemoryRules, ParseZeroStageError, ZeroStage, format_bytes,
+};
 pub use memory_usage::{MemoryCategory, MemoryUsage, TrackedAllocation};
 use param_and_grad_buffers::ParamAndGradBuffers;
 pub(crate) use segments::{ElementMask, ShardSegment};

@@ -1,3 +1,5 @@
 //! What a layout costs before it runs.
 
+pub mod memory;
 pub mod profile;
+pub mod tape;

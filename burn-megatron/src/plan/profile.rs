@@ -137,11 +137,27 @@ pub struct StageProfile {
     pub embedding: Option<LayerProfile>,
     /// The distinct layers between, with the number of each.
     pub layers: Vec<(LayerProfile, usize)>,
-    /// On the last stage: the last norm, the output layer and the loss.
+    /// On the last stage: the output layer and the loss. The last norm counts with the last layer.
     pub output: Option<LayerProfile>,
+    /// The most bytes that a forward has allocated at once, of those that it keeps and its temporaries.
+    pub forward_bytes: u64,
+    /// The most bytes of the backward of one micro-batch, of those that the forward kept, its temporaries and gradients of
+    /// activations.
+    pub backward_bytes: u64,
+    /// What weight gradients hold that a schedule defers to an action of their own.
+    pub deferred_bytes: u64,
+    /// What the stage receives for a micro-batch; 0 for the first.
+    pub input_bytes: u64,
 }
 
 impl StageProfile {
+    /// What the stage sends for a micro-batch.
+    pub fn output_bytes(&self) -> u64 {
+        self.layers
+            .last()
+            .map_or(0, |(layer, _)| layer.output_bytes)
+    }
+
     /// All layers, each with its number.
     pub fn all(&self) -> impl Iterator<Item = (&LayerProfile, usize)> {
         let one = |layer: &Option<LayerProfile>| layer.is_some() as usize;

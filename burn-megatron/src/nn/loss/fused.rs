@@ -10,7 +10,7 @@ use burn_megatron_kernels::{Function, apply};
 
 use super::{ComponentsCell, LossComponents, LossFactor};
 use crate::collective::{Comm, start_all_gather};
-use crate::nn::linear::is_tracked;
+use crate::nn::forward_context::is_tracked;
 use crate::nn::lookup::accumulation;
 
 /// The loss of any rows of logits `[rows, width]` of the columns of `part`. Plain tensors only.

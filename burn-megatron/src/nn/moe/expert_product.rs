@@ -13,9 +13,9 @@ use super::router::plain;
 use crate::collective::PendingTensor;
 use crate::nn::Activation;
 use crate::nn::arithmetic::{FloatArithmetic, NeededGradients, SavedInput};
+use crate::nn::forward_context::is_tracked;
 use crate::nn::fp8::{Fp8Arithmetic, Fp8Layer};
 use crate::nn::hook::{ParameterHook, WeightGradientFn, fused_value};
-use crate::nn::linear::is_tracked;
 use crate::nn::recompute::{SavesInput, apply_discarding};
 
 /// `x`, `[rows, in]`, times the weight of each row's expert, `[experts, in, out]`: `[rows, out]`.

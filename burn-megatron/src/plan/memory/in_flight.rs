@@ -1,0 +1,149 @@
+//! The memory of one rank over the actions of its schedule.
+
+use super::{MemoryByKind, RankMemory};
+use crate::data_parallel::{MemoryPlan, ZeroStage};
+use crate::pipeline::schedule::{Action, ActionKind, Schedule};
+use crate::plan::profile::StageProfile;
+
+/// The memory at one action.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MemorySample {
+    /// The action.
+    pub action: Action,
+    /// The most bytes while it runs.
+    pub peak: MemoryByKind,
+}
+
+/// What is alive on a rank beside its state, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Alive {
+    activations: u64,
+    logits: u64,
+}
+
+pub(super) fn rank_memory(
+    schedule: &Schedule,
+    rank: usize,
+    stages: &[StageProfile],
+    state: &MemoryPlan,
+    zero_stage: ZeroStage,
+    slack: f64,
+) -> RankMemory {
+    let all = MemoryByKind::state(state);
+    // Stages 0 and 1 use their buffers in the step of the optimizer, when nothing is in flight.
+    let base = if zero_stage <= ZeroStage::Optimizer {
+        MemoryByKind { buffers: 0, ..all }
+    } else {
+        all
+    };
+    let mut alive = Alive::default();
+    let mut samples = vec![];
+    for action in schedule.actions(rank) {
+        let transient = alive.enter(action, stages);
+        let of_loss = stages[action.stage].output.is_some();
+        let peak = MemoryByKind {
+            activations: alive.activations,
+            logits: alive.logits + if of_loss { transient } else { 0 },
+            transient: if of_loss { 0 } else { transient },
+            ..base
+        };
+        samples.push(MemorySample {
+            action: *action,
+            peak: peak.with_slack(slack),
+        });
+        alive.leave(action, stages);
+    }
+    let step = all.with_slack(slack);
+    let highest = samples
+        .iter()
+        .rev()
+        .max_by_key(|sample| sample.peak.total());
+    match highest.filter(|sample| sample.peak.total() >= step.total()) {
+        Some(sample) => RankMemory {
+            peak: sample.peak,
+            at: Some(sample.action),
+            samples,
+        },
+        None => RankMemory {
+            peak: step,
+            at: None,
+            samples,
+        },
+    }
+}
+
+impl Alive {
+    /// What an action adds before its peak; returns the bytes of its temporaries.
+    fn enter(&mut self, action: &Action, stages: &[StageProfile]) -> u64 {
+        let stage = &stages[action.stage];
+        let kept = stage.saved_bytes();
+        match action.kind {
+            ActionKind::Forward => {
+                self.keep(stage);
+                // The input was received, and is kept with the rest.
+                self.release(stage.input_bytes);
+                stage.forward_bytes.saturating_sub(kept)
+            }
+            ActionKind::Backward | ActionKind::InputGradient => {
+                stage.backward_bytes.saturating_sub(kept)
+            }
+            ActionKind::ReceiveActivation => {
+                self.activations += stage.input_bytes;
+                0
+            }
+            ActionKind::ReceiveGradient => {
+                self.activations += stage.output_bytes();
+                0
+            }
+            _ => 0,
+        }
+    }
+
+    /// What an action releases.
+    fn leave(&mut self, action: &Action, stages: &[StageProfile]) {
+        let stage = &stages[action.stage];
+        let sends = |sent: bool, bytes: u64| if sent { bytes } else { 0 };
+        match action.kind {
+            ActionKind::Forward => {
+                self.activations += sends(stage.output.is_none(), stage.output_bytes());
+            }
+            ActionKind::Backward => {
+                self.drop_kept(stage, 0);
+                self.end_backward(stage);
+            }
+            ActionKind::InputGradient => {
+                self.drop_kept(stage, stage.deferred_bytes);
+                self.end_backward(stage);
+            }
+            ActionKind::WeightGradient => self.release(stage.deferred_bytes),
+            ActionKind::SendActivation => self.release(stage.output_bytes()),
+            ActionKind::SendGradient => self.release(stage.input_bytes),
+            _ => {}
+        }
+    }
+
+    fn keep(&mut self, stage: &StageProfile) {
+        let logits = stage.output.as_ref().map_or(0, |layer| layer.saved_bytes());
+        self.logits += logits;
+        self.activations += stage.saved_bytes() - logits;
+    }
+
+    /// The received gradient is used, and that of the input is to be sent.
+    fn end_backward(&mut self, stage: &StageProfile) {
+        if stage.output.is_none() {
+            self.release(stage.output_bytes());
+        }
+        self.activations += stage.input_bytes;
+    }
+
+    fn drop_kept(&mut self, stage: &StageProfile, deferred: u64) {
+        let logits = stage.output.as_ref().map_or(0, |layer| layer.saved_bytes());
+        self.logits = self.logits.saturating_sub(logits);
+        self.release(stage.saved_bytes() - logits);
+        self.activations += deferred;
+    }
+
+    fn release(&mut self, bytes: u64) {
+        self.activations = self.activations.saturating_sub(bytes);
+    }
+}

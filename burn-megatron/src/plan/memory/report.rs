@@ -1,0 +1,34 @@
+//! The report as a table.
+
+use std::fmt;
+
+use super::MemoryReport;
+use crate::data_parallel::format_bytes;
+use crate::data_parallel::layout::aligned;
+
+impl fmt::Display for MemoryReport {
+    /// One row per pipeline rank, with its kinds at its peak, the total, and the action of the peak.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kinds = self.fullest().1.peak.kinds();
+        let shown: Vec<usize> = (0..kinds.len())
+            .filter(|kind| self.ranks.iter().any(|rank| rank.peak.kinds()[*kind].1 > 0))
+            .collect();
+        let mut head = vec!["pipeline rank".to_string()];
+        head.extend(shown.iter().map(|kind| kinds[*kind].0.to_string()));
+        head.extend(["total".into(), "at".into()]);
+        let rows = self.ranks.iter().enumerate().map(|(number, rank)| {
+            let all = rank.peak.kinds();
+            let mut row = vec![number.to_string()];
+            row.extend(shown.iter().map(|kind| format_bytes(all[*kind].1)));
+            row.push(format_bytes(rank.peak.total()));
+            row.push(match &rank.at {
+                Some(action) => action.describe(),
+                None => "the optimizer's step".into(),
+            });
+            row
+        });
+        f.write_str(&aligned(
+            &std::iter::once(head).chain(rows).collect::<Vec<_>>(),
+        ))
+    }
+}

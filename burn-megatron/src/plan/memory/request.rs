@@ -1,0 +1,117 @@
+//! The memory of a model in a layout.
+
+use burn::tensor::{DType, Device};
+use burn_megatron_kernels::record::ShapeSettings;
+
+use super::MemoryReport;
+use crate::choice::KernelChoices;
+use crate::comm::{CommError, ParallelContext};
+use crate::data_parallel::{DataParallelConfig, DataParallelError, ShardingEstimate};
+use crate::mesh::{Mesh, MeshError, ParallelConfig};
+use crate::model::ModelConfig;
+use crate::nn::fp8::Fp8Config;
+use crate::nn::{BuildError, ModelBuilder};
+use crate::pipeline::{LayoutScheduleError, schedule_of};
+use crate::plan::tape::{ProfileError, ProfileRequest, profile_rank};
+
+/// A run whose memory is planned.
+#[derive(Clone, Debug)]
+pub struct MemoryRequest<'a> {
+    /// The layout.
+    pub layout: &'a ParallelConfig,
+    /// The number of ranks.
+    pub ranks: usize,
+    /// Samples of a micro-batch of a rank.
+    pub micro_batch_size: usize,
+    /// Tokens of a sample.
+    pub sequence_length: usize,
+    /// Micro-batches of a rank in a step.
+    pub micro_batches: usize,
+    /// How state is sharded, and its types.
+    pub sharding: &'a DataParallelConfig,
+    /// Which operations are fused.
+    pub kernels: &'a KernelChoices,
+    /// The layers in 8 bits.
+    pub fp8: &'a Fp8Config,
+    /// What shapes do not tell.
+    pub settings: ShapeSettings,
+    /// What the allocator needs for activations and temporaries, divided by their bytes: 1 for an exact plan; a caching
+    /// allocator needs about 1.05 to 1.1.
+    pub slack: f64,
+}
+
+/// Why memory cannot be planned.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// The layout does not fit the ranks.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
+    /// The layout has no valid schedule.
+    #[error(transparent)]
+    Schedule(#[from] LayoutScheduleError),
+    /// A group cannot be described.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// The model does not fit the layout.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// The state cannot be sharded so.
+    #[error(transparent)]
+    Sharding(#[from] DataParallelError),
+    /// The model cannot be run on shapes.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+}
+
+/// Plans the memory of every pipeline rank, from the model itself. Nothing is allocated or sent.
+///
+/// # Errors
+///
+/// [`MemoryError`] for a layout that does not fit the model or the ranks, and for a model with an operation that cannot
+/// be planned, which is named.
+pub fn plan_memory<C: ModelConfig>(
+    config: &C,
+    request: &MemoryRequest<'_>,
+) -> Result<MemoryReport, MemoryError> {
+    let mesh = Mesh::new(request.layout, request.ranks)?;
+    config.check_layout(mesh.config())?;
+    let schedule = schedule_of(mesh.config(), request.micro_batches)?;
+    let precision = request.sharding.precision;
+    let (mut stages, mut states) = (vec![], vec![]);
+    let mut input = [0; 3];
+    for pipeline in 0..mesh.config().pipeline {
+        let rank = (0..mesh.world_size()).find(|rank| mesh.coordinates(*rank).pipeline == pipeline);
+        let groups = ParallelContext::offline(mesh.clone(), rank.unwrap_or(0))?;
+        let builder = ModelBuilder::with(&groups, &Device::flex(), 0, precision.master());
+        let builder = builder.with_compute_dtype(precision.of(precision.master()));
+        let builder = builder
+            .with_kernels(request.kernels)?
+            .with_fp8(request.fp8)?;
+        let model = config.init_with(builder.outline())?;
+        states.push(ShardingEstimate::of(&model, &groups, request.sharding)?.memory);
+        let profile = profile_rank(
+            config,
+            &ProfileRequest {
+                groups: &groups,
+                dtype: precision.of(DType::F32),
+                kernels: request.kernels,
+                fp8: request.fp8,
+                shape: [request.micro_batch_size, request.sequence_length],
+                input,
+                settings: request.settings,
+            },
+        )?;
+        input = profile.output;
+        stages.extend(profile.stages);
+    }
+    stages.sort_by_key(|(number, _)| *number);
+    let stages = stages.into_iter().map(|(_, profile)| profile).collect();
+    let zero_stage = request.sharding.zero_stage;
+    Ok(MemoryReport::new(
+        &schedule,
+        stages,
+        states,
+        zero_stage,
+        request.slack,
+    ))
+}

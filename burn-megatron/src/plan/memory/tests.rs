@@ -1,0 +1,73 @@
+use super::*;
+use crate::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
+use crate::plan::profile::{LayerProfile, SavedTensor};
+
+/// A stage that keeps so many bytes of a micro-batch, and needs as many more in its backward.
+fn stage(bytes: u64) -> StageProfile {
+    let layer = LayerProfile {
+        saved: vec![SavedTensor {
+            name: "x".into(),
+            bytes,
+        }],
+        ..LayerProfile::default()
+    };
+    StageProfile {
+        layers: vec![(layer, 1)],
+        forward_bytes: bytes,
+        backward_bytes: bytes,
+        ..StageProfile::default()
+    }
+}
+
+fn activations(kind: ScheduleKind, ranks: usize, stages: usize, micro_batches: usize) -> Vec<u64> {
+    let config = ScheduleConfig::new(kind, ranks, micro_batches).with_virtual_stages(stages);
+    let schedule = generate(&config).unwrap();
+    let profiles = (0..schedule.stages()).map(|_| stage(1)).collect();
+    let states = vec![MemoryPlan::default(); ranks];
+    let report = MemoryReport::new(&schedule, profiles, states, ZeroStage::Replicated, 1.0);
+    report
+        .ranks
+        .iter()
+        .map(|rank| rank.peak.activations)
+        .collect()
+}
+
+/// Narayanan et al. 2021, arXiv:2104.04473: 1F1B has as many micro-batches in flight as ranks from here on; an
+/// interleaved schedule `2 (p - r - 1) + (v - 1) p + 1` chunks.
+#[test]
+fn chunks_in_flight_are_those_of_the_schedule() {
+    let one = activations(ScheduleKind::OneFOneB, 8, 1, 32);
+    assert_eq!(one, [8, 7, 6, 5, 4, 3, 2, 1]);
+    let interleaved = activations(ScheduleKind::Interleaved { group: None }, 8, 5, 128);
+    assert_eq!(interleaved, [47, 45, 43, 41, 39, 37, 35, 33]);
+    let interleaved = activations(ScheduleKind::Interleaved { group: None }, 4, 2, 8);
+    assert_eq!(interleaved, [11, 9, 7, 5]);
+}
+
+/// Stage 0 is the heavy one, on the rank that has most in flight.
+#[test]
+fn the_peak_is_of_bytes_not_of_counts() {
+    let config = ScheduleConfig::new(ScheduleKind::OneFOneB, 2, 4);
+    let schedule = generate(&config).unwrap();
+    let states = vec![
+        MemoryPlan {
+            parameters: 10,
+            buffers: 5,
+            ..MemoryPlan::default()
+        };
+        2
+    ];
+    let stages = vec![stage(1), stage(100)];
+    let report = MemoryReport::new(&schedule, stages, states, ZeroStage::Gradients, 1.1);
+    let (rank, fullest) = report.fullest();
+    assert_eq!(rank, 1);
+    let expected = MemoryByKind {
+        parameters: 10,
+        buffers: 5,
+        activations: 100,
+        slack: 10,
+        ..MemoryByKind::default()
+    };
+    assert_eq!(fullest.peak, expected);
+    assert_eq!(report.ranks[0].peak.total(), 10 + 5 + 2);
+}

@@ -1,0 +1,234 @@
+//! Records the stages of one rank of a model.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device, Tensor};
+use burn_megatron_kernels::gradient::{ComputeGradients, FlatGradients, Place};
+use burn_megatron_kernels::record::{self, RecordError, ShapeSettings};
+
+use super::{NoRule, StageNote, StateNote, stages};
+use crate::choice::KernelChoices;
+use crate::comm::ParallelContext;
+use crate::mesh::ContextSplitError;
+use crate::model::{LanguageModel, ModelConfig, Tokens};
+use crate::nn::context::SequenceShard;
+use crate::nn::fp8::Fp8Config;
+use crate::nn::hook::{GradientSink, WeightGradientFn, attach_hooks, with_anchor};
+use crate::nn::moe::RouterStep;
+use crate::nn::{BuildError, LossFactor, ModelBuilder, ParallelModule};
+use crate::plan::profile::StageProfile;
+
+/// What a rank computes in a micro-batch.
+#[derive(Clone, Debug)]
+pub struct ProfileRequest<'a> {
+    /// The rank, which may be [offline](ParallelContext::offline).
+    pub groups: &'a ParallelContext,
+    /// The type in which the model computes.
+    pub dtype: DType,
+    /// Which operations are fused.
+    pub kernels: &'a KernelChoices,
+    /// The layers in 8 bits.
+    pub fp8: &'a Fp8Config,
+    /// Samples and tokens of a micro-batch: `[batch, seq]`, before the sequence is split.
+    pub shape: [usize; 2],
+    /// The shape of the input of the first of the rank's stages, `[batch, seq, hidden]`; not read for the first stage of the
+    /// model. See [`RankProfile::output`].
+    pub input: [usize; 3],
+    /// What shapes do not tell.
+    pub settings: ShapeSettings,
+}
+
+/// The stages of a rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RankProfile {
+    /// By stage of the rank, in order.
+    pub stages: Vec<(usize, StageProfile)>,
+    /// The shape of what a stage sends to the next: `[batch, seq, hidden]`.
+    pub output: [usize; 3],
+}
+
+/// Why a model cannot be profiled.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// The model cannot be built.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// Sequences cannot be split over the context axis.
+    #[error(transparent)]
+    Context(#[from] ContextSplitError),
+    /// An operation cannot run on shapes alone.
+    #[error("the memory of the model cannot be planned: {0}")]
+    Record(#[from] RecordError),
+    /// An operation of Burn has no rule.
+    #[error("the memory of the model cannot be planned: {0}")]
+    NoRule(#[from] NoRule),
+}
+
+/// Profiles the stages of one rank of a model, from its forward and backward on shapes alone: nothing is allocated.
+///
+/// # Errors
+///
+/// [`ProfileError`], with the operation that cannot be planned.
+pub fn profile_rank<C: ModelConfig>(
+    config: &C,
+    request: &ProfileRequest<'_>,
+) -> Result<RankProfile, ProfileError> {
+    let own = crate::pipeline::stages_on_rank(
+        request.groups.config(),
+        request.groups.pipeline().rank(),
+        config.layers(),
+    );
+    let (output, recording) = record::record(request.settings, |device| {
+        let builder = ModelBuilder::with(request.groups, device, 0, request.dtype);
+        let builder = builder
+            .with_kernels(request.kernels)?
+            .with_fp8(request.fp8)?;
+        let model = config.init_with(builder.outline())?;
+        let own = own.map_err(|error| BuildError::Config {
+            path: String::new(),
+            message: error.to_string(),
+        })?;
+        let (mut numbers, mut input) = (vec![], request.input);
+        for (stage, layout) in own {
+            let run = StageRun {
+                device,
+                request,
+                number: stage,
+                is_first: layout.embedding,
+                is_last: layout.loss,
+            };
+            input = run.record(&model, input)?;
+            numbers.push(stage);
+        }
+        Ok::<_, ProfileError>((numbers, input))
+    })?;
+    let (numbers, output) = output?;
+    let profiles = stages(&recording, request.groups.mesh())?;
+    Ok(RankProfile {
+        stages: numbers.into_iter().zip(profiles).collect(),
+        output,
+    })
+}
+
+/// One stage.
+struct StageRun<'a> {
+    device: &'a Device,
+    request: &'a ProfileRequest<'a>,
+    number: usize,
+    is_first: bool,
+    is_last: bool,
+}
+
+impl StageRun<'_> {
+    /// Records the forward and the backward; returns the shape of the output.
+    fn record<M: LanguageModel>(
+        &self,
+        model: &ParallelModule<M>,
+        input: [usize; 3],
+    ) -> Result<[usize; 3], ProfileError> {
+        let sink = Arc::new(ShapeSink::new(model, self.request, self.device));
+        let module = attach_hooks(model.module.clone(), sink);
+        let (tokens, [rows, seq]) = self.tokens()?;
+        let shape = [rows, seq];
+        record::note(StateNote);
+        let anchor = Tensor::<1>::empty([1], self.device);
+        let first = record::calls();
+        record::note(StageNote::Forward);
+        let input = (!self.is_first).then(|| {
+            record::note(StageNote::Input);
+            Tensor::<3>::empty(input, (self.device, self.request.dtype))
+        });
+        let output = with_anchor(&anchor, || {
+            let hidden = module.hidden(self.number, input, tokens);
+            let dims = hidden.dims();
+            if self.is_last {
+                record::note(StageNote::Output);
+                record::note(StateNote);
+                let targets = Tensor::empty(shape, self.device);
+                let _losses = module.loss_sums_of(hidden, targets, &LossFactor::Number(1.0));
+            }
+            dims
+        });
+        record::note(StageNote::Backward);
+        record::backward_since(first);
+        record::note(StageNote::End);
+        Ok(output)
+    }
+
+    /// The tokens of this rank, and their shape.
+    fn tokens(&self) -> Result<(Tokens, [usize; 2]), ContextSplitError> {
+        let [rows, seq] = self.request.shape;
+        let context = self.request.groups.context();
+        let shard = (context.size() > 1).then(|| {
+            let split = self.request.groups.config().context_split;
+            SequenceShard::new([rows, seq], None, split, (context.rank(), context.size()))
+        });
+        let shard = shard.transpose()?;
+        let shape = shard
+            .as_ref()
+            .map_or([rows, seq], |shard| shard.local_shape());
+        let count: usize = shape.iter().product();
+        let ids = vec![0; count];
+        let mut tokens = Tokens::new(&ids, shape, self.device);
+        tokens.shard = shard;
+        tokens.router_step = Some(RouterStep::new(LossFactor::Number(1.0)).of_micro_batch(count));
+        Ok((tokens, shape))
+    }
+}
+
+/// Takes gradients where they are added to buffers of the training state, as those of
+/// [`DistributedDataParallel`](crate::data_parallel::DistributedDataParallel) are.
+struct ShapeSink {
+    device: Device,
+    dtype: DType,
+    /// By parameter.
+    lengths: Vec<usize>,
+}
+
+impl ShapeSink {
+    fn new<M>(model: &ParallelModule<M>, request: &ProfileRequest<'_>, device: &Device) -> Self {
+        let entries = model.table.entries().iter();
+        let length = |shape: Vec<usize>| shape.into_iter().product();
+        let lengths = entries.map(|it| length(it.local_shape(request.groups.mesh_rank())));
+        Self {
+            device: device.clone(),
+            dtype: match request.dtype {
+                DType::F64 => DType::F64,
+                _ => DType::F32,
+            },
+            lengths: lengths.collect(),
+        }
+    }
+
+    /// A buffer with places for the gradients of these parameters.
+    fn buffer(&self, parameters: &[usize]) -> FlatGradients {
+        let mut length = 0;
+        let places = parameters.iter().map(|index| {
+            let offset = length;
+            length += self.lengths[*index];
+            Place { offset, add: true }
+        });
+        let places = places.collect();
+        record::note(StateNote);
+        FlatGradients {
+            flat: Tensor::empty([length], (&self.device, self.dtype)),
+            places,
+        }
+    }
+}
+
+impl GradientSink for ShapeSink {
+    fn expect(&self, _index: usize) {}
+
+    fn accumulate(&self, _index: usize, gradient: Tensor<1>) {
+        drop(gradient);
+    }
+
+    fn accumulate_into(&self, parameters: &[usize], compute: ComputeGradients<'_>) {
+        drop(compute(Some(self.buffer(parameters))));
+    }
+
+    fn accumulate_later(&self, index: usize, gradient: WeightGradientFn) {
+        drop(gradient(Some(self.buffer(&[index]))));
+    }
+}

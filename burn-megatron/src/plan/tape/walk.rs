@@ -1,0 +1,605 @@
+//! The walk over a recording.
+
+use std::collections::{HashMap, HashSet};
+
+use burn_ir::{FloatOperationIr, OperationIr, TensorId, TensorIr};
+use burn_megatron_kernels::record::{RecordedStep, Recording};
+
+use super::operations::{Rule, name, rule};
+use super::storage::{Storage, Storages, bytes_of};
+use super::{NoRule, StageNote, StateNote, note};
+use crate::collective::ExchangeNote;
+use crate::mesh::{AxisSet, Grid, Mesh};
+use crate::model::LayerNote;
+use crate::plan::profile::{
+    AttentionShape, Exchange, LayerProfile, Product, SavedTensor, StageProfile, TrainingPass,
+};
+
+/// An operation of the forward that has a backward.
+struct Node {
+    layer: usize,
+    name: String,
+    outputs: Vec<TensorIr>,
+    backward: NodeBackward,
+}
+
+enum NodeBackward {
+    /// Recorded: the call and the storages that it saves.
+    Call(usize, Vec<Storage>),
+    /// By a rule.
+    Rule(Rule, Vec<Storage>),
+}
+
+/// The lives of the storages of a stage.
+#[derive(Default)]
+struct Lives {
+    /// Of a storage, the first and the last time at which it is alive.
+    of: HashMap<Storage, [usize; 2]>,
+    now: usize,
+}
+
+impl Lives {
+    fn make(&mut self, storage: Storage) {
+        self.of.entry(storage).or_insert([self.now, self.now]);
+    }
+
+    fn touch(&mut self, storage: Storage) {
+        if let Some([_, last]) = self.of.get_mut(&storage) {
+            *last = self.now;
+        }
+    }
+
+    /// The bytes alive at each time.
+    fn bytes(&self, storages: &Storages) -> Vec<u64> {
+        let mut changes = vec![0_i64; self.now + 2];
+        for (storage, [first, last]) in &self.of {
+            let bytes = storages.bytes(*storage) as i64;
+            changes[*first] += bytes;
+            changes[last + 1] -= bytes;
+        }
+        let mut alive = 0;
+        let sums = changes.into_iter().map(|change| {
+            alive += change;
+            alive as u64
+        });
+        sums.collect()
+    }
+}
+
+/// Where a layer begins, and a span of times.
+#[derive(Clone, Copy, Debug, Default)]
+struct Span {
+    start: usize,
+    end: usize,
+}
+
+/// What is gathered of the present stage.
+#[derive(Default)]
+struct Stage {
+    /// `None` for the embedding, the output layer after all.
+    names: Vec<LayerName>,
+    layers: Vec<LayerProfile>,
+    nodes: Vec<Node>,
+    tracked: HashSet<TensorId>,
+    /// Storages that some node saves.
+    saved: HashSet<Storage>,
+    lives: Lives,
+    forward_end: usize,
+    /// By layer, the times of its backward.
+    backward: Vec<Option<Span>>,
+    /// Of a tensor of the forward, its gradient.
+    gradients: HashMap<TensorId, Storage>,
+    input: Option<Storage>,
+    /// What deferred weight gradients hold.
+    deferred: HashSet<Storage>,
+    deferred_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LayerName {
+    Embedding,
+    Layer(usize),
+    Output,
+}
+
+pub(super) struct Walk<'a> {
+    recording: &'a Recording,
+    mesh: &'a Mesh,
+    storages: Storages,
+    /// Storages before this one outlive a step: parameters and their gradients.
+    state: usize,
+    /// Those that were made later.
+    later_state: HashSet<Storage>,
+    /// The next operation makes such a storage.
+    makes_state: bool,
+    /// The next operation makes the input of the stage.
+    takes_input: bool,
+    stage: Option<Stage>,
+    pass: TrainingPass,
+    /// The calls around the present step.
+    inside: Vec<usize>,
+    pub finished: Vec<StageProfile>,
+}
+
+impl<'a> Walk<'a> {
+    pub fn new(recording: &'a Recording, mesh: &'a Mesh) -> Self {
+        Self {
+            recording,
+            mesh,
+            storages: Storages::default(),
+            state: 0,
+            later_state: HashSet::new(),
+            makes_state: false,
+            takes_input: false,
+            stage: None,
+            pass: TrainingPass::Forward,
+            inside: vec![],
+            finished: vec![],
+        }
+    }
+
+    pub fn step(&mut self, step: &RecordedStep) -> Result<(), NoRule> {
+        if let Some(stage) = note::<StageNote>(step) {
+            return self.enter_stage(*stage);
+        }
+        if let Some(LayerNote(number)) = note(step) {
+            if self.pass == TrainingPass::Forward {
+                self.enter_layer(LayerName::Layer(*number));
+            }
+            return Ok(());
+        }
+        if note::<StateNote>(step).is_some() {
+            self.makes_state = true;
+            return Ok(());
+        }
+        if let Some(exchange) = note::<ExchangeNote>(step) {
+            self.exchange(exchange);
+            return Ok(());
+        }
+        match step {
+            RecordedStep::Operation(operation) => self.operation(operation)?,
+            RecordedStep::Forward(call) => self.inside.push(*call),
+            RecordedStep::ForwardEnd(call) => {
+                self.inside.pop();
+                if self.inside.is_empty() {
+                    self.end_forward(*call);
+                }
+            }
+            RecordedStep::Backward(call) => {
+                if self.inside.is_empty() {
+                    self.begin_backward(*call);
+                }
+                self.inside.push(*call);
+            }
+            RecordedStep::BackwardEnd(call) => {
+                self.inside.pop();
+                if self.inside.is_empty() {
+                    self.end_backward(*call);
+                }
+            }
+            RecordedStep::Note(_) => {}
+        }
+        Ok(())
+    }
+
+    fn enter_stage(&mut self, note: StageNote) -> Result<(), NoRule> {
+        match note {
+            StageNote::Forward => {
+                self.state = self.storages.len();
+                self.pass = TrainingPass::Forward;
+                self.stage = Some(Stage::default());
+                self.enter_layer(LayerName::Embedding);
+            }
+            StageNote::Input => {
+                self.takes_input = true;
+            }
+            StageNote::Output => self.enter_layer(LayerName::Output),
+            StageNote::Backward => {
+                self.pass = TrainingPass::Backward;
+                if let Some(stage) = &mut self.stage {
+                    stage.forward_end = stage.lives.now;
+                    stage.backward = vec![None; stage.layers.len()];
+                }
+            }
+            StageNote::End => {
+                while self.next_rule() {}
+                if let Some(mut stage) = self.stage.take() {
+                    stage.lives.now += 1;
+                    if let Some(input) = stage.input {
+                        stage.lives.touch(input);
+                    }
+                    let profile = stage.profile(&self.storages);
+                    self.finished.push(profile);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn enter_layer(&mut self, name: LayerName) {
+        if let Some(stage) = &mut self.stage {
+            stage.names.push(name);
+            stage.layers.push(LayerProfile::default());
+        }
+    }
+
+    fn operation(&mut self, operation: &OperationIr) -> Result<(), NoRule> {
+        if std::mem::take(&mut self.makes_state) {
+            let made = self.storages.enter(operation, |_| false);
+            self.later_state.extend(made);
+            return Ok(());
+        }
+        // Before the forward of a stage.
+        let Some(stage) = &mut self.stage else {
+            self.storages.enter(operation, |_| false);
+            return Ok(());
+        };
+        stage.lives.now += 1;
+        let is_gradient = matches!(operation, OperationIr::Custom(it) if it.id == "gradient");
+        if is_gradient && self.aliases_gradient(operation) {
+            return Ok(());
+        }
+        let Some(stage) = &mut self.stage else {
+            return Ok(());
+        };
+        let (state, later) = (self.state, &self.later_state);
+        let is_state = |storage| storage < state || later.contains(&storage);
+        let made = self.storages.enter(operation, is_state);
+        for storage in &made {
+            stage.lives.make(*storage);
+        }
+        for tensor in operation.inputs() {
+            stage.lives.touch(self.storages.of(tensor));
+        }
+        if self.pass == TrainingPass::Backward {
+            return Ok(());
+        }
+        let layer = stage.layers.len() - 1;
+        if std::mem::take(&mut self.takes_input) {
+            for out in operation.outputs() {
+                stage.take_input(out, self.storages.of(out));
+            }
+            return Ok(());
+        }
+        measure(&mut stage.layers[layer], operation, !made.is_empty());
+        if !self.inside.is_empty() {
+            return Ok(());
+        }
+        let rule = rule(operation, |it| stage.tracked.contains(&it.id)).map_err(NoRule)?;
+        let Some(rule) = rule else {
+            return Ok(());
+        };
+        let saved = rule.saved.iter().map(|it| self.storages.of(it)).collect();
+        let outputs: Vec<_> = operation.outputs().cloned().collect();
+        stage.tracked.extend(outputs.iter().map(|it| it.id));
+        let backward = NodeBackward::Rule(rule, saved);
+        self.add_node(name(operation), outputs, backward);
+        Ok(())
+    }
+
+    fn end_forward(&mut self, call: usize) {
+        let recorded = &self.recording.calls[call];
+        let Some(stage) = &mut self.stage else {
+            return;
+        };
+        if self.pass == TrainingPass::Backward {
+            return;
+        }
+        // Where a forward enters the graph, as by the anchor of a lookup, all inputs are constants.
+        stage
+            .tracked
+            .extend(recorded.outputs.iter().map(|it| it.id));
+        let saved = recorded
+            .saved
+            .iter()
+            .map(|it| self.storages.of(it))
+            .collect();
+        let backward = NodeBackward::Call(call, saved);
+        self.add_node(recorded.name.clone(), recorded.outputs.clone(), backward);
+    }
+
+    fn add_node(&mut self, name: String, outputs: Vec<TensorIr>, backward: NodeBackward) {
+        let Some(stage) = &mut self.stage else {
+            return;
+        };
+        let layer = stage.layers.len() - 1;
+        let (NodeBackward::Call(_, saved) | NodeBackward::Rule(_, saved)) = &backward;
+        for storage in saved {
+            if *storage >= self.state && stage.saved.insert(*storage) {
+                stage.layers[layer].saved.push(SavedTensor {
+                    name: name.clone(),
+                    bytes: self.storages.bytes(*storage),
+                });
+            }
+        }
+        if let Some(last) = outputs.last() {
+            stage.layers[layer].output_bytes = bytes_of(last);
+        }
+        stage.nodes.push(Node {
+            layer,
+            name,
+            outputs,
+            backward,
+        });
+    }
+
+    /// Runs the backward of Burn's operations that follow this call in the forward.
+    fn begin_backward(&mut self, call: usize) {
+        while self.stage.as_ref().is_some_and(|stage| {
+            let last = stage.nodes.last().map(|node| &node.backward);
+            matches!(last, Some(NodeBackward::Rule(..)))
+        }) {
+            self.next_rule();
+        }
+        let Some(stage) = &mut self.stage else {
+            return;
+        };
+        let of = stage.nodes.last().map(|node| (&node.backward, node.layer));
+        if let Some((NodeBackward::Call(last, _), layer)) = of {
+            debug_assert_eq!(*last, call, "calls run backward in reverse");
+            stage.begin_layer(layer);
+        }
+    }
+
+    /// The backward of the last node, if it is by a rule.
+    fn next_rule(&mut self) -> bool {
+        let Some(stage) = &mut self.stage else {
+            return false;
+        };
+        let is_rule = |node: &mut Node| matches!(node.backward, NodeBackward::Rule(..));
+        let Some(node) = stage.nodes.pop_if(is_rule) else {
+            return false;
+        };
+        let NodeBackward::Rule(rule, saved) = node.backward else {
+            return false;
+        };
+        stage.lives.now += 1;
+        stage.begin_layer(node.layer);
+        let first = node
+            .outputs
+            .first()
+            .and_then(|out| stage.gradients.remove(&out.id));
+        for input in &rule.inputs {
+            let shares = !rule.made.iter().any(|made| made.id == input.id);
+            let storage = match first.filter(|_| shares) {
+                Some(storage) => storage,
+                None => {
+                    let made = self.storages.make_unnamed(bytes_of(input));
+                    stage.lives.make(made);
+                    made
+                }
+            };
+            stage.add_gradient(input.id, storage);
+        }
+        for storage in saved.into_iter().chain(first) {
+            stage.lives.touch(storage);
+        }
+        stage.end_layer(node.layer);
+        true
+    }
+
+    fn end_backward(&mut self, call: usize) {
+        let recorded = &self.recording.calls[call];
+        let Some(stage) = &mut self.stage else {
+            return;
+        };
+        stage.lives.now += 1;
+        let Some(Node {
+            layer,
+            backward: NodeBackward::Call(_, saved),
+            ..
+        }) = stage.nodes.pop()
+        else {
+            return;
+        };
+        for storage in saved {
+            stage.lives.touch(storage);
+        }
+        if recorded.name == "LinearFunction" {
+            let x = recorded.saved.iter().take(1);
+            let gradients = recorded.gradients.iter().flat_map(|it| &it.outputs);
+            for tensor in x.chain(gradients) {
+                let storage = self.storages.of(tensor);
+                if stage.deferred.insert(storage) {
+                    stage.deferred_bytes += self.storages.bytes(storage);
+                }
+            }
+        }
+        for out in &recorded.outputs {
+            if let Some(gradient) = stage.gradients.remove(&out.id) {
+                stage.lives.touch(gradient);
+            }
+        }
+        let gradients = recorded.gradients.iter().flat_map(|it| &it.inputs);
+        for (input, gradient) in recorded.inputs.iter().zip(gradients) {
+            if let Some(gradient) = gradient
+                .as_ref()
+                .filter(|_| stage.tracked.contains(&input.id))
+            {
+                let storage = self.storages.of(gradient);
+                stage.lives.touch(storage);
+                stage.add_gradient(input.id, storage);
+            }
+        }
+        stage.end_layer(layer);
+    }
+
+    /// The gradient of an output that the backward of another call made.
+    fn aliases_gradient(&mut self, operation: &OperationIr) -> bool {
+        let (Some(call), Some(stage)) = (self.inside.first(), &mut self.stage) else {
+            return false;
+        };
+        let recorded = &self.recording.calls[*call];
+        let gradients = recorded.gradients.iter().flat_map(|it| &it.outputs);
+        for out in operation.outputs() {
+            let place = gradients.clone().position(|it| it.id == out.id);
+            let known = place.and_then(|place| stage.gradients.get(&recorded.outputs[place].id));
+            let Some(storage) = known.copied() else {
+                return false;
+            };
+            self.storages.alias(out, storage);
+            stage.lives.touch(storage);
+        }
+        true
+    }
+
+    fn exchange(&mut self, note: &ExchangeNote) {
+        let (grid, axes) = axes_of(&note.ranks, self.mesh);
+        let Some(stage) = &mut self.stage else {
+            return;
+        };
+        let layer = match self.pass {
+            TrainingPass::Forward => stage.layers.len() - 1,
+            TrainingPass::Backward => stage.nodes.last().map_or(0, |node| node.layer),
+        };
+        stage.layers[layer].exchanges.push(Exchange {
+            kind: note.kind,
+            grid,
+            axes,
+            ranks: note.ranks.len() as u64,
+            bytes: note.bytes,
+            pass: self.pass,
+        });
+    }
+}
+
+impl Stage {
+    /// The output of the stage before, a leaf of the graph, which keeps it until the backward is over.
+    fn take_input(&mut self, tensor: &TensorIr, storage: Storage) {
+        self.tracked.insert(tensor.id);
+        self.saved.insert(storage);
+        self.input = Some(storage);
+        self.layers[0].saved.push(SavedTensor {
+            name: "input of the stage".into(),
+            bytes: bytes_of(tensor),
+        });
+    }
+
+    fn begin_layer(&mut self, layer: usize) {
+        let now = self.lives.now;
+        let span = self.backward[layer].get_or_insert(Span {
+            start: now,
+            end: now,
+        });
+        span.end = now;
+    }
+
+    fn end_layer(&mut self, layer: usize) {
+        self.begin_layer(layer);
+    }
+
+    /// Another gradient of a tensor is added to the first.
+    fn add_gradient(&mut self, tensor: TensorId, storage: Storage) {
+        self.gradients.entry(tensor).or_insert(storage);
+    }
+
+    fn profile(mut self, storages: &Storages) -> StageProfile {
+        let alive = self.lives.bytes(storages);
+        for (layer, span) in self.layers.iter_mut().zip(&self.backward) {
+            if let Some(Span { start, end }) = span {
+                let peak = alive[*start..=*end].iter().max().copied().unwrap_or(0);
+                let before = alive[start.saturating_sub(1)];
+                layer.backward_bytes = peak.saturating_sub(before);
+            }
+        }
+        let kept: u64 = self.layers.iter().map(LayerProfile::saved_bytes).sum();
+        let peak = |times: &[u64]| times.iter().max().copied().unwrap_or(0);
+        let (forward, backward) = alive.split_at(self.forward_end + 1);
+        let mut profile = StageProfile {
+            forward_bytes: peak(forward).max(kept),
+            backward_bytes: peak(backward).max(kept),
+            deferred_bytes: self.deferred_bytes,
+            input_bytes: self.input.map_or(0, |storage| storages.bytes(storage)),
+            ..StageProfile::default()
+        };
+        for (name, layer) in self.names.into_iter().zip(self.layers) {
+            match name {
+                LayerName::Embedding if layer == LayerProfile::default() => {}
+                LayerName::Embedding => profile.embedding = Some(layer),
+                LayerName::Output => profile.output = Some(layer),
+                LayerName::Layer(_) => match profile.layers.iter_mut().find(|(it, _)| *it == layer)
+                {
+                    Some((_, count)) => *count += 1,
+                    None => profile.layers.push((layer, 1)),
+                },
+            }
+        }
+        profile
+    }
+}
+
+/// The axes in which the ranks of a group differ, on the grid where they are all of those that do.
+fn axes_of(ranks: &[usize], mesh: &Mesh) -> (Grid, AxisSet) {
+    let places = Grid::ALL.map(|grid| {
+        let all = mesh.without_trivial_axes(grid, grid.axes());
+        let axes = all.iter().filter(|axis| {
+            let line = mesh.members(grid, *axis, ranks[0]);
+            line.iter().all(|rank| ranks.contains(rank))
+        });
+        (grid, axes.collect::<AxisSet>())
+    });
+    let size = |(grid, axes): &(Grid, AxisSet)| -> usize {
+        axes.iter().map(|axis| mesh.size(*grid, axis)).product()
+    };
+    let found = places.into_iter().find(|place| size(place) == ranks.len());
+    found.unwrap_or((Grid::Dense, AxisSet::EMPTY))
+}
+
+/// Adds what an operation of the forward computes to its layer.
+fn measure(layer: &mut LayerProfile, operation: &OperationIr, makes: bool) {
+    let dims = |tensor: &TensorIr| -> Vec<u64> {
+        tensor
+            .shape
+            .to_vec()
+            .into_iter()
+            .map(|n| n as u64)
+            .collect()
+    };
+    match operation {
+        OperationIr::Float(_, FloatOperationIr::Matmul(op)) => {
+            let (lhs, out) = (dims(&op.lhs), dims(&op.out));
+            let rank = out.len();
+            layer.products.push(Product {
+                batch: out[..rank - 2].iter().product(),
+                m: out[rank - 2],
+                n: out[rank - 1],
+                k: lhs[lhs.len() - 1],
+            });
+        }
+        OperationIr::Custom(op) if op.id == "linear" => {
+            let (x, weight) = (dims(&op.inputs[0]), dims(&op.inputs[1]));
+            layer.products.push(Product {
+                batch: 1,
+                m: x[0],
+                n: weight[1],
+                k: weight[0],
+            });
+        }
+        OperationIr::Custom(op) if op.id.contains("grouped") => {
+            let (x, weight) = (dims(&op.inputs[0]), dims(&op.inputs[1]));
+            let (out, experts) = (dims(&op.outputs[0]), weight[0].max(1));
+            layer.products.push(Product {
+                batch: experts,
+                m: x[0].div_ceil(experts),
+                n: out[out.len() - 1],
+                k: x[x.len() - 1],
+            });
+        }
+        OperationIr::Custom(op) if op.id.contains("attention") => {
+            // `[batch, queries, heads, value width]`
+            let out = dims(&op.outputs[0]);
+            let seq = out[1];
+            layer.attention.push(AttentionShape {
+                pairs: out[0] * seq * (seq + 1) / 2,
+                heads: out[2],
+                query_width: out[3],
+                value_width: out[3],
+            });
+        }
+        _ if makes => {
+            let all = operation.inputs().chain(operation.outputs());
+            layer.streamed_bytes += all.map(bytes_of).sum::<u64>();
+        }
+        _ => {}
+    }
+}

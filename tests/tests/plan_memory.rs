@@ -1,0 +1,253 @@
+//! The memory that is planned from shapes is what the heap of the process has.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::tensor::{DType, Device, Int, Tensor};
+use burn_megatron::choice::KernelChoices;
+use burn_megatron::comm::{ParallelContext, World};
+use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel};
+use burn_megatron::kernels::record::ShapeSettings;
+use burn_megatron::mesh::{Mesh, ParallelConfig};
+use burn_megatron::nn::fp8::Fp8Config;
+use burn_megatron::nn::{LossFactor, ModelBuilder, Tokens};
+use burn_megatron::plan::memory::{MemoryRequest, plan_memory};
+use burn_megatron::plan::tape::{ProfileRequest, profile_rank};
+use burn_megatron::train::{LanguageModel, ModelConfig};
+use burn_megatron_models::TransformerConfig;
+use burn_megatron_tests::{small_gpt, small_llama};
+
+/// An allocator that counts allocated bytes.
+struct Counting;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+
+/// The most bytes since it was reset.
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+/// The tests share the heap.
+static ALONE: Mutex<()> = Mutex::new(());
+
+// Safety: all calls are forwarded to the system allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let before = LIVE.fetch_add(layout.size(), Ordering::Relaxed);
+        PEAK.fetch_max(before + layout.size(), Ordering::Relaxed);
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn live() -> f64 {
+    LIVE.load(Ordering::Relaxed) as f64
+}
+
+/// Bytes of one micro-batch on a rank, of one stage.
+#[derive(Clone, Copy, Debug)]
+struct MicroBatch {
+    /// Alive between the forward and the backward.
+    kept: f64,
+    /// The most, above those before the forward.
+    peak: f64,
+}
+
+const ROWS: usize = 2;
+
+/// Measured: the sum over the ranks, which wait for each other around the measurement.
+fn measured(config: &TransformerConfig, mesh: &ParallelConfig, ranks: usize) -> MicroBatch {
+    let seq = config.context;
+    let run = |rank| {
+        let groups = ParallelContext::new(mesh, &rank)?;
+        let device = Device::flex();
+        let model = config.init_with(ModelBuilder::with(&groups, &device, 3, DType::F32))?;
+        let settings = DataParallelConfig::default();
+        let ddp = DistributedDataParallel::with(model, &groups, &settings)?;
+        let ids = vec![1; ROWS * seq];
+        let mut found = (0.0, 0.0);
+        // The first pass creates what stays: gradients and pools.
+        for _ in 0..2 {
+            groups.world().barrier()?;
+            let before = live();
+            groups.world().barrier()?;
+            PEAK.store(LIVE.load(Ordering::Relaxed), Ordering::Relaxed);
+            groups.world().barrier()?;
+            let loss = ddp.forward(&device, |model| {
+                let inputs = device.clone().autodiff();
+                let tokens = Tokens::new(&ids, [ROWS, seq], &inputs);
+                let targets = Tensor::<2, Int>::ones([ROWS, seq], &inputs);
+                let hidden = model.hidden(0, None, tokens);
+                model
+                    .loss_sums_of(hidden, targets, &LossFactor::Number(1.0))
+                    .objective
+            });
+            groups.world().barrier()?;
+            let kept = live() - before;
+            groups.world().barrier()?;
+            ddp.backward(loss);
+            groups.world().barrier()?;
+            let peak = PEAK.load(Ordering::Relaxed) as f64 - before;
+            found = (kept, peak);
+        }
+        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(found)
+    };
+    let found = World::threads(ranks).unwrap().run(run).unwrap();
+    MicroBatch {
+        kept: found[0].0,
+        peak: found[0].1,
+    }
+}
+
+/// Planned, the sum over the ranks.
+fn planned(config: &TransformerConfig, layout: &ParallelConfig, ranks: usize) -> MicroBatch {
+    let mesh = Mesh::new(layout, ranks).unwrap();
+    let of_rank = |rank| {
+        let groups = ParallelContext::offline(mesh.clone(), rank).unwrap();
+        let profile = profile_rank(
+            config,
+            &ProfileRequest {
+                groups: &groups,
+                dtype: DType::F32,
+                kernels: &KernelChoices::default(),
+                fp8: &Fp8Config::default(),
+                shape: [ROWS, config.context],
+                input: [0; 3],
+                settings: ShapeSettings::default(),
+            },
+        );
+        let [(_, stage)] = &profile.unwrap().stages[..] else {
+            panic!("one stage")
+        };
+        if rank == 0 && std::env::var_os("PLAN_DETAILS").is_some() {
+            for (layer, count) in stage.all() {
+                println!("{count} x {} bytes", layer.saved_bytes());
+                for tensor in &layer.saved {
+                    println!("    {} {}", tensor.bytes, tensor.name);
+                }
+            }
+        }
+        [stage.saved_bytes(), stage.forward_bytes.max(stage.backward_bytes)]
+    };
+    let all: Vec<[u64; 2]> = (0..ranks).map(of_rank).collect();
+    let sum = |index: usize| all.iter().map(|it| it[index] as f64).sum();
+    MicroBatch {
+        kept: sum(0),
+        peak: sum(1),
+    }
+}
+
+/// Large enough that the nodes of a graph weigh little beside its tensors.
+fn llama() -> TransformerConfig {
+    TransformerConfig {
+        vocabulary: 512,
+        context: 256,
+        hidden: 128,
+        layers: 2,
+        mlp_width: Some(256),
+        dropout: 0.0,
+        ..small_llama().config
+    }
+}
+
+fn gpt() -> TransformerConfig {
+    TransformerConfig {
+        vocabulary: 512,
+        context: 256,
+        hidden: 128,
+        layers: 2,
+        ..small_gpt().config
+    }
+}
+
+fn close(planned: f64, measured: f64, tolerance: f64) -> bool {
+    (planned - measured).abs() <= tolerance * measured
+}
+
+#[test]
+fn what_a_micro_batch_keeps_is_what_the_heap_has() {
+    let _alone = ALONE.lock();
+    let one = ParallelConfig::new();
+    let tensor = one.clone().with_tensor(2);
+    let sequence = tensor.clone().with_sequence_parallel(true);
+    let unmasked = TransformerConfig {
+        dropout: 0.0,
+        attention_dropout: 0.0,
+        ..gpt()
+    };
+    let cases = [
+        ("llama", llama(), one.clone(), 1),
+        ("llama, tensor 2", llama(), tensor.clone(), 2),
+        ("llama, sequence parallel 2", llama(), sequence.clone(), 2),
+        ("gpt with dropout", gpt(), one.clone(), 1),
+        ("gpt without dropout", unmasked, one, 1),
+        ("gpt, sequence parallel 2", gpt(), sequence, 2),
+    ];
+    let mut wrong = vec![];
+    for (name, config, layout, ranks) in cases {
+        let (plan, heap) = (planned(&config, &layout, ranks), measured(&config, &layout, ranks));
+        println!(
+            "{name}: kept {} planned, {} measured ({:.3}); peak {} planned, {} measured ({:.3})",
+            plan.kept,
+            heap.kept,
+            plan.kept / heap.kept,
+            plan.peak,
+            heap.peak,
+            plan.peak / heap.peak,
+        );
+        if !close(plan.kept, heap.kept, 0.05) || !close(plan.peak, heap.peak, 0.10) {
+            wrong.push(name);
+        }
+    }
+    assert!(wrong.is_empty(), "planned and measured differ: {wrong:?}");
+}
+
+/// Llama 3.1 405B with tensor 8, pipeline 16, 1F1B: on one core, without its 1.6 TB of weights.
+#[test]
+fn the_largest_llama_is_planned_without_memory() {
+    let _alone = ALONE.lock();
+    let config = TransformerConfig {
+        vocabulary: 128_256,
+        context: 8192,
+        hidden: 16_384,
+        layers: 128,
+        heads: 128,
+        groups: Some(8),
+        mlp_width: Some(53_248),
+        dropout: 0.0,
+        ..llama()
+    };
+    let layout = ParallelConfig::new()
+        .with_tensor(8)
+        .with_sequence_parallel(true)
+        .with_pipeline(16)
+        .with_data(8);
+    let before = LIVE.load(Ordering::Relaxed);
+    PEAK.store(before, Ordering::Relaxed);
+    let start = std::time::Instant::now();
+    let report = plan_memory(
+        &config,
+        &MemoryRequest {
+            layout: &layout,
+            ranks: 1024,
+            micro_batch_size: 1,
+            sequence_length: 8192,
+            micro_batches: 32,
+            sharding: &DataParallelConfig::default(),
+            kernels: &KernelChoices::default(),
+            fp8: &Fp8Config::default(),
+            settings: ShapeSettings::default(),
+            slack: 1.0,
+        },
+    )
+    .unwrap();
+    println!("{:?}\n{report}", start.elapsed());
+    let used = PEAK.load(Ordering::Relaxed) - before;
+    assert!(used < 1 << 28, "the plan itself used {used} bytes");
+}
