@@ -8,7 +8,7 @@ use burn_megatron_kernels::gradient::{Destination, Parameter};
 use burn_megatron_kernels::norm::StreamNorm;
 use burn_megatron_kernels::{Function, apply};
 
-use super::linear::is_tracked;
+use super::forward_context::is_tracked;
 
 /// A residual stream `[batch, seq, hidden]`, and the output of a branch with its bias that is still to be added.
 ///
