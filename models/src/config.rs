@@ -3,6 +3,9 @@
 use burn_megatron::kernels::rope::RopeConfig;
 use burn_megatron::mesh::{Axis, divisors_near, split_evenly};
 use burn_megatron::nn::{Activation, BuildError, NormConfig, NormKind, Vocabulary};
+use burn_megatron::plan::flops::{
+    attention_flops_per_token, keys_per_query, product_flops_per_token,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{MoeConfig, RotaryScaling, scaling};
@@ -283,7 +286,11 @@ impl TransformerConfig {
         let [hidden, layers, vocabulary] =
             [self.hidden, self.layers, vocabulary].map(|n| n as u128);
         let attention = 2 * (self.heads + self.groups()) as u128 * head_width as u128;
-        let mlps = self.mlp_parameters(|moe| moe.experts);
+        let routers = self
+            .moe
+            .iter()
+            .map(|moe| moe.blocks(self.layers) * moe.experts);
+        let mlps = self.mlp_parameters(|moe| moe.experts) + routers.sum::<usize>() as u128;
         let learned = match self.positions {
             Positions::Learned => self.context as u128,
             Positions::Rotary { .. } => 0,
@@ -293,19 +300,29 @@ impl TransformerConfig {
     }
 
     /// The parameters of the MLPs of all blocks per feature of the residual stream, with so many experts in each
-    /// that has experts.
-    pub(crate) fn mlp_parameters(&self, experts: impl Fn(&MoeConfig) -> usize) -> u128 {
+    /// that has experts. Without those of routers.
+    fn mlp_parameters(&self, experts: impl Fn(&MoeConfig) -> usize) -> u128 {
         let matrices = if self.activation.is_gated() { 3 } else { 2 };
         let dense = matrices * self.mlp_width() as u128;
         let Some(moe) = &self.moe else {
             return self.layers as u128 * dense;
         };
+        let with_experts = moe.blocks(self.layers);
         let columns = moe.columns(self, experts(moe));
-        let with_experts = matrices * columns + moe.experts as u128;
-        let blocks = (0..self.layers).map(|number| moe.is_in(number));
-        blocks
-            .map(|is_moe| if is_moe { with_experts } else { dense })
-            .sum()
+        (self.layers - with_experts) as u128 * dense + with_experts as u128 * matrices * columns
+    }
+
+    /// See [`LanguageModel::flops_per_token`](burn_megatron::model::LanguageModel::flops_per_token).
+    pub(crate) fn flops_per_token(&self, seq: usize) -> f64 {
+        let width = self.width_of_heads();
+        let (queries, keys) = (width * self.heads, width * self.groups());
+        // A token is computed by the experts that it chooses.
+        let mlps = self.mlp_parameters(|moe| moe.experts_per_token) as f64;
+        let projections = (self.layers * 2 * (queries + keys)) as f64;
+        let weights = self.hidden as f64 * (projections + mlps + self.vocabulary as f64);
+        let attended = keys_per_query(seq, self.window);
+        let attention = attention_flops_per_token(attended, queries, queries);
+        product_flops_per_token(weights) + self.layers as f64 * attention
     }
 
     /// The configuration of rotary positions, if the model has them.

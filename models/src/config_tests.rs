@@ -122,3 +122,94 @@ fn fewer_groups_than_ranks_fit_if_they_divide_them() {
     assert_eq!(config(1, 4).check(4, false).unwrap(), 8);
     assert!(config(3, 12).check(4, false).is_err());
 }
+
+/// The published operations per token, in units of 1e5: those of Megatron-LM, with the causal half of attention.
+#[test]
+fn operations_per_token_are_the_published_ones() {
+    let llama = |hidden, layers, heads, mlp| TransformerConfig {
+        vocabulary: 128_256,
+        hidden,
+        layers,
+        heads,
+        groups: Some(8),
+        mlp_width: Some(mlp),
+        ..TransformerConfig::llama()
+    };
+    let experts = |experts, experts_per_token, width| {
+        Some(crate::MoeConfig {
+            experts,
+            experts_per_token,
+            expert_width: Some(width),
+            ..crate::MoeConfig::default()
+        })
+    };
+    let qwen = |hidden, layers, heads, moe| TransformerConfig {
+        vocabulary: 151_936,
+        groups: Some(4),
+        head_width: Some(128),
+        moe,
+        ..llama(hidden, layers, heads, 1)
+    };
+    let mixtral = TransformerConfig {
+        vocabulary: 32_000,
+        moe: experts(8, 2, 14336),
+        ..llama(4096, 32, 32, 14336)
+    };
+    let gpt3 = TransformerConfig {
+        vocabulary: 51_200,
+        hidden: 12288,
+        layers: 96,
+        heads: 96,
+        ..TransformerConfig::gpt2()
+    };
+    let olmoe = TransformerConfig {
+        vocabulary: 50_304,
+        groups: None,
+        moe: experts(64, 8, 1024),
+        ..llama(2048, 16, 16, 1)
+    };
+    let gpt_oss = TransformerConfig {
+        vocabulary: 201_088,
+        groups: Some(8),
+        head_width: Some(64),
+        moe: experts(128, 4, 2880),
+        ..llama(2880, 36, 64, 1)
+    };
+    for (name, config, seq, expected) in [
+        ("Llama 3 8B", llama(4096, 32, 32, 14336), 8192, 51.4704),
+        ("Llama 3 70B", llama(8192, 80, 64, 28672), 8192, 449.2225),
+        (
+            "Llama 3.1 405B",
+            llama(16384, 126, 128, 53248),
+            8192,
+            2523.956,
+        ),
+        (
+            "Qwen3 30B",
+            qwen(2048, 48, 32, experts(128, 8, 768)),
+            4096,
+            23.0063,
+        ),
+        (
+            "Qwen3 235B",
+            qwen(4096, 94, 64, experts(128, 8, 1536)),
+            4096,
+            148.0348,
+        ),
+        ("Mixtral 8x7B", mixtral, 4096, 79.7065),
+        ("GPT-3 175B", gpt3, 2048, 1061.947),
+        ("OLMoE", olmoe, 4096, 7.8659),
+        ("gpt-oss 120B", gpt_oss.clone(), 4096, 34.331),
+    ] {
+        let flops = config.flops_per_token(seq) / 1e9;
+        assert!((flops - expected).abs() < 6e-4, "{name}: {flops}");
+    }
+    // A window of 128 in every layer: 126 pairs per query on average, in the place of 2048.
+    let windowed = TransformerConfig {
+        window: Some(128),
+        ..gpt_oss.clone()
+    };
+    let saved = gpt_oss.flops_per_token(4096) - windowed.flops_per_token(4096);
+    let keys = 2048.0 - (128.0 - 128.0 * 127.0 / 8192.0);
+    assert!((saved / (12.0 * 36.0 * keys * 4096.0) - 1.0).abs() < 1e-12);
+}

@@ -83,6 +83,11 @@ impl MoeConfig {
         after.is_some_and(|after| after.is_multiple_of(self.every))
     }
 
+    /// The number of blocks with experts of a model of so many blocks.
+    pub(crate) fn blocks(&self, layers: usize) -> usize {
+        (0..layers).filter(|number| self.is_in(*number)).count()
+    }
+
     /// The sizes that must be above 0.
     pub(crate) fn sizes(&self) -> [(&'static str, usize); 5] {
         [

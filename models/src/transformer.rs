@@ -278,18 +278,7 @@ impl LanguageModel for Transformer {
     }
 
     fn flops_per_token(&self, seq: usize) -> f64 {
-        let config = &self.config;
-        let heads = config
-            .head_width
-            .map_or(config.hidden, |width| width * config.heads);
-        let kv = heads / config.heads * config.groups();
-        // A token is computed by the experts that it chooses.
-        let mlps = config.mlp_parameters(|moe| moe.experts_per_token);
-        let attention = config.layers * (2 * heads + 2 * kv);
-        let weights =
-            config.hidden as f64 * (attention as f64 + mlps as f64 + config.vocabulary as f64);
-        // In f64: for long sequences the second product would overflow a usize.
-        6.0 * weights + 12.0 * config.layers as f64 * seq as f64 * heads as f64
+        self.config.flops_per_token(seq)
     }
 }
 

@@ -90,8 +90,8 @@ pub trait LanguageModel: Module {
     fn context(&self) -> usize;
 
     /// Floating-point operations of forward and backward per token, for sequences of `seq` tokens,
-    /// over all ranks: six per weight of a matrix product, and `12 layers seq heads width` for the
-    /// attention products (Narayanan et al. 2021, arXiv:2104.04473; not halved for causal masks).
+    /// over all ranks: six per weight of a matrix product, and six per pair of a query and a key that the mask
+    /// allows, and per feature of queries and values. [`plan::flops`](crate::plan::flops) has the formulas.
     fn flops_per_token(&self, seq: usize) -> f64;
 
     /// The objective of each token, of a model with one stage.

@@ -1,5 +1,6 @@
 //! What a layout costs before it runs.
 
+pub mod flops;
 pub mod memory;
 pub mod profile;
 pub mod tape;

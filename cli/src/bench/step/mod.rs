@@ -187,9 +187,9 @@ mod tests {
             assert!(line.contains("2 x 1 x 128"), "{line}");
             assert!(line.ends_with("unknown"), "{line}");
         }
-        // 6 per weight of a product and 12 layers x hidden x tokens, per token.
+        // 6 per weight of a product and 6 layers x hidden x tokens, per token.
         let weights = 4 * 12 * 128 * 128 + 256 * 128;
-        let expected = 6.0 * weights as f64 + (12 * 4 * 128 * 128) as f64;
+        let expected = 6.0 * weights as f64 + (6 * 4 * 128 * 128) as f64;
         assert_eq!(report.rows[0].flops_per_token.round(), expected);
         let text = serde_json::to_string(&report).unwrap();
         assert_eq!(serde_json::from_str::<StepReport>(&text).unwrap(), report);
