@@ -57,7 +57,7 @@ pub use config::{ScheduleConfig, ScheduleKind};
 pub use error::{CsvFault, ScheduleError};
 pub use generate::{generate, warm_up};
 pub(super) use simulate::idle_fraction;
-pub use simulate::{ActionSpan, Simulation, StageTimes, simulate};
+pub use simulate::{ActionSpan, Simulation, StageTimes, simulate, total_time};
 pub use validate::{ActivationReport, InvalidSchedule, RuleViolation, validate};
 
 /// The actions of every rank of a pipeline, in order.

@@ -1,6 +1,6 @@
 //! Simulates a schedule with given times: total time and bubble.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use super::validate::activation_report;
 use super::{Action, ActionKind, Schedule, ScheduleError, validate};
@@ -218,36 +218,32 @@ pub(in super::super) fn idle_fraction(busy: f64, total: f64) -> f64 {
 pub fn simulate(schedule: &Schedule, times: &StageTimes) -> Result<Simulation, ScheduleError> {
     validate(schedule)?;
     times.check(schedule.stages())?;
-    let mut simulator = Simulator {
-        schedule,
-        times,
-        clocks: vec![0.0; schedule.ranks()],
-        timelines: vec![vec![]; schedule.ranks()],
-        arrivals: HashMap::new(),
-    };
-    let mut ready: Vec<usize> = (0..schedule.ranks()).collect();
-    while let Some(rank) = ready.pop() {
-        ready.extend(simulator.advance(rank));
-    }
+    let mut simulator = Simulator::new(schedule, times);
+    simulator.timelines = Some(vec![vec![]; schedule.ranks()]);
+    simulator.run();
     simulator.end_receives();
     Ok(Simulation {
         schedule: schedule.clone(),
         stages: (0..schedule.ranks())
             .map(|rank| schedule.stages_of(rank))
             .collect(),
-        total: simulator.clocks.iter().copied().fold(0.0, f64::max),
-        busy: simulator.timelines.iter().map(|line| busy(line)).collect(),
-        timelines: simulator.timelines,
+        total: simulator.total(),
+        busy: simulator.busy,
+        timelines: simulator.timelines.unwrap_or_default(),
         peak_activations: activation_report(schedule).peak_activations,
     })
 }
 
-fn busy(timeline: &[ActionSpan]) -> f64 {
-    timeline
-        .iter()
-        .filter(|span| span.action.kind.is_compute())
-        .map(|span| span.end - span.start)
-        .sum()
+/// The [total](Simulation::total) of a [generated](super::generate) schedule, without its timelines: for many schedules.
+///
+/// # Errors
+///
+/// [`ScheduleError::TimesCount`] and [`ScheduleError::Time`].
+pub fn total_time(schedule: &Schedule, times: &StageTimes) -> Result<f64, ScheduleError> {
+    times.check(schedule.stages())?;
+    let mut simulator = Simulator::new(schedule, times);
+    simulator.run();
+    Ok(simulator.total())
 }
 
 struct Simulator<'a> {
@@ -255,49 +251,92 @@ struct Simulator<'a> {
     times: &'a StageTimes,
     /// By rank, the end of the last computation.
     clocks: Vec<f64>,
-    timelines: Vec<Vec<ActionSpan>>,
-    /// By receive, the time of arrival.
-    arrivals: HashMap<Action, f64>,
+    /// By rank, the time in which it computes.
+    busy: Vec<f64>,
+    /// By rank, the next action.
+    next: Vec<usize>,
+    /// By rank, its actions with their times, if they are wanted.
+    timelines: Option<Vec<Vec<ActionSpan>>>,
+    /// By [receive](Self::index), the time of arrival; NaN before the tensor is sent.
+    arrivals: Vec<f64>,
 }
 
-impl Simulator<'_> {
-    /// Advances a rank until it waits for an input; returns the ranks that it has sent to.
-    fn advance(&mut self, rank: usize) -> Vec<usize> {
-        let mut reached = vec![];
-        while let Some(action) = self.schedule.ranks[rank].get(self.timelines[rank].len()) {
+impl<'a> Simulator<'a> {
+    fn new(schedule: &'a Schedule, times: &'a StageTimes) -> Self {
+        let ranks = schedule.ranks();
+        Self {
+            schedule,
+            times,
+            clocks: vec![0.0; ranks],
+            busy: vec![0.0; ranks],
+            next: vec![0; ranks],
+            timelines: None,
+            arrivals: vec![f64::NAN; 2 * schedule.stages() * schedule.micro_batches()],
+        }
+    }
+
+    fn total(&self) -> f64 {
+        self.clocks.iter().copied().fold(0.0, f64::max)
+    }
+
+    /// The place of a receive among the arrivals.
+    fn index(&self, receive: &Action) -> usize {
+        let gradient = (receive.kind == ActionKind::ReceiveGradient) as usize;
+        let stage = gradient * self.schedule.stages() + receive.stage;
+        stage * self.schedule.micro_batches() + receive.micro_batch
+    }
+
+    fn run(&mut self) {
+        let mut ready: Vec<usize> = (0..self.schedule.ranks()).collect();
+        while let Some(rank) = ready.pop() {
+            self.advance(rank, &mut ready);
+        }
+    }
+
+    /// Advances a rank until it waits for an input; `reached` gets the ranks that it has sent to.
+    fn advance(&mut self, rank: usize, reached: &mut Vec<usize>) {
+        while let Some(action) = self.schedule.ranks[rank].get(self.next[rank]) {
             let now = self.clocks[rank];
             let mut start = now;
             if let Some(receive) = self.schedule.receive_before(action) {
-                let Some(arrival) = self.arrivals.get(&receive) else {
+                let arrival = self.arrivals[self.index(&receive)];
+                if arrival.is_nan() {
                     break;
-                };
-                start = now.max(*arrival);
+                }
+                start = now.max(arrival);
             }
             let end = start + self.times.of(action);
             if action.kind.is_compute() {
                 self.clocks[rank] = end;
+                self.busy[rank] += end - start;
             }
             if action.kind.is_send()
                 && let Some((peer, receive)) = self.schedule.matching_transfer(action)
             {
-                self.arrivals.insert(receive, end);
+                let index = self.index(&receive);
+                self.arrivals[index] = end;
                 reached.push(peer);
             }
-            self.timelines[rank].push(ActionSpan {
-                action: *action,
-                start,
-                end,
-            });
+            if let Some(timelines) = &mut self.timelines {
+                timelines[rank].push(ActionSpan {
+                    action: *action,
+                    start,
+                    end,
+                });
+            }
+            self.next[rank] += 1;
         }
-        reached
     }
 
     /// Sets the end of each receive to its arrival.
     fn end_receives(&mut self) {
-        for span in self.timelines.iter_mut().flatten() {
-            if let Some(arrival) = self.arrivals.get(&span.action) {
-                span.end = span.start.max(*arrival);
+        let mut timelines = self.timelines.take().unwrap_or_default();
+        for span in timelines.iter_mut().flatten() {
+            if span.action.kind.is_receive() {
+                let arrival = self.arrivals[self.index(&span.action)];
+                span.end = span.start.max(arrival);
             }
         }
+        self.timelines = Some(timelines);
     }
 }
