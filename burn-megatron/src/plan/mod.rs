@@ -1,11 +1,56 @@
-//! What a layout costs before it runs.
 //!
 //! - [`flops`]: the operations of a model, as published tables count them.
 //! - [`hardware`]: what a device computes, moves and exchanges per second.
 //! - [`profile`]: what the layers of a rank compute, send and keep.
+//! - [`time`]: the time of a step, by part.
 
+mod axis_bytes;
+mod candidate;
+pub mod decoder;
+pub mod fit;
 pub mod flops;
 pub mod hardware;
+mod link;
 pub mod memory;
+mod mesh_links;
+mod model_profile;
 pub mod profile;
 pub mod tape;
+pub mod time;
+
+pub use axis_bytes::AxisBytes;
+pub use candidate::Candidate;
+pub use link::{GroupLinks, sent_bytes};
+pub use mesh_links::MeshLinks;
+pub use model_profile::{BlockProfile, GridElements, ModelProfile};
+
+use serde::{Deserialize, Serialize};
+
+/// What of the forward is computed again in the backward, instead of being kept.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Recompute {
+    /// Nothing.
+    #[default]
+    None,
+    /// Norms and activations.
+    Selective,
+    /// Every layer, from its input.
+    Full,
+}
+
+impl Recompute {
+    /// All of them, the least recomputation first.
+    pub const ALL: [Self; 3] = [Self::None, Self::Selective, Self::Full];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Selective => "selective",
+            Self::Full => "full",
+        }
+    }
+}

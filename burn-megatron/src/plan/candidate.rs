@@ -1,0 +1,81 @@
+//! A layout with the other settings that decide what a step costs.
+
+use std::fmt;
+
+use crate::data_parallel::DataParallelConfig;
+use crate::mesh::{ParallelConfig, ZeroStage};
+
+use super::Recompute;
+
+/// A layout with the other settings that decide what a step costs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// The layout, with the size of its data axis.
+    pub layout: ParallelConfig,
+    /// Samples of a micro-batch.
+    pub micro_batch: usize,
+    /// Micro-batches of a step and replica.
+    pub micro_batches: usize,
+    /// What is computed again.
+    pub recompute: Recompute,
+}
+
+impl Candidate {
+    /// The settings of data parallelism: those given, with the layout's sharding. With ZeRO-1 and 2 parameters are gathered
+    /// during the next forward.
+    pub fn sharing(&self, given: &DataParallelConfig) -> DataParallelConfig {
+        let stage = self.layout.zero_stage;
+        let gathers = matches!(stage, ZeroStage::Optimizer | ZeroStage::Gradients);
+        let shards = self.layout.hsdp.unwrap_or(self.layout.data_parallel_size()) > 1;
+        DataParallelConfig {
+            zero_stage: stage,
+            hsdp: self.layout.hsdp,
+            overlap_param_gather: gathers && shards,
+            reduce_in_16_bits: given.reduce_in_16_bits && stage != ZeroStage::Replicated && shards,
+            keep_gathered: given.keep_gathered && stage == ZeroStage::Parameters,
+            ..given.clone()
+        }
+    }
+}
+
+/// `tp4-sp-pp8-dp2/interleaved/v5, ZeRO-1, micro-batch 1`.
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let layout = &self.layout;
+        let mut sizes = vec![];
+        let mut axis = |name: &str, size: usize| {
+            if size > 1 {
+                sizes.push(format!("{name}{size}"));
+            }
+        };
+        axis("tp", layout.tensor);
+        axis("cp", layout.context);
+        axis("pp", layout.pipeline);
+        axis("ep", layout.expert);
+        if layout.expert_tensor_size() != layout.tensor {
+            sizes.push(format!("etp{}", layout.expert_tensor_size()));
+        }
+        sizes.push(format!("dp{}", layout.data_size()));
+        write!(f, "{}", sizes.join("-"))?;
+        if layout.sequence_parallel {
+            write!(f, "-sp")?;
+        }
+        if let Some(schedule) = &layout.schedule {
+            write!(f, "/{schedule}")?;
+        }
+        if let Some(stages) = layout.virtual_stages {
+            write!(f, "/v{stages}")?;
+        }
+        if layout.zero_stage != ZeroStage::Replicated {
+            write!(f, " ZeRO-{}", layout.zero_stage)?;
+        }
+        if let Some(ranks) = layout.hsdp {
+            write!(f, " hsdp {ranks}")?;
+        }
+        write!(f, " mb {}", self.micro_batch)?;
+        match self.recompute {
+            Recompute::None => Ok(()),
+            other => write!(f, " recompute {}", other.name()),
+        }
+    }
+}

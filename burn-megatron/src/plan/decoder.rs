@@ -1,0 +1,165 @@
+//! The profile of a decoder-only transformer by formulas: GPT, Llama, and models with experts in the place of MLPs.
+//!
+//! Activations are those of flash attention and fused norms and activations in 16 bits, without dropout (Korthikanti et al.
+//! 2022, arXiv:2205.05198, section 4, for gated MLPs and grouped queries): per token and layer
+//! `8 h + 4 q + 4 kv + 6 f` bytes.
+
+mod block;
+
+use crate::kernels::attention::Heads;
+use crate::mesh::{ContextExchange, ParallelConfig};
+use crate::nn::context::ExchangeProblem;
+
+use super::flops::{attention_flops_per_token, keys_per_query, product_flops_per_token};
+use super::model_profile::{BlockProfile, ModelProfile};
+
+/// The sizes of a decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decoder {
+    /// Width of the residual stream.
+    pub hidden: u64,
+    /// Layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: u64,
+    /// Groups of keys and values.
+    pub groups: u64,
+    /// Width of a head.
+    pub head_width: u64,
+    /// Width of an MLP.
+    pub mlp_width: u64,
+    /// Whether the activation is gated.
+    pub gated: bool,
+    /// Whether linear layers and norms have biases.
+    pub bias: bool,
+    /// Whether the queries and keys of each head are normalised.
+    pub qk_norm: bool,
+    /// Logits, padding included.
+    pub vocabulary: u64,
+    /// Whether the output is tied to the embedding.
+    pub tied: bool,
+    /// Learned positions.
+    pub positions: u64,
+    /// The window of attention.
+    pub window: Option<usize>,
+    /// Experts in the place of MLPs.
+    pub experts: Option<Experts>,
+}
+
+/// The experts of a decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experts {
+    /// Their number.
+    pub experts: u64,
+    /// Those of a token.
+    pub per_token: u64,
+    /// Width of one.
+    pub width: u64,
+    /// Width of the MLP for every token beside them; 0 for none.
+    pub shared_width: u64,
+    /// Whether a layer has experts.
+    pub layers: Vec<bool>,
+}
+
+/// The split of a micro-batch on a rank.
+#[derive(Clone, Copy, Debug)]
+struct Share {
+    /// Tokens of the micro-batch on the ranks of the tensor axis together.
+    tokens: u64,
+    /// Pairs of a query and a key on a rank.
+    pairs: u64,
+    tensor: u64,
+    /// By how much the residual stream is split along the sequence.
+    sequence: u64,
+    expert: u64,
+    expert_tensor: u64,
+}
+
+impl Decoder {
+    /// The profile of a rank, for micro-batches of `samples` sequences of `seq` tokens.
+    pub fn profile(&self, layout: &ParallelConfig, samples: usize, seq: usize) -> ModelProfile {
+        let context = layout.context as u64;
+        let tensor = layout.tensor as u64;
+        let tokens = (samples * seq) as u64;
+        let share = Share {
+            tokens: tokens / context,
+            pairs: (tokens as f64 * keys_per_query(seq, self.window)) as u64 / context,
+            tensor,
+            sequence: if layout.sequence_parallel { tensor } else { 1 },
+            expert: layout.expert as u64,
+            expert_tensor: layout.expert_tensor_size() as u64,
+        };
+        let exchanges = self.context_exchanges(layout, samples * seq);
+        let attention = |block: &mut BlockProfile| {
+            self.add_attention(block, share);
+            block.layer.exchanges.extend(exchanges.iter().copied());
+        };
+        let (mut dense, mut experts) = (BlockProfile::default(), BlockProfile::default());
+        attention(&mut dense);
+        self.add_mlp(&mut dense, share, self.mlp_width);
+        if let Some(sizes) = &self.experts {
+            attention(&mut experts);
+            self.add_experts(&mut experts, share, sizes);
+        }
+        let has_experts = |layer: usize| match &self.experts {
+            Some(sizes) => sizes.layers[layer],
+            None => false,
+        };
+        ModelProfile {
+            embedding: self.embedding(share),
+            layers: (0..self.layers)
+                .map(|layer| has_experts(layer) as usize)
+                .collect(),
+            kinds: vec![dense, experts],
+            output: self.output(share),
+            tied: if self.tied {
+                self.vocabulary * self.hidden / tensor
+            } else {
+                0
+            },
+        }
+    }
+
+    /// The exchanges of keys and values over the context axis.
+    fn context_exchanges(
+        &self,
+        layout: &ParallelConfig,
+        tokens: usize,
+    ) -> Vec<super::profile::Exchange> {
+        if layout.context == 1 {
+            return vec![];
+        }
+        let heads = Heads {
+            heads: self.heads as usize / layout.tensor,
+            groups: (self.groups as usize / layout.tensor).max(1),
+            width: self.head_width as usize,
+        };
+        let problem = ExchangeProblem::of_layout(layout, heads, tokens, 2);
+        let exchange = problem.resolve(layout.context_exchange, true);
+        let exchange = exchange.unwrap_or(ContextExchange::AllGather);
+        block::context_exchanges(&problem, exchange)
+    }
+
+    /// Operations per token of forward and backward.
+    pub fn flops_per_token(&self, seq: usize) -> f64 {
+        let (q, kv) = (self.heads * self.head_width, self.groups * self.head_width);
+        let matrices = if self.gated { 3 } else { 2 };
+        let columns = |layer: usize| match &self.experts {
+            Some(sizes) if sizes.layers[layer] => {
+                sizes.per_token * sizes.width + sizes.shared_width
+            }
+            _ => self.mlp_width,
+        };
+        let mlps: u64 = (0..self.layers)
+            .map(|layer| matrices * columns(layer))
+            .sum();
+        let projections = self.layers as u64 * 2 * (q + kv);
+        let weights = self.hidden as f64 * (projections + mlps + self.vocabulary) as f64;
+        let keys = keys_per_query(seq, self.window);
+        let attention = attention_flops_per_token(keys, q as usize, q as usize);
+        product_flops_per_token(weights) + self.layers as f64 * attention
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

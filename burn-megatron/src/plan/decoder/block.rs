@@ -1,0 +1,326 @@
+//! The layers of a decoder.
+
+use super::super::profile::{
+    AttentionShape, Exchange, ExchangeKind, LayerProfile, Product, SavedTensor, TrainingPass,
+};
+use super::super::{BlockProfile, GridElements};
+use super::{Decoder, Experts, Share};
+use crate::mesh::{Axis, AxisSet, ContextExchange, Grid};
+use crate::nn::context::ExchangeProblem;
+
+/// Bytes of an element.
+const ELEMENT: u64 = 2;
+
+/// Tokens whose logits are in memory at once: a chunk of the fused loss.
+const CHUNK: u64 = 1024;
+
+const FORWARD: TrainingPass = TrainingPass::Forward;
+const BACKWARD: TrainingPass = TrainingPass::Backward;
+
+impl Decoder {
+    /// Adds the attention of a layer, with its norm and residual sum.
+    pub(super) fn add_attention(&self, block: &mut BlockProfile, share: Share) {
+        let (h, width) = (self.hidden, self.head_width);
+        let (tokens, local) = (share.tokens, share.tokens / share.sequence);
+        let q = self.heads * width / share.tensor;
+        // More tensor ranks than groups hold copies of them.
+        let kv = (self.groups / share.tensor).max(1) * width;
+        let layer = &mut block.layer;
+        layer.output_bytes = local * h * ELEMENT;
+        save(layer, "input", local * h);
+        save(layer, "attention norm", local * h);
+        save(layer, "queries, keys and values", tokens * (q + 2 * kv));
+        save(layer, "attended", tokens * q);
+        layer.products.push(product(1, tokens, q + 2 * kv, h));
+        layer.products.push(product(1, tokens, h, q));
+        layer.attention.push(AttentionShape {
+            pairs: share.pairs,
+            heads: self.heads / share.tensor,
+            query_width: width,
+            value_width: width,
+        });
+        let qk_norm = if self.qk_norm { 2 } else { 1 };
+        layer.streamed_bytes += norm_bytes(local, h) + qk_norm * 2 * tokens * (q + kv) * ELEMENT;
+        layer.backward_bytes = layer.output_bytes + ELEMENT * 2 * tokens * (q + 2 * kv);
+        add_tensor(layer, share, tokens * h * ELEMENT);
+        let biases = if self.bias { q + 2 * kv + h } else { 0 };
+        let norms = self.norm() + if self.qk_norm { 2 * width } else { 0 };
+        block.parameters.dense += h * (2 * q + 2 * kv) + biases + norms;
+    }
+
+    /// Adds an MLP with its norm and residual sum.
+    pub(super) fn add_mlp(&self, block: &mut BlockProfile, share: Share, width: u64) {
+        let (h, f) = (self.hidden, width / share.tensor);
+        let (tokens, local) = (share.tokens, share.tokens / share.sequence);
+        let inputs = self.inputs();
+        let layer = &mut block.layer;
+        save(layer, "MLP input", local * h);
+        save(layer, "MLP norm", local * h);
+        save(layer, "MLP up", tokens * inputs * f);
+        save(layer, "MLP activation", tokens * f);
+        layer.products.push(product(1, tokens, inputs * f, h));
+        layer.products.push(product(1, tokens, h, f));
+        layer.streamed_bytes += norm_bytes(local, h) + (inputs + 1) * tokens * f * ELEMENT;
+        let backward = layer.output_bytes + ELEMENT * tokens * (inputs + 1) * f;
+        layer.backward_bytes = layer.backward_bytes.max(backward);
+        add_tensor(layer, share, tokens * h * ELEMENT);
+        let biases = if self.bias { inputs * f + h } else { 0 };
+        block.parameters.dense += (inputs + 1) * h * f + biases + self.norm();
+    }
+
+    /// Adds experts with their router, norm and residual sum.
+    pub(super) fn add_experts(&self, block: &mut BlockProfile, share: Share, sizes: &Experts) {
+        let h = self.hidden;
+        // Each tensor rank routes its part of the sequence.
+        let routed = share.tokens / share.tensor;
+        let local = share.tokens / share.sequence;
+        let rows = routed * sizes.per_token * share.expert_tensor;
+        let own = sizes.experts / share.expert;
+        let f = sizes.width / share.expert_tensor;
+        let inputs = self.inputs();
+        let layer = &mut block.layer;
+        save(layer, "MLP input", local * h);
+        save(layer, "MLP norm", local * h);
+        save(layer, "scores", 2 * routed * sizes.experts * 4 / ELEMENT);
+        save(layer, "rows", rows * h);
+        save(layer, "experts up", rows * inputs * f);
+        save(layer, "experts activation", rows * f);
+        layer.products.push(product(1, routed, sizes.experts, h));
+        let each = rows.div_ceil(own);
+        layer.products.push(product(own, each, inputs * f, h));
+        layer.products.push(product(own, each, h, f));
+        // Rows are copied into the order of the experts and back.
+        let moved = 4 * rows * h + (inputs + 1) * rows * f;
+        layer.streamed_bytes +=
+            norm_bytes(local, h) + moved * ELEMENT + 2 * routed * sizes.experts * 4;
+        let backward = layer.output_bytes + ELEMENT * rows * ((inputs + 1) * f + h);
+        layer.backward_bytes = layer.backward_bytes.max(backward);
+        let sent = routed * sizes.per_token * h * ELEMENT;
+        for pass in [FORWARD, FORWARD, BACKWARD, BACKWARD] {
+            add(
+                layer,
+                ExchangeKind::AllToAll,
+                Grid::Expert,
+                Axis::Expert,
+                share.expert,
+                sent,
+                pass,
+            );
+        }
+        let gathered = rows * h * ELEMENT;
+        for (kind, pass) in [
+            (ExchangeKind::AllGather, FORWARD),
+            (ExchangeKind::ReduceScatter, FORWARD),
+            (ExchangeKind::AllGather, BACKWARD),
+            (ExchangeKind::ReduceScatter, BACKWARD),
+        ] {
+            add(
+                layer,
+                kind,
+                Grid::Expert,
+                Axis::ExpertTensor,
+                share.expert_tensor,
+                gathered,
+                pass,
+            );
+        }
+        let biases = if self.bias { own * (inputs * f + h) } else { 0 };
+        block.parameters.expert += own * (inputs + 1) * h * f + biases;
+        block.parameters.dense += h * sizes.experts + self.norm();
+        if sizes.shared_width > 0 {
+            let mut shared = BlockProfile::default();
+            self.add_mlp(&mut shared, share, sizes.shared_width);
+            // Its input and norm are those of the experts.
+            shared.layer.saved.drain(..2);
+            block.layer.saved.append(&mut shared.layer.saved);
+            block.layer.products.append(&mut shared.layer.products);
+            block.layer.exchanges.append(&mut shared.layer.exchanges);
+            block.parameters.dense += shared.parameters.dense - self.norm();
+        }
+    }
+
+    pub(super) fn embedding(&self, share: Share) -> BlockProfile {
+        let (h, local) = (self.hidden, share.tokens / share.sequence);
+        let mut layer = LayerProfile {
+            streamed_bytes: 2 * share.tokens * h * ELEMENT,
+            output_bytes: local * h * ELEMENT,
+            ..LayerProfile::default()
+        };
+        let whole = share.tokens * h * ELEMENT;
+        let (forward, backward) = match share.sequence {
+            1 => (ExchangeKind::AllReduce, None),
+            _ => (ExchangeKind::ReduceScatter, Some(ExchangeKind::AllGather)),
+        };
+        add(
+            &mut layer,
+            forward,
+            Grid::Dense,
+            Axis::Tensor,
+            share.tensor,
+            whole,
+            FORWARD,
+        );
+        if let Some(backward) = backward {
+            add(
+                &mut layer,
+                backward,
+                Grid::Dense,
+                Axis::Tensor,
+                share.tensor,
+                whole,
+                BACKWARD,
+            );
+        }
+        let dense = h * (self.vocabulary / share.tensor + self.positions);
+        BlockProfile {
+            layer,
+            parameters: GridElements { dense, expert: 0 },
+        }
+    }
+
+    pub(super) fn output(&self, share: Share) -> BlockProfile {
+        let (h, local) = (self.hidden, share.tokens / share.sequence);
+        let logits = self.vocabulary / share.tensor;
+        let mut layer = LayerProfile {
+            products: vec![product(1, share.tokens, logits, h)],
+            streamed_bytes: norm_bytes(local, h) + 2 * share.tokens * logits * ELEMENT,
+            // A chunk of logits and its gradient.
+            backward_bytes: share.tokens.min(CHUNK) * logits * 2 * 4,
+            ..LayerProfile::default()
+        };
+        save(&mut layer, "input", local * h);
+        save(&mut layer, "norm", local * h);
+        if share.sequence > 1 {
+            let whole = share.tokens * h * ELEMENT;
+            add(
+                &mut layer,
+                ExchangeKind::AllGather,
+                Grid::Dense,
+                Axis::Tensor,
+                share.tensor,
+                whole,
+                FORWARD,
+            );
+            add(
+                &mut layer,
+                ExchangeKind::ReduceScatter,
+                Grid::Dense,
+                Axis::Tensor,
+                share.tensor,
+                whole,
+                BACKWARD,
+            );
+        }
+        let dense = h * logits + self.norm();
+        BlockProfile {
+            layer,
+            parameters: GridElements { dense, expert: 0 },
+        }
+    }
+
+    /// Elements of a norm.
+    fn norm(&self) -> u64 {
+        if self.bias {
+            2 * self.hidden
+        } else {
+            self.hidden
+        }
+    }
+
+    /// Projections into an MLP.
+    fn inputs(&self) -> u64 {
+        if self.gated { 2 } else { 1 }
+    }
+}
+
+/// The exchanges of keys and values, in both passes.
+pub(super) fn context_exchanges(
+    problem: &ExchangeProblem,
+    exchange: ContextExchange,
+) -> Vec<Exchange> {
+    let cost = problem.cost(exchange);
+    let ranks = problem.ranks as u64;
+    let (kind, factor) = match exchange {
+        ContextExchange::Ring | ContextExchange::Hierarchical => (ExchangeKind::SendReceive, 1.0),
+        // The whole tensor, of which a rank sends all but its part.
+        ContextExchange::AllGather => (ExchangeKind::AllGather, ranks as f64 / (ranks - 1) as f64),
+        ContextExchange::AllToAll => (ExchangeKind::AllToAll, ranks as f64 / (ranks - 1) as f64),
+    };
+    let passes = [(FORWARD, cost.forward), (BACKWARD, cost.backward)];
+    let of = |(pass, bytes): (TrainingPass, f64)| Exchange {
+        kind,
+        grid: Grid::Dense,
+        axes: Axis::Context.into(),
+        ranks,
+        bytes: (bytes * factor) as u64,
+        pass,
+    };
+    passes.map(of).into()
+}
+
+fn save(layer: &mut LayerProfile, name: &str, elements: u64) {
+    layer.saved.push(SavedTensor {
+        name: name.into(),
+        bytes: elements * ELEMENT,
+    });
+}
+
+fn product(batch: u64, m: u64, n: u64, k: u64) -> Product {
+    Product { batch, m, n, k }
+}
+
+/// Bytes of a norm with the residual sum before it: two tensors read, two written.
+fn norm_bytes(tokens: u64, hidden: u64) -> u64 {
+    4 * tokens * hidden * ELEMENT
+}
+
+/// The exchanges around a pair of a column-parallel and a row-parallel layer: with sequence parallelism two all-gathers and
+/// reduce-scatters, and one more all-gather in the backward, otherwise a sum in each pass.
+fn add_tensor(layer: &mut LayerProfile, share: Share, bytes: u64) {
+    let calls: &[_] = match share.sequence {
+        1 => &[
+            (ExchangeKind::AllReduce, FORWARD),
+            (ExchangeKind::AllReduce, BACKWARD),
+        ],
+        _ => &[
+            (ExchangeKind::AllGather, FORWARD),
+            (ExchangeKind::ReduceScatter, FORWARD),
+            (ExchangeKind::AllGather, BACKWARD),
+            (ExchangeKind::AllGather, BACKWARD),
+            (ExchangeKind::ReduceScatter, BACKWARD),
+        ],
+    };
+    for (kind, pass) in calls {
+        add(
+            layer,
+            *kind,
+            Grid::Dense,
+            Axis::Tensor,
+            share.tensor,
+            bytes,
+            *pass,
+        );
+    }
+}
+
+fn add(
+    layer: &mut LayerProfile,
+    kind: ExchangeKind,
+    grid: Grid,
+    axis: Axis,
+    ranks: u64,
+    bytes: u64,
+    pass: TrainingPass,
+) {
+    if ranks > 1 {
+        let axes = AxisSet::of(axis);
+        layer.exchanges.push(Exchange {
+            kind,
+            grid,
+            axes,
+            ranks,
+            bytes,
+            pass,
+        });
+    }
+}

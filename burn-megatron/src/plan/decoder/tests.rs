@@ -1,0 +1,169 @@
+use super::*;
+use crate::plan::{Recompute, fit};
+
+fn dense(hidden: u64, layers: usize, heads: u64, mlp_width: u64) -> Decoder {
+    Decoder {
+        hidden,
+        layers,
+        heads,
+        groups: 8,
+        head_width: 128,
+        mlp_width,
+        gated: true,
+        bias: false,
+        qk_norm: false,
+        vocabulary: 128_256,
+        tied: false,
+        positions: 0,
+        window: None,
+        experts: None,
+    }
+}
+
+pub fn llama_8b() -> Decoder {
+    dense(4096, 32, 32, 14336)
+}
+
+pub fn llama_70b() -> Decoder {
+    dense(8192, 80, 64, 28672)
+}
+
+pub fn llama_405b() -> Decoder {
+    dense(16384, 126, 128, 53248)
+}
+
+/// Qwen3-MoE with 128 experts, 8 of them for a token.
+fn qwen(hidden: u64, layers: usize, heads: u64, width: u64) -> Decoder {
+    Decoder {
+        groups: 4,
+        qk_norm: true,
+        vocabulary: 151_936,
+        experts: Some(Experts {
+            experts: 128,
+            per_token: 8,
+            width,
+            shared_width: 0,
+            layers: vec![true; layers],
+        }),
+        ..dense(hidden, layers, heads, 1)
+    }
+}
+
+pub fn qwen_30b() -> Decoder {
+    qwen(2048, 48, 32, 768)
+}
+
+pub fn qwen_235b() -> Decoder {
+    qwen(4096, 94, 64, 1536)
+}
+
+/// GPT without experts: layer norms, biases, tied output.
+pub fn gpt(hidden: u64, layers: usize, heads: u64, vocabulary: u64, positions: u64) -> Decoder {
+    Decoder {
+        groups: heads,
+        head_width: hidden / heads,
+        gated: false,
+        bias: true,
+        tied: true,
+        vocabulary,
+        positions,
+        ..dense(hidden, layers, heads, 4 * hidden)
+    }
+}
+
+fn whole(decoder: &Decoder) -> u64 {
+    let model = decoder.profile(&ParallelConfig::new(), 1, 16);
+    let stage = crate::mesh::stages::StageLayout {
+        embedding: true,
+        layers: 0..decoder.layers,
+        loss: true,
+    };
+    let parameters = model.parameters([&stage]);
+    parameters.dense + parameters.expert
+}
+
+#[test]
+fn parameters_are_the_published_ones() {
+    assert_eq!(whole(&llama_8b()), 8_030_261_248);
+    assert_eq!(whole(&llama_70b()), 70_553_706_496);
+    assert_eq!(whole(&llama_405b()), 405_853_388_800);
+    assert_eq!(whole(&qwen_30b()), 30_532_122_624);
+    assert_eq!(whole(&qwen_235b()), 235_093_634_560);
+    assert_eq!(whole(&gpt(12288, 96, 96, 50257, 2048)), 174_604_259_328);
+}
+
+/// A layer's operations in the profile of a rank are its share of the model's.
+#[test]
+fn the_products_of_all_ranks_are_those_of_the_model() {
+    for (decoder, seq) in [(llama_70b(), 8192), (qwen_30b(), 4096)] {
+        for (tensor, context) in [(1, 1), (4, 1), (2, 2)] {
+            let layout = ParallelConfig::new()
+                .with_tensor(tensor)
+                .with_context(context)
+                .with_expert_tensor(1)
+                .with_sequence_parallel(tensor > 1);
+            let model = decoder.profile(&layout, 1, seq);
+            let layers = model
+                .layers
+                .iter()
+                .map(|kind| model.kinds[*kind].layer.flops());
+            let mut of_rank = layers.sum::<f64>() + model.output.layer.flops();
+            if let Some(experts) = &decoder.experts {
+                // Routers are not counted.
+                let routers =
+                    decoder.layers as f64 * 2.0 * (decoder.hidden * experts.experts) as f64;
+                of_rank -= routers * seq as f64 / (tensor * context) as f64;
+            }
+            let all = 3.0 * of_rank * (tensor * context) as f64 / seq as f64;
+            let expected = decoder.flops_per_token(seq);
+            assert!((all / expected - 1.0).abs() < 1e-9, "{all} and {expected}");
+        }
+    }
+}
+
+/// Bytes of a token in a layer of Llama 3, and what each kind of recomputation keeps of them.
+#[test]
+fn activations_are_the_known_ones() {
+    let kept = |decoder: &Decoder, tensor, recompute| {
+        let layout = ParallelConfig::new()
+            .with_tensor(tensor)
+            .with_sequence_parallel(tensor > 1);
+        let model = decoder.profile(&layout, 1, 8192);
+        fit::kept_bytes(&model.kinds[0].layer, recompute)
+    };
+    let none = |decoder: &Decoder| kept(decoder, 1, Recompute::None) / 8192;
+    assert_eq!(none(&llama_8b()), 139_264);
+    assert_eq!(none(&llama_70b()), 274_432);
+    assert_eq!(none(&llama_405b()), 520_192);
+    let mib = |decoder: &Decoder| kept(decoder, 8, Recompute::None) >> 20;
+    assert_eq!(
+        [mib(&llama_8b()), mib(&llama_70b()), mib(&llama_405b())],
+        [136, 268, 508]
+    );
+    let (h, q, kv, f) = (4096, 4096, 1024, 14336);
+    let selective = kept(&llama_8b(), 1, Recompute::Selective);
+    assert_eq!(selective / 8192, 4 * h + 4 * q + 4 * kv + 4 * f);
+    assert_eq!(kept(&llama_8b(), 1, Recompute::Full) / 8192, 2 * h);
+}
+
+/// Llama 3 70B, tensor 4 and pipeline 8: the mean of the parameters of a rank, and what sequence parallelism sends forwards.
+#[test]
+fn volumes_are_the_known_ones() {
+    let layout = ParallelConfig::new()
+        .with_tensor(4)
+        .with_sequence_parallel(true);
+    let model = llama_70b().profile(&layout, 1, 8192);
+    let stage = crate::mesh::stages::StageLayout {
+        embedding: true,
+        layers: 0..80,
+        loss: true,
+    };
+    let mean = model.parameters([&stage]).dense as f64 / 8.0;
+    assert!((mean / 2.2048e9 - 1.0).abs() < 1e-4, "{mean}");
+    let exchanges = model.kinds[0].layer.exchanges.iter();
+    let forward = exchanges.filter(|e| e.pass == super::super::profile::TrainingPass::Forward);
+    let sent: f64 = forward
+        .map(|e| crate::plan::sent_bytes(e.kind, e.bytes as f64, 4))
+        .sum();
+    assert_eq!((sent / 1e5).round() / 10.0, 402.7);
+}

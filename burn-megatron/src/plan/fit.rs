@@ -1,0 +1,234 @@
+//! The memory of a rank by formulas: state by ZeRO stage, activations by the schedule.
+
+use std::iter::Sum;
+use std::ops::Add;
+
+use serde::Serialize;
+
+use super::model_profile::ModelProfile;
+use super::profile::LayerProfile;
+use super::{BlockProfile, GridElements, Recompute};
+use crate::mesh::ZeroStage;
+use crate::mesh::stages::StageLayout;
+use crate::pipeline::schedule::{ActionKind, Schedule};
+
+/// Bytes of a rank by what holds them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MemoryByKind {
+    /// Parameters, or the shards of them that a rank keeps.
+    pub parameters: u64,
+    /// Gradients.
+    pub gradients: u64,
+    /// Master weights and moments.
+    pub optimizer: u64,
+    /// Gathered parameters and buckets.
+    pub buffers: u64,
+    /// What is kept for the backward, of all micro-batches in flight.
+    pub activations: u64,
+    /// Logits of a chunk of tokens.
+    pub logits: u64,
+    /// Temporary tensors of a layer's backward.
+    pub transient: u64,
+    /// What the allocator cannot use.
+    pub slack: u64,
+}
+
+/// The share of the memory that the allocator cannot use: 8 % of a device stay free.
+const SLACK: f64 = 0.08;
+
+impl MemoryByKind {
+    /// The sum of all kinds.
+    pub fn total(&self) -> u64 {
+        let state = self.parameters + self.gradients + self.optimizer + self.buffers;
+        state + self.activations + self.logits + self.transient + self.slack
+    }
+
+    /// This memory with the [slack](Self::slack) that it needs.
+    pub fn with_slack(self) -> Self {
+        let slack = self.total() as f64 * SLACK / (1.0 - SLACK);
+        Self {
+            slack: slack as u64,
+            ..self
+        }
+    }
+}
+
+impl Add for MemoryByKind {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            parameters: self.parameters + other.parameters,
+            gradients: self.gradients + other.gradients,
+            optimizer: self.optimizer + other.optimizer,
+            buffers: self.buffers + other.buffers,
+            activations: self.activations + other.activations,
+            logits: self.logits + other.logits,
+            transient: self.transient + other.transient,
+            slack: self.slack + other.slack,
+        }
+    }
+}
+
+impl Sum for MemoryByKind {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), Add::add)
+    }
+}
+
+/// Bytes of state per element: of a parameter, its gradient, and its master weight and moments.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StateBytes {
+    /// Of a parameter in the type of the model; the master weight is one more copy if they differ.
+    pub parameter: u64,
+    /// Of a gradient.
+    pub gradient: u64,
+    /// Of master weight and moments.
+    pub optimizer: u64,
+}
+
+/// The state of `elements` parameters, sharded over `shards` ranks: `18`, `6 + 12 / d`, `2 + 16 / d` and `18 / d` bytes each
+/// in ZeRO-0 to 3 for 16-bit parameters (Rajbhandari et al. 2020, arXiv:1910.02054).
+pub fn state(elements: u64, shards: u64, stage: ZeroStage, bytes: StateBytes) -> MemoryByKind {
+    let shard = elements.div_ceil(shards);
+    let from = |first: ZeroStage| if stage >= first { shard } else { elements };
+    MemoryByKind {
+        parameters: from(ZeroStage::Parameters) * bytes.parameter,
+        gradients: from(ZeroStage::Gradients) * bytes.gradient,
+        optimizer: from(ZeroStage::Optimizer) * bytes.optimizer,
+        ..MemoryByKind::default()
+    }
+}
+
+/// Bytes that a layer keeps for its backward. Selective recomputation keeps no output of a norm or an activation, full only
+/// the first tensor: its input.
+pub fn kept_bytes(layer: &LayerProfile, recompute: Recompute) -> u64 {
+    let is_cheap = |name: &str| name.ends_with("norm") || name.ends_with("activation");
+    match recompute {
+        Recompute::None => layer.saved_bytes(),
+        Recompute::Selective => {
+            let kept = layer.saved.iter().filter(|tensor| !is_cheap(&tensor.name));
+            kept.map(|tensor| tensor.bytes).sum()
+        }
+        Recompute::Full => layer.saved.first().map_or(0, |input| input.bytes),
+    }
+}
+
+/// The most bytes that a rank keeps at once, where a micro-batch in stage `s` keeps `bytes[s]` from its forward to the end of
+/// its backward. Without a schedule there is one stage.
+pub fn in_flight(schedule: Option<&Schedule>, rank: usize, bytes: &[u64]) -> u64 {
+    let Some(schedule) = schedule else {
+        return bytes.iter().sum();
+    };
+    let (mut now, mut peak) = (0, 0);
+    for action in schedule.actions(rank) {
+        match action.kind {
+            ActionKind::Forward => now += bytes[action.stage],
+            ActionKind::Backward | ActionKind::WeightGradient => now -= bytes[action.stage],
+            _ => {}
+        }
+        peak = peak.max(now);
+    }
+    peak
+}
+
+/// Bytes that a micro-batch keeps in a stage from its forward to its backward.
+pub fn stage_bytes(model: &ModelProfile, stage: &StageLayout, recompute: Recompute) -> u64 {
+    let blocks = model.kinds.iter().zip(model.counts(stage));
+    let layers = blocks.map(|(block, n)| n as u64 * kept_bytes(&block.layer, recompute));
+    let end = |block: &BlockProfile, has: bool| has as u64 * block.layer.saved_bytes();
+    layers.sum::<u64>() + end(&model.embedding, stage.embedding) + end(&model.output, stage.loss)
+}
+
+/// What a rank holds beside its state, with `activations` bytes of all micro-batches in flight: the temporary tensors of one
+/// layer, with what it computes again.
+pub fn working(
+    model: &ModelProfile,
+    recompute: Recompute,
+    activations: u64,
+    has_loss: bool,
+) -> MemoryByKind {
+    let kinds = || model.kinds.iter().map(|block| &block.layer);
+    let again = kinds().map(|layer| layer.saved_bytes() - kept_bytes(layer, recompute));
+    MemoryByKind {
+        activations,
+        logits: has_loss as u64 * model.output.layer.backward_bytes,
+        transient: again.max().unwrap_or(0)
+            + kinds().map(|layer| layer.backward_bytes).max().unwrap_or(0),
+        ..MemoryByKind::default()
+    }
+}
+
+/// The state of a rank with these `parameters`, sharded over so many ranks of the dense and the expert grid; with ZeRO-3 also
+/// two gathered blocks of at most `block` elements.
+pub fn sharded_state(
+    parameters: GridElements,
+    shards: [usize; 2],
+    block: u64,
+    stage: ZeroStage,
+    bytes: StateBytes,
+) -> MemoryByKind {
+    let gathered = match stage {
+        ZeroStage::Parameters => 2 * bytes.parameter * block,
+        _ => 0,
+    };
+    let grids = [parameters.dense, parameters.expert]
+        .into_iter()
+        .zip(shards);
+    let sum = grids.map(|(elements, shards)| state(elements, shards as u64, stage, bytes));
+    MemoryByKind {
+        buffers: gathered,
+        ..sum.sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
+
+    #[test]
+    fn state_per_parameter_is_the_known_one() {
+        let bytes = StateBytes {
+            parameter: 2,
+            gradient: 4,
+            optimizer: 12,
+        };
+        let stages = [
+            ZeroStage::Optimizer,
+            ZeroStage::Gradients,
+            ZeroStage::Parameters,
+        ];
+        for (stage, expected) in stages.into_iter().zip([
+            [18.0, 12.0, 7.5, 6.1875],
+            [18.0, 10.0, 4.0, 2.25],
+            [18.0, 9.0, 2.25, 0.28125],
+        ]) {
+            let found = [1, 2, 8, 64].map(|d| state(6400, d, stage, bytes).total() as f64 / 6400.0);
+            assert_eq!(found, expected, "{stage}");
+        }
+    }
+
+    /// Chunks in flight: `2 (p - 1) + (v - 1) p + 1` on the first rank, two fewer on each other; `p - r` for 1F1B.
+    #[test]
+    fn micro_batches_in_flight_are_those_of_the_schedule() {
+        let peaks = |kind, ranks, virtual_stages, micro_batches| {
+            let config = ScheduleConfig::new(kind, ranks, micro_batches);
+            let schedule = generate(&config.with_virtual_stages(virtual_stages)).unwrap();
+            let bytes = vec![1; ranks * virtual_stages];
+            let of_rank = |rank| in_flight(Some(&schedule), rank, &bytes);
+            (0..ranks).map(of_rank).collect::<Vec<_>>()
+        };
+        let interleaved = ScheduleKind::Interleaved { group: None };
+        assert_eq!(
+            peaks(interleaved, 8, 5, 128),
+            [47, 45, 43, 41, 39, 37, 35, 33]
+        );
+        assert_eq!(peaks(interleaved, 4, 2, 8), [11, 9, 7, 5]);
+        assert_eq!(
+            peaks(ScheduleKind::OneFOneB, 8, 1, 32),
+            [8, 7, 6, 5, 4, 3, 2, 1]
+        );
+        assert_eq!(in_flight(None, 0, &[7]), 7);
+    }
+}

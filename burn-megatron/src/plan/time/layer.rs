@@ -1,0 +1,191 @@
+//! The time of a layer: its operations on the device, and the exchanges that it waits for.
+
+use super::super::hardware::{Hardware, HardwareError};
+use super::super::link::sent_bytes;
+use super::super::profile::{Exchange, ExchangeKind, LayerProfile, Product, TrainingPass};
+use super::super::{AxisBytes, MeshLinks, Recompute};
+use super::{PartSeconds, StepPart};
+use crate::mesh::Axis;
+
+/// The types of a run, as far as they decide its time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ComputeTypes {
+    /// That of products: a key of [`Hardware::peak`].
+    pub products: String,
+    /// That of attention.
+    pub attention: String,
+    /// Bytes of an operand of a product.
+    pub operand_bytes: f64,
+    /// Bytes of a parameter that is gathered.
+    pub parameter_bytes: f64,
+}
+
+/// A device with the rates of a run's types.
+#[derive(Clone, Debug)]
+pub struct DeviceRates<'a> {
+    hardware: &'a Hardware,
+    types: &'a ComputeTypes,
+    products: f64,
+    attention: f64,
+}
+
+/// The seconds of one micro-batch in a layer or a stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LayerSeconds {
+    /// Of the forward.
+    pub forward: PartSeconds,
+    /// Of the gradients of the inputs, recomputation included.
+    pub input_gradient: PartSeconds,
+    /// Of the gradients of the weights.
+    pub weight_gradient: PartSeconds,
+}
+
+impl LayerSeconds {
+    /// Adds another layer so many times.
+    pub fn add(&mut self, other: &Self, times: usize) {
+        let times = times as f64;
+        self.forward += other.forward * times;
+        self.input_gradient += other.input_gradient * times;
+        self.weight_gradient += other.weight_gradient * times;
+    }
+
+    /// The seconds of all three.
+    pub fn total(&self) -> PartSeconds {
+        self.forward + self.input_gradient + self.weight_gradient
+    }
+}
+
+impl<'a> DeviceRates<'a> {
+    /// The rates of a device for these types.
+    ///
+    /// # Errors
+    ///
+    /// [`HardwareError::NoPeak`] if it has none for one of them.
+    pub fn new(hardware: &'a Hardware, types: &'a ComputeTypes) -> Result<Self, HardwareError> {
+        Ok(Self {
+            hardware,
+            types,
+            products: hardware.peak_of(&types.products)?,
+            attention: hardware.peak_of(&types.attention)?,
+        })
+    }
+
+    /// The hardware.
+    pub fn hardware(&self) -> &'a Hardware {
+        self.hardware
+    }
+
+    /// The peak of products, which utilisation is relative to.
+    pub fn peak(&self) -> f64 {
+        self.products
+    }
+
+    /// The seconds of a product: those of its operations or, where longer, of its operands and result.
+    pub fn product(&self, product: &Product) -> f64 {
+        let [batch, m, n, k] =
+            [product.batch, product.m, product.n, product.k].map(|size| size as f64);
+        let size = (m * n * k).cbrt();
+        let share = self.hardware.product_share(&self.types.products, size);
+        let bytes = self.types.operand_bytes * batch * (m * k + k * n + m * n);
+        let seconds = product.flops() / (share * self.products);
+        seconds.max(bytes / self.hardware.bandwidth)
+    }
+
+    fn streamed(&self, bytes: f64) -> f64 {
+        bytes / self.hardware.bandwidth
+    }
+
+    /// The seconds of a layer.
+    ///
+    /// The gradients of both operands of a product take as long as the product; the backward of attention has 2.5 times its
+    /// operations (one product more), that of streaming operations twice their bytes (the gradient too). Exchanges of the
+    /// tensor axis in the backward run while the weight gradients are computed, and messages of a context ring while
+    /// attention is; all others are waited for.
+    pub fn layer(
+        &self,
+        layer: &LayerProfile,
+        links: &MeshLinks<'_>,
+        recompute: Recompute,
+    ) -> LayerSeconds {
+        let products: f64 = layer.products.iter().map(|p| self.product(p)).sum();
+        let flops: f64 = layer.attention.iter().map(|shape| shape.flops()).sum();
+        let share = self.hardware.attention;
+        let attention = [share.forward, share.backward / 2.5];
+        let attention = attention.map(|share| flops / (share * self.attention));
+        let streamed = self.streamed(layer.streamed_bytes as f64);
+
+        let mut forward = PartSeconds::of(StepPart::Products, products);
+        forward[StepPart::Attention] = attention[0];
+        forward[StepPart::Streaming] = streamed;
+        let mut input_gradient = PartSeconds::of(StepPart::Products, products);
+        input_gradient[StepPart::Attention] = attention[1];
+        input_gradient[StepPart::Streaming] = 2.0 * streamed;
+        let exchanged = |pass| self.exchanged(layer, links, pass);
+        let hide = |seconds: &mut PartSeconds, ring: f64, attention: f64| {
+            seconds[StepPart::Context] += (ring - attention).max(0.0);
+        };
+        let (waited, ring) = exchanged(TrainingPass::Forward);
+        forward += waited;
+        hide(&mut forward, ring, attention[0]);
+        let (mut waited, ring) = exchanged(TrainingPass::Backward);
+        waited[StepPart::Tensor] = (waited[StepPart::Tensor] - products).max(0.0);
+        input_gradient += waited;
+        hide(&mut input_gradient, ring, attention[1]);
+        input_gradient[StepPart::Recomputation] += match recompute {
+            Recompute::None => 0.0,
+            Recompute::Selective => streamed,
+            Recompute::Full => forward.total(),
+        };
+        LayerSeconds {
+            forward,
+            input_gradient,
+            weight_gradient: PartSeconds::of(StepPart::Products, products),
+        }
+    }
+
+    /// The seconds of the exchanges of a pass by part, and those of the messages of a ring.
+    fn exchanged(
+        &self,
+        layer: &LayerProfile,
+        links: &MeshLinks<'_>,
+        pass: TrainingPass,
+    ) -> (PartSeconds, f64) {
+        let (mut waited, mut ring) = (PartSeconds::default(), 0.0);
+        for exchange in layer.exchanges.iter().filter(|other| other.pass == pass) {
+            let group = links.group(exchange.grid, exchange.axes);
+            let seconds = group.seconds(self.hardware, exchange.kind, exchange.bytes as f64);
+            match exchange.kind {
+                ExchangeKind::SendReceive => ring += seconds,
+                _ => waited[part(exchange)] += seconds,
+            }
+        }
+        (waited, ring)
+    }
+}
+
+/// The part that an exchange belongs to: that of its outermost kind of axis.
+fn part(exchange: &Exchange) -> StepPart {
+    let has = |axis| exchange.axes.contains(axis);
+    if has(Axis::Expert) || has(Axis::ExpertTensor) {
+        StepPart::Expert
+    } else if has(Axis::Context) {
+        StepPart::Context
+    } else if has(Axis::Data) {
+        StepPart::Data
+    } else {
+        StepPart::Tensor
+    }
+}
+
+/// Adds the bytes that a rank sends in these passes of a layer, so many times.
+pub fn add_sent(bytes: &mut AxisBytes, layer: &LayerProfile, passes: &[TrainingPass], times: f64) {
+    let exchanges = layer.exchanges.iter();
+    for exchange in exchanges.filter(|exchange| passes.contains(&exchange.pass)) {
+        let sent = sent_bytes(
+            exchange.kind,
+            exchange.bytes as f64,
+            exchange.ranks as usize,
+        );
+        bytes.add(exchange.axes, sent * times);
+    }
+}

@@ -1,0 +1,133 @@
+//! The parts of the time of a step.
+
+use std::ops::{Add, AddAssign, Index, IndexMut, Mul};
+
+use serde::Serialize;
+
+/// What a part of a step's time is spent on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StepPart {
+    /// Matrix products.
+    Products,
+    /// Attention.
+    Attention,
+    /// Norms, activations, rotary positions, residuals: what memory bounds.
+    Streaming,
+    /// Waiting for exchanges over the tensor axis.
+    Tensor,
+    /// Waiting for exchanges over the context axis.
+    Context,
+    /// Waiting for exchanges of experts' rows.
+    Expert,
+    /// Computing a forward again in the backward.
+    Recomputation,
+    /// Waiting for other stages of the pipeline.
+    Bubble,
+    /// Waiting for gradients and parameters of the data axis.
+    Data,
+    /// The optimizer.
+    Optimizer,
+}
+
+impl StepPart {
+    /// Every part.
+    pub const ALL: [Self; 10] = [
+        Self::Products,
+        Self::Attention,
+        Self::Streaming,
+        Self::Tensor,
+        Self::Context,
+        Self::Expert,
+        Self::Recomputation,
+        Self::Bubble,
+        Self::Data,
+        Self::Optimizer,
+    ];
+
+    /// Its name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Products => "products",
+            Self::Attention => "attention",
+            Self::Streaming => "streaming",
+            Self::Tensor => "tensor exchanges",
+            Self::Context => "context exchanges",
+            Self::Expert => "expert exchanges",
+            Self::Recomputation => "recomputation",
+            Self::Bubble => "bubble",
+            Self::Data => "data exchanges",
+            Self::Optimizer => "optimizer",
+        }
+    }
+}
+
+/// Seconds by [`StepPart`].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PartSeconds([f64; StepPart::ALL.len()]);
+
+impl PartSeconds {
+    /// So many seconds of one part.
+    pub fn of(part: StepPart, seconds: f64) -> Self {
+        let mut all = Self::default();
+        all[part] = seconds;
+        all
+    }
+
+    /// The sum of all parts.
+    pub fn total(&self) -> f64 {
+        self.0.iter().sum()
+    }
+
+    /// Each part with its seconds.
+    pub fn iter(&self) -> impl Iterator<Item = (StepPart, f64)> + '_ {
+        StepPart::ALL.into_iter().map(|part| (part, self[part]))
+    }
+
+    /// The largest part beside products and attention, which no layout avoids.
+    pub fn largest_cost(&self) -> StepPart {
+        let avoidable = StepPart::ALL.into_iter().skip(2);
+        let largest = avoidable.max_by(|one, two| self[*one].total_cmp(&self[*two]));
+        largest.unwrap_or(StepPart::Streaming)
+    }
+}
+
+impl Index<StepPart> for PartSeconds {
+    type Output = f64;
+
+    fn index(&self, part: StepPart) -> &f64 {
+        &self.0[part as usize]
+    }
+}
+
+impl IndexMut<StepPart> for PartSeconds {
+    fn index_mut(&mut self, part: StepPart) -> &mut f64 {
+        &mut self.0[part as usize]
+    }
+}
+
+impl AddAssign for PartSeconds {
+    fn add_assign(&mut self, other: Self) {
+        for (own, other) in self.0.iter_mut().zip(other.0) {
+            *own += other;
+        }
+    }
+}
+
+impl Add for PartSeconds {
+    type Output = Self;
+
+    fn add(mut self, other: Self) -> Self {
+        self += other;
+        self
+    }
+}
+
+impl Mul<f64> for PartSeconds {
+    type Output = Self;
+
+    fn mul(mut self, factor: f64) -> Self {
+        self.0.iter_mut().for_each(|seconds| *seconds *= factor);
+        self
+    }
+}
