@@ -1,8 +1,10 @@
+//! What a layout costs before it runs: its memory and its time on given hardware, and the search for the best one.
 //!
 //! - [`flops`]: the operations of a model, as published tables count them.
 //! - [`hardware`]: what a device computes, moves and exchanges per second.
 //! - [`profile`]: what the layers of a rank compute, send and keep.
 //! - [`time`]: the time of a step, by part.
+//! - [`search`]: all layouts of a number of devices, by time.
 
 mod axis_bytes;
 mod candidate;
@@ -15,6 +17,7 @@ pub mod memory;
 mod mesh_links;
 mod model_profile;
 pub mod profile;
+pub mod search;
 pub mod tape;
 pub mod time;
 

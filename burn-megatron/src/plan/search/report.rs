@@ -1,0 +1,177 @@
+//! What a search found, and how many candidates fell to what.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::super::fit::MemoryByKind;
+use super::super::time::{StepEstimate, StepPart};
+use super::super::{Candidate, Recompute};
+
+/// Why candidates are not among the best.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fallen {
+    /// The devices do not form the mesh.
+    Mesh,
+    /// The model, or its sequence, cannot be split so.
+    Model,
+    /// The samples cannot be divided over replicas and micro-batches.
+    Batch,
+    /// The layers cannot be distributed over the stages.
+    Stages,
+    /// There is no such schedule for so many micro-batches.
+    Schedule,
+    /// The data axis cannot be sharded so.
+    Sharding,
+    /// It does not fit into memory.
+    Memory,
+    /// Other settings of the same sizes are faster.
+    SameSizes,
+    /// Layouts of other sizes are faster.
+    Slower,
+}
+
+impl Fallen {
+    /// In words, as in `12 candidates: the mesh`.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Self::Mesh => "the devices do not form the mesh",
+            Self::Model => "the model cannot be split so",
+            Self::Batch => "the samples cannot be divided so",
+            Self::Stages => "the layers cannot be distributed over the stages",
+            Self::Schedule => "the schedule does not take so many micro-batches",
+            Self::Sharding => "the data axis cannot be sharded so",
+            Self::Memory => "more memory than there is",
+            Self::SameSizes => "other settings of the same sizes are faster",
+            Self::Slower => "layouts of other sizes are faster",
+        }
+    }
+}
+
+/// The candidates that fell for one reason, and the first message.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct FallenCount {
+    /// Their number.
+    pub candidates: u64,
+    /// Why the first one fell, where there is more to say.
+    pub example: Option<String>,
+}
+
+/// The candidates of a search. All are counted: their number is that of the best ones and the fallen.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct SearchCounts {
+    /// All that were considered.
+    pub candidates: u64,
+    /// By reason.
+    pub fallen: BTreeMap<Fallen, FallenCount>,
+}
+
+impl SearchCounts {
+    pub(super) fn add(&mut self, reason: Fallen, candidates: u64, example: Option<String>) {
+        if candidates == 0 {
+            return;
+        }
+        let count = self.fallen.entry(reason).or_default();
+        count.candidates += candidates;
+        if count.example.is_none() {
+            count.example = example;
+        }
+    }
+}
+
+/// A layout that runs, with what a step costs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// The layout and its settings.
+    pub candidate: Candidate,
+    /// The time of a step.
+    pub step: StepEstimate,
+    /// The memory of the rank of the pipeline that needs the most.
+    pub memory: MemoryByKind,
+    /// Tokens per second of all devices.
+    pub tokens_per_second: f64,
+    /// Model operations as a share of the peak of all devices, from 0 to 1.
+    pub mfu: f64,
+}
+
+impl Plan {
+    /// The sizes of the axes.
+    pub(super) fn sizes(&self) -> [usize; 5] {
+        let layout = &self.candidate.layout;
+        let expert = [layout.expert, layout.expert_tensor_size()];
+        [
+            layout.tensor,
+            layout.context,
+            layout.pipeline,
+            expert[0],
+            expert[1],
+        ]
+    }
+
+    /// The order in which plans that take as long are preferred: fewer tensor, then pipeline, then context ranks, then less
+    /// recomputation, then larger micro-batches, then more stages per rank.
+    pub(super) fn preference(&self) -> impl Ord + use<> {
+        let Candidate {
+            layout,
+            micro_batch,
+            recompute,
+            ..
+        } = &self.candidate;
+        let later = Recompute::ALL.iter().position(|other| other == recompute);
+        let stages = layout.virtual_stages.unwrap_or(1);
+        let order = (later, std::cmp::Reverse((*micro_batch, stages)));
+        let expert = (layout.expert_tensor_size(), layout.expert);
+        (
+            layout.tensor,
+            layout.pipeline,
+            layout.context,
+            order,
+            expert,
+        )
+    }
+
+    /// The part of the step in which it loses the most to a faster plan, and the seconds per step. `None` if it loses none.
+    pub fn loses_by(&self, best: &Self) -> Option<(StepPart, f64)> {
+        let parts = self.step.parts.iter();
+        let lost = parts.map(|(part, seconds)| (part, seconds - best.step.parts[part]));
+        let most = lost.max_by(|one, two| one.1.total_cmp(&two.1))?;
+        (most.1 > 0.0).then_some(most)
+    }
+}
+
+/// The result of a search.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SearchReport {
+    /// The best plans, one for the sizes of the axes, the best first.
+    pub best: Vec<Plan>,
+    /// Where none fits: the one that needs the least memory.
+    pub nearest: Option<Plan>,
+    /// How many candidates there were, and why they fell.
+    pub counts: SearchCounts,
+}
+
+/// Within this share of each other, times are equal: the estimate does not tell them apart.
+const TIE: f64 = 0.03;
+
+/// Sorts plans by time; those within 3 % of the fastest of them by [preference](Plan::preference).
+pub(super) fn sort(plans: &mut [Plan]) {
+    let seconds = |plan: &Plan| plan.step.seconds;
+    plans.sort_by(|one, two| {
+        let order = seconds(one).total_cmp(&seconds(two));
+        order.then_with(|| one.preference().cmp(&two.preference()))
+    });
+    let mut rest = plans;
+    while let Some(first) = rest.first() {
+        let limit = seconds(first) * (1.0 + TIE);
+        let tied = rest.partition_point(|plan| seconds(plan) <= limit);
+        let (same, others) = rest.split_at_mut(tied);
+        same.sort_by_key(Plan::preference);
+        rest = others;
+    }
+}
+
+/// The longest time of a plan that may stand before one of `seconds`.
+pub(super) fn within_tie(seconds: f64) -> f64 {
+    seconds * (1.0 + TIE)
+}

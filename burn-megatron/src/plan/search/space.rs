@@ -1,0 +1,272 @@
+//! What is searched: sizes of the axes, and the settings of each.
+
+use crate::mesh::{ParallelConfig, ScheduleKind, ZeroStage, stages::LayerSplit};
+
+use super::super::Recompute;
+
+/// The values of settings that are given rather than searched.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FixedSettings {
+    /// Ranks of the tensor axis.
+    pub tensor: Option<usize>,
+    /// Sequence parallelism.
+    pub sequence_parallel: Option<bool>,
+    /// Ranks of the context axis.
+    pub context: Option<usize>,
+    /// Ranks of the pipeline.
+    pub pipeline: Option<usize>,
+    /// The schedule.
+    pub schedule: Option<ScheduleKind>,
+    /// Stages per rank of the pipeline.
+    pub virtual_stages: Option<usize>,
+    /// Ranks of the expert axis.
+    pub expert: Option<usize>,
+    /// Ranks that share an expert.
+    pub expert_tensor: Option<usize>,
+    /// Replicas.
+    pub data: Option<usize>,
+    /// What is sharded over the data axis.
+    pub zero_stage: Option<ZeroStage>,
+    /// Ranks of a sharding group.
+    pub hsdp: Option<usize>,
+    /// Samples of a micro-batch.
+    pub micro_batch: Option<usize>,
+    /// What is computed again.
+    pub recompute: Option<Recompute>,
+}
+
+/// A schedule with its stages per rank; `None` without a pipeline.
+pub type PipelineSettings = Option<(ScheduleKind, usize)>;
+
+/// What is sharded, and over how many ranks; `None` is all of the data axis.
+pub type ShardingSettings = (ZeroStage, Option<usize>);
+
+/// The divisors of a number, ascending.
+pub fn divisors(n: usize) -> Vec<usize> {
+    (1..=n).filter(|size| n.is_multiple_of(*size)).collect()
+}
+
+impl FixedSettings {
+    /// The sizes of the axes, with and without sequence parallelism, on so many devices: every factorisation of their
+    /// number, and for a model with experts every one of the expert grid.
+    pub fn layouts(&self, devices: usize, has_experts: bool) -> Vec<ParallelConfig> {
+        let mut layouts = vec![];
+        let of = |fixed: Option<usize>, n: usize| sizes(fixed, n);
+        for tensor in of(self.tensor, devices) {
+            for context in of(self.context, devices / tensor) {
+                for pipeline in of(self.pipeline, devices / tensor / context) {
+                    let data = devices / tensor / context / pipeline;
+                    if self.data.is_some_and(|fixed| fixed != data) {
+                        continue;
+                    }
+                    let layout = ParallelConfig::new()
+                        .with_tensor(tensor)
+                        .with_context(context)
+                        .with_pipeline(pipeline)
+                        .with_data(data);
+                    let experts = if has_experts {
+                        self.expert_layouts(&layout, devices)
+                    } else {
+                        vec![layout]
+                    };
+                    for layout in experts {
+                        layouts.extend(
+                            self.sequence(tensor)
+                                .into_iter()
+                                .map(|split| layout.clone().with_sequence_parallel(split)),
+                        );
+                    }
+                }
+            }
+        }
+        layouts
+    }
+
+    fn expert_layouts(&self, layout: &ParallelConfig, devices: usize) -> Vec<ParallelConfig> {
+        let ranks = devices / layout.pipeline;
+        let mut layouts = vec![];
+        for tensor in sizes(self.expert_tensor, ranks) {
+            for expert in sizes(self.expert, ranks / tensor) {
+                let layout = layout.clone().with_expert(expert);
+                layouts.push(if tensor == layout.tensor {
+                    layout
+                } else {
+                    layout.with_expert_tensor(tensor)
+                });
+            }
+        }
+        layouts
+    }
+
+    fn sequence(&self, tensor: usize) -> Vec<bool> {
+        let all = if tensor == 1 {
+            &[false][..]
+        } else {
+            &[true, false]
+        };
+        let all = all.iter().copied();
+        all.filter(|split| {
+            tensor == 1 || self.sequence_parallel.is_none_or(|fixed| fixed == *split)
+        })
+        .collect()
+    }
+
+    /// Schedules of a pipeline of `ranks` ranks for `layers` layers; interleaved with the stages that each number of
+    /// layers per stage makes.
+    pub fn pipelines(&self, ranks: usize, layers: usize) -> Vec<PipelineSettings> {
+        if ranks == 1 {
+            return vec![None];
+        }
+        let most = (layers / ranks).max(2);
+        let kinds = ScheduleKind::ALL.into_iter();
+        let kinds = kinds.filter(|kind| self.schedule.is_none_or(|fixed| fixed == *kind));
+        let settings = kinds.flat_map(|kind| match kind {
+            ScheduleKind::Interleaved { .. } => {
+                let stages = (1..=layers).map(|each| layers.div_ceil(ranks * each));
+                let mut stages: Vec<_> = stages.filter(|v| (2..=most).contains(v)).collect();
+                stages.dedup();
+                stages.into_iter().map(|v| Some((kind, v))).collect()
+            }
+            kind => vec![Some((kind, kind.default_virtual_stages()))],
+        });
+        let fits = |settings: &PipelineSettings| {
+            let stages = settings.map(|(_, stages)| stages);
+            self.virtual_stages.is_none() || self.virtual_stages == stages
+        };
+        let mut settings: Vec<_> = settings.filter(fits).collect();
+        // The one that holds the most activations last.
+        settings.sort_by_key(|settings| matches!(settings, Some((ScheduleKind::GPipe, _))));
+        settings
+    }
+
+    /// Micro-batches: the powers of two that divide the samples of a replica.
+    pub fn micro_batches(&self, samples: usize) -> Vec<usize> {
+        if let Some(fixed) = self.micro_batch {
+            return vec![fixed];
+        }
+        let sizes = (0..usize::BITS).map(|power| 1 << power);
+        sizes
+            .take_while(|size| samples.is_multiple_of(*size))
+            .collect()
+    }
+
+    /// What is sharded over a data axis of `ranks` ranks: nothing, and with ZeRO-1 to 3 each size of a group.
+    pub fn shardings(&self, ranks: usize) -> Vec<ShardingSettings> {
+        let stages = [
+            ZeroStage::Replicated,
+            ZeroStage::Optimizer,
+            ZeroStage::Gradients,
+            ZeroStage::Parameters,
+        ];
+        let stages = stages.into_iter();
+        let stages = stages.filter(|stage| self.zero_stage.is_none_or(|fixed| fixed == *stage));
+        let mut shardings = vec![];
+        for stage in stages {
+            let groups = match (stage, self.hsdp) {
+                (ZeroStage::Replicated, None) => vec![None],
+                (ZeroStage::Replicated, Some(_)) => vec![],
+                (_, Some(fixed)) => vec![Some(fixed)],
+                _ if ranks == 1 => vec![],
+                _ => {
+                    let inner = divisors(ranks).into_iter();
+                    let inner = inner.filter(|size| (2..ranks).contains(size)).map(Some);
+                    std::iter::once(None).chain(inner).collect()
+                }
+            };
+            shardings.extend(groups.into_iter().map(|group| (stage, group)));
+        }
+        shardings
+    }
+
+    /// What is computed again.
+    pub fn recomputes(&self) -> Vec<Recompute> {
+        match self.recompute {
+            Some(fixed) => vec![fixed],
+            None => Recompute::ALL.into(),
+        }
+    }
+}
+
+/// The sizes of an axis among `ranks` ranks: the fixed one if it divides them, or every divisor.
+fn sizes(fixed: Option<usize>, ranks: usize) -> Vec<usize> {
+    match fixed {
+        Some(size) if size > 0 && ranks.is_multiple_of(size) => vec![size],
+        Some(_) => vec![],
+        None => divisors(ranks),
+    }
+}
+
+/// Splits of layers over stages to try: the same number each where it divides them, otherwise fewer layers at both ends, the
+/// last one the fewest.
+pub fn split(layers: usize, stages: usize) -> LayerSplit {
+    if stages < 3 || layers.is_multiple_of(stages) {
+        return LayerSplit::Even;
+    }
+    let each = layers.div_ceil(stages);
+    match layers.checked_sub(each * (stages - 2)) {
+        Some(ends) => LayerSplit::Ends {
+            first: Some(ends.div_ceil(2)),
+            last: Some(ends / 2),
+        },
+        None => LayerSplit::Even,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pipeline::stages_of;
+
+    #[test]
+    fn every_factorisation_is_a_layout() {
+        let free = FixedSettings::default();
+        // 4 = t c p d: ten ways, three of which have tensor 2 and one tensor 4, with and without sequence parallelism.
+        assert_eq!(free.layouts(4, false).len(), 10 + 4);
+        let fixed = FixedSettings {
+            tensor: Some(2),
+            sequence_parallel: Some(true),
+            data: Some(1),
+            ..FixedSettings::default()
+        };
+        assert_eq!(fixed.layouts(4, false).len(), 2);
+        let odd = FixedSettings {
+            tensor: Some(3),
+            ..FixedSettings::default()
+        };
+        assert!(odd.layouts(4, false).is_empty());
+        let experts = free.layouts(2, true);
+        // Each of tensor, context, pipeline and data; on two ranks of a stage three expert grids.
+        assert_eq!(experts.len(), 3 * 2 + 3 + 1 + 3);
+    }
+
+    #[test]
+    fn layers_that_stages_do_not_divide_leave_fewer_at_the_ends() {
+        let ends = |first, last| LayerSplit::Ends {
+            first: Some(first),
+            last: Some(last),
+        };
+        assert_eq!(split(126, 64), ends(1, 1));
+        assert_eq!(split(94, 16), ends(5, 5));
+        assert_eq!(split(94, 32), ends(2, 2));
+        assert_eq!(split(80, 40), LayerSplit::Even);
+        for (layers, stages, ranks) in [(126, 64, 8), (94, 32, 8), (126, 16, 16)] {
+            let layout = ParallelConfig::new()
+                .with_pipeline(ranks)
+                .with_schedule(ScheduleKind::Interleaved { group: None })
+                .with_virtual_stages(stages / ranks)
+                .with_split(split(layers, stages));
+            assert_eq!(stages_of(&layout, layers).unwrap().len(), stages);
+        }
+    }
+
+    #[test]
+    fn settings_are_those_that_have_an_effect() {
+        let free = FixedSettings::default();
+        assert_eq!(free.micro_batches(12), [1, 2, 4]);
+        assert_eq!(free.shardings(1), [(ZeroStage::Replicated, None)]);
+        assert_eq!(free.shardings(4).len(), 1 + 3 * 2);
+        assert_eq!(free.pipelines(1, 8), [None]);
+        // Five kinds with their own number of stages, and the interleaved one with 4 and 2, of one and of two layers each.
+        assert_eq!(free.pipelines(2, 8).len(), 5 + 2);
+    }
+}

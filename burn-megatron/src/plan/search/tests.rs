@@ -1,0 +1,224 @@
+use super::*;
+use crate::mesh::ZeroStage;
+use crate::plan::decoder::Decoder;
+use crate::plan::decoder::tests::{llama_70b, llama_405b, qwen_30b, qwen_235b};
+
+/// A decoder by formulas, as a model to plan; the model's own checks are those of its sizes.
+struct Planned {
+    decoder: Decoder,
+    sequence: usize,
+}
+
+impl PlannedModel for Planned {
+    fn layers(&self) -> usize {
+        self.decoder.layers
+    }
+
+    fn has_experts(&self) -> bool {
+        self.decoder.experts.is_some()
+    }
+
+    fn flops_per_token(&self) -> f64 {
+        self.decoder.flops_per_token(self.sequence)
+    }
+
+    fn check(&self, layout: &ParallelConfig) -> Result<(), String> {
+        let Decoder {
+            heads,
+            groups,
+            mlp_width,
+            experts,
+            ..
+        } = &self.decoder;
+        let tensor = layout.tensor as u64;
+        let divides = |size: &u64, by: u64| size.is_multiple_of(by);
+        let mut fits = divides(heads, tensor) && (divides(groups, tensor) || tensor > *groups);
+        match experts {
+            None => fits &= divides(mlp_width, tensor),
+            Some(sizes) => {
+                fits &= divides(&sizes.experts, layout.expert as u64);
+                fits &= divides(&sizes.width, layout.expert_tensor_size() as u64);
+            }
+        }
+        fits &= self
+            .sequence
+            .is_multiple_of(2 * layout.context * layout.tensor);
+        if fits { Ok(()) } else { Err("sizes".into()) }
+    }
+
+    fn profile(&self, layout: &ParallelConfig, micro_batch: usize) -> Result<ModelProfile, String> {
+        Ok(self.decoder.profile(layout, micro_batch, self.sequence))
+    }
+
+    fn state_bytes(&self) -> StateBytes {
+        StateBytes {
+            parameter: 2,
+            gradient: 4,
+            optimizer: 12,
+        }
+    }
+}
+
+fn planned(decoder: Decoder, sequence: usize) -> Planned {
+    Planned { decoder, sequence }
+}
+
+fn config(hardware: &Hardware, devices: usize, sequence: usize, batch: usize) -> SearchConfig<'_> {
+    SearchConfig {
+        devices,
+        hardware,
+        types: ComputeTypes {
+            products: "bf16".into(),
+            attention: "bf16".into(),
+            operand_bytes: 2.0,
+            parameter_bytes: 2.0,
+        },
+        sequence,
+        global_batch: batch,
+        memory_limit: hardware.memory,
+        sharing: DataParallelConfig::default(),
+        fixed: FixedSettings::default(),
+        top: 10,
+    }
+}
+
+#[path = "published.rs"]
+mod published;
+
+/// The best layout and its time, and the time of the best with these sizes.
+fn against(
+    decoder: Decoder,
+    (devices, sequence, batch): (usize, usize, usize),
+    fixed: FixedSettings,
+) -> (SearchReport, SearchReport) {
+    let h100 = Hardware::named("H100").unwrap();
+    let free = config(&h100, devices, sequence, batch);
+    let model = planned(decoder, sequence);
+    let best = search(&model, &free).unwrap();
+    let given = search(&model, &SearchConfig { fixed, ..free }).unwrap();
+    (best, given)
+}
+
+/// The published layouts of NVIDIA for H100 are not the best that is planned: they compute in 8 bits, and their activations
+/// too, which is not planned. They come within a few percent: behind others because of smaller products on more tensor
+/// ranks, the bubble, or exchanges of experts.
+fn published_layout(name: &str) -> (Decoder, (usize, usize, usize), FixedSettings) {
+    let fixed = |tensor, context, pipeline, expert| FixedSettings {
+        tensor: Some(tensor),
+        context: Some(context),
+        pipeline: Some(pipeline),
+        expert,
+        ..FixedSettings::default()
+    };
+    match name {
+        "70B" => (llama_70b(), (64, 8192, 256), fixed(4, 1, 8, None)),
+        "405B" => (llama_405b(), (1024, 8192, 1536), fixed(8, 2, 8, None)),
+        _ => (qwen_30b(), (16, 4096, 1024), fixed(1, 1, 2, Some(8))),
+    }
+}
+
+fn ratio(name: &str) -> f64 {
+    let (decoder, sizes, fixed) = published_layout(name);
+    let (best, given) = against(decoder, sizes, fixed);
+    given.best[0].step.seconds / best.best[0].step.seconds
+}
+
+#[test]
+fn published_layouts_are_near_the_best() {
+    for (name, most) in [("70B", 1.16), ("30B", 1.12)] {
+        let ratio = ratio(name);
+        assert!((1.0..most).contains(&ratio), "{name}: {ratio}");
+    }
+}
+
+#[test]
+#[ignore = "takes minutes without optimisation"]
+fn the_published_layout_of_405b_is_near_the_best() {
+    let ratio = ratio("405B");
+    assert!((0.99..1.06).contains(&ratio), "{ratio}");
+}
+
+/// In 16 bits without recomputation the published layout of Llama 3 70B needs more than 80 GB.
+#[test]
+fn a_layout_that_does_not_fit_is_not_planned() {
+    let h100 = Hardware::named("H100").unwrap();
+    let fixed = FixedSettings {
+        tensor: Some(4),
+        context: Some(1),
+        pipeline: Some(8),
+        virtual_stages: Some(5),
+        micro_batch: Some(1),
+        zero_stage: Some(ZeroStage::Optimizer),
+        recompute: Some(Recompute::None),
+        ..FixedSettings::default()
+    };
+    let config = SearchConfig {
+        fixed,
+        ..config(&h100, 64, 8192, 256)
+    };
+    let report = search(&planned(llama_70b(), 8192), &config).unwrap();
+    assert!(report.best.is_empty());
+    let nearest = report.nearest.unwrap();
+    // Of the first rank, 47 chunks of two layers.
+    let gib = nearest.memory.activations as f64 / (1u64 << 30) as f64;
+    assert!((gib / 49.2 - 1.0).abs() < 0.02, "{gib} GiB");
+    let fallen: u64 = report
+        .counts
+        .fallen
+        .values()
+        .map(|count| count.candidates)
+        .sum();
+    assert_eq!(fallen, report.counts.candidates);
+}
+
+/// More memory never gives a slower plan, and a search gives the same plans again.
+#[test]
+fn more_memory_is_never_worse() {
+    let h100 = Hardware::named("H100").unwrap();
+    let model = planned(crate::plan::decoder::tests::llama_8b(), 8192);
+    let mut last = f64::INFINITY;
+    for gib in [24, 32, 48, 80, 160] {
+        let config = SearchConfig {
+            memory_limit: gib << 30,
+            ..config(&h100, 8, 8192, 64)
+        };
+        let report = search(&model, &config).unwrap();
+        assert_eq!(search(&model, &config).unwrap(), report);
+        let Some(best) = report.best.first() else {
+            assert_eq!(last, f64::INFINITY);
+            continue;
+        };
+        let fastest = report.best.iter().map(|plan| plan.step.seconds);
+        let fastest = fastest.fold(f64::INFINITY, f64::min);
+        assert!(fastest <= last, "{gib} GiB: {fastest} after {last}");
+        assert!(best.memory.total() <= gib << 30);
+        last = fastest;
+    }
+}
+
+/// Run it in release: each within 10 s.
+#[test]
+#[ignore = "for release builds"]
+fn sixteen_thousand_devices_are_planned_in_seconds() {
+    let h100 = Hardware::named("H100").unwrap();
+    for (name, decoder, sequence, batch) in [
+        ("Llama 3 70B", llama_70b(), 8192, 2048),
+        ("Qwen3 235B", qwen_235b(), 4096, 16384),
+    ] {
+        let start = std::time::Instant::now();
+        let report = search(
+            &planned(decoder, sequence),
+            &config(&h100, 16384, sequence, batch),
+        );
+        let report = report.unwrap();
+        let best = &report.best[0];
+        println!(
+            "{name}: {:.1?}, {} candidates, {}: MFU {:.1} %",
+            start.elapsed(),
+            report.counts.candidates,
+            best.candidate,
+            100.0 * best.mfu,
+        );
+        assert!(start.elapsed().as_secs() < 10, "{name}");
+    }
+}
