@@ -11,6 +11,7 @@ use crate::convert::ConvertArgs;
 use crate::env::EnvArgs;
 use crate::generate::args::GenerateArgs;
 use crate::launch::args::LaunchArgs;
+use crate::plan::args::PlanArgs;
 use crate::preprocess::args::PreprocessArgs;
 use crate::pretrain::args::PretrainArgs;
 use crate::schedule::ScheduleArgs;
@@ -70,6 +71,11 @@ pub enum Command {
     Compare(CompareArgs),
     /// Check that layouts compute the same as one rank, on the CPU, in f64 unless another type is given.
     Verify(VerifyArgs),
+    /// Find the fastest layouts of a model on some devices: their memory, time and traffic, before anything is built.
+    ///
+    /// `plan --model HF_FOLDER --devices 64xH100 --global-batch 256` searches every layout and schedule, ZeRO stage,
+    /// micro-batch and recomputation. The times are estimates: see the book.
+    Plan(Box<PlanArgs>),
     /// Show a pipeline schedule: a table, its bubble and memory, and a Gantt chart.
     Schedule(ScheduleArgs),
     /// Check that the collectives of an engine are correct.

@@ -14,8 +14,8 @@ use crate::error::Error;
 use crate::family::Families;
 use crate::recipe::DEFAULT_RECIPE;
 use crate::{
-    bench, checkpoint, compare, conformance, convert, env, generate, launch, preprocess, pretrain,
-    retired, schedule, stdio, verify,
+    bench, checkpoint, compare, conformance, convert, env, generate, launch, plan, preprocess,
+    pretrain, retired, schedule, stdio, verify,
 };
 
 /// The exit code of wrong usage, as with clap.
@@ -136,6 +136,7 @@ impl CommandLine {
             Command::Compare(args) => compare::run(args),
             Command::Convert(args) => convert::run(args, &self.families),
             Command::Verify(args) => verify::run(args, &self.families),
+            Command::Plan(args) => plan::run(args, &self.families),
             Command::Schedule(args) => schedule::run(args),
             Command::Conformance(args) => conformance::run(args),
             Command::Env(args) => env::run(args),

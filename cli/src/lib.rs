@@ -27,6 +27,7 @@ mod interrupt;
 mod launch;
 mod memory;
 mod parallel_plan;
+mod plan;
 mod preprocess;
 mod pretrain;
 mod rank_run;

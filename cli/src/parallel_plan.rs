@@ -53,7 +53,7 @@ impl Recipe {
     }
 
     /// Checks that the layout can split the sequences.
-    fn check_sequence(&self, layout: &ParallelConfig) -> Result<(), Error> {
+    pub fn check_sequence(&self, layout: &ParallelConfig) -> Result<(), Error> {
         let length = self.train.sequence_length.unwrap_or(self.model.context());
         let is_split = self.model.splits_sequences(layout);
         let tensor = if is_split { layout.tensor } else { 1 };

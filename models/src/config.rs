@@ -3,9 +3,7 @@
 use burn_megatron::kernels::rope::RopeConfig;
 use burn_megatron::mesh::{Axis, divisors_near, split_evenly};
 use burn_megatron::nn::{Activation, BuildError, NormConfig, NormKind, Vocabulary};
-use burn_megatron::plan::flops::{
-    attention_flops_per_token, keys_per_query, product_flops_per_token,
-};
+use burn_megatron::plan::decoder::{Decoder, Experts};
 use serde::{Deserialize, Serialize};
 
 use crate::{MoeConfig, RotaryScaling, scaling};
@@ -312,17 +310,34 @@ impl TransformerConfig {
         (self.layers - with_experts) as u128 * dense + with_experts as u128 * matrices * columns
     }
 
-    /// See [`LanguageModel::flops_per_token`](burn_megatron::model::LanguageModel::flops_per_token).
-    pub(crate) fn flops_per_token(&self, seq: usize) -> f64 {
-        let width = self.width_of_heads();
-        let (queries, keys) = (width * self.heads, width * self.groups());
-        // A token is computed by the experts that it chooses.
-        let mlps = self.mlp_parameters(|moe| moe.experts_per_token) as f64;
-        let projections = (self.layers * 2 * (queries + keys)) as f64;
-        let weights = self.hidden as f64 * (projections + mlps + self.vocabulary as f64);
-        let attended = keys_per_query(seq, self.window);
-        let attention = attention_flops_per_token(attended, queries, queries);
-        product_flops_per_token(weights) + self.layers as f64 * attention
+    /// Its sizes, for the planner.
+    pub fn decoder(&self) -> Decoder {
+        let experts = self.moe.as_ref().map(|moe| Experts {
+            experts: moe.experts as u64,
+            per_token: moe.experts_per_token as u64,
+            width: moe.width(self) as u64,
+            shared_width: moe.shared_width.unwrap_or(0) as u64,
+            layers: (0..self.layers).map(|number| moe.is_in(number)).collect(),
+        });
+        Decoder {
+            hidden: self.hidden as u64,
+            layers: self.layers,
+            heads: self.heads as u64,
+            groups: self.groups() as u64,
+            head_width: self.width_of_heads() as u64,
+            mlp_width: self.mlp_width() as u64,
+            gated: self.activation.is_gated(),
+            bias: self.bias,
+            qk_norm: self.qk_norm,
+            vocabulary: self.vocabulary as u64,
+            tied: self.tied,
+            positions: match self.positions {
+                Positions::Learned => self.context as u64,
+                Positions::Rotary { .. } => 0,
+            },
+            window: self.window,
+            experts,
+        }
     }
 
     /// The configuration of rotary positions, if the model has them.

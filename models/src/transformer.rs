@@ -278,7 +278,7 @@ impl LanguageModel for Transformer {
     }
 
     fn flops_per_token(&self, seq: usize) -> f64 {
-        self.config.flops_per_token(seq)
+        self.config.decoder().flops_per_token(seq)
     }
 }
 

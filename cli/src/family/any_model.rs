@@ -117,6 +117,12 @@ pub struct FamilyModel<C> {
     pub hf: Option<Arc<dyn HfExchange>>,
 }
 
+/// The configuration of a model, if it has this type.
+pub fn config_of<C: ModelConfig>(model: &dyn AnyModel) -> Option<&C> {
+    let model = model.as_any().downcast_ref::<FamilyModel<C>>()?;
+    Some(&model.config)
+}
+
 impl<C: ModelConfig> AnyModel for FamilyModel<C> {
     fn family(&self) -> &'static str {
         self.family

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
 use burn_megatron_models::hf::{
-    self, ExportOptions, ExportSummary, HfFamily, HfFolder, model_type,
+    self, ExportOptions, ExportSummary, HfConfig, HfFamily, HfFolder, model_type,
 };
 
 use super::{Families, Model};
@@ -16,6 +16,9 @@ use crate::error::Error;
 pub trait HfExchange: Debug + Send + Sync {
     /// Opens a folder: the model and its weights.
     fn open(&self, path: &Path) -> Result<(Model, Box<dyn TensorSource>), Error>;
+
+    /// The model of a folder's `config.json`, without its weights.
+    fn config(&self, path: &Path) -> Result<Model, Error>;
 
     /// Converts a folder to a checkpoint.
     fn import(
@@ -49,6 +52,11 @@ impl<F: HfFamily> HfExchange for F {
         let folder = HfFolder::<F>::open_family(path)?;
         let config = folder.config().clone();
         Ok((Model::of_hf(config.family, config.model), Box::new(folder)))
+    }
+
+    fn config(&self, path: &Path) -> Result<Model, Error> {
+        let config = HfConfig::<F>::read(path)?;
+        Ok(Model::of_hf(config.family, config.model))
     }
 
     fn import(

@@ -21,7 +21,7 @@ use toml::Table;
 use crate::error::Error;
 
 use any_model::FamilyModel;
-pub use any_model::{AnyModel, Outline};
+pub use any_model::{AnyModel, Outline, config_of};
 pub use hugging_face::HfExchange;
 pub use run::{AnyTrainer, RankMemory};
 

@@ -71,12 +71,7 @@ impl<F: HfFamily> HfFolder<F> {
     /// index, tensors that are missing, unexpected or of another shape, and unsupported types.
     pub fn open_family(path: impl AsRef<Path>) -> Result<Self, HfError> {
         let path = path.as_ref();
-        let config_path = path.join(CONFIG);
-        let bytes = read_text(&config_path)?;
-        let config = HfConfig::parse(&bytes).map_err(|source| HfError::Config {
-            path: config_path,
-            source,
-        })?;
+        let config = HfConfig::read(path)?;
         let (shards, mut found) = open_shards(path)?;
         let mut folder = Self {
             path: path.to_path_buf(),

@@ -5,11 +5,15 @@ mod shared;
 #[cfg(test)]
 mod tests;
 
+use std::path::Path;
+
 use burn_megatron::checkpoint::ElementType;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::ModelConfig;
 
-use super::{HfConfigError, HfFamily, ModelFamily};
+use super::folder::CONFIG;
+use super::shard::read_text;
+use super::{HfConfigError, HfError, HfFamily, ModelFamily};
 
 pub use keys::ConfigKeys;
 pub(super) use keys::unknown_type;
@@ -39,6 +43,17 @@ pub struct HfConfig<F: HfFamily = ModelFamily> {
 }
 
 impl<F: HfFamily> HfConfig<F> {
+    /// Reads the `config.json` of a folder.
+    ///
+    /// # Errors
+    ///
+    /// [`HfError`] for a file that cannot be read or [parsed](Self::parse).
+    pub fn read(folder: &Path) -> Result<Self, HfError> {
+        let path = folder.join(CONFIG);
+        let bytes = read_text(&path)?;
+        Self::parse(&bytes).map_err(|source| HfError::Config { path, source })
+    }
+
     /// Parses a `config.json`, in the format of `transformers` 4 or 5.
     ///
     /// An unknown key is an error, as it could change what the model computes.

@@ -1,0 +1,201 @@
+//! The flags of `plan`.
+
+use std::path::PathBuf;
+
+use burn_megatron::data_parallel::Precision;
+use burn_megatron::mesh::ScheduleKind;
+use burn_megatron::plan::Recompute;
+use burn_megatron::plan::search::FixedSettings;
+use clap::Args;
+
+use crate::data_parallel::precision;
+use crate::error::Error;
+
+/// Flags of `plan`.
+#[derive(Args)]
+pub struct PlanArgs {
+    /// The model: a Hugging Face folder, or its config.json. No weights are read.
+    #[arg(long, value_name = "HF_FOLDER|config.json", required_unless_present_any = ["config", "measure"])]
+    pub model: Option<PathBuf>,
+    /// The model, the batch and the precision of a recipe; its layout is not used.
+    #[arg(long, value_name = "RECIPE.toml", conflicts_with = "model")]
+    pub config: Option<PathBuf>,
+    /// The devices: a number and H100, H200, B200, A100 or MI300X, as in 64xH100; with --hardware a number.
+    #[arg(
+        long,
+        value_name = "NxDEVICE",
+        required_unless_present = "measure",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub devices: String,
+    /// A file with the speeds of a device and its links, in the format of burn-megatron/src/plan/hardware.
+    #[arg(long, value_name = "FILE.toml")]
+    pub hardware: Option<PathBuf>,
+    /// Tokens of a sequence; by default that of the recipe, or the model's longest.
+    #[arg(long, value_name = "TOKENS")]
+    pub sequence: Option<usize>,
+    /// Samples of a step; by default that of the recipe.
+    #[arg(long, value_name = "SAMPLES", required_unless_present_any = ["config", "measure"])]
+    pub global_batch: Option<usize>,
+    /// The type that the model computes in; by default that of the recipe, or bf16.
+    #[arg(long, value_name = "f32|bf16|f16", value_parser = precision)]
+    pub precision: Option<Precision>,
+    /// Memory of a device, as in 72GiB or 80e9; by default all of it.
+    #[arg(long, value_name = "BYTES|GiB", value_parser = bytes)]
+    pub memory_limit: Option<u64>,
+    /// Settings that are given rather than searched: tensor, sequence_parallel, context, pipeline, schedule,
+    /// virtual_stages, expert, expert_tensor, data, zero_stage, hsdp, micro_batch, recompute.
+    #[arg(long, value_name = "SETTING=VALUE,..", value_delimiter = ',')]
+    pub fix: Vec<String>,
+    /// The number of plans to show.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
+    pub top: u16,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Write the recipe of the best plan to this file.
+    #[arg(long, value_name = "FILE.toml")]
+    pub write_recipe: Option<PathBuf>,
+    /// Instead of planning, probe the CPU of this machine with --ranks thread-ranks, and write its hardware file.
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["model", "config"])]
+    pub measure: Option<PathBuf>,
+    /// Thread-ranks of --measure.
+    #[arg(long, value_name = "N", requires = "measure", default_value_t = 1)]
+    pub ranks: usize,
+}
+
+/// Bytes: a number, or one with MiB, GiB or GB.
+fn bytes(text: &str) -> Result<u64, String> {
+    let units = [("MiB", 1u64 << 20), ("GiB", 1 << 30), ("GB", 1_000_000_000)];
+    let unit = units.iter().find(|(unit, _)| text.ends_with(unit));
+    let (number, unit) = match unit {
+        Some((name, unit)) => (text.trim_end_matches(name), *unit as f64),
+        None => (text, 1.0),
+    };
+    let number: Option<f64> = number.trim().parse().ok();
+    let number = number.filter(|number| number.is_finite() && number * unit >= 1.0);
+    let number = number.ok_or("expected bytes, as in 72GiB, 80GB or 80e9")?;
+    Ok((number * unit) as u64)
+}
+
+/// Reads `--fix`.
+///
+/// # Errors
+///
+/// An unknown setting, or a value of another type.
+pub fn fixed(settings: &[String]) -> Result<FixedSettings, Error> {
+    let mut fixed = FixedSettings::default();
+    for setting in settings {
+        let (name, value) = setting.split_once('=').ok_or_else(|| {
+            format!("invalid --fix {setting}: expected SETTING=VALUE, as in tensor=8")
+        })?;
+        let refused = |expected: &str| format!("invalid --fix {setting}: expected {expected}");
+        let number = || {
+            let number: Option<usize> = value.parse().ok().filter(|number| *number > 0);
+            number.ok_or_else(|| refused("a number above 0"))
+        };
+        match name {
+            "tensor" => fixed.tensor = Some(number()?),
+            "context" => fixed.context = Some(number()?),
+            "pipeline" => fixed.pipeline = Some(number()?),
+            "virtual_stages" => fixed.virtual_stages = Some(number()?),
+            "expert" => fixed.expert = Some(number()?),
+            "expert_tensor" => fixed.expert_tensor = Some(number()?),
+            "data" => fixed.data = Some(number()?),
+            "hsdp" => fixed.hsdp = Some(number()?),
+            "micro_batch" => fixed.micro_batch = Some(number()?),
+            "sequence_parallel" => {
+                let value = value.parse().map_err(|_| refused("true or false"))?;
+                fixed.sequence_parallel = Some(value);
+            }
+            "schedule" => {
+                let kind: ScheduleKind = value.parse()?;
+                fixed.schedule = Some(kind);
+            }
+            "zero_stage" => {
+                let stage = value.parse().map_err(|_| refused("0, 1, 2 or 3"))?;
+                fixed.zero_stage = Some(stage);
+            }
+            "recompute" => {
+                let found = Recompute::ALL.into_iter().find(|kind| kind.name() == value);
+                fixed.recompute = Some(found.ok_or_else(|| refused("none, selective or full"))?);
+            }
+            _ => {
+                return Err(refused(
+                    "tensor, sequence_parallel, context, pipeline, schedule, virtual_stages, expert, expert_tensor, \
+                     data, zero_stage, hsdp, micro_batch or recompute",
+                )
+                .into());
+            }
+        }
+    }
+    Ok(fixed)
+}
+
+/// The number of devices, and the name of one.
+///
+/// # Errors
+///
+/// Not a number above 0, or a name without an `x` before it.
+pub fn devices(text: &str) -> Result<(usize, Option<&str>), Error> {
+    let (number, name) = match text.split_once('x') {
+        Some((number, name)) => (number, Some(name)),
+        None => (text, None),
+    };
+    let number: Option<usize> = number.parse().ok().filter(|number| *number > 0);
+    match number {
+        Some(number) if number <= MAX_DEVICES => Ok((number, name)),
+        Some(_) => Err(format!("invalid --devices {text}: expected at most {MAX_DEVICES}").into()),
+        None => Err(format!(
+            "invalid --devices {text}: expected a number and a device, as in 64xH100"
+        )
+        .into()),
+    }
+}
+
+/// The most devices, as their number has few divisors up to it.
+const MAX_DEVICES: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_memory_have_units() {
+        assert_eq!(bytes("72GiB"), Ok(72 << 30));
+        assert_eq!(bytes("80e9"), Ok(80_000_000_000));
+        assert_eq!(bytes("1.5 GB"), Ok(1_500_000_000));
+        for wrong in ["", "GiB", "-1", "nan", "0", "infGiB"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_setting_is_named() {
+        let of = |text: &str| fixed(&[text.to_string()]).map_err(|error| error.to_string());
+        assert_eq!(of("tensor=8").unwrap().tensor, Some(8));
+        assert_eq!(
+            of("recompute=full").unwrap().recompute,
+            Some(Recompute::Full)
+        );
+        for (wrong, says) in [
+            ("tensor", "expected SETTING=VALUE, as in tensor=8"),
+            (
+                "tensor=0",
+                "invalid --fix tensor=0: expected a number above 0",
+            ),
+            ("tensr=8", "expected tensor, sequence_parallel"),
+            ("recompute=some", "expected none, selective or full"),
+            ("schedule=x", "invalid schedule \"x\""),
+        ] {
+            let error = of(wrong).unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
+        assert_eq!(devices("64xH100").unwrap(), (64, Some("H100")));
+        assert_eq!(devices("8").unwrap(), (8, None));
+        for wrong in ["", "H100", "0xH100", "-1", "9999999xA100"] {
+            assert!(devices(wrong).is_err(), "{wrong}");
+        }
+    }
+}

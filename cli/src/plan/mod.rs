@@ -1,0 +1,199 @@
+//! `burn-megatron plan`.
+
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+
+use burn_megatron::bounded;
+use burn_megatron::data_parallel::Precision;
+use burn_megatron::partial::replace_file;
+use burn_megatron::plan::hardware::{Hardware, measure};
+use burn_megatron::plan::search::{SearchConfig, SearchReport, search};
+use indicatif::DecimalBytes;
+
+use crate::error::Error;
+use crate::family::{Families, Model};
+use crate::recipe::Recipe;
+
+use args::PlanArgs;
+use source::RecipeModel;
+
+pub mod args;
+mod source;
+mod table;
+#[cfg(test)]
+mod tests;
+
+/// The largest hardware file, in bytes.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// Searches and prints the layouts; the exit code is 1 if none fits.
+pub fn run(args: &PlanArgs, families: &Families) -> Result<ExitCode, Error> {
+    if let Some(path) = &args.measure {
+        return write_measured(path, args.ranks);
+    }
+    let model = RecipeModel::new(recipe(args, families)?)?;
+    let (devices, hardware) = hardware(args)?;
+    let report = planned(args, &model, devices, &hardware)?;
+    check(&model, &report)?;
+    if args.json {
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&table::PlanReport::new(&report))?
+        );
+    } else {
+        print(args, &model, &report, (devices, &hardware));
+    }
+    let Some(best) = report.best.first() else {
+        return Ok(ExitCode::FAILURE);
+    };
+    if let Some(path) = &args.write_recipe {
+        let recipe = model.with(&best.candidate)?;
+        recipe.plan()?;
+        let text = toml::to_string(&recipe)?;
+        replace_file(path, text.as_bytes())
+            .map_err(|error| format!("{} cannot be written: {error}", path.display()))?;
+        eprintln!("recipe written to {}", path.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Checks that `pretrain` accepts every plan.
+fn check(model: &RecipeModel, report: &SearchReport) -> Result<(), Error> {
+    for plan in report.best.iter().chain(&report.nearest) {
+        let checked = model.laid_out(&plan.candidate).plan();
+        checked.map_err(|error| format!("{} cannot be run: {error}", plan.candidate))?;
+    }
+    Ok(())
+}
+
+fn print(
+    args: &PlanArgs,
+    model: &RecipeModel,
+    report: &SearchReport,
+    (devices, hardware): (usize, &Hardware),
+) {
+    let recipe = model.recipe();
+    println!(
+        "{}, {}: {} samples of {} tokens on {devices} x {} with {} each\n",
+        recipe.model.family(),
+        recipe.model.describe(),
+        recipe.train.global_batch_size,
+        model.sequence(),
+        hardware.name,
+        DecimalBytes(args.memory_limit.unwrap_or(hardware.memory)),
+    );
+    match (report.best.first(), &report.nearest) {
+        (Some(best), _) => println!("{}\n{}", table::plans(report), table::details(best)),
+        (None, Some(nearest)) => println!(
+            "no layout fits; the one that needs the least memory, {}:\n\n{}",
+            DecimalBytes(nearest.memory.total()),
+            table::details(nearest)
+        ),
+        (None, None) => println!("no layout is valid\n"),
+    }
+    print!("{}", table::counts(report));
+}
+
+/// The recipe whose layout is searched, checked on its own.
+fn recipe(args: &PlanArgs, families: &Families) -> Result<Recipe, Error> {
+    let mut recipe = match (&args.config, &args.model) {
+        (Some(path), _) => Recipe::read(path, families)?,
+        (None, Some(path)) => Recipe {
+            model: model(path, families)?,
+            ..default_recipe(families)?
+        },
+        (None, None) => return Err("expected --model or --config".into()),
+    };
+    if args.config.is_none() {
+        recipe.data_parallel.precision = Precision::Bf16;
+    }
+    let train = &mut recipe.train;
+    train.sequence_length = args.sequence.or(train.sequence_length);
+    train.global_batch_size = args.global_batch.unwrap_or(train.global_batch_size);
+    if let Some(precision) = args.precision {
+        recipe.data_parallel.precision = precision;
+    }
+    let length = train.sequence_length.unwrap_or(recipe.model.context());
+    if length == 0 || length > recipe.model.context() {
+        let most = recipe.model.context();
+        return Err(format!(
+            "invalid --sequence {length}: expected 1 to {most}, the model's longest"
+        )
+        .into());
+    }
+    if recipe.train.global_batch_size == 0 {
+        return Err("invalid --global-batch 0: expected at least 1".into());
+    }
+    Ok(recipe)
+}
+
+/// An empty recipe, with the defaults of every table.
+fn default_recipe(families: &Families) -> Result<Recipe, Error> {
+    Recipe::parse("", families)
+}
+
+/// The model of a Hugging Face folder, or of its config.json.
+fn model(path: &Path, families: &Families) -> Result<Model, Error> {
+    let folder = match path.file_name() {
+        Some(name) if name == "config.json" => path.parent().unwrap_or(Path::new("")),
+        _ => path,
+    };
+    families.hf(folder)?.config(folder)
+}
+
+/// The devices.
+fn hardware(args: &PlanArgs) -> Result<(usize, Hardware), Error> {
+    let (number, name) = args::devices(&args.devices)?;
+    let hardware = match (&args.hardware, name) {
+        (Some(_), Some(name)) => {
+            return Err(format!(
+                "--hardware says what a device is: expected --devices {number}, not {number}x{name}"
+            )
+            .into());
+        }
+        (Some(path), None) => {
+            let text = bounded::read_text(path, MAX_BYTES)
+                .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+            Hardware::parse(&text).map_err(|error| format!("{}: {error}", path.display()))?
+        }
+        (None, Some(name)) => Hardware::named(name)?,
+        (None, None) => {
+            return Err(format!(
+                "--devices {number} does not say which: expected {number}xH100, or --hardware FILE"
+            )
+            .into());
+        }
+    };
+    Ok((number, hardware))
+}
+
+/// The best layouts.
+fn planned(
+    args: &PlanArgs,
+    model: &RecipeModel,
+    devices: usize,
+    hardware: &Hardware,
+) -> Result<SearchReport, Error> {
+    let config = SearchConfig {
+        devices,
+        hardware,
+        types: model.types(),
+        sequence: model.sequence(),
+        global_batch: model.recipe().train.global_batch_size,
+        memory_limit: args.memory_limit.unwrap_or(hardware.memory),
+        sharing: model.recipe().data_parallel.clone(),
+        fixed: args::fixed(&args.fix)?,
+        top: args.top.into(),
+    };
+    Ok(search(model, &config)?)
+}
+
+fn write_measured(path: &Path, ranks: usize) -> Result<ExitCode, Error> {
+    let hardware = measure(ranks)?;
+    let text = hardware.to_toml();
+    fs::write(path, &text)
+        .map_err(|error| format!("{} cannot be written: {error}", path.display()))?;
+    println!("{text}\nwritten to {}", path.display());
+    Ok(ExitCode::SUCCESS)
+}

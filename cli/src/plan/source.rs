@@ -1,0 +1,161 @@
+//! A recipe's model, as the planner asks for it: its checks, its operations, and its profile.
+//!
+//! This is the one place where a model's memory and time come from.
+
+use burn_megatron::data_parallel::{Moments, Precision};
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::plan::decoder::Decoder;
+use burn_megatron::plan::fit::StateBytes;
+use burn_megatron::plan::search::PlannedModel;
+use burn_megatron::plan::time::ComputeTypes;
+use burn_megatron::plan::{Candidate, ModelProfile, Recompute};
+use burn_megatron_models::TransformerConfig;
+
+use crate::error::Error;
+use crate::family::config_of;
+use crate::fp8;
+use crate::recipe::Recipe;
+
+/// A recipe whose layout is searched.
+pub struct RecipeModel {
+    recipe: Recipe,
+    config: TransformerConfig,
+}
+
+impl RecipeModel {
+    /// The model of a recipe.
+    ///
+    /// # Errors
+    ///
+    /// A family whose layers the planner has no formulas for.
+    pub fn new(recipe: Recipe) -> Result<Self, Error> {
+        let config = config_of::<TransformerConfig>(&*recipe.model).ok_or_else(|| {
+            format!(
+                "cannot plan a model of the family {:?}: expected one of those of burn-megatron-models",
+                recipe.model.family()
+            )
+        })?;
+        Ok(Self {
+            config: config.clone(),
+            recipe,
+        })
+    }
+
+    /// Tokens of a sequence.
+    pub fn sequence(&self) -> usize {
+        let train = &self.recipe.train;
+        train.sequence_length.unwrap_or(self.recipe.model.context())
+    }
+
+    /// The recipe.
+    pub fn recipe(&self) -> &Recipe {
+        &self.recipe
+    }
+
+    /// The types that it computes in.
+    pub fn types(&self) -> ComputeTypes {
+        let precision = self.recipe.data_parallel.precision;
+        let bytes = f64::from(precision_bytes(precision) as u32);
+        let is_fp8 = fp8::is_on(&self.recipe.fp8);
+        ComputeTypes {
+            products: if is_fp8 {
+                "fp8".into()
+            } else {
+                precision.to_string()
+            },
+            attention: precision.to_string(),
+            operand_bytes: if is_fp8 { 1.0 } else { bytes },
+            parameter_bytes: if self.recipe.data_parallel.fp8_param_gather {
+                1.0
+            } else {
+                bytes
+            },
+        }
+    }
+
+    /// The recipe with the settings of a candidate.
+    ///
+    /// # Errors
+    ///
+    /// Recomputation, which a recipe cannot ask for.
+    pub fn with(&self, candidate: &Candidate) -> Result<Recipe, Error> {
+        if candidate.recompute != Recompute::None {
+            return Err(format!(
+                "a recipe cannot ask for recomputation = {}; plan with --fix recompute=none",
+                candidate.recompute.name()
+            )
+            .into());
+        }
+        Ok(self.laid_out(candidate))
+    }
+
+    /// The recipe with the layout of a candidate, without its recomputation.
+    pub fn laid_out(&self, candidate: &Candidate) -> Recipe {
+        let mut recipe = self.recipe.clone();
+        recipe.data_parallel = candidate.sharing(&recipe.data_parallel);
+        recipe.parallel = candidate.layout.clone();
+        recipe.train.micro_batch_size = candidate.micro_batch;
+        recipe
+    }
+
+    fn decoder(&self, layout: &ParallelConfig) -> Decoder {
+        let logits = self.recipe.model.local_logits(layout);
+        Decoder {
+            // With the padding of this layout.
+            vocabulary: (logits * layout.tensor) as u64,
+            ..self.config.decoder()
+        }
+    }
+}
+
+impl PlannedModel for RecipeModel {
+    fn layers(&self) -> usize {
+        self.recipe.model.layers()
+    }
+
+    fn has_experts(&self) -> bool {
+        self.config.moe.is_some()
+    }
+
+    fn flops_per_token(&self) -> f64 {
+        self.config.decoder().flops_per_token(self.sequence())
+    }
+
+    fn check(&self, layout: &ParallelConfig) -> Result<(), String> {
+        let model = &self.recipe.model;
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        model.check_layout(layout).map_err(|error| text(&error))?;
+        model.check_context(layout).map_err(|error| text(&error))?;
+        let sequence = self.recipe.check_sequence(layout);
+        sequence.map_err(|error| text(&error))
+    }
+
+    fn profile(&self, layout: &ParallelConfig, micro_batch: usize) -> Result<ModelProfile, String> {
+        let decoder = self.decoder(layout);
+        Ok(decoder.profile(layout, micro_batch, self.sequence()))
+    }
+
+    fn state_bytes(&self) -> StateBytes {
+        let parallel = &self.recipe.data_parallel;
+        let moments = match parallel.moments {
+            Moments::F32 => 8,
+            Moments::Bf16 => 4,
+        };
+        let own = precision_bytes(parallel.precision);
+        // A model in 16 bits has master weights.
+        let master = if own < 4 { 4 } else { 0 };
+        StateBytes {
+            parameter: own,
+            gradient: own.max(4),
+            optimizer: master + moments,
+        }
+    }
+}
+
+fn precision_bytes(precision: Precision) -> u64 {
+    match precision {
+        Precision::F64 => 8,
+        Precision::F32 => 4,
+        Precision::Bf16 | Precision::F16 => 2,
+    }
+}

@@ -1,0 +1,174 @@
+//! The table of a search, and its JSON.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use burn_megatron::plan::fit::MemoryByKind;
+use burn_megatron::plan::search::{Plan, SearchCounts, SearchReport};
+use burn_megatron::plan::time::StepPart;
+use indicatif::DecimalBytes;
+use serde::Serialize;
+
+/// A plan in numbers.
+#[derive(Serialize)]
+pub struct PlanRow {
+    layout: String,
+    seconds: f64,
+    tokens_per_second: f64,
+    mfu: f64,
+    bubble: f64,
+    memory: MemoryByKind,
+    memory_total: u64,
+    /// Bytes that a rank sends in a step.
+    bytes: BTreeMap<String, f64>,
+    /// Seconds of a step.
+    parts: BTreeMap<&'static str, f64>,
+    /// The largest part beside products and attention.
+    largest: &'static str,
+    /// The part in which it loses the most to the best plan, and the seconds.
+    loses: Option<(&'static str, f64)>,
+}
+
+/// The result of a search in numbers.
+#[derive(Serialize)]
+pub struct PlanReport<'a> {
+    plans: Vec<PlanRow>,
+    nearest: Option<PlanRow>,
+    counts: &'a SearchCounts,
+}
+
+impl PlanRow {
+    fn new(plan: &Plan, best: &Plan) -> Self {
+        let part = |(part, seconds): (StepPart, f64)| (part.name(), seconds);
+        let bytes = plan.step.bytes.iter();
+        Self {
+            layout: plan.candidate.to_string(),
+            seconds: plan.step.seconds,
+            tokens_per_second: plan.tokens_per_second,
+            mfu: plan.mfu,
+            bubble: plan.step.bubble,
+            memory: plan.memory,
+            memory_total: plan.memory.total(),
+            bytes: bytes
+                .map(|(axis, bytes)| (axis.to_string(), bytes))
+                .collect(),
+            parts: plan.step.parts.iter().map(part).collect(),
+            largest: plan.step.parts.largest_cost().name(),
+            loses: plan.loses_by(best).map(part),
+        }
+    }
+}
+
+impl<'a> PlanReport<'a> {
+    /// The rows of a search.
+    pub fn new(report: &'a SearchReport) -> Self {
+        let best = report.best.first();
+        let rows = report.best.iter();
+        Self {
+            plans: rows
+                .map(|plan| PlanRow::new(plan, best.unwrap_or(plan)))
+                .collect(),
+            nearest: report.nearest.as_ref().map(|plan| PlanRow::new(plan, plan)),
+            counts: &report.counts,
+        }
+    }
+}
+
+/// Seconds with three digits, as in `28.8 s` or `1.25 ms`.
+fn seconds(seconds: f64) -> String {
+    let (scaled, unit) = match seconds {
+        1.0.. => (seconds, "s"),
+        1e-3.. => (1e3 * seconds, "ms"),
+        _ => (1e6 * seconds, "us"),
+    };
+    let digits = (2.0 - scaled.log10().floor()).clamp(0.0, 2.0);
+    format!("{scaled:.*} {unit}", digits as usize)
+}
+
+fn bytes(bytes: f64) -> String {
+    DecimalBytes(bytes as u64).to_string()
+}
+
+/// The best plans, a line for each.
+pub fn plans(report: &SearchReport) -> String {
+    let Some(best) = report.best.first() else {
+        return String::new();
+    };
+    let best_ones = report.best.iter();
+    let width = best_ones.map(|plan| plan.candidate.to_string().len());
+    let width = width.max().unwrap_or(0);
+    let mut text = format!(
+        "{:<width$}  {:>8}  {:>11}  {:>6}  {:>6}  {:>9}  loses\n",
+        "layout", "step", "tokens/s", "MFU", "bubble", "memory"
+    );
+    for plan in &report.best {
+        let loses = match plan.loses_by(best) {
+            Some((part, lost)) => format!("{}, {}", part.name(), seconds(lost)),
+            None => format!(
+                "-; its largest cost: {}",
+                plan.step.parts.largest_cost().name()
+            ),
+        };
+        let _ = writeln!(
+            text,
+            "{:<width$}  {:>8}  {:>11.0}  {:>4.1} %  {:>4.1} %  {:>9}  {loses}",
+            plan.candidate.to_string(),
+            seconds(plan.step.seconds),
+            plan.tokens_per_second,
+            100.0 * plan.mfu,
+            100.0 * plan.step.bubble,
+            bytes(plan.memory.total() as f64),
+        );
+    }
+    text
+}
+
+/// The memory, the time and the traffic of one plan.
+pub fn details(plan: &Plan) -> String {
+    let memory = plan.memory;
+    let kinds = [
+        ("parameters", memory.parameters),
+        ("gradients", memory.gradients),
+        ("optimizer", memory.optimizer),
+        ("buffers", memory.buffers),
+        ("activations", memory.activations),
+        ("logits", memory.logits),
+        ("transient", memory.transient),
+        ("slack", memory.slack),
+    ];
+    let of = |all: Vec<(String, String)>| {
+        let all = all.into_iter().map(|(name, size)| format!("{name} {size}"));
+        all.collect::<Vec<_>>().join(", ")
+    };
+    let memory = kinds.into_iter().filter(|(_, size)| *size > 0);
+    let memory = memory.map(|(name, size)| (name.to_string(), bytes(size as f64)));
+    let least = plan.step.seconds / 1000.0;
+    let parts = plan.step.parts.iter().filter(|(_, time)| *time > least);
+    let parts = parts.map(|(part, time)| (part.name().to_string(), seconds(time)));
+    let sent = plan.step.bytes.iter();
+    let sent = sent.map(|(axis, size)| (axis.to_string(), bytes(size)));
+    format!(
+        "{}\nmemory  {}\ntime    {}\nsent    {}\n",
+        plan.candidate,
+        of(memory.collect()),
+        of(parts.collect()),
+        of(sent.collect()),
+    )
+}
+
+/// How many candidates there were, and why they fell.
+pub fn counts(report: &SearchReport) -> String {
+    let counts = &report.counts;
+    let mut text = format!("{} candidates, of which\n", counts.candidates);
+    let mut line = |number: u64, what: &str| {
+        let _ = writeln!(text, "{number:>12}  {what}");
+    };
+    line(report.best.len() as u64, "are shown");
+    for (reason, count) in &counts.fallen {
+        let example = count.example.as_ref();
+        let example = example.and_then(|text| text.lines().next());
+        let example = example.map_or(String::new(), |text| format!(": {text}"));
+        line(count.candidates, &format!("{}{example}", reason.describe()));
+    }
+    text
+}

@@ -1,0 +1,89 @@
+use super::*;
+use crate::flags::parse_text;
+
+fn args(flags: &str) -> PlanArgs {
+    parse_text(flags).unwrap()
+}
+
+fn error(flags: &str) -> String {
+    let args = args(flags);
+    let found = run(&args, &Families::transformers());
+    found.map(drop).unwrap_err().to_string()
+}
+
+/// Every plan that is shown builds: its recipe passes the checks of `pretrain`, for models with and without experts, and
+/// numbers of devices with few divisors.
+#[test]
+fn every_plan_is_a_valid_recipe() {
+    let mut plans = 0;
+    for family in ["gpt2", "llama", "mixtral"] {
+        for (devices, layers, batch, sequence) in [
+            (1, 3, 4, 128),
+            (4, 4, 8, 128),
+            (6, 6, 12, 96),
+            (8, 8, 16, 128),
+            (12, 6, 24, 96),
+            (16, 5, 32, 64),
+        ] {
+            let text = format!(
+                "[model]\nfamily = '{family}'\nlayers = {layers}\n[train]\nsequence_length = {sequence}\n\
+                 global_batch_size = {batch}\n[data_parallel]\nprecision = 'bf16'"
+            );
+            let recipe = crate::recipe::parsed(&text).unwrap();
+            let model = RecipeModel::new(recipe).unwrap();
+            let flags =
+                format!("--model m --global-batch {batch} --devices {devices}xH100 --top 40");
+            let hardware = Hardware::named("H100").unwrap();
+            let report = planned(&args(&flags), &model, devices, &hardware).unwrap();
+            assert!(!report.best.is_empty(), "{family} on {devices}");
+            if let Err(error) = check(&model, &report) {
+                panic!("{family} on {devices}: {error}");
+            }
+            plans += report.best.len();
+            let fallen = report.counts.fallen.values();
+            let fallen: u64 = fallen.map(|count| count.candidates).sum();
+            let all = report.counts.candidates;
+            assert_eq!(
+                fallen + report.best.len() as u64,
+                all,
+                "{family} on {devices}"
+            );
+        }
+    }
+    assert!(plans > 100, "{plans}");
+}
+
+#[test]
+fn a_wrong_flag_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("recipe.toml");
+    fs::write(&path, "[model]\nfamily = 'llama'").unwrap();
+    let config = format!("--config {} ", path.display());
+    for (flags, says) in [
+        (
+            "--devices 8xH900",
+            "invalid device \"H900\": expected H100, H200",
+        ),
+        (
+            "--devices 8",
+            "--devices 8 does not say which: expected 8xH100, or --hardware FILE",
+        ),
+        (
+            "--devices 8xH100 --hardware x",
+            "expected --devices 8, not 8xH100",
+        ),
+        ("--devices 8 --hardware none.toml", "cannot read none.toml"),
+        (
+            "--devices 8xH100 --sequence 999",
+            "invalid --sequence 999: expected 1 to 128",
+        ),
+        ("--devices 8xH100 --fix tensor=x", "invalid --fix tensor=x"),
+        (
+            "--devices 8xA100 --precision f64",
+            "A100 has no peak of f64",
+        ),
+    ] {
+        let found = error(&format!("{config}{flags}"));
+        assert!(found.contains(says), "{flags}: {found}");
+    }
+}
