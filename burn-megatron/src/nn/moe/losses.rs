@@ -17,7 +17,7 @@ use burn_megatron_kernels::{Function, apply};
 use serde::{Deserialize, Serialize};
 
 use super::router::{RouterConfig, Routing, plain};
-use super::step::RouterStep;
+use super::step::{GlobalLoad, RouterPass, RouterStep};
 use crate::collective::{Comm, start_all_reduce};
 use crate::comm::{CommError, ParallelContext, ReduceOp};
 use crate::mesh::{Axis, AxisSet, Grid};
@@ -103,7 +103,8 @@ impl LayerLosses {
         }
     }
 
-    /// `y`, whose backward is also that of the losses of this recorded routing of `sequences` sequences.
+    /// `y`, whose backward is also that of the losses of this routing of `sequences` sequences. A first pass only reports
+    /// them.
     ///
     /// Collective over the tensor, context and data axes.
     pub fn attach(
@@ -111,7 +112,7 @@ impl LayerLosses {
         y: Tensor<3>,
         routing: &Routing,
         sequences: usize,
-        step: &RouterStep,
+        (step, pass): (&RouterStep, RouterPass),
     ) -> Tensor<3> {
         if self.losses.is_empty() {
             return y;
@@ -119,22 +120,30 @@ impl LayerLosses {
         let load = Load::new(self, routing, sequences);
         let parts = self.losses.iter().map(|loss| {
             let RouterLoss { kind, coefficient } = *loss;
-            let value = self.loss(kind, &load, step).mul_scalar(coefficient);
-            step.record_loss(&self.layer, kind, plain(value.clone()));
+            let value = self.loss(kind, &load, (step, pass));
+            let value = value.mul_scalar(coefficient);
+            if pass.reports() {
+                step.record_loss(&self.layer, kind, plain(value.clone()));
+            }
             value
         });
         match parts.reduce(|sum, part| sum + part) {
-            Some(loss) => {
+            Some(loss) if pass != RouterPass::First => {
                 let inputs = vec![y.into_dispatch(), loss.into_dispatch()];
                 let loss_scale = step.loss_scale().clone();
                 apply(inputs, AttachLoss { loss_scale })
             }
-            None => y,
+            _ => y,
         }
     }
 
     /// This rank's part of `N_mb F / coefficient`, `[1]`. Nothing is read from the device.
-    fn loss(&self, kind: RouterLossKind, load: &Load, step: &RouterStep) -> Tensor<1> {
+    fn loss(
+        &self,
+        kind: RouterLossKind,
+        load: &Load,
+        (step, pass): (&RouterStep, RouterPass),
+    ) -> Tensor<1> {
         let (k, experts) = (self.config.experts_per_token as f64, self.config.experts);
         let [sequences, _] = load.counts.dims();
         let (seq, counted) = (load.seq_of_all as f64, step.counted());
@@ -150,14 +159,17 @@ impl LayerLosses {
                 load.weighted(load.counts.clone().mul_scalar(factor))
             }
             RouterLossKind::GlobalBalance => {
-                // A rank of the sequence has the counts and tokens of all of them.
-                let ranks = self.sequence.size() as f64;
-                let counts = load.counts.clone().sum_dim(0).reshape([experts]);
-                let options = (&counts.device(), counts.dtype());
-                let sizes = Tensor::from_data(TensorData::new(vec![tokens, counted], [2]), options);
-                let own = Tensor::cat(vec![counts, sizes], 0).div_scalar(ranks);
-                let now = sum_over(own, &self.all);
-                let so_far = step.add_global_load(&self.layer, now.clone());
+                let now = || {
+                    // A rank of the sequence has the counts and tokens of all of them.
+                    let ranks = self.sequence.size() as f64;
+                    let counts = load.counts.clone().sum_dim(0).reshape([experts]);
+                    let options = (&counts.device(), counts.dtype());
+                    let sizes =
+                        Tensor::from_data(TensorData::new(vec![tokens, counted], [2]), options);
+                    let own = Tensor::cat(vec![counts, sizes], 0).div_scalar(ranks);
+                    sum_over(own, &self.all)
+                };
+                let GlobalLoad { now, so_far } = step.global_load(&self.layer, pass, now);
                 let [tokens, counted] = [0, 1].map(|at| now.clone().narrow(0, experts + at, 1));
                 let tokens_so_far = so_far.clone().narrow(0, experts, 1);
                 let factor = counted.mul_scalar(experts as f64 / k) / (tokens * tokens_so_far);

@@ -17,11 +17,10 @@ use super::losses::{LayerLosses, RouterLoss, RouterLossKind};
 use super::router::{Router, RouterConfig, Routing};
 use super::routers::{RegisteredRouter, ReportedLayer};
 use super::shared::{SharedExperts, SharedExpertsConfig};
-use super::step::{RankLoad, RouterStep};
+use super::step::{RankLoad, RouterPass, RouterStep};
 use super::token_part::TokenPart;
 use crate::collective::Comm;
 use crate::mesh::ParallelConfig;
-use crate::nn::forward_context::is_tracked;
 use crate::nn::{
     Activation, BuildError, Init, ModelBuilder, Norm, RecomputeModule, RecomputeRegion, Residual,
 };
@@ -271,10 +270,12 @@ impl MoeMlp {
         let shared = shared.lock().take();
         let y = dispatched.apply(|rows| self.experts.forward(rows));
         let y = y.reshape(shape);
-        let y = match with.step.filter(|_| is_recorded(&routing)) {
-            Some(step) => {
-                step.record_load(&self.path, load(&kept));
-                self.losses.attach(y, &routing, batch, step)
+        let y = match with.step.zip(RouterPass::of(&routing)) {
+            Some((step, pass)) => {
+                if pass.reports() {
+                    step.record_load(&self.path, load(&kept));
+                }
+                self.losses.attach(y, &routing, batch, (step, pass))
             }
             None => y,
         };
@@ -286,11 +287,6 @@ impl MoeMlp {
         let (shared, to) = (self.shared.clone(), to.clone());
         Box::new(move || *to.lock() = shared.map(|shared| shared.forward(x)))
     }
-}
-
-/// Whether a backward follows: a router counts each token once, also where its block is recomputed.
-fn is_recorded(routing: &Routing) -> bool {
-    is_tracked(&routing.logits)
 }
 
 fn load(kept: &Routing) -> RankLoad {

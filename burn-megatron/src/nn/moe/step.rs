@@ -7,18 +7,60 @@ use burn::tensor::{Int, Tensor};
 use parking_lot::Mutex;
 
 use super::losses::RouterLossKind;
+use super::router::Routing;
 use crate::nn::LossFactor;
+use crate::nn::forward_context::{self, ForwardMode};
+use crate::nn::linear::is_tracked;
 
 /// The training step that a forward is a part of: routers add their losses to it, and count the tokens of their
 /// experts.
 ///
-/// Made for a step on each rank, handed through the forward of the micro-batches. Without it, and in a forward that is
-/// not recorded by autodiff, such as the first pass of a [recomputed](crate::nn::recompute) block, routers add and
-/// count nothing.
+/// Made for a step on each rank, handed through the forward of the micro-batches. Without it, and in a forward that no
+/// backward follows, routers add and count nothing. In a [recomputed](crate::nn::recompute) block they count in the
+/// first pass, in the order of the forwards, and add their losses in the second.
 #[derive(Clone, Debug)]
 pub struct RouterStep {
     shared: Arc<SharedStep>,
     counted: f64,
+    /// By layer, the loads that a first pass of this micro-batch has found.
+    first_pass: Arc<Mutex<BTreeMap<String, Vec<GlobalLoad>>>>,
+}
+
+/// The load of all data ranks: `[experts + 2]`, without autodiff.
+#[derive(Clone, Debug)]
+pub(super) struct GlobalLoad {
+    /// Of the micro-batch.
+    pub now: Tensor<1>,
+    /// Of the step so far.
+    pub so_far: Tensor<1>,
+}
+
+/// A forward of a router that is a part of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RouterPass {
+    /// Recorded on the graph.
+    Recorded,
+    /// The first pass of a recomputed block.
+    First,
+    /// Its second pass.
+    Second,
+}
+
+impl RouterPass {
+    /// The pass of this routing; none if no backward follows.
+    pub fn of(routing: &Routing) -> Option<Self> {
+        let is_tracked = is_tracked(&routing.logits);
+        match forward_context::mode() {
+            ForwardMode::FirstPass => Some(Self::First),
+            ForwardMode::Recorded => is_tracked.then_some(Self::Recorded),
+            ForwardMode::SecondPass => is_tracked.then_some(Self::Second),
+        }
+    }
+
+    /// Whether the router reports its load and its losses: once.
+    pub fn reports(self) -> bool {
+        self != Self::Second
+    }
 }
 
 #[derive(Debug)]
@@ -52,6 +94,7 @@ impl RouterStep {
         Self {
             shared: Arc::new(SharedStep { loss_scale, layers }),
             counted: 0.0,
+            first_pass: Arc::default(),
         }
     }
 
@@ -59,6 +102,7 @@ impl RouterStep {
     pub fn of_micro_batch(&self, counted: usize) -> Self {
         Self {
             counted: counted as f64,
+            first_pass: Arc::default(),
             ..self.clone()
         }
     }
@@ -114,16 +158,38 @@ impl RouterStep {
         });
     }
 
-    /// Adds the load of the micro-batches of all data ranks; returns that of the step so far.
-    pub(super) fn add_global_load(&self, path: &str, load: Tensor<1>) -> Tensor<1> {
-        self.with_layer(path, |layer| {
+    /// The load of all data ranks by this micro-batch and by the step so far. `now` computes the former; a second pass
+    /// returns what the first one found.
+    pub(super) fn global_load(
+        &self,
+        path: &str,
+        pass: RouterPass,
+        now: impl FnOnce() -> Tensor<1>,
+    ) -> GlobalLoad {
+        if pass == RouterPass::Second {
+            let mut layers = self.first_pass.lock();
+            let found = layers.get_mut(path).and_then(Vec::pop);
+            return match found {
+                Some(found) => found,
+                None => unreachable!("a second pass follows a first one"),
+            };
+        }
+        let now = now();
+        let so_far = self.with_layer(path, |layer| {
             let sum = match layer.global.take() {
-                Some(sum) => sum + load,
-                None => load,
+                Some(sum) => sum + now.clone(),
+                None => now.clone(),
             };
             layer.global = Some(sum.clone());
             sum
-        })
+        });
+        let load = GlobalLoad { now, so_far };
+        if pass == RouterPass::First {
+            let mut layers = self.first_pass.lock();
+            let of_layer = layers.entry(path.into()).or_default();
+            of_layer.push(load.clone());
+        }
+        load
     }
 
     fn with_layer<T>(&self, path: &str, change: impl FnOnce(&mut LayerStep) -> T) -> T {
