@@ -1,8 +1,8 @@
 //! The memory that is planned from shapes is what the heap of the process has.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron::choice::KernelChoices;
@@ -10,12 +10,13 @@ use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel};
 use burn_megatron::kernels::record::ShapeSettings;
 use burn_megatron::mesh::{Mesh, ParallelConfig};
+use burn_megatron::nn::context::SequenceShard;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::{LossFactor, ModelBuilder, Tokens};
 use burn_megatron::plan::memory::{MemoryRequest, plan_memory};
 use burn_megatron::plan::tape::{ProfileRequest, profile_rank};
 use burn_megatron::train::{LanguageModel, ModelConfig};
-use burn_megatron_models::TransformerConfig;
+use burn_megatron_models::{MoeConfig, TransformerConfig};
 use burn_megatron_tests::{small_gpt, small_llama};
 
 /// An allocator that counts allocated bytes.
@@ -70,7 +71,11 @@ fn measured(config: &TransformerConfig, mesh: &ParallelConfig, ranks: usize) -> 
         let model = config.init_with(ModelBuilder::with(&groups, &device, 3, DType::F32))?;
         let settings = DataParallelConfig::default();
         let ddp = DistributedDataParallel::with(model, &groups, &settings)?;
-        let ids = vec![1; ROWS * seq];
+        let shard = shard(&groups, [ROWS, seq]);
+        let shape = shard.as_ref().map_or([ROWS, seq], |it| it.local_shape());
+        let ids: Vec<i32> = (0..shape[0] * shape[1])
+            .map(|i| (i * 7919 % 509) as i32)
+            .collect();
         let mut found = (0.0, 0.0);
         // The first pass creates what stays: gradients and pools.
         for _ in 0..2 {
@@ -81,8 +86,9 @@ fn measured(config: &TransformerConfig, mesh: &ParallelConfig, ranks: usize) -> 
             groups.world().barrier()?;
             let loss = ddp.forward(&device, |model| {
                 let inputs = device.clone().autodiff();
-                let tokens = Tokens::new(&ids, [ROWS, seq], &inputs);
-                let targets = Tensor::<2, Int>::ones([ROWS, seq], &inputs);
+                let mut tokens = Tokens::new(&ids, shape, &inputs);
+                tokens.shard = shard.clone();
+                let targets = Tensor::<2, Int>::ones(shape, &inputs);
                 let hidden = model.hidden(0, None, tokens);
                 model
                     .loss_sums_of(hidden, targets, &LossFactor::Number(1.0))
@@ -103,6 +109,12 @@ fn measured(config: &TransformerConfig, mesh: &ParallelConfig, ranks: usize) -> 
         kept: found[0].0,
         peak: found[0].1,
     }
+}
+
+fn shard(groups: &ParallelContext, shape: [usize; 2]) -> Option<Arc<SequenceShard>> {
+    let place = (groups.context().rank(), groups.context().size());
+    let split = groups.config().context_split;
+    (place.1 > 1).then(|| SequenceShard::new(shape, None, split, place).unwrap())
 }
 
 /// Planned, the sum over the ranks.
@@ -133,7 +145,10 @@ fn planned(config: &TransformerConfig, layout: &ParallelConfig, ranks: usize) ->
                 }
             }
         }
-        [stage.saved_bytes(), stage.forward_bytes.max(stage.backward_bytes)]
+        [
+            stage.saved_bytes(),
+            stage.forward_bytes.max(stage.backward_bytes),
+        ]
     };
     let all: Vec<[u64; 2]> = (0..ranks).map(of_rank).collect();
     let sum = |index: usize| all.iter().map(|it| it[index] as f64).sum();
@@ -153,6 +168,16 @@ fn llama() -> TransformerConfig {
         mlp_width: Some(256),
         dropout: 0.0,
         ..small_llama().config
+    }
+}
+
+fn experts() -> TransformerConfig {
+    TransformerConfig {
+        moe: Some(MoeConfig {
+            experts: 4,
+            ..MoeConfig::default()
+        }),
+        ..llama()
     }
 }
 
@@ -186,12 +211,23 @@ fn what_a_micro_batch_keeps_is_what_the_heap_has() {
         ("llama, tensor 2", llama(), tensor.clone(), 2),
         ("llama, sequence parallel 2", llama(), sequence.clone(), 2),
         ("gpt with dropout", gpt(), one.clone(), 1),
-        ("gpt without dropout", unmasked, one, 1),
+        ("gpt without dropout", unmasked, one.clone(), 1),
+        ("experts", experts(), one.clone(), 1),
+        (
+            "experts on 2 ranks",
+            experts(),
+            one.clone().with_data(2).with_expert(2),
+            2,
+        ),
+        ("context 2", llama(), one.with_context(2), 2),
         ("gpt, sequence parallel 2", gpt(), sequence, 2),
     ];
     let mut wrong = vec![];
     for (name, config, layout, ranks) in cases {
-        let (plan, heap) = (planned(&config, &layout, ranks), measured(&config, &layout, ranks));
+        let (plan, heap) = (
+            planned(&config, &layout, ranks),
+            measured(&config, &layout, ranks),
+        );
         println!(
             "{name}: kept {} planned, {} measured ({:.3}); peak {} planned, {} measured ({:.3})",
             plan.kept,

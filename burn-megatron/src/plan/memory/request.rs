@@ -74,7 +74,7 @@ pub fn plan_memory<C: ModelConfig>(
     request: &MemoryRequest<'_>,
 ) -> Result<MemoryReport, MemoryError> {
     let mesh = Mesh::new(request.layout, request.ranks)?;
-    config.check_layout(mesh.config())?;
+    config.check_layout(request.layout)?;
     let schedule = schedule_of(mesh.config(), request.micro_batches)?;
     let precision = request.sharding.precision;
     let (mut stages, mut states) = (vec![], vec![]);

@@ -85,12 +85,12 @@ impl Storages {
         storage
     }
 
-    /// Enters the outputs of an operation; returns the storages that it makes. `is_state` tells which storages are
-    /// written in place: those of the buffers that outlive the forward.
+    /// Enters the outputs of an operation; returns the storages that it makes. `is_buffer` tells which storages are
+    /// flat buffers of gradients, which kernels write in place.
     pub fn enter(
         &mut self,
         operation: &OperationIr,
-        is_state: impl Fn(Storage) -> bool,
+        is_buffer: impl Fn(Storage) -> bool,
     ) -> Vec<Storage> {
         for input in operation.inputs() {
             self.of(input);
@@ -104,7 +104,7 @@ impl Storages {
         for out in operation.outputs() {
             match self
                 .written_in_place(operation, out)
-                .filter(|it| is_state(*it))
+                .filter(|it| is_buffer(*it))
             {
                 Some(storage) => self.alias(out, storage),
                 None => made.push(self.make(out)),

@@ -18,7 +18,6 @@ use crate::plan::profile::{
 /// An operation of the forward that has a backward.
 struct Node {
     layer: usize,
-    name: String,
     outputs: Vec<TensorIr>,
     backward: NodeBackward,
 }
@@ -108,7 +107,7 @@ pub(super) struct Walk<'a> {
     storages: Storages,
     /// Storages before this one outlive a step: parameters and their gradients.
     state: usize,
-    /// Those that were made later.
+    /// Those that were made later: flat buffers of gradients.
     later_state: HashSet<Storage>,
     /// The next operation makes such a storage.
     makes_state: bool,
@@ -242,9 +241,8 @@ impl<'a> Walk<'a> {
         let Some(stage) = &mut self.stage else {
             return Ok(());
         };
-        let (state, later) = (self.state, &self.later_state);
-        let is_state = |storage| storage < state || later.contains(&storage);
-        let made = self.storages.enter(operation, is_state);
+        let later = &self.later_state;
+        let made = self.storages.enter(operation, |it| later.contains(&it));
         for storage in &made {
             stage.lives.make(*storage);
         }
@@ -317,7 +315,6 @@ impl<'a> Walk<'a> {
         }
         stage.nodes.push(Node {
             layer,
-            name,
             outputs,
             backward,
         });
