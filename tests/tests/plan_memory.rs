@@ -244,6 +244,54 @@ fn what_a_micro_batch_keeps_is_what_the_heap_has() {
     assert!(wrong.is_empty(), "planned and measured differ: {wrong:?}");
 }
 
+/// With flash attention, a gated MLP and sequence parallelism a layer of the 16-bit models keeps `(8h + 4q + 4kv + 6f) / t`
+/// bytes of a token (two norms and what is added before them, queries, keys and values, attention's output, gate and value,
+/// activation), and f32 statistics: one per norm, one per head. Here for the published sizes of Llama 3, to the byte.
+#[test]
+fn a_layer_of_a_published_model_keeps_the_published_bytes() {
+    let sizes = [
+        ("8B", 4096, 32, 14_336, 139_264),
+        ("70B", 8192, 64, 28_672, 274_432),
+        ("405B", 16_384, 128, 53_248, 520_192),
+    ];
+    for (name, hidden, heads, width, published) in sizes {
+        let config = TransformerConfig {
+            vocabulary: 128_256,
+            context: 8192,
+            hidden,
+            layers: 4,
+            heads,
+            groups: Some(8),
+            mlp_width: Some(width),
+            ..llama()
+        };
+        let layout = ParallelConfig::new()
+            .with_tensor(8)
+            .with_sequence_parallel(true);
+        let mesh = Mesh::new(&layout, 8).unwrap();
+        let groups = ParallelContext::offline(mesh, 3).unwrap();
+        let request = ProfileRequest {
+            groups: &groups,
+            dtype: DType::BF16,
+            kernels: &KernelChoices::default(),
+            fp8: &Fp8Config::default(),
+            shape: [1, 8192],
+            input: [0; 3],
+            settings: ShapeSettings::default(),
+        };
+        let profile = profile_rank(&config, &request).unwrap();
+        let [(_, stage)] = &profile.stages[..] else {
+            panic!("one stage")
+        };
+        // The first layer has no addition before its norm, the last one the last norm.
+        let (layer, count) = &stage.layers[1];
+        assert_eq!(*count, 2, "{name}");
+        let statistics = 2 * 4 + 4 * heads;
+        let expected = 8192 * (published + statistics) / 8;
+        assert_eq!(layer.saved_bytes(), expected as u64, "{name}");
+    }
+}
+
 /// Llama 3.1 405B with tensor 8, pipeline 16, 1F1B: on one core, without its 1.6 TB of weights.
 #[test]
 fn the_largest_llama_is_planned_without_memory() {
