@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use super::losses::RouterLossKind;
 use super::router::Routing;
 use crate::nn::LossFactor;
+use crate::nn::forward_context::is_tracked;
 use crate::nn::forward_context::{self, ForwardMode};
-use crate::nn::linear::is_tracked;
 
 /// The training step that a forward is a part of: routers add their losses to it, and count the tokens of their
 /// experts.
