@@ -255,11 +255,14 @@ impl RankRun<'_> {
                 fp8::describe(&recipe.fp8, recipe.model.layers(), &engine)
             );
         }
-        if recipe.memory.recompute.is_on() {
-            println!("again    {}", recipe.memory.recompute.describe());
-        }
         println!("folder   {}", folder.path().display());
-        println!("memory   of rank 0, without activations\n");
+        let recompute = &recipe.memory.recompute;
+        let recomputed = if recompute.is_on() {
+            format!("; the backward recomputes {}", recompute.describe())
+        } else {
+            String::new()
+        };
+        println!("memory   of rank 0, without activations{recomputed}\n");
         println!("{}\n", own.sharing.memory);
     }
 }

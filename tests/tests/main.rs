@@ -23,6 +23,7 @@ mod pipeline_training;
 mod pipelines;
 mod precision;
 mod recompute;
+mod recompute_collectives;
 mod reported;
 mod resume;
 mod sequence_warmup;

@@ -16,7 +16,7 @@ use super::init::stream_key;
 use super::moe::Routers;
 use super::{
     AxisRank, BuildError, DropoutPosition, ParameterEntry, ParameterSpec, ParameterTable,
-    Recompute, RecomputeConfig, RecomputeModule, RecomputeRegion,
+    Recompute, RecomputeConfig,
 };
 use crate::choice::{KernelChoices, KernelSelection, Operation};
 use crate::comm::ParallelContext;
@@ -296,41 +296,6 @@ impl ModelBuilder {
     /// What the model recomputes.
     pub fn recompute(&self) -> Recompute {
         self.shared.recompute.lock().clone()
-    }
-
-    /// The region of this module, which is recomputed if the settings have a pattern that matches its path, or the
-    /// name of `module`, if it is one of those. Any module may have one, and call its forward through
-    /// [`RecomputeRegion::run`].
-    pub fn recompute_region(&self, module: Option<RecomputeModule>) -> RecomputeRegion {
-        let recompute = self.shared.recompute.lock();
-        recompute.region(&self.path, module, &self.shared.position)
-    }
-
-    /// The region of a part of this module, which has a name and no path.
-    pub(super) fn recompute_part(&self, module: RecomputeModule) -> RecomputeRegion {
-        let recompute = self.shared.recompute.lock();
-        recompute.named_region(module, &self.shared.position)
-    }
-
-    /// The same for a part whose recomputation needs the fused form of `operation`.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError::Config`] if the part is recomputed, and the operation is not fused.
-    pub(super) fn recompute_fused(
-        &self,
-        module: RecomputeModule,
-        operation: Operation,
-    ) -> Result<RecomputeRegion, BuildError> {
-        let region = self.recompute_part(module);
-        if region.is_on() && !self.is_fused(operation) {
-            let (name, operation) = (module.name(), operation.name());
-            return Err(self.error(format!(
-                "recomputing {name:?} needs the fused kernel of the {operation}, which this model does not use: \
-                 request it (kernels.{operation} = \"fused\"), or do not recompute {name:?}"
-            )));
-        }
-        Ok(region)
     }
 
     /// A builder whose layers ignore their 8-bit recipe and compute in the type of the model.

@@ -13,6 +13,7 @@
 //! [`RecomputeConfig`] selects what of a model is recomputed: its modules ask the
 //! [builder](super::ModelBuilder::recompute_region) whether they are.
 
+mod builder;
 mod config;
 mod discard;
 mod error;

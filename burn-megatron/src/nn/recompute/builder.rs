@@ -1,0 +1,41 @@
+//! What a module asks its builder.
+
+use super::{RecomputeModule, RecomputeRegion};
+use crate::choice::Operation;
+use crate::nn::{BuildError, ModelBuilder};
+
+impl ModelBuilder {
+    /// The region of this module, which is recomputed if the settings have a pattern that matches its path, or the
+    /// name of `module`, if it is one of those. Any module may have one, and call its forward through
+    /// [`RecomputeRegion::run`].
+    pub fn recompute_region(&self, module: Option<RecomputeModule>) -> RecomputeRegion {
+        self.recompute()
+            .region(self.path(), module, self.position())
+    }
+
+    /// The region of a part of this module, which has a name and no path.
+    pub(in crate::nn) fn recompute_part(&self, module: RecomputeModule) -> RecomputeRegion {
+        self.recompute().named_region(module, self.position())
+    }
+
+    /// The same for a part whose recomputation needs the fused form of `operation`.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Config`] if the part is recomputed, and the operation is not fused.
+    pub(in crate::nn) fn recompute_fused(
+        &self,
+        module: RecomputeModule,
+        operation: Operation,
+    ) -> Result<RecomputeRegion, BuildError> {
+        let region = self.recompute_part(module);
+        if region.is_on() && !self.is_fused(operation) {
+            let (name, operation) = (module.name(), operation.name());
+            return Err(self.error(format!(
+                "recomputing {name:?} needs the fused kernel of the {operation}, which this model does not use: \
+                 request it (kernels.{operation} = \"fused\"), or do not recompute {name:?}"
+            )));
+        }
+        Ok(region)
+    }
+}
