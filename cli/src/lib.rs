@@ -26,6 +26,7 @@ mod header;
 mod interrupt;
 mod launch;
 mod memory;
+mod memory_limit;
 mod parallel_plan;
 mod plan;
 mod preprocess;

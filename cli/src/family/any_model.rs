@@ -12,6 +12,7 @@ use burn_megatron::mesh::{ContextExchange, ParallelConfig};
 use burn_megatron::model::{ConfigDifference, LanguageModel, ModelConfig, check_context};
 use burn_megatron::nn::{BuildError, ModelBuilder, ParameterTable};
 use burn_megatron::pipeline::split::StageLayout;
+use burn_megatron::plan::memory::{MemoryReport, MemoryRequest, plan_memory};
 use burn_megatron::train::{TrainConfig, Trainer};
 use burn_megatron::verify::{
     Layout, ModelSubject, VerifyError, VerifyOptions, VerifyReport, verify,
@@ -80,6 +81,9 @@ pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
 
     /// Checks that the model has what the builder's settings of recomputation name.
     fn check_recompute(&self, builder: ModelBuilder) -> Result<(), BuildError>;
+
+    /// The memory of every pipeline rank.
+    fn plan_memory(&self, request: &MemoryRequest<'_>) -> Result<MemoryReport, Error>;
 
     /// A trainer of a rank's part of the model.
     fn trainer(
@@ -233,6 +237,10 @@ impl<C: ModelConfig> AnyModel for FamilyModel<C> {
         };
         let model = self.config.init_stages(builder.outline(), &[(0, whole)])?;
         Ok(model.recompute.check_whole_model()?)
+    }
+
+    fn plan_memory(&self, request: &MemoryRequest<'_>) -> Result<MemoryReport, Error> {
+        Ok(plan_memory(&self.config, request)?)
     }
 
     fn trainer(

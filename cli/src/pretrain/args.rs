@@ -10,6 +10,7 @@ use crate::data::settings::DataArgs;
 use crate::data_parallel::DataParallelArgs;
 use crate::fp8::Fp8Args;
 use crate::memory::MemoryArgs;
+use crate::memory_limit::ByteSize;
 use crate::ranks::RankArgs;
 use crate::saving::SavingArgs;
 
@@ -123,6 +124,11 @@ pub struct PretrainArgs {
     /// this machine, or of its cgroup.
     #[arg(long)]
     pub ignore_memory: bool,
+    /// The most memory that a rank may need, as in 80GiB: a run whose plan has more is refused before anything is
+    /// allocated, with the settings that would fit. By default only parameters, gradients, optimizer state and logits
+    /// are compared, with the memory of this machine or its cgroup.
+    #[arg(long, value_name = "BYTES")]
+    pub memory_limit: Option<ByteSize>,
     /// Print the resolved recipe and exit.
     #[arg(long)]
     pub print_recipe: bool,

@@ -31,7 +31,7 @@ use crate::rank_run::{RankResult, RankRun};
 use crate::ranks::{self, seconds};
 use crate::recipe::Recipe;
 use crate::start::{StartDecision, StartResolver};
-use crate::{memory, trace, weights};
+use crate::{memory, memory_limit, trace, weights};
 use args::PretrainArgs;
 
 /// The width of plots in the terminal.
@@ -88,6 +88,9 @@ pub fn run(
     let estimates = RankEstimates::new(&recipe, &plan, &devices[0])?;
     if !args.ignore_memory {
         estimates.check(&plan.mesh, &ranks, args.device)?;
+    }
+    if let Some(limit) = args.memory_limit {
+        memory_limit::check(&recipe, limit)?;
     }
     let data = data::open(&recipe)?;
     let tokenizer = data::sample_tokenizer(&recipe)?;
