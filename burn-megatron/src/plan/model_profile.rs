@@ -54,6 +54,25 @@ pub struct ModelProfile {
 }
 
 impl ModelProfile {
+    /// A profile in 16 bits, of a model whose elements have `bytes` bytes.
+    pub fn with_element_bytes(mut self, bytes: u64) -> Self {
+        let scale = |size: &mut u64| *size = *size / 2 * bytes;
+        let ends = [&mut self.embedding, &mut self.output];
+        for block in ends.into_iter().chain(&mut self.kinds) {
+            let layer = &mut block.layer;
+            layer
+                .saved
+                .iter_mut()
+                .for_each(|tensor| scale(&mut tensor.bytes));
+            let exchanges = layer.exchanges.iter_mut();
+            exchanges.for_each(|exchange| scale(&mut exchange.bytes));
+            scale(&mut layer.streamed_bytes);
+            scale(&mut layer.output_bytes);
+            scale(&mut layer.backward_bytes);
+        }
+        self
+    }
+
     /// Bytes of a message between two stages.
     pub fn message_bytes(&self) -> u64 {
         self.kinds.first().map_or(0, |kind| kind.layer.output_bytes)

@@ -61,7 +61,7 @@ pub fn run(args: &PlanArgs, families: &Families) -> Result<ExitCode, Error> {
 /// Checks that `pretrain` accepts every plan.
 fn check(model: &RecipeModel, report: &SearchReport) -> Result<(), Error> {
     for plan in report.best.iter().chain(&report.nearest) {
-        let checked = model.laid_out(&plan.candidate).plan();
+        let checked = model.with_layout(&plan.candidate).plan();
         checked.map_err(|error| format!("{} cannot be run: {error}", plan.candidate))?;
     }
     Ok(())

@@ -86,11 +86,11 @@ impl RecipeModel {
             )
             .into());
         }
-        Ok(self.laid_out(candidate))
+        Ok(self.with_layout(candidate))
     }
 
     /// The recipe with the layout of a candidate, without its recomputation.
-    pub fn laid_out(&self, candidate: &Candidate) -> Recipe {
+    pub fn with_layout(&self, candidate: &Candidate) -> Recipe {
         let mut recipe = self.recipe.clone();
         recipe.data_parallel = candidate.sharing(&recipe.data_parallel);
         recipe.parallel = candidate.layout.clone();
@@ -132,7 +132,9 @@ impl PlannedModel for RecipeModel {
 
     fn profile(&self, layout: &ParallelConfig, micro_batch: usize) -> Result<ModelProfile, String> {
         let decoder = self.decoder(layout);
-        Ok(decoder.profile(layout, micro_batch, self.sequence()))
+        let profile = decoder.profile(layout, micro_batch, self.sequence());
+        let precision = self.recipe.data_parallel.precision;
+        Ok(profile.with_element_bytes(precision_bytes(precision)))
     }
 
     fn state_bytes(&self) -> StateBytes {

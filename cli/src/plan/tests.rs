@@ -53,6 +53,31 @@ fn every_plan_is_a_valid_recipe() {
     assert!(plans > 100, "{plans}");
 }
 
+/// Where nothing fits, the nearest keeps as little as there is: it shards and recomputes all.
+#[test]
+fn the_nearest_layout_needs_the_least_memory() {
+    let recipe = crate::recipe::parsed("[model]\nfamily = 'llama'").unwrap();
+    let model = RecipeModel::new(recipe).unwrap();
+    let args =
+        args("--model m --global-batch 8 --devices 4xH100 --memory-limit 1000 --precision f32");
+    let hardware = Hardware::named("H100").unwrap();
+    let report = planned(&args, &model, 4, &hardware).unwrap();
+    assert!(report.best.is_empty());
+    let nearest = report.nearest.unwrap();
+    let (layout, recompute) = (&nearest.candidate.layout, nearest.candidate.recompute);
+    assert_eq!(recompute.name(), "full", "{}", nearest.candidate);
+    assert!(layout.data_parallel_size() == 1 || u8::from(layout.zero_stage) == 3);
+    let halves = RecipeModel::new(
+        crate::recipe::parsed("[data_parallel]\nprecision = 'bf16'\n[model]\nfamily = 'llama'")
+            .unwrap(),
+    );
+    let kept = |model: &RecipeModel| {
+        let profile = burn_megatron::plan::search::PlannedModel::profile(model, layout, 1).unwrap();
+        profile.kinds[0].layer.saved_bytes()
+    };
+    assert_eq!(kept(&model), 2 * kept(&halves.unwrap()));
+}
+
 #[test]
 fn a_wrong_flag_is_an_error() {
     let folder = tempfile::tempdir().unwrap();

@@ -219,8 +219,9 @@ impl Search<'_> {
             entry.profile.parameters(own)
         });
         let parameters: Vec<_> = parameters.collect();
-        let states = || shardings.iter().map(|s| self.state(entry, &parameters, *s));
-        if states().all(|states| !self.fits(&states)) && self.nearest.is_some() {
+        let states = shardings.iter().map(|s| self.state(entry, &parameters, *s));
+        let least = states.map(|ranks| most_of(&ranks)).min().unwrap_or(0);
+        if self.is_too_large(least) {
             return Err((Fallen::Memory, None));
         }
         let pipeline = settings
@@ -252,9 +253,11 @@ impl Search<'_> {
         })
     }
 
-    fn fits(&self, ranks: &[MemoryByKind]) -> bool {
-        let limit = self.config.memory_limit;
-        ranks.iter().all(|rank| rank.with_slack().total() <= limit)
+    /// Whether so many bytes are more than there are, and no less than those of the nearest plan.
+    fn is_too_large(&self, bytes: u64) -> bool {
+        let nearest = self.nearest.as_ref().map(|plan| plan.memory.total());
+        let is_nearer = self.best.is_empty() && nearest.is_none_or(|nearest| bytes < nearest);
+        bytes > self.config.memory_limit && !is_nearer
     }
 
     /// The state of each rank of the pipeline with a sharding.
@@ -311,9 +314,7 @@ impl Search<'_> {
             let memory = ranks.iter().max_by_key(|rank| rank.total());
             let memory = memory.copied().unwrap_or_default();
             let fits = memory.total() <= self.config.memory_limit;
-            let least = self.nearest.as_ref().map(|plan| plan.memory.total());
-            let is_nearest = least.is_none_or(|least| memory.total() < least);
-            if !fits && (!is_nearest || !self.best.is_empty()) {
+            if self.is_too_large(memory.total()) {
                 self.counts.add(Fallen::Memory, 1, None);
                 continue;
             }
@@ -455,6 +456,12 @@ fn ranked(
         of_ranks[rank_of(index)].push((index, stage));
     }
     of_ranks
+}
+
+/// The bytes of the rank that needs the most, with slack.
+fn most_of(ranks: &[MemoryByKind]) -> u64 {
+    let totals = ranks.iter().map(|rank| rank.with_slack().total());
+    totals.max().unwrap_or(0)
 }
 
 /// The ranks of the data axes of the dense and the expert grid.

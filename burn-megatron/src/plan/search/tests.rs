@@ -1,5 +1,6 @@
 use super::*;
 use crate::mesh::ZeroStage;
+use crate::plan::Recompute;
 use crate::plan::decoder::Decoder;
 use crate::plan::decoder::tests::{llama_70b, llama_405b, qwen_30b, qwen_235b};
 
