@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use burn_megatron::data_parallel::{ZeroStage, format_bytes};
 use burn_megatron::kernels::record::ShapeSettings;
+use burn_megatron::plan::Recompute;
 use burn_megatron::plan::memory::{MemoryReport, MemoryRequest};
 
 use crate::error::Error;
@@ -59,6 +60,7 @@ pub fn plan(recipe: &Recipe) -> Result<MemoryReport, Error> {
         sharding: &recipe.data_parallel,
         kernels: &recipe.kernels,
         fp8: &recipe.fp8,
+        recompute: &recipe.memory.recompute,
         settings: ShapeSettings::default(),
         slack: 1.0,
     })
@@ -113,6 +115,12 @@ fn changes(recipe: &Recipe) -> Vec<(String, Recipe)> {
         add("micro_batch_size = 1".into(), &|it| {
             it.train.micro_batch_size = 1
         });
+    }
+    if !recipe.memory.recompute.is_on() {
+        for kind in [Recompute::Selective, Recompute::Full] {
+            let name = format!("memory.recompute.granularity = {:?}", kind.name());
+            add(name, &|it| it.memory.recompute = kind.settings());
+        }
     }
     let stages = [
         ZeroStage::Optimizer,
@@ -189,6 +197,7 @@ global_batch_size = 16
             "parameters",
             "activations",
             "micro_batch_size = 1",
+            "memory.recompute.granularity = \"full\"",
             "zero_stage = 1",
             "tensor = 2",
         ] {

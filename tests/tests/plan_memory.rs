@@ -12,7 +12,7 @@ use burn_megatron::kernels::record::ShapeSettings;
 use burn_megatron::mesh::{Mesh, ParallelConfig};
 use burn_megatron::nn::context::SequenceShard;
 use burn_megatron::nn::fp8::Fp8Config;
-use burn_megatron::nn::{LossFactor, ModelBuilder, Tokens};
+use burn_megatron::nn::{LossFactor, ModelBuilder, RecomputeConfig, Tokens};
 use burn_megatron::plan::memory::{MemoryRequest, plan_memory};
 use burn_megatron::plan::tape::{ProfileRequest, profile_rank};
 use burn_megatron::train::{LanguageModel, ModelConfig};
@@ -129,6 +129,7 @@ fn planned(config: &TransformerConfig, layout: &ParallelConfig, ranks: usize) ->
                 dtype: DType::F32,
                 kernels: &KernelChoices::default(),
                 fp8: &Fp8Config::default(),
+                recompute: &RecomputeConfig::default(),
                 shape: [ROWS, config.context],
                 input: [0; 3],
                 settings: ShapeSettings::default(),
@@ -275,6 +276,7 @@ fn a_layer_of_a_published_model_keeps_the_published_bytes() {
             dtype: DType::BF16,
             kernels: &KernelChoices::default(),
             fp8: &Fp8Config::default(),
+            recompute: &RecomputeConfig::default(),
             shape: [1, 8192],
             input: [0; 3],
             settings: ShapeSettings::default(),
@@ -326,6 +328,7 @@ fn the_largest_llama_is_planned_without_memory() {
             sharding: &DataParallelConfig::default(),
             kernels: &KernelChoices::default(),
             fp8: &Fp8Config::default(),
+            recompute: &RecomputeConfig::default(),
             settings: ShapeSettings::default(),
             slack: 1.0,
         },

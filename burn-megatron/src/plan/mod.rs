@@ -29,6 +29,8 @@ pub use model_profile::{BlockProfile, GridElements, ModelProfile};
 
 use serde::{Deserialize, Serialize};
 
+use crate::nn::{RecomputeConfig, RecomputeMethod, RecomputeModule};
+
 /// What of the forward is computed again in the backward, instead of being kept.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
@@ -47,6 +49,17 @@ pub enum Recompute {
 impl Recompute {
     /// All of them, the least recomputation first.
     pub const ALL: [Self; 3] = [Self::None, Self::Selective, Self::Full];
+
+    /// As the settings of a model.
+    pub fn settings(self) -> RecomputeConfig {
+        match self {
+            Self::None => RecomputeConfig::default(),
+            Self::Selective => {
+                RecomputeConfig::selective([RecomputeModule::Norm, RecomputeModule::Activation])
+            }
+            Self::Full => RecomputeConfig::full(RecomputeMethod::Uniform, 1),
+        }
+    }
 
     /// Its name.
     pub const fn name(self) -> &'static str {

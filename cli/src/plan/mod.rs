@@ -13,6 +13,7 @@ use indicatif::DecimalBytes;
 
 use crate::error::Error;
 use crate::family::{Families, Model};
+use crate::memory_limit;
 use crate::recipe::Recipe;
 
 use args::PlanArgs;
@@ -42,13 +43,13 @@ pub fn run(args: &PlanArgs, families: &Families) -> Result<ExitCode, Error> {
             serde_json::to_string_pretty(&table::PlanReport::new(&report))?
         );
     } else {
-        print(args, &model, &report, (devices, &hardware));
+        print(args, &model, &report, (devices, &hardware))?;
     }
     let Some(best) = report.best.first() else {
         return Ok(ExitCode::FAILURE);
     };
     if let Some(path) = &args.write_recipe {
-        let recipe = model.with(&best.candidate)?;
+        let recipe = model.with(&best.candidate);
         recipe.plan()?;
         let text = toml::to_string(&recipe)?;
         replace_file(path, text.as_bytes())
@@ -61,7 +62,7 @@ pub fn run(args: &PlanArgs, families: &Families) -> Result<ExitCode, Error> {
 /// Checks that `pretrain` accepts every plan.
 fn check(model: &RecipeModel, report: &SearchReport) -> Result<(), Error> {
     for plan in report.best.iter().chain(&report.nearest) {
-        let checked = model.with_layout(&plan.candidate).plan();
+        let checked = model.with(&plan.candidate).plan();
         checked.map_err(|error| format!("{} cannot be run: {error}", plan.candidate))?;
     }
     Ok(())
@@ -72,7 +73,7 @@ fn print(
     model: &RecipeModel,
     report: &SearchReport,
     (devices, hardware): (usize, &Hardware),
-) {
+) -> Result<(), Error> {
     let recipe = model.recipe();
     println!(
         "{}, {}: {} samples of {} tokens on {devices} x {} with {} each\n",
@@ -84,7 +85,11 @@ fn print(
         DecimalBytes(args.memory_limit.unwrap_or(hardware.memory)),
     );
     match (report.best.first(), &report.nearest) {
-        (Some(best), _) => println!("{}\n{}", table::plans(report), table::details(best)),
+        (Some(best), _) => {
+            let own = memory_limit::plan(&model.with(&best.candidate))?;
+            println!("{}\n{}", table::plans(report), table::details(best));
+            println!("{}\n", table::own_memory(&own));
+        }
         (None, Some(nearest)) => println!(
             "no layout fits; the one that needs the least memory, {}:\n\n{}",
             DecimalBytes(nearest.memory.total()),
@@ -93,6 +98,7 @@ fn print(
         (None, None) => println!("no layout is valid\n"),
     }
     print!("{}", table::counts(report));
+    Ok(())
 }
 
 /// The recipe whose layout is searched, checked on its own.

@@ -8,7 +8,7 @@ use burn_megatron::plan::decoder::Decoder;
 use burn_megatron::plan::fit::StateBytes;
 use burn_megatron::plan::search::PlannedModel;
 use burn_megatron::plan::time::ComputeTypes;
-use burn_megatron::plan::{Candidate, ModelProfile, Recompute};
+use burn_megatron::plan::{Candidate, ModelProfile};
 use burn_megatron_models::TransformerConfig;
 
 use crate::error::Error;
@@ -74,27 +74,12 @@ impl RecipeModel {
     }
 
     /// The recipe with the settings of a candidate.
-    ///
-    /// # Errors
-    ///
-    /// Recomputation, which a recipe cannot ask for.
-    pub fn with(&self, candidate: &Candidate) -> Result<Recipe, Error> {
-        if candidate.recompute != Recompute::None {
-            return Err(format!(
-                "a recipe cannot ask for recomputation = {}; plan with --fix recompute=none",
-                candidate.recompute.name()
-            )
-            .into());
-        }
-        Ok(self.with_layout(candidate))
-    }
-
-    /// The recipe with the layout of a candidate, without its recomputation.
-    pub fn with_layout(&self, candidate: &Candidate) -> Recipe {
+    pub fn with(&self, candidate: &Candidate) -> Recipe {
         let mut recipe = self.recipe.clone();
         recipe.data_parallel = candidate.sharing(&recipe.data_parallel);
         recipe.parallel = candidate.layout.clone();
         recipe.train.micro_batch_size = candidate.micro_batch;
+        recipe.memory.recompute = candidate.recompute.settings();
         recipe
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use burn_megatron::plan::fit::MemoryByKind;
+use burn_megatron::plan::memory::MemoryReport;
 use burn_megatron::plan::search::{Plan, SearchCounts, SearchReport};
 use burn_megatron::plan::time::StepPart;
 use indicatif::DecimalBytes;
@@ -153,6 +154,22 @@ pub fn details(plan: &Plan) -> String {
         of(memory.collect()),
         of(parts.collect()),
         of(sent.collect()),
+    )
+}
+
+/// The memory of the model's own operations, on the pipeline rank that needs the most.
+pub fn own_memory(report: &MemoryReport) -> String {
+    let (rank, memory) = report.fullest();
+    let kinds = memory
+        .peak
+        .kinds()
+        .into_iter()
+        .filter(|(_, size)| *size > 0);
+    let kinds = kinds.map(|(name, size)| format!("{name} {}", bytes(size as f64)));
+    format!(
+        "from the model itself, without slack: {} on pipeline rank {rank}: {}",
+        bytes(memory.peak.total() as f64),
+        kinds.collect::<Vec<_>>().join(", ")
     )
 }
 

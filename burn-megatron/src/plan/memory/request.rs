@@ -10,7 +10,7 @@ use crate::data_parallel::{DataParallelConfig, DataParallelError, ShardingEstima
 use crate::mesh::{Mesh, MeshError, ParallelConfig};
 use crate::model::ModelConfig;
 use crate::nn::fp8::Fp8Config;
-use crate::nn::{BuildError, ModelBuilder};
+use crate::nn::{BuildError, ModelBuilder, RecomputeConfig};
 use crate::pipeline::{LayoutScheduleError, schedule_of};
 use crate::plan::tape::{ProfileError, ProfileRequest, profile_rank};
 
@@ -33,6 +33,8 @@ pub struct MemoryRequest<'a> {
     pub kernels: &'a KernelChoices,
     /// The layers in 8 bits.
     pub fp8: &'a Fp8Config,
+    /// What is recomputed in the backward.
+    pub recompute: &'a RecomputeConfig,
     /// What shapes do not tell.
     pub settings: ShapeSettings,
     /// What the allocator needs for activations and temporaries, divided by their bytes: 1 for an exact plan; a caching
@@ -96,6 +98,7 @@ pub fn plan_memory<C: ModelConfig>(
                 dtype: precision.of(DType::F32),
                 kernels: request.kernels,
                 fp8: request.fp8,
+                recompute: request.recompute,
                 shape: [request.micro_batch_size, request.sequence_length],
                 input,
                 settings: request.settings,

@@ -15,7 +15,7 @@ use crate::nn::context::SequenceShard;
 use crate::nn::fp8::Fp8Config;
 use crate::nn::hook::{GradientSink, WeightGradientFn, attach_hooks, with_anchor};
 use crate::nn::moe::RouterStep;
-use crate::nn::{BuildError, LossFactor, ModelBuilder, ParallelModule};
+use crate::nn::{BuildError, LossFactor, ModelBuilder, ParallelModule, RecomputeConfig};
 use crate::plan::profile::StageProfile;
 
 /// What a rank computes in a micro-batch.
@@ -29,6 +29,8 @@ pub struct ProfileRequest<'a> {
     pub kernels: &'a KernelChoices,
     /// The layers in 8 bits.
     pub fp8: &'a Fp8Config,
+    /// What is recomputed in the backward.
+    pub recompute: &'a RecomputeConfig,
     /// Samples and tokens of a micro-batch: `[batch, seq]`, before the sequence is split.
     pub shape: [usize; 2],
     /// The shape of the input of the first of the rank's stages, `[batch, seq, hidden]`; not read for the first stage of the
@@ -82,7 +84,8 @@ pub fn profile_rank<C: ModelConfig>(
         let builder = ModelBuilder::with(request.groups, device, 0, request.dtype);
         let builder = builder
             .with_kernels(request.kernels)?
-            .with_fp8(request.fp8)?;
+            .with_fp8(request.fp8)?
+            .with_recompute(request.recompute)?;
         let model = config.init_with(builder.outline())?;
         let own = own.map_err(|error| BuildError::Config {
             path: String::new(),
