@@ -238,7 +238,9 @@ fn what_a_micro_batch_keeps_is_what_the_heap_has() {
             heap.peak,
             plan.peak / heap.peak,
         );
-        if !close(plan.kept, heap.kept, 0.05) || !close(plan.peak, heap.peak, 0.10) {
+        // The peaks of several ranks coincide by chance, and the engine of threads has buffers of its own.
+        let of_peak = if ranks == 1 { 0.10 } else { 0.20 };
+        if !close(plan.kept, heap.kept, 0.05) || !close(plan.peak, heap.peak, of_peak) {
             wrong.push(name);
         }
     }
@@ -250,6 +252,7 @@ fn what_a_micro_batch_keeps_is_what_the_heap_has() {
 /// activation), and f32 statistics: one per norm, one per head. Here for the published sizes of Llama 3, to the byte.
 #[test]
 fn a_layer_of_a_published_model_keeps_the_published_bytes() {
+    let _alone = ALONE.lock();
     let sizes = [
         ("8B", 4096, 32, 14_336, 139_264),
         ("70B", 8192, 64, 28_672, 274_432),

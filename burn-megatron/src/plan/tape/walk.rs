@@ -216,7 +216,10 @@ impl<'a> Walk<'a> {
     }
 
     fn enter_layer(&mut self, name: LayerName) {
-        if let Some(stage) = &mut self.stage {
+        // A run of layers begins with its first one.
+        if let Some(stage) = &mut self.stage
+            && stage.names.last() != Some(&name)
+        {
             stage.names.push(name);
             stage.layers.push(LayerProfile::default());
         }
