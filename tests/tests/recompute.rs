@@ -23,7 +23,7 @@ use burn_megatron_tests::pairwise::{Row, Settings, describe, pairwise, product, 
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-const STEPS: usize = 5;
+const STEPS: usize = 3;
 pub const LAYERS: usize = 4;
 const MICRO_BATCHES: usize = 4;
 /// Of a micro-batch.

@@ -56,6 +56,11 @@ impl Search<'_> {
                 self.counts.add(reason, candidates, Some(text));
             };
             let all = each * sizes.len() as u64;
+            // Before the mesh, whose groups take time on many devices.
+            if let Err(error) = self.model.check(&layout) {
+                fall(Fallen::Model, all, error);
+                continue;
+            }
             let mesh = match Mesh::new(&layout, config.devices) {
                 Ok(mesh) => Rc::new(mesh),
                 Err(error) => {
@@ -63,10 +68,6 @@ impl Search<'_> {
                     continue;
                 }
             };
-            if let Err(error) = self.model.check(&layout) {
-                fall(Fallen::Model, all, error);
-                continue;
-            }
             let links = MeshLinks::new(&mesh, config.hardware);
             for micro_batch in sizes {
                 let share = samples_per_rank(config.global_batch, data, Some(micro_batch));

@@ -43,7 +43,12 @@ pub type ShardingSettings = (ZeroStage, Option<usize>);
 
 /// The divisors of a number, ascending.
 pub fn divisors(n: usize) -> Vec<usize> {
-    (1..=n).filter(|size| n.is_multiple_of(*size)).collect()
+    let small: Vec<_> = (1..=n.isqrt())
+        .filter(|size| n.is_multiple_of(*size))
+        .collect();
+    let large = small.iter().rev().map(|size| n / size);
+    let large = large.filter(|size| size * size > n);
+    small.iter().copied().chain(large).collect()
 }
 
 impl FixedSettings {
@@ -216,6 +221,14 @@ pub fn split(layers: usize, stages: usize) -> LayerSplit {
 mod tests {
     use super::*;
     use crate::pipeline::stages_of;
+
+    #[test]
+    fn divisors_are_all_and_in_order() {
+        for n in 0..200 {
+            let all: Vec<_> = (1..=n).filter(|size| n % size == 0).collect();
+            assert_eq!(divisors(n), all);
+        }
+    }
 
     #[test]
     fn every_factorisation_is_a_layout() {
