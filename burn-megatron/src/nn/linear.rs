@@ -224,7 +224,7 @@ pub(super) fn linear_param(
             let [y] = linear_discarding(operation, &anchor, weight, bias, input, operands);
             return y;
         }
-        Err(x) => x,
+        Err(x) => *x,
     };
     let Some(layer) = layer else {
         let x = x.into_values();

@@ -33,7 +33,7 @@ pub(super) type DiscardedActivation = (Tensor<3>, (ActivationFunction, Vec<Dispa
 impl LinearInput {
     /// An activation that is not kept: its input, and the operation with all of its inputs. Otherwise the input as it
     /// is.
-    pub(super) fn into_discarded(self) -> Result<DiscardedActivation, Self> {
+    pub(super) fn into_discarded(self) -> Result<DiscardedActivation, Box<Self>> {
         let Self::Activation {
             x,
             bias,
@@ -42,7 +42,7 @@ impl LinearInput {
             recomputed: true,
         } = self
         else {
-            return Err(self);
+            return Err(Box::new(self));
         };
         let mut inputs = vec![x.clone().into_dispatch()];
         let bias = bias.map(|bias| {
