@@ -202,7 +202,7 @@ impl Function for NormFunction {
 /// A norm of a residual stream as a [`MultiFunction`] with the outputs `[norm, sum]`, of rank `D`; the sum is
 /// `(x + x_bias) + residual`, or is given.
 ///
-/// Its inputs are those of [`StreamNorm`]; it saves the sum and what its backward needs beside it.
+/// Its inputs are those of a norm of a stream; it saves the sum and what its backward needs beside it.
 #[derive(Debug)]
 pub struct StreamNormFunction<const D: usize> {
     pub(super) formula: NormFormula,

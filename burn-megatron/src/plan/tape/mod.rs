@@ -1,7 +1,7 @@
 //! From a recording of a stage's forward and backward to what its layers keep, and when.
 //!
 //! The forward of each operation that a tracked tensor enters is a node with the tensors that it saves: what
-//! [`Function::forward`](burn_megatron_kernels::Function::forward) returned, or what [Burn's operations](operations) keep.
+//! [`Function::forward`](burn_megatron_kernels::Function::forward) returned, or what Burn's operations keep.
 //! The backward of the nodes runs in reverse. A storage lives from the operation that makes it to the last one that
 //! uses it, the backward of the nodes that save it included; the bytes alive at each operation are the memory.
 
@@ -18,7 +18,7 @@ use super::profile::StageProfile;
 use crate::mesh::Mesh;
 use walk::Walk;
 
-pub use model::{ProfileError, ProfileRequest, profile_rank};
+pub use model::{ProfileError, ProfileRequest, RankProfile, profile_rank};
 
 /// A stage begins, or its backward, in a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
