@@ -133,7 +133,7 @@ fn peak_of_a_step(
 fn wide_batch(layers: usize) -> TransformerConfig {
     TransformerConfig {
         vocabulary: 32,
-        context: 64,
+        context: 128,
         hidden: 64,
         layers,
         heads: 4,
@@ -145,7 +145,7 @@ fn wide_batch(layers: usize) -> TransformerConfig {
 }
 
 /// Samples of a micro-batch of it.
-const SAMPLES: usize = 2;
+const SAMPLES: usize = 4;
 
 /// The bytes that a forward keeps for the backward.
 fn kept(model: &TransformerConfig, kernels: &KernelChoices, recompute: &RecomputeConfig) -> usize {

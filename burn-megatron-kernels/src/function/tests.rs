@@ -91,7 +91,7 @@ fn plain_inputs_record_nothing() {
 }
 
 #[test]
-#[should_panic(expected = "was given 6")]
+#[should_panic(expected = "was given 8")]
 fn too_many_inputs_are_named() {
     let x = Tensor::<2>::from_floats(X, &Device::flex().autodiff()).require_grad();
     let inputs = vec![x.into_dispatch(); MAX_INPUTS + 1];
