@@ -29,7 +29,7 @@ fn merge_kernel<F: Float, N: Size>(
 ) {
     let at = CUBE_POS as u32 * UNITS + UNIT_POS;
     if at < vectors {
-        let row = at / columns;
+        let (row, column) = (at / columns, at % columns);
         let (head, query, batch) = (row % heads, row / heads % queries, row / heads / queries);
         let statistic = ((batch * heads + head) * queries + query) as usize;
         let (one, two) = (lse[statistic], other_lse[statistic]);
@@ -44,7 +44,7 @@ fn merge_kernel<F: Float, N: Size>(
         other_share /= sum;
         let at = at as usize;
         out[at] = out[at] * Vector::new(share) + other[at] * Vector::new(other_share);
-        if (at as u32) % columns == 0 {
+        if column == 0 {
             merged_lse[statistic] = select(sees, base + sum.ln(), largest);
         }
     }
