@@ -63,7 +63,7 @@ pub enum OwnedAttentionContext {
     /// [`AttentionContext::Rows`].
     Rows,
     /// [`AttentionContext::Packed`].
-    Packed(PackedSequences),
+    Packed(Box<PackedSequences>),
     /// [`AttentionContext::Sharded`].
     Sharded(Arc<SequenceShard>),
 }
@@ -84,7 +84,9 @@ impl AttentionContext<'_> {
     pub fn to_owned_context(&self) -> Option<OwnedAttentionContext> {
         match self {
             Self::Rows => Some(OwnedAttentionContext::Rows),
-            Self::Packed(packed) => Some(OwnedAttentionContext::Packed((*packed).clone())),
+            Self::Packed(packed) => {
+                Some(OwnedAttentionContext::Packed(Box::new((*packed).clone())))
+            }
             Self::Sharded(shard) => Some(OwnedAttentionContext::Sharded((*shard).clone())),
             Self::Cached(_) => None,
         }
