@@ -1,10 +1,6 @@
 //! The memory of a rank by formulas: state by ZeRO stage, activations by the schedule.
 
-use std::iter::Sum;
-use std::ops::Add;
-
-use serde::Serialize;
-
+use super::memory::MemoryByKind;
 use super::model_profile::ModelProfile;
 use super::profile::LayerProfile;
 use super::{BlockProfile, GridElements, Recompute};
@@ -12,67 +8,15 @@ use crate::mesh::ZeroStage;
 use crate::mesh::stages::StageLayout;
 use crate::pipeline::schedule::{ActionKind, Schedule};
 
-/// Bytes of a rank by what holds them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct MemoryByKind {
-    /// Parameters, or the shards of them that a rank keeps.
-    pub parameters: u64,
-    /// Gradients.
-    pub gradients: u64,
-    /// Master weights and moments.
-    pub optimizer: u64,
-    /// Gathered parameters and buckets.
-    pub buffers: u64,
-    /// What is kept for the backward, of all micro-batches in flight.
-    pub activations: u64,
-    /// Logits of a chunk of tokens.
-    pub logits: u64,
-    /// Temporary tensors of a layer's backward.
-    pub transient: u64,
-    /// What the allocator cannot use.
-    pub slack: u64,
-}
-
 /// The share of the memory that the allocator cannot use: 8 % of a device stay free.
 const SLACK: f64 = 0.08;
 
-impl MemoryByKind {
-    /// The sum of all kinds.
-    pub fn total(&self) -> u64 {
-        let state = self.parameters + self.gradients + self.optimizer + self.buffers;
-        state + self.activations + self.logits + self.transient + self.slack
-    }
-
-    /// This memory with the [slack](Self::slack) that it needs.
-    pub fn with_slack(self) -> Self {
-        let slack = self.total() as f64 * SLACK / (1.0 - SLACK);
-        Self {
-            slack: slack as u64,
-            ..self
-        }
-    }
-}
-
-impl Add for MemoryByKind {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            parameters: self.parameters + other.parameters,
-            gradients: self.gradients + other.gradients,
-            optimizer: self.optimizer + other.optimizer,
-            buffers: self.buffers + other.buffers,
-            activations: self.activations + other.activations,
-            logits: self.logits + other.logits,
-            transient: self.transient + other.transient,
-            slack: self.slack + other.slack,
-        }
-    }
-}
-
-impl Sum for MemoryByKind {
-    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
-        all.fold(Self::default(), Add::add)
+/// This memory with the slack that it needs.
+pub fn with_slack(memory: MemoryByKind) -> MemoryByKind {
+    let slack = memory.total() as f64 * SLACK / (1.0 - SLACK);
+    MemoryByKind {
+        slack: slack as u64,
+        ..memory
     }
 }
 

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use burn_megatron::plan::fit::MemoryByKind;
-use burn_megatron::plan::memory::MemoryReport;
+use burn_megatron::plan::memory::{MemoryByKind, MemoryReport};
 use burn_megatron::plan::search::{Plan, SearchCounts, SearchReport};
 use burn_megatron::plan::time::StepPart;
 use indicatif::DecimalBytes;
@@ -127,21 +126,11 @@ pub fn plans(report: &SearchReport) -> String {
 /// The memory, the time and the traffic of one plan.
 pub fn details(plan: &Plan) -> String {
     let memory = plan.memory;
-    let kinds = [
-        ("parameters", memory.parameters),
-        ("gradients", memory.gradients),
-        ("optimizer", memory.optimizer),
-        ("buffers", memory.buffers),
-        ("activations", memory.activations),
-        ("logits", memory.logits),
-        ("transient", memory.transient),
-        ("slack", memory.slack),
-    ];
     let of = |all: Vec<(String, String)>| {
         let all = all.into_iter().map(|(name, size)| format!("{name} {size}"));
         all.collect::<Vec<_>>().join(", ")
     };
-    let memory = kinds.into_iter().filter(|(_, size)| *size > 0);
+    let memory = memory.kinds().into_iter().filter(|(_, size)| *size > 0);
     let memory = memory.map(|(name, size)| (name.to_string(), bytes(size as f64)));
     let least = plan.step.seconds / 1000.0;
     let parts = plan.step.parts.iter().filter(|(_, time)| *time > least);

@@ -12,6 +12,9 @@ mod request;
 #[cfg(test)]
 mod tests;
 
+use std::iter::Sum;
+use std::ops::Add;
+
 use serde::{Deserialize, Serialize};
 
 use crate::data_parallel::{MemoryPlan, ZeroStage};
@@ -83,6 +86,29 @@ impl MemoryByKind {
             slack: (pieces as f64 * (factor - 1.0)).max(0.0) as u64,
             ..self
         }
+    }
+}
+
+impl Add for MemoryByKind {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            parameters: self.parameters + other.parameters,
+            gradients: self.gradients + other.gradients,
+            optimizer: self.optimizer + other.optimizer,
+            buffers: self.buffers + other.buffers,
+            activations: self.activations + other.activations,
+            logits: self.logits + other.logits,
+            transient: self.transient + other.transient,
+            slack: self.slack + other.slack,
+        }
+    }
+}
+
+impl Sum for MemoryByKind {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), Add::add)
     }
 }
 

@@ -20,8 +20,9 @@ use crate::mesh::stages::StageLayout;
 use crate::mesh::{Axis, Grid, Mesh, ParallelConfig};
 use crate::pipeline::stages_of;
 
-use super::fit::{self, MemoryByKind, StateBytes};
+use super::fit::{self, StateBytes};
 use super::hardware::{Hardware, HardwareError};
+use super::memory::MemoryByKind;
 use super::time::{
     ComputeTypes, DataExchange, DeviceRates, ModelSeconds, PipelineSeconds, layer_bytes,
 };
@@ -309,7 +310,7 @@ impl Search<'_> {
             let states = self.state(entry, &timed.parameters, *sharding);
             let ranks = states.iter().zip(&timed.working);
             let ranks: Vec<_> = ranks
-                .map(|(state, working)| (*state + *working).with_slack())
+                .map(|(state, working)| fit::with_slack(*state + *working))
                 .collect();
             let memory = ranks.iter().max_by_key(|rank| rank.total());
             let memory = memory.copied().unwrap_or_default();
@@ -460,7 +461,7 @@ fn ranked(
 
 /// The bytes of the rank that needs the most, with slack.
 fn most_of(ranks: &[MemoryByKind]) -> u64 {
-    let totals = ranks.iter().map(|rank| rank.with_slack().total());
+    let totals = ranks.iter().map(|rank| fit::with_slack(*rank).total());
     totals.max().unwrap_or(0)
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::super::fit::MemoryByKind;
+use super::super::memory::MemoryByKind;
 use super::super::time::{StepEstimate, StepPart};
 use super::super::{Candidate, Recompute};
 
