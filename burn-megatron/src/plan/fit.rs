@@ -4,6 +4,8 @@ use super::memory::MemoryByKind;
 use super::model_profile::ModelProfile;
 use super::profile::LayerProfile;
 use super::{BlockProfile, GridElements, Recompute};
+#[cfg(doc)]
+use crate::data_parallel::DataParallelConfig;
 use crate::mesh::ZeroStage;
 use crate::mesh::stages::StageLayout;
 use crate::pipeline::schedule::{ActionKind, Schedule};
@@ -103,25 +105,73 @@ pub fn working(
     }
 }
 
-/// The state of a rank with these `parameters`, sharded over so many ranks of the dense and the expert grid; with ZeRO-3 also
-/// two gathered blocks of at most `block` elements.
+/// The elements of a rank's parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RankElements {
+    /// All.
+    pub parameters: GridElements,
+    /// The largest unit that is gathered by itself at an end of the model: the embedding or the output layer.
+    pub end: u64,
+    /// The largest layer.
+    pub layer: u64,
+}
+
+impl RankElements {
+    /// Those of a rank with these stages.
+    pub fn new<'a>(
+        model: &ModelProfile,
+        stages: impl IntoIterator<Item = &'a StageLayout> + Clone,
+    ) -> Self {
+        let elements = |block: &BlockProfile| block.parameters.dense + block.parameters.expert;
+        let has = |end: fn(&StageLayout) -> bool| stages.clone().into_iter().any(end);
+        let ends = [
+            (&model.embedding, has(|stage| stage.embedding)),
+            (&model.output, has(|stage| stage.loss)),
+        ];
+        let ends = ends.into_iter().filter(|(_, is_here)| *is_here);
+        Self {
+            parameters: model.parameters(stages.clone()),
+            end: ends.map(|(end, _)| elements(end)).max().unwrap_or(0),
+            layer: model.kinds.iter().map(elements).max().unwrap_or(0),
+        }
+    }
+
+    /// Two adjacent units of which each is a layer or an end.
+    fn units(&self) -> u64 {
+        self.layer + self.layer.max(self.end)
+    }
+
+    /// Two adjacent buckets of at least `size` elements.
+    fn buckets(&self, size: u64) -> u64 {
+        let all = self.parameters.dense + self.parameters.expert;
+        (size + size.max(self.end)).min(all)
+    }
+}
+
+/// Elements of a gradient bucket: [`DataParallelConfig::bucket_size`].
+fn bucket_size(ranks: usize) -> u64 {
+    40_000_000.max(1_000_000 * ranks as u64)
+}
+
+/// The state of a rank, sharded over so many ranks of the dense and the expert grid, and its
+/// [buffers](crate::data_parallel::MemoryPlan::buffers): with ZeRO-2 the gradients of two adjacent buckets, with ZeRO-3 those of
+/// two adjacent units and their gathered parameters.
 pub fn sharded_state(
-    parameters: GridElements,
+    elements: &RankElements,
     shards: [usize; 2],
-    block: u64,
     stage: ZeroStage,
     bytes: StateBytes,
 ) -> MemoryByKind {
-    let gathered = match stage {
-        ZeroStage::Parameters => 2 * bytes.parameter * block,
-        _ => 0,
+    let buffers = match stage {
+        ZeroStage::Replicated | ZeroStage::Optimizer => 0,
+        ZeroStage::Gradients => bytes.gradient * elements.buckets(bucket_size(shards[0])),
+        ZeroStage::Parameters => (bytes.parameter + bytes.gradient) * elements.units(),
     };
-    let grids = [parameters.dense, parameters.expert]
-        .into_iter()
-        .zip(shards);
+    let GridElements { dense, expert } = elements.parameters;
+    let grids = [dense, expert].into_iter().zip(shards);
     let sum = grids.map(|(elements, shards)| state(elements, shards as u64, stage, bytes));
     MemoryByKind {
-        buffers: gathered,
+        buffers,
         ..sum.sum()
     }
 }

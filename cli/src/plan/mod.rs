@@ -25,6 +25,9 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+/// How many layouts are searched beside those that are shown.
+const SPARE: usize = 20;
+
 /// The largest hardware file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
@@ -43,7 +46,7 @@ pub fn run(args: &PlanArgs, families: &Families) -> Result<ExitCode, Error> {
             serde_json::to_string_pretty(&table::PlanReport::new(&report))?
         );
     } else {
-        print(args, &model, &report, (devices, &hardware))?;
+        print(args, &model, &report, (devices, &hardware));
     }
     let Some(best) = report.best.first() else {
         return Ok(ExitCode::FAILURE);
@@ -73,7 +76,7 @@ fn print(
     model: &RecipeModel,
     report: &SearchReport,
     (devices, hardware): (usize, &Hardware),
-) -> Result<(), Error> {
+) {
     let recipe = model.recipe();
     println!(
         "{}, {}: {} samples of {} tokens on {devices} x {} with {} each\n",
@@ -85,11 +88,7 @@ fn print(
         DecimalBytes(args.memory_limit.unwrap_or(hardware.memory)),
     );
     match (report.best.first(), &report.nearest) {
-        (Some(best), _) => {
-            let own = memory_limit::plan(&model.with(&best.candidate))?;
-            println!("{}\n{}", table::plans(report), table::details(best));
-            println!("{}\n", table::own_memory(&own));
-        }
+        (Some(best), _) => println!("{}\n{}", table::plans(report), table::details(best)),
         (None, Some(nearest)) => println!(
             "no layout fits; the one that needs the least memory, {}:\n\n{}",
             DecimalBytes(nearest.memory.total()),
@@ -98,7 +97,6 @@ fn print(
         (None, None) => println!("no layout is valid\n"),
     }
     print!("{}", table::counts(report));
-    Ok(())
 }
 
 /// The recipe whose layout is searched, checked on its own.
@@ -174,7 +172,7 @@ fn hardware(args: &PlanArgs) -> Result<(usize, Hardware), Error> {
     Ok((number, hardware))
 }
 
-/// The best layouts.
+/// The best layouts that fit by the memory of the model itself.
 fn planned(
     args: &PlanArgs,
     model: &RecipeModel,
@@ -190,9 +188,16 @@ fn planned(
         memory_limit: args.memory_limit.unwrap_or(hardware.memory),
         sharing: model.recipe().data_parallel.clone(),
         fixed: args::fixed(&args.fix)?,
-        top: args.top.into(),
+        // Some may need more memory than the search assumes.
+        top: SPARE + usize::from(args.top),
     };
-    Ok(search(model, &config)?)
+    let limit = config.memory_limit;
+    let mut report = search(model, &config)?;
+    report.confirm(args.top.into(), limit, |candidate| {
+        let report = memory_limit::plan(&model.with(candidate))?;
+        Ok::<_, Error>(report.fullest().1.peak)
+    })?;
+    Ok(report)
 }
 
 fn write_measured(path: &Path, ranks: usize) -> Result<ExitCode, Error> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use burn_megatron::plan::memory::{MemoryByKind, MemoryReport};
+use burn_megatron::plan::memory::MemoryByKind;
 use burn_megatron::plan::search::{Plan, SearchCounts, SearchReport};
 use burn_megatron::plan::time::StepPart;
 use indicatif::DecimalBytes;
@@ -146,23 +146,7 @@ pub fn details(plan: &Plan) -> String {
     )
 }
 
-/// The memory of the model's own operations, on the pipeline rank that needs the most.
-pub fn own_memory(report: &MemoryReport) -> String {
-    let (rank, memory) = report.fullest();
-    let kinds = memory
-        .peak
-        .kinds()
-        .into_iter()
-        .filter(|(_, size)| *size > 0);
-    let kinds = kinds.map(|(name, size)| format!("{name} {}", bytes(size as f64)));
-    format!(
-        "from the model itself, without slack: {} on pipeline rank {rank}: {}",
-        bytes(memory.peak.total() as f64),
-        kinds.collect::<Vec<_>>().join(", ")
-    )
-}
-
-/// How many candidates there were, and why they fell.
+/// How many candidates there were, and why they were rejected.
 pub fn counts(report: &SearchReport) -> String {
     let counts = &report.counts;
     let mut text = format!("{} candidates, of which\n", counts.candidates);
@@ -170,7 +154,7 @@ pub fn counts(report: &SearchReport) -> String {
         let _ = writeln!(text, "{number:>12}  {what}");
     };
     line(report.best.len() as u64, "are shown");
-    for (reason, count) in &counts.fallen {
+    for (reason, count) in &counts.rejected {
         let example = count.example.as_ref();
         let example = example.and_then(|text| text.lines().next());
         let example = example.map_or(String::new(), |text| format!(": {text}"));

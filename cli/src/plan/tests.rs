@@ -40,11 +40,11 @@ fn every_plan_is_a_valid_recipe() {
                 panic!("{family} on {devices}: {error}");
             }
             plans += report.best.len();
-            let fallen = report.counts.fallen.values();
-            let fallen: u64 = fallen.map(|count| count.candidates).sum();
+            let rejected = report.counts.rejected.values();
+            let rejected: u64 = rejected.map(|count| count.candidates).sum();
             let all = report.counts.candidates;
             assert_eq!(
-                fallen + report.best.len() as u64,
+                rejected + report.best.len() as u64,
                 all,
                 "{family} on {devices}"
             );

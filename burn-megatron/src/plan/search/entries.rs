@@ -7,7 +7,7 @@ use crate::mesh::{Mesh, ParallelConfig, samples_per_rank};
 
 use super::super::time::ModelSeconds;
 use super::super::{MeshLinks, ModelProfile, Recompute};
-use super::{Fallen, Search};
+use super::{Rejection, Search};
 
 /// A layout of the mesh with a micro-batch and a kind of recomputation, before its schedule and sharding are chosen.
 pub(super) struct Entry {
@@ -52,19 +52,19 @@ impl Search<'_> {
             let sizes = config.fixed.micro_batches(share.max(1));
             let each = self.settings(&layout) * config.fixed.recomputes().len() as u64;
             self.counts.candidates += each * sizes.len() as u64;
-            let mut fall = |reason, candidates, text: String| {
+            let mut reject = |reason, candidates, text: String| {
                 self.counts.add(reason, candidates, Some(text));
             };
             let all = each * sizes.len() as u64;
             // Before the mesh, whose groups take time on many devices.
             if let Err(error) = self.model.check(&layout) {
-                fall(Fallen::Model, all, error);
+                reject(Rejection::Model, all, error);
                 continue;
             }
             let mesh = match Mesh::new(&layout, config.devices) {
                 Ok(mesh) => Rc::new(mesh),
                 Err(error) => {
-                    fall(Fallen::Mesh, all, error.to_string());
+                    reject(Rejection::Mesh, all, error.to_string());
                     continue;
                 }
             };
@@ -74,7 +74,7 @@ impl Search<'_> {
                 let share = match share {
                     Ok(share) => share,
                     Err(error) => {
-                        fall(Fallen::Batch, each, error.to_string());
+                        reject(Rejection::Batch, each, error.to_string());
                         continue;
                     }
                 };
@@ -87,7 +87,7 @@ impl Search<'_> {
                 let profile = match profile {
                     Ok(profile) => profile.clone(),
                     Err(error) => {
-                        fall(Fallen::Model, each, error.clone());
+                        reject(Rejection::Model, each, error.clone());
                         continue;
                     }
                 };

@@ -20,18 +20,18 @@ use crate::mesh::stages::StageLayout;
 use crate::mesh::{Axis, Grid, Mesh, ParallelConfig};
 use crate::pipeline::stages_of;
 
-use super::fit::{self, StateBytes};
+use super::fit::{self, RankElements, StateBytes};
 use super::hardware::{Hardware, HardwareError};
 use super::memory::MemoryByKind;
 use super::time::{
     ComputeTypes, DataExchange, DeviceRates, ModelSeconds, PipelineSeconds, layer_bytes,
 };
-use super::{Candidate, GridElements, MeshLinks, ModelProfile};
+use super::{Candidate, MeshLinks, ModelProfile};
 use entries::Entry;
 use pipelines::{Pipeline, Pipelines};
 use space::{PipelineSettings, ShardingSettings};
 
-pub use report::{Fallen, FallenCount, Plan, SearchCounts, SearchReport};
+pub use report::{Plan, Rejection, RejectionCount, SearchCounts, SearchReport};
 pub use space::FixedSettings;
 
 /// What a search knows of a model: one implementation per way of profiling it.
@@ -122,7 +122,7 @@ struct Timed<'a> {
     stages: Vec<StageLayout>,
     seconds: PipelineSeconds,
     /// By rank of the pipeline.
-    parameters: Vec<GridElements>,
+    elements: Vec<RankElements>,
     pipeline: Option<Pipeline>,
     /// By rank, without its state.
     working: Vec<MemoryByKind>,
@@ -162,12 +162,12 @@ impl Search<'_> {
     }
 
     /// Why a candidate of these sizes that takes at least so long is not among the best.
-    fn is_slower(&self, sizes: [usize; 5], seconds: f64) -> Option<Fallen> {
+    fn is_slower(&self, sizes: [usize; 5], seconds: f64) -> Option<Rejection> {
         let same = self.best.get(&sizes);
         if same.is_some_and(|plan| seconds >= plan.step.seconds) {
-            return Some(Fallen::SameSizes);
+            return Some(Rejection::SameSizes);
         }
-        (seconds > self.worst).then_some(Fallen::Slower)
+        (seconds > self.worst).then_some(Rejection::Slower)
     }
 
     /// Times the schedules and shardings of an entry.
@@ -181,14 +181,15 @@ impl Search<'_> {
         let links = MeshLinks::new(&entry.mesh, config.hardware);
         let seconds = ModelSeconds::new(&entry.profile, &self.rates, &links, entry.recompute);
         for settings in config.fixed.pipelines(layout.pipeline, self.model.layers()) {
-            let fallen = match self.time(entry, &links, &seconds, settings, &shardings) {
+            let rejected = match self.time(entry, &links, &seconds, settings, &shardings) {
                 Ok(timed) => {
                     self.shard(&timed, &shardings);
                     continue;
                 }
-                Err(fallen) => fallen,
+                Err(rejected) => rejected,
             };
-            self.counts.add(fallen.0, shardings.len() as u64, fallen.1);
+            self.counts
+                .add(rejected.0, shardings.len() as u64, rejected.1);
         }
     }
 
@@ -200,11 +201,11 @@ impl Search<'_> {
         seconds: &ModelSeconds,
         settings: PipelineSettings,
         shardings: &[ShardingSettings],
-    ) -> Result<Timed<'a>, (Fallen, Option<String>)> {
+    ) -> Result<Timed<'a>, (Rejection, Option<String>)> {
         let layers = self.model.layers();
         let layout = with_pipeline(&entry.layout, settings, layers);
         let stages = stages_of(&layout, layers)
-            .map_err(|error| (Fallen::Stages, Some(error.to_string())))?;
+            .map_err(|error| (Rejection::Stages, Some(error.to_string())))?;
         let ranks = layout.pipeline;
         let rank_of = |stage| settings.map_or(0, |(kind, _)| kind.rank_of(stage, ranks));
         let device = (&self.rates, links);
@@ -215,20 +216,20 @@ impl Search<'_> {
             return Err((reason, None));
         }
         let of_ranks = ranked(&stages, ranks, rank_of);
-        let parameters = of_ranks.iter().map(|own| {
+        let elements = of_ranks.iter().map(|own| {
             let own: Vec<_> = own.iter().map(|(_, stage)| *stage).collect();
-            entry.profile.parameters(own)
+            RankElements::new(&entry.profile, own)
         });
-        let parameters: Vec<_> = parameters.collect();
-        let states = shardings.iter().map(|s| self.state(entry, &parameters, *s));
+        let elements: Vec<_> = elements.collect();
+        let states = shardings.iter().map(|s| self.state(entry, &elements, *s));
         let least = states.map(|ranks| most_of(&ranks)).min().unwrap_or(0);
         if self.is_too_large(least) {
-            return Err((Fallen::Memory, None));
+            return Err((Rejection::Memory, None));
         }
         let pipeline = settings
             .map(|_| self.pipelines.get(settings, &layout, entry.micro_batches))
             .transpose()
-            .map_err(|error| (Fallen::Schedule, Some(error)))?;
+            .map_err(|error| (Rejection::Schedule, Some(error)))?;
         let bytes: Vec<_> = stages
             .iter()
             .map(|stage| fit::stage_bytes(&entry.profile, stage, entry.recompute))
@@ -247,7 +248,7 @@ impl Search<'_> {
             links: links.clone(),
             layout,
             seconds,
-            parameters,
+            elements,
             pipeline,
             working,
             stages,
@@ -265,7 +266,7 @@ impl Search<'_> {
     fn state(
         &self,
         entry: &Entry,
-        parameters: &[GridElements],
+        elements: &[RankElements],
         (stage, group): ShardingSettings,
     ) -> Vec<MemoryByKind> {
         let sharing = DataParallelConfig {
@@ -274,13 +275,10 @@ impl Search<'_> {
             ..DataParallelConfig::default()
         };
         let shards = data_sizes(&entry.mesh).map(|ranks| sharing.shard_ranks(ranks));
-        let blocks = entry.profile.kinds.iter();
-        let blocks = blocks.map(|block| block.parameters.dense + block.parameters.expert);
-        let block = blocks.max().unwrap_or(0);
         let bytes = self.model.state_bytes();
-        let ranks = parameters.iter();
+        let ranks = elements.iter();
         ranks
-            .map(|own| fit::sharded_state(*own, shards, block, stage, bytes))
+            .map(|own| fit::sharded_state(own, shards, stage, bytes))
             .collect()
     }
 
@@ -304,10 +302,10 @@ impl Search<'_> {
             let checks = data_sizes(&entry.mesh).map(|ranks| sharing.check(ranks));
             if let Some(error) = checks.into_iter().find_map(Result::err) {
                 self.counts
-                    .add(Fallen::Sharding, 1, Some(error.to_string()));
+                    .add(Rejection::Sharding, 1, Some(error.to_string()));
                 continue;
             }
-            let states = self.state(entry, &timed.parameters, *sharding);
+            let states = self.state(entry, &timed.elements, *sharding);
             let ranks = states.iter().zip(&timed.working);
             let ranks: Vec<_> = ranks
                 .map(|(state, working)| fit::with_slack(*state + *working))
@@ -316,7 +314,7 @@ impl Search<'_> {
             let memory = memory.copied().unwrap_or_default();
             let fits = memory.total() <= self.config.memory_limit;
             if self.is_too_large(memory.total()) {
-                self.counts.add(Fallen::Memory, 1, None);
+                self.counts.add(Rejection::Memory, 1, None);
                 continue;
             }
             let data = self.data(timed, &sharing);
@@ -336,18 +334,18 @@ impl Search<'_> {
 
     fn keep(&mut self, plan: Plan, fits: bool) {
         if !fits {
-            self.counts.add(Fallen::Memory, 1, None);
+            self.counts.add(Rejection::Memory, 1, None);
             self.nearest = Some(plan);
             return;
         }
         let sizes = plan.sizes();
         let other = self.best.get(&sizes);
         if other.is_some_and(|other| other.step.seconds <= plan.step.seconds) {
-            self.counts.add(Fallen::SameSizes, 1, None);
+            self.counts.add(Rejection::SameSizes, 1, None);
             return;
         }
         if self.best.insert(sizes, plan).is_some() {
-            self.counts.add(Fallen::SameSizes, 1, None);
+            self.counts.add(Rejection::SameSizes, 1, None);
         }
         self.update_worst();
     }
@@ -358,10 +356,10 @@ impl Search<'_> {
         let groups = [(Grid::Dense, dense), (Grid::Expert, expert)];
         let groups =
             groups.map(|(grid, ranks)| timed.links.sharding(grid, sharing.shard_ranks(ranks)));
-        let ranks = timed.parameters.iter().zip(&timed.seconds.ranks);
-        let of_ranks = ranks.map(|(parameters, seconds)| {
+        let ranks = timed.elements.iter().zip(&timed.seconds.ranks);
+        let of_ranks = ranks.map(|(elements, seconds)| {
             DataExchange::new(
-                *parameters,
+                elements.parameters,
                 &groups,
                 seconds,
                 timed.entry.micro_batches,
@@ -404,7 +402,7 @@ impl Search<'_> {
         report::sort(&mut best);
         let others = best.len().saturating_sub(self.config.top);
         best.truncate(self.config.top);
-        self.counts.add(Fallen::Slower, others as u64, None);
+        self.counts.add(Rejection::Slower, others as u64, None);
         SearchReport {
             nearest: self.nearest.filter(|_| best.is_empty()),
             best,

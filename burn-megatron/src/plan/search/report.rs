@@ -1,9 +1,10 @@
-//! What a search found, and how many candidates fell to what.
+//! What a search found, and how many candidates were rejected, and why.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::super::fit;
 use super::super::memory::MemoryByKind;
 use super::super::time::{StepEstimate, StepPart};
 use super::super::{Candidate, Recompute};
@@ -11,7 +12,7 @@ use super::super::{Candidate, Recompute};
 /// Why candidates are not among the best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Fallen {
+pub enum Rejection {
     /// The devices do not form the mesh.
     Mesh,
     /// The model, or its sequence, cannot be split so.
@@ -32,7 +33,7 @@ pub enum Fallen {
     Slower,
 }
 
-impl Fallen {
+impl Rejection {
     /// In words, as in `12 candidates: the mesh`.
     pub const fn describe(self) -> &'static str {
         match self {
@@ -49,30 +50,30 @@ impl Fallen {
     }
 }
 
-/// The candidates that fell for one reason, and the first message.
+/// The candidates that were rejected for one reason, and the first message.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct FallenCount {
+pub struct RejectionCount {
     /// Their number.
     pub candidates: u64,
-    /// Why the first one fell, where there is more to say.
+    /// Why the first one was, where there is more to say.
     pub example: Option<String>,
 }
 
-/// The candidates of a search. All are counted: their number is that of the best ones and the fallen.
+/// The candidates of a search. All are counted: their number is that of the best ones and the rejected.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SearchCounts {
     /// All that were considered.
     pub candidates: u64,
     /// By reason.
-    pub fallen: BTreeMap<Fallen, FallenCount>,
+    pub rejected: BTreeMap<Rejection, RejectionCount>,
 }
 
 impl SearchCounts {
-    pub(super) fn add(&mut self, reason: Fallen, candidates: u64, example: Option<String>) {
+    pub(super) fn add(&mut self, reason: Rejection, candidates: u64, example: Option<String>) {
         if candidates == 0 {
             return;
         }
-        let count = self.fallen.entry(reason).or_default();
+        let count = self.rejected.entry(reason).or_default();
         count.candidates += candidates;
         if count.example.is_none() {
             count.example = example;
@@ -147,8 +148,44 @@ pub struct SearchReport {
     pub best: Vec<Plan>,
     /// Where none fits: the one that needs the least memory.
     pub nearest: Option<Plan>,
-    /// How many candidates there were, and why they fell.
+    /// How many candidates there were, and why they were rejected.
     pub counts: SearchCounts,
+}
+
+impl SearchReport {
+    /// Keeps the first `top` of the best plans that fit into `limit` bytes by `memory`, which is that of the model's own
+    /// operations on the rank that needs the most, instead of the formulas of the search.
+    ///
+    /// # Errors
+    ///
+    /// Those of `memory`.
+    pub fn confirm<E>(
+        &mut self,
+        top: usize,
+        limit: u64,
+        mut memory: impl FnMut(&Candidate) -> Result<MemoryByKind, E>,
+    ) -> Result<(), E> {
+        let mut best = vec![];
+        for mut plan in std::mem::take(&mut self.best) {
+            if best.len() == top {
+                self.counts.add(Rejection::Slower, 1, None);
+                continue;
+            }
+            plan.memory = fit::with_slack(memory(&plan.candidate)?);
+            if plan.memory.total() <= limit {
+                best.push(plan);
+                continue;
+            }
+            self.counts.add(Rejection::Memory, 1, None);
+            let nearest = self.nearest.as_ref().map(|nearest| nearest.memory.total());
+            if nearest.is_none_or(|nearest| plan.memory.total() < nearest) {
+                self.nearest = Some(plan);
+            }
+        }
+        self.nearest = self.nearest.take().filter(|_| best.is_empty());
+        self.best = best;
+        Ok(())
+    }
 }
 
 /// Within this share of each other, times are equal: the estimate does not tell them apart.

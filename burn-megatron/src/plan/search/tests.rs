@@ -163,13 +163,13 @@ fn a_layout_that_does_not_fit_is_not_planned() {
     // Of the first rank, 47 chunks of two layers.
     let gib = nearest.memory.activations as f64 / (1u64 << 30) as f64;
     assert!((gib / 49.2 - 1.0).abs() < 0.02, "{gib} GiB");
-    let fallen: u64 = report
+    let rejected: u64 = report
         .counts
-        .fallen
+        .rejected
         .values()
         .map(|count| count.candidates)
         .sum();
-    assert_eq!(fallen, report.counts.candidates);
+    assert_eq!(rejected, report.counts.candidates);
 }
 
 /// More memory never gives a slower plan, and a search gives the same plans again.
