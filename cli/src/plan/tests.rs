@@ -32,7 +32,7 @@ fn every_plan_is_a_valid_recipe() {
             let recipe = crate::recipe::parsed(&text).unwrap();
             let model = RecipeModel::new(recipe).unwrap();
             let flags =
-                format!("--model m --global-batch {batch} --devices {devices}xH100 --top 40");
+                format!("--model m --global-batch {batch} --devices {devices}xH100 --top 10");
             let hardware = Hardware::named("H100").unwrap();
             let report = planned(&args(&flags), &model, devices, &hardware).unwrap();
             assert!(!report.best.is_empty(), "{family} on {devices}");
