@@ -148,10 +148,11 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
     // their vectors whole. Out of bounds, the first vector is loaded and not used.
     let mut block = CUBE_POS;
     while block < blocks {
-        // A row alone is known to exist, which saves registers.
+        // A row alone is known to exist, which saves registers where it is kept in them; loops over
+        // longer rows need more registers without the branch.
         let mut row = block * block_rows;
         let mut active = true;
-        if comptime!(!layout.is_alone()) {
+        if comptime!(!(layout.is_alone() && in_registers)) {
             row += (UNIT_POS / lanes) as usize;
             active = row < rows as usize;
         }
