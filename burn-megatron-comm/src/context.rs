@@ -6,7 +6,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::mesh::{
-    Axis, AxisRank, AxisSet, Coordinates, Grid, Mesh, MeshError, MeshRank, ParallelConfig,
+    Axis, AxisRank, AxisSet, Coordinates, Grid, GroupShape, Mesh, MeshError, MeshRank,
+    ParallelConfig,
 };
 use crate::{CommError, Communicator, OfflineCommunicator, Rank, SingleRank};
 
@@ -26,10 +27,12 @@ pub struct ParallelContext {
     embedding: Arc<dyn Communicator>,
     /// The groups made on demand, shared by all clones.
     others: Arc<Mutex<Groups>>,
+    /// Whether the world is not running, so that the groups of other ranks are not listed: there may be many.
+    is_offline: bool,
 }
 
 /// Communicators by the groups into which they split the ranks.
-type Groups = BTreeMap<Vec<Vec<usize>>, Arc<dyn Communicator>>;
+type Groups = BTreeMap<GroupShape, Arc<dyn Communicator>>;
 
 /// Why the process groups could not be created.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -81,17 +84,31 @@ impl ParallelContext {
     ///
     /// [`CommError`] if a rank is missing or has another mesh.
     pub fn from_mesh(mesh: Mesh, world: Arc<dyn Communicator>) -> Result<Self, CommError> {
-        let split = |name, axes| world.split(name, &mesh.groups(Grid::Dense, axes));
+        let embedding = embedding_groups(&mesh);
+        Self::with_groups(mesh, world, false, &embedding)
+    }
+
+    fn with_groups(
+        mesh: Mesh,
+        world: Arc<dyn Communicator>,
+        is_offline: bool,
+        embedding: &[Vec<usize>],
+    ) -> Result<Self, CommError> {
+        let split = |name, axes| {
+            let groups = listed_groups(&mesh, Grid::Dense, axes, is_offline.then(|| world.rank()));
+            world.split(name, &groups)
+        };
         Ok(Self {
             tensor: split("tensor", TENSOR)?,
             context: split("context", CONTEXT)?,
             data: split("data", DATA)?,
             pipeline: split("pipeline", PIPELINE)?,
             stage: split("stage", STAGE)?,
-            embedding: world.split("embedding", &embedding_groups(&mesh))?,
+            embedding: world.split("embedding", embedding)?,
             rank: MeshRank::new(Arc::new(mesh), world.rank()),
             world,
             others: Arc::default(),
+            is_offline,
         })
     }
 
@@ -108,6 +125,7 @@ impl ParallelContext {
             stage: single.clone(),
             embedding: single,
             others: Arc::default(),
+            is_offline: false,
         }
     }
 
@@ -119,7 +137,11 @@ impl ParallelContext {
     /// None for a rank of the mesh.
     pub fn offline(mesh: Mesh, rank: usize) -> Result<Self, CommError> {
         let world = OfflineCommunicator::world(mesh.world_size(), rank);
-        Self::from_mesh(mesh, Arc::new(world))
+        let embedding = match mesh.embedding_group(rank) {
+            group if group.contains(&rank) => group,
+            _ => vec![rank],
+        };
+        Self::with_groups(mesh, Arc::new(world), true, &[embedding])
     }
 
     /// The mesh.
@@ -231,13 +253,14 @@ impl ParallelContext {
         if let Some(standard) = self.standard(grid, axes) {
             return Ok(self.standard_group(standard).clone());
         }
-        let groups = self.mesh().groups(grid, axes);
+        let shape = self.mesh().group_shape(grid, axes);
         let mut others = self.others.lock();
-        if let Some(comm) = others.get(&groups) {
+        if let Some(comm) = others.get(&shape) {
             return Ok(comm.clone());
         }
-        let comm = self.create(grid, axes, &groups)?;
-        others.insert(groups, comm.clone());
+        let own = self.is_offline.then(|| self.rank());
+        let comm = self.create(grid, axes, &listed_groups(self.mesh(), grid, axes, own))?;
+        others.insert(shape, comm.clone());
         Ok(comm)
     }
 
@@ -276,8 +299,8 @@ impl ParallelContext {
         if mesh.without_trivial_axes(grid, axes).is_empty() {
             return None;
         }
-        let groups = mesh.groups(grid, axes);
-        let same = |(_, axes): &&(Standard, AxisSet)| mesh.groups(Grid::Dense, *axes) == groups;
+        let shape = mesh.group_shape(grid, axes);
+        let same = |(_, axes): &&(Standard, AxisSet)| mesh.group_shape(Grid::Dense, *axes) == shape;
         STANDARD.iter().find(same).map(|(standard, _)| *standard)
     }
 
@@ -332,7 +355,7 @@ impl ParallelContext {
             Some(Standard::World) => self.world = comm,
             None => {
                 let mut others = self.others.lock().clone();
-                others.insert(self.mesh().groups(grid, axes), comm);
+                others.insert(self.mesh().group_shape(grid, axes), comm);
                 self.others = Arc::new(Mutex::new(others));
             }
         }
@@ -386,6 +409,14 @@ const STANDARD: [(Standard, AxisSet); 6] = [
     (Standard::Stage, STAGE),
     (Standard::World, Grid::Dense.axes()),
 ];
+
+/// The groups over `axes`: all of them, or only that of the rank `own`.
+fn listed_groups(mesh: &Mesh, grid: Grid, axes: AxisSet, own: Option<usize>) -> Vec<Vec<usize>> {
+    match own {
+        Some(rank) => vec![mesh.members(grid, axes, rank)],
+        None => mesh.groups(grid, axes),
+    }
+}
 
 /// The embedding group of each pipeline, and a group of its own for every other rank.
 fn embedding_groups(mesh: &Mesh) -> Vec<Vec<usize>> {

@@ -63,6 +63,7 @@ pub use schedule::{ScheduleKind, ScheduleSource, UnknownScheduleKind};
 pub use split::{divisors_near, samples_per_rank, split_evenly};
 pub use zero_stage::{ParseZeroStageError, ZeroStage};
 
+pub(crate) use rank_grid::GroupShape;
 use rank_grid::RankGrid;
 
 /// A checked layout of a world of ranks. A plain value: cheap to clone, the same on every rank.
@@ -230,6 +231,12 @@ impl Mesh {
     #[track_caller]
     pub fn groups(&self, grid: Grid, axes: impl Into<AxisSet>) -> Vec<Vec<usize>> {
         self.grid(grid).group_set(axes.into()).groups()
+    }
+
+    /// What identifies the [`groups`](Mesh::groups) of a set of axes, of either grid.
+    #[track_caller]
+    pub(crate) fn group_shape(&self, grid: Grid, axes: impl Into<AxisSet>) -> GroupShape {
+        self.grid(grid).group_set(axes.into()).shape()
     }
 
     /// The one of [`groups`](Mesh::groups) that contains `rank`.

@@ -101,6 +101,10 @@ impl RankGrid {
     }
 }
 
+/// The ranks of the group of rank 0: sums of multiples of strides, each with its stride and how many there are.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct GroupShape(Vec<(usize, usize)>);
+
 /// All groups over one set of axes, a partition of the world. They are computed on demand.
 pub(super) struct GroupSet {
     varying: Vec<GridAxis>,
@@ -121,6 +125,20 @@ impl GroupSet {
     /// The rank of one member of one group.
     pub(super) fn rank(&self, group: usize, member: usize) -> usize {
         nth(&self.fixed, group) + nth(&self.varying, member)
+    }
+
+    /// What two sets of axes have in common if, and only if, they have the same groups.
+    ///
+    /// The first group determines all others: the least rank that none has is the first of the next one.
+    pub(super) fn shape(&self) -> GroupShape {
+        let mut runs: Vec<(usize, usize)> = vec![];
+        for level in self.varying.iter().filter(|level| level.size > 1) {
+            match runs.last_mut() {
+                Some((stride, size)) if *stride * *size == level.stride => *size *= level.size,
+                _ => runs.push((level.stride, level.size)),
+            }
+        }
+        GroupShape(runs)
     }
 
     /// Every group.

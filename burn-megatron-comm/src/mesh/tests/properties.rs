@@ -153,6 +153,18 @@ proptest! {
     }
 
     #[test]
+    fn groups_are_the_same_if_their_shapes_are(
+        mesh in meshes(),
+        dense_axes in subsequence(DENSE.to_vec(), 0..=4),
+        expert_axes in subsequence(EXPERT.to_vec(), 0..=4),
+    ) {
+        let both = [(Grid::Dense, dense_axes), (Grid::Expert, expert_axes)];
+        let [dense, expert] = both.clone().map(|(grid, axes)| mesh.groups(grid, axes));
+        let shapes = both.map(|(grid, axes)| mesh.group_shape(grid, axes));
+        prop_assert_eq!(dense == expert, shapes[0] == shapes[1]);
+    }
+
+    #[test]
     fn members_are_the_group_of_a_rank(mesh in meshes()) {
         for axes in [&[Tensor][..], &[Tensor, Data], &[Context, Data], &[Pipeline], &DENSE] {
             for group in mesh.groups(Grid::Dense, axes.to_vec()) {
