@@ -18,6 +18,8 @@ pub(super) struct Entry {
     pub micro_batch: usize,
     pub micro_batches: usize,
     pub recompute: Recompute,
+    /// Its schedules times its shardings.
+    pub settings: u64,
     /// No schedule and sharding of it is faster.
     pub bound: f64,
 }
@@ -50,7 +52,8 @@ impl Search<'_> {
             let data = layout.data_size();
             let share = config.global_batch / data;
             let sizes = config.fixed.micro_batches(share.max(1));
-            let each = self.settings(&layout) * config.fixed.recomputes().len() as u64;
+            let settings = self.settings(&layout);
+            let each = settings * config.fixed.recomputes().len() as u64;
             self.counts.candidates += each * sizes.len() as u64;
             let mut reject = |reason, candidates, text: String| {
                 self.counts.add(reason, candidates, Some(text));
@@ -102,6 +105,7 @@ impl Search<'_> {
                         micro_batch,
                         micro_batches,
                         recompute,
+                        settings,
                         bound: of_rank * micro_batches as f64,
                     });
                 }

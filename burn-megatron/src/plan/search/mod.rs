@@ -24,7 +24,8 @@ use super::fit::{self, RankElements, StateBytes};
 use super::hardware::{Hardware, HardwareError};
 use super::memory::MemoryByKind;
 use super::time::{
-    ComputeTypes, DataExchange, DeviceRates, ModelSeconds, PipelineSeconds, layer_bytes,
+    ComputeTypes, DataExchange, DeviceRates, LayerSeconds, ModelSeconds, PipelineSeconds,
+    layer_bytes,
 };
 use super::{Candidate, MeshLinks, ModelProfile};
 use entries::Entry;
@@ -121,11 +122,18 @@ struct Timed<'a> {
     layout: ParallelConfig,
     stages: Vec<StageLayout>,
     seconds: PipelineSeconds,
-    /// By rank of the pipeline.
-    elements: Vec<RankElements>,
+    classes: Vec<RankClass>,
     pipeline: Option<Pipeline>,
-    /// By rank, without its state.
-    working: Vec<MemoryByKind>,
+}
+
+/// The ranks of a pipeline that hold and compute the same: few, as stages in the middle are alike.
+struct RankClass {
+    elements: RankElements,
+    seconds: LayerSeconds,
+    /// Their ranks.
+    ranks: Vec<usize>,
+    /// What the one of them that needs the most holds beside its state.
+    working: MemoryByKind,
 }
 
 struct Search<'a> {
@@ -173,7 +181,7 @@ impl Search<'_> {
     /// Times the schedules and shardings of an entry.
     fn visit(&mut self, entry: &Entry) {
         if let Some(reason) = self.is_slower(entry.sizes(), entry.bound) {
-            self.counts.add(reason, self.settings(&entry.layout), None);
+            self.counts.add(reason, entry.settings, None);
             return;
         }
         let (layout, config) = (&entry.layout, self.config);
@@ -216,12 +224,23 @@ impl Search<'_> {
             return Err((reason, None));
         }
         let of_ranks = ranked(&stages, ranks, rank_of);
-        let elements = of_ranks.iter().map(|own| {
+        let mut classes: Vec<RankClass> = vec![];
+        for (rank, (own, seconds)) in of_ranks.iter().zip(&seconds.ranks).enumerate() {
             let own: Vec<_> = own.iter().map(|(_, stage)| *stage).collect();
-            RankElements::new(&entry.profile, own)
-        });
-        let elements: Vec<_> = elements.collect();
-        let states = shardings.iter().map(|s| self.state(entry, &elements, *s));
+            let elements = RankElements::new(&entry.profile, own);
+            let same =
+                |class: &&mut RankClass| class.elements == elements && class.seconds == *seconds;
+            match classes.iter_mut().find(same) {
+                Some(class) => class.ranks.push(rank),
+                None => classes.push(RankClass {
+                    elements,
+                    seconds: *seconds,
+                    ranks: vec![rank],
+                    working: MemoryByKind::default(),
+                }),
+            }
+        }
+        let states = shardings.iter().map(|s| self.state(entry, &classes, *s));
         let least = states.map(|ranks| most_of(&ranks)).min().unwrap_or(0);
         if self.is_too_large(least) {
             return Err((Rejection::Memory, None));
@@ -234,23 +253,25 @@ impl Search<'_> {
             .iter()
             .map(|stage| fit::stage_bytes(&entry.profile, stage, entry.recompute))
             .collect();
-        let working = of_ranks.iter().enumerate().map(|(rank, own)| {
-            let kept = match &pipeline {
-                None => bytes.iter().sum(),
-                Some(pipeline) => pipeline.in_flight(rank, &bytes),
-            };
-            let has_loss = own.iter().any(|(_, stage)| stage.loss);
-            fit::working(&entry.profile, entry.recompute, kept, has_loss)
-        });
-        let working = working.collect();
+        for class in &mut classes {
+            let working = class.ranks.iter().map(|rank| {
+                let kept = match &pipeline {
+                    None => bytes.iter().sum(),
+                    Some(pipeline) => pipeline.in_flight(*rank, &bytes),
+                };
+                let has_loss = of_ranks[*rank].iter().any(|(_, stage)| stage.loss);
+                fit::working(&entry.profile, entry.recompute, kept, has_loss)
+            });
+            let most = working.max_by_key(MemoryByKind::total);
+            class.working = most.unwrap_or_default();
+        }
         Ok(Timed {
             entry,
             links: links.clone(),
             layout,
             seconds,
-            elements,
+            classes,
             pipeline,
-            working,
             stages,
         })
     }
@@ -262,11 +283,11 @@ impl Search<'_> {
         bytes > self.config.memory_limit && !is_nearer
     }
 
-    /// The state of each rank of the pipeline with a sharding.
+    /// The state of a rank of each class with a sharding.
     fn state(
         &self,
         entry: &Entry,
-        elements: &[RankElements],
+        classes: &[RankClass],
         (stage, group): ShardingSettings,
     ) -> Vec<MemoryByKind> {
         let sharing = DataParallelConfig {
@@ -276,9 +297,9 @@ impl Search<'_> {
         };
         let shards = data_sizes(&entry.mesh).map(|ranks| sharing.shard_ranks(ranks));
         let bytes = self.model.state_bytes();
-        let ranks = elements.iter();
-        ranks
-            .map(|own| fit::sharded_state(own, shards, stage, bytes))
+        let states = classes.iter();
+        states
+            .map(|class| fit::sharded_state(&class.elements, shards, stage, bytes))
             .collect()
     }
 
@@ -305,13 +326,10 @@ impl Search<'_> {
                     .add(Rejection::Sharding, 1, Some(error.to_string()));
                 continue;
             }
-            let states = self.state(entry, &timed.elements, *sharding);
-            let ranks = states.iter().zip(&timed.working);
-            let ranks: Vec<_> = ranks
-                .map(|(state, working)| fit::with_slack(*state + *working))
-                .collect();
-            let memory = ranks.iter().max_by_key(|rank| rank.total());
-            let memory = memory.copied().unwrap_or_default();
+            let states = self.state(entry, &timed.classes, *sharding);
+            let classes = states.iter().zip(&timed.classes);
+            let ranks = classes.map(|(state, class)| fit::with_slack(*state + class.working));
+            let memory = ranks.max_by_key(MemoryByKind::total).unwrap_or_default();
             let fits = memory.total() <= self.config.memory_limit;
             if self.is_too_large(memory.total()) {
                 self.counts.add(Rejection::Memory, 1, None);
@@ -356,12 +374,11 @@ impl Search<'_> {
         let groups = [(Grid::Dense, dense), (Grid::Expert, expert)];
         let groups =
             groups.map(|(grid, ranks)| timed.links.sharding(grid, sharing.shard_ranks(ranks)));
-        let ranks = timed.elements.iter().zip(&timed.seconds.ranks);
-        let of_ranks = ranks.map(|(elements, seconds)| {
+        let of_classes = timed.classes.iter().map(|class| {
             DataExchange::new(
-                elements.parameters,
+                class.elements.parameters,
                 &groups,
-                seconds,
+                &class.seconds,
                 timed.entry.micro_batches,
                 sharing,
                 self.config.types.parameter_bytes,
@@ -369,7 +386,7 @@ impl Search<'_> {
             )
         });
         let seconds = |data: &DataExchange| data.waited + data.optimizer;
-        let most = of_ranks.max_by(|one, two| seconds(one).total_cmp(&seconds(two)));
+        let most = of_classes.max_by(|one, two| seconds(one).total_cmp(&seconds(two)));
         most.unwrap_or_default()
     }
 
