@@ -1,6 +1,6 @@
 //! The command line: its commands and the global flags.
 
-use crate::bench::args::{BenchArgs, ContextArgs, OverlapArgs};
+use crate::bench::args::{BenchArgs, ContextArgs, OverlapArgs, PlanBenchArgs};
 use crate::bench::checkpoint::CheckpointBenchArgs;
 use crate::bench::preprocess::PreprocessBenchArgs;
 use crate::bench::step::args::StepBenchArgs;
@@ -110,6 +110,8 @@ pub enum BenchCommand {
     Overlap(OverlapArgs),
     /// A layer of attention whose sequence is shared by several ranks, against one rank.
     Context(ContextArgs),
+    /// Planned times of layouts against measured ones, on the CPU of this machine.
+    Plan(PlanBenchArgs),
     /// Megabytes of text per second that `preprocess` tokenizes, compared with the tokenizers library alone
     /// with as many threads and the text in memory.
     Preprocess(PreprocessBenchArgs),

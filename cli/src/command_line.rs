@@ -145,6 +145,9 @@ impl CommandLine {
             Command::Bench(BenchCommand::Step(args)) => bench::step::run(args, &self.families),
             Command::Bench(BenchCommand::Overlap(args)) => bench::overlap::run(args),
             Command::Bench(BenchCommand::Context(args)) => bench::context::run(args),
+            Command::Bench(BenchCommand::Plan(args)) => {
+                bench::plan::run(args, &self.families, &self.recipe)
+            }
             Command::Bench(BenchCommand::Preprocess(args)) => bench::preprocess::run(args),
             Command::Bench(BenchCommand::Checkpoint(args)) => bench::checkpoint::run(args),
         }

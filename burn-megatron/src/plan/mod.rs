@@ -5,7 +5,9 @@
 //! - [`profile`]: what the layers of a rank compute, send and keep.
 //! - [`time`]: the time of a step, by part.
 //! - [`search`]: all layouts of a number of devices, by time.
+//! - [`accuracy`]: planned times against measured ones.
 
+pub mod accuracy;
 mod axis_bytes;
 mod candidate;
 pub mod decoder;

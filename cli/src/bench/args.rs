@@ -126,6 +126,29 @@ pub struct ContextArgs {
     pub json: Option<PathBuf>,
 }
 
+/// Flags of `bench plan`.
+#[derive(Args)]
+pub struct PlanBenchArgs {
+    /// The recipe whose model and batch are used; that of `pretrain` without flags by default. Its layout is not used.
+    #[arg(long, value_name = "FILE.toml")]
+    pub recipe: Option<PathBuf>,
+    /// Thread-ranks, each with one compute thread.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
+    pub ranks: usize,
+    /// Layouts, evenly spaced from the best to the worst by the plan.
+    #[arg(long, value_name = "N", default_value_t = 12, value_parser = at_least_one)]
+    pub layouts: usize,
+    /// Measured steps of each, of which the median is reported.
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = at_least_one)]
+    pub steps: usize,
+    /// Warm-up steps before them.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = at_least_one)]
+    pub warm_up: usize,
+    /// Write a scatter plot to this file.
+    #[arg(long, value_name = "FILE.svg")]
+    pub svg: Option<PathBuf>,
+}
+
 /// The type of the tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BenchDtype {

@@ -7,6 +7,7 @@ pub mod context;
 mod fp8;
 mod moe;
 pub mod overlap;
+pub mod plan;
 pub mod preprocess;
 pub mod step;
 mod subjects;

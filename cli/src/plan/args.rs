@@ -57,6 +57,9 @@ pub struct PlanArgs {
     /// Write the recipe of the best plan to this file.
     #[arg(long, value_name = "FILE.toml")]
     pub write_recipe: Option<PathBuf>,
+    /// Draw the memory of the best plan over a step, by kind and pipeline rank, to this file.
+    #[arg(long, value_name = "FILE.svg")]
+    pub svg: Option<PathBuf>,
     /// Instead of planning, probe the CPU of this machine with --ranks thread-ranks, and write its hardware file.
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["model", "config"])]
     pub measure: Option<PathBuf>,

@@ -20,7 +20,7 @@ use args::PlanArgs;
 use source::RecipeModel;
 
 pub mod args;
-mod source;
+pub mod source;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -51,9 +51,14 @@ pub fn run(args: &PlanArgs, families: &Families) -> Result<ExitCode, Error> {
     let Some(best) = report.best.first() else {
         return Ok(ExitCode::FAILURE);
     };
+    let recipe = model.with(&best.candidate);
+    if let Some(path) = &args.svg {
+        let limit = args.memory_limit.unwrap_or(hardware.memory);
+        let title = best.candidate.to_string();
+        memory_limit::plan(&recipe)?.write_svg(path, &title, Some(limit))?;
+        eprintln!("memory drawn to {}", path.display());
+    }
     if let Some(path) = &args.write_recipe {
-        let recipe = model.with(&best.candidate);
-        recipe.plan()?;
         let text = toml::to_string(&recipe)?;
         replace_file(path, text.as_bytes())
             .map_err(|error| format!("{} cannot be written: {error}", path.display()))?;
@@ -180,16 +185,11 @@ fn planned(
     hardware: &Hardware,
 ) -> Result<SearchReport, Error> {
     let config = SearchConfig {
-        devices,
-        hardware,
-        types: model.types(),
-        sequence: model.sequence(),
-        global_batch: model.recipe().train.global_batch_size,
         memory_limit: args.memory_limit.unwrap_or(hardware.memory),
-        sharing: model.recipe().data_parallel.clone(),
         fixed: args::fixed(&args.fix)?,
         // Some may need more memory than the search assumes.
         top: SPARE + usize::from(args.top),
+        ..model.search_config(devices, hardware)
     };
     let limit = config.memory_limit;
     let mut report = search(model, &config)?;

@@ -6,7 +6,8 @@ use burn_megatron::data_parallel::{Moments, Precision};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::plan::decoder::Decoder;
 use burn_megatron::plan::fit::StateBytes;
-use burn_megatron::plan::search::PlannedModel;
+use burn_megatron::plan::hardware::Hardware;
+use burn_megatron::plan::search::{FixedSettings, PlannedModel, SearchConfig};
 use burn_megatron::plan::time::ComputeTypes;
 use burn_megatron::plan::{Candidate, ModelProfile};
 use burn_megatron_models::TransformerConfig;
@@ -70,6 +71,21 @@ impl RecipeModel {
             } else {
                 bytes
             },
+        }
+    }
+
+    /// The search of all its layouts.
+    pub fn search_config<'a>(&self, devices: usize, hardware: &'a Hardware) -> SearchConfig<'a> {
+        SearchConfig {
+            devices,
+            hardware,
+            types: self.types(),
+            sequence: self.sequence(),
+            global_batch: self.recipe.train.global_batch_size,
+            memory_limit: hardware.memory,
+            sharing: self.recipe.data_parallel.clone(),
+            fixed: FixedSettings::default(),
+            top: usize::MAX,
         }
     }
 

@@ -3,7 +3,7 @@
 
 mod comparison;
 mod heat_map;
-mod svg;
+pub(crate) mod svg;
 mod terminal;
 
 use std::io;
@@ -228,7 +228,7 @@ impl LossCurve {
     }
 }
 
-fn write(path: &Path, text: &str) -> Result<(), PlotError> {
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), PlotError> {
     replace_file(path, text.as_bytes()).map_err(|source| PlotError::Io {
         path: path.to_path_buf(),
         source,

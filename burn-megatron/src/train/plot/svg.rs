@@ -9,15 +9,15 @@ use super::{LossCurve, PlotError};
 pub(super) const WIDTH: u32 = 960;
 /// The size of a chart.
 pub(super) const CHART_SIZE: (u32, u32) = (WIDTH, 540);
-pub(super) const FONT: &str = "sans-serif";
-pub(super) const TEXT: RGBColor = RGBColor(60, 60, 60);
-const FAINT: RGBColor = RGBColor(225, 225, 225);
+pub(crate) const FONT: &str = "sans-serif";
+pub(crate) const TEXT: RGBColor = RGBColor(60, 60, 60);
+pub(crate) const FAINT: RGBColor = RGBColor(225, 225, 225);
 const RAW: RGBColor = RGBColor(158, 202, 225);
 const SMOOTHED: RGBColor = RGBColor(8, 81, 156);
 const HELD_OUT: RGBColor = RGBColor(217, 95, 14);
 const OBJECTIVE: RGBColor = RGBColor(189, 189, 189);
 
-pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 pub(super) type Axes =
     Cartesian2d<plotters::coord::types::RangedCoordusize, plotters::coord::types::RangedCoordf64>;
 pub(super) type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Axes>;
@@ -27,7 +27,7 @@ pub(super) fn draw(curve: &LossCurve) -> Result<String, PlotError> {
 }
 
 /// Draws an SVG.
-pub(super) fn render(
+pub(crate) fn render(
     size: (u32, u32),
     draw: impl FnOnce(&Area<'_>) -> Result<(), PlotError>,
 ) -> Result<String, PlotError> {
@@ -102,7 +102,7 @@ pub(super) fn legend<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>) -> Result<(), PlotEr
         .map_err(failed)
 }
 
-pub(super) fn failed(error: impl std::error::Error) -> PlotError {
+pub(crate) fn failed(error: impl std::error::Error) -> PlotError {
     PlotError::Draw(error.to_string())
 }
 

@@ -32,8 +32,18 @@ pub struct TimedSteps {
 pub fn run(recipe: &Recipe, device: &Device, warm_up: usize) -> Result<TimedSteps, Error> {
     // Pools do not shrink by themselves: what is held afterwards is the peak of this run.
     device.memory_cleanup();
-    let groups = ParallelContext::single();
-    let builder = estimate::builder(recipe, &groups, device)?;
+    run_in(recipe, &ParallelContext::single(), device, warm_up)
+}
+
+/// As [`run`], on one of several ranks. Collective: call on all of them.
+pub fn run_in(
+    recipe: &Recipe,
+    groups: &ParallelContext,
+    device: &Device,
+    warm_up: usize,
+) -> Result<TimedSteps, Error> {
+    let builder = estimate::builder(recipe, groups, device)?;
+    let builder = builder.with_recompute(&recipe.memory.recompute)?;
     let config = recipe.train_config();
     let mut trainer = recipe.model.trainer(builder, &config)?;
     let mut timer = StepTimer {

@@ -1,7 +1,7 @@
 //! `burn-megatron bench step`: whole training steps of a model, by the trainer, on one device.
 
 pub mod args;
-mod case;
+pub(super) mod case;
 mod models;
 mod report;
 
