@@ -130,16 +130,37 @@ fn train_long(programs: &Programs) -> Result<(), String> {
     Err(format!("two steps of long sequences: {losses:?}"))
 }
 
+/// The default recipe with less held-out text and a shorter sample, which take longer than a few steps, in `folder`.
+fn short_recipe(root: &Path, folder: &Path) -> Result<PathBuf, String> {
+    let whole = root.join("examples/recipes/tiny.toml");
+    let failed = |path: &Path, error| format!("{}: {error}", path.display());
+    let mut text = fs::read_to_string(&whole).map_err(|error| failed(&whole, error))?;
+    for (from, to) in [
+        ("[train]\n", "[train]\nheld_out_samples = 4\n"),
+        ("tokens = 300\n", "tokens = 8\n"),
+    ] {
+        if !text.contains(from) {
+            return Err(format!("{} has no {from:?}", whole.display()));
+        }
+        text = text.replace(from, to);
+    }
+    let short = folder.join("short.toml");
+    fs::write(&short, text).map_err(|error| failed(&short, error))?;
+    Ok(short)
+}
+
 /// A run resumed from a checkpoint is bit-equal in the same layout, and has close losses in another one.
 fn resume(programs: &Programs) -> Result<(), String> {
     let folder = TempDir::new("resume").map_err(|e| format!("a temporary folder: {e}"))?;
+    let recipe = short_recipe(programs.root, folder.path())?;
     let (steps, half) = (STEPS.to_string(), (STEPS / 2).to_string());
     let runs = folder.path();
     let run = |name: &str, layout: [&str; 6], flags: &[&str]| {
         let mut command = programs.command(COMMAND);
         let run_dir = runs.join(name);
         command
-            .args(["pretrain", "--steps", &steps])
+            .args(["pretrain", "--steps", &steps, "--recipe"])
+            .arg(&recipe)
             .args(layout)
             .args(flags)
             .arg("--run-dir")
@@ -193,12 +214,13 @@ fn as_processes(programs: &Programs) -> Result<(), String> {
 
 fn same_metrics(programs: &Programs, flags: &[&str]) -> Result<(), String> {
     let folder = TempDir::new("processes").map_err(|e| format!("a temporary folder: {e}"))?;
+    let recipe = short_recipe(programs.root, folder.path())?;
     let steps = STEPS.to_string();
     let metrics = |name: &str, mut command: Command| {
         let run_dir = folder.path().join(name);
         let layout = ["--tp", "2", "--dp", "2", "--pp", "1", "--steps", &steps];
-        command.arg("pretrain").args(layout);
-        command.args(flags);
+        command.arg("pretrain").args(layout).args(flags);
+        command.arg("--recipe").arg(&recipe);
         run_command(command.arg("--run-dir").arg(&run_dir))?;
         let metrics = run_dir.join("metrics.jsonl");
         fs::read_to_string(&metrics).map_err(|e| format!("{}: {e}", metrics.display()))
