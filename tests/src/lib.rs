@@ -5,6 +5,7 @@ pub mod faulty;
 pub mod fuzz;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 mod gpu;
+pub mod heap;
 pub mod inputs;
 pub mod overflows;
 pub mod pairwise;

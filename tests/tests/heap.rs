@@ -1,8 +1,6 @@
 //! The memory that ranks report equals the heap of the process.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron::choice::KernelChoices;
@@ -20,37 +18,16 @@ use burn_megatron::train::{
     LanguageModel, ModelConfig, NoopObserver, Tokens, TrainConfig, Trainer,
 };
 use burn_megatron_models::TransformerConfig;
+use burn_megatron_tests::heap::{self, CountingAllocator};
 use burn_megatron_tests::{Text, small_llama};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// An allocator that counts allocated bytes.
-struct Counting;
-
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-
-/// The most bytes since it was reset.
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
 /// The tests share the heap.
 static ALONE: Mutex<()> = Mutex::new(());
 
-// Safety: all calls are forwarded to the system allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let before = LIVE.fetch_add(layout.size(), Ordering::Relaxed);
-        PEAK.fetch_max(before + layout.size(), Ordering::Relaxed);
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const RANKS: usize = 4;
 
@@ -69,7 +46,7 @@ fn config() -> TransformerConfig {
 fn ratio(settings: &DataParallelConfig) -> f64 {
     let mesh = ParallelConfig::new().with_data(RANKS);
     let config = config();
-    let before = LIVE.load(Ordering::Relaxed);
+    let before = heap::live();
     let run = |rank| {
         let groups = ParallelContext::new(&mesh, &rank)?;
         let device = Device::flex();
@@ -89,7 +66,7 @@ fn ratio(settings: &DataParallelConfig) -> f64 {
         // All ranks are between two steps.
         groups.world().barrier()?;
         let pool = groups.data().pool().map(|pool| pool.free_bytes());
-        let live = LIVE.load(Ordering::Relaxed);
+        let live = heap::live();
         groups.world().barrier()?;
         let now: MemoryPlan = ddp.usage().now();
         Ok::<_, AnyError>((live, now.total() + pool.unwrap_or_default()))
@@ -123,10 +100,10 @@ fn peak_of_a_step(
     let model = model.unwrap();
     let mut trainer = Trainer::new(model, &groups, &Device::flex(), &config).unwrap();
     trainer.step(&samples, &mut NoopObserver).unwrap();
-    let before = LIVE.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
+    let before = heap::live();
+    heap::reset_peak();
     trainer.step(&samples, &mut NoopObserver).unwrap();
-    PEAK.load(Ordering::Relaxed) - before
+    heap::peak() - before
 }
 
 /// A Llama whose activations outweigh its weights.
@@ -167,9 +144,9 @@ fn kept(model: &TransformerConfig, kernels: &KernelChoices, recompute: &Recomput
     };
     ddp.backward_last(forward(&ddp));
     drop(ddp.reduce(1).unwrap());
-    let before = LIVE.load(Ordering::Relaxed);
+    let before = heap::live();
     let loss = forward(&ddp);
-    let after = LIVE.load(Ordering::Relaxed);
+    let after = heap::live();
     ddp.backward_last(loss);
     after - before
 }
@@ -343,7 +320,7 @@ fn context_bytes(ranks: usize, exchange: Option<ContextExchange>) -> ContextByte
         let device = device.autodiff();
         let together = || {
             groups.world().barrier()?;
-            let live = LIVE.load(Ordering::Relaxed);
+            let live = heap::live();
             groups.world().barrier()?;
             Ok::<_, AnyError>(live)
         };
@@ -359,12 +336,12 @@ fn context_bytes(ranks: usize, exchange: Option<ContextExchange>) -> ContextByte
             let hidden = ddp.forward(&device, |model| model.hidden(0, None, tokens));
             let loss = hidden.sum();
             let kept = together()? - before;
-            PEAK.store(LIVE.load(Ordering::Relaxed), Ordering::Relaxed);
+            heap::reset_peak();
             together()?;
             ddp.backward_last(loss);
             ddp.reduce(1)?;
             together()?;
-            seen = (kept, PEAK.load(Ordering::Relaxed) - before);
+            seen = (kept, heap::peak() - before);
         }
         Ok::<_, AnyError>(seen)
     };
