@@ -84,6 +84,14 @@ impl DeviceKind {
         };
         name.unwrap_or_else(|| self.to_string())
     }
+
+    /// The bytes of the memory of the first device of this kind; `None` where no driver tells them.
+    pub fn memory(self) -> Option<u64> {
+        match self {
+            Self::Cuda => cuda_device_memory(),
+            Self::Cpu | Self::Wgpu => None,
+        }
+    }
 }
 
 #[cfg(not(feature = "wgpu"))]
@@ -138,24 +146,64 @@ fn cuda_device_name() -> Option<String> {
 fn cuda_device_name() -> Option<String> {
     use std::ffi::{CStr, c_char, c_int};
 
-    type Get = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
     type GetName = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
-    // Initializes the driver.
-    cuda_driver_devices().ok()?;
-    let (mut device, mut name) = (0, [0u8; 256]);
-    // SAFETY: the signatures of `cuDeviceGet` and `cuDeviceGetName` are those of the driver API; the name is written
-    // with its 0 into at most 256 bytes.
-    let code = unsafe {
-        let driver = libloading::Library::new(CUDA_DRIVER).ok()?;
-        let get: libloading::Symbol<Get> = driver.get(b"cuDeviceGet").ok()?;
+    let mut name = [0u8; 256];
+    // SAFETY: the signature of `cuDeviceGetName` is that of the driver API; the name is written with its 0 into at most
+    // 256 bytes.
+    let code = with_first_cuda_device(|driver, device| unsafe {
         let get_name: libloading::Symbol<GetName> = driver.get(b"cuDeviceGetName").ok()?;
-        match get(&mut device, 0) {
-            0 => get_name(name.as_mut_ptr().cast(), name.len() as c_int, device),
-            code => code,
-        }
-    };
+        Some(get_name(
+            name.as_mut_ptr().cast(),
+            name.len() as c_int,
+            device,
+        ))
+    })?;
     let name = CStr::from_bytes_until_nul(&name).ok()?;
     (code == 0).then(|| name.to_string_lossy().into_owned())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_device_memory() -> Option<u64> {
+    None
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_device_memory() -> Option<u64> {
+    use std::ffi::c_int;
+
+    type TotalMemory = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
+    let mut bytes = 0;
+    // SAFETY: the signature of `cuDeviceTotalMem_v2` is that of the driver API.
+    let code = with_first_cuda_device(|driver, device| unsafe {
+        let total: libloading::Symbol<TotalMemory> = driver.get(b"cuDeviceTotalMem_v2").ok()?;
+        Some(total(&mut bytes, device))
+    })?;
+    (code == 0).then_some(bytes as u64)
+}
+
+/// Calls `query` with the library of the driver and the first device, if there is one.
+#[cfg(feature = "cuda")]
+fn with_first_cuda_device<T>(
+    query: impl FnOnce(&libloading::Library, std::ffi::c_int) -> Option<T>,
+) -> Option<T> {
+    use std::ffi::c_int;
+
+    type Get = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
+    // Initializes the driver.
+    cuda_driver_devices().ok()?;
+    let mut device = 0;
+    // SAFETY: the signature of `cuDeviceGet` is that of the driver API.
+    let (driver, code) = unsafe {
+        let driver = libloading::Library::new(CUDA_DRIVER).ok()?;
+        let get: libloading::Symbol<Get> = driver.get(b"cuDeviceGet").ok()?;
+        let code = get(&mut device, 0);
+        (driver, code)
+    };
+    if code == 0 {
+        query(&driver, device)
+    } else {
+        None
+    }
 }
 
 /// The number of GPUs, from the driver itself: Burn's own query panics if no driver is installed.

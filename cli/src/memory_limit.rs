@@ -1,13 +1,19 @@
 //! The memory that a run may use, checked against its plan before anything is allocated.
 
+use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
+use burn_megatron::data_parallel::host_memory::{HostMemory, MemoryLimit};
 use burn_megatron::data_parallel::{ZeroStage, format_bytes};
+use burn_megatron::device::DeviceKind;
 use burn_megatron::kernels::record::ShapeSettings;
+use burn_megatron::mesh::Mesh;
 use burn_megatron::plan::Recompute;
-use burn_megatron::plan::memory::{MemoryReport, MemoryRequest};
+use burn_megatron::plan::memory::{MemoryByKind, MemoryReport, MemoryRequest};
 
 use crate::error::Error;
+use crate::ranks::RankSetup;
 use crate::recipe::Recipe;
 
 /// Bytes, as in `80GiB`, `512MiB` or `1000000`.
@@ -66,41 +72,232 @@ pub fn plan(recipe: &Recipe) -> Result<MemoryReport, Error> {
     })
 }
 
-/// Checks that each rank stays within the limit.
-///
-/// # Errors
-///
-/// What the fullest rank needs, by kind, and which changes of the recipe would fit.
-pub fn check(recipe: &Recipe, ByteSize(limit): ByteSize) -> Result<(), Error> {
-    let report = plan(recipe)?;
-    let (rank, memory) = report.fullest();
-    if memory.peak.total() <= limit {
-        return Ok(());
+/// The planned memory of a run.
+pub struct PlannedMemory {
+    /// By pipeline rank, or why it cannot be planned.
+    report: Result<MemoryReport, String>,
+    /// What the fullest rank would need if each rank held whole sequences, for a layout that splits them.
+    whole_sequences: Option<u64>,
+}
+
+/// The ranks whose memory is compared with a limit.
+#[derive(Clone, Copy)]
+enum Ranks {
+    /// The one that needs the most.
+    Fullest,
+    /// This one.
+    Rank(usize),
+    /// All of this machine: so many. Which they are is not known with several processes: those that need the least.
+    Here(usize),
+}
+
+/// A limit.
+struct Limit {
+    ranks: Ranks,
+    bytes: u64,
+    /// The words before the bytes: `this machine has`.
+    of: String,
+}
+
+impl PlannedMemory {
+    /// Plans the memory of a run. A model with an operation that cannot be planned is no error.
+    pub fn new(recipe: &Recipe) -> Self {
+        let whole_sequences = (recipe.parallel.context > 1).then(|| {
+            let mut whole = recipe.clone();
+            whole.parallel.context = 1;
+            whole.parallel.context_exchange = None;
+            whole.parallel.context_inner = None;
+            plan(&whole)
+        });
+        let whole_sequences = whole_sequences.and_then(Result::ok);
+        Self {
+            report: plan(recipe).map_err(|error| error.to_string()),
+            whole_sequences: whole_sequences.map(|report| report.fullest().1.peak.total()),
+        }
     }
-    let kinds = memory
-        .peak
-        .kinds()
-        .into_iter()
-        .filter(|(_, bytes)| *bytes > 0);
-    let kinds: Vec<_> = kinds
-        .map(|(kind, bytes)| format!("{} {kind}", format_bytes(bytes)))
-        .collect();
-    let fits = changes(recipe).into_iter().filter(|(_, changed)| {
-        plan(changed).is_ok_and(|report| report.fullest().1.peak.total() <= limit)
-    });
-    let fits: Vec<_> = fits.map(|(name, _)| name).collect();
-    let advice = if fits.is_empty() {
-        "no single change of micro_batch_size, zero_stage, tensor, context or pipeline fits".into()
-    } else {
-        format!("what fits: {}", fits.join(", or "))
-    };
-    Err(format!(
-        "a rank of pipeline rank {rank} needs {} ({}), and --memory-limit is {}: {advice}",
-        format_bytes(memory.peak.total()),
-        kinds.join(", "),
-        format_bytes(limit),
-    )
-    .into())
+
+    /// Checks that each rank stays within the limit that was given, if any; otherwise, unless that is skipped, that the
+    /// ranks fit into the memory of this machine, of the cgroup of this process, or of its devices, where it is known.
+    ///
+    /// # Errors
+    ///
+    /// What is needed, by kind, and which changes of the recipe would fit; for a limit that was given also why memory
+    /// cannot be planned.
+    pub fn check(
+        &self,
+        recipe: &Recipe,
+        given: Option<ByteSize>,
+        ranks: &RankSetup,
+        device: DeviceKind,
+    ) -> Result<(), Error> {
+        let limits = match given {
+            Some(ByteSize(bytes)) => vec![Limit {
+                ranks: Ranks::Fullest,
+                bytes,
+                of: "--memory-limit is".into(),
+            }],
+            None => limits(ranks, device),
+        };
+        let report = match (&self.report, given) {
+            (Ok(report), _) => report,
+            (Err(error), Some(_)) => return Err(error.clone().into()),
+            (Err(_), None) => return Ok(()),
+        };
+        let hint = match given {
+            Some(_) => "",
+            None => "; --ignore-memory skips this check",
+        };
+        for limit in limits {
+            limit
+                .check(recipe, report)
+                .map_err(|error| format!("{error}{hint}"))?;
+        }
+        Ok(())
+    }
+
+    /// Draws the memory over a step, if it is planned.
+    ///
+    /// # Errors
+    ///
+    /// A file that cannot be written.
+    pub fn write_svg(&self, path: &Path) -> Result<(), Error> {
+        match &self.report {
+            Ok(report) => Ok(report.write_svg(path, "Planned memory of a step", None)?),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for PlannedMemory {
+    /// The peak of the fullest rank and its kinds, in a line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let report = match &self.report {
+            Ok(report) => report,
+            Err(error) => return write!(f, "not planned: {error}"),
+        };
+        let (rank, memory) = report.fullest();
+        let (total, kinds) = (format_bytes(memory.peak.total()), kinds(&memory.peak));
+        write!(f, "at most {total} on a rank ({kinds})")?;
+        if report.ranks.len() > 1 {
+            write!(f, ", of pipeline rank {rank}")?;
+        }
+        match self.whole_sequences {
+            Some(bytes) => write!(f, "; {} with whole sequences", format_bytes(bytes)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The memory of this machine, of the cgroup of this process and of its devices, where it is known.
+fn limits(setup: &RankSetup, device: DeviceKind) -> Vec<Limit> {
+    let here = Ranks::Here(setup.on_this_machine);
+    // Processes may each have a cgroup of their own.
+    let own = setup.own_rank.map_or(here, Ranks::Rank);
+    match device {
+        DeviceKind::Cpu => {
+            let memory = HostMemory::read();
+            let limits = [(own, memory.cgroup), (here, memory.machine)].into_iter();
+            let limits = limits.filter_map(|(ranks, limit)| limit.map(|limit| (ranks, limit)));
+            let limits = limits.map(|(ranks, MemoryLimit { bytes, of })| Limit {
+                ranks,
+                bytes,
+                of: format!("{of} has"),
+            });
+            limits.collect()
+        }
+        DeviceKind::Wgpu | DeviceKind::Cuda => {
+            let Some(bytes) = device.memory() else {
+                return vec![];
+            };
+            let devices = device.devices().map_or(1, |devices| devices.len());
+            let sharing = setup.on_this_machine.div_ceil(devices);
+            let (ranks, of) = match sharing {
+                1 => (own_or_fullest(setup), "its device has"),
+                _ => (Ranks::Here(sharing), "the device that they share has"),
+            };
+            vec![Limit {
+                ranks,
+                bytes,
+                of: of.into(),
+            }]
+        }
+    }
+}
+
+fn own_or_fullest(setup: &RankSetup) -> Ranks {
+    setup.own_rank.map_or(Ranks::Fullest, Ranks::Rank)
+}
+
+impl Ranks {
+    /// The memory that they need at most, together.
+    fn need(self, report: &MemoryReport, mesh: &Mesh) -> MemoryByKind {
+        let of = |rank: usize| report.ranks[mesh.coordinates(rank).pipeline].peak;
+        match self {
+            Self::Fullest => report.fullest().1.peak,
+            Self::Rank(rank) => of(rank),
+            Self::Here(count) => {
+                let mut all: Vec<_> = (0..mesh.world_size()).map(of).collect();
+                all.sort_by_key(MemoryByKind::total);
+                all.into_iter().take(count).sum()
+            }
+        }
+    }
+
+    /// The start of a sentence about them.
+    fn describe(self, report: &MemoryReport) -> String {
+        match self {
+            Self::Fullest => format!("a rank of pipeline rank {} needs", report.fullest().0),
+            Self::Rank(rank) => format!("rank {rank} needs"),
+            Self::Here(1) => "a rank needs".into(),
+            Self::Here(count) => format!("{count} ranks need"),
+        }
+    }
+}
+
+impl Limit {
+    fn fits(&self, recipe: &Recipe, report: &MemoryReport) -> Result<MemoryByKind, MemoryByKind> {
+        let need = match recipe.plan() {
+            Ok(plan) => self.ranks.need(report, &plan.mesh),
+            Err(_) => report.fullest().1.peak,
+        };
+        if need.total() <= self.bytes {
+            Ok(need)
+        } else {
+            Err(need)
+        }
+    }
+
+    fn check(&self, recipe: &Recipe, report: &MemoryReport) -> Result<(), Error> {
+        let Err(need) = self.fits(recipe, report) else {
+            return Ok(());
+        };
+        let fits = changes(recipe).into_iter().filter(|(_, changed)| {
+            plan(changed).is_ok_and(|report| self.fits(changed, &report).is_ok())
+        });
+        let fits: Vec<_> = fits.map(|(name, _)| name).collect();
+        let advice = if fits.is_empty() {
+            "no single change of micro_batch_size, zero_stage, tensor, context or pipeline fits"
+                .into()
+        } else {
+            format!("what fits: {}", fits.join(", "))
+        };
+        Err(format!(
+            "{} {} ({}), and {} {}: {advice}",
+            self.ranks.describe(report),
+            format_bytes(need.total()),
+            kinds(&need),
+            self.of,
+            format_bytes(self.bytes),
+        )
+        .into())
+    }
+}
+
+/// The kinds that are not empty.
+fn kinds(memory: &MemoryByKind) -> String {
+    let kinds = memory.kinds().into_iter().filter(|(_, bytes)| *bytes > 0);
+    let kinds = kinds.map(|(kind, bytes)| format!("{} {kind}", format_bytes(bytes)));
+    kinds.collect::<Vec<_>>().join(", ")
 }
 
 /// The recipe with one change each, on the same number of ranks. Those that are invalid have no plan.
@@ -163,6 +360,8 @@ fn changes(recipe: &Recipe) -> Vec<(String, Recipe)> {
 
 #[cfg(test)]
 mod tests {
+    use burn_megatron::comm::{Engine, World};
+
     use super::*;
 
     const RECIPE: &str = "
@@ -185,14 +384,28 @@ global_batch_size = 16
         }
     }
 
+    fn threads(ranks: usize) -> RankSetup {
+        RankSetup {
+            world: World::threads(ranks).unwrap(),
+            own_rank: None,
+            local_rank: 0,
+            on_this_machine: ranks,
+            engine: Engine::Threads,
+        }
+    }
+
     #[test]
     fn a_run_that_does_not_fit_names_the_kinds_and_what_fits() {
         let recipe = crate::recipe::parsed(RECIPE).unwrap();
         let needed = plan(&recipe).unwrap().fullest().1.peak.total();
-        check(&recipe, ByteSize(needed)).unwrap();
-        let error = check(&recipe, ByteSize(needed - 1))
-            .unwrap_err()
-            .to_string();
+        let check = |bytes| {
+            let limit = Some(ByteSize(bytes));
+            let checked =
+                PlannedMemory::new(&recipe).check(&recipe, limit, &threads(4), DeviceKind::Cpu);
+            checked.map_err(|error| error.to_string())
+        };
+        check(needed).unwrap();
+        let error = check(needed - 1).unwrap_err();
         for text in [
             "parameters",
             "activations",
@@ -203,10 +416,60 @@ global_batch_size = 16
         ] {
             assert!(error.contains(text), "{error}");
         }
-        let error = check(&recipe, ByteSize(1)).unwrap_err().to_string();
+        let error = check(1).unwrap_err();
         assert!(
             error.ends_with("tensor, context or pipeline fits"),
             "{error}"
         );
+    }
+    /// A pipeline whose last rank has the logits of a large vocabulary.
+    #[test]
+    fn ranks_of_a_machine_count_together() {
+        let text = "
+[parallel]
+data = 2
+pipeline = 2
+[model]
+layers = 2
+vocabulary = 8000
+[train]
+micro_batch_size = 2
+global_batch_size = 16
+";
+        let recipe = crate::recipe::parsed(text).unwrap();
+        let report = plan(&recipe).unwrap();
+        let need = |rank: usize| report.ranks[rank].peak.total();
+        assert!(need(0) < need(1));
+        let check = |ranks, bytes| {
+            let of = "this machine has".into();
+            let limit = Limit { ranks, bytes, of };
+            limit
+                .check(&recipe, &report)
+                .map_err(|error| error.to_string())
+        };
+        for (ranks, needed, names) in [
+            (Ranks::Fullest, need(1), "a rank of pipeline rank 1 needs"),
+            (Ranks::Rank(0), need(0), "rank 0 needs"),
+            (Ranks::Here(2), 2 * need(0), "2 ranks need"),
+            (Ranks::Here(4), 2 * (need(0) + need(1)), "4 ranks need"),
+        ] {
+            check(ranks, needed).unwrap();
+            let error = check(ranks, needed - 1).unwrap_err();
+            assert!(error.starts_with(names), "{error}");
+            assert!(error.contains("and this machine has"), "{error}");
+        }
+    }
+
+    #[test]
+    fn whole_sequences_are_planned_beside_split_ones() {
+        let text = "[parallel]\ncontext = 2\n[model]\nlayers = 1\n";
+        let split = crate::recipe::parsed(text).unwrap();
+        let planned = PlannedMemory::new(&split);
+        let whole = plan(&crate::recipe::parsed("[model]\nlayers = 1\n").unwrap()).unwrap();
+        assert_eq!(
+            planned.whole_sequences,
+            Some(whole.fullest().1.peak.total())
+        );
+        assert!(planned.to_string().ends_with(" with whole sequences"));
     }
 }

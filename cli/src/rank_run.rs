@@ -25,6 +25,7 @@ use crate::fp8;
 use crate::fp8::report::{self, OperandLine};
 use crate::header::{layout, print_aside, print_model, print_run, print_sharing, print_start};
 use crate::interrupt::Interrupt;
+use crate::memory_limit::PlannedMemory;
 use crate::parallel_plan::ParallelPlan;
 use crate::recipe::Recipe;
 use crate::record::Recorder;
@@ -38,6 +39,7 @@ pub struct RankRun<'a> {
     pub plan: &'a ParallelPlan,
     /// The memory estimates.
     pub estimates: &'a RankEstimates,
+    pub planned_memory: &'a PlannedMemory,
     pub data: &'a dyn Dataset,
     /// On rank 0 only, which writes.
     pub resolver: Option<&'a StartResolver<'a>>,
@@ -264,6 +266,7 @@ impl RankRun<'_> {
         };
         println!("memory   of rank 0, without activations{recomputed}\n");
         println!("{}\n", own.sharing.memory);
+        println!("planned  {}\n", self.planned_memory);
     }
 }
 

@@ -43,8 +43,8 @@ pub enum RunFolderError {
 /// The name of the checkpoint folder in a run folder.
 pub const CHECKPOINTS: &str = "checkpoints";
 
-/// The folder of one run: `config.toml`, `metrics.jsonl`, `timings.jsonl`, `loss.svg`, `experts.svg` (of a model
-/// with experts), `sample.txt` and `checkpoints`.
+/// The folder of one run: `config.toml`, `metrics.jsonl`, `timings.jsonl`, `loss.svg`, `memory.svg`, `experts.svg`
+/// (of a model with experts), `sample.txt` and `checkpoints`.
 ///
 /// Created by one rank of a run; the others need none.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -162,6 +162,11 @@ impl RunFolder {
     /// The loss curve: `loss.svg`.
     pub fn loss_svg(&self) -> PathBuf {
         self.path.join("loss.svg")
+    }
+
+    /// The planned memory of a step: `memory.svg`.
+    pub fn memory_svg(&self) -> PathBuf {
+        self.path.join("memory.svg")
     }
 
     /// The load of the experts: `experts.svg`.

@@ -120,13 +120,12 @@ pub struct PretrainArgs {
     /// Run folder; must not exist yet, unless the run is resumed (--resume).
     #[arg(long, value_name = "PATH")]
     pub run_dir: Option<PathBuf>,
-    /// Start even where parameters, gradients, optimizer state and logits alone are more than the memory of
-    /// this machine, or of its cgroup.
+    /// Start even where the planned memory is more than that of this machine, of its cgroup or of its devices.
     #[arg(long)]
     pub ignore_memory: bool,
     /// The most memory that a rank may need, as in 80GiB: a run whose plan has more is refused before anything is
-    /// allocated, with the settings that would fit. By default only parameters, gradients, optimizer state and logits
-    /// are compared, with the memory of this machine or its cgroup.
+    /// allocated, with the settings that would fit. By default the plan of all ranks of this machine is compared with
+    /// its memory and its cgroup (--device cpu), or that of the ranks of a device with its memory (--device cuda).
     #[arg(long, value_name = "BYTES")]
     pub memory_limit: Option<ByteSize>,
     /// Print the resolved recipe and exit.

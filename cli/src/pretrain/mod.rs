@@ -27,11 +27,12 @@ use crate::estimate::RankEstimates;
 use crate::family::{Families, RankMemory};
 use crate::fp8::{self, report};
 use crate::interrupt::{self, Interrupt};
+use crate::memory_limit::PlannedMemory;
 use crate::rank_run::{RankResult, RankRun};
 use crate::ranks::{self, seconds};
 use crate::recipe::Recipe;
 use crate::start::{StartDecision, StartResolver};
-use crate::{memory, memory_limit, trace, weights};
+use crate::{memory, trace, weights};
 use args::PretrainArgs;
 
 /// The width of plots in the terminal.
@@ -89,8 +90,9 @@ pub fn run(
     if !args.ignore_memory {
         estimates.check(&plan.mesh, &ranks, args.device)?;
     }
-    if let Some(limit) = args.memory_limit {
-        memory_limit::check(&recipe, limit)?;
+    let planned_memory = PlannedMemory::new(&recipe);
+    if args.memory_limit.is_some() || !args.ignore_memory {
+        planned_memory.check(&recipe, args.memory_limit, &ranks, args.device)?;
     }
     let data = data::open(&recipe)?;
     let tokenizer = data::sample_tokenizer(&recipe)?;
@@ -131,6 +133,7 @@ pub fn run(
             recipe: &recipe,
             plan: &plan,
             estimates: &estimates,
+            planned_memory: &planned_memory,
             data: &*data,
             resolver: resolver.as_ref().filter(|_| rank.rank() == 0),
             saving: &args.saving,
@@ -151,7 +154,8 @@ pub fn run(
         (Some(StartDecision::Train(start)), Some(result)) => {
             let unfired_faults = result.unfired_faults.join(", ");
             let is_wrong = !result.outcome.stopped && !unfired_faults.is_empty();
-            let code = finish(args, &recipe, data::unit(&*data), &start.folder, result)?;
+            let unit = data::unit(&*data);
+            let code = finish(args, &recipe, unit, &planned_memory, &start.folder, result)?;
             if is_wrong {
                 return Err(
                     format!("{unfired_faults} did not fire: the rank made no such call").into(),
@@ -225,6 +229,7 @@ fn finish(
     args: &PretrainArgs,
     recipe: &Recipe,
     unit: LossUnit,
+    planned_memory: &PlannedMemory,
     folder: &RunFolder,
     result: RankResult,
 ) -> Result<ExitCode, Error> {
@@ -244,6 +249,8 @@ fn finish(
     }
     report::write(folder, &result.fp8)?;
     print_memory(&result.memory);
+    planned_memory.write_svg(&folder.memory_svg())?;
+    println!("planned  {planned_memory}\n");
     let held_out = outcome.held_out;
     let parallel = &recipe.parallel;
     if parallel.context > 1 && parallel.context_split == ContextSplit::ZigzagPerDocument {

@@ -10,8 +10,12 @@ use crate::plan::profile::StageProfile;
 pub struct MemorySample {
     /// The action.
     pub action: Action,
+    /// The bytes before it.
+    pub before: MemoryByKind,
     /// The most bytes while it runs.
     pub peak: MemoryByKind,
+    /// The bytes after it.
+    pub after: MemoryByKind,
 }
 
 /// What is alive on a rank beside its state, in bytes.
@@ -38,7 +42,20 @@ pub(super) fn rank_memory(
     };
     let mut alive = Alive::default();
     let mut samples = vec![];
+    let resting = |alive: &Alive| {
+        let Alive {
+            activations,
+            logits,
+        } = *alive;
+        let memory = MemoryByKind {
+            activations,
+            logits,
+            ..base
+        };
+        memory.with_slack(slack)
+    };
     for action in schedule.actions(rank) {
+        let before = resting(&alive);
         let transient = alive.enter(action, stages);
         let of_loss = stages[action.stage].output.is_some();
         let peak = MemoryByKind {
@@ -47,11 +64,13 @@ pub(super) fn rank_memory(
             transient: if of_loss { 0 } else { transient },
             ..base
         };
+        alive.leave(action, stages);
         samples.push(MemorySample {
             action: *action,
+            before,
             peak: peak.with_slack(slack),
+            after: resting(&alive),
         });
-        alive.leave(action, stages);
     }
     let step = all.with_slack(slack);
     let highest = samples

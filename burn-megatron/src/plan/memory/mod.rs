@@ -7,6 +7,7 @@
 //! maximum over its actions of the bytes of all stages of the rank, not of their count.
 
 mod in_flight;
+mod picture;
 mod report;
 mod request;
 #[cfg(test)]
@@ -132,6 +133,8 @@ pub struct MemoryReport {
     pub stages: Vec<StageProfile>,
     /// The state by pipeline rank.
     pub states: Vec<MemoryPlan>,
+    /// The order in which micro-batches pass through the stages.
+    pub schedule: Schedule,
 }
 
 impl MemoryReport {
@@ -153,6 +156,7 @@ impl MemoryReport {
             ranks: ranks.collect(),
             stages,
             states,
+            schedule: schedule.clone(),
         }
     }
 

@@ -71,3 +71,31 @@ fn the_peak_is_of_bytes_not_of_counts() {
     assert_eq!(fullest.peak, expected);
     assert_eq!(report.ranks[0].peak.total(), 10 + 5 + 2);
 }
+
+#[test]
+fn a_picture_has_every_rank_kind_and_the_limit() {
+    let schedule = generate(&ScheduleConfig::new(ScheduleKind::OneFOneB, 2, 4)).unwrap();
+    let state = MemoryPlan {
+        parameters: 10,
+        ..MemoryPlan::default()
+    };
+    let stages = vec![stage(1), stage(100)];
+    let report = MemoryReport::new(&schedule, stages, vec![state; 2], ZeroStage::Gradients, 1.0);
+    let without = report.svg("A step", None).unwrap();
+    let svg = report.svg("A step", Some(200)).unwrap();
+    for text in [
+        "A step",
+        "rank 0",
+        "rank 1",
+        "parameters",
+        "activations",
+        "110 B",
+    ] {
+        assert!(svg.contains(text), "{text}");
+    }
+    assert!(!svg.contains("optimizer") && !svg.contains("NaN"));
+    assert_eq!(
+        svg.matches("polyline").count(),
+        without.matches("polyline").count() + 2
+    );
+}
