@@ -58,8 +58,8 @@ impl RankEstimates {
             let rank = first_of(&plan.mesh, pipeline);
             let groups = ParallelContext::offline(plan.mesh.clone(), rank)?;
             let builder = builder(recipe, &groups, device)?;
-            let (model, sharing) = (&recipe.model, &recipe.data_parallel);
-            let outline = model.outline(builder, sharing, length(recipe))?;
+            let sharing = recipe.sharing();
+            let outline = recipe.model.outline(builder, &sharing, length(recipe))?;
             has_replicas |= outline.table.entries().iter().any(|entry| {
                 let over_tensor = tensor > 1 && entry.is_replicated_over(Axis::Tensor);
                 over_tensor || entry.is_tied()

@@ -6,7 +6,9 @@ use burn_megatron::checkpoint::{CheckpointFolder, InactiveCheckpoint};
 use burn_megatron::comm::Rank;
 use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::layout::BufferLayout;
-use burn_megatron::data_parallel::{DataParallelConfig, Moments, Precision, ZeroStage};
+use burn_megatron::data_parallel::{
+    DataParallelConfig, Moments, OffloadPlan, Precision, ZeroStage, format_bytes,
+};
 use burn_megatron::device::DeviceKind;
 use burn_megatron::train::SequenceWarmup;
 use burn_megatron::train::run_folder::RunFolder;
@@ -158,6 +160,25 @@ pub fn layout(recipe: &Recipe) -> String {
 pub fn print_sharing(config: &DataParallelConfig, ranks: usize, layout: &BufferLayout) {
     println!("sharding {}; {}", sharding(config, ranks), types(config));
     println!("buckets  {}; {}", buckets(layout), timing(config, ranks));
+}
+
+/// Prints which optimizer state of rank 0 is on the host, if any is.
+pub fn print_offload(offload: &OffloadPlan, layout: &BufferLayout) {
+    if let Some(offload) = offloaded(offload, layout) {
+        println!("offload  {offload}");
+    }
+}
+
+fn offloaded(offload: &OffloadPlan, layout: &BufferLayout) -> Option<String> {
+    let OffloadPlan { buckets, up, down } = *offload;
+    (buckets > 0).then(|| {
+        format!(
+            "optimizer state of {buckets} of {} buckets on the host; per step {} of gradients up, {} of parameters down",
+            layout.bucket_count(),
+            format_bytes(up),
+            format_bytes(down),
+        )
+    })
 }
 
 fn sharding(config: &DataParallelConfig, ranks: usize) -> String {
@@ -335,5 +356,17 @@ mod tests {
         };
         assert_eq!(of(&[100, 3000]), "2 of 128 to 3 072 elements on rank 0");
         assert_eq!(of(&[100]), "1 of 128 elements on rank 0");
+        let layout = BufferLayout::new(&[100, 3000].map(size), &rules).unwrap();
+        let plan = |buckets| OffloadPlan {
+            buckets,
+            up: 12_288,
+            down: 6144,
+        };
+        assert_eq!(offloaded(&plan(0), &layout), None);
+        assert_eq!(
+            offloaded(&plan(1), &layout).unwrap(),
+            "optimizer state of 1 of 2 buckets on the host; per step 12.00 KiB of gradients up, 6.00 KiB of parameters \
+             down"
+        );
     }
 }

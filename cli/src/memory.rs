@@ -1,7 +1,9 @@
 //! What saves memory: the flags, and the checks.
 
 use burn::tensor::{DType, Device};
+use burn_megatron::choice::{KernelChoice, Operation};
 use burn_megatron::comm::ParallelContext;
+use burn_megatron::data_parallel::OffloadConfig;
 use burn_megatron::nn::{
     BuildError, ModelBuilder, RecomputeConfig, RecomputeGranularity, RecomputeLayers,
     RecomputeMethod, RecomputeModule,
@@ -19,9 +21,11 @@ use crate::recipe::Recipe;
 pub struct MemoryConfig {
     /// What is recomputed in the backward.
     pub recompute: RecomputeConfig,
+    /// What is kept in the memory of the host.
+    pub offload: OffloadConfig,
 }
 
-/// Flags of recomputation; each overrides a key of `[memory.recompute]`.
+/// Flags that save memory; each overrides a key of `[memory.recompute]` or `[memory.offload]`.
 #[derive(Args, Debug, Default)]
 pub struct MemoryArgs {
     /// What is recomputed in the backward instead of kept: nothing, whole layers (full), or the parts of layers in
@@ -38,6 +42,10 @@ pub struct MemoryArgs {
     /// Parts of layers that are recomputed.
     #[arg(long, value_enum, value_name = "NAME,..", value_delimiter = ',')]
     pub recompute_modules: Vec<ModuleChoice>,
+    /// The fraction of the optimizer state, by bytes, that is kept in the memory of the host and stepped on its CPU
+    /// (0 to 1, whole buckets).
+    #[arg(long, value_name = "FRACTION")]
+    pub offload_optimizer: Option<f64>,
 }
 
 /// [`RecomputeGranularity`], as a flag.
@@ -112,11 +120,20 @@ impl MemoryArgs {
         if !self.recompute_modules.is_empty() {
             recompute.modules = self.recompute_modules.iter().map(|it| it.0).collect();
         }
+        if let Some(fraction) = self.offload_optimizer {
+            memory.offload.optimizer = fraction;
+        }
     }
 }
 
 /// Checks the settings against the layout, before a model is built.
 pub fn check(recipe: &Recipe, plan: &ParallelPlan) -> Result<(), Error> {
+    let unfused = recipe.kernels.of(Operation::Optimizer) == KernelChoice::Unfused;
+    if unfused && recipe.memory.offload.optimizer > 0.0 {
+        return Err("[memory.offload] optimizer needs the fused AdamW, and kernels.optimizer is unfused; fuse it, or \
+                    remove optimizer"
+            .into());
+    }
     let recompute = &recipe.memory.recompute;
     let of_table = |error| -> Error { format!("[memory.recompute] {error}").into() };
     recompute.check().map_err(of_table)?;
@@ -195,6 +212,16 @@ mod tests {
             let error = error(&format!("[memory.recompute]\n{settings}"));
             assert!(error.contains(wanted), "{settings}: {error}");
         }
+        let unfused = "optimizer = 0.5\n[kernels]\noptimizer = 'unfused'";
+        for (settings, wanted) in [
+            ("optimizer = 1.5", "expected a fraction from 0 to 1"),
+            ("optimizer = nan", "expected a fraction from 0 to 1"),
+            ("moments = 0.5", "unknown field `moments`"),
+            (unfused, "needs the fused AdamW"),
+        ] {
+            let error = error(&format!("[memory.offload]\n{settings}"));
+            assert!(error.contains(wanted), "{settings}: {error}");
+        }
     }
 
     #[test]
@@ -202,6 +229,7 @@ mod tests {
         let pipeline = "[parallel]\npipeline = 2\n";
         for settings in [
             "",
+            "[memory]\noffload.optimizer = 0.5",
             "[memory]\nrecompute.granularity = 'full'",
             "[memory.recompute]\ngranularity = 'full'\nmethod = 'block'\nlayers = [2, 0]\nmicro_batches = 1",
             "[memory.recompute]\ngranularity = 'selective'\nmodules = ['norm', 'mlp', 'core_attention']\n\
@@ -234,6 +262,14 @@ mod tests {
         let expected =
             RecomputeConfig::selective([RecomputeModule::Norm, RecomputeModule::CoreAttention]);
         assert_eq!(applied(full, flags), expected);
+        let offloaded = |text: &str, flags: &str| {
+            let mut memory = parsed(text).unwrap().memory;
+            parse_text::<MemoryArgs>(flags).unwrap().apply(&mut memory);
+            memory.offload.optimizer
+        };
+        let half = "[memory.offload]\noptimizer = 0.5";
+        assert_eq!(offloaded(half, "--recompute-granularity none"), 0.5);
+        assert_eq!(offloaded(half, "--offload-optimizer 0"), 0.0);
         let none = applied(full, "--recompute-granularity none");
         assert_eq!(none, RecomputeConfig::default());
         let error = parse_text::<MemoryArgs>("--recompute-modules norms").unwrap_err();

@@ -63,7 +63,7 @@ pub fn plan(recipe: &Recipe) -> Result<MemoryReport, Error> {
         micro_batch_size: train.micro_batch_size,
         sequence_length: train.sequence_length.unwrap_or(recipe.model.context()),
         micro_batches: (share / train.micro_batch_size).max(1),
-        sharding: &recipe.data_parallel,
+        sharding: &recipe.sharing(),
         kernels: &recipe.kernels,
         fp8: &recipe.fp8,
         recompute: &recipe.memory.recompute,
@@ -97,6 +97,8 @@ struct Limit {
     bytes: u64,
     /// The words before the bytes: `this machine has`.
     of: String,
+    /// Whether it is one of the host, which has what is offloaded too.
+    is_host: bool,
 }
 
 impl PlannedMemory {
@@ -135,6 +137,7 @@ impl PlannedMemory {
                 ranks: Ranks::Fullest,
                 bytes,
                 of: "--memory-limit is".into(),
+                is_host: false,
             }],
             None => limits(ranks, device),
         };
@@ -202,6 +205,7 @@ fn limits(setup: &RankSetup, device: DeviceKind) -> Vec<Limit> {
                 ranks,
                 bytes,
                 of: format!("{of} has"),
+                is_host: true,
             });
             limits.collect()
         }
@@ -219,6 +223,7 @@ fn limits(setup: &RankSetup, device: DeviceKind) -> Vec<Limit> {
                 ranks,
                 bytes,
                 of: of.into(),
+                is_host: false,
             }]
         }
     }
@@ -230,8 +235,20 @@ fn own_or_fullest(setup: &RankSetup) -> Ranks {
 
 impl Ranks {
     /// The memory that they need at most, together.
-    fn need(self, report: &MemoryReport, mesh: &Mesh) -> MemoryByKind {
-        let of = |rank: usize| report.ranks[mesh.coordinates(rank).pipeline].peak;
+    fn need(self, report: &MemoryReport, mesh: &Mesh, is_host: bool) -> MemoryByKind {
+        let of = |rank: usize| {
+            let pipeline = mesh.coordinates(rank).pipeline;
+            let offloaded = if is_host {
+                report.states[pipeline].host_optimizer
+            } else {
+                0
+            };
+            let peak = report.ranks[pipeline].peak;
+            MemoryByKind {
+                optimizer: peak.optimizer + offloaded,
+                ..peak
+            }
+        };
         match self {
             Self::Fullest => report.fullest().1.peak,
             Self::Rank(rank) => of(rank),
@@ -257,7 +274,7 @@ impl Ranks {
 impl Limit {
     fn fits(&self, recipe: &Recipe, report: &MemoryReport) -> Result<MemoryByKind, MemoryByKind> {
         let need = match recipe.plan() {
-            Ok(plan) => self.ranks.need(report, &plan.mesh),
+            Ok(plan) => self.ranks.need(report, &plan.mesh, self.is_host),
             Err(_) => report.fullest().1.peak,
         };
         if need.total() <= self.bytes {
@@ -276,7 +293,7 @@ impl Limit {
         });
         let fits: Vec<_> = fits.map(|(name, _)| name).collect();
         let advice = if fits.is_empty() {
-            "no single change of micro_batch_size, zero_stage, tensor, context or pipeline fits"
+            "no single change of micro_batch_size, offload, zero_stage, tensor, context or pipeline fits"
                 .into()
         } else {
             format!("what fits: {}", fits.join(", "))
@@ -318,6 +335,11 @@ fn changes(recipe: &Recipe) -> Vec<(String, Recipe)> {
             let name = format!("memory.recompute.granularity = {:?}", kind.name());
             add(name, &|it| it.memory.recompute = kind.settings());
         }
+    }
+    if recipe.memory.offload.optimizer < 1.0 {
+        add("memory.offload.optimizer = 1".into(), &|it| {
+            it.memory.offload.optimizer = 1.0
+        });
     }
     let stages = [
         ZeroStage::Optimizer,
@@ -411,6 +433,7 @@ global_batch_size = 16
             "activations",
             "micro_batch_size = 1",
             "memory.recompute.granularity = \"full\"",
+            "memory.offload.optimizer = 1",
             "zero_stage = 1",
             "tensor = 2",
         ] {
@@ -442,7 +465,12 @@ global_batch_size = 16
         assert!(need(0) < need(1));
         let check = |ranks, bytes| {
             let of = "this machine has".into();
-            let limit = Limit { ranks, bytes, of };
+            let limit = Limit {
+                ranks,
+                bytes,
+                of,
+                is_host: true,
+            };
             limit
                 .check(&recipe, &report)
                 .map_err(|error| error.to_string())

@@ -23,7 +23,9 @@ use crate::estimate::{self, RankEstimates};
 use crate::family::{AnyTrainer, RankMemory};
 use crate::fp8;
 use crate::fp8::report::{self, OperandLine};
-use crate::header::{layout, print_aside, print_model, print_run, print_sharing, print_start};
+use crate::header::{
+    layout, print_aside, print_model, print_offload, print_run, print_sharing, print_start,
+};
 use crate::interrupt::Interrupt;
 use crate::memory_limit::PlannedMemory;
 use crate::parallel_plan::ParallelPlan;
@@ -249,6 +251,7 @@ impl RankRun<'_> {
         );
         let (config, data) = (&recipe.data_parallel, recipe.parallel.data_parallel_size());
         print_sharing(config, data, &own.sharing.layout);
+        print_offload(&own.sharing.offload, &own.sharing.layout);
         println!("kernels  {}", own.kernels);
         if fp8::is_on(&recipe.fp8) {
             let engine = burn_megatron::kernels::fp8::engine_of_fp8(device);

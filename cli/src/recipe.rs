@@ -152,10 +152,18 @@ impl Recipe {
         }
     }
 
+    /// The settings of data parallelism, with what is offloaded.
+    pub fn sharing(&self) -> DataParallelConfig {
+        DataParallelConfig {
+            offload: self.memory.offload,
+            ..self.data_parallel.clone()
+        }
+    }
+
     /// The training run with its [`DataParallelConfig`].
     pub fn train_config(&self) -> TrainConfig {
         TrainConfig {
-            data_parallel: self.data_parallel.clone(),
+            data_parallel: self.sharing(),
             ..self.train.clone()
         }
     }

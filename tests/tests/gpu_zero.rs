@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{
-    DataParallelConfig, DistributedDataParallel, Precision, ZeroStage,
+    DataParallelConfig, DistributedDataParallel, OffloadConfig, Precision, ZeroStage,
 };
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
@@ -52,6 +52,9 @@ fn train(device: &Device, settings: &DataParallelConfig) -> Vec<f32> {
             optimizer.step(0.01, &mut ddp, gradients);
         }
         ddp.check_replicas()?;
+        let (offload, traffic) = (ddp.offload(), ddp.host_traffic());
+        let expected = [3 * offload.up, 3 * offload.down];
+        assert_eq!([traffic.up, traffic.down], expected);
         let values = |tensor: Tensor<1>| tensor.into_data().try_into_vec::<f32>();
         let parameters: Result<Vec<_>, _> = ddp.parameters().into_iter().map(values).collect();
         Ok::<_, AnyError>(parameters.map_err(|error| format!("{error:?}"))?.concat())
@@ -91,6 +94,33 @@ fn every_stage_computes_on_the_device_what_the_cpu_does() {
     ] {
         let apart = furthest(&train(&gpu(), &settings(stage, Precision::F32)), &first);
         assert!(apart <= tolerance, "ZeRO-{stage}: {apart}");
+    }
+}
+
+#[test]
+fn the_host_steps_what_the_device_does() {
+    for (stage, precision) in [
+        (ZeroStage::Replicated, Precision::F32),
+        (ZeroStage::Gradients, Precision::F16),
+        (ZeroStage::Parameters, Precision::F32),
+    ] {
+        let settings = settings(stage, precision);
+        let on_device = train(&gpu(), &settings);
+        for optimizer in [0.5, 1.0] {
+            let offload = OffloadConfig { optimizer };
+            let settings = DataParallelConfig {
+                offload,
+                ..settings.clone()
+            };
+            let apart = furthest(&train(&gpu(), &settings), &on_device);
+            // A product and a sum may be one operation on the device, and weights are then rounded to 16 bits.
+            let tolerance = if precision == Precision::F16 {
+                1e-3
+            } else {
+                1e-5
+            };
+            assert!(apart <= tolerance, "ZeRO-{stage}, {optimizer}: {apart}");
+        }
     }
 }
 

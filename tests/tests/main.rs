@@ -16,6 +16,7 @@ mod hf;
 mod layouts;
 mod moe_faults;
 mod moe_verify;
+mod offload;
 mod oracle;
 mod overlap;
 mod packed;

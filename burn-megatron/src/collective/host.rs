@@ -9,10 +9,7 @@ use crate::comm::{Buffer, CommError, raise};
 ///
 /// Unwinds with [`raise`] if the device cannot be read, or the type cannot be sent.
 pub fn to_buffer<const D: usize>(tensor: Tensor<D>) -> Buffer {
-    let data = match tensor.try_into_data() {
-        Ok(data) => data,
-        Err(error) => invalid(format!("a tensor cannot be read from its device: {error}")),
-    };
+    let data = host_data(tensor);
     match data.dtype() {
         DType::F64 => elements::<f64>(data).into(),
         DType::F32 | DType::Flex32 => elements::<f32>(data).into(),
@@ -26,11 +23,17 @@ pub fn to_buffer<const D: usize>(tensor: Tensor<D>) -> Buffer {
 ///
 /// Unwinds with [`raise`] if the device cannot be read.
 pub(crate) fn to_f64(tensor: Tensor<1>) -> Vec<f64> {
-    let data = match tensor.try_into_data() {
+    elements(host_data(tensor).convert_dtype(DType::F64))
+}
+
+/// The elements of a plain tensor: waits for the device.
+///
+/// Unwinds with [`raise`] if the device cannot be read.
+pub(crate) fn host_data<const D: usize>(tensor: Tensor<D>) -> TensorData {
+    match tensor.try_into_data() {
         Ok(data) => data,
         Err(error) => invalid(format!("a tensor cannot be read from its device: {error}")),
-    };
-    elements(data.convert_dtype(DType::F64))
+    }
 }
 
 /// A tensor of `shape` on `device` from its elements in row-major order.

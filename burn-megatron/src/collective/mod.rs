@@ -53,8 +53,8 @@ pub use coalesced::{
     start_all_gather_coalesced, start_all_reduce_coalesced, start_reduce_scatter_coalesced,
 };
 use function::{CollectiveFunction, Meanwhile};
-pub(crate) use host::to_f64;
 pub use host::{from_buffer, to_buffer};
+pub(crate) use host::{host_data, or_raise, to_f64};
 pub use packed::{PendingPackedGather, start_all_gather_packed_coalesced};
 pub(crate) use recorded::ExchangeNote;
 pub use reduce_in_f32::{PendingReduceScatterInF32, start_reduce_scatter_in_f32};

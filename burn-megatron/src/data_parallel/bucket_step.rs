@@ -1,12 +1,14 @@
 //! What the optimizer and the checkpoint see of the buckets: this rank's shard of each.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 
 use super::layout::ParameterSlice;
 use super::memory_usage::TrackedTensor;
+use super::offload::HostBucket;
 use super::sharding_groups::ShardingGroups;
 use super::sharding_plan::ShardingPlan;
 use super::{DistributedDataParallel, Gradients, ShardSegment};
@@ -25,6 +27,8 @@ pub(crate) struct BucketShard {
     pub slices: Vec<ParameterSlice>,
     /// The dtype of the masters and of the gradients.
     pub dtype: DType,
+    /// Where the masters and the moments are: the device, or the host.
+    pub device: Device,
 }
 
 impl BucketShard {
@@ -38,11 +42,17 @@ impl BucketShard {
                 partition: plan.groups(bucket).partition_range(plan.elements(bucket)),
                 slices: plan.shard_slices(bucket),
                 dtype,
+                device: plan.state_device(bucket),
             }
         };
         (0..plan.buckets()).map(shard).collect()
     }
 }
+
+/// Steps a bucket. The second argument is the outcome of the step, see
+/// [`step_outcome`](burn_megatron_kernels::adamw::step_outcome), if there is one. All tensors of an offloaded bucket,
+/// and its outcome, are on the host, and a thread of the host calls it.
+pub(crate) type StepFn = dyn Fn(BucketStep, Option<&Tensor<1>>) -> SteppedBucket + Send + Sync;
 
 /// One bucket in a step of the optimizer.
 pub(crate) struct BucketStep {
@@ -82,7 +92,7 @@ impl<M: Module> DistributedDataParallel<M> {
         parameters.map(|parameter| parameter.main_dtype)
     }
 
-    /// The masters of this rank's shard of a bucket.
+    /// The masters of this rank's shard of a bucket; on the host, if it is offloaded.
     pub(crate) fn master_shard(&self, bucket: usize) -> Tensor<1> {
         self.buffers.master_shard(bucket)
     }
@@ -97,17 +107,66 @@ impl<M: Module> DistributedDataParallel<M> {
         self.buffers.plan.all_groups()
     }
 
-    /// Replaces the masters of this rank's shards by what `step` makes of them and of the gradients. Each bucket
-    /// is gathered, and its gradient freed, before the next one is stepped. Collective: call on all ranks.
+    /// Replaces the masters of this rank's shards by what `step` makes of them and of the gradients: the host those of
+    /// offloaded buckets, while the device steps the others. Each bucket of the device is gathered, and its gradient
+    /// freed, before the next one is stepped. Collective: call on all ranks.
+    ///
+    /// Unwinds with [`raise`](crate::comm::raise) if a step on the host fails.
     pub(crate) fn step_buckets(
         &mut self,
         gradients: Gradients,
+        outcome: Option<&Tensor<1>>,
+        step: &Arc<StepFn>,
+    ) {
+        let plan = &self.buffers.plan;
+        let mut offloaded: Vec<_> = gradients.into_sums().collect();
+        let own = offloaded.split_off(plan.offload.buckets);
+        if let Some(host) = &self.host {
+            for (number, gradient) in offloaded.into_iter().enumerate().rev() {
+                let (master, model) = self.buffers.parameters().take(number, plan);
+                let bucket = HostBucket {
+                    number,
+                    gradient,
+                    master,
+                    model,
+                };
+                host.begin(bucket, step, outcome);
+            }
+        }
+        self.step_on_device(own, |bucket| step(bucket, outcome));
+        if let Some(host) = &self.host {
+            for number in (0..plan.offload.buckets).rev() {
+                let _span = tracing::trace_span!("wait_for_host", bucket = number).entered();
+                let stepped = host.wait(number);
+                let mut parameters = self.buffers.parameters();
+                parameters.put_from_host(number, stepped, plan);
+            }
+        }
+        self.finish_step();
+    }
+
+    /// The same where no bucket is offloaded.
+    pub(crate) fn step_device_buckets(
+        &mut self,
+        gradients: Gradients,
+        step: impl FnMut(BucketStep) -> SteppedBucket,
+    ) {
+        self.step_on_device(gradients.into_sums().collect(), step);
+        self.finish_step();
+    }
+
+    /// Steps the last buckets, which have these gradients.
+    fn step_on_device(
+        &self,
+        gradients: Vec<TrackedTensor>,
         mut step: impl FnMut(BucketStep) -> SteppedBucket,
     ) {
         let plan = &self.buffers.plan;
-        let sums: Vec<_> = gradients.into_sums().enumerate().collect();
+        let first = plan.buckets() - gradients.len();
         // The last bucket has the first layers, which the next forward needs first.
-        for (number, TrackedTensor { tensor, allocation }) in sums.into_iter().rev() {
+        for (index, gradient) in gradients.into_iter().enumerate().rev() {
+            let number = first + index;
+            let TrackedTensor { tensor, allocation } = gradient;
             let _span = tracing::trace_span!("update", bucket = number).entered();
             let step = |master, model| {
                 let gradient = tensor.clone();
@@ -122,8 +181,10 @@ impl<M: Module> DistributedDataParallel<M> {
             };
             self.buffers.parameters().step(number, step, plan);
             drop(allocation);
+            if let Some(host) = &self.host {
+                host.timeline().device_step(number);
+            }
         }
-        self.finish_step();
     }
 
     /// Replaces the masters of this rank's shards, as a step does. Collective: call on all ranks.

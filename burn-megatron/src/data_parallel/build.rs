@@ -12,8 +12,9 @@ use super::error::DataParallelError;
 use super::fsdp_unit::fsdp_unit_of;
 use super::gradient_check::GradientCheck;
 use super::layout::{BucketRules, BufferLayout, ParameterSize};
-use super::memory::ZeroStage;
+use super::memory::{MemoryRules, ZeroStage};
 use super::memory_usage::MemoryUsage;
+use super::offload::OffloadPlan;
 use super::param_and_grad_buffers::ParamAndGradBuffers;
 use super::quantized;
 use super::sharding_groups::ShardingGroups;
@@ -107,6 +108,7 @@ pub(super) fn build_plan<M: Module>(
     let gaps = gaps.map(|gaps| Ranges::new(gaps, &device)).collect();
     Ok(ShardingPlan {
         check: GradientCheck::new(&layout, config, &device),
+        offload: OffloadPlan::new(&layout, &MemoryRules::of(config), config.offload.optimizer),
         layout,
         gaps,
         parameters,

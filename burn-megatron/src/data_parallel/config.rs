@@ -6,6 +6,7 @@ use burn::tensor::{DType, Device, FloatDType};
 use serde::{Deserialize, Serialize};
 
 use super::memory::ZeroStage;
+use super::offload::{OffloadConfig, OffloadError};
 use crate::mesh::ParallelConfig;
 
 /// Settings of a [`DistributedDataParallel`](super::DistributedDataParallel).
@@ -46,6 +47,9 @@ pub struct DataParallelConfig {
     pub check_gradients: bool,
     /// The norm of a bucket of this rank's gradients above which it counts as not finite.
     pub gradient_limit: Option<f64>,
+    /// What is kept in the memory of the host. Not serialized here: a recipe has it in `[memory.offload]`.
+    #[serde(skip)]
+    pub offload: OffloadConfig,
 }
 
 impl Default for DataParallelConfig {
@@ -64,6 +68,7 @@ impl Default for DataParallelConfig {
             moments: Moments::F32,
             check_gradients: true,
             gradient_limit: None,
+            offload: OffloadConfig::default(),
         }
     }
 }
@@ -223,6 +228,9 @@ pub enum DataParallelConfigError {
         /// The path.
         path: String,
     },
+    /// Offload that cannot be followed.
+    #[error(transparent)]
+    Offload(#[from] OffloadError),
     /// A number that must be above zero.
     #[error("invalid {name} = {value}: expected a number above 0")]
     NotPositive {
@@ -294,6 +302,7 @@ impl DataParallelConfig {
         if self.fp8_param_gather {
             self.check_fp8_param_gather(ranks)?;
         }
+        self.offload.check(self.fp8_param_gather)?;
         if self.reduce_in_16_bits && matches!(self.precision, Precision::F64 | Precision::F32) {
             return Err(DataParallelConfigError::NotHalfPrecision(self.precision));
         }

@@ -25,6 +25,12 @@ pub enum DataParallelError {
     /// Settings of recomputation that the model cannot follow.
     #[error(transparent)]
     Recompute(#[from] RecomputeError),
+    /// The threads that step offloaded buckets cannot be started.
+    #[error("cannot start the threads that step optimizer state on the host: {reason}")]
+    HostThreads {
+        /// The error of the system.
+        reason: String,
+    },
     /// A parameter of a dtype that cannot be trained.
     #[error("{path} has the dtype {dtype}, expected f64, f32, bf16 or f16")]
     Type {

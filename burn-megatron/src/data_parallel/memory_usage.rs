@@ -19,14 +19,16 @@ pub enum MemoryCategory {
     Optimizer,
     /// Temporary buffers of a collective or an FSDP unit.
     Buffers,
+    /// Masters and moments in the memory of the host.
+    HostOptimizer,
 }
 
 /// The index of the counter of unsharded units, after those of the categories.
-const UNITS: usize = 4;
+const UNITS: usize = 5;
 
 /// The bytes that one rank has allocated by category, and its unsharded FSDP units.
 #[derive(Clone, Debug, Default)]
-pub struct MemoryUsage(Arc<[PeakCounter; 5]>);
+pub struct MemoryUsage(Arc<[PeakCounter; 6]>);
 
 #[derive(Debug, Default)]
 struct PeakCounter {
@@ -91,6 +93,7 @@ impl MemoryUsage {
             parameters: of(MemoryCategory::Parameters),
             gradients: of(MemoryCategory::Gradients),
             optimizer: of(MemoryCategory::Optimizer),
+            host_optimizer: of(MemoryCategory::HostOptimizer),
             buffers: of(MemoryCategory::Buffers),
         }
     }

@@ -59,6 +59,7 @@ mod gradients;
 pub mod layout;
 mod memory;
 mod memory_usage;
+pub mod offload;
 mod param_and_grad_buffers;
 mod parameter_buckets;
 mod prefetch_order;
@@ -72,7 +73,7 @@ mod sharding_plan;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use bucket_step::{BucketShard, BucketStep, SteppedBucket};
+pub(crate) use bucket_step::{BucketShard, BucketStep, StepFn, SteppedBucket};
 use build::NamedWeight;
 pub use config::{DataParallelConfig, DataParallelConfigError, Moments, Precision};
 pub use error::DataParallelError;
@@ -85,6 +86,8 @@ pub use memory::{
     MemoryError, MemoryPlan, MemoryRules, ParseZeroStageError, ZeroStage, format_bytes,
 };
 pub use memory_usage::{MemoryCategory, MemoryUsage, TrackedAllocation};
+use offload::HostStepper;
+pub use offload::{OffloadConfig, OffloadError, OffloadPlan};
 use param_and_grad_buffers::ParamAndGradBuffers;
 pub(crate) use segments::{ElementMask, ShardSegment};
 pub use sharding_estimate::ShardingEstimate;
@@ -112,6 +115,8 @@ pub struct DistributedDataParallel<M> {
     fp8: Fp8,
     recompute: Recompute,
     routers: Routers,
+    /// `None` where no bucket is offloaded.
+    host: Option<HostStepper>,
 }
 
 impl<M: Module> DistributedDataParallel<M> {
@@ -184,6 +189,8 @@ impl<M: Module> DistributedDataParallel<M> {
         let unique_segments = segments::unique_segments(plan, &table, groups.mesh_rank());
         let check = plan.check.as_ref().filter(|_| model_parallel.is_empty());
         let shares = check.and_then(|check| check.shares(plan, &unique_segments));
+        let host = (plan.offload.buckets > 0).then(|| HostStepper::start(plan));
+        let host = host.transpose()?;
         Ok(Self {
             measured_shares: shares.unwrap_or_default(),
             model_parallel,
@@ -198,6 +205,7 @@ impl<M: Module> DistributedDataParallel<M> {
             fp8,
             recompute,
             routers,
+            host,
         })
     }
 
@@ -404,7 +412,7 @@ impl<M: Module> DistributedDataParallel<M> {
     /// part, in the order of the table. Collective: call on all ranks of the data axis.
     pub fn parameters(&self) -> Vec<Tensor<1>> {
         let plan = &self.buffers.plan;
-        let gather = |number| self.gather(number, self.master_shard(number));
+        let gather = |number| self.gather(number, self.buffers.master_on_device(number));
         let buckets: Vec<_> = (0..plan.buckets()).map(gather).collect();
         let master = |index| {
             let (number, range) = plan.location(index);

@@ -49,9 +49,14 @@ impl ParamAndGradBuffers {
         self.parameters().write(index, value, &self.plan);
     }
 
-    /// This rank's master shard of a bucket, in the main dtype.
+    /// This rank's master shard of a bucket, in the main dtype; on the host, if it is offloaded.
     pub fn master_shard(&self, number: usize) -> Tensor<1> {
         self.parameters().master_shard(number, &self.plan)
+    }
+
+    /// The same on the device in any case.
+    pub fn master_on_device(&self, number: usize) -> Tensor<1> {
+        self.master_shard(number).to_device(&self.plan.device)
     }
 
     /// Quantises the FP8 weights from the masters, and waits for all gathers, unless they overlap with the

@@ -9,6 +9,7 @@ use burn_megatron_kernels::{flat, fp8};
 use super::bucket_step::SteppedBucket;
 use super::memory::ZeroStage;
 use super::memory_usage::{MemoryCategory, TrackedAllocation, TrackedTensor};
+use super::offload::HostStepped;
 use super::prefetch_order::PrefetchOrder;
 use super::quantized::{self, Fp8Weights};
 use super::sharding_plan::{ParameterFormat, ShardingPlan};
@@ -26,8 +27,10 @@ pub(super) struct ParameterBuckets {
 
 #[derive(Default)]
 struct ParameterBucket {
-    /// The master shard of this rank, unless it is a view of `model_params`.
+    /// The master shard of this rank, unless it is a view of `model_params`. On the host, if it is offloaded.
     master: Option<TrackedTensor>,
+    /// Memory of the host for the copy of an offloaded master in the dtype of the model.
+    host_copy: Option<Tensor<1>>,
     /// The shard that this rank contributes to a gather, unless it is the master; ZeRO-3 only.
     shard: Option<TrackedTensor>,
     model_params: ParamState,
@@ -94,10 +97,17 @@ impl ParameterBuckets {
                 |elements, dtype, category| plan.track(plan.zeros(elements, dtype), category);
             let is_sharded = plan.stage() == ZeroStage::Parameters;
             let is_fp8 = plan.parameter_format(number) != ParameterFormat::Float;
+            let master = |category| {
+                if plan.is_offloaded(number) {
+                    let options = (&plan.state_device(number), main);
+                    return plan.track(Tensor::zeros([shard_elements], options), category);
+                }
+                zeros(shard_elements, main, category)
+            };
             ParameterBucket {
-                master: master_category(number, plan)
-                    .map(|category| zeros(shard_elements, main, category)),
-                shard: (is_sharded && model != main)
+                master: master_category(number, plan).map(master),
+                host_copy: None,
+                shard: (is_sharded && plan.copies_masters(number))
                     .then(|| zeros(shard_elements, model, MemoryCategory::Parameters)),
                 model_params: if is_sharded || is_fp8 {
                     ParamState::Sharded
@@ -136,7 +146,7 @@ impl ParameterBuckets {
         if !overlap.is_empty() {
             let start = overlap.start - shard_range.start;
             if let Some(master) = &mut bucket.master {
-                master.overwrite(start, part(value));
+                master.overwrite(start, part(value).to_device(&master.tensor.device()));
             }
             if let Some(shard) = &mut bucket.shard {
                 shard.overwrite(start, part(&model_value));
@@ -238,14 +248,56 @@ impl ParameterBuckets {
         step: impl FnOnce(Tensor<1>, Option<Tensor<1>>) -> SteppedBucket,
         plan: &Arc<ShardingPlan>,
     ) {
-        let copy = self.buckets[number].take_copy(number, plan);
-        let TrackedTensor { tensor, allocation } = self.take_master(number, plan);
+        let (master, copy) = self.take(number, plan);
+        let TrackedTensor { tensor, allocation } = master;
         let SteppedBucket { master, model } = step(tensor, copy);
         drop(allocation);
+        self.put(number, master, model, plan);
+    }
+
+    /// Takes this rank's master shard of a bucket and a tensor for the new copy, to be replaced by
+    /// [`put`](Self::put). Those of an offloaded bucket are on the host.
+    pub fn take(
+        &mut self,
+        number: usize,
+        plan: &Arc<ShardingPlan>,
+    ) -> (TrackedTensor, Option<Tensor<1>>) {
+        let copy = self.buckets[number].take_copy(number, plan);
+        (self.take_master(number, plan), copy)
+    }
+
+    /// Replaces this rank's shard of an offloaded bucket by what the host has made of it.
+    pub fn put_from_host(
+        &mut self,
+        number: usize,
+        HostStepped {
+            stepped,
+            parameters,
+        }: HostStepped,
+        plan: &Arc<ShardingPlan>,
+    ) {
+        self.buckets[number].host_copy = stepped.model;
+        self.put(number, stepped.master, Some(parameters), plan);
+    }
+
+    /// Replaces this rank's master shard of a bucket, and starts to gather the shards of the other ranks. `copy` is
+    /// on the device, in the dtype of the model; without it, it is made of the master.
+    fn put(
+        &mut self,
+        number: usize,
+        master: Tensor<1>,
+        copy: Option<Tensor<1>>,
+        plan: &Arc<ShardingPlan>,
+    ) {
         let bucket = &mut self.buckets[number];
-        let copy = model.or_else(|| {
-            let (model, main) = plan.model_and_main_dtypes(number);
-            (model != main).then(|| master.clone().cast(FloatDType::from(model)))
+        let copy = copy.or_else(|| {
+            let (model, _) = plan.model_and_main_dtypes(number);
+            let cast = || master.clone().cast(FloatDType::from(model));
+            if plan.is_offloaded(number) {
+                Some(plan.to_device(cast()))
+            } else {
+                plan.copies_masters(number).then(cast)
+            }
         });
         let shard = match master_category(number, plan) {
             Some(category) => {
@@ -306,7 +358,7 @@ impl ParameterBuckets {
         }
     }
 
-    /// This rank's master shard of a bucket, in the main dtype.
+    /// This rank's master shard of a bucket, in the main dtype; on the host, if it is offloaded.
     pub fn master_shard(&mut self, number: usize, plan: &Arc<ShardingPlan>) -> Tensor<1> {
         self.buckets[number].master_shard(number, plan)
     }
@@ -364,11 +416,17 @@ impl ParameterBucket {
     }
 
     /// A tensor for the new copy of the master shard in the dtype of the model: the old copy, so that its address
-    /// stays, or a new one if the old one is gathered. `None` where the master is the copy.
+    /// stays, or a new one if the old one is gathered; on the host, if the bucket is offloaded. `None` where the model
+    /// has the dtype of the masters.
     fn take_copy(&mut self, number: usize, plan: &ShardingPlan) -> Option<Tensor<1>> {
         let (model, main) = plan.model_and_main_dtypes(number);
         if model == main {
             return None;
+        }
+        let elements = plan.shard_range(number).len();
+        let new = || Tensor::empty([elements], (&plan.state_device(number), model));
+        if plan.is_offloaded(number) {
+            return Some(self.host_copy.take().unwrap_or_else(new));
         }
         let is_whole =
             plan.stage() != ZeroStage::Parameters && plan.groups(number).shard.size() == 1;
@@ -379,8 +437,6 @@ impl ParameterBucket {
             }
             _ => self.shard.take(),
         };
-        let elements = plan.shard_range(number).len();
-        let new = || Tensor::empty([elements], (&plan.device, model));
         Some(old.map_or_else(new, |old| old.tensor))
     }
 
@@ -438,6 +494,7 @@ fn master_category(number: usize, plan: &ShardingPlan) -> Option<MemoryCategory>
     let (model, main) = plan.model_and_main_dtypes(number);
     let is_float = plan.parameter_format(number) == ParameterFormat::Float;
     match plan.stage() {
+        _ if plan.is_offloaded(number) => Some(MemoryCategory::HostOptimizer),
         // The model computes with it too.
         ZeroStage::Parameters if is_float && model == main => Some(MemoryCategory::Parameters),
         _ if is_float && model == main => None,

@@ -114,7 +114,7 @@ fn compare(
 }
 
 fn hash(buffers: &ParamAndGradBuffers, segment: &ShardSegment) -> i64 {
-    let shard = buffers.master_shard(segment.bucket);
+    let shard = buffers.master_on_device(segment.bucket);
     let values = shard.slice([segment.range.clone()]);
     let selected = match &segment.mask {
         ElementMask::Some(mask) => values.mask_fill(mask.clone().bool_not(), 0.0),

@@ -6,6 +6,7 @@ use super::config::DataParallelConfig;
 use super::error::DataParallelError;
 use super::layout::BufferLayout;
 use super::memory::MemoryPlan;
+use super::offload::OffloadPlan;
 use super::{ShardingPlan, build};
 use crate::comm::ParallelContext;
 use crate::nn::ParallelModule;
@@ -22,6 +23,8 @@ pub struct ShardingEstimate {
     pub layout: BufferLayout,
     /// The memory of the rank.
     pub memory: MemoryPlan,
+    /// The buckets whose optimizer state is on the host.
+    pub offload: OffloadPlan,
 }
 
 impl ShardingEstimate {
@@ -41,6 +44,7 @@ impl ShardingEstimate {
         let plan: ShardingPlan = build::build_plan(module, table, groups, config, quantizers)?;
         Ok(Self {
             memory: plan.memory()?,
+            offload: plan.offload,
             layout: plan.layout,
         })
     }

@@ -14,9 +14,10 @@ use super::gradient_check::GradientCheck;
 use super::layout::{BufferLayout, ParameterSlice};
 use super::memory::{MemoryPlan, MemoryRules, ZeroStage};
 use super::memory_usage::{MemoryCategory, MemoryUsage, TrackedTensor};
+use super::offload::OffloadPlan;
 use super::quantized;
 use super::sharding_groups::ShardingGroups;
-use crate::collective::{from_buffer, to_buffer};
+use crate::collective::{from_buffer, host_data, to_buffer};
 use crate::comm::{self, BufferPool};
 use crate::mesh::Grid;
 use crate::nn::fp8::WeightQuantizer;
@@ -32,6 +33,8 @@ pub(crate) struct ShardingPlan {
     pub dense: ShardingGroups,
     pub expert: Option<ShardingGroups>,
     pub config: DataParallelConfig,
+    /// The buckets whose masters and moments are on the host.
+    pub offload: OffloadPlan,
     /// The check of the gradients before their reduction, if there is one.
     pub check: Option<GradientCheck>,
     pub device: Device,
@@ -67,10 +70,31 @@ pub(crate) enum ParameterFormat {
 impl ShardingPlan {
     /// The memory of this rank, computed from the layout.
     pub fn memory(&self) -> Result<MemoryPlan, DataParallelError> {
-        Ok(MemoryPlan::new(
-            &self.layout,
-            &MemoryRules::of(&self.config),
-        )?)
+        let rules = MemoryRules {
+            offloaded: self.offload.buckets,
+            ..MemoryRules::of(&self.config)
+        };
+        Ok(MemoryPlan::new(&self.layout, &rules)?)
+    }
+
+    /// Whether the masters and moments of a bucket are on the host.
+    pub fn is_offloaded(&self, bucket: usize) -> bool {
+        bucket < self.offload.buckets
+    }
+
+    /// Where the masters and moments of a bucket are.
+    pub fn state_device(&self, bucket: usize) -> Device {
+        if self.is_offloaded(bucket) {
+            Device::flex()
+        } else {
+            self.device.clone()
+        }
+    }
+
+    /// Whether the model computes with copies of the masters of a bucket, FP8 weights aside.
+    pub fn copies_masters(&self, bucket: usize) -> bool {
+        let (model, main) = self.model_and_main_dtypes(bucket);
+        model != main || self.is_offloaded(bucket)
     }
 
     /// The groups over which a bucket is reduced and sharded: those of the grid of its parameters.
@@ -216,6 +240,28 @@ impl ShardingPlan {
     pub fn copy(&self, x: Tensor<1>) -> Tensor<1> {
         let memory = self.uninitialized(x.dims()[0], x.dtype());
         flat::accumulate(memory, 0, x, false)
+    }
+
+    /// The tensor in the memory of the host: waits for the device. No copy on the CPU.
+    ///
+    /// Unwinds with [`raise`](crate::comm::raise) if the device cannot be read.
+    pub fn to_host(&self, x: Tensor<1>) -> Tensor<1> {
+        if is_cpu(&self.device) {
+            return x;
+        }
+        let dtype = x.dtype();
+        Tensor::from_data(host_data(x), (&Device::flex(), dtype))
+    }
+
+    /// A copy on the device of a tensor of the host, through memory that the device can read by itself.
+    pub fn to_device(&self, x: Tensor<1>) -> Tensor<1> {
+        if is_cpu(&self.device) {
+            return self.copy(x);
+        }
+        let dtype = x.dtype();
+        let mut data = host_data(x);
+        self.device.staging(std::iter::once(&mut data));
+        Tensor::from_data(data, (&self.device, dtype))
     }
 
     /// Returns the memory of a tensor to the pool, if this is the only reference.

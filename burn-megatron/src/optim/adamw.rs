@@ -1,5 +1,7 @@
 //! AdamW on this rank's shards of the parameter buckets.
 
+use std::sync::Arc;
+
 use burn::module::Module;
 use burn::optim::AdamWConfig as BurnAdamWConfig;
 use burn::tensor::{DType, Device, Tensor};
@@ -7,13 +9,15 @@ use burn_megatron_kernels::adamw::{
     AdamWBuffers, AdamWStep, Blocks, DECAY_BLOCK, Decay, adamw, adamw_with_outcome,
 };
 
+use parking_lot::Mutex;
+
 use super::element_wise::ElementWise;
 use super::group_segments::{self, GroupSegment};
 use super::{AdamWConfig, OptimizerError};
 use crate::choice::Operation;
 use crate::data_parallel::{
     BucketShard, BucketStep, DistributedDataParallel, Gradients, MemoryCategory,
-    Moments as MomentType, SteppedBucket, TrackedAllocation,
+    Moments as MomentType, StepFn, SteppedBucket, TrackedAllocation,
 };
 
 /// The epsilon for Burn's AdamW where the setting is 0: the root of the smallest normal f32, below the root of
@@ -35,7 +39,8 @@ enum AdamWImpl {
 
 struct FusedAdamW {
     config: AdamWConfig,
-    buckets: Vec<FusedBucket>,
+    /// A bucket on the host is stepped by another thread.
+    buckets: Arc<[Mutex<FusedBucket>]>,
     steps: u64,
 }
 
@@ -53,7 +58,7 @@ impl ParallelAdamW {
     /// # Errors
     ///
     /// [`OptimizerError`] for an invalid setting or group, a group that matches no parameter of the model, and
-    /// moments in bf16 where the optimizer is not fused.
+    /// moments in bf16 or state on the host where the optimizer is not fused.
     pub fn new<M: Module>(
         config: &AdamWConfig,
         ddp: &DistributedDataParallel<M>,
@@ -153,7 +158,7 @@ impl ParallelAdamW {
     ) -> [Tensor<1>; 2] {
         match &self.implementation {
             AdamWImpl::Fused(fused) => {
-                let FusedBucket { first, second, .. } = &fused.buckets[bucket];
+                let FusedBucket { first, second, .. } = &*fused.buckets[bucket].lock();
                 [first.clone(), second.clone()]
             }
             AdamWImpl::Burn(burn) => {
@@ -177,7 +182,7 @@ impl ParallelAdamW {
         match &mut self.implementation {
             AdamWImpl::Fused(fused) => {
                 fused.steps = steps;
-                let state = &mut fused.buckets[bucket];
+                let state = &mut *fused.buckets[bucket].lock();
                 [state.first, state.second] = moments;
             }
             AdamWImpl::Burn(burn) => burn.restore(bucket, moments, steps),
@@ -191,8 +196,8 @@ impl FusedAdamW {
         ddp: &DistributedDataParallel<M>,
     ) -> Result<Self, OptimizerError> {
         let segments = group_segments::bucket_segments(&config.groups, ddp)?;
-        let shards = ddp.shards().iter().zip(&segments);
-        let buckets = shards.map(|(shard, segments)| FusedBucket::new(shard, segments, ddp));
+        let bucket = |number: usize| FusedBucket::new(number, &segments[number], ddp);
+        let buckets = (0..segments.len()).map(|number| Mutex::new(bucket(number)));
         Ok(Self {
             config: config.clone(),
             buckets: buckets.collect(),
@@ -211,9 +216,7 @@ impl FusedAdamW {
             ..ParallelAdamW::hyperparameters(&self.config, learning_rate, self.steps)
         };
         self.steps += 1;
-        ddp.step_buckets(gradients, |bucket| {
-            self.buckets[bucket.number].step(&step, None, bucket)
-        });
+        ddp.step_buckets(gradients, None, &self.step_fn(step));
     }
 
     fn step_with_outcome<M: Module>(
@@ -224,24 +227,33 @@ impl FusedAdamW {
     ) {
         // The outcome has rate and step number.
         let step = ParallelAdamW::hyperparameters(&self.config, 0.0, 0);
-        ddp.step_buckets(gradients, |bucket| {
-            self.buckets[bucket.number].step(&step, Some(outcome), bucket)
-        });
+        ddp.step_buckets(gradients, Some(outcome), &self.step_fn(step));
+    }
+
+    fn step_fn(&self, step: AdamWStep) -> Arc<StepFn> {
+        let buckets = self.buckets.clone();
+        Arc::new(move |bucket, outcome| buckets[bucket.number].lock().step(&step, outcome, bucket))
     }
 }
 
 impl FusedBucket {
     fn new<M: Module>(
-        shard: &BucketShard,
+        number: usize,
         segments: &[GroupSegment],
         ddp: &DistributedDataParallel<M>,
     ) -> Self {
+        let shard = &ddp.shards()[number];
         let dtype = moment_dtype(ddp.config().moments, shard.dtype);
-        let zeros = || Tensor::<1>::zeros([shard.range.len()], (ddp.device(), dtype));
+        let zeros = || Tensor::<1>::zeros([shard.range.len()], (&shard.device, dtype));
         let (first, second) = (zeros(), zeros());
-        let track = |of| ddp.usage().track_tensor(MemoryCategory::Optimizer, of);
+        let category = if number < ddp.offload().buckets {
+            MemoryCategory::HostOptimizer
+        } else {
+            MemoryCategory::Optimizer
+        };
+        let track = |of| ddp.usage().track_tensor(category, of);
         Self {
-            decay: decay_of(shard, segments, ddp.device()),
+            decay: decay_of(shard, segments, &shard.device),
             _allocations: [&first, &second].map(track),
             first,
             second,

@@ -31,12 +31,16 @@ impl<O: Optimizer> ElementWise<O> {
     ///
     /// # Errors
     ///
-    /// [`OptimizerError`] for a group that is invalid, or matches no parameter of the model.
+    /// [`OptimizerError`] for a group that is invalid, or matches no parameter of the model, and for state on the host.
     pub fn new<M: Module>(
         build: impl Fn(f64) -> O,
         groups: &[ParameterGroup],
         ddp: &DistributedDataParallel<M>,
     ) -> Result<Self, OptimizerError> {
+        let fraction = ddp.config().offload.optimizer;
+        if fraction > 0.0 {
+            return Err(OptimizerError::Offload(fraction));
+        }
         let optimizer = |segment: GroupSegment| SegmentOptimizer {
             optimizer: build(segment.decay),
             segment,
@@ -57,7 +61,7 @@ impl<O: Optimizer> ElementWise<O> {
         gradients: Gradients,
     ) {
         let factor = gradients.factor();
-        ddp.step_buckets(gradients, |bucket| {
+        ddp.step_device_buckets(gradients, |bucket| {
             let mut master = bucket.master;
             for segment_optimizer in &mut self.buckets[bucket.number] {
                 master = segment_optimizer.step(learning_rate, master, &bucket.gradient, factor);

@@ -113,6 +113,12 @@ pub enum OptimizerError {
          moments = f32"
     )]
     Moments,
+    /// State on the host for an optimizer that is stepped on the device.
+    #[error(
+        "offload.optimizer = {0} requires the fused AdamW, which steps a bucket at once on the device or the host, but \
+         the optimizer of this run is unfused; fuse it, or use offload.optimizer = 0"
+    )]
+    Offload(f64),
     /// A collective failed.
     #[error(transparent)]
     Comm(Box<CommError>),

@@ -147,10 +147,12 @@ impl PlannedModel for RecipeModel {
         let own = precision_bytes(parallel.precision);
         // A model in 16 bits has master weights.
         let master = if own < 4 { 4 } else { 0 };
+        // At least this fraction is on the host.
+        let on_device = 1.0 - self.recipe.memory.offload.optimizer;
         StateBytes {
             parameter: own,
             gradient: own.max(4),
-            optimizer: master + moments,
+            optimizer: ((master + moments) as f64 * on_device).ceil() as u64,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A saved run resumes as if it had not stopped, also under another layout.
 
 mod matrix;
-mod run;
+pub mod run;
 mod same;
 mod strict;

@@ -128,8 +128,9 @@ impl Snapshot {
         let SnapshotData::Live(tensors) = &mut self.bytes else {
             return Ok(());
         };
-        let device = tensors.kinds[0].first().map(Tensor::device);
-        if device.is_none_or(|device| device == Device::flex()) {
+        // Some may be on the host.
+        let mut all = tensors.kinds.iter().flatten();
+        if all.all(|tensor| tensor.device() == Device::flex()) {
             return Ok(());
         }
         let shards = self.shards.iter().enumerate();

@@ -17,14 +17,14 @@ pub struct RequiredMemory {
     pub parameters: u128,
     /// Gradient sums.
     pub gradients: u128,
-    /// Master weights and moments.
+    /// Master weights and moments, those on the host included.
     pub optimizer: u128,
     /// The logits of one micro-batch, or of a chunk of it.
     pub logits: u128,
 }
 
 impl RequiredMemory {
-    /// The memory that one rank needs at once: at the end of a backward, or with the logits of a micro-batch,
+    /// The memory of a host that one rank on its CPU needs at once: at the end of a backward, or with the logits of a micro-batch,
     /// whichever is more.
     ///
     /// `is_first`: a step has a single micro-batch, so there are no gradients yet when there are logits.
@@ -33,7 +33,7 @@ impl RequiredMemory {
         let stepping = Self {
             parameters: state.parameters.into(),
             gradients: state.gradients.into(),
-            optimizer: state.optimizer.into(),
+            optimizer: u128::from(state.optimizer) + u128::from(state.host_optimizer),
             logits: 0,
         };
         let unless = |is_not: bool, bytes: u128| if is_not { 0 } else { bytes };

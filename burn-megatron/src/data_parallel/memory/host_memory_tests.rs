@@ -87,7 +87,8 @@ fn the_peak_is_at_the_end_of_backward_or_with_the_logits() {
     let state = MemoryPlan {
         parameters: 4,
         gradients: 5,
-        optimizer: 8,
+        optimizer: 5,
+        host_optimizer: 3,
         buffers: 100,
     };
     let kinds =

@@ -20,7 +20,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::config::{DataParallelConfig, Moments};
-use super::layout::{BufferKey, BufferLayout, FlatBuffer};
+use super::layout::{Bucket, BufferKey, BufferLayout, FlatBuffer};
 use crate::comm::DType;
 pub use crate::mesh::{ParseZeroStageError, ZeroStage};
 
@@ -48,6 +48,9 @@ pub struct MemoryRules {
     pub moments: u8,
     /// The dtype of the moments.
     pub moment: DType,
+    /// The buckets from number 0 on whose masters and moments are on the host; see
+    /// [`OffloadPlan`](super::OffloadPlan).
+    pub offloaded: usize,
 }
 
 impl MemoryRules {
@@ -60,6 +63,7 @@ impl MemoryRules {
             gradient_copies: false,
             moments: 2,
             moment: DType::F32,
+            offloaded: 0,
         }
     }
 
@@ -81,6 +85,27 @@ impl MemoryRules {
             (DType::F32, DType::F64) => element_bytes(DType::F64),
             (moment, _) => element_bytes(moment),
         }
+    }
+
+    /// The elements of a bucket that one rank steps.
+    pub(super) fn stepped_elements(&self, bucket: &Bucket) -> usize {
+        match (self.stage, self.shards) {
+            (ZeroStage::Replicated, _) => bucket.padded(),
+            (_, None) => bucket.shard_elements(),
+            (_, Some(shards)) => bucket.padded() / shards,
+        }
+    }
+
+    /// Bytes of a bucket's optimizer state that one rank has, if it is on the device.
+    pub(super) fn state_of(&self, buffer: &FlatBuffer, bucket: &Bucket) -> u128 {
+        self.stepped_elements(bucket) as u128 * self.state_bytes(buffer.key)
+    }
+
+    /// Bytes of a bucket's optimizer state on the host, which has a master in any case.
+    fn host_state_of(&self, buffer: &FlatBuffer, bucket: &Bucket) -> u128 {
+        let moments = u128::from(self.moments) * self.moment_bytes(buffer.key);
+        let per_element = element_bytes(buffer.key.gradient) + moments;
+        self.stepped_elements(bucket) as u128 * per_element
     }
 
     /// Elements of one rank's shard.
@@ -135,6 +160,10 @@ pub enum MemoryError {
     },
 }
 
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
+}
+
 /// Bytes of one rank by category, computed or measured.
 ///
 /// Displayed as a table with a row per category and a total.
@@ -148,6 +177,10 @@ pub struct MemoryPlan {
     /// Masters of 16-bit parameters, f32 copies of 16-bit gradients, and moments: all, or the rank's
     /// shard from stage 1 on.
     pub optimizer: u64,
+    /// Masters and moments of offloaded buckets, in the memory of the host. Parameters in f32 have a master there
+    /// too. Not part of the [total](Self::total).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub host_optimizer: u64,
     /// Temporary buffers: the peak of what collectives and unsharded units need at once.
     ///
     /// - Stage 0: none, since gradients are reduced in place.
@@ -192,28 +225,37 @@ impl MemoryPlan {
         let gradients = sum(&|buffer| {
             elements(buffer, ZeroStage::Gradients) * element_bytes(buffer.key.gradient)
         });
-        let optimizer =
-            sum(&|buffer| elements(buffer, ZeroStage::Optimizer) * rules.state_bytes(buffer.key));
+        let (mut optimizer, mut host_optimizer) = (0, 0);
+        for (number, buffer, bucket) in layout.buckets() {
+            if number < rules.offloaded {
+                host_optimizer += rules.host_state_of(buffer, bucket);
+            } else {
+                optimizer += rules.state_of(buffer, bucket);
+            }
+        }
         let all = [
             parameters,
             gradients,
             optimizer,
+            host_optimizer,
             transient_buffers(layout, rules),
         ];
         let bytes = all.iter().sum();
         if bytes > u128::from(u64::MAX) {
             return Err(MemoryError::Overflow { bytes });
         }
-        let [parameters, gradients, optimizer, buffers] = all.map(|bytes| bytes as u64);
+        let [parameters, gradients, optimizer, host_optimizer, buffers] =
+            all.map(|bytes| bytes as u64);
         Ok(Self {
             parameters,
             gradients,
             optimizer,
+            host_optimizer,
             buffers,
         })
     }
 
-    /// The sum of all categories.
+    /// The sum of all categories on the device.
     pub fn total(&self) -> u64 {
         let rows = [
             self.parameters,

@@ -13,9 +13,14 @@ impl MemoryPlan {
             head.extend(["measured".into(), "difference".into()]);
         }
         let measured_rows = measured.map(Self::rows);
-        let rows = self
-            .rows()
+        // The last row is of the host.
+        let is_offloaded =
+            self.host_optimizer > 0 || measured.is_some_and(|m| m.host_optimizer > 0);
+        let rows = self.rows();
+        let shown = rows.len() - usize::from(!is_offloaded);
+        let rows = rows
             .into_iter()
+            .take(shown)
             .enumerate()
             .map(|(row, (name, bytes))| {
                 let mut cells = vec![name.to_string(), format_bytes(bytes)];
@@ -28,13 +33,14 @@ impl MemoryPlan {
         aligned(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
     }
 
-    fn rows(&self) -> [(&'static str, u64); 5] {
+    fn rows(&self) -> [(&'static str, u64); 6] {
         [
             ("parameters", self.parameters),
             ("gradients", self.gradients),
             ("optimizer state", self.optimizer),
             ("buffers", self.buffers),
             ("total", self.total()),
+            ("optimizer state on the host", self.host_optimizer),
         ]
     }
 }

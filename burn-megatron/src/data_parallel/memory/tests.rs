@@ -302,6 +302,7 @@ fn the_displayed_table() {
         parameters: 2 << 30,
         gradients: 1000,
         optimizer: 1536 << 10,
+        host_optimizer: 0,
         buffers: 0,
     };
     assert_eq!(

@@ -7,7 +7,8 @@ use crate::data_parallel::format_bytes;
 use crate::data_parallel::layout::aligned;
 
 impl fmt::Display for MemoryReport {
-    /// One row per pipeline rank, with its kinds at its peak, the total, and the action of the peak.
+    /// One row per pipeline rank, with its kinds at its peak, the total, what is on the host if anything is, and the
+    /// action of the peak.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kinds = self.fullest().1.peak.kinds();
         let shown: Vec<usize> = (0..kinds.len())
@@ -15,12 +16,16 @@ impl fmt::Display for MemoryReport {
             .collect();
         let mut head = vec!["pipeline rank".to_string()];
         head.extend(shown.iter().map(|kind| kinds[*kind].0.to_string()));
-        head.extend(["total".into(), "at".into()]);
+        head.push("total".into());
+        let is_offloaded = self.states.iter().any(|state| state.host_optimizer > 0);
+        head.extend(is_offloaded.then(|| "on the host".into()));
+        head.push("at".into());
         let rows = self.ranks.iter().enumerate().map(|(number, rank)| {
             let all = rank.peak.kinds();
             let mut row = vec![number.to_string()];
             row.extend(shown.iter().map(|kind| format_bytes(all[*kind].1)));
             row.push(format_bytes(rank.peak.total()));
+            row.extend(is_offloaded.then(|| format_bytes(self.states[number].host_optimizer)));
             row.push(match &rank.at {
                 Some(action) => action.describe(),
                 None => "the optimizer's step".into(),

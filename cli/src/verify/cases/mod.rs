@@ -393,11 +393,7 @@ impl VerifyCase {
 
     /// The options of `verify`.
     pub fn options(&self, args: &VerifyArgs) -> VerifyOptions {
-        let Recipe {
-            train,
-            data_parallel,
-            ..
-        } = &self.recipe;
+        let train = &self.recipe.train;
         let usual = VerifyOptions::default();
         VerifyOptions {
             steps: usize::from(args.steps),
@@ -410,7 +406,7 @@ impl VerifyCase {
             data_parallel: DataParallelConfig {
                 // Both are set by the layout.
                 hsdp: None,
-                ..data_parallel.clone()
+                ..self.recipe.sharing()
             },
             same_micro_batches: fp8::is_on(&self.recipe.fp8),
             progress: |layout| eprintln!("  {layout}"),

@@ -16,7 +16,7 @@ pub type SettingCase = (
     fn(&mut Recipe),
 );
 
-pub const SETTINGS: [SettingCase; 14] = [
+pub const SETTINGS: [SettingCase; 15] = [
     (
         "overlap_grad_reduce = false",
         VerifyModel::Gpt,
@@ -104,6 +104,15 @@ pub const SETTINGS: [SettingCase; 14] = [
                 group("embedding.*", Some(0.0), None),
                 group("blocks.*.mlp.**", None, Some(0.5)),
             ];
+        },
+    ),
+    (
+        "memory.offload.optimizer = 0.5",
+        VerifyModel::Gpt,
+        &["dp4-mb1", "tp2-dp2-mb2-z2", "tp2-pp2-dp2-mb1-z3/1f1b"],
+        |recipe| {
+            recipe.data_parallel.bucket_size = Some(700);
+            recipe.memory.offload.optimizer = 0.5;
         },
     ),
     (
