@@ -12,6 +12,7 @@
 //! | [`mesh`] | sizes, coordinates and groups of ranks; pure values |
 //! | [`comm`] | collectives between ranks, which are threads or processes |
 //! | [`collective`] | differentiable collectives on tensors |
+//! | [`host_link`] | what is transferred between a device and its host, and a simulation of its times |
 //! | [`choice`] | selection of fused kernels |
 //! | [`nn`] | parallel layers, and the parameter table |
 //! | [`pipeline`] | pipeline schedules, and the engine that runs them |
@@ -65,6 +66,7 @@ pub mod data_parallel;
 pub mod device;
 pub mod generate;
 mod glob;
+pub mod host_link;
 pub mod model;
 pub mod nn;
 pub mod optim;

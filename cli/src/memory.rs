@@ -5,13 +5,14 @@ use burn_megatron::choice::{KernelChoice, Operation};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::OffloadConfig;
 use burn_megatron::nn::{
-    BuildError, ModelBuilder, RecomputeConfig, RecomputeGranularity, RecomputeLayers,
-    RecomputeMethod, RecomputeModule,
+    ActivationOffload, BuildError, ModelBuilder, RecomputeConfig, RecomputeGranularity,
+    RecomputeLayers, RecomputeMethod, RecomputeModule,
 };
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::memory_limit::ByteSize;
 use crate::parallel_plan::ParallelPlan;
 use crate::recipe::Recipe;
 
@@ -22,7 +23,52 @@ pub struct MemoryConfig {
     /// What is recomputed in the backward.
     pub recompute: RecomputeConfig,
     /// What is kept in the memory of the host.
-    pub offload: OffloadConfig,
+    pub offload: OffloadTable,
+}
+
+/// `[memory.offload]` of a recipe.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OffloadTable {
+    /// See [`OffloadConfig::optimizer`].
+    pub optimizer: f64,
+    /// See [`ActivationOffload::bytes`].
+    pub activations: u64,
+    /// See [`ActivationOffload::prefetch`].
+    pub prefetch: usize,
+}
+
+impl Default for OffloadTable {
+    fn default() -> Self {
+        let ActivationOffload { bytes, prefetch } = ActivationOffload::default();
+        Self {
+            optimizer: OffloadConfig::default().optimizer,
+            activations: bytes,
+            prefetch,
+        }
+    }
+}
+
+impl MemoryConfig {
+    /// The optimizer state on the host.
+    pub fn offload(&self) -> OffloadConfig {
+        OffloadConfig {
+            optimizer: self.offload.optimizer,
+        }
+    }
+
+    /// What is recomputed, and which inputs of it are on the host.
+    pub fn recompute(&self) -> RecomputeConfig {
+        let OffloadTable {
+            activations: bytes,
+            prefetch,
+            ..
+        } = self.offload;
+        RecomputeConfig {
+            offload: ActivationOffload { bytes, prefetch },
+            ..self.recompute.clone()
+        }
+    }
 }
 
 /// Flags that save memory; each overrides a key of `[memory.recompute]` or `[memory.offload]`.
@@ -46,6 +92,13 @@ pub struct MemoryArgs {
     /// (0 to 1, whole buckets).
     #[arg(long, value_name = "FRACTION")]
     pub offload_optimizer: Option<f64>,
+    /// The most bytes of a rank, as in 2GiB, of the inputs of recomputed blocks that are kept in the memory of the host
+    /// from the forward to the backward.
+    #[arg(long, value_name = "BYTES")]
+    pub offload_activations: Option<ByteSize>,
+    /// How many blocks ahead of the backward --offload-activations fetches inputs from the host.
+    #[arg(long, value_name = "N")]
+    pub offload_prefetch: Option<usize>,
 }
 
 /// [`RecomputeGranularity`], as a flag.
@@ -123,6 +176,10 @@ impl MemoryArgs {
         if let Some(fraction) = self.offload_optimizer {
             memory.offload.optimizer = fraction;
         }
+        if let Some(ByteSize(bytes)) = self.offload_activations {
+            memory.offload.activations = bytes;
+        }
+        memory.offload.prefetch = self.offload_prefetch.unwrap_or(memory.offload.prefetch);
     }
 }
 
@@ -134,7 +191,7 @@ pub fn check(recipe: &Recipe, plan: &ParallelPlan) -> Result<(), Error> {
                     remove optimizer"
             .into());
     }
-    let recompute = &recipe.memory.recompute;
+    let recompute = recipe.memory.recompute();
     let of_table = |error| -> Error { format!("[memory.recompute] {error}").into() };
     recompute.check().map_err(of_table)?;
     let stages: Vec<_> = match &plan.stages[..] {
@@ -217,6 +274,16 @@ mod tests {
             ("optimizer = 1.5", "expected a fraction from 0 to 1"),
             ("optimizer = nan", "expected a fraction from 0 to 1"),
             ("moments = 0.5", "unknown field `moments`"),
+            ("activations = 4096", "the inputs of recomputed blocks"),
+            ("prefetch = 2", "activations beside it"),
+            (
+                "activations = 4096
+[memory.recompute]
+granularity = 'selective'
+modules = ['norm', 'activation']",
+                "the inputs of recomputed blocks",
+            ),
+            ("activations = -1", "invalid value"),
             (unfused, "needs the fused AdamW"),
         ] {
             let error = error(&format!("[memory.offload]\n{settings}"));
@@ -230,6 +297,7 @@ mod tests {
         for settings in [
             "",
             "[memory]\noffload.optimizer = 0.5",
+            "[memory]\nrecompute.granularity = 'full'\noffload.activations = 4096\noffload.prefetch = 0",
             "[memory]\nrecompute.granularity = 'full'",
             "[memory.recompute]\ngranularity = 'full'\nmethod = 'block'\nlayers = [2, 0]\nmicro_batches = 1",
             "[memory.recompute]\ngranularity = 'selective'\nmodules = ['norm', 'mlp', 'core_attention']\n\
@@ -270,6 +338,14 @@ mod tests {
         let half = "[memory.offload]\noptimizer = 0.5";
         assert_eq!(offloaded(half, "--recompute-granularity none"), 0.5);
         assert_eq!(offloaded(half, "--offload-optimizer 0"), 0.0);
+        let mut memory = parsed(full).unwrap().memory;
+        let flags = "--offload-activations 2KiB --offload-prefetch 3";
+        parse_text::<MemoryArgs>(flags).unwrap().apply(&mut memory);
+        let expected = ActivationOffload {
+            bytes: 2048,
+            prefetch: 3,
+        };
+        assert_eq!(memory.recompute().offload, expected);
         let none = applied(full, "--recompute-granularity none");
         assert_eq!(none, RecomputeConfig::default());
         let error = parse_text::<MemoryArgs>("--recompute-modules norms").unwrap_err();

@@ -11,7 +11,7 @@ use burn_megatron::comm::{
     Communicator, ParallelContext, Rank, all_gather_bytes, broadcast_bytes, broadcast_when_ready,
 };
 use burn_megatron::data::Dataset;
-use burn_megatron::data_parallel::ZeroStage;
+use burn_megatron::data_parallel::{ZeroStage, format_bytes};
 use burn_megatron::device::DeviceKind;
 use burn_megatron::pipeline::trace::TraceEvent;
 use burn_megatron::tokenizer::Tokenizer;
@@ -107,7 +107,7 @@ impl RankRun<'_> {
             self.print_training(&start.folder, device);
         }
         let builder = estimate::builder(recipe, &groups, device)?;
-        let builder = builder.with_recompute(&recipe.memory.recompute)?;
+        let builder = builder.with_recompute(&recipe.memory.recompute())?;
         let mut trainer = recipe.model.trainer(builder, &recipe.train_config())?;
         self.load(&mut *trainer, from.as_ref())?;
         if start.is_some() {
@@ -261,12 +261,20 @@ impl RankRun<'_> {
             );
         }
         println!("folder   {}", folder.path().display());
-        let recompute = &recipe.memory.recompute;
+        let recompute = recipe.memory.recompute();
         let recomputed = if recompute.is_on() {
             format!("; the backward recomputes {}", recompute.describe())
         } else {
             String::new()
         };
+        let offload = recompute.offload;
+        if offload.bytes > 0 {
+            println!(
+                "offload  inputs of recomputed blocks on the host, at most {} per rank; fetched {} ahead",
+                format_bytes(offload.bytes),
+                offload.prefetch,
+            );
+        }
         println!("memory   of rank 0, without activations{recomputed}\n");
         println!("{}\n", own.sharing.memory);
         println!("planned  {}\n", self.planned_memory);

@@ -155,7 +155,7 @@ impl Recipe {
     /// The settings of data parallelism, with what is offloaded.
     pub fn sharing(&self) -> DataParallelConfig {
         DataParallelConfig {
-            offload: self.memory.offload,
+            offload: self.memory.offload(),
             ..self.data_parallel.clone()
         }
     }

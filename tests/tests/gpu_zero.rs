@@ -7,7 +7,7 @@ use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, OffloadConfig, Precision, ZeroStage,
 };
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::ModelBuilder;
+use burn_megatron::nn::{ModelBuilder, RecomputeConfig, RecomputeMethod};
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
 use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_tests::{gpu, small_llama};
@@ -16,12 +16,21 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The weights of rank 0 after three steps of two ranks.
 fn train(device: &Device, settings: &DataParallelConfig) -> Vec<f32> {
+    train_with(device, settings, &RecomputeConfig::default())
+}
+
+fn train_with(
+    device: &Device,
+    settings: &DataParallelConfig,
+    recompute: &RecomputeConfig,
+) -> Vec<f32> {
     let mesh = ParallelConfig::new().with_data(2);
     let config = small_llama().config;
     let run = |rank| {
         let groups = ParallelContext::new(&mesh, &rank)?;
         let scope = ModelBuilder::with(&groups, device, 3, DType::F32);
         let scope = scope.with_compute_dtype(settings.precision.of(DType::F32));
+        let scope = scope.with_recompute(recompute)?;
         let model = config.init_with(scope)?;
         let mut ddp = DistributedDataParallel::with(model, &groups, settings)?;
         // A large epsilon keeps what rounding makes of small gradients small.
@@ -52,6 +61,13 @@ fn train(device: &Device, settings: &DataParallelConfig) -> Vec<f32> {
             optimizer.step(0.01, &mut ddp, gradients);
         }
         ddp.check_replicas()?;
+        let inputs = ddp.recompute().offloaded();
+        assert_eq!((inputs.device, inputs.host), (0, 0));
+        // Of two blocks, and three steps of two micro-batches.
+        let left = if recompute.offload.bytes > 0 { 6 } else { 0 };
+        let input = config.context * config.hidden * settings.precision.of(DType::F32).size();
+        assert_eq!(inputs.traffic.up, (left * input) as u64);
+        assert_eq!(inputs.traffic.down, inputs.traffic.up);
         let (offload, traffic) = (ddp.offload(), ddp.host_traffic());
         let expected = [3 * offload.up, 3 * offload.down];
         assert_eq!([traffic.up, traffic.down], expected);
@@ -121,6 +137,21 @@ fn the_host_steps_what_the_device_does() {
             };
             assert!(apart <= tolerance, "ZeRO-{stage}, {optimizer}: {apart}");
         }
+    }
+}
+
+#[test]
+fn inputs_of_recomputed_blocks_return_from_the_host_as_they_were() {
+    for (stage, precision) in [
+        (ZeroStage::Replicated, Precision::F32),
+        (ZeroStage::Parameters, Precision::F16),
+    ] {
+        let settings = settings(stage, precision);
+        let mut recompute = RecomputeConfig::full(RecomputeMethod::Uniform, 1);
+        let kept = train_with(&gpu(), &settings, &recompute);
+        recompute.offload.bytes = 1 << 20;
+        let found = train_with(&gpu(), &settings, &recompute);
+        assert_eq!(furthest(&found, &kept), 0.0, "ZeRO-{stage} in {precision}");
     }
 }
 

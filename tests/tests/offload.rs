@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use burn::tensor::{Device, Tensor};
 use burn_megatron::checkpoint::{Checkpoint, CheckpointFolder, LoadTolerance};
 use burn_megatron::choice::{KernelChoice, KernelChoices};
-use burn_megatron::data_parallel::offload::HostTraffic;
+
 use burn_megatron::data_parallel::{MemoryPlan, Moments, OffloadConfig, OffloadPlan, Precision};
+use burn_megatron::host_link::HostTraffic;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::optim::{LossScale, LossScaleConfig};
 use burn_megatron::train::{NoopObserver, Saver};

@@ -9,8 +9,8 @@ use burn_megatron::mesh::{ContextExchange, ParallelConfig};
 use burn_megatron::nn::fp8::{Fp8Config, Fp8Recipe};
 use burn_megatron::nn::moe::{Capacity, KeepPolicy, RouterLoss, RouterLossKind};
 use burn_megatron::nn::{
-    Activation, ModelBuilder, NormKind, RecomputeConfig, RecomputeLayers, RecomputeMethod,
-    RecomputeModule,
+    Activation, ActivationOffload, ActivationUsage, ModelBuilder, NormKind, Recompute,
+    RecomputeConfig, RecomputeLayers, RecomputeMethod, RecomputeModule,
 };
 use burn_megatron::pipeline::schedule::ScheduleKind;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
@@ -30,7 +30,7 @@ const MICRO_BATCHES: usize = 4;
 const SAMPLES: usize = 1;
 
 /// The values of each setting, by name.
-const SETTINGS: Settings<4> = [
+const SETTINGS: Settings<5> = [
     (
         "recompute",
         &[
@@ -45,6 +45,10 @@ const SETTINGS: Settings<4> = [
             "patterns",
             "all parts",
         ],
+    ),
+    (
+        "offload",
+        &["none", "all, 1 ahead", "all, when needed", "1 KiB, 3 ahead"],
     ),
     (
         "layout",
@@ -68,7 +72,7 @@ const SETTINGS: Settings<4> = [
 
 /// A row with names for its values.
 #[derive(Clone, Copy)]
-pub struct Case(Row<4>);
+pub struct Case(Row<5>);
 
 /// What a rank has seen of a run, as text of the same bits.
 #[derive(Debug, PartialEq)]
@@ -144,6 +148,8 @@ impl Case {
             !has_experts && self.value("layout") == "ep2",
             of_stage < 2 && mode == "uniform 2",
             mode == "some in flight" && self.stages() == 1,
+            // Both are computed from what is kept anyway.
+            mode == "norm, activation" && self.value("offload") != "none",
             // Dropout of the probabilities needs them in memory, which a ring has not.
             self.value("layout") == "cp2" && model == "gpt dropout",
         ]
@@ -156,7 +162,7 @@ impl Case {
         let has_experts = self.value("model") == "experts";
         let mlp = if has_experts { Moe } else { Mlp };
         let full = RecomputeConfig::full;
-        match self.value("recompute") {
+        let config = match self.value("recompute") {
             "uniform 1" => full(RecomputeMethod::Uniform, 1),
             "uniform 2" => full(RecomputeMethod::Uniform, 2),
             "per stage" => RecomputeConfig {
@@ -182,7 +188,22 @@ impl Case {
                 RecomputeConfig::selective([Norm, Activation, Moe, SharedExperts, CoreAttention])
             }
             _ => RecomputeConfig::selective([Norm, Activation, Mlp, CoreAttention]),
+        };
+        RecomputeConfig {
+            offload: self.offload(),
+            ..config
         }
+    }
+
+    fn offload(&self) -> ActivationOffload {
+        let (bytes, prefetch) = match self.value("offload") {
+            "none" => (0, 1),
+            "all, 1 ahead" => (1 << 30, 1),
+            "all, when needed" => (1 << 30, 0),
+            // Inputs have 512 bytes or more.
+            _ => (1024, 3),
+        };
+        ActivationOffload { bytes, prefetch }
     }
 
     pub fn model(&self) -> TransformerConfig {
@@ -245,6 +266,12 @@ impl Case {
     }
 
     fn train(&self, recompute: &RecomputeConfig) -> Vec<Seen> {
+        let ranks = self.run(recompute).into_iter();
+        ranks.map(|(seen, _)| seen).collect()
+    }
+
+    /// What each rank has seen, and the bytes of its inputs of recomputed blocks.
+    fn run(&self, recompute: &RecomputeConfig) -> Vec<(Seen, ActivationUsage)> {
         let (layout, model) = (self.layout(), self.model());
         let (precision, fp8) = match self.value("type") {
             "f32" => (Precision::F32, None),
@@ -276,7 +303,7 @@ impl Case {
             ..TrainConfig::default()
         };
         let ranks = layout.world_size().unwrap();
-        let run = |rank| -> Result<Seen, AnyError> {
+        let run = |rank| -> Result<_, AnyError> {
             let groups = ParallelContext::new(&layout, &rank)?;
             let device = Device::flex();
             let builder = ModelBuilder::with(&groups, &device, 3, precision.master())
@@ -310,15 +337,26 @@ impl Case {
                     losses.collect::<Vec<_>>()
                 ));
             }
-            Ok(Seen {
+            let recompute = trainer.model().recompute();
+            check_usage(recompute);
+            let seen = Seen {
                 steps,
                 gradients: observer.0,
                 weights: trainer.model().parameters().into_iter().map(bits).collect(),
                 experts,
-            })
+            };
+            Ok((seen, recompute.offloaded()))
         };
         World::threads(ranks).unwrap().run(run).unwrap()
     }
+}
+
+/// Checks that the budget was kept, and that every input was fetched.
+fn check_usage(recompute: &Recompute) {
+    let (used, offload) = (recompute.offloaded(), recompute.config().offload);
+    assert!(used.host_peak <= offload.bytes, "{used:?}");
+    assert_eq!((used.device, used.host), (0, 0), "{used:?}");
+    assert_eq!(used.traffic.up, used.traffic.down, "{used:?}");
 }
 
 /// The gradients of each step, before they are clipped.
@@ -348,7 +386,7 @@ struct Kept(BTreeMap<Vec<usize>, Vec<Seen>>);
 impl Kept {
     /// What differs, if anything does.
     fn difference(&mut self, case: Case) -> Option<String> {
-        let kept = self.0.entry(case.0[1..].to_vec());
+        let kept = self.0.entry(case.0[2..].to_vec());
         let kept = kept.or_insert_with(|| case.train(&RecomputeConfig::default()));
         let found = case.train(&case.recompute());
         let mut ranks = found.iter().zip(&*kept).enumerate();
@@ -417,4 +455,23 @@ fn a_global_loss_reads_the_same_loads_where_some_micro_batches_are_recomputed() 
         ("type", "bf16"),
     ]);
     assert_eq!(Kept::default().difference(case), None);
+}
+
+/// All inputs of a micro-batch but the last are on the host, of as many micro-batches as are in flight.
+#[test]
+fn inputs_are_on_the_host_between_forward_and_backward() {
+    for (layout, micro_batches) in [("tp2", 1), ("1f1b", 2)] {
+        let case = case(&[("offload", "all, 1 ahead"), ("layout", layout)]);
+        let (_, used) = case.run(&case.recompute()).swap_remove(0);
+        // [8 tokens, 16 features] in f32.
+        let input = 8 * 16 * 4;
+        let of_stage = (LAYERS / case.stages()) as u64;
+        let host = micro_batches * (of_stage - 1) * input;
+        assert_eq!(used.host_peak, host, "{layout}");
+        // Those that stay, one on its way to the host, and one that returns.
+        let device = (micro_batches + 2) * input;
+        assert!(used.device_peak <= device, "{layout}: {used:?}");
+        let all = (STEPS * MICRO_BATCHES) as u64 * (of_stage - 1) * input;
+        assert_eq!(used.traffic.up, all, "{layout}");
+    }
 }

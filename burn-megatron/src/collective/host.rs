@@ -29,7 +29,7 @@ pub(crate) fn to_f64(tensor: Tensor<1>) -> Vec<f64> {
 /// The elements of a plain tensor: waits for the device.
 ///
 /// Unwinds with [`raise`] if the device cannot be read.
-pub(crate) fn host_data<const D: usize>(tensor: Tensor<D>) -> TensorData {
+fn host_data<const D: usize>(tensor: Tensor<D>) -> TensorData {
     match tensor.try_into_data() {
         Ok(data) => data,
         Err(error) => invalid(format!("a tensor cannot be read from its device: {error}")),
@@ -50,6 +50,28 @@ pub fn from_buffer<const D: usize>(
         Buffer::F16(values) => TensorData::new(values, shape),
         other => invalid(format!("{} is not a type of float tensors", other.dtype())),
     };
+    Tensor::from_data(data, (device, dtype))
+}
+
+/// A tensor in the memory of the host: waits for the device. No copy on the CPU.
+///
+/// Unwinds with [`raise`] if the device cannot be read.
+pub(crate) fn to_host(x: Tensor<1>) -> Tensor<1> {
+    if x.device() == Device::flex() {
+        return x;
+    }
+    let dtype = x.dtype();
+    Tensor::from_data(host_data(x), (&Device::flex(), dtype))
+}
+
+/// A tensor of the host on a device, through memory that the device can read by itself. No copy on the CPU.
+pub(crate) fn to_device(x: Tensor<1>, device: &Device) -> Tensor<1> {
+    if *device == Device::flex() {
+        return x;
+    }
+    let dtype = x.dtype();
+    let mut data = host_data(x);
+    device.staging(std::iter::once(&mut data));
     Tensor::from_data(data, (device, dtype))
 }
 

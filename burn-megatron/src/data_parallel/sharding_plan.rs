@@ -17,7 +17,7 @@ use super::memory_usage::{MemoryCategory, MemoryUsage, TrackedTensor};
 use super::offload::OffloadPlan;
 use super::quantized;
 use super::sharding_groups::ShardingGroups;
-use crate::collective::{from_buffer, host_data, to_buffer};
+use crate::collective::{from_buffer, to_buffer, to_device};
 use crate::comm::{self, BufferPool};
 use crate::mesh::Grid;
 use crate::nn::fp8::WeightQuantizer;
@@ -242,26 +242,12 @@ impl ShardingPlan {
         flat::accumulate(memory, 0, x, false)
     }
 
-    /// The tensor in the memory of the host: waits for the device. No copy on the CPU.
-    ///
-    /// Unwinds with [`raise`](crate::comm::raise) if the device cannot be read.
-    pub fn to_host(&self, x: Tensor<1>) -> Tensor<1> {
-        if is_cpu(&self.device) {
-            return x;
-        }
-        let dtype = x.dtype();
-        Tensor::from_data(host_data(x), (&Device::flex(), dtype))
-    }
-
-    /// A copy on the device of a tensor of the host, through memory that the device can read by itself.
+    /// A copy on the device of a tensor of the host.
     pub fn to_device(&self, x: Tensor<1>) -> Tensor<1> {
         if is_cpu(&self.device) {
             return self.copy(x);
         }
-        let dtype = x.dtype();
-        let mut data = host_data(x);
-        self.device.staging(std::iter::once(&mut data));
-        Tensor::from_data(data, (&self.device, dtype))
+        to_device(x, &self.device)
     }
 
     /// Returns the memory of a tensor to the pool, if this is the only reference.

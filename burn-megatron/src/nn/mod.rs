@@ -99,8 +99,9 @@ pub use parameter_spec::ParameterSpec;
 pub use placement::{LocalSection, Placement, Placements, Section};
 pub(crate) use recompute::LayerRun;
 pub use recompute::{
-    Recompute, RecomputeConfig, RecomputeError, RecomputeGranularity, RecomputeLayers,
-    RecomputeMethod, RecomputeModule, RecomputeRegion, recompute, recompute_at,
+    ActivationOffload, ActivationUsage, Recompute, RecomputeConfig, RecomputeError,
+    RecomputeGranularity, RecomputeLayers, RecomputeMethod, RecomputeModule, RecomputeRegion,
+    recompute, recompute_at,
 };
 pub use residual::Residual;
 pub use row::{RowParallelLinear, RowParallelLinearConfig};

@@ -12,8 +12,8 @@ use burn_megatron::data_parallel::{
 };
 use burn_megatron::generate::{GenerateConfig, GenerationOutput, Generator};
 use burn_megatron::model::{LanguageModel, ModelConfig};
-use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::fp8::Fp8;
+use burn_megatron::nn::{ActivationUsage, ModelBuilder};
 use burn_megatron::pipeline::engine::ActionEvent;
 use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::{Observer, Saver, TrainOutcome, Trainer};
@@ -54,6 +54,8 @@ pub struct RankMemory {
     pub peak: MemoryPlan,
     /// The most blocks that were gathered at once, with ZeRO-3.
     pub peak_unsharded_units: Option<u64>,
+    /// Of the inputs of recomputed blocks.
+    pub inputs: ActivationUsage,
     /// Whether the peak includes the optimizer state.
     pub counts_optimizer: bool,
 }
@@ -118,6 +120,7 @@ impl<M: LanguageModel> AnyTrainer for Trainer<M> {
         Ok(RankMemory {
             planned: ddp.memory_plan()?,
             peak: usage.peak(),
+            inputs: ddp.recompute().offloaded(),
             counts_optimizer: ddp.kernels().is_fused(Operation::Optimizer),
             peak_unsharded_units: full.then(|| usage.peak_unsharded_units()),
         })

@@ -11,7 +11,7 @@ use burn::tensor::DType;
 use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::comm::testing::fault_injection::{Fault, FaultKind, FaultPlan as Faults};
 use burn_megatron::data::Padding;
-use burn_megatron::data_parallel::Moments;
+use burn_megatron::data_parallel::{Moments, format_bytes};
 use burn_megatron::device::DeviceKind;
 use burn_megatron::mesh::ContextSplit;
 use burn_megatron::optim::LossScale;
@@ -375,6 +375,15 @@ fn print_memory(memory: &RankMemory) {
     println!("{}\n", memory.planned.table(Some(&memory.peak)));
     if !memory.counts_optimizer {
         println!("the state of an unfused optimizer is not measured");
+    }
+    let inputs = &memory.inputs;
+    if inputs.host_peak > 0 {
+        println!(
+            "inputs of recomputed blocks: at most {} on the host and {} on the device; {} copied to the host\n",
+            format_bytes(inputs.host_peak),
+            format_bytes(inputs.device_peak),
+            format_bytes(inputs.traffic.up),
+        );
     }
     if let Some(blocks) = memory.peak_unsharded_units {
         println!("most blocks gathered at once: {blocks}");

@@ -1,7 +1,5 @@
 //! The threads of a rank that copy gradients to the host, and step buckets there.
 
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
@@ -16,8 +14,9 @@ use super::super::error::DataParallelError;
 use super::super::memory_usage::TrackedTensor;
 use super::super::sharding_plan::ShardingPlan;
 use super::Timeline;
-use crate::collective::or_raise;
+use crate::collective::{or_raise, to_host};
 use crate::comm::CommError;
+use crate::host_link::caught;
 
 /// The longest wait for one bucket: as long as processes wait for the first call of a group.
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -185,8 +184,8 @@ impl Worker {
                 let empty = Tensor::empty([0], &self.plan.device);
                 let gradient = std::mem::replace(&mut job.bucket.gradient.tensor, empty);
                 let bytes = gradient.dims()[0] * gradient.dtype().size();
-                let gradient = self.plan.to_host(gradient);
-                job.outcome = job.outcome.map(|outcome| self.plan.to_host(outcome));
+                let gradient = to_host(gradient);
+                job.outcome = job.outcome.map(to_host);
                 job.ready = self.timeline.up(number, bytes as u64, job.ready);
                 Uploaded { job, gradient }
             });
@@ -251,18 +250,4 @@ impl Worker {
         });
         false
     }
-}
-
-/// The result of `f`, or the message of its panic.
-fn caught<T>(f: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(f)).map_err(|payload| message(&*payload))
-}
-
-fn message(payload: &(dyn Any + Send)) -> String {
-    let text = payload
-        .downcast_ref::<CommError>()
-        .map(ToString::to_string)
-        .or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string))
-        .or_else(|| payload.downcast_ref::<String>().cloned());
-    text.unwrap_or_else(|| "it panicked".into())
 }

@@ -11,19 +11,20 @@
 //!
 //! Rajbhandari et al. 2021, arXiv:2104.07857 (ZeRO-Offload and ZeRO-Infinity).
 
+use std::time::Duration;
+
 use burn::module::Module;
 use serde::{Deserialize, Serialize};
 
 use super::DistributedDataParallel;
 use super::layout::BufferLayout;
 use super::memory::MemoryRules;
+use crate::host_link::{HostTraffic, OffloadRecord, SimulatedHostLink};
 
 mod host_stepper;
 #[cfg(test)]
 mod tests;
 mod timeline;
-
-pub use timeline::{HostTraffic, OffloadEvent, OffloadEventKind, OffloadRecord, SimulatedHostLink};
 
 pub(super) use host_stepper::{HostBucket, HostStepped, HostStepper};
 use timeline::Timeline;
@@ -116,11 +117,16 @@ impl<M: Module> DistributedDataParallel<M> {
         host.map_or_else(HostTraffic::default, |host| host.timeline().traffic())
     }
 
-    /// Records the transfers of the next steps over a simulated link between device and host. Without offloaded
-    /// buckets there are none.
-    pub fn simulate_host_link(&self, link: SimulatedHostLink) {
+    /// Records the transfers of the next steps over a simulated link between device and host, where the step of a
+    /// bucket takes so long on the host and on the device. Without offloaded buckets there are none.
+    pub fn simulate_host_link(
+        &self,
+        link: SimulatedHostLink,
+        host_step: Duration,
+        device_step: Duration,
+    ) {
         if let Some(host) = &self.host {
-            host.timeline().simulate(link);
+            host.timeline().simulate(link, host_step, device_step);
         }
     }
 

@@ -16,9 +16,9 @@ use crate::data_parallel::memory_usage::TrackedTensor;
 use crate::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryCategory, StepFn, SteppedBucket,
 };
+use crate::host_link::OffloadEventKind::{self, DeviceStep, GradientUp, HostStep, ParametersDown};
 use crate::nn::ParallelModule;
 use crate::optim::{AdamWConfig, ParallelAdamW};
-use OffloadEventKind::{DeviceStep, GradientUp, HostStep, ParametersDown};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -70,7 +70,7 @@ fn recorded(fraction: f64) -> OffloadRecord {
     let mut ddp = stack(&ParallelContext::single(), fraction).unwrap();
     let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp).unwrap();
     let link = SimulatedHostLink::new(ms(2), 64_000.0).unwrap();
-    ddp.simulate_host_link(link.with_step_times(ms(5), ms(15)));
+    ddp.simulate_host_link(link, ms(5), ms(15));
     step(&mut ddp, &mut optimizer, 0.1).unwrap();
     let buckets = ddp.offload().buckets as u64;
     let bytes = buckets * 512;
@@ -87,7 +87,7 @@ fn recorded(fraction: f64) -> OffloadRecord {
 fn times(record: &OffloadRecord, kind: OffloadEventKind) -> Vec<(usize, u128, u128)> {
     let events = record.events.iter().filter(|event| event.kind == kind);
     events
-        .map(|event| (event.bucket, event.start.as_millis(), event.end.as_millis()))
+        .map(|event| (event.number, event.start.as_millis(), event.end.as_millis()))
         .collect()
 }
 
@@ -100,7 +100,7 @@ fn half_of_the_buckets_are_stepped_on_the_host_beside_the_device() {
     assert_eq!(times(&record, DeviceStep), [(3, 0, 15), (2, 15, 30)]);
     // What happened, whatever the link says: the gradient of a bucket before its step before its parameters.
     for bucket in [0, 1] {
-        let of_bucket = record.events.iter().filter(|event| event.bucket == bucket);
+        let of_bucket = record.events.iter().filter(|event| event.number == bucket);
         let kinds: Vec<_> = of_bucket.map(|event| event.kind).collect();
         assert_eq!(kinds, [GradientUp, HostStep, ParametersDown]);
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{RecomputeError, RecomputeLayers, RecomputeMethod};
+use super::{ActivationOffload, RecomputeError, RecomputeLayers, RecomputeMethod};
 use crate::glob::Glob;
 
 /// How much is recomputed.
@@ -83,6 +83,10 @@ pub struct RecomputeConfig {
     /// the most that the schedule has in flight in the stage, the first so many are not recomputed. By default none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batches: Option<usize>,
+    /// Which inputs of recomputed blocks are kept on the host. Not serialized here: a recipe has it in
+    /// `[memory.offload]`.
+    #[serde(skip)]
+    pub offload: ActivationOffload,
 }
 
 impl RecomputeConfig {
@@ -110,6 +114,19 @@ impl RecomputeConfig {
         self.granularity != RecomputeGranularity::None
     }
 
+    /// Whether blocks are recomputed, from inputs of their own.
+    fn has_blocks(&self) -> bool {
+        use RecomputeModule::{Activation, Norm};
+        let is_block = |module: &RecomputeModule| !matches!(module, Norm | Activation);
+        match self.granularity {
+            RecomputeGranularity::None => false,
+            RecomputeGranularity::Full => true,
+            RecomputeGranularity::Selective => {
+                !self.patterns.is_empty() || self.modules.iter().any(is_block)
+            }
+        }
+    }
+
     /// Returns the first setting that is invalid or has no effect; needs no model.
     ///
     /// # Errors
@@ -120,6 +137,16 @@ impl RecomputeConfig {
         let of_full = self.method.is_some() || self.layers.is_some();
         let of_selective = !self.modules.is_empty() || !self.patterns.is_empty();
         let refuse = |name, expected: &str| Err(RecomputeError::setting(name, expected));
+        if self.offload.bytes > 0 && !self.has_blocks() {
+            return refuse(
+                "offload of activations",
+                "granularity = \"full\", or modules or patterns besides \"norm\" and \"activation\", as the inputs of \
+                 recomputed blocks are offloaded",
+            );
+        }
+        if self.offload.bytes == 0 && self.offload != ActivationOffload::default() {
+            return refuse("offload.prefetch", "activations beside it");
+        }
         match self.granularity {
             None if of_full => refuse("method or layers", "granularity = \"full\" beside them"),
             None if of_selective => refuse(

@@ -30,6 +30,12 @@ pub enum RecomputeError {
         /// What the model has.
         known: String,
     },
+    /// The threads that copy activations cannot be started.
+    #[error("cannot start the threads that copy activations to the host: {reason}")]
+    Threads {
+        /// The error of the system.
+        reason: String,
+    },
     /// The ranks could not exchange what they have.
     #[error(transparent)]
     Comm(Box<CommError>),

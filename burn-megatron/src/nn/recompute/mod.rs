@@ -18,9 +18,11 @@ mod config;
 mod discard;
 mod error;
 mod layers;
+mod offload;
 mod state;
 
 use std::fmt;
+use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -28,12 +30,14 @@ use burn_megatron_kernels::{MultiFunction, apply_multi, record};
 
 use super::gradient_slot::GradientSlot;
 use super::{DropoutPosition, forward_context};
+use offload::{ActivationStore, SavedInput};
 
 pub use config::{RecomputeConfig, RecomputeGranularity, RecomputeModule};
 pub(super) use discard::{ProductInput, SavesInput, apply_discarding};
 pub use error::RecomputeError;
 pub(crate) use layers::LayerRun;
 pub use layers::{RecomputeLayers, RecomputeMethod};
+pub use offload::{ActivationOffload, ActivationUsage};
 pub use state::{Recompute, RecomputeRegion};
 
 /// Returns `body(x)` and runs `body` again in the backward: only `x` is saved.
@@ -77,12 +81,13 @@ pub fn recompute<const D: usize, const E: usize>(
     x: Tensor<D>,
     body: impl Fn(Tensor<D>) -> Tensor<E> + Send + Sync + 'static,
 ) -> Tensor<E> {
-    let [y] = recompute_outputs(x, move |x| [body(x)]);
+    let [y] = recompute_outputs(None, x, move |x| [body(x)]);
     y
 }
 
-/// [`recompute`] of a body with several outputs.
+/// [`recompute`] of a body with several outputs, whose input may be kept on the host.
 pub(super) fn recompute_outputs<const D: usize, const E: usize, const K: usize>(
+    store: Option<&Arc<ActivationStore>>,
     x: Tensor<D>,
     body: impl Fn(Tensor<D>) -> [Tensor<E>; K] + Send + Sync + 'static,
 ) -> [Tensor<E>; K] {
@@ -96,7 +101,15 @@ pub(super) fn recompute_outputs<const D: usize, const E: usize, const K: usize>(
         // The first block of a model: its parameters need a tracked input.
         vec![x.into_dispatch(), anchor]
     };
-    apply_multi(inputs, RecomputedBlock { body, autodiff })
+    // Inside of a second pass, which is a part of the backward, the input is used at once. A recording has shapes only.
+    let is_first = forward_context::mode() != forward_context::ForwardMode::SecondPass;
+    let store = store.filter(|_| is_first && !record::is_recording());
+    let block = RecomputedBlock {
+        body,
+        autodiff,
+        offloaded: store.map(SavedInput::new),
+    };
+    apply_multi(inputs, block)
 }
 
 /// [`recompute`] with the current [`DropoutPosition`]: in the second pass the
@@ -110,8 +123,20 @@ pub fn recompute_at<const D: usize, const E: usize>(
     x: Tensor<D>,
     body: impl Fn(Tensor<D>) -> Tensor<E> + Send + Sync + 'static,
 ) -> Tensor<E> {
+    recompute_in(None, position, x, body)
+}
+
+/// [`recompute_at`] of a block whose input may be kept on the host.
+fn recompute_in<const D: usize, const E: usize>(
+    store: Option<&Arc<ActivationStore>>,
+    position: &DropoutPosition,
+    x: Tensor<D>,
+    body: impl Fn(Tensor<D>) -> Tensor<E> + Send + Sync + 'static,
+) -> Tensor<E> {
     let (position, current) = (position.clone(), position.get());
-    recompute(x, move |x| position.at(current.clone(), || body(x)))
+    let body = move |x| [position.at(current.clone(), || body(x))];
+    let [y] = recompute_outputs(store, x, body);
+    y
 }
 
 /// A block with an input of `D` dims and `K` outputs of `E`.
@@ -119,6 +144,8 @@ struct RecomputedBlock<const D: usize, const E: usize, const K: usize, F> {
     body: F,
     /// Whether the input has autodiff, tracked or not, which layers read as training.
     autodiff: bool,
+    /// Keeps the input, if it may be on the host; otherwise the graph does.
+    offloaded: Option<SavedInput<D>>,
 }
 
 impl<const D: usize, const E: usize, const K: usize, F> RecomputedBlock<D, E, K, F>
@@ -170,7 +197,14 @@ where
             );
             y.inner().into_dispatch()
         };
-        (outputs.map(output).into(), vec![x])
+        let outputs = outputs.map(output).into();
+        match &self.offloaded {
+            Some(offloaded) => {
+                offloaded.save(x);
+                (outputs, vec![])
+            }
+            None => (outputs, vec![x]),
+        }
     }
 
     fn backward(
@@ -183,7 +217,8 @@ where
         if record::is_recording() {
             return self.backward_on_shapes(saved.swap_remove(0), needed);
         }
-        let mut x = self.input(saved.swap_remove(0));
+        let fetched = self.offloaded.as_ref().and_then(SavedInput::take);
+        let mut x = self.input(fetched.unwrap_or_else(|| saved.swap_remove(0)));
         if needed[0] {
             x = x.require_grad();
         }

@@ -3,14 +3,20 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
 use super::layers::LayerRun;
-use super::{RecomputeConfig, RecomputeError, RecomputeModule, recompute_at, recompute_outputs};
+use super::offload::ActivationStore;
+use super::{
+    ActivationUsage, RecomputeConfig, RecomputeError, RecomputeModule, recompute_in,
+    recompute_outputs,
+};
 use crate::comm::{ParallelContext, ReduceOp};
 use crate::glob::Glob;
+use crate::host_link::{OffloadRecord, SimulatedHostLink};
 use crate::nn::{DropoutPosition, Norm, Residual, forward_context};
 
 /// What of a model is recomputed. Clones share the current micro-batch and the list of regions.
@@ -24,6 +30,8 @@ struct Shared {
     /// Whether the micro-batch that goes forward is recomputed.
     is_active: AtomicBool,
     regions: Mutex<Regions>,
+    /// The inputs of recomputed blocks, if some may be kept on the host.
+    store: Option<Arc<ActivationStore>>,
 }
 
 /// What the modules of a model can recompute.
@@ -36,7 +44,7 @@ struct Regions {
 /// Nothing is recomputed.
 impl Default for Recompute {
     fn default() -> Self {
-        Self::of(RecomputeConfig::default(), vec![])
+        Self::of(RecomputeConfig::default(), vec![], None)
     }
 }
 
@@ -45,18 +53,27 @@ impl Recompute {
     ///
     /// # Errors
     ///
-    /// As [`RecomputeConfig::check`].
+    /// As [`RecomputeConfig::check`]; [`RecomputeError::Threads`] if the system refuses the threads of an offload.
     pub fn new(config: &RecomputeConfig) -> Result<Self, RecomputeError> {
         config.check()?;
-        Ok(Self::of(config.clone(), config.globs()?))
+        let store = (config.offload.bytes > 0).then(|| ActivationStore::start(config.offload));
+        let store = store.transpose().map_err(|error| RecomputeError::Threads {
+            reason: error.to_string(),
+        })?;
+        Ok(Self::of(
+            config.clone(),
+            config.globs()?,
+            store.map(Arc::new),
+        ))
     }
 
-    fn of(config: RecomputeConfig, globs: Vec<Glob>) -> Self {
+    fn of(config: RecomputeConfig, globs: Vec<Glob>, store: Option<Arc<ActivationStore>>) -> Self {
         Self(Arc::new(Shared {
             config,
             globs,
             is_active: AtomicBool::new(true),
             regions: Mutex::default(),
+            store,
         }))
     }
 
@@ -69,6 +86,35 @@ impl Recompute {
     pub fn begin_micro_batch(&self, micro_batch: usize, in_flight: usize) {
         let is_active = self.config().recomputes(micro_batch, in_flight);
         self.0.is_active.store(is_active, Ordering::Relaxed);
+        if let Some(store) = &self.0.store {
+            store.begin_forward();
+        }
+    }
+
+    /// The bytes of saved inputs of recomputed blocks on the device and on the host; zeros without an
+    /// [offload](super::ActivationOffload).
+    pub fn offloaded(&self) -> ActivationUsage {
+        let store = self.0.store.as_ref();
+        store.map_or_else(ActivationUsage::default, |store| store.usage())
+    }
+
+    /// Records the transfers of inputs over a simulated link between device and host, where a block takes so long in its
+    /// forward and in its backward.
+    pub fn simulate_host_link(
+        &self,
+        link: SimulatedHostLink,
+        forward: Duration,
+        backward: Duration,
+    ) {
+        if let Some(store) = &self.0.store {
+            store.simulate(link, forward, backward);
+        }
+    }
+
+    /// Takes what was recorded since the last call; nothing without a [simulated link](Self::simulate_host_link).
+    pub fn take_offload_record(&self) -> OffloadRecord {
+        let store = self.0.store.as_ref();
+        store.map_or_else(OffloadRecord::default, |store| store.take_record())
     }
 
     /// The region of the module at `path`, which is `module` where that has a name; recomputed if the settings have
@@ -215,7 +261,9 @@ impl RecomputeRegion {
         body: impl Fn(Tensor<D>) -> Tensor<E> + Send + Sync + 'static,
     ) -> Tensor<E> {
         match &self.state {
-            Some((_, position)) if self.is_active() => recompute_at(position, x, body),
+            Some((recompute, position)) if self.is_active() => {
+                recompute_in(recompute.0.store.as_ref(), position, x, body)
+            }
             _ => body(x),
         }
     }
@@ -229,13 +277,14 @@ impl RecomputeRegion {
         body: impl Fn(Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
     ) -> (Tensor<3>, Tensor<3>) {
         let position = self.state.as_ref().filter(|_| self.is_active());
-        let Some((_, position)) = position.filter(|_| norm.is_recomputed()) else {
+        let Some((recompute, position)) = position.filter(|_| norm.is_recomputed()) else {
             let (normal, stream) = norm.forward_add(x);
             return (self.run(normal, body), stream);
         };
         let ((sum, added_bias), norm) = (x.into_parts(), norm.clone());
         let (position, current) = (position.clone(), position.get());
-        let [y, stream] = recompute_outputs(sum, move |sum| {
+        let store = recompute.0.store.as_ref();
+        let [y, stream] = recompute_outputs(store, sum, move |sum| {
             position.at(current.clone(), || {
                 let x = Residual::from_parts(sum, added_bias.clone());
                 let (normal, stream) = norm.forward_add(x);
