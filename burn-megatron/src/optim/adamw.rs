@@ -91,6 +91,8 @@ impl ParallelAdamW {
     }
 
     /// Updates the parameters with the reduced gradients of one step. Collective: call on all ranks.
+    ///
+    /// Unwinds with [`raise`](crate::comm::raise) if a step on the host fails, or takes more than 300 s.
     pub fn step<M: Module>(
         &mut self,
         learning_rate: f64,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use burn::tensor::Tensor;
@@ -15,7 +15,7 @@ use super::super::memory_usage::TrackedTensor;
 use super::super::sharding_plan::ShardingPlan;
 use super::Timeline;
 use crate::collective::{or_raise, to_host};
-use crate::comm::CommError;
+use crate::comm::{CommError, raise};
 use crate::host_link::caught;
 
 /// The longest wait for one bucket: as long as processes wait for the first call of a group.
@@ -44,7 +44,10 @@ pub(crate) struct HostStepped {
 /// thread is an error of the wait.
 #[derive(Debug)]
 pub(crate) struct HostStepper {
-    jobs: Sender<Job>,
+    /// `None` only once it is dropped.
+    jobs: Option<Sender<Job>>,
+    /// Empty after a wait that has reached its deadline.
+    threads: Mutex<Vec<JoinHandle<()>>>,
     results: Mutex<Receiver<Finished>>,
     timeline: Arc<Timeline>,
     deadline: Duration,
@@ -107,10 +110,13 @@ impl HostStepper {
             finished,
         };
         let spawn = |name: &str| thread::Builder::new().name(name.into());
-        spawn("offload-up").spawn(move || uploader.upload_all(&to_upload, &uploaded))?;
-        spawn("offload-step").spawn(move || stepper.step_all(&to_step, &pool))?;
+        let threads = vec![
+            spawn("offload-up").spawn(move || uploader.upload_all(&to_upload, &uploaded))?,
+            spawn("offload-step").spawn(move || stepper.step_all(&to_step, &pool))?,
+        ];
         Ok(Self {
-            jobs,
+            jobs: Some(jobs),
+            threads: Mutex::new(threads),
             results: Mutex::new(results),
             timeline,
             deadline,
@@ -132,8 +138,10 @@ impl HostStepper {
             outcome: outcome.cloned(),
             ready: self.timeline.now(),
         };
-        let sent = self.jobs.send(job);
-        or_raise(sent.map_err(|_| error(number, "its thread has ended")));
+        let sends = |jobs: &Sender<Job>| jobs.send(job).is_ok();
+        if !self.jobs.as_ref().is_some_and(sends) {
+            raise(error(number, "its thread has ended"));
+        }
     }
 
     /// Waits for the bucket that was started first of those not waited for, which must be `number`.
@@ -143,6 +151,7 @@ impl HostStepper {
         let finished = self.results.lock().recv_timeout(self.deadline);
         let finished = finished.map_err(|failed| match failed {
             RecvTimeoutError::Timeout => {
+                self.threads.lock().clear();
                 let seconds = self.deadline.as_secs_f64();
                 error(number, &format!("it has not ended after {seconds} s"))
             }
@@ -157,6 +166,16 @@ impl HostStepper {
         debug_assert_eq!(found, number, "buckets are stepped in order");
         self.timeline.waited(at);
         stepped
+    }
+}
+
+/// Ends the threads, which hold communicators: none may be freed after the end of its engine.
+impl Drop for HostStepper {
+    fn drop(&mut self) {
+        self.jobs = None;
+        for thread in self.threads.get_mut().drain(..) {
+            let _ = thread.join();
+        }
     }
 }
 

@@ -250,7 +250,8 @@ impl RecomputeRegion {
     }
 
     /// Returns `body(x)`. Where the region is [active](Self::is_active) only `x` is kept for the backward, which runs
-    /// `body` again, with the same dropout: see [`recompute_at`].
+    /// `body` again, with the same dropout: see
+    /// [`recompute_at`](super::recompute_at).
     ///
     /// # Panics
     ///

@@ -70,6 +70,39 @@ fn the_peak_is_of_bytes_not_of_counts() {
     };
     assert_eq!(fullest.peak, expected);
     assert_eq!(report.ranks[0].peak.total(), 10 + 5 + 2);
+    assert!(!report.to_string().contains("on the host"));
+}
+
+#[test]
+fn what_is_on_the_host_is_shown_beside_the_total() {
+    let config = ScheduleConfig::new(ScheduleKind::OneFOneB, 1, 1);
+    let schedule = generate(&config).unwrap();
+    let states = vec![MemoryPlan {
+        optimizer: 8,
+        host_optimizer: 4096,
+        ..MemoryPlan::default()
+    }];
+    let report = MemoryReport::new(
+        &schedule,
+        vec![stage(1)],
+        states,
+        ZeroStage::Replicated,
+        1.0,
+    );
+    let text = report.to_string();
+    let lines: Vec<Vec<&str>> = text
+        .lines()
+        .map(|line| line.split("  ").collect())
+        .collect();
+    let cells = |line: usize| -> Vec<&str> {
+        let cells = lines[line].iter().map(|cell| cell.trim());
+        cells.filter(|cell| !cell.is_empty()).collect()
+    };
+    let (head, row) = (cells(0), cells(1));
+    let at = head.iter().position(|cell| *cell == "on the host").unwrap();
+    assert_eq!(row[at], "4.00 KiB");
+    let peak = report.fullest().1.peak;
+    assert_eq!((peak.optimizer, peak.total() < 4096), (8, true));
 }
 
 #[test]
