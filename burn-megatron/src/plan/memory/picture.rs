@@ -107,7 +107,7 @@ impl MemoryReport {
     fn draw_head(&self, area: &Area<'_>, title: &str) -> Result<(), PlotError> {
         let (rank, memory) = self.fullest();
         let title = format!(
-            "{title}: at most {} on pipeline rank {rank}",
+            "{title}: {} at the peak of pipeline rank {rank}",
             format_bytes(memory.peak.total())
         );
         let style = (FONT, 20).into_font().color(&TEXT);

@@ -8,6 +8,7 @@
 
 mod entries;
 mod pipelines;
+mod rank_class;
 mod report;
 mod space;
 #[cfg(test)]
@@ -20,16 +21,16 @@ use crate::mesh::stages::StageLayout;
 use crate::mesh::{Axis, Grid, Mesh, ParallelConfig};
 use crate::pipeline::stages_of;
 
-use super::fit::{self, RankElements, StateBytes};
+use super::fit::{self, StateBytes};
 use super::hardware::{Hardware, HardwareError};
 use super::memory::MemoryByKind;
 use super::time::{
-    ComputeTypes, DataExchange, DeviceRates, LayerSeconds, ModelSeconds, PipelineSeconds,
-    layer_bytes,
+    ComputeTypes, DataExchange, DeviceRates, ModelSeconds, PipelineSeconds, layer_bytes,
 };
 use super::{Candidate, MeshLinks, ModelProfile};
 use entries::Entry;
 use pipelines::{Pipeline, Pipelines};
+use rank_class::RankClass;
 use space::{PipelineSettings, ShardingSettings};
 
 pub use report::{Plan, Rejection, RejectionCount, SearchCounts, SearchReport};
@@ -126,16 +127,6 @@ struct Timed<'a> {
     pipeline: Option<Pipeline>,
 }
 
-/// The ranks of a pipeline that hold and compute the same: few, as stages in the middle are alike.
-struct RankClass {
-    elements: RankElements,
-    seconds: LayerSeconds,
-    /// Their ranks.
-    ranks: Vec<usize>,
-    /// What the one of them that needs the most holds beside its state.
-    working: MemoryByKind,
-}
-
 struct Search<'a> {
     model: &'a dyn PlannedModel,
     config: &'a SearchConfig<'a>,
@@ -224,22 +215,7 @@ impl Search<'_> {
             return Err((reason, None));
         }
         let of_ranks = ranked(&stages, ranks, rank_of);
-        let mut classes: Vec<RankClass> = vec![];
-        for (rank, (own, seconds)) in of_ranks.iter().zip(&seconds.ranks).enumerate() {
-            let own: Vec<_> = own.iter().map(|(_, stage)| *stage).collect();
-            let elements = RankElements::new(&entry.profile, own);
-            let same =
-                |class: &&mut RankClass| class.elements == elements && class.seconds == *seconds;
-            match classes.iter_mut().find(same) {
-                Some(class) => class.ranks.push(rank),
-                None => classes.push(RankClass {
-                    elements,
-                    seconds: *seconds,
-                    ranks: vec![rank],
-                    working: MemoryByKind::default(),
-                }),
-            }
-        }
+        let mut classes = RankClass::of_ranks(&entry.profile, &of_ranks, &seconds.ranks);
         let states = shardings.iter().map(|s| self.state(entry, &classes, *s));
         let least = states.map(|ranks| most_of(&ranks)).min().unwrap_or(0);
         if self.is_too_large(least) {
