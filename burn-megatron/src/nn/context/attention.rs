@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::Tensor;
 use burn_megatron_kernels::apply;
 use burn_megatron_kernels::attention::{
     AttentionEngine, AttentionOptions, Heads, Window, flash_attention_packed_with,
@@ -11,6 +11,7 @@ use burn_megatron_kernels::attention::{
 use super::exchange::KeyValueExchange;
 use super::function::ExchangedAttention;
 use super::groups::ContextGroups;
+use super::head_split::HeadSplit;
 use super::partial::PartialAttention;
 use super::shard::{Members, QueryPart, SequenceShard};
 use crate::collective;
@@ -100,45 +101,15 @@ impl ContextAttention {
         let own = self.local_heads(heads);
         let order = shard.order(self.queries(), &qkv.device());
         // [neighbours * tokens, own units, width]: the heads of each neighbour.
-        let of_neighbours = Tensor::cat(heads_of_neighbours(qkv, heads, neighbours), 0);
+        let of_neighbours = HeadSplit { heads, neighbours }.split(qkv);
         let counts = vec![tokens; neighbours];
         let gathered = collective::all_to_all(of_neighbours, counts.clone(), counts.clone(), inner);
-        let device_order = |index| on_device_of(&gathered, index);
-        let (ascending, by_rank) = (device_order(order.ascending), device_order(order.by_rank));
-        let out = compute(gathered.select(0, ascending), own).select(0, by_rank);
+        let out = order.by_rank(compute(order.ascending(gathered), own));
         let back = collective::all_to_all(out, counts.clone(), counts, inner);
         // [neighbours, tokens, own heads, width]
         let back = back.reshape([neighbours, tokens, own.heads, heads.width]);
         back.swap_dims(0, 1).reshape([batch, local, features])
     }
-}
-
-/// An index for a selection from `x`, which may have autodiff.
-pub(super) fn on_device_of<const D: usize>(x: &Tensor<D>, index: Tensor<1, Int>) -> Tensor<1, Int> {
-    if x.is_autodiff() {
-        Tensor::from_inner(index)
-    } else {
-        index
-    }
-}
-
-/// The part of a projection `[tokens, heads + 2 groups, width]` for each of some ranks. Where these are more than
-/// the groups, several have a copy of one.
-fn heads_of_neighbours(qkv: Tensor<3>, heads: Heads, neighbours: usize) -> Vec<Tensor<3>> {
-    let queries = heads.heads / neighbours;
-    let groups = heads.groups.div_ceil(neighbours);
-    let of = |rank: usize| {
-        let first_group = rank * heads.groups / neighbours;
-        let part = |first, count| qkv.clone().narrow(1, first, count);
-        let keys = heads.heads + first_group;
-        let parts = vec![
-            part(rank * queries, queries),
-            part(keys, groups),
-            part(keys + heads.groups, groups),
-        ];
-        Tensor::cat(parts, 1)
-    };
-    (0..neighbours).map(of).collect()
 }
 
 /// Whether queries and groups can be split over `neighbours` ranks of an all-to-all.

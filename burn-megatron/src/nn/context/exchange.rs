@@ -158,7 +158,7 @@ impl AllGather {
     fn gathered(&self, of: &PartialAttention, own: Tensor<3>) -> Tensor<3> {
         let order = of.shard.order(self.0.all(), &own.device());
         let all = start_all_gather(own, 0, &self.0.comm).wait();
-        all.select(0, order.ascending)
+        order.ascending(all)
     }
 }
 
@@ -186,7 +186,7 @@ impl KeyValueExchange for AllGather {
             let dq = Tensor::zeros(q.dims(), options);
             (dq, Tensor::zeros(block.dims(), options))
         });
-        let by_rank = block.select(0, order.by_rank).cast(travelling);
+        let by_rank = order.by_rank(block).cast(travelling);
         let own = start_reduce_scatter(by_rank, 0, &self.0.comm).wait();
         (dq, own.cast(dtype))
     }

@@ -19,6 +19,8 @@ mod choose;
 mod exchange;
 mod function;
 mod groups;
+mod head_split;
+mod order;
 mod partial;
 mod shard;
 #[cfg(test)]

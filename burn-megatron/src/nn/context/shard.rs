@@ -9,6 +9,7 @@ use burn_megatron_kernels::attention::{KeyRanges, Window};
 use burn_megatron_kernels::rope::Positions;
 use parking_lot::Mutex;
 
+use super::order::Order;
 use crate::mesh::{ContextSplit, ContextSplitError};
 
 /// Ranks of a context group, by their index in it.
@@ -47,15 +48,6 @@ struct Uploads {
     /// By queries, keys, and the left side of the window.
     ranges: HashMap<(Members, Members, Option<usize>, QueryPart), KeyRanges>,
     orders: HashMap<Members, Order>,
-}
-
-/// How the tokens of some ranks, one rank after the other, are brought into ascending order.
-#[derive(Clone, Debug)]
-pub(in crate::nn) struct Order {
-    /// By place in the ascending order, the place in the order of the ranks.
-    pub ascending: Tensor<1, Int>,
-    /// The reverse.
-    pub by_rank: Tensor<1, Int>,
 }
 
 /// What a rank has; what was uploaded of it does not count.
@@ -183,8 +175,8 @@ impl SequenceShard {
     ) -> KeyRanges {
         let mut uploads = self.uploads.lock();
         let key = (queries, keys, window.map(|window| window.left), part);
-        let (queries, keys) = (self.of_members(&key.0), self.of_members(&key.1));
-        let ranges = uploads.ranges.entry(key).or_insert_with(|| {
+        let ranges = uploads.ranges.entry(key).or_insert_with_key(|key| {
+            let (queries, keys) = (self.of_members(&key.0), self.of_members(&key.1));
             let among = |seen: Range<usize>| {
                 let place = |token| keys.partition_point(|key| *key < token);
                 place(seen.start)..place(seen.end)
@@ -205,23 +197,9 @@ impl SequenceShard {
     /// How the tokens of `members` are brought into ascending order.
     pub(in crate::nn) fn order(&self, members: Members, device: &Device) -> Order {
         let mut uploads = self.uploads.lock();
-        let order = uploads.orders.entry(members).or_insert_with_key(|members| {
-            let by_rank = self.tokens[members.clone()].concat();
-            let mut ascending: Vec<_> = (0..by_rank.len()).collect();
-            ascending.sort_unstable_by_key(|place| by_rank[*place]);
-            let mut back = vec![0; ascending.len()];
-            for (place, from) in ascending.iter().enumerate() {
-                back[*from] = place;
-            }
-            let device = device.clone().inner();
-            let upload = |places: Vec<usize>| {
-                let places: Vec<_> = places.into_iter().map(|place| place as i32).collect();
-                Tensor::from_data(&places[..], &device)
-            };
-            Order {
-                ascending: upload(ascending),
-                by_rank: upload(back),
-            }
+        let order = uploads.orders.entry(members);
+        let order = order.or_insert_with_key(|members| {
+            Order::new(&self.tokens[members.clone()].concat(), device)
         });
         order.clone()
     }

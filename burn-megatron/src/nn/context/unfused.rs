@@ -87,7 +87,6 @@ impl ContextAttention {
         }
         let order = shard.order(0..shard.ranks(), &block.device());
         let all = collective::gather_sequence(block, 0, &outer.comm);
-        let ascending = super::attention::on_device_of(&all, order.ascending);
-        all.select(0, ascending)
+        order.ascending(all)
     }
 }

@@ -1,0 +1,103 @@
+//! The tokens of several ranks in ascending order.
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{Device, Int, Tensor};
+use burn_megatron_kernels::{Function, apply};
+
+/// How the tokens of some ranks, one rank after the other, are brought into ascending order.
+#[derive(Clone, Debug)]
+pub(in crate::nn) struct Order {
+    /// By place in the ascending order, the place in the order of the ranks.
+    ascending: Tensor<1, Int>,
+    /// The reverse.
+    by_rank: Tensor<1, Int>,
+}
+
+impl Order {
+    /// The order of tokens with these numbers.
+    pub fn new(numbers: &[usize], device: &Device) -> Self {
+        let mut ascending: Vec<_> = (0..numbers.len()).collect();
+        ascending.sort_unstable_by_key(|place| numbers[*place]);
+        let mut by_rank = vec![0; ascending.len()];
+        for (place, from) in ascending.iter().enumerate() {
+            by_rank[*from] = place;
+        }
+        let device = device.clone().inner();
+        let upload = |places: Vec<usize>| {
+            let places: Vec<_> = places.into_iter().map(|place| place as i32).collect();
+            Tensor::from_data(&places[..], &device)
+        };
+        Self {
+            ascending: upload(ascending),
+            by_rank: upload(by_rank),
+        }
+    }
+
+    /// `[tokens, heads, width]` in ascending order; differentiable.
+    pub fn ascending(&self, x: Tensor<3>) -> Tensor<3> {
+        permute(x, &self.ascending, &self.by_rank)
+    }
+
+    /// `[tokens, heads, width]` in the order of the ranks; differentiable.
+    pub fn by_rank(&self, x: Tensor<3>) -> Tensor<3> {
+        permute(x, &self.by_rank, &self.ascending)
+    }
+}
+
+fn permute(x: Tensor<3>, places: &Tensor<1, Int>, back: &Tensor<1, Int>) -> Tensor<3> {
+    let permutation = Permutation {
+        places: places.clone(),
+        back: back.clone(),
+    };
+    apply(vec![x.into_dispatch()], permutation)
+}
+
+/// Rows in another order. The gradient has the reverse order: it is read from its places, while that of a selection is
+/// added to places that may repeat.
+#[derive(Clone, Debug)]
+struct Permutation {
+    places: Tensor<1, Int>,
+    back: Tensor<1, Int>,
+}
+
+impl Function for Permutation {
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        let x = Tensor::<3>::from_dispatch(inputs.swap_remove(0));
+        (x.select(0, self.places.clone()).into_dispatch(), vec![])
+    }
+
+    fn backward(
+        &self,
+        _saved: Vec<DispatchTensor>,
+        gradient: DispatchTensor,
+        _needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        let gradient = Tensor::<3>::from_dispatch(gradient);
+        vec![Some(gradient.select(0, self.back.clone()).into_dispatch())]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::tests::values;
+
+    /// One rank has 0, 3, the other 1, 2.
+    #[test]
+    fn tokens_and_gradients_find_their_places() {
+        let device = Device::flex();
+        let order = Order::new(&[0, 3, 1, 2], &device);
+        let x = Tensor::<3>::from_data([[[0.0]], [[3.0]], [[1.0]], [[2.0]]], &device);
+        let x = Tensor::from_inner(x).require_grad();
+        let ascending = order.ascending(x.clone());
+        assert_eq!(values(ascending.clone().inner()), [0.0, 1.0, 2.0, 3.0]);
+        let again = order.by_rank(ascending.clone());
+        assert_eq!(values(again.inner()), [0.0, 3.0, 1.0, 2.0]);
+        let weights = Tensor::<3>::from_data([[[10.0]], [[11.0]], [[12.0]], [[13.0]]], &device);
+        let gradients = (ascending * Tensor::from_inner(weights)).sum().backward();
+        assert_eq!(
+            values(x.grad(&gradients).unwrap()),
+            [10.0, 13.0, 11.0, 12.0]
+        );
+    }
+}
