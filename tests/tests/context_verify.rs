@@ -146,3 +146,34 @@ fn every_pair_of_settings() {
         Case(row).check();
     }
 }
+
+/// Every setting of attention in one layout, then every layout with one kind of attention; all rows would take days.
+#[test]
+#[ignore = "run by hand, with --ignored"]
+fn full_product() {
+    const ATTENTION: [&str; 6] = [
+        "context",
+        "exchange",
+        "split",
+        "groups",
+        "window",
+        "documents",
+    ];
+    const LAYOUT: [&str; 6] = ["context", "exchange", "tensor", "pipeline", "data", "zero"];
+    let attention = [("groups", "2"), ("window", "6"), ("documents", "packed")];
+    let fixed = [(ATTENTION, &[][..]), (LAYOUT, &attention[..])];
+    let mut rows = rows();
+    rows.retain(|row| {
+        fixed.iter().any(|(free, fixed)| {
+            SETTINGS.iter().all(|(setting, values)| {
+                let given = fixed.iter().find(|(name, _)| name == setting);
+                let expected = given.map_or(values[0], |(_, value)| *value);
+                free.contains(setting) || Case(*row).value(setting) == expected
+            })
+        })
+    });
+    println!("{} rows", rows.len());
+    for row in rows {
+        Case(row).check();
+    }
+}

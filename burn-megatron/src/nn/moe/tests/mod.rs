@@ -72,6 +72,8 @@ struct Run {
     same_samples: bool,
     /// Without sequence parallelism: tensor ranks have the same tokens.
     replicated: bool,
+    /// Ranks of the context axis, taken from the data ranks: each has consecutive tokens of every sample.
+    context: Option<usize>,
     /// The loss of the model is multiplied by it.
     factor: Option<f64>,
     fp8: Fp8Config,
@@ -120,7 +122,9 @@ fn own_part(rank: &MeshRank, run: &Run) -> ([usize; 2], [usize; 2]) {
     let place = |same: bool, AxisRank { index, size }| if same { (0, 1) } else { (index, size) };
     let (row, data) = place(run.same_samples, data);
     let (column, tensor) = place(run.replicated, tensor);
-    let shape = [BATCH / data, SEQ / tensor];
+    let context = rank.on(Grid::Dense, Axis::Context);
+    let (column, parts) = (context.index * tensor + column, context.size * tensor);
+    let shape = [BATCH / data, SEQ / parts];
     ([row * shape[0], column * shape[1]], shape)
 }
 
@@ -164,7 +168,9 @@ impl Run {
         let rank = |rank: crate::comm::Rank| {
             let parallel = layout(sizes);
             let sequence_parallel = parallel.sequence_parallel && !self.replicated;
-            let parallel = parallel.with_sequence_parallel(sequence_parallel);
+            let parallel = parallel
+                .with_sequence_parallel(sequence_parallel)
+                .with_context(self.context.unwrap_or(1));
             let ctx = ParallelContext::from_world(&parallel, rank.communicator())?;
             self.rank(&ctx, config)
         };
@@ -194,7 +200,7 @@ impl Run {
             ints(&own, [rows * columns, k])
         });
         let step = self.loss_scale.map(|scale| RouterStep::new(scale.into()));
-        let counted = rows * SEQ;
+        let counted = rows * SEQ / self.context.unwrap_or(1);
         let of_batch = step.as_ref().map(|step| step.of_micro_batch(counted));
         ddp.position().set(STEP, row as u64);
         let recompute = self.recompute;
