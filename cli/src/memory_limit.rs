@@ -66,7 +66,7 @@ pub fn plan(recipe: &Recipe) -> Result<MemoryReport, Error> {
         sharding: &recipe.sharing(),
         kernels: &recipe.kernels,
         fp8: &recipe.fp8,
-        recompute: &recipe.memory.recompute,
+        recompute: &recipe.memory.recompute(),
         settings: ShapeSettings::default(),
         slack: 1.0,
     })
@@ -238,15 +238,14 @@ impl Ranks {
     fn need(self, report: &MemoryReport, mesh: &Mesh, is_host: bool) -> MemoryByKind {
         let of = |rank: usize| {
             let pipeline = mesh.coordinates(rank).pipeline;
-            let offloaded = if is_host {
-                report.states[pipeline].host_optimizer
-            } else {
-                0
-            };
-            let peak = report.ranks[pipeline].peak;
+            let rank = &report.ranks[pipeline];
+            if !is_host {
+                return rank.peak;
+            }
             MemoryByKind {
-                optimizer: peak.optimizer + offloaded,
-                ..peak
+                optimizer: rank.peak.optimizer + report.states[pipeline].host_optimizer,
+                activations: rank.peak.activations + rank.host_activations,
+                ..rank.peak
             }
         };
         match self {

@@ -29,6 +29,13 @@ impl ModelConfig for TransformerConfig {
         self.context
     }
 
+    fn layer_kind(&self, number: usize) -> usize {
+        self.moe
+            .as_ref()
+            .is_some_and(|moe| moe.is_in(number))
+            .into()
+    }
+
     fn depends_on_micro_batches(&self) -> bool {
         self.moe
             .as_ref()

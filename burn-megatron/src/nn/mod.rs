@@ -97,12 +97,12 @@ pub use model_builder::{ModelBuilder, ParallelModule};
 pub use norm::{Norm, NormConfig, NormKind};
 pub use parameter_spec::ParameterSpec;
 pub use placement::{LocalSection, Placement, Placements, Section};
-pub(crate) use recompute::LayerRun;
 pub use recompute::{
     ActivationOffload, ActivationUsage, Recompute, RecomputeConfig, RecomputeError,
     RecomputeGranularity, RecomputeLayers, RecomputeMethod, RecomputeModule, RecomputeRegion,
     recompute, recompute_at,
 };
+pub(crate) use recompute::{LayerRun, OffloadNote};
 pub use residual::Residual;
 pub use row::{RowParallelLinear, RowParallelLinearConfig};
 pub use table::{ParameterTable, TableError};

@@ -107,6 +107,8 @@ pub struct LayerProfile {
     pub attention: Vec<AttentionShape>,
     /// Bytes that the operations of its forward read and write which are neither products nor attention.
     pub streamed_bytes: u64,
+    /// The number of operations of its forward, exchanges not counted; 0 where it is not known.
+    pub operations: u64,
     /// Its exchanges, those of its backward included.
     pub exchanges: Vec<Exchange>,
     /// Bytes of its output.
@@ -146,6 +148,9 @@ pub struct StageProfile {
     pub backward_bytes: u64,
     /// What weight gradients hold that a schedule defers to an action of their own.
     pub deferred_bytes: u64,
+    /// The inputs of recomputed blocks that may be [on the host](crate::nn::ActivationOffload), in the order of the forward,
+    /// in bytes.
+    pub offloadable: Vec<u64>,
     /// What the stage receives for a micro-batch; 0 for the first.
     pub input_bytes: u64,
 }

@@ -76,8 +76,14 @@ impl Run {
         self
     }
 
+    /// With inputs of recomputed blocks on the host, as far as so many bytes have room.
+    fn with_offload(mut self, bytes: u64) -> Self {
+        self.recompute.offload.bytes = bytes;
+        self
+    }
+
     /// By rank.
-    fn planned(&self) -> Vec<u64> {
+    fn planned(&self) -> Vec<Planned> {
         let request = MemoryRequest {
             layout: &self.layout,
             ranks: self.ranks,
@@ -93,11 +99,17 @@ impl Run {
         };
         let report = plan_memory(&self.model, &request).unwrap();
         let mesh = Mesh::new(&self.layout, self.ranks).unwrap();
-        let of = |rank| &report.ranks[mesh.coordinates(rank).pipeline];
+        let of = |rank| {
+            let memory = &report.ranks[mesh.coordinates(rank).pipeline];
+            Planned {
+                most: memory.peak.total(),
+                on_host: memory.host_activations,
+            }
+        };
         if std::env::var_os("PLAN_DETAILS").is_some() {
             println!("{}\n{report}", self.name);
         }
-        (0..self.ranks).map(|rank| of(rank).peak.total()).collect()
+        (0..self.ranks).map(of).collect()
     }
 
     /// By rank.
@@ -133,7 +145,12 @@ impl Run {
             let most = heap::peak_of(number) - before;
             let free = groups.world().pool().map_or(0, |pool| pool.free_bytes());
             let free = free as usize;
-            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(Measured { most, free })
+            let on_host = trainer.model().recompute().offloaded().host_peak;
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(Measured {
+                most,
+                free,
+                on_host,
+            })
         };
         World::threads(self.ranks).unwrap().run(run).unwrap()
     }
@@ -162,6 +179,15 @@ fn runs() -> Vec<Run> {
         Run::new("one rank, experts", one()).with_model(experts()),
         Run::new("one rank, full", one()).with_recompute(uniform(1)),
         Run::new("one rank, full in runs of 2", one()).with_recompute(uniform(2)),
+        Run::new("one rank, full, inputs on the host", one())
+            .with_recompute(uniform(1))
+            .with_offload(1 << 30),
+        Run::new(
+            "1f1b on 2, full, some inputs on the host",
+            pipeline(ScheduleKind::OneFOneB, 2, 1),
+        )
+        .with_recompute(uniform(1))
+        .with_offload(100_000),
         Run::new("one rank, norm and activation", one()).with_recompute(norms.clone()),
         Run::new("tensor 2", one().with_tensor(2)),
         Run::new("tensor 2, sequence parallel", tensor(2)),
@@ -213,24 +239,35 @@ fn runs() -> Vec<Run> {
     ]
 }
 
+/// What a rank needs by the plan.
+struct Planned {
+    /// The most bytes on the device.
+    most: u64,
+    /// The most bytes of inputs on the host.
+    on_host: u64,
+}
+
 /// What a rank had on the heap in the second step.
 struct Measured {
     /// The most bytes.
     most: usize,
     /// Those of them that the engine of threads keeps for its next calls. At the peak some may have been in use.
     free: usize,
+    /// The most bytes of inputs on the host, which another thread has copied.
+    on_host: u64,
 }
 
-/// A plan is within a tenth of the heap; products in 16 bits have copies of their factors in f32 on the CPU, which are not
-/// planned.
-fn is_near(run: &Run, planned: u64, measured: &Measured) -> bool {
+/// A plan is within a tenth of the heap, and that of the host exact; products in 16 bits have copies of their factors in f32
+/// on the CPU, which are not planned.
+fn is_near(run: &Run, planned: &Planned, measured: &Measured) -> bool {
     let tolerance = match run.sharding.precision {
         Precision::F32 => 0.10,
         _ => 0.20,
     };
-    let (planned, most) = (planned as f64, measured.most as f64);
-    let least = most - measured.free as f64;
-    planned >= (1.0 - tolerance) * least && planned <= (1.0 + tolerance) * most
+    let (most, found) = (planned.most as f64, measured.most as f64);
+    let least = found - measured.free as f64;
+    let is_near = most >= (1.0 - tolerance) * least && most <= (1.0 + tolerance) * found;
+    is_near && planned.on_host == measured.on_host
 }
 
 fn check(runs: impl IntoIterator<Item = Run>) {
@@ -239,12 +276,16 @@ fn check(runs: impl IntoIterator<Item = Run>) {
     for run in runs {
         let (planned, measured) = (run.planned(), run.measured());
         print!("{}:", run.name);
-        for (planned, Measured { most, free }) in planned.iter().zip(&measured) {
-            print!(" {planned} planned, {} to {most} measured;", most - free);
+        for (Planned { most, on_host }, found) in planned.iter().zip(&measured) {
+            let least = found.most - found.free;
+            print!(" {most} planned, {least} to {} measured;", found.most);
+            if *on_host > 0 {
+                print!(" {on_host} and {} on the host;", found.on_host);
+            }
         }
         println!();
         let mut ranks = planned.iter().zip(&measured);
-        if !ranks.all(|(planned, measured)| is_near(&run, *planned, measured)) {
+        if !ranks.all(|(planned, measured)| is_near(&run, planned, measured)) {
             wrong.push(run.name);
         }
     }
@@ -252,8 +293,9 @@ fn check(runs: impl IntoIterator<Item = Run>) {
 }
 
 /// One of each kind.
-const SHORT: [&str; 8] = [
+const SHORT: [&str; 9] = [
     "one rank",
+    "one rank, full, inputs on the host",
     "one rank, experts",
     "tensor 2, sequence parallel",
     "context 2, ring",

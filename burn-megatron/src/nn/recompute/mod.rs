@@ -30,6 +30,7 @@ use burn_megatron_kernels::{MultiFunction, apply_multi, record};
 
 use super::gradient_slot::GradientSlot;
 use super::{DropoutPosition, forward_context};
+pub(crate) use offload::OffloadNote;
 use offload::{ActivationStore, SavedInput};
 
 pub use config::{RecomputeConfig, RecomputeGranularity, RecomputeModule};
@@ -101,13 +102,16 @@ pub(super) fn recompute_outputs<const D: usize, const E: usize, const K: usize>(
         // The first block of a model: its parameters need a tracked input.
         vec![x.into_dispatch(), anchor]
     };
-    // Inside of a second pass, which is a part of the backward, the input is used at once. A recording has shapes only.
+    // Inside of a second pass, which is a part of the backward, the input is used at once.
     let is_first = forward_context::mode() != forward_context::ForwardMode::SecondPass;
-    let store = store.filter(|_| is_first && !record::is_recording());
+    let store = store.filter(|_| is_first);
+    // A recording has shapes only.
+    let is_noted = store.is_some() && record::is_recording();
     let block = RecomputedBlock {
         body,
         autodiff,
-        offloaded: store.map(SavedInput::new),
+        offloaded: store.filter(|_| !is_noted).map(SavedInput::new),
+        is_noted,
     };
     apply_multi(inputs, block)
 }
@@ -146,6 +150,8 @@ struct RecomputedBlock<const D: usize, const E: usize, const K: usize, F> {
     autodiff: bool,
     /// Keeps the input, if it may be on the host; otherwise the graph does.
     offloaded: Option<SavedInput<D>>,
+    /// Whether a recording notes that the input may be on the host.
+    is_noted: bool,
 }
 
 impl<const D: usize, const E: usize, const K: usize, F> RecomputedBlock<D, E, K, F>
@@ -203,7 +209,12 @@ where
                 offloaded.save(x);
                 (outputs, vec![])
             }
-            None => (outputs, vec![x]),
+            None => {
+                if self.is_noted {
+                    record::note(OffloadNote);
+                }
+                (outputs, vec![x])
+            }
         }
     }
 

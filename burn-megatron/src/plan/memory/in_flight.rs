@@ -1,7 +1,9 @@
 //! The memory of one rank over the actions of its schedule.
 
+use super::host_inputs::HostInputs;
 use super::{MemoryByKind, RankMemory};
 use crate::data_parallel::{MemoryPlan, ZeroStage};
+use crate::nn::ActivationOffload;
 use crate::pipeline::schedule::{Action, ActionKind, Schedule};
 use crate::plan::profile::StageProfile;
 
@@ -19,19 +21,20 @@ pub struct MemorySample {
 }
 
 /// What is alive on a rank beside its state, in bytes.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug)]
 struct Alive {
     activations: u64,
     logits: u64,
+    on_host: HostInputs,
 }
 
 pub(super) fn rank_memory(
     schedule: &Schedule,
     rank: usize,
     stages: &[StageProfile],
-    state: &MemoryPlan,
-    zero_stage: ZeroStage,
+    (state, zero_stage): (&MemoryPlan, ZeroStage),
     slack: f64,
+    offload: ActivationOffload,
 ) -> RankMemory {
     let all = MemoryByKind::state(state);
     // Stages 0 and 1 use their buffers in the step of the optimizer, when nothing is in flight.
@@ -40,16 +43,16 @@ pub(super) fn rank_memory(
     } else {
         all
     };
-    let mut alive = Alive::default();
+    let mut alive = Alive {
+        activations: 0,
+        logits: 0,
+        on_host: HostInputs::new(offload),
+    };
     let mut samples = vec![];
     let resting = |alive: &Alive| {
-        let Alive {
-            activations,
-            logits,
-        } = *alive;
         let memory = MemoryByKind {
-            activations,
-            logits,
+            activations: alive.activations,
+            logits: alive.logits,
             ..base
         };
         memory.with_slack(slack)
@@ -77,17 +80,12 @@ pub(super) fn rank_memory(
         .iter()
         .rev()
         .max_by_key(|sample| sample.peak.total());
-    match highest.filter(|sample| sample.peak.total() >= step.total()) {
-        Some(sample) => RankMemory {
-            peak: sample.peak,
-            at: Some(sample.action),
-            samples,
-        },
-        None => RankMemory {
-            peak: step,
-            at: None,
-            samples,
-        },
+    let highest = highest.filter(|sample| sample.peak.total() >= step.total());
+    RankMemory {
+        peak: highest.map_or(step, |sample| sample.peak),
+        at: highest.map(|sample| sample.action),
+        host_activations: alive.on_host.peak,
+        samples,
     }
 }
 
@@ -101,10 +99,12 @@ impl Alive {
                 self.keep(stage);
                 // The input was received, and is kept with the rest.
                 self.release(stage.input_bytes);
-                stage.forward_bytes.saturating_sub(kept)
+                let left = self.on_host.leave(action, stage);
+                self.release(left);
+                stage.forward_bytes.saturating_sub(kept) + self.on_host.on_its_way(action, stage)
             }
             ActionKind::Backward | ActionKind::InputGradient => {
-                stage.backward_bytes.saturating_sub(kept)
+                stage.backward_bytes.saturating_sub(kept) + self.on_host.on_its_way(action, stage)
             }
             ActionKind::ReceiveActivation => {
                 self.activations += stage.input_bytes;
@@ -127,11 +127,11 @@ impl Alive {
                 self.activations += sends(stage.output.is_none(), stage.output_bytes());
             }
             ActionKind::Backward => {
-                self.drop_kept(stage, 0);
+                self.drop_kept(action, stage, 0);
                 self.end_backward(stage);
             }
             ActionKind::InputGradient => {
-                self.drop_kept(stage, stage.deferred_bytes);
+                self.drop_kept(action, stage, stage.deferred_bytes);
                 self.end_backward(stage);
             }
             ActionKind::WeightGradient => self.release(stage.deferred_bytes),
@@ -155,10 +155,11 @@ impl Alive {
         self.activations += stage.input_bytes;
     }
 
-    fn drop_kept(&mut self, stage: &StageProfile, deferred: u64) {
+    fn drop_kept(&mut self, action: &Action, stage: &StageProfile, deferred: u64) {
         let logits = stage.output.as_ref().map_or(0, |layer| layer.saved_bytes());
         self.logits = self.logits.saturating_sub(logits);
-        self.release(stage.saved_bytes() - logits);
+        let on_host = self.on_host.take(action);
+        self.release(stage.saved_bytes() - logits - on_host);
         self.activations += deferred;
     }
 

@@ -6,6 +6,7 @@
 //! loss are those of the model. How many micro-batches are in flight is read from the schedule: the peak is the
 //! maximum over its actions of the bytes of all stages of the rank, not of their count.
 
+mod host_inputs;
 mod in_flight;
 mod picture;
 mod report;
@@ -19,6 +20,7 @@ use std::ops::Add;
 use serde::{Deserialize, Serialize};
 
 use crate::data_parallel::{MemoryPlan, ZeroStage};
+use crate::nn::ActivationOffload;
 use crate::pipeline::schedule::{Action, Schedule};
 use crate::plan::profile::StageProfile;
 
@@ -120,6 +122,8 @@ pub struct RankMemory {
     pub peak: MemoryByKind,
     /// The action at which it does; `None` for the step of the optimizer.
     pub at: Option<Action>,
+    /// The most bytes of saved inputs of recomputed blocks on the host.
+    pub host_activations: u64,
     /// The bytes after each action of the rank, in order.
     pub samples: Vec<MemorySample>,
 }
@@ -140,17 +144,19 @@ pub struct MemoryReport {
 impl MemoryReport {
     /// Adds what the stages keep, in the order of the schedule, to the states of the pipeline ranks.
     ///
-    /// `slack` is the factor of [`MemoryRequest::slack`].
+    /// `slack` is the factor of [`MemoryRequest::slack`]; `offload` says which of the [inputs](StageProfile::offloadable)
+    /// leave the device.
     pub fn new(
         schedule: &Schedule,
         stages: Vec<StageProfile>,
         states: Vec<MemoryPlan>,
         zero_stage: ZeroStage,
         slack: f64,
+        offload: ActivationOffload,
     ) -> Self {
         let ranks = states.iter().enumerate();
         let ranks = ranks.map(|(rank, state)| {
-            in_flight::rank_memory(schedule, rank, &stages, state, zero_stage, slack)
+            in_flight::rank_memory(schedule, rank, &stages, (state, zero_stage), slack, offload)
         });
         Self {
             ranks: ranks.collect(),

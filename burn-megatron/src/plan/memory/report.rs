@@ -17,7 +17,10 @@ impl fmt::Display for MemoryReport {
         let mut head = vec!["pipeline rank".to_string()];
         head.extend(shown.iter().map(|kind| kinds[*kind].0.to_string()));
         head.push("total".into());
-        let is_offloaded = self.states.iter().any(|state| state.host_optimizer > 0);
+        let ranks = self.ranks.iter().zip(&self.states);
+        let on_host = ranks.map(|(rank, state)| rank.host_activations + state.host_optimizer);
+        let on_host: Vec<_> = on_host.collect();
+        let is_offloaded = on_host.iter().any(|bytes| *bytes > 0);
         head.extend(is_offloaded.then(|| "on the host".into()));
         head.push("at".into());
         let rows = self.ranks.iter().enumerate().map(|(number, rank)| {
@@ -25,7 +28,7 @@ impl fmt::Display for MemoryReport {
             let mut row = vec![number.to_string()];
             row.extend(shown.iter().map(|kind| format_bytes(all[*kind].1)));
             row.push(format_bytes(rank.peak.total()));
-            row.extend(is_offloaded.then(|| format_bytes(self.states[number].host_optimizer)));
+            row.extend(is_offloaded.then(|| format_bytes(on_host[number])));
             row.push(match &rank.at {
                 Some(action) => action.describe(),
                 None => "the optimizer's step".into(),

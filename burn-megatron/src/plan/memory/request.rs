@@ -1,18 +1,22 @@
 //! The memory of a model in a layout.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
 use burn::tensor::{DType, Device};
 use burn_megatron_kernels::record::ShapeSettings;
 
 use super::MemoryReport;
 use crate::choice::KernelChoices;
 use crate::comm::{CommError, ParallelContext};
-use crate::data_parallel::{DataParallelConfig, DataParallelError, ShardingEstimate};
+use crate::data_parallel::{DataParallelConfig, DataParallelError, MemoryPlan, ShardingEstimate};
+use crate::mesh::stages::StageLayout;
 use crate::mesh::{Mesh, MeshError, ParallelConfig};
 use crate::model::ModelConfig;
 use crate::nn::fp8::Fp8Config;
-use crate::nn::{BuildError, ModelBuilder, RecomputeConfig};
-use crate::pipeline::{LayoutScheduleError, schedule_of};
-use crate::plan::tape::{ProfileError, ProfileRequest, profile_rank};
+use crate::nn::{BuildError, ModelBuilder, RecomputeConfig, RecomputeLayers};
+use crate::pipeline::{LayoutScheduleError, schedule_of, stages_on_rank};
+use crate::plan::tape::{ProfileError, ProfileRequest, RankProfile, profile_rank};
 
 /// A run whose memory is planned.
 #[derive(Clone, Debug)]
@@ -78,34 +82,27 @@ pub fn plan_memory<C: ModelConfig>(
     let mesh = Mesh::new(request.layout, request.ranks)?;
     config.check_layout(request.layout)?;
     let schedule = schedule_of(mesh.config(), request.micro_batches)?;
-    let precision = request.sharding.precision;
     let (mut stages, mut states) = (vec![], vec![]);
+    let mut known: HashMap<RankKind, (RankProfile, MemoryPlan)> = HashMap::new();
     let mut input = [0; 3];
     for pipeline in 0..mesh.config().pipeline {
-        let rank = (0..mesh.world_size()).find(|rank| mesh.coordinates(*rank).pipeline == pipeline);
-        let groups = ParallelContext::offline(mesh.clone(), rank.unwrap_or(0))?;
-        let builder = ModelBuilder::with(&groups, &Device::flex(), 0, precision.master());
-        let builder = builder.with_compute_dtype(precision.of(precision.master()));
-        let builder = builder
-            .with_kernels(request.kernels)?
-            .with_fp8(request.fp8)?;
-        let model = config.init_with(builder.outline())?;
-        states.push(ShardingEstimate::of(&model, &groups, request.sharding)?.memory);
-        let profile = profile_rank(
-            config,
-            &ProfileRequest {
-                groups: &groups,
-                dtype: precision.of(DType::F32),
-                kernels: request.kernels,
-                fp8: request.fp8,
-                recompute: request.recompute,
-                shape: [request.micro_batch_size, request.sequence_length],
-                input,
-                settings: request.settings,
-            },
-        )?;
+        let own = stages_on_rank(mesh.config(), pipeline, config.layers())?;
+        let kind = RankKind::new(config, request, (pipeline, input), &own);
+        let (profile, state) = match known.entry(kind) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(place) => {
+                let rank = (0..mesh.world_size())
+                    .find(|rank| mesh.coordinates(*rank).pipeline == pipeline);
+                let groups = ParallelContext::offline(mesh.clone(), rank.unwrap_or(0))?;
+                place
+                    .insert(plan_rank(config, request, &groups, input)?)
+                    .clone()
+            }
+        };
+        states.push(state);
         input = profile.output;
-        stages.extend(profile.stages);
+        let numbers = own.into_iter().map(|(number, _)| number);
+        stages.extend(numbers.zip(profile.stages.into_iter().map(|(_, stage)| stage)));
     }
     stages.sort_by_key(|(number, _)| *number);
     let stages = stages.into_iter().map(|(_, profile)| profile).collect();
@@ -116,5 +113,69 @@ pub fn plan_memory<C: ModelConfig>(
         states,
         zero_stage,
         request.slack,
+        request.recompute.offload,
     ))
+}
+
+/// What decides the profile and the state of a pipeline rank.
+#[derive(PartialEq, Eq, Hash)]
+struct RankKind {
+    /// By stage: whether it has the embedding, the kinds of its layers, whether it has the loss.
+    stages: Vec<(bool, Vec<usize>, bool)>,
+    input: [usize; 3],
+    /// Where settings go by the place of a layer.
+    rank: Option<usize>,
+}
+
+impl RankKind {
+    fn new<C: ModelConfig>(
+        config: &C,
+        request: &MemoryRequest<'_>,
+        (rank, input): (usize, [usize; 3]),
+        own: &[(usize, StageLayout)],
+    ) -> Self {
+        let stages = own.iter().map(|(_, stage)| {
+            let kinds = stage.layers.clone().map(|number| config.layer_kind(number));
+            (stage.embedding, kinds.collect(), stage.loss)
+        });
+        let recompute = request.recompute;
+        let each = matches!(recompute.layers, None | Some(RecomputeLayers::Each(_)));
+        let by_place = !each || !recompute.patterns.is_empty() || request.fp8.recipe.is_some();
+        Self {
+            stages: stages.collect(),
+            input,
+            rank: by_place.then_some(rank),
+        }
+    }
+}
+
+/// The profile of a pipeline rank, and its state.
+fn plan_rank<C: ModelConfig>(
+    config: &C,
+    request: &MemoryRequest<'_>,
+    groups: &ParallelContext,
+    input: [usize; 3],
+) -> Result<(RankProfile, MemoryPlan), MemoryError> {
+    let precision = request.sharding.precision;
+    let builder = ModelBuilder::with(groups, &Device::flex(), 0, precision.master());
+    let builder = builder
+        .with_compute_dtype(precision.of(precision.master()))
+        .with_kernels(request.kernels)?
+        .with_fp8(request.fp8)?;
+    let model = config.init_with(builder.outline())?;
+    let state = ShardingEstimate::of(&model, groups, request.sharding)?.memory;
+    let profile = profile_rank(
+        config,
+        &ProfileRequest {
+            groups,
+            dtype: precision.of(DType::F32),
+            kernels: request.kernels,
+            fp8: request.fp8,
+            recompute: request.recompute,
+            shape: [request.micro_batch_size, request.sequence_length],
+            input,
+            settings: request.settings,
+        },
+    )?;
+    Ok((profile, state))
 }

@@ -2,6 +2,11 @@ use super::*;
 use crate::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
 use crate::plan::profile::{LayerProfile, SavedTensor};
 
+const NONE: ActivationOffload = ActivationOffload {
+    bytes: 0,
+    prefetch: 1,
+};
+
 /// A stage that keeps so many bytes of a micro-batch, and needs as many more in its backward.
 fn stage(bytes: u64) -> StageProfile {
     let layer = LayerProfile {
@@ -24,7 +29,14 @@ fn activations(kind: ScheduleKind, ranks: usize, stages: usize, micro_batches: u
     let schedule = generate(&config).unwrap();
     let profiles = (0..schedule.stages()).map(|_| stage(1)).collect();
     let states = vec![MemoryPlan::default(); ranks];
-    let report = MemoryReport::new(&schedule, profiles, states, ZeroStage::Replicated, 1.0);
+    let report = MemoryReport::new(
+        &schedule,
+        profiles,
+        states,
+        ZeroStage::Replicated,
+        1.0,
+        NONE,
+    );
     report
         .ranks
         .iter()
@@ -58,7 +70,7 @@ fn the_peak_is_of_bytes_not_of_counts() {
         2
     ];
     let stages = vec![stage(1), stage(100)];
-    let report = MemoryReport::new(&schedule, stages, states, ZeroStage::Gradients, 1.1);
+    let report = MemoryReport::new(&schedule, stages, states, ZeroStage::Gradients, 1.1, NONE);
     let (rank, fullest) = report.fullest();
     assert_eq!(rank, 1);
     let expected = MemoryByKind {
@@ -88,6 +100,7 @@ fn what_is_on_the_host_is_shown_beside_the_total() {
         states,
         ZeroStage::Replicated,
         1.0,
+        NONE,
     );
     let text = report.to_string();
     let lines: Vec<Vec<&str>> = text
@@ -105,6 +118,31 @@ fn what_is_on_the_host_is_shown_beside_the_total() {
     assert_eq!((peak.optimizer, peak.total() < 4096), (8, true));
 }
 
+/// Two stages on one rank in turn, each with the inputs 1, 2 and 4 of its 10 bytes; the last one is needed at once.
+#[test]
+fn inputs_on_the_host_are_not_on_the_device() {
+    let schedule = generate(&ScheduleConfig::new(ScheduleKind::GPipe, 1, 2)).unwrap();
+    let stages = vec![StageProfile {
+        offloadable: vec![1, 2, 4],
+        ..stage(10)
+    }];
+    let peak = |bytes, prefetch| {
+        let states = vec![MemoryPlan::default()];
+        let offload = ActivationOffload { bytes, prefetch };
+        let stage = ZeroStage::Replicated;
+        let report = MemoryReport::new(&schedule, stages.clone(), states, stage, 1.0, offload);
+        let rank = &report.ranks[0];
+        (rank.peak.total(), rank.host_activations)
+    };
+    assert_eq!(peak(0, 1), (20, 0));
+    // Beside what stays, the largest is on its way.
+    assert_eq!(peak(100, 1), (20 - 6 + 4, 6));
+    assert_eq!(peak(100, 0), (20 - 14 + 4, 14));
+    assert_eq!(peak(100, 3), (20, 0));
+    // The second micro-batch has room for its first input alone.
+    assert_eq!(peak(4, 1), (20 - 4 + 4, 4));
+}
+
 #[test]
 fn a_picture_has_every_rank_kind_and_the_limit() {
     let schedule = generate(&ScheduleConfig::new(ScheduleKind::OneFOneB, 2, 4)).unwrap();
@@ -113,7 +151,14 @@ fn a_picture_has_every_rank_kind_and_the_limit() {
         ..MemoryPlan::default()
     };
     let stages = vec![stage(1), stage(100)];
-    let report = MemoryReport::new(&schedule, stages, vec![state; 2], ZeroStage::Gradients, 1.0);
+    let report = MemoryReport::new(
+        &schedule,
+        stages,
+        vec![state; 2],
+        ZeroStage::Gradients,
+        1.0,
+        NONE,
+    );
     let without = report.svg("A step", None).unwrap();
     let svg = report.svg("A step", Some(200)).unwrap();
     for text in [

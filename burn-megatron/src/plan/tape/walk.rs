@@ -11,6 +11,7 @@ use super::{NoRule, StageNote, StateNote, note};
 use crate::collective::ExchangeNote;
 use crate::mesh::{AxisSet, Grid, Mesh};
 use crate::model::LayerNote;
+use crate::nn::OffloadNote;
 use crate::plan::profile::{
     AttentionShape, Exchange, LayerProfile, Product, SavedTensor, StageProfile, TrainingPass,
 };
@@ -80,8 +81,12 @@ struct Stage {
     layers: Vec<LayerProfile>,
     nodes: Vec<Node>,
     tracked: HashSet<TensorId>,
-    /// Storages that some node saves.
-    saved: HashSet<Storage>,
+    /// How many nodes save a storage.
+    saved: HashMap<Storage, usize>,
+    /// Saved inputs of recomputed blocks that may be on the host.
+    offloadable: Vec<Storage>,
+    /// Whether the present call saves such an input.
+    is_offloadable: bool,
     lives: Lives,
     forward_end: usize,
     /// By layer, the times of its backward.
@@ -149,6 +154,12 @@ impl<'a> Walk<'a> {
         }
         if note::<StateNote>(step).is_some() {
             self.makes_state = true;
+            return Ok(());
+        }
+        if note::<OffloadNote>(step).is_some() {
+            if let Some(stage) = &mut self.stage {
+                stage.is_offloadable = true;
+            }
             return Ok(());
         }
         if let Some(exchange) = note::<ExchangeNote>(step) {
@@ -290,11 +301,11 @@ impl<'a> Walk<'a> {
         stage
             .tracked
             .extend(recorded.outputs.iter().map(|it| it.id));
-        let saved = recorded
-            .saved
-            .iter()
-            .map(|it| self.storages.of(it))
-            .collect();
+        let saved = recorded.saved.iter().map(|it| self.storages.of(it));
+        let saved: Vec<_> = saved.collect();
+        if std::mem::take(&mut stage.is_offloadable) {
+            stage.offloadable.extend(&saved);
+        }
         let backward = NodeBackward::Call(call, saved);
         self.add_node(recorded.name.clone(), recorded.outputs.clone(), backward);
     }
@@ -306,7 +317,12 @@ impl<'a> Walk<'a> {
         let layer = stage.layers.len() - 1;
         let (NodeBackward::Call(_, saved) | NodeBackward::Rule(_, saved)) = &backward;
         for storage in saved {
-            if *storage >= self.state && stage.saved.insert(*storage) {
+            if *storage < self.state {
+                continue;
+            }
+            let times = stage.saved.entry(*storage).or_default();
+            *times += 1;
+            if *times == 1 {
                 stage.layers[layer].saved.push(SavedTensor {
                     name: name.clone(),
                     bytes: self.storages.bytes(*storage),
@@ -467,7 +483,7 @@ impl Stage {
     /// The output of the stage before, a leaf of the graph, which keeps it until the backward is over.
     fn take_input(&mut self, tensor: &TensorIr, storage: Storage) {
         self.tracked.insert(tensor.id);
-        self.saved.insert(storage);
+        self.saved.insert(storage, 1);
         self.input = Some(storage);
         self.layers[0].saved.push(SavedTensor {
             name: "input of the stage".into(),
@@ -509,6 +525,12 @@ impl Stage {
             forward_bytes: peak(forward).max(kept),
             backward_bytes: peak(backward).max(kept),
             deferred_bytes: self.deferred_bytes,
+            offloadable: {
+                // Others would keep it on the device.
+                let own = self.offloadable.iter();
+                let own = own.filter(|it| self.saved.get(it) == Some(&1));
+                own.map(|it| storages.bytes(*it)).collect()
+            },
             input_bytes: self.input.map_or(0, |storage| storages.bytes(storage)),
             ..StageProfile::default()
         };

@@ -43,7 +43,7 @@ pub fn run_in(
     warm_up: usize,
 ) -> Result<TimedSteps, Error> {
     let builder = estimate::builder(recipe, groups, device)?;
-    let builder = builder.with_recompute(&recipe.memory.recompute)?;
+    let builder = builder.with_recompute(&recipe.memory.recompute())?;
     let config = recipe.train_config();
     let mut trainer = recipe.model.trainer(builder, &config)?;
     let mut timer = StepTimer {

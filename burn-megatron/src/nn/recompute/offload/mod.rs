@@ -55,6 +55,9 @@ pub struct ActivationUsage {
     pub traffic: HostTraffic,
 }
 
+/// In a recording: the input that this block saves may be on the host.
+pub(crate) struct OffloadNote;
+
 /// The input of a block, with its shape, once the block has saved it.
 pub(super) struct SavedInput<const D: usize> {
     store: Arc<ActivationStore>,
