@@ -81,7 +81,14 @@ impl Suite {
                     let mut tests = runner.tests(name)?;
                     run_tests(tests.args(arguments), totals)
                 };
-                let all = ["gpu", "gpu_zero", "gpu_context", "gpu_launches"].map(&mut run);
+                let all = [
+                    "gpu",
+                    "gpu_zero",
+                    "gpu_memory",
+                    "gpu_context",
+                    "gpu_launches",
+                ]
+                .map(&mut run);
                 all.into_iter().collect()
             }
             Self::Step => {
