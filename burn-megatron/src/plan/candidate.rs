@@ -18,6 +18,8 @@ pub struct Candidate {
     pub micro_batches: usize,
     /// What is computed again.
     pub recompute: Recompute,
+    /// The share of the optimizer state that is on the host, from 0 to 1.
+    pub offload: f64,
 }
 
 impl Candidate {
@@ -73,9 +75,12 @@ impl fmt::Display for Candidate {
             write!(f, " hsdp {ranks}")?;
         }
         write!(f, " mb {}", self.micro_batch)?;
-        match self.recompute {
-            Recompute::None => Ok(()),
-            other => write!(f, " recompute {}", other.name()),
+        if self.recompute != Recompute::None {
+            write!(f, " recompute {}", self.recompute.name())?;
         }
+        if self.offload > 0.0 {
+            write!(f, " offload {}", self.offload)?;
+        }
+        Ok(())
     }
 }

@@ -89,10 +89,14 @@ impl Decoder {
             expert: layout.expert as u64,
             expert_tensor: layout.expert_tensor_size() as u64,
         };
-        let exchanges = self.context_exchanges(layout, samples * seq);
+        let context_exchange = self.context_exchange(layout, [samples, seq]);
         let attention = |block: &mut BlockProfile| {
             self.add_attention(block, share);
-            block.layer.exchanges.extend(exchanges.iter().copied());
+            if let Some((problem, exchange)) = &context_exchange {
+                let exchanges = block::context_exchanges(problem, *exchange);
+                block.layer.exchanges.extend(exchanges);
+                block.layer.operations += block::context_operations(*exchange, context);
+            }
         };
         let (mut dense, mut experts) = (BlockProfile::default(), BlockProfile::default());
         attention(&mut dense);
@@ -120,24 +124,24 @@ impl Decoder {
         }
     }
 
-    /// The exchanges of keys and values over the context axis.
-    fn context_exchanges(
+    /// The exchange over the context axis, chosen for one sequence as a model does, and its size.
+    fn context_exchange(
         &self,
         layout: &ParallelConfig,
-        tokens: usize,
-    ) -> Vec<super::profile::Exchange> {
+        [samples, seq]: [usize; 2],
+    ) -> Option<(ExchangeProblem, ContextExchange)> {
         if layout.context == 1 {
-            return vec![];
+            return None;
         }
         let heads = Heads {
             heads: self.heads as usize / layout.tensor,
             groups: (self.groups as usize / layout.tensor).max(1),
             width: self.head_width as usize,
         };
-        let problem = ExchangeProblem::of_layout(layout, heads, tokens, 2);
-        let exchange = problem.resolve(layout.context_exchange, true);
-        let exchange = exchange.unwrap_or(ContextExchange::AllGather);
-        block::context_exchanges(&problem, exchange)
+        let one = ExchangeProblem::of_layout(layout, heads, seq, 2);
+        let exchange = one.resolve(layout.context_exchange, true);
+        let all = ExchangeProblem::of_layout(layout, heads, samples * seq, 2);
+        Some((all, exchange.unwrap_or(ContextExchange::AllGather)))
     }
 
     /// Operations per token of forward and backward.

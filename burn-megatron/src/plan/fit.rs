@@ -47,7 +47,7 @@ pub fn state(elements: u64, shards: u64, stage: ZeroStage, bytes: StateBytes) ->
 }
 
 /// Bytes that a layer keeps for its backward. Selective recomputation keeps no output of a norm or an activation, full only
-/// the first tensor: its input.
+/// the first tensor: its input, unless that is on the host.
 pub fn kept_bytes(layer: &LayerProfile, recompute: Recompute) -> u64 {
     let is_cheap = |name: &str| name.ends_with("norm") || name.ends_with("activation");
     match recompute {
@@ -56,8 +56,35 @@ pub fn kept_bytes(layer: &LayerProfile, recompute: Recompute) -> u64 {
             let kept = layer.saved.iter().filter(|tensor| !is_cheap(&tensor.name));
             kept.map(|tensor| tensor.bytes).sum()
         }
-        Recompute::Full => layer.saved.first().map_or(0, |input| input.bytes),
+        Recompute::Full => input_bytes(layer),
+        Recompute::FullOffloaded => 0,
     }
+}
+
+/// Bytes of the input of a layer, the first tensor that it keeps.
+pub fn input_bytes(layer: &LayerProfile) -> u64 {
+    layer.saved.first().map_or(0, |input| input.bytes)
+}
+
+/// Bytes of the largest input of a layer that is on its way to or from the host.
+fn transferred_bytes(model: &ModelProfile, recompute: Recompute) -> u64 {
+    let inputs = model.kinds.iter().map(|block| input_bytes(&block.layer));
+    match recompute {
+        Recompute::FullOffloaded => inputs.max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// Bytes of a micro-batch that are on the host from its forward to its backward in a stage: all inputs but the last one.
+pub fn host_bytes(model: &ModelProfile, stage: &StageLayout, recompute: Recompute) -> u64 {
+    if recompute != Recompute::FullOffloaded {
+        return 0;
+    }
+    let blocks = model.kinds.iter().zip(model.counts(stage));
+    let inputs = blocks.map(|(block, n)| n as u64 * input_bytes(&block.layer));
+    inputs
+        .sum::<u64>()
+        .saturating_sub(transferred_bytes(model, recompute))
 }
 
 /// The most bytes that a rank keeps at once, where a micro-batch in stage `s` keeps `bytes[s]` from its forward to the end of
@@ -83,11 +110,14 @@ pub fn stage_bytes(model: &ModelProfile, stage: &StageLayout, recompute: Recompu
     let blocks = model.kinds.iter().zip(model.counts(stage));
     let layers = blocks.map(|(block, n)| n as u64 * kept_bytes(&block.layer, recompute));
     let end = |block: &BlockProfile, has: bool| has as u64 * block.layer.saved_bytes();
-    layers.sum::<u64>() + end(&model.embedding, stage.embedding) + end(&model.output, stage.loss)
+    layers.sum::<u64>()
+        + transferred_bytes(model, recompute) * u64::from(!stage.layers.is_empty())
+        + end(&model.embedding, stage.embedding)
+        + end(&model.output, stage.loss)
 }
 
 /// What a rank holds beside its state, with `activations` bytes of all micro-batches in flight: the temporary tensors of one
-/// layer, with what it computes again.
+/// layer, with what it computes again; its input too, if that comes from the host.
 pub fn working(
     model: &ModelProfile,
     recompute: Recompute,

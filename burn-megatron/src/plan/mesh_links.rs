@@ -46,6 +46,11 @@ impl<'a> MeshLinks<'a> {
         }
     }
 
+    /// The mesh.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
     /// The links of a group over these axes.
     ///
     /// # Panics

@@ -31,7 +31,7 @@ pub use model_profile::{BlockProfile, GridElements, ModelProfile};
 
 use serde::{Deserialize, Serialize};
 
-use crate::nn::{RecomputeConfig, RecomputeMethod, RecomputeModule};
+use crate::nn::{ActivationOffload, RecomputeConfig, RecomputeMethod, RecomputeModule};
 
 /// What of the forward is computed again in the backward, instead of being kept.
 #[derive(
@@ -46,11 +46,21 @@ pub enum Recompute {
     Selective,
     /// Every layer, from its input.
     Full,
+    /// Every layer, from its input, which is on the host meanwhile.
+    FullOffloaded,
 }
+
+/// The most bytes of activations of a rank on the host.
+const OFFLOADED_BYTES: u64 = 1 << 40;
 
 impl Recompute {
     /// All of them, the least recomputation first.
-    pub const ALL: [Self; 3] = [Self::None, Self::Selective, Self::Full];
+    pub const ALL: [Self; 4] = [Self::None, Self::Selective, Self::Full, Self::FullOffloaded];
+
+    /// Whether every layer is.
+    pub const fn is_full(self) -> bool {
+        matches!(self, Self::Full | Self::FullOffloaded)
+    }
 
     /// As the settings of a model.
     pub fn settings(self) -> RecomputeConfig {
@@ -60,6 +70,13 @@ impl Recompute {
                 RecomputeConfig::selective([RecomputeModule::Norm, RecomputeModule::Activation])
             }
             Self::Full => RecomputeConfig::full(RecomputeMethod::Uniform, 1),
+            Self::FullOffloaded => RecomputeConfig {
+                offload: ActivationOffload {
+                    bytes: OFFLOADED_BYTES,
+                    ..ActivationOffload::default()
+                },
+                ..Self::Full.settings()
+            },
         }
     }
 
@@ -69,6 +86,7 @@ impl Recompute {
             Self::None => "none",
             Self::Selective => "selective",
             Self::Full => "full",
+            Self::FullOffloaded => "full-offloaded",
         }
     }
 }

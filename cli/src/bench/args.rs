@@ -138,7 +138,10 @@ pub struct PlanBenchArgs {
     /// Layouts, evenly spaced from the best to the worst by the plan.
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = at_least_one)]
     pub layouts: usize,
-    /// Measured steps of each, of which the median is reported.
+    /// Rounds, each of which runs all layouts.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
+    pub rounds: usize,
+    /// Measured steps of each in a round; the median of all is reported.
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = at_least_one)]
     pub steps: usize,
     /// Warm-up steps before them.

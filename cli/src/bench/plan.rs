@@ -38,24 +38,27 @@ pub fn run(
     if plans.is_empty() {
         return Err("no layout of this recipe is valid".into());
     }
+    // In rounds, so that other load of the machine falls on all layouts.
+    let mut measured = vec![vec![]; plans.len()];
+    for _ in 0..args.rounds {
+        for (plan, measured) in plans.iter().zip(&mut measured) {
+            measured.extend(seconds(model.with(&plan.candidate), args)?);
+        }
+    }
+    let timed = plans.iter().zip(&measured);
+    let timed = timed.map(|(plan, measured)| TimedPlan {
+        name: plan.candidate.to_string(),
+        planned: plan.step.seconds,
+        measured: median(measured),
+    });
+    let timed: Vec<_> = timed.collect();
     println!("{:>3}  {:>9} {:>9}  layout", "", "planned s", "measured s");
-    let mut timed = vec![];
-    for plan in plans {
-        let recipe = model.with(&plan.candidate);
-        let times = TimedPlan {
-            name: plan.candidate.to_string(),
-            planned: plan.step.seconds,
-            measured: median(&seconds(recipe, args)?),
-        };
-        timed.push(times);
-        let (
-            number,
-            TimedPlan {
-                name,
-                planned,
-                measured,
-            },
-        ) = (timed.len(), &timed[timed.len() - 1]);
+    for (number, plan) in (1..).zip(&timed) {
+        let TimedPlan {
+            name,
+            planned,
+            measured,
+        } = plan;
         println!("{number:>3}  {planned:>9.3} {measured:>10.3}  {name}");
     }
     let measured = || timed.iter().map(|plan| plan.measured);

@@ -45,7 +45,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "BYTES|GiB", value_parser = bytes)]
     pub memory_limit: Option<u64>,
     /// Settings that are given rather than searched: tensor, sequence_parallel, context, pipeline, schedule,
-    /// virtual_stages, expert, expert_tensor, data, zero_stage, hsdp, micro_batch, recompute.
+    /// virtual_stages, expert, expert_tensor, data, zero_stage, hsdp, micro_batch, recompute, offload.
     #[arg(long, value_name = "SETTING=VALUE,..", value_delimiter = ',')]
     pub fix: Vec<String>,
     /// The number of plans to show.
@@ -122,12 +122,18 @@ pub fn fixed(settings: &[String]) -> Result<FixedSettings, Error> {
             }
             "recompute" => {
                 let found = Recompute::ALL.into_iter().find(|kind| kind.name() == value);
-                fixed.recompute = Some(found.ok_or_else(|| refused("none, selective or full"))?);
+                fixed.recompute =
+                    Some(found.ok_or_else(|| refused("none, selective, full or full-offloaded"))?);
+            }
+            "offload" => {
+                let share: Option<f64> = value.parse().ok();
+                let share = share.filter(|share| (0.0..=1.0).contains(share));
+                fixed.offload = Some(share.ok_or_else(|| refused("a share from 0 to 1"))?);
             }
             _ => {
                 return Err(refused(
                     "tensor, sequence_parallel, context, pipeline, schedule, virtual_stages, expert, expert_tensor, \
-                     data, zero_stage, hsdp, micro_batch or recompute",
+                     data, zero_stage, hsdp, micro_batch, recompute or offload",
                 )
                 .into());
             }
@@ -189,7 +195,14 @@ mod tests {
                 "invalid --fix tensor=0: expected a number above 0",
             ),
             ("tensr=8", "expected tensor, sequence_parallel"),
-            ("recompute=some", "expected none, selective or full"),
+            (
+                "recompute=some",
+                "expected none, selective, full or full-offloaded",
+            ),
+            (
+                "offload=2",
+                "invalid --fix offload=2: expected a share from 0 to 1",
+            ),
             ("schedule=x", "invalid schedule \"x\""),
         ] {
             let error = of(wrong).unwrap_err();

@@ -8,7 +8,7 @@ use burn_megatron::bounded;
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::partial::replace_file;
 use burn_megatron::plan::hardware::{Hardware, measure};
-use burn_megatron::plan::search::{SearchConfig, SearchReport, search};
+use burn_megatron::plan::search::{FixedSettings, Plan, SearchConfig, SearchReport, search};
 use indicatif::DecimalBytes;
 
 use crate::error::Error;
@@ -39,7 +39,10 @@ pub fn run(args: &PlanArgs, families: &Families) -> Result<ExitCode, Error> {
     let model = RecipeModel::new(recipe(args, families)?)?;
     let (devices, hardware) = hardware(args)?;
     let report = planned(args, &model, devices, &hardware)?;
-    check(&model, &report)?;
+    // The others are checked where their memory is planned.
+    if let Some(plan) = &report.nearest {
+        check(&model, plan)?;
+    }
     if args.json {
         println!(
             "{}",
@@ -67,12 +70,10 @@ pub fn run(args: &PlanArgs, families: &Families) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Checks that `pretrain` accepts every plan.
-fn check(model: &RecipeModel, report: &SearchReport) -> Result<(), Error> {
-    for plan in report.best.iter().chain(&report.nearest) {
-        let checked = model.with(&plan.candidate).plan();
-        checked.map_err(|error| format!("{} cannot be run: {error}", plan.candidate))?;
-    }
+/// Checks that `pretrain` accepts a plan.
+fn check(model: &RecipeModel, plan: &Plan) -> Result<(), Error> {
+    let checked = model.with(&plan.candidate).plan();
+    checked.map_err(|error| format!("{} cannot be run: {error}", plan.candidate))?;
     Ok(())
 }
 
@@ -184,12 +185,17 @@ fn planned(
     devices: usize,
     hardware: &Hardware,
 ) -> Result<SearchReport, Error> {
+    let given = model.search_config(devices, hardware);
+    let fixed = args::fixed(&args.fix)?;
     let config = SearchConfig {
         memory_limit: args.memory_limit.unwrap_or(hardware.memory),
-        fixed: args::fixed(&args.fix)?,
+        fixed: FixedSettings {
+            offload: fixed.offload.or(given.fixed.offload),
+            ..fixed
+        },
         // Some may need more memory than the search assumes.
         top: SPARE + usize::from(args.top),
-        ..model.search_config(devices, hardware)
+        ..given
     };
     let limit = config.memory_limit;
     let mut report = search(model, &config)?;

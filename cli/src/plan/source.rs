@@ -2,6 +2,7 @@
 //!
 //! This is the one place where a model's memory and time come from.
 
+use burn_megatron::choice::{KernelChoice, Operation};
 use burn_megatron::data_parallel::{Moments, Precision};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::plan::decoder::Decoder;
@@ -15,6 +16,7 @@ use burn_megatron_models::TransformerConfig;
 use crate::error::Error;
 use crate::family::config_of;
 use crate::fp8;
+use crate::memory::OffloadTable;
 use crate::recipe::Recipe;
 
 /// A recipe whose layout is searched.
@@ -84,9 +86,20 @@ impl RecipeModel {
             global_batch: self.recipe.train.global_batch_size,
             memory_limit: hardware.memory,
             sharing: self.recipe.data_parallel.clone(),
-            fixed: FixedSettings::default(),
+            fixed: FixedSettings {
+                offload: self.given_offload(),
+                ..FixedSettings::default()
+            },
             top: usize::MAX,
         }
+    }
+
+    /// The share of the optimizer state on the host, where the recipe has one, or settings that exclude it.
+    fn given_offload(&self) -> Option<f64> {
+        let share = self.recipe.memory.offload.optimizer;
+        let unfused = self.recipe.kernels.of(Operation::Optimizer) == KernelChoice::Unfused;
+        let excluded = unfused || self.recipe.data_parallel.fp8_param_gather;
+        (share > 0.0 || excluded).then_some(share)
     }
 
     /// The recipe with the settings of a candidate.
@@ -95,7 +108,13 @@ impl RecipeModel {
         recipe.data_parallel = candidate.sharing(&recipe.data_parallel);
         recipe.parallel = candidate.layout.clone();
         recipe.train.micro_batch_size = candidate.micro_batch;
-        recipe.memory.recompute = candidate.recompute.settings();
+        let recompute = candidate.recompute.settings();
+        recipe.memory.offload = OffloadTable {
+            optimizer: candidate.offload,
+            activations: recompute.offload.bytes,
+            prefetch: recompute.offload.prefetch,
+        };
+        recipe.memory.recompute = recompute;
         recipe
     }
 
@@ -147,12 +166,10 @@ impl PlannedModel for RecipeModel {
         let own = precision_bytes(parallel.precision);
         // A model in 16 bits has master weights.
         let master = if own < 4 { 4 } else { 0 };
-        // At least this fraction is on the host.
-        let on_device = 1.0 - self.recipe.memory.offload.optimizer;
         StateBytes {
             parameter: own,
             gradient: own.max(4),
-            optimizer: ((master + moments) as f64 * on_device).ceil() as u64,
+            optimizer: master + moments,
         }
     }
 }

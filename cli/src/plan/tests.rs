@@ -1,4 +1,11 @@
+use burn_megatron::plan::Candidate;
+use burn_megatron::verify::{Layout, ModelSubject, VerifyOptions, verify};
+use burn_megatron_models::TransformerConfig;
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+
 use super::*;
+use crate::family::config_of;
 use crate::flags::parse_text;
 
 fn args(flags: &str) -> PlanArgs {
@@ -36,8 +43,10 @@ fn every_plan_is_a_valid_recipe() {
             let hardware = Hardware::named("H100").unwrap();
             let report = planned(&args(&flags), &model, devices, &hardware).unwrap();
             assert!(!report.best.is_empty(), "{family} on {devices}");
-            if let Err(error) = check(&model, &report) {
-                panic!("{family} on {devices}: {error}");
+            for plan in &report.best {
+                if let Err(error) = check(&model, plan) {
+                    panic!("{family} on {devices}: {error}");
+                }
             }
             plans += report.best.len();
             let rejected = report.counts.rejected.values();
@@ -53,7 +62,58 @@ fn every_plan_is_a_valid_recipe() {
     assert!(plans > 100, "{plans}");
 }
 
-/// Where nothing fits, the nearest keeps as little as there is: it shards and recomputes all.
+/// Random toy models and devices: 6, or `PROPTEST_CASES`.
+fn cases() -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES").ok();
+    ProptestConfig::with_cases(cases.and_then(|cases| cases.parse().ok()).unwrap_or(6))
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    /// In every layout that is planned for a random model and number of devices a step is that of one rank.
+    #[test]
+    fn every_plan_is_verified(
+        family in select(vec!["gpt2", "llama", "mixtral"]),
+        devices in 1usize..=8,
+        layers in 2usize..=4,
+        (heads, groups) in select(vec![(4, 4), (4, 2), (8, 1), (6, 3)]),
+        sequence in select(vec![16, 24, 32]),
+        batch in select(vec![4, 6, 8]),
+        place in any::<Index>(),
+    ) {
+        let experts = if family == "mixtral" { "moe = { experts = 4 }" } else { "" };
+        let groups = if family == "gpt2" { String::new() } else { format!("groups = {groups}") };
+        let text = format!(
+            "[model]\nfamily = '{family}'\nlayers = {layers}\nheads = {heads}\n{groups}\nhidden = {}\n\
+             context = {sequence}\n{experts}\n[train]\nglobal_batch_size = {batch}",
+            4 * heads
+        );
+        let model = RecipeModel::new(crate::recipe::parsed(&text).unwrap()).unwrap();
+        let flags = format!("--model m --global-batch {batch} --devices {devices}xH100 --precision f32");
+        let hardware = Hardware::named("H100").unwrap();
+        let report = planned(&args(&flags), &model, devices, &hardware).unwrap();
+        prop_assume!(!report.best.is_empty());
+        let Candidate { layout, micro_batch, .. } = &place.get(&report.best).candidate;
+        let layout = Layout {
+            parallel: layout.clone(),
+            micro_batch: Some(*micro_batch),
+        };
+        let config = TransformerConfig {
+            vocabulary: 23,
+            ..config_of::<TransformerConfig>(&*model.recipe().model).unwrap().clone()
+        };
+        let subject = ModelSubject {
+            samples: batch,
+            ..ModelSubject::new(config)
+        };
+        let verified = verify(&subject, std::slice::from_ref(&layout), &VerifyOptions::default());
+        let verified = verified.unwrap();
+        prop_assert!(verified.passes(), "{text}\n{layout:?}\n{verified}");
+    }
+}
+
+/// Where nothing fits, the nearest keeps as little as there is: it shards and recomputes all, and offloads the rest.
 #[test]
 fn the_nearest_layout_needs_the_least_memory() {
     let recipe = crate::recipe::parsed("[model]\nfamily = 'llama'").unwrap();
@@ -65,7 +125,12 @@ fn the_nearest_layout_needs_the_least_memory() {
     assert!(report.best.is_empty());
     let nearest = report.nearest.unwrap();
     let (layout, recompute) = (&nearest.candidate.layout, nearest.candidate.recompute);
-    assert_eq!(recompute.name(), "full", "{}", nearest.candidate);
+    let candidate = &nearest.candidate;
+    assert_eq!(
+        (recompute.name(), candidate.offload),
+        ("full-offloaded", 1.0),
+        "{candidate}"
+    );
     assert!(layout.data_parallel_size() == 1 || u8::from(layout.zero_stage) == 3);
     let halves = RecipeModel::new(
         crate::recipe::parsed("[data_parallel]\nprecision = 'bf16'\n[model]\nfamily = 'llama'")

@@ -41,6 +41,8 @@ impl Decoder {
         });
         let qk_norm = if self.qk_norm { 2 } else { 1 };
         layer.streamed_bytes += norm_bytes(local, h) + qk_norm * 2 * tokens * (q + kv) * ELEMENT;
+        // The norm, two products, rotary positions, attention.
+        layer.operations += 4 + qk_norm;
         layer.backward_bytes = layer.output_bytes + ELEMENT * 2 * tokens * (q + 2 * kv);
         add_tensor(layer, share, tokens * h * ELEMENT);
         let biases = if self.bias { q + 2 * kv + h } else { 0 };
@@ -61,6 +63,8 @@ impl Decoder {
         layer.products.push(product(1, tokens, inputs * f, h));
         layer.products.push(product(1, tokens, h, f));
         layer.streamed_bytes += norm_bytes(local, h) + (inputs + 1) * tokens * f * ELEMENT;
+        // The norm, two products, the activation.
+        layer.operations += 4;
         let backward = layer.output_bytes + ELEMENT * tokens * (inputs + 1) * f;
         layer.backward_bytes = layer.backward_bytes.max(backward);
         add_tensor(layer, share, tokens * h * ELEMENT);
@@ -93,6 +97,8 @@ impl Decoder {
         let moved = 4 * rows * h + (inputs + 1) * rows * f;
         layer.streamed_bytes +=
             norm_bytes(local, h) + moved * ELEMENT + 2 * routed * sizes.experts * 4;
+        // The norm, three products, the choice, sorting, the rows there and back, the activation.
+        layer.operations += 9;
         let backward = layer.output_bytes + ELEMENT * rows * ((inputs + 1) * f + h);
         layer.backward_bytes = layer.backward_bytes.max(backward);
         let sent = routed * sizes.per_token * h * ELEMENT;
@@ -134,6 +140,7 @@ impl Decoder {
             shared.layer.saved.drain(..2);
             block.layer.saved.append(&mut shared.layer.saved);
             block.layer.products.append(&mut shared.layer.products);
+            block.layer.operations += shared.layer.operations - 1;
             block.layer.exchanges.append(&mut shared.layer.exchanges);
             block.parameters.dense += shared.parameters.dense - self.norm();
         }
@@ -143,6 +150,7 @@ impl Decoder {
         let (h, local) = (self.hidden, share.tokens / share.sequence);
         let mut layer = LayerProfile {
             streamed_bytes: 2 * share.tokens * h * ELEMENT,
+            operations: 1,
             output_bytes: local * h * ELEMENT,
             ..LayerProfile::default()
         };
@@ -184,6 +192,7 @@ impl Decoder {
         let mut layer = LayerProfile {
             products: vec![product(1, share.tokens, logits, h)],
             streamed_bytes: norm_bytes(local, h) + 2 * share.tokens * logits * ELEMENT,
+            operations: 3,
             // A chunk of logits and its gradient.
             backward_bytes: share.tokens.min(CHUNK) * logits * 2 * 4,
             ..LayerProfile::default()
@@ -256,6 +265,16 @@ pub(super) fn context_exchanges(
         pass,
     };
     passes.map(of).into()
+}
+
+/// The operations of an exchange on a rank beside those of attention on one: of an all-to-all the split of the heads and the
+/// order of the tokens, there and back; of a ring attention to each block and the merge of its result.
+pub(super) fn context_operations(exchange: ContextExchange, ranks: u64) -> u64 {
+    match exchange {
+        ContextExchange::Ring | ContextExchange::Hierarchical => 2 * ranks - 1,
+        ContextExchange::AllGather => 1,
+        ContextExchange::AllToAll => 4,
+    }
 }
 
 fn save(layer: &mut LayerProfile, name: &str, elements: u64) {

@@ -24,11 +24,15 @@ pub enum MeasureError {
 /// Sizes of the products that are timed.
 const SIZES: [usize; 7] = [16, 32, 64, 128, 256, 512, 1024];
 
-/// How long each operation is repeated.
+/// How long each operation is repeated in a round.
 const REPEAT: Duration = Duration::from_millis(60);
 
-/// Elements of a tensor that no cache holds.
-const STREAMED: usize = 16 << 20;
+/// Rounds of each operation.
+const ROUNDS: usize = 5;
+
+/// Elements of a tensor that is streamed: those of the models that a CPU trains are of about this size, and their memory is
+/// used again.
+const STREAMED: usize = 1 << 18;
 
 /// Elements of a small and a large buffer of a collective.
 const BUFFERS: [usize; 2] = [256, 1 << 20];
@@ -40,6 +44,8 @@ struct Rates {
     products: Vec<f64>,
     /// Bytes per second.
     bandwidth: f64,
+    /// Seconds of an operation on few elements, in one pass.
+    operation: f64,
     /// Operations per second of attention, in the forward and the backward.
     attention: [f64; 2],
     /// Seconds of a sum over the ranks, by buffer.
@@ -73,16 +79,20 @@ pub fn measure(ranks: usize) -> Result<Hardware, MeasureError> {
     let curve = curve.map(|(size, rate)| (*size as f64, rate / peak));
     let share = |i: usize| (mean(&|rates| rates.attention[i]) / peak).min(1.0);
     let seconds = [0, 1].map(|i| mean(&|rates| rates.sums[i]));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     Ok(Hardware {
         name: format!("CPU, {ranks} ranks"),
         memory: memory / ranks as u64,
+        cores: (ranks >= cores).then_some(cores),
         bandwidth: mean(&|rates| rates.bandwidth),
+        operation: mean(&|rates| rates.operation),
         peak: BTreeMap::from([("f32".into(), peak)]),
         products: BTreeMap::from([("default".into(), curve.collect())]),
         attention: AttentionShare {
             forward: share(0),
             backward: share(1),
         },
+        host: None,
         links: vec![link(ranks, seconds)],
     })
 }
@@ -114,6 +124,7 @@ fn probe(rank: &Rank) -> Result<Rates, CommError> {
     let x = random([1, STREAMED]);
     let seconds = repeat(&*world, || drop(x.clone().mul_scalar(1.5)))?;
     let bandwidth = 2.0 * 4.0 * STREAMED as f64 / seconds;
+    let operation = probe_operation(&*world)?;
     let attention = probe_attention(&*world)?;
     let mut sums = [0.0; 2];
     for (seconds, elements) in sums.iter_mut().zip(BUFFERS) {
@@ -129,9 +140,26 @@ fn probe(rank: &Rank) -> Result<Rates, CommError> {
     Ok(Rates {
         products,
         bandwidth,
+        operation,
         attention,
         sums,
     })
+}
+
+/// Seconds of an operation on few elements, in the forward and in the backward each.
+fn probe_operation(world: &dyn Communicator) -> Result<f64, CommError> {
+    const OPERATIONS: usize = 32;
+    let device = burn::tensor::Device::flex().autodiff();
+    let random = || Tensor::<2>::random([8, 8], Distribution::Default, &device).require_grad();
+    let (x, weight) = (random(), random());
+    let seconds = repeat(world, || {
+        let mut y = x.clone();
+        for _ in 0..OPERATIONS {
+            y = y.matmul(weight.clone());
+        }
+        drop(y.sum().backward());
+    })?;
+    Ok(seconds / (2 * OPERATIONS) as f64)
 }
 
 /// Operations per second of the forward and the backward of causal attention.
@@ -153,7 +181,7 @@ fn probe_attention(world: &dyn Communicator) -> Result<[f64; 2], CommError> {
     Ok([flops / of_forward, 2.5 * flops / of_backward])
 }
 
-/// The seconds of an operation, repeated by all ranks at once, as often as the first rank says.
+/// The seconds of an operation, repeated by all ranks at once, as often as the first rank says: the median of several rounds.
 fn repeat(world: &dyn Communicator, mut operation: impl FnMut()) -> Result<f64, CommError> {
     operation();
     let start = Instant::now();
@@ -162,12 +190,17 @@ fn repeat(world: &dyn Communicator, mut operation: impl FnMut()) -> Result<f64, 
     let times = (REPEAT.as_secs_f64() / once).clamp(1.0, 1000.0);
     let times = world.broadcast(Buffer::F64(vec![times]), 0)?;
     let times = times.into_vec::<f64>()[0] as usize;
-    world.barrier()?;
-    let start = Instant::now();
-    for _ in 0..times {
-        operation();
+    let mut rounds = [0.0; ROUNDS];
+    for seconds in &mut rounds {
+        world.barrier()?;
+        let start = Instant::now();
+        for _ in 0..times {
+            operation();
+        }
+        *seconds = start.elapsed().as_secs_f64() / times as f64;
     }
-    Ok(start.elapsed().as_secs_f64() / times as f64)
+    rounds.sort_by(f64::total_cmp);
+    Ok(rounds[ROUNDS / 2])
 }
 
 #[cfg(test)]

@@ -19,8 +19,17 @@ pub struct Hardware {
     pub name: String,
     /// Bytes of memory of a device.
     pub memory: u64,
+    /// Where the devices are thread-ranks of one machine, and no fewer than its cores: the number of cores. Rates are those
+    /// of a rank while all others compute; while others wait it has their share too, up to a core, and what is sent is
+    /// copied by the same cores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<usize>,
     /// Bytes per second that operations read and write which do little else.
     pub bandwidth: f64,
+    /// Seconds that an operation takes beside its computation, in the forward and in the backward; 0 where the device is
+    /// given operations faster than it computes them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub operation: f64,
     /// Operations per second of products, by the type of their operands: `f32`, `bf16`, `f16`, `fp8`. A utilisation
     /// (MFU) is relative to it.
     pub peak: BTreeMap<String, f64>,
@@ -28,8 +37,23 @@ pub struct Hardware {
     pub products: BTreeMap<String, Vec<(f64, f64)>>,
     /// The share of the peak of 16 bits, or of f32 where the model computes in it, that attention reaches.
     pub attention: AttentionShare,
+    /// The memory of the host, if state and activations can be [offloaded](crate::nn::ActivationOffload).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<Host>,
     /// The links, from the fastest to the slowest.
     pub links: Vec<Link>,
+}
+
+/// A device's share of its host.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Bytes per second that a device sends to the host, and receives at the same time.
+    pub link: f64,
+    /// Bytes per second that the processor reads and writes.
+    pub bandwidth: f64,
 }
 
 /// The share of the peak that attention reaches.
@@ -147,10 +171,27 @@ impl Hardware {
             ("memory".into(), self.memory as f64),
             ("bandwidth".into(), self.bandwidth),
         ];
-        for (name, value) in own.into_iter().chain(peaks).chain(links) {
+        let host = self.host.iter().flat_map(|host| {
+            [
+                ("host.memory".into(), host.memory as f64),
+                ("host.link".into(), host.link),
+                ("host.bandwidth".into(), host.bandwidth),
+            ]
+        });
+        let cores = self.cores.map(|cores| ("cores".into(), cores as f64));
+        let own = own.into_iter().chain(cores).chain(host);
+        for (name, value) in own.chain(peaks).chain(links) {
             if !(value.is_finite() && value > 0.0) {
                 return Err(invalid(name, value, "a finite number above 0"));
             }
+        }
+        if !(self.operation.is_finite() && self.operation >= 0.0) {
+            let name = "operation".into();
+            return Err(invalid(
+                name,
+                self.operation,
+                "a finite number of at least 0",
+            ));
         }
         self.check_shares()?;
         let mut inside = 1;
@@ -242,6 +283,10 @@ impl Hardware {
     }
 }
 
+fn is_zero(number: &f64) -> bool {
+    *number == 0.0
+}
+
 fn invalid(name: String, value: impl ToString, expected: &'static str) -> HardwareError {
     HardwareError::Value {
         name,
@@ -311,6 +356,16 @@ mod tests {
                 "invalid products.default = its sizes",
             ),
             ("memory =", "size =", "unknown field `size`"),
+            (
+                "bandwidth = 2.85e12",
+                "bandwidth = 2.85e12\noperation = -1.0",
+                "invalid operation = -1: expected a finite number of at least 0",
+            ),
+            (
+                "link = 53e9",
+                "link = 0.0",
+                "invalid host.link = 0: expected a finite number above 0",
+            ),
         ] {
             let error = Hardware::parse(&text.replacen(from, to, 1));
             let error = error.unwrap_err().to_string();

@@ -1,32 +1,36 @@
 //! The layouts of a search whose sizes fit.
 
-use std::collections::HashMap;
-use std::rc::Rc;
+use std::sync::Arc;
+
+use rayon::prelude::*;
 
 use crate::mesh::{Mesh, ParallelConfig, samples_per_rank};
 
-use super::super::time::ModelSeconds;
+use super::super::time::{DeviceRates, ModelSeconds};
 use super::super::{MeshLinks, ModelProfile, Recompute};
-use super::{Rejection, Search};
+use super::cache::Cache;
+use super::{PlannedModel, Rejection, SearchConfig, SearchCounts, Sizes};
 
 /// A layout of the mesh with a micro-batch and a kind of recomputation, before its schedule and sharding are chosen.
-pub(super) struct Entry {
+pub(super) struct Entry<'a> {
     /// As a recipe has it.
-    pub layout: ParallelConfig,
-    pub mesh: Rc<Mesh>,
-    pub profile: Rc<ModelProfile>,
+    pub layout: Arc<ParallelConfig>,
+    pub links: Arc<MeshLinks<'a>>,
+    pub profile: Arc<ModelProfile>,
     pub micro_batch: usize,
     pub micro_batches: usize,
     pub recompute: Recompute,
+    /// Whether [`Recompute::FullOffloaded`] is tried where it does not fit.
+    pub with_offloaded: bool,
     /// Its schedules times its shardings.
     pub settings: u64,
     /// No schedule and sharding of it is faster.
     pub bound: f64,
 }
 
-impl Entry {
+impl Entry<'_> {
     /// The sizes of the axes.
-    pub fn sizes(&self) -> [usize; 5] {
+    pub fn sizes(&self) -> Sizes {
         let layout = &self.layout;
         let expert = [layout.expert, layout.expert_tensor_size()];
         [
@@ -39,78 +43,137 @@ impl Entry {
     }
 }
 
-impl Search<'_> {
-    /// Every entry whose sizes fit; the others are counted.
-    pub(super) fn entries(&mut self) -> Vec<Entry> {
+/// What a profile depends on: tensor ranks, sequence parallelism, context, expert and expert-tensor ranks, and samples.
+type ProfileKey = (usize, bool, usize, usize, Option<usize>, usize);
+
+/// Where the entries of a search come from.
+pub(super) struct EntrySource<'s, 'a> {
+    model: &'a dyn PlannedModel,
+    config: &'a SearchConfig<'a>,
+    rates: &'s DeviceRates<'a>,
+    profiles: Cache<ProfileKey, ProfileResult>,
+}
+
+type ProfileResult = Result<Arc<ModelProfile>, String>;
+
+impl<'s, 'a> EntrySource<'s, 'a> {
+    pub fn new(
+        model: &'a dyn PlannedModel,
+        config: &'a SearchConfig<'a>,
+        rates: &'s DeviceRates<'a>,
+    ) -> Self {
+        Self {
+            model,
+            config,
+            rates,
+            profiles: Cache::default(),
+        }
+    }
+
+    /// Every entry whose sizes fit, in the order of the layouts; the others are counted.
+    pub fn all(&self) -> (Vec<Entry<'a>>, SearchCounts) {
+        let (fixed, devices) = (&self.config.fixed, self.config.devices);
+        let layouts = fixed.layouts(devices, self.model.has_experts());
+        let of_layouts = layouts.into_par_iter().map(|layout| self.entries(layout));
+        let of_layouts: Vec<_> = of_layouts.collect();
+        let (mut entries, mut counts) = (vec![], SearchCounts::default());
+        for (own, of_layout) in of_layouts {
+            entries.extend(own);
+            counts.extend(of_layout);
+        }
+        (entries, counts)
+    }
+
+    /// The entries of a layout.
+    fn entries(&self, layout: ParallelConfig) -> (Vec<Entry<'a>>, SearchCounts) {
         let config = self.config;
-        let mut entries = vec![];
-        let mut profiles = HashMap::new();
-        for layout in config
+        let data = layout.data_size();
+        let share = config.global_batch / data;
+        let sizes = config.fixed.micro_batches(share.max(1));
+        let pipelines = config
             .fixed
-            .layouts(config.devices, self.model.has_experts())
-        {
-            let data = layout.data_size();
-            let share = config.global_batch / data;
-            let sizes = config.fixed.micro_batches(share.max(1));
-            let settings = self.settings(&layout);
-            let each = settings * config.fixed.recomputes().len() as u64;
-            self.counts.candidates += each * sizes.len() as u64;
-            let mut reject = |reason, candidates, text: String| {
-                self.counts.add(reason, candidates, Some(text));
-            };
-            let all = each * sizes.len() as u64;
-            // Before the mesh, whose groups take time on many devices.
-            if let Err(error) = self.model.check(&layout) {
-                reject(Rejection::Model, all, error);
-                continue;
+            .pipelines(layout.pipeline, self.model.layers())
+            .len();
+        let shardings = config.fixed.shardings(layout.data_parallel_size()).len();
+        let settings = (pipelines * shardings) as u64;
+        let mut recomputes = config.recomputes();
+        let each = settings * recomputes.len() as u64;
+        let with_offloaded = recomputes.contains(&Recompute::Full);
+        let with_offloaded = with_offloaded && recomputes.pop_if(is_offloaded).is_some();
+        let all = each * sizes.len() as u64;
+        let mut counts = SearchCounts {
+            candidates: all,
+            ..SearchCounts::default()
+        };
+        let mesh = self
+            .model
+            .check(&layout)
+            .map_err(|error| (Rejection::Model, error));
+        let mesh = mesh.and_then(|()| {
+            let mesh = Mesh::new(&layout, config.devices);
+            mesh.map_err(|error| (Rejection::Mesh, error.to_string()))
+        });
+        let mesh = match mesh {
+            Ok(mesh) => mesh,
+            Err((reason, error)) => {
+                counts.add(reason, all, Some(error));
+                return (vec![], counts);
             }
-            let mesh = match Mesh::new(&layout, config.devices) {
-                Ok(mesh) => Rc::new(mesh),
-                Err(error) => {
-                    reject(Rejection::Mesh, all, error.to_string());
+        };
+        let links = Arc::new(MeshLinks::new(&mesh, config.hardware));
+        let layout = Arc::new(layout);
+        let mut entries = vec![];
+        for micro_batch in sizes {
+            let share = samples_per_rank(config.global_batch, data, Some(micro_batch));
+            let share = share.map_err(|error| (Rejection::Batch, error.to_string()));
+            let profile = share.and_then(|share| {
+                let profile = self.profile(mesh.config(), micro_batch);
+                let profile = profile.map_err(|error| (Rejection::Model, error))?;
+                Ok((share, profile))
+            });
+            let (share, profile) = match profile {
+                Ok(found) => found,
+                Err((reason, error)) => {
+                    counts.add(reason, each, Some(error));
                     continue;
                 }
             };
-            let links = MeshLinks::new(&mesh, config.hardware);
-            for micro_batch in sizes {
-                let share = samples_per_rank(config.global_batch, data, Some(micro_batch));
-                let share = match share {
-                    Ok(share) => share,
-                    Err(error) => {
-                        reject(Rejection::Batch, each, error.to_string());
-                        continue;
-                    }
-                };
-                let own = mesh.config();
-                let splits = (own.tensor, own.sequence_parallel, own.context);
-                let key = (splits, own.expert, own.expert_tensor, micro_batch);
-                let profile = profiles
-                    .entry(key)
-                    .or_insert_with(|| self.model.profile(own, micro_batch).map(Rc::new));
-                let profile = match profile {
-                    Ok(profile) => profile.clone(),
-                    Err(error) => {
-                        reject(Rejection::Model, each, error.clone());
-                        continue;
-                    }
-                };
-                for recompute in config.fixed.recomputes() {
-                    let seconds = ModelSeconds::new(&profile, &self.rates, &links, recompute);
-                    let micro_batches = share / micro_batch;
-                    let of_rank = seconds.whole(&profile) / own.pipeline as f64;
-                    entries.push(Entry {
-                        layout: layout.clone(),
-                        mesh: mesh.clone(),
-                        profile: profile.clone(),
-                        micro_batch,
-                        micro_batches,
-                        recompute,
-                        settings,
-                        bound: of_rank * micro_batches as f64,
-                    });
+            let seconds = ModelSeconds::new(&profile, self.rates, &links);
+            let micro_batches = share / micro_batch;
+            entries.extend(recomputes.iter().map(|recompute| {
+                let seconds = seconds.recomputed(*recompute, &profile, config.hardware);
+                let whole = seconds.whole(&profile);
+                let with_offloaded = with_offloaded && *recompute == Recompute::Full;
+                Entry {
+                    layout: layout.clone(),
+                    links: links.clone(),
+                    profile: profile.clone(),
+                    micro_batch,
+                    micro_batches,
+                    recompute: *recompute,
+                    with_offloaded,
+                    settings: settings * (1 + with_offloaded as u64),
+                    bound: whole / layout.pipeline as f64 * micro_batches as f64,
                 }
-            }
+            }));
         }
-        entries
+        (entries, counts)
     }
+
+    fn profile(&self, layout: &ParallelConfig, micro_batch: usize) -> ProfileResult {
+        let key = (
+            layout.tensor,
+            layout.sequence_parallel,
+            layout.context,
+            layout.expert,
+            layout.expert_tensor,
+            micro_batch,
+        );
+        let profile = || self.model.profile(layout, micro_batch).map(Arc::new);
+        self.profiles.get(key, profile)
+    }
+}
+
+fn is_offloaded(recompute: &mut Recompute) -> bool {
+    *recompute == Recompute::FullOffloaded
 }

@@ -1,13 +1,14 @@
 //! Schedules of a search: each is generated once, and for many micro-batches only the start of it.
 
-use std::collections::HashMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::mesh::ParallelConfig;
+use crate::mesh::stages::StageLayout;
 use crate::pipeline::schedule::{Schedule, StageTimes, total_time};
-use crate::pipeline::{LayoutScheduleError, schedule_of};
+use crate::pipeline::{LayoutScheduleError, schedule_of, stages_of};
 
 use super::super::fit::in_flight;
+use super::cache::Cache;
 use super::space::PipelineSettings;
 
 /// Micro-batches per rank, after which a schedule repeats itself.
@@ -17,39 +18,63 @@ const WARM_UP: usize = 4;
 /// long as those.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
-    schedule: Rc<Schedule>,
+    schedule: Arc<Schedule>,
     /// With fewer micro-batches than asked for: one period more.
-    next: Option<Rc<Schedule>>,
+    next: Option<Arc<Schedule>>,
     /// How many periods more are asked for.
     periods: f64,
 }
 
-/// By ranks, stages per rank, kind and micro-batches.
+/// A value, or why it cannot be made.
+type Made<V> = Result<Arc<V>, String>;
+
+/// What layouts with the same pipeline share.
 #[derive(Debug, Default)]
-pub struct Pipelines(HashMap<(PipelineSettings, usize, usize), Result<Rc<Schedule>, String>>);
+pub struct Pipelines {
+    /// By kind and stages per rank, ranks, and micro-batches.
+    schedules: Cache<(PipelineSettings, usize, usize), Made<Schedule>>,
+    /// By kind and stages per rank, and ranks.
+    stages: Cache<(PipelineSettings, usize), Made<Vec<StageLayout>>>,
+}
 
 impl Pipelines {
+    /// The stages of a layout with these settings.
+    ///
+    /// # Errors
+    ///
+    /// Why its layers cannot be distributed over them.
+    pub fn stages(
+        &self,
+        settings: PipelineSettings,
+        layout: &ParallelConfig,
+        layers: usize,
+    ) -> Result<Arc<Vec<StageLayout>>, String> {
+        self.stages.get((settings, layout.pipeline), || {
+            let text = |error: LayoutScheduleError| error.to_string();
+            stages_of(layout, layers).map(Arc::new).map_err(text)
+        })
+    }
+
     /// The schedule of a layout with a pipeline, for so many micro-batches.
     ///
     /// # Errors
     ///
     /// Why the generator refuses it.
     pub fn get(
-        &mut self,
+        &self,
         settings: PipelineSettings,
         layout: &ParallelConfig,
         micro_batches: usize,
     ) -> Result<Pipeline, String> {
         let ranks = layout.pipeline;
         let few = WARM_UP * ranks + micro_batches % ranks;
-        let mut schedule = |micro_batches| {
+        let schedule = |micro_batches| {
             let key = (settings, ranks, micro_batches);
-            let generated = self.0.entry(key).or_insert_with(|| {
+            self.schedules.get(key, || {
                 let schedule = schedule_of(layout, micro_batches);
                 let text = |error: LayoutScheduleError| error.to_string();
-                schedule.map(Rc::new).map_err(text)
-            });
-            generated.clone()
+                schedule.map(Arc::new).map_err(text)
+            })
         };
         if micro_batches <= few + ranks {
             return Ok(Pipeline {
@@ -99,7 +124,7 @@ mod tests {
     /// The start of a schedule says how long all of it takes and what it keeps, for every kind and stages that differ.
     #[test]
     fn a_schedule_repeats_itself() {
-        let mut pipelines = Pipelines::default();
+        let pipelines = Pipelines::default();
         for kind in ScheduleKind::ALL {
             for (ranks, micro_batches) in [(2, 40), (4, 64), (3, 39)] {
                 let stages = kind.default_virtual_stages();
@@ -143,7 +168,7 @@ mod tests {
     /// Bubbles of published layouts: 1.0819 % of the step of Llama 3 70B, 0.4537 % of 405B, 0.3891 % of DeepSeek-V3.
     #[test]
     fn bubbles_are_the_known_ones() {
-        let mut pipelines = Pipelines::default();
+        let pipelines = Pipelines::default();
         let kind = ScheduleKind::Interleaved { group: None };
         for (ranks, stages, micro_batches, expected) in
             [(8, 5, 128, 1.0819), (8, 8, 192, 0.4537), (2, 8, 32, 0.3891)]

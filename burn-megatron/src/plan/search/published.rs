@@ -172,6 +172,7 @@ fn planned_mfu(run: &Published) -> f64 {
             pipeline: Some(pipeline),
             sequence_parallel: Some(true),
             hsdp: None,
+            offload: Some(0.0),
             ..run.settings.clone()
         },
         types: ComputeTypes {

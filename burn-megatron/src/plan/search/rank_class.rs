@@ -4,7 +4,7 @@ use super::super::ModelProfile;
 use super::super::fit::RankElements;
 use super::super::memory::MemoryByKind;
 use super::super::time::LayerSeconds;
-use super::RankStages;
+use super::visit::RankStages;
 
 /// The ranks of a pipeline that hold and compute the same: few, as stages in the middle are alike.
 pub(super) struct RankClass {
@@ -14,6 +14,8 @@ pub(super) struct RankClass {
     pub ranks: Vec<usize>,
     /// What the one of them that needs the most holds beside its state.
     pub working: MemoryByKind,
+    /// The most bytes of activations of one of them on the host.
+    pub on_host: u64,
 }
 
 impl RankClass {
@@ -36,6 +38,7 @@ impl RankClass {
                     seconds: *seconds,
                     ranks: vec![rank],
                     working: MemoryByKind::default(),
+                    on_host: 0,
                 }),
             }
         }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use rayon::prelude::*;
 use serde::Serialize;
 
 use super::super::fit;
@@ -77,6 +78,14 @@ impl SearchCounts {
         count.candidates += candidates;
         if count.example.is_none() {
             count.example = example;
+        }
+    }
+
+    /// Adds others, whose messages come after those that there are.
+    pub(super) fn extend(&mut self, others: Self) {
+        self.candidates += others.candidates;
+        for (reason, count) in others.rejected {
+            self.add(reason, count.candidates, count.example);
         }
     }
 }
@@ -163,25 +172,32 @@ impl SearchReport {
         &mut self,
         top: usize,
         limit: u64,
-        mut memory: impl FnMut(&Candidate) -> Result<MemoryByKind, E>,
-    ) -> Result<(), E> {
-        let mut best = vec![];
-        for mut plan in std::mem::take(&mut self.best) {
-            if best.len() == top {
-                self.counts.add(Rejection::Slower, 1, None);
-                continue;
-            }
-            plan.memory = fit::with_slack(memory(&plan.candidate)?);
-            if plan.memory.total() <= limit {
-                best.push(plan);
-                continue;
-            }
-            self.counts.add(Rejection::Memory, 1, None);
-            let nearest = self.nearest.as_ref().map(|nearest| nearest.memory.total());
-            if nearest.is_none_or(|nearest| plan.memory.total() < nearest) {
-                self.nearest = Some(plan);
+        memory: impl Fn(&Candidate) -> Result<MemoryByKind, E> + Sync,
+    ) -> Result<(), E>
+    where
+        E: Send,
+    {
+        let (mut best, mut rest) = (vec![], std::mem::take(&mut self.best));
+        while best.len() < top && !rest.is_empty() {
+            let wanted = (top - best.len()).min(rest.len());
+            let mut next: Vec<_> = rest.drain(..wanted).collect();
+            next.par_iter_mut().try_for_each(|plan| {
+                plan.memory = fit::with_slack(memory(&plan.candidate)?);
+                Ok(())
+            })?;
+            for plan in next {
+                if plan.memory.total() <= limit {
+                    best.push(plan);
+                    continue;
+                }
+                self.counts.add(Rejection::Memory, 1, None);
+                let nearest = self.nearest.as_ref().map(|nearest| nearest.memory.total());
+                if nearest.is_none_or(|nearest| plan.memory.total() < nearest) {
+                    self.nearest = Some(plan);
+                }
             }
         }
+        self.counts.add(Rejection::Slower, rest.len() as u64, None);
         self.nearest = self.nearest.take().filter(|_| best.is_empty());
         self.best = best;
         Ok(())

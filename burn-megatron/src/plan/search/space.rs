@@ -33,6 +33,8 @@ pub struct FixedSettings {
     pub micro_batch: Option<usize>,
     /// What is computed again.
     pub recompute: Option<Recompute>,
+    /// The share of the optimizer state on the host; with 0 activations are not there either.
+    pub offload: Option<f64>,
 }
 
 /// A schedule with its stages per rank; `None` without a pipeline.
@@ -183,11 +185,25 @@ impl FixedSettings {
         shardings
     }
 
-    /// What is computed again.
-    pub fn recomputes(&self) -> Vec<Recompute> {
-        match self.recompute {
-            Some(fixed) => vec![fixed],
-            None => Recompute::ALL.into(),
+    /// What is computed again, with and without a host for its inputs.
+    pub fn recomputes(&self, has_host: bool) -> Vec<Recompute> {
+        let offloads = has_host && self.offload != Some(0.0);
+        let all = Recompute::ALL
+            .into_iter()
+            .filter(|kind| match self.recompute {
+                Some(fixed) => fixed == *kind,
+                None => offloads || *kind != Recompute::FullOffloaded,
+            });
+        all.collect()
+    }
+
+    /// Shares of the optimizer state on the host, if there is one: the first with which a layout fits is taken, as each
+    /// makes the step longer.
+    pub fn offloads(&self, has_host: bool) -> &[f64] {
+        match &self.offload {
+            Some(fixed) => std::slice::from_ref(fixed),
+            None if has_host => &[0.0, 0.25, 0.5, 0.75, 1.0],
+            None => &[0.0],
         }
     }
 }

@@ -3,6 +3,7 @@ use crate::mesh::ZeroStage;
 use crate::plan::Recompute;
 use crate::plan::decoder::Decoder;
 use crate::plan::decoder::tests::{llama_70b, llama_405b, qwen_30b, qwen_235b};
+use crate::plan::time::StepPart;
 
 /// A decoder by formulas, as a model to plan; the model's own checks are those of its sizes.
 struct Planned {
@@ -139,11 +140,9 @@ fn the_published_layout_of_405b_is_near_the_best() {
     assert!((0.99..1.06).contains(&ratio), "{ratio}");
 }
 
-/// In 16 bits without recomputation the published layout of Llama 3 70B needs more than 80 GB.
-#[test]
-fn a_layout_that_does_not_fit_is_not_planned() {
-    let h100 = Hardware::named("H100").unwrap();
-    let fixed = FixedSettings {
+/// The published layout of Llama 3 70B on 64 devices.
+fn layout_of_70b() -> FixedSettings {
+    FixedSettings {
         tensor: Some(4),
         context: Some(1),
         pipeline: Some(8),
@@ -152,9 +151,18 @@ fn a_layout_that_does_not_fit_is_not_planned() {
         zero_stage: Some(ZeroStage::Optimizer),
         recompute: Some(Recompute::None),
         ..FixedSettings::default()
-    };
+    }
+}
+
+/// In 16 bits without recomputation it needs more than 80 GB.
+#[test]
+fn a_layout_that_does_not_fit_is_not_planned() {
+    let h100 = Hardware::named("H100").unwrap();
     let config = SearchConfig {
-        fixed,
+        fixed: FixedSettings {
+            offload: Some(0.0),
+            ..layout_of_70b()
+        },
         ..config(&h100, 64, 8192, 256)
     };
     let report = search(&planned(llama_70b(), 8192), &config).unwrap();
@@ -170,6 +178,92 @@ fn a_layout_that_does_not_fit_is_not_planned() {
         .map(|count| count.candidates)
         .sum();
     assert_eq!(rejected, report.counts.candidates);
+}
+
+/// What does not fit otherwise has as little of the optimizer on the host as it must, for which it takes longer.
+#[test]
+fn optimizer_state_is_on_the_host_where_it_must_be() {
+    let h100 = Hardware::named("H100").unwrap();
+    let model = planned(llama_70b(), 8192);
+    let best = |memory_limit| {
+        let config = SearchConfig {
+            fixed: layout_of_70b(),
+            memory_limit,
+            ..config(&h100, 64, 8192, 256)
+        };
+        search(&model, &config).unwrap().best.swap_remove(0)
+    };
+    let [tight, loose] = [h100.memory, 2 * h100.memory].map(best);
+    assert_eq!(
+        (tight.candidate.offload, loose.candidate.offload),
+        (0.75, 0.0)
+    );
+    assert!(tight.memory.total() <= h100.memory);
+    assert_eq!(4 * tight.memory.optimizer, loose.memory.optimizer);
+    // 28 bytes per element of the host's memory take longer than 4 of its link.
+    let elements = loose.memory.optimizer as f64 / 12.0 * 0.75;
+    let optimizer = |plan: &Plan| plan.step.parts[StepPart::Optimizer];
+    let expected = 28.0 * elements / h100.host.unwrap().bandwidth;
+    let ratio = optimizer(&tight) / expected;
+    assert!((ratio - 1.0).abs() < 1e-4, "{ratio}");
+    assert!(optimizer(&loose) < expected);
+    assert!(tight.step.seconds > loose.step.seconds);
+    let none = Hardware {
+        host: None,
+        ..h100.clone()
+    };
+    let config = SearchConfig {
+        hardware: &none,
+        fixed: layout_of_70b(),
+        ..config(&h100, 64, 8192, 256)
+    };
+    assert!(search(&model, &config).unwrap().best.is_empty());
+}
+
+/// Of the inputs of a stage's layers one stays on the device, and one is on its way.
+#[test]
+fn inputs_of_recomputed_layers_are_on_the_host() {
+    let h100 = Hardware::named("H100").unwrap();
+    let model = planned(llama_70b(), 8192);
+    let best = |recompute| {
+        let fixed = FixedSettings {
+            recompute: Some(recompute),
+            ..layout_of_70b()
+        };
+        let config = SearchConfig {
+            fixed,
+            ..config(&h100, 64, 8192, 256)
+        };
+        search(&model, &config).unwrap().best.swap_remove(0)
+    };
+    let [kept, offloaded] = [Recompute::Full, Recompute::FullOffloaded].map(best);
+    // 47 chunks of two layers in flight.
+    let input = 8192 * 8192 * 2 / 4;
+    assert_eq!(
+        kept.memory.activations - offloaded.memory.activations,
+        47 * input
+    );
+    assert_eq!(offloaded.memory.transient - kept.memory.transient, input);
+    // A layer computes for longer than its input takes.
+    assert_eq!(offloaded.step.parts[StepPart::Offload], 0.0);
+    assert_eq!(offloaded.step.seconds, kept.step.seconds);
+    let slow = Hardware {
+        host: h100
+            .host
+            .map(|host| crate::plan::hardware::Host { link: 1e9, ..host }),
+        ..h100.clone()
+    };
+    let fixed = offloaded.candidate.clone();
+    let config = SearchConfig {
+        hardware: &slow,
+        fixed: FixedSettings {
+            recompute: Some(fixed.recompute),
+            ..layout_of_70b()
+        },
+        ..config(&h100, 64, 8192, 256)
+    };
+    let slow = search(&model, &config).unwrap().best.swap_remove(0);
+    assert!(slow.step.parts[StepPart::Offload] > 0.0);
 }
 
 /// More memory never gives a slower plan, and a search gives the same plans again.

@@ -12,6 +12,9 @@ use crate::mesh::{Axis, Grid, ZeroStage};
 /// the parameter in 16 bits written; and the gradient once more for its norm.
 const OPTIMIZER_BYTES: f64 = 4.0 + 3.0 * 8.0 + 2.0 + 4.0;
 
+/// Bytes that the processor of the host reads and writes per element: the gradient, master and moments.
+const HOST_BYTES: f64 = 4.0 + 3.0 * 8.0;
+
 /// The seconds of a step that the data axis and the optimizer add, and the bytes that are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DataExchange {
@@ -23,23 +26,39 @@ pub struct DataExchange {
     pub bytes: f64,
 }
 
+/// How the state of a rank is shared and exchanged.
+#[derive(Clone, Copy, Debug)]
+pub struct StateSharing<'a> {
+    /// Over the data axis.
+    pub data: &'a DataParallelConfig,
+    /// Bytes of a parameter that is gathered.
+    pub parameter_bytes: f64,
+    /// The share of the optimizer state on the host, from 0 to 1.
+    pub offloaded: f64,
+}
+
 impl DataExchange {
     /// The exchanges of a rank with these `parameters`, whose micro-batches take `seconds`; `groups` are the
     /// [links](super::super::MeshLinks::sharding) of the dense and the expert grid.
     ///
     /// Gradients are reduced during the backward of the last micro-batch, with ZeRO-2 and 3 of each; gathered parameters
     /// arrive during the first forward, with ZeRO-3 during each forward and backward. What takes longer than that is waited
-    /// for. `parameter_bytes` are those of a gathered parameter.
+    /// for. Optimizer state on the host is stepped there, while the device steps the rest; gradients go there and parameters
+    /// come back bucket by bucket.
     pub fn new(
         parameters: GridElements,
         groups: &[[GroupLinks; 2]; 2],
         seconds: &LayerSeconds,
         micro_batches: usize,
-        sharing: &DataParallelConfig,
-        parameter_bytes: f64,
+        state: StateSharing<'_>,
         rates: &DeviceRates<'_>,
     ) -> Self {
         let mut sum = Self::default();
+        let StateSharing {
+            data: sharing,
+            parameter_bytes,
+            offloaded,
+        } = state;
         let stage = sharing.zero_stage;
         let gradient = if sharing.reduce_in_16_bits { 2.0 } else { 4.0 };
         let (mut reduced, mut gathered) = (0.0, 0.0);
@@ -78,11 +97,17 @@ impl DataExchange {
                 parameter_bytes * elements,
                 gathers,
             );
-            let stepped = OPTIMIZER_BYTES * own;
-            sum.optimizer += stepped / rates.hardware().bandwidth;
+            let hardware = rates.hardware();
+            let on_device = OPTIMIZER_BYTES * own * (1.0 - offloaded) / hardware.bandwidth;
+            let on_host = hardware.host.map_or(0.0, |host| {
+                let sent = gradient.max(parameter_bytes) / host.link;
+                own * offloaded * sent.max(HOST_BYTES / host.bandwidth)
+            });
+            sum.optimizer += on_device.max(on_host);
         }
-        let forward = seconds.forward.total();
-        let backward = seconds.input_gradient.total() + seconds.weight_gradient.total();
+        let hidden = if rates.hides() { 1.0 } else { 0.0 };
+        let forward = hidden * seconds.forward.total();
+        let backward = hidden * (seconds.input_gradient.total() + seconds.weight_gradient.total());
         let over = |window: f64, exchange: f64| (exchange - window).max(0.0);
         sum.waited = match stage {
             ZeroStage::Parameters => {

@@ -49,6 +49,25 @@ impl LayerSeconds {
         self.weight_gradient += other.weight_gradient * times;
     }
 
+    /// The same with recomputation in the backward: selective of what is streamed, full of the whole forward.
+    pub fn recomputed(mut self, recompute: Recompute) -> Self {
+        self.input_gradient[StepPart::Recomputation] += match recompute {
+            Recompute::None => 0.0,
+            Recompute::Selective => self.forward[StepPart::Streaming],
+            Recompute::Full | Recompute::FullOffloaded => self.forward.total(),
+        };
+        self
+    }
+
+    /// The same with a transfer of so many seconds to the host in the forward, and one from it in the backward: what is
+    /// longer than the pass is waited for.
+    pub fn offloaded(mut self, transfer: f64) -> Self {
+        let backward = self.input_gradient.total() + self.weight_gradient.total();
+        self.input_gradient[StepPart::Offload] += (transfer - backward).max(0.0);
+        self.forward[StepPart::Offload] += (transfer - self.forward.total()).max(0.0);
+        self
+    }
+
     /// The seconds of all three.
     pub fn total(&self) -> PartSeconds {
         self.forward + self.input_gradient + self.weight_gradient
@@ -80,6 +99,11 @@ impl<'a> DeviceRates<'a> {
         self.products
     }
 
+    /// Whether exchanges overlap with computation: not where the ranks share cores, which copy what is sent.
+    pub(super) fn hides(&self) -> bool {
+        self.hardware.cores.is_none()
+    }
+
     /// The seconds of a product: those of its operations or, where longer, of its operands and result.
     pub fn product(&self, product: &Product) -> f64 {
         let [batch, m, n, k] =
@@ -100,13 +124,8 @@ impl<'a> DeviceRates<'a> {
     /// The gradients of both operands of a product take as long as the product; the backward of attention has 2.5 times its
     /// operations (one product more), that of streaming operations twice their bytes (the gradient too). Exchanges of the
     /// tensor axis in the backward run while the weight gradients are computed, and messages of a context ring while
-    /// attention is; all others are waited for.
-    pub fn layer(
-        &self,
-        layer: &LayerProfile,
-        links: &MeshLinks<'_>,
-        recompute: Recompute,
-    ) -> LayerSeconds {
+    /// attention is; all others are waited for. On shared cores all are.
+    pub fn layer(&self, layer: &LayerProfile, links: &MeshLinks<'_>) -> LayerSeconds {
         let products: f64 = layer.products.iter().map(|p| self.product(p)).sum();
         let flops: f64 = layer.attention.iter().map(|shape| shape.flops()).sum();
         let share = self.hardware.attention;
@@ -120,22 +139,21 @@ impl<'a> DeviceRates<'a> {
         let mut input_gradient = PartSeconds::of(StepPart::Products, products);
         input_gradient[StepPart::Attention] = attention[1];
         input_gradient[StepPart::Streaming] = 2.0 * streamed;
+        let overhead = layer.operations as f64 * self.hardware.operation;
+        forward[StepPart::Overhead] = overhead;
+        input_gradient[StepPart::Overhead] = overhead;
         let exchanged = |pass| self.exchanged(layer, links, pass);
+        let hidden = |seconds: f64| if self.hides() { seconds } else { 0.0 };
         let hide = |seconds: &mut PartSeconds, ring: f64, attention: f64| {
-            seconds[StepPart::Context] += (ring - attention).max(0.0);
+            seconds[StepPart::Context] += (ring - hidden(attention)).max(0.0);
         };
         let (waited, ring) = exchanged(TrainingPass::Forward);
         forward += waited;
         hide(&mut forward, ring, attention[0]);
         let (mut waited, ring) = exchanged(TrainingPass::Backward);
-        waited[StepPart::Tensor] = (waited[StepPart::Tensor] - products).max(0.0);
+        waited[StepPart::Tensor] = (waited[StepPart::Tensor] - hidden(products)).max(0.0);
         input_gradient += waited;
         hide(&mut input_gradient, ring, attention[1]);
-        input_gradient[StepPart::Recomputation] += match recompute {
-            Recompute::None => 0.0,
-            Recompute::Selective => streamed,
-            Recompute::Full => forward.total(),
-        };
         LayerSeconds {
             forward,
             input_gradient,
@@ -154,6 +172,7 @@ impl<'a> DeviceRates<'a> {
         for exchange in layer.exchanges.iter().filter(|other| other.pass == pass) {
             let group = links.group(exchange.grid, exchange.axes);
             let seconds = group.seconds(self.hardware, exchange.kind, exchange.bytes as f64);
+            waited[StepPart::Overhead] += self.hardware.operation;
             match exchange.kind {
                 ExchangeKind::SendReceive => ring += seconds,
                 _ => waited[part(exchange)] += seconds,

@@ -8,10 +8,12 @@ mod data;
 mod layer;
 mod part;
 
-pub use data::DataExchange;
+pub use data::{DataExchange, StateSharing};
 pub use layer::{ComputeTypes, DeviceRates, LayerSeconds};
 pub use part::{PartSeconds, StepPart};
 
+use super::fit;
+use super::hardware::Hardware;
 use super::link::sent_bytes;
 use super::model_profile::ModelProfile;
 use super::profile::{ExchangeKind, TrainingPass};
@@ -53,21 +55,37 @@ pub struct PipelineSeconds {
 }
 
 impl ModelSeconds {
-    /// The seconds of each layer. The embedding and the output layer are never recomputed.
-    pub fn new(
-        model: &ModelProfile,
-        rates: &DeviceRates<'_>,
-        links: &MeshLinks<'_>,
-        recompute: Recompute,
-    ) -> Self {
-        let end = |block: &BlockProfile| rates.layer(&block.layer, links, Recompute::None);
-        let kinds = model.kinds.iter();
+    /// The seconds of each layer, without recomputation.
+    pub fn new(model: &ModelProfile, rates: &DeviceRates<'_>, links: &MeshLinks<'_>) -> Self {
+        let of = |block: &BlockProfile| rates.layer(&block.layer, links);
         Self {
-            embedding: end(&model.embedding),
-            kinds: kinds
-                .map(|block| rates.layer(&block.layer, links, recompute))
-                .collect(),
-            output: end(&model.output),
+            embedding: of(&model.embedding),
+            kinds: model.kinds.iter().map(of).collect(),
+            output: of(&model.output),
+        }
+    }
+
+    /// The same with recomputation, of all layers but the embedding and the output layer.
+    pub fn recomputed(
+        &self,
+        recompute: Recompute,
+        model: &ModelProfile,
+        hardware: &Hardware,
+    ) -> Self {
+        let transfer = |block: &BlockProfile| match (recompute, hardware.host) {
+            (Recompute::FullOffloaded, Some(host)) => {
+                fit::input_bytes(&block.layer) as f64 / host.link
+            }
+            _ => 0.0,
+        };
+        let kinds = self.kinds.iter().zip(&model.kinds);
+        let kinds = kinds.map(|(seconds, block)| {
+            let seconds = seconds.recomputed(recompute);
+            seconds.offloaded(transfer(block))
+        });
+        Self {
+            kinds: kinds.collect(),
+            ..self.clone()
         }
     }
 
@@ -143,10 +161,43 @@ impl PipelineSeconds {
         longest.unwrap_or_default()
     }
 
-    /// The seconds of all ranks.
-    fn busy(&self) -> f64 {
-        let ranks = self.ranks.iter();
-        ranks.map(|rank| rank.total().total()).sum()
+    /// The mean over the ranks of the seconds that they compute.
+    fn mean(&self) -> PartSeconds {
+        let mut sum = PartSeconds::default();
+        self.ranks.iter().for_each(|rank| sum += rank.total());
+        sum * (1.0 / self.ranks.len() as f64)
+    }
+
+    /// A rank's seconds of one micro-batch, of which no step takes fewer: those of the rank that computes the longest; where
+    /// `ranks` ranks share cores, which are never idle, the mean.
+    fn least(&self, rates: &DeviceRates<'_>) -> PartSeconds {
+        match rates.hides() {
+            true => self.ranks[self.busiest().0].total(),
+            false => self.mean(),
+        }
+    }
+
+    /// The seconds of [`least`](Self::least).
+    pub fn bound(&self, rates: &DeviceRates<'_>) -> f64 {
+        self.least(rates).total()
+    }
+
+    /// The seconds of `micro_batches` micro-batches that the simulator has as `total`. Of ranks that share cores, one that
+    /// waits leaves its core to the others: all computation on all cores, or the longest path with a core each.
+    pub fn on_cores(
+        &self,
+        total: f64,
+        micro_batches: usize,
+        hardware: &Hardware,
+        devices: usize,
+    ) -> f64 {
+        match hardware.cores {
+            None => total,
+            Some(cores) => {
+                let path = total * (cores as f64 / devices as f64).min(1.0);
+                path.max(self.mean().total() * micro_batches as f64)
+            }
+        }
     }
 
     /// The step of `micro_batches` micro-batches that the pipeline needs `total` seconds for.
@@ -156,18 +207,17 @@ impl PipelineSeconds {
         micro_batches: usize,
         data: &DataExchange,
         bytes: AxisBytes,
+        rates: &DeviceRates<'_>,
     ) -> StepEstimate {
-        let (rank, busy) = self.busiest();
         let times = micro_batches as f64;
-        let mut parts = self.ranks[rank].total() * times;
-        parts[StepPart::Bubble] += total - busy * times;
+        let mut parts = self.least(rates) * times;
+        parts[StepPart::Bubble] += total - parts.total();
         parts[StepPart::Data] += data.waited;
         parts[StepPart::Optimizer] += data.optimizer;
-        let ranks = self.ranks.len() as f64;
         StepEstimate {
             seconds: parts.total(),
             parts,
-            bubble: (1.0 - times * self.busy() / (ranks * total)).max(0.0),
+            bubble: (1.0 - times * self.mean().total() / total).max(0.0),
             bytes,
         }
     }
@@ -183,7 +233,7 @@ pub fn layer_bytes(
 ) -> AxisBytes {
     let mut bytes = AxisBytes::default();
     let (forward, backward) = (TrainingPass::Forward, TrainingPass::Backward);
-    let again = if recompute == Recompute::Full { 2 } else { 1 };
+    let again = if recompute.is_full() { 2 } else { 1 };
     for stage in stages {
         let mut add = |block: &BlockProfile, forwards: usize, n: usize| {
             let times = (n * micro_batches) as f64;
@@ -215,4 +265,91 @@ pub fn layer_bytes(
         bytes.add(Axis::Pipeline.into(), messages as f64 * message);
     }
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::profile::{Exchange, LayerProfile, Product};
+    use super::*;
+    use crate::mesh::{Mesh, ParallelConfig};
+
+    fn on_cores(cores: usize) -> Hardware {
+        Hardware {
+            cores: Some(cores),
+            ..Hardware::named("H100").unwrap()
+        }
+    }
+
+    /// A rank that waits leaves its core to the others.
+    #[test]
+    fn a_bubble_costs_nothing_on_shared_cores() {
+        let rank = |seconds| LayerSeconds {
+            forward: PartSeconds::of(StepPart::Products, seconds),
+            ..LayerSeconds::default()
+        };
+        let seconds = PipelineSeconds {
+            stages: vec![],
+            transfer: 0.0,
+            ranks: vec![rank(1.0), rank(3.0)],
+        };
+        // Four micro-batches, which a pipeline needs 14 seconds for.
+        let total = |hardware: &Hardware| seconds.on_cores(14.0, 4, hardware, 2);
+        assert_eq!(total(&Hardware::named("H100").unwrap()), 14.0);
+        assert_eq!(total(&on_cores(2)), 14.0);
+        // All computation takes longer than the longest path with a core for each action.
+        assert_eq!(total(&on_cores(1)), 8.0);
+        let types = ComputeTypes {
+            products: "bf16".into(),
+            attention: "bf16".into(),
+            operand_bytes: 2.0,
+            parameter_bytes: 2.0,
+        };
+        let one = on_cores(1);
+        let rates = DeviceRates::new(&one, &types).unwrap();
+        assert_eq!(seconds.bound(&rates), 2.0);
+        let step = seconds.step(
+            8.0,
+            4,
+            &DataExchange::default(),
+            AxisBytes::default(),
+            &rates,
+        );
+        assert_eq!((step.seconds, step.bubble), (8.0, 0.0));
+    }
+
+    /// An exchange that weight gradients hide takes its own time where it is copied by the cores that compute.
+    #[test]
+    fn nothing_is_hidden_on_shared_cores() {
+        let mesh = Mesh::new(&ParallelConfig::new().with_tensor(2), 2).unwrap();
+        let layer = LayerProfile {
+            products: vec![Product {
+                batch: 1,
+                m: 8192,
+                n: 8192,
+                k: 8192,
+            }],
+            exchanges: vec![Exchange {
+                kind: ExchangeKind::AllReduce,
+                grid: Grid::Dense,
+                axes: Axis::Tensor.into(),
+                ranks: 2,
+                bytes: 1 << 20,
+                pass: TrainingPass::Backward,
+            }],
+            ..LayerProfile::default()
+        };
+        let types = ComputeTypes {
+            products: "bf16".into(),
+            attention: "bf16".into(),
+            operand_bytes: 2.0,
+            parameter_bytes: 2.0,
+        };
+        let waited = |hardware: &Hardware| {
+            let rates = DeviceRates::new(hardware, &types).unwrap();
+            let seconds = rates.layer(&layer, &MeshLinks::new(&mesh, hardware));
+            seconds.input_gradient[StepPart::Tensor]
+        };
+        assert_eq!(waited(&Hardware::named("H100").unwrap()), 0.0);
+        assert!(waited(&on_cores(2)) > 1e-6);
+    }
 }

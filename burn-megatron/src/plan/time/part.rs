@@ -14,6 +14,8 @@ pub enum StepPart {
     Attention,
     /// Norms, activations, rotary positions, residuals: what memory bounds.
     Streaming,
+    /// What operations take beside their computation.
+    Overhead,
     /// Waiting for exchanges over the tensor axis.
     Tensor,
     /// Waiting for exchanges over the context axis.
@@ -22,6 +24,8 @@ pub enum StepPart {
     Expert,
     /// Computing a forward again in the backward.
     Recomputation,
+    /// Waiting for activations from and to the host.
+    Offload,
     /// Waiting for other stages of the pipeline.
     Bubble,
     /// Waiting for gradients and parameters of the data axis.
@@ -32,14 +36,16 @@ pub enum StepPart {
 
 impl StepPart {
     /// Every part.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Products,
         Self::Attention,
         Self::Streaming,
+        Self::Overhead,
         Self::Tensor,
         Self::Context,
         Self::Expert,
         Self::Recomputation,
+        Self::Offload,
         Self::Bubble,
         Self::Data,
         Self::Optimizer,
@@ -51,10 +57,12 @@ impl StepPart {
             Self::Products => "products",
             Self::Attention => "attention",
             Self::Streaming => "streaming",
+            Self::Overhead => "overhead",
             Self::Tensor => "tensor exchanges",
             Self::Context => "context exchanges",
             Self::Expert => "expert exchanges",
             Self::Recomputation => "recomputation",
+            Self::Offload => "transfers of the host",
             Self::Bubble => "bubble",
             Self::Data => "data exchanges",
             Self::Optimizer => "optimizer",

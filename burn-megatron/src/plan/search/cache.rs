@@ -1,0 +1,24 @@
+//! Values that several threads ask for.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+/// Values by key, each of which is made once; who asks meanwhile waits for that value alone.
+#[derive(Debug)]
+pub(super) struct Cache<K, V>(Mutex<HashMap<K, Arc<OnceLock<V>>>>);
+
+impl<K, V> Default for Cache<K, V> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Eq + Hash, V: Clone> Cache<K, V> {
+    pub fn get(&self, key: K, make: impl FnOnce() -> V) -> V {
+        let value = self.0.lock().entry(key).or_default().clone();
+        value.get_or_init(make).clone()
+    }
+}
