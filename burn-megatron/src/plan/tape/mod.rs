@@ -5,8 +5,10 @@
 //! The backward of the nodes runs in reverse. A storage lives from the operation that makes it to the last one that
 //! uses it, the backward of the nodes that save it included; the bytes alive at each operation are the memory.
 
+mod measure;
 mod model;
 mod operations;
+mod stage;
 mod storage;
 mod walk;
 
