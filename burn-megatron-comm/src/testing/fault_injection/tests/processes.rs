@@ -24,6 +24,9 @@ fn as_a_child() {
     let Ok(fault) = std::env::var(FAULT) else {
         return;
     };
+    // A shell starts jobs in the background with this signal ignored, and their children inherit that.
+    // SAFETY: the default action has no handler.
+    unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
     let solo: Arc<dyn Communicator> = Arc::new(crate::SingleRank::new("world"));
     let plan = FaultPlan::new(vec![fault.parse().unwrap()]);
     inject(solo, Arc::new(plan)).barrier().unwrap();
