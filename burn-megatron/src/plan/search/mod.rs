@@ -1,7 +1,7 @@
 //! The search over all layouts of a number of devices.
 //!
 //! Candidates are every factorisation of the devices over the axes, with every schedule, micro-batch, ZeRO stage, sharding
-//! group and kind of recomputation; what does not fit is tried with optimizer state on the host. Whether one is valid is asked of [`Mesh`], the model, the split of the layers, the
+//! group and kind of recomputation; what does not fit is tried with optimizer state on the host. Whether one is valid is asked of [`Mesh`](crate::mesh::Mesh), the model, the split of the layers, the
 //! schedule generator and [`DataParallelConfig`]; there are no rules here. They are taken in the order of a lower bound of
 //! their time, `m` micro-batches without a bubble, until no other can be among the best: the rest is counted, not timed. The
 //! result is deterministic: entries are timed in parallel, so many at once whatever the number of cores.

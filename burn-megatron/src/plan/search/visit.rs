@@ -114,36 +114,36 @@ impl<'s> Visit<'s> {
             .with_offloaded
             .then(|| recomputed(Recompute::FullOffloaded));
         for settings in fixed.pipelines(layout.pipeline, search.model.layers()) {
-            let rest = self.schedule(&first, settings, &shardings);
+            let (rest, reason) = self.schedule(&first, settings, &shardings);
             let Some(offloaded) = &offloaded else {
                 continue;
             };
-            // It is no faster, where both fit.
-            let (fits, counts) = (shardings.len() - rest.len(), &mut self.found.counts);
-            counts.add(Rejection::SameSizes, fits as u64, None);
+            let others = (shardings.len() - rest.len()) as u64;
+            self.found.counts.add(reason, others, None);
             self.schedule(offloaded, settings, &rest);
         }
     }
 
-    /// Times a schedule with its shardings; returns those that do not fit with all optimizer state on the device.
+    /// Times a schedule with its shardings. Returns those that do not fit with all optimizer state on the device, and why
+    /// the others are not timed with activations on the host.
     fn schedule(
         &mut self,
         seconds: &(Recompute, ModelSeconds),
         settings: PipelineSettings,
         shardings: &[ShardingSettings],
-    ) -> Vec<ShardingSettings> {
+    ) -> (Vec<ShardingSettings>, Rejection) {
         if shardings.is_empty() {
-            return vec![];
+            return (vec![], Rejection::SameSizes);
         }
         match self.time(seconds, settings, shardings) {
-            Ok(timed) => self.shard(&timed, shardings),
+            // That is no faster, where both fit.
+            Ok(timed) => (self.shard(&timed, shardings), Rejection::SameSizes),
             Err((reason, text)) => {
                 let counts = &mut self.found.counts;
                 counts.add(reason, shardings.len() as u64, text);
-                match reason {
-                    Rejection::Memory => shardings.to_vec(),
-                    _ => vec![],
-                }
+                let is_too_large = reason == Rejection::Memory;
+                let rest = if is_too_large { shardings } else { &[] };
+                (rest.to_vec(), reason)
             }
         }
     }
@@ -308,6 +308,7 @@ impl<'s> Visit<'s> {
             if offload > 0.0 || !fits {
                 rest.push(*sharding);
             }
+            // A plan that is too large for the host alone counts as too large for the device.
             if !fits && self.is_too_large(memory.total().max(self.search.config.memory_limit + 1)) {
                 self.found.counts.add(Rejection::Memory, 1, None);
                 continue;

@@ -168,8 +168,7 @@ impl PipelineSeconds {
         sum * (1.0 / self.ranks.len() as f64)
     }
 
-    /// A rank's seconds of one micro-batch, of which no step takes fewer: those of the rank that computes the longest; where
-    /// `ranks` ranks share cores, which are never idle, the mean.
+    /// The same by part: cores that are shared are never idle.
     fn least(&self, rates: &DeviceRates<'_>) -> PartSeconds {
         match rates.hides() {
             true => self.ranks[self.busiest().0].total(),
@@ -177,7 +176,8 @@ impl PipelineSeconds {
         }
     }
 
-    /// The seconds of [`least`](Self::least).
+    /// The seconds of one micro-batch on a rank than which no step takes fewer: of the rank that computes the longest, or the
+    /// mean of ranks that share cores.
     pub fn bound(&self, rates: &DeviceRates<'_>) -> f64 {
         self.least(rates).total()
     }
