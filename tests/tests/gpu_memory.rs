@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use burn::tensor::{DType, Device};
 use burn_megatron::choice::KernelChoices;
@@ -21,8 +22,11 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 const MICRO_BATCH: usize = 4;
 
+/// Between two questions, so that the step has the cores.
+const PAUSE: Duration = Duration::from_millis(1);
+
 /// In several the peak is seen at least once.
-const STEPS: usize = 5;
+const STEPS: usize = 3;
 
 /// Activations are as much as the state.
 fn model() -> TransformerConfig {
@@ -67,6 +71,7 @@ fn most_in_use(
             while !done.load(Ordering::Relaxed) {
                 let usage = device.memory_pool_usage();
                 most = most.max(usage.map_or(0, |usage| usage.bytes_in_use));
+                thread::sleep(PAUSE);
             }
             most
         });

@@ -181,19 +181,19 @@ fn gpt_768_fp8() {
 }
 
 #[test]
-#[ignore = "slow: ten minutes and more, and has no budget yet"]
+#[ignore = "slow: ten minutes and more"]
 fn llama_768() {
     check("llama-768");
 }
 
 #[test]
-#[ignore = "slow: ten minutes and more, and has no budget yet"]
+#[ignore = "slow: ten minutes and more"]
 fn gpt_1600() {
     check("gpt-1600");
 }
 
 #[test]
-#[ignore = "slow: ten minutes and more, and has no budget yet"]
+#[ignore = "slow: ten minutes and more"]
 fn llama_1600() {
     check("llama-1600");
 }

@@ -28,7 +28,7 @@ const SIZES: [usize; 7] = [16, 32, 64, 128, 256, 512, 1024];
 const REPEAT: Duration = Duration::from_millis(60);
 
 /// Rounds of each operation.
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 3;
 
 /// Elements of a tensor that is streamed: those of the models that a CPU trains are of about this size, and their memory is
 /// used again.
