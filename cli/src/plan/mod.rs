@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use burn_megatron::bounded;
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::partial::replace_file;
+use burn_megatron::plan::Recompute;
 use burn_megatron::plan::hardware::{Hardware, measure};
 use burn_megatron::plan::search::{FixedSettings, Plan, SearchConfig, SearchReport, search};
 use indicatif::DecimalBytes;
@@ -187,12 +188,14 @@ fn planned(
 ) -> Result<SearchReport, Error> {
     let given = model.search_config(devices, hardware);
     let fixed = args::fixed(&args.fix)?;
+    let fixed = FixedSettings {
+        offload: fixed.offload.or(given.fixed.offload),
+        ..fixed
+    };
+    check_host(&fixed, hardware)?;
     let config = SearchConfig {
         memory_limit: args.memory_limit.unwrap_or(hardware.memory),
-        fixed: FixedSettings {
-            offload: fixed.offload.or(given.fixed.offload),
-            ..fixed
-        },
+        fixed,
         // Some may need more memory than the search assumes.
         top: SPARE + usize::from(args.top),
         ..given
@@ -204,6 +207,22 @@ fn planned(
         Ok::<_, Error>(report.fullest().1.peak)
     })?;
     Ok(report)
+}
+
+/// Checks that there is a host for what is to be on it.
+fn check_host(fixed: &FixedSettings, hardware: &Hardware) -> Result<(), Error> {
+    let wanted = match (fixed.offload, fixed.recompute) {
+        _ if hardware.host.is_some() => return Ok(()),
+        (Some(share), _) if share > 0.0 => format!("offload = {share}"),
+        (_, Some(Recompute::FullOffloaded)) => "recompute = full-offloaded".into(),
+        _ => return Ok(()),
+    };
+    let name = &hardware.name;
+    Err(format!(
+        "{wanted} cannot be planned: {name} has no [host] with memory, link and bandwidth in its hardware file; add \
+         one, or offload nothing"
+    )
+    .into())
 }
 
 fn write_measured(path: &Path, ranks: usize) -> Result<ExitCode, Error> {

@@ -149,7 +149,23 @@ fn a_wrong_flag_is_an_error() {
     let path = folder.path().join("recipe.toml");
     fs::write(&path, "[model]\nfamily = 'llama'").unwrap();
     let config = format!("--config {} ", path.display());
+    let cpu = Hardware {
+        host: None,
+        name: "CPU".into(),
+        ..Hardware::named("H100").unwrap()
+    };
+    let hardware = folder.path().join("cpu.toml");
+    fs::write(&hardware, cpu.to_toml()).unwrap();
+    let on_cpu = |fix: &str| format!("--devices 8 --hardware {} --fix {fix}", hardware.display());
     for (flags, says) in [
+        (
+            &*on_cpu("offload=0.5"),
+            "offload = 0.5 cannot be planned: CPU has no [host]",
+        ),
+        (
+            &*on_cpu("recompute=full-offloaded"),
+            "recompute = full-offloaded cannot be planned",
+        ),
         (
             "--devices 8xH900",
             "invalid device \"H900\": expected H100, H200",

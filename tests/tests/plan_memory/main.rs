@@ -177,6 +177,56 @@ fn close(planned: f64, measured: f64, tolerance: f64) -> bool {
     (planned - measured).abs() <= tolerance * measured
 }
 
+/// Of pipeline ranks with layers of the same kinds one is planned for all: each has the profile of its own layers.
+#[test]
+fn ranks_that_are_planned_once_are_alike() {
+    let config = TransformerConfig {
+        layers: 8,
+        moe: Some(MoeConfig {
+            experts: 4,
+            first_dense: 3,
+            ..MoeConfig::default()
+        }),
+        ..llama()
+    };
+    let layout = ParallelConfig::new().with_pipeline(4);
+    let request = MemoryRequest {
+        layout: &layout,
+        ranks: 4,
+        micro_batch_size: ROWS,
+        sequence_length: config.context,
+        micro_batches: 4,
+        sharding: &DataParallelConfig::default(),
+        kernels: &KernelChoices::default(),
+        fp8: &Fp8Config::default(),
+        recompute: &RecomputeConfig::default(),
+        settings: ShapeSettings::default(),
+        slack: 1.0,
+    };
+    let report = plan_memory(&config, &request).unwrap();
+    let mesh = Mesh::new(&layout, 4).unwrap();
+    for (rank, planned) in report.stages.iter().enumerate() {
+        let groups = ParallelContext::offline(mesh.clone(), rank).unwrap();
+        let own = profile_rank(
+            &config,
+            &ProfileRequest {
+                groups: &groups,
+                dtype: DType::F32,
+                kernels: request.kernels,
+                fp8: request.fp8,
+                recompute: request.recompute,
+                shape: [ROWS, config.context],
+                input: [ROWS, config.context, config.hidden],
+                settings: request.settings,
+            },
+        );
+        assert_eq!(own.unwrap().stages, [(rank, planned.clone())]);
+    }
+    // Dense; dense and experts; experts.
+    assert_ne!(report.stages[1], report.stages[2]);
+    assert!(report.states[1].parameters < report.states[2].parameters);
+}
+
 #[test]
 fn what_a_micro_batch_keeps_is_what_the_heap_has() {
     let _alone = ALONE.lock();

@@ -98,8 +98,10 @@ impl<'s, 'a> EntrySource<'s, 'a> {
         let settings = (pipelines * shardings) as u64;
         let mut recomputes = config.recomputes();
         let each = settings * recomputes.len() as u64;
-        let with_offloaded = recomputes.contains(&Recompute::Full);
-        let with_offloaded = with_offloaded && recomputes.pop_if(is_offloaded).is_some();
+        let with_offloaded = recomputes.ends_with(&[Recompute::Full, Recompute::FullOffloaded]);
+        if with_offloaded {
+            recomputes.pop();
+        }
         let all = each * sizes.len() as u64;
         let mut counts = SearchCounts {
             candidates: all,
@@ -172,8 +174,4 @@ impl<'s, 'a> EntrySource<'s, 'a> {
         let profile = || self.model.profile(layout, micro_batch).map(Arc::new);
         self.profiles.get(key, profile)
     }
-}
-
-fn is_offloaded(recompute: &mut Recompute) -> bool {
-    *recompute == Recompute::FullOffloaded
 }
