@@ -11,6 +11,15 @@ pub struct SavedTensor {
     pub bytes: u64,
 }
 
+/// The saved input of a recomputed block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockInput {
+    /// Its bytes.
+    pub bytes: u64,
+    /// Whether another operation keeps it on the device too, as the input of a pipeline stage is kept.
+    pub is_shared: bool,
+}
+
 /// A product of matrices `[m, k]` and `[k, n]`, `batch` times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Product {
@@ -148,9 +157,8 @@ pub struct StageProfile {
     pub backward_bytes: u64,
     /// What weight gradients hold that a schedule defers to an action of their own.
     pub deferred_bytes: u64,
-    /// The inputs of recomputed blocks that may be [on the host](crate::nn::ActivationOffload), in the order of the forward,
-    /// in bytes.
-    pub offloadable: Vec<u64>,
+    /// The inputs of recomputed blocks that may be [on the host](crate::nn::ActivationOffload), in the order of the forward.
+    pub offloadable: Vec<BlockInput>,
     /// What the stage receives for a micro-batch; 0 for the first.
     pub input_bytes: u64,
 }

@@ -187,7 +187,7 @@ fn runs() -> Vec<Run> {
             pipeline(ScheduleKind::OneFOneB, 2, 1),
         )
         .with_recompute(uniform(1))
-        .with_offload(100_000),
+        .with_offload(200_000),
         Run::new("one rank, norm and activation", one()).with_recompute(norms.clone()),
         Run::new("tensor 2", one().with_tensor(2)),
         Run::new("tensor 2, sequence parallel", tensor(2)),

@@ -1,6 +1,6 @@
 use super::*;
 use crate::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
-use crate::plan::profile::{LayerProfile, SavedTensor};
+use crate::plan::profile::{BlockInput, LayerProfile, SavedTensor};
 
 const NONE: ActivationOffload = ActivationOffload {
     bytes: 0,
@@ -118,29 +118,41 @@ fn what_is_on_the_host_is_shown_beside_the_total() {
     assert_eq!((peak.optimizer, peak.total() < 4096), (8, true));
 }
 
-/// Two stages on one rank in turn, each with the inputs 1, 2 and 4 of its 10 bytes; the last one is needed at once.
+fn inputs<const N: usize>(bytes: [u64; N]) -> Vec<BlockInput> {
+    let input = |bytes| BlockInput {
+        bytes,
+        is_shared: false,
+    };
+    bytes.map(input).into()
+}
+
+/// Two micro-batches of a stage, each with the inputs 1, 2 and 4 of its 10 bytes; the last one is needed at once.
 #[test]
 fn inputs_on_the_host_are_not_on_the_device() {
     let schedule = generate(&ScheduleConfig::new(ScheduleKind::GPipe, 1, 2)).unwrap();
     let stages = vec![StageProfile {
-        offloadable: vec![1, 2, 4],
+        offloadable: inputs([1, 2, 4]),
         ..stage(10)
     }];
-    let peak = |bytes, prefetch| {
+    let peak = |stages: &[StageProfile], bytes, prefetch| {
         let states = vec![MemoryPlan::default()];
         let offload = ActivationOffload { bytes, prefetch };
         let stage = ZeroStage::Replicated;
-        let report = MemoryReport::new(&schedule, stages.clone(), states, stage, 1.0, offload);
+        let report = MemoryReport::new(&schedule, stages.to_vec(), states, stage, 1.0, offload);
         let rank = &report.ranks[0];
         (rank.peak.total(), rank.host_activations)
     };
-    assert_eq!(peak(0, 1), (20, 0));
+    assert_eq!(peak(&stages, 0, 1), (20, 0));
     // Beside what stays, the largest is on its way.
-    assert_eq!(peak(100, 1), (20 - 6 + 4, 6));
-    assert_eq!(peak(100, 0), (20 - 14 + 4, 14));
-    assert_eq!(peak(100, 3), (20, 0));
+    assert_eq!(peak(&stages, 100, 1), (20 - 6 + 4, 6));
+    assert_eq!(peak(&stages, 100, 0), (20 - 14 + 4, 14));
+    assert_eq!(peak(&stages, 100, 3), (20, 0));
     // The second micro-batch has room for its first input alone.
-    assert_eq!(peak(4, 1), (20 - 4 + 4, 4));
+    assert_eq!(peak(&stages, 4, 1), (20 - 4 + 4, 4));
+    // What others keep leaves nothing.
+    let mut shared = stages.clone();
+    shared[0].offloadable[0].is_shared = true;
+    assert_eq!(peak(&shared, 100, 1), (20 - 4 + 4, 6));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use burn_ir::{TensorId, TensorIr};
 
 use super::operations::Rule;
 use super::storage::{Storage, Storages, bytes_of};
-use crate::plan::profile::{LayerProfile, SavedTensor, StageProfile};
+use crate::plan::profile::{BlockInput, LayerProfile, SavedTensor, StageProfile};
 
 /// An operation of the forward that has a backward.
 pub(super) struct Node {
@@ -144,12 +144,14 @@ impl Stage {
             forward_bytes: peak(forward).max(kept),
             backward_bytes: peak(backward).max(kept),
             deferred_bytes: self.deferred_bytes,
-            offloadable: {
-                // Others would keep it on the device.
-                let own = self.offloadable.iter();
-                let own = own.filter(|it| self.saved.get(it) == Some(&1));
-                own.map(|it| storages.bytes(*it)).collect()
-            },
+            offloadable: self
+                .offloadable
+                .iter()
+                .map(|it| BlockInput {
+                    bytes: storages.bytes(*it),
+                    is_shared: self.saved.get(it) != Some(&1),
+                })
+                .collect(),
             input_bytes: self.input.map_or(0, |storage| storages.bytes(storage)),
             ..StageProfile::default()
         };
