@@ -249,7 +249,7 @@ mod tests {
             ),
             (
                 "granularity = 'selective'\nmodules = ['norms']",
-                "`core_attention`",
+                "`mla_up_proj`",
             ),
             (
                 "granularity = 'selective'\nmodules = ['moe']",

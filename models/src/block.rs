@@ -4,8 +4,9 @@ use burn::module::Module;
 use burn_megatron::kernels::rope::RopeTable;
 use burn_megatron::nn::moe::{MoeForward, MoeMlp, RouterStep};
 use burn_megatron::nn::{
-    ActivationLayout, AttentionContext, BuildError, Dropout, Init, ModelBuilder, Norm,
-    ParallelAttention, ParallelAttentionConfig, ParallelMlp, ParallelMlpConfig, Residual,
+    ActivationLayout, AttentionContext, BuildError, Dropout, Init, ModelBuilder,
+    MultiLatentAttention, Norm, ParallelAttention, ParallelAttentionConfig, ParallelMlp,
+    ParallelMlpConfig, Residual,
 };
 
 use crate::TransformerConfig;
@@ -14,7 +15,9 @@ use crate::TransformerConfig;
 #[derive(Module, Debug)]
 pub struct Block {
     attention_norm: Norm,
-    attention: ParallelAttention,
+    /// Without latent attention.
+    attention: Option<ParallelAttention>,
+    mla: Option<MultiLatentAttention>,
     attention_dropout: Dropout,
     mlp_norm: Norm,
     /// Without experts.
@@ -31,7 +34,11 @@ impl Block {
         scope: &ModelBuilder,
     ) -> Result<Self, BuildError> {
         let init = Init::Normal(config.init_std);
-        let output_init = Init::Normal(config.init_std / (2.0 * config.layers as f64).sqrt());
+        let scaled = (2.0 * config.layers as f64).sqrt();
+        let output_init = Init::Normal(match config.scaled_output_init {
+            true => config.init_std / scaled,
+            false => config.init_std,
+        });
         let hidden = config.hidden;
         let attention =
             ParallelAttentionConfig::new(hidden, config.heads, config.groups(), head_width)
@@ -50,14 +57,26 @@ impl Block {
         let moe = config.moe.as_ref().filter(|moe| moe.is_in(number));
         let moe = moe.map(|moe| moe.layer(config));
         let moe = moe.map(|moe| moe.with_init(init).with_output_init(output_init));
+        let mla = config.mla.as_ref().map(|mla| mla.layer(config));
+        let mla = mla.map(|mla| mla.with_init(init).with_output_init(output_init));
         let norm = config.norm();
-        let norm = |name| norm.init_for_linear(&scope.child(name));
+        let attention_norm = scope.child("attention_norm");
         let dropout = |name| Dropout::new(config.dropout, &scope.child(name));
         Ok(Self {
-            attention_norm: norm("attention_norm")?,
-            attention: attention.init(&scope.child("attention"))?,
+            attention_norm: match &mla {
+                None => norm.init_for_linear(&attention_norm)?,
+                Some(_) => norm.init(&attention_norm),
+            },
+            attention: match &mla {
+                None => Some(attention.init(&scope.child("attention"))?),
+                Some(_) => None,
+            },
+            mla: match mla {
+                Some(mla) => Some(mla.init(&scope.child("mla"))?),
+                None => None,
+            },
             attention_dropout: dropout("attention_dropout")?,
-            mlp_norm: norm("mlp_norm")?,
+            mlp_norm: norm.init_for_linear(&scope.child("mlp_norm"))?,
             mlp: match &moe {
                 None => Some(mlp.init(&scope.child("mlp"))?),
                 Some(_) => None,
@@ -75,7 +94,7 @@ impl Block {
     ///
     /// # Panics
     ///
-    /// As [`ParallelAttention::forward_with_context`].
+    /// As [`ParallelAttention::forward_with_context`] and [`MultiLatentAttention::forward`].
     pub fn forward(
         &self,
         x: Residual,
@@ -85,7 +104,14 @@ impl Block {
         step: Option<&RouterStep>,
     ) -> Residual {
         let norm = &self.attention_norm;
-        let ((attended, bias), x) = self.attention.forward_normalized(norm, x, rotary, context);
+        let ((attended, bias), x) = match (&self.attention, &self.mla, rotary) {
+            (Some(attention), ..) => attention.forward_normalized(norm, x, rotary, context),
+            (None, Some(mla), Some(rotary)) => {
+                let (attended, x) = mla.forward_normalized(norm, x, rotary, context);
+                ((attended, None), x)
+            }
+            _ => unreachable!("a block has attention, and latent attention rotary positions"),
+        };
         let x = self
             .attention_dropout
             .forward_add(attended, bias, x, layout);

@@ -6,7 +6,7 @@ use burn_megatron::nn::{Activation, BuildError, NormConfig, NormKind, Vocabulary
 use burn_megatron::plan::decoder::{Decoder, Experts};
 use serde::{Deserialize, Serialize};
 
-use crate::{MoeConfig, RotaryScaling, scaling};
+use crate::{MlaConfig, MoeConfig, RotaryScaling, scaling};
 
 /// The position embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -95,13 +95,17 @@ pub struct TransformerConfig {
     pub dropout: f64,
     /// Dropout of the attention probabilities.
     pub attention_dropout: f64,
-    /// Standard deviation of the initial weights; that of output projections is divided by
-    /// `sqrt(2 layers)`, as in GPT-2.
+    /// Standard deviation of the initial weights.
     pub init_std: f64,
+    /// Whether that of output projections is divided by `sqrt(2 layers)`, as in GPT-2.
+    pub scaled_output_init: bool,
     /// Label smoothing of the loss.
     pub label_smoothing: f64,
     /// The weight of the squared log-sum-exp in the loss (z-loss).
     pub z_loss: f64,
+    /// Latent attention; by default heads have keys and values of their own, or share them in groups.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mla: Option<MlaConfig>,
     /// Experts in the place of MLPs; by default there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moe: Option<MoeConfig>,
@@ -140,8 +144,10 @@ impl TransformerConfig {
             dropout: 0.0,
             attention_dropout: 0.0,
             init_std: 0.02,
+            scaled_output_init: true,
             label_smoothing: 0.0,
             z_loss: 0.0,
+            mla: None,
             moe: None,
         }
     }
@@ -167,6 +173,27 @@ impl TransformerConfig {
         }
     }
 
+    /// A small byte-level DeepSeek-V3: latent attention, and after the first block experts that are chosen by the sigmoid
+    /// of their scores in the best groups, beside one that every token has.
+    pub fn deepseek() -> Self {
+        Self {
+            groups: None,
+            mlp_width: Some(256),
+            init_std: 0.006,
+            scaled_output_init: false,
+            mla: Some(MlaConfig {
+                q_rank: Some(48),
+                kv_rank: 32,
+                nope_width: 32,
+                rope_width: 16,
+                value_width: 32,
+                norm_epsilon: 1e-6,
+            }),
+            moe: Some(MoeConfig::deepseek()),
+            ..Self::llama()
+        }
+    }
+
     /// Checks all sizes against each other and against `tensor` ranks, before anything is allocated.
     ///
     /// Returns the width of a head.
@@ -188,7 +215,9 @@ impl TransformerConfig {
             ("window", self.window.unwrap_or(1)),
         ];
         let of_experts = self.moe.iter().flat_map(MoeConfig::sizes);
-        let sizes: Vec<_> = sizes.into_iter().chain(of_experts).collect();
+        let of_latents = self.mla.iter().flat_map(MlaConfig::sizes);
+        let sizes = sizes.into_iter().chain(of_latents).chain(of_experts);
+        let sizes: Vec<_> = sizes.collect();
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return Err(refused(format!("invalid {name} = 0: expected at least 1")));
         }
@@ -234,7 +263,13 @@ impl TransformerConfig {
             }
         }
         self.check_numbers()?;
-        let head_width = self.check_head_width(tensor)?;
+        let head_width = match &self.mla {
+            Some(mla) => {
+                mla.check(self)?;
+                mla.head_width()
+            }
+            None => self.check_head_width(tensor)?,
+        };
         let parameters = self.count_parameters(head_width, vocabulary.padded);
         if parameters > MAX_PARAMETERS {
             return Err(refused(format!(
@@ -283,7 +318,10 @@ impl TransformerConfig {
     fn count_parameters(&self, head_width: usize, vocabulary: usize) -> u128 {
         let [hidden, layers, vocabulary] =
             [self.hidden, self.layers, vocabulary].map(|n| n as u128);
-        let attention = 2 * (self.heads + self.groups()) as u128 * head_width as u128;
+        let attention = match &self.mla {
+            Some(mla) => mla.columns(self.heads),
+            None => 2 * (self.heads + self.groups()) as u128 * head_width as u128,
+        };
         let routers = self
             .moe
             .iter()
@@ -336,6 +374,7 @@ impl TransformerConfig {
                 Positions::Rotary { .. } => 0,
             },
             window: self.window,
+            latent: self.mla.as_ref().map(MlaConfig::widths),
             experts,
         }
     }
@@ -345,7 +384,7 @@ impl TransformerConfig {
         match self.positions {
             Positions::Learned => None,
             Positions::Rotary { base, scaling } => Some(RopeConfig {
-                width: head_width,
+                width: self.mla.as_ref().map_or(head_width, |mla| mla.rope_width),
                 max_positions: self.context,
                 base,
                 scaling: scaling.into(),
@@ -353,9 +392,18 @@ impl TransformerConfig {
         }
     }
 
+    /// The rotated features of a head, for sizes that are not checked yet.
+    pub(crate) fn rotary_width(&self) -> usize {
+        let mla = self.mla.as_ref();
+        mla.map_or_else(|| self.width_of_heads(), |mla| mla.rope_width)
+    }
+
     /// The width of a head, for sizes that are not checked yet.
     pub(crate) fn width_of_heads(&self) -> usize {
-        self.head_width.unwrap_or(self.hidden / self.heads.max(1))
+        match &self.mla {
+            Some(mla) => mla.head_width(),
+            None => self.head_width.unwrap_or(self.hidden / self.heads.max(1)),
+        }
     }
 
     fn check_head_width(&self, tensor: usize) -> Result<usize, BuildError> {

@@ -16,6 +16,7 @@ pub(crate) fn plain(model: &TransformerConfig) -> TransformerConfig {
         dropout: 0.0,
         attention_dropout: 0.0,
         init_std: 0.0,
+        scaled_output_init: true,
         label_smoothing: 0.0,
         z_loss: 0.0,
         context: match model.positions {

@@ -53,6 +53,9 @@ impl ModelConfig for TransformerConfig {
         if layout.context == 1 {
             return Ok(None);
         }
+        if let Some(mla) = &self.mla {
+            return mla.context_exchange(layout).map(Some);
+        }
         let width = self.width_of_heads();
         let heads = Heads {
             heads: self.heads / layout.tensor,
@@ -119,16 +122,17 @@ impl ModelConfig for TransformerConfig {
         match self.positions {
             Positions::Learned => 0,
             Positions::Rotary { .. } => {
-                2 * 4 * self.context as u128 * (self.width_of_heads() / 2) as u128
+                2 * 4 * self.context as u128 * (self.rotary_width() / 2) as u128
             }
         }
     }
 
     fn rounding_sizes(&self) -> RoundingSizes {
         let (head, mlp) = (self.width_of_heads(), self.mlp_width());
+        let value = self.mla.as_ref().map_or(head, |mla| mla.value_width);
         RoundingSizes {
             longest_sum: mlp.max(self.vocabulary),
-            split_widths: vec![head * self.heads, head * self.groups(), mlp],
+            split_widths: vec![head * self.heads, value * self.groups(), mlp],
             kv_groups: self.groups(),
             experts: self.moe.is_some(),
             ..RoundingSizes::default()

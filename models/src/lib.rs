@@ -1,15 +1,16 @@
 #![doc = "Transformer models built from the parallel layers of `burn-megatron`."]
 //!
 //! One decoder, [`Transformer`], which can be configured as a GPT-2
-//! ([`TransformerConfig::gpt2`]), a Llama ([`TransformerConfig::llama`]) or a Mixtral
-//! ([`TransformerConfig::mixtral`]), conversion from and to Hugging Face models ([`hf`]), and from a dense model to one
-//! with experts ([`upcycle`]).
+//! ([`TransformerConfig::gpt2`]), a Llama ([`TransformerConfig::llama`]), a Mixtral
+//! ([`TransformerConfig::mixtral`]) or a DeepSeek-V3 ([`TransformerConfig::deepseek`]), conversion from and to Hugging
+//! Face models ([`hf`]), and from a dense model to one with experts ([`upcycle`]).
 
 mod block;
 mod config;
 mod difference;
 mod family;
 pub mod hf;
+mod mla;
 mod moe;
 mod scaling;
 mod transformer;
@@ -18,6 +19,7 @@ mod weights;
 
 pub use block::Block;
 pub use config::{Positions, TransformerConfig};
+pub use mla::MlaConfig;
 pub use moe::MoeConfig;
 pub use scaling::RotaryScaling;
 pub use transformer::Transformer;

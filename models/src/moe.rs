@@ -3,8 +3,8 @@
 use burn_megatron::mesh::{Axis, ParallelConfig, split_evenly};
 use burn_megatron::nn::BuildError;
 use burn_megatron::nn::moe::{
-    Capacity, DispatcherKind, ExpertGroups, MoeMlpConfig, RouterChoice, RouterConfig, RouterDType,
-    RouterLoss, RouterLossKind, ScoreFunction, SharedExpertsConfig,
+    Capacity, DispatcherKind, ExpertGroups, GroupScore, MoeMlpConfig, RouterChoice, RouterConfig,
+    RouterDType, RouterLoss, RouterLossKind, ScoreFunction, SharedExpertsConfig,
 };
 use serde::{Deserialize, Serialize};
 
@@ -77,6 +77,28 @@ impl Default for MoeConfig {
 }
 
 impl MoeConfig {
+    /// The experts of [`TransformerConfig::deepseek`], routed as in DeepSeek-V3.
+    pub(crate) fn deepseek() -> Self {
+        Self {
+            expert_width: Some(64),
+            first_dense: 1,
+            score: ScoreFunction::Sigmoid,
+            factor: 2.5,
+            groups: Some(ExpertGroups {
+                groups: 4,
+                chosen: 2,
+                score: GroupScore::SumOf(2),
+            }),
+            bias_update_rate: Some(1e-3),
+            shared_width: Some(64),
+            losses: vec![RouterLoss {
+                kind: RouterLossKind::SequenceBalance,
+                coefficient: 1e-4,
+            }],
+            ..Self::default()
+        }
+    }
+
     /// Whether block `number` of the model has experts.
     pub fn is_in(&self, number: usize) -> bool {
         let after = number.checked_sub(self.first_dense);

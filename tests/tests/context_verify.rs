@@ -2,7 +2,7 @@
 
 use burn_megatron::mesh::{ContextExchange, ContextSplit, ParallelConfig};
 use burn_megatron::verify::{Layout, ModelSubject, VerifyOptions, verify};
-use burn_megatron_models::{MoeConfig, Positions, TransformerConfig};
+use burn_megatron_models::{MlaConfig, MoeConfig, Positions, TransformerConfig};
 use burn_megatron_tests::pairwise::{Row, Settings, describe, pairwise, product, value};
 
 const SETTINGS: Settings<13> = [
@@ -19,7 +19,10 @@ const SETTINGS: Settings<13> = [
     ("pipeline", &["1", "2"]),
     ("data", &["1", "2"]),
     ("zero", &["0", "1", "2", "3", "3 in groups of 2"]),
-    ("groups", &["8", "2", "1"]),
+    (
+        "groups",
+        &["8", "2", "1", "latent", "latent without queries"],
+    ),
     ("window", &["none", "3", "6", "40"]),
     ("documents", &["one", "packed"]),
     ("dropout", &["none", "residual", "attention"]),
@@ -43,6 +46,10 @@ impl Case {
         number.and_then(|number| number.parse().ok()).unwrap_or(1)
     }
 
+    fn is_latent(&self) -> bool {
+        self.value("groups").starts_with("latent")
+    }
+
     fn is_valid(&self) -> bool {
         let (context, data) = (self.size("context"), self.size("data"));
         let exchange = self.value("exchange");
@@ -57,6 +64,11 @@ impl Case {
             // Scores are not held by a ring, and padding moves the elements of a mask.
             is_ring && self.value("dropout") == "attention",
             self.value("split") == "zigzag-per-document" && self.value("dropout") != "none",
+            // What latent attention does not have.
+            self.is_latent()
+                && (self.value("window") != "none"
+                    || self.value("positions") == "learned"
+                    || !["chosen", "all-gather"].contains(&exchange)),
         ]
         .iter()
         .all(|refused| !refused)
@@ -101,7 +113,15 @@ impl Case {
             hidden: 16,
             layers: 2,
             heads: 8,
-            groups: Some(self.size("groups")),
+            groups: (!self.is_latent()).then(|| self.size("groups")),
+            mla: self.is_latent().then(|| MlaConfig {
+                q_rank: (self.value("groups") == "latent").then_some(6),
+                kv_rank: 4,
+                nope_width: 3,
+                rope_width: 2,
+                value_width: 2,
+                norm_epsilon: 1e-6,
+            }),
             mlp_width: Some(12),
             init_std: 0.2,
             window: self.value("window").parse().ok(),

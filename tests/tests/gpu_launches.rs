@@ -285,7 +285,7 @@ fn attention_in_16_bits_launches_as_few_kernels_as_it_can() {
         causal: true,
         ..AttentionOptions::default()
     };
-    let selected = select_engine(&EngineKind::ALL, &device(), dtype, heads, None).unwrap();
+    let selected = select_engine(&EngineKind::ALL, &device(), dtype, (heads, 16), None).unwrap();
     assert_eq!(selected.kind, expected, "{:?}", selected.skipped);
     let found = launches_in(dtype, &[2 * ROWS * WIDTH], |x| {
         let (engine, qkv) = (selected.engine.clone(), x[0].clone().reshape([1, 8, 128]));

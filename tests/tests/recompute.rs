@@ -18,7 +18,7 @@ use burn_megatron::train::{
     ModelConfig, Observer, ObserverError, StepGradients, TrainConfig, Trainer,
 };
 use burn_megatron::verify::ModelSubject;
-use burn_megatron_models::{MoeConfig, Positions, TransformerConfig};
+use burn_megatron_models::{MlaConfig, MoeConfig, Positions, TransformerConfig};
 use burn_megatron_tests::pairwise::{Row, Settings, describe, pairwise, product, value};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
@@ -66,7 +66,10 @@ const SETTINGS: Settings<5> = [
             "dualpipe-v",
         ],
     ),
-    ("model", &["llama", "gpt", "gpt dropout", "experts"]),
+    (
+        "model",
+        &["llama", "gpt", "gpt dropout", "experts", "latent"],
+    ),
     ("type", &["f32", "bf16", "fp8"]),
 ];
 
@@ -113,7 +116,10 @@ impl Case {
             "tp2 sp" => layout.with_tensor(2).with_sequence_parallel(true),
             "cp2" => ParallelConfig {
                 context: 2,
-                context_exchange: Some(ContextExchange::Ring),
+                context_exchange: Some(match self.value("model") {
+                    "latent" => ContextExchange::AllGather,
+                    _ => ContextExchange::Ring,
+                }),
                 ..layout
             },
             "ep2" => layout.with_data(2).with_expert(2),
@@ -150,6 +156,8 @@ impl Case {
             mode == "some in flight" && self.stages() == 1,
             // Both are computed from what is kept anyway.
             mode == "norm, activation" && self.value("offload") != "none",
+            // The inputs of its projections are not those of a block.
+            mode == "core attention" && model == "latent" && self.value("offload") != "none",
             // Dropout of the probabilities needs them in memory, which a ring has not.
             self.value("layout") == "cp2" && model == "gpt dropout",
         ]
@@ -158,8 +166,14 @@ impl Case {
     }
 
     fn recompute(&self) -> RecomputeConfig {
-        use RecomputeModule::{Activation, CoreAttention, Mlp, Moe, Norm, SharedExperts};
+        use RecomputeModule::{
+            Activation, CoreAttention, MlaUpProjection, Mlp, Moe, Norm, SharedExperts,
+        };
         let has_experts = self.value("model") == "experts";
+        let (attention, path) = match self.value("model") {
+            "latent" => (MlaUpProjection, "blocks.*.mla"),
+            _ => (CoreAttention, "blocks.*.attention"),
+        };
         let mlp = if has_experts { Moe } else { Mlp };
         let full = RecomputeConfig::full;
         let config = match self.value("recompute") {
@@ -177,17 +191,17 @@ impl Case {
             },
             "mlp or moe" => RecomputeConfig::selective([mlp]),
             "norm, mlp or moe" => RecomputeConfig::selective([Norm, mlp]),
-            "core attention" => RecomputeConfig::selective([CoreAttention]),
+            "core attention" => RecomputeConfig::selective([attention]),
             "norm, activation" => RecomputeConfig::selective([Norm, Activation]),
             "patterns" => RecomputeConfig {
-                patterns: vec!["blocks.1".into(), "blocks.*.attention".into()],
+                patterns: vec!["blocks.1".into(), path.into()],
                 ..RecomputeConfig::selective([])
             },
             // One in the other.
             _ if has_experts => {
-                RecomputeConfig::selective([Norm, Activation, Moe, SharedExperts, CoreAttention])
+                RecomputeConfig::selective([Norm, Activation, Moe, SharedExperts, attention])
             }
-            _ => RecomputeConfig::selective([Norm, Activation, Mlp, CoreAttention]),
+            _ => RecomputeConfig::selective([Norm, Activation, Mlp, attention]),
         };
         RecomputeConfig {
             offload: self.offload(),
@@ -238,8 +252,23 @@ impl Case {
             dropout: 0.1,
             ..gpt
         };
-        if self.value("model") == "llama" {
-            return llama;
+        match self.value("model") {
+            "llama" => return llama,
+            "latent" => {
+                return TransformerConfig {
+                    groups: None,
+                    mla: Some(MlaConfig {
+                        q_rank: Some(12),
+                        kv_rank: 8,
+                        nope_width: 4,
+                        rope_width: 4,
+                        value_width: 4,
+                        norm_epsilon: 1e-6,
+                    }),
+                    ..llama
+                };
+            }
+            _ => {}
         }
         use RouterLossKind::{Balance, GlobalBalance, ZLoss};
         let loss = |kind| RouterLoss {

@@ -1,7 +1,5 @@
 //! Comparison of an attention engine with the portable one on a small problem.
 
-use std::ops::Range;
-
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::engine::{AttentionEngine, Portable};
@@ -49,12 +47,13 @@ pub enum EngineMismatch {
 /// A small causal self-attention with random values.
 pub(super) struct SmallProblem {
     pub problem: AttentionProblem,
-    qkv: Tensor<3>,
+    projections: Projections,
     dout: Tensor<4>,
 }
 
 impl SmallProblem {
-    /// A problem with at most two of the groups of `heads`, and all heads of these.
+    /// A problem with at most two of the groups of `heads`, and all heads of these: a joint projection where values are
+    /// as wide as keys, otherwise separate ones.
     ///
     /// # Errors
     ///
@@ -62,7 +61,7 @@ impl SmallProblem {
     pub fn new(
         device: &Device,
         dtype: DType,
-        heads: Heads,
+        (heads, value_width): (Heads, usize),
         window: Option<Window>,
     ) -> Result<Self, KernelError> {
         let groups = heads.groups.min(2);
@@ -78,10 +77,24 @@ impl SmallProblem {
         };
         let device = device.clone().inner();
         // Scores have a standard deviation of about 1.3.
-        let qkv = random([BATCH, LENGTH, heads.features()], 2.0, 0, &device, dtype);
-        let problem = AttentionProblem::packed(&qkv, heads, None, &options)?;
+        let (problem, projections) = if value_width == heads.width {
+            let qkv = random([BATCH, LENGTH, heads.features()], 2.0, 0, &device, dtype);
+            let problem = AttentionProblem::packed(&qkv, heads, None, &options)?;
+            (problem, Projections::Packed(qkv))
+        } else {
+            let part =
+                |count, width, key| random([BATCH, LENGTH, count, width], 2.0, key, &device, dtype);
+            let q = part(heads.heads, heads.width, 2);
+            let (k, v) = (part(groups, heads.width, 3), part(groups, value_width, 4));
+            let problem = AttentionProblem::separate(&q, &k, &v, None, &options)?;
+            (problem, Projections::Separate { q, k, v })
+        };
         let dout = random(problem.out_shape(), 1.0, 1, &device, dtype);
-        Ok(Self { problem, qkv, dout })
+        Ok(Self {
+            problem,
+            projections,
+            dout,
+        })
     }
 }
 
@@ -106,7 +119,7 @@ fn random<const D: usize>(
 
 /// Compares the results of an engine, forward and backward, with those of [`Portable`] on a small
 /// causal problem in `dtype` on `device`: two sequences of 150 tokens, with the heads of at most two
-/// of the groups of `heads`, and this window.
+/// of the groups of `heads`, values of `value_width` features, and this window.
 ///
 /// # Errors
 ///
@@ -119,21 +132,24 @@ pub fn compare_with_portable(
     engine: &dyn AttentionEngine,
     device: &Device,
     dtype: DType,
-    heads: Heads,
+    (heads, value_width): (Heads, usize),
     window: Option<Window>,
 ) -> Result<(), EngineMismatch> {
-    let small = SmallProblem::new(device, dtype, heads, window);
+    let small = SmallProblem::new(device, dtype, (heads, value_width), window);
     let small = small.map_err(|error| EngineMismatch::Fails(error.to_string()))?;
     small.compare(engine)
 }
 
 impl SmallProblem {
     pub fn compare(&self, engine: &dyn AttentionEngine) -> Result<(), EngineMismatch> {
-        let Self { problem, qkv, dout } = self;
+        let Self {
+            problem,
+            projections,
+            dout,
+        } = self;
         if let Err(reason) = engine.supports(problem) {
             panic!("{}: {reason}", engine.name());
         }
-        let projections = Projections::Packed(qkv.clone());
         let forward =
             |engine: &dyn AttentionEngine| engine.forward(problem, projections.clone(), None);
         let (expected, found) = (forward(&Portable), forward(engine));
@@ -142,35 +158,57 @@ impl SmallProblem {
             let result = expected.clone();
             let projections = projections.clone();
             let gradients = engine.backward(problem, projections, None, result, dout.clone(), None);
-            match gradients.projections {
-                ProjectionGradients::Packed(gradient) => gradient,
-                _ => unreachable!("gradients come in the form of the inputs"),
-            }
+            self.parts(gradients.projections)
         };
-        let gradients = [doubles(backward(&Portable))?, doubles(backward(engine))?];
+        let [of_portable, of_engine] = [backward(&Portable), backward(engine)];
         let statistics = [doubles(expected.1)?, doubles(found.1)?];
         let outputs = [doubles(expected.0)?, doubles(found.0)?];
         self.check_statistics(&statistics)?;
-        let Heads { heads, groups, .. } = problem.heads;
-        let (all, keys) = (heads + 2 * groups, heads + groups);
-        self.check("outputs", &outputs, heads, 0..heads)?;
-        self.check("gradients of queries", &gradients, all, 0..heads)?;
-        self.check("gradients of keys", &gradients, all, heads..keys)?;
-        self.check("gradients of values", &gradients, all, keys..all)
+        let (width, value_width) = (problem.heads.width, problem.value_width);
+        self.check("outputs", &outputs, value_width)?;
+        let names = [
+            ("gradients of queries", width),
+            ("gradients of keys", width),
+            ("gradients of values", value_width),
+        ];
+        let pairs = of_portable.into_iter().zip(of_engine);
+        for ((what, width), (expected, found)) in names.into_iter().zip(pairs) {
+            self.check(what, &[doubles(expected)?, doubles(found)?], width)?;
+        }
+        Ok(())
     }
 
-    /// Compares the rows of the heads `range` out of `heads`.
+    /// The gradients of queries, keys and values.
+    fn parts(&self, gradients: ProjectionGradients) -> [Tensor<4>; 3] {
+        let Heads {
+            heads,
+            groups,
+            width,
+        } = self.problem.heads;
+        match gradients {
+            ProjectionGradients::Separate { dq, dk, dv } => [dq, dk, dv],
+            ProjectionGradients::Packed(joint) => {
+                let joint = joint.reshape([BATCH, LENGTH, heads + 2 * groups, width]);
+                let part = |first, count| joint.clone().narrow(2, first, count);
+                [
+                    part(0, heads),
+                    part(heads, groups),
+                    part(heads + groups, groups),
+                ]
+            }
+            ProjectionGradients::Flat { .. } => unreachable!("no flat buffer was given"),
+        }
+    }
+
+    /// Compares rows of `width` elements.
     fn check(
         &self,
         what: &'static str,
         [expected, found]: &[Vec<f64>; 2],
-        heads: usize,
-        range: Range<usize>,
+        width: usize,
     ) -> Result<(), EngineMismatch> {
-        let width = self.problem.heads.width;
-        let rows = expected.chunks(width).zip(found.chunks(width)).enumerate();
-        let rows = rows.filter(|(i, _)| range.contains(&(i % heads)));
-        let rows: Vec<_> = rows.map(|(_, pair)| pair).collect();
+        let rows = expected.chunks(width).zip(found.chunks(width));
+        let rows: Vec<_> = rows.collect();
         let squares = rows.iter().map(|(expected, _)| norm(expected).powi(2));
         let typical = (squares.sum::<f64>() / rows.len() as f64).sqrt();
         let apart = rows.iter().map(|(expected, found)| {

@@ -1,4 +1,4 @@
-//! Attention of Burn's own operations, with the scores `[batch, heads, queries, keys]` in memory.
+//! Attention of Burn's own operations, with the scores `[batch, heads, queries, keys]` in memory, and heads of any width.
 
 use burn::tensor::{Bool, Int, Tensor};
 

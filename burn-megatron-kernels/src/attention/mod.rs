@@ -236,6 +236,7 @@ fn step(engine: Arc<dyn AttentionEngine>, problem: AttentionProblem) -> Attentio
 }
 
 fn check_support(engine: &dyn AttentionEngine, problem: &AttentionProblem) {
+    accept(problem.check_widths());
     accept(engine.supports(problem).map_err(|reason| {
         let message = format!(
             "the engine {:?} does not support this problem: {reason}; use the engine {:?}",

@@ -167,7 +167,6 @@ impl AttentionProblem {
         packed: bool,
     ) -> Result<Self, KernelError> {
         check_heads(heads)?;
-        check_width("values", value_width)?;
         if queries.max(keys) > MAX_POSITIONS {
             let message =
                 format!("{queries} queries and {keys} keys: expected at most 2^30 of each");
@@ -273,6 +272,17 @@ impl AttentionProblem {
         Ok(())
     }
 
+    /// Checks that kernels hold heads of these widths.
+    pub(super) fn check_widths(&self) -> Result<(), KernelError> {
+        for (name, width) in [("heads", self.heads.width), ("values", self.value_width)] {
+            if width == 0 || width > MAX_WIDTH {
+                let message = format!("{name} of width {width}: expected 1 to {MAX_WIDTH}");
+                return Err(KernelError::shape(OPERATION, message));
+            }
+        }
+        Ok(())
+    }
+
     /// `[batch, queries, heads, value width]`.
     pub fn out_shape(&self) -> [usize; 4] {
         [self.batch, self.queries, self.heads.heads, self.value_width]
@@ -310,14 +320,6 @@ fn check_heads(heads: Heads) -> Result<(), KernelError> {
         let (heads, groups) = (heads.heads, heads.groups);
         let message =
             format!("{heads} heads for {groups} groups: expected a multiple of the groups");
-        return Err(KernelError::shape(OPERATION, message));
-    }
-    check_width("heads", heads.width)
-}
-
-fn check_width(name: &str, width: usize) -> Result<(), KernelError> {
-    if width == 0 || width > MAX_WIDTH {
-        let message = format!("{name} of width {width}: expected 1 to {MAX_WIDTH}");
         return Err(KernelError::shape(OPERATION, message));
     }
     Ok(())

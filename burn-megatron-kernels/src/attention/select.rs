@@ -69,8 +69,8 @@ pub struct SelectedEngine {
     pub skipped: Vec<String>,
 }
 
-/// The first of `kinds` that can be used on `device` in `dtype` for a model with these heads and
-/// this window.
+/// The first of `kinds` that can be used on `device` in `dtype` for a model with these heads, values of
+/// `value_width` features and this window.
 ///
 /// Every engine but [`Portable`] is [compared](super::compare_with_portable) with it first, once per
 /// process for each device, type, heads and window; if the results differ, a warning is logged and
@@ -83,16 +83,16 @@ pub fn select_engine(
     kinds: &[EngineKind],
     device: &Device,
     dtype: DType,
-    heads: Heads,
+    (heads, value_width): (Heads, usize),
     window: Option<Window>,
 ) -> Result<SelectedEngine, String> {
     let device = &device.clone().inner();
     let candidates = kinds.iter().map(|kind| (*kind, kind.open(device)));
     first_usable(candidates, |kind, engine| {
-        let small = SmallProblem::new(device, dtype, heads, window);
+        let small = SmallProblem::new(device, dtype, (heads, value_width), window);
         let small = small.map_err(|error| error.to_string())?;
         engine.supports(&small.problem)?;
-        let key = format!("{kind} {device:?} {dtype:?} {heads:?} {window:?}");
+        let key = format!("{kind} {device:?} {dtype:?} {heads:?} {value_width} {window:?}");
         compare_once(key, || small.compare(&**engine)).map_err(|mismatch| mismatch.to_string())
     })
 }

@@ -133,7 +133,7 @@ impl ParallelAttentionConfig {
             Some(context) => context.local_heads(heads),
             None => heads,
         };
-        let engine = fused.then(|| builder.attention_engine(of_engine, window));
+        let engine = fused.then(|| builder.attention_engine((of_engine, self.head_width), window));
         Ok(ParallelAttention {
             qkv,
             output,
@@ -143,6 +143,7 @@ impl ParallelAttentionConfig {
             core: AttentionCore {
                 heads,
                 window,
+                scale: None,
                 engine: engine.transpose()?,
                 fused_softmax: builder.is_fused(Operation::Softmax),
                 context,

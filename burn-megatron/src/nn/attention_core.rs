@@ -1,16 +1,18 @@
-//! Attention on a fused QKV projection: by flash attention kernels, or with the scores,
-//! `[batch, heads, seq, seq]`, in memory: a product, a softmax, dropout and another product.
+//! Attention on a fused QKV projection, or on separate queries, keys and values: by flash attention kernels, or with the
+//! scores, `[batch, heads, seq, seq]`, in memory: a product, a softmax, dropout and another product.
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use burn_megatron_kernels::attention::{
     AttentionEngine, AttentionOptions, Heads, Window, composed, flash_attention_packed_with,
     flash_attention_with,
 };
 use burn_megatron_kernels::softmax::{self, Mask, Sink};
 
-use super::context::{CacheAttention, ContextAttention, GatheredProjection, SequenceShard};
+use super::context::{
+    CacheAttention, ContextAttention, GatheredProjection, QueryRows, SequenceShard,
+};
 use super::{AttentionContext, LayerKvCache, PackedSequences};
 
 /// The settings of the attention of one rank.
@@ -19,6 +21,8 @@ pub(super) struct AttentionCore {
     pub heads: Heads,
     /// The sliding window. None: a query attends to all earlier tokens.
     pub window: Option<Window>,
+    /// The factor of the scores; none: `1 / sqrt(width)`.
+    pub scale: Option<f64>,
     /// The engine of fused attention. None: attention is not fused.
     pub engine: Option<Arc<dyn AttentionEngine>>,
     /// Whether the softmax is fused where attention is not.
@@ -68,6 +72,81 @@ impl AttentionCore {
         }
     }
 
+    /// `[batch, queries, heads, width]`, `[batch, seq, groups, width]` and `[batch, seq, groups, value width]` to `[batch,
+    /// queries, heads * value width]`. The keys are those of whole sequences; under context parallelism the queries are
+    /// this rank's.
+    pub fn attend_separate(
+        &self,
+        [q, k, v]: [Tensor<4>; 3],
+        context: AttentionContext<'_>,
+        dropout: impl FnOnce(Tensor<4>, Option<ProbabilityRows>) -> Tensor<4>,
+    ) -> Tensor<3> {
+        let ([batch, queries, ..], device) = (q.dims(), q.device());
+        if let Some(engine) = self.engine.clone() {
+            let [q, k, v] = self.rows_of_kernel([q, k, v], &context);
+            let options = self.options_in(&context, &device);
+            let out = flash_attention_with(engine, q, k, v, None, &options);
+            let [_, _, heads, width] = out.dims();
+            return out.reshape([batch, queries, heads * width]);
+        }
+        match context {
+            AttentionContext::Packed(packed) => {
+                let mask = packed.mask(self.window);
+                self.unfused([q, k, v], &mask, |weights| dropout(weights, None))
+            }
+            AttentionContext::Sharded(shard) => {
+                let rows = QueryRows {
+                    shard,
+                    tokens: shard.tokens().to_vec(),
+                    heads: self.heads.heads,
+                    first_head: self.place.0,
+                    all_heads: self.place.1,
+                };
+                let mask = rows.mask(self.window, &device);
+                let rows = ProbabilityRows {
+                    numbers: rows.numbers(),
+                    per_sample: rows.per_sample(),
+                };
+                self.unfused([q, k, v], &mask, |weights| dropout(weights, Some(rows)))
+            }
+            AttentionContext::Rows | AttentionContext::Cached(_) => {
+                self.unfused([q, k, v], &self.mask(), |weights| dropout(weights, None))
+            }
+        }
+    }
+
+    /// The projections in the rows that kernels compute with: one row where visible keys are ranges of the concatenated
+    /// rows.
+    pub fn rows_of_kernel(
+        &self,
+        projections: [Tensor<4>; 3],
+        context: &AttentionContext<'_>,
+    ) -> [Tensor<4>; 3] {
+        match context {
+            AttentionContext::Rows | AttentionContext::Cached(_) => projections,
+            AttentionContext::Packed(_) | AttentionContext::Sharded(_) => projections.map(|x| {
+                let [batch, seq, heads, width] = x.dims();
+                x.reshape([1, batch * seq, heads, width])
+            }),
+        }
+    }
+
+    /// The options of kernels for [these rows](Self::rows_of_kernel).
+    pub fn options_in(&self, context: &AttentionContext<'_>, device: &Device) -> AttentionOptions {
+        match context {
+            AttentionContext::Rows | AttentionContext::Cached(_) => self.options(),
+            AttentionContext::Packed(packed) => AttentionOptions {
+                ranges: Some(packed.documents().clone()),
+                ..self.options()
+            },
+            AttentionContext::Sharded(shard) => AttentionOptions {
+                ranges: Some(shard.ranges_in_batch(self.window, device)),
+                scale: self.scale,
+                ..AttentionOptions::default()
+            },
+        }
+    }
+
     fn exchange(&self) -> &ContextAttention {
         let Some(context) = &self.context else {
             panic!("a part of the sequences without context parallelism: expected whole ones");
@@ -75,10 +154,11 @@ impl AttentionCore {
         context
     }
 
-    fn options(&self) -> AttentionOptions {
+    pub fn options(&self) -> AttentionOptions {
         AttentionOptions {
             causal: true,
             window: self.window,
+            scale: self.scale,
             ..AttentionOptions::default()
         }
     }
@@ -128,6 +208,8 @@ impl AttentionCore {
             let own = layer.extend_own(&split, [k, v], q.dims()[1]);
             let of = CacheAttention {
                 window: self.window,
+                scale: self.scale,
+                value_width: heads.width,
                 engine: self.engine.clone(),
             };
             return split.attend(&of, q, own, first, is_part).flatten(2, 3);
@@ -185,8 +267,8 @@ impl AttentionCore {
             .attend_unfused(qkv, heads, self.place, shard, attend)
     }
 
-    /// `[batch, queries, heads, width]`, and twice `[batch, keys, groups, width]`, to
-    /// `[batch, queries, heads * width]`. Queries are multiplied as `[batch, groups, heads per group * queries,
+    /// `[batch, queries, heads, width]`, `[batch, keys, groups, width]` and `[batch, keys, groups, value width]`, to
+    /// `[batch, queries, heads * value width]`. Queries are multiplied as `[batch, groups, heads per group * queries,
     /// width]`, so that one product serves all heads of a group.
     fn unfused(
         &self,
@@ -195,12 +277,12 @@ impl AttentionCore {
         dropout: impl FnOnce(Tensor<4>) -> Tensor<4>,
     ) -> Tensor<3> {
         let [batch, queries, count, width] = q.dims();
-        let [_, keys, groups, _] = k.dims();
+        let [_, keys, groups, value_width] = v.dims();
         let [q, k, v] = [q, k, v].map(|x| x.swap_dims(1, 2));
         let q = q.reshape([batch, groups, count / groups * queries, width]);
         let scores = q.matmul(k.swap_dims(2, 3));
         let scores = scores.reshape([batch, count, queries, keys]);
-        let scale = 1.0 / (width as f64).sqrt();
+        let scale = self.scale.unwrap_or(1.0 / (width as f64).sqrt());
         let probabilities = if self.fused_softmax {
             softmax::masked_softmax(scores, scale, mask, Sink::None)
         } else {
@@ -208,7 +290,9 @@ impl AttentionCore {
         };
         let weights = dropout(probabilities);
         let weights = weights.reshape([batch, groups, count / groups * queries, keys]);
-        let out = weights.matmul(v).reshape([batch, count, queries, width]);
-        out.swap_dims(1, 2).reshape([batch, queries, count * width])
+        let out = weights.matmul(v);
+        let out = out.reshape([batch, count, queries, value_width]);
+        let out = out.swap_dims(1, 2);
+        out.reshape([batch, queries, count * value_width])
     }
 }

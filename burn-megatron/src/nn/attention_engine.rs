@@ -14,14 +14,16 @@ use crate::comm::{Communicator, ReduceOp};
 
 /// The engines selected so far, one for each kind of heads in the model.
 #[derive(Debug, Default)]
-pub(super) struct AttentionEngines(Vec<(Heads, Option<Window>, Arc<dyn AttentionEngine>)>);
+pub(super) struct AttentionEngines(Vec<(HeadKind, Arc<dyn AttentionEngine>)>);
+
+/// The heads of a tensor rank, the features of a value, and the window.
+pub(super) type HeadKind = (Heads, usize, Option<Window>);
 
 impl AttentionEngines {
     /// The engine for these heads, if it was selected before.
-    pub fn get(&self, heads: Heads, window: Option<Window>) -> Option<Arc<dyn AttentionEngine>> {
-        let mut all = self.0.iter();
-        let found = all.find(|(of, with, _)| (*of, *with) == (heads, window));
-        found.map(|(.., engine)| Arc::clone(engine))
+    pub fn get(&self, heads: HeadKind) -> Option<Arc<dyn AttentionEngine>> {
+        let found = self.0.iter().find(|(of, _)| *of == heads);
+        found.map(|(_, engine)| Arc::clone(engine))
     }
 
     /// Selects the engine for these heads, and notes it in `kernels`. Collective over `ranks`, if given, where ranks
@@ -35,11 +37,12 @@ impl AttentionEngines {
         kernels: &mut KernelSelection,
         ranks: Option<&Comm>,
         (device, dtype): (&Device, DType),
-        (heads, window): (Heads, Option<Window>),
+        heads: HeadKind,
     ) -> Result<Arc<dyn AttentionEngine>, BuildError> {
+        let (of_rank, value_width, window) = heads;
         let device = device.clone().inner();
         let select = |kinds: &[EngineKind]| {
-            select_engine(kinds, &device, dtype, heads, window).map_err(|reason| {
+            select_engine(kinds, &device, dtype, (of_rank, value_width), window).map_err(|reason| {
                 let engine = kinds[0];
                 BuildError::from(KernelChoiceError::NoEngine { engine, reason })
             })
@@ -58,7 +61,7 @@ impl AttentionEngines {
             }
         };
         kernels.add_attention_engine(selected.kind, reason);
-        self.0.push((heads, window, Arc::clone(&selected.engine)));
+        self.0.push((heads, Arc::clone(&selected.engine)));
         Ok(selected.engine)
     }
 }

@@ -218,6 +218,14 @@ impl ColumnParallelLinear {
         (y, if is_autodiff { stream } else { stream.inner() })
     }
 
+    /// `[batch, seq, in]` to `[batch, seq, out / tensor]`, of an input that has entered the region of the tensor ranks: it
+    /// is that of the whole sequence, and the caller sums its gradient over the ranks.
+    pub(super) fn forward_entered(&self, x: Tensor<3>) -> Tensor<3> {
+        let bias = self.bias.as_ref().map(|bias| fused_parameter(bias, &x));
+        let (input, layer) = (InputLayout::Local, self.fp8.as_ref());
+        linear_param(x.into(), &self.weight, bias, input, layer, self.fused)
+    }
+
     fn product(&self, x: Tensor<3>, bias: Option<Parameter>) -> Tensor<3> {
         let (input, layer) = (self.input_layout(), self.fp8.as_ref());
         linear_param(x.into(), &self.weight, bias, input, layer, self.fused)

@@ -17,7 +17,8 @@ const GROWTH_TOKENS: usize = 256;
 /// the first [`len`](Self::len) tokens, and [`set_len`](Self::set_len) sets the new length.
 #[derive(Debug)]
 pub struct KvCache {
-    layers: Vec<Option<[Tensor<4>; 2]>>,
+    /// Of each layer its tensors `[sequences, allocated, .., ..]`; none before its first token.
+    layers: Vec<Vec<Tensor<4>>>,
     capacity: usize,
     len: usize,
     /// Over a context group.
@@ -38,7 +39,7 @@ impl KvCache {
     /// An empty cache of `layers` layers, for at most `capacity` tokens per sequence.
     pub fn new(layers: usize, capacity: usize) -> Self {
         Self {
-            layers: vec![None; layers],
+            layers: vec![vec![]; layers],
             capacity,
             len: 0,
             split: None,
@@ -116,7 +117,7 @@ impl KvCache {
 
     /// Its size on this rank in bytes.
     pub fn bytes(&self) -> usize {
-        let tensors = self.layers.iter().flatten().flatten();
+        let tensors = self.layers.iter().flatten();
         tensors
             .map(|x| x.dims().iter().product::<usize>() * x.dtype().size())
             .sum()
@@ -133,12 +134,12 @@ impl KvCache {
             capacity: self.capacity,
             split: self.split.as_ref(),
             part: self.part.as_ref(),
-            pair: &mut self.layers[index],
+            tensors: &mut self.layers[index],
         }
     }
 }
 
-/// The keys and values of one layer.
+/// The keys and values of one layer, or what they are computed from.
 #[derive(Debug)]
 pub struct LayerKvCache<'a> {
     /// The position of the next token.
@@ -147,7 +148,7 @@ pub struct LayerKvCache<'a> {
     split: Option<&'a CacheSplit>,
     part: Option<&'a NewTokens>,
     /// `[sequences, allocated, groups, width]` each.
-    pair: &'a mut Option<[Tensor<4>; 2]>,
+    tensors: &'a mut Vec<Tensor<4>>,
 }
 
 impl LayerKvCache<'_> {
@@ -173,18 +174,18 @@ impl LayerKvCache<'_> {
         Some((self.split?.clone(), self.part.is_some()))
     }
 
-    /// Appends the keys and values of this rank's among `count` new tokens to a cache that is split, and returns those
-    /// of all of its tokens, if it has any. `new` are those of all new tokens, or of this rank's part.
+    /// Appends what this rank has of `count` new tokens to a cache that is split, and returns that of all of its tokens, if
+    /// it has any. `new` are the tensors of all new tokens, or of this rank's part.
     ///
     /// # Panics
     ///
     /// As [`extend`](Self::extend).
-    pub(super) fn extend_own(
+    pub(super) fn extend_own<const N: usize>(
         mut self,
         split: &CacheSplit,
-        new: [Tensor<4>; 2],
+        new: [Tensor<4>; N],
         count: usize,
-    ) -> Option<[Tensor<4>; 2]> {
+    ) -> Option<[Tensor<4>; N]> {
         let (first, end) = (self.first, self.first + count);
         self.check(count);
         let places: Vec<_> = split.own_places(first..end).collect();
@@ -201,10 +202,11 @@ impl LayerKvCache<'_> {
         Some(self.extend(if is_part { new } else { new.map(own) }))
     }
 
-    /// The keys and values of the first tokens.
-    fn filled(&self, tokens: usize) -> Option<[Tensor<4>; 2]> {
-        let pair = self.pair.as_ref().filter(|_| tokens > 0)?;
-        Some(pair.clone().map(|x| x.narrow(1, 0, tokens)))
+    /// What there is of the first tokens.
+    fn filled<const N: usize>(&self, tokens: usize) -> Option<[Tensor<4>; N]> {
+        let tensors = <[Tensor<4>; N]>::try_from(self.tensors.clone()).ok();
+        let tensors = tensors.filter(|_| tokens > 0)?;
+        Some(tensors.map(|x| x.narrow(1, 0, tokens)))
     }
 
     fn check(&self, count: usize) {
@@ -216,39 +218,31 @@ impl LayerKvCache<'_> {
         );
     }
 
-    /// Appends the keys and values of new tokens, `[sequences, new, groups, width]`, and returns all of
-    /// them: `[sequences, first + new, groups, width]`.
+    /// Appends tensors of new tokens, such as their keys and values, `[sequences, new, groups, width]`, and returns those
+    /// of all tokens: `[sequences, first + new, groups, width]`.
     ///
     /// # Panics
     ///
     /// If the capacity is exceeded, or the number of sequences differs.
-    pub(super) fn extend(self, new: [Tensor<4>; 2]) -> [Tensor<4>; 2] {
-        let [sequences, count, groups, width] = new[0].dims();
+    pub(super) fn extend<const N: usize>(self, new: [Tensor<4>; N]) -> [Tensor<4>; N] {
+        let [sequences, count, ..] = new[0].dims();
         let (first, end) = (self.first, self.first + count);
         self.check(count);
-        let old = match self.pair.take() {
-            Some([k, v]) => {
-                assert_eq!(
-                    sequences,
-                    k.dims()[0],
-                    "the number of sequences must be that of the cache"
-                );
-                [Some(k), Some(v)]
-            }
-            None => [None, None],
-        };
-        let mut written = old.into_iter().zip(new).map(|(old, new)| {
-            let allocated = self.grow(old, &new, end);
+        if let Some(old) = self.tensors.first() {
+            assert_eq!(
+                sequences,
+                old.dims()[0],
+                "the number of sequences must be that of the cache"
+            );
+        }
+        let mut old = std::mem::take(self.tensors).into_iter();
+        let written = new.map(|new| {
+            let [_, _, groups, width] = new.dims();
+            let allocated = self.grow(old.next(), &new, end);
             allocated.slice_assign([0..sequences, first..end, 0..groups, 0..width], new)
         });
-        let (Some(k), Some(v)) = (written.next(), written.next()) else {
-            unreachable!("keys and values are two tensors")
-        };
-        drop(written);
-        let filled = |x: &Tensor<4>| x.clone().narrow(1, 0, end);
-        let all = [filled(&k), filled(&v)];
-        *self.pair = Some([k, v]);
-        all
+        *self.tensors = written.to_vec();
+        written.map(|x| x.narrow(1, 0, end))
     }
 
     /// A tensor for at least `end` tokens with the content of `old`, which is reused if it is large enough.

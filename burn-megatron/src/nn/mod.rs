@@ -13,10 +13,10 @@
 //! | [`ColumnParallelLinear`] | output features |
 //! | [`RowParallelLinear`] | input features |
 //! | [`VocabParallelEmbedding`], [`OutputLayer`], [`VocabParallelCrossEntropy`], [`LinearCrossEntropy`] | the vocabulary |
-//! | [`ParallelAttention`] | heads |
+//! | [`ParallelAttention`], [`MultiLatentAttention`] | heads |
 //! | [`ParallelMlp`] | width |
 //! | [`moe::MoeMlp`] | experts, and the width of each |
-//! | [`Norm`], [`LearnedPositions`] | nothing; the sequence under sequence parallelism |
+//! | [`Norm`], [`LearnedPositions`], [`ReplicatedLinear`] | nothing; the sequence under sequence parallelism |
 //!
 //! [`ColumnParallelLinear`] and [`RowParallelLinear`] can multiply in 8 bits: [`fp8`].
 //!
@@ -47,6 +47,7 @@ pub(crate) mod gradient_slot;
 pub mod hook;
 mod init;
 mod kv_cache;
+mod latent_attention;
 mod linear;
 mod linear_input;
 mod lookup;
@@ -59,6 +60,7 @@ mod parameter_spec;
 mod placement;
 mod recompute;
 mod replicated;
+mod replicated_linear;
 mod residual;
 mod row;
 mod table;
@@ -85,6 +87,7 @@ pub use entry::ParameterEntry;
 pub use hook::anchored_value;
 pub use init::Init;
 pub use kv_cache::{KvCache, LayerKvCache};
+pub use latent_attention::{MultiLatentAttention, MultiLatentAttentionConfig};
 pub use linear::{InputLayout, SEQUENCE_DIM, Weight, linear};
 pub use linear_input::LinearInput;
 pub use loss::{
@@ -103,6 +106,7 @@ pub use recompute::{
     recompute, recompute_at,
 };
 pub(crate) use recompute::{LayerRun, OffloadNote};
+pub use replicated_linear::{ReplicatedLinear, ReplicatedLinearConfig};
 pub use residual::Residual;
 pub use row::{RowParallelLinear, RowParallelLinearConfig};
 pub use table::{ParameterTable, TableError};

@@ -224,8 +224,8 @@ impl ModelBuilder {
         self.shared.kernels.lock().prefer_unfused(operation, reason);
     }
 
-    /// The engine of fused attention with these heads on this rank, and this window. It is selected once for the
-    /// model: the requested one, or the [first that can be used](burn_megatron_kernels::attention::select_engine) on
+    /// The engine of fused attention with these heads on this rank, values of `value_width` features, and this window.
+    /// It is selected once for the model: the requested one, or the [first that can be used](burn_megatron_kernels::attention::select_engine) on
     /// all ranks of the tensor axis.
     ///
     /// Collective over the tensor axis on GPUs in 16 bits, except for an [outline](Self::outline): call on all ranks,
@@ -236,21 +236,17 @@ impl ModelBuilder {
     /// [`BuildError::Kernels`] if the requested engine cannot be used; [`BuildError::Comm`].
     pub fn attention_engine(
         &self,
-        heads: Heads,
+        (heads, value_width): (Heads, usize),
         window: Option<Window>,
     ) -> Result<Arc<dyn AttentionEngine>, BuildError> {
         let mut engines = self.shared.engines.lock();
-        if let Some(engine) = engines.get(heads, window) {
+        let heads = (heads, value_width, window);
+        if let Some(engine) = engines.get(heads) {
             return Ok(engine);
         }
         let mut kernels = self.shared.kernels.lock();
         let ranks = (!self.is_outline).then(|| self.groups.tensor());
-        engines.select(
-            &mut kernels,
-            ranks,
-            (self.device(), self.compute),
-            (heads, window),
-        )
+        engines.select(&mut kernels, ranks, (self.device(), self.compute), heads)
     }
 
     /// The groups in which the ranks of the context axis exchange, with groups of `neighbours` ranks. They are made

@@ -5,6 +5,7 @@
 //! `8 h + 4 q + 4 kv + 6 f` bytes.
 
 mod block;
+mod latent;
 
 use crate::kernels::attention::Heads;
 use crate::mesh::{ContextExchange, ParallelConfig};
@@ -12,6 +13,8 @@ use crate::nn::context::ExchangeProblem;
 
 use super::flops::{attention_flops_per_token, keys_per_query, product_flops_per_token};
 use super::model_profile::{BlockProfile, ModelProfile};
+
+pub use latent::LatentWidths;
 
 /// The sizes of a decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,6 +45,8 @@ pub struct Decoder {
     pub positions: u64,
     /// The window of attention.
     pub window: Option<usize>,
+    /// Latent attention: each head has keys and values of its own, and `head_width` is that of queries and keys.
+    pub latent: Option<LatentWidths>,
     /// Experts in the place of MLPs.
     pub experts: Option<Experts>,
 }
@@ -69,6 +74,7 @@ struct Share {
     /// Pairs of a query and a key on a rank.
     pairs: u64,
     tensor: u64,
+    context: u64,
     /// By how much the residual stream is split along the sequence.
     sequence: u64,
     expert: u64,
@@ -85,12 +91,16 @@ impl Decoder {
             tokens: tokens / context,
             pairs: (tokens as f64 * keys_per_query(seq, self.window)) as u64 / context,
             tensor,
+            context,
             sequence: if layout.sequence_parallel { tensor } else { 1 },
             expert: layout.expert as u64,
             expert_tensor: layout.expert_tensor_size() as u64,
         };
         let context_exchange = self.context_exchange(layout, [samples, seq]);
         let attention = |block: &mut BlockProfile| {
+            if let Some(latent) = self.latent {
+                return self.add_latent_attention(block, share, latent);
+            }
             self.add_attention(block, share);
             if let Some((problem, exchange)) = &context_exchange {
                 let exchanges = block::context_exchanges(problem, *exchange);
@@ -147,6 +157,13 @@ impl Decoder {
     /// Operations per token of forward and backward.
     pub fn flops_per_token(&self, seq: usize) -> f64 {
         let (q, kv) = (self.heads * self.head_width, self.groups * self.head_width);
+        let (projections, values) = match self.latent {
+            Some(latent) => {
+                let weights: u64 = latent.weights(self.hidden, self.heads).iter().sum();
+                (weights, self.heads * latent.value)
+            }
+            None => (self.hidden * 2 * (q + kv), q),
+        };
         let matrices = if self.gated { 3 } else { 2 };
         let columns = |layer: usize| match &self.experts {
             Some(sizes) if sizes.layers[layer] => {
@@ -157,10 +174,10 @@ impl Decoder {
         let mlps: u64 = (0..self.layers)
             .map(|layer| matrices * columns(layer))
             .sum();
-        let projections = self.layers as u64 * 2 * (q + kv);
-        let weights = self.hidden as f64 * (projections + mlps + self.vocabulary) as f64;
+        let weights = self.layers as f64 * projections as f64
+            + self.hidden as f64 * (mlps + self.vocabulary) as f64;
         let keys = keys_per_query(seq, self.window);
-        let attention = attention_flops_per_token(keys, q as usize, q as usize);
+        let attention = attention_flops_per_token(keys, q as usize, values as usize);
         product_flops_per_token(weights) + self.layers as f64 * attention
     }
 }

@@ -1,9 +1,10 @@
 //! The small models of `verify`.
 
+use burn_megatron::mesh::ContextExchange;
 use burn_megatron::nn::moe::{ExpertGroups, GroupScore, RouterLoss, RouterLossKind, ScoreFunction};
 use burn_megatron::nn::{Activation, NormKind};
 use burn_megatron::verify::Layout;
-use burn_megatron_models::{MoeConfig, Positions, RotaryScaling, TransformerConfig};
+use burn_megatron_models::{MlaConfig, MoeConfig, Positions, RotaryScaling, TransformerConfig};
 
 /// The small transformers of `verify`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,16 +23,19 @@ pub enum VerifyModel {
     /// The same with sigmoid scores, groups of experts, an expert bias, jitter, losses of the routers, and shared
     /// experts.
     MixtralShared,
+    /// DeepSeek-V3: latent attention with YaRN, a first block without experts, and the router of the one before.
+    Deepseek,
 }
 
 impl VerifyModel {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Gpt,
         Self::GptUntied,
         Self::Llama,
         Self::LlamaTied,
         Self::Mixtral,
         Self::MixtralShared,
+        Self::Deepseek,
     ];
 
     /// Its name in `--models`.
@@ -43,6 +47,7 @@ impl VerifyModel {
             Self::LlamaTied => "llama-tied",
             Self::Mixtral => "mixtral",
             Self::MixtralShared => "mixtral-shared",
+            Self::Deepseek => "deepseek",
         }
     }
 
@@ -141,6 +146,42 @@ impl VerifyModel {
                 }),
                 ..llama
             },
+            Self::Deepseek => TransformerConfig {
+                groups: None,
+                scaled_output_init: false,
+                positions: rotary(RotaryScaling::Yarn {
+                    factor: 2.0,
+                    original: 8,
+                    beta_fast: 4.0,
+                    beta_slow: 1.0,
+                    mscale: 1.0,
+                    mscale_all_dim: 1.0,
+                }),
+                mla: Some(MlaConfig {
+                    q_rank: Some(12),
+                    kv_rank: 8,
+                    nope_width: 4,
+                    rope_width: 4,
+                    value_width: 6,
+                    norm_epsilon: 1e-6,
+                }),
+                moe: Some(MoeConfig {
+                    every: 1,
+                    first_dense: 1,
+                    score: ScoreFunction::Sigmoid,
+                    factor: 2.5,
+                    groups: Some(ExpertGroups {
+                        groups: 2,
+                        chosen: 1,
+                        score: GroupScore::SumOf(2),
+                    }),
+                    bias_update_rate: Some(0.05),
+                    losses: vec![loss(RouterLossKind::SequenceBalance, 0.05)],
+                    shared_width: Some(12),
+                    ..experts
+                }),
+                ..llama
+            },
         }
     }
 
@@ -148,6 +189,13 @@ impl VerifyModel {
     pub fn layouts(self) -> Vec<Layout> {
         match self {
             Self::Mixtral | Self::MixtralShared => Layout::experts(),
+            Self::Deepseek => {
+                let exchanges = [None, Some(ContextExchange::AllGather)];
+                let contexts = Layout::contexts().into_iter();
+                let gathering =
+                    contexts.filter(|layout| exchanges.contains(&layout.parallel.context_exchange));
+                Layout::experts().into_iter().chain(gathering).collect()
+            }
             Self::Llama => [usual(), Layout::contexts()].concat(),
             _ => usual(),
         }

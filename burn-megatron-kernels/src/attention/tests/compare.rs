@@ -178,8 +178,14 @@ fn compared(
     window: Option<Window>,
 ) -> Result<(), String> {
     let engine = Rounding(fault);
-    compare_with_portable(&engine, &Device::flex(), dtype, heads, window)
-        .map_err(|mismatch| mismatch.to_string())
+    compare_with_portable(
+        &engine,
+        &Device::flex(),
+        dtype,
+        (heads, heads.width),
+        window,
+    )
+    .map_err(|mismatch| mismatch.to_string())
 }
 
 const WINDOW: Option<Window> = Some(Window { left: 19, right: 0 });
@@ -199,6 +205,11 @@ fn an_engine_that_rounds_once_is_accepted() {
             }
         }
     }
+    // Values narrower than keys, in separate tensors.
+    let device = Device::flex();
+    let compared =
+        compare_with_portable(&Portable, &device, DType::F16, (heads(4, 2, 24), 16), None);
+    assert_eq!(compared, Ok(()));
 }
 
 #[test]
@@ -245,7 +256,7 @@ fn a_wrong_engine_is_skipped_with_its_numbers() {
     let check = |_, engine: &Arc<dyn AttentionEngine>| {
         let device = Device::flex();
         let compared =
-            compare_with_portable(&**engine, &device, DType::BF16, heads(2, 1, 32), None);
+            compare_with_portable(&**engine, &device, DType::BF16, (heads(2, 1, 32), 32), None);
         compared.map_err(|mismatch| mismatch.to_string())
     };
     let right = first_usable(candidates(Fault::None), check).unwrap();
@@ -274,7 +285,13 @@ fn a_wrong_engine_is_skipped_with_its_numbers() {
 #[test]
 fn the_engine_of_a_cpu_is_portable() {
     let select = |kinds: &[EngineKind]| {
-        select_engine(kinds, &Device::flex(), DType::BF16, heads(4, 2, 64), None)
+        select_engine(
+            kinds,
+            &Device::flex(),
+            DType::BF16,
+            (heads(4, 2, 64), 64),
+            None,
+        )
     };
     let selected = select(&EngineKind::ALL).unwrap();
     assert_eq!(selected.kind, EngineKind::Portable);

@@ -176,12 +176,14 @@ fn the_engine_of_a_device_with_matrix_units_uses_them_in_16_bits() {
     } in matrix_engines()
     {
         let window = Some(Window { left: 40, right: 0 });
-        for (dtype, heads) in [
-            (types[0], heads(2, 1, 64)),
-            (*types.last().unwrap(), heads(4, 4, 128)),
+        for (dtype, heads, value_width) in [
+            (types[0], heads(2, 1, 64), 64),
+            (*types.last().unwrap(), heads(4, 4, 128), 128),
+            (types[0], heads(2, 2, 192), 128),
         ] {
             for window in [None, window] {
-                let compared = compare_with_portable(&*engine, &device, dtype, heads, window);
+                let compared =
+                    compare_with_portable(&*engine, &device, dtype, (heads, value_width), window);
                 assert_eq!(compared, Ok(()), "{engine:?} in {dtype:?}, {heads:?}");
             }
         }
@@ -191,7 +193,7 @@ fn the_engine_of_a_device_with_matrix_units_uses_them_in_16_bits() {
         for dtype in types {
             let select = |width| {
                 let kinds = &EngineKind::ALL;
-                select_engine(kinds, &device, dtype, heads(2, 1, width), None).unwrap()
+                select_engine(kinds, &device, dtype, (heads(2, 1, width), width), None).unwrap()
             };
             let taken = has_units.as_ref().is_ok_and(|types| types.contains(&dtype));
             let expected = if taken {

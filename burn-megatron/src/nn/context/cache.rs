@@ -24,6 +24,10 @@ pub(in crate::nn) struct CacheSplit {
 /// The attention of one layer on a tensor rank.
 pub(in crate::nn) struct CacheAttention {
     pub window: Option<Window>,
+    /// The factor of the scores; none: `1 / sqrt(width)`.
+    pub scale: Option<f64>,
+    /// Features of a value.
+    pub value_width: usize,
     /// None: attention is not fused.
     pub engine: Option<Arc<dyn AttentionEngine>>,
 }
@@ -68,7 +72,7 @@ impl CacheSplit {
     }
 
     /// Attention of `q` `[batch, queries, heads, width]` of the tokens from `first` on to the keys and values of this
-    /// rank, `[batch, keys, groups, width]`, and of the others; to `[batch, queries, heads, width]`. With `is_part`
+    /// rank, `[batch, keys, groups, ..]`, and of the others; to `[batch, queries, heads, value width]`. With `is_part`
     /// these queries are [gathered](Self::gather), and the result is that of this rank's, `[batch, queries / ranks, ..]`.
     pub fn attend(
         &self,
@@ -78,7 +82,8 @@ impl CacheSplit {
         first: usize,
         is_part: bool,
     ) -> Tensor<4> {
-        let ([batch, _, heads, width], dtype) = (q.dims(), q.dtype());
+        let ([batch, _, heads, _], dtype) = (q.dims(), q.dtype());
+        let width = of.value_width;
         let (out, lse) = self.attend_to_own(of, q, own, first);
         let packed = Tensor::cat(vec![out, lse.swap_dims(1, 2).unsqueeze_dim(3)], 3);
         let packed = if is_part {
@@ -107,7 +112,7 @@ impl CacheSplit {
         first: usize,
     ) -> PartialResult {
         let Some([k, v]) = own else {
-            return unseen(&q);
+            return unseen(&q.narrow(3, 0, of.value_width));
         };
         let visible = |token: usize| {
             let from = of
@@ -122,6 +127,7 @@ impl CacheSplit {
         };
         let options = AttentionOptions {
             ranges: Some(ranges),
+            scale: of.scale,
             ..AttentionOptions::default()
         };
         let dtype = wide(q.dtype());

@@ -38,7 +38,7 @@ pub use exchange::{AllGather, KeyValueExchange, OuterGroup, Ring};
 pub use groups::ContextGroups;
 pub use partial::{PartialAttention, PartialGradients, PartialResult};
 pub use shard::SequenceShard;
-pub(super) use unfused::GatheredProjection;
+pub(super) use unfused::{GatheredProjection, QueryRows};
 
 use super::{BuildError, ModelBuilder};
 use crate::mesh::ContextExchange;

@@ -194,6 +194,16 @@ impl SequenceShard {
         ranges.clone()
     }
 
+    /// What this rank's tokens see of those of all ranks.
+    pub(in crate::nn) fn ranges_in_batch(
+        &self,
+        window: Option<Window>,
+        device: &Device,
+    ) -> KeyRanges {
+        let members = (self.rank..self.rank + 1, 0..self.ranks());
+        self.ranges(members, QueryPart::All, window, device)
+    }
+
     /// How the tokens of `members` are brought into ascending order.
     pub(in crate::nn) fn order(&self, members: Members, device: &Device) -> Order {
         let mut uploads = self.uploads.lock();

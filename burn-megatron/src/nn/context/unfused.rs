@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use burn_megatron_kernels::attention::{Heads, Window};
 use burn_megatron_kernels::softmax::Mask;
 
@@ -23,6 +23,53 @@ pub(in crate::nn) struct GatheredProjection {
     pub rows: Vec<usize>,
     /// The rows of each sample.
     pub rows_per_sample: usize,
+}
+
+/// The rows of scores that a rank computes.
+pub(in crate::nn) struct QueryRows<'a> {
+    pub shard: &'a SequenceShard,
+    /// The tokens of the queries, as many of each sample.
+    pub tokens: Vec<usize>,
+    /// The heads of this rank.
+    pub heads: usize,
+    /// The first of them among the heads of all ranks.
+    pub first_head: usize,
+    pub all_heads: usize,
+}
+
+impl QueryRows<'_> {
+    /// Which keys of its sample a query does not see.
+    pub fn mask(&self, window: Option<Window>, device: &Device) -> Mask {
+        let [batch, seq] = self.shard.shape();
+        let hidden = self.tokens.iter().flat_map(|token| {
+            let row = token / seq * seq;
+            let seen = self.shard.visible(*token, window);
+            (row..row + seq).map(move |key| !seen.contains(&key))
+        });
+        let shape = [batch, 1, self.tokens.len() / batch, seq];
+        let hidden = TensorData::new(hidden.collect::<Vec<_>>(), shape);
+        Mask::Hidden(Tensor::from_data(hidden, &device.clone().inner()))
+    }
+
+    /// The number of each row of `[batch, heads, queries]` among those of all ranks.
+    pub fn numbers(&self) -> Vec<usize> {
+        let [batch, seq] = self.shard.shape();
+        let queries = self.tokens.len() / batch;
+        let mut numbers = Vec::with_capacity(self.heads * self.tokens.len());
+        for sample in 0..batch {
+            let tokens = &self.tokens[sample * queries..][..queries];
+            for head in self.first_head..self.first_head + self.heads {
+                let first = (sample * self.all_heads + head) * seq;
+                numbers.extend(tokens.iter().map(|token| first + token % seq));
+            }
+        }
+        numbers
+    }
+
+    /// The rows of each sample.
+    pub fn per_sample(&self) -> usize {
+        self.all_heads * self.shard.shape()[1]
+    }
 }
 
 impl ContextAttention {
@@ -48,32 +95,20 @@ impl ContextAttention {
             };
             let tokens = shard.of_members(&self.queries());
             let queries = tokens.len() / batch;
-            let first_head = first_head + self.groups.inner.rank() * heads.heads;
-            let row = |sample: usize, head: usize, query: usize| {
-                let token = tokens[sample * queries + query] % seq;
-                (sample * all_heads + first_head + head) * seq + token
+            let rows = QueryRows {
+                shard,
+                tokens,
+                heads: heads.heads,
+                first_head: first_head + self.groups.inner.rank() * heads.heads,
+                all_heads,
             };
-            let of_sample = |sample| {
-                let of_head = move |head| (0..queries).map(move |query| row(sample, head, query));
-                (0..heads.heads).flat_map(of_head)
-            };
-            let device = block.device().inner();
-            let hidden: Vec<bool> = tokens
-                .iter()
-                .flat_map(|token| {
-                    let row = token / seq * seq;
-                    let seen = shard.visible(*token, window);
-                    (row..row + seq).map(move |key| !seen.contains(&key))
-                })
-                .collect();
-            let hidden = TensorData::new(hidden, [batch, 1, queries, seq]);
             let out = attend(GatheredProjection {
                 q: q.reshape([batch, queries, heads.heads, width]),
                 k: part(0),
                 v: part(heads.groups),
-                mask: Mask::Hidden(Tensor::from_data(hidden, &device)),
-                rows: (0..batch).flat_map(of_sample).collect(),
-                rows_per_sample: all_heads * seq,
+                mask: rows.mask(window, &block.device()),
+                rows: rows.numbers(),
+                rows_per_sample: rows.per_sample(),
             });
             out.reshape([batch * queries, heads.heads, width])
         })

@@ -32,12 +32,12 @@ impl fmt::Display for Operand {
 }
 
 /// Which operands are split over the layer's tensor ranks, for experts those of the expert-tensor axis. The weight
-/// always is.
+/// always is, or ranks have the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SplitOperands {
-    /// The features of the input, as of a row-parallel layer.
+    /// The input: its features, as of a row-parallel layer, or its tokens.
     pub input: bool,
-    /// The features of the output, as of a column-parallel layer.
+    /// The gradient of the output: its features, as of a column-parallel layer, or its tokens.
     pub gradient: bool,
 }
 

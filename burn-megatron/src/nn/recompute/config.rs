@@ -34,17 +34,22 @@ pub enum RecomputeModule {
     SharedExperts,
     /// Attention after the projections: the scores, or the rescaled output and its statistics.
     CoreAttention,
+    /// Queries, keys and values of latent attention, from their latents; the output of attention and its statistics are
+    /// kept.
+    #[serde(rename = "mla_up_proj")]
+    MlaUpProjection,
 }
 
 impl RecomputeModule {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Norm,
         Self::Activation,
         Self::Mlp,
         Self::Moe,
         Self::SharedExperts,
         Self::CoreAttention,
+        Self::MlaUpProjection,
     ];
 
     /// As in [`RecomputeConfig::modules`].
@@ -56,6 +61,7 @@ impl RecomputeModule {
             Self::Moe => "moe",
             Self::SharedExperts => "shared_experts",
             Self::CoreAttention => "core_attention",
+            Self::MlaUpProjection => "mla_up_proj",
         }
     }
 }
@@ -116,8 +122,9 @@ impl RecomputeConfig {
 
     /// Whether blocks are recomputed, from inputs of their own.
     fn has_blocks(&self) -> bool {
-        use RecomputeModule::{Activation, Norm};
-        let is_block = |module: &RecomputeModule| !matches!(module, Norm | Activation);
+        use RecomputeModule::{Activation, MlaUpProjection, Norm};
+        let is_block =
+            |module: &RecomputeModule| !matches!(module, Norm | Activation | MlaUpProjection);
         match self.granularity {
             RecomputeGranularity::None => false,
             RecomputeGranularity::Full => true,
@@ -140,7 +147,7 @@ impl RecomputeConfig {
         if self.offload.bytes > 0 && !self.has_blocks() {
             return refuse(
                 "offload of activations",
-                "granularity = \"full\", or modules or patterns besides \"norm\" and \"activation\", as the inputs of \
+                "granularity = \"full\", or modules or patterns besides \"norm\", \"activation\" and \"mla_up_proj\", as the inputs of \
                  recomputed blocks are offloaded",
             );
         }

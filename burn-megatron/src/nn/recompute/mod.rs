@@ -19,13 +19,14 @@ mod discard;
 mod error;
 mod layers;
 mod offload;
+mod projections;
 mod state;
 
 use std::fmt;
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
-use burn::tensor::Tensor;
+use burn::tensor::{Gradients, Tensor};
 use burn_megatron_kernels::{MultiFunction, apply_multi, record};
 
 use super::gradient_slot::GradientSlot;
@@ -235,16 +236,7 @@ where
         }
         let anchor = Tensor::<1>::zeros([1], &x.device().inner().autodiff()).require_grad();
         let outputs = forward_context::recompute_second_pass(&anchor, || (self.body)(x.clone()));
-        let root = |(y, gradient): (Tensor<E>, Option<DispatchTensor>)| {
-            let slot = GradientSlot::default();
-            slot.set(gradient?);
-            Some(slot.backward_root(y, anchor.clone()))
-        };
-        let roots = outputs.into_iter().zip(gradients).filter_map(root);
-        let Some(root) = roots.reduce(|sum, root| sum + root) else {
-            unreachable!("the backward runs for an output with a gradient")
-        };
-        let mut leaves = root.backward();
+        let mut leaves = backward_of(outputs.into_iter().zip(gradients), &anchor);
         let input = needed[0].then(|| {
             let gradient = x.grad_remove(&mut leaves);
             // Zero if the block does not depend on its input.
@@ -253,6 +245,22 @@ where
         let mut gradients = vec![None; needed.len()];
         gradients[0] = input.map(Tensor::into_dispatch);
         gradients
+    }
+}
+
+/// Runs the backward of the outputs of a second pass that have a gradient.
+fn backward_of<const D: usize>(
+    outputs: impl Iterator<Item = (Tensor<D>, Option<DispatchTensor>)>,
+    anchor: &Tensor<1>,
+) -> Gradients {
+    let root = |(y, gradient): (Tensor<D>, Option<DispatchTensor>)| {
+        let slot = GradientSlot::default();
+        slot.set(gradient?);
+        Some(slot.backward_root(y, anchor.clone()))
+    };
+    match outputs.filter_map(root).reduce(|sum, root| sum + root) {
+        Some(root) => root.backward(),
+        None => unreachable!("the backward runs for an output with a gradient"),
     }
 }
 

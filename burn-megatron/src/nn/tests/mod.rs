@@ -6,6 +6,7 @@ mod case;
 mod dropout;
 mod fp8;
 mod hook;
+mod latent_attention;
 mod layers;
 mod linear_loss;
 mod loss;

@@ -9,7 +9,7 @@ use crate::mesh::{Axis, AxisSet, ContextExchange, Grid};
 use crate::nn::context::ExchangeProblem;
 
 /// Bytes of an element.
-const ELEMENT: u64 = 2;
+pub(super) const ELEMENT: u64 = 2;
 
 /// Tokens whose logits are in memory at once: a chunk of the fused loss.
 const CHUNK: u64 = 1024;
@@ -228,7 +228,7 @@ impl Decoder {
     }
 
     /// Elements of a norm.
-    fn norm(&self) -> u64 {
+    pub(super) fn norm(&self) -> u64 {
         if self.bias {
             2 * self.hidden
         } else {
@@ -277,19 +277,19 @@ pub(super) fn context_operations(exchange: ContextExchange, ranks: u64) -> u64 {
     }
 }
 
-fn save(layer: &mut LayerProfile, name: &str, elements: u64) {
+pub(super) fn save(layer: &mut LayerProfile, name: &str, elements: u64) {
     layer.saved.push(SavedTensor {
         name: name.into(),
         bytes: elements * ELEMENT,
     });
 }
 
-fn product(batch: u64, m: u64, n: u64, k: u64) -> Product {
+pub(super) fn product(batch: u64, m: u64, n: u64, k: u64) -> Product {
     Product { batch, m, n, k }
 }
 
 /// Bytes of a norm with the residual sum before it: two tensors read, two written.
-fn norm_bytes(tokens: u64, hidden: u64) -> u64 {
+pub(super) fn norm_bytes(tokens: u64, hidden: u64) -> u64 {
     4 * tokens * hidden * ELEMENT
 }
 
@@ -322,7 +322,7 @@ fn add_tensor(layer: &mut LayerProfile, share: Share, bytes: u64) {
     }
 }
 
-fn add(
+pub(super) fn add(
     layer: &mut LayerProfile,
     kind: ExchangeKind,
     grid: Grid,

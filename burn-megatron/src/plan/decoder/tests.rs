@@ -16,6 +16,7 @@ fn dense(hidden: u64, layers: usize, heads: u64, mlp_width: u64) -> Decoder {
         tied: false,
         positions: 0,
         window: None,
+        latent: None,
         experts: None,
     }
 }
@@ -57,6 +58,30 @@ pub fn qwen_235b() -> Decoder {
     qwen(4096, 94, 64, 1536)
 }
 
+/// DeepSeek-V3 without the prediction of several tokens.
+pub fn deepseek_v3() -> Decoder {
+    Decoder {
+        groups: 128,
+        head_width: 192,
+        vocabulary: 129_280,
+        latent: Some(LatentWidths {
+            q_rank: 1536,
+            kv_rank: 512,
+            nope: 128,
+            rope: 64,
+            value: 128,
+        }),
+        experts: Some(Experts {
+            experts: 256,
+            per_token: 8,
+            width: 2048,
+            shared_width: 2048,
+            layers: (0..61).map(|layer| layer >= 3).collect(),
+        }),
+        ..dense(7168, 61, 128, 18432)
+    }
+}
+
 /// GPT without experts: layer norms, biases, tied output.
 pub fn gpt(hidden: u64, layers: usize, heads: u64, vocabulary: u64, positions: u64) -> Decoder {
     Decoder {
@@ -89,14 +114,23 @@ fn parameters_are_the_published_ones() {
     assert_eq!(whole(&llama_405b()), 405_853_388_800);
     assert_eq!(whole(&qwen_30b()), 30_532_122_624);
     assert_eq!(whole(&qwen_235b()), 235_093_634_560);
+    assert_eq!(whole(&deepseek_v3()), 671_026_404_352);
     assert_eq!(whole(&gpt(12288, 96, 96, 50257, 2048)), 174_604_259_328);
 }
 
 /// A layer's operations in the profile of a rank are its share of the model's.
 #[test]
 fn the_products_of_all_ranks_are_those_of_the_model() {
-    for (decoder, seq) in [(llama_70b(), 8192), (qwen_30b(), 4096)] {
+    for (decoder, seq) in [
+        (llama_70b(), 8192),
+        (qwen_30b(), 4096),
+        (deepseek_v3(), 4096),
+    ] {
         for (tensor, context) in [(1, 1), (4, 1), (2, 2)] {
+            if decoder.latent.is_some() && context > 1 {
+                // Each context rank projects the keys and values of all tokens.
+                continue;
+            }
             let layout = ParallelConfig::new()
                 .with_tensor(tensor)
                 .with_context(context)
@@ -110,8 +144,8 @@ fn the_products_of_all_ranks_are_those_of_the_model() {
             let mut of_rank = layers.sum::<f64>() + model.output.layer.flops();
             if let Some(experts) = &decoder.experts {
                 // Routers are not counted.
-                let routers =
-                    decoder.layers as f64 * 2.0 * (decoder.hidden * experts.experts) as f64;
+                let routers = experts.layers.iter().filter(|has| **has).count();
+                let routers = routers as f64 * 2.0 * (decoder.hidden * experts.experts) as f64;
                 of_rank -= routers * seq as f64 / (tensor * context) as f64;
             }
             let all = 3.0 * of_rank * (tensor * context) as f64 / seq as f64;

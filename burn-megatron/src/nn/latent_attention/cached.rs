@@ -1,0 +1,106 @@
+//! Generation with a cache of latents: `kv_rank + rope` features per token, whatever the number of heads.
+//!
+//! The projections of keys and values are absorbed by those of queries and outputs (DeepSeek-V2, section 2.1.2): with the
+//! slices `W_k` `[kv_rank, nope]` and `W_v` `[kv_rank, value]` of a head
+//!
+//! ```text
+//! q . k = (q_nope W_k^T) . c + q_rope . k_rope        sum_j p_j v_j = (sum_j p_j c_j) W_v
+//! ```
+//!
+//! so that all heads attend to the latents as one group of keys `c | k_rope` with values `c`.
+
+use burn::tensor::Tensor;
+use burn_megatron_kernels::attention::composed;
+use burn_megatron_kernels::rope::RopeTable;
+
+use super::MultiLatentAttention;
+use super::forward::Latents;
+use crate::nn::context::CacheAttention;
+use crate::nn::{AttentionContext, LayerKvCache, anchored_value};
+
+impl MultiLatentAttention {
+    /// Appends the new tokens to the cache, and attends to all of it.
+    pub(super) fn cached(
+        &self,
+        latents: Latents,
+        rotary: &RopeTable,
+        layer: LayerKvCache<'_>,
+    ) -> Tensor<3> {
+        assert!(
+            !latents.keys.is_autodiff(),
+            "attention with a cache has no backward: expected tensors without autodiff"
+        );
+        let sizes = self.sizes;
+        let positions = layer.positions(&latents.keys.device());
+        let q = self.query_heads(latents.queries);
+        let q = self.rotate(q, sizes.nope, rotary, &positions);
+        let keys = self.entered(latents.keys);
+        let new = self.rotated_latents(keys, rotary, &positions);
+        let first = layer.first();
+        let entry = new.clone().unsqueeze_dim::<4>(2);
+        if let Some((split, is_part)) = layer.split() {
+            let q = self.absorbed(q);
+            let q = if is_part { split.gather(q, first) } else { q };
+            let own = layer.extend_own(&split, [entry], q.dims()[1]);
+            let own = own.map(|[all]| self.keys_and_values(all));
+            let of = CacheAttention {
+                window: None,
+                scale: self.core.scale,
+                value_width: sizes.kv_rank,
+                engine: None,
+            };
+            return self.values(split.attend(&of, q, own, first, is_part));
+        }
+        let [all] = layer.extend([entry]);
+        if first == 0 {
+            // The training form costs fewer operations where there are as many queries as keys.
+            let [k, v] = self.expanded(new);
+            let context = AttentionContext::Rows;
+            return self
+                .core
+                .attend_separate([q, k, v], context, |weights, _| weights);
+        }
+        let (q, [k, v]) = (self.absorbed(q), self.keys_and_values(all));
+        let out = composed::flash_attention(q, k, v, None, &self.core.options());
+        self.values(out)
+    }
+
+    /// Latents of the cache as the keys and the values of one group.
+    fn keys_and_values(&self, all: Tensor<4>) -> [Tensor<4>; 2] {
+        let values = all.clone().narrow(3, 0, self.sizes.kv_rank);
+        [all, values]
+    }
+
+    /// Queries `[batch, new, heads, nope + rope]` of latents: `[batch, new, heads, kv_rank + rope]`.
+    fn absorbed(&self, q: Tensor<4>) -> Tensor<4> {
+        let sizes = self.sizes;
+        let of_keys = self.up_weight(&q, 0, sizes.nope);
+        let latent = by_head(q.clone().narrow(3, 0, sizes.nope), of_keys.swap_dims(1, 2));
+        Tensor::cat(vec![latent, q.narrow(3, sizes.nope, sizes.rope)], 3)
+    }
+
+    /// The values of sums of latents `[batch, new, heads, kv_rank]`: `[batch, new, heads * value]`.
+    fn values(&self, latent: Tensor<4>) -> Tensor<3> {
+        let of_values = self.up_weight(&latent, self.sizes.nope, self.sizes.value);
+        by_head(latent, of_values).flatten(2, 3)
+    }
+
+    /// Some columns of each head of the up-projection, `[heads, kv_rank, width]`.
+    fn up_weight(&self, x: &Tensor<4>, first: usize, width: usize) -> Tensor<3> {
+        let sizes = self.sizes;
+        let weight = anchored_value(&self.kv_up.weight, x).cast(x.dtype());
+        let weight = weight.reshape([sizes.kv_rank, sizes.heads, sizes.nope + sizes.value]);
+        weight.narrow(2, first, width).swap_dims(0, 1)
+    }
+}
+
+/// `[batch, new, heads, in]` times `[heads, in, out]`, head by head.
+fn by_head(x: Tensor<4>, weight: Tensor<3>) -> Tensor<4> {
+    let [batch, new, heads, width] = x.dims();
+    let rows = x.permute([2, 0, 1, 3]).reshape([heads, batch * new, width]);
+    let product = rows.matmul(weight);
+    let out = product.dims()[2];
+    product
+        .reshape([heads, batch, new, out])
+        .permute([1, 2, 0, 3])
+}

@@ -1,0 +1,240 @@
+//! Multi-head latent attention (MLA; DeepSeek-V2, arXiv:2405.04434, section 2.1).
+//!
+//! Keys and values are projections of a latent of `kv_rank` features for each token, beside one key with a position that
+//! all heads share. With `x` `[batch, seq, hidden]` and `n` heads:
+//!
+//! ```text
+//! q              = x W_q                         or  norm(x W_qa) W_qb     [.., n, nope + rope]
+//! c | k_rope     = x W_kva                                                 [.., kv_rank + rope]
+//! k_nope | v     = norm(c) W_kvb                                           [.., n, nope + value]
+//! k              = k_nope | rotated k_rope                                 [.., n, nope + rope]
+//! y              = softmax(scale q k^T) v W_o
+//! ```
+//!
+//! Heads are split over the tensor axis; the projections into latents and their norms are replicated. Under context
+//! parallelism ranks gather latents, `kv_rank + rope` features per token, and project the keys and values of all tokens
+//! from them. A cache holds latents too ([`cached`]).
+
+mod cached;
+mod forward;
+
+use burn::config::Config;
+use burn::module::Module;
+use burn_megatron_kernels::attention::Heads;
+
+use super::attention_core::AttentionCore;
+use super::{
+    ActivationLayout, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Dropout, Init,
+    ModelBuilder, Norm, NormConfig, NormKind, OutputSection, RecomputeModule, RecomputeRegion,
+    ReplicatedLinear, ReplicatedLinearConfig, RowParallelLinear, RowParallelLinearConfig,
+    unfused_reason,
+};
+use crate::choice::Operation;
+use crate::collective::Comm;
+use crate::mesh::{Axis, ContextExchange, split_evenly};
+
+/// Configuration of a [`MultiLatentAttention`].
+#[derive(Config, Debug)]
+pub struct MultiLatentAttentionConfig {
+    /// Features of the residual stream.
+    pub hidden: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Features of the latent of queries (`q_lora_rank`); by default queries are projected from the input, as in
+    /// DeepSeek-V2-Lite.
+    pub q_rank: Option<usize>,
+    /// Features of the latent of keys and values (`kv_lora_rank`).
+    pub kv_rank: usize,
+    /// Features of a query or key without a position (`qk_nope_head_dim`).
+    pub nope_width: usize,
+    /// Features of a query or key with a position (`qk_rope_head_dim`), an even number.
+    pub rope_width: usize,
+    /// Features of a value (`v_head_dim`).
+    pub value_width: usize,
+    /// The epsilon of the norms of latents.
+    #[config(default = 1e-6)]
+    pub norm_epsilon: f64,
+    /// The factor of the scores; by default `1 / sqrt(nope_width + rope_width)`. YaRN multiplies it by the square of
+    /// `0.1 mscale_all_dim ln(factor) + 1`.
+    pub scale: Option<f64>,
+    /// Dropout of the attention probabilities.
+    #[config(default = 0.0)]
+    pub dropout: f64,
+    /// Initial values of the weights.
+    #[config(default = "Init::Normal(0.02)")]
+    pub init: Init,
+    /// Initial values of the output weight.
+    #[config(default = "Init::Normal(0.02)")]
+    pub output_init: Init,
+}
+
+/// Causal multi-head latent attention, without biases.
+///
+/// Each rank of the tensor axis has an equal part of the heads.
+#[derive(Module, Debug)]
+pub struct MultiLatentAttention {
+    /// The projection of queries `[hidden, heads * (nope + rope)]`, without a latent of queries.
+    pub query: Option<ColumnParallelLinear>,
+    /// The projection into latents `[hidden, q_rank + kv_rank + rope]`: that of queries, if there is one, that of keys and
+    /// values, and the shared key.
+    pub down: ReplicatedLinear,
+    /// Over the latent of queries.
+    pub query_norm: Option<Norm>,
+    /// The projection of the latent of queries `[q_rank, heads * (nope + rope)]`.
+    pub query_up: Option<ColumnParallelLinear>,
+    /// Over the latent of keys and values.
+    pub kv_norm: Norm,
+    /// The projection of the latent of keys and values `[kv_rank, heads * (nope + value)]`, of each head its key and its
+    /// value.
+    pub kv_up: ColumnParallelLinear,
+    /// The output projection `[heads * value, hidden]`.
+    pub output: RowParallelLinear,
+    dropout: Dropout,
+    #[module(skip)]
+    core: AttentionCore,
+    #[module(skip)]
+    sizes: Sizes,
+    #[module(skip)]
+    tensor: Comm,
+    /// The ranks that share a sequence.
+    #[module(skip)]
+    context: Comm,
+    #[module(skip)]
+    sequence_parallel: bool,
+    #[module(skip)]
+    lies: ActivationLayout,
+    #[module(skip)]
+    fused_rope: bool,
+    #[module(skip)]
+    region: RecomputeRegion,
+    #[module(skip)]
+    projection_region: RecomputeRegion,
+}
+
+/// The sizes of a head on this rank.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    /// Heads of this rank.
+    heads: usize,
+    /// 0 without a latent of queries.
+    q_rank: usize,
+    kv_rank: usize,
+    nope: usize,
+    rope: usize,
+    value: usize,
+}
+
+impl MultiLatentAttentionConfig {
+    /// Features of a query or a key.
+    pub fn head_width(&self) -> usize {
+        self.nope_width + self.rope_width
+    }
+
+    /// Builds this rank's part.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] for a size of 0 or an odd `rope_width`, heads that cannot be split over the tensor axis, and an
+    /// exchange of context parallelism that is not the all-gather.
+    pub fn init(&self, builder: &ModelBuilder) -> Result<MultiLatentAttention, BuildError> {
+        self.check(builder)?;
+        let (groups, place) = (builder.groups(), builder.place());
+        let heads = split_evenly("heads", self.heads, Axis::Tensor, place.size)?;
+        let (nope, value, width) = (self.nope_width, self.value_width, self.head_width());
+        let of_heads = |name: &str, input: usize, width: usize| {
+            let section = OutputSection::new("heads".into(), self.heads, width);
+            ColumnParallelLinearConfig::new(input, self.heads * width)
+                .with_sections(vec![section])
+                .with_init(self.init)
+                .with_bias(false)
+                .init(&builder.child(name))
+        };
+        let norm = |name: &str, rank| {
+            NormConfig::new(NormKind::Rms, rank, self.norm_epsilon).init(&builder.child(name))
+        };
+        let latents = self.q_rank.unwrap_or(0) + self.kv_rank + self.rope_width;
+        let down = ReplicatedLinearConfig::new(self.hidden, latents).with_init(self.init);
+        let output = RowParallelLinearConfig::new(self.heads * value, self.hidden)
+            .with_init(self.output_init)
+            .with_bias(false);
+        let of_rank = Heads {
+            heads,
+            groups: heads,
+            width,
+        };
+        if let Some(reason) = unfused_reason(self.dropout, width.max(value)) {
+            builder.keep_unfused(Operation::Attention, reason)?;
+        }
+        let fused = builder.is_fused(Operation::Attention);
+        let engine = fused.then(|| builder.attention_engine((of_rank, value), None));
+        let query = match self.q_rank {
+            Some(_) => None,
+            None => Some(of_heads("query", self.hidden, width)?),
+        };
+        let query_up = self.q_rank.map(|rank| of_heads("query_up", rank, width));
+        Ok(MultiLatentAttention {
+            query,
+            down: down.init(&builder.child("down"))?,
+            query_norm: self.q_rank.map(|rank| norm("query_norm", rank)),
+            query_up: query_up.transpose()?,
+            kv_norm: norm("kv_norm", self.kv_rank),
+            kv_up: of_heads("kv_up", self.kv_rank, nope + value)?,
+            output: output.init(&builder.child("output"))?,
+            dropout: Dropout::new(self.dropout, &builder.child("dropout"))?,
+            core: AttentionCore {
+                heads: of_rank,
+                window: None,
+                scale: Some(self.scale.unwrap_or(1.0 / (width as f64).sqrt())),
+                engine: engine.transpose()?,
+                fused_softmax: builder.is_fused(Operation::Softmax),
+                context: None,
+                place: (place.index * heads, self.heads),
+            },
+            sizes: Sizes {
+                heads,
+                q_rank: self.q_rank.unwrap_or(0),
+                kv_rank: self.kv_rank,
+                nope,
+                rope: self.rope_width,
+                value,
+            },
+            tensor: groups.tensor().clone(),
+            context: groups.context().clone(),
+            sequence_parallel: builder.sequence_parallel(),
+            lies: ActivationLayout::SplitAlong { dim: 1, place },
+            fused_rope: builder.is_fused(Operation::Rope),
+            region: builder.recompute_region(None),
+            projection_region: builder
+                .recompute_fused(RecomputeModule::MlaUpProjection, Operation::Attention)?,
+        })
+    }
+
+    fn check(&self, builder: &ModelBuilder) -> Result<(), BuildError> {
+        let sizes = [
+            ("q_rank", self.q_rank.unwrap_or(1)),
+            ("kv_rank", self.kv_rank),
+            ("nope_width", self.nope_width),
+            ("rope_width", self.rope_width),
+            ("value_width", self.value_width),
+        ];
+        if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+            return Err(builder.error(format!("invalid {name} = 0: expected at least 1")));
+        }
+        if !self.rope_width.is_multiple_of(2) {
+            return Err(builder.error(format!(
+                "invalid rope_width = {}: expected an even number, as pairs of features are rotated",
+                self.rope_width
+            )));
+        }
+        let layout = builder.groups().config();
+        match layout.context_exchange {
+            Some(exchange) if layout.context > 1 && exchange != ContextExchange::AllGather => {
+                Err(builder.error(format!(
+                    "context_exchange = {exchange}: latent attention gathers latents, which are narrower than keys and \
+                     values; expected all-gather"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! The latent attention of a transformer.
+
+use burn_megatron::mesh::{ContextExchange, ParallelConfig};
+use burn_megatron::nn::{BuildError, MultiLatentAttentionConfig};
+use burn_megatron::plan::decoder::LatentWidths;
+use serde::{Deserialize, Serialize};
+
+use crate::config::refused;
+use crate::{Positions, RotaryScaling, TransformerConfig};
+
+/// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) in the place of attention with keys and values of each
+/// head: see [`MultiLatentAttention`](burn_megatron::nn::MultiLatentAttention).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MlaConfig {
+    /// Features of the latent of queries (`q_lora_rank`); by default queries have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub q_rank: Option<usize>,
+    /// Features of the latent of keys and values (`kv_lora_rank`).
+    pub kv_rank: usize,
+    /// Features of a query or key without a position (`qk_nope_head_dim`).
+    pub nope_width: usize,
+    /// Features of a query or key with a position (`qk_rope_head_dim`), an even number.
+    pub rope_width: usize,
+    /// Features of a value (`v_head_dim`).
+    pub value_width: usize,
+    /// The epsilon of the norms of latents.
+    #[serde(default = "norm_epsilon")]
+    pub norm_epsilon: f64,
+}
+
+fn norm_epsilon() -> f64 {
+    1e-6
+}
+
+impl MlaConfig {
+    /// Features of a query or a key.
+    pub fn head_width(&self) -> usize {
+        self.nope_width + self.rope_width
+    }
+
+    /// The sizes that must be above 0.
+    pub(crate) fn sizes(&self) -> [(&'static str, usize); 5] {
+        [
+            ("mla.q_rank", self.q_rank.unwrap_or(1)),
+            ("mla.kv_rank", self.kv_rank),
+            ("mla.nope_width", self.nope_width),
+            ("mla.rope_width", self.rope_width),
+            ("mla.value_width", self.value_width),
+        ]
+    }
+
+    /// Checks the settings of a model that latent attention does not have, or needs.
+    pub(crate) fn check(&self, model: &TransformerConfig) -> Result<(), BuildError> {
+        let is_rotary = matches!(model.positions, Positions::Rotary { .. });
+        let conditions = [
+            ("positions", "rotary ones", is_rotary),
+            (
+                "groups",
+                "none, as each head has keys and values of its own",
+                model.groups.is_none_or(|groups| groups == model.heads),
+            ),
+            (
+                "head_width",
+                "none, as mla.nope_width and mla.rope_width are its parts",
+                model.head_width.is_none(),
+            ),
+            ("window", "none", model.window.is_none()),
+            ("qk_norm", "false", !model.qk_norm),
+            (
+                "bias and qkv_bias",
+                "false",
+                !model.bias && model.qkv_bias != Some(true),
+            ),
+            (
+                "mla.rope_width",
+                "an even number",
+                self.rope_width.is_multiple_of(2),
+            ),
+            (
+                "mla.norm_epsilon",
+                "above 0 and finite in f32",
+                self.norm_epsilon as f32 > 0.0 && (self.norm_epsilon as f32).is_finite(),
+            ),
+        ];
+        match conditions.into_iter().find(|(.., fits)| !fits) {
+            None => Ok(()),
+            Some((name, expected, _)) => Err(refused(format!(
+                "invalid {name} with latent attention: expected {expected}"
+            ))),
+        }
+    }
+
+    /// The exchange of context parallelism.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Config`] for another than the all-gather.
+    pub(crate) fn context_exchange(
+        &self,
+        layout: &ParallelConfig,
+    ) -> Result<ContextExchange, BuildError> {
+        match layout.context_exchange {
+            None | Some(ContextExchange::AllGather) => Ok(ContextExchange::AllGather),
+            Some(other) => Err(BuildError::Config {
+                path: "blocks.0.mla".into(),
+                message: format!(
+                    "context_exchange = {other}: latent attention gathers latents, which are narrower than keys and \
+                     values; expected all-gather"
+                ),
+            }),
+        }
+    }
+
+    /// The weights of a layer's matrices per feature of the residual stream, at most: those of latents count as if they were
+    /// as wide.
+    pub(crate) fn columns(&self, heads: usize) -> u128 {
+        let [heads, q_rank, kv_rank] =
+            [heads, self.q_rank.unwrap_or(0), self.kv_rank].map(|n| n as u128);
+        let [width, nope, rope, value] = [
+            self.head_width(),
+            self.nope_width,
+            self.rope_width,
+            self.value_width,
+        ]
+        .map(|n| n as u128);
+        q_rank + kv_rank + rope + heads * (width + nope + 2 * value)
+    }
+
+    /// The factor of the scores: `1 / sqrt(head_width)`, with YaRN times the square of
+    /// `0.1 mscale_all_dim ln(factor) + 1`.
+    pub(crate) fn scale(&self, positions: Positions) -> f64 {
+        let plain = 1.0 / (self.head_width() as f64).sqrt();
+        match positions {
+            Positions::Rotary {
+                scaling:
+                    RotaryScaling::Yarn {
+                        factor,
+                        mscale_all_dim,
+                        ..
+                    },
+                ..
+            } => plain * (0.1 * mscale_all_dim * factor.ln() + 1.0).powi(2),
+            _ => plain,
+        }
+    }
+
+    /// The layer of a block.
+    pub(crate) fn layer(&self, model: &TransformerConfig) -> MultiLatentAttentionConfig {
+        MultiLatentAttentionConfig::new(
+            model.hidden,
+            model.heads,
+            self.kv_rank,
+            self.nope_width,
+            self.rope_width,
+            self.value_width,
+        )
+        .with_q_rank(self.q_rank)
+        .with_norm_epsilon(self.norm_epsilon)
+        .with_scale(Some(self.scale(model.positions)))
+        .with_dropout(model.attention_dropout)
+    }
+
+    /// Its sizes, for the planner.
+    pub(crate) fn widths(&self) -> LatentWidths {
+        LatentWidths {
+            q_rank: self.q_rank.unwrap_or(0) as u64,
+            kv_rank: self.kv_rank as u64,
+            nope: self.nope_width as u64,
+            rope: self.rope_width as u64,
+            value: self.value_width as u64,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "mla_tests.rs"]
+mod tests;
