@@ -135,6 +135,7 @@ impl ModelConfig for TransformerConfig {
             split_widths: vec![head * self.heads, value * self.groups(), mlp],
             kv_groups: self.groups(),
             experts: self.moe.is_some(),
+            latents: self.mla.is_some(),
             ..RoundingSizes::default()
         }
     }

@@ -244,6 +244,8 @@ pub struct RoundingSizes {
     pub kv_groups: usize,
     /// Whether it has experts, which compute rows of several ranks at once.
     pub experts: bool,
+    /// Whether context ranks project keys and values from the latents of all tokens.
+    pub latents: bool,
 }
 
 impl Default for RoundingSizes {
@@ -256,6 +258,7 @@ impl Default for RoundingSizes {
             split_widths: vec![],
             kv_groups: usize::MAX,
             experts: false,
+            latents: false,
         }
     }
 }

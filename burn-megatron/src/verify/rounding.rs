@@ -57,6 +57,9 @@ impl Rounding {
                 _ if parallel.tensor > sizes.kv_groups => {
                     "FP8, ranks that replicate keys and values round their partial gradients".into()
                 }
+                _ if sizes.latents && parallel.context > 1 => {
+                    "FP8, context ranks round their partial gradients of all keys and values".into()
+                }
                 Fp8Recipe::Delayed(_) => return None,
                 _ if layout.parallel.context > 1 => {
                     "FP8, ranks of the context axis scale the tokens that they have".into()
@@ -173,6 +176,19 @@ mod tests {
         ] {
             assert_eq!(bound(recipe, layout, true), expected, "{recipe} {layout}");
         }
+        let latents = RoundingSizes {
+            latents: true,
+            ..RoundingSizes::default()
+        };
+        let fp8 = Fp8Config {
+            recipe: Some("delayed".parse().unwrap()),
+            ..Fp8Config::default()
+        };
+        let bound = |layout: &str| {
+            let layout = layout.parse().unwrap();
+            Rounding::in_8_bits(&fp8, &layout, &latents).map(|rounding| rounding.bound)
+        };
+        assert_eq!([bound("tp2"), bound("cp2")], [None, Some(hybrid)]);
         assert_eq!(Rounding::at_ties(&Fp8Config::default()), None);
     }
 }
