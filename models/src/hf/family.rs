@@ -49,6 +49,16 @@ pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
     /// [output](HfNames::output), the output is tied to the embedding.
     fn tensors(self, model: &Self::Model) -> Vec<WeightMapping>;
 
+    /// The tensors of a folder that `has` tensors of these names: by default those of [`tensors`](Self::tensors), with
+    /// which any folder must fill the same parameters.
+    fn stored_tensors(
+        self,
+        model: &Self::Model,
+        _has: &dyn Fn(&str) -> bool,
+    ) -> Vec<WeightMapping> {
+        self.tensors(model)
+    }
+
     /// The `model_type`.
     fn name(self) -> &'static str {
         self.names().model_type

@@ -118,6 +118,14 @@ impl HfFamily for ModelFamily {
     }
 
     fn tensors(self, model: &TransformerConfig) -> Vec<WeightMapping> {
-        tensors::tensors(self, model)
+        tensors::tensors(self, model, &|_| false)
+    }
+
+    fn stored_tensors(
+        self,
+        model: &TransformerConfig,
+        has: &dyn Fn(&str) -> bool,
+    ) -> Vec<WeightMapping> {
+        tensors::tensors(self, model, has)
     }
 }
