@@ -53,6 +53,9 @@ pub struct Exported {
 impl<F: HfFamily> HfExchange for F {
     fn open(&self, path: &Path) -> Result<(Model, Box<dyn TensorSource>), Error> {
         let folder = HfFolder::<F>::open_family(path)?;
+        if let Some(part) = folder.left_out() {
+            eprintln!("{}: {part}", path.display());
+        }
         let config = folder.config().clone();
         Ok((Model::of_hf(config.family, config.model), Box::new(folder)))
     }

@@ -41,6 +41,16 @@ pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
     /// [`HfConfigError`], which names the key, its value and what is supported.
     fn read(self, keys: &mut ConfigKeys) -> Result<Self::Model, HfConfigError>;
 
+    /// The values of keys that a `config.json` leaves out, which are those of the class in `transformers`: by default none.
+    fn class_defaults(self) -> Map<String, Value> {
+        Map::new()
+    }
+
+    /// A part of the files that is left out, as the model does not have it: the prefix of its tensors, and what it is.
+    fn left_out(self, _model: &Self::Model) -> Option<(String, &'static str)> {
+        None
+    }
+
     /// The keys of the model's `config.json`; the caller adds `model_type`, `architectures`, the special tokens and
     /// the type of the weights.
     fn write(self, model: &Self::Model) -> Map<String, Value>;

@@ -31,6 +31,7 @@ pub struct HfFolder<F: HfFamily = ModelFamily> {
     config: HfConfig<F>,
     shards: Vec<ShardFile>,
     tensors: BTreeMap<String, MappedTensor>,
+    left_out: Option<String>,
 }
 
 /// A parameter of the model.
@@ -74,18 +75,49 @@ impl<F: HfFamily> HfFolder<F> {
     pub fn open_family(path: impl AsRef<Path>) -> Result<Self, HfError> {
         let path = path.as_ref();
         let config = HfConfig::read(path)?;
-        let (shards, mut found) = open_shards(path)?;
+        let (shards, found) = open_shards(path)?;
+        Ok(Self::of_tensors(path, config, shards, found)?)
+    }
+
+    /// A folder with these tensors in its files.
+    pub(super) fn of_tensors(
+        path: &Path,
+        config: HfConfig<F>,
+        shards: Vec<ShardFile>,
+        mut found: StoredTensors,
+    ) -> Result<Self, CheckpointError> {
         let mut folder = Self {
             path: path.to_path_buf(),
             config,
             shards,
             tensors: BTreeMap::new(),
+            left_out: None,
         };
         let buffers = folder.config.family.names().buffers;
         found.retain(|name, _| !buffers.iter().any(|buffer| name.ends_with(buffer)));
         folder.put_prefix(&mut found);
+        folder.leave_out(&mut found);
         folder.assign(found)?;
         Ok(folder)
+    }
+
+    /// What the files have and the model has not, if there is such a part, as a sentence for the user.
+    pub fn left_out(&self) -> Option<&str> {
+        self.left_out.as_deref()
+    }
+
+    /// Removes the tensors of a part that the model does not have.
+    fn leave_out(&mut self, found: &mut StoredTensors) {
+        let config = &self.config;
+        let Some((prefix, what)) = config.family.left_out(&config.model) else {
+            return;
+        };
+        let before = found.len();
+        found.retain(|name, _| !name.starts_with(&prefix));
+        let count = before - found.len();
+        if count > 0 {
+            self.left_out = Some(format!("left out: {count} tensors {prefix}*, {what}"));
+        }
     }
 
     /// The content of its `config.json`.

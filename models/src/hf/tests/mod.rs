@@ -2,6 +2,7 @@
 
 mod encodings;
 mod own_family;
+mod published;
 mod reading;
 mod refused;
 mod writing;

@@ -11,6 +11,9 @@ use serde_json::{Map, Value};
 use super::{ConfigKeys, HfConfigError, HfFamily, HfNames, WeightMapping};
 use crate::TransformerConfig;
 
+/// The defaults of the classes of `transformers` 5.24, by `model_type`; written by `index.py` beside the fixtures.
+const CLASS_DEFAULTS: &str = include_str!("../config/defaults.json");
+
 /// The families that a [`TransformerConfig`] describes.
 ///
 /// Of training settings `config.json` has the dropout: of GPT-2 as [`dropout`](TransformerConfig::dropout) and
@@ -110,6 +113,14 @@ impl HfFamily for ModelFamily {
         match self {
             Self::Gpt2 => read::gpt2(keys),
             _ => read::llama_like(self, keys),
+        }
+    }
+
+    fn class_defaults(self) -> Map<String, Value> {
+        let all: Result<Map<String, Value>, _> = serde_json::from_str(CLASS_DEFAULTS);
+        match all.ok().and_then(|mut all| all.remove(self.name())) {
+            Some(Value::Object(own)) => own,
+            _ => Map::new(),
         }
     }
 
