@@ -38,6 +38,7 @@ mod record;
 mod resume_check;
 mod resume_mode;
 mod retired;
+mod save_hf;
 mod saving;
 mod schedule;
 mod start;

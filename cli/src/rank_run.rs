@@ -31,6 +31,7 @@ use crate::memory_limit::PlannedMemory;
 use crate::parallel_plan::ParallelPlan;
 use crate::recipe::Recipe;
 use crate::record::Recorder;
+use crate::save_hf::HfSaver;
 use crate::saving::SavingArgs;
 use crate::start::{ResumePoint, StartDecision, StartResolver, TrainStart};
 use crate::{consistency, data, resume_check, trace};
@@ -126,12 +127,15 @@ impl RankRun<'_> {
         let mut recorder = Recorder::new(rank.rank(), first..steps, start, Box::new(stop))?
             .in_bits_per(data::unit(self.data).bits_unit())
             .evaluating_every(recipe.train.evaluate_every);
+        let hf =
+            start.and_then(|start| HfSaver::new(start.folder.path(), &recipe.model, self.saving));
+        recorder = recorder.saving_hf(hf);
         if self.fp8_report {
             recorder = recorder.measuring(trainer.fp8());
         }
         interrupt.steps_begin();
         let outcome = trainer.fit(self.data, &mut recorder)?;
-        recorder.finish();
+        let hf = recorder.finish();
         let unfired_faults = self.gather_unfired_faults(rank, &faults)?;
         // With ZeRO-3 and with split experts each rank has a shard of what every forward needs.
         let full = recipe.data_parallel.zero_stage == ZeroStage::Parameters
@@ -146,7 +150,7 @@ impl RankRun<'_> {
             .transpose()?;
         let sample = sample.map(|sample| format!("{}{}", recipe.sample.prompt, sample.text));
         let events = (rank.size() > 1).then(|| trace::gather(rank, trainer.events()));
-        Ok(Some(RankResult {
+        let result = RankResult {
             outcome,
             sample,
             events: events.transpose()?.unwrap_or_default(),
@@ -155,7 +159,10 @@ impl RankRun<'_> {
             loss_scale: trainer.loss_scale(),
             fp8: report::gather(&**groups.world(), trainer.fp8().report())?,
             unfired_faults,
-        }))
+        };
+        // No other rank waits for this one any more.
+        hf.map_or(Ok(()), |mut hf| hf.wait())?;
+        Ok(Some(result))
     }
 
     /// How the run starts, on rank 0.

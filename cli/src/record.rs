@@ -13,6 +13,7 @@ use burn_megatron::train::{ExpertMetrics, Observer, ObserverError, SavedCheckpoi
 
 use crate::error::Error;
 use crate::recipe::Recipe;
+use crate::save_hf::HfSaver;
 use crate::start::TrainStart;
 
 /// The observer of one rank; only rank 0 prints and writes.
@@ -30,6 +31,8 @@ pub struct Recorder {
     evaluate_every: Option<usize>,
     /// The layers that are measured in the last step.
     fp8: Option<Fp8>,
+    /// Writes checkpoints as Hugging Face folders.
+    hf: Option<HfSaver>,
 }
 
 impl Recorder {
@@ -50,6 +53,7 @@ impl Recorder {
             progress: Progress::start(rank, steps),
             stop,
             fp8: None,
+            hf: None,
         })
     }
 
@@ -57,6 +61,12 @@ impl Recorder {
     pub fn measuring(mut self, fp8: &Fp8) -> Self {
         fp8.measure(self.first + 1 >= self.steps);
         self.fp8 = Some(fp8.clone());
+        self
+    }
+
+    /// Writes checkpoints as Hugging Face folders.
+    pub fn saving_hf(mut self, hf: Option<HfSaver>) -> Self {
+        self.hf = hf;
         self
     }
 
@@ -79,9 +89,10 @@ impl Recorder {
         done == self.steps || self.evaluate_every.is_some_and(is_due)
     }
 
-    /// Ends the bar.
-    pub fn finish(mut self) {
+    /// Ends the bar. Returns what may still be writing.
+    pub fn finish(mut self) -> Option<HfSaver> {
         self.progress.finish();
+        self.hf
     }
 }
 
@@ -153,6 +164,9 @@ impl Observer for Recorder {
         self.progress.note(&saved.to_string());
         if let Some((folder, recipe)) = self.config.take() {
             folder.replace_config(&recipe)?;
+        }
+        if let Some(hf) = &mut self.hf {
+            hf.save(&saved.path)?;
         }
         if let Some((_, timings)) = &mut self.files {
             timings.save(&SaveTiming {

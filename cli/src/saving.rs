@@ -6,6 +6,7 @@ use burn_megatron::checkpoint::{LoadTolerance, Retention};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+use crate::convert::Dtype;
 use crate::error::Error;
 
 /// When checkpoints are saved, and which are kept.
@@ -119,6 +120,18 @@ pub struct SavingArgs {
         help_heading = "Checkpoints"
     )]
     pub async_save: Option<bool>,
+    /// Write a Hugging Face folder beside each checkpoint, in the folder `hugging-face` of the run folder, while training
+    /// goes on; optionally with elements of this type, by default that of the checkpoint. Tokenizer and special tokens
+    /// are those of --load. A folder whose checkpoint is not kept is removed after the next one is written.
+    #[arg(
+        long,
+        value_enum,
+        value_name = "DTYPE",
+        num_args = 0..=1,
+        conflicts_with = "no_save",
+        help_heading = "Checkpoints"
+    )]
+    pub save_hf: Option<Option<Dtype>>,
     /// Resume a run. A run folder is resumed in place, with its recipe and the flags given; auto does so with
     /// --run-dir, and starts a new run if the folder does not exist. A checkpoint, or a folder of them, is
     /// resumed in a new run folder, unless --run-dir is its own. The layout may differ.

@@ -1,10 +1,12 @@
 //! `burn-megatron pretrain` that loads the weights of a Hugging Face folder.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use burn::tensor::{DType, TensorData};
+use burn_megatron::checkpoint::{Checkpoint, ElementType, TensorSlice, TensorSource};
 use burn_megatron::data::indexed::{IndexedDatasetBuilder, TokenType};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_models::hf::HfFolder;
@@ -135,6 +137,54 @@ fn every_layout_begins_with_the_same_weights() {
             assert!((a - b).abs() < 1e-4, "{run}: {own:?} {other:?}");
         }
     }
+}
+
+/// Beside each checkpoint there is its folder, in any layout; none without a checkpoint.
+#[test]
+fn checkpoints_are_written_as_hugging_face_folders() {
+    let stage = Stage::new("save-hf");
+    stage.recipe("same", |_| {}, 0);
+    let flags =
+        "--tp 2 --dp 2 --zero-stage 1 --save-every 1 --steps 4 --keep-last 2 --save-hf bf16 --load";
+    let flags: Vec<_> = flags.split(' ').chain([FIXTURE]).collect();
+    stage.losses("run", &flags);
+    let run = stage.0.join("run");
+    let names = |folder: &str| {
+        let names = fs::read_dir(run.join(folder)).unwrap();
+        let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let names: BTreeSet<_> = names.filter(|name| name.starts_with("step-")).collect();
+        names
+    };
+    assert_eq!(names("hugging-face"), names("checkpoints"));
+    assert_eq!(names("checkpoints").len(), 2);
+    for name in names("checkpoints") {
+        let written = run.join("hugging-face").join(&name);
+        assert!(written.join("generation_config.json").is_file());
+        let written = HfFolder::open(written).unwrap();
+        let checkpoint = Checkpoint::open(run.join("checkpoints").join(&name)).unwrap();
+        for key in written.keys() {
+            let whole = TensorSlice::whole(&written.tensor(&key).unwrap().shape);
+            let [narrow, wide] = [&written as &dyn TensorSource, &checkpoint].map(|source| {
+                let dtype = source.tensor(&key).unwrap().dtype;
+                let bytes = source.read(&key, &whole).unwrap();
+                let data = TensorData::from_bytes_vec(bytes, [whole.len()], dtype.dtype());
+                (dtype, data.convert_dtype(DType::BF16))
+            });
+            assert_eq!((narrow.0, wide.0), (ElementType::Bf16, ElementType::F32));
+            assert_eq!(narrow.1, wide.1, "{name} {key}");
+        }
+    }
+    let flags = ["--save-hf", "--save-every", "1", "--keep-last", "1"];
+    stage.fails("same", &flags, "(--keep-last) to at least 2");
+    let flags = [&flags[..4], &["2", "--async-save"]].concat();
+    stage.fails("same", &flags, "(--keep-last) to at least 3");
+    let odd: fn(&mut TransformerConfig) = |model| model.norm_zero_centered = true;
+    stage.recipe("odd", odd, 0);
+    stage.fails(
+        "odd",
+        &["--save-hf"],
+        "llama requires norm_zero_centered = false",
+    );
 }
 
 #[test]

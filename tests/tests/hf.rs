@@ -8,6 +8,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_megatron::checkpoint::LoadTolerance;
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data::{DataError, Dataset, Sample, Samples, Sampling};
+use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::engine::forward_only;
@@ -25,6 +26,8 @@ const SEQ: usize = 24;
 const ROWS: usize = 4;
 const STEPS: usize = 20;
 const VOCABULARY: usize = 61;
+/// The bytes of an element of f32.
+const ELEMENT: usize = 4;
 
 /// A checkpoint, and the results of `transformers` with it, from `make.py` beside it.
 struct Fixture {
@@ -138,6 +141,62 @@ fn config() -> TrainConfig {
         clip: 1e9,
         held_out_samples: 1,
         ..TrainConfig::default()
+    }
+}
+
+/// The bytes of tensors that each rank reads of a folder, and those of the parameters that it has.
+fn bytes_read(name: &str, layout: &ParallelConfig, zero: ZeroStage) -> Vec<[u64; 2]> {
+    let run = World::threads(layout.tensor * layout.pipeline * layout.data_size())
+        .unwrap()
+        .run(|rank| -> Result<_, AnyError> {
+            let groups = ParallelContext::new(layout, &rank)?;
+            let folder = Fixture::open(name).folder;
+            let (device, mut config) = (Device::flex(), config());
+            config.data_parallel.zero_stage = zero;
+            let scope = ModelBuilder::new(&groups, &device);
+            let model = folder.config().model.init_with(scope)?;
+            let mut trainer = Trainer::new(model, &groups, &device, &config)?;
+            trainer.load_weights(&folder, LoadTolerance::default())?;
+            let table = trainer.model().table();
+            let sizes = table.entries().iter().map(|entry| {
+                let shape = entry.local_shape(groups.mesh_rank());
+                shape.iter().product::<usize>() * ELEMENT
+            });
+            Ok([folder.bytes_read(), sizes.sum::<usize>() as u64])
+        });
+    run.unwrap()
+}
+
+/// A rank reads what it has, once; with ZeRO the ranks of a data group together.
+#[test]
+fn each_rank_reads_its_own_bytes() {
+    let layout = || ParallelConfig::new();
+    let split = layout()
+        .with_tensor(2)
+        .with_sequence_parallel(true)
+        .with_pipeline(2)
+        .with_data(2)
+        .with_expert(2)
+        .with_expert_tensor(1);
+    let read = bytes_read("mixtral", &split, ZeroStage::Replicated);
+    // The file has no row of padding, of which the last tensor rank has one.
+    let row = (32 * ELEMENT) as u64;
+    for [read, own] in &read {
+        assert!(read == own || read + row == *own, "{read} of {own}");
+    }
+    let [[whole, _]] = bytes_read("mixtral", &layout(), ZeroStage::Replicated)[..] else {
+        panic!("one rank")
+    };
+    assert!(read[0][0] < whole / 3, "{read:?} of {whole}");
+    let zero = layout().with_data(2);
+    for stage in [ZeroStage::Optimizer, ZeroStage::Parameters] {
+        let read = bytes_read("mixtral", &zero, stage);
+        let sum: u64 = read.iter().map(|[read, _]| read).sum();
+        assert_eq!(sum, whole, "{stage:?}");
+        assert!(
+            read.iter().all(|[read, _]| *read < whole * 3 / 5),
+            "{read:?}"
+        );
     }
 }
 

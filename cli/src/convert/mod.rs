@@ -39,7 +39,7 @@ pub struct ConvertArgs {
 
 /// Types of elements.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Dtype {
+pub enum Dtype {
     F64,
     F32,
     F16,

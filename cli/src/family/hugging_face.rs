@@ -8,7 +8,7 @@ use burn_megatron_models::hf::{
     self, ExportOptions, ExportSummary, HfConfig, HfFamily, HfFolder, model_type,
 };
 
-use super::{Families, Model};
+use super::{Families, Model, config_of};
 use crate::error::Error;
 
 /// The Hugging Face folders of a family: every [`HfFamily`]. `progress` gets the number of tensor bytes since its last
@@ -19,6 +19,9 @@ pub trait HfExchange: Debug + Send + Sync {
 
     /// The model of a folder's `config.json`, without its weights.
     fn config(&self, path: &Path) -> Result<Model, Error>;
+
+    /// Checks that a `config.json` can describe a model of the family.
+    fn check(&self, model: &Model) -> Result<(), Error>;
 
     /// Converts a folder to a checkpoint.
     fn import(
@@ -50,6 +53,9 @@ pub struct Exported {
 impl<F: HfFamily> HfExchange for F {
     fn open(&self, path: &Path) -> Result<(Model, Box<dyn TensorSource>), Error> {
         let folder = HfFolder::<F>::open_family(path)?;
+        if let Some(part) = folder.left_out() {
+            eprintln!("{}: {part}", path.display());
+        }
         let config = folder.config().clone();
         Ok((Model::of_hf(config.family, config.model), Box::new(folder)))
     }
@@ -57,6 +63,13 @@ impl<F: HfFamily> HfExchange for F {
     fn config(&self, path: &Path) -> Result<Model, Error> {
         let config = HfConfig::<F>::read(path)?;
         Ok(Model::of_hf(config.family, config.model))
+    }
+
+    fn check(&self, model: &Model) -> Result<(), Error> {
+        let config = config_of::<F::Model>(&**model);
+        let config = config.ok_or_else(|| format!("{} is of another family", model.family()))?;
+        HfConfig::<F>::of(config)?;
+        Ok(())
     }
 
     fn import(

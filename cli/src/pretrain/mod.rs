@@ -32,7 +32,7 @@ use crate::rank_run::{RankResult, RankRun};
 use crate::ranks::{self, seconds};
 use crate::recipe::Recipe;
 use crate::start::{StartDecision, StartResolver};
-use crate::{memory, trace, weights};
+use crate::{memory, save_hf, trace, weights};
 use args::PretrainArgs;
 
 /// The width of plots in the terminal.
@@ -51,6 +51,7 @@ pub fn run(
     let plan = recipe.plan()?;
     fp8::check_flags(&recipe, &args.fp8)?;
     args.saving.check()?;
+    save_hf::check(&recipe, &args.saving)?;
     if args.print_recipe {
         print!("{}", toml::to_string(&recipe)?);
         return Ok(ExitCode::SUCCESS);

@@ -11,10 +11,11 @@ use burn_megatron::checkpoint::{
 use serde_json::{Map, Value, json};
 
 use super::folder::CONFIG;
+use super::interleave::interleave;
 use super::mapping::WeightMapping;
 use super::shard::{INDEX, SINGLE, read_text};
 use super::staged_folder::StagedFolder;
-use super::transpose::transpose;
+use super::transpose::transpose_matrices;
 use super::{HfConfig, HfError, HfFamily};
 use crate::weights::{self, CHUNK};
 
@@ -182,22 +183,15 @@ impl PlannedTensor {
         source: &dyn TensorSource,
         slice: &TensorSlice,
     ) -> Result<Vec<u8>, CheckpointError> {
-        let WeightMapping {
-            name,
-            key,
-            transposed,
-            ..
-        } = &self.mapped;
-        let bytes = source.read(key, slice)?;
-        let bytes = if *transposed {
-            // Behind the dim of experts, if there is one.
-            let [.., rows, columns] = slice.shape[..] else {
-                unreachable!("a matrix is transposed")
-            };
-            transpose(&bytes, rows, columns, self.from.size())
-        } else {
-            bytes
-        };
+        let (mapped, size) = (&self.mapped, self.from.size());
+        let mut bytes = source.read(&mapped.key, slice)?;
+        if mapped.interleaved {
+            let width = slice.shape[slice.shape.len() - 1];
+            bytes = interleave(&bytes, width / 2, size);
+        }
+        if mapped.transposed {
+            bytes = transpose_matrices(&bytes, &slice.shape, size);
+        }
         if self.from == self.to {
             return Ok(bytes);
         }
@@ -205,6 +199,7 @@ impl PlannedTensor {
         let converted = data.clone().convert_dtype(self.to.dtype());
         let infinite = |data: &TensorData| data.iter::<f64>().filter(|x| x.is_infinite()).count();
         if infinite(&data) != infinite(&converted) {
+            let name = &mapped.name;
             let what = format!("{name} has elements that overflow {:?}", self.to);
             return Err(CheckpointError::corrupt(source.name(), what));
         }
@@ -219,7 +214,7 @@ fn plan(
 ) -> Vec<PlannedTensor> {
     let planned = parts.into_iter().filter_map(|mapped| {
         let from = source.tensor(&mapped.key)?.dtype;
-        let to = options.dtype.unwrap_or(from);
+        let to = options.dtype.filter(|_| !mapped.keeps_type).unwrap_or(from);
         Some(PlannedTensor { mapped, from, to })
     });
     planned.collect()

@@ -41,6 +41,16 @@ pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
     /// [`HfConfigError`], which names the key, its value and what is supported.
     fn read(self, keys: &mut ConfigKeys) -> Result<Self::Model, HfConfigError>;
 
+    /// The values of keys that a `config.json` leaves out, which are those of the class in `transformers`: by default none.
+    fn class_defaults(self) -> Map<String, Value> {
+        Map::new()
+    }
+
+    /// A part of the files that is left out, as the model does not have it: the prefix of its tensors, and what it is.
+    fn left_out(self, _model: &Self::Model) -> Option<(String, &'static str)> {
+        None
+    }
+
     /// The keys of the model's `config.json`; the caller adds `model_type`, `architectures`, the special tokens and
     /// the type of the weights.
     fn write(self, model: &Self::Model) -> Map<String, Value>;
@@ -48,6 +58,16 @@ pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
     /// The tensors of its files, in the order in which they are written. Without one for the
     /// [output](HfNames::output), the output is tied to the embedding.
     fn tensors(self, model: &Self::Model) -> Vec<WeightMapping>;
+
+    /// The tensors of a folder that `has` tensors of these names: by default those of [`tensors`](Self::tensors), with
+    /// which any folder must fill the same parameters.
+    fn stored_tensors(
+        self,
+        model: &Self::Model,
+        _has: &dyn Fn(&str) -> bool,
+    ) -> Vec<WeightMapping> {
+        self.tensors(model)
+    }
 
     /// The `model_type`.
     fn name(self) -> &'static str {

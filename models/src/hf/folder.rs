@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use burn_megatron::checkpoint::{
-    CheckpointError, HeaderEntry, TensorMeta, TensorSlice, TensorSource,
-};
+use burn_megatron::checkpoint::{CheckpointError, TensorMeta, TensorSlice, TensorSource};
 use burn_megatron::model::ModelConfig;
 use serde_json::{Map, Value};
 
 use super::config::unknown_type;
-use super::mapping::WeightMapping;
-use super::shard::{ShardFile, StoredTensors, element_type, open_shards, read_text};
-use super::transpose::transpose;
+use super::interleave::every_second;
+use super::mapping::{WeightMapping, swap_last_two};
+use super::shard::{ShardFile, StoredTensors, open_shards, read_text};
+use super::stored::{Finder, StoredValues, names};
+use super::transpose::transpose_matrices;
 use super::{HfConfig, HfConfigError, HfError, HfFamily, HfNames, ModelFamily};
 
 /// The name of the configuration file.
@@ -24,13 +24,14 @@ const COMPARED: usize = 1 << 20;
 /// A folder with a `config.json` and weights in safetensors, in one file or several with an index.
 ///
 /// As a [`TensorSource`] it has the parameters of the model of its [`config`](HfConfig::model), in the types of the
-/// files. Opening reads only headers; later only the requested ranges are read.
+/// files, and in bf16 those in FP8 or MXFP4. Opening reads only headers; later only the requested ranges are read.
 #[derive(Debug)]
 pub struct HfFolder<F: HfFamily = ModelFamily> {
     path: PathBuf,
     config: HfConfig<F>,
     shards: Vec<ShardFile>,
     tensors: BTreeMap<String, MappedTensor>,
+    left_out: Option<String>,
 }
 
 /// A parameter of the model.
@@ -40,13 +41,15 @@ struct MappedTensor {
     parts: Vec<TensorPart>,
 }
 
-/// A tensor of a file that is a part of a parameter of the model.
+/// A tensor of a file, or one of its two halves that alternate, as a part of a parameter of the model.
 #[derive(Debug)]
 struct TensorPart {
-    shard: usize,
-    begin: u64,
-    shape: Vec<usize>,
+    stored: StoredValues,
     transposed: bool,
+    /// Whether it has the even (0) or the odd (1) places of the tensor along the last dim of the parameter; by default all.
+    phase: Option<usize>,
+    /// The number of dims of the tensor.
+    dims: usize,
     /// Its slice of the parameter.
     own: TensorSlice,
 }
@@ -72,18 +75,49 @@ impl<F: HfFamily> HfFolder<F> {
     pub fn open_family(path: impl AsRef<Path>) -> Result<Self, HfError> {
         let path = path.as_ref();
         let config = HfConfig::read(path)?;
-        let (shards, mut found) = open_shards(path)?;
+        let (shards, found) = open_shards(path)?;
+        Ok(Self::of_tensors(path, config, shards, found)?)
+    }
+
+    /// A folder with these tensors in its files.
+    pub(super) fn of_tensors(
+        path: &Path,
+        config: HfConfig<F>,
+        shards: Vec<ShardFile>,
+        mut found: StoredTensors,
+    ) -> Result<Self, CheckpointError> {
         let mut folder = Self {
             path: path.to_path_buf(),
             config,
             shards,
             tensors: BTreeMap::new(),
+            left_out: None,
         };
         let buffers = folder.config.family.names().buffers;
         found.retain(|name, _| !buffers.iter().any(|buffer| name.ends_with(buffer)));
         folder.put_prefix(&mut found);
+        folder.leave_out(&mut found);
         folder.assign(found)?;
         Ok(folder)
+    }
+
+    /// What the files have and the model has not, if there is such a part, as a sentence for the user.
+    pub fn left_out(&self) -> Option<&str> {
+        self.left_out.as_deref()
+    }
+
+    /// Removes the tensors of a part that the model does not have.
+    fn leave_out(&mut self, found: &mut StoredTensors) {
+        let config = &self.config;
+        let Some((prefix, what)) = config.family.left_out(&config.model) else {
+            return;
+        };
+        let before = found.len();
+        found.retain(|name, _| !name.starts_with(&prefix));
+        let count = before - found.len();
+        if count > 0 {
+            self.left_out = Some(format!("left out: {count} tensors {prefix}*, {what}"));
+        }
     }
 
     /// The content of its `config.json`.
@@ -94,6 +128,11 @@ impl<F: HfFamily> HfFolder<F> {
     /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The bytes of tensors that were read so far.
+    pub fn bytes_read(&self) -> u64 {
+        self.shards.iter().map(ShardFile::bytes_read).sum()
     }
 
     /// Adds the prefix that files of the decoder alone leave out.
@@ -125,14 +164,14 @@ impl<F: HfFamily> HfFolder<F> {
             );
             return Err(CheckpointError::corrupt(self.path.join(CONFIG), what));
         }
-        let mapped = family.tensors(model);
+        let mapped = family.stored_tensors(model, &|name| found.contains_key(name));
         if mapped.iter().all(|part| part.name != family.names().output) {
             self.check_tied_output(&mut found)?;
         }
         let missing: Vec<_> = mapped
             .iter()
-            .filter(|part| !found.contains_key(&part.name))
-            .map(|part| part.name.clone())
+            .flat_map(names)
+            .filter(|name| !found.contains_key(name))
             .collect();
         if !missing.is_empty() {
             return Err(CheckpointError::Missing {
@@ -141,9 +180,16 @@ impl<F: HfFamily> HfFolder<F> {
             });
         }
         for part in mapped {
-            if let Some((shard, stored)) = found.remove(&part.name) {
-                self.add(part, shard, stored)?;
+            let finder = Finder {
+                of: self.name(),
+                shards: &self.shards,
+                found: &found,
+            };
+            let stored = finder.values(&part)?;
+            for name in stored.names(&part) {
+                found.remove(&name);
             }
+            self.add(part, stored)?;
         }
         if found.is_empty() {
             Ok(())
@@ -155,28 +201,8 @@ impl<F: HfFamily> HfFolder<F> {
         }
     }
 
-    fn add(
-        &mut self,
-        part: WeightMapping,
-        shard: usize,
-        stored: HeaderEntry,
-    ) -> Result<(), CheckpointError> {
-        if stored.shape != part.shape {
-            return Err(CheckpointError::Shape {
-                of: self.name(),
-                key: part.name,
-                found: stored.shape,
-                wanted: part.shape,
-            });
-        }
-        let path = self.shards[shard].path();
-        let Some(dtype) = element_type(stored.dtype) else {
-            let what = format!(
-                "{} has elements of {}: expected F64, F32, F16 or BF16",
-                part.name, stored.dtype
-            );
-            return Err(CheckpointError::corrupt(path, what));
-        };
+    fn add(&mut self, part: WeightMapping, stored: StoredValues) -> Result<(), CheckpointError> {
+        let dtype = stored.dtype;
         let own = self
             .tensors
             .entry(part.key.clone())
@@ -190,19 +216,28 @@ impl<F: HfFamily> HfFolder<F> {
             });
         if own.meta.dtype != dtype {
             let what = format!(
-                "{} has elements of {}, but the other parts of {} have {:?}: expected equal types",
-                part.name, stored.dtype, own.meta.key, own.meta.dtype
+                "{} has elements of {dtype}, but the other parts of {} have {}: expected equal types",
+                part.name, own.meta.key, own.meta.dtype
             );
+            let path = self.shards[stored.shard()].path();
             return Err(CheckpointError::corrupt(path, what));
         }
         part.extend(&mut own.meta.shape);
-        own.parts.push(TensorPart {
-            shard,
-            begin: stored.begin,
-            own: part.own(),
-            shape: part.shape,
+        let of_part = |phase, own| TensorPart {
+            stored: stored.clone(),
             transposed: part.transposed,
-        });
+            phase,
+            dims: part.shape.len(),
+            own,
+        };
+        match part.halves() {
+            None => own.parts.push(of_part(None, part.own())),
+            Some(halves) => {
+                let halves = halves.into_iter().enumerate();
+                let halves = halves.map(|(phase, half)| of_part(Some(phase), half));
+                own.parts.extend(halves);
+            }
+        }
         Ok(())
     }
 
@@ -249,30 +284,29 @@ impl<F: HfFamily> HfFolder<F> {
         size: usize,
     ) -> Result<Vec<u8>, CheckpointError> {
         // The tensor of an expert lacks the first dim, of size 1.
-        let first = slice.shape.len() - part.shape.len();
-        let turned = |dims: &[usize]| -> Vec<usize> {
-            let dims = dims[first..].iter().copied();
-            if part.transposed {
-                dims.rev().collect()
-            } else {
-                dims.collect()
-            }
+        let first = slice.shape.len() - part.dims;
+        let mut stored = TensorSlice {
+            offset: slice.offset[first..].to_vec(),
+            shape: slice.shape[first..].to_vec(),
         };
-        let stored = TensorSlice {
-            offset: turned(&slice.offset),
-            shape: turned(&slice.shape),
-        };
-        let mut bytes = vec![0; stored.len() * size];
-        for run in stored.runs(&part.shape) {
-            let range = run.in_slice * size..(run.in_slice + run.len) * size;
-            let at = part.begin + (run.in_tensor * size) as u64;
-            self.shards[part.shard].read(&mut bytes[range], at)?;
+        let last = part.dims - 1;
+        if part.phase.is_some() {
+            // Pairs, of which one half is kept.
+            stored.offset[last] *= 2;
+            stored.shape[last] *= 2;
         }
         if part.transposed {
-            Ok(transpose(&bytes, stored.shape[0], stored.shape[1], size))
-        } else {
-            Ok(bytes)
+            swap_last_two(&mut stored.offset);
+            swap_last_two(&mut stored.shape);
         }
+        let mut bytes = part.stored.read(&self.shards, &stored)?;
+        if part.transposed {
+            bytes = transpose_matrices(&bytes, &stored.shape, size);
+        }
+        Ok(match part.phase {
+            Some(phase) => every_second(&bytes, phase, size),
+            None => bytes,
+        })
     }
 }
 

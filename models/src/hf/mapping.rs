@@ -2,6 +2,18 @@
 
 use burn_megatron::checkpoint::{MODEL, TensorSlice};
 
+/// How the values of a tensor are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightEncoding {
+    /// As floats. A file may have a matrix in FP8 instead, `E4M3` with an f32 scale for each block of 128 x 128 in a
+    /// tensor `NAME_scale_inv`, as those of DeepSeek-V3 do: its values are bf16, scaled in f32 and rounded once.
+    Floats,
+    /// As MXFP4 in the tensors `NAME_blocks` `[.., columns / 32, 16]` and `NAME_scales` `[.., columns / 32]` of bytes,
+    /// as in gpt-oss: E2M1, the first of two values in the low bits, and E8M0. The values are bf16, exactly. It is read
+    /// only.
+    Mxfp4,
+}
+
 /// A tensor of a Hugging Face file, as a part of a parameter or all of it.
 ///
 /// Several tensors with the same key are concatenated along the last dim of the parameter, in their order.
@@ -9,16 +21,23 @@ use burn_megatron::checkpoint::{MODEL, TensorSlice};
 pub struct WeightMapping {
     /// Its name in the file.
     pub name: String,
-    /// Its shape in the file, of one dim or more, none of size 0.
+    /// Its shape in the file, of one dim or more, none of size 0; of an encoded one that of its values.
     pub shape: Vec<usize>,
     /// The key of the parameter in a checkpoint: [`MODEL`] and its path.
     pub key: String,
     /// Its offset along the last dim of the parameter.
     pub offset: usize,
-    /// Whether its two dims are transposed.
+    /// Whether its last two dims are transposed.
     pub transposed: bool,
+    /// Whether the two halves of the parameter's last dim alternate in the file: even places have the first half and odd
+    /// ones the second.
+    pub interleaved: bool,
     /// Its index along a first dim that the parameter has and the tensor has not: that of its expert.
     pub expert: Option<usize>,
+    /// How its values are stored.
+    pub encoding: WeightEncoding,
+    /// Whether it keeps its type when the type of the weights is changed.
+    pub keeps_type: bool,
 }
 
 impl WeightMapping {
@@ -30,7 +49,10 @@ impl WeightMapping {
             key: format!("{MODEL}{path}"),
             offset: 0,
             transposed: false,
+            interleaved: false,
             expert: None,
+            encoding: WeightEncoding::Floats,
+            keeps_type: false,
         }
     }
 
@@ -59,11 +81,10 @@ impl WeightMapping {
 
     /// The part of the parameter that it is.
     pub(super) fn own(&self) -> TensorSlice {
-        let shape = if self.transposed {
-            self.shape.iter().rev().copied().collect()
-        } else {
-            self.shape.clone()
-        };
+        let mut shape = self.shape.clone();
+        if self.transposed {
+            swap_last_two(&mut shape);
+        }
         let mut own = TensorSlice::whole(&shape);
         own.offset[shape.len() - 1] = self.offset;
         if let Some(expert) = self.expert {
@@ -71,6 +92,20 @@ impl WeightMapping {
             own.shape.insert(0, 1);
         }
         own
+    }
+
+    /// The two halves of it that alternate in the file, if they do.
+    pub(super) fn halves(&self) -> Option<[TensorSlice; 2]> {
+        let own = self.own();
+        let last = own.shape.len() - 1;
+        let width = own.shape[last] / 2;
+        let half = |number| {
+            let mut half = own.clone();
+            half.offset[last] += number * width;
+            half.shape[last] = width;
+            half
+        };
+        self.interleaved.then(|| [half(0), half(1)])
     }
 
     /// Enlarges the shape of the parameter so that it has this part.
@@ -88,10 +123,16 @@ impl WeightMapping {
         let whole = self.own();
         let last = whole.shape.len() - 1;
         let first = usize::from(self.expert.is_some());
-        let dim = if self.transposed { last } else { first };
+        let is_turned = self.transposed && self.shape.len() == 2;
+        let dim = if is_turned { last } else { first };
         let rows = self.shape[0];
         let row = self.shape[1..].iter().product::<usize>() * size;
-        let step = (most / row).max(1);
+        let step = if is_turned && self.interleaved {
+            // Rows that are neighbours in the file are apart in the parameter.
+            rows
+        } else {
+            (most / row).max(1)
+        };
         let rows_from = |first: usize| {
             let mut slice = whole.clone();
             slice.offset[dim] += first;
@@ -102,6 +143,12 @@ impl WeightMapping {
     }
 }
 
+/// Swaps what belongs to the last two dims.
+pub(super) fn swap_last_two(dims: &mut [usize]) {
+    let last = dims.len() - 1;
+    dims.swap(last - 1, last);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,12 +157,9 @@ mod tests {
     #[test]
     fn boxes_are_rows_of_the_file() {
         let mapped = |transposed| WeightMapping {
-            name: "weight".into(),
-            shape: vec![5, 3],
-            key: "model/weight".into(),
             offset: 4,
             transposed,
-            expert: None,
+            ..WeightMapping::whole("weight", "weight", &[5, 3])
         };
         let slice = |offset: [usize; 2], shape: [usize; 2]| TensorSlice {
             offset: offset.to_vec(),
@@ -139,11 +183,10 @@ mod tests {
     #[test]
     fn a_tensor_of_an_expert_is_one_row_of_the_first_dim() {
         let mapped = |transposed| WeightMapping {
-            shape: vec![5, 3],
             offset: 4,
             transposed,
             expert: Some(2),
-            ..WeightMapping::whole("experts", "expert", &[])
+            ..WeightMapping::whole("experts", "expert", &[5, 3])
         };
         let slice = |offset: [usize; 3], shape: [usize; 3]| TensorSlice {
             offset: offset.to_vec(),
@@ -156,5 +199,25 @@ mod tests {
         let mut shape = vec![];
         mapped(true).extend(&mut shape);
         assert_eq!(shape, [3, 3, 9]);
+    }
+    /// A matrix of each expert in one tensor: an expert at once, whole if halves alternate along its rows.
+    #[test]
+    fn a_tensor_of_all_experts_is_copied_by_expert() {
+        let mapped = |shape: &[usize], transposed| WeightMapping {
+            transposed,
+            interleaved: true,
+            ..WeightMapping::whole("experts", "experts", shape)
+        };
+        let slices = mapped(&[3, 4, 5], true).slices(4, 100);
+        let slice = |expert| TensorSlice {
+            offset: vec![expert, 0, 0],
+            shape: vec![1, 5, 4],
+        };
+        assert_eq!(slices, [0, 1, 2].map(slice));
+        assert_eq!(mapped(&[3, 4, 5], false).slices(4, 160)[0].shape, [2, 4, 5]);
+        assert_eq!(
+            mapped(&[4, 5], true).slices(4, 1),
+            [TensorSlice::whole(&[5, 4])]
+        );
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn_megatron::checkpoint::{
     CheckpointError, ElementType, HEADER_LENGTH_BYTES, HeaderEntry, MAX_HEADER_BYTES, parse_header,
@@ -29,6 +30,8 @@ pub(super) type StoredTensors = BTreeMap<String, (usize, HeaderEntry)>;
 pub(super) struct ShardFile {
     path: PathBuf,
     file: File,
+    /// Bytes of tensors that were read.
+    bytes_read: AtomicU64,
 }
 
 impl ShardFile {
@@ -54,8 +57,12 @@ impl ShardFile {
         let mut header = vec![0; (LENGTH + length) as usize];
         read_at(&file, &mut header, 0).map_err(io)?;
         let stored = parse_header(&header, size).map_err(corrupt)?;
-        let path = path.to_path_buf();
-        Ok((Self { path, file }, stored))
+        let shard = Self {
+            path: path.to_path_buf(),
+            file,
+            bytes_read: AtomicU64::new(0),
+        };
+        Ok((shard, stored))
     }
 
     /// The file.
@@ -63,8 +70,15 @@ impl ShardFile {
         &self.path
     }
 
+    /// The number of bytes that were read, except for the header.
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read.load(Ordering::Relaxed)
+    }
+
     /// Fills `bytes` from the offset `at` of the file.
     pub fn read(&self, bytes: &mut [u8], at: u64) -> Result<(), CheckpointError> {
+        self.bytes_read
+            .fetch_add(bytes.len() as u64, Ordering::Relaxed);
         let read = read_at(&self.file, bytes, at);
         read.map_err(|error| CheckpointError::io("read", &self.path, error))
     }

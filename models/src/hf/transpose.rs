@@ -4,13 +4,26 @@
 const TILE: usize = 32;
 
 /// Transposes a matrix `[rows, columns]` of elements of `size` bytes to `[columns, rows]`.
-pub(super) fn transpose(bytes: &[u8], rows: usize, columns: usize, size: usize) -> Vec<u8> {
+fn transpose(bytes: &[u8], rows: usize, columns: usize, size: usize) -> Vec<u8> {
     match size {
         2 => of::<2>(bytes, rows, columns),
         4 => of::<4>(bytes, rows, columns),
         8 => of::<8>(bytes, rows, columns),
         other => unreachable!("a float of {other} bytes"),
     }
+}
+
+/// Transposes the last two dims of elements of `size` bytes with this shape.
+pub(super) fn transpose_matrices(bytes: &[u8], shape: &[usize], size: usize) -> Vec<u8> {
+    let [.., rows, columns] = *shape else {
+        unreachable!("a matrix is transposed")
+    };
+    if bytes.len() == rows * columns * size {
+        return transpose(bytes, rows, columns, size);
+    }
+    let matrices = bytes.chunks_exact(rows * columns * size);
+    let turned = matrices.map(|matrix| transpose(matrix, rows, columns, size));
+    turned.collect::<Vec<_>>().concat()
 }
 
 fn of<const SIZE: usize>(bytes: &[u8], rows: usize, columns: usize) -> Vec<u8> {

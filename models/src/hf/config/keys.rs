@@ -67,6 +67,9 @@ const IGNORED_KEYS: &[&str] = &[
     "use_cache",
 ];
 
+/// The objects with the scaling of rotary positions, of `transformers` 5 and 4.
+const ROPE: [&str; 2] = ["rope_parameters", "rope_scaling"];
+
 /// The largest size that is accepted; products of a few of them do not overflow.
 const MAX_SIZE: u64 = 1 << 24;
 
@@ -121,7 +124,30 @@ impl ConfigKeys {
             Some(other) if other != own => {
                 Err(keys.refused("architectures", &other, own.to_string()))
             }
-            _ => Ok((keys, family)),
+            _ => {
+                keys.fill(family.class_defaults());
+                Ok((keys, family))
+            }
+        }
+    }
+
+    /// Adds defaults of keys that are missing, which `null` is not, by their own name or another.
+    fn fill(&mut self, defaults: Map<String, Value>) {
+        let has_base = ROPE.iter().any(|rope| {
+            let rope = self.map.get(*rope);
+            rope.is_some_and(|rope| rope.get("rope_theta").is_some())
+        });
+        for (key, value) in defaults {
+            let others: &[&str] = match &key[..] {
+                "num_experts" | "num_local_experts" => &["num_experts", "num_local_experts"],
+                "num_experts_per_tok" => &["experts_per_token"],
+                "rope_parameters" => &ROPE,
+                _ => &[],
+            };
+            let is_there = others.iter().any(|other| self.map.contains_key(*other));
+            if !is_there && !(has_base && key == "rope_theta") {
+                self.map.entry(key).or_insert(value);
+            }
         }
     }
 
@@ -164,6 +190,21 @@ impl ConfigKeys {
         match value.as_u64() {
             Some(size @ 1..=MAX_SIZE) => Ok(Some(size as usize)),
             _ => Err(self.refused(key, &value, format!("a whole number from 1 to {MAX_SIZE}"))),
+        }
+    }
+
+    /// Takes a whole number, which may be 0.
+    ///
+    /// # Errors
+    ///
+    /// [`HfConfigError::Value`] for any other value.
+    pub fn count(&mut self, key: &str) -> Result<Option<usize>, HfConfigError> {
+        let Some(value) = self.take(key) else {
+            return Ok(None);
+        };
+        match value.as_u64() {
+            Some(count @ 0..=MAX_SIZE) => Ok(Some(count as usize)),
+            _ => Err(self.refused(key, &value, format!("a whole number up to {MAX_SIZE}"))),
         }
     }
 
@@ -240,6 +281,30 @@ impl ConfigKeys {
         }
     }
 
+    /// Takes how the weights are quantized, which the tensors tell: FP8 in blocks of 128 x 128, or MXFP4.
+    fn quantization(&mut self) -> Result<(), HfConfigError> {
+        let Some(mut keys) = self.object("quantization_config")? else {
+            return Ok(());
+        };
+        // Of activations, and what is left as it is.
+        for key in [
+            "activation_scheme",
+            "modules_to_not_convert",
+            "ignored_layers",
+        ] {
+            keys.take(key);
+        }
+        match keys.needed("quant_method", Self::text)?.as_str() {
+            "fp8" => {
+                keys.only("fmt", "e4m3")?;
+                keys.only("weight_block_size", vec![128, 128])?;
+            }
+            "mxfp4" => {}
+            other => return Err(keys.refused("quant_method", &other.into(), "fp8 or mxfp4")),
+        }
+        keys.finish()
+    }
+
     /// An error for a missing key.
     pub fn missing(&self, key: &str) -> HfConfigError {
         HfConfigError::Missing {
@@ -271,12 +336,12 @@ impl ConfigKeys {
     /// [`HfConfigError::Unknown`] for the first that is.
     pub fn finish(mut self) -> Result<(), HfConfigError> {
         if self.within.is_empty() {
+            self.quantization()?;
             for (key, off) in [
                 ("add_cross_attention", Value::Bool(false)),
                 ("cross_attention_hidden_size", Value::Null),
                 ("is_encoder_decoder", Value::Bool(false)),
                 ("pruned_heads", Value::Object(Map::new())),
-                ("quantization_config", Value::Null),
                 ("tie_encoder_decoder", Value::Bool(false)),
                 ("use_mrope", Value::Bool(false)),
                 // For these families it only causes a warning.

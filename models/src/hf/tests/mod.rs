@@ -1,6 +1,8 @@
 //! Folders that are read, written, modified and damaged.
 
+mod encodings;
 mod own_family;
+mod published;
 mod reading;
 mod refused;
 mod writing;
@@ -115,6 +117,12 @@ fn rewrite(name: &str, change: impl FnOnce(&mut Stored)) -> Temporary {
     let copy = Temporary::copy(name);
     let mut tensors = stored(&fixture(name));
     change(&mut tensors);
+    write_tensors(&copy.path("model.safetensors"), tensors);
+    copy
+}
+
+/// Writes a safetensors file.
+fn write_tensors(path: &Path, tensors: Stored) {
     let (mut header, mut data) = (serde_json::Map::new(), vec![]);
     for (name, (dtype, shape, bytes)) in tensors {
         let offsets = [data.len(), data.len() + bytes.len()];
@@ -129,6 +137,12 @@ fn rewrite(name: &str, change: impl FnOnce(&mut Stored)) -> Temporary {
         &data,
     ]
     .concat();
-    fs::write(copy.path("model.safetensors"), file).unwrap();
-    copy
+    fs::write(path, file).unwrap();
+}
+
+/// The part of a tensor in a slice of it.
+fn cut(all: &[u8], shape: &[usize], slice: &TensorSlice, size: usize) -> Vec<u8> {
+    let runs = slice.runs(shape).into_iter();
+    runs.flat_map(|run| all[run.in_tensor * size..(run.in_tensor + run.len) * size].to_vec())
+        .collect()
 }

@@ -10,9 +10,9 @@ use super::*;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct ToyConfig {
-    vocabulary: usize,
-    hidden: usize,
+pub(super) struct ToyConfig {
+    pub vocabulary: usize,
+    pub hidden: usize,
 }
 
 impl ModelConfig for ToyConfig {

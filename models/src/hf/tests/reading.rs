@@ -130,10 +130,7 @@ proptest! {
             (slice.offset[dim], slice.shape[dim]) = (at(a).min(at(b)), at(a).abs_diff(at(b)));
         }
         let (all, size) = (whole(&folder, &meta.key), meta.dtype.size());
-        let runs = slice.runs(&meta.shape).into_iter();
-        let wanted: Vec<u8> = runs
-            .flat_map(|run| all[run.in_tensor * size..(run.in_tensor + run.len) * size].to_vec())
-            .collect();
+        let wanted = cut(&all, &meta.shape, &slice, size);
         prop_assert_eq!(folder.read(&meta.key, &slice).unwrap(), wanted);
     }
 

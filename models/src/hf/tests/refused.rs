@@ -120,7 +120,8 @@ fn types_that_are_not_read_are_refused() {
         let k = tensors.get_mut(key).unwrap();
         (k.0, k.2) = ("I8".into(), k.2[..k.2.len() / 4].to_vec());
     });
-    let wanted = format!("{key} has elements of I8: expected F64, F32, F16 or BF16");
+    let wanted =
+        format!("{key} has elements of I8: expected F64, F32, F16 or BF16, or a matrix of F8_E4M3");
     assert!(copy.refusal().ends_with(&wanted), "{}", copy.refusal());
     let copy = rewrite("qwen2", |tensors| {
         let k = tensors.get_mut(key).unwrap();

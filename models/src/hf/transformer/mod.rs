@@ -11,6 +11,9 @@ use serde_json::{Map, Value};
 use super::{ConfigKeys, HfConfigError, HfFamily, HfNames, WeightMapping};
 use crate::TransformerConfig;
 
+/// The defaults of the classes of `transformers` 5.24, by `model_type`; written by `index.py` beside the fixtures.
+const CLASS_DEFAULTS: &str = include_str!("../config/defaults.json");
+
 /// The families that a [`TransformerConfig`] describes.
 ///
 /// Of training settings `config.json` has the dropout: of GPT-2 as [`dropout`](TransformerConfig::dropout) and
@@ -113,11 +116,27 @@ impl HfFamily for ModelFamily {
         }
     }
 
+    fn class_defaults(self) -> Map<String, Value> {
+        let all: Result<Map<String, Value>, _> = serde_json::from_str(CLASS_DEFAULTS);
+        match all.ok().and_then(|mut all| all.remove(self.name())) {
+            Some(Value::Object(own)) => own,
+            _ => Map::new(),
+        }
+    }
+
     fn write(self, model: &TransformerConfig) -> Map<String, Value> {
         write::keys(self, model)
     }
 
     fn tensors(self, model: &TransformerConfig) -> Vec<WeightMapping> {
-        tensors::tensors(self, model)
+        tensors::tensors(self, model, &|_| false)
+    }
+
+    fn stored_tensors(
+        self,
+        model: &TransformerConfig,
+        has: &dyn Fn(&str) -> bool,
+    ) -> Vec<WeightMapping> {
+        tensors::tensors(self, model, has)
     }
 }

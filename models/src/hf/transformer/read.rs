@@ -74,9 +74,7 @@ pub(super) fn llama_like(
     let groups = keys.size("num_key_value_heads")?.unwrap_or(heads);
     let head_width = match keys.size("head_dim")? {
         Some(width) => width,
-        None if matches!(family, ModelFamily::Qwen3 | ModelFamily::Qwen3Moe) => {
-            return Err(keys.missing("head_dim"));
-        }
+        None if family == ModelFamily::Qwen3 => return Err(keys.missing("head_dim")),
         None if hidden.is_multiple_of(heads) => hidden / heads,
         None => {
             let fits = "a multiple of num_attention_heads, or any size with head_dim";

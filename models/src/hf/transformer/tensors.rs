@@ -6,9 +6,13 @@ use super::ModelFamily;
 use crate::hf::{HfFamily, WeightMapping};
 use crate::{MoeConfig, Positions, TransformerConfig};
 
-/// The tensors of a model, in order of their use.
-pub(super) fn tensors(family: ModelFamily, config: &TransformerConfig) -> Vec<WeightMapping> {
-    let mut list = MappingList(vec![]);
+/// The tensors of a folder that `has` tensors of these names, in order of their use.
+pub(super) fn tensors(
+    family: ModelFamily,
+    config: &TransformerConfig,
+    has: &dyn Fn(&str) -> bool,
+) -> Vec<WeightMapping> {
+    let mut list = MappingList { all: vec![], has };
     let (names, shape) = (family.names(), [config.vocabulary, config.hidden]);
     list.whole("embedding.weight", names.embedding, &shape);
     if config.positions == Positions::Learned {
@@ -28,7 +32,7 @@ pub(super) fn tensors(family: ModelFamily, config: &TransformerConfig) -> Vec<We
     if !config.tied {
         list.whole("output.weight", names.output, &shape);
     }
-    list.0
+    list.all
 }
 
 /// The widths of queries, keys and values.
@@ -54,11 +58,14 @@ const QWEN3_MOE: ExpertNames = ExpertNames {
     linears: ["gate_proj", "up_proj", "down_proj"],
 };
 
-struct MappingList(Vec<WeightMapping>);
+struct MappingList<'a> {
+    all: Vec<WeightMapping>,
+    has: &'a dyn Fn(&str) -> bool,
+}
 
-impl MappingList {
+impl MappingList<'_> {
     fn whole(&mut self, path: &str, name: &str, shape: &[usize]) {
-        self.0.push(WeightMapping::whole(path, name, shape));
+        self.all.push(WeightMapping::whole(path, name, shape));
     }
 
     fn norm(&mut self, path: &str, name: &str, config: &TransformerConfig) {
@@ -109,7 +116,7 @@ impl MappingList {
                 .iter()
                 .map(|(name, output)| (format!("{theirs}.{name}"), *output));
             let (path, parts) = (format!("{own}.{path}"), named.collect::<Vec<_>>());
-            list.0
+            list.all
                 .extend(WeightMapping::linear(&path, input, &parts, bias));
         };
         let norm = |list: &mut Self, path: &str, name: &str| {
@@ -163,15 +170,31 @@ impl MappingList {
         moe: &MoeConfig,
         config: &TransformerConfig,
     ) {
-        let (own, theirs) = (format!("{own}.moe"), format!("{theirs}.{}", names.module));
+        let own = format!("{own}.moe");
+        let of_module = |module: &str| format!("{theirs}.{module}");
+        let fused = |module: &str| format!("{module}.experts.gate_up_proj");
+        // `transformers` 5 has the experts of Mixtral there too.
+        let is_fused = |module: &String| (self.has)(&fused(module));
+        let theirs = Some(of_module("mlp")).filter(is_fused);
+        let theirs = theirs.unwrap_or_else(|| of_module(names.module));
         let (hidden, width) = (config.hidden, moe.width(config));
-        let matrix = |path: &str, name: String, shape: [usize; 2]| WeightMapping {
+        let matrix = |path: &str, name: String, shape: &[usize]| WeightMapping {
             transposed: true,
-            ..WeightMapping::whole(&format!("{own}.{path}"), &name, &shape)
+            ..WeightMapping::whole(&format!("{own}.{path}"), &name, shape)
         };
         let gate = format!("{theirs}.gate.weight");
-        self.0
-            .push(matrix("router.gate", gate, [moe.experts, hidden]));
+        self.all
+            .push(matrix("router.gate", gate, &[moe.experts, hidden]));
+        if is_fused(&theirs) {
+            let up = [moe.experts, 2 * width, hidden];
+            self.all.push(matrix("experts.up", fused(&theirs), &up));
+            let (name, shape) = (
+                format!("{theirs}.experts.down_proj"),
+                [moe.experts, hidden, width],
+            );
+            self.all.push(matrix("experts.down", name, &shape));
+            return;
+        }
         let [gate, value, output] = names.linears;
         for expert in 0..moe.experts {
             let parts = [
@@ -179,15 +202,12 @@ impl MappingList {
                 ("experts.up", value, [width, hidden], width),
                 ("experts.down", output, [hidden, width], 0),
             ];
-            self.0
+            let of_expert = |name: &str| format!("{theirs}.experts.{expert}.{name}.weight");
+            self.all
                 .extend(parts.map(|(path, name, shape, offset)| WeightMapping {
                     offset,
                     expert: Some(expert),
-                    ..matrix(
-                        path,
-                        format!("{theirs}.experts.{expert}.{name}.weight"),
-                        shape,
-                    )
+                    ..matrix(path, of_expert(name), &shape)
                 }));
         }
     }

@@ -1,5 +1,7 @@
 //! Refused configurations and their errors.
 
+use burn_megatron::nn::moe::ScoreFunction;
+
 use super::*;
 
 /// The error for a file with this value.
@@ -56,7 +58,19 @@ fn what_could_change_the_model_is_refused_by_name() {
             llama(),
             "quantization_config",
             json!({"bits": 4}),
-            refused("quantization_config", r#"{"bits":4}"#, "null"),
+            "llama requires quantization_config.quant_method, which is missing".into(),
+        ),
+        (
+            llama(),
+            "quantization_config",
+            json!({ "quant_method": "gptq", "bits": 4 }),
+            refused("quantization_config.quant_method", "\"gptq\"", "fp8 or mxfp4"),
+        ),
+        (
+            llama(),
+            "quantization_config",
+            json!({ "quant_method": "fp8", "weight_block_size": [64, 64] }),
+            refused("quantization_config.weight_block_size", "[64,64]", "[128,128]"),
         ),
         (
             llama(),
@@ -238,31 +252,41 @@ fn what_could_change_the_model_is_refused_by_name() {
     assert!(HfConfig::parse(b"[1]").is_err());
 }
 
-/// Families other than Llama use a default that is unrelated to the other sizes.
+/// The defaults of the classes of `transformers`, which are not the values of published files.
 #[test]
-fn what_has_no_sensible_default_must_be_there() {
-    for (mut value, key) in [
-        (mistral(), "sliding_window"),
-        (mistral(), "num_key_value_heads"),
-        (qwen3(), "head_dim"),
-    ] {
-        value.as_object_mut().unwrap().remove(key);
-        let error = parse(&value).unwrap_err().to_string();
-        assert!(
-            error.ends_with(&format!("requires {key}, which is missing")),
-            "{error}"
-        );
+fn what_is_missing_is_that_of_the_class() {
+    let without = |mut value: Value, key: &str| {
+        value.as_object_mut().unwrap().remove(key).unwrap();
+        parse(&value).unwrap().model
+    };
+    assert_eq!(without(mistral(), "sliding_window").window, Some(4096));
+    assert_eq!(without(mistral(), "num_key_value_heads").groups, Some(8));
+    assert_eq!(without(qwen3(), "head_dim").head_width, Some(128));
+    assert_eq!(without(llama(), "num_key_value_heads").groups, Some(32));
+    assert_eq!(without(llama(), "rms_norm_eps").norm_epsilon, 1e-6);
+    assert_eq!(without(mixtral(), "rms_norm_eps").norm_epsilon, 1e-5);
+    assert_eq!(without(qwen3_moe(), "num_hidden_layers").layers, 24);
+    let moe = without(qwen3_moe(), "norm_topk_prob").moe.unwrap();
+    assert_eq!(moe.score, ScoreFunction::PreSoftmax);
+    let positions = without(mixtral(), "rope_theta").positions;
+    assert_eq!(positions, Positions::rotary(1e6));
+    // `null` is a value, and so is another name.
+    let all = parse(&with(mistral(), "sliding_window", Value::Null)).unwrap();
+    assert_eq!(all.model.window, None);
+    let mut other = qwen3_moe();
+    other["num_local_experts"] = json!(16);
+    assert_eq!(without(other, "num_experts").moe.unwrap().experts, 16);
+    let mut other = mixtral();
+    other["rope_parameters"] = json!({ "rope_type": "default", "rope_theta": 77.0 });
+    let positions = without(other, "rope_theta").positions;
+    assert_eq!(positions, Positions::rotary(77.0));
+    for family in ModelFamily::ALL {
+        let name = json!({ "model_type": family.name() });
+        let refused = parse(&name).err().map(|error| error.to_string());
+        let alone = name["model_type"] == "deepseek_v2";
+        let wanted = "deepseek_v2 requires num_experts_per_tok, which is missing";
+        assert_eq!(refused, alone.then(|| wanted.into()), "{name}");
     }
-    let mut value = llama();
-    value.as_object_mut().unwrap().remove("num_key_value_heads");
-    assert_eq!(parse(&value).unwrap().model.groups, Some(32));
-    assert_eq!(
-        parse(&with(mistral(), "sliding_window", Value::Null))
-            .unwrap()
-            .model
-            .window,
-        None
-    );
 }
 
 /// All layers of Qwen have the window, or none.

@@ -1,0 +1,155 @@
+//! `--save-hf`: a Hugging Face folder beside each checkpoint of a run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
+
+use burn_megatron::checkpoint::{Checkpoint, ElementType};
+use burn_megatron_models::hf::{ExportOptions, is_hf_folder};
+
+use crate::error::Error;
+use crate::family::Model;
+use crate::recipe::Recipe;
+use crate::saving::SavingArgs;
+
+/// The folder in a run folder, which has a folder for each checkpoint, of the same name.
+const FOLDER: &str = "hugging-face";
+
+/// Writes the folders while training goes on, on the rank that publishes the checkpoints.
+pub struct HfSaver {
+    target: Target,
+    writing: Option<JoinHandle<Result<(), String>>>,
+}
+
+/// What is written, and where.
+#[derive(Clone)]
+struct Target {
+    model: Model,
+    folder: PathBuf,
+    /// The folder with the tokenizer, if there is one.
+    like: Option<PathBuf>,
+    dtype: Option<ElementType>,
+}
+
+/// Checks that the checkpoints of a run can be written as Hugging Face folders.
+///
+/// # Errors
+/// A model of no family of Hugging Face, and settings with which a checkpoint could be removed while it is read.
+pub fn check(recipe: &Recipe, saving: &SavingArgs) -> Result<(), Error> {
+    if saving.save_hf.is_none() {
+        return Ok(());
+    }
+    let config = &recipe.checkpoint;
+    if !config.save {
+        return Err(
+            "--save-hf has no effect with checkpoint.save = false; remove one of them".into(),
+        );
+    }
+    // One is read while the next is saved; in the background, published before the next step.
+    let least = if config.asynchronous { 3 } else { 2 };
+    if config.keep_last.is_some_and(|last| last < least) {
+        return Err(format!(
+            "--save-hf reads a checkpoint while training goes on: set checkpoint.keep_last (--keep-last) to at least \
+             {least}"
+        )
+        .into());
+    }
+    let family = recipe.model.family();
+    match recipe.model.hf() {
+        None => Err(format!("--save-hf: the family {family:?} is not one of Hugging Face").into()),
+        Some(exchange) => Ok(exchange.check(&recipe.model)?),
+    }
+}
+
+impl HfSaver {
+    /// For a run in this folder; `None` if it was not asked for.
+    pub fn new(run: &Path, model: &Model, saving: &SavingArgs) -> Option<Self> {
+        let dtype = saving.save_hf?;
+        let like = saving.load.clone().filter(|path| is_hf_folder(path));
+        let target = Target {
+            model: model.clone(),
+            folder: run.join(FOLDER),
+            like,
+            dtype: dtype.map(ElementType::from),
+        };
+        let writing = None;
+        Some(Self { target, writing })
+    }
+
+    /// Starts to write the folder of a published checkpoint, after that of the one before.
+    ///
+    /// # Errors
+    /// That of the one before.
+    pub fn save(&mut self, checkpoint: &Path) -> Result<(), Error> {
+        self.wait()?;
+        let (target, checkpoint) = (self.target.clone(), checkpoint.to_path_buf());
+        let write = move || target.write(&checkpoint).map_err(|error| error.to_string());
+        let thread = thread::Builder::new().name("save-hf".into());
+        self.writing = Some(thread.spawn(write)?);
+        Ok(())
+    }
+
+    /// Waits until the last one is written.
+    ///
+    /// # Errors
+    /// A failed write.
+    pub fn wait(&mut self) -> Result<(), Error> {
+        match self.writing.take().map(JoinHandle::join) {
+            None | Some(Ok(Ok(()))) => Ok(()),
+            Some(Ok(Err(error))) => Err(format!("--save-hf: {error}").into()),
+            Some(Err(_)) => Err("--save-hf: the thread that writes panicked".into()),
+        }
+    }
+}
+
+/// A run that failed still completes the folder that it was writing.
+impl Drop for HfSaver {
+    fn drop(&mut self) {
+        if let Err(error) = self.wait() {
+            eprintln!("{error}");
+        }
+    }
+}
+
+impl Target {
+    fn write(&self, path: &Path) -> Result<(), Error> {
+        let checkpoint = Checkpoint::open(path)?;
+        let name = checkpoint.path().file_name().unwrap_or_default().to_owned();
+        let to = self.folder.join(&name);
+        // The step was saved before, and the run was resumed from an earlier one.
+        let again = to.exists().then(|| self.folder.join("again"));
+        let staged = again.as_ref().unwrap_or(&to);
+        if let Some(again) = again.as_ref().filter(|again| again.exists()) {
+            fs::remove_dir_all(again)?;
+        }
+        let options = ExportOptions {
+            dtype: self.dtype,
+            ..ExportOptions::default()
+        };
+        let family = self.model.family();
+        let exchange = self
+            .model
+            .hf()
+            .ok_or_else(|| format!("no family {family}"))?;
+        let like = self.like.as_deref();
+        exchange.export(&checkpoint, like, staged, options, &mut |_| {})?;
+        if let Some(again) = again {
+            fs::remove_dir_all(&to)?;
+            fs::rename(again, &to)?;
+        }
+        self.remove_others(checkpoint.path())
+    }
+
+    /// Removes the folders of checkpoints that were removed.
+    fn remove_others(&self, checkpoint: &Path) -> Result<(), Error> {
+        for entry in fs::read_dir(&self.folder)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let is_step = name.to_string_lossy().starts_with("step-");
+            if is_step && !checkpoint.with_file_name(&name).exists() {
+                fs::remove_dir_all(entry.path())?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,84 @@
+//! The tensors of published models by name, type and shape, from `index.py` beside the fixtures.
+
+use burn_megatron::checkpoint::HeaderEntry;
+use safetensors::Dtype;
+use serde::Deserialize;
+
+use super::*;
+
+#[derive(Deserialize)]
+struct Published {
+    parameters: u64,
+    config: Value,
+    /// Names with ranges of numbers, types and shapes.
+    tensors: Vec<(String, Dtype, Vec<usize>)>,
+}
+
+/// The names of a pattern such as `layers.0-2.up`.
+fn names(pattern: &str) -> Vec<String> {
+    let mut names = vec![String::new()];
+    for (place, part) in pattern.split('.').enumerate() {
+        let range = part.split_once('-');
+        let range = range.and_then(|(a, b)| Some(a.parse::<usize>().ok()?..=b.parse().ok()?));
+        let parts: Vec<_> = match range {
+            Some(range) => range.map(|number| number.to_string()).collect(),
+            None => vec![part.to_string()],
+        };
+        let dot = if place == 0 { "" } else { "." };
+        let all = names.iter();
+        names = all
+            .flat_map(|name| parts.iter().map(move |part| format!("{name}{dot}{part}")))
+            .collect();
+    }
+    names
+}
+
+fn published() -> BTreeMap<String, Published> {
+    serde_json::from_slice(&fs::read(fixture("published.json")).unwrap()).unwrap()
+}
+
+/// All tensors are known and none is missing; the parameters are as many as those of `transformers`.
+#[test]
+fn published_models_have_their_tensors() {
+    let published = published().into_iter();
+    let is_known = |model: &Published| {
+        let family = model.config["model_type"].as_str();
+        family.is_some_and(|family| ModelFamily::of_name(family).is_some())
+    };
+    let known: Vec<_> = published.filter(|(_, model)| is_known(model)).collect();
+    assert_eq!(known.len(), 11);
+    for (name, model) in known {
+        let config: HfConfig = HfConfig::parse(model.config.to_string().as_bytes()).unwrap();
+        let mut found = BTreeMap::new();
+        for (pattern, dtype, shape) in &model.tensors {
+            for name in names(pattern) {
+                let entry = HeaderEntry {
+                    name: name.clone(),
+                    dtype: *dtype,
+                    shape: shape.clone(),
+                    begin: 0,
+                    size: 0,
+                };
+                assert!(found.insert(name, (0, entry)).is_none());
+            }
+        }
+        let folder = HfFolder::of_tensors(Path::new(&name), config, vec![], found);
+        let folder = folder.unwrap_or_else(|error| panic!("{name}: {error}"));
+        let keys = folder.keys();
+        let weights = keys.iter().filter(|key| !key.ends_with("expert_bias"));
+        let sizes = weights.map(|key| folder.tensor(key).unwrap().shape);
+        let parameters: u64 = sizes
+            .map(|shape| shape.iter().product::<usize>() as u64)
+            .sum();
+        assert_eq!(parameters, model.parameters, "{name}");
+        let config = folder.config();
+        let text = config.to_json().unwrap();
+        let again: HfConfig = HfConfig::parse(text.as_bytes()).unwrap();
+        assert_eq!(again, *config, "{name}");
+        assert!(!text.contains("quantization_config"), "{name}");
+        let derived: HfConfig = HfConfig::of(&config.model).unwrap();
+        assert_eq!(derived.family, config.family, "{name}");
+        let left_out = folder.left_out();
+        assert_eq!(left_out.is_some(), name == "deepseek-v3", "{left_out:?}");
+    }
+}
