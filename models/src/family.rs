@@ -30,10 +30,9 @@ impl ModelConfig for TransformerConfig {
     }
 
     fn layer_kind(&self, number: usize) -> usize {
-        self.moe
-            .as_ref()
-            .is_some_and(|moe| moe.is_in(number))
-            .into()
+        let moe = self.moe.as_ref();
+        let has_experts = moe.is_some_and(|moe| moe.is_in(number));
+        2 * self.window_of(number).unwrap_or(0) + usize::from(has_experts)
     }
 
     fn depends_on_micro_batches(&self) -> bool {

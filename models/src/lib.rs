@@ -10,6 +10,7 @@ mod config;
 mod difference;
 mod family;
 pub mod hf;
+mod layers;
 mod moe;
 mod scaling;
 mod transformer;

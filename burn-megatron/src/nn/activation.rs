@@ -24,7 +24,12 @@ pub enum Activation {
     GeGlu,
     /// `a sigmoid(1.702 a) b`.
     QuickGeGlu,
+    /// `min(a, 7) sigmoid(1.702 min(a, 7)) (min(max(b, -7), 7) + 1)`, as in gpt-oss.
+    ClampedSwiGlu,
 }
+
+/// The bound of both halves of [`Activation::ClampedSwiGlu`] (`swiglu_limit`).
+const CLAMP: f64 = 7.0;
 
 impl Activation {
     /// Whether the input is twice as wide as the output.
@@ -40,7 +45,17 @@ impl Activation {
             Self::SquaredRelu => KernelActivation::SquaredRelu,
             Self::SwiGlu => KernelActivation::SwiGlu,
             Self::GeGlu => KernelActivation::GeGlu,
-            Self::QuickGeGlu => KernelActivation::QuickGeGlu,
+            Self::QuickGeGlu | Self::ClampedSwiGlu => KernelActivation::QuickGeGlu,
+        }
+    }
+
+    pub(super) fn options(self) -> ActivationOptions {
+        match self {
+            Self::ClampedSwiGlu => ActivationOptions {
+                clamp: Some(CLAMP),
+                offset: 1.0,
+            },
+            _ => ActivationOptions::default(),
         }
     }
 
@@ -51,7 +66,7 @@ impl Activation {
 
     /// Applies the nonlinearity to `x + bias`, fused or not.
     pub fn forward_biased(self, x: Tensor<3>, bias: Option<Bias>, fused: bool) -> Tensor<3> {
-        let options = ActivationOptions::default();
+        let options = self.options();
         if fused {
             let bias = bias.map(Bias::into_parameter);
             activation::activate_with(x, bias, None, self.kernel(), options)

@@ -11,11 +11,11 @@ use burn_megatron_kernels::rope::{self, Positions, RopeOptions, RopeTable};
 
 use super::attention_core::{AttentionCore, ProbabilityRows};
 use super::context::{ContextAttention, KeyValueExchange, OuterGroup};
+use super::qk_norm::WholeNorm;
 use super::{
     ActivationLayout, AttentionContext, Bias, BuildError, ColumnParallelLinear,
-    ColumnParallelLinearConfig, Dropout, Init, ModelBuilder, Norm, NormConfig, NormKind,
-    OutputSection, RecomputeModule, RecomputeRegion, Residual, RowParallelLinear,
-    RowParallelLinearConfig,
+    ColumnParallelLinearConfig, Dropout, Init, ModelBuilder, Norm, OutputSection, QkNormConfig,
+    RecomputeModule, RecomputeRegion, Residual, RowParallelLinear, RowParallelLinearConfig,
 };
 use crate::choice::Operation;
 use crate::mesh::{Axis, split_evenly};
@@ -37,8 +37,8 @@ pub struct ParallelAttentionConfig {
     /// Whether the QKV projection has a bias.
     #[config(default = true)]
     pub qkv_bias: bool,
-    /// The epsilon of an RMSNorm of each head's queries and keys; none by default.
-    pub qk_norm: Option<f64>,
+    /// RMSNorm of queries and keys; none by default.
+    pub qk_norm: Option<QkNormConfig>,
     /// The sliding window: how many tokens a query attends to, including itself. None: all earlier ones.
     pub window: Option<usize>,
     /// Dropout of the attention probabilities.
@@ -65,11 +65,13 @@ pub struct ParallelAttention {
     pub qkv: ColumnParallelLinear,
     /// The output projection.
     pub output: RowParallelLinear,
-    /// Over the features of a head, before rotary positions.
+    /// Over the features of a head or of all heads, before rotary positions.
     pub q_norm: Option<Norm>,
     /// The same for keys.
     pub k_norm: Option<Norm>,
     dropout: Dropout,
+    #[module(skip)]
+    whole_norm: Option<WholeNorm>,
     #[module(skip)]
     core: AttentionCore,
     #[module(skip)]
@@ -103,7 +105,8 @@ impl ParallelAttentionConfig {
         }
         let section = |unit: &str, units| OutputSection::new(unit.into(), units, self.head_width);
         let kv = section("groups of keys and values", self.groups).with_shared(true);
-        let sections = vec![section("heads", self.heads), kv.clone(), kv];
+        let queries = section("heads", self.heads);
+        let sections = vec![queries.clone(), kv.clone(), kv.clone()];
         let output = (self.heads + 2 * self.groups) * self.head_width;
         let qkv = ColumnParallelLinearConfig::new(self.hidden, output)
             .with_sections(sections)
@@ -134,11 +137,20 @@ impl ParallelAttentionConfig {
             None => heads,
         };
         let engine = fused.then(|| builder.attention_engine(of_engine, window));
+        let norm = |name: &str, units: &OutputSection| {
+            let norm = self.qk_norm.as_ref();
+            let norm = norm.map(|norm| norm.init(units, &builder.child(name)));
+            norm.transpose()
+        };
         Ok(ParallelAttention {
             qkv,
             output,
-            q_norm: self.head_norm("q_norm", builder),
-            k_norm: self.head_norm("k_norm", builder),
+            q_norm: norm("q_norm", &queries)?,
+            k_norm: norm("k_norm", &kv)?,
+            whole_norm: match &self.qk_norm {
+                Some(norm) => norm.over_ranks([&queries, &kv], builder)?,
+                None => None,
+            },
             dropout: Dropout::new(self.dropout, &builder.child("dropout"))?,
             core: AttentionCore {
                 heads,
@@ -153,15 +165,6 @@ impl ParallelAttentionConfig {
             region: builder.recompute_region(None),
             core_region: builder.recompute_part(RecomputeModule::CoreAttention),
         })
-    }
-
-    /// The norm of each head. Ranks have different heads, so its gradient is summed over the tensor axis.
-    fn head_norm(&self, name: &str, builder: &ModelBuilder) -> Option<Norm> {
-        let norm = NormConfig::new(NormKind::Rms, self.head_width, self.qk_norm?);
-        let builder = builder
-            .child(name)
-            .with_sequence_parallel(builder.place().size > 1);
-        Some(norm.init(&builder))
     }
 
     /// Marks attention as unfused if the kernels do not support this configuration.
@@ -336,7 +339,7 @@ impl ParallelAttention {
         self.core.attend(qkv, context, dropout)
     }
 
-    /// Normalises the queries and the keys of a QKV projection, head by head.
+    /// Normalises the queries and the keys of a QKV projection.
     fn normalise(&self, qkv: Tensor<3>) -> Tensor<3> {
         let (Some(q_norm), Some(k_norm)) = (&self.q_norm, &self.k_norm) else {
             return qkv;
@@ -346,13 +349,18 @@ impl ParallelAttention {
             qkv.clone()
                 .narrow(2, first * heads.width, count * heads.width)
         };
-        let normal = |norm: &Norm, first, count| {
-            let rows = part(first, count).reshape([batch, seq * count, heads.width]);
-            norm.forward(rows)
-                .reshape([batch, seq, count * heads.width])
+        let [q, k] = [part(0, heads.heads), part(heads.heads, heads.groups)];
+        let normal = |norm: &Norm, x: Tensor<3>| {
+            let [.., features] = x.dims();
+            // Of all features, or of each head.
+            let [width] = norm.weight.shape().dims();
+            let rows = x.reshape([batch, seq * features / width, width]);
+            norm.forward(rows).reshape([batch, seq, features])
         };
-        let q = normal(q_norm, 0, heads.heads);
-        let k = normal(k_norm, heads.heads, heads.groups);
+        let [q, k] = match &self.whole_norm {
+            Some(whole) => whole.forward([q, k], [q_norm, k_norm]),
+            None => [normal(q_norm, q), normal(k_norm, k)],
+        };
         let v = part(heads.heads + heads.groups, heads.groups);
         Tensor::cat(vec![q, k, v], 2)
     }

@@ -1,7 +1,7 @@
 //! The small models of `verify`.
 
 use burn_megatron::nn::moe::{ExpertGroups, GroupScore, RouterLoss, RouterLossKind, ScoreFunction};
-use burn_megatron::nn::{Activation, NormKind};
+use burn_megatron::nn::{Activation, NormKind, QkNorm};
 use burn_megatron::verify::Layout;
 use burn_megatron_models::{MoeConfig, Positions, RotaryScaling, TransformerConfig};
 
@@ -90,7 +90,7 @@ impl VerifyModel {
             },
             Self::Llama => TransformerConfig {
                 qkv_bias: Some(true),
-                qk_norm: true,
+                qk_norm: Some(QkNorm::Heads),
                 positions: rotary(RotaryScaling::Llama3 {
                     factor: 4.0,
                     low: 1.0,
@@ -112,6 +112,7 @@ impl VerifyModel {
                     beta_slow: 1.0,
                     mscale: 1.0,
                     mscale_all_dim: 0.0,
+                    truncate: true,
                 }),
                 ..llama
             },

@@ -6,7 +6,7 @@ use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::generate::Generator;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::CachedAttention;
-use burn_megatron::nn::{KvCache, ModelBuilder};
+use burn_megatron::nn::{KvCache, ModelBuilder, QkNorm};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::{MoeConfig, Transformer, TransformerConfig};
@@ -106,7 +106,7 @@ fn models() -> [(&'static str, TransformerConfig); 4] {
     };
     let seen = TransformerConfig {
         window: Some(3),
-        qk_norm: true,
+        qk_norm: Some(QkNorm::Heads),
         qkv_bias: Some(true),
         ..llama.clone()
     };

@@ -66,6 +66,7 @@ fn yarn_frequencies_are_the_known_ones() {
         beta_slow: 1.0,
         mscale,
         mscale_all_dim,
+        truncate: true,
     };
     let config = |scaling| RopeConfig {
         width: 64,
@@ -89,6 +90,7 @@ fn the_table_is_powers_of_complex_numbers() {
         beta_slow: 0.2,
         mscale: 1.0,
         mscale_all_dim: 0.0,
+        truncate: true,
     };
     let config = RopeConfig {
         width: 8,
@@ -161,6 +163,7 @@ fn configurations_that_make_no_sense_are_refused() {
         beta_slow: 1.0,
         mscale,
         mscale_all_dim: 0.0,
+        truncate: true,
     };
     let scaled = |scaling| RopeConfig { scaling, ..plain };
     let refused = [

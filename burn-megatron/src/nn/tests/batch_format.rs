@@ -57,7 +57,7 @@ impl Form {
             head_width: WIDTH,
             bias: true,
             qkv_bias: true,
-            qk_norm: self.norms.then_some(1e-5),
+            qk_norm: self.norms.then(|| QkNormConfig::new(QkNorm::Heads, 1e-5)),
             window: self.window,
             dropout: 0.0,
             init: Init::Normal(0.5),

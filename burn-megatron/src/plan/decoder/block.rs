@@ -6,6 +6,7 @@ use super::super::profile::{
 use super::super::{BlockProfile, GridElements};
 use super::{Decoder, Experts, Share};
 use crate::mesh::{Axis, AxisSet, ContextExchange, Grid};
+use crate::nn::QkNorm;
 use crate::nn::context::ExchangeProblem;
 
 /// Bytes of an element.
@@ -19,7 +20,7 @@ const BACKWARD: TrainingPass = TrainingPass::Backward;
 
 impl Decoder {
     /// Adds the attention of a layer, with its norm and residual sum.
-    pub(super) fn add_attention(&self, block: &mut BlockProfile, share: Share) {
+    pub(super) fn add_attention(&self, block: &mut BlockProfile, share: Share, pairs: u64) {
         let (h, width) = (self.hidden, self.head_width);
         let (tokens, local) = (share.tokens, share.tokens / share.sequence);
         let q = self.heads * width / share.tensor;
@@ -34,19 +35,29 @@ impl Decoder {
         layer.products.push(product(1, tokens, q + 2 * kv, h));
         layer.products.push(product(1, tokens, h, q));
         layer.attention.push(AttentionShape {
-            pairs: share.pairs,
+            pairs,
             heads: self.heads / share.tensor,
             query_width: width,
             value_width: width,
         });
-        let qk_norm = if self.qk_norm { 2 } else { 1 };
+        let qk_norm = if self.qk_norm.is_some() { 2 } else { 1 };
         layer.streamed_bytes += norm_bytes(local, h) + qk_norm * 2 * tokens * (q + kv) * ELEMENT;
         // The norm, two products, rotary positions, attention.
         layer.operations += 4 + qk_norm;
         layer.backward_bytes = layer.output_bytes + ELEMENT * 2 * tokens * (q + 2 * kv);
         add_tensor(layer, share, tokens * h * ELEMENT);
-        let biases = if self.bias { q + 2 * kv + h } else { 0 };
-        let norms = self.norm() + if self.qk_norm { 2 * width } else { 0 };
+        if self.qk_norm == Some(QkNorm::Whole) {
+            // A mean of the queries and one of the keys for each token, in f32.
+            add_sums(layer, share, 2 * tokens * 4);
+        }
+        let qkv_bias = if self.qkv_bias { q + 2 * kv } else { 0 };
+        let biases = qkv_bias + if self.bias { h } else { 0 };
+        let norms = self.norm()
+            + match self.qk_norm {
+                None => 0,
+                Some(QkNorm::Heads) => 2 * width,
+                Some(QkNorm::Whole) => q + kv,
+            };
         block.parameters.dense += h * (2 * q + 2 * kv) + biases + norms;
     }
 
@@ -132,7 +143,8 @@ impl Decoder {
         }
         let biases = if self.bias { own * (inputs * f + h) } else { 0 };
         block.parameters.expert += own * (inputs + 1) * h * f + biases;
-        block.parameters.dense += h * sizes.experts + self.norm();
+        let router_bias = if sizes.router_bias { sizes.experts } else { 0 };
+        block.parameters.dense += h * sizes.experts + router_bias + self.norm();
         if sizes.shared_width > 0 {
             let mut shared = BlockProfile::default();
             self.add_mlp(&mut shared, share, sizes.shared_width);
@@ -229,7 +241,7 @@ impl Decoder {
 
     /// Elements of a norm.
     fn norm(&self) -> u64 {
-        if self.bias {
+        if self.norm_bias {
             2 * self.hidden
         } else {
             self.hidden
@@ -318,6 +330,21 @@ fn add_tensor(layer: &mut LayerProfile, share: Share, bytes: u64) {
             share.tensor,
             bytes,
             *pass,
+        );
+    }
+}
+
+/// A sum over the tensor ranks in each pass.
+fn add_sums(layer: &mut LayerProfile, share: Share, bytes: u64) {
+    for pass in [FORWARD, BACKWARD] {
+        add(
+            layer,
+            ExchangeKind::AllReduce,
+            Grid::Dense,
+            Axis::Tensor,
+            share.tensor,
+            bytes,
+            pass,
         );
     }
 }

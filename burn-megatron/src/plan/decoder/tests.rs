@@ -11,11 +11,13 @@ fn dense(hidden: u64, layers: usize, heads: u64, mlp_width: u64) -> Decoder {
         mlp_width,
         gated: true,
         bias: false,
-        qk_norm: false,
+        qkv_bias: false,
+        norm_bias: false,
+        qk_norm: None,
         vocabulary: 128_256,
         tied: false,
         positions: 0,
-        window: None,
+        windows: vec![None; layers],
         experts: None,
     }
 }
@@ -36,13 +38,14 @@ pub fn llama_405b() -> Decoder {
 fn qwen(hidden: u64, layers: usize, heads: u64, width: u64) -> Decoder {
     Decoder {
         groups: 4,
-        qk_norm: true,
+        qk_norm: Some(QkNorm::Heads),
         vocabulary: 151_936,
         experts: Some(Experts {
             experts: 128,
             per_token: 8,
             width,
             shared_width: 0,
+            router_bias: false,
             layers: vec![true; layers],
         }),
         ..dense(hidden, layers, heads, 1)
@@ -64,6 +67,8 @@ pub fn gpt(hidden: u64, layers: usize, heads: u64, vocabulary: u64, positions: u
         head_width: hidden / heads,
         gated: false,
         bias: true,
+        qkv_bias: true,
+        norm_bias: true,
         tied: true,
         vocabulary,
         positions,

@@ -4,12 +4,15 @@ mod experts;
 mod read;
 mod rope;
 mod tensors;
+mod windows;
 mod write;
 
+use burn_megatron::nn::QkNorm;
+use burn_megatron::nn::moe::ScoreFunction;
 use serde_json::{Map, Value};
 
 use super::{ConfigKeys, HfConfigError, HfFamily, HfNames, WeightMapping};
-use crate::TransformerConfig;
+use crate::{MoeConfig, TransformerConfig};
 
 /// The families that a [`TransformerConfig`] describes.
 ///
@@ -32,6 +35,8 @@ pub enum ModelFamily {
     Mixtral,
     /// Qwen 3 with experts.
     Qwen3Moe,
+    /// OLMoE: norms of all queries and of all keys, experts in every block.
+    Olmoe,
 }
 
 impl ModelFamily {
@@ -49,12 +54,20 @@ impl ModelFamily {
                 ..TransformerConfig::llama()
             },
             Self::Qwen3 => TransformerConfig {
-                qk_norm: true,
+                qk_norm: Some(QkNorm::Heads),
                 ..TransformerConfig::llama()
             },
             Self::Mixtral => TransformerConfig::mixtral(),
             Self::Qwen3Moe => TransformerConfig {
-                qk_norm: true,
+                qk_norm: Some(QkNorm::Heads),
+                ..TransformerConfig::mixtral()
+            },
+            Self::Olmoe => TransformerConfig {
+                qk_norm: Some(QkNorm::Whole),
+                moe: Some(MoeConfig {
+                    score: ScoreFunction::PreSoftmax,
+                    ..MoeConfig::default()
+                }),
                 ..TransformerConfig::mixtral()
             },
         }
@@ -72,6 +85,7 @@ impl HfFamily for ModelFamily {
         Self::Qwen3,
         Self::Mixtral,
         Self::Qwen3Moe,
+        Self::Olmoe,
     ];
 
     fn names(self) -> HfNames {
@@ -83,6 +97,7 @@ impl HfFamily for ModelFamily {
             Self::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
             Self::Mixtral => ("mixtral", "MixtralForCausalLM"),
             Self::Qwen3Moe => ("qwen3_moe", "Qwen3MoeForCausalLM"),
+            Self::Olmoe => ("olmoe", "OlmoeForCausalLM"),
         };
         let (prefix, embedding) = match self {
             Self::Gpt2 => ("transformer.", "transformer.wte.weight"),

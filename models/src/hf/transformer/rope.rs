@@ -46,8 +46,11 @@ pub(super) fn read(keys: &mut ConfigKeys, context: usize) -> Result<Positions, H
         None | Some("default") => RotaryScaling::None,
         Some("llama3") => llama3(&mut inner)?,
         Some("yarn") => yarn(&mut inner, context)?,
+        Some("linear") => RotaryScaling::Linear {
+            factor: inner.needed("factor", ConfigKeys::number)?,
+        },
         Some(other) => {
-            let fits = "default, llama3 or yarn";
+            let fits = "default, linear, llama3 or yarn";
             return Err(inner.refused("rope_type", &json!(other), fits));
         }
     };
@@ -67,7 +70,7 @@ fn llama3(keys: &mut ConfigKeys) -> Result<RotaryScaling, HfConfigError> {
 /// Defaults are those of `transformers`: 32 and 1 rotations, and an amplitude of `0.1 ln factor + 1` unless
 /// both `mscale` and `mscale_all_dim` are given.
 fn yarn(keys: &mut ConfigKeys, context: usize) -> Result<RotaryScaling, HfConfigError> {
-    keys.only("truncate", true)?;
+    let truncate = keys.flag("truncate")?.unwrap_or(true);
     let original = keys.needed("original_max_position_embeddings", ConfigKeys::size)?;
     let factor = keys
         .number("factor")?
@@ -94,6 +97,7 @@ fn yarn(keys: &mut ConfigKeys, context: usize) -> Result<RotaryScaling, HfConfig
         beta_slow: slow.unwrap_or(1.0),
         mscale,
         mscale_all_dim,
+        truncate,
     })
 }
 
@@ -121,6 +125,7 @@ pub(super) fn write(base: f64, scaling: RotaryScaling, to: &mut Map<String, Valu
             beta_slow,
             mscale,
             mscale_all_dim,
+            truncate,
         } => {
             let mut yarn = json!({
                 "rope_type": "yarn",
@@ -138,8 +143,12 @@ pub(super) fn write(base: f64, scaling: RotaryScaling, to: &mut Map<String, Valu
                     yarn["attention_factor"] = json!(at(mscale) / at(mscale_all_dim))
                 }
             }
+            if !truncate {
+                yarn["truncate"] = json!(false);
+            }
             yarn
         }
+        RotaryScaling::Linear { factor } => json!({ "rope_type": "linear", "factor": factor }),
     };
     to.insert("rope_scaling".into(), scaling);
 }

@@ -127,11 +127,11 @@ impl MappingList {
         ];
         let qkv_bias = config.qkv_bias.unwrap_or(config.bias);
         linear(self, "attention.qkv", hidden, &parts, qkv_bias);
-        if config.qk_norm {
-            for norm in ["q_norm", "k_norm"] {
+        if let Some(widths) = config.qk_norm_widths() {
+            for (norm, width) in ["q_norm", "k_norm"].into_iter().zip(widths) {
                 let path = format!("{own}.attention.{norm}.weight");
                 let name = format!("{theirs}.self_attn.{norm}.weight");
-                self.whole(&path, &name, &[q / config.heads]);
+                self.whole(&path, &name, &[width]);
             }
         }
         let parts = [("self_attn.o_proj", hidden)];
