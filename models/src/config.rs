@@ -89,6 +89,8 @@ pub struct TransformerConfig {
     /// none. In a recipe also a bool, true for each head.
     #[serde(with = "qk_norm_setting")]
     pub qk_norm: Option<QkNorm>,
+    /// Whether the weights of these norms are stored as their difference from 1, as in Gemma 3.
+    pub qk_norm_zero_centered: bool,
     /// The sliding window of attention in tokens, including the query's own, as in Mistral; by default
     /// unlimited.
     pub window: Option<usize>,
@@ -155,6 +157,7 @@ impl TransformerConfig {
             bias: true,
             qkv_bias: None,
             qk_norm: None,
+            qk_norm_zero_centered: false,
             window: None,
             layer_windows: vec![],
             local_base: None,
@@ -363,6 +366,8 @@ impl TransformerConfig {
             qk_norm: self.qk_norm,
             vocabulary: self.vocabulary as u64,
             tied: self.tied,
+            sinks: self.sinks,
+            post_norms: self.post_norms,
             positions: match self.positions {
                 Positions::Learned => self.context as u64,
                 Positions::Rotary { .. } => 0,

@@ -1,6 +1,7 @@
 //! What differs between the layers of a transformer, and settings of a few families.
 
-use burn_megatron::nn::{BuildError, QkNorm, QkNormConfig};
+use burn_megatron::kernels::rope::{RopeConfig, Scaling};
+use burn_megatron::nn::{BuildError, QkNorm, QkNormConfig, unfused_reason};
 
 use crate::config::refused;
 use crate::{Positions, TransformerConfig};
@@ -23,7 +24,8 @@ impl TransformerConfig {
 
     pub(crate) fn qk_norm(&self) -> Option<QkNormConfig> {
         let norm = |kind| {
-            QkNormConfig::new(kind, self.norm_epsilon).with_zero_centered(self.norm_zero_centered)
+            QkNormConfig::new(kind, self.norm_epsilon)
+                .with_zero_centered(self.qk_norm_zero_centered)
         };
         self.qk_norm.map(norm)
     }
@@ -34,6 +36,22 @@ impl TransformerConfig {
         Some(match self.qk_norm? {
             QkNorm::Heads => [width; 2],
             QkNorm::Whole => [self.heads * width, self.groups() * width],
+        })
+    }
+
+    /// Why attention cannot be fused, if it cannot.
+    pub(crate) fn unfused_attention(&self) -> Option<String> {
+        let width = self.width_of_heads();
+        unfused_reason(self.attention_dropout, width, self.attention_soft_cap)
+    }
+
+    /// The configuration of rotary positions in layers with a window, if it is another one.
+    pub(crate) fn local_rope(&self, head_width: usize) -> Option<RopeConfig> {
+        let rope = self.rope(head_width)?;
+        Some(RopeConfig {
+            base: self.local_base?,
+            scaling: Scaling::None,
+            ..rope
         })
     }
 
@@ -76,23 +94,10 @@ impl TransformerConfig {
                 )));
             }
         }
-        self.check_unsupported()
-    }
-
-    /// Refuses what no layer computes yet.
-    fn check_unsupported(&self) -> Result<(), BuildError> {
-        for (name, is_set) in [
-            ("sinks", self.sinks),
-            ("attention_scale", self.attention_scale.is_some()),
-            ("attention_soft_cap", self.attention_soft_cap.is_some()),
-            ("logit_soft_cap", self.logit_soft_cap.is_some()),
-            ("local_base", self.local_base.is_some()),
-            ("post_norms", self.post_norms),
-            ("scaled_embedding", self.scaled_embedding),
-        ] {
-            if is_set {
-                return Err(refused(format!("{name} is not supported yet")));
-            }
+        if self.qk_norm_zero_centered && self.qk_norm.is_none() {
+            return Err(refused(
+                "qk_norm_zero_centered without qk_norm: expected qk_norm".into(),
+            ));
         }
         Ok(())
     }

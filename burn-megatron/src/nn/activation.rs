@@ -76,3 +76,30 @@ impl Activation {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Device, TensorData};
+
+    use super::*;
+
+    /// The activation of gpt-oss by its formula, where neither half, one or both are clamped.
+    #[test]
+    fn a_clamped_activation_is_that_of_gpt_oss() {
+        let (gates, values) = ([-20.0, -1.5, 0.5, 7.5, 30.0], [8.0, -0.25, -9.0, 3.0, 7.5]);
+        let wanted = gates.iter().zip(&values).map(|(gate, value)| {
+            let gate = f64::min(*gate, 7.0);
+            let value = f64::clamp(*value, -7.0, 7.0);
+            (value + 1.0) * gate / (1.0 + (-1.702 * gate).exp())
+        });
+        let wanted: Vec<f64> = wanted.collect();
+        let data = TensorData::new([gates, values].concat(), [1, 1, 10]);
+        let x = Tensor::<3>::from_data(data, (&Device::flex(), DType::F64));
+        for fused in [false, true] {
+            let y = Activation::ClampedSwiGlu.forward_biased(x.clone(), None, fused);
+            for (y, wanted) in y.into_data().iter::<f64>().zip(&wanted) {
+                assert!((y - wanted).abs() < 1e-13, "{y} and {wanted}");
+            }
+        }
+    }
+}

@@ -3,19 +3,20 @@
 use std::sync::Arc;
 
 use burn::config::Config;
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use burn_megatron_kernels::attention::{Heads, MAX_WIDTH, Window};
 use burn_megatron_kernels::rope::{self, Positions, RopeOptions, RopeTable};
 
-use super::attention_core::{AttentionCore, ProbabilityRows};
+use super::attention_core::{AttentionCore, ProbabilityRows, ScoreOptions};
 use super::context::{ContextAttention, KeyValueExchange, OuterGroup};
 use super::qk_norm::WholeNorm;
 use super::{
     ActivationLayout, AttentionContext, Bias, BuildError, ColumnParallelLinear,
-    ColumnParallelLinearConfig, Dropout, Init, ModelBuilder, Norm, OutputSection, QkNormConfig,
-    RecomputeModule, RecomputeRegion, Residual, RowParallelLinear, RowParallelLinearConfig,
+    ColumnParallelLinearConfig, Dropout, Init, ModelBuilder, Norm, OutputSection, ParameterSpec,
+    Placement, QkNormConfig, RecomputeModule, RecomputeRegion, Residual, RowParallelLinear,
+    RowParallelLinearConfig, anchored_value,
 };
 use crate::choice::Operation;
 use crate::mesh::{Axis, split_evenly};
@@ -41,6 +42,14 @@ pub struct ParallelAttentionConfig {
     pub qk_norm: Option<QkNormConfig>,
     /// The sliding window: how many tokens a query attends to, including itself. None: all earlier ones.
     pub window: Option<usize>,
+    /// Whether each head has a sink: a learned logit beside its scores, which takes a share of the softmax and gives
+    /// none, as in gpt-oss.
+    #[config(default = false)]
+    pub sinks: bool,
+    /// The factor of the scores; by default `1 / sqrt(head_width)`.
+    pub scale: Option<f64>,
+    /// `c`: a scaled score `s` becomes `c tanh(s / c)`, as in Gemma 2. Not fused.
+    pub soft_cap: Option<f64>,
     /// Dropout of the attention probabilities.
     #[config(default = 0.0)]
     pub dropout: f64,
@@ -69,6 +78,8 @@ pub struct ParallelAttention {
     pub q_norm: Option<Norm>,
     /// The same for keys.
     pub k_norm: Option<Norm>,
+    /// This rank's part of `[heads]`: a logit beside the scores of each head.
+    pub sinks: Option<Param<Tensor<1>>>,
     dropout: Dropout,
     #[module(skip)]
     whole_norm: Option<WholeNorm>,
@@ -142,11 +153,14 @@ impl ParallelAttentionConfig {
             let norm = norm.map(|norm| norm.init(units, &builder.child(name)));
             norm.transpose()
         };
+        let sinks = ParameterSpec::new([self.heads], self.init)
+            .with_placement(Axis::Tensor, Placement::split(0, self.heads, place.size));
         Ok(ParallelAttention {
             qkv,
             output,
             q_norm: norm("q_norm", &queries)?,
             k_norm: norm("k_norm", &kv)?,
+            sinks: self.sinks.then(|| builder.parameter("sinks", sinks)),
             whole_norm: match &self.qk_norm {
                 Some(norm) => norm.over_ranks([&queries, &kv], builder)?,
                 None => None,
@@ -154,7 +168,11 @@ impl ParallelAttentionConfig {
             dropout: Dropout::new(self.dropout, &builder.child("dropout"))?,
             core: AttentionCore {
                 heads,
-                window,
+                scores: ScoreOptions {
+                    window,
+                    scale: self.scale,
+                    soft_cap: self.soft_cap,
+                },
                 engine: engine.transpose()?,
                 fused_softmax: builder.is_fused(Operation::Softmax),
                 context,
@@ -169,17 +187,20 @@ impl ParallelAttentionConfig {
 
     /// Marks attention as unfused if the kernels do not support this configuration.
     fn check_fused(&self, builder: &ModelBuilder) -> Result<(), BuildError> {
-        match unfused_reason(self.dropout, self.head_width) {
+        match unfused_reason(self.dropout, self.head_width, self.soft_cap) {
             Some(reason) => builder.keep_unfused(Operation::Attention, reason),
             None => Ok(()),
         }
     }
 }
 
-/// Why an attention with this dropout and head width cannot be fused, if it cannot.
-pub fn unfused_reason(dropout: f64, head_width: usize) -> Option<String> {
+/// Why an attention with this dropout, head width and soft cap cannot be fused, if it cannot.
+pub fn unfused_reason(dropout: f64, head_width: usize, soft_cap: Option<f64>) -> Option<String> {
     if dropout > 0.0 {
         return Some("the attention's dropout acts on its probabilities".into());
+    }
+    if soft_cap.is_some() {
+        return Some("the attention's scores have a soft cap".into());
     }
     let is_too_wide = head_width > MAX_WIDTH;
     is_too_wide.then(|| format!("heads of {head_width} features are wider than {MAX_WIDTH}"))
@@ -336,7 +357,9 @@ impl ParallelAttention {
                 .forward_rows(probabilities, numbers, per_sample),
             None => self.dropout.forward(probabilities, self.lies),
         };
-        self.core.attend(qkv, context, dropout)
+        let sink = self.sinks.as_ref();
+        let sink = sink.map(|sinks| anchored_value(sinks, &qkv));
+        self.core.attend(qkv, sink, context, dropout)
     }
 
     /// Normalises the queries and the keys of a QKV projection.
@@ -353,7 +376,7 @@ impl ParallelAttention {
         let normal = |norm: &Norm, x: Tensor<3>| {
             let [.., features] = x.dims();
             // Of all features, or of each head.
-            let [width] = norm.weight.shape().dims();
+            let [width] = norm.weight.lazy_shape().dims();
             let rows = x.reshape([batch, seq * features / width, width]);
             norm.forward(rows).reshape([batch, seq, features])
         };

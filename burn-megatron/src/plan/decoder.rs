@@ -43,6 +43,10 @@ pub struct Decoder {
     pub vocabulary: u64,
     /// Whether the output is tied to the embedding.
     pub tied: bool,
+    /// Whether each head has a sink.
+    pub sinks: bool,
+    /// Whether the outputs of attention and MLP are normalised.
+    pub post_norms: bool,
     /// Learned positions.
     pub positions: u64,
     /// The window of attention of each layer.

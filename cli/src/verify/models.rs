@@ -22,16 +22,26 @@ pub enum VerifyModel {
     /// The same with sigmoid scores, groups of experts, an expert bias, jitter, losses of the routers, and shared
     /// experts.
     MixtralShared,
+    /// The same with norms of all queries and of all keys, weights that do not sum to 1, and windows in some blocks.
+    Olmoe,
+    /// The same with biases everywhere, sinks, a clamped activation, and positions scaled by YaRN.
+    GptOss,
+    /// What Gemma 2 and 3 have: norms of the outputs of branches, soft caps, a scaled embedding, windows and another base
+    /// of positions in some blocks, norms of heads.
+    Gemma,
 }
 
 impl VerifyModel {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 9] = [
         Self::Gpt,
         Self::GptUntied,
         Self::Llama,
         Self::LlamaTied,
         Self::Mixtral,
         Self::MixtralShared,
+        Self::Olmoe,
+        Self::GptOss,
+        Self::Gemma,
     ];
 
     /// Its name in `--models`.
@@ -43,6 +53,9 @@ impl VerifyModel {
             Self::LlamaTied => "llama-tied",
             Self::Mixtral => "mixtral",
             Self::MixtralShared => "mixtral-shared",
+            Self::Olmoe => "olmoe",
+            Self::GptOss => "gpt-oss",
+            Self::Gemma => "gemma",
         }
     }
 
@@ -142,13 +155,61 @@ impl VerifyModel {
                 }),
                 ..llama
             },
+            Self::Olmoe => TransformerConfig {
+                qk_norm: Some(QkNorm::Whole),
+                layer_windows: [[5, 0]; 4].concat(),
+                positions: Positions::rotary(10_000.0),
+                moe: Some(MoeConfig {
+                    score: ScoreFunction::PreSoftmax,
+                    ..experts
+                }),
+                ..llama
+            },
+            Self::GptOss => TransformerConfig {
+                layer_windows: [[5, 0]; 4].concat(),
+                bias: true,
+                sinks: true,
+                activation: Activation::ClampedSwiGlu,
+                positions: rotary(RotaryScaling::Yarn {
+                    factor: 4.0,
+                    original: 8,
+                    beta_fast: 8.0,
+                    beta_slow: 1.0,
+                    mscale: 1.0,
+                    mscale_all_dim: 0.0,
+                    truncate: false,
+                }),
+                moe: Some(MoeConfig {
+                    router_bias: true,
+                    ..experts
+                }),
+                ..llama
+            },
+            Self::Gemma => TransformerConfig {
+                norm_zero_centered: true,
+                activation: Activation::GeGlu,
+                qk_norm: Some(QkNorm::Heads),
+                qk_norm_zero_centered: true,
+                layer_windows: [[5, 0]; 4].concat(),
+                positions: rotary(RotaryScaling::Linear { factor: 4.0 }),
+                local_base: Some(100.0),
+                attention_scale: Some(0.5),
+                attention_soft_cap: Some(2.0),
+                logit_soft_cap: Some(2.0),
+                post_norms: true,
+                scaled_embedding: true,
+                tied: true,
+                ..llama
+            },
         }
     }
 
     /// The layouts in which it is verified by default.
     pub fn layouts(self) -> Vec<Layout> {
         match self {
-            Self::Mixtral | Self::MixtralShared => Layout::experts(),
+            Self::Mixtral | Self::MixtralShared | Self::Olmoe => Layout::experts(),
+            Self::GptOss => Layout::contexts(),
+            Self::Gemma => Layout::standard(),
             Self::Llama => [usual(), Layout::contexts()].concat(),
             _ => usual(),
         }

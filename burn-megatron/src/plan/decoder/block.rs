@@ -50,9 +50,16 @@ impl Decoder {
             // A mean of the queries and one of the keys for each token, in f32.
             add_sums(layer, share, 2 * tokens * 4);
         }
+        self.add_post_norm(layer, local * h);
         let qkv_bias = if self.qkv_bias { q + 2 * kv } else { 0 };
         let biases = qkv_bias + if self.bias { h } else { 0 };
-        let norms = self.norm()
+        let sinks = if self.sinks {
+            self.heads / share.tensor
+        } else {
+            0
+        };
+        let norms = sinks
+            + self.norms()
             + match self.qk_norm {
                 None => 0,
                 Some(QkNorm::Heads) => 2 * width,
@@ -76,11 +83,12 @@ impl Decoder {
         layer.streamed_bytes += norm_bytes(local, h) + (inputs + 1) * tokens * f * ELEMENT;
         // The norm, two products, the activation.
         layer.operations += 4;
+        self.add_post_norm(layer, local * h);
         let backward = layer.output_bytes + ELEMENT * tokens * (inputs + 1) * f;
         layer.backward_bytes = layer.backward_bytes.max(backward);
         add_tensor(layer, share, tokens * h * ELEMENT);
         let biases = if self.bias { inputs * f + h } else { 0 };
-        block.parameters.dense += (inputs + 1) * h * f + biases + self.norm();
+        block.parameters.dense += (inputs + 1) * h * f + biases + self.norms();
     }
 
     /// Adds experts with their router, norm and residual sum.
@@ -110,6 +118,7 @@ impl Decoder {
             norm_bytes(local, h) + moved * ELEMENT + 2 * routed * sizes.experts * 4;
         // The norm, three products, the choice, sorting, the rows there and back, the activation.
         layer.operations += 9;
+        self.add_post_norm(layer, local * h);
         let backward = layer.output_bytes + ELEMENT * rows * ((inputs + 1) * f + h);
         layer.backward_bytes = layer.backward_bytes.max(backward);
         let sent = routed * sizes.per_token * h * ELEMENT;
@@ -144,17 +153,22 @@ impl Decoder {
         let biases = if self.bias { own * (inputs * f + h) } else { 0 };
         block.parameters.expert += own * (inputs + 1) * h * f + biases;
         let router_bias = if sizes.router_bias { sizes.experts } else { 0 };
-        block.parameters.dense += h * sizes.experts + router_bias + self.norm();
+        block.parameters.dense += h * sizes.experts + router_bias + self.norms();
         if sizes.shared_width > 0 {
             let mut shared = BlockProfile::default();
             self.add_mlp(&mut shared, share, sizes.shared_width);
             // Its input and norm are those of the experts.
             shared.layer.saved.drain(..2);
+            if self.post_norms {
+                // It is the norm of the sum.
+                shared.layer.saved.pop();
+                shared.layer.operations -= 1;
+            }
             block.layer.saved.append(&mut shared.layer.saved);
             block.layer.products.append(&mut shared.layer.products);
             block.layer.operations += shared.layer.operations - 1;
             block.layer.exchanges.append(&mut shared.layer.exchanges);
-            block.parameters.dense += shared.parameters.dense - self.norm();
+            block.parameters.dense += shared.parameters.dense - self.norms();
         }
     }
 
@@ -237,6 +251,21 @@ impl Decoder {
             layer,
             parameters: GridElements { dense, expert: 0 },
         }
+    }
+
+    /// Adds the norm of the output of a branch, if there is one.
+    fn add_post_norm(&self, layer: &mut LayerProfile, elements: u64) {
+        if self.post_norms {
+            save(layer, "norm of the output", elements);
+            layer.streamed_bytes += 2 * elements * ELEMENT;
+            layer.operations += 1;
+        }
+    }
+
+    /// Elements of the norms of a branch of the residual stream.
+    fn norms(&self) -> u64 {
+        let norms = if self.post_norms { 2 } else { 1 };
+        norms * self.norm()
     }
 
     /// Elements of a norm.

@@ -16,6 +16,8 @@ fn dense(hidden: u64, layers: usize, heads: u64, mlp_width: u64) -> Decoder {
         qk_norm: None,
         vocabulary: 128_256,
         tied: false,
+        sinks: false,
+        post_norms: false,
         positions: 0,
         windows: vec![None; layers],
         experts: None,

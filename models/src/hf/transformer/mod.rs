@@ -1,6 +1,7 @@
 //! The Hugging Face families of [`TransformerConfig`].
 
 mod experts;
+mod gemma;
 mod read;
 mod rope;
 mod tensors;
@@ -37,6 +38,10 @@ pub enum ModelFamily {
     Qwen3Moe,
     /// OLMoE: norms of all queries and of all keys, experts in every block.
     Olmoe,
+    /// Gemma 2: windows in every second block, soft caps, norms after attention and MLP.
+    Gemma2,
+    /// Gemma 3 without images: norms of each head's queries and keys, another base in blocks with a window.
+    Gemma3Text,
 }
 
 impl ModelFamily {
@@ -62,6 +67,8 @@ impl ModelFamily {
                 qk_norm: Some(QkNorm::Heads),
                 ..TransformerConfig::mixtral()
             },
+            Self::Gemma2 => gemma::defaults(false),
+            Self::Gemma3Text => gemma::defaults(true),
             Self::Olmoe => TransformerConfig {
                 qk_norm: Some(QkNorm::Whole),
                 moe: Some(MoeConfig {
@@ -86,6 +93,8 @@ impl HfFamily for ModelFamily {
         Self::Mixtral,
         Self::Qwen3Moe,
         Self::Olmoe,
+        Self::Gemma2,
+        Self::Gemma3Text,
     ];
 
     fn names(self) -> HfNames {
@@ -98,6 +107,8 @@ impl HfFamily for ModelFamily {
             Self::Mixtral => ("mixtral", "MixtralForCausalLM"),
             Self::Qwen3Moe => ("qwen3_moe", "Qwen3MoeForCausalLM"),
             Self::Olmoe => ("olmoe", "OlmoeForCausalLM"),
+            Self::Gemma2 => ("gemma2", "Gemma2ForCausalLM"),
+            Self::Gemma3Text => ("gemma3_text", "Gemma3ForCausalLM"),
         };
         let (prefix, embedding) = match self {
             Self::Gpt2 => ("transformer.", "transformer.wte.weight"),
@@ -124,6 +135,7 @@ impl HfFamily for ModelFamily {
     fn read(self, keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigError> {
         match self {
             Self::Gpt2 => read::gpt2(keys),
+            Self::Gemma2 | Self::Gemma3Text => gemma::read(self, keys),
             _ => read::llama_like(self, keys),
         }
     }

@@ -9,13 +9,16 @@ use crate::{Positions, RotaryScaling};
 /// The default base of `transformers`.
 const USUAL_BASE: f64 = 10_000.0;
 
+/// That of Gemma 3 in layers without a window.
+const FULL_BASE: f64 = 1_000_000.0;
+
 pub(super) fn read(keys: &mut ConfigKeys, context: usize) -> Result<Positions, HfConfigError> {
     keys.only("partial_rotary_factor", 1.0)?;
     keys.only("rope_interleaved", false)?;
     let outer = keys.number("rope_theta")?;
     let new = keys.object("rope_parameters")?;
     let old = keys.object("rope_scaling")?;
-    let mut inner = match (new, old) {
+    let inner = match (new, old) {
         (Some(_), Some(_)) => {
             let both = Value::from("beside rope_parameters");
             return Err(keys.refused("rope_scaling", &both, "only one of the two"));
@@ -26,8 +29,7 @@ pub(super) fn read(keys: &mut ConfigKeys, context: usize) -> Result<Positions, H
         }
         (Some(own), None) | (None, Some(own)) => own,
     };
-    inner.only("partial_rotary_factor", 1.0)?;
-    let base = inner.number("rope_theta")?;
+    let (base, scaling) = parse(inner, context)?;
     let base = match (base, outer) {
         (Some(inner), Some(outer)) if inner != outer => {
             let fits = format!("{inner}, as in the scaling");
@@ -35,6 +37,50 @@ pub(super) fn read(keys: &mut ConfigKeys, context: usize) -> Result<Positions, H
         }
         (inner, outer) => inner.or(outer).unwrap_or(USUAL_BASE),
     };
+    Ok(Positions::Rotary { base, scaling })
+}
+
+/// The positions of layers without a window, and the base of those with one, as in Gemma 3.
+pub(super) fn read_by_window(
+    keys: &mut ConfigKeys,
+    context: usize,
+) -> Result<(Positions, f64), HfConfigError> {
+    let outer = keys.number("rope_theta")?;
+    let local = keys.number("rope_local_base_freq")?;
+    let (mut full, mut sliding) = (keys.object("rope_scaling")?, None);
+    if let Some(mut both) = keys.object("rope_parameters")? {
+        if full.is_some() {
+            let value = Value::from("beside rope_parameters");
+            return Err(keys.refused("rope_scaling", &value, "only one of the two"));
+        }
+        full = both.object("full_attention")?;
+        sliding = both.object("sliding_attention")?;
+        both.finish()?;
+    }
+    let parsed = |inner: Option<ConfigKeys>| match inner {
+        Some(inner) => parse(inner, context),
+        None => Ok((None, RotaryScaling::None)),
+    };
+    let (base, scaling) = parsed(full)?;
+    let (local_base, local_scaling) = parsed(sliding)?;
+    if local_scaling != RotaryScaling::None {
+        let value = json!("scaled");
+        return Err(keys.refused("rope_parameters.sliding_attention", &value, "default"));
+    }
+    let positions = Positions::Rotary {
+        base: base.or(outer).unwrap_or(FULL_BASE),
+        scaling,
+    };
+    Ok((positions, local_base.or(local).unwrap_or(USUAL_BASE)))
+}
+
+/// The base and the scaling in an object.
+fn parse(
+    mut inner: ConfigKeys,
+    context: usize,
+) -> Result<(Option<f64>, RotaryScaling), HfConfigError> {
+    inner.only("partial_rotary_factor", 1.0)?;
+    let base = inner.number("rope_theta")?;
     let kinds = [inner.text("rope_type")?, inner.text("type")?];
     let kind = match &kinds {
         [Some(a), Some(b)] if a != b => {
@@ -55,7 +101,7 @@ pub(super) fn read(keys: &mut ConfigKeys, context: usize) -> Result<Positions, H
         }
     };
     inner.finish()?;
-    Ok(Positions::Rotary { base, scaling })
+    Ok((base, scaling))
 }
 
 fn llama3(keys: &mut ConfigKeys) -> Result<RotaryScaling, HfConfigError> {

@@ -136,7 +136,13 @@ impl MappingList {
         }
         let parts = [("self_attn.o_proj", hidden)];
         linear(self, "attention.output", q, &parts, config.bias);
-        norm(self, "mlp_norm", "post_attention_layernorm");
+        if config.post_norms {
+            norm(self, "attention_post_norm", "post_attention_layernorm");
+            norm(self, "mlp_norm", "pre_feedforward_layernorm");
+            norm(self, "mlp_post_norm", "post_feedforward_layernorm");
+        } else {
+            norm(self, "mlp_norm", "post_attention_layernorm");
+        }
         if let Some(moe) = config.moe.as_ref().filter(|moe| moe.is_in(layer)) {
             let names = match family {
                 ModelFamily::Mixtral => MIXTRAL,

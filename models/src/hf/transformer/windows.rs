@@ -19,7 +19,11 @@ pub(super) fn read(
     layers: usize,
 ) -> Result<Windows, HfConfigError> {
     match family {
-        ModelFamily::Gpt2 | ModelFamily::Llama | ModelFamily::Olmoe => Ok((None, vec![])),
+        ModelFamily::Gpt2
+        | ModelFamily::Llama
+        | ModelFamily::Olmoe
+        | ModelFamily::Gemma2
+        | ModelFamily::Gemma3Text => Ok((None, vec![])),
         // Without the key, the window is 4096.
         ModelFamily::Mistral if !keys.has("sliding_window") => Err(keys.missing("sliding_window")),
         ModelFamily::Mistral | ModelFamily::Mixtral => Ok((keys.size("sliding_window")?, vec![])),
@@ -122,7 +126,11 @@ pub(super) fn types(model: &TransformerConfig) -> Value {
 pub(super) fn write(family: ModelFamily, model: &TransformerConfig) -> Map<String, Value> {
     let (_, window) = size(model);
     match family {
-        ModelFamily::Gpt2 | ModelFamily::Llama | ModelFamily::Olmoe => Map::new(),
+        ModelFamily::Gpt2
+        | ModelFamily::Llama
+        | ModelFamily::Olmoe
+        | ModelFamily::Gemma2
+        | ModelFamily::Gemma3Text => Map::new(),
         ModelFamily::Mistral | ModelFamily::Mixtral => map(json!({ "sliding_window": window })),
         ModelFamily::Qwen2 | ModelFamily::Qwen3 | ModelFamily::Qwen3Moe => {
             let mut keys = map(json!({

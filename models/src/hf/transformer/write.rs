@@ -4,7 +4,7 @@ use burn_megatron::nn::{Activation, NormKind, QkNorm};
 use serde_json::{Map, Value, json};
 
 use super::read::{ACTIVATIONS, GATED, qk_norm};
-use super::{ModelFamily, experts, rope, windows};
+use super::{ModelFamily, experts, gemma, rope, windows};
 use crate::hf::{HfConfigError, HfFamily};
 use crate::{Positions, TransformerConfig};
 
@@ -13,6 +13,8 @@ pub(super) fn family(model: &TransformerConfig) -> ModelFamily {
     let (_, window) = windows::size(model);
     match (&model.positions, model.qk_norm, window) {
         (Positions::Learned, _, _) => ModelFamily::Gpt2,
+        (_, None, _) if model.post_norms => ModelFamily::Gemma2,
+        (_, Some(QkNorm::Heads), _) if model.post_norms => ModelFamily::Gemma3Text,
         (_, Some(QkNorm::Whole), _) => ModelFamily::Olmoe,
         (_, Some(QkNorm::Heads), _) if model.moe.is_some() => ModelFamily::Qwen3Moe,
         _ if model.moe.is_some() => ModelFamily::Mixtral,
@@ -25,6 +27,26 @@ pub(super) fn family(model: &TransformerConfig) -> ModelFamily {
 
 /// Checks that the family computes the model.
 pub(super) fn check(family: ModelFamily, model: &TransformerConfig) -> Result<(), HfConfigError> {
+    let conditions = match family {
+        ModelFamily::Gemma2 | ModelFamily::Gemma3Text => gemma::conditions(family, model),
+        _ => conditions(family, model),
+    };
+    let experts = experts::conditions(family, model);
+    match conditions
+        .into_iter()
+        .chain(experts)
+        .find(|(_, fits)| !fits)
+    {
+        None => Ok(()),
+        Some((needs, _)) => Err(HfConfigError::NoFamily(format!(
+            "{} requires {needs}",
+            family.name()
+        ))),
+    }
+}
+
+/// What a model of a family other than Gemma must be.
+fn conditions(family: ModelFamily, model: &TransformerConfig) -> Vec<(&'static str, bool)> {
     let is_gpt2 = family == ModelFamily::Gpt2;
     let qkv_bias = model.qkv_bias.unwrap_or(model.bias);
     let head_width = model.head_width.unwrap_or(model.hidden / model.heads);
@@ -44,7 +66,7 @@ pub(super) fn check(family: ModelFamily, model: &TransformerConfig) -> Result<()
     let has_layers = matches!(family, ModelFamily::Qwen2 | ModelFamily::Qwen3);
     let (is_one_size, window) = windows::size(model);
     let is_alike = model.windows().iter().all(|own| *own == window);
-    let conditions = [
+    vec![
         (
             "norm and positions that fit: layer with learned positions, rms with rotary ones",
             model.norm == norm && is_gpt2 == matches!(model.positions, Positions::Learned),
@@ -59,6 +81,7 @@ pub(super) fn check(family: ModelFamily, model: &TransformerConfig) -> Result<()
             "no sinks, soft caps, post_norms, scaled_embedding, local_base and attention_scale",
             !model.sinks
                 && !model.post_norms
+                && !model.qk_norm_zero_centered
                 && !model.scaled_embedding
                 && model.attention_soft_cap.is_none()
                 && model.logit_soft_cap.is_none()
@@ -97,17 +120,7 @@ pub(super) fn check(family: ModelFamily, model: &TransformerConfig) -> Result<()
             "as many groups as heads, and head_width = hidden / heads, beside learned positions",
             !is_gpt2 || (model.groups() == model.heads && head_width * model.heads == model.hidden),
         ),
-    ];
-    let conditions = conditions
-        .into_iter()
-        .chain(experts::conditions(family, model));
-    match conditions.into_iter().find(|(_, fits)| !fits) {
-        None => Ok(()),
-        Some((needs, _)) => Err(HfConfigError::NoFamily(format!(
-            "{} requires {needs}",
-            family.name()
-        ))),
-    }
+    ]
 }
 
 fn name_of(activation: Activation, is_gpt2: bool) -> Option<&'static str> {
@@ -120,6 +133,7 @@ fn name_of(activation: Activation, is_gpt2: bool) -> Option<&'static str> {
 pub(super) fn keys(family: ModelFamily, model: &TransformerConfig) -> Map<String, Value> {
     let mut keys = match family {
         ModelFamily::Gpt2 => gpt2(model),
+        ModelFamily::Gemma2 | ModelFamily::Gemma3Text => gemma::write(model),
         _ => llama_like(family, model),
     };
     keys.extend(map(json!({

@@ -261,7 +261,74 @@ fn olmoe() -> Value {
     })
 }
 
-fn published() -> [Value; 8] {
+/// As Gemma 2 27B.
+fn gemma2() -> Value {
+    json!({
+        "architectures": ["Gemma2ForCausalLM"],
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        "attn_logit_softcapping": 50.0,
+        "bos_token_id": 2,
+        "cache_implementation": "hybrid",
+        "eos_token_id": 1,
+        "final_logit_softcapping": 30.0,
+        "head_dim": 128,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 4608,
+        "initializer_range": 0.02,
+        "intermediate_size": 36864,
+        "max_position_embeddings": 8192,
+        "model_type": "gemma2",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 46,
+        "num_key_value_heads": 16,
+        "pad_token_id": 0,
+        "query_pre_attn_scalar": 144,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        "torch_dtype": "float32",
+        "transformers_version": "4.42.0.dev0",
+        "use_cache": true,
+        "vocab_size": 256000
+    })
+}
+
+/// As the text part of Gemma 3 4B, in the format of transformers 4.
+fn gemma3() -> Value {
+    json!({
+        "architectures": ["Gemma3ForCausalLM"],
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        "attn_logit_softcapping": null,
+        "cache_implementation": "hybrid",
+        "final_logit_softcapping": null,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2560,
+        "initializer_range": 0.02,
+        "intermediate_size": 10240,
+        "max_position_embeddings": 131072,
+        "model_type": "gemma3_text",
+        "num_attention_heads": 8,
+        "num_hidden_layers": 34,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-6,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": { "factor": 8.0, "rope_type": "linear" },
+        "rope_theta": 1000000.0,
+        "sliding_window": 1024,
+        "sliding_window_pattern": 6,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.50.0.dev0",
+        "use_cache": true,
+        "vocab_size": 262208
+    })
+}
+
+fn published() -> [Value; 10] {
     [
         gpt2(),
         llama(),
@@ -271,6 +338,8 @@ fn published() -> [Value; 8] {
         mixtral(),
         qwen3_moe(),
         olmoe(),
+        gemma2(),
+        gemma3(),
     ]
 }
 
@@ -285,6 +354,8 @@ fn published_models_are_understood() {
         mixtral,
         qwen3_moe,
         olmoe,
+        gemma2,
+        gemma3,
     ] = published().map(|value| parse(&value).unwrap());
     let model = &gpt2.model;
     assert_eq!(
@@ -338,6 +409,25 @@ fn published_models_are_understood() {
     };
     assert_eq!(olmoe.model.moe, Some(moe));
     assert_eq!(olmoe.model.qk_norm, Some(QkNorm::Whole));
+    let model = &gemma2.model;
+    assert_eq!(model.attention_scale, Some(1.0 / 12.0));
+    assert_eq!(
+        (model.attention_soft_cap, model.logit_soft_cap),
+        (Some(50.0), Some(30.0))
+    );
+    assert_eq!(model.layer_windows, [[4096, 0]; 23].concat());
+    let model = &gemma3.model;
+    assert_eq!(
+        (model.attention_soft_cap, model.attention_scale),
+        (None, None)
+    );
+    assert_eq!(
+        model.layer_windows[..7],
+        [1024, 1024, 1024, 1024, 1024, 0, 1024]
+    );
+    let (base, scaling) = (1e6, RotaryScaling::Linear { factor: 8.0 });
+    assert_eq!(model.positions, Positions::Rotary { base, scaling });
+    assert_eq!(model.local_base, Some(1e4));
 }
 
 #[test]
@@ -426,7 +516,7 @@ proptest! {
     /// Any content is parsed or refused, and what is parsed can be written.
     #[test]
     fn no_text_ends_the_program(
-        which in 0usize..8, key in any::<prop::sample::Index>(),
+        which in 0usize..10, key in any::<prop::sample::Index>(),
         to in prop_oneof![
             Just(Value::Null), Just(json!({})), Just(json!([])), Just(json!("x")),
             any::<i32>().prop_map(|x| json!(x)), Just(json!(i64::MIN)), Just(json!(u64::MAX)),

@@ -200,7 +200,7 @@ fn what_could_change_the_model_is_refused_by_name() {
             "model_type",
             json!("mamba"),
             "unknown model_type = \"mamba\": expected \
-            gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe or olmoe"
+            gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, olmoe, gemma2 or gemma3_text"
                 .into(),
         ),
         (
