@@ -36,7 +36,7 @@ impl Positions {
 }
 
 /// The largest size, so that products of two sizes do not overflow.
-const MAX_SIZE: usize = 1 << 30;
+pub(crate) const MAX_SIZE: usize = 1 << 30;
 
 /// The most blocks, as each takes time to build.
 const MAX_LAYERS: usize = 1 << 14;
@@ -363,6 +363,7 @@ impl TransformerConfig {
             bias: self.bias,
             qkv_bias: self.qkv_bias.unwrap_or(self.bias),
             norm_bias: self.norm == NormKind::Layer,
+            holds_scores: self.attention_soft_cap.is_some(),
             qk_norm: self.qk_norm,
             vocabulary: self.vocabulary as u64,
             tied: self.tied,

@@ -3,7 +3,7 @@
 use burn_megatron::kernels::rope::{RopeConfig, Scaling};
 use burn_megatron::nn::{BuildError, QkNorm, QkNormConfig, unfused_reason};
 
-use crate::config::refused;
+use crate::config::{MAX_SIZE, refused};
 use crate::{Positions, TransformerConfig};
 
 impl TransformerConfig {
@@ -62,6 +62,11 @@ impl TransformerConfig {
             return Err(refused(format!(
                 "{windows} layer_windows for {} layers: expected one for each, with 0 for a layer without a window",
                 self.layers
+            )));
+        }
+        if let Some(window) = self.layer_windows.iter().find(|window| **window > MAX_SIZE) {
+            return Err(refused(format!(
+                "invalid layer_windows with {window}: expected at most {MAX_SIZE}"
             )));
         }
         if windows > 0 && self.window.is_some() {

@@ -37,6 +37,8 @@ pub struct Decoder {
     pub qkv_bias: bool,
     /// Whether norms have biases.
     pub norm_bias: bool,
+    /// Whether attention has its scores in memory, and the probabilities.
+    pub holds_scores: bool,
     /// The norm of queries and keys.
     pub qk_norm: Option<QkNorm>,
     /// Logits, padding included.
@@ -104,6 +106,10 @@ impl Decoder {
         let attention = |block: &mut BlockProfile, window| {
             let pairs = (tokens as f64 * keys_per_query(seq, window)) as u64 / context;
             self.add_attention(block, share, pairs);
+            if self.holds_scores {
+                // With those that are hidden.
+                self.add_scores(block, share, tokens * seq as u64 / context);
+            }
             if let Some((problem, exchange)) = &context_exchange {
                 let exchanges = block::context_exchanges(problem, *exchange);
                 block.layer.exchanges.extend(exchanges);

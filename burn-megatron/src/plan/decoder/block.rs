@@ -68,6 +68,18 @@ impl Decoder {
         block.parameters.dense += h * (2 * q + 2 * kv) + biases + norms;
     }
 
+    /// Adds the scores of so many pairs of a query and a key, and their probabilities.
+    pub(super) fn add_scores(&self, block: &mut BlockProfile, share: Share, pairs: u64) {
+        let elements = self.heads / share.tensor * pairs;
+        let layer = &mut block.layer;
+        save(layer, "scores", elements);
+        save(layer, "probabilities", elements);
+        // The products, the soft cap and the softmax write them.
+        layer.streamed_bytes += 6 * elements * ELEMENT;
+        layer.operations += 3;
+        layer.backward_bytes += 2 * elements * ELEMENT;
+    }
+
     /// Adds an MLP with its norm and residual sum.
     pub(super) fn add_mlp(&self, block: &mut BlockProfile, share: Share, width: u64) {
         let (h, f) = (self.hidden, width / share.tensor);

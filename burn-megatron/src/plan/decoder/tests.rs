@@ -13,6 +13,7 @@ fn dense(hidden: u64, layers: usize, heads: u64, mlp_width: u64) -> Decoder {
         bias: false,
         qkv_bias: false,
         norm_bias: false,
+        holds_scores: false,
         qk_norm: None,
         vocabulary: 128_256,
         tied: false,
