@@ -68,6 +68,7 @@ pub mod norm;
 pub mod philox;
 pub mod record;
 pub mod rope;
+pub mod soft_cap;
 pub mod softmax;
 #[cfg(test)]
 mod testing;

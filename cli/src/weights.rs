@@ -11,7 +11,15 @@ use crate::family::{Families, Model};
 use crate::saving::{Lenient, SavingArgs};
 
 /// Settings that decide which tensors exist: these may differ if missing or unexpected tensors are accepted.
-const TENSOR_SETTINGS: [&str; 5] = ["layers", "bias", "qkv_bias", "qk_norm", "tied"];
+const TENSOR_SETTINGS: [&str; 7] = [
+    "layers",
+    "bias",
+    "qkv_bias",
+    "qk_norm",
+    "sinks",
+    "post_norms",
+    "tied",
+];
 
 /// Opens the checkpoint or Hugging Face folder with the initial weights of `model`.
 ///

@@ -1,10 +1,11 @@
 //! A transformer block: attention and MLP or experts, each on a normalized input and added to the residual stream.
 
 use burn::module::Module;
+use burn::tensor::Tensor;
 use burn_megatron::kernels::rope::RopeTable;
 use burn_megatron::nn::moe::{MoeForward, MoeMlp, RouterStep};
 use burn_megatron::nn::{
-    ActivationLayout, AttentionContext, BuildError, Dropout, Init, ModelBuilder,
+    ActivationLayout, AttentionContext, Bias, BuildError, Dropout, Init, ModelBuilder,
     MultiLatentAttention, Norm, ParallelAttention, ParallelAttentionConfig, ParallelMlp,
     ParallelMlpConfig, Residual,
 };
@@ -18,12 +19,18 @@ pub struct Block {
     /// Without latent attention.
     attention: Option<ParallelAttention>,
     mla: Option<MultiLatentAttention>,
+    /// Of the output of attention.
+    attention_post_norm: Option<Norm>,
     attention_dropout: Dropout,
     mlp_norm: Norm,
     /// Without experts.
     mlp: Option<ParallelMlp>,
     moe: Option<MoeMlp>,
+    /// Of the output of the MLP or the experts.
+    mlp_post_norm: Option<Norm>,
     mlp_dropout: Dropout,
+    #[module(skip)]
+    has_window: bool,
 }
 
 impl Block {
@@ -44,8 +51,11 @@ impl Block {
             ParallelAttentionConfig::new(hidden, config.heads, config.groups(), head_width)
                 .with_bias(config.bias)
                 .with_qkv_bias(config.qkv_bias.unwrap_or(config.bias))
-                .with_qk_norm(config.qk_norm.then_some(config.norm_epsilon))
-                .with_window(config.window)
+                .with_qk_norm(config.qk_norm())
+                .with_window(config.window_of(number))
+                .with_sinks(config.sinks)
+                .with_scale(config.attention_scale)
+                .with_soft_cap(config.attention_soft_cap)
                 .with_dropout(config.attention_dropout)
                 .with_sequence(config.context)
                 .with_init(init)
@@ -60,6 +70,10 @@ impl Block {
         let mla = config.mla.as_ref().map(|mla| mla.layer(config));
         let mla = mla.map(|mla| mla.with_init(init).with_output_init(output_init));
         let norm = config.norm();
+        let post_norm = |name| {
+            let has_norm = config.post_norms;
+            has_norm.then(|| norm.init(&scope.child(name)))
+        };
         let attention_norm = scope.child("attention_norm");
         let dropout = |name| Dropout::new(config.dropout, &scope.child(name));
         Ok(Self {
@@ -75,6 +89,7 @@ impl Block {
                 Some(mla) => Some(mla.init(&scope.child("mla"))?),
                 None => None,
             },
+            attention_post_norm: post_norm("attention_post_norm"),
             attention_dropout: dropout("attention_dropout")?,
             mlp_norm: norm.init_for_linear(&scope.child("mlp_norm"))?,
             mlp: match &moe {
@@ -85,7 +100,9 @@ impl Block {
                 Some(moe) => Some(moe.init(&scope.child("moe"))?),
                 None => None,
             },
+            mlp_post_norm: post_norm("mlp_post_norm"),
             mlp_dropout: dropout("mlp_dropout")?,
+            has_window: config.window_of(number).is_some(),
         })
     }
 
@@ -112,6 +129,7 @@ impl Block {
             }
             _ => unreachable!("a block has attention, and latent attention rotary positions"),
         };
+        let (attended, bias) = normalised(&self.attention_post_norm, (attended, bias));
         let x = self
             .attention_dropout
             .forward_add(attended, bias, x, layout);
@@ -127,6 +145,24 @@ impl Block {
             (Some(mlp), None) => mlp.forward_normalized(&self.mlp_norm, x),
             (None, None) => unreachable!("a block has an MLP or experts"),
         };
+        let (fed, bias) = normalised(&self.mlp_post_norm, (fed, bias));
         self.mlp_dropout.forward_add(fed, bias, x, layout)
     }
+
+    /// Whether its attention has a window.
+    pub(crate) fn has_window(&self) -> bool {
+        self.has_window
+    }
+}
+
+/// The output of a branch with its bias, normalised where there is a norm of it.
+fn normalised(norm: &Option<Norm>, branch: (Tensor<3>, Option<Bias>)) -> (Tensor<3>, Option<Bias>) {
+    let Some(norm) = norm else {
+        return branch;
+    };
+    let x = match branch {
+        (x, Some(bias)) => x + bias.into_tensor().unsqueeze(),
+        (x, None) => x,
+    };
+    (norm.forward(x), None)
 }

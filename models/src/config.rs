@@ -2,10 +2,11 @@
 
 use burn_megatron::kernels::rope::RopeConfig;
 use burn_megatron::mesh::{Axis, divisors_near, split_evenly};
-use burn_megatron::nn::{Activation, BuildError, NormConfig, NormKind, Vocabulary};
+use burn_megatron::nn::{Activation, BuildError, NormConfig, NormKind, QkNorm, Vocabulary};
 use burn_megatron::plan::decoder::{Decoder, Experts};
 use serde::{Deserialize, Serialize};
 
+use crate::layers::qk_norm_setting;
 use crate::{MlaConfig, MoeConfig, RotaryScaling, scaling};
 
 /// The position embedding.
@@ -35,7 +36,7 @@ impl Positions {
 }
 
 /// The largest size, so that products of two sizes do not overflow.
-const MAX_SIZE: usize = 1 << 30;
+pub(crate) const MAX_SIZE: usize = 1 << 30;
 
 /// The most blocks, as each takes time to build.
 const MAX_LAYERS: usize = 1 << 14;
@@ -84,11 +85,32 @@ pub struct TransformerConfig {
     pub bias: bool,
     /// Whether the query, key and value projections have biases; by default as `bias`.
     pub qkv_bias: Option<bool>,
-    /// Whether the queries and keys of each head are normalized (RMSNorm), as in Qwen 3.
-    pub qk_norm: bool,
+    /// RMSNorm of queries and keys: of each head, as in Qwen 3, or of all heads together, as in OLMoE; by default
+    /// none. In a recipe also a bool, true for each head.
+    #[serde(with = "qk_norm_setting")]
+    pub qk_norm: Option<QkNorm>,
+    /// Whether the weights of these norms are stored as their difference from 1, as in Gemma 3.
+    pub qk_norm_zero_centered: bool,
     /// The sliding window of attention in tokens, including the query's own, as in Mistral; by default
     /// unlimited.
     pub window: Option<usize>,
+    /// The same for each layer, 0 for an unlimited one, as in gpt-oss and Gemma; by default that of all.
+    pub layer_windows: Vec<usize>,
+    /// The base of rotary positions in layers with a window, which then have no scaling, as in Gemma 3; by default
+    /// that of the others.
+    pub local_base: Option<f64>,
+    /// Whether attention has a sink: a learned logit per head beside the scores, as in gpt-oss.
+    pub sinks: bool,
+    /// The factor of the scores; by default `1 / sqrt(head_width)`.
+    pub attention_scale: Option<f64>,
+    /// `c`: a scaled score `s` becomes `c tanh(s / c)`, as in Gemma 2.
+    pub attention_soft_cap: Option<f64>,
+    /// The same of the logits.
+    pub logit_soft_cap: Option<f64>,
+    /// Whether the outputs of attention and MLP are normalized before they are added, as in Gemma 2 and 3.
+    pub post_norms: bool,
+    /// Whether the embedding is multiplied by `sqrt(hidden)`, rounded to the type of the model, as in Gemma.
+    pub scaled_embedding: bool,
     /// Whether the output layer shares the embedding's weight.
     pub tied: bool,
     /// Dropout of the embedding and of each block's two outputs.
@@ -138,8 +160,17 @@ impl TransformerConfig {
             positions: Positions::Learned,
             bias: true,
             qkv_bias: None,
-            qk_norm: false,
+            qk_norm: None,
+            qk_norm_zero_centered: false,
             window: None,
+            layer_windows: vec![],
+            local_base: None,
+            sinks: false,
+            attention_scale: None,
+            attention_soft_cap: None,
+            logit_soft_cap: None,
+            post_norms: false,
+            scaled_embedding: false,
             tied: true,
             dropout: 0.0,
             attention_dropout: 0.0,
@@ -263,6 +294,7 @@ impl TransformerConfig {
             }
         }
         self.check_numbers()?;
+        self.check_layers()?;
         let head_width = match &self.mla {
             Some(mla) => {
                 mla.check(self)?;
@@ -355,6 +387,7 @@ impl TransformerConfig {
             per_token: moe.experts_per_token as u64,
             width: moe.width(self) as u64,
             shared_width: moe.shared_width.unwrap_or(0) as u64,
+            router_bias: moe.router_bias,
             layers: (0..self.layers).map(|number| moe.is_in(number)).collect(),
         });
         Decoder {
@@ -366,14 +399,19 @@ impl TransformerConfig {
             mlp_width: self.mlp_width() as u64,
             gated: self.activation.is_gated(),
             bias: self.bias,
+            qkv_bias: self.qkv_bias.unwrap_or(self.bias),
+            norm_bias: self.norm == NormKind::Layer,
+            holds_scores: self.attention_soft_cap.is_some(),
             qk_norm: self.qk_norm,
             vocabulary: self.vocabulary as u64,
             tied: self.tied,
+            sinks: self.sinks,
+            post_norms: self.post_norms,
             positions: match self.positions {
                 Positions::Learned => self.context as u64,
                 Positions::Rotary { .. } => 0,
             },
-            window: self.window,
+            windows: self.windows(),
             latent: self.mla.as_ref().map(MlaConfig::widths),
             experts,
         }

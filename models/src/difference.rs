@@ -7,11 +7,23 @@ use crate::{MoeConfig, Positions, TransformerConfig};
 /// The same model with defaults resolved, and without the settings that only concern training and the layout: dropout,
 /// initialization, loss terms, the dispatcher of experts, padding of the vocabulary. `context` counts only with learned positions.
 pub(crate) fn plain(model: &TransformerConfig) -> TransformerConfig {
+    let windows = model.windows();
+    let uniform = windows
+        .first()
+        .copied()
+        .flatten()
+        .filter(|window| windows.iter().all(|other| *other == Some(*window)));
     TransformerConfig {
         groups: Some(model.groups()),
         head_width: model.head_width.or(model.hidden.checked_div(model.heads)),
         mlp_width: Some(model.mlp_width()),
         qkv_bias: Some(model.qkv_bias.unwrap_or(model.bias)),
+        window: uniform,
+        layer_windows: if uniform.is_some() || windows.iter().all(Option::is_none) {
+            vec![]
+        } else {
+            model.layer_windows.clone()
+        },
         vocabulary_divisible_by: 1,
         dropout: 0.0,
         attention_dropout: 0.0,

@@ -9,7 +9,7 @@ use burn_megatron::model::{
     compare_settings,
 };
 use burn_megatron::nn::context::ExchangeProblem;
-use burn_megatron::nn::{BuildError, Vocabulary, unfused_reason};
+use burn_megatron::nn::{BuildError, Vocabulary};
 
 use crate::difference::plain;
 use crate::{MoeConfig, Positions, Transformer, TransformerConfig};
@@ -30,10 +30,9 @@ impl ModelConfig for TransformerConfig {
     }
 
     fn layer_kind(&self, number: usize) -> usize {
-        self.moe
-            .as_ref()
-            .is_some_and(|moe| moe.is_in(number))
-            .into()
+        let moe = self.moe.as_ref();
+        let has_experts = moe.is_some_and(|moe| moe.is_in(number));
+        2 * self.window_of(number).unwrap_or(0) + usize::from(has_experts)
     }
 
     fn depends_on_micro_batches(&self) -> bool {
@@ -63,7 +62,7 @@ impl ModelConfig for TransformerConfig {
             width,
         };
         let problem = ExchangeProblem::of_layout(layout, heads, self.context, 2);
-        let fused = unfused_reason(self.attention_dropout, width).is_none();
+        let fused = self.unfused_attention().is_none();
         let resolved = problem.resolve(layout.context_exchange, fused);
         resolved.map(Some).map_err(|message| BuildError::Config {
             path: "blocks.0.attention".into(),
@@ -94,7 +93,7 @@ impl ModelConfig for TransformerConfig {
         dtype: DType,
     ) -> Result<KernelSelection, KernelChoiceError> {
         let mut chosen = KernelSelection::new(choices, device, dtype)?;
-        if let Some(reason) = unfused_reason(self.attention_dropout, self.width_of_heads()) {
+        if let Some(reason) = self.unfused_attention() {
             chosen.keep_unfused(Operation::Attention, reason)?;
         }
         Ok(chosen)
@@ -117,12 +116,14 @@ impl ModelConfig for TransformerConfig {
         vocabulary.padded / tensor
     }
 
-    /// Two f32 per position and pair of features; 0 for learned positions.
+    /// Two f32 per position and pair of features of each table; 0 for learned positions.
     fn table_bytes(&self) -> u128 {
         match self.positions {
             Positions::Learned => 0,
             Positions::Rotary { .. } => {
-                2 * 4 * self.context as u128 * (self.rotary_width() / 2) as u128
+                let tables = if self.local_base.is_some() { 2 } else { 1 };
+                let pairs = (self.rotary_width() / 2) as u128;
+                tables * 2 * 4 * self.context as u128 * pairs
             }
         }
     }

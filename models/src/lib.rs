@@ -10,6 +10,7 @@ mod config;
 mod difference;
 mod family;
 pub mod hf;
+mod layers;
 mod mla;
 mod moe;
 mod scaling;

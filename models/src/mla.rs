@@ -65,8 +65,19 @@ impl MlaConfig {
                 "none, as mla.nope_width and mla.rope_width are its parts",
                 model.head_width.is_none(),
             ),
-            ("window", "none", model.window.is_none()),
-            ("qk_norm", "false", !model.qk_norm),
+            (
+                "windows",
+                "none",
+                model.windows().iter().all(Option::is_none),
+            ),
+            ("qk_norm", "none", model.qk_norm.is_none()),
+            ("sinks", "false", !model.sinks),
+            (
+                "attention_scale and attention_soft_cap",
+                "none, as the scale follows from the widths and YaRN",
+                model.attention_scale.is_none() && model.attention_soft_cap.is_none(),
+            ),
+            ("local_base", "none", model.local_base.is_none()),
             (
                 "bias and qkv_bias",
                 "false",

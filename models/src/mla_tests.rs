@@ -87,6 +87,7 @@ fn yarn(mscale_all_dim: f64) -> Positions {
             beta_slow: 1.0,
             mscale: mscale_all_dim,
             mscale_all_dim,
+            truncate: true,
         },
     }
 }
@@ -132,7 +133,7 @@ fn what_latent_attention_has_not_is_refused() {
     );
     assert_eq!(
         error(&|model| model.window = Some(8)),
-        with("window", "none")
+        with("windows", "none")
     );
     assert_eq!(
         error(&|model| model.bias = true),

@@ -37,6 +37,8 @@ pub struct MoeConfig {
     pub bias_update_rate: Option<f64>,
     /// By how much the input of the router is multiplied at random in training, up or down.
     pub jitter: f64,
+    /// Whether the router has a bias, as in gpt-oss.
+    pub router_bias: bool,
     /// The type in which the router computes.
     pub router_dtype: RouterDType,
     /// The inner width of an MLP for every token beside those of the experts; by default there is none.
@@ -66,6 +68,7 @@ impl Default for MoeConfig {
             groups: None,
             bias_update_rate: None,
             jitter: 0.0,
+            router_bias: false,
             router_dtype: RouterDType::F32,
             shared_width: None,
             shared_gate: false,
@@ -139,6 +142,7 @@ impl MoeConfig {
             .with_groups(self.groups)
             .with_bias_update_rate(self.bias_update_rate)
             .with_jitter(self.jitter)
+            .with_bias(self.router_bias)
             .with_dtype(self.router_dtype);
         let shared = self.shared_width.map(SharedExpertsConfig::new);
         MoeMlpConfig::new(router, self.width(model), model.activation)

@@ -37,7 +37,19 @@ pub enum RotaryScaling {
         mscale: f64,
         /// Scale that the amplitude is divided by.
         mscale_all_dim: f64,
+        /// Whether the range of frequencies that are interpolated is rounded to whole ones; not in gpt-oss.
+        #[serde(default = "rounded")]
+        truncate: bool,
     },
+    /// All frequencies are divided (Chen et al. 2023, arXiv:2306.15595), as in Gemma 3.
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+}
+
+fn rounded() -> bool {
+    true
 }
 
 impl From<RotaryScaling> for Scaling {
@@ -62,6 +74,7 @@ impl From<RotaryScaling> for Scaling {
                 beta_slow,
                 mscale,
                 mscale_all_dim,
+                truncate,
             } => Self::Yarn {
                 factor,
                 original,
@@ -69,7 +82,9 @@ impl From<RotaryScaling> for Scaling {
                 beta_slow,
                 mscale,
                 mscale_all_dim,
+                truncate,
             },
+            RotaryScaling::Linear { factor } => Self::Linear { factor },
         }
     }
 }
@@ -88,6 +103,7 @@ pub(crate) fn check(rope: &RopeConfig) -> Result<(), BuildError> {
                 ("base", _) | (_, Scaling::None) => path,
                 (_, Scaling::Llama3 { .. }) => path + ".scaling.llama3",
                 (_, Scaling::Yarn { .. }) => path + ".scaling.yarn",
+                (_, Scaling::Linear { .. }) => path + ".scaling.linear",
             },
             message: format!("invalid {name} = {value}: expected {fits}"),
         },
@@ -146,6 +162,7 @@ mod tests {
             beta_slow: 1.0,
             mscale: 1.0,
             mscale_all_dim: 0.0,
+            truncate: true,
         };
         assert!(
             rotary(1e4, yarn)

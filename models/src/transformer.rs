@@ -6,6 +6,7 @@ use burn_megatron::choice::Operation;
 use burn_megatron::collective::{self, Comm};
 use burn_megatron::kernels::record;
 use burn_megatron::kernels::rope::{RopeConfig, RopeTable};
+use burn_megatron::kernels::soft_cap::soft_cap;
 use burn_megatron::model::{CachedAttention, StageBuilder, StageLayers, StageRun, on_stage};
 use burn_megatron::nn::moe::RouterStep;
 use burn_megatron::nn::{
@@ -33,7 +34,7 @@ pub struct Transformer {
     norm: Option<Norm>,
     output: Option<OutputLayer>,
     #[module(skip)]
-    rotary: Option<RopeTable>,
+    rotary: RotaryTables,
     #[module(skip)]
     loss: LinearCrossEntropy,
     #[module(skip)]
@@ -44,13 +45,40 @@ pub struct Transformer {
     config: TransformerConfig,
 }
 
-/// The table of rotary positions, if the model has them.
+/// The tables of rotary positions.
+#[derive(Clone, Debug)]
+struct RotaryTables {
+    /// None with learned positions.
+    all: Option<RopeTable>,
+    /// Of blocks with a window, if it is another one.
+    windowed: Option<RopeTable>,
+}
+
+impl RotaryTables {
+    fn new(
+        config: &TransformerConfig,
+        head_width: usize,
+        builder: &ModelBuilder,
+    ) -> Result<Self, BuildError> {
+        Ok(Self {
+            all: rotary(config.rope(head_width), builder)?,
+            windowed: rotary(config.local_rope(head_width), builder)?,
+        })
+    }
+
+    /// That of a block.
+    fn of(&self, block: &Block) -> Option<&RopeTable> {
+        let windowed = self.windowed.as_ref().filter(|_| block.has_window());
+        windowed.or(self.all.as_ref())
+    }
+}
+
+/// The table of rotary positions of this configuration.
 fn rotary(
-    config: &TransformerConfig,
-    head_width: usize,
+    rope: Option<RopeConfig>,
     builder: &ModelBuilder,
 ) -> Result<Option<RopeTable>, BuildError> {
-    let Some(rope) = config.rope(head_width) else {
+    let Some(rope) = rope else {
         return Ok(None);
     };
     let rope = RopeConfig {
@@ -96,6 +124,7 @@ impl Transformer {
             config.vocabulary_divisible_by,
             place.size,
         );
+        let scale = config.scaled_embedding.then(|| (hidden as f64).sqrt());
         let comm = root.groups().tensor().clone();
         let embedding = if config.tied {
             stages.first_and_last("embedding")
@@ -105,6 +134,7 @@ impl Transformer {
         let embedding = embedding.map(|builder| {
             VocabParallelEmbeddingConfig::new(vocabulary, hidden)
                 .with_init(init)
+                .with_scale(scale)
                 .init(&builder)
         });
         let learned = config.positions == Positions::Learned;
@@ -142,8 +172,9 @@ impl Transformer {
                 .last("norm")
                 .map(|builder| config.norm().init(&builder)),
             output: output.transpose()?,
-            rotary: rotary(config, head_width, root)?,
-            loss: LinearCrossEntropy::new(loss, root.loss_chunk_size()),
+            rotary: RotaryTables::new(config, head_width, root)?,
+            loss: LinearCrossEntropy::new(loss, root.loss_chunk_size())
+                .with_soft_cap(config.logit_soft_cap),
             comm,
             lies: if root.sequence_parallel() {
                 ActivationLayout::SplitAlong {
@@ -203,14 +234,15 @@ impl Transformer {
         let context = is_active.then(|| format.layer(0).to_owned_context());
         let Some(context) = context.flatten() else {
             return run.layers().fold(x, |x, (i, block)| {
-                block.forward(x, self.rotary.as_ref(), lies, format.layer(i), step)
+                let rotary = self.rotary.of(block);
+                block.forward(x, rotary, lies, format.layer(i), step)
             });
         };
         let (blocks, rotary, step) = (run.to_owned_layers(), self.rotary.clone(), step.cloned());
         run.region.run_stream(x, move |x| {
             blocks.iter().fold(x, |x, (_, block)| {
                 let context = context.context();
-                block.forward(x, rotary.as_ref(), lies, context, step.as_ref())
+                block.forward(x, rotary.of(block), lies, context, step.as_ref())
             })
         })
     }
@@ -257,6 +289,10 @@ impl LanguageModel for Transformer {
 
     fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3> {
         let logits = self.output().forward(hidden, self.embedding.as_ref());
+        let logits = match self.config.logit_soft_cap {
+            Some(cap) => soft_cap(logits, cap),
+            None => logits,
+        };
         let logits = collective::gather(logits, 2, &self.comm);
         logits.narrow(2, 0, self.config.vocabulary)
     }

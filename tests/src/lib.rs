@@ -24,8 +24,11 @@ pub use words::words;
 use burn::tensor::DType;
 use burn_megatron::choice::KernelChoices;
 use burn_megatron::nn::fp8::Fp8Config;
-use burn_megatron::nn::{Activation, NormKind};
-use burn_megatron_models::{Positions, TransformerConfig, TransformerSubject};
+use burn_megatron::nn::moe::ScoreFunction;
+use burn_megatron::nn::{Activation, NormKind, QkNorm};
+use burn_megatron_models::{
+    MoeConfig, Positions, RotaryScaling, TransformerConfig, TransformerSubject,
+};
 
 /// A small GPT with dropout and a vocabulary that must be padded.
 pub fn small_gpt() -> TransformerSubject {
@@ -59,6 +62,76 @@ pub fn without_dropout(subject: TransformerSubject) -> TransformerSubject {
         ..subject.config
     };
     TransformerSubject { config, ..subject }
+}
+
+/// A small OLMoE: norms of all queries and of all keys, experts, and windows in some blocks.
+pub fn small_olmoe() -> TransformerSubject {
+    let llama = small_llama();
+    let config = TransformerConfig {
+        qk_norm: Some(QkNorm::Whole),
+        layer_windows: vec![3, 0],
+        moe: Some(MoeConfig {
+            experts: 4,
+            expert_width: Some(8),
+            score: ScoreFunction::PreSoftmax,
+            ..MoeConfig::default()
+        }),
+        init_std: 0.2,
+        ..llama.config
+    };
+    TransformerSubject { config, ..llama }
+}
+
+/// A small gpt-oss: biases everywhere, sinks, a clamped activation, experts, and windows in some blocks.
+pub fn small_gpt_oss() -> TransformerSubject {
+    let olmoe = small_olmoe();
+    let config = TransformerConfig {
+        qk_norm: None,
+        bias: true,
+        sinks: true,
+        activation: Activation::ClampedSwiGlu,
+        positions: Positions::Rotary {
+            base: 1000.0,
+            scaling: RotaryScaling::Yarn {
+                factor: 4.0,
+                original: 4,
+                beta_fast: 8.0,
+                beta_slow: 1.0,
+                mscale: 1.0,
+                mscale_all_dim: 0.0,
+                truncate: false,
+            },
+        },
+        moe: olmoe.config.moe.map(|moe| MoeConfig {
+            score: ScoreFunction::Softmax,
+            router_bias: true,
+            ..moe
+        }),
+        ..olmoe.config
+    };
+    TransformerSubject { config, ..olmoe }
+}
+
+/// A small Gemma with all that Gemma 2 and 3 have, tied.
+pub fn small_gemma() -> TransformerSubject {
+    let llama = small_llama();
+    let config = TransformerConfig {
+        norm_zero_centered: true,
+        activation: Activation::GeGlu,
+        layer_windows: vec![3, 0],
+        local_base: Some(100.0),
+        qk_norm: Some(QkNorm::Heads),
+        qk_norm_zero_centered: true,
+        attention_scale: Some(0.7),
+        attention_soft_cap: Some(0.5),
+        logit_soft_cap: Some(0.5),
+        post_norms: true,
+        scaled_embedding: true,
+        tied: true,
+        init_std: 0.2,
+        ..llama.config
+    };
+    TransformerSubject { config, ..llama }
 }
 
 /// A small Llama with two groups of keys and values, without attention dropout, so that its attention is

@@ -200,11 +200,11 @@ fn each_rank_reads_its_own_bytes() {
     }
 }
 
-/// The results of each rank: the logits if it has the last stage, and the losses.
+/// The results of each rank: the logits if it has the last stage and whole sequences, and the losses.
 fn compute(fixture: &Fixture, layout: &ParallelConfig) -> Vec<(Option<Vec<f32>>, Vec<f64>)> {
     let pipeline = layout.pipeline;
     let model = &fixture.folder.config().model;
-    let run = World::threads(layout.tensor * pipeline * layout.data_size())
+    let run = World::threads(layout.tensor * layout.context * pipeline * layout.data_size())
         .unwrap()
         .run(|rank| -> Result<_, AnyError> {
             let groups = ParallelContext::new(layout, &rank)?;
@@ -217,9 +217,13 @@ fn compute(fixture: &Fixture, layout: &ParallelConfig) -> Vec<(Option<Vec<f32>>,
             let tokens = TensorData::new(fixture.tokens.clone(), [2, SEQ]);
             let tokens = Tensor::<2, Int>::from_data(tokens, &device);
             let module = trainer.model().module();
-            let hidden = forward_only(&placement, groups.pipeline(), &device, |stage, input| {
-                module.hidden(stage, input, tokens.clone().into())
-            })?;
+            // A rank of a context group has a part of the tokens.
+            let hidden = match layout.context {
+                1 => forward_only(&placement, groups.pipeline(), &device, |stage, input| {
+                    module.hidden(stage, input, tokens.clone().into())
+                })?,
+                _ => None,
+            };
             let logits = hidden.map(|hidden| {
                 let logits = module.logits_of(hidden).into_data();
                 logits.iter::<f32>().collect::<Vec<_>>()
@@ -268,7 +272,8 @@ fn assert_equal(name: &str, layouts: &[ParallelConfig]) {
             println!("{layout}: losses {apart:.1e} apart");
             assert!(apart < 1e-5, "{layout}: losses {apart} apart: {losses:?}");
         }
-        assert_eq!(seen, layout.tensor * layout.data_size());
+        let logits = if layout.context == 1 { 1 } else { 0 };
+        assert_eq!(seen, logits * layout.tensor * layout.data_size());
     }
 }
 
@@ -338,4 +343,37 @@ fn mixtral() {
 #[test]
 fn qwen3_moe() {
     assert_equal_with_experts("qwen3-moe");
+}
+
+/// Norms of all heads together, whose means are those of all tensor ranks; weights that do not sum to 1, in bf16.
+#[test]
+fn olmoe() {
+    assert_equal_with_experts("olmoe");
+    assert_equal("olmoe", &[ParallelConfig::new().with_context(2)]);
+}
+
+/// One rank, tensor 2 with sequence parallelism, pipeline 2, and context 2.
+fn assert_equal_on_each_axis(name: &str) {
+    let one = ParallelConfig::new;
+    assert_equal(
+        name,
+        &[
+            one(),
+            one().with_tensor(2).with_sequence_parallel(true),
+            one().with_pipeline(2),
+            one().with_context(2),
+        ],
+    );
+}
+
+/// Windows in every second block, soft caps, norms of the outputs of branches, a scaled embedding, in bf16.
+#[test]
+fn gemma2() {
+    assert_equal_on_each_axis("gemma2");
+}
+
+/// Two bases of rotary positions, one of them scaled, and norms of heads, in bf16.
+#[test]
+fn gemma3() {
+    assert_equal_on_each_axis("gemma3");
 }

@@ -1,6 +1,7 @@
 //! Every layout computes what one rank computes.
 
 use burn_megatron::choice::{KernelChoice, KernelChoices};
+use burn_megatron::nn::QkNorm;
 use burn_megatron::verify::{Layout, VerifyOptions, verify};
 use burn_megatron_models::TransformerSubject;
 use burn_megatron_tests::{small_gpt, small_llama, without_dropout};
@@ -47,7 +48,7 @@ fn llama_tied_with_one_group() {
 fn llama_with_normalised_heads_and_a_window() {
     let mut subject = small_llama();
     subject.config.qkv_bias = Some(true);
-    subject.config.qk_norm = true;
+    subject.config.qk_norm = Some(QkNorm::Heads);
     subject.config.window = Some(3);
     assert_passes(&subject);
     subject.kernels = KernelChoices::all(KernelChoice::Unfused);

@@ -5,6 +5,7 @@ mod context_faults;
 mod context_verify;
 mod data_parallel;
 mod deferred;
+mod families;
 mod faults;
 mod fp8;
 mod fp8_gather;

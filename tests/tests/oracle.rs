@@ -12,7 +12,7 @@ use burn_megatron::checkpoint::{
 };
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data::{DataError, Dataset, Sample, Samples, Sampling};
-use burn_megatron::nn::ModelBuilder;
+use burn_megatron::nn::{ModelBuilder, QkNorm};
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
     ModelConfig, Observer, ObserverError, SaveConfig, Saver, TrainConfig, Trainer,
@@ -202,7 +202,7 @@ impl Case {
             norm_zero_centered: true,
             positions: Positions::rotary(100.0),
             qkv_bias: Some(true),
-            qk_norm: true,
+            qk_norm: Some(QkNorm::Heads),
             window: Some(5),
             ..Self::gpt2().model
         };

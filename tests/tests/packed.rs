@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::DistributedDataParallel;
-use burn_megatron::nn::ModelBuilder;
+use burn_megatron::nn::{ModelBuilder, QkNorm};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::{LanguageModel, ModelConfig, Tokens};
 use burn_megatron::verify::{Layout, VerifyOptions, verify};
@@ -31,7 +31,7 @@ fn models() -> Vec<(String, TransformerConfig, KernelChoices)> {
     };
     let seen = TransformerConfig {
         window: Some(2),
-        qk_norm: true,
+        qk_norm: Some(QkNorm::Heads),
         qkv_bias: Some(true),
         ..small_llama().config
     };

@@ -9,7 +9,7 @@ use burn_megatron::mesh::{ContextExchange, ParallelConfig};
 use burn_megatron::nn::fp8::{Fp8Config, Fp8Recipe};
 use burn_megatron::nn::moe::{Capacity, KeepPolicy, RouterLoss, RouterLossKind};
 use burn_megatron::nn::{
-    Activation, ActivationOffload, ActivationUsage, ModelBuilder, NormKind, Recompute,
+    Activation, ActivationOffload, ActivationUsage, ModelBuilder, NormKind, QkNorm, Recompute,
     RecomputeConfig, RecomputeLayers, RecomputeMethod, RecomputeModule,
 };
 use burn_megatron::pipeline::schedule::ScheduleKind;
@@ -248,6 +248,9 @@ impl Case {
             bias: false,
             tied: false,
             mlp_width: Some(24),
+            qk_norm: Some(QkNorm::Whole),
+            post_norms: true,
+            logit_soft_cap: Some(2.0),
             // Of the streams alone: fused attention has none.
             dropout: 0.1,
             ..gpt
@@ -276,7 +279,11 @@ impl Case {
             coefficient: 0.05,
         };
         TransformerConfig {
+            bias: true,
+            sinks: true,
+            activation: Activation::ClampedSwiGlu,
             moe: Some(MoeConfig {
+                router_bias: true,
                 experts: 4,
                 expert_width: Some(8),
                 shared_width: Some(8),

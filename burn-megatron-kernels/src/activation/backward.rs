@@ -6,9 +6,10 @@ use burn::tensor::{Shape, Tensor};
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{Activation, ActivationOptions, NAME, cpu, statistics};
+use super::{Activation, ActivationOptions, NAME, check_options, cpu, statistics};
 use crate::Function;
 use crate::cpu::for_float;
+use crate::error::accept;
 use crate::gradient::{self, Destination, Place};
 use crate::launch::{DeviceOp, Spec, launch, launch_one};
 
@@ -83,6 +84,17 @@ impl ActivationFunction {
             fused,
             destination: None,
         }
+    }
+
+    /// The same with these options.
+    ///
+    /// # Panics
+    ///
+    /// As [`activate`](super::activate), for options that do not fit the nonlinearity.
+    pub fn with_options(mut self, options: ActivationOptions) -> Self {
+        accept(check_options(self.fused.kind, options));
+        self.fused.options = options;
+        self
     }
 
     /// The nonlinearity.

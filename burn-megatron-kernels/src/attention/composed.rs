@@ -7,6 +7,7 @@ use super::options::{AttentionOptions, Heads};
 use super::problem::AttentionProblem;
 use crate::cpu::wide;
 use crate::error::accept;
+use crate::soft_cap::soft_cap;
 
 /// The same as [`flash_attention`](super::flash_attention).
 ///
@@ -155,6 +156,10 @@ fn attend(
         .matmul(by_head(k).swap_dims(2, 3))
         .mul_scalar(problem.scale);
     let scores = scores.reshape([batch, heads, queries, keys]);
+    let scores = match problem.options.soft_cap {
+        Some(cap) => soft_cap(scores, cap),
+        None => scores,
+    };
     let hidden = hidden(problem, &scores).expand([batch, heads, queries, keys]);
     let scores = scores.mask_fill(hidden, f64::NEG_INFINITY);
 

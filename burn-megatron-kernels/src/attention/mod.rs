@@ -237,7 +237,13 @@ fn step(engine: Arc<dyn AttentionEngine>, problem: AttentionProblem) -> Attentio
 
 fn check_support(engine: &dyn AttentionEngine, problem: &AttentionProblem) {
     accept(problem.check_widths());
-    accept(engine.supports(problem).map_err(|reason| {
+    let supported = match problem.options.soft_cap {
+        Some(cap) => Err(format!(
+            "a soft cap of {cap}, which only composed attention has"
+        )),
+        None => engine.supports(problem),
+    };
+    accept(supported.map_err(|reason| {
         let message = format!(
             "the engine {:?} does not support this problem: {reason}; use the engine {:?}",
             engine.name(),

@@ -13,6 +13,8 @@ use crate::KernelError;
 pub struct AttentionOptions {
     /// The factor of the scores; without it `1 / sqrt(width)`.
     pub scale: Option<f64>,
+    /// `c`: a scaled score `s` becomes `c tanh(s / c)`. Only [`composed`](super::composed) has it.
+    pub soft_cap: Option<f64>,
     /// Causal: no query sees a key after its own position.
     pub causal: bool,
     /// No query sees a key farther away than this.

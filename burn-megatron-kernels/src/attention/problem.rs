@@ -200,6 +200,16 @@ impl AttentionProblem {
                 fits: "a finite number",
             });
         }
+        if let Some(cap) = options.soft_cap
+            && !(cap as f32 > 0.0 && (cap as f32).is_finite())
+        {
+            return Err(KernelError::Option {
+                operation: OPERATION,
+                name: "soft_cap",
+                value: cap.to_string(),
+                fits: "a positive finite f32",
+            });
+        }
         let mut options = options.clone();
         options.scale = Some(scale);
         Ok(Self {

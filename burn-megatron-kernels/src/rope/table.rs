@@ -33,7 +33,8 @@ pub enum Scaling {
     ///
     /// The pair that makes `r` turns within the original context is
     /// `d(r) = width ln(original / (2 pi r)) / (2 ln base)`. Pairs up to `floor d(beta_fast)` stay,
-    /// those from `ceil d(beta_slow)` on are divided by `factor`, a ramp lies between. Cosines and
+    /// those from `ceil d(beta_slow)` on are divided by `factor`, a ramp lies between, whose ends
+    /// are not rounded without `truncate`. Cosines and
     /// sines are multiplied by `m(mscale) / m(mscale_all_dim)` with `m(s) = 0.1 s ln factor + 1`.
     Yarn {
         /// The factor by which the context is extended, at least 1.
@@ -48,6 +49,13 @@ pub enum Scaling {
         mscale: f64,
         /// Its divisor, which the softmax then applies squared; 0 for none.
         mscale_all_dim: f64,
+        /// Whether the ends of the ramp are rounded; not in gpt-oss.
+        truncate: bool,
+    },
+    /// All frequencies are divided by the factor (Chen et al. 2023, arXiv:2306.15595).
+    Linear {
+        /// The factor by which the context is extended, at least 1.
+        factor: f64,
     },
 }
 
@@ -110,6 +118,7 @@ impl RopeConfig {
         check_size(NAME, &[self.max_positions, self.width / 2])?;
         match self.scaling {
             Scaling::None => Ok(()),
+            Scaling::Linear { factor } => at_least_one("factor", factor),
             Scaling::Llama3 {
                 factor,
                 low,
@@ -127,6 +136,7 @@ impl RopeConfig {
                 beta_slow,
                 mscale,
                 mscale_all_dim,
+                truncate: _,
             } => {
                 at_least_one("factor", factor)?;
                 at_least_one("original", original as f64)?;
@@ -148,6 +158,7 @@ impl RopeConfig {
         let plain = |i: usize| self.base.powf(-2.0 * i as f64 / self.width as f64);
         let scaled = |i: usize| match self.scaling {
             Scaling::None => plain(i),
+            Scaling::Linear { factor } => plain(i) / factor,
             Scaling::Llama3 {
                 factor,
                 low,
@@ -163,9 +174,10 @@ impl RopeConfig {
                 original,
                 beta_fast,
                 beta_slow,
+                truncate,
                 ..
             } => {
-                let kept = 1.0 - self.ramp(i, original, beta_fast, beta_slow);
+                let kept = 1.0 - self.ramp(i, original, [beta_fast, beta_slow], truncate);
                 plain(i) * ((1.0 - kept) / factor + kept)
             }
         };
@@ -173,13 +185,16 @@ impl RopeConfig {
     }
 
     /// 0 for pairs before the one that makes `fast` turns, 1 after the one that makes `slow`.
-    fn ramp(&self, pair: usize, original: usize, fast: f64, slow: f64) -> f64 {
+    fn ramp(&self, pair: usize, original: usize, [fast, slow]: [f64; 2], truncate: bool) -> f64 {
         let width = self.width as f64;
         let rotated_units = |rotate_instances: f64| {
             width * (original as f64 / (2.0 * PI * rotate_instances)).ln() / (2.0 * self.base.ln())
         };
-        let from = rotated_units(fast).floor().max(0.0);
-        let to = rotated_units(slow).ceil().min(width - 1.0);
+        let (mut from, mut to) = (rotated_units(fast), rotated_units(slow));
+        if truncate {
+            (from, to) = (from.floor(), to.ceil());
+        }
+        let (from, to) = (from.max(0.0), to.min(width - 1.0));
         // Equal ends make a step; the small distance is the one of the published models.
         let to = if to == from { from + 0.001 } else { to };
         ((pair as f64 - from) / (to - from)).clamp(0.0, 1.0)

@@ -24,7 +24,12 @@ pub enum Activation {
     GeGlu,
     /// `a sigmoid(1.702 a) b`.
     QuickGeGlu,
+    /// `min(a, 7) sigmoid(1.702 min(a, 7)) (min(max(b, -7), 7) + 1)`, as in gpt-oss.
+    ClampedSwiGlu,
 }
+
+/// The bound of both halves of [`Activation::ClampedSwiGlu`] (`swiglu_limit`).
+const CLAMP: f64 = 7.0;
 
 impl Activation {
     /// Whether the input is twice as wide as the output.
@@ -40,7 +45,17 @@ impl Activation {
             Self::SquaredRelu => KernelActivation::SquaredRelu,
             Self::SwiGlu => KernelActivation::SwiGlu,
             Self::GeGlu => KernelActivation::GeGlu,
-            Self::QuickGeGlu => KernelActivation::QuickGeGlu,
+            Self::QuickGeGlu | Self::ClampedSwiGlu => KernelActivation::QuickGeGlu,
+        }
+    }
+
+    pub(super) fn options(self) -> ActivationOptions {
+        match self {
+            Self::ClampedSwiGlu => ActivationOptions {
+                clamp: Some(CLAMP),
+                offset: 1.0,
+            },
+            _ => ActivationOptions::default(),
         }
     }
 
@@ -51,13 +66,40 @@ impl Activation {
 
     /// Applies the nonlinearity to `x + bias`, fused or not.
     pub fn forward_biased(self, x: Tensor<3>, bias: Option<Bias>, fused: bool) -> Tensor<3> {
-        let options = ActivationOptions::default();
+        let options = self.options();
         if fused {
             let bias = bias.map(Bias::into_parameter);
             activation::activate_with(x, bias, None, self.kernel(), options)
         } else {
             let bias = bias.map(Bias::into_tensor);
             activation::composed::activate(x, bias, None, self.kernel(), options)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Device, TensorData};
+
+    use super::*;
+
+    /// The activation of gpt-oss by its formula, where neither half, one or both are clamped.
+    #[test]
+    fn a_clamped_activation_is_that_of_gpt_oss() {
+        let (gates, values) = ([-20.0, -1.5, 0.5, 7.5, 30.0], [8.0, -0.25, -9.0, 3.0, 7.5]);
+        let wanted = gates.iter().zip(&values).map(|(gate, value)| {
+            let gate = f64::min(*gate, 7.0);
+            let value = f64::clamp(*value, -7.0, 7.0);
+            (value + 1.0) * gate / (1.0 + (-1.702 * gate).exp())
+        });
+        let wanted: Vec<f64> = wanted.collect();
+        let data = TensorData::new([gates, values].concat(), [1, 1, 10]);
+        let x = Tensor::<3>::from_data(data, (&Device::flex(), DType::F64));
+        for fused in [false, true] {
+            let y = Activation::ClampedSwiGlu.forward_biased(x.clone(), None, fused);
+            for (y, wanted) in y.into_data().iter::<f64>().zip(&wanted) {
+                assert!((y - wanted).abs() < 1e-13, "{y} and {wanted}");
+            }
         }
     }
 }

@@ -3,19 +3,20 @@
 use std::sync::Arc;
 
 use burn::config::Config;
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use burn_megatron_kernels::attention::{Heads, MAX_WIDTH, Window};
 use burn_megatron_kernels::rope::{self, Positions, RopeOptions, RopeTable};
 
-use super::attention_core::{AttentionCore, ProbabilityRows};
+use super::attention_core::{AttentionCore, ProbabilityRows, ScoreOptions};
 use super::context::{ContextAttention, KeyValueExchange, OuterGroup};
+use super::qk_norm::WholeNorm;
 use super::{
     ActivationLayout, AttentionContext, Bias, BuildError, ColumnParallelLinear,
-    ColumnParallelLinearConfig, Dropout, Init, ModelBuilder, Norm, NormConfig, NormKind,
-    OutputSection, RecomputeModule, RecomputeRegion, Residual, RowParallelLinear,
-    RowParallelLinearConfig,
+    ColumnParallelLinearConfig, Dropout, Init, ModelBuilder, Norm, OutputSection, ParameterSpec,
+    Placement, QkNormConfig, RecomputeModule, RecomputeRegion, Residual, RowParallelLinear,
+    RowParallelLinearConfig, anchored_value,
 };
 use crate::choice::Operation;
 use crate::mesh::{Axis, split_evenly};
@@ -37,10 +38,18 @@ pub struct ParallelAttentionConfig {
     /// Whether the QKV projection has a bias.
     #[config(default = true)]
     pub qkv_bias: bool,
-    /// The epsilon of an RMSNorm of each head's queries and keys; none by default.
-    pub qk_norm: Option<f64>,
+    /// RMSNorm of queries and keys; none by default.
+    pub qk_norm: Option<QkNormConfig>,
     /// The sliding window: how many tokens a query attends to, including itself. None: all earlier ones.
     pub window: Option<usize>,
+    /// Whether each head has a sink: a learned logit beside its scores, which takes a share of the softmax and gives
+    /// none, as in gpt-oss.
+    #[config(default = false)]
+    pub sinks: bool,
+    /// The factor of the scores; by default `1 / sqrt(head_width)`.
+    pub scale: Option<f64>,
+    /// `c`: a scaled score `s` becomes `c tanh(s / c)`, as in Gemma 2. Not fused.
+    pub soft_cap: Option<f64>,
     /// Dropout of the attention probabilities.
     #[config(default = 0.0)]
     pub dropout: f64,
@@ -65,11 +74,15 @@ pub struct ParallelAttention {
     pub qkv: ColumnParallelLinear,
     /// The output projection.
     pub output: RowParallelLinear,
-    /// Over the features of a head, before rotary positions.
+    /// Over the features of a head or of all heads, before rotary positions.
     pub q_norm: Option<Norm>,
     /// The same for keys.
     pub k_norm: Option<Norm>,
+    /// This rank's part of `[heads]`: a logit beside the scores of each head.
+    pub sinks: Option<Param<Tensor<1>>>,
     dropout: Dropout,
+    #[module(skip)]
+    whole_norm: Option<WholeNorm>,
     #[module(skip)]
     core: AttentionCore,
     #[module(skip)]
@@ -103,7 +116,8 @@ impl ParallelAttentionConfig {
         }
         let section = |unit: &str, units| OutputSection::new(unit.into(), units, self.head_width);
         let kv = section("groups of keys and values", self.groups).with_shared(true);
-        let sections = vec![section("heads", self.heads), kv.clone(), kv];
+        let queries = section("heads", self.heads);
+        let sections = vec![queries.clone(), kv.clone(), kv.clone()];
         let output = (self.heads + 2 * self.groups) * self.head_width;
         let qkv = ColumnParallelLinearConfig::new(self.hidden, output)
             .with_sections(sections)
@@ -134,16 +148,31 @@ impl ParallelAttentionConfig {
             None => heads,
         };
         let engine = fused.then(|| builder.attention_engine((of_engine, self.head_width), window));
+        let norm = |name: &str, units: &OutputSection| {
+            let norm = self.qk_norm.as_ref();
+            let norm = norm.map(|norm| norm.init(units, &builder.child(name)));
+            norm.transpose()
+        };
+        let sinks = ParameterSpec::new([self.heads], self.init)
+            .with_placement(Axis::Tensor, Placement::split(0, self.heads, place.size));
         Ok(ParallelAttention {
             qkv,
             output,
-            q_norm: self.head_norm("q_norm", builder),
-            k_norm: self.head_norm("k_norm", builder),
+            q_norm: norm("q_norm", &queries)?,
+            k_norm: norm("k_norm", &kv)?,
+            sinks: self.sinks.then(|| builder.parameter("sinks", sinks)),
+            whole_norm: match &self.qk_norm {
+                Some(norm) => norm.over_ranks([&queries, &kv], builder)?,
+                None => None,
+            },
             dropout: Dropout::new(self.dropout, &builder.child("dropout"))?,
             core: AttentionCore {
                 heads,
-                window,
-                scale: None,
+                scores: ScoreOptions {
+                    window,
+                    scale: self.scale,
+                    soft_cap: self.soft_cap,
+                },
                 engine: engine.transpose()?,
                 fused_softmax: builder.is_fused(Operation::Softmax),
                 context,
@@ -156,28 +185,22 @@ impl ParallelAttentionConfig {
         })
     }
 
-    /// The norm of each head. Ranks have different heads, so its gradient is summed over the tensor axis.
-    fn head_norm(&self, name: &str, builder: &ModelBuilder) -> Option<Norm> {
-        let norm = NormConfig::new(NormKind::Rms, self.head_width, self.qk_norm?);
-        let builder = builder
-            .child(name)
-            .with_sequence_parallel(builder.place().size > 1);
-        Some(norm.init(&builder))
-    }
-
     /// Marks attention as unfused if the kernels do not support this configuration.
     fn check_fused(&self, builder: &ModelBuilder) -> Result<(), BuildError> {
-        match unfused_reason(self.dropout, self.head_width) {
+        match unfused_reason(self.dropout, self.head_width, self.soft_cap) {
             Some(reason) => builder.keep_unfused(Operation::Attention, reason),
             None => Ok(()),
         }
     }
 }
 
-/// Why an attention with this dropout and head width cannot be fused, if it cannot.
-pub fn unfused_reason(dropout: f64, head_width: usize) -> Option<String> {
+/// Why an attention with this dropout, head width and soft cap cannot be fused, if it cannot.
+pub fn unfused_reason(dropout: f64, head_width: usize, soft_cap: Option<f64>) -> Option<String> {
     if dropout > 0.0 {
         return Some("the attention's dropout acts on its probabilities".into());
+    }
+    if soft_cap.is_some() {
+        return Some("the attention's scores have a soft cap".into());
     }
     let is_too_wide = head_width > MAX_WIDTH;
     is_too_wide.then(|| format!("heads of {head_width} features are wider than {MAX_WIDTH}"))
@@ -334,10 +357,12 @@ impl ParallelAttention {
                 .forward_rows(probabilities, numbers, per_sample),
             None => self.dropout.forward(probabilities, self.lies),
         };
-        self.core.attend(qkv, context, dropout)
+        let sink = self.sinks.as_ref();
+        let sink = sink.map(|sinks| anchored_value(sinks, &qkv));
+        self.core.attend(qkv, sink, context, dropout)
     }
 
-    /// Normalises the queries and the keys of a QKV projection, head by head.
+    /// Normalises the queries and the keys of a QKV projection.
     fn normalise(&self, qkv: Tensor<3>) -> Tensor<3> {
         let (Some(q_norm), Some(k_norm)) = (&self.q_norm, &self.k_norm) else {
             return qkv;
@@ -347,13 +372,18 @@ impl ParallelAttention {
             qkv.clone()
                 .narrow(2, first * heads.width, count * heads.width)
         };
-        let normal = |norm: &Norm, first, count| {
-            let rows = part(first, count).reshape([batch, seq * count, heads.width]);
-            norm.forward(rows)
-                .reshape([batch, seq, count * heads.width])
+        let [q, k] = [part(0, heads.heads), part(heads.heads, heads.groups)];
+        let normal = |norm: &Norm, x: Tensor<3>| {
+            let [.., features] = x.dims();
+            // Of all features, or of each head.
+            let [width] = norm.weight.lazy_shape().dims();
+            let rows = x.reshape([batch, seq * features / width, width]);
+            norm.forward(rows).reshape([batch, seq, features])
         };
-        let q = normal(q_norm, 0, heads.heads);
-        let k = normal(k_norm, heads.heads, heads.groups);
+        let [q, k] = match &self.whole_norm {
+            Some(whole) => whole.forward([q, k], [q_norm, k_norm]),
+            None => [normal(q_norm, q), normal(k_norm, k)],
+        };
         let v = part(heads.heads + heads.groups, heads.groups);
         Tensor::cat(vec![q, k, v], 2)
     }

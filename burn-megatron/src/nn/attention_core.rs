@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
 use burn_megatron_kernels::attention::{
-    AttentionEngine, AttentionOptions, Heads, Window, composed, flash_attention_packed_with,
-    flash_attention_with,
+    AttentionEngine, AttentionOptions, Heads, KeyRanges, Window, composed,
+    flash_attention_packed_with, flash_attention_with,
 };
+use burn_megatron_kernels::soft_cap::soft_cap;
 use burn_megatron_kernels::softmax::{self, Mask, Sink};
 
 use super::context::{
@@ -15,14 +16,34 @@ use super::context::{
 };
 use super::{AttentionContext, LayerKvCache, PackedSequences};
 
+/// Which keys a query attends to, and what becomes of its scores.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ScoreOptions {
+    /// The sliding window. None: a query attends to all earlier tokens.
+    pub window: Option<Window>,
+    /// The factor of the scores. None: `1 / sqrt(width)`.
+    pub scale: Option<f64>,
+    /// `c`: a scaled score `s` becomes `c tanh(s / c)`.
+    pub soft_cap: Option<f64>,
+}
+
+impl ScoreOptions {
+    /// The options of attention to these keys.
+    pub fn of_ranges(&self, ranges: KeyRanges) -> AttentionOptions {
+        AttentionOptions {
+            scale: self.scale,
+            soft_cap: self.soft_cap,
+            ranges: Some(ranges),
+            ..AttentionOptions::default()
+        }
+    }
+}
+
 /// The settings of the attention of one rank.
 #[derive(Clone, Debug)]
 pub(super) struct AttentionCore {
     pub heads: Heads,
-    /// The sliding window. None: a query attends to all earlier tokens.
-    pub window: Option<Window>,
-    /// The factor of the scores; none: `1 / sqrt(width)`.
-    pub scale: Option<f64>,
+    pub scores: ScoreOptions,
     /// The engine of fused attention. None: attention is not fused.
     pub engine: Option<Arc<dyn AttentionEngine>>,
     /// Whether the softmax is fused where attention is not.
@@ -40,8 +61,9 @@ pub(super) struct ProbabilityRows {
 }
 
 impl AttentionCore {
-    /// `[batch, seq, (heads + 2 groups) * width]` to `[batch, seq, heads * width]`; `dropout` is applied to
-    /// the probabilities, with their rows if they are not all of this rank's heads.
+    /// `[batch, seq, (heads + 2 groups) * width]` to `[batch, seq, heads * width]`. `sink` `[heads]` is a logit beside
+    /// the scores of each head; `dropout` is applied to the probabilities, with their rows if they are not all of this
+    /// rank's heads.
     ///
     /// # Panics
     ///
@@ -49,26 +71,29 @@ impl AttentionCore {
     pub fn attend(
         &self,
         qkv: Tensor<3>,
+        sink: Option<Tensor<1>>,
         context: AttentionContext<'_>,
         dropout: impl FnOnce(Tensor<4>, Option<ProbabilityRows>) -> Tensor<4>,
     ) -> Tensor<3> {
         match (context, self.engine.clone()) {
-            (AttentionContext::Cached(layer), _) => self.cached(qkv, layer),
+            (AttentionContext::Cached(layer), _) => self.cached(qkv, sink, layer),
             (AttentionContext::Rows, Some(engine)) => {
-                flash_attention_packed_with(engine, qkv, self.heads, None, &self.options())
+                flash_attention_packed_with(engine, qkv, self.heads, sink, &self.options())
             }
             (AttentionContext::Packed(packed), Some(engine)) => {
-                self.flash_packed(engine, qkv, packed)
+                self.flash_packed(engine, qkv, sink, packed)
             }
             (AttentionContext::Sharded(shard), Some(engine)) => {
                 let exchange = self.exchange();
-                exchange.attend(engine, qkv, self.heads, self.window, shard)
+                exchange.attend(engine, (qkv, sink), self.heads, self.scores, shard)
             }
-            (AttentionContext::Rows, None) => self.unfused_joint(qkv, &self.mask(), dropout),
+            (AttentionContext::Rows, None) => self.unfused_joint(qkv, sink, &self.mask(), dropout),
             (AttentionContext::Packed(packed), None) => {
-                self.unfused_joint(qkv, &packed.mask(self.window), dropout)
+                self.unfused_joint(qkv, sink, &packed.mask(self.scores.window), dropout)
             }
-            (AttentionContext::Sharded(shard), None) => self.unfused_sharded(qkv, shard, dropout),
+            (AttentionContext::Sharded(shard), None) => {
+                self.unfused_sharded(qkv, sink, shard, dropout)
+            }
         }
     }
 
@@ -91,8 +116,8 @@ impl AttentionCore {
         }
         match context {
             AttentionContext::Packed(packed) => {
-                let mask = packed.mask(self.window);
-                self.unfused([q, k, v], &mask, |weights| dropout(weights, None))
+                let mask = packed.mask(self.scores.window);
+                self.unfused([q, k, v], None, &mask, |weights| dropout(weights, None))
             }
             AttentionContext::Sharded(shard) => {
                 let rows = QueryRows {
@@ -102,15 +127,19 @@ impl AttentionCore {
                     first_head: self.place.0,
                     all_heads: self.place.1,
                 };
-                let mask = rows.mask(self.window, &device);
+                let mask = rows.mask(self.scores.window, &device);
                 let rows = ProbabilityRows {
                     numbers: rows.numbers(),
                     per_sample: rows.per_sample(),
                 };
-                self.unfused([q, k, v], &mask, |weights| dropout(weights, Some(rows)))
+                self.unfused([q, k, v], None, &mask, |weights| {
+                    dropout(weights, Some(rows))
+                })
             }
             AttentionContext::Rows | AttentionContext::Cached(_) => {
-                self.unfused([q, k, v], &self.mask(), |weights| dropout(weights, None))
+                self.unfused([q, k, v], None, &self.mask(), |weights| {
+                    dropout(weights, None)
+                })
             }
         }
     }
@@ -139,11 +168,10 @@ impl AttentionCore {
                 ranges: Some(packed.documents().clone()),
                 ..self.options()
             },
-            AttentionContext::Sharded(shard) => AttentionOptions {
-                ranges: Some(shard.ranges_in_batch(self.window, device)),
-                scale: self.scale,
-                ..AttentionOptions::default()
-            },
+            AttentionContext::Sharded(shard) => {
+                let ranges = shard.ranges_in_batch(self.scores.window, device);
+                self.scores.of_ranges(ranges)
+            }
         }
     }
 
@@ -157,14 +185,15 @@ impl AttentionCore {
     pub fn options(&self) -> AttentionOptions {
         AttentionOptions {
             causal: true,
-            window: self.window,
-            scale: self.scale,
+            scale: self.scores.scale,
+            soft_cap: self.scores.soft_cap,
+            window: self.scores.window,
             ..AttentionOptions::default()
         }
     }
 
     fn mask(&self) -> Mask {
-        match self.window {
+        match self.scores.window {
             None => Mask::Causal,
             Some(Window { left, right }) => Mask::Window { left, right },
         }
@@ -175,6 +204,7 @@ impl AttentionCore {
         &self,
         engine: Arc<dyn AttentionEngine>,
         qkv: Tensor<3>,
+        sink: Option<Tensor<1>>,
         packed: &PackedSequences,
     ) -> Tensor<3> {
         let [batch, seq, features] = qkv.dims();
@@ -183,16 +213,22 @@ impl AttentionCore {
             ..self.options()
         };
         let qkv = qkv.reshape([1, batch * seq, features]);
-        let out = flash_attention_packed_with(engine, qkv, self.heads, None, &options);
+        let out = flash_attention_packed_with(engine, qkv, self.heads, sink, &options);
         out.reshape([batch, seq, self.heads.heads * self.heads.width])
     }
 
     /// Appends the new keys and values to the cache, and attends to all of it.
-    fn cached(&self, qkv: Tensor<3>, layer: LayerKvCache<'_>) -> Tensor<3> {
+    fn cached(
+        &self,
+        qkv: Tensor<3>,
+        sink: Option<Tensor<1>>,
+        layer: LayerKvCache<'_>,
+    ) -> Tensor<3> {
         assert!(
             !qkv.is_autodiff(),
             "attention with a KV cache has no backward: expected tensors without autodiff"
         );
+        let sink = sink.map(plain);
         let ([batch, seq, _], heads) = (qkv.dims(), self.heads);
         let part = |first: usize, count: usize| {
             let part = qkv.clone();
@@ -207,9 +243,9 @@ impl AttentionCore {
             let q = if is_part { split.gather(q, first) } else { q };
             let own = layer.extend_own(&split, [k, v], q.dims()[1]);
             let of = CacheAttention {
-                window: self.window,
-                scale: self.scale,
+                scores: self.scores,
                 value_width: heads.width,
+                sink,
                 engine: self.engine.clone(),
             };
             return split.attend(&of, q, own, first, is_part).flatten(2, 3);
@@ -217,8 +253,8 @@ impl AttentionCore {
         let [k, v] = layer.extend([k, v]);
         let options = self.options();
         let out: Tensor<4> = match self.engine.clone() {
-            Some(engine) => flash_attention_with(engine, q, k, v, None, &options),
-            None => composed::flash_attention(q, k, v, None, &options),
+            Some(engine) => flash_attention_with(engine, q, k, v, sink, &options),
+            None => composed::flash_attention(q, k, v, sink, &options),
         };
         out.flatten(2, 3)
     }
@@ -226,6 +262,7 @@ impl AttentionCore {
     fn unfused_joint(
         &self,
         qkv: Tensor<3>,
+        sink: Option<Tensor<1>>,
         mask: &Mask,
         dropout: impl FnOnce(Tensor<4>, Option<ProbabilityRows>) -> Tensor<4>,
     ) -> Tensor<3> {
@@ -241,7 +278,7 @@ impl AttentionCore {
             part(heads.heads, heads.groups),
             part(heads.heads + heads.groups, heads.groups),
         ];
-        self.unfused(projections, mask, |probabilities| {
+        self.unfused(projections, sink, mask, |probabilities| {
             dropout(probabilities, None)
         })
     }
@@ -249,22 +286,24 @@ impl AttentionCore {
     fn unfused_sharded(
         &self,
         qkv: Tensor<3>,
+        sink: Option<Tensor<1>>,
         shard: &Arc<SequenceShard>,
         dropout: impl FnOnce(Tensor<4>, Option<ProbabilityRows>) -> Tensor<4>,
     ) -> Tensor<3> {
+        let exchange = self.exchange();
+        let sink = sink.map(|sink| exchange.own_sink(sink, self.heads));
         let attend = |gathered: GatheredProjection| {
             let rows = ProbabilityRows {
                 numbers: gathered.rows,
                 per_sample: gathered.rows_per_sample,
             };
             let projections = [gathered.q, gathered.k, gathered.v];
-            self.unfused(projections, &gathered.mask, |probabilities| {
+            self.unfused(projections, sink, &gathered.mask, |probabilities| {
                 dropout(probabilities, Some(rows))
             })
         };
-        let heads = (self.heads, self.window);
-        self.exchange()
-            .attend_unfused(qkv, heads, self.place, shard, attend)
+        let heads = (self.heads, self.scores.window);
+        exchange.attend_unfused(qkv, heads, self.place, shard, attend)
     }
 
     /// `[batch, queries, heads, width]`, `[batch, keys, groups, width]` and `[batch, keys, groups, value width]`, to
@@ -273,6 +312,7 @@ impl AttentionCore {
     fn unfused(
         &self,
         [q, k, v]: [Tensor<4>; 3],
+        sink: Option<Tensor<1>>,
         mask: &Mask,
         dropout: impl FnOnce(Tensor<4>) -> Tensor<4>,
     ) -> Tensor<3> {
@@ -282,11 +322,16 @@ impl AttentionCore {
         let q = q.reshape([batch, groups, count / groups * queries, width]);
         let scores = q.matmul(k.swap_dims(2, 3));
         let scores = scores.reshape([batch, count, queries, keys]);
-        let scale = self.scale.unwrap_or(1.0 / (width as f64).sqrt());
+        let scale = self.scores.scale.unwrap_or(1.0 / (width as f64).sqrt());
+        let (scores, scale) = match self.scores.soft_cap {
+            Some(cap) => (soft_cap(scores.mul_scalar(scale), cap), 1.0),
+            None => (scores, scale),
+        };
+        let sink = sink.map_or(Sink::None, Sink::PerHead);
         let probabilities = if self.fused_softmax {
-            softmax::masked_softmax(scores, scale, mask, Sink::None)
+            softmax::masked_softmax(scores, scale, mask, sink)
         } else {
-            softmax::composed::masked_softmax(scores, scale, mask, Sink::None)
+            softmax::composed::masked_softmax(scores, scale, mask, sink)
         };
         let weights = dropout(probabilities);
         let weights = weights.reshape([batch, groups, count / groups * queries, keys]);
@@ -295,4 +340,8 @@ impl AttentionCore {
         let out = out.swap_dims(1, 2);
         out.reshape([batch, queries, count * value_width])
     }
+}
+
+fn plain(x: Tensor<1>) -> Tensor<1> {
+    if x.is_autodiff() { x.inner() } else { x }
 }

@@ -103,7 +103,8 @@ impl ColumnParallelLinearConfig {
 }
 
 impl OutputSection {
-    fn split(&self, ranks: usize) -> Result<Section, BuildError> {
+    /// How it is split over so many ranks.
+    pub(super) fn split(&self, ranks: usize) -> Result<Section, BuildError> {
         let size = self.units * self.width;
         if self.shared && self.units > 0 && ranks.is_multiple_of(self.units) {
             return Ok(Section {

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 use burn_megatron_kernels::embedding::SortedLookups;
+use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 use super::hook::{forward_only_value, with_anchor};
@@ -67,6 +68,8 @@ pub struct VocabParallelEmbedding {
     first: usize,
     #[module(skip)]
     sequence_parallel: bool,
+    #[module(skip)]
+    scale: Option<f64>,
 }
 
 /// Configuration of a [`VocabParallelEmbedding`].
@@ -79,6 +82,8 @@ pub struct VocabParallelEmbeddingConfig {
     /// The initial values.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
+    /// By which the features are multiplied, rounded to their type; by default they are not.
+    pub scale: Option<f64>,
 }
 
 impl VocabParallelEmbeddingConfig {
@@ -101,6 +106,7 @@ impl VocabParallelEmbeddingConfig {
             comm: builder.groups().tensor().clone(),
             first: vocabulary.part(place).0,
             sequence_parallel: builder.sequence_parallel(),
+            scale: self.scale,
         })
     }
 }
@@ -112,6 +118,18 @@ impl VocabParallelEmbedding {
     /// Pass [`Tokens`] with their [sorted lookups](Tokens::sorted), as the trainer makes them, and not their
     /// ids alone: only then a backward touches the rows of these tokens alone.
     pub fn forward(&self, tokens: impl Into<Tokens>) -> Tensor<3> {
+        let features = self.features(tokens);
+        match self.scale {
+            Some(scale) => {
+                let scale = rounded(scale, features.dtype());
+                features.mul_scalar(scale)
+            }
+            None => features,
+        }
+    }
+
+    /// The features before they are scaled.
+    fn features(&self, tokens: impl Into<Tokens>) -> Tensor<3> {
         let Tokens { ids, sorted, .. } = tokens.into();
         let [batch, seq] = ids.dims();
         let [rows, hidden] = self.weight.lazy_shape().dims();
@@ -144,6 +162,16 @@ impl VocabParallelEmbedding {
         } else {
             collective::reduce(partial, &self.comm)
         }
+    }
+}
+
+/// The nearest value of a type.
+fn rounded(value: f64, dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => value,
+        DType::BF16 => bf16::from_f64(value).to_f64(),
+        DType::F16 => f16::from_f64(value).to_f64(),
+        _ => f64::from(value as f32),
     }
 }
 

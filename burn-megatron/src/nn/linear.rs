@@ -271,7 +271,9 @@ fn for_quantiser(
             activation,
             fused: true,
             ..
-        } if layer.quantizes_activations() => {
+        } if layer.quantizes_activations()
+            && activation.options() == ActivationOptions::default() =>
+        {
             let (kind, bias) = (activation.kernel(), bias.map(Bias::into_parameter));
             let is_constant = |bias: &Parameter| !is_tracked(&bias.value);
             if is_tracked(&x) || bias.as_ref().is_none_or(is_constant) {

@@ -50,7 +50,8 @@ impl LinearInput {
             inputs.push(value.cast::<DType>(x.dtype()).into_dispatch());
             destination
         });
-        let function = ActivationFunction::new(activation.kernel(), bias);
+        let function =
+            ActivationFunction::new(activation.kernel(), bias).with_options(activation.options());
         Ok((x, (function, inputs)))
     }
 

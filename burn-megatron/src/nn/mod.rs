@@ -58,6 +58,7 @@ pub mod moe;
 mod norm;
 mod parameter_spec;
 mod placement;
+mod qk_norm;
 mod recompute;
 mod replicated;
 mod replicated_linear;
@@ -100,6 +101,7 @@ pub use model_builder::{ModelBuilder, ParallelModule};
 pub use norm::{Norm, NormConfig, NormKind};
 pub use parameter_spec::ParameterSpec;
 pub use placement::{LocalSection, Placement, Placements, Section};
+pub use qk_norm::{QkNorm, QkNormConfig};
 pub use recompute::{
     ActivationOffload, ActivationUsage, Recompute, RecomputeConfig, RecomputeError,
     RecomputeGranularity, RecomputeLayers, RecomputeMethod, RecomputeModule, RecomputeRegion,

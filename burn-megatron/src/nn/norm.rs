@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::hook::fused_parameter;
 use super::{
-    BuildError, Init, ModelBuilder, ParameterSpec, RecomputeModule, RecomputeRegion, Residual,
-    anchored_value,
+    BuildError, Init, ModelBuilder, ParameterSpec, Placement, RecomputeModule, RecomputeRegion,
+    Residual, anchored_value,
 };
 use crate::choice::Operation;
 use crate::mesh::Axis;
@@ -71,10 +71,22 @@ pub(super) struct NormOperation {
 impl NormConfig {
     /// Builds the norm, replicated on every rank.
     pub fn init(&self, builder: &ModelBuilder) -> Norm {
-        let spec = |value| {
-            ParameterSpec::new([self.hidden], Init::Constant(value))
-                .with_sum_over(builder.sequence_parallel().then_some(Axis::Tensor))
-        };
+        let sum_over = builder.sequence_parallel().then_some(Axis::Tensor);
+        self.init_with(|spec| spec.with_sum_over(sum_over), builder)
+    }
+
+    /// The same with this placement on the tensor axis.
+    pub(super) fn init_placed(&self, placement: Placement, builder: &ModelBuilder) -> Norm {
+        let placed = |spec: ParameterSpec<1>| spec.with_placement(Axis::Tensor, placement.clone());
+        self.init_with(placed, builder)
+    }
+
+    fn init_with(
+        &self,
+        with: impl Fn(ParameterSpec<1>) -> ParameterSpec<1>,
+        builder: &ModelBuilder,
+    ) -> Norm {
+        let spec = |value| with(ParameterSpec::new([self.hidden], Init::Constant(value)));
         let weight = if self.zero_centered { 0.0 } else { 1.0 };
         Norm {
             weight: builder.parameter("weight", spec(weight)),

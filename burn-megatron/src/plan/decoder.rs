@@ -9,6 +9,7 @@ mod latent;
 
 use crate::kernels::attention::Heads;
 use crate::mesh::{ContextExchange, ParallelConfig};
+use crate::nn::QkNorm;
 use crate::nn::context::ExchangeProblem;
 
 use super::flops::{attention_flops_per_token, keys_per_query, product_flops_per_token};
@@ -33,20 +34,30 @@ pub struct Decoder {
     pub mlp_width: u64,
     /// Whether the activation is gated.
     pub gated: bool,
-    /// Whether linear layers and norms have biases.
+    /// Whether linear layers have biases.
     pub bias: bool,
-    /// Whether the queries and keys of each head are normalised.
-    pub qk_norm: bool,
+    /// Whether the query, key and value projections have.
+    pub qkv_bias: bool,
+    /// Whether norms have biases.
+    pub norm_bias: bool,
+    /// Whether attention has its scores in memory, and the probabilities.
+    pub holds_scores: bool,
+    /// The norm of queries and keys.
+    pub qk_norm: Option<QkNorm>,
     /// Logits, padding included.
     pub vocabulary: u64,
     /// Whether the output is tied to the embedding.
     pub tied: bool,
+    /// Whether each head has a sink.
+    pub sinks: bool,
+    /// Whether the outputs of attention and MLP are normalised.
+    pub post_norms: bool,
     /// Learned positions.
     pub positions: u64,
-    /// The window of attention.
-    pub window: Option<usize>,
     /// Latent attention: each head has keys and values of its own, and `head_width` is that of queries and keys.
     pub latent: Option<LatentWidths>,
+    /// The window of attention of each layer.
+    pub windows: Vec<Option<usize>>,
     /// Experts in the place of MLPs.
     pub experts: Option<Experts>,
 }
@@ -62,17 +73,20 @@ pub struct Experts {
     pub width: u64,
     /// Width of the MLP for every token beside them; 0 for none.
     pub shared_width: u64,
+    /// Whether the router has a bias.
+    pub router_bias: bool,
     /// Whether a layer has experts.
     pub layers: Vec<bool>,
 }
+
+/// The window and the experts of a layer.
+type LayerKind<'a> = (Option<usize>, Option<&'a Experts>);
 
 /// The split of a micro-batch on a rank.
 #[derive(Clone, Copy, Debug)]
 struct Share {
     /// Tokens of the micro-batch on the ranks of the tensor axis together.
     tokens: u64,
-    /// Pairs of a query and a key on a rank.
-    pairs: u64,
     tensor: u64,
     context: u64,
     /// By how much the residual stream is split along the sequence.
@@ -89,7 +103,6 @@ impl Decoder {
         let tokens = (samples * seq) as u64;
         let share = Share {
             tokens: tokens / context,
-            pairs: (tokens as f64 * keys_per_query(seq, self.window)) as u64 / context,
             tensor,
             context,
             sequence: if layout.sequence_parallel { tensor } else { 1 },
@@ -97,34 +110,36 @@ impl Decoder {
             expert_tensor: layout.expert_tensor_size() as u64,
         };
         let context_exchange = self.context_exchange(layout, [samples, seq]);
-        let attention = |block: &mut BlockProfile| {
+        let attention = |block: &mut BlockProfile, window| {
+            let pairs = (tokens as f64 * keys_per_query(seq, window)) as u64 / context;
             if let Some(latent) = self.latent {
-                return self.add_latent_attention(block, share, latent);
+                return self.add_latent_attention(block, share, pairs, latent);
             }
-            self.add_attention(block, share);
+            self.add_attention(block, share, pairs);
+            if self.holds_scores {
+                // With those that are hidden.
+                self.add_scores(block, share, tokens * seq as u64 / context);
+            }
             if let Some((problem, exchange)) = &context_exchange {
                 let exchanges = block::context_exchanges(problem, *exchange);
                 block.layer.exchanges.extend(exchanges);
                 block.layer.operations += block::context_operations(*exchange, context);
             }
         };
-        let (mut dense, mut experts) = (BlockProfile::default(), BlockProfile::default());
-        attention(&mut dense);
-        self.add_mlp(&mut dense, share, self.mlp_width);
-        if let Some(sizes) = &self.experts {
-            attention(&mut experts);
-            self.add_experts(&mut experts, share, sizes);
-        }
-        let has_experts = |layer: usize| match &self.experts {
-            Some(sizes) => sizes.layers[layer],
-            None => false,
+        let (layers, kinds) = self.kinds();
+        let profile = |(window, experts): LayerKind<'_>| {
+            let mut block = BlockProfile::default();
+            attention(&mut block, window);
+            match experts {
+                Some(sizes) => self.add_experts(&mut block, share, sizes),
+                None => self.add_mlp(&mut block, share, self.mlp_width),
+            }
+            block
         };
         ModelProfile {
             embedding: self.embedding(share),
-            layers: (0..self.layers)
-                .map(|layer| has_experts(layer) as usize)
-                .collect(),
-            kinds: vec![dense, experts],
+            layers,
+            kinds: kinds.into_iter().map(profile).collect(),
             output: self.output(share),
             tied: if self.tied {
                 self.vocabulary * self.hidden / tensor
@@ -132,6 +147,23 @@ impl Decoder {
                 0
             },
         }
+    }
+
+    /// The kind of each layer, and the window and the experts of each kind.
+    fn kinds(&self) -> (Vec<usize>, Vec<LayerKind<'_>>) {
+        let mut kinds = vec![];
+        let layers = (0..self.layers).map(|layer| {
+            let experts = self.experts.as_ref().filter(|sizes| sizes.layers[layer]);
+            let kind = (self.windows[layer], experts);
+            kinds
+                .iter()
+                .position(|known| *known == kind)
+                .unwrap_or_else(|| {
+                    kinds.push(kind);
+                    kinds.len() - 1
+                })
+        });
+        (layers.collect(), kinds)
     }
 
     /// The exchange over the context axis, chosen for one sequence as a model does, and its size.
@@ -176,9 +208,11 @@ impl Decoder {
             .sum();
         let weights = self.layers as f64 * projections as f64
             + self.hidden as f64 * (mlps + self.vocabulary) as f64;
-        let keys = keys_per_query(seq, self.window);
-        let attention = attention_flops_per_token(keys, q as usize, values as usize);
-        product_flops_per_token(weights) + self.layers as f64 * attention
+        let attention = self.windows.iter().map(|window| {
+            let keys = keys_per_query(seq, *window);
+            attention_flops_per_token(keys, q as usize, values as usize)
+        });
+        product_flops_per_token(weights) + attention.sum::<f64>()
     }
 }
 

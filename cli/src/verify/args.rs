@@ -18,8 +18,8 @@ pub struct VerifyArgs {
     /// its own layout.
     #[arg(long, value_delimiter = ',', value_name = "LAYOUT")]
     pub layouts: Vec<Layout>,
-    /// Models to verify: small transformers (gpt, gpt-untied, llama, llama-tied, mixtral, mixtral-shared), or
-    /// registered families with their default settings, in the layouts of the default that they support. By default
+    /// Models to verify: small transformers (gpt, gpt-untied, llama, llama-tied, mixtral, mixtral-shared, olmoe,
+    /// gpt-oss, gemma), or registered families with their default settings, in the layouts of the default that they support. By default
     /// the former in the `burn-megatron` command, and the families in other commands.
     #[arg(long, value_delimiter = ',', value_name = "MODEL")]
     pub models: Vec<String>,

@@ -2,7 +2,7 @@
 
 use burn_megatron::mesh::ContextExchange;
 use burn_megatron::nn::moe::{ExpertGroups, GroupScore, RouterLoss, RouterLossKind, ScoreFunction};
-use burn_megatron::nn::{Activation, NormKind};
+use burn_megatron::nn::{Activation, NormKind, QkNorm};
 use burn_megatron::verify::Layout;
 use burn_megatron_models::{MlaConfig, MoeConfig, Positions, RotaryScaling, TransformerConfig};
 
@@ -25,10 +25,17 @@ pub enum VerifyModel {
     MixtralShared,
     /// DeepSeek-V3: latent attention with YaRN, a first block without experts, and the router of the one before.
     Deepseek,
+    /// Llama with experts, norms of all queries and of all keys, weights that do not sum to 1, and windows in some blocks.
+    Olmoe,
+    /// Llama with experts, biases everywhere, sinks, a clamped activation, and positions scaled by YaRN.
+    GptOss,
+    /// What Gemma 2 and 3 have: norms of the outputs of branches, soft caps, a scaled embedding, windows and another base
+    /// of positions in some blocks, norms of heads.
+    Gemma,
 }
 
 impl VerifyModel {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 10] = [
         Self::Gpt,
         Self::GptUntied,
         Self::Llama,
@@ -36,6 +43,9 @@ impl VerifyModel {
         Self::Mixtral,
         Self::MixtralShared,
         Self::Deepseek,
+        Self::Olmoe,
+        Self::GptOss,
+        Self::Gemma,
     ];
 
     /// Its name in `--models`.
@@ -48,6 +58,9 @@ impl VerifyModel {
             Self::Mixtral => "mixtral",
             Self::MixtralShared => "mixtral-shared",
             Self::Deepseek => "deepseek",
+            Self::Olmoe => "olmoe",
+            Self::GptOss => "gpt-oss",
+            Self::Gemma => "gemma",
         }
     }
 
@@ -95,7 +108,7 @@ impl VerifyModel {
             },
             Self::Llama => TransformerConfig {
                 qkv_bias: Some(true),
-                qk_norm: true,
+                qk_norm: Some(QkNorm::Heads),
                 positions: rotary(RotaryScaling::Llama3 {
                     factor: 4.0,
                     low: 1.0,
@@ -117,6 +130,7 @@ impl VerifyModel {
                     beta_slow: 1.0,
                     mscale: 1.0,
                     mscale_all_dim: 0.0,
+                    truncate: true,
                 }),
                 ..llama
             },
@@ -156,6 +170,7 @@ impl VerifyModel {
                     beta_slow: 1.0,
                     mscale: 1.0,
                     mscale_all_dim: 1.0,
+                    truncate: true,
                 }),
                 mla: Some(MlaConfig {
                     q_rank: Some(12),
@@ -182,13 +197,59 @@ impl VerifyModel {
                 }),
                 ..llama
             },
+            Self::Olmoe => TransformerConfig {
+                qk_norm: Some(QkNorm::Whole),
+                layer_windows: [[5, 0]; 4].concat(),
+                positions: Positions::rotary(10_000.0),
+                moe: Some(MoeConfig {
+                    score: ScoreFunction::PreSoftmax,
+                    ..experts
+                }),
+                ..llama
+            },
+            Self::GptOss => TransformerConfig {
+                layer_windows: [[5, 0]; 4].concat(),
+                bias: true,
+                sinks: true,
+                activation: Activation::ClampedSwiGlu,
+                positions: rotary(RotaryScaling::Yarn {
+                    factor: 4.0,
+                    original: 8,
+                    beta_fast: 8.0,
+                    beta_slow: 1.0,
+                    mscale: 1.0,
+                    mscale_all_dim: 0.0,
+                    truncate: false,
+                }),
+                moe: Some(MoeConfig {
+                    router_bias: true,
+                    ..experts
+                }),
+                ..llama
+            },
+            Self::Gemma => TransformerConfig {
+                norm_zero_centered: true,
+                activation: Activation::GeGlu,
+                qk_norm: Some(QkNorm::Heads),
+                qk_norm_zero_centered: true,
+                layer_windows: [[5, 0]; 4].concat(),
+                positions: rotary(RotaryScaling::Linear { factor: 4.0 }),
+                local_base: Some(100.0),
+                attention_scale: Some(0.5),
+                attention_soft_cap: Some(2.0),
+                logit_soft_cap: Some(2.0),
+                post_norms: true,
+                scaled_embedding: true,
+                tied: true,
+                ..llama
+            },
         }
     }
 
     /// The layouts in which it is verified by default.
     pub fn layouts(self) -> Vec<Layout> {
         match self {
-            Self::Mixtral | Self::MixtralShared => Layout::experts(),
+            Self::Mixtral | Self::MixtralShared | Self::Olmoe => Layout::experts(),
             Self::Deepseek => {
                 let exchanges = [None, Some(ContextExchange::AllGather)];
                 let contexts = Layout::contexts().into_iter();
@@ -196,6 +257,8 @@ impl VerifyModel {
                     contexts.filter(|layout| exchanges.contains(&layout.parallel.context_exchange));
                 Layout::experts().into_iter().chain(gathering).collect()
             }
+            Self::GptOss => Layout::contexts(),
+            Self::Gemma => Layout::standard(),
             Self::Llama => [usual(), Layout::contexts()].concat(),
             _ => usual(),
         }

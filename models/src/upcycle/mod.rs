@@ -180,6 +180,8 @@ impl UpcycleConfig {
         let whole = self.granularity as f64 / weights;
         let power_of_two = |factor: f64| factor.log2().round().exp2();
         let (up, down) = match activation {
+            // Not linear in its values.
+            Activation::ClampedSwiGlu => (vec![1.0; 2], whole),
             _ if activation.is_gated() => {
                 let value = power_of_two(whole.sqrt());
                 (vec![1.0, value], whole / value)

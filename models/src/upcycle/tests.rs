@@ -171,6 +171,7 @@ fn every_activation_with_and_without_biases() {
         Activation::SquaredRelu,
         Activation::GeGlu,
         Activation::QuickGeGlu,
+        Activation::ClampedSwiGlu,
     ] {
         for bias in [false, true] {
             assert_same(&dense(activation, bias), &upcycle(8, 2, 4));

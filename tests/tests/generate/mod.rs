@@ -11,7 +11,9 @@ use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::{MoeConfig, Transformer, TransformerConfig};
 use burn_megatron_tests::tolerance::assert_all_near;
-use burn_megatron_tests::{recomputing::Recomputing, small_gpt, small_llama};
+use burn_megatron_tests::{
+    recomputing::Recomputing, small_gemma, small_gpt, small_gpt_oss, small_llama,
+};
 
 mod written;
 
@@ -95,6 +97,15 @@ impl TestLayout {
     }
 }
 
+/// The same with as many layers, with a window in every second one.
+fn with_layers(config: TransformerConfig) -> TransformerConfig {
+    TransformerConfig {
+        layers: LAYERS,
+        layer_windows: (0..LAYERS).map(|layer| [3, 0][layer % 2]).collect(),
+        ..config
+    }
+}
+
 fn models() -> [(&'static str, TransformerConfig); 4] {
     let gpt = TransformerConfig {
         layers: LAYERS,
@@ -104,27 +115,24 @@ fn models() -> [(&'static str, TransformerConfig); 4] {
         layers: LAYERS,
         ..small_llama().config
     };
-    let seen = TransformerConfig {
-        window: Some(3),
-        qk_norm: true,
+    let gemma = TransformerConfig {
         qkv_bias: Some(true),
-        ..llama.clone()
+        ..with_layers(small_gemma().config)
     };
-    let experts = TransformerConfig {
-        moe: Some(MoeConfig {
-            experts: 4,
-            expert_width: Some(8),
+    let gpt_oss = with_layers(small_gpt_oss().config);
+    let gpt_oss = TransformerConfig {
+        moe: gpt_oss.moe.map(|moe| MoeConfig {
             every: 2,
             shared_width: Some(12),
-            ..MoeConfig::default()
+            ..moe
         }),
-        ..llama.clone()
+        ..gpt_oss
     };
     [
         ("GPT", gpt),
         ("Llama", llama),
-        ("Llama with a window", seen),
-        ("Llama with experts", experts),
+        ("Gemma", gemma),
+        ("gpt-oss", gpt_oss),
     ]
 }
 

@@ -14,7 +14,7 @@ use burn_megatron::kernels::record::ShapeSettings;
 use burn_megatron::mesh::{Mesh, ParallelConfig};
 use burn_megatron::nn::context::SequenceShard;
 use burn_megatron::nn::fp8::Fp8Config;
-use burn_megatron::nn::{LossFactor, ModelBuilder, RecomputeConfig, Tokens};
+use burn_megatron::nn::{LossFactor, ModelBuilder, QkNorm, RecomputeConfig, Tokens};
 use burn_megatron::plan::memory::{MemoryRequest, plan_memory};
 use burn_megatron::plan::tape::{ProfileRequest, profile_rank};
 use burn_megatron::train::{LanguageModel, ModelConfig};
@@ -238,7 +238,22 @@ fn what_a_micro_batch_keeps_is_what_the_heap_has() {
         attention_dropout: 0.0,
         ..gpt()
     };
+    let gemma = TransformerConfig {
+        attention_soft_cap: Some(5.0),
+        logit_soft_cap: Some(5.0),
+        post_norms: true,
+        scaled_embedding: true,
+        ..llama()
+    };
+    let sinks = TransformerConfig {
+        sinks: true,
+        qk_norm: Some(QkNorm::Whole),
+        ..llama()
+    };
     let cases = [
+        ("soft caps and norms of outputs", gemma, one.clone(), 1),
+        ("sinks, tensor 2", sinks.clone(), tensor.clone(), 2),
+        ("sinks, context 2", sinks, one.clone().with_context(2), 2),
         ("llama", llama(), one.clone(), 1),
         ("llama, tensor 2", llama(), tensor.clone(), 2),
         ("llama, sequence parallel 2", llama(), sequence.clone(), 2),

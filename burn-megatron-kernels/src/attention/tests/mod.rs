@@ -143,6 +143,7 @@ impl Case {
         let ranges = self.ranges.clone();
         let ranges = ranges.map(|ranges| KeyRanges::new(ranges, self.keys, device).unwrap());
         AttentionOptions {
+            soft_cap: None,
             scale: self.scale,
             causal: self.causal,
             window: self.window.map(|(left, right)| Window { left, right }),

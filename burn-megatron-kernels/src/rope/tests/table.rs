@@ -22,6 +22,19 @@ const YARN: [(usize, f64); 7] = [
     (31, 3.333_803_580_408_31e-6),
 ];
 
+/// Of gpt-oss, in f64 by a formula of its own.
+const GPT_OSS: [(usize, f64); 9] = [
+    (1, 6.890443058881632e-01),
+    (8, 5.081327481546147e-02),
+    (9, 3.170569618466377e-02),
+    (12, 6.794959489732219e-03),
+    (13, 3.860359317192068e-03),
+    (16, 4.564839192232409e-04),
+    (17, 1.293187012450632e-04),
+    (18, 3.830881237375338e-05),
+    (31, 3.023511428119214e-07),
+];
+
 fn assert_frequencies(config: &RopeConfig, expected: &[(usize, f64)]) {
     let frequencies = config.frequencies().unwrap();
     assert_eq!(frequencies.len(), config.width / 2);
@@ -66,6 +79,7 @@ fn yarn_frequencies_are_the_known_ones() {
         beta_slow: 1.0,
         mscale,
         mscale_all_dim,
+        truncate: true,
     };
     let config = |scaling| RopeConfig {
         width: 64,
@@ -79,6 +93,40 @@ fn yarn_frequencies_are_the_known_ones() {
     assert!((only - 1.368_887_945_411_393_7).abs() < 1e-15, "{only}");
 }
 
+/// gpt-oss, whose ramp goes from 8.0928 to 17.3980, and Gemma 3.
+#[test]
+fn a_ramp_that_is_not_rounded_and_a_divisor_of_all() {
+    let config = RopeConfig {
+        width: 64,
+        max_positions: 131_072,
+        base: 150_000.0,
+        scaling: Scaling::Yarn {
+            factor: 32.0,
+            original: 4096,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            mscale: 1.0,
+            mscale_all_dim: 0.0,
+            truncate: false,
+        },
+    };
+    assert_frequencies(&config, &GPT_OSS);
+    assert!((config.concentration() - 1.346_573_590_279_972_7).abs() < 1e-15);
+    let plain = RopeConfig {
+        scaling: Scaling::None,
+        ..config
+    };
+    let divided = RopeConfig {
+        scaling: Scaling::Linear { factor: 8.0 },
+        ..config
+    };
+    let pairs = plain.frequencies().unwrap().into_iter().enumerate();
+    let wanted: Vec<_> = pairs
+        .map(|(pair, frequency)| (pair, frequency / 8.0))
+        .collect();
+    assert_frequencies(&divided, &wanted);
+}
+
 /// The table against complex powers: position `p` is the `p`-th power of `e^(i frequency)`.
 #[test]
 fn the_table_is_powers_of_complex_numbers() {
@@ -89,6 +137,7 @@ fn the_table_is_powers_of_complex_numbers() {
         beta_slow: 0.2,
         mscale: 1.0,
         mscale_all_dim: 0.0,
+        truncate: true,
     };
     let config = RopeConfig {
         width: 8,
@@ -161,6 +210,7 @@ fn configurations_that_make_no_sense_are_refused() {
         beta_slow: 1.0,
         mscale,
         mscale_all_dim: 0.0,
+        truncate: true,
     };
     let scaled = |scaling| RopeConfig { scaling, ..plain };
     let refused = [

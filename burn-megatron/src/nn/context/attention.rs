@@ -2,19 +2,18 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_megatron_kernels::apply;
-use burn_megatron_kernels::attention::{
-    AttentionEngine, AttentionOptions, Heads, Window, flash_attention_packed_with,
-};
+use burn_megatron_kernels::attention::{AttentionEngine, Heads, flash_attention_packed_with};
 
 use super::exchange::KeyValueExchange;
 use super::function::ExchangedAttention;
 use super::groups::ContextGroups;
 use super::head_split::HeadSplit;
-use super::partial::PartialAttention;
+use super::partial::{PartialAttention, wide};
 use super::shard::{Members, QueryPart, SequenceShard};
 use crate::collective;
+use crate::nn::attention_core::ScoreOptions;
 
 /// How a layer attends to the tokens of all ranks that share its sequences.
 #[derive(Clone, Debug)]
@@ -38,6 +37,12 @@ impl ContextAttention {
         }
     }
 
+    /// The sinks of the heads that a rank computes, of those of `heads` before the all-to-all.
+    pub fn own_sink(&self, sink: Tensor<1>, heads: Heads) -> Tensor<1> {
+        let own = self.local_heads(heads).heads;
+        sink.narrow(0, self.groups.inner.rank() * own, own)
+    }
+
     /// The ranks whose tokens this rank computes.
     pub fn queries(&self) -> Members {
         self.groups.outer.members(self.groups.outer.comm.rank())
@@ -47,36 +52,36 @@ impl ContextAttention {
     pub fn attend(
         &self,
         engine: Arc<dyn AttentionEngine>,
-        qkv: Tensor<3>,
+        (qkv, sink): (Tensor<3>, Option<Tensor<1>>),
         heads: Heads,
-        window: Option<Window>,
+        scores: ScoreOptions,
         shard: &Arc<SequenceShard>,
     ) -> Tensor<3> {
+        let sink = sink.map(|sink| self.own_sink(sink, heads));
         self.with_own_heads(qkv, heads, shard, |qkv, heads| {
             let [tokens, units, width] = qkv.dims();
             let Some(exchange) = &self.exchange else {
                 let members = (self.queries(), self.queries());
-                let options = AttentionOptions {
-                    ranges: Some(shard.ranges(members, QueryPart::All, window, &qkv.device())),
-                    ..AttentionOptions::default()
-                };
+                let part = QueryPart::All;
+                let ranges = shard.ranges(members, part, scores.window, &qkv.device());
+                let options = scores.of_ranges(ranges);
                 let qkv = qkv.reshape([1, tokens, units * width]);
-                let out = flash_attention_packed_with(engine, qkv, heads, None, &options);
+                let out = flash_attention_packed_with(engine, qkv, heads, sink, &options);
                 return out.reshape([tokens, heads.heads, width]);
             };
             let of = PartialAttention {
                 engine,
                 heads,
-                window,
+                scores,
                 shard: shard.clone(),
                 queries: self.queries(),
                 narrow_gradients: self.narrow_gradients,
             };
             let exchange = exchange.clone();
-            apply(
-                vec![qkv.into_dispatch()],
-                ExchangedAttention { of, exchange },
-            )
+            // In the type of the statistics.
+            let sink = sink.map(|sink| sink.cast::<DType>(wide(qkv.dtype())).into_dispatch());
+            let inputs = std::iter::once(qkv.into_dispatch()).chain(sink);
+            apply(inputs.collect(), ExchangedAttention { of, exchange })
         })
     }
 

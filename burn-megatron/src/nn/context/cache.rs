@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::attention::{
-    AttentionEngine, AttentionOptions, KeyRanges, Window, attention_forward, composed, merge,
+    AttentionEngine, KeyRanges, attention_forward, composed, merge,
 };
 
-use super::partial::{PartialResult, unseen, wide};
+use super::partial::{PartialResult, unseen, wide, with_sink};
 use crate::collective::{CollectiveOp, Comm, start, start_all_gather};
+use crate::nn::attention_core::ScoreOptions;
 
 /// A cache that is split over a context group: rank `r` has the tokens `r`, `r + ranks`, `r + 2 ranks`, ...
 ///
@@ -23,9 +24,9 @@ pub(in crate::nn) struct CacheSplit {
 
 /// The attention of one layer on a tensor rank.
 pub(in crate::nn) struct CacheAttention {
-    pub window: Option<Window>,
-    /// The factor of the scores; none: `1 / sqrt(width)`.
-    pub scale: Option<f64>,
+    pub scores: ScoreOptions,
+    /// `[heads]`
+    pub sink: Option<Tensor<1>>,
     /// Features of a value.
     pub value_width: usize,
     /// None: attention is not fused.
@@ -99,7 +100,11 @@ impl CacheSplit {
             (packed.narrow(3, 0, width), lse.swap_dims(1, 2))
         };
         let merged = (0..ranks).map(result).reduce(merge);
-        let (out, _) = merged.unwrap_or_else(|| unreachable!("a group has ranks"));
+        let merged = merged.unwrap_or_else(|| unreachable!("a group has ranks"));
+        let (out, _) = match &of.sink {
+            Some(sink) => with_sink(merged, sink.clone().cast(wide(dtype))),
+            None => merged,
+        };
         out.cast(dtype)
     }
 
@@ -116,6 +121,7 @@ impl CacheSplit {
         };
         let visible = |token: usize| {
             let from = of
+                .scores
                 .window
                 .map_or(0, |window| token.saturating_sub(window.left));
             self.own(from)..self.own(token + 1)
@@ -125,11 +131,7 @@ impl CacheSplit {
             Ok(ranges) => ranges,
             Err(error) => panic!("{error}"),
         };
-        let options = AttentionOptions {
-            ranges: Some(ranges),
-            scale: of.scale,
-            ..AttentionOptions::default()
-        };
+        let options = of.scores.of_ranges(ranges);
         let dtype = wide(q.dtype());
         let (out, lse) = match &of.engine {
             Some(engine) => attention_forward(&**engine, q, k, v, None, &options),

@@ -87,7 +87,7 @@ impl ExchangeProblem {
         if is_ring && !fused {
             return Err(format!(
                 "context_exchange = {exchange} needs fused attention, and this one holds its scores in memory (it has \
-                 dropout or wide heads, or the kernel is turned off): expected all-gather or all-to-all"
+                 dropout, a soft cap or wide heads, or the kernel is turned off): expected all-gather or all-to-all"
             ));
         }
         let checked = self.check(exchange);

@@ -7,10 +7,10 @@ use burn::tensor::Tensor;
 use burn_megatron_kernels::Function;
 
 use super::exchange::KeyValueExchange;
-use super::partial::PartialAttention;
+use super::partial::{PartialAttention, sink_gradient, with_sink};
 
-/// From a joint projection `[tokens, heads + 2 groups, width]` to `[tokens, heads, width]`. Of the other ranks'
-/// keys and values nothing is kept for the backward.
+/// From a joint projection `[tokens, heads + 2 groups, width]`, and optionally the sinks `[heads]` in the type of the
+/// statistics, to `[tokens, heads, width]`. Of the other ranks' keys and values nothing is kept for the backward.
 #[derive(Clone, Debug)]
 pub(super) struct ExchangedAttention {
     pub of: PartialAttention,
@@ -27,38 +27,58 @@ impl ExchangedAttention {
 }
 
 impl Function for ExchangedAttention {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        let qkv = Tensor::<3>::from_dispatch(inputs.swap_remove(0));
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        let mut inputs = inputs.into_iter();
+        let qkv = Tensor::<3>::from_dispatch(next(&mut inputs));
+        let sink = inputs.next().map(Tensor::<1>::from_dispatch);
         let dtype = qkv.dtype();
         let (q, own) = self.parts(qkv.clone());
-        let (out, lse) = self.exchange.forward(&self.of, q, own);
+        let result = self.exchange.forward(&self.of, q, own);
+        let (out, lse) = match &sink {
+            Some(sink) => with_sink(result, sink.clone()),
+            None => result,
+        };
         let out = out.cast(dtype).squeeze_dim::<3>(0);
-        let saved = vec![
+        let mut saved = vec![
             qkv.into_dispatch(),
             out.clone().into_dispatch(),
             lse.into_dispatch(),
         ];
+        saved.extend(sink.map(Tensor::into_dispatch));
         (out.into_dispatch(), saved)
     }
 
+    /// The parts of the gradients that the blocks of keys give do not depend on the sink, which the log-sum-exp includes.
     fn backward(
         &self,
         saved: Vec<DispatchTensor>,
         gradient: DispatchTensor,
         _needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        let [qkv, out, lse] = match <[DispatchTensor; 3]>::try_from(saved) {
-            Ok(saved) => saved,
-            Err(_) => unreachable!("the forward saves three tensors"),
-        };
-        let qkv = Tensor::<3>::from_dispatch(qkv);
+        let mut saved = saved.into_iter();
+        let qkv = Tensor::<3>::from_dispatch(next(&mut saved));
+        let out = Tensor::<3>::from_dispatch(next(&mut saved)).unsqueeze();
+        let lse = Tensor::<3>::from_dispatch(next(&mut saved));
+        let sink = saved.next().map(Tensor::<1>::from_dispatch);
         let dtype = qkv.dtype();
         let (q, own) = self.parts(qkv);
-        let out = Tensor::<3>::from_dispatch(out).unsqueeze();
-        let result = (out, Tensor::from_dispatch(lse));
         let dout = Tensor::<3>::from_dispatch(gradient).unsqueeze();
+        let result = (out, lse);
+        let dsink = sink.map(|sink| sink_gradient(sink, &result, &dout).into_dispatch());
         let (dq, block) = self.exchange.backward(&self.of, q, own, result, dout);
         let gradient = Tensor::cat(vec![dq.squeeze_dim::<3>(0), block], 1);
-        vec![Some(gradient.cast(dtype).into_dispatch())]
+        let gradient = gradient.cast(dtype).into_dispatch();
+        std::iter::once(Some(gradient))
+            .chain(dsink.map(Some))
+            .collect()
+    }
+}
+
+fn next(tensors: &mut impl Iterator<Item = DispatchTensor>) -> DispatchTensor {
+    match tensors.next() {
+        Some(tensor) => tensor,
+        None => {
+            unreachable!("the function is applied to a projection, and saves three tensors of it")
+        }
     }
 }

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 use burn_megatron_kernels::attention::{
-    AttentionEngine, AttentionOptions, Heads, ProjectionGradients, Window, attention_backward,
+    AttentionEngine, AttentionOptions, Heads, ProjectionGradients, attention_backward,
     attention_forward,
 };
 use burn_megatron_kernels::gradient::{FlatGradients, Place};
 
 use super::shard::{Members, QueryPart, SequenceShard};
+use crate::nn::attention_core::ScoreOptions;
 
 /// Where the gradients of values begin in a flat buffer: kernels write from a multiple of this on.
 const ALIGNMENT: usize = 4;
@@ -22,7 +23,7 @@ const ALIGNMENT: usize = 4;
 pub struct PartialAttention {
     pub(in crate::nn) engine: Arc<dyn AttentionEngine>,
     pub(in crate::nn) heads: Heads,
-    pub(in crate::nn) window: Option<Window>,
+    pub(in crate::nn) scores: ScoreOptions,
     pub(in crate::nn) shard: Arc<SequenceShard>,
     /// The ranks that have the tokens of the queries.
     pub(in crate::nn) queries: Members,
@@ -124,11 +125,10 @@ impl PartialAttention {
     /// None where no query sees a key.
     fn options(&self, keys: Members, part: QueryPart, q: &Tensor<4>) -> Option<AttentionOptions> {
         let members = (self.queries.clone(), keys);
-        let ranges = self.shard.ranges(members, part, self.window, &q.device());
-        (!ranges.is_empty()).then(|| AttentionOptions {
-            ranges: Some(ranges),
-            ..AttentionOptions::default()
-        })
+        let ranges = self
+            .shard
+            .ranges(members, part, self.scores.window, &q.device());
+        (!ranges.is_empty()).then(|| self.scores.of_ranges(ranges))
     }
 
     fn keys_and_values(&self, block: &Tensor<3>) -> [Tensor<4>; 2] {
@@ -145,4 +145,28 @@ pub(super) fn unseen(q: &Tensor<4>) -> PartialResult {
         Tensor::zeros([batch, queries, heads, width], options),
         Tensor::full([batch, heads, queries], f64::NEG_INFINITY, options),
     )
+}
+
+/// The result with a sink `[heads]`, a logit without a value, in the softmax of each query.
+pub(super) fn with_sink((out, lse): PartialResult, sink: Tensor<1>) -> PartialResult {
+    let difference = sink.reshape([1, -1, 1]) - lse.clone();
+    // ln(1 + e^difference), the amount by which the log-sum-exp grows.
+    let zero = difference.clone().clamp_min(0.0);
+    let growth = zero + difference.abs().neg().exp().log1p();
+    // [1, heads, queries] to [1, queries, heads, 1]
+    let share = growth.clone().neg().exp().swap_dims(1, 2);
+    (out * share.unsqueeze_dim::<4>(3), lse + growth)
+}
+
+/// The gradient of the sink of a result: the sum over the queries of `-exp(sink - lse) dout . out`.
+pub(super) fn sink_gradient(
+    sink: Tensor<1>,
+    (out, lse): &PartialResult,
+    dout: &Tensor<4>,
+) -> Tensor<1> {
+    let ([heads], dtype) = (sink.dims(), sink.dtype());
+    let products = out.clone().cast::<DType>(dtype) * dout.clone().cast::<DType>(dtype);
+    let products = products.sum_dim(3).squeeze_dim::<3>(3).swap_dims(1, 2);
+    let shares = (sink.reshape([1, heads, 1]) - lse.clone()).exp();
+    (shares * products).sum_dim(2).neg().reshape([heads])
 }

@@ -44,8 +44,8 @@ impl MultiLatentAttention {
             let own = layer.extend_own(&split, [entry], q.dims()[1]);
             let own = own.map(|[all]| self.keys_and_values(all));
             let of = CacheAttention {
-                window: None,
-                scale: self.core.scale,
+                scores: self.core.scores,
+                sink: None,
                 value_width: sizes.kv_rank,
                 engine: None,
             };

@@ -22,7 +22,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn_megatron_kernels::attention::Heads;
 
-use super::attention_core::AttentionCore;
+use super::attention_core::{AttentionCore, ScoreOptions};
 use super::{
     ActivationLayout, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Dropout, Init,
     ModelBuilder, Norm, NormConfig, NormKind, OutputSection, RecomputeModule, RecomputeRegion,
@@ -162,7 +162,7 @@ impl MultiLatentAttentionConfig {
             groups: heads,
             width,
         };
-        if let Some(reason) = unfused_reason(self.dropout, width.max(value)) {
+        if let Some(reason) = unfused_reason(self.dropout, width.max(value), None) {
             builder.keep_unfused(Operation::Attention, reason)?;
         }
         let fused = builder.is_fused(Operation::Attention);
@@ -183,8 +183,10 @@ impl MultiLatentAttentionConfig {
             dropout: Dropout::new(self.dropout, &builder.child("dropout"))?,
             core: AttentionCore {
                 heads: of_rank,
-                window: None,
-                scale: Some(self.scale.unwrap_or(1.0 / (width as f64).sqrt())),
+                scores: ScoreOptions {
+                    scale: Some(self.scale.unwrap_or(1.0 / (width as f64).sqrt())),
+                    ..ScoreOptions::default()
+                },
                 engine: engine.transpose()?,
                 fused_softmax: builder.is_fused(Operation::Softmax),
                 context: None,

@@ -2,6 +2,7 @@
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor};
+use burn_megatron_kernels::soft_cap::{soft_cap, soft_cap_slope};
 use burn_megatron_kernels::{Function, apply};
 
 use super::fused::{FusedLoss, FusedLosses};
@@ -36,12 +37,23 @@ use crate::nn::{OutputLayer, VocabParallelEmbedding};
 pub struct LinearCrossEntropy {
     loss: VocabParallelCrossEntropy,
     chunk_size: Option<usize>,
+    soft_cap: Option<f64>,
 }
 
 impl LinearCrossEntropy {
     /// This loss in chunks of so many tokens, see [`LogitsShape::tokens_per_chunk`].
     pub fn new(loss: VocabParallelCrossEntropy, chunk_size: Option<usize>) -> Self {
-        Self { loss, chunk_size }
+        Self {
+            loss,
+            chunk_size,
+            soft_cap: None,
+        }
+    }
+
+    /// Sets `c`: the loss is that of `c tanh(z / c)` for logits `z`, as in Gemma 2.
+    pub fn with_soft_cap(mut self, soft_cap: Option<f64>) -> Self {
+        self.soft_cap = soft_cap;
+        self
     }
 
     /// The terms of the objective in addition to the cross-entropy.
@@ -99,7 +111,7 @@ impl LinearCrossEntropy {
         factor: Option<LossFactor>,
     ) -> (Tensor<1>, Vec<Tensor<2>>) {
         let Some(rows) = self.rows_per_chunk(&x, targets.dims()) else {
-            let logits = output.forward(x, embedding);
+            let logits = capped(output.forward(x, embedding), self.soft_cap);
             return self.loss.of_tokens(logits, targets, factor);
         };
         let product = output.product(&x, embedding);
@@ -133,6 +145,7 @@ impl LinearCrossEntropy {
         let cell = ComponentsCell::default();
         let function = ChunkedLoss {
             loss: self.loss.rows_loss(),
+            soft_cap: self.soft_cap,
             targets: flat_targets(targets, &x.device()),
             shape,
             weight_shape: weight.dims(),
@@ -160,6 +173,7 @@ impl LinearCrossEntropy {
 #[derive(Debug)]
 struct ChunkedLoss {
     loss: FusedLoss,
+    soft_cap: Option<f64>,
     /// `[tokens]`
     targets: Tensor<1, Int>,
     /// Batch and sequence of the targets.
@@ -200,10 +214,17 @@ impl ChunkedLoss {
         })
     }
 
-    /// The logits of a chunk.
+    /// The logits of a chunk, with the soft cap.
     fn logits(&self, chunk: &Chunk, weight: &Tensor<2>) -> Tensor<2> {
         let weight = WeightSource::Graph(weight.clone().transpose());
-        self.arithmetic.output(chunk.x.clone(), weight, None).0
+        let logits = self.arithmetic.output(chunk.x.clone(), weight, None).0;
+        capped(logits, self.soft_cap)
+    }
+
+    /// The slopes of the soft cap at these logits, if there is one; to be taken before their gradient overwrites them.
+    fn slopes(&self, logits: &Tensor<2>) -> Option<Tensor<2>> {
+        let slopes = |cap| soft_cap_slope(logits.clone(), cap);
+        self.soft_cap.map(slopes)
     }
 
     /// Computes the logits of each chunk again, for the gradients of any gradient `[tokens]` of the losses.
@@ -224,9 +245,11 @@ impl ChunkedLoss {
             let logits = self.logits(&chunk, &weight);
             let own = |x: &Tensor<1>| x.clone().narrow(0, chunk.first, logits.dims()[0]);
             let (lse, upstream) = (own(&log_sum_exp), own(&upstream));
+            let slopes = self.slopes(&logits);
             let dy = self
                 .loss
                 .gradient(logits, chunk.targets.clone(), lse, upstream);
+            let dy = before_cap(dy, slopes);
             gradients.add(chunk, dy, &weight, &self.arithmetic);
         }
         gradients
@@ -257,7 +280,9 @@ impl Function for ChunkedLoss {
             losses.push(match &mut gradients {
                 Some((upstream, gradients)) => {
                     let upstream = upstream.clone().narrow(0, 0, logits.dims()[0]);
+                    let slopes = self.slopes(&logits);
                     let (losses, dy) = self.loss.with_gradient(logits, targets, upstream);
+                    let dy = before_cap(dy, slopes);
                     gradients.add(chunk, dy, &weight, &self.arithmetic);
                     losses
                 }
@@ -316,6 +341,22 @@ impl Function for ChunkedLoss {
             weight.map(Tensor::<2>::into_dispatch),
         ]
     }
+}
+
+fn capped<const D: usize>(logits: Tensor<D>, cap: Option<f64>) -> Tensor<D> {
+    match cap {
+        Some(cap) => soft_cap(logits, cap),
+        None => logits,
+    }
+}
+
+/// The gradient of logits from that of capped ones.
+fn before_cap(dy: Tensor<2>, slopes: Option<Tensor<2>>) -> Tensor<2> {
+    let Some(slopes) = slopes else {
+        return dy;
+    };
+    let dtype = dy.dtype();
+    (dy.cast::<DType>(slopes.dtype()) * slopes).cast(dtype)
 }
 
 /// The losses of all tokens from those of the chunks; writes their components.

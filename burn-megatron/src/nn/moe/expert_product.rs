@@ -131,7 +131,8 @@ impl ExpertInput {
                 };
                 let weights = weights.cast::<DType>(wide);
                 let inputs = vec![x.into_dispatch(), weights.into_dispatch()];
-                let activation = ActivationFunction::weighted(activation.kernel());
+                let activation = ActivationFunction::weighted(activation.kernel())
+                    .with_options(activation.options());
                 let [y] = apply_discarding(activation, inputs, product, others);
                 y
             }

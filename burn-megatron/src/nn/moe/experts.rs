@@ -3,7 +3,7 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use burn_megatron_kernels::activation::{self, ActivationOptions};
+use burn_megatron_kernels::activation;
 use burn_megatron_kernels::moe::grouped::grouped_matmul;
 
 use super::expert_product::{ExpertInput, expert_product};
@@ -199,7 +199,7 @@ impl Experts {
     }
 
     fn activated(&self, x: Tensor<2>, weights: Tensor<1>) -> Tensor<2> {
-        let options = ActivationOptions::default();
+        let options = self.activation.options();
         let activate = if self.fused {
             activation::activate
         } else {

@@ -55,6 +55,7 @@ struct Case {
     hidden: usize,
     smoothing: f64,
     z_loss: f64,
+    soft_cap: Option<f64>,
     backward: Backward,
 }
 
@@ -68,6 +69,7 @@ impl Case {
             hidden: 6,
             smoothing: 0.0,
             z_loss: 0.0,
+            soft_cap: None,
             backward,
         }
     }
@@ -96,7 +98,7 @@ impl Case {
         });
         let targets = TensorData::new(targets.collect::<Vec<_>>(), [BATCH, SEQ]);
         (
-            LinearCrossEntropy::new(loss, self.chunk_size),
+            LinearCrossEntropy::new(loss, self.chunk_size).with_soft_cap(self.soft_cap),
             output,
             leaf(part(x, &self.input(), place)),
             Tensor::from_data(targets, &autodiff()),
@@ -177,8 +179,14 @@ impl Case {
 fn chunks_of_any_size_equal_the_whole() {
     for backward in [Backward::PerToken, SUM] {
         for chunk_size in [1, 3, 4, 7, 8, 100] {
-            for (smoothing, z_loss) in [(0.0, 0.0), (0.1, 0.0), (0.0, 0.02), (0.1, 0.02)] {
+            for (smoothing, z_loss, soft_cap) in [
+                (0.0, 0.0, None),
+                (0.1, 0.0, None),
+                (0.0, 0.02, Some(0.7)),
+                (0.1, 0.02, None),
+            ] {
                 Case {
+                    soft_cap,
                     chunk_size: Some(chunk_size),
                     smoothing,
                     z_loss,
@@ -200,6 +208,7 @@ fn chunks_on_tensor_ranks_equal_one_rank() {
                     sequence_parallel,
                     chunk_size: Some(chunk_size),
                     smoothing: 5.0 * z_loss,
+                    soft_cap: (z_loss > 0.0).then_some(0.7),
                     z_loss,
                     ..Case::new(backward)
                 }

@@ -6,6 +6,7 @@ use super::super::profile::{
 use super::super::{BlockProfile, GridElements};
 use super::{Decoder, Experts, Share};
 use crate::mesh::{Axis, AxisSet, ContextExchange, Grid};
+use crate::nn::QkNorm;
 use crate::nn::context::ExchangeProblem;
 
 /// Bytes of an element.
@@ -19,7 +20,7 @@ const BACKWARD: TrainingPass = TrainingPass::Backward;
 
 impl Decoder {
     /// Adds the attention of a layer, with its norm and residual sum.
-    pub(super) fn add_attention(&self, block: &mut BlockProfile, share: Share) {
+    pub(super) fn add_attention(&self, block: &mut BlockProfile, share: Share, pairs: u64) {
         let (h, width) = (self.hidden, self.head_width);
         let (tokens, local) = (share.tokens, share.tokens / share.sequence);
         let q = self.heads * width / share.tensor;
@@ -34,20 +35,49 @@ impl Decoder {
         layer.products.push(product(1, tokens, q + 2 * kv, h));
         layer.products.push(product(1, tokens, h, q));
         layer.attention.push(AttentionShape {
-            pairs: share.pairs,
+            pairs,
             heads: self.heads / share.tensor,
             query_width: width,
             value_width: width,
         });
-        let qk_norm = if self.qk_norm { 2 } else { 1 };
+        let qk_norm = if self.qk_norm.is_some() { 2 } else { 1 };
         layer.streamed_bytes += norm_bytes(local, h) + qk_norm * 2 * tokens * (q + kv) * ELEMENT;
         // The norm, two products, rotary positions, attention.
         layer.operations += 4 + qk_norm;
         layer.backward_bytes = layer.output_bytes + ELEMENT * 2 * tokens * (q + 2 * kv);
         add_tensor(layer, share, tokens * h * ELEMENT);
-        let biases = if self.bias { q + 2 * kv + h } else { 0 };
-        let norms = self.norm() + if self.qk_norm { 2 * width } else { 0 };
+        if self.qk_norm == Some(QkNorm::Whole) {
+            // A mean of the queries and one of the keys for each token, in f32.
+            add_sums(layer, share, 2 * tokens * 4);
+        }
+        self.add_post_norm(layer, local * h);
+        let qkv_bias = if self.qkv_bias { q + 2 * kv } else { 0 };
+        let biases = qkv_bias + if self.bias { h } else { 0 };
+        let sinks = if self.sinks {
+            self.heads / share.tensor
+        } else {
+            0
+        };
+        let norms = sinks
+            + self.norms()
+            + match self.qk_norm {
+                None => 0,
+                Some(QkNorm::Heads) => 2 * width,
+                Some(QkNorm::Whole) => q + kv,
+            };
         block.parameters.dense += h * (2 * q + 2 * kv) + biases + norms;
+    }
+
+    /// Adds the scores of so many pairs of a query and a key, and their probabilities.
+    pub(super) fn add_scores(&self, block: &mut BlockProfile, share: Share, pairs: u64) {
+        let elements = self.heads / share.tensor * pairs;
+        let layer = &mut block.layer;
+        save(layer, "scores", elements);
+        save(layer, "probabilities", elements);
+        // The products, the soft cap and the softmax write them.
+        layer.streamed_bytes += 6 * elements * ELEMENT;
+        layer.operations += 3;
+        layer.backward_bytes += 2 * elements * ELEMENT;
     }
 
     /// Adds an MLP with its norm and residual sum.
@@ -65,11 +95,12 @@ impl Decoder {
         layer.streamed_bytes += norm_bytes(local, h) + (inputs + 1) * tokens * f * ELEMENT;
         // The norm, two products, the activation.
         layer.operations += 4;
+        self.add_post_norm(layer, local * h);
         let backward = layer.output_bytes + ELEMENT * tokens * (inputs + 1) * f;
         layer.backward_bytes = layer.backward_bytes.max(backward);
         add_tensor(layer, share, tokens * h * ELEMENT);
         let biases = if self.bias { inputs * f + h } else { 0 };
-        block.parameters.dense += (inputs + 1) * h * f + biases + self.norm();
+        block.parameters.dense += (inputs + 1) * h * f + biases + self.norms();
     }
 
     /// Adds experts with their router, norm and residual sum.
@@ -99,6 +130,7 @@ impl Decoder {
             norm_bytes(local, h) + moved * ELEMENT + 2 * routed * sizes.experts * 4;
         // The norm, three products, the choice, sorting, the rows there and back, the activation.
         layer.operations += 9;
+        self.add_post_norm(layer, local * h);
         let backward = layer.output_bytes + ELEMENT * rows * ((inputs + 1) * f + h);
         layer.backward_bytes = layer.backward_bytes.max(backward);
         let sent = routed * sizes.per_token * h * ELEMENT;
@@ -132,17 +164,23 @@ impl Decoder {
         }
         let biases = if self.bias { own * (inputs * f + h) } else { 0 };
         block.parameters.expert += own * (inputs + 1) * h * f + biases;
-        block.parameters.dense += h * sizes.experts + self.norm();
+        let router_bias = if sizes.router_bias { sizes.experts } else { 0 };
+        block.parameters.dense += h * sizes.experts + router_bias + self.norms();
         if sizes.shared_width > 0 {
             let mut shared = BlockProfile::default();
             self.add_mlp(&mut shared, share, sizes.shared_width);
             // Its input and norm are those of the experts.
             shared.layer.saved.drain(..2);
+            if self.post_norms {
+                // It is the norm of the sum.
+                shared.layer.saved.pop();
+                shared.layer.operations -= 1;
+            }
             block.layer.saved.append(&mut shared.layer.saved);
             block.layer.products.append(&mut shared.layer.products);
             block.layer.operations += shared.layer.operations - 1;
             block.layer.exchanges.append(&mut shared.layer.exchanges);
-            block.parameters.dense += shared.parameters.dense - self.norm();
+            block.parameters.dense += shared.parameters.dense - self.norms();
         }
     }
 
@@ -227,9 +265,24 @@ impl Decoder {
         }
     }
 
+    /// Adds the norm of the output of a branch, if there is one.
+    fn add_post_norm(&self, layer: &mut LayerProfile, elements: u64) {
+        if self.post_norms {
+            save(layer, "norm of the output", elements);
+            layer.streamed_bytes += 2 * elements * ELEMENT;
+            layer.operations += 1;
+        }
+    }
+
+    /// Elements of the norms of a branch of the residual stream.
+    fn norms(&self) -> u64 {
+        let norms = if self.post_norms { 2 } else { 1 };
+        norms * self.norm()
+    }
+
     /// Elements of a norm.
     pub(super) fn norm(&self) -> u64 {
-        if self.bias {
+        if self.norm_bias {
             2 * self.hidden
         } else {
             self.hidden
@@ -318,6 +371,21 @@ fn add_tensor(layer: &mut LayerProfile, share: Share, bytes: u64) {
             share.tensor,
             bytes,
             *pass,
+        );
+    }
+}
+
+/// A sum over the tensor ranks in each pass.
+fn add_sums(layer: &mut LayerProfile, share: Share, bytes: u64) {
+    for pass in [FORWARD, BACKWARD] {
+        add(
+            layer,
+            ExchangeKind::AllReduce,
+            Grid::Dense,
+            Axis::Tensor,
+            share.tensor,
+            bytes,
+            pass,
         );
     }
 }

@@ -44,6 +44,7 @@ impl Decoder {
         &self,
         block: &mut BlockProfile,
         share: Share,
+        pairs: u64,
         latent: LatentWidths,
     ) {
         let (h, n) = (self.hidden, self.heads / share.tensor);
@@ -68,7 +69,7 @@ impl Decoder {
         layer.products.push(product(1, keys, up, latent.kv_rank));
         layer.products.push(product(1, tokens, h, n * latent.value));
         layer.attention.push(AttentionShape {
-            pairs: share.pairs,
+            pairs,
             heads: n,
             query_width: width,
             value_width: latent.value,

@@ -11,11 +11,16 @@ fn dense(hidden: u64, layers: usize, heads: u64, mlp_width: u64) -> Decoder {
         mlp_width,
         gated: true,
         bias: false,
-        qk_norm: false,
+        qkv_bias: false,
+        norm_bias: false,
+        holds_scores: false,
+        qk_norm: None,
         vocabulary: 128_256,
         tied: false,
+        sinks: false,
+        post_norms: false,
         positions: 0,
-        window: None,
+        windows: vec![None; layers],
         latent: None,
         experts: None,
     }
@@ -37,13 +42,14 @@ pub fn llama_405b() -> Decoder {
 fn qwen(hidden: u64, layers: usize, heads: u64, width: u64) -> Decoder {
     Decoder {
         groups: 4,
-        qk_norm: true,
+        qk_norm: Some(QkNorm::Heads),
         vocabulary: 151_936,
         experts: Some(Experts {
             experts: 128,
             per_token: 8,
             width,
             shared_width: 0,
+            router_bias: false,
             layers: vec![true; layers],
         }),
         ..dense(hidden, layers, heads, 1)
@@ -76,6 +82,7 @@ pub fn deepseek_v3() -> Decoder {
             per_token: 8,
             width: 2048,
             shared_width: 2048,
+            router_bias: false,
             layers: (0..61).map(|layer| layer >= 3).collect(),
         }),
         ..dense(7168, 61, 128, 18432)
@@ -89,6 +96,8 @@ pub fn gpt(hidden: u64, layers: usize, heads: u64, vocabulary: u64, positions: u
         head_width: hidden / heads,
         gated: false,
         bias: true,
+        qkv_bias: true,
+        norm_bias: true,
         tied: true,
         vocabulary,
         positions,

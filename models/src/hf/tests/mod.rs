@@ -18,13 +18,16 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const NAMES: [&str; 9] = [
+const NAMES: [&str; 12] = [
+    "gemma2",
+    "gemma3",
     "gpt2",
     "llama-yarn",
     "llama2",
     "llama3",
     "mistral",
     "mixtral",
+    "olmoe",
     "qwen2",
     "qwen3",
     "qwen3-moe",

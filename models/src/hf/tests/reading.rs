@@ -87,7 +87,8 @@ fn a_folder_has_the_tensors_of_its_model() {
         assert_eq!(tied, model.tied, "{name}");
         let embedding = folder.tensor("model/embedding.weight").unwrap();
         assert_eq!(embedding.shape, [61, 32]);
-        let wanted = if ["mistral", "qwen3-moe"].contains(&name) {
+        let in_16_bits = ["gemma2", "gemma3", "mistral", "olmoe", "qwen3-moe"];
+        let wanted = if in_16_bits.contains(&name) {
             ElementType::Bf16
         } else {
             ElementType::F32

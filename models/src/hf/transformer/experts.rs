@@ -1,4 +1,4 @@
-//! The experts of Mixtral and of Qwen 3, as keys of a `config.json`.
+//! The experts of Mixtral, Qwen 3 and OLMoE, as keys of a `config.json`.
 
 use burn_megatron::nn::moe::{RouterChoice, ScoreFunction};
 use serde_json::{Map, Value, json};
@@ -8,7 +8,7 @@ use super::write::map;
 use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{MoeConfig, TransformerConfig};
 
-/// The number of experts of Qwen 3, and of Mixtral.
+/// The number of experts of Qwen 3 and OLMoE, and of Mixtral.
 const EXPERTS: [&str; 2] = ["num_experts", "num_local_experts"];
 
 pub(super) fn read(
@@ -16,16 +16,15 @@ pub(super) fn read(
     keys: &mut ConfigKeys,
     layers: usize,
 ) -> Result<Option<MoeConfig>, HfConfigError> {
-    let is_qwen = match family {
-        ModelFamily::Mixtral => false,
-        ModelFamily::Qwen3Moe => true,
-        _ => return Ok(None),
-    };
+    if !has_experts(family) {
+        return Ok(None);
+    }
+    let is_mixtral = family == ModelFamily::Mixtral;
     // Of the loss of the routers alone.
     keys.take("output_router_logits");
     keys.take("router_aux_loss_coef");
     keys.only("router_jitter_noise", 0.0)?;
-    let names = if is_qwen { EXPERTS } else { [EXPERTS[1]; 2] };
+    let names = if is_mixtral { [EXPERTS[1]; 2] } else { EXPERTS };
     let [first, second] = names.map(|name| keys.size(name));
     let experts = first?.or(second?).ok_or_else(|| keys.missing(names[0]))?;
     let experts_per_token = keys.needed("num_experts_per_tok", ConfigKeys::size)?;
@@ -34,22 +33,35 @@ pub(super) fn read(
         experts_per_token,
         ..MoeConfig::default()
     };
-    if !is_qwen {
+    if is_mixtral {
         return Ok(Some(moe));
     }
     let normalised = keys.flag("norm_topk_prob")?.unwrap_or(false);
-    let (every, first_dense) = blocks(keys, layers)?;
-    Ok(Some(MoeConfig {
-        expert_width: Some(keys.needed("moe_intermediate_size", ConfigKeys::size)?),
+    let moe = MoeConfig {
         score: if normalised {
             ScoreFunction::Softmax
         } else {
             ScoreFunction::PreSoftmax
         },
+        ..moe
+    };
+    if family == ModelFamily::Olmoe {
+        return Ok(Some(moe));
+    }
+    let (every, first_dense) = blocks(keys, layers)?;
+    Ok(Some(MoeConfig {
+        expert_width: Some(keys.needed("moe_intermediate_size", ConfigKeys::size)?),
         every,
         first_dense,
         ..moe
     }))
+}
+
+fn has_experts(family: ModelFamily) -> bool {
+    matches!(
+        family,
+        ModelFamily::Mixtral | ModelFamily::Qwen3Moe | ModelFamily::Olmoe
+    )
 }
 
 /// Which blocks have experts, as [`every`](MoeConfig::every) and [`first_dense`](MoeConfig::first_dense).
@@ -83,10 +95,11 @@ pub(super) fn conditions(
 ) -> Vec<(&'static str, bool)> {
     let is_mixtral = family == ModelFamily::Mixtral;
     let Some(moe) = &model.moe else {
-        let fits = !is_mixtral && family != ModelFamily::Qwen3Moe;
-        return vec![("experts", fits)];
+        return vec![("experts", !has_experts(family))];
     };
-    let has_experts = is_mixtral || family == ModelFamily::Qwen3Moe;
+    let has_experts = has_experts(family);
+    // All of its blocks have experts of the width of an MLP.
+    let is_plain = is_mixtral || family == ModelFamily::Olmoe;
     let is_softmax = moe.score == ScoreFunction::Softmax;
     let all = (0..model.layers).all(|number| moe.is_in(number));
     vec![
@@ -94,6 +107,7 @@ pub(super) fn conditions(
         (
             "experts chosen by scores alone, without biases, a capacity, shared experts, and with factor = 1",
             !model.bias
+                && !moe.router_bias
                 && moe.choice == RouterChoice::Scores
                 && moe.groups.is_none()
                 && moe.bias_update_rate.is_none()
@@ -110,9 +124,10 @@ pub(super) fn conditions(
             "at least 2 experts per token with score = softmax",
             !is_softmax || moe.experts_per_token > 1,
         ),
+        ("score = softmax without qk_norm", !is_mixtral || is_softmax),
         (
-            "score = softmax, expert_width = mlp_width and experts in all blocks, without qk_norm",
-            !is_mixtral || (is_softmax && all && moe.width(model) == model.mlp_width()),
+            "expert_width = mlp_width and experts in all blocks, without qk_norm of heads",
+            !is_plain || (all && moe.width(model) == model.mlp_width()),
         ),
     ]
 }
@@ -131,8 +146,13 @@ pub(super) fn write(family: ModelFamily, model: &TransformerConfig) -> Map<Strin
         .collect();
     keys.extend(map(json!({
         EXPERTS[0]: moe.experts,
-        "moe_intermediate_size": moe.width(model),
         "norm_topk_prob": moe.score == ScoreFunction::Softmax,
+    })));
+    if family == ModelFamily::Olmoe {
+        return keys;
+    }
+    keys.extend(map(json!({
+        "moe_intermediate_size": moe.width(model),
         "decoder_sparse_step": 1,
         "mlp_only_layers": dense,
     })));

@@ -1,15 +1,19 @@
 //! The Hugging Face families of [`TransformerConfig`].
 
 mod experts;
+mod gemma;
 mod read;
 mod rope;
 mod tensors;
+mod windows;
 mod write;
 
+use burn_megatron::nn::QkNorm;
+use burn_megatron::nn::moe::ScoreFunction;
 use serde_json::{Map, Value};
 
 use super::{ConfigKeys, HfConfigError, HfFamily, HfNames, WeightMapping};
-use crate::TransformerConfig;
+use crate::{MoeConfig, TransformerConfig};
 
 /// The defaults of the classes of `transformers` 5.24, by `model_type`; written by `index.py` beside the fixtures.
 const CLASS_DEFAULTS: &str = include_str!("../config/defaults.json");
@@ -35,6 +39,12 @@ pub enum ModelFamily {
     Mixtral,
     /// Qwen 3 with experts.
     Qwen3Moe,
+    /// OLMoE: norms of all queries and of all keys, experts in every block.
+    Olmoe,
+    /// Gemma 2: windows in every second block, soft caps, norms after attention and MLP.
+    Gemma2,
+    /// Gemma 3 without images: norms of each head's queries and keys, another base in blocks with a window.
+    Gemma3Text,
 }
 
 impl ModelFamily {
@@ -52,12 +62,22 @@ impl ModelFamily {
                 ..TransformerConfig::llama()
             },
             Self::Qwen3 => TransformerConfig {
-                qk_norm: true,
+                qk_norm: Some(QkNorm::Heads),
                 ..TransformerConfig::llama()
             },
             Self::Mixtral => TransformerConfig::mixtral(),
             Self::Qwen3Moe => TransformerConfig {
-                qk_norm: true,
+                qk_norm: Some(QkNorm::Heads),
+                ..TransformerConfig::mixtral()
+            },
+            Self::Gemma2 => gemma::defaults(false),
+            Self::Gemma3Text => gemma::defaults(true),
+            Self::Olmoe => TransformerConfig {
+                qk_norm: Some(QkNorm::Whole),
+                moe: Some(MoeConfig {
+                    score: ScoreFunction::PreSoftmax,
+                    ..MoeConfig::default()
+                }),
                 ..TransformerConfig::mixtral()
             },
         }
@@ -75,6 +95,9 @@ impl HfFamily for ModelFamily {
         Self::Qwen3,
         Self::Mixtral,
         Self::Qwen3Moe,
+        Self::Olmoe,
+        Self::Gemma2,
+        Self::Gemma3Text,
     ];
 
     fn names(self) -> HfNames {
@@ -86,6 +109,9 @@ impl HfFamily for ModelFamily {
             Self::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
             Self::Mixtral => ("mixtral", "MixtralForCausalLM"),
             Self::Qwen3Moe => ("qwen3_moe", "Qwen3MoeForCausalLM"),
+            Self::Olmoe => ("olmoe", "OlmoeForCausalLM"),
+            Self::Gemma2 => ("gemma2", "Gemma2ForCausalLM"),
+            Self::Gemma3Text => ("gemma3_text", "Gemma3ForCausalLM"),
         };
         let (prefix, embedding) = match self {
             Self::Gpt2 => ("transformer.", "transformer.wte.weight"),
@@ -112,6 +138,7 @@ impl HfFamily for ModelFamily {
     fn read(self, keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigError> {
         match self {
             Self::Gpt2 => read::gpt2(keys),
+            Self::Gemma2 | Self::Gemma3Text => gemma::read(self, keys),
             _ => read::llama_like(self, keys),
         }
     }

@@ -1,9 +1,9 @@
 //! Converts the keys of a `config.json` to a model.
 
-use burn_megatron::nn::{Activation, NormKind};
+use burn_megatron::nn::{Activation, NormKind, QkNorm};
 use serde_json::{Value, json};
 
-use super::{ModelFamily, experts, rope};
+use super::{ModelFamily, experts, rope, windows};
 use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{Positions, TransformerConfig};
 
@@ -83,6 +83,10 @@ pub(super) fn llama_like(
     };
     let context = keys.needed("max_position_embeddings", ConfigKeys::size)?;
     keys.only("pretraining_tp", 1)?;
+    if family == ModelFamily::Olmoe {
+        keys.only("clip_qkv", Value::Null)?;
+    }
+    let (window, layer_windows) = windows::read(family, keys, layers)?;
     Ok(TransformerConfig {
         vocabulary: keys.needed("vocab_size", ConfigKeys::size)?,
         context,
@@ -93,19 +97,32 @@ pub(super) fn llama_like(
         head_width: Some(head_width),
         mlp_width: Some(keys.needed("intermediate_size", ConfigKeys::size)?),
         norm: NormKind::Rms,
-        norm_epsilon: keys.number("rms_norm_eps")?.unwrap_or(1e-6),
+        norm_epsilon: keys.number("rms_norm_eps")?.unwrap_or(match family {
+            ModelFamily::Mixtral | ModelFamily::Olmoe => 1e-5,
+            _ => 1e-6,
+        }),
         activation: activation(keys, "hidden_act", GATED)?,
         positions: rope::read(keys, context)?,
         bias: biases(family, keys)?,
         qkv_bias: (family == ModelFamily::Qwen2).then_some(true),
-        qk_norm: matches!(family, ModelFamily::Qwen3 | ModelFamily::Qwen3Moe),
-        window: window(family, keys, layers)?,
+        qk_norm: qk_norm(family),
+        window,
+        layer_windows,
         tied: keys.flag("tie_word_embeddings")?.unwrap_or(false),
         attention_dropout: keys.number("attention_dropout")?.unwrap_or(0.0),
         init_std: init_std(keys)?,
         moe: experts::read(family, keys, layers)?,
         ..TransformerConfig::llama()
     })
+}
+
+/// The norm of queries and keys.
+pub(super) fn qk_norm(family: ModelFamily) -> Option<QkNorm> {
+    match family {
+        ModelFamily::Qwen3 | ModelFamily::Qwen3Moe => Some(QkNorm::Heads),
+        ModelFamily::Olmoe => Some(QkNorm::Whole),
+        _ => None,
+    }
 }
 
 /// The standard deviation of weights that are not loaded.
@@ -144,65 +161,4 @@ fn biases(family: ModelFamily, keys: &mut ConfigKeys) -> Result<bool, HfConfigEr
         let fits = format!("{attention}, as attention_bias");
         Err(keys.refused("mlp_bias", &json!(mlp), fits))
     }
-}
-
-/// The sliding window of all layers, if any; layers that differ are refused.
-fn window(
-    family: ModelFamily,
-    keys: &mut ConfigKeys,
-    layers: usize,
-) -> Result<Option<usize>, HfConfigError> {
-    match family {
-        ModelFamily::Gpt2 | ModelFamily::Llama => Ok(None),
-        // Without the key, the window is 4096.
-        ModelFamily::Mistral if !keys.has("sliding_window") => Err(keys.missing("sliding_window")),
-        ModelFamily::Mistral | ModelFamily::Mixtral => keys.size("sliding_window"),
-        ModelFamily::Qwen2 | ModelFamily::Qwen3 | ModelFamily::Qwen3Moe => {
-            qwen_window(keys, layers)
-        }
-    }
-}
-
-fn qwen_window(keys: &mut ConfigKeys, layers: usize) -> Result<Option<usize>, HfConfigError> {
-    let on = keys.flag("use_sliding_window")?.unwrap_or(false);
-    let first = keys.take("max_window_layers");
-    let types = keys.take("layer_types");
-    let window = if on {
-        Some(keys.needed("sliding_window", ConfigKeys::size)?)
-    } else {
-        // The value is ignored.
-        keys.take("sliding_window").and(None)
-    };
-    let all = |kind: &str| {
-        types
-            .as_ref()
-            .is_some_and(|types| is_all(types, kind, layers))
-    };
-    let first_of = |first: &Value| first.as_u64().unwrap_or(u64::MAX);
-    match (&types, window) {
-        (Some(_), _) if all("full_attention") => Ok(None),
-        (Some(_), Some(window)) if all("sliding_attention") => Ok(Some(window)),
-        (Some(types), window) => {
-            let kind = match window {
-                Some(_) => "full_attention or sliding_attention",
-                None => "full_attention",
-            };
-            let fits = format!("{layers} times {kind}");
-            Err(keys.refused("layer_types", types, fits))
-        }
-        (None, None) => Ok(None),
-        (None, window) => match first.as_ref().map(first_of) {
-            Some(0) => Ok(window),
-            Some(first) if first >= layers as u64 => Ok(None),
-            _ => {
-                let fits = format!("0, or at least {layers}, so that all layers are alike");
-                Err(keys.refused("max_window_layers", &first.unwrap_or_default(), fits))
-            }
-        },
-    }
-}
-
-fn is_all(types: &Value, kind: &str, layers: usize) -> bool {
-    let types = types.as_array();
-    types.is_some_and(|types| types.len() == layers && types.iter().all(|found| found == kind))
 }

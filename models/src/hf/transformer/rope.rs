@@ -9,13 +9,16 @@ use crate::{Positions, RotaryScaling};
 /// The default base of `transformers`.
 const USUAL_BASE: f64 = 10_000.0;
 
+/// That of Gemma 3 in layers without a window.
+const FULL_BASE: f64 = 1_000_000.0;
+
 pub(super) fn read(keys: &mut ConfigKeys, context: usize) -> Result<Positions, HfConfigError> {
     keys.only("partial_rotary_factor", 1.0)?;
     keys.only("rope_interleaved", false)?;
     let outer = keys.number("rope_theta")?;
     let new = keys.object("rope_parameters")?;
     let old = keys.object("rope_scaling")?;
-    let mut inner = match (new, old) {
+    let inner = match (new, old) {
         (Some(_), Some(_)) => {
             let both = Value::from("beside rope_parameters");
             return Err(keys.refused("rope_scaling", &both, "only one of the two"));
@@ -26,8 +29,7 @@ pub(super) fn read(keys: &mut ConfigKeys, context: usize) -> Result<Positions, H
         }
         (Some(own), None) | (None, Some(own)) => own,
     };
-    inner.only("partial_rotary_factor", 1.0)?;
-    let base = inner.number("rope_theta")?;
+    let (base, scaling) = parse(inner, context)?;
     let base = match (base, outer) {
         (Some(inner), Some(outer)) if inner != outer => {
             let fits = format!("{inner}, as in the scaling");
@@ -35,6 +37,50 @@ pub(super) fn read(keys: &mut ConfigKeys, context: usize) -> Result<Positions, H
         }
         (inner, outer) => inner.or(outer).unwrap_or(USUAL_BASE),
     };
+    Ok(Positions::Rotary { base, scaling })
+}
+
+/// The positions of layers without a window, and the base of those with one, as in Gemma 3.
+pub(super) fn read_by_window(
+    keys: &mut ConfigKeys,
+    context: usize,
+) -> Result<(Positions, f64), HfConfigError> {
+    let outer = keys.number("rope_theta")?;
+    let local = keys.number("rope_local_base_freq")?;
+    let (mut full, mut sliding) = (keys.object("rope_scaling")?, None);
+    if let Some(mut both) = keys.object("rope_parameters")? {
+        if full.is_some() {
+            let value = Value::from("beside rope_parameters");
+            return Err(keys.refused("rope_scaling", &value, "only one of the two"));
+        }
+        full = both.object("full_attention")?;
+        sliding = both.object("sliding_attention")?;
+        both.finish()?;
+    }
+    let parsed = |inner: Option<ConfigKeys>| match inner {
+        Some(inner) => parse(inner, context),
+        None => Ok((None, RotaryScaling::None)),
+    };
+    let (base, scaling) = parsed(full)?;
+    let (local_base, local_scaling) = parsed(sliding)?;
+    if local_scaling != RotaryScaling::None {
+        let value = json!("scaled");
+        return Err(keys.refused("rope_parameters.sliding_attention", &value, "default"));
+    }
+    let positions = Positions::Rotary {
+        base: base.or(outer).unwrap_or(FULL_BASE),
+        scaling,
+    };
+    Ok((positions, local_base.or(local).unwrap_or(USUAL_BASE)))
+}
+
+/// The base and the scaling in an object.
+fn parse(
+    mut inner: ConfigKeys,
+    context: usize,
+) -> Result<(Option<f64>, RotaryScaling), HfConfigError> {
+    inner.only("partial_rotary_factor", 1.0)?;
+    let base = inner.number("rope_theta")?;
     let kinds = [inner.text("rope_type")?, inner.text("type")?];
     let kind = match &kinds {
         [Some(a), Some(b)] if a != b => {
@@ -46,13 +92,16 @@ pub(super) fn read(keys: &mut ConfigKeys, context: usize) -> Result<Positions, H
         None | Some("default") => RotaryScaling::None,
         Some("llama3") => llama3(&mut inner)?,
         Some("yarn") => yarn(&mut inner, context)?,
+        Some("linear") => RotaryScaling::Linear {
+            factor: inner.needed("factor", ConfigKeys::number)?,
+        },
         Some(other) => {
-            let fits = "default, llama3 or yarn";
+            let fits = "default, linear, llama3 or yarn";
             return Err(inner.refused("rope_type", &json!(other), fits));
         }
     };
     inner.finish()?;
-    Ok(Positions::Rotary { base, scaling })
+    Ok((base, scaling))
 }
 
 fn llama3(keys: &mut ConfigKeys) -> Result<RotaryScaling, HfConfigError> {
@@ -67,7 +116,7 @@ fn llama3(keys: &mut ConfigKeys) -> Result<RotaryScaling, HfConfigError> {
 /// Defaults are those of `transformers`: 32 and 1 rotations, and an amplitude of `0.1 ln factor + 1` unless
 /// both `mscale` and `mscale_all_dim` are given.
 fn yarn(keys: &mut ConfigKeys, context: usize) -> Result<RotaryScaling, HfConfigError> {
-    keys.only("truncate", true)?;
+    let truncate = keys.flag("truncate")?.unwrap_or(true);
     let original = keys.needed("original_max_position_embeddings", ConfigKeys::size)?;
     let factor = keys
         .number("factor")?
@@ -94,6 +143,7 @@ fn yarn(keys: &mut ConfigKeys, context: usize) -> Result<RotaryScaling, HfConfig
         beta_slow: slow.unwrap_or(1.0),
         mscale,
         mscale_all_dim,
+        truncate,
     })
 }
 
@@ -121,6 +171,7 @@ pub(super) fn write(base: f64, scaling: RotaryScaling, to: &mut Map<String, Valu
             beta_slow,
             mscale,
             mscale_all_dim,
+            truncate,
         } => {
             let mut yarn = json!({
                 "rope_type": "yarn",
@@ -138,8 +189,12 @@ pub(super) fn write(base: f64, scaling: RotaryScaling, to: &mut Map<String, Valu
                     yarn["attention_factor"] = json!(at(mscale) / at(mscale_all_dim))
                 }
             }
+            if !truncate {
+                yarn["truncate"] = json!(false);
+            }
             yarn
         }
+        RotaryScaling::Linear { factor } => json!({ "rope_type": "linear", "factor": factor }),
     };
     to.insert("rope_scaling".into(), scaling);
 }

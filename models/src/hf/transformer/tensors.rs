@@ -134,16 +134,22 @@ impl MappingList<'_> {
         ];
         let qkv_bias = config.qkv_bias.unwrap_or(config.bias);
         linear(self, "attention.qkv", hidden, &parts, qkv_bias);
-        if config.qk_norm {
-            for norm in ["q_norm", "k_norm"] {
+        if let Some(widths) = config.qk_norm_widths() {
+            for (norm, width) in ["q_norm", "k_norm"].into_iter().zip(widths) {
                 let path = format!("{own}.attention.{norm}.weight");
                 let name = format!("{theirs}.self_attn.{norm}.weight");
-                self.whole(&path, &name, &[q / config.heads]);
+                self.whole(&path, &name, &[width]);
             }
         }
         let parts = [("self_attn.o_proj", hidden)];
         linear(self, "attention.output", q, &parts, config.bias);
-        norm(self, "mlp_norm", "post_attention_layernorm");
+        if config.post_norms {
+            norm(self, "attention_post_norm", "post_attention_layernorm");
+            norm(self, "mlp_norm", "pre_feedforward_layernorm");
+            norm(self, "mlp_post_norm", "post_feedforward_layernorm");
+        } else {
+            norm(self, "mlp_norm", "post_attention_layernorm");
+        }
         if let Some(moe) = config.moe.as_ref().filter(|moe| moe.is_in(layer)) {
             let names = match family {
                 ModelFamily::Mixtral => MIXTRAL,

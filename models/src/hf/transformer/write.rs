@@ -1,28 +1,52 @@
 //! Converts a model to the keys of a `config.json`.
 
-use burn_megatron::nn::{Activation, NormKind};
+use burn_megatron::nn::{Activation, NormKind, QkNorm};
 use serde_json::{Map, Value, json};
 
-use super::read::{ACTIVATIONS, GATED};
-use super::{ModelFamily, experts, rope};
+use super::read::{ACTIVATIONS, GATED, qk_norm};
+use super::{ModelFamily, experts, gemma, rope, windows};
 use crate::hf::{HfConfigError, HfFamily};
 use crate::{Positions, TransformerConfig};
 
 /// The family that computes a model, if any does; see [`check`].
 pub(super) fn family(model: &TransformerConfig) -> ModelFamily {
-    match (&model.positions, model.qk_norm, model.window) {
+    let (_, window) = windows::size(model);
+    match (&model.positions, model.qk_norm, window) {
         (Positions::Learned, _, _) => ModelFamily::Gpt2,
-        (_, true, _) if model.moe.is_some() => ModelFamily::Qwen3Moe,
+        (_, None, _) if model.post_norms => ModelFamily::Gemma2,
+        (_, Some(QkNorm::Heads), _) if model.post_norms => ModelFamily::Gemma3Text,
+        (_, Some(QkNorm::Whole), _) => ModelFamily::Olmoe,
+        (_, Some(QkNorm::Heads), _) if model.moe.is_some() => ModelFamily::Qwen3Moe,
         _ if model.moe.is_some() => ModelFamily::Mixtral,
-        (_, true, _) => ModelFamily::Qwen3,
+        (_, Some(QkNorm::Heads), _) => ModelFamily::Qwen3,
         _ if !model.bias && model.qkv_bias == Some(true) => ModelFamily::Qwen2,
-        (_, false, Some(_)) => ModelFamily::Mistral,
-        (_, false, None) => ModelFamily::Llama,
+        (_, None, Some(_)) => ModelFamily::Mistral,
+        (_, None, None) => ModelFamily::Llama,
     }
 }
 
 /// Checks that the family computes the model.
 pub(super) fn check(family: ModelFamily, model: &TransformerConfig) -> Result<(), HfConfigError> {
+    let conditions = match family {
+        ModelFamily::Gemma2 | ModelFamily::Gemma3Text => gemma::conditions(family, model),
+        _ => conditions(family, model),
+    };
+    let experts = experts::conditions(family, model);
+    match conditions
+        .into_iter()
+        .chain(experts)
+        .find(|(_, fits)| !fits)
+    {
+        None => Ok(()),
+        Some((needs, _)) => Err(HfConfigError::NoFamily(format!(
+            "{} requires {needs}",
+            family.name()
+        ))),
+    }
+}
+
+/// What a model of a family other than Gemma must be.
+fn conditions(family: ModelFamily, model: &TransformerConfig) -> Vec<(&'static str, bool)> {
     let is_gpt2 = family == ModelFamily::Gpt2;
     let qkv_bias = model.qkv_bias.unwrap_or(model.bias);
     let head_width = model.head_width.unwrap_or(model.hidden / model.heads);
@@ -31,9 +55,18 @@ pub(super) fn check(family: ModelFamily, model: &TransformerConfig) -> Result<()
     } else {
         NormKind::Rms
     };
-    let has_qk_norm = matches!(family, ModelFamily::Qwen3 | ModelFamily::Qwen3Moe);
-    let has_window = matches!(family, ModelFamily::Mistral | ModelFamily::Mixtral);
-    let conditions = [
+    let has_window = matches!(
+        family,
+        ModelFamily::Mistral
+            | ModelFamily::Mixtral
+            | ModelFamily::Qwen2
+            | ModelFamily::Qwen3
+            | ModelFamily::Qwen3Moe
+    );
+    let has_layers = matches!(family, ModelFamily::Qwen2 | ModelFamily::Qwen3);
+    let (is_one_size, window) = windows::size(model);
+    let is_alike = model.windows().iter().all(|own| *own == window);
+    vec![
         (
             "norm and positions that fit: layer with learned positions, rms with rotary ones",
             model.norm == norm && is_gpt2 == matches!(model.positions, Positions::Learned),
@@ -44,6 +77,17 @@ pub(super) fn check(family: ModelFamily, model: &TransformerConfig) -> Result<()
             name_of(model.activation, is_gpt2).is_some(),
         ),
         ("norm_zero_centered = false", !model.norm_zero_centered),
+        (
+            "no sinks, soft caps, post_norms, scaled_embedding, local_base and attention_scale",
+            !model.sinks
+                && !model.post_norms
+                && !model.qk_norm_zero_centered
+                && !model.scaled_embedding
+                && model.attention_soft_cap.is_none()
+                && model.logit_soft_cap.is_none()
+                && model.attention_scale.is_none()
+                && model.local_base.is_none(),
+        ),
         (
             "bias = true beside learned positions",
             !is_gpt2 || model.bias,
@@ -57,28 +101,26 @@ pub(super) fn check(family: ModelFamily, model: &TransformerConfig) -> Result<()
             qkv_bias == (model.bias || family == ModelFamily::Qwen2),
         ),
         (
-            "qk_norm beside rotary positions and no biases",
-            model.qk_norm == has_qk_norm,
+            "qk_norm of heads, or of all heads with experts, beside rotary positions and no biases",
+            model.qk_norm == qk_norm(family),
         ),
         (
             "a window beside rotary positions",
-            model.window.is_none() || has_window || has_qk_norm || family == ModelFamily::Qwen2,
+            window.is_none() || has_window,
+        ),
+        (
+            "windows of one size, and in all layers unless it has qkv_bias alone or qk_norm and no experts",
+            is_one_size && (is_alike || has_layers),
+        ),
+        (
+            "head_width = hidden / heads with qk_norm of all heads",
+            family != ModelFamily::Olmoe || head_width * model.heads == model.hidden,
         ),
         (
             "as many groups as heads, and head_width = hidden / heads, beside learned positions",
             !is_gpt2 || (model.groups() == model.heads && head_width * model.heads == model.hidden),
         ),
-    ];
-    let conditions = conditions
-        .into_iter()
-        .chain(experts::conditions(family, model));
-    match conditions.into_iter().find(|(_, fits)| !fits) {
-        None => Ok(()),
-        Some((needs, _)) => Err(HfConfigError::NoFamily(format!(
-            "{} requires {needs}",
-            family.name()
-        ))),
-    }
+    ]
 }
 
 fn name_of(activation: Activation, is_gpt2: bool) -> Option<&'static str> {
@@ -91,6 +133,7 @@ fn name_of(activation: Activation, is_gpt2: bool) -> Option<&'static str> {
 pub(super) fn keys(family: ModelFamily, model: &TransformerConfig) -> Map<String, Value> {
     let mut keys = match family {
         ModelFamily::Gpt2 => gpt2(model),
+        ModelFamily::Gemma2 | ModelFamily::Gemma3Text => gemma::write(model),
         _ => llama_like(family, model),
     };
     keys.extend(map(json!({
@@ -134,22 +177,20 @@ fn llama_like(family: ModelFamily, model: &TransformerConfig) -> Map<String, Val
         rope::write(base, scaling, &mut keys);
     }
     // Configurations of Qwen 2 do not have it, those of Mixtral need not.
-    let implies_width = matches!(family, ModelFamily::Qwen2 | ModelFamily::Mixtral);
+    let implies_width = matches!(
+        family,
+        ModelFamily::Qwen2 | ModelFamily::Mixtral | ModelFamily::Olmoe
+    );
     if implies_width && model.hidden == model.heads * head_width {
         keys.remove("head_dim");
     }
     let more = match family {
-        ModelFamily::Gpt2 => json!({}),
         ModelFamily::Llama => json!({ "attention_bias": model.bias, "mlp_bias": model.bias }),
-        ModelFamily::Mistral | ModelFamily::Mixtral => json!({ "sliding_window": model.window }),
-        ModelFamily::Qwen2 | ModelFamily::Qwen3 | ModelFamily::Qwen3Moe => json!({
-            "use_sliding_window": model.window.is_some(),
-            "sliding_window": model.window,
-            "max_window_layers": if model.window.is_some() { 0 } else { model.layers },
-        }),
+        _ => json!({}),
     };
     keys.extend(map(more));
-    if model.qk_norm {
+    keys.extend(windows::write(family, model));
+    if model.qk_norm.is_some() {
         keys.insert("attention_bias".into(), json!(false));
     }
     keys.extend(experts::write(family, model));

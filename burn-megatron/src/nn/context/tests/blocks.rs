@@ -5,6 +5,7 @@ use std::f64::consts::{FRAC_1_SQRT_2, SQRT_2};
 use burn_megatron_kernels::attention::Portable;
 
 use super::*;
+use crate::nn::attention_core::ScoreOptions;
 
 #[test]
 fn two_results_merge_to_the_known_one() {
@@ -63,7 +64,7 @@ fn blocks_of_a_ring_have_the_known_results() {
                 groups: 1,
                 width: 2,
             },
-            window: None,
+            scores: ScoreOptions::default(),
             shard,
             queries: rank..rank + 1,
             narrow_gradients: false,

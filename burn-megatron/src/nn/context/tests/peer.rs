@@ -8,6 +8,7 @@ use burn_megatron_kernels::attention::{
 use safetensors::SafeTensors;
 
 use super::*;
+use crate::nn::attention_core::ScoreOptions;
 
 const HEADS: Heads = Heads {
     heads: 4,
@@ -76,7 +77,8 @@ fn four_ranks_compute_what_pytorch_computes() {
             let shape = [BATCH, SEQ];
             let shard = SequenceShard::new(shape, Some(&DOCUMENTS), split, (rank.rank(), 4))?;
             check(Some(&shard), |qkv| {
-                context.attend(Arc::new(Portable), qkv, HEADS, None, &shard)
+                let scores = ScoreOptions::default();
+                context.attend(Arc::new(Portable), (qkv, None), HEADS, scores, &shard)
             });
             Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
         };

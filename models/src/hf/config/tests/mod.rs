@@ -2,7 +2,8 @@
 
 mod refused;
 
-use burn_megatron::nn::{Activation, NormKind};
+use burn_megatron::nn::moe::ScoreFunction;
+use burn_megatron::nn::{Activation, NormKind, QkNorm};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -226,7 +227,108 @@ fn qwen3_moe() -> Value {
     keys
 }
 
-fn published() -> [Value; 7] {
+/// As OLMoE 1B-7B 0924.
+fn olmoe() -> Value {
+    json!({
+        "architectures": ["OlmoeForCausalLM"],
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        "clip_qkv": null,
+        "eos_token_id": 50279,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "initializer_range": 0.02,
+        "intermediate_size": 1024,
+        "max_position_embeddings": 4096,
+        "model_type": "olmoe",
+        "norm_topk_prob": false,
+        "num_attention_heads": 16,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 16,
+        "output_router_logits": false,
+        "pad_token_id": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": null,
+        "rope_theta": 10000.0,
+        "router_aux_loss_coef": 0.01,
+        "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.43.0.dev0",
+        "use_cache": true,
+        "vocab_size": 50304
+    })
+}
+
+/// As Gemma 2 27B.
+fn gemma2() -> Value {
+    json!({
+        "architectures": ["Gemma2ForCausalLM"],
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        "attn_logit_softcapping": 50.0,
+        "bos_token_id": 2,
+        "cache_implementation": "hybrid",
+        "eos_token_id": 1,
+        "final_logit_softcapping": 30.0,
+        "head_dim": 128,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 4608,
+        "initializer_range": 0.02,
+        "intermediate_size": 36864,
+        "max_position_embeddings": 8192,
+        "model_type": "gemma2",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 46,
+        "num_key_value_heads": 16,
+        "pad_token_id": 0,
+        "query_pre_attn_scalar": 144,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        "torch_dtype": "float32",
+        "transformers_version": "4.42.0.dev0",
+        "use_cache": true,
+        "vocab_size": 256000
+    })
+}
+
+/// As the text part of Gemma 3 4B, in the format of transformers 4.
+fn gemma3() -> Value {
+    json!({
+        "architectures": ["Gemma3ForCausalLM"],
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        "attn_logit_softcapping": null,
+        "cache_implementation": "hybrid",
+        "final_logit_softcapping": null,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2560,
+        "initializer_range": 0.02,
+        "intermediate_size": 10240,
+        "max_position_embeddings": 131072,
+        "model_type": "gemma3_text",
+        "num_attention_heads": 8,
+        "num_hidden_layers": 34,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-6,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": { "factor": 8.0, "rope_type": "linear" },
+        "rope_theta": 1000000.0,
+        "sliding_window": 1024,
+        "sliding_window_pattern": 6,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.50.0.dev0",
+        "use_cache": true,
+        "vocab_size": 262208
+    })
+}
+
+fn published() -> [Value; 10] {
     [
         gpt2(),
         llama(),
@@ -235,13 +337,26 @@ fn published() -> [Value; 7] {
         qwen3(),
         mixtral(),
         qwen3_moe(),
+        olmoe(),
+        gemma2(),
+        gemma3(),
     ]
 }
 
 #[test]
 fn published_models_are_understood() {
-    let [gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe] =
-        published().map(|value| parse(&value).unwrap());
+    let [
+        gpt2,
+        llama,
+        mistral,
+        qwen2,
+        qwen3,
+        mixtral,
+        qwen3_moe,
+        olmoe,
+        gemma2,
+        gemma3,
+    ] = published().map(|value| parse(&value).unwrap());
     let model = &gpt2.model;
     assert_eq!(
         (model.norm, model.activation),
@@ -275,7 +390,7 @@ fn published_models_are_understood() {
     );
     assert_eq!(
         (qwen3.model.qk_norm, qwen3.model.head_width),
-        (true, Some(128))
+        (Some(QkNorm::Heads), Some(128))
     );
     assert_eq!(qwen3.model.positions, Positions::rotary(1e6));
     assert_eq!(mixtral.model.moe, Some(MoeConfig::default()));
@@ -286,6 +401,33 @@ fn published_models_are_understood() {
         ..MoeConfig::default()
     };
     assert_eq!(qwen3_moe.model.moe, Some(moe));
+    let moe = MoeConfig {
+        experts: 64,
+        experts_per_token: 8,
+        score: ScoreFunction::PreSoftmax,
+        ..MoeConfig::default()
+    };
+    assert_eq!(olmoe.model.moe, Some(moe));
+    assert_eq!(olmoe.model.qk_norm, Some(QkNorm::Whole));
+    let model = &gemma2.model;
+    assert_eq!(model.attention_scale, Some(1.0 / 12.0));
+    assert_eq!(
+        (model.attention_soft_cap, model.logit_soft_cap),
+        (Some(50.0), Some(30.0))
+    );
+    assert_eq!(model.layer_windows, [[4096, 0]; 23].concat());
+    let model = &gemma3.model;
+    assert_eq!(
+        (model.attention_soft_cap, model.attention_scale),
+        (None, None)
+    );
+    assert_eq!(
+        model.layer_windows[..7],
+        [1024, 1024, 1024, 1024, 1024, 0, 1024]
+    );
+    let (base, scaling) = (1e6, RotaryScaling::Linear { factor: 8.0 });
+    assert_eq!(model.positions, Positions::Rotary { base, scaling });
+    assert_eq!(model.local_base, Some(1e4));
 }
 
 #[test]
@@ -340,11 +482,20 @@ fn what_is_written_says_the_same() {
     let yarn = json!({ "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768 });
     let other = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768,
         "mscale": 0.7, "mscale_all_dim": 1.2, "beta_fast": 16, "beta_slow": 2 });
-    let yarn = [yarn, other].map(|rope| with(qwen2(), "rope_scaling", rope));
+    let exact = json!({ "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096,
+        "truncate": false });
+    let linear = json!({ "rope_type": "linear", "factor": 8.0 });
+    let scaled = [yarn, other, exact, linear].map(|rope| with(qwen2(), "rope_scaling", rope));
+    let mut windowed = with(qwen3(), "use_sliding_window", json!(true));
+    (windowed["sliding_window"], windowed["max_window_layers"]) = (json!(64), json!(21));
     let gated = with(llama(), "hidden_act", json!("gelu_pytorch_tanh"));
     let mut biased = with(llama(), "mlp_bias", json!(true));
     biased["attention_bias"] = json!(true);
-    for value in published().into_iter().chain(yarn).chain([gated, biased]) {
+    for value in published()
+        .into_iter()
+        .chain(scaled)
+        .chain([gated, biased, windowed])
+    {
         let config = parse(&value).unwrap();
         let text = config.to_json().unwrap();
         assert_eq!(HfConfig::parse(text.as_bytes()).unwrap(), config, "{text}");
@@ -365,7 +516,7 @@ proptest! {
     /// Any content is parsed or refused, and what is parsed can be written.
     #[test]
     fn no_text_ends_the_program(
-        which in 0usize..5, key in any::<prop::sample::Index>(),
+        which in 0usize..10, key in any::<prop::sample::Index>(),
         to in prop_oneof![
             Just(Value::Null), Just(json!({})), Just(json!([])), Just(json!("x")),
             any::<i32>().prop_map(|x| json!(x)), Just(json!(i64::MIN)), Just(json!(u64::MAX)),

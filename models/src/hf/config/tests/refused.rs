@@ -100,11 +100,7 @@ fn what_could_change_the_model_is_refused_by_name() {
             llama(),
             "rope_scaling",
             rope("linear"),
-            refused(
-                "rope_scaling.rope_type",
-                "\"linear\"",
-                "default, llama3 or yarn",
-            ),
+            "llama requires rope_scaling.factor, which is missing".into(),
         ),
         (
             llama(),
@@ -113,7 +109,7 @@ fn what_could_change_the_model_is_refused_by_name() {
             refused(
                 "rope_scaling.rope_type",
                 "\"dynamic\"",
-                "default, llama3 or yarn",
+                "default, linear, llama3 or yarn",
             ),
         ),
         (
@@ -218,7 +214,7 @@ fn what_could_change_the_model_is_refused_by_name() {
             "model_type",
             json!("mamba"),
             "unknown model_type = \"mamba\": expected \
-            gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe"
+            gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, olmoe, gemma2 or gemma3_text"
                 .into(),
         ),
         (
@@ -289,32 +285,32 @@ fn what_is_missing_is_that_of_the_class() {
     }
 }
 
-/// All layers of Qwen have the window, or none.
 #[test]
-fn windows_of_qwen_are_for_all_layers() {
-    let window = |first: Value, types: Value| {
+fn windows_of_qwen_are_those_of_its_layers() {
+    let windows = |first: Value, types: Value| {
         let mut value = with(qwen2(), "use_sliding_window", json!(true));
         value["max_window_layers"] = first;
         value["layer_types"] = types;
         value["sliding_window"] = json!(64);
         parse(&value)
-            .map(|config| config.model.window)
+            .map(|config| (config.model.window, config.model.layer_windows))
             .map_err(|error| error.to_string())
     };
     let types = |kind: &str, count: usize| json!(vec![kind; count]);
-    assert_eq!(window(json!(0), Value::Null), Ok(Some(64)));
-    assert_eq!(window(json!(28), Value::Null), Ok(None));
-    assert_eq!(window(json!(3), types("full_attention", 28)), Ok(None));
-    assert_eq!(
-        window(json!(3), types("sliding_attention", 28)),
-        Ok(Some(64))
-    );
-    let error = window(json!(3), Value::Null).unwrap_err();
-    assert!(
-        error.starts_with("invalid max_window_layers = 3: expected 0, or at least 28"),
-        "{error}"
-    );
-    let error = window(json!(3), types("full_attention", 27)).unwrap_err();
+    let (all, none) = (Ok((Some(64), vec![])), Ok((None, vec![])));
+    assert_eq!(windows(json!(0), Value::Null), all);
+    assert_eq!(windows(json!(28), Value::Null), none);
+    assert_eq!(windows(json!(3), types("full_attention", 28)), none);
+    assert_eq!(windows(json!(3), types("sliding_attention", 28)), all);
+    let rest = [vec![0; 3], vec![64; 25]].concat();
+    assert_eq!(windows(json!(3), Value::Null), Ok((None, rest)));
+    let mut first = types("full_attention", 28);
+    first[0] = json!("sliding_attention");
+    let only = [vec![64], vec![0; 27]].concat();
+    assert_eq!(windows(json!(3), first), Ok((None, only)));
+    let error = windows(json!("x"), Value::Null).unwrap_err();
+    assert!(error.starts_with("invalid max_window_layers = "), "{error}");
+    let error = windows(json!(3), types("full_attention", 27)).unwrap_err();
     assert!(error.starts_with("invalid layer_types = ["), "{error}");
     let off = with(qwen2(), "layer_types", types("sliding_attention", 28));
     let error = parse(&off).unwrap_err().to_string();
@@ -357,17 +353,22 @@ fn a_model_of_no_family_is_refused() {
         refused(|model| model.groups = Some(1), gpt2.clone()),
         refused(|model| model.head_width = Some(8), gpt2.clone()),
         refused(|model| model.window = Some(8), gpt2.clone()),
-        refused(|model| model.qk_norm = true, gpt2),
+        refused(
+            |model| model.layer_windows = vec![8, 0, 8, 0],
+            llama.clone(),
+        ),
+        refused(|model| model.qk_norm = Some(QkNorm::Whole), llama.clone()),
+        refused(|model| model.qk_norm = Some(QkNorm::Heads), gpt2),
         refused(
             |model| (model.bias, model.window) = (true, Some(8)),
             llama.clone(),
         ),
         refused(
-            |model| (model.bias, model.qk_norm) = (true, true),
+            |model| (model.bias, model.qk_norm) = (true, Some(QkNorm::Heads)),
             llama.clone(),
         ),
         refused(
-            |model| (model.qkv_bias, model.qk_norm) = (Some(true), true),
+            |model| (model.qkv_bias, model.qk_norm) = (Some(true), Some(QkNorm::Heads)),
             llama,
         ),
     ];

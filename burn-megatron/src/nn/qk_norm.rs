@@ -1,0 +1,128 @@
+//! RMSNorm of queries and keys.
+
+use burn::config::Config;
+use burn::tensor::{DType, Tensor};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    BuildError, ModelBuilder, Norm, NormConfig, NormKind, OutputSection, Placement, Section,
+    anchored_value,
+};
+use crate::collective::{self, Comm};
+
+/// What a norm of queries and keys covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum QkNorm {
+    /// Each head by itself, with one weight for all, as in Qwen 3.
+    Heads,
+    /// All heads of a token together, as in OLMoE: the mean square is that of all tensor ranks.
+    Whole,
+}
+
+/// RMSNorm of queries and keys, before rotary positions.
+#[derive(Config, Debug)]
+pub struct QkNormConfig {
+    /// What it covers.
+    pub kind: QkNorm,
+    /// Added to the mean square.
+    pub epsilon: f64,
+    /// Whether the weight is stored as its difference from 1.
+    #[config(default = false)]
+    pub zero_centered: bool,
+}
+
+impl QkNormConfig {
+    /// The norm of the queries or of the keys, the units of this section.
+    pub(super) fn init(
+        &self,
+        units: &OutputSection,
+        builder: &ModelBuilder,
+    ) -> Result<Norm, BuildError> {
+        let place = builder.place();
+        let norm = |width| {
+            NormConfig::new(NormKind::Rms, width, self.epsilon)
+                .with_zero_centered(self.zero_centered)
+        };
+        match self.kind {
+            // Ranks have different heads, so the gradient is summed over the tensor axis.
+            QkNorm::Heads => {
+                let builder = builder.with_sequence_parallel(place.size > 1);
+                Ok(norm(units.width).init(&builder))
+            }
+            QkNorm::Whole => {
+                let section = units.split(place.size)?;
+                let placement = Placement::Split {
+                    dim: 0,
+                    sections: vec![section],
+                };
+                Ok(norm(section.size).init_placed(placement, builder))
+            }
+        }
+    }
+
+    /// The norms over all tensor ranks; none if each is computed on a rank by itself.
+    pub(super) fn over_ranks(
+        &self,
+        units: [&OutputSection; 2],
+        builder: &ModelBuilder,
+    ) -> Result<Option<WholeNorm>, BuildError> {
+        let ranks = builder.place().size;
+        if self.kind == QkNorm::Heads || ranks == 1 {
+            return Ok(None);
+        }
+        let [queries, keys] = units;
+        Ok(Some(WholeNorm {
+            sections: [queries.split(ranks)?, keys.split(ranks)?],
+            epsilon: self.epsilon,
+            zero_centered: self.zero_centered,
+            comm: builder.groups().tensor().clone(),
+        }))
+    }
+}
+
+/// RMSNorm of queries and keys, whose features are split over tensor ranks.
+#[derive(Clone, Debug)]
+pub(super) struct WholeNorm {
+    /// Of queries and keys.
+    sections: [Section; 2],
+    epsilon: f64,
+    zero_centered: bool,
+    comm: Comm,
+}
+
+impl WholeNorm {
+    /// `x / sqrt(mean of x^2 + epsilon) * weight` of queries and keys, `[batch, seq, features]` of this rank; the means
+    /// are those of all ranks. One collective each way.
+    ///
+    /// A rank's gradients of the means are those of its heads, so they are summed too.
+    pub fn forward(&self, parts: [Tensor<3>; 2], norms: [&Norm; 2]) -> [Tensor<3>; 2] {
+        let dtype = parts[0].dtype();
+        let wide = match dtype {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        };
+        let parts = parts.map(|x| x.cast(wide));
+        let share = |index: usize| {
+            let (x, section) = (parts[index].clone(), self.sections[index]);
+            // Replicas of a part are counted once.
+            let counted = section.size * section.replicas(self.comm.size());
+            (x.clone() * x).sum_dim(2).div_scalar(counted as f64)
+        };
+        let shares = Tensor::cat(vec![share(0), share(1)], 2);
+        let means = collective::all_reduce(shares, &self.comm);
+        let roots = means.add_scalar(self.epsilon).sqrt();
+        let normal = |index: usize| {
+            let x = &parts[index];
+            let weight = anchored_value(&norms[index].weight, x).cast(wide);
+            let weight = if self.zero_centered {
+                weight.add_scalar(1.0)
+            } else {
+                weight
+            };
+            let normal = x.clone() / roots.clone().narrow(2, index, 1);
+            (normal * weight.unsqueeze()).cast(dtype)
+        };
+        [normal(0), normal(1)]
+    }
+}

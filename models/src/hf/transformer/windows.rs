@@ -1,0 +1,147 @@
+//! The windows of attention of layers, as keys of a `config.json`.
+
+use serde_json::{Map, Value, json};
+
+use super::ModelFamily;
+use super::write::map;
+use crate::TransformerConfig;
+use crate::hf::{ConfigKeys, HfConfigError};
+
+/// [`window`](TransformerConfig::window) and [`layer_windows`](TransformerConfig::layer_windows).
+pub(super) type Windows = (Option<usize>, Vec<usize>);
+
+const FULL: &str = "full_attention";
+const SLIDING: &str = "sliding_attention";
+
+pub(super) fn read(
+    family: ModelFamily,
+    keys: &mut ConfigKeys,
+    layers: usize,
+) -> Result<Windows, HfConfigError> {
+    match family {
+        ModelFamily::Gpt2
+        | ModelFamily::Llama
+        | ModelFamily::Olmoe
+        | ModelFamily::Gemma2
+        | ModelFamily::Gemma3Text => Ok((None, vec![])),
+        // Without the key, the window is 4096.
+        ModelFamily::Mistral if !keys.has("sliding_window") => Err(keys.missing("sliding_window")),
+        ModelFamily::Mistral | ModelFamily::Mixtral => Ok((keys.size("sliding_window")?, vec![])),
+        ModelFamily::Qwen2 | ModelFamily::Qwen3 | ModelFamily::Qwen3Moe => {
+            qwen(family, keys, layers)
+        }
+    }
+}
+
+fn qwen(
+    family: ModelFamily,
+    keys: &mut ConfigKeys,
+    layers: usize,
+) -> Result<Windows, HfConfigError> {
+    let on = keys.flag("use_sliding_window")?.unwrap_or(false);
+    let first = keys.take("max_window_layers");
+    let window = if on {
+        Some(keys.needed("sliding_window", ConfigKeys::size)?)
+    } else {
+        // The value is ignored.
+        keys.take("sliding_window").and(None)
+    };
+    let listed = layer_types(keys, layers, window.is_some())?;
+    let Some(window) = window else {
+        return Ok((None, vec![]));
+    };
+    let is_sliding = match (listed, &first) {
+        (Some(listed), _) => listed,
+        (None, Some(first)) if first.is_u64() => {
+            let first = first.as_u64().unwrap_or(u64::MAX);
+            (0..layers as u64).map(|layer| layer >= first).collect()
+        }
+        (None, first) => {
+            let first = first.clone().unwrap_or_default();
+            return Err(keys.refused("max_window_layers", &first, "a number of layers"));
+        }
+    };
+    let windows = of_layers(&is_sliding, window);
+    // Its attention has the window in all layers or in none.
+    if family == ModelFamily::Qwen3Moe && !windows.1.is_empty() {
+        let fits = format!("0, or at least {layers}, so that all layers are alike");
+        let first = first.unwrap_or_default();
+        return Err(keys.refused("max_window_layers", &first, fits));
+    }
+    Ok(windows)
+}
+
+/// Whether each layer has a window, by `layer_types`, if there is such a key.
+pub(super) fn layer_types(
+    keys: &mut ConfigKeys,
+    layers: usize,
+    has_window: bool,
+) -> Result<Option<Vec<bool>>, HfConfigError> {
+    let Some(types) = keys.take("layer_types") else {
+        return Ok(None);
+    };
+    let is_sliding = |kind: &Value| match kind.as_str() {
+        Some(FULL) => Some(false),
+        Some(SLIDING) if has_window => Some(true),
+        _ => None,
+    };
+    let list = types.as_array().filter(|types| types.len() == layers);
+    let list: Option<Vec<_>> = list.and_then(|list| list.iter().map(is_sliding).collect());
+    let kinds = if has_window {
+        format!("{FULL} or {SLIDING}")
+    } else {
+        FULL.into()
+    };
+    match list {
+        Some(list) => Ok(Some(list)),
+        None => Err(keys.refused("layer_types", &types, format!("{layers} times {kinds}"))),
+    }
+}
+
+/// The windows of a model whose layers have this one or none.
+pub(super) fn of_layers(is_sliding: &[bool], window: usize) -> Windows {
+    if !is_sliding.contains(&true) {
+        return (None, vec![]);
+    }
+    if !is_sliding.contains(&false) {
+        return (Some(window), vec![]);
+    }
+    let of_layer = |is_sliding: &bool| if *is_sliding { window } else { 0 };
+    (None, is_sliding.iter().map(of_layer).collect())
+}
+
+/// Whether all windows of a model have one size, and that.
+pub(super) fn size(model: &TransformerConfig) -> (bool, Option<usize>) {
+    let mut sizes: Vec<_> = model.windows().into_iter().flatten().collect();
+    sizes.dedup();
+    (sizes.len() <= 1, sizes.first().copied())
+}
+
+/// `layer_types` of a model.
+pub(super) fn types(model: &TransformerConfig) -> Value {
+    let kind = |window: Option<usize>| if window.is_some() { SLIDING } else { FULL };
+    model.windows().into_iter().map(kind).collect()
+}
+
+pub(super) fn write(family: ModelFamily, model: &TransformerConfig) -> Map<String, Value> {
+    let (_, window) = size(model);
+    match family {
+        ModelFamily::Gpt2
+        | ModelFamily::Llama
+        | ModelFamily::Olmoe
+        | ModelFamily::Gemma2
+        | ModelFamily::Gemma3Text => Map::new(),
+        ModelFamily::Mistral | ModelFamily::Mixtral => map(json!({ "sliding_window": window })),
+        ModelFamily::Qwen2 | ModelFamily::Qwen3 | ModelFamily::Qwen3Moe => {
+            let mut keys = map(json!({
+                "use_sliding_window": window.is_some(),
+                "sliding_window": window,
+                "max_window_layers": if window.is_some() { 0 } else { model.layers },
+            }));
+            if model.windows().iter().any(|own| *own != window) {
+                keys.insert("layer_types".into(), types(model));
+            }
+            keys
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! What differs between the layers of a transformer, and settings of a few families.
+
+use burn_megatron::kernels::rope::{RopeConfig, Scaling};
+use burn_megatron::nn::{BuildError, QkNorm, QkNormConfig, unfused_reason};
+
+use crate::config::{MAX_SIZE, refused};
+use crate::{Positions, TransformerConfig};
+
+impl TransformerConfig {
+    /// The window of attention of layer `number`.
+    pub fn window_of(&self, number: usize) -> Option<usize> {
+        match self.layer_windows.get(number) {
+            Some(window) => Some(*window).filter(|window| *window > 0),
+            None => self.window,
+        }
+    }
+
+    /// Those of all layers.
+    pub(crate) fn windows(&self) -> Vec<Option<usize>> {
+        (0..self.layers)
+            .map(|number| self.window_of(number))
+            .collect()
+    }
+
+    pub(crate) fn qk_norm(&self) -> Option<QkNormConfig> {
+        let norm = |kind| {
+            QkNormConfig::new(kind, self.norm_epsilon)
+                .with_zero_centered(self.qk_norm_zero_centered)
+        };
+        self.qk_norm.map(norm)
+    }
+
+    /// The features of the norms of queries and of keys, if there are such.
+    pub(crate) fn qk_norm_widths(&self) -> Option<[usize; 2]> {
+        let width = self.width_of_heads();
+        Some(match self.qk_norm? {
+            QkNorm::Heads => [width; 2],
+            QkNorm::Whole => [self.heads * width, self.groups() * width],
+        })
+    }
+
+    /// Why attention cannot be fused, if it cannot.
+    pub(crate) fn unfused_attention(&self) -> Option<String> {
+        let width = self.width_of_heads();
+        unfused_reason(self.attention_dropout, width, self.attention_soft_cap)
+    }
+
+    /// The configuration of rotary positions in layers with a window, if it is another one.
+    pub(crate) fn local_rope(&self, head_width: usize) -> Option<RopeConfig> {
+        let rope = self.rope(head_width)?;
+        Some(RopeConfig {
+            base: self.local_base?,
+            scaling: Scaling::None,
+            ..rope
+        })
+    }
+
+    /// Checks the settings that differ between layers.
+    pub(crate) fn check_layers(&self) -> Result<(), BuildError> {
+        let windows = self.layer_windows.len();
+        if windows > 0 && windows != self.layers {
+            return Err(refused(format!(
+                "{windows} layer_windows for {} layers: expected one for each, with 0 for a layer without a window",
+                self.layers
+            )));
+        }
+        if let Some(window) = self.layer_windows.iter().find(|window| **window > MAX_SIZE) {
+            return Err(refused(format!(
+                "invalid layer_windows with {window}: expected at most {MAX_SIZE}"
+            )));
+        }
+        if windows > 0 && self.window.is_some() {
+            return Err(refused(
+                "window beside layer_windows: expected one of the two".into(),
+            ));
+        }
+        let is_rotary = matches!(self.positions, Positions::Rotary { .. });
+        if let Some(base) = self.local_base {
+            if !(base.is_finite() && base > 1.0) {
+                return Err(refused(format!(
+                    "invalid local_base = {base}: expected a finite number above 1"
+                )));
+            }
+            if !is_rotary {
+                return Err(refused(
+                    "local_base beside learned positions: expected rotary ones".into(),
+                ));
+            }
+        }
+        for (name, value) in [
+            ("attention_scale", self.attention_scale),
+            ("attention_soft_cap", self.attention_soft_cap),
+            ("logit_soft_cap", self.logit_soft_cap),
+        ] {
+            let fits = |value: f64| value > 0.0 && (value as f32).is_finite() && value as f32 > 0.0;
+            if let Some(value) = value.filter(|value| !fits(*value)) {
+                return Err(refused(format!(
+                    "invalid {name} = {value}: expected a number above 0 and finite in f32"
+                )));
+            }
+        }
+        if self.qk_norm_zero_centered && self.qk_norm.is_none() {
+            return Err(refused(
+                "qk_norm_zero_centered without qk_norm: expected qk_norm".into(),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// `qk_norm` in a recipe: false, true for the norm of each head, `"heads"` or `"whole"`.
+pub(crate) mod qk_norm_setting {
+    use std::fmt;
+
+    use burn_megatron::nn::QkNorm;
+    use serde::de::{Error, Visitor};
+    use serde::{Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(
+        norm: &Option<QkNorm>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match norm {
+            None => serializer.serialize_bool(false),
+            Some(QkNorm::Heads) => serializer.serialize_bool(true),
+            Some(QkNorm::Whole) => serializer.serialize_str("whole"),
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<QkNorm>, D::Error> {
+        deserializer.deserialize_any(Setting)
+    }
+
+    struct Setting;
+
+    impl Visitor<'_> for Setting {
+        type Value = Option<QkNorm>;
+
+        fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+            to.write_str("true, false, \"heads\" or \"whole\"")
+        }
+
+        fn visit_bool<E: Error>(self, on: bool) -> Result<Self::Value, E> {
+            Ok(on.then_some(QkNorm::Heads))
+        }
+
+        fn visit_str<E: Error>(self, name: &str) -> Result<Self::Value, E> {
+            match name {
+                "heads" => Ok(Some(QkNorm::Heads)),
+                "whole" => Ok(Some(QkNorm::Whole)),
+                other => Err(E::unknown_variant(other, &["heads", "whole"])),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "layers_tests.rs"]
+mod tests;

@@ -1,0 +1,210 @@
+use burn::tensor::{DType, Device};
+use burn_megatron::comm::ParallelContext;
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::mesh::stages::StageLayout;
+use burn_megatron::model::ModelConfig;
+use burn_megatron::nn::moe::ScoreFunction;
+use burn_megatron::nn::{Activation, ModelBuilder, QkNorm};
+use serde_json::{Value, json};
+
+use crate::hf::{HfFamily, ModelFamily};
+use crate::{MoeConfig, Positions, TransformerConfig};
+
+#[test]
+fn norms_of_queries_and_keys_are_named_or_switched() {
+    let with = |value: Value| {
+        let mut settings = json!(TransformerConfig::llama());
+        settings["qk_norm"] = value;
+        serde_json::from_value::<TransformerConfig>(settings)
+    };
+    for (value, wanted, written) in [
+        (json!(false), None, json!(false)),
+        (json!(true), Some(QkNorm::Heads), json!(true)),
+        (json!("heads"), Some(QkNorm::Heads), json!(true)),
+        (json!("whole"), Some(QkNorm::Whole), json!("whole")),
+    ] {
+        let config = with(value).unwrap();
+        assert_eq!(config.qk_norm, wanted);
+        assert_eq!(json!(config)["qk_norm"], written);
+    }
+    for (value, wanted) in [
+        (
+            json!("all"),
+            "unknown variant `all`, expected `heads` or `whole`",
+        ),
+        (json!(1), "expected true, false, \"heads\" or \"whole\""),
+    ] {
+        let error = with(value).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
+    }
+}
+
+#[test]
+fn settings_of_layers_that_do_not_fit_are_refused() {
+    let refused = |change: fn(&mut TransformerConfig)| {
+        let mut config = TransformerConfig::llama();
+        change(&mut config);
+        config.check(1, false).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(|config| config.layer_windows = vec![4, 0]),
+        "model: 2 layer_windows for 4 layers: expected one for each, with 0 for a layer without a window"
+    );
+    assert_eq!(
+        refused(|config| (config.window, config.layer_windows) = (Some(4), vec![4, 0, 4, 0])),
+        "model: window beside layer_windows: expected one of the two"
+    );
+    assert_eq!(
+        refused(|config| config.local_base = Some(1.0)),
+        "model: invalid local_base = 1: expected a finite number above 1"
+    );
+    assert_eq!(
+        refused(|config| {
+            (config.local_base, config.positions) = (Some(10.0), Positions::Learned)
+        }),
+        "model: local_base beside learned positions: expected rotary ones"
+    );
+    assert_eq!(
+        refused(|config| config.logit_soft_cap = Some(f64::NAN)),
+        "model: invalid logit_soft_cap = NaN: expected a number above 0 and finite in f32"
+    );
+}
+
+#[test]
+fn windows_are_those_of_each_layer() {
+    let config = TransformerConfig {
+        layer_windows: vec![3, 0, 5, 0],
+        ..TransformerConfig::llama()
+    };
+    assert_eq!(config.windows(), [Some(3), None, Some(5), None]);
+    let config = TransformerConfig {
+        window: Some(7),
+        ..TransformerConfig::llama()
+    };
+    assert_eq!(config.windows(), [Some(7); 4]);
+}
+
+/// The parameters of the module and of the plan, which must be as many.
+fn parameters(config: &TransformerConfig) -> u64 {
+    let groups = ParallelContext::single();
+    let builder = ModelBuilder::with(&groups, &Device::flex(), 0, DType::F32).outline();
+    let outline = config.init_with(builder).unwrap();
+    let entries = outline.table.entries().iter();
+    let of_module: u64 = entries.map(|entry| entry.len() as u64).sum();
+    let profile = config.decoder().profile(&ParallelConfig::new(), 1, 16);
+    let whole = StageLayout {
+        embedding: true,
+        layers: 0..config.layers,
+        loss: true,
+    };
+    let planned = profile.parameters([&whole]);
+    assert_eq!(planned.dense + planned.expert, of_module, "{config:?}");
+    of_module
+}
+
+fn experts(experts: usize, experts_per_token: usize, expert_width: usize) -> MoeConfig {
+    MoeConfig {
+        experts,
+        experts_per_token,
+        expert_width: Some(expert_width),
+        ..MoeConfig::default()
+    }
+}
+
+fn gpt_oss(layers: usize, of: usize) -> TransformerConfig {
+    TransformerConfig {
+        vocabulary: 201_088,
+        hidden: 2880,
+        layers,
+        layer_windows: (0..layers).map(|layer| [128, 0][layer % 2]).collect(),
+        heads: 64,
+        groups: Some(8),
+        head_width: Some(64),
+        bias: true,
+        sinks: true,
+        activation: Activation::ClampedSwiGlu,
+        moe: Some(MoeConfig {
+            router_bias: true,
+            ..experts(of, 4, 2880)
+        }),
+        ..TransformerConfig::mixtral()
+    }
+}
+
+#[test]
+fn parameters_are_the_published_ones() {
+    let olmoe = TransformerConfig {
+        vocabulary: 50_304,
+        hidden: 2048,
+        layers: 16,
+        heads: 16,
+        groups: None,
+        moe: Some(MoeConfig {
+            score: ScoreFunction::PreSoftmax,
+            ..experts(64, 8, 1024)
+        }),
+        ..ModelFamily::Olmoe.defaults()
+    };
+    assert_eq!(parameters(&olmoe), 6_919_161_856);
+    assert_eq!(parameters(&gpt_oss(24, 32)), 20_914_757_184);
+    assert_eq!(parameters(&gpt_oss(36, 128)), 116_829_156_672);
+    let tiny = TransformerConfig {
+        vocabulary: 128,
+        hidden: 64,
+        heads: 4,
+        groups: Some(2),
+        head_width: Some(16),
+        moe: gpt_oss(2, 4).moe.map(|moe| MoeConfig {
+            experts_per_token: 2,
+            expert_width: Some(48),
+            ..moe
+        }),
+        ..gpt_oss(2, 4)
+    };
+    assert_eq!(parameters(&tiny), 117_200);
+    let gemma =
+        |family: ModelFamily, vocabulary, hidden, layers, heads, width, mlp| TransformerConfig {
+            vocabulary,
+            hidden,
+            layers,
+            layer_windows: vec![],
+            heads,
+            groups: Some(heads / 2),
+            head_width: Some(width),
+            mlp_width: Some(mlp),
+            ..family.defaults()
+        };
+    let second = |hidden, layers, heads, width, mlp| {
+        let family = ModelFamily::Gemma2;
+        parameters(&gemma(family, 256_000, hidden, layers, heads, width, mlp))
+    };
+    assert_eq!(second(2304, 26, 8, 256, 9216), 2_614_341_888);
+    assert_eq!(second(3584, 42, 16, 256, 14336), 9_241_705_984);
+    assert_eq!(second(4608, 46, 32, 128, 36864), 27_227_128_320);
+    let third = |vocabulary, hidden, layers, heads, width, mlp| {
+        let family = ModelFamily::Gemma3Text;
+        gemma(family, vocabulary, hidden, layers, heads, width, mlp)
+    };
+    let one = TransformerConfig {
+        groups: Some(1),
+        ..third(262_144, 1152, 26, 4, 256, 6912)
+    };
+    assert_eq!(parameters(&one), 999_885_952);
+    for (config, wanted) in [
+        (third(262_208, 2560, 34, 8, 256, 10240), 3_880_263_168),
+        (third(262_208, 3840, 48, 16, 256, 15360), 11_766_034_176),
+        (third(262_208, 5376, 62, 32, 128, 21504), 27_009_346_304),
+    ] {
+        assert_eq!(parameters(&config), wanted);
+    }
+}
+
+/// Tables of Megatron-Bridge give 32.61 GFLOP per token of gpt-oss 120B, half of whose layers have windows.
+#[test]
+fn operations_count_the_windows_of_layers() {
+    let flops = gpt_oss(36, 128).decoder().flops_per_token(4096) / 1e9;
+    assert_eq!((flops * 100.0).round() / 100.0, 32.61);
+    let named = ModelFamily::of_name("gemma2").unwrap().defaults();
+    assert_eq!(named.layer_kind(0), named.layer_kind(2));
+    assert_ne!(named.layer_kind(0), named.layer_kind(1));
+}
