@@ -61,6 +61,7 @@ pub fn config(recipe: &Recipe, data: &dyn Dataset) -> Result<Value, Error> {
 pub fn check(saved: &Value, now: &Value, allowed: &[String], name: &str) -> Result<(), Error> {
     let mut saved = saved.clone();
     retired::translate_config(&mut saved);
+    add_missing(&mut saved, now, &serde_json::to_value(Recipe::default())?);
     let saved = &saved;
     for key in allowed {
         retired::check_key(key)?;
@@ -98,6 +99,22 @@ pub fn check(saved: &Value, now: &Value, allowed: &[String], name: &str) -> Resu
             refused.join(","),
         )
         .into()),
+    }
+}
+
+/// Adds the settings that the version that saved did not have: they were what they are by default.
+fn add_missing(saved: &mut Value, now: &Value, defaults: &Value) {
+    let (Value::Object(saved), Value::Object(now)) = (saved, now) else {
+        return;
+    };
+    for (key, value) in now {
+        match (saved.get_mut(key), defaults.get(key)) {
+            (Some(saved), Some(default)) => add_missing(saved, value, default),
+            (None, Some(default)) => {
+                saved.insert(key.clone(), default.clone());
+            }
+            (_, None) => {}
+        }
     }
 }
 
@@ -144,6 +161,23 @@ mod tests {
         let allowed: Vec<_> = allowed.iter().map(|key| (*key).to_string()).collect();
         let checked = check(&saved, &now, &allowed, "step-7");
         checked.err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_setting_that_was_not_known_has_its_default() {
+        let mut recipe = Recipe::default();
+        let mut saved = serde_json::to_value(&recipe).unwrap();
+        let known = saved["model"].as_object_mut().unwrap();
+        assert!(known.remove("post_norms").is_some());
+        let now = |recipe: &Recipe| serde_json::to_value(recipe).unwrap();
+        assert!(check(&saved, &now(&recipe), &[], "step-7").is_ok());
+        recipe.model = Model::transformer(TransformerConfig {
+            post_norms: true,
+            ..TransformerConfig::default()
+        });
+        let error = check(&saved, &now(&recipe), &[], "step-7").unwrap_err();
+        let expected = "saved by a run with model.post_norms = false, and this run has true";
+        assert!(error.to_string().contains(expected), "{error}");
     }
 
     #[test]

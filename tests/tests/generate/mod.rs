@@ -9,7 +9,7 @@ use burn_megatron::model::CachedAttention;
 use burn_megatron::nn::{KvCache, ModelBuilder};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::{LanguageModel, ModelConfig};
-use burn_megatron_models::{MoeConfig, Transformer, TransformerConfig};
+use burn_megatron_models::{MlaConfig, MoeConfig, Transformer, TransformerConfig};
 use burn_megatron_tests::tolerance::assert_all_near;
 use burn_megatron_tests::{
     recomputing::Recomputing, small_gemma, small_gpt, small_gpt_oss, small_llama,
@@ -106,7 +106,7 @@ fn with_layers(config: TransformerConfig) -> TransformerConfig {
     }
 }
 
-fn models() -> [(&'static str, TransformerConfig); 4] {
+fn models() -> [(&'static str, TransformerConfig); 5] {
     let gpt = TransformerConfig {
         layers: LAYERS,
         ..small_gpt().config
@@ -128,9 +128,22 @@ fn models() -> [(&'static str, TransformerConfig); 4] {
         }),
         ..gpt_oss
     };
+    let deepseek = TransformerConfig {
+        groups: None,
+        mla: Some(MlaConfig {
+            q_rank: Some(6),
+            kv_rank: 5,
+            nope_width: 3,
+            rope_width: 4,
+            value_width: 2,
+            norm_epsilon: 1e-6,
+        }),
+        ..llama.clone()
+    };
     [
         ("GPT", gpt),
         ("Llama", llama),
+        ("DeepSeek", deepseek),
         ("Gemma", gemma),
         ("gpt-oss", gpt_oss),
     ]

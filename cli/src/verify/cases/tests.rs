@@ -141,12 +141,12 @@ fn what_cannot_be_honoured_is_named() {
 fn every_setting_fits_its_layouts() {
     let named = |args: &VerifyArgs| cases(args, &Families::transformers()).unwrap();
     let plain = named(&args(""));
-    assert_eq!(plain.len(), 9 + SETTINGS.len());
+    assert_eq!(plain.len(), 10 + SETTINGS.len());
     let all = named(&args("--all"));
     let dense = 3 + SETTINGS.len() + 2 + IN_16_BITS.len() + 4;
     let with_experts = 3 + SETTINGS.len() + 1 + 1;
     // A ring cannot serve the two GPTs, which drop probabilities of attention, and Gemma, whose scores have a soft cap.
-    assert_eq!(all.len(), 5 * dense + 4 * with_experts - 3);
+    assert_eq!(all.len(), 5 * dense + 5 * with_experts - 3);
     for case in plain.iter().chain(&all) {
         for layout in &case.layouts {
             let mut sharing = case.options(&args("")).data_parallel;
@@ -179,8 +179,9 @@ fn the_small_models_have_every_feature() {
             .iter()
             .filter(|model| format!("{:?}", model.positions).contains("original"))
             .count(),
-        3
+        4
     );
+    assert!(some(|model| model.mla.is_some()));
     assert!(some(|model| model.qk_norm == Some(QkNorm::Whole)));
     assert!(some(|model| model.sinks) && some(|model| model.post_norms));
     assert!(some(|model| !model.layer_windows.is_empty()));
