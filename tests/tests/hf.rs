@@ -377,3 +377,36 @@ fn gemma2() {
 fn gemma3() {
     assert_equal_on_each_axis("gemma3");
 }
+
+/// One rank, tensor 2, expert 2, pipeline 2 and context 2.
+fn assert_equal_on_every_axis(name: &str) {
+    let one = ParallelConfig::new;
+    assert_equal(
+        name,
+        &[
+            one(),
+            one().with_tensor(2).with_sequence_parallel(true),
+            one().with_data(2).with_expert(2),
+            one().with_pipeline(2),
+            one().with_context(2),
+        ],
+    );
+}
+
+/// Latent attention without a latent of queries, scores scaled by YaRN, groups by their maximum, a factor, in bf16.
+#[test]
+fn deepseek_v2() {
+    assert_equal_on_every_axis("deepseek-v2");
+}
+
+/// A latent of queries, sigmoids with biases, groups by the sum of two.
+#[test]
+fn deepseek_v3() {
+    assert_equal_on_every_axis("deepseek-v3");
+}
+
+/// Sinks, windows in every second block, experts with biases whose width is not that of the residual stream, in bf16.
+#[test]
+fn gpt_oss() {
+    assert_equal_on_every_axis("gpt-oss");
+}

@@ -150,7 +150,7 @@ fn a_family_of_a_user_is_converted_too() {
     };
     let error = refusal("hf", &source, &Families::transformers());
     let wanted = "unknown model_type = \"mine\": expected gpt2, llama, mistral, qwen2, qwen3, \
-                  mixtral, qwen3_moe, olmoe, gemma2 or gemma3_text";
+                  mixtral, qwen3_moe, olmoe, gemma2, gemma3_text, deepseek_v2, deepseek_v3 or gpt_oss";
     assert!(error.ends_with(wanted), "{error}");
     let mut families = Families::none();
     families.add("mine", TransformerConfig::llama());

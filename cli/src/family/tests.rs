@@ -46,7 +46,7 @@ fn what_no_family_has_is_refused() {
         (
             "family = \"mamba\"",
             "invalid family \"mamba\": expected gpt2, llama, mistral, qwen2, qwen3, mixtral, \
-             qwen3_moe, olmoe, gemma2, gemma3_text",
+             qwen3_moe, olmoe, gemma2, gemma3_text, deepseek_v2, deepseek_v3, gpt_oss",
         ),
         ("family = 3", "invalid family = 3: expected a string"),
         ("layer = 3", "unknown field `layer`, expected one of"),

@@ -18,7 +18,10 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 15] = [
+    "deepseek-v2",
+    "deepseek-v3",
+    "gpt-oss",
     "gemma2",
     "gemma3",
     "gpt2",

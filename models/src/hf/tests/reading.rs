@@ -78,6 +78,126 @@ fn experts_lie_one_after_the_other() {
     }
 }
 
+/// The positions of latent attention and of shared experts, written out.
+#[test]
+fn latents_lie_side_by_side_and_pairs_stay() {
+    let (folder, stored) = (open("deepseek-v3"), stored(&fixture("deepseek-v3")));
+    let at = |name: &str, row: usize, column: usize| {
+        let (_, shape, bytes) = &stored[&format!("model.layers.1.{name}.weight")];
+        bytes[(row * shape[1] + column) * 4..][..4].to_vec()
+    };
+    let own = |path: &str, row, column| {
+        let slice = TensorSlice {
+            offset: vec![row, column],
+            shape: vec![1, 1],
+        };
+        let key = format!("{MODEL}blocks.1.{path}.weight");
+        folder.read(&key, &slice).unwrap()
+    };
+    // 20 features of queries, then 16 of keys and values and 4 with a position.
+    assert_eq!(own("mla.down", 5, 7), at("self_attn.q_a_proj", 7, 5));
+    let latent = "self_attn.kv_a_proj_with_mqa";
+    assert_eq!(own("mla.down", 5, 20 + 17), at(latent, 17, 5));
+    assert_eq!(own("mla.query_up", 3, 13), at("self_attn.q_b_proj", 13, 3));
+    assert_eq!(own("mla.kv_up", 9, 61), at("self_attn.kv_b_proj", 61, 9));
+    assert_eq!(own("mla.output", 31, 2), at("self_attn.o_proj", 2, 31));
+    let shared = "mlp.shared_experts";
+    let gate = at(&format!("{shared}.gate_proj"), 23, 4);
+    assert_eq!(own("moe.shared.mlp.up", 4, 23), gate);
+    let value = at(&format!("{shared}.up_proj"), 0, 4);
+    assert_eq!(own("moe.shared.mlp.up", 4, 24), value);
+    let down = at(&format!("{shared}.down_proj"), 4, 23);
+    assert_eq!(own("moe.shared.mlp.down", 23, 4), down);
+    let bias = "model/blocks.1.moe.router.expert_bias";
+    let stored = &stored["model.layers.1.mlp.gate.e_score_correction_bias"];
+    assert_eq!(whole(&folder, bias), stored.2);
+}
+
+/// The experts of gpt-oss, and the same in MXFP4, which is transposed.
+#[test]
+fn packed_experts_have_two_orientations() {
+    let [experts, hidden, width] = [4, 32, 64];
+    let (folder, plain) = (open("gpt-oss"), stored(&fixture("gpt-oss")));
+    let module = "model.layers.1.mlp.experts";
+    let element = |folder: &HfFolder, path: &str, offset: [usize; 3]| {
+        let slice = TensorSlice {
+            offset: offset.into(),
+            shape: vec![1; 3],
+        };
+        let key = format!("{MODEL}blocks.1.moe.experts.{path}");
+        folder.read(&key, &slice).unwrap()
+    };
+    let at = |name: &str, [expert, row, column]: [usize; 3]| {
+        let (_, shape, bytes) = &plain[&format!("{module}.{name}")];
+        let at = (expert * shape[1] + row) * shape[2] + column;
+        bytes[at * 2..][..2].to_vec()
+    };
+    for (own, stored) in [([3, 5, 7], [3, 5, 14]), ([3, 5, width + 7], [3, 5, 15])] {
+        assert_eq!(element(&folder, "up", own), at("gate_up_proj", stored));
+    }
+    let place = [2, width - 1, 9];
+    assert_eq!(element(&folder, "down", place), at("down_proj", place));
+
+    // Scales of 2^-2, codes that count.
+    let copy = rewrite("gpt-oss", |tensors| {
+        for (name, output, input) in [
+            ("gate_up_proj", 2 * width, hidden),
+            ("down_proj", hidden, width),
+        ] {
+            let name = format!("{module}.{name}");
+            tensors.remove(&name).unwrap();
+            let groups = experts * output * input / 32;
+            let codes = (0..groups * 16)
+                .map(|at| (at * 5 + at / 16) as u8)
+                .collect();
+            let shape = vec![experts, output, input / 32];
+            tensors.insert(
+                format!("{name}_blocks"),
+                ("U8".into(), [&shape[..], &[16]].concat(), codes),
+            );
+            tensors.insert(
+                format!("{name}_scales"),
+                ("U8".into(), shape, vec![125; groups]),
+            );
+        }
+    });
+    let folder = HfFolder::open(&copy.0).unwrap();
+    let stored = stored(&copy.0);
+    let value = |name: &str, [expert, output, input]: [usize; 3]| {
+        let shape = &stored[&format!("{module}.{name}_scales")].1;
+        let at = (expert * shape[1] + output) * shape[2] * 32 + input;
+        let codes = stored[&format!("{module}.{name}_blocks")].2[at / 2];
+        let code = codes >> (4 * (at % 2)) & 15;
+        let size = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];
+        let sign = if code & 8 == 0 { 0.25 } else { -0.25 };
+        half::bf16::from_f32(sign * size).to_le_bytes().to_vec()
+    };
+    for (own, stored) in [([3, 5, 7], [3, 14, 5]), ([3, 6, width + 7], [3, 15, 6])] {
+        assert_eq!(element(&folder, "up", own), value("gate_up_proj", stored));
+    }
+    let own = element(&folder, "down", [2, width - 1, 9]);
+    assert_eq!(own, value("down_proj", [2, 9, width - 1]));
+}
+
+/// The module of DeepSeek-V3 for further tokens is left out, which is said.
+#[test]
+fn what_the_model_does_not_have_is_left_out() {
+    let copy = rewrite("deepseek-v3", |tensors| {
+        let norm = tensors["model.norm.weight"].clone();
+        tensors.insert("model.layers.2.enorm.weight".into(), norm);
+    });
+    copy.edit("config.json", |config| {
+        config["num_nextn_predict_layers"] = json!(1)
+    });
+    let (folder, plain) = (HfFolder::open(&copy.0).unwrap(), open("deepseek-v3"));
+    assert_eq!((folder.keys(), plain.left_out()), (plain.keys(), None));
+    let said = folder.left_out().unwrap();
+    assert!(
+        said.starts_with("left out: 1 tensors model.layers.2.*, the module"),
+        "{said}"
+    );
+}
+
 #[test]
 fn a_folder_has_the_tensors_of_its_model() {
     for name in NAMES {
@@ -87,7 +207,15 @@ fn a_folder_has_the_tensors_of_its_model() {
         assert_eq!(tied, model.tied, "{name}");
         let embedding = folder.tensor("model/embedding.weight").unwrap();
         assert_eq!(embedding.shape, [61, 32]);
-        let in_16_bits = ["gemma2", "gemma3", "mistral", "olmoe", "qwen3-moe"];
+        let in_16_bits = [
+            "deepseek-v2",
+            "gemma2",
+            "gemma3",
+            "gpt-oss",
+            "mistral",
+            "olmoe",
+            "qwen3-moe",
+        ];
         let wanted = if in_16_bits.contains(&name) {
             ElementType::Bf16
         } else {
@@ -108,9 +236,10 @@ fn a_folder_has_the_tensors_of_its_model() {
             None => assert_eq!(of("mlp.up.weight"), [32, gates * model.mlp_width()]),
             Some(moe) => {
                 let width = moe.expert_width.unwrap_or(model.mlp_width());
-                assert_eq!(of("moe.experts.up"), [4, 32, 2 * width]);
-                assert_eq!(of("moe.experts.down"), [4, width, 32]);
-                assert_eq!(of("moe.router.gate"), [32, 4]);
+                let experts = moe.experts;
+                assert_eq!(of("moe.experts.up"), [experts, 32, 2 * width]);
+                assert_eq!(of("moe.experts.down"), [experts, width, 32]);
+                assert_eq!(of("moe.router.gate"), [32, experts]);
             }
         }
     }

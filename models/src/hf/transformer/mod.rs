@@ -1,7 +1,10 @@
 //! The Hugging Face families of [`TransformerConfig`].
 
+mod deepseek;
+mod expert_tensors;
 mod experts;
 mod gemma;
+mod gpt_oss;
 mod read;
 mod rope;
 mod tensors;
@@ -45,6 +48,12 @@ pub enum ModelFamily {
     Gemma2,
     /// Gemma 3 without images: norms of each head's queries and keys, another base in blocks with a window.
     Gemma3Text,
+    /// DeepSeek-V2: latent attention, experts beside shared ones, by the best groups of experts or without groups.
+    DeepseekV2,
+    /// DeepSeek-V3: DeepSeek-V2 with experts chosen by sigmoids and biases.
+    DeepseekV3,
+    /// gpt-oss: sinks, windows in every second block, experts with biases.
+    GptOss,
 }
 
 impl ModelFamily {
@@ -72,6 +81,18 @@ impl ModelFamily {
             },
             Self::Gemma2 => gemma::defaults(false),
             Self::Gemma3Text => gemma::defaults(true),
+            Self::DeepseekV2 => TransformerConfig {
+                moe: Some(MoeConfig {
+                    score: ScoreFunction::PreSoftmax,
+                    factor: 1.0,
+                    groups: None,
+                    bias_update_rate: None,
+                    ..MoeConfig::deepseek()
+                }),
+                ..TransformerConfig::deepseek()
+            },
+            Self::DeepseekV3 => TransformerConfig::deepseek(),
+            Self::GptOss => gpt_oss::defaults(),
             Self::Olmoe => TransformerConfig {
                 qk_norm: Some(QkNorm::Whole),
                 moe: Some(MoeConfig {
@@ -98,6 +119,9 @@ impl HfFamily for ModelFamily {
         Self::Olmoe,
         Self::Gemma2,
         Self::Gemma3Text,
+        Self::DeepseekV2,
+        Self::DeepseekV3,
+        Self::GptOss,
     ];
 
     fn names(self) -> HfNames {
@@ -112,6 +136,9 @@ impl HfFamily for ModelFamily {
             Self::Olmoe => ("olmoe", "OlmoeForCausalLM"),
             Self::Gemma2 => ("gemma2", "Gemma2ForCausalLM"),
             Self::Gemma3Text => ("gemma3_text", "Gemma3ForCausalLM"),
+            Self::DeepseekV2 => ("deepseek_v2", "DeepseekV2ForCausalLM"),
+            Self::DeepseekV3 => ("deepseek_v3", "DeepseekV3ForCausalLM"),
+            Self::GptOss => ("gpt_oss", "GptOssForCausalLM"),
         };
         let (prefix, embedding) = match self {
             Self::Gpt2 => ("transformer.", "transformer.wte.weight"),
@@ -139,6 +166,8 @@ impl HfFamily for ModelFamily {
         match self {
             Self::Gpt2 => read::gpt2(keys),
             Self::Gemma2 | Self::Gemma3Text => gemma::read(self, keys),
+            Self::DeepseekV2 | Self::DeepseekV3 => deepseek::read(self, keys),
+            Self::GptOss => gpt_oss::read(keys),
             _ => read::llama_like(self, keys),
         }
     }
@@ -149,6 +178,10 @@ impl HfFamily for ModelFamily {
             Some(Value::Object(own)) => own,
             _ => Map::new(),
         }
+    }
+
+    fn left_out(self, model: &TransformerConfig) -> Option<(String, &'static str)> {
+        deepseek::further_tokens(self, model)
     }
 
     fn write(self, model: &TransformerConfig) -> Map<String, Value> {

@@ -67,8 +67,9 @@ pub(super) fn llama_like(
     let layers = keys.needed("num_hidden_layers", ConfigKeys::size)?;
     let heads = keys.needed("num_attention_heads", ConfigKeys::size)?;
     let hidden = keys.needed("hidden_size", ConfigKeys::size)?;
-    // Without it, families other than Llama use a default that is unrelated to the heads.
-    if family != ModelFamily::Llama && !keys.has("num_key_value_heads") {
+    // Without it, families other than these use a default that is unrelated to the heads.
+    let is_of_heads = matches!(family, ModelFamily::Llama | ModelFamily::Olmoe);
+    if !is_of_heads && !keys.has("num_key_value_heads") {
         return Err(keys.missing("num_key_value_heads"));
     }
     let groups = keys.size("num_key_value_heads")?.unwrap_or(heads);
@@ -126,11 +127,11 @@ pub(super) fn qk_norm(family: ModelFamily) -> Option<QkNorm> {
 }
 
 /// The standard deviation of weights that are not loaded.
-fn init_std(keys: &mut ConfigKeys) -> Result<f64, HfConfigError> {
+pub(super) fn init_std(keys: &mut ConfigKeys) -> Result<f64, HfConfigError> {
     Ok(keys.number("initializer_range")?.unwrap_or(0.02))
 }
 
-fn activation(
+pub(super) fn activation(
     keys: &mut ConfigKeys,
     key: &str,
     known: &[(&str, Activation)],

@@ -126,6 +126,10 @@ fn yarn(keys: &mut ConfigKeys, context: usize) -> Result<RotaryScaling, HfConfig
     let (fast, slow) = (given("beta_fast")?, given("beta_slow")?);
     let (mscale, mscale_all_dim) = match (given("mscale")?, given("mscale_all_dim")?) {
         (Some(a), Some(b)) => (a, b),
+        (None, Some(b)) => {
+            // It scales the scores of latent attention alone, and otherwise nothing.
+            return Err(keys.refused("mscale_all_dim", &json!(b), "mscale beside it"));
+        }
         _ => (1.0, 0.0),
     };
     let at = |scale: f64| 0.1 * scale * factor.ln() + 1.0;

@@ -4,7 +4,7 @@ use burn_megatron::nn::NormKind;
 
 use super::ModelFamily;
 use crate::hf::{HfFamily, WeightMapping};
-use crate::{MoeConfig, Positions, TransformerConfig};
+use crate::{MlaConfig, Positions, TransformerConfig};
 
 /// The tensors of a folder that `has` tensors of these names, in order of their use.
 pub(super) fn tensors(
@@ -42,30 +42,33 @@ fn widths(config: &TransformerConfig) -> [usize; 3] {
     [config.heads * width, kv, kv]
 }
 
-/// The names of a mixture of experts: its module in a block, and gate, value and output of an expert.
-struct ExpertNames {
-    module: &'static str,
-    linears: [&'static str; 3],
-}
-
-const MIXTRAL: ExpertNames = ExpertNames {
-    module: "block_sparse_moe",
-    linears: ["w1", "w3", "w2"],
-};
-
-const QWEN3_MOE: ExpertNames = ExpertNames {
-    module: "mlp",
-    linears: ["gate_proj", "up_proj", "down_proj"],
-};
-
-struct MappingList<'a> {
-    all: Vec<WeightMapping>,
-    has: &'a dyn Fn(&str) -> bool,
+/// The tensors of a model, as they are collected.
+pub(super) struct MappingList<'a> {
+    pub all: Vec<WeightMapping>,
+    /// Whether a folder has a tensor of this name.
+    pub has: &'a dyn Fn(&str) -> bool,
 }
 
 impl MappingList<'_> {
-    fn whole(&mut self, path: &str, name: &str, shape: &[usize]) {
+    pub fn whole(&mut self, path: &str, name: &str, shape: &[usize]) {
         self.all.push(WeightMapping::whole(path, name, shape));
+    }
+
+    /// Linear layers of PyTorch, side by side in one: its path, their names with output sizes, and whether they have biases.
+    pub fn linear(
+        &mut self,
+        [own, theirs]: [&str; 2],
+        path: &str,
+        input: usize,
+        parts: &[(&str, usize)],
+        bias: bool,
+    ) {
+        let named = parts
+            .iter()
+            .map(|(name, output)| (format!("{theirs}.{name}"), *output));
+        let (path, parts) = (format!("{own}.{path}"), named.collect::<Vec<_>>());
+        self.all
+            .extend(WeightMapping::linear(&path, input, &parts, bias));
     }
 
     fn norm(&mut self, path: &str, name: &str, config: &TransformerConfig) {
@@ -110,15 +113,7 @@ impl MappingList<'_> {
     fn llama_block(&mut self, family: ModelFamily, layer: usize, config: &TransformerConfig) {
         let (own, theirs) = (format!("blocks.{layer}"), format!("model.layers.{layer}"));
         let (hidden, width) = (config.hidden, config.mlp_width());
-        let [q, k, v] = widths(config);
-        let linear = |list: &mut Self, path: &str, input, parts: &[(&str, usize)], bias| {
-            let named = parts
-                .iter()
-                .map(|(name, output)| (format!("{theirs}.{name}"), *output));
-            let (path, parts) = (format!("{own}.{path}"), named.collect::<Vec<_>>());
-            list.all
-                .extend(WeightMapping::linear(&path, input, &parts, bias));
-        };
+        let both = [&own[..], &theirs];
         let norm = |list: &mut Self, path: &str, name: &str| {
             list.norm(
                 &format!("{own}.{path}"),
@@ -127,22 +122,10 @@ impl MappingList<'_> {
             );
         };
         norm(self, "attention_norm", "input_layernorm");
-        let parts = [
-            ("self_attn.q_proj", q),
-            ("self_attn.k_proj", k),
-            ("self_attn.v_proj", v),
-        ];
-        let qkv_bias = config.qkv_bias.unwrap_or(config.bias);
-        linear(self, "attention.qkv", hidden, &parts, qkv_bias);
-        if let Some(widths) = config.qk_norm_widths() {
-            for (norm, width) in ["q_norm", "k_norm"].into_iter().zip(widths) {
-                let path = format!("{own}.attention.{norm}.weight");
-                let name = format!("{theirs}.self_attn.{norm}.weight");
-                self.whole(&path, &name, &[width]);
-            }
+        match &config.mla {
+            Some(mla) => self.latent_attention(both, mla, config),
+            None => self.attention(both, config),
         }
-        let parts = [("self_attn.o_proj", hidden)];
-        linear(self, "attention.output", q, &parts, config.bias);
         if config.post_norms {
             norm(self, "attention_post_norm", "post_attention_layernorm");
             norm(self, "mlp_norm", "pre_feedforward_layernorm");
@@ -151,70 +134,75 @@ impl MappingList<'_> {
             norm(self, "mlp_norm", "post_attention_layernorm");
         }
         if let Some(moe) = config.moe.as_ref().filter(|moe| moe.is_in(layer)) {
-            let names = match family {
-                ModelFamily::Mixtral => MIXTRAL,
-                _ => QWEN3_MOE,
-            };
-            return self.experts([&own, &theirs], names, moe, config);
+            return self.experts(family, both, moe, config);
         }
         let parts = [("mlp.gate_proj", width), ("mlp.up_proj", width)];
-        linear(self, "mlp.up", hidden, &parts, config.bias);
-        linear(
-            self,
-            "mlp.down",
-            width,
-            &[("mlp.down_proj", hidden)],
-            config.bias,
-        );
+        self.linear(both, "mlp.up", hidden, &parts, config.bias);
+        let parts = [("mlp.down_proj", hidden)];
+        self.linear(both, "mlp.down", width, &parts, config.bias);
     }
 
-    /// The router and the experts of a block, ours and theirs.
-    fn experts(
-        &mut self,
-        [own, theirs]: [&str; 2],
-        names: ExpertNames,
-        moe: &MoeConfig,
-        config: &TransformerConfig,
-    ) {
-        let own = format!("{own}.moe");
-        let of_module = |module: &str| format!("{theirs}.{module}");
-        let fused = |module: &str| format!("{module}.experts.gate_up_proj");
-        // `transformers` 5 has the experts of Mixtral there too.
-        let is_fused = |module: &String| (self.has)(&fused(module));
-        let theirs = Some(of_module("mlp")).filter(is_fused);
-        let theirs = theirs.unwrap_or_else(|| of_module(names.module));
-        let (hidden, width) = (config.hidden, moe.width(config));
-        let matrix = |path: &str, name: String, shape: &[usize]| WeightMapping {
-            transposed: true,
-            ..WeightMapping::whole(&format!("{own}.{path}"), &name, shape)
-        };
-        let gate = format!("{theirs}.gate.weight");
-        self.all
-            .push(matrix("router.gate", gate, &[moe.experts, hidden]));
-        if is_fused(&theirs) {
-            let up = [moe.experts, 2 * width, hidden];
-            self.all.push(matrix("experts.up", fused(&theirs), &up));
-            let (name, shape) = (
-                format!("{theirs}.experts.down_proj"),
-                [moe.experts, hidden, width],
+    fn attention(&mut self, both: [&str; 2], config: &TransformerConfig) {
+        let ([own, theirs], hidden) = (both, config.hidden);
+        let [q, k, v] = widths(config);
+        let parts = [
+            ("self_attn.q_proj", q),
+            ("self_attn.k_proj", k),
+            ("self_attn.v_proj", v),
+        ];
+        let qkv_bias = config.qkv_bias.unwrap_or(config.bias);
+        self.linear(both, "attention.qkv", hidden, &parts, qkv_bias);
+        if let Some(widths) = config.qk_norm_widths() {
+            for (norm, width) in ["q_norm", "k_norm"].into_iter().zip(widths) {
+                let path = format!("{own}.attention.{norm}.weight");
+                let name = format!("{theirs}.self_attn.{norm}.weight");
+                self.whole(&path, &name, &[width]);
+            }
+        }
+        if config.sinks {
+            let (path, name) = (
+                format!("{own}.attention.sinks"),
+                format!("{theirs}.self_attn.sinks"),
             );
-            self.all.push(matrix("experts.down", name, &shape));
-            return;
+            self.whole(&path, &name, &[config.heads]);
         }
-        let [gate, value, output] = names.linears;
-        for expert in 0..moe.experts {
-            let parts = [
-                ("experts.up", gate, [width, hidden], 0),
-                ("experts.up", value, [width, hidden], width),
-                ("experts.down", output, [hidden, width], 0),
-            ];
-            let of_expert = |name: &str| format!("{theirs}.experts.{expert}.{name}.weight");
-            self.all
-                .extend(parts.map(|(path, name, shape, offset)| WeightMapping {
-                    offset,
-                    expert: Some(expert),
-                    ..matrix(path, of_expert(name), &shape)
-                }));
+        let parts = [("self_attn.o_proj", hidden)];
+        self.linear(both, "attention.output", q, &parts, config.bias);
+    }
+
+    /// Rotated features stay in pairs, as the layer turns them. A head has its keys, then its values.
+    fn latent_attention(&mut self, both: [&str; 2], mla: &MlaConfig, config: &TransformerConfig) {
+        let ([own, theirs], hidden, heads) = (both, config.hidden, config.heads);
+        let norm = |list: &mut Self, path: &str, name: &str, width: usize| {
+            let (path, name) = (
+                format!("{own}.mla.{path}.weight"),
+                format!("{theirs}.self_attn.{name}.weight"),
+            );
+            list.whole(&path, &name, &[width]);
+        };
+        let queries = heads * mla.head_width();
+        let latent = ("self_attn.kv_a_proj_with_mqa", mla.kv_rank + mla.rope_width);
+        match mla.q_rank {
+            None => {
+                let parts = [("self_attn.q_proj", queries)];
+                self.linear(both, "mla.query", hidden, &parts, false);
+                self.linear(both, "mla.down", hidden, &[latent], false);
+            }
+            Some(rank) => {
+                let parts = [("self_attn.q_a_proj", rank), latent];
+                self.linear(both, "mla.down", hidden, &parts, false);
+                norm(self, "query_norm", "q_a_layernorm", rank);
+                let parts = [("self_attn.q_b_proj", queries)];
+                self.linear(both, "mla.query_up", rank, &parts, false);
+            }
         }
+        norm(self, "kv_norm", "kv_a_layernorm", mla.kv_rank);
+        let parts = [(
+            "self_attn.kv_b_proj",
+            heads * (mla.nope_width + mla.value_width),
+        )];
+        self.linear(both, "mla.kv_up", mla.kv_rank, &parts, false);
+        let parts = [("self_attn.o_proj", hidden)];
+        self.linear(both, "mla.output", heads * mla.value_width, &parts, false);
     }
 }

@@ -23,7 +23,10 @@ pub(super) fn read(
         | ModelFamily::Llama
         | ModelFamily::Olmoe
         | ModelFamily::Gemma2
-        | ModelFamily::Gemma3Text => Ok((None, vec![])),
+        | ModelFamily::Gemma3Text
+        | ModelFamily::DeepseekV2
+        | ModelFamily::DeepseekV3
+        | ModelFamily::GptOss => Ok((None, vec![])),
         // Without the key, the window is 4096.
         ModelFamily::Mistral if !keys.has("sliding_window") => Err(keys.missing("sliding_window")),
         ModelFamily::Mistral | ModelFamily::Mixtral => Ok((keys.size("sliding_window")?, vec![])),
@@ -130,7 +133,10 @@ pub(super) fn write(family: ModelFamily, model: &TransformerConfig) -> Map<Strin
         | ModelFamily::Llama
         | ModelFamily::Olmoe
         | ModelFamily::Gemma2
-        | ModelFamily::Gemma3Text => Map::new(),
+        | ModelFamily::Gemma3Text
+        | ModelFamily::DeepseekV2
+        | ModelFamily::DeepseekV3
+        | ModelFamily::GptOss => Map::new(),
         ModelFamily::Mistral | ModelFamily::Mixtral => map(json!({ "sliding_window": window })),
         ModelFamily::Qwen2 | ModelFamily::Qwen3 | ModelFamily::Qwen3Moe => {
             let mut keys = map(json!({

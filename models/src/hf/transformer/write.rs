@@ -1,18 +1,25 @@
 //! Converts a model to the keys of a `config.json`.
 
+use burn_megatron::nn::moe::ScoreFunction;
 use burn_megatron::nn::{Activation, NormKind, QkNorm};
 use serde_json::{Map, Value, json};
 
 use super::read::{ACTIVATIONS, GATED, qk_norm};
-use super::{ModelFamily, experts, gemma, rope, windows};
+use super::{ModelFamily, deepseek, experts, gemma, gpt_oss, rope, windows};
 use crate::hf::{HfConfigError, HfFamily};
-use crate::{Positions, TransformerConfig};
+use crate::{MoeConfig, Positions, TransformerConfig};
 
 /// The family that computes a model, if any does; see [`check`].
 pub(super) fn family(model: &TransformerConfig) -> ModelFamily {
     let (_, window) = windows::size(model);
+    let sigmoid = |moe: &MoeConfig| moe.score == ScoreFunction::Sigmoid;
     match (&model.positions, model.qk_norm, window) {
         (Positions::Learned, _, _) => ModelFamily::Gpt2,
+        _ if model.mla.is_some() && model.moe.as_ref().is_some_and(sigmoid) => {
+            ModelFamily::DeepseekV3
+        }
+        _ if model.mla.is_some() => ModelFamily::DeepseekV2,
+        _ if model.sinks => ModelFamily::GptOss,
         (_, None, _) if model.post_norms => ModelFamily::Gemma2,
         (_, Some(QkNorm::Heads), _) if model.post_norms => ModelFamily::Gemma3Text,
         (_, Some(QkNorm::Whole), _) => ModelFamily::Olmoe,
@@ -28,15 +35,20 @@ pub(super) fn family(model: &TransformerConfig) -> ModelFamily {
 /// Checks that the family computes the model.
 pub(super) fn check(family: ModelFamily, model: &TransformerConfig) -> Result<(), HfConfigError> {
     let conditions = match family {
-        ModelFamily::Gemma2 | ModelFamily::Gemma3Text => gemma::conditions(family, model),
-        _ => conditions(family, model),
+        ModelFamily::DeepseekV2 | ModelFamily::DeepseekV3 => deepseek::conditions(family, model),
+        ModelFamily::GptOss => gpt_oss::conditions(model),
+        ModelFamily::Gemma2 | ModelFamily::Gemma3Text => [
+            gemma::conditions(family, model),
+            experts::conditions(family, model),
+        ]
+        .concat(),
+        _ => [
+            conditions(family, model),
+            experts::conditions(family, model),
+        ]
+        .concat(),
     };
-    let experts = experts::conditions(family, model);
-    match conditions
-        .into_iter()
-        .chain(experts)
-        .find(|(_, fits)| !fits)
-    {
+    match conditions.into_iter().find(|(_, fits)| !fits) {
         None => Ok(()),
         Some((needs, _)) => Err(HfConfigError::NoFamily(format!(
             "{} requires {needs}",
@@ -45,7 +57,7 @@ pub(super) fn check(family: ModelFamily, model: &TransformerConfig) -> Result<()
     }
 }
 
-/// What a model of a family other than Gemma must be.
+/// What a model of the other families must be.
 fn conditions(family: ModelFamily, model: &TransformerConfig) -> Vec<(&'static str, bool)> {
     let is_gpt2 = family == ModelFamily::Gpt2;
     let qkv_bias = model.qkv_bias.unwrap_or(model.bias);
@@ -78,8 +90,9 @@ fn conditions(family: ModelFamily, model: &TransformerConfig) -> Vec<(&'static s
         ),
         ("norm_zero_centered = false", !model.norm_zero_centered),
         (
-            "no sinks, soft caps, post_norms, scaled_embedding, local_base and attention_scale",
-            !model.sinks
+            "no mla, sinks, soft caps, post_norms, scaled_embedding, local_base and attention_scale",
+            model.mla.is_none()
+                && !model.sinks
                 && !model.post_norms
                 && !model.qk_norm_zero_centered
                 && !model.scaled_embedding
@@ -123,7 +136,7 @@ fn conditions(family: ModelFamily, model: &TransformerConfig) -> Vec<(&'static s
     ]
 }
 
-fn name_of(activation: Activation, is_gpt2: bool) -> Option<&'static str> {
+pub(super) fn name_of(activation: Activation, is_gpt2: bool) -> Option<&'static str> {
     let known = if is_gpt2 { ACTIVATIONS } else { GATED };
     let found = known.iter().find(|(_, known)| *known == activation);
     found.map(|(name, _)| *name)
@@ -134,6 +147,8 @@ pub(super) fn keys(family: ModelFamily, model: &TransformerConfig) -> Map<String
     let mut keys = match family {
         ModelFamily::Gpt2 => gpt2(model),
         ModelFamily::Gemma2 | ModelFamily::Gemma3Text => gemma::write(model),
+        ModelFamily::DeepseekV2 | ModelFamily::DeepseekV3 => deepseek::write(family, model),
+        ModelFamily::GptOss => gpt_oss::write(model),
         _ => llama_like(family, model),
     };
     keys.extend(map(json!({

@@ -1,5 +1,6 @@
 //! Published configurations, in both formats, and what is refused.
 
+mod latent;
 mod refused;
 
 use burn_megatron::nn::moe::ScoreFunction;

@@ -99,7 +99,7 @@ fn what_could_change_the_model_is_refused_by_name() {
         (
             llama(),
             "rope_scaling",
-            rope("linear"),
+            json!({ "rope_type": "linear" }),
             "llama requires rope_scaling.factor, which is missing".into(),
         ),
         (
@@ -214,7 +214,8 @@ fn what_could_change_the_model_is_refused_by_name() {
             "model_type",
             json!("mamba"),
             "unknown model_type = \"mamba\": expected \
-            gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, olmoe, gemma2 or gemma3_text"
+            gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, olmoe, gemma2, gemma3_text, \
+            deepseek_v2, deepseek_v3 or gpt_oss"
                 .into(),
         ),
         (

@@ -1,0 +1,287 @@
+//! DeepSeek-V2 and V3, as keys of a `config.json`.
+
+use burn_megatron::nn::NormKind;
+use burn_megatron::nn::moe::{ExpertGroups, GroupScore, RouterChoice, ScoreFunction};
+use serde_json::{Map, Value, json};
+
+use super::read::{GATED, activation, init_std};
+use super::write::{map, name_of};
+use super::{ModelFamily, rope};
+use crate::hf::{ConfigKeys, HfConfigError};
+use crate::{MlaConfig, MoeConfig, Positions, RotaryScaling, TransformerConfig};
+
+/// The epsilon of the norms of latents, which no key sets.
+const LATENT_EPSILON: f64 = 1e-6;
+
+/// The experts of a group whose scores count in V3.
+const OF_GROUP: GroupScore = GroupScore::SumOf(2);
+
+/// How a family routes: the values of `scoring_func`, `norm_topk_prob` and, with groups, `topk_method`.
+struct Routing {
+    name: &'static str,
+    score: ScoreFunction,
+    normalised: bool,
+    with_groups: &'static str,
+    group: GroupScore,
+}
+
+fn routing(family: ModelFamily) -> Routing {
+    match family {
+        ModelFamily::DeepseekV3 => Routing {
+            name: "sigmoid",
+            score: ScoreFunction::Sigmoid,
+            normalised: true,
+            with_groups: "noaux_tc",
+            group: OF_GROUP,
+        },
+        _ => Routing {
+            name: "softmax",
+            score: ScoreFunction::PreSoftmax,
+            normalised: false,
+            with_groups: "group_limited_greedy",
+            group: GroupScore::Max,
+        },
+    }
+}
+
+pub(super) fn read(
+    family: ModelFamily,
+    keys: &mut ConfigKeys,
+) -> Result<TransformerConfig, HfConfigError> {
+    let heads = keys.needed("num_attention_heads", ConfigKeys::size)?;
+    let context = keys.needed("max_position_embeddings", ConfigKeys::size)?;
+    let mla = latents(keys)?;
+    // Each head has keys and values of its own, of which the rotated part counts as the width.
+    keys.only("num_key_value_heads", heads)?;
+    keys.only("head_dim", mla.rope_width)?;
+    keys.only("qk_head_dim", mla.head_width())?;
+    keys.only("pretraining_tp", 1)?;
+    keys.only("attention_bias", false)?;
+    keys.only("mlp_bias", false)?;
+    keys.only("rope_interleave", true)?;
+    // Of further tokens, whose module is left out, by its old or new name.
+    keys.count("num_nextn_predict_layers")?;
+    keys.count("num_mtp_layers")?;
+    Ok(TransformerConfig {
+        vocabulary: keys.needed("vocab_size", ConfigKeys::size)?,
+        context,
+        hidden: keys.needed("hidden_size", ConfigKeys::size)?,
+        layers: keys.needed("num_hidden_layers", ConfigKeys::size)?,
+        heads,
+        groups: None,
+        mlp_width: Some(keys.needed("intermediate_size", ConfigKeys::size)?),
+        norm_epsilon: keys.needed("rms_norm_eps", ConfigKeys::number)?,
+        activation: activation(keys, "hidden_act", GATED)?,
+        positions: rope::read(keys, context)?,
+        tied: keys.needed("tie_word_embeddings", ConfigKeys::flag)?,
+        attention_dropout: keys.number("attention_dropout")?.unwrap_or(0.0),
+        init_std: init_std(keys)?,
+        scaled_output_init: false,
+        mla: Some(mla),
+        moe: Some(experts(family, keys)?),
+        ..TransformerConfig::llama()
+    })
+}
+
+fn latents(keys: &mut ConfigKeys) -> Result<MlaConfig, HfConfigError> {
+    Ok(MlaConfig {
+        q_rank: keys.size("q_lora_rank")?,
+        kv_rank: keys.needed("kv_lora_rank", ConfigKeys::size)?,
+        nope_width: keys.needed("qk_nope_head_dim", ConfigKeys::size)?,
+        rope_width: keys.needed("qk_rope_head_dim", ConfigKeys::size)?,
+        value_width: keys.needed("v_head_dim", ConfigKeys::size)?,
+        norm_epsilon: LATENT_EPSILON,
+    })
+}
+
+fn experts(family: ModelFamily, keys: &mut ConfigKeys) -> Result<MoeConfig, HfConfigError> {
+    let routing = routing(family);
+    // Of the loss of the routers and of the layout alone.
+    for key in [
+        "aux_loss_alpha",
+        "seq_aux",
+        "ep_size",
+        "output_router_logits",
+        "router_aux_loss_coef",
+    ] {
+        keys.take(key);
+    }
+    keys.only("moe_layer_freq", 1)?;
+    keys.only("scoring_func", routing.name)?;
+    keys.only("norm_topk_prob", routing.normalised)?;
+    let width = keys.needed("moe_intermediate_size", ConfigKeys::size)?;
+    let shared = keys.needed("n_shared_experts", ConfigKeys::size)?;
+    let is_v3 = family == ModelFamily::DeepseekV3;
+    Ok(MoeConfig {
+        experts: keys.needed("n_routed_experts", ConfigKeys::size)?,
+        experts_per_token: keys.needed("num_experts_per_tok", ConfigKeys::size)?,
+        expert_width: Some(width),
+        first_dense: keys.needed("first_k_dense_replace", ConfigKeys::count)?,
+        score: routing.score,
+        factor: keys.needed("routed_scaling_factor", ConfigKeys::number)?,
+        groups: groups(keys, &routing)?,
+        // The biases stay as they are unless a recipe has a rate.
+        bias_update_rate: is_v3.then_some(0.0),
+        shared_width: Some(width * shared),
+        ..MoeConfig::default()
+    })
+}
+
+/// The groups of experts, unless there is one, or V2's `topk_method` ignores them.
+fn groups(keys: &mut ConfigKeys, routing: &Routing) -> Result<Option<ExpertGroups>, HfConfigError> {
+    let groups = keys.size("n_group")?.unwrap_or(1);
+    let chosen = keys.size("topk_group")?.unwrap_or(1);
+    let method = keys.text("topk_method")?;
+    let method = method.as_deref().unwrap_or(routing.with_groups);
+    if method == "greedy" && !routing.normalised {
+        return Ok(None);
+    }
+    if method != routing.with_groups {
+        let fits = if routing.normalised {
+            routing.with_groups.into()
+        } else {
+            format!("greedy or {}", routing.with_groups)
+        };
+        return Err(keys.refused("topk_method", &json!(method), fits));
+    }
+    Ok((groups > 1).then_some(ExpertGroups {
+        groups,
+        chosen,
+        score: routing.group,
+    }))
+}
+
+/// What a model of the family must be.
+pub(super) fn conditions(
+    family: ModelFamily,
+    model: &TransformerConfig,
+) -> Vec<(&'static str, bool)> {
+    let routing = routing(family);
+    let is_v3 = family == ModelFamily::DeepseekV3;
+    let has_both = match model.positions {
+        Positions::Rotary {
+            scaling:
+                RotaryScaling::Yarn {
+                    mscale,
+                    mscale_all_dim,
+                    ..
+                },
+            ..
+        } => mscale_all_dim == 0.0 || mscale != 0.0,
+        Positions::Rotary { .. } => true,
+        Positions::Learned => false,
+    };
+    let (Some(mla), Some(moe)) = (&model.mla, &model.moe) else {
+        return vec![("mla and experts", false)];
+    };
+    let width = moe.width(model);
+    vec![
+        (
+            "norm = rms without norm_zero_centered, post_norms, scaled_embedding, logit_soft_cap and local_base",
+            model.norm == NormKind::Rms
+                && !model.norm_zero_centered
+                && !model.post_norms
+                && !model.scaled_embedding
+                && model.logit_soft_cap.is_none()
+                && model.local_base.is_none(),
+        ),
+        (
+            "an activation with a gate that has a name",
+            name_of(model.activation, false).is_some(),
+        ),
+        (
+            "mla.norm_epsilon = 1e-6",
+            mla.norm_epsilon == LATENT_EPSILON,
+        ),
+        (
+            "rotary positions, and with YaRN mscale beside mscale_all_dim",
+            has_both,
+        ),
+        (
+            "experts chosen by scores alone, in every block after the first, without router_bias, capacity and shared_gate",
+            moe.choice == RouterChoice::Scores
+                && moe.every == 1
+                && !moe.router_bias
+                && !moe.shared_gate
+                && moe.capacity.is_none(),
+        ),
+        (
+            "shared_width = a multiple of expert_width",
+            moe.shared_width
+                .is_some_and(|shared| shared.is_multiple_of(width)),
+        ),
+        (
+            "score = sigmoid, bias_update_rate and groups by a sum of 2, or score = pre-softmax, none, and by the maximum",
+            moe.score == routing.score
+                && moe.bias_update_rate.is_some() == is_v3
+                && moe
+                    .groups
+                    .is_none_or(|groups| groups.score == routing.group),
+        ),
+        (
+            "at least 2 experts per token with score = sigmoid",
+            !is_v3 || moe.experts_per_token > 1,
+        ),
+    ]
+}
+
+pub(super) fn write(family: ModelFamily, model: &TransformerConfig) -> Map<String, Value> {
+    let routing = routing(family);
+    let (Some(mla), Some(moe)) = (&model.mla, &model.moe) else {
+        return Map::new();
+    };
+    let width = moe.width(model);
+    let method = match moe.groups {
+        None if !routing.normalised => "greedy",
+        _ => routing.with_groups,
+    };
+    let mut keys = map(json!({
+        "hidden_size": model.hidden,
+        "intermediate_size": model.mlp_width(),
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.heads,
+        "max_position_embeddings": model.context,
+        "rms_norm_eps": model.norm_epsilon,
+        "hidden_act": name_of(model.activation, false),
+        "attention_dropout": model.attention_dropout,
+        "attention_bias": false,
+        "q_lora_rank": mla.q_rank,
+        "kv_lora_rank": mla.kv_rank,
+        "qk_nope_head_dim": mla.nope_width,
+        "qk_rope_head_dim": mla.rope_width,
+        "v_head_dim": mla.value_width,
+    }));
+    keys.extend(map(json!({
+        "n_routed_experts": moe.experts,
+        "n_shared_experts": moe.shared_width.unwrap_or(0) / width,
+        "num_experts_per_tok": moe.experts_per_token,
+        "moe_intermediate_size": width,
+        "first_k_dense_replace": moe.first_dense,
+        "moe_layer_freq": 1,
+        "n_group": moe.groups.map_or(1, |groups| groups.groups),
+        "topk_group": moe.groups.map_or(1, |groups| groups.chosen),
+        "topk_method": method,
+        "scoring_func": routing.name,
+        "norm_topk_prob": routing.normalised,
+        "routed_scaling_factor": moe.factor,
+    })));
+    if family == ModelFamily::DeepseekV3 {
+        keys.insert("num_nextn_predict_layers".into(), json!(0));
+        keys.insert("rope_interleave".into(), json!(true));
+    }
+    if let Positions::Rotary { base, scaling } = model.positions {
+        rope::write(base, scaling, &mut keys);
+    }
+    keys
+}
+
+/// The module for the token after the next, whose tensors follow those of the last block: the prefix of their names.
+pub(super) fn further_tokens(
+    family: ModelFamily,
+    model: &TransformerConfig,
+) -> Option<(String, &'static str)> {
+    let prefix = format!("model.layers.{}.", model.layers);
+    let what = "the module that predicts the token after the next, which the model does not have";
+    (family == ModelFamily::DeepseekV3).then_some((prefix, what))
+}

@@ -1,0 +1,165 @@
+//! The tensors of routers and experts.
+
+use super::ModelFamily;
+use super::tensors::MappingList;
+use crate::hf::stored::mxfp4_names;
+use crate::hf::{WeightEncoding, WeightMapping};
+use crate::{MoeConfig, TransformerConfig};
+
+/// Gate, value and output of an MLP.
+const LINEARS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+
+/// The names of a block's experts, ours and theirs, and their sizes.
+struct Experts<'a> {
+    /// The path of ours.
+    own: String,
+    /// The module of theirs.
+    theirs: String,
+    moe: &'a MoeConfig,
+    hidden: usize,
+    /// The inner width of an expert.
+    width: usize,
+}
+
+impl Experts<'_> {
+    /// A tensor of the shape of ours, or with its last two dims transposed.
+    fn tensor(&self, path: &str, name: &str, shape: &[usize], transposed: bool) -> WeightMapping {
+        let (path, name) = (
+            format!("{}.{path}", self.own),
+            format!("{}.{name}", self.theirs),
+        );
+        WeightMapping {
+            transposed,
+            ..WeightMapping::whole(&path, &name, shape)
+        }
+    }
+}
+
+impl MappingList<'_> {
+    /// The router and the experts of a block, ours and theirs.
+    pub fn experts(
+        &mut self,
+        family: ModelFamily,
+        [own, theirs]: [&str; 2],
+        moe: &MoeConfig,
+        config: &TransformerConfig,
+    ) {
+        let of_module = |module: &str| Experts {
+            own: format!("{own}.moe"),
+            theirs: format!("{theirs}.{module}"),
+            moe,
+            hidden: config.hidden,
+            width: moe.width(config),
+        };
+        match family {
+            ModelFamily::GptOss => self.packed_experts(&of_module("mlp")),
+            // `transformers` 5 has them in `mlp`, in one tensor.
+            ModelFamily::Mixtral if !self.is_fused(&of_module("mlp")) => {
+                self.routed_experts(&of_module("block_sparse_moe"), ["w1", "w3", "w2"])
+            }
+            _ => self.routed_experts(&of_module("mlp"), LINEARS),
+        }
+        if let Some(width) = moe.shared_width {
+            let both = [
+                &format!("{own}.moe.shared.mlp")[..],
+                &format!("{theirs}.mlp"),
+            ];
+            let parts = [
+                ("shared_experts.gate_proj", width),
+                ("shared_experts.up_proj", width),
+            ];
+            self.linear(both, "up", config.hidden, &parts, false);
+            let parts = [("shared_experts.down_proj", config.hidden)];
+            self.linear(both, "down", width, &parts, false);
+        }
+    }
+
+    /// Whether all experts are in one tensor.
+    fn is_fused(&self, experts: &Experts<'_>) -> bool {
+        (self.has)(&format!("{}.experts.gate_up_proj", experts.theirs))
+    }
+
+    /// A router, and experts with gate and value side by side.
+    fn routed_experts(&mut self, experts: &Experts<'_>, [gate, value, output]: [&str; 3]) {
+        let Experts {
+            moe, hidden, width, ..
+        } = *experts;
+        let router = [moe.experts, hidden];
+        self.all
+            .push(experts.tensor("router.gate", "gate.weight", &router, true));
+        if moe.bias_update_rate.is_some() {
+            let (path, name) = ("router.expert_bias", "gate.e_score_correction_bias");
+            self.all.push(WeightMapping {
+                keeps_type: true,
+                ..experts.tensor(path, name, &[moe.experts], false)
+            });
+        }
+        if self.is_fused(experts) {
+            let up = [moe.experts, 2 * width, hidden];
+            let down = [moe.experts, hidden, width];
+            self.all.extend([
+                experts.tensor("experts.up", "experts.gate_up_proj", &up, true),
+                experts.tensor("experts.down", "experts.down_proj", &down, true),
+            ]);
+            return;
+        }
+        for expert in 0..moe.experts {
+            let parts = [
+                ("experts.up", gate, [width, hidden], 0),
+                ("experts.up", value, [width, hidden], width),
+                ("experts.down", output, [hidden, width], 0),
+            ];
+            self.all
+                .extend(parts.map(|(path, name, shape, offset)| WeightMapping {
+                    offset,
+                    expert: Some(expert),
+                    ..experts.tensor(
+                        path,
+                        &format!("experts.{expert}.{name}.weight"),
+                        &shape,
+                        true,
+                    )
+                }));
+        }
+    }
+
+    /// Those of gpt-oss: all in one tensor, gate and value alternate, and all have biases. Floats have our orientation, and
+    /// MXFP4 the other.
+    fn packed_experts(&mut self, experts: &Experts<'_>) {
+        let Experts {
+            moe, hidden, width, ..
+        } = *experts;
+        let count = moe.experts;
+        let matrices = |path: &str, name: &str, [input, output]: [usize; 2]| {
+            let full = format!("{}.{name}", experts.theirs);
+            if mxfp4_names(&full).iter().any(|name| (self.has)(name)) {
+                WeightMapping {
+                    encoding: WeightEncoding::Mxfp4,
+                    ..experts.tensor(path, name, &[count, output, input], true)
+                }
+            } else {
+                experts.tensor(path, name, &[count, input, output], false)
+            }
+        };
+        let interleaved = |mapping| WeightMapping {
+            interleaved: true,
+            ..mapping
+        };
+        let up = [hidden, 2 * width];
+        let biases =
+            |path: &str, name: &str, output| experts.tensor(path, name, &[count, output], false);
+        let all = [
+            experts.tensor("router.gate", "router.weight", &[count, hidden], true),
+            experts.tensor("router.bias", "router.bias", &[count], false),
+            interleaved(matrices("experts.up", "experts.gate_up_proj", up)),
+            interleaved(biases(
+                "experts.up_bias",
+                "experts.gate_up_proj_bias",
+                2 * width,
+            )),
+            matrices("experts.down", "experts.down_proj", [width, hidden]),
+            biases("experts.down_bias", "experts.down_proj_bias", hidden),
+        ];
+        self.all.extend(all);
+    }
+}
