@@ -91,6 +91,22 @@ fn what_could_change_the_model_is_refused_by_name() {
             refused("attention_bias", "true", "false"),
         ),
         (
+            olmoe(),
+            "clip_qkv",
+            json!(8.0),
+            refused("clip_qkv", "8.0", "null"),
+        ),
+        (
+            gemma2(),
+            "layer_types",
+            json!(["sliding_attention"]),
+            refused(
+                "layer_types",
+                "[\"sliding_attention\"]",
+                "46 times full_attention or sliding_attention",
+            ),
+        ),
+        (
             llama(),
             "partial_rotary_factor",
             json!(0.5),
