@@ -145,7 +145,8 @@ impl ConfigKeys {
                 _ => &[],
             };
             let is_there = others.iter().any(|other| self.map.contains_key(*other));
-            if !is_there && !(has_base && key == "rope_theta") {
+            let is_within = has_base && key == "rope_theta";
+            if !is_there && !is_within {
                 self.map.entry(key).or_insert(value);
             }
         }
