@@ -258,7 +258,7 @@ impl ParallelAttention {
     }
 
     /// [`forward_without_bias`](Self::forward_without_bias) of a normalized residual stream, and the sum of the stream.
-    /// The norm is that of [`NormConfig::init_for_linear`].
+    /// The norm is that of [`NormConfig::init_for_linear`](super::NormConfig::init_for_linear).
     ///
     /// # Panics
     ///
