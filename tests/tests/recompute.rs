@@ -260,6 +260,7 @@ impl Case {
             "latent" => {
                 return TransformerConfig {
                     groups: None,
+                    qk_norm: None,
                     mla: Some(MlaConfig {
                         q_rank: Some(12),
                         kv_rank: 8,

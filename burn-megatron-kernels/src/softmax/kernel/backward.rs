@@ -64,6 +64,16 @@ fn gradient_kernel<F: Float, N: Size>(
             }
         }
         let total = cube_sum(lane_sum(partial), units, planes);
+        // Before the loop, which then holds one value less.
+        #[comptime]
+        match (share, sink) {
+            (ComptimeOption::Some(share), ComptimeOption::Some(sink)) => {
+                if UNIT_POS == 0 {
+                    sink.as_mut_slice()[row] = -share.as_slice()[row] * total;
+                }
+            }
+            _ => {}
+        }
         if comptime!(register_vectors > 0) {
             #[unroll]
             for i in 0..register_vectors {
@@ -84,15 +94,6 @@ fn gradient_kernel<F: Float, N: Size>(
                 scores[base + column] = Vector::cast_from(value);
                 column += units as usize;
             }
-        }
-        #[comptime]
-        match (share, sink) {
-            (ComptimeOption::Some(share), ComptimeOption::Some(sink)) => {
-                if UNIT_POS == 0 {
-                    sink.as_mut_slice()[row] = -share.as_slice()[row] * total;
-                }
-            }
-            _ => {}
         }
     }
 }

@@ -110,6 +110,10 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
             }
         }
         let amax = cube_total(most, false, plan.planes);
+        // Not with the count, so that no register holds it meanwhile.
+        if UNIT_POS == 0 {
+            partials[tile * 2] = amax;
+        }
 
         let mut staged = Shared::<[u32]>::new_slice(STAGED);
         let mut slots = Shared::<[u32]>::new_slice(comptime!(2 * BLOCK * LINE_BLOCKS));
@@ -245,7 +249,6 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
         }
         let count = cube_total(count, true, plan.planes);
         if UNIT_POS == 0 {
-            partials[tile * 2] = amax;
             partials[tile * 2 + 1] = count;
         }
         if comptime!(plan.usage.columnwise) {
