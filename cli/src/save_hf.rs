@@ -134,8 +134,14 @@ impl Target {
         let like = self.like.as_deref();
         exchange.export(&checkpoint, like, staged, options, &mut |_| {})?;
         if let Some(again) = again {
-            fs::remove_dir_all(&to)?;
+            // The former one is kept until the new one has its name.
+            let former = self.folder.join("former");
+            if former.exists() {
+                fs::remove_dir_all(&former)?;
+            }
+            fs::rename(&to, &former)?;
             fs::rename(again, &to)?;
+            fs::remove_dir_all(former)?;
         }
         self.remove_others(checkpoint.path())
     }

@@ -7,33 +7,7 @@ use burn_megatron::plan::decoder::{Decoder, Experts};
 use serde::{Deserialize, Serialize};
 
 use crate::layers::qk_norm_setting;
-use crate::{MlaConfig, MoeConfig, RotaryScaling, scaling};
-
-/// The position embedding.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Positions {
-    /// A learned vector per position, added to the embedding.
-    Learned,
-    /// Rotary position embedding (RoPE).
-    Rotary {
-        /// The base of the angles (`rope_theta`); 10,000 in Llama 2.
-        base: f64,
-        /// The scaling of frequencies for longer sequences.
-        #[serde(default)]
-        scaling: RotaryScaling,
-    },
-}
-
-impl Positions {
-    /// Rotary positions as in Llama 2.
-    pub fn rotary(base: f64) -> Self {
-        Self::Rotary {
-            base,
-            scaling: RotaryScaling::None,
-        }
-    }
-}
+use crate::{MlaConfig, MoeConfig, Positions, scaling};
 
 /// The largest size, so that products of two sizes do not overflow.
 pub(crate) const MAX_SIZE: usize = 1 << 30;

@@ -9,7 +9,7 @@ use burn_megatron::model::{
     compare_settings,
 };
 use burn_megatron::nn::context::ExchangeProblem;
-use burn_megatron::nn::{BuildError, Vocabulary};
+use burn_megatron::nn::{BuildError, MultiLatentAttentionConfig, Vocabulary};
 
 use crate::difference::plain;
 use crate::{MoeConfig, Positions, Transformer, TransformerConfig};
@@ -52,8 +52,13 @@ impl ModelConfig for TransformerConfig {
         if layout.context == 1 {
             return Ok(None);
         }
-        if let Some(mla) = &self.mla {
-            return mla.context_exchange(layout).map(Some);
+        let refused = |path: &str, message| BuildError::Config {
+            path: path.into(),
+            message,
+        };
+        if self.mla.is_some() {
+            let exchange = MultiLatentAttentionConfig::context_exchange(layout);
+            return exchange.map_err(|message| refused("blocks.0.mla", message));
         }
         let width = self.width_of_heads();
         let heads = Heads {
@@ -64,10 +69,8 @@ impl ModelConfig for TransformerConfig {
         let problem = ExchangeProblem::of_layout(layout, heads, self.context, 2);
         let fused = self.unfused_attention().is_none();
         let resolved = problem.resolve(layout.context_exchange, fused);
-        resolved.map(Some).map_err(|message| BuildError::Config {
-            path: "blocks.0.attention".into(),
-            message,
-        })
+        let resolved = resolved.map_err(|message| refused("blocks.0.attention", message));
+        resolved.map(Some)
     }
 
     /// If the builder [enables FP8](burn_megatron::nn::ModelBuilder::with_fp8), the attention projections, the MLP

@@ -13,15 +13,17 @@ pub mod hf;
 mod layers;
 mod mla;
 mod moe;
+mod positions;
 mod scaling;
 mod transformer;
 pub mod upcycle;
 mod weights;
 
 pub use block::Block;
-pub use config::{Positions, TransformerConfig};
+pub use config::TransformerConfig;
 pub use mla::MlaConfig;
 pub use moe::MoeConfig;
+pub use positions::Positions;
 pub use scaling::RotaryScaling;
 pub use transformer::Transformer;
 

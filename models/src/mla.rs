@@ -1,6 +1,5 @@
 //! The latent attention of a transformer.
 
-use burn_megatron::mesh::{ContextExchange, ParallelConfig};
 use burn_megatron::nn::{BuildError, MultiLatentAttentionConfig};
 use burn_megatron::plan::decoder::LatentWidths;
 use serde::{Deserialize, Serialize};
@@ -99,27 +98,6 @@ impl MlaConfig {
             Some((name, expected, _)) => Err(refused(format!(
                 "invalid {name} with latent attention: expected {expected}"
             ))),
-        }
-    }
-
-    /// The exchange of context parallelism.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError::Config`] for another than the all-gather.
-    pub(crate) fn context_exchange(
-        &self,
-        layout: &ParallelConfig,
-    ) -> Result<ContextExchange, BuildError> {
-        match layout.context_exchange {
-            None | Some(ContextExchange::AllGather) => Ok(ContextExchange::AllGather),
-            Some(other) => Err(BuildError::Config {
-                path: "blocks.0.mla".into(),
-                message: format!(
-                    "context_exchange = {other}: latent attention gathers latents, which are narrower than keys and \
-                     values; expected all-gather"
-                ),
-            }),
         }
     }
 

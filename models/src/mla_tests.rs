@@ -1,6 +1,6 @@
 use burn::tensor::Device;
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::mesh::{ContextExchange, ParallelConfig};
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
 

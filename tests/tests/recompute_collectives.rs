@@ -90,7 +90,7 @@ fn collectives(
 /// As docs/src/memory.md has them, for each layer.
 #[test]
 fn collectives_that_run_again_are_counted() {
-    use RecomputeModule::{Activation, CoreAttention, Mlp, Moe, Norm};
+    use RecomputeModule::{Activation, CoreAttention, MlaUpProjection, Mlp, Moe, Norm};
     let full = RecomputeConfig::full(RecomputeMethod::Uniform, 1);
     let selective = |modules: &[RecomputeModule]| RecomputeConfig::selective(modules.to_vec());
     let attention = RecomputeConfig {
@@ -98,7 +98,7 @@ fn collectives_that_run_again_are_counted() {
         ..selective(&[])
     };
     type More = &'static [(&'static str, usize)];
-    let cases: [(&str, &str, RecomputeConfig, More); 12] = [
+    let cases: [(&str, &str, RecomputeConfig, More); 15] = [
         ("tp2", "gpt", full.clone(), &[("all-reduce", 2)]),
         ("tp2", "gpt", selective(&[Mlp]), &[]),
         ("tp2", "gpt", attention.clone(), &[]),
@@ -140,6 +140,19 @@ fn collectives_that_run_again_are_counted() {
             "experts",
             selective(&[Moe]),
             &[("all-to-all", 3), ("all-gather", 1)],
+        ),
+        ("tp2", "latent", selective(&[MlaUpProjection]), &[]),
+        (
+            "tp2 sp",
+            "latent",
+            selective(&[MlaUpProjection]),
+            &[("all-gather", 2)],
+        ),
+        (
+            "cp2",
+            "latent",
+            selective(&[MlaUpProjection]),
+            &[("all-gather", 1)],
         ),
     ];
     for (layout, model, recompute, more) in cases {

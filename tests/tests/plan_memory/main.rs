@@ -18,7 +18,7 @@ use burn_megatron::nn::{LossFactor, ModelBuilder, QkNorm, RecomputeConfig, Token
 use burn_megatron::plan::memory::{MemoryRequest, plan_memory};
 use burn_megatron::plan::tape::{ProfileRequest, profile_rank};
 use burn_megatron::train::{LanguageModel, ModelConfig};
-use burn_megatron_models::{MoeConfig, TransformerConfig};
+use burn_megatron_models::{MlaConfig, MoeConfig, TransformerConfig};
 use burn_megatron_tests::heap::{self, CountingAllocator};
 use burn_megatron_tests::{small_gpt, small_llama};
 
@@ -250,7 +250,22 @@ fn what_a_micro_batch_keeps_is_what_the_heap_has() {
         qk_norm: Some(QkNorm::Whole),
         ..llama()
     };
+    let latent = TransformerConfig {
+        groups: None,
+        mla: Some(MlaConfig {
+            q_rank: Some(48),
+            kv_rank: 32,
+            nope_width: 32,
+            rope_width: 16,
+            value_width: 24,
+            norm_epsilon: 1e-6,
+        }),
+        ..llama()
+    };
     let cases = [
+        ("latents", latent.clone(), one.clone(), 1),
+        ("latents, tensor 2", latent.clone(), tensor.clone(), 2),
+        ("latents, context 2", latent, one.clone().with_context(2), 2),
         ("soft caps and norms of outputs", gemma, one.clone(), 1),
         ("sinks, tensor 2", sinks.clone(), tensor.clone(), 2),
         ("sinks, context 2", sinks, one.clone().with_context(2), 2),

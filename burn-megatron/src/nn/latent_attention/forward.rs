@@ -133,11 +133,7 @@ impl MultiLatentAttention {
             let [k, v] = self.expanded(keys);
             return [q, k, v];
         }
-        let [batch, seq, _] = keys.dims();
-        let latent = keys.clone().narrow(2, 0, sizes.kv_rank);
-        let kv = self.kv_up.forward_entered(latent);
-        let kv = kv.reshape([batch, seq, sizes.heads, sizes.nope + sizes.value]);
-        let shared = keys.narrow(2, sizes.kv_rank, sizes.rope);
+        let (kv, shared) = self.up(keys);
         let rotate = if self.fused_rope {
             rope::rotate_mla
         } else {
@@ -197,14 +193,20 @@ impl MultiLatentAttention {
     /// Keys and values of this rank's heads from rotated latents.
     pub(super) fn expanded(&self, keys: Tensor<3>) -> [Tensor<4>; 2] {
         let ([batch, seq, _], sizes) = (keys.dims(), self.sizes);
-        let latent = keys.clone().narrow(2, 0, sizes.kv_rank);
-        let kv = self.kv_up.forward_entered(latent);
-        let kv = kv.reshape([batch, seq, sizes.heads, sizes.nope + sizes.value]);
-        let shared = keys.narrow(2, sizes.kv_rank, sizes.rope);
+        let (kv, shared) = self.up(keys);
         let shared: Tensor<4> = shared.unsqueeze_dim(2);
         let shared: Tensor<4> = shared.expand([batch, seq, sizes.heads, sizes.rope]);
         let k = Tensor::cat(vec![kv.clone().narrow(3, 0, sizes.nope), shared], 3);
         [k, kv.narrow(3, sizes.nope, sizes.value)]
+    }
+
+    /// Of each head its key without a position and its value, `[batch, seq, heads, nope + value]`, and the shared key.
+    fn up(&self, keys: Tensor<3>) -> (Tensor<4>, Tensor<3>) {
+        let ([batch, seq, _], sizes) = (keys.dims(), self.sizes);
+        let latent = keys.clone().narrow(2, 0, sizes.kv_rank);
+        let kv = self.kv_up.forward_entered(latent);
+        let kv = kv.reshape([batch, seq, sizes.heads, sizes.nope + sizes.value]);
+        (kv, keys.narrow(2, sizes.kv_rank, sizes.rope))
     }
 
     /// Rotates the features from `first` on.

@@ -31,7 +31,7 @@ use super::{
 };
 use crate::choice::Operation;
 use crate::collective::Comm;
-use crate::mesh::{Axis, ContextExchange, split_evenly};
+use crate::mesh::{Axis, ContextExchange, ParallelConfig, split_evenly};
 
 /// Configuration of a [`MultiLatentAttention`].
 #[derive(Config, Debug)]
@@ -128,6 +128,22 @@ impl MultiLatentAttentionConfig {
     /// Features of a query or a key.
     pub fn head_width(&self) -> usize {
         self.nope_width + self.rope_width
+    }
+
+    /// The exchange of context parallelism in a layout; none without it.
+    ///
+    /// # Errors
+    ///
+    /// The requested one, if it is not the all-gather.
+    pub fn context_exchange(layout: &ParallelConfig) -> Result<Option<ContextExchange>, String> {
+        match layout.context_exchange {
+            _ if layout.context == 1 => Ok(None),
+            None | Some(ContextExchange::AllGather) => Ok(Some(ContextExchange::AllGather)),
+            Some(other) => Err(format!(
+                "context_exchange = {other}: latent attention gathers latents, which are narrower than keys and values; \
+                 expected all-gather"
+            )),
+        }
     }
 
     /// Builds this rank's part.
@@ -228,15 +244,7 @@ impl MultiLatentAttentionConfig {
                 self.rope_width
             )));
         }
-        let layout = builder.groups().config();
-        match layout.context_exchange {
-            Some(exchange) if layout.context > 1 && exchange != ContextExchange::AllGather => {
-                Err(builder.error(format!(
-                    "context_exchange = {exchange}: latent attention gathers latents, which are narrower than keys and \
-                     values; expected all-gather"
-                )))
-            }
-            _ => Ok(()),
-        }
+        let exchange = Self::context_exchange(builder.groups().config());
+        exchange.map(drop).map_err(|reason| builder.error(reason))
     }
 }
