@@ -7,7 +7,7 @@ use burn_megatron::plan::decoder::{Decoder, Experts};
 use serde::{Deserialize, Serialize};
 
 use crate::layers::qk_norm_setting;
-use crate::{MlaConfig, MoeConfig, Positions, scaling};
+use crate::{MlaConfig, MoeConfig, MtpConfig, Positions, scaling};
 
 /// The largest size, so that products of two sizes do not overflow.
 pub(crate) const MAX_SIZE: usize = 1 << 30;
@@ -105,6 +105,9 @@ pub struct TransformerConfig {
     /// Experts in the place of MLPs; by default there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moe: Option<MoeConfig>,
+    /// Multi-token prediction; by default a model predicts the next token alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mtp: Option<MtpConfig>,
 }
 
 impl Default for TransformerConfig {
@@ -154,6 +157,7 @@ impl TransformerConfig {
             z_loss: 0.0,
             mla: None,
             moe: None,
+            mtp: None,
         }
     }
 
@@ -218,6 +222,7 @@ impl TransformerConfig {
             ("head_width", self.head_width.unwrap_or(1)),
             ("mlp_width", self.mlp_width.unwrap_or(1)),
             ("window", self.window.unwrap_or(1)),
+            ("mtp.layers", self.mtp.as_ref().map_or(1, |mtp| mtp.layers)),
         ];
         let of_experts = self.moe.iter().flat_map(MoeConfig::sizes);
         let of_latents = self.mla.iter().flat_map(MlaConfig::sizes);
@@ -269,6 +274,9 @@ impl TransformerConfig {
         }
         self.check_numbers()?;
         self.check_layers()?;
+        if let Some(mtp) = &self.mtp {
+            mtp.check(self)?;
+        }
         let head_width = match &self.mla {
             Some(mla) => {
                 mla.check(self)?;
@@ -338,20 +346,29 @@ impl TransformerConfig {
             Positions::Rotary { .. } => 0,
         };
         let ends = if self.tied { 1 } else { 2 };
-        hidden * (layers * attention + mlps + ends * vocabulary + learned)
+        // Each depth has a block of the last one's kind and a projection.
+        let depths = self.mtp.as_ref().map_or(0, |mtp| mtp.layers as u128);
+        let further =
+            depths * (attention + self.mlp_of(self.layers - 1, |moe| moe.experts) + 2 * hidden);
+        hidden * (layers * attention + mlps + further + ends * vocabulary + learned)
     }
 
     /// The parameters of the MLPs of all blocks per feature of the residual stream, with so many experts in each
     /// that has experts. Without those of routers.
     fn mlp_parameters(&self, experts: impl Fn(&MoeConfig) -> usize) -> u128 {
+        (0..self.layers)
+            .map(|number| self.mlp_of(number, &experts))
+            .sum()
+    }
+
+    /// The same of block `number`.
+    fn mlp_of(&self, number: usize, experts: impl Fn(&MoeConfig) -> usize) -> u128 {
         let matrices = if self.activation.is_gated() { 3 } else { 2 };
-        let dense = matrices * self.mlp_width() as u128;
-        let Some(moe) = &self.moe else {
-            return self.layers as u128 * dense;
-        };
-        let with_experts = moe.blocks(self.layers);
-        let columns = moe.columns(self, experts(moe));
-        (self.layers - with_experts) as u128 * dense + with_experts as u128 * matrices * columns
+        let moe = self.moe.as_ref().filter(|moe| moe.is_in(number));
+        matrices
+            * moe.map_or(self.mlp_width() as u128, |moe| {
+                moe.columns(self, experts(moe))
+            })
     }
 
     /// Its sizes, for the planner.
@@ -388,6 +405,7 @@ impl TransformerConfig {
             windows: self.windows(),
             latent: self.mla.as_ref().map(MlaConfig::widths),
             experts,
+            mtp: self.mtp.as_ref().map_or(0, |mtp| mtp.layers as u64),
         }
     }
 

@@ -8,7 +8,7 @@ use burn_megatron::nn::{Activation, ModelBuilder, QkNorm};
 use serde_json::{Value, json};
 
 use crate::hf::{HfFamily, ModelFamily};
-use crate::{MoeConfig, Positions, TransformerConfig};
+use crate::{MoeConfig, MtpConfig, Positions, TransformerConfig};
 
 #[test]
 fn norms_of_queries_and_keys_are_named_or_switched() {
@@ -216,4 +216,38 @@ fn operations_count_the_windows_of_layers() {
     let named = ModelFamily::of_name("gemma2").unwrap().defaults();
     assert_eq!(named.layer_kind(0), named.layer_kind(2));
     assert_ne!(named.layer_kind(0), named.layer_kind(1));
+}
+
+/// Each depth has a block of the last one's kind; the last stage an embedding, unless it is that of the first.
+#[test]
+fn further_tokens_are_counted() {
+    let with = |depths: usize, tied| TransformerConfig {
+        tied,
+        mtp: (depths > 0).then(|| MtpConfig {
+            layers: depths,
+            ..MtpConfig::default()
+        }),
+        ..TransformerConfig::deepseek()
+    };
+    for tied in [false, true] {
+        let [none, one, two] = [0, 1, 2].map(|depths| parameters(&with(depths, tied)));
+        assert_eq!(two - one, one - none);
+    }
+    let profile = with(1, false)
+        .decoder()
+        .profile(&ParallelConfig::new(), 1, 16);
+    let last = StageLayout {
+        embedding: false,
+        layers: 4..4,
+        loss: true,
+    };
+    let plain = with(0, false)
+        .decoder()
+        .profile(&ParallelConfig::new(), 1, 16);
+    let [further, plain] = [profile, plain].map(|profile| {
+        let elements = profile.parameters([&last]);
+        elements.dense + elements.expert
+    });
+    let own = parameters(&with(1, false)) - parameters(&with(0, false));
+    assert_eq!(further - plain, own + 256 * 128);
 }

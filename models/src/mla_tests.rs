@@ -7,10 +7,10 @@ use burn_megatron::nn::ModelBuilder;
 use super::*;
 use burn_megatron::nn::moe::ScoreFunction;
 
-use crate::MoeConfig;
+use crate::{MoeConfig, MtpConfig};
 
-/// DeepSeek-V2-Lite, and DeepSeek-V3 without the prediction of several tokens.
-fn published() -> [TransformerConfig; 2] {
+/// DeepSeek-V2-Lite, and DeepSeek-V3 without and with the prediction of the token after the next.
+fn published() -> [TransformerConfig; 3] {
     let mla = |q_rank| MlaConfig {
         q_rank,
         kv_rank: 512,
@@ -56,13 +56,21 @@ fn published() -> [TransformerConfig; 2] {
         }),
         ..TransformerConfig::deepseek()
     };
-    [lite, v3]
+    let with_mtp = TransformerConfig {
+        mtp: Some(MtpConfig::default()),
+        ..v3.clone()
+    };
+    [lite, v3, with_mtp]
 }
 
 /// Megatron also counts the weights of the norms of latents: 16.3862 and 249.8121.
 #[test]
 fn sizes_are_the_published_ones() {
-    let expected = [(15_706_484_224, 16.3861), (671_026_404_352, 249.8114)];
+    let expected = [
+        (15_706_484_224, 16.3861),
+        (671_026_404_352, 249.8114),
+        (682_636_472_320, 259.9921),
+    ];
     for (config, (parameters, flops)) in published().into_iter().zip(expected) {
         let decoder = config.decoder();
         let found = decoder.flops_per_token(4096) / 1e9;

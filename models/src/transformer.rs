@@ -17,6 +17,7 @@ use burn_megatron::nn::{
 };
 use burn_megatron::train::{LanguageModel, Tokens};
 
+use crate::mtp::{self, MtpLayer, MtpRows};
 use crate::{Block, Positions, TransformerConfig};
 
 /// A GPT-2, a Llama or a Mixtral, depending on its config: the whole model, or the stages of one pipeline rank.
@@ -25,7 +26,7 @@ use crate::{Block, Positions, TransformerConfig};
 /// residual stream `[batch, seq, hidden]` becomes `[batch, seq / tensor, hidden]`.
 #[derive(Module, Debug)]
 pub struct Transformer {
-    /// On the first stage; also on the last one if the output is tied to it.
+    /// On the first stage; also on the last one if the output is tied to it, or further tokens are predicted there.
     embedding: Option<VocabParallelEmbedding>,
     positions: Option<LearnedPositions>,
     dropout: Dropout,
@@ -33,10 +34,14 @@ pub struct Transformer {
     blocks: StageLayers<Block>,
     norm: Option<Norm>,
     output: Option<OutputLayer>,
+    /// On the last stage.
+    mtp: Vec<MtpLayer>,
     #[module(skip)]
     rotary: RotaryTables,
     #[module(skip)]
     loss: LinearCrossEntropy,
+    #[module(skip)]
+    terms: Vec<LossTerm>,
     #[module(skip)]
     comm: Comm,
     #[module(skip)]
@@ -126,7 +131,7 @@ impl Transformer {
         );
         let scale = config.scaled_embedding.then(|| (hidden as f64).sqrt());
         let comm = root.groups().tensor().clone();
-        let embedding = if config.tied {
+        let embedding = if config.tied || config.mtp.is_some() {
             stages.first_and_last("embedding")
         } else {
             stages.first("embedding")
@@ -151,7 +156,10 @@ impl Transformer {
             .with_z_loss(config.z_loss)
             .with_fused(root.is_fused(Operation::Loss))
             .with_ignore(Some(Self::IGNORE));
+        let further = config.mtp.as_ref().map(|_| LossTerm::FurtherTokens);
+        let terms = loss.terms().iter().copied().chain(further);
         Ok(Self {
+            terms: terms.collect(),
             embedding: embedding.transpose()?,
             positions: positions.map(|builder| {
                 LearnedPositionsConfig::new(config.context, hidden)
@@ -172,6 +180,7 @@ impl Transformer {
                 .last("norm")
                 .map(|builder| config.norm().init(&builder)),
             output: output.transpose()?,
+            mtp: MtpLayer::all(config, stages, head_width, ends == 0)?,
             rotary: RotaryTables::new(config, head_width, root)?,
             loss: LinearCrossEntropy::new(loss, root.loss_chunk_size())
                 .with_soft_cap(config.logit_soft_cap),
@@ -205,19 +214,67 @@ impl Transformer {
         &self,
         stage: usize,
         input: Option<Tensor<3>>,
-        tokens: Tokens,
+        mut tokens: Tokens,
         mut format: BatchFormat<'_>,
     ) -> Tensor<3> {
         let step = tokens.router_step.clone();
+        let further = std::mem::take(&mut tokens.further);
         let x = input.unwrap_or_else(|| self.embed(tokens, &format));
         let runs = self.blocks.runs(stage);
         let x = runs.fold(x.into(), |x, run| {
             self.run_blocks(&run, x, &mut format, step.as_ref())
         });
         match &self.norm {
-            Some(norm) if self.blocks.is_last(stage) => norm.forward_add(x).0,
+            Some(norm) if self.blocks.is_last(stage) => {
+                let hidden = norm.forward_add(x).0;
+                self.with_further(hidden, further, &mut format, step.as_ref())
+            }
             _ => x.sum(),
         }
+    }
+
+    /// The output of the last norm with that of each depth of multi-token prediction below it; as it is without further
+    /// tokens.
+    fn with_further(
+        &self,
+        hidden: Tensor<3>,
+        further: Vec<Tokens>,
+        format: &mut BatchFormat<'_>,
+        step: Option<&RouterStep>,
+    ) -> Tensor<3> {
+        if further.is_empty() {
+            return hidden;
+        }
+        assert_eq!(
+            further.len(),
+            self.mtp.len(),
+            "further tokens of each depth"
+        );
+        let (mut rows, mut before) = (vec![hidden.clone()], hidden);
+        for (layer, tokens) in self.mtp.iter().zip(further) {
+            let embedded = on_stage(&self.embedding, "the embedding").forward(tokens);
+            before = layer.forward(before, embedded, self.lies, |region, block, x| {
+                let context = format.layer(0);
+                let rotary = self.rotary.of(block);
+                let owned = region.is_active().then(|| context.to_owned_context());
+                let Some(owned) = owned.flatten() else {
+                    return block.forward(x, rotary, self.lies, context, step);
+                };
+                let (block, lies, step) = (block.clone(), self.lies, step.cloned());
+                let rotary = rotary.cloned();
+                region.run_stream(x, move |x| {
+                    block.forward(x, rotary.as_ref(), lies, owned.context(), step.as_ref())
+                })
+            });
+            rows.push(before.clone());
+        }
+        Tensor::cat(rows, 0)
+    }
+
+    /// The depths of multi-token prediction, and the weight of the loss of each.
+    fn further_loss(&self) -> Option<(usize, f64)> {
+        let mtp = self.config.mtp.as_ref()?;
+        Some((mtp.layers, mtp.weight()))
     }
 
     /// Runs blocks that are recomputed together, or not at all.
@@ -268,8 +325,20 @@ impl LanguageModel for Transformer {
     }
 
     fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
-        let embedding = self.embedding.as_ref();
-        self.loss.losses(hidden, self.output(), embedding, targets)
+        let losses = |hidden, targets| {
+            let embedding = self.embedding.as_ref();
+            self.loss.losses(hidden, self.output(), embedding, targets)
+        };
+        let Some((depths, weight)) = self.further_loss() else {
+            return losses(hidden, targets);
+        };
+        let MtpRows { own, further } = MtpRows::split(hidden, targets, depths);
+        let further = losses(further.0, further.1).objective;
+        mtp::add_losses(losses(own.0, own.1), further, depths, weight)
+    }
+
+    fn further_depths(&self) -> usize {
+        self.further_loss().map_or(0, |(depths, _)| depths)
     }
 
     fn loss_sums_of(
@@ -278,13 +347,21 @@ impl LanguageModel for Transformer {
         targets: Tensor<2, Int>,
         factor: &LossFactor,
     ) -> SummedLosses {
-        let embedding = self.embedding.as_ref();
-        self.loss
-            .sums(hidden, self.output(), embedding, targets, factor)
+        let sums = |hidden, targets, factor: &LossFactor| {
+            let embedding = self.embedding.as_ref();
+            self.loss
+                .sums(hidden, self.output(), embedding, targets, factor)
+        };
+        let Some((depths, weight)) = self.further_loss() else {
+            return sums(hidden, targets, factor);
+        };
+        let MtpRows { own, further } = MtpRows::split(hidden, targets, depths);
+        let further = sums(further.0, further.1, &factor.times(weight)).objective;
+        mtp::add_sums(sums(own.0, own.1, factor), further, weight)
     }
 
     fn loss_terms(&self) -> &[LossTerm] {
-        self.loss.terms()
+        &self.terms
     }
 
     fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3> {
@@ -333,3 +410,7 @@ impl CachedAttention for Transformer {
         self.run_stage(stage, input, ids.into(), BatchFormat::Cached(cache))
     }
 }
+
+#[cfg(test)]
+#[path = "mtp_tests.rs"]
+mod mtp_tests;

@@ -40,6 +40,8 @@ struct Fixture {
     batches: Vec<i32>,
     /// `[STEPS]`
     losses: Vec<f64>,
+    /// The losses of further tokens, times their weight: none, or `[STEPS]`.
+    further: Vec<f64>,
 }
 
 impl Fixture {
@@ -58,6 +60,10 @@ impl Fixture {
             logits: of(bytes("logits"), f32::from_le_bytes),
             batches: of(bytes("batches"), i32::from_le_bytes),
             losses: of(bytes("losses"), f64::from_le_bytes),
+            further: match expected.tensor("further") {
+                Ok(further) => of(further.data(), f64::from_le_bytes),
+                Err(_) => vec![],
+            },
         };
         assert_eq!(fixture.logits.len(), 2 * SEQ * VOCABULARY);
         assert_eq!(fixture.batches.len(), STEPS * ROWS * (SEQ + 1));
@@ -115,11 +121,15 @@ impl Dataset for Sequences {
 }
 
 #[derive(Default)]
-struct Losses(Vec<f64>);
+struct Losses {
+    own: Vec<f64>,
+    further: Vec<f64>,
+}
 
 impl Observer for Losses {
     fn step(&mut self, metrics: &StepMetrics, _: &StepTiming) -> Result<(), ObserverError> {
-        self.0.push(metrics.loss);
+        self.own.push(metrics.loss);
+        self.further.extend(metrics.minimised.further_tokens);
         Ok(())
     }
 
@@ -201,7 +211,7 @@ fn each_rank_reads_its_own_bytes() {
 }
 
 /// The results of each rank: the logits if it has the last stage and whole sequences, and the losses.
-fn compute(fixture: &Fixture, layout: &ParallelConfig) -> Vec<(Option<Vec<f32>>, Vec<f64>)> {
+fn compute(fixture: &Fixture, layout: &ParallelConfig) -> Vec<(Option<Vec<f32>>, Losses)> {
     let pipeline = layout.pipeline;
     let model = &fixture.folder.config().model;
     let run = World::threads(layout.tensor * layout.context * pipeline * layout.data_size())
@@ -230,7 +240,7 @@ fn compute(fixture: &Fixture, layout: &ParallelConfig) -> Vec<(Option<Vec<f32>>,
             });
             let mut losses = Losses::default();
             trainer.fit(&Sequences::new(&fixture.batches), &mut losses)?;
-            Ok((logits, losses.0))
+            Ok((logits, losses))
         });
     run.unwrap()
 }
@@ -268,9 +278,15 @@ fn assert_equal(name: &str, layouts: &[ParallelConfig]) {
                 assert!(apart < 1e-5, "{layout}: logits {apart} apart");
                 seen += 1;
             }
-            let apart = apart(&losses, &fixture.losses);
-            println!("{layout}: losses {apart:.1e} apart");
-            assert!(apart < 1e-5, "{layout}: losses {apart} apart: {losses:?}");
+            let Losses { own, further } = losses;
+            for (what, found, expected) in [
+                ("losses", own, &fixture.losses),
+                ("losses of further tokens", further, &fixture.further),
+            ] {
+                let apart = apart(&found, expected);
+                println!("{layout}: {what} {apart:.1e} apart");
+                assert!(apart < 1e-5, "{layout}: {what} {apart} apart: {found:?}");
+            }
         }
         let logits = if layout.context == 1 { 1 } else { 0 };
         assert_eq!(seen, logits * layout.tensor * layout.data_size());
@@ -403,6 +419,12 @@ fn deepseek_v2() {
 #[test]
 fn deepseek_v3() {
     assert_equal_on_every_axis("deepseek-v3");
+}
+
+/// The same with the token after the next, whose block and norms `mtp.py` computes.
+#[test]
+fn deepseek_v3_with_further_tokens() {
+    assert_equal_on_every_axis("deepseek-v3-mtp");
 }
 
 /// Sinks, windows in every second block, experts with biases whose width is not that of the residual stream, in bf16.

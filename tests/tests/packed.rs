@@ -81,6 +81,7 @@ fn gradients(
             sorted: None,
             router_step: None,
             shard: None,
+            further: vec![],
         };
         let size = [shape[0], shape[1], config.hidden];
         let offset = Tensor::<3>::zeros(size, (&device, DType::F64)).require_grad();

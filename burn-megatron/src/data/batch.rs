@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn_megatron_kernels::embedding::SortedLookups;
 
-use super::{DataError, IGNORE, Sample};
+use super::{DataError, FurtherTokens, IGNORE, Sample};
 use crate::mesh::ContextSplit;
 use crate::nn::context::SequenceShard;
 
@@ -31,6 +31,8 @@ pub struct Batch {
     counted_of_rows: Option<u64>,
     /// Sorted where the batch is made, which is in the thread that reads ahead.
     sorted: Arc<SortedLookups>,
+    /// By depth, from 1 on.
+    further: Vec<FurtherTokens>,
 }
 
 /// Tokens that were added to documents.
@@ -72,6 +74,7 @@ impl Batch {
             padding: 0,
             counted_of_rows: None,
             sorted: Arc::default(),
+            further: vec![],
         };
         let mut documents = vec![];
         for sample in samples {
@@ -119,7 +122,29 @@ impl Batch {
             rows,
             seq: length,
             documents,
+            further: vec![],
             ..self
+        }
+    }
+
+    /// The same with the tokens that multi-token prediction reads and predicts at depths 1 to `depths`. Call it on whole rows,
+    /// before they are shared; a part of rows is returned as it is.
+    pub fn with_further_tokens(mut self, depths: usize) -> Self {
+        if self.shard.is_none() && self.further.len() != depths {
+            let of_depth = |depth| {
+                let ends = self.document_ends().into_iter();
+                FurtherTokens::new(&self.tokens, &self.targets, ends, depth)
+            };
+            self.further = (1..=depths).map(of_depth).collect();
+        }
+        self
+    }
+
+    /// The ends of the documents in the concatenated rows.
+    fn document_ends(&self) -> Vec<usize> {
+        match &self.documents {
+            Some(starts) => starts[1..].iter().map(|end| *end as usize).collect(),
+            None => (1..=self.rows).map(|row| row * self.seq).collect(),
         }
     }
 
@@ -140,7 +165,9 @@ impl Batch {
             return Ok(self);
         }
         if split == ContextSplit::ZigzagPerDocument {
+            let depths = self.further.len();
             self = self.padded(split.divisor(ranks, 1), split.divisor(ranks, tensor));
+            self = self.with_further_tokens(depths);
         }
         split.check(self.seq, ranks, tensor)?;
         let shape = [self.rows, self.seq];
@@ -156,6 +183,7 @@ impl Batch {
             rows: self.rows,
             seq,
             documents: None,
+            further: self.further.iter().map(|of| of.part(&shard)).collect(),
             shard: Some(shard),
             padding: self.padding,
             counted_of_rows: Some(counted),
@@ -165,10 +193,7 @@ impl Batch {
     /// Each document padded to a multiple of `document`, and the rows by a document of padding to the same multiple of
     /// `row`, which is one of `document`.
     fn padded(self, document: usize, row: usize) -> Self {
-        let ends: Vec<usize> = match &self.documents {
-            Some(starts) => starts[1..].iter().map(|end| *end as usize).collect(),
-            None => (1..=self.rows).map(|row| row * self.seq).collect(),
-        };
+        let ends = self.document_ends();
         let mut rows: Vec<Vec<Range<usize>>> = vec![vec![]; self.rows];
         let mut start = 0;
         for end in ends {
@@ -209,6 +234,7 @@ impl Batch {
             targets,
             seq,
             documents: Some(starts),
+            further: vec![],
             ..self
         }
     }
@@ -222,6 +248,12 @@ impl Batch {
     /// [`Tokens::sorted`](crate::nn::Tokens::sorted).
     pub fn sorted(&self) -> &Arc<SortedLookups> {
         &self.sorted
+    }
+
+    /// What multi-token prediction reads and predicts, by depth from 1 on: see
+    /// [`with_further_tokens`](Self::with_further_tokens).
+    pub fn further(&self) -> &[FurtherTokens] {
+        &self.further
     }
 
     /// The tokens that were added to whole rows so that their documents can be

@@ -368,6 +368,44 @@ fn documents_are_padded_to_be_split() {
     assert_eq!(parts.iter().map(Batch::counted).sum::<u64>(), 8);
 }
 
+/// Tokens of each depth come from the same document, also from the parts of other ranks.
+#[test]
+fn further_tokens_stay_in_their_document() {
+    let sample = Sample {
+        tokens: (1..9).collect(),
+        targets: (2..10).collect(),
+        documents: vec![0, 5],
+    };
+    let batch = || Batch::new([sample.clone()]).unwrap();
+    let whole = batch().with_further_tokens(2);
+    let [first, second] = whole.further() else {
+        panic!("two depths")
+    };
+    assert_eq!(first.tokens(), [2, 3, 4, 5, 0, 7, 8, 0]);
+    assert_eq!(first.targets(), [3, 4, 5, 6, IGNORE, 8, 9, IGNORE]);
+    assert_eq!(second.tokens(), [3, 4, 5, 0, 0, 8, 0, 0]);
+    assert_eq!(
+        second.targets(),
+        [4, 5, 6, IGNORE, IGNORE, 9, IGNORE, IGNORE]
+    );
+    // A depth of more than a document has no tokens.
+    let long = batch().with_further_tokens(4);
+    assert_eq!(long.further()[3].tokens(), [5, 0, 0, 0, 0, 0, 0, 0]);
+    let rows = whole.in_rows_of(4).with_further_tokens(1);
+    assert_eq!(rows.further()[0].tokens(), [2, 3, 4, 0, 0, 7, 8, 0]);
+    let part = |rank| {
+        let split = ContextSplit::ZigzagPerDocument;
+        let batch = batch().with_further_tokens(1);
+        batch.in_context(split, (rank, 2), 1).unwrap()
+    };
+    let [one, other] = [0, 1].map(part);
+    let (one, other) = (&one.further()[0], &other.further()[0]);
+    assert_eq!(one.tokens(), [2, 3, 0, 0, 7, 0]);
+    assert_eq!(other.tokens(), [4, 5, 0, 0, 8, 0]);
+    assert_eq!(one.targets(), [3, 4, IGNORE, IGNORE, 8, IGNORE]);
+    assert_eq!(other.targets(), [5, 6, IGNORE, IGNORE, 9, IGNORE]);
+}
+
 #[test]
 fn attention_can_stop_at_the_ends_of_files() {
     let folder = TestFolder::new("reset-attention");

@@ -37,7 +37,8 @@ pub trait LanguageModel: Module {
 
     /// Runs the layers of a stage, from `tokens` (first stage) or the `input` from the previous stage, to
     /// the residual stream `[batch, seq, hidden]`; on the last stage to what [`losses_of`](Self::losses_of) and
-    /// [`logits_of`](Self::logits_of) take.
+    /// [`logits_of`](Self::logits_of) take. With [further](Tokens::further) tokens the last stage appends the rows of each
+    /// depth: `[batch (1 + depths), seq, hidden]`.
     ///
     /// # Panics
     ///
@@ -53,8 +54,15 @@ pub trait LanguageModel: Module {
     /// The vocabulary size.
     fn vocabulary(&self) -> usize;
 
+    /// The depths of multi-token prediction: a training step and an evaluation give a model so many
+    /// [further](Tokens::further) tokens, and the targets of each depth as further rows.
+    fn further_depths(&self) -> usize {
+        0
+    }
+
     /// The loss of each token in nats from the output of the last stage, the same on every rank of the
-    /// tensor axis. `targets` are `[batch, seq]`.
+    /// tensor axis. `targets` are `[batch, seq]`; of a model with [depths](Self::further_depths) `[batch (1 + depths), seq]`,
+    /// whose losses are those of `[batch, seq]`.
     fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses;
 
     /// The sums of the [losses](Self::losses_of) over the tokens, from which a training step runs its backward:

@@ -27,6 +27,9 @@ pub struct Tokens {
     /// Which tokens of each row this rank has, under context parallelism; `documents` is None then, as the shard
     /// knows them.
     pub shard: Option<Arc<SequenceShard>>,
+    /// What each depth of multi-token prediction reads: depth `k`, from 1 on, the ids `k` tokens later, in the same rows.
+    /// Only their ids and lookups are read. Empty without it, as for generation.
+    pub further: Vec<Tokens>,
 }
 
 impl Tokens {
@@ -42,6 +45,7 @@ impl Tokens {
             sorted: Some(Arc::new(SortedLookups::new(ids))),
             router_step: None,
             shard: None,
+            further: vec![],
         }
     }
 
@@ -72,6 +76,7 @@ impl From<Tensor<2, Int>> for Tokens {
             sorted: None,
             router_step: None,
             shard: None,
+            further: vec![],
         }
     }
 }

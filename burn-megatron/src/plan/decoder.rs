@@ -5,6 +5,7 @@
 //! `8 h + 4 q + 4 kv + 6 f` bytes.
 
 mod block;
+mod further;
 mod latent;
 
 use crate::kernels::attention::Heads;
@@ -60,6 +61,8 @@ pub struct Decoder {
     pub windows: Vec<Option<usize>>,
     /// Experts in the place of MLPs.
     pub experts: Option<Experts>,
+    /// Depths of multi-token prediction.
+    pub mtp: u64,
 }
 
 /// The experts of a decoder.
@@ -136,7 +139,7 @@ impl Decoder {
             }
             block
         };
-        ModelProfile {
+        let mut model = ModelProfile {
             embedding: self.embedding(share),
             layers,
             kinds: kinds.into_iter().map(profile).collect(),
@@ -146,7 +149,9 @@ impl Decoder {
             } else {
                 0
             },
-        }
+        };
+        self.add_further(&mut model, share);
+        model
     }
 
     /// The kind of each layer, and the window and the experts of each kind.
@@ -203,16 +208,19 @@ impl Decoder {
             }
             _ => self.mlp_width,
         };
-        let mlps: u64 = (0..self.layers)
-            .map(|layer| matrices * columns(layer))
-            .sum();
-        let weights = self.layers as f64 * projections as f64
-            + self.hidden as f64 * (mlps + self.vocabulary) as f64;
-        let attention = self.windows.iter().map(|window| {
-            let keys = keys_per_query(seq, *window);
-            attention_flops_per_token(keys, q as usize, values as usize)
-        });
-        product_flops_per_token(weights) + attention.sum::<f64>()
+        let of_layer = |layer: usize| {
+            let weights = projections + self.hidden * matrices * columns(layer);
+            let keys = keys_per_query(seq, self.windows[layer]);
+            product_flops_per_token(weights as f64)
+                + attention_flops_per_token(keys, q as usize, values as usize)
+        };
+        let output = product_flops_per_token((self.hidden * self.vocabulary) as f64);
+        let projection = product_flops_per_token((2 * self.hidden * self.hidden) as f64);
+        let further = match self.layers.checked_sub(1) {
+            Some(last) => self.mtp as f64 * (of_layer(last) + projection + output),
+            None => 0.0,
+        };
+        (0..self.layers).map(of_layer).sum::<f64>() + output + further
     }
 }
 

@@ -125,7 +125,7 @@ fn check(
 ) -> Result<(), ConfigError> {
     config.check(groups.config(), model.context())?;
     let length = config.sequence_length.unwrap_or(model.context());
-    let part = ContextPart::of(groups);
+    let part = ContextPart::of(groups, 0);
     for length in config.row_lengths(length) {
         part.check(length)?;
     }

@@ -66,6 +66,7 @@ impl LossSums {
             match term {
                 LossTerm::LabelSmoothing => minimised.label_smoothing = mean,
                 LossTerm::ZLoss => minimised.z_loss = mean,
+                LossTerm::FurtherTokens => minimised.further_tokens = mean,
             }
         }
         MeanLoss { loss, minimised }
@@ -107,6 +108,7 @@ impl MeanLoss {
             objective: None,
             label_smoothing: None,
             z_loss: None,
+            further_tokens: None,
         },
     };
 

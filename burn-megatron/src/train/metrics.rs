@@ -59,6 +59,13 @@ pub struct Minimised {
         with = "json_float::option"
     )]
     pub z_loss: Option<f64>,
+    /// The loss of multi-token prediction, times its weight.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        with = "json_float::option"
+    )]
+    pub further_tokens: Option<f64>,
 }
 
 impl Minimised {
@@ -67,6 +74,7 @@ impl Minimised {
         let terms = [
             ("label smoothing", self.label_smoothing),
             ("z-loss", self.z_loss),
+            ("further tokens", self.further_tokens),
         ];
         terms
             .into_iter()

@@ -240,6 +240,7 @@ fn the_objective_and_the_skip_reason_are_in_the_line_of_a_step() {
     let path = folder.path().join("metrics.jsonl");
     let mut log = MetricsLog::create(&path).expect("new");
     let minimised = Minimised {
+        further_tokens: Some(0.0625),
         objective: Some(6.0),
         label_smoothing: Some(f64::INFINITY),
         z_loss: Some(0.125),
@@ -261,9 +262,9 @@ fn the_objective_and_the_skip_reason_are_in_the_line_of_a_step() {
     log.held_out(&held_out).expect("writable");
     let text = std::fs::read_to_string(&path).expect("readable");
     for part in [
-        r#""bits_per_byte":8.0,"objective":6.0,"label_smoothing":"inf","z_loss":0.125,"gradient_norm""#,
+        r#""bits_per_byte":8.0,"objective":6.0,"label_smoothing":"inf","z_loss":0.125,"further_tokens":0.0625,"gradient_norm""#,
         r#""skipped":true,"skip_reason":"no_targets"}"#,
-        r#""bits_per_byte":8.25,"objective":6.0,"z_loss":0.125,"tokens":512}"#,
+        r#""bits_per_byte":8.25,"objective":6.0,"z_loss":0.125,"further_tokens":0.0625,"tokens":512}"#,
     ] {
         assert!(text.contains(part), "{part} in {text}");
     }
@@ -276,7 +277,7 @@ fn the_objective_and_the_skip_reason_are_in_the_line_of_a_step() {
         ]
     );
     let terms: Vec<_> = held_out.minimised.terms().collect();
-    assert_eq!(terms, [("z-loss", 0.125)]);
+    assert_eq!(terms, [("z-loss", 0.125), ("further tokens", 0.0625)]);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::losses::{check_parts, losses_of_step, parts_of};
 use super::sequence_warmup::{SequenceWarmup, row_length};
 use super::{LanguageModel, Tokens, Trainer};
 use crate::comm::{CommError, ParallelContext};
-use crate::data::{Batch, DataError, Prefetcher, Sample, Samples};
+use crate::data::{Batch, DataError, FurtherTokens, Prefetcher, Sample, Samples};
 use crate::data_parallel::DistributedDataParallel;
 use crate::mesh::{ContextSplit, ContextSplitError};
 use crate::nn::moe::RouterStep;
@@ -52,7 +52,7 @@ impl<M: LanguageModel> Trainer<M> {
             whole: self.sequence_length(),
             next: (step, self.samples),
             samples_per_step: self.config.global_batch_size as u64,
-            context: ContextPart::of(self.ddp.groups()),
+            context: ContextPart::of(self.ddp.groups(), self.ddp.module().further_depths()),
         }
     }
 
@@ -109,7 +109,10 @@ impl<M: LanguageModel> Trainer<M> {
     pub(super) fn hidden(&self, batch: &Batch) -> Result<Option<Tensor<3>>, CommError> {
         let (module, pipeline) = (self.ddp.module(), self.ddp.groups().pipeline());
         forward_only(&self.placement(), pipeline, &self.device, |stage, input| {
-            let tokens = tokens(batch, &self.device);
+            let mut tokens = tokens(batch, &self.device);
+            if stage + 1 == self.schedule.stages() {
+                tokens.further = further_tokens(batch, &self.device);
+            }
             module.hidden(stage, input, tokens)
         })
     }
@@ -123,10 +126,12 @@ pub(super) struct ContextPart {
     ranks: usize,
     /// The tensor ranks that share it.
     tensor: usize,
+    /// Of multi-token prediction.
+    further_depths: usize,
 }
 
 impl ContextPart {
-    pub fn of(groups: &ParallelContext) -> Self {
+    pub fn of(groups: &ParallelContext, further_depths: usize) -> Self {
         let (config, context) = (groups.config(), groups.context());
         Self {
             split: config.context_split,
@@ -137,6 +142,7 @@ impl ContextPart {
             } else {
                 1
             },
+            further_depths,
         }
     }
 
@@ -149,7 +155,9 @@ impl ContextPart {
         }
     }
 
+    /// The part of a batch of whole rows, or of its rows that this is already.
     pub fn of_batch(self, batch: Batch) -> Result<Batch, DataError> {
+        let batch = batch.with_further_tokens(self.further_depths);
         batch.in_context(self.split, (self.rank, self.ranks), self.tensor)
     }
 }
@@ -222,11 +230,20 @@ fn sample_numbers(
 }
 
 /// `[rows, seq]`
-pub(super) fn matrix(values: &[i32], batch: &Batch, device: &Device) -> Tensor<2, Int> {
+fn matrix(values: &[i32], batch: &Batch, device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(
         TensorData::new(values.to_vec(), [batch.rows, batch.seq]),
         device,
     )
+}
+
+/// The targets of the rows, then those of each depth of multi-token prediction.
+pub(super) fn targets(batch: &Batch, device: &Device) -> Tensor<2, Int> {
+    let further = batch.further().iter().map(FurtherTokens::targets);
+    let all = [&batch.targets[..]].into_iter().chain(further);
+    let rows = batch.rows * (1 + batch.further().len());
+    let data = TensorData::new(all.collect::<Vec<_>>().concat(), [rows, batch.seq]);
+    Tensor::from_data(data, device)
 }
 
 /// The input of the model.
@@ -237,7 +254,17 @@ fn tokens(batch: &Batch, device: &Device) -> Tokens {
         sorted: Some(batch.sorted().clone()),
         router_step: None,
         shard: batch.shard.clone(),
+        further: vec![],
     }
+}
+
+/// What multi-token prediction reads, on the rank of the last stage.
+fn further_tokens(batch: &Batch, device: &Device) -> Vec<Tokens> {
+    let of_depth = |own: &FurtherTokens| Tokens {
+        sorted: Some(own.sorted().clone()),
+        ..matrix(own.tokens(), batch, device).into()
+    };
+    batch.further().iter().map(of_depth).collect()
 }
 
 /// The stages of this rank on the micro-batches of a step, as the engine runs them.
@@ -273,11 +300,14 @@ impl<M: LanguageModel> Stage for TrainStages<'_, M> {
             self.router_step
                 .of_micro_batch(batch.counted_of_rows() as usize),
         );
+        if stage == self.last {
+            tokens.further = further_tokens(batch, &self.device);
+        }
         let hidden = model.hidden(stage, input, tokens);
         if stage < self.last {
             return StageOutput::Activation(hidden);
         }
-        let targets = matrix(&batch.targets, batch, &self.device);
+        let targets = targets(batch, &self.device);
         let losses = model.loss_sums_of(hidden, targets, &self.loss_scale);
         let parts = losses.parts.map(|parts| {
             if parts.is_autodiff() {

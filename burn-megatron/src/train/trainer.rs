@@ -10,7 +10,7 @@ use super::config::TrainConfig;
 use super::error::TrainError;
 use super::losses::LossSums;
 use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use super::micro_batches::{ContextPart, matrix};
+use super::micro_batches::{ContextPart, targets};
 use super::schedule::LrSchedule;
 use super::sequence_warmup::row_length;
 use super::step::{FinishedStep, LaunchedStep, StepClock};
@@ -267,7 +267,8 @@ impl<M: LanguageModel> Trainer<M> {
             batches.resize(rounds, (&windows[..1], false));
         }
         let terms = self.ddp.module().loss_terms();
-        let context = ContextPart::of(self.ddp.groups());
+        let depths = self.ddp.module().further_depths();
+        let context = ContextPart::of(self.ddp.groups(), depths);
         let (mut losses, mut tokens) = (LossSums::new(terms), 0.0);
         for (windows, counts) in batches {
             let batch = context.of_batch(Batch::new(windows.iter().cloned())?)?;
@@ -276,7 +277,7 @@ impl<M: LanguageModel> Trainer<M> {
             let Some(hidden) = self.hidden(&batch)? else {
                 continue;
             };
-            let targets = matrix(&batch.targets, &batch, &self.device);
+            let targets = targets(&batch, &self.device);
             losses.add_losses(self.ddp.module().losses_of(hidden, targets), weight);
         }
         let tokens = self.sum_over_data(vec![tokens])?[0];

@@ -449,6 +449,7 @@ mod tests {
         let plain = "held-out loss 1.5000 nats per byte (2.2500 bits) after 3 steps, on 16 tokens";
         assert_eq!(describe_held_out(&held_out, LossUnit::Byte, 3), plain);
         held_out.minimised = Minimised {
+            further_tokens: None,
             objective: Some(1.75),
             label_smoothing: Some(0.125),
             z_loss: Some(0.125),

@@ -4,7 +4,9 @@ use burn_megatron::mesh::ContextExchange;
 use burn_megatron::nn::moe::{ExpertGroups, GroupScore, RouterLoss, RouterLossKind, ScoreFunction};
 use burn_megatron::nn::{Activation, NormKind, QkNorm};
 use burn_megatron::verify::Layout;
-use burn_megatron_models::{MlaConfig, MoeConfig, Positions, RotaryScaling, TransformerConfig};
+use burn_megatron_models::{
+    MlaConfig, MoeConfig, MtpConfig, Positions, RotaryScaling, TransformerConfig,
+};
 
 /// The small transformers of `verify`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +25,8 @@ pub enum VerifyModel {
     /// The same with sigmoid scores, groups of experts, an expert bias, jitter, losses of the routers, and shared
     /// experts.
     MixtralShared,
-    /// DeepSeek-V3: latent attention with YaRN, a first block without experts, and the router of the one before.
+    /// DeepSeek-V3: latent attention with YaRN, a first block without experts, the router of the one before, and the token
+    /// after the next.
     Deepseek,
     /// Llama with experts, norms of all queries and of all keys, weights that do not sum to 1, and windows in some blocks.
     Olmoe,
@@ -195,6 +198,7 @@ impl VerifyModel {
                     shared_width: Some(12),
                     ..experts
                 }),
+                mtp: Some(MtpConfig::default()),
                 ..llama
             },
             Self::Olmoe => TransformerConfig {

@@ -110,8 +110,12 @@ pub fn export<F: HfFamily>(
         source,
     };
     config.check().map_err(refused)?;
-    let parts = config.family.tensors(&config.model);
+    let mut parts = config.family.tensors(&config.model);
     check(source, &parts)?;
+    for (name, original) in config.family.copies(&config.model) {
+        let original = parts.iter().find(|part| part.name == original).cloned();
+        parts.extend(original.map(|original| WeightMapping { name, ..original }));
+    }
     let tensors = plan(source, parts, options);
     let mut config = config.clone();
     config.dtype = tensors.first().map(|tensor| tensor.to);

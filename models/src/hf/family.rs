@@ -46,9 +46,20 @@ pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
         Map::new()
     }
 
-    /// A part of the files that is left out, as the model does not have it: the prefix of its tensors, and what it is.
-    fn left_out(self, _model: &Self::Model) -> Option<(String, &'static str)> {
+    /// The model of a folder that `has` tensors of these names, if a part is missing that `config.json` has and the files may
+    /// lack, and what it is. By default no part may be missing.
+    fn without_missing(
+        self,
+        _model: &Self::Model,
+        _has: &dyn Fn(&str) -> bool,
+    ) -> Option<(Self::Model, &'static str)> {
         None
+    }
+
+    /// Tensors of the files that repeat others, as names of the copy and the original: by default none. They are written
+    /// after [`tensors`](Self::tensors); those that a folder has are compared with the original and not read.
+    fn copies(self, _model: &Self::Model) -> Vec<(String, &'static str)> {
+        vec![]
     }
 
     /// The keys of the model's `config.json`; the caller adds `model_type`, `architectures`, the special tokens and

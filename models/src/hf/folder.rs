@@ -96,28 +96,36 @@ impl<F: HfFamily> HfFolder<F> {
         let buffers = folder.config.family.names().buffers;
         found.retain(|name, _| !buffers.iter().any(|buffer| name.ends_with(buffer)));
         folder.put_prefix(&mut found);
-        folder.leave_out(&mut found);
+        folder.leave_out_missing(&found);
+        folder.check_copies(&mut found)?;
         folder.assign(found)?;
         Ok(folder)
     }
 
-    /// What the files have and the model has not, if there is such a part, as a sentence for the user.
+    /// What `config.json` has and the files have not, if there is such a part, as a sentence for the user.
     pub fn left_out(&self) -> Option<&str> {
         self.left_out.as_deref()
     }
 
-    /// Removes the tensors of a part that the model does not have.
-    fn leave_out(&mut self, found: &mut StoredTensors) {
-        let config = &self.config;
-        let Some((prefix, what)) = config.family.left_out(&config.model) else {
-            return;
-        };
-        let before = found.len();
-        found.retain(|name, _| !name.starts_with(&prefix));
-        let count = before - found.len();
-        if count > 0 {
-            self.left_out = Some(format!("left out: {count} tensors {prefix}*, {what}"));
+    /// Removes a part of the model that the files do not have.
+    fn leave_out_missing(&mut self, found: &StoredTensors) {
+        let HfConfig { family, model, .. } = &self.config;
+        let missing = family.without_missing(model, &|name| found.contains_key(name));
+        if let Some((model, what)) = missing {
+            self.config.model = model;
+            self.left_out = Some(format!(
+                "without {what}, as the files have none of its tensors"
+            ));
         }
+    }
+
+    /// Compares the copies of tensors with the originals, and removes them.
+    fn check_copies(&self, found: &mut StoredTensors) -> Result<(), CheckpointError> {
+        let config = &self.config;
+        for (copy, original) in config.family.copies(&config.model) {
+            self.check_copy(found, &copy, original, "both are one tensor of the model")?;
+        }
+        Ok(())
     }
 
     /// The content of its `config.json`.
@@ -241,33 +249,43 @@ impl<F: HfFamily> HfFolder<F> {
         Ok(())
     }
 
-    /// If the output is tied to the embedding, files may have both; they must then be equal, as versions of
-    /// `transformers` differ in which one they use.
+    /// Removes the output of files whose model has none, as it is tied: it must equal the embedding.
     fn check_tied_output(&self, found: &mut StoredTensors) -> Result<(), CheckpointError> {
         let names = self.config.family.names();
-        let Some((shard, output)) = found.remove(names.output) else {
+        let why = "tie_word_embeddings is true; set tie_word_embeddings = false to read both";
+        self.check_copy(found, names.output, names.embedding, why)
+    }
+
+    /// Removes a tensor, if the files have it, that must equal another one.
+    fn check_copy(
+        &self,
+        found: &mut StoredTensors,
+        copy: &str,
+        original: &str,
+        why: &str,
+    ) -> Result<(), CheckpointError> {
+        let Some((shard, copy)) = found.remove(copy) else {
             return Ok(());
         };
-        let Some((other, embedding)) = found.get(names.embedding) else {
+        let Some((other, original)) = found.get(original) else {
             return Ok(());
         };
         let differs = || {
             let what = format!(
-                "{} differs from {}, although tie_word_embeddings is true; set \
-                 tie_word_embeddings = false to read both",
-                output.name, embedding.name
+                "{} differs from {}, although {why}",
+                copy.name, original.name
             );
             CheckpointError::corrupt(self.shards[shard].path(), what)
         };
-        if (&output.shape, output.dtype) != (&embedding.shape, embedding.dtype) {
+        if (&copy.shape, copy.dtype) != (&original.shape, original.dtype) {
             return Err(differs());
         }
-        let (mut left, mut at) = (output.size, 0);
+        let (mut left, mut at) = (copy.size, 0);
         let (mut a, mut b) = (vec![0; COMPARED], vec![0; COMPARED]);
         while left > 0 {
             let now = left.min(COMPARED as u64) as usize;
-            self.shards[shard].read(&mut a[..now], output.begin + at)?;
-            self.shards[*other].read(&mut b[..now], embedding.begin + at)?;
+            self.shards[shard].read(&mut a[..now], copy.begin + at)?;
+            self.shards[*other].read(&mut b[..now], original.begin + at)?;
             if a[..now] != b[..now] {
                 return Err(differs());
             }

@@ -29,6 +29,14 @@ impl LossFactor {
         }
     }
 
+    /// The product with `number`, which is not 0.
+    pub fn times(&self, number: f64) -> Self {
+        match self {
+            Self::Number(own) => Self::Number(own * number),
+            Self::Device(factor) => Self::Device(factor.clone().mul_scalar(number)),
+        }
+    }
+
     /// The factor as the gradient of `count` losses of this type.
     pub(super) fn expanded(&self, count: usize, device: &Device, dtype: DType) -> Tensor<1> {
         match self {

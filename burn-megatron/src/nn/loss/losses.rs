@@ -9,6 +9,8 @@ pub enum LossTerm {
     LabelSmoothing,
     /// The squared log-sum-exp, times its weight.
     ZLoss,
+    /// The objectives of the tokens that multi-token prediction predicts at each token, times their weight.
+    FurtherTokens,
 }
 
 /// The losses of tokens, `[batch, seq]` each, the same on every rank of the tensor axis.

@@ -1,6 +1,6 @@
 //! What a module asks its builder.
 
-use super::{RecomputeModule, RecomputeRegion};
+use super::{RecomputeGranularity, RecomputeModule, RecomputeRegion};
 use crate::choice::Operation;
 use crate::nn::{BuildError, ModelBuilder};
 
@@ -11,6 +11,17 @@ impl ModelBuilder {
     pub fn recompute_region(&self, module: Option<RecomputeModule>) -> RecomputeRegion {
         self.recompute()
             .region(self.path(), module, self.position())
+    }
+
+    /// The region of this module as a layer beside those of
+    /// [`StageBuilder::layers_in_runs`](crate::model::StageBuilder::layers_in_runs): also recomputed where the settings
+    /// recompute whole layers.
+    pub fn recompute_layer_region(&self) -> RecomputeRegion {
+        let recompute = self.recompute();
+        match recompute.config().granularity {
+            RecomputeGranularity::Full => recompute.layer_region(self.position()),
+            _ => self.recompute_region(None),
+        }
     }
 
     /// The region of a part of this module, which has a name and no path.

@@ -23,6 +23,7 @@ fn dense(hidden: u64, layers: usize, heads: u64, mlp_width: u64) -> Decoder {
         windows: vec![None; layers],
         latent: None,
         experts: None,
+        mtp: 0,
     }
 }
 

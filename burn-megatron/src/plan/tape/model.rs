@@ -131,8 +131,14 @@ impl StageRun<'_> {
     ) -> Result<[usize; 3], ProfileError> {
         let sink = Arc::new(ShapeSink::new(model, self.request, self.device));
         let module = attach_hooks(model.module.clone(), sink);
-        let (tokens, [rows, seq]) = self.tokens()?;
-        let shape = [rows, seq];
+        let (mut tokens, [rows, seq]) = self.tokens()?;
+        let depths = module.further_depths();
+        if self.is_last {
+            let ids = vec![0; rows * seq];
+            let further = (0..depths).map(|_| Tokens::new(&ids, [rows, seq], self.device));
+            tokens.further = further.collect();
+        }
+        let shape = [rows * (1 + depths), seq];
         record::note(StateNote);
         let anchor = Tensor::<1>::empty([1], self.device);
         let first = record::calls();

@@ -18,9 +18,10 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 16] = [
     "deepseek-v2",
     "deepseek-v3",
+    "deepseek-v3-mtp",
     "gpt-oss",
     "gemma2",
     "gemma3",

@@ -65,7 +65,13 @@ fn published_models_have_their_tensors() {
         let parameters: u64 = sizes
             .map(|shape| shape.iter().product::<usize>() as u64)
             .sum();
-        assert_eq!(parameters, model.parameters, "{name}");
+        // Those of `transformers`, which has no module for further tokens.
+        let further = if name == "deepseek-v3" {
+            11_610_067_968
+        } else {
+            0
+        };
+        assert_eq!(parameters, model.parameters + further, "{name}");
         let config = folder.config();
         let text = config.to_json().unwrap();
         let again: HfConfig = HfConfig::parse(text.as_bytes()).unwrap();
@@ -73,7 +79,6 @@ fn published_models_have_their_tensors() {
         assert!(!text.contains("quantization_config"), "{name}");
         let derived: HfConfig = HfConfig::of(&config.model).unwrap();
         assert_eq!(derived.family, config.family, "{name}");
-        let left_out = folder.left_out();
-        assert_eq!(left_out.is_some(), name == "deepseek-v3", "{left_out:?}");
+        assert_eq!(folder.left_out(), None, "{name}");
     }
 }

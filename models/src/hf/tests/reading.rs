@@ -179,23 +179,38 @@ fn packed_experts_have_two_orientations() {
     assert_eq!(own, value("down_proj", [2, 9, width - 1]));
 }
 
-/// The module of DeepSeek-V3 for further tokens is left out, which is said.
+/// `transformers` keeps the number of further tokens in `config.json`, and writes no tensors of them.
 #[test]
-fn what_the_model_does_not_have_is_left_out() {
-    let copy = rewrite("deepseek-v3", |tensors| {
-        let norm = tensors["model.norm.weight"].clone();
-        tensors.insert("model.layers.2.enorm.weight".into(), norm);
-    });
+fn a_model_has_no_further_tokens_without_their_tensors() {
+    let copy = Temporary::copy("deepseek-v3");
     copy.edit("config.json", |config| {
         config["num_nextn_predict_layers"] = json!(1)
     });
     let (folder, plain) = (HfFolder::open(&copy.0).unwrap(), open("deepseek-v3"));
     assert_eq!((folder.keys(), plain.left_out()), (plain.keys(), None));
-    let said = folder.left_out().unwrap();
-    assert!(
-        said.starts_with("left out: 1 tensors model.layers.2.*, the module"),
-        "{said}"
+    assert_eq!(folder.config().model, plain.config().model);
+    assert_eq!(
+        folder.left_out().unwrap(),
+        "without multi-token prediction (num_nextn_predict_layers), as the files have none of its tensors"
     );
+}
+
+/// Files repeat the embedding and the output layer for further tokens.
+#[test]
+fn copies_of_tensors_must_be_equal() {
+    let whole = open("deepseek-v3-mtp");
+    for name in ["embed_tokens", "shared_head.head"] {
+        let name = format!("model.layers.2.{name}.weight");
+        let without = rewrite("deepseek-v3-mtp", |tensors| {
+            tensors.remove(&name).unwrap();
+        });
+        assert_eq!(HfFolder::open(&without.0).unwrap().keys(), whole.keys());
+        let other = rewrite("deepseek-v3-mtp", |tensors| {
+            tensors.get_mut(&name).unwrap().2[7] ^= 1;
+        });
+        let error = HfFolder::open(&other.0).unwrap_err().to_string();
+        assert!(error.contains(&format!("{name} differs from")), "{error}");
+    }
 }
 
 #[test]

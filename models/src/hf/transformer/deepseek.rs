@@ -8,7 +8,7 @@ use super::read::{GATED, activation, init_std};
 use super::write::{map, name_of};
 use super::{ModelFamily, rope};
 use crate::hf::{ConfigKeys, HfConfigError};
-use crate::{MlaConfig, MoeConfig, Positions, RotaryScaling, TransformerConfig};
+use crate::{MlaConfig, MoeConfig, MtpConfig, Positions, RotaryScaling, TransformerConfig};
 
 /// The epsilon of the norms of latents, which no key sets.
 const LATENT_EPSILON: f64 = 1e-6;
@@ -59,9 +59,9 @@ pub(super) fn read(
     keys.only("attention_bias", false)?;
     keys.only("mlp_bias", false)?;
     keys.only("rope_interleave", true)?;
-    // Of further tokens, whose module is left out, by its old or new name.
-    keys.count("num_nextn_predict_layers")?;
-    keys.count("num_mtp_layers")?;
+    // By its old or new name.
+    let depths = keys.count("num_nextn_predict_layers")?;
+    let depths = keys.count("num_mtp_layers")?.or(depths).unwrap_or(0);
     Ok(TransformerConfig {
         vocabulary: keys.needed("vocab_size", ConfigKeys::size)?,
         context,
@@ -79,6 +79,10 @@ pub(super) fn read(
         scaled_output_init: false,
         mla: Some(mla),
         moe: Some(experts(family, keys)?),
+        mtp: (depths > 0).then(|| MtpConfig {
+            layers: depths,
+            ..MtpConfig::default()
+        }),
         ..TransformerConfig::llama()
     })
 }
@@ -219,6 +223,10 @@ pub(super) fn conditions(
                     .is_none_or(|groups| groups.score == routing.group),
         ),
         (
+            "mtp with score = sigmoid alone",
+            is_v3 || model.mtp.is_none(),
+        ),
+        (
             "at least 2 experts per token with score = sigmoid",
             !is_v3 || moe.experts_per_token > 1,
         ),
@@ -267,21 +275,12 @@ pub(super) fn write(family: ModelFamily, model: &TransformerConfig) -> Map<Strin
         "routed_scaling_factor": moe.factor,
     })));
     if family == ModelFamily::DeepseekV3 {
-        keys.insert("num_nextn_predict_layers".into(), json!(0));
+        let depths = model.mtp.as_ref().map_or(0, |mtp| mtp.layers);
+        keys.insert("num_nextn_predict_layers".into(), json!(depths));
         keys.insert("rope_interleave".into(), json!(true));
     }
     if let Positions::Rotary { base, scaling } = model.positions {
         rope::write(base, scaling, &mut keys);
     }
     keys
-}
-
-/// The module for the token after the next, whose tensors follow those of the last block: the prefix of their names.
-pub(super) fn further_tokens(
-    family: ModelFamily,
-    model: &TransformerConfig,
-) -> Option<(String, &'static str)> {
-    let prefix = format!("model.layers.{}.", model.layers);
-    let what = "the module that predicts the token after the next, which the model does not have";
-    (family == ModelFamily::DeepseekV3).then_some((prefix, what))
 }

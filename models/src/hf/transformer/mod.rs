@@ -5,6 +5,7 @@ mod expert_tensors;
 mod experts;
 mod gemma;
 mod gpt_oss;
+mod mtp;
 mod read;
 mod rope;
 mod tensors;
@@ -180,8 +181,16 @@ impl HfFamily for ModelFamily {
         }
     }
 
-    fn left_out(self, model: &TransformerConfig) -> Option<(String, &'static str)> {
-        deepseek::further_tokens(self, model)
+    fn without_missing(
+        self,
+        model: &TransformerConfig,
+        has: &dyn Fn(&str) -> bool,
+    ) -> Option<(TransformerConfig, &'static str)> {
+        mtp::without_missing(model, has)
+    }
+
+    fn copies(self, model: &TransformerConfig) -> Vec<(String, &'static str)> {
+        mtp::copies(self.names(), model)
     }
 
     fn write(self, model: &TransformerConfig) -> Map<String, Value> {

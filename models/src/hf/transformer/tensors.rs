@@ -22,7 +22,10 @@ pub(super) fn tensors(
     for layer in 0..config.layers {
         match family {
             ModelFamily::Gpt2 => list.gpt2_block(layer, config),
-            _ => list.llama_block(family, layer, config),
+            _ => {
+                let (own, theirs) = (format!("blocks.{layer}"), format!("model.layers.{layer}"));
+                list.llama_block(family, [&own, &theirs], layer, config);
+            }
         }
     }
     match family {
@@ -32,6 +35,7 @@ pub(super) fn tensors(
     if !config.tied {
         list.whole("output.weight", names.output, &shape);
     }
+    list.further_tokens(family, config);
     list.all
 }
 
@@ -71,7 +75,7 @@ impl MappingList<'_> {
             .extend(WeightMapping::linear(&path, input, &parts, bias));
     }
 
-    fn norm(&mut self, path: &str, name: &str, config: &TransformerConfig) {
+    pub fn norm(&mut self, path: &str, name: &str, config: &TransformerConfig) {
         let mut add = |what: &str| {
             let (path, name) = (format!("{path}.{what}"), format!("{name}.{what}"));
             self.whole(&path, &name, &[config.hidden]);
@@ -110,10 +114,15 @@ impl MappingList<'_> {
         linear(self, "mlp.down", "mlp.c_proj", width, hidden);
     }
 
-    fn llama_block(&mut self, family: ModelFamily, layer: usize, config: &TransformerConfig) {
-        let (own, theirs) = (format!("blocks.{layer}"), format!("model.layers.{layer}"));
-        let (hidden, width) = (config.hidden, config.mlp_width());
-        let both = [&own[..], &theirs];
+    /// A block like that of number `layer`: our path of it, and theirs.
+    pub fn llama_block(
+        &mut self,
+        family: ModelFamily,
+        both: [&str; 2],
+        layer: usize,
+        config: &TransformerConfig,
+    ) {
+        let ([own, theirs], hidden, width) = (both, config.hidden, config.mlp_width());
         let norm = |list: &mut Self, path: &str, name: &str| {
             list.norm(
                 &format!("{own}.{path}"),

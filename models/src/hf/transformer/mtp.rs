@@ -1,0 +1,71 @@
+//! The tensors of multi-token prediction, which follow those of the last block as blocks of their own.
+
+use super::ModelFamily;
+use super::tensors::MappingList;
+use crate::TransformerConfig;
+use crate::hf::HfNames;
+
+/// The prefix of a depth's names.
+fn prefix(model: &TransformerConfig, depth: usize) -> String {
+    format!("model.layers.{}", model.layers + depth)
+}
+
+fn depths(model: &TransformerConfig) -> usize {
+    model.mtp.as_ref().map_or(0, |mtp| mtp.layers)
+}
+
+impl MappingList<'_> {
+    /// Those of all depths.
+    pub fn further_tokens(&mut self, family: ModelFamily, config: &TransformerConfig) {
+        for depth in 0..depths(config) {
+            let (own, theirs) = (format!("mtp.{depth}"), prefix(config, depth));
+            for (path, name) in [
+                ("embedding_norm", "enorm"),
+                ("hidden_norm", "hnorm"),
+                ("norm", "shared_head.norm"),
+            ] {
+                let (own, theirs) = (format!("{own}.{path}"), format!("{theirs}.{name}"));
+                self.norm(&own, &theirs, config);
+            }
+            // Inputs are the embedding, then the hidden state.
+            let (both, hidden) = ([&own[..], &theirs], config.hidden);
+            let parts = [("eh_proj", hidden)];
+            self.linear(both, "projection", 2 * hidden, &parts, false);
+            let own = format!("{own}.block");
+            self.llama_block(family, [&own, &theirs], config.layers - 1, config);
+        }
+    }
+}
+
+/// The copies of the embedding and of the output layer that each depth has.
+pub(super) fn copies(names: HfNames, model: &TransformerConfig) -> Vec<(String, &'static str)> {
+    let of_depth = |depth| {
+        let prefix = prefix(model, depth);
+        let output = if model.tied {
+            names.embedding
+        } else {
+            names.output
+        };
+        [
+            (format!("{prefix}.embed_tokens.weight"), names.embedding),
+            (format!("{prefix}.shared_head.head.weight"), output),
+        ]
+    };
+    (0..depths(model)).flat_map(of_depth).collect()
+}
+
+/// The model without multi-token prediction, if the files have none of its tensors: `transformers` does not write them, and
+/// keeps their number in `config.json`.
+pub(super) fn without_missing(
+    model: &TransformerConfig,
+    has: &dyn Fn(&str) -> bool,
+) -> Option<(TransformerConfig, &'static str)> {
+    model.mtp.as_ref()?;
+    let first = format!("{}.eh_proj.weight", prefix(model, 0));
+    let model = TransformerConfig {
+        mtp: None,
+        ..model.clone()
+    };
+    let what = "multi-token prediction (num_nextn_predict_layers)";
+    (!has(&first)).then_some((model, what))
+}

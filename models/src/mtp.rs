@@ -1,0 +1,202 @@
+//! Multi-token prediction.
+
+use burn::module::Module;
+use burn::tensor::{Int, Tensor};
+use burn_megatron::model::StageBuilder;
+use burn_megatron::nn::{
+    ActivationLayout, BuildError, Dropout, Init, Losses, ModelBuilder, Norm, RecomputeRegion,
+    ReplicatedLinear, ReplicatedLinearConfig, Residual, SummedLosses,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::config::refused;
+use crate::{Block, Positions, TransformerConfig};
+
+/// Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2): at each token a model also predicts the tokens after
+/// the next one, each by a module of its own on the last stage. Depth `k` computes from the last norm's output `h` of depth
+/// `k - 1`, that of the model for `k = 1`, and the embedding `e` of the token `k` later:
+///
+/// ```text
+/// h' = norm(block([norm(e) | norm(h)] W))
+/// ```
+///
+/// and from `h'`, through the output layer of the model, the loss of the token after that. Training minimises the loss of the
+/// model plus `loss_scaling_factor / layers` times the sum over these depths, each a sum over tokens divided by the number of
+/// the tokens of the model's own loss (equation 24). Generation does not run the modules.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MtpConfig {
+    /// The number of further tokens that are predicted (`num_nextn_predict_layers`), with a block for each.
+    pub layers: usize,
+    /// The weight of their mean loss, above 0: DeepSeek-V3 was trained with 0.3, then 0.1.
+    pub loss_scaling_factor: f64,
+}
+
+impl Default for MtpConfig {
+    fn default() -> Self {
+        Self {
+            layers: 1,
+            loss_scaling_factor: 0.1,
+        }
+    }
+}
+
+impl MtpConfig {
+    /// The weight of the loss of one depth.
+    pub(crate) fn weight(&self) -> f64 {
+        self.loss_scaling_factor / self.layers as f64
+    }
+
+    /// Checks the settings against those of the model.
+    pub(crate) fn check(&self, model: &TransformerConfig) -> Result<(), BuildError> {
+        let factor = self.loss_scaling_factor;
+        if !(factor > 0.0 && (factor as f32) > 0.0 && (factor as f32).is_finite()) {
+            return Err(refused(format!(
+                "invalid mtp.loss_scaling_factor = {factor}: expected a number above 0 and finite in f32; leave out \
+                 [model.mtp] to predict the next token alone"
+            )));
+        }
+        if self.layers >= model.context {
+            return Err(refused(format!(
+                "invalid mtp.layers = {} for a context of {}: expected fewer than it has tokens",
+                self.layers, model.context
+            )));
+        }
+        match model.positions {
+            Positions::Rotary { .. } => Ok(()),
+            Positions::Learned => Err(refused(
+                "mtp beside learned positions: expected rotary ones".into(),
+            )),
+        }
+    }
+}
+
+/// A depth of multi-token prediction, with a block of the last layer's kind.
+#[derive(Module, Debug)]
+pub(crate) struct MtpLayer {
+    embedding_norm: Norm,
+    hidden_norm: Norm,
+    dropout: Dropout,
+    projection: ReplicatedLinear,
+    pub block: Block,
+    pub norm: Norm,
+    #[module(skip)]
+    region: RecomputeRegion,
+}
+
+impl MtpLayer {
+    /// Those of the last stage, none on other ranks. A block computes in 8 bits if the last of the model does.
+    pub fn all(
+        config: &TransformerConfig,
+        stages: &StageBuilder,
+        head_width: usize,
+        in_8_bits: bool,
+    ) -> Result<Vec<Self>, BuildError> {
+        let depths = config.mtp.as_ref().map_or(0, |mtp| mtp.layers);
+        let Some(list) = stages.last("mtp").filter(|_| depths > 0) else {
+            return Ok(vec![]);
+        };
+        (0..depths)
+            .map(|depth| Self::new(config, &list.child(depth), head_width, in_8_bits))
+            .collect()
+    }
+
+    fn new(
+        config: &TransformerConfig,
+        scope: &ModelBuilder,
+        head_width: usize,
+        in_8_bits: bool,
+    ) -> Result<Self, BuildError> {
+        let hidden = config.hidden;
+        let scope = &match in_8_bits {
+            true => scope.clone(),
+            false => scope.without_fp8(),
+        };
+        let block = scope.child("block");
+        Ok(Self {
+            embedding_norm: config.norm().init(&scope.child("embedding_norm")),
+            hidden_norm: config.norm().init(&scope.child("hidden_norm")),
+            dropout: Dropout::new(config.dropout, &scope.child("dropout"))?,
+            projection: ReplicatedLinearConfig::new(2 * hidden, hidden)
+                .with_init(Init::Normal(config.init_std))
+                .init(&scope.child("projection"))?,
+            region: block.recompute_layer_region(),
+            block: Block::new(config, config.layers - 1, head_width, &block)?,
+            norm: config.norm().init(&scope.child("norm")),
+        })
+    }
+
+    /// The output of this depth from that of the one before and the embedding of later tokens, all in the layout of the
+    /// residual stream. `run` runs the block.
+    pub fn forward(
+        &self,
+        hidden: Tensor<3>,
+        embedded: Tensor<3>,
+        layout: ActivationLayout,
+        run: impl FnOnce(&RecomputeRegion, &Block, Residual) -> Residual,
+    ) -> Tensor<3> {
+        let embedded = self.dropout.forward(embedded, layout);
+        let both = vec![
+            self.embedding_norm.forward(embedded),
+            self.hidden_norm.forward(hidden),
+        ];
+        let x = self.projection.forward(Tensor::cat(both, 2));
+        let x = run(&self.region, &self.block, x.into());
+        self.norm.forward_add(x).0
+    }
+}
+
+/// The rows of the model's own prediction, and those of all depths.
+pub(crate) struct MtpRows {
+    pub own: (Tensor<3>, Tensor<2, Int>),
+    pub further: (Tensor<3>, Tensor<2, Int>),
+}
+
+impl MtpRows {
+    /// Those of `depths` depths, whose rows follow the model's own.
+    pub fn split(hidden: Tensor<3>, targets: Tensor<2, Int>, depths: usize) -> Self {
+        let [rows, _] = targets.dims();
+        let own = rows / (1 + depths);
+        let part = |first, count| {
+            let hidden = hidden.clone().narrow(0, first, count);
+            (hidden, targets.clone().narrow(0, first, count))
+        };
+        Self {
+            own: part(0, own),
+            further: part(own, rows - own),
+        }
+    }
+}
+
+/// Adds the losses of all depths, times `weight`, to those of the model.
+pub(crate) fn add_losses(own: Losses, further: Tensor<2>, depths: usize, weight: f64) -> Losses {
+    let [rows, seq] = own.objective.dims();
+    let further = further.reshape([depths, rows * seq]).sum_dim(0);
+    let further = further.mul_scalar(weight).reshape([rows, seq]);
+    let mut parts = own.parts;
+    if parts.is_empty() {
+        parts.push(without_autodiff(own.objective.clone()));
+    }
+    parts.push(without_autodiff(further.clone()));
+    Losses {
+        objective: own.objective + further,
+        parts,
+    }
+}
+
+/// The same of sums.
+pub(crate) fn add_sums(own: SummedLosses, further: Tensor<1>, weight: f64) -> SummedLosses {
+    let further = further.mul_scalar(weight);
+    let parts = match own.parts {
+        Some(parts) => without_autodiff(parts),
+        None => without_autodiff(own.objective.clone()),
+    };
+    SummedLosses {
+        objective: own.objective + further.clone(),
+        parts: Some(Tensor::cat(vec![parts, without_autodiff(further)], 0)),
+    }
+}
+
+fn without_autodiff<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    if x.is_autodiff() { x.inner() } else { x }
+}
