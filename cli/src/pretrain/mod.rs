@@ -2,6 +2,8 @@
 
 pub mod args;
 mod resolve;
+#[cfg(test)]
+mod twins;
 
 use std::process::ExitCode;
 use std::thread::sleep;
