@@ -53,6 +53,12 @@ pub fn print_run(
     for SequenceWarmup { until_step, length } in &train.sequence_warmup {
         println!("         rows of {length} tokens until step {until_step}");
     }
+    for part in &train.batch_warmup {
+        println!(
+            "         {} samples per step until step {}",
+            part.global_batch_size, part.until_step
+        );
+    }
     let share = train.global_batch_size / recipe.parallel.data_size();
     println!(
         "batch    {} samples of {length} tokens: {} per rank in micro-batches of {}; {} tokens per \

@@ -57,7 +57,8 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    fn new(grace: Duration) -> Self {
+    /// One that no signal reaches.
+    pub fn new(grace: Duration) -> Self {
         Self(Arc::new(Mutex::new(InterruptState {
             grace,
             pressed: false,

@@ -31,6 +31,8 @@ mod parallel_plan;
 mod plan;
 mod preprocess;
 mod pretrain;
+#[cfg(test)]
+mod published_recipes;
 mod rank_run;
 mod ranks;
 mod recipe;

@@ -38,7 +38,11 @@ impl Recipe {
         let (schedule, stages) = if layout.pipeline > 1 {
             // Before the schedule is generated: one for more stages than layers can be very long.
             let stages = stages_of(&layout, self.model.layers())?;
-            (Some(self.schedule(&layout)?), stages)
+            for samples in self.train.batch_sizes() {
+                self.schedule(&layout, samples)?;
+            }
+            let whole = self.train.global_batch_size;
+            (Some(self.schedule(&layout, whole)?), stages)
         } else {
             (None, vec![])
         };
@@ -70,9 +74,9 @@ impl Recipe {
         Ok(())
     }
 
-    /// The schedule of a pipeline of several ranks.
-    fn schedule(&self, layout: &ParallelConfig) -> Result<Schedule, Error> {
-        let share = self.train.global_batch_size / layout.data_size();
+    /// The schedule of a pipeline of several ranks, for steps of so many samples.
+    fn schedule(&self, layout: &ParallelConfig, samples: usize) -> Result<Schedule, Error> {
+        let share = samples / layout.data_size();
         let schedule = schedule_of(layout, share / self.train.micro_batch_size)?;
         let last = schedule
             .actions(schedule.rank_of(schedule.stages() - 1))

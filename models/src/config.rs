@@ -68,7 +68,8 @@ pub struct TransformerConfig {
     /// The sliding window of attention in tokens, including the query's own, as in Mistral; by default
     /// unlimited.
     pub window: Option<usize>,
-    /// The same for each layer, 0 for an unlimited one, as in gpt-oss and Gemma; by default that of all.
+    /// The same for each layer, 0 for an unlimited one, as in gpt-oss and Gemma: a pattern that repeats from the first
+    /// layer. By default that of all.
     pub layer_windows: Vec<usize>,
     /// The base of rotary positions in layers with a window, which then have no scaling, as in Gemma 3; by default
     /// that of the others.

@@ -22,7 +22,8 @@ pub(crate) fn plain(model: &TransformerConfig) -> TransformerConfig {
         layer_windows: if uniform.is_some() || windows.iter().all(Option::is_none) {
             vec![]
         } else {
-            model.layer_windows.clone()
+            let windows = windows.iter();
+            windows.map(|window| window.unwrap_or(0)).collect()
         },
         vocabulary_divisible_by: 1,
         dropout: 0.0,

@@ -9,9 +9,9 @@ use crate::{Positions, TransformerConfig};
 impl TransformerConfig {
     /// The window of attention of layer `number`.
     pub fn window_of(&self, number: usize) -> Option<usize> {
-        match self.layer_windows.get(number) {
-            Some(window) => Some(*window).filter(|window| *window > 0),
-            None => self.window,
+        match &self.layer_windows[..] {
+            [] => self.window,
+            pattern => Some(pattern[number % pattern.len()]).filter(|window| *window > 0),
         }
     }
 
@@ -58,9 +58,10 @@ impl TransformerConfig {
     /// Checks the settings that differ between layers.
     pub(crate) fn check_layers(&self) -> Result<(), BuildError> {
         let windows = self.layer_windows.len();
-        if windows > 0 && windows != self.layers {
+        if windows > self.layers {
             return Err(refused(format!(
-                "{windows} layer_windows for {} layers: expected one for each, with 0 for a layer without a window",
+                "{windows} layer_windows for {} layers: expected at most one for each, with 0 for a layer without a \
+                 window; fewer repeat",
                 self.layers
             )));
         }

@@ -47,8 +47,9 @@ fn settings_of_layers_that_do_not_fit_are_refused() {
         config.check(1, false).unwrap_err().to_string()
     };
     assert_eq!(
-        refused(|config| config.layer_windows = vec![4, 0]),
-        "model: 2 layer_windows for 4 layers: expected one for each, with 0 for a layer without a window"
+        refused(|config| config.layer_windows = vec![4; 5]),
+        "model: 5 layer_windows for 4 layers: expected at most one for each, with 0 for a layer without a window; fewer \
+         repeat"
     );
     assert_eq!(
         refused(|config| (config.window, config.layer_windows) = (Some(4), vec![4, 0, 4, 0])),
@@ -77,6 +78,15 @@ fn windows_are_those_of_each_layer() {
         ..TransformerConfig::llama()
     };
     assert_eq!(config.windows(), [Some(3), None, Some(5), None]);
+    // A pattern that the layers do not divide, as in Gemma 3; written out it is the same model.
+    let pattern = |windows: &[usize]| TransformerConfig {
+        layer_windows: windows.to_vec(),
+        ..TransformerConfig::llama()
+    };
+    let short = pattern(&[3, 3, 0]);
+    assert_eq!(short.windows(), [Some(3), Some(3), None, Some(3)]);
+    assert!(short.differences(&pattern(&[3, 3, 0, 3])).is_empty());
+    assert_eq!(short.differences(&pattern(&[3, 0])).len(), 1);
     let config = TransformerConfig {
         window: Some(7),
         ..TransformerConfig::llama()

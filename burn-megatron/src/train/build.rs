@@ -7,6 +7,7 @@ use burn::tensor::Device;
 use super::config::{ConfigError, TrainConfig};
 use super::losses::losses_of_step;
 use super::micro_batches::ContextPart;
+use super::trainer::StepSchedule;
 use super::{LanguageModel, TrainError, Trainer};
 use crate::comm::ParallelContext;
 use crate::data::Padding;
@@ -43,11 +44,12 @@ impl<M: LanguageModel> Trainer<M> {
     ) -> Result<Self, TrainError> {
         let config = &in_layout(config, groups)?;
         check(config, groups, &model.module)?;
-        let pipeline = pipeline_of(config, groups)?;
-        Self::with_pipeline(model, groups, device, config, pipeline)
+        let pipeline = Pipelines::new(config, groups)?;
+        let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
+        Self::build(ddp, device, config, pipeline)
     }
 
-    /// A trainer of the pipeline stages of `model` on this rank, with a schedule of your own.
+    /// A trainer of the pipeline stages of `model` on this rank, with a schedule of your own, whose batch has one size.
     ///
     /// # Errors
     ///
@@ -60,10 +62,21 @@ impl<M: LanguageModel> Trainer<M> {
         pipeline: PipelineConfig,
     ) -> Result<Self, TrainError> {
         check_micro_batches(&pipeline.schedule, config, groups)?;
+        if let Some(part) = config.batch_warmup.first() {
+            return Err(TrainError::from(ConfigError::BatchWarmup {
+                part: *part,
+                expected: "none with a schedule of your own, which has one number of micro-batches"
+                    .into(),
+            }));
+        }
         let config = &in_layout(config, groups)?;
         check(config, groups, &model.module)?;
         let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
-        Self::build(ddp, device, config, pipeline)
+        let pipelines = Pipelines {
+            schedules: vec![pipeline.schedule],
+            defer_embedding_wgrad: pipeline.defer_embedding_wgrad,
+        };
+        Self::build(ddp, device, config, pipelines)
     }
 
     /// A trainer of a model that is wrapped already, with the settings `config.data_parallel`.
@@ -77,31 +90,29 @@ impl<M: LanguageModel> Trainer<M> {
         config: &TrainConfig,
     ) -> Result<Self, TrainError> {
         check(config, ddp.groups(), ddp.module())?;
-        let pipeline = pipeline_of(config, ddp.groups())?;
-        Self::build(ddp, device, config, pipeline)
+        let pipelines = Pipelines::new(config, ddp.groups())?;
+        Self::build(ddp, device, config, pipelines)
     }
 
     fn build(
         ddp: DistributedDataParallel<M>,
         device: &Device,
         config: &TrainConfig,
-        pipeline: PipelineConfig,
+        pipelines: Pipelines,
     ) -> Result<Self, TrainError> {
         let optimizer = ParallelAdamW::new(&config.optimizer, &ddp)?;
-        let in_flight = pipeline.schedule.in_flight();
-        let recompute = ddp.recompute().config().check_in_flight(&in_flight);
-        recompute.map_err(DataParallelError::from)?;
-        let losses = losses_of_step(&pipeline.schedule, ddp.module().loss_terms());
+        let deferred_wgrad = deferred_wgrad(&ddp, &pipelines)?;
+        let schedules = pipelines.schedules.into_iter();
+        let schedules = schedules.map(|schedule| StepSchedule::new(schedule, &ddp));
+        let schedules = schedules.collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
             defers: optimizer.is_fused() && *device != Device::flex(),
-            squares: Arc::new(order_of_squares(&ddp, losses)),
             optimizer,
             scaler: LossScaler::new(&config.loss_scale()).map_err(ConfigError::from)?,
             count: StepCount::default(),
             learning_rates: config.learning_rates().map_err(ConfigError::from)?,
-            deferred_wgrad: deferred_wgrad(&ddp, &pipeline)?,
-            schedule: pipeline.schedule,
-            in_flight,
+            deferred_wgrad,
+            schedules,
             routers: ReportedLayer::of_all_stages(ddp.routers(), ddp.groups())?,
             ddp,
             config: config.clone(),
@@ -153,16 +164,44 @@ fn check_micro_batches(
     }
 }
 
-/// The schedule of the layout. That of one stage is forward and backward of each micro-batch in turn.
-fn pipeline_of(
-    config: &TrainConfig,
-    groups: &ParallelContext,
-) -> Result<PipelineConfig, TrainError> {
-    let layout = groups.config();
-    Ok(PipelineConfig {
-        schedule: schedule_of(layout, micro_batches(config, groups))?,
-        defer_embedding_wgrad: layout.defer_embedding_wgrad,
-    })
+/// The schedules of a run.
+struct Pipelines {
+    /// For each size of the batch.
+    schedules: Vec<Schedule>,
+    defer_embedding_wgrad: Option<usize>,
+}
+
+impl Pipelines {
+    /// Those of the layout. That of one stage is forward and backward of each micro-batch in turn.
+    fn new(config: &TrainConfig, groups: &ParallelContext) -> Result<Self, TrainError> {
+        let layout = groups.config();
+        let sizes = config.batch_sizes();
+        let schedules = sizes.map(|size| {
+            let share = size / groups.data().size();
+            schedule_of(layout, share / config.micro_batch_size)
+        });
+        Ok(Self {
+            schedules: schedules.collect::<Result<_, _>>()?,
+            defer_embedding_wgrad: layout.defer_embedding_wgrad,
+        })
+    }
+}
+
+impl StepSchedule {
+    fn new<M: LanguageModel>(
+        schedule: Schedule,
+        ddp: &DistributedDataParallel<M>,
+    ) -> Result<Self, TrainError> {
+        let in_flight = schedule.in_flight();
+        let recompute = ddp.recompute().config().check_in_flight(&in_flight);
+        recompute.map_err(DataParallelError::from)?;
+        let losses = losses_of_step(&schedule, ddp.module().loss_terms());
+        Ok(Self {
+            squares: Arc::new(order_of_squares(ddp, losses)),
+            schedule,
+            in_flight,
+        })
+    }
 }
 
 /// The settings with the sharding of the layout.
@@ -176,11 +215,14 @@ fn in_layout(config: &TrainConfig, groups: &ParallelContext) -> Result<TrainConf
 /// The weight gradient that the last stage defers, on its rank.
 fn deferred_wgrad<M: LanguageModel>(
     ddp: &DistributedDataParallel<M>,
-    pipeline: &PipelineConfig,
+    pipelines: &Pipelines,
 ) -> Result<Option<DeferredWgrad>, TrainError> {
-    let schedule = &pipeline.schedule;
+    // The last stage is on the same rank in all of them.
+    let Some(schedule) = pipelines.schedules.last() else {
+        return Ok(None);
+    };
     let last = schedule.rank_of(schedule.stages() - 1);
-    let Some(limit) = pipeline
+    let Some(limit) = pipelines
         .defer_embedding_wgrad
         .filter(|_| ddp.groups().pipeline().rank() == last)
     else {

@@ -4,6 +4,7 @@ use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
+use super::batch_warmup::{self, BatchSizes, BatchWarmup};
 use super::schedule::{LrSchedule, LrScheduleError, LrStyle};
 use super::sequence_warmup::{self, SequenceWarmup};
 use crate::data_parallel::{DataParallelConfig, DataParallelConfigError, Precision};
@@ -20,6 +21,9 @@ pub struct TrainConfig {
     pub micro_batch_size: usize,
     /// Samples per step, over all ranks of the data axis and all micro-batches.
     pub global_batch_size: usize,
+    /// Smaller batches in the first steps, of increasing sizes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub batch_warmup: Vec<BatchWarmup>,
     /// Tokens per sample; by default the model's maximum sequence length.
     pub sequence_length: Option<usize>,
     /// Shorter rows in the first steps, of increasing lengths.
@@ -65,6 +69,7 @@ impl Default for TrainConfig {
             steps: 100,
             micro_batch_size: 4,
             global_batch_size: 16,
+            batch_warmup: vec![],
             sequence_length: None,
             sequence_warmup: vec![],
             seed: 1,
@@ -117,6 +122,17 @@ pub enum ConfigError {
         length: usize,
         /// The model's maximum sequence length.
         context: usize,
+    },
+    /// A part of the batch size warm-up.
+    #[error(
+        "invalid batch_warmup of {} samples until_step {}: expected {expected}",
+        part.global_batch_size, part.until_step
+    )]
+    BatchWarmup {
+        /// The part.
+        part: BatchWarmup,
+        /// What would fit.
+        expected: String,
     },
     /// A part of the sequence length warm-up.
     #[error(
@@ -197,7 +213,10 @@ impl TrainConfig {
             return Err(ConfigError::TooLarge { name, value, most });
         }
         let data = layout.data_size();
-        samples_per_rank(self.global_batch_size, data, Some(self.micro_batch_size))?;
+        batch_warmup::check(self)?;
+        for samples in self.batch_sizes() {
+            samples_per_rank(samples, data, Some(self.micro_batch_size))?;
+        }
         if length > context {
             return Err(ConfigError::Sequence { length, context });
         }
@@ -207,6 +226,17 @@ impl TrainConfig {
         self.optimizer.check()?;
         self.loss_scale().check()?;
         Ok(())
+    }
+
+    /// The samples per step, from the smallest of the batch size warm-up to `global_batch_size`.
+    pub fn batch_sizes(&self) -> impl Iterator<Item = usize> {
+        let sizes: Vec<_> = BatchSizes::new(self).all().collect();
+        sizes.into_iter()
+    }
+
+    /// The samples of the whole run.
+    pub fn samples(&self) -> u64 {
+        BatchSizes::new(self).sum(0..self.steps)
     }
 
     /// The lengths of rows in a run with samples of `whole` tokens.

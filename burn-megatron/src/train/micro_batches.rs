@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use super::config::TrainConfig;
+use super::batch_warmup::BatchSizes;
 use super::losses::{check_parts, losses_of_step, parts_of};
 use super::sequence_warmup::{SequenceWarmup, row_length};
 use super::{LanguageModel, Tokens, Trainer};
@@ -25,9 +25,8 @@ impl<M: LanguageModel> Trainer<M> {
         step: usize,
         samples: &dyn Samples,
     ) -> Result<Vec<Batch>, DataError> {
-        let own = self.own_samples();
         let rows = self.sample_rows(step);
-        sample_numbers(&self.config, own, self.samples, 1)
+        self.sample_numbers(step, 1)
             .map(|numbers| rows.of_batch(numbers.start, samples.batch(numbers)?))
             .collect()
     }
@@ -38,11 +37,25 @@ impl<M: LanguageModel> Trainer<M> {
         samples: Arc<dyn Samples>,
         steps: usize,
     ) -> Result<Prefetcher, DataError> {
-        let own = self.own_samples();
-        let ready = 2 * own.len().div_ceil(self.config.micro_batch_size);
-        let numbers = sample_numbers(&self.config, own, self.samples, steps);
-        let rows = self.sample_rows(self.steps());
+        let first = self.steps();
+        let largest = self.own_samples(self.config.steps).len();
+        let ready = 2 * largest.div_ceil(self.config.micro_batch_size);
+        let numbers = self.sample_numbers(first, steps);
+        let rows = self.sample_rows(first);
         Prefetcher::new(Arc::new(RankSamples { samples, rows }), numbers, ready)
+    }
+
+    /// The sample numbers of each micro-batch of this rank in `steps` steps from `first` on, the next one.
+    fn sample_numbers(&self, first: usize, steps: usize) -> SampleNumbers {
+        let (sizes, size) = (self.sizes(), self.config.micro_batch_size);
+        let axis = self.ddp.groups().data();
+        let (rank, ranks, before) = (axis.rank(), axis.size(), self.samples);
+        let starts = (first..first + steps).flat_map(move |step| {
+            let before = before + sizes.sum(first..step);
+            let own = share_of(sizes.of(step), rank, ranks);
+            own.step_by(size).map(move |start| before + start as u64)
+        });
+        Box::new(starts.map(move |start| start..start + size as u64))
     }
 
     /// From step `step` on, the next one.
@@ -51,7 +64,7 @@ impl<M: LanguageModel> Trainer<M> {
             warmup: self.config.sequence_warmup.clone(),
             whole: self.sequence_length(),
             next: (step, self.samples),
-            samples_per_step: self.config.global_batch_size as u64,
+            sizes: self.sizes(),
             context: ContextPart::of(self.ddp.groups(), self.ddp.module().further_depths()),
         }
     }
@@ -70,24 +83,26 @@ impl<M: LanguageModel> Trainer<M> {
             None => self.scaler.scale().into(),
         };
         let router_step = RouterStep::new(loss_scale.clone());
+        let scheduled = self.scheduled(step);
         let stages = TrainStages {
             ddp: &self.ddp,
             device: self.device.clone().autodiff(),
             batches,
             step: step as u64,
-            first_micro_batch: self.own_samples().start / self.config.micro_batch_size,
-            in_flight: &self.in_flight,
-            last: self.schedule.stages() - 1,
+            first_micro_batch: self.own_samples(step).start / self.config.micro_batch_size,
+            in_flight: &scheduled.in_flight,
+            last: scheduled.schedule.stages() - 1,
             loss_scale: loss_scale.clone(),
             router_step: router_step.clone(),
             parts: RefCell::default(),
         };
         let pipeline = self.ddp.groups().pipeline();
-        let engine = Engine::new(&self.schedule, pipeline, &self.device, &*sink)?
+        let engine = Engine::new(&scheduled.schedule, pipeline, &self.device, &*sink)?
             .with_deferred_wgrad(self.deferred_wgrad)
             .with_loss_scale(loss_scale);
         let run = engine.run(&stages)?;
         let terms = self.ddp.module().loss_terms();
+        let count = losses_of_step(&scheduled.schedule, terms);
         let mut losses = run.losses;
         for parts in stages.parts.into_inner() {
             check_parts(parts.as_ref(), parts_of(terms));
@@ -95,14 +110,15 @@ impl<M: LanguageModel> Trainer<M> {
         }
         self.events = run.events;
         self.router_step = router_step;
-        let count = losses_of_step(&self.schedule, terms);
         Ok(StepLosses { losses, count })
     }
 
     /// By stage, its pipeline rank.
     pub(super) fn placement(&self) -> Vec<usize> {
-        let stages = 0..self.schedule.stages();
-        stages.map(|stage| self.schedule.rank_of(stage)).collect()
+        // The same in every step.
+        let schedule = &self.scheduled(0).schedule;
+        let stages = 0..schedule.stages();
+        stages.map(|stage| schedule.rank_of(stage)).collect()
     }
 
     /// The output of the last stage for a batch, on the rank that holds it, without autodiff.
@@ -170,7 +186,7 @@ struct SampleRows {
     whole: usize,
     /// A step and its first sample.
     next: (usize, u64),
-    samples_per_step: u64,
+    sizes: BatchSizes,
     context: ContextPart,
 }
 
@@ -178,8 +194,8 @@ impl SampleRows {
     /// The rows of a batch of whole samples, whose first number is `first`; a batch of such rows as it is.
     fn of_batch(&self, first: u64, batch: Batch) -> Result<Batch, DataError> {
         let (step, sample) = self.next;
-        let step = step as u64 + (first - sample) / self.samples_per_step;
-        let length = row_length(&self.warmup, step as usize, self.whole);
+        let step = self.sizes.step_of(step, first - sample);
+        let length = row_length(&self.warmup, step, self.whole);
         self.context.of_batch(batch.in_rows_of(length))
     }
 }
@@ -213,20 +229,13 @@ pub(super) struct StepLosses {
     pub count: usize,
 }
 
-/// The sample numbers of each micro-batch of the next `steps` steps, after `before` samples, on the rank whose
-/// share of each step is `own`.
-fn sample_numbers(
-    config: &TrainConfig,
-    own: Range<usize>,
-    before: u64,
-    steps: usize,
-) -> impl Iterator<Item = Range<u64>> + use<> {
-    let (batch, size) = (config.global_batch_size, config.micro_batch_size);
-    let firsts = (0..steps).flat_map(move |step| {
-        let firsts = own.clone().step_by(size);
-        firsts.map(move |first| before + (step * batch + first) as u64)
-    });
-    firsts.map(move |first| first..first + size as u64)
+/// The sample numbers of micro-batches.
+type SampleNumbers = Box<dyn Iterator<Item = Range<u64>> + Send>;
+
+/// The indices of the samples of a step, of which there are `samples`, on a rank of the data axis.
+pub(super) fn share_of(samples: usize, rank: usize, ranks: usize) -> Range<usize> {
+    let share = samples / ranks;
+    rank * share..(rank + 1) * share
 }
 
 /// `[rows, seq]`

@@ -4,6 +4,7 @@
 //! measurements go to an [`Observer`], for instance one that shows [`progress`], writes [`metrics`] and
 //! draws a [`plot`] into a [`run_folder`].
 
+mod batch_warmup;
 mod build;
 mod config;
 mod error;
@@ -29,6 +30,7 @@ mod trainer;
 pub use crate::generate::GenerateConfig;
 pub use crate::model::{LanguageModel, ModelConfig, Tokens};
 pub use crate::nn::{LossFactor, LossTerm, Losses, SummedLosses};
+pub use batch_warmup::BatchWarmup;
 pub use build::PipelineConfig;
 pub use config::{ConfigError, TrainConfig};
 pub use error::TrainError;

@@ -41,7 +41,7 @@ impl<M: LanguageModel> Trainer<M> {
         let _span = tracing::info_span!("step", step).entered();
         self.ddp.groups().world().begin_step(step as u64);
         let batches = self.batches(step, samples)?;
-        self.samples += self.config.global_batch_size as u64;
+        self.samples += self.sizes().of(step) as u64;
         let tokens = batches.iter().map(Batch::counted).sum();
         self.padding = batches
             .iter()
@@ -62,7 +62,7 @@ impl<M: LanguageModel> Trainer<M> {
             fp8,
             routers,
         };
-        let settings = self.outcome_settings(before);
+        let settings = self.outcome_settings(step, before);
         let outcome = before.map(|before| before.statistics.outcome.clone());
         let statistics = StepStatistics::gather(own, &gradients, &self.ddp, outcome, settings);
         if let Some(reports) = &statistics.routers {
@@ -127,7 +127,7 @@ impl<M: LanguageModel> Trainer<M> {
         self.ddp
             .fp8()
             .warn_of_saturation(&reading.fp8, self.ddp.groups());
-        let mean = self.mean_loss(reading);
+        let mean = self.mean_loss(step, reading);
         let scale = self.scaler.scale();
         let metrics = StepMetrics {
             step,
@@ -192,13 +192,13 @@ impl<M: LanguageModel> Trainer<M> {
         [after(false), after(true), self.scaler.scale()]
     }
 
-    fn outcome_settings(&self, before: Option<&LaunchedStep>) -> OutcomeSettings {
+    fn outcome_settings(&self, step: usize, before: Option<&LaunchedStep>) -> OutcomeSettings {
         let numbers = |more: usize| {
             let (rate, taken) = (self.learning_rate(more), self.count.taken + more as u64);
             ParallelAdamW::hyperparameters(&self.config.optimizer, rate, taken)
         };
         OutcomeSettings {
-            squares: self.squares.clone(),
+            squares: self.scheduled(step).squares.clone(),
             clip: self.config.clip,
             loss_scales: match before {
                 Some(_) => self.loss_scales(),
@@ -234,9 +234,9 @@ impl<M: LanguageModel> Trainer<M> {
         (!layers.is_empty()).then_some(ExpertMetrics { step, layers })
     }
 
-    fn mean_loss(&self, reading: &StepReading) -> MeanLoss {
+    fn mean_loss(&self, step: usize, reading: &StepReading) -> MeanLoss {
         let terms = self.ddp.module().loss_terms();
-        let micro_batches = self.schedule.micro_batches();
+        let micro_batches = self.scheduled(step).schedule.micro_batches();
         let of_rank = |losses: &[f64]| LossSums::of_rank(losses, micro_batches, terms).0;
         let sums = reading.losses(self.ddp.groups(), of_rank);
         LossSums(sums).over(reading.tokens as f64, terms)

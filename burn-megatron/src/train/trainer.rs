@@ -6,11 +6,12 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use burn_megatron_kernels::adamw::SumOrder;
 
+use super::batch_warmup::BatchSizes;
 use super::config::TrainConfig;
 use super::error::TrainError;
 use super::losses::LossSums;
 use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use super::micro_batches::{ContextPart, targets};
+use super::micro_batches::{ContextPart, share_of, targets};
 use super::schedule::LrSchedule;
 use super::sequence_warmup::row_length;
 use super::step::{FinishedStep, LaunchedStep, StepClock};
@@ -35,9 +36,8 @@ pub struct Trainer<M> {
     pub(super) learning_rates: LrSchedule,
     pub(super) config: TrainConfig,
     pub(super) device: Device,
-    pub(super) schedule: Schedule,
-    /// By stage: see [`Schedule::in_flight`].
-    pub(super) in_flight: Vec<usize>,
+    /// For each size of the batch.
+    pub(super) schedules: Vec<StepSchedule>,
     pub(super) deferred_wgrad: Option<DeferredWgrad>,
     /// The timed actions of this rank in the last step.
     pub(super) events: Vec<ActionEvent>,
@@ -58,8 +58,15 @@ pub struct Trainer<M> {
     pub(super) diverged: Option<usize>,
     /// See [`Trainer::defer_readings`].
     pub(super) defers: bool,
+}
+
+/// The schedule of steps with so many micro-batches.
+pub(super) struct StepSchedule {
+    pub schedule: Schedule,
+    /// By stage: see [`Schedule::in_flight`].
+    pub in_flight: Vec<usize>,
     /// See [`order_of_squares`](crate::optim::order_of_squares).
-    pub(super) squares: Arc<SumOrder>,
+    pub squares: Arc<SumOrder>,
 }
 
 /// How a run ended.
@@ -154,7 +161,7 @@ impl<M: LanguageModel> Trainer<M> {
         let samples = data.training(&Sampling {
             seq: self.sequence_length(),
             seed: self.config.seed,
-            samples: self.samples + (left * self.config.global_batch_size) as u64,
+            samples: self.samples + self.sizes().sum(self.steps()..self.steps() + left),
         })?;
         let samples = self.read_ahead(samples, left)?;
         let (mut stopped, mut evaluated) = (false, None);
@@ -297,11 +304,20 @@ impl<M: LanguageModel> Trainer<M> {
             .unwrap_or(self.ddp.module().context())
     }
 
-    /// The indices of the samples of each step on this rank.
-    pub(super) fn own_samples(&self) -> Range<usize> {
+    /// The samples of every step.
+    pub(super) fn sizes(&self) -> BatchSizes {
+        BatchSizes::new(&self.config)
+    }
+
+    /// The indices of the samples of a step on this rank.
+    pub(super) fn own_samples(&self, step: usize) -> Range<usize> {
         let axis = self.ddp.groups().data();
-        let share = self.config.global_batch_size / axis.size();
-        axis.rank() * share..(axis.rank() + 1) * share
+        share_of(self.sizes().of(step), axis.rank(), axis.size())
+    }
+
+    /// The schedule of a step.
+    pub(super) fn scheduled(&self, step: usize) -> &StepSchedule {
+        &self.schedules[self.sizes().part_of(step)]
     }
 
     /// Generates text after a prompt, the same on all ranks. The default seed is that of the run.

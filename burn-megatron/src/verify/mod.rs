@@ -32,7 +32,7 @@ use crate::nn::{BuildError, ParallelModule};
 use crate::optim::{AdamWConfig, LossScale};
 use crate::pipeline::{LayoutScheduleError, stages_of};
 use crate::train::schedule::LrStyle;
-use crate::train::{LanguageModel, SequenceWarmup, TrainConfig};
+use crate::train::{BatchWarmup, LanguageModel, SequenceWarmup, TrainConfig};
 
 mod compare;
 mod layout;
@@ -127,6 +127,8 @@ pub struct VerifyOptions {
     pub optimizer: AdamWConfig,
     /// The maximum gradient norm; infinite for no clipping.
     pub clip: f64,
+    /// Smaller batches in the first steps.
+    pub batch_warmup: Vec<BatchWarmup>,
     /// Shorter rows in the first steps.
     pub sequence_warmup: Vec<SequenceWarmup>,
     /// The data-parallel settings of each layout, except those that the layout itself has, and the precision,
@@ -148,6 +150,7 @@ impl Default for VerifyOptions {
             learning_rate: 1e-3,
             optimizer: AdamWConfig::default(),
             clip: 0.1,
+            batch_warmup: vec![],
             sequence_warmup: vec![],
             data_parallel: DataParallelConfig::default(),
             same_micro_batches: false,
@@ -198,6 +201,7 @@ impl VerifyOptions {
             // A step that is skipped shows in the report.
             skip_limit: NonZeroU64::MAX,
             clip: self.clip,
+            batch_warmup: self.batch_warmup.clone(),
             sequence_warmup: self.sequence_warmup.clone(),
             ..TrainConfig::default()
         }

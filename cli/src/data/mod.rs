@@ -43,7 +43,7 @@ pub fn open(recipe: &Recipe) -> Result<Arc<dyn Dataset>, Error> {
     data.training(&Sampling {
         seq,
         seed: train.seed,
-        samples: (train.steps * train.global_batch_size) as u64,
+        samples: train.samples(),
     })?;
     data.held_out(seq, train.held_out_samples)?;
     Ok(data)

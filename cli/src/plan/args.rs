@@ -17,9 +17,12 @@ pub struct PlanArgs {
     /// The model: a Hugging Face folder, or its config.json. No weights are read.
     #[arg(long, value_name = "HF_FOLDER|config.json", required_unless_present_any = ["config", "measure"])]
     pub model: Option<PathBuf>,
-    /// The model, the batch and the precision of a recipe; its layout is not used.
+    /// The model, the batch and the precision of a recipe; its layout is used with --own-layout only.
     #[arg(long, value_name = "RECIPE.toml", conflicts_with = "model")]
     pub config: Option<PathBuf>,
+    /// Plan the layout of the recipe instead of searching one; the exit code is 1 if it does not fit.
+    #[arg(long, requires = "config", conflicts_with_all = ["fix", "top", "write_recipe"])]
+    pub own_layout: bool,
     /// The devices: a number and H100, H200, B200, A100 or MI300X, as in 64xH100; with --hardware a number.
     #[arg(
         long,

@@ -21,6 +21,7 @@ use args::PlanArgs;
 use source::RecipeModel;
 
 pub mod args;
+mod own;
 pub mod source;
 mod table;
 #[cfg(test)]
@@ -39,6 +40,9 @@ pub fn run(args: &PlanArgs, families: &Families) -> Result<ExitCode, Error> {
     }
     let model = RecipeModel::new(recipe(args, families)?)?;
     let (devices, hardware) = hardware(args)?;
+    if args.own_layout {
+        return run_own(args, &model, devices, &hardware);
+    }
     let report = planned(args, &model, devices, &hardware)?;
     // The others are checked where their memory is planned.
     if let Some(plan) = &report.nearest {
@@ -71,6 +75,38 @@ pub fn run(args: &PlanArgs, families: &Families) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Prints the plan of the recipe's own layout; the exit code is 1 if it does not fit.
+fn run_own(
+    args: &PlanArgs,
+    model: &RecipeModel,
+    devices: usize,
+    hardware: &Hardware,
+) -> Result<ExitCode, Error> {
+    let plan = own::plan(model, devices, hardware)?;
+    let limit = args.memory_limit.unwrap_or(hardware.memory);
+    let fits = plan.memory.total() <= limit;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&table::row(&plan))?);
+    } else {
+        print_title(args, model, (devices, hardware));
+        println!("{}", table::own(&plan));
+        if !fits {
+            let needed = DecimalBytes(plan.memory.total());
+            println!("it does not fit: {needed} of {}", DecimalBytes(limit));
+        }
+    }
+    if let Some(path) = &args.svg {
+        let title = plan.candidate.to_string();
+        memory_limit::plan(model.recipe())?.write_svg(path, &title, Some(limit))?;
+        eprintln!("memory drawn to {}", path.display());
+    }
+    Ok(if fits {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
 /// Checks that `pretrain` accepts a plan.
 fn check(model: &RecipeModel, plan: &Plan) -> Result<(), Error> {
     let checked = model.with(&plan.candidate).plan();
@@ -82,18 +118,9 @@ fn print(
     args: &PlanArgs,
     model: &RecipeModel,
     report: &SearchReport,
-    (devices, hardware): (usize, &Hardware),
+    hardware: (usize, &Hardware),
 ) {
-    let recipe = model.recipe();
-    println!(
-        "{}, {}: {} samples of {} tokens on {devices} x {} with {} each\n",
-        recipe.model.family(),
-        recipe.model.describe(),
-        recipe.train.global_batch_size,
-        model.sequence(),
-        hardware.name,
-        DecimalBytes(args.memory_limit.unwrap_or(hardware.memory)),
-    );
+    print_title(args, model, hardware);
     match (report.best.first(), &report.nearest) {
         (Some(best), _) => println!("{}\n{}", table::plans(report), table::details(best)),
         (None, Some(nearest)) => println!(
@@ -104,6 +131,20 @@ fn print(
         (None, None) => println!("no layout is valid\n"),
     }
     print!("{}", table::counts(report));
+}
+
+/// The model, the batch and the devices, in a line.
+fn print_title(args: &PlanArgs, model: &RecipeModel, (devices, hardware): (usize, &Hardware)) {
+    let recipe = model.recipe();
+    println!(
+        "{}, {}: {} samples of {} tokens on {devices} x {} with {} each\n",
+        recipe.model.family(),
+        recipe.model.describe(),
+        recipe.train.global_batch_size,
+        model.sequence(),
+        hardware.name,
+        DecimalBytes(args.memory_limit.unwrap_or(hardware.memory)),
+    );
 }
 
 /// The recipe whose layout is searched, checked on its own.

@@ -89,19 +89,33 @@ fn bytes(bytes: f64) -> String {
     DecimalBytes(bytes as u64).to_string()
 }
 
+/// One plan in numbers.
+pub fn row(plan: &Plan) -> PlanRow {
+    PlanRow::new(plan, plan)
+}
+
+/// One plan: its line, then its memory, time and traffic.
+pub fn own(plan: &Plan) -> String {
+    format!("{}\n{}", lines(std::slice::from_ref(plan)), details(plan))
+}
+
 /// The best plans, a line for each.
 pub fn plans(report: &SearchReport) -> String {
-    let Some(best) = report.best.first() else {
+    lines(&report.best)
+}
+
+fn lines(plans: &[Plan]) -> String {
+    let Some(best) = plans.first() else {
         return String::new();
     };
-    let best_ones = report.best.iter();
+    let best_ones = plans.iter();
     let width = best_ones.map(|plan| plan.candidate.to_string().len());
     let width = width.max().unwrap_or(0);
     let mut text = format!(
         "{:<width$}  {:>8}  {:>11}  {:>6}  {:>6}  {:>9}  loses\n",
         "layout", "step", "tokens/s", "MFU", "bubble", "memory"
     );
-    for plan in &report.best {
+    for plan in plans {
         let loses = match plan.loses_by(best) {
             Some((part, lost)) => format!("{}, {}", part.name(), seconds(lost)),
             None => format!(

@@ -167,6 +167,14 @@ fn a_wrong_flag_is_an_error() {
             "recompute = full-offloaded cannot be planned",
         ),
         (
+            "--devices 8xH100 --own-layout",
+            "--own-layout: the layout of the recipe has 1 ranks, and --devices 8: expected 1",
+        ),
+        (
+            "--devices 1xH100 --own-layout --memory-limit 1MiB --precision f64",
+            "H100 has no peak of f64",
+        ),
+        (
             "--devices 8xH900",
             "invalid device \"H900\": expected H100, H200",
         ),

@@ -2,6 +2,8 @@
 
 pub mod args;
 mod resolve;
+#[cfg(test)]
+mod twins;
 
 use std::process::ExitCode;
 use std::thread::sleep;
@@ -41,11 +43,21 @@ const COLUMNS: usize = 90;
 /// The longest interval at which rank 0 signals the others while it looks for a checkpoint.
 const MAX_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Trains, and prints the results.
+/// Trains, and prints the results; signals of this process stop the run.
 pub fn run(
     args: &PretrainArgs,
     families: &Families,
     default_recipe: &str,
+) -> Result<ExitCode, Error> {
+    run_until(args, families, default_recipe, Interrupt::listen)
+}
+
+/// The same with what stops the run; a process can listen to its signals once.
+fn run_until(
+    args: &PretrainArgs,
+    families: &Families,
+    default_recipe: &str,
+    interrupt: impl FnOnce(Duration) -> Result<Interrupt, ctrlc::Error>,
 ) -> Result<ExitCode, Error> {
     let recipe = Recipe::resolve(args, families, default_recipe)?;
     let plan = recipe.plan()?;
@@ -105,7 +117,7 @@ pub fn run(
     }
     let deadline = seconds("deadline", args.ranks.deadline)?;
     let first_deadline = seconds("first-deadline", args.ranks.first_deadline)?;
-    let interrupt = Interrupt::listen(seconds("grace", args.grace)?)?;
+    let interrupt = interrupt(seconds("grace", args.grace)?)?;
     let has_first = own_rank.is_none_or(|rank| rank == 0);
     let resolver = has_first.then(|| StartResolver::new(args, &recipe, &*data));
     let resolver = resolver.transpose()?;

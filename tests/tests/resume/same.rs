@@ -6,7 +6,7 @@ use burn_megatron::data_parallel::{Moments, Precision};
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::optim::{LossScale, LossScaleConfig};
 use burn_megatron::pipeline::split::LayerSplit;
-use burn_megatron::train::{Saver, SequenceWarmup, TrainConfig};
+use burn_megatron::train::{BatchWarmup, Saver, SequenceWarmup, TrainConfig};
 use burn_megatron_tests::Text;
 use burn_megatron_tests::tolerance::assert_steps_near;
 
@@ -52,6 +52,18 @@ fn whatever_is_shared() {
         goes_on(layout, &case);
     }
     goes_on("llama", &Case::llama("tp2-sp-dp2-mb3"));
+}
+
+/// Saved between two sizes of batches.
+#[test]
+fn a_batch_size_warm_up() {
+    let mut case = Case::gpt("pp2-dp2-mb1/1f1b");
+    let part = |until_step, global_batch_size| BatchWarmup {
+        until_step,
+        global_batch_size,
+    };
+    case.train.batch_warmup = vec![part(2, 4), part(5, 8)];
+    goes_on("warm-up", &case);
 }
 
 /// Saved between two lengths of rows.

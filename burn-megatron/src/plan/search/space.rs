@@ -27,7 +27,7 @@ pub struct FixedSettings {
     pub data: Option<usize>,
     /// What is sharded over the data axis.
     pub zero_stage: Option<ZeroStage>,
-    /// Ranks of a sharding group.
+    /// Ranks of a sharding group; as many as the data axis has are one group.
     pub hsdp: Option<usize>,
     /// Samples of a micro-batch.
     pub micro_batch: Option<usize>,
@@ -130,7 +130,9 @@ impl FixedSettings {
         let settings = kinds.flat_map(|kind| match kind {
             ScheduleKind::Interleaved { .. } => {
                 let stages = (1..=layers).map(|each| layers.div_ceil(ranks * each));
-                let mut stages: Vec<_> = stages.filter(|v| (2..=most).contains(v)).collect();
+                // More than layers leave the stages at both ends without one.
+                let fits = |v: &usize| (2..=most).contains(v) || self.virtual_stages == Some(*v);
+                let mut stages: Vec<_> = stages.filter(fits).collect();
                 stages.dedup();
                 stages.into_iter().map(|v| Some((kind, v))).collect()
             }
@@ -172,6 +174,7 @@ impl FixedSettings {
             let groups = match (stage, self.hsdp) {
                 (ZeroStage::Replicated, None) => vec![None],
                 (ZeroStage::Replicated, Some(_)) => vec![],
+                (_, Some(fixed)) if fixed == ranks => vec![None],
                 (_, Some(fixed)) => vec![Some(fixed)],
                 _ if ranks == 1 => vec![],
                 _ => {
@@ -294,6 +297,14 @@ mod tests {
         assert_eq!(free.micro_batches(12), [1, 2, 4]);
         assert_eq!(free.shardings(1), [(ZeroStage::Replicated, None)]);
         assert_eq!(free.shardings(4).len(), 1 + 3 * 2);
+        for (ranks, group) in [(4, None), (8, Some(4))] {
+            let fixed = FixedSettings {
+                zero_stage: Some(ZeroStage::Optimizer),
+                hsdp: Some(4),
+                ..FixedSettings::default()
+            };
+            assert_eq!(fixed.shardings(ranks), [(ZeroStage::Optimizer, group)]);
+        }
         assert_eq!(free.pipelines(1, 8), [None]);
         // Five kinds with their own number of stages, and the interleaved one with 4 and 2, of one and of two layers each.
         assert_eq!(free.pipelines(2, 8).len(), 5 + 2);

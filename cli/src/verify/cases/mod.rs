@@ -401,7 +401,8 @@ impl VerifyCase {
             learning_rate: train.learning_rate,
             optimizer: train.optimizer.clone(),
             clip: train.clip,
-            // Its first steps are whole rows.
+            // Its first steps have whole batches of whole rows.
+            batch_warmup: vec![],
             sequence_warmup: vec![],
             data_parallel: DataParallelConfig {
                 // Both are set by the layout.

@@ -73,7 +73,7 @@ pub(super) fn defaults(is_gemma3: bool) -> TransformerConfig {
         norm_zero_centered: true,
         norm_epsilon: 1e-6,
         activation: Activation::GeGlu,
-        layer_windows: vec![64, 0, 64, 0],
+        layer_windows: vec![64, 0],
         post_norms: true,
         scaled_embedding: true,
         tied: true,

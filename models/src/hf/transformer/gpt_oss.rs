@@ -68,7 +68,7 @@ pub(super) fn defaults() -> TransformerConfig {
         activation: Activation::ClampedSwiGlu,
         bias: true,
         sinks: true,
-        layer_windows: vec![32, 0, 32, 0],
+        layer_windows: vec![32, 0],
         moe: Some(MoeConfig {
             router_bias: true,
             ..MoeConfig::default()
