@@ -1,5 +1,6 @@
 //! The tests of this crate but those that need a process of their own, which Cargo.toml lists.
 
+mod chat;
 mod checkpoint_processes;
 mod context_faults;
 mod context_verify;

@@ -236,11 +236,7 @@ impl Dataset for ChatData {
     fn training(&self, sampling: &Sampling) -> Result<Arc<dyn Samples>, DataError> {
         self.check_length(sampling.seq)?;
         let rows = Arc::clone(&self.training);
-        Ok(Arc::new(ChatSamples::new(
-            rows,
-            sampling.seed,
-            sampling.samples,
-        )))
+        Ok(Arc::new(ChatSamples::new(rows, sampling.seed)))
     }
 
     fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {

@@ -4,7 +4,7 @@ use minijinja::value::ValueKind;
 use serde::Deserialize;
 
 use super::error::ChatLineError;
-use crate::tokenizer::chat::ChatValue;
+use crate::tokenizer::chat::{ChatValue, JsonValue, ordered_map};
 
 /// The roles of messages.
 pub(super) const ROLES: [&str; 6] = [
@@ -45,13 +45,13 @@ pub(super) struct Conversation {
 /// The keys of a line; others are ignored.
 #[derive(Deserialize)]
 struct Record {
-    prompt: Option<ChatValue>,
-    completion: Option<ChatValue>,
-    answer: Option<ChatValue>,
-    messages: Option<ChatValue>,
-    conversations: Option<ChatValue>,
-    tools: Option<ChatValue>,
-    chat_template_kwargs: Option<ChatValue>,
+    prompt: Option<JsonValue>,
+    completion: Option<JsonValue>,
+    answer: Option<JsonValue>,
+    messages: Option<JsonValue>,
+    conversations: Option<JsonValue>,
+    tools: Option<JsonValue>,
+    chat_template_kwargs: Option<JsonValue>,
 }
 
 impl Conversation {
@@ -84,12 +84,12 @@ impl Conversation {
             Record {
                 messages: Some(messages),
                 ..
-            } => (list(messages, "messages")?, 0, None),
+            } => (list(&messages.0, "messages")?, 0, None),
             Record {
                 conversations: Some(turns),
                 ..
             } => {
-                let turns = list(turns, "conversations")?.into_iter();
+                let turns = list(&turns.0, "conversations")?.into_iter();
                 (turns.map(of_share_gpt).collect(), 0, None)
             }
             Record {
@@ -103,8 +103,8 @@ impl Conversation {
                     (None, answer) => answer.as_ref().map(|answer| ("answer", answer)),
                 };
                 let (key, answer) = found.ok_or_else(|| form(line))?;
-                let (before, prompt) = turns(prompt, "prompt", "user")?;
-                let (after, answer) = turns(answer, key, ASSISTANT)?;
+                let (before, prompt) = turns(&prompt.0, "prompt", "user")?;
+                let (after, answer) = turns(&answer.0, key, ASSISTANT)?;
                 let first = before.len();
                 (
                     [before, after].concat(),
@@ -120,8 +120,8 @@ impl Conversation {
             messages,
             first_trained,
             texts,
-            tools: record.tools.filter(|tools| tools.is_true()),
-            variables: record.chat_template_kwargs,
+            tools: record.tools.map(|tools| tools.0).filter(ChatValue::is_true),
+            variables: record.chat_template_kwargs.map(|variables| variables.0),
         })
     }
 
@@ -175,7 +175,7 @@ fn turns(
 ) -> Result<(Vec<ChatValue>, Option<String>), ChatLineError> {
     match value.as_str() {
         Some(text) => {
-            let message = message([("role", role.into()), ("content", text.into())]);
+            let message = ordered_map([("role", role.into()), ("content", text.into())]);
             Ok((vec![message], Some(text.into())))
         }
         None if value.kind() == ValueKind::Seq => Ok((list(value, what)?, None)),
@@ -184,10 +184,6 @@ fn turns(
             expected: "a text, or a list of messages",
         }),
     }
-}
-
-fn message<'a>(pairs: impl IntoIterator<Item = (&'a str, ChatValue)>) -> ChatValue {
-    pairs.into_iter().collect()
 }
 
 /// `{"from": "human", "value": ".."}` with the keys of the other forms.
@@ -204,7 +200,7 @@ fn of_share_gpt(turn: ChatValue) -> ChatValue {
         .iter()
         .find(|(name, _)| from.as_str() == Some(name));
     let role = role.map_or(from.clone(), |(_, role)| ChatValue::from(*role));
-    message([("role", role), ("content", of("value").unwrap_or_default())])
+    ordered_map([("role", role), ("content", of("value").unwrap_or_default())])
 }
 
 /// As `transformers` passes a message to a template: without keys of null, and with its reasoning under the names that
@@ -225,7 +221,7 @@ fn normalized(turn: &ChatValue) -> ChatValue {
             }
         }
     }
-    pairs.into_iter().collect()
+    ordered_map(pairs)
 }
 
 fn role(message: &ChatValue) -> Option<String> {
@@ -276,5 +272,8 @@ fn check(messages: &[ChatValue], first_trained: usize) -> Result<(), ChatLineErr
 /// Messages as a template gets them.
 #[cfg(test)]
 pub(crate) fn messages(list: &ChatValue) -> Vec<ChatValue> {
-    list.try_iter().unwrap().map(|turn| normalized(&turn)).collect()
+    list.try_iter()
+        .unwrap()
+        .map(|turn| normalized(&turn))
+        .collect()
 }

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+use xxhash_rust::xxh3::xxh3_64;
+
 use super::examples::Examples;
-use crate::data::gpt::{RandomState, SamplingError};
+use crate::data::gpt::RandomState;
 use crate::data::pack::pack;
 use crate::data::{DataError, IGNORE, Sample, Samples};
 
@@ -60,26 +63,32 @@ impl ChatRows {
     }
 }
 
-/// The rows of a run: all of them in each epoch, in an order of its own.
+/// The rows of a run: all of them in each epoch, in an order of its own. There is no last epoch.
 pub(super) struct ChatSamples {
     rows: Arc<ChatRows>,
-    order: Vec<u32>,
+    seed: u64,
+    /// The epoch that was read last, and its order.
+    epoch: Mutex<(u64, Arc<[u32]>)>,
 }
 
 impl ChatSamples {
-    /// At least `samples` rows, which is at least one epoch. The first ones are the same for any number of samples.
-    pub fn new(rows: Arc<ChatRows>, seed: u64, samples: u64) -> Self {
-        let mut random = RandomState::new((seed ^ (seed >> 32)) as u32);
-        let mut order = vec![];
-        loop {
-            let mut epoch: Vec<u32> = (0..rows.len() as u32).collect();
-            random.shuffle(&mut epoch);
-            order.append(&mut epoch);
-            if order.len() as u64 >= samples {
-                return Self { rows, order };
-            }
+    /// The rows in the orders of a seed.
+    pub fn new(rows: Arc<ChatRows>, seed: u64) -> Self {
+        let first = order(&rows, seed, 0);
+        Self {
+            rows,
+            seed,
+            epoch: Mutex::new((0, first)),
         }
     }
+}
+
+/// The order of the rows in an epoch.
+fn order(rows: &ChatRows, seed: u64, epoch: u64) -> Arc<[u32]> {
+    let mut order: Vec<u32> = (0..rows.len() as u32).collect();
+    let key = [seed.to_le_bytes(), epoch.to_le_bytes()].concat();
+    RandomState::new(xxh3_64(&key) as u32).shuffle(&mut order);
+    order.into()
 }
 
 impl Samples for ChatSamples {
@@ -88,11 +97,14 @@ impl Samples for ChatSamples {
     }
 
     fn sample(&self, number: u64) -> Result<Sample, DataError> {
-        let row = usize::try_from(number)
-            .ok()
-            .and_then(|number| self.order.get(number));
-        let samples = self.order.len() as u64;
-        let row = row.ok_or(SamplingError::NoSuchSample { number, samples })?;
-        Ok(self.rows.sample(*row as usize))
+        let rows = self.rows.len() as u64;
+        let (epoch, place) = (number / rows, (number % rows) as usize);
+        let mut last = self.epoch.lock();
+        if last.0 != epoch {
+            *last = (epoch, order(&self.rows, self.seed, epoch));
+        }
+        let row = last.1[place];
+        drop(last);
+        Ok(self.rows.sample(row as usize))
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     Ok(Value::from(text))
 }
 
-/// All that is not ASCII is in strings.
+/// What is escaped, DEL too, is in strings.
 fn ascii(text: &str) -> String {
     let escaped = |character: char| {
         let mut units = [0; 2];
@@ -56,10 +56,12 @@ fn ascii(text: &str) -> String {
             .map(|unit| format!("\\u{unit:04x}"))
             .collect::<String>()
     };
-    let each = text.chars().map(|character| match character.is_ascii() {
-        true => character.to_string(),
-        false => escaped(character),
-    });
+    let each = text.chars().map(
+        |character| match character.is_ascii() && character != '\u{7f}' {
+            true => character.to_string(),
+            false => escaped(character),
+        },
+    );
     each.collect()
 }
 

@@ -10,6 +10,7 @@ mod json;
 mod source;
 #[cfg(test)]
 mod tests;
+mod value;
 
 use std::ops::Range;
 use std::path::Path;
@@ -22,6 +23,7 @@ use super::Tokenizer;
 use environment::{ANSWER_BEGINS, ANSWER_ENDS};
 pub use error::ChatTemplateError;
 use source::TemplateSource;
+pub use value::{JsonValue, ordered_map};
 
 /// A value of a conversation: a message, or another variable of a template.
 pub type ChatValue = minijinja::Value;
@@ -174,7 +176,7 @@ impl ChatTemplate {
         let template = self
             .environment
             .get_template(NAMES[usize::from(with_tools)]);
-        let context: ChatValue = context.into_iter().collect();
+        let context = ordered_map(context);
         let text = template.and_then(|template| template.render(context));
         Ok(without_marks(&text.map_err(|error| self.failed(error))?))
     }

@@ -18,8 +18,8 @@ fn tokenizer() -> Tokenizer {
 /// Keys stay in the order of the file.
 #[derive(Deserialize)]
 struct Chats {
-    chats: ChatValue,
-    json: Vec<ChatValue>,
+    chats: JsonValue,
+    json: Vec<JsonValue>,
 }
 
 fn ordered() -> Chats {
@@ -34,7 +34,7 @@ fn of(value: &ChatValue, key: &str) -> Option<ChatValue> {
 
 #[test]
 fn texts_and_marks_are_those_of_transformers() {
-    let (tokenizer, chats) = (tokenizer(), ordered().chats);
+    let (tokenizer, chats) = (tokenizer(), ordered().chats.0);
     let date = NaiveDate::from_ymd_opt(2025, 1, 31);
     let cases = cases();
     let (mut texts, mut errors, mut masks) = (0, 0, 0);
@@ -55,7 +55,9 @@ fn texts_and_marks_are_those_of_transformers() {
             if let Some(error) = case["error"].as_str() {
                 let found = rendered.expect_err(&what).to_string();
                 // The templates' own errors are passed on.
-                let own = ["System role", "roles must"].iter().any(|own| error.starts_with(own));
+                let own = ["System role", "roles must"]
+                    .iter()
+                    .any(|own| error.starts_with(own));
                 assert!(!own || found.contains(error), "{what}: {found}");
                 errors += 1;
                 continue;
@@ -69,22 +71,29 @@ fn texts_and_marks_are_those_of_transformers() {
                 assert_eq!(rendered.answers, [], "{what}");
                 continue;
             };
-            let tokens = tokenizer.encode_with_offsets(&rendered.text, false).unwrap();
+            let tokens = tokenizer
+                .encode_with_offsets(&rendered.text, false)
+                .unwrap();
             let ids: Vec<_> = tokens.iter().map(|(id, _)| *id).collect();
             assert_eq!(Value::from(ids), case["tokens"], "{what}");
             let marked = crate::data::chat_mask(tokens, &rendered.answers);
-            let marked: Vec<_> = marked.into_iter().map(|is_answer| Value::from(u8::from(is_answer)));
+            let marked: Vec<_> = marked
+                .into_iter()
+                .map(|is_answer| Value::from(u8::from(is_answer)));
             assert_eq!(&marked.collect::<Vec<_>>(), mask, "{what}");
             masks += 1;
         }
     }
-    assert!(texts > 30 && errors > 3 && masks > 4, "{texts} {errors} {masks}");
+    assert!(
+        texts > 30 && errors > 3 && masks > 4,
+        "{texts} {errors} {masks}"
+    );
 }
 
 #[test]
 fn json_is_that_of_python() {
     let mut environment = environment::environment(None);
-    for case in ordered().json {
+    for JsonValue(case) in ordered().json {
         let options = of(&case, "options").unwrap();
         let options = options.try_iter().unwrap().map(|key| {
             let value = options.get_item(&key).unwrap();
@@ -96,7 +105,11 @@ fn json_is_that_of_python() {
         let value = of(&case, "value").unwrap_or(ChatValue::from(()));
         let text = environment.get_template("case").unwrap();
         let text = text.render(minijinja::context!(value)).unwrap();
-        assert_eq!(Some(&*text), of(&case, "text").unwrap().as_str(), "{options:?}");
+        assert_eq!(
+            Some(&*text),
+            of(&case, "text").unwrap().as_str(),
+            "{options:?}"
+        );
     }
 }
 
@@ -105,14 +118,22 @@ fn a_template_is_found_and_its_date_is_set() {
     let folder = tempfile::tempdir().unwrap();
     let write = |file: &str, text: &str| std::fs::write(folder.path().join(file), text).unwrap();
     let tokenizer = format!("{FIXTURES}/tokenizer/byte_bpe/tokenizer.json");
-    write("tokenizer.json", &std::fs::read_to_string(tokenizer).unwrap());
+    write(
+        "tokenizer.json",
+        &std::fs::read_to_string(tokenizer).unwrap(),
+    );
     let config = |template: Value| {
         let mut config = Map::new();
-        config.insert("eos_token".into(), serde_json::json!({"content": "<|endoftext|>"}));
+        config.insert(
+            "eos_token".into(),
+            serde_json::json!({"content": "<|endoftext|>"}),
+        );
         config.insert("chat_template".into(), template);
         write("tokenizer_config.json", &Value::from(config).to_string());
     };
-    let messages = [ChatValue::from_serialize(serde_json::json!({"role": "user"}))];
+    let messages = [ChatValue::from_serialize(
+        serde_json::json!({"role": "user"}),
+    )];
     let tool = ChatValue::from(vec!["tool"]);
     let rendered = |date: Option<NaiveDate>, tools: Option<&ChatValue>| {
         let tokenizer = Tokenizer::open(folder.path()).unwrap();
@@ -120,30 +141,59 @@ fn a_template_is_found_and_its_date_is_set() {
         let Some(template) = template else {
             return Ok("none".into());
         };
-        let chat = Chat { messages: &messages, tools, variables: None };
-        let rendered = template.render(&chat, false).map_err(|error| error.to_string())?;
+        let chat = Chat {
+            messages: &messages,
+            tools,
+            variables: None,
+        };
+        let rendered = template
+            .render(&chat, false)
+            .map_err(|error| error.to_string())?;
         Ok::<_, String>(rendered.text)
     };
     config(Value::Null);
     assert_eq!(rendered(None, None).unwrap(), "none");
     config("{{ messages[0].role }}{{ eos_token }}{{ bos_token }}".into());
     assert_eq!(rendered(None, None).unwrap(), "user<|endoftext|>");
-    let named = |name: &str, template: &str| serde_json::json!({"name": name, "template": template});
-    config(vec![named("default", "a"), named("tool_use", "b"), named("rag", "c")].into());
+    let named =
+        |name: &str, template: &str| serde_json::json!({"name": name, "template": template});
+    config(
+        vec![
+            named("default", "a"),
+            named("tool_use", "b"),
+            named("rag", "c"),
+        ]
+        .into(),
+    );
     assert_eq!(rendered(None, None).unwrap(), "a");
     assert_eq!(rendered(None, Some(&tool)).unwrap(), "b");
     config(vec![named("rag", "c")].into());
-    assert!(rendered(None, None).unwrap_err().contains("the name \"default\""));
+    assert!(
+        rendered(None, None)
+            .unwrap_err()
+            .contains("the name \"default\"")
+    );
     config(3.into());
-    assert!(rendered(None, None).unwrap_err().contains("expected a string"));
+    assert!(
+        rendered(None, None)
+            .unwrap_err()
+            .contains("expected a string")
+    );
     // The file comes first.
     write("chat_template.jinja", "{{ strftime_now('%d %B %Y') }}");
     let date = NaiveDate::from_ymd_opt(2025, 1, 31);
     assert_eq!(rendered(date, None).unwrap(), "31 January 2025");
-    assert!(rendered(None, None).unwrap_err().contains("set data.chat.date"));
+    assert!(
+        rendered(None, None)
+            .unwrap_err()
+            .contains("set data.chat.date")
+    );
     write("chat_template.jinja", "{% for x in y %}");
     let error = rendered(date, None).unwrap_err();
-    assert!(error.contains("chat_template.jinja is not valid"), "{error}");
+    assert!(
+        error.contains("chat_template.jinja is not valid"),
+        "{error}"
+    );
     write("chat_template.jinja", "{{ messages }}");
     let error = rendered(date, None).unwrap_err();
     assert!(error.contains("it prints a sequence"), "{error}");
