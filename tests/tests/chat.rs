@@ -82,6 +82,9 @@ fn train(
         micro_batch_size: micro,
         global_batch_size: 8,
         warmup_steps: 0,
+        // AdamW makes steps of this size of differences in rounding.
+        learning_rate: 1e-13,
+        min_learning_rate: 1e-13,
         ..TrainConfig::default()
     };
     config.data_parallel.zero_stage = zero;

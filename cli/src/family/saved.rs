@@ -41,7 +41,10 @@ impl Families {
     /// # Errors
     /// As [`open`](Self::open) and [`model`](Self::model).
     pub fn model_with_weights(&self, path: &Path, mut settings: Table) -> Result<Model, Error> {
-        let found = self.model_at(path)?;
+        let found = self.model_at(path).map_err(|error| {
+            let path = path.display();
+            format!("the weights at {path} (checkpoint.load, --load): {error}")
+        })?;
         let family = settings.get(FAMILY).and_then(toml::Value::as_str);
         if settings.contains_key(FAMILY) && family != Some(found.family()) {
             return self.model(settings);

@@ -55,6 +55,9 @@ pub enum ChatDataError {
 /// What is wrong with a line.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatLineError {
+    /// It is not UTF-8.
+    #[error("it is not UTF-8 from byte {0} on")]
+    NotUtf8(usize),
     /// It is not JSON.
     #[error("it is not JSON: {0}")]
     Json(#[from] serde_json::Error),

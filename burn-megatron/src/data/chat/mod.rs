@@ -182,7 +182,7 @@ fn split(examples: Examples, share: f64) -> Result<(Examples, Examples), ChatDat
         return Err(ChatDataError::Share(share));
     }
     let count = examples.len();
-    if share == 0.0 {
+    if share == 0.0 || count == 0 {
         return Ok((examples, Examples::default()));
     }
     let held_out = ((count as f64 * share).round() as usize).max(1);

@@ -59,15 +59,18 @@ pub(super) fn examples(
     loop {
         let (mut lines, mut bytes) = (vec![], 0);
         while lines.len() < LINES && bytes < BYTES {
-            let mut line = String::new();
-            let read = file
-                .read_line(&mut line)
-                .map_err(|source| unreadable(path, source))?;
+            let mut line = vec![];
+            let read = file.read_until(b'\n', &mut line);
+            let read = read.map_err(|source| unreadable(path, source))?;
             if read == 0 {
                 break;
             }
             bytes += read;
             number += 1;
+            let line = String::from_utf8(line).map_err(|error| {
+                let from = error.utf8_error().valid_up_to();
+                ChatLineError::NotUtf8(from).at(path, number)
+            })?;
             // A byte order mark may begin a file.
             let text = line.trim_start_matches('\u{feff}').trim();
             if !text.is_empty() {

@@ -187,7 +187,8 @@ fn open(config: ChatDataConfig) -> Result<ChatData, String> {
 
 /// The examples of a row, as inputs and targets.
 fn documents(sample: &Sample) -> Vec<(Vec<i32>, Vec<i32>)> {
-    let ends = sample.documents[1..].iter().chain([&sample.tokens.len()]);
+    let length = sample.tokens.len();
+    let ends = sample.documents[1..].iter().chain([&length]);
     let each = sample.documents.iter().zip(ends).map(|(begin, end)| {
         let of = |all: &[i32]| all[*begin..*end].to_vec();
         (of(&sample.tokens), of(&sample.targets))
@@ -324,7 +325,7 @@ fn long_examples_are_counted_or_refused() {
     );
     let cut = truncated.training.sample(1);
     assert_eq!(cut.targets[7], i32::from(b'a'), "its end is cut off");
-    assert_eq!(truncated.held_out(8, 9).unwrap(), []);
+    assert!(truncated.held_out(8, 9).unwrap().is_empty());
     let dropped = with(LongExamples::Drop, 0.0).unwrap();
     assert!(
         dropped
@@ -356,6 +357,11 @@ fn long_examples_are_counted_or_refused() {
         error,
         "no conversation to train on; 1 left out as longer than a row"
     );
+    folder.write("chat.jsonl", b"\n{\"\xff");
+    let error = with(LongExamples::Drop, 0.5).err().unwrap();
+    assert!(error.ends_with("line 2: it is not UTF-8 from byte 2 on"), "{error}");
+    folder.write("chat.jsonl", "");
+    assert_eq!(with(LongExamples::Drop, 0.5).err().unwrap(), "no conversation to train on");
     // Files of their own are held out; folders have theirs.
     folder.write("held/a.jsonl", line(1, 1));
     folder.write("chat.jsonl", line(2, 2) + "\n{}\n");
