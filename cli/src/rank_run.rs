@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::Device;
-use burn_megatron::checkpoint::{Checkpoint, TensorSource};
+use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::comm::testing::fault_injection::{Fault, FaultPlan as Faults, inject};
 use burn_megatron::comm::{
     Communicator, ParallelContext, Rank, all_gather_bytes, broadcast_bytes, broadcast_when_ready,
@@ -34,6 +34,7 @@ use crate::record::Recorder;
 use crate::save_hf::HfSaver;
 use crate::saving::SavingArgs;
 use crate::start::{ResumePoint, StartDecision, StartResolver, TrainStart};
+use crate::weights::InitialWeights;
 use crate::{consistency, data, resume_check, trace};
 
 /// The inputs of every rank.
@@ -49,7 +50,7 @@ pub struct RankRun<'a> {
     /// The flags of loading and saving.
     pub saving: &'a SavingArgs,
     /// The initial weights, if they are not random.
-    pub weights: Option<&'a dyn TensorSource>,
+    pub weights: Option<&'a InitialWeights<'a>>,
     /// The tokenizer of the sample at the end, if one is generated.
     pub tokenizer: Option<&'a Tokenizer>,
     /// The injected faults of all ranks.
@@ -112,7 +113,7 @@ impl RankRun<'_> {
         let mut trainer = recipe.model.trainer(builder, &recipe.train_config())?;
         self.load(&mut *trainer, from.as_ref())?;
         if start.is_some() {
-            print_start(from.as_ref(), self.saving.load.as_deref());
+            print_start(from.as_ref(), recipe.checkpoint.load.as_deref());
         }
         if recipe.checkpoint.save {
             trainer.save_with(self.saver(folder, start, from.as_ref(), &groups)?);
@@ -127,8 +128,7 @@ impl RankRun<'_> {
         let mut recorder = Recorder::new(rank.rank(), first..steps, start, Box::new(stop))?
             .in_bits_per(data::unit(self.data).bits_unit())
             .evaluating_every(recipe.train.evaluate_every);
-        let hf =
-            start.and_then(|start| HfSaver::new(start.folder.path(), &recipe.model, self.saving));
+        let hf = start.and_then(|start| HfSaver::new(start.folder.path(), recipe, self.saving));
         recorder = recorder.saving_hf(hf);
         if self.fp8_report {
             recorder = recorder.measuring(trainer.fp8());
@@ -213,10 +213,12 @@ impl RankRun<'_> {
     /// Loads the checkpoint or the initial weights.
     fn load(&self, trainer: &mut dyn AnyTrainer, from: Option<&ResumePoint>) -> Result<(), Error> {
         let leniency = self.saving.leniency();
-        if let Some(weights) = self.weights {
-            trainer.load_weights(weights, leniency)?;
-        }
-        let Some(from) = from else { return Ok(()) };
+        let Some(from) = from else {
+            return match self.weights {
+                Some(weights) => trainer.load_weights(weights.open()?, leniency),
+                None => Ok(()),
+            };
+        };
         let checkpoint = Checkpoint::open(&from.path)?;
         trainer.load(&checkpoint, leniency)
     }

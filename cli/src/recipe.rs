@@ -91,9 +91,12 @@ fn invalid(path: &Path, error: &dyn std::fmt::Display) -> Error {
 }
 
 impl RecipeOf<Table> {
-    /// The recipe with its model in one of these families.
-    fn in_family(self, families: &Families) -> Result<Recipe, Error> {
-        let model = families.model(self.model);
+    /// The recipe with its model in one of these families: that of the weights it loads, or else the family's own.
+    fn in_family(self, families: &Families, complete: bool) -> Result<Recipe, Error> {
+        let model = match self.checkpoint.load.as_deref().filter(|_| !complete) {
+            Some(path) => families.model_with_weights(path, self.model),
+            None => families.model(self.model),
+        };
         Ok(Recipe {
             model: model.map_err(|error| format!("[model] {error}"))?,
             parallel: self.parallel,
@@ -112,18 +115,31 @@ impl RecipeOf<Table> {
 impl Recipe {
     /// Reads a recipe; unknown and retired keys are errors.
     pub fn read(path: &Path, families: &Families) -> Result<Self, Error> {
-        Self::parse(&read_text(path)?, families).map_err(|error| invalid(path, &*error))
+        Self::read_with(path, families, None)
+    }
+
+    /// As [`read`](Self::read) for a run that loads the weights `load`, if given, in the place of the recipe's.
+    pub fn read_with(path: &Path, families: &Families, load: Option<&Path>) -> Result<Self, Error> {
+        let recipe = Self::tables(&read_text(path)?).and_then(|mut recipe| {
+            recipe.checkpoint.load = load.map(Path::to_path_buf).or(recipe.checkpoint.load);
+            recipe.in_family(families, false)
+        });
+        recipe.map_err(|error| invalid(path, &*error))
     }
 
     /// Reads the recipe of a run folder, which an earlier version may have written: retired keys are translated.
     pub fn read_of_run(path: &Path, families: &Families) -> Result<Self, Error> {
         let text = read_text(path)?;
-        if let Ok(mut table) = text.parse::<Table>()
+        let tables = if let Ok(mut table) = text.parse::<Table>()
             && retired::translate_recipe(&mut table)
         {
-            return Self::from_table(table, families).map_err(|error| invalid(path, &*error));
-        }
-        Self::parse(&text, families).map_err(|error| invalid(path, &*error))
+            table.try_into().map_err(Error::from)
+        } else {
+            Self::tables(&text)
+        };
+        // It has all settings of the model, whose initial weights need not be there any more.
+        let recipe = tables.and_then(|recipe| recipe.in_family(families, true));
+        recipe.map_err(|error| invalid(path, &*error))
     }
 
     /// Parses a recipe in TOML.
@@ -131,16 +147,22 @@ impl Recipe {
     /// # Errors
     /// Unknown keys, retired keys with their successors, and values of the wrong type.
     pub fn parse(text: &str, families: &Families) -> Result<Self, Error> {
+        Self::tables(text)?.in_family(families, false)
+    }
+
+    /// The tables of a recipe, before the family of its model is looked up.
+    fn tables(text: &str) -> Result<RecipeOf<Table>, Error> {
         if let Ok(table) = text.parse::<Table>() {
             retired::check_recipe(&table)?;
         }
-        toml::from_str::<RecipeOf<Table>>(text)?.in_family(families)
+        Ok(toml::from_str(text)?)
     }
 
     /// The recipe of a table; its errors have no line numbers.
+    #[cfg(test)]
     pub fn from_table(table: Table, families: &Families) -> Result<Self, Error> {
         let recipe: RecipeOf<Table> = table.try_into()?;
-        recipe.in_family(families)
+        recipe.in_family(families, false)
     }
 
     /// The parallel layout with its sharding of the data axis.

@@ -9,7 +9,7 @@ use crate::recipe::Recipe;
 use crate::retired;
 
 /// Keys and tables that may always differ: layout, paths, output.
-const MAY_DIFFER: [&str; 27] = [
+const MAY_DIFFER: [&str; 28] = [
     "parallel",
     "kernels",
     "memory",
@@ -19,6 +19,8 @@ const MAY_DIFFER: [&str; 27] = [
     "data.cache",
     "data.files",
     "data.tokenizer",
+    // What it reads is in the fingerprint.
+    "data.chat",
     // All settings of the model are recorded; the family gives their defaults.
     "model.family",
     "model.vocabulary_divisible_by",

@@ -63,11 +63,12 @@ pub fn check(recipe: &Recipe, saving: &SavingArgs) -> Result<(), Error> {
 
 impl HfSaver {
     /// For a run in this folder; `None` if it was not asked for.
-    pub fn new(run: &Path, model: &Model, saving: &SavingArgs) -> Option<Self> {
+    pub fn new(run: &Path, recipe: &Recipe, saving: &SavingArgs) -> Option<Self> {
         let dtype = saving.save_hf?;
-        let like = saving.load.clone().filter(|path| is_hf_folder(path));
+        let load = recipe.checkpoint.load.clone();
+        let like = load.filter(|path| is_hf_folder(path));
         let target = Target {
-            model: model.clone(),
+            model: recipe.model.clone(),
             folder: run.join(FOLDER),
             like,
             dtype: dtype.map(ElementType::from),

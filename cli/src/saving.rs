@@ -9,10 +9,12 @@ use serde::{Deserialize, Serialize};
 use crate::convert::Dtype;
 use crate::error::Error;
 
-/// When checkpoints are saved, and which are kept.
+/// What a run loads at its start, when checkpoints are saved, and which are kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointConfig {
+    /// The initial weights, and the model: a checkpoint or a Hugging Face folder.
+    pub load: Option<PathBuf>,
     /// Whether to save at the end of the run and when it is interrupted.
     pub save: bool,
     /// Steps between checkpoints before that.
@@ -28,6 +30,7 @@ pub struct CheckpointConfig {
 impl Default for CheckpointConfig {
     fn default() -> Self {
         Self {
+            load: None,
             save: true,
             every: None,
             keep_last: None,
@@ -42,6 +45,7 @@ impl CheckpointConfig {
     /// taken from `first`, and no fewer checkpoints are saved.
     pub fn continue_from(self, first: &Self) -> Self {
         Self {
+            load: self.load.or_else(|| first.load.clone()),
             save: self.save || first.save,
             every: self.every.into_iter().chain(first.every).min(),
             keep_last: self.keep_last.or(first.keep_last),
@@ -91,7 +95,7 @@ impl CheckpointConfig {
     }
 }
 
-/// Flags of checkpoints; each of the first five overrides a key of `[checkpoint]`.
+/// Flags of checkpoints; each of the first five, and --load, overrides a key of `[checkpoint]`.
 #[derive(Args, Debug, Default)]
 pub struct SavingArgs {
     /// Steps between checkpoints, which are saved in the folder `checkpoints` of the run folder. The run is
@@ -160,8 +164,8 @@ pub struct SavingArgs {
         help_heading = "Checkpoints"
     )]
     pub resume_allow_change: Vec<String>,
-    /// Load only the weights of a checkpoint, or of a Hugging Face folder. The recipe's model must be the
-    /// same.
+    /// Load only the weights of a checkpoint, or of a Hugging Face folder. What the recipe's [model] leaves out is that
+    /// of these weights; what it sets must be the same.
     #[arg(
         long,
         value_name = "PATH",
@@ -201,10 +205,12 @@ impl SavingArgs {
         if self.no_save {
             // The checkpoint settings of the recipe no longer apply.
             *config = CheckpointConfig {
+                load: config.load.take(),
                 save: false,
                 ..CheckpointConfig::default()
             };
         }
+        config.load = self.load.clone().or(config.load.take());
         config.every = self.save_every.or(config.every);
         config.keep_last = self.keep_last.or(config.keep_last);
         config.keep_every = self.keep_every.or(config.keep_every);
@@ -224,8 +230,8 @@ impl SavingArgs {
     ///
     /// # Errors
     /// The flag, and what it needs.
-    pub fn check(&self) -> Result<(), Error> {
-        match (self.allows(Lenient::Settings), &self.load) {
+    pub fn check(&self, config: &CheckpointConfig) -> Result<(), Error> {
+        match (self.allows(Lenient::Settings), &config.load) {
             (true, None) => Err(
                 "--lenient settings applies to the model of --load, which is not given; a run that is resumed has \
                  --resume-allow-change"
@@ -253,7 +259,9 @@ mod tests {
                 lenient: vec![lenient],
                 ..SavingArgs::default()
             };
-            args.check().map_err(|error| error.to_string())
+            let mut config = CheckpointConfig::default();
+            args.apply(&mut config);
+            args.check(&config).map_err(|error| error.to_string())
         };
         assert_eq!(check(Some("x"), Lenient::Settings), Ok(()));
         assert_eq!(check(None, Lenient::Missing), Ok(()));

@@ -1,6 +1,7 @@
 //! The weights that a run loads at its start.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use burn_megatron::checkpoint::TensorSource;
 use burn_megatron::model::ConfigDifference;
@@ -20,6 +21,45 @@ const TENSOR_SETTINGS: [&str; 7] = [
     "post_norms",
     "tied",
 ];
+
+/// The checkpoint or Hugging Face folder that a run starts from; a resumed run need not have it any more.
+pub struct InitialWeights<'a> {
+    path: &'a Path,
+    model: &'a Model,
+    saving: &'a SavingArgs,
+    families: &'a Families,
+    opened: OnceLock<Box<dyn TensorSource>>,
+}
+
+impl<'a> InitialWeights<'a> {
+    pub fn new(
+        path: &'a Path,
+        model: &'a Model,
+        saving: &'a SavingArgs,
+        families: &'a Families,
+    ) -> Self {
+        Self {
+            path,
+            model,
+            saving,
+            families,
+            opened: OnceLock::new(),
+        }
+    }
+
+    /// The weights, which are opened at the first call.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`].
+    pub fn open(&self) -> Result<&dyn TensorSource, Error> {
+        if let Some(opened) = self.opened.get() {
+            return Ok(&**opened);
+        }
+        let opened = open(self.path, self.model, self.saving, self.families)?;
+        Ok(&**self.opened.get_or_init(|| opened))
+    }
+}
 
 /// Opens the checkpoint or Hugging Face folder with the initial weights of `model`.
 ///

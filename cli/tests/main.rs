@@ -4,6 +4,7 @@ mod checkpoint;
 mod diverged;
 mod earlier;
 mod experts;
+mod finetune;
 mod hangs;
 mod hugging_face;
 mod launch;

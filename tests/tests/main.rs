@@ -1,6 +1,7 @@
 //! The tests of this crate but those that need a process of their own, which Cargo.toml lists.
 
 mod batch_warmup;
+mod chat;
 mod checkpoint_processes;
 mod context_faults;
 mod context_verify;

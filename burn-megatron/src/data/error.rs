@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::chat::ChatDataError;
 use super::gpt::{CacheError, SamplingError};
 use super::indexed::IndexedDatasetError;
 use crate::mesh::ContextSplitError;
@@ -137,6 +138,9 @@ pub enum DataError {
     /// Sampling from token files failed.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
+    /// Reading conversations failed.
+    #[error(transparent)]
+    Chat(#[from] ChatDataError),
     /// Reading or writing cached indices failed.
     #[error(transparent)]
     IndexCache(#[from] CacheError),

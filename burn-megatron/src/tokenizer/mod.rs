@@ -1,7 +1,8 @@
 //! Encodes text as tokens and decodes tokens to text.
 //!
 //! A [`Tokenizer`] is a `tokenizer.json` of the Hugging Face library, or encodes each byte as a token.
-//! A [`DecodeStream`] decodes incrementally, and [`TokenFileInfo`] is the sidecar of token files.
+//! A [`DecodeStream`] decodes incrementally, [`TokenFileInfo`] is the sidecar of token files, and [`chat`] has the
+//! templates of conversations.
 //!
 //! ```
 //! use burn_megatron::tokenizer::Tokenizer;
@@ -15,6 +16,7 @@
 //! # Ok::<(), burn_megatron::tokenizer::TokenizerError>(())
 //! ```
 
+pub mod chat;
 mod error;
 mod info;
 mod special;
@@ -25,6 +27,7 @@ mod tests;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -225,6 +228,35 @@ impl Tokenizer {
     /// As [`encode`](Self::encode).
     pub fn encode_with_special_tokens(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         self.encode_as(text, true)
+    }
+
+    /// As [`encode`](Self::encode), or as [`encode_with_special_tokens`](Self::encode_with_special_tokens) if
+    /// `add_special_tokens`, each token with the bytes of the text that it stands for: none for one that is added.
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode).
+    pub fn encode_with_offsets(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+    ) -> Result<Vec<(u32, Range<usize>)>, TokenizerError> {
+        let TokenizerKind::Trained(trained) = &self.kind else {
+            let bytes = text.bytes().enumerate();
+            return Ok(bytes
+                .map(|(at, byte)| (u32::from(byte), at..at + 1))
+                .collect());
+        };
+        let encoding = trained.encode(text, add_special_tokens);
+        let encoding = encoding.map_err(|source| TokenizerError::Encode {
+            tokenizer: self.name.clone(),
+            source,
+        })?;
+        let offsets = encoding
+            .get_offsets()
+            .iter()
+            .map(|(begin, end)| *begin..*end);
+        Ok(encoding.get_ids().iter().copied().zip(offsets).collect())
     }
 
     /// As [`encode`](Self::encode), or as [`encode_with_special_tokens`](Self::encode_with_special_tokens) if `add_special_tokens`, from

@@ -1,5 +1,6 @@
 //! Opens the data of a recipe.
 
+mod chat;
 pub mod settings;
 #[cfg(test)]
 mod tests;
@@ -20,9 +21,13 @@ use crate::recipe::Recipe;
 pub fn open(recipe: &Recipe) -> Result<Arc<dyn Dataset>, Error> {
     recipe.data.check()?;
     let tokenizer = tokenizer(recipe)?;
-    let data: Arc<dyn Dataset> = match (&tokenizer, recipe.data.files.is_empty()) {
-        (_, false) => Arc::new(token_files(recipe, tokenizer.as_ref())?.open()?),
-        (Some(tokenizer), true) if !tokenizer.is_bytes() => {
+    let train = &recipe.train;
+    let seq = train.sequence_length.unwrap_or(recipe.model.context());
+    let files = !recipe.data.files.is_empty();
+    let data: Arc<dyn Dataset> = match (&tokenizer, files) {
+        (Some(tokenizer), false) if recipe.data.chat.is_some() => chat(recipe, tokenizer, seq)?,
+        (_, true) => Arc::new(token_files(recipe, tokenizer.as_ref())?.open()?),
+        (Some(tokenizer), false) if !tokenizer.is_bytes() => {
             if recipe.data.reset_attention {
                 return Err(
                     "data.reset_attention of a text applies to bytes, and data.tokenizer makes tokens of it; convert it with \
@@ -32,14 +37,12 @@ pub fn open(recipe: &Recipe) -> Result<Arc<dyn Dataset>, Error> {
             }
             Arc::new(TokenizedText::open(&text_path(recipe), tokenizer)?)
         }
-        (_, true) => {
+        (_, false) => {
             let text = TextData::open(&text_path(recipe))?;
             Arc::new(text.with_reset_attention(recipe.data.reset_attention))
         }
     };
     check_vocabulary(recipe.model.vocabulary(), &*data, tokenizer.as_ref())?;
-    let train = &recipe.train;
-    let seq = train.sequence_length.unwrap_or(recipe.model.context());
     data.training(&Sampling {
         seq,
         seed: train.seed,
@@ -85,6 +88,19 @@ pub fn tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
         }
         (None, None) => Ok(None),
     }
+}
+
+/// The conversations of the recipe in rows of `seq` tokens.
+fn chat(recipe: &Recipe, tokenizer: &Tokenizer, seq: usize) -> Result<Arc<dyn Dataset>, Error> {
+    if !recipe.train.sequence_warmup.is_empty() {
+        return Err(
+            "train.sequence_warmup cuts rows, and with them the conversations of [data.chat]: remove it"
+                .into(),
+        );
+    }
+    let chat = recipe.data.chat.as_ref();
+    let chat = chat.ok_or("the recipe has no [data.chat]")?;
+    Ok(Arc::new(chat.open(tokenizer, seq)?))
 }
 
 /// The tokenizer of the sample at the end of the run, if one is generated.

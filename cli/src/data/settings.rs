@@ -6,9 +6,10 @@ use burn_megatron::data::indexed::{bin_path, idx_path};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
+use super::chat::ChatConfig;
 use crate::error::Error;
 
-/// The training data: text, or token files.
+/// The training data: text, token files, or conversations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
@@ -31,6 +32,8 @@ pub struct DataConfig {
     pub eod_mask_loss: bool,
     /// Token files.
     pub files: Vec<TokenFileEntry>,
+    /// Conversations.
+    pub chat: Option<ChatConfig>,
 }
 
 /// One pair of token files.
@@ -81,8 +84,8 @@ impl TokenFileEntry {
 /// Flags of data; each overrides a key of `[data]`.
 #[derive(Args, Debug, Default)]
 pub struct DataArgs {
-    /// Training data: a text file, a folder whose .rs, .md and .txt files are read, or the PREFIX of PREFIX.bin
-    /// and PREFIX.idx. The default is the text of this repository.
+    /// Training data: a text file, a folder whose .rs, .md and .txt files are read, the PREFIX of PREFIX.bin
+    /// and PREFIX.idx, or conversations to fine-tune on, a .jsonl file. The default is the text of this repository.
     #[arg(long, value_name = "PATH|PREFIX")]
     pub data: Option<PathBuf>,
     /// The tokenizer: a tokenizer.json, a folder with one, or bytes.
@@ -99,7 +102,19 @@ pub struct DataArgs {
 impl DataArgs {
     /// Applies the flags to the table of a recipe.
     pub fn apply(&self, data: &mut DataConfig) {
-        if let Some(path) = &self.data {
+        if let Some(path) = self.data.as_ref().filter(|path| is_chat(path)) {
+            let tokenizer = data.tokenizer.take().filter(|_| data.files.is_empty());
+            *data = DataConfig {
+                tokenizer,
+                chat: Some(ChatConfig {
+                    files: vec![path.clone()],
+                    ..data.chat.take().unwrap_or_default()
+                }),
+                ..DataConfig::default()
+            };
+        } else if let Some(path) = &self.data {
+            // The settings of conversations no longer apply.
+            data.chat = None;
             let was_files = !data.files.is_empty();
             match prefix_of(path) {
                 Some(prefix) => {
@@ -124,6 +139,11 @@ impl DataArgs {
         data.split = self.split.clone().or(data.split.take());
         data.cache = self.data_cache.clone().or(data.cache.take());
     }
+}
+
+/// Whether `path` is a file of JSON lines.
+fn is_chat(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end == "jsonl") && path.is_file()
 }
 
 /// The prefix of token files, if `path` is one, or one of the files.
@@ -162,6 +182,24 @@ impl DataConfig {
             ("packing", self.packing),
             ("eod_mask_loss", self.eod_mask_loss),
         ];
+        if let Some(chat) = &self.chat {
+            if self.path.is_some() || !self.files.is_empty() {
+                return Err("[data.chat] (conversations) excludes data.path (text) and data.files (tokens): give one of them".into());
+            }
+            let reset = ("reset_attention", self.reset_attention);
+            if let Some((name, _)) = given.iter().chain([&reset]).find(|(_, given)| *given) {
+                return Err(format!(
+                    "data.{name} applies to token files, and the data is [data.chat]; remove it{}",
+                    if *name == "packing" {
+                        ", or set data.chat.packing"
+                    } else {
+                        ""
+                    }
+                )
+                .into());
+            }
+            return chat.check();
+        }
         match given.iter().find(|(_, given)| *given) {
             Some((name, _)) if self.files.is_empty() => Err(format!(
                 "data.{name} applies to token files, and the data is text; convert it with `burn-megatron preprocess`, \
@@ -178,6 +216,9 @@ impl DataConfig {
         self.tokenizer = self.tokenizer.take().map(|_| "tokenizer".into());
         for files in &mut self.files {
             *files.prefix_mut() = PathBuf::new();
+        }
+        if let Some(chat) = &mut self.chat {
+            chat.clear_paths();
         }
     }
 }

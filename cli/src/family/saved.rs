@@ -4,8 +4,9 @@ use std::path::Path;
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
 use burn_megatron_models::hf::is_hf_folder;
+use toml::Table;
 
-use super::{Families, Model};
+use super::{FAMILY, Families, Model};
 use crate::error::Error;
 
 impl Families {
@@ -21,6 +22,35 @@ impl Families {
         let checkpoint = Checkpoint::open(path)?;
         let model = self.model_of(&checkpoint)?;
         Ok((model, Box::new(checkpoint)))
+    }
+
+    /// The model of what [`open`](Self::open) opens, without its weights.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    fn model_at(&self, path: &Path) -> Result<Model, Error> {
+        if is_hf_folder(path) {
+            return self.hf(path)?.config(path);
+        }
+        self.model_of(&Checkpoint::open(path)?)
+    }
+
+    /// The model with the settings of a recipe's `[model]`; those that it leaves out are those of the weights at `path`,
+    /// unless it names another family.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open) and [`model`](Self::model).
+    pub fn model_with_weights(&self, path: &Path, mut settings: Table) -> Result<Model, Error> {
+        let found = self.model_at(path).map_err(|error| {
+            let path = path.display();
+            format!("the weights at {path} (checkpoint.load, --load): {error}")
+        })?;
+        let family = settings.get(FAMILY).and_then(toml::Value::as_str);
+        if settings.contains_key(FAMILY) && family != Some(found.family()) {
+            return self.model(settings);
+        }
+        settings.remove(FAMILY);
+        Ok(found.with_settings(settings)?)
     }
 
     /// The model of a checkpoint.

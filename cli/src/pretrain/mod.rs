@@ -34,7 +34,8 @@ use crate::rank_run::{RankResult, RankRun};
 use crate::ranks::{self, seconds};
 use crate::recipe::Recipe;
 use crate::start::{StartDecision, StartResolver};
-use crate::{memory, save_hf, trace, weights};
+use crate::weights::InitialWeights;
+use crate::{memory, save_hf, trace};
 use args::PretrainArgs;
 
 /// The width of plots in the terminal.
@@ -62,7 +63,7 @@ fn run_until(
     let recipe = Recipe::resolve(args, families, default_recipe)?;
     let plan = recipe.plan()?;
     fp8::check_flags(&recipe, &args.fp8)?;
-    args.saving.check()?;
+    args.saving.check(&recipe.checkpoint)?;
     save_hf::check(&recipe, &args.saving)?;
     if args.print_recipe {
         print!("{}", toml::to_string(&recipe)?);
@@ -109,9 +110,11 @@ fn run_until(
     }
     let data = data::open(&recipe)?;
     let tokenizer = data::sample_tokenizer(&recipe)?;
-    let load = args.saving.load.as_deref();
-    let weights = load.map(|path| weights::open(path, &recipe.model, &args.saving, families));
-    let weights = weights.transpose()?;
+    let load = recipe.checkpoint.load.as_deref();
+    let weights = load.map(|path| InitialWeights::new(path, &recipe.model, &args.saving, families));
+    if let Some(weights) = weights.as_ref().filter(|_| args.saving.resume.is_none()) {
+        weights.open()?;
+    }
     if let Some(rank) = own_rank.filter(|rank| faults.never_starts(*rank)) {
         return never_start(rank, args);
     }
@@ -150,7 +153,7 @@ fn run_until(
             data: &*data,
             resolver: resolver.as_ref().filter(|_| rank.rank() == 0),
             saving: &args.saving,
-            weights: weights.as_deref(),
+            weights: weights.as_ref(),
             tokenizer: tokenizer.as_ref(),
             faults: &args.inject,
             deadline,

@@ -1,5 +1,7 @@
 //! Applies the flags of `pretrain` to the recipe that they name.
 
+use std::path::Path;
+
 use burn_megatron::mesh::{ContextExchange, ContextSplit};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::schedule::LrStyle;
@@ -22,8 +24,11 @@ impl Recipe {
         let mode = ResumeMode::of(args)?;
         let first = mode.recipe(families)?;
         let inherits = args.recipe.is_none() && first.is_some();
+        // The model of a recipe may be that of the weights that it loads.
+        let load = args.saving.load.clone();
+        let load = load.or_else(|| first.as_ref()?.checkpoint.load.clone());
         let mut recipe = match (&args.recipe, &first) {
-            (Some(path), _) => Self::read(path, families)?,
+            (Some(path), _) => Self::read_with(path, families, load.as_deref())?,
             (None, Some(first)) => first.clone(),
             (None, None) => Self::parse(default_recipe, families)?,
         };
@@ -124,6 +129,13 @@ impl Recipe {
         args.memory.apply(&mut recipe.memory);
         args.saving.apply(&mut recipe.checkpoint);
         args.data.apply(&mut recipe.data);
+        let data = &mut recipe.data;
+        if data.tokenizer.is_none() && data.files.is_empty() {
+            // The tokenizer of the weights.
+            let folder = recipe.checkpoint.load.as_deref().and_then(Path::to_str);
+            let has_one = |folder: &&str| Path::new(folder).join("tokenizer.json").is_file();
+            data.tokenizer = folder.filter(has_one).map(String::from);
+        }
         Ok(recipe)
     }
 }

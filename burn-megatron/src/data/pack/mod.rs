@@ -26,12 +26,12 @@ pub struct PackedSamples {
 }
 
 /// The segments of a row.
-type Row = Vec<PackedSegment>;
+pub(super) type Row = Vec<PackedSegment>;
 
 /// A range of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct PackedSegment {
-    sequence: u32,
+pub(super) struct PackedSegment {
+    pub sequence: u32,
     offset: u32,
     length: u32,
 }
@@ -155,7 +155,7 @@ impl FiniteSamples for PackedSamples {
 }
 
 /// Packs sequences, given as index and length, into rows of `seq` tokens.
-fn pack(lengths: impl Iterator<Item = (usize, usize)>, seq: usize) -> Vec<Row> {
+pub(super) fn pack(lengths: impl Iterator<Item = (usize, usize)>, seq: usize) -> Vec<Row> {
     let mut rows = vec![];
     // Rows that are not full, as (space left, row).
     let mut open = BTreeSet::new();

@@ -1,0 +1,253 @@
+//! Conversations to fine-tune on: JSON lines of prompts and answers, with the loss of the answers alone.
+//!
+//! A line is rendered by the [chat template](crate::tokenizer::chat) of the tokenizer, tokenized, and packed with
+//! others into a row without attention between them, as TRL's `packing = "bfd"` does.
+
+mod error;
+mod examples;
+mod read;
+mod record;
+mod rows;
+#[cfg(test)]
+mod tests;
+mod tokens;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use indicatif::HumanCount;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::gpt::RandomState;
+use super::{DataError, Dataset, Sample, Samples, Sampling};
+use crate::tokenizer::Tokenizer;
+use crate::tokenizer::chat::ChatTemplate;
+pub use error::{ChatDataError, ChatLineError};
+use examples::{ExampleCounts, Examples};
+use rows::{ChatRows, ChatSamples};
+use tokens::ChatTokenizer;
+
+#[cfg(test)]
+pub(crate) use record::messages as chat_messages;
+#[cfg(test)]
+pub(crate) use tokens::mask as chat_mask;
+
+/// The seed of the choice and of the order of held-out examples: the same in all runs.
+const HELD_OUT_SEED: u32 = 1234;
+
+/// Which tokens of a conversation have a loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TrainedTokens {
+    /// What the assistant writes, with the end of each turn.
+    #[default]
+    Answers,
+    /// The last answer of each conversation.
+    Last,
+    /// All tokens.
+    All,
+}
+
+/// What becomes of an example that is longer than a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LongExamples {
+    /// Its end is cut off.
+    #[default]
+    Truncate,
+    /// It is left out.
+    Drop,
+    /// It is an error.
+    Refuse,
+}
+
+/// The examples that are not trained on.
+#[derive(Clone, Debug, PartialEq)]
+pub enum HeldOutExamples {
+    /// A share of all examples, 0 to below 1, always the same ones; above 0 at least one.
+    Share(f64),
+    /// Those of other files.
+    Files(Vec<PathBuf>),
+}
+
+/// Conversations and how they are packed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChatDataConfig {
+    /// Files of JSON lines, or folders, whose `.jsonl` files are read.
+    pub files: Vec<PathBuf>,
+    /// What is held out.
+    pub held_out: HeldOutExamples,
+    /// Which tokens have a loss.
+    pub loss: TrainedTokens,
+    /// What becomes of long examples.
+    pub long: LongExamples,
+    /// Whether rows have several examples; otherwise each has one, and padding.
+    pub packing: bool,
+    /// Tokens in a row. An example may have one more, as its last token is a target only.
+    pub seq: usize,
+}
+
+/// Conversations as a [`Dataset`].
+pub struct ChatData {
+    config: ChatDataConfig,
+    tokenizer: String,
+    vocabulary: usize,
+    training: Arc<ChatRows>,
+    held_out: Arc<ChatRows>,
+    counts: ExampleCounts,
+    fingerprint: u64,
+}
+
+impl ChatData {
+    /// Reads and tokenizes all examples, on all cores; `progress` gets the bytes that were read since its last call.
+    /// Nothing depends on the number of threads.
+    ///
+    /// Without a template a line is its prompt, its answer and the tokenizer's end token.
+    ///
+    /// # Errors
+    ///
+    /// [`ChatDataError`]: the first bad line with its file and number, and too few examples.
+    pub fn open(
+        config: ChatDataConfig,
+        tokenizer: &Tokenizer,
+        template: Option<&ChatTemplate>,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self, DataError> {
+        if config.seq == 0 {
+            return Err(DataError::ZeroLength);
+        }
+        let worker = ChatTokenizer {
+            tokenizer,
+            template,
+            loss: config.loss,
+        };
+        let mut counts = ExampleCounts::default();
+        let mut examples = |files: &[PathBuf]| {
+            let mut examples = Examples::default();
+            for file in read::files(files)? {
+                read::examples(&file, &worker, progress, &mut |line, example| {
+                    let added = examples.add(example, config.seq, config.long, &mut counts);
+                    added.map_err(|source| source.at(&file, line))
+                })?;
+            }
+            Ok::<_, DataError>(examples)
+        };
+        let (training, held_out) = match &config.held_out {
+            HeldOutExamples::Files(files) => (examples(&config.files)?, examples(files)?),
+            HeldOutExamples::Share(share) => split(examples(&config.files)?, *share)?,
+        };
+        if training.len() == 0 {
+            return Err(ChatDataError::NoExamples {
+                counts: counts.describe(),
+            }
+            .into());
+        }
+        let rows = |examples| Arc::new(ChatRows::new(examples, config.seq, config.packing));
+        let mut opened = Self {
+            tokenizer: tokenizer.name().into(),
+            vocabulary: tokenizer.vocabulary(),
+            training: rows(training),
+            held_out: rows(held_out),
+            counts,
+            fingerprint: 0,
+            config,
+        };
+        let mut hash = Xxh3::new();
+        hash.update(format!("{} {}", opened.config.seq, opened.config.packing).as_bytes());
+        opened.training.examples.hash(&mut hash);
+        opened.held_out.examples.hash(&mut hash);
+        opened.fingerprint = hash.digest();
+        Ok(opened)
+    }
+
+    /// Rows of training examples per epoch.
+    pub fn rows(&self) -> usize {
+        self.training.len()
+    }
+
+    fn check_length(&self, seq: usize) -> Result<(), ChatDataError> {
+        let opened = self.config.seq;
+        if seq == opened {
+            Ok(())
+        } else {
+            Err(ChatDataError::Length { opened, seq })
+        }
+    }
+}
+
+/// Splits examples into those to train on and those that are held out.
+fn split(examples: Examples, share: f64) -> Result<(Examples, Examples), ChatDataError> {
+    if !(0.0..1.0).contains(&share) {
+        return Err(ChatDataError::Share(share));
+    }
+    let count = examples.len();
+    if share == 0.0 || count == 0 {
+        return Ok((examples, Examples::default()));
+    }
+    let held_out = ((count as f64 * share).round() as usize).max(1);
+    if held_out >= count {
+        return Err(ChatDataError::TooFew { count, share });
+    }
+    let mut order: Vec<usize> = (0..count).collect();
+    RandomState::new(HELD_OUT_SEED).shuffle(&mut order);
+    let mut is_held_out = vec![false; count];
+    order[..held_out]
+        .iter()
+        .for_each(|example| is_held_out[*example] = true);
+    Ok((
+        examples.those(|i| !is_held_out[i]),
+        examples.those(|i| is_held_out[i]),
+    ))
+}
+
+impl Dataset for ChatData {
+    fn describe(&self) -> String {
+        let files = self.config.files.iter();
+        let files: Vec<_> = files.map(|file| file.display().to_string()).collect();
+        let (training, held_out) = (&self.training, &self.held_out);
+        let examples = &training.examples;
+        let answers = 100.0 * examples.answers() as f64 / examples.tokens() as f64;
+        format!(
+            "{}: {} conversations to train on, {} held out; {} tokens of {}, {answers:.1} % have a loss; {} rows of {}, {:.1} % \
+             full{}",
+            files.join(", "),
+            HumanCount(examples.len() as u64),
+            HumanCount(held_out.examples.len() as u64),
+            HumanCount(examples.tokens() as u64),
+            self.tokenizer,
+            HumanCount(training.len() as u64),
+            self.config.seq,
+            100.0 * training.fill_ratio(),
+            self.counts.describe(),
+        )
+    }
+
+    /// 64-bit XXH3 of the tokens, of which have a loss, and of how they are packed.
+    fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    /// The rows are the same in each epoch, in another order.
+    fn training(&self, sampling: &Sampling) -> Result<Arc<dyn Samples>, DataError> {
+        self.check_length(sampling.seq)?;
+        let rows = Arc::clone(&self.training);
+        Ok(Arc::new(ChatSamples::new(rows, sampling.seed)))
+    }
+
+    fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
+        self.check_length(seq)?;
+        let rows = &self.held_out;
+        let mut order: Vec<usize> = (0..rows.len()).collect();
+        RandomState::new(HELD_OUT_SEED).shuffle(&mut order);
+        Ok(order
+            .into_iter()
+            .take(max)
+            .map(|row| rows.sample(row))
+            .collect())
+    }
+}

@@ -1,0 +1,223 @@
+//! Chat templates: the text of a conversation, as `transformers` renders it.
+//!
+//! A [`ChatTemplate`] is the Jinja template of a tokenizer's folder, in the environment of `transformers` 5.24
+//! (`utils/chat_template_utils.py`): blocks are trimmed, `tojson` is Python's `json.dumps`, methods of strings and
+//! dictionaries are Python's, and `{% generation %}` marks what the assistant writes.
+
+mod environment;
+mod error;
+mod json;
+mod source;
+#[cfg(test)]
+mod tests;
+mod value;
+
+use std::ops::Range;
+use std::path::Path;
+
+use chrono::NaiveDate;
+use minijinja::{Environment, ErrorKind};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::Tokenizer;
+use environment::{ANSWER_BEGINS, ANSWER_ENDS};
+pub use error::ChatTemplateError;
+use source::TemplateSource;
+pub use value::{JsonValue, ordered_map};
+
+/// A value of a conversation: a message, or another variable of a template.
+pub type ChatValue = minijinja::Value;
+
+/// The template of a conversation without tools, and of one with them.
+const NAMES: [&str; 2] = ["default", "tool_use"];
+
+/// A chat template with the special tokens that it writes.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    name: String,
+    special: Vec<(String, String)>,
+    marks_answers: bool,
+    has_tool_use: bool,
+    fingerprint: u64,
+}
+
+/// A conversation, as a template reads it.
+#[derive(Clone, Copy, Debug)]
+pub struct Chat<'a> {
+    /// The messages: maps with a `role`, a `content` and what else the template reads.
+    pub messages: &'a [ChatValue],
+    /// The schemas of tools.
+    pub tools: Option<&'a ChatValue>,
+    /// A map of further variables, such as `enable_thinking`.
+    pub variables: Option<&'a ChatValue>,
+}
+
+/// A rendered conversation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RenderedChat {
+    /// The text.
+    pub text: String,
+    /// What `{% generation %}` marks, as ranges of bytes of the text, ascending.
+    pub answers: Vec<Range<usize>>,
+}
+
+impl ChatTemplate {
+    /// The template of a tokenizer's folder: `chat_template.jinja`, or else the `chat_template` of its
+    /// `tokenizer_config.json`; `None` if there is neither, as for bytes. `date` is the date of `strftime_now`, which is
+    /// undefined without one, so that what is rendered does not depend on the day.
+    ///
+    /// # Errors
+    ///
+    /// [`ChatTemplateError`] for a file that cannot be read, and for a template that is not valid.
+    pub fn of(
+        tokenizer: &Tokenizer,
+        date: Option<NaiveDate>,
+    ) -> Result<Option<Self>, ChatTemplateError> {
+        let source = TemplateSource::beside(tokenizer)?;
+        source
+            .map(|source| Self::new(tokenizer, source, date))
+            .transpose()
+    }
+
+    /// The template of a file, with the special tokens of a tokenizer.
+    ///
+    /// # Errors
+    ///
+    /// As [`of`](Self::of).
+    pub fn read(
+        file: &Path,
+        tokenizer: &Tokenizer,
+        date: Option<NaiveDate>,
+    ) -> Result<Self, ChatTemplateError> {
+        Self::new(tokenizer, TemplateSource::read(file)?, date)
+    }
+
+    fn new(
+        tokenizer: &Tokenizer,
+        source: TemplateSource,
+        date: Option<NaiveDate>,
+    ) -> Result<Self, ChatTemplateError> {
+        let mut environment = environment::environment(date);
+        let mut hash = Xxh3::new();
+        let (mut marks_answers, mut has_tool_use) = (false, false);
+        for (name, text) in source.templates {
+            hash.update(text.as_bytes());
+            let (text, marks) = environment::with_calls(&text);
+            marks_answers |= marks;
+            has_tool_use |= name == NAMES[1];
+            environment
+                .add_template_owned(name, text)
+                .map_err(|error| {
+                    let name = source.name.clone();
+                    ChatTemplateError::Invalid {
+                        name,
+                        source: Box::new(error),
+                    }
+                })?;
+        }
+        let special = source::special_tokens(tokenizer)?;
+        hash.update(format!("{special:?} {date:?}").as_bytes());
+        Ok(Self {
+            environment,
+            name: source.name,
+            special,
+            marks_answers,
+            has_tool_use,
+            fingerprint: hash.digest(),
+        })
+    }
+
+    /// Where it was read.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A hash of all that it renders with.
+    pub fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    /// Whether it has `{% generation %}`.
+    pub fn marks_answers(&self) -> bool {
+        self.marks_answers
+    }
+
+    /// The text of a conversation, with the header of an answer at its end if `add_generation_prompt`.
+    ///
+    /// # Errors
+    ///
+    /// [`ChatTemplateError::Render`] for what the template does not accept; [`ChatTemplateError::Date`] if it needs a
+    /// date.
+    pub fn render(
+        &self,
+        chat: &Chat<'_>,
+        add_generation_prompt: bool,
+    ) -> Result<RenderedChat, ChatTemplateError> {
+        let none = ChatValue::from(());
+        let mut context: Vec<(String, ChatValue)> = vec![];
+        let special = self.special.iter();
+        context.extend(special.map(|(key, token)| (key.clone(), ChatValue::from(&**token))));
+        if let Some(variables) = chat.variables {
+            for key in variables.try_iter().map_err(|error| self.failed(error))? {
+                let value = variables
+                    .get_item(&key)
+                    .map_err(|error| self.failed(error))?;
+                context.push((key.to_string(), value));
+            }
+        }
+        let messages = ChatValue::from(chat.messages.to_vec());
+        context.extend([
+            ("messages".into(), messages),
+            ("tools".into(), chat.tools.cloned().unwrap_or(none.clone())),
+            ("documents".into(), none),
+            ("add_generation_prompt".into(), add_generation_prompt.into()),
+        ]);
+        let with_tools = self.has_tool_use && chat.tools.is_some();
+        let template = self
+            .environment
+            .get_template(NAMES[usize::from(with_tools)]);
+        let context = ordered_map(context);
+        let text = template.and_then(|template| template.render(context));
+        Ok(without_marks(&text.map_err(|error| self.failed(error))?))
+    }
+
+    fn failed(&self, source: minijinja::Error) -> ChatTemplateError {
+        let name = self.name.clone();
+        let is_date = source.kind() == ErrorKind::UnknownFunction
+            && source
+                .detail()
+                .is_some_and(|what| what.contains("strftime_now"));
+        if is_date {
+            ChatTemplateError::Date { name }
+        } else {
+            ChatTemplateError::Render {
+                name,
+                source: Box::new(source),
+            }
+        }
+    }
+}
+
+/// Removes the marks around answers, and says where they were.
+fn without_marks(marked: &str) -> RenderedChat {
+    let mut rendered = RenderedChat::default();
+    let mut begins = vec![];
+    for character in marked.chars() {
+        let at = rendered.text.len();
+        match character {
+            ANSWER_BEGINS => begins.push(at),
+            ANSWER_ENDS => rendered.answers.extend(begins.pop().map(|begin| begin..at)),
+            character => rendered.text.push(character),
+        }
+    }
+    rendered.answers.sort_by_key(|answer| answer.start);
+    rendered
+}
+
+impl std::fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChatTemplate")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,123 @@
+//! The `[data.chat]` table of a recipe: conversations to fine-tune on.
+
+use std::path::PathBuf;
+
+use burn_megatron::data::chat::{
+    ChatData, ChatDataConfig, HeldOutExamples, LongExamples, TrainedTokens,
+};
+use burn_megatron::tokenizer::Tokenizer;
+use burn_megatron::tokenizer::chat::ChatTemplate;
+use chrono::NaiveDate;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+/// The share of the conversations that is held out by default.
+const HELD_OUT: f64 = 0.1;
+
+/// Conversations.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ChatConfig {
+    /// Files of JSON lines, or folders, whose .jsonl files are read.
+    pub files: Vec<PathBuf>,
+    /// The share that is held out; 0.1 by default.
+    pub held_out: Option<f64>,
+    /// Files of held-out conversations, in the place of a share.
+    pub held_out_files: Vec<PathBuf>,
+    /// The chat template; by default that of the tokenizer.
+    pub template: Option<PathBuf>,
+    /// The date that a template writes, as 2025-01-31; by default none.
+    pub date: Option<String>,
+    /// Which tokens have a loss.
+    pub loss: TrainedTokens,
+    /// What becomes of conversations that are longer than a row.
+    pub long: LongExamples,
+    /// Whether a row has several conversations, which do not attend to each other.
+    pub packing: bool,
+}
+
+impl Default for ChatConfig {
+    fn default() -> Self {
+        Self {
+            files: vec![],
+            held_out: None,
+            held_out_files: vec![],
+            template: None,
+            date: None,
+            loss: TrainedTokens::default(),
+            long: LongExamples::default(),
+            packing: true,
+        }
+    }
+}
+
+impl ChatConfig {
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// No files, settings that exclude each other, and a date that is none.
+    pub fn check(&self) -> Result<(), Error> {
+        if self.files.is_empty() {
+            return Err(
+                "data.chat.files is empty: expected files of JSON lines, as in [\"train.jsonl\"]"
+                    .into(),
+            );
+        }
+        if self.held_out.is_some() && !self.held_out_files.is_empty() {
+            return Err("data.chat.held_out (a share) and data.chat.held_out_files exclude each other: give one of them".into());
+        }
+        self.date().map(drop)
+    }
+
+    fn date(&self) -> Result<Option<NaiveDate>, Error> {
+        let parse = |date: &String| {
+            let parsed = NaiveDate::parse_from_str(date, "%Y-%m-%d");
+            parsed.map_err(|_| {
+                format!("invalid data.chat.date = {date:?}: expected a date, as in \"2025-01-31\"")
+            })
+        };
+        Ok(self.date.as_ref().map(parse).transpose()?)
+    }
+
+    /// Opens the conversations for rows of `seq` tokens, and shows the progress on standard error.
+    pub fn open(&self, tokenizer: &Tokenizer, seq: usize) -> Result<ChatData, Error> {
+        let date = self.date()?;
+        let template = match &self.template {
+            Some(file) => Some(ChatTemplate::read(file, tokenizer, date)?),
+            None => ChatTemplate::of(tokenizer, date)?,
+        };
+        let held_out = if self.held_out_files.is_empty() {
+            HeldOutExamples::Share(self.held_out.unwrap_or(HELD_OUT))
+        } else {
+            HeldOutExamples::Files(self.held_out_files.clone())
+        };
+        let config = ChatDataConfig {
+            files: self.files.clone(),
+            held_out,
+            loss: self.loss,
+            long: self.long,
+            packing: self.packing,
+            seq,
+        };
+        let style = "conversations  {bytes} read, {bytes_per_sec}";
+        let style =
+            ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
+        let bar = ProgressBar::no_length().with_style(style);
+        let data = ChatData::open(config, tokenizer, template.as_ref(), &mut |bytes| {
+            bar.inc(bytes)
+        });
+        bar.finish_and_clear();
+        Ok(data?)
+    }
+
+    /// Clears the paths.
+    pub fn clear_paths(&mut self) {
+        self.files = vec![];
+        self.template = self.template.take().map(|_| "template".into());
+        self.held_out_files
+            .iter_mut()
+            .for_each(|file| *file = PathBuf::new());
+    }
+}
