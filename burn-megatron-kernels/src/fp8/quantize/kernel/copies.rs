@@ -249,7 +249,12 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
         }
         let count = cube_total(count, true, plan.planes);
         if UNIT_POS == 0 {
-            partials[tile * 2 + 1] = count;
+            if comptime!(plan.computes_tile_again()) {
+                let tile = top / BLOCK * wide + left / BLOCK;
+                partials[tile * 2 + 1] = count;
+            } else {
+                partials[tile * 2 + 1] = count;
+            }
         }
         if comptime!(plan.usage.columnwise) {
             // The units of the cube have synchronised since the last column was staged.

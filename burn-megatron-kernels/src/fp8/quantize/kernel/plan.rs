@@ -60,6 +60,12 @@ impl QuantizePlan {
         }
     }
 
+    /// Whether the number of the tile is computed again at the end, so that no register holds it meanwhile: of the
+    /// kernels that compute an activation without a gate, sm_80 has none to spare.
+    pub(super) fn computes_tile_again(&self) -> bool {
+        self.activation.is_some_and(|variant| !variant.gated)
+    }
+
     /// Columns of a patch.
     pub(super) fn patch(&self) -> usize {
         self.vector.max(4)
