@@ -27,9 +27,11 @@ fn two_steps(twin: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let recipe = recipes().join(format!("{twin}-tiny.toml"));
-    let flags = ["--steps", "2", "--no-save", "--recipe"];
-    let flags = [&flags[..], &[recipe.to_str().unwrap(), "--run-dir"]].concat();
-    let flags = [&flags[..], &[run.to_str().unwrap()]].concat();
+    // Not the default data: that is the text of the repository, which may change meanwhile.
+    let data = recipes().join("../../LICENSE-APACHE");
+    let paths = [&recipe, &data, &run].map(|path| path.to_str().unwrap());
+    let flags = ["--steps", "2", "--no-save", "--recipe", paths[0]];
+    let flags = [&flags[..], &["--data", paths[1], "--run-dir", paths[2]]].concat();
     let unreached = |grace| Ok(Interrupt::new(grace));
     let args = parse::<PretrainArgs>(&flags).unwrap();
     let code = run_until(&args, &Families::transformers(), "", unreached);
