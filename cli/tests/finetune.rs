@@ -82,11 +82,7 @@ fn a_hugging_face_folder_is_fine_tuned_on_conversations() {
     let stage = Stage(tempfile::tempdir().unwrap());
     let base = stage.path("base.toml");
     fs::write(&base, BASE).unwrap();
-    stage.trains(
-        &base,
-        "base",
-        &["--save-hf", "--data", "LICENSE-APACHE"],
-    );
+    stage.trains(&base, "base", &["--save-hf", "--data", "LICENSE-APACHE"]);
     let folder = stage.path("base/hugging-face/step-00000001");
     // The model is that of the folder, which the recipe does not describe.
     let load = ["--load", &folder];

@@ -359,9 +359,15 @@ fn long_examples_are_counted_or_refused() {
     );
     folder.write("chat.jsonl", b"\n{\"\xff");
     let error = with(LongExamples::Drop, 0.5).err().unwrap();
-    assert!(error.ends_with("line 2: it is not UTF-8 from byte 2 on"), "{error}");
+    assert!(
+        error.ends_with("line 2: it is not UTF-8 from byte 2 on"),
+        "{error}"
+    );
     folder.write("chat.jsonl", "");
-    assert_eq!(with(LongExamples::Drop, 0.5).err().unwrap(), "no conversation to train on");
+    assert_eq!(
+        with(LongExamples::Drop, 0.5).err().unwrap(),
+        "no conversation to train on"
+    );
     // Files of their own are held out; folders have theirs.
     folder.write("held/a.jsonl", line(1, 1));
     folder.write("chat.jsonl", line(2, 2) + "\n{}\n");
