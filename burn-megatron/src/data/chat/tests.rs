@@ -278,7 +278,7 @@ fn rows_hold_whole_examples_and_every_one_once_per_epoch() {
         described.contains("8,000 conversations to train on, 2,000 held out"),
         "{described}"
     );
-    assert!(data.training.fill_ratio() > 0.99, "{described}");
+    assert!(data.training.fill_ratio() > 0.97, "{described}");
     // One example in each row.
     let alone = open(ChatDataConfig {
         packing: false,
