@@ -24,7 +24,8 @@ use crate::family::{AnyTrainer, RankMemory};
 use crate::fp8;
 use crate::fp8::report::{self, OperandLine};
 use crate::header::{
-    layout, print_aside, print_model, print_offload, print_run, print_sharing, print_start,
+    layout, print_aside, print_lora, print_model, print_offload, print_run, print_sharing,
+    print_start,
 };
 use crate::interrupt::Interrupt;
 use crate::memory_limit::PlannedMemory;
@@ -256,6 +257,7 @@ impl RankRun<'_> {
             own.parameters,
             own.flops_per_token,
         );
+        print_lora(recipe, estimates.trained, estimates.parameters);
         let (config, data) = (&recipe.data_parallel, recipe.parallel.data_parallel_size());
         print_sharing(config, data, &own.sharing.layout);
         print_offload(&own.sharing.offload, &own.sharing.layout);

@@ -72,12 +72,19 @@ pub(super) struct HookedWeight {
     /// Whether the product passes the gradient to the hook. Then the graph does not hold the value,
     /// which may be gathered again for the backward.
     takes_gradient: bool,
+    /// Whether the weight is frozen: the graph does not hold its value either.
+    is_frozen: bool,
 }
 
 impl HookedWeight {
     /// The value, as floats.
     pub fn value(&self, pass: Pass) -> Tensor<2> {
         self.handle.value_in(self.base.clone(), pass).0
+    }
+
+    /// The hook that takes the gradient, if the graph does not.
+    pub fn taking(&self) -> Option<&HookHandle> {
+        Some(&self.handle).filter(|_| self.takes_gradient)
     }
 }
 
@@ -86,24 +93,30 @@ impl Weight {
     ///
     /// With a [`ParameterHook`] the product itself passes the gradient to the sink, so that it can be deferred.
     pub fn of(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
-        let hook = param.reparameterization::<ParameterHook>();
-        match hook.filter(|_| is_tracked(x)) {
-            Some(hook) => {
-                let hooked = HookedWeight::taking_gradient(hook, param);
-                Self {
-                    tensor: hooked.handle.value(hooked.base.clone()).0,
-                    hooked: Some(hooked),
-                    transposed: false,
-                }
-            }
-            None => anchored_value(param, x).into(),
+        let hooked = match (ParameterHook::of(param), ParameterHook::of_frozen(param)) {
+            (Some(hook), _) if is_tracked(x) => HookedWeight::taking_gradient(hook, param),
+            (_, Some(hook)) if is_tracked(x) => HookedWeight::frozen(hook, param),
+            _ => return anchored_value(param, x).into(),
+        };
+        Self {
+            tensor: hooked.handle.value(hooked.base.clone()).0,
+            hooked: Some(hooked),
+            transposed: false,
         }
     }
 
     /// The same for a product that reads the value from the hook itself, which may hold it in 8 bits
     /// only.
     fn unfetched(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
-        let Some(hook) = param.reparameterization::<ParameterHook>() else {
+        if let Some(hook) = ParameterHook::of_frozen(param) {
+            let hooked = HookedWeight::frozen(hook, param);
+            return Self {
+                tensor: hooked.base.clone(),
+                hooked: Some(hooked),
+                transposed: false,
+            };
+        }
+        let Some(hook) = ParameterHook::of(param) else {
             return anchored_value(param, x).into();
         };
         let hooked = if is_tracked(x) {
@@ -113,6 +126,7 @@ impl Weight {
                 handle: hook.handle().clone(),
                 base: param.base(),
                 takes_gradient: false,
+                is_frozen: false,
             }
         };
         let tensor = match (hooked.takes_gradient, forward_context::anchor().is_some()) {
@@ -161,6 +175,17 @@ impl HookedWeight {
             handle,
             base: param.base(),
             takes_gradient: true,
+            is_frozen: false,
+        }
+    }
+
+    /// A weight without a gradient.
+    fn frozen(hook: &ParameterHook, param: &Param<Tensor<2>>) -> Self {
+        Self {
+            handle: hook.handle().clone(),
+            base: param.base(),
+            takes_gradient: false,
+            is_frozen: true,
         }
     }
 }
@@ -463,13 +488,12 @@ impl<A: LinearArithmetic> LinearFunction<A> {
     /// The hooked weight that the backward fetches, where the graph does not hold the value.
     fn fetched_weight(&self) -> Option<&HookedWeight> {
         let hooked = self.hooked.as_ref();
-        hooked.filter(|hooked| A::FETCHES_WEIGHT || hooked.takes_gradient)
+        hooked.filter(|hooked| A::FETCHES_WEIGHT || hooked.takes_gradient || hooked.is_frozen)
     }
 
     /// The hook that takes the weight gradient, if the graph does not.
     fn gradient_hook(&self) -> Option<&HookHandle> {
-        let hooked = self.hooked.as_ref().filter(|hooked| hooked.takes_gradient);
-        hooked.map(|hooked| &hooked.handle)
+        self.hooked.as_ref().and_then(HookedWeight::taking)
     }
 }
 

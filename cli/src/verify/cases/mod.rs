@@ -386,6 +386,7 @@ impl VerifyCase {
             kernels: recipe.kernels,
             packed: self.packed,
             fp8: recipe.fp8.clone(),
+            lora: recipe.lora.clone(),
             sequence_length: train.sequence_length,
             dtype: self.computing.dtype(),
         }
