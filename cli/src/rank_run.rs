@@ -113,7 +113,11 @@ impl RankRun<'_> {
         let mut trainer = recipe.model.trainer(builder, &recipe.train_config())?;
         self.load(&mut *trainer, from.as_ref())?;
         if start.is_some() {
-            print_start(from.as_ref(), self.saving.load.as_deref());
+            let base = recipe
+                .lora
+                .as_ref()
+                .and_then(|lora| lora.base_model.as_deref());
+            print_start(from.as_ref(), self.saving.load.as_deref().or(base));
         }
         if recipe.checkpoint.save {
             trainer.save_with(self.saver(folder, start, from.as_ref(), &groups)?);
@@ -128,8 +132,8 @@ impl RankRun<'_> {
         let mut recorder = Recorder::new(rank.rank(), first..steps, start, Box::new(stop))?
             .in_bits_per(data::unit(self.data).bits_unit())
             .evaluating_every(recipe.train.evaluate_every);
-        let hf =
-            start.and_then(|start| HfSaver::new(start.folder.path(), &recipe.model, self.saving));
+        let hf = start.map(|start| HfSaver::new(start.folder.path(), recipe, self.saving));
+        let hf = hf.transpose()?.flatten();
         recorder = recorder.saving_hf(hf);
         if self.fp8_report {
             recorder = recorder.measuring(trainer.fp8());

@@ -9,9 +9,10 @@ use crate::recipe::Recipe;
 use crate::retired;
 
 /// Keys and tables that may always differ: layout, paths, output.
-const MAY_DIFFER: [&str; 27] = [
+const MAY_DIFFER: [&str; 28] = [
     "parallel",
     "kernels",
+    "lora.base_model",
     "memory",
     "sample",
     "checkpoint",

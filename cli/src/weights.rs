@@ -7,7 +7,7 @@ use burn_megatron::model::ConfigDifference;
 use serde_json::Value;
 
 use crate::error::Error;
-use crate::family::{Families, Model};
+use crate::family::{Adapters, Families, Model};
 use crate::saving::{Lenient, SavingArgs};
 
 /// Settings that decide which tensors exist: these may differ if missing or unexpected tensors are accepted.
@@ -21,18 +21,18 @@ const TENSOR_SETTINGS: [&str; 7] = [
     "tied",
 ];
 
-/// Opens the checkpoint or Hugging Face folder with the initial weights of `model`.
+/// Opens the checkpoint or Hugging Face folder with the initial weights of `model`, and those of adapters as asked for.
 ///
 /// # Errors
 ///
 /// What cannot be read, and the settings of `model` that are not those of the weights.
 pub fn open(
     path: &Path,
-    model: &Model,
+    (model, adapters): (&Model, Adapters),
     saving: &SavingArgs,
     families: &Families,
 ) -> Result<Box<dyn TensorSource>, Error> {
-    let (found, source) = families.open(path)?;
+    let (found, source) = families.open_with(path, adapters)?;
     let all = saving.allows(Lenient::Settings);
     let tensors = saving.allows(Lenient::Missing) || saving.allows(Lenient::Unexpected);
     let Some(mut differing) = model.differences(&*found) else {
@@ -95,7 +95,12 @@ mod tests {
         };
         let open = |model: &TransformerConfig, lenient: &[Lenient]| {
             let (model, families) = (Model::transformer(model.clone()), Families::transformers());
-            let opened = super::open(fixture(), &model, &with(lenient), &families);
+            let opened = super::open(
+                fixture(),
+                (&model, Adapters::Merged),
+                &with(lenient),
+                &families,
+            );
             opened.map(drop).map_err(|error| error.to_string())
         };
         assert_eq!(open(&model, &[]), Ok(()));
@@ -126,7 +131,12 @@ mod tests {
         assert!(open(&narrow, &[Lenient::Rounding]).is_err());
         let deeper = Model::transformer(deeper);
         let families = Families::transformers();
-        let nowhere = super::open(Path::new("/nowhere/at/all"), &deeper, &with(&[]), &families);
+        let nowhere = super::open(
+            Path::new("/nowhere/at/all"),
+            (&deeper, Adapters::Merged),
+            &with(&[]),
+            &families,
+        );
         let error = nowhere.map(drop).unwrap_err().to_string();
         assert!(error.contains("/nowhere/at/all"), "{error}");
     }

@@ -217,3 +217,229 @@ fn a_target_that_the_model_does_not_have_is_refused() {
     let wanted = "lora.target_modules has gate_proj, and experts cannot have adapters";
     assert!(refused.contains(wanted), "{refused}");
 }
+
+/// An adapter of `peft` for a model of `transformers`, and their results, from `make.py` beside it.
+mod peer {
+    use std::fs;
+    use std::path::PathBuf;
+
+    use burn::tensor::{Int, Tensor, TensorData};
+    use burn_megatron::checkpoint::{LoadTolerance, TensorSource};
+    use burn_megatron::mesh::ParallelConfig;
+    use burn_megatron::nn::ModelBuilder;
+    use burn_megatron::pipeline::engine::forward_only;
+    use burn_megatron::train::{LanguageModel, ModelConfig, Trainer};
+    use burn_megatron_models::hf::peft::{
+        MergedAdapters, PeftAdapter, WithAdapters, adapted_layers, export_adapter,
+    };
+    use burn_megatron_models::hf::{ExportOptions, HfFolder};
+    use safetensors::SafeTensors;
+
+    use super::*;
+    use crate::hf::{AnyError, Losses, SEQ, Sequences, apart, config};
+
+    fn fixtures() -> PathBuf {
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/fixtures").into()
+    }
+
+    fn base() -> HfFolder {
+        HfFolder::open(fixtures().join("hf/llama3")).unwrap()
+    }
+
+    fn adapter() -> PeftAdapter {
+        let config = base().config().clone();
+        PeftAdapter::open(&fixtures().join("peft"), (config.family, &config.model)).unwrap()
+    }
+
+    /// The expected values.
+    struct Expected(Vec<u8>);
+
+    impl Expected {
+        fn open() -> Self {
+            Self(fs::read(fixtures().join("peft/expected.safetensors")).unwrap())
+        }
+
+        fn values<const N: usize, T>(&self, name: &str, read: fn([u8; N]) -> T) -> Vec<T> {
+            let file = SafeTensors::deserialize(&self.0).unwrap();
+            let bytes = file.tensor(name).unwrap().data();
+            bytes.as_chunks().0.iter().copied().map(read).collect()
+        }
+
+        fn floats(&self, name: &str) -> Vec<f32> {
+            self.values(name, f32::from_le_bytes)
+        }
+    }
+
+    /// The logits of whole sequences, the losses, and the factors after the last step, by path.
+    type Results = (
+        Option<Vec<f32>>,
+        Vec<f64>,
+        Vec<(String, [usize; 2], Vec<f32>)>,
+    );
+
+    fn run(layout: &str) -> Vec<Results> {
+        let layout = layout.parse::<Layout>().unwrap().parallel;
+        let ranks = layout.world_size().unwrap();
+        let run = World::threads(ranks)
+            .unwrap()
+            .run(|rank| -> Result<Results, AnyError> {
+                let groups = ParallelContext::new(&layout, &rank)?;
+                let (device, mut config, expected) = (Device::flex(), config(), Expected::open());
+                config.data_parallel.zero_stage = layout.zero_stage;
+                let scope = ModelBuilder::new(&groups, &device).with_lora(adapter().lora())?;
+                let model = base().config().model.init_with(scope)?;
+                let mut trainer = Trainer::new(model, &groups, &device, &config)?;
+                let source = WithAdapters {
+                    base: Box::new(base()),
+                    adapters: Box::new(adapter()),
+                };
+                trainer.load_weights(&source, LoadTolerance::default())?;
+                let logits = logits(trainer.model().module(), &groups, &expected)?;
+                let mut losses = Losses::default();
+                let batches = expected.values("batches", i32::from_le_bytes);
+                trainer.fit(&Sequences::new(&batches), &mut losses)?;
+                let ddp = trainer.model();
+                let factors = ddp.table().entries().iter().zip(ddp.parameters());
+                let factors = factors.map(|(entry, value)| {
+                    let shape = [entry.shape[0], entry.shape[1]];
+                    (
+                        entry.path.clone(),
+                        shape,
+                        value.into_data().iter::<f32>().collect(),
+                    )
+                });
+                Ok((logits, losses.0, factors.collect()))
+            });
+        run.unwrap()
+    }
+
+    fn logits(
+        module: &impl LanguageModel,
+        groups: &ParallelContext,
+        expected: &Expected,
+    ) -> Result<Option<Vec<f32>>, AnyError> {
+        let device = Device::flex();
+        let tokens = TensorData::new(expected.values("tokens", i32::from_le_bytes), [2, SEQ]);
+        let tokens = Tensor::<2, Int>::from_data(tokens, &device);
+        let placement: Vec<_> = (0..groups.pipeline().size()).collect();
+        let hidden = forward_only(&placement, groups.pipeline(), &device, |stage, input| {
+            module.hidden(stage, input, tokens.clone().into())
+        })?;
+        Ok(hidden.map(|hidden| module.logits_of(hidden).into_data().iter::<f32>().collect()))
+    }
+
+    /// The name of a factor in `peft`'s files.
+    fn name(path: &str) -> String {
+        let parts: Vec<_> = path.split('.').collect();
+        let [_, block, module, _, _, target, factor] = parts[..] else {
+            panic!("{path}")
+        };
+        let module = if module == "attention" {
+            "self_attn"
+        } else {
+            module
+        };
+        let factor = factor.to_uppercase();
+        format!("base_model.model.model.layers.{block}.{module}.{target}.lora_{factor}.weight")
+    }
+
+    #[test]
+    fn an_adapter_of_peft_computes_and_trains_as_there() {
+        let expected = Expected::open();
+        let (logits, losses) = (
+            expected.floats("logits"),
+            expected.values("losses", f64::from_le_bytes),
+        );
+        for layout in ["tp1", "tp2-sp", "tp2-pp2/1f1b", "dp2-z3"] {
+            let results = run(layout);
+            assert!(results.iter().any(|(logits, ..)| logits.is_some()));
+            for (found, found_losses, factors) in results {
+                if let Some(found) = found {
+                    let apart = apart(&found, &logits);
+                    println!("{layout}: logits {apart:.1e} apart");
+                    assert!(apart < 1e-5, "{layout}: logits {apart} apart");
+                }
+                let distance = apart(&found_losses, &losses);
+                println!("{layout}: losses {distance:.1e} apart");
+                assert!(distance < 1e-5, "{layout}: losses {distance} apart");
+                // Whole ones.
+                let is_whole = layout == "tp1" || layout == "dp2-z3";
+                assert_eq!(factors.len(), if layout.contains("pp2") { 10 } else { 20 });
+                for (path, [rows, columns], values) in factors.iter().filter(|_| is_whole) {
+                    let wanted = expected.floats(&format!("trained.{}", name(path)));
+                    let turned: Vec<f32> = (0..columns * rows)
+                        .map(|i| values[i % rows * columns + i / rows])
+                        .collect();
+                    let apart = apart(&turned, &wanted);
+                    assert!(apart < 1e-4, "{layout}: {path} is {apart} apart");
+                }
+            }
+        }
+    }
+
+    /// What is exported again has the bits and the names of `peft`'s own file.
+    #[test]
+    fn an_exported_adapter_is_that_of_peft() {
+        let (adapter, config) = (adapter(), base().config().clone());
+        let layers = adapted_layers(&config.model, adapter.lora()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let to = folder.path().join("adapter");
+        let of = (config.family, &config.model);
+        let options = ExportOptions::default();
+        export_adapter(&adapter, of, &layers, &to, &options, &mut |_| {}).unwrap();
+        let read = |path: PathBuf| fs::read(path.join("adapter_model.safetensors")).unwrap();
+        let (own, theirs) = (read(to.clone()), read(fixtures().join("peft")));
+        let [own, theirs] = [&own, &theirs].map(|bytes| SafeTensors::deserialize(bytes).unwrap());
+        assert_eq!(own.len(), theirs.len());
+        for (name, tensor) in theirs.tensors() {
+            let found = own.tensor(&name).unwrap();
+            assert_eq!(
+                (found.shape(), found.data()),
+                (tensor.shape(), tensor.data()),
+                "{name}"
+            );
+        }
+        let again = PeftAdapter::open(&to, of).unwrap();
+        assert_eq!(again.lora(), adapter.lora());
+    }
+
+    #[test]
+    fn merged_weights_compute_what_the_adapter_does() {
+        let config = base().config().clone();
+        let layers = adapted_layers(&config.model, adapter().lora()).unwrap();
+        let merged = MergedAdapters::new(Box::new(base()), Box::new(adapter()), layers).unwrap();
+        let groups = ParallelContext::single();
+        let scope = ModelBuilder::new(&groups, &Device::flex());
+        let model = config.model.init_with(scope).unwrap();
+        let mut ddp = DistributedDataParallel::new(model, &groups).unwrap();
+        let tolerance = LoadTolerance::default();
+        burn_megatron::checkpoint::load_weights(&mut ddp, &merged, tolerance).unwrap();
+        let expected = Expected::open();
+        let logits = logits(ddp.module(), &groups, &expected).unwrap().unwrap();
+        let apart = apart(&logits, &expected.floats("logits"));
+        assert!(apart < 1e-5, "{apart}");
+        // A slice of a fused weight, from within one section into the next.
+        let key = "model/blocks.1.attention.qkv.weight";
+        let shape = merged.tensor(key).unwrap().shape;
+        let whole = burn_megatron::checkpoint::TensorSlice::whole(&shape);
+        let slice = burn_megatron::checkpoint::TensorSlice {
+            offset: vec![3, 20],
+            shape: vec![2, 30],
+        };
+        let whole = merged.read(key, &whole).unwrap();
+        let columns = shape[1];
+        let rows =
+            (3..5).flat_map(|row| &whole[4 * (row * columns + 20)..4 * (row * columns + 50)]);
+        let part: Vec<u8> = rows.copied().collect();
+        let values = |bytes: &[u8]| -> Vec<f32> {
+            bytes
+                .as_chunks()
+                .0
+                .iter()
+                .map(|bytes| f32::from_le_bytes(*bytes))
+                .collect()
+        };
+        let found = merged.read(key, &slice).unwrap();
+        assert!(super::super::hf::apart(&values(&found), &values(&part)) < 1e-6);
+    }
+}

@@ -5,16 +5,31 @@ use std::path::Path;
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
 use burn_megatron_models::hf::is_hf_folder;
 
-use super::{Families, Model};
+use super::{Adapters, Families, Model};
 use crate::error::Error;
 
 impl Families {
     /// Opens a Hugging Face folder, a checkpoint, or the latest checkpoint of a folder of checkpoints or of a run:
-    /// the model and its weights.
+    /// the model and its weights. Those of adapters, in a checkpoint or a folder of `peft`, are added to them.
     ///
     /// # Errors
     /// What cannot be read, and a model of no registered family.
     pub fn open(&self, path: &Path) -> Result<(Model, Box<dyn TensorSource>), Error> {
+        self.open_with(path, Adapters::Merged)
+    }
+
+    /// The same with the weights of adapters as asked for.
+    ///
+    /// # Errors
+    /// See [`open`](Self::open).
+    pub fn open_with(
+        &self,
+        path: &Path,
+        adapters: Adapters,
+    ) -> Result<(Model, Box<dyn TensorSource>), Error> {
+        if let Some(opened) = self.open_adapters(path, adapters)? {
+            return Ok(opened);
+        }
         if is_hf_folder(path) {
             return self.hf(path)?.open(path);
         }

@@ -24,7 +24,7 @@ use burn_megatron::train::run_folder::RunFolder;
 use crate::data::{self, LossUnit};
 use crate::error::Error;
 use crate::estimate::RankEstimates;
-use crate::family::{Families, RankMemory};
+use crate::family::{Adapters, Families, RankMemory};
 use crate::fp8::{self, report};
 use crate::interrupt::{self, Interrupt};
 use crate::memory_limit::PlannedMemory;
@@ -32,7 +32,7 @@ use crate::rank_run::{RankResult, RankRun};
 use crate::ranks::{self, seconds};
 use crate::recipe::Recipe;
 use crate::start::{StartDecision, StartResolver};
-use crate::{memory, save_hf, trace, weights};
+use crate::{lora, memory, save_hf, trace, weights};
 use args::PretrainArgs;
 
 /// The width of plots in the terminal.
@@ -52,6 +52,7 @@ pub fn run(
     fp8::check_flags(&recipe, &args.fp8)?;
     args.saving.check()?;
     save_hf::check(&recipe, &args.saving)?;
+    lora::check(&recipe)?;
     if args.print_recipe {
         print!("{}", toml::to_string(&recipe)?);
         return Ok(ExitCode::SUCCESS);
@@ -97,8 +98,19 @@ pub fn run(
     }
     let data = data::open(&recipe)?;
     let tokenizer = data::sample_tokenizer(&recipe)?;
-    let load = args.saving.load.as_deref();
-    let weights = load.map(|path| weights::open(path, &recipe.model, &args.saving, families));
+    let base = recipe
+        .lora
+        .as_ref()
+        .and_then(|lora| lora.base_model.as_deref());
+    let load = args.saving.load.as_deref().or(base);
+    let adapters = match recipe.lora {
+        Some(_) => Adapters::Separate,
+        None => Adapters::Merged,
+    };
+    let weights = load.map(|path| {
+        let model = (&recipe.model, adapters);
+        weights::open(path, model, &args.saving, families)
+    });
     let weights = weights.transpose()?;
     if let Some(rank) = own_rank.filter(|rank| faults.never_starts(*rank)) {
         return never_start(rank, args);

@@ -7,6 +7,7 @@ use burn_megatron::train::schedule::LrStyle;
 use super::args::PretrainArgs;
 use crate::error::Error;
 use crate::family::Families;
+use crate::lora;
 use crate::recipe::Recipe;
 use crate::resume_mode::ResumeMode;
 
@@ -124,6 +125,7 @@ impl Recipe {
         args.memory.apply(&mut recipe.memory);
         args.saving.apply(&mut recipe.checkpoint);
         args.data.apply(&mut recipe.data);
+        lora::set_base(&mut recipe, args.saving.load.as_deref())?;
         Ok(recipe)
     }
 }
