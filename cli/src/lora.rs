@@ -1,6 +1,6 @@
 //! The table `[lora]` of a recipe.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron_models::hf::is_hf_folder;
@@ -41,14 +41,19 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
 /// A path that cannot be read.
 pub fn set_base(recipe: &mut Recipe, load: Option<&Path>) -> Result<(), Error> {
     if let (Some(lora), Some(path)) = (&mut recipe.lora, load) {
-        lora.base_model = Some(base_of(path)?);
+        let base = base_of(path)?;
+        // The run may be resumed from another folder.
+        lora.base_model = Some(base.canonicalize().unwrap_or(base));
     }
     Ok(())
 }
 
 /// The folder of Hugging Face from which files such as a tokenizer are taken for adapters of a checkpoint, if their model is
 /// one.
-pub fn like(checkpoint: &Checkpoint) -> Result<Option<std::path::PathBuf>, Error> {
+///
+/// # Errors
+/// Settings of adapters that are invalid.
+pub fn like(checkpoint: &Checkpoint) -> Result<Option<PathBuf>, Error> {
     let base = lora_of(checkpoint)?.and_then(|lora| lora.base_model);
     Ok(base.filter(|base| is_hf_folder(base)))
 }

@@ -58,12 +58,15 @@ pub fn check(recipe: &Recipe, saving: &SavingArgs) -> Result<(), Error> {
         .into());
     }
     let family = recipe.model.family();
-    if let Some(lora) = &recipe.lora {
-        recipe.model.adapted_layers(lora)?;
-    }
+    let lora = recipe.lora.as_ref();
+    let layers = lora.map(|lora| recipe.model.adapted_layers(lora));
+    let layers = layers.transpose()?;
     match recipe.model.hf() {
         None => Err(format!("--save-hf: the family {family:?} is not one of Hugging Face").into()),
-        Some(exchange) => Ok(exchange.check(&recipe.model)?),
+        Some(exchange) => match &layers {
+            Some(layers) => exchange.check_adapter((&recipe.model, layers)),
+            None => exchange.check(&recipe.model),
+        },
     }
 }
 

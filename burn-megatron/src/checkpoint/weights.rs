@@ -57,12 +57,12 @@ pub fn load_weights<M: Module>(
     let frozen = ddp.frozen_table().map_or(&[][..], ParameterTable::entries);
     let wanted = [of_frozen(ddp)];
     let fits = check(frozen, &wanted, source, keys.clone(), &names, leniency);
-    let fits = fits.and_then(|()| match has_trained {
-        true => {
-            let entries = ddp.table().entries();
-            check(entries, &[weights(ddp)], source, keys, &names, leniency)
+    let fits = fits.and_then(|()| {
+        if !has_trained {
+            return Ok(());
         }
-        false => Ok(()),
+        let entries = ddp.table().entries();
+        check(entries, &[weights(ddp)], source, keys, &names, leniency)
     });
     let fits = fits.and_then(|()| buffers::check(ddp, source, leniency));
     let world = ddp.groups().world().clone();

@@ -455,9 +455,12 @@ impl<M: Module> DistributedDataParallel<M> {
             self.frozen_parameters().into_iter(),
         );
         let mut entries = self.whole.entries().iter();
-        let values = std::iter::from_fn(|| match entries.next()?.frozen {
-            true => frozen.next(),
-            false => trained.next(),
+        let values = std::iter::from_fn(|| {
+            if entries.next()?.frozen {
+                frozen.next()
+            } else {
+                trained.next()
+            }
         });
         self.module.clone().map(&mut build::ParameterFiller(values))
     }

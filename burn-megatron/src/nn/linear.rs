@@ -374,6 +374,11 @@ pub(super) fn linear_discarding<const K: usize>(
 }
 
 impl<A: LinearArithmetic> SavesInput for LinearFunction<A> {
+    /// Only the gradient of the weight is computed from it.
+    fn saves_input(&self) -> bool {
+        !self.hooked.as_ref().is_some_and(|hooked| hooked.is_frozen)
+    }
+
     fn reads_input(&self, needed: &[bool]) -> bool {
         needed[0] || self.gradient_hook().is_some()
     }
@@ -418,7 +423,7 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
         let x = inputs.next();
         let mut saved = match tensors.input_codes {
             Some(codes) => Vec::from(codes),
-            None => Vec::from_iter(x),
+            None => Vec::from_iter(x.filter(|_| self.saves_input())),
         };
         saved.extend(inputs.next().filter(|_| self.fetched_weight().is_none()));
         saved.extend(tensors.extra);
@@ -436,16 +441,21 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
         let [batch, seq, _] = dy.dims();
         let gradient = rows(dy);
 
-        let (x, rest) = saved.split_at(if self.arithmetic.saves_codes() { 2 } else { 1 });
+        let of_input = match (self.saves_input(), self.arithmetic.saves_codes()) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) => 2,
+        };
+        let (x, rest) = saved.split_at(of_input);
         let (weight, extra) = match self.fetched_weight() {
             Some(hooked) => (WeightSource::Hook(hooked, self.transposed), rest),
             None => (WeightSource::Graph(tensor(&rest[0])), &rest[1..]),
         };
         let extra = extra.to_vec();
         let x = match x {
-            [codes, scales] => SavedInput::Codes([codes.clone(), scales.clone()]),
-            [x, ..] if needs_weight => SavedInput::Floats(self.input.gathered(tensor(x))),
-            [x, ..] => SavedInput::Floats(PendingTensor::ready(tensor(x))),
+            _ if !needs_weight => None,
+            [codes, scales] => Some(SavedInput::Codes([codes.clone(), scales.clone()])),
+            [x, ..] => Some(SavedInput::Floats(self.input.gathered(tensor(x)))),
             [] => unreachable!("the input was saved"),
         };
         let needed_gradients = NeededGradients {
@@ -458,8 +468,9 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
             let width = dx.dims()[1];
             self.input.reduced(dx.reshape([batch, seq, width]))
         });
-        let weight_gradient = match self.gradient_hook() {
-            Some(handle) => {
+        let weight_gradient = match (self.gradient_hook(), x) {
+            (_, None) => None,
+            (Some(handle), Some(x)) => {
                 let arithmetic = self.arithmetic.clone();
                 let compute = move |slice| arithmetic.weight_gradient_into(x, dy, &extra, slice);
                 handle
@@ -467,7 +478,7 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
                     .accumulate_later(handle.index, Box::new(compute));
                 None
             }
-            None => needs_weight.then(|| self.arithmetic.weight_gradient(x, dy, &extra)),
+            (None, Some(x)) => Some(self.arithmetic.weight_gradient(x, dy, &extra)),
         };
         let dtype = (needed.get(2) == Some(&true)).then_some(gradient.dtype());
         let bias_gradient = bias_gradient(gradient.into_dispatch(), dtype, self.bias.as_ref());

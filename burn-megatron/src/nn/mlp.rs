@@ -73,9 +73,10 @@ impl ParallelMlpConfig {
         }
         let section = OutputSection::new("MLP width".into(), self.width, 1);
         let sections = vec![section; if self.activation.is_gated() { 2 } else { 1 }];
-        let targets = match self.activation.is_gated() {
-            true => vec![LoraTarget::Gate, LoraTarget::Up],
-            false => vec![LoraTarget::Up],
+        let targets = if self.activation.is_gated() {
+            vec![LoraTarget::Gate, LoraTarget::Up]
+        } else {
+            vec![LoraTarget::Up]
         };
         let up = ColumnParallelLinearConfig::new(self.hidden, sections.len() * self.width)
             .with_sections(sections)

@@ -331,9 +331,10 @@ impl ModelBuilder {
     /// A parameter with this value, which has a gradient unless it is frozen.
     pub(super) fn param<const D: usize>(&self, value: Tensor<D>) -> Param<Tensor<D>> {
         let param = Param::from_tensor(value);
-        match self.freezes() {
-            true => param.set_require_grad(false),
-            false => param,
+        if self.freezes() {
+            param.set_require_grad(false)
+        } else {
+            param
         }
     }
 

@@ -44,6 +44,9 @@ pub trait HfExchange: Debug + Send + Sync {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Exported, Error>;
 
+    /// Checks that the adapters of a model can be written as a folder of `peft`.
+    fn check_adapter(&self, model: (&Model, &LoraLayers)) -> Result<(), Error>;
+
     /// Writes the adapters of a model as a folder of `peft`.
     fn export_adapter(
         &self,
@@ -117,6 +120,11 @@ impl<F: HfFamily> HfExchange for F {
             model_type: config.family.name(),
             has_files: !options.files.is_empty(),
         })
+    }
+
+    fn check_adapter(&self, (model, layers): (&Model, &LoraLayers)) -> Result<(), Error> {
+        let (family, model) = described::<F>(model)?;
+        Ok(peft::check_export((family, &model), layers)?)
     }
 
     fn export_adapter(

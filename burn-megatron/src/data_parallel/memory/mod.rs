@@ -264,9 +264,10 @@ impl MemoryPlan {
     pub fn of_frozen(layout: &BufferLayout, rules: &MemoryRules) -> Result<Self, MemoryError> {
         let is_sharded = rules.stage == ZeroStage::Parameters;
         let bytes = |buffer: &FlatBuffer| {
-            let elements = match is_sharded {
-                true => rules.shard_elements(buffer),
-                false => buffer.elements,
+            let elements = if is_sharded {
+                rules.shard_elements(buffer)
+            } else {
+                buffer.elements
             };
             elements as u128 * element_bytes(buffer.key.parameter)
         };

@@ -63,12 +63,11 @@ impl ColumnLayer<'_> {
     pub fn adapters(self, builder: &ModelBuilder) -> Result<Option<LoraAdapters>, BuildError> {
         let place = builder.place();
         let sequence_parallel = builder.sequence_parallel();
-        let lies = match sequence_parallel {
-            true => ActivationLayout::SplitAlong {
-                dim: SEQUENCE_DIM,
-                place,
-            },
-            false => ActivationLayout::Whole,
+        let lies = if sequence_parallel {
+            let dim = SEQUENCE_DIM;
+            ActivationLayout::SplitAlong { dim, place }
+        } else {
+            ActivationLayout::Whole
         };
         let mut adapters = Factory::new(builder, self.input)?;
         let Some(adapters) = &mut adapters else {
@@ -193,9 +192,10 @@ impl<'a> Factory<'a> {
         let builder = self.layer.child("lora").child(target).trained();
         let (input, rank) = (self.input, config.rank);
         let bound = |features: usize| Init::Uniform(1.0 / (features as f64).sqrt());
-        let of_b = match config.init_lora_weights {
-            true => Init::Constant(0.0),
-            false => bound(rank),
+        let of_b = if config.init_lora_weights {
+            Init::Constant(0.0)
+        } else {
+            bound(rank)
         };
         let a = a(ParameterSpec::new([input, rank], bound(input)));
         let b = b(ParameterSpec::new([rank, output], of_b));

@@ -38,12 +38,16 @@ pub fn is_peft_folder(path: &Path) -> bool {
 /// The settings as `adapter_config.json`; `base` is the model that was adapted.
 pub(super) fn write(lora: &LoraConfig, targets: &[LoraTarget], base: Option<&Path>) -> String {
     let targets: Vec<_> = targets.iter().map(|target| target.name()).collect();
+    let alpha = match lora.alpha {
+        whole if whole.fract() == 0.0 && whole < 1e9 => json!(whole as u64),
+        alpha => json!(alpha),
+    };
     let config = json!({
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": lora.rank,
-        "lora_alpha": lora.alpha,
+        "lora_alpha": alpha,
         "lora_dropout": lora.dropout,
         "use_rslora": lora.rslora,
         "target_modules": targets,

@@ -7,8 +7,20 @@ use burn_megatron::nn::lora::{LoraLayers, LoraTarget};
 
 use super::super::export::{ExportOptions, ExportSummary, PlannedTensor, plan, write_shard};
 use super::super::staged_folder::StagedFolder;
-use super::super::{HfError, HfFamily};
+use super::super::{HfConfigError, HfError, HfFamily};
 use super::{CONFIG, WEIGHTS, all_mappings, config};
+
+/// Checks that each layer is a module of its own in `transformers`, so that [`export_adapter`] can write its adapter.
+///
+/// # Errors
+///
+/// [`HfConfigError::Sizes`] for the first one that is not.
+pub fn check_export<F: HfFamily>(
+    (family, model): (F, &F::Model),
+    layers: &LoraLayers,
+) -> Result<(), HfConfigError> {
+    all_mappings(family, model, layers).map(drop)
+}
 
 /// Writes the adapters of `source` as a folder that `peft` loads. Other tensors of the source are left out. `progress`
 /// gets the number of tensor bytes written since its last call.
