@@ -22,6 +22,8 @@ pub struct RankEstimates {
     ranks: Vec<RankEstimate>,
     /// The parameters of the whole model, each counted once.
     pub parameters: usize,
+    /// Those of them that are trained.
+    pub trained: usize,
 }
 
 /// The estimate of a rank.
@@ -45,13 +47,17 @@ pub fn builder(
     let builder = ModelBuilder::with(groups, device, recipe.train.seed, precision.master())
         .with_compute_dtype(precision.of(precision.master()))
         .with_kernels(&recipe.kernels)?;
-    Ok(builder.with_fp8(&recipe.fp8)?)
+    let builder = builder.with_fp8(&recipe.fp8)?;
+    Ok(match &recipe.lora {
+        Some(lora) => builder.with_lora(lora)?,
+        None => builder,
+    })
 }
 
 impl RankEstimates {
     /// Estimates the run on every rank, without communication.
     pub fn new(recipe: &Recipe, plan: &ParallelPlan, device: &Device) -> Result<Self, Error> {
-        let (mut ranks, mut parameters) = (vec![], 0);
+        let (mut ranks, mut parameters, mut trained) = (vec![], 0, 0);
         let tensor = recipe.parallel.tensor;
         let mut has_replicas = has_data_replicas(recipe);
         for pipeline in 0..recipe.parallel.pipeline {
@@ -66,13 +72,20 @@ impl RankEstimates {
             });
             let counted = outline.table.entries().iter();
             let counted = counted.filter(|entry| entry.is_first_copy(groups.mesh_rank()));
-            parameters += counted.map(|entry| entry.len()).sum::<usize>();
+            for entry in counted {
+                parameters += entry.len();
+                trained += if entry.frozen { 0 } else { entry.len() };
+            }
             ranks.push(RankEstimate::new(recipe, plan, &groups, outline));
         }
         if recipe.train.check_replicas_every.is_some() && !has_replicas {
             return Err(NO_REPLICAS.into());
         }
-        Ok(Self { ranks, parameters })
+        Ok(Self {
+            ranks,
+            parameters,
+            trained,
+        })
     }
 
     /// The estimate of rank 0.

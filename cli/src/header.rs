@@ -10,6 +10,7 @@ use burn_megatron::data_parallel::{
     DataParallelConfig, Moments, OffloadPlan, Precision, ZeroStage, format_bytes,
 };
 use burn_megatron::device::DeviceKind;
+use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron::train::SequenceWarmup;
 use burn_megatron::train::run_folder::RunFolder;
 use indicatif::DecimalBytes;
@@ -96,6 +97,35 @@ pub fn print_model(recipe: &Recipe, parameters: usize, own: usize, flops_per_tok
         count(own),
         flops_per_token / 1e6,
     );
+}
+
+/// Prints the adapters of a model that has some, and how many of its parameters are trained.
+pub fn print_lora(recipe: &Recipe, trained: usize, all: usize) {
+    let Some(lora) = &recipe.lora else {
+        return;
+    };
+    println!("lora     {}", describe_lora(lora, trained, all));
+    if lora.base_model.is_none() {
+        println!(
+            "         the frozen weights are random, from the seed: --load or lora.base_model starts from those of a model"
+        );
+    }
+}
+
+fn describe_lora(lora: &LoraConfig, trained: usize, all: usize) -> String {
+    let LoraConfig { rank, alpha, .. } = lora;
+    let dropout = match lora.dropout {
+        0.0 => String::new(),
+        dropout => format!(", dropout {dropout}"),
+    };
+    format!(
+        "rank {rank}, alpha {alpha}{}{dropout} on {}; trainable parameters: {} of {} ({:.2} %)",
+        if lora.rslora { " / sqrt(rank)" } else { "" },
+        lora.target_modules.join(", "),
+        count(trained),
+        count(all),
+        100.0 * trained as f64 / all.max(1) as f64,
+    )
 }
 
 /// Prints the checkpoint that the run resumes from, or the weights that it loads.
@@ -282,6 +312,19 @@ mod tests {
         assert_eq!(
             [0, 999, 1000, 1_234_567].map(count),
             ["0", "999", "1 000", "1 234 567"]
+        );
+    }
+
+    #[test]
+    fn the_header_says_what_is_trained() {
+        let lora = LoraConfig {
+            alpha: 16.0,
+            dropout: 0.1,
+            ..LoraConfig::default()
+        };
+        assert_eq!(
+            describe_lora(&lora, 1024, 1_000_000),
+            "rank 8, alpha 16, dropout 0.1 on q_proj, v_proj; trainable parameters: 1 024 of 1 000 000 (0.10 %)"
         );
     }
 

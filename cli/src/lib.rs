@@ -25,6 +25,7 @@ mod generate;
 mod header;
 mod interrupt;
 mod launch;
+mod lora;
 mod memory;
 mod memory_limit;
 mod parallel_plan;

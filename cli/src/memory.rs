@@ -219,6 +219,10 @@ pub fn check_model(recipe: &Recipe, device: &Device) -> Result<(), Error> {
             .with_kernels(&recipe.kernels)?
             .with_fp8(&recipe.fp8)?
             .with_recompute(recompute)?;
+        let builder = match &recipe.lora {
+            Some(lora) => builder.with_lora(lora)?,
+            None => builder,
+        };
         recipe.model.check_recompute(builder)
     };
     build().map_err(|error| format!("[memory.recompute] {error}").into())

@@ -66,6 +66,7 @@ pub fn plan(recipe: &Recipe) -> Result<MemoryReport, Error> {
         sharding: &recipe.sharing(),
         kernels: &recipe.kernels,
         fp8: &recipe.fp8,
+        lora: recipe.lora.as_ref(),
         recompute: &recipe.memory.recompute(),
         settings: ShapeSettings::default(),
         slack: 1.0,

@@ -24,7 +24,8 @@ use crate::family::{AnyTrainer, RankMemory};
 use crate::fp8;
 use crate::fp8::report::{self, OperandLine};
 use crate::header::{
-    layout, print_aside, print_model, print_offload, print_run, print_sharing, print_start,
+    layout, print_aside, print_lora, print_model, print_offload, print_run, print_sharing,
+    print_start,
 };
 use crate::interrupt::Interrupt;
 use crate::memory_limit::PlannedMemory;
@@ -113,7 +114,8 @@ impl RankRun<'_> {
         let mut trainer = recipe.model.trainer(builder, &recipe.train_config())?;
         self.load(&mut *trainer, from.as_ref())?;
         if start.is_some() {
-            print_start(from.as_ref(), recipe.checkpoint.load.as_deref());
+            let load = lora::initial_weights(recipe, from.is_some());
+            print_start(from.as_ref(), load);
         }
         if recipe.checkpoint.save {
             trainer.save_with(self.saver(folder, start, from.as_ref(), &groups)?);
@@ -128,7 +130,8 @@ impl RankRun<'_> {
         let mut recorder = Recorder::new(rank.rank(), first..steps, start, Box::new(stop))?
             .in_bits_per(data::unit(self.data).bits_unit())
             .evaluating_every(recipe.train.evaluate_every);
-        let hf = start.and_then(|start| HfSaver::new(start.folder.path(), recipe, self.saving));
+        let hf = start.map(|start| HfSaver::new(start.folder.path(), recipe, self.saving));
+        let hf = hf.transpose()?.flatten();
         recorder = recorder.saving_hf(hf);
         if self.fp8_report {
             recorder = recorder.measuring(trainer.fp8());
@@ -213,11 +216,13 @@ impl RankRun<'_> {
     /// Loads the checkpoint or the initial weights.
     fn load(&self, trainer: &mut dyn AnyTrainer, from: Option<&ResumePoint>) -> Result<(), Error> {
         let leniency = self.saving.leniency();
+        // A checkpoint has no frozen weights.
+        let loads = from.is_none() || self.recipe.lora.is_some();
+        if let Some(weights) = self.weights.filter(|_| loads) {
+            trainer.load_weights(weights.open()?, leniency)?;
+        }
         let Some(from) = from else {
-            return match self.weights {
-                Some(weights) => trainer.load_weights(weights.open()?, leniency),
-                None => Ok(()),
-            };
+            return Ok(());
         };
         let checkpoint = Checkpoint::open(&from.path)?;
         trainer.load(&checkpoint, leniency)
@@ -258,6 +263,7 @@ impl RankRun<'_> {
             own.parameters,
             own.flops_per_token,
         );
+        print_lora(recipe, estimates.trained, estimates.parameters);
         let (config, data) = (&recipe.data_parallel, recipe.parallel.data_parallel_size());
         print_sharing(config, data, &own.sharing.layout);
         print_offload(&own.sharing.offload, &own.sharing.layout);

@@ -7,6 +7,7 @@ use burn_megatron::choice::KernelChoices;
 use burn_megatron::data_parallel::DataParallelConfig;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::fp8::Fp8Config;
+use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron::train::{GenerateConfig, TrainConfig};
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Table;
@@ -40,6 +41,9 @@ pub struct RecipeOf<M> {
     pub kernels: KernelChoices,
     /// Which layers multiply in 8 bits, and with which scaling recipe.
     pub fp8: Fp8Config,
+    /// Low-rank adapters, which are trained in the place of the weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraConfig>,
     /// What saves memory.
     pub memory: MemoryConfig,
     /// The training run, without its [`DataParallelConfig`]: see [`Recipe::train_config`].
@@ -60,6 +64,7 @@ impl<M: Default> Default for RecipeOf<M> {
             data_parallel: Default::default(),
             kernels: Default::default(),
             fp8: Default::default(),
+            lora: None,
             memory: Default::default(),
             train: Default::default(),
             sample: Default::default(),
@@ -103,6 +108,7 @@ impl RecipeOf<Table> {
             data_parallel: self.data_parallel,
             kernels: self.kernels,
             fp8: self.fp8,
+            lora: self.lora,
             memory: self.memory,
             train: self.train,
             sample: self.sample,

@@ -12,6 +12,7 @@ use crate::retired;
 const MAY_DIFFER: [&str; 28] = [
     "parallel",
     "kernels",
+    "lora.base_model",
     "memory",
     "sample",
     "checkpoint",

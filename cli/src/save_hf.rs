@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 
-use burn_megatron::checkpoint::{Checkpoint, ElementType};
+use burn_megatron::checkpoint::{Checkpoint, ElementType, TensorSource};
+use burn_megatron::nn::lora::LoraLayers;
 use burn_megatron_models::hf::{ExportOptions, is_hf_folder};
 
 use crate::error::Error;
@@ -25,6 +26,8 @@ pub struct HfSaver {
 #[derive(Clone)]
 struct Target {
     model: Model,
+    /// The adapters, if there are some: then only they are written, in the format of `peft`.
+    lora: Option<LoraLayers>,
     folder: PathBuf,
     /// The folder with the tokenizer, if there is one.
     like: Option<PathBuf>,
@@ -55,26 +58,40 @@ pub fn check(recipe: &Recipe, saving: &SavingArgs) -> Result<(), Error> {
         .into());
     }
     let family = recipe.model.family();
+    let lora = recipe.lora.as_ref();
+    let layers = lora.map(|lora| recipe.model.adapted_layers(lora));
+    let layers = layers.transpose()?;
     match recipe.model.hf() {
         None => Err(format!("--save-hf: the family {family:?} is not one of Hugging Face").into()),
-        Some(exchange) => Ok(exchange.check(&recipe.model)?),
+        Some(exchange) => match &layers {
+            Some(layers) => exchange.check_adapter((&recipe.model, layers)),
+            None => exchange.check(&recipe.model),
+        },
     }
 }
 
 impl HfSaver {
     /// For a run in this folder; `None` if it was not asked for.
-    pub fn new(run: &Path, recipe: &Recipe, saving: &SavingArgs) -> Option<Self> {
-        let dtype = saving.save_hf?;
-        let load = recipe.checkpoint.load.clone();
-        let like = load.filter(|path| is_hf_folder(path));
+    pub fn new(run: &Path, recipe: &Recipe, saving: &SavingArgs) -> Result<Option<Self>, Error> {
+        let Some(dtype) = saving.save_hf else {
+            return Ok(None);
+        };
+        let (model, lora) = (&recipe.model, recipe.lora.as_ref());
+        let lora = lora.map(|lora| model.adapted_layers(lora)).transpose()?;
+        let like = recipe
+            .checkpoint
+            .load
+            .clone()
+            .filter(|path| is_hf_folder(path));
         let target = Target {
-            model: recipe.model.clone(),
+            model: model.clone(),
+            lora,
             folder: run.join(FOLDER),
             like,
             dtype: dtype.map(ElementType::from),
         };
         let writing = None;
-        Some(Self { target, writing })
+        Ok(Some(Self { target, writing }))
     }
 
     /// Starts to write the folder of a published checkpoint, after that of the one before.
@@ -133,7 +150,16 @@ impl Target {
             .hf()
             .ok_or_else(|| format!("no family {family}"))?;
         let like = self.like.as_deref();
-        exchange.export(&checkpoint, like, staged, options, &mut |_| {})?;
+        match &self.lora {
+            None => {
+                let weights = (&checkpoint, &checkpoint as &dyn TensorSource);
+                exchange.export(weights, like, staged, options, &mut |_| {})?;
+            }
+            Some(layers) => {
+                let model = (&self.model, layers);
+                exchange.export_adapter(&checkpoint, model, staged, options, &mut |_| {})?;
+            }
+        }
         if let Some(again) = again {
             // The former one is kept until the new one has its name.
             let former = self.folder.join("former");

@@ -126,7 +126,7 @@ pub struct SavingArgs {
     pub async_save: Option<bool>,
     /// Write a Hugging Face folder beside each checkpoint, in the folder `hugging-face` of the run folder, while training
     /// goes on; optionally with elements of this type, by default that of the checkpoint. Tokenizer and special tokens
-    /// are those of --load. A folder whose checkpoint is not kept is removed after the next one is written.
+    /// are those of --load. With [lora] in the recipe the folder has the adapters alone, in the format of peft. A folder whose checkpoint is not kept is removed after the next one is written.
     #[arg(
         long,
         value_enum,

@@ -8,7 +8,8 @@ use burn_megatron::model::ConfigDifference;
 use serde_json::Value;
 
 use crate::error::Error;
-use crate::family::{Families, Model};
+use crate::family::{Adapters, Families, Model};
+use crate::recipe::Recipe;
 use crate::saving::{Lenient, SavingArgs};
 
 /// Settings that decide which tensors exist: these may differ if missing or unexpected tensors are accepted.
@@ -26,6 +27,7 @@ const TENSOR_SETTINGS: [&str; 7] = [
 pub struct InitialWeights<'a> {
     path: &'a Path,
     model: &'a Model,
+    adapters: Adapters,
     saving: &'a SavingArgs,
     families: &'a Families,
     opened: OnceLock<Box<dyn TensorSource>>,
@@ -34,13 +36,17 @@ pub struct InitialWeights<'a> {
 impl<'a> InitialWeights<'a> {
     pub fn new(
         path: &'a Path,
-        model: &'a Model,
+        recipe: &'a Recipe,
         saving: &'a SavingArgs,
         families: &'a Families,
     ) -> Self {
         Self {
             path,
-            model,
+            model: &recipe.model,
+            adapters: match recipe.lora {
+                Some(_) => Adapters::Separate,
+                None => Adapters::Merged,
+            },
             saving,
             families,
             opened: OnceLock::new(),
@@ -56,23 +62,28 @@ impl<'a> InitialWeights<'a> {
         if let Some(opened) = self.opened.get() {
             return Ok(&**opened);
         }
-        let opened = open(self.path, self.model, self.saving, self.families)?;
+        let opened = open(
+            self.path,
+            (self.model, self.adapters),
+            self.saving,
+            self.families,
+        )?;
         Ok(&**self.opened.get_or_init(|| opened))
     }
 }
 
-/// Opens the checkpoint or Hugging Face folder with the initial weights of `model`.
+/// Opens the checkpoint or Hugging Face folder with the initial weights of `model`, and those of adapters as asked for.
 ///
 /// # Errors
 ///
 /// What cannot be read, and the settings of `model` that are not those of the weights.
 pub fn open(
     path: &Path,
-    model: &Model,
+    (model, adapters): (&Model, Adapters),
     saving: &SavingArgs,
     families: &Families,
 ) -> Result<Box<dyn TensorSource>, Error> {
-    let (found, source) = families.open(path)?;
+    let (found, source) = families.open_with(path, adapters)?;
     let all = saving.allows(Lenient::Settings);
     let tensors = saving.allows(Lenient::Missing) || saving.allows(Lenient::Unexpected);
     let Some(mut differing) = model.differences(&*found) else {
@@ -135,7 +146,12 @@ mod tests {
         };
         let open = |model: &TransformerConfig, lenient: &[Lenient]| {
             let (model, families) = (Model::transformer(model.clone()), Families::transformers());
-            let opened = super::open(fixture(), &model, &with(lenient), &families);
+            let opened = super::open(
+                fixture(),
+                (&model, Adapters::Merged),
+                &with(lenient),
+                &families,
+            );
             opened.map(drop).map_err(|error| error.to_string())
         };
         assert_eq!(open(&model, &[]), Ok(()));
@@ -166,7 +182,12 @@ mod tests {
         assert!(open(&narrow, &[Lenient::Rounding]).is_err());
         let deeper = Model::transformer(deeper);
         let families = Families::transformers();
-        let nowhere = super::open(Path::new("/nowhere/at/all"), &deeper, &with(&[]), &families);
+        let nowhere = super::open(
+            Path::new("/nowhere/at/all"),
+            (&deeper, Adapters::Merged),
+            &with(&[]),
+            &families,
+        );
         let error = nowhere.map(drop).unwrap_err().to_string();
         assert!(error.contains("/nowhere/at/all"), "{error}");
     }

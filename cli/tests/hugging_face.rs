@@ -10,6 +10,7 @@ use burn_megatron::checkpoint::{Checkpoint, ElementType, TensorSlice, TensorSour
 use burn_megatron::data::indexed::{IndexedDatasetBuilder, TokenType};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_models::hf::HfFolder;
+use burn_megatron_models::hf::peft::PeftAdapter;
 use serde_json::Value;
 
 const FIXTURE: &str = concat!(
@@ -137,6 +138,104 @@ fn every_layout_begins_with_the_same_weights() {
             assert!((a - b).abs() < 1e-4, "{run}: {own:?} {other:?}");
         }
     }
+}
+
+/// The adapters of a run are saved, in the format of `peft` too, resumed from the model that the run began with, and
+/// merged into it.
+#[test]
+fn adapters_of_a_folder_are_trained_resumed_and_merged() {
+    let stage = Stage::new("lora");
+    stage.recipe("same", |_| {}, 0);
+    let path = stage.0.join("same.toml");
+    let recipe = fs::read_to_string(&path).unwrap();
+    let lora = "\n[lora]\nrank = 2\ntarget_modules = [\"q_proj\", \"o_proj\"]\n";
+    fs::write(&path, recipe + lora).unwrap();
+    let flags = [
+        "--tp",
+        "2",
+        "--save-every",
+        "1",
+        "--save-hf",
+        "--load",
+        FIXTURE,
+    ];
+    let losses = stage.losses("run", &flags);
+    let run = stage.0.join("run");
+    let config = HfFolder::open(FIXTURE).unwrap().config().clone();
+    let of = (config.family, &config.model);
+    let adapter = PeftAdapter::open(&run.join("hugging-face/step-00000002"), of).unwrap();
+    let base = fs::canonicalize(FIXTURE).unwrap();
+    assert_eq!(adapter.lora().base_model, Some(base.clone()));
+    let checkpoint = Checkpoint::open(run.join("checkpoints")).unwrap();
+    // Two factors of two layers of two blocks.
+    assert_eq!(adapter.keys().len(), 8);
+    let weights = checkpoint.keys().into_iter();
+    assert_eq!(weights.filter(|key| key.starts_with("model/")).count(), 8);
+    let whole = |source: &dyn TensorSource, key: &str| {
+        let slice = TensorSlice::whole(&source.tensor(key).unwrap().shape);
+        source.read(key, &slice).unwrap()
+    };
+    for key in adapter.keys() {
+        let bytes = whole(&adapter, &key);
+        assert_eq!(bytes, whole(&checkpoint, &key), "{key}");
+        assert!(bytes.iter().any(|byte| *byte != 0), "{key}");
+    }
+    // From the first step, which has the frozen weights of the folder.
+    let first = run.join("checkpoints/step-00000001");
+    let flags = [
+        "--dp",
+        "2",
+        "--zero-stage",
+        "3",
+        "--resume",
+        first.to_str().unwrap(),
+    ];
+    let fresh = stage.0.join("same.toml");
+    let recipe = fs::read_to_string(&fresh).unwrap();
+    let named = format!("[lora]\nbase_model = '{}'", base.display());
+    fs::write(&fresh, recipe.replace("[lora]", &named)).unwrap();
+    let resumed = stage.losses("resumed", &flags);
+    let last = resumed.last().unwrap();
+    assert!((last - losses[1]).abs() < 1e-5, "{losses:?} {resumed:?}");
+    let merged = stage.0.join("merged");
+    let mut convert = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+    convert.args(["convert", "--merge-lora", "--from", "checkpoint"]);
+    let converted = convert.arg(&run).arg("--to").arg(&merged).output().unwrap();
+    assert!(converted.status.success(), "{}", text(&converted));
+    let (base, merged) = (
+        HfFolder::open(base).unwrap(),
+        HfFolder::open(merged).unwrap(),
+    );
+    assert_eq!(base.keys(), merged.keys());
+    let changed = base.keys().into_iter();
+    let changed: Vec<_> = changed
+        .filter(|key| whole(&base, key) != whole(&merged, key))
+        .collect();
+    let weight =
+        |block: usize, layer: &str| format!("model/blocks.{block}.attention.{layer}.weight");
+    let wanted = [0, 1].map(|block| [weight(block, "output"), weight(block, "qkv")]);
+    assert_eq!(changed, wanted.concat());
+    // The keys are as they were.
+    let keys = TensorSlice {
+        offset: vec![0, 32],
+        shape: vec![32, 32],
+    };
+    let of_qkv = |source: &HfFolder| source.read(&weight(1, "qkv"), &keys).unwrap();
+    assert_eq!(of_qkv(&base), of_qkv(&merged));
+    stage.fails(
+        "same",
+        &[
+            "--save-hf",
+            "--fp8",
+            "delayed",
+            "--fp8-param-gather",
+            "--dp",
+            "2",
+            "--zero-stage",
+            "1",
+        ],
+        "fp8_param_gather",
+    );
 }
 
 /// Beside each checkpoint there is its folder, in any layout; none without a checkpoint.

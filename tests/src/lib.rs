@@ -49,6 +49,7 @@ pub fn small_gpt() -> TransformerSubject {
         kernels: KernelChoices::default(),
         packed: false,
         fp8: Fp8Config::default(),
+        lora: None,
         sequence_length: None,
         dtype: DType::F64,
     }

@@ -51,6 +51,7 @@ fn planned(recompute: &RecomputeConfig) -> u64 {
         sharding: &DataParallelConfig::default(),
         kernels: &KernelChoices::default(),
         fp8: &Fp8Config::default(),
+        lora: None,
         recompute,
         settings: ShapeSettings::default(),
         slack: 1.0,

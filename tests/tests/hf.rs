@@ -20,9 +20,9 @@ use burn_megatron::train::{
 use burn_megatron_models::hf::HfFolder;
 use safetensors::SafeTensors;
 
-type AnyError = Box<dyn std::error::Error + Send + Sync>;
+pub(super) type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-const SEQ: usize = 24;
+pub(super) const SEQ: usize = 24;
 const ROWS: usize = 4;
 const STEPS: usize = 20;
 const VOCABULARY: usize = 61;
@@ -72,7 +72,7 @@ impl Fixture {
 }
 
 /// Given sequences, in their order.
-struct Sequences(Arc<Rows>);
+pub(super) struct Sequences(Arc<Rows>);
 
 struct Rows(Vec<Sample>);
 
@@ -87,7 +87,7 @@ impl Samples for Rows {
 }
 
 impl Sequences {
-    fn new(tokens: &[i32]) -> Self {
+    pub fn new(tokens: &[i32]) -> Self {
         let rows = tokens.chunks(SEQ + 1).map(|row| Sample {
             tokens: row[..SEQ].to_vec(),
             targets: row[1..].to_vec(),
@@ -121,9 +121,9 @@ impl Dataset for Sequences {
 }
 
 #[derive(Default)]
-struct Losses {
-    own: Vec<f64>,
-    further: Vec<f64>,
+pub(super) struct Losses {
+    pub own: Vec<f64>,
+    pub further: Vec<f64>,
 }
 
 impl Observer for Losses {
@@ -138,7 +138,7 @@ impl Observer for Losses {
     }
 }
 
-fn config() -> TrainConfig {
+pub(super) fn config() -> TrainConfig {
     TrainConfig {
         steps: STEPS,
         micro_batch_size: 1,
@@ -246,7 +246,7 @@ fn compute(fixture: &Fixture, layout: &ParallelConfig) -> Vec<(Option<Vec<f32>>,
 }
 
 /// The largest distance between two rows of numbers.
-fn apart<T: Into<f64> + Copy>(a: &[T], b: &[T]) -> f64 {
+pub(super) fn apart<T: Into<f64> + Copy>(a: &[T], b: &[T]) -> f64 {
     assert_eq!(a.len(), b.len());
     let apart = a
         .iter()

@@ -17,6 +17,7 @@ mod fused;
 mod generate;
 mod hf;
 mod layouts;
+mod lora;
 mod moe_faults;
 mod moe_verify;
 mod offload;

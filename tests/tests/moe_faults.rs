@@ -145,6 +145,7 @@ impl Subject for RecomputedSubject {
             fp8,
             recompute,
             routers,
+            lora,
         } = self.inner.build(groups, device)?;
         Ok(ParallelModule {
             module: Recomputed {
@@ -157,6 +158,7 @@ impl Subject for RecomputedSubject {
             fp8,
             recompute,
             routers,
+            lora,
         })
     }
 

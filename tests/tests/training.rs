@@ -372,6 +372,7 @@ fn poisoned(
         fp8,
         recompute,
         routers,
+        lora,
     } = model;
     for entry in table.entries_mut() {
         entry.path = format!("inner.{}", entry.path);
@@ -390,5 +391,6 @@ fn poisoned(
         fp8,
         recompute,
         routers,
+        lora,
     }
 }

@@ -9,6 +9,7 @@ use super::state::{
     BucketReader, ExpectedTensors, MODEL, ModelKeys, StateError, agree, buffers, check,
 };
 use crate::data_parallel::{BucketShard, DistributedDataParallel};
+use crate::nn::{ParameterEntry, ParameterTable};
 
 /// Deviations between model and source that loading tolerates. None by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +26,9 @@ pub struct LoadTolerance {
 /// Loads this rank's weights, and the biases of routers, from a source of any layout. Each rank reads the shards that it optimizes and
 /// gathers the rest. Collective: call on all ranks.
 ///
+/// Of a model with [adapters](crate::nn::lora) the source has the frozen weights, and may have those of the adapters, which
+/// keep their values otherwise.
+///
 /// If names, shapes or types do not match, nothing has changed on any rank. Other tensors of the source,
 /// such as moments, are ignored.
 ///
@@ -37,22 +41,68 @@ pub fn load_weights<M: Module>(
     source: &dyn TensorSource,
     leniency: LoadTolerance,
 ) -> Result<(), StateError> {
-    let names = ModelKeys::gather(ddp)?;
-    let keys = source
+    let keys: Vec<_> = source
         .keys()
         .into_iter()
         .filter(|key| key.starts_with(MODEL))
         .collect();
-    let entries = ddp.table().entries();
-    let fits = check(entries, &[weights(ddp)], source, keys, &names, leniency);
+    // A source of the frozen weights alone starts new adapters.
+    let is_in_source = |entry: &ParameterEntry| {
+        let key = format!("{MODEL}{}", entry.path);
+        source.tensor(&key).is_some()
+    };
+    let has_trained =
+        ddp.frozen_table().is_none() || ddp.table().entries().iter().any(is_in_source);
+    let names = ModelKeys::gather_all(ddp)?;
+    let frozen = ddp.frozen_table().map_or(&[][..], ParameterTable::entries);
+    let wanted = [of_frozen(ddp)];
+    let fits = check(frozen, &wanted, source, keys.clone(), &names, leniency);
+    let fits = fits.and_then(|()| {
+        if !has_trained {
+            return Ok(());
+        }
+        let entries = ddp.table().entries();
+        check(entries, &[weights(ddp)], source, keys, &names, leniency)
+    });
     let fits = fits.and_then(|()| buffers::check(ddp, source, leniency));
     let world = ddp.groups().world().clone();
     agree(fits, &*world)?;
-    let buckets = agree(read_buckets(ddp, source), &*world)?;
+    let buckets = has_trained.then(|| read_buckets(ddp, source));
+    let buckets = agree(buckets.transpose(), &*world)?;
+    let frozen = agree(read_frozen(ddp, source), &*world)?;
     let buffers = agree(buffers::read(ddp, source), &*world)?;
-    ddp.replace_masters(buckets);
+    ddp.replace_frozen(frozen);
+    if let Some(buckets) = buckets {
+        ddp.replace_masters(buckets);
+    }
     buffers::replace(buffers);
     Ok(())
+}
+
+/// The frozen weights of a model, for [`check`]: in the types that masters would have.
+fn of_frozen<M: Module>(ddp: &DistributedDataParallel<M>) -> ExpectedTensors<'static> {
+    ExpectedTensors {
+        prefix: MODEL,
+        types: ddp.frozen_dtypes(),
+    }
+}
+
+/// Reads this rank's shard of each bucket of frozen weights, from checked weights, in the type of the model.
+fn read_frozen<M: Module>(
+    ddp: &DistributedDataParallel<M>,
+    source: &dyn TensorSource,
+) -> Result<Vec<Tensor<1>>, StateError> {
+    let reader = BucketReader {
+        source,
+        entries: ddp.frozen_table().map_or(&[], ParameterTable::entries),
+        rank: ddp.groups().mesh_rank(),
+    };
+    let shards = ddp.frozen_shards().into_iter();
+    let read = |(shard, now): (BucketShard, Tensor<1>)| {
+        let read = reader.bucket(MODEL, &shard.slices, &now)?;
+        Ok(read.cast(shard.dtype))
+    };
+    shards.map(read).collect()
 }
 
 /// The weights of a model, for [`check`].

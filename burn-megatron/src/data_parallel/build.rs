@@ -1,6 +1,6 @@
 //! Moves the parameters of a module into flat buffers, and back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
@@ -9,6 +9,7 @@ use burn_megatron_kernels::flat::Ranges;
 
 use super::config::{DataParallelConfig, DataParallelConfigError};
 use super::error::DataParallelError;
+use super::frozen::FrozenParameters;
 use super::fsdp_unit::fsdp_unit_of;
 use super::gradient_check::GradientCheck;
 use super::layout::{BucketRules, BufferLayout, ParameterSize};
@@ -23,8 +24,8 @@ use crate::collective::{from_buffer, to_buffer};
 use crate::comm::{self, BufferPool, CommError, ParallelContext, ReduceOp};
 use crate::mesh::Grid;
 use crate::nn::fp8::WeightQuantizer;
-use crate::nn::hook::attach_hooks;
-use crate::nn::{ParameterTable, placeholder};
+use crate::nn::hook::{ParameterHook, attach_each};
+use crate::nn::{ParameterEntry, ParameterTable, placeholder};
 
 /// The alignment of a view in bytes on devices other than the CPU; CUDA requires the most.
 const VIEW_BYTES: usize = 512;
@@ -35,11 +36,11 @@ pub(super) type NamedWeight = (String, Arc<dyn WeightQuantizer>);
 /// The quantizers of the FP8 weights of a module, by path.
 pub(super) type Quantizers = BTreeMap<String, Arc<dyn WeightQuantizer>>;
 
-/// Lays out the parameters of a module; `quantizers` has those of the weights that are gathered in FP8.
-/// Collective: call on all ranks.
+/// Lays out the parameters of a module that are trained, or those that are frozen, which need no masters; `quantizers`
+/// has those of the weights that are gathered in FP8. Collective: call on all ranks.
 pub(super) fn build_plan<M: Module>(
     module: &M,
-    table: &ParameterTable,
+    (whole, frozen): (&ParameterTable, bool),
     groups: &ParallelContext,
     config: &DataParallelConfig,
     mut quantizers: Quantizers,
@@ -58,6 +59,7 @@ pub(super) fn build_plan<M: Module>(
             return Err(DataParallelError::Type { path, dtype });
         }
         let main_dtype = match model_dtype {
+            dtype if frozen => dtype,
             DType::F64 => DType::F64,
             _ => DType::F32,
         };
@@ -69,10 +71,10 @@ pub(super) fn build_plan<M: Module>(
             main_dtype,
         })
     };
-    let parameters = table
-        .entries()
-        .iter()
-        .zip(collected.parameters)
+    let table = &whole.filtered(frozen);
+    let entries = whole.entries().iter().zip(collected.parameters);
+    let parameters = entries
+        .filter(|(entry, _)| entry.frozen == frozen)
         .map(info)
         .collect::<Result<Vec<_>, _>>()?;
     let align = match parameters
@@ -151,7 +153,7 @@ pub(super) fn quantizers(
     let quantizers: Quantizers = weights.into_iter().collect();
     let is_matrix = |path: &str| {
         let entry = table.entries().iter().find(|entry| entry.path == path);
-        entry.is_some_and(|entry| entry.shape.len() == 2)
+        entry.is_some_and(|entry| entry.shape.len() == 2 && !entry.frozen)
     };
     match quantizers.keys().find(|path| !is_matrix(path)) {
         Some(path) => Err(DataParallelConfigError::UnknownWeight { path: path.clone() }.into()),
@@ -226,46 +228,127 @@ impl ModuleVisitor for ParameterCollector {
     }
 }
 
+/// Where the parameters of a module are kept, in its order.
+pub(super) struct Stores<'a> {
+    entries: std::slice::Iter<'a, ParameterEntry>,
+    buffers: &'a Arc<ParamAndGradBuffers>,
+    /// The numbers of the next one that is trained, and of the next frozen one.
+    next: [usize; 2],
+}
+
+/// The next parameter of a module.
+struct StoredParameter<'a> {
+    entry: &'a ParameterEntry,
+    index: usize,
+    store: Store<'a>,
+}
+
+/// Where a parameter is kept.
+enum Store<'a> {
+    Trained(&'a Arc<ParamAndGradBuffers>),
+    Frozen(&'a Arc<FrozenParameters>),
+}
+
+impl<'a> Stores<'a> {
+    /// `whole` has all parameters.
+    pub fn new(whole: &'a ParameterTable, buffers: &'a Arc<ParamAndGradBuffers>) -> Self {
+        Self {
+            entries: whole.entries().iter(),
+            buffers,
+            next: [0; 2],
+        }
+    }
+
+    fn next(&mut self) -> StoredParameter<'a> {
+        let Some(entry) = self.entries.next() else {
+            unreachable!("the table has all parameters of the module")
+        };
+        let frozen = self.buffers.frozen.as_ref();
+        let store = match frozen.filter(|_| entry.frozen) {
+            Some(frozen) => Store::Frozen(frozen),
+            None => Store::Trained(self.buffers),
+        };
+        let next = &mut self.next[usize::from(entry.frozen)];
+        *next += 1;
+        StoredParameter {
+            entry,
+            index: *next - 1,
+            store,
+        }
+    }
+}
+
+impl StoredParameter<'_> {
+    fn info(&self) -> &ParameterInfo {
+        let plan = match self.store {
+            Store::Trained(buffers) => &*buffers.plan,
+            Store::Frozen(frozen) => frozen.plan(),
+        };
+        &plan.parameters[self.index]
+    }
+
+    /// Sets it on this rank.
+    fn write<const D: usize>(&self, value: Tensor<D>) {
+        let len = value.shape().num_elements();
+        let value = value.reshape([len]).cast(self.info().main_dtype);
+        match self.store {
+            Store::Trained(buffers) => buffers.write(self.index, &value),
+            Store::Frozen(frozen) => frozen.write(self.index, &value),
+        }
+    }
+
+    fn hook(&self) -> ParameterHook {
+        match self.store {
+            Store::Trained(buffers) => ParameterHook::new(self.index, buffers.clone()),
+            Store::Frozen(frozen) => ParameterHook::frozen(self.index, frozen.clone()),
+        }
+    }
+}
+
 /// Moves the parameters of a module into the buffers, and attaches a hook to each. Values are broadcast from
 /// the first rank that holds a parameter. The module keeps a placeholder of each parameter's shape, which
 /// takes no memory. Collective: call on all ranks of the stage.
 pub(super) fn move_parameters<M: Module>(
     module: M,
-    table: &ParameterTable,
     groups: &ParallelContext,
-    buffers: &Arc<ParamAndGradBuffers>,
+    stores: Stores<'_>,
 ) -> Result<M, CommError> {
     let mut mover = ParameterMover {
-        table,
+        stores,
         groups,
-        buffers,
-        next: 0,
+        hooks: VecDeque::new(),
         error: None,
     };
     let module = module.map(&mut mover);
     if let Some(error) = mover.error {
         return Err(error);
     }
-    Ok(attach_hooks(module.no_grad(), buffers.clone()))
+    let mut hooks = mover.hooks;
+    Ok(attach_each(module.no_grad(), move || {
+        match hooks.pop_front() {
+            Some(hook) => hook,
+            None => unreachable!("each parameter was moved"),
+        }
+    }))
 }
 
 struct ParameterMover<'a> {
-    table: &'a ParameterTable,
+    stores: Stores<'a>,
     groups: &'a ParallelContext,
-    buffers: &'a ParamAndGradBuffers,
-    next: usize,
+    /// Of the parameters that were moved.
+    hooks: VecDeque<ParameterHook>,
     error: Option<CommError>,
 }
 
 impl ModuleMapper for ParameterMover<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let index = self.next;
-        self.next += 1;
-        let entry = &self.table.entries()[index];
+        let parameter = self.stores.next();
+        let entry = parameter.entry;
+        self.hooks.push_back(parameter.hook());
         param.map(|tensor| {
             let tensor = without_autodiff(tensor);
             let (shape, device, dtype) = (tensor.dims(), tensor.device(), tensor.dtype());
-            let options = (&device, self.buffers.plan.parameters[index].model_dtype);
+            let options = (&device, parameter.info().model_dtype);
             if self.error.is_some() {
                 return placeholder(shape, options);
             }
@@ -277,26 +360,12 @@ impl ModuleMapper for ParameterMover<'_> {
                     .map(|buffer| from_buffer(buffer, shape, &device, dtype)),
             });
             match value {
-                Ok(value) => self
-                    .buffers
-                    .write(index, &to_main_dtype(value, self.buffers, index)),
+                Ok(value) => parameter.write(value),
                 Err(error) => self.error = Some(error),
             }
             placeholder(shape, options)
         })
     }
-}
-
-/// The values of a parameter, flat and in its main dtype.
-fn to_main_dtype<const D: usize>(
-    value: Tensor<D>,
-    buffers: &ParamAndGradBuffers,
-    index: usize,
-) -> Tensor<1> {
-    let len = value.shape().num_elements();
-    value
-        .reshape([len])
-        .cast(buffers.plan.parameters[index].main_dtype)
 }
 
 fn without_autodiff<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
@@ -321,15 +390,10 @@ impl<V: Iterator<Item = Tensor<1>>> ModuleMapper for ParameterFiller<V> {
 }
 
 /// Copies the parameters of a module without hooks into the buffers.
-pub(super) struct ParameterLoader<'a> {
-    pub buffers: &'a ParamAndGradBuffers,
-    pub next: usize,
-}
+pub(super) struct ParameterLoader<'a>(pub Stores<'a>);
 
 impl ModuleVisitor for ParameterLoader<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = to_main_dtype(without_autodiff(param.base()), self.buffers, self.next);
-        self.buffers.write(self.next, &value);
-        self.next += 1;
+        self.0.next().write(without_autodiff(param.base()));
     }
 }

@@ -4,12 +4,15 @@ use super::config::DataParallelConfigError;
 use super::layout::LayoutError;
 use super::memory::MemoryError;
 use crate::comm::CommError;
-use crate::nn::RecomputeError;
 use crate::nn::fp8::Fp8Error;
+use crate::nn::{BuildError, RecomputeError};
 
 /// The error of a data-parallel wrapper or step.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DataParallelError {
+    /// The model does not have the layers that are to have adapters.
+    #[error(transparent)]
+    Lora(Box<BuildError>),
     /// Invalid settings.
     #[error(transparent)]
     Config(#[from] DataParallelConfigError),

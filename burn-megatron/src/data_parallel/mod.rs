@@ -51,6 +51,7 @@ mod build;
 mod coalesced_all_reduce;
 mod config;
 mod error;
+mod frozen;
 mod fsdp_unit;
 mod gradient_buckets;
 mod gradient_check;
@@ -77,6 +78,7 @@ pub(crate) use bucket_step::{BucketShard, BucketStep, StepFn, SteppedBucket};
 use build::NamedWeight;
 pub use config::{DataParallelConfig, DataParallelConfigError, Moments, Precision};
 pub use error::DataParallelError;
+use frozen::FrozenParameters;
 pub use gradient_check::InvalidGradient;
 pub use gradients::Gradients;
 use gradients::ModelParallelAllReduce;
@@ -102,7 +104,10 @@ use sharding_plan::ShardingPlan;
 #[derive(Debug)]
 pub struct DistributedDataParallel<M> {
     module: M,
+    /// The parameters that are trained.
     table: Arc<ParameterTable>,
+    /// All parameters, in the order of the module.
+    whole: Arc<ParameterTable>,
     position: DropoutPosition,
     groups: ParallelContext,
     buffers: Arc<ParamAndGradBuffers>,
@@ -167,10 +172,13 @@ impl<M: Module> DistributedDataParallel<M> {
             fp8,
             recompute,
             routers,
+            lora,
         } = model;
         check_same_table(&table, groups)?;
         check_experts(&table, groups)?;
         check_tied_parameters(&table, groups)?;
+        let targets = lora.map_or(Ok(()), |lora| lora.check_targets(groups));
+        targets.map_err(|error| DataParallelError::Lora(Box::new(error)))?;
         fp8.check_layers(groups)?;
         recompute.check_regions(groups)?;
         // Under ZeRO-3 layers must not cache quantised copies of weights, which would stay unsharded.
@@ -179,9 +187,16 @@ impl<M: Module> DistributedDataParallel<M> {
         config.check(build::data_ranks(groups, Grid::Dense))?;
         let quantizers = build::quantizers(&table, config, weights)?;
         build::check_quantizers(&quantizers, groups, config)?;
-        let plan = build::build_plan(&module, &table, groups, config, quantizers)?;
-        let buffers = Arc::new(ParamAndGradBuffers::new(plan));
-        let module = build::move_parameters(module, &table, groups, &buffers)?;
+        let whole = Arc::new(table);
+        let plan = build::build_plan(&module, (&whole, false), groups, config, quantizers)?;
+        let frozen = FrozenParameters::new(&module, &whole, groups, config, &plan.usage)?;
+        let table = match &frozen {
+            Some(_) => Arc::new(whole.filtered(false)),
+            None => whole.clone(),
+        };
+        let buffers = Arc::new(ParamAndGradBuffers::new(plan, frozen.map(Arc::new)));
+        let stores = build::Stores::new(&whole, &buffers);
+        let module = build::move_parameters(module, groups, stores)?;
         buffers.plan.reserve_pool();
         buffers.finish_gathers();
         let plan = &buffers.plan;
@@ -197,7 +212,8 @@ impl<M: Module> DistributedDataParallel<M> {
             shards: BucketShard::all(plan),
             unique_segments,
             module,
-            table: Arc::new(table),
+            table,
+            whole,
             position,
             groups: groups.clone(),
             buffers,
@@ -217,7 +233,8 @@ impl<M: Module> DistributedDataParallel<M> {
         &self.module
     }
 
-    /// The parameters, and how they are placed on the ranks.
+    /// The parameters that are trained, and how they are placed on the ranks: all, unless some are
+    /// [frozen](Self::frozen_table). What is numbered by parameter, such as gradients, is so in the order of this table.
     pub fn table(&self) -> &Arc<ParameterTable> {
         &self.table
     }
@@ -278,7 +295,8 @@ impl<M: Module> DistributedDataParallel<M> {
     ///
     /// [`DataParallelError::Memory`] if the bytes overflow.
     pub fn memory_plan(&self) -> Result<MemoryPlan, DataParallelError> {
-        self.buffers.plan.memory()
+        let trained = self.buffers.plan.memory()?;
+        Ok(trained.plus(&self.frozen_memory()?))
     }
 
     /// Runs a forward that records gradients of the parameters.
@@ -338,6 +356,9 @@ impl<M: Module> DistributedDataParallel<M> {
         let _span = tracing::debug_span!("reduce_gradients").entered();
         let plan = &self.buffers.plan;
         let prefetches = self.buffers.parameters().end_step(plan);
+        let frozen = self.buffers.frozen.as_ref();
+        let of_frozen = frozen.map_or(0, |frozen| frozen.end_step());
+        let prefetches = prefetches ^ of_frozen.rotate_left(1);
         let mut reduced = self.buffers.gradients().finish(plan)?;
         self.model_parallel.apply(&mut reduced.shards);
         let record = ReductionRecord {
@@ -423,18 +444,25 @@ impl<M: Module> DistributedDataParallel<M> {
 
     /// Gathers a bucket from the shards of the ranks.
     fn gather(&self, number: usize, shard: Tensor<1>) -> Tensor<1> {
-        let comm = &self.buffers.plan.groups(number).shard;
-        match (comm.size(), self.buffers.plan.elements(number)) {
-            (1, _) | (_, 0) => shard,
-            _ => start_all_gather(shard, 0, comm).wait(),
-        }
+        gather(&self.buffers.plan, number, shard)
     }
 
     /// A module without hooks that holds the [masters](Self::parameters). Collective: call on all ranks of the
     /// data axis.
     pub fn to_module(&self) -> M {
-        let mut values = build::ParameterFiller(self.parameters().into_iter());
-        self.module.clone().map(&mut values)
+        let (mut trained, mut frozen) = (
+            self.parameters().into_iter(),
+            self.frozen_parameters().into_iter(),
+        );
+        let mut entries = self.whole.entries().iter();
+        let values = std::iter::from_fn(|| {
+            if entries.next()?.frozen {
+                frozen.next()
+            } else {
+                trained.next()
+            }
+        });
+        self.module.clone().map(&mut build::ParameterFiller(values))
     }
 
     /// Replaces the parameters by those that `change` returns. Collective: call on all ranks of the data axis,
@@ -442,11 +470,8 @@ impl<M: Module> DistributedDataParallel<M> {
     /// with the scales that their layers have then.
     pub fn update(&mut self, change: impl FnOnce(M) -> M) {
         let module = change(self.to_module());
-        let mut load = build::ParameterLoader {
-            buffers: &self.buffers,
-            next: 0,
-        };
-        module.visit(&mut load);
+        let stores = build::Stores::new(&self.whole, &self.buffers);
+        module.visit(&mut build::ParameterLoader(stores));
         self.finish_step();
     }
 
@@ -461,6 +486,15 @@ impl<M: Module> DistributedDataParallel<M> {
     }
 }
 
+/// Gathers a bucket from the shards of the ranks.
+fn gather(plan: &ShardingPlan, number: usize, shard: Tensor<1>) -> Tensor<1> {
+    let comm = &plan.groups(number).shard;
+    match (comm.size(), plan.elements(number)) {
+        (1, _) | (_, 0) => shard,
+        _ => start_all_gather(shard, 0, comm).wait(),
+    }
+}
+
 fn check_same_table(
     table: &ParameterTable,
     groups: &ParallelContext,
@@ -469,6 +503,7 @@ fn check_same_table(
     let mut hasher = DefaultHasher::new();
     for entry in table.entries() {
         (&entry.path, &entry.shape, entry.grid, entry.sum_over).hash(&mut hasher);
+        entry.frozen.hash(&mut hasher);
         format!("{:?}", entry.placements).hash(&mut hasher);
     }
     let own = hasher.finish() as i64;

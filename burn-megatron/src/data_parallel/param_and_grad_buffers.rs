@@ -7,6 +7,7 @@ use burn_megatron_kernels::flat;
 use burn_megatron_kernels::gradient::{ComputeGradients, FlatGradients};
 use parking_lot::{Mutex, MutexGuard};
 
+use super::frozen::FrozenParameters;
 use super::gradient_buckets::GradientBuckets;
 use super::memory_usage::TrackedTensor;
 use super::parameter_buckets::ParameterBuckets;
@@ -19,6 +20,8 @@ use crate::nn::hook::{
 /// Buckets behind locks. Backward uses them from the closures of its graph, which hold this sink.
 pub(super) struct ParamAndGradBuffers {
     pub plan: Arc<ShardingPlan>,
+    /// The parameters without gradients, if there are any.
+    pub frozen: Option<Arc<FrozenParameters>>,
     parameters: Mutex<ParameterBuckets>,
     gradients: Mutex<GradientBuckets>,
     /// Deferred weight gradients; `None` while they are computed at once.
@@ -26,12 +29,13 @@ pub(super) struct ParamAndGradBuffers {
 }
 
 impl ParamAndGradBuffers {
-    pub fn new(plan: ShardingPlan) -> Self {
+    pub fn new(plan: ShardingPlan, frozen: Option<Arc<FrozenParameters>>) -> Self {
         let plan = Arc::new(plan);
         Self {
             parameters: Mutex::new(ParameterBuckets::new(&plan)),
             gradients: Mutex::new(GradientBuckets::new(&plan)),
             deferred: Mutex::new(None),
+            frozen,
             plan,
         }
     }
@@ -72,6 +76,9 @@ impl ParamAndGradBuffers {
     /// Called when a forward begins; `stage` is the pipeline stage, if there are stages.
     pub fn begin_forward(&self, stage: Option<usize>) {
         self.parameters().prefetch.begin_forward();
+        if let Some(frozen) = &self.frozen {
+            frozen.begin_forward();
+        }
         self.gradients().tracker.begin_forward(stage);
     }
 

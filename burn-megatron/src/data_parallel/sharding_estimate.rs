@@ -7,7 +7,7 @@ use super::error::DataParallelError;
 use super::layout::BufferLayout;
 use super::memory::MemoryPlan;
 use super::offload::OffloadPlan;
-use super::{ShardingPlan, build};
+use super::{ShardingPlan, build, frozen};
 use crate::comm::ParallelContext;
 use crate::nn::ParallelModule;
 
@@ -19,7 +19,7 @@ use crate::nn::ParallelModule;
 /// [without a world](ParallelContext::offline).
 #[derive(Clone, Debug)]
 pub struct ShardingEstimate {
-    /// The buffers of the parameters and gradients.
+    /// The buffers of the parameters that are trained, and of their gradients.
     pub layout: BufferLayout,
     /// The memory of the rank.
     pub memory: MemoryPlan,
@@ -41,9 +41,12 @@ impl ShardingEstimate {
         let (module, table) = (&model.module, &model.table);
         let config = &config.in_layout(groups.config())?;
         let quantizers = build::quantizers(table, config, model.fp8.weights())?;
-        let plan: ShardingPlan = build::build_plan(module, table, groups, config, quantizers)?;
+        let plan: ShardingPlan =
+            build::build_plan(module, (table, false), groups, config, quantizers)?;
         Ok(Self {
-            memory: plan.memory()?,
+            memory: plan
+                .memory()?
+                .plus(&frozen::memory(module, table, groups, config)?),
             offload: plan.offload,
             layout: plan.layout,
         })

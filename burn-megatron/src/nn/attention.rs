@@ -11,6 +11,7 @@ use burn_megatron_kernels::rope::{self, Positions, RopeOptions, RopeTable};
 
 use super::attention_core::{AttentionCore, ProbabilityRows, ScoreOptions};
 use super::context::{ContextAttention, KeyValueExchange, OuterGroup};
+use super::lora::LoraTarget;
 use super::qk_norm::WholeNorm;
 use super::{
     ActivationLayout, AttentionContext, Bias, BuildError, ColumnParallelLinear,
@@ -123,10 +124,12 @@ impl ParallelAttentionConfig {
             .with_sections(sections)
             .with_init(self.init)
             .with_bias(self.qkv_bias)
+            .with_targets(vec![LoraTarget::Q, LoraTarget::K, LoraTarget::V])
             .init(&builder.child("qkv"))?;
         let output = RowParallelLinearConfig::new(self.heads * self.head_width, self.hidden)
             .with_init(self.output_init)
             .with_bias(self.bias)
+            .with_target(Some(LoraTarget::O))
             .init(&builder.child("output"))?;
         self.check_fused(builder)?;
         if self.window == Some(0) {

@@ -8,6 +8,7 @@ use burn_megatron_kernels::gradient::Parameter;
 use super::fp8::{Fp8Layer, SplitOperands};
 use super::hook::fused_parameter;
 use super::linear::{InputLayout, linear_discarding, linear_param};
+use super::lora::{ColumnLayer, LoraAdapters, LoraTarget};
 use super::norm::NormOperation;
 use super::{
     Bias, BuildError, Init, ModelBuilder, Norm, ParameterSpec, Placement, Residual, Section,
@@ -35,6 +36,9 @@ pub struct ColumnParallelLinearConfig {
     /// Whether the output is all-gathered; otherwise each rank returns its part.
     #[config(default = false)]
     pub gather_output: bool,
+    /// What each section is, in a layer that may have adapters.
+    #[config(default = "vec![]")]
+    pub targets: Vec<LoraTarget>,
 }
 
 /// A part of the output features that is split on its own, such as the queries of a QKV projection.
@@ -83,6 +87,14 @@ impl ColumnParallelLinearConfig {
             sections: sections.clone(),
         };
 
+        let comm = builder.groups().tensor().clone();
+        let layer = ColumnLayer {
+            input: self.input,
+            targets: &self.targets,
+            sections: &sections,
+            inner: input_layout(&comm, builder.sequence_parallel()),
+        };
+        let lora = layer.adapters(builder)?;
         let weight = ParameterSpec::new([self.input, output], self.init)
             .with_placement(Axis::Tensor, split_along(1));
         let bias = ParameterSpec::new([output], Init::Constant(0.0))
@@ -90,7 +102,8 @@ impl ColumnParallelLinearConfig {
         Ok(ColumnParallelLinear {
             weight: builder.parameter("weight", weight),
             bias: self.bias.then(|| builder.parameter("bias", bias)),
-            comm: builder.groups().tensor().clone(),
+            lora,
+            comm,
             gather_output: self.gather_output,
             sequence_parallel: builder.sequence_parallel(),
             fused: builder.is_fused(Operation::Linear),
@@ -127,6 +140,8 @@ pub struct ColumnParallelLinear {
     pub weight: Param<Tensor<2>>,
     /// This rank's part: `[out / tensor]`.
     pub bias: Option<Param<Tensor<1>>>,
+    /// The adapters of its sections.
+    pub lora: Option<LoraAdapters>,
     fp8: Option<Fp8Layer>,
     #[module(skip)]
     comm: Comm,
@@ -175,7 +190,7 @@ impl ColumnParallelLinear {
     /// If the output is gathered.
     pub(super) fn forward_normalized(&self, norm: &Norm, x: Residual) -> (Tensor<3>, Tensor<3>) {
         assert!(!self.gather_output, "expected gather_output = false");
-        if !norm.is_recomputed() {
+        if !norm.is_recomputed() || self.lora.is_some() {
             let (normal, stream) = norm.forward_add(x);
             return (self.forward(normal), stream);
         }
@@ -191,7 +206,7 @@ impl ColumnParallelLinear {
         norm: &Norm,
         x: Residual,
     ) -> ((Tensor<3>, Option<Bias>), Tensor<3>) {
-        if !norm.is_recomputed() {
+        if !norm.is_recomputed() || self.lora.is_some() {
             let (normal, stream) = norm.forward_add(x);
             return (self.forward_without_bias(normal), stream);
         }
@@ -229,15 +244,31 @@ impl ColumnParallelLinear {
 
     fn product(&self, x: Tensor<3>, bias: Option<Parameter>) -> Tensor<3> {
         let (input, layer) = (self.input_layout(), self.fp8.as_ref());
-        linear_param(x.into(), &self.weight, bias, input, layer, self.fused)
+        let Some(lora) = &self.lora else {
+            return linear_param(x.into(), &self.weight, bias, input, layer, self.fused);
+        };
+        let y = linear_param(
+            x.clone().into(),
+            &self.weight,
+            bias,
+            input,
+            layer,
+            self.fused,
+        );
+        y + lora.delta(x)
     }
 
     fn input_layout(&self) -> InputLayout {
-        let comm = self.comm.clone();
-        match (comm.size(), self.sequence_parallel) {
-            (1, _) => InputLayout::Local,
-            (_, false) => InputLayout::Replicated(comm),
-            (_, true) => InputLayout::SplitSequence(comm),
-        }
+        input_layout(&self.comm, self.sequence_parallel)
+    }
+}
+
+/// How the input of a column-parallel layer is distributed.
+fn input_layout(comm: &Comm, sequence_parallel: bool) -> InputLayout {
+    let comm = comm.clone();
+    match (comm.size(), sequence_parallel) {
+        (1, _) => InputLayout::Local,
+        (_, false) => InputLayout::Replicated(comm),
+        (_, true) => InputLayout::SplitSequence(comm),
     }
 }

@@ -9,7 +9,7 @@ use burn_megatron_kernels::embedding::SortedLookups;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-use super::hook::{forward_only_value, with_anchor};
+use super::hook::{forward_only_value, tracked, with_anchor};
 use super::linear::{InputLayout, SEQUENCE_DIM, Weight, linear};
 use super::lookup::{LookupIds, lookup};
 use super::{
@@ -118,7 +118,7 @@ impl VocabParallelEmbedding {
     /// Pass [`Tokens`] with their [sorted lookups](Tokens::sorted), as the trainer makes them, and not their
     /// ids alone: only then a backward touches the rows of these tokens alone.
     pub fn forward(&self, tokens: impl Into<Tokens>) -> Tensor<3> {
-        let features = self.features(tokens);
+        let features = tracked(self.features(tokens));
         match self.scale {
             Some(scale) => {
                 let scale = rounded(scale, features.dtype());

@@ -27,6 +27,9 @@ pub struct ParameterEntry {
     /// The ranks of the pipeline axis that hold a copy of it (a tied embedding), ascending; empty if there is
     /// one copy. The gradient is summed over the copies, and norms and counts include the first only.
     pub pipeline_copies: Vec<usize>,
+    /// Whether it is not trained: it has no gradient, bucket or optimizer state.
+    #[serde(default)]
+    pub frozen: bool,
 }
 
 impl ParameterEntry {
@@ -41,6 +44,7 @@ impl ParameterEntry {
             decay: shape.len() > 1,
             stage: 0,
             pipeline_copies: vec![],
+            frozen: false,
             shape,
         }
     }

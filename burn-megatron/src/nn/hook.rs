@@ -136,13 +136,43 @@ pub(super) fn gradient_parameter<const E: usize>(
     param: &Param<Tensor<1>>,
     x: &Tensor<E>,
 ) -> Option<Parameter> {
-    let hook = param.reparameterization::<ParameterHook>()?;
+    let hook = ParameterHook::of(param)?;
     let is_recorded = x.is_autodiff() && x.is_tracked();
     let is_first_pass = forward_context::mode() == ForwardMode::FirstPass;
     (is_recorded || is_first_pass).then(|| Parameter {
         value: param.base(),
         destination: Some(hook.handle().destination(None)),
     })
+}
+
+/// `x` as a tensor that is tracked in a recorded forward, although it depends on frozen parameters only: recomputed
+/// blocks and products of parameters that are trained expect such inputs.
+pub(super) fn tracked<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    match forward_context::anchor() {
+        Some(anchor) if !forward_context::is_tracked(&x) => {
+            apply(vec![x.into_dispatch(), anchor], Entry)
+        }
+        _ => x,
+    }
+}
+
+/// The identity, recorded; its input has no gradient.
+#[derive(Debug)]
+struct Entry;
+
+impl Function for Entry {
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        (inputs.swap_remove(0), vec![])
+    }
+
+    fn backward(
+        &self,
+        _saved: Vec<DispatchTensor>,
+        _gradient: DispatchTensor,
+        _needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        vec![None, None]
+    }
 }
 
 /// The value of `param` for a fused operation on `x`, which passes the gradient to the sink itself.
@@ -152,7 +182,7 @@ pub(super) fn fused_value<const D: usize, const E: usize>(
     param: &Param<Tensor<D>>,
     x: &Tensor<E>,
 ) -> (Tensor<D>, Option<Destination>) {
-    let hook = param.reparameterization::<ParameterHook>();
+    let hook = ParameterHook::of(param);
     let Some(hook) = hook.filter(|_| forward_context::is_tracked(x)) else {
         return (anchored_value(param, x), None);
     };
@@ -175,11 +205,13 @@ impl GradientBuffer for SinkBuffer {
     }
 }
 
-/// The hook of one parameter, attached by [`Module::apply_reparameterization`].
+/// The hook of one parameter, attached by [`Module::apply_reparameterization`]. That of a frozen parameter supplies its
+/// value only: the parameter is a constant of the graph.
 #[derive(Module, Debug)]
 pub struct ParameterHook {
     #[module(skip)]
     exit: HookHandle,
+    frozen: bool,
 }
 
 /// The sink of a hook, and the index of its parameter there.
@@ -254,7 +286,28 @@ impl ParameterHook {
     pub fn new(index: usize, sink: Arc<dyn GradientSink>) -> Self {
         Self {
             exit: HookHandle { index, sink },
+            frozen: false,
         }
+    }
+
+    /// The hook of parameter `index` of a sink of frozen parameters.
+    pub fn frozen(index: usize, sink: Arc<dyn GradientSink>) -> Self {
+        Self {
+            frozen: true,
+            ..Self::new(index, sink)
+        }
+    }
+
+    /// That of a parameter that is trained, if it has one.
+    pub(in crate::nn) fn of<const D: usize>(param: &Param<Tensor<D>>) -> Option<&Self> {
+        let hook = param.reparameterization::<Self>();
+        hook.filter(|hook| !hook.frozen)
+    }
+
+    /// That of a frozen parameter, if it has one.
+    pub(in crate::nn) fn of_frozen<const D: usize>(param: &Param<Tensor<D>>) -> Option<&Self> {
+        let hook = param.reparameterization::<Self>();
+        hook.filter(|hook| hook.frozen)
     }
 
     /// For an operation that passes the gradient to the sink itself, instead of through [`Self::apply`].
@@ -264,16 +317,24 @@ impl ParameterHook {
 }
 
 /// Attaches a hook to each parameter of a module, numbered in the order of the module.
+#[cfg(test)]
 pub(crate) fn attach_hooks<M: Module>(module: M, sink: Arc<dyn GradientSink>) -> M {
-    module.apply_reparameterization(HookAttacher { sink, next: 0 })
+    let mut next = 0;
+    let hook = move || {
+        next += 1;
+        ParameterHook::new(next - 1, sink.clone())
+    };
+    attach_each(module, hook)
 }
 
-struct HookAttacher {
-    sink: Arc<dyn GradientSink>,
-    next: usize,
+/// Attaches to each parameter of a module, in their order, the hook that `next` returns.
+pub(crate) fn attach_each<M: Module>(module: M, next: impl FnMut() -> ParameterHook) -> M {
+    module.apply_reparameterization(HookAttacher(next))
 }
 
-impl Reparameterizer for HookAttacher {
+struct HookAttacher<F>(F);
+
+impl<F: FnMut() -> ParameterHook> Reparameterizer for HookAttacher<F> {
     type Reparam = ParameterHook;
 
     fn reparameterize<const D: usize>(
@@ -281,8 +342,7 @@ impl Reparameterizer for HookAttacher {
         _path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<ParameterHook>) {
-        let hook = ParameterHook::new(self.next, self.sink.clone());
-        self.next += 1;
+        let hook = (self.0)();
         (param, Some(hook))
     }
 }
@@ -293,6 +353,12 @@ impl Reparameterization for ParameterHook {
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let (value, keep) = self.exit.value(base);
         let anchor = forward_context::anchor();
+        if self.frozen {
+            return match anchor {
+                Some(_) => forward_context::constant(value),
+                None => value,
+            };
+        }
         if anchor.is_some() || forward_context::mode() == ForwardMode::FirstPass {
             self.exit.expect();
         }

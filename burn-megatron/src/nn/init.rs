@@ -3,7 +3,7 @@
 //! Element `i` of a parameter is draw `i` of the random stream of its path. A rank computes only its own
 //! part, and the whole parameter is bit-equal in every layout.
 
-use burn_megatron_kernels::philox::Stream;
+use burn_megatron_kernels::philox::{Stream, uniform};
 use serde::{Deserialize, Serialize};
 
 use super::{MeshRank, ParameterEntry};
@@ -15,6 +15,8 @@ pub enum Init {
     Constant(f64),
     /// Normal with mean 0 and this standard deviation.
     Normal(f64),
+    /// Uniform between minus this bound and the bound.
+    Uniform(f64),
 }
 
 impl Init {
@@ -34,6 +36,11 @@ impl Init {
             Self::Constant(value) => values.resize(values.len() + len, *value),
             Self::Normal(std) => {
                 Stream::new(key, 0).normals(start as u64, len, |_, x| values.push(std * x));
+            }
+            Self::Uniform(bound) => {
+                Stream::new(key, 0).words(start as u64, len, |_, word| {
+                    values.push(bound * (2.0 * uniform(word) - 1.0));
+                });
             }
         }
     }
@@ -57,7 +64,12 @@ mod tests {
 
     #[test]
     fn parts_assemble_to_the_values_of_one_rank() {
-        let init = Init::Normal(0.02);
+        for init in [Init::Normal(0.02), Init::Uniform(0.5)] {
+            check_parts(init);
+        }
+    }
+
+    fn check_parts(init: Init) {
         let mut entry = ParameterEntry::replicated("weight", vec![5, 16]);
         let whole = init.values(&entry, &MeshRank::single(), 9);
         for ranks in [1, 2, 4] {

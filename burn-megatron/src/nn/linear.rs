@@ -72,12 +72,19 @@ pub(super) struct HookedWeight {
     /// Whether the product passes the gradient to the hook. Then the graph does not hold the value,
     /// which may be gathered again for the backward.
     takes_gradient: bool,
+    /// Whether the weight is frozen: the graph does not hold its value either.
+    is_frozen: bool,
 }
 
 impl HookedWeight {
     /// The value, as floats.
     pub fn value(&self, pass: Pass) -> Tensor<2> {
         self.handle.value_in(self.base.clone(), pass).0
+    }
+
+    /// The hook that takes the gradient, if the graph does not.
+    pub fn taking(&self) -> Option<&HookHandle> {
+        Some(&self.handle).filter(|_| self.takes_gradient)
     }
 }
 
@@ -86,24 +93,30 @@ impl Weight {
     ///
     /// With a [`ParameterHook`] the product itself passes the gradient to the sink, so that it can be deferred.
     pub fn of(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
-        let hook = param.reparameterization::<ParameterHook>();
-        match hook.filter(|_| is_tracked(x)) {
-            Some(hook) => {
-                let hooked = HookedWeight::taking_gradient(hook, param);
-                Self {
-                    tensor: hooked.handle.value(hooked.base.clone()).0,
-                    hooked: Some(hooked),
-                    transposed: false,
-                }
-            }
-            None => anchored_value(param, x).into(),
+        let hooked = match (ParameterHook::of(param), ParameterHook::of_frozen(param)) {
+            (Some(hook), _) if is_tracked(x) => HookedWeight::taking_gradient(hook, param),
+            (_, Some(hook)) if is_tracked(x) => HookedWeight::frozen(hook, param),
+            _ => return anchored_value(param, x).into(),
+        };
+        Self {
+            tensor: hooked.handle.value(hooked.base.clone()).0,
+            hooked: Some(hooked),
+            transposed: false,
         }
     }
 
     /// The same for a product that reads the value from the hook itself, which may hold it in 8 bits
     /// only.
     fn unfetched(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
-        let Some(hook) = param.reparameterization::<ParameterHook>() else {
+        if let Some(hook) = ParameterHook::of_frozen(param) {
+            let hooked = HookedWeight::frozen(hook, param);
+            return Self {
+                tensor: hooked.base.clone(),
+                hooked: Some(hooked),
+                transposed: false,
+            };
+        }
+        let Some(hook) = ParameterHook::of(param) else {
             return anchored_value(param, x).into();
         };
         let hooked = if is_tracked(x) {
@@ -113,6 +126,7 @@ impl Weight {
                 handle: hook.handle().clone(),
                 base: param.base(),
                 takes_gradient: false,
+                is_frozen: false,
             }
         };
         let tensor = match (hooked.takes_gradient, forward_context::anchor().is_some()) {
@@ -161,6 +175,17 @@ impl HookedWeight {
             handle,
             base: param.base(),
             takes_gradient: true,
+            is_frozen: false,
+        }
+    }
+
+    /// A weight without a gradient.
+    fn frozen(hook: &ParameterHook, param: &Param<Tensor<2>>) -> Self {
+        Self {
+            handle: hook.handle().clone(),
+            base: param.base(),
+            takes_gradient: false,
+            is_frozen: true,
         }
     }
 }
@@ -349,6 +374,11 @@ pub(super) fn linear_discarding<const K: usize>(
 }
 
 impl<A: LinearArithmetic> SavesInput for LinearFunction<A> {
+    /// Only the gradient of the weight is computed from it.
+    fn saves_input(&self) -> bool {
+        !self.hooked.as_ref().is_some_and(|hooked| hooked.is_frozen)
+    }
+
     fn reads_input(&self, needed: &[bool]) -> bool {
         needed[0] || self.gradient_hook().is_some()
     }
@@ -393,7 +423,7 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
         let x = inputs.next();
         let mut saved = match tensors.input_codes {
             Some(codes) => Vec::from(codes),
-            None => Vec::from_iter(x),
+            None => Vec::from_iter(x.filter(|_| self.saves_input())),
         };
         saved.extend(inputs.next().filter(|_| self.fetched_weight().is_none()));
         saved.extend(tensors.extra);
@@ -411,16 +441,21 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
         let [batch, seq, _] = dy.dims();
         let gradient = rows(dy);
 
-        let (x, rest) = saved.split_at(if self.arithmetic.saves_codes() { 2 } else { 1 });
+        let of_input = match (self.saves_input(), self.arithmetic.saves_codes()) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) => 2,
+        };
+        let (x, rest) = saved.split_at(of_input);
         let (weight, extra) = match self.fetched_weight() {
             Some(hooked) => (WeightSource::Hook(hooked, self.transposed), rest),
             None => (WeightSource::Graph(tensor(&rest[0])), &rest[1..]),
         };
         let extra = extra.to_vec();
         let x = match x {
-            [codes, scales] => SavedInput::Codes([codes.clone(), scales.clone()]),
-            [x, ..] if needs_weight => SavedInput::Floats(self.input.gathered(tensor(x))),
-            [x, ..] => SavedInput::Floats(PendingTensor::ready(tensor(x))),
+            _ if !needs_weight => None,
+            [codes, scales] => Some(SavedInput::Codes([codes.clone(), scales.clone()])),
+            [x, ..] => Some(SavedInput::Floats(self.input.gathered(tensor(x)))),
             [] => unreachable!("the input was saved"),
         };
         let needed_gradients = NeededGradients {
@@ -433,8 +468,9 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
             let width = dx.dims()[1];
             self.input.reduced(dx.reshape([batch, seq, width]))
         });
-        let weight_gradient = match self.gradient_hook() {
-            Some(handle) => {
+        let weight_gradient = match (self.gradient_hook(), x) {
+            (_, None) => None,
+            (Some(handle), Some(x)) => {
                 let arithmetic = self.arithmetic.clone();
                 let compute = move |slice| arithmetic.weight_gradient_into(x, dy, &extra, slice);
                 handle
@@ -442,7 +478,7 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
                     .accumulate_later(handle.index, Box::new(compute));
                 None
             }
-            None => needs_weight.then(|| self.arithmetic.weight_gradient(x, dy, &extra)),
+            (None, Some(x)) => Some(self.arithmetic.weight_gradient(x, dy, &extra)),
         };
         let dtype = (needed.get(2) == Some(&true)).then_some(gradient.dtype());
         let bias_gradient = bias_gradient(gradient.into_dispatch(), dtype, self.bias.as_ref());
@@ -463,13 +499,12 @@ impl<A: LinearArithmetic> LinearFunction<A> {
     /// The hooked weight that the backward fetches, where the graph does not hold the value.
     fn fetched_weight(&self) -> Option<&HookedWeight> {
         let hooked = self.hooked.as_ref();
-        hooked.filter(|hooked| A::FETCHES_WEIGHT || hooked.takes_gradient)
+        hooked.filter(|hooked| A::FETCHES_WEIGHT || hooked.takes_gradient || hooked.is_frozen)
     }
 
     /// The hook that takes the weight gradient, if the graph does not.
     fn gradient_hook(&self) -> Option<&HookHandle> {
-        let hooked = self.hooked.as_ref().filter(|hooked| hooked.takes_gradient);
-        hooked.map(|hooked| &hooked.handle)
+        self.hooked.as_ref().and_then(HookedWeight::taking)
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) struct LookupIds {
 /// hundred times a single gradient. With a [`ParameterHook`] it is accumulated in f32; with sorted lookups
 /// in the rows of the ids alone, in the order of the lookups.
 pub(super) fn lookup(param: &Param<Tensor<2>>, ids: LookupIds) -> Tensor<2> {
-    let hook = param.reparameterization::<ParameterHook>();
+    let hook = ParameterHook::of(param);
     let (Some(hook), Some(anchor)) = (hook, forward_context::anchor()) else {
         return forward_only_value(param).select(0, ids.rows);
     };

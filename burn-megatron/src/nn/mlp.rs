@@ -6,6 +6,7 @@ use burn::tensor::{Device, Tensor};
 
 use crate::choice::Operation;
 
+use super::lora::LoraTarget;
 use super::{
     Activation, Bias, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Init,
     LinearInput, ModelBuilder, Norm, OutputSection, RecomputeModule, RecomputeRegion, Residual,
@@ -72,14 +73,21 @@ impl ParallelMlpConfig {
         }
         let section = OutputSection::new("MLP width".into(), self.width, 1);
         let sections = vec![section; if self.activation.is_gated() { 2 } else { 1 }];
+        let targets = if self.activation.is_gated() {
+            vec![LoraTarget::Gate, LoraTarget::Up]
+        } else {
+            vec![LoraTarget::Up]
+        };
         let up = ColumnParallelLinearConfig::new(self.hidden, sections.len() * self.width)
             .with_sections(sections)
             .with_init(self.init)
             .with_bias(self.bias)
+            .with_targets(targets)
             .init(&builder.child("up"))?;
         let down = RowParallelLinearConfig::new(self.width, self.hidden)
             .with_init(self.output_init)
             .with_bias(self.bias)
+            .with_target(Some(LoraTarget::Down))
             .init(&builder.child("down"))?;
         Ok(ParallelMlp {
             up,

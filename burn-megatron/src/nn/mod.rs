@@ -23,6 +23,8 @@
 //! Attention and positions support packed documents ([`PackedSequences`]) and cached generation
 //! ([`KvCache`]), selected by [`BatchFormat`] and [`AttentionContext`].
 //!
+//! The weights can be frozen, and low-rank adapters trained in their place: [`lora`].
+//!
 //! The activations of any block, of these layers or of burn-nn's, can be recomputed in the backward:
 //! [`recompute`].
 
@@ -51,6 +53,7 @@ mod latent_attention;
 mod linear;
 mod linear_input;
 mod lookup;
+pub mod lora;
 mod loss;
 mod mlp;
 mod model_builder;

@@ -13,6 +13,7 @@ use super::attention_engine::AttentionEngines;
 use super::context::ContextGroups;
 use super::fp8::{Fp8, Fp8Config, Fp8Layer, SplitOperands};
 use super::init::stream_key;
+use super::lora::{AdaptedLayer, LoraConfig, LoraLayers};
 use super::moe::Routers;
 use super::{
     AxisRank, BuildError, DropoutPosition, ParameterEntry, ParameterSpec, ParameterTable,
@@ -41,6 +42,8 @@ pub struct ModelBuilder {
     sequence_parallel: bool,
     /// Whether parameters are placeholders without memory.
     is_outline: bool,
+    /// Whether parameters are trained in a model with adapters.
+    is_adapter: bool,
 }
 
 #[derive(Debug)]
@@ -56,6 +59,7 @@ struct BuilderShared {
     fp8: Mutex<Fp8>,
     recompute: Mutex<Recompute>,
     routers: Routers,
+    lora: Mutex<Option<LoraLayers>>,
     declared: Mutex<Vec<ParameterEntry>>,
 }
 
@@ -89,6 +93,8 @@ pub struct ParallelModule<M> {
     pub recompute: Recompute,
     /// The routers of experts.
     pub routers: Routers,
+    /// The adapters of a model whose other parameters are frozen.
+    pub lora: Option<LoraLayers>,
 }
 
 impl<M: Module> ParallelModule<M> {
@@ -105,6 +111,7 @@ impl<M: Module> ParallelModule<M> {
             fp8: Fp8::default(),
             recompute: Recompute::default(),
             routers: Routers::default(),
+            lora: None,
         }
     }
 
@@ -143,6 +150,7 @@ impl ModelBuilder {
             fp8: Mutex::default(),
             recompute: Mutex::default(),
             routers: Routers::default(),
+            lora: Mutex::default(),
             declared: Mutex::default(),
         };
         Self {
@@ -155,6 +163,7 @@ impl ModelBuilder {
             allows_fp8: true,
             sequence_parallel: groups.config().sequence_parallel,
             is_outline: false,
+            is_adapter: false,
         }
     }
 
@@ -276,6 +285,57 @@ impl ModelBuilder {
     pub fn with_fp8(self, config: &Fp8Config) -> Result<Self, BuildError> {
         *self.shared.fp8.lock() = Fp8::new(config)?;
         Ok(self)
+    }
+
+    /// Freezes the parameters of the model and gives its layers adapters. Call on the root builder.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Config`] for invalid settings. [`LoraLayers::check_targets`] checks later that the model has each
+    /// target.
+    pub fn with_lora(self, config: &LoraConfig) -> Result<Self, BuildError> {
+        config.check()?;
+        *self.shared.lora.lock() = Some(LoraLayers {
+            config: config.clone(),
+            layers: vec![],
+        });
+        Ok(self)
+    }
+
+    /// The settings of adapters, in a model that has some.
+    pub fn lora_config(&self) -> Option<LoraConfig> {
+        let lora = self.shared.lora.lock();
+        lora.as_ref().map(|lora| lora.config.clone())
+    }
+
+    /// Adds a layer that has an adapter.
+    pub(super) fn add_adapted(&self, layer: AdaptedLayer) {
+        if let Some(lora) = &mut *self.shared.lora.lock() {
+            lora.layers.push(layer);
+        }
+    }
+
+    /// The same builder, for parameters that are trained although the model has adapters.
+    pub(super) fn trained(&self) -> Self {
+        Self {
+            is_adapter: true,
+            ..self.clone()
+        }
+    }
+
+    /// Whether the parameters that it creates are frozen.
+    pub(super) fn freezes(&self) -> bool {
+        !self.is_adapter && self.shared.lora.lock().is_some()
+    }
+
+    /// A parameter with this value, which has a gradient unless it is frozen.
+    pub(super) fn param<const D: usize>(&self, value: Tensor<D>) -> Param<Tensor<D>> {
+        let param = Param::from_tensor(value);
+        if self.freezes() {
+            param.set_require_grad(false)
+        } else {
+            param
+        }
     }
 
     /// Sets what the model recomputes in the backward. Call on the root builder.
@@ -475,6 +535,7 @@ impl ModelBuilder {
             decay,
             stage: self.stage,
             pipeline_copies: self.pipeline_copies.clone(),
+            frozen: self.freezes(),
         };
         let (rank, key) = (
             self.groups.mesh_rank(),
@@ -496,7 +557,7 @@ impl ModelBuilder {
             }
         };
         self.declare(entry);
-        Param::from_tensor(value)
+        self.param(value)
     }
 
     /// Adds an entry to the parameter table.
@@ -521,6 +582,7 @@ impl ModelBuilder {
             fp8: self.fp8(),
             recompute: self.recompute(),
             routers: self.routers().clone(),
+            lora: self.shared.lora.lock().clone(),
         })
     }
 

@@ -72,8 +72,9 @@ impl ModuleMapper for Declare<'_> {
         builder.declare(ParameterEntry {
             stage: builder.stage(),
             pipeline_copies: builder.pipeline_copies().to_vec(),
+            frozen: builder.freezes(),
             ..ParameterEntry::replicated(path, shape.to_vec())
         });
-        Param::from_tensor(value)
+        builder.param(value)
     }
 }

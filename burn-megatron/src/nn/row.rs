@@ -7,6 +7,7 @@ use burn_megatron_kernels::dropout::bias_dropout_add_with;
 
 use super::fp8::{Fp8Layer, SplitOperands};
 use super::linear::{InputLayout, SEQUENCE_DIM, linear_param};
+use super::lora::{LoraAdapters, LoraTarget, RowLayer};
 use super::{Bias, BuildError, Init, LinearInput, ModelBuilder, ParameterSpec, Placement};
 use crate::choice::Operation;
 use crate::collective::{self, Comm};
@@ -28,6 +29,8 @@ pub struct RowParallelLinearConfig {
     /// Whether the input is split over the ranks, or replicated.
     #[config(default = true)]
     pub input_is_split: bool,
+    /// What it is, if it may have an adapter.
+    pub target: Option<LoraTarget>,
 }
 
 impl RowParallelLinearConfig {
@@ -40,6 +43,11 @@ impl RowParallelLinearConfig {
     pub fn init(&self, builder: &ModelBuilder) -> Result<RowParallelLinear, BuildError> {
         let ranks = builder.place().size;
         split_evenly("input features", self.input, Axis::Tensor, ranks)?;
+        let layer = RowLayer {
+            size: [self.input, self.output],
+            target: self.target,
+        };
+        let lora = layer.adapters(builder)?;
         let weight = ParameterSpec::new([self.input, self.output], self.init)
             .with_placement(Axis::Tensor, Placement::split(0, self.input, ranks));
         // Added after the reduction, so to this rank's part of the sequence under sequence parallelism.
@@ -48,6 +56,7 @@ impl RowParallelLinearConfig {
         Ok(RowParallelLinear {
             weight: builder.parameter("weight", weight),
             bias: self.bias.then(|| builder.parameter("bias", bias)),
+            lora,
             comm: builder.groups().tensor().clone(),
             input_is_split: self.input_is_split,
             sequence_parallel: builder.sequence_parallel(),
@@ -69,6 +78,8 @@ pub struct RowParallelLinear {
     pub weight: Param<Tensor<2>>,
     /// The same on every rank: `[out]`.
     pub bias: Option<Param<Tensor<1>>>,
+    /// Its adapter.
+    pub lora: Option<LoraAdapters>,
     fp8: Option<Fp8Layer>,
     #[module(skip)]
     comm: Comm,
@@ -126,7 +137,20 @@ impl RowParallelLinear {
             collective::split(x.into_values(), 2, &self.comm).into()
         };
         let (input, layer) = (InputLayout::Local, self.fp8.as_ref());
-        linear_param(x, &self.weight, None, input, layer, self.fused)
+        let Some(lora) = &self.lora else {
+            return linear_param(x, &self.weight, None, input, layer, self.fused);
+        };
+        // Both products read it.
+        let x = x.into_values();
+        let y = linear_param(
+            x.clone().into(),
+            &self.weight,
+            None,
+            input,
+            layer,
+            self.fused,
+        );
+        y + lora.delta(x)
     }
 
     /// The sum of the terms of the ranks, which is the output before the bias.

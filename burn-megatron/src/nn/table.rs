@@ -125,6 +125,14 @@ impl ParameterTable {
         &mut self.entries
     }
 
+    /// Those of the parameters that are [frozen](ParameterEntry::frozen), or of the others.
+    pub fn filtered(&self, frozen: bool) -> Self {
+        let own = |entry: &&ParameterEntry| entry.frozen == frozen;
+        Self {
+            entries: self.entries.iter().filter(own).cloned().collect(),
+        }
+    }
+
     /// The index of a path.
     pub fn index(&self, path: &str) -> Option<usize> {
         self.entries.iter().position(|entry| entry.path == path)

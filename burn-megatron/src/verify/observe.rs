@@ -14,10 +14,10 @@ use crate::train::{Observer, ObserverError, StepGradients, Trainer};
 /// The results of a run on one rank, with assembled weights and gradients.
 #[derive(Clone, Debug)]
 pub struct Observation {
-    /// The paths of the parameters, in the order of the lists below, then those of expert biases, which have no
-    /// gradients.
+    /// The paths of the parameters that are trained, in the order of the lists below, then those of frozen parameters and
+    /// of expert biases, which have no gradients.
     pub paths: Vec<String>,
-    /// Full parameters, and expert biases, before the first step.
+    /// Full parameters, frozen ones and expert biases, before the first step.
     pub initial_weights: Vec<Vec<f64>>,
     /// Mean loss per token of each step.
     pub losses: Vec<f64>,
@@ -27,7 +27,7 @@ pub struct Observation {
     pub last_gradients: Vec<Vec<f64>>,
     /// The gradient norm of each step, before clipping, as the trainer reports it.
     pub gradient_norms: Vec<f64>,
-    /// Full parameters and expert biases after the last step, as a checkpoint has them.
+    /// Full parameters, frozen ones and expert biases after the last step, as a checkpoint has them.
     pub final_weights: Vec<Vec<f64>>,
     /// Parameters with replicas that are not bit-equal.
     pub unequal_replicas: Vec<String>,
@@ -42,12 +42,15 @@ pub(super) fn observe<S: Subject>(
     let device = Device::flex();
     let model = subject.build(groups, &device)?;
     let weights = AssembledParameters::from_module(&model.module, &model.table, groups)?;
-    let parameters = model.table.entries().iter();
-    let parameters = parameters.map(|entry| entry.path.clone());
+    let all = model.table.entries().iter().zip(weights.full);
+    let (frozen, trained): (Vec<_>, Vec<_>) = all.partition(|(entry, _)| entry.frozen);
+    let parameters = trained.into_iter().chain(frozen);
+    let parameters = parameters.map(|(entry, values)| (entry.path.clone(), values));
+    let (parameters, initial): (Vec<_>, Vec<_>) = parameters.unzip();
     let (biases, initial_biases) = expert_biases(&model.routers);
     let observation = Observation {
-        paths: parameters.chain(biases).collect(),
-        initial_weights: weights.full.into_iter().chain(initial_biases).collect(),
+        paths: [parameters, biases].concat(),
+        initial_weights: [initial, initial_biases].concat(),
         losses: vec![],
         gradients: vec![],
         last_gradients: vec![],
@@ -75,9 +78,13 @@ pub(super) fn observe<S: Subject>(
     let ddp = trainer.model();
     let parts = ddp.parameters().into_iter().map(elements).collect();
     let weights = AssembledParameters::new(parts, ddp.table(), groups)?;
-    let (_, final_biases) = expert_biases(ddp.routers());
-    observation.final_weights = weights.full.into_iter().chain(final_biases).collect();
     observation.unequal_replicas.extend(weights.unequal);
+    let parts = ddp.frozen_parameters().into_iter().map(elements).collect();
+    let frozen = ddp.frozen_table().cloned().unwrap_or_default();
+    let frozen = AssembledParameters::new(parts, &frozen, groups)?;
+    let (_, final_biases) = expert_biases(ddp.routers());
+    observation.final_weights = [weights.full, frozen.full, final_biases].concat();
+    observation.unequal_replicas.extend(frozen.unequal);
     Ok(observation)
 }
 

@@ -11,6 +11,7 @@ use crate::comm::ParallelContext;
 use crate::data::{DataError, IGNORE, Sample, Samples};
 use crate::model::{ModelConfig, RoundingSizes};
 use crate::nn::fp8::Fp8Config;
+use crate::nn::lora::LoraConfig;
 use crate::nn::{BuildError, ModelBuilder, ParallelModule};
 
 /// A small model on random tokens, some of whose targets are ignored, so that the ranks of the data axis have
@@ -29,6 +30,8 @@ pub struct ModelSubject<C> {
     pub packed: bool,
     /// The FP8 configuration.
     pub fp8: Fp8Config,
+    /// The adapters; by default every parameter is trained.
+    pub lora: Option<LoraConfig>,
     /// Tokens per sample; by default the model's context.
     pub sequence_length: Option<usize>,
     /// The compute type; parameters are f64 for f64, and f32 for others.
@@ -45,6 +48,7 @@ impl<C> ModelSubject<C> {
             kernels,
             packed,
             fp8,
+            lora,
             sequence_length,
             dtype,
         } = self;
@@ -55,6 +59,7 @@ impl<C> ModelSubject<C> {
             kernels,
             packed,
             fp8,
+            lora,
             sequence_length,
             dtype,
         }
@@ -72,6 +77,7 @@ impl<C: ModelConfig> ModelSubject<C> {
             kernels: KernelChoices::default(),
             packed: false,
             fp8: Fp8Config::default(),
+            lora: None,
             sequence_length: None,
             dtype: DType::F64,
         }
@@ -84,7 +90,11 @@ impl<C: ModelConfig> ModelSubject<C> {
         };
         let scope = ModelBuilder::with(groups, device, self.seed, parameters)
             .with_compute_dtype(self.dtype);
-        scope.with_kernels(&self.kernels)?.with_fp8(&self.fp8)
+        let scope = scope.with_kernels(&self.kernels)?.with_fp8(&self.fp8)?;
+        match &self.lora {
+            Some(lora) => scope.with_lora(lora),
+            None => Ok(scope),
+        }
     }
 
     fn sequence(&self) -> usize {

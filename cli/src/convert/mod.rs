@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use burn_megatron::checkpoint::{Checkpoint, ElementType, TensorSource};
+use burn_megatron::nn::lora::LoraLayers;
 use burn_megatron_models::hf::ExportOptions;
 use clap::{Args, ValueEnum};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
 use crate::error::Error;
-use crate::family::Families;
+use crate::family::{Families, Model, lora_of};
+use crate::lora;
 
 /// Flags of `convert`.
 #[derive(Args)]
@@ -35,6 +37,10 @@ pub struct ConvertArgs {
     /// checkpoint that was converted from one has them.
     #[arg(long, value_name = "DIR")]
     like: Option<PathBuf>,
+    /// Write the whole model with the adapters of the checkpoint added to its weights. By default a checkpoint of adapters
+    /// is written as a folder of peft, which has the adapters alone.
+    #[arg(long)]
+    merge_lora: bool,
 }
 
 /// Types of elements.
@@ -95,6 +101,7 @@ fn from_hf(path: &Path, args: &ConvertArgs, families: &Families) -> Result<(), E
         ("dtype", args.dtype.is_some()),
         ("max-shard-size", args.max_shard_size.is_some()),
         ("like", args.like.is_some()),
+        ("merge-lora", args.merge_lora),
     ] {
         if is_given {
             return Err(format!("--{flag} applies to --from checkpoint only").into());
@@ -124,10 +131,26 @@ fn from_checkpoint(path: &Path, args: &ConvertArgs, families: &Families) -> Resu
         max_shard_size: args.max_shard_size.unwrap_or(usual.max_shard_size),
         ..usual
     };
-    let bar = bar(total(&checkpoint));
-    let like = args.like.as_deref();
+    let lora = lora_of(&checkpoint)?;
+    let base = lora::like(&checkpoint)?;
+    let like = args.like.clone().or(base);
+    let merged = match (&lora, args.merge_lora) {
+        (Some(lora), false) => {
+            let layers = model.adapted_layers(lora)?;
+            return export_adapters(&checkpoint, (&model, &layers), options, args);
+        }
+        (None, true) => {
+            let name = checkpoint.name();
+            return Err(format!("--merge-lora: {name} has no adapters; remove the flag").into());
+        }
+        (Some(_), true) => Some(families.open(path)?.1),
+        (None, false) => None,
+    };
+    let weights: &dyn TensorSource = merged.as_deref().unwrap_or(&checkpoint);
+    let bar = bar(total(weights));
     let progress = &mut |bytes| bar.inc(bytes);
-    let exported = exchange.export(&checkpoint, like, &args.to, options, progress)?;
+    let weights = (&checkpoint, weights);
+    let exported = exchange.export(weights, like.as_deref(), &args.to, options, progress)?;
     bar.finish_and_clear();
     let summary = exported.summary;
     let plural = if summary.files == 1 { "" } else { "s" };
@@ -139,6 +162,31 @@ fn from_checkpoint(path: &Path, args: &ConvertArgs, families: &Families) -> Resu
     if !exported.has_files {
         println!("it has no tokenizer; --like DIR copies that of another folder");
     }
+    Ok(())
+}
+
+/// Writes the adapters of a checkpoint as a folder of `peft`.
+fn export_adapters(
+    checkpoint: &Checkpoint,
+    (model, layers): (&Model, &LoraLayers),
+    options: ExportOptions,
+    args: &ConvertArgs,
+) -> Result<(), Error> {
+    for (flag, is_given) in [
+        ("like", args.like.is_some()),
+        ("max-shard-size", args.max_shard_size.is_some()),
+    ] {
+        if is_given {
+            return Err(format!("--{flag} has no effect on adapters without --merge-lora").into());
+        }
+    }
+    let Some(exchange) = model.hf() else {
+        unreachable!("the caller has checked the family")
+    };
+    let model = (model, layers);
+    let summary = exchange.export_adapter(checkpoint, model, &args.to, options, &mut |_| {})?;
+    let what = format!("adapters, {} tensors", summary.tensors);
+    report(&what, summary.bytes, args.to.display());
     Ok(())
 }
 

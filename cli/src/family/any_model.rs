@@ -10,6 +10,7 @@ use burn_megatron::choice::{KernelChoiceError, KernelChoices, KernelSelection};
 use burn_megatron::data_parallel::{DataParallelConfig, Precision, ShardingEstimate};
 use burn_megatron::mesh::{ContextExchange, ParallelConfig};
 use burn_megatron::model::{ConfigDifference, LanguageModel, ModelConfig, check_context};
+use burn_megatron::nn::lora::{LoraConfig, LoraLayers};
 use burn_megatron::nn::{BuildError, ModelBuilder, ParameterTable};
 use burn_megatron::pipeline::split::StageLayout;
 use burn_megatron::plan::memory::{MemoryReport, MemoryRequest, plan_memory};
@@ -17,6 +18,7 @@ use burn_megatron::train::{TrainConfig, Trainer};
 use burn_megatron::verify::{
     Layout, ModelSubject, VerifyError, VerifyOptions, VerifyReport, verify,
 };
+use burn_megatron_models::hf::peft::adapted_layers;
 use serde::Serialize;
 use serde_json::Value;
 use toml::Table;
@@ -78,6 +80,9 @@ pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
         sharing: &DataParallelConfig,
         seq: usize,
     ) -> Result<Outline, Error>;
+
+    /// The layers that have adapters with these settings.
+    fn adapted_layers(&self, lora: &LoraConfig) -> Result<LoraLayers, BuildError>;
 
     /// Checks that the model has what the builder's settings of recomputation name.
     fn check_recompute(&self, builder: ModelBuilder) -> Result<(), BuildError>;
@@ -227,6 +232,10 @@ impl<C: ModelConfig> AnyModel for FamilyModel<C> {
             table: model.table,
             kernels: model.kernels,
         })
+    }
+
+    fn adapted_layers(&self, lora: &LoraConfig) -> Result<LoraLayers, BuildError> {
+        adapted_layers(&self.config, lora)
     }
 
     fn check_recompute(&self, builder: ModelBuilder) -> Result<(), BuildError> {

@@ -4,6 +4,8 @@ use std::fmt::Debug;
 use std::path::Path;
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
+use burn_megatron::nn::lora::{LoraConfig, LoraLayers};
+use burn_megatron_models::hf::peft::{self, PeftAdapter};
 use burn_megatron_models::hf::{
     self, ExportOptions, ExportSummary, HfConfig, HfFamily, HfFolder, model_type,
 };
@@ -31,15 +33,36 @@ pub trait HfExchange: Debug + Send + Sync {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Checkpoint, Error>;
 
-    /// Converts a checkpoint to a folder, with the files of `like` or those that the checkpoint was converted with.
+    /// Converts a checkpoint with these weights to a folder, with the files of `like` or those that the checkpoint was
+    /// converted with.
     fn export(
         &self,
-        checkpoint: &Checkpoint,
+        checkpoint: (&Checkpoint, &dyn TensorSource),
         like: Option<&Path>,
         to: &Path,
         options: ExportOptions,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Exported, Error>;
+
+    /// Checks that the adapters of a model can be written as a folder of `peft`.
+    fn check_adapter(&self, model: (&Model, &LoraLayers)) -> Result<(), Error>;
+
+    /// Writes the adapters of a model as a folder of `peft`.
+    fn export_adapter(
+        &self,
+        adapters: &dyn TensorSource,
+        model: (&Model, &LoraLayers),
+        to: &Path,
+        options: ExportOptions,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<ExportSummary, Error>;
+
+    /// Opens a folder of `peft` with adapters of a model: their settings and weights.
+    fn open_adapter(
+        &self,
+        path: &Path,
+        model: &Model,
+    ) -> Result<(LoraConfig, Box<dyn TensorSource>), Error>;
 }
 
 /// What was exported.
@@ -84,7 +107,7 @@ impl<F: HfFamily> HfExchange for F {
 
     fn export(
         &self,
-        checkpoint: &Checkpoint,
+        (checkpoint, weights): (&Checkpoint, &dyn TensorSource),
         like: Option<&Path>,
         to: &Path,
         options: ExportOptions,
@@ -93,11 +116,49 @@ impl<F: HfFamily> HfExchange for F {
         let (config, files) = hf::export_config::<F>(checkpoint, like)?;
         let options = ExportOptions { files, ..options };
         Ok(Exported {
-            summary: hf::export(checkpoint, &config, to, &options, progress)?,
+            summary: hf::export(weights, &config, to, &options, progress)?,
             model_type: config.family.name(),
             has_files: !options.files.is_empty(),
         })
     }
+
+    fn check_adapter(&self, (model, layers): (&Model, &LoraLayers)) -> Result<(), Error> {
+        let (family, model) = described::<F>(model)?;
+        Ok(peft::check_export((family, &model), layers)?)
+    }
+
+    fn export_adapter(
+        &self,
+        adapters: &dyn TensorSource,
+        (model, layers): (&Model, &LoraLayers),
+        to: &Path,
+        options: ExportOptions,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<ExportSummary, Error> {
+        let (family, model) = described::<F>(model)?;
+        let of = (family, &model);
+        Ok(peft::export_adapter(
+            adapters, of, layers, to, &options, progress,
+        )?)
+    }
+
+    fn open_adapter(
+        &self,
+        path: &Path,
+        model: &Model,
+    ) -> Result<(LoraConfig, Box<dyn TensorSource>), Error> {
+        let (family, model) = described::<F>(model)?;
+        let adapter = PeftAdapter::open(path, (family, &model))?;
+        Ok((adapter.lora().clone(), Box::new(adapter)))
+    }
+}
+
+/// The family of Hugging Face that a model is of, and its configuration.
+fn described<F: HfFamily>(model: &Model) -> Result<(F, F::Model), Error> {
+    let config = config_of::<F::Model>(&**model);
+    let config = config.ok_or_else(|| format!("{} is of another family", model.family()))?;
+    let described = HfConfig::<F>::of(config)?;
+    Ok((described.family, described.model))
 }
 
 impl Families {

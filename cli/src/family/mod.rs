@@ -1,5 +1,6 @@
 //! The model families of a command line: names, and the models that recipes and checkpoints configure in them.
 
+mod adapters;
 mod any_model;
 mod hugging_face;
 mod run;
@@ -20,6 +21,7 @@ use toml::Table;
 
 use crate::error::Error;
 
+pub use adapters::{Adapters, base_of, lora_of};
 use any_model::FamilyModel;
 pub use any_model::{AnyModel, Outline, config_of};
 pub use hugging_face::HfExchange;

@@ -4,18 +4,35 @@ use std::path::Path;
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
 use burn_megatron_models::hf::is_hf_folder;
+use burn_megatron_models::hf::peft::is_peft_folder;
 use toml::Table;
 
-use super::{FAMILY, Families, Model};
+use super::adapters::base_of;
+use super::{Adapters, FAMILY, Families, Model};
 use crate::error::Error;
 
 impl Families {
     /// Opens a Hugging Face folder, a checkpoint, or the latest checkpoint of a folder of checkpoints or of a run:
-    /// the model and its weights.
+    /// the model and its weights. Those of adapters, in a checkpoint or a folder of `peft`, are added to them.
     ///
     /// # Errors
     /// What cannot be read, and a model of no registered family.
     pub fn open(&self, path: &Path) -> Result<(Model, Box<dyn TensorSource>), Error> {
+        self.open_with(path, Adapters::Merged)
+    }
+
+    /// The same with the weights of adapters as asked for.
+    ///
+    /// # Errors
+    /// See [`open`](Self::open).
+    pub fn open_with(
+        &self,
+        path: &Path,
+        adapters: Adapters,
+    ) -> Result<(Model, Box<dyn TensorSource>), Error> {
+        if let Some(opened) = self.open_adapters(path, adapters)? {
+            return Ok(opened);
+        }
         if is_hf_folder(path) {
             return self.hf(path)?.open(path);
         }
@@ -29,8 +46,12 @@ impl Families {
     /// # Errors
     /// As [`open`](Self::open).
     fn model_at(&self, path: &Path) -> Result<Model, Error> {
+        if is_peft_folder(path) {
+            return self.model_at(&base_of(path)?);
+        }
         if is_hf_folder(path) {
-            return self.hf(path)?.config(path);
+            // The files may lack a part that their `config.json` has.
+            return Ok(self.hf(path)?.open(path)?.0);
         }
         self.model_of(&Checkpoint::open(path)?)
     }

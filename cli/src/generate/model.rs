@@ -5,10 +5,11 @@ use std::path::Path;
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
 use burn_megatron::tokenizer::Tokenizer;
+use burn_megatron_models::hf::peft::is_peft_folder;
 use burn_megatron_models::hf::{is_hf_folder, stored_hf_files};
 
 use crate::error::Error;
-use crate::family::{Families, Model};
+use crate::family::{Families, Model, base_of, lora_of};
 
 /// The file name of a tokenizer.
 const TOKENIZER: &str = "tokenizer.json";
@@ -44,6 +45,9 @@ impl SavedModel {
             }
             .checked();
         }
+        if is_peft_folder(path) {
+            return Self::of_peft(path, given, families);
+        }
         let checkpoint = Checkpoint::open(path)?;
         let model = families.model_of(&checkpoint)?;
         let kept = stored_hf_files(&checkpoint)?;
@@ -51,14 +55,38 @@ impl SavedModel {
             Some(tokenizer) => tokenizer,
             None => own_tokenizer(&checkpoint, &kept, model.vocabulary())?,
         };
+        let source = match lora_of(&checkpoint)? {
+            Some(_) => families.open(path)?.1,
+            None => Box::new(checkpoint),
+        };
         Self {
-            source: Box::new(checkpoint),
+            source,
             model,
             tokenizer,
             // A converted checkpoint behaves as its Hugging Face folder.
             framed: !kept.is_empty(),
         }
         .checked()
+    }
+
+    /// A folder of adapters, with the tokenizer of the model that they are of.
+    fn of_peft(path: &Path, given: Option<Tokenizer>, families: &Families) -> Result<Self, Error> {
+        let (model, source) = families.open(path)?;
+        let base = base_of(path)?;
+        let saved = match given {
+            Some(tokenizer) => Self {
+                source,
+                model,
+                tokenizer,
+                framed: is_hf_folder(&base),
+            },
+            None => Self {
+                source,
+                model,
+                ..Self::open(&base, None, families)?
+            },
+        };
+        saved.checked()
     }
 
     /// Checks the vocabulary: a model may have more tokens than its tokenizer, as padding, but not fewer.

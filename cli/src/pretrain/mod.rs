@@ -26,7 +26,7 @@ use burn_megatron::train::run_folder::RunFolder;
 use crate::data::{self, LossUnit};
 use crate::error::Error;
 use crate::estimate::RankEstimates;
-use crate::family::{Families, RankMemory};
+use crate::family::{Adapters, Families, RankMemory};
 use crate::fp8::{self, report};
 use crate::interrupt::{self, Interrupt};
 use crate::memory_limit::PlannedMemory;
@@ -35,7 +35,7 @@ use crate::ranks::{self, seconds};
 use crate::recipe::Recipe;
 use crate::start::{StartDecision, StartResolver};
 use crate::weights::InitialWeights;
-use crate::{memory, save_hf, trace};
+use crate::{lora, memory, save_hf, trace};
 use args::PretrainArgs;
 
 /// The width of plots in the terminal.
@@ -65,6 +65,7 @@ fn run_until(
     fp8::check_flags(&recipe, &args.fp8)?;
     args.saving.check(&recipe.checkpoint)?;
     save_hf::check(&recipe, &args.saving)?;
+    lora::check(&recipe)?;
     if args.print_recipe {
         print!("{}", toml::to_string(&recipe)?);
         return Ok(ExitCode::SUCCESS);
@@ -110,9 +111,13 @@ fn run_until(
     }
     let data = data::open(&recipe)?;
     let tokenizer = data::sample_tokenizer(&recipe)?;
-    let load = recipe.checkpoint.load.as_deref();
-    let weights = load.map(|path| InitialWeights::new(path, &recipe.model, &args.saving, families));
-    if let Some(weights) = weights.as_ref().filter(|_| args.saving.resume.is_none()) {
+    let resumes = args.saving.resume.is_some();
+    let load = lora::initial_weights(&recipe, resumes);
+    let weights = load.map(|path| InitialWeights::new(path, &recipe, &args.saving, families));
+    if let Some(weights) = weights
+        .as_ref()
+        .filter(|_| !resumes || recipe.lora.is_some())
+    {
         weights.open()?;
     }
     if let Some(rank) = own_rank.filter(|rank| faults.never_starts(*rank)) {

@@ -9,6 +9,7 @@ use burn_megatron::train::schedule::LrStyle;
 use super::args::PretrainArgs;
 use crate::error::Error;
 use crate::family::Families;
+use crate::lora;
 use crate::recipe::Recipe;
 use crate::resume_mode::ResumeMode;
 
@@ -136,6 +137,7 @@ impl Recipe {
             let has_one = |folder: &&str| Path::new(folder).join("tokenizer.json").is_file();
             data.tokenizer = folder.filter(has_one).map(String::from);
         }
+        lora::set_base(&mut recipe, args.saving.load.as_deref())?;
         Ok(recipe)
     }
 }

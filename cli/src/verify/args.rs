@@ -47,6 +47,18 @@ pub struct VerifyArgs {
     /// Multiply in 8 bits in the linear layers of the blocks, with this scaling recipe, also on one rank.
     #[arg(long, value_name = "delayed|current|blockwise|mxfp8|none")]
     pub fp8: Option<Fp8Choice>,
+    /// Verify models with adapters on these layers, by peft's names, every other parameter frozen; both factors have random
+    /// values. By default on all layers of the attention and the MLPs.
+    #[arg(
+        long,
+        value_name = "MODULE,..",
+        value_delimiter = ',',
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "all-linear",
+        conflicts_with_all = ["recipe", "all"]
+    )]
+    pub lora: Vec<String>,
     /// The type to compute in; by default f64, whatever the precision of the recipe. The bound for narrower types
     /// follows from the type, and is printed.
     #[arg(long, value_enum, value_name = "f64|f32|bf16")]

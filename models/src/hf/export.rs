@@ -166,7 +166,7 @@ fn check(source: &dyn TensorSource, parts: &[WeightMapping]) -> Result<(), Check
 }
 
 /// A tensor to be written.
-struct PlannedTensor {
+pub(super) struct PlannedTensor {
     mapped: WeightMapping,
     from: ElementType,
     to: ElementType,
@@ -177,7 +177,7 @@ impl PlannedTensor {
         self.mapped.shape.iter().product()
     }
 
-    fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         (self.len() * self.to.size()) as u64
     }
 
@@ -211,7 +211,7 @@ impl PlannedTensor {
     }
 }
 
-fn plan(
+pub(super) fn plan(
     source: &dyn TensorSource,
     parts: Vec<WeightMapping>,
     options: &ExportOptions,
@@ -239,7 +239,7 @@ fn shards(tensors: &[PlannedTensor], most: u64) -> Vec<&[PlannedTensor]> {
 }
 
 /// Writes a safetensors file, slice by slice.
-fn write_shard(
+pub(super) fn write_shard(
     staged: &StagedFolder,
     name: &str,
     tensors: &[PlannedTensor],

@@ -3,7 +3,8 @@
 //! [`HfFolder`] is a [source of tensors](burn_megatron::checkpoint::TensorSource), so that any layout
 //! loads it without conversion, and [`export`] writes any source as a folder that `transformers` loads.
 //! An [`HfFamily`] maps `config.json` and the names of tensors to a model: [`ModelFamily`] has GPT-2, Llama, Mistral,
-//! Qwen 2 and Qwen 3, and another implementation adds the families of another model.
+//! Qwen 2 and Qwen 3, and another implementation adds the families of another model. Adapters have the format of
+//! `peft`: [`peft`].
 //!
 //! ```no_run
 //! use burn_megatron_models::hf::HfFolder;
@@ -21,6 +22,7 @@ mod family;
 mod folder;
 mod interleave;
 mod mapping;
+pub mod peft;
 mod shard;
 mod staged_folder;
 mod stored;

@@ -93,6 +93,7 @@ impl Run {
             sharding: &self.sharding,
             kernels: &KernelChoices::default(),
             fp8: &Fp8Config::default(),
+            lora: None,
             recompute: &self.recompute,
             settings: ShapeSettings::default(),
             slack: 1.0,

@@ -9,7 +9,7 @@ use super::{FP8, StateError};
 use crate::checkpoint::{CheckpointError, ElementType, LoadTolerance, TensorSource};
 use crate::comm::{Communicator, all_gather_bytes};
 use crate::data_parallel::DistributedDataParallel;
-use crate::nn::ParameterEntry;
+use crate::nn::{ParameterEntry, ParameterTable};
 
 /// Tensors that a model needs: one per parameter.
 pub(crate) struct ExpectedTensors<'a> {
@@ -25,7 +25,19 @@ pub(crate) struct ModelKeys(BTreeSet<String>);
 impl ModelKeys {
     /// Gathers the paths of all stages. Collective: call on all ranks of the pipeline group.
     pub fn gather<M: Module>(ddp: &DistributedDataParallel<M>) -> Result<Self, StateError> {
-        let paths = ddp.table().entries().iter().map(|entry| entry.path.clone());
+        Self::of_table(ddp, ddp.table())
+    }
+
+    /// Those of frozen parameters too. Collective: call on all ranks.
+    pub fn gather_all<M: Module>(ddp: &DistributedDataParallel<M>) -> Result<Self, StateError> {
+        Self::of_table(ddp, ddp.whole_table())
+    }
+
+    fn of_table<M: Module>(
+        ddp: &DistributedDataParallel<M>,
+        table: &ParameterTable,
+    ) -> Result<Self, StateError> {
+        let paths = table.entries().iter().map(|entry| entry.path.clone());
         let layers = ddp
             .fp8()
             .states()

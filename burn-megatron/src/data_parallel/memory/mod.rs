@@ -31,7 +31,7 @@ mod tests;
 mod transient_buffers;
 
 pub use table::format_bytes;
-use transient_buffers::{element_bytes, transient_buffers};
+use transient_buffers::{element_bytes, gathered_units, transient_buffers};
 
 /// The training state per parameter, and which of it is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -253,6 +253,51 @@ impl MemoryPlan {
             host_optimizer,
             buffers,
         })
+    }
+
+    /// The memory of frozen parameters: the parameters, or the shards of them, and in stage 3 the units that are gathered
+    /// at once.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError::Overflow`] if the total overflows 64 bits.
+    pub fn of_frozen(layout: &BufferLayout, rules: &MemoryRules) -> Result<Self, MemoryError> {
+        let is_sharded = rules.stage == ZeroStage::Parameters;
+        let bytes = |buffer: &FlatBuffer| {
+            let elements = if is_sharded {
+                rules.shard_elements(buffer)
+            } else {
+                buffer.elements
+            };
+            elements as u128 * element_bytes(buffer.key.parameter)
+        };
+        let parameters = layout.buffers.iter().map(bytes).sum::<u128>();
+        let buffers = if is_sharded {
+            gathered_units(layout)
+        } else {
+            0
+        };
+        match (u64::try_from(parameters), u64::try_from(buffers)) {
+            (Ok(parameters), Ok(buffers)) => Ok(Self {
+                parameters,
+                buffers,
+                ..Self::default()
+            }),
+            _ => Err(MemoryError::Overflow {
+                bytes: parameters + buffers,
+            }),
+        }
+    }
+
+    /// The sum of both, by category.
+    pub fn plus(&self, other: &Self) -> Self {
+        Self {
+            parameters: self.parameters.saturating_add(other.parameters),
+            gradients: self.gradients.saturating_add(other.gradients),
+            optimizer: self.optimizer.saturating_add(other.optimizer),
+            host_optimizer: self.host_optimizer.saturating_add(other.host_optimizer),
+            buffers: self.buffers.saturating_add(other.buffers),
+        }
     }
 
     /// The sum of all categories on the device.

@@ -55,7 +55,7 @@ fn gradients_in_flight(layout: &BufferLayout) -> u128 {
 }
 
 /// Two adjacent units of the model, in the order of the table. A shared unit is used again after the last.
-fn gathered_units(layout: &BufferLayout) -> u128 {
+pub(super) fn gathered_units(layout: &BufferLayout) -> u128 {
     let mut unit_bytes: BTreeMap<usize, u128> = BTreeMap::new();
     let (mut parameters, mut shared) = (vec![], vec![]);
     for (_, buffer, bucket) in layout.buckets() {

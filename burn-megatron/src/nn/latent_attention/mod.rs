@@ -23,6 +23,7 @@ use burn::module::Module;
 use burn_megatron_kernels::attention::Heads;
 
 use super::attention_core::{AttentionCore, ScoreOptions};
+use super::lora::LoraTarget;
 use super::{
     ActivationLayout, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Dropout, Init,
     ModelBuilder, Norm, NormConfig, NormKind, OutputSection, RecomputeModule, RecomputeRegion,
@@ -154,6 +155,14 @@ impl MultiLatentAttentionConfig {
     /// exchange of context parallelism that is not the all-gather.
     pub fn init(&self, builder: &ModelBuilder) -> Result<MultiLatentAttention, BuildError> {
         self.check(builder)?;
+        if let Some(lora) = builder.lora_config()
+            && lora.targets().contains(&LoraTarget::Q)
+        {
+            return Err(builder.error(
+                "lora.target_modules has q_proj or all-linear, and of the layers of latent attention only o_proj can have \
+                 an adapter",
+            ));
+        }
         let (groups, place) = (builder.groups(), builder.place());
         let heads = split_evenly("heads", self.heads, Axis::Tensor, place.size)?;
         let (nope, value, width) = (self.nope_width, self.value_width, self.head_width());
@@ -172,7 +181,8 @@ impl MultiLatentAttentionConfig {
         let down = ReplicatedLinearConfig::new(self.hidden, latents).with_init(self.init);
         let output = RowParallelLinearConfig::new(self.heads * value, self.hidden)
             .with_init(self.output_init)
-            .with_bias(false);
+            .with_bias(false)
+            .with_target(Some(LoraTarget::O));
         let of_rank = Heads {
             heads,
             groups: heads,

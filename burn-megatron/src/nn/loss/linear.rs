@@ -156,7 +156,10 @@ impl LinearCrossEntropy {
             input: product.input,
             needed: NeededGradients {
                 input: is_tracked(&x),
-                weight: hooked.is_some() || is_tracked(&weight),
+                weight: hooked
+                    .as_ref()
+                    .is_some_and(|hooked| hooked.taking().is_some())
+                    || is_tracked(&weight),
             },
             hooked,
             arithmetic: FloatArithmetic {
@@ -329,8 +332,9 @@ impl Function for ChunkedLoss {
             let dx = dx.reshape([batch, seq, hidden]);
             self.input.reduced(dx)
         });
-        let weight = gradients.weight.and_then(|dw| match &self.hooked {
-            Some(HookedWeight { handle, .. }) => {
+        let hook = self.hooked.as_ref().and_then(HookedWeight::taking);
+        let weight = gradients.weight.and_then(|dw| match hook {
+            Some(handle) => {
                 handle.sink.accumulate_later(handle.index, computed(dw));
                 None
             }

@@ -52,7 +52,7 @@ pub(super) fn expert_product(
     let is_recorded = is_tracked(x) || trains_weight;
     let saves_codes = trains_weight && matches!(input, ExpertInput::Rows(_));
     // Its owner reports changes, so that copies of its weights may be cached.
-    let is_hooked = weight.reparameterization::<ParameterHook>().is_some();
+    let is_hooked = ParameterHook::of(weight).is_some();
     let values = plain(weights.clone());
     let expert = |(index, (layer, rows)): (usize, (&Option<Fp8Layer>, &usize))| {
         let arithmetic = match layer {

@@ -144,6 +144,14 @@ impl MoeMlpConfig {
         let layout = builder.groups().config();
         self.check(layout)
             .map_err(|message| builder.error(message))?;
+        if let Some(lora) = builder.lora_config()
+            && let Some(target) = lora.targets().into_iter().find(|target| target.is_mlp())
+        {
+            return Err(builder.error(format!(
+                "lora.target_modules has {target}, and experts cannot have adapters: expected some of q_proj, k_proj, \
+                 v_proj and o_proj"
+            )));
+        }
         let RouterConfig {
             hidden, experts, ..
         } = self.router;

@@ -14,6 +14,7 @@ use crate::mesh::stages::StageLayout;
 use crate::mesh::{Mesh, MeshError, ParallelConfig};
 use crate::model::ModelConfig;
 use crate::nn::fp8::Fp8Config;
+use crate::nn::lora::LoraConfig;
 use crate::nn::{BuildError, ModelBuilder, RecomputeConfig, RecomputeLayers};
 use crate::pipeline::{LayoutScheduleError, schedule_of, stages_on_rank};
 use crate::plan::tape::{ProfileError, ProfileRequest, RankProfile, profile_rank};
@@ -37,6 +38,8 @@ pub struct MemoryRequest<'a> {
     pub kernels: &'a KernelChoices,
     /// The layers in 8 bits.
     pub fp8: &'a Fp8Config,
+    /// The adapters, beside which every other parameter is frozen.
+    pub lora: Option<&'a LoraConfig>,
     /// What is recomputed in the backward.
     pub recompute: &'a RecomputeConfig,
     /// What shapes do not tell.
@@ -162,6 +165,10 @@ fn plan_rank<C: ModelConfig>(
         .with_compute_dtype(precision.of(precision.master()))
         .with_kernels(request.kernels)?
         .with_fp8(request.fp8)?;
+    let builder = match request.lora {
+        Some(lora) => builder.with_lora(lora)?,
+        None => builder,
+    };
     let model = config.init_with(builder.outline())?;
     let state = ShardingEstimate::of(&model, groups, request.sharding)?.memory;
     let profile = profile_rank(
@@ -171,6 +178,7 @@ fn plan_rank<C: ModelConfig>(
             dtype: precision.of(DType::F32),
             kernels: request.kernels,
             fp8: request.fp8,
+            lora: request.lora,
             recompute: request.recompute,
             shape: [request.micro_batch_size, request.sequence_length],
             input,

@@ -13,7 +13,8 @@ use crate::mesh::ContextSplitError;
 use crate::model::{LanguageModel, ModelConfig, Tokens};
 use crate::nn::context::SequenceShard;
 use crate::nn::fp8::Fp8Config;
-use crate::nn::hook::{GradientSink, WeightGradientFn, attach_hooks, with_anchor};
+use crate::nn::hook::{GradientSink, ParameterHook, WeightGradientFn, attach_each, with_anchor};
+use crate::nn::lora::LoraConfig;
 use crate::nn::moe::RouterStep;
 use crate::nn::{BuildError, LossFactor, ModelBuilder, ParallelModule, RecomputeConfig};
 use crate::plan::profile::StageProfile;
@@ -31,6 +32,8 @@ pub struct ProfileRequest<'a> {
     pub fp8: &'a Fp8Config,
     /// What is recomputed in the backward.
     pub recompute: &'a RecomputeConfig,
+    /// The adapters, beside which every other parameter is frozen.
+    pub lora: Option<&'a LoraConfig>,
     /// Samples and tokens of a micro-batch: `[batch, seq]`, before the sequence is split.
     pub shape: [usize; 2],
     /// The shape of the input of the first of the rank's stages, `[batch, seq, hidden]`; not read for the first stage of the
@@ -86,6 +89,10 @@ pub fn profile_rank<C: ModelConfig>(
             .with_kernels(request.kernels)?
             .with_fp8(request.fp8)?
             .with_recompute(request.recompute)?;
+        let builder = match request.lora {
+            Some(lora) => builder.with_lora(lora)?,
+            None => builder,
+        };
         let model = config.init_with(builder.outline())?;
         let own = own.map_err(|error| BuildError::Config {
             path: String::new(),
@@ -130,7 +137,12 @@ impl StageRun<'_> {
         input: [usize; 3],
     ) -> Result<[usize; 3], ProfileError> {
         let sink = Arc::new(ShapeSink::new(model, self.request, self.device));
-        let module = attach_hooks(model.module.clone(), sink);
+        let mut entries = model.table.entries().iter().enumerate();
+        let module = attach_each(model.module.clone(), || match entries.next() {
+            Some((index, entry)) if entry.frozen => ParameterHook::frozen(index, sink.clone()),
+            Some((index, _)) => ParameterHook::new(index, sink.clone()),
+            None => unreachable!("the table has all parameters of the module"),
+        });
         let (mut tokens, [rows, seq]) = self.tokens()?;
         let depths = module.further_depths();
         if self.is_last {

@@ -7,6 +7,7 @@ use burn_megatron::data_parallel::{DataParallelConfig, Moments};
 use burn_megatron::mesh::ScheduleSource;
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::fp8::Fp8Config;
+use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron::optim::LossScale;
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::pipeline::stages_of;
@@ -311,6 +312,17 @@ impl VerifyCase {
             Some(Fp8Choice(new)) => recipe.fp8.recipe = new,
             None => {}
         }
+        if !args.lora.is_empty() {
+            let lora = LoraConfig {
+                rank: 3,
+                alpha: 6.0,
+                target_modules: args.lora.clone(),
+                init_lora_weights: false,
+                ..LoraConfig::default()
+            };
+            recipe.model.adapted_layers(&lora)?;
+            recipe.lora = Some(lora);
+        }
         recipe.train.seed = args.seed.unwrap_or(recipe.train.seed);
         let own = &recipe.parallel;
         for layout in &mut self.layouts {
@@ -386,6 +398,7 @@ impl VerifyCase {
             kernels: recipe.kernels,
             packed: self.packed,
             fp8: recipe.fp8.clone(),
+            lora: recipe.lora.clone(),
             sequence_length: train.sequence_length,
             dtype: self.computing.dtype(),
         }

@@ -1,0 +1,229 @@
+//! Parameters that are not trained: values in the dtype of the model, sharded with ZeRO-3, and nothing else.
+
+use std::fmt;
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::{DType, FloatDType, Tensor};
+use parking_lot::Mutex;
+
+use super::bucket_step::{BucketShard, SteppedBucket};
+use super::config::DataParallelConfig;
+use super::error::DataParallelError;
+use super::memory::{MemoryPlan, MemoryRules, ZeroStage};
+use super::memory_usage::MemoryUsage;
+use super::parameter_buckets::ParameterBuckets;
+use super::sharding_plan::ShardingPlan;
+use super::{DistributedDataParallel, build};
+use crate::comm::ParallelContext;
+use crate::nn::ParameterTable;
+use crate::nn::hook::{GradientSink, ParameterValue, Pass};
+
+/// The frozen parameters of one rank, as the sink of their hooks, to which no gradient comes.
+pub(super) struct FrozenParameters {
+    plan: Arc<ShardingPlan>,
+    buckets: Mutex<ParameterBuckets>,
+    table: ParameterTable,
+}
+
+impl fmt::Debug for FrozenParameters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} frozen parameters", self.plan.parameters.len())
+    }
+}
+
+impl FrozenParameters {
+    /// Lays out the frozen parameters of `table`, if there are any. Values are zero until they are
+    /// [written](Self::write). Collective: call on all ranks.
+    pub fn new<M: Module>(
+        module: &M,
+        table: &ParameterTable,
+        groups: &ParallelContext,
+        config: &DataParallelConfig,
+        usage: &MemoryUsage,
+    ) -> Result<Option<Self>, DataParallelError> {
+        let Some(mut plan) = plan(module, table, groups, config)? else {
+            return Ok(None);
+        };
+        plan.usage = usage.clone();
+        let plan = Arc::new(plan);
+        Ok(Some(Self {
+            buckets: Mutex::new(ParameterBuckets::new(&plan)),
+            table: table.filtered(true),
+            plan,
+        }))
+    }
+
+    pub fn plan(&self) -> &ShardingPlan {
+        &self.plan
+    }
+
+    /// Sets a parameter to `value`, flat and in its dtype, on this rank only.
+    pub fn write(&self, index: usize, value: &Tensor<1>) {
+        self.buckets.lock().write(index, value, &self.plan);
+    }
+
+    pub fn begin_forward(&self) {
+        self.buckets.lock().prefetch.begin_forward();
+    }
+
+    /// Called after the last backward of a step. Returns the fingerprint of the order in which units were gathered.
+    pub fn end_step(&self) -> u64 {
+        self.buckets.lock().end_step(&self.plan)
+    }
+
+    /// This rank's shard of a bucket.
+    fn shard(&self, number: usize) -> Tensor<1> {
+        self.buckets.lock().master_shard(number, &self.plan)
+    }
+
+    /// Replaces this rank's shard of each bucket. Collective: call on all ranks.
+    fn replace(&self, shards: Vec<Tensor<1>>) {
+        let mut buckets = self.buckets.lock();
+        for (number, master) in shards.into_iter().enumerate().rev() {
+            let model = None;
+            let step = |_, _| SteppedBucket { master, model };
+            buckets.step(number, step, &self.plan);
+        }
+        buckets.wait(&self.plan);
+    }
+}
+
+impl GradientSink for FrozenParameters {
+    fn value(&self, index: usize, pass: Pass) -> Option<ParameterValue> {
+        Some(self.buckets.lock().value(index, pass, &self.plan))
+    }
+
+    fn expect(&self, index: usize) {
+        unreachable!("frozen parameter {index} has no gradient")
+    }
+
+    fn accumulate(&self, index: usize, _gradient: Tensor<1>) {
+        unreachable!("frozen parameter {index} has no gradient")
+    }
+}
+
+/// The dtype of the masters of a model in this dtype.
+fn wide(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    }
+}
+
+/// The layout of the frozen parameters of a table, if there are any.
+fn plan<M: Module>(
+    module: &M,
+    table: &ParameterTable,
+    groups: &ParallelContext,
+    config: &DataParallelConfig,
+) -> Result<Option<ShardingPlan>, DataParallelError> {
+    if !table.entries().iter().any(|entry| entry.frozen) {
+        return Ok(None);
+    }
+    let is_sharded = config.zero_stage == ZeroStage::Parameters;
+    let own = DataParallelConfig {
+        precision: config.precision,
+        bucket_size: config.bucket_size,
+        ..DataParallelConfig::default()
+    };
+    let own = if is_sharded {
+        DataParallelConfig {
+            zero_stage: config.zero_stage,
+            hsdp: config.hsdp,
+            keep_gathered: config.keep_gathered,
+            pad_buckets: config.pad_buckets,
+            ..own
+        }
+    } else {
+        own
+    };
+    let quantizers = build::Quantizers::new();
+    let plan = build::build_plan(module, (table, true), groups, &own, quantizers)?;
+    Ok(Some(plan))
+}
+
+/// The memory of the frozen parameters of a table, if there are any.
+pub(super) fn memory<M: Module>(
+    module: &M,
+    table: &ParameterTable,
+    groups: &ParallelContext,
+    config: &DataParallelConfig,
+) -> Result<MemoryPlan, DataParallelError> {
+    plan(module, table, groups, config)?.map_or(Ok(MemoryPlan::default()), |plan| memory_of(&plan))
+}
+
+fn memory_of(plan: &ShardingPlan) -> Result<MemoryPlan, DataParallelError> {
+    let rules = MemoryRules::of(&plan.config);
+    Ok(MemoryPlan::of_frozen(&plan.layout, &rules)?)
+}
+
+impl<M: Module> DistributedDataParallel<M> {
+    /// All parameters of the module, in its order: those of [`table`](Self::table), and the frozen ones.
+    pub fn whole_table(&self) -> &ParameterTable {
+        &self.whole
+    }
+
+    /// The parameters that are not trained, if there are any.
+    pub fn frozen_table(&self) -> Option<&ParameterTable> {
+        self.buffers.frozen.as_ref().map(|frozen| &frozen.table)
+    }
+
+    /// The value of each frozen parameter, gathered over the data axis: `[elements]` of this model-parallel rank's part,
+    /// in the order of [`frozen_table`](Self::frozen_table). Collective: call on all ranks of the data axis.
+    pub fn frozen_parameters(&self) -> Vec<Tensor<1>> {
+        let Some(frozen) = &self.buffers.frozen else {
+            return vec![];
+        };
+        let plan = &frozen.plan;
+        let gather = |number| super::gather(plan, number, frozen.shard(number));
+        let buckets: Vec<_> = (0..plan.buckets()).map(gather).collect();
+        let value = |index| {
+            let (number, range) = plan.location(index);
+            buckets[number].clone().slice([range])
+        };
+        (0..plan.parameters.len()).map(value).collect()
+    }
+
+    /// This rank's shard of each bucket of frozen parameters, and its values in the dtype of checkpoints.
+    pub(crate) fn frozen_shards(&self) -> Vec<(BucketShard, Tensor<1>)> {
+        let Some(frozen) = &self.buffers.frozen else {
+            return vec![];
+        };
+        let value = |(number, shard): (usize, BucketShard)| {
+            let value = frozen.shard(number);
+            let wide = FloatDType::from(wide(value.dtype()));
+            (shard, value.cast(wide))
+        };
+        let shards = BucketShard::all(&frozen.plan).into_iter().enumerate();
+        shards.map(value).collect()
+    }
+
+    /// The dtype of each frozen parameter in checkpoints: that of a master.
+    pub(crate) fn frozen_dtypes(&self) -> Vec<DType> {
+        let parameters = self
+            .buffers
+            .frozen
+            .iter()
+            .flat_map(|frozen| &frozen.plan.parameters);
+        parameters.map(|own| wide(own.model_dtype)).collect()
+    }
+
+    /// Replaces what [`frozen_shards`](Self::frozen_shards) returns, rounded to the dtype of the model. Collective: call on all ranks.
+    pub(crate) fn replace_frozen(&mut self, shards: Vec<Tensor<1>>) {
+        if let Some(frozen) = &self.buffers.frozen {
+            let number = |(number, shard): (usize, Tensor<1>)| {
+                let (model, _) = frozen.plan.model_and_main_dtypes(number);
+                shard.cast(FloatDType::from(model))
+            };
+            frozen.replace(shards.into_iter().enumerate().map(number).collect());
+            self.fp8.invalidate_weights();
+        }
+    }
+
+    /// The memory of the frozen parameters, as computed from their layout.
+    pub(super) fn frozen_memory(&self) -> Result<MemoryPlan, DataParallelError> {
+        let frozen = self.buffers.frozen.as_ref();
+        frozen.map_or(Ok(MemoryPlan::default()), |frozen| memory_of(&frozen.plan))
+    }
+}

@@ -1,0 +1,305 @@
+//! The factors of a linear layer, and their products.
+
+use burn::module::{LoraAdapter, Module};
+use burn::tensor::Tensor;
+
+use super::LoraTarget;
+use crate::mesh::Axis;
+use crate::nn::forward_context::constant;
+use crate::nn::linear::{InputLayout, linear_param};
+use crate::nn::lora::AdaptedLayer;
+use crate::nn::{
+    ActivationLayout, BuildError, Dropout, Init, ModelBuilder, ParameterSpec, Placement,
+    RecomputeModule, SEQUENCE_DIM, Section,
+};
+
+/// The adapters of the sections of a linear layer, each under the name of its target.
+#[derive(Module, Debug)]
+pub struct LoraAdapters {
+    /// Queries.
+    pub q_proj: Option<LoraAdapter>,
+    /// Keys.
+    pub k_proj: Option<LoraAdapter>,
+    /// Values.
+    pub v_proj: Option<LoraAdapter>,
+    /// The output of attention.
+    pub o_proj: Option<LoraAdapter>,
+    /// The gate of an MLP.
+    pub gate_proj: Option<LoraAdapter>,
+    /// The values of an MLP.
+    pub up_proj: Option<LoraAdapter>,
+    /// The output of an MLP.
+    pub down_proj: Option<LoraAdapter>,
+    dropout: Dropout,
+    /// How the input of the dropout is distributed.
+    #[module(skip)]
+    lies: ActivationLayout,
+    /// How `x A` is distributed.
+    #[module(skip)]
+    inner: InputLayout,
+    /// The sections of the layer on this rank: what each is, and its features.
+    #[module(skip)]
+    sections: Vec<(LoraTarget, usize)>,
+    #[module(skip)]
+    fused: bool,
+}
+
+/// A column-parallel layer that may have adapters.
+pub(in crate::nn) struct ColumnLayer<'a> {
+    pub input: usize,
+    /// What each section is; empty for a layer that has no adapters.
+    pub targets: &'a [LoraTarget],
+    /// The sections.
+    pub sections: &'a [Section],
+    pub inner: InputLayout,
+}
+
+impl ColumnLayer<'_> {
+    /// Builds the adapters that the settings name, if there are any; `builder` is that of the layer.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] for an invalid dropout.
+    pub fn adapters(self, builder: &ModelBuilder) -> Result<Option<LoraAdapters>, BuildError> {
+        let place = builder.place();
+        let sequence_parallel = builder.sequence_parallel();
+        let lies = if sequence_parallel {
+            let dim = SEQUENCE_DIM;
+            ActivationLayout::SplitAlong { dim, place }
+        } else {
+            ActivationLayout::Whole
+        };
+        let mut adapters = Factory::new(builder, self.input)?;
+        let Some(adapters) = &mut adapters else {
+            return Ok(None);
+        };
+        let mut offset = 0;
+        for (target, section) in self.targets.iter().zip(self.sections) {
+            // Each rank multiplies its part of the sequence.
+            let a = |spec: ParameterSpec<2>| {
+                spec.with_sum_over(sequence_parallel.then_some(Axis::Tensor))
+            };
+            let b = |spec: ParameterSpec<2>| {
+                let sections = vec![section.clone()];
+                spec.with_placement(Axis::Tensor, Placement::Split { dim: 1, sections })
+            };
+            adapters.add(*target, (offset, section.size), a, b);
+            offset += section.size;
+        }
+        adapters.check_recompute(RecomputeModule::Norm)?;
+        let local = |section: &Section| section.size / section.parts;
+        let local = self.sections.iter().map(local);
+        let sections = self.targets.iter().copied().zip(local).collect();
+        adapters.finish(sections, lies, self.inner)
+    }
+}
+
+/// A row-parallel layer that may have an adapter.
+pub(in crate::nn) struct RowLayer {
+    pub size: [usize; 2],
+    pub target: Option<LoraTarget>,
+}
+
+impl RowLayer {
+    /// Builds the adapter, if the settings name it; `builder` is that of the layer.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] for an invalid dropout, and for one that cannot be drawn in the layout.
+    pub fn adapters(self, builder: &ModelBuilder) -> Result<Option<LoraAdapters>, BuildError> {
+        let (place, [input, output]) = (builder.place(), self.size);
+        let Some(target) = self.target else {
+            return Ok(None);
+        };
+        let Some(mut adapters) = Factory::new(builder, input)? else {
+            return Ok(None);
+        };
+        let a = |spec: ParameterSpec<2>| {
+            spec.with_placement(Axis::Tensor, Placement::split(0, input, place.size))
+        };
+        // Each rank multiplies its term of `x A`.
+        let b = |spec: ParameterSpec<2>| spec.with_sum_over(Axis::Tensor);
+        adapters.add(target, (0, output), a, b);
+        if target == LoraTarget::Down {
+            adapters.check_recompute(RecomputeModule::Activation)?;
+        }
+        let contexts = builder.groups().config().context;
+        if adapters.has_any() && adapters.dropout > 0.0 && contexts > 1 && place.size > 1 {
+            return Err(builder.error(format!(
+                "lora.dropout = {} of features that {} tensor ranks share, beside {contexts} context ranks: expected \
+                 dropout = 0, or one of the two axes of size 1",
+                adapters.dropout, place.size
+            )));
+        }
+        let lies = match place.size {
+            1 => ActivationLayout::Whole,
+            _ => ActivationLayout::SplitAlong { dim: 2, place },
+        };
+        adapters.finish(vec![(target, output)], lies, InputLayout::Local)
+    }
+}
+
+/// Makes the adapters of a layer.
+struct Factory<'a> {
+    layer: &'a ModelBuilder,
+    config: super::LoraConfig,
+    input: usize,
+    dropout: f64,
+    made: Vec<(LoraTarget, LoraAdapter)>,
+}
+
+impl<'a> Factory<'a> {
+    /// `None` for a model without adapters.
+    fn new(layer: &'a ModelBuilder, input: usize) -> Result<Option<Self>, BuildError> {
+        Ok(layer.lora_config().map(|config| Self {
+            layer,
+            input,
+            dropout: config.dropout,
+            config,
+            made: vec![],
+        }))
+    }
+
+    fn has_any(&self) -> bool {
+        !self.made.is_empty()
+    }
+
+    /// Checks that the input of the adapters is not one that the layer is to compute again.
+    fn check_recompute(&self, module: RecomputeModule) -> Result<(), BuildError> {
+        let recompute = self.layer.recompute();
+        if !self.has_any() || !recompute.config().modules.contains(&module) {
+            return Ok(());
+        }
+        let name = module.name();
+        Err(self.layer.error(format!(
+            "recomputation of {name:?} drops the input of the layer, which its adapters keep: expected modules without \
+             {name:?}, or other lora.target_modules"
+        )))
+    }
+
+    /// Adds the adapter of a section with these columns, if the settings name it.
+    fn add(
+        &mut self,
+        target: LoraTarget,
+        (offset, output): (usize, usize),
+        a: impl Fn(ParameterSpec<2>) -> ParameterSpec<2>,
+        b: impl Fn(ParameterSpec<2>) -> ParameterSpec<2>,
+    ) {
+        let config = &self.config;
+        if !config.targets().contains(&target) {
+            return;
+        }
+        let builder = self.layer.child("lora").child(target).trained();
+        let (input, rank) = (self.input, config.rank);
+        let bound = |features: usize| Init::Uniform(1.0 / (features as f64).sqrt());
+        let of_b = if config.init_lora_weights {
+            Init::Constant(0.0)
+        } else {
+            bound(rank)
+        };
+        let a = a(ParameterSpec::new([input, rank], bound(input)));
+        let b = b(ParameterSpec::new([rank, output], of_b));
+        let adapter = LoraAdapter {
+            a: builder.parameter("a", a),
+            b: builder.parameter("b", b),
+            scale: config.scale(),
+        };
+        self.layer.add_adapted(AdaptedLayer {
+            target,
+            weight: self.layer.child("weight").path().into(),
+            offset,
+            size: [input, output],
+            adapter: builder.path().into(),
+        });
+        self.made.push((target, adapter));
+    }
+
+    fn finish(
+        &mut self,
+        sections: Vec<(LoraTarget, usize)>,
+        lies: ActivationLayout,
+        inner: InputLayout,
+    ) -> Result<Option<LoraAdapters>, BuildError> {
+        if !self.has_any() {
+            return Ok(None);
+        }
+        let mut take = |target| {
+            let at = self.made.iter().position(|(made, _)| *made == target)?;
+            Some(self.made.swap_remove(at).1)
+        };
+        Ok(Some(LoraAdapters {
+            q_proj: take(LoraTarget::Q),
+            k_proj: take(LoraTarget::K),
+            v_proj: take(LoraTarget::V),
+            o_proj: take(LoraTarget::O),
+            gate_proj: take(LoraTarget::Gate),
+            up_proj: take(LoraTarget::Up),
+            down_proj: take(LoraTarget::Down),
+            dropout: Dropout::new(self.dropout, &self.layer.child("lora"))?,
+            lies,
+            inner,
+            sections,
+            fused: self.layer.is_fused(crate::choice::Operation::Linear),
+        }))
+    }
+}
+
+impl LoraAdapters {
+    /// The adapter of a target, if it has one.
+    pub fn get(&self, target: LoraTarget) -> Option<&LoraAdapter> {
+        match target {
+            LoraTarget::Q => self.q_proj.as_ref(),
+            LoraTarget::K => self.k_proj.as_ref(),
+            LoraTarget::V => self.v_proj.as_ref(),
+            LoraTarget::O => self.o_proj.as_ref(),
+            LoraTarget::Gate => self.gate_proj.as_ref(),
+            LoraTarget::Up => self.up_proj.as_ref(),
+            LoraTarget::Down => self.down_proj.as_ref(),
+        }
+    }
+
+    /// What is added to the product of the layer of `x`, `[batch, seq, in]`, whose layout is that of the layer's input:
+    /// `[batch, seq, out]` of this rank, zero in sections without an adapter.
+    pub(in crate::nn) fn delta(&self, x: Tensor<3>) -> Tensor<3> {
+        let x = self.dropout.forward(x, self.lies);
+        let sections = self.sections.iter();
+        let mut deltas: Vec<_> = sections
+            .map(|(target, width)| (self.get(*target), *width))
+            .map(|(adapter, width)| (adapter.map(|of| self.product(x.clone(), of)), width))
+            .collect();
+        if let [(delta, _)] = &mut deltas[..]
+            && let Some(delta) = delta.take()
+        {
+            return delta;
+        }
+        // One of them, for the sequence that is not split.
+        let like = deltas.iter().find_map(|(delta, _)| delta.clone());
+        let Some(like) = like else {
+            unreachable!("a layer without adapters has no LoraAdapters")
+        };
+        let [batch, seq, _] = like.dims();
+        let options = (&like.device().inner(), like.dtype());
+        let zeros = |width| {
+            let zeros = Tensor::zeros([batch, seq, width], options);
+            if like.is_autodiff() {
+                constant(zeros)
+            } else {
+                zeros
+            }
+        };
+        let deltas = deltas
+            .into_iter()
+            .map(|(delta, width)| delta.unwrap_or_else(|| zeros(width)));
+        Tensor::cat(deltas.collect(), 2)
+    }
+
+    /// `s (x A) B`.
+    fn product(&self, x: Tensor<3>, adapter: &LoraAdapter) -> Tensor<3> {
+        let multiplied = |x: Tensor<3>, factor, input| {
+            linear_param(x.into(), factor, None, input, None, self.fused)
+        };
+        let inner = multiplied(x, &adapter.a, InputLayout::Local);
+        let inner = inner.mul_scalar(adapter.scale);
+        multiplied(inner, &adapter.b, self.inner.clone())
+    }
+}

@@ -1,0 +1,82 @@
+//! The layers of a model that have adapters.
+
+use super::{LoraConfig, LoraTarget};
+use crate::comm::{ParallelContext, all_gather_bytes};
+use crate::nn::BuildError;
+
+/// A layer with an adapter, as this rank has built it; sizes are those of the whole layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdaptedLayer {
+    /// What it is.
+    pub target: LoraTarget,
+    /// The path of the weight `[in, ..]` that it belongs to.
+    pub weight: String,
+    /// Its first column in that weight.
+    pub offset: usize,
+    /// Its input and output features.
+    pub size: [usize; 2],
+    /// The path of its adapter, which has the parameters `a` and `b`.
+    pub adapter: String,
+}
+
+/// The adapters of this rank's part of a model, and their settings.
+#[derive(Clone, Debug)]
+pub struct LoraLayers {
+    /// The settings.
+    pub config: LoraConfig,
+    /// The layers, in the order in which they were built.
+    pub layers: Vec<AdaptedLayer>,
+}
+
+impl LoraLayers {
+    /// Checks that the model has each target that was named. Collective: call on all ranks of the pipeline.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Config`] for a target without a layer; [`BuildError::Comm`].
+    pub fn check_targets(&self, groups: &ParallelContext) -> Result<(), BuildError> {
+        let own: Vec<_> = self
+            .layers
+            .iter()
+            .map(|layer| layer.target.name())
+            .collect();
+        let all = all_gather_bytes(&**groups.pipeline(), own.join(",").as_bytes())?;
+        let all: Vec<_> = all.iter().map(|own| String::from_utf8_lossy(own)).collect();
+        let found: Vec<_> = all.iter().flat_map(|own| own.split(',')).collect();
+        self.check_found(&found)
+    }
+
+    /// The same for a part that is the whole model.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Config`] for a target without a layer.
+    pub fn check_whole_model(&self) -> Result<(), BuildError> {
+        let found = self.layers.iter().map(|layer| layer.target.name());
+        self.check_found(&found.collect::<Vec<_>>())
+    }
+
+    fn check_found(&self, found: &[&str]) -> Result<(), BuildError> {
+        let has = |target: &LoraTarget| found.contains(&target.name());
+        let targets = self.config.targets();
+        let missing = targets.iter().find(|target| !has(target));
+        let missing = missing.filter(|_| self.config.names_targets() || !targets.iter().any(has));
+        let Some(missing) = missing else {
+            return Ok(());
+        };
+        let present: Vec<_> = LoraTarget::ALL.into_iter().filter(has).collect();
+        let present: Vec<_> = present.iter().map(|target| target.name()).collect();
+        Err(BuildError::Config {
+            path: "lora".into(),
+            message: format!(
+                "target_modules has {missing}, which the model does not have as a layer that can have an adapter; of the \
+                 targets it has {}",
+                if present.is_empty() {
+                    "none".into()
+                } else {
+                    present.join(", ")
+                }
+            ),
+        })
+    }
+}

@@ -1,0 +1,159 @@
+//! Adapters on disk: checkpoints of runs that trained them, and folders of `peft`.
+
+use std::path::{Path, PathBuf};
+
+use burn_megatron::checkpoint::{Checkpoint, TensorSource};
+use burn_megatron::nn::lora::LoraConfig;
+use burn_megatron_models::hf::is_hf_folder;
+use burn_megatron_models::hf::peft::{MergedAdapters, WithAdapters, base_model, is_peft_folder};
+use serde_json::Value;
+
+use super::{Families, Model};
+use crate::error::Error;
+
+/// How the weights of adapters are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adapters {
+    /// Added to those of the model.
+    Merged,
+    /// Beside those of the model, to train them further.
+    Separate,
+}
+
+/// Adapters without the weights of their model.
+struct SavedAdapters {
+    model: Model,
+    lora: LoraConfig,
+    base: Box<dyn TensorSource>,
+    adapters: Box<dyn TensorSource>,
+}
+
+impl Families {
+    /// The model and the weights at a path that has adapters, and not those of their model; `None` for another path.
+    ///
+    /// # Errors
+    /// What cannot be read, and adapters whose model is not known.
+    pub(super) fn open_adapters(
+        &self,
+        path: &Path,
+        adapters: Adapters,
+    ) -> Result<Option<(Model, Box<dyn TensorSource>)>, Error> {
+        let saved = if is_peft_folder(path) {
+            self.of_peft(path)?
+        } else if is_hf_folder(path) {
+            return Ok(None);
+        } else {
+            let checkpoint = Checkpoint::open(path)?;
+            match lora_of(&checkpoint)? {
+                Some(lora) => self.of_checkpoint(checkpoint, lora)?,
+                None => return Ok(None),
+            }
+        };
+        Ok(Some(saved.open(adapters)?))
+    }
+
+    fn of_peft(&self, path: &Path) -> Result<SavedAdapters, Error> {
+        let base = base_model(path)?;
+        let (model, base) = self.base(path, base.as_deref())?;
+        let Some(exchange) = model.hf() else {
+            let (path, family) = (path.display(), model.family());
+            return Err(format!("{path}: the family {family:?} is not one of Hugging Face").into());
+        };
+        let (lora, adapters) = exchange.open_adapter(path, &model)?;
+        Ok(SavedAdapters {
+            model,
+            lora,
+            base,
+            adapters,
+        })
+    }
+
+    fn of_checkpoint(
+        &self,
+        checkpoint: Checkpoint,
+        lora: LoraConfig,
+    ) -> Result<SavedAdapters, Error> {
+        let model = self.model_of(&checkpoint)?;
+        let (_, base) = self.base(checkpoint.path(), lora.base_model.as_deref())?;
+        Ok(SavedAdapters {
+            model,
+            lora,
+            base,
+            adapters: Box::new(checkpoint),
+        })
+    }
+
+    /// The model of adapters at `path`.
+    fn base(
+        &self,
+        path: &Path,
+        base: Option<&Path>,
+    ) -> Result<(Model, Box<dyn TensorSource>), Error> {
+        let path = path.display();
+        let Some(base) = base else {
+            return Err(format!(
+                "{path} has adapters only, and names no model that they are of: a run that starts from random weights \
+                 has none that could be read"
+            )
+            .into());
+        };
+        if !base.exists() {
+            return Err(format!(
+                "{path} has adapters of the model {}, which is not there: expected a folder or a checkpoint at that path",
+                base.display()
+            )
+            .into());
+        }
+        self.open(base)
+    }
+}
+
+impl SavedAdapters {
+    fn open(self, how: Adapters) -> Result<(Model, Box<dyn TensorSource>), Error> {
+        let Self {
+            model,
+            lora,
+            base,
+            adapters,
+        } = self;
+        let source: Box<dyn TensorSource> = match how {
+            Adapters::Separate => Box::new(WithAdapters { base, adapters }),
+            Adapters::Merged => {
+                let layers = model.adapted_layers(&lora)?;
+                Box::new(MergedAdapters::new(base, adapters, layers)?)
+            }
+        };
+        Ok((model, source))
+    }
+}
+
+/// The settings of the adapters in a checkpoint, if it has adapters.
+///
+/// # Errors
+/// Settings that are invalid.
+pub fn lora_of(checkpoint: &Checkpoint) -> Result<Option<LoraConfig>, Error> {
+    let lora = match checkpoint.metadata().config.get("lora") {
+        None | Some(Value::Null) => return Ok(None),
+        Some(lora) => lora.clone(),
+    };
+    let lora = serde_json::from_value(lora).map_err(|error| {
+        let path = checkpoint.path().display();
+        format!("{path}: invalid lora in its recipe: {error}")
+    })?;
+    Ok(Some(lora))
+}
+
+/// The model of which a run that starts from `path` trains adapters: `path` itself, unless it has adapters.
+///
+/// # Errors
+/// What cannot be read.
+pub fn base_of(path: &Path) -> Result<PathBuf, Error> {
+    let base = if is_peft_folder(path) {
+        base_model(path)?
+    } else if is_hf_folder(path) {
+        None
+    } else {
+        lora_of(&Checkpoint::open(path)?)?.and_then(|lora| lora.base_model)
+    };
+    Ok(base.unwrap_or_else(|| path.to_path_buf()))
+}

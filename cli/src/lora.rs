@@ -1,0 +1,77 @@
+//! The table `[lora]` of a recipe.
+
+use std::path::{Path, PathBuf};
+
+use burn_megatron::checkpoint::Checkpoint;
+use burn_megatron_models::hf::is_hf_folder;
+
+use crate::error::Error;
+use crate::family::{base_of, lora_of};
+use crate::recipe::Recipe;
+
+/// Checks the adapters of a recipe: their settings, that the model has each layer, and settings that they exclude.
+///
+/// # Errors
+/// What is invalid, and what would fit.
+pub fn check(recipe: &Recipe) -> Result<(), Error> {
+    let Some(lora) = &recipe.lora else {
+        return Ok(());
+    };
+    recipe.model.adapted_layers(lora)?;
+    if recipe.parallel.defer_embedding_wgrad.is_some() {
+        return Err(
+            "parallel.defer_embedding_wgrad defers the gradient of the output layer, which has none beside [lora]; \
+             remove one of them"
+                .into(),
+        );
+    }
+    if recipe.data_parallel.fp8_param_gather {
+        return Err(
+            "data_parallel.fp8_param_gather gathers the weights that are trained in 8 bits, and beside [lora] none of \
+             them is; remove one of them"
+                .into(),
+        );
+    }
+    Ok(())
+}
+
+/// What a run starts from, or a resumed one with adapters loads before its checkpoint, which has no frozen weights.
+pub fn initial_weights(recipe: &Recipe, resumes: bool) -> Option<&Path> {
+    let load = recipe.checkpoint.load.as_deref();
+    let base = recipe
+        .lora
+        .as_ref()
+        .and_then(|lora| lora.base_model.as_deref());
+    if resumes {
+        base.or(load)
+    } else {
+        load.or(base)
+    }
+}
+
+/// Records in a recipe with adapters which model `--load`, if given, or else the recipe's own `load` names, so that the run
+/// can be resumed and its adapters merged.
+///
+/// # Errors
+/// A path that cannot be read.
+pub fn set_base(recipe: &mut Recipe, flag: Option<&Path>) -> Result<(), Error> {
+    let of_recipe = recipe.checkpoint.load.as_deref();
+    if let Some(lora) = &mut recipe.lora
+        && let Some(path) = flag.or(of_recipe.filter(|_| lora.base_model.is_none()))
+    {
+        let base = base_of(path)?;
+        // The run may be resumed from another folder.
+        lora.base_model = Some(base.canonicalize().unwrap_or(base));
+    }
+    Ok(())
+}
+
+/// The folder of Hugging Face from which files such as a tokenizer are taken for adapters of a checkpoint, if their model is
+/// one.
+///
+/// # Errors
+/// Settings of adapters that are invalid.
+pub fn like(checkpoint: &Checkpoint) -> Result<Option<PathBuf>, Error> {
+    let base = lora_of(checkpoint)?.and_then(|lora| lora.base_model);
+    Ok(base.filter(|base| is_hf_folder(base)))
+}
