@@ -98,7 +98,7 @@ impl ChatTokenizer<'_> {
         };
         let mut rendered = render(conversation.messages.len(), false)?;
         rendered.answers = match self.loss {
-            TrainedTokens::All => vec![0..rendered.text.len()],
+            TrainedTokens::All => std::iter::once(0..rendered.text.len()).collect(),
             _ if template.marks_answers() => chosen(&rendered.answers, conversation, &answers)?,
             _ => {
                 let spans = answers.iter().map(|at| {
