@@ -225,7 +225,6 @@ mod peer {
 
     use burn::tensor::{Int, Tensor, TensorData};
     use burn_megatron::checkpoint::{LoadTolerance, TensorSource};
-    use burn_megatron::mesh::ParallelConfig;
     use burn_megatron::nn::ModelBuilder;
     use burn_megatron::pipeline::engine::forward_only;
     use burn_megatron::train::{LanguageModel, ModelConfig, Trainer};

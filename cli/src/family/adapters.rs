@@ -20,6 +20,9 @@ pub enum Adapters {
     Separate,
 }
 
+/// A model and its weights.
+type OpenedModel = (Model, Box<dyn TensorSource>);
+
 /// Adapters without the weights of their model.
 struct SavedAdapters {
     model: Model,
@@ -37,7 +40,7 @@ impl Families {
         &self,
         path: &Path,
         adapters: Adapters,
-    ) -> Result<Option<(Model, Box<dyn TensorSource>)>, Error> {
+    ) -> Result<Option<OpenedModel>, Error> {
         let saved = if is_peft_folder(path) {
             self.of_peft(path)?
         } else if is_hf_folder(path) {
@@ -84,11 +87,7 @@ impl Families {
     }
 
     /// The model of adapters at `path`.
-    fn base(
-        &self,
-        path: &Path,
-        base: Option<&Path>,
-    ) -> Result<(Model, Box<dyn TensorSource>), Error> {
+    fn base(&self, path: &Path, base: Option<&Path>) -> Result<OpenedModel, Error> {
         let path = path.display();
         let Some(base) = base else {
             return Err(format!(
@@ -109,7 +108,7 @@ impl Families {
 }
 
 impl SavedAdapters {
-    fn open(self, how: Adapters) -> Result<(Model, Box<dyn TensorSource>), Error> {
+    fn open(self, how: Adapters) -> Result<OpenedModel, Error> {
         let Self {
             model,
             lora,

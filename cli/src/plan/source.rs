@@ -30,8 +30,14 @@ impl RecipeModel {
     ///
     /// # Errors
     ///
-    /// A family whose layers the planner has no formulas for.
+    /// A family whose layers the planner has no formulas for, and adapters.
     pub fn new(recipe: Recipe) -> Result<Self, Error> {
+        if recipe.lora.is_some() {
+            return Err(
+                "cannot plan [lora]: the planner counts every parameter as trained; remove the table to plan that"
+                    .into(),
+            );
+        }
         let config = config_of::<TransformerConfig>(&*recipe.model).ok_or_else(|| {
             format!(
                 "cannot plan a model of the family {:?}: expected one of those of burn-megatron-models",

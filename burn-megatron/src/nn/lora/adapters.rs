@@ -80,7 +80,7 @@ impl ColumnLayer<'_> {
                 spec.with_sum_over(sequence_parallel.then_some(Axis::Tensor))
             };
             let b = |spec: ParameterSpec<2>| {
-                let sections = vec![section.clone()];
+                let sections = vec![*section];
                 spec.with_placement(Axis::Tensor, Placement::Split { dim: 1, sections })
             };
             adapters.add(*target, (offset, section.size), a, b);
