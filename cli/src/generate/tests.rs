@@ -92,13 +92,13 @@ fn generate(model: &Path, flags: &str) -> Result<GenerationOutput, Error> {
     let model = ["--model", &path];
     let flags: Vec<_> = model.into_iter().chain(flags.split_whitespace()).collect();
     let args: GenerateArgs = parse(&flags)?;
-    let config = args.config()?;
+    let (config, prompts) = (args.config()?, args.prompts()?);
     let saved = SavedModel::open(
         &args.model,
         args.tokenizer.as_deref(),
         &Families::transformers(),
     )?;
-    let run = GenerationRun::new(&args, &config, &saved)?;
+    let run = GenerationRun::new(&args, &config, &prompts, &saved)?;
     let ranks = args.tensor_parallel * args.pipeline_parallel;
     let world = ranks::set_up(&args.ranks, args.device, ranks)?.world;
     let shown = Mutex::new(String::new());
@@ -107,8 +107,9 @@ fn generate(model: &Path, flags: &str) -> Result<GenerationOutput, Error> {
         Ok(())
     };
     let written = world.run(|rank| run.write(&rank, &Device::flex(), &show))?;
-    let written = written.into_iter().next().flatten().unwrap().generated;
-    let whole = format!("{}{}\n", config.prompt, written.text);
+    let written = written.into_iter().next().flatten().unwrap();
+    let written = written.generated.into_iter().next().unwrap();
+    let whole = format!("{}{}\n", prompts[0], written.text);
     assert_eq!(shown.into_inner().unwrap(), whole);
     Ok(written)
 }
@@ -259,14 +260,16 @@ fn a_converted_checkpoint_writes_as_its_folder_does() {
 #[test]
 fn figures_say_how_fast_it_was() {
     let written = GenerationResult {
-        generated: GenerationOutput {
+        generated: vec![GenerationOutput {
             text: String::new(),
             tokens: vec![0; 11],
+            logprobs: vec![],
             finish_reason: FinishReason::Stop,
             prompt: 30,
             prefill: Duration::from_millis(100),
             decode: Duration::from_millis(500),
-        },
+        }],
+        time: Duration::from_millis(600),
         cache_bytes: 1_230_000,
     };
     assert_eq!(
