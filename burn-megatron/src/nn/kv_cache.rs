@@ -274,9 +274,12 @@ impl LayerKvCache<'_> {
         let (mut outputs, mut from) = (vec![], 0);
         for part in &reading.parts {
             let count = if reading.is_share { tokens } else { part.count };
-            let own = inputs.clone().map(|x| match count == tokens {
-                true => x,
-                false => x.narrow(1, from, count),
+            let own = inputs.clone().map(|x| {
+                if count == tokens {
+                    x
+                } else {
+                    x.narrow(1, from, count)
+                }
             });
             from += count;
             outputs.push(attend(own, self.sequence(*part)));

@@ -2,9 +2,12 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::choice::KernelChoices;
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::generate::{FinishReason, GenerateConfig, GenerationOutput, Generator, Written};
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::tokenizer::Tokenizer;
-use burn_megatron::train::LanguageModel;
+use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::recomputing::Recomputing;
 use burn_megatron_tests::tolerance::assert_all_near;
@@ -248,5 +251,40 @@ fn a_window_bounds_the_cache() {
     });
     for tokens in texts.iter().flatten() {
         assert_eq!(tokens, &texts[0][0]);
+    }
+}
+
+/// Experts of other ranks, for tokens that these ranks have as well: the text is that of one rank.
+#[test]
+fn experts_are_split_over_ranks() {
+    let (_, config) = of_bytes().nth(4).unwrap();
+    let expected = written(&config, &settings(), ALONE, &[1])
+        .swap_remove(0)
+        .swap_remove(0);
+    for layout in [
+        ParallelConfig::new()
+            .with_tensor(2)
+            .with_sequence_parallel(true),
+        ParallelConfig::new().with_context(2),
+    ] {
+        let layout = layout.with_expert(2).with_expert_tensor(1);
+        let run = World::threads(2).unwrap().run(|rank| {
+            let groups = ParallelContext::new(&layout, &rank)?;
+            let scope = ModelBuilder::with(&groups, &Device::flex(), 3, DType::F32);
+            let model = config.init_with(scope)?.module;
+            let write = |batch_size| {
+                let mut generator = Generator::new(&model, &groups, &Device::flex());
+                let bytes = Tokenizer::bytes();
+                let on_text = &mut |_: usize, _: Written<'_>| Ok(());
+                generator.generate_batch(&prompts(), batch_size, &settings(), &bytes, on_text)
+            };
+            Ok::<_, AnyError>([write(1)?, write(5)?])
+        });
+        for [alone, five] in run.unwrap() {
+            assert_same("experts", &five, &alone);
+            for (text, expected) in alone.iter().zip(&expected) {
+                assert_eq!(text.tokens, expected.tokens, "{layout:?}");
+            }
+        }
     }
 }
