@@ -2,6 +2,7 @@
 
 use crate::bench::args::{BenchArgs, ContextArgs, OverlapArgs, PlanBenchArgs};
 use crate::bench::checkpoint::CheckpointBenchArgs;
+use crate::bench::generate::GenerateBenchArgs;
 use crate::bench::preprocess::PreprocessBenchArgs;
 use crate::bench::step::args::StepBenchArgs;
 use crate::checkpoint::args::CheckpointCommand;
@@ -105,6 +106,8 @@ pub enum BenchCommand {
     /// Training steps of a model on one device, by the trainer: tokens per second, model FLOPs utilisation (MFU) and
     /// memory, for each form of attention.
     Step(StepBenchArgs),
+    /// Tokens per second of greedy generation on the CPU, in turns with transformers.
+    Generate(GenerateBenchArgs),
     /// How much of the data-parallel communication is hidden behind computation: trains a GPT over a
     /// simulated slow link, for each ZeRO stage with and without overlap.
     Overlap(OverlapArgs),

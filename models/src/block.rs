@@ -29,8 +29,9 @@ pub struct Block {
     /// Of the output of the MLP or the experts.
     mlp_post_norm: Option<Norm>,
     mlp_dropout: Dropout,
+    /// How many tokens before its own a token sees. None: all.
     #[module(skip)]
-    has_window: bool,
+    window: Option<usize>,
 }
 
 impl Block {
@@ -102,7 +103,9 @@ impl Block {
             },
             mlp_post_norm: post_norm("mlp_post_norm"),
             mlp_dropout: dropout("mlp_dropout")?,
-            has_window: config.window_of(number).is_some(),
+            window: config
+                .window_of(number)
+                .map(|tokens| tokens.saturating_sub(1)),
         })
     }
 
@@ -149,9 +152,9 @@ impl Block {
         self.mlp_dropout.forward_add(fed, bias, x, layout)
     }
 
-    /// Whether its attention has a window.
-    pub(crate) fn has_window(&self) -> bool {
-        self.has_window
+    /// How many tokens before its own a token sees, if its attention has a window.
+    pub(crate) fn window(&self) -> Option<usize> {
+        self.window
     }
 }
 

@@ -73,7 +73,7 @@ impl RotaryTables {
 
     /// That of a block.
     fn of(&self, block: &Block) -> Option<&RopeTable> {
-        let windowed = self.windowed.as_ref().filter(|_| block.has_window());
+        let windowed = self.windowed.as_ref().filter(|_| block.window().is_some());
         windowed.or(self.all.as_ref())
     }
 }
@@ -396,8 +396,8 @@ impl LanguageModel for Transformer {
 }
 
 impl CachedAttention for Transformer {
-    fn attention_layers(&self) -> usize {
-        self.blocks.len()
+    fn attention_windows(&self) -> Vec<Option<usize>> {
+        self.blocks.iter().map(Block::window).collect()
     }
 
     fn hidden_cached(

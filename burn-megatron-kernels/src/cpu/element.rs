@@ -57,6 +57,9 @@ pub(crate) trait Real:
     fn magnitude(self) -> Self;
     /// Neither infinite nor NaN.
     fn finite(self) -> bool;
+    /// `self * factor + term`, rounded once if `FUSED`; where the processor has no such instruction that would be a
+    /// call.
+    fn times_plus<const FUSED: bool>(self, factor: Self, term: Self) -> Self;
 }
 
 macro_rules! real {
@@ -109,6 +112,14 @@ macro_rules! real {
             #[inline(always)]
             fn finite(self) -> bool {
                 self.is_finite()
+            }
+            #[inline(always)]
+            fn times_plus<const FUSED: bool>(self, factor: Self, term: Self) -> Self {
+                if FUSED {
+                    self.mul_add(factor, term)
+                } else {
+                    self * factor + term
+                }
             }
         }
     };

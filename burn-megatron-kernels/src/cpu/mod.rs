@@ -9,7 +9,7 @@ mod math;
 mod rows;
 
 pub(crate) use element::{Element, Real};
-pub(crate) use rows::{ROW_GRAIN, rows_per_task, vectorized};
+pub(crate) use rows::{ROW_GRAIN, rows_per_task, unfused, vectorized};
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape};

@@ -1,5 +1,7 @@
 //! Rows in parallel, with SIMD inside.
 
+use pulp::Simd;
+
 /// Elements from which a parallel task is worth its overhead: some tens of microseconds of work,
 /// about the time to wake another thread.
 pub(crate) const ROW_GRAIN: usize = 128 * 1024;
@@ -18,4 +20,10 @@ pub(crate) fn rows_per_task(width: usize) -> usize {
 #[inline(always)]
 pub(crate) fn vectorized<R>(work: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(work)
+}
+
+/// Whether the processor lacks an instruction that multiplies and adds.
+#[inline(always)]
+pub(crate) fn unfused<S: Simd>() -> bool {
+    cfg!(target_arch = "x86_64") && S::IS_SCALAR
 }

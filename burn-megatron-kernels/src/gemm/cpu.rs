@@ -1,8 +1,14 @@
 //! The engine of Burn's CPU backend: the `gemm` crate, straight into the result.
 //!
 //! The epilogue is the initial value of the result: the rows of a bias, or the range of a flat
-//! buffer. The crate splits the sum of one element by the sizes of the problem and of the caches,
-//! not by the number of threads, and works on the pool of the calling thread.
+//! buffer. The crate works on the pool of the calling thread.
+//!
+//! An element of the result has the same bits in a product of one row and of many, by any number of threads: it is a
+//! chain of multiplications and additions in the order of the depth, which is cut into [`depths`] here, not by the
+//! sizes of the caches. The crate sums products of one row, of a small result or of a depth of two in other orders;
+//! those are made by [`row`](super::row). So a token's output does not depend on the tokens beside it.
+
+use std::ops::Range;
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, bf16, f16};
@@ -10,6 +16,7 @@ use rayon::prelude::*;
 
 use super::engine::{Epilogue, GemmEngine, GemmProblem, Matrix, Operands};
 use super::op::GemmOp;
+use super::row;
 use crate::cpu::{
     Element, ROW_GRAIN, Real, own, rows_per_task, slice, slice_mut, tensor, vectorized,
 };
@@ -18,6 +25,18 @@ pub(super) const NAME: &str = "the gemm crate";
 
 /// Products of two factors below which one thread is as fast as many.
 const MIN_PARALLEL_PRODUCTS: usize = 192 * 192 * 192;
+
+/// Rows up to which the time of a product is that of reading the right factor.
+const FEW_ROWS: usize = 16;
+/// Elements of the right factor from which several threads read it.
+const MIN_PARALLEL_READ: usize = 256 * 1024;
+
+/// The largest result that the crate may compute by other sums.
+const SMALL_RESULT: usize = 256;
+/// The largest depth that it does.
+const SMALL_DEPTH: usize = 2;
+/// The largest depth that it sums in one chain.
+const MAX_CHAIN: usize = 512;
 
 /// The `gemm` crate.
 #[derive(Debug)]
@@ -233,7 +252,8 @@ fn into_flat<W: Real>(
 fn gemm_into<W: Real>(problem: &GemmProblem, left: &[W], right: &[W], result: &mut [W], add: bool) {
     let [rows, columns, depth] = problem.sizes();
     let work = rows.saturating_mul(columns).saturating_mul(depth);
-    let parallelism = if work >= MIN_PARALLEL_PRODUCTS {
+    let reads = rows <= FEW_ROWS && columns.saturating_mul(depth) >= MIN_PARALLEL_READ;
+    let parallelism = if work >= MIN_PARALLEL_PRODUCTS || reads {
         gemm::Parallelism::Rayon(0)
     } else {
         gemm::Parallelism::None
@@ -270,6 +290,16 @@ fn multiply_into<W: Real>(
     }
     assert_eq!(result.len(), rows * columns);
     assert_eq!(right_matrix.rows, depth);
+    if rows == 1 || columns == 1 || rows * columns <= SMALL_RESULT || depth <= SMALL_DEPTH {
+        let is_parallel = !matches!(parallelism, gemm::Parallelism::None);
+        return row::multiply(
+            (left, left_matrix),
+            (right, right_matrix),
+            result,
+            add,
+            is_parallel,
+        );
+    }
     let [left_strides, right_strides] = [left_matrix, right_matrix].map(|matrix| {
         let leading = matrix.leading as isize;
         if matrix.transposed {
@@ -278,31 +308,46 @@ fn multiply_into<W: Real>(
             [leading, 1]
         }
     });
-    // SAFETY: the matrices are inside their slices, as asserted above, and the result is borrowed
-    // exclusively.
-    unsafe {
-        gemm::gemm(
-            rows,
-            columns,
-            depth,
-            result.as_mut_ptr(),
-            1,
-            columns as isize,
-            add,
-            left.as_ptr(),
-            left_strides[1],
-            left_strides[0],
-            right.as_ptr(),
-            right_strides[1],
-            right_strides[0],
-            W::ONE,
-            W::ONE,
-            false,
-            false,
-            false,
-            parallelism,
+    for part in depths(depth) {
+        let offset = |strides: [isize; 2], along: usize| part.start * strides[along] as usize;
+        let (left, right) = (
+            &left[offset(left_strides, 1)..],
+            &right[offset(right_strides, 0)..],
         );
+        // SAFETY: the matrices are inside their slices, as asserted above, and the result is borrowed
+        // exclusively.
+        unsafe {
+            gemm::gemm(
+                rows,
+                columns,
+                part.len(),
+                result.as_mut_ptr(),
+                1,
+                columns as isize,
+                add || part.start > 0,
+                left.as_ptr(),
+                left_strides[1],
+                left_strides[0],
+                right.as_ptr(),
+                right_strides[1],
+                right_strides[0],
+                W::ONE,
+                W::ONE,
+                false,
+                false,
+                false,
+                parallelism,
+            );
+        }
     }
+}
+
+/// The parts of the depth whose products are summed in one chain each: even ones.
+pub(super) fn depths(depth: usize) -> impl Iterator<Item = Range<usize>> {
+    let size = depth.div_ceil(depth.div_ceil(MAX_CHAIN).max(1));
+    (0..depth)
+        .step_by(size.max(1))
+        .map(move |first| first..(first + size).min(depth))
 }
 
 /// Elements from the first of a matrix to behind its last.

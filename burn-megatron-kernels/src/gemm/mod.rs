@@ -35,6 +35,9 @@ mod engine;
 pub(crate) mod op;
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) mod request;
+mod row;
+#[cfg(target_arch = "x86_64")]
+mod row_avx2;
 #[cfg(test)]
 mod tests;
 
@@ -45,7 +48,8 @@ use op::GemmOp;
 /// `x weight + bias`.
 ///
 /// `x` is `[rows, in]`, `weight` `[in, out]`, `bias` `[out]`, the result `[rows, out]`, all of one
-/// type. On one device the result does not depend on the number of threads.
+/// type. On one device the result does not depend on the number of threads; on the CPU a row of it does not depend on the
+/// other rows, nor on their number.
 ///
 /// # Panics
 ///

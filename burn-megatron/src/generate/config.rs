@@ -21,8 +21,11 @@ pub struct GenerateConfig {
     pub top_p: Option<f64>,
     /// The text ends before the first of these strings, also across token boundaries.
     pub stop: Vec<String>,
-    /// The seed; if `None` that of the run, or 0.
+    /// The seed; if `None` that of the run, or 0. Every prompt of a batch has the same.
     pub seed: Option<u64>,
+    /// Whether the log-probabilities of the new tokens are returned. They take another product with the weights of the
+    /// output layer.
+    pub logprobs: bool,
 }
 
 impl Default for GenerateConfig {
@@ -35,6 +38,7 @@ impl Default for GenerateConfig {
             top_p: None,
             stop: vec![],
             seed: None,
+            logprobs: false,
         }
     }
 }

@@ -18,6 +18,9 @@ pub enum GenerateError {
     /// The prompt is empty.
     #[error("the prompt has no tokens: expected at least 1")]
     NoPrompt,
+    /// A batch without prompts.
+    #[error("invalid batch_size = 0: expected at least 1")]
+    BatchSize,
     /// A token beyond the model's vocabulary.
     #[error(
         "the prompt has the token {token}, but the vocabulary of the model has {vocabulary}: the tokenizer \

@@ -1,36 +1,29 @@
-//! Generates text on one rank.
+//! Generates texts on one rank.
 
-use std::time::{Duration, Instant};
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::time::Duration;
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_megatron_kernels::philox::{Stream, uniform};
+use burn::tensor::Device;
 
-use super::stop::StopStringFilter;
+use super::reader::Reader;
+use super::writing::Writing;
 use super::{GenerateConfig, GenerateError};
 use crate::comm::{CommError, ParallelContext};
-use crate::model::{GenerationCache, LanguageModel};
-use crate::pipeline::engine::forward_only;
+use crate::model::LanguageModel;
 use crate::tokenizer::Tokenizer;
 
-/// Prefill reads a long prompt in chunks of this many tokens for each rank, to bound the memory of activations.
-const PREFILL_CHUNK: usize = 512;
-
-/// Generates text with this rank's part of a model. Every method is collective: call it on all ranks of the
-/// tensor, pipeline and context groups with the same arguments; each gets the same text.
+/// Generates texts with this rank's part of a model. Every method is collective: call it on all ranks of the
+/// tensor, pipeline and context groups with the same arguments; each gets the same texts.
+///
+/// Several prompts are continued at once: each forward reads the next token of every text. A text that has ended leaves,
+/// and the next prompt takes its place. Its tokens do not depend on the texts beside it.
 ///
 /// Ranks of a context group read a prompt together: each its part of a chunk, whose keys and values it keeps
 /// ([`KvCache`](crate::nn::KvCache)).
 #[derive(Debug)]
 pub struct Generator<'a, M: LanguageModel> {
-    model: &'a M,
-    groups: &'a ParallelContext,
-    device: Device,
-    /// The pipeline rank of each stage.
-    placement: Vec<usize>,
-    use_cache: bool,
-    cache: M::Cache,
-    /// The tokens in the cache, including padding.
-    cached: Vec<u32>,
+    reader: Reader<'a, M>,
 }
 
 /// The result of generation.
@@ -44,10 +37,22 @@ pub struct GenerationOutput {
     pub finish_reason: FinishReason,
     /// The number of tokens of the prompt.
     pub prompt: usize,
+    /// The log-probability of each new token under the model, in nats: without the temperature and the restrictions. Empty
+    /// unless [`logprobs`](GenerateConfig::logprobs) is set.
+    pub logprobs: Vec<f64>,
     /// The time until the first new token.
     pub prefill: Duration,
     /// The time from the first to the last new token.
     pub decode: Duration,
+}
+
+/// What was written of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written<'a> {
+    /// More text, in whole characters.
+    Text(&'a str),
+    /// It has ended.
+    End,
 }
 
 /// Why generation ended.
@@ -61,44 +66,29 @@ pub enum FinishReason {
     Token,
 }
 
-/// Which tokens a rank of a context group reads.
-#[derive(Clone, Copy, Debug)]
-enum Reading {
-    /// Those of its part.
-    Prefill,
-    /// All.
-    Whole,
-}
-
 impl<'a, M: LanguageModel> Generator<'a, M> {
     /// A generator with one stage per pipeline rank, in order.
     pub fn new(model: &'a M, groups: &'a ParallelContext, device: &Device) -> Self {
         Self {
-            model,
-            groups,
-            device: device.clone().inner(),
-            placement: (0..groups.pipeline().size()).collect(),
-            use_cache: true,
-            cache: M::Cache::new(model).over_context(groups.context()),
-            cached: vec![],
+            reader: Reader::new(model, groups, device),
         }
     }
 
     /// Places stage `s` on rank `placement[s]` of the pipeline.
     pub fn with_placement(mut self, placement: Vec<usize>) -> Self {
-        self.placement = placement;
+        self.reader.placement = placement;
         self
     }
 
     /// Disables the cache: the whole text is read again for each new token.
     pub fn without_cache(mut self) -> Self {
-        self.use_cache = false;
+        self.reader.use_cache = false;
         self
     }
 
     /// The bytes of this rank's [cache](LanguageModel::Cache).
     pub fn cache_bytes(&self) -> usize {
-        self.cache.bytes()
+        self.reader.cache_bytes()
     }
 
     /// Generates text after the tokens of a prompt. `on_text` gets the text incrementally, in whole characters.
@@ -112,55 +102,128 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         prompt: &[u32],
         config: &GenerateConfig,
         tokenizer: &Tokenizer,
-        on_text: &mut dyn FnMut(&str) -> std::io::Result<()>,
+        on_text: &mut dyn FnMut(&str) -> io::Result<()>,
     ) -> Result<GenerationOutput, GenerateError> {
+        let on_text = &mut |_: usize, written: Written<'_>| match written {
+            Written::Text(text) => on_text(text),
+            Written::End => Ok(()),
+        };
+        let outputs = self.generate_batch(&[prompt], 1, config, tokenizer, on_text)?;
+        let only = outputs.into_iter().next();
+        Ok(only.unwrap_or_else(|| unreachable!("a prompt has an output")))
+    }
+
+    /// Generates a text after each prompt, up to `batch_size` at a time; they are returned in the order of the prompts.
+    /// `on_text` gets the number of the prompt and what was written of its text. Each text is that of [`generate`](Self::generate) with its prompt
+    /// alone: with the same seed, so equal prompts have equal texts.
+    ///
+    /// # Errors
+    ///
+    /// As [`generate`](Self::generate); [`GenerateError::BatchSize`] for 0. An error of one prompt ends all.
+    pub fn generate_batch<P: AsRef<[u32]>>(
+        &mut self,
+        prompts: &[P],
+        batch_size: usize,
+        config: &GenerateConfig,
+        tokenizer: &Tokenizer,
+        on_text: &mut dyn FnMut(usize, Written<'_>) -> io::Result<()>,
+    ) -> Result<Vec<GenerationOutput>, GenerateError> {
         config.check()?;
-        let mut until = StopStringFilter::new(&config.stop);
-        let mut characters = tokenizer.stream();
-        for token in prompt {
-            // The text of a token may depend on the ones before it.
-            characters.push(*token)?;
+        if batch_size == 0 {
+            return Err(GenerateError::BatchSize);
         }
-        let draws = Stream::new(config.seed.unwrap_or(0), 0);
-        let mut tokens = prompt.to_vec();
-        let (mut text, mut finish_reason) = (String::new(), FinishReason::Length);
-        let (started, mut prefill) = (Instant::now(), Duration::ZERO);
-        for number in 0..config.tokens {
-            let token = self.next(&tokens, |logits| {
-                let mut point = 0.0;
-                draws.words(number as u64, 1, |_, word| point = uniform(word));
-                config.draw(logits, point)
-            })?;
-            if number == 0 {
-                prefill = started.elapsed();
+        for prompt in prompts {
+            self.reader.check(prompt.as_ref())?;
+        }
+        let mut queue = VecDeque::new();
+        for (index, prompt) in prompts.iter().enumerate() {
+            queue.push_back(Writing::new(index, prompt.as_ref(), config, tokenizer)?);
+        }
+        let mut free: Vec<usize> = (0..batch_size.min(prompts.len())).rev().collect();
+        let (mut batch, mut done) = (vec![], BTreeMap::new());
+        loop {
+            while let Some(slot) = free.pop() {
+                let Some(mut next) = queue.pop_front() else {
+                    break;
+                };
+                next.start();
+                batch.push((slot, next));
             }
-            tokens.push(token);
-            if tokenizer.special().stop_tokens.contains(&token) {
-                finish_reason = FinishReason::Token;
-                break;
+            let (going, ended): (Vec<_>, Vec<_>) =
+                batch.into_iter().partition(|(_, text)| !text.has_ended());
+            batch = going;
+            for (slot, text) in ended {
+                free.push(slot);
+                done.insert(text.index(), text.finish(on_text)?);
             }
-            let new = until.push(&characters.push(token)?);
-            on_text(&new)?;
-            text.push_str(&new);
-            if until.is_stopped() {
-                finish_reason = FinishReason::Stop;
-                break;
+            match (batch.is_empty(), queue.is_empty()) {
+                (true, true) => break,
+                (true, false) => {}
+                (false, _) => self.step(&mut batch, config, on_text)?,
             }
         }
-        if finish_reason != FinishReason::Stop {
-            let mut rest = until.push(&characters.finish()?);
-            rest.push_str(&until.finish());
-            on_text(&rest)?;
-            text.push_str(&rest);
+        let mut outputs: Vec<_> = done.into_values().collect();
+        if config.logprobs {
+            self.share_logprobs(&mut outputs)?;
         }
-        Ok(GenerationOutput {
-            text,
-            finish_reason,
-            prompt: prompt.len(),
-            tokens: tokens.split_off(prompt.len()),
-            prefill,
-            decode: started.elapsed() - prefill,
-        })
+        Ok(outputs)
+    }
+
+    /// Adds a token to each text.
+    fn step(
+        &mut self,
+        batch: &mut [(usize, Writing<'_>)],
+        config: &GenerateConfig,
+        on_text: &mut dyn FnMut(usize, Written<'_>) -> io::Result<()>,
+    ) -> Result<(), GenerateError> {
+        let texts: Vec<_> = batch
+            .iter()
+            .map(|(slot, text)| (*slot, text.tokens()))
+            .collect();
+        let reads = self.reader.read(&texts)?;
+        let mut own = vec![];
+        for read in &reads {
+            let writing = batch[own.len()..].iter().map(|(_, text)| text);
+            let logits = self.reader.logits(read);
+            own.extend(match logits {
+                Some(logits) => {
+                    let drawn = writing.zip(&logits).map(|(text, logits)| text.draw(logits));
+                    drawn
+                        .map(|token| token.map_or(-1, |token| token as i64))
+                        .collect()
+                }
+                None => vec![-1; read.rows.len()],
+            });
+        }
+        let tokens = self.reader.share_tokens(own)?;
+        let mut logprobs = vec![];
+        if config.logprobs {
+            let mut tokens = &tokens[..];
+            for read in &reads {
+                let (these, rest) = tokens.split_at(read.rows.len());
+                logprobs.extend(self.reader.logprobs(read, these));
+                tokens = rest;
+            }
+        }
+        for (i, (_, text)) in batch.iter_mut().enumerate() {
+            let after = text.tokens().len();
+            let token = u32::try_from(tokens[i]).map_err(|_| GenerateError::Logits { after })?;
+            text.push(token, logprobs.get(i).copied(), on_text)?;
+        }
+        Ok(())
+    }
+
+    /// The log-probabilities of the rank with the last stage, on all ranks.
+    fn share_logprobs(&self, outputs: &mut [GenerationOutput]) -> Result<(), CommError> {
+        let own = outputs.iter().flat_map(|output| {
+            let missing = output.tokens.len() - output.logprobs.len();
+            output.logprobs.iter().copied().chain(vec![0.0; missing])
+        });
+        let mut all = self.reader.from_last(own.collect())?.into_iter();
+        for output in outputs {
+            output.logprobs = all.by_ref().take(output.tokens.len()).collect();
+        }
+        Ok(())
     }
 
     /// The logits of the next token, on the pipeline ranks that have the last stage; `None` on others. If there
@@ -170,83 +233,9 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
     ///
     /// [`GenerateError`] for no tokens, a token beyond the vocabulary, and failed collectives.
     pub fn logits_after(&mut self, tokens: &[u32]) -> Result<Option<Vec<f64>>, GenerateError> {
-        let vocabulary = self.model.vocabulary();
-        if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
-            let token = *token;
-            return Err(GenerateError::Vocabulary { token, vocabulary });
-        }
-        let seen = &tokens[tokens.len().saturating_sub(self.model.context())..];
-        let Some(at) = seen.len().checked_sub(1) else {
-            return Err(GenerateError::NoPrompt);
-        };
-        // The last token is in a call of its own, and only that call's logits are used.
-        let multiple = self.model.sequence_multiple();
-        let last_start = at / multiple * multiple;
-        let begin = self.cached_prefix(seen).min(last_start) / multiple * multiple;
-        self.cached.truncate(begin);
-        // What the ranks of a context group cannot divide, each of them reads.
-        let ranks = self.cache.prefill_multiple();
-        let divided = (last_start - begin) / (ranks * multiple) * (ranks * multiple);
-        let (divided, rest) = seen[begin..last_start].split_at(divided);
-        for chunk in divided.chunks(PREFILL_CHUNK.next_multiple_of(multiple) * ranks) {
-            self.forward(chunk, Reading::Prefill)?;
-        }
-        if !rest.is_empty() {
-            self.forward(rest, Reading::Whole)?;
-        }
-        let mut ids = seen[last_start..].to_vec();
-        ids.resize(multiple, 0);
-        let hidden = self.forward(&ids, Reading::Whole)?;
-        Ok(hidden.map(|hidden| {
-            let logits = self.model.logits_of(hidden);
-            // The cache returns the last tokens, at least those of this call.
-            let first = logits.dims()[1] - multiple;
-            let logits = logits.narrow(1, first + at - last_start, 1);
-            logits.into_data().iter::<f64>().collect()
-        }))
-    }
-
-    /// The token that `pick` chooses, on every rank.
-    fn next(
-        &mut self,
-        tokens: &[u32],
-        pick: impl FnOnce(&[f64]) -> Option<usize>,
-    ) -> Result<u32, GenerateError> {
-        let logits = self.logits_after(tokens)?;
-        let own = logits
-            .and_then(|logits| pick(&logits))
-            .map_or(-1, |token| token as i64);
-        // The rank with the last stage broadcasts the token.
-        let last = self.placement.last().copied().unwrap_or(0);
-        let pipeline = self.groups.pipeline();
-        let token = pipeline.broadcast_scalar(own, last)?;
-        let token = self.groups.context().broadcast_scalar(token, 0)?;
-        let after = tokens.len();
-        u32::try_from(token).map_err(|_| GenerateError::Logits { after })
-    }
-
-    /// The length of the common prefix of the cache and a text.
-    fn cached_prefix(&self, seen: &[u32]) -> usize {
-        let same = self.cached.iter().zip(seen).take_while(|(a, b)| a == b);
-        if self.use_cache { same.count() } else { 0 }
-    }
-
-    /// Runs the model on more tokens.
-    fn forward(&mut self, ids: &[u32], reading: Reading) -> Result<Option<Tensor<3>>, CommError> {
-        self.cache.set_len(self.cached.len());
-        let (model, cache) = (self.model, &mut self.cache);
-        let values: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
-        let data = TensorData::new(values, [1, ids.len()]);
-        let tokens = Tensor::<2, Int>::from_data(data, &self.device);
-        let pipeline = self.groups.pipeline();
-        let hidden = forward_only(&self.placement, pipeline, &self.device, |stage, input| {
-            let ids = tokens.clone();
-            match reading {
-                Reading::Prefill => cache.prefill(model, stage, input, ids),
-                Reading::Whole => cache.hidden(model, stage, input, ids),
-            }
-        })?;
-        self.cached.extend(ids);
-        Ok(hidden)
+        self.reader.check(tokens)?;
+        let reads = self.reader.read(&[(0, tokens)])?;
+        let logits = reads.iter().find_map(|read| self.reader.logits(read));
+        Ok(logits.and_then(|rows| rows.into_iter().next()))
     }
 }

@@ -9,6 +9,12 @@ fn order(weight: f64) -> u64 {
     weight.to_bits()
 }
 
+/// The largest logit, if it is finite and none is NaN.
+fn largest(logits: &[f64]) -> Option<f64> {
+    let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    (max.is_finite() && !logits.iter().any(|logit| logit.is_nan())).then_some(max)
+}
+
 impl GenerateConfig {
     /// The probability of each token; `None` if a logit is NaN or the largest is infinite.
     ///
@@ -24,6 +30,10 @@ impl GenerateConfig {
     /// The token at which the cumulative probability exceeds `point` in (0, 1); `None` as for
     /// [`probabilities`](Self::probabilities).
     pub(super) fn draw(&self, logits: &[f64], point: f64) -> Option<usize> {
+        let max = largest(logits)?;
+        if self.temperature == 0.0 {
+            return logits.iter().position(|logit| *logit == max);
+        }
         let weights = self.weights(logits)?;
         let mut left = point * weights.iter().sum::<f64>();
         let passed = weights.iter().position(|weight| {
@@ -35,10 +45,7 @@ impl GenerateConfig {
 
     /// The unnormalized probabilities.
     fn weights(&self, logits: &[f64]) -> Option<Vec<f64>> {
-        let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        if !max.is_finite() || logits.iter().any(|logit| logit.is_nan()) {
-            return None;
-        }
+        let max = largest(logits)?;
         if self.temperature == 0.0 {
             let first = logits.iter().position(|logit| *logit == max)?;
             let weight = |token| if token == first { 1.0 } else { 0.0 };

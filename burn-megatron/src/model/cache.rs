@@ -1,14 +1,15 @@
-//! What generation keeps of the text that a model has read.
+//! What generation keeps of the texts that a model has read.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use burn::tensor::{Int, Tensor};
 
 use super::{LanguageModel, Tokens};
 use crate::collective::Comm;
-use crate::nn::KvCache;
+use crate::nn::{KvCache, NewTokens, SequencePart};
 
-/// What generation keeps of the tokens that a model `M` has read, for the stages of one rank.
+/// What generation keeps of the tokens that a model `M` has read, for the stages of one rank and several sequences.
 pub trait GenerationCache<M: ?Sized>: Debug + Sized {
     /// An empty cache.
     fn new(model: &M) -> Self;
@@ -19,24 +20,37 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
         self
     }
 
-    /// [`prefill`](Self::prefill) takes a multiple of this many tokens.
+    /// [`prefill`](Self::prefill) takes a multiple of this many tokens. Above 1 they are of one sequence, without
+    /// padding.
     fn prefill_multiple(&self) -> usize {
         1
     }
 
-    /// Sets the number of tokens that the cache holds, per sequence: larger after a forward through all stages
-    /// of this rank, smaller to drop the last tokens.
-    fn set_len(&mut self, len: usize);
+    /// The most sequences of a forward.
+    fn max_sequences(&self) -> usize {
+        usize::MAX
+    }
 
-    /// Runs a stage on tokens `[sequences, new]` that follow those in the cache. Returns what
-    /// [`hidden`](LanguageModel::hidden) returns for the whole sequences, or for their last tokens; those
-    /// include the new ones. `input` is what the previous stage returned. There is no backward.
+    /// Sets the number of tokens of a sequence that the cache holds: larger after a forward through all stages
+    /// of this rank, smaller to drop the last tokens. 0 also begins one.
+    fn set_len(&mut self, sequence: usize, len: usize);
+
+    /// The longest beginning of a sequence, up to `len` tokens, from which it can go on.
+    fn kept(&self, _sequence: usize, len: usize) -> usize {
+        len
+    }
+
+    /// Runs a stage on new tokens, which follow those of their sequences in the cache. Returns what
+    /// [`hidden`](LanguageModel::hidden) returns for them in the whole sequences, `[1, tokens, hidden]`, or
+    /// what [`last_rows`](Self::last_rows) says. Their number is a multiple of
+    /// [`sequence_multiple`](LanguageModel::sequence_multiple), by padding at the end. `input` is what the previous stage
+    /// returned. There is no backward.
     fn hidden(
         &mut self,
         model: &M,
         stage: usize,
         input: Option<Tensor<3>>,
-        ids: Tensor<2, Int>,
+        new: &NewTokens,
     ) -> Tensor<3>;
 
     /// Runs a stage on tokens that only the cache needs, not the logits. The ranks of a context group may each run it on
@@ -46,31 +60,58 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
         model: &M,
         stage: usize,
         input: Option<Tensor<3>>,
-        ids: Tensor<2, Int>,
+        new: &NewTokens,
     ) -> Tensor<3> {
-        self.hidden(model, stage, input, ids)
+        self.hidden(model, stage, input, new)
+    }
+
+    /// The row of the last new token of each sequence in what [`hidden`](Self::hidden) will return for them.
+    fn last_rows(&self, new: &NewTokens) -> Vec<usize> {
+        let ends = new.parts.iter().scan(0, |end, part| {
+            *end += part.count;
+            Some(*end - 1)
+        });
+        ends.collect()
     }
 
     /// Its size on this rank in bytes.
     fn bytes(&self) -> usize;
 }
 
-/// Keeps the tokens only: each forward reads the whole text again, so that `n` tokens cost `n (n + 1) / 2`. It
-/// serves any causal model.
+/// Keeps the tokens only: each forward reads the whole text of a sequence again, so that `n` tokens cost `n (n + 1) / 2`.
+/// It serves any causal model.
 #[derive(Debug)]
 pub struct RecomputePrefix {
-    /// `[sequences, read]`
+    sequences: BTreeMap<usize, Prefix>,
+}
+
+#[derive(Debug, Default)]
+struct Prefix {
+    /// `[1, read]`
     ids: Option<Tensor<2, Int>>,
     len: usize,
 }
 
+impl RecomputePrefix {
+    fn len(&self, sequence: usize) -> usize {
+        let prefix = self.sequences.get(&sequence);
+        prefix.map_or(0, |prefix| prefix.len)
+    }
+}
+
 impl<M: LanguageModel> GenerationCache<M> for RecomputePrefix {
     fn new(_: &M) -> Self {
-        Self { ids: None, len: 0 }
+        Self {
+            sequences: BTreeMap::new(),
+        }
     }
 
-    fn set_len(&mut self, len: usize) {
-        self.len = len;
+    fn max_sequences(&self) -> usize {
+        1
+    }
+
+    fn set_len(&mut self, sequence: usize, len: usize) {
+        self.sequences.entry(sequence).or_default().len = len;
     }
 
     fn hidden(
@@ -78,19 +119,38 @@ impl<M: LanguageModel> GenerationCache<M> for RecomputePrefix {
         model: &M,
         stage: usize,
         input: Option<Tensor<3>>,
-        ids: Tensor<2, Int>,
+        new: &NewTokens,
     ) -> Tensor<3> {
-        // Each stage of this rank appends the same new tokens to the first `len`.
-        let whole = match self.ids.take() {
-            Some(old) if self.len > 0 => Tensor::cat(vec![old.narrow(1, 0, self.len), ids], 1),
-            _ => ids,
+        let [SequencePart { sequence, count }] = new.parts[..] else {
+            panic!(
+                "a cache of tokens reads one sequence at a time: expected new tokens of 1, not of {}",
+                new.parts.len()
+            )
         };
-        self.ids = Some(whole.clone());
+        let prefix = self.sequences.entry(sequence).or_default();
+        // Each stage of this rank appends the same new tokens to the first `len`.
+        let old = prefix.ids.take().filter(|_| prefix.len > 0);
+        let old = old.map(|old| old.narrow(1, 0, prefix.len));
+        let read = prefix.len + count;
+        let padding = read.next_multiple_of(model.sequence_multiple()) - read;
+        let new = new.ids.clone().narrow(1, 0, count);
+        let padding = (padding > 0).then(|| Tensor::zeros([1, padding], &new.device()));
+        let whole = [old, Some(new), padding].into_iter().flatten();
+        let whole = Tensor::cat(whole.collect(), 1);
+        prefix.ids = Some(whole.clone());
         model.hidden(stage, input, Tokens::from(whole))
     }
 
+    fn last_rows(&self, new: &NewTokens) -> Vec<usize> {
+        let last = |part: &SequencePart| self.len(part.sequence) + part.count - 1;
+        new.parts.iter().map(last).collect()
+    }
+
     fn bytes(&self) -> usize {
-        let ids = self.ids.iter();
+        let ids = self
+            .sequences
+            .values()
+            .filter_map(|prefix| prefix.ids.as_ref());
         ids.map(|ids| ids.dims().iter().product::<usize>() * ids.dtype().size())
             .sum()
     }
@@ -98,16 +158,13 @@ impl<M: LanguageModel> GenerationCache<M> for RecomputePrefix {
 
 /// A model whose attention layers read keys and values from a [`KvCache`], so that each token is read once.
 pub trait CachedAttention: LanguageModel {
-    /// The number of attention layers on this rank.
-    fn attention_layers(&self) -> usize;
+    /// The attention layers on this rank: of each the number of tokens before its own that a token sees, none if it sees
+    /// all.
+    fn attention_windows(&self) -> Vec<Option<usize>>;
 
-    /// Runs the layers of a stage on tokens `[sequences, new]` that follow those in the `cache`; returns
-    /// what [`hidden`](LanguageModel::hidden) returns for them on the whole sequences, and writes their keys
+    /// Runs the layers of a stage on the tokens `[1, tokens]` that the cache [reads](KvCache::read); returns
+    /// what [`hidden`](LanguageModel::hidden) returns for them in the whole sequences, and writes their keys
     /// and values to the cache.
-    ///
-    /// # Panics
-    ///
-    /// If the capacity of the cache is exceeded.
     fn hidden_cached(
         &self,
         stage: usize,
@@ -119,7 +176,7 @@ pub trait CachedAttention: LanguageModel {
 
 impl<M: CachedAttention> GenerationCache<M> for KvCache {
     fn new(model: &M) -> Self {
-        Self::new(model.attention_layers(), model.context())
+        Self::with_windows(model.attention_windows(), model.context())
     }
 
     fn over_context(self, context: &Comm) -> Self {
@@ -130,20 +187,12 @@ impl<M: CachedAttention> GenerationCache<M> for KvCache {
         self.ranks()
     }
 
-    fn prefill(
-        &mut self,
-        model: &M,
-        stage: usize,
-        input: Option<Tensor<3>>,
-        ids: Tensor<2, Int>,
-    ) -> Tensor<3> {
-        self.read_part(ids, |ids, cache| {
-            model.hidden_cached(stage, input, ids, cache)
-        })
+    fn set_len(&mut self, sequence: usize, len: usize) {
+        self.set_len(sequence, len);
     }
 
-    fn set_len(&mut self, len: usize) {
-        self.set_len(len);
+    fn kept(&self, sequence: usize, len: usize) -> usize {
+        self.kept(sequence, len)
     }
 
     fn hidden(
@@ -151,8 +200,20 @@ impl<M: CachedAttention> GenerationCache<M> for KvCache {
         model: &M,
         stage: usize,
         input: Option<Tensor<3>>,
-        ids: Tensor<2, Int>,
+        new: &NewTokens,
     ) -> Tensor<3> {
+        self.read(&new.parts, new.ids.dims()[1]);
+        model.hidden_cached(stage, input, new.ids.clone(), self)
+    }
+
+    fn prefill(
+        &mut self,
+        model: &M,
+        stage: usize,
+        input: Option<Tensor<3>>,
+        new: &NewTokens,
+    ) -> Tensor<3> {
+        let ids = self.read_share(new);
         model.hidden_cached(stage, input, ids, self)
     }
 

@@ -285,6 +285,11 @@ impl<T> StageLayers<T> {
         self.stages.iter().all(|(own, _)| *own <= stage)
     }
 
+    /// The layers on this rank, by their index.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.layers.iter().map(|(_, layer)| layer)
+    }
+
     /// The number of layers on this rank.
     pub fn len(&self) -> usize {
         self.layers.len()

@@ -14,6 +14,7 @@ use burn_megatron_kernels::softmax::{self, Mask, Sink};
 use super::context::{
     CacheAttention, ContextAttention, GatheredProjection, QueryRows, SequenceShard,
 };
+use super::kv_cache::SequenceKvCache;
 use super::{AttentionContext, LayerKvCache, PackedSequences};
 
 /// Which keys a query attends to, and what becomes of its scores.
@@ -229,6 +230,18 @@ impl AttentionCore {
             "attention with a KV cache has no backward: expected tensors without autodiff"
         );
         let sink = sink.map(plain);
+        layer.each_sequence([qkv], |[qkv], layer| {
+            self.cached_sequence(qkv, sink.clone(), layer)
+        })
+    }
+
+    /// The same for one sequence.
+    fn cached_sequence(
+        &self,
+        qkv: Tensor<3>,
+        sink: Option<Tensor<1>>,
+        layer: SequenceKvCache<'_>,
+    ) -> Tensor<3> {
         let ([batch, seq, _], heads) = (qkv.dims(), self.heads);
         let part = |first: usize, count: usize| {
             let part = qkv.clone();
@@ -241,7 +254,7 @@ impl AttentionCore {
         if let Some((split, is_part)) = layer.split() {
             let first = layer.first();
             let q = if is_part { split.gather(q, first) } else { q };
-            let own = layer.extend_own(&split, [k, v], q.dims()[1]);
+            let own = layer.extend_own(&split, [k, v]);
             let of = CacheAttention {
                 scores: self.scores,
                 value_width: heads.width,

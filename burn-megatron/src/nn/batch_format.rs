@@ -22,7 +22,7 @@ pub enum BatchFormat<'a> {
     Packed(Box<PackedSequences>),
     /// A part of each row, on one rank of a context group.
     Sharded(Arc<SequenceShard>),
-    /// Each row continues a sequence in the cache.
+    /// New tokens of sequences in the cache, in one row: those that it [reads](KvCache::read).
     Cached(&'a mut KvCache),
 }
 
@@ -51,7 +51,7 @@ pub enum AttentionContext<'a> {
     Packed(&'a PackedSequences),
     /// Earlier tokens of their document, on all ranks of the context group.
     Sharded(&'a Arc<SequenceShard>),
-    /// All tokens in the cache and earlier tokens of their row, which is appended to the cache. For
+    /// Of their sequence the tokens in the cache and earlier new ones, which are appended to the cache. For
     /// generation: no dropout, no backward.
     Cached(LayerKvCache<'a>),
 }

@@ -233,10 +233,9 @@ impl LearnedPositions {
         };
         let first = match format {
             BatchFormat::Rows => start,
-            BatchFormat::Cached(cache) => match cache.position_numbers(start..start + len) {
-                Some(numbers) => return self.add_numbered(x, &numbers),
-                None => cache.len() + start,
-            },
+            BatchFormat::Cached(cache) => {
+                return self.add_numbered(x, cache.position_numbers(start..start + len));
+            }
             BatchFormat::Packed(packed) => {
                 let numbers = packed.positions().clone().narrow(1, start, len);
                 let sorted = packed.sorted_positions(start..start + len);

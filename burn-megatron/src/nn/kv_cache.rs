@@ -1,49 +1,83 @@
 //! Cache of keys and values for generation.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_megatron_kernels::rope::Positions;
 
+use super::cached_layer::{CachedLayer, Extent};
 use super::context::CacheSplit;
 use crate::collective::Comm;
 
-/// The cache grows by this many tokens.
-const GROWTH_TOKENS: usize = 256;
-
-/// Keys and values of the layers of one rank, for sequences of equal length.
+/// Keys and values of the layers of one rank, for sequences of any lengths.
 ///
-/// It grows up to the model's longest sequence. All layers hold the same tokens: a forward writes after
-/// the first [`len`](Self::len) tokens, and [`set_len`](Self::set_len) sets the new length.
+/// Each sequence has its own, so that nothing depends on the sequences beside it. They grow up to the model's longest
+/// sequence; a layer with a window keeps the tokens in it, and at most 191 before them.
+///
+/// A forward reads new tokens of some sequences: [`read`](Self::read) names them, the layers write after the first
+/// [`len`](Self::len) tokens of each, and [`set_len`](Self::set_len) sets the new lengths.
 #[derive(Debug)]
 pub struct KvCache {
-    /// Of each layer its tensors `[sequences, allocated, .., ..]`; none before its first token.
-    layers: Vec<Vec<Tensor<4>>>,
+    sequences: BTreeMap<usize, CachedSequence>,
+    /// Of each layer how many tokens before its own a token sees. None: all.
+    windows: Vec<Option<usize>>,
     capacity: usize,
-    len: usize,
     /// Over a context group.
     split: Option<CacheSplit>,
-    /// The new tokens of this rank, while it reads only those.
-    part: Option<NewTokens>,
+    reading: Reading,
 }
 
-/// New tokens of each sequence that one rank of a context group reads, `[sequences, part]`.
+#[derive(Debug)]
+struct CachedSequence {
+    len: usize,
+    layers: Vec<CachedLayer>,
+}
+
+/// New tokens of sequences, `[1, tokens]`: those of one, those of the next, and so on, then padding.
 #[derive(Clone, Debug)]
-struct NewTokens {
-    sequences: usize,
-    /// Their positions.
-    numbers: Vec<i32>,
+pub struct NewTokens {
+    /// `[1, tokens]`
+    pub ids: Tensor<2, Int>,
+    /// The sequences, each once.
+    pub parts: Vec<SequencePart>,
+}
+
+/// New tokens of one sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SequencePart {
+    /// The number of the sequence, any.
+    pub sequence: usize,
+    /// How many tokens.
+    pub count: usize,
+}
+
+/// What a forward reads.
+#[derive(Clone, Debug, Default)]
+struct Reading {
+    parts: Vec<SequencePart>,
+    /// The positions of the tokens that this rank reads; 0 of padding.
+    positions: Vec<i32>,
+    /// Whether the logits are not needed.
+    is_prefill: bool,
+    /// Whether these are this rank's of the tokens only; of one sequence.
+    is_share: bool,
 }
 
 impl KvCache {
     /// An empty cache of `layers` layers, for at most `capacity` tokens per sequence.
     pub fn new(layers: usize, capacity: usize) -> Self {
+        Self::with_windows(vec![None; layers], capacity)
+    }
+
+    /// The same, with the number of tokens before its own that a token sees in each layer; None: all.
+    pub fn with_windows(windows: Vec<Option<usize>>, capacity: usize) -> Self {
         Self {
-            layers: vec![vec![]; layers],
+            sequences: BTreeMap::new(),
+            windows,
             capacity,
-            len: 0,
             split: None,
-            part: None,
+            reading: Reading::default(),
         }
     }
 
@@ -61,48 +95,77 @@ impl KvCache {
         self.split.as_ref().map_or(1, |split| split.comm.size())
     }
 
-    /// Returns what `read` returns for this rank's part of new tokens `[sequences, new]`, where `new` is a multiple of
-    /// [`ranks`](Self::ranks); the other ranks read the others.
-    pub(crate) fn read_part<T>(
-        &mut self,
-        ids: Tensor<2, Int>,
-        read: impl FnOnce(Tensor<2, Int>, &mut Self) -> T,
-    ) -> T {
-        let Some(split) = &self.split else {
-            return read(ids, self);
-        };
-        let [sequences, count] = ids.dims();
+    /// The next forward reads these new tokens, which are `tokens` with padding.
+    ///
+    /// # Panics
+    ///
+    /// If there are more, or the capacity is exceeded.
+    pub fn read(&mut self, parts: &[SequencePart], tokens: usize) {
+        let mut positions = vec![];
+        for part in parts {
+            let first = self.len(part.sequence);
+            assert!(
+                first + part.count <= self.capacity,
+                "a cache with a capacity of {} tokens holds {first}: {} more do not fit",
+                self.capacity,
+                part.count
+            );
+            positions.extend((first..first + part.count).map(|position| position as i32));
+        }
         assert!(
-            count.is_multiple_of(self.ranks()),
-            "{} ranks read {count} tokens: expected a multiple",
-            self.ranks()
+            positions.len() <= tokens,
+            "{} tokens of sequences in {tokens}",
+            positions.len()
         );
-        let places: Vec<_> = split.own_places(self.len..self.len + count).collect();
-        let numbers = places.iter().map(|place| (self.len + place) as i32);
-        self.part = Some(NewTokens {
-            sequences,
-            numbers: numbers.collect(),
-        });
-        let own = ids.clone().select(1, indices(&places, &ids.device()));
-        let result = read(own, self);
-        self.part = None;
-        result
+        positions.resize(tokens, 0);
+        self.reading = Reading {
+            parts: parts.to_vec(),
+            positions,
+            ..Reading::default()
+        };
     }
 
-    /// The positions of this part of the new tokens of each sequence, if this rank reads only some of them.
-    pub(super) fn position_numbers(&self, part: Range<usize>) -> Option<Vec<i32>> {
-        let new = self.part.as_ref()?;
-        Some(new.numbers[part].repeat(new.sequences))
+    /// As [`read`](Self::read), for tokens that only the cache needs, not the logits.
+    pub(crate) fn read_prefill(&mut self, new: &NewTokens) {
+        self.read(&new.parts, new.ids.dims()[1]);
+        self.reading.is_prefill = true;
+    }
+
+    /// This rank's share of new tokens of one sequence, of which the others read the others: the ids of a multiple of
+    /// [`ranks`](Self::ranks) tokens. All of them on one rank.
+    pub(crate) fn read_share(&mut self, new: &NewTokens) -> Tensor<2, Int> {
+        self.read_prefill(new);
+        let Some(split) = &self.split else {
+            return new.ids.clone();
+        };
+        let [part] = &self.reading.parts[..] else {
+            unreachable!("ranks share the tokens of one sequence")
+        };
+        assert!(
+            part.count == self.reading.positions.len() && part.count.is_multiple_of(self.ranks()),
+            "{} ranks read {} tokens: expected a multiple, without padding",
+            self.ranks(),
+            part.count
+        );
+        let first = self.len(part.sequence);
+        let places: Vec<_> = split.own_places(first..first + part.count).collect();
+        let own = places.iter().map(|place| (first + place) as i32);
+        self.reading.positions = own.collect();
+        self.reading.is_share = true;
+        new.ids
+            .clone()
+            .select(1, indices(&places, &new.ids.device()))
+    }
+
+    /// The positions of this part of the tokens that this rank reads.
+    pub(super) fn position_numbers(&self, part: Range<usize>) -> &[i32] {
+        &self.reading.positions[part]
     }
 
     /// The length of a sequence, in tokens.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether the length is 0.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+    pub fn len(&self, sequence: usize) -> usize {
+        let cached = self.sequences.get(&sequence);
+        cached.map_or(0, |cached| cached.len)
     }
 
     /// The maximum length of a sequence.
@@ -110,17 +173,41 @@ impl KvCache {
         self.capacity
     }
 
-    /// Sets the length to `len`: larger after a forward, smaller to drop the last tokens.
-    pub fn set_len(&mut self, len: usize) {
-        self.len = len;
+    /// Sets the length of a sequence: larger after a forward, smaller to drop the last tokens.
+    pub fn set_len(&mut self, sequence: usize, len: usize) {
+        let cached = self.sequence(sequence);
+        cached.len = len;
+        if len == 0 {
+            cached.layers.iter_mut().for_each(CachedLayer::clear);
+        }
+    }
+
+    /// The longest beginning of a sequence, up to `len` tokens, that it can go on from: all, or nothing where a layer has
+    /// dropped what is in the window then.
+    pub fn kept(&self, sequence: usize, len: usize) -> usize {
+        let Some(cached) = self.sequences.get(&sequence) else {
+            return 0;
+        };
+        let layers = cached.layers.iter().zip(&self.windows);
+        let has_all = |(layer, window): (&CachedLayer, &Option<usize>)| {
+            layer.has(self.own(first_seen(len, *window)), self.own(len))
+        };
+        if layers.into_iter().all(has_all) {
+            len
+        } else {
+            0
+        }
+    }
+
+    /// How many of the first tokens this rank has.
+    fn own(&self, len: usize) -> usize {
+        self.split.as_ref().map_or(len, |split| split.own(len))
     }
 
     /// Its size on this rank in bytes.
     pub fn bytes(&self) -> usize {
-        let tensors = self.layers.iter().flatten();
-        tensors
-            .map(|x| x.dims().iter().product::<usize>() * x.dtype().size())
-            .sum()
+        let layers = self.sequences.values().flat_map(|cached| &cached.layers);
+        layers.map(CachedLayer::bytes).sum()
     }
 
     /// The cache of layer `index` of this rank.
@@ -129,137 +216,165 @@ impl KvCache {
     ///
     /// If there is no such layer.
     pub fn layer(&mut self, index: usize) -> LayerKvCache<'_> {
-        LayerKvCache {
-            first: self.len,
-            capacity: self.capacity,
-            split: self.split.as_ref(),
-            part: self.part.as_ref(),
-            tensors: &mut self.layers[index],
-        }
+        assert!(
+            index < self.windows.len(),
+            "layer {index} of a cache of {} layers",
+            self.windows.len()
+        );
+        LayerKvCache { cache: self, index }
     }
+
+    fn sequence(&mut self, sequence: usize) -> &mut CachedSequence {
+        let layers = self.windows.len();
+        let new = || CachedSequence {
+            len: 0,
+            layers: vec![CachedLayer::default(); layers],
+        };
+        self.sequences.entry(sequence).or_insert_with(new)
+    }
+}
+
+/// The first position that the token at `position` sees.
+fn first_seen(position: usize, window: Option<usize>) -> usize {
+    window.map_or(0, |window| position.saturating_sub(window))
 }
 
 /// The keys and values of one layer, or what they are computed from.
 #[derive(Debug)]
 pub struct LayerKvCache<'a> {
-    /// The position of the next token.
-    first: usize,
-    capacity: usize,
-    split: Option<&'a CacheSplit>,
-    part: Option<&'a NewTokens>,
-    /// `[sequences, allocated, groups, width]` each.
-    tensors: &'a mut Vec<Tensor<4>>,
+    cache: &'a mut KvCache,
+    index: usize,
 }
 
 impl LayerKvCache<'_> {
-    /// The position of the next token.
-    pub fn first(&self) -> usize {
-        self.first
-    }
-
-    /// The positions of the new tokens.
+    /// The positions of the tokens that this rank reads.
     pub(super) fn positions(&self, device: &Device) -> Positions {
-        match self.part {
-            None => Positions::From(self.first),
-            Some(new) => {
-                let numbers = new.numbers.repeat(new.sequences);
-                let shape = [new.sequences, new.numbers.len()];
-                Positions::Each(Tensor::from_data(TensorData::new(numbers, shape), device))
+        let reading = &self.cache.reading;
+        let tokens = reading.positions.len();
+        match reading.parts[..] {
+            [part] if part.count == tokens && !reading.is_share => {
+                Positions::From(self.cache.len(part.sequence))
+            }
+            _ => {
+                let numbers = TensorData::new(reading.positions.clone(), [1, tokens]);
+                Positions::Each(Tensor::from_data(numbers, device))
             }
         }
     }
 
-    /// How the cache is split, and whether the new tokens are this rank's part of them.
-    pub(super) fn split(&self) -> Option<(CacheSplit, bool)> {
-        Some((self.split?.clone(), self.part.is_some()))
+    /// Attends sequence by sequence: `attend` is called with each one's part of the inputs, `[1, count, ..]`, and
+    /// returns `[1, count, features]`. The outputs follow each other as the inputs do; padding gives zeros.
+    pub(super) fn each_sequence<const N: usize>(
+        mut self,
+        inputs: [Tensor<3>; N],
+        mut attend: impl FnMut([Tensor<3>; N], SequenceKvCache<'_>) -> Tensor<3>,
+    ) -> Tensor<3> {
+        let [_, tokens, _] = inputs[0].dims();
+        let reading = self.cache.reading.clone();
+        let (mut outputs, mut from) = (vec![], 0);
+        for part in &reading.parts {
+            let count = if reading.is_share { tokens } else { part.count };
+            let own = inputs.clone().map(|x| {
+                if count == tokens {
+                    x
+                } else {
+                    x.narrow(1, from, count)
+                }
+            });
+            from += count;
+            outputs.push(attend(own, self.sequence(*part)));
+        }
+        if let (true, Some(last)) = (from < tokens, outputs.last()) {
+            let [_, _, features] = last.dims();
+            let options = (&last.device(), last.dtype());
+            outputs.push(Tensor::zeros([1, tokens - from, features], options));
+        }
+        match outputs.len() {
+            1 => outputs.swap_remove(0),
+            _ => Tensor::cat(outputs, 1),
+        }
     }
 
-    /// Appends what this rank has of `count` new tokens to a cache that is split, and returns that of all of its tokens, if
-    /// it has any. `new` are the tensors of all new tokens, or of this rank's part.
-    ///
-    /// # Panics
-    ///
-    /// As [`extend`](Self::extend).
-    pub(super) fn extend_own<const N: usize>(
-        mut self,
+    /// The cache of one of the sequences that are read.
+    fn sequence(&mut self, part: SequencePart) -> SequenceKvCache<'_> {
+        let (cache, index) = (&mut *self.cache, self.index);
+        let (first, window) = (cache.len(part.sequence), cache.windows[index]);
+        let end = first + part.count;
+        let extent = Extent {
+            first: cache.own(first),
+            end: cache.own(end),
+            seen: cache.own(first_seen(first, window)),
+            seen_later: cache.own(first_seen(end, window)),
+            window: window.map(|window| cache.own(window + 1)),
+            capacity: cache.own(cache.capacity),
+        };
+        let (split, reading) = (cache.split.clone(), &cache.reading);
+        let (is_prefill, is_share) = (reading.is_prefill, reading.is_share);
+        SequenceKvCache {
+            first,
+            end,
+            is_prefill,
+            is_share,
+            split,
+            extent,
+            layer: &mut cache.sequence(part.sequence).layers[index],
+        }
+    }
+}
+
+/// The keys and values of one layer and one sequence.
+#[derive(Debug)]
+pub(super) struct SequenceKvCache<'a> {
+    /// The positions of the new tokens.
+    first: usize,
+    end: usize,
+    is_prefill: bool,
+    is_share: bool,
+    split: Option<CacheSplit>,
+    extent: Extent,
+    layer: &'a mut CachedLayer,
+}
+
+impl SequenceKvCache<'_> {
+    /// The position of the first new token.
+    pub fn first(&self) -> usize {
+        self.first
+    }
+
+    /// Whether the logits of the new tokens are not needed.
+    pub fn is_prefill(&self) -> bool {
+        self.is_prefill
+    }
+
+    /// How the cache is split, and whether the new tokens are this rank's share.
+    pub fn split(&self) -> Option<(CacheSplit, bool)> {
+        Some((self.split.clone()?, self.is_share))
+    }
+
+    /// Appends tensors of new tokens, such as their keys and values, `[1, new, groups, width]`, and returns those of all
+    /// tokens that the first new one sees, and of the later ones.
+    pub fn extend<const N: usize>(self, new: [Tensor<4>; N]) -> [Tensor<4>; N] {
+        self.layer.extend(new, self.extent).0
+    }
+
+    /// Appends what this rank has of the new tokens to a cache that is split, and returns that of all of its tokens which
+    /// the new ones see, and the number of the first among this rank's; none if it has none. `new` are the tensors of all
+    /// new tokens, or of this rank's share.
+    pub fn extend_own<const N: usize>(
+        self,
         split: &CacheSplit,
         new: [Tensor<4>; N],
-        count: usize,
-    ) -> Option<[Tensor<4>; N]> {
-        let (first, end) = (self.first, self.first + count);
-        self.check(count);
-        let places: Vec<_> = split.own_places(first..end).collect();
-        let is_part = self.part.is_some();
-        self.first = split.own(first);
-        self.capacity = split.own(self.capacity);
+    ) -> Option<([Tensor<4>; N], usize)> {
+        let places: Vec<_> = split.own_places(self.first..self.end).collect();
         if places.is_empty() {
-            return self.filled(split.own(end));
+            return self.layer.filled(self.extent);
         }
         let own = |x: Tensor<4>| {
             let index = indices(&places, &x.device());
             x.select(1, index)
         };
-        Some(self.extend(if is_part { new } else { new.map(own) }))
-    }
-
-    /// What there is of the first tokens.
-    fn filled<const N: usize>(&self, tokens: usize) -> Option<[Tensor<4>; N]> {
-        let tensors = <[Tensor<4>; N]>::try_from(self.tensors.clone()).ok();
-        let tensors = tensors.filter(|_| tokens > 0)?;
-        Some(tensors.map(|x| x.narrow(1, 0, tokens)))
-    }
-
-    fn check(&self, count: usize) {
-        let first = self.first;
-        assert!(
-            first + count <= self.capacity,
-            "a cache with a capacity of {} tokens holds {first}: {count} more do not fit",
-            self.capacity
-        );
-    }
-
-    /// Appends tensors of new tokens, such as their keys and values, `[sequences, new, groups, width]`, and returns those
-    /// of all tokens: `[sequences, first + new, groups, width]`.
-    ///
-    /// # Panics
-    ///
-    /// If the capacity is exceeded, or the number of sequences differs.
-    pub(super) fn extend<const N: usize>(self, new: [Tensor<4>; N]) -> [Tensor<4>; N] {
-        let [sequences, count, ..] = new[0].dims();
-        let (first, end) = (self.first, self.first + count);
-        self.check(count);
-        if let Some(old) = self.tensors.first() {
-            assert_eq!(
-                sequences,
-                old.dims()[0],
-                "the number of sequences must be that of the cache"
-            );
-        }
-        let mut old = std::mem::take(self.tensors).into_iter();
-        let written = new.map(|new| {
-            let [_, _, groups, width] = new.dims();
-            let allocated = self.grow(old.next(), &new, end);
-            allocated.slice_assign([0..sequences, first..end, 0..groups, 0..width], new)
-        });
-        *self.tensors = written.to_vec();
-        written.map(|x| x.narrow(1, 0, end))
-    }
-
-    /// A tensor for at least `end` tokens with the content of `old`, which is reused if it is large enough.
-    fn grow(&self, old: Option<Tensor<4>>, new: &Tensor<4>, end: usize) -> Tensor<4> {
-        let old = match old {
-            Some(old) if end <= old.dims()[1] => return old,
-            old => old,
-        };
-        let [sequences, _, groups, width] = new.dims();
-        let tokens = end.next_multiple_of(GROWTH_TOKENS).min(self.capacity);
-        let options = (&new.device(), new.dtype());
-        let grown = Tensor::zeros([sequences, tokens, groups, width], options);
-        let content = [0..sequences, 0..self.first, 0..groups, 0..width];
-        match old {
-            Some(old) if self.first > 0 => grown.slice_assign(content.clone(), old.slice(content)),
-            _ => grown,
-        }
+        let new = if self.is_share { new } else { new.map(own) };
+        Some(self.layer.extend(new, self.extent))
     }
 }
 

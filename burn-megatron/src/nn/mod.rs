@@ -36,6 +36,7 @@ mod attention_engine;
 mod batch_format;
 mod bias;
 mod build_error;
+mod cached_layer;
 mod column;
 pub mod context;
 mod dropout;
@@ -90,7 +91,7 @@ pub use embedding::{
 pub use entry::ParameterEntry;
 pub use hook::anchored_value;
 pub use init::Init;
-pub use kv_cache::{KvCache, LayerKvCache};
+pub use kv_cache::{KvCache, LayerKvCache, NewTokens, SequencePart};
 pub use latent_attention::{MultiLatentAttention, MultiLatentAttentionConfig};
 pub use linear::{InputLayout, SEQUENCE_DIM, Weight, linear};
 pub use linear_input::LinearInput;

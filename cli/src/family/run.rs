@@ -10,7 +10,7 @@ use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryPlan, Precision, ZeroStage,
 };
-use burn_megatron::generate::{GenerateConfig, GenerationOutput, Generator};
+use burn_megatron::generate::{GenerateConfig, GenerationOutput, Generator, Written};
 use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::fp8::Fp8;
 use burn_megatron::nn::{ActivationUsage, ModelBuilder};
@@ -129,15 +129,16 @@ impl<M: LanguageModel> AnyTrainer for Trainer<M> {
 
 /// A rank's part of a model of any family, to generate with.
 pub trait AnyGenerator {
-    /// See [`Generator::generate`]. Returns the bytes of this rank's cache too.
+    /// See [`Generator::generate_batch`]. Returns the bytes of this rank's cache too.
     fn generate(
         &self,
-        prompt: &[u32],
+        prompts: &[Vec<u32>],
+        batch_size: usize,
         config: &GenerateConfig,
         tokenizer: &Tokenizer,
         use_cache: bool,
-        on_text: &mut dyn FnMut(&str) -> io::Result<()>,
-    ) -> Result<(GenerationOutput, usize), Error>;
+        on_text: &mut dyn FnMut(usize, Written<'_>) -> io::Result<()>,
+    ) -> Result<(Vec<GenerationOutput>, usize), Error>;
 }
 
 /// A model with its weights.
@@ -174,17 +175,18 @@ impl<M: LanguageModel> LoadedModel<M> {
 impl<M: LanguageModel> AnyGenerator for LoadedModel<M> {
     fn generate(
         &self,
-        prompt: &[u32],
+        prompts: &[Vec<u32>],
+        batch_size: usize,
         config: &GenerateConfig,
         tokenizer: &Tokenizer,
         use_cache: bool,
-        on_text: &mut dyn FnMut(&str) -> io::Result<()>,
-    ) -> Result<(GenerationOutput, usize), Error> {
+        on_text: &mut dyn FnMut(usize, Written<'_>) -> io::Result<()>,
+    ) -> Result<(Vec<GenerationOutput>, usize), Error> {
         let mut generator = Generator::new(self.ddp.module(), &self.groups, &self.device);
         if !use_cache {
             generator = generator.without_cache();
         }
-        let output = generator.generate(prompt, config, tokenizer, on_text)?;
-        Ok((output, generator.cache_bytes()))
+        let outputs = generator.generate_batch(prompts, batch_size, config, tokenizer, on_text)?;
+        Ok((outputs, generator.cache_bytes()))
     }
 }

@@ -1,11 +1,12 @@
 //! The flags of `generate`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::device::DeviceKind;
 use burn_megatron::generate::GenerateConfig;
 use clap::Args;
+use serde::Deserialize;
 
 use crate::data_parallel::precision;
 use crate::error::Error;
@@ -18,12 +19,25 @@ pub struct GenerateArgs {
     /// folder.
     #[arg(long, value_name = "PATH")]
     pub model: PathBuf,
-    /// The prompt.
-    #[arg(long, value_name = "TEXT", required_unless_present = "prompt_file")]
-    pub prompt: Option<String>,
-    /// File with the prompt.
-    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    /// The prompt; may be repeated.
+    #[arg(long, value_name = "TEXT", required_unless_present_any = ["prompt_file", "prompts"])]
+    pub prompt: Vec<String>,
+    /// File with one prompt.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompts"])]
     pub prompt_file: Option<PathBuf>,
+    /// File with a prompt in each line; in a .jsonl file the "prompt" of each line's object.
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    pub prompts: Option<PathBuf>,
+    /// Continue up to N prompts at a time. It changes no text.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub batch_size: usize,
+    /// Write the texts as JSON Lines to this file. By default one prompt's text is streamed to standard output, and those
+    /// of several are written to it as JSON Lines.
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Write the log-probabilities of the new tokens, in nats, with JSON Lines.
+    #[arg(long)]
+    pub logprobs: bool,
     /// Maximum number of tokens to generate.
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub tokens: usize,
@@ -82,24 +96,78 @@ pub struct GenerateArgs {
 }
 
 impl GenerateArgs {
-    /// The settings of sampling, checked.
+    /// The prompts, at least one.
+    pub fn prompts(&self) -> Result<Vec<String>, Error> {
+        match (&self.prompts, &self.prompt_file) {
+            (Some(file), _) => prompts_of(file),
+            (None, Some(file)) => Ok(vec![read(file, "prompt")?]),
+            (None, None) => Ok(self.prompt.clone()),
+        }
+    }
+
+    /// Whether the texts are written as JSON Lines.
+    pub fn is_json(&self) -> bool {
+        self.output.is_some() || self.logprobs || self.prompts.is_some() || self.prompt.len() > 1
+    }
+
+    /// The settings of sampling, checked; the prompts are not in them.
     pub fn config(&self) -> Result<GenerateConfig, Error> {
-        let prompt = match (&self.prompt, &self.prompt_file) {
-            (Some(prompt), _) => prompt.clone(),
-            (None, Some(file)) => std::fs::read_to_string(file)
-                .map_err(|error| format!("cannot read the prompt {}: {error}", file.display()))?,
-            (None, None) => String::new(),
-        };
         let config = GenerateConfig {
-            prompt,
+            prompt: String::new(),
             tokens: self.tokens,
             temperature: self.temperature,
             top_k: self.top_k,
             top_p: self.top_p,
             stop: self.stop.clone(),
             seed: Some(self.seed),
+            logprobs: self.logprobs,
         };
         config.check()?;
+        if self.batch_size == 0 {
+            return Err("invalid batch-size = 0: expected at least 1".into());
+        }
         Ok(config)
     }
+}
+
+fn read(file: &Path, what: &str) -> Result<String, Error> {
+    let text = std::fs::read_to_string(file);
+    Ok(text.map_err(|error| format!("cannot read the {what} {}: {error}", file.display()))?)
+}
+
+/// A line of a JSON Lines file of prompts.
+#[derive(Deserialize)]
+struct PromptLine {
+    prompt: String,
+}
+
+/// The prompts of a file, one in each line; empty lines of JSON Lines are skipped.
+fn prompts_of(file: &Path) -> Result<Vec<String>, Error> {
+    let text = read(file, "prompts")?;
+    let is_json = file
+        .extension()
+        .is_some_and(|extension| extension == "jsonl");
+    let lines = text.lines().enumerate();
+    let prompts: Vec<String> = if is_json {
+        let lines = lines.filter(|(_, line)| !line.trim().is_empty());
+        let prompt = |(number, line)| match serde_json::from_str::<PromptLine>(line) {
+            Ok(line) => Ok(line.prompt),
+            Err(error) => Err(format!(
+                "invalid line {} of {}: {error}; expected {{\"prompt\": \"...\"}}",
+                number + 1,
+                file.display()
+            )),
+        };
+        lines.map(prompt).collect::<Result<_, _>>()?
+    } else {
+        lines.map(|(_, line)| line.to_string()).collect()
+    };
+    if prompts.is_empty() {
+        return Err(format!(
+            "{} has no prompts: expected one in each line",
+            file.display()
+        )
+        .into());
+    }
+    Ok(prompts)
 }

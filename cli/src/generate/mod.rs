@@ -1,16 +1,19 @@
 //! `burn-megatron generate`.
 
+use std::fs::File;
 use std::io::{self, Write, stdout};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, Rank};
-use burn_megatron::generate::{FinishReason, GenerateConfig, GenerationOutput};
+use burn_megatron::generate::{FinishReason, GenerateConfig, GenerationOutput, Written};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::stages_of;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 
 use crate::error::Error;
 use crate::family::Families;
@@ -24,11 +27,11 @@ mod tests;
 use args::GenerateArgs;
 use model::SavedModel;
 
-/// Generates text from a prompt.
+/// Generates text from prompts.
 pub fn run(args: &GenerateArgs, families: &Families) -> Result<ExitCode, Error> {
-    let config = args.config()?;
+    let (config, prompts) = (args.config()?, args.prompts()?);
     let saved = SavedModel::open(&args.model, args.tokenizer.as_deref(), families)?;
-    let run = GenerationRun::new(args, &config, &saved)?;
+    let run = GenerationRun::new(args, &config, &prompts, &saved)?;
     let sizes = [
         args.tensor_parallel,
         args.context_parallel,
@@ -42,15 +45,63 @@ pub fn run(args: &GenerateArgs, families: &Families) -> Result<ExitCode, Error> 
         ..
     } = ranks::set_up(&args.ranks, args.device, ranks)?;
     let devices = args.device.devices()?;
+    // Before the hours of generation.
+    let file = match &args.output {
+        Some(path) if own_rank.is_none_or(|rank| rank == 0) => Some(
+            File::create(path)
+                .map_err(|error| format!("cannot write {}: {error}", path.display()))?,
+        ),
+        _ => None,
+    };
     let results = world.run(|rank| {
         let place = own_rank.map_or(rank.rank(), |_| local_rank);
         let show = |text: &str| show(text, own_rank.is_none());
         run.write(&rank, &devices[place % devices.len()], &show)
     });
-    if let Some(written) = results?.swap_remove(0) {
-        eprintln!("{}", written.summary());
+    if let Some(result) = results?.swap_remove(0) {
+        if args.is_json() {
+            let lines = json_lines(&prompts, &result.generated)?;
+            match file {
+                Some(mut file) => file.write_all(lines.as_bytes())?,
+                None => show(&lines, own_rank.is_none())?,
+            }
+        }
+        eprintln!("{}", result.summary());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A line of the output.
+#[derive(Serialize)]
+struct TextLine<'a> {
+    prompt: &'a str,
+    text: &'a str,
+    finish_reason: &'static str,
+    tokens: &'a [u32],
+    /// In nats.
+    #[serde(skip_serializing_if = "<[f64]>::is_empty")]
+    logprobs: &'a [f64],
+}
+
+/// The texts as JSON Lines, in the order of the prompts.
+fn json_lines(prompts: &[String], texts: &[GenerationOutput]) -> Result<String, Error> {
+    let mut lines = String::new();
+    for (prompt, text) in prompts.iter().zip(texts) {
+        let line = TextLine {
+            prompt,
+            text: &text.text,
+            finish_reason: match text.finish_reason {
+                FinishReason::Length => "length",
+                FinishReason::Stop => "stop",
+                FinishReason::Token => "token",
+            },
+            tokens: &text.tokens,
+            logprobs: &text.logprobs,
+        };
+        lines.push_str(&serde_json::to_string(&line)?);
+        lines.push('\n');
+    }
+    Ok(lines)
 }
 
 /// Prints text immediately. If the pipe is closed, as by `| head`, a process with all ranks exits; one of several
@@ -72,14 +123,17 @@ struct GenerationRun<'a> {
     args: &'a GenerateArgs,
     config: &'a GenerateConfig,
     saved: &'a SavedModel,
-    prompt: Vec<u32>,
+    /// As they are typed, and their tokens.
+    texts: &'a [String],
+    prompts: Vec<Vec<u32>>,
     layout: ParallelConfig,
     kernels: KernelChoices,
 }
 
-/// The generated text and its cost.
+/// The generated texts and their cost.
 struct GenerationResult {
-    generated: GenerationOutput,
+    generated: Vec<GenerationOutput>,
+    time: Duration,
     cache_bytes: usize,
 }
 
@@ -88,6 +142,7 @@ impl<'a> GenerationRun<'a> {
     fn new(
         args: &'a GenerateArgs,
         config: &'a GenerateConfig,
+        texts: &'a [String],
         saved: &'a SavedModel,
     ) -> Result<Self, Error> {
         let (tensor, pipeline) = (args.tensor_parallel, args.pipeline_parallel);
@@ -105,12 +160,8 @@ impl<'a> GenerationRun<'a> {
         for choices in &args.kernels {
             kernels.set(choices)?;
         }
-        let framed = saved.tokenizer.encode_with_special_tokens(&config.prompt)?;
-        let prompt = if saved.framed && !framed.is_empty() {
-            framed
-        } else {
-            config.prompt_tokens(&saved.tokenizer)?
-        };
+        let prompts = texts.iter().map(|text| saved.prompt_tokens(text));
+        let prompts = prompts.collect::<Result<_, _>>()?;
         let layout = ParallelConfig::new()
             .with_tensor(tensor)
             .with_sequence_parallel(args.sequence_parallel)
@@ -123,13 +174,14 @@ impl<'a> GenerationRun<'a> {
             args,
             config,
             saved,
-            prompt,
+            texts,
+            prompts,
             layout,
             kernels,
         })
     }
 
-    /// Builds and loads the model part of a rank and generates; rank 0 prints the text.
+    /// Builds and loads the model part of a rank and generates; rank 0 prints the text of one prompt.
     fn write(
         &self,
         rank: &Rank,
@@ -144,22 +196,34 @@ impl<'a> GenerationRun<'a> {
         let (model, weights) = (&self.saved.model, &*self.saved.source);
         let generator = model.generator(builder, precision, weights)?;
         let is_first = rank.rank() == 0;
-        let mut out = |text: &str| if is_first { show(text) } else { Ok(()) };
         if is_first {
             eprintln!("{}", self.describe(rank));
         }
-        out(&self.config.prompt)?;
-        let tokenizer = &self.saved.tokenizer;
+        let is_streamed = is_first && !self.args.is_json();
+        let progress = (is_first && self.prompts.len() > 1).then(|| bar(self.prompts.len()));
+        let out = |written: Written<'_>| match written {
+            Written::Text(text) if is_streamed => show(text),
+            Written::Text(_) => Ok(()),
+            Written::End => {
+                progress.iter().for_each(|bar| bar.inc(1));
+                Ok(())
+            }
+        };
+        out(Written::Text(&self.texts[0]))?;
+        let started = Instant::now();
         let (generated, cache_bytes) = generator.generate(
-            &self.prompt,
+            &self.prompts,
+            self.args.batch_size,
             self.config,
-            tokenizer,
+            &self.saved.tokenizer,
             !self.args.no_cache,
-            &mut out,
+            &mut |_, written| out(written),
         )?;
-        out("\n")?;
+        let time = started.elapsed();
+        out(Written::Text("\n"))?;
         Ok(is_first.then_some(GenerationResult {
             generated,
+            time,
             cache_bytes,
         }))
     }
@@ -187,31 +251,39 @@ impl<'a> GenerationRun<'a> {
 impl GenerationResult {
     /// The times, and why generation ended.
     fn summary(&self) -> String {
-        let GenerationOutput {
-            tokens,
-            finish_reason,
-            prompt,
-            prefill,
-            decode,
-            ..
-        } = &self.generated;
-        let ended = match finish_reason {
-            FinishReason::Length => "maximum number of tokens",
-            FinishReason::Stop => "a stop text (--stop)",
-            FinishReason::Token => "an end-of-text token",
-        };
         let line = |what: &str, tokens: usize, time: &Duration| {
             let seconds = time.as_secs_f64();
             let rate = tokens as f64 / seconds.max(1e-9);
             format!("{what} {tokens} tokens in {seconds:.3} s, {rate:.1} per second")
         };
+        let megabytes = self.cache_bytes as f64 / 1e6;
+        let [only] = &self.generated[..] else {
+            let texts = self.generated.len();
+            let count =
+                |part: fn(&GenerationOutput) -> usize| self.generated.iter().map(part).sum();
+            let (read, new) = (count(|text| text.prompt), count(|text| text.tokens.len()));
+            let all = format!("{texts} texts of {read} tokens:");
+            let all = line(&all, new, &self.time);
+            return format!("{all}; {megabytes:.2} MB of cache on rank 0");
+        };
+        let ended = match only.finish_reason {
+            FinishReason::Length => "maximum number of tokens",
+            FinishReason::Stop => "a stop text (--stop)",
+            FinishReason::Token => "an end-of-text token",
+        };
         // The first token is computed by the prefill.
-        let drawn = tokens.len().saturating_sub(1);
+        let drawn = only.tokens.len().saturating_sub(1);
         format!(
-            "{}\n{}; {:.2} MB of cache on rank 0\nend      {ended}",
-            line("prefill ", *prompt, prefill),
-            line("decode  ", drawn, decode),
-            self.cache_bytes as f64 / 1e6,
+            "{}\n{}; {megabytes:.2} MB of cache on rank 0\nend      {ended}",
+            line("prefill ", only.prompt, &only.prefill),
+            line("decode  ", drawn, &only.decode),
         )
     }
+}
+
+/// Progress on standard error, if it is a terminal.
+fn bar(texts: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template("{pos} of {len} texts {wide_bar} {eta}");
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(texts as u64).with_style(style)
 }

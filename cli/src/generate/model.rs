@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
+use burn_megatron::generate::GenerateConfig;
 use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron_models::hf::peft::is_peft_folder;
 use burn_megatron_models::hf::{is_hf_folder, stored_hf_files};
@@ -87,6 +88,19 @@ impl SavedModel {
             },
         };
         saved.checked()
+    }
+
+    /// The tokens of a prompt, with those that the tokenizer frames it with where the model is one of Hugging Face.
+    pub fn prompt_tokens(&self, prompt: &str) -> Result<Vec<u32>, Error> {
+        let framed = self.tokenizer.encode_with_special_tokens(prompt)?;
+        if self.framed && !framed.is_empty() {
+            return Ok(framed);
+        }
+        let config = GenerateConfig {
+            prompt: prompt.into(),
+            ..GenerateConfig::default()
+        };
+        Ok(config.prompt_tokens(&self.tokenizer)?)
     }
 
     /// Checks the vocabulary: a model may have more tokens than its tokenizer, as padding, but not fewer.

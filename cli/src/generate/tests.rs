@@ -86,19 +86,24 @@ fn small() -> TransformerConfig {
     }
 }
 
-/// The flags as they are typed, and what rank 0 wrote.
+/// What rank 0 wrote for one prompt.
 fn generate(model: &Path, flags: &str) -> Result<GenerationOutput, Error> {
+    Ok(generate_all(model, flags)?.1.swap_remove(0))
+}
+
+/// The flags as they are typed; the prompts, and what rank 0 wrote.
+fn generate_all(model: &Path, flags: &str) -> Result<(Vec<String>, Vec<GenerationOutput>), Error> {
     let path = model.display().to_string();
     let model = ["--model", &path];
     let flags: Vec<_> = model.into_iter().chain(flags.split_whitespace()).collect();
     let args: GenerateArgs = parse(&flags)?;
-    let config = args.config()?;
+    let (config, prompts) = (args.config()?, args.prompts()?);
     let saved = SavedModel::open(
         &args.model,
         args.tokenizer.as_deref(),
         &Families::transformers(),
     )?;
-    let run = GenerationRun::new(&args, &config, &saved)?;
+    let run = GenerationRun::new(&args, &config, &prompts, &saved)?;
     let ranks = args.tensor_parallel * args.pipeline_parallel;
     let world = ranks::set_up(&args.ranks, args.device, ranks)?.world;
     let shown = Mutex::new(String::new());
@@ -108,9 +113,66 @@ fn generate(model: &Path, flags: &str) -> Result<GenerationOutput, Error> {
     };
     let written = world.run(|rank| run.write(&rank, &Device::flex(), &show))?;
     let written = written.into_iter().next().flatten().unwrap().generated;
-    let whole = format!("{}{}\n", config.prompt, written.text);
+    let whole = if args.is_json() {
+        String::new()
+    } else {
+        format!("{}{}\n", prompts[0], written[0].text)
+    };
     assert_eq!(shown.into_inner().unwrap(), whole);
-    Ok(written)
+    Ok((prompts, written))
+}
+
+#[test]
+fn several_prompts_are_written_as_json_lines() {
+    let folder = Folder::new("several");
+    let run = folder.save(&small(), serde_json::json!({ "model": small() }));
+    let flags = "--tokens 12 --seed 4 --logprobs";
+    let alone = ["pub", "f", "struct"].map(|prompt| {
+        let flags = format!("--prompt {prompt} {flags} --batch-size 1");
+        generate(run, &flags).unwrap()
+    });
+    let texts = |texts: &[GenerationOutput]| -> Vec<_> {
+        let of = |text: &GenerationOutput| (text.tokens.clone(), text.logprobs.clone());
+        texts.iter().map(of).collect()
+    };
+    let file = |name: &str, content: &str| {
+        let path = folder.0.join(name);
+        fs::write(&path, content).unwrap();
+        format!("--prompts {}", path.display())
+    };
+    let lines =
+        "{\"prompt\": \"pub\"}\n{\"prompt\": \"f\", \"id\": 3}\n\n{\"prompt\": \"struct\"}\n";
+    for (given, more) in [
+        ("--prompt pub --prompt f --prompt struct".into(), ""),
+        (file("prompts", "pub\nf\nstruct\n"), "--batch-size 2"),
+        (file("prompts.jsonl", lines), "--pp 2"),
+    ] {
+        let (prompts, found) = generate_all(run, &format!("{given} {flags} {more}")).unwrap();
+        assert_eq!(prompts, ["pub", "f", "struct"]);
+        assert_eq!(texts(&found), texts(&alone), "{given}");
+        let written = json_lines(&prompts, &found).unwrap();
+        let lines: Vec<serde_json::Value> = written
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        for ((line, prompt), text) in lines.iter().zip(&prompts).zip(&alone) {
+            assert_eq!(line["prompt"], *prompt);
+            assert_eq!(line["text"], text.text);
+            assert_eq!(line["finish_reason"], "length");
+            let logprobs: Vec<f64> = serde_json::from_value(line["logprobs"].clone()).unwrap();
+            assert_eq!(logprobs.len(), 12);
+            for (found, expected) in logprobs.iter().zip(&text.logprobs) {
+                assert!((found - expected).abs() < 1e-12);
+            }
+        }
+    }
+    let error = |flags: &str| generate(run, flags).unwrap_err().to_string();
+    let invalid = error(&file("bad.jsonl", "{\"prompt\": \"a\"}\n{\"text\": 1}\n"));
+    assert!(invalid.starts_with("invalid line 2 of "), "{invalid}");
+    assert!(invalid.contains("missing field `prompt`"), "{invalid}");
+    assert!(error(&file("none", "")).ends_with("has no prompts: expected one in each line"));
+    assert!(error("--prompt a --batch-size 0").starts_with("invalid batch-size = 0"));
+    assert!(error("--prompts /nowhere/x").starts_with("cannot read the prompts /nowhere/x"));
 }
 
 #[test]
@@ -259,14 +321,16 @@ fn a_converted_checkpoint_writes_as_its_folder_does() {
 #[test]
 fn figures_say_how_fast_it_was() {
     let written = GenerationResult {
-        generated: GenerationOutput {
+        generated: vec![GenerationOutput {
             text: String::new(),
             tokens: vec![0; 11],
+            logprobs: vec![],
             finish_reason: FinishReason::Stop,
             prompt: 30,
             prefill: Duration::from_millis(100),
             decode: Duration::from_millis(500),
-        },
+        }],
+        time: Duration::from_millis(600),
         cache_bytes: 1_230_000,
     };
     assert_eq!(

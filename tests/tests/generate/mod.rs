@@ -6,7 +6,7 @@ use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::generate::Generator;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::CachedAttention;
-use burn_megatron::nn::{KvCache, ModelBuilder};
+use burn_megatron::nn::{KvCache, ModelBuilder, SequencePart};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::{MlaConfig, MoeConfig, Transformer, TransformerConfig};
@@ -15,6 +15,7 @@ use burn_megatron_tests::{
     recomputing::Recomputing, small_gemma, small_gpt, small_gpt_oss, small_llama,
 };
 
+mod batch;
 mod written;
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
@@ -259,28 +260,49 @@ fn the_cache_is_reused_for_texts_with_the_same_prefix() {
     }
 }
 
-/// Several sequences of one length in one cache.
+/// Sequences of several lengths in one cache, which join and end, and padding.
 #[test]
-fn sequences_of_one_length_are_read_together() {
+fn sequences_of_any_lengths_are_read_together() {
     for (name, config) in models() {
         let run = ALONE.run(
             &config,
             &KernelChoices::default(),
             DType::F64,
             |model, _, _| {
-                let rows = [text(8), (0..8).map(|i| token(i + 4)).collect()];
-                let whole: Vec<_> = rows.iter().map(|row| ids(row)).collect();
-                let whole = Tensor::cat(whole, 0);
-                let expected = model.logits(whole.clone());
-                let mut cache = KvCache::new(LAYERS, config.context);
-                for (first, len) in [(0, 3), (3, 1), (4, 1), (5, 3)] {
-                    let piece = whole.clone().narrow(1, first, len);
-                    let hidden = model.hidden_cached(0, None, piece, &mut cache);
-                    cache.set_len(first + len);
-                    let found: Vec<f64> = model.logits_of(hidden).into_data().iter().collect();
-                    let expected = expected.clone().narrow(1, first, len);
-                    let expected: Vec<f64> = expected.into_data().iter().collect();
-                    assert_all_near(name, &found, &expected, 1e-12);
+                let rows: [Vec<u32>; 3] =
+                    [0, 4, 9].map(|by| (0..8).map(|i| token(i + by)).collect());
+                let expected = rows.each_ref().map(|row| model.logits(ids(row)));
+                let mut cache = KvCache::with_windows(model.attention_windows(), config.context);
+                // The first new token of each sequence, and their number.
+                for parts in [
+                    vec![(0, 0, 3)],
+                    vec![(0, 3, 1), (2, 0, 5)],
+                    vec![(1, 0, 2), (0, 4, 1), (2, 5, 1)],
+                    vec![(2, 6, 2), (1, 2, 6)],
+                    vec![(0, 5, 3)],
+                ] {
+                    let mut new = vec![];
+                    for (row, first, count) in &parts {
+                        new.extend(&rows[*row][*first..first + count]);
+                    }
+                    new.push(0);
+                    let reads = parts.iter().map(|(sequence, _, count)| SequencePart {
+                        sequence: *sequence,
+                        count: *count,
+                    });
+                    cache.read(&reads.collect::<Vec<_>>(), new.len());
+                    let hidden = model.hidden_cached(0, None, ids(&new), &mut cache);
+                    let logits = model.logits_of(hidden);
+                    let mut at = 0;
+                    for (row, first, count) in parts {
+                        cache.set_len(row, first + count);
+                        let found = logits.clone().narrow(1, at, count).into_data();
+                        let found: Vec<f64> = found.iter().collect();
+                        let expected = expected[row].clone().narrow(1, first, count);
+                        let expected: Vec<f64> = expected.into_data().iter().collect();
+                        assert_all_near(name, &found, &expected, 1e-12);
+                        at += count;
+                    }
                 }
                 Ok(())
             },

@@ -4,9 +4,7 @@ use std::ops::Range;
 
 use super::forward::{HeadInputs, dot, mask_row, panels_of, scores_stride};
 use super::load::{HeadRows, matrix};
-use super::product::{
-    FusedMultiplyAdd, LANES, ROWS, add_transposed_times, times_panels, times_rows,
-};
+use super::product::{LANES, ROWS, add_transposed_times, times_panels, times_rows};
 use crate::cpu::{Element, Real};
 
 /// Queries that are taken at a time: the depth of the products for keys and values.
@@ -52,7 +50,7 @@ struct ScoreTiles<T> {
 }
 
 #[inline(always)]
-pub(super) fn backward<E: Element<Wide: FusedMultiplyAdd>, const FUSED: bool>(
+pub(super) fn backward<E: Element, const FUSED: bool>(
     head: HeadInputs<'_, E>,
     given: SavedForward<'_, E>,
 ) -> HeadGradients<E::Wide> {
@@ -125,7 +123,7 @@ pub(super) fn backward<E: Element<Wide: FusedMultiplyAdd>, const FUSED: bool>(
     gradients
 }
 
-impl<T: FusedMultiplyAdd> PaddedHead<T> {
+impl<T: Real> PaddedHead<T> {
     /// Scores and `do v^T` of [`ROWS`] queries from `row` on.
     #[inline(always)]
     fn products<const FUSED: bool>(

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::load::{HeadRows, matrix};
-use super::product::{FusedMultiplyAdd, LANES, ROWS, lanes, times_panels, times_rows};
+use super::product::{LANES, ROWS, lanes, times_panels, times_rows};
 use crate::cpu::{Element, Real};
 
 /// The output of one head: rows, padded in width, and the log-sum-exp of each.
@@ -43,7 +43,7 @@ pub(super) fn panels_of(visible: &[Range<usize>]) -> Range<usize> {
 
 /// Takes [`ROWS`] queries at a time against all the keys that they see.
 #[inline(always)]
-pub(super) fn forward<E: Element<Wide: FusedMultiplyAdd>, const FUSED: bool>(
+pub(super) fn forward<E: Element, const FUSED: bool>(
     head: HeadInputs<'_, E>,
 ) -> HeadOutput<E::Wide> {
     let ((width, queries), (value_width, _)) = (head.q.padded(), head.v.padded());

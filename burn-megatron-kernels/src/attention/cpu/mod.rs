@@ -14,12 +14,12 @@ mod product;
 use backward::{HeadGradients, SavedForward};
 use forward::{HeadInputs, HeadOutput};
 use load::HeadRows;
-use product::{FusedMultiplyAdd, LANES};
+use product::LANES;
 
 use super::mask::MaskRange;
 use super::ops::HeadStrides;
 use super::problem::AttentionProblem;
-use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, vectorized};
+use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, unfused, vectorized};
 use crate::flat::cpu::accumulate;
 use crate::gradient::Place;
 
@@ -37,7 +37,7 @@ pub(super) fn backward(
     for_float!(problem.dtype, E => backward_in::<E>(problem, inputs, places))
 }
 
-fn forward_in<E: Element<Wide: FusedMultiplyAdd>>(
+fn forward_in<E: Element>(
     problem: &AttentionProblem,
     mut inputs: Vec<FlexTensor>,
 ) -> Vec<FlexTensor> {
@@ -61,7 +61,7 @@ fn forward_in<E: Element<Wide: FusedMultiplyAdd>>(
     vec![tensor(out, shape), tensor(lse, problem.lse_shape())]
 }
 
-fn backward_in<E: Element<Wide: FusedMultiplyAdd>>(
+fn backward_in<E: Element>(
     problem: &AttentionProblem,
     mut inputs: Vec<FlexTensor>,
     places: Option<[Place; 2]>,
@@ -153,7 +153,7 @@ fn projections(problem: &AttentionProblem) -> usize {
 /// code.
 struct ForwardTask<'a, E: Element>(HeadInputs<'a, E>);
 
-impl<E: Element<Wide: FusedMultiplyAdd>> WithSimd for ForwardTask<'_, E> {
+impl<E: Element> WithSimd for ForwardTask<'_, E> {
     type Output = HeadOutput<E::Wide>;
 
     #[inline(always)]
@@ -169,7 +169,7 @@ impl<E: Element<Wide: FusedMultiplyAdd>> WithSimd for ForwardTask<'_, E> {
 /// The backward of one head.
 struct BackwardTask<'a, E: Element>(HeadInputs<'a, E>, SavedForward<'a, E>);
 
-impl<E: Element<Wide: FusedMultiplyAdd>> WithSimd for BackwardTask<'_, E> {
+impl<E: Element> WithSimd for BackwardTask<'_, E> {
     type Output = HeadGradients<E::Wide>;
 
     #[inline(always)]
@@ -180,12 +180,6 @@ impl<E: Element<Wide: FusedMultiplyAdd>> WithSimd for BackwardTask<'_, E> {
             backward::backward::<E, true>(self.0, self.1)
         }
     }
-}
-
-/// Whether the processor lacks an instruction that multiplies and adds.
-#[inline(always)]
-fn unfused<S: Simd>() -> bool {
-    cfg!(target_arch = "x86_64") && S::IS_SCALAR
 }
 
 /// The projections of all heads.

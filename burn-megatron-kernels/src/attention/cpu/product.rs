@@ -9,30 +9,6 @@ pub(super) const ROWS: usize = 8;
 /// Columns of a tile; the width of matrices is a multiple of it.
 pub(super) const LANES: usize = 16;
 
-/// A float with a fused multiplication and addition.
-pub(super) trait FusedMultiplyAdd: Real {
-    /// `self * factor + term`, rounded once if `FUSED`; where the processor has no such instruction
-    /// that would be a call.
-    fn times_plus<const FUSED: bool>(self, factor: Self, term: Self) -> Self;
-}
-
-macro_rules! fused {
-    ($type:ident) => {
-        impl FusedMultiplyAdd for $type {
-            #[inline(always)]
-            fn times_plus<const FUSED: bool>(self, factor: Self, term: Self) -> Self {
-                if FUSED {
-                    self.mul_add(factor, term)
-                } else {
-                    self * factor + term
-                }
-            }
-        }
-    };
-}
-fused!(f32);
-fused!(f64);
-
 /// A matrix of rows with `stride` elements from row to row.
 #[derive(Clone, Copy)]
 pub(super) struct MatrixRows<'a, T> {
@@ -70,11 +46,7 @@ fn lanes_mut<T>(values: &mut [T], at: usize) -> &mut [T; LANES] {
 
 /// `sums + a b`, one row of a tile.
 #[inline(always)]
-fn plus<T: FusedMultiplyAdd, const FUSED: bool>(
-    mut sums: [T; LANES],
-    a: T,
-    b: &[T; LANES],
-) -> [T; LANES] {
+fn plus<T: Real, const FUSED: bool>(mut sums: [T; LANES], a: T, b: &[T; LANES]) -> [T; LANES] {
     for n in 0..LANES {
         sums[n] = a.times_plus::<FUSED>(b[n], sums[n]);
     }
@@ -97,7 +69,7 @@ macro_rules! unrolled {
 
 /// `sum_k a[m][k] b[k][n]`, one tile.
 #[inline(always)]
-fn tile<T: FusedMultiplyAdd, const FUSED: bool>(
+fn tile<T: Real, const FUSED: bool>(
     depth: usize,
     a: &impl LeftColumns<T>,
     b: MatrixRows<'_, T>,
@@ -155,7 +127,7 @@ impl<T: Real> LeftColumns<T> for Transposed<'_, T> {
 
 /// `a b^T` for [`ROWS`] rows of `a`, with `b` in panels of [`LANES`] rows `[panel][depth][LANES]`.
 #[inline(always)]
-pub(super) fn times_panels<T: FusedMultiplyAdd, const FUSED: bool>(
+pub(super) fn times_panels<T: Real, const FUSED: bool>(
     a: MatrixRows<'_, T>,
     depth: usize,
     panels: &[T],
@@ -175,7 +147,7 @@ pub(super) fn times_panels<T: FusedMultiplyAdd, const FUSED: bool>(
 
 /// `a b` for [`ROWS`] rows of `a` of length `depth`; the rows of `out` are those of `b`.
 #[inline(always)]
-pub(super) fn times_rows<T: FusedMultiplyAdd, const FUSED: bool>(
+pub(super) fn times_rows<T: Real, const FUSED: bool>(
     a: MatrixRows<'_, T>,
     depth: usize,
     b: MatrixRows<'_, T>,
@@ -194,7 +166,7 @@ pub(super) fn times_rows<T: FusedMultiplyAdd, const FUSED: bool>(
 
 /// Adds `a^T b` to `out`, for `depth` rows of `a` of which `columns` count.
 #[inline(always)]
-pub(super) fn add_transposed_times<T: FusedMultiplyAdd, const FUSED: bool>(
+pub(super) fn add_transposed_times<T: Real, const FUSED: bool>(
     a: MatrixRows<'_, T>,
     columns: usize,
     depth: usize,

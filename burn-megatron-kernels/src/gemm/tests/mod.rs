@@ -459,3 +459,31 @@ fn every_device_names_its_engine() {
         "Burn's matmul: cuBLASLt is for CUDA devices, with the feature `cuda`"
     );
 }
+
+/// On the CPU a row has the same bits alone and among others, for weights that lie row by row and column by column.
+#[test]
+fn a_row_does_not_depend_on_the_others() {
+    let device = Device::flex();
+    let bits = |x: Tensor<2>| -> Vec<u64> { doubles(x).into_iter().map(f64::to_bits).collect() };
+    for dtype in [DType::F32, DType::F64, DType::BF16] {
+        for depth in [1, 2, 3, 17, 64, 520, 1111] {
+            for columns in [1, 2, 16, 33, 200] {
+                let all = matrix([70, depth], 0.3, &device, dtype);
+                let weight = matrix([depth, columns], 0.9, &device, dtype);
+                let bias = row(columns, 0.5, &device, dtype);
+                for weight in [weight.clone(), turned(weight)] {
+                    for bias in [None, Some(bias.clone())] {
+                        let product = |x| linear(x, weight.clone(), bias.clone());
+                        let expected = bits(product(all.clone()));
+                        for (first, rows) in [(0, 1), (5, 1), (3, 2), (9, 4), (50, 20)] {
+                            let found = bits(product(all.clone().narrow(0, first, rows)));
+                            let expected = &expected[first * columns..][..rows * columns];
+                            let what = format!("{dtype:?}, {rows} x {depth} x {columns}");
+                            assert_eq!(found, expected, "{what}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -73,13 +73,13 @@ impl CacheSplit {
     }
 
     /// Attention of `q` `[batch, queries, heads, width]` of the tokens from `first` on to the keys and values of this
-    /// rank, `[batch, keys, groups, ..]`, and of the others; to `[batch, queries, heads, value width]`. With `is_part`
+    /// rank, `[batch, keys, groups, ..]` with the number of the first, and of the others; to `[batch, queries, heads, value width]`. With `is_part`
     /// these queries are [gathered](Self::gather), and the result is that of this rank's, `[batch, queries / ranks, ..]`.
     pub fn attend(
         &self,
         of: &CacheAttention,
         q: Tensor<4>,
-        own: Option<[Tensor<4>; 2]>,
+        own: Option<([Tensor<4>; 2], usize)>,
         first: usize,
         is_part: bool,
     ) -> Tensor<4> {
@@ -113,10 +113,10 @@ impl CacheSplit {
         &self,
         of: &CacheAttention,
         q: Tensor<4>,
-        own: Option<[Tensor<4>; 2]>,
+        own: Option<([Tensor<4>; 2], usize)>,
         first: usize,
     ) -> PartialResult {
-        let Some([k, v]) = own else {
+        let Some(([k, v], start)) = own else {
             return unseen(&q.narrow(3, 0, of.value_width));
         };
         let visible = |token: usize| {
@@ -124,7 +124,7 @@ impl CacheSplit {
                 .scores
                 .window
                 .map_or(0, |window| token.saturating_sub(window.left));
-            self.own(from)..self.own(token + 1)
+            self.own(from) - start..self.own(token + 1) - start
         };
         let ranges = (first..first + q.dims()[1]).map(visible).collect();
         let ranges = match KeyRanges::new(ranges, k.dims()[1], &q.device()) {

@@ -16,6 +16,7 @@ use burn_megatron_kernels::rope::RopeTable;
 use super::MultiLatentAttention;
 use super::forward::Latents;
 use crate::nn::context::CacheAttention;
+use crate::nn::kv_cache::SequenceKvCache;
 use crate::nn::{AttentionContext, LayerKvCache, anchored_value};
 
 impl MultiLatentAttention {
@@ -36,13 +37,28 @@ impl MultiLatentAttention {
         let q = self.rotate(q, sizes.nope, rotary, &positions);
         let keys = self.entered(latents.keys);
         let new = self.rotated_latents(keys, rotary, &positions);
-        let first = layer.first();
+        layer.each_sequence([q.flatten(2, 3), new], |[q, new], layer| {
+            let [batch, seq, _] = q.dims();
+            let q = q.reshape([batch, seq, sizes.heads, sizes.nope + sizes.rope]);
+            self.cached_sequence(q, new, layer)
+        })
+    }
+
+    /// The same for the queries `[1, new, heads, nope + rope]` and the latents `[1, new, kv_rank + rope]` of one sequence,
+    /// to `[1, new, heads * value]`.
+    fn cached_sequence(
+        &self,
+        q: Tensor<4>,
+        new: Tensor<3>,
+        layer: SequenceKvCache<'_>,
+    ) -> Tensor<3> {
+        let (sizes, first) = (self.sizes, layer.first());
         let entry = new.clone().unsqueeze_dim::<4>(2);
         if let Some((split, is_part)) = layer.split() {
             let q = self.absorbed(q);
             let q = if is_part { split.gather(q, first) } else { q };
-            let own = layer.extend_own(&split, [entry], q.dims()[1]);
-            let own = own.map(|[all]| self.keys_and_values(all));
+            let own = layer.extend_own(&split, [entry]);
+            let own = own.map(|([all], start)| (self.keys_and_values(all), start));
             let of = CacheAttention {
                 scores: self.core.scores,
                 sink: None,
@@ -51,10 +67,12 @@ impl MultiLatentAttention {
             };
             return self.values(split.attend(&of, q, own, first, is_part));
         }
+        let is_prefill = layer.is_prefill();
         let [all] = layer.extend([entry]);
-        if first == 0 {
-            // The training form costs fewer operations where there are as many queries as keys.
-            let [k, v] = self.expanded(new);
+        if is_prefill {
+            // The training form costs fewer operations where there are many queries. It has the bits of the training
+            // forward, in chunks of any sizes.
+            let [k, v] = self.expanded(all.squeeze_dim(2));
             let context = AttentionContext::Rows;
             return self
                 .core

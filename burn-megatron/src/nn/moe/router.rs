@@ -3,6 +3,7 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
+use burn_megatron_kernels::gemm;
 use burn_megatron_kernels::moe::router::{self as kernels, router_weights, top_k_router};
 use serde::{Deserialize, Serialize};
 
@@ -283,7 +284,13 @@ impl Router {
         };
         let gate = anchored_value(&self.gate, anchor).cast(dtype);
         let bias = self.bias.as_ref().map(|bias| anchored_value(bias, anchor));
-        let logits = x.cast(dtype).matmul(gate);
+        let x = x.cast(dtype);
+        let logits = if is_training(anchor) {
+            x.matmul(gate)
+        } else {
+            // On the CPU a token has the same logits beside any others.
+            gemm::linear(x, gate, None)
+        };
         match bias {
             Some(bias) => logits + bias.cast(dtype).unsqueeze(),
             None => logits,

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_megatron_kernels::rope::RopeTable;
 
 use super::references::{backward, gradient};
-use super::{assert_close, autodiff, filled, leaf, over, rotary, values, wave};
+use super::{assert_close, autodiff, filled, leaf, over, read, rotary, values, wave};
 use crate::choice::{KernelChoice, KernelChoices};
 use crate::comm::ParallelContext;
 use crate::data_parallel::DistributedDataParallel;
@@ -177,15 +177,17 @@ fn tokens_after_others_are_the_ends_of_whole_rows() {
                 let whole = layer.forward(x.clone(), table.as_ref());
                 let mut cache = KvCache::new(1, SEQ);
                 for len in pieces {
-                    let first = cache.len();
+                    let first = cache.len(0);
                     let piece = x.clone().narrow(1, first, len);
+                    let piece = piece.reshape([1, 2 * len, HIDDEN]);
+                    read(&mut cache, 2, len);
                     let sight = AttentionContext::Cached(cache.layer(0));
                     let y = layer.forward_with_context(piece, table.as_ref(), sight);
                     let expected = whole.clone().narrow(1, first, len);
                     assert_close(&format!("{form:?}"), &values(y), &values(expected));
-                    cache.set_len(first + len);
+                    (0..2).for_each(|row| cache.set_len(row, first + len));
                 }
-                assert_eq!(cache.len(), SEQ);
+                assert_eq!(cache.len(1), SEQ);
             });
         }
     }
@@ -208,7 +210,8 @@ fn a_cache_grows_and_takes_back() {
         (300, 301),
         (301, 600),
     ] {
-        cache.set_len(from);
+        cache.set_len(0, from);
+        read(&mut cache, 1, to - from);
         let piece = x.clone().narrow(1, from, to - from);
         let sight = AttentionContext::Cached(cache.layer(0));
         let y = layer.forward_with_context(piece, table.as_ref(), sight);
@@ -224,7 +227,8 @@ fn a_cache_grows_and_takes_back() {
 fn a_full_cache_is_named() {
     let layer = plain(forms()[0].layer(&ParallelContext::single(), &autodiff()));
     let mut cache = KvCache::new(1, 4);
-    cache.set_len(3);
+    cache.set_len(0, 3);
+    read(&mut cache, 1, 2);
     layer.forward_with_context(
         wave([1, 2, HIDDEN], 0.5),
         None,

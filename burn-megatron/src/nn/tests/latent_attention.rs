@@ -130,9 +130,12 @@ fn a_cache_of_latents_is_the_whole_sequence() {
         let mut cache = KvCache::new(1, SEQ);
         for (first, count) in [(0, 2), (2, 3), (5, 1)] {
             let new = x.clone().narrow(1, first, count);
+            let new = new.reshape([1, BATCH * count, HIDDEN]);
+            super::read(&mut cache, BATCH, count);
             let context = AttentionContext::Cached(cache.layer(0));
             let found = layer.forward(new, &rotary, context);
-            cache.set_len(first + count);
+            (0..BATCH).for_each(|row| cache.set_len(row, first + count));
+            let found = found.reshape([BATCH, count, HIDDEN]);
             let expected = whole.clone().narrow(1, first, count);
             assert_close("new tokens", &values(found), &values(expected));
         }

@@ -22,7 +22,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use burn_megatron_kernels::rope::{RopeConfig, RopeTable, Scaling};
 
-use super::{AxisRank, ParameterTable, Placement, Placements};
+use super::{AxisRank, KvCache, ParameterTable, Placement, Placements, SequencePart};
 use crate::comm::{ParallelContext, ParallelContextError, World};
 use crate::mesh::{Axis, ParallelConfig};
 
@@ -31,6 +31,13 @@ fn over<T: Send>(ranks: usize, f: impl Fn(ParallelContext) -> T + Sync) -> Vec<T
     let config = ParallelConfig::new().with_tensor(ranks);
     let run = |rank| Ok::<_, ParallelContextError>(f(ParallelContext::new(&config, &rank)?));
     World::threads(ranks).unwrap().run(run).unwrap()
+}
+
+/// Lets a cache read so many new tokens of each of some sequences.
+fn read(cache: &mut KvCache, sequences: usize, count: usize) {
+    let part = |sequence| SequencePart { sequence, count };
+    let parts: Vec<_> = (0..sequences).map(part).collect();
+    cache.read(&parts, sequences * count);
 }
 
 fn autodiff() -> Device {

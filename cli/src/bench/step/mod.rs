@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::family::{Families, Model};
 use crate::recipe::Recipe;
 use args::StepBenchArgs;
-use models::NamedModel;
+pub use models::NamedModel;
 use report::{StepReport, StepRow, known_peak_tflops};
 
 /// Times the steps of each model with each form of attention, and prints a table.

@@ -1,0 +1,210 @@
+//! Products of single rows on the CPU, with the bits that the `gemm` crate gives to the rows of a larger product: each
+//! element is a chain of multiplications and additions, in the order of the depth, per [part](depths) of it.
+//!
+//! They take the time of reading the right factor, once for each row.
+
+use std::borrow::Cow;
+
+use burn::tensor::DType;
+use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::cpu::depths;
+use super::engine::Matrix;
+#[cfg(target_arch = "x86_64")]
+use super::row_avx2::Transposing;
+use crate::cpu::{Real, unfused};
+
+/// Columns that stay in registers.
+const LANES: usize = 16;
+/// Steps of the depth for each reading of a partial sum.
+const STEPS: usize = 8;
+
+/// `result = left right`, or `result += left right`, row by row. Factors are the matrices at the beginning of their
+/// slices; the result is row by row.
+pub(super) fn multiply<W: Real>(
+    (left, left_matrix): (&[W], Matrix),
+    (right, right_matrix): (&[W], Matrix),
+    result: &mut [W],
+    add: bool,
+    parallel: bool,
+) {
+    let columns = right_matrix.columns;
+    if columns == 0 {
+        return;
+    }
+    for (index, result) in result.chunks_exact_mut(columns).enumerate() {
+        let x = row_of(left, left_matrix, index);
+        let task = |(first, result): (usize, &mut [W])| {
+            Arch::new().dispatch(RowTask {
+                x: &x,
+                right,
+                matrix: right_matrix,
+                first,
+                result,
+                add,
+            });
+        };
+        if parallel {
+            let part = columns.div_ceil(rayon::current_num_threads());
+            let part = part.next_multiple_of(LANES);
+            let parts = result.par_chunks_mut(part).enumerate();
+            parts.for_each(|(i, result)| task((i * part, result)));
+        } else {
+            task((0, result));
+        }
+    }
+}
+
+/// A row of a matrix, copied if it is not contiguous.
+fn row_of<W: Real>(values: &[W], matrix: Matrix, row: usize) -> Cow<'_, [W]> {
+    if matrix.transposed {
+        let column = |k: usize| values[k * matrix.leading + row];
+        Cow::Owned((0..matrix.columns).map(column).collect())
+    } else {
+        Cow::Borrowed(&values[row * matrix.leading..][..matrix.columns])
+    }
+}
+
+/// Some columns of one row of a product. A struct, because a closure this large would not be inlined into SIMD code.
+struct RowTask<'a, W> {
+    /// The row of the left factor.
+    x: &'a [W],
+    right: &'a [W],
+    matrix: Matrix,
+    /// The first column.
+    first: usize,
+    result: &'a mut [W],
+    add: bool,
+}
+
+impl<W: Real> WithSimd for RowTask<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        if unfused::<S>() {
+            self.compute::<false>();
+        } else {
+            self.compute::<true>();
+        }
+    }
+}
+
+impl<W: Real> RowTask<'_, W> {
+    #[inline(always)]
+    fn compute<const FUSED: bool>(mut self) {
+        if self.x.is_empty() && !self.add {
+            self.result.fill(W::ZERO);
+        }
+        if self.matrix.transposed {
+            let done = self.whole_columns();
+            self.column_by_column::<FUSED>(done);
+        } else {
+            self.row_by_row::<FUSED>();
+        }
+    }
+
+    /// Computes the first columns where the processor has instructions for it; returns how many.
+    #[inline(always)]
+    fn whole_columns(&mut self) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if W::dtype() == DType::F32
+            && let Some(simd) = pulp::x86::V3::try_new()
+        {
+            return simd.vectorize(Transposing {
+                simd,
+                x: bytemuck::cast_slice(self.x),
+                right: bytemuck::cast_slice(&self.right[self.first * self.matrix.leading..]),
+                leading: self.matrix.leading,
+                result: bytemuck::cast_slice_mut(self.result),
+                add: self.add,
+            });
+        }
+        0
+    }
+
+    /// Takes a sum into the result.
+    #[inline(always)]
+    fn put(&mut self, column: usize, sum: W, is_first: bool) {
+        let result = &mut self.result[column];
+        *result = if is_first && !self.add {
+            sum
+        } else {
+            *result + sum
+        };
+    }
+
+    /// Of a right factor that lies row by row.
+    #[inline(always)]
+    fn row_by_row<const FUSED: bool>(&mut self) {
+        let count = self.result.len();
+        let mut sums = vec![W::ZERO; count];
+        for depth in depths(self.x.len()) {
+            sums.fill(W::ZERO);
+            let row = |k: usize| &self.right[k * self.matrix.leading + self.first..][..count];
+            let mut k = depth.start;
+            while k + STEPS <= depth.end {
+                let rows: [&[W]; STEPS] = std::array::from_fn(|i| row(k + i));
+                chains::<W, FUSED>(&mut sums, &self.x[k..k + STEPS], rows);
+                k += STEPS;
+            }
+            for k in k..depth.end {
+                let x = self.x[k];
+                for (sum, value) in sums.iter_mut().zip(row(k)) {
+                    *sum = x.times_plus::<FUSED>(*value, *sum);
+                }
+            }
+            for column in 0..count {
+                self.put(column, sums[column], depth.start == 0);
+            }
+        }
+    }
+
+    /// Of a right factor that lies column by column, from a column on.
+    #[inline(always)]
+    fn column_by_column<const FUSED: bool>(&mut self, from: usize) {
+        let mut column = from;
+        while column < self.result.len() {
+            let count = LANES.min(self.result.len() - column);
+            for depth in depths(self.x.len()) {
+                let mut sums = [W::ZERO; LANES];
+                for k in depth.clone() {
+                    let x = self.x[k];
+                    for (lane, sum) in sums.iter_mut().enumerate().take(count) {
+                        let place = (self.first + column + lane) * self.matrix.leading + k;
+                        *sum = x.times_plus::<FUSED>(self.right[place], *sum);
+                    }
+                }
+                for (lane, sum) in sums.iter().enumerate().take(count) {
+                    self.put(column + lane, *sum, depth.start == 0);
+                }
+            }
+            column += count;
+        }
+    }
+}
+
+/// Adds the products of some factors with their rows to sums, [`LANES`] at a time.
+#[inline(always)]
+fn chains<W: Real, const FUSED: bool>(sums: &mut [W], factors: &[W], rows: [&[W]; STEPS]) {
+    let whole = sums.len() / LANES * LANES;
+    let mut column = 0;
+    while column < whole {
+        let mut lanes = [W::ZERO; LANES];
+        lanes.copy_from_slice(&sums[column..column + LANES]);
+        for (row, factor) in rows.iter().zip(factors) {
+            let row = &row[column..column + LANES];
+            for lane in 0..LANES {
+                lanes[lane] = factor.times_plus::<FUSED>(row[lane], lanes[lane]);
+            }
+        }
+        sums[column..column + LANES].copy_from_slice(&lanes);
+        column += LANES;
+    }
+    for column in whole..sums.len() {
+        for (row, factor) in rows.iter().zip(factors) {
+            sums[column] = factor.times_plus::<FUSED>(row[column], sums[column]);
+        }
+    }
+}
