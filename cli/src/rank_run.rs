@@ -36,7 +36,7 @@ use crate::save_hf::HfSaver;
 use crate::saving::SavingArgs;
 use crate::start::{ResumePoint, StartDecision, StartResolver, TrainStart};
 use crate::weights::InitialWeights;
-use crate::{consistency, data, resume_check, trace};
+use crate::{consistency, data, lora, resume_check, trace};
 
 /// The inputs of every rank.
 pub struct RankRun<'a> {

@@ -9,7 +9,7 @@ use crate::recipe::Recipe;
 use crate::retired;
 
 /// Keys and tables that may always differ: layout, paths, output.
-const MAY_DIFFER: [&str; 28] = [
+const MAY_DIFFER: [&str; 29] = [
     "parallel",
     "kernels",
     "lora.base_model",

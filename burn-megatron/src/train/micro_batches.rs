@@ -124,9 +124,10 @@ impl<M: LanguageModel> Trainer<M> {
     /// The output of the last stage for a batch, on the rank that holds it, without autodiff.
     pub(super) fn hidden(&self, batch: &Batch) -> Result<Option<Tensor<3>>, CommError> {
         let (module, pipeline) = (self.ddp.module(), self.ddp.groups().pipeline());
-        forward_only(&self.placement(), pipeline, &self.device, |stage, input| {
+        let placement = self.placement();
+        forward_only(&placement, pipeline, &self.device, |stage, input| {
             let mut tokens = tokens(batch, &self.device);
-            if stage + 1 == self.schedule.stages() {
+            if stage + 1 == placement.len() {
                 tokens.further = further_tokens(batch, &self.device);
             }
             module.hidden(stage, input, tokens)

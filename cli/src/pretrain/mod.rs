@@ -26,7 +26,7 @@ use burn_megatron::train::run_folder::RunFolder;
 use crate::data::{self, LossUnit};
 use crate::error::Error;
 use crate::estimate::RankEstimates;
-use crate::family::{Adapters, Families, RankMemory};
+use crate::family::{Families, RankMemory};
 use crate::fp8::{self, report};
 use crate::interrupt::{self, Interrupt};
 use crate::memory_limit::PlannedMemory;
