@@ -33,6 +33,12 @@ pub(super) fn multiply<W: Real>(
     if columns == 0 {
         return;
     }
+    if left_matrix.columns == 0 {
+        if !add {
+            result.fill(W::ZERO);
+        }
+        return;
+    }
     for (index, result) in result.chunks_exact_mut(columns).enumerate() {
         let x = row_of(left, left_matrix, index);
         let task = |(first, result): (usize, &mut [W])| {
@@ -94,9 +100,6 @@ impl<W: Real> WithSimd for RowTask<'_, W> {
 impl<W: Real> RowTask<'_, W> {
     #[inline(always)]
     fn compute<const FUSED: bool>(mut self) {
-        if self.x.is_empty() && !self.add {
-            self.result.fill(W::ZERO);
-        }
         if self.matrix.transposed {
             let done = self.whole_columns();
             self.column_by_column::<FUSED>(done);

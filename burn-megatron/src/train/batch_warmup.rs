@@ -129,6 +129,7 @@ mod tests {
             steps: 9,
             micro_batch_size: 2,
             global_batch_size: 12,
+            warmup_steps: 0,
             batch_warmup: parts.collect(),
             ..TrainConfig::default()
         }

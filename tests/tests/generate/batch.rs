@@ -14,13 +14,15 @@ use burn_megatron_tests::tolerance::assert_all_near;
 
 use super::{ALONE, AnyError, TestLayout, layouts, models};
 
-/// Models of bytes with logits that differ.
+/// Models of bytes with logits that differ, whose attention is fused.
 fn of_bytes() -> impl Iterator<Item = (&'static str, TransformerConfig)> {
     models().into_iter().map(|(name, config)| {
         let config = TransformerConfig {
             vocabulary: 256,
             context: 40,
             init_std: 0.3,
+            attention_dropout: 0.0,
+            attention_soft_cap: None,
             ..config
         };
         (name, config)
@@ -95,11 +97,14 @@ fn assert_same(what: &str, found: &[GenerationOutput], expected: &[GenerationOut
 
 #[test]
 fn a_text_of_a_batch_is_that_of_its_prompt_alone() {
-    for (name, config) in of_bytes() {
+    for (number, (name, config)) in of_bytes().enumerate() {
         let first = written(&config, &settings(), ALONE, &[1])
             .swap_remove(0)
             .swap_remove(0);
-        for layout in layouts() {
+        // Each layout with some of the models.
+        let layouts = layouts().enumerate();
+        let own = layouts.filter(|(layout, _)| (layout + number).is_multiple_of(4));
+        for (_, layout) in own {
             for ranks in written(&config, &settings(), layout, &[1, 2, 5]) {
                 let [alone, two, five] = &ranks[..] else {
                     unreachable!("three batch sizes")
@@ -123,9 +128,14 @@ fn texts_of_a_batch_stop_by_themselves() {
     let all = written(&config, &settings(), ALONE, &[1])
         .swap_remove(0)
         .swap_remove(0);
-    let stops: Vec<String> = [1, 2, 4]
-        .map(|i| all[i].text.chars().skip(2 * i).take(2).collect())
-        .to_vec();
+    // Two characters in the middle of some texts, which the others hardly have.
+    let pair = |i: usize| {
+        let characters: Vec<char> = all[i].text.chars().collect();
+        let mut pairs = characters.windows(2).skip(2 * i);
+        let pair = pairs.find(|pair| pair.iter().all(char::is_ascii));
+        String::from_iter(pair.expect("a text with two letters"))
+    };
+    let stops = [1, 2, 4].map(pair).to_vec();
     let settings = GenerateConfig {
         stop: stops,
         ..settings()
