@@ -112,13 +112,17 @@ fn train(programs: &Programs) -> Result<(), String> {
     })
 }
 
-/// Two steps of sequences that four ranks share.
+/// Two steps of sequences that four ranks share, a quarter as long as in the recipe.
 fn train_long(programs: &Programs) -> Result<(), String> {
     let folder = TempDir::new("long").map_err(|e| format!("a temporary folder: {e}"))?;
+    let shorter = [("context = 4096\n", "context = 1024\n")];
+    let recipe = edited_recipe(programs.root, folder.path(), "long.toml", &shorter)?;
     let run_dir = folder.path().join("run");
     let mut command = programs.command(COMMAND);
     command
-        .args(["pretrain", "--recipe", "examples/recipes/long.toml"])
+        .arg("pretrain")
+        .arg("--recipe")
+        .arg(&recipe)
         .args(["--steps", "2", "--global-batch-size", "1"])
         .arg("--run-dir")
         .arg(&run_dir);
@@ -132,21 +136,32 @@ fn train_long(programs: &Programs) -> Result<(), String> {
 
 /// The default recipe with less held-out text and a shorter sample, which take longer than a few steps, in `folder`.
 fn short_recipe(root: &Path, folder: &Path) -> Result<PathBuf, String> {
-    let whole = root.join("examples/recipes/tiny.toml");
-    let failed = |path: &Path, error| format!("{}: {error}", path.display());
-    let mut text = fs::read_to_string(&whole).map_err(|error| failed(&whole, error))?;
-    for (from, to) in [
+    let shorter = [
         ("[train]\n", "[train]\nheld_out_samples = 4\n"),
         ("tokens = 300\n", "tokens = 8\n"),
-    ] {
+    ];
+    edited_recipe(root, folder, "tiny.toml", &shorter)
+}
+
+/// A copy in `folder` of an example, in which each first text is replaced by the second.
+fn edited_recipe(
+    root: &Path,
+    folder: &Path,
+    name: &str,
+    edits: &[(&str, &str)],
+) -> Result<PathBuf, String> {
+    let whole = root.join("examples/recipes").join(name);
+    let failed = |path: &Path, error| format!("{}: {error}", path.display());
+    let mut text = fs::read_to_string(&whole).map_err(|error| failed(&whole, error))?;
+    for (from, to) in edits {
         if !text.contains(from) {
             return Err(format!("{} has no {from:?}", whole.display()));
         }
         text = text.replace(from, to);
     }
-    let short = folder.join("short.toml");
-    fs::write(&short, text).map_err(|error| failed(&short, error))?;
-    Ok(short)
+    let edited = folder.join(name);
+    fs::write(&edited, text).map_err(|error| failed(&edited, error))?;
+    Ok(edited)
 }
 
 /// A run resumed from a checkpoint is bit-equal in the same layout, and has close losses in another one.

@@ -195,6 +195,7 @@ mod tests {
             "until_step below 9, the steps of the run",
         );
         // Two ranks, in micro-batches of 2.
-        assert!(check(&[(2, 6)]).unwrap_err().contains("micro_batch_size"));
+        let refused = check(&[(2, 6)]).unwrap_err();
+        assert!(refused.contains("the micro-batch size 2"), "{refused}");
     }
 }
