@@ -56,7 +56,8 @@ impl Header {
             found.unwrap_or_else(|| panic!("{name}: no {start:?} in its comment"))
         };
         let number = |at: usize| words[at].replace(',', "");
-        (at("Source:"), at("Run:"));
+        at("Source:");
+        at("Run:");
         Self {
             parameters: number(at("parameters") - 1).parse().unwrap(),
             devices: number(at("x") - 1).parse().unwrap(),

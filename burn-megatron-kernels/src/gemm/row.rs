@@ -158,8 +158,8 @@ impl<W: Real> RowTask<'_, W> {
                     *sum = x.times_plus::<FUSED>(*value, *sum);
                 }
             }
-            for column in 0..count {
-                self.put(column, sums[column], depth.start == 0);
+            for (column, sum) in sums.iter().enumerate() {
+                self.put(column, *sum, depth.start == 0);
             }
         }
     }

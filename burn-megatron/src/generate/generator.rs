@@ -219,7 +219,7 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
             let missing = output.tokens.len() - output.logprobs.len();
             output.logprobs.iter().copied().chain(vec![0.0; missing])
         });
-        let mut all = self.reader.from_last(own.collect())?.into_iter();
+        let mut all = self.reader.share_values(own.collect())?.into_iter();
         for output in outputs {
             output.logprobs = all.by_ref().take(output.tokens.len()).collect();
         }

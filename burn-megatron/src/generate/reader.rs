@@ -240,7 +240,7 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
     }
 
     /// The values of the rank with the last stage, on every rank of the pipeline.
-    pub fn from_last(&self, own: Vec<f64>) -> Result<Vec<f64>, CommError> {
+    pub fn share_values(&self, own: Vec<f64>) -> Result<Vec<f64>, CommError> {
         let values = self.groups.pipeline().broadcast(own.into(), self.last())?;
         Ok(values.into_vec())
     }

@@ -147,8 +147,8 @@ fn prompts_of(file: &Path) -> Result<Vec<String>, Error> {
     let is_json = file
         .extension()
         .is_some_and(|extension| extension == "jsonl");
-    let lines = text.lines().enumerate();
     let prompts: Vec<String> = if is_json {
+        let lines = text.lines().enumerate();
         let lines = lines.filter(|(_, line)| !line.trim().is_empty());
         let prompt = |(number, line)| match serde_json::from_str::<PromptLine>(line) {
             Ok(line) => Ok(line.prompt),
@@ -160,7 +160,7 @@ fn prompts_of(file: &Path) -> Result<Vec<String>, Error> {
         };
         lines.map(prompt).collect::<Result<_, _>>()?
     } else {
-        lines.map(|(_, line)| line.to_string()).collect()
+        text.lines().map(String::from).collect()
     };
     if prompts.is_empty() {
         return Err(format!(

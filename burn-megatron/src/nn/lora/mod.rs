@@ -4,8 +4,8 @@
 //! layers factors `A` and `B`, which alone are trained. A frozen parameter has no gradient, bucket, master or moment:
 //! [`DistributedDataParallel`](crate::data_parallel::DistributedDataParallel) keeps it apart, sharded with ZeRO-3.
 //!
-//! The factors are those of Burn's [`LoraAdapter`]. Its [`Reparameterization`](burn::module::Reparameterization) is not used: it adds `A B` to
-//! the weight, whose gradient of full size is then computed in each backward and would have to be summed over the
+//! The factors are those of Burn's [`LoraAdapter`](burn::module::LoraAdapter). Its
+//! [`Reparameterization`](burn::module::Reparameterization) is not used: it adds `A B` to the weight, whose gradient of full size is then computed in each backward and would have to be summed over the
 //! tensor ranks. Here the input is multiplied by `A` and then by `B`:
 //!
 //! | layer | `A` `[in, rank]` | `B` `[rank, out]` | communication |
