@@ -6,8 +6,8 @@ use std::ops::Range;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_megatron_kernels::rope::Positions;
 
-use super::cached_layer::{CachedLayer, Extent};
 use super::context::CacheSplit;
+use super::kv_buffer::{Extent, KvBuffer};
 use crate::collective::Comm;
 
 /// Keys and values of the layers of one rank, for sequences of any lengths.
@@ -31,7 +31,7 @@ pub struct KvCache {
 #[derive(Debug)]
 struct CachedSequence {
     len: usize,
-    layers: Vec<CachedLayer>,
+    layers: Vec<KvBuffer>,
 }
 
 /// New tokens of sequences, `[1, tokens]`: those of one, those of the next, and so on, then padding.
@@ -178,7 +178,7 @@ impl KvCache {
         let cached = self.sequence(sequence);
         cached.len = len;
         if len == 0 {
-            cached.layers.iter_mut().for_each(CachedLayer::clear);
+            cached.layers.iter_mut().for_each(KvBuffer::clear);
         }
     }
 
@@ -189,7 +189,7 @@ impl KvCache {
             return 0;
         };
         let layers = cached.layers.iter().zip(&self.windows);
-        let has_all = |(layer, window): (&CachedLayer, &Option<usize>)| {
+        let has_all = |(layer, window): (&KvBuffer, &Option<usize>)| {
             layer.has(self.own(first_seen(len, *window)), self.own(len))
         };
         if layers.into_iter().all(has_all) {
@@ -207,7 +207,7 @@ impl KvCache {
     /// Its size on this rank in bytes.
     pub fn bytes(&self) -> usize {
         let layers = self.sequences.values().flat_map(|cached| &cached.layers);
-        layers.map(CachedLayer::bytes).sum()
+        layers.map(KvBuffer::bytes).sum()
     }
 
     /// The cache of layer `index` of this rank.
@@ -228,7 +228,7 @@ impl KvCache {
         let layers = self.windows.len();
         let new = || CachedSequence {
             len: 0,
-            layers: vec![CachedLayer::default(); layers],
+            layers: vec![KvBuffer::default(); layers],
         };
         self.sequences.entry(sequence).or_insert_with(new)
     }
@@ -332,7 +332,7 @@ pub(super) struct SequenceKvCache<'a> {
     is_share: bool,
     split: Option<CacheSplit>,
     extent: Extent,
-    layer: &'a mut CachedLayer,
+    layer: &'a mut KvBuffer,
 }
 
 impl SequenceKvCache<'_> {

@@ -48,14 +48,14 @@ impl Extent {
 
 /// What a layer keeps of the tokens of a sequence, such as their keys and values.
 #[derive(Clone, Debug, Default)]
-pub(super) struct CachedLayer {
+pub(super) struct KvBuffer {
     /// `[1, allocated, groups, width]` each; none before the first token.
     tensors: Vec<Tensor<4>>,
     /// The number of their first token.
     start: usize,
 }
 
-impl CachedLayer {
+impl KvBuffer {
     /// Drops all tokens; keeps the memory.
     pub fn clear(&mut self) {
         self.start = 0;
