@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use burn_megatron::model::StageBuilder;
 use burn_megatron::nn::{
-    ActivationLayout, BuildError, Dropout, Init, Losses, ModelBuilder, Norm, RecomputeRegion,
+    ActivationLayout, BuildError, Dropout, Init, ModelBuilder, Norm, RecomputeRegion,
     ReplicatedLinear, ReplicatedLinearConfig, Residual, SummedLosses,
 };
 use serde::{Deserialize, Serialize};
@@ -168,23 +168,7 @@ impl MtpRows {
     }
 }
 
-/// Adds the losses of all depths, times `weight`, to those of the model.
-pub(crate) fn add_losses(own: Losses, further: Tensor<2>, depths: usize, weight: f64) -> Losses {
-    let [rows, seq] = own.objective.dims();
-    let further = further.reshape([depths, rows * seq]).sum_dim(0);
-    let further = further.mul_scalar(weight).reshape([rows, seq]);
-    let mut parts = own.parts;
-    if parts.is_empty() {
-        parts.push(without_autodiff(own.objective.clone()));
-    }
-    parts.push(without_autodiff(further.clone()));
-    Losses {
-        objective: own.objective + further,
-        parts,
-    }
-}
-
-/// The same of sums.
+/// Adds the sum of the losses of all depths, times `weight`, to those of the model.
 pub(crate) fn add_sums(own: SummedLosses, further: Tensor<1>, weight: f64) -> SummedLosses {
     let further = further.mul_scalar(weight);
     let parts = match own.parts {

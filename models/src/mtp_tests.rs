@@ -64,7 +64,7 @@ fn to_f64<const D: usize>(x: Tensor<D>) -> Vec<f64> {
 }
 
 /// As a training step computes it: rows of targets of each depth, whose last ones are ignored.
-fn objective(model: &Transformer, depths: usize, by_token: bool) -> Tensor<1> {
+fn objective(model: &Transformer, depths: usize) -> Tensor<1> {
     let ids = ids(&Device::flex().autodiff());
     let targets = shifted(&ids, 1, 4);
     let mut tokens = Tokens::from(ids.clone());
@@ -73,11 +73,6 @@ fn objective(model: &Transformer, depths: usize, by_token: bool) -> Tensor<1> {
     let further = (1..=depths).map(|depth| shifted(&targets, depth, Transformer::IGNORE));
     let targets = [targets.clone()].into_iter().chain(further).collect();
     let (hidden, targets) = (model.hidden(0, None, tokens), Tensor::cat(targets, 0));
-    if by_token {
-        let losses = model.losses_of(hidden, targets);
-        assert_eq!(losses.objective.dims(), [ROWS, SEQ]);
-        return losses.objective.sum();
-    }
     let sums = model.loss_sums_of(hidden, targets, &LossFactor::Number(1.0));
     let parts = to_f64(sums.parts.unwrap());
     let whole = to_f64(sums.objective.clone().inner())[0];
@@ -131,20 +126,36 @@ fn gradients(depths: usize, loss: impl Fn(&Transformer) -> Tensor<1>) -> Vec<Vec
 fn each_depth_predicts_a_later_token() {
     for depths in [1, 2] {
         let expected = gradients(depths, |model| by_slices(model, depths));
-        for by_token in [false, true] {
-            let found = gradients(depths, |model| objective(model, depths, by_token));
-            assert_eq!(found.len(), expected.len());
-            for (found, expected) in found.iter().zip(&expected) {
-                let largest = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));
-                for (found, expected) in found.iter().zip(expected) {
-                    assert!((found - expected).abs() <= 1e-12 * largest);
-                }
+        let found = gradients(depths, |model| objective(model, depths));
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(&expected) {
+            let largest = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+            for (found, expected) in found.iter().zip(expected) {
+                assert!((found - expected).abs() <= 1e-12 * largest);
             }
-            let moved = found.iter().filter(|of| of.iter().any(|x| *x != 0.0));
-            // All but the biases by which experts are chosen.
-            assert!(moved.count() + 1 + depths >= found.len());
         }
+        let moved = found.iter().filter(|of| of.iter().any(|x| *x != 0.0));
+        // All but the biases by which experts are chosen.
+        assert!(moved.count() + 1 + depths >= found.len());
     }
+}
+
+/// Log-probabilities of generated text ask for these.
+#[test]
+fn losses_of_tokens_are_those_of_the_next_ones() {
+    let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
+    let plain = TransformerConfig {
+        mtp: None,
+        ..config(1)
+    };
+    let [one, other] = [config(1), plain].map(|config| {
+        let model = config.init_with(builder.clone()).unwrap().module;
+        let ids = ids(&Device::flex());
+        let losses = model.losses(ids.clone(), shifted(&ids, 1, 4));
+        losses.into_data().try_into_vec::<f32>().unwrap()
+    });
+    assert_eq!(one.len(), ROWS * SEQ);
+    assert_eq!(one, other);
 }
 
 #[test]

@@ -325,16 +325,8 @@ impl LanguageModel for Transformer {
     }
 
     fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
-        let losses = |hidden, targets| {
-            let embedding = self.embedding.as_ref();
-            self.loss.losses(hidden, self.output(), embedding, targets)
-        };
-        let Some((depths, weight)) = self.further_loss() else {
-            return losses(hidden, targets);
-        };
-        let MtpRows { own, further } = MtpRows::split(hidden, targets, depths);
-        let further = losses(further.0, further.1).objective;
-        mtp::add_losses(losses(own.0, own.1), further, depths, weight)
+        let embedding = self.embedding.as_ref();
+        self.loss.losses(hidden, self.output(), embedding, targets)
     }
 
     fn further_depths(&self) -> usize {

@@ -61,12 +61,12 @@ pub trait LanguageModel: Module {
     }
 
     /// The loss of each token in nats from the output of the last stage, the same on every rank of the
-    /// tensor axis. `targets` are `[batch, seq]`; of a model with [depths](Self::further_depths) `[batch (1 + depths), seq]`,
-    /// whose losses are those of `[batch, seq]`.
+    /// tensor axis. `targets` are `[batch, seq]`. Further tokens have no part in them.
     fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses;
 
     /// The sums of the [losses](Self::losses_of) over the tokens, from which a training step runs its backward:
-    /// that of the objective times `factor`. A model that overrides it can compute gradients in the forward, as
+    /// that of the objective times `factor`. Of a model with [depths](Self::further_depths) the output of the last stage and
+    /// the targets have the rows of each depth, `[batch (1 + depths), seq]`. A model that overrides it can compute gradients in the forward, as
     /// [`LinearCrossEntropy`](crate::nn::LinearCrossEntropy) does.
     fn loss_sums_of(
         &self,

@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 
 use super::metrics::{Minimised, bits_per_byte};
 use crate::collective::to_f64;
-use crate::nn::{LossTerm, Losses, SummedLosses};
+use crate::nn::{LossTerm, SummedLosses};
 use crate::pipeline::schedule::Schedule;
 
 /// Sums over tokens: the objective and, if it has terms, the cross-entropy and each term.
@@ -33,8 +33,8 @@ impl LossSums {
     }
 
     /// Adds the losses of some tokens, times `weight`.
-    pub fn add_losses(&mut self, losses: Losses, weight: f64) {
-        let SummedLosses { objective, parts } = losses.sums();
+    pub fn add_losses(&mut self, losses: SummedLosses, weight: f64) {
+        let SummedLosses { objective, parts } = losses;
         check_parts(parts.as_ref(), self.0.len() - 1);
         self.0[0] += weight * objective.into_scalar::<f64>();
         for (sum, part) in self.0[1..].iter_mut().zip(parts.map_or(vec![], to_f64)) {

@@ -21,6 +21,7 @@ use crate::comm::{CommError, ReduceOp};
 use crate::data::{Batch, Dataset, Padding, Samples, Sampling};
 use crate::data_parallel::{DistributedDataParallel, ZeroStage};
 use crate::generate::{GenerateConfig, GenerateError, GenerationOutput, Generator};
+use crate::nn::LossFactor;
 use crate::nn::moe::{ReportedLayer, RouterStep};
 use crate::optim::{LossScaler, ParallelAdamW, StepCount, all_finite};
 use crate::pipeline::engine::{ActionEvent, DeferredWgrad};
@@ -285,7 +286,9 @@ impl<M: LanguageModel> Trainer<M> {
                 continue;
             };
             let targets = targets(&batch, &self.device);
-            losses.add_losses(self.ddp.module().losses_of(hidden, targets), weight);
+            let module = self.ddp.module();
+            let sums = module.loss_sums_of(hidden, targets, &LossFactor::Number(1.0));
+            losses.add_losses(sums, weight);
         }
         let tokens = self.sum_over_data(vec![tokens])?[0];
         let mean = LossSums(self.sum_over_model(losses.0)?).over(tokens, terms);
