@@ -143,13 +143,13 @@ fn each_depth_predicts_a_later_token() {
 /// Log-probabilities of generated text ask for these.
 #[test]
 fn losses_of_tokens_are_those_of_the_next_ones() {
-    let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
+    let groups = ParallelContext::single();
     let plain = TransformerConfig {
         mtp: None,
         ..config(1)
     };
     let [one, other] = [config(1), plain].map(|config| {
-        let model = config.init_with(builder.clone()).unwrap().module;
+        let model = config.init(&groups, &Device::flex()).unwrap().module;
         let ids = ids(&Device::flex());
         let losses = model.losses(ids.clone(), shifted(&ids, 1, 4));
         losses.into_data().try_into_vec::<f32>().unwrap()
