@@ -389,7 +389,34 @@ impl LanguageModel for Transformer {
 
 impl CachedAttention for Transformer {
     fn attention_windows(&self) -> Vec<Option<usize>> {
-        self.blocks.iter().map(Block::window).collect()
+        let drafting = self.mtp.first().map(|layer| layer.block.window());
+        self.blocks
+            .iter()
+            .map(Block::window)
+            .chain(drafting)
+            .collect()
+    }
+
+    fn can_draft(&self) -> bool {
+        self.config.mtp.is_some()
+    }
+
+    fn draft_cached(
+        &self,
+        hidden: Tensor<3>,
+        next: Tensor<2, Int>,
+        cache: &mut KvCache,
+    ) -> Tensor<3> {
+        let embedded = on_stage(&self.embedding, "the embedding").forward(next);
+        let [layer, ..] = &self.mtp[..] else {
+            unreachable!("the last stage has a module of each depth")
+        };
+        let number = self.blocks.iter().count();
+        layer.forward(hidden, embedded, self.lies, |_, block, x| {
+            let mut format = BatchFormat::Cached(cache);
+            let rotary = self.rotary.of(block);
+            block.forward(x, rotary, self.lies, format.layer(number), None)
+        })
     }
 
     fn hidden_cached(

@@ -6,6 +6,7 @@ use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, 
 use burn_megatron::mesh::Axis;
 use burn_megatron::nn::ParameterEntry;
 use burn_megatron::nn::lora::LoraConfig;
+use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::verify::{Layout, ModelSubject, Subject, VerifyOptions, VerifyReport, verify};
 use burn_megatron_models::{MoeConfig, TransformerConfig};
 use burn_megatron_tests::tampered::Tampered;
@@ -77,6 +78,24 @@ fn every_layout_computes_what_one_rank_does() {
         "tp2-pp2-dp2-mb1-z3/1f1b",
     ];
     assert_equal(&subject(model(), lora(&["all-linear"])), &layouts);
+}
+
+/// The first stage has the embedding alone, the last one the output alone: all of their weights are frozen.
+#[test]
+fn stages_without_adapters() {
+    let layouts = ["pp3-mb1/1f1b", "pp3-dp2-mb1-z3/1f1b"].map(|text| {
+        let mut layout: Layout = text.parse().unwrap();
+        layout.parallel.split = LayerSplit::Layout("E|tt|L".into());
+        layout
+    });
+    let options = VerifyOptions {
+        steps: 3,
+        learning_rate: 0.01,
+        ..VerifyOptions::default()
+    };
+    let subject = subject(model(), lora(&["all-linear"]));
+    let report = verify(&subject, &layouts, &options).unwrap();
+    assert!(report.passes(), "{report}");
 }
 
 #[test]

@@ -26,6 +26,10 @@ pub struct GenerateConfig {
     /// Whether the log-probabilities of the new tokens are returned. They take another product with the weights of the
     /// output layer.
     pub logprobs: bool,
+    /// Whether a model with multi-token prediction drafts the token after the next one, which it then reads with the next: where
+    /// it draws that token itself, a forward gives two. It changes no token as far as its logits do not depend on what is
+    /// read with them, as on the CPU.
+    pub speculative: bool,
 }
 
 impl Default for GenerateConfig {
@@ -39,6 +43,7 @@ impl Default for GenerateConfig {
             stop: vec![],
             seed: None,
             logprobs: false,
+            speculative: false,
         }
     }
 }

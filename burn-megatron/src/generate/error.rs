@@ -21,6 +21,11 @@ pub enum GenerateError {
     /// A batch without prompts.
     #[error("invalid batch_size = 0: expected at least 1")]
     BatchSize,
+    /// Speculation without modules that draft.
+    #[error(
+        "invalid speculative = true: the model has no multi-token prediction whose blocks read a cache, to draft with"
+    )]
+    NoDrafts,
     /// A token beyond the model's vocabulary.
     #[error(
         "the prompt has the token {token}, but the vocabulary of the model has {vocabulary}: the tokenizer \

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 
-use super::reader::Reader;
-use super::writing::Writing;
+use super::reader::{Reader, TextToRead, TextsRead};
+use super::writing::{self, Writing};
 use super::{GenerateConfig, GenerateError};
 use crate::comm::{CommError, ParallelContext};
 use crate::model::LanguageModel;
@@ -40,6 +40,11 @@ pub struct GenerationOutput {
     /// The log-probability of each new token under the model, in nats: without the temperature and the restrictions. Empty
     /// unless [`logprobs`](GenerateConfig::logprobs) is set.
     pub logprobs: Vec<f64>,
+    /// How many tokens were drafted, with [`speculative`](GenerateConfig::speculative), and how many of them the model
+    /// accepted.
+    pub drafted: usize,
+    /// See [`drafted`](Self::drafted).
+    pub accepted: usize,
     /// The time until the first new token.
     pub prefill: Duration,
     /// The time from the first to the last new token.
@@ -132,6 +137,7 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         if batch_size == 0 {
             return Err(GenerateError::BatchSize);
         }
+        self.reader.set_speculative(config.speculative)?;
         for prompt in prompts {
             self.reader.check(prompt.as_ref())?;
         }
@@ -169,46 +175,74 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         Ok(outputs)
     }
 
-    /// Adds a token to each text.
+    /// Adds a token to each text, or two where a draft was right.
     fn step(
         &mut self,
         batch: &mut [(usize, Writing<'_>)],
         config: &GenerateConfig,
         on_text: &mut dyn FnMut(usize, Written<'_>) -> io::Result<()>,
     ) -> Result<(), GenerateError> {
-        let texts: Vec<_> = batch
+        let context = self.reader.context();
+        let texts = batch
             .iter()
-            .map(|(slot, text)| (*slot, text.tokens()))
-            .collect();
-        let reads = self.reader.read(&texts)?;
-        let mut own = vec![];
+            .map(|(slot, text)| text.to_read(*slot, context));
+        let reads = self.reader.read(&texts.collect::<Vec<_>>())?;
+        let mut rest = &mut *batch;
         for read in &reads {
-            let writing = batch[own.len()..].iter().map(|(_, text)| text);
-            let logits = self.reader.logits(read);
-            own.extend(match logits {
-                Some(logits) => {
-                    let drawn = writing.zip(&logits).map(|(text, logits)| text.draw(logits));
-                    drawn
-                        .map(|token| token.map_or(-1, |token| token as i64))
-                        .collect()
-                }
-                None => vec![-1; read.rows.len()],
-            });
+            let texts;
+            (texts, rest) = rest.split_at_mut(read.counts().len());
+            self.write(texts, read, config, on_text)?;
         }
-        let tokens = self.reader.share_tokens(own)?;
-        let mut logprobs = vec![];
-        if config.logprobs {
-            let mut tokens = &tokens[..];
-            for read in &reads {
-                let (these, rest) = tokens.split_at(read.rows.len());
-                logprobs.extend(self.reader.logprobs(read, these));
-                tokens = rest;
+        Ok(())
+    }
+
+    /// Adds what was drawn of texts, and drafts the token after.
+    fn write(
+        &mut self,
+        texts: &mut [(usize, Writing<'_>)],
+        read: &TextsRead,
+        config: &GenerateConfig,
+        on_text: &mut dyn FnMut(usize, Written<'_>) -> io::Result<()>,
+    ) -> Result<(), GenerateError> {
+        let own = match self.reader.logits(read) {
+            Some(logits) => {
+                let drawn = texts.iter().zip(&logits);
+                drawn
+                    .flat_map(|((_, text), rows)| text.draw_all(rows))
+                    .collect()
             }
+            None => vec![writing::NOT_FINITE; read.counts().sum()],
+        };
+        let drawn = self.reader.share_tokens(own)?;
+        let (mut drawn, mut next) = (&drawn[..], vec![]);
+        for ((_, text), count) in texts.iter().zip(read.counts()) {
+            let own;
+            (own, drawn) = drawn.split_at(count);
+            next.push(text.accepted(own)?);
         }
-        for (i, (_, text)) in batch.iter_mut().enumerate() {
-            let after = text.tokens().len();
-            let token = u32::try_from(tokens[i]).map_err(|_| GenerateError::Logits { after })?;
-            text.push(token, logprobs.get(i).copied(), on_text)?;
+        let logprobs = match config.logprobs {
+            true => self.reader.logprobs(read, &next),
+            false => vec![vec![]; next.len()],
+        };
+        let read_drafts = read.counts().map(|count| count > 1);
+        for ((((_, text), next), logprobs), was_drafted) in
+            texts.iter_mut().zip(&next).zip(&logprobs).zip(read_drafts)
+        {
+            text.push_all(next, was_drafted, logprobs, on_text)?;
+        }
+        if self.reader.drafts {
+            let logits = self.reader.draft(read, &next);
+            let own = match &logits {
+                Some(logits) => {
+                    let drafts = texts.iter().zip(logits);
+                    drafts.map(|((_, text), row)| text.draw(row, 0)).collect()
+                }
+                None => vec![writing::NOT_FINITE; texts.len()],
+            };
+            let drafts = self.reader.share_tokens(own)?;
+            for ((_, text), draft) in texts.iter_mut().zip(drafts) {
+                text.set_draft(draft);
+            }
         }
         Ok(())
     }
@@ -234,8 +268,14 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
     /// [`GenerateError`] for no tokens, a token beyond the vocabulary, and failed collectives.
     pub fn logits_after(&mut self, tokens: &[u32]) -> Result<Option<Vec<f64>>, GenerateError> {
         self.reader.check(tokens)?;
-        let reads = self.reader.read(&[(0, tokens)])?;
+        self.reader.set_speculative(false)?;
+        let text = TextToRead {
+            sequence: 0,
+            tokens: tokens.into(),
+            last: 1,
+        };
+        let reads = self.reader.read(&[text])?;
         let logits = reads.iter().find_map(|read| self.reader.logits(read));
-        Ok(logits.and_then(|rows| rows.into_iter().next()))
+        Ok(logits.and_then(|texts| texts.into_iter().flatten().next()))
     }
 }

@@ -1,5 +1,8 @@
 //! Reads texts with this rank's part of a model.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::GenerateError;
@@ -20,18 +23,40 @@ pub(super) struct Reader<'a, M: LanguageModel> {
     /// The pipeline rank of each stage.
     pub placement: Vec<usize>,
     pub use_cache: bool,
+    /// Whether the first depth of multi-token prediction reads the same tokens.
+    pub drafts: bool,
     cache: M::Cache,
     /// The tokens in the cache, by sequence.
     cached: Vec<Vec<u32>>,
 }
 
-/// What the model returned for some texts.
+/// A text that is read.
+#[derive(Clone, Debug)]
+pub(super) struct TextToRead<'t> {
+    /// The number of its sequence in the cache.
+    pub sequence: usize,
+    pub tokens: Cow<'t, [u32]>,
+    /// Of how many of its last tokens the logits are needed.
+    pub last: usize,
+}
+
+/// What the model returned for the last tokens of some texts.
 #[derive(Debug)]
 pub(super) struct TextsRead {
     /// On the ranks that have the last stage.
     hidden: Option<Tensor<3>>,
-    /// The row of the last token of each text.
-    pub rows: Vec<usize>,
+    /// The rows of the last tokens of each text.
+    rows: Vec<Range<usize>>,
+    /// The texts, and their tokens with padding.
+    parts: Vec<SequencePart>,
+    padded: usize,
+}
+
+impl TextsRead {
+    /// The number of last tokens of each text.
+    pub fn counts(&self) -> impl ExactSizeIterator<Item = usize> {
+        self.rows.iter().map(ExactSizeIterator::len)
+    }
 }
 
 /// Which tokens a rank of a context group reads.
@@ -43,8 +68,34 @@ enum Reading {
     Whole,
 }
 
-/// New tokens of sequences.
-type Parts<'t> = Vec<(usize, &'t [u32])>;
+/// New tokens of a sequence.
+#[derive(Clone, Copy, Debug)]
+struct NewPart<'t> {
+    sequence: usize,
+    tokens: &'t [u32],
+    /// The token after each; none of the last tokens of a text.
+    next: &'t [u32],
+}
+
+impl<'t> NewPart<'t> {
+    fn chunks(self, size: usize) -> impl Iterator<Item = Self> {
+        let chunks = self.tokens.chunks(size).zip(self.next.chunks(size));
+        chunks.map(move |(tokens, next)| Self {
+            sequence: self.sequence,
+            tokens,
+            next,
+        })
+    }
+
+    fn split_at(self, count: usize) -> [Self; 2] {
+        let ((a, b), (next_a, next_b)) = (self.tokens.split_at(count), self.next.split_at(count));
+        [(a, next_a), (b, next_b)].map(|(tokens, next)| Self {
+            sequence: self.sequence,
+            tokens,
+            next,
+        })
+    }
+}
 
 impl<'a, M: LanguageModel> Reader<'a, M> {
     /// A reader with one stage per pipeline rank, in order.
@@ -55,6 +106,7 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
             device: device.clone().inner(),
             placement: (0..groups.pipeline().size()).collect(),
             use_cache: true,
+            drafts: false,
             cache: M::Cache::new(model).over_context(groups.context()),
             cached: vec![],
         }
@@ -62,6 +114,26 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
 
     pub fn cache_bytes(&self) -> usize {
         self.cache.bytes()
+    }
+
+    /// The longest sequence of the model.
+    pub fn context(&self) -> usize {
+        self.model.context()
+    }
+
+    /// Sets whether tokens are drafted; what was read before is read again if that changes.
+    pub fn set_speculative(&mut self, speculative: bool) -> Result<(), GenerateError> {
+        if speculative && !self.cache.can_draft(self.model) {
+            return Err(GenerateError::NoDrafts);
+        }
+        if speculative != self.drafts {
+            self.drafts = speculative;
+            for (sequence, cached) in self.cached.iter_mut().enumerate() {
+                cached.clear();
+                self.cache.set_len(sequence, 0);
+            }
+        }
+        Ok(())
     }
 
     /// Checks a text.
@@ -78,23 +150,32 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         }
     }
 
-    /// Reads what the cache has not of texts, each with the number of its sequence; of a text longer than the model's
-    /// context the end. The results have the texts in order.
-    pub fn read(&mut self, texts: &[(usize, &[u32])]) -> Result<Vec<TextsRead>, CommError> {
+    /// Reads what the cache has not of texts; of a text longer than the model's context the end. The results have the
+    /// texts in order. With [drafts](Self::drafts), [`draft`](Self::draft) must follow for each.
+    pub fn read(&mut self, texts: &[TextToRead<'_>]) -> Result<Vec<TextsRead>, CommError> {
         let context = self.model.context();
-        let (mut earlier, mut last) = (vec![], vec![]);
-        for (sequence, tokens) in texts {
+        let (mut earlier, mut newest) = (vec![], vec![]);
+        for text in texts {
+            let tokens = &text.tokens;
             let seen = &tokens[tokens.len().saturating_sub(context)..];
-            let (before, newest) = seen.split_at(seen.len() - 1);
-            let begin = self.begin(*sequence, before);
-            earlier.push((*sequence, &before[begin..]));
-            last.push((*sequence, newest));
+            let (before, last) = seen.split_at(seen.len() - text.last);
+            let (sequence, begin) = (text.sequence, self.begin(text.sequence, before));
+            earlier.push(NewPart {
+                sequence,
+                tokens: &before[begin..],
+                next: &seen[begin + 1..=before.len()],
+            });
+            newest.push(NewPart {
+                sequence,
+                tokens: last,
+                next: &[],
+            });
         }
         self.prefill(earlier)?;
-        // The last token of a text is in a call of its own kind, and only that call's logits are used.
+        // The last tokens of a text are in a call of their own kind, and only that call's logits are used.
         let at_once = self.cache.max_sequences();
-        let groups = last.chunks(at_once);
-        groups
+        newest
+            .chunks(at_once)
             .map(|parts| self.forward(parts, Reading::Whole))
             .collect()
     }
@@ -114,38 +195,34 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
 
     /// Reads tokens whose logits are not needed. A text is cut into the same chunks as alone; those of several texts are
     /// read together while they are short.
-    fn prefill(&mut self, texts: Parts<'_>) -> Result<(), CommError> {
+    fn prefill(&mut self, texts: Vec<NewPart<'_>>) -> Result<(), CommError> {
         let ranks = self.cache.prefill_multiple();
         let multiple = self.model.sequence_multiple();
-        let mut together: Parts<'_> = vec![];
-        for (sequence, tokens) in texts {
+        let mut together: Vec<NewPart<'_>> = vec![];
+        for text in texts {
             // What the ranks of a context group cannot divide, each of them reads.
             let divided = match ranks {
                 1 => 0,
-                _ => tokens.len() / (ranks * multiple) * (ranks * multiple),
+                _ => text.tokens.len() / (ranks * multiple) * (ranks * multiple),
             };
-            let (divided, rest) = tokens.split_at(divided);
+            let [divided, rest] = text.split_at(divided);
             for chunk in divided.chunks(PREFILL_CHUNK.next_multiple_of(multiple) * ranks) {
-                self.forward(&[(sequence, chunk)], Reading::Prefill)?;
+                self.forward(&[chunk], Reading::Prefill)?;
             }
             for chunk in rest.chunks(PREFILL_CHUNK) {
-                let count: usize = together.iter().map(|(_, tokens)| tokens.len()).sum();
-                let is_full = count + chunk.len() > PREFILL_CHUNK
+                let count: usize = together.iter().map(|part| part.tokens.len()).sum();
+                let is_full = count + chunk.tokens.len() > PREFILL_CHUNK
                     || together.len() == self.cache.max_sequences();
                 if is_full {
                     self.prefill_together(&std::mem::take(&mut together), ranks)?;
                 }
-                together.push((sequence, chunk));
+                together.push(chunk);
             }
         }
         self.prefill_together(&together, ranks)
     }
 
-    fn prefill_together(
-        &mut self,
-        parts: &[(usize, &[u32])],
-        ranks: usize,
-    ) -> Result<(), CommError> {
+    fn prefill_together(&mut self, parts: &[NewPart<'_>], ranks: usize) -> Result<(), CommError> {
         let reading = match ranks {
             1 => Reading::Prefill,
             _ => Reading::Whole,
@@ -156,31 +233,19 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         Ok(())
     }
 
-    /// Runs the model on new tokens.
-    fn forward(
-        &mut self,
-        parts: &[(usize, &[u32])],
-        reading: Reading,
-    ) -> Result<TextsRead, CommError> {
-        let mut ids: Vec<i32> = vec![];
-        for (_, tokens) in parts {
-            ids.extend(tokens.iter().map(|id| *id as i32));
-        }
-        ids.resize(
-            ids.len().next_multiple_of(self.model.sequence_multiple()),
-            0,
-        );
-        let data = TensorData::new(ids.clone(), [1, ids.len()]);
-        let part = |(sequence, tokens): &(usize, &[u32])| SequencePart {
-            sequence: *sequence,
-            count: tokens.len(),
+    /// Runs the model on new tokens; and the first depth of multi-token prediction, if it drafts and the tokens after them
+    /// are known.
+    fn forward(&mut self, parts: &[NewPart<'_>], reading: Reading) -> Result<TextsRead, CommError> {
+        let ids: Vec<_> = parts.iter().flat_map(|part| part.tokens).copied().collect();
+        let padded = ids.len().next_multiple_of(self.model.sequence_multiple());
+        let part = |part: &NewPart<'_>| SequencePart {
+            sequence: part.sequence,
+            count: part.tokens.len(),
         };
-        let new = NewTokens {
-            ids: Tensor::<2, Int>::from_data(data, &self.device),
-            parts: parts.iter().map(part).collect(),
-        };
+        let parts_read: Vec<_> = parts.iter().map(part).collect();
+        let new = self.new_tokens(&ids, &parts_read, padded);
         let (model, cache) = (self.model, &mut self.cache);
-        let rows = cache.last_rows(&new);
+        let last = cache.last_rows(&new);
         let pipeline = self.groups.pipeline();
         let hidden =
             forward_only(
@@ -192,36 +257,86 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
                     Reading::Whole => cache.hidden(model, stage, input, &new),
                 },
             )?;
-        for (sequence, tokens) in parts {
-            self.cached[*sequence].extend(*tokens);
-            self.cache.set_len(*sequence, self.cached[*sequence].len());
+        let next: Vec<_> = parts.iter().flat_map(|part| part.next).copied().collect();
+        let waits_for_next = self.drafts && next.is_empty();
+        if let (true, false, Some(hidden)) = (self.drafts, waits_for_next, &hidden) {
+            let next = self.new_tokens(&next, &parts_read, padded);
+            let is_prefill = matches!(reading, Reading::Prefill);
+            self.cache
+                .draft(self.model, hidden.clone(), &next, is_prefill);
         }
-        Ok(TextsRead { hidden, rows })
-    }
-
-    /// The logits of the next token of each text, on the ranks that have the last stage.
-    pub fn logits(&self, read: &TextsRead) -> Option<Vec<Vec<f64>>> {
-        let logits = self.model.logits_of(read.hidden.clone()?);
-        let of_row = |row: &usize| {
-            let row = logits.clone().narrow(1, *row, 1).into_data();
-            match row.as_slice::<f32>() {
-                Ok(values) => values.iter().map(|value| f64::from(*value)).collect(),
-                Err(_) => row.iter::<f64>().collect(),
+        for part in parts {
+            let cached = &mut self.cached[part.sequence];
+            cached.extend(part.tokens);
+            if !waits_for_next {
+                self.cache.set_len(part.sequence, cached.len());
             }
-        };
-        Some(read.rows.iter().map(of_row).collect())
+        }
+        let rows = last
+            .iter()
+            .zip(&parts_read)
+            .map(|(row, part)| row + 1 - part.count..row + 1);
+        Ok(TextsRead {
+            hidden,
+            rows: rows.collect(),
+            parts: parts_read,
+            padded,
+        })
     }
 
-    /// The log-probabilities of the next tokens, as the loss of training has them, on the ranks that have the last stage;
-    /// nothing on others.
-    pub fn logprobs(&self, read: &TextsRead, tokens: &[i64]) -> Vec<f64> {
+    fn new_tokens(&self, ids: &[u32], parts: &[SequencePart], padded: usize) -> NewTokens {
+        let mut ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+        ids.resize(padded, 0);
+        let data = TensorData::new(ids, [1, padded]);
+        NewTokens {
+            ids: Tensor::<2, Int>::from_data(data, &self.device),
+            parts: parts.to_vec(),
+        }
+    }
+
+    /// Runs the first depth of multi-token prediction on the last tokens of texts, of which the tokens after them are now
+    /// known: `next`, of each text as many as of its last tokens are kept, at least one. Returns the logits of the token
+    /// after those, on the ranks that have the last stage.
+    pub fn draft(&mut self, read: &TextsRead, next: &[Vec<u32>]) -> Option<Vec<Vec<f64>>> {
+        let mut ids = vec![];
+        for (part, next) in read.parts.iter().zip(next) {
+            // What follows a token that is not kept changes nothing.
+            ids.extend(next.iter().chain(&[0; 2]).take(part.count));
+        }
+        let new = self.new_tokens(&ids, &read.parts, read.padded);
+        let (model, cache) = (self.model, &mut self.cache);
+        let hidden = read.hidden.clone();
+        let hidden = hidden.map(|hidden| cache.draft(model, hidden, &new, false));
+        for (part, next) in read.parts.iter().zip(next) {
+            let cached = &mut self.cached[part.sequence];
+            cached.truncate(cached.len() - (part.count - next.len()));
+            self.cache.set_len(part.sequence, cached.len());
+        }
+        let logits = model.logits_of(hidden?);
+        let kept = read.rows.iter().zip(next);
+        let kept = kept.map(|(rows, next)| row_of(&logits, rows.start + next.len() - 1));
+        Some(kept.collect())
+    }
+
+    /// The logits of the next token after each of the last tokens of each text, on the ranks that have the last stage.
+    pub fn logits(&self, read: &TextsRead) -> Option<Vec<Vec<Vec<f64>>>> {
+        let logits = self.model.logits_of(read.hidden.clone()?);
+        let of_text = |rows: &Range<usize>| rows.clone().map(|row| row_of(&logits, row)).collect();
+        Some(read.rows.iter().map(of_text).collect())
+    }
+
+    /// The log-probabilities of the tokens after the last ones of each text, as the loss of training has them, on the ranks
+    /// that have the last stage; nothing on others.
+    pub fn logprobs(&self, read: &TextsRead, next: &[Vec<u32>]) -> Vec<Vec<f64>> {
         let Some(hidden) = read.hidden.clone() else {
-            return vec![];
+            return vec![vec![]; next.len()];
         };
         let [_, part, _] = hidden.dims();
         let mut targets = vec![0; part * self.model.sequence_multiple()];
-        for (row, token) in read.rows.iter().zip(tokens) {
-            targets[*row] = (*token).max(0) as i32;
+        for (rows, next) in read.rows.iter().zip(next) {
+            for (row, token) in rows.clone().zip(next) {
+                targets[row] = *token as i32;
+            }
         }
         let targets = TensorData::new(targets.clone(), [1, targets.len()]);
         let targets = Tensor::<2, Int>::from_data(targets, &self.device);
@@ -229,7 +344,11 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         let cross_entropy = losses.parts.into_iter().next();
         let losses = cross_entropy.unwrap_or(losses.objective).into_data();
         let losses: Vec<f64> = losses.iter::<f64>().collect();
-        read.rows.iter().map(|row| -losses[*row]).collect()
+        let of_text = |(rows, next): (&Range<usize>, &Vec<u32>)| {
+            let losses = &losses[rows.clone()][..next.len()];
+            losses.iter().map(|loss| -loss).collect()
+        };
+        read.rows.iter().zip(next).map(of_text).collect()
     }
 
     /// The tokens that the rank with the last stage has drawn, on every rank.
@@ -247,5 +366,14 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
 
     fn last(&self) -> usize {
         self.placement.last().copied().unwrap_or(0)
+    }
+}
+
+/// A row of logits `[1, rows, vocabulary]`.
+fn row_of(logits: &Tensor<3>, row: usize) -> Vec<f64> {
+    let row = logits.clone().narrow(1, row, 1).into_data();
+    match row.as_slice::<f32>() {
+        Ok(values) => values.iter().map(|value| f64::from(*value)).collect(),
+        Err(_) => row.iter::<f64>().collect(),
     }
 }

@@ -5,9 +5,15 @@ use std::time::{Duration, Instant};
 
 use burn_megatron_kernels::philox::{Stream, uniform};
 
+use super::reader::TextToRead;
 use super::stop::StopStringFilter;
 use super::{FinishReason, GenerateConfig, GenerateError, GenerationOutput, Written};
 use crate::tokenizer::{DecodeStream, Tokenizer};
+
+/// In the place of a drawn token: its logits are not finite.
+pub(super) const NOT_FINITE: i64 = -1;
+/// In the place of a drawn token: the draft before it was wrong.
+const REJECTED: i64 = -2;
 
 /// A prompt and the tokens after it.
 pub(super) struct Writing<'a> {
@@ -24,6 +30,10 @@ pub(super) struct Writing<'a> {
     text: String,
     /// Why the text has ended, before its maximum length.
     ended: Option<FinishReason>,
+    /// A guess of the next token.
+    draft: Option<u32>,
+    drafted: usize,
+    accepted: usize,
     started: Instant,
     prefill: Duration,
     decoded: Duration,
@@ -52,6 +62,9 @@ impl<'a> Writing<'a> {
             until: StopStringFilter::new(&config.stop),
             text: String::new(),
             ended: None,
+            draft: None,
+            drafted: 0,
+            accepted: 0,
             started: Instant::now(),
             prefill: Duration::ZERO,
             decoded: Duration::ZERO,
@@ -67,26 +80,96 @@ impl<'a> Writing<'a> {
         self.index
     }
 
-    /// The prompt and the new tokens.
-    pub fn tokens(&self) -> &[u32] {
-        &self.tokens
+    /// What is read for the next token: with the draft, if both fit.
+    pub fn to_read(&self, sequence: usize, context: usize) -> TextToRead<'_> {
+        let Some(draft) = self.usable_draft(context) else {
+            return TextToRead {
+                sequence,
+                tokens: (&self.tokens).into(),
+                last: 1,
+            };
+        };
+        let mut tokens = self.tokens.clone();
+        tokens.push(draft);
+        TextToRead {
+            sequence,
+            tokens: tokens.into(),
+            last: 2,
+        }
+    }
+
+    /// The draft, unless the text then has no room for a token after it.
+    fn usable_draft(&self, context: usize) -> Option<u32> {
+        let left = self.config.tokens - (self.tokens.len() - self.prompt);
+        self.draft
+            .filter(|_| left > 1 && self.tokens.len() < context)
     }
 
     pub fn has_ended(&self) -> bool {
         self.ended.is_some() || self.tokens.len() - self.prompt == self.config.tokens
     }
 
-    /// The next token from its logits; `None` if they are not finite. Draw `i` of the stream of the seed is that of new
-    /// token `i`, whatever other texts there are.
-    pub fn draw(&self, logits: &[f64]) -> Option<usize> {
+    /// The new token after `ahead` more from its logits, or [`NOT_FINITE`]. Draw `i` of the stream of the seed is that of
+    /// new token `i`, whatever other texts there are.
+    pub fn draw(&self, logits: &[f64], ahead: usize) -> i64 {
         let draws = Stream::new(self.config.seed.unwrap_or(0), 0);
-        let (number, mut point) = (self.tokens.len() - self.prompt, 0.0);
+        let (number, mut point) = (self.tokens.len() - self.prompt + ahead, 0.0);
         draws.words(number as u64, 1, |_, word| point = uniform(word));
-        self.config.draw(logits, point)
+        let token = self.config.draw(logits, point);
+        token.map_or(NOT_FINITE, |token| token as i64)
+    }
+
+    /// The next token from the logits after the text, and if it is the draft, the one after from those after the draft.
+    pub fn draw_all(&self, logits: &[Vec<f64>]) -> Vec<i64> {
+        let mut drawn = vec![];
+        for (ahead, row) in logits.iter().enumerate() {
+            let is_wrong = drawn.last().is_some_and(|token| !self.is_draft(*token));
+            drawn.push(match is_wrong {
+                true => REJECTED,
+                false => self.draw(row, ahead),
+            });
+        }
+        drawn
+    }
+
+    fn is_draft(&self, token: i64) -> bool {
+        self.draft.map(i64::from) == Some(token)
+    }
+
+    /// The tokens of what was drawn.
+    pub fn accepted(&self, drawn: &[i64]) -> Result<Vec<u32>, GenerateError> {
+        let drawn = drawn.iter().take_while(|token| **token != REJECTED);
+        let token = |(i, token): (usize, &i64)| {
+            let after = self.tokens.len() + i;
+            u32::try_from(*token).map_err(|_| GenerateError::Logits { after })
+        };
+        drawn.enumerate().map(token).collect()
+    }
+
+    pub fn set_draft(&mut self, token: i64) {
+        self.draft = u32::try_from(token).ok();
+    }
+
+    /// Adds tokens, until the text ends.
+    pub fn push_all(
+        &mut self,
+        tokens: &[u32],
+        was_drafted: bool,
+        logprobs: &[f64],
+        on_text: &mut dyn FnMut(usize, Written<'_>) -> io::Result<()>,
+    ) -> Result<(), GenerateError> {
+        self.drafted += usize::from(was_drafted);
+        self.accepted += tokens.len() - 1;
+        for (i, token) in tokens.iter().enumerate() {
+            if !self.has_ended() {
+                self.push(*token, logprobs.get(i).copied(), on_text)?;
+            }
+        }
+        Ok(())
     }
 
     /// Adds a token.
-    pub fn push(
+    fn push(
         &mut self,
         token: u32,
         logprob: Option<f64>,
@@ -139,6 +222,8 @@ impl<'a> Writing<'a> {
             prompt: self.prompt,
             tokens: self.tokens.split_off(self.prompt),
             logprobs: self.logprobs,
+            drafted: self.drafted,
+            accepted: self.accepted,
             prefill: self.prefill,
             decode: self.decoded,
         })

@@ -65,6 +65,25 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
         self.hidden(model, stage, input, new)
     }
 
+    /// Whether [`draft`](Self::draft) can be called; by default not.
+    fn can_draft(&self, _model: &M) -> bool {
+        false
+    }
+
+    /// Runs the first depth of multi-token prediction on what [`hidden`](Self::hidden) or, if `is_prefill`,
+    /// [`prefill`](Self::prefill) has returned for new tokens on the last stage, before their number is
+    /// [set](Self::set_len). `next` are the tokens after each. Returns what [`logits_of`](LanguageModel::logits_of) takes,
+    /// for the tokens after those.
+    fn draft(
+        &mut self,
+        _model: &M,
+        _hidden: Tensor<3>,
+        _next: &NewTokens,
+        _is_prefill: bool,
+    ) -> Tensor<3> {
+        unreachable!("called where can_draft is false")
+    }
+
     /// The row of the last new token of each sequence in what [`hidden`](Self::hidden) will return for them.
     fn last_rows(&self, new: &NewTokens) -> Vec<usize> {
         let ends = new.parts.iter().scan(0, |end, part| {
@@ -158,8 +177,8 @@ impl<M: LanguageModel> GenerationCache<M> for RecomputePrefix {
 
 /// A model whose attention layers read keys and values from a [`KvCache`], so that each token is read once.
 pub trait CachedAttention: LanguageModel {
-    /// The attention layers on this rank: of each the number of tokens before its own that a token sees, none if it sees
-    /// all.
+    /// The attention layers on this rank, that of [`draft_cached`](Self::draft_cached) last: of each the number of tokens
+    /// before its own that a token sees, none if it sees all.
     fn attention_windows(&self) -> Vec<Option<usize>>;
 
     /// Runs the layers of a stage on the tokens `[1, tokens]` that the cache [reads](KvCache::read); returns
@@ -172,6 +191,22 @@ pub trait CachedAttention: LanguageModel {
         ids: Tensor<2, Int>,
         cache: &mut KvCache,
     ) -> Tensor<3>;
+
+    /// Whether the last stage has a [`draft_cached`](Self::draft_cached); the same on every rank.
+    fn can_draft(&self) -> bool {
+        false
+    }
+
+    /// The output of the first depth of multi-token prediction at the tokens that the cache reads, from the last norm's
+    /// output at them and the tokens after them, `[1, tokens]`.
+    fn draft_cached(
+        &self,
+        _hidden: Tensor<3>,
+        _next: Tensor<2, Int>,
+        _cache: &mut KvCache,
+    ) -> Tensor<3> {
+        unreachable!("called where can_draft is false")
+    }
 }
 
 impl<M: CachedAttention> GenerationCache<M> for KvCache {
@@ -215,6 +250,27 @@ impl<M: CachedAttention> GenerationCache<M> for KvCache {
     ) -> Tensor<3> {
         let ids = self.read_share(new);
         model.hidden_cached(stage, input, ids, self)
+    }
+
+    fn can_draft(&self, model: &M) -> bool {
+        model.can_draft()
+    }
+
+    fn draft(
+        &mut self,
+        model: &M,
+        hidden: Tensor<3>,
+        next: &NewTokens,
+        is_prefill: bool,
+    ) -> Tensor<3> {
+        let ids = match is_prefill {
+            true => self.read_share(next),
+            false => {
+                self.read(&next.parts, next.ids.dims()[1]);
+                next.ids.clone()
+            }
+        };
+        model.draft_cached(hidden, ids, self)
     }
 
     fn bytes(&self) -> usize {

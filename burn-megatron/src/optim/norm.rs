@@ -27,7 +27,7 @@ pub fn global_norm<M: Module>(
     let _span = tracing::debug_span!("gradient_norm").entered();
     let squares = |grid| squares(gradients, ddp, grid).map_or(0.0, Tensor::into_scalar::<f64>);
     let norm = sum_over_model(squares, ddp)?.sqrt();
-    let norm = if rounds_norm(gradients) {
+    let norm = if rounds_norm(gradients, ddp) {
         f64::from(norm as f32)
     } else {
         norm
@@ -35,9 +35,17 @@ pub fn global_norm<M: Module>(
     Ok(norm * gradients.factor())
 }
 
-/// Whether the norm is rounded to f32.
-pub(super) fn rounds_norm(gradients: &Gradients) -> bool {
-    !gradients.sums().any(|sum| sum.dtype() == DType::F64)
+/// Whether the norm is rounded to f32, the same on every rank.
+pub(super) fn rounds_norm<M: Module>(
+    gradients: &Gradients,
+    ddp: &DistributedDataParallel<M>,
+) -> bool {
+    let mut dtypes: Vec<_> = gradients.sums().map(|sum| sum.dtype()).collect();
+    if dtypes.is_empty() {
+        // All parameters of this rank are frozen.
+        dtypes = ddp.frozen_dtypes();
+    }
+    !dtypes.contains(&DType::F64)
 }
 
 /// The sum of the squares of the elements of a grid that this rank accounts for, `[1]`, in f64 on a device that has

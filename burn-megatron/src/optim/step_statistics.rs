@@ -171,7 +171,7 @@ impl StepStatistics {
             columns,
             losses: LOSSES,
             squares: settings.squares,
-            rounds_norm: rounds_norm(gradients),
+            rounds_norm: rounds_norm(gradients, ddp),
             limit: largest_valid,
             clip: settings.clip,
             loss_scales: settings.loss_scales,

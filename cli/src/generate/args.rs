@@ -84,6 +84,10 @@ pub struct GenerateArgs {
     /// Recompute the whole sequence for each token instead of using the KV cache.
     #[arg(long)]
     pub no_cache: bool,
+    /// Draft the token after the next one with the model's module for multi-token prediction, and read both at once. It
+    /// changes no text on the CPU.
+    #[arg(long, conflicts_with = "no_cache")]
+    pub speculative: bool,
     /// Device: cpu, wgpu or cuda. The last two must be compiled in.
     #[arg(long, default_value_t = DeviceKind::Cpu)]
     pub device: DeviceKind,
@@ -121,6 +125,7 @@ impl GenerateArgs {
             stop: self.stop.clone(),
             seed: Some(self.seed),
             logprobs: self.logprobs,
+            speculative: self.speculative,
         };
         config.check()?;
         if self.batch_size == 0 {

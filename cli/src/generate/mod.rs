@@ -257,6 +257,7 @@ impl GenerationResult {
             format!("{what} {tokens} tokens in {seconds:.3} s, {rate:.1} per second")
         };
         let megabytes = self.cache_bytes as f64 / 1e6;
+        let drafts = self.drafts();
         let [only] = &self.generated[..] else {
             let texts = self.generated.len();
             let count =
@@ -264,7 +265,7 @@ impl GenerationResult {
             let (read, new) = (count(|text| text.prompt), count(|text| text.tokens.len()));
             let all = format!("{texts} texts of {read} tokens:");
             let all = line(&all, new, &self.time);
-            return format!("{all}; {megabytes:.2} MB of cache on rank 0");
+            return format!("{all}; {megabytes:.2} MB of cache on rank 0{drafts}");
         };
         let ended = match only.finish_reason {
             FinishReason::Length => "maximum number of tokens",
@@ -274,10 +275,23 @@ impl GenerationResult {
         // The first token is computed by the prefill.
         let drawn = only.tokens.len().saturating_sub(1);
         format!(
-            "{}\n{}; {megabytes:.2} MB of cache on rank 0\nend      {ended}",
+            "{}\n{}; {megabytes:.2} MB of cache on rank 0{drafts}\nend      {ended}",
             line("prefill ", only.prompt, &only.prefill),
             line("decode  ", drawn, &only.decode),
         )
+    }
+}
+
+impl GenerationResult {
+    /// How many drafts were right, with `--speculative`.
+    fn drafts(&self) -> String {
+        let count = |part: fn(&GenerationOutput) -> usize| self.generated.iter().map(part).sum();
+        let (drafted, accepted): (usize, usize) =
+            (count(|text| text.drafted), count(|text| text.accepted));
+        match drafted {
+            0 => String::new(),
+            _ => format!("; {accepted} of {drafted} drafts accepted"),
+        }
     }
 }
 

@@ -74,7 +74,7 @@ fn written(
     run.unwrap()
 }
 
-fn assert_same(what: &str, found: &[GenerationOutput], expected: &[GenerationOutput]) {
+pub(super) fn assert_same(what: &str, found: &[GenerationOutput], expected: &[GenerationOutput]) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
         let bits = |text: &GenerationOutput| -> Vec<u64> {

@@ -16,6 +16,7 @@ use burn_megatron_tests::{
 };
 
 mod batch;
+mod speculative;
 mod written;
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;

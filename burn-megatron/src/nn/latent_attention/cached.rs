@@ -65,7 +65,18 @@ impl MultiLatentAttention {
                 value_width: sizes.kv_rank,
                 engine: None,
             };
-            return self.values(split.attend(&of, q, own, first, is_part));
+            if is_part {
+                return self.values(split.attend(&of, q, own, first, true));
+            }
+            // One by one, so that a query has the same bits alone.
+            let of_query = |i: usize| {
+                let seen = split.own(first + i + 1);
+                let own = own.clone().filter(|(_, start)| seen > *start);
+                let own =
+                    own.map(|(all, start)| (all.map(|x| x.narrow(1, 0, seen - start)), start));
+                split.attend(&of, q.clone().narrow(1, i, 1), own, first + i, false)
+            };
+            return self.values(Tensor::cat((0..q.dims()[1]).map(of_query).collect(), 1));
         }
         let is_prefill = layer.is_prefill();
         let [all] = layer.extend([entry]);
@@ -78,9 +89,16 @@ impl MultiLatentAttention {
                 .core
                 .attend_separate([q, k, v], context, |weights, _| weights);
         }
+        let [_, count, ..] = q.dims();
         let (q, [k, v]) = (self.absorbed(q), self.keys_and_values(all));
-        let out = composed::flash_attention(q, k, v, None, &self.core.options());
-        self.values(out)
+        let [_, keys, ..] = k.dims();
+        // One by one, so that a query has the same bits alone.
+        let of_query = |i: usize| {
+            let seen = |x: &Tensor<4>| x.clone().narrow(1, 0, keys + 1 + i - count);
+            let (k, v, options) = (seen(&k), seen(&v), self.core.options());
+            composed::flash_attention(q.clone().narrow(1, i, 1), k, v, None, &options)
+        };
+        self.values(Tensor::cat((0..count).map(of_query).collect(), 1))
     }
 
     /// Latents of the cache as the keys and the values of one group.
