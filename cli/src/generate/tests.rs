@@ -327,6 +327,8 @@ fn figures_say_how_fast_it_was() {
             logprobs: vec![],
             finish_reason: FinishReason::Stop,
             prompt: 30,
+            drafted: 0,
+            accepted: 0,
             prefill: Duration::from_millis(100),
             decode: Duration::from_millis(500),
         }],
