@@ -119,7 +119,7 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         None
     }
 
-    /// Records that this rank begins a step, counted from 0. Call logs, failure reports and fault injection
+    /// Records that this rank begins a step; a trainer counts them from 1. Call logs, failure reports and fault injection
     /// use it; wrappers forward it.
     fn begin_step(&self, _step: u64) {}
 

@@ -28,6 +28,7 @@
 //! | [`bounded`] | reading of whole files, up to a size |
 //! | [`partial`] | files and folders that are being written, and their clean-up after a crash |
 //! | [`device`] | devices by name, checked before Burn is called |
+//! | [`table`] | tables of text that fit a terminal |
 //!
 //! # Feature flags
 //!
@@ -73,6 +74,7 @@ pub mod optim;
 pub mod partial;
 pub mod pipeline;
 pub mod plan;
+pub mod table;
 #[cfg(test)]
 mod testing;
 pub mod tokenizer;

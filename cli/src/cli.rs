@@ -16,6 +16,7 @@ use crate::plan::args::PlanArgs;
 use crate::preprocess::args::PreprocessArgs;
 use crate::pretrain::args::PretrainArgs;
 use crate::schedule::ScheduleArgs;
+use crate::terminal::MAX_COLUMNS;
 use crate::verify::args::VerifyArgs;
 use clap::{Parser, Subcommand, ValueEnum};
 use tracing_subscriber::fmt::format::FmtSpan;
@@ -23,14 +24,23 @@ use tracing_subscriber::fmt::format::FmtSpan;
 /// Large-model training for Burn: tensor, sequence, pipeline and data parallelism, checked against one
 /// rank.
 #[derive(Parser)]
-#[command(name = "burn-megatron", version, max_term_width = 100)]
+#[command(name = "burn-megatron", version, max_term_width = MAX_COLUMNS)]
 pub struct Cli {
     /// The command.
     #[command(subcommand)]
     pub command: Command,
-    /// Log level of standard error: `debug` logs the phases of each step with their times, `trace` each
-    /// collective and each parameter update.
-    #[arg(long, global = true, value_enum, default_value_t = LogLevel::Warn)]
+    /// What is logged on standard error: error, warn, info (also how long each step takes), debug (also its phases) or trace
+    /// (also each collective and each parameter's update). The progress of a run is shown at every level.
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        value_name = "LEVEL",
+        default_value_t = LogLevel::Warn,
+        hide_possible_values = true,
+        help_heading = "Logging",
+        display_order = 1000
+    )]
     pub log_level: LogLevel,
 }
 
@@ -56,7 +66,7 @@ pub enum Command {
     Generate(Box<GenerateArgs>),
     /// Start ranks as processes of this machine, for MPI or NCCL.
     ///
-    /// The command after -- is run by every rank, as in `launch --ranks 4 -- pretrain`. Each line of output
+    /// Every rank runs the command that follows, as in `launch --ranks 4 pretrain --steps 20`. Each line of output
     /// is prefixed with its rank. When a rank fails, all others are ended, and its exit code is returned.
     /// Ctrl-C stops all ranks; a second one kills them.
     Launch(Box<LaunchArgs>),
@@ -65,8 +75,7 @@ pub enum Command {
     LaunchSlot,
     /// Convert a Hugging Face model to a checkpoint, or back.
     ///
-    /// `convert --from hf DIR --to DIR` or `convert --from checkpoint PATH --to DIR`. Families: GPT-2,
-    /// Llama, Mistral, Qwen 2 and 3. The model is converted tensor by tensor, and no file is overwritten.
+    /// The folder SRC decides which. The model is converted tensor by tensor, and no file is overwritten.
     Convert(ConvertArgs),
     /// Compare the losses of runs: a table, and a plot with a curve for each.
     Compare(CompareArgs),
@@ -74,10 +83,10 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Find the fastest layouts of a model on some devices: their memory, time and traffic, before anything is built.
     ///
-    /// `plan --model HF_FOLDER --devices 64xH100 --global-batch 256` searches every layout and schedule, ZeRO stage,
+    /// `plan --model HF_FOLDER --devices 64xH100 --global-batch-size 256` searches every layout and schedule, ZeRO stage,
     /// micro-batch and recomputation. The times are estimates: see the book.
     Plan(Box<PlanArgs>),
-    /// Show a pipeline schedule: a table, its bubble and memory, and a Gantt chart.
+    /// Show a pipeline schedule: a table, its bubble and memory, and with --svg a Gantt chart.
     Schedule(ScheduleArgs),
     /// Check that the collectives of an engine are correct.
     ///
@@ -130,7 +139,7 @@ pub enum LogLevel {
     Error,
     /// Warnings.
     Warn,
-    /// Each step.
+    /// Steps, with their times.
     Info,
     /// Each phase of a step, with its time.
     Debug,

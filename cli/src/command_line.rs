@@ -12,10 +12,10 @@ use clap::{CommandFactory, FromArgMatches};
 use crate::cli::{BenchCommand, Cli, Command};
 use crate::error::Error;
 use crate::family::Families;
-use crate::recipe::DEFAULT_RECIPE;
+use crate::recipe::{DEFAULT_RECIPE, Recipe};
 use crate::{
-    bench, checkpoint, compare, conformance, convert, env, generate, launch, plan, preprocess,
-    pretrain, retired, schedule, stdio, verify,
+    bench, checkpoint, compare, conformance, convert, env, generate, help, launch, plan,
+    preprocess, pretrain, retired, schedule, stdio, verify,
 };
 
 /// The exit code of wrong usage, as with clap.
@@ -97,7 +97,8 @@ impl CommandLine {
         &self,
         args: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     ) -> ExitCode {
-        let matches = Cli::command().name(self.name).try_get_matches_from(args);
+        let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
+        let matches = self.clap(&args).try_get_matches_from(&args);
         let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
             Ok(cli) => cli,
             Err(error) => match retired::explain_flag(&error) {
@@ -124,6 +125,19 @@ impl CommandLine {
             return ExitCode::FAILURE;
         }
         code
+    }
+
+    /// The command of clap; where help is asked for, with the defaults of the recipe.
+    fn clap(&self, args: &[OsString]) -> clap::Command {
+        let command = Cli::command().name(self.name);
+        let asks = |arg: &OsString| arg == "-h" || arg == "--help" || arg == "help";
+        if !args.iter().any(asks) {
+            return command;
+        }
+        match Recipe::parse(&self.recipe, &self.families) {
+            Ok(recipe) => help::with_keys(command, &recipe),
+            Err(_) => command,
+        }
     }
 
     fn command(&self, command: &Command) -> Result<ExitCode, Error> {

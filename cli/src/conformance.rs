@@ -18,9 +18,6 @@ pub struct ConformanceArgs {
     /// Ranks; by default 4 threads of this process, or as many as a launcher started.
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
-    /// The ranks and their timeouts.
-    #[command(flatten)]
-    pub world: RankArgs,
     /// Make the ranks call different collectives, and print the error of each: operation, type, length, root,
     /// reduction or message-length.
     #[arg(long, value_name = "KIND")]
@@ -31,6 +28,9 @@ pub struct ConformanceArgs {
     /// Seed of all numbers and programs.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
+    /// The ranks and their timeouts.
+    #[command(flatten)]
+    pub world: RankArgs,
 }
 
 /// Runs the suite on every rank and prints what was checked.

@@ -13,6 +13,7 @@ use crate::recipe::Recipe;
 
 /// Flags of data parallelism; each overrides a key of `[data_parallel]`, the last three keys of `[train]`.
 #[derive(Args, Debug, Default)]
+#[command(next_help_heading = "Data parallelism")]
 pub struct DataParallelArgs {
     /// What is sharded over the data-parallel ranks: 0 nothing, 1 the optimizer state, 2 also the gradients,
     /// 3 also the parameters.
@@ -22,7 +23,7 @@ pub struct DataParallelArgs {
     #[arg(long, value_name = "N")]
     pub hsdp: Option<usize>,
     /// The type that the model computes in. Master weights are f32, or f64 with f64, which is for --device cpu.
-    #[arg(long, value_name = "f64|f32|bf16|f16", value_parser = precision)]
+    #[arg(long, value_name = "f64|f32|bf16|f16", value_parser = precision, help_heading = "Precision")]
     pub precision: Option<Precision>,
     /// Reduce each bucket of gradients as soon as it is ready, during the backward; the default.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
@@ -39,22 +40,30 @@ pub struct DataParallelArgs {
     /// Send gradients in the 16-bit type of --precision; they are still summed in f32.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub reduce_in_16_bits: Option<bool>,
-    /// Norm above which a gradient bucket of a rank counts as not finite.
+    /// Norm above which a gradient bucket of a rank counts as not finite, and the step is skipped. To clip gradients is
+    /// train.clip of the recipe.
     #[arg(long, value_name = "NORM")]
     pub gradient_limit: Option<f64>,
     /// Loss scale: none, dynamic or a number. By default dynamic for f16, none for other types.
-    #[arg(long, value_name = "none|dynamic|NUMBER", value_parser = loss_scale)]
+    #[arg(long, value_name = "none|dynamic|NUMBER", value_parser = loss_scale, help_heading = "Precision")]
     pub loss_scale: Option<LossScale>,
     /// Steps between two checks that replicated weights are equal.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = "Training")]
     pub check_replicas_every: Option<usize>,
     /// Log the number of zeros in the gradient of each step.
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Training")]
     pub log_num_zeros_in_grad: Option<bool>,
 }
 
-/// A type to compute in, as a flag has it.
+/// A type to compute in, as a flag has it, also by PyTorch's names.
 pub fn precision(text: &str) -> Result<Precision, ValueError> {
+    let text = match text {
+        "fp64" | "float64" => "f64",
+        "fp32" | "float32" => "f32",
+        "bfloat16" => "bf16",
+        "fp16" | "float16" => "f16",
+        text => text,
+    };
     let text: serde::de::value::StrDeserializer<'_, ValueError> = text.into_deserializer();
     Precision::deserialize(text)
 }

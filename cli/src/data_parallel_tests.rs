@@ -192,6 +192,7 @@ fn sizes_out_of_range_are_refused_before_the_start() {
         precision.contains("expected one of `f64`, `f32`, `bf16`, `f16`"),
         "{precision}"
     );
+    assert_eq!(super::precision("fp16").unwrap(), Precision::F16);
     let scale = refusal("--loss-scale large");
     assert!(scale.contains("\"none\", \"dynamic\", a number"), "{scale}");
 }

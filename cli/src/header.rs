@@ -13,12 +13,19 @@ use burn_megatron::device::DeviceKind;
 use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron::train::SequenceWarmup;
 use burn_megatron::train::run_folder::RunFolder;
-use indicatif::DecimalBytes;
+use indicatif::HumanBytes;
 
 use crate::error::Error;
+use crate::numbers::{count, grouped};
 use crate::parallel_plan::ParallelPlan;
 use crate::recipe::Recipe;
 use crate::start::ResumePoint;
+use crate::terminal::{self, labelled};
+
+/// Prints a line of the header.
+pub fn print(label: &str, text: impl AsRef<str>) {
+    println!("{}", labelled(label, text.as_ref()));
+}
 
 /// Prints the ranks and the data.
 pub fn print_run(
@@ -28,47 +35,62 @@ pub fn print_run(
     device: DeviceKind,
     rank: &Rank,
 ) {
-    println!("{}\n", plan.mesh);
-    let (engine, threads) = (rank.engine(), rank.compute_threads());
-    let plural = if threads == 1 { "" } else { "s" };
-    println!("engine   {engine}; {device}, {threads} compute thread{plural} per rank");
+    println!("{}\n", terminal::wrapped(&plan.mesh.to_string()));
+    let (engine, threads) = (
+        rank.engine(),
+        count(rank.compute_threads(), "compute thread"),
+    );
+    print("engine", format!("{engine}; {device}, {threads} per rank"));
     if let Some(schedule) = &plan.schedule {
         let stages = plan
             .stages
             .iter()
             .map(|stage| stage.layers.len().to_string());
-        println!(
-            "pipeline {}: {} stages of {} layers, {} micro-batches",
-            schedule.name(),
-            schedule.stages(),
-            stages.collect::<Vec<_>>().join(", "),
-            schedule.micro_batches(),
+        let micro_batches = match schedule.micro_batches() {
+            1 => "1 micro-batch".into(),
+            number => format!("{number} micro-batches"),
+        };
+        print(
+            "pipeline",
+            format!(
+                "{}: {} of {} layers, {}",
+                schedule.name(),
+                count(schedule.stages(), "stage"),
+                stages.collect::<Vec<_>>().join(", "),
+                micro_batches,
+            ),
         );
     }
     let train = &recipe.train;
     let length = train.sequence_length.unwrap_or(recipe.model.context());
     if let Some(context) = context(recipe, length) {
-        println!("context  {context}");
+        print("context", context);
     }
-    println!("data     {}", data.describe());
+    print("data", data.describe());
     for SequenceWarmup { until_step, length } in &train.sequence_warmup {
-        println!("         rows of {length} tokens until step {until_step}");
+        print(
+            "",
+            format!("rows of {length} tokens until step {until_step}"),
+        );
     }
     for part in &train.batch_warmup {
-        println!(
-            "         {} samples per step until step {}",
-            part.global_batch_size, part.until_step
+        let (size, until) = (part.global_batch_size, part.until_step);
+        print(
+            "",
+            format!("{} per step until step {until}", count(size, "sample")),
         );
     }
     let share = train.global_batch_size / recipe.parallel.data_size();
-    println!(
-        "batch    {} samples of {length} tokens: {} per rank in micro-batches of {}; {} tokens per \
-         step, {} steps",
-        train.global_batch_size,
-        share,
-        train.micro_batch_size,
-        count(train.global_batch_size * length),
-        train.steps,
+    print(
+        "batch",
+        format!(
+            "{} of {}: {share} per rank in micro-batches of {}; {} per step, {}",
+            count(train.global_batch_size, "sample"),
+            count(length, "token"),
+            train.micro_batch_size,
+            count(train.global_batch_size * length, "token"),
+            count(train.steps, "step"),
+        ),
     );
 }
 
@@ -83,20 +105,21 @@ fn context(recipe: &Recipe, length: usize) -> Option<String> {
     Some(format!(
         "{} ranks share each sequence, {} tokens each ({}); attention by {exchange}{chosen}",
         parallel.context,
-        count(length / parallel.context),
+        grouped(length / parallel.context),
         parallel.context_split,
     ))
 }
 
 /// Prints the size of the model: its parameters, and those of rank 0.
 pub fn print_model(recipe: &Recipe, parameters: usize, own: usize, flops_per_token: f64) {
-    println!(
-        "model    {}: {} parameters, {} on rank 0; {:.1} MFLOP per token",
+    let text = format!(
+        "{}: {} parameters, {} on rank 0; {:.1} MFLOP per token",
         recipe.model.describe(),
-        count(parameters),
-        count(own),
+        grouped(parameters),
+        grouped(own),
         flops_per_token / 1e6,
     );
+    print("model", text);
 }
 
 /// Prints the adapters of a model that has some, and how many of its parameters are trained.
@@ -104,10 +127,11 @@ pub fn print_lora(recipe: &Recipe, trained: usize, all: usize) {
     let Some(lora) = &recipe.lora else {
         return;
     };
-    println!("lora     {}", describe_lora(lora, trained, all));
+    print("lora", describe_lora(lora, trained, all));
     if lora.base_model.is_none() {
-        println!(
-            "         the frozen weights are random, from the seed: --load or lora.base_model starts from those of a model"
+        print(
+            "",
+            "the frozen weights are random, from the seed: --load or lora.base_model starts from those of a model",
         );
     }
 }
@@ -122,8 +146,8 @@ fn describe_lora(lora: &LoraConfig, trained: usize, all: usize) -> String {
         "rank {rank}, alpha {alpha}{}{dropout} on {}; trainable parameters: {} of {} ({:.2} %)",
         if lora.rslora { " / sqrt(rank)" } else { "" },
         lora.target_modules.join(", "),
-        count(trained),
-        count(all),
+        grouped(trained),
+        grouped(all),
         100.0 * trained as f64 / all.max(1) as f64,
     )
 }
@@ -131,14 +155,14 @@ fn describe_lora(lora: &LoraConfig, trained: usize, all: usize) -> String {
 /// Prints the checkpoint that the run resumes from, or the weights that it loads.
 pub fn print_start(from: Option<&ResumePoint>, weights: Option<&Path>) {
     match (from, weights) {
-        (Some(from), _) => println!(
-            "resumed  after step {}, {}\n",
-            from.step,
-            from.path.display()
-        ),
-        (None, Some(weights)) => println!("weights  {}\n", weights.display()),
-        (None, None) => {}
+        (Some(from), _) => {
+            let path = from.path.display();
+            print("resumed", format!("after step {}, {path}", from.step));
+        }
+        (None, Some(weights)) => print("weights", weights.display().to_string()),
+        (None, None) => return,
     }
+    println!();
 }
 
 /// Prints the checkpoints that were set aside in a run folder, one per line.
@@ -148,7 +172,7 @@ pub fn print_aside(folder: &RunFolder) -> Result<(), Error> {
         return Ok(());
     }
     for aside in CheckpointFolder::open(checkpoints)?.inactive()? {
-        println!("aside    {}", describe_aside(&aside));
+        print("aside", describe_aside(&aside));
     }
     Ok(())
 }
@@ -156,7 +180,7 @@ pub fn print_aside(folder: &RunFolder) -> Result<(), Error> {
 /// A checkpoint that was set aside: its name, its size, and how long it is kept.
 pub fn describe_aside(aside: &InactiveCheckpoint) -> String {
     let bytes = match aside.bytes {
-        Some(bytes) => DecimalBytes(bytes).to_string(),
+        Some(bytes) => HumanBytes(bytes).to_string(),
         None => "of unknown size".to_string(),
     };
     let until = if aside.is_discarded {
@@ -194,14 +218,16 @@ pub fn layout(recipe: &Recipe) -> String {
 
 /// Prints what is sharded over the data axis of `ranks` ranks, and the buckets of rank 0.
 pub fn print_sharing(config: &DataParallelConfig, ranks: usize, layout: &BufferLayout) {
-    println!("sharding {}; {}", sharding(config, ranks), types(config));
-    println!("buckets  {}; {}", buckets(layout), timing(config, ranks));
+    let types = types(config);
+    print("sharding", format!("{}; {types}", sharding(config, ranks)));
+    let timing = timing(config, ranks);
+    print("buckets", format!("{}; {timing}", buckets(layout)));
 }
 
 /// Prints which optimizer state of rank 0 is on the host, if any is.
 pub fn print_offload(offload: &OffloadPlan, layout: &BufferLayout) {
     if let Some(offload) = offloaded(offload, layout) {
-        println!("offload  {offload}");
+        print("offload", offload);
     }
 }
 
@@ -220,8 +246,7 @@ fn offloaded(offload: &OffloadPlan, layout: &BufferLayout) -> Option<String> {
 fn sharding(config: &DataParallelConfig, ranks: usize) -> String {
     let what = match config.zero_stage {
         ZeroStage::Replicated => {
-            let plural = if ranks == 1 { "" } else { "s" };
-            return format!("none, {ranks} replica{plural}");
+            return format!("none, {}", count(ranks, "replica"));
         }
         ZeroStage::Optimizer => "optimizer state",
         ZeroStage::Gradients => "optimizer state and gradients",
@@ -261,9 +286,9 @@ fn buckets(layout: &BufferLayout) -> String {
     let sizes = || layout.buckets().map(|(_, _, bucket)| bucket.padded());
     let (least, most) = (sizes().min().unwrap_or(0), sizes().max().unwrap_or(0));
     let sizes = if least == most {
-        count(most)
+        grouped(most)
     } else {
-        format!("{} to {}", count(least), count(most))
+        format!("{} to {}", grouped(least), grouped(most))
     };
     format!("{} of {sizes} elements on rank 0", layout.bucket_count())
 }
@@ -290,30 +315,11 @@ fn timing(config: &DataParallelConfig, ranks: usize) -> String {
     format!("{sums}{gathers}")
 }
 
-/// A number with its digits grouped by thousands: `1 234 567`.
-pub fn count(number: usize) -> String {
-    let digits = number.to_string();
-    let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().collect();
-    groups
-        .into_iter()
-        .map(String::from_utf8_lossy)
-        .collect::<Vec<_>>()
-        .join(" ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use burn_megatron::comm::DType::F32;
     use burn_megatron::data_parallel::layout::{BucketRules, ParameterSize};
-
-    #[test]
-    fn thousands_stand_apart() {
-        assert_eq!(
-            [0, 999, 1000, 1_234_567].map(count),
-            ["0", "999", "1 000", "1 234 567"]
-        );
-    }
 
     #[test]
     fn the_header_says_what_is_trained() {
@@ -324,7 +330,7 @@ mod tests {
         };
         assert_eq!(
             describe_lora(&lora, 1024, 1_000_000),
-            "rank 8, alpha 16, dropout 0.1 on q_proj, v_proj; trainable parameters: 1 024 of 1 000 000 (0.10 %)"
+            "rank 8, alpha 16, dropout 0.1 on q_proj, v_proj; trainable parameters: 1,024 of 1,000,000 (0.10 %)"
         );
     }
 
@@ -403,7 +409,7 @@ mod tests {
             let sizes: Vec<_> = sizes.iter().map(|elements| size(*elements)).collect();
             buckets(&BufferLayout::new(&sizes, &rules).unwrap())
         };
-        assert_eq!(of(&[100, 3000]), "2 of 128 to 3 072 elements on rank 0");
+        assert_eq!(of(&[100, 3000]), "2 of 128 to 3,072 elements on rank 0");
         assert_eq!(of(&[100]), "1 of 128 elements on rank 0");
         let layout = BufferLayout::new(&[100, 3000].map(size), &rules).unwrap();
         let plan = |buckets| OffloadPlan {

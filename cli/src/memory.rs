@@ -11,8 +11,8 @@ use burn_megatron::nn::{
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+use crate::byte_size::ByteSize;
 use crate::error::Error;
-use crate::memory_limit::ByteSize;
 use crate::parallel_plan::ParallelPlan;
 use crate::recipe::Recipe;
 
@@ -73,6 +73,7 @@ impl MemoryConfig {
 
 /// Flags that save memory; each overrides a key of `[memory.recompute]` or `[memory.offload]`.
 #[derive(Args, Debug, Default)]
+#[command(next_help_heading = "Memory")]
 pub struct MemoryArgs {
     /// What is recomputed in the backward instead of kept: nothing, whole layers (full), or the parts of layers in
     /// --recompute-modules (selective).

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::path::Path;
-use std::str::FromStr;
 
 use burn_megatron::data_parallel::host_memory::{HostMemory, MemoryLimit};
 use burn_megatron::data_parallel::{ZeroStage, format_bytes};
@@ -12,41 +11,10 @@ use burn_megatron::mesh::Mesh;
 use burn_megatron::plan::Recompute;
 use burn_megatron::plan::memory::{MemoryByKind, MemoryReport, MemoryRequest};
 
+use crate::byte_size::ByteSize;
 use crate::error::Error;
 use crate::ranks::RankSetup;
 use crate::recipe::Recipe;
-
-/// Bytes, as in `80GiB`, `512MiB` or `1000000`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ByteSize(pub u64);
-
-impl FromStr for ByteSize {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let invalid = || {
-            format!(
-                "invalid size \"{text}\": expected bytes, or a number with KiB, MiB, GiB or TiB"
-            )
-        };
-        let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-        let power = match &text[digits.len()..] {
-            "" => 0,
-            "KiB" => 1,
-            "MiB" => 2,
-            "GiB" => 3,
-            "TiB" => 4,
-            _ => return Err(invalid()),
-        };
-        let number: f64 = digits.trim().parse().map_err(|_| invalid())?;
-        let bytes = number * f64::from(1 << 10).powi(power);
-        if bytes >= 1.0 && bytes < u64::MAX as f64 {
-            Ok(Self(bytes as u64))
-        } else {
-            Err(invalid())
-        }
-    }
-}
 
 /// The plan of a run.
 ///

@@ -12,16 +12,6 @@ micro_batch_size = 2
 global_batch_size = 16
 ";
 
-#[test]
-fn sizes_have_binary_units() {
-    assert_eq!("1.5GiB".parse(), Ok(ByteSize(3 << 29)));
-    assert_eq!("4096".parse(), Ok(ByteSize(4096)));
-    for text in ["", "GiB", "8GB", "-1MiB", "0", "nan"] {
-        let error = text.parse::<ByteSize>().unwrap_err();
-        assert!(error.contains("expected bytes"), "{error}");
-    }
-}
-
 fn threads(ranks: usize) -> RankSetup {
     RankSetup {
         world: World::threads(ranks).unwrap(),

@@ -24,7 +24,7 @@ use crate::family::{AnyTrainer, RankMemory};
 use crate::fp8;
 use crate::fp8::report::{self, OperandLine};
 use crate::header::{
-    layout, print_aside, print_lora, print_model, print_offload, print_run, print_sharing,
+    layout, print, print_aside, print_lora, print_model, print_offload, print_run, print_sharing,
     print_start,
 };
 use crate::interrupt::Interrupt;
@@ -130,7 +130,8 @@ impl RankRun<'_> {
         let mut recorder = Recorder::new(rank.rank(), first..steps, start, Box::new(stop))?
             .in_bits_per(data::unit(self.data).bits_unit())
             .evaluating_every(recipe.train.evaluate_every);
-        let hf = start.map(|start| HfSaver::new(start.folder.path(), recipe, self.saving));
+        let hf = start
+            .map(|start| HfSaver::new(start.folder.path(), recipe, self.saving, self.deadline));
         let hf = hf.transpose()?.flatten();
         recorder = recorder.saving_hf(hf);
         if self.fp8_report {
@@ -267,15 +268,13 @@ impl RankRun<'_> {
         let (config, data) = (&recipe.data_parallel, recipe.parallel.data_parallel_size());
         print_sharing(config, data, &own.sharing.layout);
         print_offload(&own.sharing.offload, &own.sharing.layout);
-        println!("kernels  {}", own.kernels);
+        print("kernels", own.kernels.to_string());
         if fp8::is_on(&recipe.fp8) {
             let engine = burn_megatron::kernels::fp8::engine_of_fp8(device);
-            println!(
-                "fp8      {}",
-                fp8::describe(&recipe.fp8, recipe.model.layers(), &engine)
-            );
+            let fp8 = fp8::describe(&recipe.fp8, recipe.model.layers(), &engine);
+            print("fp8", fp8);
         }
-        println!("folder   {}", folder.path().display());
+        print("folder", folder.path().display().to_string());
         let recompute = recipe.memory.recompute();
         let recomputed = if recompute.is_on() {
             format!("; the backward recomputes {}", recompute.describe())
@@ -284,15 +283,18 @@ impl RankRun<'_> {
         };
         let offload = recompute.offload;
         if offload.bytes > 0 {
-            println!(
-                "offload  inputs of recomputed blocks on the host, at most {} per rank; fetched {} ahead",
+            let text = format!(
+                "inputs of recomputed blocks on the host, at most {} per rank; fetched {} ahead",
                 format_bytes(offload.bytes),
                 offload.prefetch,
             );
+            print("offload", text);
         }
-        println!("memory   of rank 0, without activations{recomputed}\n");
-        println!("{}\n", own.sharing.memory);
-        println!("planned  {}\n", self.planned_memory);
+        let memory = format!("of rank 0, without activations{recomputed}");
+        print("memory", memory);
+        println!("\n{}\n", own.sharing.memory);
+        print("planned", self.planned_memory.to_string());
+        println!();
     }
 }
 

@@ -12,27 +12,38 @@ use crate::error::Error;
 
 /// Flags of the communication between ranks.
 #[derive(Args)]
+#[command(next_help_heading = "Communication")]
 pub struct RankArgs {
     /// Communication engine: threads (of this process), nccl or mpi. By default threads; where a launcher
     /// started this process as one of several ranks, mpi, or nccl with --device cuda.
     #[arg(long, value_name = "threads|nccl|mpi")]
     pub engine: Option<Engine>,
     /// Timeout of a collective in seconds. The error names the missing ranks.
-    #[arg(long, value_name = "SECONDS", default_value_t = 100.0)]
+    #[arg(long = "timeout", value_name = "SECONDS", default_value_t = 100.0)]
     pub deadline: f64,
     /// The same for the first collective of a group and for the first step; between processes also for the
     /// rendezvous of all ranks.
-    #[arg(long, value_name = "SECONDS", default_value_t = 300.0)]
+    #[arg(
+        long = "first-timeout",
+        value_name = "SECONDS",
+        default_value_t = 300.0,
+        hide_short_help = true
+    )]
     pub first_deadline: f64,
     /// Seconds without a heartbeat after which the process of a rank counts as lost.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 30.0,
+        hide_short_help = true
+    )]
     pub heartbeat_timeout: f64,
     /// File of mode 0600 with the token that ranks authenticate with: 64 hexadecimal digits, the same for all.
     /// By default BURN_MEGATRON_TOKEN; not needed under `launch` and mpirun.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub token_file: Option<PathBuf>,
     /// Register buffers with NCCL for large tensors; the header says whether it did.
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub nccl_registered: bool,
 }
 
@@ -78,8 +89,8 @@ pub fn set_up(args: &RankArgs, device: DeviceKind, wanted: usize) -> Result<Rank
     };
     let world = ranks
         .world
-        .deadline(seconds("deadline", args.deadline)?)
-        .first_deadline(seconds("first-deadline", args.first_deadline)?)
+        .deadline(seconds("timeout", args.deadline)?)
+        .first_deadline(seconds("first-timeout", args.first_deadline)?)
         .heartbeat_timeout(seconds("heartbeat-timeout", args.heartbeat_timeout)?)
         .grace(FAILURE_GRACE)
         .registered_buffers(args.nccl_registered);
@@ -188,7 +199,7 @@ mod tests {
     #[test]
     fn times_are_checked() {
         assert_eq!(
-            seconds("deadline", 2.5).unwrap(),
+            seconds("timeout", 2.5).unwrap(),
             Duration::from_millis(2500)
         );
         for value in [0.0, -1.0, f64::NAN, f64::INFINITY] {

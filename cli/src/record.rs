@@ -82,9 +82,8 @@ impl Recorder {
         self
     }
 
-    /// Whether an evaluation follows a step of a run that is not stopped.
-    fn is_evaluated(&self, step: usize) -> bool {
-        let done = step + 1;
+    /// Whether an evaluation follows after so many steps of a run that is not stopped.
+    fn is_evaluated(&self, done: usize) -> bool {
         let is_due = |every: usize| done.is_multiple_of(every);
         done == self.steps || self.evaluate_every.is_some_and(is_due)
     }
@@ -128,12 +127,11 @@ impl Observer for Recorder {
     fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) -> Result<(), ObserverError> {
         self.progress.step(metrics, timing);
         if let Some(fp8) = &self.fp8 {
-            fp8.measure(metrics.step + 2 >= self.steps);
+            fp8.measure(metrics.step + 1 >= self.steps);
         }
         if let Some(reason) = metrics.skip_reason {
-            let number = metrics.step + 1;
             let reason = skip_text(reason, metrics.loss_scale);
-            let note = format!("step {number} skipped on every rank: {reason}");
+            let note = format!("step {} skipped on every rank: {reason}", metrics.step);
             self.progress.note(&note);
         }
         if let Some((records, timings)) = &mut self.files {

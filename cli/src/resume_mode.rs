@@ -46,8 +46,8 @@ impl<'a> ResumeMode<'a> {
             (Some(path), run_dir) => {
                 let path = Path::new(path);
                 let same = |other: &Path| other.canonicalize().ok() == path.canonicalize().ok();
-                // --runs asks for a new folder.
-                let here = run_dir.map_or(args.runs.is_none(), same);
+                // --runs-dir asks for a new folder.
+                let here = run_dir.map_or(args.runs_dir.is_none(), same);
                 if here && config_of(path).is_some() {
                     Self::InPlace(path)
                 } else {
@@ -159,7 +159,7 @@ mod tests {
                 false,
             ),
             (
-                format!("--resume {own} --runs {other}"),
+                format!("--resume {own} --runs-dir {other}"),
                 ResumeMode::NewFolder(&run),
                 false,
             ),

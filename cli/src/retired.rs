@@ -13,9 +13,13 @@ use crate::error::Error;
 const KEYS: [(&str, &str); 1] = [("train.count_zeros", "train.log_num_zeros_in_grad")];
 
 /// Flags.
-const FLAGS: [(&str, &str); 3] = [
+const FLAGS: [(&str, &str); 7] = [
     ("--count-zeros", "--log-num-zeros-in-grad"),
+    ("--deadline", "--timeout"),
+    ("--first-deadline", "--first-timeout"),
     ("--resume-changing", "--resume-allow-change"),
+    ("--runs", "--runs-dir"),
+    ("--schedule", "--pipeline-schedule"),
     ("--silence", "--heartbeat-timeout"),
 ];
 

@@ -2,11 +2,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use burn_megatron::checkpoint::{Checkpoint, ElementType, TensorSource};
 use burn_megatron::nn::lora::LoraLayers;
 use burn_megatron_models::hf::{ExportOptions, is_hf_folder};
+use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::family::Model;
@@ -16,10 +19,24 @@ use crate::saving::SavingArgs;
 /// The folder in a run folder, which has a folder for each checkpoint, of the same name.
 const FOLDER: &str = "hugging-face";
 
+/// How often a thread that writes is looked at.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
 /// Writes the folders while training goes on, on the rank that publishes the checkpoints.
 pub struct HfSaver {
     target: Target,
-    writing: Option<JoinHandle<Result<(), String>>>,
+    writing: Option<HfWrite>,
+    /// The timeout of a collective.
+    timeout: Duration,
+}
+
+/// A folder that is being written.
+struct HfWrite {
+    thread: JoinHandle<Result<(), String>>,
+    /// Of the checkpoint.
+    name: PathBuf,
+    /// When the last bytes were written.
+    last: Arc<Mutex<Instant>>,
 }
 
 /// What is written, and where.
@@ -71,8 +88,13 @@ pub fn check(recipe: &Recipe, saving: &SavingArgs) -> Result<(), Error> {
 }
 
 impl HfSaver {
-    /// For a run in this folder; `None` if it was not asked for.
-    pub fn new(run: &Path, recipe: &Recipe, saving: &SavingArgs) -> Result<Option<Self>, Error> {
+    /// For a run in this folder whose collectives have this timeout; `None` if it was not asked for.
+    pub fn new(
+        run: &Path,
+        recipe: &Recipe,
+        saving: &SavingArgs,
+        timeout: Duration,
+    ) -> Result<Option<Self>, Error> {
         let Some(dtype) = saving.save_hf else {
             return Ok(None);
         };
@@ -90,32 +112,73 @@ impl HfSaver {
             like,
             dtype: dtype.map(ElementType::from),
         };
-        let writing = None;
-        Ok(Some(Self { target, writing }))
+        Ok(Some(Self {
+            target,
+            writing: None,
+            timeout,
+        }))
     }
 
     /// Starts to write the folder of a published checkpoint, after that of the one before.
     ///
     /// # Errors
-    /// That of the one before.
+    /// That of the one before, and one that takes longer than the other ranks, which are in a collective, wait for this
+    /// one.
     pub fn save(&mut self, checkpoint: &Path) -> Result<(), Error> {
-        self.wait()?;
+        // Reported before the others time out.
+        self.wait_for(self.timeout * 3 / 4)?;
         let (target, checkpoint) = (self.target.clone(), checkpoint.to_path_buf());
-        let write = move || target.write(&checkpoint).map_err(|error| error.to_string());
+        let last = Arc::new(Mutex::new(Instant::now()));
+        let (name, written) = (checkpoint.clone(), last.clone());
+        let write = move || {
+            let written = target.write(&checkpoint, &mut |_| *written.lock() = Instant::now());
+            written.map_err(|error| error.to_string())
+        };
         let thread = thread::Builder::new().name("save-hf".into());
-        self.writing = Some(thread.spawn(write)?);
+        let thread = thread.spawn(write)?;
+        self.writing = Some(HfWrite { thread, name, last });
         Ok(())
     }
 
     /// Waits until the last one is written.
     ///
     /// # Errors
-    /// A failed write.
+    /// A failed write, and one of which nothing was written for the timeout.
     pub fn wait(&mut self) -> Result<(), Error> {
-        match self.writing.take().map(JoinHandle::join) {
-            None | Some(Ok(Ok(()))) => Ok(()),
-            Some(Ok(Err(error))) => Err(format!("--save-hf: {error}").into()),
-            Some(Err(_)) => Err("--save-hf: the thread that writes panicked".into()),
+        self.wait_for(Duration::MAX)
+    }
+
+    /// The same, at most for this time.
+    fn wait_for(&mut self, most: Duration) -> Result<(), Error> {
+        let Some(HfWrite { thread, name, last }) = self.writing.take() else {
+            return Ok(());
+        };
+        let (started, timeout) = (Instant::now(), self.timeout.as_secs_f64());
+        let of = format!(
+            "the Hugging Face folder of {} in {}",
+            name.file_name().unwrap_or_default().display(),
+            self.target.folder.display()
+        );
+        while !thread.is_finished() {
+            if last.lock().elapsed() > self.timeout {
+                return Err(format!(
+                    "--save-hf: nothing was written to {of} for {timeout} s (--timeout): is the disk there?"
+                )
+                .into());
+            }
+            if started.elapsed() > most {
+                return Err(format!(
+                    "--save-hf: {of} is not complete as the next one is due, and the other ranks wait for {timeout} s \
+                     (--timeout): raise that, or save less often (--save-every)"
+                )
+                .into());
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+        match thread.join() {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(format!("--save-hf: {error}").into()),
+            Err(_) => Err("--save-hf: the thread that writes panicked".into()),
         }
     }
 }
@@ -130,7 +193,8 @@ impl Drop for HfSaver {
 }
 
 impl Target {
-    fn write(&self, path: &Path) -> Result<(), Error> {
+    /// Writes a checkpoint; `progress` gets the bytes that were written since its last call.
+    fn write(&self, path: &Path, progress: &mut dyn FnMut(u64)) -> Result<(), Error> {
         let checkpoint = Checkpoint::open(path)?;
         let name = checkpoint.path().file_name().unwrap_or_default().to_owned();
         let to = self.folder.join(&name);
@@ -153,11 +217,11 @@ impl Target {
         match &self.lora {
             None => {
                 let weights = (&checkpoint, &checkpoint as &dyn TensorSource);
-                exchange.export(weights, like, staged, options, &mut |_| {})?;
+                exchange.export(weights, like, staged, options, progress)?;
             }
             Some(layers) => {
                 let model = (&self.model, layers);
-                exchange.export_adapter(&checkpoint, model, staged, options, &mut |_| {})?;
+                exchange.export_adapter(&checkpoint, model, staged, options, progress)?;
             }
         }
         if let Some(again) = again {
@@ -184,5 +248,48 @@ impl Target {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn a_write_that_stands_still_or_is_too_slow_is_an_error_that_names_it() {
+        let waiting = |idle: Duration, most| {
+            let (end, wait) = mpsc::channel::<()>();
+            let last = Instant::now().checked_sub(idle).unwrap();
+            let write = HfWrite {
+                thread: thread::spawn(move || {
+                    let _ = wait.recv();
+                    Ok(())
+                }),
+                name: "checkpoints/step-00000004".into(),
+                last: Arc::new(Mutex::new(last)),
+            };
+            let mut saver = HfSaver {
+                target: Target {
+                    model: Model::default(),
+                    lora: None,
+                    folder: "run/hugging-face".into(),
+                    like: None,
+                    dtype: None,
+                },
+                writing: Some(write),
+                timeout: Duration::from_secs(100),
+            };
+            let waited = saver.wait_for(most);
+            drop(end);
+            waited.unwrap_err().to_string()
+        };
+        let of = "the Hugging Face folder of step-00000004 in run/hugging-face";
+        let still = waiting(Duration::from_secs(101), Duration::MAX);
+        let says = format!("--save-hf: nothing was written to {of} for 100 s (--timeout)");
+        assert!(still.starts_with(&says), "{still}");
+        let slow = waiting(Duration::ZERO, Duration::from_millis(30));
+        let says = format!("--save-hf: {of} is not complete as the next one is due");
+        assert!(slow.starts_with(&says), "{slow}");
     }
 }

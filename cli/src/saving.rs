@@ -158,7 +158,7 @@ pub struct SavingArgs {
     /// and output settings may always differ.
     #[arg(
         long,
-        value_name = "KEY",
+        value_name = "KEY,..",
         value_delimiter = ',',
         requires = "resume",
         help_heading = "Checkpoints"
@@ -179,7 +179,7 @@ pub struct SavingArgs {
     #[arg(
         long,
         value_enum,
-        value_name = "WHAT",
+        value_name = "WHAT,..",
         value_delimiter = ',',
         help_heading = "Checkpoints"
     )]

@@ -9,49 +9,55 @@ use burn_megatron::pipeline::schedule::{ScheduleKind, StageTimes, simulate, vali
 use burn_megatron::pipeline::schedule_of;
 use clap::Args;
 
+use crate::bench::args::at_least_one;
 use crate::error::Error;
+use crate::terminal;
 
 /// Flags of `schedule`.
 #[derive(Args)]
 pub struct ScheduleArgs {
     /// gpipe, 1f1b, interleaved, interleaved:N, zb-h1, zb-v, dualpipe-v, or a CSV file.
     #[arg(long, value_name = "NAME|FILE.csv", default_value = "1f1b")]
-    pub kind: String,
+    pub pipeline_schedule: String,
     /// Stages of the pipeline, over all ranks.
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = at_least_one)]
     pub stages: usize,
     /// Stages per rank; by default the usual number for the schedule.
-    #[arg(long, value_name = "V")]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub virtual_stages: Option<usize>,
     /// Micro-batches of a step.
-    #[arg(long, value_name = "M", default_value_t = 8)]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
     pub micro_batches: usize,
     /// Times of a forward, an input gradient, a weight gradient and a transfer, in any unit.
-    #[arg(long, value_name = "F,I,W,T", value_delimiter = ',', num_args = 1,
-          default_values_t = [1.0, 1.0, 1.0, 0.0])]
+    #[arg(
+        long,
+        value_name = "F,I,W,T",
+        value_delimiter = ',',
+        num_args = 1,
+        default_value = "1,1,1,0"
+    )]
     pub times: Vec<f64>,
-    /// Write the Gantt chart to this file.
-    #[arg(long, value_name = "FILE.svg", default_value = "schedule.svg")]
-    pub svg: PathBuf,
+    /// Draw a Gantt chart to this file.
+    #[arg(long, value_name = "FILE.svg")]
+    pub svg: Option<PathBuf>,
     /// Write the schedule to this file, with sends, receives and reductions of gradients, as a table that
-    /// --kind and --schedule read.
+    /// --pipeline-schedule reads.
     #[arg(long, value_name = "FILE.csv")]
     pub csv: Option<PathBuf>,
-    /// Width of the table in characters.
-    #[arg(long, value_name = "N", default_value_t = 120)]
-    pub columns: usize,
+    /// Width of the table in characters; by default that of the terminal.
+    #[arg(long, value_name = "N")]
+    pub columns: Option<usize>,
 }
 
 /// Prints the table, the bubble and the memory; writes the chart and the CSV.
 pub fn run(args: &ScheduleArgs) -> Result<ExitCode, Error> {
-    let virtual_stages = match args.kind.parse::<ScheduleKind>() {
+    let virtual_stages = match args.pipeline_schedule.parse::<ScheduleKind>() {
         Ok(kind) => args.virtual_stages.unwrap_or(kind.default_virtual_stages()),
         Err(_) => args.virtual_stages.unwrap_or(1),
     };
-    if virtual_stages == 0 || !args.stages.is_multiple_of(virtual_stages) {
+    if !args.stages.is_multiple_of(virtual_stages) {
         return Err(format!(
-            "{} stages cannot be split over ranks with {virtual_stages} each: expected a multiple of \
-             {virtual_stages}",
+            "invalid --stages {}: expected a multiple of {virtual_stages}, the stages of each rank",
             args.stages,
         )
         .into());
@@ -61,7 +67,7 @@ pub fn run(args: &ScheduleArgs) -> Result<ExitCode, Error> {
         virtual_stages: args.virtual_stages,
         ..ParallelConfig::new()
             .with_pipeline(ranks)
-            .with_schedule(args.kind.parse::<ScheduleSource>()?)
+            .with_schedule(args.pipeline_schedule.parse::<ScheduleSource>()?)
     };
     let schedule = schedule_of(&layout, args.micro_batches)?;
     let &[forward, input, weight, transfer] = &args.times[..] else {
@@ -73,9 +79,12 @@ pub fn run(args: &ScheduleArgs) -> Result<ExitCode, Error> {
     validate(&schedule)?;
     let times = StageTimes::uniform(schedule.stages(), forward, input, weight, transfer);
     let simulation = simulate(&schedule, &times)?;
-    print!("{}", simulation.table(args.columns));
-    simulation.write_svg(&args.svg)?;
-    println!("chart written to {}", args.svg.display());
+    let columns = args.columns.unwrap_or_else(terminal::columns);
+    println!("{}", terminal::wrapped(&simulation.table(columns)));
+    if let Some(path) = &args.svg {
+        simulation.write_svg(path)?;
+        println!("chart written to {}", path.display());
+    }
     if let Some(path) = &args.csv {
         replace_file(path, schedule.to_csv().as_bytes())
             .map_err(|error| format!("{} cannot be written: {error}", path.display()))?;

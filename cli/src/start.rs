@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
 use crate::error::Error;
+use crate::numbers::count;
 use crate::pretrain::args::PretrainArgs;
 use crate::recipe::Recipe;
 use crate::resume_check;
@@ -41,6 +42,8 @@ pub struct TrainStart {
     pub passed: Vec<SkippedCheckpoint>,
     /// The recipe that replaces the one in the folder once the first checkpoint is saved with it.
     pub config: Option<Recipe>,
+    /// The folder of run folders, if the start has made it too.
+    made_parent: Option<PathBuf>,
 }
 
 /// The checkpoint that a run resumes from, as it is broadcast to all ranks.
@@ -63,8 +66,9 @@ impl fmt::Display for FinishedRun {
         let Self { from, steps } = self;
         write!(
             f,
-            "nothing to do: the run has completed {} of {steps} steps\nthe weights are in {}",
+            "nothing to do: the run has completed {} of {}\nthe weights are in {}",
             from.step,
+            count(*steps, "step"),
             from.path.display()
         )
     }
@@ -142,6 +146,8 @@ impl<'a> StartResolver<'a> {
             return Ok(StartDecision::Finished(FinishedRun { from, steps }));
         }
         let continues = folder.is_some();
+        let parent = self.parent();
+        let made_parent = (!continues && !parent.exists()).then(|| parent.to_path_buf());
         let folder = match folder {
             Some(folder) => folder,
             None => self.new_folder()?,
@@ -156,7 +162,20 @@ impl<'a> StartResolver<'a> {
             from,
             passed,
             config: (!is_new).then(|| self.recipe.clone()),
+            made_parent,
         })))
+    }
+
+    /// Removes the folder that this start has made, unless there is anything of a run in it: of one that failed before its
+    /// first step.
+    pub fn remove_unused(&self) {
+        let Some(StartDecision::Train(start)) = self.decision.get() else {
+            return;
+        };
+        if !start.continues && start.folder.remove_unused() {
+            // Another run may have begun in it: then it is not empty, and stays.
+            let _ = start.made_parent.as_ref().map(std::fs::remove_dir);
+        }
     }
 
     /// Finds the checkpoint; `whole` says whether all of it is read.
@@ -314,13 +333,18 @@ impl<'a> StartResolver<'a> {
 
     fn new_folder(&self) -> Result<RunFolder, Error> {
         self.new_name()?;
-        let Some(path) = &self.args.run_dir else {
-            let runs = self.args.runs.as_deref();
-            return Ok(RunFolder::create(runs.unwrap_or(Path::new("runs")), None)?);
-        };
-        let name = path.file_name().and_then(|name| name.to_str());
-        let parent = path.parent().unwrap_or(Path::new(""));
-        Ok(RunFolder::create(parent, name)?)
+        let path = self.args.run_dir.as_ref();
+        let name = path.and_then(|path| path.file_name()?.to_str());
+        Ok(RunFolder::create(self.parent(), name)?)
+    }
+
+    /// The folder of a new run folder.
+    fn parent(&self) -> &Path {
+        match (&self.args.run_dir, &self.args.runs_dir) {
+            (Some(path), _) => path.parent().unwrap_or(Path::new("")),
+            (None, Some(runs)) => runs,
+            (None, None) => Path::new("runs"),
+        }
     }
 }
 
@@ -330,7 +354,7 @@ fn is_evaluated(folder: &RunFolder) -> bool {
     let records = read_metrics(&folder.metrics()).unwrap_or_default();
     let [steps, evaluated] = [false, true].map(|held_out| {
         let at = records.iter().filter_map(|record| match record {
-            MetricsRecord::Step(metrics) if !held_out => Some(metrics.step + 1),
+            MetricsRecord::Step(metrics) if !held_out => Some(metrics.step),
             MetricsRecord::HeldOut(metrics) if held_out => Some(metrics.step),
             _ => None,
         });

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use burn_megatron::checkpoint::Checkpoint;
-use indicatif::{DecimalBytes, ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
 /// Time between two lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
@@ -67,7 +67,7 @@ fn bar() -> ProgressBar {
 
 fn line(step: u64, read: u64, total: u64) -> String {
     let part = 100.0 * read as f64 / total.max(1) as f64;
-    let total = DecimalBytes(total);
+    let total = HumanBytes(total);
     format!("checking the checkpoint of step {step}: {part:.0} % of {total}")
 }
 
@@ -78,8 +78,8 @@ mod tests {
     #[test]
     fn a_line_says_how_far_it_is() {
         assert_eq!(
-            line(400, 12_050_000_000, 48_200_000_000),
-            "checking the checkpoint of step 400: 25 % of 48.20 GB"
+            line(400, 12 << 30, 48 << 30),
+            "checking the checkpoint of step 400: 25 % of 48.00 GiB"
         );
         assert!(line(0, 0, 0).contains("0 %"));
     }

@@ -43,7 +43,7 @@ fn ranks_that_share_experts_write_a_sample() {
     fs::write(file("text.rs"), text).unwrap();
     fs::write(file("recipe.toml"), RECIPE).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
-    command.args(["pretrain", "--deadline", "20", "--recipe"]);
+    command.args(["pretrain", "--timeout", "20", "--recipe"]);
     command.arg(file("recipe.toml")).arg("--data");
     let command = command.arg(file("text.rs")).arg("--run-dir");
     let output = command.arg(file("run")).output().unwrap();

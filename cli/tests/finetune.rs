@@ -43,7 +43,7 @@ impl Stage {
     fn run(&self, recipe: &str, run: &str, flags: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
         command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-        command.args(["pretrain", "--compute-threads", "1", "--deadline", "60"]);
+        command.args(["pretrain", "--compute-threads", "1", "--timeout", "60"]);
         command.args(["--recipe", recipe, "--run-dir", &self.path(run)]);
         command.args(flags).output().unwrap()
     }

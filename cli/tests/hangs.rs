@@ -31,13 +31,13 @@ fn spinning(folder: &std::path::Path, flags: &[&str]) -> Child {
         .arg(recipe)
         .arg("--data")
         .arg(folder)
-        .arg("--runs")
+        .arg("--runs-dir")
         .arg(folder.join("runs"))
         .args([
             "--compute-threads",
             "1",
             "--inject",
-            "spin@rank=1,step=1,call=0",
+            "spin@rank=1,step=2,call=0",
         ])
         .args(flags)
         .stdout(Stdio::null())
@@ -78,7 +78,7 @@ fn lines(child: &mut Child) -> mpsc::Receiver<String> {
 #[test]
 fn at_the_deadline_the_report_is_printed_and_the_process_ends() {
     let folder = tempfile::tempdir().unwrap();
-    let mut child = spinning(folder.path(), &["--deadline", "5"]);
+    let mut child = spinning(folder.path(), &["--timeout", "5"]);
     let lines = lines(&mut child);
     assert_eq!(code(child), Some(1));
     let said = lines.iter().collect::<Vec<_>>().join("\n");
@@ -96,7 +96,7 @@ fn at_the_deadline_the_report_is_printed_and_the_process_ends() {
 fn one_signal_ends_the_process_within_the_grace() {
     for signal in [libc::SIGTERM, libc::SIGINT] {
         let folder = tempfile::tempdir().unwrap();
-        let mut child = spinning(folder.path(), &["--deadline", "100000", "--grace", "0.5"]);
+        let mut child = spinning(folder.path(), &["--timeout", "100000", "--grace", "0.5"]);
         let lines = lines(&mut child);
         let strikes = |line: &str| line.contains("triggers on rank 1");
         let mut before = vec![];
@@ -133,7 +133,7 @@ fn a_model_that_does_not_fit_is_refused_before_anything_is_made() {
         .arg("pretrain")
         .arg("--recipe")
         .arg(&recipe)
-        .arg("--runs")
+        .arg("--runs-dir")
         .arg(&runs)
         .output()
         .unwrap();
@@ -177,7 +177,7 @@ fn the_header_comes_before_the_model() {
         .arg(&recipe)
         .arg("--data")
         .arg(folder.path())
-        .arg("--runs")
+        .arg("--runs-dir")
         .arg(folder.path().join("runs"));
     let limit = libc::rlimit {
         rlim_cur: 3 << 29,

@@ -78,7 +78,7 @@ split = '80,20'
         command.arg("pretrain").arg("--recipe");
         command.arg(path(&format!("{recipe}.toml")));
         command.arg("--run-dir").arg(path(run));
-        command.args(["--compute-threads", "1", "--deadline", "60"]);
+        command.args(["--compute-threads", "1", "--timeout", "60"]);
         command.args(flags).output().unwrap()
     }
 
@@ -119,7 +119,7 @@ fn every_layout_begins_with_the_same_weights() {
     stage.recipe("same", |_| {}, 0);
     let checkpoint = stage.0.join("checkpoint");
     let mut convert = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
-    convert.args(["convert", "--from", "hf", FIXTURE, "--to"]);
+    convert.args(["convert", FIXTURE]);
     let converted = convert.arg(&checkpoint).output().unwrap();
     assert!(converted.status.success(), "{}", text(&converted));
     let random = stage.losses("random", &[]);
@@ -199,8 +199,8 @@ fn adapters_of_a_folder_are_trained_resumed_and_merged() {
     assert!((last - losses[1]).abs() < 1e-5, "{losses:?} {resumed:?}");
     let merged = stage.0.join("merged");
     let mut convert = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
-    convert.args(["convert", "--merge-lora", "--from", "checkpoint"]);
-    let converted = convert.arg(&run).arg("--to").arg(&merged).output().unwrap();
+    convert.args(["convert", "--merge-lora"]);
+    let converted = convert.arg(&run).arg(&merged).output().unwrap();
     assert!(converted.status.success(), "{}", text(&converted));
     let (base, merged) = (
         HfFolder::open(base).unwrap(),

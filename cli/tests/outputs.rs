@@ -97,7 +97,7 @@ fn a_run_whose_output_nobody_reads_writes_its_files() {
         "generate",
         "--prompt",
         "fn",
-        "--tokens",
+        "--max-tokens",
         "100000000",
         "--tp",
         "2",
@@ -137,7 +137,7 @@ fn output_that_is_lost_to_a_full_disk_is_told() {
 fn a_fault_that_has_not_struck_is_an_error_when_the_files_are_written() {
     let held = folder();
     let at = held.path();
-    let fault = "nan@rank=1,step=2,call=1000000";
+    let fault = "nan@rank=1,step=3,call=1000000";
     let output = pretrain(at, "run", &["--inject", fault]).output().unwrap();
     let text = error_text(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
@@ -151,6 +151,6 @@ fn a_fault_that_has_not_struck_is_an_error_when_the_files_are_written() {
     let output = pretrain(at, "run", &resumed).output().unwrap();
     let text = error_text(&output);
     assert!(!output.status.success());
-    let wanted = format!("invalid fault {fault}: step 1 is not in this run; expected steps 3 to 4");
+    let wanted = format!("invalid fault {fault}: step 1 is not in this run; expected steps 4 to 5");
     assert!(text.contains(&wanted), "{text}");
 }

@@ -85,7 +85,7 @@ impl Stage {
         fs::write(file, toml::to_string(recipe).unwrap()).unwrap();
         let flags = flags.join(" ");
         let command = format!(
-            "pretrain --recipe @{run}.toml --data @text.rs --run-dir @{run} --deadline 60 {flags}"
+            "pretrain --recipe @{run}.toml --data @text.rs --run-dir @{run} --timeout 60 {flags}"
         );
         self.succeed(command.trim_end());
         let metrics = fs::read_to_string(self.path(run).join("metrics.jsonl")).unwrap();
@@ -112,9 +112,8 @@ fn a_dense_run_goes_on_with_experts() {
     let mut recipe: Table = RECIPE.parse().unwrap();
     recipe["train"]["steps"] = 1.into();
     let dense = stage.pretrain("dense-again", &recipe, &["--load", "@dense"]);
-    let printed = stage.succeed(
-        "checkpoint upcycle @dense --to @up --experts 4 --granularity 2 --experts-per-token 2",
-    );
+    let printed = stage
+        .succeed("checkpoint upcycle @dense @up --experts 4 --granularity 2 --experts-per-token 2");
     for said in [
         "4 experts of width 12 in 2 of 2 blocks, 2 per token",
         "its outputs equal those of",
@@ -133,19 +132,20 @@ fn a_dense_run_goes_on_with_experts() {
     }
     stage.succeed("checkpoint verify @up");
     let generate = |model: &str| {
-        let flags = "--prompt fn --tokens 6 --temperature 0";
+        let flags = "--prompt fn --max-tokens 6 --temperature 0";
         stage.succeed(&format!("generate --model @{model} {flags}"))
     };
     assert_eq!(generate("up"), generate("dense"));
     assert_eq!(generate("up --tp 2 --sp"), generate("dense"));
-    stage.succeed("convert --from checkpoint @up --to @hf");
+    stage.succeed("convert @up @hf");
     let config = fs::read_to_string(stage.path("hf").join("config.json")).unwrap();
     let config: Value = serde_json::from_str(&config).unwrap();
     assert_eq!(config["architectures"][0], "MixtralForCausalLM");
     assert_eq!(config["num_local_experts"], 4);
     assert_eq!(generate("hf --tokenizer bytes"), generate("dense"));
 
-    let error = stage.fail("pretrain --recipe @one.toml --data @text.rs --resume @up --runs @x");
+    let error =
+        stage.fail("pretrain --recipe @one.toml --data @text.rs --resume @up --runs-dir @x");
     assert!(error.contains("has weights only"), "{error}");
 }
 
@@ -160,7 +160,7 @@ fn a_model_with_tied_embeddings() {
     let stage = Stage::of(&recipe);
     recipe["train"]["steps"] = 1.into();
     let dense = stage.pretrain("dense-again", &recipe, &["--load", "@dense"]);
-    let printed = stage.succeed("checkpoint upcycle @dense --to @up --experts 4 -k 2");
+    let printed = stage.succeed("checkpoint upcycle @dense @up --experts 4 -k 2");
     let recipe = with_printed(&recipe, &printed);
     for (run, flags) in [
         ("shared", &["--load", "@up", "--expert-parallel", "2"][..]),
@@ -175,7 +175,7 @@ fn a_model_with_tied_embeddings() {
 #[test]
 fn it_says_how_outputs_differ_and_refuses_what_does_not_fit() {
     let stage = Stage::new();
-    let upcycle = "checkpoint upcycle @dense --to @up";
+    let upcycle = "checkpoint upcycle @dense @up";
     for (flags, said) in [
         (
             "--experts 4 --granularity 5 -k 2",
@@ -215,7 +215,7 @@ fn it_says_how_outputs_differ_and_refuses_what_does_not_fit() {
         again.contains("already exists: give a new folder"),
         "{again}"
     );
-    let twice = stage.fail("checkpoint upcycle @up --to @up2 --experts 4 -k 2");
+    let twice = stage.fail("checkpoint upcycle @up @up2 --experts 4 -k 2");
     assert!(twice.contains("it has 4 experts already"), "{twice}");
     assert!(!stage.path("up2").exists());
 }

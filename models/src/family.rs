@@ -110,7 +110,11 @@ impl ModelConfig for TransformerConfig {
             context,
             ..
         } = self;
-        format!("{layers} layers, hidden {hidden}, {heads} heads, context {context}")
+        let [layers, heads] = [(layers, "layer"), (heads, "head")].map(|(number, noun)| {
+            let plural = if *number == 1 { "" } else { "s" };
+            format!("{number} {noun}{plural}")
+        });
+        format!("{layers}, hidden {hidden}, {heads}, context {context}")
     }
 
     fn local_logits(&self, layout: &ParallelConfig) -> usize {

@@ -375,13 +375,13 @@ fn a_run_that_diverges_names_the_step_and_warns_once_for_each() {
     let outcomes = tracing::subscriber::with_default(subscriber, || fit(&config(9)));
     for outcome in outcomes {
         let outcome = outcome.unwrap();
-        assert_eq!((outcome.skipped, outcome.diverged), (5, Some(6)));
+        assert_eq!((outcome.skipped, outcome.diverged), (5, Some(7)));
         // Its weights are those of before.
         assert!(outcome.has_diverged() && outcome.held_out.loss.is_finite());
     }
     let mut steps = warnings.0.lock().unwrap().clone();
     steps.sort_unstable();
-    assert_eq!(steps, [2, 4, 6, 7, 8]);
+    assert_eq!(steps, [3, 5, 7, 8, 9]);
 
     for outcome in fit(&config(6)) {
         let outcome = outcome.unwrap();

@@ -162,7 +162,7 @@ impl Observer for Seen {
     }
 
     fn stop(&self) -> bool {
-        self.0.last().is_some_and(|last| last.step + 1 >= self.1)
+        self.0.last().is_some_and(|last| last.step >= self.1)
     }
 }
 

@@ -223,7 +223,7 @@ struct GradientNorms {
 
 impl Observer for GradientNorms {
     fn gradients(&mut self, gradients: &StepGradients<'_>) -> Result<(), ObserverError> {
-        assert_eq!(gradients.step, self.norms.len());
+        assert_eq!(gradients.step, self.norms.len() + 1);
         let full = gradients.full();
         let entries = gradients.table.entries();
         assert_eq!(full.len(), entries.len());
@@ -237,7 +237,7 @@ impl Observer for GradientNorms {
     }
 
     fn step(&mut self, metrics: &StepMetrics, _: &StepTiming) -> Result<(), ObserverError> {
-        let (norm, gathered) = self.norms[metrics.step];
+        let (norm, gathered) = self.norms[metrics.step - 1];
         assert_eq!(norm, metrics.gradient_norm);
         assert_near("norm", gathered, norm, CLOSE);
         Ok(())

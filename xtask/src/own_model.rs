@@ -60,9 +60,9 @@ impl Example<'_> {
         run_command(&mut self.pretrain_command(name, flags))
     }
 
-    /// Trains until the process is killed in step 6, after the checkpoint of step 4.
+    /// Trains until the process is killed in step 7, after the checkpoint of step 4.
     fn kill(&self, name: &str, flags: &[&str]) -> Result<(), String> {
-        let fault = ["--inject", "kill@rank=1,step=6,call=0"];
+        let fault = ["--inject", "kill@rank=1,step=7,call=0"];
         let mut command = self.pretrain_command(name, &[flags, &fault].concat());
         let status = command.status().map_err(|e| format!("{command:?}: {e}"))?;
         if status.code().is_some() {
@@ -84,15 +84,7 @@ impl Example<'_> {
         }
         let files = self.run_dir("one-file");
         let files = files.to_string_lossy();
-        let reshard = [
-            "checkpoint",
-            "reshard",
-            &checkpoint,
-            "--to",
-            &files,
-            "--files",
-            "1",
-        ];
+        let reshard = ["checkpoint", "reshard", &checkpoint, &files];
         run_command(&mut self.command(&reshard))?;
         run_command(&mut self.command(&["checkpoint", "diff", &checkpoint, &files]))
     }
@@ -104,7 +96,13 @@ impl Example<'_> {
         let text = |pipeline: &str| {
             let mut lines = vec![];
             let flags = [
-                "generate", "--model", &model, "--prompt", "pub fn ", "--tokens", "40",
+                "generate",
+                "--model",
+                &model,
+                "--prompt",
+                "pub fn ",
+                "--max-tokens",
+                "40",
             ];
             let mut command = self.command(&flags);
             command.args(["--pp", pipeline]);

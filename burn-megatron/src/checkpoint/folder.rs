@@ -14,7 +14,7 @@ use super::{Checkpoint, CheckpointError, PendingCheckpoint, Retention};
 /// The file that names the newest checkpoint.
 pub(super) const LATEST: &str = "latest";
 /// The lock file of the run that writes here.
-const LOCK: &str = "lock";
+pub(crate) const LOCK: &str = "lock";
 /// Prefix of unfinished saves.
 const PENDING_PREFIX: &str = ".saving-";
 /// Prefix of checkpoints that are being removed.

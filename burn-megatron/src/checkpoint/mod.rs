@@ -54,6 +54,7 @@ pub use checksum::{CHECKSUM_CHUNK, Checksum};
 pub use compare::{CheckpointComparison, TensorDifference, compare};
 pub use disk::{Disk, DiskOperation};
 pub use error::CheckpointError;
+pub(crate) use folder::LOCK;
 pub use folder::{CheckpointFolder, FolderLock};
 pub use header::{
     HeaderEntry, LENGTH_BYTES as HEADER_LENGTH_BYTES, MAX_BYTES as MAX_HEADER_BYTES,

@@ -34,9 +34,9 @@ pub enum TrainError {
     #[error(transparent)]
     Skips(#[from] TooManySkips),
     /// Too many consecutive steps were skipped, as the loss is not finite.
-    #[error("training diverged at step {}, from which on no loss is finite: {skips}", .step + 1)]
+    #[error("training diverged at step {step}, from which on no loss is finite: {skips}")]
     Diverged {
-        /// The first step without a finite loss, from 0.
+        /// The first step without a finite loss, from 1.
         step: usize,
         /// The number of skipped steps.
         skips: TooManySkips,

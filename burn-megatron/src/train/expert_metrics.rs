@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::json_float;
-use crate::data_parallel::layout::aligned;
 use crate::nn::moe::RouterLossKind;
+use crate::table::Table;
 
 /// What the routers of all pipeline stages reported of a training step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExpertMetrics {
-    /// The step, from 0.
+    /// The step, from 1.
     pub step: usize,
     /// The layers with experts, in the order of the model.
     pub layers: Vec<LayerLoad>,
@@ -131,7 +131,7 @@ pub(super) fn even_shares(load: &[u64]) -> impl Iterator<Item = f64> {
 /// `"kind": "experts"` in a metrics file: how even the load was in a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExpertSummary {
-    /// The step, from 0.
+    /// The step, from 1.
     pub step: usize,
     /// The layers with experts.
     pub layers: Vec<LayerSummary>,
@@ -166,7 +166,7 @@ pub struct LayerSummary {
 /// `"kind": "expert_load"` in a metrics file: the load of each expert in the step before an evaluation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpertLoad {
-    /// The step, from 0.
+    /// The step, from 1.
     pub step: usize,
     /// The layers with experts.
     pub layers: Vec<LayerCounts>,
@@ -183,7 +183,7 @@ pub struct LayerCounts {
 
 impl ExpertSummary {
     /// A table with a line per layer and a column per kind of loss.
-    pub fn table(&self) -> String {
+    pub fn table(&self) -> Table {
         let layers = || self.layers.iter();
         let kinds: BTreeSet<_> = layers().flat_map(|layer| layer.losses.keys()).collect();
         let mut head = ["layer", "min", "max", "entropy", "dropped"]
@@ -202,8 +202,10 @@ impl ExpertSummary {
             cells.extend(losses.map(|loss| loss.map_or("-".into(), |loss| format!("{loss:.3e}"))));
             cells
         };
-        let rows = std::iter::once(head).chain(layers().map(row));
-        aligned(&rows.collect::<Vec<_>>())
+        // Where there is no room: the entropy, then the losses from the last.
+        let optional = std::iter::once(3).chain((5..head.len()).rev());
+        let optional: Vec<_> = optional.collect();
+        Table::new(std::iter::once(head).chain(layers().map(row))).with_optional(optional)
     }
 }
 
@@ -292,6 +294,6 @@ mod tests {
 layer           min   max  entropy  dropped  sequence-balance    z-loss
 blocks.0.moe   0.50  2.00   0.8750  20.00 %          1.250e-2  2.500e-1
 blocks.10.moe   NaN   NaN      NaN    NaN %                 -       NaN";
-        assert_eq!(metrics.summary().table(), table);
+        assert_eq!(metrics.summary().table().fit(None), table);
     }
 }

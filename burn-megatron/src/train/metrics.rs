@@ -8,8 +8,10 @@
 //! JSON has no NaN and no infinity: such numbers are written as the strings `"NaN"`, `"inf"` and
 //! `"-inf"`, and read back as numbers.
 //!
-//! The first line of a metrics file has its [`VERSION`], which defines the meaning of `loss`; files of
-//! version 1 have no such line.
+//! Steps are numbered from 1, by the updates done, as in the progress of a run and in the names of checkpoints.
+//!
+//! The first line of a metrics file has its [`VERSION`], which defines the meaning of `loss` and `step`; files of
+//! version 1 have no such line. What is read from an older file has the numbers of this version.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,7 +27,11 @@ use super::json_lines::{JsonLines, ResumeMarker, lines, read};
 /// - 1: `loss` is the objective, including label smoothing and z-loss if enabled.
 /// - 2: `loss` is the cross-entropy alone; the objective, if it differs, is a field of its own
 ///   ([`Minimised`]).
-pub const VERSION: u32 = 2;
+/// - 3: `step` is the number of updates done, from 1; before, it was from 0 in all records but those of held-out text.
+pub const VERSION: u32 = 3;
+
+/// The last version whose steps were numbered from 0.
+const FROM_ZERO: u32 = 2;
 
 /// The first line of a metrics file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,7 +101,7 @@ pub enum SkipReason {
 /// The metrics of one training step, measured before its update.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
-    /// The index of the update, from 0; `loss` is that of the weights after `step` updates.
+    /// The number of updates with this one, skipped ones included; `loss` is that of the weights before it.
     pub step: usize,
     /// The mean cross-entropy over the tokens of the global batch, in nats per token. NaN if no token has
     /// a target.
@@ -149,9 +155,10 @@ pub struct HeldOutMetrics {
 /// The time of one training step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepTiming {
-    /// The index of the update, from 0.
+    /// The number of updates with this one.
     pub step: usize,
-    /// Wall-clock time of the step, in seconds.
+    /// Wall-clock time of the step, in seconds. Where readings are [deferred](super::Trainer::defer_readings), that of
+    /// the last step before an evaluation, a checkpoint or the end is the mean since the one before.
     #[serde(with = "json_float")]
     pub seconds: f64,
     /// Tokens of the global batch per second.
@@ -446,15 +453,28 @@ fn check_version(path: &Path, run: RunMetrics) -> Result<(), MetricsError> {
 
 /// The valid records of `text`, with its markers applied.
 fn records(path: &Path, text: &str, resumes: bool) -> Result<Vec<MetricsRecord>, MetricsError> {
-    let mut records = vec![];
+    let (mut records, mut version) = (vec![], 1);
     for line in lines(path, text, resumes) {
-        match line? {
-            MetricsLine::Step(metrics) => records.push(MetricsRecord::Step(metrics)),
+        let line = line?;
+        let first = usize::from(version <= FROM_ZERO);
+        let from_one = |step: &mut usize| *step = step.saturating_add(first);
+        match line {
+            MetricsLine::Step(mut metrics) => {
+                from_one(&mut metrics.step);
+                records.push(MetricsRecord::Step(metrics));
+            }
             MetricsLine::HeldOut(metrics) => records.push(MetricsRecord::HeldOut(metrics)),
-            MetricsLine::Experts(summary) => records.push(MetricsRecord::Experts(summary)),
-            MetricsLine::ExpertLoad(load) => records.push(MetricsRecord::ExpertLoad(load)),
+            MetricsLine::Experts(mut summary) => {
+                from_one(&mut summary.step);
+                records.push(MetricsRecord::Experts(summary));
+            }
+            MetricsLine::ExpertLoad(mut load) => {
+                from_one(&mut load.step);
+                records.push(MetricsRecord::ExpertLoad(load));
+            }
             MetricsLine::Run(run) => {
                 check_version(path, run)?;
+                version = run.version;
                 records.push(MetricsRecord::Run(run));
             }
             MetricsLine::Resumed { step } => drop_after(&mut records, step),
@@ -467,10 +487,10 @@ fn records(path: &Path, text: &str, resumes: bool) -> Result<Vec<MetricsRecord>,
 /// experts, and later held-out losses.
 fn drop_after(records: &mut Vec<MetricsRecord>, updates: usize) {
     records.retain(|record| match record {
-        MetricsRecord::Step(metrics) => metrics.step < updates,
+        MetricsRecord::Step(metrics) => metrics.step <= updates,
         MetricsRecord::HeldOut(metrics) => metrics.step <= updates,
-        MetricsRecord::Experts(summary) => summary.step < updates,
-        MetricsRecord::ExpertLoad(load) => load.step < updates,
+        MetricsRecord::Experts(summary) => summary.step <= updates,
+        MetricsRecord::ExpertLoad(load) => load.step <= updates,
         MetricsRecord::Run(_) => true,
     });
 }

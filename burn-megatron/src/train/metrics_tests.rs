@@ -3,9 +3,10 @@ use crate::data::test_folder::TestFolder;
 use crate::nn::moe::RouterLossKind;
 use crate::train::expert_metrics::LayerLoad;
 
-fn step(step: usize) -> StepMetrics {
+/// The step after so many updates.
+fn step(before: usize) -> StepMetrics {
     StepMetrics {
-        step,
+        step: before + 1,
         loss: 5.5,
         bits_per_byte: 8.0,
         minimised: Minimised::default(),
@@ -29,15 +30,15 @@ fn held_out(step: usize) -> HeldOutMetrics {
     }
 }
 
-fn experts(step: usize) -> ExpertMetrics {
+fn experts(before: usize) -> ExpertMetrics {
     let layer = LayerLoad {
         layer: "blocks.0.moe".into(),
-        load: vec![step as u64, 2],
+        load: vec![before as u64, 2],
         dropped: 1,
         losses: vec![(RouterLossKind::Balance, 0.0125)],
     };
     ExpertMetrics {
-        step,
+        step: before + 1,
         layers: vec![layer],
     }
 }
@@ -64,9 +65,9 @@ fn a_line_is_a_flat_object_with_its_kind() {
     // Read while the log is open: each line is flushed when it is written.
     let text = std::fs::read_to_string(&path).expect("readable");
     let expected = concat!(
-        r#"{"kind":"run","version":2}"#,
+        r#"{"kind":"run","version":3}"#,
         "\n",
-        r#"{"kind":"step","step":0,"loss":5.5,"bits_per_byte":8.0,"gradient_norm":0.25,"#,
+        r#"{"kind":"step","step":1,"loss":5.5,"bits_per_byte":8.0,"gradient_norm":0.25,"#,
         r#""learning_rate":0.001,"tokens":1024,"skipped":false}"#,
         "\n",
         r#"{"kind":"held_out","step":1,"loss":5.75,"bits_per_byte":8.25,"tokens":512}"#,
@@ -77,12 +78,12 @@ fn a_line_is_a_flat_object_with_its_kind() {
     assert_eq!(
         records,
         [
-            MetricsRecord::Run(RunMetrics { version: 2 }),
+            MetricsRecord::Run(RunMetrics { version: VERSION }),
             MetricsRecord::Step(step(0)),
             MetricsRecord::HeldOut(held_out(1))
         ]
     );
-    assert_eq!(oldest_version(&records), 2);
+    assert_eq!(oldest_version(&records), 3);
 }
 
 #[test]
@@ -186,13 +187,13 @@ fn timings_are_in_their_own_file() {
     let folder = TestFolder::new("metrics-timings");
     let path = folder.path().join("timings.jsonl");
     let timing = StepTiming {
-        step: 0,
+        step: 1,
         seconds: 0.5,
         tokens_per_second: 2048.0,
         flops_per_second: 1.5e9,
     };
     let line =
-        r#"{"step":0,"seconds":0.5,"tokens_per_second":2048.0,"flops_per_second":1500000000.0}"#;
+        r#"{"step":1,"seconds":0.5,"tokens_per_second":2048.0,"flops_per_second":1500000000.0}"#;
     TimingsLog::create(&path)
         .expect("new")
         .step(&timing)
@@ -204,13 +205,13 @@ fn timings_are_in_their_own_file() {
 
     // A repeated step, a repeated checkpoint and a truncated line: all stay in the file.
     let save = r#"{"saved_step":1,"bytes":12,"seconds":0.25,"stall_seconds":0.125}"#;
-    let later = line.replace(r#""step":0"#, r#""step":1"#);
+    let later = line.replace(r#""step":1"#, r#""step":2"#);
     let gone = save.replace(":1,", ":2,");
     let before = format!("{line}\n{save}\n{later}\n{gone}\n{{\"step\":");
     folder.write("timings.jsonl", &before);
     drop(TimingsLog::resume(&path, 1).expect("ours"));
     let mut log = TimingsLog::resume(&path, 1).expect("ours");
-    let next = StepTiming { step: 1, ..timing };
+    let next = StepTiming { step: 2, ..timing };
     log.step(&next).expect("writable");
     let saved = SaveTiming {
         saved_step: 2,
@@ -300,12 +301,12 @@ fn experts_are_lines_of_their_own_and_are_read_back() {
     let lines: Vec<_> = text.lines().skip(1).collect();
     let expected = [
         concat!(
-            r#"{"kind":"experts","step":2,"layers":[{"layer":"blocks.0.moe","min":1.0,"max":1.0,"#,
+            r#"{"kind":"experts","step":3,"layers":[{"layer":"blocks.0.moe","min":1.0,"max":1.0,"#,
             r#""entropy":1.0,"dropped":0.2,"losses":{"balance":0.0125,"z-loss":"inf"}},"#,
             r#"{"layer":"blocks.1.moe","min":"NaN","max":"NaN","entropy":"NaN","dropped":"NaN"}]}"#,
         ),
         concat!(
-            r#"{"kind":"expert_load","step":2,"layers":[{"layer":"blocks.0.moe","load":[2,2]},"#,
+            r#"{"kind":"expert_load","step":3,"layers":[{"layer":"blocks.0.moe","load":[2,2]},"#,
             r#"{"layer":"blocks.1.moe","load":[0,0]}]}"#,
         ),
     ];
@@ -329,7 +330,7 @@ fn experts_are_lines_of_their_own_and_are_read_back() {
 fn a_load_is_written_once_and_before_its_checkpoint() {
     let folder = TestFolder::new("metrics-load");
     let expected = [
-        MetricsRecord::Run(RunMetrics { version: 2 }),
+        MetricsRecord::Run(RunMetrics { version: VERSION }),
         MetricsRecord::Step(step(0)),
         MetricsRecord::Experts(experts(0).summary()),
         MetricsRecord::ExpertLoad(experts(0).load()),
@@ -383,14 +384,20 @@ fn a_file_of_the_first_version_is_read_and_resumed() {
     let text = std::fs::read_to_string(&path).expect("readable");
     let [resumed, version] = [
         r#"{"kind":"resumed","step":1}"#,
-        r#"{"kind":"run","version":2}"#,
+        r#"{"kind":"run","version":3}"#,
     ];
     assert_eq!(text, format!("{old}{resumed}\n{version}\n{resumed}\n"));
     assert_eq!(oldest_version(&read_metrics(&path).expect("readable")), 1);
+    // Lines after it are numbered from 1.
+    run(&mut MetricsLog::resume(&path, 1).expect("ours"), 1, 2);
+    let steps = read_metrics(&path).expect("readable").into_iter();
+    let steps = steps.filter(|record| matches!(record, MetricsRecord::Step(_)));
+    let expected = [0, 1].map(|before| MetricsRecord::Step(step(before)));
+    assert_eq!(steps.collect::<Vec<_>>(), expected);
 
-    folder.write("newer.jsonl", "{\"kind\":\"run\",\"version\":3}\n");
+    folder.write("newer.jsonl", "{\"kind\":\"run\",\"version\":4}\n");
     let newer = folder.path().join("newer.jsonl");
     let message = read_metrics(&newer).unwrap_err().to_string();
-    assert!(message.contains("metrics of version 3: expected version 1 to 2"));
+    assert!(message.contains("metrics of version 4: expected version 1 to 3"));
     assert!(MetricsLog::resume(&newer, 0).is_err());
 }

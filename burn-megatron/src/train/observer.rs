@@ -14,7 +14,7 @@ pub type ObserverError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The gradients of a step, reduced over all ranks, without the loss scale and before clipping.
 pub struct StepGradients<'a> {
-    /// The step, from 0.
+    /// The step, from 1.
     pub step: usize,
     /// The parameters, and how they are placed on the ranks.
     pub table: &'a ParameterTable,

@@ -13,8 +13,9 @@ use super::metrics::{HeldOutMetrics, SkipReason, StepMetrics, StepTiming};
 /// In a file or a pipe, the longest time without a line.
 const MAX_LINE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// A narrow terminal truncates the message, so the most important part is first.
-const TEMPLATE: &str = "{pos}/{len} {bar:10.cyan/blue} ETA {eta}  {wide_msg}";
+/// A narrow terminal truncates the message, so the most important part is first. The time left is our own, as in plain
+/// lines: that of the bar counts the steps before a resumed run.
+const TEMPLATE: &str = "{pos}/{len} {bar:10.cyan/blue} ETA {prefix}  {wide_msg}";
 
 /// Shows the progress of a run on standard error.
 ///
@@ -76,7 +77,7 @@ impl Progress {
 
     /// Shows a finished step.
     pub fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) {
-        let done = metrics.step.saturating_add(1);
+        let done = metrics.step;
         self.is_shown = match &mut self.output {
             ProgressOutput::Silent => false,
             ProgressOutput::Bar(_) => true,
@@ -94,6 +95,7 @@ impl Progress {
         let scale = self.scale(metrics);
         let measurements = measurements(metrics, timing) + &scale;
         if let ProgressOutput::Bar(bar) = &self.output {
+            bar.set_prefix(self.eta(done).to_string());
             bar.set_message(measurements);
             bar.set_position(done as u64);
         } else {
@@ -116,7 +118,7 @@ impl Progress {
         if let ProgressOutput::Bar(bar) = &self.output {
             bar.set_message(format!("{}  {load}", bar.message()));
         } else {
-            let (done, total) = (metrics.step.saturating_add(1), self.steps.end);
+            let (done, total) = (metrics.step, self.steps.end);
             self.note(&format!("step {done}/{total}  {load}"));
         }
     }
@@ -184,13 +186,11 @@ impl fmt::Debug for Progress {
 
 fn bar(steps: &Range<usize>) -> ProgressBar {
     let style = ProgressStyle::with_template(TEMPLATE).expect("the template is a constant");
-    let bar = ProgressBar::new(steps.end as u64)
+    ProgressBar::new(steps.end as u64)
         .with_style(style.progress_chars("━╸─"))
         .with_finish(ProgressFinish::Abandon)
-        .with_position(steps.start as u64);
-    // The steps before a resumed run do not count for its ETA.
-    bar.reset_eta();
-    bar
+        .with_position(steps.start as u64)
+        .with_prefix("-")
 }
 
 /// Whether a plain line is due after `done` of the updates `steps`.
@@ -260,7 +260,9 @@ mod tests {
         )
     }
 
-    fn step(step: usize) -> (StepMetrics, StepTiming) {
+    /// The measurements of the step after `before`.
+    fn step(before: usize) -> (StepMetrics, StepTiming) {
+        let step = before + 1;
         let metrics = StepMetrics {
             step,
             loss: 3.25,
@@ -269,8 +271,8 @@ mod tests {
             gradient_norm: 0.5,
             learning_rate: 1e-3,
             tokens: 1024,
-            skipped: step == 0,
-            skip_reason: (step == 0).then_some(SkipReason::NotFinite),
+            skipped: before == 0,
+            skip_reason: (before == 0).then_some(SkipReason::NotFinite),
             loss_scale: None,
             zeros: None,
         };
@@ -370,7 +372,7 @@ mod tests {
         assert_eq!(shown, expected, "{text}");
     }
 
-    fn experts(step: usize, dropped: u64) -> ExpertMetrics {
+    fn experts(before: usize, dropped: u64) -> ExpertMetrics {
         let layer = |number: usize, load: &[u64]| LayerLoad {
             layer: format!("blocks.{number}.moe"),
             load: load.to_vec(),
@@ -378,6 +380,7 @@ mod tests {
             losses: vec![],
         };
         let layers = vec![layer(0, &[4, 4]), layer(1, &[5, 3])];
+        let step = before + 1;
         ExpertMetrics { step, layers }
     }
 
@@ -435,7 +438,14 @@ mod tests {
             unit: "byte",
             is_shown: false,
         };
-        run(&mut progress, 10..20);
+        run(&mut progress, 10..15);
+        progress.started = Instant::now()
+            .checked_sub(Duration::from_secs(100))
+            .expect("older");
+        run(&mut progress, 15..16);
+        // Six steps in 100 seconds, and four are left.
+        assert_eq!(hidden.prefix(), "00:01:06");
+        run(&mut progress, 16..20);
         let measured = "loss 3.2500  grad 0.500  12,345 tokens/s  1.5 GFLOP/s";
         assert_eq!(hidden.message(), measured);
         progress.experts(&experts(19, 0));

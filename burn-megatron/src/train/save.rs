@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use indicatif::DecimalBytes;
+use indicatif::HumanBytes;
 
 use crate::checkpoint::state::{Snapshot, StateError, agree};
 use crate::checkpoint::{
@@ -73,7 +73,7 @@ impl fmt::Display for SavedCheckpoint {
             seconds,
             ..
         } = self;
-        let bytes = DecimalBytes(*bytes);
+        let bytes = HumanBytes(*bytes);
         write!(f, "saved step {step} in {seconds:.1} s ({bytes})")
     }
 }

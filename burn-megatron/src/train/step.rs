@@ -18,6 +18,7 @@ use crate::optim::{
 
 /// A step that is launched, and not read yet.
 pub(super) struct LaunchedStep {
+    /// Its index, from 0.
     step: usize,
     statistics: StepStatistics,
     zeros: Option<u64>,
@@ -38,8 +39,8 @@ impl<M: LanguageModel> Trainer<M> {
         stop: bool,
     ) -> Result<LaunchedStep, TrainError> {
         let step = self.steps() + usize::from(before.is_some());
-        let _span = tracing::info_span!("step", step).entered();
-        self.ddp.groups().world().begin_step(step as u64);
+        let _span = tracing::info_span!("step", step = step + 1).entered();
+        self.ddp.groups().world().begin_step(step as u64 + 1);
         let batches = self.batches(step, samples)?;
         self.samples += self.sizes().of(step) as u64;
         let tokens = batches.iter().map(Batch::counted).sum();
@@ -70,7 +71,7 @@ impl<M: LanguageModel> Trainer<M> {
             routers.update_biases(&self.routers, reports, &statistics.taken());
         }
         let observed = StepGradients {
-            step,
+            step: step + 1,
             table: self.ddp.table(),
             reading: &|| statistics.reading(&self.ddp),
             gather: &|| {
@@ -130,7 +131,7 @@ impl<M: LanguageModel> Trainer<M> {
         let mean = self.mean_loss(step, reading);
         let scale = self.scaler.scale();
         let metrics = StepMetrics {
-            step,
+            step: step + 1,
             loss: mean.loss,
             bits_per_byte: mean.bits_per_byte(self.bytes_per_token),
             minimised: mean.minimised,
@@ -152,7 +153,7 @@ impl<M: LanguageModel> Trainer<M> {
                 self.diverged = if mean.is_finite() {
                     None
                 } else {
-                    self.diverged.or(Some(step))
+                    self.diverged.or(Some(step + 1))
                 };
             }
         }
@@ -231,7 +232,10 @@ impl<M: LanguageModel> Trainer<M> {
             }
         };
         let layers: Vec<_> = self.routers.iter().map(layer).collect();
-        (!layers.is_empty()).then_some(ExpertMetrics { step, layers })
+        (!layers.is_empty()).then_some(ExpertMetrics {
+            step: step + 1,
+            layers,
+        })
     }
 
     fn mean_loss(&self, step: usize, reading: &StepReading) -> MeanLoss {
@@ -245,6 +249,7 @@ impl<M: LanguageModel> Trainer<M> {
     /// The first rank with invalid gradients logs a warning; with a dynamic loss scale, which is found by
     /// overflows, only a debug message.
     fn log_invalid(&self, reading: &StepReading, step: usize) {
+        let step = step + 1;
         let is_first = reading.first_invalid == Some(self.ddp.groups().world().rank());
         for (number, culprit) in reading.invalid_gradients.iter().enumerate() {
             match self.scaler.state() {
@@ -284,17 +289,66 @@ fn skip_reason(reading: &StepReading) -> Option<SkipReason> {
 }
 
 /// Measures the times of steps, from the end of one reading to the end of the next.
-pub(super) struct StepClock(Instant);
+///
+/// A device that runs a launched step before it answers a reading has then run both steps when the first is read. The
+/// second, if it is read before another is launched, would take no time: it gets the mean of the steps since the start.
+pub(super) struct StepClock {
+    start: Instant,
+    last: Instant,
+    steps: u32,
+    /// Whether a step was launched since the last reading.
+    launched: bool,
+}
 
 impl StepClock {
     pub fn start() -> Self {
-        Self(Instant::now())
+        let now = Instant::now();
+        Self {
+            start: now,
+            last: now,
+            steps: 0,
+            launched: false,
+        }
     }
 
-    /// Seconds since the last call, or the start.
+    /// A step is launched.
+    pub fn launch(&mut self) {
+        self.launched = true;
+    }
+
+    /// The seconds of a step that has been read.
     pub fn lap(&mut self) -> f64 {
-        let seconds = self.0.elapsed().as_secs_f64();
-        self.0 = Instant::now();
-        seconds
+        let now = Instant::now();
+        self.steps += 1;
+        let time = if self.launched {
+            now - self.last
+        } else {
+            (now - self.start) / self.steps
+        };
+        (self.last, self.launched) = (now, false);
+        time.as_secs_f64()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_step_that_was_done_before_it_was_read_takes_as_long_as_the_others() {
+        let mut clock = StepClock::start();
+        let seconds = [200, 100, 100, 0].map(|wait| {
+            if wait > 0 {
+                clock.launch();
+            }
+            let ago = Duration::from_millis(wait);
+            clock.last -= ago;
+            clock.start -= ago;
+            clock.lap()
+        });
+        for (seconds, expected) in seconds.into_iter().zip([0.2, 0.1, 0.1, 0.1]) {
+            assert!((seconds - expected).abs() < 0.05, "{seconds} {expected}");
+        }
     }
 }

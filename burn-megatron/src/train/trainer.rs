@@ -79,7 +79,7 @@ pub struct TrainOutcome {
     pub skipped: usize,
     /// The number of skipped steps without targets.
     pub without_targets: usize,
-    /// The step, from 0, since which no loss has been finite; `None` if the last loss is finite.
+    /// The step, from 1, since which no loss has been finite; `None` if the last loss is finite.
     pub diverged: Option<usize>,
     /// The padding of documents in the steps since the start or the checkpoint; none but with a split
     /// [per document](crate::mesh::ContextSplit::ZigzagPerDocument).
@@ -171,6 +171,7 @@ impl<M: LanguageModel> Trainer<M> {
         while steps < self.config.steps && !stopped {
             let stop = self.defers && observer.stop();
             let launched = self.launch(&samples, observer, pending.as_ref(), stop)?;
+            clock.launch();
             steps += 1;
             if let Some(before) = pending.replace(launched) {
                 stopped = self.report(before, &mut clock, observer)?;
@@ -385,11 +386,8 @@ impl<M: LanguageModel> Trainer<M> {
 
     fn timing(&self, metrics: &StepMetrics, seconds: f64) -> StepTiming {
         let tokens_per_second = metrics.tokens as f64 / seconds;
-        let length = row_length(
-            &self.config.sequence_warmup,
-            metrics.step,
-            self.sequence_length(),
-        );
+        let (before, whole) = (metrics.step - 1, self.sequence_length());
+        let length = row_length(&self.config.sequence_warmup, before, whole);
         let flops = self.ddp.module().flops_per_token(length);
         StepTiming {
             step: metrics.step,

@@ -3,6 +3,10 @@
 use std::fmt;
 
 use super::{Comparison, Difference, Layout, Rounding, VerifyOptions};
+use crate::table::Table;
+
+/// The columns of the table.
+const COLUMNS: usize = 10;
 
 /// The comparisons of all layouts.
 #[derive(Clone, Debug)]
@@ -68,7 +72,7 @@ impl VerifyReport {
         reasons
     }
 
-    fn cells(&self, layout: &Layout, comparison: &Comparison, bound: f64) -> [String; 9] {
+    fn cells(&self, layout: &Layout, comparison: &Comparison, bound: f64) -> [String; COLUMNS] {
         let number = |difference: &Difference| match difference.relative {
             0.0 => "0".to_string(),
             relative => format!("{relative:.1e}"),
@@ -90,9 +94,8 @@ impl VerifyReport {
             layout.to_string(),
             weights,
             number(&comparison.loss),
-            format!("{} {worst}", number(&comparison.gradients))
-                .trim_end()
-                .to_string(),
+            number(&comparison.gradients),
+            worst,
             number(&comparison.last_gradients),
             number(&comparison.gradient_norm),
             number(&comparison.final_weights),
@@ -102,18 +105,22 @@ impl VerifyReport {
     }
 }
 
-impl fmt::Display for VerifyReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "largest relative difference to one rank that passes:")?;
+impl VerifyReport {
+    /// The table in lines of at most `width` characters, or of any length. Where it does not fit, the bounds, the names of
+    /// the worst gradients, the last gradients, the norms and the weights after the last step are left out, in this order.
+    pub fn fit(&self, width: Option<usize>) -> String {
+        let mut text = "largest relative difference to one rank that passes:\n".to_string();
         for reason in self.reasons() {
-            writeln!(f, "  {reason}")?;
+            text += &format!("  {reason}\n");
         }
-        let after = format!("after {} steps", self.steps);
+        let plural = if self.steps == 1 { "" } else { "s" };
+        let after = format!("after {} step{plural}", self.steps);
         let header = [
             "layout",
             "initial weights",
             "loss",
-            "parameter grad (worst)",
+            "parameter grad",
+            "worst",
             "last grad",
             "grad norm",
             &after,
@@ -123,14 +130,16 @@ impl fmt::Display for VerifyReport {
         .map(str::to_string);
         let rows = self.rows.iter().zip(self.bounds());
         let rows = rows.map(|((layout, comparison), bound)| self.cells(layout, comparison, bound));
-        let rows: Vec<[String; 9]> = std::iter::once(header).chain(rows).collect();
-        let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
-        let line = |row: &[String; 9]| {
-            let cells = row.iter().enumerate();
-            let cells = cells.map(|(column, cell)| format!("{cell:<0$}", width(column)));
-            cells.collect::<Vec<_>>().join("  ").trim_end().to_string()
-        };
-        let lines: Vec<_> = rows.iter().map(line).collect();
-        write!(f, "{}", lines.join("\n"))
+        let rows = std::iter::once(header).chain(rows);
+        let table = Table::new(rows.map(|row| row.to_vec()))
+            .with_left(0..COLUMNS)
+            .with_optional([8, 4, 5, 6, 7]);
+        text + &table.fit(width)
+    }
+}
+
+impl fmt::Display for VerifyReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.fit(None))
     }
 }

@@ -19,15 +19,15 @@ pub struct BenchArgs {
     #[arg(long, value_enum, default_value_t = BenchDtype::F32)]
     pub dtype: BenchDtype,
     /// Sizes, such as 4096x1024 (tokens x features); the default is a grid for the device.
-    #[arg(long, value_delimiter = ',', value_name = "ROWSxWIDTH")]
+    #[arg(long, value_delimiter = ',', value_name = "ROWSxWIDTH,..")]
     pub sizes: Vec<Shape>,
     /// Only these: names from the table, operations as in --kernels, fp8 for all 8-bit benchmarks, or moe for those of
     /// experts.
-    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..")]
     pub only: Vec<String>,
     /// Measured runs, of which the median is reported.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = at_least_one)]
-    pub samples: usize,
+    pub repeats: usize,
     /// Milliseconds of warm-up runs before them.
     #[arg(long, value_name = "MS", default_value_t = 200)]
     pub warm_up_ms: u64,
@@ -50,7 +50,7 @@ pub struct OverlapArgs {
     pub context: usize,
     /// Samples per rank and step.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
-    pub samples: usize,
+    pub micro_batch_size: usize,
     /// Number of data-parallel ranks, each with one compute thread; at least 2.
     #[arg(long, visible_alias = "dp", value_name = "N", default_value_t = 2)]
     pub data_parallel: usize,
@@ -61,7 +61,12 @@ pub struct OverlapArgs {
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub warm_up: usize,
     /// ZeRO stages: 0 shards nothing, 1 the optimizer, 2 also gradients, 3 also parameters.
-    #[arg(long, value_delimiter = ',', value_name = "STAGE", default_values_t = ZeroStage::ALL)]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "STAGE,..",
+        default_value = "0,1,2,3"
+    )]
     pub zero_stages: Vec<ZeroStage>,
     /// Elements per gradient bucket; by default a twelfth of the model, and a block for stage 3.
     #[arg(long, value_name = "ELEMENTS")]
@@ -104,10 +109,21 @@ pub struct ContextArgs {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
     pub width: usize,
     /// Numbers of ranks that share the sequence, compared with one.
-    #[arg(long, visible_alias = "cp", value_delimiter = ',', value_name = "N", default_values_t = [2, 4])]
+    #[arg(
+        long,
+        visible_alias = "cp",
+        value_delimiter = ',',
+        value_name = "N,..",
+        default_value = "2,4"
+    )]
     pub ranks: Vec<usize>,
     /// Exchanges: ring, all-gather, all-to-all.
-    #[arg(long, value_delimiter = ',', value_name = "NAME", default_values_t = [ContextExchange::Ring, ContextExchange::AllGather, ContextExchange::AllToAll])]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "NAME,..",
+        default_value = "ring,all-gather,all-to-all"
+    )]
     pub exchanges: Vec<ContextExchange>,
     /// Time of the transfers over the simulated link, as a fraction of the time of the layer without a link.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.5, value_parser = above_zero)]
@@ -130,7 +146,7 @@ pub struct ContextArgs {
 #[derive(Args)]
 pub struct PlanBenchArgs {
     /// The recipe whose model and batch are used; that of `pretrain` without flags by default. Its layout is not used.
-    #[arg(long, value_name = "FILE.toml")]
+    #[arg(long, visible_alias = "config", value_name = "FILE.toml")]
     pub recipe: Option<PathBuf>,
     /// Thread-ranks, each with one compute thread.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
@@ -156,10 +172,13 @@ pub struct PlanBenchArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BenchDtype {
     /// 32 bits.
+    #[value(aliases = ["fp32", "float32"])]
     F32,
     /// 16 bits, IEEE.
+    #[value(aliases = ["fp16", "float16"])]
     F16,
     /// 16 bits, the range of f32.
+    #[value(alias = "bfloat16")]
     Bf16,
 }
 

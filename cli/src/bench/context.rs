@@ -15,6 +15,7 @@ use burn_megatron::nn::context::{ExchangeProblem, SequenceShard};
 use burn_megatron::nn::{
     AttentionContext, ModelBuilder, ParallelAttention, ParallelAttentionConfig,
 };
+use indicatif::HumanBytes;
 use serde::Serialize;
 
 use super::args::ContextArgs;
@@ -23,6 +24,7 @@ use super::overlap::svg::{Timeline, svg};
 use super::overlap::trace::{EventKind, TimelineEvent};
 use super::timing::median;
 use crate::error::Error;
+use crate::terminal;
 
 /// Timeout of a collective.
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -30,7 +32,8 @@ const DEADLINE: Duration = Duration::from_secs(300);
 /// Times the layer on one rank and on several, without and over a link.
 pub fn run(args: &ContextArgs) -> Result<ExitCode, Error> {
     let bench = Benchmark(args);
-    println!("{}\n\n{}", bench.describe(), ContextRow::header());
+    let about = terminal::wrapped(&bench.describe());
+    println!("{about}\n\n{}", ContextRow::header());
     let one = bench
         .time(&ParallelConfig::new().with_data(1), None)?
         .seconds;
@@ -47,11 +50,12 @@ pub fn run(args: &ContextArgs) -> Result<ExitCode, Error> {
             drawn.push((title, timeline));
         }
     }
-    println!(
-        "\none / many: the time on one rank over that on these; sent: bytes of a rank; over a link: one on which sending \
+    let legend = format!(
+        "one / many: the time on one rank over that on these; sent: bytes of a rank; over a link: one on which sending \
          takes {} of the time of the layer; hidden: 1 - blocked / link, the part of the transfers for which no rank waits",
         args.share
     );
+    println!("\n{}", terminal::wrapped(&legend));
     if let Some(path) = &args.svg {
         let title = format!(
             "A layer of attention on {} tokens, forward and backward, over a link on which sending takes {} of it",
@@ -125,7 +129,7 @@ impl fmt::Display for ContextRow {
             ..
         } = self;
         let exchange = self.exchange.name();
-        let sent = format!("{:.1} MB", self.bytes_sent / 1e6);
+        let sent = HumanBytes(self.bytes_sent as u64).to_string();
         let hidden = format!("{:.0} %", 100.0 * self.hidden);
         write!(
             f,

@@ -31,7 +31,12 @@ pub struct GenerateBenchArgs {
     #[arg(long, value_enum, default_value_t = NamedModel::Small)]
     pub model: NamedModel,
     /// Texts at a time.
-    #[arg(long, value_delimiter = ',', value_name = "N", default_values_t = [1, 8])]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "N,..",
+        default_value = "1,8"
+    )]
     pub batch_size: Vec<usize>,
     /// Tokens of a prompt.
     #[arg(long, value_name = "N", default_value_t = 16)]

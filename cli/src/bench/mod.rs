@@ -37,7 +37,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, Error> {
         device: args.device.devices()?.remove(0),
         dtype: args.dtype.into(),
         timing: TimingConfig {
-            samples: args.samples,
+            samples: args.repeats,
             warm_up: Duration::from_millis(args.warm_up_ms),
         },
     };
@@ -55,10 +55,10 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, Error> {
         (true, []) => grid(cpu),
         (true, own) => own.to_vec(),
     };
-    let mut report = KernelReport::new(&run.device, args.dtype.name(), args.samples);
+    let mut report = KernelReport::new(&run.device, args.device, args.dtype.name(), args.repeats);
     println!("{}", report.header());
     let mut show = |row: KernelRow| {
-        println!("{row}");
+        println!("{}", row.line());
         report.rows.push(row);
     };
     for subject in &operations {
@@ -80,6 +80,9 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, Error> {
             let rows = time_pairs(subject.name, pairs, &run, &shape)?;
             rows.into_iter().for_each(&mut show);
         }
+    }
+    if let Some(summary) = report.summary() {
+        println!("{summary}");
     }
     if let Some(path) = &args.json {
         report.write(path)?;

@@ -1,14 +1,16 @@
 //! The results, as a table and as JSON.
 
-use std::fmt::{self, Display};
 use std::path::Path;
 
 use burn::tensor::Device;
+use burn_megatron::device::DeviceKind;
 use burn_megatron::kernels::fp8::engine_of_fp8;
 use burn_megatron::partial::replace_file;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::numbers::count;
+use crate::terminal::{self, Columns};
 
 /// One operation at one size in one direction. Seconds are medians.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,9 +44,9 @@ pub struct KernelReport {
 
 impl KernelReport {
     /// A report without rows.
-    pub fn new(device: &Device, dtype: &str, samples: usize) -> Self {
+    pub fn new(device: &Device, kind: DeviceKind, dtype: &str, samples: usize) -> Self {
         Self {
-            device: format!("{device:?}"),
+            device: kind.to_string(),
             dtype: dtype.into(),
             samples,
             fusion: cfg!(feature = "fusion"),
@@ -53,28 +55,31 @@ impl KernelReport {
         }
     }
 
-    /// The header of the table.
+    /// What is measured, and the header of the table.
     pub fn header(&self) -> String {
         let fusion = if self.fusion { "with" } else { "without" };
-        format!(
-            "{} in {}; medians of {} runs, interleaved; `composed`: the same with Burn's operations, \
-             {fusion} its fusion, for 8-bit products the same in {}, for experts-one-gemm one product of \
-             all rows; `of copy`: the time of a copy of as many bytes over that of the kernel\n8-bit matrices: {}\n\n\
-             {:<18} {:<9} {:>15} {:>10} {:>8} {:>8} {:>11} {:>8}",
-            self.device,
-            self.dtype,
-            self.samples,
-            self.dtype,
+        let Self { device, dtype, .. } = self;
+        let about = format!(
+            "{device} in {dtype}; medians of {}, interleaved; `composed`: the same with Burn's operations, {fusion} its \
+             fusion, for 8-bit products the same in {dtype}, for experts-one-gemm one product of all rows; `of copy`: \
+             the time of a copy of as many bytes over that of the kernel\n8-bit matrices: {}",
+            count(self.samples, "run"),
             self.fp8_engine,
-            "operation",
-            "direction",
-            "rows x width",
-            "ms",
-            "GB/s",
-            "of copy",
-            "composed ms",
-            "speedup",
-        )
+        );
+        format!("{}\n\n{}", terminal::wrapped(&about), COLUMNS.line(HEAD))
+    }
+
+    /// The geometric mean of the speedups, over the rows that have one.
+    pub fn summary(&self) -> Option<String> {
+        let speedups: Vec<_> = self.rows.iter().filter_map(KernelRow::speedup).collect();
+        let mean = speedups.iter().map(|speedup| speedup.ln()).sum::<f64>() / speedups.len() as f64;
+        (!speedups.is_empty()).then(|| {
+            format!(
+                "\ngeometric mean of the speedups of {}: {:.2}",
+                count(speedups.len(), "row"),
+                mean.exp()
+            )
+        })
     }
 
     /// Writes the run as JSON.
@@ -85,24 +90,49 @@ impl KernelReport {
     }
 }
 
-impl Display for KernelRow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let composed = |write: &dyn Fn(f64) -> String| match self.composed_seconds {
-            Some(seconds) => write(seconds),
-            None => "-".to_string(),
-        };
-        write!(
-            f,
-            "{:<18} {:<9} {:>15} {:>10.4} {:>8.1} {:>8.2} {:>11} {:>8}",
-            self.operation,
-            self.direction,
+const HEAD: [&str; 8] = [
+    "operation",
+    "direction",
+    "rows x width",
+    "ms",
+    "GB/s",
+    "of copy",
+    "composed ms",
+    "speedup",
+];
+
+const COLUMNS: Columns<8> = Columns {
+    widths: [-18, -9, 13, 9, 7, 7, 11, 7],
+    optional: &[6, 4],
+};
+
+impl KernelRow {
+    /// The time of the composition over that of the kernel.
+    fn speedup(&self) -> Option<f64> {
+        self.composed_seconds
+            .map(|seconds| seconds / self.fused_seconds)
+    }
+
+    /// The line of the table.
+    pub fn line(&self) -> String {
+        COLUMNS.line(self.cells())
+    }
+
+    fn cells(&self) -> [String; HEAD.len()] {
+        let optional = |number: Option<String>| number.unwrap_or_else(|| "-".into());
+        let composed = self
+            .composed_seconds
+            .map(|seconds| format!("{:.4}", seconds * 1e3));
+        [
+            self.operation.clone(),
+            self.direction.clone(),
             format!("{} x {}", self.rows, self.width),
-            self.fused_seconds * 1e3,
-            self.bytes as f64 / self.fused_seconds / 1e9,
-            self.copy_seconds / self.fused_seconds,
-            composed(&|seconds| format!("{:.4}", seconds * 1e3)),
-            composed(&|seconds| format!("{:.2}", seconds / self.fused_seconds)),
-        )
+            format!("{:.4}", self.fused_seconds * 1e3),
+            format!("{:.1}", self.bytes as f64 / self.fused_seconds / 1e9),
+            format!("{:.2}", self.copy_seconds / self.fused_seconds),
+            optional(composed),
+            optional(self.speedup().map(|speedup| format!("{speedup:.2}"))),
+        ]
     }
 }
 
@@ -122,17 +152,30 @@ mod tests {
             composed_seconds: Some(3e-3),
             copy_seconds: 9e-4,
         };
-        let cells = |row: &KernelRow| {
-            let text = row.to_string();
-            text.split_whitespace().collect::<Vec<_>>().join(" ")
-        };
+        let cells = |row: &KernelRow| row.cells().join(" ");
         let expected = "rms-norm forward 1000 x 500 1.0000 4.0 0.90 3.0000 3.00";
         assert_eq!(cells(&row), expected);
+        let slower = KernelRow {
+            composed_seconds: Some(0.75e-3),
+            ..row.clone()
+        };
         let alone = KernelRow {
             composed_seconds: None,
-            ..row
+            ..row.clone()
         };
         let expected = "rms-norm forward 1000 x 500 1.0000 4.0 0.90 - -";
         assert_eq!(cells(&alone), expected);
+        let mut report = KernelReport {
+            device: "cpu".into(),
+            dtype: "f32".into(),
+            samples: 1,
+            fusion: false,
+            fp8_engine: String::new(),
+            rows: vec![alone],
+        };
+        assert_eq!(report.summary(), None);
+        report.rows.extend([row, slower]);
+        let summary = "\ngeometric mean of the speedups of 2 rows: 1.50";
+        assert_eq!(report.summary().as_deref(), Some(summary));
     }
 }

@@ -8,7 +8,8 @@ use burn_megatron::checkpoint::{
 };
 
 use super::args::DiffArgs;
-use super::{bar, count, tensor_bytes};
+use super::{bar, tensor_bytes};
+use crate::numbers::count;
 
 /// Prints the differences of two checkpoints.
 pub fn run(args: &DiffArgs) -> ExitCode {

@@ -6,13 +6,16 @@ use std::process::ExitCode;
 use burn_megatron::checkpoint::{
     Checkpoint, CheckpointError, CheckpointFolder, InactiveCheckpoint, TensorEntry,
 };
+use burn_megatron::table::Table;
 use indicatif::{HumanBytes, HumanCount};
 use serde_json::json;
 
 use super::args::InspectArgs;
-use super::{bytes_of, count};
+use super::bytes_of;
 use crate::error::Error;
 use crate::header::describe_aside;
+use crate::numbers::count;
+use crate::terminal;
 
 /// Prints a checkpoint.
 pub fn run(args: &InspectArgs) -> Result<ExitCode, Error> {
@@ -52,10 +55,10 @@ fn text(checkpoint: &Checkpoint, with_tensors: bool) -> String {
     let aside = aside(checkpoint).into_iter();
     lines.extend(aside.map(|aside| format!("aside       {}", describe_aside(&aside))));
     lines.push(String::new());
-    lines.extend(groups(checkpoint));
+    lines.push(groups(checkpoint));
     if with_tensors {
         lines.push(String::new());
-        lines.extend(tensors(checkpoint));
+        lines.push(tensors(checkpoint));
     }
     lines.join("\n") + "\n"
 }
@@ -95,26 +98,8 @@ fn others(checkpoint: &Checkpoint) -> Vec<String> {
     others.map(|step| step.to_string()).collect()
 }
 
-/// Lines of cells, each column as wide as its widest cell.
-fn table(rows: &[Vec<String>]) -> Vec<String> {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<_> = (0..columns).map(width).collect();
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths);
-        let cells: Vec<_> = cells
-            .map(|(cell, width)| format!("{cell:<width$}"))
-            .collect();
-        cells.join("  ").trim_end().to_string()
-    };
-    rows.iter().map(line).collect()
-}
-
 /// A line for each prefix of keys before the first `/`.
-fn groups(checkpoint: &Checkpoint) -> Vec<String> {
+fn groups(checkpoint: &Checkpoint) -> String {
     let mut groups: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
     for tensor in &checkpoint.manifest().tensors {
         let name = tensor.key.split_once('/').map_or("", |(name, _)| name);
@@ -130,10 +115,10 @@ fn groups(checkpoint: &Checkpoint) -> Vec<String> {
             HumanBytes(bytes).to_string(),
         ]
     });
-    table(&rows.collect::<Vec<_>>())
+    Table::new(rows).with_left(0..3).fit(terminal::width())
 }
 
-fn tensors(checkpoint: &Checkpoint) -> Vec<String> {
+fn tensors(checkpoint: &Checkpoint) -> String {
     let row = |tensor: &TensorEntry| {
         vec![
             tensor.key.clone(),
@@ -149,7 +134,9 @@ fn tensors(checkpoint: &Checkpoint) -> Vec<String> {
         vec![object.key.clone(), "object".into(), String::new(), bytes]
     });
     rows.extend(objects);
-    table(&rows)
+    // Where there is no room: the pieces, then the bytes.
+    let table = Table::new(rows).with_left(0..5).with_optional([4, 3]);
+    table.fit(terminal::width())
 }
 
 fn as_json(checkpoint: &Checkpoint) -> Result<String, Error> {

@@ -45,11 +45,3 @@ fn bytes_of(tensor: &burn_megatron::checkpoint::TensorEntry) -> u64 {
     // The sizes of an open checkpoint were checked.
     tensor.meta().bytes().unwrap_or(usize::MAX) as u64
 }
-
-/// `1 tensor`, `2 tensors`.
-fn count(number: usize, name: &str) -> String {
-    match number {
-        1 => format!("1 {name}"),
-        number => format!("{number} {name}s"),
-    }
-}

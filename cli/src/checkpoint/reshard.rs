@@ -6,16 +6,17 @@ use burn_megatron::checkpoint::{Checkpoint, CheckpointFolder, FileSizes, compare
 use indicatif::HumanBytes;
 
 use super::args::ReshardArgs;
-use super::{bar, count, tensor_bytes};
+use super::{bar, tensor_bytes};
+use crate::byte_size::ByteSize;
 use crate::error::Error;
+use crate::numbers::count;
 
 /// Writes a checkpoint to another folder, and compares the two.
 pub fn run(args: &ReshardArgs) -> Result<ExitCode, Error> {
     let from = Checkpoint::open(&args.path)?;
-    let sizes = match (args.files, args.max_file_size) {
-        (Some(files), _) => FileSizes::Files(files),
-        (None, Some(bytes)) => FileSizes::MaxBytes(bytes),
-        (None, None) => return Err("expected --files or --max-file-size".into()),
+    let sizes = match args.max_shard_size {
+        Some(ByteSize(bytes)) => FileSizes::MaxBytes(bytes),
+        None => FileSizes::Files(args.files),
     };
     let folder = CheckpointFolder::create(&args.to)?;
     // Once to write, once to compare.

@@ -10,10 +10,11 @@ use indicatif::HumanBytes;
 use toml::{Table, Value};
 
 use super::args::UpcycleArgs;
-use super::{bar, count};
+use super::bar;
 use crate::convert::total;
 use crate::error::Error;
 use crate::family::Families;
+use crate::numbers::count;
 
 /// Settings of experts that are printed also with their defaults.
 const NAMED: [&str; 2] = ["experts", "experts_per_token"];

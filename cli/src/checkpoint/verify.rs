@@ -6,8 +6,9 @@ use burn_megatron::checkpoint::Checkpoint;
 use indicatif::HumanBytes;
 
 use super::args::VerifyArgs;
-use super::{bar, count};
+use super::bar;
 use crate::error::Error;
+use crate::numbers::count;
 
 /// Verifies a checkpoint, and prints what has changed.
 pub fn run(args: &VerifyArgs) -> Result<ExitCode, Error> {

@@ -4,35 +4,37 @@
 mod tests;
 
 use std::fmt::Display;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use burn_megatron::checkpoint::{Checkpoint, ElementType, TensorSource};
 use burn_megatron::nn::lora::LoraLayers;
-use burn_megatron_models::hf::ExportOptions;
+use burn_megatron_models::hf::{ExportOptions, is_hf_folder};
 use clap::{Args, ValueEnum};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
+use crate::byte_size::ByteSize;
 use crate::error::Error;
-use crate::family::{Families, Model, lora_of};
+use crate::family::{Families, Model, lora_of, open_checkpoint};
 use crate::lora;
+use crate::numbers::count;
 
 /// Flags of `convert`.
 #[derive(Args)]
 pub struct ConvertArgs {
-    /// The source: `hf DIR`, a Hugging Face folder, is converted to a checkpoint; `checkpoint PATH`, a checkpoint
-    /// or the latest one of a run, to a Hugging Face folder.
-    #[arg(long, required = true, num_args = 2, value_names = ["hf|checkpoint", "PATH"])]
-    from: Vec<PathBuf>,
-    /// The new folder.
-    #[arg(long, value_name = "DIR")]
-    to: PathBuf,
+    /// What is converted: a Hugging Face folder, which has a config.json, to a checkpoint; a checkpoint, or the latest one
+    /// of a run, to a Hugging Face folder.
+    #[arg(value_name = "SRC")]
+    source: PathBuf,
+    /// The new folder; it must not exist yet.
+    #[arg(value_name = "DST")]
+    target: PathBuf,
     /// The type of the elements; by default that of the checkpoint.
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
-    /// Maximum bytes of tensors per file, such as 500MB or 5GB; a larger tensor gets a file of its own.
-    #[arg(long, value_name = "SIZE", value_parser = bytes)]
-    max_shard_size: Option<u64>,
+    /// Maximum bytes of tensors per file, such as 512MiB; 5GB by default. A larger tensor gets a file of its own.
+    #[arg(long, value_name = "SIZE")]
+    max_shard_size: Option<ByteSize>,
     /// Hugging Face folder from which to take the family, special tokens, tokenizer and generation settings. A
     /// checkpoint that was converted from one has them.
     #[arg(long, value_name = "DIR")]
@@ -46,9 +48,13 @@ pub struct ConvertArgs {
 /// Types of elements.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Dtype {
+    #[value(aliases = ["fp64", "float64"])]
     F64,
+    #[value(aliases = ["fp32", "float32"])]
     F32,
+    #[value(aliases = ["fp16", "float16"])]
     F16,
+    #[value(alias = "bfloat16")]
     Bf16,
 }
 
@@ -63,40 +69,25 @@ impl From<Dtype> for ElementType {
     }
 }
 
-/// `500MB`
-fn bytes(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
-    let unit = match &text[digits.len()..] {
-        "" | "B" => Some(1),
-        "KB" => Some(1_000),
-        "MB" => Some(1_000_000),
-        "GB" => Some(1_000_000_000),
-        _ => None,
-    };
-    let count = digits.parse::<u64>().ok().filter(|count| *count > 0);
-    let size = unit
-        .zip(count)
-        .and_then(|(unit, count)| count.checked_mul(unit));
-    size.ok_or_else(|| "expected a whole number above 0 with B, KB, MB or GB, as in 5GB".into())
-}
-
 /// Converts a Hugging Face folder to a checkpoint, or back.
 pub fn run(args: &ConvertArgs, families: &Families) -> Result<ExitCode, Error> {
-    let [kind, path] = &args.from[..] else {
-        return Err("--from takes two values: hf or checkpoint, and a path".into());
-    };
-    match kind.to_str() {
-        Some("hf") => from_hf(path, args, families)?,
-        Some("checkpoint") => from_checkpoint(path, args, families)?,
-        _ => {
-            let kind = kind.display();
-            return Err(format!("invalid --from {kind}: expected hf or checkpoint").into());
-        }
+    if args.target.exists() {
+        let target = args.target.display();
+        return Err(format!(
+            "{target} exists already, and nothing is overwritten: name a folder that does not exist"
+        )
+        .into());
+    }
+    if is_hf_folder(&args.source) {
+        from_hf(args, families)?;
+    } else {
+        from_checkpoint(args, families)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn from_hf(path: &Path, args: &ConvertArgs, families: &Families) -> Result<(), Error> {
+fn from_hf(args: &ConvertArgs, families: &Families) -> Result<(), Error> {
+    let path = &args.source;
     for (flag, is_given) in [
         ("dtype", args.dtype.is_some()),
         ("max-shard-size", args.max_shard_size.is_some()),
@@ -104,22 +95,31 @@ fn from_hf(path: &Path, args: &ConvertArgs, families: &Families) -> Result<(), E
         ("merge-lora", args.merge_lora),
     ] {
         if is_given {
-            return Err(format!("--{flag} applies to --from checkpoint only").into());
+            return Err(format!(
+                "--{flag} applies to a checkpoint, and {} is a Hugging Face folder; remove it",
+                path.display()
+            )
+            .into());
         }
     }
     let exchange = families.hf(path)?;
     let (model, source) = exchange.open(path)?;
     let bytes = total(&*source);
     let bar = bar(bytes);
-    let checkpoint = exchange.import(path, &args.to, &mut |bytes| bar.inc(bytes))?;
+    let checkpoint = exchange.import(path, &args.target, &mut |bytes| bar.inc(bytes))?;
     bar.finish_and_clear();
-    let what = format!("{}, {} tensors", model.family(), checkpoint.keys().len());
+    let what = format!(
+        "{}, {}",
+        model.family(),
+        count(checkpoint.keys().len(), "tensor")
+    );
     report(&what, bytes, checkpoint.path().display());
     Ok(())
 }
 
-fn from_checkpoint(path: &Path, args: &ConvertArgs, families: &Families) -> Result<(), Error> {
-    let checkpoint = Checkpoint::open(path)?;
+fn from_checkpoint(args: &ConvertArgs, families: &Families) -> Result<(), Error> {
+    let path = &args.source;
+    let checkpoint = open_checkpoint(path)?;
     let model = families.model_of(&checkpoint)?;
     let Some(exchange) = model.hf() else {
         let (name, family) = (checkpoint.name(), model.family());
@@ -128,7 +128,9 @@ fn from_checkpoint(path: &Path, args: &ConvertArgs, families: &Families) -> Resu
     let usual = ExportOptions::default();
     let options = ExportOptions {
         dtype: args.dtype.map(ElementType::from),
-        max_shard_size: args.max_shard_size.unwrap_or(usual.max_shard_size),
+        max_shard_size: args
+            .max_shard_size
+            .map_or(usual.max_shard_size, |size| size.0),
         ..usual
     };
     let lora = lora_of(&checkpoint)?;
@@ -150,15 +152,16 @@ fn from_checkpoint(path: &Path, args: &ConvertArgs, families: &Families) -> Resu
     let bar = bar(total(weights));
     let progress = &mut |bytes| bar.inc(bytes);
     let weights = (&checkpoint, weights);
-    let exported = exchange.export(weights, like.as_deref(), &args.to, options, progress)?;
+    let exported = exchange.export(weights, like.as_deref(), &args.target, options, progress)?;
     bar.finish_and_clear();
     let summary = exported.summary;
-    let plural = if summary.files == 1 { "" } else { "s" };
     let what = format!(
-        "{}, {} tensors in {} file{plural}",
-        exported.model_type, summary.tensors, summary.files
+        "{}, {} in {}",
+        exported.model_type,
+        count(summary.tensors, "tensor"),
+        count(summary.files, "file")
     );
-    report(&what, summary.bytes, args.to.display());
+    report(&what, summary.bytes, args.target.display());
     if !exported.has_files {
         println!("it has no tokenizer; --like DIR copies that of another folder");
     }
@@ -184,9 +187,9 @@ fn export_adapters(
         unreachable!("the caller has checked the family")
     };
     let model = (model, layers);
-    let summary = exchange.export_adapter(checkpoint, model, &args.to, options, &mut |_| {})?;
-    let what = format!("adapters, {} tensors", summary.tensors);
-    report(&what, summary.bytes, args.to.display());
+    let summary = exchange.export_adapter(checkpoint, model, &args.target, options, &mut |_| {})?;
+    let what = format!("adapters, {}", count(summary.tensors, "tensor"));
+    report(&what, summary.bytes, args.target.display());
     Ok(())
 }
 

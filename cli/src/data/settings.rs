@@ -83,6 +83,7 @@ impl TokenFileEntry {
 
 /// Flags of data; each overrides a key of `[data]`.
 #[derive(Args, Debug, Default)]
+#[command(next_help_heading = "Data")]
 pub struct DataArgs {
     /// Training data: a text file, a folder whose .rs, .md and .txt files are read, the PREFIX of PREFIX.bin
     /// and PREFIX.idx, or conversations to fine-tune on, a .jsonl file. The default is the text of this repository.
@@ -208,6 +209,14 @@ impl DataConfig {
             .into()),
             _ => Ok(()),
         }
+    }
+
+    /// A name for the data, of the file or folder that is given first.
+    pub fn name(&self) -> Option<String> {
+        let files = self.files.first().map(TokenFileEntry::prefix);
+        let chat = || self.chat.as_ref()?.files.first().map(PathBuf::as_path);
+        let path = self.path.as_deref().or(files).or_else(chat)?;
+        Some(path.file_name()?.to_string_lossy().into_owned())
     }
 
     /// Clears the paths, which may differ between machines; the contents may not, and are in the fingerprint of the data.

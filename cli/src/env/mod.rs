@@ -13,6 +13,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::error::Error;
+use crate::terminal;
 
 /// Flags of `env`.
 #[derive(Args)]
@@ -137,7 +138,7 @@ pub fn run(args: &EnvArgs) -> Result<ExitCode, Error> {
     let text = if args.json {
         serde_json::to_string_pretty(&environment)? + "\n"
     } else {
-        environment.to_string()
+        terminal::wrapped(&environment.to_string()) + "\n"
     };
     // In one write, so that the lines of several ranks do not mix.
     print!("{text}");

@@ -3,6 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use super::{DeviceInfo, Environment, Found, Host, LaunchInfo, Mpi, Nccl};
+use crate::numbers::count;
 
 /// The width of the first column.
 const LABEL: usize = 16;
@@ -248,9 +249,4 @@ fn compiled(compiled: bool) -> &'static str {
     } else {
         "not compiled in"
     }
-}
-
-fn count(number: usize, what: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{number} {what}{plural}")
 }

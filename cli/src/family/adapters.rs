@@ -8,7 +8,7 @@ use burn_megatron_models::hf::is_hf_folder;
 use burn_megatron_models::hf::peft::{MergedAdapters, WithAdapters, base_model, is_peft_folder};
 use serde_json::Value;
 
-use super::{Families, Model};
+use super::{Families, Model, open_checkpoint};
 use crate::error::Error;
 
 /// How the weights of adapters are read.
@@ -46,7 +46,7 @@ impl Families {
         } else if is_hf_folder(path) {
             return Ok(None);
         } else {
-            let checkpoint = Checkpoint::open(path)?;
+            let checkpoint = open_checkpoint(path)?;
             match lora_of(&checkpoint)? {
                 Some(lora) => self.of_checkpoint(checkpoint, lora)?,
                 None => return Ok(None),
@@ -152,7 +152,7 @@ pub fn base_of(path: &Path) -> Result<PathBuf, Error> {
     } else if is_hf_folder(path) {
         None
     } else {
-        lora_of(&Checkpoint::open(path)?)?.and_then(|lora| lora.base_model)
+        lora_of(&open_checkpoint(path)?)?.and_then(|lora| lora.base_model)
     };
     Ok(base.unwrap_or_else(|| path.to_path_buf()))
 }

@@ -11,6 +11,22 @@ use super::adapters::base_of;
 use super::{Adapters, FAMILY, Families, Model};
 use crate::error::Error;
 
+/// Opens a checkpoint, or the latest one of a folder of checkpoints or of a run.
+///
+/// # Errors
+/// What cannot be read, and what is expected where there is no folder.
+pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
+    if !path.is_dir() {
+        return Err(format!(
+            "there is no model folder at {}: expected a checkpoint, a run folder, or a Hugging Face folder, which \
+             `hf download OWNER/NAME --local-dir DIR` makes",
+            path.display()
+        )
+        .into());
+    }
+    Ok(Checkpoint::open(path)?)
+}
+
 impl Families {
     /// Opens a Hugging Face folder, a checkpoint, or the latest checkpoint of a folder of checkpoints or of a run:
     /// the model and its weights. Those of adapters, in a checkpoint or a folder of `peft`, are added to them.
@@ -36,7 +52,7 @@ impl Families {
         if is_hf_folder(path) {
             return self.hf(path)?.open(path);
         }
-        let checkpoint = Checkpoint::open(path)?;
+        let checkpoint = open_checkpoint(path)?;
         let model = self.model_of(&checkpoint)?;
         Ok((model, Box::new(checkpoint)))
     }
@@ -53,7 +69,7 @@ impl Families {
             // The files may lack a part that their `config.json` has.
             return Ok(self.hf(path)?.open(path)?.0);
         }
-        self.model_of(&Checkpoint::open(path)?)
+        self.model_of(&open_checkpoint(path)?)
     }
 
     /// The model with the settings of a recipe's `[model]`; those that it leaves out are those of the weights at `path`,

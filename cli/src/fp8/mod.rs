@@ -15,6 +15,7 @@ mod tests;
 
 /// Flags of 8-bit layers; each overrides a key of `[fp8]`.
 #[derive(Args, Debug, Default)]
+#[command(next_help_heading = "Precision")]
 pub struct Fp8Args {
     /// Multiply in 8 bits in the linear layers and the experts of the blocks, with this scaling recipe; none turns it
     /// off.
@@ -24,7 +25,7 @@ pub struct Fp8Args {
     /// mxfp8 always use E4M3 for both.
     #[arg(long, value_enum, value_name = "hybrid|e4m3")]
     pub fp8_format: Option<Fp8FormatChoice>,
-    /// Number of first and of last blocks that compute in the type of --precision.
+    /// Number of first blocks, and of last ones, that compute in the type of --precision instead of 8 bits.
     #[arg(long, value_name = "N")]
     pub first_last_bf16: Option<usize>,
     /// Save the inputs of 8-bit layers for the backward in 8 bits; false saves them in the type of --precision.

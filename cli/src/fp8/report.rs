@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use burn_megatron::comm::{Communicator, all_gather_bytes};
 use burn_megatron::nn::fp8::{Operand, OperandReport};
 use burn_megatron::partial::replace_file;
+use burn_megatron::table::Table;
 use burn_megatron::train::run_folder::RunFolder;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::terminal;
 
 /// An operand of a layer; the worst values of the ranks that share it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -90,7 +92,7 @@ pub fn write(folder: &RunFolder, lines: &[OperandLine]) -> Result<(), Error> {
         return Ok(());
     }
     println!("8-bit operands of the last step; the worst of the ranks that share one\n");
-    println!("{}\n", table(lines));
+    println!("{}\n", table(lines).fit(terminal::width()));
     let path = folder.path().join("fp8.json");
     let failed = |error| format!("cannot write {}: {error}", path.display());
     replace_file(&path, &serde_json::to_vec_pretty(lines)?).map_err(failed)?;
@@ -109,26 +111,13 @@ const HEAD: [&str; 9] = [
     "SNR",
 ];
 
-/// Columns of text; the others are numbers.
-const TEXTS: usize = 4;
-
-fn table(lines: &[OperandLine]) -> String {
-    let mut rows = vec![HEAD.map(String::from)];
-    rows.extend(lines.iter().map(row));
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let widths = [0, 1, 2, 3, 4, 5, 6, 7, 8].map(|column| width(column).unwrap_or(0));
-    let line = |row: &[String; HEAD.len()]| {
-        let cell = |(column, text): (usize, &String)| {
-            if column < TEXTS {
-                format!("{text:<0$}", widths[column])
-            } else {
-                format!("{text:>0$}", widths[column])
-            }
-        };
-        let cells: Vec<_> = row.iter().enumerate().map(cell).collect();
-        cells.join("  ").trim_end().to_string()
-    };
-    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+fn table(lines: &[OperandLine]) -> Table {
+    let rows = lines.iter().map(row);
+    let rows = std::iter::once(HEAD.map(String::from)).chain(rows);
+    // Where there is no room: the recipe, the magnitude, then the scale.
+    Table::new(rows.map(|row| row.to_vec()))
+        .with_left(0..4)
+        .with_optional([2, 4, 5])
 }
 
 fn row(line: &OperandLine) -> [String; HEAD.len()] {
@@ -196,7 +185,7 @@ mod tests {
     fn the_table_has_a_line_for_each_operand() {
         let mut blocks = line("blocks.0.mlp.up", 3.25, None);
         blocks.scale = (1.0, 64.0);
-        let text = table(&[blocks, line("x", 0.5, Some(31.04))]);
+        let text = table(&[blocks, line("x", 0.5, Some(31.04))]).fit(None);
         assert_eq!(
             text,
             "layer            operand  recipe   format      amax           scale  saturated  flushed      SNR\n\

@@ -39,60 +39,89 @@ pub struct GenerateArgs {
     #[arg(long)]
     pub logprobs: bool,
     /// Maximum number of tokens to generate.
-    #[arg(long, value_name = "N", default_value_t = 200)]
-    pub tokens: usize,
+    #[arg(
+        long,
+        visible_alias = "max-new-tokens",
+        value_name = "N",
+        default_value_t = 200,
+        help_heading = "Sampling"
+    )]
+    pub max_tokens: usize,
     /// Sampling temperature; 0 takes the most likely token.
     #[arg(
         long,
         allow_negative_numbers = true,
         value_name = "X",
-        default_value_t = 0.7
+        default_value_t = 0.7,
+        help_heading = "Sampling"
     )]
     pub temperature: f64,
     /// Sample from the K most likely tokens only.
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", help_heading = "Sampling")]
     pub top_k: Option<usize>,
     /// Sample from the most likely tokens only whose probabilities add up to P.
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", help_heading = "Sampling")]
     pub top_p: Option<f64>,
     /// Stop before this text; may be repeated.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", help_heading = "Sampling")]
     pub stop: Vec<String>,
     /// Seed of sampling: the same seed gives the same text in any layout.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Sampling")]
     pub seed: u64,
     /// The tokenizer: a tokenizer.json, a folder with one, or `bytes`. By default that of the Hugging Face
     /// folder, or of the one that the checkpoint was converted from, or the one that its recipe names.
     #[arg(long, value_name = "PATH|bytes")]
     pub tokenizer: Option<String>,
     /// Number of tensor-parallel ranks, which share each layer.
-    #[arg(long, visible_alias = "tp", value_name = "N", default_value_t = 1)]
+    #[arg(
+        long,
+        visible_alias = "tp",
+        value_name = "N",
+        default_value_t = 1,
+        help_heading = "Parallelism"
+    )]
     pub tensor_parallel: usize,
     /// Split the activations between the blocks along the sequence, over the ranks of --tensor-parallel. A model with
     /// experts needs it with several of them.
-    #[arg(long, visible_alias = "sp")]
+    #[arg(long, visible_alias = "sp", help_heading = "Parallelism")]
     pub sequence_parallel: bool,
     /// Number of pipeline-parallel ranks, which share the layers.
-    #[arg(long, visible_alias = "pp", value_name = "N", default_value_t = 1)]
+    #[arg(
+        long,
+        visible_alias = "pp",
+        value_name = "N",
+        default_value_t = 1,
+        help_heading = "Parallelism"
+    )]
     pub pipeline_parallel: usize,
     /// Number of context-parallel ranks, which read a prompt together; each keeps a part of the KV cache.
-    #[arg(long, visible_alias = "cp", value_name = "N", default_value_t = 1)]
+    #[arg(
+        long,
+        visible_alias = "cp",
+        value_name = "N",
+        default_value_t = 1,
+        help_heading = "Parallelism"
+    )]
     pub context_parallel: usize,
     /// The type that the model computes in.
-    #[arg(long, value_name = "f64|f32|bf16|f16", default_value = "f32", value_parser = precision)]
+    #[arg(long, value_name = "f64|f32|bf16|f16", default_value = "f32", value_parser = precision, help_heading = "Device and kernels")]
     pub precision: Precision,
     /// Recompute the whole sequence for each token instead of using the KV cache.
-    #[arg(long)]
+    #[arg(long, help_heading = "Device and kernels")]
     pub no_cache: bool,
     /// Draft the token after the next one with the model's module for multi-token prediction, and read both at once. It
     /// changes no text on the CPU.
     #[arg(long, conflicts_with = "no_cache")]
     pub speculative: bool,
     /// Device: cpu, wgpu or cuda. The last two must be compiled in.
-    #[arg(long, default_value_t = DeviceKind::Cpu)]
+    #[arg(long, default_value_t = DeviceKind::Cpu, help_heading = "Device and kernels")]
     pub device: DeviceKind,
     /// Which operations use fused kernels; see `pretrain --help`.
-    #[arg(long, value_name = "CHOICE|OPERATION=CHOICE,..")]
+    #[arg(
+        long,
+        value_name = "CHOICE|OPERATION=CHOICE,..",
+        help_heading = "Device and kernels"
+    )]
     pub kernels: Vec<String>,
     /// The ranks and their timeouts.
     #[command(flatten)]
@@ -118,7 +147,7 @@ impl GenerateArgs {
     pub fn config(&self) -> Result<GenerateConfig, Error> {
         let config = GenerateConfig {
             prompt: String::new(),
-            tokens: self.tokens,
+            tokens: self.max_tokens,
             temperature: self.temperature,
             top_k: self.top_k,
             top_p: self.top_p,

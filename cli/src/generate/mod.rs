@@ -12,11 +12,12 @@ use burn_megatron::generate::{FinishReason, GenerateConfig, GenerationOutput, Wr
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::stages_of;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::error::Error;
 use crate::family::Families;
+use crate::numbers::count;
 use crate::ranks::{self, RankSetup};
 
 pub mod args;
@@ -254,18 +255,17 @@ impl GenerationResult {
         let line = |what: &str, tokens: usize, time: &Duration| {
             let seconds = time.as_secs_f64();
             let rate = tokens as f64 / seconds.max(1e-9);
-            format!("{what} {tokens} tokens in {seconds:.3} s, {rate:.1} per second")
+            let tokens = count(tokens, "token");
+            format!("{what} {tokens} in {seconds:.3} s, {rate:.1} per second")
         };
-        let megabytes = self.cache_bytes as f64 / 1e6;
-        let drafts = self.drafts();
+        let (cache, drafts) = (HumanBytes(self.cache_bytes as u64), self.drafts());
         let [only] = &self.generated[..] else {
             let texts = self.generated.len();
-            let count =
-                |part: fn(&GenerationOutput) -> usize| self.generated.iter().map(part).sum();
-            let (read, new) = (count(|text| text.prompt), count(|text| text.tokens.len()));
-            let all = format!("{texts} texts of {read} tokens:");
+            let sum = |part: fn(&GenerationOutput) -> usize| self.generated.iter().map(part).sum();
+            let (read, new) = (sum(|text| text.prompt), sum(|text| text.tokens.len()));
+            let all = format!("{} of {}:", count(texts, "text"), count(read, "token"));
             let all = line(&all, new, &self.time);
-            return format!("{all}; {megabytes:.2} MB of cache on rank 0{drafts}");
+            return format!("{all}; {cache} of cache on rank 0{drafts}");
         };
         let ended = match only.finish_reason {
             FinishReason::Length => "maximum number of tokens",
@@ -275,7 +275,7 @@ impl GenerationResult {
         // The first token is computed by the prefill.
         let drawn = only.tokens.len().saturating_sub(1);
         format!(
-            "{}\n{}; {megabytes:.2} MB of cache on rank 0{drafts}\nend      {ended}",
+            "{}\n{}; {cache} of cache on rank 0{drafts}\nend      {ended}",
             line("prefill ", only.prompt, &only.prefill),
             line("decode  ", drawn, &only.decode),
         )
@@ -285,9 +285,9 @@ impl GenerationResult {
 impl GenerationResult {
     /// How many drafts were right, with `--speculative`.
     fn drafts(&self) -> String {
-        let count = |part: fn(&GenerationOutput) -> usize| self.generated.iter().map(part).sum();
+        let sum = |part: fn(&GenerationOutput) -> usize| self.generated.iter().map(part).sum();
         let (drafted, accepted): (usize, usize) =
-            (count(|text| text.drafted), count(|text| text.accepted));
+            (sum(|text| text.drafted), sum(|text| text.accepted));
         match drafted {
             0 => String::new(),
             _ => format!("; {accepted} of {drafted} drafts accepted"),

@@ -10,7 +10,7 @@ use burn_megatron_models::hf::peft::is_peft_folder;
 use burn_megatron_models::hf::{is_hf_folder, stored_hf_files};
 
 use crate::error::Error;
-use crate::family::{Families, Model, base_of, lora_of};
+use crate::family::{Families, Model, base_of, lora_of, open_checkpoint};
 
 /// The file name of a tokenizer.
 const TOKENIZER: &str = "tokenizer.json";
@@ -49,7 +49,7 @@ impl SavedModel {
         if is_peft_folder(path) {
             return Self::of_peft(path, given, families);
         }
-        let checkpoint = Checkpoint::open(path)?;
+        let checkpoint = open_checkpoint(path)?;
         let model = families.model_of(&checkpoint)?;
         let kept = stored_hf_files(&checkpoint)?;
         let tokenizer = match given {

@@ -126,7 +126,7 @@ fn generate_all(model: &Path, flags: &str) -> Result<(Vec<String>, Vec<Generatio
 fn several_prompts_are_written_as_json_lines() {
     let folder = Folder::new("several");
     let run = folder.save(&small(), serde_json::json!({ "model": small() }));
-    let flags = "--tokens 12 --seed 4 --logprobs";
+    let flags = "--max-tokens 12 --seed 4 --logprobs";
     let alone = ["pub", "f", "struct"].map(|prompt| {
         let flags = format!("--prompt {prompt} {flags} --batch-size 1");
         generate(run, &flags).unwrap()
@@ -179,11 +179,11 @@ fn several_prompts_are_written_as_json_lines() {
 fn a_checkpoint_writes_the_same_in_every_layout() {
     let folder = Folder::new("layouts");
     let run = folder.save(&small(), serde_json::json!({ "model": small() }));
-    let flags = "--prompt pub --tokens 40 --top-k 50 --seed 4";
+    let flags = "--prompt pub --max-tokens 40 --top-k 50 --seed 4";
     let one = generate(run, flags).unwrap();
     assert_eq!((one.tokens.len(), one.prompt), (40, 3));
     assert_ne!(
-        generate(run, "--prompt pub --tokens 40 --seed 5")
+        generate(run, "--prompt pub --max-tokens 40 --seed 5")
             .unwrap()
             .text,
         one.text
@@ -203,7 +203,7 @@ fn a_checkpoint_writes_the_same_in_every_layout() {
     let file = folder.0.join("prompt");
     fs::write(&file, "pub").unwrap();
     let flags = format!(
-        "--prompt-file {} --tokens 40 --top-k 50 --seed 4",
+        "--prompt-file {} --max-tokens 40 --top-k 50 --seed 4",
         file.display()
     );
     assert_eq!(generate(run, &flags).unwrap().text, one.text);
@@ -224,7 +224,7 @@ fn what_does_not_fit_is_named() {
         "{}",
         error("--prompt a")
     );
-    generate(run, "--prompt a --tokens 2 --tokenizer bytes").unwrap();
+    generate(run, "--prompt a --max-tokens 2 --tokenizer bytes").unwrap();
     assert!(error("--prompt a --top-p 2").starts_with("invalid top_p = 2"));
     assert!(error("--prompt a --tokenizer bytes --tp 3").starts_with("heads 4 cannot be split"));
     assert!(error("--prompt a --tokenizer bytes --tp 0").starts_with("invalid tensor = 0"));
@@ -296,7 +296,7 @@ fn a_converted_checkpoint_writes_as_its_folder_does() {
     let (hf, checkpoint) = (with_tokenizer(&folder), folder.0.join("checkpoint"));
     let source = HfFolder::open(&hf).unwrap();
     hf::import(&source, &checkpoint, &mut |_| {}).unwrap();
-    let flags = "--prompt hello --tokens 20 --temperature 1 --seed 3";
+    let flags = "--prompt hello --max-tokens 20 --temperature 1 --seed 3";
     let own = generate(&hf, flags).unwrap();
     // Framed: the five letters have a token before them.
     assert_eq!(own.prompt, 6);
@@ -338,7 +338,7 @@ fn figures_say_how_fast_it_was() {
     assert_eq!(
         written.summary(),
         "prefill  30 tokens in 0.100 s, 300.0 per second\n\
-         decode   10 tokens in 0.500 s, 20.0 per second; 1.23 MB of cache on rank 0\n\
+         decode   10 tokens in 0.500 s, 20.0 per second; 1.17 MiB of cache on rank 0\n\
          end      a stop text (--stop)"
     );
 }

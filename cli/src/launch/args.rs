@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 #[derive(Args)]
 pub struct LaunchArgs {
     /// Ranks to start, all on this machine; torchrun, srun and mpirun start those of several machines.
-    #[arg(long, value_name = "N")]
+    #[arg(long, visible_alias = "nproc-per-node", value_name = "N")]
     pub ranks: usize,
     /// Communication engine of the ranks; mpi starts them through mpirun. The default is nccl where the
     /// command has --device cuda, else mpi.
@@ -41,9 +41,9 @@ pub struct LaunchArgs {
     /// Seconds after Ctrl-C or SIGTERM within which the ranks may stop by themselves.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
     pub grace: f64,
-    /// The command of burn-megatron that each rank runs, such as `pretrain --steps 20`.
+    /// The command of burn-megatron that each rank runs, such as `pretrain --steps 20`; -- before it is optional.
     #[arg(
-        last = true,
+        trailing_var_arg = true,
         value_name = "COMMAND",
         required_unless_present = "program"
     )]

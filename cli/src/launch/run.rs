@@ -24,6 +24,7 @@ use super::supervise::{
 };
 use super::sys;
 use crate::error::Error;
+use crate::terminal;
 
 /// The variable with the address of the rendezvous.
 const RENDEZVOUS: &str = "BURN_MEGATRON_RENDEZVOUS";
@@ -40,6 +41,7 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode, Error> {
 }
 
 fn launch(args: &LaunchArgs, plan: LaunchPlan) -> Result<u8, LaunchError> {
+    check_compiled(args, &plan)?;
     sys::raise_open_files();
     let output = JobOutput::new(plan.ranks, args.quiet_ranks, args.output_dir.as_deref())?;
     // Before any thread, as threads inherit the signal mask.
@@ -91,6 +93,20 @@ fn launch(args: &LaunchArgs, plan: LaunchPlan) -> Result<u8, LaunchError> {
     Ok(exit_code(&supervisor))
 }
 
+/// Checks once, before each rank does, that this program has the engine of a command that communicates.
+fn check_compiled(args: &LaunchArgs, plan: &LaunchPlan) -> Result<(), LaunchError> {
+    let (engine, feature, is_compiled) = match plan.starter {
+        Starter::Spawn { .. } => ("nccl", "cuda", cfg!(feature = "cuda")),
+        Starter::Mpirun { .. } => ("mpi", "mpi", cfg!(feature = "mpi")),
+    };
+    let command = args.command.first().and_then(|word| word.to_str());
+    let communicates = matches!(command, Some("pretrain" | "generate" | "conformance"));
+    if args.program.is_none() && communicates && !is_compiled {
+        return Err(LaunchError::NotCompiled { engine, feature });
+    }
+    Ok(())
+}
+
 /// The variables that are the same for all ranks.
 fn variables(
     plan: &LaunchPlan,
@@ -101,6 +117,11 @@ fn variables(
         (Token::VARIABLE, plan.token.reveal()),
         (crate::ranks::ENGINE, plan.engine().to_owned()),
     ];
+    if let Some(width) = terminal::width() {
+        // What a line has beside the name of its rank.
+        let name = "[rank ] ".len() + (plan.ranks - 1).to_string().len();
+        variables.push((terminal::VARIABLE, width.saturating_sub(name).to_string()));
+    }
     if let Starter::Spawn { port } = plan.starter {
         let port = match port {
             0 => free_port().map_err(LaunchError::system("no free port for the ranks"))?,

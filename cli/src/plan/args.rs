@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::mesh::ScheduleKind;
 use burn_megatron::plan::Recompute;
+use burn_megatron::plan::hardware::Hardware;
 use burn_megatron::plan::search::FixedSettings;
 use clap::Args;
 
+use crate::byte_size::ByteSize;
 use crate::data_parallel::precision;
 use crate::error::Error;
 
@@ -15,13 +17,18 @@ use crate::error::Error;
 #[derive(Args)]
 pub struct PlanArgs {
     /// The model: a Hugging Face folder, or its config.json. No weights are read.
-    #[arg(long, value_name = "HF_FOLDER|config.json", required_unless_present_any = ["config", "measure"])]
+    #[arg(long, value_name = "HF_FOLDER|config.json", required_unless_present_any = ["recipe", "measure"])]
     pub model: Option<PathBuf>,
     /// The model, the batch and the precision of a recipe; its layout is used with --own-layout only.
-    #[arg(long, value_name = "RECIPE.toml", conflicts_with = "model")]
-    pub config: Option<PathBuf>,
+    #[arg(
+        long,
+        visible_alias = "config",
+        value_name = "FILE.toml",
+        conflicts_with = "model"
+    )]
+    pub recipe: Option<PathBuf>,
     /// Plan the layout of the recipe instead of searching one; the exit code is 1 if it does not fit.
-    #[arg(long, requires = "config", conflicts_with_all = ["fix", "top", "write_recipe"])]
+    #[arg(long, requires = "recipe", conflicts_with_all = ["fix", "top", "write_recipe"])]
     pub own_layout: bool,
     /// The devices: a number and H100, H200, B200, A100 or MI300X, as in 64xH100; with --hardware a number.
     #[arg(
@@ -36,17 +43,22 @@ pub struct PlanArgs {
     #[arg(long, value_name = "FILE.toml")]
     pub hardware: Option<PathBuf>,
     /// Tokens of a sequence; by default that of the recipe, or the model's longest.
-    #[arg(long, value_name = "TOKENS")]
-    pub sequence: Option<usize>,
+    #[arg(long, value_name = "N")]
+    pub sequence_length: Option<usize>,
     /// Samples of a step; by default that of the recipe.
-    #[arg(long, value_name = "SAMPLES", required_unless_present_any = ["config", "measure"])]
-    pub global_batch: Option<usize>,
+    #[arg(
+        long,
+        visible_alias = "batch-size",
+        value_name = "N",
+        required_unless_present_any = ["recipe", "measure"]
+    )]
+    pub global_batch_size: Option<usize>,
     /// The type that the model computes in; by default that of the recipe, or bf16.
     #[arg(long, value_name = "f32|bf16|f16", value_parser = precision)]
     pub precision: Option<Precision>,
-    /// Memory of a device, as in 72GiB or 80e9; by default all of it.
-    #[arg(long, value_name = "BYTES|GiB", value_parser = bytes)]
-    pub memory_limit: Option<u64>,
+    /// Memory of a device, as in 72GiB; by default all of it.
+    #[arg(long, value_name = "BYTES")]
+    pub memory_limit: Option<ByteSize>,
     /// Settings that are given rather than searched: tensor, sequence_parallel, context, pipeline, schedule,
     /// virtual_stages, expert, expert_tensor, data, zero_stage, hsdp, micro_batch, recompute, offload.
     #[arg(long, value_name = "SETTING=VALUE,..", value_delimiter = ',')]
@@ -64,25 +76,18 @@ pub struct PlanArgs {
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
     /// Instead of planning, probe the CPU of this machine with --ranks thread-ranks, and write its hardware file.
-    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["model", "config"])]
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["model", "recipe"])]
     pub measure: Option<PathBuf>,
     /// Thread-ranks of --measure.
     #[arg(long, value_name = "N", requires = "measure", default_value_t = 1)]
     pub ranks: usize,
 }
 
-/// Bytes: a number, or one with MiB, GiB or GB.
-fn bytes(text: &str) -> Result<u64, String> {
-    let units = [("MiB", 1u64 << 20), ("GiB", 1 << 30), ("GB", 1_000_000_000)];
-    let unit = units.iter().find(|(unit, _)| text.ends_with(unit));
-    let (number, unit) = match unit {
-        Some((name, unit)) => (text.trim_end_matches(name), *unit as f64),
-        None => (text, 1.0),
-    };
-    let number: Option<f64> = number.trim().parse().ok();
-    let number = number.filter(|number| number.is_finite() && number * unit >= 1.0);
-    let number = number.ok_or("expected bytes, as in 72GiB, 80GB or 80e9")?;
-    Ok((number * unit) as u64)
+impl PlanArgs {
+    /// The bytes of a device that a plan may use.
+    pub fn memory_limit(&self, hardware: &Hardware) -> u64 {
+        self.memory_limit.map_or(hardware.memory, |limit| limit.0)
+    }
 }
 
 /// Reads `--fix`.
@@ -172,16 +177,6 @@ const MAX_DEVICES: usize = 1 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_of_memory_have_units() {
-        assert_eq!(bytes("72GiB"), Ok(72 << 30));
-        assert_eq!(bytes("80e9"), Ok(80_000_000_000));
-        assert_eq!(bytes("1.5 GB"), Ok(1_500_000_000));
-        for wrong in ["", "GiB", "-1", "nan", "0", "infGiB"] {
-            assert!(bytes(wrong).is_err(), "{wrong}");
-        }
-    }
 
     #[test]
     fn a_wrong_setting_is_named() {

@@ -10,12 +10,14 @@ use burn_megatron::partial::replace_file;
 use burn_megatron::plan::Recompute;
 use burn_megatron::plan::hardware::{Hardware, measure};
 use burn_megatron::plan::search::{FixedSettings, Plan, SearchConfig, SearchReport, search};
-use indicatif::DecimalBytes;
+use indicatif::HumanBytes;
 
 use crate::error::Error;
 use crate::family::{Families, Model};
 use crate::memory_limit;
+use crate::numbers::count;
 use crate::recipe::Recipe;
+use crate::terminal;
 
 use args::PlanArgs;
 use source::RecipeModel;
@@ -61,7 +63,7 @@ pub fn run(args: &PlanArgs, families: &Families) -> Result<ExitCode, Error> {
     };
     let recipe = model.with(&best.candidate);
     if let Some(path) = &args.svg {
-        let limit = args.memory_limit.unwrap_or(hardware.memory);
+        let limit = args.memory_limit(&hardware);
         let title = best.candidate.to_string();
         memory_limit::plan(&recipe)?.write_svg(path, &title, Some(limit))?;
         eprintln!("memory drawn to {}", path.display());
@@ -83,7 +85,7 @@ fn run_own(
     hardware: &Hardware,
 ) -> Result<ExitCode, Error> {
     let plan = own::plan(model, devices, hardware)?;
-    let limit = args.memory_limit.unwrap_or(hardware.memory);
+    let limit = args.memory_limit(hardware);
     let fits = plan.memory.total() <= limit;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&table::row(&plan))?);
@@ -91,8 +93,8 @@ fn run_own(
         print_title(args, model, (devices, hardware));
         println!("{}", table::own(&plan));
         if !fits {
-            let needed = DecimalBytes(plan.memory.total());
-            println!("it does not fit: {needed} of {}", DecimalBytes(limit));
+            let needed = HumanBytes(plan.memory.total());
+            println!("it does not fit: {needed} of {}", HumanBytes(limit));
         }
     }
     if let Some(path) = &args.svg {
@@ -125,7 +127,7 @@ fn print(
         (Some(best), _) => println!("{}\n{}", table::plans(report), table::details(best)),
         (None, Some(nearest)) => println!(
             "no layout fits; the one that needs the least memory, {}:\n\n{}",
-            DecimalBytes(nearest.memory.total()),
+            HumanBytes(nearest.memory.total()),
             table::details(nearest)
         ),
         (None, None) => println!("no layout is valid\n"),
@@ -136,33 +138,34 @@ fn print(
 /// The model, the batch and the devices, in a line.
 fn print_title(args: &PlanArgs, model: &RecipeModel, (devices, hardware): (usize, &Hardware)) {
     let recipe = model.recipe();
-    println!(
-        "{}, {}: {} samples of {} tokens on {devices} x {} with {} each\n",
+    let title = format!(
+        "{}, {}: {} of {} on {devices} x {} with {} each",
         recipe.model.family(),
         recipe.model.describe(),
-        recipe.train.global_batch_size,
-        model.sequence(),
+        count(recipe.train.global_batch_size, "sample"),
+        count(model.sequence(), "token"),
         hardware.name,
-        DecimalBytes(args.memory_limit.unwrap_or(hardware.memory)),
+        HumanBytes(args.memory_limit(hardware)),
     );
+    println!("{}\n", terminal::wrapped(&title));
 }
 
 /// The recipe whose layout is searched, checked on its own.
 fn recipe(args: &PlanArgs, families: &Families) -> Result<Recipe, Error> {
-    let mut recipe = match (&args.config, &args.model) {
+    let mut recipe = match (&args.recipe, &args.model) {
         (Some(path), _) => Recipe::read(path, families)?,
         (None, Some(path)) => Recipe {
             model: model(path, families)?,
             ..default_recipe(families)?
         },
-        (None, None) => return Err("expected --model or --config".into()),
+        (None, None) => return Err("expected --model or --recipe".into()),
     };
-    if args.config.is_none() {
+    if args.recipe.is_none() {
         recipe.data_parallel.precision = Precision::Bf16;
     }
     let train = &mut recipe.train;
-    train.sequence_length = args.sequence.or(train.sequence_length);
-    train.global_batch_size = args.global_batch.unwrap_or(train.global_batch_size);
+    train.sequence_length = args.sequence_length.or(train.sequence_length);
+    train.global_batch_size = args.global_batch_size.unwrap_or(train.global_batch_size);
     if let Some(precision) = args.precision {
         recipe.data_parallel.precision = precision;
     }
@@ -170,12 +173,12 @@ fn recipe(args: &PlanArgs, families: &Families) -> Result<Recipe, Error> {
     if length == 0 || length > recipe.model.context() {
         let most = recipe.model.context();
         return Err(format!(
-            "invalid --sequence {length}: expected 1 to {most}, the model's longest"
+            "invalid --sequence-length {length}: expected 1 to {most}, the model's longest"
         )
         .into());
     }
     if recipe.train.global_batch_size == 0 {
-        return Err("invalid --global-batch 0: expected at least 1".into());
+        return Err("invalid --global-batch-size 0: expected at least 1".into());
     }
     Ok(recipe)
 }
@@ -235,7 +238,7 @@ fn planned(
     };
     check_host(&fixed, hardware)?;
     let config = SearchConfig {
-        memory_limit: args.memory_limit.unwrap_or(hardware.memory),
+        memory_limit: args.memory_limit(hardware),
         fixed,
         // Some may need more memory than the search assumes.
         top: SPARE + usize::from(args.top),

@@ -6,8 +6,12 @@ use std::fmt::Write;
 use burn_megatron::plan::memory::MemoryByKind;
 use burn_megatron::plan::search::{Plan, SearchCounts, SearchReport};
 use burn_megatron::plan::time::StepPart;
-use indicatif::DecimalBytes;
+use burn_megatron::table::Table;
+use indicatif::HumanBytes;
 use serde::Serialize;
+
+use crate::numbers::grouped;
+use crate::terminal;
 
 /// A plan in numbers.
 #[derive(Serialize)]
@@ -86,7 +90,7 @@ fn seconds(seconds: f64) -> String {
 }
 
 fn bytes(bytes: f64) -> String {
-    DecimalBytes(bytes as u64).to_string()
+    HumanBytes(bytes as u64).to_string()
 }
 
 /// One plan in numbers.
@@ -108,14 +112,10 @@ fn lines(plans: &[Plan]) -> String {
     let Some(best) = plans.first() else {
         return String::new();
     };
-    let best_ones = plans.iter();
-    let width = best_ones.map(|plan| plan.candidate.to_string().len());
-    let width = width.max().unwrap_or(0);
-    let mut text = format!(
-        "{:<width$}  {:>8}  {:>11}  {:>6}  {:>6}  {:>9}  loses\n",
-        "layout", "step", "tokens/s", "MFU", "bubble", "memory"
-    );
-    for plan in plans {
+    let head = [
+        "layout", "step", "tokens/s", "MFU", "bubble", "memory", "loses",
+    ];
+    let row = |plan: &Plan| {
         let loses = match plan.loses_by(best) {
             Some((part, lost)) => format!("{}, {}", part.name(), seconds(lost)),
             None => format!(
@@ -123,18 +123,19 @@ fn lines(plans: &[Plan]) -> String {
                 plan.step.parts.largest_cost().name()
             ),
         };
-        let _ = writeln!(
-            text,
-            "{:<width$}  {:>8}  {:>11.0}  {:>4.1} %  {:>4.1} %  {:>9}  {loses}",
+        vec![
             plan.candidate.to_string(),
             seconds(plan.step.seconds),
-            plan.tokens_per_second,
-            100.0 * plan.mfu,
-            100.0 * plan.step.bubble,
+            grouped(plan.tokens_per_second as usize),
+            format!("{:.1} %", 100.0 * plan.mfu),
+            format!("{:.1} %", 100.0 * plan.step.bubble),
             bytes(plan.memory.total() as f64),
-        );
-    }
-    text
+            loses,
+        ]
+    };
+    let rows = std::iter::once(head.map(String::from).to_vec()).chain(plans.iter().map(row));
+    let table = Table::new(rows).with_left([0, 6]).with_optional([6, 4, 3]);
+    table.fit(terminal::width()) + "\n"
 }
 
 /// The memory, the time and the traffic of one plan.
@@ -151,21 +152,22 @@ pub fn details(plan: &Plan) -> String {
     let parts = parts.map(|(part, time)| (part.name().to_string(), seconds(time)));
     let sent = plan.step.bytes.iter();
     let sent = sent.map(|(axis, size)| (axis.to_string(), bytes(size)));
-    format!(
-        "{}\nmemory  {}\ntime    {}\nsent    {}\n",
+    terminal::wrapped(&format!(
+        "{}\nmemory  {}\ntime    {}\nsent    {}",
         plan.candidate,
         of(memory.collect()),
         of(parts.collect()),
         of(sent.collect()),
-    )
+    )) + "\n"
 }
 
 /// How many candidates there were, and why they were rejected.
 pub fn counts(report: &SearchReport) -> String {
     let counts = &report.counts;
-    let mut text = format!("{} candidates, of which\n", counts.candidates);
+    let candidates = grouped(counts.candidates as usize);
+    let mut text = format!("{candidates} candidates, of which\n");
     let mut line = |number: u64, what: &str| {
-        let _ = writeln!(text, "{number:>12}  {what}");
+        let _ = writeln!(text, "{:>12}  {what}", grouped(number as usize));
     };
     line(report.best.len() as u64, "are shown");
     for (reason, count) in &counts.rejected {
@@ -174,5 +176,5 @@ pub fn counts(report: &SearchReport) -> String {
         let example = example.map_or(String::new(), |text| format!(": {text}"));
         line(count.candidates, &format!("{}{example}", reason.describe()));
     }
-    text
+    terminal::wrapped(&text) + "\n"
 }

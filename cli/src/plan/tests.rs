@@ -39,7 +39,7 @@ fn every_plan_is_a_valid_recipe() {
             let recipe = crate::recipe::parsed(&text).unwrap();
             let model = RecipeModel::new(recipe).unwrap();
             let flags =
-                format!("--model m --global-batch {batch} --devices {devices}xH100 --top 10");
+                format!("--model m --global-batch-size {batch} --devices {devices}xH100 --top 10");
             let hardware = Hardware::named("H100").unwrap();
             let report = planned(&args(&flags), &model, devices, &hardware).unwrap();
             assert!(!report.best.is_empty(), "{family} on {devices}");
@@ -90,7 +90,7 @@ proptest! {
             4 * heads
         );
         let model = RecipeModel::new(crate::recipe::parsed(&text).unwrap()).unwrap();
-        let flags = format!("--model m --global-batch {batch} --devices {devices}xH100 --precision f32");
+        let flags = format!("--model m --global-batch-size {batch} --devices {devices}xH100 --precision f32");
         let hardware = Hardware::named("H100").unwrap();
         let report = planned(&args(&flags), &model, devices, &hardware).unwrap();
         prop_assume!(!report.best.is_empty());
@@ -118,8 +118,9 @@ proptest! {
 fn the_nearest_layout_needs_the_least_memory() {
     let recipe = crate::recipe::parsed("[model]\nfamily = 'llama'").unwrap();
     let model = RecipeModel::new(recipe).unwrap();
-    let args =
-        args("--model m --global-batch 8 --devices 4xH100 --memory-limit 1000 --precision f32");
+    let args = args(
+        "--model m --global-batch-size 8 --devices 4xH100 --memory-limit 1000 --precision f32",
+    );
     let hardware = Hardware::named("H100").unwrap();
     let report = planned(&args, &model, 4, &hardware).unwrap();
     assert!(report.best.is_empty());
@@ -148,7 +149,7 @@ fn a_wrong_flag_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("recipe.toml");
     fs::write(&path, "[model]\nfamily = 'llama'").unwrap();
-    let config = format!("--config {} ", path.display());
+    let config = format!("--recipe {} ", path.display());
     let cpu = Hardware {
         host: None,
         name: "CPU".into(),
@@ -188,8 +189,8 @@ fn a_wrong_flag_is_an_error() {
         ),
         ("--devices 8 --hardware none.toml", "cannot read none.toml"),
         (
-            "--devices 8xH100 --sequence 999",
-            "invalid --sequence 999: expected 1 to 128",
+            "--devices 8xH100 --sequence-length 999",
+            "invalid --sequence-length 999: expected 1 to 128",
         ),
         ("--devices 8xH100 --fix tensor=x", "invalid --fix tensor=x"),
         (

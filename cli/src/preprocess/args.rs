@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::byte_size::ByteSize;
+
 /// Flags of `preprocess`.
 #[derive(Args, Clone, Debug)]
 pub struct PreprocessArgs {
@@ -23,7 +25,7 @@ pub struct PreprocessArgs {
     #[arg(long, value_enum, default_value_t = Format::Auto)]
     pub format: Format,
     /// Keys of the JSON objects that hold text; token files are written for each. The default is `text`.
-    #[arg(long, value_name = "KEY", value_delimiter = ',')]
+    #[arg(long, value_name = "KEY,..", value_delimiter = ',')]
     pub json_key: Vec<String>,
     /// Treat every line of a text as a document; by default a file is one document.
     #[arg(long, conflicts_with = "separator")]
@@ -32,8 +34,12 @@ pub struct PreprocessArgs {
     #[arg(long, value_name = "TEXT")]
     pub separator: Option<String>,
     /// Extensions of the files of a folder that are read.
-    #[arg(long, value_name = "EXTENSION", value_delimiter = ',',
-          default_values_t = ["rs", "md", "txt", "jsonl", "ndjson"].map(String::from))]
+    #[arg(
+        long,
+        value_name = "EXTENSION,..",
+        value_delimiter = ',',
+        default_value = "rs,md,txt,jsonl,ndjson"
+    )]
     pub extensions: Vec<String>,
     /// Append the end-of-document token to every document.
     #[arg(long)]
@@ -50,8 +56,8 @@ pub struct PreprocessArgs {
     pub workers: Option<usize>,
     /// Maximum size of a document; a longer one is an error. A worker needs some 120 times the bytes of its
     /// document in memory.
-    #[arg(long, value_name = "BYTES", default_value = "8M", value_parser = bytes)]
-    pub max_document_bytes: usize,
+    #[arg(long, value_name = "BYTES", default_value = "8MiB")]
+    pub max_document_bytes: ByteSize,
     /// Skip and count bad documents instead of failing: those that are not JSON, lack a key, are not UTF-8 or
     /// too long.
     #[arg(long)]
@@ -81,38 +87,5 @@ fn at_least_one(text: &str) -> Result<usize, String> {
         Ok(workers) if workers > MAX_WORKERS => Err(format!("expected 1 to {MAX_WORKERS} workers")),
         Ok(workers) => Ok(workers),
         Err(error) => Err(format!("{error}")),
-    }
-}
-
-/// A number of bytes: `4096`, `64K`, `32M`, `1G`, in powers of 1024.
-fn bytes(text: &str) -> Result<usize, String> {
-    let digits = text.trim_end_matches(['K', 'M', 'G']);
-    let unit = match &text[digits.len()..] {
-        "" => 1_usize,
-        "K" => 1 << 10,
-        "M" => 1 << 20,
-        "G" => 1 << 30,
-        _ => return Err("expected a number, optionally followed by K, M or G".into()),
-    };
-    let number: usize = digits.parse().map_err(|error| format!("{error}"))?;
-    match number.checked_mul(unit) {
-        Some(0) => Err("expected at least 1 byte".into()),
-        Some(bytes) => Ok(bytes),
-        None => Err("the number of bytes overflows".into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::bytes;
-
-    #[test]
-    fn bytes_have_units() {
-        assert_eq!(bytes("12"), Ok(12));
-        assert_eq!(bytes("64K"), Ok(65536));
-        assert_eq!(bytes("2G"), Ok(2 << 30));
-        for wrong in ["", "K", "1KK", "1T", "-1", "0", "99999999999G"] {
-            assert!(bytes(wrong).is_err(), "{wrong}");
-        }
     }
 }

@@ -27,8 +27,9 @@ use std::time::Duration;
 use burn_megatron::tokenizer::{TokenFileInfo, Tokenizer};
 
 use crate::error::Error;
-use crate::header::count;
 use crate::interrupt::EXIT_CODE;
+use crate::numbers::count;
+use crate::terminal;
 use args::PreprocessArgs;
 use error::PreprocessError;
 use input::Input;
@@ -82,23 +83,24 @@ impl PreprocessSummary {
     fn print(&self) {
         for (prefix, info, empty) in &self.outputs {
             let per_token = info.bytes_per_token().unwrap_or(0.0);
-            println!(
-                "{}: {} documents, {} tokens of {} bytes of text, {per_token:.3} bytes per token",
+            let line = format!(
+                "{}: {}, {} of {} of text, {per_token:.3} bytes per token",
                 prefix.display(),
-                count(info.documents as usize),
-                count(info.tokens as usize),
-                count(info.bytes as usize),
+                count(info.documents as usize, "document"),
+                count(info.tokens as usize, "token"),
+                count(info.bytes as usize, "byte"),
             );
+            println!("{}", terminal::wrapped(&line));
             if *empty > 0 {
-                println!("  {} empty documents were skipped", count(*empty as usize));
+                println!("  {} skipped", count(*empty as usize, "empty document"));
             }
         }
         if self.bad > 0 {
-            println!("{} bad documents were skipped", count(self.bad as usize));
+            println!("{} skipped", count(self.bad as usize, "bad document"));
         }
         println!(
-            "read {} bytes in {:.1} s, {}",
-            count(self.read as usize),
+            "read {} in {:.1} s, {}",
+            count(self.read as usize, "byte"),
             self.seconds,
             speed(self.read, self.seconds),
         );
@@ -130,7 +132,7 @@ pub fn preprocess(
     let mut progress = PreprocessProgress::start(total);
     let reader = InputReader {
         inputs,
-        limit: args.max_document_bytes,
+        limit: args.max_document_bytes.0 as usize,
         skip_bad: args.skip_bad,
         read: Arc::clone(&read),
         stop: Arc::clone(stop),

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::numbers::count;
+
 /// Time between two lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -77,5 +79,5 @@ pub fn speed(bytes: u64, seconds: f64) -> String {
 }
 
 fn tokens_of(tokens: u64) -> String {
-    format!("{} tokens", crate::header::count(tokens as usize))
+    count(tokens as usize, "token")
 }

@@ -6,78 +6,118 @@ use burn_megatron::comm::testing::fault_injection::Fault;
 use burn_megatron::device::DeviceKind;
 use clap::Args;
 
+use crate::byte_size::ByteSize;
 use crate::data::settings::DataArgs;
 use crate::data_parallel::DataParallelArgs;
 use crate::fp8::Fp8Args;
 use crate::memory::MemoryArgs;
-use crate::memory_limit::ByteSize;
 use crate::ranks::RankArgs;
 use crate::saving::SavingArgs;
 
-/// Flags of `pretrain`; each overrides a setting of the recipe.
+/// Flags of `pretrain`; each overrides a setting of the recipe. `help.rs` adds the defaults of the recipe to their help.
 #[derive(Args)]
 pub struct PretrainArgs {
     /// The recipe, a TOML file; by default that of the run that is resumed, or else the one that is
     /// compiled in (in `burn-megatron`: examples/recipes/tiny.toml).
-    #[arg(long, value_name = "FILE.toml")]
+    #[arg(long, visible_alias = "config", value_name = "FILE.toml")]
     pub recipe: Option<PathBuf>,
     /// The training data.
     #[command(flatten)]
     pub data: DataArgs,
     /// Ranks that share each layer.
-    #[arg(long, visible_alias = "tp", value_name = "N")]
+    #[arg(
+        long,
+        visible_alias = "tp",
+        value_name = "N",
+        help_heading = "Parallelism"
+    )]
     pub tensor_parallel: Option<usize>,
     /// Ranks that share the batch.
-    #[arg(long, visible_alias = "dp", value_name = "N")]
+    #[arg(
+        long,
+        visible_alias = "dp",
+        value_name = "N",
+        help_heading = "Parallelism"
+    )]
     pub data_parallel: Option<usize>,
     /// Split the activations between the blocks along the sequence, over the ranks of
     /// --tensor-parallel.
-    #[arg(long, visible_alias = "sp", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    #[arg(long, visible_alias = "sp", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Parallelism")]
     pub sequence_parallel: Option<bool>,
     /// Ranks that share each sequence.
-    #[arg(long, visible_alias = "cp", value_name = "N")]
+    #[arg(
+        long,
+        visible_alias = "cp",
+        value_name = "N",
+        help_heading = "Parallelism"
+    )]
     pub context_parallel: Option<usize>,
     /// How the ranks of --context-parallel compute attention to each other's keys and values: ring, all-gather,
     /// all-to-all, or hierarchical (with parallel.context_inner in the recipe); by default chosen by the sizes.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = "Parallelism")]
     pub context_exchange: Option<String>,
     /// Ranks that share the experts; they read different samples, so --data-parallel counts them too.
-    #[arg(long, visible_alias = "ep", value_name = "N")]
+    #[arg(
+        long,
+        visible_alias = "ep",
+        value_name = "N",
+        help_heading = "Parallelism"
+    )]
     pub expert_parallel: Option<usize>,
     /// Ranks that share each expert; by default as many as share each layer.
-    #[arg(long, visible_alias = "etp", value_name = "N")]
+    #[arg(
+        long,
+        visible_alias = "etp",
+        value_name = "N",
+        help_heading = "Parallelism"
+    )]
     pub expert_tensor_parallel: Option<usize>,
     /// Ranks that share the layers, each with its stages.
-    #[arg(long, visible_alias = "pp", value_name = "N")]
+    #[arg(
+        long,
+        visible_alias = "pp",
+        value_name = "N",
+        help_heading = "Parallelism"
+    )]
     pub pipeline_parallel: Option<usize>,
     /// Stages per pipeline rank.
-    #[arg(long, value_name = "V")]
+    #[arg(long, value_name = "V", help_heading = "Parallelism")]
     pub virtual_stages: Option<usize>,
     /// Pipeline schedule: gpipe, 1f1b, interleaved, interleaved:N (in groups of N micro-batches), zb-h1,
     /// zb-v, dualpipe-v, or a CSV file.
-    #[arg(long, value_name = "NAME|FILE.csv")]
-    pub schedule: Option<String>,
+    #[arg(long, value_name = "NAME|FILE.csv", help_heading = "Parallelism")]
+    pub pipeline_schedule: Option<String>,
     /// Let the last stage defer the weight gradients of the output layer to its cool-down, at most LIMIT of
     /// them (0, or no number: all).
-    #[arg(long, value_name = "LIMIT", num_args = 0..=1, default_missing_value = "0")]
+    #[arg(long, value_name = "LIMIT", num_args = 0..=1, default_missing_value = "0", help_heading = "Parallelism")]
     pub defer_embedding_wgrad: Option<usize>,
     /// Micro-batches per step and data-parallel rank; sets --micro-batch-size.
-    #[arg(long, value_name = "M", conflicts_with = "micro_batch_size")]
+    #[arg(
+        long,
+        value_name = "M",
+        conflicts_with = "micro_batch_size",
+        help_heading = "Training"
+    )]
     pub micro_batches: Option<usize>,
     /// Samples per micro-batch.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = "Training")]
     pub micro_batch_size: Option<usize>,
     /// Samples per step, over all ranks and micro-batches.
-    #[arg(long, value_name = "N")]
+    #[arg(
+        long,
+        value_name = "N",
+        visible_alias = "batch-size",
+        help_heading = "Training"
+    )]
     pub global_batch_size: Option<usize>,
     /// Optimizer steps.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", visible_aliases = ["max-steps", "train-iters"], help_heading = "Training")]
     pub steps: Option<usize>,
     /// Peak learning rate; the final one is scaled with it.
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", help_heading = "Training")]
     pub lr: Option<f64>,
     /// Seed of weights, dropout, sampling and generated text.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = "Training")]
     pub seed: Option<u64>,
     /// Data parallelism.
     #[command(flatten)]
@@ -92,49 +132,68 @@ pub struct PretrainArgs {
     #[command(flatten)]
     pub saving: SavingArgs,
     /// Device: cpu, wgpu or cuda. The last two must be compiled in (--features wgpu, --features cuda).
-    #[arg(long, default_value_t = DeviceKind::Cpu)]
+    #[arg(long, default_value_t = DeviceKind::Cpu, help_heading = "Device and kernels")]
     pub device: DeviceKind,
     /// Which operations use fused kernels: auto, fused or unfused, for all or for one, as in
     /// `unfused,norm=fused`. The operations: norm, activation, dropout, rope, attention, softmax,
     /// loss, linear, optimizer. For attention also an engine: mma (matrix units of NVIDIA, f16
     /// and bf16) or portable.
-    #[arg(long, value_name = "CHOICE|OPERATION=CHOICE,..")]
+    #[arg(
+        long,
+        value_name = "CHOICE|OPERATION=CHOICE,..",
+        help_heading = "Device and kernels"
+    )]
     pub kernels: Vec<String>,
     /// Tokens whose logits are in memory at once (fused loss only); 0: all of a micro-batch. By default as many as
     /// fit into 512 MiB.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = "Device and kernels")]
     pub loss_chunk_size: Option<usize>,
     /// Compute threads per rank on the CPU; by default the cores are divided evenly.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = "Device and kernels")]
     pub compute_threads: Option<usize>,
     /// The ranks and their timeouts.
     #[command(flatten)]
     pub ranks: RankArgs,
     /// Seconds after Ctrl-C or SIGTERM for the current step to finish, and as many again to save; twice the
     /// longest step if that is more. Then the process exits with 130.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 30.0,
+        help_heading = "Run"
+    )]
     pub grace: f64,
     /// Folder in which the run folder is created; runs by default.
-    #[arg(long, value_name = "PATH", conflicts_with = "run_dir")]
-    pub runs: Option<PathBuf>,
+    #[arg(
+        long,
+        value_name = "PATH",
+        conflicts_with = "run_dir",
+        help_heading = "Run"
+    )]
+    pub runs_dir: Option<PathBuf>,
     /// Run folder; must not exist yet, unless the run is resumed (--resume).
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", help_heading = "Run")]
     pub run_dir: Option<PathBuf>,
     /// Start even where the planned memory is more than that of this machine, of its cgroup or of its devices.
-    #[arg(long)]
+    #[arg(long, help_heading = "Memory")]
     pub ignore_memory: bool,
     /// The most memory that a rank may need, as in 80GiB: a run whose plan has more is refused before anything is
     /// allocated, with the settings that would fit. By default the plan of all ranks of this machine is compared with
     /// its memory and its cgroup (--device cpu), or that of the ranks of a device with its memory (--device cuda).
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", help_heading = "Memory")]
     pub memory_limit: Option<ByteSize>,
     /// Print the resolved recipe and exit.
-    #[arg(long)]
+    #[arg(long, help_heading = None::<&str>)]
     pub print_recipe: bool,
     /// Inject a fault into a collective of one rank: KIND@rank=N,call=N, with calls counted from 0 since the
-    /// start, or KIND@rank=N,step=N,call=N, with calls counted since the beginning of the step. KIND is
+    /// start, or KIND@rank=N,step=N,call=N, with steps from 1 and calls since the beginning of the step. KIND is
     /// delay:TIME (as in delay:2.5s), drop, shape, wrong-call, nan, panic, error, kill, abort, segfault, stop,
     /// terminate, interrupt or spin; never-starts@rank=N is a rank that never starts. May be repeated.
-    #[arg(long, value_name = "FAULT", help_heading = "Testing")]
+    #[arg(
+        long,
+        value_name = "FAULT",
+        hide_short_help = true,
+        help_heading = "Testing"
+    )]
     pub inject: Vec<Fault>,
 }

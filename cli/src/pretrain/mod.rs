@@ -28,18 +28,17 @@ use crate::error::Error;
 use crate::estimate::RankEstimates;
 use crate::family::{Families, RankMemory};
 use crate::fp8::{self, report};
+use crate::header;
 use crate::interrupt::{self, Interrupt};
 use crate::memory_limit::PlannedMemory;
+use crate::numbers::{count, grouped};
 use crate::rank_run::{RankResult, RankRun};
 use crate::ranks::{self, seconds};
 use crate::recipe::Recipe;
 use crate::start::{StartDecision, StartResolver};
 use crate::weights::InitialWeights;
-use crate::{lora, memory, save_hf, trace};
+use crate::{lora, memory, save_hf, terminal, trace};
 use args::PretrainArgs;
-
-/// The width of plots in the terminal.
-const COLUMNS: usize = 90;
 
 /// The longest interval at which rank 0 signals the others while it looks for a checkpoint.
 const MAX_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
@@ -76,7 +75,7 @@ fn run_until(
     let faults = Faults::new(args.inject.clone());
     faults.check(plan.mesh.world_size())?;
     let steps = recipe.train.steps as u64;
-    faults.check_steps(0..steps)?;
+    faults.check_steps(1..steps + 1)?;
     if own_rank.is_none() {
         check_can_start(&args.inject)?;
     }
@@ -123,8 +122,8 @@ fn run_until(
     if let Some(rank) = own_rank.filter(|rank| faults.never_starts(*rank)) {
         return never_start(rank, args);
     }
-    let deadline = seconds("deadline", args.ranks.deadline)?;
-    let first_deadline = seconds("first-deadline", args.ranks.first_deadline)?;
+    let deadline = seconds("timeout", args.ranks.deadline)?;
+    let first_deadline = seconds("first-timeout", args.ranks.first_deadline)?;
     let interrupt = interrupt(seconds("grace", args.grace)?)?;
     let has_first = own_rank.is_none_or(|rank| rank == 0);
     let resolver = has_first.then(|| StartResolver::new(args, &recipe, &*data));
@@ -139,7 +138,7 @@ fn run_until(
             }
             StartDecision::Train(start) => {
                 let first = start.from.as_ref().map_or(0, |from| from.step);
-                faults.check_steps(first..steps)?;
+                faults.check_steps(first + 1..steps + 1)?;
             }
         },
         (None, _) => {}
@@ -169,6 +168,9 @@ fn run_until(
         let device = &devices[place % devices.len()];
         run.train(&rank, device, &interrupt)
     });
+    if let (Err(_), Some(resolver)) = (&results, &resolver) {
+        resolver.remove_unused();
+    }
     let result = results?.swap_remove(0);
     let decision = resolver.as_ref().map(StartResolver::decision).transpose()?;
     match (decision, result) {
@@ -209,7 +211,7 @@ fn check_can_start(faults: &[Fault]) -> Result<(), Error> {
 
 /// A rank with the fault never-starts: waits until the others have timed out.
 fn never_start(rank: usize, args: &PretrainArgs) -> Result<ExitCode, Error> {
-    sleep(seconds("first-deadline", args.ranks.first_deadline)? + Duration::from_secs(60));
+    sleep(seconds("first-timeout", args.ranks.first_deadline)? + Duration::from_secs(60));
     Err(format!("rank {rank} never starts (injected fault)").into())
 }
 
@@ -260,9 +262,14 @@ fn finish(
     let is_pipeline = recipe.parallel.pipeline > 1;
     trace::write(folder, result.ranks, is_pipeline, &result.events)?;
     let records = read_metrics(&folder.metrics())?;
-    let curve = LossCurve::from_records("Loss", &records);
+    let model = format!("{}: {}", recipe.model.family(), recipe.model.describe());
+    let mut title = format!("{model}; {}", header::layout(recipe));
+    if let Some(name) = recipe.data.name() {
+        title += &format!("; {name}");
+    }
+    let curve = LossCurve::from_records(title, &records);
     curve.write_svg(&folder.loss_svg())?;
-    println!("{}", curve.terminal(COLUMNS));
+    println!("{}", curve.terminal(terminal::columns()));
     show_experts(&records, folder)?;
     if let Some(sample) = sample {
         replace_file(&folder.sample(), sample.as_bytes())?;
@@ -271,14 +278,17 @@ fn finish(
     report::write(folder, &result.fp8)?;
     print_memory(&result.memory);
     planned_memory.write_svg(&folder.memory_svg())?;
-    println!("planned  {planned_memory}\n");
+    header::print("planned", planned_memory.to_string());
+    println!();
     let held_out = outcome.held_out;
     let parallel = &recipe.parallel;
     if parallel.context > 1 && parallel.context_split == ContextSplit::ZigzagPerDocument {
         let Padding { added, all } = outcome.padding;
         let share = 100.0 * added as f64 / all.max(1) as f64;
         println!(
-            "padding of documents, each of which is split: {added} of {all} tokens, {share:.1} %"
+            "padding of documents, each of which is split: {} of {}, {share:.1} %",
+            grouped(added as usize),
+            count(all as usize, "token")
         );
     }
     println!("{}", describe_held_out(&held_out, unit, outcome.steps));
@@ -287,8 +297,9 @@ fn finish(
     let is_dynamic = matches!(loss_scale, LossScale::Dynamic(_));
     if outcome.without_targets > 0 {
         println!(
-            "{} of {} steps were skipped, as all of their targets are masked",
-            outcome.without_targets, outcome.steps,
+            "{} of {} were skipped, as all of their targets are masked",
+            outcome.without_targets,
+            count(outcome.steps, "step"),
         );
     }
     let not_finite = outcome.skipped - outcome.without_targets;
@@ -299,8 +310,8 @@ fn finish(
             "try a lower --lr"
         };
         println!(
-            "{not_finite} of {} steps were skipped, as a loss or a gradient was not finite: {helps}",
-            outcome.steps,
+            "{not_finite} of {} were skipped, as a loss or a gradient was not finite: {helps}",
+            count(outcome.steps, "step"),
         );
     }
     if loss_scale != LossScale::None {
@@ -308,8 +319,9 @@ fn finish(
     }
     if outcome.stopped {
         println!(
-            "interrupted after {} of {} steps",
-            outcome.steps, recipe.train.steps
+            "interrupted after {} of {}",
+            outcome.steps,
+            count(recipe.train.steps, "step")
         );
         if recipe.checkpoint.save {
             let device = match args.device {
@@ -334,13 +346,13 @@ fn show_experts(records: &[MetricsRecord], folder: &RunFolder) -> Result<(), Err
         _ => None,
     });
     if let Some(summary) = summary {
-        let step = summary.step + 1;
+        let step = summary.step;
         println!("experts in step {step}; load as a multiple of the even share\n");
-        println!("{}\n", summary.table());
+        println!("{}\n", summary.table().fit(terminal::width()));
     }
     if let Some(map) = ExpertHeatMap::from_records(records) {
         map.write_svg(&folder.experts_svg())?;
-        println!("{}", map.terminal(COLUMNS));
+        println!("{}", map.terminal(terminal::columns()));
     }
     Ok(())
 }
@@ -348,7 +360,7 @@ fn show_experts(records: &[MetricsRecord], folder: &RunFolder) -> Result<(), Err
 /// Fails if the run diverged or every step was skipped.
 fn check_outcome(outcome: &TrainOutcome) -> Result<ExitCode, Error> {
     let (step, what) = match outcome.diverged {
-        Some(step) => (step + 1, "no loss is finite from there on"),
+        Some(step) => (step, "no loss is finite from there on"),
         None => (outcome.steps, "the held-out loss is not finite"),
     };
     if outcome.has_diverged() {
@@ -370,8 +382,11 @@ fn describe_held_out(held_out: &HeldOutMetrics, unit: LossUnit, steps: usize) ->
         return "held-out loss: none, as all held-out targets are masked".into();
     }
     let loss = unit.show(held_out.loss, held_out.bits_per_byte);
-    let tokens = held_out.tokens;
-    let mut text = format!("held-out loss {loss} after {steps} steps, on {tokens} tokens");
+    let (steps, tokens) = (
+        count(steps, "step"),
+        count(held_out.tokens as usize, "token"),
+    );
+    let mut text = format!("held-out loss {loss} after {steps}, on {tokens}");
     if let Some(objective) = held_out.minimised.objective {
         text += &format!("\nobjective {objective:.4} there: the loss");
         for (name, term) in held_out.minimised.terms() {
@@ -430,17 +445,17 @@ mod tests {
     fn a_fault_strikes_at_the_step_of_the_run() {
         let runs = std::env::temp_dir().join(format!("faults-of-a-run-{}", std::process::id()));
         let flags = format!(
-            "--tp 2 --dp 1 --pp 1 --steps 3 --deadline 20 --runs {} --inject error@rank=1,step=1,call=2",
+            "--tp 2 --dp 1 --pp 1 --steps 3 --timeout 20 --runs-dir {} --inject error@rank=1,step=2,call=2",
             runs.display()
         );
         let error = pretrain(&flags).unwrap_err().to_string();
         std::fs::remove_dir_all(&runs).unwrap();
-        let wanted = "error@rank=1,step=1,call=2 triggers on rank 1, step 1, call 2";
+        let wanted = "error@rank=1,step=2,call=2 triggers on rank 1, step 2, call 2";
         assert!(error.contains(wanted), "{error}");
         for (flags, wanted) in [
             (
-                "--steps 3 --inject nan@rank=0,step=3,call=0",
-                "invalid fault nan@rank=0,step=3,call=0: step 3 is not in this run; expected steps 0 to 2",
+                "--steps 3 --inject nan@rank=0,step=4,call=0",
+                "invalid fault nan@rank=0,step=4,call=0: step 4 is not in this run; expected steps 1 to 3",
             ),
             (
                 "--inject never-starts@rank=1",

@@ -76,7 +76,7 @@ impl Recipe {
                 recipe.parallel.defer_embedding_wgrad = None;
             }
         }
-        if let Some(schedule) = &args.schedule {
+        if let Some(schedule) = &args.pipeline_schedule {
             recipe.parallel.schedule = Some(schedule.parse()?);
             recipe.parallel.virtual_stages = None;
         }

@@ -16,17 +16,22 @@ pub struct VerifyArgs {
     /// default is tensor {1,2,4} x sequence parallel {off,on} x data {1,2}, twelve pipelines, twelve sharded
     /// layouts, and further settings in some; for models with experts sixteen layouts of expert ranks; for a recipe
     /// its own layout.
-    #[arg(long, value_delimiter = ',', value_name = "LAYOUT")]
+    #[arg(long, value_delimiter = ',', value_name = "LAYOUT,..")]
     pub layouts: Vec<Layout>,
     /// Models to verify: small transformers (gpt, gpt-untied, llama, llama-tied, mixtral, mixtral-shared, olmoe,
     /// gpt-oss, gemma), or registered families with their default settings, in the layouts of the default that they support. By default
     /// the former in the `burn-megatron` command, and the families in other commands.
-    #[arg(long, value_delimiter = ',', value_name = "MODEL")]
+    #[arg(long, value_delimiter = ',', value_name = "MODEL,..")]
     pub models: Vec<String>,
     /// Verify a recipe instead, with its batch size and all settings that decide what is computed, on random
     /// tokens; --layouts override its layout, zero_stage, hsdp and micro-batches. Use a small model, as this
     /// computes in f64.
-    #[arg(long, value_name = "FILE.toml", conflicts_with = "models")]
+    #[arg(
+        long,
+        visible_alias = "config",
+        value_name = "FILE.toml",
+        conflicts_with = "models"
+    )]
     pub recipe: Option<PathBuf>,
     /// Verify every model with three seeds, every setting, the types f32 and bf16, and all 8-bit scaling
     /// recipes. Takes minutes.
@@ -39,8 +44,8 @@ pub struct VerifyArgs {
     #[arg(long)]
     pub packed: bool,
     /// Samples per step; by default 8, or the global batch size of the recipe.
-    #[arg(long, value_name = "N")]
-    pub samples: Option<usize>,
+    #[arg(long, visible_alias = "batch-size", value_name = "N")]
+    pub global_batch_size: Option<usize>,
     /// Optimizer steps before the weights are compared.
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub steps: u16,
@@ -76,10 +81,13 @@ pub struct VerifyArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum VerifyType {
     /// 64 bits: rounding errors are far below any mistake.
+    #[value(aliases = ["fp64", "float64"])]
     F64,
     /// 32 bits.
+    #[value(aliases = ["fp32", "float32"])]
     F32,
     /// 16 bits, with master weights in f32.
+    #[value(alias = "bfloat16")]
     Bf16,
 }
 

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use crate::error::Error;
 use crate::family::Families;
+use crate::terminal;
 
 use args::VerifyArgs;
 
@@ -19,7 +20,10 @@ pub fn run(args: &VerifyArgs, families: &Families) -> Result<ExitCode, Error> {
         eprintln!("{name}");
         let (model, options) = (&case.recipe.model, case.options(args));
         let report = model.verify(case.subject(), &case.layouts, &options)?;
-        println!("{name}\n{report}\n");
+        println!(
+            "{name}\n{}\n",
+            terminal::wrapped(&report.fit(terminal::width()))
+        );
         passes &= report.passes();
     }
     println!(

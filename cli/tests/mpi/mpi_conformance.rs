@@ -44,7 +44,7 @@ fn four_ranks() {
 fn is_an_answer(kind: &str) {
     let stage = Stage::new("mismatch");
     let mut command = stage.mpirun(3);
-    let flags = ["conformance", "--mismatch", kind, "--deadline", "20"];
+    let flags = ["conformance", "--mismatch", kind, "--timeout", "20"];
     let ended = run(command.args(flags), PATIENCE);
     assert!(
         ended.output.contains("got: mismatch at"),

@@ -33,9 +33,9 @@ fn strike(stage: &Stage, fault: &str, flags: &[&str]) -> Struck {
         "2",
         "--dp",
         "2",
-        "--deadline",
+        "--timeout",
         DEADLINE,
-        "--first-deadline",
+        "--first-timeout",
         "12",
     ]);
     command
@@ -120,7 +120,7 @@ impl Struck {
 #[test]
 fn killed() {
     let stage = Stage::new("kill");
-    let struck = strike(&stage, "kill@rank=3,step=2,call=5", &[]);
+    let struck = strike(&stage, "kill@rank=3,step=3,call=5", &[]);
     struck.exits(137).at_once().once().logs(&[0, 1, 2]);
     struck
         .tells("rank 3 ended by signal 9")
@@ -128,7 +128,7 @@ fn killed() {
     struck
         .tells("rank 3 exited without reporting an error, last seen")
         .tells("rank 2 is at call");
-    struck.tells("in step 2");
+    struck.tells("in step 3");
     // A rank says where it is when a step begins.
     assert!(
         !struck.ended.errors.contains("before any call"),
@@ -149,7 +149,7 @@ fn killed_under_mpirun() {
         "--dp",
         "2",
         "--inject",
-        "kill@rank=3,step=2,call=5",
+        "kill@rank=3,step=3,call=5",
     ];
     let ended = run(command.args(flags), PATIENCE);
     stage.expect_nothing_left(Duration::from_secs(5));
@@ -172,19 +172,19 @@ fn killed_under_mpirun() {
 #[test]
 fn aborted() {
     let stage = Stage::new("abort");
-    let struck = strike(&stage, "abort@rank=1,step=1,call=9", &[]);
+    let struck = strike(&stage, "abort@rank=1,step=2,call=9", &[]);
     struck
         .exits(134)
         .at_once()
         .once()
         .tells("rank 1 ended by signal 6")
-        .tells("in step 1");
+        .tells("in step 2");
 }
 
 #[test]
 fn segmentation_fault() {
     let stage = Stage::new("segfault");
-    let struck = strike(&stage, "segfault@rank=0,step=1,call=9", &[]);
+    let struck = strike(&stage, "segfault@rank=0,step=2,call=9", &[]);
     struck
         .exits(139)
         .at_once()
@@ -199,7 +199,7 @@ fn terminated() {
     let stage = Stage::new("term");
     let struck = strike(
         &stage,
-        "terminate@rank=2,step=1,call=3",
+        "terminate@rank=2,step=2,call=3",
         &["--steps", "200"],
     );
     struck.exits(130).at_once();
@@ -216,12 +216,12 @@ fn terminated() {
 #[test]
 fn stopped() {
     let stage = Stage::new("stop");
-    let struck = strike(&stage, "stop@rank=1,step=2,call=7", &[]);
+    let struck = strike(&stage, "stop@rank=1,step=3,call=7", &[]);
     struck.once().logs(&[0, 2, 3]);
     struck
         .tells("rank 1 failed: its process")
         .tells("has sent no heartbeat for 3 s")
-        .tells("in step 2");
+        .tells("in step 3");
     assert_ne!(struck.ended.code, Some(0));
 }
 
@@ -256,34 +256,34 @@ fn failed_before_the_start() {
 #[test]
 fn mismatched_call() {
     let stage = Stage::new("call");
-    let struck = strike(&stage, "wrong-call@rank=1,step=2,call=5", &[]);
+    let struck = strike(&stage, "wrong-call@rank=1,step=3,call=5", &[]);
     struck
         .exits(1)
         .at_once()
         .once()
         .logs(&[0, 1, 2, 3])
         .tells("mismatch at call");
-    struck.tells("the operations differ").tells("in step 2");
+    struck.tells("the operations differ").tells("in step 3");
 }
 
 #[test]
 fn mismatched_shape() {
     let stage = Stage::new("shape");
-    let struck = strike(&stage, "shape@rank=1,step=2,call=5", &[]);
+    let struck = strike(&stage, "shape@rank=1,step=3,call=5", &[]);
     struck
         .exits(1)
         .at_once()
         .once()
         .tells("mismatch at call")
         .tells("the lengths differ")
-        .tells("in step 2");
+        .tells("in step 3");
 }
 
 /// A NaN skips the step on every rank; the run continues.
 #[test]
 fn not_a_number() {
     let stage = Stage::new("nan");
-    let struck = strike(&stage, "nan@rank=1,step=2,call=5", &[]);
+    let struck = strike(&stage, "nan@rank=1,step=3,call=5", &[]);
     struck.exits(0).tells("step 3 skipped on every rank");
     assert!(
         struck.ended.output.contains("1 of 6 steps were skipped"),
@@ -296,20 +296,20 @@ fn not_a_number() {
 #[test]
 fn panicked_in_the_backward() {
     let stage = Stage::new("panic");
-    let struck = strike(&stage, "panic@rank=2,step=1,call=8", &[]);
+    let struck = strike(&stage, "panic@rank=2,step=2,call=8", &[]);
     struck
         .exits(1)
         .at_once()
         .once()
         .logs(&[0, 1, 2, 3])
         .tells("rank 2 failed: ")
-        .tells("in step 1");
+        .tells("in step 2");
 }
 
 #[test]
 fn an_error() {
     let stage = Stage::new("error");
-    let struck = strike(&stage, "error@rank=0,step=1,call=4", &[]);
+    let struck = strike(&stage, "error@rank=0,step=2,call=4", &[]);
     struck
         .exits(1)
         .at_once()
@@ -322,7 +322,7 @@ fn an_error() {
 #[ignore = "slow: run by cargo xtask test --all"]
 fn spinning() {
     let stage = Stage::new("spin");
-    let struck = strike(&stage, "spin@rank=3,step=2,call=5", &[]);
+    let struck = strike(&stage, "spin@rank=3,step=3,call=5", &[]);
     struck
         .once()
         .tells("deadline: after ")
@@ -332,7 +332,7 @@ fn spinning() {
 #[test]
 fn a_call_left_out() {
     let stage = Stage::new("drop");
-    let struck = strike(&stage, "drop@rank=3,step=2,call=5", &[]);
+    let struck = strike(&stage, "drop@rank=3,step=3,call=5", &[]);
     struck.once();
     assert_ne!(struck.ended.code, Some(0));
 }
@@ -340,7 +340,7 @@ fn a_call_left_out() {
 #[test]
 fn a_late_call_does_no_harm() {
     let stage = Stage::new("delay");
-    strike(&stage, "delay:2s@rank=1,step=1,call=5", &[]).exits(0);
+    strike(&stage, "delay:2s@rank=1,step=2,call=5", &[]).exits(0);
 }
 
 /// The disk of the run folder is full: rank 0 reports it, and all ranks end.

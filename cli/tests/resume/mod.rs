@@ -213,7 +213,7 @@ fn weights_alone_begin_another_run() {
         // The first line is the version.
         text.lines().nth(1).unwrap().to_string()
     };
-    assert!(first("new").contains("\"step\":0,"));
+    assert!(first("new").contains("\"step\":1,"));
     assert_ne!(first("new"), first("run"));
     let deeper = fs::read_to_string(stage.0.join("recipe.toml")).unwrap();
     let deeper = deeper.replace("layers = 2", "layers = 3");

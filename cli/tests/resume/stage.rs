@@ -66,7 +66,7 @@ impl Stage {
     /// The command without the flags of the recipe, the data and the run folder.
     pub fn alone(&self, flags: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
-        command.args(["pretrain", "--compute-threads", "1", "--deadline", "60"]);
+        command.args(["pretrain", "--compute-threads", "1", "--timeout", "60"]);
         command.args(flags);
         command
     }
@@ -217,11 +217,11 @@ pub fn assert_timed_once(path: &Path, steps: usize) {
     for line in text.lines() {
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
         match (line["kind"].as_str(), line["step"].as_u64()) {
-            (Some("resumed"), Some(step)) => timed.retain(|timed| *timed < step),
+            (Some("resumed"), Some(step)) => timed.retain(|timed| *timed <= step),
             (None, Some(step)) => timed.push(step),
             (_, None) => assert!(line["saved_step"].is_u64(), "{line}"),
             _ => panic!("{line}"),
         }
     }
-    assert_eq!(timed, Vec::from_iter(0..steps as u64));
+    assert_eq!(timed, Vec::from_iter(1..=steps as u64));
 }

@@ -287,9 +287,7 @@ impl Observer for Seen {
     }
 
     fn stop(&self) -> bool {
-        self.steps
-            .last()
-            .is_some_and(|step| step.step + 1 == self.stop)
+        self.steps.last().is_some_and(|step| step.step == self.stop)
     }
 }
 

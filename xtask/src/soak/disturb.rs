@@ -66,7 +66,7 @@ impl Disturbance {
                     random.one_of(&FAULTS[..FAULTS.len() - 1])
                 };
                 let (rank, call) = (random.below(ranks), random.below(3));
-                let step = random.within((made.min(steps - 1), steps - 1));
+                let step = random.within((made.min(steps - 1), steps - 1)) + 1;
                 Self::Fault(format!("{kind}@rank={rank},step={step},call={call}"))
             }
         }

@@ -36,7 +36,7 @@ impl RoundConfig {
         }
         if pipeline == 2 {
             let schedules = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"];
-            flag("--schedule", random.one_of(&schedules));
+            flag("--pipeline-schedule", random.one_of(&schedules));
         }
         let precision = random.one_of(&["f32", "f32", "bf16", "f16"]);
         flag("--precision", precision);
@@ -127,7 +127,7 @@ mod tests {
         };
         for flag in [
             "--sp",
-            "--schedule",
+            "--pipeline-schedule",
             "--fp8",
             "--hsdp",
             "--fp8-param-gather",

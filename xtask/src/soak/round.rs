@@ -222,9 +222,9 @@ impl RoundFolder<'_> {
         }
         command.args(["--compute-threads", "1"]);
         command.args([
-            "--deadline",
+            "--timeout",
             "30",
-            "--first-deadline",
+            "--first-timeout",
             "90",
             "--heartbeat-timeout",
             "20",

@@ -33,7 +33,6 @@ mod tests;
 pub use bucket::{Bucket, BucketParameter, ParameterSlice};
 use buffer_builder::{IndexedSize, build_buffer};
 pub use rules::{BucketRules, LayoutError, ParameterSize};
-pub(crate) use table::aligned;
 
 /// The flat buffers of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]

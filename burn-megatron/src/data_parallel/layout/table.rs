@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::BufferLayout;
+use crate::table::Table;
 
 /// A line per bucket: its number, dtypes and kind, unit of the model, parameters, their elements, and the
 /// elements with padding; and a line of totals.
@@ -36,25 +37,6 @@ impl fmt::Display for BufferLayout {
             self.parameter_elements().to_string(),
             self.elements().to_string(),
         ]);
-        f.write_str(&aligned(&rows))
+        f.write_str(&Table::new(rows).fit(None))
     }
-}
-
-/// Formats rows of equal length as lines: the first column left-aligned, the others right-aligned.
-pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
-    let columns = rows.first().map_or(0, Vec::len);
-    let width = |column: usize| {
-        let widths = rows.iter().map(|row| row[column].chars().count());
-        widths.max().unwrap_or(0)
-    };
-    let widths: Vec<_> = (0..columns).map(width).collect();
-    let line = |row: &Vec<String>| {
-        let numbered = row.iter().zip(&widths).enumerate();
-        let cells = numbered.map(|(column, (cell, width))| match column {
-            0 => format!("{cell:<width$}"),
-            _ => format!("{cell:>width$}"),
-        });
-        cells.collect::<Vec<_>>().join("  ")
-    };
-    rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::MemoryPlan;
-use crate::data_parallel::layout::aligned;
+use crate::table::Table;
 
 impl MemoryPlan {
     /// The plan as a table, with columns for the measured memory and its relative difference if it is given.
@@ -30,7 +30,7 @@ impl MemoryPlan {
                 }
                 cells
             });
-        aligned(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
+        Table::new(std::iter::once(head).chain(rows)).fit(None)
     }
 
     fn rows(&self) -> [(&'static str, u64); 6] {

@@ -23,6 +23,8 @@ const ROW: i32 = 44;
 const GAP: i32 = 8;
 /// The height of the part of a row in which transfers are drawn.
 const STRIP: i32 = 6;
+/// The most shades of a legend.
+const MAX_SHADES: usize = 4;
 /// A larger picture would be slow to open and unreadable.
 const MAX_SPANS: usize = 200_000;
 
@@ -127,8 +129,13 @@ impl<'a, 'b> Chart<'a, 'b> {
         Ok(())
     }
 
+    /// A box for each kind, and the shade of its later stages.
     fn legend(&self) -> DrawResult {
         let kinds = self.simulation.kinds();
+        let ranks = 0..self.simulation.schedule().ranks();
+        let chunks = ranks
+            .map(|rank| self.simulation.stages_of(rank).len())
+            .max();
         let mut x = LEFT;
         let drawn = |kind: &&ActionKind| !kind.is_receive() && kinds.contains(kind);
         for kind in ActionKind::ALL.iter().filter(drawn) {
@@ -140,6 +147,16 @@ impl<'a, 'b> Chart<'a, 'b> {
             self.rectangle((x, 63), (x + 14, 77), color(*kind))?;
             self.text(name, (x + 20, 63), 14, HPos::Left)?;
             x += 44 + 7 * name.len() as i32;
+        }
+        let chunks = chunks.unwrap_or(1);
+        if chunks > 1 {
+            // Next to each other, as in a rank.
+            for chunk in 0..chunks.min(MAX_SHADES) {
+                let shade = lighter(color(ActionKind::Forward), chunk as f64 / chunks as f64);
+                self.rectangle((x, 63), (x + 14, 77), shade)?;
+                x += 14;
+            }
+            self.text("first to last stage of a rank", (x + 6, 63), 14, HPos::Left)?;
         }
         Ok(())
     }
@@ -161,12 +178,20 @@ impl<'a, 'b> Chart<'a, 'b> {
             self.text(&label, (x, bottom + 4), 13, HPos::Center)?;
         }
         let middle = ((LEFT + WIDTH - RIGHT) / 2, bottom + 26);
-        self.text(
-            "time (in units of the given times)",
-            middle,
-            14,
-            HPos::Center,
-        )
+        self.text(&self.unit(), middle, 14, HPos::Center)
+    }
+
+    /// The label of the axis: what the unit of the times is.
+    fn unit(&self) -> String {
+        let spans = self.simulation.all_timelines().flatten();
+        let forwards = spans.filter(|span| span.action.kind == ActionKind::Forward);
+        let mut times = forwards.map(|span| number(span.end - span.start));
+        match times.next() {
+            Some(first) if times.all(|time| time == first) => {
+                format!("time (a forward takes {first})")
+            }
+            _ => "time (in the unit of the times of the stages)".into(),
+        }
     }
 
     fn x(&self, time: f64) -> i32 {

@@ -12,7 +12,7 @@ const IDLE: char = '·';
 impl Simulation {
     /// The schedule as text, at most `columns` characters wide: one row per rank, time from left to
     /// right, wrapped into blocks; then a legend, the total, the bubble, and the peak number of live
-    /// stage-activations of each rank.
+    /// stage-activations of each rank. The last two lines may be longer.
     ///
     /// Each computation starts with its letter and its micro-batch. If a rank has two stages, the
     /// letters of the second are lower case; if it has more, the chunk follows a point.
@@ -48,12 +48,12 @@ impl Simulation {
             .map(usize::to_string)
             .collect();
         format!(
-            "{}: {} ranks, {} stages, {} micro-batches; total {}, bubble {:.3} %, \
-             live stage-activations at most {}",
+            "{}: {}, {}, {}; total {}, bubble {:.1} %, \
+             live stage-activations per rank at most {}",
             schedule.name(),
-            schedule.ranks(),
-            schedule.stages(),
-            schedule.micro_batches(),
+            counted(schedule.ranks(), "rank", "s"),
+            counted(schedule.stages(), "stage", "s"),
+            counted(schedule.micro_batches(), "micro-batch", "es"),
             number(self.total()),
             100.0 * self.bubble(),
             peaks.join(" ")
@@ -133,6 +133,11 @@ impl Simulation {
         }
         parts.join(", ") + "\n"
     }
+}
+
+/// `1 rank`, `2 ranks`.
+fn counted(number: usize, noun: &str, plural: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { plural })
 }
 
 /// A number with at most 3 decimals.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::MemoryReport;
 use crate::data_parallel::format_bytes;
-use crate::data_parallel::layout::aligned;
+use crate::table::Table;
 
 impl fmt::Display for MemoryReport {
     /// One row per pipeline rank, with its kinds at its peak, the total, what is on the host if anything is, and the
@@ -35,8 +35,6 @@ impl fmt::Display for MemoryReport {
             });
             row
         });
-        f.write_str(&aligned(
-            &std::iter::once(head).chain(rows).collect::<Vec<_>>(),
-        ))
+        f.write_str(&Table::new(std::iter::once(head).chain(rows)).fit(None))
     }
 }

@@ -1,5 +1,7 @@
 //! The losses of several runs in one picture.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use plotters::prelude::*;
@@ -17,9 +19,17 @@ const COLORS: [RGBColor; 7] = [
     RGBColor(213, 94, 0),
 ];
 
-/// Training and held-out losses of several runs over their steps, in nats per token.
+/// The height of the differences.
+const DIFFERENCES: u32 = 260;
+
+/// The widest line.
+const MAX_LINE: u32 = 8;
+
+/// Training and held-out losses of several runs over their steps, in nats per token; below them, for several runs, their
+/// differences from the first, which is the reference.
 ///
-/// Training losses are drawn as smoothed lines, held-out losses as dots. The first run is the reference.
+/// Training losses are drawn as smoothed lines, held-out losses as dots. The line of an earlier run is wider, so that it
+/// shows beside a later one that is the same.
 #[derive(Clone, Debug, Default)]
 pub struct LossComparison {
     title: String,
@@ -41,13 +51,21 @@ impl LossComparison {
         self
     }
 
-    /// The picture as an SVG of 960 x 540 pixels.
+    /// The picture as an SVG, 960 pixels wide.
     ///
     /// # Errors
     ///
     /// [`PlotError::Draw`].
     pub fn svg(&self) -> Result<String, PlotError> {
-        svg::render(svg::CHART_SIZE, |area| self.draw_on(area))
+        let (width, height) = svg::CHART_SIZE;
+        if self.runs.len() < 2 {
+            return svg::render((width, height), |area| self.draw_losses(area));
+        }
+        svg::render((width, height + DIFFERENCES), |area| {
+            let (losses, differences) = area.split_vertically(height);
+            self.draw_losses(&losses)?;
+            self.draw_differences(&differences)
+        })
     }
 
     /// Writes [`LossComparison::svg`] to a file.
@@ -59,30 +77,54 @@ impl LossComparison {
         super::write(path, &self.svg()?)
     }
 
-    fn draw_on(&self, area: &svg::Area<'_>) -> Result<(), PlotError> {
-        let bounds = |of: fn(&LossCurve) -> (f64, f64)| {
-            let all = self.runs.iter().map(of);
-            let all = all.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)));
-            all.unwrap_or_else(|| of(&LossCurve::default()))
-        };
-        let losses = bounds(LossCurve::losses);
-        let (first, last) = bounds(|run| (run.steps().0 as f64, run.steps().1 as f64));
+    /// The first and the last step of all runs.
+    fn steps(&self) -> Range<usize> {
+        let steps = self.runs.iter().map(LossCurve::steps);
+        let all = steps.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)));
+        let (first, last) = all.unwrap_or_else(|| LossCurve::default().steps());
+        first..last
+    }
+
+    fn step_label(&self) -> String {
         let omitted = self.runs.iter().map(|run| run.omitted).sum();
         let axes = LossCurve {
             omitted,
             ..LossCurve::default()
         };
-        let mut chart = svg::chart(area, &self.title, first as usize..last as usize, losses)?;
-        svg::mesh(&mut chart, axes.step_label())?;
-        for (run, color) in self.runs.iter().zip(COLORS.into_iter().cycle()) {
+        axes.step_label()
+    }
+
+    /// The runs with their styles.
+    fn styled(&self) -> impl Iterator<Item = (&LossCurve, RGBColor, u32)> {
+        let colors = self.runs.iter().zip(COLORS.into_iter().cycle());
+        let runs = self.runs.len();
+        colors.enumerate().map(move |(number, (run, color))| {
+            let later = (runs - 1 - number) as u32;
+            (run, color, (2 + 2 * later).min(MAX_LINE))
+        })
+    }
+
+    fn draw_losses(&self, area: &svg::Area<'_>) -> Result<(), PlotError> {
+        let losses = self.runs.iter().map(LossCurve::losses);
+        let losses = losses.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)));
+        let losses = losses.unwrap_or_else(|| LossCurve::default().losses());
+        let mut chart = svg::chart(area, &self.title, self.steps(), losses)?;
+        svg::mesh(&mut chart, self.step_label())?;
+        for (run, color, width) in self.styled() {
             chart
-                .draw_series(LineSeries::new(run.smoothed(), color.stroke_width(2)))
+                .draw_series(LineSeries::new(run.smoothed(), color.stroke_width(width)))
                 .map_err(svg::failed)?
                 .label(&run.title)
-                .legend(move |at| svg::legend_line(at, color, 2));
-            let dot = |at: &(usize, f64)| Circle::new(*at, 4, color.filled());
-            let dots = chart.draw_series(run.held_out.iter().map(dot));
-            dots.map_err(svg::failed)?;
+                .legend(move |at| svg::legend_line(at, color, width));
+        }
+        let dots = self
+            .styled()
+            .flat_map(|(run, color, width)| dots(&run.held_out, color, width));
+        let series = chart.draw_series(dots).map_err(svg::failed)?;
+        if self.runs.iter().any(|run| !run.held_out.is_empty()) {
+            series
+                .label("held-out")
+                .legend(|(x, y)| Circle::new((x + 14, y), 4, svg::TEXT.filled()));
         }
         if self.runs.is_empty() {
             Ok(()) // an empty legend would be an empty box
@@ -90,6 +132,51 @@ impl LossComparison {
             svg::legend(&mut chart)
         }
     }
+
+    fn draw_differences(&self, area: &svg::Area<'_>) -> Result<(), PlotError> {
+        let Some((first, others)) = self.runs.split_first() else {
+            return Ok(());
+        };
+        let (smoothed, others) = (first.smoothed(), others.iter());
+        let training = others
+            .clone()
+            .map(|run| difference(&run.smoothed(), &smoothed));
+        let training: Vec<_> = training.collect();
+        let held_out = others.map(|run| difference(&run.held_out, &first.held_out));
+        let held_out: Vec<_> = held_out.collect();
+        let all = training.iter().chain(&held_out).flatten();
+        let most = all.map(|&(_, loss)| loss.abs()).fold(0.0, f64::max);
+        // Runs that are the same have a line, too.
+        let most = 1.1 * if most > 0.0 { most } else { 1e-3 };
+        let mut chart = svg::chart(area, "", self.steps(), (-most, most))?;
+        svg::mesh_of(&mut chart, self.step_label(), "difference", 5)?;
+        for (i, (_, color, width)) in self.styled().skip(1).enumerate() {
+            // Differences lie apart.
+            let width = 1 + width / 2;
+            let line = LineSeries::new(training[i].iter().copied(), color.stroke_width(width));
+            chart.draw_series(line).map_err(svg::failed)?;
+            let dots = dots(&held_out[i], color, width);
+            chart.draw_series(dots).map_err(svg::failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// Circles that show beside those of a later run at the same place.
+fn dots(
+    points: &[(usize, f64)],
+    color: RGBColor,
+    width: u32,
+) -> impl Iterator<Item = Circle<(usize, f64), u32>> {
+    let dot = move |at: &(usize, f64)| Circle::new(*at, 3 + width / 2, color.filled());
+    points.iter().map(dot)
+}
+
+/// The losses of a run less those of another at the same steps.
+fn difference(run: &[(usize, f64)], reference: &[(usize, f64)]) -> Vec<(usize, f64)> {
+    let reference: BTreeMap<_, _> = reference.iter().copied().collect();
+    let less = |&(step, loss): &(usize, f64)| Some((step, loss - reference.get(&step)?));
+    run.iter().filter_map(less).collect()
 }
 
 #[cfg(test)]
@@ -114,10 +201,24 @@ mod tests {
             "bf16",
             "mxfp8",
             "loss (nats per token)",
+            "held-out",
+            "difference",
         ] {
             assert!(svg.contains(text), "{text}");
         }
         assert!(!svg.contains("NaN"));
+    }
+
+    #[test]
+    fn differences_are_those_at_the_same_steps() {
+        let of = |points: &[(usize, f64)]| difference(points, &[(1, 2.0), (3, 1.0)]);
+        assert_eq!(of(&[(1, 2.5), (2, 9.0), (3, 0.75)]), [(1, 0.5), (3, -0.25)]);
+        let same = LossComparison::new("")
+            .with(run("a", 30))
+            .with(run("b", 30));
+        let svg = same.svg().unwrap();
+        // The reference is wider, and shows on both sides of the other.
+        assert!(svg.contains("stroke-width=\"4\"") && svg.contains("stroke-width=\"2\""));
     }
 
     #[test]

@@ -63,7 +63,7 @@ pub(super) fn chart<'a, 'b>(
 ) -> Result<Chart<'a, 'b>, PlotError> {
     area.fill(&WHITE).map_err(failed)?;
     ChartBuilder::on(area)
-        .caption(title, (FONT, 24).into_font().color(&TEXT))
+        .caption(title, (FONT, title_size(title)).into_font().color(&TEXT))
         .margin(16)
         .margin_right(32) // for the last label of the horizontal axis
         .x_label_area_size(48)
@@ -72,7 +72,24 @@ pub(super) fn chart<'a, 'b>(
         .map_err(failed)
 }
 
+/// The size of the letters of a title, which fits the width of a chart.
+fn title_size(title: &str) -> u32 {
+    let letters = title.chars().count().max(1) as u32;
+    // A letter is about half as wide as high.
+    (2 * (WIDTH - 64) / letters).clamp(12, 24)
+}
+
 pub(super) fn mesh(chart: &mut Chart<'_, '_>, step_label: String) -> Result<(), PlotError> {
+    mesh_of(chart, step_label, "loss (nats per token)", 9)
+}
+
+/// Draws axes with these names, and so many labels of the vertical one.
+pub(super) fn mesh_of(
+    chart: &mut Chart<'_, '_>,
+    step_label: String,
+    name: &str,
+    labels: usize,
+) -> Result<(), PlotError> {
     chart
         .configure_mesh()
         .disable_x_mesh()
@@ -80,11 +97,11 @@ pub(super) fn mesh(chart: &mut Chart<'_, '_>, step_label: String) -> Result<(), 
         .bold_line_style(FAINT)
         .axis_style(TEXT)
         .x_labels(11)
-        .y_labels(9)
+        .y_labels(labels)
         .label_style((FONT, 15).into_font().color(&TEXT))
         .axis_desc_style((FONT, 17).into_font().color(&TEXT))
         .x_desc(step_label)
-        .y_desc("loss (nats per token)")
+        .y_desc(name)
         .draw()
         .map_err(failed)
 }

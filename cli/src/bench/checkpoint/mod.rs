@@ -34,7 +34,7 @@ pub struct CheckpointBenchArgs {
     pub zero_stage: ZeroStage,
     /// Checkpoints of each kind, of which the median is reported.
     #[arg(long, value_name = "N", default_value_t = 5)]
-    pub samples: usize,
+    pub repeats: usize,
     /// Steps between two asynchronous checkpoints.
     #[arg(long, value_name = "N", default_value_t = 12)]
     pub every: usize,
@@ -96,7 +96,7 @@ fn setup(args: &CheckpointBenchArgs) -> Result<CheckpointBench, Error> {
     model.check(1, false)?;
     for (flag, number) in [
         ("data-parallel", args.data_parallel),
-        ("samples", args.samples),
+        ("repeats", args.repeats),
         ("every", args.every),
     ] {
         if number == 0 {
@@ -108,7 +108,7 @@ fn setup(args: &CheckpointBenchArgs) -> Result<CheckpointBench, Error> {
         model,
         ranks: args.data_parallel,
         zero_stage: args.zero_stage,
-        samples: args.samples,
+        samples: args.repeats,
         every: args.every,
         folder: folder.join(format!("bench-checkpoint-{}", std::process::id())),
     })
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn zero_is_refused() {
-        for flag in ["--data-parallel", "--samples", "--every"] {
+        for flag in ["--data-parallel", "--repeats", "--every"] {
             let error = setup(&args(&[flag, "0"])).err().unwrap().to_string();
             assert!(
                 error.starts_with(&format!("invalid {flag} 0: expected")),
@@ -210,7 +210,7 @@ mod tests {
         let dir =
             std::env::temp_dir().join(format!("bench-checkpoint-test-{}", std::process::id()));
         let flags = [
-            "--samples",
+            "--repeats",
             "2",
             "--every",
             "2",

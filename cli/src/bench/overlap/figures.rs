@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::super::timing::median;
 use super::case::{LinkSpeed, OverlapCase, RankTimeline};
 use super::trace::{self, EventKind, TimelineEvent};
+use crate::terminal::Columns;
 
 /// Calls of fewer bytes are control messages (a token count, a norm), whose result is needed at once.
 const MAX_CONTROL_BYTES: u64 = 1024;
@@ -99,8 +100,7 @@ impl OverlapRow {
 
     /// The header of the table.
     pub fn header() -> String {
-        format!(
-            "{:<7} {:<8} {:>6} {:>7} {:>11} {:>7} {:>10}   {:<18} {:<18} {:>5}",
+        COLUMNS.line([
             "stage",
             "overlap",
             "MB/s",
@@ -110,27 +110,33 @@ impl OverlapRow {
             "blocked s",
             "hidden",
             "in the trace",
-            "ideal"
-        )
+            "ideal",
+        ])
     }
 }
 
+/// The part in the trace, then the backward are left out where there is no room.
+const COLUMNS: Columns<10> = Columns {
+    widths: [-7, -8, 6, 7, 11, 7, 10, -18, -18, 5],
+    optional: &[8, 4],
+};
+
 impl Display for OverlapRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:<7} {:<8} {:>6.1} {:>7.2} {:>11.2} {:>7.2} {:>10.2}   {:<18} {:<18} {:>3.0} %",
+        let overlap = if self.overlap { "on" } else { "off" };
+        let line = COLUMNS.line([
             format!("ZeRO-{}", self.zero_stage),
-            if self.overlap { "on" } else { "off" },
-            self.bytes_per_second / 1e6,
-            self.step_seconds,
-            self.backward_seconds,
-            self.transfer_seconds,
-            self.blocked_seconds,
+            overlap.into(),
+            format!("{:.1}", self.bytes_per_second / 1e6),
+            format!("{:.2}", self.step_seconds),
+            format!("{:.2}", self.backward_seconds),
+            format!("{:.2}", self.transfer_seconds),
+            format!("{:.2}", self.blocked_seconds),
             self.hidden.to_string(),
             self.hidden_in_trace.to_string(),
-            100.0 * self.ideal,
-        )
+            format!("{:.0} %", 100.0 * self.ideal),
+        ]);
+        f.write_str(&line)
     }
 }
 

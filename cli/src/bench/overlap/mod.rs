@@ -19,6 +19,7 @@ use serde::Serialize;
 use super::args::OverlapArgs;
 use super::timing::median;
 use crate::error::Error;
+use crate::terminal;
 use case::{LinkSpeed, OverlapCase, OverlapSetup, RankTimeline};
 use figures::{OverlapRow, computing, is_backward};
 use svg::{Timeline, svg};
@@ -47,7 +48,7 @@ struct OverlapReport {
 pub fn run(args: &OverlapArgs) -> Result<ExitCode, Error> {
     let setup = setup(args)?;
     let counted = setup.warm_up..setup.warm_up + setup.steps;
-    println!("{}\n", describe(&setup, args));
+    println!("{}\n", terminal::wrapped(&describe(&setup, args)));
     println!("{}", OverlapRow::header());
     let mut runs = vec![];
     for stage in &args.zero_stages {
@@ -66,10 +67,9 @@ pub fn run(args: &OverlapArgs) -> Result<ExitCode, Error> {
             runs.push((row, records));
         }
     }
-    println!(
-        "\nstep, backward, link, blocked: seconds of a step; hidden: 1 - blocked / link; in the trace: the part of \
-         the transfers during which the rank computed; medians over ranks and steps (lowest - highest)"
-    );
+    let legend = "step, backward, link, blocked: seconds of a step; hidden: 1 - blocked / link; in the trace: the part of \
+                  the transfers during which the rank computed; medians over ranks and steps (lowest - highest)";
+    println!("\n{}", terminal::wrapped(legend));
     if let Some(path) = &args.svg {
         let title = format!(
             "One step of {} layers on {} ranks: what is hidden of the communication",
@@ -101,7 +101,7 @@ fn setup(args: &OverlapArgs) -> Result<OverlapSetup, Error> {
     Ok(OverlapSetup {
         model,
         ranks: args.data_parallel,
-        samples: args.samples,
+        samples: args.micro_batch_size,
         bucket_size: args.bucket_size,
         warm_up: args.warm_up,
         steps: args.steps,

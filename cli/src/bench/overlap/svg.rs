@@ -53,7 +53,7 @@ struct Drawing {
 const CLASSES: [(&str, &str, &str); 6] = [
     ("f", "#6ba3d6", "forward"),
     ("b", "#e8965d", "backward"),
-    ("r", "#d9d9d9", "reduce, norm"),
+    ("r", "#9a7fb8", "reduce, norm"),
     ("o", "#79b26e", "optimizer"),
     ("w", "#b03030", "blocked"),
     ("t", "#315882", "link: transfer"),
@@ -86,7 +86,7 @@ impl Drawing {
         self.text
             .push_str("<style>text{font:13px sans-serif;fill:#3c3c3c}.h{font-size:17px}");
         self.text
-            .push_str(".e{text-anchor:end}.m{text-anchor:middle}.w{opacity:.85}");
+            .push_str(".e{text-anchor:end}.m{text-anchor:middle}");
         self.text
             .push_str(".t{stroke:#fff;stroke-width:.6}.i{fill:#f6f6f6}.a{stroke:#e1e1e1}");
         for (class, color, _) in CLASSES {

@@ -22,15 +22,15 @@ pub struct StepBenchArgs {
         long,
         value_enum,
         value_delimiter = ',',
-        value_name = "NAME",
+        value_name = "NAME,..",
         conflicts_with = "recipe"
     )]
     pub model: Vec<NamedModel>,
     /// The model and the training settings of this recipe instead; it must be for one rank.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, visible_alias = "config", value_name = "FILE.toml")]
     pub recipe: Option<PathBuf>,
     /// Samples per micro-batch; by default that of the model.
-    #[arg(long, value_delimiter = ',', value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = at_least_one)]
     pub micro_batch_size: Vec<usize>,
     /// Micro-batches per step.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
@@ -42,7 +42,7 @@ pub struct StepBenchArgs {
     #[arg(
         long,
         value_delimiter = ',',
-        value_name = "CHOICE",
+        value_name = "CHOICE,..",
         default_value = "auto"
     )]
     pub attention: Vec<AttentionChoice>,

@@ -49,7 +49,7 @@ pub fn run_in(
     let mut timer = StepTimer {
         device,
         warm_up,
-        last: config.steps - 1,
+        last: config.steps,
         started: Instant::now(),
         seconds: vec![],
         flops_per_token: 0.0,
@@ -81,7 +81,7 @@ pub fn run_in(
 struct StepTimer<'a> {
     device: &'a Device,
     warm_up: usize,
-    /// The index of the last step.
+    /// The last step.
     last: usize,
     started: Instant,
     seconds: Vec<f64>,
@@ -91,11 +91,11 @@ struct StepTimer<'a> {
 impl Observer for StepTimer<'_> {
     fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) -> Result<(), ObserverError> {
         // Steps in between are queued as in a run.
-        if metrics.step + 1 == self.warm_up || metrics.step == self.last {
+        if metrics.step == self.warm_up || metrics.step == self.last {
             self.device.sync()?;
         }
         let now = Instant::now();
-        if metrics.step >= self.warm_up {
+        if metrics.step > self.warm_up {
             if metrics.skipped {
                 let step = metrics.step;
                 return Err(format!(

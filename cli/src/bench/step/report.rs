@@ -1,6 +1,5 @@
 //! The results, as a table and as JSON.
 
-use std::fmt::{self, Display};
 use std::path::Path;
 
 use burn_megatron::partial::replace_file;
@@ -10,6 +9,8 @@ use serde_json::Value;
 use super::case::TimedSteps;
 use crate::bench::timing::median;
 use crate::error::Error;
+use crate::numbers::count;
+use crate::terminal::{self, Columns};
 
 /// Dense peaks in TFLOP/s in f16 and bf16, from NVIDIA's data sheets, by a part of the device's name. The first match
 /// counts.
@@ -102,7 +103,7 @@ impl StepRow {
         let gib = self
             .peak_bytes
             .map(|bytes| format!("{:.2}", bytes as f64 / (1u64 << 30) as f64));
-        Columns([
+        COLUMNS.line([
             self.name.clone(),
             self.attention.clone(),
             format!(
@@ -116,7 +117,6 @@ impl StepRow {
             mfu.unwrap_or("unknown".into()),
             gib.unwrap_or("unknown".into()),
         ])
-        .to_string()
     }
 }
 
@@ -145,39 +145,22 @@ impl StepReport {
             "MFU",
             "GiB",
         ];
-        format!(
-            "{} in {}, peak {peak}; steps after {} warm-up steps: medians; batch: micro-batches x samples x tokens; GiB: \
-             the most memory that the device's pools held\n\n{}",
+        let about = format!(
+            "{} in {}, peak {peak}; steps after {}: medians; batch: micro-batches x samples x tokens; GiB: the most memory \
+             that the device's pools held",
             self.device,
             self.precision,
-            self.warm_up,
-            Columns(columns.map(String::from)),
-        )
+            count(self.warm_up, "warm-up step"),
+        );
+        format!("{}\n\n{}", terminal::wrapped(&about), COLUMNS.line(columns))
     }
 }
 
-/// A line of the table.
-struct Columns([String; 9]);
-
-impl Display for Columns {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [
-            model,
-            attention,
-            batch,
-            ms,
-            range,
-            tokens,
-            tflops,
-            mfu,
-            memory,
-        ] = &self.0;
-        write!(
-            f,
-            "{model:<12} {attention:<10} {batch:>16} {ms:>9} {range:>18} {tokens:>10} {tflops:>8} {mfu:>8} {memory:>8}"
-        )
-    }
-}
+/// The range, then the TFLOP/s are left out where there is no room.
+const COLUMNS: Columns<9> = Columns {
+    widths: [-12, -10, 16, 9, 18, 10, 8, 8, 8],
+    optional: &[4, 6],
+};
 
 #[cfg(test)]
 mod tests {

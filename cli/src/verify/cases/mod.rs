@@ -332,7 +332,7 @@ impl VerifyCase {
                 parallel.defer_embedding_wgrad = own.defer_embedding_wgrad;
             }
         }
-        self.samples = args.samples.unwrap_or(self.samples);
+        self.samples = args.global_batch_size.unwrap_or(self.samples);
         self.packed |= args.packed;
         self.computing = args.precision.unwrap_or(self.computing);
         self.check()

@@ -85,8 +85,7 @@ fn a_recipe_is_verified_as_it_runs() {
 
 #[test]
 fn flags_take_the_place_of_settings() {
-    let flags =
-        "--kernels norm=fused --samples 8 --seed 7 --layouts pp2-dp2-mb2-z2/interleaved,pp4-mb1";
+    let flags = "--kernels norm=fused --global-batch-size 8 --seed 7 --layouts pp2-dp2-mb2-z2/interleaved,pp4-mb1";
     let case = of(PIPELINE, flags).unwrap();
     assert_eq!((case.recipe.train.seed, case.samples), (7, 8));
     assert_eq!(case.recipe.kernels.norm, KernelChoice::Fused);

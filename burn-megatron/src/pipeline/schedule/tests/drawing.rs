@@ -18,8 +18,8 @@ fn a_small_table() {
          r0 F0F1····B0  ··B1\n\
          r1 ··F0B0  F1B1  ····\n\
          F forward, B backward, · waiting\n\
-         1f1b: 2 ranks, 2 stages, 2 micro-batches; total 9, bubble 33.333 %, live \
-         stage-activations at most 2 1\n"
+         1f1b: 2 ranks, 2 stages, 2 micro-batches; total 9, bubble 33.3 %, live \
+         stage-activations per rank at most 2 1\n"
     );
     let simulation = simulated(&ScheduleConfig::new(ScheduleKind::ZbV, 2, 2), 1.0, 0.0);
     let table = simulation.table(80);
@@ -92,7 +92,7 @@ fn a_chart_has_a_box_for_each_computation_and_a_legend() {
         "activation in flight",
         "gradient in flight",
         "rank 3",
-        "time (in units of the given times)",
+        "time (a forward takes 1)",
     ];
     for name in names {
         assert!(svg.contains(name), "{name}");

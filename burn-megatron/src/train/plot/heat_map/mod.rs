@@ -84,12 +84,9 @@ impl ExpertHeatMap {
         terminal::draw(self, columns)
     }
 
-    /// The title. Steps are numbered from 1, as in the progress of a run.
+    /// The title.
     fn title(&self) -> String {
-        format!(
-            "load of the experts in step {}",
-            self.step.saturating_add(1)
-        )
+        format!("load of the experts in step {}", self.step)
     }
 
     /// At most `most` cells per row.

@@ -30,7 +30,7 @@ const EVEN: &str = "#BEBEBE";
 #[test]
 fn each_load_has_its_shade() {
     let map = ExpertHeatMap::new(&load(
-        799,
+        800,
         &[
             &[20, 20, 20, 20, 20],
             &[0, 0, 100, 0, 0],

@@ -1,0 +1,28 @@
+//! Numbers in text: separators of thousands, and nouns in the plural.
+
+use indicatif::HumanCount;
+
+/// `1,024`.
+pub fn grouped(number: usize) -> String {
+    HumanCount(number as u64).to_string()
+}
+
+/// `1 step`, `1,024 steps`.
+pub fn count(number: usize, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{} {noun}{plural}", grouped(number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nouns_are_in_the_plural_but_for_one() {
+        let of = |number| count(number, "step");
+        assert_eq!(
+            [0, 1, 2, 1024].map(of),
+            ["0 steps", "1 step", "2 steps", "1,024 steps"]
+        );
+    }
+}

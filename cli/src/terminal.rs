@@ -1,0 +1,168 @@
+//! The width of the terminal, and text that fits it.
+
+use std::env;
+use std::io;
+
+use terminal_size::{Width, terminal_size_of};
+use textwrap::{Options, WordSplitter};
+
+/// Wider lines are hard to read.
+pub const MAX_COLUMNS: usize = 200;
+
+/// The columns of charts where the width is not known.
+const DEFAULT_COLUMNS: usize = 120;
+
+/// The fewest columns that text is wrapped to.
+const MIN_COLUMNS: usize = 40;
+
+/// The width of lines that do not go to a terminal, as for the help. `launch` sets it for its ranks.
+pub const VARIABLE: &str = "COLUMNS";
+
+/// The longest label of a line.
+const MAX_LABEL: usize = 20;
+
+/// The columns before the text of a labelled line.
+pub const LABEL: usize = 9;
+
+/// The characters of a line of standard output: those of its terminal, or of [`VARIABLE`]. `None` without both, where
+/// lines may have any length.
+pub fn width() -> Option<usize> {
+    let terminal = terminal_size_of(io::stdout()).map(|(Width(columns), _)| columns.into());
+    let variable = || env::var(VARIABLE).ok()?.parse().ok();
+    let columns: usize = terminal.or_else(variable)?;
+    Some(columns.clamp(MIN_COLUMNS, MAX_COLUMNS))
+}
+
+/// The width of charts.
+pub fn columns() -> usize {
+    width().unwrap_or(DEFAULT_COLUMNS)
+}
+
+/// A line of the header of a run: `label    text`. Text that is too long goes on below its start.
+pub fn labelled(label: &str, text: &str) -> String {
+    wrap_after(&format!("{label:<0$}", LABEL), text, width())
+}
+
+/// Breaks the lines that are too long. They go on below their text, which may have a label and two spaces before it.
+pub fn wrapped(text: &str) -> String {
+    wrapped_to(text, width())
+}
+
+fn wrapped_to(text: &str, width: Option<usize>) -> String {
+    let lines = text.lines().map(|line| match width {
+        Some(width) if line.chars().count() > width => {
+            let indent = " ".repeat(text_column(line));
+            textwrap::fill(line, options(width).subsequent_indent(&indent))
+        }
+        _ => line.into(),
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Paths and names with dashes are not broken.
+fn options<'a>(width: usize) -> Options<'a> {
+    let options = Options::new(width).break_words(false);
+    options.word_splitter(WordSplitter::NoHyphenation)
+}
+
+/// Where the text of a line begins, after its label if it has one.
+fn text_column(line: &str) -> usize {
+    let start = line.len() - line.trim_start().len();
+    let rest = &line[start..];
+    let Some((label, text)) = rest.split_once("  ") else {
+        return start;
+    };
+    let column = line.len() - text.trim_start().len();
+    if label.len() <= MAX_LABEL {
+        column
+    } else {
+        start
+    }
+}
+
+/// The columns of a table whose rows are printed one by one.
+pub struct Columns<const N: usize> {
+    /// The width of each column, negative where it is left-aligned.
+    pub widths: [i32; N],
+    /// The columns that are left out where there is no room, the first one first.
+    pub optional: &'static [usize],
+}
+
+impl<const N: usize> Columns<N> {
+    /// A row, or the header.
+    pub fn line(&self, cells: [impl AsRef<str>; N]) -> String {
+        self.fit(cells, width())
+    }
+
+    fn fit(&self, cells: [impl AsRef<str>; N], most: Option<usize>) -> String {
+        let mut shown = [true; N];
+        for column in self.optional {
+            let widths = self.widths.iter().zip(shown).filter(|(_, shown)| *shown);
+            let total: usize = widths
+                .map(|(width, _)| width.unsigned_abs() as usize + 1)
+                .sum();
+            shown[*column] = most.is_none_or(|most| total <= most + 1);
+        }
+        let cells = cells.iter().map(AsRef::as_ref).zip(self.widths).zip(shown);
+        let cells = cells.filter(|(_, shown)| *shown).map(|((cell, width), _)| {
+            let size = width.unsigned_abs() as usize;
+            if width < 0 {
+                format!("{cell:<size$}")
+            } else {
+                format!("{cell:>size$}")
+            }
+        });
+        let cells: Vec<_> = cells.collect();
+        cells.join(" ").trim_end().to_string()
+    }
+}
+
+fn wrap_after(label: &str, text: &str, width: Option<usize>) -> String {
+    let Some(width) = width else {
+        return format!("{label}{text}");
+    };
+    let indent = " ".repeat(label.len());
+    let options = options(width).initial_indent(label);
+    textwrap::fill(text, options.subsequent_indent(&indent))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_for_which_there_is_no_room_are_left_out() {
+        let columns = Columns {
+            widths: [-4, 3, 5],
+            optional: &[1, 2],
+        };
+        let fit = |most| columns.fit(["a", "1", "23"], most);
+        assert_eq!(fit(None), "a      1    23");
+        assert_eq!(fit(Some(14)), "a      1    23");
+        assert_eq!(fit(Some(13)), "a       23");
+        assert_eq!(fit(Some(9)), "a");
+    }
+
+    #[test]
+    fn only_lines_that_are_too_long_are_broken() {
+        let text = "memory  parameters 12 MiB, gradients 6 MiB\nr0 F0 F1\n  1.0e-10 (sums in another order)";
+        assert_eq!(wrapped_to(text, None), text);
+        assert_eq!(
+            wrapped_to(text, Some(28)),
+            "memory  parameters 12 MiB,\n        gradients 6 MiB\nr0 F0 F1\n  1.0e-10 (sums in another\n  order)"
+        );
+    }
+
+    #[test]
+    fn a_long_line_goes_on_below_its_text() {
+        let text = "8 samples of 128 tokens: 4 per rank in micro-batches of 1";
+        assert_eq!(
+            wrap_after("batch    ", text, None),
+            format!("batch    {text}")
+        );
+        assert_eq!(
+            wrap_after("batch    ", text, Some(40)),
+            "batch    8 samples of 128 tokens: 4 per\n         rank in micro-batches of 1"
+        );
+    }
+}
