@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use burn_megatron::checkpoint::{CheckpointFolder, InactiveCheckpoint};
-use burn_megatron::comm::Rank;
 use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::layout::BufferLayout;
 use burn_megatron::data_parallel::{
@@ -20,18 +19,21 @@ use crate::parallel_plan::ParallelPlan;
 use crate::recipe::Recipe;
 use crate::start::ResumePoint;
 
-/// Prints the ranks and the data.
+/// Prints the ranks and the data; the engine has its compute threads per rank, if they are known.
 pub fn print_run(
     recipe: &Recipe,
     plan: &ParallelPlan,
     data: &dyn Dataset,
     device: DeviceKind,
-    rank: &Rank,
+    (engine, threads): (&str, Option<usize>),
 ) {
     println!("{}\n", plan.mesh);
-    let (engine, threads) = (rank.engine(), rank.compute_threads());
-    let plural = if threads == 1 { "" } else { "s" };
-    println!("engine   {engine}; {device}, {threads} compute thread{plural} per rank");
+    let threads = match threads {
+        None => String::new(),
+        Some(1) => ", 1 compute thread per rank".into(),
+        Some(threads) => format!(", {threads} compute threads per rank"),
+    };
+    println!("engine   {engine}; {device}{threads}");
     if let Some(schedule) = &plan.schedule {
         let stages = plan
             .stages

@@ -25,9 +25,11 @@ mod generate;
 mod header;
 mod interrupt;
 mod launch;
+mod layers;
 mod lora;
 mod memory;
 mod memory_limit;
+mod origins;
 mod parallel_plan;
 mod plan;
 mod preprocess;
@@ -44,7 +46,9 @@ mod retired;
 mod save_hf;
 mod saving;
 mod schedule;
+mod set;
 mod start;
+mod steps;
 mod trace;
 mod verify;
 mod verify_progress;
@@ -56,7 +60,7 @@ use error::Error;
 use family::Families;
 use recipe::Recipe;
 
-/// Checks a recipe of the `burn-megatron` command in TOML: that it can be read, and that its layout is valid.
+/// Checks a recipe of the `burn-megatron` command in TOML, on its own: that it can be read, and that its layout is valid.
 ///
 /// # Errors
 ///

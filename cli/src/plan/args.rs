@@ -10,6 +10,7 @@ use clap::Args;
 
 use crate::data_parallel::precision;
 use crate::error::Error;
+use crate::set::SetArgs;
 
 /// Flags of `plan`.
 #[derive(Args)]
@@ -20,6 +21,9 @@ pub struct PlanArgs {
     /// The model, the batch and the precision of a recipe; its layout is used with --own-layout only.
     #[arg(long, value_name = "RECIPE.toml", conflicts_with = "model")]
     pub config: Option<PathBuf>,
+    /// Keys of the recipe.
+    #[command(flatten)]
+    pub set: SetArgs,
     /// Plan the layout of the recipe instead of searching one; the exit code is 1 if it does not fit.
     #[arg(long, requires = "config", conflicts_with_all = ["fix", "top", "write_recipe"])]
     pub own_layout: bool,

@@ -135,12 +135,14 @@ const TOKENIZER: &str = concat!(
 );
 
 const RECIPE: &str = "\
+[parallel]
+data = 1
 [model]
+family = 'gpt2'
 context = 8
 hidden = 8
 layers = 1
 heads = 1
-vocabulary = 400
 [train]
 steps = 2
 global_batch_size = 2

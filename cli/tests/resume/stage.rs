@@ -10,7 +10,11 @@ use std::time::{Duration, Instant};
 use burn_megatron::train::metrics::{MetricsRecord, read_metrics};
 
 const RECIPE: &str = r#"
+[parallel]
+data = 1
+
 [model]
+family = "gpt2"
 layers = 2
 hidden = 16
 heads = 4
