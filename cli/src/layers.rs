@@ -193,6 +193,7 @@ impl Layers {
             self.table.insert("parallel".into(), Table::new().into());
         }
         self.drop_other_family(layer);
+        self.adapt_groups(layer);
         merge(&mut self.table, layer);
         self.origins.record("", layer, &origin);
         Ok(())
@@ -206,6 +207,24 @@ impl Layers {
         };
         if named.is_some() && !(self.resumed && model.get(FAMILY) == named) {
             model.retain(|key, _| self.origins.is_given(&format!("model.{key}")));
+        }
+    }
+
+    /// Where there is a group of keys and values for each head, other heads have as many.
+    fn adapt_groups(&mut self, layer: &Table) {
+        let given = layer.get("model").and_then(Value::as_table);
+        let heads = given.filter(|given| !given.contains_key("groups"));
+        let heads = heads.and_then(|given| given.get("heads"));
+        let Some(Value::Table(model)) = self.table.get_mut("model") else {
+            return;
+        };
+        let is_own = self.resumed || self.origins.is_given("model.groups");
+        let has_one_each =
+            model.contains_key("groups") && model.get("groups") == model.get("heads");
+        if let Some(heads) = heads.filter(|_| has_one_each && !is_own) {
+            model.insert("groups".into(), heads.clone());
+            self.origins
+                .derive("model.groups", Origin::Adapted("heads"));
         }
     }
 

@@ -63,8 +63,8 @@ fn a_recipe_is_the_default_one_with_its_own_values() {
     let sizes = of("[model]\nhidden = 64\nlayers = 2\nheads = 8");
     let model = sizes.model.as_transformer().unwrap();
     assert_eq!(
-        (sizes.model.family(), model.hidden, model.heads),
-        ("llama", 64, 8)
+        (sizes.model.family(), model.hidden, model.groups),
+        ("llama", 64, Some(8))
     );
     assert_eq!((model.tied, &sizes.parallel), (true, &default.parallel));
     // Warm-up in proportion; the rest is untouched.

@@ -139,7 +139,7 @@ fn a_model_that_does_not_fit_is_refused_before_anything_is_made() {
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.starts_with("error: a rank needs "), "{said}");
+    assert!(said.starts_with("error: the run needs at least "), "{said}");
     assert!(
         said.ends_with("; --ignore-memory skips this check\n"),
         "{said}"

@@ -97,7 +97,7 @@ fn a_folder_brings_its_settings() {
         VOCABULARY,
         "hidden = 16",
         "sequence_length = 32",
-        "learning_rate = 2e-5",
+        "learning_rate = 0.00002",
     ] {
         assert!(config.contains(says), "{says}: {config}");
     }

@@ -17,7 +17,7 @@ use crate::memory_limit::PlannedMemory;
 use crate::ranks::{RankSetup, seconds};
 use crate::recipe::Recipe;
 
-/// Checks that the run fits into memory.
+/// Plans the memory of the run, and checks that it fits. With `--dry-run` that it does not is returned beside the plan.
 ///
 /// # Errors
 /// What is needed, and which changes of the recipe would fit.
@@ -25,16 +25,25 @@ pub fn check_memory(
     args: &PretrainArgs,
     recipe: &Recipe,
     (mesh, ranks): (&Mesh, &RankSetup),
-    (estimates, planned): (&RankEstimates, &PlannedMemory),
-) -> Result<(), Error> {
-    if args.memory_limit.is_some() || !args.ignore_memory {
-        planned.check(recipe, args.memory_limit, ranks, args.device)?;
-    }
-    if !args.ignore_memory {
-        // Also where a model has an operation that cannot be planned.
-        estimates.check(mesh, ranks, args.device)?;
-    }
-    Ok(())
+    estimates: &RankEstimates,
+) -> Result<(PlannedMemory, Option<Error>), Error> {
+    let report = |checked: Result<(), Error>| match checked {
+        Err(error) if args.dry_run => Ok(Some(error)),
+        checked => checked.map(|()| None),
+    };
+    // The lower bound is checked before anything is planned, which takes longer.
+    let bound = if args.ignore_memory {
+        None
+    } else {
+        report(estimates.check(mesh, ranks, args.device))?
+    };
+    let planned = PlannedMemory::new(recipe);
+    let unfit = if args.memory_limit.is_some() || !args.ignore_memory {
+        report(planned.check(recipe, args.memory_limit, ranks, args.device))?
+    } else {
+        None
+    };
+    Ok((planned, unfit.or(bound)))
 }
 
 /// Checks that no fault keeps a thread from starting: only processes can be missing.

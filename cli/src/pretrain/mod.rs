@@ -109,17 +109,9 @@ fn run_until(
         .check_kernels(&recipe.kernels, &devices[0], computing)?;
     memory::check_model(&recipe, &devices[0])?;
     let estimates = RankEstimates::new(&recipe, &plan, &devices[0])?;
-    let planned_memory = PlannedMemory::new(&recipe);
+    let checked = check_memory(args, &recipe, (&plan.mesh, &ranks), &estimates);
+    let (planned_memory, unfit) = checked?;
     let memory = (&estimates, &planned_memory);
-    let fits = check_memory(args, &recipe, (&plan.mesh, &ranks), memory);
-    let unfit = match fits {
-        // Reported after the header.
-        Err(error) if args.dry_run => Some(error),
-        fits => {
-            fits?;
-            None
-        }
-    };
     let data = data::open(&recipe)?;
     let tokenizer = data::sample_tokenizer(&recipe)?;
     let sample = data::sample(&recipe, &*data, tokenizer.as_ref())?;

@@ -143,6 +143,7 @@ context = 8
 hidden = 8
 layers = 1
 heads = 1
+vocabulary = 400
 [train]
 steps = 2
 global_batch_size = 2

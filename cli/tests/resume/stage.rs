@@ -13,6 +13,9 @@ const RECIPE: &str = r#"
 [parallel]
 data = 1
 
+[data_parallel]
+zero_stage = 0
+
 [model]
 family = "gpt2"
 layers = 2
