@@ -41,7 +41,7 @@ const USAGE: u8 = 2;
 pub struct CommandLine {
     name: &'static str,
     families: Families,
-    /// The recipe that runs without flags, in TOML.
+    /// The recipe that runs without flags, and whose values others leave out, in TOML.
     recipe: String,
 }
 
@@ -67,8 +67,8 @@ impl CommandLine {
     }
 
     /// Registers a model family: `[model] family = "NAME"` in a recipe selects it, and the settings that a recipe
-    /// leaves out are those of `defaults`. The first family is that of a recipe that names none. A family of the
-    /// same name is replaced.
+    /// leaves out are those of `defaults`. A recipe that names none has the family of the [default
+    /// recipe](Self::with_recipe), or the first. A family of the same name is replaced.
     pub fn with_family<C: ModelConfig>(mut self, name: &'static str, defaults: C) -> Self {
         self.families.add(name, defaults);
         self
@@ -81,7 +81,8 @@ impl CommandLine {
         self
     }
 
-    /// Sets the recipe, in TOML, that `pretrain` runs without `--recipe`.
+    /// Sets the recipe, in TOML, that `pretrain` runs without `--recipe`, and whose values other recipes take where they
+    /// leave them out.
     pub fn with_recipe(mut self, recipe: impl Into<String>) -> Self {
         self.recipe = recipe.into();
         self
@@ -149,14 +150,14 @@ impl CommandLine {
             Command::LaunchSlot => launch::slot::run(),
             Command::Compare(args) => compare::run(args),
             Command::Convert(args) => convert::run(args, &self.families),
-            Command::Verify(args) => verify::run(args, &self.families),
-            Command::Plan(args) => plan::run(args, &self.families),
+            Command::Verify(args) => verify::run(args, &self.families, &self.recipe),
+            Command::Plan(args) => plan::run(args, &self.families, &self.recipe),
             Command::Schedule(args) => schedule::run(args),
             Command::Conformance(args) => conformance::run(args),
             Command::Env(args) => env::run(args),
             Command::Checkpoint(command) => checkpoint::run(command, &self.families),
             Command::Bench(BenchCommand::Kernels(args)) => bench::run(args),
-            Command::Bench(BenchCommand::Step(args)) => bench::step::run(args, &self.families),
+            Command::Bench(BenchCommand::Step(args)) => bench::step::run(args, &self.families, &self.recipe),
             Command::Bench(BenchCommand::Generate(args)) => bench::generate::run(args),
             Command::Bench(BenchCommand::Overlap(args)) => bench::overlap::run(args),
             Command::Bench(BenchCommand::Context(args)) => bench::context::run(args),

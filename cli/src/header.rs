@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use burn_megatron::checkpoint::{CheckpointFolder, InactiveCheckpoint};
-use burn_megatron::comm::Rank;
 use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::layout::BufferLayout;
 use burn_megatron::data_parallel::{
@@ -27,20 +26,19 @@ pub fn print(label: &str, text: impl AsRef<str>) {
     println!("{}", labelled(label, text.as_ref()));
 }
 
-/// Prints the ranks and the data.
+/// Prints the ranks and the data; the engine has its compute threads per rank, if they are known.
 pub fn print_run(
     recipe: &Recipe,
     plan: &ParallelPlan,
     data: &dyn Dataset,
     device: DeviceKind,
-    rank: &Rank,
+    (engine, threads): (&str, Option<usize>),
 ) {
     println!("{}\n", terminal::wrapped(&plan.mesh.to_string()));
-    let (engine, threads) = (
-        rank.engine(),
-        count(rank.compute_threads(), "compute thread"),
-    );
-    print("engine", format!("{engine}; {device}, {threads} per rank"));
+    let threads = threads.map_or(String::new(), |threads| {
+        format!(", {} per rank", count(threads, "compute thread"))
+    });
+    print("engine", format!("{engine}; {device}{threads}"));
     if let Some(schedule) = &plan.schedule {
         let stages = plan
             .stages

@@ -7,7 +7,7 @@ use toml::Value;
 use crate::recipe::Recipe;
 
 /// The flags that override a key of the recipe, and the key.
-const KEYS: [(&str, &str); 53] = [
+const KEYS: [(&str, &str); 54] = [
     ("data", "data.path"),
     ("tokenizer", "data.tokenizer"),
     ("split", "data.split"),
@@ -25,6 +25,7 @@ const KEYS: [(&str, &str); 53] = [
     ("defer_embedding_wgrad", "parallel.defer_embedding_wgrad"),
     ("micro_batch_size", "train.micro_batch_size"),
     ("global_batch_size", "train.global_batch_size"),
+    ("prompt", "sample.prompt"),
     ("steps", "train.steps"),
     ("lr", "train.learning_rate"),
     ("seed", "train.seed"),

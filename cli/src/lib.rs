@@ -27,10 +27,12 @@ mod header;
 mod help;
 mod interrupt;
 mod launch;
+mod layers;
 mod lora;
 mod memory;
 mod memory_limit;
 mod numbers;
+mod origins;
 mod parallel_plan;
 mod plan;
 mod preprocess;
@@ -47,7 +49,9 @@ mod retired;
 mod save_hf;
 mod saving;
 mod schedule;
+mod set;
 mod start;
+mod steps;
 mod terminal;
 mod trace;
 mod verify;
@@ -60,7 +64,7 @@ use error::Error;
 use family::Families;
 use recipe::Recipe;
 
-/// Checks a recipe of the `burn-megatron` command in TOML: that it can be read, and that its layout is valid.
+/// Checks a recipe of the `burn-megatron` command in TOML, on its own: that it can be read, and that its layout is valid.
 ///
 /// # Errors
 ///

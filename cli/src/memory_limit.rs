@@ -41,6 +41,9 @@ pub fn plan(recipe: &Recipe) -> Result<MemoryReport, Error> {
     })
 }
 
+/// The most pipeline ranks in a table.
+const MOST_COLUMNS: usize = 4;
+
 /// The planned memory of a run.
 pub struct PlannedMemory {
     /// By pipeline rank, or why it cannot be planned.
@@ -125,6 +128,33 @@ impl PlannedMemory {
                 .map_err(|error| format!("{error}{hint}"))?;
         }
         Ok(())
+    }
+
+    /// The peak of each pipeline rank by kind, if it is planned; of many ranks the fullest alone.
+    pub fn table(&self) -> String {
+        let Ok(report) = &self.report else {
+            return String::new();
+        };
+        let ranks = report.ranks.iter().map(|rank| rank.peak).enumerate();
+        let ranks: Vec<_> = if report.ranks.len() <= MOST_COLUMNS {
+            ranks.collect()
+        } else {
+            vec![(report.fullest().0, report.fullest().1.peak)]
+        };
+        let row = |name: &str, cells: Vec<String>| {
+            let cells = cells.into_iter().map(|cell| format!("{cell:>13}"));
+            format!("{name:<16}{}\n", cells.collect::<String>())
+        };
+        let titles = ranks.iter().map(|(rank, _)| format!("rank {rank}"));
+        let mut table = row("pipeline", titles.collect());
+        for (number, (kind, _)) in MemoryByKind::default().kinds().into_iter().enumerate() {
+            let bytes = ranks.iter().map(|(_, peak)| peak.kinds()[number].1);
+            if bytes.clone().any(|bytes| bytes > 0) {
+                table += &row(kind, bytes.map(format_bytes).collect());
+            }
+        }
+        let totals = ranks.iter().map(|(_, peak)| format_bytes(peak.total()));
+        table + &row("total", totals.collect())
     }
 
     /// Draws the memory over a step, if it is planned.

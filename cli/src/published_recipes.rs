@@ -8,9 +8,7 @@ use burn_megatron::plan::fit;
 use burn_megatron::plan::hardware::Hardware;
 
 use crate::estimate::RankEstimates;
-use crate::family::Families;
 use crate::memory_limit;
-use crate::recipe::Recipe;
 
 /// The parameters of the released weights.
 const RECIPES: [(&str, usize); 17] = [
@@ -74,7 +72,7 @@ fn the_published_recipes_are_what_they_say() {
     for (name, parameters) in RECIPES {
         let path = folder().join(format!("{name}.toml"));
         let header = Header::read(name, &fs::read_to_string(&path).unwrap());
-        let recipe = Recipe::read(&path, &Families::transformers()).unwrap();
+        let recipe = crate::recipe::read(&path);
         let plan = recipe
             .plan()
             .unwrap_or_else(|error| panic!("{name}: {error}"));

@@ -16,7 +16,7 @@ use burn_megatron::device::DeviceKind;
 use burn_megatron::pipeline::trace::TraceEvent;
 use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::run_folder::{CHECKPOINTS, RunFolder};
-use burn_megatron::train::{SaveConfig, Saver, TrainOutcome};
+use burn_megatron::train::{GenerateConfig, SaveConfig, Saver, TrainOutcome};
 
 use crate::error::Error;
 use crate::estimate::{self, RankEstimates};
@@ -52,6 +52,8 @@ pub struct RankRun<'a> {
     pub saving: &'a SavingArgs,
     /// The initial weights, if they are not random.
     pub weights: Option<&'a InitialWeights<'a>>,
+    /// The text at the end.
+    pub sample: &'a GenerateConfig,
     /// The tokenizer of the sample at the end, if one is generated.
     pub tokenizer: Option<&'a Tokenizer>,
     /// The injected faults of all ranks.
@@ -106,8 +108,10 @@ impl RankRun<'_> {
         consistency::check(&*world, recipe, self.data)?;
         let groups = ParallelContext::from_world(&self.plan.layout, world)?;
         if let Some(start) = start {
-            print_run(recipe, self.plan, self.data, self.device, rank);
-            self.print_training(&start.folder, device);
+            let engine = (rank.engine(), Some(rank.compute_threads()));
+            print_run(recipe, self.plan, self.data, self.device, engine);
+            let memory = (self.estimates, self.planned_memory);
+            print_training(recipe, memory, Some(&start.folder), device);
         }
         let builder = estimate::builder(recipe, &groups, device)?;
         let builder = builder.with_recompute(&recipe.memory.recompute())?;
@@ -150,9 +154,9 @@ impl RankRun<'_> {
         let sample = self
             .tokenizer
             .filter(|_| writes)
-            .map(|tokenizer| trainer.generate(&recipe.sample, tokenizer))
+            .map(|tokenizer| trainer.generate(self.sample, tokenizer))
             .transpose()?;
-        let sample = sample.map(|sample| format!("{}{}", recipe.sample.prompt, sample.text));
+        let sample = sample.map(|sample| format!("{}{}", self.sample.prompt, sample.text));
         let events = (rank.size() > 1).then(|| trace::gather(rank, trainer.events()));
         let result = RankResult {
             outcome,
@@ -254,48 +258,54 @@ impl RankRun<'_> {
         }
         Ok(saver)
     }
+}
 
-    fn print_training(&self, folder: &RunFolder, device: &Device) {
-        let (recipe, estimates) = (self.recipe, self.estimates);
-        let own = estimates.first();
-        print_model(
-            recipe,
-            estimates.parameters,
-            own.parameters,
-            own.flops_per_token,
-        );
-        print_lora(recipe, estimates.trained, estimates.parameters);
-        let (config, data) = (&recipe.data_parallel, recipe.parallel.data_parallel_size());
-        print_sharing(config, data, &own.sharing.layout);
-        print_offload(&own.sharing.offload, &own.sharing.layout);
-        print("kernels", own.kernels.to_string());
-        if fp8::is_on(&recipe.fp8) {
-            let engine = burn_megatron::kernels::fp8::engine_of_fp8(device);
-            let fp8 = fp8::describe(&recipe.fp8, recipe.model.layers(), &engine);
-            print("fp8", fp8);
-        }
-        print("folder", folder.path().display().to_string());
-        let recompute = recipe.memory.recompute();
-        let recomputed = if recompute.is_on() {
-            format!("; the backward recomputes {}", recompute.describe())
-        } else {
-            String::new()
-        };
-        let offload = recompute.offload;
-        if offload.bytes > 0 {
-            let text = format!(
-                "inputs of recomputed blocks on the host, at most {} per rank; fetched {} ahead",
-                format_bytes(offload.bytes),
-                offload.prefetch,
-            );
-            print("offload", text);
-        }
-        let memory = format!("of rank 0, without activations{recomputed}");
-        print("memory", memory);
-        println!("\n{}\n", own.sharing.memory);
-        print("planned", self.planned_memory.to_string());
-        println!();
+/// Prints the model and its memory, and the folder of the run, if it has one.
+pub fn print_training(
+    recipe: &Recipe,
+    (estimates, planned_memory): (&RankEstimates, &PlannedMemory),
+    folder: Option<&RunFolder>,
+    device: &Device,
+) {
+    let own = estimates.first();
+    print_model(
+        recipe,
+        estimates.parameters,
+        own.parameters,
+        own.flops_per_token,
+    );
+    print_lora(recipe, estimates.trained, estimates.parameters);
+    let (config, data) = (&recipe.data_parallel, recipe.parallel.data_parallel_size());
+    print_sharing(config, data, &own.sharing.layout);
+    print_offload(&own.sharing.offload, &own.sharing.layout);
+    print("kernels", own.kernels.to_string());
+    if fp8::is_on(&recipe.fp8) {
+        let engine = burn_megatron::kernels::fp8::engine_of_fp8(device);
+        let fp8 = fp8::describe(&recipe.fp8, recipe.model.layers(), &engine);
+        print("fp8", fp8);
     }
+    if let Some(folder) = folder {
+        print("folder", folder.path().display().to_string());
+    }
+    let recompute = recipe.memory.recompute();
+    let recomputed = if recompute.is_on() {
+        format!("; the backward recomputes {}", recompute.describe())
+    } else {
+        String::new()
+    };
+    let offload = recompute.offload;
+    if offload.bytes > 0 {
+        let text = format!(
+            "inputs of recomputed blocks on the host, at most {} per rank; fetched {} ahead",
+            format_bytes(offload.bytes),
+            offload.prefetch,
+        );
+        print("offload", text);
+    }
+    print("memory", format!("of rank 0, without activations{recomputed}"));
+    println!("\n{}\n", own.sharing.memory);
+    print("planned", planned_memory.to_string());
+    println!();
 }
 
 /// Broadcasts the checkpoint to resume from.

@@ -19,8 +19,19 @@ use crate::memory::MemoryConfig;
 use crate::retired;
 use crate::saving::CheckpointConfig;
 
-/// The recipe that runs without flags.
+/// The recipe that runs without flags, and whose values other recipes leave out.
 pub const DEFAULT_RECIPE: &str = include_str!("../../examples/recipes/tiny.toml");
+
+/// Where the keys that a recipe leaves out are taken from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BaseRecipe {
+    /// The default recipe of the command, or that of the run that is resumed.
+    #[default]
+    Default,
+    /// Nowhere: the recipe is complete.
+    None,
+}
 
 /// A recipe.
 pub type Recipe = RecipeOf<Model>;
@@ -30,6 +41,9 @@ pub type Recipe = RecipeOf<Model>;
 #[serde(deny_unknown_fields, default)]
 #[serde(bound(deserialize = "M: Default + Deserialize<'de>"))]
 pub struct RecipeOf<M> {
+    /// Where the keys that it leaves out are taken from; heeded by [`RecipeLayers`](crate::layers::RecipeLayers).
+    #[serde(skip_serializing)]
+    pub base: BaseRecipe,
     /// The model: its `family`, and the settings of that family.
     pub model: M,
     /// The parallel layout, without its sharding of the data axis: see [`Recipe::layout`].
@@ -59,6 +73,7 @@ pub struct RecipeOf<M> {
 impl<M: Default> Default for RecipeOf<M> {
     fn default() -> Self {
         Self {
+            base: Default::default(),
             model: Default::default(),
             parallel: ParallelConfig::new().with_data(1),
             data_parallel: Default::default(),
@@ -86,23 +101,52 @@ fn layout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ParallelConfig, 
 /// The largest recipe that is read, in bytes.
 const MAX_RECIPE_BYTES: u64 = 1 << 20;
 
-fn read_text(path: &Path) -> Result<String, Error> {
+/// Reads the text of a recipe.
+///
+/// # Errors
+/// A file that cannot be read or is no text.
+pub fn read_text(path: &Path) -> Result<String, Error> {
     bounded::read_text(path, MAX_RECIPE_BYTES)
         .map_err(|error| format!("cannot read the recipe {}: {error}", path.display()).into())
 }
 
-fn invalid(path: &Path, error: &dyn std::fmt::Display) -> Error {
+/// The error for a recipe in a file.
+pub fn invalid(path: &Path, error: &dyn std::fmt::Display) -> Error {
     format!("invalid recipe {}: {error}", path.display()).into()
 }
 
+/// A recipe as the file that it is read from again, on its own.
+#[derive(Serialize)]
+pub struct CompleteRecipe<'a> {
+    base: BaseRecipe,
+    #[serde(flatten)]
+    recipe: &'a Recipe,
+}
+
 impl RecipeOf<Table> {
-    /// The recipe with its model in one of these families: that of the weights it loads, or else the family's own.
-    fn in_family(self, families: &Families, complete: bool) -> Result<Recipe, Error> {
-        let model = match self.checkpoint.load.as_deref().filter(|_| !complete) {
+    /// Parses the tables of a recipe, before the family of its model is looked up.
+    ///
+    /// # Errors
+    /// Unknown keys, retired keys with their successors, and values of the wrong type.
+    pub fn tables(text: &str) -> Result<Self, Error> {
+        if let Ok(table) = text.parse::<Table>() {
+            retired::check_recipe(&table)?;
+        }
+        Ok(toml::from_str(text)?)
+    }
+
+    /// The recipe with its model in one of these families. What `[model]` leaves out is that of the weights at `load`, or
+    /// else the family's own.
+    ///
+    /// # Errors
+    /// An unknown family or setting, and weights that cannot be read.
+    pub fn in_family(self, families: &Families, load: Option<&Path>) -> Result<Recipe, Error> {
+        let model = match load {
             Some(path) => families.model_with_weights(path, self.model),
             None => families.model(self.model),
         };
         Ok(Recipe {
+            base: BaseRecipe::default(),
             model: model.map_err(|error| format!("[model] {error}"))?,
             parallel: self.parallel,
             data_parallel: self.data_parallel,
@@ -119,20 +163,6 @@ impl RecipeOf<Table> {
 }
 
 impl Recipe {
-    /// Reads a recipe; unknown and retired keys are errors.
-    pub fn read(path: &Path, families: &Families) -> Result<Self, Error> {
-        Self::read_with(path, families, None)
-    }
-
-    /// As [`read`](Self::read) for a run that loads the weights `load`, if given, in the place of the recipe's.
-    pub fn read_with(path: &Path, families: &Families, load: Option<&Path>) -> Result<Self, Error> {
-        let recipe = Self::tables(&read_text(path)?).and_then(|mut recipe| {
-            recipe.checkpoint.load = load.map(Path::to_path_buf).or(recipe.checkpoint.load);
-            recipe.in_family(families, false)
-        });
-        recipe.map_err(|error| invalid(path, &*error))
-    }
-
     /// Reads the recipe of a run folder, which an earlier version may have written: retired keys are translated.
     pub fn read_of_run(path: &Path, families: &Families) -> Result<Self, Error> {
         let text = read_text(path)?;
@@ -141,34 +171,36 @@ impl Recipe {
         {
             table.try_into().map_err(Error::from)
         } else {
-            Self::tables(&text)
+            RecipeOf::tables(&text)
         };
         // It has all settings of the model, whose initial weights need not be there any more.
-        let recipe = tables.and_then(|recipe| recipe.in_family(families, true));
+        let recipe = tables.and_then(|recipe| recipe.in_family(families, None));
         recipe.map_err(|error| invalid(path, &*error))
     }
 
-    /// Parses a recipe in TOML.
+    /// Parses a recipe in TOML on its own: what it leaves out has the defaults of the library.
     ///
     /// # Errors
     /// Unknown keys, retired keys with their successors, and values of the wrong type.
     pub fn parse(text: &str, families: &Families) -> Result<Self, Error> {
-        Self::tables(text)?.in_family(families, false)
+        let recipe = RecipeOf::tables(text)?;
+        let load = recipe.checkpoint.load.clone();
+        recipe.in_family(families, load.as_deref())
     }
 
-    /// The tables of a recipe, before the family of its model is looked up.
-    fn tables(text: &str) -> Result<RecipeOf<Table>, Error> {
-        if let Ok(table) = text.parse::<Table>() {
-            retired::check_recipe(&table)?;
+    /// The recipe as a file that can be read again on its own.
+    pub fn complete(&self) -> CompleteRecipe<'_> {
+        CompleteRecipe {
+            base: BaseRecipe::None,
+            recipe: self,
         }
-        Ok(toml::from_str(text)?)
     }
 
     /// The recipe of a table; its errors have no line numbers.
     #[cfg(test)]
     pub fn from_table(table: Table, families: &Families) -> Result<Self, Error> {
         let recipe: RecipeOf<Table> = table.try_into()?;
-        recipe.in_family(families, false)
+        recipe.in_family(families, None)
     }
 
     /// The parallel layout with its sharding of the data axis.
@@ -197,6 +229,15 @@ impl Recipe {
     }
 }
 
+/// A recipe in a file, over the default one.
+#[cfg(test)]
+pub fn read(path: &Path) -> Recipe {
+    let families = Families::transformers();
+    let set = Default::default();
+    let layers = crate::layers::RecipeLayers::new(&families, DEFAULT_RECIPE, &set);
+    layers.with_file(Some(path)).read().unwrap().recipe
+}
+
 /// A recipe of the families of burn-megatron-models.
 #[cfg(test)]
 pub fn parsed(text: &str) -> Result<Recipe, Error> {
@@ -215,9 +256,11 @@ mod tests {
         let mut recipes = 0;
         for file in fs::read_dir(folder).unwrap() {
             let path = file.unwrap().path();
-            let recipe = Recipe::read(&path, &Families::transformers()).unwrap();
+            let recipe = read(&path);
             recipe.plan().unwrap();
-            assert_eq!(parsed(&toml::to_string(&recipe).unwrap()).unwrap(), recipe);
+            let complete = toml::to_string(&recipe.complete()).unwrap();
+            assert!(complete.starts_with("base = \"none\"\n"), "{complete}");
+            assert_eq!(parsed(&complete).unwrap(), recipe);
             recipes += 1;
         }
         assert!(recipes >= 2);

@@ -161,7 +161,7 @@ impl Observer for Recorder {
     fn saved(&mut self, saved: &SavedCheckpoint) -> Result<(), ObserverError> {
         self.progress.note(&saved.to_string());
         if let Some((folder, recipe)) = self.config.take() {
-            folder.replace_config(&recipe)?;
+            folder.replace_config(&recipe.complete())?;
         }
         if let Some(hf) = &mut self.hf {
             hf.save(&saved.path)?;

@@ -1,11 +1,14 @@
 //! Checks that a resumed run has the settings of the run that was saved, but for those that may differ.
 
+use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::data::Dataset;
 use serde_json::{Map, Value};
+use toml::Table;
 
 use crate::data;
 use crate::error::Error;
-use crate::recipe::Recipe;
+use crate::family::Families;
+use crate::recipe::{Recipe, RecipeOf};
 use crate::retired;
 
 /// Keys and tables that may always differ: layout, paths, output.
@@ -59,6 +62,46 @@ pub fn config(recipe: &Recipe, data: &dyn Dataset) -> Result<Value, Error> {
     Ok(config)
 }
 
+/// The recipe that a checkpoint records, if it is one of a run.
+///
+/// # Errors
+/// Settings that are invalid.
+pub fn recipe_of(checkpoint: &Checkpoint, families: &Families) -> Result<Option<Recipe>, Error> {
+    let mut config = checkpoint.metadata().config.clone();
+    if config.get("train").is_none() {
+        return Ok(None);
+    }
+    retired::translate_config(&mut config);
+    if let Some(config) = config.as_object_mut() {
+        config.remove(FINGERPRINT);
+    }
+    let read = || -> Result<Recipe, Error> {
+        let tables: RecipeOf<Table> = Table::try_from(without_nulls(config))?.try_into()?;
+        tables.in_family(families, None)
+    };
+    let recipe = read().map_err(|error| {
+        let path = checkpoint.path().display();
+        format!("{path}: invalid recipe: {error}")
+    });
+    Ok(Some(recipe?))
+}
+
+/// TOML has no null: a setting that is not set is left out.
+fn without_nulls(value: Value) -> Value {
+    match value {
+        Value::Object(table) => {
+            let table = table.into_iter().filter(|(_, value)| !value.is_null());
+            Value::Object(
+                table
+                    .map(|(key, value)| (key, without_nulls(value)))
+                    .collect(),
+            )
+        }
+        Value::Array(list) => Value::Array(list.into_iter().map(without_nulls).collect()),
+        value => value,
+    }
+}
+
 /// Checks that the settings `now` are those that were `saved` in the checkpoint `name`, but for those that do not change
 /// what is computed, and `allowed` ones.
 pub fn check(saved: &Value, now: &Value, allowed: &[String], name: &str) -> Result<(), Error> {
@@ -75,8 +118,7 @@ pub fn check(saved: &Value, now: &Value, allowed: &[String], name: &str) -> Resu
             .into());
         }
     }
-    let mut different = vec![];
-    compare("", saved, now, &mut different);
+    let different = differing(saved, now);
     let is_of = |key: &str, table: &str| {
         let rest = key.strip_prefix(table);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
@@ -94,6 +136,7 @@ pub fn check(saved: &Value, now: &Value, allowed: &[String], name: &str) -> Resu
     };
     match &refused[..] {
         [] => Ok(()),
+        [key] if key == FINGERPRINT => Err(other_data(saved, now, name)),
         [first, ..] => Err(format!(
             "{name} was saved by a run with {first} = {}, and this run has {}: use the same, or allow the change \
              with --resume-allow-change {}",
@@ -102,6 +145,29 @@ pub fn check(saved: &Value, now: &Value, allowed: &[String], name: &str) -> Resu
             refused.join(","),
         )
         .into()),
+    }
+}
+
+/// The error for data that is not that of the run that was saved.
+fn other_data(saved: &Value, now: &Value, name: &str) -> Error {
+    let of = |config: &Value| {
+        let data = &config["data"];
+        let chat = &data["chat"]["files"];
+        let mut given = [&data["path"], &data["files"], chat].into_iter();
+        let given = given.find(|paths| !paths.is_null() && **paths != Value::Array(vec![]));
+        given.map_or("the text of this repository".into(), Value::to_string)
+    };
+    let (saved, now) = (of(saved), of(now));
+    let allow = format!("allow the change with --resume-allow-change {FINGERPRINT}");
+    if saved == now {
+        format!("the data has changed since {name} was saved ({now}): restore it, or {allow}")
+            .into()
+    } else {
+        format!(
+            "the data differs: {name} was saved by a run with {saved}, and this run has {now}; give the same with \
+             --data, or {allow}"
+        )
+        .into()
     }
 }
 
@@ -124,6 +190,13 @@ fn add_missing(saved: &mut Value, now: &Value, defaults: &Value) {
 /// The value of a dotted key.
 fn at<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
     key.split('.').try_fold(value, |value, key| value.get(key))
+}
+
+/// The dotted keys of values that differ.
+pub fn differing(a: &Value, b: &Value) -> Vec<String> {
+    let mut different = vec![];
+    compare("", a, b, &mut different);
+    different
 }
 
 /// Collects the dotted keys of values that differ. A missing value equals null.

@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf, absolute};
 
+use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::train::run_folder::CHECKPOINTS;
 
 use crate::error::Error;
 use crate::family::Families;
 use crate::pretrain::args::PretrainArgs;
 use crate::recipe::Recipe;
+use crate::resume_check;
 
 /// The value of `--resume` for the newest checkpoint of the run's own folder.
 const AUTO: &str = "auto";
@@ -75,17 +77,32 @@ impl<'a> ResumeMode<'a> {
         }
     }
 
-    /// The recipe of the run that is resumed, if its folder has one.
+    /// What is resumed.
+    pub fn path(self) -> Option<&'a Path> {
+        match self {
+            Self::Fresh => None,
+            Self::InPlace(path) | Self::NewFolder(path) => Some(path),
+        }
+    }
+
+    /// The recipe of the run that is resumed: that of its folder, or else of the checkpoint.
     pub fn recipe(self, families: &Families) -> Result<Option<Recipe>, Error> {
         let run = match self {
             Self::Fresh => None,
             Self::InPlace(folder) => Some(folder.to_path_buf()),
             Self::NewFolder(path) => run_of(path),
         };
-        let config = run.and_then(|run| config_of(&run));
-        config
-            .map(|config| Recipe::read_of_run(&config, families))
-            .transpose()
+        if let Some(config) = run.and_then(|run| config_of(&run)) {
+            return Ok(Some(Recipe::read_of_run(&config, families)?));
+        }
+        // A checkpoint that cannot be opened is an error later, with the reason.
+        match self {
+            Self::NewFolder(path) => match Checkpoint::open(path) {
+                Ok(checkpoint) => resume_check::recipe_of(&checkpoint, families),
+                Err(_) => Ok(None),
+            },
+            Self::Fresh | Self::InPlace(_) => Ok(None),
+        }
     }
 
     /// Whether the run is resumed in its own folder.

@@ -164,8 +164,8 @@ pub struct SavingArgs {
         help_heading = "Checkpoints"
     )]
     pub resume_allow_change: Vec<String>,
-    /// Load only the weights of a checkpoint, or of a Hugging Face folder. What the recipe's [model] leaves out is that
-    /// of these weights; what it sets must be the same.
+    /// Load only the weights of a checkpoint, or of a Hugging Face folder, with their model and tokenizer. What the
+    /// recipe's [model] sets must be the same.
     #[arg(
         long,
         value_name = "PATH",

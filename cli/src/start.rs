@@ -154,7 +154,7 @@ impl<'a> StartResolver<'a> {
         };
         let is_new = !folder.config().exists();
         if is_new {
-            folder.write_config(self.recipe)?;
+            folder.write_config(&self.recipe.complete())?;
         }
         Ok(StartDecision::Train(Box::new(TrainStart {
             folder,

@@ -13,6 +13,7 @@ prompt = "fn"
 tokens = 4
 
 [model]
+family = "gpt2"
 context = 16
 hidden = 16
 layers = 1

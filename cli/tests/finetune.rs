@@ -12,6 +12,9 @@ const RECIPE: &str = "examples/recipes/finetune.toml";
 
 /// A small random model of bytes.
 const BASE: &str = r#"
+[parallel]
+data = 1
+
 [model]
 family = "llama"
 vocabulary = 256

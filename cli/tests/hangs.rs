@@ -126,7 +126,7 @@ fn a_model_that_does_not_fit_is_refused_before_anything_is_made() {
     let runs = folder.path().join("runs");
     std::fs::write(
         &recipe,
-        "[model]\nhidden = 1048576\nheads = 1024\nlayers = 40\n",
+        "[parallel]\ndata = 1\n[model]\nhidden = 1048576\nheads = 1024\nlayers = 40\n",
     )
     .unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_burn-megatron"))
@@ -162,7 +162,7 @@ fn the_header_comes_before_the_model() {
     .unwrap();
     std::fs::write(
         &recipe,
-        "[model]\nhidden = 1048576\nheads = 1024\nlayers = 40\n",
+        "[parallel]\ndata = 1\n[model]\nhidden = 1048576\nheads = 1024\nlayers = 40\n",
     )
     .unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));

@@ -49,6 +49,9 @@ impl Stage {
         let model = toml::to_string(&table);
         let rest = format!(
             "
+[parallel]
+data = 1
+
 [train]
 micro_batch_size = 2
 global_batch_size = 4

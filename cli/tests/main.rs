@@ -8,6 +8,7 @@ mod finetune;
 mod hangs;
 mod hugging_face;
 mod launch;
+mod no_recipe;
 mod outputs;
 mod preprocess;
 mod resume;

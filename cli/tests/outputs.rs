@@ -8,7 +8,11 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
 const RECIPE: &str = r#"
+[parallel]
+data = 1
+
 [model]
+family = "gpt2"
 layers = 2
 hidden = 16
 heads = 4

@@ -8,6 +8,7 @@ use burn_megatron::mesh::ContextExchange;
 use clap::{Args, ValueEnum};
 
 use super::case::Shape;
+use crate::set::SetArgs;
 
 /// Flags of `bench kernels`.
 #[derive(Args)]
@@ -148,6 +149,9 @@ pub struct PlanBenchArgs {
     /// The recipe whose model and batch are used; that of `pretrain` without flags by default. Its layout is not used.
     #[arg(long, visible_alias = "config", value_name = "FILE.toml")]
     pub recipe: Option<PathBuf>,
+    /// Keys of the recipe.
+    #[command(flatten)]
+    pub set: SetArgs,
     /// Thread-ranks, each with one compute thread.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
     pub ranks: usize,

@@ -15,6 +15,7 @@ use super::step::case;
 use super::timing::median;
 use crate::error::Error;
 use crate::family::Families;
+use crate::layers::RecipeLayers;
 use crate::plan::source::RecipeModel;
 use crate::recipe::Recipe;
 
@@ -27,10 +28,8 @@ pub fn run(
     families: &Families,
     default_recipe: &str,
 ) -> Result<ExitCode, Error> {
-    let recipe = match &args.recipe {
-        Some(path) => Recipe::read(path, families)?,
-        None => Recipe::parse(default_recipe, families)?,
-    };
+    let layers = RecipeLayers::new(families, default_recipe, &args.set);
+    let recipe = layers.with_file(args.recipe.as_deref()).read()?.recipe;
     let model = RecipeModel::new(recipe)?;
     let hardware = measure(args.ranks)?;
     let report = search(&model, &model.search_config(args.ranks, &hardware))?;

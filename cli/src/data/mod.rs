@@ -13,9 +13,14 @@ use burn_megatron::data::{
     Dataset, Sampling, TextData, TokenFile, TokenFilesConfig, TokenizedText,
 };
 use burn_megatron::tokenizer::{TokenFileInfo, Tokenizer};
+use burn_megatron::train::GenerateConfig;
 
 use crate::error::Error;
 use crate::recipe::Recipe;
+
+/// How much of the held-out data a prompt has.
+const PROMPT_BYTES: usize = 24;
+const PROMPT_TOKENS: usize = 8;
 
 /// Opens the data of the recipe, and checks that it fits the run.
 pub fn open(recipe: &Recipe) -> Result<Arc<dyn Dataset>, Error> {
@@ -88,6 +93,52 @@ pub fn tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
         }
         (None, None) => Ok(None),
     }
+}
+
+/// The number of different tokens of the data, if it is known before the data is read: that of the tokenizer, or of what
+/// stands beside token files.
+pub fn known_vocabulary(recipe: &Recipe) -> Result<Option<usize>, Error> {
+    let data = &recipe.data;
+    let mut known = None;
+    for files in &data.files {
+        let info = TokenFileInfo::read(files.prefix())?;
+        known = known.max(info.and_then(|info| info.vocabulary));
+    }
+    if known.is_none() && data.tokenizer.is_some() {
+        known = tokenizer(recipe)?.map(|tokenizer| tokenizer.vocabulary());
+    }
+    Ok(known)
+}
+
+/// The settings of the text that is generated at the end. An empty prompt becomes the beginning of the held-out data.
+pub fn sample(
+    recipe: &Recipe,
+    data: &dyn Dataset,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<GenerateConfig, Error> {
+    let mut sample = recipe.sample.clone();
+    if let Some(tokenizer) = tokenizer.filter(|_| sample.prompt.is_empty()) {
+        let seq = recipe
+            .train
+            .sequence_length
+            .unwrap_or(recipe.model.context());
+        let held_out = data.held_out(seq, 1)?;
+        let tokens = held_out.first().map(|sample| &sample.tokens[..]);
+        let most = if tokenizer.is_bytes() {
+            PROMPT_BYTES
+        } else {
+            PROMPT_TOKENS
+        };
+        let tokens = tokens.unwrap_or_default().iter().take(most);
+        let tokens: Vec<_> = tokens
+            .filter_map(|token| u32::try_from(*token).ok())
+            .collect();
+        let text = tokenizer.decode(&tokens)?;
+        // Bytes may begin and end within a character, and a document may end.
+        let text = text.trim_matches(['\u{fffd}', '\0']);
+        sample.prompt = text.split('\0').next().unwrap_or_default().into();
+    }
+    Ok(sample)
 }
 
 /// The conversations of the recipe in rows of `seq` tokens.

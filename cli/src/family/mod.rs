@@ -29,7 +29,7 @@ pub use run::{AnyTrainer, RankMemory};
 pub use saved::open_checkpoint;
 
 /// The key of a model's family among its settings.
-const FAMILY: &str = "family";
+pub const FAMILY: &str = "family";
 
 /// The registered model families, each as a model with its default settings. The first is that of a recipe that
 /// names none.

@@ -10,7 +10,7 @@ use crate::recipe::DEFAULT_RECIPE;
 /// The recipe of `pretrain` with these flags.
 fn resolve(flags: &str) -> Result<Recipe, Error> {
     let families = Families::transformers();
-    Recipe::resolve(&parse_text(flags)?, &families, DEFAULT_RECIPE)
+    Ok(Recipe::resolve(&parse_text(flags)?, &families, DEFAULT_RECIPE)?.recipe)
 }
 
 /// What is said of these flags before anything starts.

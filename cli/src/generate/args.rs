@@ -111,7 +111,7 @@ pub struct GenerateArgs {
     pub no_cache: bool,
     /// Draft the token after the next one with the model's module for multi-token prediction, and read both at once. It
     /// changes no text on the CPU.
-    #[arg(long, conflicts_with = "no_cache")]
+    #[arg(long, conflicts_with = "no_cache", help_heading = "Device and kernels")]
     pub speculative: bool,
     /// Device: cpu, wgpu or cuda. The last two must be compiled in.
     #[arg(long, default_value_t = DeviceKind::Cpu, help_heading = "Device and kernels")]

@@ -12,6 +12,7 @@ use clap::Args;
 use crate::byte_size::ByteSize;
 use crate::data_parallel::precision;
 use crate::error::Error;
+use crate::set::SetArgs;
 
 /// Flags of `plan`.
 #[derive(Args)]
@@ -27,6 +28,9 @@ pub struct PlanArgs {
         conflicts_with = "model"
     )]
     pub recipe: Option<PathBuf>,
+    /// Keys of the recipe.
+    #[command(flatten)]
+    pub set: SetArgs,
     /// Plan the layout of the recipe instead of searching one; the exit code is 1 if it does not fit.
     #[arg(long, requires = "recipe", conflicts_with_all = ["fix", "top", "write_recipe"])]
     pub own_layout: bool,

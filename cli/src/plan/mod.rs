@@ -14,6 +14,7 @@ use indicatif::HumanBytes;
 
 use crate::error::Error;
 use crate::family::{Families, Model};
+use crate::layers::RecipeLayers;
 use crate::memory_limit;
 use crate::numbers::count;
 use crate::recipe::Recipe;
@@ -36,11 +37,11 @@ const SPARE: usize = 20;
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Searches and prints the layouts; the exit code is 1 if none fits.
-pub fn run(args: &PlanArgs, families: &Families) -> Result<ExitCode, Error> {
+pub fn run(args: &PlanArgs, families: &Families, default_recipe: &str) -> Result<ExitCode, Error> {
     if let Some(path) = &args.measure {
         return write_measured(path, args.ranks);
     }
-    let model = RecipeModel::new(recipe(args, families)?)?;
+    let model = RecipeModel::new(recipe(args, families, default_recipe)?)?;
     let (devices, hardware) = hardware(args)?;
     if args.own_layout {
         return run_own(args, &model, devices, &hardware);
@@ -69,7 +70,7 @@ pub fn run(args: &PlanArgs, families: &Families) -> Result<ExitCode, Error> {
         eprintln!("memory drawn to {}", path.display());
     }
     if let Some(path) = &args.write_recipe {
-        let text = toml::to_string(&recipe)?;
+        let text = toml::to_string(&recipe.complete())?;
         replace_file(path, text.as_bytes())
             .map_err(|error| format!("{} cannot be written: {error}", path.display()))?;
         eprintln!("recipe written to {}", path.display());
@@ -151,13 +152,20 @@ fn print_title(args: &PlanArgs, model: &RecipeModel, (devices, hardware): (usize
 }
 
 /// The recipe whose layout is searched, checked on its own.
-fn recipe(args: &PlanArgs, families: &Families) -> Result<Recipe, Error> {
+fn recipe(args: &PlanArgs, families: &Families, default_recipe: &str) -> Result<Recipe, Error> {
     let mut recipe = match (&args.recipe, &args.model) {
-        (Some(path), _) => Recipe::read(path, families)?,
-        (None, Some(path)) => Recipe {
-            model: model(path, families)?,
-            ..default_recipe(families)?
-        },
+        (Some(path), _) => {
+            let layers = RecipeLayers::new(families, default_recipe, &args.set);
+            layers.with_file(Some(path)).read()?.recipe
+        }
+        (None, Some(path)) => {
+            args.set.need("--recipe")?;
+            Recipe {
+                model: model(path, families)?,
+                // With the defaults of every table.
+                ..Recipe::parse("", families)?
+            }
+        }
         (None, None) => return Err("expected --model or --recipe".into()),
     };
     if args.recipe.is_none() {
@@ -181,11 +189,6 @@ fn recipe(args: &PlanArgs, families: &Families) -> Result<Recipe, Error> {
         return Err("invalid --global-batch-size 0: expected at least 1".into());
     }
     Ok(recipe)
-}
-
-/// An empty recipe, with the defaults of every table.
-fn default_recipe(families: &Families) -> Result<Recipe, Error> {
-    Recipe::parse("", families)
 }
 
 /// The model of a Hugging Face folder, or of its config.json.

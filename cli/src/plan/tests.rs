@@ -14,7 +14,7 @@ fn args(flags: &str) -> PlanArgs {
 
 fn error(flags: &str) -> String {
     let args = args(flags);
-    let found = run(&args, &Families::transformers());
+    let found = run(&args, &Families::transformers(), "");
     found.map(drop).unwrap_err().to_string()
 }
 

@@ -13,14 +13,18 @@ use crate::fp8::Fp8Args;
 use crate::memory::MemoryArgs;
 use crate::ranks::RankArgs;
 use crate::saving::SavingArgs;
+use crate::set::SetArgs;
 
 /// Flags of `pretrain`; each overrides a setting of the recipe. `help.rs` adds the defaults of the recipe to their help.
 #[derive(Args)]
 pub struct PretrainArgs {
-    /// The recipe, a TOML file; by default that of the run that is resumed, or else the one that is
+    /// The recipe, a TOML file. What it leaves out is that of the run that is resumed, or else of the recipe that is
     /// compiled in (in `burn-megatron`: examples/recipes/tiny.toml).
     #[arg(long, visible_alias = "config", value_name = "FILE.toml")]
     pub recipe: Option<PathBuf>,
+    /// Keys of the recipe.
+    #[command(flatten)]
+    pub set: SetArgs,
     /// The training data.
     #[command(flatten)]
     pub data: DataArgs,
@@ -119,6 +123,10 @@ pub struct PretrainArgs {
     /// Seed of weights, dropout, sampling and generated text.
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub seed: Option<u64>,
+    /// The prompt of the text that is generated at the end; by default the beginning of the held-out data, or "pub fn "
+    /// for the text of this repository.
+    #[arg(long, value_name = "TEXT", help_heading = "Training")]
+    pub prompt: Option<String>,
     /// Data parallelism.
     #[command(flatten)]
     pub sharing: DataParallelArgs,
@@ -182,9 +190,13 @@ pub struct PretrainArgs {
     /// its memory and its cgroup (--device cpu), or that of the ranks of a device with its memory (--device cuda).
     #[arg(long, value_name = "BYTES", help_heading = "Memory")]
     pub memory_limit: Option<ByteSize>,
-    /// Print the resolved recipe and exit.
+    /// Print the recipe with where each value is from, and exit.
     #[arg(long, help_heading = None::<&str>)]
     pub print_recipe: bool,
+    /// Check the recipe, the layout, the data and the memory, print the header of the run with the memory by kind, and
+    /// exit: nothing is allocated or written.
+    #[arg(long, conflicts_with = "print_recipe", help_heading = None::<&str>)]
+    pub dry_run: bool,
     /// Inject a fault into a collective of one rank: KIND@rank=N,call=N, with calls counted from 0 since the
     /// start, or KIND@rank=N,step=N,call=N, with steps from 1 and calls since the beginning of the step. KIND is
     /// delay:TIME (as in delay:2.5s), drop, shape, wrong-call, nan, panic, error, kill, abort, segfault, stop,

@@ -1,44 +1,46 @@
 //! `burn-megatron pretrain`.
 
 pub mod args;
+mod checks;
 mod resolve;
 #[cfg(test)]
 mod twins;
 
 use std::process::ExitCode;
-use std::thread::sleep;
 use std::time::Duration;
 
 use burn::tensor::DType;
 use burn_megatron::checkpoint::Checkpoint;
-use burn_megatron::comm::testing::fault_injection::{Fault, FaultKind, FaultPlan as Faults};
+use burn_megatron::comm::testing::fault_injection::FaultPlan as Faults;
 use burn_megatron::data::Padding;
-use burn_megatron::data_parallel::{Moments, format_bytes};
+use burn_megatron::data_parallel::format_bytes;
 use burn_megatron::device::DeviceKind;
 use burn_megatron::mesh::ContextSplit;
 use burn_megatron::optim::LossScale;
 use burn_megatron::partial::replace_file;
-use burn_megatron::train::TrainOutcome;
 use burn_megatron::train::metrics::{HeldOutMetrics, MetricsRecord, read_metrics};
 use burn_megatron::train::plot::{ExpertHeatMap, LossCurve};
 use burn_megatron::train::run_folder::RunFolder;
+use burn_megatron::train::{GenerateConfig, TrainOutcome};
 
 use crate::data::{self, LossUnit};
 use crate::error::Error;
 use crate::estimate::RankEstimates;
 use crate::family::{Families, RankMemory};
 use crate::fp8::{self, report};
-use crate::header;
+use crate::header::{self, print_run};
 use crate::interrupt::{self, Interrupt};
+use crate::layers::LayeredRecipe;
 use crate::memory_limit::PlannedMemory;
 use crate::numbers::{count, grouped};
-use crate::rank_run::{RankResult, RankRun};
+use crate::rank_run::{RankResult, RankRun, print_training};
 use crate::ranks::{self, seconds};
 use crate::recipe::Recipe;
 use crate::start::{StartDecision, StartResolver};
 use crate::weights::InitialWeights;
 use crate::{lora, memory, save_hf, terminal, trace};
 use args::PretrainArgs;
+use checks::{check_can_start, check_memory, check_types, never_start};
 
 /// The longest interval at which rank 0 signals the others while it looks for a checkpoint.
 const MAX_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
@@ -59,14 +61,18 @@ fn run_until(
     default_recipe: &str,
     interrupt: impl FnOnce(Duration) -> Result<Interrupt, ctrlc::Error>,
 ) -> Result<ExitCode, Error> {
-    let recipe = Recipe::resolve(args, families, default_recipe)?;
+    let LayeredRecipe { recipe, origins } = Recipe::resolve(args, families, default_recipe)?;
+    if args.print_recipe {
+        // Before it is checked, as this shows what is wrong.
+        let text = toml::to_string(&recipe.complete())?;
+        print!("{}", origins.annotate(&text)?);
+    }
     let plan = recipe.plan()?;
     fp8::check_flags(&recipe, &args.fp8)?;
     args.saving.check(&recipe.checkpoint)?;
     save_hf::check(&recipe, &args.saving)?;
     lora::check(&recipe)?;
     if args.print_recipe {
-        print!("{}", toml::to_string(&recipe)?);
         return Ok(ExitCode::SUCCESS);
     }
     let ranks = ranks::set_up(&args.ranks, args.device, plan.mesh.world_size())?;
@@ -101,15 +107,12 @@ fn run_until(
         .check_kernels(&recipe.kernels, &devices[0], computing)?;
     memory::check_model(&recipe, &devices[0])?;
     let estimates = RankEstimates::new(&recipe, &plan, &devices[0])?;
-    if !args.ignore_memory {
-        estimates.check(&plan.mesh, &ranks, args.device)?;
-    }
-    let planned_memory = PlannedMemory::new(&recipe);
-    if args.memory_limit.is_some() || !args.ignore_memory {
-        planned_memory.check(&recipe, args.memory_limit, &ranks, args.device)?;
-    }
+    let checked = check_memory(args, &recipe, (&plan.mesh, &ranks), &estimates);
+    let (planned_memory, unfit) = checked?;
+    let memory = (&estimates, &planned_memory);
     let data = data::open(&recipe)?;
     let tokenizer = data::sample_tokenizer(&recipe)?;
+    let sample = data::sample(&recipe, &*data, tokenizer.as_ref())?;
     let resumes = args.saving.resume.is_some();
     let load = lora::initial_weights(&recipe, resumes);
     let weights = load.map(|path| InitialWeights::new(path, &recipe, &args.saving, families));
@@ -119,13 +122,26 @@ fn run_until(
     {
         weights.open()?;
     }
+    let has_first = own_rank.is_none_or(|rank| rank == 0);
+    if args.dry_run {
+        if has_first {
+            let engine = ranks.engine.to_string();
+            let engine = (&engine[..], args.compute_threads);
+            print_run(&recipe, &plan, &*data, args.device, engine);
+            print_training(&recipe, memory, None, &devices[0]);
+            println!("{}", planned_memory.table());
+            unfit.map_or(Ok(()), Err)?;
+            StartResolver::new(args, &recipe, &*data)?.check()?;
+            println!("dry run: the run can start; nothing was allocated or written");
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
     if let Some(rank) = own_rank.filter(|rank| faults.never_starts(*rank)) {
         return never_start(rank, args);
     }
     let deadline = seconds("timeout", args.ranks.deadline)?;
     let first_deadline = seconds("first-timeout", args.ranks.first_deadline)?;
     let interrupt = interrupt(seconds("grace", args.grace)?)?;
-    let has_first = own_rank.is_none_or(|rank| rank == 0);
     let resolver = has_first.then(|| StartResolver::new(args, &recipe, &*data));
     let resolver = resolver.transpose()?;
     match (&resolver, own_rank) {
@@ -158,6 +174,7 @@ fn run_until(
             resolver: resolver.as_ref().filter(|_| rank.rank() == 0),
             saving: &args.saving,
             weights: weights.as_ref(),
+            sample: &sample,
             tokenizer: tokenizer.as_ref(),
             faults: &args.inject,
             deadline,
@@ -178,7 +195,14 @@ fn run_until(
             let unfired_faults = result.unfired_faults.join(", ");
             let is_wrong = !result.outcome.stopped && !unfired_faults.is_empty();
             let unit = data::unit(&*data);
-            let code = finish(args, &recipe, unit, &planned_memory, &start.folder, result)?;
+            let code = finish(
+                args,
+                (&recipe, &sample),
+                unit,
+                &planned_memory,
+                &start.folder,
+                result,
+            )?;
             if is_wrong {
                 return Err(
                     format!("{unfired_faults} did not fire: the rank made no such call").into(),
@@ -196,61 +220,10 @@ fn run_until(
     }
 }
 
-/// Checks that no fault keeps a thread from starting: only processes can be missing.
-fn check_can_start(faults: &[Fault]) -> Result<(), Error> {
-    let never = |fault: &&Fault| fault.kind == FaultKind::NeverStarts;
-    match faults.iter().find(never) {
-        None => Ok(()),
-        Some(fault) => Err(format!(
-            "{fault} applies to ranks that are processes, and all ranks are threads of this one; start \
-             processes with `burn-megatron launch` or mpirun"
-        )
-        .into()),
-    }
-}
-
-/// A rank with the fault never-starts: waits until the others have timed out.
-fn never_start(rank: usize, args: &PretrainArgs) -> Result<ExitCode, Error> {
-    sleep(seconds("first-timeout", args.ranks.first_deadline)? + Duration::from_secs(60));
-    Err(format!("rank {rank} never starts (injected fault)").into())
-}
-
-/// Checks that a device supports the types of the run; `has` tells which it supports.
-fn check_types(
-    recipe: &Recipe,
-    kind: DeviceKind,
-    has: impl Fn(DType) -> bool,
-) -> Result<(), Error> {
-    let config = &recipe.data_parallel;
-    let moments = match config.moments {
-        Moments::F32 => DType::F32,
-        Moments::Bf16 => DType::BF16,
-    };
-    let name = |dtype: DType| format!("{dtype:?}").to_lowercase();
-    // Some GPUs have f64, at a small fraction of their speed.
-    let has = |dtype: DType| has(dtype) && (dtype != DType::F64 || kind == DeviceKind::Cpu);
-    for (key, dtype) in [
-        ("precision", config.precision.of(DType::F32)),
-        ("moments", moments),
-    ] {
-        if !has(dtype) {
-            let types = [DType::F32, DType::BF16, DType::F16].into_iter();
-            let fits: Vec<_> = types.filter(|dtype| has(*dtype)).map(name).collect();
-            return Err(format!(
-                "invalid {key} = {} for --device {kind}: expected {}",
-                name(dtype),
-                fits.join(" or "),
-            )
-            .into());
-        }
-    }
-    Ok(())
-}
-
 /// Writes the plots and the sample, and prints the closing lines.
 fn finish(
     args: &PretrainArgs,
-    recipe: &Recipe,
+    (recipe, sample_config): (&Recipe, &GenerateConfig),
     unit: LossUnit,
     planned_memory: &PlannedMemory,
     folder: &RunFolder,
@@ -273,7 +246,7 @@ fn finish(
     show_experts(&records, folder)?;
     if let Some(sample) = sample {
         replace_file(&folder.sample(), sample.as_bytes())?;
-        println!("sample after {:?}:\n{sample}\n", recipe.sample.prompt);
+        println!("sample after {:?}:\n{sample}\n", sample_config.prompt);
     }
     report::write(folder, &result.fp8)?;
     print_memory(&result.memory);
@@ -430,7 +403,7 @@ fn print_memory(memory: &RankMemory) {
 mod tests {
     use super::*;
     use crate::recipe::DEFAULT_RECIPE;
-    use burn_megatron::data_parallel::Precision;
+    use burn_megatron::data_parallel::{Moments, Precision};
     use burn_megatron::train::metrics::Minimised;
 
     use crate::flags::parse_text;

@@ -2,144 +2,204 @@
 
 use std::path::Path;
 
+use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::mesh::{ContextExchange, ContextSplit};
 use burn_megatron::pipeline::split::LayerSplit;
-use burn_megatron::train::schedule::LrStyle;
+use burn_megatron_models::hf::is_hf_folder;
+use burn_megatron_models::hf::peft::is_peft_folder;
+use toml::Table;
 
 use super::args::PretrainArgs;
 use crate::error::Error;
-use crate::family::Families;
-use crate::lora;
+use crate::family::{Families, base_of};
+use crate::layers::{LayeredRecipe, RecipeLayers, table_of};
+use crate::origins::Origin;
 use crate::recipe::Recipe;
 use crate::resume_mode::ResumeMode;
+use crate::{data, lora};
 
 impl Recipe {
-    /// The recipe of a command line.
+    /// The recipe of a command line, and where its values are from.
     ///
-    /// `default_recipe` is the TOML text of the recipe without `--recipe`.
+    /// `default_recipe` is the TOML text of the recipe that `--recipe` overrides.
+    ///
+    /// # Errors
+    /// Files that cannot be read, flags that do not apply, and keys that are set twice.
     pub fn resolve(
         args: &PretrainArgs,
         families: &Families,
         default_recipe: &str,
-    ) -> Result<Self, Error> {
+    ) -> Result<LayeredRecipe, Error> {
         let mode = ResumeMode::of(args)?;
         let first = mode.recipe(families)?;
-        let inherits = args.recipe.is_none() && first.is_some();
-        // The model of a recipe may be that of the weights that it loads.
-        let load = args.saving.load.clone();
-        let load = load.or_else(|| first.as_ref()?.checkpoint.load.clone());
-        let mut recipe = match (&args.recipe, &first) {
-            (Some(path), _) => Self::read_with(path, families, load.as_deref())?,
-            (None, Some(first)) => first.clone(),
-            (None, None) => Self::parse(default_recipe, families)?,
-        };
-        if let Some(first) = first.filter(|_| mode.is_own(args.run_dir.as_deref())) {
-            if args.saving.no_save && first.checkpoint.save {
-                return Err(
-                    "--no-save would discard the result of a run that saves checkpoints; remove it, or resume into another \
-                     folder (--run-dir)"
-                        .into(),
-                );
-            }
-            recipe.checkpoint = recipe.checkpoint.continue_from(&first.checkpoint);
+        let flags = training_flags(args);
+        let layers = RecipeLayers::new(families, default_recipe, &args.set)
+            .with_file(args.recipe.as_deref())
+            .with_weights(args.saving.load.as_deref())
+            .resuming(mode.path().zip(first.as_ref()))
+            .with_flags(&flags);
+        let mut layered = layers.read()?;
+        if let Some(first) = first
+            .as_ref()
+            .filter(|_| mode.is_own(args.run_dir.as_deref()))
+        {
+            go_on_saving(args, &mut layered.recipe, first)?;
         }
-        let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
-        set(&mut recipe.parallel.tensor, args.tensor_parallel);
-        recipe.parallel.data = args.data_parallel.or(recipe.parallel.data);
-        if let Some(context) = args.context_parallel {
-            recipe.parallel.context = context;
-            if context == 1 {
-                // The context settings of the recipe no longer apply.
-                recipe.parallel.context_split = ContextSplit::default();
-                recipe.parallel.context_exchange = None;
-                recipe.parallel.context_inner = None;
-                recipe.parallel.context_narrow_gradients = false;
-            }
+        let before = layered.recipe.clone();
+        apply_flags(args, &mut layered.recipe)?;
+        layered.origins.record_flags(&before, &layered.recipe)?;
+        if first.is_none() {
+            fill_in(&mut layered)?;
         }
-        if let Some(exchange) = &args.context_exchange {
-            recipe.parallel.context_exchange = Some(exchange.parse()?);
-            if recipe.parallel.context_exchange != Some(ContextExchange::Hierarchical) {
-                recipe.parallel.context_inner = None;
-            }
-        }
-        set(&mut recipe.parallel.expert, args.expert_parallel);
-        if args.expert_tensor_parallel.is_some() {
-            recipe.parallel.expert_tensor = args.expert_tensor_parallel;
-        }
-        if let Some(pipeline) = args.pipeline_parallel {
-            recipe.parallel.pipeline = pipeline;
-            if pipeline == 1 {
-                // The pipeline settings of the recipe no longer apply.
-                recipe.parallel.schedule = None;
-                recipe.parallel.virtual_stages = None;
-                recipe.parallel.split = LayerSplit::Even;
-                recipe.parallel.defer_embedding_wgrad = None;
-            }
-        }
-        if let Some(schedule) = &args.pipeline_schedule {
-            recipe.parallel.schedule = Some(schedule.parse()?);
-            recipe.parallel.virtual_stages = None;
-        }
-        if args.defer_embedding_wgrad.is_some() {
-            recipe.parallel.defer_embedding_wgrad = args.defer_embedding_wgrad;
-        }
-        if args.virtual_stages.is_some() {
-            recipe.parallel.virtual_stages = args.virtual_stages;
-        }
-        set(&mut recipe.train.micro_batch_size, args.micro_batch_size);
-        set(&mut recipe.train.global_batch_size, args.global_batch_size);
-        if let Some(micro_batches) = args.micro_batches {
-            let (batch, ranks) = (
-                recipe.train.global_batch_size,
-                recipe.parallel.data_size().max(1),
-            );
-            recipe.train.micro_batch_size = micro_batch_size(batch, ranks, micro_batches)?;
-        }
-        if let Some(steps) = args.steps {
-            // Warm-up and decay are scaled with the number of steps, except for a run that is resumed with its own
-            // recipe.
-            let train = &mut recipe.train;
-            let before = train.steps.max(1);
-            let scaled = |part: usize| {
-                if inherits {
-                    return part;
-                }
-                usize::try_from(part as u128 * steps as u128 / before as u128).unwrap_or(usize::MAX)
-            };
-            train.warmup_steps = scaled(train.warmup_steps);
-            if let LrStyle::Wsd { decay_steps, .. } = &mut train.schedule {
-                *decay_steps = scaled(*decay_steps);
-            }
-            train.steps = steps;
-        }
-        if let Some(peak) = args.lr {
-            let train = &mut recipe.train;
-            train.min_learning_rate *= peak / train.learning_rate;
-            train.learning_rate = peak;
-        }
-        recipe.parallel.sequence_parallel = args
-            .sequence_parallel
-            .unwrap_or(recipe.parallel.sequence_parallel);
-        recipe.train.seed = args.seed.unwrap_or(recipe.train.seed);
-        for choices in &args.kernels {
-            recipe.kernels.set(choices)?;
-        }
-        recipe.kernels.loss_chunk_size = args.loss_chunk_size.or(recipe.kernels.loss_chunk_size);
-        args.sharing.apply(&mut recipe);
-        args.fp8.apply(&mut recipe.fp8, &mut recipe.data_parallel);
-        args.memory.apply(&mut recipe.memory);
-        args.saving.apply(&mut recipe.checkpoint);
-        args.data.apply(&mut recipe.data);
-        let data = &mut recipe.data;
-        if data.tokenizer.is_none() && data.files.is_empty() {
-            // The tokenizer of the weights.
-            let folder = recipe.checkpoint.load.as_deref().and_then(Path::to_str);
-            let has_one = |folder: &&str| Path::new(folder).join("tokenizer.json").is_file();
-            data.tokenizer = folder.filter(has_one).map(String::from);
-        }
-        lora::set_base(&mut recipe, args.saving.load.as_deref())?;
-        Ok(recipe)
+        lora::set_base(&mut layered.recipe, args.saving.load.as_deref())?;
+        Ok(layered)
     }
+}
+
+/// The flags of keys that others follow.
+fn training_flags(args: &PretrainArgs) -> Table {
+    let mut train = Table::new();
+    if let Some(steps) = args.steps.map(i64::try_from) {
+        train.insert("steps".into(), steps.unwrap_or(i64::MAX).into());
+    }
+    if let Some(peak) = args.lr {
+        train.insert("learning_rate".into(), peak.into());
+    }
+    Table::from_iter([("train".to_string(), train.into())])
+}
+
+/// A run that is resumed in its own folder saves no less than before.
+fn go_on_saving(args: &PretrainArgs, recipe: &mut Recipe, first: &Recipe) -> Result<(), Error> {
+    if args.saving.no_save && first.checkpoint.save {
+        return Err(
+            "--no-save would discard the result of a run that saves checkpoints; remove it, or resume into another \
+             folder (--run-dir)"
+                .into(),
+        );
+    }
+    recipe.checkpoint = recipe.checkpoint.clone().continue_from(&first.checkpoint);
+    Ok(())
+}
+
+/// Applies the other flags.
+fn apply_flags(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
+    let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
+    set(&mut recipe.parallel.tensor, args.tensor_parallel);
+    recipe.parallel.data = args.data_parallel.or(recipe.parallel.data);
+    if let Some(context) = args.context_parallel {
+        recipe.parallel.context = context;
+        if context == 1 {
+            // The context settings of the recipe no longer apply.
+            recipe.parallel.context_split = ContextSplit::default();
+            recipe.parallel.context_exchange = None;
+            recipe.parallel.context_inner = None;
+            recipe.parallel.context_narrow_gradients = false;
+        }
+    }
+    if let Some(exchange) = &args.context_exchange {
+        recipe.parallel.context_exchange = Some(exchange.parse()?);
+        if recipe.parallel.context_exchange != Some(ContextExchange::Hierarchical) {
+            recipe.parallel.context_inner = None;
+        }
+    }
+    set(&mut recipe.parallel.expert, args.expert_parallel);
+    if args.expert_tensor_parallel.is_some() {
+        recipe.parallel.expert_tensor = args.expert_tensor_parallel;
+    }
+    if let Some(pipeline) = args.pipeline_parallel {
+        recipe.parallel.pipeline = pipeline;
+        if pipeline == 1 {
+            // The pipeline settings of the recipe no longer apply.
+            recipe.parallel.schedule = None;
+            recipe.parallel.virtual_stages = None;
+            recipe.parallel.split = LayerSplit::Even;
+            recipe.parallel.defer_embedding_wgrad = None;
+        }
+    }
+    if let Some(schedule) = &args.pipeline_schedule {
+        recipe.parallel.schedule = Some(schedule.parse()?);
+        recipe.parallel.virtual_stages = None;
+    }
+    if args.defer_embedding_wgrad.is_some() {
+        recipe.parallel.defer_embedding_wgrad = args.defer_embedding_wgrad;
+    }
+    if args.virtual_stages.is_some() {
+        recipe.parallel.virtual_stages = args.virtual_stages;
+    }
+    set(&mut recipe.train.micro_batch_size, args.micro_batch_size);
+    set(&mut recipe.train.global_batch_size, args.global_batch_size);
+    if let Some(micro_batches) = args.micro_batches {
+        let (batch, ranks) = (
+            recipe.train.global_batch_size,
+            recipe.parallel.data_size().max(1),
+        );
+        recipe.train.micro_batch_size = micro_batch_size(batch, ranks, micro_batches)?;
+    }
+    recipe.parallel.sequence_parallel = args
+        .sequence_parallel
+        .unwrap_or(recipe.parallel.sequence_parallel);
+    recipe.train.seed = args.seed.unwrap_or(recipe.train.seed);
+    for choices in &args.kernels {
+        recipe.kernels.set(choices)?;
+    }
+    recipe.kernels.loss_chunk_size = args.loss_chunk_size.or(recipe.kernels.loss_chunk_size);
+    args.sharing.apply(recipe);
+    args.fp8.apply(&mut recipe.fp8, &mut recipe.data_parallel);
+    args.memory.apply(&mut recipe.memory);
+    args.saving.apply(&mut recipe.checkpoint);
+    args.data.apply(&mut recipe.data);
+    if let Some(prompt) = &args.prompt {
+        recipe.sample.prompt = prompt.clone();
+    }
+    Ok(())
+}
+
+/// Fills in what follows from the data and the weights, where it was not given.
+fn fill_in(layered: &mut LayeredRecipe) -> Result<(), Error> {
+    let LayeredRecipe { recipe, origins } = layered;
+    let data = &mut recipe.data;
+    if data.tokenizer.is_none()
+        && data.files.is_empty()
+        && let Some(load) = &recipe.checkpoint.load
+        && let Some(tokenizer) = tokenizer_of(load)?
+    {
+        data.tokenizer = Some(tokenizer);
+        origins.derive("data.tokenizer", Origin::Weights(load.clone()));
+    }
+    let has_vocabulary = table_of(&recipe.model)?.contains_key("vocabulary");
+    if has_vocabulary
+        && origins.is_default("model.vocabulary")
+        && let Some(vocabulary) = data::known_vocabulary(recipe)?
+        && vocabulary != recipe.model.vocabulary()
+    {
+        let vocabulary = i64::try_from(vocabulary)?;
+        let settings = Table::from_iter([("vocabulary".to_string(), vocabulary.into())]);
+        recipe.model = recipe.model.with_settings(settings)?;
+        origins.derive("model.vocabulary", Origin::Tokenizer);
+    }
+    let data = &recipe.data;
+    let is_own = data.path.is_some() || !data.files.is_empty() || data.chat.is_some();
+    if is_own && origins.is_default("sample.prompt") {
+        recipe.sample.prompt.clear();
+        origins.derive("sample.prompt", Origin::Data);
+    }
+    Ok(())
+}
+
+/// The tokenizer of weights: in a Hugging Face folder, or the one that a checkpoint names.
+fn tokenizer_of(weights: &Path) -> Result<Option<String>, Error> {
+    if weights.join("tokenizer.json").is_file() {
+        return Ok(weights.to_str().map(String::from));
+    }
+    if is_peft_folder(weights) {
+        return tokenizer_of(&base_of(weights)?);
+    }
+    if is_hf_folder(weights) {
+        return Ok(None);
+    }
+    let checkpoint = Checkpoint::open(weights)?;
+    let config = &checkpoint.metadata().config;
+    Ok(config["data"]["tokenizer"].as_str().map(String::from))
 }
 
 /// The size of a micro-batch, given their number.

@@ -6,6 +6,7 @@ use burn_megatron::verify::Layout;
 use clap::{Args, ValueEnum};
 
 use crate::fp8::Fp8Choice;
+use crate::set::SetArgs;
 
 /// Flags of `verify`.
 #[derive(Args)]
@@ -33,6 +34,9 @@ pub struct VerifyArgs {
         conflicts_with = "models"
     )]
     pub recipe: Option<PathBuf>,
+    /// Keys of the recipe.
+    #[command(flatten)]
+    pub set: SetArgs,
     /// Verify every model with three seeds, every setting, the types f32 and bf16, and all 8-bit scaling
     /// recipes. Takes minutes.
     #[arg(long, conflicts_with_all = ["recipe", "layouts", "fp8", "precision", "seed"])]

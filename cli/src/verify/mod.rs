@@ -13,9 +13,13 @@ mod cases;
 mod models;
 
 /// Prints a table per case; the exit code is 0 if all pass.
-pub fn run(args: &VerifyArgs, families: &Families) -> Result<ExitCode, Error> {
+pub fn run(
+    args: &VerifyArgs,
+    families: &Families,
+    default_recipe: &str,
+) -> Result<ExitCode, Error> {
     let mut passes = true;
-    for case in cases::cases(args, families)? {
+    for case in cases::cases(args, families, default_recipe)? {
         let name = format!("{}, in {}", case.name, case.computing.name());
         eprintln!("{name}");
         let (model, options) = (&case.recipe.model, case.options(args));

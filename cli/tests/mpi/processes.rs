@@ -17,7 +17,11 @@ pub const PROGRAM: &str = env!("CARGO_BIN_EXE_burn-megatron");
 
 /// A recipe that trains fast: two layers, with dropout, for four and more ranks.
 const RECIPE: &str = r#"
+[parallel]
+data = 1
+
 [model]
+family = "gpt2"
 layers = 2
 hidden = 32
 heads = 4

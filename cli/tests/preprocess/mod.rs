@@ -135,7 +135,10 @@ const TOKENIZER: &str = concat!(
 );
 
 const RECIPE: &str = "\
+[parallel]
+data = 1
 [model]
+family = 'gpt2'
 context = 8
 hidden = 8
 layers = 1

@@ -10,7 +10,14 @@ use std::time::{Duration, Instant};
 use burn_megatron::train::metrics::{MetricsRecord, read_metrics};
 
 const RECIPE: &str = r#"
+[parallel]
+data = 1
+
+[data_parallel]
+zero_stage = 0
+
 [model]
+family = "gpt2"
 layers = 2
 hidden = 16
 heads = 4

@@ -94,8 +94,9 @@ fn saving(random: &mut Random) -> (Vec<String>, usize) {
 
 /// A small model whose sizes fit every layout that is drawn.
 fn recipe(random: &mut Random) -> String {
-    let mut recipe =
-        String::from("[model]\nlayers = 4\nhidden = 32\nheads = 4\ncontext = 16\ndropout = 0.1\n");
+    let mut recipe = String::from(
+        "[model]\nfamily = \"gpt2\"\nlayers = 4\nhidden = 32\nheads = 4\ncontext = 16\ndropout = 0.1\n",
+    );
     if random.once_in(2) {
         recipe += "groups = 2\nnorm = \"rms\"\nactivation = \"swi-glu\"\nbias = false\n\
                    positions = { rotary = { base = 10000.0 } }\n";

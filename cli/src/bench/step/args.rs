@@ -10,6 +10,7 @@ use clap::Args;
 use super::models::NamedModel;
 use crate::bench::args::{above_zero, at_least_one};
 use crate::data_parallel::precision;
+use crate::set::SetArgs;
 
 /// Flags of `bench step`.
 #[derive(Args)]
@@ -29,6 +30,9 @@ pub struct StepBenchArgs {
     /// The model and the training settings of this recipe instead; it must be for one rank.
     #[arg(long, visible_alias = "config", value_name = "FILE.toml")]
     pub recipe: Option<PathBuf>,
+    /// Keys of the recipe.
+    #[command(flatten)]
+    pub set: SetArgs,
     /// Samples per micro-batch; by default that of the model.
     #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = at_least_one)]
     pub micro_batch_size: Vec<usize>,

@@ -14,15 +14,20 @@ use burn_megatron::device::DeviceKind;
 
 use crate::error::Error;
 use crate::family::{Families, Model};
+use crate::layers::RecipeLayers;
 use crate::recipe::Recipe;
 use args::StepBenchArgs;
 pub use models::NamedModel;
 use report::{StepReport, StepRow, known_peak_tflops};
 
 /// Times the steps of each model with each form of attention, and prints a table.
-pub fn run(args: &StepBenchArgs, families: &Families) -> Result<ExitCode, Error> {
+pub fn run(
+    args: &StepBenchArgs,
+    families: &Families,
+    default_recipe: &str,
+) -> Result<ExitCode, Error> {
     let device = args.device.devices()?.remove(0);
-    measure(args, families, &device, &mut |report| {
+    measure(args, (families, default_recipe), &device, &mut |report| {
         match report.rows.last() {
             Some(row) => println!("{}", row.line(report.peak_tflops)),
             None => println!("{}", report.header()),
@@ -41,7 +46,7 @@ pub fn run(args: &StepBenchArgs, families: &Families) -> Result<ExitCode, Error>
 /// Calls `show` with the report before the first row and after each.
 fn measure(
     args: &StepBenchArgs,
-    families: &Families,
+    families: (&Families, &str),
     device: &Device,
     show: &mut dyn FnMut(&StepReport) -> Result<(), Error>,
 ) -> Result<StepReport, Error> {
@@ -79,12 +84,13 @@ fn measure(
 /// Each model at each size of a micro-batch.
 fn recipes(
     args: &StepBenchArgs,
-    families: &Families,
+    (families, default_recipe): (&Families, &str),
     precision: Precision,
 ) -> Result<Vec<(String, Recipe)>, Error> {
     let models = match &args.recipe {
         Some(path) => {
-            let recipe = Recipe::read(path, families)?;
+            let layers = RecipeLayers::new(families, default_recipe, &args.set);
+            let recipe = layers.with_file(Some(path)).read()?.recipe;
             let ranks = recipe.plan()?.mesh.world_size();
             if ranks != 1 {
                 let path = path.display();
@@ -92,7 +98,10 @@ fn recipes(
             }
             vec![("recipe".to_string(), recipe)]
         }
-        None => named(args).into_iter().map(recipe_of).collect(),
+        None => {
+            args.set.need("--recipe")?;
+            named(args).into_iter().map(recipe_of).collect()
+        }
     };
     let sizes = |own: usize| match args.micro_batch_size.as_slice() {
         [] => vec![own],
@@ -162,7 +171,7 @@ mod tests {
     fn measured(flags: &str) -> Result<(StepReport, Vec<usize>), Error> {
         let (args, mut shown) = (parse_text(flags)?, vec![]);
         let families = Families::transformers();
-        let report = measure(&args, &families, &Device::flex(), &mut |report| {
+        let report = measure(&args, (&families, ""), &Device::flex(), &mut |report| {
             shown.push(report.rows.len());
             Ok(())
         })?;

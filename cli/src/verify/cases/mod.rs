@@ -20,6 +20,7 @@ use super::models::{VerifyModel, usual};
 use crate::error::Error;
 use crate::family::{Families, Model};
 use crate::fp8::{self, Fp8Choice};
+use crate::layers::RecipeLayers;
 use crate::recipe::Recipe;
 use settings::{IN_16_BITS, SETTINGS, SettingCase};
 
@@ -38,13 +39,21 @@ pub struct VerifyCase {
 const SEEDS: [u64; 3] = [1, 2, 3];
 
 /// The cases of the flags.
-pub fn cases(args: &VerifyArgs, families: &Families) -> Result<Vec<VerifyCase>, Error> {
+pub fn cases(
+    args: &VerifyArgs,
+    families: &Families,
+    default_recipe: &str,
+) -> Result<Vec<VerifyCase>, Error> {
     let mut cases = match &args.recipe {
         Some(path) => {
-            let recipe = Recipe::read(path, families)?;
+            let layers = RecipeLayers::new(families, default_recipe, &args.set);
+            let recipe = layers.with_file(Some(path)).read()?.recipe;
             vec![of_recipe(&path.display().to_string(), recipe, args)?]
         }
-        None => of_models(args, families)?,
+        None => {
+            args.set.need("--recipe")?;
+            of_models(args, families)?
+        }
     };
     for case in &mut cases {
         case.apply(args)?;

@@ -138,7 +138,7 @@ fn what_cannot_be_honoured_is_named() {
 /// Each setting is valid in the layouts in which it is tried.
 #[test]
 fn every_setting_fits_its_layouts() {
-    let named = |args: &VerifyArgs| cases(args, &Families::transformers()).unwrap();
+    let named = |args: &VerifyArgs| cases(args, &Families::transformers(), "").unwrap();
     let plain = named(&args(""));
     assert_eq!(plain.len(), 10 + SETTINGS.len());
     let all = named(&args("--all"));
@@ -198,7 +198,7 @@ fn a_registered_family_is_verified_where_it_can_run() {
         ..VerifyModel::Llama.config()
     };
     families.add("mine", small);
-    let found = cases(&args(""), &families).unwrap();
+    let found = cases(&args(""), &families, "").unwrap();
     assert_eq!(found.len(), 1);
     assert_eq!(
         (&found[0].name[..], found[0].recipe.model.family()),
@@ -207,18 +207,22 @@ fn a_registered_family_is_verified_where_it_can_run() {
     let tensor = found[0].layouts.iter().map(|layout| layout.parallel.tensor);
     assert_eq!(tensor.max(), Some(2));
     assert_eq!(
-        cases(&args("--models mine --all"), &families)
+        cases(&args("--models mine --all"), &families, "")
             .unwrap()
             .len(),
         5
     );
-    let error = cases(&args("--models gpt"), &families).err().unwrap();
+    let error = cases(&args("--models gpt"), &families, "").err().unwrap();
     assert_eq!(error.to_string(), "invalid model \"gpt\": expected mine");
-    let named = cases(&args("--models gpt,mine --layouts dp2"), &{
-        let mut all = Families::transformers();
-        all.add("mine", VerifyModel::Gpt.config());
-        all
-    });
+    let named = cases(
+        &args("--models gpt,mine --layouts dp2"),
+        &{
+            let mut all = Families::transformers();
+            all.add("mine", VerifyModel::Gpt.config());
+            all
+        },
+        "",
+    );
     let named: Vec<_> = named.unwrap().into_iter().map(|case| case.name).collect();
     assert_eq!(named, ["Gpt", "mine"]);
 }

@@ -1,0 +1,215 @@
+use std::fs;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::flags::parse_text;
+use crate::pretrain::args::PretrainArgs;
+use crate::recipe::DEFAULT_RECIPE;
+
+/// A folder with recipes.
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn write(&self, name: &str, text: &str) -> String {
+        let path = self.0.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().into()
+    }
+}
+
+fn resolve(flags: &str) -> Result<LayeredRecipe, Error> {
+    let families = Families::transformers();
+    Recipe::resolve(
+        &parse_text::<PretrainArgs>(flags)?,
+        &families,
+        DEFAULT_RECIPE,
+    )
+}
+
+fn recipe(flags: &str) -> Recipe {
+    let recipe = resolve(flags)
+        .unwrap_or_else(|error| panic!("{flags}: {error}"))
+        .recipe;
+    recipe
+        .plan()
+        .unwrap_or_else(|error| panic!("{flags}: {error}"));
+    recipe
+}
+
+fn error(flags: &str) -> String {
+    match resolve(flags).and_then(|layered| layered.recipe.plan().map(drop)) {
+        Ok(()) => panic!("{flags} were not refused"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// The weights of a small Llama.
+fn weights() -> String {
+    let folder = "/../models/tests/fixtures/hf/llama2";
+    format!("{}{folder}", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn a_recipe_is_the_default_one_with_its_own_values() {
+    let folder = Folder::new();
+    let default = recipe("");
+    let of = |text: &str| recipe(&format!("--recipe {}", folder.write("recipe.toml", text)));
+    assert_eq!(of(""), default);
+    let sizes = of("[model]\nhidden = 64\nlayers = 2\nheads = 8");
+    let model = sizes.model.as_transformer().unwrap();
+    assert_eq!(
+        (sizes.model.family(), model.hidden, model.groups),
+        ("llama", 64, Some(8))
+    );
+    assert_eq!((model.tied, &sizes.parallel), (true, &default.parallel));
+    // Warm-up in proportion; the rest is untouched.
+    let short = of("[train]\nsteps = 3");
+    assert_eq!((short.train.steps, short.train.warmup_steps), (3, 0));
+    let half = of("[train]\nsteps = 400\nlearning_rate = 3e-3");
+    assert_eq!(
+        (half.train.warmup_steps, half.train.min_learning_rate),
+        (20, 1.5e-4)
+    );
+    let own = of("[train]\nsteps = 3\nwarmup_steps = 2");
+    assert_eq!(own.train.warmup_steps, 2);
+    assert_eq!(
+        of("[train]\nschedule = 'constant'").train.min_learning_rate,
+        0.0
+    );
+    // A layout and a named family are whole.
+    let layout = of("[parallel]\ntensor = 4");
+    assert_eq!(layout.plan().unwrap().mesh.world_size(), 4);
+    let family = of("[model]\nfamily = 'qwen3'");
+    let named = Families::transformers().model("family = 'qwen3'".parse().unwrap());
+    assert_eq!(family.model, named.unwrap());
+    assert_eq!(family.train, default.train);
+    // Nothing is added to a complete recipe.
+    let complete = toml::to_string(&Recipe::default().complete()).unwrap();
+    assert_eq!(of(&complete), Recipe::default());
+}
+
+#[test]
+fn any_key_can_be_set() {
+    let folder = Folder::new();
+    let set = recipe(
+        "--set model.hidden=64 --set train.clip=0.5 --set train.steps=80 --set parallel.pipeline=1 \
+         --set train.schedule={wsd={decay_steps=8,tail='linear'}} --set data.tokenizer=bytes",
+    );
+    let model = set.model.as_transformer().unwrap();
+    assert_eq!(
+        (model.hidden, set.train.clip, set.train.warmup_steps),
+        (64, 0.5, 4)
+    );
+    assert_eq!((set.parallel.pipeline, set.parallel.tensor), (1, 2));
+    let file = folder.write(
+        "recipe.toml",
+        "[train]\nsteps = 600\nschedule = { wsd = { decay_steps = 150, tail = 'minus_sqrt' } }\n[lora]\nrank = 2",
+    );
+    let over = recipe(&format!(
+        "--recipe {file} --set train.steps=3 --set lora.alpha=3"
+    ));
+    let wanted = "{ wsd = { decay_steps = 1, tail = 'minus_sqrt' } }";
+    let wanted: Table = format!("x = {wanted}").parse().unwrap();
+    assert_eq!(table_of(&over.train).unwrap()["schedule"], wanted["x"]);
+    let lora = over.lora.unwrap();
+    assert_eq!((lora.rank, lora.alpha), (2, 3.0));
+    let variant = format!("--recipe {file} --set train.schedule=linear");
+    assert_eq!(
+        table_of(&recipe(&variant).train).unwrap()["schedule"],
+        "linear".into()
+    );
+    for (flags, says) in [
+        (
+            "--set train.step=3",
+            "invalid --set: unknown field `step`, expected one of",
+        ),
+        (
+            "--set model.hiden=3",
+            "invalid --set: [model] unknown field `hiden`, expected one of",
+        ),
+        ("--set train.steps=x", "invalid --set: invalid type"),
+        (
+            "--set train.count_zeros=true",
+            "use train.log_num_zeros_in_grad",
+        ),
+        (
+            "--steps 3 --set train.steps=4",
+            "train.steps is set by --set and by a flag",
+        ),
+        (
+            "--tp 1 --set parallel.tensor=4",
+            "parallel.tensor is set by --set and by a flag",
+        ),
+    ] {
+        let error = error(flags);
+        assert!(error.contains(says), "{flags}: {error}");
+    }
+    let misspelt = folder.write("misspelt.toml", "\n[model]\nhiden = 3");
+    let error = error(&format!("--recipe {misspelt} --set train.clip=1.0"));
+    assert!(
+        error.contains("misspelt.toml: [model] unknown field `hiden`"),
+        "{error}"
+    );
+}
+
+#[test]
+fn weights_bring_their_model_and_their_tokenizer() {
+    let load = format!("--load {}", weights());
+    let loaded = recipe(&load);
+    let found = Families::transformers().open(weights().as_ref()).unwrap().0;
+    assert_eq!(loaded.model, found);
+    assert_eq!(loaded.parallel.world_size().unwrap(), 1);
+    // At most what the model can read.
+    assert_eq!(loaded.train.sequence_length, Some(found.context().min(512)));
+    let set = recipe(&format!("{load} --set model.dropout=0.5"));
+    let model = set.model.as_transformer().unwrap();
+    assert_eq!((model.dropout, model.layers), (0.5, found.layers()));
+}
+
+#[test]
+fn the_vocabulary_is_that_of_the_tokenizer() {
+    let tokenizer = "/../burn-megatron/tests/fixtures/tokenizer/byte_bpe";
+    let flags = format!("--tokenizer {}{tokenizer}", env!("CARGO_MANIFEST_DIR"));
+    assert_eq!(recipe(&flags).model.vocabulary(), 400);
+    let given = recipe(&format!("{flags} --set model.vocabulary=512"));
+    assert_eq!(given.model.vocabulary(), 512);
+}
+
+#[test]
+fn each_value_is_printed_with_its_origin() {
+    let folder = Folder::new();
+    let file = folder.write("my.toml", "[train]\nclip = 2.0\n");
+    let flags = format!(
+        "--recipe {file} --load {} --steps 50 --seed 3 --set train.optimizer.beta1=0.8 --data {file}",
+        weights()
+    );
+    let LayeredRecipe { recipe, origins } = resolve(&flags).unwrap();
+    let text = toml::to_string(&recipe.complete()).unwrap();
+    let text = origins.annotate(&text).unwrap();
+    let again = folder.write("printed.toml", &text);
+    assert_eq!(self::recipe(&format!("--recipe {again}")), recipe);
+    for (key, origin) in [
+        ("clip", file.clone()),
+        ("steps", "flag".into()),
+        ("seed", "flag".into()),
+        ("beta1", "--set".into()),
+        ("beta2", "default".into()),
+        ("warmup_steps", "in proportion to steps".into()),
+        ("hidden", format!("weights {}", weights())),
+        ("path", "flag".into()),
+        ("load", "flag".into()),
+        ("prompt", "beginning of the held-out data".into()),
+        ("micro_batch_size", "default".into()),
+    ] {
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(&format!("{key} = ")));
+        let line = line.unwrap_or_else(|| panic!("{key}: {text}"));
+        assert!(line.ends_with(&format!("  # {origin}")), "{line}");
+    }
+}

@@ -1,0 +1,250 @@
+//! Where the values of a recipe are from.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::path::{Path, PathBuf};
+
+use toml::{Table, Value};
+
+use crate::error::Error;
+use crate::recipe::Recipe;
+use crate::resume_check;
+
+/// Where a value is from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The default recipe, or the defaults of the library.
+    Default,
+    /// A recipe file.
+    File(PathBuf),
+    /// A flag of its own.
+    Flag,
+    /// `--set`.
+    Set,
+    /// The weights that the run loads.
+    Weights(PathBuf),
+    /// The run that is resumed.
+    Resumed(PathBuf),
+    /// The value of another key of its table.
+    Adapted(&'static str),
+    /// The tokenizer of the data.
+    Tokenizer,
+    /// The text of the data.
+    Data,
+}
+
+impl fmt::Display for Origin {
+    /// As a comment in TOML.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = |path: &Path| path.display().to_string().replace(char::is_control, " ");
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File(path) => f.write_str(&shown(path)),
+            Self::Flag => f.write_str("flag"),
+            Self::Set => f.write_str("--set"),
+            Self::Weights(path) => write!(f, "weights {}", shown(path)),
+            Self::Resumed(path) => write!(f, "resumed {}", shown(path)),
+            Self::Adapted(key) => write!(f, "in proportion to {key}"),
+            Self::Tokenizer => f.write_str("tokenizer"),
+            Self::Data => f.write_str("beginning of the held-out data"),
+        }
+    }
+}
+
+/// The origins of the values of a recipe, by dotted key. A key without one has that of the table that it is in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origins {
+    others: Origin,
+    keys: BTreeMap<String, Origin>,
+}
+
+/// A key in a table that has the path `path`.
+pub fn dotted(path: &str, key: &str) -> String {
+    match path {
+        "" => key.into(),
+        path => format!("{path}.{key}"),
+    }
+}
+
+/// Whether a path is that of a table or a key in it.
+fn is_within(path: &str, table: &str) -> bool {
+    let rest = path.strip_prefix(table);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+impl Origins {
+    /// All values are from one place.
+    pub fn new(others: Origin) -> Self {
+        let keys = BTreeMap::new();
+        Self { others, keys }
+    }
+
+    /// Records that the keys of a layer are from this place. Those of the default recipe are not recorded.
+    pub fn record(&mut self, path: &str, layer: &Table, origin: &Origin) {
+        if *origin == Origin::Default {
+            return;
+        }
+        for (key, value) in layer {
+            let path = dotted(path, key);
+            match value {
+                Value::Table(table) => self.record(&path, table, origin),
+                _ => self.derive(&path, origin.clone()),
+            }
+        }
+    }
+
+    /// Records where a key is from.
+    pub fn derive(&mut self, path: &str, origin: Origin) {
+        self.keys.retain(|key, _| !is_within(key, path));
+        self.keys.insert(path.into(), origin);
+    }
+
+    /// Records that what was not given of the model is that of these weights.
+    pub fn record_weights(&mut self, path: &Path) {
+        self.keys
+            .insert("model".into(), Origin::Weights(path.into()));
+    }
+
+    /// Records the keys in which flags changed a recipe.
+    ///
+    /// # Errors
+    /// A key that is also given by `--set`.
+    pub fn record_flags(&mut self, before: &Recipe, after: &Recipe) -> Result<(), Error> {
+        let [before, after] = [before, after].map(|recipe| serde_json::to_value(recipe));
+        for key in resume_check::differing(&before?, &after?) {
+            let set = |(path, origin): (&String, &Origin)| {
+                *origin == Origin::Set && (is_within(path, &key) || is_within(&key, path))
+            };
+            if self.keys.iter().any(set) {
+                return Err(twice(&key));
+            }
+            self.derive(&key, Origin::Flag);
+        }
+        Ok(())
+    }
+
+    /// Where a key is from.
+    fn of(&self, path: &str) -> &Origin {
+        let mut tables = self.keys.iter().rev();
+        let found = tables.find(|(table, _)| is_within(path, table));
+        found.map_or(&self.others, |(_, origin)| origin)
+    }
+
+    /// Whether a key, or one in the table of this name, was given by a file or a flag.
+    pub fn is_given(&self, path: &str) -> bool {
+        self.keys.iter().any(|(key, origin)| {
+            let given = matches!(origin, Origin::File(_) | Origin::Flag | Origin::Set);
+            given && (is_within(key, path) || is_within(path, key))
+        })
+    }
+
+    /// Whether a key has the value of the default recipe or of the library.
+    pub fn is_default(&self, path: &str) -> bool {
+        *self.of(path) == Origin::Default
+    }
+
+    /// The text of a recipe in TOML with the origin of each value as a comment.
+    ///
+    /// # Errors
+    /// Text that is no TOML.
+    pub fn annotate(&self, text: &str) -> Result<String, Error> {
+        let (mut table, mut entry, mut annotated) = (String::new(), String::new(), String::new());
+        for line in text.lines() {
+            if !entry.is_empty() {
+                entry.push('\n');
+            }
+            entry += line;
+            // A value may have several lines.
+            let Ok(parsed) = entry.parse::<Table>() else {
+                continue;
+            };
+            let is_header = entry.starts_with('[');
+            if is_header {
+                table = header_path(&parsed);
+            }
+            let key = parsed.keys().next().filter(|_| !is_header);
+            match key.map(|key| dotted(&table, key)) {
+                Some(path) if path != "base" => {
+                    writeln!(annotated, "{entry:<COMMENTS$}  # {}", self.of(&path))?;
+                }
+                _ => writeln!(annotated, "{entry}")?,
+            }
+            entry.clear();
+        }
+        if entry.is_empty() {
+            Ok(annotated)
+        } else {
+            Err(format!("not TOML: {entry}").into())
+        }
+    }
+}
+
+/// The column of comments.
+const COMMENTS: usize = 40;
+
+/// The error for a key that has two flags.
+pub fn twice(key: &str) -> Error {
+    format!("{key} is set by --set and by a flag: remove one of them").into()
+}
+
+/// The path of a header such as `[a.b]`, from the tables that it makes.
+fn header_path(parsed: &Table) -> String {
+    let (mut path, mut table) = (String::new(), Some(parsed));
+    while let Some((key, value)) = table.and_then(|table| table.iter().next()) {
+        path = dotted(&path, key);
+        table = match value {
+            Value::Array(list) => list.first().and_then(Value::as_table),
+            value => value.as_table(),
+        };
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recipe_is_read_again_with_its_comments() {
+        let mut recipe =
+            crate::recipe::parsed("[lora]\nrank = 8\n[fp8]\nrecipe = 'delayed'").unwrap();
+        recipe.sample.prompt = "two\nlines # and '''quotes''' \"".into();
+        recipe.train.batch_warmup = vec![burn_megatron::train::BatchWarmup {
+            until_step: 3,
+            global_batch_size: 8,
+        }];
+        let mut origins = Origins::new(Origin::Default);
+        let file: Table = "[train]\nclip = 1.0\nbatch_warmup = []".parse().unwrap();
+        origins.record("", &file, &Origin::File("a\nb".into()));
+        origins.record_weights("weights".as_ref());
+        let before = recipe.clone();
+        recipe.memory.offload.prefetch = 5;
+        origins.record_flags(&before, &recipe).unwrap();
+        let text = toml::to_string(&recipe.complete()).unwrap();
+        let annotated = origins.annotate(&text).unwrap();
+        assert_eq!(crate::recipe::parsed(&annotated).unwrap(), recipe);
+        let comment = |start: &str| {
+            let mut lines = annotated.lines();
+            let line = lines.find(|line| line.starts_with(start)).unwrap();
+            line.rsplit_once("  # ").unwrap().1
+        };
+        for (key, wanted) in [
+            ("clip", "a b"),
+            ("until_step", "a b"),
+            ("steps", "default"),
+            ("hidden", "weights weights"),
+            ("prefetch", "flag"),
+            ("rank", "default"),
+        ] {
+            assert_eq!(comment(&format!("{key} = ")), wanted, "{annotated}");
+        }
+        let set: Table = "train.clip = 1.0".parse().unwrap();
+        origins.record("", &set, &Origin::Set);
+        recipe.train.clip = 2.0;
+        let error = origins.record_flags(&before, &recipe).unwrap_err();
+        assert!(
+            error.to_string().starts_with("train.clip is set by --set"),
+            "{error}"
+        );
+    }
+}
