@@ -20,7 +20,6 @@ pub struct DataConfig {
     /// The key of the text in JSON lines, Parquet and Arrow; `text` by default.
     pub json_key: Option<String>,
     /// The extensions of the files that are read in a folder of text.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub extensions: Vec<String>,
     /// A tokenizer.json, a folder with one, or `bytes`, the default for text. With token files it is used for the prompt and
     /// the sample only.
