@@ -15,6 +15,7 @@ mod consistency;
 mod convert;
 mod data;
 mod data_parallel;
+mod documents;
 mod env;
 mod error;
 mod estimate;

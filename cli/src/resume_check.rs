@@ -12,7 +12,7 @@ use crate::recipe::{Recipe, RecipeOf};
 use crate::retired;
 
 /// Keys and tables that may always differ: layout, paths, output.
-const MAY_DIFFER: [&str; 29] = [
+const MAY_DIFFER: [&str; 31] = [
     "parallel",
     "kernels",
     "lora.base_model",
@@ -23,7 +23,9 @@ const MAY_DIFFER: [&str; 29] = [
     "data.cache",
     "data.files",
     "data.tokenizer",
-    // What it reads is in the fingerprint.
+    // What is read is in the fingerprint.
+    "data.json_key",
+    "data.extensions",
     "data.chat",
     // All settings of the model are recorded; the family gives their defaults.
     "model.family",

@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use crate::mpi;
 use crate::process::{cargo, run as run_command};
 use crate::report::Report;
+use crate::test::PARQUET_FEATURES;
 use crate::words;
 
 /// What to check.
@@ -40,12 +41,12 @@ pub fn run(check: Check, root: &Path, report: &mut Report) {
         report.step("words", || words::run(root));
     }
     if wanted(Check::Lint) {
-        // The build without it is that of the CUDA checks.
+        // The builds without them are those of the CUDA checks.
         report.step("lint", || match mpi::missing().as_slice() {
-            [] => lint(root, &["--features", mpi::FEATURES]),
+            [] => lint(root, &format!("{},{PARQUET_FEATURES}", mpi::FEATURES)),
             missing => {
                 println!("without mpi: missing: {}", missing.join(" and "));
-                lint(root, &[])
+                lint(root, PARQUET_FEATURES)
             }
         });
     }
@@ -64,9 +65,9 @@ pub fn run(check: Check, root: &Path, report: &mut Report) {
     }
 }
 
-fn lint(root: &Path, features: &[&str]) -> Result<(), String> {
-    let clippy: &[&str] = &["clippy", "--workspace", "--all-targets"];
-    let args = [clippy, features, &["--", "-D", "warnings"]].concat();
+fn lint(root: &Path, features: &str) -> Result<(), String> {
+    let clippy = ["clippy", "--workspace", "--all-targets", "--features"];
+    let args = [&clippy[..], &[features, "--", "-D", "warnings"]].concat();
     run_command(&mut cargo(root, &args))
 }
 

@@ -21,6 +21,9 @@ use crate::{mpi, vulkan};
 const WGPU_FEATURES: &str = "burn-megatron-tests/wgpu,burn-megatron-tests/tracing,burn-megatron-cli/wgpu,\
                              burn-megatron-kernel-check/wgpu";
 
+/// The feature of the command that reads Parquet and Arrow.
+pub const PARQUET_FEATURES: &str = "burn-megatron-cli/parquet";
+
 /// Ignored by `--all` too: processes that tests start, a measurement, and what takes too long.
 const SKIPPED: [&str; 7] = [
     "as_a_child",
@@ -120,7 +123,11 @@ pub fn run(extent: Extent, root: &Path, report: &mut Report) {
 
 /// The features of all tests that can run here: one choice, so that cargo builds the dependencies once.
 fn features(wgpu: bool, mpi: bool) -> String {
-    let chosen = [(wgpu, WGPU_FEATURES), (mpi, mpi::FEATURES)];
+    let chosen = [
+        (true, PARQUET_FEATURES),
+        (wgpu, WGPU_FEATURES),
+        (mpi, mpi::FEATURES),
+    ];
     let chosen: Vec<_> = chosen
         .iter()
         .filter_map(|(is_here, features)| is_here.then_some(*features))

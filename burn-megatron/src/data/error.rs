@@ -55,13 +55,13 @@ pub enum DataError {
         /// The given path.
         path: PathBuf,
     },
-    /// The file has no bytes, or every matching file of the folder has none.
-    #[error("'{path}' holds no text: {files} file(s), 0 bytes")]
+    /// No document has text.
+    #[error("'{path}' has no text: {}", empty_documents(*documents))]
     Empty {
         /// The given path.
         path: PathBuf,
-        /// The number of files found.
-        files: usize,
+        /// The number of documents.
+        documents: usize,
     },
     /// The folder has no file with one of the extensions.
     #[error(
@@ -150,6 +150,14 @@ pub enum DataError {
     /// The prefetch thread returned no batch before the timeout.
     #[error("timed out after {} s waiting for the next batch: is the file system of the data available?", .0.as_secs())]
     Stalled(Duration),
+}
+
+fn empty_documents(count: usize) -> String {
+    match count {
+        0 => "it has no document".into(),
+        1 => "its only document is empty".into(),
+        count => format!("its {count} documents are empty"),
+    }
 }
 
 fn fitting_length(bytes: usize) -> String {

@@ -3,27 +3,23 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::DataError;
+use super::{DataError, TextDocuments};
 
 /// Folders of generated files.
 const SKIPPED_FOLDERS: [&str; 3] = ["target", "node_modules", "runs"];
 
-/// One file of a folder.
-pub(super) struct Document {
-    /// The path relative to the folder, joined with `/` on every system.
-    pub(super) key: Vec<u8>,
-    /// The content.
-    pub(super) bytes: Vec<u8>,
-}
-
-/// All files below `root` with one of `extensions`, sorted by [`Document::key`].
-pub(super) fn read_folder(root: &Path, extensions: &[&str]) -> Result<Vec<Document>, DataError> {
-    let read = |(key, path): (Vec<u8>, PathBuf)| {
-        let bytes = read_file(&path)?;
-        Ok(Document { key, bytes })
-    };
+/// All files below `root` with one of `extensions`, in the order of their relative paths, which are the keys. Returns
+/// `None` if there are none.
+pub(super) fn read_folder(
+    root: &Path,
+    extensions: &[&str],
+) -> Result<Option<TextDocuments>, DataError> {
     let files = find_files(root, |path| has_extension(path, extensions))?;
-    files.into_iter().map(read).collect()
+    let mut documents = TextDocuments::default();
+    for (key, path) in &files {
+        documents.push(key, &read_file(path)?);
+    }
+    Ok((!files.is_empty()).then_some(documents))
 }
 
 /// The files below a folder for which `wanted` is true, in the order of their relative paths, as
@@ -37,7 +33,8 @@ pub fn list_folder(root: &Path, wanted: impl Fn(&Path) -> bool) -> Result<Vec<Pa
     Ok(files.into_iter().map(|(_, path)| path).collect())
 }
 
-/// The files below `root` for which `wanted` is true, with their [`Document::key`], sorted by it.
+/// The files below `root` for which `wanted` is true, with their paths relative to it, joined with `/` on every system;
+/// sorted by these.
 ///
 /// Symbolic links are not followed, so the search is finite and stays within `root`.
 fn find_files(

@@ -32,6 +32,7 @@ mod batch;
 pub mod blend;
 pub mod chat;
 mod dataset;
+mod documents;
 mod error;
 mod files;
 mod further;
@@ -47,6 +48,7 @@ mod tokenized;
 
 pub use batch::{Batch, Padding};
 pub use dataset::{Dataset, Sample, Samples, Sampling};
+pub use documents::TextDocuments;
 pub use error::{DataError, TextPart};
 pub use files::list_folder;
 pub use further::FurtherTokens;

@@ -1,30 +1,33 @@
 //! Splits documents into a training and a held-out part.
 
-use super::files::Document;
+use super::documents::DocumentEnd;
 
 /// The inverse of the held-out share of the bytes.
 const HELD_OUT_ONE_IN: usize = 10;
 
-/// Splits a single document: its last tenth, and at least one byte, is held out.
-pub(super) fn split_bytes(mut bytes: Vec<u8>) -> (Vec<u8>, Vec<u8>) {
+/// Splits a single document: its last tenth, and at least one byte, is held out, from the first byte on for which
+/// `may_begin` is true.
+pub(super) fn split_bytes(bytes: &[u8], may_begin: impl Fn(u8) -> bool) -> (&[u8], &[u8]) {
     let held_out = (bytes.len() / HELD_OUT_ONE_IN).max(1);
-    let tail = bytes.split_off(bytes.len() - held_out);
-    (bytes, tail)
+    let start = bytes.len() - held_out;
+    let moved = bytes[start..].iter().take_while(|byte| !may_begin(**byte));
+    bytes.split_at(start + moved.count())
 }
 
 /// Decides for each of at least two non-empty documents whether it is held out.
 ///
-/// The documents are visited in the order of a hash of their keys, and one is held out if that
+/// The documents are visited in the order of the hashes of their keys, and one is held out if that
 /// brings the held-out bytes nearer to a tenth of all bytes. This never holds for the last document if all
 /// others are held out, so the training part is not empty. If every document is too large, the smallest
 /// one is held out.
-pub(super) fn choose_held_out(documents: &[Document]) -> Vec<bool> {
-    let size = |i: usize| documents[i].bytes.len();
-    let total: usize = documents.iter().map(|document| document.bytes.len()).sum();
+pub(super) fn choose_held_out(documents: &[DocumentEnd]) -> Vec<bool> {
+    let start = |i: usize| i.checked_sub(1).map_or(0, |before| documents[before].end);
+    let size = |i: usize| documents[i].end - start(i);
+    let total = documents.last().map_or(0, |last| last.end);
     let target = total / HELD_OUT_ONE_IN;
 
     let mut order: Vec<usize> = (0..documents.len()).collect();
-    order.sort_by_key(|&i| (hash(&documents[i].key), &documents[i].key));
+    order.sort_by_key(|&i| (documents[i].hash, i));
 
     let mut chosen = vec![false; documents.len()];
     let mut held_out = 0;
@@ -43,7 +46,7 @@ pub(super) fn choose_held_out(documents: &[Document]) -> Vec<bool> {
 }
 
 /// 64-bit FNV-1a: the split must not depend on the version of a hasher.
-fn hash(bytes: &[u8]) -> u64 {
+pub(super) fn hash(bytes: &[u8]) -> u64 {
     bytes
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash: u64, &byte| {

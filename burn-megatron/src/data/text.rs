@@ -7,10 +7,10 @@ use std::{fmt, fs};
 
 use indicatif::HumanCount;
 
-use super::files::{Document, read_file, read_folder};
-use super::split::{choose_held_out, split_bytes};
+use super::files::{read_file, read_folder};
 use super::{
-    DOCUMENT_END, DataError, Dataset, Sample, Samples, Sampling, TextPart, TextSamples, VOCABULARY,
+    DOCUMENT_END, DataError, Dataset, Sample, Samples, Sampling, TextDocuments, TextPart,
+    TextSamples, VOCABULARY,
 };
 
 /// The extensions that [`TextData::open`] looks for in a folder.
@@ -22,6 +22,8 @@ pub const EXTENSIONS: [&str; 3] = ["rs", "md", "txt"];
 #[derive(Clone)]
 pub struct TextData {
     path: PathBuf,
+    /// What begins the description.
+    source: String,
     training: Arc<[u8]>,
     held_out: Arc<[u8]>,
     reset_attention: bool,
@@ -54,12 +56,25 @@ impl TextData {
     ///
     /// As [`TextData::open`].
     pub fn open_with(path: &Path, extensions: &[&str]) -> Result<Self, DataError> {
-        let parts = read_documents(path, extensions)?;
-        let join = |documents: Vec<Vec<u8>>| documents.join(&DOCUMENT_END).into();
+        Self::from_documents(path, read_documents(path, extensions)?)
+    }
+
+    /// The text of documents that were read from `path`, which descriptions and errors name. It is split and joined as
+    /// by [`TextData::open`].
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Empty`].
+    pub fn from_documents(path: &Path, documents: TextDocuments) -> Result<Self, DataError> {
+        let (training, held_out) = documents.split(path, |_| true)?.joined();
+        let source = documents.describe(path);
+        // Before the texts are copied once more.
+        drop(documents);
         Ok(Self {
             path: path.to_path_buf(),
-            training: join(parts.training),
-            held_out: join(parts.held_out),
+            source,
+            training: training.into(),
+            held_out: held_out.into(),
             reset_attention: false,
         })
     }
@@ -116,17 +131,8 @@ impl TextData {
     }
 }
 
-/// The documents of a text, none of them empty, with at least one in each part.
-pub(super) struct SplitDocuments {
-    pub(super) training: Vec<Vec<u8>>,
-    pub(super) held_out: Vec<Vec<u8>>,
-}
-
-/// Reads and splits a file or a folder; see [`TextData::open`].
-pub(super) fn read_documents(
-    path: &Path,
-    extensions: &[&str],
-) -> Result<SplitDocuments, DataError> {
+/// Reads a file or a folder; see [`TextData::open`].
+pub(super) fn read_documents(path: &Path, extensions: &[&str]) -> Result<TextDocuments, DataError> {
     let kind = fs::metadata(path).map_err(|source| match source.kind() {
         ErrorKind::NotFound => DataError::Missing {
             path: path.to_path_buf(),
@@ -137,9 +143,17 @@ pub(super) fn read_documents(
         },
     })?;
     if kind.is_file() {
-        split_file(path, read_file(path)?, 1)
+        let mut documents = TextDocuments::default();
+        documents.push(b"", &read_file(path)?);
+        Ok(documents)
     } else if kind.is_dir() {
-        split_documents(path, read_folder(path, extensions)?, extensions)
+        read_folder(path, extensions)?.ok_or_else(|| {
+            let extensions: Vec<String> = extensions.iter().map(|e| format!(".{e}")).collect();
+            DataError::NoMatchingFiles {
+                path: path.to_path_buf(),
+                extensions: extensions.join(", "),
+            }
+        })
     } else {
         Err(DataError::NotText {
             path: path.to_path_buf(),
@@ -147,56 +161,11 @@ pub(super) fn read_documents(
     }
 }
 
-fn split_file(path: &Path, bytes: Vec<u8>, files: usize) -> Result<SplitDocuments, DataError> {
-    if bytes.is_empty() {
-        return Err(DataError::Empty {
-            path: path.to_path_buf(),
-            files,
-        });
-    }
-    let (training, held_out) = split_bytes(bytes);
-    Ok(SplitDocuments {
-        training: vec![training],
-        held_out: vec![held_out],
-    })
-}
-
-fn split_documents(
-    path: &Path,
-    mut documents: Vec<Document>,
-    extensions: &[&str],
-) -> Result<SplitDocuments, DataError> {
-    let files = documents.len();
-    if files == 0 {
-        let extensions: Vec<String> = extensions.iter().map(|e| format!(".{e}")).collect();
-        let extensions = extensions.join(", ");
-        return Err(DataError::NoMatchingFiles {
-            path: path.to_path_buf(),
-            extensions,
-        });
-    }
-    documents.retain(|document| !document.bytes.is_empty());
-    if documents.len() < 2 {
-        let only = documents.pop().map(|document| document.bytes);
-        return split_file(path, only.unwrap_or_default(), files);
-    }
-    let chosen = choose_held_out(&documents);
-    let (mut training, mut held_out) = (vec![], vec![]);
-    for (document, chosen) in documents.into_iter().zip(chosen) {
-        if chosen {
-            held_out.push(document.bytes)
-        } else {
-            training.push(document.bytes)
-        }
-    }
-    Ok(SplitDocuments { training, held_out })
-}
-
 impl Dataset for TextData {
     fn describe(&self) -> String {
         format!(
             "{}: {} bytes to train on, {} held out",
-            self.path.display(),
+            self.source,
             HumanCount(self.training.len() as u64),
             HumanCount(self.held_out.len() as u64),
         )

@@ -9,8 +9,8 @@ use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::sampler::start_of;
-use super::text::{SplitDocuments, read_documents, window, windows};
-use super::{DataError, Dataset, EXTENSIONS, Sample, Samples, Sampling, TextPart};
+use super::text::{read_documents, window, windows};
+use super::{DataError, Dataset, EXTENSIONS, Sample, Samples, Sampling, TextDocuments, TextPart};
 use crate::tokenizer::Tokenizer;
 
 /// A text in memory as the tokens of a [`Tokenizer`].
@@ -19,6 +19,8 @@ use crate::tokenizer::Tokenizer;
 /// one, follows each document. For text that does not fit into memory use token files.
 pub struct TokenizedText {
     path: PathBuf,
+    /// What begins the description.
+    source: String,
     tokenizer: String,
     vocabulary: usize,
     training: Arc<[i32]>,
@@ -35,11 +37,24 @@ impl TokenizedText {
     ///
     /// As [`TextData::open`](super::TextData::open); [`DataError::Tokenizer`] for a text that is not UTF-8.
     pub fn open(path: &Path, tokenizer: &Tokenizer) -> Result<Self, DataError> {
-        let mut parts = read_documents(path, &EXTENSIONS)?;
-        keep_characters_whole(&mut parts);
-        let documents = parts.training.iter().chain(&parts.held_out);
-        let bytes = documents.map(Vec::len).sum();
-        let tokens = |documents: &[Vec<u8>]| {
+        Self::from_documents(path, &read_documents(path, &EXTENSIONS)?, tokenizer)
+    }
+
+    /// The text of documents that were read from `path`, which descriptions and errors name. Of a single document
+    /// the held-out tail begins with a whole character.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Empty`]; [`DataError::Tokenizer`] for a text that is not UTF-8.
+    pub fn from_documents(
+        path: &Path,
+        documents: &TextDocuments,
+        tokenizer: &Tokenizer,
+    ) -> Result<Self, DataError> {
+        let parts = documents.split(path, |byte| byte & 0xc0 != 0x80)?;
+        let all = parts.training.iter().chain(&parts.held_out);
+        let bytes = all.map(|document| document.len()).sum();
+        let tokens = |documents: &[&[u8]]| {
             let tokens = tokens_of(documents, tokenizer);
             tokens.map_err(|source| DataError::Tokenizer {
                 path: path.to_path_buf(),
@@ -49,6 +64,7 @@ impl TokenizedText {
         let (training, held_out) = (tokens(&parts.training)?, tokens(&parts.held_out)?);
         Ok(Self {
             path: path.to_path_buf(),
+            source: documents.describe(path),
             tokenizer: tokenizer.name().into(),
             vocabulary: tokenizer.vocabulary(),
             fingerprint: fingerprint([&training, &held_out]),
@@ -87,20 +103,8 @@ impl TokenizedText {
     }
 }
 
-/// The held-out tail of a single file may begin within a character; its first bytes move to the training
-/// part.
-fn keep_characters_whole(parts: &mut SplitDocuments) {
-    if let ([training], [held_out]) = (&mut parts.training[..], &mut parts.held_out[..]) {
-        let continues = held_out
-            .iter()
-            .take_while(|byte| **byte & 0xc0 == 0x80)
-            .count();
-        training.extend(held_out.drain(..continues));
-    }
-}
-
 fn tokens_of(
-    documents: &[Vec<u8>],
+    documents: &[&[u8]],
     tokenizer: &Tokenizer,
 ) -> Result<Vec<i32>, crate::tokenizer::TokenizerError> {
     let eod = tokenizer.eod();
@@ -131,7 +135,7 @@ impl Dataset for TokenizedText {
     fn describe(&self) -> String {
         format!(
             "{}: {} tokens of {} to train on, {} held out, {:.2} bytes each",
-            self.path.display(),
+            self.source,
             HumanCount(self.training.len() as u64),
             self.tokenizer,
             HumanCount(self.held_out.len() as u64),

@@ -4,8 +4,8 @@ mod chat;
 pub mod settings;
 #[cfg(test)]
 mod tests;
+mod text;
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn_megatron::data::gpt::IndexCache;
@@ -40,10 +40,12 @@ pub fn open(recipe: &Recipe) -> Result<Arc<dyn Dataset>, Error> {
                         .into(),
                 );
             }
-            Arc::new(TokenizedText::open(&text_path(recipe), tokenizer)?)
+            let (path, documents) = text::read(&recipe.data)?;
+            Arc::new(TokenizedText::from_documents(&path, &documents, tokenizer)?)
         }
         (_, false) => {
-            let text = TextData::open(&text_path(recipe))?;
+            let (path, documents) = text::read(&recipe.data)?;
+            let text = TextData::from_documents(&path, documents)?;
             Arc::new(text.with_reset_attention(recipe.data.reset_attention))
         }
     };
@@ -274,11 +276,4 @@ impl LossUnit {
             Self::Token => "token",
         }
     }
-}
-
-/// The text of the recipe, or of this repository.
-fn text_path(recipe: &Recipe) -> PathBuf {
-    let repository = || Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let path = recipe.data.path.clone().unwrap_or_else(repository);
-    path.canonicalize().unwrap_or(path)
 }

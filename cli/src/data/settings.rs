@@ -7,14 +7,20 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::chat::ChatConfig;
+use crate::documents::is_conversation;
 use crate::error::Error;
 
 /// The training data: text, token files, or conversations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
-    /// Text: a file or a folder; by default, without `files`, the text of this repository.
+    /// Text: a file or a folder of text, JSON lines, Parquet or Arrow; by default, without `files`, the text of this
+    /// repository.
     pub path: Option<PathBuf>,
+    /// The key of the text in JSON lines, Parquet and Arrow; `text` by default.
+    pub json_key: Option<String>,
+    /// The extensions of the files that are read in a folder of text.
+    pub extensions: Vec<String>,
     /// A tokenizer.json, a folder with one, or `bytes`, the default for text. With token files it is used for the prompt and
     /// the sample only.
     pub tokenizer: Option<String>,
@@ -85,10 +91,18 @@ impl TokenFileEntry {
 #[derive(Args, Debug, Default)]
 #[command(next_help_heading = "Data")]
 pub struct DataArgs {
-    /// Training data: a text file, a folder whose .rs, .md and .txt files are read, the PREFIX of PREFIX.bin
-    /// and PREFIX.idx, or conversations to fine-tune on, a .jsonl file. The default is the text of this repository.
+    /// Training data: a file of text, JSON lines, Parquet or Arrow, of .gz or .zst too; a folder of them, or of a
+    /// Hugging Face dataset; the PREFIX of PREFIX.bin and PREFIX.idx; or conversations to fine-tune on, a .jsonl
+    /// file. The default is the text of this repository.
     #[arg(long, value_name = "PATH|PREFIX")]
     pub data: Option<PathBuf>,
+    /// Key of the JSON objects, or column of Parquet and Arrow, that holds text. The default is `text`.
+    #[arg(long, value_name = "KEY")]
+    pub json_key: Option<String>,
+    /// Extensions of the files of a folder that are read, by default rs,md,txt, and without such files
+    /// jsonl,ndjson,parquet,arrow.
+    #[arg(long, value_name = "EXTENSION", value_delimiter = ',')]
+    pub extensions: Vec<String>,
     /// The tokenizer: a tokenizer.json, a folder with one, or bytes.
     #[arg(long, value_name = "PATH|bytes")]
     pub tokenizer: Option<String>,
@@ -103,7 +117,8 @@ pub struct DataArgs {
 impl DataArgs {
     /// Applies the flags to the table of a recipe.
     pub fn apply(&self, data: &mut DataConfig) {
-        if let Some(path) = self.data.as_ref().filter(|path| is_chat(path)) {
+        let is_chat = |path: &&PathBuf| self.json_key.is_none() && is_conversation(path);
+        if let Some(path) = self.data.as_ref().filter(is_chat) {
             let tokenizer = data.tokenizer.take().filter(|_| data.files.is_empty());
             *data = DataConfig {
                 tokenizer,
@@ -123,7 +138,7 @@ impl DataArgs {
                         // It was the tokenizer of the text, which is no longer read.
                         data.tokenizer = None;
                     }
-                    data.path = None;
+                    (data.path, data.json_key, data.extensions) = (None, None, vec![]);
                     data.files = vec![TokenFileEntry::Prefix(prefix)];
                 }
                 // The token file settings of the recipe no longer apply.
@@ -136,15 +151,14 @@ impl DataArgs {
                 None => data.path = Some(path.clone()),
             }
         }
+        data.json_key = self.json_key.clone().or(data.json_key.take());
+        if !self.extensions.is_empty() {
+            data.extensions.clone_from(&self.extensions);
+        }
         data.tokenizer = self.tokenizer.clone().or(data.tokenizer.take());
         data.split = self.split.clone().or(data.split.take());
         data.cache = self.data_cache.clone().or(data.cache.take());
     }
-}
-
-/// Whether `path` is a file of JSON lines.
-fn is_chat(path: &Path) -> bool {
-    path.extension().is_some_and(|end| end == "jsonl") && path.is_file()
 }
 
 /// The prefix of token files, if `path` is one, or one of the files.
@@ -174,6 +188,21 @@ impl DataConfig {
             return Err(
                 "data.path (text) and data.files (tokens) exclude each other: give one of them"
                     .into(),
+            );
+        }
+        let of_text = [
+            ("json_key (--json-key)", self.json_key.is_some()),
+            ("extensions (--extensions)", !self.extensions.is_empty()),
+        ];
+        let is_text = self.files.is_empty() && self.chat.is_none();
+        if let Some((name, _)) = of_text.iter().find(|(_, given)| *given && !is_text) {
+            let what = if self.chat.is_some() {
+                "[data.chat]"
+            } else {
+                "token files"
+            };
+            return Err(
+                format!("data.{name} applies to text, and the data is {what}; remove it").into(),
             );
         }
         let given = [

@@ -1,4 +1,5 @@
 use std::fs;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_megatron::data::indexed::{IndexedDatasetBuilder, TokenType};
@@ -98,6 +99,37 @@ fn the_table_decides_what_is_read() {
 }
 
 #[test]
+fn records_are_documents_under_a_key() {
+    let folder = Folder::new();
+    let lines = |key: &str| -> String {
+        let line = |i| format!("{{\"id\": {i}, \"{key}\": \"the dog number {i}\\n\"}}\n");
+        (0..40).map(line).collect()
+    };
+    fs::write(folder.path("a.jsonl"), lines("text")).unwrap();
+    fs::write(folder.path("b.ndjson"), lines("body")).unwrap();
+    let text = open(&folder.recipe(256, "path = 'DIR/a.jsonl'")).unwrap();
+    let body = open(&folder.recipe(256, "path = 'DIR/b.ndjson'\njson_key = 'body'")).unwrap();
+    assert_eq!(text.fingerprint(), body.fingerprint());
+    // 10 documents of 17 bytes and 30 of 18, of which 4 of 17 are held out, and a byte between two.
+    let described = text.describe();
+    assert!(
+        described.contains("a.jsonl: 677 bytes to train on, 71 held out"),
+        "{described}"
+    );
+    let error = error(&folder.recipe(256, "path = 'DIR/b.ndjson'"));
+    assert!(
+        error.ends_with("b.ndjson:1: the object has no `text`, but `id`, `body` (see --json-key)"),
+        "{error}"
+    );
+    let folder_of_both = "path = 'DIR'\nextensions = ['jsonl', 'txt']";
+    let both = open(&folder.recipe(256, folder_of_both))
+        .unwrap()
+        .describe();
+    assert!(both.contains(", 2 files read, 3 left out ("), "{both}");
+    assert!(both.contains("(.bin 1, .idx 1, .ndjson 1)"), "{both}");
+}
+
+#[test]
 fn what_stands_beside_token_files_is_heeded() {
     let folder = Folder::new();
     let bpe = Tokenizer::open(BPE.as_ref()).unwrap();
@@ -191,6 +223,14 @@ fn settings_that_do_nothing_or_do_not_fit_are_errors() {
         ("files = ['DIR/none']", "there is no"),
         ("files = ['DIR/tokens']\nsplit = '1,x'", "1,x"),
         (
+            "json_key = 'a'\nfiles = ['DIR/tokens']",
+            "data.json_key (--json-key) applies to text, and the data is token files",
+        ),
+        (
+            "json_key = 'a'\npath = 'DIR/text.txt'",
+            "data.json_key (--json-key) = a applies to JSON lines",
+        ),
+        (
             "tokenizer = 'DIR'\npath = 'DIR/text.txt'",
             "no tokenizer at",
         ),
@@ -246,6 +286,24 @@ fn flags_take_the_place_of_the_table() {
     assert_eq!(text_again.path, Some(folder.path("text.txt")));
     assert!(text_again.files.is_empty() && text_again.check().is_ok());
     assert!(apply(&files, "tokens").packing);
+    fs::write(folder.path("chat.jsonl"), "{\"messages\": []}").unwrap();
+    fs::write(folder.path("text.jsonl"), "{\"text\": \"a\"}").unwrap();
+    assert!(apply(&text, "chat.jsonl").chat.is_some());
+    assert_eq!(
+        apply(&text, "text.jsonl").path,
+        Some(folder.path("text.jsonl"))
+    );
+    let mut as_text = text.clone();
+    let flags = DataArgs {
+        data: Some(folder.path("chat.jsonl")),
+        json_key: Some("messages".into()),
+        ..DataArgs::default()
+    };
+    flags.apply(&mut as_text);
+    assert!(as_text.chat.is_none());
+    assert_eq!(as_text.json_key.as_deref(), Some("messages"));
+    assert_eq!(apply(&as_text, "text.jsonl").json_key, as_text.json_key);
+    assert_eq!(apply(&as_text, "tokens").json_key, None);
     let kept = apply(&text, "text.txt");
     assert_eq!(kept.tokenizer.as_deref(), Some("x"));
 }

@@ -2,15 +2,18 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+
+use crate::documents::Format;
 
 use crate::byte_size::ByteSize;
 
 /// Flags of `preprocess`.
 #[derive(Args, Clone, Debug)]
 pub struct PreprocessArgs {
-    /// Files to read, in this order; of a folder all files that end in one of --extensions, in the order of their
-    /// paths. Files that end in .gz or .zst are decompressed. `-` is standard input.
+    /// Files to read, in this order: text, JSON lines, Parquet or Arrow; of a folder all files that end in one of
+    /// --extensions, in the order of their paths, and of a Hugging Face dataset folder those of the split train.
+    /// Files that end in .gz or .zst are decompressed. `-` is standard input.
     #[arg(required = true, value_name = "PATH")]
     pub inputs: Vec<PathBuf>,
     /// Output: PREFIX.bin, PREFIX.idx and PREFIX.json, and with several keys PREFIX_KEY.bin and so on. The files
@@ -20,11 +23,12 @@ pub struct PreprocessArgs {
     /// A tokenizer.json, a folder with one, or `bytes`, for which every byte is a token.
     #[arg(long, value_name = "PATH|bytes")]
     pub tokenizer: String,
-    /// Format of the inputs: text, jsonl (a JSON object per line), or auto, by their names: .jsonl, .ndjson and
-    /// .json are jsonl, all others and `-` are text.
+    /// Format of inputs that are not Parquet or Arrow: text, jsonl (a JSON object per line), or auto, by their
+    /// names: .jsonl, .ndjson and .json are jsonl, all others and `-` are text.
     #[arg(long, value_enum, default_value_t = Format::Auto)]
     pub format: Format,
-    /// Keys of the JSON objects that hold text; token files are written for each. The default is `text`.
+    /// Keys of the JSON objects, and columns of Parquet and Arrow, that hold text; token files are written for each.
+    /// The default is `text`.
     #[arg(long, value_name = "KEY,..", value_delimiter = ',')]
     pub json_key: Vec<String>,
     /// Treat every line of a text as a document; by default a file is one document.
@@ -33,13 +37,8 @@ pub struct PreprocessArgs {
     /// Treat this as the end of a document in a text; \n, \r, \t and \0 are escapes.
     #[arg(long, value_name = "TEXT")]
     pub separator: Option<String>,
-    /// Extensions of the files of a folder that are read.
-    #[arg(
-        long,
-        value_name = "EXTENSION,..",
-        value_delimiter = ',',
-        default_value = "rs,md,txt,jsonl,ndjson"
-    )]
+    /// Extensions of the files of a folder that are read, by default rs,md,txt,jsonl,ndjson,parquet,arrow.
+    #[arg(long, value_name = "EXTENSION,..", value_delimiter = ',')]
     pub extensions: Vec<String>,
     /// Append the end-of-document token to every document.
     #[arg(long)]
@@ -65,17 +64,6 @@ pub struct PreprocessArgs {
     /// Replace existing files.
     #[arg(long)]
     pub overwrite: bool,
-}
-
-/// The format of an input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    /// By its name.
-    Auto,
-    /// Text.
-    Text,
-    /// A JSON object in every line.
-    Jsonl,
 }
 
 /// The most tokenizer threads.

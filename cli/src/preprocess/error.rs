@@ -1,13 +1,12 @@
 //! Errors of preprocessing.
 
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 
-use burn_megatron::data::DataError;
 use burn_megatron::data::indexed::IndexedDatasetError;
 use burn_megatron::tokenizer::TokenizerError;
+
+use crate::documents::{BadDocument, DocumentPosition, InputError};
 
 /// An error that ends preprocessing.
 #[derive(Debug, thiserror::Error)]
@@ -15,27 +14,9 @@ pub enum PreprocessError {
     /// A setting has no effect.
     #[error("{0}")]
     Ignored(&'static str),
-    /// A folder has no file to read.
-    #[error(
-        "no file in '{}' ends in {extensions}, optionally followed by .gz or .zst; see --extensions",
-        path.display()
-    )]
-    NoFiles {
-        /// The folder.
-        path: PathBuf,
-        /// What was looked for.
-        extensions: String,
-    },
-    /// The file system, or a compressed file that is truncated.
-    #[error("cannot {action} '{path}': {source}")]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// The file.
-        path: String,
-        /// Why not.
-        source: io::Error,
-    },
+    /// An input cannot be read.
+    #[error(transparent)]
+    Input(#[from] InputError),
     /// The output exists.
     #[error("'{}' exists already; --overwrite replaces it", .0.display())]
     Exists(PathBuf),
@@ -79,65 +60,7 @@ pub enum PreprocessError {
     /// The tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// Listing a folder.
-    #[error(transparent)]
-    Data(#[from] DataError),
     /// The token files.
     #[error(transparent)]
     Indexed(#[from] IndexedDatasetError),
-}
-
-/// An error in a document.
-#[derive(Debug, thiserror::Error)]
-pub enum BadDocument {
-    /// Not a JSON object.
-    #[error("not a JSON object: {0}")]
-    Json(serde_json::Error),
-    /// A key is missing.
-    #[error("the object has no `{0}`")]
-    MissingKey(String),
-    /// The value of a key is not a string.
-    #[error("the value of `{0}` is not a string")]
-    NoText(String),
-    /// The document is too long.
-    #[error(
-        "the document has more than {0} bytes (see --max-document-bytes; --lines and --separator split a \
-         file into documents)"
-    )]
-    TooLong(usize),
-    /// The tokenizer failed.
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
-}
-
-/// The position of a document.
-#[derive(Clone, Debug)]
-pub struct DocumentPosition {
-    /// The input.
-    pub file: Arc<str>,
-    /// Its line, or its number where documents are not lines; from 1.
-    pub number: u64,
-    /// What `number` counts.
-    pub unit: PositionUnit,
-}
-
-/// What the number of a position counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PositionUnit {
-    /// Lines.
-    Line,
-    /// Documents.
-    Document,
-    /// The file is one document.
-    File,
-}
-
-impl fmt::Display for DocumentPosition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.unit {
-            PositionUnit::Line => write!(f, "{}:{}", self.file, self.number),
-            PositionUnit::Document => write!(f, "{}, document {}", self.file, self.number),
-            PositionUnit::File => f.write_str(&self.file),
-        }
-    }
 }

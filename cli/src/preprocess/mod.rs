@@ -4,10 +4,8 @@
 //! received in the same order, so that the output has the order of the inputs; the channels are bounded, and so is memory.
 
 pub mod args;
-mod documents;
 mod error;
-mod input;
-mod object;
+mod inputs;
 mod output;
 mod progress;
 mod read;
@@ -26,13 +24,13 @@ use std::time::Duration;
 
 use burn_megatron::tokenizer::{TokenFileInfo, Tokenizer};
 
+use crate::documents::{FileCounts, Found, Input, TEXT_KEY};
 use crate::error::Error;
 use crate::interrupt::EXIT_CODE;
 use crate::numbers::count;
 use crate::terminal;
 use args::PreprocessArgs;
 use error::PreprocessError;
-use input::Input;
 use output::TokenFileOutput;
 use progress::{PreprocessProgress, speed};
 use read::{DocumentBatch, InputReader, StageMessage};
@@ -71,6 +69,8 @@ pub fn run(args: &PreprocessArgs) -> Result<ExitCode, Error> {
 pub struct PreprocessSummary {
     /// The prefix and the description of each output, and the number of its documents without a token.
     pub outputs: Vec<(PathBuf, TokenFileInfo, u64)>,
+    /// The files that were read and left out.
+    pub files: FileCounts,
     /// Bad documents that were skipped.
     pub bad: u64,
     /// Bytes of the inputs.
@@ -94,9 +94,19 @@ impl PreprocessSummary {
             if *empty > 0 {
                 println!("  {} skipped", count(*empty as usize, "empty document"));
             }
+            if info.documents == 1 {
+                eprintln!(
+                    "warning: {} is 1 document, and a split never cuts one, so that nothing can be held out of it: \
+                     preprocess with --lines or --separator",
+                    prefix.display()
+                );
+            }
         }
         if self.bad > 0 {
             println!("{} skipped", count(self.bad as usize, "bad document"));
+        }
+        if self.files.is_notable() {
+            println!("{}", self.files);
         }
         println!(
             "read {} in {:.1} s, {}",
@@ -116,13 +126,16 @@ pub fn preprocess(
     stop: &Arc<AtomicBool>,
 ) -> Result<PreprocessSummary, PreprocessError> {
     let tokenizer = tokenizer(args)?;
-    let inputs = input::find(args)?;
     let keys = keys(args)?;
+    let Found {
+        inputs,
+        counts: files,
+    } = inputs::find(args, &keys)?;
     let mut outputs = outputs(args, &tokenizer, &keys, &inputs)?;
     let worker = TokenizeWorker {
         eod: tokenizer.eod().filter(|_| args.append_eod),
         tokenizer,
-        keys,
+        keys: keys.clone(),
         framed: args.special_tokens,
         skip_bad: args.skip_bad,
     };
@@ -132,6 +145,7 @@ pub fn preprocess(
     let mut progress = PreprocessProgress::start(total);
     let reader = InputReader {
         inputs,
+        keys,
         limit: args.max_document_bytes.0 as usize,
         skip_bad: args.skip_bad,
         read: Arc::clone(&read),
@@ -161,6 +175,7 @@ pub fn preprocess(
             .iter()
             .map(|output| (output.prefix().into(), output.info().clone(), output.empty))
             .collect(),
+        files,
         bad,
         read: read.load(Ordering::Relaxed),
         seconds: progress.seconds(),
@@ -190,7 +205,7 @@ fn tokenizer(args: &PreprocessArgs) -> Result<Tokenizer, PreprocessError> {
 /// The keys that texts stand under, one for each output.
 fn keys(args: &PreprocessArgs) -> Result<Vec<String>, PreprocessError> {
     let keys = if args.json_key.is_empty() {
-        vec!["text".into()]
+        vec![TEXT_KEY.into()]
     } else {
         args.json_key.clone()
     };
@@ -214,13 +229,11 @@ fn outputs(
     keys: &[String],
     inputs: &[Input],
 ) -> Result<Vec<TokenFileOutput>, PreprocessError> {
-    let any_json = inputs
-        .iter()
-        .any(|input| input.layout == input::DocumentLayout::Json);
+    let any_record = inputs.iter().any(|input| input.format.has_keys());
     let outputs = keys.iter().map(|key| {
         let info = TokenFileInfo {
             eod_appended: args.append_eod,
-            key: any_json.then(|| key.clone()),
+            key: any_record.then(|| key.clone()),
             inputs: inputs
                 .iter()
                 .map(|input| input.name().to_string())

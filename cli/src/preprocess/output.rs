@@ -7,8 +7,8 @@ use burn_megatron::data::indexed::{IndexedDatasetBuilder, TokenType, bin_path, i
 use burn_megatron::tokenizer::TokenFileInfo;
 
 use super::error::PreprocessError;
-use super::input::{Input, io_error};
 use super::work::TokenizedDocuments;
+use crate::documents::{Input, InputError};
 
 /// Token files and their description.
 pub struct TokenFileOutput {
@@ -51,7 +51,8 @@ impl TokenFileOutput {
             .parent()
             .filter(|folder| !folder.as_os_str().is_empty())
         {
-            fs::create_dir_all(folder).map_err(|source| io_error("create", folder, source))?;
+            fs::create_dir_all(folder)
+                .map_err(|source| InputError::io("create", folder, source))?;
         }
         // Without a known vocabulary any token id can occur.
         let vocabulary = info.vocabulary.unwrap_or(usize::MAX);
@@ -96,13 +97,13 @@ impl TokenFileOutput {
     /// Gives the files their names, the index last.
     ///
     /// # Errors
-    /// [`PreprocessError::Indexed`], [`PreprocessError::Io`].
+    /// [`PreprocessError::Indexed`], [`PreprocessError::Input`].
     pub fn finish(self) -> Result<(), PreprocessError> {
         let path = TokenFileInfo::path(&self.prefix);
         let about = self
             .info
             .to_bytes()
-            .map_err(|error| io_error("write", &path, error.into()))?;
+            .map_err(|error| InputError::io("write", &path, error.into()))?;
         self.writer.finish_beside(&path, &about)?;
         Ok(())
     }

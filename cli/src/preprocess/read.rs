@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 
-use super::documents::{DocumentReader, NextDocument};
-use super::error::{BadDocument, DocumentPosition, PreprocessError};
-use super::input::{DocumentLayout, Input};
+use super::error::PreprocessError;
+use crate::documents::{
+    BadDocument, DocumentContent, DocumentPosition, Input, InputError, NextDocument,
+};
 
 /// Bytes at which a batch is sent; a longer document is a batch of its own. Small in tests, to have several batches of
 /// little text.
@@ -17,10 +18,8 @@ const OVERHEAD: usize = 64;
 
 /// A document as it is in its file.
 pub struct RawDocument {
-    /// Its bytes.
-    pub bytes: Vec<u8>,
-    /// Whether it is a JSON object.
-    pub json: bool,
+    /// What it holds.
+    pub content: DocumentContent,
     /// Its position.
     pub place: DocumentPosition,
 }
@@ -47,6 +46,8 @@ pub enum StageMessage<T> {
 pub struct InputReader {
     /// The inputs.
     pub inputs: Vec<Input>,
+    /// The keys of the texts of records.
+    pub keys: Vec<String>,
     /// Maximum bytes of a document.
     pub limit: usize,
     /// Whether bad documents are skipped.
@@ -94,13 +95,12 @@ impl InputReader {
         send: &mut impl FnMut(DocumentBatch) -> bool,
     ) -> Result<bool, PreprocessError> {
         let name = input.name();
-        let failed = |source| PreprocessError::Io {
+        let failed = |source| InputError::Io {
             action: "read",
             path: name.to_string(),
             source,
         };
-        let from = input.open(&self.read).map_err(failed)?;
-        let mut documents = DocumentReader::new(from, &input.layout, self.limit);
+        let mut documents = input.open(&self.keys, self.limit, &self.read)?;
         for number in 1.. {
             if self.stop.load(Ordering::Relaxed) {
                 return Ok(false);
@@ -108,16 +108,13 @@ impl InputReader {
             let place = || DocumentPosition {
                 file: Arc::clone(&name),
                 number,
-                unit: input.layout.unit(),
+                unit: input.format.unit(),
             };
             match documents.next().map_err(failed)? {
-                NextDocument::Document(bytes) => {
-                    batch.size += bytes.len() + OVERHEAD;
-                    batch.documents.push(RawDocument {
-                        bytes,
-                        json: input.layout == DocumentLayout::Json,
-                        place: place(),
-                    });
+                NextDocument::Document(content) => {
+                    batch.size += content.bytes() + OVERHEAD;
+                    let place = place();
+                    batch.documents.push(RawDocument { content, place });
                 }
                 NextDocument::TooLong if self.skip_bad => batch.bad += 1,
                 NextDocument::TooLong => {

@@ -210,6 +210,41 @@ fn documents_can_be_framed() {
     assert_eq!(folder.info("a").eod, Some(0));
 }
 
+#[cfg(feature = "parquet")]
+#[test]
+fn tables_are_read_as_lines_are() {
+    let folder = Folder::new();
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/documents");
+    let lines: String = (0..100)
+        .map(|i| {
+            let text = format!("row {i} {}", "naïve 日本 ".repeat(i % 3));
+            format!("{{\"text\": \"{text}\"}}\n")
+        })
+        .collect();
+    folder.write("a.jsonl", lines);
+    let flags = |input: &str, output: &str| {
+        format!("{input} --tokenizer TOK/byte_bpe --append-eod --output DIR/{output}")
+    };
+    folder.run(&flags("DIR/a.jsonl", "lines")).unwrap();
+    for name in ["zstd.parquet", "hub", "saved"] {
+        let summary = folder
+            .run(&flags(&format!("{fixtures}/{name}"), name))
+            .unwrap();
+        assert!(folder.bytes("lines") == folder.bytes(name), "{name}");
+        assert_eq!(folder.info(name).key.as_deref(), Some("text"));
+        assert!(summary.read > 0);
+    }
+    // A null is no text.
+    let titles = flags(&format!("{fixtures}/zstd.parquet"), "titles") + " --json-key title";
+    let error = folder.error(&titles);
+    assert!(
+        error.contains("zstd.parquet, row 1: the value of `title` is not a string"),
+        "{error}"
+    );
+    let skipped = folder.run(&(titles + " --skip-bad")).unwrap();
+    assert_eq!((skipped.bad, folder.info("titles").documents), (20, 80));
+}
+
 #[test]
 fn bad_documents_are_errors_with_their_place() {
     let folder = Folder::new();
@@ -227,7 +262,7 @@ fn bad_documents_are_errors_with_their_place() {
     );
     let error = folder.error(&flags("b.jsonl"));
     assert!(
-        error.starts_with("DIR/b.jsonl:1: the object has no `text`;"),
+        error.starts_with("DIR/b.jsonl:1: the object has no `text`, only `a` (see --json-key);"),
         "{error}"
     );
     folder.write(
@@ -354,7 +389,7 @@ fn settings_without_effect_and_wrong_ones_are_errors() {
         ),
         (
             "a.jsonl DIR/a.txt --json-key text,a",
-            "several keys apply to JSON lines only",
+            "several keys apply to JSON lines, Parquet and Arrow only",
         ),
         (
             "a.jsonl --json-key text,text",

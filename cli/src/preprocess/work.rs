@@ -4,9 +4,9 @@ use std::sync::mpsc::{Receiver, SyncSender};
 
 use burn_megatron::tokenizer::Tokenizer;
 
-use super::error::{BadDocument, PreprocessError};
-use super::object::texts;
-use super::read::{DocumentBatch, RawDocument, StageMessage};
+use super::error::PreprocessError;
+use super::read::{DocumentBatch, StageMessage};
+use crate::documents::{BadDocument, DocumentContent};
 
 /// The tokens of the documents of a batch.
 #[derive(Default)]
@@ -67,7 +67,7 @@ impl TokenizeWorker {
             bad: batch.bad,
         };
         for raw in batch.documents {
-            match self.document(&raw) {
+            match self.document(raw.content) {
                 Ok(documents) => {
                     for (output, (document, bytes)) in tokens.outputs.iter_mut().zip(documents) {
                         if document.is_empty() {
@@ -88,23 +88,16 @@ impl TokenizeWorker {
     }
 
     /// The tokens of a document for each output, and the number of bytes of its text.
-    fn document(&self, raw: &RawDocument) -> Result<Vec<(Vec<u32>, usize)>, BadDocument> {
-        match (raw.json, raw.bytes.trim_ascii().is_empty()) {
-            (true, false) => {
-                let texts = texts(&raw.bytes, &self.keys)?.into_iter();
-                texts.map(|text| self.text(text.as_bytes())).collect()
-            }
-            // An empty line is not an error.
-            (true, true) => Ok(vec![(vec![], 0); self.keys.len()]),
-            (false, _) => Ok(vec![self.text(&raw.bytes)?]),
-        }
+    fn document(&self, content: DocumentContent) -> Result<Vec<(Vec<u32>, usize)>, BadDocument> {
+        let texts = content.texts(&self.keys)?.into_iter();
+        texts.map(|text| self.text(&text)).collect()
     }
 
-    fn text(&self, text: &[u8]) -> Result<(Vec<u32>, usize), BadDocument> {
+    fn text(&self, text: &str) -> Result<(Vec<u32>, usize), BadDocument> {
         if text.is_empty() {
             return Ok((vec![], 0));
         }
-        let mut tokens = self.tokenizer.encode_bytes(text, self.framed)?;
+        let mut tokens = self.tokenizer.encode_bytes(text.as_bytes(), self.framed)?;
         if !tokens.is_empty() {
             tokens.extend(self.eod);
         }

@@ -109,6 +109,7 @@ impl GptDataset {
                 part,
                 tokens,
                 sequences: range.len(),
+                all_sequences: lengths.len(),
                 seq,
                 needed,
             }

@@ -20,8 +20,8 @@ pub enum SamplingError {
     Seed(u64),
     /// The part has too few tokens.
     #[error(
-        "the {part} part of '{}' has {tokens} tokens in {sequences} sequences, but a sample of {seq} tokens needs {needed}: give more text, another split, or shorter sequences",
-        prefix.display()
+        "the {part} part of '{}' has {tokens} tokens in {sequences} sequences, but a sample of {seq} tokens needs {needed}: {}",
+        prefix.display(), remedy(*sequences, *all_sequences)
     )]
     TooFewTokens {
         /// The prefix of the files.
@@ -32,6 +32,8 @@ pub enum SamplingError {
         tokens: u64,
         /// The sequences of the part.
         sequences: usize,
+        /// The sequences of the file.
+        all_sequences: usize,
         /// Tokens per sample.
         seq: usize,
         /// The tokens that one sample needs.
@@ -203,4 +205,19 @@ pub enum CacheError {
         /// The time waited.
         waited: Duration,
     },
+}
+
+/// What to do about a part with too few tokens; a sequence is a document in most files.
+fn remedy(sequences: usize, all_sequences: usize) -> String {
+    match (sequences, all_sequences) {
+        (0, 1) => {
+            "there is 1 document and a split never cuts one: preprocess with --lines or --separator"
+                .into()
+        }
+        (0, all) => format!(
+            "there are {all} documents and a split never cuts one: give more documents, another split, or preprocess \
+             with --lines or --separator"
+        ),
+        _ => "give more text, another split, or shorter sequences".into(),
+    }
 }

@@ -65,6 +65,7 @@ impl PackedSamples {
                 part,
                 tokens: 0,
                 sequences,
+                all_sequences: file.sequences(),
                 seq: options.seq,
                 needed: 1,
             }

@@ -208,6 +208,11 @@ fn what_does_not_suffice_is_refused() {
         error.contains("has 15 tokens in 3 sequences") && error.contains("needs 16"),
         "{error}"
     );
+    let error = with("969,30,1", SplitPart::Valid, &options(2));
+    assert!(
+        error.contains("there are 3 documents and a split never cuts one: give more documents"),
+        "{error}"
+    );
     let error = with("1", SplitPart::Valid, &options(2));
     assert!(
         error.contains("the split 1,0,0 has no valid part"),

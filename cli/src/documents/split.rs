@@ -2,13 +2,13 @@
 
 use std::io::{self, BufRead, Read};
 
-use super::input::DocumentLayout;
+use super::input::DocumentFormat;
 
 /// The next document of a file.
 #[derive(Debug, PartialEq, Eq)]
-pub enum NextDocument {
+pub enum NextDocument<T = Vec<u8>> {
     /// A document, without what ends it.
-    Document(Vec<u8>),
+    Document(T),
     /// A document that is too long, which was skipped.
     TooLong,
     /// Nothing is left.
@@ -28,16 +28,16 @@ pub struct DocumentReader<R> {
 
 impl<R: BufRead> DocumentReader<R> {
     /// Those of `from`, each of at most `limit` bytes.
-    pub fn new(from: R, layout: &DocumentLayout, limit: usize) -> Self {
-        let end = match layout {
-            DocumentLayout::Whole => None,
-            DocumentLayout::Separated(end) => Some(end.clone()),
-            DocumentLayout::Lines | DocumentLayout::Json => Some(b"\n".to_vec()),
+    pub fn new(from: R, format: &DocumentFormat, limit: usize) -> Self {
+        let end = match format {
+            DocumentFormat::Whole | DocumentFormat::Table(_) => None,
+            DocumentFormat::Separated(end) => Some(end.clone()),
+            DocumentFormat::Lines | DocumentFormat::Json => Some(b"\n".to_vec()),
         };
         Self {
             from,
             end,
-            lines: matches!(layout, DocumentLayout::Lines | DocumentLayout::Json),
+            lines: matches!(format, DocumentFormat::Lines | DocumentFormat::Json),
             limit,
             done: false,
         }
@@ -118,10 +118,10 @@ mod tests {
 
     use super::*;
 
-    fn all(text: &[u8], layout: &DocumentLayout, limit: usize) -> Vec<NextDocument> {
+    fn all(text: &[u8], format: &DocumentFormat, limit: usize) -> Vec<NextDocument> {
         // The smallest buffer, so that every boundary is tried.
         let from = io::BufReader::with_capacity(1, text);
-        let mut documents = DocumentReader::new(from, layout, limit);
+        let mut documents = DocumentReader::new(from, format, limit);
         let mut found = vec![];
         loop {
             match documents.next().unwrap() {
@@ -137,37 +137,37 @@ mod tests {
 
     #[test]
     fn lines_end_with_or_without_a_carriage_return() {
-        let found = all(b"a\r\n\nbc\n", &DocumentLayout::Lines, 9);
+        let found = all(b"a\r\n\nbc\n", &DocumentFormat::Lines, 9);
         assert_eq!(found, ["a", "", "bc"].map(document));
         assert_eq!(
-            all(b"a\nb", &DocumentLayout::Lines, 9),
+            all(b"a\nb", &DocumentFormat::Lines, 9),
             ["a", "b"].map(document)
         );
-        assert_eq!(all(b"", &DocumentLayout::Lines, 9), []);
+        assert_eq!(all(b"", &DocumentFormat::Lines, 9), []);
     }
 
     #[test]
     fn a_file_is_one_document() {
         assert_eq!(
-            all(b"a\nb\n", &DocumentLayout::Whole, 4),
+            all(b"a\nb\n", &DocumentFormat::Whole, 4),
             [document("a\nb\n")]
         );
-        assert_eq!(all(b"", &DocumentLayout::Whole, 4), [document("")]);
+        assert_eq!(all(b"", &DocumentFormat::Whole, 4), [document("")]);
         assert_eq!(
-            all(b"a\nb\nc", &DocumentLayout::Whole, 4),
+            all(b"a\nb\nc", &DocumentFormat::Whole, 4),
             [NextDocument::TooLong]
         );
     }
 
     #[test]
     fn too_long_documents_are_skipped() {
-        let found = all(b"abc\nabcd\nabcde\nx\nabcdefgh", &DocumentLayout::Lines, 4);
+        let found = all(b"abc\nabcd\nabcde\nx\nabcdefgh", &DocumentFormat::Lines, 4);
         let [abc, abcd, x] = ["abc", "abcd", "x"].map(document);
         assert_eq!(
             found,
             [abc, abcd, NextDocument::TooLong, x, NextDocument::TooLong]
         );
-        let end = DocumentLayout::Separated(b"<>".to_vec());
+        let end = DocumentFormat::Separated(b"<>".to_vec());
         let found = all(b"abc<>abcd<<>x<>abcdefghi<>y>z", &end, 4);
         let [abc, x, y] = ["abc", "x", "y>z"].map(document);
         assert_eq!(
@@ -190,7 +190,7 @@ mod tests {
             if expected.last() == Some(&"") {
                 expected.pop();
             }
-            let found = all(text.as_bytes(), &DocumentLayout::Separated(end.into_bytes()), limit);
+            let found = all(text.as_bytes(), &DocumentFormat::Separated(end.into_bytes()), limit);
             let of = |text: &&str| if text.len() > limit { NextDocument::TooLong } else { document(text) };
             prop_assert_eq!(found, expected.iter().map(of).collect::<Vec<_>>());
         }

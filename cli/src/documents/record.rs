@@ -7,11 +7,15 @@ use serde_json::Value;
 
 use super::error::BadDocument;
 
+/// The byte order mark that may begin a file.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 /// The text under each key of a JSON object; of a repeated key the last value.
 ///
 /// # Errors
 /// [`BadDocument::Json`], [`BadDocument::MissingKey`], [`BadDocument::NoText`].
 pub fn texts(json: &[u8], keys: &[String]) -> Result<Vec<String>, BadDocument> {
+    let json = json.strip_prefix(BYTE_ORDER_MARK).unwrap_or(json);
     let mut reader = serde_json::Deserializer::from_slice(json);
     let values = Keys(keys).deserialize(&mut reader);
     let values = values.and_then(|values| reader.end().map(|()| values));
@@ -19,9 +23,48 @@ pub fn texts(json: &[u8], keys: &[String]) -> Result<Vec<String>, BadDocument> {
     let texts = keys.iter().zip(values).map(|(key, value)| match value {
         Some(Value::String(text)) => Ok(text),
         Some(_) => Err(BadDocument::NoText(key.clone())),
-        None => Err(BadDocument::MissingKey(key.clone())),
+        None => Err(BadDocument::MissingKey {
+            key: key.clone(),
+            keys: self::keys(json),
+        }),
     });
     texts.collect()
+}
+
+/// The keys of a JSON object, as far as it can be read.
+pub fn keys(json: &[u8]) -> Vec<String> {
+    let mut keys = vec![];
+    let json = json.strip_prefix(BYTE_ORDER_MARK).unwrap_or(json);
+    // What comes before an error is there.
+    let _ = Names(&mut keys).deserialize(&mut serde_json::Deserializer::from_slice(json));
+    keys
+}
+
+/// Collects the keys of an object.
+struct Names<'a>(&'a mut Vec<String>);
+
+impl<'de> DeserializeSeed<'de> for Names<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Names<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(key) = map.next_key()? {
+            self.0.push(key);
+            map.next_value::<IgnoredAny>()?;
+        }
+        Ok(())
+    }
 }
 
 /// Deserializes the values of some keys, and ignores the others.
@@ -73,7 +116,15 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         let error = |json| of(json, &["text"]).unwrap_err();
-        assert_eq!(error(r#"{"a": "x"}"#), "the object has no `text`");
+        assert_eq!(
+            error(r#"{"a": "x"}"#),
+            "the object has no `text`, only `a` (see --json-key)"
+        );
+        assert_eq!(
+            error(r#"{"a": {"text": "x"}, "b": 1}"#),
+            "the object has no `text`, but `a`, `b` (see --json-key)"
+        );
+        assert_eq!(error("{}"), "the object has no `text`");
         assert_eq!(
             error(r#"{"text": null}"#),
             "the value of `text` is not a string"

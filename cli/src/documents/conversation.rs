@@ -1,0 +1,30 @@
+//! Whether JSON lines are conversations to fine-tune on.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+use super::TEXT_KEY;
+use super::record::keys;
+
+/// The most bytes of a record that are read.
+const LIMIT: u64 = 64 << 20;
+
+/// Whether the first record of a .jsonl file is a conversation, or a prompt without text; false for what cannot be read.
+pub fn is_conversation(path: &Path) -> bool {
+    if path.extension().is_none_or(|end| end != "jsonl") || !path.is_file() {
+        return false;
+    }
+    let Ok(file) = File::open(path) else {
+        return false;
+    };
+    let lines = BufReader::new(file.take(LIMIT)).split(b'\n');
+    let mut lines = lines.map_while(Result::ok);
+    let Some(first) = lines.find(|line| !line.trim_ascii().is_empty()) else {
+        return false;
+    };
+    let keys = keys(&first);
+    let has = |key: &str| keys.iter().any(|found| found == key);
+    let answered = has("prompt") && (has("completion") || has("answer"));
+    has("messages") || has("conversations") || answered || (has("prompt") && !has(TEXT_KEY))
+}

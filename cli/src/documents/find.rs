@@ -1,0 +1,250 @@
+//! Finds the input files.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use burn_megatron::data::list_folder;
+use clap::ValueEnum;
+use indicatif::HumanCount;
+
+use super::error::InputError;
+use super::hugging_face;
+use super::input::{DocumentFormat, Input, extension, table_format};
+use super::table;
+
+/// The kinds of files that are named among those left out.
+const KINDS: usize = 5;
+
+/// The format of an input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// By its name.
+    Auto,
+    /// Text.
+    Text,
+    /// A JSON object in every line.
+    Jsonl,
+}
+
+/// How inputs are found and read.
+pub struct FindOptions<'a> {
+    /// The extensions that are read in a folder; none for the default.
+    pub extensions: &'a [String],
+    /// The extensions by default: the first of these with a file that is no README.
+    pub default_extensions: &'a [&'a [&'a str]],
+    /// The format of files that are not tables.
+    pub format: Format,
+    /// How text is split.
+    pub text: DocumentFormat,
+    /// The keys of the texts of records.
+    pub keys: &'a [String],
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The inputs, in order.
+    pub inputs: Vec<Input>,
+    /// The number of files that are read and left out.
+    pub counts: FileCounts,
+}
+
+/// The number of files that are read, and of those of the folders that are left out, by kind.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FileCounts {
+    read: usize,
+    left_out: BTreeMap<String, usize>,
+}
+
+impl FileCounts {
+    /// Whether there is more to say than that the file is read that was given.
+    pub fn is_notable(&self) -> bool {
+        self.read != 1 || !self.left_out.is_empty()
+    }
+
+    /// The kinds that are left out, the most frequent first, if there are any.
+    pub fn left_out(&self) -> Option<String> {
+        let mut kinds: Vec<_> = self.left_out.iter().collect();
+        kinds.sort_by_key(|(_, files)| std::cmp::Reverse(**files));
+        let shown = kinds.iter().take(KINDS);
+        let mut shown: Vec<_> = shown
+            .map(|(kind, files)| format!("{kind} {}", HumanCount(**files as u64)))
+            .collect();
+        let rest: usize = kinds.iter().skip(KINDS).map(|(_, files)| **files).sum();
+        if rest > 0 {
+            shown.push(format!("others {}", HumanCount(rest as u64)));
+        }
+        (!shown.is_empty()).then(|| shown.join(", "))
+    }
+
+    fn leave_out(&mut self, kind: String) {
+        *self.left_out.entry(kind).or_default() += 1;
+    }
+}
+
+/// As `12 files read, 30 left out (.py 20, .toml 10)`.
+impl fmt::Display for FileCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = if self.read == 1 { "" } else { "s" };
+        write!(f, "{} file{plural} read", HumanCount(self.read as u64))?;
+        let files: usize = self.left_out.values().sum();
+        match self.left_out() {
+            Some(kinds) => write!(f, ", {} left out ({kinds})", HumanCount(files as u64)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The inputs at these paths, of which `-` is standard input, in order; of a folder its files in the order of their
+/// paths.
+///
+/// # Errors
+/// [`InputError`] for what is missing, is neither text nor a table, or has no column of the keys.
+pub fn find(paths: &[PathBuf], options: &FindOptions<'_>) -> Result<Found, InputError> {
+    let mut found = Found::default();
+    for given in paths {
+        if given.as_os_str() == "-" {
+            found.inputs.push(Input {
+                path: None,
+                key: vec![],
+                format: options.format_of(None),
+                bytes: 0,
+            });
+            continue;
+        }
+        for (key, path) in files(given, options, &mut found.counts)? {
+            let kind =
+                fs::metadata(&path).map_err(|source| InputError::io("read", &path, source))?;
+            // A pipe can be read once.
+            let table = if kind.is_file() {
+                table_format(&path)?
+            } else {
+                None
+            };
+            let format = match table {
+                Some(format) => {
+                    // Opened for its errors, which are told before anything is written.
+                    drop(table::open(&path, format, options.keys, &Arc::default())?);
+                    DocumentFormat::Table(format)
+                }
+                None => options.format_of(Some(&path)),
+            };
+            found.inputs.push(Input {
+                path: Some(path),
+                key,
+                format,
+                bytes: kind.len(),
+            });
+        }
+    }
+    found.counts.read = found.inputs.len();
+    Ok(found)
+}
+
+impl FindOptions<'_> {
+    /// The format of a file that is no table.
+    fn format_of(&self, path: Option<&Path>) -> DocumentFormat {
+        match (self.format, path.and_then(extension)) {
+            (Format::Jsonl, _) => DocumentFormat::Json,
+            (Format::Auto, Some(name)) if ["jsonl", "ndjson", "json"].contains(&&*name) => {
+                DocumentFormat::Json
+            }
+            _ => self.text.clone(),
+        }
+    }
+
+    /// The extensions to look for among these files.
+    fn extensions(&self, files: &[PathBuf]) -> Vec<String> {
+        if !self.extensions.is_empty() {
+            let bare = |extension: &String| extension.trim_start_matches('.').to_lowercase();
+            return self.extensions.iter().map(bare).collect();
+        }
+        let has_file = |extensions: &&&[&str]| {
+            let described = files.iter().filter(|path| !hugging_face::is_readme(path));
+            let mut found = described.filter_map(|path| extension(path));
+            found.any(|extension| extensions.contains(&&*extension))
+        };
+        let found = self.default_extensions.iter().find(has_file);
+        let all = || self.default_extensions.concat();
+        let extensions = found.map_or_else(all, |extensions| extensions.to_vec());
+        extensions.into_iter().map(String::from).collect()
+    }
+}
+
+/// The file, or those of the folder, each with its key; counts those of the folder that are left out.
+fn files(
+    given: &Path,
+    options: &FindOptions<'_>,
+    counts: &mut FileCounts,
+) -> Result<Vec<(Vec<u8>, PathBuf)>, InputError> {
+    let kind = fs::metadata(given).map_err(|source| InputError::io("read", given, source))?;
+    if !kind.is_dir() {
+        return Ok(vec![(vec![], given.to_path_buf())]);
+    }
+    let all = list_folder(given, |_| true)?;
+    let dataset = if options.extensions.is_empty() {
+        hugging_face::data_files(given, &all)?
+    } else {
+        None
+    };
+    let extensions = options.extensions(&all);
+    let of_dataset: Option<HashSet<&PathBuf>> =
+        dataset.as_ref().map(|files| files.iter().collect());
+    let is_read = |path: &PathBuf| match &of_dataset {
+        Some(files) => files.contains(path),
+        None => extension(path).is_some_and(|found| extensions.contains(&found)),
+    };
+    let (read, left_out): (Vec<_>, Vec<_>) = all.into_iter().partition(is_read);
+    for path in &left_out {
+        let split = dataset.as_ref().and_then(|_| hugging_face::split_of(path));
+        counts.leave_out(match (split, extension(path)) {
+            (Some(split), _) => format!("split {split}"),
+            (None, Some(extension)) => format!(".{extension}"),
+            (None, None) => "without an extension".into(),
+        });
+    }
+    // In the order that the dataset gives them.
+    let read = dataset.unwrap_or(read);
+    if read.is_empty() {
+        let extensions: Vec<_> = extensions.iter().map(|end| format!(".{end}")).collect();
+        return Err(InputError::NoFiles {
+            path: given.to_path_buf(),
+            extensions: extensions.join(", "),
+            counts: std::mem::take(counts),
+        });
+    }
+    let key = |path: &PathBuf| key(path.strip_prefix(given).unwrap_or(path));
+    Ok(read.into_iter().map(|path| (key(&path), path)).collect())
+}
+
+/// A relative path, joined with `/` on every system.
+fn key(path: &Path) -> Vec<u8> {
+    let parts: Vec<_> = path.iter().map(|part| part.as_encoded_bytes()).collect();
+    parts.join(&b'/')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_frequent_kinds_are_named() {
+        let mut counts = FileCounts {
+            read: 1,
+            ..FileCounts::default()
+        };
+        assert!(!counts.is_notable());
+        for (kind, files) in [(".a", 3), (".b", 1200), (".c", 1), (".d", 2), (".e", 2)] {
+            (0..files).for_each(|_| counts.leave_out(kind.into()));
+        }
+        let shown = "1 file read, 1,208 left out (.b 1,200, .a 3, .d 2, .e 2, .c 1)";
+        assert_eq!(counts.to_string(), shown);
+        counts.leave_out(".f".into());
+        counts.leave_out(".g".into());
+        let shown = "1 file read, 1,210 left out (.b 1,200, .a 3, .d 2, .e 2, .c 1, others 2)";
+        assert_eq!(counts.to_string(), shown);
+    }
+}

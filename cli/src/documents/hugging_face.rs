@@ -1,0 +1,192 @@
+//! The layouts of Hugging Face dataset folders: a repository of the hub, and `datasets.save_to_disk`.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn_megatron::data::DataError;
+use serde::Deserialize;
+
+use super::TEXT;
+use super::error::InputError;
+use super::input::extension;
+
+/// The split that is read.
+const TRAIN: &str = "train";
+
+/// What the names of the files begin with that `datasets.save_to_disk` writes.
+const SAVED: &str = "data";
+
+/// The words that name a split in the name of a file, as `datasets` reads them.
+const SPLIT_WORDS: [(&str, &[&str]); 3] = [
+    (TRAIN, &[TRAIN, "training"]),
+    ("validation", &["validation", "valid", "val", "dev"]),
+    ("test", &["test", "testing", "eval", "evaluation"]),
+];
+
+/// What `datasets.save_to_disk` writes beside the files of a split.
+#[derive(Deserialize)]
+struct State {
+    #[serde(rename = "_data_files")]
+    files: Vec<StateFile>,
+}
+
+#[derive(Deserialize)]
+struct StateFile {
+    filename: PathBuf,
+}
+
+/// What `datasets.save_to_disk` writes beside the folders of several splits.
+#[derive(Deserialize)]
+struct DatasetDict {
+    splits: Vec<String>,
+}
+
+/// The files of the split `train` of a dataset folder, or of its only split; `None` if the folder, which has the files
+/// `all`, is not one.
+///
+/// # Errors
+/// [`InputError::Splits`] if there are several splits and none is `train`; [`InputError::Io`].
+pub fn data_files(folder: &Path, all: &[PathBuf]) -> Result<Option<Vec<PathBuf>>, InputError> {
+    if let Some(dict) = json::<DatasetDict>(&folder.join("dataset_dict.json"))? {
+        let split = chosen(folder, dict.splits.into_iter().map(Some).collect())?;
+        return match split {
+            Some(split) => saved_files(&inside(folder, Path::new(&split))),
+            None => Ok(Some(vec![])),
+        };
+    }
+    if let Some(files) = saved_files(folder)? {
+        return Ok(Some(files));
+    }
+    let mut files = tables(&folder.join("data"))?;
+    if files.is_empty() {
+        files = tables(folder)?;
+    }
+    let is_text = |path: &PathBuf| extension(path).is_some_and(|end| TEXT.contains(&&*end));
+    if files.is_empty() && !all.iter().any(|path| is_text(path) && !is_readme(path)) {
+        // In folders of their own, as those of several configurations.
+        files = all.iter().filter(|path| is_table(path)).cloned().collect();
+    }
+    if files.is_empty() {
+        return Ok(None);
+    }
+    let split = chosen(folder, files.iter().map(|file| split_of(file)).collect())?;
+    files.retain(|file| split_of(file) == split);
+    Ok(Some(files))
+}
+
+/// Whether a file is the description of what is beside it.
+pub fn is_readme(path: &Path) -> bool {
+    path.file_stem().is_some_and(|stem| stem == "README")
+}
+
+fn is_table(path: &Path) -> bool {
+    extension(path).is_some_and(|end| end == "parquet" || end == "arrow")
+}
+
+/// The split that the name of a file names, as `data/train-00000-of-00002.parquet` does.
+pub fn split_of(path: &Path) -> Option<String> {
+    let stem = path.file_stem()?.to_str()?;
+    let mut ends = stem.match_indices("-of-").map(|(at, _)| &stem[..at]);
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let sharded = ends.find_map(|before| {
+        let (split, shard) = before.rsplit_once('-')?;
+        (is_number(shard) && !split.is_empty()).then_some(split)
+    });
+    if let Some(split) = sharded {
+        // In a cache the name of the dataset comes before.
+        let split = split.rsplit('-').next();
+        return split.filter(|split| *split != SAVED).map(String::from);
+    }
+    let words: Vec<_> = stem
+        .split(|letter: char| "-._ ".contains(letter) || letter.is_ascii_digit())
+        .collect();
+    let known = SPLIT_WORDS
+        .iter()
+        .find(|(_, names)| words.iter().any(|word| names.contains(word)));
+    known.map(|(split, _)| (*split).into())
+}
+
+/// The split to read of those of the files of a folder; files that name none are to train on.
+fn chosen(folder: &Path, splits: BTreeSet<Option<String>>) -> Result<Option<String>, InputError> {
+    let train = Some(TRAIN.to_string());
+    if splits.contains(&train) {
+        return Ok(train);
+    }
+    if splits.contains(&None) {
+        return Ok(None);
+    }
+    if splits.len() > 1 {
+        let names: Vec<_> = splits.into_iter().flatten().collect();
+        return Err(InputError::Splits {
+            path: folder.to_path_buf(),
+            splits: names.join(", "),
+        });
+    }
+    Ok(splits.into_iter().flatten().next())
+}
+
+/// The files that `datasets.save_to_disk` wrote into a folder, in order.
+fn saved_files(folder: &Path) -> Result<Option<Vec<PathBuf>>, InputError> {
+    let state = json::<State>(&folder.join("state.json"))?;
+    let files = state.map(|state| state.files.into_iter());
+    Ok(files.map(|files| files.map(|file| inside(folder, &file.filename)).collect()))
+}
+
+/// What a folder has under a name, which cannot lead out of it.
+fn inside(folder: &Path, name: &Path) -> PathBuf {
+    folder.join(name.file_name().unwrap_or_default())
+}
+
+/// The Parquet and Arrow files in a folder itself, in the order of their names; none if there is no such folder.
+fn tables(folder: &Path) -> Result<Vec<PathBuf>, InputError> {
+    if !folder.is_dir() {
+        return Ok(vec![]);
+    }
+    let unreadable = |source| DataError::Unreadable {
+        path: folder.to_path_buf(),
+        source,
+    };
+    let mut files = vec![];
+    for entry in fs::read_dir(folder).map_err(unreadable)? {
+        let entry = entry.map_err(unreadable)?;
+        let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+        // Downloads are links to the files of a cache.
+        if is_table(&entry.path()) && !hidden && entry.path().is_file() {
+            files.push(entry.path());
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// A file of JSON, if it is there and is of this form.
+fn json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, InputError> {
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let bytes = fs::read(path).map_err(|source| InputError::io("read", path, source))?;
+    Ok(serde_json::from_slice(&bytes).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_name_their_split() {
+        for (name, split) in [
+            ("train-00000-of-00002.parquet", Some("train")),
+            ("train_sft-00000-of-00003-a1b2.parquet", Some("train_sft")),
+            ("wikitext-train-00000-of-00003.arrow", Some("train")),
+            ("wikitext-validation.arrow", Some("validation")),
+            ("dev.parquet", Some("validation")),
+            ("held_out-0-of-1.parquet", Some("held_out")),
+            ("data-00000-of-00002.arrow", None),
+            ("forum-of-trains.parquet", None),
+            ("0000.parquet", None),
+        ] {
+            assert_eq!(split_of(Path::new(name)).as_deref(), split, "{name}");
+        }
+    }
+}

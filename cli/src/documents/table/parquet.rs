@@ -1,0 +1,158 @@
+//! The rows of a Parquet file.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parquet::basic::{LogicalType, Type};
+use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::data_type::ByteArrayType;
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::schema::types::{ColumnDescriptor, SchemaDescriptor};
+
+use super::Row;
+use crate::documents::error::InputError;
+
+/// Rows that are decoded at once.
+const ROWS: usize = 64;
+
+/// The rows of a Parquet file, row group by row group.
+pub struct ParquetRows {
+    file: SerializedFileReader<File>,
+    /// The columns of the keys, by their number.
+    columns: Vec<usize>,
+    /// The row group to open next.
+    group: usize,
+    /// Those of the columns in the row group that is read; none before and after it.
+    readers: Vec<ColumnReaderImpl<ByteArrayType>>,
+    decoded: VecDeque<Row>,
+    read: Arc<AtomicU64>,
+}
+
+impl ParquetRows {
+    /// Reads the schema.
+    pub fn open(path: &Path, keys: &[String], read: &Arc<AtomicU64>) -> Result<Self, InputError> {
+        let failed = |source| InputError::io("read", path, source);
+        let file = File::open(path).map_err(failed)?;
+        let file = SerializedFileReader::new(file).map_err(|error| failed(io_error(error)))?;
+        let schema = file.metadata().file_metadata().schema_descr();
+        let columns = keys.iter().map(|key| {
+            column(schema, key).ok_or_else(|| InputError::Column {
+                path: path.display().to_string(),
+                key: key.clone(),
+                columns: describe(schema),
+            })
+        });
+        Ok(Self {
+            columns: columns.collect::<Result<_, _>>()?,
+            file,
+            group: 0,
+            readers: vec![],
+            decoded: VecDeque::new(),
+            read: Arc::clone(read),
+        })
+    }
+
+    /// Decodes the next rows; there are none left if it decodes none.
+    fn decode(&mut self) -> Result<(), ParquetError> {
+        while self.decoded.is_empty() {
+            if self.readers.is_empty() {
+                if self.group == self.file.num_row_groups() {
+                    return Ok(());
+                }
+                self.open_group()?;
+            }
+            let columns = self.readers.iter_mut().map(texts);
+            let columns: Vec<_> = columns.collect::<Result<_, _>>()?;
+            let rows = columns.first().map_or(0, Vec::len);
+            if columns.iter().any(|column| column.len() != rows) {
+                return Err(ParquetError::General(
+                    "the columns of a row group differ in length".into(),
+                ));
+            }
+            if rows == 0 {
+                self.readers.clear();
+            }
+            let mut columns: Vec<_> = columns.into_iter().map(Vec::into_iter).collect();
+            let row = |_| columns.iter_mut().filter_map(Iterator::next).collect();
+            self.decoded = (0..rows).map(row).collect();
+        }
+        Ok(())
+    }
+
+    fn open_group(&mut self) -> Result<(), ParquetError> {
+        let group = self.file.get_row_group(self.group)?;
+        for column in &self.columns {
+            match group.get_column_reader(*column)? {
+                ColumnReader::ByteArrayColumnReader(reader) => self.readers.push(reader),
+                _ => return Err(ParquetError::General("a column is not of texts".into())),
+            }
+        }
+        let bytes = group.metadata().compressed_size();
+        let bytes = u64::try_from(bytes).unwrap_or_default();
+        self.read.fetch_add(bytes, Ordering::Relaxed);
+        self.group += 1;
+        Ok(())
+    }
+}
+
+impl Iterator for ParquetRows {
+    type Item = io::Result<Row>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.decode() {
+            Ok(()) => self.decoded.pop_front().map(Ok),
+            Err(error) => Some(Err(io_error(error))),
+        }
+    }
+}
+
+/// The next texts of a column, at most [`ROWS`], where they are not null.
+fn texts(
+    column: &mut ColumnReaderImpl<ByteArrayType>,
+) -> Result<Vec<Option<Vec<u8>>>, ParquetError> {
+    let (mut levels, mut values) = (vec![], vec![]);
+    let (rows, ..) = column.read_records(ROWS, Some(&mut levels), None, &mut values)?;
+    let mut values = values.iter().map(|value| value.data().to_vec());
+    if levels.is_empty() {
+        // A column that has no nulls.
+        return Ok(values.map(Some).collect());
+    }
+    let texts = levels.iter().take(rows).map(|level| match level {
+        0 => None,
+        _ => values.next(),
+    });
+    Ok(texts.collect())
+}
+
+/// The number of the column of text of this name.
+fn column(schema: &SchemaDescriptor, key: &str) -> Option<usize> {
+    schema.columns().iter().position(|column| {
+        let is_key = matches!(column.path().parts(), [name] if name == key);
+        is_key && is_text(column)
+    })
+}
+
+fn is_text(column: &ColumnDescriptor) -> bool {
+    let texts = [None, Some(&LogicalType::String), Some(&LogicalType::Enum)];
+    column.physical_type() == Type::BYTE_ARRAY
+        && column.max_rep_level() == 0
+        && texts.contains(&column.logical_type_ref())
+}
+
+/// The names of the columns.
+fn describe(schema: &SchemaDescriptor) -> String {
+    let columns = schema.root_schema().get_fields().iter();
+    let names: Vec<_> = columns
+        .map(|column| format!("`{}`", column.name()))
+        .collect();
+    names.join(", ")
+}
+
+fn io_error(error: ParquetError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
