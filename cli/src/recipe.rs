@@ -20,7 +20,7 @@ use crate::retired;
 use crate::saving::CheckpointConfig;
 
 /// The recipe that runs without flags.
-pub const DEFAULT_RECIPE: &str = include_str!("../../examples/recipes/tiny.toml");
+pub const DEFAULT_RECIPE: &str = include_str!("tiny.toml");
 
 /// A recipe.
 pub type Recipe = RecipeOf<Model>;

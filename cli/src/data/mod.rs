@@ -1,5 +1,6 @@
 //! Opens the data of a recipe.
 
+#[cfg_attr(not(feature = "tokenizers"), path = "no_chat.rs")]
 mod chat;
 pub mod settings;
 #[cfg(test)]
@@ -35,10 +36,10 @@ pub fn open(recipe: &Recipe) -> Result<Arc<dyn Dataset>, Error> {
                         .into(),
                 );
             }
-            Arc::new(TokenizedText::open(&text_path(recipe), tokenizer)?)
+            Arc::new(TokenizedText::open(&text_path(recipe)?, tokenizer)?)
         }
         (_, false) => {
-            let text = TextData::open(&text_path(recipe))?;
+            let text = TextData::open(&text_path(recipe)?)?;
             Arc::new(text.with_reset_attention(recipe.data.reset_attention))
         }
     };
@@ -100,7 +101,7 @@ fn chat(recipe: &Recipe, tokenizer: &Tokenizer, seq: usize) -> Result<Arc<dyn Da
     }
     let chat = recipe.data.chat.as_ref();
     let chat = chat.ok_or("the recipe has no [data.chat]")?;
-    Ok(Arc::new(chat.open(tokenizer, seq)?))
+    chat.open(tokenizer, seq)
 }
 
 /// The tokenizer of the sample at the end of the run, if one is generated.
@@ -225,9 +226,21 @@ impl LossUnit {
     }
 }
 
-/// The text of the recipe, or of this repository.
-fn text_path(recipe: &Recipe) -> PathBuf {
-    let repository = || Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let path = recipe.data.path.clone().unwrap_or_else(repository);
-    path.canonicalize().unwrap_or(path)
+/// The text of the recipe, or of the checkout that this program was built in.
+///
+/// # Errors
+/// There is none: the program was built elsewhere, or from a package.
+fn text_path(recipe: &Recipe) -> Result<PathBuf, Error> {
+    if let Some(path) = &recipe.data.path {
+        return Ok(path.canonicalize().unwrap_or_else(|_| path.clone()));
+    }
+    let cli = Path::new(env!("CARGO_MANIFEST_DIR"));
+    match cli.parent().map(Path::canonicalize) {
+        Some(Ok(checkout)) if checkout.join("burn-megatron/src/lib.rs").is_file() => Ok(checkout),
+        _ => Err(
+            "no text to train on: give --data FILE|FOLDER. (The default, the text of the repository, needs the \
+             checkout that the program was built in.)"
+                .into(),
+        ),
+    }
 }

@@ -72,11 +72,23 @@ impl Input {
         let file = count(Box::new(File::open(path)?));
         let unpacked: Box<dyn Read + Send> = match compression(path) {
             Some("gz") => Box::new(MultiGzDecoder::new(file)),
-            Some(_) => Box::new(zstd::stream::read::Decoder::new(file)?),
+            Some(_) => unpack_zstd(file)?,
             None => Box::new(file),
         };
         Ok(Box::new(BufReader::with_capacity(BUFFER, unpacked)))
     }
+}
+
+#[cfg(feature = "zstd")]
+fn unpack_zstd(file: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
+    Ok(Box::new(zstd::stream::read::Decoder::new(file)?))
+}
+
+#[cfg(not(feature = "zstd"))]
+fn unpack_zstd(_file: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
+    Err(io::Error::other(
+        "this program was built without zstd; build it with --features zstd",
+    ))
 }
 
 /// Counts the bytes that are read.

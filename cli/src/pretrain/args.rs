@@ -18,7 +18,7 @@ use crate::saving::SavingArgs;
 #[derive(Args)]
 pub struct PretrainArgs {
     /// The recipe, a TOML file; by default that of the run that is resumed, or else the one that is
-    /// compiled in (in `burn-megatron`: examples/recipes/tiny.toml).
+    /// compiled in (in `burn-megatron`: cli/src/tiny.toml).
     #[arg(long, value_name = "FILE.toml")]
     pub recipe: Option<PathBuf>,
     /// The training data.
