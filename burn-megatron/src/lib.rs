@@ -34,7 +34,8 @@
 //!
 //! Burn's features are forwarded by name: `cuda`, `wgpu`, `fusion`, `tracing`. The CPU (Burn's Flex) is
 //! always available; no GPU is enabled by default. `mpi` runs ranks as processes over the MPI library of the
-//! system; building it needs the compiler wrapper `mpicc` and libclang.
+//! system; building it needs the compiler wrapper `mpicc` and libclang. `tokenizers`, the one that is on by default,
+//! reads a `tokenizer.json` and chat templates; without it text is read byte by byte.
 //!
 //! # Example
 //!

@@ -3,6 +3,7 @@
 use crate::bench::args::{BenchArgs, ContextArgs, OverlapArgs, PlanBenchArgs};
 use crate::bench::checkpoint::CheckpointBenchArgs;
 use crate::bench::generate::GenerateBenchArgs;
+#[cfg(feature = "tokenizers")]
 use crate::bench::preprocess::PreprocessBenchArgs;
 use crate::bench::step::args::StepBenchArgs;
 use crate::checkpoint::args::CheckpointCommand;
@@ -126,6 +127,7 @@ pub enum BenchCommand {
     Plan(PlanBenchArgs),
     /// Megabytes of text per second that `preprocess` tokenizes, compared with the tokenizers library alone
     /// with as many threads and the text in memory.
+    #[cfg(feature = "tokenizers")]
     Preprocess(PreprocessBenchArgs),
     /// The speed of saving and loading checkpoints, compared with a copy and a read of the same bytes, and how
     /// much asynchronous saving slows training down.

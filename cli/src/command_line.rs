@@ -164,6 +164,7 @@ impl CommandLine {
             Command::Bench(BenchCommand::Plan(args)) => {
                 bench::plan::run(args, &self.families, &self.recipe)
             }
+            #[cfg(feature = "tokenizers")]
             Command::Bench(BenchCommand::Preprocess(args)) => bench::preprocess::run(args),
             Command::Bench(BenchCommand::Checkpoint(args)) => bench::checkpoint::run(args),
         }

@@ -20,7 +20,7 @@ use crate::retired;
 use crate::saving::CheckpointConfig;
 
 /// The recipe that runs without flags, and whose values other recipes leave out.
-pub const DEFAULT_RECIPE: &str = include_str!("../../examples/recipes/tiny.toml");
+pub const DEFAULT_RECIPE: &str = include_str!("tiny.toml");
 
 /// Where the keys that a recipe leaves out are taken from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

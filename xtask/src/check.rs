@@ -1,5 +1,6 @@
 //! `cargo xtask check`: what can be found without running anything.
 
+use std::fs;
 use std::path::Path;
 
 use clap::ValueEnum;
@@ -25,13 +26,19 @@ pub enum Check {
     /// it compiles. Needs no GPU and no CUDA toolkit. It is compiled with DOCS_RS=1, which makes a
     /// dependency's build script not download LLVM: only linking needs it, and checking does not link.
     Cuda,
-    /// All of these.
+    /// The command compiles without default features, and clippy reports nothing in what only that build has.
+    Small,
+    /// The crates that will be published can be made into packages, with the licences in them. The packages, in
+    /// target/package, are not built.
+    Package,
+    /// All of these but small.
     All,
 }
 
 /// Runs one check or all of them.
 pub fn run(check: Check, root: &Path, report: &mut Report) {
-    let wanted = |this| check == this || check == Check::All;
+    // The small build has other features, so that everything is built anew: it is not one of all.
+    let wanted = |this| check == this || (check == Check::All && this != Check::Small);
     if wanted(Check::Format) {
         report.step("format", || {
             run_command(&mut cargo(root, &["fmt", "--all", "--check"]))
@@ -63,12 +70,58 @@ pub fn run(check: Check, root: &Path, report: &mut Report) {
         // With the tests that `emulate` and machines with a GPU run.
         report.step("cuda", || cuda(root, "cuda", &["--all-targets"]));
     }
+    if wanted(Check::Small) {
+        let args = ["clippy", "-p", "burn-megatron-cli", "--no-default-features"];
+        let args = [&args[..], &["--lib", "--bins", "--", "-D", "warnings"]].concat();
+        report.step("small build", || run_command(&mut cargo(root, &args)));
+    }
+    if wanted(Check::Package) {
+        report.step("package", || package(root));
+    }
 }
 
 fn lint(root: &Path, features: &str) -> Result<(), String> {
     let clippy = ["clippy", "--workspace", "--all-targets", "--features"];
     let args = [&clippy[..], &[features, "--", "-D", "warnings"]].concat();
     run_command(&mut cargo(root, &args))
+}
+
+/// The crates that will be published, and their folders.
+const PUBLISHED: [(&str, &str); 5] = [
+    ("burn-megatron-kernels", "burn-megatron-kernels"),
+    ("burn-megatron-comm", "burn-megatron-comm"),
+    ("burn-megatron", "burn-megatron"),
+    ("burn-megatron-models", "models"),
+    ("burn-megatron-cli", "cli"),
+];
+
+/// A licence of a crate is a symbolic link, of which an archive of the sources may have made something else.
+const LICENCES: [&str; 2] = ["LICENSE-MIT", "LICENSE-APACHE"];
+
+fn package(root: &Path) -> Result<(), String> {
+    let licences = PUBLISHED
+        .iter()
+        .flat_map(|(_, folder)| LICENCES.map(|licence| (folder, licence)));
+    for (folder, licence) in licences {
+        let read =
+            |path: &Path| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
+        let own = root.join(folder).join(licence);
+        if read(&own)? != read(&root.join(licence))? {
+            return Err(format!(
+                "{} is not the licence of the repository",
+                own.display()
+            ));
+        }
+    }
+    // What is not committed yet is packaged too: the check is of the working tree, like all others.
+    let mut package = cargo(
+        root,
+        &["package", "--no-verify", "--allow-dirty", "--quiet"],
+    );
+    for (name, _) in PUBLISHED {
+        package.args(["--package", name]);
+    }
+    run_command(&mut package)
 }
 
 fn cuda(root: &Path, features: &str, targets: &[&str]) -> Result<(), String> {

@@ -59,8 +59,47 @@ const fn step(
     }
 }
 
-/// Runs the suites of `emulate` and the benchmarks on the GPU, each beside PyTorch where that is installed.
+/// The file to send.
+const REPORT: &str = "report.md";
+
+/// Runs the suites of `emulate` and the benchmarks on the GPU, each beside PyTorch where that is installed, and writes
+/// the results into one file.
 pub fn run(options: &Options, root: &Path, report: &mut Report) {
+    measure(options, root, report);
+    let steps = report.text();
+    report.step("report", || {
+        let path = options.out.join(REPORT);
+        let failed = |error| format!("{}: {error}", path.display());
+        fs::write(&path, collect(&options.out, &steps).map_err(failed)?).map_err(failed)?;
+        println!("please send {}", path.display());
+        Ok::<_, String>(())
+    });
+}
+
+/// The steps, then each text and table of the folder.
+fn collect(out: &Path, steps: &str) -> std::io::Result<String> {
+    let mut text = format!("# burn-megatron on a GPU\n\n```text\n{steps}```\n");
+    let tables = BENCHMARKS
+        .iter()
+        .flat_map(|benchmark| ["txt", "md", "json"].map(|end| format!("{}.{end}", benchmark.name)));
+    for file in ["gpu.txt", "env.txt"]
+        .map(String::from)
+        .into_iter()
+        .chain(tables)
+    {
+        match fs::read_to_string(out.join(&file)) {
+            Ok(content) => {
+                text += &format!("\n## {file}\n\n```text\n{}\n```\n", content.trim_end())
+            }
+            // A step that failed or was skipped wrote none.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(text)
+}
+
+fn measure(options: &Options, root: &Path, report: &mut Report) {
     let mut found = false;
     report.step("gpu", || {
         let described = describe(root, &options.out);
@@ -79,6 +118,9 @@ pub fn run(options: &Options, root: &Path, report: &mut Report) {
         Ok::<_, String>(())
     });
     let Some(program) = command else { return };
+    report.step("environment", || {
+        write_table(program().arg("env"), &options.out.join("env.txt"))
+    });
     for benchmark in &BENCHMARKS {
         let json = options.out.join(format!("{}.json", benchmark.name));
         report.step(benchmark.name, || {
@@ -141,4 +183,21 @@ fn torch(script: &str, json: &Path, root: &Path) -> Outcome {
     let mut python = Command::new("python3");
     python.arg(root.join("cli/bench").join(script)).arg(json);
     run_command(python.arg("--markdown").arg(json.with_extension("md"))).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::temp::TempDir;
+
+    #[test]
+    fn the_report_has_the_steps_and_what_was_written() {
+        let out = TempDir::new("gpu-report").unwrap();
+        out.write("env.txt", "device cuda  1 device\n");
+        out.write("step-124m.txt", "tokens/s\n");
+        let report = collect(out.path(), "gpu  passed\n").unwrap();
+        let expected = "# burn-megatron on a GPU\n\n```text\ngpu  passed\n```\n\n## env.txt\n\n```text\ndevice cuda  1 device\n\
+                        ```\n\n## step-124m.txt\n\n```text\ntokens/s\n```\n";
+        assert_eq!(report, expected);
+    }
 }

@@ -6,6 +6,8 @@ mod book;
 mod check;
 mod check_cuda;
 mod emulate;
+#[cfg(unix)]
+mod first_hour;
 mod gpu;
 mod metrics;
 mod mpi;
@@ -71,7 +73,7 @@ enum Command {
         #[arg(long)]
         all: bool,
     },
-    /// Check the source: format, retired words, lint, documentation, and the CUDA build.
+    /// Check the source: format, retired words, lint, documentation, the CUDA build, the small build, the packages.
     Check {
         /// What to check.
         #[arg(value_enum, default_value = "all")]
@@ -102,6 +104,9 @@ enum Command {
     /// steps of GPT-2 124M and 1.5B with each attention engine (`bench step`) and each kernel (`bench kernels`); with
     /// PyTorch, its times too, in tables beside the JSON files. Needs the driver, its nvidia-smi, cuBLASLt and NCCL,
     /// and the compilers of `check-cuda`. Not part of `ci`.
+    ///
+    /// report.md has all of it in one file to send: the machine, each step with its result, failed tests with the
+    /// beginning of what they printed, and the tables.
     Gpu(gpu::Options),
     /// Check the book: every page of its summary exists and every relative link resolves.
     ///
@@ -110,6 +115,13 @@ enum Command {
     /// Train the default recipe for a few steps and check that its loss falls; with MPI, also as four
     /// processes, whose metrics must be those of four threads; run the examples.
     Recipe,
+    /// Walk the way of a new user, and print how long each step takes: clone, install, the default recipe, a text of one's
+    /// own that is interrupted and resumed, generate, convert.
+    ///
+    /// In a folder of its own, with an environment of PATH, HOME and the settings of cargo and rustup alone, so that
+    /// the build is a cold one. What is not committed is not cloned. Not part of `ci`.
+    #[cfg(unix)]
+    FirstHour(first_hour::Options),
     /// Disturb runs for some minutes with `kill -9`, signals and injected faults, and resume them.
     ///
     /// Each round draws a layout, a precision and checkpoint settings, trains once undisturbed and once
@@ -119,7 +131,8 @@ enum Command {
     /// Not part of `ci`; needs Linux.
     #[cfg(unix)]
     Soak(soak::Options),
-    /// Everything above but emulate, gpu and soak: format, words, lint, docs, book, test, cuda, check-cuda, recipe.
+    /// Everything above but emulate, gpu, first-hour and soak: format, words, lint, docs, book, package, test, cuda,
+    /// small build, check-cuda, recipe.
     ///
     /// The kernels are compiled for sm_90a only, and the recipe runs in the dev profile, with the build of the tests.
     /// Steps that need a driver, MPI or compilers that are missing here are skipped and listed.
@@ -152,6 +165,8 @@ fn main() -> ExitCode {
         Command::Book => book::run(&root, &mut report),
         Command::Recipe => recipe::run(recipe::Profile::Release, &root, &mut report),
         #[cfg(unix)]
+        Command::FirstHour(options) => first_hour::run(&options, &root, &mut report),
+        #[cfg(unix)]
         Command::Soak(options) => soak::run(&options, &root, &mut report),
         Command::Ci => ci(&root, &mut report),
     }
@@ -168,8 +183,10 @@ fn ci(root: &Path, report: &mut Report) {
     check::run(Check::Lint, root, report);
     check::run(Check::Docs, root, report);
     book::run(root, report);
+    check::run(Check::Package, root, report);
     test::run(Extent::All, root, report);
     check::run(Check::Cuda, root, report);
+    check::run(Check::Small, root, report);
     check_cuda::run(&Options::of_ci(), Compilers::Optional, root, report);
     recipe::run(recipe::Profile::Dev, root, report);
 }

@@ -116,7 +116,8 @@ fn train(programs: &Programs) -> Result<(), String> {
 fn train_long(programs: &Programs) -> Result<(), String> {
     let folder = TempDir::new("long").map_err(|e| format!("a temporary folder: {e}"))?;
     let shorter = [("context = 4096\n", "context = 1024\n")];
-    let recipe = edited_recipe(programs.root, folder.path(), "long.toml", &shorter)?;
+    let recipe = programs.root.join("examples/recipes/long.toml");
+    let recipe = edited_recipe(&recipe, folder.path(), &shorter)?;
     let run_dir = folder.path().join("run");
     let mut command = programs.command(COMMAND);
     command
@@ -140,26 +141,20 @@ fn short_recipe(root: &Path, folder: &Path) -> Result<PathBuf, String> {
         ("[train]\n", "[train]\nheld_out_samples = 4\n"),
         ("tokens = 300\n", "tokens = 8\n"),
     ];
-    edited_recipe(root, folder, "tiny.toml", &shorter)
+    edited_recipe(&root.join("cli/src/tiny.toml"), folder, &shorter)
 }
 
-/// A copy in `folder` of an example, in which each first text is replaced by the second.
-fn edited_recipe(
-    root: &Path,
-    folder: &Path,
-    name: &str,
-    edits: &[(&str, &str)],
-) -> Result<PathBuf, String> {
-    let whole = root.join("examples/recipes").join(name);
+/// A copy in `folder` of a recipe, in which each first text is replaced by the second.
+fn edited_recipe(whole: &Path, folder: &Path, edits: &[(&str, &str)]) -> Result<PathBuf, String> {
     let failed = |path: &Path, error| format!("{}: {error}", path.display());
-    let mut text = fs::read_to_string(&whole).map_err(|error| failed(&whole, error))?;
+    let mut text = fs::read_to_string(whole).map_err(|error| failed(whole, error))?;
     for (from, to) in edits {
         if !text.contains(from) {
             return Err(format!("{} has no {from:?}", whole.display()));
         }
         text = text.replace(from, to);
     }
-    let edited = folder.join(name);
+    let edited = folder.join(whole.file_name().unwrap_or_default());
     fs::write(&edited, text).map_err(|error| failed(&edited, error))?;
     Ok(edited)
 }

@@ -61,23 +61,29 @@ impl Report {
 
     /// Prints the table and the totals.
     pub fn finish(self) -> ExitCode {
-        print!("\n{}", self.table());
-        if let Some(totals) = &self.totals {
-            let slowest = totals.slowest();
-            if !slowest.is_empty() {
-                print!("\nthe slowest tests:\n{slowest}");
-            }
-            print!("\n{}", totals.skip_messages());
-            for failure in &totals.failures {
-                println!("failed           {failure}");
-            }
-            println!("{totals}");
-        }
+        print!("\n{}", self.text());
         if self.failed() {
             ExitCode::FAILURE
         } else {
             ExitCode::SUCCESS
         }
+    }
+
+    /// The table, and the totals if any tests ran.
+    pub fn text(&self) -> String {
+        let mut text = self.table();
+        let Some(totals) = &self.totals else {
+            return text;
+        };
+        let slowest = totals.slowest();
+        if !slowest.is_empty() {
+            text += &format!("\nthe slowest tests:\n{slowest}");
+        }
+        text += &format!("\n{}", totals.skip_messages());
+        for failure in &totals.failures {
+            text += &format!("failed           {failure}\n");
+        }
+        text + &format!("{totals}\n")
     }
 
     fn failed(&self) -> bool {

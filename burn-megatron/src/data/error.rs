@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+#[cfg(feature = "tokenizers")]
 use super::chat::ChatDataError;
 use super::gpt::{CacheError, SamplingError};
 use super::indexed::IndexedDatasetError;
@@ -139,6 +140,7 @@ pub enum DataError {
     #[error(transparent)]
     Sampling(#[from] SamplingError),
     /// Reading conversations failed.
+    #[cfg(feature = "tokenizers")]
     #[error(transparent)]
     Chat(#[from] ChatDataError),
     /// Reading or writing cached indices failed.

@@ -24,12 +24,13 @@
 //! | [`indexed`] | Megatron's indexed dataset: tokens, and the offsets of sequences |
 //! | [`gpt`] | Megatron's GPT sampling: which tokens are in which sample, in which order |
 //! | [`blend`] | several data sets as one, by weight |
-//! | [`chat`] | conversations to fine-tune on, with the loss of the answers |
+//! | `chat` | with the feature `tokenizers`: conversations to fine-tune on, with the loss of the answers |
 //! | [`PackedSamples`] | several documents per row, without attention between them |
 //! | [`Prefetcher`] | prefetches batches while the model computes |
 
 mod batch;
 pub mod blend;
+#[cfg(feature = "tokenizers")]
 pub mod chat;
 mod dataset;
 mod documents;
@@ -68,7 +69,7 @@ pub const IGNORE: i32 = -1;
 /// The byte between two documents.
 pub const DOCUMENT_END: u8 = 0;
 
-#[cfg(test)]
+#[cfg(all(test, feature = "tokenizers"))]
 pub(crate) use chat::{chat_mask, chat_messages};
 
 #[cfg(test)]

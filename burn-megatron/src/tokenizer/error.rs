@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// An error of the tokenizers library.
-type BoxedError = Box<dyn std::error::Error + Send + Sync>;
+pub(super) type BoxedError = Box<dyn std::error::Error + Send + Sync>;
 
 /// An error of reading or using a tokenizer.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +30,15 @@ pub enum TokenizerError {
         path: PathBuf,
         /// The reason.
         source: BoxedError,
+    },
+    /// Built without the library that reads the file.
+    #[error(
+        "cannot read '{path}': this program was built without tokenizers; build it with --features tokenizers, or \
+         give `bytes`"
+    )]
+    NotBuilt {
+        /// The file.
+        path: PathBuf,
     },
     /// The library panicked while parsing the file.
     #[error("'{path}' does not describe a tokenizer: parts of it contradict each other")]

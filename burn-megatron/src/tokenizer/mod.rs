@@ -1,8 +1,9 @@
 //! Encodes text as tokens and decodes tokens to text.
 //!
 //! A [`Tokenizer`] is a `tokenizer.json` of the Hugging Face library, or encodes each byte as a token.
-//! A [`DecodeStream`] decodes incrementally, [`TokenFileInfo`] is the sidecar of token files, and [`chat`] has the
-//! templates of conversations.
+//! A [`DecodeStream`] decodes incrementally, [`TokenFileInfo`] is the sidecar of token files, and `chat` has the
+//! templates of conversations. The feature `tokenizers` builds what reads a `tokenizer.json`, and `chat`; without it
+//! there are bytes.
 //!
 //! ```
 //! use burn_megatron::tokenizer::Tokenizer;
@@ -16,13 +17,16 @@
 //! # Ok::<(), burn_megatron::tokenizer::TokenizerError>(())
 //! ```
 
+#[cfg(feature = "tokenizers")]
 pub mod chat;
 mod error;
 mod info;
 mod special;
 mod stream;
-#[cfg(test)]
+#[cfg(all(test, feature = "tokenizers"))]
 mod tests;
+#[cfg_attr(not(feature = "tokenizers"), path = "not_trained.rs")]
+mod trained;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -37,6 +41,7 @@ pub use error::TokenizerError;
 pub use info::{TokenFileInfo, TokenFileInfoError};
 pub use special::SpecialTokens;
 pub use stream::DecodeStream;
+use trained::TrainedTokenizer;
 
 /// The name of the byte-level tokenizer.
 pub const BYTES: &str = "bytes";
@@ -65,7 +70,7 @@ pub struct Tokenizer {
 #[derive(Clone)]
 enum TokenizerKind {
     Bytes,
-    Trained(Box<tokenizers::Tokenizer>),
+    Trained(TrainedTokenizer),
 }
 
 impl Tokenizer {
@@ -104,7 +109,8 @@ impl Tokenizer {
     /// # Errors
     ///
     /// [`TokenizerError::Missing`], [`TokenizerError::Unreadable`], [`TokenizerError::Invalid`],
-    /// [`TokenizerError::Panicked`] or [`TokenizerError::UnknownToken`], which name the file.
+    /// [`TokenizerError::Panicked`] or [`TokenizerError::UnknownToken`], which name the file; without the feature
+    /// `tokenizers` [`TokenizerError::NotBuilt`].
     pub fn open(path: &Path) -> Result<Self, TokenizerError> {
         let file = file_of(path)?;
         let content = bounded::read(&file, MAX_FILE_BYTES)
@@ -138,11 +144,8 @@ impl Tokenizer {
         content: &[u8],
         beside: &BTreeMap<String, Vec<u8>>,
     ) -> Result<Self, TokenizerError> {
-        let mut trained = parse(file, content)?;
-        let off = trained.with_truncation(None).map(drop);
-        off.map_err(|source| TokenizerError::invalid(file, source))?;
-        trained.with_padding(None);
-        let vocabulary = trained.get_vocab(true);
+        let trained = TrainedTokenizer::parse(file, content)?;
+        let vocabulary = trained.vocabulary();
         let largest = vocabulary
             .values()
             .max()
@@ -151,7 +154,7 @@ impl Tokenizer {
         Ok(Self {
             special: special::parse(folder, beside, &vocabulary)?,
             vocabulary: *largest as usize + 1,
-            kind: TokenizerKind::Trained(Box::new(trained)),
+            kind: TokenizerKind::Trained(trained),
             name: name.display().to_string(),
             fingerprint: xxh3_64(content),
         })
@@ -207,7 +210,7 @@ impl Tokenizer {
         match (&self.kind, token.as_bytes()) {
             (TokenizerKind::Bytes, [byte]) => Some(u32::from(*byte)),
             (TokenizerKind::Bytes, _) => None,
-            (TokenizerKind::Trained(trained), _) => trained.token_to_id(token),
+            (TokenizerKind::Trained(trained), _) => trained.id(token),
         }
     }
 
@@ -247,16 +250,8 @@ impl Tokenizer {
                 .map(|(at, byte)| (u32::from(byte), at..at + 1))
                 .collect());
         };
-        let encoding = trained.encode(text, add_special_tokens);
-        let encoding = encoding.map_err(|source| TokenizerError::Encode {
-            tokenizer: self.name.clone(),
-            source,
-        })?;
-        let offsets = encoding
-            .get_offsets()
-            .iter()
-            .map(|(begin, end)| *begin..*end);
-        Ok(encoding.get_ids().iter().copied().zip(offsets).collect())
+        let encoded = trained.encode_with_offsets(text, add_special_tokens);
+        encoded.map_err(|source| self.not_encoded(source))
     }
 
     /// As [`encode`](Self::encode), or as [`encode_with_special_tokens`](Self::encode_with_special_tokens) if `add_special_tokens`, from
@@ -283,16 +278,17 @@ impl Tokenizer {
     fn encode_as(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizerError> {
         match &self.kind {
             TokenizerKind::Bytes => Ok(text.bytes().map(u32::from).collect()),
-            // The fast variant does not compute offsets.
             TokenizerKind::Trained(trained) => {
-                match trained.encode_fast(text, add_special_tokens) {
-                    Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-                    Err(source) => Err(TokenizerError::Encode {
-                        tokenizer: self.name.clone(),
-                        source,
-                    }),
-                }
+                let encoded = trained.encode(text, add_special_tokens);
+                encoded.map_err(|source| self.not_encoded(source))
             }
+        }
+    }
+
+    fn not_encoded(&self, source: error::BoxedError) -> TokenizerError {
+        TokenizerError::Encode {
+            tokenizer: self.name.clone(),
+            source,
         }
     }
 
@@ -351,11 +347,9 @@ impl Tokenizer {
         let TokenizerKind::Trained(trained) = &self.kind else {
             return vec![];
         };
-        let decoder = trained.get_added_tokens_decoder();
-        let mut added: Vec<_> = decoder.iter().filter(|(_, token)| token.special).collect();
-        added.sort_by_key(|(id, _)| **id);
-        let names = added.into_iter().map(|(_, token)| token.content.clone());
-        names.take(10).collect()
+        let mut names = trained.special_names();
+        names.truncate(10);
+        names
     }
 }
 
@@ -370,15 +364,6 @@ fn file_of(path: &Path) -> Result<PathBuf, TokenizerError> {
         Ok(file)
     } else {
         Err(TokenizerError::Missing { path: file })
-    }
-}
-
-/// Parses a file. The library panics on some invalid files.
-fn parse(file: &Path, content: &[u8]) -> Result<tokenizers::Tokenizer, TokenizerError> {
-    let read = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(content));
-    match read {
-        Ok(read) => read.map_err(|source| TokenizerError::invalid(file, source)),
-        Err(_) => Err(TokenizerError::Panicked { path: file.into() }),
     }
 }
 

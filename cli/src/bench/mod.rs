@@ -9,6 +9,7 @@ pub mod generate;
 mod moe;
 pub mod overlap;
 pub mod plan;
+#[cfg(feature = "tokenizers")]
 pub mod preprocess;
 pub mod step;
 mod subjects;

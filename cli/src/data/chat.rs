@@ -1,7 +1,9 @@
 //! The `[data.chat]` table of a recipe: conversations to fine-tune on.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use burn_megatron::data::Dataset;
 use burn_megatron::data::chat::{
     ChatData, ChatDataConfig, HeldOutExamples, LongExamples, TrainedTokens,
 };
@@ -82,7 +84,7 @@ impl ChatConfig {
     }
 
     /// Opens the conversations for rows of `seq` tokens, and shows the progress on standard error.
-    pub fn open(&self, tokenizer: &Tokenizer, seq: usize) -> Result<ChatData, Error> {
+    pub fn open(&self, tokenizer: &Tokenizer, seq: usize) -> Result<Arc<dyn Dataset>, Error> {
         let date = self.date()?;
         let template = match &self.template {
             Some(file) => Some(ChatTemplate::read(file, tokenizer, date)?),
@@ -109,7 +111,7 @@ impl ChatConfig {
             bar.inc(bytes)
         });
         bar.finish_and_clear();
-        Ok(data?)
+        Ok(Arc::new(data?))
     }
 
     /// Clears the paths.

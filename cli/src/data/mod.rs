@@ -1,5 +1,6 @@
 //! Opens the data of a recipe.
 
+#[cfg_attr(not(feature = "tokenizers"), path = "no_chat.rs")]
 mod chat;
 pub mod settings;
 #[cfg(test)]
@@ -153,7 +154,7 @@ fn chat(recipe: &Recipe, tokenizer: &Tokenizer, seq: usize) -> Result<Arc<dyn Da
     }
     let chat = recipe.data.chat.as_ref();
     let chat = chat.ok_or("the recipe has no [data.chat]")?;
-    Ok(Arc::new(chat.open(tokenizer, seq)?))
+    chat.open(tokenizer, seq)
 }
 
 /// The tokenizer of the sample at the end of the run, if one is generated.

@@ -18,7 +18,7 @@ const LIMIT: usize = usize::MAX >> 1;
 
 /// The path of the text, and its documents: a file, or a record, is one.
 pub fn read(data: &DataConfig) -> Result<(PathBuf, TextDocuments), Error> {
-    let path = path(data);
+    let path = path(data)?;
     if !path.exists() {
         return Err(DataError::Missing { path }.into());
     }
@@ -97,8 +97,17 @@ fn read_input(input: &Input, keys: &[String], to: &mut TextDocuments) -> Result<
 }
 
 /// The text of the recipe, or of this repository.
-fn path(data: &DataConfig) -> PathBuf {
-    let repository = || Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let path = data.path.clone().unwrap_or_else(repository);
-    path.canonicalize().unwrap_or(path)
+fn path(data: &DataConfig) -> Result<PathBuf, Error> {
+    if let Some(path) = &data.path {
+        return Ok(path.canonicalize().unwrap_or_else(|_| path.clone()));
+    }
+    let cli = Path::new(env!("CARGO_MANIFEST_DIR"));
+    match cli.parent().map(Path::canonicalize) {
+        Some(Ok(checkout)) if checkout.join("burn-megatron/src/lib.rs").is_file() => Ok(checkout),
+        _ => Err(
+            "no text to train on: give --data FILE|FOLDER. (The default, the text of the repository, needs the \
+             checkout that the program was built in.)"
+                .into(),
+        ),
+    }
 }

@@ -146,8 +146,7 @@ fn open(
             peek(Box::new(MultiGzDecoder::new(from))).map_err(failed)?
         }
         (FileKind::Zstd, _) | (_, Some(_)) => {
-            let decoder = zstd::stream::read::Decoder::new(from).map_err(failed)?;
-            peek(Box::new(decoder)).map_err(failed)?
+            peek(unpack_zstd(from).map_err(failed)?).map_err(failed)?
         }
         (FileKind::Table(format), None) => return Ok((Some(format), from)),
         (found, None) => (found, from),
@@ -213,6 +212,18 @@ pub fn extension(path: &Path) -> Option<String> {
         None => path,
     };
     Some(name.extension()?.to_str()?.to_lowercase())
+}
+
+#[cfg(feature = "zstd")]
+fn unpack_zstd(from: Stream) -> io::Result<Stream> {
+    Ok(Box::new(zstd::stream::read::Decoder::new(from)?))
+}
+
+#[cfg(not(feature = "zstd"))]
+fn unpack_zstd(_from: Stream) -> io::Result<Stream> {
+    Err(io::Error::other(
+        "this program was built without zstd; build it with --features zstd",
+    ))
 }
 
 #[cfg(test)]

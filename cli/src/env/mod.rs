@@ -163,7 +163,7 @@ impl Environment {
         ];
         Environment {
             version: env!("CARGO_PKG_VERSION"),
-            burn: locked_version(include_str!("../../../Cargo.lock"), "burn"),
+            burn: env!("BURN_VERSION"),
             host: Host::gather(),
             launch: launched(&env_var),
             engines: Engines {
@@ -238,14 +238,6 @@ fn launched(vars: &dyn Fn(&str) -> Option<String>) -> LaunchInfo {
         },
         Err(error) => LaunchInfo::Error(error.to_string()),
     }
-}
-
-/// The version of a package in the lock file that this binary was built with.
-fn locked_version<'a>(lock: &'a str, package: &str) -> &'a str {
-    let line = format!("name = \"{package}\"\nversion = \"");
-    let after = lock.split_once(&line).map(|(_, after)| after);
-    let version = after.and_then(|after| after.split_once('"'));
-    version.map_or("unknown", |(version, _)| version)
 }
 
 #[cfg(test)]

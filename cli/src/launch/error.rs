@@ -52,6 +52,14 @@ pub enum LaunchError {
         "the master port {port} is not free on this machine: {source}; choose another with --master-port"
     )]
     PortTaken { port: u16, source: io::Error },
+    #[error(
+        "the engine {engine} is not compiled in: install this program with it, `cargo install --path cli --features \
+         {feature}`, or build it, `cargo build --release --features {feature}`"
+    )]
+    NotCompiled {
+        engine: &'static str,
+        feature: &'static str,
+    },
     #[error(transparent)]
     Token(#[from] TokenError),
     #[error("--mpirun-args {0:?}: a quote is not closed")]

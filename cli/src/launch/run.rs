@@ -29,15 +29,34 @@ use crate::terminal;
 /// The variable with the address of the rendezvous.
 const RENDEZVOUS: &str = "BURN_MEGATRON_RENDEZVOUS";
 
+/// The commands of this program whose ranks communicate.
+const WITH_RANKS: [&str; 3] = ["pretrain", "generate", "conformance"];
+
 /// Starts the ranks and waits for their end; returns the exit code of the run.
 pub fn run(args: &LaunchArgs) -> Result<ExitCode, Error> {
-    let ended =
-        LaunchPlan::new(args, &|name| env::var_os(name)).and_then(|plan| launch(args, plan));
+    let plan = LaunchPlan::new(args, &|name| env::var_os(name));
+    let plan = plan.and_then(|plan| check_compiled(args, plan));
+    let ended = plan.and_then(|plan| launch(args, plan));
     let code = ended.unwrap_or_else(|error| {
         eprintln!("error: {error}");
         error.exit_code()
     });
     Ok(ExitCode::from(code))
+}
+
+/// Checks, before any process is started, that this program has the engine that its ranks will use.
+fn check_compiled(args: &LaunchArgs, plan: LaunchPlan) -> Result<LaunchPlan, LaunchError> {
+    let first = args.command.first().and_then(|word| word.to_str());
+    let has_ranks = first.is_some_and(|word| WITH_RANKS.contains(&word));
+    let (feature, is_compiled) = match plan.starter {
+        Starter::Spawn { .. } => ("cuda", cfg!(feature = "cuda")),
+        Starter::Mpirun { .. } => ("mpi", cfg!(feature = "mpi")),
+    };
+    if args.program.is_none() && has_ranks && !is_compiled {
+        let engine = plan.engine();
+        return Err(LaunchError::NotCompiled { engine, feature });
+    }
+    Ok(plan)
 }
 
 fn launch(args: &LaunchArgs, plan: LaunchPlan) -> Result<u8, LaunchError> {

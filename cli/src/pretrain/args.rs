@@ -19,7 +19,7 @@ use crate::set::SetArgs;
 #[derive(Args)]
 pub struct PretrainArgs {
     /// The recipe, a TOML file. What it leaves out is that of the run that is resumed, or else of the recipe that is
-    /// compiled in (in `burn-megatron`: examples/recipes/tiny.toml).
+    /// compiled in (in `burn-megatron`: cli/src/tiny.toml).
     #[arg(long, visible_alias = "config", value_name = "FILE.toml")]
     pub recipe: Option<PathBuf>,
     /// Keys of the recipe.

@@ -166,6 +166,14 @@ fn what_cannot_be_started_is_named() {
         "{}",
         ended.err
     );
+    if cfg!(not(feature = "cuda")) {
+        let (code, error) = start(&["--ranks", "2", "--engine", "nccl", "--", "pretrain"]);
+        let start = "error: the engine nccl is not compiled in: install this program with it, `cargo install --path \
+                     cli --features cuda`";
+        assert!(code == 2 && error.starts_with(start), "{code}: {error}");
+        // Once, not for each rank.
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
     let (code, error) = start(&["--ranks", "2", "--mpirun", "/bin/echo", "--", "pretrain"]);
     assert_eq!(code, 127);
     assert!(

@@ -17,7 +17,7 @@ use serde_json::json;
 
 use super::Target;
 
-const TINY: &str = include_str!("../../../examples/recipes/tiny.toml");
+const TINY: &str = include_str!("../../../cli/src/tiny.toml");
 const GPT2: &str = include_str!("../../../examples/recipes/gpt2.toml");
 
 /// A file of the fixtures of `burn-megatron-models`.

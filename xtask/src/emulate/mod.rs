@@ -120,8 +120,7 @@ fn run_suites(
                 .into()
         });
     }
-    print!("{}", totals.skip_messages());
-    println!("{totals}");
+    report.set_totals(totals);
 }
 
 impl Options {

@@ -1,0 +1,38 @@
+# The `burn-megatron` command in an image.
+#
+#   docker build -t burn-megatron .
+#   docker run --rm -it -u "$(id -u):$(id -g)" -v "$PWD:/work" burn-megatron pretrain --data my.txt
+#
+#   docker build --target cuda -t burn-megatron:cuda .
+#   docker run --rm -it --gpus all -u "$(id -u):$(id -g)" -v "$PWD:/work" burn-megatron:cuda env
+
+FROM rust:1.95-slim-bookworm AS source
+WORKDIR /src
+COPY . .
+
+FROM source AS build-cpu
+RUN cargo build --release --locked --package burn-megatron-cli
+
+# CubeCL's build scripts download LLVM, and unpack it.
+FROM source AS build-cuda
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends ca-certificates curl g++ libzstd-dev xz-utils zlib1g-dev \
+    && rm -rf /var/lib/apt/lists/*
+RUN cargo build --release --locked --package burn-megatron-cli --features cuda
+
+# At run time: the driver of the host, and of the image NVRTC, the headers that kernels include, cuBLASLt and NCCL.
+FROM nvidia/cuda:12.9.1-devel-ubuntu24.04 AS cuda
+COPY --from=build-cuda /src/target/release/burn-megatron /usr/local/bin/
+COPY --from=source /src/LICENSE-MIT /src/LICENSE-APACHE /usr/local/share/doc/burn-megatron/
+ENV CUDA_PATH=/usr/local/cuda
+WORKDIR /work
+ENTRYPOINT ["burn-megatron"]
+
+# The last one is the default.
+FROM debian:bookworm-slim AS cpu
+COPY --from=build-cpu /src/target/release/burn-megatron /usr/local/bin/
+COPY --from=source /src/LICENSE-MIT /src/LICENSE-APACHE /usr/local/share/doc/burn-megatron/
+WORKDIR /work
+ENTRYPOINT ["burn-megatron"]

@@ -1,0 +1,68 @@
+//! A trained tokenizer: the `tokenizers` library of Hugging Face.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+
+use super::TokenizerError;
+use super::error::BoxedError;
+
+/// A `tokenizer.json`.
+#[derive(Clone)]
+pub(super) struct TrainedTokenizer(Box<tokenizers::Tokenizer>);
+
+impl TrainedTokenizer {
+    /// Parses a file. Its settings of truncation and padding are turned off.
+    pub fn parse(file: &Path, content: &[u8]) -> Result<Self, TokenizerError> {
+        // The library panics on some invalid files.
+        let read = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(content));
+        let mut trained = match read {
+            Ok(read) => read.map_err(|source| TokenizerError::invalid(file, source))?,
+            Err(_) => return Err(TokenizerError::Panicked { path: file.into() }),
+        };
+        let off = trained.with_truncation(None).map(drop);
+        off.map_err(|source| TokenizerError::invalid(file, source))?;
+        trained.with_padding(None);
+        Ok(Self(Box::new(trained)))
+    }
+
+    /// Each token, added ones too, with its id.
+    pub fn vocabulary(&self) -> HashMap<String, u32> {
+        self.0.get_vocab(true)
+    }
+
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.0.token_to_id(token)
+    }
+
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, BoxedError> {
+        // The fast variant does not compute offsets.
+        let encoding = self.0.encode_fast(text, add_special_tokens)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Each token with the bytes of the text that it stands for.
+    pub fn encode_with_offsets(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+    ) -> Result<Vec<(u32, Range<usize>)>, BoxedError> {
+        let encoding = self.0.encode(text, add_special_tokens)?;
+        let offsets = encoding.get_offsets().iter();
+        let offsets = offsets.map(|(begin, end)| *begin..*end);
+        Ok(encoding.get_ids().iter().copied().zip(offsets).collect())
+    }
+
+    pub fn decode(&self, tokens: &[u32], skip_special_tokens: bool) -> Result<String, BoxedError> {
+        self.0.decode(tokens, skip_special_tokens)
+    }
+
+    /// The text of the special tokens, sorted by id.
+    pub fn special_names(&self) -> Vec<String> {
+        let decoder = self.0.get_added_tokens_decoder();
+        let mut added: Vec<_> = decoder.iter().filter(|(_, token)| token.special).collect();
+        added.sort_by_key(|(id, _)| **id);
+        let names = added.into_iter().map(|(_, token)| token.content.clone());
+        names.collect()
+    }
+}
