@@ -186,7 +186,6 @@ fn ci(root: &Path, report: &mut Report) {
     check::run(Check::Package, root, report);
     test::run(Extent::All, root, report);
     check::run(Check::Cuda, root, report);
-    check::run(Check::Small, root, report);
     check_cuda::run(&Options::of_ci(), Compilers::Optional, root, report);
     recipe::run(recipe::Profile::Dev, root, report);
 }
