@@ -93,6 +93,7 @@ pub use hook::anchored_value;
 pub use init::Init;
 pub use kv_cache::{KvCache, LayerKvCache, NewTokens, SequencePart};
 pub use latent_attention::{MultiLatentAttention, MultiLatentAttentionConfig};
+pub use arithmetic::LinearKernels;
 pub use linear::{InputLayout, SEQUENCE_DIM, Weight, linear};
 pub use linear_input::LinearInput;
 pub use loss::{
