@@ -181,7 +181,10 @@ fn weight_gradient(
         gradient.into_dispatch(),
         flat.into_dispatch(),
     ];
-    Tensor::from_dispatch(launch_one(GemmOp::WeightGradient { offset, add, blas }, inputs))
+    Tensor::from_dispatch(launch_one(
+        GemmOp::WeightGradient { offset, add, blas },
+        inputs,
+    ))
 }
 
 /// Describes the engine that multiplies matrices on a device by default, and why it is not a faster one.

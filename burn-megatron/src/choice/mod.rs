@@ -269,11 +269,7 @@ pub enum KernelChoiceError {
 }
 
 /// The library of a choice, opened.
-fn blas(
-    gemm: CpuGemm,
-    device: &Device,
-    is_fused: bool,
-) -> Result<Option<Blas>, KernelChoiceError> {
+fn blas(gemm: CpuGemm, device: &Device, is_fused: bool) -> Result<Option<Blas>, KernelChoiceError> {
     if gemm == CpuGemm::Crate {
         return Ok(None);
     }

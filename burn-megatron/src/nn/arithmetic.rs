@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
-use burn_megatron_kernels::gradient::{FlatGradients, Place};
 use burn_megatron_kernels::gemm::Blas;
+use burn_megatron_kernels::gradient::{FlatGradients, Place};
 use burn_megatron_kernels::{flat, gemm};
 
 use super::fp8::QuantizedWeight;

@@ -9,8 +9,7 @@ use burn_megatron_kernels::gradient::{Destination, Parameter};
 use burn_megatron_kernels::{Function, apply};
 
 use super::arithmetic::{
-    LinearKernels,
-    FloatArithmetic, LinearArithmetic, NeededGradients, SavedInput, WeightSource,
+    FloatArithmetic, LinearArithmetic, LinearKernels, NeededGradients, SavedInput, WeightSource,
 };
 use super::forward_context::{self, is_tracked};
 use super::fp8::{ActivatedLinear, Fp8Arithmetic, Fp8Layer};

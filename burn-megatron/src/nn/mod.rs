@@ -75,6 +75,7 @@ mod tokens;
 
 pub use crate::mesh::{AxisRank, MeshRank};
 pub use activation::Activation;
+pub use arithmetic::LinearKernels;
 pub use attention::{ParallelAttention, ParallelAttentionConfig, unfused_reason};
 pub use batch_format::{
     AttentionContext, BatchFormat, OwnedAttentionContext, PackedSequences, PackedSequencesError,
@@ -93,7 +94,6 @@ pub use hook::anchored_value;
 pub use init::Init;
 pub use kv_cache::{KvCache, LayerKvCache, NewTokens, SequencePart};
 pub use latent_attention::{MultiLatentAttention, MultiLatentAttentionConfig};
-pub use arithmetic::LinearKernels;
 pub use linear::{InputLayout, SEQUENCE_DIM, Weight, linear};
 pub use linear_input::LinearInput;
 pub use loss::{

@@ -5,9 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_megatron::kernels::gemm::{
-    Blas, CpuGemm, accumulate_weight_gradient_at_by, linear_by,
-};
+use burn_megatron::kernels::gemm::{Blas, CpuGemm, accumulate_weight_gradient_at_by, linear_by};
 use clap::Args;
 
 use super::timing::{TimingConfig, Work, median, time_interleaved};
@@ -108,7 +106,10 @@ pub fn run(args: &GemmBenchArgs) -> Result<ExitCode, Error> {
     }
     let threads = rayon::current_num_threads();
     let header: String = names.iter().map(|kind| format!("{kind:>10}")).collect();
-    println!("GFLOP/s in f32, {threads} threads, medians of {} runs in turns", args.samples);
+    println!(
+        "GFLOP/s in f32, {threads} threads, medians of {} runs in turns",
+        args.samples
+    );
     println!("rows x in x out              {header}");
     let timing = TimingConfig {
         samples: args.samples,
@@ -117,7 +118,10 @@ pub fn run(args: &GemmBenchArgs) -> Result<ExitCode, Error> {
     let mut logarithms = vec![0.0; names.len()];
     for LinearSizes(sizes) in &args.sizes {
         for product in Product::ALL {
-            let works: Vec<_> = libraries.iter().map(|blas| product.work(*blas, *sizes)).collect();
+            let works: Vec<_> = libraries
+                .iter()
+                .map(|blas| product.work(*blas, *sizes))
+                .collect();
             let works: Vec<_> = works.iter().collect();
             let times = time_interleaved(&Device::flex(), timing, &works)?;
             let seconds: Vec<_> = times.iter().map(|times| median(times)).collect();
@@ -138,7 +142,9 @@ pub fn run(args: &GemmBenchArgs) -> Result<ExitCode, Error> {
     println!("geometric mean, of gemm      {ratios}");
     let fastest = (0..means.len()).max_by(|a, b| means[*a].total_cmp(&means[*b]));
     if let Some(fastest) = fastest.map(|index| names[index]) {
-        println!("fastest here: {fastest} (kernels.gemm = \"{fastest}\" in a recipe, --kernels gemm={fastest})");
+        println!(
+            "fastest here: {fastest} (kernels.gemm = \"{fastest}\" in a recipe, --kernels gemm={fastest})"
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -44,7 +44,10 @@ pub(super) fn product(op: &ProductOp, mut inputs: Vec<CubeTensor>) -> CubeTensor
         } else {
             weight
         };
-        let part = multiply(GemmOp::Linear { blas: None }, vec![rows_of(&x, first, size), weight]);
+        let part = multiply(
+            GemmOp::Linear { blas: None },
+            vec![rows_of(&x, first, size), weight],
+        );
         let place = [range(first, size), range(0, columns)];
         result = CubeBackend::float_slice_assign(result, &place, part);
     }
