@@ -2,6 +2,7 @@
 
 use crate::bench::args::{BenchArgs, ContextArgs, OverlapArgs, PlanBenchArgs};
 use crate::bench::checkpoint::CheckpointBenchArgs;
+use crate::bench::gemm::GemmBenchArgs;
 use crate::bench::generate::GenerateBenchArgs;
 #[cfg(feature = "tokenizers")]
 use crate::bench::preprocess::PreprocessBenchArgs;
@@ -113,6 +114,9 @@ pub enum Command {
 pub enum BenchCommand {
     /// Each kernel, compared with the composition of Burn's operations and with a copy of as many bytes.
     Kernels(BenchArgs),
+    /// Matrix products on the CPU by the gemm crate and by each BLAS library that can be opened: which `kernels.gemm` is the
+    /// fastest here.
+    Gemm(GemmBenchArgs),
     /// Training steps of a model on one device, by the trainer: tokens per second, model FLOPs utilisation (MFU) and
     /// memory, for each form of attention.
     Step(StepBenchArgs),

@@ -157,7 +157,10 @@ impl CommandLine {
             Command::Env(args) => env::run(args),
             Command::Checkpoint(command) => checkpoint::run(command, &self.families),
             Command::Bench(BenchCommand::Kernels(args)) => bench::run(args),
-            Command::Bench(BenchCommand::Step(args)) => bench::step::run(args, &self.families, &self.recipe),
+            Command::Bench(BenchCommand::Step(args)) => {
+                bench::step::run(args, &self.families, &self.recipe)
+            }
+            Command::Bench(BenchCommand::Gemm(args)) => bench::gemm::run(args),
             Command::Bench(BenchCommand::Generate(args)) => bench::generate::run(args),
             Command::Bench(BenchCommand::Overlap(args)) => bench::overlap::run(args),
             Command::Bench(BenchCommand::Context(args)) => bench::context::run(args),

@@ -302,7 +302,10 @@ pub fn print_training(
         );
         print("offload", text);
     }
-    print("memory", format!("of rank 0, without activations{recomputed}"));
+    print(
+        "memory",
+        format!("of rank 0, without activations{recomputed}"),
+    );
     println!("\n{}\n", own.sharing.memory);
     print("planned", planned_memory.to_string());
     println!();

@@ -2,6 +2,7 @@
 
 mod apt;
 mod binaries;
+mod blas;
 mod book;
 mod check;
 mod check_cuda;
@@ -57,6 +58,8 @@ enum Command {
     /// are installed with apt-get (mesa-vulkan-drivers and libvulkan1: Vulkan on the CPU);
     /// elsewhere the command prints how to install them and how many tests are skipped. macOS and
     /// Windows need none.
+    ///
+    /// Likewise for OpenBLAS (libopenblas0-pthread), with which products on the CPU are tested too.
     ///
     /// Likewise for MPI (mpicc, mpirun and libclang; libopenmpi-dev, openmpi-bin, libclang-dev and
     /// iproute2 with apt-get), with which ranks run as processes.

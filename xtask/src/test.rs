@@ -15,7 +15,7 @@ use crate::binaries::{self, TestBinary};
 use crate::process::{cargo, run_reading};
 use crate::report::{Outcome, Report};
 use crate::totals::{Harness, Totals, tests_in};
-use crate::{mpi, vulkan};
+use crate::{blas, mpi, vulkan};
 
 /// The features of the tests on a GPU device, and of the command `kernel-check`.
 const WGPU_FEATURES: &str = "burn-megatron-tests/wgpu,burn-megatron-tests/tracing,burn-megatron-cli/wgpu,\
@@ -77,6 +77,9 @@ pub fn run(extent: Extent, root: &Path, report: &mut Report) {
         processes = mpi::find_or_install();
         let found = processes.clone();
         found.map_or_else(Outcome::Skipped, |()| Outcome::Passed)
+    });
+    report.step("blas", || {
+        blas::find_or_install().map_or_else(Outcome::Skipped, |()| Outcome::Passed)
     });
     let features = features(driver.is_ok(), processes.is_ok());
     let mut built = Vec::new();

@@ -14,6 +14,7 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, bf16, f16};
 use rayon::prelude::*;
 
+use super::blas::Blas;
 use super::engine::{Epilogue, GemmEngine, GemmProblem, Matrix, Operands};
 use super::op::GemmOp;
 use super::row;
@@ -38,9 +39,11 @@ const SMALL_DEPTH: usize = 2;
 /// The largest depth that it sums in one chain.
 const MAX_CHAIN: usize = 512;
 
-/// The `gemm` crate.
+/// The `gemm` crate, or a library.
 #[derive(Debug)]
-struct GemmCrate;
+struct CpuEngine {
+    blas: Option<Blas>,
+}
 
 /// The product of a kernel's inputs.
 pub(super) fn multiply(product: GemmOp, inputs: Vec<FlexTensor>) -> FlexTensor {
@@ -51,7 +54,7 @@ pub(super) fn multiply(product: GemmOp, inputs: Vec<FlexTensor>) -> FlexTensor {
     };
     let factors = first.dtype();
     let first = match product {
-        GemmOp::Linear => first,
+        GemmOp::Linear { .. } => first,
         GemmOp::WeightGradient { .. } => first.transpose(0, 1),
     };
     let ((left, left_matrix), (right, right_matrix)) = (to_matrix(first), to_matrix(second));
@@ -68,7 +71,8 @@ pub(super) fn multiply(product: GemmOp, inputs: Vec<FlexTensor>) -> FlexTensor {
         epilogue: inputs.next(),
         offset: product.offset(),
     };
-    GemmCrate.multiply(&problem, operands)
+    let blas = product.blas();
+    CpuEngine { blas }.multiply(&problem, operands)
 }
 
 fn matrix_of(tensor: &FlexTensor) -> Option<Matrix> {
@@ -90,9 +94,9 @@ fn to_matrix(tensor: FlexTensor) -> (FlexTensor, Matrix) {
     }
 }
 
-impl GemmEngine<FlexTensor> for GemmCrate {
+impl GemmEngine<FlexTensor> for CpuEngine {
     fn name(&self) -> &'static str {
-        NAME
+        self.blas.map_or(NAME, |blas| blas.kind().name())
     }
 
     fn supports(&self, _problem: &GemmProblem) -> Result<(), String> {
@@ -101,16 +105,20 @@ impl GemmEngine<FlexTensor> for GemmCrate {
 
     fn multiply(&self, problem: &GemmProblem, operands: Operands<FlexTensor>) -> FlexTensor {
         match problem.factors {
-            DType::F64 => exact::<f64>(problem, operands),
-            DType::F16 => widened::<f16>(problem, operands),
-            DType::BF16 => widened::<bf16>(problem, operands),
-            _ => exact::<f32>(problem, operands),
+            DType::F64 => exact::<f64>(self.blas, problem, operands),
+            DType::F16 => widened::<f16>(self.blas, problem, operands),
+            DType::BF16 => widened::<bf16>(self.blas, problem, operands),
+            _ => exact::<f32>(self.blas, problem, operands),
         }
     }
 }
 
 /// The factors are of the type that is computed in.
-fn exact<W: Real>(problem: &GemmProblem, operands: Operands<FlexTensor>) -> FlexTensor {
+fn exact<W: Real>(
+    blas: Option<Blas>,
+    problem: &GemmProblem,
+    operands: Operands<FlexTensor>,
+) -> FlexTensor {
     let [left, right] = [&operands.left, &operands.right].map(|factor| {
         let start = factor.layout().start_offset();
         &factor.storage::<W>()[start..]
@@ -120,9 +128,10 @@ fn exact<W: Real>(problem: &GemmProblem, operands: Operands<FlexTensor>) -> Flex
             let bias = operands.epilogue.map(|bias| bias.to_contiguous());
             let [rows, columns, _] = problem.sizes();
             let bias = bias.as_ref().map(slice::<W>);
-            tensor(product(problem, left, right, bias), [rows, columns])
+            tensor(product(blas, problem, left, right, bias), [rows, columns])
         }
         Epilogue::Flat { add } => into_flat(
+            blas,
             problem,
             left,
             right,
@@ -134,6 +143,7 @@ fn exact<W: Real>(problem: &GemmProblem, operands: Operands<FlexTensor>) -> Flex
 
 /// 16-bit factors are widened, each in its own layout.
 fn widened<E: Element<Wide = f32>>(
+    blas: Option<Blas>,
     problem: &GemmProblem,
     operands: Operands<FlexTensor>,
 ) -> FlexTensor {
@@ -168,12 +178,12 @@ fn widened<E: Element<Wide = f32>>(
                 .epilogue
                 .map(|bias| widen(slice::<E>(&bias.to_contiguous())));
             let [rows, columns, _] = problem.sizes();
-            let values = product(&problem, &left, &right, bias.as_deref());
+            let values = product(blas, &problem, &left, &right, bias.as_deref());
             tensor(narrow::<E>(&values), [rows, columns])
         }
         Epilogue::Flat { add } => {
             let into = (operands.epilogue, operands.offset);
-            into_flat(&problem, &left, &right, into, add)
+            into_flat(blas, &problem, &left, &right, into, add)
         }
     }
 }
@@ -210,7 +220,13 @@ fn converted<A: Element, B: Element>(from: &[A], convert: impl Fn(A) -> B + Sync
 }
 
 /// `left right`, in new memory that holds the bias before.
-fn product<W: Real>(problem: &GemmProblem, left: &[W], right: &[W], bias: Option<&[W]>) -> Vec<W> {
+fn product<W: Real>(
+    blas: Option<Blas>,
+    problem: &GemmProblem,
+    left: &[W],
+    right: &[W],
+    bias: Option<&[W]>,
+) -> Vec<W> {
     let [rows, columns, _] = problem.sizes();
     let mut result = vec![W::ZERO; rows * columns];
     if let Some(bias) = bias.filter(|bias| !bias.is_empty()) {
@@ -226,12 +242,13 @@ fn product<W: Real>(problem: &GemmProblem, left: &[W], right: &[W], bias: Option
                 .for_each(fill)
         }
     }
-    gemm_into(problem, left, right, &mut result, bias.is_some());
+    gemm_into(blas, problem, (left, right), &mut result, bias.is_some());
     result
 }
 
 /// The flat buffer with the product from an element on.
 fn into_flat<W: Real>(
+    blas: Option<Blas>,
     problem: &GemmProblem,
     left: &[W],
     right: &[W],
@@ -244,22 +261,33 @@ fn into_flat<W: Real>(
     };
     let mut flat = own::<W>(flat);
     let stretch = &mut slice_mut::<W>(&mut flat)[offset..offset + rows * columns];
-    gemm_into(problem, left, right, stretch, add);
+    gemm_into(blas, problem, (left, right), stretch, add);
     flat
 }
 
 /// `result = left right`, or `result += left right`.
-fn gemm_into<W: Real>(problem: &GemmProblem, left: &[W], right: &[W], result: &mut [W], add: bool) {
+fn gemm_into<W: Real>(
+    blas: Option<Blas>,
+    problem: &GemmProblem,
+    (left, right): (&[W], &[W]),
+    result: &mut [W],
+    add: bool,
+) {
     let [rows, columns, depth] = problem.sizes();
     let work = rows.saturating_mul(columns).saturating_mul(depth);
     let reads = rows <= FEW_ROWS && columns.saturating_mul(depth) >= MIN_PARALLEL_READ;
-    let parallelism = if work >= MIN_PARALLEL_PRODUCTS || reads {
-        gemm::Parallelism::Rayon(0)
-    } else {
-        gemm::Parallelism::None
-    };
+    let parallel = work >= MIN_PARALLEL_PRODUCTS || reads;
     let (left, right) = ((left, problem.left), (right, problem.right));
-    multiply_into(left, right, result, add, parallelism);
+    let Some(blas) = blas else {
+        let parallelism = if parallel {
+            gemm::Parallelism::Rayon(0)
+        } else {
+            gemm::Parallelism::None
+        };
+        return multiply_into(left, right, result, add, parallelism);
+    };
+    check(left, right, result);
+    blas.multiply(left, right, result, add, parallel);
 }
 
 /// `result = left right`, or `result += left right`, on the calling thread. Factors are the matrices at the
@@ -280,16 +308,8 @@ fn multiply_into<W: Real>(
     add: bool,
     parallelism: gemm::Parallelism,
 ) {
+    check((left, left_matrix), (right, right_matrix), result);
     let [rows, columns, depth] = [left_matrix.rows, right_matrix.columns, left_matrix.columns];
-    for (values, matrix) in [(left, left_matrix), (right, right_matrix)] {
-        assert!(
-            values.len() >= extent(matrix),
-            "{matrix:?} is outside of its {} elements",
-            values.len()
-        );
-    }
-    assert_eq!(result.len(), rows * columns);
-    assert_eq!(right_matrix.rows, depth);
     if rows == 1 || columns == 1 || rows * columns <= SMALL_RESULT || depth <= SMALL_DEPTH {
         let is_parallel = !matches!(parallelism, gemm::Parallelism::None);
         return row::multiply(
@@ -340,6 +360,19 @@ fn multiply_into<W: Real>(
             );
         }
     }
+}
+
+/// That the factors are inside of their slices, and all sizes agree.
+fn check<W>(left: (&[W], Matrix), right: (&[W], Matrix), result: &[W]) {
+    for (values, matrix) in [left, right] {
+        assert!(
+            values.len() >= extent(matrix),
+            "{matrix:?} is outside of its {} elements",
+            values.len()
+        );
+    }
+    assert_eq!(result.len(), left.1.rows * right.1.columns);
+    assert_eq!(right.1.rows, left.1.columns);
 }
 
 /// The parts of the depth whose products are summed in one chain each: even ones.

@@ -32,7 +32,7 @@ pub(crate) fn multiply(product: GemmOp, inputs: Vec<CubeTensor>) -> CubeTensor {
     };
     let (factors, device) = (first.dtype, first.device.clone());
     let first = match product {
-        GemmOp::Linear => first,
+        GemmOp::Linear { .. } => first,
         GemmOp::WeightGradient { .. } => permute(first, &[1, 0]),
     };
     let ((left, left_matrix), (right, right_matrix)) = (to_matrix(first), to_matrix(second));

@@ -8,7 +8,7 @@
 //!
 //! | device | engine |
 //! |---|---|
-//! | Flex | the `gemm` crate |
+//! | Flex | the `gemm` crate, or a [BLAS library](Blas) |
 //! | CUDA | cuBLASLt, on the stream that Burn's kernels run on |
 //! | CUDA where cuBLASLt is missing or refuses, and other CubeCL devices | Burn's matmul |
 //!
@@ -23,6 +23,7 @@ use crate::error::accept;
 use crate::flat::check_range;
 use crate::launch::launch_one;
 
+mod blas;
 pub mod composed;
 pub(crate) mod cpu;
 #[cfg(feature = "cubecl")]
@@ -41,6 +42,7 @@ mod row_avx2;
 #[cfg(test)]
 mod tests;
 
+pub use blas::{Blas, BlasError, CpuGemm, UnknownCpuGemm};
 pub use engine::{ColumnMajor, Epilogue, GemmEngine, GemmProblem, Matrix, Operand, Operands};
 
 use op::GemmOp;
@@ -69,10 +71,24 @@ use op::GemmOp;
 /// assert_eq!(y.sum().into_scalar::<f32>(), 8.0 * 7.0);
 /// ```
 pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
+    linear_by(None, x, weight, bias)
+}
+
+/// [`linear`] by a library on the CPU; other devices ignore it.
+///
+/// # Panics
+///
+/// As [`linear`].
+pub fn linear_by(
+    blas: Option<Blas>,
+    x: Tensor<2>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+) -> Tensor<2> {
     accept(check_linear(&x, &weight, bias.as_ref()));
     let mut inputs = vec![x.into_dispatch(), weight.into_dispatch()];
     inputs.extend(bias.map(Tensor::into_dispatch));
-    Tensor::from_dispatch(launch_one(GemmOp::Linear, inputs))
+    Tensor::from_dispatch(launch_one(GemmOp::Linear { blas }, inputs))
 }
 
 /// `into + x^T gradient`, written in place if `into` is uniquely owned.
@@ -93,7 +109,7 @@ pub fn accumulate_weight_gradient(x: Tensor<2>, gradient: Tensor<2>, into: Tenso
         return into;
     }
     let flat = into.reshape([inputs * outputs]);
-    weight_gradient(x, gradient, flat, 0, true).reshape([inputs, outputs])
+    weight_gradient(None, x, gradient, flat, 0, true).reshape([inputs, outputs])
 }
 
 /// `flat` with `x^T gradient`, row by row, over its elements from `offset` on, or added to them if
@@ -132,11 +148,28 @@ pub fn accumulate_weight_gradient_at(
     offset: usize,
     add: bool,
 ) -> Tensor<1> {
+    accumulate_weight_gradient_at_by(None, x, gradient, flat, offset, add)
+}
+
+/// [`accumulate_weight_gradient_at`] by a library on the CPU; other devices ignore it.
+///
+/// # Panics
+///
+/// As [`accumulate_weight_gradient_at`].
+pub fn accumulate_weight_gradient_at_by(
+    blas: Option<Blas>,
+    x: Tensor<2>,
+    gradient: Tensor<2>,
+    flat: Tensor<1>,
+    offset: usize,
+    add: bool,
+) -> Tensor<1> {
     accept(check_accumulate_at(&x, &gradient, &flat, offset));
-    weight_gradient(x, gradient, flat, offset, add)
+    weight_gradient(blas, x, gradient, flat, offset, add)
 }
 
 fn weight_gradient(
+    blas: Option<Blas>,
     x: Tensor<2>,
     gradient: Tensor<2>,
     flat: Tensor<1>,
@@ -148,10 +181,13 @@ fn weight_gradient(
         gradient.into_dispatch(),
         flat.into_dispatch(),
     ];
-    Tensor::from_dispatch(launch_one(GemmOp::WeightGradient { offset, add }, inputs))
+    Tensor::from_dispatch(launch_one(
+        GemmOp::WeightGradient { offset, add, blas },
+        inputs,
+    ))
 }
 
-/// Describes the engine that multiplies matrices on a device, and why it is not a faster one.
+/// Describes the engine that multiplies matrices on a device by default, and why it is not a faster one.
 pub fn engine_of(device: &Device) -> String {
     describe(device.as_dispatch())
 }

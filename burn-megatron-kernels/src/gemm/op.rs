@@ -5,6 +5,7 @@ use burn::tensor::DType;
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
+use super::blas::Blas;
 use super::cpu;
 use super::engine::Epilogue;
 use crate::launch::{DeviceOp, Spec};
@@ -17,13 +18,18 @@ pub(super) const WEIGHT_GRADIENT_AT: &str = "accumulate_weight_gradient_at";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GemmOp {
     /// Inputs: `x`, the weight, and the bias if there is one.
-    Linear,
+    Linear {
+        /// What multiplies on the CPU, if not the `gemm` crate.
+        blas: Option<Blas>,
+    },
     /// Inputs: `x`, the gradient, and the flat buffer.
     WeightGradient {
         /// The element of the buffer that the product begins at.
         offset: usize,
         /// Whether it is added to what is there.
         add: bool,
+        /// What multiplies on the CPU, if not the `gemm` crate.
+        blas: Option<Blas>,
     },
 }
 
@@ -32,23 +38,30 @@ impl GemmOp {
     pub(super) fn epilogue(self, inputs: usize) -> Epilogue {
         match self {
             Self::WeightGradient { add, .. } => Epilogue::Flat { add },
-            Self::Linear if inputs == 3 => Epilogue::Bias,
-            Self::Linear => Epilogue::Nothing,
+            Self::Linear { .. } if inputs == 3 => Epilogue::Bias,
+            Self::Linear { .. } => Epilogue::Nothing,
         }
     }
 
     /// The offset of the result in the third input.
     pub(super) fn offset(self) -> usize {
         match self {
-            Self::Linear => 0,
+            Self::Linear { .. } => 0,
             Self::WeightGradient { offset, .. } => offset,
+        }
+    }
+
+    /// What multiplies on the CPU, if not the `gemm` crate.
+    pub(super) fn blas(self) -> Option<Blas> {
+        match self {
+            Self::Linear { blas } | Self::WeightGradient { blas, .. } => blas,
         }
     }
 
     /// The type of the result.
     pub(super) fn result(self, factors: DType) -> DType {
         match self {
-            Self::Linear => factors,
+            Self::Linear { .. } => factors,
             Self::WeightGradient { .. } => crate::cpu::wide(factors),
         }
     }
@@ -57,14 +70,14 @@ impl GemmOp {
 impl DeviceOp for GemmOp {
     fn name(&self) -> &'static str {
         match self {
-            Self::Linear => LINEAR,
+            Self::Linear { .. } => LINEAR,
             Self::WeightGradient { .. } => WEIGHT_GRADIENT,
         }
     }
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
         vec![match self {
-            Self::Linear => {
+            Self::Linear { .. } => {
                 let sizes = [inputs[0].shape[0], inputs[1].shape[1]];
                 Spec::new(sizes, inputs[0].dtype)
             }

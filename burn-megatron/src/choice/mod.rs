@@ -9,13 +9,16 @@ use std::str::FromStr;
 
 use burn::tensor::{DType, Device};
 use burn_megatron_kernels::attention::EngineKind;
+use burn_megatron_kernels::gemm::{Blas, BlasError, CpuGemm, UnknownCpuGemm};
 use serde::{Deserialize, Serialize};
 
 mod attention;
+mod gemm;
 #[cfg(test)]
 mod tests;
 
 pub use attention::AttentionChoice;
+pub use gemm::GemmChoice;
 
 /// An operation with a fused and an unfused form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -107,6 +110,8 @@ pub struct KernelChoices {
     pub loss_chunk_size: Option<usize>,
     /// See [`Operation::Linear`].
     pub linear: KernelChoice,
+    /// What computes fused products of matrices on the CPU, but those of experts.
+    pub gemm: GemmChoice,
     /// See [`Operation::Optimizer`].
     pub optimizer: KernelChoice,
 }
@@ -164,6 +169,7 @@ impl KernelChoices {
         for part in text.split(',').map(str::trim) {
             match part.split_once('=') {
                 None => self.choose_all(part.parse()?),
+                Some(("gemm", engine)) => self.gemm = engine.parse()?,
                 Some((name, choice)) => {
                     let operation = Operation::ALL.into_iter().find(|o| o.name() == name);
                     let operation = operation
@@ -235,6 +241,22 @@ pub enum KernelChoiceError {
         /// The engine and why it is not available.
         reason: String,
     },
+    /// An unknown engine of products.
+    #[error(transparent)]
+    UnknownGemm(#[from] UnknownCpuGemm),
+    /// A library was requested for products that it does not compute.
+    #[error("kernels: gemm = {gemm} needs {needed}; use gemm = gemm, or {fits}")]
+    NoBlas {
+        /// The library.
+        gemm: CpuGemm,
+        /// What is missing.
+        needed: &'static str,
+        /// What would fit.
+        fits: &'static str,
+    },
+    /// A library cannot be opened.
+    #[error("kernels: gemm: {0}; or use gemm = gemm, which is always there")]
+    Blas(#[from] BlasError),
     /// Fused was requested and is not available.
     #[error("kernels: {name} cannot be fused: {reason}; use auto or unfused",
         name = .operation.name())]
@@ -244,6 +266,22 @@ pub enum KernelChoiceError {
         /// Why it is not available.
         reason: String,
     },
+}
+
+/// The library of a choice, opened.
+fn blas(gemm: CpuGemm, device: &Device, is_fused: bool) -> Result<Option<Blas>, KernelChoiceError> {
+    if gemm == CpuGemm::Crate {
+        return Ok(None);
+    }
+    let refused = |needed, fits| KernelChoiceError::NoBlas { gemm, needed, fits };
+    if *device != Device::flex() {
+        return Err(refused("the CPU", "device = cpu"));
+    }
+    if !is_fused {
+        let needed = "fused products, and linear is unfused";
+        return Err(refused(needed, "linear = fused"));
+    }
+    Ok(gemm.open()?)
 }
 
 fn names() -> String {
@@ -275,6 +313,8 @@ pub struct KernelSelection {
     decisions: Vec<KernelDecision>,
     /// The engines of fused attention that layers have selected: one, unless layers have different heads.
     engines: Vec<EngineKind>,
+    /// What multiplies on the CPU, if not the `gemm` crate.
+    blas: Option<Blas>,
 }
 
 impl KernelSelection {
@@ -293,6 +333,7 @@ impl KernelSelection {
             choices: *choices,
             decisions: vec![],
             engines: vec![],
+            blas: None,
         };
         for operation in Operation::ALL {
             let missing = missing(operation, device, dtype);
@@ -304,12 +345,22 @@ impl KernelSelection {
             let reason = loss.reason.clone();
             return Err(KernelChoiceError::NoChunks { chunk_size, reason });
         }
+        selection.blas = blas(
+            choices.gemm.0,
+            device,
+            selection.is_fused(Operation::Linear),
+        )?;
         Ok(selection)
     }
 
     /// Whether an operation is fused.
     pub fn is_fused(&self, operation: Operation) -> bool {
         self.decisions[operation as usize].fused
+    }
+
+    /// What multiplies on the CPU, if not the `gemm` crate.
+    pub fn blas(&self) -> Option<Blas> {
+        self.blas
     }
 
     /// See [`KernelChoices::loss_chunk_size`].
@@ -406,6 +457,7 @@ impl Display for KernelSelection {
                 Operation::Attention if decision.fused && !self.engines.is_empty() => {
                     format!("attention by {}", engines(&self.engines, " and "))
                 }
+                Operation::Linear if let Some(blas) = self.blas => format!("linear by {blas}"),
                 other => other.name().into(),
             };
             match groups.iter_mut().find(|(other, _)| *other == decision) {

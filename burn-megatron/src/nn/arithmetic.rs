@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
+use burn_megatron_kernels::gemm::Blas;
 use burn_megatron_kernels::gradient::{FlatGradients, Place};
 use burn_megatron_kernels::{flat, gemm};
 
@@ -109,19 +110,34 @@ pub(super) struct NeededGradients {
     pub weight: bool,
 }
 
+/// How matrix products that are not in 8 bits are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinearKernels {
+    /// Whether products add the bias, and earlier weight gradients, themselves.
+    pub fused: bool,
+    /// What multiplies on the CPU in fused products, if not the `gemm` crate.
+    pub blas: Option<Blas>,
+}
+
+impl From<bool> for LinearKernels {
+    /// Fused or not, by the default engine.
+    fn from(fused: bool) -> Self {
+        Self { fused, blas: None }
+    }
+}
+
 /// Products in the type of the input.
 #[derive(Clone, Debug)]
 pub(super) struct FloatArithmetic {
-    /// Whether the products are the kernels' fused ones.
-    pub fused: bool,
+    pub kernels: LinearKernels,
     /// Whether the weight gradient is stored as `[out, in]`.
     pub transposed: bool,
 }
 
 impl FloatArithmetic {
     fn product(&self, x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
-        if self.fused {
-            gemm::linear(x, weight, bias)
+        if self.kernels.fused {
+            gemm::linear_by(self.kernels.blas, x, weight, bias)
         } else {
             gemm::composed::linear(x, weight, bias)
         }
@@ -187,9 +203,10 @@ impl LinearArithmetic for FloatArithmetic {
         };
         let Place { offset, add } = places[0];
         // The fused product accumulates in f32 or f64 only, not in 16 bits.
-        if self.fused && flat.dtype().size() >= 4 {
+        if self.kernels.fused && flat.dtype().size() >= 4 {
             let _span = tracing::trace_span!("weight_gradient").entered();
-            return gemm::accumulate_weight_gradient_at(left, right, flat, offset, add);
+            let blas = self.kernels.blas;
+            return gemm::accumulate_weight_gradient_at_by(blas, left, right, flat, offset, add);
         }
         flat::accumulate(flat, offset, flatten(weight_gradient(left, right)), add)
     }

@@ -5,6 +5,7 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use burn_megatron_kernels::gradient::Parameter;
 
+use super::arithmetic::LinearKernels;
 use super::fp8::{Fp8Layer, SplitOperands};
 use super::hook::fused_parameter;
 use super::linear::{InputLayout, linear_discarding, linear_param};
@@ -13,7 +14,6 @@ use super::norm::NormOperation;
 use super::{
     Bias, BuildError, Init, ModelBuilder, Norm, ParameterSpec, Placement, Residual, Section,
 };
-use crate::choice::Operation;
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
 
@@ -106,7 +106,7 @@ impl ColumnParallelLinearConfig {
             comm,
             gather_output: self.gather_output,
             sequence_parallel: builder.sequence_parallel(),
-            fused: builder.is_fused(Operation::Linear),
+            kernels: builder.linear_kernels(),
             fp8: builder.fp8_layer(SplitOperands {
                 input: false,
                 gradient: true,
@@ -150,7 +150,7 @@ pub struct ColumnParallelLinear {
     #[module(skip)]
     sequence_parallel: bool,
     #[module(skip)]
-    fused: bool,
+    kernels: LinearKernels,
 }
 
 impl ColumnParallelLinear {
@@ -227,7 +227,7 @@ impl ColumnParallelLinear {
             anchor,
             is_autodiff,
         } = operation;
-        let operands = (self.fp8.as_ref(), self.fused);
+        let operands = (self.fp8.as_ref(), self.kernels);
         let norm = (function, inputs);
         let input = self.input_layout();
         let [y, stream] = linear_discarding(norm, &anchor, &self.weight, bias, input, operands);
@@ -239,13 +239,13 @@ impl ColumnParallelLinear {
     pub(super) fn forward_entered(&self, x: Tensor<3>) -> Tensor<3> {
         let bias = self.bias.as_ref().map(|bias| fused_parameter(bias, &x));
         let (input, layer) = (InputLayout::Local, self.fp8.as_ref());
-        linear_param(x.into(), &self.weight, bias, input, layer, self.fused)
+        linear_param(x.into(), &self.weight, bias, input, layer, self.kernels)
     }
 
     fn product(&self, x: Tensor<3>, bias: Option<Parameter>) -> Tensor<3> {
         let (input, layer) = (self.input_layout(), self.fp8.as_ref());
         let Some(lora) = &self.lora else {
-            return linear_param(x.into(), &self.weight, bias, input, layer, self.fused);
+            return linear_param(x.into(), &self.weight, bias, input, layer, self.kernels);
         };
         let y = linear_param(
             x.clone().into(),
@@ -253,7 +253,7 @@ impl ColumnParallelLinear {
             bias,
             input,
             layer,
-            self.fused,
+            self.kernels,
         );
         y + lora.delta(x)
     }

@@ -9,6 +9,7 @@ use burn_megatron_kernels::embedding::SortedLookups;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
+use super::arithmetic::LinearKernels;
 use super::hook::{forward_only_value, tracked, with_anchor};
 use super::linear::{InputLayout, SEQUENCE_DIM, Weight, linear};
 use super::lookup::{LookupIds, lookup};
@@ -16,7 +17,6 @@ use super::{
     AxisRank, BatchFormat, BuildError, Init, ModelBuilder, ParameterSpec, Placement, Section,
     Tokens,
 };
-use crate::choice::Operation;
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
 
@@ -281,7 +281,7 @@ pub struct OutputLayer {
     #[module(skip)]
     sequence_parallel: bool,
     #[module(skip)]
-    fused: bool,
+    kernels: LinearKernels,
 }
 
 /// Configuration of an [`OutputLayer`].
@@ -313,7 +313,7 @@ impl OutputLayerConfig {
             weight: (!self.tied).then(|| builder.parameter("weight", spec)),
             comm: builder.groups().tensor().clone(),
             sequence_parallel: builder.sequence_parallel(),
-            fused: builder.is_fused(Operation::Linear),
+            kernels: builder.linear_kernels(),
         })
     }
 }
@@ -335,9 +335,9 @@ impl OutputLayer {
         let OutputProduct {
             weight,
             input,
-            fused,
+            kernels,
         } = self.product(&x, embedding.into());
-        linear(x, weight.transposed(), None, input, fused)
+        linear(x, weight.transposed(), None, input, kernels)
     }
 
     /// The product of [`forward`](Self::forward) for the input `x`; announces the gradient of its weight.
@@ -358,7 +358,7 @@ impl OutputLayer {
                 (_, false) => InputLayout::Replicated(comm),
                 (_, true) => InputLayout::SplitSequence(comm),
             },
-            fused: self.fused,
+            kernels: self.kernels,
         }
     }
 }
@@ -368,5 +368,5 @@ pub(super) struct OutputProduct {
     /// `[vocabulary, hidden]`
     pub weight: Weight,
     pub input: InputLayout,
-    pub fused: bool,
+    pub kernels: LinearKernels,
 }

@@ -9,7 +9,7 @@ use burn_megatron_kernels::gradient::{Destination, Parameter};
 use burn_megatron_kernels::{Function, apply};
 
 use super::arithmetic::{
-    FloatArithmetic, LinearArithmetic, NeededGradients, SavedInput, WeightSource,
+    FloatArithmetic, LinearArithmetic, LinearKernels, NeededGradients, SavedInput, WeightSource,
 };
 use super::forward_context::{self, is_tracked};
 use super::fp8::{ActivatedLinear, Fp8Arithmetic, Fp8Layer};
@@ -207,17 +207,17 @@ impl From<Tensor<2>> for Weight {
 /// gradient is computed. Of a split sequence only this rank's part is saved; the backward gathers
 /// it again while it computes the input gradient (Korthikanti et al. 2022, arXiv:2205.05198).
 ///
-/// `fused` tells whether the products add the bias, and earlier weight gradients, themselves.
+/// `kernels` tells how the products are computed: `true` for fused ones by the default engine.
 pub fn linear(
     x: Tensor<3>,
     weight: impl Into<Weight>,
     bias: Option<Tensor<1>>,
     input: InputLayout,
-    fused: bool,
+    kernels: impl Into<LinearKernels>,
 ) -> Tensor<3> {
     let weight = weight.into();
     let bias = bias.map(Parameter::from);
-    float_linear(x, weight, bias, input, fused)
+    float_linear(x, weight, bias, input, kernels.into())
 }
 
 fn float_linear(
@@ -225,10 +225,10 @@ fn float_linear(
     weight: Weight,
     bias: Option<Parameter>,
     input: InputLayout,
-    fused: bool,
+    kernels: LinearKernels,
 ) -> Tensor<3> {
     let arithmetic = FloatArithmetic {
-        fused,
+        kernels,
         transposed: weight.transposed,
     };
     run(x, weight, bias, input, arithmetic)
@@ -241,11 +241,11 @@ pub(super) fn linear_param(
     bias: Option<Parameter>,
     input: InputLayout,
     layer: Option<&Fp8Layer>,
-    fused: bool,
+    kernels: LinearKernels,
 ) -> Tensor<3> {
     let x = match x.into_discarded() {
         Ok((anchor, operation)) => {
-            let operands = (layer, fused);
+            let operands = (layer, kernels);
             let [y] = linear_discarding(operation, &anchor, weight, bias, input, operands);
             return y;
         }
@@ -254,7 +254,7 @@ pub(super) fn linear_param(
     let Some(layer) = layer else {
         let x = x.into_values();
         let weight = Weight::of(weight, &x);
-        return float_linear(x, weight, bias, input, fused);
+        return float_linear(x, weight, bias, input, kernels);
     };
     let (x, activation) = for_quantiser(x, layer);
     let weight = Weight::unfetched(weight, &x);
@@ -354,11 +354,11 @@ pub(super) fn linear_discarding<const K: usize>(
     weight: &Param<Tensor<2>>,
     bias: Option<Parameter>,
     input: InputLayout,
-    (layer, fused): (Option<&Fp8Layer>, bool),
+    (layer, kernels): (Option<&Fp8Layer>, LinearKernels),
 ) -> [Tensor<3>; K] {
     let Some(layer) = layer else {
         let arithmetic = FloatArithmetic {
-            fused,
+            kernels,
             transposed: false,
         };
         let weight = Weight::of(weight, anchor);

@@ -75,6 +75,7 @@ mod tokens;
 
 pub use crate::mesh::{AxisRank, MeshRank};
 pub use activation::Activation;
+pub use arithmetic::LinearKernels;
 pub use attention::{ParallelAttention, ParallelAttentionConfig, unfused_reason};
 pub use batch_format::{
     AttentionContext, BatchFormat, OwnedAttentionContext, PackedSequences, PackedSequencesError,

@@ -9,6 +9,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_megatron_kernels::attention::{AttentionEngine, Heads, Window};
 use parking_lot::Mutex;
 
+use super::arithmetic::LinearKernels;
 use super::attention_engine::AttentionEngines;
 use super::context::ContextGroups;
 use super::fp8::{Fp8, Fp8Config, Fp8Layer, SplitOperands};
@@ -208,6 +209,15 @@ impl ModelBuilder {
     /// Whether the layer uses the fused form of an operation.
     pub fn is_fused(&self, operation: Operation) -> bool {
         self.shared.kernels.lock().is_fused(operation)
+    }
+
+    /// How the matrix products of the layer are computed.
+    pub fn linear_kernels(&self) -> LinearKernels {
+        let kernels = self.shared.kernels.lock();
+        LinearKernels {
+            fused: kernels.is_fused(Operation::Linear),
+            blas: kernels.blas(),
+        }
     }
 
     /// The setting of [`LogitsShape::tokens_per_chunk`](super::LogitsShape::tokens_per_chunk).

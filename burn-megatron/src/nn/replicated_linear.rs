@@ -4,10 +4,10 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
+use super::arithmetic::LinearKernels;
 use super::fp8::{Fp8Layer, SplitOperands};
 use super::linear::{InputLayout, linear_param};
 use super::{BuildError, Init, ModelBuilder, ParameterSpec};
-use crate::choice::Operation;
 use crate::mesh::Axis;
 
 /// Configuration of a [`ReplicatedLinear`].
@@ -34,7 +34,7 @@ impl ReplicatedLinearConfig {
             .with_sum_over(split.then_some(Axis::Tensor));
         Ok(ReplicatedLinear {
             weight: builder.parameter("weight", weight),
-            fused: builder.is_fused(Operation::Linear),
+            kernels: builder.linear_kernels(),
             fp8: builder.fp8_layer(SplitOperands {
                 input: split,
                 gradient: split,
@@ -54,13 +54,13 @@ pub struct ReplicatedLinear {
     pub weight: Param<Tensor<2>>,
     fp8: Option<Fp8Layer>,
     #[module(skip)]
-    fused: bool,
+    kernels: LinearKernels,
 }
 
 impl ReplicatedLinear {
     /// `[batch, seq, in]` to `[batch, seq, out]`; `seq / tensor` tokens under sequence parallelism.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let (input, layer) = (InputLayout::Local, self.fp8.as_ref());
-        linear_param(x.into(), &self.weight, None, input, layer, self.fused)
+        linear_param(x.into(), &self.weight, None, input, layer, self.kernels)
     }
 }

@@ -5,11 +5,11 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use burn_megatron_kernels::dropout::bias_dropout_add_with;
 
+use super::arithmetic::LinearKernels;
 use super::fp8::{Fp8Layer, SplitOperands};
 use super::linear::{InputLayout, SEQUENCE_DIM, linear_param};
 use super::lora::{LoraAdapters, LoraTarget, RowLayer};
 use super::{Bias, BuildError, Init, LinearInput, ModelBuilder, ParameterSpec, Placement};
-use crate::choice::Operation;
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
 
@@ -60,7 +60,7 @@ impl RowParallelLinearConfig {
             comm: builder.groups().tensor().clone(),
             input_is_split: self.input_is_split,
             sequence_parallel: builder.sequence_parallel(),
-            fused: builder.is_fused(Operation::Linear),
+            kernels: builder.linear_kernels(),
             fp8: builder.fp8_layer(SplitOperands {
                 input: true,
                 gradient: false,
@@ -88,7 +88,7 @@ pub struct RowParallelLinear {
     #[module(skip)]
     sequence_parallel: bool,
     #[module(skip)]
-    fused: bool,
+    kernels: LinearKernels,
 }
 
 impl RowParallelLinear {
@@ -102,7 +102,7 @@ impl RowParallelLinear {
     pub(super) fn with_bias(&self, y: Tensor<3>) -> Tensor<3> {
         let bias = self.bias_of(&y);
         match (y, bias) {
-            (y, Some(bias)) if self.fused => {
+            (y, Some(bias)) if self.kernels.fused => {
                 bias_dropout_add_with(y, Some(bias.into_parameter()), None, None)
             }
             (y, Some(bias)) => y + bias.into_tensor().unsqueeze(),
@@ -138,7 +138,7 @@ impl RowParallelLinear {
         };
         let (input, layer) = (InputLayout::Local, self.fp8.as_ref());
         let Some(lora) = &self.lora else {
-            return linear_param(x, &self.weight, None, input, layer, self.fused);
+            return linear_param(x, &self.weight, None, input, layer, self.kernels);
         };
         // Both products read it.
         let x = x.into_values();
@@ -148,7 +148,7 @@ impl RowParallelLinear {
             None,
             input,
             layer,
-            self.fused,
+            self.kernels,
         );
         y + lora.delta(x)
     }

@@ -5,6 +5,7 @@ mod case;
 pub mod checkpoint;
 pub mod context;
 mod fp8;
+pub mod gemm;
 pub mod generate;
 mod moe;
 pub mod overlap;

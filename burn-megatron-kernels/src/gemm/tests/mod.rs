@@ -5,6 +5,7 @@ use super::*;
 use crate::testing::{Input, devices};
 
 mod at;
+mod blas;
 
 fn matrix(sizes: [usize; 2], phase: f64, device: &Device, dtype: DType) -> Tensor<2> {
     let values = Input::wave(sizes, phase).values;

@@ -44,7 +44,10 @@ pub(super) fn product(op: &ProductOp, mut inputs: Vec<CubeTensor>) -> CubeTensor
         } else {
             weight
         };
-        let part = multiply(GemmOp::Linear, vec![rows_of(&x, first, size), weight]);
+        let part = multiply(
+            GemmOp::Linear { blas: None },
+            vec![rows_of(&x, first, size), weight],
+        );
         let place = [range(first, size), range(0, columns)];
         result = CubeBackend::float_slice_assign(result, &place, part);
     }
@@ -63,6 +66,7 @@ pub(super) fn weight_gradient(op: &WeightGradientOp, mut inputs: Vec<CubeTensor>
         let product = GemmOp::WeightGradient {
             offset: op.offset + expert * length,
             add: op.add,
+            blas: None,
         };
         let [x, gradient] = [&x, &gradient].map(|factor| rows_of(factor, first, size));
         flat = multiply(product, vec![x, gradient, flat]);

@@ -127,7 +127,7 @@ impl Fp8Linear {
         let x = x.reshape([1, rows, input]);
         let bias = self.bias.as_ref().map(|bias| fused_parameter(bias, &x));
         let (input, layer) = (InputLayout::Local, self.fp8.as_ref());
-        linear_param(x.into(), &self.weight, bias, input, layer, false).reshape(shape)
+        linear_param(x.into(), &self.weight, bias, input, layer, false.into()).reshape(shape)
     }
 }
 

@@ -5,6 +5,7 @@ use burn::tensor::Tensor;
 
 use super::LoraTarget;
 use crate::mesh::Axis;
+use crate::nn::LinearKernels;
 use crate::nn::forward_context::constant;
 use crate::nn::linear::{InputLayout, linear_param};
 use crate::nn::lora::AdaptedLayer;
@@ -41,7 +42,7 @@ pub struct LoraAdapters {
     #[module(skip)]
     sections: Vec<(LoraTarget, usize)>,
     #[module(skip)]
-    fused: bool,
+    kernels: LinearKernels,
 }
 
 /// A column-parallel layer that may have adapters.
@@ -239,7 +240,7 @@ impl<'a> Factory<'a> {
             lies,
             inner,
             sections,
-            fused: self.layer.is_fused(crate::choice::Operation::Linear),
+            kernels: self.layer.linear_kernels(),
         }))
     }
 }
@@ -296,7 +297,7 @@ impl LoraAdapters {
     /// `s (x A) B`.
     fn product(&self, x: Tensor<3>, adapter: &LoraAdapter) -> Tensor<3> {
         let multiplied = |x: Tensor<3>, factor, input| {
-            linear_param(x.into(), factor, None, input, None, self.fused)
+            linear_param(x.into(), factor, None, input, None, self.kernels)
         };
         let inner = multiplied(x, &adapter.a, InputLayout::Local);
         let inner = inner.mul_scalar(adapter.scale);

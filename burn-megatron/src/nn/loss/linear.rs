@@ -163,7 +163,7 @@ impl LinearCrossEntropy {
             },
             hooked,
             arithmetic: FloatArithmetic {
-                fused: product.fused,
+                kernels: product.kernels,
                 transposed: true,
             },
         };

@@ -12,7 +12,7 @@ use super::expert_arithmetic::{ExpertArithmetic, SavedExpert};
 use super::router::plain;
 use crate::collective::PendingTensor;
 use crate::nn::Activation;
-use crate::nn::arithmetic::{FloatArithmetic, NeededGradients, SavedInput};
+use crate::nn::arithmetic::{FloatArithmetic, LinearKernels, NeededGradients, SavedInput};
 use crate::nn::forward_context::is_tracked;
 use crate::nn::fp8::{Fp8Arithmetic, Fp8Layer};
 use crate::nn::hook::{ParameterHook, WeightGradientFn, fused_value};
@@ -21,7 +21,7 @@ use crate::nn::recompute::{SavesInput, apply_discarding};
 /// `x`, `[rows, in]`, times the weight of each row's expert, `[experts, in, out]`: `[rows, out]`.
 ///
 /// An expert with a layer multiplies as an [`Fp8Linear`](crate::nn::fp8::Fp8Linear) on its rows does; the others in
-/// the type of `x`. `fused` tells whether the latter use the kernels' products. Collective where scales are: call on
+/// the type of `x`, as `kernels` says. Collective where scales are: call on
 /// all ranks of the expert-tensor axis.
 ///
 /// # Panics
@@ -33,7 +33,7 @@ pub(super) fn expert_product(
     weight: &Param<Tensor<3>>,
     layers: &[Option<Fp8Layer>],
     group_sizes: &[usize],
-    fused: bool,
+    kernels: LinearKernels,
 ) -> Tensor<2> {
     let x = input.anchor();
     let (weights, destination) = fused_value(weight, x);
@@ -65,7 +65,7 @@ pub(super) fn expert_product(
                 )
             }
             None => ExpertArithmetic::Float(FloatArithmetic {
-                fused,
+                kernels,
                 transposed: false,
             }),
         };

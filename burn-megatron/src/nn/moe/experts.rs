@@ -9,6 +9,7 @@ use burn_megatron_kernels::moe::grouped::grouped_matmul;
 use super::expert_product::{ExpertInput, expert_product};
 use crate::choice::Operation;
 use crate::mesh::{Axis, Grid, split_evenly};
+use crate::nn::LinearKernels;
 use crate::nn::fp8::{Fp8Layer, SplitOperands};
 use crate::nn::{
     Activation, BuildError, Init, ModelBuilder, ParameterSpec, Placement, RecomputeModule,
@@ -79,7 +80,7 @@ pub struct Experts {
     #[module(skip)]
     fused: bool,
     #[module(skip)]
-    fused_linear: bool,
+    linear: LinearKernels,
     /// Whether this rank adds the last bias, which one of the expert-tensor ranks does.
     #[module(skip)]
     adds_bias: bool,
@@ -150,7 +151,7 @@ impl ExpertsConfig {
             down_fp8: fp8("down", split_input)?,
             first: place.index * (experts / ranks),
             activation: self.activation,
-            fused_linear: builder.is_fused(Operation::Linear),
+            linear: builder.linear_kernels(),
             fused: builder.is_fused(Operation::Activation),
             adds_bias: tensor.index == 0,
             activation_region: builder
@@ -171,7 +172,7 @@ impl Experts {
         } = input;
         let product = |x, weight, layers: &[Option<Fp8Layer>]| {
             let own = &layers[self.first..][..group_sizes.len()];
-            expert_product(x, weight, own, &group_sizes, self.fused_linear)
+            expert_product(x, weight, own, &group_sizes, self.linear)
         };
         let mut up = product(ExpertInput::Rows(x), &self.up, &self.up_fp8);
         if let Some(bias) = &self.up_bias {

@@ -1,0 +1,394 @@
+//! Products on the CPU by a BLAS library that is opened at run time: Intel MKL, OpenBLAS or BLIS.
+//!
+//! The library computes on the calling thread; the result is cut over the threads of this process, along its longer side,
+//! into parts that depend on its sizes and the number of threads alone. So a product has the same bits in every run with
+//! as many threads. Unlike those of the `gemm` crate, the bits of a row may depend on the rows beside it.
+
+use std::ffi::{c_int, c_void};
+use std::fmt::{self, Debug, Display};
+use std::str::FromStr;
+use std::sync::OnceLock;
+
+use libloading::Library;
+use rayon::prelude::*;
+
+use super::engine::Matrix;
+use crate::cpu::Real;
+
+/// What computes products on the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CpuGemm {
+    /// The `gemm` crate, which is always there. The bits of a row do not depend on the other rows.
+    #[default]
+    Crate,
+    /// Intel's oneMKL: `libmkl_rt`, as in the Python package `mkl`.
+    Mkl,
+    /// OpenBLAS: `libopenblas`, as in the package `libopenblas0-pthread`.
+    OpenBlas,
+    /// BLIS: `libblis`, as in the package `libblis4-pthread`.
+    Blis,
+}
+
+impl CpuGemm {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Crate, Self::Mkl, Self::OpenBlas, Self::Blis];
+
+    /// The name in recipes and flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Crate => "gemm",
+            Self::Mkl => "mkl",
+            Self::OpenBlas => "openblas",
+            Self::Blis => "blis",
+        }
+    }
+
+    /// The file names to try, in order, on the library search path.
+    fn files(self) -> &'static [&'static str] {
+        match self {
+            Self::Crate => &[],
+            Self::Mkl => &["libmkl_rt.so.3", "libmkl_rt.so.2", "libmkl_rt.so"],
+            Self::OpenBlas => &["libopenblas.so.0", "libopenblas.so"],
+            Self::Blis => &["libblis.so.4", "libblis.so.3", "libblis.so"],
+        }
+    }
+
+    /// How to install it.
+    fn install(self) -> &'static str {
+        match self {
+            Self::Crate => "",
+            Self::Mkl => {
+                "`pip install mkl` and LD_LIBRARY_PATH set to the folder of its libmkl_rt.so.2 and of libomp or libiomp5"
+            }
+            Self::OpenBlas => "`apt-get install libopenblas0-pthread`",
+            Self::Blis => "`apt-get install libblis4-pthread`",
+        }
+    }
+
+    /// The function that, called with 1, makes each call compute on its own thread.
+    fn sequential(self) -> &'static str {
+        match self {
+            Self::Crate => "",
+            // 1 is the sequential layer.
+            Self::Mkl => "MKL_Set_Threading_Layer",
+            Self::OpenBlas => "openblas_set_num_threads",
+            Self::Blis => "bli_thread_set_num_threads",
+        }
+    }
+
+    fn cell(self) -> &'static OnceLock<Result<Functions, BlasError>> {
+        static MKL: OnceLock<Result<Functions, BlasError>> = OnceLock::new();
+        static OPENBLAS: OnceLock<Result<Functions, BlasError>> = OnceLock::new();
+        static BLIS: OnceLock<Result<Functions, BlasError>> = OnceLock::new();
+        match self {
+            Self::Mkl => &MKL,
+            Self::OpenBlas => &OPENBLAS,
+            _ => &BLIS,
+        }
+    }
+
+    /// Opens the library, once in a process; `None` for the [crate](Self::Crate).
+    ///
+    /// # Errors
+    ///
+    /// [`BlasError`] if it is missing or is another library.
+    pub fn open(self) -> Result<Option<Blas>, BlasError> {
+        if self == Self::Crate {
+            return Ok(None);
+        }
+        match self.cell().get_or_init(|| Functions::open(self)) {
+            Ok(functions) => Ok(Some(Blas { functions })),
+            Err(error) => Err(error.clone()),
+        }
+    }
+}
+
+impl Display for CpuGemm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for CpuGemm {
+    type Err = UnknownCpuGemm;
+
+    fn from_str(text: &str) -> Result<Self, UnknownCpuGemm> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|kind| kind.name() == text)
+            .ok_or_else(|| UnknownCpuGemm(text.into()))
+    }
+}
+
+/// A name that is no [`CpuGemm`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("invalid gemm \"{0}\": expected gemm, mkl, openblas or blis")]
+pub struct UnknownCpuGemm(pub String);
+
+/// Why a library cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BlasError {
+    /// It was not found.
+    #[error("cannot open {}: {cause}; to install it: {}", .kind.files().join(" or "), .kind.install())]
+    Missing {
+        /// The library.
+        kind: CpuGemm,
+        /// The error for the last name.
+        cause: String,
+    },
+    /// It has not the functions of a BLAS.
+    #[error("{file} has no function {function}; to install {kind}: {}", .kind.install())]
+    Function {
+        /// The library.
+        kind: CpuGemm,
+        /// The name that was opened.
+        file: &'static str,
+        /// The function that is missing.
+        function: &'static str,
+    },
+}
+
+/// `cblas_sgemm` and `cblas_dgemm`.
+type Gemm<W> = unsafe extern "C" fn(
+    c_int,
+    c_int,
+    c_int,
+    c_int,
+    c_int,
+    c_int,
+    W,
+    *const W,
+    c_int,
+    *const W,
+    c_int,
+    W,
+    *mut W,
+    c_int,
+);
+
+const ROW_MAJOR: c_int = 101;
+const NOT_TRANSPOSED: c_int = 111;
+const TRANSPOSED: c_int = 112;
+
+/// `MKL_CBWR_AUTO`: one code path for all calls, whose results do not depend on the alignment of memory.
+const MKL_CBWR_AUTO: c_int = 2;
+
+/// A library and its functions.
+struct Functions {
+    kind: CpuGemm,
+    file: &'static str,
+    single: Gemm<f32>,
+    double: Gemm<f64>,
+    /// Keeps it open.
+    _library: Library,
+}
+
+impl Functions {
+    fn open(kind: CpuGemm) -> Result<Self, BlasError> {
+        let mut cause = String::new();
+        for file in kind.files() {
+            // SAFETY: the initialisers of these libraries have no requirements.
+            match unsafe { Library::new(file) } {
+                Ok(library) => return Self::of(kind, file, library),
+                Err(error) => cause = error.to_string(),
+            }
+        }
+        Err(BlasError::Missing { kind, cause })
+    }
+
+    fn of(kind: CpuGemm, file: &'static str, library: Library) -> Result<Self, BlasError> {
+        // SAFETY: the functions have these signatures in all versions with 32-bit integers, which these file names
+        // are of.
+        unsafe {
+            let missing = |function| BlasError::Function {
+                kind,
+                file,
+                function,
+            };
+            let name = kind.sequential();
+            // The argument is an `int` or an `int64_t`, which one register holds.
+            let set = library.get::<unsafe extern "C" fn(i64) -> c_int>(name.as_bytes());
+            set.map_err(|_| missing(name))?(1);
+            if kind == CpuGemm::Mkl {
+                let name = "MKL_CBWR_Set";
+                let set = library.get::<unsafe extern "C" fn(c_int) -> c_int>(name.as_bytes());
+                set.map_err(|_| missing(name))?(MKL_CBWR_AUTO);
+            }
+            let name = "cblas_sgemm";
+            let single = library.get::<Gemm<f32>>(name.as_bytes());
+            let single = *single.map_err(|_| missing(name))?;
+            let name = "cblas_dgemm";
+            let double = library.get::<Gemm<f64>>(name.as_bytes());
+            let double = *double.map_err(|_| missing(name))?;
+            Ok(Self {
+                kind,
+                file,
+                single,
+                double,
+                _library: library,
+            })
+        }
+    }
+}
+
+/// An opened library.
+#[derive(Clone, Copy)]
+pub struct Blas {
+    functions: &'static Functions,
+}
+
+impl PartialEq for Blas {
+    fn eq(&self, other: &Self) -> bool {
+        self.kind() == other.kind()
+    }
+}
+
+impl Eq for Blas {}
+
+impl Debug for Blas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// `openblas (libopenblas.so.0)`
+impl Display for Blas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.kind(), self.functions.file)
+    }
+}
+
+/// A matrix at the beginning of its elements.
+type Factor<'a, W> = (&'a [W], Matrix);
+
+impl Blas {
+    /// Which library it is.
+    pub fn kind(self) -> CpuGemm {
+        self.functions.kind
+    }
+
+    /// `result = left right`, or `result += left right`, of matrices inside of their slices; the result is row by row.
+    pub(super) fn multiply<W: Real>(
+        self,
+        left: Factor<'_, W>,
+        right: Factor<'_, W>,
+        result: &mut [W],
+        add: bool,
+        parallel: bool,
+    ) {
+        let [rows, columns] = [left.1.rows, right.1.columns];
+        if result.is_empty() {
+            return;
+        }
+        let threads = if parallel {
+            rayon::current_num_threads()
+        } else {
+            1
+        };
+        let out = Out(result.as_mut_ptr());
+        let part = |size: usize| size.div_ceil(threads).next_multiple_of(PART).min(size);
+        if rows >= columns {
+            let size = part(rows);
+            (0..rows.div_ceil(size)).into_par_iter().for_each(|i| {
+                let (first, count) = (i * size, size.min(rows - i * size));
+                let left = rows_of(left, first, count);
+                // SAFETY: the rows of each part are its own.
+                unsafe { self.call(left, right, out.at(first * columns), columns, add) };
+            });
+        } else {
+            let size = part(columns);
+            (0..columns.div_ceil(size)).into_par_iter().for_each(|i| {
+                let (first, count) = (i * size, size.min(columns - i * size));
+                let (values, transposed) = rows_of((right.0, right.1.transpose()), first, count);
+                let right = (values, transposed.transpose());
+                // SAFETY: the columns of each part are its own.
+                unsafe { self.call(left, right, out.at(first), columns, add) };
+            });
+        }
+    }
+
+    /// One call, on this thread.
+    ///
+    /// # Safety
+    ///
+    /// `result` is valid for the rows of `left` at `leading` elements from one to the next, each of the columns of `right`,
+    /// which nothing else reads or writes.
+    unsafe fn call<W: Real>(
+        self,
+        (left, left_matrix): Factor<'_, W>,
+        (right, right_matrix): Factor<'_, W>,
+        result: *mut W,
+        leading: usize,
+        add: bool,
+    ) {
+        let depth = left_matrix.columns;
+        let transposed = |matrix: Matrix| match matrix.transposed {
+            true => TRANSPOSED,
+            false => NOT_TRANSPOSED,
+        };
+        let size = |size: usize| size as c_int;
+        let beta = if add { W::ONE } else { W::ZERO };
+        // SAFETY: `W` is the type of the function that is called; the matrices are inside of their slices.
+        unsafe {
+            macro_rules! call {
+                ($function:expr) => {
+                    $function(
+                        ROW_MAJOR,
+                        transposed(left_matrix),
+                        transposed(right_matrix),
+                        size(left_matrix.rows),
+                        size(right_matrix.columns),
+                        size(depth),
+                        bytemuck::cast(W::ONE),
+                        left.as_ptr().cast(),
+                        size(left_matrix.leading),
+                        right.as_ptr().cast(),
+                        size(right_matrix.leading),
+                        bytemuck::cast(beta),
+                        result.cast(),
+                        size(leading),
+                    )
+                };
+            }
+            match size_of::<W>() {
+                4 => call!((self.functions.single)),
+                _ => call!((self.functions.double)),
+            }
+        }
+    }
+}
+
+/// Rows or columns that a part of the result is a multiple of.
+const PART: usize = 16;
+
+/// Some rows of a matrix.
+fn rows_of<W>((values, matrix): Factor<'_, W>, first: usize, count: usize) -> Factor<'_, W> {
+    let offset = match matrix.transposed {
+        true => first,
+        false => first * matrix.leading,
+    };
+    let matrix = Matrix {
+        rows: count,
+        ..matrix
+    };
+    (&values[offset.min(values.len())..], matrix)
+}
+
+/// A result that threads write parts of.
+#[derive(Clone, Copy)]
+struct Out<W>(*mut W);
+
+// SAFETY: each thread writes elements of its own.
+unsafe impl<W: Send> Send for Out<W> {}
+unsafe impl<W: Send> Sync for Out<W> {}
+
+impl<W> Out<W> {
+    /// # Safety
+    ///
+    /// The element is in the result.
+    unsafe fn at(&self, element: usize) -> *mut W {
+        // SAFETY: as the caller says.
+        unsafe { self.0.add(element) }
+    }
+}
+
+const _: () = assert!(size_of::<c_int>() == 4 && size_of::<*const c_void>() == 8);
