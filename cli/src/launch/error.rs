@@ -42,13 +42,6 @@ pub enum LaunchError {
         chosen: &'static str,
     },
     #[error(
-        "this binary was built without the engine {engine}: cargo build --release --features {feature}"
-    )]
-    NotCompiled {
-        engine: &'static str,
-        feature: &'static str,
-    },
-    #[error(
         "the master port {port} is not free on this machine: {source}; choose another with --master-port"
     )]
     PortTaken { port: u16, source: io::Error },

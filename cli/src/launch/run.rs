@@ -60,7 +60,6 @@ fn check_compiled(args: &LaunchArgs, plan: LaunchPlan) -> Result<LaunchPlan, Lau
 }
 
 fn launch(args: &LaunchArgs, plan: LaunchPlan) -> Result<u8, LaunchError> {
-    check_compiled(args, &plan)?;
     sys::raise_open_files();
     let output = JobOutput::new(plan.ranks, args.quiet_ranks, args.output_dir.as_deref())?;
     // Before any thread, as threads inherit the signal mask.
@@ -110,20 +109,6 @@ fn launch(args: &LaunchArgs, plan: LaunchPlan) -> Result<u8, LaunchError> {
         eprintln!("{line}");
     }
     Ok(exit_code(&supervisor))
-}
-
-/// Checks once, before each rank does, that this program has the engine of a command that communicates.
-fn check_compiled(args: &LaunchArgs, plan: &LaunchPlan) -> Result<(), LaunchError> {
-    let (engine, feature, is_compiled) = match plan.starter {
-        Starter::Spawn { .. } => ("nccl", "cuda", cfg!(feature = "cuda")),
-        Starter::Mpirun { .. } => ("mpi", "mpi", cfg!(feature = "mpi")),
-    };
-    let command = args.command.first().and_then(|word| word.to_str());
-    let communicates = matches!(command, Some("pretrain" | "generate" | "conformance"));
-    if args.program.is_none() && communicates && !is_compiled {
-        return Err(LaunchError::NotCompiled { engine, feature });
-    }
-    Ok(())
 }
 
 /// The variables that are the same for all ranks.
