@@ -110,7 +110,7 @@ impl Origins {
     /// # Errors
     /// A key that is also given by `--set`.
     pub fn record_flags(&mut self, before: &Recipe, after: &Recipe) -> Result<(), Error> {
-        let [before, after] = [before, after].map(|recipe| serde_json::to_value(recipe));
+        let [before, after] = [before, after].map(serde_json::to_value);
         for key in resume_check::differing(&before?, &after?) {
             let set = |(path, origin): (&String, &Origin)| {
                 *origin == Origin::Set && (is_within(path, &key) || is_within(&key, path))

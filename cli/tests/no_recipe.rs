@@ -72,7 +72,7 @@ fn a_folder_brings_its_settings() {
     let tuned = format!("--load {folder} --data @my.txt --steps 2 --set train.held_out_samples=2");
     let said = stage.succeeds(&format!("{tuned} --run-dir @never --dry-run"));
     for says in [
-        "1 layers, hidden 16",
+        "1 layer, hidden 16",
         "\nplanned ",
         "\ntotal ",
         "dry run: the run can start",

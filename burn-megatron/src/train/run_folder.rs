@@ -374,7 +374,7 @@ mod tests {
         let step = r#"{"step":1,"seconds":0.5,"tokens_per_second":1.0,"flops_per_second":1.0}"#;
         for (name, text) in [
             ("timings.jsonl", step),
-            ("metrics.jsonl", "half"),
+            ("metrics.jsonl", "not a record\n"),
             ("burn-megatron-calls-1-1.jsonl", ""),
             ("checkpoints/step-00000001", ""),
         ] {

@@ -98,7 +98,7 @@ fn neighbours_share_a_cell_if_there_are_too_many() {
 
 #[test]
 fn a_picture_has_axes_a_scale_and_the_numbers_that_fit() {
-    let map = ExpertHeatMap::new(&load(799, &[&[20, 20, 20, 20], &[0, 0, 80, 0], &[0; 4]]));
+    let map = ExpertHeatMap::new(&load(800, &[&[20, 20, 20, 20], &[0, 0, 80, 0], &[0; 4]]));
     let svg = map.svg().expect("draws");
     let title = "Load of the experts in step 800";
     let scale = ["multiple of the even share", "0.9", "1.1"];
