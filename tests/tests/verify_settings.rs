@@ -224,7 +224,7 @@ fn a_limit_that_a_gradient_is_beyond_is_an_error() {
     let error = verify(&small_gpt(), &layouts, &options).unwrap_err();
     let error = error.to_string();
     assert!(
-        error.contains("gradient_limit = 0.000000001 would skip step 0"),
+        error.contains("gradient_limit = 0.000000001 would skip step 1"),
         "{error}"
     );
 }

@@ -112,14 +112,14 @@ impl Observer for GradientObserver<'_> {
             )
             .into());
         }
-        if step > 0 && step + 1 < self.options.steps {
+        if step > 1 && step < self.options.steps {
             return Ok(());
         }
         let parts = gradients.full().into_iter().map(elements).collect();
         let assembled = AssembledParameters::new(parts, gradients.table, self.groups)?;
         let observation = &mut self.observation;
         observation.unequal_replicas.extend(assembled.unequal);
-        if step == 0 {
+        if step == 1 {
             observation.gradients = assembled.full.clone();
         }
         observation.last_gradients = assembled.full;

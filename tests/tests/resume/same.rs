@@ -259,7 +259,7 @@ fn saving_in_the_background_saves_the_earlier_weights() {
         assert!(saved.bytes > 10_000 && saved.seconds > 0.0);
         let line = saved.to_string();
         assert!(
-            line.starts_with("saved step 3 in ") && line.ends_with("kB)"),
+            line.starts_with("saved step 3 in ") && line.ends_with("KiB)"),
             "{line}"
         );
     }
