@@ -57,9 +57,7 @@ impl CpuGemm {
     fn install(self) -> &'static str {
         match self {
             Self::Crate => "",
-            Self::Mkl => {
-                "`pip install mkl` and LD_LIBRARY_PATH set to the folder of its libmkl_rt.so.2 and of libomp or libiomp5"
-            }
+            Self::Mkl => "`pip install mkl` and LD_LIBRARY_PATH set to the folder of its libmkl_rt",
             Self::OpenBlas => "`apt-get install libopenblas0-pthread`",
             Self::Blis => "`apt-get install libblis4-pthread`",
         }
@@ -105,7 +103,7 @@ impl CpuGemm {
 
 impl Display for CpuGemm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.pad(self.name())
     }
 }
 

@@ -24,7 +24,7 @@ pub struct GemmBenchArgs {
     pub sizes: Vec<LinearSizes>,
     /// Measured runs of each product; the median is reported.
     #[arg(long, value_name = "N", default_value_t = 15)]
-    pub samples: usize,
+    pub repeats: usize,
 }
 
 /// The sizes of a linear layer.
@@ -91,8 +91,8 @@ impl Product {
 
 /// Times the products, and prints a table and the fastest library.
 pub fn run(args: &GemmBenchArgs) -> Result<ExitCode, Error> {
-    if args.samples == 0 {
-        return Err("invalid samples = 0: expected at least 1".into());
+    if args.repeats == 0 {
+        return Err("invalid repeats = 0: expected at least 1".into());
     }
     let (mut names, mut libraries) = (vec![], vec![]);
     for kind in CpuGemm::ALL {
@@ -108,11 +108,11 @@ pub fn run(args: &GemmBenchArgs) -> Result<ExitCode, Error> {
     let header: String = names.iter().map(|kind| format!("{kind:>10}")).collect();
     println!(
         "GFLOP/s in f32, {threads} threads, medians of {} runs in turns",
-        args.samples
+        args.repeats
     );
     println!("rows x in x out              {header}");
     let timing = TimingConfig {
-        samples: args.samples,
+        samples: args.repeats,
         warm_up: Duration::from_millis(50),
     };
     let mut logarithms = vec![0.0; names.len()];
@@ -155,13 +155,13 @@ mod tests {
 
     #[test]
     fn small_products_are_timed() {
-        let args = |samples| GemmBenchArgs {
+        let args = |repeats| GemmBenchArgs {
             sizes: vec![LinearSizes([4, 3, 2])],
-            samples,
+            repeats,
         };
         run(&args(1)).unwrap();
         let error = run(&args(0)).unwrap_err().to_string();
-        assert_eq!(error, "invalid samples = 0: expected at least 1");
+        assert_eq!(error, "invalid repeats = 0: expected at least 1");
         assert!("4x3".parse::<LinearSizes>().is_err());
         assert!("4x0x2".parse::<LinearSizes>().is_err());
     }
