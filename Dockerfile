@@ -1,10 +1,10 @@
 # The `burn-megatron` command in an image.
 #
 #   docker build -t burn-megatron .
-#   docker run --rm -it -u "$(id -u):$(id -g)" -v "$PWD:/work" burn-megatron pretrain --data my.txt
+#   docker run --rm -it -u "$(id -u):$(id -g)" -v "$PWD:/workspace" burn-megatron pretrain --data my.txt
 #
 #   docker build --target cuda -t burn-megatron:cuda .
-#   docker run --rm -it --gpus all -u "$(id -u):$(id -g)" -v "$PWD:/work" burn-megatron:cuda env
+#   docker run --rm -it --gpus all -u "$(id -u):$(id -g)" -v "$PWD:/workspace" burn-megatron:cuda env
 
 FROM rust:1.95-slim-bookworm AS source
 WORKDIR /src
@@ -27,12 +27,12 @@ FROM nvidia/cuda:12.9.1-devel-ubuntu24.04 AS cuda
 COPY --from=build-cuda /src/target/release/burn-megatron /usr/local/bin/
 COPY --from=source /src/LICENSE-MIT /src/LICENSE-APACHE /usr/local/share/doc/burn-megatron/
 ENV CUDA_PATH=/usr/local/cuda
-WORKDIR /work
+WORKDIR /workspace
 ENTRYPOINT ["burn-megatron"]
 
 # The last one is the default.
 FROM debian:bookworm-slim AS cpu
 COPY --from=build-cpu /src/target/release/burn-megatron /usr/local/bin/
 COPY --from=source /src/LICENSE-MIT /src/LICENSE-APACHE /usr/local/share/doc/burn-megatron/
-WORKDIR /work
+WORKDIR /workspace
 ENTRYPOINT ["burn-megatron"]

@@ -176,6 +176,8 @@ struct Functions {
     file: &'static str,
     single: Gemm<f32>,
     double: Gemm<f64>,
+    #[cfg(test)]
+    calls: std::sync::atomic::AtomicUsize,
     /// Keeps it open.
     _library: Library,
 }
@@ -222,6 +224,8 @@ impl Functions {
                 file,
                 single,
                 double,
+                #[cfg(test)]
+                calls: Default::default(),
                 _library: library,
             })
         }
@@ -262,6 +266,14 @@ impl Blas {
     /// Which library it is.
     pub fn kind(self) -> CpuGemm {
         self.functions.kind
+    }
+
+    /// How often the library was called.
+    #[cfg(test)]
+    pub(super) fn calls(self) -> usize {
+        self.functions
+            .calls
+            .load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// `result = left right`, or `result += left right`, of matrices inside of their slices; the result is row by row.
@@ -318,6 +330,10 @@ impl Blas {
         leading: usize,
         add: bool,
     ) {
+        #[cfg(test)]
+        self.functions
+            .calls
+            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let depth = left_matrix.columns;
         let transposed = |matrix: Matrix| match matrix.transposed {
             true => TRANSPOSED,

@@ -41,12 +41,15 @@ fn libraries_compute_what_the_crate_does() {
                 (turned(x.clone()), framed(weight.clone())),
                 (framed(x.clone()), turned(weight)),
             ];
+            let before = blas.calls();
             for (x, weight) in forms {
                 let y = linear_by(Some(blas), x.clone(), weight.clone(), bias.clone());
                 let again = linear_by(Some(blas), x, weight, bias.clone());
                 assert_eq!(doubles(again), doubles(y.clone()), "{what}");
                 assert_near(&what, y, expected.clone(), 2.0 * tolerance(dtype));
             }
+            // An empty result needs no call.
+            assert_eq!(blas.calls() >= before + 6, rows > 0, "{what}");
             let dy = matrix([rows, outputs], 0.3, &flex, dtype);
             for add in [false, true] {
                 let sum = |blas| {
