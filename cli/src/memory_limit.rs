@@ -10,11 +10,13 @@ use burn_megatron::kernels::record::ShapeSettings;
 use burn_megatron::mesh::Mesh;
 use burn_megatron::plan::Recompute;
 use burn_megatron::plan::memory::{MemoryByKind, MemoryReport, MemoryRequest};
+use burn_megatron::table::Table;
 
 use crate::byte_size::ByteSize;
 use crate::error::Error;
 use crate::ranks::RankSetup;
 use crate::recipe::Recipe;
+use crate::terminal;
 
 /// The plan of a run.
 ///
@@ -141,20 +143,18 @@ impl PlannedMemory {
         } else {
             vec![(report.fullest().0, report.fullest().1.peak)]
         };
-        let row = |name: &str, cells: Vec<String>| {
-            let cells = cells.into_iter().map(|cell| format!("{cell:>13}"));
-            format!("{name:<16}{}\n", cells.collect::<String>())
-        };
+        let row = |name: &str, cells: Vec<String>| [vec![name.to_string()], cells].concat();
         let titles = ranks.iter().map(|(rank, _)| format!("rank {rank}"));
-        let mut table = row("pipeline", titles.collect());
+        let mut rows = vec![row("pipeline", titles.collect())];
         for (number, (kind, _)) in MemoryByKind::default().kinds().into_iter().enumerate() {
             let bytes = ranks.iter().map(|(_, peak)| peak.kinds()[number].1);
             if bytes.clone().any(|bytes| bytes > 0) {
-                table += &row(kind, bytes.map(format_bytes).collect());
+                rows.push(row(kind, bytes.map(format_bytes).collect()));
             }
         }
         let totals = ranks.iter().map(|(_, peak)| format_bytes(peak.total()));
-        table + &row("total", totals.collect())
+        rows.push(row("total", totals.collect()));
+        Table::new(rows).fit(terminal::width())
     }
 
     /// Draws the memory over a step, if it is planned.

@@ -150,6 +150,19 @@ pub fn check(saved: &Value, now: &Value, allowed: &[String], name: &str) -> Resu
     }
 }
 
+/// What to say if the run was saved with another library for products on the CPU.
+pub fn other_gemm(saved: &Value, recipe: &Recipe) -> Option<String> {
+    let now = recipe.kernels.gemm.name();
+    // Versions without the key had the default.
+    let saved = saved["kernels"]["gemm"].as_str().unwrap_or("gemm");
+    (saved != now).then(|| {
+        format!(
+            "the run was saved with kernels.gemm = \"{saved}\" and goes on with \"{now}\", which rounds sums in another \
+             order"
+        )
+    })
+}
+
 /// The error for data that is not that of the run that was saved.
 fn other_data(saved: &Value, now: &Value, name: &str) -> Error {
     let of = |config: &Value| {
@@ -320,6 +333,21 @@ mod tests {
             error.to_string(),
             "train.count_zeros was renamed: use train.log_num_zeros_in_grad"
         );
+    }
+
+    #[test]
+    fn another_library_for_products_is_told() {
+        let recipe = crate::recipe::parsed("[kernels]\ngemm = 'openblas'").unwrap();
+        let saved = serde_json::to_value(&recipe).unwrap();
+        assert_eq!(other_gemm(&saved, &recipe), None);
+        let told = other_gemm(&saved, &Recipe::default()).unwrap();
+        assert!(
+            told.contains("\"openblas\" and goes on with \"gemm\""),
+            "{told}"
+        );
+        // Saved before there was a choice.
+        assert!(other_gemm(&Value::Null, &recipe).is_some());
+        assert_eq!(other_gemm(&Value::Null, &Recipe::default()), None);
     }
 
     #[test]

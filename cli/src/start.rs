@@ -140,6 +140,11 @@ impl<'a> StartResolver<'a> {
         for SkippedCheckpoint { error, .. } in &passed {
             eprintln!("warning: skipped a checkpoint that cannot be used: {error}");
         }
+        if let Some(from) = &from {
+            let saved = Checkpoint::open(&from.path)?;
+            let warning = resume_check::other_gemm(&saved.metadata().config, self.recipe);
+            warning.inspect(|warning| eprintln!("warning: {warning}"));
+        }
         let steps = self.recipe.train.steps;
         let made_all = from.clone().filter(|from| from.step >= steps as u64);
         if let Some(from) = made_all.filter(|_| folder.as_ref().is_none_or(is_evaluated)) {

@@ -11,15 +11,18 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
 
 use super::engine::Matrix;
 use crate::cpu::Real;
 
 /// What computes products on the CPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum CpuGemm {
     /// The `gemm` crate, which is always there. The bits of a row do not depend on the other rows.
     #[default]
+    #[serde(rename = "gemm")]
     Crate,
     /// Intel's oneMKL: `libmkl_rt`, as in the Python package `mkl`.
     Mkl,

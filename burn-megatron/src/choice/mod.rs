@@ -13,12 +13,10 @@ use burn_megatron_kernels::gemm::{Blas, BlasError, CpuGemm, UnknownCpuGemm};
 use serde::{Deserialize, Serialize};
 
 mod attention;
-mod gemm;
 #[cfg(test)]
 mod tests;
 
 pub use attention::AttentionChoice;
-pub use gemm::GemmChoice;
 
 /// An operation with a fused and an unfused form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -111,7 +109,7 @@ pub struct KernelChoices {
     /// See [`Operation::Linear`].
     pub linear: KernelChoice,
     /// What computes fused products of matrices on the CPU, but those of experts.
-    pub gemm: GemmChoice,
+    pub gemm: CpuGemm,
     /// See [`Operation::Optimizer`].
     pub optimizer: KernelChoice,
 }
@@ -345,11 +343,7 @@ impl KernelSelection {
             let reason = loss.reason.clone();
             return Err(KernelChoiceError::NoChunks { chunk_size, reason });
         }
-        selection.blas = blas(
-            choices.gemm.0,
-            device,
-            selection.is_fused(Operation::Linear),
-        )?;
+        selection.blas = blas(choices.gemm, device, selection.is_fused(Operation::Linear))?;
         Ok(selection)
     }
 

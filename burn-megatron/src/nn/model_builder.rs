@@ -1,28 +1,26 @@
 //! Builds a model: creates and declares its parameters, with the ranks, device, seed and path of each.
 
+mod settings;
+
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::Arc;
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_megatron_kernels::attention::{AttentionEngine, Heads, Window};
 use parking_lot::Mutex;
 
-use super::arithmetic::LinearKernels;
 use super::attention_engine::AttentionEngines;
 use super::context::ContextGroups;
-use super::fp8::{Fp8, Fp8Config, Fp8Layer, SplitOperands};
+use super::fp8::Fp8;
 use super::init::stream_key;
-use super::lora::{AdaptedLayer, LoraConfig, LoraLayers};
+use super::lora::LoraLayers;
 use super::moe::Routers;
 use super::{
-    AxisRank, BuildError, DropoutPosition, ParameterEntry, ParameterSpec, ParameterTable,
-    Recompute, RecomputeConfig,
+    AxisRank, BuildError, DropoutPosition, ParameterEntry, ParameterSpec, ParameterTable, Recompute,
 };
-use crate::choice::{KernelChoices, KernelSelection, Operation};
+use crate::choice::{KernelChoices, KernelSelection};
 use crate::comm::ParallelContext;
-use crate::mesh::{Axis, Grid};
 
 /// Builds the parameters of a model. [`ModelBuilder::child`] returns the builder of a submodule.
 ///
@@ -168,17 +166,6 @@ impl ModelBuilder {
         }
     }
 
-    /// Sets which operations of the model are fused. Call on the root builder.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError::Kernels`] if a requested kernel is not available on the device.
-    pub fn with_kernels(self, choices: &KernelChoices) -> Result<Self, BuildError> {
-        let chosen = KernelSelection::new(choices, self.device(), self.compute)?;
-        *self.shared.kernels.lock() = chosen;
-        Ok(self)
-    }
-
     /// Sets the type in which the model computes, if it is not that of the parameters. Call on the root
     /// builder, before [`with_kernels`](Self::with_kernels).
     pub fn with_compute_dtype(mut self, dtype: DType) -> Self {
@@ -204,226 +191,6 @@ impl ModelBuilder {
     /// Whether parameters are placeholders, see [`outline`](Self::outline).
     pub fn is_outline(&self) -> bool {
         self.is_outline
-    }
-
-    /// Whether the layer uses the fused form of an operation.
-    pub fn is_fused(&self, operation: Operation) -> bool {
-        self.shared.kernels.lock().is_fused(operation)
-    }
-
-    /// How the matrix products of the layer are computed.
-    pub fn linear_kernels(&self) -> LinearKernels {
-        let kernels = self.shared.kernels.lock();
-        LinearKernels {
-            fused: kernels.is_fused(Operation::Linear),
-            blas: kernels.blas(),
-        }
-    }
-
-    /// The setting of [`LogitsShape::tokens_per_chunk`](super::LogitsShape::tokens_per_chunk).
-    pub fn loss_chunk_size(&self) -> Option<usize> {
-        self.shared.kernels.lock().loss_chunk_size()
-    }
-
-    /// Disables the fused form of an operation that the layer cannot use, for this reason.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError::Kernels`] if the kernel was requested.
-    pub fn keep_unfused(
-        &self,
-        operation: Operation,
-        reason: impl Into<String>,
-    ) -> Result<(), BuildError> {
-        Ok(self.shared.kernels.lock().keep_unfused(operation, reason)?)
-    }
-
-    /// Disables the fused form of an operation that is slower for this layer, unless it was requested.
-    pub fn prefer_unfused(&self, operation: Operation, reason: impl Into<String>) {
-        self.shared.kernels.lock().prefer_unfused(operation, reason);
-    }
-
-    /// The engine of fused attention with these heads on this rank, values of `value_width` features, and this window.
-    /// It is selected once for the model: the requested one, or the [first that can be used](burn_megatron_kernels::attention::select_engine) on
-    /// all ranks of the tensor axis.
-    ///
-    /// Collective over the tensor axis on GPUs in 16 bits, except for an [outline](Self::outline): call on all ranks,
-    /// in the same order.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError::Kernels`] if the requested engine cannot be used; [`BuildError::Comm`].
-    pub fn attention_engine(
-        &self,
-        (heads, value_width): (Heads, usize),
-        window: Option<Window>,
-    ) -> Result<Arc<dyn AttentionEngine>, BuildError> {
-        let mut engines = self.shared.engines.lock();
-        let heads = (heads, value_width, window);
-        if let Some(engine) = engines.get(heads) {
-            return Ok(engine);
-        }
-        let mut kernels = self.shared.kernels.lock();
-        let ranks = (!self.is_outline).then(|| self.groups.tensor());
-        engines.select(&mut kernels, ranks, (self.device(), self.compute), heads)
-    }
-
-    /// The groups in which the ranks of the context axis exchange, with groups of `neighbours` ranks. They are made
-    /// once for the model.
-    ///
-    /// Collective over the context axis: call on all ranks, in the same order.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError::Comm`].
-    pub fn context_groups(&self, neighbours: usize) -> Result<ContextGroups, BuildError> {
-        let mut made = self.shared.context_groups.lock();
-        if let Some(groups) = made.get(&neighbours) {
-            return Ok(groups.clone());
-        }
-        let groups = ContextGroups::new(self.groups.context(), neighbours)?;
-        made.insert(neighbours, groups.clone());
-        Ok(groups)
-    }
-
-    /// Sets the 8-bit configuration of the model's linear layers. Call on the root builder.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError::Fp8`] for invalid settings. [`Fp8::check_layers`] checks later that each pattern
-    /// matches a layer.
-    pub fn with_fp8(self, config: &Fp8Config) -> Result<Self, BuildError> {
-        *self.shared.fp8.lock() = Fp8::new(config)?;
-        Ok(self)
-    }
-
-    /// Freezes the parameters of the model and gives its layers adapters. Call on the root builder.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError::Config`] for invalid settings. [`LoraLayers::check_targets`] checks later that the model has each
-    /// target.
-    pub fn with_lora(self, config: &LoraConfig) -> Result<Self, BuildError> {
-        config.check()?;
-        *self.shared.lora.lock() = Some(LoraLayers {
-            config: config.clone(),
-            layers: vec![],
-        });
-        Ok(self)
-    }
-
-    /// The settings of adapters, in a model that has some.
-    pub fn lora_config(&self) -> Option<LoraConfig> {
-        let lora = self.shared.lora.lock();
-        lora.as_ref().map(|lora| lora.config.clone())
-    }
-
-    /// Adds a layer that has an adapter.
-    pub(super) fn add_adapted(&self, layer: AdaptedLayer) {
-        if let Some(lora) = &mut *self.shared.lora.lock() {
-            lora.layers.push(layer);
-        }
-    }
-
-    /// The same builder, for parameters that are trained although the model has adapters.
-    pub(super) fn trained(&self) -> Self {
-        Self {
-            is_adapter: true,
-            ..self.clone()
-        }
-    }
-
-    /// Whether the parameters that it creates are frozen.
-    pub(super) fn freezes(&self) -> bool {
-        !self.is_adapter && self.shared.lora.lock().is_some()
-    }
-
-    /// A parameter with this value, which has a gradient unless it is frozen.
-    pub(super) fn param<const D: usize>(&self, value: Tensor<D>) -> Param<Tensor<D>> {
-        let param = Param::from_tensor(value);
-        if self.freezes() {
-            param.set_require_grad(false)
-        } else {
-            param
-        }
-    }
-
-    /// Sets what the model recomputes in the backward. Call on the root builder.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError::Recompute`] for invalid settings. [`Recompute::check_regions`] checks later that the model has
-    /// what they name.
-    pub fn with_recompute(self, config: &RecomputeConfig) -> Result<Self, BuildError> {
-        *self.shared.recompute.lock() = Recompute::new(config)?;
-        Ok(self)
-    }
-
-    /// What the model recomputes.
-    pub fn recompute(&self) -> Recompute {
-        self.shared.recompute.lock().clone()
-    }
-
-    /// A builder whose layers ignore their 8-bit recipe and compute in the type of the model.
-    pub fn without_fp8(&self) -> Self {
-        Self {
-            allows_fp8: false,
-            ..self.clone()
-        }
-    }
-
-    /// A builder of layers whose inputs and outputs are split along the sequence if the argument is true; by
-    /// default as the layout says.
-    pub fn with_sequence_parallel(&self, sequence_parallel: bool) -> Self {
-        Self {
-            sequence_parallel,
-            ..self.clone()
-        }
-    }
-
-    /// Whether the activations between the layers are split along the sequence.
-    pub fn sequence_parallel(&self) -> bool {
-        self.sequence_parallel
-    }
-
-    /// The 8-bit layers built so far.
-    pub fn fp8(&self) -> Fp8 {
-        self.shared.fp8.lock().clone()
-    }
-
-    /// The routers built so far.
-    pub fn routers(&self) -> &Routers {
-        &self.shared.routers
-    }
-
-    /// The 8-bit arithmetic of the linear layer, if it has a recipe. `split` tells which operands are split
-    /// over the tensor axis.
-    pub(super) fn fp8_layer(&self, split: SplitOperands) -> Result<Option<Fp8Layer>, BuildError> {
-        let fp8 = self.fp8();
-        if !self.allows_fp8 {
-            fp8.add_capable(&self.path);
-            return Ok(None);
-        }
-        Ok(fp8.layer(&self.path, self.device(), self.groups.tensor(), split)?)
-    }
-
-    /// The 8-bit arithmetic of each expert of the model in the product `name`, where it has a recipe. `split` tells
-    /// which operands are split over the expert-tensor axis.
-    pub(super) fn fp8_expert_layers(
-        &self,
-        name: &str,
-        experts: usize,
-        split: SplitOperands,
-    ) -> Result<Vec<Option<Fp8Layer>>, BuildError> {
-        let (fp8, path) = (self.fp8(), self.join(name));
-        if !self.allows_fp8 {
-            for expert in 0..experts {
-                fp8.add_capable(&format!("{path}.{expert}"));
-            }
-            return Ok(vec![None; experts]);
-        }
-        let comm = self.groups.group(Grid::Expert, Axis::ExpertTensor)?;
-        Ok(fp8.expert_layers(&path, experts, self.device(), &comm, split)?)
     }
 
     /// The builder of the field `name`, or of a list element.

@@ -75,6 +75,11 @@ pub(super) fn observe<S: Subject>(
         norms.push(metrics.gradient_norm);
     }
     let mut observation = observer.observation;
+    assert!(
+        !observation.gradients.is_empty()
+            && observation.gradients.len() == observation.last_gradients.len(),
+        "the gradients of the first and of the last step are observed"
+    );
     let ddp = trainer.model();
     let parts = ddp.parameters().into_iter().map(elements).collect();
     let weights = AssembledParameters::new(parts, ddp.table(), groups)?;

@@ -10,6 +10,7 @@ use clap::Args;
 
 use super::timing::{TimingConfig, Work, median, time_interleaved};
 use crate::error::Error;
+use crate::numbers::count;
 
 /// Flags of `bench gemm`.
 #[derive(Args)]
@@ -107,8 +108,9 @@ pub fn run(args: &GemmBenchArgs) -> Result<ExitCode, Error> {
     let threads = rayon::current_num_threads();
     let header: String = names.iter().map(|kind| format!("{kind:>10}")).collect();
     println!(
-        "GFLOP/s in f32, {threads} threads, medians of {} runs in turns",
-        args.repeats
+        "GFLOP/s in f32, {}, medians of {} in turns",
+        count(threads, "thread"),
+        count(args.repeats, "run")
     );
     println!("rows x in x out              {header}");
     let timing = TimingConfig {
@@ -136,8 +138,11 @@ pub fn run(args: &GemmBenchArgs) -> Result<ExitCode, Error> {
             }
         }
     }
-    let count = (args.sizes.len() * Product::ALL.len()) as f64;
-    let means: Vec<f64> = logarithms.iter().map(|sum| (sum / count).exp()).collect();
+    let products = (args.sizes.len() * Product::ALL.len()) as f64;
+    let means: Vec<f64> = logarithms
+        .iter()
+        .map(|sum| (sum / products).exp())
+        .collect();
     let ratios: String = means.iter().map(|mean| format!("{mean:10.2}")).collect();
     println!("geometric mean, of gemm      {ratios}");
     let fastest = (0..means.len()).max_by(|a, b| means[*a].total_cmp(&means[*b]));

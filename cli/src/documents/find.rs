@@ -14,6 +14,7 @@ use super::error::InputError;
 use super::hugging_face;
 use super::input::{DocumentFormat, Input, extension, table_format};
 use super::table;
+use crate::numbers::count;
 
 /// The kinds of files that are named among those left out.
 const KINDS: usize = 5;
@@ -88,8 +89,7 @@ impl FileCounts {
 /// As `12 files read, 30 left out (.py 20, .toml 10)`.
 impl fmt::Display for FileCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plural = if self.read == 1 { "" } else { "s" };
-        write!(f, "{} file{plural} read", HumanCount(self.read as u64))?;
+        write!(f, "{} read", count(self.read, "file"))?;
         let files: usize = self.left_out.values().sum();
         match self.left_out() {
             Some(kinds) => write!(f, ", {} left out ({kinds})", HumanCount(files as u64)),

@@ -232,14 +232,14 @@ impl<'a> GenerationRun<'a> {
     /// The line that describes the model.
     fn describe(&self, rank: &Rank) -> String {
         let args = self.args;
-        let (engine, threads) = (rank.engine(), rank.compute_threads());
-        let plural = if threads == 1 { "" } else { "s" };
+        let engine = rank.engine();
+        let threads = count(rank.compute_threads(), "compute thread");
         let context = match args.context_parallel {
             1 => String::new(),
             ranks => format!(" x context {ranks}"),
         };
         format!(
-            "model    {}: {}; tensor {} x pipeline {}{context}, {engine}; {}, {threads} compute thread{plural} per rank",
+            "model    {}: {}; tensor {} x pipeline {}{context}, {engine}; {}, {threads} per rank",
             self.saved.source.name(),
             self.saved.model.describe(),
             args.tensor_parallel,
