@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::family::Families;
 use crate::recipe::{DEFAULT_RECIPE, Recipe};
 use crate::{
-    bench, checkpoint, compare, conformance, convert, env, generate, help, launch, plan,
+    allocator, bench, checkpoint, compare, conformance, convert, env, generate, help, launch, plan,
     preprocess, pretrain, retired, schedule, stdio, verify,
 };
 
@@ -110,6 +110,7 @@ impl CommandLine {
                 None => error.exit(),
             },
         };
+        allocator::keep_freed_memory();
         tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::new(cli.log_level.filter()))
             .with_writer(std::io::stderr)

@@ -10,6 +10,7 @@ use burn_megatron::train::run_folder::RunFolder;
 use clap::Args;
 
 use crate::error::Error;
+use crate::terminal;
 
 /// Flags of `compare`.
 #[derive(Args)]
@@ -107,7 +108,7 @@ fn note(run: &ComparedRun) -> Option<String> {
     ))
 }
 
-/// Prints a table of the last held-out losses, and draws the curves.
+/// Prints a table of the last held-out losses and the curves, and draws them.
 pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
     let runs = args.runs.iter().map(|path| ComparedRun::read(path));
     let runs = runs.collect::<Result<Vec<ComparedRun>, Error>>()?;
@@ -115,10 +116,11 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
     for note in runs.iter().filter_map(note) {
         println!("\n{note}");
     }
+    let curve = |run: &ComparedRun| LossCurve::from_records(run.title(), &run.records);
+    let empty = LossComparison::new(&args.title);
+    let picture = runs.iter().map(curve).fold(empty, LossComparison::with);
+    println!("\n{}", picture.terminal(terminal::columns()));
     if let Some(svg) = &args.svg {
-        let curve = |run: &ComparedRun| LossCurve::from_records(run.title(), &run.records);
-        let empty = LossComparison::new(&args.title);
-        let picture = runs.iter().map(curve).fold(empty, LossComparison::with);
         picture.write_svg(svg)?;
         println!("\nwritten to {}", svg.display());
     }
@@ -131,7 +133,7 @@ fn table(runs: &[ComparedRun]) -> String {
     let width = width.unwrap_or(0).max("run".len());
     let first = runs.first().map_or(f64::NAN, |run| run.held_out.1);
     let mut lines = vec![format!(
-        "{:<width$}  steps  held-out loss  difference",
+        "#  {:<width$}  steps  held-out loss  difference",
         "run"
     )];
     for (i, run) in runs.iter().enumerate() {
@@ -141,7 +143,8 @@ fn table(runs: &[ComparedRun]) -> String {
             _ => format!("{:+.2} %", 100.0 * (loss / first - 1.0)),
         };
         lines.push(format!(
-            "{:<width$}  {step:>5}  {loss:>13.4}  {difference:>10}",
+            "{}  {:<width$}  {step:>5}  {loss:>13.4}  {difference:>10}",
+            i + 1,
             run.name
         ));
     }
@@ -160,9 +163,9 @@ mod tests {
             held_out: (800, loss),
             minimised: None,
         };
-        let text = "run        steps  held-out loss  difference\n\
-                    bf16         800         1.5000           -\n\
-                    blockwise    800         1.4850     -1.00 %";
+        let text = "#  run        steps  held-out loss  difference\n\
+                    1  bf16         800         1.5000           -\n\
+                    2  blockwise    800         1.4850     -1.00 %";
         assert_eq!(table(&[run("bf16", 1.5), run("blockwise", 1.485)]), text);
     }
     const STEP: &str = r#"{"kind":"step","step":0,"loss":5.5,"bits_per_byte":8.0,"gradient_norm":1.0,"learning_rate":0.001,"tokens":8,"skipped":false}"#;

@@ -7,7 +7,7 @@ use toml::Value;
 use crate::recipe::Recipe;
 
 /// The flags that override a key of the recipe, and the key.
-const KEYS: [(&str, &str); 54] = [
+const KEYS: [(&str, &str); 55] = [
     ("data", "data.path"),
     ("tokenizer", "data.tokenizer"),
     ("split", "data.split"),
@@ -28,6 +28,7 @@ const KEYS: [(&str, &str); 54] = [
     ("prompt", "sample.prompt"),
     ("steps", "train.steps"),
     ("lr", "train.learning_rate"),
+    ("clip", "train.clip"),
     ("seed", "train.seed"),
     ("check_replicas_every", "train.check_replicas_every"),
     ("log_num_zeros_in_grad", "train.log_num_zeros_in_grad"),

@@ -4,6 +4,7 @@
 #[macro_use]
 mod stdio;
 
+mod allocator;
 mod bench;
 mod byte_size;
 mod checkpoint;

@@ -1,9 +1,8 @@
 //! `burn-megatron bench generate`: tokens per second of greedy generation on the CPU, in turns with `transformers`.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::Instant;
 
 use burn::tensor::{DType, Device};
@@ -13,10 +12,12 @@ use burn_megatron::kernels::philox::Stream;
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::tokenizer::Tokenizer;
+use burn_megatron_models::hf::ModelFamily;
 use burn_megatron_models::{Transformer, TransformerConfig};
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::peer::Peer;
 use super::step::NamedModel;
 use super::timing::median;
 use crate::error::Error;
@@ -68,6 +69,10 @@ pub fn run(args: &GenerateBenchArgs) -> Result<ExitCode, Error> {
             return Err(format!("invalid {name} = 0: expected at least 1").into());
         }
     }
+    if args.python.is_some() && args.model.family() != ModelFamily::Gpt2 {
+        let name = args.model.name();
+        return Err(format!("--python is for the shapes of GPT-2, not --model {name}").into());
+    }
     if args.prompt + args.tokens > config.context {
         return Err(format!(
             "{} tokens after a prompt of {}: the context of the model is {}",
@@ -87,7 +92,7 @@ pub fn run(args: &GenerateBenchArgs) -> Result<ExitCode, Error> {
     };
     let peer = args.python.as_deref();
     let mut peer = peer
-        .map(|python| Peer::start(python, args, &config))
+        .map(|python| Peer::start(python, PEER, &peer_settings(args, &config)))
         .transpose()?;
     let threads = rayon::current_num_threads();
     let name = peer
@@ -105,7 +110,8 @@ pub fn run(args: &GenerateBenchArgs) -> Result<ExitCode, Error> {
         let (mut own, mut others, mut ratios) = (vec![], vec![], vec![]);
         for round in 0..=args.rounds {
             let seconds = bench.time(*batch)?;
-            let other = peer.as_mut().map(|peer| peer.time(*batch)).transpose()?;
+            let other = peer.as_mut().map(|peer| peer.ask(&json!(batch)));
+            let other = other.transpose()?.and_then(|seconds| seconds.as_f64());
             if round > 0 {
                 own.push(seconds);
                 ratios.extend(other.map(|other| other / seconds));
@@ -176,71 +182,18 @@ fn numbers(vocabulary: usize) -> Result<Tokenizer, Error> {
     Ok(Tokenizer::from_files(Path::new("numbers"), &files)?)
 }
 
-/// A process that generates with transformers.
-struct Peer {
-    child: Child,
-    to: ChildStdin,
-    from: BufReader<ChildStdout>,
-    /// It and its version.
-    name: String,
-}
-
-impl Peer {
-    fn start(
-        python: &Path,
-        args: &GenerateBenchArgs,
-        config: &TransformerConfig,
-    ) -> Result<Self, Error> {
-        let settings = json!({
-            "threads": rayon::current_num_threads(),
-            "vocabulary": config.vocabulary,
-            "context": config.context,
-            "hidden": config.hidden,
-            "layers": config.layers,
-            "heads": config.heads,
-            "prompt": args.prompt,
-            "tokens": args.tokens,
-        });
-        let mut child = Command::new(python)
-            .args(["-c", PEER, &settings.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|error| format!("cannot start {}: {error}", python.display()))?;
-        let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
-            unreachable!("both are piped")
-        };
-        let mut peer = Self {
-            child,
-            to,
-            from: BufReader::new(from),
-            name: String::new(),
-        };
-        let line = peer.line()?;
-        peer.name = line.strip_prefix("ready ").unwrap_or(&line).to_string();
-        Ok(peer)
-    }
-
-    fn line(&mut self) -> Result<String, Error> {
-        let mut line = String::new();
-        match self.from.read_line(&mut line)? {
-            0 => Err("the Python peer ended: its error is above".into()),
-            _ => Ok(line.trim().to_string()),
-        }
-    }
-
-    /// The seconds of one generation.
-    fn time(&mut self, batch: usize) -> Result<f64, Error> {
-        writeln!(self.to, "{batch}")?;
-        Ok(self.line()?.parse()?)
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// The settings of the peer.
+fn peer_settings(args: &GenerateBenchArgs, config: &TransformerConfig) -> Value {
+    json!({
+        "threads": rayon::current_num_threads(),
+        "vocabulary": config.vocabulary,
+        "context": config.context,
+        "hidden": config.hidden,
+        "layers": config.layers,
+        "heads": config.heads,
+        "prompt": args.prompt,
+        "tokens": args.tokens,
+    })
 }
 
 #[cfg(test)]

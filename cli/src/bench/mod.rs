@@ -9,6 +9,7 @@ pub mod gemm;
 pub mod generate;
 mod moe;
 pub mod overlap;
+mod peer;
 pub mod plan;
 #[cfg(feature = "tokenizers")]
 pub mod preprocess;

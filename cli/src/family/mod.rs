@@ -131,7 +131,7 @@ impl Model {
     }
 
     /// A model of a family of Hugging Face.
-    fn of_hf<F: HfFamily>(family: F, config: F::Model) -> Self {
+    pub(crate) fn of_hf<F: HfFamily>(family: F, config: F::Model) -> Self {
         Self::new(family.name(), config, Some(Arc::new(family)))
     }
 

@@ -120,6 +120,9 @@ pub struct PretrainArgs {
     /// Peak learning rate; the final one is scaled with it.
     #[arg(long, value_name = "RATE", help_heading = "Training")]
     pub lr: Option<f64>,
+    /// The gradient norm to which larger gradients are scaled down.
+    #[arg(long, value_name = "NORM", help_heading = "Training")]
+    pub clip: Option<f64>,
     /// Seed of weights, dropout, sampling and generated text.
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub seed: Option<u64>,
@@ -145,7 +148,7 @@ pub struct PretrainArgs {
     /// Which operations use fused kernels: auto, fused or unfused, for all or for one, as in
     /// `unfused,norm=fused`. The operations: norm, activation, dropout, rope, attention, softmax,
     /// loss, linear, optimizer. For attention also an engine: mma (matrix units of NVIDIA, f16
-    /// and bf16) or portable.
+    /// and bf16) or portable. For matrix products on the CPU `gemm=` and an installed library: mkl, openblas, blis.
     #[arg(
         long,
         value_name = "CHOICE|OPERATION=CHOICE,..",

@@ -139,6 +139,7 @@ fn apply_flags(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
         .sequence_parallel
         .unwrap_or(recipe.parallel.sequence_parallel);
     recipe.train.seed = args.seed.unwrap_or(recipe.train.seed);
+    recipe.train.clip = args.clip.unwrap_or(recipe.train.clip);
     for choices in &args.kernels {
         recipe.kernels.set(choices)?;
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use plotters::prelude::*;
 
-use super::{LossCurve, PlotError, svg};
+use super::{LossCurve, PlotError, svg, terminal};
 
 /// Colors that are distinguishable also with red-green color blindness.
 const COLORS: [RGBColor; 7] = [
@@ -33,7 +33,7 @@ const MAX_LINE: u32 = 8;
 #[derive(Clone, Debug, Default)]
 pub struct LossComparison {
     title: String,
-    runs: Vec<LossCurve>,
+    pub(super) runs: Vec<LossCurve>,
 }
 
 impl LossComparison {
@@ -77,15 +77,28 @@ impl LossComparison {
         super::write(path, &self.svg()?)
     }
 
+    /// The smoothed training losses as 12 lines of text, at most `columns` (and at least 40) characters wide. The line of
+    /// a run is drawn with its number, from 1.
+    pub fn terminal(&self, columns: usize) -> String {
+        terminal::draw_runs(self, columns)
+    }
+
     /// The first and the last step of all runs.
-    fn steps(&self) -> Range<usize> {
+    pub(super) fn steps(&self) -> Range<usize> {
         let steps = self.runs.iter().map(LossCurve::steps);
         let all = steps.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)));
         let (first, last) = all.unwrap_or_else(|| LossCurve::default().steps());
         first..last
     }
 
-    fn step_label(&self) -> String {
+    /// The least and the largest loss of all runs.
+    pub(super) fn losses(&self) -> (f64, f64) {
+        let losses = self.runs.iter().map(LossCurve::losses);
+        let losses = losses.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)));
+        losses.unwrap_or_else(|| LossCurve::default().losses())
+    }
+
+    pub(super) fn step_label(&self) -> String {
         let omitted = self.runs.iter().map(|run| run.omitted).sum();
         let axes = LossCurve {
             omitted,
@@ -105,10 +118,7 @@ impl LossComparison {
     }
 
     fn draw_losses(&self, area: &svg::Area<'_>) -> Result<(), PlotError> {
-        let losses = self.runs.iter().map(LossCurve::losses);
-        let losses = losses.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)));
-        let losses = losses.unwrap_or_else(|| LossCurve::default().losses());
-        let mut chart = svg::chart(area, &self.title, self.steps(), losses)?;
+        let mut chart = svg::chart(area, &self.title, self.steps(), self.losses())?;
         svg::mesh(&mut chart, self.step_label())?;
         for (run, color, width) in self.styled() {
             chart
@@ -188,6 +198,40 @@ mod tests {
         (0..steps).for_each(|step| run.training(step, 5.0 - step as f64 / 100.0));
         run.held_out(steps, 4.5);
         run
+    }
+
+    #[test]
+    fn each_run_has_its_number_on_the_terminal() {
+        let high = (0..30).fold(LossCurve::new("high"), |mut run, step| {
+            run.training(step, 6.0);
+            run
+        });
+        let runs = LossComparison::new("").with(run("low", 30)).with(high);
+        let text = runs.clone().with(run("low again", 30)).terminal(60);
+        assert_eq!(text.lines().count(), 12, "{text}");
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 60),
+            "{text}"
+        );
+        let plot = |line: &str| {
+            line.split_once(['┤', '│'])
+                .map(|(_, plot)| plot.to_string())
+        };
+        let rows: Vec<_> = text.lines().filter_map(plot).collect();
+        // The line of 6.0 is the highest; that of the third run is hidden behind the first.
+        assert!(rows[0].ends_with("222") && !rows[0].contains('1'), "{text}");
+        assert!(rows[1..].iter().any(|row| row.contains("11")), "{text}");
+        assert!(
+            !text.contains('3') || text.matches('3').count() < 3,
+            "{text}"
+        );
+        // Nothing is drawn where a run has no steps.
+        let text = runs.with(run("long", 60)).terminal(60);
+        let row = text.lines().nth(1).unwrap();
+        assert!(row.ends_with("222") && row.chars().count() < 40, "{text}");
+        for columns in [0, 40, 200] {
+            LossComparison::default().terminal(columns);
+        }
     }
 
     #[test]

@@ -2,13 +2,14 @@
 
 use textplots::{Chart, Plot, Shape};
 
-use super::LossCurve;
+use super::{LossComparison, LossCurve};
 
 /// The lines of text of the curve; three more have the legend, the axis and its labels.
 const ROWS: usize = 9;
 /// The characters before the curve: a label and the axis.
 const GUTTER: usize = 10;
 const MIN_COLUMNS: usize = 40;
+const LOSS: &str = "loss (nats per token)";
 /// A Braille character is 2 dots wide and 4 high.
 const DOTS: (usize, usize) = (2, 4);
 
@@ -17,8 +18,59 @@ pub(super) fn draw(curve: &LossCurve, columns: usize) -> String {
     let mut cells = braille(curve, width);
     mark_held_out(curve, &mut cells);
 
-    let (low, high) = curve.losses();
-    let mut text = header(curve, width + GUTTER);
+    let label = curve.step_label();
+    header(curve, width + GUTTER) + &framed(&cells, curve.losses(), curve.steps(), &label)
+}
+
+/// The smoothed training losses of several runs, each drawn with its number from 1; where runs meet, with that of the
+/// first of them.
+pub(super) fn draw_runs(runs: &LossComparison, columns: usize) -> String {
+    let width = columns.max(MIN_COLUMNS) - GUTTER;
+    let (steps, losses) = (runs.steps(), runs.losses());
+    let mut cells = vec![vec![' '; width]; ROWS];
+    for (number, run) in runs.runs.iter().enumerate().rev() {
+        // A tenth run and later ones are letters.
+        let mark = char::from_digit(number as u32 + 1, 36).unwrap_or('*');
+        let points = run.smoothed();
+        let at = |column: usize| {
+            let part = column as f64 / (width - 1) as f64;
+            steps.start as f64 + part * (steps.end - steps.start) as f64
+        };
+        let losses_at = (0..width).map(|column| interpolated(&points, at(column)));
+        for (column, loss) in losses_at.enumerate() {
+            let Some(loss) = loss else { continue };
+            let down = (losses.1 - loss) / (losses.1 - losses.0) * (ROWS - 1) as f64;
+            cells[(down.round() as usize).min(ROWS - 1)][column] = mark;
+        }
+    }
+    let steps = (steps.start, steps.end);
+    let label = runs.step_label();
+    format!(
+        "{LOSS}, training\n{}",
+        framed(&cells, losses, steps, &label)
+    )
+}
+
+/// The value between two points; `None` outside of all.
+fn interpolated(points: &[(usize, f64)], at: f64) -> Option<f64> {
+    let next = points.iter().position(|(step, _)| *step as f64 >= at)?;
+    let (step, loss) = points[next];
+    if step as f64 == at {
+        return Some(loss);
+    }
+    let (earlier, before) = points[next.checked_sub(1)?];
+    let part = (at - earlier as f64) / (step - earlier) as f64;
+    Some(before + part * (loss - before))
+}
+
+/// The lines of a chart with its axes.
+fn framed(
+    cells: &[Vec<char>],
+    (low, high): (f64, f64),
+    steps: (usize, usize),
+    label: &str,
+) -> String {
+    let mut text = String::new();
     for (row, cells) in cells.iter().enumerate() {
         // The first, the middle and the last row are labelled with the loss at their middle.
         let label = if row % (ROWS / 2) == 0 {
@@ -32,7 +84,7 @@ pub(super) fn draw(curve: &LossCurve, columns: usize) -> String {
         text += format!("{label:>8} {axis}{}", line.trim_end()).trim_end();
         text.push('\n');
     }
-    text + &footer(curve, width)
+    text + &footer(steps, label, cells[0].len())
 }
 
 /// The dots of the training curve, `ROWS` lines of `width` characters.
@@ -95,7 +147,7 @@ fn canvas(width: usize) -> (usize, usize) {
 }
 
 fn header(curve: &LossCurve, columns: usize) -> String {
-    let name = "loss (nats per token)";
+    let name = LOSS;
     let mut legend = Vec::new();
     if !curve.training.is_empty() {
         legend.push("⠒⠒ training");
@@ -115,17 +167,15 @@ fn header(curve: &LossCurve, columns: usize) -> String {
     format!("{name}{}{legend}\n", " ".repeat(space))
 }
 
-fn footer(curve: &LossCurve, width: usize) -> String {
-    let (first, last) = curve.steps();
+fn footer((first, last): (usize, usize), label: &str, width: usize) -> String {
     let (first, last) = (first.to_string(), last.to_string());
     let between = width.saturating_sub(first.len() + last.len());
     let axis = format!("{:>GUTTER$}{}", '└', "─".repeat(width));
-    let label = curve.step_label();
     // A narrow axis has numbers but no label.
     let label = if label.len() + 2 <= between {
         label
     } else {
-        String::new()
+        ""
     };
     format!("{axis}\n{:GUTTER$}{first}{label:^between$}{last}\n", "")
 }

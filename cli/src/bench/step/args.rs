@@ -18,7 +18,7 @@ pub struct StepBenchArgs {
     /// Device: cpu, wgpu or cuda. The last two must be compiled in.
     #[arg(long, default_value_t = DeviceKind::Cpu)]
     pub device: DeviceKind,
-    /// Models, with the shapes of GPT-2: tiny, 124m or 1.5b; by default tiny on a CPU, 124m elsewhere.
+    /// Models with the shapes of GPT-2, and Llamas over bytes; by default tiny on a CPU, 124m elsewhere.
     #[arg(
         long,
         value_enum,
@@ -50,12 +50,21 @@ pub struct StepBenchArgs {
         default_value = "auto"
     )]
     pub attention: Vec<AttentionChoice>,
+    /// Which operations use fused kernels, and what multiplies matrices on the CPU; see `pretrain --help`.
+    #[arg(long, value_name = "CHOICE|OPERATION=CHOICE,..")]
+    pub kernels: Vec<String>,
     /// Measured steps, of which the median is reported.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub steps: usize,
     /// Warm-up steps before them.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     pub warm_up: usize,
+    /// A Python with torch, which trains the same model in turns on a CPU, in eager mode with as many threads.
+    #[arg(long, value_name = "PATH")]
+    pub python: Option<PathBuf>,
+    /// Rounds of these turns, each of all its steps; the ratio is the median of theirs.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    pub rounds: usize,
     /// The peak of the device in TFLOP/s, for the MFU; by default that of a known GPU.
     #[arg(long, value_name = "TFLOP/S", value_parser = above_zero)]
     pub peak_tflops: Option<f64>,

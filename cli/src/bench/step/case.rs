@@ -10,6 +10,7 @@ use burn_megatron::kernels::philox::Stream;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{Observer, ObserverError};
 
+use super::resident;
 use crate::error::Error;
 use crate::estimate;
 use crate::recipe::Recipe;
@@ -24,7 +25,8 @@ pub struct TimedSteps {
     pub kernels: String,
     /// How attention is computed: an engine, or `unfused`.
     pub attention: String,
-    /// The most memory that the device's pools held, in bytes; `None` where the backend does not report it.
+    /// The most memory that the device's pools held, in bytes; without pools the most resident memory of the process.
+    /// `None` where it is not reported.
     pub peak_bytes: Option<u64>,
 }
 
@@ -32,6 +34,7 @@ pub struct TimedSteps {
 pub fn run(recipe: &Recipe, device: &Device, warm_up: usize) -> Result<TimedSteps, Error> {
     // Pools do not shrink by themselves: what is held afterwards is the peak of this run.
     device.memory_cleanup();
+    resident::reset_peak();
     run_in(recipe, &ParallelContext::single(), device, warm_up)
 }
 
@@ -63,7 +66,7 @@ pub fn run_in(
     let kernels = trainer.kernels();
     let engines = kernels.attention_engines().iter();
     let engines: Vec<_> = engines.map(|engine| engine.name()).collect();
-    let usage = device.memory_pool_usage();
+    let pools = device.memory_pool_usage();
     Ok(TimedSteps {
         seconds: timer.seconds,
         flops_per_token: timer.flops_per_token,
@@ -73,7 +76,9 @@ pub fn run_in(
         } else {
             engines.join(" and ")
         },
-        peak_bytes: usage.map(|usage| usage.bytes_reserved),
+        peak_bytes: pools
+            .map(|usage| usage.bytes_reserved)
+            .or_else(resident::peak_bytes),
     })
 }
 

@@ -4,6 +4,7 @@ pub mod args;
 pub(super) mod case;
 mod models;
 mod report;
+mod resident;
 
 use std::process::ExitCode;
 
@@ -18,7 +19,15 @@ use crate::layers::RecipeLayers;
 use crate::recipe::Recipe;
 use args::StepBenchArgs;
 pub use models::NamedModel;
-use report::{StepReport, StepRow, known_peak_tflops};
+use report::{StepReport, StepRow, TorchSteps, known_peak_tflops};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::peer::Peer;
+use super::timing::median;
+
+/// The program of the peer.
+const TORCH: &str = include_str!("../../../bench/torch_step.py");
 
 /// Times the steps of each model with each form of attention, and prints a table.
 pub fn run(
@@ -29,7 +38,10 @@ pub fn run(
     let device = args.device.devices()?.remove(0);
     measure(args, (families, default_recipe), &device, &mut |report| {
         match report.rows.last() {
-            Some(row) => println!("{}", row.line(report.peak_tflops)),
+            Some(row) => {
+                println!("{}", row.line(report.peak_tflops));
+                row.torch_line().iter().for_each(|line| println!("{line}"));
+            }
             None => println!("{}", report.header()),
         }
         // After each row: a later one may not fit into the memory.
@@ -70,15 +82,70 @@ fn measure(
         warm_up: args.warm_up,
         rows: vec![],
     };
+    let mut torch = torch(args, &report.precision)?;
     show(&report)?;
     for (name, recipe) in recipes(args, families, precision)? {
         for attention in &args.attention {
-            let row = time(&name, recipe.clone(), *attention, device, args.warm_up)?;
+            let mut round = || -> Result<StepRow, Error> {
+                let row = time(&name, recipe.clone(), *attention, device, args.warm_up)?;
+                with_torch(row, torch.as_mut())
+            };
+            let mut row = round()?;
+            for _ in 1..args.rounds {
+                row.add(round()?);
+            }
             report.rows.push(row);
             show(&report)?;
         }
     }
     Ok(report)
+}
+
+/// PyTorch in another process, if it was asked for.
+fn torch(args: &StepBenchArgs, precision: &str) -> Result<Option<Peer>, Error> {
+    let Some(python) = &args.python else {
+        return Ok(None);
+    };
+    if args.device != DeviceKind::Cpu {
+        let kind = args.device;
+        return Err(format!(
+            "--python is for --device cpu, not {kind}, which two processes would share: write --json, then run \
+             cli/bench/torch_step.py"
+        )
+        .into());
+    }
+    let settings = json!({
+        "threads": rayon::current_num_threads(),
+        "device": "cpu",
+        "precision": precision,
+        "warm_up": args.warm_up,
+    });
+    Peer::start(python, TORCH, &settings).map(Some)
+}
+
+/// The row with the same steps in PyTorch, where it has the model.
+fn with_torch(mut row: StepRow, torch: Option<&mut Peer>) -> Result<StepRow, Error> {
+    let Some(peer) = torch else {
+        return Ok(row);
+    };
+    let answer: Option<TorchAnswer> = serde_json::from_value(peer.ask(&json!(row))?)?;
+    let Some(answer) = answer else {
+        let name = &row.name;
+        return Err(format!("--python: cli/bench/torch_step.py has no model like {name}").into());
+    };
+    row.torch = Some(TorchSteps {
+        name: peer.name.clone(),
+        ratios: vec![median(&answer.seconds) / median(&row.seconds)],
+        seconds: answer.seconds,
+        peak_bytes: answer.peak_bytes,
+    });
+    Ok(row)
+}
+
+#[derive(Deserialize)]
+struct TorchAnswer {
+    seconds: Vec<f64>,
+    peak_bytes: Option<u64>,
 }
 
 /// Each model at each size of a micro-batch.
@@ -117,6 +184,9 @@ fn recipes(
             recipe.train.steps = args.warm_up + args.steps;
             recipe.train.warmup_steps = 0;
             recipe.train.evaluate_every = None;
+            for choices in &args.kernels {
+                recipe.kernels.set(choices)?;
+            }
             recipes.push((name.clone(), recipe));
         }
     }
@@ -134,7 +204,7 @@ fn named(args: &StepBenchArgs) -> Vec<NamedModel> {
 /// The settings of nanoGPT's GPT-2, without dropout.
 fn recipe_of(model: NamedModel) -> (String, Recipe) {
     let mut recipe = Recipe {
-        model: Model::transformer(model.config()),
+        model: Model::of_hf(model.family(), model.config()),
         ..Recipe::default()
     };
     recipe.train.micro_batch_size = model.micro_batch_size();
@@ -190,11 +260,11 @@ mod tests {
             assert_eq!(row.seconds.len(), 3);
             assert!(row.seconds.iter().all(|seconds| *seconds > 0.0));
             assert_eq!([row.micro_batches, row.sequence_length], [2, 128]);
-            assert!(row.mfu(0.5) > 0.0 && row.peak_bytes.is_none());
+            assert!(row.mfu(0.5) > 0.0);
+            assert_eq!(row.peak_bytes.is_some(), cfg!(target_os = "linux"));
             assert_eq!(row.model["family"], "gpt2");
             let line = row.line(report.peak_tflops);
             assert!(line.contains("2 x 1 x 128"), "{line}");
-            assert!(line.ends_with("unknown"), "{line}");
         }
         // 6 per weight of a product and 6 layers x hidden x tokens, per token.
         let weights = 4 * 12 * 128 * 128 + 256 * 128;

@@ -1,9 +1,10 @@
 //! The named models.
 
 use burn_megatron_models::TransformerConfig;
+use burn_megatron_models::hf::ModelFamily;
 use clap::ValueEnum;
 
-/// A model with the shape of a GPT-2.
+/// A model with the shape of a GPT-2, or a Llama over bytes by its hidden size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum NamedModel {
     /// 4 layers, hidden 128, 128 tokens: for tests, and for a CPU.
@@ -14,6 +15,15 @@ pub enum NamedModel {
     /// GPT-2 XL: 48 layers, hidden 1600, 1024 tokens.
     #[value(name = "1.5b")]
     Xl,
+    /// The Llama of `pretrain` without a recipe: 4 layers, hidden 96, 128 tokens.
+    #[value(name = "llama-96")]
+    Llama96,
+    /// 4 layers, hidden 256, 256 tokens.
+    #[value(name = "llama-256")]
+    Llama256,
+    /// 12 layers, hidden 768, 256 tokens.
+    #[value(name = "llama-768")]
+    Llama768,
 }
 
 impl NamedModel {
@@ -23,10 +33,13 @@ impl NamedModel {
             Self::Tiny => "tiny",
             Self::Small => "124m",
             Self::Xl => "1.5b",
+            Self::Llama96 => "llama-96",
+            Self::Llama256 => "llama-256",
+            Self::Llama768 => "llama-768",
         }
     }
 
-    /// The configuration. The vocabulary of GPT-2, 50257, is padded to a multiple of 128, as in nanoGPT and llm.c.
+    /// The configuration, whose `family` is [`family`](Self::family). The vocabulary of GPT-2, 50257, is padded to a multiple of 128, as in nanoGPT and llm.c.
     pub fn config(self) -> TransformerConfig {
         let gpt2 = |layers, hidden, heads| TransformerConfig {
             vocabulary: 50304,
@@ -36,17 +49,38 @@ impl NamedModel {
             heads,
             ..TransformerConfig::gpt2()
         };
+        let llama = |layers, hidden, heads, context| TransformerConfig {
+            context,
+            layers,
+            hidden,
+            heads,
+            groups: Some(heads),
+            tied: true,
+            ..TransformerConfig::llama()
+        };
         match self {
+            Self::Llama96 => llama(4, 96, 4, 128),
+            Self::Llama256 => llama(4, 256, 4, 256),
+            Self::Llama768 => llama(12, 768, 12, 256),
             Self::Tiny => TransformerConfig::gpt2(),
             Self::Small => gpt2(12, 768, 12),
             Self::Xl => gpt2(48, 1600, 25),
         }
     }
 
+    /// The family of the configuration.
+    pub fn family(self) -> ModelFamily {
+        match self {
+            Self::Tiny | Self::Small | Self::Xl => ModelFamily::Gpt2,
+            Self::Llama96 | Self::Llama256 | Self::Llama768 => ModelFamily::Llama,
+        }
+    }
+
     /// Samples per micro-batch that 80 GB hold without recomputation.
     pub fn micro_batch_size(self) -> usize {
         match self {
-            Self::Tiny => 4,
+            Self::Tiny | Self::Llama256 | Self::Llama768 => 4,
+            Self::Llama96 => 8,
             Self::Small => 16,
             Self::Xl => 8,
         }

@@ -58,6 +58,20 @@ pub struct StepRow {
     pub seconds: Vec<f64>,
     pub flops_per_token: f64,
     pub peak_bytes: Option<u64>,
+    /// The same steps in PyTorch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub torch: Option<TorchSteps>,
+}
+
+/// The steps of a row in PyTorch, in turns with the row's own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TorchSteps {
+    /// It and its version.
+    pub name: String,
+    pub seconds: Vec<f64>,
+    pub peak_bytes: Option<u64>,
+    /// Of each round: its median time over the median time of the row's.
+    pub ratios: Vec<f64>,
 }
 
 impl StepRow {
@@ -75,6 +89,18 @@ impl StepRow {
             seconds: timed.seconds,
             flops_per_token: timed.flops_per_token,
             peak_bytes: timed.peak_bytes,
+            torch: None,
+        }
+    }
+
+    /// Takes in another round of this row.
+    pub fn add(&mut self, round: Self) {
+        self.seconds.extend(round.seconds);
+        self.peak_bytes = self.peak_bytes.max(round.peak_bytes);
+        if let (Some(known), Some(round)) = (&mut self.torch, round.torch) {
+            known.seconds.extend(round.seconds);
+            known.peak_bytes = known.peak_bytes.max(round.peak_bytes);
+            known.ratios.extend(round.ratios);
         }
     }
 
@@ -94,15 +120,27 @@ impl StepRow {
         self.tflops() / peak_tflops
     }
 
+    /// The line of PyTorch below that of the table.
+    pub fn torch_line(&self) -> Option<String> {
+        let torch = self.torch.as_ref()?;
+        let tokens = self.micro_batch_size * self.micro_batches * self.sequence_length;
+        let (least, most) = range(&torch.ratios);
+        let memory = torch
+            .peak_bytes
+            .map(|bytes| format!(", {} GiB", gib(bytes)));
+        Some(format!(
+            "  {}: {:.0} tokens/s{}; own / its tokens/s {:.2} ({least:.2} to {most:.2})",
+            torch.name,
+            tokens as f64 / median(&torch.seconds),
+            memory.unwrap_or_default(),
+            median(&torch.ratios),
+        ))
+    }
+
     /// The line of the table.
     pub fn line(&self, peak_tflops: Option<f64>) -> String {
-        let ordered = |better: fn(f64, f64) -> f64| self.seconds.iter().copied().reduce(better);
-        let range = ordered(f64::min).zip(ordered(f64::max));
-        let (least, most) = range.unwrap_or_default();
+        let (least, most) = range(&self.seconds);
         let mfu = peak_tflops.map(|peak| format!("{:.1} %", 100.0 * self.mfu(peak)));
-        let gib = self
-            .peak_bytes
-            .map(|bytes| format!("{:.2}", bytes as f64 / (1u64 << 30) as f64));
         COLUMNS.line([
             self.name.clone(),
             self.attention.clone(),
@@ -115,9 +153,19 @@ impl StepRow {
             format!("{:.0}", self.tokens_per_second()),
             format!("{:.3}", self.tflops()),
             mfu.unwrap_or("unknown".into()),
-            gib.unwrap_or("unknown".into()),
+            self.peak_bytes.map_or("unknown".into(), gib),
         ])
     }
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.2}", bytes as f64 / (1u64 << 30) as f64)
+}
+
+/// The least and the largest.
+fn range(values: &[f64]) -> (f64, f64) {
+    let ordered = |better: fn(f64, f64) -> f64| values.iter().copied().reduce(better);
+    ordered(f64::min).zip(ordered(f64::max)).unwrap_or_default()
 }
 
 impl StepReport {
@@ -147,7 +195,7 @@ impl StepReport {
         ];
         let about = format!(
             "{} in {}, peak {peak}; steps after {}: medians; batch: micro-batches x samples x tokens; GiB: the most memory \
-             that the device's pools held",
+             that the device's pools held, on a CPU the process",
             self.device,
             self.precision,
             count(self.warm_up, "warm-up step"),
