@@ -87,10 +87,11 @@ fn lint(root: &Path, features: &str) -> Result<(), String> {
 }
 
 /// The crates that will be published, and their folders.
-const PUBLISHED: [(&str, &str); 5] = [
+const PUBLISHED: [(&str, &str); 6] = [
     ("burn-megatron-kernels", "burn-megatron-kernels"),
     ("burn-megatron-comm", "burn-megatron-comm"),
     ("burn-megatron", "burn-megatron"),
+    ("burn-megatron-learner", "burn-megatron-learner"),
     ("burn-megatron-models", "models"),
     ("burn-megatron-cli", "cli"),
 ];
@@ -135,6 +136,8 @@ fn cuda(root: &Path, features: &str, targets: &[&str]) -> Result<(), String> {
         "burn-megatron-comm",
         "-p",
         "burn-megatron",
+        "-p",
+        "burn-megatron-learner",
         "-p",
         "burn-megatron-tests",
     ];

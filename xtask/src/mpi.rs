@@ -7,7 +7,8 @@ use std::{env, fs};
 use crate::apt;
 
 /// The features that enable the engine; they do not change the build of Burn.
-pub const FEATURES: &str = "burn-megatron-tests/mpi,burn-megatron-cli/mpi";
+pub const FEATURES: &str =
+    "burn-megatron-tests/mpi,burn-megatron-cli/mpi,burn-megatron-learner/mpi";
 
 /// `iproute2` has `ip`, with which the tests of several hosts make networks.
 const PACKAGES: &[&str] = &["libopenmpi-dev", "openmpi-bin", "libclang-dev", "iproute2"];

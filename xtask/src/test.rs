@@ -55,7 +55,11 @@ const SHARES: [&[&str]; 2] = [&["attention::"], &["--skip", "attention::"]];
 const DEVICE_PROCESSES: usize = 2;
 
 /// The tests of what the feature `mpi` brings: each stands in a file named `mpi*.rs`.
-const MPI_FOLDERS: [&str; 2] = ["tests/tests", "cli/tests/mpi"];
+const MPI_FOLDERS: [&str; 3] = [
+    "tests/tests",
+    "cli/tests/mpi",
+    "burn-megatron-learner/tests",
+];
 
 const GPU_FOLDERS: [&str; 3] = [
     "tests/tests",

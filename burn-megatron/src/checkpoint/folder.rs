@@ -177,6 +177,18 @@ impl CheckpointFolder {
         Ok(steps)
     }
 
+    /// All checkpoints, oldest first.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError`] if one of them cannot be opened.
+    pub fn checkpoints(&self) -> Result<Vec<Checkpoint>, CheckpointError> {
+        let names = self.names()?.into_iter();
+        names
+            .map(|name| Checkpoint::open_at(self.path.join(name.text())))
+            .collect()
+    }
+
     /// The checkpoint that `latest` names; `None` if no save has finished.
     ///
     /// # Errors

@@ -376,7 +376,7 @@ fn without_autodiff<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     }
 }
 
-/// Sets the parameters of a module to values in the order of the table, and removes its hooks.
+/// Sets the parameters of a module to values in the order of the table.
 pub(super) struct ParameterFiller<V>(pub V);
 
 impl<V: Iterator<Item = Tensor<1>>> ModuleMapper for ParameterFiller<V> {

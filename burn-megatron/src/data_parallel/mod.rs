@@ -42,7 +42,7 @@ use crate::collective::{start_all_gather, to_f64};
 use crate::comm::ParallelContext;
 use crate::mesh::{Axis, Grid};
 use crate::nn::fp8::Fp8;
-use crate::nn::hook::{DeferringSink, with_anchor};
+use crate::nn::hook::{DeferringSink, detach_hooks, with_anchor};
 use crate::nn::moe::Routers;
 use crate::nn::{DropoutPosition, ParallelModule, ParameterTable, Recompute};
 
@@ -61,6 +61,7 @@ pub mod layout;
 mod memory;
 mod memory_usage;
 pub mod offload;
+mod own_backward;
 mod param_and_grad_buffers;
 mod parameter_buckets;
 mod prefetch_order;
@@ -462,7 +463,8 @@ impl<M: Module> DistributedDataParallel<M> {
                 trained.next()
             }
         });
-        self.module.clone().map(&mut build::ParameterFiller(values))
+        let module = detach_hooks(self.module.clone());
+        module.map(&mut build::ParameterFiller(values))
     }
 
     /// Replaces the parameters by those that `change` returns. Collective: call on all ranks of the data axis,
@@ -470,9 +472,7 @@ impl<M: Module> DistributedDataParallel<M> {
     /// with the scales that their layers have then.
     pub fn update(&mut self, change: impl FnOnce(M) -> M) {
         let module = change(self.to_module());
-        let stores = build::Stores::new(&self.whole, &self.buffers);
-        module.visit(&mut build::ParameterLoader(stores));
-        self.finish_step();
+        self.set_parameters(&module);
     }
 
     /// Checks that all replicas of a parameter have the same bits, on the data, tensor and pipeline axes.

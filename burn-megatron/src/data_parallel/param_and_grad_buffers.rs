@@ -10,6 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::frozen::FrozenParameters;
 use super::gradient_buckets::GradientBuckets;
 use super::memory_usage::TrackedTensor;
+use super::own_backward::OwnBackward;
 use super::parameter_buckets::ParameterBuckets;
 use super::sharding_plan::ShardingPlan;
 use crate::nn::fp8::QuantizedWeight;
@@ -26,6 +27,8 @@ pub(super) struct ParamAndGradBuffers {
     gradients: Mutex<GradientBuckets>,
     /// Deferred weight gradients; `None` while they are computed at once.
     deferred: Mutex<Option<Vec<Deferred>>>,
+    /// Set while a function runs that calls the backward itself.
+    pub own_backward: OwnBackward,
 }
 
 impl ParamAndGradBuffers {
@@ -35,6 +38,7 @@ impl ParamAndGradBuffers {
             parameters: Mutex::new(ParameterBuckets::new(&plan)),
             gradients: Mutex::new(GradientBuckets::new(&plan)),
             deferred: Mutex::new(None),
+            own_backward: OwnBackward::default(),
             frozen,
             plan,
         }
@@ -82,11 +86,17 @@ impl ParamAndGradBuffers {
         self.gradients().tracker.begin_forward(stage);
     }
 
-    /// Frees gathered values whose memory the gradients need. Call before a gradient is accumulated.
-    fn quantize_gathered(&self) {
+    /// Frees gathered values whose memory the gradients need, and returns the factor of the gradients. Call before a
+    /// gradient is accumulated.
+    fn begin_gradient(&self) -> f64 {
         if self.plan.config.fp8_param_gather {
             self.parameters().quantize_gathered(&self.plan);
         }
+        let (weight, is_last) = self.own_backward.begin_gradient();
+        if is_last {
+            self.gradients().end_forwards(None, &self.plan);
+        }
+        weight
     }
 
     /// Passes the buffer of the bucket of these parameters to `compute`, which returns it with a gradient of each
@@ -137,15 +147,21 @@ impl GradientSink for ParamAndGradBuffers {
     }
 
     fn accumulate(&self, index: usize, gradient: Tensor<1>) {
-        self.quantize_gathered();
+        let weight = self.begin_gradient();
+        let gradient = if weight == 1.0 {
+            gradient
+        } else {
+            let wide = gradient.cast(self.plan.parameters[index].main_dtype);
+            wide.mul_scalar(weight)
+        };
         self.accumulate_with(&[index], |FlatGradients { flat, places }| {
             flat::accumulate(flat, places[0].offset, gradient, places[0].add)
         });
     }
 
     fn accumulate_into(&self, parameters: &[usize], compute: ComputeGradients<'_>) {
-        self.quantize_gathered();
-        if self.share_buffer(parameters) {
+        let weight = self.begin_gradient();
+        if weight == 1.0 && self.share_buffer(parameters) {
             self.accumulate_with(parameters, |target| compute(Some(target)).swap_remove(0));
         } else {
             for (index, gradient) in parameters.iter().zip(compute(None)) {
@@ -155,9 +171,13 @@ impl GradientSink for ParamAndGradBuffers {
     }
 
     fn accumulate_later(&self, index: usize, gradient: WeightGradientFn) {
-        self.quantize_gathered();
+        let weight = self.begin_gradient();
         if let Some(deferred) = &mut *self.deferred.lock() {
             deferred.push((index, gradient));
+            return;
+        }
+        if weight != 1.0 {
+            self.accumulate(index, gradient(None));
             return;
         }
         self.accumulate_with(&[index], |target| gradient(Some(target)));

@@ -14,6 +14,7 @@
 //! module is an ordinary Burn module without hooks.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
@@ -332,6 +333,20 @@ pub(crate) fn attach_each<M: Module>(module: M, next: impl FnMut() -> ParameterH
     module.apply_reparameterization(HookAttacher(next))
 }
 
+thread_local! {
+    /// Whether hooks are being removed on this thread.
+    static DETACHING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A module without its hooks, whose parameters are what it holds itself: placeholders, where the sink has the values.
+/// Burn's mappers keep the hook of a parameter that they replace.
+pub(crate) fn detach_hooks<M: Module>(module: M) -> M {
+    DETACHING.set(true);
+    let module = module.materialize();
+    DETACHING.set(false);
+    module
+}
+
 struct HookAttacher<F>(F);
 
 impl<F: FnMut() -> ParameterHook> Reparameterizer for HookAttacher<F> {
@@ -351,6 +366,9 @@ impl Reparameterization for ParameterHook {
     const NAME: &'static str = "gradient_door";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        if DETACHING.get() {
+            return base;
+        }
         let (value, keep) = self.exit.value(base);
         let anchor = forward_context::anchor();
         if self.frozen {

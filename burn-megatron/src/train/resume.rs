@@ -1,25 +1,9 @@
 //! Saving and resuming a trainer.
 
-use std::collections::BTreeMap;
-
-use burn::tensor::Tensor;
-
-use super::save::CheckpointContent;
+use super::module_state::{Scales, check_tensors, read, scales};
 use super::{LanguageModel, Observer, SavedCheckpoint, Saver, TrainError, Trainer};
-use crate::checkpoint::state::{
-    BucketReader, ExpectedTensors, FIRST, FP8, ModelKeys, RunState, SECOND, Snapshot, StateError,
-    agree, buffers, check,
-};
-use crate::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointMetadata, LoadTolerance, TensorSource, load_weights,
-    read_buckets, weights,
-};
-use crate::data_parallel::DistributedDataParallel;
-use crate::nn::fp8::Fp8LayerState;
-use crate::optim::ParallelAdamW;
-
-/// The scales of FP8 layers, by path.
-type Scales = BTreeMap<String, Fp8LayerState>;
+use crate::checkpoint::state::{ModelKeys, RunState, StateError, agree, buffers};
+use crate::checkpoint::{Checkpoint, LoadTolerance, TensorSource, load_weights};
 
 impl<M: LanguageModel> Trainer<M> {
     /// Sets the saver: [`fit`](Self::fit) saves when a checkpoint is due, when the run is stopped, and at
@@ -39,8 +23,8 @@ impl<M: LanguageModel> Trainer<M> {
         let Some(mut saver) = self.saver.take() else {
             return Err(StateError::NoSaver.into());
         };
-        let content = self.content(&saver);
-        let saved = saver.save(content);
+        let (state, config) = (self.state(), saver.saving().config.clone());
+        let saved = saver.save_module(&self.ddp, &self.optimizer, &state, config);
         self.saver = Some(saver);
         self.saved_at = self.count.made();
         Ok(saved?)
@@ -73,7 +57,12 @@ impl<M: LanguageModel> Trainer<M> {
         let world = self.ddp.groups().world().clone();
         let checked = self.check(checkpoint, &names, leniency);
         let (state, scales) = agree(checked, &*world)?;
-        let read = self.read(checkpoint, &state);
+        let read = read(
+            &self.ddp,
+            &mut self.optimizer,
+            checkpoint,
+            state.count.taken,
+        );
         let buckets = agree(read, &*world)?;
         let biases = agree(buffers::read(&self.ddp, checkpoint), &*world)?;
         // FP8 weights are quantized with the scales.
@@ -143,35 +132,6 @@ impl<M: LanguageModel> Trainer<M> {
         }
     }
 
-    fn content(&self, saver: &Saver) -> Result<CheckpointContent, StateError> {
-        let state = self.state();
-        let saving = saver.saving();
-        let about = CheckpointMetadata {
-            step: state.count.made(),
-            samples: state.samples,
-            layout: saving.layout.clone(),
-            config: saving.config.clone(),
-            state: json(serde_json::to_value(&state))?,
-        };
-        Ok(CheckpointContent {
-            snapshot: Snapshot::new(&self.ddp, &self.optimizer)?,
-            objects: self.objects()?,
-            about,
-        })
-    }
-
-    /// The scales of the FP8 layers of this stage, on the first of the ranks that hold them.
-    fn objects(&self) -> Result<Vec<(String, Vec<u8>)>, StateError> {
-        let groups = self.ddp.groups();
-        if groups.stage().rank() != 0 {
-            return Ok(vec![]);
-        }
-        let states = self.ddp.fp8().states().into_iter();
-        let object =
-            |(path, state)| Ok((format!("{FP8}{path}"), json(serde_json::to_vec(&state))?));
-        states.map(object).collect()
-    }
-
     /// Checks everything that can be checked before reading tensors.
     fn check(
         &self,
@@ -197,79 +157,9 @@ impl<M: LanguageModel> Trainer<M> {
             }
             _ => {}
         }
-        let ddp = &self.ddp;
-        let wanted = [weights(ddp), self.moments(FIRST), self.moments(SECOND)];
-        let keys = checkpoint.keys();
-        check(
-            ddp.table().entries(),
-            &wanted,
-            checkpoint,
-            keys,
-            names,
-            leniency,
-        )?;
-        buffers::check(ddp, checkpoint, leniency)?;
-        let unexpected = names.unexpected_objects(checkpoint.objects());
-        if !unexpected.is_empty() && !leniency.unexpected {
-            let of = of();
-            return Err(CheckpointError::Unexpected {
-                of,
-                keys: unexpected,
-            }
-            .into());
-        }
-        Ok((state, scales(ddp, checkpoint)?))
+        check_tensors(&self.ddp, checkpoint, names, leniency)?;
+        Ok((state, scales(&self.ddp, checkpoint)?))
     }
-
-    /// The first or second moments, for a check.
-    fn moments(&self, prefix: &'static str) -> ExpectedTensors<'static> {
-        ExpectedTensors {
-            prefix,
-            types: ParallelAdamW::moment_dtypes(&self.ddp),
-        }
-    }
-
-    /// Reads the moments into the optimizer, and returns the weights, which are not replaced yet.
-    fn read(
-        &mut self,
-        checkpoint: &Checkpoint,
-        state: &RunState,
-    ) -> Result<Vec<Tensor<1>>, StateError> {
-        let (ddp, optimizer) = (&self.ddp, &mut self.optimizer);
-        let reader = BucketReader {
-            source: checkpoint,
-            entries: ddp.table().entries(),
-            rank: ddp.groups().mesh_rank(),
-        };
-        for (bucket, shard) in ddp.shards().iter().enumerate() {
-            let [first, second] = optimizer.moments(bucket, ddp);
-            let first = reader.bucket(FIRST, &shard.slices, &first)?;
-            let second = reader.bucket(SECOND, &shard.slices, &second)?;
-            optimizer.restore(bucket, [first, second], state.count.taken);
-        }
-        read_buckets(ddp, checkpoint)
-    }
-}
-
-/// The scales of the FP8 layers of this rank that the checkpoint has.
-fn scales<M: LanguageModel>(
-    ddp: &DistributedDataParallel<M>,
-    checkpoint: &Checkpoint,
-) -> Result<Scales, StateError> {
-    let saved = checkpoint.objects();
-    let mut scales = Scales::new();
-    for path in ddp.fp8().states().into_keys() {
-        let key = format!("{FP8}{path}");
-        if saved.contains(&key) {
-            let state = serde_json::from_slice(&checkpoint.object(&key)?);
-            let state = state.map_err(|error| StateError::InvalidRunState {
-                of: checkpoint.name(),
-                reason: format!("{key}: {error}"),
-            })?;
-            scales.insert(path, state);
-        }
-    }
-    Ok(scales)
 }
 
 fn report_saved(
@@ -280,12 +170,4 @@ fn report_saved(
         .into_iter()
         .try_for_each(|saved| observer.saved(&saved))
         .map_err(TrainError::Observer)
-}
-
-/// Converts an error of JSON serialization.
-fn json<T>(result: Result<T, serde_json::Error>) -> Result<T, StateError> {
-    result.map_err(|error| StateError::InvalidRunState {
-        of: "this run".into(),
-        reason: error.to_string(),
-    })
 }

@@ -10,6 +10,7 @@ use burn::tensor::{Device, Tensor};
 use super::*;
 use crate::comm::{ParallelContext, World, WorldError};
 use crate::mesh::{Axis, ParallelConfig};
+use crate::nn::hook::ParameterHook;
 use crate::nn::{ParallelModule, ParameterEntry, Placement, Section};
 use crate::testing::warnings;
 
@@ -218,7 +219,9 @@ fn weights_are_those_of_the_first_rank_that_holds_them() {
 #[test]
 fn a_model_built_for_autodiff_becomes_plain() {
     let ddp = single(pair(1.0, &device()));
-    assert!(!ddp.to_module().first.base().is_autodiff());
+    let module = ddp.to_module();
+    assert!(!module.first.base().is_autodiff());
+    assert!(module.first.reparameterization::<ParameterHook>().is_none());
     assert!(!ddp.module().first.val().is_autodiff());
 }
 

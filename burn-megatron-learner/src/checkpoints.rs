@@ -1,0 +1,105 @@
+//! Checkpoints in shards, one per epoch.
+//!
+//! Burn's `Checkpointer` cannot hold them: it gets whole records on one rank, in a thread of its own, where the other ranks
+//! cannot join. So the strategy saves them itself.
+
+use std::path::{Path, PathBuf};
+
+use burn::train::LearnerModel;
+use burn_megatron::checkpoint::state::RunState;
+use burn_megatron::checkpoint::{
+    Checkpoint, CheckpointError, CheckpointFolder, LoadTolerance, Retention,
+};
+use burn_megatron::comm::ParallelContext;
+use burn_megatron::data_parallel::DistributedDataParallel;
+use burn_megatron::optim::ParallelAdamW;
+use burn_megatron::train::{SaveConfig, Saver, load_module};
+use serde_json::json;
+
+use crate::error::LearnerError;
+
+/// Where checkpoints are saved, and how many are kept.
+#[derive(Clone, Debug)]
+pub(crate) struct CheckpointSettings {
+    pub folder: PathBuf,
+    pub keep: usize,
+}
+
+impl CheckpointSettings {
+    /// The saver of one rank. Collective: call on all ranks.
+    pub fn saver(&self, groups: &ParallelContext) -> Result<Saver, LearnerError> {
+        let config = SaveConfig {
+            keep: Retention {
+                last: Some(self.keep),
+                ..Retention::default()
+            },
+            layout: format!("data = {}", groups.data().size()),
+            ..SaveConfig::into_folder(&self.folder)
+        };
+        Ok(Saver::open(config, groups)?)
+    }
+
+    /// Loads the checkpoint of an epoch, and returns its state. Collective: call on all ranks.
+    pub fn load<M: LearnerModel>(
+        &self,
+        epoch: usize,
+        ddp: &mut DistributedDataParallel<M>,
+        optimizer: &mut ParallelAdamW,
+        saver: &Saver,
+    ) -> Result<RunState, LearnerError> {
+        let found = epochs(&self.folder)?;
+        let Some((_, checkpoint)) = found.iter().find(|(found, _)| *found == epoch) else {
+            let epochs: Vec<_> = found.iter().map(|(epoch, _)| epoch.to_string()).collect();
+            return Err(LearnerError::NoEpoch {
+                epoch,
+                folder: self.folder.display().to_string(),
+                found: match epochs.is_empty() {
+                    true => "there are none".into(),
+                    false => format!("expected one of {}", epochs.join(", ")),
+                },
+            });
+        };
+        let state = load_module(ddp, optimizer, checkpoint, LoadTolerance::default())?;
+        saver.prepare_resume(checkpoint.metadata().step, &[], true)?;
+        Ok(state)
+    }
+}
+
+/// Saves the state after an epoch. Collective: call on all ranks.
+pub(crate) fn save<M: LearnerModel>(
+    saver: &mut Saver,
+    epoch: usize,
+    ddp: &DistributedDataParallel<M>,
+    optimizer: &ParallelAdamW,
+    state: &RunState,
+) -> Result<(), LearnerError> {
+    saver.save_module(ddp, optimizer, state, json!({ "epoch": epoch }))?;
+    Ok(())
+}
+
+/// The newest epoch with a checkpoint in a folder of [`checkpoints`](crate::MegatronStrategy::checkpoints), to resume from;
+/// `None` if there is none, or no folder.
+///
+/// # Errors
+///
+/// [`CheckpointError`] for a checkpoint that cannot be read.
+pub fn newest_epoch(folder: impl AsRef<Path>) -> Result<Option<usize>, CheckpointError> {
+    let folder = folder.as_ref();
+    if !folder.exists() {
+        return Ok(None);
+    }
+    Ok(epochs(folder)?.into_iter().map(|(epoch, _)| epoch).max())
+}
+
+/// The checkpoints of a folder, with their epochs.
+fn epochs(folder: &Path) -> Result<Vec<(usize, Checkpoint)>, CheckpointError> {
+    let folder = CheckpointFolder::open(folder)?;
+    let mut found = vec![];
+    for checkpoint in folder.checkpoints()? {
+        let epoch = checkpoint.metadata().config.get("epoch");
+        if let Some(epoch) = epoch.and_then(serde_json::Value::as_u64) {
+            found.push((epoch as usize, checkpoint));
+        }
+    }
+    Ok(found)
+}

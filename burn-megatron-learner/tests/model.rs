@@ -1,0 +1,287 @@
+//! A small model, its data, and a run of them through `SupervisedTraining`.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataset::InMemDataset;
+use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
+use burn::module::{Module, Param};
+use burn::optim::AdamWConfig;
+use burn::tensor::activation::tanh;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::train::metric::LossMetric;
+use burn::train::{
+    InferenceStep, Learner, LearningResult, RegressionOutput, SupervisedTraining, TrainOutput,
+    TrainStep,
+};
+use burn_megatron_learner::{MegatronStrategy, scale_loss};
+
+pub const INPUTS: usize = 6;
+const HIDDEN: usize = 8;
+
+/// A function of `INPUTS` numbers.
+#[derive(Module, Debug)]
+pub struct Mlp {
+    up: Param<Tensor<2>>,
+    bias: Param<Tensor<1>>,
+    down: Param<Tensor<2>>,
+}
+
+impl Mlp {
+    pub fn new(dtype: DType, seed: usize) -> Self {
+        Self::on(&Device::flex().autodiff(), dtype, seed)
+    }
+
+    pub fn on(device: &Device, dtype: DType, seed: usize) -> Self {
+        let numbers = |of: usize, len: usize| -> Vec<f64> {
+            (0..len)
+                .map(|i| 0.6 * noise(100 * of + i + 1000 * seed))
+                .collect()
+        };
+        let matrix = |of, rows: usize, columns: usize| {
+            let data = TensorData::new(numbers(of, rows * columns), [rows, columns]);
+            Param::from_tensor(Tensor::from_data(data, (device, dtype)))
+        };
+        let bias = TensorData::new(numbers(1, HIDDEN), [HIDDEN]);
+        Self {
+            up: matrix(0, INPUTS, HIDDEN),
+            bias: Param::from_tensor(Tensor::from_data(bias, (device, dtype))),
+            down: matrix(2, HIDDEN, 1),
+        }
+    }
+
+    fn forward(&self, batch: Inputs) -> RegressionOutput {
+        let x = batch.x.cast(self.up.dtype());
+        let hidden = tanh(x.matmul(self.up.val()) + self.bias.val().unsqueeze());
+        let output = hidden.matmul(self.down.val()).cast(batch.y.dtype());
+        let loss = (output.clone() - batch.y.clone()).powi_scalar(2).mean();
+        RegressionOutput::new(loss, output, batch.y)
+    }
+
+    pub fn weights(&self) -> Vec<f64> {
+        let all = [
+            self.up.val().into_data(),
+            self.bias.val().into_data(),
+            self.down.val().into_data(),
+        ];
+        all.iter()
+            .flat_map(|data| data.iter::<f64>().collect::<Vec<_>>())
+            .collect()
+    }
+}
+
+impl TrainStep for Mlp {
+    type Input = Inputs;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Inputs) -> TrainOutput<RegressionOutput> {
+        assert!(!batch.panics, "this batch is refused");
+        crate::STEPS.with_borrow_mut(|steps| steps.count());
+        let scaled = batch.scaled;
+        let output = self.forward(batch);
+        let loss = if scaled {
+            scale_loss(output.loss.clone())
+        } else {
+            output.loss.clone()
+        };
+        TrainOutput::new(self, loss.backward(), output)
+    }
+}
+
+impl InferenceStep for Mlp {
+    type Input = Inputs;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Inputs) -> RegressionOutput {
+        self.forward(batch)
+    }
+}
+
+/// In `[-1, 1)`, different for each `i`.
+fn noise(i: usize) -> f64 {
+    2.0 * (43_758.547 * (12.9898 * i as f64).sin()).rem_euclid(1.0) - 1.0
+}
+
+/// A batch `[batch, INPUTS]` with its targets `[batch, 1]`.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    pub x: Tensor<2>,
+    pub y: Tensor<2>,
+    panics: bool,
+    scaled: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Item {
+    x: Vec<f64>,
+    y: f64,
+    panics: bool,
+}
+
+impl Item {
+    pub fn new(number: usize) -> Self {
+        let x: Vec<_> = (0..INPUTS).map(|i| noise(INPUTS * number + i)).collect();
+        let y = x.iter().sum::<f64>().sin();
+        Self {
+            x,
+            y,
+            panics: false,
+        }
+    }
+
+    pub fn with_target(y: f64) -> Self {
+        Self { y, ..Self::new(0) }
+    }
+
+    pub fn refused() -> Self {
+        Self {
+            panics: true,
+            ..Self::new(0)
+        }
+    }
+}
+
+/// Makes batches in a dtype.
+#[derive(Clone)]
+struct Stack {
+    dtype: DType,
+    scaled: bool,
+}
+
+impl Batcher<Item, Inputs> for Stack {
+    fn batch(&self, items: Vec<Item>, device: &Device) -> Inputs {
+        let x: Vec<f64> = items.iter().flat_map(|item| item.x.clone()).collect();
+        let y: Vec<f64> = items.iter().map(|item| item.y).collect();
+        let on = (device, self.dtype);
+        Inputs {
+            x: Tensor::from_data(TensorData::new(x, [items.len(), INPUTS]), on),
+            y: Tensor::from_data(TensorData::new(y, [items.len(), 1]), on),
+            panics: items.iter().any(|item| item.panics),
+            scaled: self.scaled,
+        }
+    }
+}
+
+/// A training; `strategy` is the one line that differs from Burn's own on one device.
+#[derive(Clone)]
+pub struct Training {
+    pub dtype: DType,
+    pub seed: usize,
+    pub items: Vec<Item>,
+    pub batch: usize,
+    pub epochs: usize,
+    pub accumulation: Option<usize>,
+    pub scaled: bool,
+    /// Whether Burn saves its checkpoints.
+    pub saves: bool,
+    /// The epoch to resume from.
+    pub resume: Option<usize>,
+}
+
+impl Default for Training {
+    fn default() -> Self {
+        Self {
+            dtype: DType::F64,
+            seed: 1,
+            items: (0..16).map(Item::new).collect(),
+            batch: 4,
+            epochs: 2,
+            accumulation: None,
+            scaled: false,
+            saves: false,
+            resume: None,
+        }
+    }
+}
+
+impl Training {
+    fn loader(&self, items: Vec<Item>) -> Arc<dyn DataLoader<Inputs>> {
+        let stack = Stack {
+            dtype: self.dtype,
+            scaled: self.scaled,
+        };
+        let builder = DataLoaderBuilder::new(stack).batch_size(self.batch);
+        builder.build(InMemDataset::new(items))
+    }
+
+    pub fn run_model(
+        &self,
+        model: Mlp,
+        folder: &Path,
+        strategy: Option<MegatronStrategy<Mlp>>,
+    ) -> LearningResult<Mlp> {
+        let held_out = (100..106).map(Item::new).collect();
+        let mut training = SupervisedTraining::new(
+            folder,
+            self.loader(self.items.clone()),
+            self.loader(held_out),
+        )
+        .metrics((LossMetric::new(),))
+        .with_application_logger(None)
+        .num_epochs(self.epochs);
+        if let Some(accumulation) = self.accumulation {
+            training = training.grads_accumulation(accumulation);
+        }
+        if self.saves {
+            training = training.with_default_checkpointers();
+        }
+        if let Some(epoch) = self.resume {
+            training = training.checkpoint(epoch);
+        }
+        if let Some(strategy) = strategy {
+            training = training.with_training_strategy(strategy.into());
+        }
+        let optimizer = AdamWConfig::new().with_weight_decay(0.0).init();
+        let rates = LinearLrSchedulerConfig::new(2e-2, 1e-3, 20).init().unwrap();
+        training.launch(Learner::new(model, optimizer, rates))
+    }
+
+    pub fn run(
+        &self,
+        folder: &Path,
+        strategy: Option<MegatronStrategy<Mlp>>,
+    ) -> LearningResult<Mlp> {
+        self.run_model(Mlp::new(self.dtype, self.seed), folder, strategy)
+    }
+
+    /// The weights after a run that must not fail.
+    pub fn weights(&self, strategy: Option<MegatronStrategy<Mlp>>) -> Vec<f64> {
+        let folder = tempfile::tempdir().unwrap();
+        let result = self.run(folder.path(), strategy);
+        assert!(result.error.is_none(), "{}", result.error.unwrap());
+        result.model.weights()
+    }
+
+    /// This training on one device: its batches are those of all ranks of a step, one after the other.
+    pub fn on_one_device(&self, ranks: usize) -> Self {
+        let (all, batch) = (self.items.len(), self.batch);
+        let part = |rank: usize| all * rank / ranks..all * (rank + 1) / ranks;
+        let steps = part(ranks - 1).len().div_ceil(batch);
+        let of_step = |step: usize| {
+            (0..ranks).flat_map(move |rank| {
+                let own = part(rank);
+                own.skip(step * batch).take(batch)
+            })
+        };
+        let order = (0..steps).flat_map(of_step);
+        Self {
+            items: order.map(|item| self.items[item].clone()).collect(),
+            batch: ranks * batch,
+            ..self.clone()
+        }
+    }
+}
+
+pub fn threads(ranks: usize) -> MegatronStrategy<Mlp> {
+    MegatronStrategy::threads(ranks).unwrap()
+}
+
+/// The largest difference.
+pub fn difference(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
+    // A NaN is the largest.
+    differences.fold(0.0, |most, of| if of <= most { most } else { of })
+}

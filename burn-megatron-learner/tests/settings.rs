@@ -1,0 +1,73 @@
+//! Clipping, precision, frozen parameters, and the overlap of the reduction with the backward.
+
+use burn::nn::LinearConfig;
+use burn::tensor::{DType, Device, Tensor};
+use burn_megatron::comm::{ParallelContext, World};
+use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, Precision};
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::nn::ParallelModule;
+use burn_megatron::prelude::AnyError;
+
+use crate::model::{Training, difference, threads};
+
+#[test]
+fn clipping_is_by_the_norm_of_all_ranks() {
+    let training = Training::default();
+    let free = training.weights(Some(threads(2)));
+    assert_eq!(training.weights(Some(threads(2).clip(1e9))), free);
+    let clipped = training.weights(Some(threads(2).clip(1e-9)));
+    // AdamW hardly depends on the scale of its gradients, but for its epsilon.
+    assert!(difference(&clipped, &free) > 1e-4);
+}
+
+#[test]
+fn a_model_computes_in_16_bits() {
+    let training = Training {
+        dtype: DType::F32,
+        scaled: true,
+        epochs: 4,
+        ..Training::default()
+    };
+    let wide = training.weights(Some(threads(2)));
+    for precision in [Precision::Bf16, Precision::F16] {
+        let narrow = training.weights(Some(threads(2).precision(precision)));
+        let difference = difference(&wide, &narrow);
+        assert!(
+            difference > 0.0 && difference < 5e-2,
+            "{precision:?}: {difference}"
+        );
+    }
+}
+
+/// With `is_last` the buckets of a step are reduced before its backward returns.
+#[test]
+fn the_last_backward_of_a_step_starts_the_reductions() {
+    let calls = World::threads(2)
+        .unwrap()
+        .run(|rank| -> Result<_, AnyError> {
+            let groups = ParallelContext::new(&ParallelConfig::new().with_data(2), &rank)?;
+            let device = Device::flex();
+            let module = LinearConfig::new(4, 4).init(&device.clone().autodiff());
+            let module = ParallelModule::replicated(module);
+            let config = DataParallelConfig {
+                bucket_size: Some(1),
+                ..DataParallelConfig::default()
+            };
+            let ddp = DistributedDataParallel::with(module, &groups, &config)?;
+            let own = device.clone().autodiff();
+            let mut started = vec![];
+            for is_last in [false, true] {
+                let before = rank.recent_calls().len();
+                ddp.forward_and_backward(&device, 1.0, is_last, |linear| {
+                    linear
+                        .forward(Tensor::<2>::ones([1, 4], &own))
+                        .sum()
+                        .backward()
+                });
+                started.push(rank.recent_calls().len() - before);
+            }
+            Ok(started)
+        });
+    // Of the weight and of the bias.
+    assert_eq!(calls.unwrap(), [[0, 2], [0, 2]]);
+}
