@@ -25,6 +25,7 @@
 //! | [`data`] | token data sets and their sampling, independent of the layout |
 //! | [`train`] | training loop, metrics and run folder |
 //! | [`verify`] | check that a layout computes what one rank computes |
+//! | [`memory_report`] | the memory of a step of any module, and what grows |
 //! | [`bounded`] | reading of whole files, up to a size |
 //! | [`partial`] | files and folders that are being written, and their clean-up after a crash |
 //! | [`device`] | devices by name, checked before Burn is called |
@@ -69,6 +70,7 @@ pub mod device;
 pub mod generate;
 mod glob;
 pub mod host_link;
+pub mod memory_report;
 pub mod model;
 pub mod nn;
 pub mod optim;

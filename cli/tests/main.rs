@@ -13,3 +13,4 @@ mod outputs;
 mod preprocess;
 mod resume;
 mod upcycle;
+mod verify;

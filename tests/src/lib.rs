@@ -1,7 +1,5 @@
 #![doc = "Common code of the tests that need several crates; see `tests/`."]
 
-pub mod corrupted;
-pub mod faulty;
 pub mod fuzz;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 mod gpu;

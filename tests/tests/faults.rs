@@ -1,8 +1,8 @@
 //! `verify` finds injected faults of a model, in the expected columns.
 
 use burn_megatron::nn::fp8::Fp8Recipe;
+use burn_megatron::verify::faults::decoder::{Fault, FaultySubject};
 use burn_megatron::verify::{Comparison, VerifyOptions, VerifyReport, verify};
-use burn_megatron_tests::faulty::{Fault, FaultySubject};
 
 /// All columns except initial weights and replicas: those that a wrong forward or backward affects.
 const RESULTS: [&str; 5] = [
@@ -241,6 +241,27 @@ fn ranks_that_read_the_same_samples() {
 #[test]
 fn a_mean_of_means() {
     assert_fails(Fault::MeanOfMeans, "tp1-dp2", &RESULTS);
+}
+
+/// One rank has the samples at once.
+#[test]
+fn micro_batches_that_are_divided_by_their_own_tokens() {
+    for (fault, least, most) in [
+        (Fault::MeanOfMicroBatches, 1e-3, 1.0),
+        // Four micro-batches.
+        (Fault::SumOfMicroBatches, 2.0, 4.0),
+    ] {
+        let report = run(fault, "tp1-dp1-mb1", None);
+        let found = &report.rows()[0].1;
+        assert_eq!(found.failing(VerifyOptions::default().tolerance), RESULTS);
+        assert!((least..most).contains(&found.loss.relative), "{report}");
+    }
+}
+
+#[test]
+fn smoothing_over_the_part_of_the_vocabulary_that_a_rank_has() {
+    let found = assert_fails_with_replicas(Fault::LocalSmoothing, "tp2-dp1", &RESULTS);
+    assert!(!found.unequal_replicas.is_empty());
 }
 
 /// Far below the tolerance, but replicas are no longer bit-equal.

@@ -10,9 +10,9 @@ use burn_megatron::data_parallel::{
 };
 use burn_megatron::nn::fp8::{Fp8, Fp8Config};
 use burn_megatron::nn::{BuildError, ParallelModule};
+use burn_megatron::verify::faults::corrupted::{CorruptedComm, Corruption};
 use burn_megatron::verify::{Layout, Subject, VerifyOptions, observe_layout, verify};
 use burn_megatron_models::{Transformer, TransformerSubject};
-use burn_megatron_tests::corrupted::{CorruptedComm, Corruption};
 use burn_megatron_tests::{small_gpt, small_llama};
 
 fn with(recipe: &str, subject: TransformerSubject) -> TransformerSubject {

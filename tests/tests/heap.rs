@@ -2,6 +2,8 @@
 
 use std::sync::Mutex;
 
+mod memory_report;
+
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, Rank, World};
@@ -9,6 +11,7 @@ use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryPlan, Precision, ZeroStage,
 };
 use burn_megatron::kernels::attention::Heads;
+use burn_megatron::memory_report::heap::{self, HeapCounter};
 use burn_megatron::mesh::{ContextExchange, ContextSplit, ParallelConfig};
 use burn_megatron::nn::RecomputeModule::{Activation, CoreAttention, Mlp, Norm};
 use burn_megatron::nn::context::{ExchangeProblem, SequenceShard};
@@ -18,7 +21,7 @@ use burn_megatron::train::{
     LanguageModel, ModelConfig, NoopObserver, Tokens, TrainConfig, Trainer,
 };
 use burn_megatron_models::TransformerConfig;
-use burn_megatron_tests::heap::{self, CountingAllocator};
+
 use burn_megatron_tests::{Text, small_llama};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
@@ -27,7 +30,7 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+static ALLOCATOR: HeapCounter = HeapCounter;
 
 const RANKS: usize = 4;
 

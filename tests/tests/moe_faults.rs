@@ -10,9 +10,9 @@ use burn_megatron::mesh::{Axis, Grid};
 use burn_megatron::model::RecomputePrefix;
 use burn_megatron::nn::{BuildError, ParallelModule, ParameterEntry, recompute};
 use burn_megatron::train::{LanguageModel, Losses, Tokens};
+use burn_megatron::verify::faults::corrupted::{CorruptedComm, Corruption};
 use burn_megatron::verify::{Comparison, ModelSubject, Subject, VerifyOptions, verify};
 use burn_megatron_models::{Transformer, TransformerConfig};
-use burn_megatron_tests::corrupted::{CorruptedComm, Corruption};
 use burn_megatron_tests::tampered::Tampered;
 
 use super::moe_verify::{Case, case};

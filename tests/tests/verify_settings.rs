@@ -10,9 +10,9 @@ use burn_megatron::data_parallel::{
 };
 use burn_megatron::nn::{BuildError, ParallelModule};
 use burn_megatron::pipeline::split::LayerSplit;
+use burn_megatron::verify::faults::corrupted::{CorruptedComm, Corruption};
 use burn_megatron::verify::{Layout, Rounding, Subject, VerifyOptions, VerifyReport, verify};
 use burn_megatron_models::{Transformer, TransformerSubject};
-use burn_megatron_tests::corrupted::{CorruptedComm, Corruption};
 use burn_megatron_tests::tampered::Tampered;
 use burn_megatron_tests::{small_gpt, small_llama};
 

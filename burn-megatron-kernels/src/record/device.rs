@@ -7,8 +7,9 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{
     BackendTensor, Capture, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind,
 };
+use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Device, Tensor};
-use burn_ir::{CustomOpIr, OperationIr, ScalarIr, TensorIr};
+use burn_ir::{CustomOpIr, OperationIr, ScalarIr, TensorId, TensorIr};
 use burn_router::{RouterClient, RouterTensor};
 
 use super::{
@@ -60,7 +61,7 @@ pub(super) fn capture<T>(
         })
     }));
     let graph = match captured {
-        Ok(Ok(graph)) => graph.graph,
+        Ok(Ok(graph)) => graph,
         Ok(Err(error)) => return Err(RecordError::Graph(error.to_string())),
         Err(panic) => match panic.downcast::<Failure>() {
             Ok(failure) => return Err(failure.0),
@@ -70,7 +71,7 @@ pub(super) fn capture<T>(
     let (Some(value), Some((events, calls))) = (result, recorded) else {
         unreachable!("the body returned")
     };
-    let steps = graph.operations.into_iter();
+    let steps = graph.graph.operations.into_iter();
     let steps = steps.map(|operation| match event_number(&operation) {
         Some(number) => events[number].clone(),
         None => RecordedStep::Operation(operation),
@@ -80,6 +81,7 @@ pub(super) fn capture<T>(
         Recording {
             steps: steps.collect(),
             calls,
+            values: graph.values,
         },
     ))
 }
@@ -133,6 +135,11 @@ fn described(tensor: &DispatchTensor) -> Option<TensorIr> {
         DispatchTensorKind::Capture(tensor) => Some(primitive(tensor.clone()).into_ir()),
         _ => None,
     }
+}
+
+/// The number by which a recording knows a tensor; `None` on another device.
+pub fn tensor_id<const D: usize, K: Basic>(tensor: &Tensor<D, K>) -> Option<TensorId> {
+    described(&tensor.clone().into_dispatch()).map(|it| it.id)
 }
 
 fn all_described(tensors: &[DispatchTensor]) -> Vec<TensorIr> {
@@ -214,6 +221,7 @@ pub(crate) fn run_function(inputs: Vec<Primitive>, function: SharedFunction) -> 
             saved: vec![],
             outputs: vec![],
             gradients: None,
+            function: function.clone(),
         });
         recorder.backwards.push(None);
         recorder.last = Some(name.clone());

@@ -10,19 +10,23 @@
 
 use std::any::Any;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
-use burn::tensor::Device;
-use burn_ir::{OperationIr, TensorIr};
+use burn::tensor::{Device, TensorData};
+use burn_ir::{OperationIr, TensorId, TensorIr};
 
 mod device;
+mod replay;
 #[cfg(test)]
 mod tests;
 
 use crate::function::SharedFunction;
 use device::Primitive;
+pub use device::tensor_id;
 pub(crate) use device::{launch_on_shapes, run_function};
+pub use replay::Replay;
 
 /// What an operation on shapes cannot know.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,6 +57,8 @@ pub struct RecordedCall {
     pub outputs: Vec<TensorIr>,
     /// The gradients of the outputs and of the inputs, if [`backward`] was called.
     pub gradients: Option<RecordedGradients>,
+    /// What a [`Replay`] calls.
+    function: SharedFunction,
 }
 
 /// The gradients of a [`RecordedCall`].
@@ -91,6 +97,8 @@ pub struct Recording {
     pub steps: Vec<RecordedStep>,
     /// The calls of functions.
     pub calls: Vec<RecordedCall>,
+    /// The tensors that were given with values, such as parameters that were moved to the device.
+    pub values: BTreeMap<TensorId, TensorData>,
 }
 
 /// Why something cannot be recorded.

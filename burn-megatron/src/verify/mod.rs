@@ -35,6 +35,9 @@ use crate::train::schedule::LrStyle;
 use crate::train::{BatchWarmup, LanguageModel, SequenceWarmup, TrainConfig};
 
 mod compare;
+pub mod devices;
+pub mod faults;
+mod guard;
 mod layout;
 mod observe;
 mod report;
@@ -42,6 +45,8 @@ mod rounding;
 mod subject;
 
 pub use compare::{Comparison, Difference};
+pub use devices::{DeviceOptions, DeviceReport, Oracle, check_device};
+pub use guard::{Guard, GuardConfig, GuardError};
 pub use layout::{Layout, LayoutPartError, ParseLayoutError};
 pub use observe::Observation;
 pub use report::VerifyReport;

@@ -34,6 +34,21 @@ pub struct VerifyArgs {
         conflicts_with = "models"
     )]
     pub recipe: Option<PathBuf>,
+    /// Show that defects which were published of other frameworks are found: plant each in a small model, run it in a layout
+    /// that shows it, and print the checks that fail. Takes seconds.
+    #[arg(long, exclusive = true)]
+    pub faults: bool,
+    /// Compare with a step that another framework computed: the folder has a Hugging Face model, its gradients under the
+    /// same names in `gradients/`, and `step.json` with tokens, targets and loss. cli/foreign/ has scripts that write one. The bound is
+    /// that of --tolerance; by default 1e-4, or 5e-2 for steps in 16 bits.
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        conflicts_with_all = [
+            "recipe", "models", "layouts", "all", "kernels", "packed", "global_batch_size", "fp8", "lora", "precision", "seed",
+        ]
+    )]
+    pub against: Option<PathBuf>,
     /// Keys of the recipe.
     #[command(flatten)]
     pub set: SetArgs,

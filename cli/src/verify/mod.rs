@@ -8,8 +8,10 @@ use crate::terminal;
 
 use args::VerifyArgs;
 
+mod against;
 pub mod args;
 mod cases;
+mod faults;
 mod models;
 
 /// Prints a table per case; the exit code is 0 if all pass.
@@ -18,6 +20,12 @@ pub fn run(
     families: &Families,
     default_recipe: &str,
 ) -> Result<ExitCode, Error> {
+    if args.faults {
+        return faults::run();
+    }
+    if let Some(folder) = &args.against {
+        return against::run(folder, args.tolerance, families);
+    }
     let mut passes = true;
     for case in cases::cases(args, families, default_recipe)? {
         let name = format!("{}, in {}", case.name, case.computing.name());

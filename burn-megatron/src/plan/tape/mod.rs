@@ -20,6 +20,8 @@ use super::profile::StageProfile;
 use crate::mesh::Mesh;
 use walk::Walk;
 
+pub(crate) use operations::name as operation_name;
+
 pub use model::{ProfileError, ProfileRequest, RankProfile, profile_rank};
 
 /// A stage begins, or its backward, in a recording.

@@ -111,7 +111,7 @@ pub(super) fn rule(
 }
 
 /// The name of an operation, as Burn's intermediate representation has it.
-pub(super) fn name(operation: &OperationIr) -> String {
+pub(crate) fn name(operation: &OperationIr) -> String {
     let text = format!("{operation:?}");
     // `NumericFloat(F32, Mul(BinaryOpIr {` and its like.
     let words = text

@@ -1,13 +1,11 @@
-//! A communicator with wrong reductions, for tests.
+//! A communicator with wrong reductions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use burn_megatron::collective::Comm;
-use burn_megatron::comm::{
-    Buffer, BufferPool, Call, CommError, Communicator, DType, Group, Pending,
-};
-use burn_megatron::kernels::adamw::outcome::columns;
+use crate::collective::Comm;
+use crate::comm::{Buffer, BufferPool, Call, CommError, Communicator, DType, Group, Pending};
+use burn_megatron_kernels::adamw::outcome::columns;
 
 /// How a [`CorruptedComm`] corrupts float reductions; other calls are forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

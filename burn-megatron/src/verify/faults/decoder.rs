@@ -2,19 +2,14 @@
 
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{DType, Device, Int, Tensor};
-use burn_megatron::collective::{self, Comm, from_buffer, to_buffer};
-use burn_megatron::comm::{ParallelContext, ReduceOp};
-use burn_megatron::data::{DataError, Sample, Samples};
-use burn_megatron::data_parallel::{
-    DataParallelConfig, DataParallelError, DistributedDataParallel,
-};
-use burn_megatron::kernels::philox::Stream;
-use burn_megatron::mesh::Axis;
-use burn_megatron::model::{RecomputePrefix, RoundingSizes};
-use burn_megatron::nn::fp8::{Fp8Config, Fp8Recipe};
-use burn_megatron::nn::{
+use crate::collective::{self, Comm, from_buffer, to_buffer};
+use crate::comm::{ParallelContext, ReduceOp};
+use crate::data::{DataError, Sample, Samples};
+use crate::data_parallel::{DataParallelConfig, DataParallelError, DistributedDataParallel};
+use crate::mesh::Axis;
+use crate::model::{RecomputePrefix, RoundingSizes};
+use crate::nn::fp8::{Fp8Config, Fp8Recipe};
+use crate::nn::{
     Activation, ActivationLayout, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig,
     Dropout, Init, LearnedPositions, LearnedPositionsConfig, ModelBuilder, Norm, NormConfig,
     NormKind, OutputLayer, OutputLayerConfig, ParallelAttention, ParallelAttentionConfig,
@@ -22,10 +17,13 @@ use burn_megatron::nn::{
     SEQUENCE_DIM, Section, VocabParallelCrossEntropy, VocabParallelEmbedding,
     VocabParallelEmbeddingConfig, Vocabulary,
 };
-use burn_megatron::train::{LanguageModel, Losses, Tokens};
-use burn_megatron::verify::{Layout, Rounding, Subject};
+use crate::train::{LanguageModel, Losses, Tokens};
+use crate::verify::{Layout, Rounding, Subject};
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{DType, Device, Int, Tensor};
+use burn_megatron_kernels::philox::Stream;
 
-use crate::corrupted::{CorruptedComm, Corruption, DRIFT};
+use super::corrupted::{CorruptedComm, Corruption, DRIFT};
 
 /// The fault. No fault has an effect on a single rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,8 +58,14 @@ pub enum Fault {
     NoDataSum,
     /// All ranks of the data axis read the samples of the first.
     SameSamples,
-    /// The mean over micro-batches of their means over tokens.
+    /// The mean over the ranks of the data axis of their means over tokens.
     MeanOfMeans,
+    /// The mean over micro-batches of their means over tokens.
+    MeanOfMicroBatches,
+    /// The sum over micro-batches of their means over tokens.
+    SumOfMicroBatches,
+    /// The loss lowers the mean of the logits, as label smoothing does, that of the rank's part of the vocabulary.
+    LocalSmoothing,
     /// One rank of the data axis gets slightly different gradients.
     Drift,
 }
@@ -99,6 +103,8 @@ const WIDTH: usize = 12;
 const TOKENS: usize = 13;
 const IGNORE: i64 = -1;
 const SAMPLES: usize = 4;
+/// Of all samples of a step: 1 + 3 + 5 + 7.
+const TARGETS: usize = SAMPLES * SAMPLES;
 
 impl Decoder {
     fn new(fault: Option<Fault>, scope: &ModelBuilder) -> Result<Self, BuildError> {
@@ -211,14 +217,28 @@ impl LanguageModel for Decoder {
 
     fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
         let logits = self.output.forward(hidden, &self.embedding);
-        let own = targets.clone().not_equal_elem(IGNORE).int().sum();
-        let mut losses = self.loss.losses(logits, targets);
-        if self.fault == Some(Fault::MeanOfMeans) {
-            // Their sum over the ranks, divided by the tokens of all of them, is the mean of their means.
-            let own = own.into_scalar::<f64>();
-            let all = self.data.all_reduce_scalar(own, ReduceOp::Sum).unwrap();
-            let mean = all / self.data.size() as f64;
-            losses.objective = losses.objective.mul_scalar(mean / own);
+        let is_target = targets.clone().not_equal_elem(IGNORE);
+        let rows = targets.dims()[0];
+        let mut losses = self.loss.losses(logits.clone(), targets);
+        let own = || is_target.clone().int().sum().into_scalar::<f64>();
+        let factor = match self.fault {
+            Some(Fault::MeanOfMeans) => {
+                // Their sum over the ranks, divided by the tokens of all of them, is the mean of their means.
+                let own = own();
+                let all = self.data.all_reduce_scalar(own, ReduceOp::Sum).unwrap();
+                all / self.data.size() as f64 / own
+            }
+            Some(Fault::MeanOfMicroBatches) => (TARGETS * rows / SAMPLES) as f64 / own(),
+            Some(Fault::SumOfMicroBatches) => TARGETS as f64 / own(),
+            _ => 1.0,
+        };
+        if factor != 1.0 {
+            losses.objective = losses.objective.mul_scalar(factor);
+        }
+        if self.fault == Some(Fault::LocalSmoothing) {
+            let mean = logits.mean_dim(2).squeeze_dim::<2>(2);
+            let mean = mean.mask_fill(is_target.bool_not(), 0.0);
+            losses.objective = losses.objective - mean.mul_scalar(0.1);
         }
         losses
     }
@@ -403,7 +423,7 @@ impl ModuleMapper for BroadcastFirst {
             let (shape, device, dtype) = (tensor.dims(), tensor.device(), tensor.dtype());
             match self.0.broadcast(to_buffer(tensor), 0) {
                 Ok(first) => from_buffer(first, shape, &device, dtype),
-                Err(error) => burn_megatron::comm::raise(error),
+                Err(error) => crate::comm::raise(error),
             }
         })
     }

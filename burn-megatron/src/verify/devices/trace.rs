@@ -1,0 +1,465 @@
+//! The operations of a forward, by module, and their results on a device.
+
+use std::collections::{BTreeMap, HashMap};
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_ir::{FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr};
+use burn_megatron_kernels::record::{
+    RecordedCall, RecordedStep, Recording, Replay, ShapeSettings, record, tensor_id,
+};
+
+use super::Batch;
+use super::compare::{Units, difference};
+use super::place::place;
+use super::report::{FirstDifference, Order};
+use super::step::{caught, floats};
+use super::types::Types;
+use crate::plan::tape::operation_name;
+
+/// A recorded forward.
+pub(super) struct Trace {
+    nodes: Vec<Node>,
+    values: BTreeMap<TensorId, TensorData>,
+    calls: Vec<RecordedCall>,
+    /// Parameters in the order in which the forward reads them.
+    pub parameters: Vec<String>,
+}
+
+struct Node {
+    what: What,
+    name: String,
+    /// The path of the module.
+    module: String,
+    inputs: Vec<TensorIr>,
+    outputs: Vec<TensorIr>,
+}
+
+enum What {
+    Operation(OperationIr),
+    /// The number of a call of a function with kernels of its own.
+    Call(usize),
+}
+
+impl Trace {
+    /// Records the forward.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be recorded.
+    pub fn record<M: Module, B: Batch>(
+        model: &M,
+        batch: &B,
+        loss: impl Fn(&M, &B) -> Tensor<1>,
+    ) -> Result<Self, String> {
+        let recorded = record(ShapeSettings::default(), |device| {
+            let model = place(model, device, None);
+            let mut paths = Paths::default();
+            model.visit(&mut paths);
+            loss(&model, &batch.on(device, None));
+            paths.found
+        });
+        let (paths, recording) = recorded.map_err(|error| error.to_string())?;
+        Ok(Self::of(recording, &paths))
+    }
+
+    fn of(recording: Recording, paths: &HashMap<TensorId, String>) -> Self {
+        let Recording {
+            steps,
+            calls,
+            values,
+        } = recording;
+        let (mut nodes, mut parameters) = (vec![], vec![]);
+        let mut module = String::new();
+        let mut inside = None;
+        for step in steps {
+            let (what, name, inputs, outputs) = match step {
+                RecordedStep::Operation(operation) if inside.is_none() => {
+                    if matches!(operation, OperationIr::Init(_) | OperationIr::Drop(_)) {
+                        continue;
+                    }
+                    let inputs = operation.inputs().cloned().collect();
+                    let outputs = operation.outputs().cloned().collect();
+                    let name = operation_name(&operation);
+                    (What::Operation(operation), name, inputs, outputs)
+                }
+                RecordedStep::Forward(call) if inside.is_none() => {
+                    inside = Some(call);
+                    let of = &calls[call];
+                    let parts = (of.name.clone(), of.inputs.clone(), of.outputs.clone());
+                    (What::Call(call), parts.0, parts.1, parts.2)
+                }
+                RecordedStep::ForwardEnd(call) if inside == Some(call) => {
+                    inside = None;
+                    // Its outputs are known by now.
+                    continue;
+                }
+                _ => continue,
+            };
+            let inputs: Vec<TensorIr> = inputs;
+            let read = inputs.iter().filter_map(|input| paths.get(&input.id));
+            for path in read
+                .clone()
+                .filter(|path| !parameters.contains(*path))
+                .collect::<Vec<_>>()
+            {
+                parameters.push(path.clone());
+            }
+            if let Some(path) = read.into_iter().next() {
+                module = path
+                    .rsplit_once('.')
+                    .map_or("", |(module, _)| module)
+                    .into();
+            }
+            nodes.push(Node {
+                what,
+                name,
+                module: module.clone(),
+                inputs,
+                outputs,
+            });
+        }
+        Self {
+            nodes,
+            values,
+            calls,
+            parameters,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// By module, the bytes of all outputs.
+    pub fn output_bytes(&self) -> BTreeMap<String, u64> {
+        let mut modules = BTreeMap::new();
+        for node in &self.nodes {
+            let bytes = node
+                .outputs
+                .iter()
+                .map(|it| it.shape.num_elements() * it.dtype.size());
+            *modules.entry(node.module.clone()).or_default() += bytes.sum::<usize>() as u64;
+        }
+        modules
+    }
+
+    /// The first operation that draws random numbers.
+    pub fn random(&self) -> Option<String> {
+        let is_random = |node: &&Node| {
+            matches!(
+                &node.what,
+                What::Operation(OperationIr::Float(_, FloatOperationIr::Random(_)))
+            ) || node.name.starts_with("IntRandom")
+                || node.name.starts_with("Random")
+        };
+        let node = self.nodes.iter().find(is_random)?;
+        let module = &node.module;
+        Some(format!("{} in or after `{module}`", node.name))
+    }
+
+    /// The longest sum that an operation can have, and the narrowest type of floats.
+    pub fn scale(&self) -> (usize, DType) {
+        let longest = self.nodes.iter().map(Node::longest_sum).max().unwrap_or(1);
+        let outputs = self.nodes.iter().flat_map(|node| &node.outputs);
+        let dtypes = outputs.map(|output| output.dtype);
+        let narrowest = dtypes
+            .filter(DType::is_float)
+            .min_by_key(|dtype| match dtype {
+                DType::BF16 => 0,
+                DType::F16 => 1,
+                DType::F64 => 3,
+                _ => 2,
+            });
+        (longest, narrowest.unwrap_or(DType::F32))
+    }
+
+    /// Runs each operation on `device`, on the inputs that the CPU has in f64, rounded to their types, and returns the first
+    /// whose output differs from that of the CPU.
+    ///
+    /// # Errors
+    ///
+    /// The operation that cannot be run.
+    pub fn alone(&self, device: &Device, units: &Units) -> Result<Option<FirstDifference>, String> {
+        let cpu = Device::flex();
+        let mut oracle = replay(&cpu, false)?;
+        let mut tested = replay(device, false)?;
+        let (exact, own) = (Types::of(&cpu, true), Types::of(device, false));
+        let last = self.last_uses(self.len());
+        let mut known = self.values.clone();
+        for (number, node) in self.nodes.iter().enumerate() {
+            let missing = format!(
+                "the input of operation {number} ({}) has no value",
+                node.name
+            );
+            let value = |input: &TensorIr| known.get(&input.id).cloned();
+            let inputs: Option<Vec<_>> = node.inputs.iter().map(value).collect();
+            let inputs = inputs.ok_or(missing)?;
+            let rounded = inputs.into_iter().zip(&node.inputs);
+            let rounded: Vec<_> = rounded
+                .map(|(data, input)| data.convert_dtype(input.dtype))
+                .collect();
+            let expected = caught(|| self.one(node, &mut oracle, &rounded, exact))
+                .and_then(|result| result)
+                .map_err(|reason| format!("operation {number} ({}): {reason}", node.name))?;
+            let found = caught(|| self.one(node, &mut tested, &rounded, own)).and_then(|it| it);
+            let first = self.judge(number, Order::Alone, &rounded, &expected, found, |node| {
+                units.operation(node.longest_sum(), node.outputs[0].dtype, node.is_product())
+            });
+            if first.is_some() {
+                return Ok(first);
+            }
+            for (output, data) in node.outputs.iter().zip(expected) {
+                known.insert(output.id, data);
+            }
+            known.retain(|id, _| last.get(id).is_none_or(|last| *last > number));
+        }
+        Ok(None)
+    }
+
+    /// Runs the operations in a row, and returns the first whose output differs from that of the CPU, by bisection.
+    ///
+    /// # Errors
+    ///
+    /// See [`alone`](Self::alone).
+    pub fn in_a_row(
+        &self,
+        device: &Device,
+        units: &Units,
+    ) -> Result<Option<FirstDifference>, String> {
+        let (longest, narrowest) = self.scale();
+        let differs = |number: usize| {
+            let cpu = caught(|| self.up_to(number, &Device::flex(), true)).and_then(|it| it)?;
+            let found = caught(|| self.up_to(number, device, false)).and_then(|it| it);
+            Ok::<_, String>(self.judge(number, Order::InARow, &[], &cpu, found, |_| {
+                units.row(number + 1, longest, narrowest)
+            }))
+        };
+        let is_float = |node: &Node| node.outputs.iter().any(|output| output.dtype.is_float());
+        let float: Vec<usize> = (0..self.len())
+            .filter(|at| is_float(&self.nodes[*at]))
+            .collect();
+        let (mut right, mut wrong, mut first) = (0, float.len(), None);
+        while right < wrong {
+            let middle = (right + wrong) / 2;
+            match differs(float[middle])? {
+                Some(found) => (wrong, first) = (middle, Some(found)),
+                None => right = middle + 1,
+            }
+        }
+        Ok(first)
+    }
+
+    /// The outputs of an operation on these inputs.
+    fn one(
+        &self,
+        node: &Node,
+        replay: &mut Replay,
+        inputs: &[TensorData],
+        types: Types,
+    ) -> Result<Vec<TensorData>, String> {
+        for (input, data) in node.inputs.iter().zip(inputs) {
+            let dtype = types.map(input.dtype);
+            replay.set(input.id, data.clone().convert_dtype(dtype));
+        }
+        self.run(node, replay, types)?;
+        let outputs = node.outputs.iter().map(|output| types.tensor(output));
+        let read: Result<Vec<_>, String> = outputs.clone().map(|it| replay.read(&it)).collect();
+        node.inputs.iter().for_each(|input| replay.forget(input));
+        outputs.for_each(|output| replay.forget(&output));
+        read
+    }
+
+    fn run(&self, node: &Node, replay: &mut Replay, types: Types) -> Result<(), String> {
+        let mapped = |tensors: &[TensorIr]| {
+            tensors
+                .iter()
+                .map(|it| types.tensor(it))
+                .collect::<Vec<_>>()
+        };
+        match &node.what {
+            What::Operation(operation) => {
+                replay.run(types.operation(operation.clone()));
+                Ok(())
+            }
+            What::Call(call) => {
+                let (inputs, outputs) = (mapped(&node.inputs), mapped(&node.outputs));
+                match replay.call(&self.calls[*call], &inputs, &outputs) {
+                    true => Ok(()),
+                    false => Err("it cannot be run without fusion".into()),
+                }
+            }
+        }
+    }
+
+    /// The outputs of operation `number` after all before it.
+    fn up_to(
+        &self,
+        number: usize,
+        device: &Device,
+        exact: bool,
+    ) -> Result<Vec<TensorData>, String> {
+        let mut replay = replay(device, true)?;
+        let types = Types::of(device, exact);
+        let last = self.last_uses(number + 1);
+        let mut given = std::collections::HashSet::new();
+        for (at, node) in self.nodes[..=number].iter().enumerate() {
+            for input in &node.inputs {
+                if let Some(data) = self.values.get(&input.id)
+                    && given.insert(input.id)
+                {
+                    let dtype = types.map(input.dtype);
+                    replay.set(input.id, data.clone().convert_dtype(dtype));
+                }
+            }
+            self.run(node, &mut replay, types)?;
+            let done = node
+                .inputs
+                .iter()
+                .filter(|input| last.get(&input.id) == Some(&at));
+            done.for_each(|input| replay.forget(input));
+        }
+        let outputs = self.nodes[number].outputs.iter();
+        outputs
+            .map(|output| replay.read(&types.tensor(output)))
+            .collect()
+    }
+
+    /// By tensor, the last of the first `count` operations that reads it.
+    fn last_uses(&self, count: usize) -> HashMap<TensorId, usize> {
+        let nodes = self.nodes[..count].iter().enumerate();
+        let uses = nodes.flat_map(|(at, node)| node.inputs.iter().map(move |it| (it.id, at)));
+        uses.collect()
+    }
+
+    fn judge(
+        &self,
+        number: usize,
+        order: Order,
+        inputs: &[TensorData],
+        expected: &[TensorData],
+        found: Result<Vec<TensorData>, String>,
+        bound: impl Fn(&Node) -> f64,
+    ) -> Option<FirstDifference> {
+        let node = &self.nodes[number];
+        if node.name.starts_with("Empty") {
+            return None;
+        }
+        let first = |relative, bound, reason: Option<String>| FirstDifference {
+            module: node.module.clone(),
+            operation: node.name.clone(),
+            number,
+            operations: self.len(),
+            shape: node.outputs.first().map_or(vec![], |it| it.shape.to_vec()),
+            relative,
+            bound,
+            order,
+            reason,
+        };
+        let is_nan = |all: &[TensorData]| {
+            let floats = all.iter().filter(|data| data.dtype().is_float());
+            floats.cloned().any(floats_have_nan)
+        };
+        let has_nan = is_nan(inputs);
+        if is_nan(expected) {
+            let reason = if has_nan {
+                "its input is not a number"
+            } else {
+                "not a number, also on the CPU"
+            };
+            return Some(first(f64::INFINITY, 0.0, Some(reason.into())));
+        }
+        let found = match found {
+            Ok(found) => found,
+            Err(reason) => return Some(first(f64::INFINITY, 0.0, Some(reason))),
+        };
+        let has_floats = expected.iter().any(|data| data.dtype().is_float());
+        let pairs = expected.iter().zip(found);
+        // Indices of equal values can be others: the values tell.
+        let pairs = pairs.filter(|(data, _)| data.dtype().is_float() || !has_floats);
+        let relative = pairs
+            .map(|(expected, found)| difference(&floats(expected.clone()), &floats(found), 0.0));
+        let relative = relative.fold(0.0, f64::max);
+        let bound = if has_floats { bound(node) } else { 0.0 };
+        (relative > bound).then(|| first(relative, bound, None))
+    }
+}
+
+fn floats_have_nan(data: TensorData) -> bool {
+    data.iter::<f64>().any(f64::is_nan)
+}
+
+/// Operations in a row are fused where a program's are.
+fn replay(device: &Device, in_a_row: bool) -> Result<Replay, String> {
+    let alone = if in_a_row {
+        None
+    } else {
+        Replay::unfused(device)
+    };
+    let replay = alone.or_else(|| Replay::new(device));
+    replay.ok_or_else(|| format!("operations cannot be run one by one on {device:?}"))
+}
+
+impl Node {
+    /// The longest sum it can have: the largest dimension, or the inputs of one output.
+    fn longest_sum(&self) -> usize {
+        let elements = |tensor: &TensorIr| tensor.shape.num_elements();
+        let outputs = self.outputs.iter().map(elements).max().unwrap_or(1).max(1);
+        let dims = self
+            .inputs
+            .iter()
+            .flat_map(|input| input.shape.iter().copied());
+        let ratios = self.inputs.iter().map(|input| elements(input) / outputs);
+        let windows = match &self.what {
+            // The weights of one output.
+            What::Operation(OperationIr::Module(ModuleOperationIr::Conv2d(conv))) => {
+                elements(&conv.weight) / conv.weight.shape[0].max(1)
+            }
+            _ => 1,
+        };
+        dims.chain(ratios)
+            .chain([windows])
+            .max()
+            .unwrap_or(1)
+            .max(1)
+    }
+
+    fn is_product(&self) -> bool {
+        let products = ["Matmul", "Linear", "Conv", "Attention", "DeformConv"];
+        matches!(self.what, What::Call(_))
+            || products.iter().any(|name| self.name.starts_with(name))
+    }
+}
+
+/// The paths of the parameters of a module on the recording device.
+#[derive(Default)]
+struct Paths {
+    path: Vec<String>,
+    found: HashMap<TensorId, String>,
+}
+
+impl Paths {
+    fn add(&mut self, id: Option<TensorId>) {
+        if let Some(id) = id {
+            self.found.entry(id).or_insert_with(|| self.path.join("."));
+        }
+    }
+}
+
+impl ModuleVisitor for Paths {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.add(tensor_id(&param.base()));
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.add(tensor_id(&param.base()));
+    }
+}

@@ -1,0 +1,280 @@
+//! Defects of other frameworks, planted in small models: [`find_published`] shows that [`verify`] finds each.
+//!
+//! The models pass without the fault; with it they compute what the published report describes.
+
+pub mod context;
+pub mod corrupted;
+pub mod decoder;
+
+use std::fmt;
+
+use super::{Comparison, VerifyError, VerifyOptions, verify};
+use context::{ContextFault, ContextSubject};
+use decoder::{Fault, FaultySubject};
+
+/// The fault of a model that stands for a defect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// In [`FaultySubject`].
+    Decoder(Fault),
+    /// In [`ContextSubject`].
+    Context(ContextFault),
+}
+
+/// A defect that was published, with what is planted for it.
+#[derive(Clone, Copy, Debug)]
+pub struct PublishedFault {
+    /// What was wrong.
+    pub defect: &'static str,
+    /// Where it was published.
+    pub link: &'static str,
+    /// What the small model does.
+    pub planted: &'static str,
+    /// The layout that shows it.
+    pub layout: &'static str,
+    /// The fault.
+    pub fault: Planted,
+}
+
+const fn of(
+    defect: &'static str,
+    link: &'static str,
+    planted: &'static str,
+    layout: &'static str,
+    fault: Planted,
+) -> PublishedFault {
+    PublishedFault {
+        defect,
+        link,
+        planted,
+        layout,
+        fault,
+    }
+}
+
+/// Defects of the trackers of Megatron-LM, transformers, axolotl, unsloth and others.
+pub const PUBLISHED: [PublishedFault; 15] = [
+    of(
+        "Gradient accumulation averages the means of micro-batches with different numbers of tokens",
+        "https://github.com/huggingface/transformers/pull/34191",
+        "each micro-batch is divided by its own tokens",
+        "tp1-dp1-mb1",
+        Planted::Decoder(Fault::MeanOfMicroBatches),
+    ),
+    of(
+        "Loss and gradient norm grow with the steps of accumulation",
+        "https://github.com/axolotl-ai-cloud/axolotl/issues/2262",
+        "the means of micro-batches are added",
+        "tp1-dp1-mb1",
+        Planted::Decoder(Fault::SumOfMicroBatches),
+    ),
+    of(
+        "The training loss of ORPO doubles with two steps of accumulation",
+        "https://github.com/unslothai/unsloth/issues/2055",
+        "the means of two micro-batches are added",
+        "tp1-dp1-mb2",
+        Planted::Decoder(Fault::SumOfMicroBatches),
+    ),
+    of(
+        "Data-parallel devices average their own means over tokens",
+        "https://github.com/huggingface/transformers/issues/34242",
+        "each rank is divided by its own tokens",
+        "tp1-dp2",
+        Planted::Decoder(Fault::MeanOfMeans),
+    ),
+    of(
+        "With context parallelism a masked loss is normalised by the tokens of each shard",
+        "https://github.com/NVIDIA/Megatron-LM/pull/7513",
+        "the mean over context ranks of their means",
+        "cp2-ring-dp1",
+        Planted::Context(ContextFault::LossPerRank),
+    ),
+    of(
+        "Gradients of attention are wrong with context parallelism over point-to-point messages",
+        "https://github.com/NVIDIA/Megatron-LM/issues/1464",
+        "gradients of keys and values stop one rank short of their owner",
+        "cp2-ring-dp1",
+        Planted::Context(ContextFault::GradientsOneHopShort),
+    ),
+    of(
+        "Label smoothing of a split vocabulary uses the mean of the rank's part",
+        "https://github.com/NVIDIA/Megatron-LM/issues/7464",
+        "the loss lowers the mean of the rank's logits",
+        "tp2-dp1",
+        Planted::Decoder(Fault::LocalSmoothing),
+    ),
+    of(
+        "The gradient of a norm differs between tensor ranks under sequence parallelism",
+        "https://github.com/NVIDIA/Megatron-LM/issues/1446",
+        "the gradient of one norm is not summed over the tensor axis",
+        "tp2-sp-dp1",
+        Planted::Decoder(Fault::NormNotSummed),
+    ),
+    of(
+        "Keys and values that tensor ranks share have the gradient of one rank's queries",
+        "https://github.com/bigcode-project/Megatron-LM/pull/37",
+        "gradients of replicated keys and values are not summed",
+        "tp4-dp1",
+        Planted::Decoder(Fault::SharedNotSummed),
+    ),
+    of(
+        "The gradient norm omits experts of other ranks, so that clipping applies less than expected",
+        "https://github.com/NVIDIA/Megatron-LM/pull/5916",
+        "the norm is that of the rank's own part",
+        "tp2-dp1",
+        Planted::Decoder(Fault::LocalNorm),
+    ),
+    of(
+        "The gradient norm counts replicated weights once for each tensor rank",
+        "https://github.com/ROCm/TransformerEngine/pull/715",
+        "a replicated weight is declared as split",
+        "tp2-dp1",
+        Planted::Decoder(Fault::CountedTwice),
+    ),
+    of(
+        "Split weights of all tensor ranks are initialised with one seed",
+        "https://github.com/modelscope/ms-swift/pull/7944",
+        "each rank has the shard of the first",
+        "tp2-dp1",
+        Planted::Decoder(Fault::OneSeed),
+    ),
+    of(
+        "Replicas of a sharded model start from different weights",
+        "https://github.com/allenai/OLMo-core/pull/319",
+        "one data-parallel rank starts from weights that differ in the last digits",
+        "tp1-dp2",
+        Planted::Decoder(Fault::OwnWeights),
+    ),
+    of(
+        "Dropout under sequence parallelism does not use the generator of its rank",
+        "https://github.com/NVIDIA/Megatron-LM/issues/1256",
+        "each shard of the sequence draws the mask of the first",
+        "tp2-sp-dp1",
+        Planted::Decoder(Fault::MaskOfFirstPart),
+    ),
+    of(
+        "The bias of a row-parallel layer is added on every rank before the sum",
+        "https://github.com/huggingface/text-generation-inference/issues/1036",
+        "the bias counts once for each rank",
+        "tp2-dp1",
+        Planted::Decoder(Fault::BiasBeforeSum),
+    ),
+];
+
+/// What `verify` found of a planted defect.
+#[derive(Clone, Debug)]
+pub struct FoundFault {
+    /// The defect.
+    pub published: PublishedFault,
+    /// Whether the model passes without the fault.
+    pub sound: bool,
+    /// The comparison with one rank, with the fault.
+    pub comparison: Comparison,
+    /// The bound of differences.
+    pub tolerance: f64,
+}
+
+impl FoundFault {
+    /// Whether the fault, and nothing else, makes the layout fail.
+    pub fn is_found(&self) -> bool {
+        self.sound && !self.comparison.passes(self.tolerance)
+    }
+
+    /// The checks that fail, and by how much: largest relative differences, and what must be bit-equal and is not.
+    pub fn checks(&self) -> String {
+        let found = &self.comparison;
+        let first = |paths: &[String]| {
+            let more = match paths.len() {
+                0 | 1 => String::new(),
+                n => format!(" and {} more", n - 1),
+            };
+            format!("{}{more}", paths.first().map_or("", String::as_str))
+        };
+        let check = |name: &'static str| {
+            let difference = match name {
+                "loss" => &found.loss,
+                "parameter grad" => &found.gradients,
+                "last grad" => &found.last_gradients,
+                "grad norm" => &found.gradient_norm,
+                "final weights" => &found.final_weights,
+                "initial weights" => return format!("{name} of {}", first(&found.unequal_weights)),
+                _ => return format!("{name} of {}", first(&found.unequal_replicas)),
+            };
+            let path = difference
+                .path
+                .as_ref()
+                .filter(|_| name == "parameter grad");
+            let path = path.map_or(String::new(), |path| format!(" ({path})"));
+            format!("{name} {:.0e}{path}", difference.relative)
+        };
+        let checks = found.failing(self.tolerance).into_iter().map(check);
+        checks.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The row of a table in Markdown: defect with its link, what is planted, layout, the checks.
+    pub fn markdown(&self) -> String {
+        let PublishedFault {
+            defect,
+            link,
+            planted,
+            layout,
+            ..
+        } = self.published;
+        let checks = self.checks();
+        format!("| [{defect}]({link}) | {planted} | `{layout}` | {checks} |")
+    }
+}
+
+impl fmt::Display for FoundFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PublishedFault {
+            defect,
+            link,
+            planted,
+            layout,
+            ..
+        } = self.published;
+        writeln!(f, "{defect}\n  {link}\n  planted: {planted}, in {layout}")?;
+        match (self.sound, self.comparison.passes(self.tolerance)) {
+            (false, _) => write!(f, "  FAIL: the model differs without the fault too"),
+            (true, true) => write!(f, "  FAIL: not found"),
+            (true, false) => write!(f, "  found by: {}", self.checks()),
+        }
+    }
+}
+
+/// Runs `verify` on each of [`PUBLISHED`], with and without the fault. `progress` is called before each.
+///
+/// # Errors
+///
+/// [`VerifyError`] if a layout cannot be run.
+pub fn find_published(
+    mut progress: impl FnMut(&PublishedFault),
+) -> Result<Vec<FoundFault>, VerifyError> {
+    let options = VerifyOptions::default();
+    let find = |published: PublishedFault| {
+        progress(&published);
+        let layouts = [published.layout.parse().expect("a layout of the list")];
+        let run = |planted: bool| match published.fault {
+            Planted::Decoder(fault) => {
+                let subject = FaultySubject {
+                    fault: planted.then_some(fault),
+                    fp8: None,
+                };
+                verify(&subject, &layouts, &options)
+            }
+            Planted::Context(fault) => verify(
+                &ContextSubject(planted.then_some(fault)),
+                &layouts,
+                &options,
+            ),
+        };
+        Ok(FoundFault {
+            published,
+            sound: run(false)?.passes(),
+            comparison: run(true)?.rows()[0].1.clone(),
+            tolerance: options.tolerance,
+        })
+    };
+    PUBLISHED.into_iter().map(find).collect()
+}
