@@ -158,7 +158,8 @@ impl<M: LearnerModel> MegatronStrategy<M> {
         self
     }
 
-    /// All settings of the wrapper: buckets, overlap, hybrid sharding and others.
+    /// All settings of the wrapper: buckets, overlap, hybrid sharding and others. It replaces what
+    /// [`precision`](Self::precision) and [`zero_stage`](Self::zero_stage) have set.
     pub fn data_parallel(mut self, config: DataParallelConfig) -> Self {
         self.config = config;
         self

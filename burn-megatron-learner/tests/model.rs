@@ -12,14 +12,15 @@ use burn::optim::AdamWConfig;
 use burn::tensor::activation::tanh;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn::train::metric::LossMetric;
+use burn::train::metric::store::{Aggregate, Direction, Split};
 use burn::train::{
-    InferenceStep, Learner, LearningResult, RegressionOutput, SupervisedTraining, TrainOutput,
-    TrainStep,
+    InferenceStep, Interrupter, Learner, LearningResult, MetricEarlyStoppingStrategy,
+    RegressionOutput, StoppingCondition, SupervisedTraining, TrainOutput, TrainStep,
 };
 use burn_megatron_learner::{MegatronStrategy, scale_loss};
 
 pub const INPUTS: usize = 6;
-const HIDDEN: usize = 8;
+pub const HIDDEN: usize = 8;
 
 /// A function of `INPUTS` numbers.
 #[derive(Module, Debug)]
@@ -58,6 +59,12 @@ impl Mlp {
         let output = hidden.matmul(self.down.val()).cast(batch.y.dtype());
         let loss = (output.clone() - batch.y.clone()).powi_scalar(2).mean();
         RegressionOutput::new(loss, output, batch.y)
+    }
+
+    /// The same with a bias that is not trained.
+    pub fn with_frozen_bias(mut self) -> Self {
+        self.bias = self.bias.set_require_grad(false);
+        self
     }
 
     pub fn weights(&self) -> Vec<f64> {
@@ -178,6 +185,9 @@ pub struct Training {
     pub saves: bool,
     /// The epoch to resume from.
     pub resume: Option<usize>,
+    pub interrupter: Option<Interrupter>,
+    /// Whether the run ends with the first epoch in which the held-out loss does not grow.
+    pub stops_early: bool,
 }
 
 impl Default for Training {
@@ -192,6 +202,8 @@ impl Default for Training {
             scaled: false,
             saves: false,
             resume: None,
+            interrupter: None,
+            stops_early: false,
         }
     }
 }
@@ -223,6 +235,18 @@ impl Training {
         .num_epochs(self.epochs);
         if let Some(accumulation) = self.accumulation {
             training = training.grads_accumulation(accumulation);
+        }
+        if let Some(interrupter) = &self.interrupter {
+            training = training.with_interrupter(interrupter.clone());
+        }
+        if self.stops_early {
+            training = training.early_stopping(MetricEarlyStoppingStrategy::new(
+                &LossMetric::new(),
+                Aggregate::Mean,
+                Direction::Highest,
+                Split::Valid,
+                StoppingCondition::NoImprovementSince { n_epochs: 1 },
+            ));
         }
         if self.saves {
             training = training.with_default_checkpointers();

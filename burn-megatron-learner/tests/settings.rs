@@ -1,14 +1,18 @@
-//! Clipping, precision, frozen parameters, and the overlap of the reduction with the backward.
+//! Clipping, precision, frozen parameters, runs that end early, and the overlap of the reduction with the backward.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::nn::LinearConfig;
 use burn::tensor::{DType, Device, Tensor};
+use burn::train::Interrupter;
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, Precision};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ParallelModule;
 use burn_megatron::prelude::AnyError;
+use tempfile::tempdir;
 
-use crate::model::{Training, difference, threads};
+use crate::model::{HIDDEN, Mlp, Training, difference, threads};
 
 #[test]
 fn clipping_is_by_the_norm_of_all_ranks() {
@@ -37,6 +41,56 @@ fn a_model_computes_in_16_bits() {
             "{precision:?}: {difference}"
         );
     }
+}
+
+#[test]
+fn frozen_parameters_stay() {
+    let training = Training::default();
+    let run = |training: &Training, strategy| {
+        let folder = tempdir().unwrap();
+        let model = Mlp::new(training.dtype, 1).with_frozen_bias();
+        let before = model.weights();
+        let result = training.run_model(model, folder.path(), strategy);
+        assert!(result.error.is_none(), "{}", result.error.unwrap());
+        (before, result.model.weights())
+    };
+    let (_, one) = run(&training.on_one_device(2), None);
+    let (before, many) = run(&training, Some(threads(2)));
+    assert!(difference(&one, &many) <= 1e-10);
+    let same = before.iter().zip(&many).filter(|(a, b)| a == b).count();
+    assert_eq!(same, HIDDEN, "the elements of the bias");
+}
+
+#[test]
+fn a_run_ends_early_on_all_ranks() {
+    let two_epochs = Training::default();
+    let many = Training {
+        epochs: 50,
+        ..two_epochs.clone()
+    };
+    let stopped = Training {
+        stops_early: true,
+        ..many.clone()
+    };
+    let stopped = stopped.weights(Some(threads(2)));
+    assert_eq!(stopped, two_epochs.weights(Some(threads(2))));
+    // One rank is interrupted before its third step.
+    let (interrupter, calls) = (Interrupter::new(), AtomicUsize::new(0));
+    let many = Training {
+        interrupter: Some(interrupter.clone()),
+        ..many
+    };
+    let interrupted = threads(2).weight(move |_| {
+        if calls.fetch_add(1, Ordering::Relaxed) == 4 {
+            interrupter.stop(Some("by hand"));
+        }
+        1
+    });
+    let folder = tempdir().unwrap();
+    let result = many.run(folder.path(), Some(interrupted));
+    assert!(result.error.is_none());
+    let reason = result.interrupted.unwrap().reason;
+    assert_eq!(reason.as_deref(), Some("by hand"));
 }
 
 /// With `is_last` the buckets of a step are reduced before its backward returns.
