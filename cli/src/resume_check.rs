@@ -242,6 +242,7 @@ fn compare(key: &str, a: &Value, b: &Value, different: &mut Vec<String>) {
 mod tests {
     use super::*;
     use crate::family::Model;
+    use burn_megatron::optim::{AdamWConfig, OptimizerConfig};
     use burn_megatron_models::TransformerConfig;
 
     fn checked(change: impl Fn(&mut Recipe), allowed: &[&str]) -> Option<String> {
@@ -288,7 +289,10 @@ mod tests {
     fn what_changes_the_mathematics_is_named() {
         let longer = |recipe: &mut Recipe| {
             recipe.train.steps = 200;
-            recipe.train.optimizer.beta2 = 0.5;
+            recipe.train.optimizer = OptimizerConfig::AdamW(AdamWConfig {
+                beta2: 0.5,
+                ..AdamWConfig::default()
+            });
         };
         let error = checked(longer, &[]).unwrap();
         assert_eq!(

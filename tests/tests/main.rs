@@ -21,6 +21,7 @@ mod lora;
 mod moe_faults;
 mod moe_verify;
 mod offload;
+mod optimizers;
 mod oracle;
 mod overlap;
 mod packed;

@@ -47,6 +47,10 @@ pub struct DataParallelConfig {
     pub check_gradients: bool,
     /// The norm of a bucket of this rank's gradients above which it counts as not finite.
     pub gradient_limit: Option<f64>,
+    /// The tensors of the optimizer's state per parameter, to plan the memory: 2 for AdamW. Not serialized here: the
+    /// optimizer of a recipe says it.
+    #[serde(skip, default = "adam_moments")]
+    pub state_tensors: u8,
     /// What is kept in the memory of the host. Not serialized here: a recipe has it in `[memory.offload]`.
     #[serde(skip)]
     pub offload: OffloadConfig,
@@ -68,9 +72,15 @@ impl Default for DataParallelConfig {
             moments: Moments::F32,
             check_gradients: true,
             gradient_limit: None,
+            state_tensors: adam_moments(),
             offload: OffloadConfig::default(),
         }
     }
+}
+
+/// The moments of Adam.
+fn adam_moments() -> u8 {
+    2
 }
 
 /// The dtype of the parameters in forward and backward. Gradients are summed, and masters stepped, in f32, or in

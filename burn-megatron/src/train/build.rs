@@ -11,10 +11,10 @@ use super::trainer::StepSchedule;
 use super::{LanguageModel, TrainError, Trainer};
 use crate::comm::ParallelContext;
 use crate::data::Padding;
-use crate::data_parallel::{DataParallelError, DistributedDataParallel};
+use crate::data_parallel::{DataParallelConfig, DataParallelError, DistributedDataParallel};
 use crate::nn::ParallelModule;
 use crate::nn::moe::{ReportedLayer, RouterStep};
-use crate::optim::{LossScaler, ParallelAdamW, StepCount, order_of_squares};
+use crate::optim::{LossScaler, ParallelOptimizer, StepCount, order_of_squares};
 use crate::pipeline::engine::DeferredWgrad;
 use crate::pipeline::schedule::Schedule;
 use crate::pipeline::schedule_of;
@@ -100,7 +100,7 @@ impl<M: LanguageModel> Trainer<M> {
         config: &TrainConfig,
         pipelines: Pipelines,
     ) -> Result<Self, TrainError> {
-        let optimizer = ParallelAdamW::new(&config.optimizer, &ddp)?;
+        let optimizer = ParallelOptimizer::new(&config.optimizer, &ddp)?;
         let deferred_wgrad = deferred_wgrad(&ddp, &pipelines)?;
         let schedules = pipelines.schedules.into_iter();
         let schedules = schedules.map(|schedule| StepSchedule::new(schedule, &ddp));
@@ -207,7 +207,10 @@ impl StepSchedule {
 /// The settings with the sharding of the layout.
 fn in_layout(config: &TrainConfig, groups: &ParallelContext) -> Result<TrainConfig, ConfigError> {
     Ok(TrainConfig {
-        data_parallel: config.data_parallel.in_layout(groups.config())?,
+        data_parallel: DataParallelConfig {
+            state_tensors: config.optimizer.state_tensors(),
+            ..config.data_parallel.in_layout(groups.config())?
+        },
         ..config.clone()
     })
 }

@@ -9,7 +9,7 @@ use super::schedule::{LrSchedule, LrScheduleError, LrStyle};
 use super::sequence_warmup::{self, SequenceWarmup};
 use crate::data_parallel::{DataParallelConfig, DataParallelConfigError, Precision};
 use crate::mesh::{ContextSplitError, MeshError, ParallelConfig, samples_per_rank};
-use crate::optim::{AdamWConfig, LossScale, LossScaleError, OptimizerError, StepCount};
+use crate::optim::{LossScale, LossScaleError, OptimizerConfig, OptimizerError, StepCount};
 
 /// Settings of a [`Trainer`](super::Trainer).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,8 +39,8 @@ pub struct TrainConfig {
     pub warmup_steps: usize,
     /// The decay of the learning rate.
     pub schedule: LrStyle,
-    /// AdamW.
-    pub optimizer: AdamWConfig,
+    /// The optimizer.
+    pub optimizer: OptimizerConfig,
     /// Sharding over the data axis, precision, overlap. Not serialized here: a recipe has a table of its
     /// own for it.
     #[serde(skip)]
@@ -77,7 +77,7 @@ impl Default for TrainConfig {
             min_learning_rate: 3e-4,
             warmup_steps: 10,
             schedule: LrStyle::Cosine,
-            optimizer: AdamWConfig::default(),
+            optimizer: OptimizerConfig::default(),
             data_parallel: DataParallelConfig::default(),
             loss_scale: None,
             skip_limit: StepCount::DEFAULT_LIMIT,

@@ -7,8 +7,7 @@ use burn::tensor::Tensor;
 use super::save::CheckpointContent;
 use super::{LanguageModel, Observer, SavedCheckpoint, Saver, TrainError, Trainer};
 use crate::checkpoint::state::{
-    BucketReader, ExpectedTensors, FIRST, FP8, ModelKeys, RunState, SECOND, Snapshot, StateError,
-    agree, buffers, check,
+    BucketReader, FP8, ModelKeys, RunState, Snapshot, StateError, agree, buffers, check,
 };
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointMetadata, LoadTolerance, TensorSource, load_weights,
@@ -16,7 +15,7 @@ use crate::checkpoint::{
 };
 use crate::data_parallel::DistributedDataParallel;
 use crate::nn::fp8::Fp8LayerState;
-use crate::optim::ParallelAdamW;
+use crate::optim::{OptimizerState, StateKind};
 
 /// The scales of FP8 layers, by path.
 type Scales = BTreeMap<String, Fp8LayerState>;
@@ -198,7 +197,8 @@ impl<M: LanguageModel> Trainer<M> {
             _ => {}
         }
         let ddp = &self.ddp;
-        let wanted = [weights(ddp), self.moments(FIRST), self.moments(SECOND)];
+        let mut wanted = vec![weights(ddp)];
+        wanted.extend(self.optimizer_kinds());
         let keys = checkpoint.keys();
         check(
             ddp.table().entries(),
@@ -221,20 +221,19 @@ impl<M: LanguageModel> Trainer<M> {
         Ok((state, scales(ddp, checkpoint)?))
     }
 
-    /// The first or second moments, for a check.
-    fn moments(&self, prefix: &'static str) -> ExpectedTensors<'static> {
-        ExpectedTensors {
-            prefix,
-            types: ParallelAdamW::moment_dtypes(&self.ddp),
-        }
+    /// What the optimizer saves of each parameter.
+    fn optimizer_kinds(&self) -> Vec<StateKind> {
+        let masters: Vec<_> = self.ddp.master_dtypes().collect();
+        self.optimizer.kinds(&masters)
     }
 
-    /// Reads the moments into the optimizer, and returns the weights, which are not replaced yet.
+    /// Reads the state into the optimizer, and returns the weights, which are not replaced yet.
     fn read(
         &mut self,
         checkpoint: &Checkpoint,
         state: &RunState,
     ) -> Result<Vec<Tensor<1>>, StateError> {
+        let kinds = self.optimizer_kinds();
         let (ddp, optimizer) = (&self.ddp, &mut self.optimizer);
         let reader = BucketReader {
             source: checkpoint,
@@ -242,10 +241,11 @@ impl<M: LanguageModel> Trainer<M> {
             rank: ddp.groups().mesh_rank(),
         };
         for (bucket, shard) in ddp.shards().iter().enumerate() {
-            let [first, second] = optimizer.moments(bucket, ddp);
-            let first = reader.bucket(FIRST, &shard.slices, &first)?;
-            let second = reader.bucket(SECOND, &shard.slices, &second)?;
-            optimizer.restore(bucket, [first, second], state.count.taken);
+            let now = optimizer.tensors(bucket, shard);
+            let read = kinds.iter().zip(&now);
+            let read = read.map(|(kind, now)| reader.bucket(&kind.prefix, &shard.slices, now));
+            let read = read.collect::<Result<_, _>>()?;
+            optimizer.restore(bucket, shard, read, state.count.taken);
         }
         read_buckets(ddp, checkpoint)
     }

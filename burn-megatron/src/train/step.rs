@@ -13,7 +13,8 @@ use super::{LanguageModel, Observer, StepGradients, TrainError, Trainer};
 use crate::data::{Batch, Padding, Samples};
 use crate::nn::moe::{ReportedLayer, reduced_reports};
 use crate::optim::{
-    OutcomeSettings, ParallelAdamW, RankStatistics, StepReading, StepStatistics, count_zeros,
+    AdamWConfig, OutcomeSettings, ParallelAdamW, RankStatistics, StepReading, StepStatistics,
+    count_zeros,
 };
 
 /// A step that is launched, and not read yet.
@@ -85,10 +86,8 @@ impl<M: LanguageModel> Trainer<M> {
         let zeros = || count_zeros(&gradients, &self.ddp);
         let zeros = self.config.count_zeros.then(zeros).transpose()?;
         if self.defers || statistics.reading(&self.ddp).is_taken() {
-            if self.optimizer.is_fused() {
-                let outcome = &statistics.outcome;
-                self.optimizer
-                    .step_with_outcome(outcome, &mut self.ddp, gradients);
+            if let Some(adamw) = self.optimizer.fused() {
+                adamw.step_with_outcome(&statistics.outcome, &mut self.ddp, gradients);
             } else {
                 gradients.scale(statistics.reading(&self.ddp).factor);
                 let rate = self.learning_rate(0);
@@ -157,7 +156,9 @@ impl<M: LanguageModel> Trainer<M> {
                 };
             }
         }
-        self.optimizer.record_taken(self.count.taken);
+        if let Some(adamw) = self.optimizer.fused() {
+            adamw.record_taken(self.count.taken);
+        }
         self.check_skips()?;
         Ok(FinishedStep {
             metrics,
@@ -196,7 +197,9 @@ impl<M: LanguageModel> Trainer<M> {
     fn outcome_settings(&self, step: usize, before: Option<&LaunchedStep>) -> OutcomeSettings {
         let numbers = |more: usize| {
             let (rate, taken) = (self.learning_rate(more), self.count.taken + more as u64);
-            ParallelAdamW::hyperparameters(&self.config.optimizer, rate, taken)
+            // Only AdamW reads the others.
+            let adamw = self.config.optimizer.adamw();
+            ParallelAdamW::hyperparameters(adamw.unwrap_or(&AdamWConfig::default()), rate, taken)
         };
         OutcomeSettings {
             squares: self.scheduled(step).squares.clone(),

@@ -23,7 +23,7 @@ use crate::data_parallel::{DistributedDataParallel, ZeroStage};
 use crate::generate::{GenerateConfig, GenerateError, GenerationOutput, Generator};
 use crate::nn::LossFactor;
 use crate::nn::moe::{ReportedLayer, RouterStep};
-use crate::optim::{LossScaler, ParallelAdamW, StepCount, all_finite};
+use crate::optim::{LossScaler, ParallelOptimizer, StepCount, all_finite};
 use crate::pipeline::engine::{ActionEvent, DeferredWgrad};
 use crate::pipeline::schedule::Schedule;
 use crate::tokenizer::Tokenizer;
@@ -31,7 +31,7 @@ use crate::tokenizer::Tokenizer;
 /// Trains the shard of a model on one rank; every rank of the mesh has a trainer.
 pub struct Trainer<M> {
     pub(super) ddp: DistributedDataParallel<M>,
-    pub(super) optimizer: ParallelAdamW,
+    pub(super) optimizer: ParallelOptimizer,
     pub(super) scaler: LossScaler,
     pub(super) count: StepCount,
     pub(super) learning_rates: LrSchedule,

@@ -382,9 +382,6 @@ fn describe_weights(recipe: &Recipe, folder: &RunFolder) -> Result<String, Error
 fn print_memory(memory: &RankMemory) {
     println!("memory of rank 0, without activations; measured: the peak of each kind\n");
     println!("{}\n", memory.planned.table(Some(&memory.peak)));
-    if !memory.counts_optimizer {
-        println!("the state of an unfused optimizer is not measured");
-    }
     let inputs = &memory.inputs;
     if inputs.host_peak > 0 {
         println!(

@@ -5,10 +5,10 @@ use std::ops::Range;
 use burn::module::Module;
 use burn::tensor::{Bytes, Device, Tensor};
 
-use super::{FIRST, MODEL, SECOND, StateError, WriteItem, buffers, write_items};
+use super::{MODEL, StateError, WriteItem, buffers, write_items};
 use crate::checkpoint::{CheckpointError, ElementType, TensorMeta, TensorShard};
 use crate::data_parallel::{BucketShard, DistributedDataParallel};
-use crate::optim::ParallelAdamW;
+use crate::optim::{OptimizerState, StateKind};
 
 /// Bytes of a tensor that are read at once: few enough for the allocator to reuse and for the cache. Small in
 /// tests, whose tensors are small.
@@ -33,7 +33,7 @@ enum SnapshotData {
 }
 
 struct LiveTensors {
-    /// Weights, first and second moments, each by bucket.
+    /// Weights, then what the optimizer has of each, by bucket.
     kinds: Vec<Vec<Tensor<1>>>,
     /// Per shard.
     sources: Vec<ShardSource>,
@@ -58,11 +58,11 @@ struct ShardSource {
 }
 
 impl Snapshot {
-    /// Takes the weights and the moments of this rank. On a CPU device they are not copied; an operation that
+    /// Takes the weights and the state of the optimizer on this rank. On a CPU device they are not copied; an operation that
     /// changes them while this value lives makes the copy.
     pub fn new<M: Module>(
         ddp: &DistributedDataParallel<M>,
-        optimizer: &ParallelAdamW,
+        optimizer: &dyn OptimizerState,
     ) -> Result<Self, StateError> {
         let (shards, groups) = (ddp.shards(), ddp.groups());
         let (entries, rank) = (ddp.table().entries(), groups.mesh_rank());
@@ -74,19 +74,20 @@ impl Snapshot {
         };
         let own = write_items(ddp.layout(), entries, rank, ranges);
         let buckets = 0..shards.len();
-        let moments: Vec<_> = buckets
-            .clone()
-            .map(|bucket| optimizer.moments(bucket, ddp))
-            .collect();
-        let moment = |which: usize| moments.iter().map(|of| of[which].clone()).collect();
-        let kinds: Vec<Vec<_>> = vec![
-            buckets.map(|bucket| ddp.master_shard(bucket)).collect(),
-            moment(0),
-            moment(1),
-        ];
+        let masters: Vec<_> = ddp.master_dtypes().collect();
+        let names = optimizer.kinds(&masters);
+        let mut kinds: Vec<Vec<_>> = vec![vec![]; 1 + names.len()];
+        for bucket in buckets {
+            kinds[0].push(ddp.master_shard(bucket));
+            let state = optimizer.tensors(bucket, &shards[bucket]);
+            for (kind, tensor) in kinds[1..].iter_mut().zip(state) {
+                kind.push(tensor);
+            }
+        }
         let (mut shards, mut sources) = (vec![], vec![]);
-        for (kind, prefix) in [MODEL, FIRST, SECOND].into_iter().enumerate() {
-            for item in &own {
+        let weights = StateKind::of_all(MODEL, masters);
+        for (kind, StateKind { prefix, types }) in [weights].iter().chain(&names).enumerate() {
+            for item in own.iter().filter(|item| types[item.index].is_some()) {
                 let entry = &entries[item.index];
                 let key = format!("{prefix}{}", entry.path);
                 let dtype = kinds[kind][item.bucket].dtype();

@@ -2,7 +2,7 @@
 
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::data_parallel::Moments;
-use burn_megatron::optim::ParameterGroup;
+use burn_megatron::optim::{AdamWConfig, OptimizerConfig, ParameterGroup};
 use burn_megatron::pipeline::split::LayerSplit;
 
 use super::VerifyModel;
@@ -99,11 +99,15 @@ pub const SETTINGS: [SettingCase; 15] = [
                 pattern: pattern.into(),
                 weight_decay,
                 learning_rate,
+                optimizer: None,
             };
-            recipe.train.optimizer.groups = vec![
-                group("embedding.*", Some(0.0), None),
-                group("blocks.*.mlp.**", None, Some(0.5)),
-            ];
+            recipe.train.optimizer = OptimizerConfig::AdamW(AdamWConfig {
+                groups: vec![
+                    group("embedding.*", Some(0.0), None),
+                    group("blocks.*.mlp.**", None, Some(0.5)),
+                ],
+                ..AdamWConfig::default()
+            });
         },
     ),
     (
