@@ -216,7 +216,7 @@ impl Recipe {
     pub fn sharing(&self) -> DataParallelConfig {
         DataParallelConfig {
             offload: self.memory.offload(),
-            state_tensors: self.train.optimizer.state_tensors(),
+            state_tensors: self.train.state_tensors(),
             ..self.data_parallel.clone()
         }
     }

@@ -1,5 +1,6 @@
 //! The tests of this crate but those that need a process of their own, which Cargo.toml lists.
 
+mod average;
 mod batch_warmup;
 mod chat;
 mod checkpoint_processes;
@@ -34,6 +35,7 @@ mod reported;
 mod resume;
 mod sequence_warmup;
 mod spans;
+mod spikes;
 mod stage_sums;
 mod token_files;
 mod training;

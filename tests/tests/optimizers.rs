@@ -2,8 +2,8 @@
 
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::optim::{
-    AdagradConfig, AdamConfig, AdanConfig, GroupOptimizer, LionConfig, MuonConfig, MuonScale,
-    OptimizerConfig, ParameterGroup, RmsPropConfig, SgdConfig,
+    AdagradConfig, AdamConfig, AdanConfig, EmaConfig, GroupOptimizer, LionConfig, MuonConfig,
+    MuonScale, OptimizerConfig, ParameterGroup, RmsPropConfig, SgdConfig,
 };
 use burn_megatron::verify::{Layout, VerifyOptions, verify};
 use burn_megatron_models::TransformerSubject;
@@ -113,6 +113,11 @@ fn a_run_goes_on_with_the_state_of_its_optimizer() {
         let name = optimizer.name();
         let mut case = Case::llama("dp3-mb2-z3");
         case.train.optimizer = optimizer;
+        // Its average of the weights is passed on too.
+        case.train.ema = Some(EmaConfig {
+            decay: 0.5,
+            evaluate: false,
+        });
         // Where a state that is rounded would show.
         case.train.data_parallel.precision = Precision::F64;
         let [whole, half] = ["whole", "half"].map(|end| folder.join(&format!("{name}-{end}")));

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::comm::CommError;
 
 mod adamw;
+mod average;
 mod config;
 mod element_wise;
 mod group_segments;
@@ -15,6 +16,7 @@ mod muon;
 mod norm;
 mod parallel;
 mod rules;
+mod spikes;
 mod state;
 mod step_count;
 mod step_statistics;
@@ -22,6 +24,8 @@ mod step_statistics;
 mod tests;
 
 pub use adamw::ParallelAdamW;
+pub(crate) use average::WeightAverage;
+pub use average::{EMA, EmaConfig};
 pub use config::OptimizerConfig;
 pub use element_wise::ElementWise;
 pub use groups::{GlobError, GroupError, GroupOptimizer, Multipliers, ParameterGroup};
@@ -35,6 +39,7 @@ pub use rules::{
     AdagradConfig, AdamConfig, AdanConfig, LionConfig, Resumable, RmsPropConfig, SgdConfig,
     StateTensors,
 };
+pub use spikes::{SpikeConfig, SpikeWindow};
 pub use state::{FIRST, SECOND};
 pub(crate) use state::{OptimizerState, StateKind};
 pub use step_count::{StepCount, TooManySkips};

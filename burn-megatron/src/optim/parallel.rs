@@ -5,6 +5,7 @@ use burn::tensor::{DType, Tensor};
 
 use super::OptimizerError;
 use super::adamw::ParallelAdamW;
+use super::average::{EmaConfig, WeightAverage};
 use super::config::OptimizerConfig;
 use super::element_wise::ElementWise;
 use super::muon::ParallelMuon;
@@ -20,8 +21,12 @@ pub(crate) trait ShardOptimizer: OptimizerState + Send {
     fn step_bucket(&mut self, rate: f64, factor: f64, bucket: BucketStep) -> SteppedBucket;
 }
 
-/// The optimizer that an [`OptimizerConfig`] names, over the parameters of a model.
-pub struct ParallelOptimizer(Implementation);
+/// The optimizer that an [`OptimizerConfig`] names, over the parameters of a model, with the average of the weights if
+/// there is one.
+pub struct ParallelOptimizer {
+    implementation: Implementation,
+    average: Option<WeightAverage>,
+}
 
 enum Implementation {
     AdamW(ParallelAdamW),
@@ -44,7 +49,7 @@ impl ParallelOptimizer {
         if !config.is_adamw() && ddp.config().moments == Moments::Bf16 {
             return Err(OptimizerError::Moments);
         }
-        Ok(Self(match config {
+        let implementation = match config {
             OptimizerConfig::AdamW(config) => {
                 Implementation::AdamW(ParallelAdamW::new(config, ddp)?)
             }
@@ -57,7 +62,25 @@ impl ParallelOptimizer {
             OptimizerConfig::Lion(config) => element_wise(config, ddp)?,
             OptimizerConfig::RmsProp(config) => element_wise(config, ddp)?,
             OptimizerConfig::Adagrad(config) => element_wise(config, ddp)?,
-        }))
+        };
+        Ok(Self {
+            implementation,
+            average: None,
+        })
+    }
+
+    /// Averages the weights from here on.
+    pub(crate) fn average_with<M: Module>(
+        &mut self,
+        config: &EmaConfig,
+        ddp: &DistributedDataParallel<M>,
+    ) {
+        self.average = Some(WeightAverage::new(config, ddp));
+    }
+
+    /// The average of the weights, if there is one.
+    pub(crate) fn average(&mut self) -> Option<&mut WeightAverage> {
+        self.average.as_mut()
     }
 
     /// Updates the parameters with the reduced gradients of one step. Collective: call on all ranks.
@@ -69,7 +92,7 @@ impl ParallelOptimizer {
         ddp: &mut DistributedDataParallel<M>,
         gradients: Gradients,
     ) {
-        match &mut self.0 {
+        match &mut self.implementation {
             Implementation::AdamW(adamw) => adamw.step(learning_rate, ddp, gradients),
             Implementation::Muon(muon) => muon.step(learning_rate, ddp, gradients),
             Implementation::ElementWise(optimizer) => {
@@ -80,23 +103,46 @@ impl ParallelOptimizer {
                 });
             }
         }
+        if let Some(average) = &mut self.average {
+            average.update(None, ddp);
+        }
     }
 
-    /// The AdamW that can be stepped by an outcome on the device, if it is that.
-    pub(crate) fn fused(&mut self) -> Option<&mut ParallelAdamW> {
-        match &mut self.0 {
-            Implementation::AdamW(adamw) if adamw.is_fused() => Some(adamw),
-            _ => None,
+    /// The same with the fused AdamW by an outcome on the device, where `taken` is 1 if it is taken, otherwise 0.
+    ///
+    /// # Panics
+    ///
+    /// If it is another optimizer.
+    pub(crate) fn step_with_outcome<M: Module>(
+        &mut self,
+        outcome: &Tensor<1>,
+        taken: &Tensor<1>,
+        ddp: &mut DistributedDataParallel<M>,
+        gradients: Gradients,
+    ) {
+        let Implementation::AdamW(adamw) = &mut self.implementation else {
+            unreachable!("only the fused AdamW reads an outcome")
+        };
+        adamw.step_with_outcome(outcome, ddp, gradients);
+        if let Some(average) = &mut self.average {
+            average.update(Some(taken), ddp);
+        }
+    }
+
+    /// Sets the number of taken steps, after steps by an outcome.
+    pub(crate) fn record_taken(&mut self, taken: u64) {
+        if let Implementation::AdamW(adamw) = &mut self.implementation {
+            adamw.record_taken(taken);
         }
     }
 
     /// Whether it is the fused AdamW.
     pub(crate) fn is_fused(&self) -> bool {
-        matches!(&self.0, Implementation::AdamW(adamw) if adamw.is_fused())
+        matches!(&self.implementation, Implementation::AdamW(adamw) if adamw.is_fused())
     }
 
     fn state(&self) -> &dyn OptimizerState {
-        match &self.0 {
+        match &self.implementation {
             Implementation::AdamW(adamw) => adamw,
             Implementation::Muon(muon) => &**muon,
             Implementation::ElementWise(optimizer) => &**optimizer,
@@ -106,15 +152,31 @@ impl ParallelOptimizer {
 
 impl OptimizerState for ParallelOptimizer {
     fn kinds(&self, masters: &[DType]) -> Vec<StateKind> {
-        self.state().kinds(masters)
+        let mut kinds = self.state().kinds(masters);
+        kinds.extend(self.average.as_ref().map(|_| WeightAverage::kind(masters)));
+        kinds
     }
 
     fn tensors(&self, bucket: usize, shard: &BucketShard) -> Vec<Tensor<1>> {
-        self.state().tensors(bucket, shard)
+        let mut tensors = self.state().tensors(bucket, shard);
+        let average = self.average.as_ref();
+        tensors.extend(average.map(|average| average.buckets()[bucket].clone()));
+        tensors
     }
 
-    fn restore(&mut self, bucket: usize, shard: &BucketShard, tensors: Vec<Tensor<1>>, steps: u64) {
-        match &mut self.0 {
+    fn restore(
+        &mut self,
+        bucket: usize,
+        shard: &BucketShard,
+        mut tensors: Vec<Tensor<1>>,
+        steps: u64,
+    ) {
+        if let Some(average) = &mut self.average
+            && let Some(own) = tensors.pop()
+        {
+            average.restore(bucket, own);
+        }
+        match &mut self.implementation {
             Implementation::AdamW(adamw) => {
                 OptimizerState::restore(adamw, bucket, shard, tensors, steps);
             }

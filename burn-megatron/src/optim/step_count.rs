@@ -30,8 +30,8 @@ fn is_zero(count: &u64) -> bool {
 /// Too many steps in a row were skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the last {} steps were all skipped, after {} that were taken, as the loss or a gradient was not \
-     finite in any of them; the limit is {limit}: lower the learning rate, or start with a lower loss \
+    "the last {} steps were all skipped, after {} that were taken, as in each of them the loss or a gradient was \
+     not finite, or a spike; the limit is {limit}: lower the learning rate, or start with a lower loss \
      scale if there is one", .count.consecutive_skips, .count.taken
 )]
 pub struct TooManySkips {
@@ -165,8 +165,8 @@ mod tests {
         let error = count.check(limit(3)).expect_err("three in a row");
         assert_eq!(
             error.to_string(),
-            "the last 3 steps were all skipped, after 2 that were taken, as the loss or a gradient \
-             was not finite in any of them; the limit is 3: lower the learning rate, or start with a \
+            "the last 3 steps were all skipped, after 2 that were taken, as in each of them the loss \
+             or a gradient was not finite, or a spike; the limit is 3: lower the learning rate, or start with a \
              lower loss scale if there is one",
         );
         count.record(true);

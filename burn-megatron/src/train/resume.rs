@@ -86,6 +86,7 @@ impl<M: LanguageModel> Trainer<M> {
         }
         self.count = state.count;
         self.samples = state.samples;
+        self.spikes = state.spikes.unwrap_or_default();
         self.saved_at = state.count.made();
         Ok(())
     }
@@ -101,7 +102,11 @@ impl<M: LanguageModel> Trainer<M> {
         source: &dyn TensorSource,
         leniency: LoadTolerance,
     ) -> Result<(), TrainError> {
-        Ok(load_weights(&mut self.ddp, source, leniency)?)
+        load_weights(&mut self.ddp, source, leniency)?;
+        if let Some(average) = self.optimizer.average() {
+            average.reset(&self.ddp);
+        }
+        Ok(())
     }
 
     /// Whether a checkpoint is due after `steps` steps.
@@ -139,6 +144,7 @@ impl<M: LanguageModel> Trainer<M> {
             samples: self.samples,
             seed: self.config.seed,
             loss_scaler: self.scaler.state(),
+            spikes: self.config.skip_spikes.map(|_| self.spikes.clone()),
         }
     }
 

@@ -17,8 +17,8 @@ mod write_items;
 use serde::{Deserialize, Serialize};
 
 use super::{Checkpoint, TensorSource};
-pub use crate::optim::{FIRST, SECOND};
-use crate::optim::{LossScalerState, StepCount};
+pub use crate::optim::{EMA, FIRST, SECOND};
+use crate::optim::{LossScalerState, SpikeWindow, StepCount};
 
 pub(crate) use check::{ModelKeys, agree, check};
 pub use error::StateError;
@@ -45,6 +45,9 @@ pub struct RunState {
     /// The state of the dynamic loss scale, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scaler: Option<LossScalerState>,
+    /// The last losses and norms, if spikes are skipped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spikes: Option<SpikeWindow>,
 }
 
 impl RunState {
