@@ -217,6 +217,7 @@ impl Recipe {
         DataParallelConfig {
             offload: self.memory.offload(),
             state_tensors: self.train.state_tensors(),
+            freeze: self.train.freeze.clone(),
             ..self.data_parallel.clone()
         }
     }

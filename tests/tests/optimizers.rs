@@ -1,6 +1,7 @@
 //! Every optimizer computes in every layout what it computes on one rank, and resumes in every layout.
 
-use burn_megatron::data_parallel::Precision;
+use burn_megatron::checkpoint::{Checkpoint, TensorSlice, TensorSource};
+use burn_megatron::data_parallel::{DataParallelConfig, Precision};
 use burn_megatron::optim::{
     AdagradConfig, AdamConfig, AdanConfig, EmaConfig, GroupOptimizer, LionConfig, MuonConfig,
     MuonScale, OptimizerConfig, ParameterGroup, RmsPropConfig, SgdConfig,
@@ -8,7 +9,7 @@ use burn_megatron::optim::{
 use burn_megatron::verify::{Layout, VerifyOptions, verify};
 use burn_megatron_models::TransformerSubject;
 use burn_megatron_tests::tolerance::{CLOSE, assert_near};
-use burn_megatron_tests::{small_gpt, small_llama, without_dropout};
+use burn_megatron_tests::{small_gpt, small_llama, small_olmoe, without_dropout};
 
 use super::resume::run::{Case, Folder, assert_same};
 
@@ -98,12 +99,25 @@ fn muon_does_not_see_the_layout() {
 /// Fewer groups of keys than ranks, shards that begin within a row, and ranks without a matrix of their own.
 #[test]
 fn muon_on_uneven_shards() {
-    let layouts = layouts(&["tp4-dp1-mb4", "dp3-mb1-z1", "dp3-mb2-z3", "tp4-dp3-mb1-z2"]);
+    let layouts = layouts(&[
+        "tp4-dp1-mb4",
+        "dp3-mb1-z1",
+        "dp3-mb2-z3",
+        "tp4-dp3-mb1-z2",
+        "dp4-mb3-z3-hsdp2",
+    ]);
     let mut subject = without_dropout(small_llama());
     subject.config.layers = 1;
     subject.config.groups = Some(1);
     subject.samples = 12;
     assert_pass(&subject, &layouts, muon());
+}
+
+/// Each expert is a matrix, of which expert ranks, and tensor ranks within them, have parts.
+#[test]
+fn muon_of_experts_does_not_see_the_layout() {
+    let layouts = layouts(&["tp1-ep4-dp4-mb1-z1", "tp2-sp-ep2-etp2-dp2-mb2-z2"]);
+    assert_pass(&without_dropout(small_olmoe()), &layouts, muon());
 }
 
 #[test]
@@ -154,4 +168,77 @@ fn the_state_of_experts_is_passed_on() {
         assert_same(layout, &from, &to);
         assert_near(layout, next, same, CLOSE);
     }
+}
+
+/// Frozen parameters have no state, keep their values, and are saved and resumed with the others.
+#[test]
+fn frozen_parameters_are_not_trained_in_any_layout() {
+    let freeze = ["embedding.**", "blocks.0.**"].map(String::from).to_vec();
+    let options = VerifyOptions {
+        data_parallel: DataParallelConfig {
+            freeze: freeze.clone(),
+            ..DataParallelConfig::default()
+        },
+        ..VerifyOptions::default()
+    };
+    let layouts = layouts(&["tp2-sp-dp2-mb1-z1", "dp2-mb1-z3", "tp2-pp2-dp2-mb1-z2/1f1b"]);
+    let report = verify(&without_dropout(small_llama()), &layouts, &options).unwrap();
+    assert!(report.passes(), "{report}");
+
+    let folder = Folder::new();
+    let mut case = Case::llama("dp3-mb2-z3");
+    case.train.freeze = freeze;
+    let [first, second] = [1, 3].map(|steps| {
+        let into = folder.join(&format!("{steps}"));
+        case.run(None, steps, Some(&into));
+        into
+    });
+    let keys = |path: &std::path::Path| Checkpoint::open(path).unwrap().keys();
+    let own = keys(&second);
+    assert!(
+        own.contains(&"model/blocks.0.mlp.up.weight".to_string()),
+        "{own:?}"
+    );
+    assert!(
+        own.contains(&"adamw.first/blocks.1.mlp.up.weight".to_string()),
+        "{own:?}"
+    );
+    assert!(
+        !own.contains(&"adamw.first/blocks.0.mlp.up.weight".to_string()),
+        "{own:?}"
+    );
+    let read = |path: &std::path::Path, key: &str| {
+        let checkpoint = Checkpoint::open(path).unwrap();
+        let shape = checkpoint.tensor(key).unwrap().shape;
+        checkpoint.read(key, &TensorSlice::whole(&shape)).unwrap()
+    };
+    for (key, same) in [
+        ("model/embedding.weight", true),
+        ("model/blocks.0.mlp.up.weight", true),
+        ("model/blocks.1.mlp.up.weight", false),
+    ] {
+        assert_eq!(read(&first, key) == read(&second, key), same, "{key}");
+    }
+    for layout in ["tp2-sp-dp2-mb3", "pp2-dp2-mb2-z2/1f1b"] {
+        let to = folder.join(&layout.replace('/', "-"));
+        case.layout(layout).pass_on(&second, &to);
+        assert_same(layout, &second, &to);
+    }
+    case.train.freeze = vec!["blocks.0.mpl.**".into()];
+    let error = case
+        .on_ranks(|groups| case.trainer(groups).map(drop))
+        .unwrap_err();
+    assert!(
+        error
+            .contains("the freeze pattern `blocks.0.mpl.**` matches no parameter; the nearest are"),
+        "{error}"
+    );
+    case.train.freeze = vec!["**".into()];
+    let error = case
+        .on_ranks(|groups| case.trainer(groups).map(drop))
+        .unwrap_err();
+    assert!(
+        error.contains("freeze leaves no parameter that is trained"),
+        "{error}"
+    );
 }

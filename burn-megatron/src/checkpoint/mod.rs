@@ -77,7 +77,7 @@ pub use source::{ElementType, TensorMeta, TensorSource};
 pub use state::MODEL;
 pub use verify::CheckpointTotals;
 pub use weights::{LoadTolerance, load_weights};
-pub(crate) use weights::{read_buckets, weights};
+pub(crate) use weights::{of_frozen, read_buckets, read_frozen, weights};
 
 #[cfg(test)]
 mod tests;

@@ -79,12 +79,12 @@ pub fn load_weights<M: Module>(
 }
 
 /// The frozen weights of a model, for [`check`]: in the types that masters would have.
-fn of_frozen<M: Module>(ddp: &DistributedDataParallel<M>) -> StateKind {
+pub(crate) fn of_frozen<M: Module>(ddp: &DistributedDataParallel<M>) -> StateKind {
     StateKind::of_all(MODEL, ddp.frozen_dtypes())
 }
 
 /// Reads this rank's shard of each bucket of frozen weights, from checked weights, in the type of the model.
-fn read_frozen<M: Module>(
+pub(crate) fn read_frozen<M: Module>(
     ddp: &DistributedDataParallel<M>,
     source: &dyn TensorSource,
 ) -> Result<Vec<Tensor<1>>, StateError> {

@@ -51,6 +51,10 @@ pub struct DataParallelConfig {
     /// optimizer of a recipe says it.
     #[serde(skip, default = "adam_moments")]
     pub state_tensors: u8,
+    /// Patterns of the paths of parameters that are not trained, as in a [group](crate::optim::ParameterGroup). Not
+    /// serialized here: a recipe has it in `[train]`.
+    #[serde(skip)]
+    pub freeze: Vec<String>,
     /// What is kept in the memory of the host. Not serialized here: a recipe has it in `[memory.offload]`.
     #[serde(skip)]
     pub offload: OffloadConfig,
@@ -73,6 +77,7 @@ impl Default for DataParallelConfig {
             check_gradients: true,
             gradient_limit: None,
             state_tensors: adam_moments(),
+            freeze: vec![],
             offload: OffloadConfig::default(),
         }
     }

@@ -79,6 +79,7 @@ use build::NamedWeight;
 pub use config::{DataParallelConfig, DataParallelConfigError, Moments, Precision};
 pub use error::DataParallelError;
 use frozen::FrozenParameters;
+pub use frozen::freeze;
 pub use gradient_check::InvalidGradient;
 pub use gradients::Gradients;
 use gradients::ModelParallelAllReduce;
@@ -122,6 +123,8 @@ pub struct DistributedDataParallel<M> {
     routers: Routers,
     /// `None` where no bucket is offloaded.
     host: Option<HostStepper>,
+    /// See [`saved_frozen`](Self::saved_frozen).
+    saves_frozen: bool,
 }
 
 impl<M: Module> DistributedDataParallel<M> {
@@ -166,7 +169,7 @@ impl<M: Module> DistributedDataParallel<M> {
         let config = &config.in_layout(groups.config())?;
         let ParallelModule {
             module,
-            table,
+            mut table,
             position,
             kernels,
             fp8,
@@ -174,6 +177,8 @@ impl<M: Module> DistributedDataParallel<M> {
             routers,
             lora,
         } = model;
+        frozen::freeze_in_all_stages(&mut table, &config.freeze, groups)?;
+        let saves_frozen = lora.is_none();
         check_same_table(&table, groups)?;
         check_experts(&table, groups)?;
         check_tied_parameters(&table, groups)?;
@@ -222,6 +227,7 @@ impl<M: Module> DistributedDataParallel<M> {
             recompute,
             routers,
             host,
+            saves_frozen,
         })
     }
 

@@ -1,7 +1,7 @@
 //! The exponential moving average of the weights.
 
 use burn::module::Module;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::state::StateKind;
@@ -62,20 +62,17 @@ impl WeightAverage {
         ddp: &DistributedDataParallel<M>,
     ) {
         for (number, average) in self.buckets.iter_mut().enumerate() {
-            let change = ddp.master_shard(number) - average.clone();
-            let change = change.mul_scalar(1.0 - self.decay);
-            let change = match taken {
-                None => change,
-                // The shard may be on the host.
-                Some(taken) if taken.device() == change.device() => {
-                    let dtype = burn::tensor::FloatDType::from(change.dtype());
-                    change * taken.clone().cast(dtype)
-                }
-                Some(taken) => {
-                    let dtype = burn::tensor::FloatDType::from(change.dtype());
-                    change * to_host(taken.clone()).cast(dtype)
-                }
-            };
+            let mut change = ddp.master_shard(number) - average.clone();
+            change = change.mul_scalar(1.0 - self.decay);
+            if let Some(taken) = taken {
+                // A shard may be on the host.
+                let taken = if taken.device() == change.device() {
+                    taken.clone()
+                } else {
+                    to_host(taken.clone())
+                };
+                change = change.clone() * taken.cast(FloatDType::from(change.dtype()));
+            }
             *average = average.clone() + change;
         }
     }

@@ -108,7 +108,7 @@ impl ParallelOptimizer {
         }
     }
 
-    /// The same with the fused AdamW by an outcome on the device, where `taken` is 1 if it is taken, otherwise 0.
+    /// The same with the fused AdamW by an outcome on the device. `taken` returns 1 if it is taken, otherwise 0: `[1]`.
     ///
     /// # Panics
     ///
@@ -116,7 +116,7 @@ impl ParallelOptimizer {
     pub(crate) fn step_with_outcome<M: Module>(
         &mut self,
         outcome: &Tensor<1>,
-        taken: &Tensor<1>,
+        taken: impl FnOnce() -> Tensor<1>,
         ddp: &mut DistributedDataParallel<M>,
         gradients: Gradients,
     ) {
@@ -125,7 +125,7 @@ impl ParallelOptimizer {
         };
         adamw.step_with_outcome(outcome, ddp, gradients);
         if let Some(average) = &mut self.average {
-            average.update(Some(taken), ddp);
+            average.update(Some(&taken()), ddp);
         }
     }
 

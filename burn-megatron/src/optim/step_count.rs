@@ -21,6 +21,9 @@ pub struct StepCount {
     /// Skipped steps that had no target. Not in older checkpoints.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub without_targets: u64,
+    /// Skipped steps whose loss or gradient norm was a spike. Not in older checkpoints.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub spikes: u64,
 }
 
 fn is_zero(count: &u64) -> bool {
@@ -62,6 +65,12 @@ impl StepCount {
     pub fn record_without_targets(&mut self) {
         self.skipped += 1;
         self.without_targets += 1;
+    }
+
+    /// Counts a step that was skipped as a spike.
+    pub fn record_spike(&mut self) {
+        self.record(false);
+        self.spikes += 1;
     }
 
     /// All steps, taken or skipped.
@@ -110,6 +119,7 @@ mod tests {
             skipped: 3,
             consecutive_skips: 1,
             without_targets: 0,
+            spikes: 0,
         };
         assert_eq!((count, count.made()), (expected, 6));
     }

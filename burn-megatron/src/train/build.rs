@@ -215,6 +215,7 @@ fn in_layout(config: &TrainConfig, groups: &ParallelContext) -> Result<TrainConf
     Ok(TrainConfig {
         data_parallel: DataParallelConfig {
             state_tensors: config.state_tensors(),
+            freeze: config.freeze.clone(),
             ..config.data_parallel.in_layout(groups.config())?
         },
         ..config.clone()

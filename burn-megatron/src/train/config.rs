@@ -50,6 +50,9 @@ pub struct TrainConfig {
     /// The loss scale, which keeps small gradients in the range of f16; by default dynamic for f16 and
     /// none for other types.
     pub loss_scale: Option<LossScale>,
+    /// Patterns of the paths of parameters that are not trained.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub freeze: Vec<String>,
     /// Consecutive skipped steps after which the run fails.
     pub skip_limit: NonZeroU64,
     /// When a step is skipped as a spike of the loss or the gradient norm; by default never.
@@ -89,6 +92,7 @@ impl Default for TrainConfig {
             data_parallel: DataParallelConfig::default(),
             loss_scale: None,
             skip_limit: StepCount::DEFAULT_LIMIT,
+            freeze: vec![],
             skip_spikes: None,
             ema: None,
             check_replicas_every: None,

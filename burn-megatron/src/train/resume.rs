@@ -11,7 +11,7 @@ use crate::checkpoint::state::{
 };
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointMetadata, LoadTolerance, TensorSource, load_weights,
-    read_buckets, weights,
+    of_frozen, read_buckets, read_frozen, weights,
 };
 use crate::data_parallel::DistributedDataParallel;
 use crate::nn::fp8::Fp8LayerState;
@@ -68,17 +68,27 @@ impl<M: LanguageModel> Trainer<M> {
         leniency: LoadTolerance,
     ) -> Result<(), TrainError> {
         let _span = tracing::info_span!("load").entered();
-        let names = ModelKeys::gather(&self.ddp)?;
+        let saves_frozen = self.ddp.saved_frozen().is_some();
+        let names = if saves_frozen {
+            ModelKeys::gather_all(&self.ddp)
+        } else {
+            ModelKeys::gather(&self.ddp)
+        }?;
         let world = self.ddp.groups().world().clone();
         let checked = self.check(checkpoint, &names, leniency);
         let (state, scales) = agree(checked, &*world)?;
         let read = self.read(checkpoint, &state);
         let buckets = agree(read, &*world)?;
+        let frozen = saves_frozen.then(|| read_frozen(&self.ddp, checkpoint));
+        let frozen = agree(frozen.transpose(), &*world)?;
         let biases = agree(buffers::read(&self.ddp, checkpoint), &*world)?;
         // FP8 weights are quantized with the scales.
         let restored = self.ddp.fp8().load(&scales).map_err(StateError::from);
         let missing = scales.is_empty() && leniency.missing;
         agree(if missing { Ok(()) } else { restored }, &*world)?;
+        if let Some(frozen) = frozen {
+            self.ddp.replace_frozen(frozen);
+        }
         self.ddp.replace_masters(buckets);
         buffers::replace(biases);
         if let Some(state) = state.loss_scaler.filter(|_| self.scaler.state().is_some()) {
@@ -214,6 +224,17 @@ impl<M: LanguageModel> Trainer<M> {
             names,
             leniency,
         )?;
+        if let (Some(_), Some(table)) = (ddp.saved_frozen(), ddp.frozen_table()) {
+            let wanted = [of_frozen(ddp)];
+            check(
+                table.entries(),
+                &wanted,
+                checkpoint,
+                vec![],
+                names,
+                leniency,
+            )?;
+        }
         buffers::check(ddp, checkpoint, leniency)?;
         let unexpected = names.unexpected_objects(checkpoint.objects());
         if !unexpected.is_empty() && !leniency.unexpected {

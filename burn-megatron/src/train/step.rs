@@ -70,11 +70,14 @@ impl<M: LanguageModel> Trainer<M> {
         let outcome = before.map(|before| before.statistics.outcome.clone());
         let statistics = StepStatistics::gather(own, &gradients, &self.ddp, outcome, settings);
         let spike = self.is_spike(step, &statistics)?;
-        let taken = statistics.taken();
-        let taken = if spike { taken.zeros_like() } else { taken };
+        // Not computed on the device where nothing needs it.
+        let taken = || match statistics.taken() {
+            taken if spike => taken.zeros_like(),
+            taken => taken,
+        };
         if let Some(reports) = &statistics.routers {
             let routers = self.ddp.routers();
-            routers.update_biases(&self.routers, reports, &taken);
+            routers.update_biases(&self.routers, reports, &taken());
         }
         let observed = StepGradients {
             step: step + 1,
@@ -93,7 +96,7 @@ impl<M: LanguageModel> Trainer<M> {
         if self.defers || statistics.reading(&self.ddp).is_taken() && !spike {
             if self.optimizer.is_fused() {
                 let (optimizer, ddp) = (&mut self.optimizer, &mut self.ddp);
-                optimizer.step_with_outcome(&statistics.outcome, &taken, ddp, gradients);
+                optimizer.step_with_outcome(&statistics.outcome, taken, ddp, gradients);
             } else {
                 gradients.scale(statistics.reading(&self.ddp).factor);
                 let rate = self.learning_rate(0);
@@ -173,7 +176,10 @@ impl<M: LanguageModel> Trainer<M> {
             _ => {
                 self.scaler
                     .update(skip_reason == Some(SkipReason::NotFinite));
-                self.count.record(skip_reason.is_none());
+                match skip_reason {
+                    Some(SkipReason::Spike) => self.count.record_spike(),
+                    reason => self.count.record(reason.is_none()),
+                }
                 self.diverged = if mean.is_finite() {
                     None
                 } else {

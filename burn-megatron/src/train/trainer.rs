@@ -76,10 +76,12 @@ pub(super) struct StepSchedule {
 pub struct TrainOutcome {
     /// The number of steps, including skipped ones and those before a resumed checkpoint.
     pub steps: usize,
-    /// The number of skipped steps: a loss or a gradient was not finite, or there were no targets.
+    /// The number of skipped steps: a loss or a gradient was not finite or a spike, or there were no targets.
     pub skipped: usize,
     /// The number of skipped steps without targets.
     pub without_targets: usize,
+    /// The number of skipped steps that were spikes.
+    pub spikes: usize,
     /// The step, from 1, since which no loss has been finite; `None` if the last loss is finite.
     pub diverged: Option<usize>,
     /// The padding of documents in the steps since the start or the checkpoint; none but with a split
@@ -227,6 +229,7 @@ impl<M: LanguageModel> Trainer<M> {
             steps: self.steps(),
             skipped: self.count.skipped as usize,
             without_targets: self.count.without_targets as usize,
+            spikes: self.count.spikes as usize,
             diverged: self.diverged,
             stopped,
             held_out,

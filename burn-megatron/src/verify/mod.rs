@@ -196,6 +196,7 @@ impl VerifyOptions {
             warmup_steps: 0,
             schedule: LrStyle::Constant,
             optimizer: self.optimizer.clone(),
+            freeze: self.data_parallel.freeze.clone(),
             data_parallel: self.data_parallel_for(layout, subject.dtype()),
             loss_scale: Some(LossScale::None),
             // A step that is skipped shows in the report.
@@ -212,6 +213,7 @@ impl VerifyOptions {
         Self {
             data_parallel: DataParallelConfig {
                 moments: self.data_parallel.moments,
+                freeze: self.data_parallel.freeze.clone(),
                 ..DataParallelConfig::default()
             },
             ..self.clone()

@@ -275,7 +275,14 @@ fn finish(
             count(outcome.steps, "step"),
         );
     }
-    let not_finite = outcome.skipped - outcome.without_targets;
+    if outcome.spikes > 0 {
+        println!(
+            "{} of {} were skipped, as a loss or gradient norm was a spike",
+            outcome.spikes,
+            count(outcome.steps, "step"),
+        );
+    }
+    let not_finite = outcome.skipped - outcome.without_targets - outcome.spikes;
     if not_finite > 0 {
         let helps = if is_dynamic {
             "expected with a dynamic loss scale"

@@ -392,6 +392,7 @@ fn the_state_of_a_run_comes_back_from_json() {
             skipped: 2,
             consecutive_skips: 1,
             without_targets: 0,
+            spikes: 1,
         },
         samples: 72,
         seed: u64::MAX,
