@@ -94,7 +94,7 @@ pub mod prelude {
         ColumnParallelLinear, ColumnParallelLinearConfig, ModelBuilder, ParallelModule,
         RowParallelLinear, RowParallelLinearConfig,
     };
-    pub use crate::optim::{AdamWConfig, ParallelAdamW};
+    pub use crate::optim::{AdamWConfig, OptimizerConfig, ParallelAdamW};
     pub use crate::train::{LanguageModel, ModelConfig, NoopObserver, TrainConfig, Trainer};
     pub use crate::verify::{Layout, verify};
 

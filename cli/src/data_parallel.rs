@@ -1,6 +1,5 @@
 //! Data parallelism: its flags, and the checks that its settings fit the layout.
 
-use burn_megatron::choice::{KernelChoice, Operation};
 use burn_megatron::data_parallel::{Moments, Precision, ZeroStage};
 use burn_megatron::optim::LossScale;
 use clap::Args;
@@ -9,6 +8,7 @@ use serde::de::value::Error as ValueError;
 use serde::{Deserialize, Deserializer};
 
 use crate::error::Error;
+use crate::memory::not_fused_adamw;
 use crate::recipe::Recipe;
 
 /// Flags of data parallelism; each overrides a key of `[data_parallel]`, the last three keys of `[train]`.
@@ -147,11 +147,12 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
             return Err(NO_REPLICAS.into());
         }
     }
-    let optimizer = recipe.kernels.of(Operation::Optimizer);
-    match (config.moments, optimizer) {
-        (Moments::Bf16, KernelChoice::Unfused) => Err("moments = \"bf16\" needs the fused AdamW, and kernels.optimizer is unfused; fuse it, or remove moments"
-            .into()),
-        _ => Ok(()),
+    match not_fused_adamw(recipe).filter(|_| config.moments == Moments::Bf16) {
+        Some(own) => Err(format!(
+            "moments = \"bf16\" needs the fused AdamW, and {own}; change it, or remove moments"
+        )
+        .into()),
+        None => Ok(()),
     }
 }
 

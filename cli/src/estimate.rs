@@ -3,8 +3,8 @@
 use burn::tensor::{DType, Device};
 use burn_megatron::choice::{KernelSelection, Operation};
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::data_parallel::ShardingEstimate;
 use burn_megatron::data_parallel::host_memory::{HostMemory, MemoryLimit, RequiredMemory};
+use burn_megatron::data_parallel::{ShardingEstimate, freeze};
 use burn_megatron::device::DeviceKind;
 use burn_megatron::mesh::{Axis, Mesh};
 use burn_megatron::nn::{LogitsShape, ModelBuilder};
@@ -65,7 +65,8 @@ impl RankEstimates {
             let groups = ParallelContext::offline(plan.mesh.clone(), rank)?;
             let builder = builder(recipe, &groups, device)?;
             let sharing = recipe.sharing();
-            let outline = recipe.model.outline(builder, &sharing, length(recipe))?;
+            let mut outline = recipe.model.outline(builder, &sharing, length(recipe))?;
+            freeze(&mut outline.table, &recipe.train.freeze)?;
             has_replicas |= outline.table.entries().iter().any(|entry| {
                 let over_tensor = tensor > 1 && entry.is_replicated_over(Axis::Tensor);
                 over_tensor || entry.is_tied()

@@ -193,6 +193,7 @@ impl Layers {
             self.table.insert("parallel".into(), Table::new().into());
         }
         self.drop_other_family(layer);
+        self.drop_other_optimizer(layer);
         self.adapt_groups(layer);
         merge(&mut self.table, layer);
         self.origins.record("", layer, &origin);
@@ -207,6 +208,24 @@ impl Layers {
         };
         if named.is_some() && !(self.resumed && model.get(FAMILY) == named) {
             model.retain(|key, _| self.origins.is_given(&format!("model.{key}")));
+        }
+    }
+
+    /// Drops what was not given of the optimizer, if a layer names another: its own defaults apply.
+    fn drop_other_optimizer(&mut self, layer: &Table) {
+        let optimizer = |table: &Table| -> Option<Value> {
+            Some(table.get("train")?.get("optimizer")?.get("name")?.clone())
+        };
+        let Some(named) =
+            optimizer(layer).filter(|named| Some(named) != optimizer(&self.table).as_ref())
+        else {
+            return;
+        };
+        if let Some(Value::Table(train)) = self.table.get_mut("train")
+            && let Some(Value::Table(before)) = train.get_mut("optimizer")
+        {
+            before.retain(|key, _| self.origins.is_given(&format!("train.optimizer.{key}")));
+            before.insert("name".into(), named);
         }
     }
 

@@ -184,13 +184,25 @@ impl MemoryArgs {
     }
 }
 
+/// The optimizer of a recipe, if it is not the fused AdamW.
+pub fn not_fused_adamw(recipe: &Recipe) -> Option<String> {
+    let optimizer = &recipe.train.optimizer;
+    if !optimizer.is_adamw() {
+        return Some(format!("train.optimizer.name is {optimizer}"));
+    }
+    let unfused = recipe.kernels.of(Operation::Optimizer) == KernelChoice::Unfused;
+    unfused.then(|| "kernels.optimizer is unfused".into())
+}
+
 /// Checks the settings against the layout, before a model is built.
 pub fn check(recipe: &Recipe, plan: &ParallelPlan) -> Result<(), Error> {
-    let unfused = recipe.kernels.of(Operation::Optimizer) == KernelChoice::Unfused;
-    if unfused && recipe.memory.offload.optimizer > 0.0 {
-        return Err("[memory.offload] optimizer needs the fused AdamW, and kernels.optimizer is unfused; fuse it, or \
-                    remove optimizer"
-            .into());
+    if recipe.memory.offload.optimizer > 0.0
+        && let Some(own) = not_fused_adamw(recipe)
+    {
+        return Err(format!(
+            "[memory.offload] optimizer needs the fused AdamW, and {own}; change it, or remove optimizer"
+        )
+        .into());
     }
     let recompute = recipe.memory.recompute();
     let of_table = |error| -> Error { format!("[memory.recompute] {error}").into() };

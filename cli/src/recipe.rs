@@ -216,6 +216,8 @@ impl Recipe {
     pub fn sharing(&self) -> DataParallelConfig {
         DataParallelConfig {
             offload: self.memory.offload(),
+            state_tensors: self.train.state_tensors(),
+            freeze: self.train.freeze.clone(),
             ..self.data_parallel.clone()
         }
     }

@@ -57,6 +57,9 @@ clip = 1.0
 evaluate_every = 5
 held_out_samples = 8
 loss_scale = { initial = 65536.0, min = 1.0, growth = 2.0, backoff = 0.5, growth_interval = 100, hysteresis = 2 }
+freeze = ["blocks.0.mlp.**"]
+skip_spikes = { sigmas = 6.0, window = 128 }
+ema = { decay = 0.999 }
 optimizer = { beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0.1, groups = [{ pattern = "*", weight_decay = 0.5, learning_rate = 0.5 }] }
 
 [data_parallel]

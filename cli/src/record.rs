@@ -116,6 +116,7 @@ fn files(start: &TrainStart) -> Result<(MetricsLog, TimingsLog), Error> {
 fn skip_text(reason: SkipReason, scale: Option<f64>) -> String {
     match (reason, scale) {
         (SkipReason::NoTargets, _) => "all of its targets are masked".into(),
+        (SkipReason::Spike, _) => "its loss or gradient norm is a spike (train.skip_spikes)".into(),
         (SkipReason::NotFinite, None) => "the loss or a gradient is not finite".into(),
         (SkipReason::NotFinite, Some(scale)) => {
             format!("the loss or a gradient is not finite at a loss scale of {scale}")

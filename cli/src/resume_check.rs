@@ -48,6 +48,9 @@ const MAY_DIFFER: [&str; 31] = [
     "train.skip_limit",
 ];
 
+/// The table of the optimizer, whose `name` says which settings it has.
+const OPTIMIZER: &str = "train.optimizer";
+
 /// The key of the data's fingerprint, beside the tables of the recipe.
 const FINGERPRINT: &str = "data_fingerprint";
 
@@ -216,6 +219,11 @@ pub fn differing(a: &Value, b: &Value) -> Vec<String> {
 
 /// Collects the dotted keys of values that differ. A missing value equals null.
 fn compare(key: &str, a: &Value, b: &Value, different: &mut Vec<String>) {
+    let name = |of: &Value| of.get("name").cloned();
+    if key == OPTIMIZER && name(a) != name(b) {
+        // Their settings are not comparable.
+        return different.push(format!("{key}.name"));
+    }
     let none = Map::new();
     let (a, b) = match (a, b) {
         (Value::Object(a), Value::Object(b)) => (a, b),
@@ -242,6 +250,7 @@ fn compare(key: &str, a: &Value, b: &Value, different: &mut Vec<String>) {
 mod tests {
     use super::*;
     use crate::family::Model;
+    use burn_megatron::optim::{AdamWConfig, LionConfig, OptimizerConfig};
     use burn_megatron_models::TransformerConfig;
 
     fn checked(change: impl Fn(&mut Recipe), allowed: &[&str]) -> Option<String> {
@@ -288,7 +297,10 @@ mod tests {
     fn what_changes_the_mathematics_is_named() {
         let longer = |recipe: &mut Recipe| {
             recipe.train.steps = 200;
-            recipe.train.optimizer.beta2 = 0.5;
+            recipe.train.optimizer = OptimizerConfig::AdamW(AdamWConfig {
+                beta2: 0.5,
+                ..AdamWConfig::default()
+            });
         };
         let error = checked(longer, &[]).unwrap();
         assert_eq!(
@@ -296,6 +308,15 @@ mod tests {
             "step-7 was saved by a run with train.optimizer.beta2 = 0.95, and this run has 0.5: use the same, or allow \
              the change with --resume-allow-change train.optimizer.beta2,train.steps"
         );
+        let lion = |recipe: &mut Recipe| {
+            recipe.train.optimizer = OptimizerConfig::Lion(LionConfig::default());
+        };
+        assert_eq!(
+            checked(lion, &[]).unwrap(),
+            "step-7 was saved by a run with train.optimizer.name = \"adamw\", and this run has \"lion\": use the same, or \
+             allow the change with --resume-allow-change train.optimizer.name"
+        );
+        assert_eq!(checked(lion, &["train.optimizer"]), None);
         let error = checked(longer, &["train.optimizer"]).unwrap();
         assert!(
             error.contains("train.steps = 100, and this run has 200"),

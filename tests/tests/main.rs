@@ -1,5 +1,6 @@
 //! The tests of this crate but those that need a process of their own, which Cargo.toml lists.
 
+mod average;
 mod batch_warmup;
 mod chat;
 mod checkpoint_processes;
@@ -23,6 +24,7 @@ mod lora;
 mod moe_faults;
 mod moe_verify;
 mod offload;
+mod optimizers;
 mod oracle;
 mod overlap;
 mod packed;
@@ -35,6 +37,7 @@ mod reported;
 mod resume;
 mod sequence_warmup;
 mod spans;
+mod spikes;
 mod stage_sums;
 mod token_files;
 mod training;

@@ -24,6 +24,7 @@
 //! [publishes](PendingCheckpoint::publish) it. A [`Checkpoint`] reads any slice of any tensor, and only the
 //! bytes of the files that the slice needs.
 
+mod averaged;
 mod checksum;
 mod checksummed;
 mod compare;
@@ -50,6 +51,7 @@ mod validate;
 mod verify;
 mod weights;
 
+pub use averaged::AveragedWeights;
 pub use checksum::{CHECKSUM_CHUNK, Checksum};
 pub use compare::{CheckpointComparison, TensorDifference, compare};
 pub use disk::{Disk, DiskOperation};
@@ -75,7 +77,7 @@ pub use source::{ElementType, TensorMeta, TensorSource};
 pub use state::MODEL;
 pub use verify::CheckpointTotals;
 pub use weights::{LoadTolerance, load_weights};
-pub(crate) use weights::{read_buckets, weights};
+pub(crate) use weights::{of_frozen, read_buckets, read_frozen, weights};
 
 #[cfg(test)]
 mod tests;

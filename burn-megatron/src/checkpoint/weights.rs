@@ -5,11 +5,10 @@ use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 use super::TensorSource;
-use super::state::{
-    BucketReader, ExpectedTensors, MODEL, ModelKeys, StateError, agree, buffers, check,
-};
+use super::state::{BucketReader, MODEL, ModelKeys, StateError, agree, buffers, check};
 use crate::data_parallel::{BucketShard, DistributedDataParallel};
 use crate::nn::{ParameterEntry, ParameterTable};
+use crate::optim::StateKind;
 
 /// Deviations between model and source that loading tolerates. None by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,15 +79,12 @@ pub fn load_weights<M: Module>(
 }
 
 /// The frozen weights of a model, for [`check`]: in the types that masters would have.
-fn of_frozen<M: Module>(ddp: &DistributedDataParallel<M>) -> ExpectedTensors<'static> {
-    ExpectedTensors {
-        prefix: MODEL,
-        types: ddp.frozen_dtypes(),
-    }
+pub(crate) fn of_frozen<M: Module>(ddp: &DistributedDataParallel<M>) -> StateKind {
+    StateKind::of_all(MODEL, ddp.frozen_dtypes())
 }
 
 /// Reads this rank's shard of each bucket of frozen weights, from checked weights, in the type of the model.
-fn read_frozen<M: Module>(
+pub(crate) fn read_frozen<M: Module>(
     ddp: &DistributedDataParallel<M>,
     source: &dyn TensorSource,
 ) -> Result<Vec<Tensor<1>>, StateError> {
@@ -106,11 +102,8 @@ fn read_frozen<M: Module>(
 }
 
 /// The weights of a model, for [`check`].
-pub(crate) fn weights<M: Module>(ddp: &DistributedDataParallel<M>) -> ExpectedTensors<'static> {
-    ExpectedTensors {
-        prefix: MODEL,
-        types: ddp.master_dtypes().collect(),
-    }
+pub(crate) fn weights<M: Module>(ddp: &DistributedDataParallel<M>) -> StateKind {
+    StateKind::of_all(MODEL, ddp.master_dtypes().collect())
 }
 
 /// Reads this rank's shard of each bucket, from checked weights.

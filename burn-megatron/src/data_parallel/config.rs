@@ -47,6 +47,14 @@ pub struct DataParallelConfig {
     pub check_gradients: bool,
     /// The norm of a bucket of this rank's gradients above which it counts as not finite.
     pub gradient_limit: Option<f64>,
+    /// The tensors of the optimizer's state per parameter, to plan the memory: 2 for AdamW. Not serialized here: the
+    /// optimizer of a recipe says it.
+    #[serde(skip, default = "adam_moments")]
+    pub state_tensors: u8,
+    /// Patterns of the paths of parameters that are not trained, as in a [group](crate::optim::ParameterGroup). Not
+    /// serialized here: a recipe has it in `[train]`.
+    #[serde(skip)]
+    pub freeze: Vec<String>,
     /// What is kept in the memory of the host. Not serialized here: a recipe has it in `[memory.offload]`.
     #[serde(skip)]
     pub offload: OffloadConfig,
@@ -68,9 +76,16 @@ impl Default for DataParallelConfig {
             moments: Moments::F32,
             check_gradients: true,
             gradient_limit: None,
+            state_tensors: adam_moments(),
+            freeze: vec![],
             offload: OffloadConfig::default(),
         }
     }
+}
+
+/// The moments of Adam.
+fn adam_moments() -> u8 {
+    2
 }
 
 /// The dtype of the parameters in forward and backward. Gradients are summed, and masters stepped, in f32, or in

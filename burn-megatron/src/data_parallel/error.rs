@@ -4,6 +4,7 @@ use super::config::DataParallelConfigError;
 use super::layout::LayoutError;
 use super::memory::MemoryError;
 use crate::comm::CommError;
+use crate::glob::{GlobError, listed};
 use crate::nn::fp8::Fp8Error;
 use crate::nn::{BuildError, RecomputeError};
 
@@ -13,6 +14,25 @@ pub enum DataParallelError {
     /// The model does not have the layers that are to have adapters.
     #[error(transparent)]
     Lora(Box<BuildError>),
+    /// An invalid pattern of frozen parameters.
+    #[error("invalid freeze pattern `{pattern}`: {fault}")]
+    FreezePattern {
+        /// The pattern.
+        pattern: String,
+        /// What is wrong with it.
+        fault: GlobError,
+    },
+    /// A pattern of frozen parameters that matches none of any stage.
+    #[error("the freeze pattern `{pattern}` matches no parameter{}", listed(.nearest))]
+    FreezeUnmatched {
+        /// The pattern.
+        pattern: String,
+        /// The paths nearest to it, the nearest first.
+        nearest: Vec<String>,
+    },
+    /// Every parameter of the model is frozen.
+    #[error("freeze leaves no parameter that is trained: give patterns that match fewer")]
+    AllFrozen,
     /// Invalid settings.
     #[error(transparent)]
     Config(#[from] DataParallelConfigError),

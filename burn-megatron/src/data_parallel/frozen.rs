@@ -10,14 +10,80 @@ use parking_lot::Mutex;
 use super::bucket_step::{BucketShard, SteppedBucket};
 use super::config::DataParallelConfig;
 use super::error::DataParallelError;
+use super::layout::BufferLayout;
 use super::memory::{MemoryPlan, MemoryRules, ZeroStage};
 use super::memory_usage::MemoryUsage;
 use super::parameter_buckets::ParameterBuckets;
 use super::sharding_plan::ShardingPlan;
 use super::{DistributedDataParallel, build};
-use crate::comm::ParallelContext;
+use crate::comm::{ParallelContext, ReduceOp};
+use crate::glob::{Glob, nearest};
 use crate::nn::ParameterTable;
 use crate::nn::hook::{GradientSink, ParameterValue, Pass};
+
+/// Freezes the parameters of a table whose paths match one of `patterns`. Returns the indices of the patterns that match
+/// none.
+///
+/// # Errors
+///
+/// [`DataParallelError::FreezePattern`].
+pub fn freeze(
+    table: &mut ParameterTable,
+    patterns: &[String],
+) -> Result<Vec<usize>, DataParallelError> {
+    let mut unmatched = vec![];
+    for (number, pattern) in patterns.iter().enumerate() {
+        let glob = parse(pattern)?;
+        let mut matches = 0;
+        for entry in table.entries_mut() {
+            if glob.matches(&entry.path) {
+                entry.frozen = true;
+                matches += 1;
+            }
+        }
+        if matches == 0 {
+            unmatched.push(number);
+        }
+    }
+    Ok(unmatched)
+}
+
+fn parse(pattern: &str) -> Result<Glob, DataParallelError> {
+    Glob::parse(pattern).map_err(|fault| DataParallelError::FreezePattern {
+        pattern: pattern.into(),
+        fault,
+    })
+}
+
+/// [`freeze`], where each pattern must match a parameter of some stage, and some parameter must be left. Collective: call
+/// on all ranks of the pipeline.
+pub(super) fn freeze_in_all_stages(
+    table: &mut ParameterTable,
+    patterns: &[String],
+    groups: &ParallelContext,
+) -> Result<(), DataParallelError> {
+    if patterns.is_empty() {
+        return Ok(());
+    }
+    let unmatched = freeze(table, patterns)?;
+    let is_trained = table.entries().iter().any(|entry| !entry.frozen);
+    let mut flags: Vec<u8> = (0..patterns.len())
+        .map(|number| u8::from(unmatched.contains(&number)))
+        .collect();
+    flags.push(u8::from(!is_trained));
+    let everywhere = groups.pipeline().all_reduce(flags.into(), ReduceOp::Min)?;
+    let everywhere: Vec<u8> = everywhere.into_vec();
+    match everywhere.iter().position(|flag| *flag == 1) {
+        None => Ok(()),
+        Some(number) if number == patterns.len() => Err(DataParallelError::AllFrozen),
+        Some(number) => {
+            let pattern = patterns[number].clone();
+            let paths = table.entries().iter().map(|entry| &entry.path[..]);
+            let nearest = nearest(&parse(&pattern)?, paths);
+            Err(DataParallelError::FreezeUnmatched { pattern, nearest })
+        }
+    }
+}
 
 /// The frozen parameters of one rank, as the sink of their hooks, to which no gradient comes.
 pub(super) struct FrozenParameters {
@@ -183,6 +249,14 @@ impl<M: Module> DistributedDataParallel<M> {
             buckets[number].clone().slice([range])
         };
         (0..plan.parameters.len()).map(value).collect()
+    }
+
+    /// The layout of the frozen parameters that checkpoints have, if there are any: not of those of a model with
+    /// adapters, which are loaded from elsewhere.
+    pub(crate) fn saved_frozen(&self) -> Option<&BufferLayout> {
+        let frozen = self.buffers.frozen.as_ref();
+        let frozen = frozen.filter(|_| self.saves_frozen);
+        frozen.map(|frozen| &frozen.plan.layout)
     }
 
     /// This rank's shard of each bucket of frozen parameters, and its values in the dtype of checkpoints.

@@ -80,6 +80,7 @@ use build::NamedWeight;
 pub use config::{DataParallelConfig, DataParallelConfigError, Moments, Precision};
 pub use error::DataParallelError;
 use frozen::FrozenParameters;
+pub use frozen::freeze;
 pub use gradient_check::InvalidGradient;
 pub use gradients::Gradients;
 use gradients::ModelParallelAllReduce;
@@ -123,6 +124,8 @@ pub struct DistributedDataParallel<M> {
     routers: Routers,
     /// `None` where no bucket is offloaded.
     host: Option<HostStepper>,
+    /// See [`saved_frozen`](Self::saved_frozen).
+    saves_frozen: bool,
 }
 
 impl<M: Module> DistributedDataParallel<M> {
@@ -167,7 +170,7 @@ impl<M: Module> DistributedDataParallel<M> {
         let config = &config.in_layout(groups.config())?;
         let ParallelModule {
             module,
-            table,
+            mut table,
             position,
             kernels,
             fp8,
@@ -175,6 +178,8 @@ impl<M: Module> DistributedDataParallel<M> {
             routers,
             lora,
         } = model;
+        frozen::freeze_in_all_stages(&mut table, &config.freeze, groups)?;
+        let saves_frozen = lora.is_none();
         check_same_table(&table, groups)?;
         check_experts(&table, groups)?;
         check_tied_parameters(&table, groups)?;
@@ -223,6 +228,7 @@ impl<M: Module> DistributedDataParallel<M> {
             recompute,
             routers,
             host,
+            saves_frozen,
         })
     }
 

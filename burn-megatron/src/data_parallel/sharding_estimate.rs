@@ -38,8 +38,10 @@ impl ShardingEstimate {
         groups: &ParallelContext,
         config: &DataParallelConfig,
     ) -> Result<Self, DataParallelError> {
-        let (module, table) = (&model.module, &model.table);
         let config = &config.in_layout(groups.config())?;
+        let (module, mut table) = (&model.module, model.table.clone());
+        frozen::freeze(&mut table, &config.freeze)?;
+        let table = &table;
         let quantizers = build::quantizers(table, config, model.fp8.weights())?;
         let plan: ShardingPlan =
             build::build_plan(module, (table, false), groups, config, quantizers)?;

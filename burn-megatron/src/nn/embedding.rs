@@ -50,6 +50,7 @@ impl Vocabulary {
             parts: ranks,
         }];
         ParameterSpec::new([self.tokens, hidden], init)
+            .not_hidden()
             .with_placement(Axis::Tensor, Placement::Split { dim: 0, sections })
     }
 }
@@ -203,6 +204,7 @@ impl LearnedPositionsConfig {
     pub fn init(&self, builder: &ModelBuilder) -> LearnedPositions {
         let sequence_parallel = builder.sequence_parallel();
         let spec = ParameterSpec::new([self.max_positions, self.hidden], self.init)
+            .not_hidden()
             .with_sum_over(sequence_parallel.then_some(Axis::Tensor));
         LearnedPositions {
             weight: builder.parameter("weight", spec),

@@ -22,6 +22,10 @@ pub struct ParameterEntry {
     pub sum_over: AxisSet,
     /// Whether the optimizer's weight decay applies to it.
     pub decay: bool,
+    /// Whether it is a matrix of a hidden layer, or a stack of them, so no embedding, output weight, norm or bias: what
+    /// Muon steps.
+    #[serde(default)]
+    pub hidden: bool,
     /// Its pipeline stage on this rank; 0 if there is one stage.
     pub stage: usize,
     /// The ranks of the pipeline axis that hold a copy of it (a tied embedding), ascending; empty if there is
@@ -42,6 +46,7 @@ impl ParameterEntry {
             placements: Placements::default(),
             sum_over: Grid::Dense.data_axes(),
             decay: shape.len() > 1,
+            hidden: shape.len() > 1,
             stage: 0,
             pipeline_copies: vec![],
             frozen: false,

@@ -302,6 +302,7 @@ impl ModelBuilder {
             init,
             sum_over,
             decay,
+            hidden,
         } = spec;
         let entry = ParameterEntry {
             path: self.join(name),
@@ -310,6 +311,7 @@ impl ModelBuilder {
             placements,
             sum_over: sum_over.union(grid.data_axes()),
             decay,
+            hidden,
             stage: self.stage,
             pipeline_copies: self.pipeline_copies.clone(),
             frozen: self.freezes(),

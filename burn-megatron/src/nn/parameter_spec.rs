@@ -20,6 +20,8 @@ pub struct ParameterSpec<const D: usize> {
     pub sum_over: AxisSet,
     /// See [`ParameterEntry::decay`].
     pub decay: bool,
+    /// See [`ParameterEntry::hidden`].
+    pub hidden: bool,
 }
 
 impl<const D: usize> ParameterSpec<D> {
@@ -32,7 +34,14 @@ impl<const D: usize> ParameterSpec<D> {
             init,
             sum_over: AxisSet::EMPTY,
             decay: D > 1,
+            hidden: D > 1,
         }
+    }
+
+    /// Declares that it is no matrix of a hidden layer, as of an embedding or the output.
+    pub fn not_hidden(mut self) -> Self {
+        self.hidden = false;
+        self
     }
 
     /// Sets the grid, for the weights of experts.

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use super::element_wise::ElementWise;
 use super::group_segments::{self, GroupSegment};
+use super::state::{FIRST, OptimizerState, SECOND, StateKind};
 use super::{AdamWConfig, OptimizerError};
 use crate::choice::Operation;
 use crate::data_parallel::{
@@ -30,6 +31,7 @@ const MIN_EPSILON: f32 = 1.084_202_2e-19;
 /// tokens, unscales and clips it, and writes the copy in the dtype of the model. Unfused, Burn's AdamW is used.
 pub struct ParallelAdamW {
     implementation: AdamWImpl,
+    moments: MomentType,
 }
 
 enum AdamWImpl {
@@ -64,29 +66,22 @@ impl ParallelAdamW {
         ddp: &DistributedDataParallel<M>,
     ) -> Result<Self, OptimizerError> {
         config.check()?;
+        let moments = ddp.config().moments;
         if ddp.kernels().is_fused(Operation::Optimizer) {
             let implementation = AdamWImpl::Fused(FusedAdamW::new(config, ddp)?);
-            return Ok(Self { implementation });
+            return Ok(Self {
+                implementation,
+                moments,
+            });
         }
-        if ddp.config().moments == MomentType::Bf16 {
+        if moments == MomentType::Bf16 {
             return Err(OptimizerError::Moments);
         }
-        let settings = config.clone();
-        let epsilon = match settings.epsilon as f32 {
-            0.0 => MIN_EPSILON,
-            epsilon => epsilon,
-        };
-        let build = move |decay: f64| {
-            BurnAdamWConfig::new()
-                .with_beta_1(settings.beta1 as f32)
-                .with_beta_2(settings.beta2 as f32)
-                .with_epsilon(epsilon)
-                .with_weight_decay((settings.weight_decay * decay) as f32)
-                .build()
-        };
+        let build = |decay: f64| burn_adamw(config, decay);
         let burn = ElementWise::new(build, &config.groups, ddp)?;
         Ok(Self {
             implementation: AdamWImpl::Burn(Box::new(burn)),
+            moments,
         })
     }
 
@@ -153,43 +148,64 @@ impl ParallelAdamW {
     }
 
     /// Both moments of this rank's shard of a bucket; zeros before the first step.
-    pub(crate) fn moments<M: Module>(
-        &self,
-        bucket: usize,
-        ddp: &DistributedDataParallel<M>,
-    ) -> [Tensor<1>; 2] {
+    pub(crate) fn moments(&self, bucket: usize, shard: &BucketShard) -> [Tensor<1>; 2] {
         match &self.implementation {
             AdamWImpl::Fused(fused) => {
                 let FusedBucket { first, second, .. } = &*fused.buckets[bucket].lock();
                 [first.clone(), second.clone()]
             }
             AdamWImpl::Burn(burn) => {
-                let shard = &ddp.shards()[bucket];
-                let zeros = || Tensor::zeros([shard.range.len()], (ddp.device(), shard.dtype));
+                let zeros = || Tensor::zeros([shard.range.len()], (&shard.device, shard.dtype));
                 burn.moments(bucket, [zeros(), zeros()])
             }
         }
     }
 
-    /// The dtype of the moments of each parameter, in the order of the table.
-    pub(crate) fn moment_dtypes<M: Module>(ddp: &DistributedDataParallel<M>) -> Vec<DType> {
-        let moments = ddp.config().moments;
-        let dtypes = ddp.master_dtypes();
-        dtypes.map(|main| moment_dtype(moments, main)).collect()
-    }
-
     /// Restores both moments of this rank's shard of a bucket, in the dtypes that
     /// [`moments`](Self::moments) returns, as of `steps` steps.
-    pub(crate) fn restore(&mut self, bucket: usize, moments: [Tensor<1>; 2], steps: u64) {
+    pub(crate) fn restore_moments(&mut self, bucket: usize, moments: [Tensor<1>; 2], steps: u64) {
         match &mut self.implementation {
             AdamWImpl::Fused(fused) => {
                 fused.steps = steps;
                 let state = &mut *fused.buckets[bucket].lock();
                 [state.first, state.second] = moments;
             }
-            AdamWImpl::Burn(burn) => burn.restore(bucket, moments, steps),
+            AdamWImpl::Burn(burn) => burn.restore_moments(bucket, &moments, steps),
         }
     }
+}
+
+impl OptimizerState for ParallelAdamW {
+    fn kinds(&self, masters: &[DType]) -> Vec<StateKind> {
+        let dtype = |main: &DType| moment_dtype(self.moments, *main);
+        let kind = |prefix| StateKind::of_all(prefix, masters.iter().map(dtype).collect());
+        vec![kind(FIRST), kind(SECOND)]
+    }
+
+    fn tensors(&self, bucket: usize, shard: &BucketShard) -> Vec<Tensor<1>> {
+        self.moments(bucket, shard).into()
+    }
+
+    fn restore(&mut self, bucket: usize, _: &BucketShard, tensors: Vec<Tensor<1>>, steps: u64) {
+        match <[Tensor<1>; 2]>::try_from(tensors) {
+            Ok(moments) => self.restore_moments(bucket, moments, steps),
+            Err(tensors) => unreachable!("AdamW has two moments, not {}", tensors.len()),
+        }
+    }
+}
+
+/// Burn's AdamW, for parameters whose weight decay is multiplied by `decay`.
+pub(super) fn burn_adamw(config: &AdamWConfig, decay: f64) -> burn::optim::AdamW {
+    let epsilon = match config.epsilon as f32 {
+        0.0 => MIN_EPSILON,
+        epsilon => epsilon,
+    };
+    BurnAdamWConfig::new()
+        .with_beta_1(config.beta1 as f32)
+        .with_beta_2(config.beta2 as f32)
+        .with_epsilon(epsilon)
+        .with_weight_decay((config.weight_decay * decay) as f32)
+        .build()
 }
 
 impl FusedAdamW {

@@ -1,21 +1,31 @@
 //! Any element-wise optimizer of Burn on this rank's shards of the parameter buckets.
 
 use burn::module::Module;
-use burn::optim::{AdamW, AdamWState, AdaptiveMomentumState, Optimizer};
-use burn::tensor::Tensor;
+use burn::optim::{AdamW, AdamWState, AdaptiveMomentumState, Optimizer, RecordState, StateSink};
+use burn::tensor::{DType, Device, Tensor};
 use burn_megatron_kernels::flat;
 
 use super::OptimizerError;
 use super::group_segments::{self, GroupSegment};
 use super::groups::ParameterGroup;
-use crate::data_parallel::{DistributedDataParallel, Gradients, SteppedBucket};
+use super::parallel::ShardOptimizer;
+use super::rules::{Resumable, StateTensors};
+use super::state::{OptimizerState, StateKind};
+use crate::data_parallel::{
+    BucketShard, BucketStep, DistributedDataParallel, Gradients, MemoryCategory, SteppedBucket,
+    TrackedAllocation,
+};
 
 /// One of Burn's optimizers over the parameters of a model.
 ///
 /// It must update each element independently, as Adam, SGD and RMSProp do: shards begin and end anywhere in a
-/// parameter. Its state is not counted in [`usage`](DistributedDataParallel::usage).
+/// parameter. [`usage`](DistributedDataParallel::usage) counts its state from the start on, by the tensors in Burn's
+/// record of it.
 pub struct ElementWise<O: Optimizer> {
     buckets: Vec<Vec<SegmentOptimizer<O>>>,
+    /// The tensors in the record of its state.
+    names: Vec<String>,
+    _allocation: TrackedAllocation,
 }
 
 /// A segment, with the optimizer for its weight decay.
@@ -37,20 +47,43 @@ impl<O: Optimizer> ElementWise<O> {
         groups: &[ParameterGroup],
         ddp: &DistributedDataParallel<M>,
     ) -> Result<Self, OptimizerError> {
+        let segments = group_segments::bucket_segments(groups, ddp)?;
+        Self::of_segments(build, segments, ddp)
+    }
+
+    /// The optimizer of some segments of each bucket.
+    pub(super) fn of_segments<M: Module>(
+        build: impl Fn(f64) -> O,
+        segments: Vec<Vec<GroupSegment>>,
+        ddp: &DistributedDataParallel<M>,
+    ) -> Result<Self, OptimizerError> {
         let fraction = ddp.config().offload.optimizer;
         if fraction > 0.0 {
             return Err(OptimizerError::Offload(fraction));
         }
+        let names = state_names(&build(1.0));
+        let sizes = segments.iter().zip(ddp.shards());
+        let bytes = sizes.map(|(segments, shard)| {
+            let elements: usize = segments.iter().map(|segment| segment.range.len()).sum();
+            elements * names.len() * shard.dtype.size()
+        });
+        let allocation = ddp
+            .usage()
+            .track(MemoryCategory::Optimizer, bytes.sum::<usize>());
         let optimizer = |segment: GroupSegment| SegmentOptimizer {
             optimizer: build(segment.decay),
             segment,
             state: None,
         };
-        let buckets = group_segments::bucket_segments(groups, ddp)?
+        let buckets = segments
             .into_iter()
             .map(|segments| segments.into_iter().map(optimizer).collect())
             .collect();
-        Ok(Self { buckets })
+        Ok(Self {
+            buckets,
+            names,
+            _allocation: allocation,
+        })
     }
 
     /// Updates the parameters with the reduced gradients of one step. Collective: call on all ranks.
@@ -62,15 +95,102 @@ impl<O: Optimizer> ElementWise<O> {
     ) {
         let factor = gradients.factor();
         ddp.step_device_buckets(gradients, |bucket| {
-            let mut master = bucket.master;
-            for segment_optimizer in &mut self.buckets[bucket.number] {
-                master = segment_optimizer.step(learning_rate, master, &bucket.gradient, factor);
-            }
-            SteppedBucket {
-                master,
-                model: None,
-            }
+            self.step_bucket(learning_rate, factor, bucket)
         });
+    }
+
+    /// Steps the segments of a bucket, with `factor` times its gradient.
+    pub(super) fn step_bucket(
+        &mut self,
+        learning_rate: f64,
+        factor: f64,
+        bucket: BucketStep,
+    ) -> SteppedBucket {
+        let mut master = bucket.master;
+        for segment_optimizer in &mut self.buckets[bucket.number] {
+            master = segment_optimizer.step(learning_rate, master, &bucket.gradient, factor);
+        }
+        SteppedBucket {
+            master,
+            model: None,
+        }
+    }
+}
+
+/// The names of the tensors in the record of an optimizer's state: those after the step of one element on the host.
+fn state_names<O: Optimizer>(optimizer: &O) -> Vec<String> {
+    let one = || Tensor::<1>::ones([1], (&Device::flex(), DType::F32));
+    let (_, state) = optimizer.step(0.0, one(), one(), None);
+    let mut record = StateSink::default();
+    if let Some(state) = state {
+        state.state_flatten("", &mut record);
+    }
+    record.tensors.into_iter().map(|(name, _)| name).collect()
+}
+
+impl<O: Resumable> ElementWise<O> {
+    /// The tensors that are saved.
+    fn saved(&self) -> impl Iterator<Item = &String> {
+        let is_saved = |name: &&String| !O::UNSAVED.contains(&&name[..]);
+        self.names.iter().filter(is_saved)
+    }
+}
+
+impl<O: Resumable> OptimizerState for ElementWise<O> {
+    fn kinds(&self, masters: &[DType]) -> Vec<StateKind> {
+        let kind = |name: &String| {
+            let prefix = format!("{}.{name}/", O::NAME);
+            StateKind::of_all(prefix, masters.to_vec())
+        };
+        self.saved().map(kind).collect()
+    }
+
+    /// On the host: Burn reads the tensors of a record there.
+    fn tensors(&self, bucket: usize, shard: &BucketShard) -> Vec<Tensor<1>> {
+        let options = (&Device::flex(), shard.dtype);
+        let zeros = |_| Tensor::<1>::zeros([shard.range.len()], options);
+        let mut tensors: Vec<_> = self.saved().map(zeros).collect();
+        for SegmentOptimizer { segment, state, .. } in &self.buckets[bucket] {
+            let mut record = StateSink::default();
+            if let Some(state) = state {
+                state.state_flatten("", &mut record);
+            }
+            for (name, data) in record.tensors {
+                if let Some(kind) = self.saved().position(|saved| *saved == name) {
+                    let values = Tensor::from_data(data, options);
+                    let start = segment.range.start;
+                    tensors[kind] = flat::accumulate(tensors[kind].clone(), start, values, false);
+                }
+            }
+        }
+        tensors
+    }
+
+    fn restore(&mut self, bucket: usize, shard: &BucketShard, tensors: Vec<Tensor<1>>, steps: u64) {
+        let names: Vec<_> = self.saved().cloned().collect();
+        for segment_optimizer in &mut self.buckets[bucket] {
+            let range = &segment_optimizer.segment.range;
+            let part = |of: &Tensor<1>| of.clone().slice([range.clone()]).to_device(&shard.device);
+            let parts: StateTensors = names
+                .iter()
+                .cloned()
+                .zip(tensors.iter().map(part))
+                .collect();
+            // Before its first step there is no state.
+            segment_optimizer.state = match steps {
+                0 => None,
+                _ => O::restored(steps as usize, parts),
+            };
+        }
+    }
+}
+
+impl<O: Resumable> ShardOptimizer for ElementWise<O>
+where
+    O::State<1>: Send,
+{
+    fn step_bucket(&mut self, rate: f64, factor: f64, bucket: BucketStep) -> SteppedBucket {
+        self.step_bucket(rate, factor, bucket)
     }
 }
 
@@ -91,7 +211,7 @@ impl ElementWise<AdamW> {
     }
 
     /// Restores both moments of a bucket, as of `steps` steps.
-    pub(super) fn restore(&mut self, bucket: usize, moments: [Tensor<1>; 2], steps: u64) {
+    pub(super) fn restore_moments(&mut self, bucket: usize, moments: &[Tensor<1>; 2], steps: u64) {
         for segment_optimizer in &mut self.buckets[bucket] {
             let part = |of: &Tensor<1>| of.clone().slice([segment_optimizer.segment.range.clone()]);
             let [first, second] = [part(&moments[0]), part(&moments[1])];

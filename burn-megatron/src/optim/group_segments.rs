@@ -13,6 +13,8 @@ use crate::data_parallel::{BucketShard, DistributedDataParallel};
 /// A range of a rank's shard of a bucket, and the multipliers of its parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct GroupSegment {
+    /// The index of the parameter in the table.
+    pub index: usize,
     pub range: Range<usize>,
     /// The multiplier of the weight decay.
     pub decay: f64,
@@ -31,8 +33,9 @@ pub(super) fn bucket_segments<M: Module>(
     let parameters = entries.iter().map(|entry| (&entry.path[..], entry.decay));
     let multipliers = groups::resolve(groups, parameters)?;
     let segment = |slice: &ParameterSlice| {
-        let Multipliers { decay, rate } = multipliers[slice.index];
+        let Multipliers { decay, rate, .. } = multipliers[slice.index];
         GroupSegment {
+            index: slice.index,
             range: slice.local_range.clone(),
             decay,
             rate,

@@ -1,4 +1,4 @@
-//! The sharded optimizer: AdamW or any element-wise optimizer of Burn, parameter groups, the global gradient
+//! The sharded optimizer: AdamW, Muon, or any element-wise optimizer of Burn; parameter groups, the global gradient
 //! norm, loss scaling.
 
 use serde::{Deserialize, Serialize};
@@ -6,23 +6,42 @@ use serde::{Deserialize, Serialize};
 use crate::comm::CommError;
 
 mod adamw;
+mod average;
+mod config;
 mod element_wise;
 mod group_segments;
 pub mod groups;
 mod loss_scale;
+mod muon;
 mod norm;
+mod parallel;
+mod rules;
+mod spikes;
+mod state;
 mod step_count;
 mod step_statistics;
 #[cfg(test)]
 mod tests;
 
 pub use adamw::ParallelAdamW;
+pub(crate) use average::WeightAverage;
+pub use average::{EMA, EmaConfig};
+pub use config::OptimizerConfig;
 pub use element_wise::ElementWise;
-pub use groups::{GlobError, GroupError, Multipliers, ParameterGroup};
+pub use groups::{GlobError, GroupError, GroupOptimizer, Multipliers, ParameterGroup};
 pub use loss_scale::{
     LossScale, LossScaleConfig, LossScaleError, LossScaler, LossScalerState, ScaleChange,
 };
+pub use muon::{MuonConfig, MuonScale, ParallelMuon, orthogonalize};
 pub use norm::{all_finite, count_zeros, global_norm};
+pub use parallel::ParallelOptimizer;
+pub use rules::{
+    AdagradConfig, AdamConfig, AdanConfig, LionConfig, Resumable, RmsPropConfig, SgdConfig,
+    StateTensors,
+};
+pub use spikes::{SpikeConfig, SpikeWindow};
+pub use state::{FIRST, SECOND};
+pub(crate) use state::{OptimizerState, StateKind};
 pub use step_count::{StepCount, TooManySkips};
 pub(crate) use step_statistics::{
     OutcomeSettings, RankStatistics, StepReading, StepStatistics, order_of_squares,
@@ -66,28 +85,17 @@ impl AdamWConfig {
     /// [`OptimizerError::Setting`] for the first setting out of its range, [`OptimizerError::Group`] for the
     /// first invalid group.
     pub fn check(&self) -> Result<(), OptimizerError> {
-        let is_decay = |beta: f64| beta >= 0.0 && (beta as f32) < 1.0;
-        let betas = "at least 0 and below 1";
-        let settings = [
-            ("beta1", self.beta1, is_decay(self.beta1), betas),
-            ("beta2", self.beta2, is_decay(self.beta2), betas),
-            (
-                "epsilon",
-                self.epsilon,
-                self.epsilon as f32 > 0.0 && (self.epsilon as f32).is_finite(),
-                "above 0 and finite",
-            ),
-            (
-                "weight_decay",
-                self.weight_decay,
-                self.weight_decay >= 0.0 && (self.weight_decay as f32).is_finite(),
-                "at least 0 and finite",
-            ),
-        ];
-        if let Some((name, value, _, fits)) = settings.into_iter().find(|(_, _, fits, _)| !fits) {
-            return Err(OptimizerError::Setting { name, value, fits });
-        }
+        config::check(self.settings())?;
         Ok(groups::check(&self.groups)?)
+    }
+
+    fn settings(&self) -> Vec<config::Setting> {
+        vec![
+            config::beta("beta1", self.beta1),
+            config::beta("beta2", self.beta2),
+            config::above_zero("epsilon", self.epsilon),
+            config::weight_decay(self.weight_decay),
+        ]
     }
 }
 
@@ -109,14 +117,14 @@ pub enum OptimizerError {
     Group(#[from] GroupError),
     /// 16-bit moments for an optimizer that stores them in the dtype of the masters.
     #[error(
-        "moments = bf16 requires the fused AdamW, but the optimizer of this run is unfused; fuse it, or use \
-         moments = f32"
+        "moments = bf16 requires the fused AdamW, but the optimizer of this run is another one, or unfused; fuse \
+         AdamW, or use moments = f32"
     )]
     Moments,
     /// State on the host for an optimizer that is stepped on the device.
     #[error(
         "offload.optimizer = {0} requires the fused AdamW, which steps a bucket at once on the device or the host, but \
-         the optimizer of this run is unfused; fuse it, or use offload.optimizer = 0"
+         the optimizer of this run is another one, or unfused; fuse AdamW, or use offload.optimizer = 0"
     )]
     Offload(f64),
     /// A collective failed.

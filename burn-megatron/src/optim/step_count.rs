@@ -21,6 +21,9 @@ pub struct StepCount {
     /// Skipped steps that had no target. Not in older checkpoints.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub without_targets: u64,
+    /// Skipped steps whose loss or gradient norm was a spike. Not in older checkpoints.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub spikes: u64,
 }
 
 fn is_zero(count: &u64) -> bool {
@@ -30,8 +33,8 @@ fn is_zero(count: &u64) -> bool {
 /// Too many steps in a row were skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the last {} steps were all skipped, after {} that were taken, as the loss or a gradient was not \
-     finite in any of them; the limit is {limit}: lower the learning rate, or start with a lower loss \
+    "the last {} steps were all skipped, after {} that were taken, as in each of them the loss or a gradient was \
+     not finite, or a spike; the limit is {limit}: lower the learning rate, or start with a lower loss \
      scale if there is one", .count.consecutive_skips, .count.taken
 )]
 pub struct TooManySkips {
@@ -62,6 +65,12 @@ impl StepCount {
     pub fn record_without_targets(&mut self) {
         self.skipped += 1;
         self.without_targets += 1;
+    }
+
+    /// Counts a step that was skipped as a spike.
+    pub fn record_spike(&mut self) {
+        self.record(false);
+        self.spikes += 1;
     }
 
     /// All steps, taken or skipped.
@@ -110,6 +119,7 @@ mod tests {
             skipped: 3,
             consecutive_skips: 1,
             without_targets: 0,
+            spikes: 0,
         };
         assert_eq!((count, count.made()), (expected, 6));
     }
@@ -165,8 +175,8 @@ mod tests {
         let error = count.check(limit(3)).expect_err("three in a row");
         assert_eq!(
             error.to_string(),
-            "the last 3 steps were all skipped, after 2 that were taken, as the loss or a gradient \
-             was not finite in any of them; the limit is 3: lower the learning rate, or start with a \
+            "the last 3 steps were all skipped, after 2 that were taken, as in each of them the loss \
+             or a gradient was not finite, or a spike; the limit is 3: lower the learning rate, or start with a \
              lower loss scale if there is one",
         );
         count.record(true);

@@ -11,10 +11,10 @@ use super::trainer::StepSchedule;
 use super::{LanguageModel, TrainError, Trainer};
 use crate::comm::ParallelContext;
 use crate::data::Padding;
-use crate::data_parallel::{DataParallelError, DistributedDataParallel};
+use crate::data_parallel::{DataParallelConfig, DataParallelError, DistributedDataParallel};
 use crate::nn::ParallelModule;
 use crate::nn::moe::{ReportedLayer, RouterStep};
-use crate::optim::{LossScaler, ParallelAdamW, StepCount, order_of_squares};
+use crate::optim::{LossScaler, ParallelOptimizer, SpikeWindow, StepCount, order_of_squares};
 use crate::pipeline::engine::DeferredWgrad;
 use crate::pipeline::schedule::Schedule;
 use crate::pipeline::schedule_of;
@@ -100,16 +100,22 @@ impl<M: LanguageModel> Trainer<M> {
         config: &TrainConfig,
         pipelines: Pipelines,
     ) -> Result<Self, TrainError> {
-        let optimizer = ParallelAdamW::new(&config.optimizer, &ddp)?;
+        let mut optimizer = ParallelOptimizer::new(&config.optimizer, &ddp)?;
+        if let Some(ema) = &config.ema {
+            optimizer.average_with(ema, &ddp);
+        }
         let deferred_wgrad = deferred_wgrad(&ddp, &pipelines)?;
         let schedules = pipelines.schedules.into_iter();
         let schedules = schedules.map(|schedule| StepSchedule::new(schedule, &ddp));
         let schedules = schedules.collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
-            defers: optimizer.is_fused() && *device != Device::flex(),
+            defers: optimizer.is_fused()
+                && *device != Device::flex()
+                && config.skip_spikes.is_none(),
             optimizer,
             scaler: LossScaler::new(&config.loss_scale()).map_err(ConfigError::from)?,
             count: StepCount::default(),
+            spikes: SpikeWindow::default(),
             learning_rates: config.learning_rates().map_err(ConfigError::from)?,
             deferred_wgrad,
             schedules,
@@ -207,7 +213,11 @@ impl StepSchedule {
 /// The settings with the sharding of the layout.
 fn in_layout(config: &TrainConfig, groups: &ParallelContext) -> Result<TrainConfig, ConfigError> {
     Ok(TrainConfig {
-        data_parallel: config.data_parallel.in_layout(groups.config())?,
+        data_parallel: DataParallelConfig {
+            state_tensors: config.state_tensors(),
+            freeze: config.freeze.clone(),
+            ..config.data_parallel.in_layout(groups.config())?
+        },
         ..config.clone()
     })
 }

@@ -9,7 +9,9 @@ use super::schedule::{LrSchedule, LrScheduleError, LrStyle};
 use super::sequence_warmup::{self, SequenceWarmup};
 use crate::data_parallel::{DataParallelConfig, DataParallelConfigError, Precision};
 use crate::mesh::{ContextSplitError, MeshError, ParallelConfig, samples_per_rank};
-use crate::optim::{AdamWConfig, LossScale, LossScaleError, OptimizerError, StepCount};
+use crate::optim::{
+    EmaConfig, LossScale, LossScaleError, OptimizerConfig, OptimizerError, SpikeConfig, StepCount,
+};
 
 /// Settings of a [`Trainer`](super::Trainer).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,8 +41,8 @@ pub struct TrainConfig {
     pub warmup_steps: usize,
     /// The decay of the learning rate.
     pub schedule: LrStyle,
-    /// AdamW.
-    pub optimizer: AdamWConfig,
+    /// The optimizer.
+    pub optimizer: OptimizerConfig,
     /// Sharding over the data axis, precision, overlap. Not serialized here: a recipe has a table of its
     /// own for it.
     #[serde(skip)]
@@ -48,8 +50,17 @@ pub struct TrainConfig {
     /// The loss scale, which keeps small gradients in the range of f16; by default dynamic for f16 and
     /// none for other types.
     pub loss_scale: Option<LossScale>,
+    /// Patterns of the paths of parameters that are not trained.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub freeze: Vec<String>,
     /// Consecutive skipped steps after which the run fails.
     pub skip_limit: NonZeroU64,
+    /// When a step is skipped as a spike of the loss or the gradient norm; by default never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skip_spikes: Option<SpikeConfig>,
+    /// The exponential moving average of the weights; by default there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ema: Option<EmaConfig>,
     /// Steps between two checks that replicas have bit-equal weights.
     pub check_replicas_every: Option<usize>,
     /// Whether the elements of the gradient that are zero are counted in each step.
@@ -77,10 +88,13 @@ impl Default for TrainConfig {
             min_learning_rate: 3e-4,
             warmup_steps: 10,
             schedule: LrStyle::Cosine,
-            optimizer: AdamWConfig::default(),
+            optimizer: OptimizerConfig::default(),
             data_parallel: DataParallelConfig::default(),
             loss_scale: None,
             skip_limit: StepCount::DEFAULT_LIMIT,
+            freeze: vec![],
+            skip_spikes: None,
+            ema: None,
             check_replicas_every: None,
             count_zeros: false,
             clip: 1.0,
@@ -110,6 +124,15 @@ pub enum ConfigError {
     /// The batch is not divisible over the ranks.
     #[error(transparent)]
     Mesh(#[from] MeshError),
+    /// The settings of skipped spikes.
+    #[error(
+        "invalid skip_spikes of {} sigmas and a window of {} steps: expected sigmas above 0, and a window of 2 to 65536",
+        .0.sigmas, .0.window
+    )]
+    Spikes(SpikeConfig),
+    /// The decay of the average of the weights.
+    #[error("invalid ema.decay = {0}: expected at least 0 and below 1")]
+    Ema(f64),
     /// The sequence cannot be split over the context axis.
     #[error(transparent)]
     Context(#[from] ContextSplitError),
@@ -224,8 +247,19 @@ impl TrainConfig {
         self.learning_rates()?;
         self.data_parallel.check(layout.data_parallel_size())?;
         self.optimizer.check()?;
+        if let Some(spikes) = self.skip_spikes.filter(|spikes| !spikes.is_valid()) {
+            return Err(ConfigError::Spikes(spikes));
+        }
+        if let Some(ema) = self.ema.filter(|ema| !(0.0..1.0).contains(&ema.decay)) {
+            return Err(ConfigError::Ema(ema.decay));
+        }
         self.loss_scale().check()?;
         Ok(())
+    }
+
+    /// The tensors per parameter that the optimizer and the average of the weights keep, to plan the memory.
+    pub fn state_tensors(&self) -> u8 {
+        self.optimizer.state_tensors() + u8::from(self.ema.is_some())
     }
 
     /// The samples per step, from the smallest of the batch size warm-up to `global_batch_size`.

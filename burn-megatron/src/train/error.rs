@@ -27,9 +27,15 @@ pub enum TrainError {
     Optimizer(#[from] OptimizerError),
     /// Deferred readings with an optimizer that does not read the outcome of a step on the device.
     #[error(
-        "deferred readings need the fused AdamW, but the optimizer of this run is unfused; fuse it, or do not defer"
+        "deferred readings need the fused AdamW, but the optimizer of this run is another one, or unfused; fuse AdamW, \
+         or do not defer"
     )]
     Unfused,
+    /// Deferred readings with skipped spikes.
+    #[error(
+        "skip_spikes reads each step before it is taken, so readings cannot be deferred; remove one of the two"
+    )]
+    DeferredSpikes,
     /// Too many consecutive steps were skipped.
     #[error(transparent)]
     Skips(#[from] TooManySkips),

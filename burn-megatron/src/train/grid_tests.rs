@@ -223,10 +223,10 @@ fn load(
         rank: ddp.groups().mesh_rank(),
     };
     for (bucket, shard) in ddp.shards().iter().enumerate() {
-        let [first, second] = optimizer.moments(bucket, ddp);
+        let [first, second] = optimizer.moments(bucket, shard);
         let first = reader.bucket(FIRST, &shard.slices, &first)?;
         let second = reader.bucket(SECOND, &shard.slices, &second)?;
-        optimizer.restore(bucket, [first, second], step as u64);
+        optimizer.restore_moments(bucket, [first, second], step as u64);
     }
     let buckets = read_buckets(ddp, &checkpoint)?;
     ddp.replace_masters(buckets);

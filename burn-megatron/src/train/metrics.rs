@@ -96,6 +96,8 @@ pub enum SkipReason {
     NotFinite,
     /// All targets of the global batch are masked: there is no loss.
     NoTargets,
+    /// The loss or the norm of the gradient is a spike: see [`SpikeConfig`](crate::optim::SpikeConfig).
+    Spike,
 }
 
 /// The metrics of one training step, measured before its update.

@@ -8,16 +8,15 @@ use burn::tensor::Tensor;
 use super::save::CheckpointContent;
 use super::{SavedCheckpoint, Saver};
 use crate::checkpoint::state::{
-    BucketReader, ExpectedTensors, FIRST, FP8, ModelKeys, RunState, SECOND, Snapshot, StateError,
-    agree, buffers, check,
+    BucketReader, FP8, ModelKeys, RunState, Snapshot, StateError, agree, buffers, check,
 };
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointMetadata, LoadTolerance, TensorSource, read_buckets,
-    weights,
+    Checkpoint, CheckpointError, CheckpointMetadata, LoadTolerance, TensorSource, of_frozen,
+    read_buckets, read_frozen, weights,
 };
 use crate::data_parallel::DistributedDataParallel;
 use crate::nn::fp8::Fp8LayerState;
-use crate::optim::ParallelAdamW;
+use crate::optim::{OptimizerState, ParallelAdamW, StateKind};
 
 /// The scales of FP8 layers, by path.
 pub(super) type Scales = BTreeMap<String, Fp8LayerState>;
@@ -33,6 +32,16 @@ impl Saver {
         &mut self,
         ddp: &DistributedDataParallel<M>,
         optimizer: &ParallelAdamW,
+        state: &RunState,
+        config: serde_json::Value,
+    ) -> Result<Vec<SavedCheckpoint>, StateError> {
+        self.save_state(ddp, optimizer, state, config)
+    }
+
+    pub(super) fn save_state<M: Module>(
+        &mut self,
+        ddp: &DistributedDataParallel<M>,
+        optimizer: &dyn OptimizerState,
         state: &RunState,
         config: serde_json::Value,
     ) -> Result<Vec<SavedCheckpoint>, StateError> {
@@ -67,23 +76,50 @@ pub fn load_module<M: Module>(
     checkpoint: &Checkpoint,
     leniency: LoadTolerance,
 ) -> Result<RunState, StateError> {
-    let names = ModelKeys::gather(ddp)?;
-    let world = ddp.groups().world().clone();
+    let names = names(ddp)?;
     let checked = || {
         let state = RunState::of(checkpoint)?;
-        check_tensors(ddp, checkpoint, &names, leniency)?;
-        Ok((state, scales(ddp, checkpoint)?))
+        let scales = check_tensors(ddp, optimizer, checkpoint, &names, leniency)?;
+        Ok((state, scales))
     };
-    let (state, scales) = agree(checked(), &*world)?;
-    let read = read(ddp, optimizer, checkpoint, state.count.taken);
+    let (state, scales) = agree(checked(), &**ddp.groups().world())?;
+    let taken = state.count.taken;
+    restore(ddp, optimizer, checkpoint, (&scales, taken), leniency)?;
+    Ok(state)
+}
+
+/// The keys of what the checkpoints of this module have.
+pub(super) fn names<M: Module>(ddp: &DistributedDataParallel<M>) -> Result<ModelKeys, StateError> {
+    match ddp.saved_frozen() {
+        Some(_) => ModelKeys::gather_all(ddp),
+        None => ModelKeys::gather(ddp),
+    }
+}
+
+/// Loads what [`check_tensors`] has checked, as of `taken` steps. Collective: call on all ranks of the world.
+pub(super) fn restore<M: Module>(
+    ddp: &mut DistributedDataParallel<M>,
+    optimizer: &mut dyn OptimizerState,
+    checkpoint: &Checkpoint,
+    (scales, taken): (&Scales, u64),
+    leniency: LoadTolerance,
+) -> Result<(), StateError> {
+    let world = ddp.groups().world().clone();
+    let read = read(ddp, optimizer, checkpoint, taken);
     let buckets = agree(read, &*world)?;
+    let frozen = ddp.saved_frozen().map(|_| read_frozen(ddp, checkpoint));
+    let frozen = agree(frozen.transpose(), &*world)?;
     let biases = agree(buffers::read(ddp, checkpoint), &*world)?;
-    let restored = ddp.fp8().load(&scales).map_err(StateError::from);
+    // FP8 weights are quantized with the scales.
+    let restored = ddp.fp8().load(scales).map_err(StateError::from);
     let missing = scales.is_empty() && leniency.missing;
     agree(if missing { Ok(()) } else { restored }, &*world)?;
+    if let Some(frozen) = frozen {
+        ddp.replace_frozen(frozen);
+    }
     ddp.replace_masters(buckets);
     buffers::replace(biases);
-    Ok(state)
+    Ok(())
 }
 
 /// The scales of the FP8 layers of this stage, on the first of the ranks that hold them.
@@ -98,52 +134,65 @@ fn objects<M: Module>(
     states.map(object).collect()
 }
 
-/// Checks that a checkpoint has the tensors and objects of this model.
+/// Checks that a checkpoint has the tensors and objects of this model, and returns the scales of its 8-bit layers.
 pub(super) fn check_tensors<M: Module>(
     ddp: &DistributedDataParallel<M>,
+    optimizer: &dyn OptimizerState,
     checkpoint: &Checkpoint,
     names: &ModelKeys,
     leniency: LoadTolerance,
-) -> Result<(), StateError> {
-    let moments = |prefix| ExpectedTensors {
-        prefix,
-        types: ParallelAdamW::moment_dtypes(ddp),
-    };
-    let wanted = [weights(ddp), moments(FIRST), moments(SECOND)];
+) -> Result<Scales, StateError> {
+    let mut wanted = vec![weights(ddp)];
+    wanted.extend(kinds(ddp, optimizer));
     let (entries, keys) = (ddp.table().entries(), checkpoint.keys());
     check(entries, &wanted, checkpoint, keys, names, leniency)?;
+    if let (Some(_), Some(table)) = (ddp.saved_frozen(), ddp.frozen_table()) {
+        let (entries, wanted) = (table.entries(), [of_frozen(ddp)]);
+        check(entries, &wanted, checkpoint, vec![], names, leniency)?;
+    }
     buffers::check(ddp, checkpoint, leniency)?;
     let unexpected = names.unexpected_objects(checkpoint.objects());
     if !unexpected.is_empty() && !leniency.unexpected {
         let (of, keys) = (checkpoint.name(), unexpected);
         return Err(CheckpointError::Unexpected { of, keys }.into());
     }
-    Ok(())
+    scales(ddp, checkpoint)
 }
 
-/// Reads the moments into the optimizer, and returns the weights, which are not replaced yet.
-pub(super) fn read<M: Module>(
+/// What the optimizer saves of each parameter.
+fn kinds<M: Module>(
     ddp: &DistributedDataParallel<M>,
-    optimizer: &mut ParallelAdamW,
+    optimizer: &dyn OptimizerState,
+) -> Vec<StateKind> {
+    let masters: Vec<_> = ddp.master_dtypes().collect();
+    optimizer.kinds(&masters)
+}
+
+/// Reads the state into the optimizer, and returns the weights, which are not replaced yet.
+fn read<M: Module>(
+    ddp: &DistributedDataParallel<M>,
+    optimizer: &mut dyn OptimizerState,
     checkpoint: &Checkpoint,
     taken: u64,
 ) -> Result<Vec<Tensor<1>>, StateError> {
+    let kinds = kinds(ddp, optimizer);
     let reader = BucketReader {
         source: checkpoint,
         entries: ddp.table().entries(),
         rank: ddp.groups().mesh_rank(),
     };
     for (bucket, shard) in ddp.shards().iter().enumerate() {
-        let [first, second] = optimizer.moments(bucket, ddp);
-        let first = reader.bucket(FIRST, &shard.slices, &first)?;
-        let second = reader.bucket(SECOND, &shard.slices, &second)?;
-        optimizer.restore(bucket, [first, second], taken);
+        let now = optimizer.tensors(bucket, shard);
+        let read = kinds.iter().zip(&now);
+        let read = read.map(|(kind, now)| reader.bucket(&kind.prefix, &shard.slices, now));
+        let read = read.collect::<Result<_, _>>()?;
+        optimizer.restore(bucket, shard, read, taken);
     }
     read_buckets(ddp, checkpoint)
 }
 
 /// The scales of the FP8 layers of this rank that the checkpoint has.
-pub(super) fn scales<M: Module>(
+fn scales<M: Module>(
     ddp: &DistributedDataParallel<M>,
     checkpoint: &Checkpoint,
 ) -> Result<Scales, StateError> {

@@ -205,6 +205,7 @@ fn measurements(metrics: &StepMetrics, timing: &StepTiming) -> String {
     let (loss, skipped) = match (metrics.skipped, metrics.skip_reason) {
         (false, _) => (loss, ""),
         (true, Some(SkipReason::NoTargets)) => ("none".into(), "  skipped: no targets"),
+        (true, Some(SkipReason::Spike)) => (loss, "  skipped: a spike"),
         (true, _) => (loss, "  skipped"),
     };
     let objective = metrics.minimised.objective;

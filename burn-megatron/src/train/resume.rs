@@ -1,8 +1,8 @@
 //! Saving and resuming a trainer.
 
-use super::module_state::{Scales, check_tensors, read, scales};
+use super::module_state::{self, Scales};
 use super::{LanguageModel, Observer, SavedCheckpoint, Saver, TrainError, Trainer};
-use crate::checkpoint::state::{ModelKeys, RunState, StateError, agree, buffers};
+use crate::checkpoint::state::{ModelKeys, RunState, StateError, agree};
 use crate::checkpoint::{Checkpoint, LoadTolerance, TensorSource, load_weights};
 
 impl<M: LanguageModel> Trainer<M> {
@@ -24,7 +24,7 @@ impl<M: LanguageModel> Trainer<M> {
             return Err(StateError::NoSaver.into());
         };
         let (state, config) = (self.state(), saver.saving().config.clone());
-        let saved = saver.save_module(&self.ddp, &self.optimizer, &state, config);
+        let saved = saver.save_state(&self.ddp, &self.optimizer, &state, config);
         self.saver = Some(saver);
         self.saved_at = self.count.made();
         Ok(saved?)
@@ -53,29 +53,23 @@ impl<M: LanguageModel> Trainer<M> {
         leniency: LoadTolerance,
     ) -> Result<(), TrainError> {
         let _span = tracing::info_span!("load").entered();
-        let names = ModelKeys::gather(&self.ddp)?;
-        let world = self.ddp.groups().world().clone();
+        let names = module_state::names(&self.ddp)?;
         let checked = self.check(checkpoint, &names, leniency);
-        let (state, scales) = agree(checked, &*world)?;
-        let read = read(
-            &self.ddp,
+        let (state, scales) = agree(checked, &**self.ddp.groups().world())?;
+        let taken = state.count.taken;
+        module_state::restore(
+            &mut self.ddp,
             &mut self.optimizer,
             checkpoint,
-            state.count.taken,
-        );
-        let buckets = agree(read, &*world)?;
-        let biases = agree(buffers::read(&self.ddp, checkpoint), &*world)?;
-        // FP8 weights are quantized with the scales.
-        let restored = self.ddp.fp8().load(&scales).map_err(StateError::from);
-        let missing = scales.is_empty() && leniency.missing;
-        agree(if missing { Ok(()) } else { restored }, &*world)?;
-        self.ddp.replace_masters(buckets);
-        buffers::replace(biases);
+            (&scales, taken),
+            leniency,
+        )?;
         if let Some(state) = state.loss_scaler.filter(|_| self.scaler.state().is_some()) {
             self.scaler.restore(state).map_err(StateError::from)?;
         }
         self.count = state.count;
         self.samples = state.samples;
+        self.spikes = state.spikes.unwrap_or_default();
         self.saved_at = state.count.made();
         Ok(())
     }
@@ -91,7 +85,11 @@ impl<M: LanguageModel> Trainer<M> {
         source: &dyn TensorSource,
         leniency: LoadTolerance,
     ) -> Result<(), TrainError> {
-        Ok(load_weights(&mut self.ddp, source, leniency)?)
+        load_weights(&mut self.ddp, source, leniency)?;
+        if let Some(average) = self.optimizer.average() {
+            average.reset(&self.ddp);
+        }
+        Ok(())
     }
 
     /// Whether a checkpoint is due after `steps` steps.
@@ -129,6 +127,7 @@ impl<M: LanguageModel> Trainer<M> {
             samples: self.samples,
             seed: self.config.seed,
             loss_scaler: self.scaler.state(),
+            spikes: self.config.skip_spikes.map(|_| self.spikes.clone()),
         }
     }
 
@@ -157,8 +156,9 @@ impl<M: LanguageModel> Trainer<M> {
             }
             _ => {}
         }
-        check_tensors(&self.ddp, checkpoint, names, leniency)?;
-        Ok((state, scales(&self.ddp, checkpoint)?))
+        let scales =
+            module_state::check_tensors(&self.ddp, &self.optimizer, checkpoint, names, leniency)?;
+        Ok((state, scales))
     }
 }
 

@@ -23,6 +23,9 @@ pub enum LrStyle {
         /// The form of the decay.
         tail: WsdTail,
     },
+    /// The inverse square root of the steps: `max(min, peak sqrt(W / (s + 1)))` at step `s`, for `W` warm-up steps, at
+    /// least 1 (Vaswani et al., Attention is all you need, 2017).
+    InverseSqrt,
     /// `peak` until the end; `min` must be 0.
     Constant,
 }
@@ -112,7 +115,8 @@ fn fitting_decay(warmup_steps: usize, total_steps: usize) -> String {
 ///   the warm-up;
 /// - for `s >= W` the decay of the style, with `r = (s - W) / (T - W)`, or for [`LrStyle::Wsd`] with a
 ///   decay of `D` steps `r = (s - (T - D)) / D` and `peak` before that. So the first update after
-///   warm-up has the full `peak`, and the last update of the run is one step above `min`;
+///   warm-up has the full `peak`, and the last update of the run is one step above `min`.
+///   [`LrStyle::InverseSqrt`] has no end that it decays to;
 /// - `min` for `s >= T`, or `peak` if the style is [`LrStyle::Constant`].
 ///
 /// After warm-up the rate never rises and never falls below `min`; during warm-up it may be below.
@@ -124,7 +128,7 @@ fn fitting_decay(warmup_steps: usize, total_steps: usize) -> String {
 /// min = 3e-5            # default 0
 /// warmup_steps = 20     # default 0
 /// total_steps = 200
-/// style = "cosine"      # default; or "linear", "constant", or
+/// style = "cosine"      # default; or "linear", "inverse_sqrt", "constant", or
 /// # style = { wsd = { decay_steps = 40, tail = "minus_sqrt" } }
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -222,6 +226,11 @@ impl LrSchedule {
         let factor = match self.style {
             LrStyle::Constant => 1.0,
             _ if step >= self.total_steps => 0.0,
+            LrStyle::InverseSqrt => {
+                let warmup = self.warmup_steps.max(1) as f64;
+                let rate = self.peak * (warmup / (step + 1) as f64).sqrt();
+                return rate.clamp(self.min, self.peak);
+            }
             LrStyle::Cosine => half_cosine(self.progress(step, self.warmup_steps)),
             LrStyle::Linear => 1.0 - self.progress(step, self.warmup_steps),
             LrStyle::Wsd { decay_steps, tail } => {

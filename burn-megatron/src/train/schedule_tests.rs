@@ -46,6 +46,17 @@ fn linear_has_its_known_values() {
 }
 
 #[test]
+fn the_inverse_square_root_has_its_known_values() {
+    let schedule = LrSchedule::new(1.0, 0.3, 4, 100, LrStyle::InverseSqrt).expect("fits");
+    assert_close(
+        &rates(&schedule, &[0, 3, 4, 15, 24, 63, 99, 100]),
+        &[0.25, 1.0, 0.8_f64.sqrt(), 0.5, 0.4, 0.3, 0.3, 0.3],
+    );
+    let at_once = LrSchedule::new(1.0, 0.0, 0, 100, LrStyle::InverseSqrt).expect("fits");
+    assert_close(&rates(&at_once, &[0, 3, 24]), &[1.0, 0.5, 0.2]);
+}
+
+#[test]
 fn each_tail_of_wsd_has_its_known_values() {
     let half = |tail| {
         let style = LrStyle::Wsd {

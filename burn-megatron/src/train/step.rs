@@ -13,7 +13,8 @@ use super::{LanguageModel, Observer, StepGradients, TrainError, Trainer};
 use crate::data::{Batch, Padding, Samples};
 use crate::nn::moe::{ReportedLayer, reduced_reports};
 use crate::optim::{
-    OutcomeSettings, ParallelAdamW, RankStatistics, StepReading, StepStatistics, count_zeros,
+    AdamWConfig, OutcomeSettings, ParallelAdamW, RankStatistics, StepReading, StepStatistics,
+    all_finite, count_zeros,
 };
 
 /// A step that is launched, and not read yet.
@@ -22,6 +23,8 @@ pub(super) struct LaunchedStep {
     step: usize,
     statistics: StepStatistics,
     zeros: Option<u64>,
+    /// Whether it is skipped as a spike.
+    spike: bool,
 }
 
 impl<M: LanguageModel> Trainer<M> {
@@ -66,9 +69,15 @@ impl<M: LanguageModel> Trainer<M> {
         let settings = self.outcome_settings(step, before);
         let outcome = before.map(|before| before.statistics.outcome.clone());
         let statistics = StepStatistics::gather(own, &gradients, &self.ddp, outcome, settings);
+        let spike = self.is_spike(step, &statistics)?;
+        // Not computed on the device where nothing needs it.
+        let taken = || match statistics.taken() {
+            taken if spike => taken.zeros_like(),
+            taken => taken,
+        };
         if let Some(reports) = &statistics.routers {
             let routers = self.ddp.routers();
-            routers.update_biases(&self.routers, reports, &statistics.taken());
+            routers.update_biases(&self.routers, reports, &taken());
         }
         let observed = StepGradients {
             step: step + 1,
@@ -84,11 +93,10 @@ impl<M: LanguageModel> Trainer<M> {
             .map_err(TrainError::Observer)?;
         let zeros = || count_zeros(&gradients, &self.ddp);
         let zeros = self.config.count_zeros.then(zeros).transpose()?;
-        if self.defers || statistics.reading(&self.ddp).is_taken() {
+        if self.defers || statistics.reading(&self.ddp).is_taken() && !spike {
             if self.optimizer.is_fused() {
-                let outcome = &statistics.outcome;
-                self.optimizer
-                    .step_with_outcome(outcome, &mut self.ddp, gradients);
+                let (optimizer, ddp) = (&mut self.optimizer, &mut self.ddp);
+                optimizer.step_with_outcome(&statistics.outcome, taken, ddp, gradients);
             } else {
                 gradients.scale(statistics.reading(&self.ddp).factor);
                 let rate = self.learning_rate(0);
@@ -106,7 +114,24 @@ impl<M: LanguageModel> Trainer<M> {
             step,
             statistics,
             zeros,
+            spike,
         })
+    }
+
+    /// Whether a step that would be taken is a spike, on any rank; it is then in the window of those to come.
+    fn is_spike(&mut self, step: usize, statistics: &StepStatistics) -> Result<bool, TrainError> {
+        let Some(config) = self.config.skip_spikes else {
+            return Ok(false);
+        };
+        let reading = statistics.reading(&self.ddp);
+        if !reading.is_taken() {
+            return Ok(false);
+        }
+        let (loss, norm) = (self.mean_loss(step, reading).loss, reading.norm);
+        let own = self.spikes.is_spike(&config, loss, norm);
+        self.spikes.push(&config, loss, norm);
+        // Ranks that compute the same loss may round it differently.
+        Ok(!all_finite(!own, self.ddp.groups())?)
     }
 
     /// Reads a launched step, and counts it. Steps are finished in order.
@@ -120,10 +145,11 @@ impl<M: LanguageModel> Trainer<M> {
             step,
             statistics,
             zeros,
+            spike,
         } = launched;
         let reading = statistics.reading(&self.ddp);
         reading.check_order(&self.ddp)?;
-        let skip_reason = skip_reason(reading);
+        let skip_reason = skip_reason(reading).or(spike.then_some(SkipReason::Spike));
         self.log_invalid(reading, step);
         self.ddp
             .fp8()
@@ -148,8 +174,12 @@ impl<M: LanguageModel> Trainer<M> {
             // Without targets nothing is known about the run or its loss scale.
             Some(SkipReason::NoTargets) => self.count.record_without_targets(),
             _ => {
-                self.scaler.update(skip_reason.is_some());
-                self.count.record(skip_reason.is_none());
+                self.scaler
+                    .update(skip_reason == Some(SkipReason::NotFinite));
+                match skip_reason {
+                    Some(SkipReason::Spike) => self.count.record_spike(),
+                    reason => self.count.record(reason.is_none()),
+                }
                 self.diverged = if mean.is_finite() {
                     None
                 } else {
@@ -196,7 +226,9 @@ impl<M: LanguageModel> Trainer<M> {
     fn outcome_settings(&self, step: usize, before: Option<&LaunchedStep>) -> OutcomeSettings {
         let numbers = |more: usize| {
             let (rate, taken) = (self.learning_rate(more), self.count.taken + more as u64);
-            ParallelAdamW::hyperparameters(&self.config.optimizer, rate, taken)
+            // Only AdamW reads the others.
+            let adamw = self.config.optimizer.adamw();
+            ParallelAdamW::hyperparameters(adamw.unwrap_or(&AdamWConfig::default()), rate, taken)
         };
         OutcomeSettings {
             squares: self.scheduled(step).squares.clone(),

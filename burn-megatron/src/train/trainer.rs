@@ -23,7 +23,7 @@ use crate::data_parallel::{DistributedDataParallel, ZeroStage};
 use crate::generate::{GenerateConfig, GenerateError, GenerationOutput, Generator};
 use crate::nn::LossFactor;
 use crate::nn::moe::{ReportedLayer, RouterStep};
-use crate::optim::{LossScaler, ParallelAdamW, StepCount, all_finite};
+use crate::optim::{LossScaler, ParallelOptimizer, SpikeWindow, StepCount, all_finite};
 use crate::pipeline::engine::{ActionEvent, DeferredWgrad};
 use crate::pipeline::schedule::Schedule;
 use crate::tokenizer::Tokenizer;
@@ -31,9 +31,10 @@ use crate::tokenizer::Tokenizer;
 /// Trains the shard of a model on one rank; every rank of the mesh has a trainer.
 pub struct Trainer<M> {
     pub(super) ddp: DistributedDataParallel<M>,
-    pub(super) optimizer: ParallelAdamW,
+    pub(super) optimizer: ParallelOptimizer,
     pub(super) scaler: LossScaler,
     pub(super) count: StepCount,
+    pub(super) spikes: SpikeWindow,
     pub(super) learning_rates: LrSchedule,
     pub(super) config: TrainConfig,
     pub(super) device: Device,
@@ -75,10 +76,12 @@ pub(super) struct StepSchedule {
 pub struct TrainOutcome {
     /// The number of steps, including skipped ones and those before a resumed checkpoint.
     pub steps: usize,
-    /// The number of skipped steps: a loss or a gradient was not finite, or there were no targets.
+    /// The number of skipped steps: a loss or a gradient was not finite or a spike, or there were no targets.
     pub skipped: usize,
     /// The number of skipped steps without targets.
     pub without_targets: usize,
+    /// The number of skipped steps that were spikes.
+    pub spikes: usize,
     /// The step, from 1, since which no loss has been finite; `None` if the last loss is finite.
     pub diverged: Option<usize>,
     /// The padding of documents in the steps since the start or the checkpoint; none but with a split
@@ -128,10 +131,14 @@ impl<M: LanguageModel> Trainer<M> {
     ///
     /// # Errors
     ///
-    /// [`TrainError::Unfused`] for true with an optimizer that is not fused.
+    /// [`TrainError::Unfused`] for true with an optimizer that is not the fused AdamW, and
+    /// [`TrainError::DeferredSpikes`] with [`skip_spikes`](TrainConfig::skip_spikes).
     pub fn defer_readings(&mut self, defers: bool) -> Result<(), TrainError> {
         if defers && !self.optimizer.is_fused() {
             return Err(TrainError::Unfused);
+        }
+        if defers && self.config.skip_spikes.is_some() {
+            return Err(TrainError::DeferredSpikes);
         }
         self.defers = defers;
         Ok(())
@@ -209,7 +216,7 @@ impl<M: LanguageModel> Trainer<M> {
         self.save_final(observer)?;
         let held_out = match (evaluated, stopped && self.saver.is_some()) {
             (Some(held_out), _) => held_out,
-            (None, true) => self.evaluate(data, self.steps())?,
+            (None, true) => self.evaluate_average(data)?,
             (None, false) => self.report_held_out(data, observer)?,
         };
         let Padding { added, all } = self.padding;
@@ -222,6 +229,7 @@ impl<M: LanguageModel> Trainer<M> {
             steps: self.steps(),
             skipped: self.count.skipped as usize,
             without_targets: self.count.without_targets as usize,
+            spikes: self.count.spikes as usize,
             diverged: self.diverged,
             stopped,
             held_out,
@@ -229,13 +237,33 @@ impl<M: LanguageModel> Trainer<M> {
     }
 
     fn report_held_out(
-        &self,
+        &mut self,
         data: &dyn Dataset,
         observer: &mut dyn Observer,
     ) -> Result<HeldOutMetrics, TrainError> {
-        let held_out = self.evaluate(data, self.steps())?;
+        let held_out = self.evaluate_average(data)?;
         observer.held_out(&held_out).map_err(TrainError::Observer)?;
         Ok(held_out)
+    }
+
+    /// [`evaluate`](Self::evaluate) after the steps so far, with the average of the weights where
+    /// [`ema.evaluate`](crate::optim::EmaConfig::evaluate) says so. Collective: call on all ranks of the world.
+    ///
+    /// # Errors
+    ///
+    /// See [`fit`](Self::fit).
+    pub fn evaluate_average(&mut self, data: &dyn Dataset) -> Result<HeldOutMetrics, TrainError> {
+        let averages = self.config.ema.is_some_and(|ema| ema.evaluate);
+        let Some(average) = self.optimizer.average().filter(|_| averages) else {
+            return self.evaluate(data, self.steps());
+        };
+        let average = average.buckets().to_vec();
+        let shards = 0..self.ddp.shards().len();
+        let weights = shards.map(|bucket| self.ddp.master_shard(bucket)).collect();
+        self.ddp.replace_masters(average);
+        let held_out = self.evaluate(data, self.steps());
+        self.ddp.replace_masters(weights);
+        held_out
     }
 
     /// One update: all micro-batches, the reduction, clipping and the optimizer. `samples` are those of the

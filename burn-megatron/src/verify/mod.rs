@@ -29,7 +29,7 @@ use crate::data_parallel::{
 };
 use crate::mesh::{MeshError, samples_per_rank};
 use crate::nn::{BuildError, ParallelModule};
-use crate::optim::{AdamWConfig, LossScale};
+use crate::optim::{LossScale, OptimizerConfig};
 use crate::pipeline::{LayoutScheduleError, stages_of};
 use crate::train::schedule::LrStyle;
 use crate::train::{BatchWarmup, LanguageModel, SequenceWarmup, TrainConfig};
@@ -129,7 +129,7 @@ pub struct VerifyOptions {
     /// The learning rate.
     pub learning_rate: f64,
     /// The optimizer.
-    pub optimizer: AdamWConfig,
+    pub optimizer: OptimizerConfig,
     /// The maximum gradient norm; infinite for no clipping.
     pub clip: f64,
     /// Smaller batches in the first steps.
@@ -153,7 +153,7 @@ impl Default for VerifyOptions {
             steps: 5,
             tolerance: 1e-10,
             learning_rate: 1e-3,
-            optimizer: AdamWConfig::default(),
+            optimizer: OptimizerConfig::default(),
             clip: 0.1,
             batch_warmup: vec![],
             sequence_warmup: vec![],
@@ -201,6 +201,7 @@ impl VerifyOptions {
             warmup_steps: 0,
             schedule: LrStyle::Constant,
             optimizer: self.optimizer.clone(),
+            freeze: self.data_parallel.freeze.clone(),
             data_parallel: self.data_parallel_for(layout, subject.dtype()),
             loss_scale: Some(LossScale::None),
             // A step that is skipped shows in the report.
@@ -217,6 +218,7 @@ impl VerifyOptions {
         Self {
             data_parallel: DataParallelConfig {
                 moments: self.data_parallel.moments,
+                freeze: self.data_parallel.freeze.clone(),
                 ..DataParallelConfig::default()
             },
             ..self.clone()
@@ -227,10 +229,7 @@ impl VerifyOptions {
     fn with_gradient_steps(&self) -> Self {
         Self {
             learning_rate: 0.1,
-            optimizer: AdamWConfig {
-                epsilon: 1.0,
-                ..self.optimizer.clone()
-            },
+            optimizer: self.optimizer.clone().with_gradient_steps(),
             ..self.clone()
         }
     }

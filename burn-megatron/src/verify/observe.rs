@@ -6,6 +6,7 @@ use burn::tensor::{DType, Device, Tensor};
 use super::{Layout, RankError, Subject, VerifyOptions};
 use crate::collective::{Comm, to_buffer};
 use crate::comm::{CommError, ParallelContext};
+use crate::data_parallel::freeze;
 use crate::nn::moe::Routers;
 use crate::nn::{MeshRank, ParameterTable};
 use crate::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
@@ -40,7 +41,8 @@ pub(super) fn observe<S: Subject>(
     options: &VerifyOptions,
 ) -> Result<Observation, RankError> {
     let device = Device::flex();
-    let model = subject.build(groups, &device)?;
+    let mut model = subject.build(groups, &device)?;
+    freeze(&mut model.table, &options.data_parallel.freeze)?;
     let weights = AssembledParameters::from_module(&model.module, &model.table, groups)?;
     let all = model.table.entries().iter().zip(weights.full);
     let (frozen, trained): (Vec<_>, Vec<_>) = all.partition(|(entry, _)| entry.frozen);
@@ -75,12 +77,13 @@ pub(super) fn observe<S: Subject>(
         norms.push(metrics.gradient_norm);
     }
     let mut observation = observer.observation;
+    let ddp = trainer.model();
+    // A stage may have frozen parameters alone.
     assert!(
-        !observation.gradients.is_empty()
+        observation.gradients.is_empty() == ddp.table().entries().is_empty()
             && observation.gradients.len() == observation.last_gradients.len(),
         "the gradients of the first and of the last step are observed"
     );
-    let ddp = trainer.model();
     let parts = ddp.parameters().into_iter().map(elements).collect();
     let weights = AssembledParameters::new(parts, ddp.table(), groups)?;
     observation.unequal_replicas.extend(weights.unequal);

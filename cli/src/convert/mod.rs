@@ -7,7 +7,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use burn_megatron::checkpoint::{Checkpoint, ElementType, TensorSource};
+use burn_megatron::checkpoint::{AveragedWeights, Checkpoint, ElementType, TensorSource};
 use burn_megatron::nn::lora::LoraLayers;
 use burn_megatron_models::hf::{ExportOptions, is_hf_folder};
 use clap::{Args, ValueEnum};
@@ -43,6 +43,9 @@ pub struct ConvertArgs {
     /// is written as a folder of peft, which has the adapters alone.
     #[arg(long)]
     merge_lora: bool,
+    /// Write the exponential moving average of the weights (train.ema), in the place of the weights.
+    #[arg(long)]
+    ema: bool,
 }
 
 /// Types of elements.
@@ -93,6 +96,7 @@ fn from_hf(args: &ConvertArgs, families: &Families) -> Result<(), Error> {
         ("max-shard-size", args.max_shard_size.is_some()),
         ("like", args.like.is_some()),
         ("merge-lora", args.merge_lora),
+        ("ema", args.ema),
     ] {
         if is_given {
             return Err(format!(
@@ -134,6 +138,9 @@ fn from_checkpoint(args: &ConvertArgs, families: &Families) -> Result<(), Error>
         ..usual
     };
     let lora = lora_of(&checkpoint)?;
+    if args.ema && lora.is_some() {
+        return Err("--ema has no effect on adapters; remove the flag".into());
+    }
     let base = lora::like(&checkpoint)?;
     let like = args.like.clone().or(base);
     let merged = match (&lora, args.merge_lora) {
@@ -148,7 +155,16 @@ fn from_checkpoint(args: &ConvertArgs, families: &Families) -> Result<(), Error>
         (Some(_), true) => Some(families.open(path)?.1),
         (None, false) => None,
     };
-    let weights: &dyn TensorSource = merged.as_deref().unwrap_or(&checkpoint);
+    let average = args.ema.then(|| AveragedWeights::of(&checkpoint));
+    let average = average.map(|average| {
+        average.ok_or_else(|| {
+            let name = checkpoint.name();
+            format!("--ema: {name} has no average of the weights, as its run had no train.ema; remove the flag")
+        })
+    });
+    let average = average.transpose()?;
+    let weights = average.as_ref().map(|average| average as &dyn TensorSource);
+    let weights = weights.or(merged.as_deref()).unwrap_or(&checkpoint);
     let bar = bar(total(weights));
     let progress = &mut |bytes| bar.inc(bytes);
     let weights = (&checkpoint, weights);

@@ -4,7 +4,7 @@ use std::io;
 
 use burn::tensor::Device;
 use burn_megatron::checkpoint::{Checkpoint, LoadTolerance, TensorSource, load_weights};
-use burn_megatron::choice::{KernelSelection, Operation};
+use burn_megatron::choice::KernelSelection;
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::{
@@ -56,8 +56,6 @@ pub struct RankMemory {
     pub peak_unsharded_units: Option<u64>,
     /// Of the inputs of recomputed blocks.
     pub inputs: ActivationUsage,
-    /// Whether the peak includes the optimizer state.
-    pub counts_optimizer: bool,
 }
 
 impl<M: LanguageModel> AnyTrainer for Trainer<M> {
@@ -121,7 +119,6 @@ impl<M: LanguageModel> AnyTrainer for Trainer<M> {
             planned: ddp.memory_plan()?,
             peak: usage.peak(),
             inputs: ddp.recompute().offloaded(),
-            counts_optimizer: ddp.kernels().is_fused(Operation::Optimizer),
             peak_unsharded_units: full.then(|| usage.peak_unsharded_units()),
         })
     }

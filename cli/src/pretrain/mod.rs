@@ -275,7 +275,14 @@ fn finish(
             count(outcome.steps, "step"),
         );
     }
-    let not_finite = outcome.skipped - outcome.without_targets;
+    if outcome.spikes > 0 {
+        println!(
+            "{} of {} were skipped, as a loss or gradient norm was a spike",
+            outcome.spikes,
+            count(outcome.steps, "step"),
+        );
+    }
+    let not_finite = outcome.skipped - outcome.without_targets - outcome.spikes;
     if not_finite > 0 {
         let helps = if is_dynamic {
             "expected with a dynamic loss scale"
@@ -382,9 +389,6 @@ fn describe_weights(recipe: &Recipe, folder: &RunFolder) -> Result<String, Error
 fn print_memory(memory: &RankMemory) {
     println!("memory of rank 0, without activations; measured: the peak of each kind\n");
     println!("{}\n", memory.planned.table(Some(&memory.peak)));
-    if !memory.counts_optimizer {
-        println!("the state of an unfused optimizer is not measured");
-    }
     let inputs = &memory.inputs;
     if inputs.host_peak > 0 {
         println!(

@@ -170,8 +170,9 @@ impl Case {
     /// The trainer of a rank.
     pub fn trainer(&self, groups: &ParallelContext) -> Result<Trainer<Transformer>, AnyError> {
         let (device, config) = (Device::flex(), self.config());
-        let computing = config.data_parallel.precision.of(DType::F32);
-        let scope = ModelBuilder::with(groups, &device, config.seed, DType::F32)
+        let precision = config.data_parallel.precision;
+        let computing = precision.of(DType::F32);
+        let scope = ModelBuilder::with(groups, &device, config.seed, precision.master())
             .with_compute_dtype(computing)
             .with_kernels(&self.kernels)?
             .with_fp8(&self.fp8)?;

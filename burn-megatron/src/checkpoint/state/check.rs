@@ -10,14 +10,7 @@ use crate::checkpoint::{CheckpointError, ElementType, LoadTolerance, TensorSourc
 use crate::comm::{Communicator, all_gather_bytes};
 use crate::data_parallel::DistributedDataParallel;
 use crate::nn::{ParameterEntry, ParameterTable};
-
-/// Tensors that a model needs: one per parameter.
-pub(crate) struct ExpectedTensors<'a> {
-    /// The prefix of the parameters' paths in the keys.
-    pub prefix: &'a str,
-    /// The type of each, in the order of the parameter table.
-    pub types: Vec<DType>,
-}
+use crate::optim::StateKind;
 
 /// The paths of the whole model's parameters, 8-bit layers and expert biases, over all stages.
 pub(crate) struct ModelKeys(BTreeSet<String>);
@@ -54,9 +47,9 @@ impl ModelKeys {
     }
 
     /// The keys that have none of the prefixes, or no parameter's path.
-    fn unexpected(&self, keys: Vec<String>, wanted: &[ExpectedTensors]) -> Vec<String> {
+    fn unexpected(&self, keys: Vec<String>, wanted: &[StateKind]) -> Vec<String> {
         let known = |key: &String| {
-            let mut paths = wanted.iter().filter_map(|of| key.strip_prefix(of.prefix));
+            let mut paths = wanted.iter().filter_map(|of| key.strip_prefix(&of.prefix));
             paths.any(|path| self.0.contains(path))
         };
         keys.into_iter().filter(|key| !known(key)).collect()
@@ -73,15 +66,18 @@ impl ModelKeys {
 /// Checks names, shapes and types of the tensors in `keys`.
 pub(crate) fn check(
     entries: &[ParameterEntry],
-    wanted: &[ExpectedTensors],
+    wanted: &[StateKind],
     source: &dyn TensorSource,
     keys: Vec<String>,
     names: &ModelKeys,
     leniency: LoadTolerance,
 ) -> Result<(), StateError> {
     let mut missing = vec![];
-    for ExpectedTensors { prefix, types } in wanted {
+    for StateKind { prefix, types } in wanted {
         for (entry, dtype) in entries.iter().zip(types) {
+            let Some(dtype) = dtype else {
+                continue;
+            };
             let key = format!("{prefix}{}", entry.path);
             let Some(meta) = source.tensor(&key) else {
                 missing.push(key);

@@ -1,6 +1,6 @@
 //! The state of a run: what it saves and resumes from.
 //!
-//! Over all ranks each element of the optimized weights and of both AdamW moments is written once: every rank
+//! Over all ranks each element of the optimized weights and of the optimizer's state is written once: every rank
 //! writes some slices ([`write_items`]). The bias of each router is a tensor too; each 8-bit layer with delayed scaling
 //! writes an object, and the rest is a [`RunState`]. To resume, a rank reads the slices that it optimizes, and gathers the weights that it
 //! computes with from the ranks that optimize them.
@@ -17,9 +17,10 @@ mod write_items;
 use serde::{Deserialize, Serialize};
 
 use super::{Checkpoint, TensorSource};
-use crate::optim::{LossScalerState, StepCount};
+pub use crate::optim::{EMA, FIRST, SECOND};
+use crate::optim::{LossScalerState, SpikeWindow, StepCount};
 
-pub(crate) use check::{ExpectedTensors, ModelKeys, agree, check};
+pub(crate) use check::{ModelKeys, agree, check};
 pub use error::StateError;
 pub(crate) use read::BucketReader;
 pub(crate) use snapshot::Snapshot;
@@ -27,12 +28,6 @@ pub use write_items::{WriteItem, write_items};
 
 /// Prefix of a weight's path in the key of its tensor.
 pub const MODEL: &str = "model/";
-
-/// Prefix of a weight's path in the key of its first moment.
-pub const FIRST: &str = "adamw.first/";
-
-/// Prefix of a weight's path in the key of its second moment.
-pub const SECOND: &str = "adamw.second/";
 
 /// Prefix of an 8-bit layer's path in the key of the object with its scales.
 pub const FP8: &str = "fp8/";
@@ -50,6 +45,9 @@ pub struct RunState {
     /// The state of the dynamic loss scale, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scaler: Option<LossScalerState>,
+    /// The last losses and norms, if spikes are skipped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spikes: Option<SpikeWindow>,
 }
 
 impl RunState {

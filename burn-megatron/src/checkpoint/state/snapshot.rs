@@ -5,10 +5,11 @@ use std::ops::Range;
 use burn::module::Module;
 use burn::tensor::{Bytes, Device, Tensor};
 
-use super::{FIRST, MODEL, SECOND, StateError, WriteItem, buffers, write_items};
+use super::{MODEL, StateError, WriteItem, buffers, write_items};
 use crate::checkpoint::{CheckpointError, ElementType, TensorMeta, TensorShard};
 use crate::data_parallel::{BucketShard, DistributedDataParallel};
-use crate::optim::ParallelAdamW;
+use crate::nn::{MeshRank, ParameterEntry};
+use crate::optim::{OptimizerState, StateKind};
 
 /// Bytes of a tensor that are read at once: few enough for the allocator to reuse and for the cache. Small in
 /// tests, whose tensors are small.
@@ -33,7 +34,7 @@ enum SnapshotData {
 }
 
 struct LiveTensors {
-    /// Weights, first and second moments, each by bucket.
+    /// Weights, what the optimizer has of each, and frozen weights, by bucket.
     kinds: Vec<Vec<Tensor<1>>>,
     /// Per shard.
     sources: Vec<ShardSource>,
@@ -58,61 +59,48 @@ struct ShardSource {
 }
 
 impl Snapshot {
-    /// Takes the weights and the moments of this rank. On a CPU device they are not copied; an operation that
+    /// Takes the weights and the state of the optimizer on this rank. On a CPU device they are not copied; an operation that
     /// changes them while this value lives makes the copy.
     pub fn new<M: Module>(
         ddp: &DistributedDataParallel<M>,
-        optimizer: &ParallelAdamW,
+        optimizer: &dyn OptimizerState,
     ) -> Result<Self, StateError> {
-        let (shards, groups) = (ddp.shards(), ddp.groups());
-        let (entries, rank) = (ddp.table().entries(), groups.mesh_rank());
-        let ranges = |bucket: usize| {
-            let BucketShard {
-                range, partition, ..
-            } = &shards[bucket];
-            (range.clone(), partition.clone())
+        let rank = ddp.groups().mesh_rank();
+        let mut parts = SnapshotParts {
+            rank,
+            shards: vec![],
+            tensors: LiveTensors {
+                kinds: vec![],
+                sources: vec![],
+                window: None,
+            },
         };
-        let own = write_items(ddp.layout(), entries, rank, ranges);
-        let buckets = 0..shards.len();
-        let moments: Vec<_> = buckets
-            .clone()
-            .map(|bucket| optimizer.moments(bucket, ddp))
-            .collect();
-        let moment = |which: usize| moments.iter().map(|of| of[which].clone()).collect();
-        let kinds: Vec<Vec<_>> = vec![
-            buckets.map(|bucket| ddp.master_shard(bucket)).collect(),
-            moment(0),
-            moment(1),
-        ];
-        let (mut shards, mut sources) = (vec![], vec![]);
-        for (kind, prefix) in [MODEL, FIRST, SECOND].into_iter().enumerate() {
-            for item in &own {
-                let entry = &entries[item.index];
-                let key = format!("{prefix}{}", entry.path);
-                let dtype = kinds[kind][item.bucket].dtype();
-                let Some(dtype) = ElementType::of(dtype) else {
-                    return Err(StateError::UnsupportedType { key, found: dtype });
-                };
-                let shape = entry.shape.clone();
-                shards.push(TensorShard {
-                    tensor: TensorMeta { key, dtype, shape },
-                    slice: item.global.clone(),
-                });
-                sources.push(ShardSource {
-                    kind,
-                    item: item.clone(),
-                    shape: entry.local_shape(rank),
-                });
+        let entries = ddp.table().entries();
+        let shards = ddp.shards().iter();
+        let own = write_items(ddp.layout(), entries, rank, ranges(shards.clone()));
+        let masters: Vec<_> = ddp.master_dtypes().collect();
+        let mut kinds = vec![StateKind::of_all(MODEL, masters.clone())];
+        kinds.extend(optimizer.kinds(&masters));
+        let mut tensors: Vec<Vec<_>> = vec![vec![]; kinds.len()];
+        for (bucket, shard) in shards.enumerate() {
+            tensors[0].push(ddp.master_shard(bucket));
+            let state = optimizer.tensors(bucket, shard);
+            for (kind, tensor) in tensors[1..].iter_mut().zip(state) {
+                kind.push(tensor);
             }
         }
-        let tensors = LiveTensors {
-            kinds,
-            sources,
-            window: None,
-        };
+        for (kind, tensors) in kinds.iter().zip(tensors) {
+            parts.add(entries, &own, kind, tensors)?;
+        }
+        if let (Some(layout), Some(table)) = (ddp.saved_frozen(), ddp.frozen_table()) {
+            let (shards, values): (Vec<_>, Vec<_>) = ddp.frozen_shards().into_iter().unzip();
+            let own = write_items(layout, table.entries(), rank, ranges(shards.iter()));
+            let kind = StateKind::of_all(MODEL, ddp.frozen_dtypes());
+            parts.add(table.entries(), &own, &kind, values)?;
+        }
         Ok(Self {
-            shards,
-            bytes: SnapshotData::Live(tensors),
+            shards: parts.shards,
+            bytes: SnapshotData::Live(parts.tensors),
             buffers: buffers::write(ddp)?,
         })
     }
@@ -164,6 +152,54 @@ impl Snapshot {
             }
             SnapshotData::Read(bytes) => Ok(to(&std::mem::take(&mut bytes[number]))?),
         }
+    }
+}
+
+/// By bucket, the range that a rank optimizes and, in it, the one that it writes.
+fn ranges<'a>(
+    shards: impl Iterator<Item = &'a BucketShard>,
+) -> impl Fn(usize) -> (Range<usize>, Range<usize>) {
+    let range = |shard: &BucketShard| (shard.range.clone(), shard.partition.clone());
+    let ranges: Vec<_> = shards.map(range).collect();
+    move |bucket| ranges[bucket].clone()
+}
+
+/// What a rank writes, while it is collected.
+struct SnapshotParts<'a> {
+    rank: &'a MeshRank,
+    shards: Vec<TensorShard>,
+    tensors: LiveTensors,
+}
+
+impl SnapshotParts<'_> {
+    /// Adds the tensors of a kind, by bucket; `items` are what this rank writes of the parameters.
+    fn add(
+        &mut self,
+        entries: &[ParameterEntry],
+        items: &[WriteItem],
+        StateKind { prefix, types }: &StateKind,
+        buckets: Vec<Tensor<1>>,
+    ) -> Result<(), StateError> {
+        for item in items.iter().filter(|item| types[item.index].is_some()) {
+            let entry = &entries[item.index];
+            let key = format!("{prefix}{}", entry.path);
+            let dtype = buckets[item.bucket].dtype();
+            let Some(dtype) = ElementType::of(dtype) else {
+                return Err(StateError::UnsupportedType { key, found: dtype });
+            };
+            let shape = entry.shape.clone();
+            self.shards.push(TensorShard {
+                tensor: TensorMeta { key, dtype, shape },
+                slice: item.global.clone(),
+            });
+            self.tensors.sources.push(ShardSource {
+                kind: self.tensors.kinds.len(),
+                item: item.clone(),
+                shape: entry.local_shape(self.rank),
+            });
+        }
+        self.tensors.kinds.push(buckets);
+        Ok(())
     }
 }
 

@@ -14,7 +14,7 @@ use crate::comm;
 use crate::data_parallel::layout::{BucketRules, BufferLayout, ParameterSize};
 use crate::mesh::{Axis, Coordinates, Grid, Mesh, ParallelConfig};
 use crate::nn::{MeshRank, ParameterEntry, Placement, Placements, Section};
-use crate::optim::{LossScalerState, StepCount};
+use crate::optim::{LossScalerState, SpikeWindow, StepCount};
 
 fn entry(path: &str, shape: &[usize], placement: Placement) -> ParameterEntry {
     ParameterEntry {
@@ -392,6 +392,7 @@ fn the_state_of_a_run_comes_back_from_json() {
             skipped: 2,
             consecutive_skips: 1,
             without_targets: 0,
+            spikes: 1,
         },
         samples: 72,
         seed: u64::MAX,
@@ -400,6 +401,7 @@ fn the_state_of_a_run_comes_back_from_json() {
             good_steps: 3,
             overflows: 1,
         }),
+        spikes: Some(SpikeWindow::default()),
     };
     let json = serde_json::to_value(&state).unwrap();
     assert_eq!(

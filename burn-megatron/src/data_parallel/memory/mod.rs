@@ -71,6 +71,7 @@ impl MemoryRules {
     pub fn of(config: &DataParallelConfig) -> Self {
         Self {
             shards: config.hsdp,
+            moments: config.state_tensors,
             moment: match config.moments {
                 Moments::F32 => DType::F32,
                 Moments::Bf16 => DType::BF16,

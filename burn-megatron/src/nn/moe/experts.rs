@@ -131,6 +131,7 @@ impl ExpertsConfig {
             .with_placement(Axis::ExpertTensor, Placement::split(1, width, tensor.size));
         let biases = |size| ParameterSpec {
             decay: false,
+            hidden: false,
             ..ParameterSpec::new([experts, size], zeros)
                 .in_grid(Grid::Expert)
                 .with_placement(Axis::Expert, placement.clone())

@@ -25,7 +25,7 @@ use crate::glob::{Glob, listed, nearest};
 /// A pattern matches a whole path, such as `blocks.0.mlp.up.weight`. Between two dots, `?` matches one
 /// character and `*` any number; `**` alone matches any number of components. So `**.bias` matches every
 /// bias.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ParameterGroup {
     /// The pattern of the paths.
@@ -37,6 +37,19 @@ pub struct ParameterGroup {
     /// Multiplies the learning rate of the step, at least 0; 0 freezes the values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub learning_rate: Option<f64>,
+    /// Which optimizer steps it, in a run with Muon. Without it Muon steps hidden matrices, and AdamW the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optimizer: Option<GroupOptimizer>,
+}
+
+/// The optimizer of a group in a run with [Muon](super::MuonConfig).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GroupOptimizer {
+    /// Muon, for parameters of two dims, and stacks of matrices of three.
+    Muon,
+    /// AdamW.
+    AdamW,
 }
 
 /// The multipliers of the optimizer's settings for one parameter.
@@ -46,6 +59,8 @@ pub struct Multipliers {
     pub decay: f64,
     /// Multiplies the learning rate.
     pub rate: f64,
+    /// The optimizer that a group chooses.
+    pub optimizer: Option<GroupOptimizer>,
 }
 
 /// An invalid parameter group.
@@ -72,7 +87,44 @@ pub enum GroupError {
         /// Its value.
         value: f64,
     },
-    /// A group without a multiplier.
+    /// A group chooses an optimizer, and the run has one only.
+    #[error(
+        "the parameter group `{pattern}` chooses an optimizer, which requires the optimizer muon, but this run has {name}"
+    )]
+    OneOptimizer {
+        /// The pattern of the group.
+        pattern: String,
+        /// The optimizer of the run.
+        name: &'static str,
+    },
+    /// Groups in the settings of AdamW that Muon has.
+    #[error(
+        "the parameter group `{pattern}` is in the settings of AdamW for muon, which applies the groups beside them to \
+         all parameters: move it there"
+    )]
+    OfAdamW {
+        /// The pattern of the group.
+        pattern: String,
+    },
+    /// A group chooses Muon for a parameter that several stages of the pipeline hold.
+    #[error(
+        "a parameter group chooses muon for {path}, which is tied over the pipeline: choose adamw"
+    )]
+    Tied {
+        /// The parameter.
+        path: String,
+    },
+    /// A group chooses Muon for a parameter that is no matrix.
+    #[error(
+        "a parameter group chooses muon for {path} of shape {shape:?}: expected a matrix, or a stack of matrices"
+    )]
+    NotMatrix {
+        /// The parameter.
+        path: String,
+        /// Its shape.
+        shape: Vec<usize>,
+    },
+    /// A group that sets nothing.
     #[error(
         "the parameter group `{pattern}` sets nothing: give weight_decay, learning_rate or both"
     )]
@@ -98,7 +150,7 @@ impl ParameterGroup {
             ("weight_decay", self.weight_decay),
             ("learning_rate", self.learning_rate),
         ];
-        if multipliers.iter().all(|(_, value)| value.is_none()) {
+        if multipliers.iter().all(|(_, value)| value.is_none()) && self.optimizer.is_none() {
             return Err(GroupError::Nothing { pattern: pattern() });
         }
         for (name, value) in multipliers {
@@ -145,10 +197,12 @@ pub fn resolve<'a>(
         let mut multipliers = Multipliers {
             decay: f64::from(u8::from(decays)),
             rate: 1.0,
+            optimizer: None,
         };
         for (group, _) in groups.iter().zip(&globs).filter(|(_, g)| g.matches(path)) {
             multipliers.decay = group.weight_decay.unwrap_or(multipliers.decay);
             multipliers.rate = group.learning_rate.unwrap_or(multipliers.rate);
+            multipliers.optimizer = group.optimizer.or(multipliers.optimizer);
         }
         multipliers
     });

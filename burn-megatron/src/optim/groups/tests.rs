@@ -20,6 +20,7 @@ fn group(pattern: &str, weight_decay: Option<f64>, learning_rate: Option<f64>) -
         pattern: pattern.into(),
         weight_decay,
         learning_rate,
+        optimizer: None,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::data_parallel::Moments;
-use burn_megatron::optim::ParameterGroup;
+use burn_megatron::optim::{AdamWConfig, MuonConfig, OptimizerConfig, ParameterGroup};
 use burn_megatron::pipeline::split::LayerSplit;
 
 use super::VerifyModel;
@@ -16,7 +16,7 @@ pub type SettingCase = (
     fn(&mut Recipe),
 );
 
-pub const SETTINGS: [SettingCase; 15] = [
+pub const SETTINGS: [SettingCase; 16] = [
     (
         "overlap_grad_reduce = false",
         VerifyModel::Gpt,
@@ -99,12 +99,22 @@ pub const SETTINGS: [SettingCase; 15] = [
                 pattern: pattern.into(),
                 weight_decay,
                 learning_rate,
+                optimizer: None,
             };
-            recipe.train.optimizer.groups = vec![
-                group("embedding.*", Some(0.0), None),
-                group("blocks.*.mlp.**", None, Some(0.5)),
-            ];
+            recipe.train.optimizer = OptimizerConfig::AdamW(AdamWConfig {
+                groups: vec![
+                    group("embedding.*", Some(0.0), None),
+                    group("blocks.*.mlp.**", None, Some(0.5)),
+                ],
+                ..AdamWConfig::default()
+            });
         },
+    ),
+    (
+        "train.optimizer.name = \"muon\"",
+        VerifyModel::Llama,
+        &["tp2-sp-dp2-mb1-z1", "tp2-pp2-dp2-mb1-z3/1f1b"],
+        |recipe| recipe.train.optimizer = OptimizerConfig::Muon(MuonConfig::default()),
     ),
     (
         "memory.offload.optimizer = 0.5",

@@ -75,7 +75,7 @@ fn a_recipe_is_verified_as_it_runs() {
     assert_ne!(recipe.parallel.split, LayerSplit::Even);
     assert_eq!(recipe.kernels.norm, KernelChoice::Unfused);
     assert_eq!(options.optimizer, recipe.train.optimizer);
-    assert_eq!(options.optimizer.groups.len(), 1);
+    assert_eq!(options.optimizer.groups().len(), 1);
     assert_eq!((options.learning_rate, options.clip), (0.002, 0.5));
     let sharing = &options.data_parallel;
     assert_eq!(sharing.bucket_size, Some(3000));

@@ -1,0 +1,100 @@
+//! The exponential moving average of the weights.
+
+use burn::module::Module;
+use burn::tensor::{DType, FloatDType, Tensor};
+use serde::{Deserialize, Serialize};
+
+use super::state::StateKind;
+use crate::collective::to_host;
+use crate::data_parallel::{DistributedDataParallel, MemoryCategory, TrackedAllocation};
+
+/// Prefix of a weight's path in the key of its average.
+pub const EMA: &str = "ema/";
+
+/// Settings of the exponential moving average of the weights, `e = decay e + (1 - decay) w` after each taken step, from
+/// the weights at the start. It is sharded like the masters, in their type.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EmaConfig {
+    /// The share of the old average.
+    pub decay: f64,
+    /// Whether held-out text is evaluated with the average, instead of the weights.
+    pub evaluate: bool,
+}
+
+impl Default for EmaConfig {
+    fn default() -> Self {
+        Self {
+            decay: 0.999,
+            evaluate: true,
+        }
+    }
+}
+
+/// The average of this rank's master shards.
+pub(crate) struct WeightAverage {
+    decay: f64,
+    buckets: Vec<Tensor<1>>,
+    _allocations: Vec<TrackedAllocation>,
+}
+
+impl WeightAverage {
+    /// It begins with the weights as they are.
+    pub fn new<M: Module>(config: &EmaConfig, ddp: &DistributedDataParallel<M>) -> Self {
+        let buckets = copies(ddp);
+        let track = |of| ddp.usage().track_tensor(MemoryCategory::Optimizer, of);
+        Self {
+            decay: config.decay,
+            _allocations: buckets.iter().map(track).collect(),
+            buckets,
+        }
+    }
+
+    /// Begins again with the weights as they are.
+    pub fn reset<M: Module>(&mut self, ddp: &DistributedDataParallel<M>) {
+        self.buckets = copies(ddp);
+    }
+
+    /// Adds the weights after a step. `taken` is 1 if the step was taken, otherwise 0, where the host does not know.
+    pub fn update<M: Module>(
+        &mut self,
+        taken: Option<&Tensor<1>>,
+        ddp: &DistributedDataParallel<M>,
+    ) {
+        for (number, average) in self.buckets.iter_mut().enumerate() {
+            let mut change = ddp.master_shard(number) - average.clone();
+            change = change.mul_scalar(1.0 - self.decay);
+            if let Some(taken) = taken {
+                // A shard may be on the host.
+                let taken = if taken.device() == change.device() {
+                    taken.clone()
+                } else {
+                    to_host(taken.clone())
+                };
+                change = change.clone() * taken.cast(FloatDType::from(change.dtype()));
+            }
+            *average = average.clone() + change;
+        }
+    }
+
+    /// The average of each shard.
+    pub fn buckets(&self) -> &[Tensor<1>] {
+        &self.buckets
+    }
+
+    /// Its tensors in a checkpoint.
+    pub fn kind(masters: &[DType]) -> StateKind {
+        StateKind::of_all(EMA, masters.to_vec())
+    }
+
+    /// Replaces the average of a shard.
+    pub fn restore(&mut self, bucket: usize, average: Tensor<1>) {
+        self.buckets[bucket] = average;
+    }
+}
+
+/// The masters in memory of their own: a step changes masters in place only where nothing else holds them.
+fn copies<M: Module>(ddp: &DistributedDataParallel<M>) -> Vec<Tensor<1>> {
+    let copy = |number| ddp.master_shard(number).mul_scalar(1.0);
+    (0..ddp.shards().len()).map(copy).collect()
+}

@@ -1,0 +1,258 @@
+//! The optimizer of a run: its name, its settings and its parameter groups.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::groups::{self, GroupError, ParameterGroup};
+use super::muon::MuonConfig;
+use super::rules::{
+    AdagradConfig, AdamConfig, AdanConfig, LionConfig, RmsPropConfig, RuleConfig, SgdConfig,
+};
+use super::{AdamWConfig, OptimizerError};
+
+/// The optimizer of a run, with its settings. In a recipe:
+///
+/// ```toml
+/// [train.optimizer]
+/// name = "lion"           # default "adamw"
+/// beta2 = 0.98            # the settings of that optimizer
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "name", rename_all = "lowercase")]
+pub enum OptimizerConfig {
+    /// AdamW; the default.
+    AdamW(AdamWConfig),
+    /// Muon for hidden matrices, AdamW for the other parameters.
+    Muon(MuonConfig),
+    /// Stochastic gradient descent.
+    Sgd(SgdConfig),
+    /// Adam with decay in the gradient.
+    Adam(AdamConfig),
+    /// Adan.
+    Adan(AdanConfig),
+    /// Lion.
+    Lion(LionConfig),
+    /// RMSProp.
+    RmsProp(RmsPropConfig),
+    /// Adagrad.
+    Adagrad(AdagradConfig),
+}
+
+/// The names of [`OptimizerConfig`].
+const NAMES: &str = "adamw, muon, sgd, adam, adan, lion, rmsprop or adagrad";
+
+impl Default for OptimizerConfig {
+    fn default() -> Self {
+        Self::AdamW(AdamWConfig::default())
+    }
+}
+
+impl From<AdamWConfig> for OptimizerConfig {
+    fn from(config: AdamWConfig) -> Self {
+        Self::AdamW(config)
+    }
+}
+
+impl<'de> Deserialize<'de> for OptimizerConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Named {
+            #[serde(default = "default_name")]
+            name: String,
+            #[serde(flatten)]
+            settings: toml::Table,
+        }
+        fn default_name() -> String {
+            "adamw".into()
+        }
+        let Named { name, settings } = Named::deserialize(deserializer)?;
+        let read = match &name[..] {
+            "adamw" => settings.try_into().map(Self::AdamW),
+            "muon" => settings.try_into().map(Self::Muon),
+            "sgd" => settings.try_into().map(Self::Sgd),
+            "adam" => settings.try_into().map(Self::Adam),
+            "adan" => settings.try_into().map(Self::Adan),
+            "lion" => settings.try_into().map(Self::Lion),
+            "rmsprop" => settings.try_into().map(Self::RmsProp),
+            "adagrad" => settings.try_into().map(Self::Adagrad),
+            _ => return Err(serde::de::Error::custom(unknown(&name))),
+        };
+        read.map_err(|error: toml::de::Error| {
+            serde::de::Error::custom(format!("optimizer {name}: {}", error.message()))
+        })
+    }
+}
+
+fn unknown(name: &str) -> String {
+    let reason = match name {
+        "lamb" | "adafactor" => {
+            "it needs norms or means of whole tensors, of which a rank has a shard; "
+        }
+        "lbfgs" => "it needs several evaluations of the loss in a step; ",
+        _ => "",
+    };
+    format!("invalid optimizer name {name:?}: {reason}expected {NAMES}")
+}
+
+impl OptimizerConfig {
+    /// Its name in a recipe.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::AdamW(_) => "adamw",
+            Self::Muon(_) => "muon",
+            Self::Sgd(_) => "sgd",
+            Self::Adam(_) => "adam",
+            Self::Adan(_) => "adan",
+            Self::Lion(_) => "lion",
+            Self::RmsProp(_) => "rmsprop",
+            Self::Adagrad(_) => "adagrad",
+        }
+    }
+
+    /// The settings of AdamW, which Muon has too, for the parameters that are no hidden matrices.
+    pub fn adamw(&self) -> Option<&AdamWConfig> {
+        match self {
+            Self::AdamW(config) => Some(config),
+            Self::Muon(config) => Some(&config.adamw),
+            _ => None,
+        }
+    }
+
+    /// Whether it is AdamW, the one that has a fused kernel.
+    pub fn is_adamw(&self) -> bool {
+        matches!(self, Self::AdamW(_))
+    }
+
+    /// The tensors of its state per parameter, each of the size of the parameter: the most that a parameter has.
+    pub fn state_tensors(&self) -> u8 {
+        match self {
+            Self::AdamW(_) | Self::Muon(_) => 2,
+            Self::Sgd(config) => u8::from(config.momentum != 0.0),
+            Self::Adam(config) => 2 + u8::from(config.amsgrad),
+            Self::Adan(_) => 4,
+            Self::Lion(_) | Self::Adagrad(_) => 1,
+            // The centered mean square is kept beside the mean and the mean square.
+            Self::RmsProp(config) => {
+                1 + 2 * u8::from(config.centered) + u8::from(config.momentum != 0.0)
+            }
+        }
+    }
+
+    /// The same with steps proportional to the gradients, for AdamW and Adam.
+    pub(crate) fn with_gradient_steps(mut self) -> Self {
+        match &mut self {
+            Self::AdamW(config) => config.epsilon = 1.0,
+            Self::Muon(config) => config.adamw.epsilon = 1.0,
+            Self::Adam(config) => config.epsilon = 1.0,
+            _ => {}
+        }
+        self
+    }
+
+    /// The parameter groups.
+    pub fn groups(&self) -> &[ParameterGroup] {
+        match self {
+            Self::AdamW(config) => &config.groups,
+            Self::Muon(config) => config.groups(),
+            Self::Sgd(config) => config.groups(),
+            Self::Adam(config) => config.groups(),
+            Self::Adan(config) => config.groups(),
+            Self::Lion(config) => config.groups(),
+            Self::RmsProp(config) => config.groups(),
+            Self::Adagrad(config) => config.groups(),
+        }
+    }
+
+    /// Checks the settings and the groups.
+    ///
+    /// # Errors
+    ///
+    /// [`OptimizerError::Setting`] for the first setting out of its range, [`OptimizerError::Group`] for the first
+    /// invalid group, or one that chooses an optimizer where there is one only.
+    pub fn check(&self) -> Result<(), OptimizerError> {
+        let settings = match self {
+            Self::AdamW(config) => config.settings(),
+            Self::Muon(config) => config.settings(),
+            Self::Sgd(config) => config.settings(),
+            Self::Adam(config) => config.settings(),
+            Self::Adan(config) => config.settings(),
+            Self::Lion(config) => config.settings(),
+            Self::RmsProp(config) => config.settings(),
+            Self::Adagrad(config) => config.settings(),
+        };
+        check(settings)?;
+        groups::check(self.groups())?;
+        if let Self::Muon(config) = self {
+            config.check_adamw()?;
+        }
+        let chooses = |group: &&ParameterGroup| group.optimizer.is_some();
+        match (self, self.groups().iter().find(chooses)) {
+            (Self::Muon(_), _) | (_, None) => Ok(()),
+            (_, Some(group)) => Err(GroupError::OneOptimizer {
+                pattern: group.pattern.clone(),
+                name: self.name(),
+            }
+            .into()),
+        }
+    }
+}
+
+impl fmt::Display for OptimizerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A setting to be checked.
+pub(super) struct Setting {
+    name: &'static str,
+    value: f64,
+    is_valid: bool,
+    fits: &'static str,
+}
+
+impl Setting {
+    pub fn new(name: &'static str, value: f64, is_valid: bool, fits: &'static str) -> Self {
+        Self {
+            name,
+            value,
+            is_valid,
+            fits,
+        }
+    }
+}
+
+/// A decay of a mean, in the f32 in which it is used.
+pub(super) fn beta(name: &'static str, value: f64) -> Setting {
+    let is_valid = value >= 0.0 && (value as f32) < 1.0;
+    Setting::new(name, value, is_valid, "at least 0 and below 1")
+}
+
+pub(super) fn above_zero(name: &'static str, value: f64) -> Setting {
+    let is_valid = (value as f32) > 0.0 && (value as f32).is_finite();
+    Setting::new(name, value, is_valid, "above 0 and finite")
+}
+
+pub(super) fn factor(name: &'static str, value: f64) -> Setting {
+    let is_valid = value >= 0.0 && (value as f32).is_finite();
+    Setting::new(name, value, is_valid, "at least 0 and finite")
+}
+
+pub(super) fn weight_decay(value: f64) -> Setting {
+    factor("weight_decay", value)
+}
+
+/// Fails for the first invalid setting.
+pub(super) fn check(settings: Vec<Setting>) -> Result<(), OptimizerError> {
+    match settings.into_iter().find(|setting| !setting.is_valid) {
+        Some(Setting {
+            name, value, fits, ..
+        }) => Err(OptimizerError::Setting { name, value, fits }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+#[path = "config_tests.rs"]
+mod tests;

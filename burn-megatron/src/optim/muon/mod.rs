@@ -1,0 +1,329 @@
+//! Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon): the momentum of a matrix is orthogonalized, so
+//! that its update has equal singular values. AdamW steps what is no hidden matrix.
+//!
+//! Momentum is kept in this rank's shards. Each step, one rank per matrix gets the whole of it, orthogonalizes it and
+//! returns to each rank its part ([`exchange`]): the update is that of one rank in any layout. The parts of a fused
+//! weight (queries, keys and values; gate and up; each expert) are matrices of their own, as in Moonlight
+//! (arXiv:2502.16982), whose modules hold them apart.
+
+use burn::module::Module;
+use burn::tensor::{DType, FloatDType, Tensor};
+use burn_megatron_kernels::flat;
+use serde::{Deserialize, Serialize};
+
+use super::adamw::burn_adamw;
+use super::config::{self, Setting};
+use super::element_wise::ElementWise;
+use super::group_segments::{self, GroupSegment};
+use super::groups::{self, GroupError, GroupOptimizer, ParameterGroup};
+use super::state::{FIRST, OptimizerState, SECOND, StateKind};
+use super::{AdamWConfig, OptimizerError};
+use crate::data_parallel::{
+    BucketShard, DistributedDataParallel, Gradients, MemoryCategory, TrackedAllocation,
+};
+use crate::nn::ParameterEntry;
+
+mod exchange;
+mod newton_schulz;
+#[cfg(test)]
+mod tests;
+
+use exchange::MatrixExchange;
+pub use newton_schulz::orthogonalize;
+
+/// Prefix of a matrix's path in the key of its momentum.
+const MOMENTUM: &str = "muon.momentum/";
+
+/// Settings of Muon, and of AdamW for the parameters that are no hidden matrices: embeddings, the output weight, norms
+/// and biases. A group can choose otherwise. Both have the learning rate of the run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MuonConfig {
+    /// Decay of the momentum, `m = momentum m + (1 - momentum) g`.
+    pub momentum: f64,
+    /// Whether `momentum m + (1 - momentum) g` is orthogonalized (Nesterov), instead of `m`.
+    pub nesterov: bool,
+    /// The Newton-Schulz iterations.
+    pub ns_steps: usize,
+    /// The factor of the update.
+    pub scale: MuonScale,
+    /// Decoupled weight decay of the matrices.
+    pub weight_decay: f64,
+    /// AdamW; without groups of its own.
+    pub adamw: AdamWConfig,
+    /// Parameters with another weight decay, learning rate or optimizer.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<ParameterGroup>,
+}
+
+/// The factor of an orthogonalized update of a matrix with `input` rows and `output` columns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MuonScale {
+    /// `sqrt(max(1, output / input))`.
+    Original,
+    /// `0.2 sqrt(max(input, output))`, for updates as large as those of AdamW, so that both have the same learning
+    /// rate (Moonlight).
+    #[default]
+    MatchRmsAdamw,
+}
+
+impl MuonScale {
+    /// The factor for a matrix `[input, output]`.
+    pub fn factor(self, [input, output]: [usize; 2]) -> f64 {
+        match self {
+            Self::Original => (output as f64 / input as f64).max(1.0).sqrt(),
+            Self::MatchRmsAdamw => 0.2 * (input.max(output) as f64).sqrt(),
+        }
+    }
+}
+
+impl Default for MuonConfig {
+    fn default() -> Self {
+        Self {
+            momentum: 0.95,
+            nesterov: true,
+            ns_steps: 5,
+            scale: MuonScale::default(),
+            weight_decay: 0.1,
+            adamw: AdamWConfig::default(),
+            groups: vec![],
+        }
+    }
+}
+
+impl MuonConfig {
+    /// The parameter groups.
+    pub(super) fn groups(&self) -> &[ParameterGroup] {
+        &self.groups
+    }
+
+    pub(super) fn settings(&self) -> Vec<Setting> {
+        let steps = (1..100).contains(&self.ns_steps);
+        let mut settings = vec![
+            config::beta("momentum", self.momentum),
+            Setting::new("ns_steps", self.ns_steps as f64, steps, "from 1 to 99"),
+            config::weight_decay(self.weight_decay),
+        ];
+        settings.extend(self.adamw.settings());
+        settings
+    }
+
+    /// Fails for groups in the settings of AdamW, which would have no effect.
+    pub(super) fn check_adamw(&self) -> Result<(), GroupError> {
+        match self.adamw.groups.first() {
+            Some(group) => Err(GroupError::OfAdamW {
+                pattern: group.pattern.clone(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether Muon steps each parameter.
+    fn choose(&self, entries: &[ParameterEntry]) -> Result<Vec<bool>, GroupError> {
+        let parameters = entries.iter().map(|entry| (&entry.path[..], entry.decay));
+        let multipliers = groups::resolve(&self.groups, parameters)?;
+        let choose = |(entry, multipliers): (&ParameterEntry, groups::Multipliers)| {
+            let is_matrix = (2..=3).contains(&entry.shape.len());
+            match multipliers.optimizer {
+                Some(GroupOptimizer::AdamW) => Ok(false),
+                Some(GroupOptimizer::Muon) if !is_matrix => Err(GroupError::NotMatrix {
+                    path: entry.path.clone(),
+                    shape: entry.shape.clone(),
+                }),
+                Some(GroupOptimizer::Muon) if entry.is_tied() => Err(GroupError::Tied {
+                    path: entry.path.clone(),
+                }),
+                Some(GroupOptimizer::Muon) => Ok(true),
+                None => Ok(entry.hidden && is_matrix && !entry.is_tied()),
+            }
+        };
+        entries.iter().zip(multipliers).map(choose).collect()
+    }
+}
+
+/// Muon over the hidden matrices of a model, and Burn's AdamW over its other parameters.
+pub struct ParallelMuon {
+    config: MuonConfig,
+    rest: ElementWise<burn::optim::AdamW>,
+    /// By bucket.
+    matrices: Vec<Vec<MatrixSegment>>,
+    /// Whether Muon steps each parameter.
+    chosen: Vec<bool>,
+    exchange: MatrixExchange,
+    /// In which matrices are orthogonalized.
+    dtype: DType,
+    _allocation: TrackedAllocation,
+}
+
+/// This rank's shard of a parameter that Muon steps.
+struct MatrixSegment {
+    segment: GroupSegment,
+    momentum: Tensor<1>,
+}
+
+impl ParallelMuon {
+    /// The optimizer for the parameters of a model. Collective: call on all ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`OptimizerError`] for an invalid setting or group, a group that matches no parameter of the model, and state on
+    /// the host.
+    pub fn new<M: Module>(
+        config: &MuonConfig,
+        ddp: &DistributedDataParallel<M>,
+    ) -> Result<Self, OptimizerError> {
+        config::check(config.settings())?;
+        config.check_adamw()?;
+        let chosen = config.choose(ddp.table().entries())?;
+        let segments = group_segments::bucket_segments(&config.groups, ddp)?;
+        let (mut rest, mut matrices, mut bytes) = (vec![], vec![], 0);
+        for (segments, shard) in segments.into_iter().zip(ddp.shards()) {
+            let (own, others): (Vec<_>, Vec<_>) = segments
+                .into_iter()
+                .partition(|segment| chosen[segment.index]);
+            rest.push(others);
+            let of = |segment: GroupSegment| MatrixSegment {
+                momentum: Tensor::zeros([segment.range.len()], (&shard.device, shard.dtype)),
+                segment,
+            };
+            let own: Vec<_> = own.into_iter().map(of).collect();
+            let elements = own.iter().map(|matrix| matrix.segment.range.len());
+            bytes += elements.sum::<usize>() * shard.dtype.size();
+            matrices.push(own);
+        }
+        let build = |decay: f64| burn_adamw(&config.adamw, decay);
+        let masters = ddp.master_dtypes().zip(&chosen);
+        let mut of_matrices = masters.filter(|(_, chosen)| **chosen);
+        let is_f64 = of_matrices.any(|(dtype, _)| dtype == DType::F64);
+        Ok(Self {
+            config: config.clone(),
+            rest: ElementWise::of_segments(build, rest, ddp)?,
+            exchange: MatrixExchange::new(&chosen, ddp)?,
+            _allocation: ddp.usage().track(MemoryCategory::Optimizer, bytes),
+            matrices,
+            chosen,
+            dtype: if is_f64 { DType::F64 } else { DType::F32 },
+        })
+    }
+
+    /// Updates the parameters with the reduced gradients of one step. Collective: call on all ranks.
+    ///
+    /// Unwinds with [`raise`](crate::comm::raise) if a collective fails.
+    pub fn step<M: Module>(
+        &mut self,
+        learning_rate: f64,
+        ddp: &mut DistributedDataParallel<M>,
+        gradients: Gradients,
+    ) {
+        let _span = tracing::debug_span!("optimizer_step").entered();
+        let factor = gradients.factor();
+        let mut updates = self.updates(&gradients, ddp).into_iter();
+        // The last bucket is stepped first.
+        let mut by_bucket: Vec<Vec<_>> = vec![];
+        for matrices in &self.matrices {
+            by_bucket.push(updates.by_ref().take(matrices.len()).collect());
+        }
+        let decay = learning_rate * self.config.weight_decay;
+        ddp.step_device_buckets(gradients, |bucket| {
+            let number = bucket.number;
+            let mut stepped = self.rest.step_bucket(learning_rate, factor, bucket);
+            let matrices = self.matrices[number].iter();
+            for (matrix, update) in matrices.zip(std::mem::take(&mut by_bucket[number])) {
+                let GroupSegment {
+                    range,
+                    rate,
+                    decay: times,
+                    ..
+                } = &matrix.segment;
+                let value = stepped.master.clone().slice([range.clone()]);
+                let value = value.mul_scalar(1.0 - decay * rate * times)
+                    - update.mul_scalar(learning_rate * rate);
+                stepped.master = flat::accumulate(stepped.master, range.start, value, false);
+            }
+            stepped
+        });
+    }
+
+    /// Adds the gradients to the momentum, and returns the update of each segment for the rate 1, without decay.
+    fn updates<M: Module>(
+        &mut self,
+        gradients: &Gradients,
+        ddp: &DistributedDataParallel<M>,
+    ) -> Vec<Tensor<1>> {
+        let (factor, momentum) = (gradients.factor(), self.config.momentum);
+        let wide = FloatDType::from(self.dtype);
+        let (mut directions, mut lengths) = (vec![], vec![]);
+        for (matrices, sum) in self.matrices.iter_mut().zip(gradients.sums()) {
+            for matrix in matrices {
+                let range = matrix.segment.range.clone();
+                let gradient: Tensor<1> = sum.clone().slice([range.clone()]);
+                let new = gradient.mul_scalar(factor * (1.0 - momentum));
+                matrix.momentum = matrix.momentum.clone().mul_scalar(momentum) + new.clone();
+                let direction = if self.config.nesterov {
+                    matrix.momentum.clone().mul_scalar(momentum) + new
+                } else {
+                    matrix.momentum.clone()
+                };
+                directions.push(direction.cast(wide));
+                lengths.push((range.len(), matrix.momentum.dtype()));
+            }
+        }
+        if directions.is_empty() {
+            directions.push(Tensor::empty([0], (ddp.device(), self.dtype)));
+        }
+        let MuonConfig {
+            ns_steps, scale, ..
+        } = self.config;
+        let updates = self.exchange.apply(Tensor::cat(directions, 0), |matrix| {
+            let factor = scale.factor(matrix.dims());
+            orthogonalize(matrix, ns_steps).mul_scalar(factor)
+        });
+        let mut start = 0;
+        let part = |(length, dtype): (usize, DType)| {
+            start += length;
+            let part = updates.clone().slice([start - length..start]);
+            part.cast(FloatDType::from(dtype))
+        };
+        lengths.into_iter().map(part).collect()
+    }
+}
+
+impl OptimizerState for ParallelMuon {
+    fn kinds(&self, masters: &[DType]) -> Vec<StateKind> {
+        let kind = |prefix: &str, is_muon: bool| StateKind {
+            prefix: prefix.into(),
+            types: masters
+                .iter()
+                .zip(&self.chosen)
+                .map(|(dtype, chosen)| (*chosen == is_muon).then_some(*dtype))
+                .collect(),
+        };
+        vec![
+            kind(MOMENTUM, true),
+            kind(FIRST, false),
+            kind(SECOND, false),
+        ]
+    }
+
+    fn tensors(&self, bucket: usize, shard: &BucketShard) -> Vec<Tensor<1>> {
+        let zeros = || Tensor::zeros([shard.range.len()], (&shard.device, shard.dtype));
+        let write = |momentum: Tensor<1>, matrix: &MatrixSegment| {
+            let start = matrix.segment.range.start;
+            flat::accumulate(momentum, start, matrix.momentum.clone(), false)
+        };
+        let momentum = self.matrices[bucket].iter().fold(zeros(), write);
+        let [first, second] = self.rest.moments(bucket, [zeros(), zeros()]);
+        vec![momentum, first, second]
+    }
+
+    fn restore(&mut self, bucket: usize, _: &BucketShard, tensors: Vec<Tensor<1>>, steps: u64) {
+        let Ok([momentum, first, second]) = <[Tensor<1>; 3]>::try_from(tensors) else {
+            unreachable!("the state has three tensors")
+        };
+        for matrix in &mut self.matrices[bucket] {
+            matrix.momentum = momentum.clone().slice([matrix.segment.range.clone()]);
+        }
+        self.rest.restore_moments(bucket, &[first, second], steps);
+    }
+}

@@ -1,0 +1,203 @@
+//! The optimizer of a run, by its settings.
+
+use burn::module::Module;
+use burn::tensor::{DType, Tensor};
+
+use super::OptimizerError;
+use super::adamw::ParallelAdamW;
+use super::average::{EmaConfig, WeightAverage};
+use super::config::OptimizerConfig;
+use super::element_wise::ElementWise;
+use super::muon::ParallelMuon;
+use super::rules::RuleConfig;
+use super::state::{OptimizerState, StateKind};
+use crate::data_parallel::{
+    BucketShard, BucketStep, DistributedDataParallel, Gradients, Moments, SteppedBucket,
+};
+
+/// An optimizer whose rule needs nothing but this rank's shards.
+pub(crate) trait ShardOptimizer: OptimizerState + Send {
+    /// Steps a bucket, with `factor` times its gradient.
+    fn step_bucket(&mut self, rate: f64, factor: f64, bucket: BucketStep) -> SteppedBucket;
+}
+
+/// The optimizer that an [`OptimizerConfig`] names, over the parameters of a model, with the average of the weights if
+/// there is one.
+pub struct ParallelOptimizer {
+    implementation: Implementation,
+    average: Option<WeightAverage>,
+}
+
+enum Implementation {
+    AdamW(ParallelAdamW),
+    Muon(Box<ParallelMuon>),
+    ElementWise(Box<dyn ShardOptimizer>),
+}
+
+impl ParallelOptimizer {
+    /// The optimizer for the parameters of a model. Collective: call on all ranks of the pipeline.
+    ///
+    /// # Errors
+    ///
+    /// [`OptimizerError`] for an invalid setting or group, a group that matches no parameter of the model, and for
+    /// moments in bf16 or state on the host with another optimizer than the fused AdamW.
+    pub fn new<M: Module>(
+        config: &OptimizerConfig,
+        ddp: &DistributedDataParallel<M>,
+    ) -> Result<Self, OptimizerError> {
+        config.check()?;
+        if !config.is_adamw() && ddp.config().moments == Moments::Bf16 {
+            return Err(OptimizerError::Moments);
+        }
+        let implementation = match config {
+            OptimizerConfig::AdamW(config) => {
+                Implementation::AdamW(ParallelAdamW::new(config, ddp)?)
+            }
+            OptimizerConfig::Muon(config) => {
+                Implementation::Muon(Box::new(ParallelMuon::new(config, ddp)?))
+            }
+            OptimizerConfig::Sgd(config) => element_wise(config, ddp)?,
+            OptimizerConfig::Adam(config) => element_wise(config, ddp)?,
+            OptimizerConfig::Adan(config) => element_wise(config, ddp)?,
+            OptimizerConfig::Lion(config) => element_wise(config, ddp)?,
+            OptimizerConfig::RmsProp(config) => element_wise(config, ddp)?,
+            OptimizerConfig::Adagrad(config) => element_wise(config, ddp)?,
+        };
+        Ok(Self {
+            implementation,
+            average: None,
+        })
+    }
+
+    /// Averages the weights from here on.
+    pub(crate) fn average_with<M: Module>(
+        &mut self,
+        config: &EmaConfig,
+        ddp: &DistributedDataParallel<M>,
+    ) {
+        self.average = Some(WeightAverage::new(config, ddp));
+    }
+
+    /// The average of the weights, if there is one.
+    pub(crate) fn average(&mut self) -> Option<&mut WeightAverage> {
+        self.average.as_mut()
+    }
+
+    /// Updates the parameters with the reduced gradients of one step. Collective: call on all ranks.
+    ///
+    /// Unwinds with [`raise`](crate::comm::raise) if a collective or a step on the host fails.
+    pub fn step<M: Module>(
+        &mut self,
+        learning_rate: f64,
+        ddp: &mut DistributedDataParallel<M>,
+        gradients: Gradients,
+    ) {
+        match &mut self.implementation {
+            Implementation::AdamW(adamw) => adamw.step(learning_rate, ddp, gradients),
+            Implementation::Muon(muon) => muon.step(learning_rate, ddp, gradients),
+            Implementation::ElementWise(optimizer) => {
+                let _span = tracing::debug_span!("optimizer_step").entered();
+                let factor = gradients.factor();
+                ddp.step_device_buckets(gradients, |bucket| {
+                    optimizer.step_bucket(learning_rate, factor, bucket)
+                });
+            }
+        }
+        if let Some(average) = &mut self.average {
+            average.update(None, ddp);
+        }
+    }
+
+    /// The same with the fused AdamW by an outcome on the device. `taken` returns 1 if it is taken, otherwise 0: `[1]`.
+    ///
+    /// # Panics
+    ///
+    /// If it is another optimizer.
+    pub(crate) fn step_with_outcome<M: Module>(
+        &mut self,
+        outcome: &Tensor<1>,
+        taken: impl FnOnce() -> Tensor<1>,
+        ddp: &mut DistributedDataParallel<M>,
+        gradients: Gradients,
+    ) {
+        let Implementation::AdamW(adamw) = &mut self.implementation else {
+            unreachable!("only the fused AdamW reads an outcome")
+        };
+        adamw.step_with_outcome(outcome, ddp, gradients);
+        if let Some(average) = &mut self.average {
+            average.update(Some(&taken()), ddp);
+        }
+    }
+
+    /// Sets the number of taken steps, after steps by an outcome.
+    pub(crate) fn record_taken(&mut self, taken: u64) {
+        if let Implementation::AdamW(adamw) = &mut self.implementation {
+            adamw.record_taken(taken);
+        }
+    }
+
+    /// Whether it is the fused AdamW.
+    pub(crate) fn is_fused(&self) -> bool {
+        matches!(&self.implementation, Implementation::AdamW(adamw) if adamw.is_fused())
+    }
+
+    fn state(&self) -> &dyn OptimizerState {
+        match &self.implementation {
+            Implementation::AdamW(adamw) => adamw,
+            Implementation::Muon(muon) => &**muon,
+            Implementation::ElementWise(optimizer) => &**optimizer,
+        }
+    }
+}
+
+impl OptimizerState for ParallelOptimizer {
+    fn kinds(&self, masters: &[DType]) -> Vec<StateKind> {
+        let mut kinds = self.state().kinds(masters);
+        kinds.extend(self.average.as_ref().map(|_| WeightAverage::kind(masters)));
+        kinds
+    }
+
+    fn tensors(&self, bucket: usize, shard: &BucketShard) -> Vec<Tensor<1>> {
+        let mut tensors = self.state().tensors(bucket, shard);
+        let average = self.average.as_ref();
+        tensors.extend(average.map(|average| average.buckets()[bucket].clone()));
+        tensors
+    }
+
+    fn restore(
+        &mut self,
+        bucket: usize,
+        shard: &BucketShard,
+        mut tensors: Vec<Tensor<1>>,
+        steps: u64,
+    ) {
+        if let Some(average) = &mut self.average
+            && let Some(own) = tensors.pop()
+        {
+            average.restore(bucket, own);
+        }
+        match &mut self.implementation {
+            Implementation::AdamW(adamw) => {
+                OptimizerState::restore(adamw, bucket, shard, tensors, steps);
+            }
+            Implementation::Muon(muon) => muon.restore(bucket, shard, tensors, steps),
+            Implementation::ElementWise(optimizer) => {
+                optimizer.restore(bucket, shard, tensors, steps);
+            }
+        }
+    }
+}
+
+/// One of Burn's optimizers.
+fn element_wise<C, M>(
+    config: &C,
+    ddp: &DistributedDataParallel<M>,
+) -> Result<Implementation, OptimizerError>
+where
+    C: RuleConfig,
+    C::Rule: Send,
+    M: Module,
+{
+    let optimizer = ElementWise::new(|decay| config.build(decay), config.groups(), ddp)?;
+    Ok(Implementation::ElementWise(Box::new(optimizer)))
+}

@@ -1,0 +1,122 @@
+//! Steps whose loss or gradient norm is far above those of the steps before.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+/// When a step is skipped as a spike: its loss, or the norm of its gradient, exceeds the mean of the window by more than
+/// `sigmas` standard deviations. The rule is that of OLMo-core's `SkipStepOptimizer`: nothing is skipped before half of
+/// the window is known, and skipped steps enter the window, so that a lasting change is accepted in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SpikeConfig {
+    /// Standard deviations.
+    pub sigmas: f64,
+    /// The last steps that a step is compared with.
+    pub window: usize,
+}
+
+impl Default for SpikeConfig {
+    fn default() -> Self {
+        Self {
+            sigmas: 6.0,
+            window: 128,
+        }
+    }
+}
+
+impl SpikeConfig {
+    /// The largest window.
+    const MOST: usize = 1 << 16;
+
+    /// Whether both settings are valid.
+    pub(crate) fn is_valid(&self) -> bool {
+        self.sigmas.is_finite() && self.sigmas > 0.0 && (2..=Self::MOST).contains(&self.window)
+    }
+}
+
+/// The losses and gradient norms of the last steps, as saved in a checkpoint: by their bits, which JSON keeps.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SpikeWindow {
+    losses: VecDeque<u64>,
+    norms: VecDeque<u64>,
+}
+
+impl SpikeWindow {
+    /// Whether a step is a spike beside those of the window.
+    pub fn is_spike(&self, config: &SpikeConfig, loss: f64, norm: f64) -> bool {
+        let least = (config.window / 2).max(2);
+        let exceeds = |values: &VecDeque<u64>, value: f64| {
+            let values: Vec<f64> = values.iter().map(|bits| f64::from_bits(*bits)).collect();
+            let count = values.len() as f64;
+            let mean = values.iter().sum::<f64>() / count;
+            let squares = values.iter().map(|value| (value - mean).powi(2));
+            let deviation = (squares.sum::<f64>() / (count - 1.0)).sqrt();
+            value > mean + config.sigmas * deviation
+        };
+        self.losses.len() >= least && (exceeds(&self.losses, loss) || exceeds(&self.norms, norm))
+    }
+
+    /// Adds a step, whose values are finite.
+    pub fn push(&mut self, config: &SpikeConfig, loss: f64, norm: f64) {
+        for (values, value) in [(&mut self.losses, loss), (&mut self.norms, norm)] {
+            values.push_back(value.to_bits());
+            while values.len() > config.window {
+                values.pop_front();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_far_above_the_window_is_a_spike() {
+        let config = SpikeConfig {
+            sigmas: 3.0,
+            window: 8,
+        };
+        let mut window = SpikeWindow::default();
+        for step in 0..4 {
+            assert!(
+                !window.is_spike(&config, 1e9, 1e9),
+                "{step} steps are too few"
+            );
+            window.push(&config, 2.0 + f64::from(step % 2), 1.0);
+        }
+        // Mean 2.5, deviation 1 / sqrt(3).
+        assert!(!window.is_spike(&config, 4.2, 1.0));
+        assert!(window.is_spike(&config, 4.3, 1.0));
+        assert!(window.is_spike(&config, 2.0, 1.1));
+        // A lasting change is accepted once it is in the window.
+        let taken = (0..8).map(|_| {
+            let spike = window.is_spike(&config, 9.0, 1.0);
+            window.push(&config, 9.0, 1.0);
+            spike
+        });
+        let taken: Vec<_> = taken.collect();
+        assert!(taken[0] && !taken[7], "{taken:?}");
+        let saved = serde_json::to_string(&window).unwrap();
+        assert_eq!(serde_json::from_str::<SpikeWindow>(&saved).unwrap(), window);
+    }
+
+    #[test]
+    fn settings_out_of_range_are_refused() {
+        for (sigmas, window) in [
+            (0.0, 8),
+            (f64::NAN, 8),
+            (f64::INFINITY, 8),
+            (6.0, 1),
+            (6.0, 1 << 20),
+        ] {
+            assert!(
+                !SpikeConfig { sigmas, window }.is_valid(),
+                "{sigmas} {window}"
+            );
+        }
+        assert!(SpikeConfig::default().is_valid());
+    }
+}
