@@ -146,11 +146,11 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
                 return Ok(all.stop);
             }
             items += all.items;
+            self.samples += all.items as u64;
             in_step += 1;
             let is_last = in_step == run.accumulation || !all.has_next;
             let output = self.run_batch(own, all.share, is_last, train)?;
             if is_last {
-                self.samples += items as u64;
                 self.step()?;
                 in_step = 0;
             }
