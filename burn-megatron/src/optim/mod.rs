@@ -24,7 +24,6 @@ mod step_statistics;
 mod tests;
 
 pub use adamw::ParallelAdamW;
-pub(crate) use average::WeightAverage;
 pub use average::{EMA, EmaConfig};
 pub use config::OptimizerConfig;
 pub use element_wise::ElementWise;

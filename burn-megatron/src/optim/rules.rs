@@ -87,7 +87,7 @@ impl RuleConfig for SgdConfig {
     type Rule = Sgd;
 
     fn build(&self, decay: f64) -> Sgd {
-        let momentum = (self.momentum != 0.0).then(|| MomentumConfig {
+        let momentum = (self.momentum != 0.0).then_some(MomentumConfig {
             momentum: self.momentum,
             dampening: self.dampening,
             nesterov: self.nesterov,

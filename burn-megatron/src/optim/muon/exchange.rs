@@ -27,7 +27,11 @@ impl Matrix {
     /// first of three dims.
     pub fn all_of(index: usize, entry: &ParameterEntry) -> Vec<Self> {
         let dims = entry.shape.len();
-        let mut cuts: Vec<Vec<Range<usize>>> = entry.shape.iter().map(|n| vec![0..*n]).collect();
+        let mut cuts: Vec<Vec<Range<usize>>> = entry
+            .shape
+            .iter()
+            .map(|n| std::iter::once(0..*n).collect())
+            .collect();
         if let (3, [stack, ..]) = (dims, &mut cuts[..]) {
             *stack = (0..entry.shape[0]).map(|at| at..at + 1).collect();
         }
@@ -206,10 +210,11 @@ impl MatrixExchange {
         let mut start = 0;
         let mut changed = vec![];
         for [rows, columns] in &self.own {
-            let end = start + rows * columns;
-            let matrix = whole.clone().slice([start..end]).reshape([*rows, *columns]);
-            changed.push(change(matrix).reshape([end - start]));
-            start = end;
+            let elements = rows * columns;
+            let matrix = whole.clone().narrow(0, start, elements);
+            let matrix = matrix.reshape([*rows, *columns]);
+            changed.push(change(matrix).reshape([elements]));
+            start += elements;
         }
         let changed = if changed.is_empty() {
             whole
@@ -241,7 +246,7 @@ impl Route {
     fn send(&self, x: Tensor<1>, comm: &Comm) -> Tensor<1> {
         let select = |x: Tensor<1>, order: &Option<Tensor<1, Int>>| match order {
             Some(order) => x.select(0, order.clone()),
-            None => x.slice([0..0]),
+            None => Tensor::empty([0], (&x.device(), x.dtype())),
         };
         let x = select(x, &self.before);
         let x = match comm.size() {

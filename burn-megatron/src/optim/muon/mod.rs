@@ -282,7 +282,7 @@ impl ParallelMuon {
         let mut start = 0;
         let part = |(length, dtype): (usize, DType)| {
             start += length;
-            let part = updates.clone().slice([start - length..start]);
+            let part = updates.clone().narrow(0, start - length, length);
             part.cast(FloatDType::from(dtype))
         };
         lengths.into_iter().map(part).collect()
