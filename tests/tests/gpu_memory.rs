@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use burn::tensor::{DType, Device};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::DataParallelConfig;
 use burn_megatron::kernels::record::ShapeSettings;
+use burn_megatron::memory_report::memory_report;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::{ModelBuilder, RecomputeConfig, RecomputeMethod};
@@ -130,4 +132,36 @@ fn the_pool_has_in_use_what_is_planned() {
             "{planned} planned, {most} in use"
         );
     }
+}
+
+/// The weights of two layers of 256 x 256, what a step of them keeps, and nothing that stays.
+#[test]
+fn the_report_of_a_module_asks_the_pool() {
+    let device = gpu();
+    let layers: Vec<_> = (0..2)
+        .map(|_| LinearConfig::new(256, 256).init(&Device::flex()))
+        .collect();
+    let x = Tensor::<2>::ones([256, 256], &Device::flex());
+    let loss = |layers: &Vec<Linear>, x: &Tensor<2>| {
+        let layers = layers.iter();
+        layers
+            .fold(x.clone(), |x, layer| layer.forward(x).tanh())
+            .sum()
+    };
+    let report = memory_report(&layers, &x, loss, &device, 4).unwrap();
+    println!("{report}");
+    let matrix = 4 * 256 * 256;
+    assert_eq!(report.gradients, 2 * (matrix + 4 * 256));
+    assert!(report.kept >= 2 * matrix && report.kept < 8 * matrix);
+    assert!(report.reserved.unwrap() >= report.kept + 2 * matrix);
+    assert_eq!(report.growth, None);
+    let mut all = vec![];
+    let growing = |layers: &Vec<Linear>, x: &Tensor<2>| {
+        let device = layers[0].weight.device();
+        // The recording of the forward keeps a tensor too, of no device.
+        all.push(Tensor::<1>::zeros([100_000], &device.without_autodiff()));
+        loss(layers, x)
+    };
+    let report = memory_report(&layers, &x, growing, &device, 4).unwrap();
+    assert!(report.growth.unwrap().bytes_per_step >= 400_000);
 }

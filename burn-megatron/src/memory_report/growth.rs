@@ -16,7 +16,7 @@ pub struct Growth {
 }
 
 /// Functions of crates that allocate on behalf of others.
-const LIBRARIES: [&str; 16] = [
+const LIBRARIES: [&str; 15] = [
     "std::",
     "core::",
     "alloc::",
@@ -32,7 +32,6 @@ const LIBRARIES: [&str; 16] = [
     "bytemuck",
     "smallvec",
     "cubecl",
-    "<burn_megatron::memory_report",
 ];
 
 /// The functions of a place that are shown.
@@ -76,13 +75,10 @@ fn place(backtrace: &str) -> String {
     });
     let functions: Vec<&str> = functions.collect();
     let is_library = |function: &str| {
-        let function = function.trim_start_matches('<').trim_start_matches('&');
-        let own = function.starts_with("burn_megatron")
-            && !function.starts_with("burn_megatron::memory_report");
-        !own && (LIBRARIES
-            .iter()
-            .any(|library| function.starts_with(library))
-            || function.starts_with("burn_megatron::memory_report"))
+        let function = function.trim_start_matches(['<', '&']);
+        let of = |prefix: &&str| function.starts_with(prefix);
+        let is_own = of(&"burn_megatron") && !of(&"burn_megatron::memory_report");
+        !is_own && LIBRARIES.iter().any(of)
     };
     let own: Vec<&str> = functions
         .iter()

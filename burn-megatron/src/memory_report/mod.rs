@@ -95,7 +95,9 @@ pub fn memory_report<M: Module, B: Batch>(
     let mut parameters = Parameters::default();
     model.visit(&mut parameters);
     let mut step = || Step::run(&meter, || loss(&model, &batch));
-    (0..WARMUP).for_each(|_| drop(step()));
+    for _ in 0..WARMUP {
+        step();
+    }
     let base = meter.live();
     let mut measured = vec![];
     let mut after_steps = Vec::with_capacity(steps);

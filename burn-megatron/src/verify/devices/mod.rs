@@ -24,6 +24,7 @@ mod place;
 mod report;
 mod step;
 mod trace;
+mod types;
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_ir::{FloatOperationIr, IrVisitorMut, ModuleOperationIr, OperationIr, TensorId, TensorIr};
+use burn_ir::{FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr};
 use burn_megatron_kernels::record::{
     RecordedCall, RecordedStep, Recording, Replay, ShapeSettings, record, tensor_id,
 };
@@ -14,6 +14,7 @@ use super::compare::{Units, difference};
 use super::place::place;
 use super::report::{FirstDifference, Order};
 use super::step::{caught, floats};
+use super::types::Types;
 use crate::plan::tape::operation_name;
 
 /// A recorded forward.
@@ -357,7 +358,7 @@ impl Trace {
         };
         let is_nan = |all: &[TensorData]| {
             let floats = all.iter().filter(|data| data.dtype().is_float());
-            floats.cloned().any(|data| floats_have_nan(data))
+            floats.cloned().any(floats_have_nan)
         };
         let has_nan = is_nan(inputs);
         if is_nan(expected) {
@@ -427,60 +428,6 @@ impl Node {
         let products = ["Matmul", "Linear", "Conv", "Attention", "DeformConv"];
         matches!(self.what, What::Call(_))
             || products.iter().any(|name| self.name.starts_with(name))
-    }
-}
-
-/// How the types of a recording are those of a device.
-#[derive(Clone, Copy)]
-struct Types {
-    exact: bool,
-    int: DType,
-    bool: DType,
-}
-
-impl Types {
-    fn of(device: &Device, exact: bool) -> Self {
-        let settings = device.settings();
-        Self {
-            exact,
-            int: settings.int_dtype.into(),
-            bool: settings.bool_dtype.into(),
-        }
-    }
-
-    fn map(&self, dtype: DType) -> DType {
-        match dtype {
-            DType::Bool(_) => self.bool,
-            // The type of integers of the recording device.
-            DType::I64 => self.int,
-            dtype if dtype.is_float() && self.exact => DType::F64,
-            dtype => dtype,
-        }
-    }
-
-    fn tensor(&self, tensor: &TensorIr) -> TensorIr {
-        TensorIr {
-            dtype: self.map(tensor.dtype),
-            ..tensor.clone()
-        }
-    }
-
-    fn operation(mut self, mut operation: OperationIr) -> OperationIr {
-        match &mut operation {
-            OperationIr::NumericFloat(dtype, _) | OperationIr::Float(dtype, _) => {
-                *dtype = self.map(*dtype);
-            }
-            OperationIr::NumericInt(dtype, _) => *dtype = self.map(*dtype),
-            _ => {}
-        }
-        operation.visit_mut(&mut self);
-        operation
-    }
-}
-
-impl IrVisitorMut for Types {
-    fn visit_tensor_mut(&mut self, tensor: &mut TensorIr) {
-        tensor.dtype = self.map(tensor.dtype);
     }
 }
 
