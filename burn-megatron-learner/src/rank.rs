@@ -266,6 +266,7 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
             samples: self.samples,
             seed: 0,
             loss_scaler: self.scaler.state(),
+            spikes: None,
         };
         match self.update.as_adamw() {
             Some(optimizer) => checkpoints::save(saver, epoch, &self.ddp, optimizer, &state),

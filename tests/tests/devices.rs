@@ -1,5 +1,7 @@
 //! `check_device` finds and names what a device computes wrongly. The device is the CPU in f32, and a GPU in builds with one.
 
+use std::cell::Cell;
+
 use burn::backend::DispatchTensor;
 use burn::module::{Module, Param};
 use burn::nn::{
@@ -10,10 +12,17 @@ use burn::nn::{
 use burn::tensor::activation::gelu;
 use burn::tensor::activation::{log_softmax, softmax};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::kernels::{Function, apply};
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::nn::ModelBuilder;
+use burn_megatron::train::{LanguageModel, ModelConfig, Tokens};
 use burn_megatron::verify::devices::{
     Batch, DeviceCheckError, DeviceOptions, DeviceReport, Oracle, Order, check_device,
 };
+
+use burn_megatron_models::Transformer;
+use burn_megatron_tests::{small_gpt, without_dropout};
 
 /// A fault of a kernel, which the CPU in f64 has not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +35,13 @@ enum Fault {
     SumsInBf16,
     /// The gradient of the weight lacks a factor.
     WrongBackward,
+    /// Of two calls in a row the second is wrong, as where memory is reused too early. In every layer.
+    SecondInARow,
+}
+
+thread_local! {
+    /// Whether the last product of this thread was in f32.
+    static AFTER_F32: Cell<bool> = const { Cell::new(false) };
 }
 
 /// f32 rounded to the 8 bits of bf16, by Dekker's split; not every device has the type.
@@ -43,6 +59,7 @@ impl Function for Product {
         let [x, w] = [0, 1].map(|i| Tensor::<2>::from_dispatch(inputs[i].clone()));
         let fault = self.0.filter(|_| x.dtype() != DType::F64);
         let [rows, columns] = [x.dims()[0], w.dims()[1]];
+        let second = AFTER_F32.replace(x.dtype() != DType::F64);
         let y = match fault {
             Some(Fault::SumsInBf16) => {
                 let one = |k: usize| x.clone().narrow(1, k, 1).matmul(w.clone().narrow(0, k, 1));
@@ -55,6 +72,7 @@ impl Function for Product {
                 let last = y.clone().slice([0..rows - 1, columns - 1..columns]);
                 y.slice_assign([1..rows, columns - 1..columns], last)
             }
+            Some(Fault::SecondInARow) if second => y * 1.01,
             Some(Fault::NotANumber) => {
                 let row = y.clone().narrow(0, 0, 1);
                 y.slice_assign([0..1, 0..columns], row * f32::NAN)
@@ -127,7 +145,7 @@ impl Net {
             )),
             out: LinearConfig::new(WIDTH, WIDTH).init(&device),
             dropout: DropoutConfig::new(0.5).init(),
-            fault: fault.filter(|_| number == 1),
+            fault: fault.filter(|fault| number == 1 || *fault == Fault::SecondInARow),
         };
         Self {
             embedding: EmbeddingConfig::new(TOKENS, WIDTH).init(&device),
@@ -199,6 +217,18 @@ fn a_wrong_kernel_and_a_layer_that_is_not_a_number_are_named() {
             assert_eq!(first.shape, [24, WIDTH]);
             assert!(!run.passes() && first.relative > 5.0 * first.bound, "{run}");
         }
+    }
+}
+
+#[test]
+fn what_is_wrong_only_in_a_row_is_named_too() {
+    for run in check(Some(Fault::SecondInARow)).runs {
+        let first = run.first.as_ref().unwrap();
+        assert_eq!(
+            (&first.module[..], first.order),
+            ("layers.1", Order::InARow)
+        );
+        assert_eq!(first.operation, "Product", "{run}");
     }
 }
 
@@ -305,6 +335,34 @@ fn shared_parameters_are_one() {
         gradients.map(|it| it.path.clone()).collect::<Vec<_>>()
     };
     assert_eq!(paths(0), ["first.weight", "first.bias"]);
+}
+
+/// Its fused functions are an operation each, up to that of the loss, which keeps the targets.
+#[test]
+fn a_transformer_of_this_library_passes() {
+    let config = without_dropout(small_gpt()).config;
+    let model = World::threads(1).unwrap().run(|rank| {
+        let groups = ParallelContext::new(&ParallelConfig::new(), &rank)?;
+        let builder = ModelBuilder::with(&groups, &Device::flex(), 3, DType::F32);
+        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(config.init_with(builder)?.module)
+    });
+    let model = model.unwrap().remove(0);
+    let tokens = Tensor::<1, Int>::arange(0..16, &Device::flex()).reshape([2, 8]);
+    let batch = (tokens.clone(), tokens.add_scalar(1));
+    let loss = |model: &Transformer, (tokens, targets): &(Tensor<2, Int>, Tensor<2, Int>)| {
+        model
+            .losses(Tokens::from(tokens.clone()), targets.clone())
+            .mean()
+    };
+    let options = DeviceOptions::default();
+    let report = check_device(&model, &batch, loss, &devices(), &options).unwrap();
+    println!("{report}");
+    assert!(report.passes(), "{report}");
+    for run in &report.runs {
+        let rest = run.not_observed.as_ref().unwrap();
+        assert!(rest.contains("cross_entropy"), "{rest}");
+        assert!(run.operations > 25 && run.gradients.len() > 10, "{report}");
+    }
 }
 
 /// What cannot be recorded is said, and the rest is compared.

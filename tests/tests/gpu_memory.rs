@@ -1,6 +1,7 @@
 //! What a device's pool has in use in a training step is what is planned.
 #![cfg(any(feature = "cuda", feature = "wgpu"))]
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -21,6 +22,9 @@ use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::{Text, gpu, small_llama};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The tests share the pool.
+static ALONE: Mutex<()> = Mutex::new(());
 
 const MICRO_BATCH: usize = 4;
 
@@ -119,6 +123,7 @@ fn measured(recompute: &RecomputeConfig) -> (u64, u64) {
 
 #[test]
 fn the_pool_has_in_use_what_is_planned() {
+    let _alone = ALONE.lock();
     for recompute in [
         RecomputeConfig::full(RecomputeMethod::Uniform, 1),
         RecomputeConfig::default(),
@@ -137,6 +142,7 @@ fn the_pool_has_in_use_what_is_planned() {
 /// The weights of two layers of 256 x 256, what a step of them keeps, and nothing that stays.
 #[test]
 fn the_report_of_a_module_asks_the_pool() {
+    let _alone = ALONE.lock();
     let device = gpu();
     let layers: Vec<_> = (0..2)
         .map(|_| LinearConfig::new(256, 256).init(&Device::flex()))

@@ -42,7 +42,8 @@ pub enum Oracle {
     /// Parameters and batch are f64. A module that makes tensors of its own in f32 cannot run so.
     #[default]
     F64,
-    /// Parameters and batch have the types that they have. Operations alone are compared in f64 nevertheless.
+    /// Parameters and batch have the types that they have. Operations alone are compared in f64 nevertheless, but for
+    /// functions with tensors of their own in f32, which run in their types.
     F32,
 }
 
@@ -124,7 +125,7 @@ pub fn check_device<M: Module, B: Batch>(
             "its own types"
         }
         .into(),
-        reason: if dtype.is_some() && reason.contains("dtype") {
+        reason: if dtype.is_some() {
             format!("{reason} (a module that makes tensors of its own in f32 needs Oracle::F32)")
         } else {
             reason

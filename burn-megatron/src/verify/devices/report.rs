@@ -43,9 +43,9 @@ pub struct DeviceRun {
     pub bound: f64,
     /// The operation where a difference begins.
     pub first: Option<FirstDifference>,
-    /// The operations that were compared.
+    /// The operations of the forward that were compared alone.
     pub operations: usize,
-    /// Why the operations were not compared, if they were not.
+    /// Why the others were not compared, if some were not.
     pub not_observed: Option<String>,
     /// The parameters in the order of the forward; empty where it was not observed.
     order: Vec<String>,
@@ -127,14 +127,15 @@ impl DeviceRun {
             },
             bound: units.row(operations, longest, narrowest),
             first: None,
-            operations: known.map_or(0, Trace::len),
+            operations: 0,
             not_observed: trace.as_ref().err().cloned(),
             order: known.map_or(vec![], |it| it.parameters.clone()),
             failed,
         };
         if let Some(trace) = known {
             let fails = !run.passes();
-            let first = trace.alone(device, units).and_then(|first| match first {
+            let first = trace.alone(device, units, &mut run.operations);
+            let first = first.and_then(|first| match first {
                 None if fails => trace.in_a_row(device, units),
                 first => Ok(first),
             });
@@ -248,7 +249,16 @@ impl fmt::Display for DeviceRun {
         }
         match (&self.first, &self.not_observed) {
             (Some(first), _) => writeln!(f, "  first output that differs: {first}")?,
-            (None, Some(reason)) => writeln!(f, "  operations were not compared: {reason}")?,
+            (None, Some(reason)) if self.operations == 0 => {
+                writeln!(f, "  operations were not compared: {reason}")?;
+            }
+            (None, Some(reason)) => {
+                let agree = self.operations;
+                writeln!(
+                    f,
+                    "  {agree} operations of the forward agree, others were not compared: {reason}"
+                )?;
+            }
             (None, None) => writeln!(f, "  {} operations of the forward agree", self.operations)?,
         }
         match (&self.first, self.first_wrong_gradient()) {

@@ -179,12 +179,18 @@ impl Trace {
     ///
     /// # Errors
     ///
-    /// The operation that cannot be run.
-    pub fn alone(&self, device: &Device, units: &Units) -> Result<Option<FirstDifference>, String> {
+    /// The operation that cannot be run; `compared` is the number of those before it.
+    pub fn alone(
+        &self,
+        device: &Device,
+        units: &Units,
+        compared: &mut usize,
+    ) -> Result<Option<FirstDifference>, String> {
         let cpu = Device::flex();
         let mut oracle = replay(&cpu, false)?;
         let mut tested = replay(device, false)?;
-        let (exact, own) = (Types::of(&cpu, true), Types::of(device, false));
+        let (exact, in_own_types) = (Types::of(&cpu, true), Types::of(&cpu, false));
+        let own = Types::of(device, false);
         let last = self.last_uses(self.len());
         let mut known = self.values.clone();
         for (number, node) in self.nodes.iter().enumerate() {
@@ -199,13 +205,21 @@ impl Trace {
             let rounded: Vec<_> = rounded
                 .map(|(data, input)| data.convert_dtype(input.dtype))
                 .collect();
-            let expected = caught(|| self.one(node, &mut oracle, &rounded, exact))
-                .and_then(|result| result)
+            let mut on_cpu = |types| {
+                caught(|| self.one(node, &mut oracle, &rounded, types)).and_then(|result| result)
+            };
+            let expected = match (on_cpu(exact), &node.what) {
+                // It has tensors of its own in f32.
+                (Err(_), What::Call(_)) => on_cpu(in_own_types),
+                (result, _) => result,
+            };
+            let expected = expected
                 .map_err(|reason| format!("operation {number} ({}): {reason}", node.name))?;
             let found = caught(|| self.one(node, &mut tested, &rounded, own)).and_then(|it| it);
             let first = self.judge(number, Order::Alone, &rounded, &expected, found, |node| {
                 units.operation(node.longest_sum(), node.outputs[0].dtype, node.is_product())
             });
+            *compared = number + 1;
             if first.is_some() {
                 return Ok(first);
             }
