@@ -6,8 +6,9 @@ use std::sync::Arc;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
+use burn::lr_scheduler::constant::ConstantLr;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
-use burn::module::{Module, Param};
+use burn::module::{Module, Param, ParamGroup};
 use burn::optim::AdamWConfig;
 use burn::tensor::activation::tanh;
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -188,6 +189,8 @@ pub struct Training {
     pub interrupter: Option<Interrupter>,
     /// Whether the run ends with the first epoch in which the held-out loss does not grow.
     pub stops_early: bool,
+    /// The learning rate of the bias, if it has one of its own.
+    pub bias_rate: Option<f64>,
 }
 
 impl Default for Training {
@@ -204,6 +207,7 @@ impl Default for Training {
             resume: None,
             interrupter: None,
             stops_early: false,
+            bias_rate: None,
         }
     }
 }
@@ -258,7 +262,10 @@ impl Training {
             training = training.with_training_strategy(strategy.into());
         }
         let optimizer = AdamWConfig::new().with_weight_decay(0.0).init();
-        let rates = LinearLrSchedulerConfig::new(2e-2, 1e-3, 20).init().unwrap();
+        let mut rates = LinearLrSchedulerConfig::new(2e-2, 1e-3, 20).init().unwrap();
+        if let Some(rate) = self.bias_rate {
+            rates = rates.with_group(ParamGroup::from_path("bias"), ConstantLr::new(rate));
+        }
         training.launch(Learner::new(model, optimizer, rates))
     }
 

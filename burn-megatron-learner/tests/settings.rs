@@ -9,6 +9,7 @@ use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, Precision};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ParallelModule;
+use burn_megatron::optim::AdamWConfig;
 use burn_megatron::prelude::AnyError;
 use tempfile::tempdir;
 
@@ -59,6 +60,27 @@ fn frozen_parameters_stay() {
     assert!(difference(&one, &many) <= 1e-10);
     let same = before.iter().zip(&many).filter(|(a, b)| a == b).count();
     assert_eq!(same, HIDDEN, "the elements of the bias");
+}
+
+#[test]
+fn the_groups_of_a_schedule_are_those_of_burn() {
+    let plain = Training::default();
+    let training = Training {
+        bias_rate: Some(0.1),
+        ..plain.clone()
+    };
+    let one = training.on_one_device(2).weights(None);
+    let many = training.weights(Some(threads(2)));
+    assert!(difference(&one, &many) <= 1e-10);
+    assert!(difference(&many, &plain.weights(Some(threads(2)))) > 1e-2);
+    let sharded = threads(2).adamw(AdamWConfig::default());
+    let folder = tempdir().unwrap();
+    let refused = training.run(folder.path(), Some(sharded));
+    let error = refused.error.unwrap().to_string();
+    assert!(
+        error.contains("the learning rate scheduler has groups"),
+        "{error}"
+    );
 }
 
 #[test]
