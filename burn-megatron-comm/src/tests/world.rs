@@ -144,8 +144,7 @@ fn every_call_has_a_span_for_its_start_and_its_wait() {
     // While there is one subscriber alone, a thread of another test that comes first to a span, and has
     // none, would switch the span off for all.
     let _second = tracing::Dispatch::new(Spans::default());
-    let spans = Spans::default();
-    tracing::subscriber::with_default(spans.clone(), || {
+    let calls = || {
         World::threads(2)
             .unwrap()
             .run(|rank| {
@@ -155,7 +154,12 @@ fn every_call_has_a_span_for_its_start_and_its_wait() {
                 comm.receive(1 - rank.rank(), DType::U8, 1).map(drop)
             })
             .unwrap();
-    });
+    };
+    // Nor must such a thread come first to a span while the second subscriber is added.
+    calls();
+    tracing::callsite::rebuild_interest_cache();
+    let spans = Spans::default();
+    tracing::subscriber::with_default(spans.clone(), calls);
     let spans = spans.0.lock().unwrap();
     for fields in [
         r#"op="all_reduce" group="world" len=3 dtype="f32""#,

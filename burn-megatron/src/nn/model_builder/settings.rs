@@ -42,7 +42,7 @@ impl ModelBuilder {
         }
     }
 
-    /// The setting of [`LogitsShape::tokens_per_chunk`](super::LogitsShape::tokens_per_chunk).
+    /// The setting of [`LogitsShape::tokens_per_chunk`](crate::nn::LogitsShape::tokens_per_chunk).
     pub fn loss_chunk_size(&self) -> Option<usize> {
         self.shared.kernels.lock().loss_chunk_size()
     }

@@ -1,4 +1,4 @@
-//! Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon): the momentum of a matrix is orthogonalized, so
+//! Muon (Jordan et al. 2024, <https://kellerjordan.github.io/posts/muon>): the momentum of a matrix is orthogonalized, so
 //! that its update has equal singular values. AdamW steps what is no hidden matrix.
 //!
 //! Momentum is kept in this rank's shards. Each step, one rank per matrix gets the whole of it, orthogonalizes it and
