@@ -151,7 +151,7 @@ pub fn run(folder: &str) -> Result<(), Box<dyn Error>> {
 
     let strategy = MegatronStrategy::from_env_or_threads(2)?; //*
     let strategy = strategy
-        .adamw(AdamWConfig::default())
+        .optimizer(AdamWConfig::default())
         .zero_stage(ZeroStage::Parameters);
     let strategy = strategy.checkpoints(&shards, 2);
     let mut training =

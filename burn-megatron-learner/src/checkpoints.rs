@@ -12,7 +12,7 @@ use burn_megatron::checkpoint::{
 };
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::DistributedDataParallel;
-use burn_megatron::optim::ParallelAdamW;
+use burn_megatron::optim::ParallelOptimizer;
 use burn_megatron::train::{SaveConfig, Saver, load_module};
 use serde_json::json;
 
@@ -44,7 +44,7 @@ impl CheckpointSettings {
         &self,
         epoch: usize,
         ddp: &mut DistributedDataParallel<M>,
-        optimizer: &mut ParallelAdamW,
+        optimizer: &mut ParallelOptimizer,
         saver: &Saver,
     ) -> Result<RunState, LearnerError> {
         let found = epochs(&self.folder)?;
@@ -70,7 +70,7 @@ pub(crate) fn save<M: LearnerModel>(
     saver: &mut Saver,
     epoch: usize,
     ddp: &DistributedDataParallel<M>,
-    optimizer: &ParallelAdamW,
+    optimizer: &ParallelOptimizer,
     state: &RunState,
 ) -> Result<(), LearnerError> {
     saver.save_module(ddp, optimizer, state, json!({ "epoch": epoch }))?;

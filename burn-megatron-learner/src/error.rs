@@ -23,7 +23,7 @@ pub enum LearnerError {
     /// Sharding without an optimizer that can be sharded.
     #[error(
         "zero_stage = {0} requires an optimizer of this library, as Burn's Learner does not give away its own: add \
-         .adamw(..) or .element_wise(..) to the strategy, or use zero_stage = 0"
+         .optimizer(..) or .element_wise(..) to the strategy, or use zero_stage = 0"
     )]
     RequiresOptimizer(ZeroStage),
     /// No parameter is trained.
@@ -50,7 +50,7 @@ pub enum LearnerError {
     )]
     LearningRateGroups,
     /// Checkpoints in shards for an optimizer that cannot save its state.
-    #[error("checkpoints in shards require .adamw(..): {0}")]
+    #[error("checkpoints in shards require .optimizer(..): {0}")]
     NotSaved(&'static str),
     /// A sharded optimizer is to be resumed from Burn's checkpoints, which do not have its state.
     #[error(

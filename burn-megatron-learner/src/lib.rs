@@ -14,7 +14,7 @@
 //!
 //! Each rank wraps the model in a [`DistributedDataParallel`](burn_megatron::data_parallel::DistributedDataParallel): gradients
 //! leave the backward through its hooks, and are reduced in buckets while the backward goes on. By default the optimizer of
-//! the `Learner` steps the weights, on every rank alike; with [`adamw`](MegatronStrategy::adamw) or
+//! the `Learner` steps the weights, on every rank alike; with [`optimizer`](MegatronStrategy::optimizer) or
 //! [`element_wise`](MegatronStrategy::element_wise) an optimizer of this library does, on shards (ZeRO-1 to 3).
 //!
 //! # Feature flags

@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use burn::train::{Learner, LearnerModel};
 use burn_megatron::data_parallel::{DistributedDataParallel, Gradients};
 use burn_megatron::optim::{
-    AdamWConfig, ElementWise, OptimizerError, ParallelAdamW, ParameterGroup,
+    ElementWise, OptimizerConfig, OptimizerError, ParallelOptimizer, ParameterGroup,
 };
 
 use crate::error::LearnerError;
@@ -23,18 +23,18 @@ pub trait ShardedOptimizer<M: Module> {
         gradients: Gradients,
     );
 
-    /// Itself, if it is the optimizer whose state checkpoints in shards have.
-    fn as_adamw(&mut self) -> Option<&mut ParallelAdamW> {
+    /// Itself, if checkpoints in shards have its state.
+    fn as_saved(&mut self) -> Option<&mut ParallelOptimizer> {
         None
     }
 }
 
-impl<M: Module> ShardedOptimizer<M> for ParallelAdamW {
+impl<M: Module> ShardedOptimizer<M> for ParallelOptimizer {
     fn step(&mut self, rate: f64, ddp: &mut DistributedDataParallel<M>, gradients: Gradients) {
-        ParallelAdamW::step(self, rate, ddp, gradients);
+        ParallelOptimizer::step(self, rate, ddp, gradients);
     }
 
-    fn as_adamw(&mut self) -> Option<&mut ParallelAdamW> {
+    fn as_saved(&mut self) -> Option<&mut ParallelOptimizer> {
         Some(self)
     }
 }
@@ -50,8 +50,8 @@ pub(crate) type BuildOptimizer<M> = dyn Fn(&DistributedDataParallel<M>) -> Resul
     + Send
     + Sync;
 
-pub(crate) fn build_adamw<M: Module>(config: AdamWConfig) -> Box<BuildOptimizer<M>> {
-    Box::new(move |ddp| Ok(Box::new(ParallelAdamW::new(&config, ddp)?)))
+pub(crate) fn build_optimizer<M: Module>(config: OptimizerConfig) -> Box<BuildOptimizer<M>> {
+    Box::new(move |ddp| Ok(Box::new(ParallelOptimizer::new(&config, ddp)?)))
 }
 
 pub(crate) fn build_element_wise<M: Module, O: Optimizer + 'static>(
@@ -89,10 +89,10 @@ impl<M: LearnerModel> Update<M> {
         }
     }
 
-    pub fn as_adamw(&mut self) -> Option<&mut ParallelAdamW> {
+    pub fn as_saved(&mut self) -> Option<&mut ParallelOptimizer> {
         match self {
             Self::OfLearner => None,
-            Self::Sharded(optimizer) => optimizer.as_adamw(),
+            Self::Sharded(optimizer) => optimizer.as_saved(),
         }
     }
 }

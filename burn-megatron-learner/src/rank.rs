@@ -75,7 +75,7 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
         learner.fork(&device.clone().autodiff());
         let model = with_frozen(ParallelModule::replicated(learner.model()))?;
         let ddp = DistributedDataParallel::with(model, &groups, &strategy.config)?;
-        let update = match &strategy.optimizer {
+        let mut update = match &strategy.optimizer {
             None => Update::OfLearner,
             Some(build) => {
                 let optimizer = build(&ddp)?;
@@ -84,6 +84,9 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
                 Update::Sharded(optimizer)
             }
         };
+        if strategy.checkpoints.is_some() && update.as_saved().is_none() {
+            return Err(LearnerError::NotSaved(NO_STATE));
+        }
         let checkpoints = strategy.checkpoints.as_ref();
         let saver = checkpoints.map(|checkpoints| checkpoints.saver(&groups));
         let mut training = Self {
@@ -113,8 +116,8 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
         else {
             return Ok(());
         };
-        let Some(optimizer) = self.update.as_adamw() else {
-            return Err(LearnerError::NotSaved(NOT_ADAMW));
+        let Some(optimizer) = self.update.as_saved() else {
+            return Err(LearnerError::NotSaved(NO_STATE));
         };
         let state = settings.load(epoch, &mut self.ddp, optimizer, saver)?;
         self.count = state.count;
@@ -268,9 +271,9 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
             loss_scaler: self.scaler.state(),
             spikes: None,
         };
-        match self.update.as_adamw() {
+        match self.update.as_saved() {
             Some(optimizer) => checkpoints::save(saver, epoch, &self.ddp, optimizer, &state),
-            None => Err(LearnerError::NotSaved(NOT_ADAMW)),
+            None => Err(LearnerError::NotSaved(NO_STATE)),
         }
     }
 
@@ -298,7 +301,7 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
 }
 
 /// Why an optimizer has no checkpoint in shards.
-const NOT_ADAMW: &str = "the optimizer of this strategy keeps its state to itself";
+const NO_STATE: &str = "the optimizer of this strategy keeps its state to itself";
 
 fn first_device<M: Module>(model: &M) -> Device {
     let devices = model.devices();

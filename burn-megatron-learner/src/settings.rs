@@ -7,11 +7,13 @@ use burn::optim::Optimizer;
 use burn::tensor::Device;
 use burn::train::{LearnerModel, TrainStep, TrainingStrategy};
 use burn_megatron::comm::{Launch, World, WorldError};
-use burn_megatron::data_parallel::{DataParallelConfig, Precision, ZeroStage};
-use burn_megatron::optim::{AdamWConfig, LossScale, ParameterGroup};
+use burn_megatron::data_parallel::{
+    DataParallelConfig, DistributedDataParallel, Precision, ZeroStage,
+};
+use burn_megatron::optim::{LossScale, OptimizerConfig, OptimizerError, ParameterGroup};
 
 use crate::checkpoints::CheckpointSettings;
-use crate::optimizer::{BuildOptimizer, ShardedOptimizer, build_adamw, build_element_wise};
+use crate::optimizer::{BuildOptimizer, ShardedOptimizer, build_element_wise, build_optimizer};
 
 /// The weight of a batch.
 pub(crate) type WeightFn<M> = dyn Fn(&<M as TrainStep>::Input) -> u64 + Send + Sync;
@@ -152,7 +154,7 @@ impl<M: LearnerModel> MegatronStrategy<M> {
     }
 
     /// What is sharded: the optimizer state (1), the gradients too (2), the parameters too (3). It requires
-    /// [`adamw`](Self::adamw) or another optimizer of this library.
+    /// [`optimizer`](Self::optimizer), or one of the other two methods that set one.
     pub fn zero_stage(mut self, stage: ZeroStage) -> Self {
         self.config.zero_stage = stage;
         self
@@ -165,14 +167,14 @@ impl<M: LearnerModel> MegatronStrategy<M> {
         self
     }
 
-    /// Steps the weights by AdamW on shards, instead of the optimizer of the `Learner`, which is then not called. The
-    /// learning rate is that of the `Learner`'s scheduler.
-    pub fn adamw(mut self, config: AdamWConfig) -> Self {
-        self.optimizer = Some(build_adamw(config));
+    /// Steps the weights on shards by an optimizer of this library: an `AdamWConfig`, or one of the others of
+    /// [`OptimizerConfig`]. The optimizer of the `Learner` is then not called; the learning rate is that of its scheduler.
+    pub fn optimizer(mut self, config: impl Into<OptimizerConfig>) -> Self {
+        self.optimizer = Some(build_optimizer(config.into()));
         self
     }
 
-    /// As [`adamw`](Self::adamw), by any element-wise optimizer of Burn: see
+    /// As [`optimizer`](Self::optimizer), by any element-wise optimizer that implements Burn's trait: see
     /// [`ElementWise::new`](burn_megatron::optim::ElementWise::new). Its state is not in checkpoints.
     pub fn element_wise<O: Optimizer + 'static>(
         mut self,
@@ -183,21 +185,16 @@ impl<M: LearnerModel> MegatronStrategy<M> {
         self
     }
 
-    /// As [`adamw`](Self::adamw), by an optimizer of your own.
-    pub fn optimizer<O: ShardedOptimizer<M> + 'static>(
+    /// As [`optimizer`](Self::optimizer), by one of your own, which `build` makes on each rank.
+    pub fn optimizer_with<O: ShardedOptimizer<M> + 'static>(
         mut self,
-        build: impl Fn(
-            &burn_megatron::data_parallel::DistributedDataParallel<M>,
-        ) -> Result<O, burn_megatron::optim::OptimizerError>
-        + Send
-        + Sync
-        + 'static,
+        build: impl Fn(&DistributedDataParallel<M>) -> Result<O, OptimizerError> + Send + Sync + 'static,
     ) -> Self {
         self.optimizer = Some(Box::new(move |ddp| Ok(Box::new(build(ddp)?))));
         self
     }
 
-    /// Saves the weights and the state of [`adamw`](Self::adamw) after each epoch, each rank its shards, and keeps the last
+    /// Saves the weights and the state of the [`optimizer`](Self::optimizer) after each epoch, each rank its shards, and keeps the last
     /// `keep`. `SupervisedTraining::checkpoint(epoch)` then resumes from here, with any number of ranks.
     pub fn checkpoints(mut self, folder: impl Into<PathBuf>, keep: usize) -> Self {
         let folder = folder.into();

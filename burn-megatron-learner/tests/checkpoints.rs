@@ -2,7 +2,9 @@
 
 use burn::tensor::DType;
 use burn_megatron::data_parallel::ZeroStage;
-use burn_megatron::optim::AdamWConfig;
+use burn_megatron::optim::{
+    AdamWConfig, GroupOptimizer, MuonConfig, OptimizerConfig, ParameterGroup,
+};
 use burn_megatron_learner::newest_epoch;
 use tempfile::tempdir;
 
@@ -35,10 +37,29 @@ fn burns_checkpoints_resume_to_the_bit() {
     assert_eq!(resumed.model.weights(), wanted);
 }
 
+/// Muon for one of the matrices, AdamW for the rest.
+fn muon() -> OptimizerConfig {
+    OptimizerConfig::Muon(MuonConfig {
+        groups: vec![ParameterGroup {
+            pattern: "up".into(),
+            weight_decay: None,
+            learning_rate: None,
+            optimizer: Some(GroupOptimizer::Muon),
+        }],
+        ..MuonConfig::default()
+    })
+}
+
 #[test]
 fn shards_resume_with_another_number_of_ranks() {
+    for optimizer in [AdamWConfig::default().into(), muon()] {
+        shards_resume(optimizer);
+    }
+}
+
+fn shards_resume(optimizer: OptimizerConfig) {
     let strategy = |ranks, folder: &std::path::Path| {
-        let strategy = threads(ranks).adamw(AdamWConfig::default());
+        let strategy = threads(ranks).optimizer(optimizer.clone());
         let strategy = strategy.zero_stage(ZeroStage::Parameters);
         strategy.checkpoints(folder, 4)
     };

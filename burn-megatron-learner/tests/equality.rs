@@ -63,7 +63,9 @@ fn a_rank_may_run_out_of_batches() {
     let one = training.on_one_device(2).weights(None);
     let many = training.weights(Some(threads(2)));
     assert!(difference(&one, &many) <= 1e-10);
-    let sharded = threads(2).adamw(adamw()).zero_stage(ZeroStage::Parameters);
+    let sharded = threads(2)
+        .optimizer(adamw())
+        .zero_stage(ZeroStage::Parameters);
     assert!(difference(&one, &training.weights(Some(sharded))) <= 1e-6);
 }
 
@@ -88,7 +90,7 @@ fn every_stage_of_sharding_trains_the_same() {
     let one = training.on_one_device(2).weights(None);
     let of_stage = |stage| {
         let stage = ZeroStage::try_from(stage).unwrap();
-        let strategy = threads(2).adamw(adamw()).zero_stage(stage);
+        let strategy = threads(2).optimizer(adamw()).zero_stage(stage);
         training.weights(Some(strategy))
     };
     let many = of_stage(0);

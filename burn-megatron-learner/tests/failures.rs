@@ -1,6 +1,7 @@
 //! Ranks that fail, steps that are skipped, and settings that are refused.
 
 use burn::module::Module;
+use burn::optim::SgdConfig;
 use burn::tensor::{DType, Device};
 use burn_megatron::data_parallel::{Precision, ZeroStage};
 use burn_megatron::optim::AdamWConfig;
@@ -73,13 +74,18 @@ fn settings_that_cannot_work_are_refused() {
     );
     refused(
         threads(2).checkpoints("/nowhere", 1),
-        "checkpoints in shards require .adamw(..)",
+        "checkpoints in shards require .optimizer(..)",
+    );
+    let unsaved = threads(2).element_wise(|_| SgdConfig::new().build(), vec![]);
+    refused(
+        unsaved.checkpoints("/nowhere", 1),
+        "the optimizer of this strategy keeps its state to itself",
     );
     let resumed = Training {
         resume: Some(1),
         ..Training::default()
     };
-    let strategy = threads(2).adamw(AdamWConfig::default());
+    let strategy = threads(2).optimizer(AdamWConfig::default());
     let unsaved = error(&resumed, strategy);
     assert!(
         unsaved.contains("resuming from epoch 1 requires .checkpoints(folder)"),

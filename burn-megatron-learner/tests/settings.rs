@@ -9,7 +9,7 @@ use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, Precision};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ParallelModule;
-use burn_megatron::optim::AdamWConfig;
+use burn_megatron::optim::{AdamWConfig, OptimizerConfig, SgdConfig};
 use burn_megatron::prelude::AnyError;
 use tempfile::tempdir;
 
@@ -18,11 +18,14 @@ use crate::model::{HIDDEN, Mlp, Training, difference, threads};
 #[test]
 fn clipping_is_by_the_norm_of_all_ranks() {
     let training = Training::default();
-    let free = training.weights(Some(threads(2)));
-    assert_eq!(training.weights(Some(threads(2).clip(1e9))), free);
-    let clipped = training.weights(Some(threads(2).clip(1e-9)));
-    // AdamW hardly depends on the scale of its gradients, but for its epsilon.
+    // Unlike that of AdamW, its step is as long as the gradient.
+    let sgd = |ranks| threads(ranks).optimizer(OptimizerConfig::Sgd(SgdConfig::default()));
+    let free = training.weights(Some(sgd(2)));
+    assert_eq!(training.weights(Some(sgd(2).clip(1e9))), free);
+    let clipped = training.weights(Some(sgd(2).clip(0.1)));
     assert!(difference(&clipped, &free) > 1e-4);
+    let one = training.on_one_device(2).weights(Some(sgd(1).clip(0.1)));
+    assert!(difference(&clipped, &one) <= 1e-10);
 }
 
 #[test]
@@ -73,7 +76,7 @@ fn the_groups_of_a_schedule_are_those_of_burn() {
     let many = training.weights(Some(threads(2)));
     assert!(difference(&one, &many) <= 1e-10);
     assert!(difference(&many, &plain.weights(Some(threads(2)))) > 1e-2);
-    let sharded = threads(2).adamw(AdamWConfig::default());
+    let sharded = threads(2).optimizer(AdamWConfig::default());
     let folder = tempdir().unwrap();
     let refused = training.run(folder.path(), Some(sharded));
     let error = refused.error.unwrap().to_string();

@@ -18,7 +18,7 @@ use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::train::{LanguageModel, ModelConfig, Tokens};
 use burn_megatron::verify::devices::{
-    Batch, DeviceCheckError, DeviceOptions, DeviceReport, Oracle, Order, check_device,
+    Batch, DeviceCheckError, DeviceOptions, DeviceReport, Oracle, ReplayMode, check_device,
 };
 
 use burn_megatron_models::Transformer;
@@ -212,7 +212,10 @@ fn a_wrong_kernel_and_a_layer_that_is_not_a_number_are_named() {
     for fault in [Fault::WrongKernel, Fault::NotANumber, Fault::SumsInBf16] {
         for run in check(Some(fault)).runs {
             let first = run.first.as_ref().unwrap();
-            assert_eq!((&first.module[..], first.order), ("layers.1", Order::Alone));
+            assert_eq!(
+                (&first.module[..], first.mode),
+                ("layers.1", ReplayMode::Single)
+            );
             assert_eq!(first.operation, "Product");
             assert_eq!(first.shape, [24, WIDTH]);
             assert!(!run.passes() && first.relative > 5.0 * first.bound, "{run}");
@@ -225,8 +228,8 @@ fn what_is_wrong_only_in_a_row_is_named_too() {
     for run in check(Some(Fault::SecondInARow)).runs {
         let first = run.first.as_ref().unwrap();
         assert_eq!(
-            (&first.module[..], first.order),
-            ("layers.1", Order::InARow)
+            (&first.module[..], first.mode),
+            ("layers.1", ReplayMode::Sequence)
         );
         assert_eq!(first.operation, "Product", "{run}");
     }

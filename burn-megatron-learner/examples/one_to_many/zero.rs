@@ -120,7 +120,7 @@ pub fn main() -> Result<(), AnyError> {
     let folder = env::temp_dir().join("one_to_many");
     let device = Device::flex().autodiff();
     let strategy = MegatronStrategy::from_env_or_threads(2)?
-        .adamw(ShardedAdamWConfig::default())
+        .optimizer(ShardedAdamWConfig::default())
         .zero_stage(ZeroStage::Parameters);
     let training = SupervisedTraining::new(folder, loader(0..512), loader(900..932))
         .metrics((LossMetric::new(),))

@@ -7,7 +7,7 @@ use super::{Meter, SMALLEST_GROWTH, heap};
 
 /// Memory that each step leaves behind.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Growth {
+pub struct MemoryGrowth {
     /// The least that a measured step added.
     pub bytes_per_step: u64,
     /// On the CPU: bytes of one step that were there after the next, by the functions that allocated them, innermost first, without those
@@ -37,7 +37,7 @@ const LIBRARIES: [&str; 15] = [
 /// The functions of a place that are shown.
 const SHOWN: usize = 3;
 
-impl Growth {
+impl MemoryGrowth {
     /// From what is allocated after each step; none if one did not add to it.
     pub(super) fn of(after_steps: &[i64], meter: &Meter) -> Option<Self> {
         let notes = if meter.counts_heap() {
@@ -93,7 +93,7 @@ fn place(backtrace: &str) -> String {
     own.join(" < ")
 }
 
-impl fmt::Display for Growth {
+impl fmt::Display for MemoryGrowth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,

@@ -17,7 +17,7 @@ use crate::table::Table;
 use crate::verify::devices::Batch;
 use crate::verify::devices::observed::{output_bytes, place_for_training};
 
-pub use growth::Growth;
+pub use growth::MemoryGrowth;
 pub use heap::HeapCounter;
 
 /// Steps before the first measurement: what is made once, such as threads and caches, is there by then.
@@ -67,7 +67,7 @@ pub struct MemoryReport {
     /// What is allocated after each step, once its gradients are dropped, above what was there before the first.
     pub after_steps: Vec<i64>,
     /// What grows from step to step.
-    pub growth: Option<Growth>,
+    pub growth: Option<MemoryGrowth>,
 }
 
 /// Runs `steps` steps of `model` on `device`, at least 3, after 2 that are not measured.
@@ -113,7 +113,7 @@ pub fn memory_report<M: Module, B: Batch>(
         measured.push(one);
         after_steps.push(meter.live() as i64 - base as i64);
     }
-    let growth = Growth::of(&after_steps, &meter);
+    let growth = MemoryGrowth::of(&after_steps, &meter);
     let last = measured.remove(0);
     Ok(MemoryReport {
         device: format!("{device:?}"),

@@ -9,7 +9,7 @@ use super::OptimizerError;
 use super::group_segments::{self, GroupSegment};
 use super::groups::ParameterGroup;
 use super::parallel::ShardOptimizer;
-use super::rules::{Resumable, StateTensors};
+use super::rules::{ResumableOptimizer, StateTensors};
 use super::state::{OptimizerState, StateKind};
 use crate::data_parallel::{
     BucketShard, BucketStep, DistributedDataParallel, Gradients, MemoryCategory, SteppedBucket,
@@ -128,7 +128,7 @@ fn state_names<O: Optimizer>(optimizer: &O) -> Vec<String> {
     record.tensors.into_iter().map(|(name, _)| name).collect()
 }
 
-impl<O: Resumable> ElementWise<O> {
+impl<O: ResumableOptimizer> ElementWise<O> {
     /// The tensors that are saved.
     fn saved(&self) -> impl Iterator<Item = &String> {
         let is_saved = |name: &&String| !O::UNSAVED.contains(&&name[..]);
@@ -136,7 +136,7 @@ impl<O: Resumable> ElementWise<O> {
     }
 }
 
-impl<O: Resumable> OptimizerState for ElementWise<O> {
+impl<O: ResumableOptimizer> OptimizerState for ElementWise<O> {
     fn kinds(&self, masters: &[DType]) -> Vec<StateKind> {
         let kind = |name: &String| {
             let prefix = format!("{}.{name}/", O::NAME);
@@ -185,7 +185,7 @@ impl<O: Resumable> OptimizerState for ElementWise<O> {
     }
 }
 
-impl<O: Resumable> ShardOptimizer for ElementWise<O>
+impl<O: ResumableOptimizer> ShardOptimizer for ElementWise<O>
 where
     O::State<1>: Send,
 {

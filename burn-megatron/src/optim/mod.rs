@@ -35,8 +35,8 @@ pub use muon::{MuonConfig, MuonScale, ParallelMuon, orthogonalize};
 pub use norm::{all_finite, count_zeros, global_norm};
 pub use parallel::ParallelOptimizer;
 pub use rules::{
-    AdagradConfig, AdamConfig, AdanConfig, LionConfig, Resumable, RmsPropConfig, SgdConfig,
-    StateTensors,
+    AdagradConfig, AdamConfig, AdanConfig, LionConfig, ResumableOptimizer, RmsPropConfig,
+    SgdConfig, StateTensors,
 };
 pub use spikes::{SpikeConfig, SpikeWindow};
 pub use state::{FIRST, SECOND};

@@ -22,7 +22,7 @@ pub type StateTensors = BTreeMap<String, Tensor<1>>;
 
 /// An element-wise optimizer whose state a checkpoint can restore in any layout: its tensors have an element for each
 /// of the parameter, and everything else in it follows from the number of steps.
-pub trait Resumable: Optimizer {
+pub trait ResumableOptimizer: Optimizer {
     /// The name of the optimizer, which begins the keys of its state.
     const NAME: &'static str;
 
@@ -36,7 +36,7 @@ pub trait Resumable: Optimizer {
 /// Settings of one of Burn's element-wise optimizers.
 pub(super) trait RuleConfig {
     /// The optimizer.
-    type Rule: Resumable;
+    type Rule: ResumableOptimizer;
 
     /// The optimizer for parameters whose weight decay is multiplied by `decay`.
     fn build(&self, decay: f64) -> Self::Rule;
@@ -111,7 +111,7 @@ impl RuleConfig for SgdConfig {
     }
 }
 
-impl Resumable for Sgd {
+impl ResumableOptimizer for Sgd {
     const NAME: &'static str = "sgd";
 
     fn restored(_: usize, mut tensors: StateTensors) -> Option<SgdState<1>> {
@@ -179,7 +179,7 @@ impl RuleConfig for AdamConfig {
     }
 }
 
-impl Resumable for Adam {
+impl ResumableOptimizer for Adam {
     const NAME: &'static str = "adam";
 
     fn restored(steps: usize, mut tensors: StateTensors) -> Option<AdamState<1>> {
@@ -253,7 +253,7 @@ impl RuleConfig for AdanConfig {
     }
 }
 
-impl Resumable for Adan {
+impl ResumableOptimizer for Adan {
     const NAME: &'static str = "adan";
 
     fn restored(steps: usize, mut tensors: StateTensors) -> Option<AdanState<1>> {
@@ -318,7 +318,7 @@ impl RuleConfig for LionConfig {
     }
 }
 
-impl Resumable for Lion {
+impl ResumableOptimizer for Lion {
     const NAME: &'static str = "lion";
 
     fn restored(_: usize, mut tensors: StateTensors) -> Option<LionState<1>> {
@@ -385,7 +385,7 @@ impl RuleConfig for RmsPropConfig {
     }
 }
 
-impl Resumable for RmsProp {
+impl ResumableOptimizer for RmsProp {
     const NAME: &'static str = "rmsprop";
 
     /// It is computed anew from the other two.
@@ -453,7 +453,7 @@ impl RuleConfig for AdagradConfig {
     }
 }
 
-impl Resumable for AdaGrad {
+impl ResumableOptimizer for AdaGrad {
     const NAME: &'static str = "adagrad";
 
     fn restored(steps: usize, mut tensors: StateTensors) -> Option<AdaGradState<1>> {

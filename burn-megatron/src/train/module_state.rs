@@ -16,7 +16,7 @@ use crate::checkpoint::{
 };
 use crate::data_parallel::DistributedDataParallel;
 use crate::nn::fp8::Fp8LayerState;
-use crate::optim::{OptimizerState, ParallelAdamW, StateKind};
+use crate::optim::{OptimizerState, ParallelOptimizer, StateKind};
 
 /// The scales of FP8 layers, by path.
 pub(super) type Scales = BTreeMap<String, Fp8LayerState>;
@@ -31,17 +31,7 @@ impl Saver {
     pub fn save_module<M: Module>(
         &mut self,
         ddp: &DistributedDataParallel<M>,
-        optimizer: &ParallelAdamW,
-        state: &RunState,
-        config: serde_json::Value,
-    ) -> Result<Vec<SavedCheckpoint>, StateError> {
-        self.save_state(ddp, optimizer, state, config)
-    }
-
-    pub(super) fn save_state<M: Module>(
-        &mut self,
-        ddp: &DistributedDataParallel<M>,
-        optimizer: &dyn OptimizerState,
+        optimizer: &ParallelOptimizer,
         state: &RunState,
         config: serde_json::Value,
     ) -> Result<Vec<SavedCheckpoint>, StateError> {
@@ -72,7 +62,7 @@ impl Saver {
 /// that cannot be read.
 pub fn load_module<M: Module>(
     ddp: &mut DistributedDataParallel<M>,
-    optimizer: &mut ParallelAdamW,
+    optimizer: &mut ParallelOptimizer,
     checkpoint: &Checkpoint,
     leniency: LoadTolerance,
 ) -> Result<RunState, StateError> {
@@ -99,7 +89,7 @@ pub(super) fn names<M: Module>(ddp: &DistributedDataParallel<M>) -> Result<Model
 /// Loads what [`check_tensors`] has checked, as of `taken` steps. Collective: call on all ranks of the world.
 pub(super) fn restore<M: Module>(
     ddp: &mut DistributedDataParallel<M>,
-    optimizer: &mut dyn OptimizerState,
+    optimizer: &mut ParallelOptimizer,
     checkpoint: &Checkpoint,
     (scales, taken): (&Scales, u64),
     leniency: LoadTolerance,
@@ -137,7 +127,7 @@ fn objects<M: Module>(
 /// Checks that a checkpoint has the tensors and objects of this model, and returns the scales of its 8-bit layers.
 pub(super) fn check_tensors<M: Module>(
     ddp: &DistributedDataParallel<M>,
-    optimizer: &dyn OptimizerState,
+    optimizer: &ParallelOptimizer,
     checkpoint: &Checkpoint,
     names: &ModelKeys,
     leniency: LoadTolerance,
@@ -162,7 +152,7 @@ pub(super) fn check_tensors<M: Module>(
 /// What the optimizer saves of each parameter.
 fn kinds<M: Module>(
     ddp: &DistributedDataParallel<M>,
-    optimizer: &dyn OptimizerState,
+    optimizer: &ParallelOptimizer,
 ) -> Vec<StateKind> {
     let masters: Vec<_> = ddp.master_dtypes().collect();
     optimizer.kinds(&masters)
@@ -171,7 +161,7 @@ fn kinds<M: Module>(
 /// Reads the state into the optimizer, and returns the weights, which are not replaced yet.
 fn read<M: Module>(
     ddp: &DistributedDataParallel<M>,
-    optimizer: &mut dyn OptimizerState,
+    optimizer: &mut ParallelOptimizer,
     checkpoint: &Checkpoint,
     taken: u64,
 ) -> Result<Vec<Tensor<1>>, StateError> {

@@ -24,7 +24,7 @@ impl<M: LanguageModel> Trainer<M> {
             return Err(StateError::NoSaver.into());
         };
         let (state, config) = (self.state(), saver.saving().config.clone());
-        let saved = saver.save_state(&self.ddp, &self.optimizer, &state, config);
+        let saved = saver.save_module(&self.ddp, &self.optimizer, &state, config);
         self.saver = Some(saver);
         self.saved_at = self.count.made();
         Ok(saved?)

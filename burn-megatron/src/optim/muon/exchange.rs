@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 
 use crate::checkpoint::state::write_items;
 use crate::checkpoint::{TensorSlice, local_shards};
@@ -108,32 +108,104 @@ type Pieces = BTreeMap<usize, Vec<Piece>>;
 /// The places of pieces in their parameters, as the ranks tell each other.
 type Places = Vec<(usize, TensorSlice)>;
 
-/// Where this rank's elements of a parameter are in the tensor that is exchanged.
-struct Source {
+/// A rectangle of one of several tensors `[rows, columns]`.
+#[derive(Clone, Debug)]
+struct Block {
+    /// The number of the tensor.
+    of: usize,
+    place: [Range<usize>; 2],
+}
+
+impl Block {
+    /// The last two dims of a slice of tensors `[.., rows, columns]`, whose rows are one below the other.
+    fn new(of: usize, slice: &TensorSlice, rows: usize) -> Self {
+        let (offset, shape) = (&slice.offset, &slice.shape);
+        let last = shape.len() - 2;
+        let above = offset[..last].iter().sum::<usize>() * rows;
+        let row = above + offset[last];
+        let column = offset[last + 1];
+        Self {
+            of,
+            place: [row..row + shape[last], column..column + shape[last + 1]],
+        }
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        self.place.clone().map(|range| range.len())
+    }
+
+    fn len(&self) -> usize {
+        self.shape().iter().product()
+    }
+}
+
+/// This rank's elements of a parameter in the tensor that is exchanged: a stretch of its part `[.., columns]`.
+struct Part {
     start: usize,
-    /// The first of them, in the rank's part of the parameter.
+    length: usize,
+    /// The first of them, in the part.
     first: usize,
-    /// The shape of that part.
-    shape: Vec<usize>,
+    /// Of the part: the rows of each matrix, and the columns.
+    shape: [usize; 2],
+}
+
+impl Part {
+    /// The rows that hold the elements, in the part.
+    fn rows(&self) -> Range<usize> {
+        let [_, columns] = self.shape;
+        self.first / columns..(self.first + self.length).div_ceil(columns)
+    }
+
+    /// The elements before this rank's in the first row, and behind them in the last.
+    fn around(&self) -> [usize; 2] {
+        let ([_, columns], rows) = (self.shape, self.rows());
+        let before = self.first - rows.start * columns;
+        [before, rows.len() * columns - before - self.length]
+    }
+
+    /// The rows, with zeros for what is not this rank's: `[elements]` to `[rows, columns]`.
+    fn read(&self, x: &Tensor<1>) -> Tensor<2> {
+        let own = x.clone().narrow(0, self.start, self.length);
+        let [before, after] = self.around();
+        let zeros = |length: usize| Tensor::zeros([length], (&x.device(), x.dtype()));
+        let whole = match before + after {
+            0 => own,
+            _ => Tensor::cat(vec![zeros(before), own, zeros(after)], 0),
+        };
+        whole.reshape([self.rows().len(), self.shape[1]])
+    }
+
+    /// Rows of zeros.
+    fn zeros(&self, device: &Device, dtype: DType) -> Tensor<2> {
+        Tensor::zeros([self.rows().len(), self.shape[1]], (device, dtype))
+    }
+
+    /// This rank's elements of the rows.
+    fn elements(&self, rows: Tensor<2>) -> Tensor<1> {
+        let [before, _] = self.around();
+        let all = rows.reshape([self.rows().len() * self.shape[1]]);
+        all.narrow(0, before, self.length)
+    }
 }
 
 /// The exchange of the chosen matrices of a stage.
 pub(super) struct MatrixExchange {
     comm: Comm,
+    device: Device,
+    /// In the order of the exchanged tensor.
+    parts: Vec<Part>,
     /// Rows and columns of the matrices of this rank.
     own: Vec<[usize; 2]>,
-    /// To the owners.
+    /// From the parts to the matrices of the owners.
     out: Route,
-    /// From them.
+    /// From them to the parts.
     back: Route,
 }
 
-/// One all-to-all, with the order of elements before and after it.
+/// One all-to-all: by rank, the blocks that go there, and those that come from it.
 struct Route {
-    before: Option<Tensor<1, Int>>,
-    send: Vec<usize>,
-    receive: Vec<usize>,
-    after: Option<Tensor<1, Int>>,
+    send: Vec<Vec<Block>>,
+    receive: Vec<Vec<Block>>,
 }
 
 impl MatrixExchange {
@@ -157,156 +229,165 @@ impl MatrixExchange {
             all.filter(move |(_, of)| **of == owner)
                 .map(|(matrix, _)| matrix)
         };
-        let sources = sources(chosen, ddp);
+        let (parts, numbers) = parts(chosen, ddp);
         let (sent, stepped) = (sent(chosen, ddp), stepped(chosen, ddp));
         let all_sent = gather(&sent, &comm)?;
         let all_stepped = gather(&stepped, &comm)?;
 
-        let mut starts = vec![];
-        let mut total = 0;
-        for matrix in of(rank) {
-            starts.push(total);
-            total += matrix.slice.len();
-        }
-        // The elements of the matrices of this rank that another one sends or steps.
-        let with = |places: &Places| -> Vec<usize> {
-            let pairs = of(rank)
-                .zip(starts.iter().copied())
-                .flat_map(|(matrix, start)| {
-                    let here = places.iter().filter(|(index, _)| *index == matrix.index);
-                    here.filter_map(move |(_, place)| place.intersection(&matrix.slice))
-                        .flat_map(move |both| {
-                            elements(&both.within(&matrix.slice), &matrix.slice.shape)
-                                .map(move |at| start + at)
-                        })
-                });
-            pairs.collect()
-        };
-        // The elements of this rank that belong to the matrices of an owner.
-        let at = |pieces: &Pieces, owner: usize| -> Vec<usize> {
-            let found = of(owner).flat_map(|matrix| {
-                let here = pieces.get(&matrix.index).into_iter().flatten();
-                here.flat_map(|piece| sources[&matrix.index].elements(piece, &matrix.slice))
+        // The blocks of the matrices of this rank that another one sends or steps.
+        let with = |places: &Places| -> Vec<Block> {
+            let blocks = of(rank).enumerate().flat_map(|(number, matrix)| {
+                let here = places.iter().filter(|(index, _)| *index == matrix.index);
+                here.filter_map(move |(_, place)| {
+                    let both = place.intersection(&matrix.slice)?;
+                    let [rows, _] = matrix.shape();
+                    Some(Block::new(number, &both.within(&matrix.slice), rows))
+                })
             });
-            found.collect()
+            blocks.collect()
         };
-        let to_owners: Vec<_> = (0..ranks).map(|owner| at(&sent, owner)).collect();
-        let from_all: Vec<_> = all_sent.iter().map(with).collect();
-        let to_all: Vec<_> = all_stepped.iter().map(with).collect();
-        let from_owners: Vec<_> = (0..ranks).map(|owner| at(&stepped, owner)).collect();
-        let device = ddp.device();
+        // The blocks of this rank's parts that belong to the matrices of an owner.
+        let at = |pieces: &Pieces, owner: usize| -> Vec<Block> {
+            let blocks = of(owner).flat_map(|matrix| {
+                let here = pieces.get(&matrix.index).into_iter().flatten();
+                let number = numbers.get(&matrix.index).copied();
+                here.filter_map(move |piece| Some((number?, piece.intersection(&matrix.slice)?)))
+            });
+            let block = |(number, slice): (usize, TensorSlice)| {
+                let part: &Part = &parts[number];
+                let mut block = Block::new(number, &slice, part.shape[0]);
+                let first = part.rows().start;
+                let [rows, _] = &mut block.place;
+                *rows = rows.start - first..rows.end - first;
+                block
+            };
+            blocks.map(block).collect()
+        };
+        let out = Route {
+            send: (0..ranks).map(|owner| at(&sent, owner)).collect(),
+            receive: all_sent.iter().map(with).collect(),
+        };
+        let back = Route {
+            send: all_stepped.iter().map(with).collect(),
+            receive: (0..ranks).map(|owner| at(&stepped, owner)).collect(),
+        };
+        let own = of(rank).map(Matrix::shape).collect();
         Ok(Self {
-            own: of(rank).map(Matrix::shape).collect(),
-            out: Route::new(&to_owners, &from_all, device),
-            back: Route::new(&to_all, &from_owners, device),
+            device: ddp.device().clone(),
+            own,
+            out,
+            back,
+            parts,
             comm,
         })
     }
 
     /// Replaces each matrix by what `change` makes of the whole of it. `x`, `[elements]`, has this rank's elements of
     /// the chosen parameters, in the order of the buckets. Collective: call on all ranks of the stage.
-    pub fn apply(&self, x: Tensor<1>, mut change: impl FnMut(Tensor<2>) -> Tensor<2>) -> Tensor<1> {
-        let whole = self.out.send(x, &self.comm);
-        let mut start = 0;
-        let mut changed = vec![];
-        for [rows, columns] in &self.own {
-            let elements = rows * columns;
-            let matrix = whole.clone().narrow(0, start, elements);
-            let matrix = matrix.reshape([*rows, *columns]);
-            changed.push(change(matrix).reshape([elements]));
-            start += elements;
+    pub fn apply(&self, x: Tensor<1>, change: impl Fn(Tensor<2>) -> Tensor<2>) -> Tensor<1> {
+        let dtype = x.dtype();
+        let parts = self.parts.iter().map(|part| part.read(&x)).collect();
+        let matrices = self.own.iter();
+        let matrices = matrices.map(|shape| Tensor::zeros(*shape, (&self.device, dtype)));
+        let empty = Tensor::empty([0], (&self.device, dtype));
+        let whole = self.out.send(parts, matrices.collect(), &empty, &self.comm);
+        let changed = whole.into_iter().map(change).collect();
+        let parts = self.parts.iter();
+        let zeros = parts.clone().map(|part| part.zeros(&self.device, dtype));
+        let rows = self.back.send(changed, zeros.collect(), &empty, &self.comm);
+        let mut elements: Vec<_> = parts
+            .zip(rows)
+            .map(|(part, rows)| part.elements(rows))
+            .collect();
+        match elements.len() {
+            0 => empty,
+            1 => elements.remove(0),
+            _ => Tensor::cat(elements, 0),
         }
-        let changed = if changed.is_empty() {
-            whole
-        } else {
-            Tensor::cat(changed, 0)
-        };
-        self.back.send(changed, &self.comm)
     }
 }
 
 impl Route {
-    /// `send` has, for each rank, the elements that go there, `receive` the places of those that come from it.
-    fn new(send: &[Vec<usize>], receive: &[Vec<usize>], device: &Device) -> Self {
-        let lengths = |of: &[Vec<usize>]| of.iter().map(Vec::len).collect();
-        let places = receive.concat();
-        let mut after = vec![usize::MAX; places.len()];
-        for (number, place) in places.into_iter().enumerate() {
-            after[place] = number;
-        }
-        debug_assert!(!after.contains(&usize::MAX), "each place is received once");
-        Self {
-            before: indices(send.concat(), device),
-            send: lengths(send),
-            receive: lengths(receive),
-            after: indices(after, device),
-        }
-    }
-
-    fn send(&self, x: Tensor<1>, comm: &Comm) -> Tensor<1> {
-        let select = |x: Tensor<1>, order: &Option<Tensor<1, Int>>| match order {
-            Some(order) => x.select(0, order.clone()),
-            None => Tensor::empty([0], (&x.device(), x.dtype())),
+    /// Writes blocks of the tensors `from` of all ranks into `to`.
+    fn send(
+        &self,
+        from: Vec<Tensor<2>>,
+        to: Vec<Tensor<2>>,
+        empty: &Tensor<1>,
+        comm: &Comm,
+    ) -> Vec<Tensor<2>> {
+        let lengths = |of: &[Vec<Block>]| -> Vec<usize> {
+            let length = |blocks: &Vec<Block>| blocks.iter().map(Block::len).sum();
+            of.iter().map(length).collect()
         };
-        let x = select(x, &self.before);
+        let read = |block: &Block| {
+            let values = from[block.of].clone().slice(block.place.clone());
+            values.reshape([block.len()])
+        };
+        let mut all: Vec<Tensor<1>> = self.send.iter().flatten().map(read).collect();
+        drop(from);
+        let x = match all.len() {
+            0 => empty.clone(),
+            1 => all.remove(0),
+            _ => Tensor::cat(all, 0),
+        };
         let x = match comm.size() {
             1 => x,
-            _ => all_to_all(x, self.send.clone(), self.receive.clone(), comm),
+            _ => all_to_all(x, lengths(&self.send), lengths(&self.receive), comm),
         };
-        select(x, &self.after)
+        // Taken out, so that nothing else holds a tensor that is written to.
+        let mut to: Vec<_> = to.into_iter().map(Some).collect();
+        let mut start = 0;
+        for block in self.receive.iter().flatten() {
+            let values = x.clone().narrow(0, start, block.len());
+            start += block.len();
+            let values = values.reshape(block.shape());
+            let tensor = to[block.of].take();
+            to[block.of] = tensor.map(|tensor| tensor.slice_assign(block.place.clone(), values));
+        }
+        to.into_iter().flatten().collect()
     }
 }
 
-/// `None` if there are none.
-fn indices(values: Vec<usize>, device: &Device) -> Option<Tensor<1, Int>> {
-    let values: Vec<i64> = values.into_iter().map(|value| value as i64).collect();
-    let length = values.len();
-    (length > 0).then(|| Tensor::from_data(TensorData::new(values, [length]), device))
-}
-
-/// The flat indices of the elements of a slice in its tensor, in row-major order.
-fn elements(slice: &TensorSlice, shape: &[usize]) -> impl Iterator<Item = usize> + use<> {
-    let runs = slice.runs(shape).into_iter();
-    runs.flat_map(|run| run.in_tensor..run.in_tensor + run.len)
-}
-
-impl Source {
-    /// The elements of the exchanged tensor that are in a piece and in a matrix.
-    fn elements(&self, piece: &Piece, matrix: &TensorSlice) -> Vec<usize> {
-        let Some(both) = piece.global.intersection(matrix) else {
-            return vec![];
-        };
-        let mut local = piece.local.clone();
+impl Piece {
+    /// The place, in the rank's part of the parameter, of what is in a matrix too.
+    fn intersection(&self, matrix: &TensorSlice) -> Option<TensorSlice> {
+        let both = self.global.intersection(matrix)?;
+        let mut local = self.local.clone();
         for (dim, offset) in local.offset.iter_mut().enumerate() {
-            *offset += both.offset[dim] - piece.global.offset[dim];
+            *offset += both.offset[dim] - self.global.offset[dim];
         }
         local.shape = both.shape;
-        let at = |element: usize| self.start + element - self.first;
-        elements(&local, &self.shape).map(at).collect()
+        Some(local)
     }
 }
 
-/// Where the chosen parameters of this rank's shards are in the exchanged tensor.
-fn sources<M: Module>(
+/// This rank's elements of the chosen parameters, in the order of its shards, and their numbers by parameter.
+fn parts<M: Module>(
     chosen: &[bool],
     ddp: &DistributedDataParallel<M>,
-) -> BTreeMap<usize, Source> {
+) -> (Vec<Part>, BTreeMap<usize, usize>) {
     let (entries, rank) = (ddp.table().entries(), ddp.groups().mesh_rank());
     let slices = ddp.shards().iter().flat_map(|shard| &shard.slices);
-    let mut start = 0;
-    let source = |slice: &crate::data_parallel::layout::ParameterSlice| {
-        start += slice.local_range.len();
-        let source = Source {
-            start: start - slice.local_range.len(),
-            first: slice.parameter_range.start,
-            shape: entries[slice.index].local_shape(rank),
+    let (mut parts, mut numbers, mut start) = (vec![], BTreeMap::new(), 0);
+    for slice in slices.filter(|slice| chosen[slice.index]) {
+        let [.., rows, columns] = entries[slice.index].local_shape(rank)[..] else {
+            unreachable!("a matrix has two dims")
         };
-        (slice.index, source)
-    };
-    slices
-        .filter(|slice| chosen[slice.index])
-        .map(source)
-        .collect()
+        let length = slice.local_range.len();
+        if length == 0 {
+            continue;
+        }
+        numbers.insert(slice.index, parts.len());
+        parts.push(Part {
+            start,
+            length,
+            first: slice.parameter_range.start,
+            shape: [rows, columns],
+        });
+        start += length;
+    }
+    (parts, numbers)
 }
 
 /// What this rank sends to the owners, so that each element is sent once.

@@ -34,7 +34,7 @@ use trace::Trace;
 
 pub use compare::difference as relative_difference;
 pub use place::Batch;
-pub use report::{DeviceReport, DeviceRun, FirstDifference, GradientDifference, Order};
+pub use report::{DeviceReport, DeviceRun, FirstDifference, GradientDifference, ReplayMode};
 
 /// What a device is compared with: the CPU, in this type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

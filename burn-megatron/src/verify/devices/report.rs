@@ -63,11 +63,11 @@ pub struct GradientDifference {
 
 /// How an operation was run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum ReplayMode {
     /// By itself, on inputs of the CPU.
-    Alone,
+    Single,
     /// After all before it, on their outputs.
-    InARow,
+    Sequence,
 }
 
 /// The first operation whose output differs.
@@ -89,7 +89,7 @@ pub struct FirstDifference {
     /// What rounding explains.
     pub bound: f64,
     /// How it was run.
-    pub order: Order,
+    pub mode: ReplayMode,
     /// What is wrong, if it is no difference.
     pub reason: Option<String>,
 }
@@ -208,10 +208,12 @@ impl fmt::Display for FirstDifference {
             f,
             "{place}: {operation}, operation {number} of {operations}, output {shape:?}"
         )?;
-        match (&self.reason, self.order) {
+        match (&self.reason, self.mode) {
             (Some(reason), _) => write!(f, ": {reason}"),
-            (None, Order::Alone) => write!(f, ", alone: {relative:.1e} apart, bound {bound:.1e}"),
-            (None, Order::InARow) => {
+            (None, ReplayMode::Single) => {
+                write!(f, ", alone: {relative:.1e} apart, bound {bound:.1e}")
+            }
+            (None, ReplayMode::Sequence) => {
                 write!(
                     f,
                     ", after those before it, though each is right alone: {relative:.1e} apart, bound {bound:.1e}"

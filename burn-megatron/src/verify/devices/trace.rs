@@ -12,7 +12,7 @@ use burn_megatron_kernels::record::{
 use super::Batch;
 use super::compare::{Units, difference};
 use super::place::place;
-use super::report::{FirstDifference, Order};
+use super::report::{FirstDifference, ReplayMode};
 use super::step::{caught, floats};
 use super::types::Types;
 use crate::plan::tape::operation_name;
@@ -216,9 +216,16 @@ impl Trace {
             let expected = expected
                 .map_err(|reason| format!("operation {number} ({}): {reason}", node.name))?;
             let found = caught(|| self.one(node, &mut tested, &rounded, own)).and_then(|it| it);
-            let first = self.judge(number, Order::Alone, &rounded, &expected, found, |node| {
-                units.operation(node.longest_sum(), node.outputs[0].dtype, node.is_product())
-            });
+            let first = self.judge(
+                number,
+                ReplayMode::Single,
+                &rounded,
+                &expected,
+                found,
+                |node| {
+                    units.operation(node.longest_sum(), node.outputs[0].dtype, node.is_product())
+                },
+            );
             *compared = number + 1;
             if first.is_some() {
                 return Ok(first);
@@ -245,9 +252,11 @@ impl Trace {
         let differs = |number: usize| {
             let cpu = caught(|| self.up_to(number, &Device::flex(), true)).and_then(|it| it)?;
             let found = caught(|| self.up_to(number, device, false)).and_then(|it| it);
-            Ok::<_, String>(self.judge(number, Order::InARow, &[], &cpu, found, |_| {
-                units.row(number + 1, longest, narrowest)
-            }))
+            Ok::<_, String>(
+                self.judge(number, ReplayMode::Sequence, &[], &cpu, found, |_| {
+                    units.row(number + 1, longest, narrowest)
+                }),
+            )
         };
         let is_float = |node: &Node| node.outputs.iter().any(|output| output.dtype.is_float());
         let float: Vec<usize> = (0..self.len())
@@ -349,7 +358,7 @@ impl Trace {
     fn judge(
         &self,
         number: usize,
-        order: Order,
+        mode: ReplayMode,
         inputs: &[TensorData],
         expected: &[TensorData],
         found: Result<Vec<TensorData>, String>,
@@ -367,7 +376,7 @@ impl Trace {
             shape: node.outputs.first().map_or(vec![], |it| it.shape.to_vec()),
             relative,
             bound,
-            order,
+            mode,
             reason,
         };
         let is_nan = |all: &[TensorData]| {

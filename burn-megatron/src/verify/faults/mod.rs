@@ -14,7 +14,7 @@ use decoder::{Fault, FaultySubject};
 
 /// The fault of a model that stands for a defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Planted {
+pub enum PlantedFault {
     /// In [`FaultySubject`].
     Decoder(Fault),
     /// In [`ContextSubject`].
@@ -33,7 +33,7 @@ pub struct PublishedFault {
     /// The layout that shows it.
     pub layout: &'static str,
     /// The fault.
-    pub fault: Planted,
+    pub fault: PlantedFault,
 }
 
 const fn of(
@@ -41,7 +41,7 @@ const fn of(
     link: &'static str,
     planted: &'static str,
     layout: &'static str,
-    fault: Planted,
+    fault: PlantedFault,
 ) -> PublishedFault {
     PublishedFault {
         defect,
@@ -59,105 +59,105 @@ pub const PUBLISHED: [PublishedFault; 15] = [
         "https://github.com/huggingface/transformers/pull/34191",
         "each micro-batch is divided by its own tokens",
         "tp1-dp1-mb1",
-        Planted::Decoder(Fault::MeanOfMicroBatches),
+        PlantedFault::Decoder(Fault::MeanOfMicroBatches),
     ),
     of(
         "Loss and gradient norm grow with the steps of accumulation",
         "https://github.com/axolotl-ai-cloud/axolotl/issues/2262",
         "the means of micro-batches are added",
         "tp1-dp1-mb1",
-        Planted::Decoder(Fault::SumOfMicroBatches),
+        PlantedFault::Decoder(Fault::SumOfMicroBatches),
     ),
     of(
         "The training loss of ORPO doubles with two steps of accumulation",
         "https://github.com/unslothai/unsloth/issues/2055",
         "the means of two micro-batches are added",
         "tp1-dp1-mb2",
-        Planted::Decoder(Fault::SumOfMicroBatches),
+        PlantedFault::Decoder(Fault::SumOfMicroBatches),
     ),
     of(
         "Data-parallel devices average their own means over tokens",
         "https://github.com/huggingface/transformers/issues/34242",
         "each rank is divided by its own tokens",
         "tp1-dp2",
-        Planted::Decoder(Fault::MeanOfMeans),
+        PlantedFault::Decoder(Fault::MeanOfMeans),
     ),
     of(
         "With context parallelism a masked loss is normalised by the tokens of each shard",
         "https://github.com/NVIDIA/Megatron-LM/pull/7513",
         "the mean over context ranks of their means",
         "cp2-ring-dp1",
-        Planted::Context(ContextFault::LossPerRank),
+        PlantedFault::Context(ContextFault::LossPerRank),
     ),
     of(
         "Gradients of attention are wrong with context parallelism over point-to-point messages",
         "https://github.com/NVIDIA/Megatron-LM/issues/1464",
         "gradients of keys and values stop one rank short of their owner",
         "cp2-ring-dp1",
-        Planted::Context(ContextFault::GradientsOneHopShort),
+        PlantedFault::Context(ContextFault::GradientsOneHopShort),
     ),
     of(
         "Label smoothing of a split vocabulary uses the mean of the rank's part",
         "https://github.com/NVIDIA/Megatron-LM/issues/7464",
         "the loss lowers the mean of the rank's logits",
         "tp2-dp1",
-        Planted::Decoder(Fault::LocalSmoothing),
+        PlantedFault::Decoder(Fault::LocalSmoothing),
     ),
     of(
         "The gradient of a norm differs between tensor ranks under sequence parallelism",
         "https://github.com/NVIDIA/Megatron-LM/issues/1446",
         "the gradient of one norm is not summed over the tensor axis",
         "tp2-sp-dp1",
-        Planted::Decoder(Fault::NormNotSummed),
+        PlantedFault::Decoder(Fault::NormNotSummed),
     ),
     of(
         "Keys and values that tensor ranks share have the gradient of one rank's queries",
         "https://github.com/bigcode-project/Megatron-LM/pull/37",
         "gradients of replicated keys and values are not summed",
         "tp4-dp1",
-        Planted::Decoder(Fault::SharedNotSummed),
+        PlantedFault::Decoder(Fault::SharedNotSummed),
     ),
     of(
         "The gradient norm omits experts of other ranks, so that clipping applies less than expected",
         "https://github.com/NVIDIA/Megatron-LM/pull/5916",
         "the norm is that of the rank's own part",
         "tp2-dp1",
-        Planted::Decoder(Fault::LocalNorm),
+        PlantedFault::Decoder(Fault::LocalNorm),
     ),
     of(
         "The gradient norm counts replicated weights once for each tensor rank",
         "https://github.com/ROCm/TransformerEngine/pull/715",
         "a replicated weight is declared as split",
         "tp2-dp1",
-        Planted::Decoder(Fault::CountedTwice),
+        PlantedFault::Decoder(Fault::CountedTwice),
     ),
     of(
         "Split weights of all tensor ranks are initialised with one seed",
         "https://github.com/modelscope/ms-swift/pull/7944",
         "each rank has the shard of the first",
         "tp2-dp1",
-        Planted::Decoder(Fault::OneSeed),
+        PlantedFault::Decoder(Fault::OneSeed),
     ),
     of(
         "Replicas of a sharded model start from different weights",
         "https://github.com/allenai/OLMo-core/pull/319",
         "one data-parallel rank starts from weights that differ in the last digits",
         "tp1-dp2",
-        Planted::Decoder(Fault::OwnWeights),
+        PlantedFault::Decoder(Fault::OwnWeights),
     ),
     of(
         "Dropout under sequence parallelism does not use the generator of its rank",
         "https://github.com/NVIDIA/Megatron-LM/issues/1256",
         "each shard of the sequence draws the mask of the first",
         "tp2-sp-dp1",
-        Planted::Decoder(Fault::MaskOfFirstPart),
+        PlantedFault::Decoder(Fault::MaskOfFirstPart),
     ),
     of(
         "The bias of a row-parallel layer is added on every rank before the sum",
         "https://github.com/huggingface/text-generation-inference/issues/1036",
         "the bias counts once for each rank",
         "tp2-dp1",
-        Planted::Decoder(Fault::BiasBeforeSum),
+        PlantedFault::Decoder(Fault::BiasBeforeSum),
     ),
 ];
 
@@ -256,14 +256,14 @@ pub fn find_published(
         progress(&published);
         let layouts = [published.layout.parse().expect("a layout of the list")];
         let run = |planted: bool| match published.fault {
-            Planted::Decoder(fault) => {
+            PlantedFault::Decoder(fault) => {
                 let subject = FaultySubject {
                     fault: planted.then_some(fault),
                     fp8: None,
                 };
                 verify(&subject, &layouts, &options)
             }
-            Planted::Context(fault) => verify(
+            PlantedFault::Context(fault) => verify(
                 &ContextSubject(planted.then_some(fault)),
                 &layouts,
                 &options,
