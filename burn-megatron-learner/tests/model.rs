@@ -1,5 +1,7 @@
 //! A small model, its data, and a run of them through `SupervisedTraining`.
 
+use std::cell::Cell;
+use std::env;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -19,6 +21,23 @@ use burn::train::{
     RegressionOutput, StoppingCondition, SupervisedTraining, TrainOutput, TrainStep,
 };
 use burn_megatron_learner::{MegatronStrategy, scale_loss};
+
+/// The variable with the step in which a process ends itself.
+pub const ABORT_AT: &str = "BURN_MEGATRON_TEST_ABORT_AT";
+
+thread_local! {
+    /// The steps of a rank.
+    static STEPS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Counts a step, and aborts the process if it is the one of [`ABORT_AT`].
+fn count_step() {
+    let step = STEPS.get() + 1;
+    STEPS.set(step);
+    if env::var(ABORT_AT).is_ok_and(|at| at == step.to_string()) {
+        std::process::abort();
+    }
+}
 
 pub const INPUTS: usize = 6;
 pub const HIDDEN: usize = 8;
@@ -86,7 +105,7 @@ impl TrainStep for Mlp {
 
     fn step(&self, batch: Inputs) -> TrainOutput<RegressionOutput> {
         assert!(!batch.panics, "this batch is refused");
-        crate::STEPS.with_borrow_mut(|steps| steps.count());
+        count_step();
         let scaled = batch.scaled;
         let output = self.forward(batch);
         let loss = if scaled {

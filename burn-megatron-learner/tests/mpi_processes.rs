@@ -9,8 +9,7 @@ use burn::tensor::DType;
 use burn_megatron_learner::MegatronStrategy;
 use tempfile::tempdir;
 
-use crate::ABORT_AT;
-use crate::model::{Training, threads};
+use crate::model::{ABORT_AT, Training, threads};
 
 /// The variable with the folder of the run, and the one with the epoch to resume from.
 const FOLDER: &str = "BURN_MEGATRON_TEST_FOLDER";

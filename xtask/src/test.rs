@@ -19,7 +19,7 @@ use crate::{blas, mpi, vulkan};
 
 /// The features of the tests on a GPU device, and of the command `kernel-check`.
 const WGPU_FEATURES: &str = "burn-megatron-tests/wgpu,burn-megatron-tests/tracing,burn-megatron-cli/wgpu,\
-                             burn-megatron-kernel-check/wgpu";
+                             burn-megatron-kernel-check/wgpu,burn-megatron-learner/wgpu";
 
 /// The feature of the command that reads Parquet and Arrow.
 pub const PARQUET_FEATURES: &str = "burn-megatron-cli/parquet";
@@ -61,8 +61,9 @@ const MPI_FOLDERS: [&str; 3] = [
     "burn-megatron-learner/tests",
 ];
 
-const GPU_FOLDERS: [&str; 3] = [
+const GPU_FOLDERS: [&str; 4] = [
     "tests/tests",
+    "burn-megatron-learner/tests",
     "tools/kernel-check/tests",
     "burn-megatron-kernels/tests",
 ];

@@ -34,8 +34,10 @@ const PACKAGES: &[&str] = &[
     "burn-megatron-cli",
     "-p",
     "burn-megatron-tests",
+    "-p",
+    "burn-megatron-learner",
     "--features",
-    "burn-megatron-kernels/cuda,burn-megatron-comm/cuda,burn-megatron/cuda,burn-megatron-cli/cuda",
+    "burn-megatron-kernels/cuda,burn-megatron-comm/cuda,burn-megatron/cuda,burn-megatron-cli/cuda,burn-megatron-learner/cuda",
     "--features",
     "burn-megatron-tests/cuda,burn-megatron-tests/tracing",
 ];

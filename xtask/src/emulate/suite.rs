@@ -65,16 +65,22 @@ impl Suite {
                 run_tests(tests.args(arguments), totals)
             }
             Self::Nccl => {
-                let mut tests = runner.tests("burn_megatron_comm")?;
-                if runner.tools.gpu {
-                    tests.env("BURN_MEGATRON_TEST_CUDA", "1");
-                } else {
-                    // Ranks share the one device.
-                    tests
-                        .env("BURN_MEGATRON_TEST_CUDA", "emulated")
-                        .env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
-                }
-                run_tests(tests.args(or_own(arguments, "nccl")), totals)
+                let mut run = |name| {
+                    let mut tests = runner.tests(name)?;
+                    if runner.tools.gpu {
+                        tests.env("BURN_MEGATRON_TEST_CUDA", "1");
+                    } else {
+                        // Ranks share the one device.
+                        tests
+                            .env("BURN_MEGATRON_TEST_CUDA", "emulated")
+                            .env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+                    }
+                    run_tests(tests.args(or_own(arguments, "nccl")), totals)
+                };
+                ["burn_megatron_comm", "gpu_learner"]
+                    .map(&mut run)
+                    .into_iter()
+                    .collect()
             }
             Self::Steps => {
                 let mut run = |name| {
@@ -87,6 +93,7 @@ impl Suite {
                     "gpu_memory",
                     "gpu_context",
                     "gpu_launches",
+                    "gpu_learner",
                 ]
                 .map(&mut run);
                 all.into_iter().collect()
