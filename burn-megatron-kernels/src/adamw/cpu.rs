@@ -4,11 +4,12 @@ use std::ops::Range;
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, bf16, f16};
-use rayon::prelude::*;
 
 use super::DECAY_BLOCK;
 use super::update::StepScalars;
-use crate::cpu::{Element, ROW_GRAIN, Real, own, slice, slice_mut, tensor, vectorized};
+use crate::cpu::{
+    Element, ROW_GRAIN, Real, for_each_task, own, slice, slice_mut, tensor, vectorized,
+};
 
 /// The elements of one task.
 const TASK_ELEMENTS: usize = ROW_GRAIN;
@@ -130,10 +131,7 @@ impl UpdateTask<'_> {
             });
         }
         let numbers = WideScalars::<W>::new(self.numbers);
-        match parts.len() {
-            0 | 1 => parts.into_iter().for_each(|part| part.update(&numbers)),
-            _ => parts.into_par_iter().for_each(|part| part.update(&numbers)),
-        }
+        for_each_task(parts, |part| part.update(&numbers));
         outputs.extend(copy);
         outputs
     }

@@ -7,11 +7,10 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
-use rayon::prelude::*;
 
 use super::squares::squares;
 use crate::KernelError;
-use crate::cpu::{for_float, own, slice, slice_mut, wide};
+use crate::cpu::{for_float, map_tasks, own, slice, slice_mut, wide};
 use crate::error::accept;
 use crate::launch::{DeviceOp, Spec, launch_one};
 
@@ -171,8 +170,7 @@ impl DeviceOp for LargestSumsOp {
         };
         let sums: Vec<f64> = for_float!(x.dtype(), E => {
             let x = slice::<E>(x);
-            let ranges = self.ranges.par_iter();
-            ranges.map(|range| squares(&x[range.clone()])).collect()
+            map_tasks(&self.ranges, |range| squares(&x[range.clone()]))
         });
         let total = rounded(sums.iter().sum());
         let mut largest = own::<f64>(largest);

@@ -4,10 +4,9 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor};
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
-use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::{Element, ROW_GRAIN, Real, for_float, slice, tensor, vectorized, wide};
+use crate::cpu::{Element, ROW_GRAIN, Real, for_float, map_tasks, slice, tensor, vectorized, wide};
 use crate::error::accept;
 use crate::launch::{DeviceOp, Spec, launch_one};
 
@@ -80,11 +79,8 @@ impl DeviceOp for SumOfSquaresOp {
 }
 
 pub(super) fn squares<E: Element>(x: &[E]) -> f64 {
-    if x.len() <= ROW_GRAIN {
-        return part(x);
-    }
-    let parts: Vec<f64> = x.par_chunks(ROW_GRAIN).map(part).collect();
-    parts.into_iter().sum()
+    let parts = map_tasks(x.chunks(ROW_GRAIN), part);
+    parts.into_iter().fold(0.0, |sum, part| sum + part)
 }
 
 fn part<E: Element>(x: &[E]) -> f64 {

@@ -2,9 +2,8 @@
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
-use rayon::prelude::*;
 
-use crate::cpu::{Element, ROW_GRAIN, Real, for_float, slice, tensor, vectorized};
+use crate::cpu::{Element, ROW_GRAIN, Real, for_each_task, for_float, slice, tensor, vectorized};
 use crate::flat;
 use crate::gradient::Place;
 
@@ -30,12 +29,13 @@ fn sum<E: Element>(x: &[E], columns: usize) -> Vec<E::Wide> {
             },
         )
     };
-    if x.len() <= ROW_GRAIN {
-        task(0, &mut sums);
+    let part = if x.len() <= ROW_GRAIN {
+        columns.max(1)
     } else {
-        let tasks = sums.par_chunks_mut(TASK_COLUMNS).enumerate();
-        tasks.for_each(|(i, sums)| task(i * TASK_COLUMNS, sums));
-    }
+        TASK_COLUMNS
+    };
+    let parts = sums.chunks_mut(part).enumerate();
+    for_each_task(parts, |(i, sums)| task(i * part, sums));
     sums
 }
 

@@ -7,9 +7,11 @@
 mod element;
 mod math;
 mod rows;
+mod tasks;
 
 pub(crate) use element::{Element, Real};
 pub(crate) use rows::{ROW_GRAIN, rows_per_task, unfused, vectorized};
+pub(crate) use tasks::{for_each_task, map_tasks};
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape};

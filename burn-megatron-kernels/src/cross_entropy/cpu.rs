@@ -2,11 +2,12 @@
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
-use rayon::prelude::*;
 
 use super::STATISTICS;
 use super::ops::{LossWeights, Vocabulary};
-use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, vectorized};
+use crate::cpu::{
+    Element, Real, for_each_task, for_float, rows_per_task, slice, tensor, vectorized,
+};
 
 /// Elements of a block.
 const BLOCK: usize = 1024;
@@ -75,7 +76,7 @@ pub(super) fn statistics(
         let logits = slice::<E>(logits);
         let mut output = vec![<E as Element>::Wide::ZERO; rows * STATISTICS];
         let tasks = rows_per_task(width);
-        for_each_task(&mut output, tasks * STATISTICS, |task, output| {
+        for_each_task(output.chunks_mut(tasks * STATISTICS).enumerate(), |(task, output)| {
             let rows = output.chunks_exact_mut(STATISTICS).enumerate();
             for (i, output) in rows {
                 let row = task * tasks + i;
@@ -93,16 +94,6 @@ pub(super) fn statistics(
 fn dims(tensor: &FlexTensor) -> [usize; 2] {
     let shape = tensor.layout().shape();
     [shape[0], shape[1]]
-}
-
-/// Runs `work` on pieces of `size` elements; a single piece stays on this thread.
-fn for_each_task<T: Send>(values: &mut [T], size: usize, work: impl Fn(usize, &mut [T]) + Sync) {
-    if values.len() <= size {
-        work(0, values)
-    } else {
-        let ops = values.par_chunks_mut(size).enumerate();
-        ops.for_each(|(task, piece)| work(task, piece));
-    }
 }
 
 /// The lowest finite value.
@@ -287,7 +278,7 @@ pub(super) fn gradient(
         let tasks = rows_per_task(width);
         // `from` is what the values start as, where they are not the logits already.
         let fill = |values: &mut [E], from: Option<&[E]>| {
-            for_each_task(values, tasks * width, |task, values| {
+            for_each_task(values.chunks_mut(tasks * width).enumerate(), |(task, values)| {
                 for (i, values) in values.chunks_exact_mut(width).enumerate() {
                     let row = task * tasks + i;
                     let from = from.map(|from| &from[row * width..][..width]);

@@ -4,12 +4,11 @@
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, bf16, f16};
-use rayon::prelude::*;
 
 use super::backward::{DropoutBackwardOp, DropoutForwardOp};
 use super::{DropoutMask, RowSizes};
 use crate::column_sum::cpu::write;
-use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, vectorized};
+use crate::cpu::{Element, Real, for_float, map_tasks, rows_per_task, slice, tensor, vectorized};
 
 /// Elements that are worked on at a time.
 const CHUNK: usize = 2048;
@@ -104,20 +103,12 @@ fn for_tasks<E: Element, T: Send>(
     values: &mut [E],
     work: impl Fn(usize, &mut [E]) -> T + Sync,
 ) -> Vec<T> {
-    if values.len() <= task {
-        return vec![vectorized(
-            #[inline(always)]
-            || work(0, values),
-        )];
-    }
-    let tasks = values.par_chunks_mut(task).enumerate();
-    let run = |(i, values)| {
+    map_tasks(values.chunks_mut(task).enumerate(), |(i, values)| {
         vectorized(
             #[inline(always)]
             || work(i * task, values),
         )
-    };
-    tasks.map(run).collect()
+    })
 }
 
 /// Elements of a piece: whole rows.

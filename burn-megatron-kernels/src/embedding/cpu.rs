@@ -2,10 +2,9 @@
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, bf16, f16};
-use rayon::prelude::*;
 
 use super::AccumulateRowsOp;
-use crate::cpu::{Element, ROW_GRAIN, Real, own, slice, slice_mut, vectorized};
+use crate::cpu::{Element, ROW_GRAIN, Real, for_each_task, own, slice, slice_mut, vectorized};
 
 /// Rows of a task.
 const TASK_ROWS: usize = 256;
@@ -75,13 +74,11 @@ where
             },
         )
     };
+    let tasks = rows.chunks_mut(TASK_ROWS * op.width).enumerate();
     if gradient.len() <= ROW_GRAIN {
-        rows.chunks_mut(TASK_ROWS * op.width)
-            .enumerate()
-            .for_each(task);
+        tasks.for_each(task);
     } else {
-        let tasks = rows.par_chunks_mut(TASK_ROWS * op.width);
-        tasks.enumerate().for_each(task);
+        for_each_task(tasks, task);
     }
     flat
 }

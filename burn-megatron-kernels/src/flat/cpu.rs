@@ -2,9 +2,8 @@
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, bf16, f16};
-use rayon::prelude::*;
 
-use crate::cpu::{Element, ROW_GRAIN, for_float, own, slice, slice_mut, vectorized};
+use crate::cpu::{Element, ROW_GRAIN, for_each_task, for_float, own, slice, slice_mut, vectorized};
 
 /// See [`accumulate`](super::accumulate); both tensors are contiguous.
 pub(crate) fn accumulate(
@@ -29,14 +28,10 @@ where
 {
     let mut flat = own::<F>(flat);
     let stretch = &mut slice_mut::<F>(&mut flat)[offset..offset + values.len()];
-    if values.len() <= ROW_GRAIN {
+    let parts = stretch.chunks_mut(ROW_GRAIN);
+    for_each_task(parts.zip(values.chunks(ROW_GRAIN)), |(stretch, values)| {
         part(stretch, values, add)
-    } else {
-        stretch
-            .par_chunks_mut(ROW_GRAIN)
-            .zip(values.par_chunks(ROW_GRAIN))
-            .for_each(|(stretch, values)| part(stretch, values, add))
-    }
+    });
     flat
 }
 

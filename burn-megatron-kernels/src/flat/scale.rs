@@ -4,10 +4,11 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
-use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::{Element, ROW_GRAIN, Real, for_float, own, slice, slice_mut, vectorized, wide};
+use crate::cpu::{
+    Element, ROW_GRAIN, Real, for_each_task, for_float, own, slice, slice_mut, vectorized, wide,
+};
 use crate::error::accept;
 use crate::launch::{DeviceOp, Spec, launch_one};
 
@@ -73,17 +74,15 @@ fn scale_cpu<E: Element>(x: FlexTensor, factor: &FlexTensor) -> FlexTensor {
         return x;
     }
     let mut x = own::<E>(x);
-    slice_mut::<E>(&mut x)
-        .par_chunks_mut(ROW_GRAIN)
-        .for_each(|part| {
-            vectorized(
-                #[inline(always)]
-                || {
-                    part.iter_mut()
-                        .for_each(|x| *x = E::narrow(x.wide() * factor))
-                },
-            );
-        });
+    for_each_task(slice_mut::<E>(&mut x).chunks_mut(ROW_GRAIN), |part| {
+        vectorized(
+            #[inline(always)]
+            || {
+                part.iter_mut()
+                    .for_each(|x| *x = E::narrow(x.wide() * factor))
+            },
+        );
+    });
     x
 }
 

@@ -10,11 +10,10 @@ use std::str::FromStr;
 use std::sync::OnceLock;
 
 use libloading::Library;
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::engine::Matrix;
-use crate::cpu::Real;
+use crate::cpu::{Real, for_each_task};
 
 /// What computes products on the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -301,7 +300,7 @@ impl Blas {
         let part = |size: usize| size.div_ceil(threads).next_multiple_of(PART).min(size);
         if rows >= columns {
             let size = part(rows);
-            (0..rows.div_ceil(size)).into_par_iter().for_each(|i| {
+            for_each_task(0..rows.div_ceil(size), |i| {
                 let (first, count) = (i * size, size.min(rows - i * size));
                 let left = rows_of(left, first, count);
                 // SAFETY: the rows of each part are its own.
@@ -309,7 +308,7 @@ impl Blas {
             });
         } else {
             let size = part(columns);
-            (0..columns.div_ceil(size)).into_par_iter().for_each(|i| {
+            for_each_task(0..columns.div_ceil(size), |i| {
                 let (first, count) = (i * size, size.min(columns - i * size));
                 let (values, transposed) = rows_of((right.0, right.1.transpose()), first, count);
                 let right = (values, transposed.transpose());

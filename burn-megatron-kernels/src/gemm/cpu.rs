@@ -12,14 +12,14 @@ use std::ops::Range;
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, bf16, f16};
-use rayon::prelude::*;
 
 use super::blas::Blas;
 use super::engine::{Epilogue, GemmEngine, GemmProblem, Matrix, Operands};
 use super::op::GemmOp;
 use super::row;
 use crate::cpu::{
-    Element, ROW_GRAIN, Real, own, rows_per_task, slice, slice_mut, tensor, vectorized,
+    Element, ROW_GRAIN, Real, for_each_task, own, rows_per_task, slice, slice_mut, tensor,
+    vectorized,
 };
 
 pub(super) const NAME: &str = "the gemm crate";
@@ -209,13 +209,8 @@ fn converted<A: Element, B: Element>(from: &[A], convert: impl Fn(A) -> B + Sync
         )
     };
     let mut to = vec![B::narrow(<B::Wide as Real>::ZERO); from.len()];
-    if from.len() <= ROW_GRAIN {
-        part(from, &mut to)
-    } else {
-        to.par_chunks_mut(ROW_GRAIN)
-            .zip(from.par_chunks(ROW_GRAIN))
-            .for_each(|(to, from)| part(from, to))
-    }
+    let parts = from.chunks(ROW_GRAIN).zip(to.chunks_mut(ROW_GRAIN));
+    for_each_task(parts, |(from, to)| part(from, to));
     to
 }
 
@@ -234,13 +229,7 @@ fn product<W: Real>(
             rows.chunks_mut(columns)
                 .for_each(|row| row.copy_from_slice(bias));
         };
-        if result.len() <= ROW_GRAIN {
-            fill(&mut result)
-        } else {
-            result
-                .par_chunks_mut(rows_per_task(columns) * columns)
-                .for_each(fill)
-        }
+        for_each_task(result.chunks_mut(rows_per_task(columns) * columns), fill);
     }
     gemm_into(blas, problem, (left, right), &mut result, bias.is_some());
     result

@@ -7,13 +7,12 @@ use std::borrow::Cow;
 
 use burn::tensor::DType;
 use pulp::{Arch, Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::cpu::depths;
 use super::engine::Matrix;
 #[cfg(target_arch = "x86_64")]
 use super::row_avx2::Transposing;
-use crate::cpu::{Real, unfused};
+use crate::cpu::{Real, for_each_task, unfused};
 
 /// Columns that stay in registers.
 const LANES: usize = 16;
@@ -51,14 +50,14 @@ pub(super) fn multiply<W: Real>(
                 add,
             });
         };
-        if parallel {
-            let part = columns.div_ceil(rayon::current_num_threads());
-            let part = part.next_multiple_of(LANES);
-            let parts = result.par_chunks_mut(part).enumerate();
-            parts.for_each(|(i, result)| task((i * part, result)));
+        let threads = if parallel {
+            rayon::current_num_threads()
         } else {
-            task((0, result));
-        }
+            1
+        };
+        let part = columns.div_ceil(threads).next_multiple_of(LANES);
+        let parts = result.chunks_mut(part).enumerate();
+        for_each_task(parts.map(|(i, result)| (i * part, result)), task);
     }
 }
 

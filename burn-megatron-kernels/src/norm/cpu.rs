@@ -2,11 +2,12 @@
 //! rows.
 
 use burn::backend::flex::FlexTensor;
-use rayon::prelude::*;
 
 use super::backward::{NamedInputs, NormBackwardOp, NormFormula, NormForwardOp, NormGradients};
 use crate::column_sum::cpu::write;
-use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, vectorized};
+use crate::cpu::{
+    Element, Real, for_each_task, for_float, rows_per_task, slice, tensor, vectorized,
+};
 
 /// Partial sums of one row: two AVX-512 registers of f32.
 const PARTIALS: usize = 32;
@@ -192,16 +193,6 @@ fn add<S: Element>(residual: &[S], sum: &mut [S], row: &mut [S::Wide]) {
     }
 }
 
-/// Runs the tasks, in parallel if there are several tasks and several threads: a pool of one thread
-/// would only add overhead.
-fn run_tasks<T: Send>(tasks: Vec<T>, run: impl Fn(T) + Send + Sync) {
-    if tasks.len() > 1 && rayon::current_num_threads() > 1 {
-        tasks.into_par_iter().for_each(run)
-    } else {
-        tasks.into_iter().for_each(run)
-    }
-}
-
 fn forward_as<X, S>(formula: NormFormula, inputs: NamedInputs<&FlexTensor>) -> Vec<FlexTensor>
 where
     X: Element,
@@ -236,7 +227,7 @@ where
             statistics,
         }
     });
-    run_tasks(tasks.collect(), |task| {
+    for_each_task(tasks, |task| {
         vectorized(
             #[inline(always)]
             || task.run(formula, &parameters),
@@ -368,7 +359,7 @@ where
             of_x_bias: next(wanted.x_bias),
         }
     });
-    run_tasks(work.collect(), |task: NormBackwardTask<'_, Y, S>| {
+    for_each_task(work, |task: NormBackwardTask<'_, Y, S>| {
         vectorized(
             #[inline(always)]
             || task.run(formula, &factors),

@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use burn::backend::flex::FlexTensor;
-use rayon::prelude::*;
 
 use super::{KeyRange, SinkKind, SoftmaxProblem};
-use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, vectorized};
+use crate::cpu::{
+    Element, Real, for_each_task, for_float, rows_per_task, slice, tensor, vectorized,
+};
 
 /// Partial sums and maxima side by side: two registers of AVX, one of AVX-512.
 const LANES: usize = 16;
@@ -259,22 +260,14 @@ fn for_tasks<E: Element, W: Real>(
     work: impl Fn(usize, &mut [E], &mut [W]) + Sync,
 ) {
     let rows = rows_per_task(width);
-    if statistics.len() <= rows {
-        return vectorized(
+    let values = values.chunks_mut(rows * width);
+    let tasks = values.zip(statistics.chunks_mut(rows)).enumerate();
+    for_each_task(tasks, |(task, (values, statistics))| {
+        vectorized(
             #[inline(always)]
-            || work(0, values, statistics),
+            || work(task * rows, values, statistics),
         );
-    }
-    values
-        .par_chunks_mut(rows * width)
-        .zip(statistics.par_chunks_mut(rows))
-        .enumerate()
-        .for_each(|(task, (values, statistics))| {
-            vectorized(
-                #[inline(always)]
-                || work(task * rows, values, statistics),
-            );
-        });
+    });
 }
 
 #[inline(always)]

@@ -4,12 +4,13 @@
 //! vectorises for every element type.
 
 use burn::backend::flex::FlexTensor;
-use rayon::prelude::*;
 
 use super::backward::{ActivationBackwardOp, FusedActivation};
 use super::kind::Curve;
 use crate::column_sum::cpu::write;
-use crate::cpu::{Element, Real, rows_per_task, slice, tensor, vectorized};
+use crate::cpu::{
+    Element, Real, for_each_task, map_tasks, rows_per_task, slice, tensor, vectorized,
+};
 
 pub(crate) mod curve;
 mod rows;
@@ -77,13 +78,7 @@ where
             || rows.forward::<S>(i * per_task, y)
         ))
     };
-    if y.len() <= per_task * output_width {
-        task((0, &mut y))
-    } else {
-        y.par_chunks_mut(per_task * output_width)
-            .enumerate()
-            .for_each(task)
-    }
+    for_each_task(y.chunks_mut(per_task * output_width).enumerate(), task);
     tensor(y, shape)
 }
 
@@ -143,10 +138,7 @@ where
         ));
         task.dbias
     };
-    let partials: Vec<_> = match tasks.len() {
-        0 | 1 => tasks.into_iter().map(task).collect(),
-        _ => tasks.into_par_iter().map(task).collect(),
-    };
+    let partials = map_tasks(tasks, task);
 
     let mut outputs = Vec::new();
     if wanted.x {

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use burn::backend::flex::FlexTensor;
 use pulp::{Arch, Simd, WithSimd};
-use rayon::prelude::*;
 
 mod backward;
 mod forward;
@@ -19,7 +18,10 @@ use product::LANES;
 use super::mask::MaskRange;
 use super::ops::HeadStrides;
 use super::problem::AttentionProblem;
-use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, unfused, vectorized};
+use crate::cpu::{
+    Element, Real, for_each_task, for_float, map_tasks, rows_per_task, slice, tensor, unfused,
+    vectorized,
+};
 use crate::flat::cpu::accumulate;
 use crate::gradient::Place;
 
@@ -267,15 +269,12 @@ fn tasks<T: Send>(
     let count = problem.batch * problem.heads.heads;
     let cost = products * problem.queries * problem.keys * problem.heads.width;
     let least = (MIN_TASK_PRODUCTS / cost.max(1)).max(1);
-    if count <= least {
-        (0..count).map(work).collect()
-    } else {
-        (0..count)
-            .into_par_iter()
-            .with_min_len(least)
-            .map(work)
-            .collect()
-    }
+    let several = |first| {
+        let heads = first..count.min(first + least);
+        heads.map(&work).collect::<Vec<_>>()
+    };
+    let results = map_tasks((0..count).step_by(least), several);
+    results.into_iter().flatten().collect()
 }
 
 /// The rows of each task, of `width` features and padded, and how many consecutive tasks are summed.
@@ -309,13 +308,9 @@ fn gather<E: Element>(
         );
     };
     let chunk = rows_per_task(features);
-    if problem.batch * rows <= chunk {
-        fill(0, &mut out)
-    } else {
-        out.par_chunks_mut(chunk * features)
-            .enumerate()
-            .for_each(|(i, out)| fill(i * chunk, out))
-    }
+    for_each_task(out.chunks_mut(chunk * features).enumerate(), |(i, out)| {
+        fill(i * chunk, out)
+    });
     out
 }
 

@@ -2,10 +2,9 @@
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
-use rayon::prelude::*;
 
 use super::UNSEEN;
-use crate::cpu::{Real, own, rows_per_task, slice, slice_mut, tensor, vectorized};
+use crate::cpu::{Real, for_each_task, own, rows_per_task, slice, slice_mut, tensor, vectorized};
 
 /// See [`merge`](super::merge); all inputs are contiguous, and not empty.
 pub(super) fn merge<E: Real>(mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
@@ -22,27 +21,24 @@ pub(super) fn merge<E: Real>(mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
         .map(|(one, two)| Merged::new(*one, *two))
         .collect();
     let rows = rows_per_task(width);
-    slice_mut::<E>(&mut out)
-        .par_chunks_mut(rows * width)
-        .zip(other.par_chunks(rows * width))
-        .enumerate()
-        .for_each(|(task, (out, other))| {
-            let rows_of_task = out.chunks_mut(width).zip(other.chunks(width)).enumerate();
-            for (number, (out, other)) in rows_of_task {
-                let row = task * rows + number;
-                let (head, query, batch) =
-                    (row % heads, row / heads % queries, row / heads / queries);
-                let merged = &merged[(batch * heads + head) * queries + query];
-                vectorized(
-                    #[inline(always)]
-                    || {
-                        for (out, other) in out.iter_mut().zip(other) {
-                            *out = *out * merged.share + *other * merged.other_share;
-                        }
-                    },
-                );
-            }
-        });
+    let parts = slice_mut::<E>(&mut out).chunks_mut(rows * width);
+    let pairs = parts.zip(other.chunks(rows * width)).enumerate();
+    for_each_task(pairs, |(task, (out, other))| {
+        let rows_of_task = out.chunks_mut(width).zip(other.chunks(width)).enumerate();
+        for (number, (out, other)) in rows_of_task {
+            let row = task * rows + number;
+            let (head, query, batch) = (row % heads, row / heads % queries, row / heads / queries);
+            let merged = &merged[(batch * heads + head) * queries + query];
+            vectorized(
+                #[inline(always)]
+                || {
+                    for (out, other) in out.iter_mut().zip(other) {
+                        *out = *out * merged.share + *other * merged.other_share;
+                    }
+                },
+            );
+        }
+    });
     let lse: Vec<E> = merged.iter().map(|merged| merged.lse).collect();
     let shape = inputs[0].shape();
     vec![out, tensor(lse, shape)]

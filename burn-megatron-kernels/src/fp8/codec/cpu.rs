@@ -2,10 +2,9 @@
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, TensorData};
-use rayon::prelude::*;
 
 use super::Coding;
-use crate::cpu::{Element, ROW_GRAIN, Real, for_float, slice, tensor, vectorized};
+use crate::cpu::{Element, ROW_GRAIN, Real, for_each_task, for_float, slice, tensor, vectorized};
 use crate::fp8::format::{Format, Rounding};
 
 /// Values that are encoded before they are packed: they stay in the nearest cache.
@@ -21,14 +20,10 @@ pub(super) fn encode(coding: Coding, values: &FlexTensor) -> FlexTensor {
 fn encode_all<E: Element>(coding: Coding, values: &[E]) -> Vec<u32> {
     let per_word = coding.per_word();
     let mut words = vec![0; values.len().div_ceil(per_word)];
-    if values.len() <= ROW_GRAIN {
-        encode_part(coding, values, &mut words)
-    } else {
-        words
-            .par_chunks_mut(ROW_GRAIN / per_word)
-            .zip(values.par_chunks(ROW_GRAIN))
-            .for_each(|(words, values)| encode_part(coding, values, words))
-    }
+    let parts = words.chunks_mut(ROW_GRAIN / per_word);
+    for_each_task(parts.zip(values.chunks(ROW_GRAIN)), |(words, values)| {
+        encode_part(coding, values, words)
+    });
     words
 }
 
@@ -91,13 +86,10 @@ fn decode_all<E: Element>(coding: Coding, count: usize, words: &[u32]) -> Vec<E>
             }
         }
     };
-    if count <= ROW_GRAIN {
-        part(&mut values, words)
-    } else {
-        values
-            .par_chunks_mut(ROW_GRAIN)
-            .zip(words.par_chunks(ROW_GRAIN / per_word))
-            .for_each(|(values, words)| part(values, words))
-    }
+    let parts = values.chunks_mut(ROW_GRAIN);
+    for_each_task(
+        parts.zip(words.chunks(ROW_GRAIN / per_word)),
+        |(values, words)| part(values, words),
+    );
     values
 }

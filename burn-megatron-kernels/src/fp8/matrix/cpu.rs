@@ -1,10 +1,9 @@
 //! Transposed and padded codes: the CPU implementation.
 
 use burn::backend::flex::FlexTensor;
-use rayon::prelude::*;
 
 use super::words;
-use crate::cpu::rows_per_task;
+use crate::cpu::{for_each_task, rows_per_task};
 
 /// Rows and codes of a tile: both sides of it stay in the fastest cache.
 const TILE: usize = 64;
@@ -44,12 +43,8 @@ pub(in super::super) fn transposed_codes(codes: &[u32], [rows, depth]: [usize; 2
     // Narrow bands: the rows of codes that a tile reads stay near.
     let high = (rows_per_task(rows) / TILE).max(1) * TILE;
     let length = (high * to).max(1);
-    if depth <= high {
-        turned.chunks_mut(length).for_each(|turned| band(0, turned))
-    } else {
-        let bands = turned.par_chunks_mut(length).enumerate();
-        bands.for_each(|(number, turned)| band(number * high, turned));
-    }
+    let bands = turned.chunks_mut(length).enumerate();
+    for_each_task(bands, |(number, turned)| band(number * high, turned));
     turned
 }
 

@@ -5,11 +5,10 @@
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, bf16, f16};
-use rayon::prelude::*;
 
 use super::backward::{ProductOp, WeightGradientOp};
 use super::groups;
-use crate::cpu::{Element, Real, own, slice, slice_mut, tensor};
+use crate::cpu::{Element, Real, for_each_task, own, slice, slice_mut, tensor};
 use crate::gemm::Matrix;
 use crate::gemm::cpu::{multiply_alone, narrow, widen};
 
@@ -88,19 +87,16 @@ fn multiply<W: Real>(op: &ProductOp, x: &[W], weights: &[W], weight: Matrix) -> 
         let blocks = group.chunks_mut(BLOCK_ROWS * columns).enumerate();
         tasks.extend(blocks.map(|(i, block)| (expert, first + i * BLOCK_ROWS, block)));
     }
-    tasks
-        .into_par_iter()
-        .with_max_len(1)
-        .for_each(|(expert, first, block)| {
-            let left = Matrix {
-                rows: block.len() / columns,
-                columns: depth,
-                leading: depth,
-                transposed: false,
-            };
-            let right = &weights[expert * depth * columns..];
-            multiply_alone((&x[first * depth..], left), (right, weight), block, false);
-        });
+    for_each_task(tasks, |(expert, first, block)| {
+        let left = Matrix {
+            rows: block.len() / columns,
+            columns: depth,
+            leading: depth,
+            transposed: false,
+        };
+        let right = &weights[expert * depth * columns..];
+        multiply_alone((&x[first * depth..], left), (right, weight), block, false);
+    });
     result
 }
 
@@ -139,30 +135,27 @@ fn into_flat<W: Real>(
         let blocks = weight.chunks_mut(BLOCK_ROWS * outputs).enumerate();
         tasks.extend(blocks.map(|(i, block)| (first, size, i * BLOCK_ROWS, block)));
     }
-    tasks
-        .into_par_iter()
-        .with_max_len(1)
-        .for_each(|(first, size, column, block)| {
-            if size == 0 {
-                if !op.add {
-                    block.fill(W::ZERO);
-                }
-                return;
+    for_each_task(tasks, |(first, size, column, block)| {
+        if size == 0 {
+            if !op.add {
+                block.fill(W::ZERO);
             }
-            let left = Matrix {
-                rows: block.len() / outputs,
-                columns: size,
-                leading: inputs,
-                transposed: true,
-            };
-            let right = Matrix {
-                rows: size,
-                columns: outputs,
-                leading: outputs,
-                transposed: false,
-            };
-            let left = (&x[first * inputs + column..], left);
-            multiply_alone(left, (&gradient[first * outputs..], right), block, op.add);
-        });
+            return;
+        }
+        let left = Matrix {
+            rows: block.len() / outputs,
+            columns: size,
+            leading: inputs,
+            transposed: true,
+        };
+        let right = Matrix {
+            rows: size,
+            columns: outputs,
+            leading: outputs,
+            transposed: false,
+        };
+        let left = (&x[first * inputs + column..], left);
+        multiply_alone(left, (&gradient[first * outputs..], right), block, op.add);
+    });
     flat
 }

@@ -1,11 +1,9 @@
 //! One quantised copy of a matrix, one block of rows at a time.
 
-use rayon::prelude::*;
-
 use super::super::super::matrix::words;
 use super::super::scaling::ScalingKind;
 use super::scale::{current, factors, largest, single};
-use crate::cpu::{Element, rows_per_task, vectorized};
+use crate::cpu::{Element, map_tasks, rows_per_task, vectorized};
 use crate::fp8::format::{Format, e8m0};
 use crate::fp8::matrix::{BLOCK, MX_BLOCK};
 use crate::fp8::quantize::scaling::CurrentScale;
@@ -115,12 +113,7 @@ impl<E: Element> CopyTask<'_, E> {
             )
         };
         let length = (row_block * words(depth)).max(1);
-        let parts: Vec<_> = if rows <= row_block {
-            codes.chunks_mut(length).enumerate().map(of_band).collect()
-        } else {
-            let chunks = codes.par_chunks_mut(length).enumerate();
-            chunks.map(of_band).collect()
-        };
+        let parts = map_tasks(codes.chunks_mut(length).enumerate(), of_band);
         let (scales, seen): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
         QuantizedCopy {
             codes,

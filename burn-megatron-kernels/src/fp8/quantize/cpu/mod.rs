@@ -9,13 +9,12 @@ mod scale;
 mod values;
 
 use burn::backend::flex::FlexTensor;
-use rayon::prelude::*;
 
 use self::copy::{CopyTask, MatrixSource, QuantizedCopy, RangeStatistics};
 use super::super::matrix::{mx_words, transposed_codes, words};
 use super::ops::{QuantizeOp, ScaleOp};
 use super::scaling::ScalingKind;
-use crate::cpu::{Element, ROW_GRAIN, for_float, slice, tensor, vectorized};
+use crate::cpu::{Element, ROW_GRAIN, for_float, map_tasks, slice, tensor, vectorized};
 use crate::fp8::delayed::log_entry;
 use crate::fp8::format::Format;
 use crate::fp8::matrix::BLOCK;
@@ -124,12 +123,8 @@ fn largest<E: Element>(values: &[E]) -> u32 {
             || scale::largest(values.iter().map(|value| scale::single(*value))),
         )
     };
-    if values.len() <= ROW_GRAIN {
-        of(values)
-    } else {
-        let parts = values.par_chunks(ROW_GRAIN).map(of);
-        parts.max().unwrap_or(0)
-    }
+    let parts = map_tasks(values.chunks(ROW_GRAIN), of);
+    parts.into_iter().max().unwrap_or(0)
 }
 
 /// See [`current_scale`](super::current_scale).

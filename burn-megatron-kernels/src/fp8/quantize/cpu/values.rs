@@ -1,12 +1,11 @@
 //! From codes back to values.
 
 use burn::backend::flex::FlexTensor;
-use rayon::prelude::*;
 
 use super::super::super::matrix::{mx_words, words, words_of};
 use super::super::ops::DequantizeOp;
 use super::super::scaling::ScalingKind;
-use crate::cpu::{rows_per_task, slice, tensor, vectorized};
+use crate::cpu::{for_each_task, rows_per_task, slice, tensor, vectorized};
 use crate::fp8::format::e8m0;
 use crate::fp8::matrix::{BLOCK, MX_BLOCK};
 
@@ -43,12 +42,8 @@ pub(in super::super) fn dequantize(kernel: &DequantizeOp, inputs: &[FlexTensor])
             || lines.for_each(row),
         );
     };
-    if rows > row_block {
-        let bands = values.par_chunks_mut((row_block * depth).max(1));
-        bands.enumerate().for_each(of_band);
-    } else if !values.is_empty() {
-        of_band((0, &mut values));
-    }
+    let bands = values.chunks_mut((row_block * depth).max(1)).enumerate();
+    for_each_task(bands, of_band);
     tensor(values, [rows, depth])
 }
 
