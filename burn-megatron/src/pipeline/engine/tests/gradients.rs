@@ -120,8 +120,10 @@ fn a_split_backward_has_the_bits_of_a_whole_one() {
         let bits = gradients.into_iter().flatten().map(f64::to_bits);
         bits.collect::<Vec<_>>()
     };
-    let [gpipe, one_f_one_b, interleaved, zb_h1, zb_v, dualpipe_v] = ScheduleKind::ALL.map(bits);
+    let [gpipe, one_f_one_b, eager, interleaved, zb_h1, zb_v, dualpipe_v] =
+        ScheduleKind::ALL.map(bits);
     assert_eq!(gpipe, one_f_one_b);
+    assert_eq!(one_f_one_b, eager);
     assert_eq!(one_f_one_b, zb_h1);
     assert_eq!(interleaved, zb_v);
     assert_eq!(interleaved, dualpipe_v);
