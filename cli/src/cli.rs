@@ -1,8 +1,6 @@
 //! The command line: its commands and the global flags.
 
-use crate::bench::args::{
-    BenchArgs, ContextArgs, OverlapArgs, PipelineBenchArgs, PlanBenchArgs,
-};
+use crate::bench::args::{BenchArgs, ContextArgs, OverlapArgs, PipelineBenchArgs, PlanBenchArgs};
 use crate::bench::checkpoint::CheckpointBenchArgs;
 use crate::bench::gemm::GemmBenchArgs;
 use crate::bench::generate::GenerateBenchArgs;

@@ -147,7 +147,9 @@ impl PendingPackedReceive {
     /// [`CommError`] if the receive failed.
     pub fn wait(self) -> Result<Tensor<1, Int>, CommError> {
         Ok(match self.0 {
-            PackedReceive::Host { pending, device } => packed::from_buffer(pending.wait()?, &device),
+            PackedReceive::Host { pending, device } => {
+                packed::from_buffer(pending.wait()?, &device)
+            }
             PackedReceive::Device(call, len) => bits::as_u32(call.try_wait([len])?),
         })
     }

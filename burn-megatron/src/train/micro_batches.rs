@@ -140,13 +140,19 @@ impl<M: LanguageModel> Trainer<M> {
             config: self.transfers(),
             shapes: self.shapes.clone(),
         };
-        forward_only(&placement, pipeline, &self.device, transfers, |stage, input| {
-            let mut tokens = tokens(batch, &self.device);
-            if stage + 1 == placement.len() {
-                tokens.further = further_tokens(batch, &self.device);
-            }
-            module.hidden(stage, input, tokens)
-        })
+        forward_only(
+            &placement,
+            pipeline,
+            &self.device,
+            transfers,
+            |stage, input| {
+                let mut tokens = tokens(batch, &self.device);
+                if stage + 1 == placement.len() {
+                    tokens.further = further_tokens(batch, &self.device);
+                }
+                module.hidden(stage, input, tokens)
+            },
+        )
     }
 }
 

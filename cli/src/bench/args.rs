@@ -104,10 +104,20 @@ pub struct PipelineBenchArgs {
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
     pub micro_batches: usize,
     /// Schedules without split backwards.
-    #[arg(long, value_delimiter = ',', value_name = "NAME,..", default_value = "1f1b,eager-1f1b")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "NAME,..",
+        default_value = "1f1b,eager-1f1b"
+    )]
     pub pipeline_schedules: Vec<ScheduleKind>,
     /// Receives that are posted ahead.
-    #[arg(long, value_delimiter = ',', value_name = "N,..", default_value = "0,1")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "N,..",
+        default_value = "0,1"
+    )]
     pub receives_ahead: Vec<usize>,
     /// Milliseconds that a forward of a rank sleeps; a backward sleeps twice as long.
     #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]

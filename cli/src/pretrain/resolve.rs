@@ -128,9 +128,7 @@ fn apply_flags(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
     if args.receives_ahead.is_some() {
         recipe.parallel.receives_ahead = args.receives_ahead;
     }
-    recipe.parallel.fp8_transfers = args
-        .fp8_transfers
-        .unwrap_or(recipe.parallel.fp8_transfers);
+    recipe.parallel.fp8_transfers = args.fp8_transfers.unwrap_or(recipe.parallel.fp8_transfers);
     if args.virtual_stages.is_some() {
         recipe.parallel.virtual_stages = args.virtual_stages;
     }

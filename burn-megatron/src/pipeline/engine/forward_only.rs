@@ -41,9 +41,8 @@ pub fn forward_only(
         config,
         shapes,
     } = transfers;
-    let receives = (1..placement.len()).filter(|stage| {
-        placement[*stage] == comm.rank() && placement[*stage - 1] != comm.rank()
-    });
+    let receives = (1..placement.len())
+        .filter(|stage| placement[*stage] == comm.rank() && placement[*stage - 1] != comm.rank());
     let receives = receives.map(|stage| {
         let action = Action::new(ActionKind::ReceiveActivation, stage, 0);
         (placement[stage - 1], action)

@@ -70,7 +70,14 @@ fn the_peak_is_of_bytes_not_of_counts() {
         2
     ];
     let stages = vec![stage(1), stage(100)];
-    let report = MemoryReport::new(&schedule, stages, states, ZeroStage::Gradients, 1.1, (NONE, 0));
+    let report = MemoryReport::new(
+        &schedule,
+        stages,
+        states,
+        ZeroStage::Gradients,
+        1.1,
+        (NONE, 0),
+    );
     let (rank, fullest) = report.fullest();
     assert_eq!(rank, 1);
     let expected = MemoryByKind {
@@ -167,7 +174,8 @@ fn inputs_on_the_host_are_not_on_the_device() {
         let states = vec![MemoryPlan::default()];
         let offload = ActivationOffload { bytes, prefetch };
         let stage = ZeroStage::Replicated;
-        let report = MemoryReport::new(&schedule, stages.to_vec(), states, stage, 1.0, (offload, 0));
+        let report =
+            MemoryReport::new(&schedule, stages.to_vec(), states, stage, 1.0, (offload, 0));
         let rank = &report.ranks[0];
         (rank.peak.total(), rank.host_activations)
     };

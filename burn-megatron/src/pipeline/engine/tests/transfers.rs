@@ -146,7 +146,11 @@ fn sizes_that_vary_are_compared_and_new_ones_are_agreed() {
         let [ways, pairs] = ways(&schedule);
         let (ranks, found) = watched(&schedule, &runs, ahead(2));
         let numbers: Vec<_> = (0..4).map(|run| messages(&ranks, run)[1]).collect();
-        assert_eq!(numbers, [pairs + 2 * ways, pairs, 0, pairs + ways], "{kind}");
+        assert_eq!(
+            numbers,
+            [pairs + 2 * ways, pairs, 0, pairs + ways],
+            "{kind}"
+        );
         let (_, expected) = watched(&schedule, &runs, ahead(0));
         assert_eq!(found, expected, "{kind}");
     }
@@ -192,7 +196,10 @@ fn as_many_receives_are_posted_as_asked_for() {
                     // As many as are left at the end.
                     let expected = (0..ahead.len()).rev().map(|left| left.min(n));
                     let expected: Vec<_> = expected.collect();
-                    assert_eq!(ahead, expected, "{kind}, rank {rank} from {from}, {n} ahead");
+                    assert_eq!(
+                        ahead, expected,
+                        "{kind}, rank {rank} from {from}, {n} ahead"
+                    );
                 }
             }
         }
@@ -331,7 +338,8 @@ fn activations_and_gradients_are_sent_in_8_bits() {
     }
     let received = |x: Tensor<3>| fp8::decode(fp8::encode(x.clone()), x.dims(), x.dtype());
     let [first, second] = [0, 1].map(|stage| weight(stage, &Device::flex()));
-    let mut expected = [0, 1].map(|_| Tensor::<2>::zeros([WIDTH, WIDTH], (&Device::flex(), DType::F64)));
+    let mut expected =
+        [0, 1].map(|_| Tensor::<2>::zeros([WIDTH, WIDTH], (&Device::flex(), DType::F64)));
     for micro_batch in 0..4 {
         let flat = |x: Tensor<3>| x.reshape([8, WIDTH]);
         let batched = |x: Tensor<2>| x.reshape([2, 4, WIDTH]);

@@ -290,7 +290,12 @@ impl<'a> P2pChannel<'a> {
                         "the activation of stage {stage}, micro-batch {micro_batch} of size {size:?}"
                     )
                 };
-                return Err(self.mismatch(0, (from, of(found)), (self.comm.rank(), of(own)), SIZES));
+                return Err(self.mismatch(
+                    0,
+                    (from, of(found)),
+                    (self.comm.rank(), of(own)),
+                    SIZES,
+                ));
             }
         }
         Ok(())

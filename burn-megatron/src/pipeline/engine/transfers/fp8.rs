@@ -33,7 +33,9 @@ pub fn encode(x: Tensor<3>) -> Tensor<1, Int> {
     let quantized = quantize(x, Format::E4M3, &SCALING, QuantizerUsage::ROWWISE);
     let Some(Fp8Matrix {
         codes,
-        scales: Scales::Blocks { scales: factors, .. },
+        scales: Scales::Blocks {
+            scales: factors, ..
+        },
         ..
     }) = quantized.rowwise
     else {
