@@ -319,7 +319,9 @@ impl<'a> Engine<'a> {
     ) -> Result<(), EngineError> {
         let rank = self.comm.rank();
         let _span = match action.kind {
-            ActionKind::Forward => tracing::debug_span!("forward", %action),
+            ActionKind::Forward | ActionKind::PairedForward => {
+                tracing::debug_span!("forward", %action)
+            }
             ActionKind::Backward | ActionKind::InputGradient => {
                 tracing::debug_span!("backward", %action)
             }

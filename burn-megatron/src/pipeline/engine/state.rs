@@ -89,7 +89,8 @@ impl<'a> EngineState<'a> {
             self.schedule.peer(action),
             action.counterpart(),
         ) {
-            (ActionKind::Forward, ..) => self.forward(key, model),
+            // A pair is computed one after the other.
+            (ActionKind::Forward | ActionKind::PairedForward, ..) => self.forward(key, model),
             (ActionKind::Backward, ..) => match self.deferred_wgrad {
                 Some(deferred_wgrad) if action.stage + 1 == self.schedule.stages() => {
                     self.backward_with_deferred_wgrad(key, model, deferred_wgrad);

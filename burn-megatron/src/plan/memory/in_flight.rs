@@ -100,7 +100,7 @@ impl Alive {
         let stage = &stages[action.stage];
         let kept = stage.saved_bytes();
         match action.kind {
-            ActionKind::Forward => {
+            kind if kind.is_forward() => {
                 self.keep(stage);
                 // The input was received, and is kept with the rest.
                 self.release(stage.input_bytes);
@@ -120,7 +120,7 @@ impl Alive {
         let stage = &stages[action.stage];
         let sends = |sent: bool, bytes: u64| if sent { bytes } else { 0 };
         match action.kind {
-            ActionKind::Forward => {
+            kind if kind.is_forward() => {
                 self.activations += sends(stage.output.is_none(), stage.output_bytes());
             }
             ActionKind::Backward => {
