@@ -16,6 +16,12 @@ pub trait DeviceCommunicator: Send + Sync + fmt::Debug {
     /// Whether tensors of this device are supported. Others must go through host memory.
     fn takes(&self, device: &Device) -> bool;
 
+    /// Whether a receive may be started before calls that its sender waits for. If not, all work on the device waits for
+    /// the receives that were started before it.
+    fn allows_early_receives(&self) -> bool {
+        true
+    }
+
     /// Starts calls on plain tensors, `[n]` each, at once; the handles are in the order of the calls.
     ///
     /// A result has the length that [`Call`] states, and the type and the device of the input. That of a

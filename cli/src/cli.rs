@@ -1,6 +1,6 @@
 //! The command line: its commands and the global flags.
 
-use crate::bench::args::{BenchArgs, ContextArgs, OverlapArgs, PlanBenchArgs};
+use crate::bench::args::{BenchArgs, ContextArgs, OverlapArgs, PipelineBenchArgs, PlanBenchArgs};
 use crate::bench::checkpoint::CheckpointBenchArgs;
 use crate::bench::gemm::GemmBenchArgs;
 use crate::bench::generate::GenerateBenchArgs;
@@ -125,6 +125,9 @@ pub enum BenchCommand {
     /// How much of the data-parallel communication is hidden behind computation: trains a GPT over a
     /// simulated slow link, for each ZeRO stage with and without overlap.
     Overlap(OverlapArgs),
+    /// The time of pipeline schedules over a simulated link, against the simulator: how many receives are posted ahead, and
+    /// how long the warm-up is, decide how much of the transfers is hidden.
+    Pipeline(PipelineBenchArgs),
     /// A layer of attention whose sequence is shared by several ranks, against one rank.
     Context(ContextArgs),
     /// Planned times of layouts against measured ones, on the CPU of this machine.

@@ -164,6 +164,7 @@ impl CommandLine {
             Command::Bench(BenchCommand::Gemm(args)) => bench::gemm::run(args),
             Command::Bench(BenchCommand::Generate(args)) => bench::generate::run(args),
             Command::Bench(BenchCommand::Overlap(args)) => bench::overlap::run(args),
+            Command::Bench(BenchCommand::Pipeline(args)) => bench::pipeline::run(args),
             Command::Bench(BenchCommand::Context(args)) => bench::context::run(args),
             Command::Bench(BenchCommand::Plan(args)) => {
                 bench::plan::run(args, &self.families, &self.recipe)

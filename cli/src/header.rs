@@ -51,11 +51,16 @@ pub fn print_run(
         print(
             "pipeline",
             format!(
-                "{}: {} of {} layers, {}",
+                "{}: {} of {} layers, {}{}",
                 schedule.name(),
                 count(schedule.stages(), "stage"),
                 stages.collect::<Vec<_>>().join(", "),
                 micro_batches,
+                if recipe.parallel.fp8_transfers {
+                    ", transfers in 8 bits"
+                } else {
+                    ""
+                },
             ),
         );
     }

@@ -7,7 +7,7 @@ use toml::Value;
 use crate::recipe::Recipe;
 
 /// The flags that override a key of the recipe, and the key.
-const KEYS: [(&str, &str); 55] = [
+const KEYS: [(&str, &str); 57] = [
     ("data", "data.path"),
     ("tokenizer", "data.tokenizer"),
     ("split", "data.split"),
@@ -23,6 +23,8 @@ const KEYS: [(&str, &str); 55] = [
     ("virtual_stages", "parallel.virtual_stages"),
     ("pipeline_schedule", "parallel.schedule"),
     ("defer_embedding_wgrad", "parallel.defer_embedding_wgrad"),
+    ("receives_ahead", "parallel.receives_ahead"),
+    ("fp8_transfers", "parallel.fp8_transfers"),
     ("micro_batch_size", "train.micro_batch_size"),
     ("global_batch_size", "train.global_batch_size"),
     ("prompt", "sample.prompt"),

@@ -19,6 +19,7 @@ data = 4
 schedule = "interleaved"
 virtual_stages = 2
 defer_embedding_wgrad = 1
+receives_ahead = 1
 
 [model]
 vocabulary = 256

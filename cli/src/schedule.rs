@@ -16,7 +16,7 @@ use crate::terminal;
 /// Flags of `schedule`.
 #[derive(Args)]
 pub struct ScheduleArgs {
-    /// gpipe, 1f1b, interleaved, interleaved:N, zb-h1, zb-v, dualpipe-v, or a CSV file.
+    /// gpipe, 1f1b, eager-1f1b, interleaved, interleaved:N, zb-h1, zb-v, dualpipe-v, or a CSV file.
     #[arg(long, value_name = "NAME|FILE.csv", default_value = "1f1b")]
     pub pipeline_schedule: String,
     /// Stages of the pipeline, over all ranks.

@@ -245,7 +245,7 @@ mod peer {
     use burn::tensor::{Int, Tensor, TensorData};
     use burn_megatron::checkpoint::{LoadTolerance, TensorSource};
     use burn_megatron::nn::ModelBuilder;
-    use burn_megatron::pipeline::engine::forward_only;
+    use burn_megatron::pipeline::engine::{ForwardTransfers, forward_only};
     use burn_megatron::train::{LanguageModel, ModelConfig, Trainer};
     use burn_megatron_models::hf::peft::{
         MergedAdapters, PeftAdapter, WithAdapters, adapted_layers, export_adapter,
@@ -340,9 +340,9 @@ mod peer {
         let tokens = TensorData::new(expected.values("tokens", i32::from_le_bytes), [2, SEQ]);
         let tokens = Tensor::<2, Int>::from_data(tokens, &device);
         let placement: Vec<_> = (0..groups.pipeline().size()).collect();
-        let hidden = forward_only(&placement, groups.pipeline(), &device, |stage, input| {
-            module.hidden(stage, input, tokens.clone().into())
-        })?;
+        let run = |stage, input| module.hidden(stage, input, tokens.clone().into());
+        let transfers = ForwardTransfers::default();
+        let hidden = forward_only(&placement, groups.pipeline(), &device, transfers, run)?;
         Ok(hidden.map(|hidden| module.logits_of(hidden).into_data().iter::<f32>().collect()))
     }
 

@@ -28,6 +28,7 @@ mod optimizers;
 mod oracle;
 mod overlap;
 mod packed;
+mod pipeline_faults;
 mod pipeline_training;
 mod pipelines;
 mod precision;

@@ -95,20 +95,24 @@ fn train_in_chunks(
     steps: usize,
     chunk_size: usize,
 ) -> Vec<Seen> {
-    let kernels = KernelChoices {
-        loss_chunk_size: Some(chunk_size),
-        ..KernelChoices::default()
-    };
-    let (text, config) = (text(), config(steps));
     let pipeline = if kind.is_some() { 2 } else { 1 };
     let layout = ParallelConfig {
         schedule: kind.map(Into::into),
         defer_embedding_wgrad: defer,
         ..ParallelConfig::new().with_pipeline(pipeline).with_data(2)
     };
-    let world = World::threads(2 * pipeline).unwrap();
+    train_in(&layout, steps, chunk_size)
+}
+
+fn train_in(layout: &ParallelConfig, steps: usize, chunk_size: usize) -> Vec<Seen> {
+    let kernels = KernelChoices {
+        loss_chunk_size: Some(chunk_size),
+        ..KernelChoices::default()
+    };
+    let (text, config) = (text(), config(steps));
+    let world = World::threads(2 * layout.pipeline).unwrap();
     let run = world.run(|rank| -> Result<_, AnyError> {
-        let groups = ParallelContext::new(&layout, &rank)?;
+        let groups = ParallelContext::new(layout, &rank)?;
         let device = Device::flex();
         let scope = ModelBuilder::with(&groups, &device, 0, DType::F64).with_kernels(&kernels)?;
         let mut trainer = Trainer::new(model().init_with(scope)?, &groups, &device, &config)?;
@@ -149,6 +153,26 @@ fn deferring_the_output_weight_gradient_changes_no_bit() {
     for limit in [0, 1, 3] {
         let put_off = train(Some(ScheduleKind::OneFOneB), Some(limit), 5);
         assert_eq!(bits(&at_once), bits(&put_off), "limit {limit}");
+    }
+}
+
+/// Losses, evaluations and generated text.
+#[test]
+fn receives_ahead_change_no_bit() {
+    for kind in [
+        ScheduleKind::EagerOneFOneB,
+        ScheduleKind::Interleaved { group: None },
+        ScheduleKind::ZbV,
+    ] {
+        let seen = |ahead| {
+            let layout = ParallelConfig::new().with_pipeline(2).with_data(2);
+            let layout = layout.with_schedule(kind).with_receives_ahead(ahead);
+            format!("{:?}", train_in(&layout, 3, 0))
+        };
+        let expected = seen(0);
+        for ahead in [1, 4] {
+            assert_eq!(seen(ahead), expected, "{kind}, {ahead} ahead");
+        }
     }
 }
 

@@ -38,6 +38,13 @@ pub struct ParallelConfig {
     /// The most weight gradients of the output layer that the last stage defers to its cool-down: 0 for no
     /// limit, `None` to defer none. For schedules without split backwards.
     pub defer_embedding_wgrad: Option<usize>,
+    /// The receives from each neighbour that are posted before the one that is waited for; `None` is
+    /// [`RECEIVES_AHEAD`](Self::RECEIVES_AHEAD).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub receives_ahead: Option<usize>,
+    /// Whether activations and their gradients are sent between stages in FP8.
+    #[serde(skip_serializing_if = "is_default")]
+    pub fp8_transfers: bool,
     /// Ranks that share every sequence.
     #[serde(skip_serializing_if = "is_one")]
     pub context: usize,
@@ -82,6 +89,8 @@ impl Default for ParallelConfig {
             virtual_stages: None,
             split: LayerSplit::Even,
             defer_embedding_wgrad: None,
+            receives_ahead: None,
+            fp8_transfers: false,
             context: 1,
             context_split: ContextSplit::default(),
             context_exchange: None,
@@ -158,6 +167,9 @@ fn fitting_inner(context: usize) -> String {
 }
 
 impl ParallelConfig {
+    /// The [`receives_ahead`](field@Self::receives_ahead) of layouts that set none.
+    pub const RECEIVES_AHEAD: usize = 1;
+
     /// Every size 1, and data parallelism over the whole world.
     pub fn new() -> Self {
         Self::default()
@@ -181,6 +193,8 @@ impl ParallelConfig {
                 "defer_embedding_wgrad",
                 self.defer_embedding_wgrad.is_some(),
             ),
+            ("receives_ahead", self.receives_ahead.is_some()),
+            ("fp8_transfers", self.fp8_transfers),
         ];
         match pipeline_settings.into_iter().find(|(_, is_set)| *is_set) {
             Some((name, _)) if self.pipeline == 1 => Err(LayoutError::NoPipeline { name }),
@@ -303,6 +317,26 @@ impl ParallelConfig {
     pub fn with_split(mut self, split: LayerSplit) -> Self {
         self.split = split;
         self
+    }
+
+    /// Sets the receives from each neighbour that are posted before the one that is waited for.
+    pub fn with_receives_ahead(mut self, receives: usize) -> Self {
+        self.receives_ahead = Some(receives);
+        self
+    }
+
+    /// Sets whether activations and their gradients are sent between stages in FP8.
+    pub fn with_fp8_transfers(mut self, fp8: bool) -> Self {
+        self.fp8_transfers = fp8;
+        self
+    }
+
+    /// The receives from each neighbour that are posted before the one that is waited for; 0 without a pipeline.
+    pub fn receives_ahead(&self) -> usize {
+        match self.pipeline {
+            1 => 0,
+            _ => self.receives_ahead.unwrap_or(Self::RECEIVES_AHEAD),
+        }
     }
 
     /// Sets what is sharded over the data axis.

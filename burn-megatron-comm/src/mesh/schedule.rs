@@ -8,7 +8,7 @@ use super::as_text::serde_as_text;
 
 /// The kind of a schedule.
 ///
-/// The text form, also in files, is `gpipe`, `1f1b`, `interleaved` (`interleaved:6` with groups of 6
+/// The text form, also in files, is `gpipe`, `1f1b`, `eager-1f1b`, `interleaved` (`interleaved:6` with groups of 6
 /// micro-batches), `zb-h1`, `zb-v` or `dualpipe-v`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScheduleKind {
@@ -17,6 +17,9 @@ pub enum ScheduleKind {
     /// One forward, one backward: at most as many live micro-batches as there are later stages and one
     /// (Narayanan et al. 2021, arXiv:2104.04473).
     OneFOneB,
+    /// 1F1B with twice as many forwards before the first backward, so that transfers overlap with computations
+    /// (Zhuang et al. 2022, arXiv:2211.05322).
+    EagerOneFOneB,
     /// 1F1B with several stages per rank, `ranks` apart (Narayanan et al. 2021).
     Interleaved {
         /// Consecutive micro-batches of one stage before the rank switches to its next stage; `None`
@@ -35,9 +38,10 @@ pub enum ScheduleKind {
 
 impl ScheduleKind {
     /// Every kind, interleaved with the default group size.
-    pub const ALL: [ScheduleKind; 6] = [
+    pub const ALL: [ScheduleKind; 7] = [
         ScheduleKind::GPipe,
         ScheduleKind::OneFOneB,
+        ScheduleKind::EagerOneFOneB,
         ScheduleKind::Interleaved { group: None },
         ScheduleKind::ZbH1,
         ScheduleKind::ZbV,
@@ -47,7 +51,10 @@ impl ScheduleKind {
     /// The default number of stages per rank: 1, or 2 for kinds that need more.
     pub const fn default_virtual_stages(self) -> usize {
         match self {
-            ScheduleKind::GPipe | ScheduleKind::OneFOneB | ScheduleKind::ZbH1 => 1,
+            ScheduleKind::GPipe
+            | ScheduleKind::OneFOneB
+            | ScheduleKind::EagerOneFOneB
+            | ScheduleKind::ZbH1 => 1,
             _ => 2,
         }
     }
@@ -78,6 +85,7 @@ impl ScheduleKind {
         match self {
             ScheduleKind::GPipe => "gpipe",
             ScheduleKind::OneFOneB => "1f1b",
+            ScheduleKind::EagerOneFOneB => "eager-1f1b",
             ScheduleKind::Interleaved { .. } => "interleaved",
             ScheduleKind::ZbH1 => "zb-h1",
             ScheduleKind::ZbV => "zb-v",
@@ -120,7 +128,7 @@ serde_as_text!(ScheduleKind);
 /// A text that is not a [`ScheduleKind`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "invalid schedule \"{0}\": expected gpipe, 1f1b, interleaved (or interleaved:N with groups \
+    "invalid schedule \"{0}\": expected gpipe, 1f1b, eager-1f1b, interleaved (or interleaved:N with groups \
      of N micro-batches), zb-h1, zb-v or dualpipe-v"
 )]
 pub struct UnknownScheduleKind(pub String);

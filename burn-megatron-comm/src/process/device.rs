@@ -21,6 +21,11 @@ impl DeviceCommunicator for ProcessCommunicator {
         transport.is_some_and(|transport| transport.takes(device))
     }
 
+    fn allows_early_receives(&self) -> bool {
+        let transport = self.world.transport().device();
+        transport.is_none_or(|transport| transport.allows_early_receives())
+    }
+
     fn start(&self, calls: Vec<(Call, Tensor<1>)>) -> Result<Vec<DevicePending>, CommError> {
         let engine = self.world.transport();
         let failed = |message: String| CommError::Engine {

@@ -53,6 +53,9 @@ pub(crate) trait DeviceTransport: fmt::Debug + Send + Sync {
     /// Whether tensors of this device are supported.
     fn takes(&self, device: &Device) -> bool;
 
+    /// See [`DeviceCommunicator`](crate::DeviceCommunicator::allows_early_receives).
+    fn allows_early_receives(&self) -> bool;
+
     /// Starts calls of one group, in this order, fused into one launch if possible. Waits neither for other
     /// ranks nor for the device.
     ///

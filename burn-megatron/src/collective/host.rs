@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, Element, Tensor, TensorData};
 use half::{bf16, f16};
 
-use crate::comm::{Buffer, CommError, raise};
+use crate::comm::{Buffer, CommError, DType as WireDType, raise};
 
 /// The elements of a plain tensor in row-major order; without a copy where the tensor owns them.
 ///
@@ -15,6 +15,19 @@ pub fn to_buffer<const D: usize>(tensor: Tensor<D>) -> Buffer {
         DType::F32 | DType::Flex32 => elements::<f32>(data).into(),
         DType::BF16 => elements::<bf16>(data).into(),
         DType::F16 => elements::<f16>(data).into(),
+        other => invalid(format!("a tensor of {other:?} cannot be sent")),
+    }
+}
+
+/// The type of the buffer of a float tensor.
+///
+/// Unwinds with [`raise`] for a type that cannot be sent.
+pub(crate) fn wire_dtype(dtype: DType) -> WireDType {
+    match dtype {
+        DType::F64 => WireDType::F64,
+        DType::F32 | DType::Flex32 => WireDType::F32,
+        DType::BF16 => WireDType::BF16,
+        DType::F16 => WireDType::F16,
         other => invalid(format!("a tensor of {other:?} cannot be sent")),
     }
 }

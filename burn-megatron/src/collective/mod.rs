@@ -38,6 +38,7 @@ mod coalesced;
 mod dispatch;
 mod function;
 mod host;
+pub(crate) mod messages;
 mod packed;
 mod recorded;
 mod reduce_in_f32;
@@ -54,7 +55,7 @@ pub use coalesced::{
 };
 use function::{CollectiveFunction, Meanwhile};
 pub use host::{from_buffer, to_buffer};
-pub(crate) use host::{or_raise, to_device, to_f64, to_host};
+pub(crate) use host::{or_raise, to_device, to_f64, to_host, wire_dtype};
 pub use packed::{PendingPackedGather, start_all_gather_packed_coalesced};
 pub(crate) use recorded::ExchangeNote;
 pub use reduce_in_f32::{PendingReduceScatterInF32, start_reduce_scatter_in_f32};

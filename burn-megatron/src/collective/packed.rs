@@ -85,7 +85,7 @@ fn check(x: &Tensor<1, Int>, comm: &Comm) {
 }
 
 /// The elements as i32 of the same bits.
-fn to_buffer(x: Tensor<1, Int>) -> Buffer {
+pub(super) fn to_buffer(x: Tensor<1, Int>) -> Buffer {
     let words = x.try_into_data().map(TensorData::try_into_vec::<u32>);
     match words {
         Ok(Ok(words)) => {
@@ -99,7 +99,8 @@ fn to_buffer(x: Tensor<1, Int>) -> Buffer {
     }
 }
 
-fn from_buffer(buffer: Buffer, device: &Device) -> Tensor<1, Int> {
+/// The u32 with the bits of a buffer of i32.
+pub(super) fn from_buffer(buffer: Buffer, device: &Device) -> Tensor<1, Int> {
     let words = buffer.into_vec::<i32>().into_iter();
     let words: Vec<u32> = words.map(i32::cast_unsigned).collect();
     let len = words.len();

@@ -96,7 +96,7 @@ pub fn in_flight(schedule: Option<&Schedule>, rank: usize, bytes: &[u64]) -> u64
     let (mut now, mut peak) = (0, 0);
     for action in schedule.actions(rank) {
         match action.kind {
-            ActionKind::Forward => now += bytes[action.stage],
+            kind if kind.is_forward() => now += bytes[action.stage],
             ActionKind::Backward | ActionKind::WeightGradient => now -= bytes[action.stage],
             _ => {}
         }

@@ -15,7 +15,7 @@ use crate::data_parallel::{DataParallelConfig, DataParallelError, DistributedDat
 use crate::nn::ParallelModule;
 use crate::nn::moe::{ReportedLayer, RouterStep};
 use crate::optim::{LossScaler, ParallelOptimizer, SpikeWindow, StepCount, order_of_squares};
-use crate::pipeline::engine::DeferredWgrad;
+use crate::pipeline::engine::{AgreedShapes, DeferredWgrad};
 use crate::pipeline::schedule::Schedule;
 use crate::pipeline::schedule_of;
 
@@ -118,6 +118,7 @@ impl<M: LanguageModel> Trainer<M> {
             spikes: SpikeWindow::default(),
             learning_rates: config.learning_rates().map_err(ConfigError::from)?,
             deferred_wgrad,
+            shapes: AgreedShapes::default(),
             schedules,
             routers: ReportedLayer::of_all_stages(ddp.routers(), ddp.groups())?,
             ddp,

@@ -16,7 +16,10 @@ use crate::data_parallel::DistributedDataParallel;
 use crate::mesh::{ContextSplit, ContextSplitError};
 use crate::nn::moe::RouterStep;
 use crate::nn::{BatchPosition, LossFactor};
-use crate::pipeline::engine::{Engine, EngineError, Stage, StageOutput, forward_only};
+use crate::pipeline::engine::{
+    Engine, EngineError, ForwardTransfers, MicroBatchSize, Stage, StageOutput, TransferConfig,
+    forward_only,
+};
 
 impl<M: LanguageModel> Trainer<M> {
     /// The micro-batches of this rank in step `step`, the next one.
@@ -99,6 +102,8 @@ impl<M: LanguageModel> Trainer<M> {
         let pipeline = self.ddp.groups().pipeline();
         let engine = Engine::new(&scheduled.schedule, pipeline, &self.device, &*sink)?
             .with_deferred_wgrad(self.deferred_wgrad)
+            .with_transfers(self.transfers())
+            .with_shapes(&self.shapes)
             .with_loss_scale(loss_scale);
         let run = engine.run(&stages)?;
         let terms = self.ddp.module().loss_terms();
@@ -113,6 +118,11 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(StepLosses { losses, count })
     }
 
+    /// How tensors pass between the stages.
+    fn transfers(&self) -> TransferConfig {
+        TransferConfig::of(self.ddp.groups().config())
+    }
+
     /// By stage, its pipeline rank.
     pub(super) fn placement(&self) -> Vec<usize> {
         // The same in every step.
@@ -125,13 +135,24 @@ impl<M: LanguageModel> Trainer<M> {
     pub(super) fn hidden(&self, batch: &Batch) -> Result<Option<Tensor<3>>, CommError> {
         let (module, pipeline) = (self.ddp.module(), self.ddp.groups().pipeline());
         let placement = self.placement();
-        forward_only(&placement, pipeline, &self.device, |stage, input| {
-            let mut tokens = tokens(batch, &self.device);
-            if stage + 1 == placement.len() {
-                tokens.further = further_tokens(batch, &self.device);
-            }
-            module.hidden(stage, input, tokens)
-        })
+        let transfers = ForwardTransfers {
+            size: [batch.rows, batch.seq],
+            config: self.transfers(),
+            shapes: self.shapes.clone(),
+        };
+        forward_only(
+            &placement,
+            pipeline,
+            &self.device,
+            transfers,
+            |stage, input| {
+                let mut tokens = tokens(batch, &self.device);
+                if stage + 1 == placement.len() {
+                    tokens.further = further_tokens(batch, &self.device);
+                }
+                module.hidden(stage, input, tokens)
+            },
+        )
     }
 }
 
@@ -295,6 +316,11 @@ struct TrainStages<'a, M> {
 }
 
 impl<M: LanguageModel> Stage for TrainStages<'_, M> {
+    fn size(&self, micro_batch: usize) -> MicroBatchSize {
+        let batch = &self.batches[micro_batch];
+        [batch.rows, batch.seq]
+    }
+
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> StageOutput {
         let (batch, model) = (&self.batches[micro_batch], self.ddp.module());
         let before = (self.first_micro_batch + micro_batch) * batch.rows;

@@ -3,6 +3,7 @@
 use burn_megatron_kernels::fp8::{BLOCK, Format, MX_BLOCK};
 
 use super::Layout;
+use crate::mesh::{ScheduleKind, ScheduleSource};
 use crate::model::RoundingSizes;
 use crate::nn::fp8::{Fp8Config, Fp8Recipe};
 
@@ -79,6 +80,23 @@ impl Rounding {
             .reduce(Self::or)
     }
 
+    /// The bound for transfers in FP8, if the layout has some: between two stages an activation and its gradient are
+    /// rounded, and on one rank neither is.
+    pub fn of_transfers(layout: &Layout) -> Option<Self> {
+        let parallel = &layout.parallel;
+        let kind = match parallel.schedule.clone().unwrap_or_default() {
+            ScheduleSource::Kind(kind) => kind,
+            ScheduleSource::File(_) => ScheduleKind::OneFOneB,
+        };
+        let stages = parallel
+            .virtual_stages
+            .unwrap_or(kind.default_virtual_stages());
+        let ways = (stages * parallel.pipeline).saturating_sub(1);
+        let unit = unit(Format::E4M3);
+        let what = "FP8, what passes between two stages";
+        (parallel.fp8_transfers && ways > 0).then(|| Self::new(&[(2 * ways, unit)], what))
+    }
+
     /// The bound for the FP8 layers of a model if sums in a narrower type than f64 have another order: values at
     /// a tie may be rounded either way. `None` without FP8 layers.
     pub fn at_ties(fp8: &Fp8Config) -> Option<Self> {
@@ -132,6 +150,21 @@ mod tests {
         let rounding = Rounding::new(&[(4, 0.0625), (2, 0.125)], "8 bits");
         assert_eq!(rounding.bound, 2.0 * (4.0 / 256.0 + 2.0 / 64.0f64).sqrt());
         assert_eq!(rounding.why, "8 bits: 2 sqrt(4 x 2^-8 + 2 x 2^-6)");
+    }
+
+    #[test]
+    fn a_transfer_rounds_twice() {
+        let bound = |layout: &str, fp8| {
+            let mut layout: Layout = layout.parse().unwrap();
+            layout.parallel.fp8_transfers = fp8;
+            Rounding::of_transfers(&layout).map(|rounding| rounding.bound)
+        };
+        assert_eq!(bound("pp2", false), None);
+        assert_eq!(bound("tp2", true), None);
+        assert_eq!(bound("pp2", true), Some(2.0 * (2.0 / 256.0f64).sqrt()));
+        let of_eight_stages = Some(2.0 * (14.0 / 256.0f64).sqrt());
+        assert_eq!(bound("pp4/interleaved/v2", true), of_eight_stages);
+        assert_eq!(bound("pp4/zb-v", true), of_eight_stages);
     }
 
     #[test]

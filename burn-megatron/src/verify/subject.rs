@@ -204,6 +204,7 @@ impl<C: ModelConfig> Subject for ModelSubject<C> {
         };
         in_8_bits
             .into_iter()
+            .chain(Rounding::of_transfers(layout))
             .chain(self.rounding_of_type(&sizes))
             .reduce(Rounding::or)
     }

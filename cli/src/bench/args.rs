@@ -1,10 +1,10 @@
-//! The flags of `bench kernels`, `bench overlap` and `bench context`.
+//! The flags of `bench kernels`, `bench overlap`, `bench pipeline` and `bench context`.
 
 use std::path::PathBuf;
 
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::device::DeviceKind;
-use burn_megatron::mesh::ContextExchange;
+use burn_megatron::mesh::{ContextExchange, ScheduleKind};
 use clap::{Args, ValueEnum};
 
 use super::case::Shape;
@@ -89,6 +89,45 @@ pub struct OverlapArgs {
     /// Write a plot of one step of each case to this file.
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
+    /// Write the results to this file as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// Flags of `bench pipeline`.
+#[derive(Args)]
+pub struct PipelineBenchArgs {
+    /// Ranks of the pipeline.
+    #[arg(long, visible_alias = "pp", value_name = "N", default_value_t = 2, value_parser = at_least_one)]
+    pub pipeline_parallel: usize,
+    /// Micro-batches of a step.
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
+    pub micro_batches: usize,
+    /// Schedules without split backwards.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "NAME,..",
+        default_value = "1f1b,eager-1f1b"
+    )]
+    pub pipeline_schedules: Vec<ScheduleKind>,
+    /// Receives that are posted ahead.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "N,..",
+        default_value = "0,1"
+    )]
+    pub receives_ahead: Vec<usize>,
+    /// Milliseconds that a forward of a rank sleeps; a backward sleeps twice as long.
+    #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub forward_ms: u64,
+    /// The time of a message, in forwards.
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.3, value_parser = above_zero)]
+    pub transfer: f64,
+    /// Measured steps of each case.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
+    pub steps: usize,
     /// Write the results to this file as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,

@@ -10,6 +10,7 @@ pub mod generate;
 mod moe;
 pub mod overlap;
 mod peer;
+pub mod pipeline;
 pub mod plan;
 #[cfg(feature = "tokenizers")]
 pub mod preprocess;

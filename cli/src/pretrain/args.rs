@@ -87,14 +87,21 @@ pub struct PretrainArgs {
     /// Stages per pipeline rank.
     #[arg(long, value_name = "V", help_heading = "Parallelism")]
     pub virtual_stages: Option<usize>,
-    /// Pipeline schedule: gpipe, 1f1b, interleaved, interleaved:N (in groups of N micro-batches), zb-h1,
-    /// zb-v, dualpipe-v, or a CSV file.
+    /// Pipeline schedule: gpipe, 1f1b, eager-1f1b (1F1B with twice the warm-up, which hides transfers), interleaved,
+    /// interleaved:N (in groups of N micro-batches), zb-h1, zb-v, dualpipe-v, or a CSV file.
     #[arg(long, value_name = "NAME|FILE.csv", help_heading = "Parallelism")]
     pub pipeline_schedule: Option<String>,
     /// Let the last stage defer the weight gradients of the output layer to its cool-down, at most LIMIT of
     /// them (0, or no number: all).
     #[arg(long, value_name = "LIMIT", num_args = 0..=1, default_missing_value = "0", help_heading = "Parallelism")]
     pub defer_embedding_wgrad: Option<usize>,
+    /// Receives from each neighbour in the pipeline that are posted before the one that is waited for, each with the
+    /// memory of one activation; 0 posts a receive when it is waited for.
+    #[arg(long, value_name = "N", help_heading = "Parallelism")]
+    pub receives_ahead: Option<usize>,
+    /// Send activations and their gradients between pipeline ranks in FP8; they are rounded to 4 significant bits.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Parallelism")]
+    pub fp8_transfers: Option<bool>,
     /// Micro-batches per step and data-parallel rank; sets --micro-batch-size.
     #[arg(
         long,

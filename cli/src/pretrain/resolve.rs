@@ -114,6 +114,8 @@ fn apply_flags(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
             recipe.parallel.virtual_stages = None;
             recipe.parallel.split = LayerSplit::Even;
             recipe.parallel.defer_embedding_wgrad = None;
+            recipe.parallel.receives_ahead = None;
+            recipe.parallel.fp8_transfers = false;
         }
     }
     if let Some(schedule) = &args.pipeline_schedule {
@@ -123,6 +125,10 @@ fn apply_flags(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
     if args.defer_embedding_wgrad.is_some() {
         recipe.parallel.defer_embedding_wgrad = args.defer_embedding_wgrad;
     }
+    if args.receives_ahead.is_some() {
+        recipe.parallel.receives_ahead = args.receives_ahead;
+    }
+    recipe.parallel.fp8_transfers = args.fp8_transfers.unwrap_or(recipe.parallel.fp8_transfers);
     if args.virtual_stages.is_some() {
         recipe.parallel.virtual_stages = args.virtual_stages;
     }

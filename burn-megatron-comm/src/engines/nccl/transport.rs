@@ -390,6 +390,11 @@ impl DeviceTransport for NcclTransport {
         self.provider.takes(device)
     }
 
+    /// An event of the whole context waits for a receive that was started, and so do all calls after it.
+    fn allows_early_receives(&self) -> bool {
+        self.provider.stream_order() != StreamOrder::Context
+    }
+
     fn start_on_device(&self, jobs: Vec<DeviceJob>) -> Result<Vec<InFlightDeviceCall>, CommError> {
         let resolved: Result<Vec<_>, _> =
             jobs.into_iter().map(|job| self.device_call(job)).collect();

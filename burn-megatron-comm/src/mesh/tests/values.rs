@@ -84,6 +84,8 @@ fn a_setting_without_effect_is_refused() {
                 .clone()
                 .with_split(LayerSplit::Layout("Et|tL".into())),
         ),
+        ("receives_ahead", config.clone().with_receives_ahead(0)),
+        ("fp8_transfers", config.clone().with_fp8_transfers(true)),
         (
             "defer_embedding_wgrad",
             ParallelConfig {

@@ -1,8 +1,8 @@
 //! The link of one rank, and a record of its transfers.
 
 use std::mem;
-use std::sync::Arc;
-use std::thread::sleep;
+use std::sync::{Arc, mpsc};
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -35,6 +35,8 @@ pub struct Link {
 struct LinkState {
     /// When the transfers so far are done.
     free_at: Duration,
+    /// When the messages that have begun to arrive are there.
+    arrived_at: Duration,
     /// The number of transfers that were taken.
     taken: u64,
     transfers: Vec<Transfer>,
@@ -153,6 +155,10 @@ impl Link {
         mem::take(&mut state.transfers)
     }
 
+    pub(super) fn has_virtual_clock(&self) -> bool {
+        self.virtual_clock.is_some()
+    }
+
     pub(super) fn latency(&self) -> Duration {
         self.latency
     }
@@ -195,9 +201,57 @@ impl Link {
         let started = asked.max(state.free_at);
         let done = started + time;
         state.free_at = done;
+        self.record(&mut state, group.name(), part, [asked, started, done])
+    }
+
+    /// The arrival of a message whose receive was started as `inner`: it begins when its send is.
+    pub(super) fn arrival(
+        self: &Arc<Self>,
+        group: &Group,
+        part: TransferSize,
+        time: Duration,
+        inner: Pending,
+    ) -> Result<Pending, CommError> {
+        let (link, asked, group) = (Arc::clone(self), self.now(), group.name().to_owned());
+        let (sender, arrived) = mpsc::channel();
+        let receive = move || {
+            let message = inner.wait();
+            let mut state = link.state.lock();
+            let started = link.now().max(state.arrived_at);
+            let done = started + time;
+            state.arrived_at = done;
+            let transfer = link.record(&mut state, &group, &part, [asked, started, done]);
+            drop(state);
+            // Nobody waits for a message whose handle was dropped.
+            let _ = sender.send((transfer, message));
+        };
+        let failed = |message: String| CommError::Engine {
+            engine: "simulated network".into(),
+            message,
+        };
+        let thread = thread::Builder::new().name("arrival".into()).spawn(receive);
+        thread.map_err(|error| failed(format!("cannot start a thread: {error}")))?;
+        let link = Arc::clone(self);
+        Ok(Pending::new(move || {
+            let begin = link.now();
+            let (transfer, message) = arrived
+                .recv()
+                .map_err(|_| failed("the thread of a message panicked".into()))?;
+            transfer.wait_since(begin, || message)
+        }))
+    }
+
+    /// Writes down a transfer with the times at which it was asked for, starts and is done.
+    fn record(
+        self: &Arc<Self>,
+        state: &mut LinkState,
+        group: &str,
+        part: &TransferSize,
+        [asked, started, done]: [Duration; 3],
+    ) -> ScheduledTransfer {
         state.transfers.push(Transfer {
             op: part.op,
-            group: group.name().to_owned(),
+            group: group.to_owned(),
             bytes: part.bytes,
             asked,
             started,
@@ -221,10 +275,15 @@ pub(super) struct ScheduledTransfer {
 }
 
 impl ScheduledTransfer {
-    fn wait(self, inner: Pending) -> Result<Buffer, CommError> {
-        let begin = self.link.now();
-        self.link.advance(self.done.saturating_sub(begin));
-        let result = inner.wait();
+    /// Waits until it is done and then for the result, for one who has waited since `begin`.
+    fn wait_since(
+        self,
+        begin: Duration,
+        result: impl FnOnce() -> Result<Buffer, CommError>,
+    ) -> Result<Buffer, CommError> {
+        let now = self.link.now();
+        self.link.advance(self.done.saturating_sub(now));
+        let result = result();
         let waited = self.link.now() - begin;
         let mut state = self.link.state.lock();
         let index = self.number.checked_sub(state.taken);
@@ -236,6 +295,9 @@ impl ScheduledTransfer {
     }
 
     pub fn pending(self, inner: Pending) -> Pending {
-        Pending::new(move || self.wait(inner))
+        Pending::new(move || {
+            let begin = self.link.now();
+            self.wait_since(begin, || inner.wait())
+        })
     }
 }

@@ -22,6 +22,10 @@ pub use link::{Link, LinkError, Transfer, hidden_share};
 /// The bytes are those of the ring algorithms; with `d` ranks and `n` bytes of the whole buffer,
 /// `n(d-1)/d` for an all_gather or a reduce_scatter and twice that for an all_reduce. Calls that are
 /// [started as one](Communicator::start_all) pay the latency once. A group of one has no link.
+///
+/// A message begins to arrive when both its send and its receive were started, after the messages before it; the link
+/// takes in messages while it sends. On a link with a virtual clock, whose ranks have times of their own, it begins when
+/// its receive was started, and what a rank receives takes turns with what it sends.
 #[derive(Debug)]
 pub struct SimulatedNetwork {
     inner: Arc<dyn Communicator>,
@@ -51,10 +55,7 @@ impl Communicator for SimulatedNetwork {
         let part = TransferSize::of(&call, self.group(), &input);
         let time = self.link.transfer_time(&part)?;
         let pending = self.inner.start(call, input)?;
-        let transfer = self
-            .link
-            .schedule(self.group(), &part, self.link.latency() + time);
-        Ok(transfer.pending(pending))
+        self.over_link(pending, part, self.link.latency() + time)
     }
 
     fn start_all(&self, calls: Vec<(Call, Buffer)>) -> Result<Vec<Pending>, CommError> {
@@ -69,13 +70,11 @@ impl Communicator for SimulatedNetwork {
             let time = mem::take(&mut latency) + self.link.transfer_time(&part)?;
             parts.push((part, time));
         }
-        let book = |(pending, (part, time)): (Pending, (TransferSize, Duration))| {
-            self.link
-                .schedule(self.group(), &part, time)
-                .pending(pending)
-        };
         let started = self.inner.start_all(calls)?.into_iter();
-        Ok(started.zip(parts).map(book).collect())
+        let started = started.zip(parts);
+        started
+            .map(|(pending, (part, time))| self.over_link(pending, part, time))
+            .collect()
     }
 
     fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
@@ -91,10 +90,30 @@ impl Communicator for SimulatedNetwork {
     }
 }
 
+impl SimulatedNetwork {
+    /// A call that was started, and takes this time on the link.
+    fn over_link(
+        &self,
+        pending: Pending,
+        part: TransferSize,
+        time: Duration,
+    ) -> Result<Pending, CommError> {
+        if part.arrives && !self.link.has_virtual_clock() {
+            return self.link.arrival(self.group(), part, time, pending);
+        }
+        Ok(self
+            .link
+            .schedule(self.group(), &part, time)
+            .pending(pending))
+    }
+}
+
 /// The bytes that a call sends.
 struct TransferSize {
     op: &'static str,
     bytes: u64,
+    /// Whether they are received instead.
+    arrives: bool,
 }
 
 impl TransferSize {
@@ -117,6 +136,7 @@ impl TransferSize {
         Self {
             op: call.name(),
             bytes,
+            arrives: matches!(call, Call::Receive { .. }),
         }
     }
 }

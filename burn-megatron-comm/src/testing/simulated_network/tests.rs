@@ -230,3 +230,42 @@ fn invalid_links_and_transfers_are_refused() {
         });
     }
 }
+
+/// A receive that waits for its message takes no time on the link; the message then takes its own.
+#[test]
+fn a_message_arrives_a_transfer_after_its_send() {
+    let all = over(ms(30), f64::INFINITY, |comm| {
+        let from = 1 - comm.rank();
+        let posted = [
+            comm.start_receive(from, DType::F32, 3)?,
+            comm.start_receive(from, DType::F32, 2)?,
+        ];
+        std::thread::sleep(ms(40));
+        comm.barrier()?;
+        let sent = [
+            comm.start_send(ones(3), from)?,
+            comm.start_send(ones(2), from)?,
+        ];
+        for (pending, len) in posted.into_iter().zip([3, 2]) {
+            assert_eq!(pending.wait()?, ones(len));
+        }
+        sent.into_iter()
+            .try_for_each(|pending| pending.wait().map(drop))
+    });
+    for transfers in all {
+        let received = transfers.iter().filter(|transfer| transfer.op == "receive");
+        let received: Vec<_> = received.collect();
+        assert_eq!(received.len(), 2);
+        for receive in &received {
+            assert_eq!(receive.duration(), ms(30));
+            assert!(
+                receive.started >= receive.asked + ms(40),
+                "it began with its send"
+            );
+        }
+        assert!(received[1].started >= received[0].done);
+        // What a rank sends does not wait for what arrives.
+        let sent = transfers.iter().find(|transfer| transfer.op == "send");
+        assert!(sent.is_some_and(|sent| sent.started < received[0].done));
+    }
+}

@@ -17,19 +17,29 @@ use crate::nn::LossFactor;
 use crate::nn::hook::DeferringSink;
 
 mod forward_only;
-mod p2p;
 mod state;
 #[cfg(test)]
 mod tests;
+mod transfers;
 
-pub use forward_only::forward_only;
+pub use forward_only::{ForwardTransfers, forward_only};
 use state::EngineState;
+use transfers::P2pChannel;
+pub use transfers::{AgreedShapes, MicroBatchSize, TransferConfig};
 
 /// The stages of one rank.
 pub trait Stage {
     /// Runs a stage on a micro-batch. `input` is the output of the previous stage, tracked by autodiff;
     /// `None` for the first stage.
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> StageOutput;
+
+    /// What the shapes of a micro-batch depend on, such as `[batch, seq]` of its tokens; the same on all ranks, and known
+    /// before the forward. A stage returns activations of one shape for all micro-batches of a size. By default all have
+    /// one size.
+    fn size(&self, micro_batch: usize) -> MicroBatchSize {
+        let _ = micro_batch;
+        MicroBatchSize::default()
+    }
 
     /// Called after the backward of a stage, with the gradients of the leaves that the stage created.
     fn after_backward(&self, stage: usize, micro_batch: usize, leaves: &mut Gradients) {
@@ -89,6 +99,14 @@ pub enum EngineError {
         schedule: usize,
         /// The ranks of the pipeline axis.
         pipeline: usize,
+    },
+    /// The neighbours have other micro-batches, or cannot be reached.
+    #[error("pipeline rank {rank}, before the first action: {source}")]
+    Begin {
+        /// The rank of the pipeline axis.
+        rank: usize,
+        /// The cause.
+        source: Box<CommError>,
     },
     /// A send did not complete.
     #[error("pipeline rank {rank}, sending: {source}")]
@@ -153,6 +171,8 @@ pub struct Engine<'a> {
     sink: &'a dyn DeferringSink,
     deferred_wgrad: Option<DeferredWgrad>,
     loss_scale: LossFactor,
+    transfers: TransferConfig,
+    shapes: AgreedShapes,
 }
 
 /// A weight whose gradient the last stage defers to the cool-down.
@@ -192,6 +212,8 @@ impl<'a> Engine<'a> {
             sink,
             deferred_wgrad: None,
             loss_scale: LossFactor::Number(1.0),
+            transfers: TransferConfig::default(),
+            shapes: AgreedShapes::default(),
         })
     }
 
@@ -200,6 +222,18 @@ impl<'a> Engine<'a> {
     /// The inputs and output gradients of that layer are kept until then.
     pub fn with_deferred_wgrad(mut self, deferred_wgrad: Option<DeferredWgrad>) -> Self {
         self.deferred_wgrad = deferred_wgrad;
+        self
+    }
+
+    /// Sets how tensors are sent and received; the same on all ranks.
+    pub fn with_transfers(mut self, transfers: TransferConfig) -> Self {
+        self.transfers = transfers;
+        self
+    }
+
+    /// Uses shapes that earlier runs have agreed on, with other engines; those of this engine are kept by itself.
+    pub fn with_shapes(mut self, shapes: &AgreedShapes) -> Self {
+        self.shapes = shapes.clone();
         self
     }
 
@@ -214,19 +248,26 @@ impl<'a> Engine<'a> {
     ///
     /// # Errors
     ///
-    /// [`EngineError::Action`] with the action in which communication failed or a stage
+    /// [`EngineError::Begin`] if the ranks have micro-batches of other sizes; [`EngineError::Action`] with the action in
+    /// which communication failed, a tensor had an unexpected shape ([`CommError::Mismatch`], with nothing sent) or a stage
     /// [raised](crate::comm::raise) an error; [`EngineError::Panic`] with the action that panicked;
     /// [`EngineError::Send`] if a send did not complete. On a pipeline of one rank, panics and raised errors
     /// unwind.
     pub fn run(&self, model: &impl Stage) -> Result<EngineRun, EngineError> {
+        let sizes = (0..self.schedule.micro_batches()).map(|micro_batch| model.size(micro_batch));
+        let channel = self.channel(sizes.collect());
         let mut state = EngineState::new(
             self.schedule,
-            self.comm,
+            channel,
             &self.device,
             self.sink,
             self.deferred_wgrad,
             self.loss_scale.clone(),
         );
+        state.begin().map_err(|source| EngineError::Begin {
+            rank: self.comm.rank(),
+            source: Box::new(source),
+        })?;
         let mut events = vec![];
         let last = self.schedule.stages() - 1;
         let deferring_stage = self
@@ -261,6 +302,15 @@ impl<'a> Engine<'a> {
         })
     }
 
+    /// The transfers of this rank.
+    fn channel(&self, sizes: Vec<MicroBatchSize>) -> P2pChannel<'a> {
+        let actions = self.schedule.actions(self.comm.rank()).iter();
+        let transfers = actions.filter(|action| action.kind.is_transfer());
+        let transfers = transfers.filter_map(|action| Some((self.schedule.peer(action)?, *action)));
+        let settings = (self.transfers, self.shapes.clone());
+        P2pChannel::new(self.comm, &self.device, settings, transfers, sizes)
+    }
+
     /// Runs a part of an action; its error names the action.
     fn with_context(
         &self,
@@ -269,7 +319,9 @@ impl<'a> Engine<'a> {
     ) -> Result<(), EngineError> {
         let rank = self.comm.rank();
         let _span = match action.kind {
-            ActionKind::Forward => tracing::debug_span!("forward", %action),
+            ActionKind::Forward | ActionKind::PairedForward => {
+                tracing::debug_span!("forward", %action)
+            }
             ActionKind::Backward | ActionKind::InputGradient => {
                 tracing::debug_span!("backward", %action)
             }

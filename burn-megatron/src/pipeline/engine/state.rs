@@ -5,9 +5,8 @@ use std::collections::HashMap;
 use burn::tensor::{Device, Tensor};
 
 use super::super::schedule::{Action, ActionKind, Schedule};
-use super::p2p::P2pChannel;
+use super::transfers::P2pChannel;
 use super::{DeferredWgrad, Stage, StageOutput};
-use crate::collective::Comm;
 use crate::comm::CommError;
 use crate::nn::LossFactor;
 use crate::nn::gradient_slot::GradientSlot;
@@ -46,7 +45,7 @@ pub(super) struct EngineState<'a> {
 impl<'a> EngineState<'a> {
     pub fn new(
         schedule: &'a Schedule,
-        comm: &'a Comm,
+        channel: P2pChannel<'a>,
         device: &'a Device,
         sink: &'a dyn DeferringSink,
         deferred_wgrad: Option<DeferredWgrad>,
@@ -56,7 +55,7 @@ impl<'a> EngineState<'a> {
             schedule,
             device,
             sink,
-            channel: P2pChannel::new(comm, device),
+            channel,
             graphs: HashMap::new(),
             pending_wgrads: HashMap::new(),
             activations: HashMap::new(),
@@ -78,6 +77,11 @@ impl<'a> EngineState<'a> {
         self.peak
     }
 
+    /// Prepares the transfers.
+    pub fn begin(&mut self) -> Result<(), CommError> {
+        self.channel.begin()
+    }
+
     pub fn perform(&mut self, action: &Action, model: &impl Stage) -> Result<(), CommError> {
         let key = (action.stage, action.micro_batch);
         match (
@@ -85,7 +89,8 @@ impl<'a> EngineState<'a> {
             self.schedule.peer(action),
             action.counterpart(),
         ) {
-            (ActionKind::Forward, ..) => self.forward(key, model),
+            // A pair is computed one after the other.
+            (ActionKind::Forward | ActionKind::PairedForward, ..) => self.forward(key, model),
             (ActionKind::Backward, ..) => match self.deferred_wgrad {
                 Some(deferred_wgrad) if action.stage + 1 == self.schedule.stages() => {
                     self.backward_with_deferred_wgrad(key, model, deferred_wgrad);
@@ -109,12 +114,12 @@ impl<'a> EngineState<'a> {
                 let x = expect_present(self.gradients.remove(&(at.stage, at.micro_batch)));
                 self.channel.send(to, action, x)?;
             }
-            (ActionKind::ReceiveActivation, Some(from), Some(sent)) => {
-                let x = self.channel.receive(from, &sent)?;
+            (ActionKind::ReceiveActivation, Some(from), _) => {
+                let x = self.channel.receive(from, action)?;
                 self.activations.insert(key, x);
             }
-            (ActionKind::ReceiveGradient, Some(from), Some(sent)) => {
-                let x = self.channel.receive(from, &sent)?;
+            (ActionKind::ReceiveGradient, Some(from), _) => {
+                let x = self.channel.receive(from, action)?;
                 self.gradients.insert(key, x);
             }
             (ActionKind::ReduceGradients, ..) => self.sink.close_stage(action.stage),

@@ -8,6 +8,9 @@ use std::str::FromStr;
 pub enum ActionKind {
     /// Computes the stage's output from its input.
     Forward,
+    /// The same, together with the backward of another micro-batch that directly follows in the list: a pair starts when
+    /// the inputs of both are there, and what they compute is sent when both are done.
+    PairedForward,
     /// Computes the gradients of the input and of the weights: an input gradient directly followed by
     /// a weight gradient.
     Backward,
@@ -31,8 +34,9 @@ pub enum ActionKind {
 
 impl ActionKind {
     /// Every kind.
-    pub const ALL: [ActionKind; 9] = [
+    pub const ALL: [ActionKind; 10] = [
         ActionKind::Forward,
+        ActionKind::PairedForward,
         ActionKind::Backward,
         ActionKind::InputGradient,
         ActionKind::WeightGradient,
@@ -43,10 +47,11 @@ impl ActionKind {
         ActionKind::ReduceGradients,
     ];
 
-    /// The code of the kind: `F`, `B`, `I`, `W`, `SF`, `RF`, `SB`, `RB` and `RG`.
+    /// The code of the kind: `F`, `FB`, `B`, `I`, `W`, `SF`, `RF`, `SB`, `RB` and `RG`.
     pub const fn code(self) -> &'static str {
         match self {
             ActionKind::Forward => "F",
+            ActionKind::PairedForward => "FB",
             ActionKind::Backward => "B",
             ActionKind::InputGradient => "I",
             ActionKind::WeightGradient => "W",
@@ -62,6 +67,7 @@ impl ActionKind {
     pub const fn description(self) -> &'static str {
         match self {
             ActionKind::Forward => "forward",
+            ActionKind::PairedForward => "paired forward",
             ActionKind::Backward => "backward",
             ActionKind::InputGradient => "input gradient",
             ActionKind::WeightGradient => "weight gradient",
@@ -78,10 +84,16 @@ impl ActionKind {
         matches!(
             self,
             ActionKind::Forward
+                | ActionKind::PairedForward
                 | ActionKind::Backward
                 | ActionKind::InputGradient
                 | ActionKind::WeightGradient
         )
+    }
+
+    /// Whether this is a forward, alone or of a pair.
+    pub const fn is_forward(self) -> bool {
+        matches!(self, ActionKind::Forward | ActionKind::PairedForward)
     }
 
     /// Whether this is a send to another rank.
@@ -186,7 +198,8 @@ impl fmt::Display for Action {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid action \"{text}\": expected a kind (F, B, I, W, SF, RF, SB or RB), a stage and a \
-     micro-batch, as in \"F 2 5\", or RG and a stage, as in \"RG 2\""
+     micro-batch, as in \"F 2 5\", FB with those of a forward and a backward, as in \"FB 2 5 2 3\", or RG and a stage, as \
+     in \"RG 2\""
 )]
 pub struct ParseActionError {
     /// The text.

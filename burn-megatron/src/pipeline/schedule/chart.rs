@@ -184,7 +184,7 @@ impl<'a, 'b> Chart<'a, 'b> {
     /// The label of the axis: what the unit of the times is.
     fn unit(&self) -> String {
         let spans = self.simulation.all_timelines().flatten();
-        let forwards = spans.filter(|span| span.action.kind == ActionKind::Forward);
+        let forwards = spans.filter(|span| span.action.kind.is_forward());
         let mut times = forwards.map(|span| number(span.end - span.start));
         match times.next() {
             Some(first) if times.all(|time| time == first) => {
@@ -218,7 +218,7 @@ impl<'a, 'b> Chart<'a, 'b> {
 /// The color of a kind of action that takes time.
 fn color(kind: ActionKind) -> RGBColor {
     match kind {
-        ActionKind::Forward => RGBColor(107, 163, 214),
+        ActionKind::Forward | ActionKind::PairedForward => RGBColor(107, 163, 214),
         ActionKind::Backward => RGBColor(232, 150, 93),
         ActionKind::InputGradient => RGBColor(222, 178, 74),
         ActionKind::WeightGradient => RGBColor(121, 178, 110),

@@ -1,6 +1,6 @@
 //! Inserts sends and receives between the computations of a schedule.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use super::validate::{Required, RuleViolation, check_rank};
 use super::wait_cycle::wait_cycle;
@@ -17,6 +17,8 @@ impl Schedule {
     /// received early has arrived by then, so a rank that blocks in each receive loses no time. All
     /// transfers have one global order that every rank follows, so the schedule does not deadlock
     /// whether or not sends block.
+    ///
+    /// A pair has the receives of both before it, and the sends of both after it.
     ///
     /// A reduction of gradients stays directly after the computation that it follows, before the send of that
     /// computation's result.
@@ -55,8 +57,8 @@ struct RankProgress {
     next: usize,
     /// End of the last computation, if sends do not block.
     clock: usize,
-    /// The send of the result of the last computation, until it is recorded.
-    unsent: Option<Action>,
+    /// The sends of the results of the last computation, or pair, until they are recorded.
+    unsent: VecDeque<Action>,
     /// By receive, the time at which its tensor was computed.
     received: HashMap<Action, usize>,
     recorded: Vec<Action>,
@@ -64,7 +66,7 @@ struct RankProgress {
 
 /// The next step of a rank.
 enum NextStep {
-    Compute(Action),
+    Compute,
     Transfer(Action),
     End,
 }
@@ -97,17 +99,17 @@ impl<'a> TransferScheduler<'a> {
 
     fn next_step(&self, rank: usize) -> NextStep {
         let progress = &self.ranks[rank];
-        if let Some(send) = progress.unsent {
-            return NextStep::Transfer(send);
+        if let Some(send) = progress.unsent.front() {
+            return NextStep::Transfer(*send);
         }
-        match self.schedule.ranks[rank].get(progress.next) {
-            None => NextStep::End,
-            Some(action) => match self.schedule.receive_before(action) {
-                Some(receive) if !progress.received.contains_key(&receive) => {
-                    NextStep::Transfer(receive)
-                }
-                _ => NextStep::Compute(*action),
-            },
+        let actions = self.schedule.together(rank, progress.next);
+        let mut receives = actions
+            .iter()
+            .filter_map(|action| self.schedule.receive_before(action));
+        match receives.find(|receive| !progress.received.contains_key(receive)) {
+            Some(receive) => NextStep::Transfer(receive),
+            None if actions.is_empty() => NextStep::End,
+            None => NextStep::Compute,
         }
     }
 
@@ -115,16 +117,21 @@ impl<'a> TransferScheduler<'a> {
     fn advance(&mut self, rank: usize) -> Vec<usize> {
         loop {
             match self.next_step(rank) {
-                NextStep::Compute(action) => {
-                    let needs = self.schedule.receive_before(&action);
-                    let unsent = self.schedule.send_after(&action);
+                NextStep::Compute => {
+                    let schedule = self.schedule;
                     let progress = &mut self.ranks[rank];
-                    let arrival = needs.and_then(|receive| progress.received.get(&receive));
-                    progress.clock =
-                        progress.clock.max(arrival.copied().unwrap_or(0)) + duration(&action);
-                    progress.recorded.push(action);
-                    progress.unsent = unsent;
-                    progress.next += 1;
+                    let actions = schedule.together(rank, progress.next);
+                    for action in actions {
+                        let needs = schedule.receive_before(action);
+                        let arrival = needs.and_then(|receive| progress.received.get(&receive));
+                        progress.clock = progress.clock.max(arrival.copied().unwrap_or(0));
+                    }
+                    for action in actions {
+                        progress.clock += duration(action);
+                        progress.recorded.push(*action);
+                        progress.unsent.extend(schedule.send_after(action));
+                    }
+                    progress.next += actions.len();
                     self.record_reductions(rank);
                 }
                 NextStep::Transfer(transfer) => {
@@ -164,7 +171,7 @@ impl<'a> TransferScheduler<'a> {
             let progress = &mut self.ranks[rank];
             progress.recorded.push(action);
             if action.kind.is_send() {
-                progress.unsent = None;
+                progress.unsent.pop_front();
             } else {
                 progress.received.insert(action, computed);
             }
@@ -176,7 +183,7 @@ impl<'a> TransferScheduler<'a> {
         let cycle = wait_cycle(start, |rank| self.waits_for(rank).0);
         let send = cycle
             .iter()
-            .filter_map(|rank| self.ranks[*rank].unsent.map(|send| (send, *rank)))
+            .filter_map(|rank| Some((*self.ranks[*rank].unsent.front()?, *rank)))
             .min_by_key(|(send, rank)| (self.ranks[*rank].clock, send.kind, send.stage));
         let Some((send, rank)) = send else {
             return Err(self.invalid(&cycle));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::validate::{Required, check_schedule};
-use super::{Action, ActionKind, CsvFault, Schedule, ScheduleError};
+use super::{Action, ActionKind, CsvFault, ParseActionError, Schedule, ScheduleError};
 
 /// A cell. Rank, row (which also counts skipped lines) and column are counted from 0.
 struct Cell<'a> {
@@ -26,7 +26,8 @@ impl Schedule {
     ///
     /// Row r is rank r, and each cell is an action as in `F 2 5`: `F` forward, `B` backward, `I` input
     /// gradient, `W` weight gradient, `SF` and `RF` send and receive an activation, `SB` and `RB` a
-    /// gradient; then the stage and the micro-batch, counted from 0. `RG 2` reduces the gradients of stage
+    /// gradient; then the stage and the micro-batch, counted from 0. `FB 2 5 2 3` is a [pair](ActionKind::PairedForward) of the
+    /// forward of micro-batch 5 through stage 2 and the backward of micro-batch 3. `RG 2` reduces the gradients of stage
     /// 2. A stage is placed on the rank whose row has it. Empty cells, empty lines and lines that begin
     /// with `#` are skipped. If the table has no sends and receives,
     /// [they are added](Self::with_communication); otherwise it must have all of them. If it has no `RG`,
@@ -76,9 +77,18 @@ impl Schedule {
     pub fn to_csv(&self) -> String {
         let mut text = String::new();
         for list in &self.ranks {
-            for (i, action) in list.iter().enumerate() {
-                let comma = if i == 0 { "" } else { "," };
-                write!(text, "{comma}{action}").expect("writing to a string does not fail");
+            let mut before = None;
+            for action in list {
+                match before {
+                    None => write!(text, "{action}"),
+                    // In the cell of its forward.
+                    Some(ActionKind::PairedForward) => {
+                        write!(text, " {} {}", action.stage, action.micro_batch)
+                    }
+                    Some(_) => write!(text, ",{action}"),
+                }
+                .expect("writing to a string does not fail");
+                before = Some(action.kind);
             }
             text.push('\n');
         }
@@ -100,16 +110,16 @@ fn cells(text: &str) -> Result<Vec<Cell<'_>>, ScheduleError> {
             if text.is_empty() {
                 continue;
             }
-            let action = text
-                .parse()
-                .map_err(|fault| csv_error(row, column, CsvFault::InvalidAction(fault)))?;
-            cells.push(Cell {
+            let actions = actions(text);
+            let actions =
+                actions.map_err(|fault| csv_error(row, column, CsvFault::InvalidAction(fault)))?;
+            cells.extend(actions.into_iter().map(|action| Cell {
                 rank,
                 row,
                 column,
                 text,
                 action,
-            });
+            }));
         }
         if cells.len() == before {
             return Err(csv_error(row, 0, CsvFault::EmptyRow));
@@ -119,6 +129,23 @@ fn cells(text: &str) -> Result<Vec<Cell<'_>>, ScheduleError> {
         return Err(csv_error(0, 0, CsvFault::Empty));
     }
     Ok(cells)
+}
+
+/// The action of a cell, or the two of a pair.
+fn actions(text: &str) -> Result<Vec<Action>, ParseActionError> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let code = ActionKind::PairedForward.code();
+    let pair = match words[..] {
+        [first, stage, micro_batch, of_backward, backward] if first == code => [
+            format!("{code} {stage} {micro_batch}"),
+            format!("{} {of_backward} {backward}", ActionKind::Backward.code()),
+        ],
+        [first, ..] if first == code => return Err(ParseActionError { text: text.into() }),
+        _ => return Ok(vec![text.parse()?]),
+    };
+    let parse = |text: String| text.parse::<Action>();
+    let pair: Result<Vec<_>, _> = pair.into_iter().map(parse).collect();
+    pair.map_err(|_| ParseActionError { text: text.into() })
 }
 
 /// The rank of each stage: that of the row that has it.

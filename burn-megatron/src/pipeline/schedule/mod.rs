@@ -10,6 +10,7 @@
 //!   stage: either [`Backward`](ActionKind::Backward), or
 //!   [`InputGradient`](ActionKind::InputGradient) and later
 //!   [`WeightGradient`](ActionKind::WeightGradient).
+//! - A forward may be computed [together](ActionKind::PairedForward) with the backward of another micro-batch.
 //! - Every tensor that passes between two ranks is sent once and received once, after it is computed
 //!   and before it is used. Adjacent stages on one rank, as at the turn of a V, send nothing.
 //! - The gradients of each stage are reduced once
@@ -182,10 +183,20 @@ impl Schedule {
         Some((self.peer(action)?, action.counterpart()?))
     }
 
+    /// The computations that run together from this index of a rank's list on: one, or the two of a pair.
+    fn together(&self, rank: usize, index: usize) -> &[Action] {
+        let list = &self.ranks[rank];
+        let Some(action) = list.get(index) else {
+            return &[];
+        };
+        let count = 1 + usize::from(action.kind == ActionKind::PairedForward);
+        &list[index..list.len().min(index + count)]
+    }
+
     /// The receive that a computation depends on, if any.
     fn receive_before(&self, action: &Action) -> Option<Action> {
         let kind = match action.kind {
-            ActionKind::Forward => ActionKind::ReceiveActivation,
+            kind if kind.is_forward() => ActionKind::ReceiveActivation,
             kind if kind.computes_input_gradient() => ActionKind::ReceiveGradient,
             _ => return None,
         };
@@ -195,7 +206,7 @@ impl Schedule {
     /// The send of the result of a computation, if any.
     fn send_after(&self, action: &Action) -> Option<Action> {
         let kind = match action.kind {
-            ActionKind::Forward => ActionKind::SendActivation,
+            kind if kind.is_forward() => ActionKind::SendActivation,
             kind if kind.computes_input_gradient() => ActionKind::SendGradient,
             _ => return None,
         };

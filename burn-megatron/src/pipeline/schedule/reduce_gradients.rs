@@ -6,13 +6,17 @@ use super::{Action, ActionKind, Schedule};
 
 impl Schedule {
     /// This schedule with a [`ReduceGradients`](ActionKind::ReduceGradients) directly after the last forward
-    /// of each stage, the earliest valid position, in place of its own.
+    /// of each stage, or its pair, the earliest valid position, in place of its own.
     pub fn with_reduce_gradients(self) -> Self {
         self.with_reductions_after(|_, actions| {
             let forwards = actions.iter().enumerate();
             forwards
-                .filter(|(_, action)| action.kind == ActionKind::Forward)
-                .map(|(position, action)| (action.stage, position))
+                .filter(|(_, action)| action.kind.is_forward())
+                .map(|(position, action)| {
+                    // Nothing comes between the two of a pair.
+                    let is_paired = action.kind == ActionKind::PairedForward;
+                    (action.stage, position + usize::from(is_paired))
+                })
                 .collect()
         })
     }

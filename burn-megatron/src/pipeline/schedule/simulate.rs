@@ -40,7 +40,7 @@ impl StageTimes {
     fn of(&self, action: &Action) -> f64 {
         let stage = action.stage;
         match action.kind {
-            ActionKind::Forward => self.forward[stage],
+            ActionKind::Forward | ActionKind::PairedForward => self.forward[stage],
             ActionKind::Backward => self.input_gradient[stage] + self.weight_gradient[stage],
             ActionKind::InputGradient => self.input_gradient[stage],
             ActionKind::WeightGradient => self.weight_gradient[stage],
@@ -209,7 +209,8 @@ pub(in super::super) fn idle_fraction(busy: f64, total: f64) -> f64 {
 /// Simulates a schedule.
 ///
 /// Sends and receives do not block their ranks: a tensor is sent at the end of its computation, and a
-/// computation waits only for its own inputs. Reductions of gradients take no time: what they move over the
+/// computation waits only for its own inputs. A pair waits for the inputs of both, and takes the time of both, one after the
+/// other in its timeline. Reductions of gradients take no time: what they move over the
 /// data axis overlaps with the computations.
 ///
 /// # Errors
@@ -295,37 +296,55 @@ impl<'a> Simulator<'a> {
 
     /// Advances a rank until it waits for an input; `reached` gets the ranks that it has sent to.
     fn advance(&mut self, rank: usize, reached: &mut Vec<usize>) {
-        while let Some(action) = self.schedule.ranks[rank].get(self.next[rank]) {
-            let now = self.clocks[rank];
-            let mut start = now;
-            if let Some(receive) = self.schedule.receive_before(action) {
+        loop {
+            let actions = self.schedule.together(rank, self.next[rank]);
+            let receives = actions.iter();
+            let receives = receives.filter_map(|action| self.schedule.receive_before(action));
+            let mut start = self.clocks[rank];
+            let mut is_waiting = actions.is_empty();
+            for receive in receives {
                 let arrival = self.arrivals[self.index(&receive)];
-                if arrival.is_nan() {
-                    break;
-                }
-                start = now.max(arrival);
+                is_waiting |= arrival.is_nan();
+                start = start.max(arrival);
             }
-            let end = start + self.times.of(action);
-            if action.kind.is_compute() {
-                self.clocks[rank] = end;
-                self.busy[rank] += end - start;
+            if is_waiting {
+                break;
             }
-            if action.kind.is_send()
-                && let Some((peer, receive)) = self.schedule.matching_transfer(action)
-            {
-                let index = self.index(&receive);
-                self.arrivals[index] = end;
-                reached.push(peer);
+            for action in actions {
+                start = self.perform(rank, action, start, reached);
             }
-            if let Some(timelines) = &mut self.timelines {
-                timelines[rank].push(ActionSpan {
-                    action: *action,
-                    start,
-                    end,
-                });
-            }
-            self.next[rank] += 1;
+            self.next[rank] += actions.len();
         }
+    }
+
+    /// Performs one action; returns its end.
+    fn perform(
+        &mut self,
+        rank: usize,
+        action: &Action,
+        start: f64,
+        reached: &mut Vec<usize>,
+    ) -> f64 {
+        let end = start + self.times.of(action);
+        if action.kind.is_compute() {
+            self.clocks[rank] = end;
+            self.busy[rank] += end - start;
+        }
+        if action.kind.is_send()
+            && let Some((peer, receive)) = self.schedule.matching_transfer(action)
+        {
+            let index = self.index(&receive);
+            self.arrivals[index] = end;
+            reached.push(peer);
+        }
+        if let Some(timelines) = &mut self.timelines {
+            timelines[rank].push(ActionSpan {
+                action: *action,
+                start,
+                end,
+            });
+        }
+        end
     }
 
     /// Sets the end of each receive to its arrival.

@@ -88,6 +88,11 @@ pub enum RuleViolation {
         /// The given micro-batch.
         given: usize,
     },
+    /// A forward of a pair without its backward.
+    #[error(
+        "expected a backward of another micro-batch directly after it, as in \"FB 2 5 2 3\": their parts run in turns"
+    )]
+    Pair,
     /// A repeated action.
     #[error("already done by \"{action}\", action {} of the rank", position + 1)]
     Repeated {
@@ -178,7 +183,7 @@ type OperationKey = (Operation, usize, usize);
 impl Operation {
     fn of_kind(kind: ActionKind) -> &'static [Operation] {
         match kind {
-            ActionKind::Forward => &[Operation::Forward],
+            ActionKind::Forward | ActionKind::PairedForward => &[Operation::Forward],
             ActionKind::Backward => &[Operation::InputGradient, Operation::WeightGradient],
             ActionKind::InputGradient => &[Operation::InputGradient],
             ActionKind::WeightGradient => &[Operation::WeightGradient],
@@ -226,6 +231,9 @@ pub(super) fn check_rank(
         reason,
     };
     for (position, action) in list.iter().enumerate() {
+        if !is_paired(action, list.get(position + 1)) {
+            return Err(invalid(position, *action, RuleViolation::Pair));
+        }
         checker
             .step(rank, position, action)
             .map_err(|reason| invalid(position, *action, reason))?;
@@ -234,6 +242,13 @@ pub(super) fn check_rank(
         Some(action) => Err(invalid(list.len(), action, RuleViolation::Missing)),
         None => Ok(()),
     }
+}
+
+/// Whether the forward of a pair is followed by a backward that does not need it.
+fn is_paired(action: &Action, next: Option<&Action>) -> bool {
+    let follows =
+        |next: &Action| next.kind == ActionKind::Backward && next.micro_batch != action.micro_batch;
+    action.kind != ActionKind::PairedForward || next.is_some_and(follows)
 }
 
 struct Checker<'a> {
@@ -291,7 +306,7 @@ impl Checker<'_> {
         let stage = action.stage;
         let own = |operation| (operation, stage, action.micro_batch);
         match action.kind {
-            ActionKind::Forward => {
+            ActionKind::Forward | ActionKind::PairedForward => {
                 let below = stage.checked_sub(1);
                 let input = self.arrival(action, ActionKind::ReceiveActivation, below);
                 input.into_iter().collect()
@@ -342,7 +357,7 @@ impl Checker<'_> {
         let stages = self.schedule.stages_of(rank);
         let required: Vec<_> = ActionKind::ALL
             .into_iter()
-            .filter(|kind| *kind != ActionKind::Backward)
+            .filter(|kind| !matches!(kind, ActionKind::Backward | ActionKind::PairedForward))
             .filter(|kind| kind.is_compute() || self.required.transfers && kind.is_transfer())
             .collect();
         for micro_batch in 0..self.schedule.micro_batches() {
@@ -464,7 +479,7 @@ impl Schedule {
 fn peak<'a>(list: impl IntoIterator<Item = &'a Action>, frees: fn(ActionKind) -> bool) -> usize {
     let (mut live, mut peak) = (0, 0);
     for action in list {
-        if action.kind == ActionKind::Forward {
+        if action.kind.is_forward() {
             live += 1;
             peak = peak.max(live);
         } else if frees(action.kind) {

@@ -1,6 +1,7 @@
 //! The memory of one rank over the actions of its schedule.
 
 use super::host_inputs::HostInputs;
+use super::posted::PostedReceives;
 use super::{MemoryByKind, RankMemory};
 use crate::data_parallel::{MemoryPlan, ZeroStage};
 use crate::nn::ActivationOffload;
@@ -34,8 +35,9 @@ pub(super) fn rank_memory(
     stages: &[StageProfile],
     (state, zero_stage): (&MemoryPlan, ZeroStage),
     slack: f64,
-    offload: ActivationOffload,
+    (offload, receives_ahead): (ActivationOffload, usize),
 ) -> RankMemory {
+    let mut receives = PostedReceives::new(schedule, rank, stages, receives_ahead);
     let all = MemoryByKind::state(state);
     // Stages 0 and 1 use their buffers in the step of the optimizer, when nothing is in flight.
     let base = if zero_stage <= ZeroStage::Optimizer {
@@ -44,7 +46,7 @@ pub(super) fn rank_memory(
         all
     };
     let mut alive = Alive {
-        activations: 0,
+        activations: receives.at_start(),
         logits: 0,
         on_host: HostInputs::new(offload),
     };
@@ -59,6 +61,9 @@ pub(super) fn rank_memory(
     };
     for action in schedule.actions(rank) {
         let before = resting(&alive);
+        if action.kind.is_receive() {
+            alive.activations += receives.posted_in(action, schedule);
+        }
         let transient = alive.enter(action, stages);
         let of_loss = stages[action.stage].output.is_some();
         let peak = MemoryByKind {
@@ -95,7 +100,7 @@ impl Alive {
         let stage = &stages[action.stage];
         let kept = stage.saved_bytes();
         match action.kind {
-            ActionKind::Forward => {
+            kind if kind.is_forward() => {
                 self.keep(stage);
                 // The input was received, and is kept with the rest.
                 self.release(stage.input_bytes);
@@ -106,14 +111,6 @@ impl Alive {
             ActionKind::Backward | ActionKind::InputGradient => {
                 stage.backward_bytes.saturating_sub(kept) + self.on_host.on_its_way(action, stage)
             }
-            ActionKind::ReceiveActivation => {
-                self.activations += stage.input_bytes;
-                0
-            }
-            ActionKind::ReceiveGradient => {
-                self.activations += stage.output_bytes();
-                0
-            }
             _ => 0,
         }
     }
@@ -123,7 +120,7 @@ impl Alive {
         let stage = &stages[action.stage];
         let sends = |sent: bool, bytes: u64| if sent { bytes } else { 0 };
         match action.kind {
-            ActionKind::Forward => {
+            kind if kind.is_forward() => {
                 self.activations += sends(stage.output.is_none(), stage.output_bytes());
             }
             ActionKind::Backward => {

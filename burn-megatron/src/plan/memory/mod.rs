@@ -9,6 +9,7 @@
 mod host_inputs;
 mod in_flight;
 mod picture;
+mod posted;
 mod report;
 mod request;
 #[cfg(test)]
@@ -145,18 +146,21 @@ impl MemoryReport {
     /// Adds what the stages keep, in the order of the schedule, to the states of the pipeline ranks.
     ///
     /// `slack` is the factor of [`MemoryRequest::slack`]; `offload` says which of the [inputs](StageProfile::offloadable)
-    /// leave the device.
+    /// leave the device, `receives_ahead` how many receives from each neighbour are
+    /// [posted ahead](crate::pipeline::engine::TransferConfig::receives_ahead).
     pub fn new(
         schedule: &Schedule,
         stages: Vec<StageProfile>,
         states: Vec<MemoryPlan>,
         zero_stage: ZeroStage,
         slack: f64,
-        offload: ActivationOffload,
+        (offload, receives_ahead): (ActivationOffload, usize),
     ) -> Self {
         let ranks = states.iter().enumerate();
         let ranks = ranks.map(|(rank, state)| {
-            in_flight::rank_memory(schedule, rank, &stages, (state, zero_stage), slack, offload)
+            let state = (state, zero_stage);
+            let kept = (offload, receives_ahead);
+            in_flight::rank_memory(schedule, rank, &stages, state, slack, kept)
         });
         Self {
             ranks: ranks.collect(),

@@ -116,7 +116,7 @@ pub fn plan_memory<C: ModelConfig>(
         states,
         zero_stage,
         request.slack,
-        request.recompute.offload,
+        (request.recompute.offload, request.layout.receives_ahead()),
     ))
 }
 

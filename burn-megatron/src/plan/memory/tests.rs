@@ -35,7 +35,7 @@ fn activations(kind: ScheduleKind, ranks: usize, stages: usize, micro_batches: u
         states,
         ZeroStage::Replicated,
         1.0,
-        NONE,
+        (NONE, 0),
     );
     report
         .ranks
@@ -70,7 +70,14 @@ fn the_peak_is_of_bytes_not_of_counts() {
         2
     ];
     let stages = vec![stage(1), stage(100)];
-    let report = MemoryReport::new(&schedule, stages, states, ZeroStage::Gradients, 1.1, NONE);
+    let report = MemoryReport::new(
+        &schedule,
+        stages,
+        states,
+        ZeroStage::Gradients,
+        1.1,
+        (NONE, 0),
+    );
     let (rank, fullest) = report.fullest();
     assert_eq!(rank, 1);
     let expected = MemoryByKind {
@@ -100,7 +107,7 @@ fn what_is_on_the_host_is_shown_beside_the_total() {
         states,
         ZeroStage::Replicated,
         1.0,
-        NONE,
+        (NONE, 0),
     );
     let text = report.to_string();
     let lines: Vec<Vec<&str>> = text
@@ -116,6 +123,35 @@ fn what_is_on_the_host_is_shown_beside_the_total() {
     assert_eq!(row[at], "4.00 KiB");
     let peak = report.fullest().1.peak;
     assert_eq!((peak.optimizer, peak.total() < 4096), (8, true));
+}
+
+/// Each receive that is posted ahead has its tensor from the step's start on.
+#[test]
+fn receives_ahead_have_their_memory() {
+    let schedule = generate(&ScheduleConfig::new(ScheduleKind::OneFOneB, 2, 4)).unwrap();
+    let peaks = |ahead| {
+        let mut stages = vec![stage(100), stage(100)];
+        stages[1].input_bytes = 5;
+        stages[0].layers[0].0.output_bytes = 5;
+        let states = vec![MemoryPlan::default(); 2];
+        let kept = (NONE, ahead);
+        let report = MemoryReport::new(&schedule, stages, states, ZeroStage::Replicated, 1.0, kept);
+        let before = report.ranks.iter().map(|rank| rank.samples[0].before);
+        let before = before.map(|memory| memory.activations).collect::<Vec<_>>();
+        let peaks = report.ranks.iter().map(|rank| rank.peak.activations);
+        (before, peaks.collect::<Vec<_>>())
+    };
+    let (before, without) = peaks(0);
+    assert_eq!(before, [0, 0]);
+    for ahead in [1, 2] {
+        let (before, peaks) = peaks(ahead);
+        assert_eq!(before, [5 * ahead as u64; 2], "{ahead}");
+        // At its peak a rank has not received the last tensors.
+        let expected = without.iter().map(|peak| peak + 5 * ahead as u64);
+        assert_eq!(peaks, expected.collect::<Vec<_>>(), "{ahead}");
+    }
+    // No more than there are.
+    assert_eq!(peaks(usize::MAX).0, [20, 20]);
 }
 
 fn inputs<const N: usize>(bytes: [u64; N]) -> Vec<BlockInput> {
@@ -138,7 +174,8 @@ fn inputs_on_the_host_are_not_on_the_device() {
         let states = vec![MemoryPlan::default()];
         let offload = ActivationOffload { bytes, prefetch };
         let stage = ZeroStage::Replicated;
-        let report = MemoryReport::new(&schedule, stages.to_vec(), states, stage, 1.0, offload);
+        let report =
+            MemoryReport::new(&schedule, stages.to_vec(), states, stage, 1.0, (offload, 0));
         let rank = &report.ranks[0];
         (rank.peak.total(), rank.host_activations)
     };
@@ -169,7 +206,7 @@ fn a_picture_has_every_rank_kind_and_the_limit() {
         vec![state; 2],
         ZeroStage::Gradients,
         1.0,
-        NONE,
+        (NONE, 0),
     );
     let without = report.svg("A step", None).unwrap();
     let svg = report.svg("A step", Some(200)).unwrap();

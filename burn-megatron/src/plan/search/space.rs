@@ -306,7 +306,7 @@ mod tests {
             assert_eq!(fixed.shardings(ranks), [(ZeroStage::Optimizer, group)]);
         }
         assert_eq!(free.pipelines(1, 8), [None]);
-        // Five kinds with their own number of stages, and the interleaved one with 4 and 2, of one and of two layers each.
-        assert_eq!(free.pipelines(2, 8).len(), 5 + 2);
+        // Six kinds with their own number of stages, and the interleaved one with 4 and 2, of one and of two layers each.
+        assert_eq!(free.pipelines(2, 8).len(), 6 + 2);
     }
 }

@@ -240,10 +240,14 @@ impl<'s> Visit<'s> {
             None => bytes.iter().sum(),
             Some(pipeline) => pipeline.in_flight(rank, bytes),
         };
+        let layout = &self.entry.layout;
+        let neighbours = layout.pipeline.saturating_sub(1).min(2);
+        let ahead = (neighbours * layout.receives_ahead()) as u64 * profile.message_bytes();
         for class in classes {
             let working = class.ranks.iter().map(|rank| {
                 let has_loss = of_ranks[*rank].iter().any(|(_, stage)| stage.loss);
-                fit::working(profile, recompute, in_flight(*rank, &kept), has_loss)
+                let kept = in_flight(*rank, &kept) + ahead;
+                fit::working(profile, recompute, kept, has_loss)
             });
             class.working = working.max_by_key(MemoryByKind::total).unwrap_or_default();
             if recompute == Recompute::FullOffloaded {

@@ -339,6 +339,8 @@ impl VerifyCase {
             if parallel.pipeline > 1 {
                 parallel.split = own.split.clone();
                 parallel.defer_embedding_wgrad = own.defer_embedding_wgrad;
+                parallel.receives_ahead = own.receives_ahead;
+                parallel.fp8_transfers = own.fp8_transfers;
             }
         }
         self.samples = args.global_batch_size.unwrap_or(self.samples);
@@ -381,6 +383,8 @@ impl VerifyCase {
                 "defer_embedding_wgrad",
                 parallel.defer_embedding_wgrad.is_some(),
             ),
+            ("receives_ahead", parallel.receives_ahead.is_some()),
+            ("fp8_transfers", parallel.fp8_transfers),
         ] {
             if given && !pipelines {
                 return Err(format!(

@@ -16,7 +16,7 @@ pub type SettingCase = (
     fn(&mut Recipe),
 );
 
-pub const SETTINGS: [SettingCase; 16] = [
+pub const SETTINGS: [SettingCase; 19] = [
     (
         "overlap_grad_reduce = false",
         VerifyModel::Gpt,
@@ -76,6 +76,24 @@ pub const SETTINGS: [SettingCase; 16] = [
         VerifyModel::Gpt,
         &["pp2-mb1/1f1b", "tp2-pp2-dp2-mb1-z1/gpipe"],
         |recipe| recipe.parallel.defer_embedding_wgrad = Some(2),
+    ),
+    (
+        "receives_ahead = 0",
+        VerifyModel::Gpt,
+        &["pp2-mb1/1f1b", "tp2-pp2-dp2-mb1-z1/zb-v"],
+        |recipe| recipe.parallel.receives_ahead = Some(0),
+    ),
+    (
+        "receives_ahead = 3",
+        VerifyModel::Llama,
+        &["pp4-mb1/eager-1f1b", "tp2-pp2-dp2-mb1/interleaved"],
+        |recipe| recipe.parallel.receives_ahead = Some(3),
+    ),
+    (
+        "fp8_transfers",
+        VerifyModel::Gpt,
+        &["pp2-mb1/1f1b", "tp2-pp2-dp2-mb1-z1/interleaved"],
+        |recipe| recipe.parallel.fp8_transfers = true,
     ),
     (
         "loss_chunk_size = 5",

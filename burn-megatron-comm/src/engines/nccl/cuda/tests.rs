@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::super::stream_order::StreamOrder;
 use super::super::tests::collectives::{
-    even_all_to_all, reduce_scatter_in_f32, start_all_gather, start_all_reduce,
+    even_all_to_all, receives_ahead, reduce_scatter_in_f32, start_all_gather, start_all_reduce,
     start_reduce_scatter_coalesced, to_buffer,
 };
 use super::super::tests::harness::{TIMEOUT, TestComm};
@@ -166,6 +166,24 @@ fn streams_keep_their_order() {
             over(&devices, options, |comm, device| {
                 kernels_and_collectives(&*comm, &device);
             });
+        }
+    }
+}
+
+#[test]
+fn receives_are_posted_ahead_by_both_neighbours() {
+    for devices in worlds() {
+        for order in [StreamOrder::Stream, StreamOrder::Host] {
+            for ahead in [0, 1, 3] {
+                let options = NcclOptions {
+                    order: Some(order),
+                    ..NcclOptions::default()
+                };
+                let run = |comm: Arc<TestComm>, device: Device| {
+                    receives_ahead(&*comm, &device, ahead);
+                };
+                over(&devices, options, run);
+            }
         }
     }
 }

@@ -1,4 +1,6 @@
-//! Collectives on flat tensors through the communicator's device interface, and tensors as buffers.
+//! Collectives and messages on flat tensors through the communicator's device interface, and tensors as buffers.
+
+use std::collections::VecDeque;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
@@ -80,4 +82,57 @@ pub fn from_buffer(buffer: Buffer, device: &Device, dtype: DType) -> Tensor<1> {
         other => unreachable!("{} is not a float type", other.dtype()),
     };
     Tensor::from_data(data, (device, dtype))
+}
+
+/// Tensors to and from both neighbours in a ring, with `ahead` receives posted before the one that is waited for: all ranks
+/// post before any sends, and send before they wait. With a collective in between, and each message of its own.
+pub fn receives_ahead(comm: &dyn Communicator, device: &Device, ahead: usize) {
+    const MESSAGES: usize = 8;
+    let (rank, ranks) = (comm.rank(), comm.size());
+    let mut peers = vec![(rank + 1) % ranks, (rank + ranks - 1) % ranks];
+    peers.dedup();
+    peers.retain(|peer| *peer != rank);
+    let message = |from: usize, number: usize| {
+        let values = (0..5).map(|i| (100 * from + 10 * number + i) as f32);
+        Tensor::<1>::from_data(values.collect::<Vec<_>>().as_slice(), device)
+    };
+    let engine = comm.on_device().expect("the engine takes tensors");
+    assert!(engine.allows_early_receives() || ahead == 0);
+    let post = |from| {
+        let dtype = crate::DType::F32;
+        let call = Call::Receive {
+            from,
+            dtype,
+            len: 5,
+        };
+        let empty = Tensor::<1>::empty([0], device);
+        engine.start(vec![(call, empty)]).unwrap().remove(0)
+    };
+    let mut posted: Vec<VecDeque<DevicePending>> = peers.iter().map(|_| VecDeque::new()).collect();
+    let mut sent = vec![];
+    for number in 0..MESSAGES {
+        for (peer, posted) in peers.iter().zip(&mut posted) {
+            while posted.len() < ahead.min(MESSAGES - number) {
+                posted.push_back(post(*peer));
+            }
+        }
+        for peer in &peers {
+            let call = Call::Send { to: *peer };
+            sent.extend(engine.start(vec![(call, message(rank, number))]).unwrap());
+        }
+        let sum = (number % 3 == 1).then(|| start_all_reduce(message(rank, 0), comm));
+        for (peer, posted) in peers.iter().zip(&mut posted) {
+            let pending = posted.pop_front().unwrap_or_else(|| post(*peer));
+            let received = pending.wait().unwrap();
+            assert_eq!(to_buffer(received), to_buffer(message(*peer, number)));
+        }
+        if let Some(sum) = sum {
+            let all = (0..ranks).map(|rank| message(rank, 0));
+            let expected = all.reduce(|a, b| a + b).unwrap();
+            assert_eq!(to_buffer(sum.wait().unwrap()), to_buffer(expected));
+        }
+    }
+    for pending in sent {
+        pending.wait().unwrap();
+    }
 }

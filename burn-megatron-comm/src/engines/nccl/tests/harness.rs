@@ -259,6 +259,10 @@ impl DeviceCommunicator for TestComm {
         self.transport.takes(device)
     }
 
+    fn allows_early_receives(&self) -> bool {
+        self.transport.allows_early_receives()
+    }
+
     fn start(&self, calls: Vec<(Call, Tensor<1>)>) -> Result<Vec<DevicePending>, CommError> {
         let passed: Vec<Arc<ResultSlot>> = calls.iter().map(|_| Arc::default()).collect();
         let job = |((call, input), passed): ((Call, Tensor<1>), &Arc<ResultSlot>)| {

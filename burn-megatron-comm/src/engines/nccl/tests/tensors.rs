@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device, Tensor};
 use super::super::registered::MIN_REGISTERED_BYTES;
 use super::super::stream_order::StreamOrder;
 use super::collectives::{
-    reduce_scatter_in_f32, start_all_gather, start_all_reduce, start_each,
+    receives_ahead, reduce_scatter_in_f32, start_all_gather, start_all_reduce, start_each,
     start_reduce_scatter_coalesced,
 };
 use super::fake_nccl::{v2_17, v2_20};
@@ -104,6 +104,26 @@ fn wide_sums_and_messages_stay_there_too() {
         assert_eq!(floats(received), floats(flat(before, 1, 6)));
         assert_eq!(pending.remove(0).wait().unwrap().dims(), [0]);
     });
+}
+
+#[test]
+fn receives_are_posted_ahead_by_both_neighbours() {
+    for (order, most) in [
+        (StreamOrder::Stream, 3),
+        (StreamOrder::Context, 0),
+        (StreamOrder::Host, 3),
+    ] {
+        for ranks in 1..=4 {
+            for ahead in 0..=most {
+                let setup = TestSetup {
+                    order,
+                    ..TestSetup::default()
+                };
+                let device = Device::flex();
+                over(ranks, setup, |comm| receives_ahead(&*comm, &device, ahead));
+            }
+        }
+    }
 }
 
 /// Dropped results release their memory.

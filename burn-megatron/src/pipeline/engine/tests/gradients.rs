@@ -120,8 +120,17 @@ fn a_split_backward_has_the_bits_of_a_whole_one() {
         let bits = gradients.into_iter().flatten().map(f64::to_bits);
         bits.collect::<Vec<_>>()
     };
-    let [gpipe, one_f_one_b, interleaved, zb_h1, zb_v, dualpipe_v] = ScheduleKind::ALL.map(bits);
+    let [
+        gpipe,
+        one_f_one_b,
+        eager,
+        interleaved,
+        zb_h1,
+        zb_v,
+        dualpipe_v,
+    ] = ScheduleKind::ALL.map(bits);
     assert_eq!(gpipe, one_f_one_b);
+    assert_eq!(one_f_one_b, eager);
     assert_eq!(one_f_one_b, zb_h1);
     assert_eq!(interleaved, zb_v);
     assert_eq!(interleaved, dualpipe_v);
@@ -178,6 +187,16 @@ fn a_table_is_reduced_at_its_own_positions() {
         assert_eq!(read, own);
         assert_in_order(&read);
     }
+}
+
+#[test]
+fn a_pair_has_the_bits_of_its_parts() {
+    let rows = "F 0 0,F 0 1,F 0 2,FB 0 3 0 0,B 0 1,B 0 2,B 0 3
+        F 1 0,FB 1 1 1 0,FB 1 2 1 1,FB 1 3 1 2,B 1 3";
+    let pairs = Schedule::from_csv("pairs", rows).unwrap();
+    assert_right(&pairs, &even(4));
+    let alone = weight_gradients(&schedule(ScheduleKind::OneFOneB, 2, 4), &even(4));
+    assert_eq!(weight_gradients(&pairs, &even(4)), alone);
 }
 
 /// A first stage without trainable parameters, before a chain.

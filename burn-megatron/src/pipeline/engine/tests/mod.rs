@@ -17,6 +17,7 @@ mod gradients;
 mod memory;
 mod order;
 mod timing;
+mod transfers;
 
 const WIDTH: usize = 3;
 
@@ -144,6 +145,10 @@ impl Chain {
 }
 
 impl Stage for Chain {
+    fn size(&self, micro_batch: usize) -> MicroBatchSize {
+        self.inputs[micro_batch]
+    }
+
     fn forward(&self, stage: usize, micro_batch: usize, given: Option<Tensor<3>>) -> StageOutput {
         self.clock.compute();
         let x = given.unwrap_or_else(|| {

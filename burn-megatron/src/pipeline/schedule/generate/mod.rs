@@ -29,7 +29,9 @@ pub fn generate(config: &ScheduleConfig) -> Result<Schedule, ScheduleError> {
     let (p, m) = (config.ranks, config.micro_batches);
     let list = |rank| match config.kind {
         ScheduleKind::GPipe => single_stage::gpipe(rank, m),
-        ScheduleKind::OneFOneB => single_stage::one_f_one_b(rank, p, m),
+        ScheduleKind::OneFOneB | ScheduleKind::EagerOneFOneB => {
+            single_stage::one_f_one_b(rank, warm_up(config, rank).unwrap_or(0), m)
+        }
         ScheduleKind::ZbH1 => single_stage::zb_h1(rank, p, m),
         ScheduleKind::Interleaved { group } => {
             let group = group.unwrap_or(p);
@@ -52,7 +54,7 @@ pub fn generate(config: &ScheduleConfig) -> Result<Schedule, ScheduleError> {
 
 /// The number of warm-up forwards of a rank, before its steady state of one forward, one backward.
 ///
-/// `min(p - r - 1, m)` for 1F1B and ZB-H1; `2(p - r - 1) + (v - 1)N`, at most `vm`, for interleaved with
+/// `min(p - r - 1, m)` for 1F1B and ZB-H1; `min(2(p - r - 1), m)` for eager 1F1B; `2(p - r - 1) + (v - 1)N`, at most `vm`, for interleaved with
 /// groups of N; all for GPipe. `None` for V-shaped kinds, whose warm-up has several phases, and for a
 /// rank out of range.
 pub fn warm_up(config: &ScheduleConfig, rank: usize) -> Option<usize> {
@@ -60,6 +62,7 @@ pub fn warm_up(config: &ScheduleConfig, rank: usize) -> Option<usize> {
     match config.kind {
         ScheduleKind::GPipe => Some(config.micro_batches),
         ScheduleKind::OneFOneB | ScheduleKind::ZbH1 => Some(below.min(config.micro_batches)),
+        ScheduleKind::EagerOneFOneB => Some(below.saturating_mul(2).min(config.micro_batches)),
         ScheduleKind::Interleaved { group } => {
             let group = group.unwrap_or(config.ranks);
             Some(interleaved::warm_up(below, config, group))

@@ -14,9 +14,8 @@ pub(super) fn gpipe(rank: usize, m: usize) -> Vec<Action> {
     program.finish(m)
 }
 
-/// Warm-up, then forwards and backwards alternate.
-pub(super) fn one_f_one_b(rank: usize, p: usize, m: usize) -> Vec<Action> {
-    let warm_up = (p - rank - 1).min(m);
+/// `warm_up` forwards, at most `m`, then forwards and backwards alternate.
+pub(super) fn one_f_one_b(rank: usize, warm_up: usize, m: usize) -> Vec<Action> {
     let mut program = RankProgram::new([rank]);
     for _ in 0..warm_up {
         program.forward(0);

@@ -32,7 +32,11 @@ fn gpipe_and_1f1b() {
         for p in 1..9 {
             for m in [1, 2, 3, 8, 13, 32] {
                 let expected = (p - 1) as f64 / (m + p - 1) as f64;
-                for kind in [ScheduleKind::GPipe, ScheduleKind::OneFOneB] {
+                for kind in [
+                    ScheduleKind::GPipe,
+                    ScheduleKind::OneFOneB,
+                    ScheduleKind::EagerOneFOneB,
+                ] {
                     let simulation = simulated(&schedule(kind, p, m), times);
                     close(simulation.bubble(), expected);
                 }
@@ -89,6 +93,22 @@ fn the_quoted_table() {
         let ideal = 3.0 * schedule.micro_batches() as f64;
         close(simulation.busy(0), ideal);
     }
+}
+
+/// Forward 1, backward 2, four ranks, 16 micro-batches, with a transfer of 0.3 and with none: in 1F1B each backward waits
+/// for two transfers, which a longer warm-up hides.
+#[test]
+fn transfers_that_a_longer_warm_up_hides() {
+    let total = |kind, transfer| {
+        let schedule = schedule(kind, 4, 16);
+        let times = StageTimes::uniform(4, 1.0, 1.0, 1.0, transfer);
+        simulate(&schedule, &times).expect("valid").total()
+    };
+    let (one, eager) = (ScheduleKind::OneFOneB, ScheduleKind::EagerOneFOneB);
+    close(total(one, 0.3), 65.4);
+    close(total(eager, 0.3), 58.8);
+    close(total(one, 0.0), 57.0);
+    close(total(eager, 0.0), 57.0);
 }
 
 /// (p-1)(F+B-W), B the input gradient: Qi et al. 2023, table 1.

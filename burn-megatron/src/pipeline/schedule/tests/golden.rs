@@ -71,7 +71,7 @@ fn zb_h1_defers_as_many_weight_gradients_as_there_are_earlier_ranks() {
 /// Forwards before the first backward, minus one.
 #[test]
 fn warm_ups() {
-    let cases: [(_, usize, usize, usize, &[usize]); 9] = [
+    let cases: [(_, usize, usize, usize, &[usize]); 11] = [
         (ScheduleKind::OneFOneB, 8, 1, 32, &[7, 6, 5, 4, 3, 2, 1, 0]),
         (INTERLEAVED, 8, 2, 32, &[22, 20, 18, 16, 14, 12, 10, 8]),
         (INTERLEAVED, 8, 4, 32, &[38, 36, 34, 32, 30, 28, 26, 24]),
@@ -79,6 +79,8 @@ fn warm_ups() {
         (INTERLEAVED, 4, 2, 8, &[10, 8, 6, 4]),
         (ScheduleKind::OneFOneB, 8, 1, 1, &[1, 1, 1, 1, 1, 1, 1, 0]),
         (ScheduleKind::OneFOneB, 8, 1, 8, &[7, 6, 5, 4, 3, 2, 1, 0]),
+        (ScheduleKind::EagerOneFOneB, 4, 1, 8, &[6, 4, 2, 0]),
+        (ScheduleKind::EagerOneFOneB, 4, 1, 5, &[5, 4, 2, 0]),
         (ScheduleKind::ZbH1, 4, 1, 8, &[3, 2, 1, 0]),
         (ScheduleKind::GPipe, 2, 1, 3, &[3, 3]),
     ];

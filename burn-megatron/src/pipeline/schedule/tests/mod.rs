@@ -4,6 +4,7 @@ mod bubbles;
 mod drawing;
 mod golden;
 mod messages;
+mod pairs;
 mod properties;
 mod reductions;
 mod table;

@@ -13,7 +13,22 @@ use super::{INTERLEAVED, computations, dataflow, interleaved, schedule};
 /// Whether a schedule is valid: every required action exactly once, and no cycle of dependencies, where
 /// a send and its receive are one event.
 fn is_valid(schedule: &Schedule) -> bool {
-    has_every_action(schedule) && has_no_cycle(schedule)
+    let mut alone = schedule.clone();
+    for list in &mut alone.ranks {
+        for i in 0..list.len() {
+            if list[i].kind == ActionKind::PairedForward {
+                let is_pair = list.get(i + 1).is_some_and(|next| {
+                    next.kind == ActionKind::Backward && next.micro_batch != list[i].micro_batch
+                });
+                if !is_pair {
+                    return false;
+                }
+                // As transfers are around a pair, its order is that of its two actions.
+                list[i].kind = ActionKind::Forward;
+            }
+        }
+    }
+    has_every_action(&alone) && has_no_cycle(&alone)
 }
 
 fn has_every_action(schedule: &Schedule) -> bool {
@@ -225,9 +240,34 @@ fn halve(list: &mut Vec<Action>, at: usize, to: &Index) {
 
 fn valid_schedule() -> impl Strategy<Value = Schedule> {
     let kinds = prop::sample::select(ScheduleKind::ALL.to_vec());
-    (kinds, 1..5_usize, 1..7_usize).prop_filter_map("does not run", |(kind, p, m)| {
-        generate(&ScheduleConfig::new(kind, p, m)).ok()
+    let sizes = (kinds, 1..5_usize, 1..7_usize, any::<bool>());
+    sizes.prop_filter_map("does not run", |(kind, p, m, pairs)| {
+        let schedule = generate(&ScheduleConfig::new(kind, p, m)).ok()?;
+        if pairs {
+            paired(schedule)
+        } else {
+            Some(schedule)
+        }
     })
+}
+
+/// The schedule with a pair of each forward and a backward of another micro-batch after it; `None` if ranks then wait for
+/// each other.
+fn paired(mut schedule: Schedule) -> Option<Schedule> {
+    for list in &mut schedule.ranks {
+        list.retain(|action| action.kind.is_compute());
+        for i in 1..list.len() {
+            let [forward, backward] = [list[i - 1], list[i]];
+            if forward.kind == ActionKind::Forward
+                && backward.kind == ActionKind::Backward
+                && forward.micro_batch != backward.micro_batch
+            {
+                list[i - 1].kind = ActionKind::PairedForward;
+            }
+        }
+    }
+    let schedule = schedule.with_communication().ok()?;
+    Some(schedule.with_reduce_gradients())
 }
 
 /// Any order of computations and reductions that respects dependencies, on random ranks.

@@ -1,0 +1,174 @@
+//! Messages of one tensor to another rank: on its device where the engine can, else through host memory.
+//!
+//! A message has no header: the receiver knows its type and length. Messages of a pair of ranks arrive in the order of
+//! their sends.
+
+use burn::tensor::{DType, Device, Int, Tensor};
+use burn_megatron_kernels::bits;
+
+use super::Comm;
+use super::dispatch::{InFlightTensorCall, device_engine, try_launch};
+use super::host::wire_dtype;
+use super::packed;
+use crate::comm::{Buffer, Call, CommError, DType as WireDType, Pending};
+
+/// A message that this rank sends.
+#[must_use = "a send that is never waited for reports no error"]
+pub(crate) struct PendingSend(InFlightTensorCall);
+
+/// A message that this rank receives.
+#[must_use = "a receive that is not waited for has no result"]
+pub(crate) struct PendingReceive(InFlightTensorCall);
+
+/// Packed u32 that this rank receives.
+#[must_use = "a receive that is not waited for has no result"]
+pub(crate) struct PendingPackedReceive(PackedReceive);
+
+enum PackedReceive {
+    Host { pending: Pending, device: Device },
+    Device(InFlightTensorCall, usize),
+}
+
+/// Whether a receive on `device` may be started before calls that its sender waits for.
+pub(crate) fn allows_early_receives(device: &Device, comm: &Comm) -> bool {
+    device_engine(comm, device).is_none_or(|engine| engine.allows_early_receives())
+}
+
+/// Starts sending the elements of a plain tensor in row-major order.
+///
+/// # Errors
+///
+/// [`CommError`] if the call cannot be started.
+pub(crate) fn start_send<const D: usize>(
+    x: Tensor<D>,
+    to: usize,
+    comm: &Comm,
+) -> Result<PendingSend, CommError> {
+    try_launch(x, Call::Send { to }, comm).map(PendingSend)
+}
+
+/// Starts receiving `len` elements of `dtype`, a type of float tensors, on `device`.
+///
+/// # Errors
+///
+/// [`CommError`] if the call cannot be started.
+pub(crate) fn start_receive(
+    from: usize,
+    len: usize,
+    dtype: DType,
+    device: &Device,
+    comm: &Comm,
+) -> Result<PendingReceive, CommError> {
+    let call = Call::Receive {
+        from,
+        dtype: wire_dtype(dtype),
+        len,
+    };
+    let empty = Tensor::<1>::empty([0], (device, dtype));
+    try_launch(empty, call, comm).map(PendingReceive)
+}
+
+/// Starts sending packed u32, `[n]`; every bit is kept.
+///
+/// # Errors
+///
+/// [`CommError`] if the call cannot be started.
+pub(crate) fn start_send_packed(
+    words: Tensor<1, Int>,
+    to: usize,
+    comm: &Comm,
+) -> Result<PendingSend, CommError> {
+    let device = words.device();
+    if device_engine(comm, &device).is_some() {
+        // Engines take 32-bit floats, and a message does not depend on the type.
+        return start_send(bits::as_f32(words), to, comm);
+    }
+    let pending = comm.start_send(packed::to_buffer(words), to)?;
+    Ok(PendingSend(InFlightTensorCall::Host {
+        pending,
+        device,
+        dtype: DType::U32,
+    }))
+}
+
+/// Starts receiving `len` packed u32 on `device`.
+///
+/// # Errors
+///
+/// [`CommError`] if the call cannot be started.
+pub(crate) fn start_receive_packed(
+    from: usize,
+    len: usize,
+    device: &Device,
+    comm: &Comm,
+) -> Result<PendingPackedReceive, CommError> {
+    let receive = if device_engine(comm, device).is_some() {
+        PackedReceive::Device(start_receive(from, len, DType::F32, device, comm)?.0, len)
+    } else {
+        PackedReceive::Host {
+            pending: comm.start_receive(from, WireDType::I32, len)?,
+            device: device.clone(),
+        }
+    };
+    Ok(PendingPackedReceive(receive))
+}
+
+impl PendingSend {
+    /// Waits until the message has left; on a device, until it is enqueued.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError`] if the send failed.
+    pub fn wait(self) -> Result<(), CommError> {
+        match self.0 {
+            InFlightTensorCall::Host { pending, .. } => pending.wait().map(drop),
+            InFlightTensorCall::Device(pending) => pending.wait().map(drop),
+            InFlightTensorCall::Recorded(_) => Ok(()),
+        }
+    }
+}
+
+impl PendingReceive {
+    /// The elements as a tensor of `shape`, which has as many as were asked for.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError`] if the receive failed.
+    pub fn wait<const D: usize>(self, shape: [usize; D]) -> Result<Tensor<D>, CommError> {
+        self.0.try_wait(shape)
+    }
+}
+
+impl PendingPackedReceive {
+    /// The words, `[n]` of u32.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError`] if the receive failed.
+    pub fn wait(self) -> Result<Tensor<1, Int>, CommError> {
+        Ok(match self.0 {
+            PackedReceive::Host { pending, device } => {
+                packed::from_buffer(pending.wait()?, &device)
+            }
+            PackedReceive::Device(call, len) => bits::as_u32(call.try_wait([len])?),
+        })
+    }
+}
+
+/// Numbers for another rank, in host memory.
+///
+/// # Errors
+///
+/// [`CommError`] if the call cannot be started.
+pub(crate) fn start_send_numbers(
+    numbers: Vec<i64>,
+    to: usize,
+    comm: &Comm,
+) -> Result<PendingSend, CommError> {
+    let pending = comm.start_send(Buffer::from(numbers), to)?;
+    Ok(PendingSend(InFlightTensorCall::Host {
+        pending,
+        device: Device::flex(),
+        dtype: DType::I64,
+    }))
+}

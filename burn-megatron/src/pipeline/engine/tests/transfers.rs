@@ -1,0 +1,360 @@
+//! Messages, their shapes, and receives that are posted ahead.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::comm::{Buffer, BufferPool, Call, Communicator, Group, Pending};
+use crate::pipeline::engine::transfers::fp8;
+
+/// What a rank started and waited for, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// A tensor or numbers to a rank.
+    Send(usize, crate::comm::DType, usize),
+    /// The start of a receive from a rank, and its wait.
+    Post(usize),
+    Wait(usize),
+}
+
+/// A communicator that writes down the messages of a rank.
+#[derive(Debug)]
+struct Watched {
+    inner: Comm,
+    steps: Arc<Mutex<Vec<Step>>>,
+}
+
+impl Watched {
+    fn note(&self, step: Step) {
+        self.steps.lock().unwrap().push(step);
+    }
+}
+
+impl Communicator for Watched {
+    fn group(&self) -> &Group {
+        self.inner.group()
+    }
+
+    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
+        match call {
+            Call::Send { to } => self.note(Step::Send(to, input.dtype(), input.len())),
+            Call::Receive { from, .. } => {
+                self.note(Step::Post(from));
+                let pending = self.inner.start(call, input)?;
+                let steps = self.steps.clone();
+                return Ok(Pending::new(move || {
+                    steps.lock().unwrap().push(Step::Wait(from));
+                    pending.wait()
+                }));
+            }
+            _ => {}
+        }
+        self.inner.start(call, input)
+    }
+
+    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Comm, CommError> {
+        self.inner.split(name, groups)
+    }
+
+    fn pool(&self) -> Option<&Arc<BufferPool>> {
+        self.inner.pool()
+    }
+}
+
+fn ahead(receives_ahead: usize) -> TransferConfig {
+    TransferConfig {
+        receives_ahead,
+        fp8: false,
+    }
+}
+
+/// The steps of every rank in each of several runs of one engine, with the gradients by stage after all; `inputs` are
+/// those of each run.
+fn watched(
+    schedule: &Schedule,
+    runs: &[Vec<[usize; 2]>],
+    config: TransferConfig,
+) -> (Vec<Vec<Vec<Step>>>, Vec<Vec<f64>>) {
+    let ranks = World::threads(schedule.ranks()).unwrap().run(|rank| {
+        let steps = Arc::<Mutex<Vec<Step>>>::default();
+        let comm: Comm = Arc::new(Watched {
+            inner: rank.communicator(),
+            steps: steps.clone(),
+        });
+        let mut chain = Chain::new(schedule, rank.rank(), &runs[0]);
+        let sums = chain.sums.clone();
+        let engine = Engine::new(schedule, &comm, &Device::flex(), &*sums)?;
+        let engine = engine.with_transfers(config);
+        let mut of_runs = vec![];
+        for inputs in runs {
+            chain.inputs.clone_from(inputs);
+            engine.run(&chain)?;
+            of_runs.push(std::mem::take(&mut *steps.lock().unwrap()));
+        }
+        Ok::<_, RankError>((of_runs, chain.gradients()))
+    });
+    let (steps, gradients) = ranks.unwrap().into_iter().unzip();
+    (steps, by_stage(gradients))
+}
+
+/// The messages of all ranks in a run: of tensors, and of numbers.
+fn messages(ranks: &[Vec<Vec<Step>>], run: usize) -> [usize; 2] {
+    let steps = ranks.iter().flat_map(|rank| &rank[run]);
+    let mut counts = [0; 2];
+    for step in steps {
+        if let Step::Send(_, dtype, _) = step {
+            counts[usize::from(*dtype == crate::comm::DType::I64)] += 1;
+        }
+    }
+    counts
+}
+
+fn sends(schedule: &Schedule) -> usize {
+    let actions = (0..schedule.ranks()).flat_map(|rank| schedule.actions(rank));
+    actions.filter(|action| action.kind.is_send()).count()
+}
+
+/// Ways of activations between two ranks, and pairs of ranks with such a way.
+fn ways(schedule: &Schedule) -> [usize; 2] {
+    let rank_of = |stage| schedule.rank_of(stage);
+    let ways = (1..schedule.stages()).map(|stage| (rank_of(stage - 1), rank_of(stage)));
+    let ways: Vec<_> = ways.filter(|(from, to)| from != to).collect();
+    let pairs: std::collections::BTreeSet<_> = ways.iter().collect();
+    [ways.len(), pairs.len()]
+}
+
+#[test]
+fn a_tensor_is_one_message_and_shapes_are_agreed_once() {
+    for kind in ScheduleKind::ALL {
+        let schedule = schedule(kind, 4, 8);
+        let [ways, pairs] = ways(&schedule);
+        let (ranks, _) = watched(&schedule, &[even(8), even(8)], ahead(1));
+        let sends = sends(&schedule);
+        assert_eq!(messages(&ranks, 0), [sends, ways + pairs], "{kind}");
+        assert_eq!(messages(&ranks, 1), [sends, 0], "{kind}");
+    }
+}
+
+#[test]
+fn sizes_that_vary_are_compared_and_new_ones_are_agreed() {
+    let first: Vec<_> = (0..8).map(|i| [1 + i % 2, 4]).collect();
+    let permuted: Vec<_> = first.iter().rev().copied().collect();
+    let mut longer = permuted.clone();
+    longer[3] = [3, 1];
+    let runs = [first, permuted.clone(), permuted, longer];
+    for kind in ScheduleKind::ALL {
+        let schedule = schedule(kind, 2, 8);
+        let [ways, pairs] = ways(&schedule);
+        let (ranks, found) = watched(&schedule, &runs, ahead(2));
+        let numbers: Vec<_> = (0..4).map(|run| messages(&ranks, run)[1]).collect();
+        assert_eq!(
+            numbers,
+            [pairs + 2 * ways, pairs, 0, pairs + ways],
+            "{kind}"
+        );
+        let (_, expected) = watched(&schedule, &runs, ahead(0));
+        assert_eq!(found, expected, "{kind}");
+    }
+}
+
+#[test]
+fn receives_ahead_change_no_bit() {
+    let inputs: Vec<_> = (0..8).map(|i| [1 + i % 2, 1 + (i * 3) % 5]).collect();
+    for kind in ScheduleKind::ALL {
+        for ranks in [2, 4] {
+            let schedule = schedule(kind, ranks, inputs.len());
+            let gradients = |n| watched(&schedule, &[inputs.clone(), even(8)], ahead(n)).1;
+            let expected = gradients(0);
+            for n in [1, 3, usize::MAX] {
+                assert_eq!(gradients(n), expected, "{kind}, {ranks} ranks, {n} ahead");
+            }
+        }
+    }
+}
+
+/// In the second run, where all shapes are known.
+#[test]
+fn as_many_receives_are_posted_as_asked_for() {
+    for kind in ScheduleKind::ALL {
+        let schedule = schedule(kind, 4, 8);
+        for n in [0, 1, 3] {
+            let (ranks, _) = watched(&schedule, &[even(8), even(8)], ahead(n));
+            for (rank, steps) in ranks.iter().enumerate() {
+                let (mut posted, mut most) = (BTreeMap::new(), BTreeMap::new());
+                for (i, step) in steps[1].iter().enumerate() {
+                    match step {
+                        Step::Post(from) => *posted.entry(*from).or_insert(0) += 1,
+                        Step::Wait(from) => {
+                            let now = posted.entry(*from).or_insert(0);
+                            most.entry(*from).or_insert(vec![]).push(*now - 1);
+                            *now -= 1;
+                        }
+                        // The first receives are posted before anything else.
+                        Step::Send(..) => assert!(n == 0 || i > 0),
+                    }
+                }
+                for (from, ahead) in most {
+                    // As many as are left at the end.
+                    let expected = (0..ahead.len()).rev().map(|left| left.min(n));
+                    let expected: Vec<_> = expected.collect();
+                    assert_eq!(
+                        ahead, expected,
+                        "{kind}, rank {rank} from {from}, {n} ahead"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// A chain whose first stage returns other shapes than its neighbour expects.
+struct Misshapen {
+    chain: Chain,
+    /// The micro-batch with another shape, and its size as this rank says it.
+    at: usize,
+    says: Option<[usize; 2]>,
+}
+
+impl Stage for Misshapen {
+    fn size(&self, micro_batch: usize) -> MicroBatchSize {
+        match self.says {
+            Some(size) if micro_batch == self.at => size,
+            _ => [2, 4],
+        }
+    }
+
+    fn forward(&self, stage: usize, micro_batch: usize, given: Option<Tensor<3>>) -> StageOutput {
+        self.chain.forward(stage, micro_batch, given)
+    }
+}
+
+/// The error of two ranks, of which rank 0 has another shape in micro-batch 3.
+fn misshapen(says: Option<[usize; 2]>, runs: usize) -> String {
+    let schedule = schedule(ScheduleKind::OneFOneB, 2, 4);
+    let result = World::threads(2).unwrap().run(|rank| {
+        let comm = rank.communicator();
+        let own_rank = comm.rank();
+        let mut model = Misshapen {
+            chain: Chain::new(&schedule, own_rank, &even(4)),
+            at: 3,
+            says: None,
+        };
+        let sums = model.chain.sums.clone();
+        let engine = Engine::new(&schedule, &comm, &Device::flex(), &*sums)?;
+        for run in 0..runs {
+            if run + 1 == runs && own_rank == 0 {
+                model.chain.inputs[3] = [4, 2];
+                model.says = says;
+            }
+            engine.run(&model)?;
+        }
+        Ok::<_, RankError>(())
+    });
+    result.unwrap_err().to_string()
+}
+
+#[test]
+fn an_unexpected_shape_names_rank_stage_micro_batch_and_both_shapes() {
+    for runs in [1, 2] {
+        let message = misshapen(None, runs);
+        for part in [
+            "pipeline rank 0, sending the activation of stage 0, micro-batch 3: mismatch",
+            "rank 0 is in the activation of stage 0, micro-batch 3: [4, 2, 3] of f64",
+            "rank 1 in the activation of stage 0, micro-batch 3: [2, 4, 3] of f64",
+        ] {
+            assert!(message.contains(part), "{part}: {message}");
+        }
+    }
+}
+
+/// As many elements, so that only the comparison of the sizes can tell.
+#[test]
+fn ranks_with_other_sizes_are_named() {
+    let message = misshapen(Some([4, 2]), 1);
+    for part in [
+        "pipeline rank 1, before the first action: mismatch",
+        "rank 0 is in the activation of stage 0, micro-batch 3 of size [4, 2]",
+        "rank 1 in the activation of stage 0, micro-batch 3 of size [2, 4]",
+        "the sizes of the micro-batches differ",
+    ] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    // Only one of the ranks has other sizes than before: it sends them, and the other one expects a tensor.
+    let message = misshapen(Some([4, 2]), 2);
+    assert!(message.contains("mismatch"), "{message}");
+    assert!(message.contains("the types differ"), "{message}");
+}
+
+/// Elements `x` and `y` of a row of one block.
+fn within_the_bound(x: &[f64], y: &[f64]) {
+    let largest = x.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+    for (x, y) in x.iter().zip(y) {
+        // The scale is rounded to f32, so that the largest code may be a little beyond.
+        let bound = (x.abs() / 16.0).max(largest * 2f64.powf(-18.8)) * (1.0 + 1e-5);
+        assert!((x - y).abs() <= bound, "{x} became {y}, largest {largest}");
+    }
+}
+
+#[test]
+fn a_tensor_in_8_bits_is_within_the_bound() {
+    for hidden in [1, 7, 128, 129, 300] {
+        let shape = [2, 3, hidden];
+        let x = numbers(5, shape, &Device::flex());
+        // Rows of different magnitudes, with small values in each.
+        let scale = numbers(9, [2, 3, 1], &Device::flex()).mul_scalar(8.0).exp();
+        let x = x.clone().powi_scalar(9) * scale;
+        let message = fp8::encode(x.clone());
+        // A byte per element in rows of 16, and a scale for each block.
+        let bytes = 6 * (hidden.next_multiple_of(16) + 4 * hidden.div_ceil(128));
+        assert_eq!(4 * fp8::words(shape), bytes);
+        assert_eq!(message.dims(), [fp8::words(shape)]);
+        let received = fp8::decode(message, shape, DType::F64);
+        assert_eq!((received.dims(), received.dtype()), (shape, DType::F64));
+        let (x, y) = (values(x), values(received));
+        for (x, y) in x.chunks(hidden).zip(y.chunks(hidden)) {
+            for (x, y) in x.chunks(128).zip(y.chunks(128)) {
+                within_the_bound(x, y);
+            }
+        }
+    }
+}
+
+/// The gradients of a chain of two stages are those of one that rounds between them; and a message has the bytes of the
+/// codes and scales.
+#[test]
+fn activations_and_gradients_are_sent_in_8_bits() {
+    let schedule = schedule(ScheduleKind::OneFOneB, 2, 4);
+    let config = TransferConfig {
+        fp8: true,
+        ..ahead(1)
+    };
+    let (ranks, found) = watched(&schedule, &[even(4)], config);
+    let words = fp8::words([2, 4, WIDTH]);
+    for step in ranks.iter().flat_map(|rank| &rank[0]) {
+        if let Step::Send(_, dtype, len) = step
+            && *dtype != crate::comm::DType::I64
+        {
+            assert_eq!((*dtype, *len), (crate::comm::DType::I32, words));
+        }
+    }
+    let received = |x: Tensor<3>| fp8::decode(fp8::encode(x.clone()), x.dims(), x.dtype());
+    let [first, second] = [0, 1].map(|stage| weight(stage, &Device::flex()));
+    let mut expected =
+        [0, 1].map(|_| Tensor::<2>::zeros([WIDTH, WIDTH], (&Device::flex(), DType::F64)));
+    for micro_batch in 0..4 {
+        let flat = |x: Tensor<3>| x.reshape([8, WIDTH]);
+        let batched = |x: Tensor<2>| x.reshape([2, 4, WIDTH]);
+        let x = flat(input(micro_batch, [2, 4]));
+        let y = flat(received(batched(x.clone().matmul(first.clone()))));
+        let dz = y.clone().matmul(second.clone()).mul_scalar(2.0);
+        expected[1] = expected[1].clone() + y.transpose().matmul(dz.clone());
+        let dy = received(batched(dz.matmul(second.clone().transpose())));
+        expected[0] = expected[0].clone() + x.transpose().matmul(flat(dy));
+    }
+    for (found, expected) in found.iter().zip(expected.map(values)) {
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-12, "{found} {expected}");
+        }
+    }
+    let (_, exact) = watched(&schedule, &[even(4)], ahead(1));
+    assert_ne!(found, exact);
+}

@@ -1,0 +1,118 @@
+//! A forward and the backward of another micro-batch that run together.
+
+use super::super::{ActionKind, Schedule, ScheduleError, StageTimes, simulate, validate};
+
+/// 1F1B with pairs, whose ranks have so many forwards before the first one.
+fn paired(ranks: usize, micro_batches: usize, warm_up: impl Fn(usize) -> usize) -> Schedule {
+    let row = |rank: usize| {
+        let warm_up = warm_up(ranks - rank - 1).min(micro_batches);
+        let first = (0..warm_up).map(|i| format!("F {rank} {i}"));
+        let pairs =
+            (warm_up..micro_batches).map(|i| format!("FB {rank} {i} {rank} {}", i - warm_up));
+        let last = (micro_batches - warm_up..micro_batches).map(|i| format!("B {rank} {i}"));
+        first.chain(pairs).chain(last).collect::<Vec<_>>().join(",")
+    };
+    let rows: Vec<_> = (0..ranks).map(row).collect();
+    Schedule::from_csv("pairs", &rows.join("\n")).expect("valid")
+}
+
+fn total(schedule: &Schedule) -> f64 {
+    let times = StageTimes::uniform(schedule.stages(), 1.0, 1.0, 1.0, 0.0);
+    simulate(schedule, &times).expect("valid").total()
+}
+
+/// Forward 1, backward 2: results of a pair are sent when both are done, so the next rank has them a pair later. With one
+/// more forward than eager 1F1B no rank waits; with one more than 1F1B all do.
+#[test]
+fn pairs_need_a_longer_warm_up() {
+    assert_eq!(total(&paired(4, 16, |below| 2 * below + 1)), 57.0);
+    assert_eq!(total(&paired(4, 16, |below| below + 1)), 99.0);
+}
+
+#[test]
+fn a_pair_is_one_cell_with_its_transfers_around_it() {
+    let schedule = paired(2, 3, |below| 2 * below + 1);
+    let text = schedule.to_csv();
+    let rows: Vec<&str> = text.lines().collect();
+    assert!(rows[1].contains("FB 1 1 1 0"), "{text}");
+    for rank in 0..2 {
+        let list = schedule.actions(rank);
+        let pairs = list.windows(2);
+        let pairs = pairs.filter(|two| two[0].kind == ActionKind::PairedForward);
+        for two in pairs {
+            assert_eq!(two[1].kind, ActionKind::Backward, "{text}");
+        }
+    }
+    let read = Schedule::from_csv("pairs", &text).expect("written by the schedule");
+    assert_eq!(read, schedule);
+    let report = validate(&read).expect("valid");
+    // As many as the warm-up, and the forward of a pair.
+    assert_eq!(report.peak_activations, [3, 2]);
+}
+
+/// The timeline has one after the other, and nothing is sent before the end of both.
+#[test]
+fn results_of_a_pair_leave_together() {
+    let schedule = paired(2, 4, |below| 2 * below + 1);
+    let times = StageTimes::uniform(2, 1.0, 1.0, 1.0, 0.5);
+    let simulation = simulate(&schedule, &times).expect("valid");
+    let spans = simulation.timeline(1);
+    let at = |kind, micro_batch| {
+        let found = spans
+            .iter()
+            .find(|span| span.action.kind == kind && span.action.micro_batch == micro_batch);
+        *found.expect("it runs")
+    };
+    let (forward, backward) = (
+        at(ActionKind::PairedForward, 1),
+        at(ActionKind::Backward, 0),
+    );
+    assert_eq!(
+        (forward.end - forward.start, backward.end - backward.start),
+        (1.0, 2.0)
+    );
+    assert_eq!(forward.end, backward.start);
+    assert_eq!(at(ActionKind::SendGradient, 0).start, backward.end);
+    let sent = simulation.timeline(0).iter();
+    let sent = sent.filter(|span| span.action.kind == ActionKind::SendActivation);
+    let ends: Vec<_> = simulation
+        .timeline(0)
+        .iter()
+        .filter(|span| span.action.kind.is_compute())
+        .map(|span| span.end)
+        .collect();
+    for send in sent {
+        assert!(ends.contains(&send.start));
+    }
+    let busy: f64 = 4.0 * 3.0;
+    assert_eq!([simulation.busy(0), simulation.busy(1)], [busy; 2]);
+}
+
+#[test]
+fn a_pair_is_of_two_micro_batches_and_nothing_between() {
+    let refused = |text: &str| match Schedule::from_csv("own", text) {
+        Ok(schedule) => validate(&schedule).expect_err("refused").to_string(),
+        Err(ScheduleError::Invalid(invalid)) => invalid.to_string(),
+        Err(error) => error.to_string(),
+    };
+    let message = refused("F 0 0,FB 0 1 0 1,B 0 0");
+    assert!(
+        message.contains("expected a backward of another micro-batch"),
+        "{message}"
+    );
+    for text in [
+        "F 0 0,FB 0 1,B 0 0",
+        "FB 0 1 0",
+        "FB 0 1 0 x",
+        "FB 0 1 0 1 2",
+    ] {
+        let message = refused(text);
+        assert!(
+            message.contains("as in \"FB 2 5 2 3\""),
+            "{text}: {message}"
+        );
+    }
+    // The backward needs its own forward before the pair.
+    let message = refused("FB 0 0 0 1,F 0 1,B 0 0");
+    assert!(message.contains("it needs \"F 0 1\""), "{message}");
+}
