@@ -1,6 +1,6 @@
 //! The command line: its commands and the global flags.
 
-use crate::bench::args::{BenchArgs, ContextArgs, OverlapArgs, PlanBenchArgs};
+use crate::bench::args::{BenchArgs, ContextArgs, DispatchArgs, OverlapArgs, PlanBenchArgs};
 use crate::bench::checkpoint::CheckpointBenchArgs;
 use crate::bench::gemm::GemmBenchArgs;
 use crate::bench::generate::GenerateBenchArgs;
@@ -127,6 +127,8 @@ pub enum BenchCommand {
     Overlap(OverlapArgs),
     /// A layer of attention whose sequence is shared by several ranks, against one rank.
     Context(ContextArgs),
+    /// A layer of experts on several ranks and nodes by each dispatcher: what it sends, and how much of that is hidden.
+    Dispatch(DispatchArgs),
     /// Planned times of layouts against measured ones, on the CPU of this machine.
     Plan(PlanBenchArgs),
     /// Megabytes of text per second that `preprocess` tokenizes, compared with the tokenizers library alone

@@ -21,7 +21,9 @@ pub use link::{Link, LinkError, Transfer, hidden_share};
 ///
 /// The bytes are those of the ring algorithms; with `d` ranks and `n` bytes of the whole buffer,
 /// `n(d-1)/d` for an all_gather or a reduce_scatter and twice that for an all_reduce. Calls that are
-/// [started as one](Communicator::start_all) pay the latency once. A group of one has no link.
+/// [started as one](Communicator::start_all) pay the latency once. A group of one has no link. Over a link
+/// [with nodes](Link::with_nodes) the ring of a group on several nodes is as slow as the link between them, and an all-to-all
+/// uses both links at once.
 #[derive(Debug)]
 pub struct SimulatedNetwork {
     inner: Arc<dyn Communicator>,
@@ -48,7 +50,7 @@ impl Communicator for SimulatedNetwork {
             return self.inner.start(call, input);
         }
         call.check(self.group(), &input)?;
-        let part = TransferSize::of(&call, self.group(), &input);
+        let part = TransferSize::of(&call, self.group(), &input, self.link.ranks_per_node());
         let time = self.link.transfer_time(&part)?;
         let pending = self.inner.start(call, input)?;
         let transfer = self
@@ -65,7 +67,7 @@ impl Communicator for SimulatedNetwork {
         let mut parts = Vec::with_capacity(calls.len());
         for (call, input) in &calls {
             call.check(self.group(), input)?;
-            let part = TransferSize::of(call, self.group(), input);
+            let part = TransferSize::of(call, self.group(), input, self.link.ranks_per_node());
             let time = mem::take(&mut latency) + self.link.transfer_time(&part)?;
             parts.push((part, time));
         }
@@ -95,14 +97,21 @@ impl Communicator for SimulatedNetwork {
 struct TransferSize {
     op: &'static str,
     bytes: u64,
+    /// Those of them that go to another node.
+    between: u64,
+    /// Whether all of them wait for the link between nodes, as in a ring.
+    in_step: bool,
 }
 
 impl TransferSize {
     /// The bytes that a rank sends with ring algorithms, each to its neighbour (Patarasuk and Yuan 2009,
     /// doi:10.1016/j.jpdc.2008.09.002); of a receive, those that arrive.
-    fn of(call: &Call, group: &Group, input: &Buffer) -> Self {
+    fn of(call: &Call, group: &Group, input: &Buffer, ranks_per_node: usize) -> Self {
         let width = input.dtype().size_of() as u64;
         let (own, ranks) = (input.len() as u64 * width, group.size() as u64);
+        let node = |index: usize| group.ranks()[index] / ranks_per_node;
+        let is_near = |index: usize| node(index) == node(group.index());
+        let neighbour = (group.index() + 1) % group.size();
         let bytes = match call {
             Call::AllReduce(_) => 2 * own * (ranks - 1) / ranks,
             Call::ReduceScatter(_) => own * (ranks - 1) / ranks,
@@ -114,9 +123,26 @@ impl TransferSize {
             }
             Call::Barrier => 0,
         };
+        let whole_if = |far: bool| if far { bytes } else { 0 };
+        let between = match call {
+            Call::AllToAll { send, .. } => {
+                let far = send
+                    .iter()
+                    .enumerate()
+                    .filter(|(index, _)| !is_near(*index));
+                far.map(|(_, elements)| *elements as u64 * width).sum()
+            }
+            Call::Send { to: peer } | Call::Receive { from: peer, .. } => whole_if(!is_near(*peer)),
+            _ => whole_if(!is_near(neighbour)),
+        };
         Self {
             op: call.name(),
             bytes,
+            between,
+            in_step: !matches!(
+                call,
+                Call::AllToAll { .. } | Call::Send { .. } | Call::Receive { .. }
+            ) && !(0..group.size()).all(is_near),
         }
     }
 }
