@@ -7,7 +7,7 @@ use toml::Value;
 use crate::recipe::Recipe;
 
 /// The flags that override a key of the recipe, and the key.
-const KEYS: [(&str, &str); 55] = [
+const KEYS: [(&str, &str); 57] = [
     ("data", "data.path"),
     ("tokenizer", "data.tokenizer"),
     ("split", "data.split"),
@@ -19,6 +19,7 @@ const KEYS: [(&str, &str); 55] = [
     ("context_exchange", "parallel.context_exchange"),
     ("expert_parallel", "parallel.expert"),
     ("expert_tensor_parallel", "parallel.expert_tensor"),
+    ("ranks_per_node", "parallel.ranks_per_node"),
     ("pipeline_parallel", "parallel.pipeline"),
     ("virtual_stages", "parallel.virtual_stages"),
     ("pipeline_schedule", "parallel.schedule"),
@@ -34,6 +35,7 @@ const KEYS: [(&str, &str); 55] = [
     ("log_num_zeros_in_grad", "train.log_num_zeros_in_grad"),
     ("zero_stage", "data_parallel.zero_stage"),
     ("hsdp", "data_parallel.hsdp"),
+    ("hierarchical_reduce", "data_parallel.hierarchical_reduce"),
     ("overlap_grad_reduce", "data_parallel.overlap_grad_reduce"),
     ("overlap_param_gather", "data_parallel.overlap_param_gather"),
     ("bucket_size", "data_parallel.bucket_size"),
