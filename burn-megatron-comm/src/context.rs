@@ -27,12 +27,23 @@ pub struct ParallelContext {
     embedding: Arc<dyn Communicator>,
     /// The groups made on demand, shared by all clones.
     others: Arc<Mutex<Groups>>,
+    /// Those inside of nodes and between them, by the group of which they are parts.
+    nodes: Arc<Mutex<BTreeMap<GroupShape, NodeGroups>>>,
     /// Whether the world is not running, so that the groups of other ranks are not listed: there may be many.
     is_offline: bool,
 }
 
 /// Communicators by the groups into which they split the ranks.
 type Groups = BTreeMap<GroupShape, Arc<dyn Communicator>>;
+
+/// The parts of a group that lies on several nodes, with equally many ranks on each.
+#[derive(Clone, Debug)]
+pub struct NodeGroups {
+    /// The ranks of the group on the node of this one.
+    pub inside: Arc<dyn Communicator>,
+    /// The ranks that have this one's place on each node.
+    pub between: Arc<dyn Communicator>,
+}
 
 /// Why the process groups could not be created.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -108,6 +119,7 @@ impl ParallelContext {
             rank: MeshRank::new(Arc::new(mesh), world.rank()),
             world,
             others: Arc::default(),
+            nodes: Arc::default(),
             is_offline,
         })
     }
@@ -125,6 +137,7 @@ impl ParallelContext {
             stage: single.clone(),
             embedding: single,
             others: Arc::default(),
+            nodes: Arc::default(),
             is_offline: false,
         }
     }
@@ -264,6 +277,42 @@ impl ParallelContext {
         Ok(comm)
     }
 
+    /// The parts of [`group`](Self::group) inside of nodes and between them; `None` if it is on one node, or if
+    /// [`ranks_per_node`](ParallelConfig::ranks_per_node) is not set or the nodes have unequally many of its ranks, or
+    /// one. They are cached as the group is.
+    ///
+    /// Collective: call on all ranks of the group.
+    ///
+    /// # Errors
+    ///
+    /// As [`group`](Self::group).
+    pub fn node_groups(
+        &self,
+        grid: Grid,
+        axes: impl Into<AxisSet>,
+    ) -> Result<Option<NodeGroups>, CommError> {
+        let axes = axes.into();
+        let group = self.group(grid, axes)?;
+        let (name, ranks) = (group.group().name(), group.group().ranks());
+        let Some(own) = self.mesh().members_per_node(ranks) else {
+            return Ok(None);
+        };
+        let shape = self.mesh().group_shape(grid, axes);
+        let mut nodes = self.nodes.lock();
+        if let Some(found) = nodes.get(&shape) {
+            return Ok(Some(found.clone()));
+        }
+        let inside: Vec<_> = ranks.chunks(own).map(<[usize]>::to_vec).collect();
+        let place = |place| ranks.iter().skip(place).step_by(own).copied().collect();
+        let between: Vec<Vec<usize>> = (0..own).map(place).collect();
+        let found = NodeGroups {
+            inside: group.split(&format!("{name} in a node"), &inside)?,
+            between: group.split(&format!("{name} between nodes"), &between)?,
+        };
+        nodes.insert(shape, found.clone());
+        Ok(Some(found))
+    }
+
     fn create(
         &self,
         grid: Grid,
@@ -346,6 +395,8 @@ impl ParallelContext {
         comm: Arc<dyn Communicator>,
     ) -> Self {
         let axes = axes.into();
+        // They are made of the group.
+        self.nodes = Arc::default();
         match self.standard(grid, axes) {
             Some(Standard::Tensor) => self.tensor = comm,
             Some(Standard::Context) => self.context = comm,

@@ -47,7 +47,7 @@ pub use buffer::{Buffer, BufferError, DType, Element};
 pub use bytes::{all_gather_bytes, broadcast_bytes, broadcast_when_ready};
 pub use call::{Call, ReduceOp};
 pub use communicator::{Communicator, Group};
-pub use context::{ParallelContext, ParallelContextError};
+pub use context::{NodeGroups, ParallelContext, ParallelContextError};
 pub use device::{DeviceCommunicator, DevicePending};
 pub use engines::offline::OfflineCommunicator;
 pub use engines::reduce::sum_parts_in_f32;

@@ -21,6 +21,7 @@ pub fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
         crate::fp8::product::scales::kernel::aot_instances,
         crate::fp8::quantize::kernel::aot_instances,
         crate::moe::capacity::kernel::aot_instances,
+        crate::moe::destinations::kernel::aot_instances,
         crate::moe::grouped::mma::aot_instances,
         crate::moe::permutation::gather::kernel::aot_instances,
         crate::moe::permutation::sort::kernel::aot_instances,

@@ -1,6 +1,8 @@
 //! The command line: its commands and the global flags.
 
-use crate::bench::args::{BenchArgs, ContextArgs, OverlapArgs, PipelineBenchArgs, PlanBenchArgs};
+use crate::bench::args::{
+    BenchArgs, ContextArgs, DispatchArgs, OverlapArgs, PipelineBenchArgs, PlanBenchArgs,
+};
 use crate::bench::checkpoint::CheckpointBenchArgs;
 use crate::bench::gemm::GemmBenchArgs;
 use crate::bench::generate::GenerateBenchArgs;
@@ -130,6 +132,8 @@ pub enum BenchCommand {
     Pipeline(PipelineBenchArgs),
     /// A layer of attention whose sequence is shared by several ranks, against one rank.
     Context(ContextArgs),
+    /// A layer of experts on several ranks and nodes by each dispatcher: what it sends, and how much of that is hidden.
+    Dispatch(DispatchArgs),
     /// Planned times of layouts against measured ones, on the CPU of this machine.
     Plan(PlanBenchArgs),
     /// Megabytes of text per second that `preprocess` tokenizes, compared with the tokenizers library alone

@@ -166,6 +166,7 @@ impl CommandLine {
             Command::Bench(BenchCommand::Overlap(args)) => bench::overlap::run(args),
             Command::Bench(BenchCommand::Pipeline(args)) => bench::pipeline::run(args),
             Command::Bench(BenchCommand::Context(args)) => bench::context::run(args),
+            Command::Bench(BenchCommand::Dispatch(args)) => bench::dispatch::run(args),
             Command::Bench(BenchCommand::Plan(args)) => {
                 bench::plan::run(args, &self.families, &self.recipe)
             }

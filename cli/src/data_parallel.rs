@@ -22,6 +22,9 @@ pub struct DataParallelArgs {
     /// Ranks per sharding group (hybrid sharding); all data-parallel ranks by default.
     #[arg(long, value_name = "N")]
     pub hsdp: Option<usize>,
+    /// Sum gradients inside of nodes first, then between them; for --zero-stage 0 and --ranks-per-node.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub hierarchical_reduce: Option<bool>,
     /// The type that the model computes in. Master weights are f32, or f64 with f64, which is for --device cpu.
     #[arg(long, value_name = "f64|f32|bf16|f16", value_parser = precision, help_heading = "Precision")]
     pub precision: Option<Precision>,
@@ -99,6 +102,7 @@ impl DataParallelArgs {
         given(&mut config.hsdp, self.hsdp);
         given(&mut config.bucket_size, self.bucket_size);
         for (to, from) in [
+            (&mut config.hierarchical_reduce, self.hierarchical_reduce),
             (&mut config.overlap_grad_reduce, self.overlap_grad_reduce),
             (&mut config.overlap_param_gather, self.overlap_param_gather),
             (&mut config.keep_gathered, self.keep_gathered),

@@ -33,6 +33,7 @@ mod layers;
 mod lora;
 mod memory;
 mod memory_limit;
+mod nodes;
 mod numbers;
 mod origins;
 mod parallel_plan;

@@ -29,6 +29,7 @@ use crate::header::{
 };
 use crate::interrupt::Interrupt;
 use crate::memory_limit::PlannedMemory;
+use crate::nodes::{self, MachinePlace};
 use crate::parallel_plan::ParallelPlan;
 use crate::recipe::Recipe;
 use crate::record::Recorder;
@@ -65,6 +66,8 @@ pub struct RankRun<'a> {
     pub device: DeviceKind,
     /// Whether the 8-bit layers are measured in the last step.
     pub fp8_report: bool,
+    /// Where a process is on its machine.
+    pub place: Option<MachinePlace>,
 }
 
 /// The result of a rank.
@@ -106,10 +109,14 @@ impl RankRun<'_> {
         let start = self.start()?;
         let from = share_start(start, &*world)?;
         consistency::check(&*world, recipe, self.data)?;
-        let groups = ParallelContext::from_world(&self.plan.layout, world)?;
+        let layout = nodes::in_nodes(&self.plan.layout, self.place, &*world)?;
+        let groups = ParallelContext::from_world(&layout, world)?;
         if let Some(start) = start {
             let engine = (rank.engine(), Some(rank.compute_threads()));
             print_run(recipe, self.plan, self.data, self.device, engine);
+            if let Some(nodes) = nodes::describe(groups.mesh(), &recipe.data_parallel) {
+                print("nodes", nodes);
+            }
             let memory = (self.estimates, self.planned_memory);
             print_training(recipe, memory, Some(&start.folder), device);
         }

@@ -12,7 +12,7 @@ use crate::recipe::{Recipe, RecipeOf};
 use crate::retired;
 
 /// Keys and tables that may always differ: layout, paths, output.
-const MAY_DIFFER: [&str; 31] = [
+const MAY_DIFFER: [&str; 32] = [
     "parallel",
     "kernels",
     "lora.base_model",
@@ -32,6 +32,7 @@ const MAY_DIFFER: [&str; 31] = [
     "model.vocabulary_divisible_by",
     "data_parallel.zero_stage",
     "data_parallel.hsdp",
+    "data_parallel.hierarchical_reduce",
     "data_parallel.bucket_size",
     "data_parallel.pad_buckets",
     "data_parallel.overlap_grad_reduce",

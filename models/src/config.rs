@@ -381,6 +381,8 @@ impl TransformerConfig {
             shared_width: moe.shared_width.unwrap_or(0) as u64,
             router_bias: moe.router_bias,
             layers: (0..self.layers).map(|number| moe.is_in(number)).collect(),
+            dispatcher: moe.dispatcher,
+            fp8_dispatch: moe.fp8_dispatch,
         });
         Decoder {
             hidden: self.hidden as u64,

@@ -5,7 +5,7 @@ use burn_megatron::nn::moe::DispatcherKind;
 use crate::{MoeConfig, Positions, TransformerConfig};
 
 /// The same model with defaults resolved, and without the settings that only concern training and the layout: dropout,
-/// initialization, loss terms, the dispatcher of experts, padding of the vocabulary. `context` counts only with learned positions.
+/// initialization, loss terms, the dispatcher of experts and its type, padding of the vocabulary. `context` counts only with learned positions.
 pub(crate) fn plain(model: &TransformerConfig) -> TransformerConfig {
     let windows = model.windows();
     let uniform = windows
@@ -40,6 +40,7 @@ pub(crate) fn plain(model: &TransformerConfig) -> TransformerConfig {
             expert_width: Some(moe.width(model)),
             losses: vec![],
             dispatcher: DispatcherKind::AllToAll,
+            fp8_dispatch: None,
             ..moe.clone()
         }),
         ..model.clone()

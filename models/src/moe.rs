@@ -3,8 +3,9 @@
 use burn_megatron::mesh::{Axis, ParallelConfig, split_evenly};
 use burn_megatron::nn::BuildError;
 use burn_megatron::nn::moe::{
-    Capacity, DispatcherKind, ExpertGroups, GroupScore, MoeMlpConfig, RouterChoice, RouterConfig,
-    RouterDType, RouterLoss, RouterLossKind, ScoreFunction, SharedExpertsConfig,
+    Capacity, DispatcherKind, ExpertGroups, Fp8DispatchScales, GroupScore, MoeMlpConfig,
+    RouterChoice, RouterConfig, RouterDType, RouterLoss, RouterLossKind, ScoreFunction,
+    SharedExpertsConfig,
 };
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +52,9 @@ pub struct MoeConfig {
     pub capacity: Option<Capacity>,
     /// How tokens reach their experts.
     pub dispatcher: DispatcherKind,
+    /// The scales of tokens that the flex dispatcher sends in 8 bits; by default they are sent in their own type.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fp8_dispatch: Option<Fp8DispatchScales>,
 }
 
 impl Default for MoeConfig {
@@ -75,6 +79,7 @@ impl Default for MoeConfig {
             losses: vec![],
             capacity: None,
             dispatcher: DispatcherKind::AllToAll,
+            fp8_dispatch: None,
         }
     }
 }
@@ -148,6 +153,7 @@ impl MoeConfig {
         MoeMlpConfig::new(router, self.width(model), model.activation)
             .with_bias(model.bias)
             .with_dispatcher(self.dispatcher)
+            .with_fp8_dispatch(self.fp8_dispatch)
             .with_capacity(self.capacity)
             .with_losses(self.losses.clone())
             .with_shared(shared.map(|shared| shared.with_gate(self.shared_gate)))

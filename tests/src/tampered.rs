@@ -11,31 +11,45 @@ use burn_megatron::data_parallel::{
 use burn_megatron::nn::{BuildError, ParallelModule, ParameterEntry};
 use burn_megatron::verify::{Layout, Rounding, Subject};
 
-/// A subject with other entries in its parameter table, or other groups in its data-parallel wrapper.
+/// A subject with other entries in its parameter table, or other groups in its layers or its data-parallel wrapper.
 pub struct Tampered<S> {
     inner: S,
     entry: fn(&mut ParameterEntry),
+    layers: fn(&ParallelContext) -> ParallelContext,
     groups: fn(&ParallelContext) -> ParallelContext,
 }
 
 impl<S> Tampered<S> {
     /// Changes every entry of the parameter table.
     pub fn table(inner: S, entry: fn(&mut ParameterEntry)) -> Self {
-        let groups = ParallelContext::clone;
         Self {
-            inner,
             entry,
-            groups,
+            ..Self::unchanged(inner)
+        }
+    }
+
+    /// Changes the groups of the layers.
+    pub fn layers(inner: S, layers: fn(&ParallelContext) -> ParallelContext) -> Self {
+        Self {
+            layers,
+            ..Self::unchanged(inner)
         }
     }
 
     /// Changes the groups of the data-parallel wrapper.
     pub fn groups(inner: S, groups: fn(&ParallelContext) -> ParallelContext) -> Self {
-        let entry = |_: &mut ParameterEntry| ();
+        Self {
+            groups,
+            ..Self::unchanged(inner)
+        }
+    }
+
+    fn unchanged(inner: S) -> Self {
         Self {
             inner,
-            entry,
-            groups,
+            entry: |_| (),
+            layers: ParallelContext::clone,
+            groups: ParallelContext::clone,
         }
     }
 }
@@ -48,7 +62,7 @@ impl<S: Subject> Subject for Tampered<S> {
         groups: &ParallelContext,
         device: &Device,
     ) -> Result<ParallelModule<S::Model>, BuildError> {
-        let mut model = self.inner.build(groups, device)?;
+        let mut model = self.inner.build(&(self.layers)(groups), device)?;
         model.table.entries_mut().iter_mut().for_each(self.entry);
         Ok(model)
     }

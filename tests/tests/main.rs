@@ -23,6 +23,7 @@ mod layouts;
 mod lora;
 mod moe_faults;
 mod moe_verify;
+mod nodes;
 mod offload;
 mod optimizers;
 mod oracle;

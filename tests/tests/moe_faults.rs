@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data::Samples;
-use burn_megatron::mesh::{Axis, Grid};
+use burn_megatron::mesh::{Axis, AxisSet, Grid};
 use burn_megatron::model::RecomputePrefix;
 use burn_megatron::nn::{BuildError, ParallelModule, ParameterEntry, recompute};
 use burn_megatron::train::{LanguageModel, Losses, Tokens};
@@ -77,6 +77,34 @@ fn gradients_of_experts_that_are_not_divided() {
         (comparison.gradients.relative - 1.0).abs() < 1e-9,
         "twice as large"
     );
+}
+
+/// The layers' groups of expert ranks with a corruption.
+fn corrupted(groups: &ParallelContext, corruption: Corruption) -> ParallelContext {
+    let axes = AxisSet::from([Axis::Expert, Axis::ExpertTensor]);
+    let experts = groups.group(Grid::Expert, axes).unwrap();
+    let corrupted = CorruptedComm::wrap(&experts, corruption);
+    groups.clone().with_group(Grid::Expert, axes, corrupted)
+}
+
+/// Every rank finds other tokens beside the choices that came with them, and experts without results have no gradients.
+#[test]
+fn a_dispatch_to_the_wrong_rank_and_a_combine_without_an_expert() {
+    // Each of four ranks has one expert.
+    let parallel = case(&[("expert", "4"), ("dispatcher", "flex")]);
+    let subject = || ModelSubject::new(parallel.config());
+    let sound = Tampered::layers(subject(), ParallelContext::clone);
+    assert_eq!(compare(&sound, &parallel).1, [""; 0]);
+    let misrouted = Tampered::layers(subject(), |groups| corrupted(groups, Corruption::Misrouted));
+    let lost = Tampered::layers(subject(), |groups| {
+        corrupted(groups, Corruption::LostResults)
+    });
+    for faulty in [misrouted, lost] {
+        let failing = compare(&faulty, &parallel).1;
+        for column in ["loss", "parameter grad", "final weights"] {
+            assert!(failing.contains(&column), "{column}: {failing:?}");
+        }
+    }
 }
 
 /// A transformer that is recomputed as a whole.

@@ -3,8 +3,8 @@
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::moe::{
-    Capacity, DispatcherKind, ExpertGroups, GroupScore, KeepPolicy, RouterChoice, RouterLoss,
-    RouterLossKind, ScoreFunction,
+    Capacity, DispatcherKind, ExpertGroups, Fp8DispatchScales, GroupScore, KeepPolicy,
+    RouterChoice, RouterLoss, RouterLossKind, ScoreFunction,
 };
 use burn_megatron::verify::{Layout, ModelSubject, VerifyOptions, verify};
 use burn_megatron_models::{MoeConfig, Positions, TransformerConfig};
@@ -38,9 +38,12 @@ const SETTINGS: Settings<13> = [
     ("capacity", &["none", "largest", "first", "padded"]),
     ("shared", &["none", "shared", "gated"]),
     ("tied", &["yes", "no"]),
-    ("dispatcher", &["all-to-all", "all-gather"]),
-    // The only recipe whose scales do not depend on the rows that an expert has at once.
-    ("fp8", &["none", "delayed"]),
+    (
+        "dispatcher",
+        &["all-to-all", "all-gather", "flex", "flex over nodes of 2"],
+    ),
+    // The only recipe whose scales do not depend on the rows that an expert has at once; tokens that are sent in 8 bits.
+    ("fp8", &["none", "delayed", "dispatch"]),
 ];
 
 /// A row with names for its values.
@@ -72,11 +75,15 @@ impl Case {
         let drops = self.value("capacity") != "none";
         let padded = self.value("capacity") == "padded";
         let is_global = self.value("loss") == "global";
+        let ranks = self.size("expert") * self.size("expert_tensor");
         [
             // More ranks than samples, or nothing to shard.
             data > SAMPLES || data == 1 && self.value("zero") != "0",
             sinkhorn && (balanced || drops),
-            padded && self.value("dispatcher") == "all-gather",
+            padded && self.value("dispatcher") != "all-to-all",
+            self.value("fp8") == "dispatch" && !self.is_flex(),
+            // A node has several ranks, and there are several nodes.
+            self.value("dispatcher").ends_with("2") && (ranks < 4 || !ranks.is_multiple_of(2)),
             // A rank drops by itself, so one rank drops the same if it has the same tokens at once.
             drops && self.size("tensor") > 1,
             // Of all micro-batches of the step at once, and so of one on each rank; a drop is of each.
@@ -84,6 +91,10 @@ impl Case {
         ]
         .iter()
         .all(|refused| !refused)
+    }
+
+    fn is_flex(&self) -> bool {
+        self.value("dispatcher").starts_with("flex")
     }
 
     pub fn layout(&self) -> Layout {
@@ -97,6 +108,7 @@ impl Case {
             .with_pipeline(self.size("pipeline"))
             .with_data(data);
         parallel.zero_stage = self.value("zero").parse().unwrap();
+        parallel.ranks_per_node = self.value("dispatcher").ends_with("2").then_some(2);
         let share = SAMPLES / data;
         let parts = if self.value("loss") == "global" { 1 } else { 2 };
         Layout {
@@ -113,8 +125,10 @@ impl Case {
             shared_gate: self.value("shared") == "gated",
             dispatcher: match self.value("dispatcher") {
                 "all-to-all" => DispatcherKind::AllToAll,
-                _ => DispatcherKind::AllGather,
+                "all-gather" => DispatcherKind::AllGather,
+                _ => DispatcherKind::Flex,
             },
+            fp8_dispatch: (self.value("fp8") == "dispatch").then_some(Fp8DispatchScales::E8m0),
             ..MoeConfig::default()
         };
         match self.value("router") {

@@ -69,6 +69,10 @@ pub struct ParallelConfig {
     /// The order in which the axes number ranks.
     #[serde(skip_serializing_if = "AxisOrder::is_default")]
     pub order: AxisOrder,
+    /// The ranks of a node, which have consecutive numbers: `None` for one node. Exchanges that know nodes send less
+    /// between them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranks_per_node: Option<usize>,
     /// What is sharded over the data axis. Not serialized: a recipe has it in `[data_parallel]`.
     #[serde(skip)]
     pub zero_stage: ZeroStage,
@@ -99,6 +103,7 @@ impl Default for ParallelConfig {
             expert: 1,
             expert_tensor: None,
             order: AxisOrder::default(),
+            ranks_per_node: None,
             zero_stage: ZeroStage::Replicated,
             hsdp: None,
         }
@@ -140,6 +145,9 @@ pub enum LayoutError {
         /// The setting.
         name: &'static str,
     },
+    /// Nodes without ranks.
+    #[error("invalid ranks_per_node = 0: expected at least 1, or none for one node")]
+    EmptyNode,
     /// An inner group without a hierarchical exchange, or the reverse.
     #[error(
         "context_inner = {inner} and context_exchange = {exchange}: expected both for a hierarchical exchange, with a \
@@ -184,6 +192,9 @@ impl ParallelConfig {
     pub fn check(&self) -> Result<(), LayoutError> {
         if self.sequence_parallel && self.tensor == 1 {
             return Err(LayoutError::SequenceParallel);
+        }
+        if self.ranks_per_node == Some(0) {
+            return Err(LayoutError::EmptyNode);
         }
         let pipeline_settings = [
             ("schedule", self.schedule.is_some()),
@@ -292,6 +303,12 @@ impl ParallelConfig {
     /// Sets the order in which the axes number ranks.
     pub fn with_order(mut self, order: AxisOrder) -> Self {
         self.order = order;
+        self
+    }
+
+    /// Sets the number of ranks of a node.
+    pub fn with_ranks_per_node(mut self, ranks: usize) -> Self {
+        self.ranks_per_node = Some(ranks);
         self
     }
 

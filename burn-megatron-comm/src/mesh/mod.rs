@@ -298,6 +298,16 @@ impl Mesh {
         }
     }
 
+    /// How many of the ranks `members`, in ascending order, are on each node: `None` unless they are on several nodes,
+    /// with equally many on each and more than one.
+    pub fn members_per_node(&self, members: &[usize]) -> Option<usize> {
+        let ranks = self.config.ranks_per_node?;
+        let nodes: Vec<_> = members.chunk_by(|a, b| a / ranks == b / ranks).collect();
+        let own = nodes.first()?.len();
+        let is_even = nodes.iter().all(|node| node.len() == own);
+        (is_even && own > 1 && nodes.len() > 1).then_some(own)
+    }
+
     fn grid(&self, grid: Grid) -> &RankGrid {
         match grid {
             Grid::Dense => &self.dense,

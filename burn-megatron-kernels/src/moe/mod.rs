@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | [`router::top_k_router`] | logits `[T, E]` | indices and weights `[T, k]` |
 //! | [`capacity::keep_within_capacity`] | indices and weights | the indices of those that are not dropped |
+//! | [`destinations::destinations`] | indices | the ranks that each token is sent to, each once |
 //! | [`permutation::RowMap`] | indices | which row each pair of a token and a choice has |
 //! | [`permutation::permute`] | `[T, h]` | rows by expert `[N, h]` |
 //! | [`permutation::permute_weights`] | weights `[T, k]` | those of the rows, `[N]` |
@@ -17,6 +18,7 @@
 //! and adds losses of sums that [`statistics`] has. All but choices and counts is differentiable.
 
 pub mod capacity;
+pub mod destinations;
 pub mod grouped;
 pub mod permutation;
 pub mod router;

@@ -55,8 +55,9 @@ pub use coalesced::{
 };
 use function::{CollectiveFunction, Meanwhile};
 pub use host::{from_buffer, to_buffer};
-pub(crate) use host::{or_raise, to_device, to_f64, to_host, wire_dtype};
-pub use packed::{PendingPackedGather, start_all_gather_packed_coalesced};
+pub(crate) use host::{invalid, or_raise, to_device, to_f64, to_host, wire_dtype};
+pub(crate) use packed::start_all_to_all_packed;
+pub use packed::{PendingPacked, start_all_gather_packed_coalesced};
 pub(crate) use recorded::ExchangeNote;
 pub use reduce_in_f32::{PendingReduceScatterInF32, start_reduce_scatter_in_f32};
 pub use uneven::{gather_rows, reduce_scatter_rows};

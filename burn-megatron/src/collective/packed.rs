@@ -1,18 +1,18 @@
 //! Collectives on packed u32, such as the codes of 8-bit floats.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron_kernels::bits;
+use burn_megatron_kernels::{bits, record};
 
 use super::Comm;
-use super::async_ops::PendingTensor;
+use super::async_ops::{CollectiveOp, PendingTensor, start};
 use super::coalesced::start_all_gather_coalesced;
 use super::dispatch::device_engine;
 use super::host::{invalid, or_raise};
 use crate::comm::{Buffer, Call, Pending};
 
-/// A gather of packed u32 in flight.
+/// A call on packed u32 in flight.
 #[must_use = "a collective that is not waited for has no result"]
-pub struct PendingPackedGather(PackedState);
+pub struct PendingPacked(PackedState);
 
 enum PackedState {
     Ready(Tensor<1, Int>),
@@ -29,7 +29,7 @@ enum PackedState {
 pub fn start_all_gather_packed_coalesced(
     xs: Vec<Tensor<1, Int>>,
     comm: &Comm,
-) -> Vec<PendingPackedGather> {
+) -> Vec<PendingPacked> {
     for x in &xs {
         check(x, comm);
     }
@@ -37,31 +37,56 @@ pub fn start_all_gather_packed_coalesced(
         return vec![];
     };
     if comm.size() == 1 {
-        return xs.into_iter().map(PendingPackedGather::ready).collect();
+        return xs.into_iter().map(PendingPacked::ready).collect();
     }
     if device_engine(comm, &device).is_some() {
         // Engines take 32-bit floats, and a gather does not depend on the type.
         let floats = xs.into_iter().map(bits::as_f32).collect();
         let started = start_all_gather_coalesced(floats, comm).into_iter();
-        let pending_call = |pending| PendingPackedGather(PackedState::Device(Box::new(pending)));
+        let pending_call = |pending| PendingPacked(PackedState::Device(Box::new(pending)));
         return started.map(pending_call).collect();
     }
     let calls = xs.into_iter().map(|x| (Call::AllGather, to_buffer(x)));
     let started = or_raise(comm.start_all(calls.collect())).into_iter();
     let pending_call = |pending| {
         let device = device.clone();
-        PendingPackedGather(PackedState::Host { pending, device })
+        PendingPacked(PackedState::Host { pending, device })
     };
     started.map(pending_call).collect()
 }
 
-impl PendingPackedGather {
+/// Starts an all-to-all of rows of `width` words: `send[r]` rows of `x`, `[rows * width]` of u32, go to rank `r`, and
+/// `receive[r]` come from it.
+///
+/// As [`start_all_gather_packed_coalesced`] otherwise.
+pub(crate) fn start_all_to_all_packed(
+    x: Tensor<1, Int>,
+    width: usize,
+    [send, receive]: [&[usize]; 2],
+    comm: &Comm,
+) -> PendingPacked {
+    check(&x, comm);
+    if comm.size() == 1 {
+        return PendingPacked::ready(x);
+    }
+    let words = |rows: &[usize]| rows.iter().map(|rows| rows * width).collect::<Vec<_>>();
+    let (send, receive, device) = (words(send), words(receive), x.device());
+    if record::is_recording() || device_engine(comm, &device).is_some() {
+        let op = CollectiveOp::AllToAll { send, receive };
+        let pending = start(bits::as_f32(x), &op, comm);
+        return PendingPacked(PackedState::Device(Box::new(pending)));
+    }
+    let pending = or_raise(comm.start(Call::AllToAll { send, receive }, to_buffer(x)));
+    PendingPacked(PackedState::Host { pending, device })
+}
+
+impl PendingPacked {
     /// A handle with its result.
     pub fn ready(words: Tensor<1, Int>) -> Self {
         Self(PackedState::Ready(words))
     }
 
-    /// The elements of all ranks in rank order, `[ranks * n]` of u32; waits for the other ranks.
+    /// The elements that this rank receives, in the order of the ranks that sent them; waits for these.
     ///
     /// Unwinds with [`raise`](crate::comm::raise) when the collective fails.
     pub fn wait(self) -> Tensor<1, Int> {

@@ -19,6 +19,11 @@ pub struct DataParallelConfig {
     /// Hybrid sharding: the size of a shard group of consecutive ranks of the data axis; the groups are replicas
     /// of each other. `None`: one group of all ranks.
     pub hsdp: Option<usize>,
+    /// Whether replicated gradients are summed by way of nodes: reduce-scattered inside of each, all-reduced between them, and
+    /// gathered inside. Needs nodes ([`ranks_per_node`](ParallelConfig::ranks_per_node)) with equally many ranks of the data
+    /// axis; otherwise they are summed over all ranks at once.
+    #[serde(skip_serializing_if = "is_false")]
+    pub hierarchical_reduce: bool,
     /// The dtype in which the model computes.
     pub precision: Precision,
     /// Elements at which a gradient bucket is full. `None`: the larger of 40 million and 1 million per rank.
@@ -65,6 +70,7 @@ impl Default for DataParallelConfig {
         Self {
             zero_stage: ZeroStage::Replicated,
             hsdp: None,
+            hierarchical_reduce: false,
             precision: Precision::F32,
             bucket_size: None,
             pad_buckets: false,
@@ -81,6 +87,10 @@ impl Default for DataParallelConfig {
             offload: OffloadConfig::default(),
         }
     }
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// The moments of Adam.
@@ -189,6 +199,15 @@ pub enum DataParallelConfigError {
         name: &'static str,
         /// The stages in which it has an effect.
         expected: &'static str,
+        /// The stage of the run.
+        stage: ZeroStage,
+    },
+    /// A sum by way of nodes of gradients that are sharded.
+    #[error(
+        "hierarchical_reduce sums replicated gradients, but zero_stage = {stage} shards them; set hsdp to the ranks of a node \
+         to exchange less between nodes, or leave hierarchical_reduce out"
+    )]
+    HierarchicalShards {
         /// The stage of the run.
         stage: ZeroStage,
     },
@@ -306,6 +325,9 @@ impl DataParallelConfig {
             return requires("hsdp", "1, 2 or 3");
         }
         self.check_hsdp(ranks)?;
+        if self.hierarchical_reduce && stage != ZeroStage::Replicated {
+            return Err(DataParallelConfigError::HierarchicalShards { stage });
+        }
         if self.overlap_param_gather
             && !matches!(stage, ZeroStage::Optimizer | ZeroStage::Gradients)
         {

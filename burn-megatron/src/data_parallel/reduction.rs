@@ -8,8 +8,8 @@ use super::memory_usage::{MemoryCategory, TrackedAllocation, TrackedTensor};
 use super::sharding_groups::ShardingGroups;
 use super::sharding_plan::ShardingPlan;
 use crate::collective::{
-    PendingReduceScatterInF32, PendingTensor, start_all_reduce, start_all_reduce_coalesced,
-    start_reduce_scatter_coalesced, start_reduce_scatter_in_f32,
+    PendingReduceScatterInF32, PendingTensor, start_all_gather, start_all_reduce,
+    start_all_reduce_coalesced, start_reduce_scatter_coalesced, start_reduce_scatter_in_f32,
 };
 use crate::comm::ReduceOp;
 
@@ -26,6 +26,8 @@ enum ReductionState {
     Local(Tensor<1>),
     /// An all-reduce of the whole bucket.
     AllReduce(PendingTensor<1>),
+    /// A reduce-scatter over the ranks of the node, which those of other nodes and a gather in the node follow.
+    InNode(PendingTensor<1>),
     /// A reduce-scatter over the shard group.
     ReduceScatter(PendingTensor<1>),
     /// A reduce-scatter of 16-bit values that are accumulated in f32.
@@ -59,10 +61,16 @@ fn start_run(
     let groups = plan.groups(buckets[0]);
     let states: Vec<_> = match (groups.shard.size(), groups.replicas.size()) {
         (1, 1) => tensors.into_iter().map(ReductionState::Local).collect(),
-        (1, _) => start_all_reduce_coalesced(tensors, ReduceOp::Sum, &groups.replicas)
-            .into_iter()
-            .map(ReductionState::AllReduce)
-            .collect(),
+        (1, _) => match &groups.nodes {
+            Some(nodes) => start_reduce_scatter_coalesced(tensors, &nodes.inside)
+                .into_iter()
+                .map(ReductionState::InNode)
+                .collect(),
+            None => start_all_reduce_coalesced(tensors, ReduceOp::Sum, &groups.replicas)
+                .into_iter()
+                .map(ReductionState::AllReduce)
+                .collect(),
+        },
         _ if plan.config.reduce_in_16_bits => {
             let start = |x| start_in_16_bits(x, groups, plan);
             tensors.into_iter().map(start).collect()
@@ -99,6 +107,10 @@ impl PendingReduction {
             ReductionState::AllReduce(pending) => {
                 return TrackedTensor::from_parts(pending.wait(), self.allocation);
             }
+            ReductionState::InNode(pending) => {
+                let sum = summed_over_nodes(pending.wait(), plan.groups(self.bucket));
+                return TrackedTensor::from_parts(sum, self.allocation);
+            }
             ReductionState::ReduceScatter(pending) => pending.wait(),
             ReductionState::ReduceScatterWide(pending) => pending.wait(),
         };
@@ -110,4 +122,13 @@ impl PendingReduction {
         };
         plan.track(reduced, category)
     }
+}
+
+/// The sum of a bucket over all nodes, from this rank's part of that of its node.
+fn summed_over_nodes(part: Tensor<1>, groups: &ShardingGroups) -> Tensor<1> {
+    let Some(nodes) = &groups.nodes else {
+        unreachable!("a sum of a node is of a group with nodes")
+    };
+    let sum = start_all_reduce(part, ReduceOp::Sum, &nodes.between).wait();
+    start_all_gather(sum, 0, &nodes.inside).wait()
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::config::DataParallelConfig;
 use super::error::DataParallelError;
 use crate::collective::Comm;
-use crate::comm::{ParallelContext, SingleRank};
+use crate::comm::{NodeGroups, ParallelContext, SingleRank};
 use crate::mesh::{Axis, Grid};
 
 /// The data-parallel group of one grid, split into shard groups of consecutive ranks. Each shard group holds one
@@ -21,6 +21,9 @@ pub(crate) struct ShardingGroups {
     pub shard: Comm,
     /// The ranks that hold the same shard.
     pub replicas: Comm,
+    /// The parts of `replicas` inside of nodes and between them, where it is all of `data` and sums are to go by way of
+    /// nodes.
+    pub nodes: Option<NodeGroups>,
     /// The ranks over which a weight is split: the tensor axis of the grid.
     pub tensor: Comm,
     /// The ranks that hold the other parameters of the stage: all axes of the grid but those of `data` and the
@@ -58,6 +61,11 @@ impl ShardingGroups {
                 )
             }
         };
+        let nodes = if config.hierarchical_reduce {
+            groups.node_groups(grid, grid.data_axes())?
+        } else {
+            None
+        };
         let tensor = match grid {
             Grid::Dense => Axis::Tensor,
             Grid::Expert => Axis::ExpertTensor,
@@ -66,6 +74,7 @@ impl ShardingGroups {
             data,
             shard,
             replicas,
+            nodes,
             tensor: groups.group(grid, tensor)?,
             model: groups.group(grid, grid.model_axes())?,
         })

@@ -5,13 +5,15 @@
 //! `8 h + 4 q + 4 kv + 6 f` bytes.
 
 mod block;
+mod experts;
 mod further;
 mod latent;
 
 use crate::kernels::attention::Heads;
-use crate::mesh::{ContextExchange, ParallelConfig};
+use crate::mesh::{ContextExchange, Mesh, ParallelConfig};
 use crate::nn::QkNorm;
 use crate::nn::context::ExchangeProblem;
+use crate::nn::moe::{DispatchNodes, DispatcherKind, Fp8DispatchScales};
 
 use super::flops::{attention_flops_per_token, keys_per_query, product_flops_per_token};
 use super::model_profile::{BlockProfile, ModelProfile};
@@ -80,6 +82,10 @@ pub struct Experts {
     pub router_bias: bool,
     /// Whether a layer has experts.
     pub layers: Vec<bool>,
+    /// How tokens reach them.
+    pub dispatcher: DispatcherKind,
+    /// Whether they do in 8 bits.
+    pub fp8_dispatch: Option<Fp8DispatchScales>,
 }
 
 /// The window and the experts of a layer.
@@ -96,6 +102,8 @@ struct Share {
     sequence: u64,
     expert: u64,
     expert_tensor: u64,
+    /// Of the ranks that exchange tokens of experts.
+    nodes: Option<DispatchNodes>,
 }
 
 impl Decoder {
@@ -111,6 +119,7 @@ impl Decoder {
             sequence: if layout.sequence_parallel { tensor } else { 1 },
             expert: layout.expert as u64,
             expert_tensor: layout.expert_tensor_size() as u64,
+            nodes: self.nodes(layout),
         };
         let context_exchange = self.context_exchange(layout, [samples, seq]);
         let attention = |block: &mut BlockProfile, window| {
@@ -152,6 +161,14 @@ impl Decoder {
         };
         self.add_further(&mut model, share);
         model
+    }
+
+    /// The nodes that the experts' ranks are on, where the layout says which ranks share one.
+    fn nodes(&self, layout: &ParallelConfig) -> Option<DispatchNodes> {
+        let experts = self.experts.as_ref()?;
+        layout.ranks_per_node?;
+        let mesh = Mesh::new(layout, layout.world_size()?).ok()?;
+        DispatchNodes::of(&mesh, experts.experts as usize)
     }
 
     /// The kind of each layer, and the window and the experts of each kind.

@@ -6,6 +6,7 @@ use crate::mesh::{Axis, AxisSet, Coordinates, ExpertCoordinates, Grid, Mesh};
 
 use super::hardware::Hardware;
 use super::link::{GroupLinks, gcd};
+use super::profile::{Exchange, GroupPart};
 
 /// The links of the groups of a mesh.
 #[derive(Clone, Debug)]
@@ -65,6 +66,25 @@ impl<'a> MeshLinks<'a> {
                 &runs(&self.mesh, grid, axes),
             )),
         }
+    }
+
+    /// The links of the ranks of an exchange.
+    ///
+    /// # Panics
+    ///
+    /// As [`group`](Self::group).
+    pub fn of(&self, exchange: &Exchange) -> Cow<'_, GroupLinks> {
+        let per_node = match exchange.part {
+            GroupPart::Whole => return self.group(exchange.grid, exchange.axes),
+            GroupPart::InsideNode(ranks) | GroupPart::BetweenNodes(ranks) => ranks,
+        };
+        let all = runs(&self.mesh, exchange.grid, exchange.axes);
+        let (inside, between) = divide(&all, per_node);
+        let own = match exchange.part {
+            GroupPart::BetweenNodes(_) => between,
+            _ => inside,
+        };
+        Cow::Owned(GroupLinks::new(self.hardware, &own))
     }
 
     /// The links of the data axis where a grid's parameters are sharded over `ranks` ranks: of those ranks, and of the ones

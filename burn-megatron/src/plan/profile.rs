@@ -85,6 +85,18 @@ pub enum TrainingPass {
     Backward,
 }
 
+/// The ranks of a group that take part in an exchange.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum GroupPart {
+    /// All.
+    #[default]
+    Whole,
+    /// Those on one node, so many.
+    InsideNode(usize),
+    /// Those with the same place on each node, which has so many.
+    BetweenNodes(usize),
+}
+
 /// A collective, or a message, of one micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchange {
@@ -94,6 +106,8 @@ pub struct Exchange {
     pub grid: Grid,
     /// Which ranks take part: those that differ in these axes.
     pub axes: AxisSet,
+    /// Whether only some of them do.
+    pub part: GroupPart,
     /// The number of ranks.
     pub ranks: u64,
     /// Bytes on this rank: of the larger of input and output, so the whole tensor of an all-gather or a

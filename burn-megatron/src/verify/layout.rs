@@ -177,6 +177,8 @@ impl Layout {
             "ep2-dp4-mb1-z2",
             "tp2-sp-ep2-dp4-mb1-z3",
             "ep2-dp4-mb1-z3-hsdp2",
+            "ep4-dp4-mb1-node2",
+            "tp2-sp-ep2-dp4-mb1-z1-node4",
         ];
         names.iter().filter_map(|name| name.parse().ok()).collect()
     }
@@ -247,6 +249,9 @@ impl fmt::Display for Layout {
         }
         if let Some(ranks) = parallel.hsdp {
             write!(f, "-hsdp{ranks}")?;
+        }
+        if let Some(ranks) = parallel.ranks_per_node {
+            write!(f, "-node{ranks}")?;
         }
         if parallel.pipeline > 1 {
             write!(f, "/{}", parallel.schedule.clone().unwrap_or_default())?;
@@ -332,12 +337,13 @@ impl Layout {
             self.parallel.zero_stage = stage;
             return Some("z");
         }
-        let names = ["hsdp", "etp", "ep", "cp", "tp", "dp", "pp", "mb"].into_iter();
+        let names = ["hsdp", "node", "etp", "ep", "cp", "tp", "dp", "pp", "mb"].into_iter();
         let (name, size) = names
             .filter_map(|name| Some((name, size(part, name)?)))
             .next()?;
         match name {
             "hsdp" => self.parallel.hsdp = Some(size),
+            "node" => self.parallel.ranks_per_node = Some(size),
             "etp" => self.parallel.expert_tensor = Some(size),
             "ep" => self.parallel.expert = size,
             "cp" => self.parallel.context = size,
@@ -399,6 +405,7 @@ mod tests {
             "tp1-cp4-usp2-contiguous-dp1",
             "tp2-sp-cp2-alltoall-ep2-dp1-z1",
             "tp1-cp2-perdocument-dp1",
+            "tp1-ep4-dp4-z1-hsdp2-node2",
         ] {
             assert_eq!(text.parse::<Layout>().unwrap().to_string(), text);
         }

@@ -1,11 +1,15 @@
-//! The flags of `bench kernels`, `bench overlap`, `bench pipeline` and `bench context`.
+//! The flags of `bench kernels`, `bench overlap`, `bench pipeline`, `bench context` and `bench dispatch`.
 
 use std::path::PathBuf;
 
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::device::DeviceKind;
 use burn_megatron::mesh::{ContextExchange, ScheduleKind};
+use burn_megatron::nn::moe::Fp8DispatchScales;
 use clap::{Args, ValueEnum};
+use serde::Deserialize;
+use serde::de::IntoDeserializer;
+use serde::de::value::{Error as ValueError, StrDeserializer};
 
 use super::case::Shape;
 use crate::set::SetArgs;
@@ -180,6 +184,60 @@ pub struct ContextArgs {
     /// Write the results to this file as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+/// Flags of `bench dispatch`.
+#[derive(Args)]
+pub struct DispatchArgs {
+    /// Tokens of a rank.
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = at_least_one)]
+    pub tokens: usize,
+    /// Features of a token.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_one)]
+    pub hidden: usize,
+    /// Inner width of an expert.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    pub expert_width: usize,
+    /// Experts, which the ranks share evenly.
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
+    pub experts: usize,
+    /// Experts of a token.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
+    pub experts_per_token: usize,
+    /// Inner width of the shared expert.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_one)]
+    pub shared_width: usize,
+    /// Ranks, each with one compute thread.
+    #[arg(long, visible_alias = "ep", value_name = "N", default_value_t = 4, value_parser = at_least_one)]
+    pub ranks: usize,
+    /// Ranks of a node.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = at_least_one)]
+    pub ranks_per_node: usize,
+    /// The scales of tokens in 8 bits: f32 or e8m0.
+    #[arg(long, value_name = "f32|e8m0", default_value = "e8m0", value_parser = dispatch_scales)]
+    pub fp8_dispatch: Fp8DispatchScales,
+    /// Time of what the all-to-all dispatcher sends over the link between nodes, as a fraction of the time of the layer
+    /// without a link.
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.5, value_parser = above_zero)]
+    pub share: f64,
+    /// How many times as fast the link inside of a node is.
+    #[arg(long, value_name = "TIMES", default_value_t = 8.0, value_parser = above_zero)]
+    pub inside: f64,
+    /// Measured steps.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
+    pub steps: usize,
+    /// Warm-up steps before them.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub warm_up: usize,
+    /// Write the results to this file as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// The scales of a dispatch in 8 bits.
+fn dispatch_scales(text: &str) -> Result<Fp8DispatchScales, ValueError> {
+    let text: StrDeserializer<'_, ValueError> = text.into_deserializer();
+    Fp8DispatchScales::deserialize(text)
 }
 
 /// Flags of `bench plan`.

@@ -4,6 +4,7 @@ pub mod args;
 mod case;
 pub mod checkpoint;
 pub mod context;
+pub mod dispatch;
 mod fp8;
 pub mod gemm;
 pub mod generate;

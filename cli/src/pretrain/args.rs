@@ -76,6 +76,9 @@ pub struct PretrainArgs {
         help_heading = "Parallelism"
     )]
     pub expert_tensor_parallel: Option<usize>,
+    /// Ranks of a node, with consecutive numbers: exchanges that know nodes send less between them.
+    #[arg(long, value_name = "N", help_heading = "Parallelism")]
+    pub ranks_per_node: Option<usize>,
     /// Ranks that share the layers, each with its stages.
     #[arg(
         long,

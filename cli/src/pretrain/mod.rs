@@ -32,6 +32,7 @@ use crate::header::{self, print_run};
 use crate::interrupt::{self, Interrupt};
 use crate::layers::LayeredRecipe;
 use crate::memory_limit::PlannedMemory;
+use crate::nodes::MachinePlace;
 use crate::numbers::{count, grouped};
 use crate::rank_run::{RankResult, RankRun, print_training};
 use crate::ranks::{self, seconds};
@@ -77,6 +78,7 @@ fn run_until(
     }
     let ranks = ranks::set_up(&args.ranks, args.device, plan.mesh.world_size())?;
     let (own_rank, local_rank) = (ranks.own_rank, ranks.local_rank);
+    let on_this_machine = ranks.on_this_machine;
     let mut world = ranks.world.clone();
     let faults = Faults::new(args.inject.clone());
     faults.check(plan.mesh.world_size())?;
@@ -181,6 +183,10 @@ fn run_until(
             heartbeat_interval: MAX_HEARTBEAT_INTERVAL.min(deadline.min(first_deadline) / 4),
             device: args.device,
             fp8_report: args.fp8.fp8_report,
+            place: own_rank.map(|_| MachinePlace {
+                rank: local_rank,
+                ranks: on_this_machine,
+            }),
         };
         let device = &devices[place % devices.len()];
         run.train(&rank, device, &interrupt)

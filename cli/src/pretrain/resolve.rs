@@ -106,6 +106,8 @@ fn apply_flags(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
     if args.expert_tensor_parallel.is_some() {
         recipe.parallel.expert_tensor = args.expert_tensor_parallel;
     }
+    let parallel = &mut recipe.parallel;
+    parallel.ranks_per_node = args.ranks_per_node.or(parallel.ranks_per_node);
     if let Some(pipeline) = args.pipeline_parallel {
         recipe.parallel.pipeline = pipeline;
         if pipeline == 1 {

@@ -12,10 +12,10 @@ use crate::set::SetArgs;
 #[derive(Args)]
 pub struct VerifyArgs {
     /// Layouts, such as `tp2-sp-dp2,tp4`: tpN tensor, sp sequence parallel, dpN data,
-    /// ppN pipeline, mbN samples per micro-batch, zN ZeRO stage, hsdpN ranks per sharding group; then,
-    /// after a slash, the pipeline schedule and the stages per rank, as in `pp2-mb1/interleaved/v2`. The
+    /// ppN pipeline, mbN samples per micro-batch, zN ZeRO stage, hsdpN ranks per sharding group, nodeN ranks per
+    /// node; then, after a slash, the pipeline schedule and the stages per rank, as in `pp2-mb1/interleaved/v2`. The
     /// default is tensor {1,2,4} x sequence parallel {off,on} x data {1,2}, twelve pipelines, twelve sharded
-    /// layouts, and further settings in some; for models with experts sixteen layouts of expert ranks; for a recipe
+    /// layouts, and further settings in some; for models with experts eighteen layouts of expert ranks; for a recipe
     /// its own layout.
     #[arg(long, value_delimiter = ',', value_name = "LAYOUT,..")]
     pub layouts: Vec<Layout>,

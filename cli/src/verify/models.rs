@@ -1,7 +1,9 @@
 //! The small models of `verify`.
 
 use burn_megatron::mesh::ContextExchange;
-use burn_megatron::nn::moe::{ExpertGroups, GroupScore, RouterLoss, RouterLossKind, ScoreFunction};
+use burn_megatron::nn::moe::{
+    DispatcherKind, ExpertGroups, GroupScore, RouterLoss, RouterLossKind, ScoreFunction,
+};
 use burn_megatron::nn::{Activation, NormKind, QkNorm};
 use burn_megatron::verify::Layout;
 use burn_megatron_models::{
@@ -28,7 +30,8 @@ pub enum VerifyModel {
     /// DeepSeek-V3: latent attention with YaRN, a first block without experts, the router of the one before, and the token
     /// after the next.
     Deepseek,
-    /// Llama with experts, norms of all queries and of all keys, weights that do not sum to 1, and windows in some blocks.
+    /// Llama with experts behind the flex dispatcher, norms of all queries and of all keys, weights that do not sum to 1,
+    /// and windows in some blocks.
     Olmoe,
     /// Llama with experts, biases everywhere, sinks, a clamped activation, and positions scaled by YaRN.
     GptOss,
@@ -196,6 +199,7 @@ impl VerifyModel {
                     bias_update_rate: Some(0.05),
                     losses: vec![loss(RouterLossKind::SequenceBalance, 0.05)],
                     shared_width: Some(12),
+                    dispatcher: DispatcherKind::Flex,
                     ..experts
                 }),
                 mtp: Some(MtpConfig::default()),
@@ -207,6 +211,7 @@ impl VerifyModel {
                 positions: Positions::rotary(10_000.0),
                 moe: Some(MoeConfig {
                     score: ScoreFunction::PreSoftmax,
+                    dispatcher: DispatcherKind::Flex,
                     ..experts
                 }),
                 ..llama

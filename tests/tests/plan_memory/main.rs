@@ -14,6 +14,7 @@ use burn_megatron::kernels::record::ShapeSettings;
 use burn_megatron::mesh::{Mesh, ParallelConfig};
 use burn_megatron::nn::context::SequenceShard;
 use burn_megatron::nn::fp8::Fp8Config;
+use burn_megatron::nn::moe::{DispatcherKind, Fp8DispatchScales};
 use burn_megatron::nn::{LossFactor, ModelBuilder, QkNorm, RecomputeConfig, Tokens};
 use burn_megatron::plan::memory::{MemoryRequest, plan_memory};
 use burn_megatron::plan::tape::{ProfileRequest, profile_rank};
@@ -265,6 +266,14 @@ fn what_a_micro_batch_keeps_is_what_the_heap_has() {
         }),
         ..llama()
     };
+    let flex = TransformerConfig {
+        moe: experts().moe.map(|moe| MoeConfig {
+            dispatcher: DispatcherKind::Flex,
+            fp8_dispatch: Some(Fp8DispatchScales::E8m0),
+            ..moe
+        }),
+        ..experts()
+    };
     let cases = [
         ("latents", latent.clone(), one.clone(), 1),
         ("latents, tensor 2", latent.clone(), tensor.clone(), 2),
@@ -281,6 +290,12 @@ fn what_a_micro_batch_keeps_is_what_the_heap_has() {
         (
             "experts on 2 ranks",
             experts(),
+            one.clone().with_data(2).with_expert(2),
+            2,
+        ),
+        (
+            "experts on 2 ranks, tokens sent in 8 bits",
+            flex,
             one.clone().with_data(2).with_expert(2),
             2,
         ),

@@ -1,5 +1,6 @@
 //! The link of one rank, and a record of its transfers.
 
+use std::cmp::Ordering;
 use std::mem;
 use std::sync::{Arc, mpsc};
 use std::thread::{self, sleep};
@@ -25,10 +26,18 @@ pub(super) const MAX_TRANSFER_TIME: Duration = Duration::from_secs(600);
 pub struct Link {
     latency: Duration,
     bytes_per_second: f64,
+    nodes: Option<NodeLink>,
     epoch: Instant,
     /// The time of a link with a virtual clock.
     virtual_clock: Option<Mutex<Duration>>,
     state: Mutex<LinkState>,
+}
+
+/// The link inside of a node.
+#[derive(Clone, Copy, Debug)]
+struct NodeLink {
+    ranks: usize,
+    bytes_per_second: f64,
 }
 
 #[derive(Debug, Default)]
@@ -48,6 +57,9 @@ pub enum LinkError {
     /// A bandwidth that is not positive.
     #[error("invalid bandwidth {0} bytes/s: expected more than 0 (infinity for no limit)")]
     Bandwidth(f64),
+    /// Nodes without ranks.
+    #[error("invalid nodes of 0 ranks: expected at least 1")]
+    Nodes,
     /// A latency that looks like a wrong unit.
     #[error("invalid latency {0:?}: expected at most {MAX_TRANSFER_TIME:?}")]
     Latency(Duration),
@@ -62,6 +74,8 @@ pub struct Transfer {
     pub group: String,
     /// The bytes that the rank sends.
     pub bytes: u64,
+    /// Those of them that go to another [node](Link::with_nodes).
+    pub between: u64,
     /// When the call was started.
     pub asked: Duration,
     /// When the link was free for it.
@@ -101,7 +115,25 @@ impl Link {
     /// # Errors
     /// [`LinkError`] for a bandwidth that is not positive, or a latency above 600 s.
     pub fn new(latency: Duration, bytes_per_second: f64) -> Result<Arc<Self>, LinkError> {
-        Self::with_clock(latency, bytes_per_second, None)
+        Self::with_clock(latency, bytes_per_second, None, None)
+    }
+
+    /// A link whose bandwidth is that between nodes of `ranks_per_node` ranks with consecutive numbers in the world; inside
+    /// of a node it is `inside`, in bytes per second.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and [`LinkError::Nodes`] for nodes without ranks.
+    pub fn with_nodes(
+        latency: Duration,
+        bytes_per_second: f64,
+        ranks_per_node: usize,
+        inside: f64,
+    ) -> Result<Arc<Self>, LinkError> {
+        let nodes = NodeLink {
+            ranks: ranks_per_node,
+            bytes_per_second: inside,
+        };
+        Self::with_clock(latency, bytes_per_second, Some(nodes), None)
     }
 
     /// The same link with a virtual clock, which only waits for transfers and [`advance`](Self::advance) advance,
@@ -113,20 +145,31 @@ impl Link {
         latency: Duration,
         bytes_per_second: f64,
     ) -> Result<Arc<Self>, LinkError> {
-        Self::with_clock(latency, bytes_per_second, Some(Mutex::default()))
+        Self::with_clock(latency, bytes_per_second, None, Some(Mutex::default()))
     }
 
     fn with_clock(
         latency: Duration,
         bytes_per_second: f64,
+        nodes: Option<NodeLink>,
         virtual_clock: Option<Mutex<Duration>>,
     ) -> Result<Arc<Self>, LinkError> {
+        if let Some(nodes) = nodes {
+            if nodes.ranks == 0 {
+                return Err(LinkError::Nodes);
+            }
+            // Also where it is NaN.
+            if nodes.bytes_per_second.partial_cmp(&0.0) != Some(Ordering::Greater) {
+                return Err(LinkError::Bandwidth(nodes.bytes_per_second));
+            }
+        }
         match (bytes_per_second > 0.0, latency <= MAX_TRANSFER_TIME) {
             (false, _) => Err(LinkError::Bandwidth(bytes_per_second)),
             (true, false) => Err(LinkError::Latency(latency)),
             (true, true) => Ok(Arc::new(Self {
                 latency,
                 bytes_per_second,
+                nodes,
                 epoch: Instant::now(),
                 virtual_clock,
                 state: Mutex::default(),
@@ -163,6 +206,11 @@ impl Link {
         self.latency
     }
 
+    /// So many that all ranks are on one, if nodes are not known.
+    pub(super) fn ranks_per_node(&self) -> usize {
+        self.nodes.map_or(usize::MAX, |nodes| nodes.ranks)
+    }
+
     fn now(&self) -> Duration {
         match &self.virtual_clock {
             Some(now) => *now.lock(),
@@ -172,7 +220,13 @@ impl Link {
 
     /// How long a transfer takes, without the latency.
     pub(super) fn transfer_time(&self, part: &TransferSize) -> Result<Duration, CommError> {
-        let seconds = part.bytes as f64 / self.bytes_per_second;
+        let seconds = match self.nodes {
+            Some(nodes) if !part.in_step => {
+                let inside = (part.bytes - part.between) as f64 / nodes.bytes_per_second;
+                inside.max(part.between as f64 / self.bytes_per_second)
+            }
+            _ => part.bytes as f64 / self.bytes_per_second,
+        };
         let time = Duration::try_from_secs_f64(seconds).ok();
         time.filter(|time| *time <= MAX_TRANSFER_TIME)
             .ok_or_else(|| CommError::Engine {
@@ -253,6 +307,7 @@ impl Link {
             op: part.op,
             group: group.to_owned(),
             bytes: part.bytes,
+            between: part.between,
             asked,
             started,
             done,

@@ -26,6 +26,9 @@ pub use link::{Link, LinkError, Transfer, hidden_share};
 /// A message begins to arrive when both its send and its receive were started, after the messages before it; the link
 /// takes in messages while it sends. On a link with a virtual clock, whose ranks have times of their own, it begins when
 /// its receive was started, and what a rank receives takes turns with what it sends.
+/// [started as one](Communicator::start_all) pay the latency once. A group of one has no link. Over a link
+/// [with nodes](Link::with_nodes) the ring of a group on several nodes is as slow as the link between them, and an all-to-all
+/// uses both links at once.
 #[derive(Debug)]
 pub struct SimulatedNetwork {
     inner: Arc<dyn Communicator>,
@@ -52,7 +55,7 @@ impl Communicator for SimulatedNetwork {
             return self.inner.start(call, input);
         }
         call.check(self.group(), &input)?;
-        let part = TransferSize::of(&call, self.group(), &input);
+        let part = TransferSize::of(&call, self.group(), &input, self.link.ranks_per_node());
         let time = self.link.transfer_time(&part)?;
         let pending = self.inner.start(call, input)?;
         self.over_link(pending, part, self.link.latency() + time)
@@ -66,7 +69,7 @@ impl Communicator for SimulatedNetwork {
         let mut parts = Vec::with_capacity(calls.len());
         for (call, input) in &calls {
             call.check(self.group(), input)?;
-            let part = TransferSize::of(call, self.group(), input);
+            let part = TransferSize::of(call, self.group(), input, self.link.ranks_per_node());
             let time = mem::take(&mut latency) + self.link.transfer_time(&part)?;
             parts.push((part, time));
         }
@@ -114,14 +117,21 @@ struct TransferSize {
     bytes: u64,
     /// Whether they are received instead.
     arrives: bool,
+    /// Those of them that go to another node.
+    between: u64,
+    /// Whether all of them wait for the link between nodes, as in a ring.
+    in_step: bool,
 }
 
 impl TransferSize {
     /// The bytes that a rank sends with ring algorithms, each to its neighbour (Patarasuk and Yuan 2009,
     /// doi:10.1016/j.jpdc.2008.09.002); of a receive, those that arrive.
-    fn of(call: &Call, group: &Group, input: &Buffer) -> Self {
+    fn of(call: &Call, group: &Group, input: &Buffer, ranks_per_node: usize) -> Self {
         let width = input.dtype().size_of() as u64;
         let (own, ranks) = (input.len() as u64 * width, group.size() as u64);
+        let node = |index: usize| group.ranks()[index] / ranks_per_node;
+        let is_near = |index: usize| node(index) == node(group.index());
+        let neighbour = (group.index() + 1) % group.size();
         let bytes = match call {
             Call::AllReduce(_) => 2 * own * (ranks - 1) / ranks,
             Call::ReduceScatter(_) => own * (ranks - 1) / ranks,
@@ -133,10 +143,27 @@ impl TransferSize {
             }
             Call::Barrier => 0,
         };
+        let whole_if = |far: bool| if far { bytes } else { 0 };
+        let between = match call {
+            Call::AllToAll { send, .. } => {
+                let far = send
+                    .iter()
+                    .enumerate()
+                    .filter(|(index, _)| !is_near(*index));
+                far.map(|(_, elements)| *elements as u64 * width).sum()
+            }
+            Call::Send { to: peer } | Call::Receive { from: peer, .. } => whole_if(!is_near(*peer)),
+            _ => whole_if(!is_near(neighbour)),
+        };
         Self {
             op: call.name(),
             bytes,
             arrives: matches!(call, Call::Receive { .. }),
+            between,
+            in_step: !matches!(
+                call,
+                Call::AllToAll { .. } | Call::Send { .. } | Call::Receive { .. }
+            ) && !(0..group.size()).all(is_near),
         }
     }
 }

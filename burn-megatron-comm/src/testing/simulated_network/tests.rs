@@ -118,7 +118,8 @@ fn calls_started_as_one_pay_the_latency_once() {
 #[test]
 fn the_bytes_are_those_that_a_rank_sends() {
     let group = Group::new("data", vec![0, 1, 2, 3], 1);
-    let bytes = |call: Call, len: usize| TransferSize::of(&call, &group, &ones(len)).bytes;
+    let bytes =
+        |call: Call, len: usize| TransferSize::of(&call, &group, &ones(len), usize::MAX).bytes;
     assert_eq!(bytes(Call::AllReduce(ReduceOp::Sum), 100), 600);
     assert_eq!(bytes(Call::ReduceScatter(ReduceOp::Sum), 100), 300);
     // Of a whole that is four times as long.
@@ -145,6 +146,7 @@ fn transfer(started: u64, done: u64, waited: u64) -> Transfer {
         op: "all_gather",
         group: "data".into(),
         bytes: 1,
+        between: 0,
         asked: ms(started),
         started: ms(started),
         done: ms(done),
@@ -268,4 +270,42 @@ fn a_message_arrives_a_transfer_after_its_send() {
         let sent = transfers.iter().find(|transfer| transfer.op == "send");
         assert!(sent.is_some_and(|sent| sent.started < received[0].done));
     }
+}
+
+/// Four ranks on two nodes: what an all-to-all sends over each link takes its own time, and a ring that of the slower one.
+#[test]
+fn a_link_between_nodes_and_one_inside() {
+    let run = World::threads(4).unwrap().compute_threads(1).run(|rank| {
+        let link = Link::with_nodes(Duration::ZERO, 1e6, 2, 4e6).unwrap();
+        let world = SimulatedNetwork::over(rank.communicator(), &link);
+        let inside = world.split("inside", &[vec![0, 1], vec![2, 3]])?;
+        world
+            .start_all_to_all(ones(400), vec![100; 4], vec![100; 4])?
+            .wait()?;
+        world.start_all_reduce(ones(400), ReduceOp::Sum)?.wait()?;
+        inside.start_all_reduce(ones(400), ReduceOp::Sum)?.wait()?;
+        Ok::<_, CommError>(link.take_transfers())
+    });
+    for (rank, transfers) in run.unwrap().iter().enumerate() {
+        // The ring goes from node to node at every second rank.
+        let between = if rank % 2 == 1 { 2400 } else { 0 };
+        let found = transfers.iter().map(|it| (it.bytes, it.between));
+        assert_eq!(
+            found.collect::<Vec<_>>(),
+            [(1200, 800), (2400, between), (1600, 0)]
+        );
+        let micros: Vec<_> = transfers
+            .iter()
+            .map(|it| it.duration().as_micros())
+            .collect();
+        assert_eq!(micros, [800, 2400, 400]);
+    }
+    assert_eq!(
+        Link::with_nodes(ms(0), 1.0, 0, 1.0).unwrap_err(),
+        LinkError::Nodes
+    );
+    assert!(matches!(
+        Link::with_nodes(ms(0), 1.0, 1, 0.0),
+        Err(LinkError::Bandwidth(_))
+    ));
 }

@@ -96,6 +96,10 @@ fn everything(comm: &Comm) -> Vec<Vec<i64>> {
     let words = super::packed::own(comm.rank(), 5);
     let words = start_all_gather_packed_coalesced(vec![words], comm).remove(0);
     results.push(super::packed::integers(words.wait()));
+    let words = super::packed::own(comm.rank(), 6 * ranks);
+    let rows = vec![2; ranks];
+    let words = start_all_to_all_packed(words, 3, [&rows, &rows], comm);
+    results.push(super::packed::integers(words.wait()));
     let wide = flat(5 * ranks).cast(DType::BF16);
     results.push(integers(start_reduce_scatter_in_f32(wide, comm).wait()));
     results
@@ -110,7 +114,7 @@ fn tensors_that_are_taken_give_what_others_give() {
                 let (engine, comm) = device(comm.clone(), takes);
                 assert_eq!(everything(&comm), expected);
                 let starts = engine.starts.load(Ordering::Relaxed);
-                assert_eq!(starts, if takes { 11 } else { 0 });
+                assert_eq!(starts, if takes { 12 } else { 0 });
             }
         });
     }

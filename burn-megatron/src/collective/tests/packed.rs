@@ -36,6 +36,25 @@ fn words_of_all_ranks_lie_in_rank_order() {
     }
 }
 
+/// Rank `r` sends `r + to` rows of two words to rank `to`.
+#[test]
+fn rows_of_words_go_to_their_ranks() {
+    for ranks in [1, 2, 3] {
+        over(ranks, |comm| {
+            let rank = comm.rank();
+            let rows: Vec<_> = (0..ranks).map(|other| rank + other).collect();
+            let sent = own(rank, 2 * rows.iter().sum::<usize>());
+            let found = start_all_to_all_packed(sent, 2, [&rows, &rows], &comm).wait();
+            let expected = (0..ranks).flat_map(|from| {
+                let before: usize = (0..rank).map(|to| from + to).sum();
+                let all = integers(own(from, 2 * (before + from + rank)));
+                all[2 * before..].to_vec()
+            });
+            assert_eq!(integers(found), expected.collect::<Vec<_>>());
+        });
+    }
+}
+
 #[test]
 fn other_integers_are_refused_before_anything_is_sent() {
     let run = |rank: crate::comm::Rank| {

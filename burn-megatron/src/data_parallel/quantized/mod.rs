@@ -26,7 +26,7 @@ use burn::tensor::Tensor;
 
 use super::memory_usage::{MemoryCategory, TrackedAllocation};
 use super::sharding_plan::{ParameterFormat, ShardingPlan};
-use crate::collective::{PendingPackedGather, PendingTensor};
+use crate::collective::{PendingPacked, PendingTensor};
 use crate::nn::fp8::{QuantizedWeight, WeightQuantizer};
 
 mod codes;
@@ -44,7 +44,7 @@ pub(super) enum Fp8Weights {
     #[default]
     Stale,
     /// An all-gather of codes is in flight; with the descale of each weight.
-    GatheringCodes(PendingGather<PendingPackedGather>, Vec<Tensor<1>>),
+    GatheringCodes(PendingGather<PendingPacked>, Vec<Tensor<1>>),
     /// An all-gather of values is in flight.
     GatheringValues(PendingGather<PendingTensor<1>>),
     /// One per parameter of the bucket.

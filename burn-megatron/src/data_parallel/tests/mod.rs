@@ -17,6 +17,7 @@ use crate::testing::warnings;
 mod call_order;
 mod embeddings;
 mod gradient_checks;
+mod nodes;
 mod precision;
 mod quantized;
 

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::capacity::Capacity;
 use super::choice::RouterChoice;
-use super::dispatch::{Dispatcher, DispatcherKind, Meanwhile};
+use super::dispatch::{Dispatcher, DispatcherKind, Fp8DispatchScales, Meanwhile};
 use super::experts::{Experts, ExpertsConfig};
 use super::losses::{LayerLosses, RouterLoss, RouterLossKind};
 use super::router::{Router, RouterConfig, Routing};
@@ -46,6 +46,9 @@ pub struct MoeMlpConfig {
     /// How tokens reach their experts.
     #[config(default = "DispatcherKind::AllToAll")]
     pub dispatcher: DispatcherKind,
+    /// The scales of tokens that the flex dispatcher sends in 8 bits; by default they are sent in their own type. Results
+    /// always are.
+    pub fp8_dispatch: Option<Fp8DispatchScales>,
     /// The most tokens of an expert; by default none is dropped.
     pub capacity: Option<Capacity>,
     /// An MLP for every token beside those of the experts.
@@ -98,7 +101,8 @@ impl MoeMlpConfig {
     /// # Errors
     ///
     /// What does not fit, and what would: more experts than are sorted at once; padding to the capacity with another
-    /// dispatcher than the all-to-all; invalid settings of the router, the capacity or the losses.
+    /// dispatcher than the all-to-all; a dispatch in 8 bits with another than the flex; invalid settings of the router,
+    /// the capacity or the losses.
     pub fn check(&self, layout: &ParallelConfig) -> Result<(), String> {
         let experts = self.router.experts;
         let expert_tensor = layout.expert_tensor_size();
@@ -109,12 +113,25 @@ impl MoeMlpConfig {
         }
         let capacity = self.capacity.as_ref();
         capacity.map_or(Ok(()), Capacity::check)?;
-        if self.dispatcher == DispatcherKind::AllGather && capacity.is_some_and(|c| c.pad) {
-            return Err(
-                "padding to the capacity with the all-gather dispatcher: expected the all-to-all dispatcher, or no \
+        let dispatcher = self.dispatcher.name();
+        if self.dispatcher != DispatcherKind::AllToAll && capacity.is_some_and(|c| c.pad) {
+            return Err(format!(
+                "padding to the capacity with the {dispatcher} dispatcher: expected the all-to-all dispatcher, or no \
                  padding"
-                    .into(),
-            );
+            ));
+        }
+        if self.fp8_dispatch.is_some() && self.dispatcher != DispatcherKind::Flex {
+            return Err(format!(
+                "fp8_dispatch with the {dispatcher} dispatcher: expected the flex dispatcher, or no fp8_dispatch"
+            ));
+        }
+        let ranks = layout.expert.saturating_mul(expert_tensor);
+        if self.dispatcher == DispatcherKind::Flex && ranks > MAX_EXPERTS {
+            return Err(format!(
+                "expert = {} with expert_tensor = {expert_tensor} and the flex dispatcher: expected a product of at \
+                 most {MAX_EXPERTS}",
+                layout.expert
+            ));
         }
         LayerLosses::check(&self.losses)?;
         let balances = |loss: &RouterLoss| loss.kind != RouterLossKind::ZLoss;
@@ -181,7 +198,10 @@ impl MoeMlpConfig {
             router,
             experts: config.init(&builder.child("experts"))?,
             shared: shared.transpose()?,
-            dispatcher: self.dispatcher.init(experts, groups)?.into(),
+            dispatcher: self
+                .dispatcher
+                .init(experts, self.fp8_dispatch, groups)?
+                .into(),
             capacity: self.capacity,
             losses: LayerLosses::new(&self.losses, &self.router, path, groups)?.into(),
             path: path.into(),
@@ -272,19 +292,21 @@ impl MoeMlp {
             Some(capacity) => capacity.apply(routing.clone()),
             None => routing.clone(),
         };
+        // The counts of rows travel from here on.
+        let started = self.dispatcher.start(&kept);
+        let pass = with.step.zip(RouterPass::of(&routing));
+        if let Some((step, pass)) = pass
+            && pass.reports()
+        {
+            step.record_load(&self.path, load(&kept));
+        }
         let shared = Arc::new(Mutex::new(None));
-        let meanwhile = self.shared_into(&shared, whole);
-        let dispatched = self.dispatcher.dispatch(tokens, &kept, meanwhile);
+        let dispatched = started.dispatch(tokens, self.shared_into(&shared, whole));
         let shared = shared.lock().take();
         let y = dispatched.apply(|rows| self.experts.forward(rows));
         let y = y.reshape(shape);
-        let y = match with.step.zip(RouterPass::of(&routing)) {
-            Some((step, pass)) => {
-                if pass.reports() {
-                    step.record_load(&self.path, load(&kept));
-                }
-                self.losses.attach(y, &routing, batch, (step, pass))
-            }
+        let y = match pass {
+            Some(pass) => self.losses.attach(y, &routing, batch, pass),
             None => y,
         };
         (y, shared)

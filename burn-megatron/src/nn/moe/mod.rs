@@ -37,7 +37,10 @@ mod token_part;
 pub use bias::ExpertBias;
 pub use capacity::{Capacity, KeepPolicy};
 pub use choice::RouterChoice;
-pub use dispatch::{Dispatched, Dispatcher, DispatcherKind, Meanwhile};
+pub use dispatch::{
+    DispatchNodes, DispatchProblem, DispatchVolume, Dispatched, Dispatcher, DispatcherKind,
+    Fp8DispatchScales, Meanwhile, StartedDispatch, expected_destinations,
+};
 pub use experts::{ExpertRows, Experts, ExpertsConfig};
 pub use losses::{RouterLoss, RouterLossKind};
 pub use mlp::{MoeForward, MoeMlp, MoeMlpConfig};

@@ -1,10 +1,11 @@
 //! The layers of a decoder.
 
 use super::super::profile::{
-    AttentionShape, Exchange, ExchangeKind, LayerProfile, Product, SavedTensor, TrainingPass,
+    AttentionShape, Exchange, ExchangeKind, GroupPart, LayerProfile, Product, SavedTensor,
+    TrainingPass,
 };
 use super::super::{BlockProfile, GridElements};
-use super::{Decoder, Experts, Share};
+use super::{Decoder, Experts, Share, experts};
 use crate::mesh::{Axis, AxisSet, ContextExchange, Grid};
 use crate::nn::QkNorm;
 use crate::nn::context::ExchangeProblem;
@@ -133,35 +134,8 @@ impl Decoder {
         self.add_post_norm(layer, local * h);
         let backward = layer.output_bytes + ELEMENT * rows * ((inputs + 1) * f + h);
         layer.backward_bytes = layer.backward_bytes.max(backward);
-        let sent = routed * sizes.per_token * h * ELEMENT;
-        for pass in [FORWARD, FORWARD, BACKWARD, BACKWARD] {
-            add(
-                layer,
-                ExchangeKind::AllToAll,
-                Grid::Expert,
-                Axis::Expert,
-                share.expert,
-                sent,
-                pass,
-            );
-        }
-        let gathered = rows * h * ELEMENT;
-        for (kind, pass) in [
-            (ExchangeKind::AllGather, FORWARD),
-            (ExchangeKind::ReduceScatter, FORWARD),
-            (ExchangeKind::AllGather, BACKWARD),
-            (ExchangeKind::ReduceScatter, BACKWARD),
-        ] {
-            add(
-                layer,
-                kind,
-                Grid::Expert,
-                Axis::ExpertTensor,
-                share.expert_tensor,
-                gathered,
-                pass,
-            );
-        }
+        let exchanges = experts::exchanges(sizes, share, routed, h);
+        layer.exchanges.extend(exchanges);
         let biases = if self.bias { own * (inputs * f + h) } else { 0 };
         block.parameters.expert += own * (inputs + 1) * h * f + biases;
         let router_bias = if sizes.router_bias { sizes.experts } else { 0 };
@@ -313,6 +287,7 @@ pub(super) fn context_exchanges(
         kind,
         grid: Grid::Dense,
         axes: Axis::Context.into(),
+        part: GroupPart::Whole,
         ranks,
         bytes: (bytes * factor) as u64,
         pass,
@@ -405,6 +380,7 @@ pub(super) fn add(
             kind,
             grid,
             axes,
+            part: GroupPart::Whole,
             ranks,
             bytes,
             pass,

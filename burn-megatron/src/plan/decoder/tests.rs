@@ -1,5 +1,7 @@
 use super::*;
-use crate::plan::{Recompute, fit};
+use crate::nn::moe::DispatchProblem;
+use crate::plan::profile::{Exchange, GroupPart, TrainingPass};
+use crate::plan::{Recompute, fit, sent_bytes};
 
 fn dense(hidden: u64, layers: usize, heads: u64, mlp_width: u64) -> Decoder {
     Decoder {
@@ -52,6 +54,8 @@ fn qwen(hidden: u64, layers: usize, heads: u64, width: u64) -> Decoder {
             shared_width: 0,
             router_bias: false,
             layers: vec![true; layers],
+            dispatcher: DispatcherKind::AllToAll,
+            fp8_dispatch: None,
         }),
         ..dense(hidden, layers, heads, 1)
     }
@@ -85,6 +89,8 @@ pub fn deepseek_v3() -> Decoder {
             shared_width: 2048,
             router_bias: false,
             layers: (0..61).map(|layer| layer >= 3).collect(),
+            dispatcher: DispatcherKind::AllToAll,
+            fp8_dispatch: None,
         }),
         ..dense(7168, 61, 128, 18432)
     }
@@ -205,9 +211,81 @@ fn volumes_are_the_known_ones() {
     let mean = model.parameters([&stage]).dense as f64 / 8.0;
     assert!((mean / 2.2048e9 - 1.0).abs() < 1e-4, "{mean}");
     let exchanges = model.kinds[0].layer.exchanges.iter();
-    let forward = exchanges.filter(|e| e.pass == super::super::profile::TrainingPass::Forward);
-    let sent: f64 = forward
-        .map(|e| crate::plan::sent_bytes(e.kind, e.bytes as f64, 4))
-        .sum();
+    let forward = exchanges.filter(|e| e.pass == TrainingPass::Forward);
+    let sent: f64 = forward.map(|e| sent_bytes(e.kind, e.bytes as f64, 4)).sum();
     assert_eq!((sent / 1e5).round() / 10.0, 402.7);
+}
+
+/// The bytes of the exchanges of experts that a rank sends, whole and between nodes, in each pass.
+fn sent_for_experts(
+    dispatcher: DispatcherKind,
+    fp8_dispatch: Option<Fp8DispatchScales>,
+    ranks_per_node: Option<usize>,
+) -> [[f64; 2]; 2] {
+    let qwen = qwen_30b();
+    let experts = qwen.experts.clone().map(|experts| Experts {
+        dispatcher,
+        fp8_dispatch,
+        ..experts
+    });
+    let mut layout = ParallelConfig::new().with_data(8).with_expert(8);
+    layout.ranks_per_node = ranks_per_node;
+    let model = Decoder { experts, ..qwen }.profile(&layout, 1, 4096);
+    let exchanges = &model.kinds[0].layer.exchanges;
+    [TrainingPass::Forward, TrainingPass::Backward].map(|pass| {
+        let of_pass = exchanges.iter().filter(move |e| e.pass == pass);
+        let between = |e: &&Exchange| !matches!(e.part, GroupPart::InsideNode(_));
+        let sent = |e: &Exchange| sent_bytes(e.kind, e.bytes as f64, e.ranks as usize);
+        [
+            of_pass.clone().map(sent).sum(),
+            of_pass.filter(between).map(sent).sum(),
+        ]
+    })
+}
+
+/// By the formulas of the dispatchers, which tests of these count: 5.339 ranks of 8 experts of 128 on 8 ranks.
+#[test]
+fn dispatchers_send_what_their_formulas_say() {
+    let (tokens, hidden) = (4096usize, 2048usize);
+    let row = (2 * hidden) as f64;
+    let all = tokens as f64 * 8.0 * 7.0 / 8.0 * 2.0 * row;
+    for kind in [DispatcherKind::AllToAll, DispatcherKind::AllGather] {
+        // As many rows from k = R on.
+        assert_eq!(sent_for_experts(kind, None, None), [[all; 2]; 2]);
+    }
+    for (fp8, ranks_per_node) in [
+        (None, None),
+        (Some(Fp8DispatchScales::E8m0), None),
+        (None, Some(4)),
+    ] {
+        let problem = DispatchProblem {
+            dispatcher: DispatcherKind::Flex,
+            fp8,
+            tokens,
+            experts: 128,
+            per_token: 8,
+            hidden,
+            expert: 8,
+            expert_tensor: 1,
+            nodes: ranks_per_node.map(|ranks| DispatchNodes { ranks, experts: 64 }),
+        };
+        let passes = [problem.forward_bytes(2, 4), problem.backward_bytes(2, 4)];
+        let found = sent_for_experts(DispatcherKind::Flex, fp8, ranks_per_node);
+        for (found, expected) in found.iter().zip(passes) {
+            let between = match ranks_per_node {
+                Some(_) => expected.between,
+                None => expected.inside,
+            };
+            for (found, expected) in found.iter().zip([expected.total(), between]) {
+                assert!(
+                    (found / expected - 1.0).abs() < 1e-6,
+                    "{found}, not {expected}"
+                );
+            }
+        }
+        if fp8.is_none() && ranks_per_node.is_none() {
+            let share = found[0][0] / all;
+            assert!((share - 5.339 / 8.0).abs() < 0.02, "{share}");
+        }
+    }
 }

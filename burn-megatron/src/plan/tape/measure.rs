@@ -3,11 +3,12 @@
 use burn_ir::{FloatOperationIr, OperationIr, TensorIr};
 
 use super::storage::bytes_of;
-use crate::mesh::{AxisSet, Grid, Mesh};
-use crate::plan::profile::{AttentionShape, LayerProfile, Product};
+use crate::mesh::{Axis, AxisSet, Grid, Mesh};
+use crate::plan::profile::{AttentionShape, GroupPart, LayerProfile, Product};
 
-/// The axes in which the ranks of a group differ, on the grid where they are all of those that do.
-pub(super) fn axes_of(ranks: &[usize], mesh: &Mesh) -> (Grid, AxisSet) {
+/// The axes in which the ranks of a group differ, on the grid where they are all of those that do, or those of the group of
+/// expert ranks of which they are a part by nodes.
+pub(super) fn axes_of(ranks: &[usize], mesh: &Mesh) -> (Grid, AxisSet, GroupPart) {
     let places = Grid::ALL.map(|grid| {
         let all = mesh.without_trivial_axes(grid, grid.axes());
         let axes = all.iter().filter(|axis| {
@@ -20,7 +21,33 @@ pub(super) fn axes_of(ranks: &[usize], mesh: &Mesh) -> (Grid, AxisSet) {
         axes.iter().map(|axis| mesh.size(*grid, axis)).product()
     };
     let found = places.into_iter().find(|place| size(place) == ranks.len());
-    found.unwrap_or((Grid::Dense, AxisSet::EMPTY))
+    match found {
+        Some((grid, axes)) => (grid, axes, GroupPart::Whole),
+        None => {
+            part_of_experts(ranks, mesh).unwrap_or((Grid::Dense, AxisSet::EMPTY, GroupPart::Whole))
+        }
+    }
+}
+
+fn part_of_experts(ranks: &[usize], mesh: &Mesh) -> Option<(Grid, AxisSet, GroupPart)> {
+    let axes = AxisSet::from([Axis::Expert, Axis::ExpertTensor]);
+    let all = mesh.members(Grid::Expert, axes, ranks[0]);
+    let per_node = mesh.members_per_node(&all)?;
+    let place = |rank: &usize| all.iter().position(|other| other == rank);
+    let places: Vec<_> = ranks.iter().map(place).collect::<Option<_>>()?;
+    let is_inside = places
+        .iter()
+        .all(|at| at / per_node == places[0] / per_node);
+    let part = if is_inside {
+        GroupPart::InsideNode(per_node)
+    } else {
+        GroupPart::BetweenNodes(per_node)
+    };
+    Some((
+        Grid::Expert,
+        mesh.without_trivial_axes(Grid::Expert, axes),
+        part,
+    ))
 }
 
 /// Adds what an operation of the forward computes to its layer.

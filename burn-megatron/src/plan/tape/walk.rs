@@ -370,7 +370,7 @@ impl<'a> Walk<'a> {
     }
 
     fn exchange(&mut self, note: &ExchangeNote) {
-        let (grid, axes) = axes_of(&note.ranks, self.mesh);
+        let (grid, axes, part) = axes_of(&note.ranks, self.mesh);
         let Some(stage) = &mut self.stage else {
             return;
         };
@@ -382,6 +382,7 @@ impl<'a> Walk<'a> {
             kind: note.kind,
             grid,
             axes,
+            part,
             ranks: note.ranks.len() as u64,
             bytes: note.bytes,
             pass: self.pass,

@@ -170,7 +170,7 @@ impl<'a> DeviceRates<'a> {
     ) -> (PartSeconds, f64) {
         let (mut waited, mut ring) = (PartSeconds::default(), 0.0);
         for exchange in layer.exchanges.iter().filter(|other| other.pass == pass) {
-            let group = links.group(exchange.grid, exchange.axes);
+            let group = links.of(exchange);
             let seconds = group.seconds(self.hardware, exchange.kind, exchange.bytes as f64);
             waited[StepPart::Overhead] += self.hardware.operation;
             match exchange.kind {

@@ -269,7 +269,7 @@ pub fn layer_bytes(
 
 #[cfg(test)]
 mod tests {
-    use super::super::profile::{Exchange, LayerProfile, Product};
+    use super::super::profile::{Exchange, GroupPart, LayerProfile, Product};
     use super::*;
     use crate::mesh::{Mesh, ParallelConfig};
 
@@ -332,6 +332,7 @@ mod tests {
                 kind: ExchangeKind::AllReduce,
                 grid: Grid::Dense,
                 axes: Axis::Tensor.into(),
+                part: GroupPart::Whole,
                 ranks: 2,
                 bytes: 1 << 20,
                 pass: TrainingPass::Backward,

@@ -1,13 +1,14 @@
-//! A communicator with wrong reductions.
+//! A communicator with wrong reductions, or wrong exchanges of rows.
 
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::collective::Comm;
 use crate::comm::{Buffer, BufferPool, Call, CommError, Communicator, DType, Group, Pending};
 use burn_megatron_kernels::adamw::outcome::columns;
 
-/// How a [`CorruptedComm`] corrupts float reductions; other calls are forwarded.
+/// How a [`CorruptedComm`] corrupts reductions, or all-to-alls, of floats; other calls are forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Corruption {
     /// No reduction: each rank gets its own contribution back.
@@ -22,6 +23,11 @@ pub enum Corruption {
     Undivided,
     /// The rank at index 1 gets slightly too large values.
     Drift,
+    /// Of an all-to-all in f64, what is for the first two ranks that get something is exchanged, as far as both get as much.
+    Misrouted,
+    /// Of every third all-to-all in f64, what comes from the rank at index 1 is 0: the results of its experts, where a
+    /// dispatch sends tokens and weights before.
+    LostResults,
 }
 
 /// The relative error of [`Corruption::Drift`].
@@ -34,6 +40,8 @@ pub struct CorruptedComm {
     corruption: Corruption,
     /// Whether the previous call was a float reduction of several numbers.
     after_sum: AtomicBool,
+    /// The all-to-alls in f64 so far.
+    exchanges: AtomicUsize,
 }
 
 impl CorruptedComm {
@@ -43,6 +51,7 @@ impl CorruptedComm {
             inner: inner.clone(),
             corruption,
             after_sum: AtomicBool::new(false),
+            exchanges: AtomicUsize::new(0),
         })
     }
 }
@@ -57,6 +66,24 @@ impl Communicator for CorruptedComm {
         let sums = sums && input.dtype().is_float();
         let is_bucket = sums && input.len() > 1;
         let follows = self.after_sum.swap(is_bucket, Ordering::Relaxed);
+        if let Call::AllToAll { send, receive } = &call
+            && input.dtype() == DType::F64
+        {
+            let number = self.exchanges.fetch_add(1, Ordering::Relaxed);
+            return match self.corruption {
+                Corruption::Misrouted => {
+                    let input = exchanged(input, send);
+                    self.inner.start(call, input)
+                }
+                Corruption::LostResults if number % 3 == 2 => {
+                    let first: usize = receive[..1].iter().sum();
+                    let lost = first..first + receive.get(1).copied().unwrap_or(0);
+                    let pending = self.inner.start(call, input)?;
+                    Ok(Pending::new(move || Ok(without(pending.wait()?, lost))))
+                }
+                _ => self.inner.start(call, input),
+            };
+        }
         match self.corruption {
             Corruption::SkipAfterFirst if is_bucket && follows => Ok(self.own_part(&call, input)),
             Corruption::Skip if sums => Ok(self.own_part(&call, input)),
@@ -120,6 +147,29 @@ fn without_squares_of_others(buffer: Buffer, own: usize, width: usize) -> Buffer
         row[columns::SQUARES..columns::SQUARES + 2].fill(0.0);
     }
     rows.into()
+}
+
+/// The elements for the first two ranks that get some, exchanged as far as both get as many.
+fn exchanged(buffer: Buffer, send: &[usize]) -> Buffer {
+    let mut values: Vec<f64> = buffer.into_vec();
+    let starts = send.iter().scan(0, |end, len| {
+        *end += len;
+        Some((*end - len, *len))
+    });
+    let some: Vec<_> = starts.filter(|(_, len)| *len > 0).take(2).collect();
+    if let [(first, own), (second, other)] = some[..] {
+        for at in 0..own.min(other) {
+            values.swap(first + at, second + at);
+        }
+    }
+    values.into()
+}
+
+/// Numbers in f64 with zeros in a range.
+fn without(buffer: Buffer, range: Range<usize>) -> Buffer {
+    let mut values: Vec<f64> = buffer.into_vec();
+    values[range].fill(0.0);
+    values.into()
 }
 
 /// Numbers in f64, the type of `verify`, times a factor.

@@ -223,6 +223,7 @@ mod tests {
             op,
             group: "data".into(),
             bytes,
+            between: 0,
             asked: Duration::ZERO,
             started: Duration::ZERO,
             done: Duration::from_secs(seconds),

@@ -16,12 +16,22 @@ pub type SettingCase = (
     fn(&mut Recipe),
 );
 
-pub const SETTINGS: [SettingCase; 19] = [
+pub const SETTINGS: [SettingCase; 20] = [
     (
         "overlap_grad_reduce = false",
         VerifyModel::Gpt,
         &["tp2-dp2-mb2", "dp4-mb1-z2"],
         |recipe| recipe.data_parallel.overlap_grad_reduce = false,
+    ),
+    (
+        "hierarchical_reduce",
+        VerifyModel::Llama,
+        &[
+            "dp4-mb1-node2",
+            "tp2-dp4-mb1-node4",
+            "pp2-dp4-mb2-node2/1f1b",
+        ],
+        |recipe| recipe.data_parallel.hierarchical_reduce = true,
     ),
     (
         "overlap_param_gather",

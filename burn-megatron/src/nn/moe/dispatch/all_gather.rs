@@ -1,22 +1,26 @@
 //! Sends every token to every rank.
 
+use std::sync::Arc;
+
 use burn::tensor::{Int, Tensor};
 use burn_megatron_kernels::moe::permutation::{
     RowLayout, RowMap, permute, permute_weights, unpermute,
 };
 
-use super::{Dispatched, Dispatcher, ExpertRanks, Meanwhile, Routing};
+use super::ranks::ExpertRanks;
+use super::{Dispatched, Dispatcher, Routing, StartedDispatch};
 use crate::collective::{gather_rows, reduce_scatter_rows};
 use crate::nn::moe::experts::ExpertRows;
 
 /// The all-gather dispatcher: the sum over expert ranks adds the experts, that over expert-tensor ranks their parts.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct AllGather {
-    ranks: ExpertRanks,
+    ranks: Arc<ExpertRanks>,
 }
 
 impl AllGather {
     pub fn new(ranks: ExpertRanks) -> Self {
+        let ranks = Arc::new(ranks);
         Self { ranks }
     }
 
@@ -29,21 +33,26 @@ impl AllGather {
 }
 
 impl Dispatcher for AllGather {
-    fn dispatch(&self, x: Tensor<2>, routing: &Routing, meanwhile: Meanwhile) -> Dispatched {
-        let comm = self.ranks.comm.clone();
-        let tokens = self.ranks.gather(vec![x.dims()[0] as i64]).concat();
-        let tokens: Vec<_> = tokens.into_iter().map(|tokens| tokens as usize).collect();
-        let choices = self.choices(routing.indices.clone(), &tokens);
-        let map = RowMap::new(choices, self.ranks.local, RowLayout::Kept);
-        let weights = gather_rows(routing.weights.clone(), &tokens, &comm);
-        let rows = ExpertRows {
-            rows: permute(gather_rows(x, &tokens, &comm), &map),
-            weights: permute_weights(weights, &map),
-            group_sizes: map.group_sizes(),
-        };
-        meanwhile();
-        Dispatched::new(rows, move |y| {
-            reduce_scatter_rows(unpermute(y, &map), &tokens, &comm)
+    fn start(&self, routing: &Routing) -> StartedDispatch {
+        let [tokens, _] = routing.indices.dims();
+        let counts = self.ranks.start_counts(vec![tokens as i64]);
+        let (own, routing) = (self.clone(), routing.clone());
+        StartedDispatch::new(move |x, meanwhile| {
+            let comm = own.ranks.comm.clone();
+            let tokens = counts.wait().concat().into_iter();
+            let tokens: Vec<_> = tokens.map(|tokens| tokens as usize).collect();
+            let choices = own.choices(routing.indices, &tokens);
+            let map = RowMap::new(choices, own.ranks.local, RowLayout::Kept);
+            let weights = gather_rows(routing.weights, &tokens, &comm);
+            let rows = ExpertRows {
+                rows: permute(gather_rows(x, &tokens, &comm), &map),
+                weights: permute_weights(weights, &map),
+                group_sizes: map.group_sizes(),
+            };
+            meanwhile();
+            Dispatched::new(rows, move |y| {
+                reduce_scatter_rows(unpermute(y, &map), &tokens, &comm)
+            })
         })
     }
 }

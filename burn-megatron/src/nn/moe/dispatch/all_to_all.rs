@@ -1,11 +1,14 @@
 //! Sends each token to its experts.
 
+use std::sync::Arc;
+
 use burn::tensor::{Tensor, TensorData};
 use burn_megatron_kernels::moe::permutation::{
     RowLayout, RowMap, permute, permute_weights, unpermute,
 };
 
-use super::{Dispatched, Dispatcher, ExpertRanks, Meanwhile, Routing};
+use super::ranks::ExpertRanks;
+use super::{Dispatched, Dispatcher, Meanwhile, Routing, StartedDispatch};
 use crate::collective::{Comm, all_to_all, all_to_all_while, gather_rows, reduce_scatter_rows};
 use crate::comm::{CommError, ParallelContext};
 use crate::mesh::{Axis, Grid};
@@ -15,42 +18,31 @@ use crate::nn::moe::experts::ExpertRows;
 ///
 /// Rows go to the expert ranks of the own expert-tensor index; the expert-tensor ranks, of which each has a part of
 /// every expert, then gather them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct AllToAll {
-    ranks: ExpertRanks,
+    ranks: Arc<ExpertRanks>,
     expert: Comm,
     expert_tensor: Comm,
-    /// By index on the expert axis and the expert-tensor axis, the index among [`ExpertRanks`].
-    sources: Vec<Vec<usize>>,
 }
 
 impl AllToAll {
     pub fn new(ranks: ExpertRanks, groups: &ParallelContext) -> Result<Self, CommError> {
-        let expert = groups.group(Grid::Expert, Axis::Expert)?;
-        let expert_tensor = groups.group(Grid::Expert, Axis::ExpertTensor)?;
-        let mut sources = vec![vec![0; expert_tensor.size()]; expert.size()];
-        for (source, rank) in ranks.comm.group().ranks().iter().enumerate() {
-            let at = groups.mesh().expert_coordinates(*rank);
-            sources[at.expert][at.expert_tensor] = source;
-        }
         Ok(Self {
-            ranks,
-            expert,
-            expert_tensor,
-            sources,
+            ranks: Arc::new(ranks),
+            expert: groups.group(Grid::Expert, Axis::Expert)?,
+            expert_tensor: groups.group(Grid::Expert, Axis::ExpertTensor)?,
         })
     }
 
-    fn exchange(&self, own_sizes: &[usize]) -> Exchange {
-        let own_sizes = own_sizes.iter().map(|size| *size as i64);
-        let sizes = self.ranks.gather(own_sizes.collect());
-        let ExpertRanks { first, local, .. } = self.ranks;
+    /// By the rows of each expert, of each rank.
+    fn exchange(&self, sizes: &[Vec<i64>]) -> Exchange {
+        let ExpertRanks { first, local, .. } = *self.ranks;
         let here = |source: &usize| &sizes[*source][first..first + local];
         let rows = |source: &usize| here(source).iter().sum::<i64>() as usize;
         let (index, tensor) = (self.expert_tensor.rank(), 0..self.expert_tensor.size());
         let own = &sizes[self.ranks.comm.rank()];
         let sent = own.chunks(local).map(|sizes| sizes.iter().sum::<i64>());
-        let from = |tensor: usize| self.sources.iter().map(move |ranks| &ranks[tensor]);
+        let from = |tensor: usize| self.ranks.places.iter().map(move |ranks| &ranks[tensor]);
         let (mut keys, mut group_sizes) = (vec![], vec![0; local]);
         for source in tensor.clone().flat_map(from) {
             for (expert, size) in here(source).iter().enumerate() {
@@ -84,26 +76,45 @@ struct Exchange {
 }
 
 impl Dispatcher for AllToAll {
-    fn dispatch(&self, x: Tensor<2>, routing: &Routing, meanwhile: Meanwhile) -> Dispatched {
-        let device = x.device();
+    fn start(&self, routing: &Routing) -> StartedDispatch {
         let map = RowMap::new(routing.indices.clone(), self.ranks.experts, routing.rows());
+        let sizes = map.group_sizes().into_iter().map(|size| size as i64);
+        let sizes = self.ranks.start_counts(sizes.collect());
+        let (own, weights) = (self.clone(), routing.weights.clone());
+        StartedDispatch::new(move |x, meanwhile| {
+            let exchange = own.exchange(&sizes.wait());
+            own.dispatch(x, weights, map, exchange, meanwhile)
+        })
+    }
+}
+
+impl AllToAll {
+    fn dispatch(
+        self,
+        x: Tensor<2>,
+        weights: Tensor<2>,
+        map: RowMap,
+        exchange: Exchange,
+        meanwhile: Meanwhile,
+    ) -> Dispatched {
+        let device = x.device();
         let Exchange {
             send,
             receive,
             gathered,
             keys,
             group_sizes,
-        } = self.exchange(&map.group_sizes());
+        } = exchange;
         let (rows, groups) = (keys.len(), self.ranks.local * self.ranks.comm.size());
         let keys = Tensor::from_data(TensorData::new(keys, [rows, 1]), &device);
         // The host knows the number of rows, so nothing is copied to it.
         let order = RowMap::new(keys, groups, RowLayout::Rows(rows));
 
-        let (expert, tensor) = (self.expert.clone(), self.expert_tensor.clone());
+        let (expert, tensor) = (self.expert, self.expert_tensor);
         let rows = permute(x, &map);
         let rows = all_to_all_while(rows, send.clone(), receive.clone(), &expert, meanwhile);
         let rows = gather_rows(rows, &gathered, &tensor);
-        let weights = permute_weights(routing.weights.clone(), &map);
+        let weights = permute_weights(weights, &map);
         let weights = all_to_all(weights, send.clone(), receive.clone(), &expert);
         let weights = gather_rows(weights, &gathered, &tensor);
         let rows = ExpertRows {

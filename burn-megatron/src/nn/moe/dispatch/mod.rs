@@ -2,27 +2,33 @@
 
 mod all_gather;
 mod all_to_all;
+mod flex;
+mod fp8;
+mod hop;
+mod ranks;
+mod volume;
 
 use std::fmt;
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::moe::permutation::RowLayout;
-use burn_megatron_kernels::record;
 use serde::{Deserialize, Serialize};
 
 use super::experts::ExpertRows;
 use super::router::Routing;
-use crate::collective::Comm;
-use crate::comm::{Buffer, CommError, ParallelContext, raise};
-use crate::mesh::{Axis, AxisSet, Grid};
+use crate::comm::{CommError, ParallelContext};
 
 use all_gather::AllGather;
 use all_to_all::AllToAll;
+use flex::Flex;
+pub use fp8::Fp8DispatchScales;
+use ranks::ExpertRanks;
+pub use volume::{DispatchNodes, DispatchProblem, DispatchVolume, expected_destinations};
 
 /// How tokens reach the ranks of their experts.
 ///
 /// `R` ranks of the expert axis exchange the rows of `T` tokens of each rank, with `k` experts per token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DispatcherKind {
     /// A token is sent to each of its experts: `2 T k (R - 1) / R` rows each way.
@@ -30,6 +36,9 @@ pub enum DispatcherKind {
     /// Every token is sent to every rank, which drops those of other experts: `2 T (R - 1)` rows each way, fewer
     /// from `k = R` on.
     AllGather,
+    /// A token is sent once to each rank that has some of its experts: with uniform choices `2 T d (R - 1) / R` rows each
+    /// way for the [`expected_destinations`] `d`, at most the smaller of `k` and `R`. Over several nodes, once to each node.
+    Flex,
 }
 
 /// Brings tokens to their experts and back; every rank of expert x expert-tensor has tokens of its own.
@@ -37,12 +46,37 @@ pub enum DispatcherKind {
 /// Rows of an expert are in the order of the ranks that they come from, and of their tokens there. So where these
 /// ranks read consecutive tokens, as those of the data axis do, the order is that of the global batch, and the
 /// gradients of an expert have the same bits in every split over the expert axis.
+///
+/// That holds of all dispatchers but a hierarchical one, where they come by way of other ranks.
 pub trait Dispatcher: fmt::Debug + Send + Sync {
+    /// Starts the dispatch of tokens with this routing: ranks exchange the numbers of rows, while others compute.
+    ///
+    /// Collective: call on all ranks of expert x expert-tensor.
+    fn start(&self, routing: &Routing) -> StartedDispatch;
+}
+
+/// A dispatch of which the numbers of rows are under way.
+pub struct StartedDispatch(Box<dyn FnOnce(Tensor<2>, Meanwhile) -> Dispatched>);
+
+impl StartedDispatch {
+    /// With the function that takes tokens, and work, as [`dispatch`](Self::dispatch) does.
+    pub fn new(dispatch: impl FnOnce(Tensor<2>, Meanwhile) -> Dispatched + 'static) -> Self {
+        Self(Box::new(dispatch))
+    }
+
     /// The rows of this rank's experts, of tokens `[tokens, hidden]` of all ranks. Calls `meanwhile` once, if it can
     /// while rows are under way.
     ///
     /// Collective: call on all ranks of expert x expert-tensor.
-    fn dispatch(&self, x: Tensor<2>, routing: &Routing, meanwhile: Meanwhile) -> Dispatched;
+    pub fn dispatch(self, x: Tensor<2>, meanwhile: Meanwhile) -> Dispatched {
+        (self.0)(x, meanwhile)
+    }
+}
+
+impl fmt::Debug for StartedDispatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StartedDispatch")
+    }
 }
 
 /// Work that does not depend on the dispatched rows.
@@ -81,8 +115,17 @@ impl fmt::Debug for Dispatched {
 }
 
 impl DispatcherKind {
+    /// Its name in a recipe.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllToAll => "all-to-all",
+            Self::AllGather => "all-gather",
+            Self::Flex => "flex",
+        }
+    }
+
     /// The dispatcher of `experts` experts in the layout of `groups`, which gives each expert as many rows as the
-    /// layout says.
+    /// layout says. Rows travel in 8 bits with `fp8`, which the flex dispatcher has.
     ///
     /// Collective: call on all ranks of the pipeline stage.
     ///
@@ -92,71 +135,15 @@ impl DispatcherKind {
     pub(super) fn init(
         self,
         experts: usize,
+        fp8: Option<Fp8DispatchScales>,
         groups: &ParallelContext,
     ) -> Result<Box<dyn Dispatcher>, CommError> {
-        let places = ExpertRanks::new(experts, groups)?;
+        let ranks = ExpertRanks::new(experts, groups)?;
         Ok(match self {
-            Self::AllToAll => Box::new(AllToAll::new(places, groups)?),
-            Self::AllGather => Box::new(AllGather::new(places)),
+            Self::AllToAll => Box::new(AllToAll::new(ranks, groups)?),
+            Self::AllGather => Box::new(AllGather::new(ranks)),
+            Self::Flex => Box::new(Flex::new(ranks, groups, fp8)?),
         })
-    }
-}
-
-/// The ranks that exchange tokens: those of expert x expert-tensor.
-#[derive(Debug)]
-struct ExpertRanks {
-    comm: Comm,
-    /// The experts of the model.
-    experts: usize,
-    /// The first expert of this rank.
-    first: usize,
-    /// The experts of this rank.
-    local: usize,
-}
-
-impl ExpertRanks {
-    fn new(experts: usize, groups: &ParallelContext) -> Result<Self, CommError> {
-        let axes = AxisSet::from([Axis::Expert, Axis::ExpertTensor]);
-        let own = groups.mesh_rank().on(Grid::Expert, Axis::Expert);
-        let local = experts / own.size;
-        Ok(Self {
-            comm: groups.group(Grid::Expert, axes)?,
-            experts,
-            first: own.index * local,
-            local,
-        })
-    }
-
-    /// The integers of all ranks, which have equally many.
-    fn gather(&self, values: Vec<i64>) -> Vec<Vec<i64>> {
-        let len = values.len();
-        if let Some(settings) = record::shape_settings() {
-            return self.expected(values, settings.expert_imbalance);
-        }
-        if self.comm.size() == 1 || len == 0 {
-            return vec![values; self.comm.size()];
-        }
-        let all = self.comm.all_gather(Buffer::I64(values));
-        let all: Vec<i64> = all.unwrap_or_else(|error| raise(error)).into_vec();
-        all.chunks(len).map(<[i64]>::to_vec).collect()
-    }
-}
-
-impl ExpertRanks {
-    /// What ranks give whose tokens choose like those of this rank, but for the experts of this rank: they choose those
-    /// more often, so that it has `imbalance` times the rows of an average rank.
-    fn expected(&self, own: Vec<i64>, imbalance: f64) -> Vec<Vec<i64>> {
-        let ranks = self.comm.size();
-        let others = (ranks as f64).mul_add(imbalance, -1.0) / (ranks as f64 - 1.0).max(1.0);
-        let mut other = own.clone();
-        if own.len() == self.experts {
-            for rows in &mut other[self.first..self.first + self.local] {
-                *rows = (*rows as f64 * others).ceil() as i64;
-            }
-        }
-        let mut all = vec![other; ranks];
-        all[self.comm.rank()] = own;
-        all
     }
 }
 

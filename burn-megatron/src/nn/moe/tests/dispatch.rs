@@ -35,11 +35,14 @@ fn multiplied(input: ExpertRows, first: usize, share: f64) -> Tensor<2> {
 /// A rank has no tokens, forwards and backwards, and the others get theirs back.
 #[test]
 fn a_rank_without_tokens() {
-    for kind in [DispatcherKind::AllToAll, DispatcherKind::AllGather] {
+    let nodes = DISPATCHERS.map(|kind| (kind, 4)).into_iter();
+    for (kind, ranks_per_node) in nodes.chain([(DispatcherKind::Flex, 2)]) {
         for sizes in [[1, 4, 1, 1], [2, 2, 2, 1], [2, 1, 4, 1], [1, 2, 1, 2]] {
             let rank = |rank: crate::comm::Rank| {
-                let ctx = ParallelContext::from_world(&layout(sizes), rank.communicator())?;
-                a_rank(&ctx, kind, &format!("{kind:?} on {sizes:?}"))
+                let layout = layout(sizes).with_ranks_per_node(ranks_per_node);
+                let ctx = ParallelContext::from_world(&layout, rank.communicator())?;
+                let what = format!("{kind:?} on {sizes:?}, {ranks_per_node} on a node");
+                a_rank(&ctx, kind, &what)
             };
             World::threads(4).unwrap().run(rank).unwrap();
         }
@@ -61,8 +64,9 @@ fn a_rank(ctx: &ParallelContext, kind: DispatcherKind, what: &str) -> Result<(),
         weights: weights.clone(),
         rows_per_expert: None,
     };
-    let dispatcher = kind.init(EXPERTS, ctx)?;
-    let dispatched = dispatcher.dispatch(x.clone(), &routing, Box::new(|| ()));
+    let dispatcher = kind.init(EXPERTS, None, ctx)?;
+    let started = dispatcher.start(&routing);
+    let dispatched = started.dispatch(x.clone(), Box::new(|| ()));
     let first = expert.index * (EXPERTS / expert.size);
     // Each expert-tensor rank has an equal part of the sum.
     let y = dispatched.apply(|rows| multiplied(rows, first, 1.0 / tensor.size as f64));

@@ -10,7 +10,7 @@ fn check_choices(experts: usize, of_token: &[i64], what: &str) {
     let choices: Vec<i64> = of_token.repeat(BATCH * SEQ);
     let config = config(RouterConfig::new(HIDDEN, experts, k)).with_bias(true);
     let expected = Dense::new(&config).run(Some(&choices));
-    for dispatcher in [DispatcherKind::AllToAll, DispatcherKind::AllGather] {
+    for dispatcher in DISPATCHERS {
         let config = config.clone().with_dispatcher(dispatcher);
         for sizes in EP
             .into_iter()

@@ -15,7 +15,7 @@ fn run(recipe: &str, recompute: bool) -> Run {
 
 fn check(recipe: &str, layouts: &[Sizes]) {
     let run = run(recipe, false);
-    for dispatcher in [DispatcherKind::AllToAll, DispatcherKind::AllGather] {
+    for dispatcher in DISPATCHERS {
         let config = config(router()).with_bias(true).with_dispatcher(dispatcher);
         let expected = run.on(ONE, &config);
         let what = format!("{recipe}, {dispatcher:?}");

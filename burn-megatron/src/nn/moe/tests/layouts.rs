@@ -30,7 +30,7 @@ fn every_rank_gathers_the_tokens_of_all() {
 #[test]
 fn biases_and_shared_experts() {
     let shared = SharedExpertsConfig::new(4).with_gate(true);
-    for dispatcher in [DispatcherKind::AllToAll, DispatcherKind::AllGather] {
+    for dispatcher in DISPATCHERS {
         let config = config(router().with_bias(true))
             .with_bias(true)
             .with_shared(Some(shared.clone()))

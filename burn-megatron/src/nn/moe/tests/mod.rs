@@ -6,6 +6,7 @@ mod choice;
 mod dense;
 mod dispatch;
 mod edges;
+mod flex;
 mod fp8;
 mod golden;
 mod layouts;
@@ -40,6 +41,12 @@ const WIDTH: usize = 6;
 type Sizes = [usize; 4];
 
 const ONE: Sizes = [1, 1, 1, 1];
+
+const DISPATCHERS: [DispatcherKind; 3] = [
+    DispatcherKind::AllToAll,
+    DispatcherKind::AllGather,
+    DispatcherKind::Flex,
+];
 
 fn router() -> RouterConfig {
     RouterConfig::new(HIDDEN, EXPERTS, 2)
@@ -77,6 +84,7 @@ struct Run {
     /// The loss of the model is multiplied by it.
     factor: Option<f64>,
     fp8: Fp8Config,
+    ranks_per_node: Option<usize>,
 }
 
 /// The results of all ranks, of the whole batch and model.
@@ -166,7 +174,8 @@ impl Run {
     fn on(&self, sizes: Sizes, config: &MoeMlpConfig) -> Outcome {
         let ranks = sizes[1..].iter().product();
         let rank = |rank: crate::comm::Rank| {
-            let parallel = layout(sizes);
+            let mut parallel = layout(sizes);
+            parallel.ranks_per_node = self.ranks_per_node;
             let sequence_parallel = parallel.sequence_parallel && !self.replicated;
             let parallel = parallel
                 .with_sequence_parallel(sequence_parallel)

@@ -1,0 +1,103 @@
+//! Sums of gradients by way of nodes: what is sent between them, and the sums.
+
+use std::time::Duration;
+
+use super::gradient_checks::{blocks, run, stage};
+use super::*;
+use crate::comm::testing::{Link, SimulatedNetwork, Transfer};
+
+/// The gradients of a step, of which each rank gives `2^rank`, and what the rank sends.
+fn step(
+    [ranks, ranks_per_node]: [usize; 2],
+    hierarchical_reduce: bool,
+) -> Vec<(Vec<Vec<f32>>, Vec<Transfer>)> {
+    let layout = ParallelConfig::new()
+        .with_data(ranks)
+        .with_ranks_per_node(ranks_per_node);
+    let config = DataParallelConfig {
+        hierarchical_reduce,
+        bucket_size: Some(20),
+        ..stage(0)
+    };
+    let rank = |rank| -> Result<_, RankError> {
+        let groups = ParallelContext::new(&layout, &rank)?;
+        let fast = f64::INFINITY;
+        let link = Link::with_nodes(Duration::ZERO, fast, ranks_per_node, fast)?;
+        let data = SimulatedNetwork::over(groups.data().clone(), &link);
+        let groups = groups.with_data(data);
+        let model = ParallelModule::replicated(blocks(4));
+        let mut ddp = DistributedDataParallel::with(model, &groups, &config)?;
+        link.take_transfers();
+        let own = (1u64 << groups.rank()) as f64;
+        let loss = run(&ddp, &[0, 1, 2, 3]).mul_scalar(own);
+        ddp.backward_last(loss);
+        let gradients = ddp.reduce(1)?;
+        let transfers = link.take_transfers();
+        let whole = ddp.full_gradients(&gradients).into_iter();
+        Ok((whole.map(values).collect(), transfers))
+    };
+    World::threads(ranks).unwrap().run(rank).unwrap()
+}
+
+fn bytes(transfers: &[Transfer], op: &str) -> u64 {
+    let of_op = transfers.iter().filter(|transfer| transfer.op == op);
+    of_op.map(|transfer| transfer.bytes).sum()
+}
+
+#[test]
+fn a_rank_sends_its_part_of_its_node_between_nodes() {
+    for (ranks, per_node) in [(4, 2), (8, 2), (8, 4), (6, 3)] {
+        let nodes = (ranks / per_node) as u64;
+        let all = ranks as u64;
+        let [flat, found] = [false, true].map(|by_nodes| step([ranks, per_node], by_nodes));
+        for ((expected, whole), (found, parts)) in flat.iter().zip(&found) {
+            // In f32, of which only the order of the sum differs: exact for sums of powers of two of equal numbers.
+            let [found, expected] = [found, expected].map(|it| it.concat());
+            for (found, expected) in found.iter().zip(&expected) {
+                assert!(
+                    (found - expected).abs() <= 1e-6 * expected.abs(),
+                    "{found}, not {expected}"
+                );
+            }
+            // 2 n (d - 1) / d of n bytes.
+            let n = bytes(whole, "all_reduce") * all / (2 * (all - 1));
+            let part = n / per_node as u64;
+            assert_eq!(bytes(parts, "all_reduce"), 2 * part * (nodes - 1) / nodes);
+            let inside = n * (per_node as u64 - 1) / per_node as u64;
+            assert_eq!(bytes(parts, "reduce_scatter"), inside);
+            let between: u64 = parts
+                .iter()
+                .filter(|transfer| transfer.op != "all_gather")
+                .map(|transfer| transfer.between)
+                .sum();
+            assert_eq!(between, 2 * part * (nodes - 1) / nodes);
+            // The gather of a node, and the numbers that all ranks exchange.
+            let control = bytes(whole, "all_gather");
+            assert_eq!(bytes(parts, "all_gather"), inside + control);
+        }
+    }
+}
+
+/// Nodes with unequally many ranks, one each, or all.
+#[test]
+fn without_equal_nodes_gradients_are_summed_at_once() {
+    for (ranks, per_node) in [(3, 2), (2, 1), (2, 2), (6, 4)] {
+        for (_, transfers) in step([ranks, per_node], true) {
+            assert_eq!(bytes(&transfers, "reduce_scatter"), 0);
+            assert!(bytes(&transfers, "all_reduce") > 0);
+        }
+    }
+}
+
+#[test]
+fn gradients_that_are_sharded_have_groups_of_nodes() {
+    let config = DataParallelConfig {
+        hierarchical_reduce: true,
+        ..stage(1)
+    };
+    let message = config.check(4).unwrap_err().to_string();
+    assert!(
+        message.contains("zero_stage = 1 shards them; set hsdp"),
+        "{message}"
+    );
+}

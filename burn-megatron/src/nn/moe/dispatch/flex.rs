@@ -1,0 +1,245 @@
+//! Sends each token once to each rank that has one of its experts.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Int, Tensor};
+use burn_megatron_kernels::moe::destinations::{Destinations, destinations};
+use burn_megatron_kernels::moe::permutation::{
+    RowLayout, RowMap, permute, permute_weights, unpermute,
+};
+use burn_megatron_kernels::moe::statistics::count_experts;
+use burn_megatron_kernels::record;
+
+use super::hop::{Hop, HopRows, Tokens};
+use super::ranks::{ExpertRanks, PendingCounts};
+use super::volume::chosen;
+use super::{Dispatched, Dispatcher, Fp8DispatchScales, Meanwhile, Routing, StartedDispatch};
+use crate::collective::invalid;
+use crate::comm::{CommError, ParallelContext};
+use crate::mesh::Grid;
+use crate::nn::moe::experts::ExpertRows;
+
+/// The most tokens of a rank: counts of rows travel in f32.
+const MAX_TOKENS: usize = 1 << 24;
+
+/// The flex dispatcher (Megatron's `MoEFlexTokenDispatcher`, DeepEP): a token is sent once to a rank, with the weights of
+/// its experts, and copied for those of the rank there; on the way back their results are summed before they are sent.
+///
+/// Where the ranks are on several nodes a token is sent once to each node, to the rank with the sender's place there, and
+/// from it to the others of the node. The ranks that share an expert each get its tokens; their parts are summed on the
+/// way back.
+#[derive(Clone, Debug)]
+pub(super) struct Flex {
+    ranks: Arc<ExpertRanks>,
+    /// Single ranks as destinations.
+    all: Destinations,
+    /// The exchanges: one, or between nodes and inside of a node.
+    hops: Vec<Hop>,
+    /// The ranks of a node.
+    per_node: usize,
+}
+
+impl Flex {
+    pub fn new(
+        ranks: ExpertRanks,
+        groups: &ParallelContext,
+        fp8: Option<Fp8DispatchScales>,
+    ) -> Result<Self, CommError> {
+        let places = &ranks.places;
+        let size = ranks.comm.size();
+        let all = Destinations {
+            experts: ranks.experts,
+            experts_per_rank: ranks.local,
+            stride: places.get(1).map_or(0, |place| place[0]),
+            parts: places[0].len(),
+            part_stride: places[0].get(1).copied().unwrap_or(0),
+            first: 0,
+            size: 1,
+            count: size,
+        };
+        let hop = |comm, ranks| Hop { comm, ranks, fp8 };
+        let nodes = groups.node_groups(Grid::Expert, ExpertRanks::axes())?;
+        let (hops, per_node) = match nodes {
+            None => (vec![hop(ranks.comm.clone(), all)], size),
+            Some(nodes) => {
+                let per_node = nodes.inside.size();
+                let between = Destinations {
+                    size: per_node,
+                    count: size / per_node,
+                    ..all
+                };
+                let inside = Destinations {
+                    first: ranks.comm.rank() / per_node * per_node,
+                    count: per_node,
+                    ..all
+                };
+                let hops = vec![hop(nodes.between, between), hop(nodes.inside, inside)];
+                (hops, per_node)
+            }
+        };
+        Ok(Self {
+            ranks: Arc::new(ranks),
+            all,
+            hops,
+            per_node,
+        })
+    }
+
+    /// Starts gathering what each rank sends: the rows of each expert, then those to each rank, then to each node.
+    fn start_counts(&self, indices: Tensor<2, Int>, first_hop: &Tensor<2, Int>) -> PendingCounts {
+        let [tokens, top_k] = indices.dims();
+        if let Some(settings) = record::shape_settings() {
+            let own = self.expected([tokens, top_k]);
+            let (size, rank) = (self.all.count, self.ranks.comm.rank());
+            let mut columns = vec![self.all.experts + rank];
+            if self.is_hierarchical() {
+                columns.push(self.all.experts + size + rank / self.per_node);
+            }
+            let all = self
+                .ranks
+                .expected(&own, settings.expert_imbalance, &columns);
+            return PendingCounts::Ready(all);
+        }
+        let mut counts = vec![count(indices.clone(), self.all.experts)];
+        if self.is_hierarchical() {
+            let of_ranks = destinations(indices, self.all);
+            counts.push(count(of_ranks, self.all.count));
+        }
+        counts.push(count(first_hop.clone(), self.hops[0].ranks.count));
+        self.ranks.start_counts_on_device(Tensor::cat(counts, 0))
+    }
+
+    /// The counts of a rank whose tokens choose uniformly.
+    fn expected(&self, [tokens, top_k]: [usize; 2]) -> Vec<i64> {
+        let Destinations {
+            experts,
+            experts_per_rank,
+            parts,
+            count,
+            ..
+        } = self.all;
+        let rows = |own| (tokens as f64 * chosen(experts, top_k, own)).ceil() as i64;
+        let each = (tokens * top_k).div_ceil(experts) as i64;
+        let mut all = vec![each; experts];
+        all.resize(experts + count, rows(experts_per_rank));
+        if self.is_hierarchical() {
+            let on_node = self.per_node.div_ceil(parts) * experts_per_rank;
+            all.resize(
+                all.len() + count / self.per_node,
+                rows(on_node.min(experts)),
+            );
+        }
+        all
+    }
+
+    fn is_hierarchical(&self) -> bool {
+        self.hops.len() > 1
+    }
+
+    /// The rows of each exchange, by the counts of all ranks.
+    fn rows(&self, counts: &[Vec<i64>]) -> Vec<HopRows> {
+        let (own, size, experts) = (self.ranks.comm.rank(), self.all.count, self.all.experts);
+        let to_rank = |source: usize, rank: usize| counts[source][experts + rank] as usize;
+        if !self.is_hierarchical() {
+            return vec![HopRows {
+                send: (0..size).map(|rank| to_rank(own, rank)).collect(),
+                receive: (0..size).map(|source| to_rank(source, own)).collect(),
+            }];
+        }
+        let (node, place) = (own / self.per_node, own % self.per_node);
+        let nodes = size / self.per_node;
+        let to_node = |source: usize, node: usize| counts[source][experts + size + node] as usize;
+        let at = |node: usize, place: usize| node * self.per_node + place;
+        // What the rank at a place of this node got from those at its place on all nodes, for one of the node.
+        let passed = |place: usize, rank: usize| -> usize {
+            let sources = (0..nodes).map(|node| at(node, place));
+            sources.map(|source| to_rank(source, rank)).sum()
+        };
+        let places = 0..self.per_node;
+        vec![
+            HopRows {
+                send: (0..nodes).map(|to| to_node(own, to)).collect(),
+                receive: (0..nodes)
+                    .map(|from| to_node(at(from, place), node))
+                    .collect(),
+            },
+            HopRows {
+                send: places
+                    .clone()
+                    .map(|to| passed(place, at(node, to)))
+                    .collect(),
+                receive: places.map(|from| passed(from, own)).collect(),
+            },
+        ]
+    }
+
+    /// The rows of each expert of this rank.
+    fn group_sizes(&self, counts: &[Vec<i64>]) -> Vec<usize> {
+        let ExpertRanks { first, local, .. } = *self.ranks;
+        let rows = |expert: usize| counts.iter().map(|of_rank| of_rank[expert] as usize).sum();
+        (first..first + local).map(rows).collect()
+    }
+
+    fn dispatch(
+        self,
+        mut tokens: Tokens,
+        first_hop: Tensor<2, Int>,
+        counts: &[Vec<i64>],
+        meanwhile: Meanwhile,
+    ) -> Dispatched {
+        let (mut sent, mut meanwhile, mut first_hop) = (vec![], Some(meanwhile), Some(first_hop));
+        for (hop, rows) in self.hops.iter().zip(self.rows(counts)) {
+            let to = first_hop
+                .take()
+                .unwrap_or_else(|| hop.destinations(tokens.indices.clone()));
+            let work = meanwhile.take().unwrap_or_else(|| Box::new(|| ()));
+            let (received, back) = hop.send(tokens, to, rows, work);
+            tokens = received;
+            sent.push(back);
+        }
+        let group_sizes = self.group_sizes(counts);
+        let own = tokens.indices.sub_scalar(self.ranks.first as i64);
+        let rows = RowLayout::Rows(group_sizes.iter().sum());
+        let copies = RowMap::new(own, self.ranks.local, rows);
+        let rows = ExpertRows {
+            rows: permute(tokens.x, &copies),
+            weights: permute_weights(tokens.weights, &copies),
+            group_sizes,
+        };
+        Dispatched::new(rows, move |y| {
+            let y = unpermute(y, &copies);
+            sent.into_iter().rev().fold(y, |y, hop| hop.back(y))
+        })
+    }
+}
+
+/// How often each of `columns` is chosen.
+fn count(indices: Tensor<2, Int>, columns: usize) -> Tensor<1, Int> {
+    if indices.shape().num_elements() == 0 {
+        return Tensor::zeros([columns], (&indices.device(), DType::I32));
+    }
+    count_experts(indices, columns, 1).reshape([columns])
+}
+
+impl Dispatcher for Flex {
+    fn start(&self, routing: &Routing) -> StartedDispatch {
+        let [tokens, _] = routing.indices.dims();
+        if tokens > MAX_TOKENS {
+            invalid(format!(
+                "{tokens} tokens of a rank for the flex dispatcher: expected at most {MAX_TOKENS}"
+            ));
+        }
+        let indices = routing.indices.clone();
+        let first_hop = self.hops[0].destinations(indices.clone());
+        let counts = self.start_counts(indices.clone(), &first_hop);
+        let (flex, weights) = (self.clone(), routing.weights.clone());
+        StartedDispatch::new(move |x, meanwhile| {
+            let tokens = Tokens {
+                x,
+                indices,
+                weights,
+            };
+            flex.dispatch(tokens, first_hop, &counts.wait(), meanwhile)
+        })
+    }
+}

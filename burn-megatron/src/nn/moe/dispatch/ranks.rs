@@ -1,0 +1,120 @@
+//! The ranks that exchange tokens, and the counts of rows that they exchange first.
+
+use burn::tensor::{FloatDType, Int, Tensor};
+use burn_megatron_kernels::record;
+
+use crate::collective::{Comm, PendingTensor, or_raise, start_all_gather, to_f64};
+use crate::comm::{Buffer, Call, CommError, ParallelContext, Pending};
+use crate::mesh::{Axis, AxisSet, Grid};
+
+/// The ranks that exchange tokens: those of expert x expert-tensor.
+#[derive(Debug)]
+pub(super) struct ExpertRanks {
+    pub comm: Comm,
+    /// The experts of the model.
+    pub experts: usize,
+    /// The first expert of this rank.
+    pub first: usize,
+    /// The experts of this rank.
+    pub local: usize,
+    /// By index on the expert axis and the expert-tensor axis, the index in `comm`.
+    pub places: Vec<Vec<usize>>,
+}
+
+impl ExpertRanks {
+    /// The axes of the ranks.
+    pub fn axes() -> AxisSet {
+        AxisSet::from([Axis::Expert, Axis::ExpertTensor])
+    }
+
+    pub fn new(experts: usize, groups: &ParallelContext) -> Result<Self, CommError> {
+        let on = |axis| groups.mesh_rank().on(Grid::Expert, axis);
+        let (expert, tensor) = (on(Axis::Expert), on(Axis::ExpertTensor));
+        let local = experts / expert.size;
+        let comm = groups.group(Grid::Expert, Self::axes())?;
+        let mut places = vec![vec![0; tensor.size]; expert.size];
+        for (index, rank) in comm.group().ranks().iter().enumerate() {
+            let at = groups.mesh().expert_coordinates(*rank);
+            places[at.expert][at.expert_tensor] = index;
+        }
+        Ok(Self {
+            comm,
+            experts,
+            first: expert.index * local,
+            local,
+            places,
+        })
+    }
+
+    /// Starts gathering the counts of all ranks, which have equally many of them.
+    pub fn start_counts(&self, counts: Vec<i64>) -> PendingCounts {
+        let len = counts.len();
+        if let Some(settings) = record::shape_settings() {
+            return PendingCounts::Ready(self.expected(&counts, settings.expert_imbalance, &[]));
+        }
+        if self.comm.size() == 1 || len == 0 {
+            return PendingCounts::Ready(vec![counts; self.comm.size()]);
+        }
+        let pending = or_raise(self.comm.start(Call::AllGather, Buffer::I64(counts)));
+        PendingCounts::Host { pending, len }
+    }
+
+    /// The same of counts on a device: where the engine takes tensors of it, they are copied to the host once all are
+    /// known. Below 2^24 each, as they travel in f32.
+    pub fn start_counts_on_device(&self, counts: Tensor<1, Int>) -> PendingCounts {
+        let len = counts.dims()[0];
+        let counts = counts.float().cast(FloatDType::F32);
+        let gathered = match self.comm.size() {
+            1 => PendingTensor::ready(counts),
+            _ => start_all_gather(counts, 0, &self.comm),
+        };
+        PendingCounts::Device { gathered, len }
+    }
+
+    /// What ranks give whose tokens choose like those of this rank, but for the experts of this rank, and the columns
+    /// `more` that count rows for it: they choose those more often, so that it has `imbalance` times the rows of an
+    /// average rank.
+    pub fn expected(&self, own: &[i64], imbalance: f64, more: &[usize]) -> Vec<Vec<i64>> {
+        let ranks = self.comm.size();
+        let others = (ranks as f64).mul_add(imbalance, -1.0) / (ranks as f64 - 1.0).max(1.0);
+        let mut other = own.to_vec();
+        if own.len() >= self.experts {
+            let experts = self.first..self.first + self.local;
+            for column in experts.chain(more.iter().copied()) {
+                other[column] = (own[column] as f64 * others).ceil() as i64;
+            }
+        }
+        let mut all = vec![other; ranks];
+        all[self.comm.rank()] = own.to_vec();
+        all
+    }
+}
+
+/// Counts of all ranks, under way.
+pub(super) enum PendingCounts {
+    Ready(Vec<Vec<i64>>),
+    Host {
+        pending: Pending,
+        len: usize,
+    },
+    Device {
+        gathered: PendingTensor<1>,
+        len: usize,
+    },
+}
+
+impl PendingCounts {
+    /// The counts of each rank; waits for the other ranks and for the device.
+    pub fn wait(self) -> Vec<Vec<i64>> {
+        let (all, len) = match self {
+            Self::Ready(all) => return all,
+            Self::Host { pending, len } => (or_raise(pending.wait()).into_vec(), len),
+            Self::Device { gathered, len } => {
+                let all = to_f64(gathered.wait()).into_iter();
+                (all.map(|count| count as i64).collect(), len)
+            }
+        };
+        let all: Vec<i64> = all;
+        all.chunks(len).map(<[i64]>::to_vec).collect()
+    }
+}

@@ -1,0 +1,42 @@
+//! `verify` of gradients that are summed by way of nodes, and of a sum that ends in them.
+
+use burn_megatron::comm::ParallelContext;
+use burn_megatron::data_parallel::DataParallelConfig;
+use burn_megatron::verify::faults::corrupted::{CorruptedComm, Corruption};
+use burn_megatron::verify::{ModelSubject, Subject, VerifyOptions, VerifyReport, verify};
+use burn_megatron_models::TransformerConfig;
+use burn_megatron_tests::tampered::Tampered;
+
+fn report(subject: &impl Subject) -> VerifyReport {
+    let options = VerifyOptions {
+        data_parallel: DataParallelConfig {
+            hierarchical_reduce: true,
+            ..DataParallelConfig::default()
+        },
+        ..VerifyOptions::default()
+    };
+    let layouts = ["dp4-mb1-node2"].map(|layout| layout.parse().unwrap());
+    verify(subject, &layouts, &options).unwrap()
+}
+
+fn subject() -> ModelSubject<TransformerConfig> {
+    ModelSubject {
+        samples: 4,
+        ..ModelSubject::new(burn_megatron_tests::small_llama().config)
+    }
+}
+
+#[test]
+fn sums_that_end_in_their_node_are_found() {
+    let sound = report(&subject());
+    assert!(sound.passes(), "{sound}");
+    let faulty = Tampered::groups(subject(), |groups: &ParallelContext| {
+        let data = CorruptedComm::wrap(groups.data(), Corruption::SkipInSubgroups);
+        groups.clone().with_data(data)
+    });
+    let report = report(&faulty);
+    let failing = report.rows()[0]
+        .1
+        .failing(VerifyOptions::default().tolerance);
+    assert!(failing.contains(&"parameter grad"), "{report}");
+}
