@@ -157,7 +157,8 @@ impl Link {
         self.latency
     }
 
-    fn now(&self) -> Duration {
+    /// The time since the creation of the link, on its clock.
+    pub fn now(&self) -> Duration {
         match &self.virtual_clock {
             Some(now) => *now.lock(),
             None => self.epoch.elapsed(),
