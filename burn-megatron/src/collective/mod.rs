@@ -41,6 +41,7 @@ mod host;
 mod packed;
 mod recorded;
 mod reduce_in_f32;
+mod ring;
 #[cfg(test)]
 mod tests;
 mod uneven;
@@ -54,10 +55,11 @@ pub use coalesced::{
 };
 use function::{CollectiveFunction, Meanwhile};
 pub use host::{from_buffer, to_buffer};
-pub(crate) use host::{or_raise, to_device, to_f64, to_host};
+pub(crate) use host::{invalid, or_raise, to_device, to_f64, to_host};
 pub use packed::{PendingPackedGather, start_all_gather_packed_coalesced};
 pub(crate) use recorded::ExchangeNote;
 pub use reduce_in_f32::{PendingReduceScatterInF32, start_reduce_scatter_in_f32};
+pub use ring::{RingAllGather, start_ring_shift};
 pub use uneven::{gather_rows, reduce_scatter_rows};
 
 /// The communicator of a group.

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::collective::Comm;
 use crate::comm::{Buffer, BufferPool, Call, CommError, Communicator, DType, Group, Pending};
 use burn_megatron_kernels::adamw::outcome::columns;
+use parking_lot::Mutex;
 
-/// How a [`CorruptedComm`] corrupts float reductions; other calls are forwarded.
+/// How a [`CorruptedComm`] corrupts float reductions, or one other kind of call; others are forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Corruption {
     /// No reduction: each rank gets its own contribution back.
@@ -22,6 +23,10 @@ pub enum Corruption {
     Undivided,
     /// The rank at index 1 gets slightly too large values.
     Drift,
+    /// An all-to-all returns this rank's own rows: a chunk of a ring is dropped, and another one used twice.
+    OwnChunk,
+    /// An all-gather directly after one of the same length returns the result of that one: chunks are in a wrong order.
+    PreviousChunk,
 }
 
 /// The relative error of [`Corruption::Drift`].
@@ -34,6 +39,8 @@ pub struct CorruptedComm {
     corruption: Corruption,
     /// Whether the previous call was a float reduction of several numbers.
     after_sum: AtomicBool,
+    /// The result of the last all-gather that was waited for.
+    last_gathered: Arc<Mutex<Option<Buffer>>>,
 }
 
 impl CorruptedComm {
@@ -43,6 +50,7 @@ impl CorruptedComm {
             inner: inner.clone(),
             corruption,
             after_sum: AtomicBool::new(false),
+            last_gathered: Arc::default(),
         })
     }
 }
@@ -78,6 +86,21 @@ impl Communicator for CorruptedComm {
                 Ok(Pending::new(move || {
                     let sum = pending.wait()?;
                     Ok(times(sum, ranks))
+                }))
+            }
+            Corruption::OwnChunk if matches!(call, Call::AllToAll { .. }) => {
+                let own = input.clone();
+                let pending = self.inner.start(call, input)?;
+                Ok(Pending::new(move || pending.wait().map(|_| own)))
+            }
+            Corruption::PreviousChunk if call == Call::AllGather => {
+                let last = self.last_gathered.clone();
+                let pending = self.inner.start(call, input)?;
+                Ok(Pending::new(move || {
+                    let gathered = pending.wait()?;
+                    let previous = last.lock().replace(gathered.clone());
+                    let same = previous.filter(|previous| previous.len() == gathered.len());
+                    Ok(same.unwrap_or(gathered))
                 }))
             }
             _ => self.inner.start(call, input),
