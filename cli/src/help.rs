@@ -7,7 +7,7 @@ use toml::Value;
 use crate::recipe::Recipe;
 
 /// The flags that override a key of the recipe, and the key.
-const KEYS: [(&str, &str); 55] = [
+const KEYS: [(&str, &str); 57] = [
     ("data", "data.path"),
     ("tokenizer", "data.tokenizer"),
     ("split", "data.split"),
@@ -15,6 +15,11 @@ const KEYS: [(&str, &str); 55] = [
     ("tensor_parallel", "parallel.tensor"),
     ("data_parallel", "parallel.data"),
     ("sequence_parallel", "parallel.sequence_parallel"),
+    ("tp_comm_overlap", "parallel.tp_comm_overlap"),
+    (
+        "tp_comm_overlap_num_splits",
+        "parallel.tp_comm_overlap_num_splits",
+    ),
     ("context_parallel", "parallel.context"),
     ("context_exchange", "parallel.context_exchange"),
     ("expert_parallel", "parallel.expert"),
