@@ -53,7 +53,7 @@ pub use engines::offline::OfflineCommunicator;
 pub use engines::reduce::sum_parts_in_f32;
 pub use engines::single_rank::SingleRank;
 pub use error::{CommError, raise};
-pub use launch::{Launch, LaunchEnvError, Launcher};
+pub use launch::{Address, AddressError, Launch, LaunchEnvError, Launcher};
 pub use pending::Pending;
 pub use pool::{BufferPool, MIN_POOLED_LEN};
 #[doc(hidden)]

@@ -197,10 +197,10 @@ pub fn describe_aside(aside: &InactiveCheckpoint) -> String {
 /// The parallel layout in a line.
 pub fn layout(recipe: &Recipe) -> String {
     let parallel = &recipe.parallel;
-    let sequence = if parallel.sequence_parallel {
-        ", sequence"
-    } else {
-        ""
+    let sequence = match (parallel.sequence_parallel, parallel.tp_comm_overlap) {
+        (false, _) => String::new(),
+        (true, None) => ", sequence".into(),
+        (true, Some(method)) => format!(", sequence ({method} overlap)"),
     };
     let context = match parallel.context {
         1 => String::new(),

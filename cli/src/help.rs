@@ -15,6 +15,11 @@ const KEYS: [(&str, &str); 57] = [
     ("tensor_parallel", "parallel.tensor"),
     ("data_parallel", "parallel.data"),
     ("sequence_parallel", "parallel.sequence_parallel"),
+    ("tp_comm_overlap", "parallel.tp_comm_overlap"),
+    (
+        "tp_comm_overlap_num_splits",
+        "parallel.tp_comm_overlap_num_splits",
+    ),
     ("context_parallel", "parallel.context"),
     ("context_exchange", "parallel.context_exchange"),
     ("expert_parallel", "parallel.expert"),

@@ -213,3 +213,43 @@ fn each_value_is_printed_with_its_origin() {
         assert!(line.ends_with(&format!("  # {origin}")), "{line}");
     }
 }
+
+#[test]
+fn flags_of_tensor_parallel_overlap_fit_the_recipe() {
+    let folder = Folder::new();
+    let text = "[parallel]\ntensor = 2\nsequence_parallel = true\ntp_comm_overlap = 'bulk'\n\
+                tp_comm_overlap_num_splits = 4";
+    let bulk = folder.write("bulk.toml", text);
+    let of = |flags: &str| {
+        let parallel = recipe(&format!("--recipe {bulk} {flags}")).parallel;
+        let method = parallel.tp_comm_overlap.map(|method| method.name());
+        (method, parallel.tp_comm_overlap_num_splits)
+    };
+    assert_eq!(of(""), (Some("bulk"), Some(4)));
+    assert_eq!(
+        of("--tp-comm-overlap-num-splits 8"),
+        (Some("bulk"), Some(8))
+    );
+    assert_eq!(of("--tp-comm-overlap ring"), (Some("ring"), None));
+    assert_eq!(of("--tp-comm-overlap none"), (None, None));
+    assert_eq!(of("--sp false"), (None, None));
+    for (flags, wanted) in [
+        (
+            "--tp-comm-overlap-num-splits 3",
+            "cannot make 3 equal chunks of the 64 tokens",
+        ),
+        (
+            "--fp8 current",
+            "tp_comm_overlap = bulk multiplies the tokens of a sequence in chunks",
+        ),
+        ("--tp-comm-overlap chain", "expected ring or bulk"),
+    ] {
+        let found = error(&format!("--recipe {bulk} {flags}"));
+        assert!(found.contains(wanted), "{flags}: {found}");
+    }
+    let found = error("--tp-comm-overlap ring");
+    assert!(
+        found.contains("tp_comm_overlap splits the exchanges of sequence parallelism"),
+        "{found}"
+    );
+}

@@ -4,6 +4,7 @@ use burn_megatron::mesh::{Axis, ContextSplit, Mesh, ParallelConfig, split_evenly
 use burn_megatron::pipeline::schedule::{ActionKind, Schedule};
 use burn_megatron::pipeline::split::StageLayout;
 use burn_megatron::pipeline::{schedule_of, stages_of};
+use burn_megatron::plan::tp_comm_overlap;
 
 use crate::error::Error;
 use crate::recipe::Recipe;
@@ -31,6 +32,11 @@ impl Recipe {
         data_parallel::check(self)?;
         self.checkpoint.check()?;
         fp8::check(self)?;
+        // Of single layers, where they are built.
+        let is_fp8 = self.fp8.recipe.is_some() && self.fp8.layers.is_empty();
+        if let Some(method) = layout.tp_comm_overlap.filter(|_| is_fp8) {
+            return Err(tp_comm_overlap::refuses_fp8(method).into());
+        }
         self.data.check()?;
         self.check_sequence(&layout)?;
         let sample = self.sample.check();
@@ -70,6 +76,7 @@ impl Recipe {
                 (_, ContextSplit::ZigzagPerDocument) => {}
                 (ranks, split) => split.check(length, ranks, tensor)?,
             }
+            tp_comm_overlap::check(layout, length)?;
         }
         Ok(())
     }

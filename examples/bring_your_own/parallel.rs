@@ -79,7 +79,7 @@ impl ParallelGpt {
             output: output.transpose()?,
             loss: loss.with_ignore(Some(IGNORE.into())),
             tensor: tensor.clone(),
-            sequence_multiple: if root.sequence_parallel() { ranks } else { 1 },
+            sequence_multiple: root.sequence_multiple(),
             config: config.clone(),
         })
     }

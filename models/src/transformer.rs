@@ -47,6 +47,8 @@ pub struct Transformer {
     #[module(skip)]
     lies: ActivationLayout,
     #[module(skip)]
+    sequence_multiple: usize,
+    #[module(skip)]
     config: TransformerConfig,
 }
 
@@ -193,6 +195,7 @@ impl Transformer {
             } else {
                 ActivationLayout::Whole
             },
+            sequence_multiple: root.sequence_multiple(),
             config: config.clone(),
         })
     }
@@ -318,10 +321,7 @@ impl LanguageModel for Transformer {
     }
 
     fn sequence_multiple(&self) -> usize {
-        match self.lies {
-            ActivationLayout::Whole => 1,
-            ActivationLayout::SplitAlong { place, .. } => place.size,
-        }
+        self.sequence_multiple
     }
 
     fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses {

@@ -299,3 +299,18 @@ fn a_layout_that_cannot_be_run() {
         assert!(error.contains(message), "{error}");
     }
 }
+
+/// The exchanges of sequence parallelism in chunks; layers in 8 bits have none.
+#[test]
+fn a_chunk_that_is_dropped_or_out_of_order() {
+    for (fault, layout) in [
+        (Fault::ChunkDropped, "tp2-sp-tpring-dp1"),
+        (Fault::ChunksOutOfOrder, "tp2-sp-tpbulk2-dp1"),
+    ] {
+        let report = run(fault, layout, None);
+        let found = report.rows()[0]
+            .1
+            .failing(VerifyOptions::default().tolerance);
+        assert_eq!(found[..5], RESULTS, "{fault:?}\n{report}");
+    }
+}

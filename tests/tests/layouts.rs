@@ -71,3 +71,16 @@ fn gpt_tied_sharded() {
 fn llama_untied_sharded() {
     assert_pass(&deeper(small_llama()), &Layout::sharded());
 }
+
+/// Biases and dropout, and norms of heads; all in the other axes.
+#[test]
+fn exchanges_of_the_tensor_axis_in_chunks() {
+    let mut llama = deeper(small_llama());
+    llama.config.context = 16;
+    assert_pass(&llama, &Layout::overlaps());
+    let mut gpt = small_gpt();
+    gpt.config.context = 16;
+    let layouts = ["tp2-sp-tpring-dp1", "tp4-sp-tpbulk2-dp1"];
+    let layouts = layouts.map(|text| text.parse().unwrap());
+    assert_pass(&gpt, &layouts);
+}

@@ -74,6 +74,8 @@ fn every_layout_computes_what_one_rank_does() {
         "pp2-mb2/1f1b",
         "pp2-mb1/zb-h1",
         "tp2-sp-dp2-mb1-z3",
+        "tp2-sp-tpring-mb2",
+        "tp4-sp-tpbulk2-mb4",
         "tp2-sp-pp2-dp2-mb1-z2/1f1b",
         "tp2-pp2-dp2-mb1-z3/1f1b",
     ];

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{DataParallelConfig, Precision, ZeroStage};
-use burn_megatron::mesh::{ContextExchange, ParallelConfig};
+use burn_megatron::mesh::{ContextExchange, ParallelConfig, TpCommOverlap};
 use burn_megatron::nn::fp8::{Fp8Config, Fp8Recipe};
 use burn_megatron::nn::moe::{Capacity, KeepPolicy, RouterLoss, RouterLossKind};
 use burn_megatron::nn::{
@@ -55,6 +55,7 @@ const SETTINGS: Settings<5> = [
         &[
             "tp2",
             "tp2 sp",
+            "tp2 ring",
             "cp2",
             "ep2",
             "zero3",
@@ -113,6 +114,10 @@ impl Case {
         let layout = ParallelConfig::new().with_data(1);
         match self.value("layout") {
             "tp2" => layout.with_tensor(2),
+            "tp2 ring" => layout
+                .with_tensor(2)
+                .with_sequence_parallel(true)
+                .with_tp_comm_overlap(TpCommOverlap::Ring),
             "tp2 sp" => layout.with_tensor(2).with_sequence_parallel(true),
             "cp2" => ParallelConfig {
                 context: 2,
@@ -158,6 +163,8 @@ impl Case {
             mode == "norm, activation" && self.value("offload") != "none",
             // The inputs of its projections are not those of a block.
             mode == "core attention" && model == "latent" && self.value("offload") != "none",
+            // Layers in 8 bits have no exchanges in chunks.
+            self.value("layout") == "tp2 ring" && self.value("type") == "fp8",
             // Dropout of the probabilities needs them in memory, which a ring has not.
             self.value("layout") == "cp2" && model == "gpt dropout",
         ]

@@ -98,7 +98,7 @@ fn collectives_that_run_again_are_counted() {
         ..selective(&[])
     };
     type More = &'static [(&'static str, usize)];
-    let cases: [(&str, &str, RecomputeConfig, More); 15] = [
+    let cases: [(&str, &str, RecomputeConfig, More); 17] = [
         ("tp2", "gpt", full.clone(), &[("all-reduce", 2)]),
         ("tp2", "gpt", selective(&[Mlp]), &[]),
         ("tp2", "gpt", attention.clone(), &[]),
@@ -122,6 +122,9 @@ fn collectives_that_run_again_are_counted() {
             &[("all-gather", 1)],
         ),
         ("tp2 sp", "gpt", attention, &[("all-gather", 1)]),
+        // One chunk of two travels; the region ends with the sum, which is not computed again.
+        ("tp2 ring", "gpt", full.clone(), &[("all-to-all", 4)]),
+        ("tp2 ring", "gpt", selective(&[Mlp]), &[("all-to-all", 1)]),
         (
             "tp2 sp",
             "gpt",

@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::stages::LayerSplit;
-use super::{Axis, AxisOrder, ContextExchange, ContextSplit, ScheduleSource, ZeroStage};
+use super::{
+    Axis, AxisOrder, ContextExchange, ContextSplit, ScheduleSource, TpCommOverlap, ZeroStage,
+};
 
 /// The parallel layout of a run: the size of each axis, and how the axes are used.
 ///
@@ -27,6 +29,12 @@ pub struct ParallelConfig {
     pub data: Option<usize>,
     /// Whether activations between the blocks are split along the sequence, over the tensor axis.
     pub sequence_parallel: bool,
+    /// How the exchanges of sequence parallelism overlap with the products beside them; `None` for whole collectives.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tp_comm_overlap: Option<TpCommOverlap>,
+    /// The chunks into which the tokens of each rank are split; `None` is chosen by the sizes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tp_comm_overlap_num_splits: Option<usize>,
     /// Ranks that share the layers.
     pub pipeline: usize,
     /// The pipeline schedule; `None` is 1F1B.
@@ -88,6 +96,8 @@ impl Default for ParallelConfig {
             tensor: 1,
             data: None,
             sequence_parallel: false,
+            tp_comm_overlap: None,
+            tp_comm_overlap_num_splits: None,
             pipeline: 1,
             schedule: None,
             virtual_stages: None,
@@ -127,6 +137,26 @@ pub enum LayoutError {
          tensor (--tensor-parallel) to 2 or more, or turn it off"
     )]
     SequenceParallel,
+    /// A setting of tensor-parallel overlap without sequence parallelism.
+    #[error(
+        "{name} splits the exchanges of sequence parallelism, which is off; set sequence_parallel = true \
+         (--sequence-parallel) with tensor (--tensor-parallel) of 2 or more, or remove {name}"
+    )]
+    NoSequenceParallel {
+        /// The setting.
+        name: &'static str,
+    },
+    /// A number of chunks that no method has.
+    #[error(
+        "tp_comm_overlap_num_splits = {splits} with tp_comm_overlap = {method}: expected at least 2 with bulk, at least 1 \
+         with ring, and no number without overlap"
+    )]
+    NumSplits {
+        /// The number.
+        splits: usize,
+        /// The method, or `none`.
+        method: String,
+    },
     /// A setting of pipelines without a pipeline.
     #[error(
         "{name} applies to pipelines, and pipeline = 1 has none; set pipeline (--pipeline-parallel) to 2 or more, \
@@ -164,6 +194,10 @@ pub enum LayoutError {
     },
 }
 
+fn or_none(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "none".into())
+}
+
 /// The sizes that inner groups of a context axis can have, in words.
 fn fitting_inner(context: usize) -> String {
     let fits = (2..context).filter(|size| context.is_multiple_of(*size));
@@ -196,6 +230,7 @@ impl ParallelConfig {
         if self.ranks_per_node == Some(0) {
             return Err(LayoutError::EmptyNode);
         }
+        self.check_tp_comm_overlap()?;
         let pipeline_settings = [
             ("schedule", self.schedule.is_some()),
             ("virtual_stages", self.virtual_stages.is_some()),
@@ -210,6 +245,24 @@ impl ParallelConfig {
         match pipeline_settings.into_iter().find(|(_, is_set)| *is_set) {
             Some((name, _)) if self.pipeline == 1 => Err(LayoutError::NoPipeline { name }),
             _ => self.check_context(),
+        }
+    }
+
+    fn check_tp_comm_overlap(&self) -> Result<(), LayoutError> {
+        if self.tp_comm_overlap.is_some() && !self.sequence_parallel {
+            let name = "tp_comm_overlap";
+            return Err(LayoutError::NoSequenceParallel { name });
+        }
+        let Some(splits) = self.tp_comm_overlap_num_splits else {
+            return Ok(());
+        };
+        match self.tp_comm_overlap {
+            Some(TpCommOverlap::Bulk) if splits >= 2 => Ok(()),
+            Some(TpCommOverlap::Ring) if splits >= 1 => Ok(()),
+            method => Err(LayoutError::NumSplits {
+                splits,
+                method: or_none(method.map(|method| method.to_string())),
+            }),
         }
     }
 
@@ -237,7 +290,6 @@ impl ParallelConfig {
         if fits {
             return Ok(());
         }
-        let or_none = |text: Option<String>| text.unwrap_or_else(|| "none".into());
         Err(LayoutError::ContextInner {
             inner: or_none(self.context_inner.map(|inner| inner.to_string())),
             exchange: or_none(self.context_exchange.map(|exchange| exchange.to_string())),
@@ -315,6 +367,18 @@ impl ParallelConfig {
     /// Sets whether activations between the blocks are split along the sequence.
     pub fn with_sequence_parallel(mut self, sequence_parallel: bool) -> Self {
         self.sequence_parallel = sequence_parallel;
+        self
+    }
+
+    /// Sets how the exchanges of sequence parallelism overlap with products.
+    pub fn with_tp_comm_overlap(mut self, method: TpCommOverlap) -> Self {
+        self.tp_comm_overlap = Some(method);
+        self
+    }
+
+    /// Sets the number of chunks into which the tokens of each rank are split.
+    pub fn with_tp_comm_overlap_num_splits(mut self, splits: usize) -> Self {
+        self.tp_comm_overlap_num_splits = Some(splits);
         self
     }
 

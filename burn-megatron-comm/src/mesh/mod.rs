@@ -48,6 +48,7 @@ mod schedule;
 mod split;
 pub mod stages;
 mod table;
+mod tp_comm_overlap;
 mod zero_stage;
 
 #[cfg(test)]
@@ -61,6 +62,7 @@ pub use error::{MeshError, MeshFault, RequiredRanks, Suggestions};
 pub use mesh_rank::{AxisRank, MeshRank};
 pub use schedule::{ScheduleKind, ScheduleSource, UnknownScheduleKind};
 pub use split::{divisors_near, samples_per_rank, split_evenly};
+pub use tp_comm_overlap::{ParseTpCommOverlapError, TpCommOverlap};
 pub use zero_stage::{ParseZeroStageError, ZeroStage};
 
 pub(crate) use rank_grid::GroupShape;

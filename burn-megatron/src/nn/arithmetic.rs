@@ -11,7 +11,9 @@ use burn_megatron_kernels::{flat, gemm};
 
 use super::fp8::QuantizedWeight;
 use super::hook::Pass;
-use super::linear::{HookedWeight, rows};
+use super::linear::rows;
+use super::product_clock::{product_span, weight_gradient_span};
+use super::weight::HookedWeight;
 use crate::collective::PendingTensor;
 
 /// The three products of a linear layer.
@@ -136,6 +138,7 @@ pub(super) struct FloatArithmetic {
 
 impl FloatArithmetic {
     fn product(&self, x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
+        let _span = product_span(&x, weight.dims()[1]);
         if self.kernels.fused {
             gemm::linear_by(self.kernels.blas, x, weight, bias)
         } else {
@@ -204,7 +207,7 @@ impl LinearArithmetic for FloatArithmetic {
         let Place { offset, add } = places[0];
         // The fused product accumulates in f32 or f64 only, not in 16 bits.
         if self.kernels.fused && flat.dtype().size() >= 4 {
-            let _span = tracing::trace_span!("weight_gradient").entered();
+            let _span = weight_gradient_span(&left, right.dims()[1]);
             let blas = self.kernels.blas;
             return gemm::accumulate_weight_gradient_at_by(blas, left, right, flat, offset, add);
         }
@@ -214,7 +217,7 @@ impl LinearArithmetic for FloatArithmetic {
 
 /// `left^T right`, of `[rows, a]` and `[rows, b]`.
 fn weight_gradient(left: Tensor<2>, right: Tensor<2>) -> Tensor<2> {
-    let _span = tracing::trace_span!("weight_gradient").entered();
+    let _span = weight_gradient_span(&left, right.dims()[1]);
     left.transpose().matmul(right)
 }
 

@@ -92,25 +92,30 @@ impl ColumnParallelLinearConfig {
             input: self.input,
             targets: &self.targets,
             sections: &sections,
-            inner: input_layout(&comm, builder.sequence_parallel()),
+            inner: InputLayout::whole(&comm, builder.sequence_parallel()),
         };
         let lora = layer.adapters(builder)?;
         let weight = ParameterSpec::new([self.input, output], self.init)
             .with_placement(Axis::Tensor, split_along(1));
         let bias = ParameterSpec::new([output], Init::Constant(0.0))
             .with_placement(Axis::Tensor, split_along(0));
+        let fp8 = builder.fp8_layer(SplitOperands {
+            input: false,
+            gradient: true,
+        })?;
+        let input = match builder.overlapped_group(fp8.as_ref())? {
+            Some(group) => InputLayout::SplitSequenceInChunks(group),
+            None => InputLayout::whole(&comm, builder.sequence_parallel()),
+        };
         Ok(ColumnParallelLinear {
             weight: builder.parameter("weight", weight),
             bias: self.bias.then(|| builder.parameter("bias", bias)),
             lora,
             comm,
+            input,
             gather_output: self.gather_output,
-            sequence_parallel: builder.sequence_parallel(),
             kernels: builder.linear_kernels(),
-            fp8: builder.fp8_layer(SplitOperands {
-                input: false,
-                gradient: true,
-            })?,
+            fp8,
         })
     }
 }
@@ -148,7 +153,7 @@ pub struct ColumnParallelLinear {
     #[module(skip)]
     gather_output: bool,
     #[module(skip)]
-    sequence_parallel: bool,
+    input: InputLayout,
     #[module(skip)]
     kernels: LinearKernels,
 }
@@ -229,7 +234,7 @@ impl ColumnParallelLinear {
         } = operation;
         let operands = (self.fp8.as_ref(), self.kernels);
         let norm = (function, inputs);
-        let input = self.input_layout();
+        let input = self.input.clone();
         let [y, stream] = linear_discarding(norm, &anchor, &self.weight, bias, input, operands);
         (y, if is_autodiff { stream } else { stream.inner() })
     }
@@ -243,7 +248,7 @@ impl ColumnParallelLinear {
     }
 
     fn product(&self, x: Tensor<3>, bias: Option<Parameter>) -> Tensor<3> {
-        let (input, layer) = (self.input_layout(), self.fp8.as_ref());
+        let (input, layer) = (self.input.clone(), self.fp8.as_ref());
         let Some(lora) = &self.lora else {
             return linear_param(x.into(), &self.weight, bias, input, layer, self.kernels);
         };
@@ -256,19 +261,5 @@ impl ColumnParallelLinear {
             self.kernels,
         );
         y + lora.delta(x)
-    }
-
-    fn input_layout(&self) -> InputLayout {
-        input_layout(&self.comm, self.sequence_parallel)
-    }
-}
-
-/// How the input of a column-parallel layer is distributed.
-fn input_layout(comm: &Comm, sequence_parallel: bool) -> InputLayout {
-    let comm = comm.clone();
-    match (comm.size(), sequence_parallel) {
-        (1, _) => InputLayout::Local,
-        (_, false) => InputLayout::Replicated(comm),
-        (_, true) => InputLayout::SplitSequence(comm),
     }
 }

@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use super::arithmetic::LinearKernels;
 use super::hook::{forward_only_value, tracked, with_anchor};
-use super::linear::{InputLayout, SEQUENCE_DIM, Weight, linear};
+use super::linear::{InputLayout, SEQUENCE_DIM, linear};
 use super::lookup::{LookupIds, lookup};
+use super::weight::Weight;
 use super::{
     AxisRank, BatchFormat, BuildError, Init, ModelBuilder, ParameterSpec, Placement, Section,
     Tokens,
@@ -352,14 +353,9 @@ impl OutputLayer {
         let Some(weight) = self.weight.as_ref().or(tied) else {
             panic!("an output layer tied to the embedding needs the embedding")
         };
-        let comm = self.comm.clone();
         OutputProduct {
             weight: Weight::of(weight, x),
-            input: match (comm.size(), self.sequence_parallel) {
-                (1, _) => InputLayout::Local,
-                (_, false) => InputLayout::Replicated(comm),
-                (_, true) => InputLayout::SplitSequence(comm),
-            },
+            input: InputLayout::whole(&self.comm, self.sequence_parallel),
             kernels: self.kernels,
         }
     }

@@ -178,6 +178,12 @@ pub(super) fn pass() -> Pass {
     }
 }
 
+/// Whether what is computed is only recorded for the backward of a recomputed block, whose output is known: in its second
+/// pass, but not in a first pass inside of one.
+pub(super) fn is_second_pass() -> bool {
+    mode() == ForwardMode::SecondPass && anchor().is_some()
+}
+
 #[cfg(test)]
 mod tests {
     use std::panic::{catch_unwind, resume_unwind};

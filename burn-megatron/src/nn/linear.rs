@@ -9,13 +9,16 @@ use burn_megatron_kernels::gradient::{Destination, Parameter};
 use burn_megatron_kernels::{Function, apply};
 
 use super::arithmetic::{
-    FloatArithmetic, LinearArithmetic, LinearKernels, NeededGradients, SavedInput, WeightSource,
+    FloatArithmetic, LinearArithmetic, LinearKernels, NeededGradients, SavedInput, SavedTensors,
+    WeightSource,
 };
-use super::forward_context::{self, is_tracked};
+use super::forward_context::is_tracked;
 use super::fp8::{ActivatedLinear, Fp8Arithmetic, Fp8Layer};
-use super::hook::{HookHandle, ParameterHook, Pass};
+use super::hook::HookHandle;
 use super::recompute::{ProductInput, SavesInput, apply_discarding};
-use super::{Bias, LinearInput, anchored_value};
+use super::tp_comm_overlap::OverlappedGroup;
+use super::weight::{HookedWeight, Weight};
+use super::{Bias, LinearInput};
 use crate::collective::{
     Comm, PendingTensor, start_all_gather, start_all_reduce, start_reduce_scatter,
 };
@@ -34,170 +37,61 @@ pub enum InputLayout {
     /// Each rank has a part of the sequence: the forward all-gathers the input, the backward
     /// reduce-scatters its gradient.
     SplitSequence(Comm),
+    /// The same, with the exchanges in chunks that travel while the products of other chunks are computed.
+    SplitSequenceInChunks(OverlappedGroup),
+    /// Each rank has a part of the features of every token, and the output is a sum over the ranks: the forward
+    /// reduce-scatters it along the sequence, the backward all-gathers its gradient, in chunks.
+    SplitFeatures(OverlappedGroup),
 }
 
 impl InputLayout {
+    /// That of a layer whose columns are split over the ranks, with exchanges as a whole.
+    pub(super) fn whole(comm: &Comm, sequence_parallel: bool) -> Self {
+        match (comm.size(), sequence_parallel) {
+            (1, _) => Self::Local,
+            (_, false) => Self::Replicated(comm.clone()),
+            (_, true) => Self::SplitSequence(comm.clone()),
+        }
+    }
+
     /// The input of the whole sequence.
     pub(super) fn gathered(&self, x: Tensor<3>) -> PendingTensor<3> {
         match self {
-            Self::Local | Self::Replicated(_) => PendingTensor::ready(x),
-            Self::SplitSequence(comm) => start_all_gather(x, SEQUENCE_DIM, comm),
+            Self::Local | Self::Replicated(_) | Self::SplitFeatures(_) => PendingTensor::ready(x),
+            Self::SplitSequence(comm)
+            | Self::SplitSequenceInChunks(OverlappedGroup { comm, .. }) => {
+                start_all_gather(x, SEQUENCE_DIM, comm)
+            }
         }
     }
 
     /// The gradient of this rank's input, from this rank's part of that of the whole sequence.
     pub(super) fn reduced(&self, dx: Tensor<3>) -> PendingTensor<3> {
         match self {
-            Self::Local => PendingTensor::ready(dx),
+            Self::Local | Self::SplitFeatures(_) => PendingTensor::ready(dx),
             Self::Replicated(comm) => start_all_reduce(dx, ReduceOp::Sum, comm),
-            Self::SplitSequence(comm) => start_reduce_scatter(dx, SEQUENCE_DIM, comm),
-        }
-    }
-}
-
-/// The weight of a linear layer, and the path that its gradient takes.
-#[derive(Clone, Debug)]
-pub struct Weight {
-    tensor: Tensor<2>,
-    hooked: Option<HookedWeight>,
-    transposed: bool,
-}
-
-/// A weight with a [`ParameterHook`].
-#[derive(Clone, Debug)]
-pub(super) struct HookedWeight {
-    pub handle: HookHandle,
-    /// What the module holds, of the weight's shape.
-    base: Tensor<2>,
-    /// Whether the product passes the gradient to the hook. Then the graph does not hold the value,
-    /// which may be gathered again for the backward.
-    takes_gradient: bool,
-    /// Whether the weight is frozen: the graph does not hold its value either.
-    is_frozen: bool,
-}
-
-impl HookedWeight {
-    /// The value, as floats.
-    pub fn value(&self, pass: Pass) -> Tensor<2> {
-        self.handle.value_in(self.base.clone(), pass).0
-    }
-
-    /// The hook that takes the gradient, if the graph does not.
-    pub fn taking(&self) -> Option<&HookHandle> {
-        Some(&self.handle).filter(|_| self.takes_gradient)
-    }
-}
-
-impl Weight {
-    /// The weight `[in, out]` of a layer with the input `x`.
-    ///
-    /// With a [`ParameterHook`] the product itself passes the gradient to the sink, so that it can be deferred.
-    pub fn of(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
-        let hooked = match (ParameterHook::of(param), ParameterHook::of_frozen(param)) {
-            (Some(hook), _) if is_tracked(x) => HookedWeight::taking_gradient(hook, param),
-            (_, Some(hook)) if is_tracked(x) => HookedWeight::frozen(hook, param),
-            _ => return anchored_value(param, x).into(),
-        };
-        Self {
-            tensor: hooked.handle.value(hooked.base.clone()).0,
-            hooked: Some(hooked),
-            transposed: false,
-        }
-    }
-
-    /// The same for a product that reads the value from the hook itself, which may hold it in 8 bits
-    /// only.
-    fn unfetched(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
-        if let Some(hook) = ParameterHook::of_frozen(param) {
-            let hooked = HookedWeight::frozen(hook, param);
-            return Self {
-                tensor: hooked.base.clone(),
-                hooked: Some(hooked),
-                transposed: false,
-            };
-        }
-        let Some(hook) = ParameterHook::of(param) else {
-            return anchored_value(param, x).into();
-        };
-        let hooked = if is_tracked(x) {
-            HookedWeight::taking_gradient(hook, param)
-        } else {
-            HookedWeight {
-                handle: hook.handle().clone(),
-                base: param.base(),
-                takes_gradient: false,
-                is_frozen: false,
+            Self::SplitSequence(comm)
+            | Self::SplitSequenceInChunks(OverlappedGroup { comm, .. }) => {
+                start_reduce_scatter(dx, SEQUENCE_DIM, comm)
             }
-        };
-        let tensor = match (hooked.takes_gradient, forward_context::anchor().is_some()) {
-            (true, _) => hooked.base.clone(),
-            // The gradient comes back through the graph.
-            (false, true) => param.val(),
-            (false, false) => {
-                hooked.handle.expect_unrecorded();
-                hooked.base.clone()
-            }
-        };
-        Self {
-            tensor,
-            hooked: Some(hooked),
-            transposed: false,
         }
     }
 
-    /// Whether it has a gradient.
-    fn trains(&self) -> bool {
-        let hooked = self.hooked.as_ref();
-        hooked.is_some_and(|hooked| hooked.takes_gradient) || is_tracked(&self.tensor)
-    }
-
-    /// The value `[in, out]`, and the hook that takes its gradient, if the graph does not.
-    pub(super) fn into_parts(self) -> (Tensor<2>, Option<HookedWeight>) {
-        (self.tensor, self.hooked)
-    }
-
-    /// The same weight, stored as `[out, in]`.
-    pub fn transposed(self) -> Self {
-        Self {
-            tensor: self.tensor.transpose(),
-            transposed: !self.transposed,
-            ..self
-        }
-    }
-}
-
-impl HookedWeight {
-    /// A weight whose gradient the product passes to the hook; announces that gradient.
-    fn taking_gradient(hook: &ParameterHook, param: &Param<Tensor<2>>) -> Self {
-        let handle = hook.handle().clone();
-        handle.expect();
-        Self {
-            handle,
-            base: param.base(),
-            takes_gradient: true,
-            is_frozen: false,
+    /// The group of exchanges in chunks, and whether the output is the sum that is exchanged.
+    pub(super) fn in_chunks(&self) -> Option<(&OverlappedGroup, bool)> {
+        match self {
+            Self::SplitSequenceInChunks(group) => Some((group, false)),
+            Self::SplitFeatures(group) => Some((group, true)),
+            Self::Local | Self::Replicated(_) | Self::SplitSequence(_) => None,
         }
     }
 
-    /// A weight without a gradient.
-    fn frozen(hook: &ParameterHook, param: &Param<Tensor<2>>) -> Self {
-        Self {
-            handle: hook.handle().clone(),
-            base: param.base(),
-            takes_gradient: false,
-            is_frozen: true,
-        }
-    }
-}
-
-impl From<Tensor<2>> for Weight {
-    /// A weight whose gradient stays in the graph.
-    fn from(tensor: Tensor<2>) -> Self {
-        Self {
-            tensor,
-            hooked: None,
-            transposed: false,
-        }
+    /// Whether each rank has a part of the sequence.
+    fn splits_sequence(&self) -> bool {
+        matches!(
+            self,
+            Self::SplitSequence(_) | Self::SplitSequenceInChunks(_)
+        )
     }
 }
 
@@ -260,7 +154,7 @@ pub(super) fn linear_param(
     let weight = Weight::unfetched(weight, &x);
     let trains_weight = weight.trains();
     let is_recorded = is_tracked(&x) || trains_weight;
-    let whole = !matches!(input, InputLayout::SplitSequence(_));
+    let whole = !input.splits_sequence();
     let arithmetic = Fp8Arithmetic::new(layer, is_recorded, whole && trains_weight);
     let Some((kind, activation_bias)) = activation else {
         return run(x, weight, bias, input, arithmetic);
@@ -281,6 +175,30 @@ pub(super) fn linear_param(
         },
     };
     apply(inputs, function)
+}
+
+/// The product of `[batch, seq, in]` and an addend `[batch, seq, out]`, both of them terms of a sum over the ranks, each of
+/// which has its part of the sequence of that sum: [`InputLayout::SplitFeatures`].
+pub(super) fn linear_with_addend(
+    x: Tensor<3>,
+    weight: &Param<Tensor<2>>,
+    addend: Tensor<3>,
+    group: OverlappedGroup,
+    kernels: LinearKernels,
+) -> Tensor<3> {
+    let weight = Weight::of(weight, &x);
+    let arithmetic = FloatArithmetic {
+        kernels,
+        transposed: false,
+    };
+    let input = InputLayout::SplitFeatures(group);
+    let (function, others) = function_of(weight, None, input, arithmetic);
+    let inputs = [
+        vec![x.into_dispatch()],
+        others,
+        vec![addend.into_dispatch()],
+    ];
+    apply(inputs.concat(), function)
 }
 
 /// The values of an input, or what an activation of it is computed from, where the quantiser of the layer
@@ -409,6 +327,9 @@ pub(super) struct LinearFunction<A> {
 
 impl<A: LinearArithmetic> Function for LinearFunction<A> {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        if let Some(y) = self.forward_in_chunks(&inputs) {
+            return (y, self.saved(inputs, SavedTensors::default()));
+        }
         let (x, weight) = (tensor::<3>(&inputs[0]), tensor::<2>(&inputs[1]));
         let x = self.input.gathered(x).wait();
         let [batch, seq, _] = x.dims();
@@ -419,14 +340,7 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
         };
         let (y, tensors) = self.arithmetic.output(rows(x), weight, bias);
         let out = y.dims()[1];
-        let mut inputs = inputs.into_iter();
-        let x = inputs.next();
-        let mut saved = match tensors.input_codes {
-            Some(codes) => Vec::from(codes),
-            None => Vec::from_iter(x.filter(|_| self.saves_input())),
-        };
-        saved.extend(inputs.next().filter(|_| self.fetched_weight().is_none()));
-        saved.extend(tensors.extra);
+        let saved = self.saved(inputs, tensors);
         (y.reshape([batch, seq, out]).into_dispatch(), saved)
     }
 
@@ -439,8 +353,6 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
         let (needs_x, needs_weight) = (needed[0], needed[1] || self.gradient_hook().is_some());
         let dy = Tensor::<3>::from_dispatch(gradient);
         let [batch, seq, _] = dy.dims();
-        let gradient = rows(dy);
-
         let of_input = match (self.saves_input(), self.arithmetic.saves_codes()) {
             (false, _) => 0,
             (true, false) => 1,
@@ -451,6 +363,11 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
             Some(hooked) => (WeightSource::Hook(hooked, self.transposed), rest),
             None => (WeightSource::Graph(tensor(&rest[0])), &rest[1..]),
         };
+        if self.input.in_chunks().is_some() {
+            let x = x.first().map(tensor);
+            return self.backward_in_chunks(x.filter(|_| needs_weight), weight, dy, needed);
+        }
+        let gradient = rows(dy);
         let extra = extra.to_vec();
         let x = match x {
             _ if !needs_weight => None,
@@ -496,6 +413,19 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
 }
 
 impl<A: LinearArithmetic> LinearFunction<A> {
+    /// What the backward needs of the inputs, and of what the product computed from them.
+    fn saved(&self, inputs: Vec<DispatchTensor>, tensors: SavedTensors) -> Vec<DispatchTensor> {
+        let mut inputs = inputs.into_iter();
+        let x = inputs.next();
+        let mut saved = match tensors.input_codes {
+            Some(codes) => Vec::from(codes),
+            None => Vec::from_iter(x.filter(|_| self.saves_input())),
+        };
+        saved.extend(inputs.next().filter(|_| self.fetched_weight().is_none()));
+        saved.extend(tensors.extra);
+        saved
+    }
+
     /// The hooked weight that the backward fetches, where the graph does not hold the value.
     fn fetched_weight(&self) -> Option<&HookedWeight> {
         let hooked = self.hooked.as_ref();
@@ -503,12 +433,12 @@ impl<A: LinearArithmetic> LinearFunction<A> {
     }
 
     /// The hook that takes the weight gradient, if the graph does not.
-    fn gradient_hook(&self) -> Option<&HookHandle> {
+    pub(super) fn gradient_hook(&self) -> Option<&HookHandle> {
         self.hooked.as_ref().and_then(HookedWeight::taking)
     }
 }
 
-fn tensor<const D: usize>(tensor: &DispatchTensor) -> Tensor<D> {
+pub(super) fn tensor<const D: usize>(tensor: &DispatchTensor) -> Tensor<D> {
     Tensor::from_dispatch(tensor.clone())
 }
 

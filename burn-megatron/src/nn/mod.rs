@@ -62,6 +62,7 @@ pub mod moe;
 mod norm;
 mod parameter_spec;
 mod placement;
+mod product_clock;
 mod qk_norm;
 mod recompute;
 mod replicated;
@@ -72,6 +73,8 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod tp_comm_overlap;
+mod weight;
 
 pub use crate::mesh::{AxisRank, MeshRank};
 pub use activation::Activation;
@@ -94,7 +97,7 @@ pub use hook::anchored_value;
 pub use init::Init;
 pub use kv_cache::{KvCache, LayerKvCache, NewTokens, SequencePart};
 pub use latent_attention::{MultiLatentAttention, MultiLatentAttentionConfig};
-pub use linear::{InputLayout, SEQUENCE_DIM, Weight, linear};
+pub use linear::{InputLayout, SEQUENCE_DIM, linear};
 pub use linear_input::LinearInput;
 pub use loss::{
     LinearCrossEntropy, LogitsShape, LossFactor, LossTerm, Losses, SummedLosses,
@@ -106,6 +109,7 @@ pub use model_builder::{ModelBuilder, ParallelModule};
 pub use norm::{Norm, NormConfig, NormKind};
 pub use parameter_spec::ParameterSpec;
 pub use placement::{LocalSection, Placement, Placements, Section};
+pub use product_clock::ProductClock;
 pub use qk_norm::{QkNorm, QkNormConfig};
 pub use recompute::{
     ActivationOffload, ActivationUsage, Recompute, RecomputeConfig, RecomputeError,
@@ -118,3 +122,5 @@ pub use residual::Residual;
 pub use row::{RowParallelLinear, RowParallelLinearConfig};
 pub use table::{ParameterTable, TableError};
 pub use tokens::Tokens;
+pub use tp_comm_overlap::OverlappedGroup;
+pub use weight::Weight;

@@ -7,8 +7,9 @@ use burn_megatron_kernels::dropout::bias_dropout_add_with;
 
 use super::arithmetic::LinearKernels;
 use super::fp8::{Fp8Layer, SplitOperands};
-use super::linear::{InputLayout, SEQUENCE_DIM, linear_param};
+use super::linear::{InputLayout, SEQUENCE_DIM, linear_param, linear_with_addend};
 use super::lora::{LoraAdapters, LoraTarget, RowLayer};
+use super::tp_comm_overlap::OverlappedGroup;
 use super::{Bias, BuildError, Init, LinearInput, ModelBuilder, ParameterSpec, Placement};
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
@@ -53,6 +54,10 @@ impl RowParallelLinearConfig {
         // Added after the reduction, so to this rank's part of the sequence under sequence parallelism.
         let bias = ParameterSpec::new([self.output], Init::Constant(0.0))
             .with_sum_over(builder.sequence_parallel().then_some(Axis::Tensor));
+        let fp8 = builder.fp8_layer(SplitOperands {
+            input: true,
+            gradient: false,
+        })?;
         Ok(RowParallelLinear {
             weight: builder.parameter("weight", weight),
             bias: self.bias.then(|| builder.parameter("bias", bias)),
@@ -60,11 +65,9 @@ impl RowParallelLinearConfig {
             comm: builder.groups().tensor().clone(),
             input_is_split: self.input_is_split,
             sequence_parallel: builder.sequence_parallel(),
+            overlapped: builder.overlapped_group(fp8.as_ref())?,
             kernels: builder.linear_kernels(),
-            fp8: builder.fp8_layer(SplitOperands {
-                input: true,
-                gradient: false,
-            })?,
+            fp8,
         })
     }
 }
@@ -87,6 +90,9 @@ pub struct RowParallelLinear {
     input_is_split: bool,
     #[module(skip)]
     sequence_parallel: bool,
+    /// The tensor axis, where the output is summed chunk by chunk.
+    #[module(skip)]
+    overlapped: Option<OverlappedGroup>,
     #[module(skip)]
     kernels: LinearKernels,
 }
@@ -124,38 +130,48 @@ impl RowParallelLinear {
 
     /// The output before the bias.
     pub(super) fn product(&self, x: impl Into<LinearInput>) -> Tensor<3> {
-        self.reduced(self.partial(x))
+        match &self.overlapped {
+            Some(group) => self.product_in(x.into(), Some(group.clone())),
+            None => self.reduced(self.partial(x)),
+        }
     }
 
     /// The term of the output of this rank's rows, which is not [reduced](Self::reduced): a recomputed region ends with
-    /// it, so that the collective does not run again.
+    /// it, so that the collective does not run again. Where the sum is computed chunk by chunk it is the output already,
+    /// which the second pass does not compute again.
     pub(super) fn partial(&self, x: impl Into<LinearInput>) -> Tensor<3> {
-        let x = x.into();
+        let group = self.overlapped.clone();
+        let group = group.map(OverlappedGroup::ending_region);
+        self.product_in(x.into(), group)
+    }
+
+    /// The output before the bias where there is a group that sums it, otherwise the term of this rank.
+    fn product_in(&self, x: LinearInput, group: Option<OverlappedGroup>) -> Tensor<3> {
         let x = if self.input_is_split {
             x
         } else {
             collective::split(x.into_values(), 2, &self.comm).into()
         };
-        let (input, layer) = (InputLayout::Local, self.fp8.as_ref());
+        let layer = self.fp8.as_ref();
+        let product = |x, input| linear_param(x, &self.weight, None, input, layer, self.kernels);
         let Some(lora) = &self.lora else {
-            return linear_param(x, &self.weight, None, input, layer, self.kernels);
+            let input = group.map_or(InputLayout::Local, InputLayout::SplitFeatures);
+            return product(x, input);
         };
         // Both products read it.
         let x = x.into_values();
-        let y = linear_param(
-            x.clone().into(),
-            &self.weight,
-            None,
-            input,
-            layer,
-            self.kernels,
-        );
-        y + lora.delta(x)
+        let Some(group) = group else {
+            return product(x.clone().into(), InputLayout::Local) + lora.delta(x);
+        };
+        let delta = lora.delta(x.clone());
+        linear_with_addend(x, &self.weight, delta, group, self.kernels)
     }
 
-    /// The sum of the terms of the ranks, which is the output before the bias.
+    /// The sum of the [terms](Self::partial) of the ranks, which is the output before the bias.
     pub(super) fn reduced(&self, partial: Tensor<3>) -> Tensor<3> {
-        if self.sequence_parallel {
+        if self.overlapped.is_some() {
+            partial
+        } else if self.sequence_parallel {
             collective::reduce_scatter_sequence(partial, SEQUENCE_DIM, &self.comm)
         } else {
             collective::reduce(partial, &self.comm)

@@ -62,6 +62,12 @@ impl fmt::Display for Candidate {
         if layout.sequence_parallel {
             write!(f, "-sp")?;
         }
+        if let Some(method) = layout.tp_comm_overlap {
+            write!(f, "-tp{method}")?;
+        }
+        if let Some(splits) = layout.tp_comm_overlap_num_splits {
+            write!(f, "{splits}")?;
+        }
         if let Some(schedule) = &layout.schedule {
             write!(f, "/{schedule}")?;
         }

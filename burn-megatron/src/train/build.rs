@@ -18,6 +18,7 @@ use crate::optim::{LossScaler, ParallelOptimizer, SpikeWindow, StepCount, order_
 use crate::pipeline::engine::{AgreedShapes, DeferredWgrad};
 use crate::pipeline::schedule::Schedule;
 use crate::pipeline::schedule_of;
+use crate::plan::tp_comm_overlap;
 
 /// The schedule and the options of a pipeline.
 #[derive(Clone, Debug)]
@@ -146,6 +147,7 @@ fn check(
     let part = ContextPart::of(groups, 0);
     for length in config.row_lengths(length) {
         part.check(length)?;
+        tp_comm_overlap::check(groups.config(), length)?;
     }
     Ok(())
 }

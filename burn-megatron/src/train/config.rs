@@ -12,6 +12,7 @@ use crate::mesh::{ContextSplitError, MeshError, ParallelConfig, samples_per_rank
 use crate::optim::{
     EmaConfig, LossScale, LossScaleError, OptimizerConfig, OptimizerError, SpikeConfig, StepCount,
 };
+use crate::plan::tp_comm_overlap::NumSplitsError;
 
 /// Settings of a [`Trainer`](super::Trainer).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -136,6 +137,9 @@ pub enum ConfigError {
     /// The sequence cannot be split over the context axis.
     #[error(transparent)]
     Context(#[from] ContextSplitError),
+    /// The exchanges of the tensor axis cannot be split into chunks.
+    #[error(transparent)]
+    TpCommOverlap(#[from] NumSplitsError),
     /// The sequence is longer than the model's context.
     #[error(
         "sequence_length {length} is longer than the model's context: expected at most {context}"

@@ -20,6 +20,7 @@ use crate::pipeline::engine::{
     Engine, EngineError, ForwardTransfers, MicroBatchSize, Stage, StageOutput, TransferConfig,
     forward_only,
 };
+use crate::plan::tp_comm_overlap::sequence_multiple;
 
 impl<M: LanguageModel> Trainer<M> {
     /// The micro-batches of this rank in step `step`, the next one.
@@ -164,6 +165,8 @@ pub(super) struct ContextPart {
     ranks: usize,
     /// The tensor ranks that share it.
     tensor: usize,
+    /// What padded rows on the rank have a multiple of.
+    multiple: usize,
     /// Of multi-token prediction.
     further_depths: usize,
 }
@@ -177,6 +180,11 @@ impl ContextPart {
             ranks: context.size(),
             tensor: if config.sequence_parallel {
                 config.tensor
+            } else {
+                1
+            },
+            multiple: if config.sequence_parallel {
+                sequence_multiple(config)
             } else {
                 1
             },
@@ -196,7 +204,11 @@ impl ContextPart {
     /// The part of a batch of whole rows, or of its rows that this is already.
     pub fn of_batch(self, batch: Batch) -> Result<Batch, DataError> {
         let batch = batch.with_further_tokens(self.further_depths);
-        batch.in_context(self.split, (self.rank, self.ranks), self.tensor)
+        let tensor = match self.split {
+            ContextSplit::ZigzagPerDocument => self.multiple,
+            _ => self.tensor,
+        };
+        batch.in_context(self.split, (self.rank, self.ranks), tensor)
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::data_parallel::{DataParallelConfig, ZeroStage};
-use crate::mesh::{ContextExchange, ContextSplit, ParallelConfig, ScheduleKind};
+use crate::mesh::{ContextExchange, ContextSplit, ParallelConfig, ScheduleKind, TpCommOverlap};
 use crate::pipeline::schedule::Schedule;
 use crate::pipeline::{LayoutScheduleError, schedule_of};
 
@@ -47,7 +47,8 @@ pub enum LayoutPartError {
         "is not one of tpN, sp, cpN, epN, etpN, dpN, ppN, mbN, zN, hsdpN (tensor, sequence, context, expert, \
          expert-tensor, data and pipeline parallelism, micro-batch, ZeRO stage, ranks of a sharding group), an exchange \
          (ring, allgather, alltoall, uspN with N ranks in an all-to-all) or a split (contiguous, striped, perdocument) \
-         of context parallelism, as in tp2-sp-dp2, cp4-ring-striped and dp4-z3-hsdp2, nor after a slash a schedule or vN \
+         of context parallelism, an overlap of sequence parallelism (tpring, tpbulk, or with N chunks tpringN, tpbulkN), as in \
+         tp2-sp-dp2, tp2-sp-tpring-dp2, cp4-ring-striped and dp4-z3-hsdp2, nor after a slash a schedule or vN \
          (stages on each rank), as in pp2-mb1/interleaved/v2"
     )]
     Unknown,
@@ -212,12 +213,38 @@ impl Layout {
     }
 }
 
+impl Layout {
+    /// Tensor-parallel overlap by each method, alone and with all others, for models of eight layers, four heads and eight
+    /// samples of sixteen tokens.
+    pub fn overlaps() -> Vec<Self> {
+        let names = [
+            "tp2-sp-tpring-dp2-mb2",
+            "tp4-sp-tpring2-dp1-mb4",
+            "tp2-sp-tpbulk-dp2-mb2",
+            "tp4-sp-tpbulk2-dp1-mb4",
+            "tp2-sp-tpring-cp2-ring-dp1-mb4",
+            "tp2-sp-tpring-pp2-dp1-mb2/zb-h1",
+            "tp2-sp-tpbulk4-pp2-dp1-mb2/zb-v",
+            "tp2-sp-tpbulk-pp2-dp2-mb1-z1/interleaved",
+            "tp2-sp-tpring-dp2-mb2-z2",
+            "tp2-sp-tpbulk2-dp2-mb2-z3",
+        ];
+        names.iter().filter_map(|name| name.parse().ok()).collect()
+    }
+}
+
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parallel = &self.parallel;
         write!(f, "tp{}", parallel.tensor)?;
         if parallel.sequence_parallel {
             write!(f, "-sp")?;
+        }
+        if let Some(method) = parallel.tp_comm_overlap {
+            write!(f, "-tp{method}")?;
+        }
+        if let Some(splits) = parallel.tp_comm_overlap_num_splits {
+            write!(f, "{splits}")?;
         }
         if parallel.context > 1 {
             write!(f, "-cp{}", parallel.context)?;
@@ -321,6 +348,17 @@ impl Layout {
             self.parallel.sequence_parallel = true;
             return Some("sp");
         }
+        if let Some(method) = part.strip_prefix("tp").and_then(|name| name.parse().ok()) {
+            self.parallel.tp_comm_overlap = Some(method);
+            return Some("overlap");
+        }
+        let splits = |method: &TpCommOverlap| size(part, &format!("tp{method}"));
+        let mut methods = TpCommOverlap::ALL.into_iter();
+        if let Some((method, splits)) = methods.find_map(|it| Some((it, splits(&it)?))) {
+            self.parallel.tp_comm_overlap = Some(method);
+            self.parallel.tp_comm_overlap_num_splits = Some(splits);
+            return Some("overlap");
+        }
         if let Some((_, exchange)) = EXCHANGES.iter().find(|(name, _)| *name == part) {
             self.parallel.context_exchange = Some(*exchange);
             return Some("exchange");
@@ -393,7 +431,13 @@ mod tests {
         assert_eq!(Layout::pipelines().len(), 12);
         assert_eq!(Layout::sharded().len(), 12);
         assert_eq!(Layout::contexts().len(), 18);
-        let more = [Layout::pipelines(), Layout::sharded(), Layout::contexts()];
+        assert_eq!(Layout::overlaps().len(), 10);
+        let more = [
+            Layout::pipelines(),
+            Layout::sharded(),
+            Layout::contexts(),
+            Layout::overlaps(),
+        ];
         for layout in more.concat() {
             assert_eq!(layout.to_string().parse(), Ok(layout));
         }
@@ -440,6 +484,7 @@ mod tests {
             ("tp2-tp2", "tp2"),
             ("dp2-tp2-dp1", "dp1"),
             ("tp2-sp-sp", "sp"),
+            ("tp2-sp-tpring-tpbulk4", "tpbulk4"),
             ("pp2-pp2-mb1", "pp2"),
             ("mb1-mb2", "mb2"),
             ("dp4-z1-z3", "z3"),

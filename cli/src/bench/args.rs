@@ -12,6 +12,8 @@ use serde::de::IntoDeserializer;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 
 use super::case::Shape;
+use super::overlap::tensor::OverlapMethod;
+use crate::ranks::RankArgs;
 use crate::set::SetArgs;
 
 /// Flags of `bench kernels`.
@@ -59,6 +61,28 @@ pub struct OverlapArgs {
     /// Number of data-parallel ranks, each with one compute thread; at least 2.
     #[arg(long, visible_alias = "dp", value_name = "N", default_value_t = 2)]
     pub data_parallel: usize,
+    /// Measure tensor-parallel overlap instead, of MLPs under sequence parallelism on so many tensor ranks.
+    #[arg(
+        long,
+        visible_alias = "tp",
+        value_delimiter = ',',
+        value_name = "N,..",
+        conflicts_with_all = ["data_parallel", "zero_stages", "bucket_size", "bandwidth_mb_s", "trace", "svg"]
+    )]
+    pub tensor_parallel: Vec<usize>,
+    /// How the exchanges of --tensor-parallel are split into chunks: none, ring, bulk (as many as are chosen by the sizes),
+    /// ring:N or bulk:N.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "NAME,..",
+        default_value = "none,ring,bulk:8"
+    )]
+    pub tp_comm_overlap: Vec<OverlapMethod>,
+    /// Count the time of the products and transfers of --tensor-parallel on a virtual clock, as is done in any case where
+    /// there are more ranks than cores.
+    #[arg(long)]
+    pub counted: bool,
     /// Measured steps of each case.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub steps: usize,
@@ -80,7 +104,8 @@ pub struct OverlapArgs {
     #[arg(long, value_name = "US", default_value_t = 100)]
     pub latency_us: u64,
     /// Time of the transfers of a step at stage 0, as a fraction of its backward. The bandwidth is computed from
-    /// it: before each stage, steps without a link are measured. Stage 3 sends half as much again.
+    /// it: before each stage, steps without a link are measured. Stage 3 sends half as much again. With
+    /// --tensor-parallel: as a fraction of the whole step without a link.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.6, value_parser = above_zero)]
     pub share: f64,
     /// Bandwidth of each rank's link in MB/s (1e6 bytes), instead of --share.
@@ -96,6 +121,9 @@ pub struct OverlapArgs {
     /// Write the results to this file as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// The ranks of --tensor-parallel: threads, or processes that a launcher started.
+    #[command(flatten)]
+    pub world: RankArgs,
 }
 
 /// Flags of `bench pipeline`.

@@ -63,8 +63,8 @@ pub struct PlanArgs {
     /// Memory of a device, as in 72GiB; by default all of it.
     #[arg(long, value_name = "BYTES")]
     pub memory_limit: Option<ByteSize>,
-    /// Settings that are given rather than searched: tensor, sequence_parallel, context, pipeline, schedule,
-    /// virtual_stages, expert, expert_tensor, data, zero_stage, hsdp, micro_batch, recompute, offload.
+    /// Settings that are given rather than searched: tensor, sequence_parallel, tp_comm_overlap,
+    /// tp_comm_overlap_num_splits, context, pipeline, schedule, virtual_stages, expert, expert_tensor, data, zero_stage, hsdp, micro_batch, recompute, offload.
     #[arg(long, value_name = "SETTING=VALUE,..", value_delimiter = ',')]
     pub fix: Vec<String>,
     /// The number of plans to show.
@@ -120,6 +120,8 @@ pub fn fixed(settings: &[String]) -> Result<FixedSettings, Error> {
             "data" => fixed.data = Some(number()?),
             "hsdp" => fixed.hsdp = Some(number()?),
             "micro_batch" => fixed.micro_batch = Some(number()?),
+            "tp_comm_overlap" => fixed.tp_comm_overlap = Some(value.parse()?),
+            "tp_comm_overlap_num_splits" => fixed.tp_comm_overlap_num_splits = Some(number()?),
             "sequence_parallel" => {
                 let value = value.parse().map_err(|_| refused("true or false"))?;
                 fixed.sequence_parallel = Some(value);
@@ -144,8 +146,8 @@ pub fn fixed(settings: &[String]) -> Result<FixedSettings, Error> {
             }
             _ => {
                 return Err(refused(
-                    "tensor, sequence_parallel, context, pipeline, schedule, virtual_stages, expert, expert_tensor, \
-                     data, zero_stage, hsdp, micro_batch, recompute or offload",
+                    "tensor, sequence_parallel, tp_comm_overlap, tp_comm_overlap_num_splits, context, pipeline, schedule, \
+                     virtual_stages, expert, expert_tensor, data, zero_stage, hsdp, micro_batch, recompute or offload",
                 )
                 .into());
             }

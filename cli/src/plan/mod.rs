@@ -235,8 +235,16 @@ fn planned(
 ) -> Result<SearchReport, Error> {
     let given = model.search_config(devices, hardware);
     let fixed = args::fixed(&args.fix)?;
+    let overlap =
+        [&fixed, &given.fixed].map(|of| (of.tp_comm_overlap, of.tp_comm_overlap_num_splits));
+    let (method, splits) = match overlap {
+        [own @ (Some(_), _), _] => own,
+        [(None, splits), (method, of_recipe)] => (method, splits.or(of_recipe)),
+    };
     let fixed = FixedSettings {
         offload: fixed.offload.or(given.fixed.offload),
+        tp_comm_overlap: method,
+        tp_comm_overlap_num_splits: splits,
         ..fixed
     };
     check_host(&fixed, hardware)?;

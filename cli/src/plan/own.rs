@@ -73,6 +73,8 @@ fn settings(recipe: &Recipe) -> Result<FixedSettings, Error> {
     Ok(FixedSettings {
         tensor: Some(layout.tensor),
         sequence_parallel: Some(layout.sequence_parallel),
+        tp_comm_overlap: layout.tp_comm_overlap,
+        tp_comm_overlap_num_splits: layout.tp_comm_overlap_num_splits,
         context: Some(layout.context),
         pipeline: Some(layout.pipeline),
         schedule,

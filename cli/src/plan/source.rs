@@ -94,6 +94,8 @@ impl RecipeModel {
             sharing: self.recipe.data_parallel.clone(),
             fixed: FixedSettings {
                 offload: self.given_offload(),
+                tp_comm_overlap: self.recipe.parallel.tp_comm_overlap,
+                tp_comm_overlap_num_splits: self.recipe.parallel.tp_comm_overlap_num_splits,
                 ..FixedSettings::default()
             },
             top: usize::MAX,

@@ -48,6 +48,14 @@ pub struct PretrainArgs {
     /// --tensor-parallel.
     #[arg(long, visible_alias = "sp", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Parallelism")]
     pub sequence_parallel: Option<bool>,
+    /// Split the exchanges of --sequence-parallel into chunks that travel while the products of others are computed: ring
+    /// (from neighbour to neighbour), bulk (several collectives), or none.
+    #[arg(long, value_name = "NAME", help_heading = "Parallelism")]
+    pub tp_comm_overlap: Option<String>,
+    /// The number of chunks of --tp-comm-overlap into which the tokens of each rank are split; by default chosen by the
+    /// sizes.
+    #[arg(long, value_name = "N", help_heading = "Parallelism")]
+    pub tp_comm_overlap_num_splits: Option<usize>,
     /// Ranks that share each sequence.
     #[arg(
         long,

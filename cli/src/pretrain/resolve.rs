@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use burn_megatron::checkpoint::Checkpoint;
-use burn_megatron::mesh::{ContextExchange, ContextSplit};
+use burn_megatron::mesh::{ContextExchange, ContextSplit, ParallelConfig};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron_models::hf::is_hf_folder;
 use burn_megatron_models::hf::peft::is_peft_folder;
@@ -146,6 +146,7 @@ fn apply_flags(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
     recipe.parallel.sequence_parallel = args
         .sequence_parallel
         .unwrap_or(recipe.parallel.sequence_parallel);
+    tp_comm_overlap(args, &mut recipe.parallel)?;
     recipe.train.seed = args.seed.unwrap_or(recipe.train.seed);
     recipe.train.clip = args.clip.unwrap_or(recipe.train.clip);
     for choices in &args.kernels {
@@ -160,6 +161,30 @@ fn apply_flags(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
     if let Some(prompt) = &args.prompt {
         recipe.sample.prompt = prompt.clone();
     }
+    Ok(())
+}
+
+/// Applies the flags of tensor-parallel overlap. Another method than that of the recipe does not have its number of chunks,
+/// and where the flags turn sequence parallelism off, the settings of the recipe no longer apply.
+fn tp_comm_overlap(args: &PretrainArgs, parallel: &mut ParallelConfig) -> Result<(), Error> {
+    if args.sequence_parallel == Some(false) {
+        (
+            parallel.tp_comm_overlap,
+            parallel.tp_comm_overlap_num_splits,
+        ) = (None, None);
+    }
+    if let Some(name) = &args.tp_comm_overlap {
+        let method = match name.as_str() {
+            "none" => None,
+            name => Some(name.parse()?),
+        };
+        if method != parallel.tp_comm_overlap {
+            parallel.tp_comm_overlap_num_splits = None;
+        }
+        parallel.tp_comm_overlap = method;
+    }
+    let splits = args.tp_comm_overlap_num_splits;
+    parallel.tp_comm_overlap_num_splits = splits.or(parallel.tp_comm_overlap_num_splits);
     Ok(())
 }
 

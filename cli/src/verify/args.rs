@@ -11,7 +11,7 @@ use crate::set::SetArgs;
 /// Flags of `verify`.
 #[derive(Args)]
 pub struct VerifyArgs {
-    /// Layouts, such as `tp2-sp-dp2,tp4`: tpN tensor, sp sequence parallel, dpN data,
+    /// Layouts, such as `tp2-sp-dp2,tp4`: tpN tensor, sp sequence parallel, tpring or tpbulk its overlap, dpN data,
     /// ppN pipeline, mbN samples per micro-batch, zN ZeRO stage, hsdpN ranks per sharding group, nodeN ranks per
     /// node; then, after a slash, the pipeline schedule and the stages per rank, as in `pp2-mb1/interleaved/v2`. The
     /// default is tensor {1,2,4} x sequence parallel {off,on} x data {1,2}, twelve pipelines, twelve sharded

@@ -77,7 +77,7 @@ impl Suite {
                     }
                     run_tests(tests.args(or_own(arguments, "nccl")), totals)
                 };
-                ["burn_megatron_comm", "gpu_learner"]
+                ["burn_megatron_comm", "gpu_learner", "gpu_overlap"]
                     .map(&mut run)
                     .into_iter()
                     .collect()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::super::stages::LayerSplit;
 use super::super::{
     Axis, AxisOrder, AxisRank, AxisSet, Grid, LayoutError, Mesh, MeshError, MeshRank,
-    ParallelConfig, ScheduleKind, ScheduleSource, ZeroStage,
+    ParallelConfig, ScheduleKind, ScheduleSource, TpCommOverlap, ZeroStage,
 };
 
 #[test]
@@ -75,6 +75,23 @@ fn a_setting_without_effect_is_refused() {
         refusal(&config.clone().with_sequence_parallel(true)),
         LayoutError::SequenceParallel
     );
+    let tensor = config.clone().with_tensor(2);
+    let ring = tensor.clone().with_tp_comm_overlap(TpCommOverlap::Ring);
+    let name = "tp_comm_overlap";
+    assert_eq!(refusal(&ring), LayoutError::NoSequenceParallel { name });
+    let split = |config: &ParallelConfig, splits| {
+        let config = config.clone().with_sequence_parallel(true);
+        config.with_tp_comm_overlap_num_splits(splits)
+    };
+    let bulk = tensor.clone().with_tp_comm_overlap(TpCommOverlap::Bulk);
+    for (config, splits, method) in [(&tensor, 2, "none"), (&bulk, 1, "bulk"), (&ring, 0, "ring")] {
+        let method = method.to_string();
+        let expected = LayoutError::NumSplits { splits, method };
+        assert_eq!(refusal(&split(config, splits)), expected);
+    }
+    assert!(Mesh::new(&split(&ring, 1), 4).is_ok() && Mesh::new(&split(&bulk, 2), 4).is_ok());
+    let read = toml::from_str::<ParallelConfig>("tp_comm_overlap = 'ring_exchange'").unwrap();
+    assert_eq!(read.tp_comm_overlap, ring.tp_comm_overlap);
     let pipeline_settings = [
         ("schedule", config.clone().with_schedule(ScheduleKind::ZbV)),
         ("virtual_stages", config.clone().with_virtual_stages(1)),

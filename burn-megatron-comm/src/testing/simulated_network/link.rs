@@ -211,7 +211,8 @@ impl Link {
         self.nodes.map_or(usize::MAX, |nodes| nodes.ranks)
     }
 
-    fn now(&self) -> Duration {
+    /// The time since the creation of the link, on its clock.
+    pub fn now(&self) -> Duration {
         match &self.virtual_clock {
             Some(now) => *now.lock(),
             None => self.epoch.elapsed(),

@@ -8,7 +8,7 @@ use burn_megatron_kernels::attention::merge;
 use super::partial::{PartialAttention, PartialGradients, PartialResult, unseen, wide};
 use super::shard::{Members, QueryPart};
 use crate::collective::{
-    CollectiveOp, Comm, PendingTensor, start, start_all_gather, start_reduce_scatter,
+    Comm, PendingTensor, RingAllGather, start_all_gather, start_reduce_scatter, start_ring_shift,
 };
 
 /// An exchange of keys and values between the ranks of a group.
@@ -66,34 +66,12 @@ pub struct Ring(pub OuterGroup);
 pub struct AllGather(pub OuterGroup);
 
 impl Ring {
-    /// Starts to send `x` to the next rank and to receive that of the previous one.
-    fn shift<const D: usize>(&self, x: Tensor<D>) -> PendingTensor<D> {
-        let comm = &self.0.comm;
-        let (rank, size, rows) = (comm.rank(), comm.size(), x.dims()[0]);
-        let only = |peer: usize| {
-            let mut counts = vec![0; size];
-            counts[peer] = rows;
-            counts
-        };
-        let op = CollectiveOp::AllToAll {
-            send: only((rank + 1) % size),
-            receive: only((rank + size - 1) % size),
-        };
-        start(x, &op, comm)
-    }
-
     /// Calls `compute` with each block and the ranks that it is from, the own one first; the next block is under
     /// way meanwhile.
     fn each_block(&self, own: Tensor<3>, mut compute: impl FnMut(&Tensor<3>, Members)) {
-        let (rank, size) = (self.0.comm.rank(), self.0.comm.size());
-        let mut block = own;
-        for step in 0..size {
-            let next = (step + 1 < size).then(|| self.shift(block.clone()));
-            compute(&block, self.0.members((rank + size - step) % size));
-            if let Some(next) = next {
-                block = next.wait();
-            }
-        }
+        RingAllGather::start(vec![own], &self.0.comm).each(|block, rank, _| {
+            compute(&block, self.0.members(rank));
+        });
     }
 }
 
@@ -143,7 +121,7 @@ impl KeyValueExchange for Ring {
                 (Some(sum), None) | (None, Some(sum)) => sum,
                 (None, None) => zeros.clone(),
             };
-            received = Some(self.shift(sum.cast(travelling)));
+            received = Some(start_ring_shift(sum.cast(travelling), &self.0.comm));
         });
         let rest = compute(QueryPart::First, &own, home);
         let of_others = received.map(|sum| sum.wait().cast(dtype));

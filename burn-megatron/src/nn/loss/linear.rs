@@ -15,8 +15,9 @@ use crate::nn::arithmetic::{FloatArithmetic, LinearArithmetic, NeededGradients, 
 use crate::nn::embedding::OutputProduct;
 use crate::nn::forward_context::is_tracked;
 use crate::nn::hook::Pass;
-use crate::nn::linear::{HookedWeight, InputLayout, rows};
+use crate::nn::linear::{InputLayout, rows};
 use crate::nn::lookup::accumulation;
+use crate::nn::weight::HookedWeight;
 use crate::nn::{OutputLayer, VocabParallelEmbedding};
 
 /// The loss of hidden states: [`OutputLayer`] and [`VocabParallelCrossEntropy`] in chunks of tokens, so that the

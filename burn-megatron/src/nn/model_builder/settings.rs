@@ -14,7 +14,8 @@ use crate::nn::context::ContextGroups;
 use crate::nn::fp8::{Fp8, Fp8Config, Fp8Layer, SplitOperands};
 use crate::nn::lora::{AdaptedLayer, LoraConfig, LoraLayers};
 use crate::nn::moe::Routers;
-use crate::nn::{BuildError, Recompute, RecomputeConfig};
+use crate::nn::{BuildError, OverlappedGroup, Recompute, RecomputeConfig};
+use crate::plan::tp_comm_overlap;
 
 impl ModelBuilder {
     /// Sets which operations of the model are fused. Call on the root builder.
@@ -206,6 +207,34 @@ impl ModelBuilder {
     /// Whether the activations between the layers are split along the sequence.
     pub fn sequence_parallel(&self) -> bool {
         self.sequence_parallel
+    }
+
+    /// The tensor ranks, where the exchanges of a linear layer are split into chunks that travel under its products.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Config`] if the layer multiplies in 8 bits.
+    pub(in crate::nn) fn overlapped_group(
+        &self,
+        layer: Option<&Fp8Layer>,
+    ) -> Result<Option<OverlappedGroup>, BuildError> {
+        let layout = self.groups.config();
+        let group = OverlappedGroup::of_layout(layout, self.groups.tensor());
+        let group = group.filter(|_| self.sequence_parallel);
+        match (layer, layout.tp_comm_overlap.filter(|_| group.is_some())) {
+            (Some(_), Some(method)) => Err(self.error(tp_comm_overlap::refuses_fp8(method))),
+            _ => Ok(group),
+        }
+    }
+
+    /// What the number of tokens of a sequence must be a multiple of, so that the tensor ranks can share it, and the chunks
+    /// of [`tp_comm_overlap`](crate::mesh::ParallelConfig::tp_comm_overlap) are equal.
+    pub fn sequence_multiple(&self) -> usize {
+        if self.sequence_parallel {
+            tp_comm_overlap::sequence_multiple(self.groups.config())
+        } else {
+            1
+        }
     }
 
     /// The 8-bit layers built so far.

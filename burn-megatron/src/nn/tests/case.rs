@@ -3,9 +3,9 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Gradients, Tensor};
 
-use super::{assemble, assert_close, autodiff, filled, leaf, over, part, values, wave};
+use super::{assemble, assert_close, autodiff, filled, in_layout, leaf, part, values, wave};
 use crate::comm::ParallelContext;
-use crate::mesh::Axis;
+use crate::mesh::{Axis, ParallelConfig};
 use crate::nn::{
     AxisRank, BuildError, LocalSection, ModelBuilder, ParameterEntry, ParameterTable, Placement,
 };
@@ -50,9 +50,14 @@ pub fn replicated(_ranks: usize) -> Placement {
 impl<M: Module> Case<'_, M> {
     /// Two and four ranks give what one rank gives.
     pub fn check(&self, what: &str) {
-        let one = self.run(1);
+        self.check_in(what, |ranks| ParallelConfig::new().with_tensor(ranks));
+    }
+
+    /// The same in these layouts, by the number of tensor ranks.
+    pub fn check_in(&self, what: &str, layout: impl Fn(usize) -> ParallelConfig) {
+        let one = self.run(&ParallelConfig::new());
         for ranks in [2, 4] {
-            let many = self.run(ranks);
+            let many = self.run(&layout(ranks));
             let what = format!("{what} on {ranks} ranks");
             assert_close(&format!("{what}: output"), &many.output, &one.output);
             let found = &many.input_gradient;
@@ -74,8 +79,9 @@ impl<M: Module> Case<'_, M> {
         }
     }
 
-    fn run(&self, ranks: usize) -> Assembled {
-        let all = over(ranks, |groups| self.run_rank(&groups));
+    fn run(&self, layout: &ParallelConfig) -> Assembled {
+        let ranks = layout.tensor;
+        let all = in_layout(layout, |groups| self.run_rank(&groups));
         let table = &all[0].table;
         assert!(
             all.iter().all(|outcome| outcome.table == *table),

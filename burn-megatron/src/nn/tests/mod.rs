@@ -16,6 +16,7 @@ mod recompute_settings;
 mod references;
 mod references_attention;
 mod residual;
+mod tp_comm_overlap;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -28,9 +29,13 @@ use crate::mesh::{Axis, ParallelConfig};
 
 /// Runs `f` on `ranks` threads that share the tensor axis.
 fn over<T: Send>(ranks: usize, f: impl Fn(ParallelContext) -> T + Sync) -> Vec<T> {
-    let config = ParallelConfig::new().with_tensor(ranks);
-    let run = |rank| Ok::<_, ParallelContextError>(f(ParallelContext::new(&config, &rank)?));
-    World::threads(ranks).unwrap().run(run).unwrap()
+    in_layout(&ParallelConfig::new().with_tensor(ranks), f)
+}
+
+/// Runs `f` on the threads of a layout without data parallelism.
+fn in_layout<T: Send>(layout: &ParallelConfig, f: impl Fn(ParallelContext) -> T + Sync) -> Vec<T> {
+    let run = |rank| Ok::<_, ParallelContextError>(f(ParallelContext::new(layout, &rank)?));
+    World::threads(layout.tensor).unwrap().run(run).unwrap()
 }
 
 /// Lets a cache read so many new tokens of each of some sequences.

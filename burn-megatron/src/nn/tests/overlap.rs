@@ -19,7 +19,7 @@ use crate::nn::moe::{MoeMlpConfig, RouterConfig, SharedExpertsConfig};
 use crate::nn::*;
 
 /// The events, in order.
-type Journal = Arc<Mutex<Vec<String>>>;
+pub(super) type Journal = Arc<Mutex<Vec<String>>>;
 
 fn note(journal: &Journal, event: impl Into<String>) {
     journal.lock().unwrap().push(event.into());
@@ -27,9 +27,9 @@ fn note(journal: &Journal, event: impl Into<String>) {
 
 /// A communicator with slow collectives that records when each begins and ends.
 #[derive(Debug)]
-struct Slow {
-    inner: Comm,
-    journal: Journal,
+pub(super) struct Slow {
+    pub inner: Comm,
+    pub journal: Journal,
 }
 
 impl Communicator for Slow {
@@ -58,16 +58,18 @@ impl Communicator for Slow {
     }
 }
 
-/// Records the spans of this thread.
-struct Spans(Journal);
+/// Records the weight gradients of this thread, and its other products if the flag is set.
+pub(super) struct Spans(pub Journal, pub bool);
 
 impl Subscriber for Spans {
     fn enabled(&self, _: &Metadata<'_>) -> bool {
         true
     }
     fn new_span(&self, span: &Attributes<'_>) -> Id {
-        if span.metadata().name() == "weight_gradient" {
-            note(&self.0, "weight gradient");
+        match span.metadata().name() {
+            "weight_gradient" => note(&self.0, "weight gradient"),
+            "product" if self.1 => note(&self.0, "product"),
+            _ => {}
         }
         Id::from_u64(1)
     }
@@ -94,11 +96,15 @@ fn input(place: AxisRank, sequence_parallel: bool) -> Tensor<3> {
     leaf(part(wave([2, 4, 6], 0.5), &placement, place))
 }
 
+/// With a single subscriber, a thread of another test without one that reaches a span first would disable that span for
+/// all.
+pub(super) fn second_subscriber() -> tracing::Dispatch {
+    tracing::Dispatch::new(Spans(Journal::default(), false))
+}
+
 /// What the backward of a column-parallel layer does, in order, on each rank.
 fn backward_of(sequence_parallel: bool) -> Vec<Vec<String>> {
-    // With a single subscriber, a thread of another test without one that reaches a span first would
-    // disable that span for all.
-    let _second = tracing::Dispatch::new(Spans(Journal::default()));
+    let _second = second_subscriber();
     over(2, |groups| {
         let journal = Journal::default();
         let slow = Slow {
@@ -111,7 +117,7 @@ fn backward_of(sequence_parallel: bool) -> Vec<Vec<String>> {
         );
         let y = layer.forward(input(groups.place(), sequence_parallel));
         journal.lock().unwrap().clear();
-        tracing::subscriber::with_default(Spans(journal.clone()), || drop(backward(&y)));
+        tracing::subscriber::with_default(Spans(journal.clone(), false), || drop(backward(&y)));
         journal
     })
     .iter()

@@ -1,6 +1,6 @@
 //! What is searched: sizes of the axes, and the settings of each.
 
-use crate::mesh::{ParallelConfig, ScheduleKind, ZeroStage, stages::LayerSplit};
+use crate::mesh::{ParallelConfig, ScheduleKind, TpCommOverlap, ZeroStage, stages::LayerSplit};
 
 use super::super::Recompute;
 
@@ -11,6 +11,10 @@ pub struct FixedSettings {
     pub tensor: Option<usize>,
     /// Sequence parallelism.
     pub sequence_parallel: Option<bool>,
+    /// Overlap of the exchanges of sequence parallelism, in layouts that have it; none if it is not given.
+    pub tp_comm_overlap: Option<TpCommOverlap>,
+    /// Chunks of the tokens of each rank.
+    pub tp_comm_overlap_num_splits: Option<usize>,
     /// Ranks of the context axis.
     pub context: Option<usize>,
     /// Ranks of the pipeline.
@@ -77,11 +81,8 @@ impl FixedSettings {
                         vec![layout]
                     };
                     for layout in experts {
-                        layouts.extend(
-                            self.sequence(tensor)
-                                .into_iter()
-                                .map(|split| layout.clone().with_sequence_parallel(split)),
-                        );
+                        let splits = self.sequence(tensor).into_iter();
+                        layouts.extend(splits.map(|split| self.with_sequence(&layout, split)));
                     }
                 }
             }
@@ -103,6 +104,15 @@ impl FixedSettings {
             }
         }
         layouts
+    }
+
+    fn with_sequence(&self, layout: &ParallelConfig, split: bool) -> ParallelConfig {
+        ParallelConfig {
+            sequence_parallel: split,
+            tp_comm_overlap: self.tp_comm_overlap.filter(|_| split),
+            tp_comm_overlap_num_splits: self.tp_comm_overlap_num_splits.filter(|_| split),
+            ..layout.clone()
+        }
     }
 
     fn sequence(&self, tensor: usize) -> Vec<bool> {

@@ -3,7 +3,7 @@
 use super::super::hardware::{Hardware, HardwareError};
 use super::super::link::sent_bytes;
 use super::super::profile::{Exchange, ExchangeKind, LayerProfile, Product, TrainingPass};
-use super::super::{AxisBytes, MeshLinks, Recompute};
+use super::super::{AxisBytes, MeshLinks, Recompute, tp_comm_overlap};
 use super::{PartSeconds, StepPart};
 use crate::mesh::Axis;
 
@@ -123,8 +123,9 @@ impl<'a> DeviceRates<'a> {
     ///
     /// The gradients of both operands of a product take as long as the product; the backward of attention has 2.5 times its
     /// operations (one product more), that of streaming operations twice their bytes (the gradient too). Exchanges of the
-    /// tensor axis in the backward run while the weight gradients are computed, and messages of a context ring while
-    /// attention is; all others are waited for. On shared cores all are.
+    /// tensor axis in the backward run while the weight gradients are computed, those of the forward while its products are
+    /// where they are [in chunks](super::super::tp_comm_overlap), and messages of a context ring while attention is; all
+    /// others are waited for. On shared cores all are.
     pub fn layer(&self, layer: &LayerProfile, links: &MeshLinks<'_>) -> LayerSeconds {
         let products: f64 = layer.products.iter().map(|p| self.product(p)).sum();
         let flops: f64 = layer.attention.iter().map(|shape| shape.flops()).sum();
@@ -147,7 +148,9 @@ impl<'a> DeviceRates<'a> {
         let hide = |seconds: &mut PartSeconds, ring: f64, attention: f64| {
             seconds[StepPart::Context] += (ring - hidden(attention)).max(0.0);
         };
-        let (waited, ring) = exchanged(TrainingPass::Forward);
+        let (mut waited, ring) = exchanged(TrainingPass::Forward);
+        let (layout, transfer) = (links.mesh().config(), waited[StepPart::Tensor]);
+        waited[StepPart::Tensor] = tp_comm_overlap::exposed(layout, transfer, hidden(products));
         forward += waited;
         hide(&mut forward, ring, attention[0]);
         let (mut waited, ring) = exchanged(TrainingPass::Backward);
@@ -173,9 +176,9 @@ impl<'a> DeviceRates<'a> {
             let group = links.of(exchange);
             let seconds = group.seconds(self.hardware, exchange.kind, exchange.bytes as f64);
             waited[StepPart::Overhead] += self.hardware.operation;
-            match exchange.kind {
-                ExchangeKind::SendReceive => ring += seconds,
-                _ => waited[part(exchange)] += seconds,
+            match (exchange.kind, part(exchange)) {
+                (ExchangeKind::SendReceive, StepPart::Context) => ring += seconds,
+                (_, part) => waited[part] += seconds,
             }
         }
         (waited, ring)

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::collective::Comm;
 use crate::comm::{Buffer, BufferPool, Call, CommError, Communicator, DType, Group, Pending};
 use burn_megatron_kernels::adamw::outcome::columns;
+use parking_lot::Mutex;
 
-/// How a [`CorruptedComm`] corrupts reductions, or all-to-alls, of floats; other calls are forwarded.
+/// How a [`CorruptedComm`] corrupts float reductions, or one other kind of call; others are forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Corruption {
     /// No reduction: each rank gets its own contribution back.
@@ -28,6 +29,10 @@ pub enum Corruption {
     /// Of every third all-to-all in f64, what comes from the rank at index 1 is 0: the results of its experts, where a
     /// dispatch sends tokens and weights before.
     LostResults,
+    /// An all-to-all returns this rank's own rows: a chunk of a ring is dropped, and another one used twice.
+    OwnChunk,
+    /// An all-gather directly after one of the same length returns the result of that one: chunks are in a wrong order.
+    PreviousChunk,
 }
 
 /// The relative error of [`Corruption::Drift`].
@@ -42,6 +47,8 @@ pub struct CorruptedComm {
     after_sum: AtomicBool,
     /// The all-to-alls in f64 so far.
     exchanges: AtomicUsize,
+    /// The result of the last all-gather that was waited for.
+    last_gathered: Arc<Mutex<Option<Buffer>>>,
 }
 
 impl CorruptedComm {
@@ -52,6 +59,7 @@ impl CorruptedComm {
             corruption,
             after_sum: AtomicBool::new(false),
             exchanges: AtomicUsize::new(0),
+            last_gathered: Arc::default(),
         })
     }
 }
@@ -69,20 +77,21 @@ impl Communicator for CorruptedComm {
         if let Call::AllToAll { send, receive } = &call
             && input.dtype() == DType::F64
         {
-            let number = self.exchanges.fetch_add(1, Ordering::Relaxed);
-            return match self.corruption {
+            match self.corruption {
                 Corruption::Misrouted => {
                     let input = exchanged(input, send);
-                    self.inner.start(call, input)
+                    return self.inner.start(call, input);
                 }
-                Corruption::LostResults if number % 3 == 2 => {
+                Corruption::LostResults
+                    if self.exchanges.fetch_add(1, Ordering::Relaxed) % 3 == 2 =>
+                {
                     let first: usize = receive[..1].iter().sum();
                     let lost = first..first + receive.get(1).copied().unwrap_or(0);
                     let pending = self.inner.start(call, input)?;
-                    Ok(Pending::new(move || Ok(without(pending.wait()?, lost))))
+                    return Ok(Pending::new(move || Ok(without(pending.wait()?, lost))));
                 }
-                _ => self.inner.start(call, input),
-            };
+                _ => {}
+            }
         }
         match self.corruption {
             Corruption::SkipAfterFirst if is_bucket && follows => Ok(self.own_part(&call, input)),
@@ -105,6 +114,21 @@ impl Communicator for CorruptedComm {
                 Ok(Pending::new(move || {
                     let sum = pending.wait()?;
                     Ok(times(sum, ranks))
+                }))
+            }
+            Corruption::OwnChunk if matches!(call, Call::AllToAll { .. }) => {
+                let own = input.clone();
+                let pending = self.inner.start(call, input)?;
+                Ok(Pending::new(move || pending.wait().map(|_| own)))
+            }
+            Corruption::PreviousChunk if call == Call::AllGather => {
+                let last = self.last_gathered.clone();
+                let pending = self.inner.start(call, input)?;
+                Ok(Pending::new(move || {
+                    let gathered = pending.wait()?;
+                    let previous = last.lock().replace(gathered.clone());
+                    let same = previous.filter(|previous| previous.len() == gathered.len());
+                    Ok(same.unwrap_or(gathered))
                 }))
             }
             _ => self.inner.start(call, input),

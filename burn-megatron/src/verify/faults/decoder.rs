@@ -68,6 +68,10 @@ pub enum Fault {
     LocalSmoothing,
     /// One rank of the data axis gets slightly different gradients.
     Drift,
+    /// The column-parallel layer of a ring computes with its own chunk in the place of its neighbour's.
+    ChunkDropped,
+    /// The column-parallel layer computes with each chunk of a gather in the place of the next.
+    ChunksOutOfOrder,
 }
 
 /// The decoder of [`FaultySubject`]: one block with every parallel layer.
@@ -131,17 +135,23 @@ impl Decoder {
             output_init: init,
         };
         let first_positions = fault == Some(Fault::PositionsOfFirstPart);
-        // The scope of a layer whose reductions are skipped by the fault.
-        let without_sums = |name: &str, culprit: Fault| {
-            let scope = scope.child(name);
-            let groups = scope.groups().clone();
-            let corrupted = CorruptedComm::wrap(&comm, Corruption::Skip);
-            if fault == Some(culprit) {
-                scope.with_groups(groups.with_tensor(corrupted))
-            } else {
-                scope
+        // The scope of a layer whose calls are corrupted by the fault.
+        let corrupted = |name: &str, culprits: &[(Fault, Corruption)]| {
+            let (scope, groups) = (scope.child(name), scope.groups().clone());
+            let of_fault = culprits.iter().find(|(culprit, _)| fault == Some(*culprit));
+            match of_fault {
+                Some((_, how)) => {
+                    scope.with_groups(groups.with_tensor(CorruptedComm::wrap(&comm, *how)))
+                }
+                None => scope,
             }
         };
+        let of_up = [
+            (Fault::NoBackwardSum, Corruption::Skip),
+            (Fault::ChunkDropped, Corruption::OwnChunk),
+            (Fault::ChunksOutOfOrder, Corruption::PreviousChunk),
+        ];
+        let of_down = [(Fault::NoForwardSum, Corruption::Skip)];
         let stream = match fault {
             Some(Fault::MaskPerRank) => format!("dropout{}", place.index),
             _ => "dropout0".into(),
@@ -163,10 +173,10 @@ impl Decoder {
             mlp_norm: NormConfig::new(NormKind::Layer, HIDDEN, 1e-5).init(&child("mlp_norm")),
             up: ColumnParallelLinearConfig::new(HIDDEN, WIDTH)
                 .with_init(init)
-                .init(&without_sums("up", Fault::NoBackwardSum))?,
+                .init(&corrupted("up", &of_up))?,
             down: RowParallelLinearConfig::new(WIDTH, HIDDEN)
                 .with_init(init)
-                .init(&without_sums("down", Fault::NoForwardSum))?,
+                .init(&corrupted("down", &of_down))?,
             output: OutputLayerConfig::new(vocabulary, HIDDEN)
                 .with_init(init)
                 .init(&child("output"))?,

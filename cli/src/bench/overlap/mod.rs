@@ -3,6 +3,7 @@
 pub mod case;
 mod figures;
 pub mod svg;
+pub mod tensor;
 pub mod trace;
 
 use std::fs;
@@ -46,6 +47,19 @@ struct OverlapReport {
 
 /// Trains over a slow link, and prints how much of the communication is hidden.
 pub fn run(args: &OverlapArgs) -> Result<ExitCode, Error> {
+    if !args.tensor_parallel.is_empty() {
+        return tensor::run(args);
+    }
+    if args.counted || args.world.engine.is_some() {
+        let name = if args.counted {
+            "--counted"
+        } else {
+            "--engine"
+        };
+        return Err(
+            format!("{name} applies to --tensor-parallel; give that too, or remove it").into(),
+        );
+    }
     let setup = setup(args)?;
     let counted = setup.warm_up..setup.warm_up + setup.steps;
     println!("{}\n", terminal::wrapped(&describe(&setup, args)));

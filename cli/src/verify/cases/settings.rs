@@ -16,7 +16,7 @@ pub type SettingCase = (
     fn(&mut Recipe),
 );
 
-pub const SETTINGS: [SettingCase; 20] = [
+pub const SETTINGS: [SettingCase; 21] = [
     (
         "overlap_grad_reduce = false",
         VerifyModel::Gpt,
@@ -61,6 +61,19 @@ pub const SETTINGS: [SettingCase; 20] = [
         "context with a window",
         VerifyModel::LlamaTied,
         &["cp4-ring-dp1-mb4", "cp2-ring-striped-dp2-mb2"],
+        |_| (),
+    ),
+    (
+        "tp_comm_overlap",
+        VerifyModel::Llama,
+        &[
+            "tp2-sp-tpring-dp2-mb2",
+            "tp4-sp-tpring-dp1-mb4",
+            "tp4-sp-tpbulk2-dp1-mb4",
+            "tp2-sp-tpbulk-pp2-dp2-mb1-z1/zb-h1",
+            "tp2-sp-tpring-dp2-mb2-z3",
+            "tp2-sp-tpbulk4-ep2-dp2-mb2",
+        ],
         |_| (),
     ),
     ("pad_buckets", VerifyModel::Gpt, &["dp4-mb1-z1"], |recipe| {

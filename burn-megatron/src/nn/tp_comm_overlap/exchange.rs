@@ -1,0 +1,121 @@
+//! Gathers and reduce-scatters of plain tensors, in chunks.
+
+use std::collections::VecDeque;
+
+use burn::tensor::Tensor;
+
+use super::chunks::TokenChunks;
+use crate::collective::{
+    Comm, PendingTensor, RingAllGather, start_all_gather, start_reduce_scatter, start_ring_shift,
+};
+use crate::mesh::TpCommOverlap;
+
+/// An all-gather of the ranks' parts of a sequence, in chunks of rows. The first one travels from the start on.
+pub(super) enum GatherInChunks {
+    Ring(TokenChunks, RingAllGather<2>),
+    Bulk {
+        comm: Comm,
+        chunks: TokenChunks,
+        part: Tensor<3>,
+        first: PendingTensor<2>,
+    },
+}
+
+impl GatherInChunks {
+    /// Starts to gather the part `[batch, part, width]` of this rank.
+    pub fn start(part: Tensor<3>, chunks: TokenChunks, comm: &Comm) -> Self {
+        match chunks.method() {
+            TpCommOverlap::Ring => {
+                let own = (0..chunks.splits()).map(|index| chunks.own_rows(&part, index));
+                Self::Ring(chunks, RingAllGather::start(own.collect(), comm))
+            }
+            TpCommOverlap::Bulk => Self::Bulk {
+                first: start_all_gather(chunks.own_rows(&part, 0), 0, comm),
+                comm: comm.clone(),
+                chunks,
+                part,
+            },
+        }
+    }
+
+    /// Calls `compute` with the index and the [rows](TokenChunks::rows) of each chunk; the next one is under way meanwhile.
+    pub fn each(self, mut compute: impl FnMut(usize, Tensor<2>)) {
+        match self {
+            Self::Ring(chunks, gather) => gather.each(|rows, rank, index| {
+                compute(rank * chunks.splits() + index, rows);
+            }),
+            Self::Bulk {
+                comm,
+                chunks,
+                part,
+                first,
+            } => {
+                let mut next = Some(first);
+                for index in 0..chunks.splits() {
+                    let Some(rows) = next.take().map(PendingTensor::wait) else {
+                        unreachable!("each chunk is started while the one before is computed")
+                    };
+                    next = (index + 1 < chunks.splits())
+                        .then(|| start_all_gather(chunks.own_rows(&part, index + 1), 0, &comm));
+                    compute(index, rows);
+                }
+            }
+        }
+    }
+}
+
+/// A reduce-scatter along a sequence, in chunks of rows: a chunk travels while the next one is computed.
+pub(super) struct ReduceScatterInChunks {
+    comm: Comm,
+    chunks: TokenChunks,
+    /// In the order of their arrival.
+    in_flight: VecDeque<PendingTensor<2>>,
+    /// Of a ring: this rank's own terms, the last.
+    own: Vec<Tensor<2>>,
+    added: usize,
+}
+
+impl ReduceScatterInChunks {
+    pub fn new(chunks: TokenChunks, comm: &Comm) -> Self {
+        Self {
+            comm: comm.clone(),
+            chunks,
+            in_flight: VecDeque::new(),
+            own: vec![],
+            added: 0,
+        }
+    }
+
+    /// Adds this rank's term of the next chunk, in the order of [`TokenChunks::reduce_order`], and sends it on. In a ring it
+    /// is added to the sum that came from the previous rank.
+    pub fn add(&mut self, term: Tensor<2>) {
+        let (splits, step) = (self.chunks.splits(), self.added / self.chunks.splits());
+        self.added += 1;
+        let pending = match self.chunks.method() {
+            TpCommOverlap::Bulk => start_reduce_scatter(term, 0, &self.comm),
+            TpCommOverlap::Ring if self.added > splits * (self.comm.size() - 1) => {
+                return self.own.push(term);
+            }
+            TpCommOverlap::Ring => {
+                let received = (step > 0).then(|| self.in_flight.pop_front()).flatten();
+                let sum = match received {
+                    Some(received) => received.wait() + term,
+                    None => term,
+                };
+                start_ring_shift(sum, &self.comm)
+            }
+        };
+        self.in_flight.push_back(pending);
+    }
+
+    /// This rank's part of the sum, `[batch, part, width]`; waits for the chunks in flight.
+    pub fn finish(self) -> Tensor<3> {
+        let mut own = self.own.into_iter();
+        let received = self.in_flight.into_iter().map(PendingTensor::wait);
+        let chunks = received.map(|received| match own.next() {
+            Some(own) => received + own,
+            None => received,
+        });
+        self.chunks.along_sequence(chunks.collect())
+    }
+}

@@ -1,0 +1,311 @@
+//! A linear layer whose exchanges are in chunks, in any arithmetic that multiplies rows independently of each other.
+
+use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
+use burn_megatron_kernels::column_sum::bias_gradient;
+use burn_megatron_kernels::gradient::{FlatGradients, Place};
+
+use super::OverlappedGroup;
+use super::chunks::TokenChunks;
+use super::exchange::{GatherInChunks, ReduceScatterInChunks};
+use crate::collective::PendingTensor;
+use crate::nn::arithmetic::{LinearArithmetic, NeededGradients, SavedInput, WeightSource};
+use crate::nn::forward_context;
+use crate::nn::hook::Pass;
+use crate::nn::linear::{LinearFunction, rows, tensor};
+
+impl<A: LinearArithmetic> LinearFunction<A> {
+    /// The output, where the exchange is in chunks.
+    pub(in crate::nn) fn forward_in_chunks(
+        &self,
+        inputs: &[DispatchTensor],
+    ) -> Option<DispatchTensor> {
+        let (group, is_sum) = self.input.in_chunks()?;
+        let (x, weight) = (tensor::<3>(&inputs[0]), tensor::<2>(&inputs[1]));
+        let y = if is_sum {
+            let addend = inputs.get(2).map(tensor);
+            self.reduced_output(x, weight, addend, group)
+        } else {
+            let bias = inputs.get(2).map(tensor);
+            self.output_of_gathered(x, weight, bias, group)
+        };
+        Some(y.into_dispatch())
+    }
+
+    /// The product of the input of all ranks: `[batch, part, in]` to `[batch, seq, out]`.
+    fn output_of_gathered(
+        &self,
+        x: Tensor<3>,
+        weight: Tensor<2>,
+        bias: Option<Tensor<1>>,
+        group: &OverlappedGroup,
+    ) -> Tensor<3> {
+        let chunks = group.chunks(x.dims(), x.dtype());
+        let mut outputs = vec![];
+        GatherInChunks::start(x, chunks, &group.comm).each(|index, x| {
+            outputs.push((index, self.chunk_output(x, &weight, bias.clone())));
+        });
+        chunks.join(outputs)
+    }
+
+    /// This rank's part of the sum of the products of all ranks: `[batch, seq, in]` to `[batch, part, out]`.
+    fn reduced_output(
+        &self,
+        x: Tensor<3>,
+        weight: Tensor<2>,
+        addend: Option<Tensor<3>>,
+        group: &OverlappedGroup,
+    ) -> Tensor<3> {
+        let ([batch, seq, _], out) = (x.dims(), weight.dims()[1]);
+        let chunks = group.chunks_of_whole([batch, seq, out], x.dtype());
+        if group.ends_region && forward_context::is_second_pass() {
+            let part = seq / group.comm.size();
+            return Tensor::zeros([batch, part, out], (&x.device(), x.dtype()));
+        }
+        let mut sum = ReduceScatterInChunks::new(chunks, &group.comm);
+        for index in chunks.reduce_order() {
+            let y = self.chunk_output(chunks.rows(&x, index), &weight, None);
+            sum.add(match &addend {
+                Some(addend) => y + chunks.rows(addend, index),
+                None => y,
+            });
+        }
+        sum.finish()
+    }
+
+    fn chunk_output(&self, x: Tensor<2>, weight: &Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
+        let weight = WeightSource::Graph(weight.clone());
+        self.arithmetic.output(x, weight, bias).0
+    }
+
+    /// The gradients; `x` is the input where the weight has one.
+    pub(in crate::nn) fn backward_in_chunks(
+        &self,
+        x: Option<Tensor<3>>,
+        weight: WeightSource<'_>,
+        dy: Tensor<3>,
+        needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        let Some((group, is_sum)) = self.input.in_chunks() else {
+            unreachable!("the exchange is in chunks")
+        };
+        let weight = needed[0].then(|| weight.value(Pass::Backward));
+        if is_sum {
+            self.backward_of_reduced(x, weight, dy, needed, group)
+        } else {
+            self.backward_of_gathered(x, weight, dy, needed, group)
+        }
+    }
+
+    /// Reduce-scatters the gradient of the input, and gathers the input for that of the weight. Each travels under its own
+    /// product, so that it does where the gradient of the weight is deferred too.
+    fn backward_of_gathered(
+        &self,
+        x: Option<Tensor<3>>,
+        weight: Option<Tensor<2>>,
+        dy: Tensor<3>,
+        needed: &[bool],
+        group: &OverlappedGroup,
+    ) -> Vec<Option<DispatchTensor>> {
+        let gathered = x.map(|x| {
+            let chunks = group.chunks(x.dims(), x.dtype());
+            (GatherInChunks::start(x, chunks, &group.comm), chunks)
+        });
+        let input_gradient = weight.map(|weight| {
+            let ([batch, seq, _], width) = (dy.dims(), weight.dims()[0]);
+            let chunks = group.chunks_of_whole([batch, seq, width], dy.dtype());
+            let mut sum = ReduceScatterInChunks::new(chunks, &group.comm);
+            for index in chunks.reduce_order() {
+                sum.add(self.chunk_input_gradient(chunks.rows(&dy, index), &weight));
+            }
+            sum
+        });
+        let of_chunks = dy.clone();
+        let weight_gradient = gathered.and_then(|(x, chunks)| {
+            self.weight_gradient_in_chunks(x, move |index, x| (x, chunks.rows(&of_chunks, index)))
+        });
+        let dtype = (needed.get(2) == Some(&true)).then_some(dy.dtype());
+        let bias_gradient = bias_gradient(rows(dy).into_dispatch(), dtype, self.bias.as_ref());
+        let input_gradient = input_gradient.map(ReduceScatterInChunks::finish);
+        let mut gradients = vec![
+            input_gradient.map(Tensor::into_dispatch),
+            weight_gradient.map(Tensor::into_dispatch),
+        ];
+        gradients.extend((needed.len() == 3).then_some(bias_gradient));
+        gradients
+    }
+
+    /// Gathers the gradient of the output, for those of the input, of the weight, and of the addend.
+    fn backward_of_reduced(
+        &self,
+        x: Option<Tensor<3>>,
+        weight: Option<Tensor<2>>,
+        dy: Tensor<3>,
+        needed: &[bool],
+        group: &OverlappedGroup,
+    ) -> Vec<Option<DispatchTensor>> {
+        let chunks = group.chunks(dy.dims(), dy.dtype());
+        let gathered = GatherInChunks::start(dy, chunks, &group.comm);
+        let needs_addend = needed.get(2) == Some(&true);
+        let (Some(weight), x) = (&weight, &x) else {
+            return self.backward_without_input(x, gathered, chunks, needed);
+        };
+        let (mut of_input, mut of_output) = (vec![], vec![]);
+        gathered.each(|index, dy| {
+            of_input.push((index, self.chunk_input_gradient(dy.clone(), weight)));
+            if x.is_some() || needs_addend {
+                of_output.push((index, dy));
+            }
+        });
+        let dy = (!of_output.is_empty()).then(|| chunks.join(of_output));
+        let weight_gradient = x.clone().zip(dy.clone()).and_then(|(x, dy)| {
+            let x = SavedInput::Floats(PendingTensor::ready(x));
+            self.pass_weight_gradient(x, rows(dy))
+        });
+        let mut gradients = vec![
+            Some(chunks.join(of_input).into_dispatch()),
+            weight_gradient.map(Tensor::into_dispatch),
+        ];
+        let addend = dy.filter(|_| needs_addend).map(Tensor::into_dispatch);
+        gradients.extend((needed.len() == 3).then_some(addend));
+        gradients
+    }
+
+    /// The same where the input has no gradient, under whose product the exchange would travel: that of the weight is
+    /// computed in chunks then.
+    fn backward_without_input(
+        &self,
+        x: Option<Tensor<3>>,
+        gathered: GatherInChunks,
+        chunks: TokenChunks,
+        needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        if needed.get(2) == Some(&true) {
+            let mut dy = vec![];
+            gathered.each(|index, rows| dy.push((index, rows)));
+            let dy = chunks.join(dy);
+            let weight_gradient = x.and_then(|x| {
+                let x = SavedInput::Floats(PendingTensor::ready(x));
+                self.pass_weight_gradient(x, rows(dy.clone()))
+            });
+            let weight_gradient = weight_gradient.map(Tensor::into_dispatch);
+            return vec![None, weight_gradient, Some(dy.into_dispatch())];
+        }
+        let weight_gradient = x.and_then(|x| {
+            self.weight_gradient_in_chunks(gathered, move |index, dy| (chunks.rows(&x, index), dy))
+        });
+        let mut gradients = vec![None, weight_gradient.map(Tensor::into_dispatch)];
+        gradients.resize(needed.len(), None);
+        gradients
+    }
+
+    fn chunk_input_gradient(&self, dy: Tensor<2>, weight: &Tensor<2>) -> Tensor<2> {
+        let needed = NeededGradients {
+            input: true,
+            weight: false,
+        };
+        let dy = self.arithmetic.gradient(dy, needed);
+        let weight = WeightSource::Graph(weight.clone());
+        self.arithmetic.input_gradient(&dy, weight, &[])
+    }
+
+    /// Passes the gradient of the weight to the hook, or returns it where there is none.
+    fn pass_weight_gradient(&self, x: SavedInput, dy: Tensor<2>) -> Option<Tensor<2>> {
+        let arithmetic = self.arithmetic.clone();
+        let dy = arithmetic.gradient(dy, ONLY_WEIGHT);
+        let Some(handle) = self.gradient_hook() else {
+            return Some(arithmetic.weight_gradient(x, dy, &[]));
+        };
+        let compute = move |target| arithmetic.weight_gradient_into(x, dy, &[], target);
+        handle
+            .sink
+            .accumulate_later(handle.index, Box::new(compute));
+        None
+    }
+
+    /// The same, summed over the chunks that are gathered. `operands` are the rows of the input and of the gradient of the
+    /// output, given what was gathered of a chunk.
+    fn weight_gradient_in_chunks(
+        &self,
+        gathered: GatherInChunks,
+        operands: impl Fn(usize, Tensor<2>) -> (Tensor<2>, Tensor<2>) + Send + 'static,
+    ) -> Option<Tensor<2>> {
+        let arithmetic = self.arithmetic.clone();
+        let operands = move |arithmetic: &A, index, rows| {
+            let (x, dy) = operands(index, rows);
+            let x = SavedInput::Floats(PendingTensor::ready(x.unsqueeze_dim(0)));
+            (x, arithmetic.gradient(dy, ONLY_WEIGHT))
+        };
+        let Some(handle) = self.gradient_hook() else {
+            let mut sum: Option<Tensor<2>> = None;
+            gathered.each(|index, rows| {
+                let (x, dy) = operands(&arithmetic, index, rows);
+                let term = arithmetic.weight_gradient(x, dy, &[]);
+                sum = Some(match sum.take() {
+                    Some(sum) => sum + term,
+                    None => term,
+                });
+            });
+            return sum;
+        };
+        let compute = move |target: Option<FlatGradients>| {
+            let mut sum = SumOfTerms::into(target);
+            gathered.each(|index, rows| {
+                let (x, dy) = operands(&arithmetic, index, rows);
+                sum.add(|target| arithmetic.weight_gradient_into(x, dy, &[], target));
+            });
+            sum.finish()
+        };
+        handle
+            .sink
+            .accumulate_later(handle.index, Box::new(compute));
+        None
+    }
+}
+
+const ONLY_WEIGHT: NeededGradients = NeededGradients {
+    input: false,
+    weight: true,
+};
+
+/// The sum of the terms of a weight gradient, flat, or at the one place of a buffer.
+struct SumOfTerms {
+    place: Option<Place>,
+    /// The buffer, or the sum without one.
+    flat: Option<Tensor<1>>,
+}
+
+impl SumOfTerms {
+    fn into(target: Option<FlatGradients>) -> Self {
+        match target {
+            Some(FlatGradients { flat, places }) => Self {
+                place: Some(places[0]),
+                flat: Some(flat),
+            },
+            None => Self {
+                place: None,
+                flat: None,
+            },
+        }
+    }
+
+    /// Adds the term that `compute` makes, in the place if there is one.
+    fn add(&mut self, compute: impl FnOnce(Option<FlatGradients>) -> Tensor<1>) {
+        self.flat = Some(match (&mut self.place, self.flat.take()) {
+            (Some(place), Some(flat)) => {
+                let places = vec![*place];
+                place.add = true;
+                compute(Some(FlatGradients { flat, places }))
+            }
+            (_, Some(sum)) => sum + compute(None),
+            (_, None) => compute(None),
+        });
+    }
+
+    fn finish(self) -> Tensor<1> {
+        match self.flat {
+            Some(flat) => flat,
+            None => unreachable!("there is at least one chunk"),
+        }
+    }
+}

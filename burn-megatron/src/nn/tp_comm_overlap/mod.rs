@@ -1,0 +1,17 @@
+//! Sequence parallelism whose exchanges travel under the products beside them, in chunks (`--tp-comm-overlap` of
+//! Megatron-LM).
+//!
+//! The tokens of a sequence are split into chunks. A chunk is gathered while the product of the one before is computed, or
+//! reduce-scattered while that of the next one is. Where a product's forward gathers, its backward reduce-scatters, and the
+//! reverse. As many bytes are sent as without chunks.
+//!
+//! | product | forward | gradient of the input | gradient of the weight |
+//! |---|---|---|---|
+//! | column-parallel | gathers the input, chunk by chunk | reduce-scatters it | gathers the input again |
+//! | row-parallel | reduce-scatters the output | gathers the gradient of the output | of what was gathered |
+
+mod chunks;
+mod exchange;
+mod function;
+
+pub use chunks::OverlappedGroup;

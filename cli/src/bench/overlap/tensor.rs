@@ -1,0 +1,390 @@
+//! MLPs under sequence parallelism over a slow link: how much of their exchanges travels while products are computed.
+
+use std::fmt::{self, Display};
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
+
+use burn::tensor::{DType, Device, Tensor};
+use burn_megatron::comm::testing::{Link, SimulatedNetwork, Transfer, hidden_share};
+use burn_megatron::comm::{ParallelContext, Rank, ReduceOp};
+use burn_megatron::device::DeviceKind;
+use burn_megatron::mesh::{ParallelConfig, TpCommOverlap};
+use burn_megatron::nn::{Activation, ModelBuilder, ParallelMlp, ParallelMlpConfig, ProductClock};
+use burn_megatron::plan::tp_comm_overlap;
+use serde::Serialize;
+
+use super::super::args::OverlapArgs;
+use super::super::timing::median;
+use crate::error::Error;
+use crate::ranks::set_up;
+use crate::terminal::{self, Columns};
+
+/// Floating-point operations per second on the virtual clock.
+const COUNTED_FLOPS: f64 = 1e9;
+
+/// How the exchanges are split: `none`, `ring`, `bulk`, `ring:N` or `bulk:N`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OverlapMethod(Option<(TpCommOverlap, Option<usize>)>);
+
+impl FromStr for OverlapMethod {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = "expected none, ring, bulk, or with N chunks ring:N or bulk:N";
+        let method = match text.split_once(':') {
+            None if text == "none" => Some(None),
+            None => text.parse().ok().map(|method| Some((method, None))),
+            Some((name, n)) => {
+                let both = name.parse().ok().zip(n.parse().ok());
+                both.map(|(method, n)| Some((method, Some(n))))
+            }
+        };
+        let method = method.map(Self);
+        let method = method.filter(|method| method.layout(2).check().is_ok());
+        method.ok_or_else(|| format!("invalid overlap {text:?}: {expected}"))
+    }
+}
+
+impl Display for OverlapMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&match self.0 {
+            None => "none".into(),
+            Some((method, None)) => method.to_string(),
+            Some((method, Some(splits))) => format!("{method}:{splits}"),
+        })
+    }
+}
+
+impl OverlapMethod {
+    fn layout(self, tensor: usize) -> ParallelConfig {
+        let layout = ParallelConfig::new()
+            .with_data(1)
+            .with_tensor(tensor)
+            .with_sequence_parallel(true);
+        ParallelConfig {
+            tp_comm_overlap: self.0.map(|(method, _)| method),
+            tp_comm_overlap_num_splits: self.0.and_then(|(_, splits)| splits),
+            ..layout
+        }
+    }
+}
+
+/// A line of the table: means over the ranks of the medians over the steps, times in seconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TensorRow {
+    tensor: usize,
+    method: String,
+    /// Whether the times are those of a virtual clock.
+    counted: bool,
+    /// Bytes that a rank sends in a step.
+    bytes: f64,
+    calls: f64,
+    step_seconds: f64,
+    transfer_seconds: f64,
+    blocked_seconds: f64,
+    /// 1 - blocked / transfers, at least 0.
+    hidden: f64,
+}
+
+const COLUMNS: Columns<9> = Columns {
+    widths: [-6, -8, -7, 6, 9, 7, 7, 9, 6],
+    optional: &[3],
+};
+
+impl Display for TensorRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let clock = if self.counted { "counted" } else { "real" };
+        f.write_str(&COLUMNS.line([
+            self.tensor.to_string(),
+            self.method.clone(),
+            clock.into(),
+            format!("{:.0}", self.calls),
+            format!("{:.2}", self.bytes / 1e6),
+            format!("{:.3}", self.step_seconds),
+            format!("{:.3}", self.transfer_seconds),
+            format!("{:.3}", self.blocked_seconds),
+            format!("{:.0} %", 100.0 * self.hidden),
+        ]))
+    }
+}
+
+/// Times the layers with each method on each number of ranks, and prints a table.
+pub fn run(args: &OverlapArgs) -> Result<ExitCode, Error> {
+    let about = format!(
+        "{} MLPs of {} features, {} samples of {} tokens, f32: forward and backward, {} steps after {}; 1 compute thread per \
+         rank; a link on which the transfers of a step take {} of the time of its products",
+        args.layers,
+        args.hidden,
+        args.micro_batch_size,
+        args.context,
+        args.steps,
+        args.warm_up,
+        args.share
+    );
+    let mut rows = vec![];
+    for (index, tensor) in args.tensor_parallel.iter().enumerate() {
+        let bench = TensorBenchmark::new(args, *tensor)?;
+        let setup = set_up(&args.world, DeviceKind::Cpu, *tensor)?;
+        let prints = setup.own_rank.is_none_or(|rank| rank == 0);
+        if index == 0 && prints {
+            println!("{}\n\n{}", terminal::wrapped(&about), header());
+        }
+        let world = setup.world.compute_threads(1);
+        let measured = world.run(|rank| bench.on_rank(&rank))?;
+        if prints {
+            for row in measured.into_iter().next().unwrap_or_default() {
+                println!("{row}");
+                rows.push(row);
+            }
+        }
+    }
+    if rows.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let legend = "step, link, blocked: seconds of a step; hidden: 1 - blocked / link. Of N chunks in bulk at most 1 - 1/N is \
+                  hidden. A counted clock advances by products and transfers only";
+    println!("\n{}", terminal::wrapped(legend));
+    if let Some(path) = &args.json {
+        super::write(path, &serde_json::to_string_pretty(&rows)?)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn header() -> String {
+    COLUMNS.line([
+        "tensor", "overlap", "clock", "calls", "MB sent", "step", "link", "blocked", "hidden",
+    ])
+}
+
+/// The layers on a number of ranks.
+struct TensorBenchmark<'a> {
+    args: &'a OverlapArgs,
+    tensor: usize,
+    counted: bool,
+}
+
+/// What a rank did in a step.
+struct StepRecord {
+    seconds: f64,
+    transfers: Vec<Transfer>,
+}
+
+impl<'a> TensorBenchmark<'a> {
+    /// Checks the sizes.
+    fn new(args: &'a OverlapArgs, tensor: usize) -> Result<Self, Error> {
+        if tensor < 2 {
+            return Err(format!("invalid --tensor-parallel {tensor}: expected at least 2").into());
+        }
+        if !args.context.is_multiple_of(tensor) {
+            return Err(format!(
+                "invalid --context {}: expected a multiple of --tensor-parallel {tensor}",
+                args.context
+            )
+            .into());
+        }
+        for method in &args.tp_comm_overlap {
+            tp_comm_overlap::check(&method.layout(tensor), args.context)?;
+        }
+        let cores = available_parallelism().map_or(1, usize::from);
+        Ok(Self {
+            args,
+            tensor,
+            counted: args.counted || tensor > cores,
+        })
+    }
+
+    /// The rows, which are the same on each rank.
+    fn on_rank(&self, rank: &Rank) -> Result<Vec<TensorRow>, Error> {
+        let bytes_per_second = self.bandwidth(rank)?;
+        let methods = self.args.tp_comm_overlap.iter();
+        let row = |method: &OverlapMethod| {
+            let steps = self.steps(rank, *method, self.latency(), bytes_per_second)?;
+            self.row(rank, *method, &steps)
+        };
+        methods.map(row).collect()
+    }
+
+    fn latency(&self) -> Duration {
+        Duration::from_micros(self.args.latency_us)
+    }
+
+    /// The bytes per second of a link on which the transfers of a step without overlap take the share of the time of its
+    /// products.
+    fn bandwidth(&self, rank: &Rank) -> Result<f64, Error> {
+        let method = OverlapMethod(None);
+        let steps = self.steps(rank, method, Duration::ZERO, f64::INFINITY)?;
+        let row = self.row(rank, method, &steps)?;
+        let latencies = row.calls * self.latency().as_secs_f64();
+        let wanted = self.args.share * row.step_seconds;
+        if wanted > latencies {
+            Ok(row.bytes / (wanted - latencies))
+        } else {
+            Err(format!(
+                "--share {} of a step of {:.4} s is {wanted:.4} s for its transfers, but the latencies of its {} calls \
+                 take {latencies:.4} s; use a larger --share or a lower --latency-us",
+                self.args.share, row.step_seconds, row.calls,
+            )
+            .into())
+        }
+    }
+
+    fn steps(
+        &self,
+        rank: &Rank,
+        method: OverlapMethod,
+        latency: Duration,
+        bytes_per_second: f64,
+    ) -> Result<Vec<StepRecord>, Error> {
+        let link = if self.counted {
+            Link::with_virtual_clock(latency, bytes_per_second)?
+        } else {
+            Link::new(latency, bytes_per_second)?
+        };
+        let groups = ParallelContext::new(&method.layout(self.tensor), rank)?;
+        let network = SimulatedNetwork::over(groups.tensor().clone(), &link);
+        let groups = groups.with_tensor(network);
+        let device = Device::flex().autodiff();
+        let builder = ModelBuilder::with(&groups, &device, 1, DType::F32);
+        let OverlapArgs {
+            layers,
+            hidden,
+            context,
+            micro_batch_size,
+            ..
+        } = *self.args;
+        let config = ParallelMlpConfig::new(hidden, 4 * hidden, Activation::GeluTanh);
+        let mlps = (0..layers).map(|i| config.clone().with_bias(false).init(&builder.child(i)));
+        let mlps = mlps.collect::<Result<Vec<_>, _>>()?;
+        let shape = [micro_batch_size, context / self.tensor, hidden];
+        let all = || -> Result<Vec<StepRecord>, Error> {
+            let step = |_| {
+                groups.world().barrier()?;
+                link.take_transfers();
+                let start = link.now();
+                let began = Instant::now();
+                let x = Tensor::ones(shape, &device).require_grad();
+                let _gradients = forward(&mlps, x).sum().backward();
+                let seconds = if self.counted {
+                    link.now() - start
+                } else {
+                    began.elapsed()
+                };
+                Ok(StepRecord {
+                    seconds: seconds.as_secs_f64(),
+                    transfers: link.take_transfers(),
+                })
+            };
+            (0..self.args.warm_up + self.args.steps).map(step).collect()
+        };
+        let mut steps = if self.counted {
+            let clock = ProductClock {
+                link: link.clone(),
+                flops_per_second: COUNTED_FLOPS,
+            };
+            tracing::subscriber::with_default(clock, all)?
+        } else {
+            all()?
+        };
+        Ok(steps.split_off(self.args.warm_up))
+    }
+
+    fn row(
+        &self,
+        rank: &Rank,
+        method: OverlapMethod,
+        steps: &[StepRecord],
+    ) -> Result<TensorRow, Error> {
+        let mean = |of: &dyn Fn(&StepRecord) -> f64| -> Result<f64, Error> {
+            let own = median(&steps.iter().map(of).collect::<Vec<_>>());
+            let sum = rank.communicator().all_reduce_scalar(own, ReduceOp::Sum)?;
+            Ok(sum / self.tensor as f64)
+        };
+        let sum = |of: fn(&Transfer) -> f64| {
+            move |step: &StepRecord| step.transfers.iter().map(of).sum::<f64>()
+        };
+        Ok(TensorRow {
+            tensor: self.tensor,
+            method: method.to_string(),
+            counted: self.counted,
+            bytes: mean(&sum(|transfer| transfer.bytes as f64))?,
+            calls: mean(&|step| step.transfers.len() as f64)?,
+            step_seconds: mean(&|step| step.seconds)?,
+            transfer_seconds: mean(&sum(|transfer| transfer.duration().as_secs_f64()))?,
+            blocked_seconds: mean(&sum(|transfer| transfer.waited.as_secs_f64()))?,
+            hidden: mean(&|step| hidden_share(&step.transfers))?,
+        })
+    }
+}
+
+fn forward(mlps: &[ParallelMlp], x: Tensor<3>) -> Tensor<3> {
+    let mlps = mlps.iter();
+    mlps.fold(x, |x, mlp| x.clone() + mlp.forward(x))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flags::parse;
+
+    #[test]
+    fn methods_are_read_as_they_are_written() {
+        for text in ["none", "ring", "bulk", "ring:1", "bulk:8"] {
+            assert_eq!(text.parse::<OverlapMethod>().unwrap().to_string(), text);
+        }
+        for text in ["", "rings", "bulk:1", "bulk:x", "ring:0", "none:2"] {
+            let error = text.parse::<OverlapMethod>().unwrap_err();
+            assert!(error.contains("expected none, ring, bulk"), "{error}");
+        }
+    }
+
+    #[test]
+    fn sizes_that_do_not_fit_are_refused() {
+        let refused = |flags: &[&str], tensor| {
+            let args = parse::<OverlapArgs>(flags).unwrap();
+            let error = TensorBenchmark::new(&args, tensor).err().unwrap();
+            error.to_string()
+        };
+        assert!(refused(&[], 1).contains("expected at least 2"));
+        assert!(refused(&["--context", "9"], 2).contains("a multiple of --tensor-parallel 2"));
+        let error = refused(&["--context", "12", "--tp-comm-overlap", "bulk:4"], 2);
+        assert!(
+            error.contains("cannot make 4 equal chunks of the 6 tokens"),
+            "{error}"
+        );
+        let both = ["--tensor-parallel", "2", "--zero-stages", "1"];
+        assert!(parse::<OverlapArgs>(&both).is_err());
+    }
+
+    /// On the counted clock no machine is too busy.
+    #[test]
+    fn overlap_hides_most_of_what_is_sent() {
+        let flags = [
+            "--layers",
+            "2",
+            "--hidden",
+            "16",
+            "--context",
+            "32",
+            "--steps",
+            "1",
+        ];
+        let flags = [&flags[..], &["--counted", "--latency-us", "0"]].concat();
+        let args = parse::<OverlapArgs>(&flags).unwrap();
+        for tensor in [2, 4] {
+            let bench = TensorBenchmark::new(&args, tensor).unwrap();
+            let setup = set_up(&args.world, DeviceKind::Cpu, tensor).unwrap();
+            let rows = setup.world.run(|rank| bench.on_rank(&rank)).unwrap();
+            let [none, ring, bulk] = &rows[0][..] else {
+                panic!("{rows:?}")
+            };
+            assert!(none.hidden < 0.7 && none.step_seconds > ring.step_seconds);
+            for row in [ring, bulk] {
+                assert_eq!(row.bytes, none.bytes, "{row}");
+                assert!(row.hidden >= 0.7, "{row}");
+            }
+            assert!(rows.iter().all(|of_rank| *of_rank == rows[0]));
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Exchanges of the tensor axis in chunks on a device: the results of the CPU; over NCCL also the order of the calls.
+#![cfg(any(feature = "cuda", feature = "wgpu"))]
+
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_megatron::comm::{
+    Address, Buffer, Call, CommError, Communicator, DeviceCommunicator, DevicePending, Engine,
+    Group, Launch, Launcher, ParallelContext, Pending, Rank, World,
+};
+use burn_megatron::mesh::{ParallelConfig, TpCommOverlap};
+use burn_megatron::nn::{Activation, ModelBuilder, ParallelMlp, ParallelMlpConfig};
+use burn_megatron_test_skip::skipped;
+use burn_megatron_tests::gpu;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+const BATCH: usize = 2;
+const SEQ: usize = 8;
+const HIDDEN: usize = 16;
+
+fn plain() -> ParallelConfig {
+    ParallelConfig::new()
+        .with_data(1)
+        .with_tensor(2)
+        .with_sequence_parallel(true)
+}
+
+fn layouts() -> [(&'static str, ParallelConfig); 3] {
+    let bulk = plain().with_tp_comm_overlap(TpCommOverlap::Bulk);
+    [
+        ("plain", plain()),
+        ("ring", plain().with_tp_comm_overlap(TpCommOverlap::Ring)),
+        ("bulk", bulk.with_tp_comm_overlap_num_splits(2)),
+    ]
+}
+
+/// An MLP on a rank, and its input.
+fn mlp(groups: &ParallelContext, device: &Device) -> Result<(ParallelMlp, Tensor<3>), AnyError> {
+    let device = device.clone().autodiff();
+    let builder = ModelBuilder::with(groups, &device, 3, DType::F32);
+    let config = ParallelMlpConfig::new(HIDDEN, 2 * HIDDEN, Activation::GeluTanh);
+    let mlp = config.with_bias(false).init(&builder)?;
+    let tokens = SEQ / 2;
+    let value = |i: usize| ((i + 1000 * groups.tensor().rank()) as f32 * 0.7).sin();
+    let values: Vec<_> = (0..BATCH * tokens * HIDDEN).map(value).collect();
+    let x = TensorData::new(values, [BATCH, tokens, HIDDEN]);
+    let x = Tensor::from_data(x, (&device, DType::F32));
+    Ok((mlp, x.require_grad()))
+}
+
+type RunRank<'a, T> = &'a (dyn Fn(&Rank) -> Result<T, AnyError> + Sync);
+
+/// Runs `f` on two ranks of the engine `threads`.
+fn on_threads<T: Send>(f: RunRank<'_, T>) -> Vec<T> {
+    let world = World::threads(2).unwrap();
+    world.run(|rank| f(&rank)).unwrap()
+}
+
+/// The same over NCCL: each thread joins a world as if it were a process.
+fn over_nccl<T: Send>(f: RunRank<'_, T>) -> Vec<T> {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let join = |rank| {
+        let launch = Launch {
+            launcher: Launcher::Manual,
+            rank,
+            world_size: 2,
+            local_rank: rank,
+            local_world_size: 2,
+            rendezvous: Some(Address::new("127.0.0.1", port).unwrap()),
+            job: Some("gpu_overlap".into()),
+            token: None,
+        };
+        let world = World::processes(launch).engine(Engine::Nccl);
+        world.run(|rank| f(&rank)).unwrap()
+    };
+    thread::scope(|scope| {
+        let ranks = [0, 1].map(|rank| scope.spawn(move || join(rank)));
+        let joined = ranks.into_iter().flat_map(|rank| rank.join().unwrap());
+        joined.collect()
+    })
+}
+
+/// By rank, the output and the gradients of the input and the weights.
+fn results(
+    layout: &ParallelConfig,
+    device: &Device,
+    on_ranks: fn(RunRank<'_, Vec<Vec<f32>>>) -> Vec<Vec<Vec<f32>>>,
+) -> Vec<Vec<f32>> {
+    let run = |rank: &Rank| {
+        let groups = ParallelContext::new(layout, rank)?;
+        let (mlp, x) = mlp(&groups, device)?;
+        let y = mlp.forward(x.clone());
+        let gradients = (y.clone() * y.clone()).sum().backward();
+        let values = |data: TensorData| data.convert::<f32>().try_into_vec().unwrap();
+        let of_input = x.grad(&gradients).ok_or("no gradient")?;
+        let mut all = vec![values(y.into_data()), values(of_input.into_data())];
+        for weight in [mlp.up.weight.val(), mlp.down.weight.val()] {
+            let gradient = weight.grad(&gradients).ok_or("no gradient")?;
+            all.push(values(gradient.into_data()));
+        }
+        Ok(all)
+    };
+    on_ranks(&run).concat()
+}
+
+fn assert_near(what: &str, found: &[Vec<f32>], expected: &[Vec<f32>]) {
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        let largest = expected.iter().fold(0f32, |max, x| max.max(x.abs()));
+        for (a, b) in found.iter().zip(expected) {
+            assert!((a - b).abs() <= 1e-4 * largest, "{what}: {a} and {b}");
+        }
+    }
+}
+
+#[test]
+fn chunks_on_the_device_compute_what_the_cpu_does() {
+    let expected = results(&plain(), &Device::flex(), on_threads);
+    for (name, layout) in layouts() {
+        assert_near(name, &results(&layout, &gpu(), on_threads), &expected);
+    }
+}
+
+type Journal = Arc<Mutex<Vec<String>>>;
+
+/// Records when calls on the device start and when they are waited for.
+#[derive(Debug)]
+struct Recording {
+    inner: Arc<dyn Communicator>,
+    journal: Journal,
+}
+
+impl Communicator for Recording {
+    fn group(&self) -> &Group {
+        self.inner.group()
+    }
+
+    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
+        let name = call.name();
+        self.journal.lock().unwrap().push(format!("host {name}"));
+        self.inner.start(call, input)
+    }
+
+    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
+        self.inner.split(name, groups)
+    }
+
+    fn on_device(&self) -> Option<&dyn DeviceCommunicator> {
+        self.inner.on_device().map(|_| self as _)
+    }
+}
+
+impl DeviceCommunicator for Recording {
+    fn takes(&self, device: &Device) -> bool {
+        let engine = self.inner.on_device();
+        engine.is_some_and(|engine| engine.takes(device))
+    }
+
+    fn start(&self, calls: Vec<(Call, Tensor<1>)>) -> Result<Vec<DevicePending>, CommError> {
+        let names: Vec<_> = calls.iter().map(|(call, _)| call.name()).collect();
+        let mut journal = self.journal.lock().unwrap();
+        journal.extend(names.iter().map(|name| format!("start {name}")));
+        let engine = self.inner.on_device().expect("the engine takes tensors");
+        let wrapped = engine.start(calls)?.into_iter().zip(names);
+        let wrap = |(pending, name): (DevicePending, &'static str)| {
+            let journal = self.journal.clone();
+            DevicePending::new(move || {
+                let result = pending.wait();
+                journal.lock().unwrap().push(format!("end {name}"));
+                result
+            })
+        };
+        Ok(wrapped.map(wrap).collect())
+    }
+}
+
+/// Records the products of the thread.
+struct Products(Journal);
+
+impl Subscriber for Products {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.name() == "product"
+    }
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        if span.metadata().name() == "product" {
+            self.0.lock().unwrap().push("product".into());
+        }
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, _: &Event<'_>) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// What rank 0 does in the forward, in order.
+fn events(layout: &ParallelConfig) -> Vec<String> {
+    // With a single subscriber, a thread of another test without one that reaches a span first would disable it for all.
+    let _second = tracing::Dispatch::new(Products(Journal::default()));
+    let run = |rank: &Rank| {
+        let journal = Journal::default();
+        let groups = ParallelContext::new(layout, rank)?;
+        let tensor = Arc::new(Recording {
+            inner: groups.tensor().clone(),
+            journal: journal.clone(),
+        });
+        let (mlp, x) = mlp(&groups.with_tensor(tensor), &gpu())?;
+        journal.lock().unwrap().clear();
+        let products = Products(journal.clone());
+        let y = tracing::subscriber::with_default(products, || mlp.forward(x));
+        let events = journal.lock().unwrap().clone();
+        // Until the device is done.
+        drop(y.into_data());
+        Ok(events)
+    };
+    over_nccl(&run).swap_remove(0)
+}
+
+/// A call is on its way before the product that hides it is launched. The ranks share a device, which NCCL allows by
+/// NCCL_MULTI_RANK_GPU_ENABLE.
+#[test]
+fn calls_over_nccl_are_started_before_the_products_that_hide_them() {
+    if !cfg!(feature = "cuda") || std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_err() {
+        skipped("needs the feature cuda and NCCL_MULTI_RANK_GPU_ENABLE=1");
+        return;
+    }
+    let [(_, plain), (_, ring), (_, bulk)] = layouts();
+    let ring_calls = [
+        "start all_to_all",
+        "product",
+        "end all_to_all",
+        "product",
+        "product",
+        "start all_to_all",
+        "product",
+        "end all_to_all",
+    ];
+    assert_eq!(events(&ring), ring_calls);
+    let bulk_calls = [
+        "start all_gather",
+        "end all_gather",
+        "start all_gather",
+        "product",
+        "end all_gather",
+        "product",
+        "product",
+        "start reduce_scatter",
+        "product",
+        "start reduce_scatter",
+        "end reduce_scatter",
+        "end reduce_scatter",
+    ];
+    assert_eq!(events(&bulk), bulk_calls);
+    let expected = results(&plain, &Device::flex(), on_threads);
+    for (name, layout) in layouts() {
+        assert_near(name, &results(&layout, &gpu(), over_nccl), &expected);
+    }
+}
