@@ -53,6 +53,7 @@ mod kv_cache;
 mod latent_attention;
 mod linear;
 mod linear_input;
+mod local_shards;
 mod lookup;
 pub mod lora;
 mod loss;
@@ -69,6 +70,7 @@ mod replicated_linear;
 mod residual;
 mod row;
 mod table;
+mod tensor_slice;
 #[cfg(test)]
 mod tests;
 mod tokens;
@@ -96,6 +98,7 @@ pub use kv_cache::{KvCache, LayerKvCache, NewTokens, SequencePart};
 pub use latent_attention::{MultiLatentAttention, MultiLatentAttentionConfig};
 pub use linear::{InputLayout, SEQUENCE_DIM, Weight, linear};
 pub use linear_input::LinearInput;
+pub use local_shards::{LocalShard, local_shards};
 pub use loss::{
     LinearCrossEntropy, LogitsShape, LossFactor, LossTerm, Losses, SummedLosses,
     VocabParallelCrossEntropy,
@@ -117,4 +120,5 @@ pub use replicated_linear::{ReplicatedLinear, ReplicatedLinearConfig};
 pub use residual::Residual;
 pub use row::{RowParallelLinear, RowParallelLinearConfig};
 pub use table::{ParameterTable, TableError};
+pub use tensor_slice::{ContiguousRun, TensorSlice};
 pub use tokens::Tokens;
