@@ -41,6 +41,7 @@ mod preprocess;
 mod pretrain;
 #[cfg(test)]
 mod published_recipes;
+mod qk_clip;
 mod rank_run;
 mod ranks;
 mod recipe;

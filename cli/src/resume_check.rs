@@ -12,7 +12,7 @@ use crate::recipe::{Recipe, RecipeOf};
 use crate::retired;
 
 /// Keys and tables that may always differ: layout, paths, output.
-const MAY_DIFFER: [&str; 31] = [
+const MAY_DIFFER: [&str; 32] = [
     "parallel",
     "kernels",
     "lora.base_model",
@@ -45,6 +45,7 @@ const MAY_DIFFER: [&str; 31] = [
     "train.held_out_samples",
     "train.check_replicas_every",
     "train.log_num_zeros_in_grad",
+    "train.log_max_attention_logit",
     "train.skip_limit",
 ];
 

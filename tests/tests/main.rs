@@ -31,6 +31,7 @@ mod packed;
 mod pipeline_training;
 mod pipelines;
 mod precision;
+mod qk_clip;
 mod recompute;
 mod recompute_collectives;
 mod reported;

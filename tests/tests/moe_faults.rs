@@ -146,6 +146,7 @@ impl Subject for RecomputedSubject {
             recompute,
             routers,
             lora,
+            attention_logits,
         } = self.inner.build(groups, device)?;
         Ok(ParallelModule {
             module: Recomputed {
@@ -159,6 +160,7 @@ impl Subject for RecomputedSubject {
             recompute,
             routers,
             lora,
+            attention_logits,
         })
     }
 

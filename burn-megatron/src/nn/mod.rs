@@ -33,6 +33,7 @@ mod arithmetic;
 mod attention;
 mod attention_core;
 mod attention_engine;
+mod attention_logits;
 mod batch_format;
 mod bias;
 mod build_error;
@@ -79,6 +80,8 @@ pub use crate::mesh::{AxisRank, MeshRank};
 pub use activation::Activation;
 pub use arithmetic::LinearKernels;
 pub use attention::{ParallelAttention, ParallelAttentionConfig, unfused_reason};
+pub use attention_logits::AttentionLogits;
+pub(crate) use attention_logits::{AttentionLayer, HeadPart};
 pub use batch_format::{
     AttentionContext, BatchFormat, OwnedAttentionContext, PackedSequences, PackedSequencesError,
 };
