@@ -7,7 +7,7 @@ use toml::Value;
 use crate::recipe::Recipe;
 
 /// The flags that override a key of the recipe, and the key.
-const KEYS: [(&str, &str); 57] = [
+const KEYS: [(&str, &str); 65] = [
     ("data", "data.path"),
     ("tokenizer", "data.tokenizer"),
     ("split", "data.split"),
@@ -40,6 +40,10 @@ const KEYS: [(&str, &str); 57] = [
     ("seed", "train.seed"),
     ("check_replicas_every", "train.check_replicas_every"),
     ("log_num_zeros_in_grad", "train.log_num_zeros_in_grad"),
+    ("qk_clip", "train.qk_clip"),
+    ("qk_clip_threshold", "train.qk_clip.threshold"),
+    ("qk_clip_alpha", "train.qk_clip.alpha"),
+    ("log_max_attention_logit", "train.log_max_attention_logit"),
     ("zero_stage", "data_parallel.zero_stage"),
     ("hsdp", "data_parallel.hsdp"),
     ("hierarchical_reduce", "data_parallel.hierarchical_reduce"),

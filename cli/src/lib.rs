@@ -42,6 +42,7 @@ mod preprocess;
 mod pretrain;
 #[cfg(test)]
 mod published_recipes;
+mod qk_clip;
 mod rank_run;
 mod ranks;
 mod recipe;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 use burn_megatron::checkpoint::Checkpoint;
+use burn_megatron::choice::Operation;
 use burn_megatron::comm::testing::fault_injection::{Fault, FaultPlan as Faults, inject};
 use burn_megatron::comm::{
     Communicator, ParallelContext, Rank, all_gather_bytes, broadcast_bytes, broadcast_when_ready,
@@ -285,7 +286,12 @@ pub fn print_training(
     let (config, data) = (&recipe.data_parallel, recipe.parallel.data_parallel_size());
     print_sharing(config, data, &own.sharing.layout);
     print_offload(&own.sharing.offload, &own.sharing.layout);
-    print("kernels", own.kernels.to_string());
+    let (mut kernels, optimizer) = (own.kernels.clone(), &recipe.train.optimizer);
+    if !optimizer.is_adamw() {
+        let reason = format!("{optimizer} steps by Burn's operations");
+        kernels.prefer_unfused(Operation::Optimizer, reason);
+    }
+    print("kernels", kernels.to_string());
     if fp8::is_on(&recipe.fp8) {
         let engine = burn_megatron::kernels::fp8::engine_of_fp8(device);
         let fp8 = fp8::describe(&recipe.fp8, recipe.model.layers(), &engine);

@@ -61,6 +61,7 @@ loss_scale = { initial = 65536.0, min = 1.0, growth = 2.0, backoff = 0.5, growth
 freeze = ["blocks.0.mlp.**"]
 skip_spikes = { sigmas = 6.0, window = 128 }
 ema = { decay = 0.999 }
+qk_clip = { threshold = 100.0, alpha = 0.5 }
 optimizer = { beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0.1, groups = [{ pattern = "*", weight_decay = 0.5, learning_rate = 0.5 }] }
 
 [data_parallel]

@@ -46,6 +46,7 @@ const MAY_DIFFER: [&str; 32] = [
     "train.held_out_samples",
     "train.check_replicas_every",
     "train.log_num_zeros_in_grad",
+    "train.log_max_attention_logit",
     "train.skip_limit",
 ];
 

@@ -4,6 +4,7 @@
 use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_megatron::choice::{AttentionChoice, KernelChoice, KernelChoices};
 use burn_megatron::collective::{self, Comm};
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::DistributedDataParallel;
@@ -11,10 +12,10 @@ use burn_megatron::kernels::philox::Stream;
 use burn_megatron::kernels::{Function, apply};
 use burn_megatron::mesh::{AxisRank, ParallelConfig};
 use burn_megatron::nn::ModelBuilder;
-use burn_megatron::optim::{AdamWConfig, ParallelAdamW, global_norm};
-use burn_megatron::train::{LanguageModel, ModelConfig};
+use burn_megatron::optim::{AdamWConfig, ParallelAdamW, QkClipConfig, global_norm};
+use burn_megatron::train::{LanguageModel, ModelConfig, NoopObserver, TrainConfig, Trainer};
 use burn_megatron_models::{Transformer, TransformerConfig};
-use burn_megatron_tests::{gpu, small_gpt, small_llama};
+use burn_megatron_tests::{gpu, small_gpt, small_llama, without_dropout};
 
 type RankError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -342,4 +343,54 @@ fn a_step_of_a_gpt_whose_attention_is_not_fused() {
 #[test]
 fn a_step_of_a_llama_with_sequence_parallelism() {
     assert_steps_alike(&small_llama().config, 2, true, CLOSE);
+}
+
+/// Three steps of a Llama: the largest logits, and the parameters.
+fn clipped(device: &Device, attention: KernelChoice) -> (Vec<f32>, Vec<Vec<f32>>) {
+    let subject = without_dropout(small_llama());
+    let config = TrainConfig {
+        steps: 3,
+        micro_batch_size: 2,
+        global_batch_size: 4,
+        warmup_steps: 0,
+        learning_rate: 1e-2,
+        optimizer: AdamWConfig {
+            epsilon: 1e-3,
+            ..AdamWConfig::default()
+        }
+        .into(),
+        qk_clip: Some(QkClipConfig {
+            threshold: 1e-3,
+            alpha: 0.3,
+        }),
+        ..TrainConfig::default()
+    };
+    let kernels = KernelChoices {
+        attention: AttentionChoice::Form(attention),
+        ..KernelChoices::default()
+    };
+    let groups = ParallelContext::single();
+    let scope = ModelBuilder::new(&groups, device);
+    let model = subject
+        .config
+        .init_with(scope.with_kernels(&kernels).unwrap());
+    let mut trainer = Trainer::new(model.unwrap(), &groups, device, &config).unwrap();
+    let mut step = || trainer.step(&subject, &mut NoopObserver).unwrap();
+    let logits = [(); 3].map(|()| step().max_attention_logit.unwrap() as f32);
+    let parameters = trainer.model().parameters().into_iter().map(values);
+    (logits.to_vec(), parameters.collect())
+}
+
+#[test]
+fn attention_logits_are_measured_and_clipped() {
+    for attention in [KernelChoice::Fused, KernelChoice::Unfused] {
+        let (logits, expected) = clipped(&Device::flex(), attention);
+        let (found, parameters) = clipped(&gpu(), attention);
+        for (found, expected) in found.iter().zip(&logits) {
+            assert_close("the largest logit", &[*found], &[*expected], PRODUCTS);
+        }
+        for (found, expected) in parameters.iter().zip(&expected) {
+            assert_close("a parameter", found, expected, PRODUCTS);
+        }
+    }
 }

@@ -33,6 +33,7 @@ mod pipeline_faults;
 mod pipeline_training;
 mod pipelines;
 mod precision;
+mod qk_clip;
 mod recompute;
 mod recompute_collectives;
 mod reported;

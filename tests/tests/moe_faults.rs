@@ -174,6 +174,7 @@ impl Subject for RecomputedSubject {
             recompute,
             routers,
             lora,
+            attention_logits,
         } = self.inner.build(groups, device)?;
         Ok(ParallelModule {
             module: Recomputed {
@@ -187,6 +188,7 @@ impl Subject for RecomputedSubject {
             recompute,
             routers,
             lora,
+            attention_logits,
         })
     }
 

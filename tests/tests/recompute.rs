@@ -344,6 +344,7 @@ impl Case {
             global_batch_size: SAMPLES * MICRO_BATCHES * data,
             learning_rate: 1e-2,
             warmup_steps: 0,
+            log_max_attention_logit: true,
             ..TrainConfig::default()
         };
         let ranks = layout.world_size().unwrap();

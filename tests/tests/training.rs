@@ -373,6 +373,7 @@ fn poisoned(
         recompute,
         routers,
         lora,
+        attention_logits,
     } = model;
     for entry in table.entries_mut() {
         entry.path = format!("inner.{}", entry.path);
@@ -392,5 +393,6 @@ fn poisoned(
         recompute,
         routers,
         lora,
+        attention_logits,
     }
 }

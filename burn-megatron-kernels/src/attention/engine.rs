@@ -38,6 +38,15 @@ pub trait AttentionEngine: Debug + Send + Sync {
         sink: Option<Tensor<1>>,
     ) -> (Tensor<4>, Tensor<3>);
 
+    /// The same, and the largest score of each query, scaled and masked, without the sink: `[batch, heads, queries]` in
+    /// the type of the log-sum-exp. For a query that sees nothing it is minus infinity, or at most -1e30.
+    fn forward_with_max(
+        &self,
+        problem: &AttentionProblem,
+        projections: Projections,
+        sink: Option<Tensor<1>>,
+    ) -> (Tensor<4>, Tensor<3>, Tensor<3>);
+
     /// The gradients of the projections, in the form that these came in, and of the sink.
     ///
     /// `out` and `lse` may cover more keys than these: probabilities are `exp(score - lse)`. With
@@ -76,6 +85,15 @@ impl AttentionEngine for Portable {
         forward_by(Kernels::Portable, problem, projections, sink)
     }
 
+    fn forward_with_max(
+        &self,
+        problem: &AttentionProblem,
+        projections: Projections,
+        sink: Option<Tensor<1>>,
+    ) -> (Tensor<4>, Tensor<3>, Tensor<3>) {
+        forward_with_max_by(Kernels::Portable, problem, projections, sink)
+    }
+
     fn backward(
         &self,
         problem: &AttentionProblem,
@@ -107,13 +125,46 @@ pub(super) fn forward_by(
     if problem.is_empty() {
         return empty_result(problem, &projections, sink);
     }
+    let mut outputs = launch_forward(kernels, problem, projections, sink, false);
+    (next_tensor(&mut outputs), next_tensor(&mut outputs))
+}
+
+/// [`AttentionEngine::forward_with_max`] by these kernels.
+pub(super) fn forward_with_max_by(
+    kernels: Kernels,
+    problem: &AttentionProblem,
+    projections: Projections,
+    sink: Option<Tensor<1>>,
+) -> (Tensor<4>, Tensor<3>, Tensor<3>) {
+    if problem.is_empty() {
+        let (out, lse) = empty_result(problem, &projections, sink);
+        let unseen = lse.full_like(f64::NEG_INFINITY);
+        return (out, lse, unseen);
+    }
+    let mut outputs = launch_forward(kernels, problem, projections, sink, true);
+    let out = next_tensor(&mut outputs);
+    let statistics: Tensor<4> = next_tensor(&mut outputs);
+    let part = |at| statistics.clone().narrow(0, at, 1).squeeze_dim::<3>(0);
+    (out, part(0), part(1))
+}
+
+fn launch_forward(
+    kernels: Kernels,
+    problem: &AttentionProblem,
+    projections: Projections,
+    sink: Option<Tensor<1>>,
+    with_max: bool,
+) -> impl Iterator<Item = DispatchTensor> {
     let mut inputs = projections.into_tensors();
     inputs.extend(sink.map(Tensor::into_dispatch));
     let ranges = problem.options.ranges.as_ref();
     inputs.extend(ranges.map(|ranges| ranges.of_queries().clone().into_dispatch()));
-    let problem = problem.clone();
-    let mut outputs = launch(AttentionForwardOp { problem, kernels }, inputs).into_iter();
-    (next_tensor(&mut outputs), next_tensor(&mut outputs))
+    let op = AttentionForwardOp {
+        problem: problem.clone(),
+        kernels,
+        with_max,
+    };
+    launch(op, inputs).into_iter()
 }
 
 /// [`AttentionEngine::backward`] by these kernels; none where no query sees a key.

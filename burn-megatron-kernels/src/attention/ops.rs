@@ -23,11 +23,12 @@ pub(super) enum Kernels {
 }
 
 /// Inputs: the projections (one or three), the sink, the ranges of the queries; outputs: the output
-/// and the log-sum-exp.
+/// and the log-sum-exp, followed in the same tensor by the largest scores of the queries if `with_max`.
 #[derive(Debug)]
 pub(super) struct AttentionForwardOp {
     pub problem: AttentionProblem,
     pub kernels: Kernels,
+    pub with_max: bool,
 }
 
 /// Inputs: the projections, output, log-sum-exp, gradient of the output, the sink, the ranges of the
@@ -49,9 +50,10 @@ impl DeviceOp for AttentionForwardOp {
 
     fn outputs(&self, _inputs: &[Spec]) -> Vec<Spec> {
         let problem = &self.problem;
+        let statistics = problem.statistics_shape(self.with_max);
         vec![
             Spec::new(problem.out_shape(), problem.dtype),
-            Spec::new(problem.lse_shape(), wide(problem.dtype)),
+            Spec::new(statistics, wide(problem.dtype)),
         ]
     }
 
@@ -61,7 +63,7 @@ impl DeviceOp for AttentionForwardOp {
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
         match self.kernels {
-            Kernels::Portable => cpu::forward(&self.problem, inputs),
+            Kernels::Portable => cpu::forward(&self.problem, inputs, self.with_max),
             #[cfg(feature = "cubecl")]
             Kernels::Mma => {
                 unreachable!("`check_device` accepts only tensors on its CubeCL device")
@@ -72,8 +74,8 @@ impl DeviceOp for AttentionForwardOp {
     #[cfg(feature = "cubecl")]
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
         match self.kernels {
-            Kernels::Portable => kernel::forward(&self.problem, inputs),
-            Kernels::Mma => kernel::mma::forward(&self.problem, inputs),
+            Kernels::Portable => kernel::forward(&self.problem, inputs, self.with_max),
+            Kernels::Mma => kernel::mma::forward(&self.problem, inputs, self.with_max),
         }
     }
 }
@@ -121,6 +123,16 @@ impl DeviceOp for AttentionBackwardOp {
 }
 
 impl AttentionProblem {
+    /// The shape of the log-sum-exp, or of it and the largest scores.
+    pub(super) fn statistics_shape(&self, with_max: bool) -> Vec<usize> {
+        let rows = self.lse_shape();
+        if with_max {
+            [&[2], &rows[..]].concat()
+        } else {
+            rows.to_vec()
+        }
+    }
+
     /// Elements of keys and values together.
     pub(super) fn key_elements(&self) -> usize {
         let [k, v] = [self.k_shape(), self.v_shape()].map(|shape| shape.iter().product::<usize>());

@@ -49,6 +49,28 @@ pub fn masked_softmax(scores: Tensor<4>, scale: f64, mask: &Mask, sink: Sink) ->
     (shares / total.mask_fill(nothing, 1.0)).cast(dtype)
 }
 
+/// The largest scaled score that each query sees, `[batch, heads, queries]` in f32 (f64 for f64), of plain scores; the
+/// lowest finite f32 where it sees none.
+///
+/// # Panics
+///
+/// As [`super::masked_softmax`].
+pub fn largest_scores(scores: Tensor<4>, scale: f64, mask: &Mask) -> Tensor<3> {
+    let shape @ [batch, heads, queries, keys] = scores.dims();
+    accept(check(shape, scale, mask, &Sink::None));
+    let dtype = wide(scores.dtype());
+    let scaled = scores.cast(dtype) * scale;
+    let lowest = f64::from(f32::MIN);
+    if keys == 0 {
+        return Tensor::full([batch, heads, queries], lowest, (&scaled.device(), dtype));
+    }
+    let seen = match hidden(shape, mask, &scaled.device()) {
+        Some(hidden) => scaled.mask_fill(hidden.expand(shape), lowest),
+        None => scaled,
+    };
+    seen.max_dim(3).squeeze_dim(3)
+}
+
 /// True for masked keys, in a shape that expands to that of the scores.
 fn hidden(shape: [usize; 4], mask: &Mask, device: &Device) -> Option<Tensor<4, Bool>> {
     let [batch, _, queries, keys] = shape;

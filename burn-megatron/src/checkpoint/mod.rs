@@ -34,7 +34,6 @@ mod error;
 mod folder;
 mod header;
 mod inactive;
-mod local_shards;
 mod manifest;
 mod mapped_file;
 mod metadata;
@@ -44,13 +43,13 @@ mod part_writer;
 mod pending;
 mod reader;
 mod reshard;
-mod slice;
 mod source;
 pub mod state;
 mod validate;
 mod verify;
 mod weights;
 
+pub use crate::nn::{ContiguousRun, LocalShard, TensorSlice, local_shards};
 pub use averaged::AveragedWeights;
 pub use checksum::{CHECKSUM_CHUNK, Checksum};
 pub use compare::{CheckpointComparison, TensorDifference, compare};
@@ -63,7 +62,6 @@ pub use header::{
     dtype as header_dtype, parse as parse_header,
 };
 pub use inactive::InactiveCheckpoint;
-pub use local_shards::{LocalShard, local_shards};
 pub use manifest::{FileEntry, Manifest, ObjectEntry, ShardEntry, TensorEntry};
 pub use metadata::{CheckpointMetadata, Retention};
 pub use newest::{NewestCheckpoint, SkippedCheckpoint, UnusableReason};
@@ -72,7 +70,6 @@ pub(crate) use part_writer::EntryWriter;
 pub use pending::PendingCheckpoint;
 pub use reader::Checkpoint;
 pub use reshard::{FileSizes, reshard};
-pub use slice::{ContiguousRun, TensorSlice};
 pub use source::{ElementType, TensorMeta, TensorSource};
 pub use state::MODEL;
 pub use verify::CheckpointTotals;

@@ -1,5 +1,6 @@
 //! What the optimizer and the checkpoint see of the buckets: this rank's shard of each.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -75,7 +76,25 @@ pub(crate) struct SteppedBucket {
     pub model: Option<Tensor<1>>,
 }
 
+/// What becomes of a bucket, by its number, after the optimizer and before it is gathered; of an offloaded one on the
+/// host, in a thread of the host.
+#[derive(Clone)]
+pub(crate) struct AfterStep(pub Arc<ChangeFn>);
+
+type ChangeFn = dyn Fn(usize, SteppedBucket) -> SteppedBucket + Send + Sync;
+
+impl fmt::Debug for AfterStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a change of the masters")
+    }
+}
+
 impl<M: Module> DistributedDataParallel<M> {
+    /// Changes the masters of the next step of the optimizer.
+    pub(crate) fn after_next_step(&mut self, change: AfterStep) {
+        self.after_step = Some(change);
+    }
+
     /// This rank's shard of each bucket.
     pub(crate) fn shards(&self) -> &[BucketShard] {
         &self.shards
@@ -118,6 +137,16 @@ impl<M: Module> DistributedDataParallel<M> {
         outcome: Option<&Tensor<1>>,
         step: &Arc<StepFn>,
     ) {
+        let step = &match self.after_step.take() {
+            None => step.clone(),
+            Some(AfterStep(change)) => {
+                let step = step.clone();
+                let changed = move |bucket: BucketStep, outcome: Option<&Tensor<1>>| {
+                    change(bucket.number, step(bucket, outcome))
+                };
+                Arc::new(changed) as Arc<StepFn>
+            }
+        };
         let plan = &self.buffers.plan;
         let mut offloaded: Vec<_> = gradients.into_sums().collect();
         let own = offloaded.split_off(plan.offload.buckets);
@@ -149,9 +178,17 @@ impl<M: Module> DistributedDataParallel<M> {
     pub(crate) fn step_device_buckets(
         &mut self,
         gradients: Gradients,
-        step: impl FnMut(BucketStep) -> SteppedBucket,
+        mut step: impl FnMut(BucketStep) -> SteppedBucket,
     ) {
-        self.step_on_device(gradients.into_sums().collect(), step);
+        let change = self.after_step.take();
+        self.step_on_device(gradients.into_sums().collect(), |bucket| {
+            let number = bucket.number;
+            let stepped = step(bucket);
+            match &change {
+                Some(AfterStep(change)) => change(number, stepped),
+                None => stepped,
+            }
+        });
         self.finish_step();
     }
 

@@ -44,7 +44,7 @@ use crate::mesh::{Axis, Grid};
 use crate::nn::fp8::Fp8;
 use crate::nn::hook::{DeferringSink, detach_hooks, with_anchor};
 use crate::nn::moe::Routers;
-use crate::nn::{DropoutPosition, ParallelModule, ParameterTable, Recompute};
+use crate::nn::{AttentionLogits, DropoutPosition, ParallelModule, ParameterTable, Recompute};
 
 mod bucket_step;
 mod build;
@@ -75,7 +75,7 @@ mod sharding_plan;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use bucket_step::{BucketShard, BucketStep, StepFn, SteppedBucket};
+pub(crate) use bucket_step::{AfterStep, BucketShard, BucketStep, StepFn, SteppedBucket};
 use build::NamedWeight;
 pub use config::{DataParallelConfig, DataParallelConfigError, Moments, Precision};
 pub use error::DataParallelError;
@@ -122,6 +122,8 @@ pub struct DistributedDataParallel<M> {
     fp8: Fp8,
     recompute: Recompute,
     routers: Routers,
+    attention_logits: AttentionLogits,
+    after_step: Option<AfterStep>,
     /// `None` where no bucket is offloaded.
     host: Option<HostStepper>,
     /// See [`saved_frozen`](Self::saved_frozen).
@@ -176,6 +178,7 @@ impl<M: Module> DistributedDataParallel<M> {
             fp8,
             recompute,
             routers,
+            attention_logits,
             lora,
         } = model;
         frozen::freeze_in_all_stages(&mut table, &config.freeze, groups)?;
@@ -227,6 +230,8 @@ impl<M: Module> DistributedDataParallel<M> {
             fp8,
             recompute,
             routers,
+            attention_logits,
+            after_step: None,
             host,
             saves_frozen,
         })
@@ -264,6 +269,11 @@ impl<M: Module> DistributedDataParallel<M> {
     /// The routers of experts.
     pub fn routers(&self) -> &Routers {
         &self.routers
+    }
+
+    /// The layers with attention, and their largest logits.
+    pub fn attention_logits(&self) -> &AttentionLogits {
+        &self.attention_logits
     }
 
     /// The process groups.

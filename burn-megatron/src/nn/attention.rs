@@ -10,6 +10,7 @@ use burn_megatron_kernels::attention::{Heads, MAX_WIDTH, Window};
 use burn_megatron_kernels::rope::{self, Positions, RopeOptions, RopeTable};
 
 use super::attention_core::{AttentionCore, ProbabilityRows, ScoreOptions};
+use super::attention_logits::{AttentionLayer, HeadColumns, HeadPart};
 use super::context::{ContextAttention, KeyValueExchange, OuterGroup};
 use super::lora::LoraTarget;
 use super::qk_norm::WholeNorm;
@@ -150,7 +151,13 @@ impl ParallelAttentionConfig {
             Some(context) => context.local_heads(heads),
             None => heads,
         };
-        let engine = fused.then(|| builder.attention_engine((of_engine, self.head_width), window));
+        let logits = builder.attention_logits();
+        let logits = logits.register(self.measured_layer(builder), place.index * heads.heads);
+        let first = context.as_ref().map_or(0, |of| of.first_head(heads));
+        let engine = fused.then(|| {
+            let engine = builder.attention_engine((of_engine, self.head_width), window)?;
+            Ok::<_, BuildError>(logits.measured(engine, first))
+        });
         let norm = |name: &str, units: &OutputSection| {
             let norm = self.qk_norm.as_ref();
             let norm = norm.map(|norm| norm.init(units, &builder.child(name)));
@@ -180,12 +187,33 @@ impl ParallelAttentionConfig {
                 fused_softmax: builder.is_fused(Operation::Softmax),
                 context,
                 place: (place.index * heads.heads, self.heads),
+                logits,
             },
             lies: ActivationLayout::SplitAlong { dim: 1, place },
             fused_rope: builder.is_fused(Operation::Rope),
             region: builder.recompute_region(None),
             core_region: builder.recompute_part(RecomputeModule::CoreAttention),
         })
+    }
+
+    fn measured_layer(&self, builder: &ModelBuilder) -> AttentionLayer {
+        let columns = |first: usize, units, part| HeadColumns {
+            linear: builder.child("qkv").path().into(),
+            first: first * self.head_width,
+            units,
+            parts: vec![(part, self.head_width)],
+        };
+        AttentionLayer {
+            path: builder.path().into(),
+            stage: builder.stage(),
+            heads: self.heads,
+            groups: self.groups,
+            has_norm: self.qk_norm.is_some(),
+            columns: vec![
+                columns(0, self.heads, HeadPart::Query),
+                columns(self.heads, self.groups, HeadPart::Key),
+            ],
+        }
     }
 
     /// Marks attention as unfused if the kernels do not support this configuration.

@@ -11,6 +11,7 @@ use burn_megatron_kernels::attention::{
 use burn_megatron_kernels::soft_cap::soft_cap;
 use burn_megatron_kernels::softmax::{self, Mask, Sink};
 
+use super::attention_logits::LayerLogits;
 use super::context::{
     CacheAttention, ContextAttention, GatheredProjection, QueryRows, SequenceShard,
 };
@@ -53,6 +54,8 @@ pub(super) struct AttentionCore {
     pub context: Option<ContextAttention>,
     /// The first head of this tensor rank, and the number of all heads.
     pub place: (usize, usize),
+    /// The largest scores of a step. Those of the engine are measured by itself.
+    pub logits: Arc<LayerLogits>,
 }
 
 /// Rows of probabilities, `[batch, heads, queries]`, by their numbers among those of all ranks.
@@ -118,7 +121,9 @@ impl AttentionCore {
         match context {
             AttentionContext::Packed(packed) => {
                 let mask = packed.mask(self.scores.window);
-                self.unfused([q, k, v], None, &mask, |weights| dropout(weights, None))
+                self.unfused(([q, k, v], 0), None, &mask, |weights| {
+                    dropout(weights, None)
+                })
             }
             AttentionContext::Sharded(shard) => {
                 let rows = QueryRows {
@@ -133,12 +138,12 @@ impl AttentionCore {
                     numbers: rows.numbers(),
                     per_sample: rows.per_sample(),
                 };
-                self.unfused([q, k, v], None, &mask, |weights| {
+                self.unfused(([q, k, v], 0), None, &mask, |weights| {
                     dropout(weights, Some(rows))
                 })
             }
             AttentionContext::Rows | AttentionContext::Cached(_) => {
-                self.unfused([q, k, v], None, &self.mask(), |weights| {
+                self.unfused(([q, k, v], 0), None, &self.mask(), |weights| {
                     dropout(weights, None)
                 })
             }
@@ -291,7 +296,7 @@ impl AttentionCore {
             part(heads.heads, heads.groups),
             part(heads.heads + heads.groups, heads.groups),
         ];
-        self.unfused(projections, sink, mask, |probabilities| {
+        self.unfused((projections, 0), sink, mask, |probabilities| {
             dropout(probabilities, None)
         })
     }
@@ -311,9 +316,13 @@ impl AttentionCore {
                 per_sample: gathered.rows_per_sample,
             };
             let projections = [gathered.q, gathered.k, gathered.v];
-            self.unfused(projections, sink, &gathered.mask, |probabilities| {
-                dropout(probabilities, Some(rows))
-            })
+            let first = exchange.first_head(self.heads);
+            self.unfused(
+                (projections, first),
+                sink,
+                &gathered.mask,
+                |probabilities| dropout(probabilities, Some(rows)),
+            )
         };
         let heads = (self.heads, self.scores.window);
         exchange.attend_unfused(qkv, heads, self.place, shard, attend)
@@ -321,10 +330,10 @@ impl AttentionCore {
 
     /// `[batch, queries, heads, width]`, `[batch, keys, groups, width]` and `[batch, keys, groups, value width]`, to
     /// `[batch, queries, heads * value width]`. Queries are multiplied as `[batch, groups, heads per group * queries,
-    /// width]`, so that one product serves all heads of a group.
+    /// width]`, so that one product serves all heads of a group. They are those of this tensor rank from `first` on.
     fn unfused(
         &self,
-        [q, k, v]: [Tensor<4>; 3],
+        ([q, k, v], first): ([Tensor<4>; 3], usize),
         sink: Option<Tensor<1>>,
         mask: &Mask,
         dropout: impl FnOnce(Tensor<4>) -> Tensor<4>,
@@ -336,6 +345,7 @@ impl AttentionCore {
         let scores = q.matmul(k.swap_dims(2, 3));
         let scores = scores.reshape([batch, count, queries, keys]);
         let scale = self.scores.scale.unwrap_or(1.0 / (width as f64).sqrt());
+        self.logits.measure(first, &scores, scale, mask);
         let (scores, scale) = match self.scores.soft_cap {
             Some(cap) => (soft_cap(scores.mul_scalar(scale), cap), 1.0),
             None => (scores, scale),

@@ -33,6 +33,7 @@ mod arithmetic;
 mod attention;
 mod attention_core;
 mod attention_engine;
+mod attention_logits;
 mod batch_format;
 mod bias;
 mod build_error;
@@ -53,6 +54,7 @@ mod kv_cache;
 mod latent_attention;
 mod linear;
 mod linear_input;
+mod local_shards;
 mod lookup;
 pub mod lora;
 mod loss;
@@ -70,6 +72,7 @@ mod replicated_linear;
 mod residual;
 mod row;
 mod table;
+mod tensor_slice;
 #[cfg(test)]
 mod tests;
 mod tokens;
@@ -80,6 +83,8 @@ pub use crate::mesh::{AxisRank, MeshRank};
 pub use activation::Activation;
 pub use arithmetic::LinearKernels;
 pub use attention::{ParallelAttention, ParallelAttentionConfig, unfused_reason};
+pub use attention_logits::AttentionLogits;
+pub(crate) use attention_logits::{AttentionLayer, HeadPart};
 pub use batch_format::{
     AttentionContext, BatchFormat, OwnedAttentionContext, PackedSequences, PackedSequencesError,
 };
@@ -99,6 +104,7 @@ pub use kv_cache::{KvCache, LayerKvCache, NewTokens, SequencePart};
 pub use latent_attention::{MultiLatentAttention, MultiLatentAttentionConfig};
 pub use linear::{InputLayout, SEQUENCE_DIM, linear};
 pub use linear_input::LinearInput;
+pub use local_shards::{LocalShard, local_shards};
 pub use loss::{
     LinearCrossEntropy, LogitsShape, LossFactor, LossTerm, Losses, SummedLosses,
     VocabParallelCrossEntropy,
@@ -121,6 +127,7 @@ pub use replicated_linear::{ReplicatedLinear, ReplicatedLinearConfig};
 pub use residual::Residual;
 pub use row::{RowParallelLinear, RowParallelLinearConfig};
 pub use table::{ParameterTable, TableError};
+pub use tensor_slice::{ContiguousRun, TensorSlice};
 pub use tokens::Tokens;
 pub use tp_comm_overlap::OverlappedGroup;
 pub use weight::Weight;

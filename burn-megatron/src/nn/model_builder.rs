@@ -17,7 +17,8 @@ use super::init::stream_key;
 use super::lora::LoraLayers;
 use super::moe::Routers;
 use super::{
-    AxisRank, BuildError, DropoutPosition, ParameterEntry, ParameterSpec, ParameterTable, Recompute,
+    AttentionLogits, AxisRank, BuildError, DropoutPosition, ParameterEntry, ParameterSpec,
+    ParameterTable, Recompute,
 };
 use crate::choice::{KernelChoices, KernelSelection};
 use crate::comm::ParallelContext;
@@ -58,6 +59,7 @@ struct BuilderShared {
     fp8: Mutex<Fp8>,
     recompute: Mutex<Recompute>,
     routers: Routers,
+    attention_logits: AttentionLogits,
     lora: Mutex<Option<LoraLayers>>,
     declared: Mutex<Vec<ParameterEntry>>,
 }
@@ -92,6 +94,8 @@ pub struct ParallelModule<M> {
     pub recompute: Recompute,
     /// The routers of experts.
     pub routers: Routers,
+    /// The layers with attention, and their largest logits.
+    pub attention_logits: AttentionLogits,
     /// The adapters of a model whose other parameters are frozen.
     pub lora: Option<LoraLayers>,
 }
@@ -110,6 +114,7 @@ impl<M: Module> ParallelModule<M> {
             fp8: Fp8::default(),
             recompute: Recompute::default(),
             routers: Routers::default(),
+            attention_logits: AttentionLogits::default(),
             lora: None,
         }
     }
@@ -149,6 +154,7 @@ impl ModelBuilder {
             fp8: Mutex::default(),
             recompute: Mutex::default(),
             routers: Routers::default(),
+            attention_logits: AttentionLogits::default(),
             lora: Mutex::default(),
             declared: Mutex::default(),
         };
@@ -361,6 +367,7 @@ impl ModelBuilder {
             fp8: self.fp8(),
             recompute: self.recompute(),
             routers: self.routers().clone(),
+            attention_logits: self.attention_logits().clone(),
             lora: self.shared.lora.lock().clone(),
         })
     }

@@ -15,6 +15,7 @@ mod loss_scale;
 mod muon;
 mod norm;
 mod parallel;
+mod qk_clip;
 mod rules;
 mod spikes;
 mod state;
@@ -34,6 +35,8 @@ pub use loss_scale::{
 pub use muon::{MuonConfig, MuonScale, ParallelMuon, orthogonalize};
 pub use norm::{all_finite, count_zeros, global_norm};
 pub use parallel::ParallelOptimizer;
+pub(crate) use qk_clip::QkClip;
+pub use qk_clip::QkClipConfig;
 pub use rules::{
     AdagradConfig, AdamConfig, AdanConfig, LionConfig, ResumableOptimizer, RmsPropConfig,
     SgdConfig, StateTensors,
@@ -114,6 +117,29 @@ pub enum OptimizerError {
     /// An invalid parameter group.
     #[error(transparent)]
     Group(#[from] GroupError),
+    /// QK-Clip of a layer with normalized queries and keys.
+    #[error(
+        "qk_clip cannot limit the logits of {path}: its queries and keys are normalized after their projections, so the \
+         scale of the weights does not change them; remove qk_clip"
+    )]
+    ClippedNorm {
+        /// The path of the layer.
+        path: String,
+    },
+    /// QK-Clip without weights that it could scale.
+    #[error(
+        "qk_clip has no weights to scale: no projection of queries and keys of this model is trained; remove qk_clip, \
+         or train one"
+    )]
+    NothingToClip,
+    /// Logits of a model without attention.
+    #[error(
+        "{setting} needs the logits of attention, and this model has no attention layer of this library; remove {setting}"
+    )]
+    NoAttention {
+        /// The setting.
+        setting: &'static str,
+    },
     /// 16-bit moments for an optimizer that stores them in the dtype of the masters.
     #[error(
         "moments = bf16 requires the fused AdamW, but the optimizer of this run is another one, or unfused; fuse \

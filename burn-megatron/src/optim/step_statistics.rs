@@ -43,6 +43,8 @@ pub(crate) struct RankStatistics {
     pub fp8: Option<Tensor<1>>,
     /// What [`StepReading::routers`] is read from, the same on all ranks.
     pub routers: Option<Tensor<1>>,
+    /// What [`StepReading::attention_logits`] is read from, the same on all ranks.
+    pub attention_logits: Option<Tensor<1>>,
 }
 
 /// How the outcome of a step depends on that of the step before, and on the settings.
@@ -67,6 +69,8 @@ pub(crate) struct StepStatistics {
     fp8: Option<Tensor<1>>,
     /// What the routers of experts report, summed over all ranks.
     pub routers: Option<Tensor<1>>,
+    /// The largest logits of the heads, over all ranks.
+    pub attention_logits: Option<Tensor<1>>,
     columns: usize,
     largest_valid: f64,
     reading: OnceCell<StepReading>,
@@ -97,6 +101,9 @@ pub(crate) struct StepReading {
     pub fp8: Vec<f64>,
     /// Of the routers, see [`reduced_reports`](crate::nn::moe::reduced_reports).
     pub routers: Vec<f64>,
+    /// The largest logits of the attention layers of all stages, one after the other: `[heads]` each. None where they
+    /// are not measured.
+    pub attention_logits: Vec<f64>,
     fingerprints: Vec<Vec<f64>>,
 }
 
@@ -159,6 +166,7 @@ impl StepStatistics {
         let columns = LOSSES + own.loss_count;
         let measured = own.record.measured.clone();
         let (fp8, routers) = (own.fp8.clone(), own.routers.clone());
+        let attention_logits = own.attention_logits.clone();
         let row = own.row(gradients, ddp);
         let rows = match world.size() {
             1 => row,
@@ -183,6 +191,7 @@ impl StepStatistics {
             measured,
             fp8: fp8.map(|counts| counts.cast(statistics_dtype(device))),
             routers,
+            attention_logits,
             columns,
             largest_valid,
             reading: OnceCell::new(),
@@ -205,13 +214,15 @@ impl StepStatistics {
         let _span = tracing::debug_span!("read_step_statistics").entered();
         let parts = [self.outcome.clone(), self.rows.clone()].into_iter();
         let parts = parts.chain(self.fp8.clone()).chain(self.routers.clone());
+        let parts = parts.chain(self.attention_logits.clone());
         let parts = parts.chain(self.measured.clone());
         let all = to_f64(Tensor::cat(parts.collect(), 0));
         let (outcome, rest) = all.split_at(elements::COUNT);
         let (rows, rest) = rest.split_at(self.rows.dims()[0]);
         let length = |part: &Option<Tensor<1>>| part.as_ref().map_or(0, |part| part.dims()[0]);
         let (fp8, rest) = rest.split_at(length(&self.fp8));
-        let (routers, measured) = rest.split_at(length(&self.routers));
+        let (routers, rest) = rest.split_at(length(&self.routers));
+        let (attention_logits, measured) = rest.split_at(length(&self.attention_logits));
         let rows: Vec<&[f64]> = rows.chunks(self.columns).collect();
         let tokens = |row: &&[f64]| {
             row[columns::TOKENS_HIGH] as u64 * columns::TOKENS_UNIT
@@ -237,6 +248,7 @@ impl StepStatistics {
             },
             fp8: fp8.to_vec(),
             routers: routers.to_vec(),
+            attention_logits: attention_logits.to_vec(),
             fingerprints: part(FINGERPRINT, LOSSES),
         }
     }

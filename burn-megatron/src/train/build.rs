@@ -12,9 +12,11 @@ use super::{LanguageModel, TrainError, Trainer};
 use crate::comm::ParallelContext;
 use crate::data::Padding;
 use crate::data_parallel::{DataParallelConfig, DataParallelError, DistributedDataParallel};
-use crate::nn::ParallelModule;
 use crate::nn::moe::{ReportedLayer, RouterStep};
-use crate::optim::{LossScaler, ParallelOptimizer, SpikeWindow, StepCount, order_of_squares};
+use crate::nn::{AttentionLayer, AttentionLogits, ParallelModule};
+use crate::optim::{
+    LossScaler, OptimizerError, ParallelOptimizer, QkClip, SpikeWindow, StepCount, order_of_squares,
+};
 use crate::pipeline::engine::{AgreedShapes, DeferredWgrad};
 use crate::pipeline::schedule::Schedule;
 use crate::pipeline::schedule_of;
@@ -46,8 +48,9 @@ impl<M: LanguageModel> Trainer<M> {
         let config = &in_layout(config, groups)?;
         check(config, groups, &model.module)?;
         let pipeline = Pipelines::new(config, groups)?;
+        let attention = measured_layers(&model.attention_logits, groups, config)?;
         let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
-        Self::build(ddp, device, config, pipeline)
+        Self::build(ddp, device, config, pipeline, attention)
     }
 
     /// A trainer of the pipeline stages of `model` on this rank, with a schedule of your own, whose batch has one size.
@@ -72,12 +75,13 @@ impl<M: LanguageModel> Trainer<M> {
         }
         let config = &in_layout(config, groups)?;
         check(config, groups, &model.module)?;
+        let attention = measured_layers(&model.attention_logits, groups, config)?;
         let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
         let pipelines = Pipelines {
             schedules: vec![pipeline.schedule],
             defer_embedding_wgrad: pipeline.defer_embedding_wgrad,
         };
-        Self::build(ddp, device, config, pipelines)
+        Self::build(ddp, device, config, pipelines, attention)
     }
 
     /// A trainer of a model that is wrapped already, with the settings `config.data_parallel`.
@@ -92,7 +96,8 @@ impl<M: LanguageModel> Trainer<M> {
     ) -> Result<Self, TrainError> {
         check(config, ddp.groups(), ddp.module())?;
         let pipelines = Pipelines::new(config, ddp.groups())?;
-        Self::build(ddp, device, config, pipelines)
+        let attention = measured_layers(ddp.attention_logits(), ddp.groups(), config)?;
+        Self::build(ddp, device, config, pipelines, attention)
     }
 
     fn build(
@@ -100,11 +105,15 @@ impl<M: LanguageModel> Trainer<M> {
         device: &Device,
         config: &TrainConfig,
         pipelines: Pipelines,
+        attention: Vec<AttentionLayer>,
     ) -> Result<Self, TrainError> {
         let mut optimizer = ParallelOptimizer::new(&config.optimizer, &ddp)?;
         if let Some(ema) = &config.ema {
             optimizer.average_with(ema, &ddp);
         }
+        let qk_clip = config.qk_clip.as_ref();
+        let qk_clip = qk_clip.map(|clip| QkClip::new(clip, &attention, &ddp));
+        let qk_clip = qk_clip.transpose()?;
         let deferred_wgrad = deferred_wgrad(&ddp, &pipelines)?;
         let schedules = pipelines.schedules.into_iter();
         let schedules = schedules.map(|schedule| StepSchedule::new(schedule, &ddp));
@@ -122,6 +131,8 @@ impl<M: LanguageModel> Trainer<M> {
             shapes: AgreedShapes::default(),
             schedules,
             routers: ReportedLayer::of_all_stages(ddp.routers(), ddp.groups())?,
+            attention,
+            qk_clip,
             ddp,
             config: config.clone(),
             device: device.clone().inner(),
@@ -150,6 +161,26 @@ fn check(
         tp_comm_overlap::check(groups.config(), length)?;
     }
     Ok(())
+}
+
+/// The layers of all stages whose logits are measured. Collective: call on all ranks of the pipeline.
+fn measured_layers(
+    logits: &AttentionLogits,
+    groups: &ParallelContext,
+    config: &TrainConfig,
+) -> Result<Vec<AttentionLayer>, TrainError> {
+    let Some(setting) = config.measures_logits() else {
+        return Ok(vec![]);
+    };
+    let layers = AttentionLayer::of_all_stages(logits, groups)?;
+    if layers.is_empty() {
+        return Err(OptimizerError::NoAttention { setting }.into());
+    }
+    let checked = config
+        .qk_clip
+        .map_or(Ok(()), |clip| clip.check_layers(&layers));
+    checked?;
+    Ok(layers)
 }
 
 /// The micro-batches of a rank in a step.

@@ -10,7 +10,8 @@ use super::sequence_warmup::{self, SequenceWarmup};
 use crate::data_parallel::{DataParallelConfig, DataParallelConfigError, Precision};
 use crate::mesh::{ContextSplitError, MeshError, ParallelConfig, samples_per_rank};
 use crate::optim::{
-    EmaConfig, LossScale, LossScaleError, OptimizerConfig, OptimizerError, SpikeConfig, StepCount,
+    EmaConfig, LossScale, LossScaleError, OptimizerConfig, OptimizerError, QkClipConfig,
+    SpikeConfig, StepCount,
 };
 use crate::plan::tp_comm_overlap::NumSplitsError;
 
@@ -62,6 +63,11 @@ pub struct TrainConfig {
     /// The exponential moving average of the weights; by default there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema: Option<EmaConfig>,
+    /// Limits the logits of attention after each step; by default they have no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qk_clip: Option<QkClipConfig>,
+    /// Whether the largest logit of attention is measured in each step; with [`qk_clip`](Self::qk_clip) it always is.
+    pub log_max_attention_logit: bool,
     /// Steps between two checks that replicas have bit-equal weights.
     pub check_replicas_every: Option<usize>,
     /// Whether the elements of the gradient that are zero are counted in each step.
@@ -96,6 +102,8 @@ impl Default for TrainConfig {
             freeze: vec![],
             skip_spikes: None,
             ema: None,
+            qk_clip: None,
+            log_max_attention_logit: false,
             check_replicas_every: None,
             count_zeros: false,
             clip: 1.0,
@@ -251,6 +259,9 @@ impl TrainConfig {
         self.learning_rates()?;
         self.data_parallel.check(layout.data_parallel_size())?;
         self.optimizer.check()?;
+        if let Some(clip) = &self.qk_clip {
+            clip.check()?;
+        }
         if let Some(spikes) = self.skip_spikes.filter(|spikes| !spikes.is_valid()) {
             return Err(ConfigError::Spikes(spikes));
         }
@@ -259,6 +270,16 @@ impl TrainConfig {
         }
         self.loss_scale().check()?;
         Ok(())
+    }
+
+    /// The setting that measures the logits of attention, if there is one.
+    pub(super) fn measures_logits(&self) -> Option<&'static str> {
+        match self.qk_clip {
+            Some(_) => Some("qk_clip"),
+            None => self
+                .log_max_attention_logit
+                .then_some("log_max_attention_logit"),
+        }
     }
 
     /// The tensors per parameter that the optimizer and the average of the weights keep, to plan the memory.

@@ -134,6 +134,13 @@ pub struct StepMetrics {
     /// The number of zero elements of the gradient, if counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zeros: Option<u64>,
+    /// The largest logit of attention, if measured: over all layers, heads, samples and ranks.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        with = "json_float::option"
+    )]
+    pub max_attention_logit: Option<f64>,
 }
 
 /// The loss on held-out text.

@@ -17,6 +17,7 @@ fn step(before: usize) -> StepMetrics {
         skip_reason: None,
         loss_scale: None,
         zeros: None,
+        max_attention_logit: None,
     }
 }
 
@@ -98,6 +99,7 @@ fn numbers_that_are_not_finite_are_valid_json_and_are_read_back() {
         skipped: true,
         loss_scale: None,
         zeros: None,
+        max_attention_logit: None,
         ..step(3)
     };
     log.step(&metrics).expect("writable");

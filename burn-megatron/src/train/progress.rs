@@ -276,6 +276,7 @@ mod tests {
             skip_reason: (before == 0).then_some(SkipReason::NotFinite),
             loss_scale: None,
             zeros: None,
+            max_attention_logit: None,
         };
         let (tokens_per_second, flops_per_second) = (12_345.6, 1.5e9);
         (

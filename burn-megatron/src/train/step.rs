@@ -52,7 +52,11 @@ impl<M: LanguageModel> Trainer<M> {
             .map(Batch::padding)
             .fold(self.padding, Padding::add);
         let loss_scale = self.device_loss_scale(before);
+        if !self.attention.is_empty() {
+            self.ddp.attention_logits().begin_step();
+        }
         let StepLosses { losses, count } = self.run_batches(&batches, step, loss_scale)?;
+        let attention_logits = self.reduced_logits();
         let (mut gradients, record) = self.ddp.reduce_unscaled()?;
         // Before the weights change: weights that are gathered in FP8 use the scales of the next step.
         let fp8 = self.ddp.fp8().end_step_on_device(self.ddp.groups())?;
@@ -65,6 +69,7 @@ impl<M: LanguageModel> Trainer<M> {
             stop,
             fp8,
             routers,
+            attention_logits,
         };
         let settings = self.outcome_settings(step, before);
         let outcome = before.map(|before| before.statistics.outcome.clone());
@@ -94,6 +99,11 @@ impl<M: LanguageModel> Trainer<M> {
         let zeros = || count_zeros(&gradients, &self.ddp);
         let zeros = self.config.count_zeros.then(zeros).transpose()?;
         if self.defers || statistics.reading(&self.ddp).is_taken() && !spike {
+            if let (Some(clip), Some(logits)) = (&self.qk_clip, &statistics.attention_logits) {
+                let taken = self.defers.then(taken);
+                self.ddp
+                    .after_next_step(clip.change(logits, taken.as_ref()));
+            }
             if self.optimizer.is_fused() {
                 let (optimizer, ddp) = (&mut self.optimizer, &mut self.ddp);
                 optimizer.step_with_outcome(&statistics.outcome, taken, ddp, gradients);
@@ -169,6 +179,7 @@ impl<M: LanguageModel> Trainer<M> {
             skip_reason,
             loss_scale: (scale != 1.0).then_some(scale),
             zeros,
+            max_attention_logit: reading.attention_logits.iter().copied().reduce(f64::max),
         };
         match skip_reason {
             // Without targets nothing is known about the run or its loss scale.
@@ -246,6 +257,13 @@ impl<M: LanguageModel> Trainer<M> {
         let world = self.ddp.groups().world();
         let (layers, device) = (&self.routers, &self.device);
         (!layers.is_empty()).then(|| reduced_reports(&self.router_step, layers, device, world))
+    }
+
+    /// The largest logits of the heads of all stages in the step; none where they are not measured.
+    fn reduced_logits(&self) -> Option<Tensor<1>> {
+        let world = self.ddp.groups().world();
+        let (layers, logits) = (&self.attention, self.ddp.attention_logits());
+        (!layers.is_empty()).then(|| logits.end_step(layers, &self.device, world))
     }
 
     fn expert_metrics(&self, step: usize, reading: &StepReading) -> Option<ExpertMetrics> {

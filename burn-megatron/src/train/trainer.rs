@@ -21,9 +21,9 @@ use crate::comm::{CommError, ReduceOp};
 use crate::data::{Batch, Dataset, Padding, Samples, Sampling};
 use crate::data_parallel::{DistributedDataParallel, ZeroStage};
 use crate::generate::{GenerateConfig, GenerateError, GenerationOutput, Generator};
-use crate::nn::LossFactor;
 use crate::nn::moe::{ReportedLayer, RouterStep};
-use crate::optim::{LossScaler, ParallelOptimizer, SpikeWindow, StepCount, all_finite};
+use crate::nn::{AttentionLayer, LossFactor};
+use crate::optim::{LossScaler, ParallelOptimizer, QkClip, SpikeWindow, StepCount, all_finite};
 use crate::pipeline::engine::{ActionEvent, AgreedShapes, DeferredWgrad};
 use crate::pipeline::schedule::Schedule;
 use crate::tokenizer::Tokenizer;
@@ -49,6 +49,9 @@ pub struct Trainer<M> {
     pub(super) router_step: RouterStep,
     /// The layers with routers of all stages.
     pub(super) routers: Vec<ReportedLayer>,
+    /// The layers of all stages whose logits are measured.
+    pub(super) attention: Vec<AttentionLayer>,
+    pub(super) qk_clip: Option<QkClip>,
     /// Of the training data; 1 if unknown.
     pub(super) bytes_per_token: f64,
     /// The number of samples trained on, those of a launched step included.

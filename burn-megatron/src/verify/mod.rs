@@ -29,7 +29,7 @@ use crate::data_parallel::{
 };
 use crate::mesh::{MeshError, samples_per_rank};
 use crate::nn::{BuildError, ParallelModule};
-use crate::optim::{LossScale, OptimizerConfig};
+use crate::optim::{LossScale, OptimizerConfig, QkClipConfig};
 use crate::pipeline::{LayoutScheduleError, stages_of};
 use crate::train::schedule::LrStyle;
 use crate::train::{BatchWarmup, LanguageModel, SequenceWarmup, TrainConfig};
@@ -132,6 +132,8 @@ pub struct VerifyOptions {
     pub optimizer: OptimizerConfig,
     /// The maximum gradient norm; infinite for no clipping.
     pub clip: f64,
+    /// Limits the logits of attention after each step.
+    pub qk_clip: Option<QkClipConfig>,
     /// Smaller batches in the first steps.
     pub batch_warmup: Vec<BatchWarmup>,
     /// Shorter rows in the first steps.
@@ -155,6 +157,7 @@ impl Default for VerifyOptions {
             learning_rate: 1e-3,
             optimizer: OptimizerConfig::default(),
             clip: 0.1,
+            qk_clip: None,
             batch_warmup: vec![],
             sequence_warmup: vec![],
             data_parallel: DataParallelConfig::default(),
@@ -207,6 +210,7 @@ impl VerifyOptions {
             // A step that is skipped shows in the report.
             skip_limit: NonZeroU64::MAX,
             clip: self.clip,
+            qk_clip: self.qk_clip,
             batch_warmup: self.batch_warmup.clone(),
             sequence_warmup: self.sequence_warmup.clone(),
             ..TrainConfig::default()

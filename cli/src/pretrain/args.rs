@@ -11,6 +11,7 @@ use crate::data::settings::DataArgs;
 use crate::data_parallel::DataParallelArgs;
 use crate::fp8::Fp8Args;
 use crate::memory::MemoryArgs;
+use crate::qk_clip::QkClipArgs;
 use crate::ranks::RankArgs;
 use crate::saving::SavingArgs;
 use crate::set::SetArgs;
@@ -148,6 +149,9 @@ pub struct PretrainArgs {
     /// for the text of this repository.
     #[arg(long, value_name = "TEXT", help_heading = "Training")]
     pub prompt: Option<String>,
+    /// The limit of attention logits.
+    #[command(flatten)]
+    pub qk_clip: QkClipArgs,
     /// Data parallelism.
     #[command(flatten)]
     pub sharing: DataParallelArgs,

@@ -6,10 +6,11 @@ use super::load::{HeadRows, matrix};
 use super::product::{LANES, ROWS, lanes, times_panels, times_rows};
 use crate::cpu::{Element, Real};
 
-/// The output of one head: rows, padded in width, and the log-sum-exp of each.
+/// The output of one head: rows, padded in width, and the log-sum-exp and the largest score of each.
 pub(super) struct HeadOutput<T> {
     pub out: Vec<T>,
     pub lse: Vec<T>,
+    pub largest: Vec<T>,
 }
 
 /// Queries, keys and values of one head.
@@ -54,6 +55,7 @@ pub(super) fn forward<E: Element, const FUSED: bool>(
     let mut scores = vec![E::Wide::ZERO; ROWS * stride];
     let mut out = vec![E::Wide::ZERO; queries * value_width];
     let mut lse = Vec::with_capacity(head.q.count);
+    let mut most = Vec::with_capacity(head.q.count);
     for (strip, visible) in head.visible.chunks(ROWS).enumerate() {
         let panels = panels_of(visible);
         let (first, columns) = (panels.start * LANES, panels.len() * LANES);
@@ -63,7 +65,8 @@ pub(super) fn forward<E: Element, const FUSED: bool>(
         let mut factors = [E::Wide::ZERO; ROWS];
         for (row, range) in visible.iter().enumerate() {
             let scores = &mut scores[row * stride..][..columns];
-            let (largest, sum) = softmax(scores, range, first, head.sink);
+            let (own, largest, sum) = softmax(scores, range, first, head.sink);
+            most.push(own);
             let seen = sum > E::Wide::ZERO;
             factors[row] = if seen {
                 E::Wide::ONE / sum
@@ -83,18 +86,22 @@ pub(super) fn forward<E: Element, const FUSED: bool>(
             out.iter_mut().for_each(|out| *out = *out * factor);
         }
     }
-    HeadOutput { out, lse }
+    HeadOutput {
+        out,
+        lse,
+        largest: most,
+    }
 }
 
 /// Turns the scores of a row, which start at column `first`, into `exp(score - largest)`, 0 where
-/// the row does not see; gives the largest and the sum.
+/// the row does not see; gives the largest without and with the sink, and the sum.
 #[inline(always)]
 fn softmax<T: Real>(
     scores: &mut [T],
     visible: &Range<usize>,
     first: usize,
     sink: Option<T>,
-) -> (T, T) {
+) -> (T, T, T) {
     mask_row(scores, visible, first, T::NEG_INFINITY);
     let mut most = [T::NEG_INFINITY; LANES];
     for chunk in scores.chunks_exact(LANES) {
@@ -106,9 +113,8 @@ fn softmax<T: Real>(
             };
         }
     }
-    let largest = most
-        .into_iter()
-        .fold(sink.unwrap_or(T::NEG_INFINITY), T::larger);
+    let seen = most.into_iter().fold(T::NEG_INFINITY, T::larger);
+    let largest = sink.map_or(seen, |sink| sink.larger(seen));
     // If no key is visible every weight becomes 0.
     let largest = if largest > T::NEG_INFINITY {
         largest
@@ -123,7 +129,8 @@ fn softmax<T: Real>(
         }
     }
     let own = sink.map_or(T::ZERO, |sink| (sink - largest).exponential());
-    (largest, sums.into_iter().fold(own, |sum, one| sum + one))
+    let sum = sums.into_iter().fold(own, |sum, one| sum + one);
+    (seen, largest, sum)
 }
 
 /// Sets the masked values of a row to `value`; `values` starts at column `first`.

@@ -26,8 +26,12 @@ use crate::flat::cpu::accumulate;
 use crate::gradient::Place;
 
 /// Outputs as [`AttentionForwardOp`](super::ops::AttentionForwardOp) has them.
-pub(super) fn forward(problem: &AttentionProblem, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-    for_float!(problem.dtype, E => forward_in::<E>(problem, inputs))
+pub(super) fn forward(
+    problem: &AttentionProblem,
+    inputs: Vec<FlexTensor>,
+    with_max: bool,
+) -> Vec<FlexTensor> {
+    for_float!(problem.dtype, E => forward_in::<E>(problem, inputs, with_max))
 }
 
 /// Outputs as [`AttentionBackwardOp`](super::ops::AttentionBackwardOp) has them.
@@ -42,6 +46,7 @@ pub(super) fn backward(
 fn forward_in<E: Element>(
     problem: &AttentionProblem,
     mut inputs: Vec<FlexTensor>,
+    with_max: bool,
 ) -> Vec<FlexTensor> {
     let rest = inputs.split_off(projections(problem));
     let heads = HeadTensors::<E>::new(problem, inputs, rest.first());
@@ -56,11 +61,12 @@ fn forward_in<E: Element>(
         width: problem.value_width,
     };
     let out = gather::<E>(problem, problem.queries, &[rows]);
-    let lse: Vec<E::Wide> = outputs
-        .iter()
-        .flat_map(|output| output.lse.iter().copied())
-        .collect();
-    vec![tensor(out, shape), tensor(lse, problem.lse_shape())]
+    let mut statistics: Vec<&[E::Wide]> = outputs.iter().map(|output| &output.lse[..]).collect();
+    if with_max {
+        statistics.extend(outputs.iter().map(|output| &output.largest[..]));
+    }
+    let statistics = tensor(statistics.concat(), problem.statistics_shape(with_max));
+    vec![tensor(out, shape), statistics]
 }
 
 fn backward_in<E: Element>(

@@ -30,7 +30,7 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
             let kernel = kernel!(
                 target, forward.units() as u32, attention_forward::AttentionForward
                 [_ _ _ (given(true)) (given(true)) _ _ _ _]
-                (vector, forward, dtype)
+                (vector, forward, false, dtype)
             );
             all.push(AotInstance::other(label("forward"), kernel));
             let kernel = kernel!(

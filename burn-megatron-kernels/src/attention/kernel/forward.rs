@@ -1,4 +1,4 @@
-//! Output and log-sum-exp: queries are the resident tile, keys and values are streamed.
+//! Output, log-sum-exp and largest score: queries are the resident tile, keys and values are streamed.
 
 use cubecl::prelude::*;
 
@@ -24,6 +24,7 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
     strides: &AttentionStrides,
     sizes: &AttentionSizes,
     #[comptime] shape: TileShape,
+    #[comptime] with_max: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let own = comptime!(shape.own);
@@ -150,7 +151,11 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
             factors[r] = factor;
             let query = first + row + r;
             if lane == 0 && query < queries {
-                lse[(batch * sizes.heads as usize + head) * queries + query] = most + total.ln();
+                let at = (batch * sizes.heads as usize + head) * queries + query;
+                lse[at] = most + total.ln();
+                if comptime!(with_max) {
+                    lse[sequences * queries + at] = largest[r];
+                }
             }
         }
         let out_rows = head_rows(&strides.out, batch, head, queries);

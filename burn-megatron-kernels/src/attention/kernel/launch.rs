@@ -57,11 +57,12 @@ pub(super) trait Tiles: Copy {
     /// Rows of the resident tile.
     fn rows(&self) -> usize;
 
-    /// Writes `[out, lse]`.
+    /// Writes `[out, lse]`, with the largest score of each query behind the log-sum-exps if `with_max`.
     fn forward(
         args: LaunchArgs<Self>,
         sink: ComptimeOptionArgs<OwnedTensor<f32>>,
         outputs: [BufferArg; 2],
+        with_max: bool,
     );
 
     /// Writes the gradient of the queries. `statistics` are `[dout, lse, delta]`.

@@ -39,8 +39,12 @@ use crate::cube::{Reduction, RowPlan, empty, grid, own};
 use crate::gradient::Place;
 
 /// Outputs as [`AttentionForwardOp`](super::ops::AttentionForwardOp) has them.
-pub(super) fn forward(problem: &AttentionProblem, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-    AttentionCall::new(problem, inputs, None, TilePlan::new).forward()
+pub(super) fn forward(
+    problem: &AttentionProblem,
+    inputs: Vec<CubeTensor>,
+    with_max: bool,
+) -> Vec<CubeTensor> {
+    AttentionCall::new(problem, inputs, None, TilePlan::new).forward(with_max)
 }
 
 /// Outputs as [`AttentionBackwardOp`](super::ops::AttentionBackwardOp) has them.
@@ -61,6 +65,7 @@ impl Tiles for TileShape {
         args: LaunchArgs<Self>,
         sink: ComptimeOptionArgs<OwnedTensor<f32>>,
         [out, lse]: [BufferArg; 2],
+        with_max: bool,
     ) {
         launch!(
             attention_forward,
@@ -69,7 +74,7 @@ impl Tiles for TileShape {
             [sink],
             [out, lse],
             [],
-            [args.dtype]
+            [with_max, args.dtype]
         )
     }
 
@@ -153,17 +158,19 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
         }
     }
 
-    fn forward(mut self) -> Vec<CubeTensor> {
+    fn forward(mut self, with_max: bool) -> Vec<CubeTensor> {
         let problem = self.problem;
         let sink = problem.sink.then(|| self.next());
         let bounds = problem.options.ranges.is_some().then(|| self.next());
         let like = &self.projections[0];
         let out = empty(like, problem.out_shape(), problem.dtype);
-        let lse = empty(like, problem.lse_shape(), wide(problem.dtype));
+        let shape = problem.statistics_shape(with_max);
+        let lse = empty(like, shape, wide(problem.dtype));
         T::forward(
             self.of_queries(self.plan.forward, bounds),
             ComptimeOptionArgs::from(sink.map(CubeTensor::into_tensor_arg)),
             [&out, &lse].map(buffer),
+            with_max,
         );
         vec![out, lse]
     }

@@ -125,6 +125,15 @@ impl AttentionEngine for Rounding {
         (out.swap_dims(1, 2).cast(problem.dtype), lse)
     }
 
+    fn forward_with_max(
+        &self,
+        _: &AttentionProblem,
+        _: Projections,
+        _: Option<Tensor<1>>,
+    ) -> (Tensor<4>, Tensor<3>, Tensor<3>) {
+        unimplemented!("engines are compared without it")
+    }
+
     fn backward(
         &self,
         problem: &AttentionProblem,

@@ -340,3 +340,80 @@ fn a_call_without_visible_keys_gives_what_belongs_to_its_sink() {
         assert_eq!(doubles(flat), [vec![1.0; 160], vec![0.0; 160]].concat());
     }
 }
+
+/// With loops in f64 over what each query sees.
+#[test]
+fn the_largest_scores_are_those_of_the_visible_products() {
+    let of_ranges = Case {
+        causal: false,
+        // The second query sees nothing.
+        ranges: Some(vec![0..3, 3..3, 4..9, 9..50, 20..70]),
+        scale: Some(0.9),
+        ..Case::new(1, 5, 70, heads(2, 1, 16))
+    };
+    let documents = Case {
+        ends: Some(vec![5, 6, 71]),
+        window: Some((9, 0)),
+        ..Case::new(2, 71, 71, heads(4, 2, 16))
+    };
+    let sunk = Case {
+        sink: true,
+        ..Case::new(2, 37, 40, heads(6, 3, 16))
+    };
+    for case in [of_ranges, documents, sunk] {
+        let inputs = case.inputs();
+        for Tested {
+            device,
+            engine,
+            types,
+        } in tested()
+        {
+            for dtype in types {
+                let [q, k, v] = [0, 1, 2].map(|i| plain::<4>(&inputs[i], &device, dtype));
+                let sink = case
+                    .sink
+                    .then(|| plain::<1>(&inputs[3], &device, wide(dtype)));
+                let [of_q, of_k] = [&q, &k].map(|x| doubles(x.clone()));
+                let options = case.options(&device);
+                let problem =
+                    AttentionProblem::separate(&q, &k, &v, sink.as_ref(), &options).unwrap();
+                let projections = Projections::Separate { q, k, v };
+                let (out, lse) = engine.forward(&problem, projections.clone(), sink.clone());
+                let found = engine.forward_with_max(&problem, projections, sink);
+                assert_eq!(
+                    [doubles(out), doubles(lse)],
+                    [doubles(found.0), doubles(found.1)]
+                );
+
+                let Heads {
+                    heads,
+                    groups,
+                    width,
+                } = problem.heads;
+                let band = mask::MaskRange::new(problem.queries, problem.keys, &options);
+                let visible = band.all(problem.queries, options.ranges.as_ref());
+                let score = |batch: usize, head: usize, query: usize, key: usize| {
+                    let group = head / (heads / groups);
+                    let q = ((batch * problem.queries + query) * heads + head) * width;
+                    let k = ((batch * problem.keys + key) * groups + group) * width;
+                    let products = (0..width).map(|w| of_q[q + w] * of_k[k + w]);
+                    products.sum::<f64>() * problem.scale
+                };
+                let rows = (0..problem.batch * heads * problem.queries).map(|row| {
+                    let (head, query) = (row / problem.queries, row % problem.queries);
+                    let keys = visible[query].clone();
+                    let scores = keys.map(|key| score(head / heads, head % heads, query, key));
+                    scores.fold(-1e30, f64::max)
+                });
+                let found = doubles(found.2).into_iter().map(|x| x.max(-1e30)).collect();
+                let tolerance = if dtype == DType::F64 { 1e-13 } else { 1e-5 };
+                assert_near(
+                    &format!("{case:?} {dtype:?}"),
+                    found,
+                    rows.collect(),
+                    tolerance,
+                );
+            }
+        }
+    }
+}

@@ -12,11 +12,11 @@ mod read;
 mod snapshot;
 #[cfg(test)]
 mod tests;
-mod write_items;
 
 use serde::{Deserialize, Serialize};
 
 use super::{Checkpoint, TensorSource};
+pub use crate::data_parallel::layout::{WriteItem, write_items};
 pub use crate::optim::{EMA, FIRST, SECOND};
 use crate::optim::{LossScalerState, SpikeWindow, StepCount};
 
@@ -24,7 +24,6 @@ pub(crate) use check::{ModelKeys, agree, check};
 pub use error::StateError;
 pub(crate) use read::BucketReader;
 pub(crate) use snapshot::Snapshot;
-pub use write_items::{WriteItem, write_items};
 
 /// Prefix of a weight's path in the key of its tensor.
 pub const MODEL: &str = "model/";

@@ -4,9 +4,9 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::StateError;
 use super::snapshot::read;
-use super::write_items::chunks;
 use crate::checkpoint::{ContiguousRun, ElementType, TensorSource, local_shards};
 use crate::data_parallel::layout::ParameterSlice;
+use crate::data_parallel::layout::chunks;
 use crate::nn::{MeshRank, ParameterEntry};
 
 /// Reads the shards of one rank.

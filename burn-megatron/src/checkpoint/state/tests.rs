@@ -7,10 +7,10 @@ use burn::tensor::DType;
 use proptest::prelude::*;
 
 use super::check::fits;
-use super::write_items::MAX_ELEMENTS;
 use super::{RunState, WriteItem, write_items};
 use crate::checkpoint::{ElementType, local_shards};
 use crate::comm;
+use crate::data_parallel::layout::MAX_ELEMENTS;
 use crate::data_parallel::layout::{BucketRules, BufferLayout, ParameterSize};
 use crate::mesh::{Axis, Coordinates, Grid, Mesh, ParallelConfig};
 use crate::nn::{MeshRank, ParameterEntry, Placement, Placements, Section};

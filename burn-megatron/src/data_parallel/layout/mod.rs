@@ -29,10 +29,15 @@ mod rules;
 mod table;
 #[cfg(test)]
 mod tests;
+mod write_items;
 
 pub use bucket::{Bucket, BucketParameter, ParameterSlice};
 use buffer_builder::{IndexedSize, build_buffer};
 pub use rules::{BucketRules, LayoutError, ParameterSize};
+#[cfg(test)]
+pub(crate) use write_items::MAX_ELEMENTS;
+pub(crate) use write_items::chunks;
+pub use write_items::{WriteItem, write_items};
 
 /// The flat buffers of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]

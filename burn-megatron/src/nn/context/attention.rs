@@ -40,7 +40,12 @@ impl ContextAttention {
     /// The sinks of the heads that a rank computes, of those of `heads` before the all-to-all.
     pub fn own_sink(&self, sink: Tensor<1>, heads: Heads) -> Tensor<1> {
         let own = self.local_heads(heads).heads;
-        sink.narrow(0, self.groups.inner.rank() * own, own)
+        sink.narrow(0, self.first_head(heads), own)
+    }
+
+    /// The first of the heads that a rank computes, of those of `heads` before the all-to-all.
+    pub fn first_head(&self, heads: Heads) -> usize {
+        self.groups.inner.rank() * self.local_heads(heads).heads
     }
 
     /// The ranks whose tokens this rank computes.

@@ -23,6 +23,7 @@ use burn::module::Module;
 use burn_megatron_kernels::attention::Heads;
 
 use super::attention_core::{AttentionCore, ScoreOptions};
+use super::attention_logits::{AttentionLayer, HeadColumns, HeadPart};
 use super::lora::LoraTarget;
 use super::{
     ActivationLayout, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Dropout, Init,
@@ -192,7 +193,12 @@ impl MultiLatentAttentionConfig {
             builder.keep_unfused(Operation::Attention, reason)?;
         }
         let fused = builder.is_fused(Operation::Attention);
-        let engine = fused.then(|| builder.attention_engine((of_rank, value), None));
+        let logits = builder.attention_logits();
+        let logits = logits.register(self.measured_layer(builder), place.index * heads);
+        let engine = fused.then(|| {
+            let engine = builder.attention_engine((of_rank, value), None)?;
+            Ok::<_, BuildError>(logits.measured(engine, 0))
+        });
         let query = match self.q_rank {
             Some(_) => None,
             None => Some(of_heads("query", self.hidden, width)?),
@@ -217,6 +223,7 @@ impl MultiLatentAttentionConfig {
                 fused_softmax: builder.is_fused(Operation::Softmax),
                 context: None,
                 place: (place.index * heads, self.heads),
+                logits,
             },
             sizes: Sizes {
                 heads,
@@ -235,6 +242,36 @@ impl MultiLatentAttentionConfig {
             projection_region: builder
                 .recompute_fused(RecomputeModule::MlaUpProjection, Operation::Attention)?,
         })
+    }
+
+    /// All heads share the key with a position, so of their logits with it only the queries can be scaled.
+    fn measured_layer(&self, builder: &ModelBuilder) -> AttentionLayer {
+        let query = match self.q_rank {
+            Some(_) => "query_up",
+            None => "query",
+        };
+        let columns = |linear, parts| HeadColumns {
+            linear: builder.child(linear).path().into(),
+            first: 0,
+            units: self.heads,
+            parts,
+        };
+        let of_query = vec![
+            (HeadPart::Query, self.nope_width),
+            (HeadPart::SharedKeyQuery, self.rope_width),
+        ];
+        let of_key = vec![
+            (HeadPart::Key, self.nope_width),
+            (HeadPart::Value, self.value_width),
+        ];
+        AttentionLayer {
+            path: builder.path().into(),
+            stage: builder.stage(),
+            heads: self.heads,
+            groups: self.heads,
+            has_norm: false,
+            columns: vec![columns(query, of_query), columns("kv_up", of_key)],
+        }
     }
 
     fn check(&self, builder: &ModelBuilder) -> Result<(), BuildError> {

@@ -14,7 +14,7 @@ use crate::nn::context::ContextGroups;
 use crate::nn::fp8::{Fp8, Fp8Config, Fp8Layer, SplitOperands};
 use crate::nn::lora::{AdaptedLayer, LoraConfig, LoraLayers};
 use crate::nn::moe::Routers;
-use crate::nn::{BuildError, OverlappedGroup, Recompute, RecomputeConfig};
+use crate::nn::{AttentionLogits, BuildError, OverlappedGroup, Recompute, RecomputeConfig};
 use crate::plan::tp_comm_overlap;
 
 impl ModelBuilder {
@@ -245,6 +245,11 @@ impl ModelBuilder {
     /// The routers built so far.
     pub fn routers(&self) -> &Routers {
         &self.shared.routers
+    }
+
+    /// The layers with attention built so far.
+    pub fn attention_logits(&self) -> &AttentionLogits {
+        &self.shared.attention_logits
     }
 
     /// The 8-bit arithmetic of the linear layer, if it has a recipe. `split` tells which operands are split

@@ -6,12 +6,11 @@ use std::ops::Range;
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 
-use crate::checkpoint::state::write_items;
-use crate::checkpoint::{TensorSlice, local_shards};
 use crate::collective::{Comm, all_to_all};
 use crate::comm::{CommError, all_gather_bytes};
+use crate::data_parallel::layout::write_items;
 use crate::data_parallel::{BucketShard, DistributedDataParallel};
-use crate::nn::ParameterEntry;
+use crate::nn::{ParameterEntry, TensorSlice, local_shards};
 
 /// A matrix: a parameter, or a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,10 +4,9 @@ use serde::Deserialize;
 
 use super::exchange::{Matrix, owners};
 use super::*;
-use crate::checkpoint::TensorSlice;
 use crate::comm::ParallelContext;
 use crate::mesh::Axis;
-use crate::nn::{ParallelModule, Placement, Section};
+use crate::nn::{ParallelModule, Placement, Section, TensorSlice};
 use crate::optim::OptimizerConfig;
 
 type Rows = Vec<Vec<f64>>;

@@ -209,6 +209,7 @@ fn the_objective_is_a_curve_of_its_own() {
             skip_reason: None,
             loss_scale: None,
             zeros: None,
+            max_attention_logit: None,
         })
     };
     let plain = LossCurve::from_records("", &[step(0, None), step(1, None)]);

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::collective::Comm;
-use crate::comm::{Buffer, BufferPool, Call, CommError, Communicator, DType, Group, Pending};
+use crate::comm::{
+    Buffer, BufferPool, Call, CommError, Communicator, DType, Group, Pending, ReduceOp,
+};
 use burn_megatron_kernels::adamw::outcome::columns;
 use parking_lot::Mutex;
 
@@ -16,6 +18,8 @@ pub enum Corruption {
     Skip,
     /// The statistics of a step lack the sums of squares of other ranks.
     OwnSquares,
+    /// No maximum over the ranks.
+    OwnMax,
     /// No reduction in groups that are split from this one.
     SkipInSubgroups,
     /// No reduction directly after another one, except for single numbers: in one step, buckets after the first.
@@ -96,6 +100,9 @@ impl Communicator for CorruptedComm {
         match self.corruption {
             Corruption::SkipAfterFirst if is_bucket && follows => Ok(self.own_part(&call, input)),
             Corruption::Skip if sums => Ok(self.own_part(&call, input)),
+            Corruption::OwnMax if sums && call == Call::AllReduce(ReduceOp::Max) => {
+                Ok(Pending::ready(input))
+            }
             Corruption::OwnSquares if call == Call::AllGather && input.dtype() == DType::F64 => {
                 let (rank, width) = (self.rank(), input.len());
                 let pending = self.inner.start(call, input)?;

@@ -427,6 +427,7 @@ impl VerifyCase {
             learning_rate: train.learning_rate,
             optimizer: train.optimizer.clone(),
             clip: train.clip,
+            qk_clip: train.qk_clip,
             // Its first steps have whole batches of whole rows.
             batch_warmup: vec![],
             sequence_warmup: vec![],

@@ -2,7 +2,9 @@
 
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::data_parallel::Moments;
-use burn_megatron::optim::{AdamWConfig, MuonConfig, OptimizerConfig, ParameterGroup};
+use burn_megatron::optim::{
+    AdamWConfig, MuonConfig, OptimizerConfig, ParameterGroup, QkClipConfig,
+};
 use burn_megatron::pipeline::split::LayerSplit;
 
 use super::VerifyModel;
@@ -16,7 +18,7 @@ pub type SettingCase = (
     fn(&mut Recipe),
 );
 
-pub const SETTINGS: [SettingCase; 21] = [
+pub const SETTINGS: [SettingCase; 22] = [
     (
         "overlap_grad_reduce = false",
         VerifyModel::Gpt,
@@ -156,6 +158,17 @@ pub const SETTINGS: [SettingCase; 21] = [
         VerifyModel::Llama,
         &["tp2-sp-dp2-mb1-z1", "tp2-pp2-dp2-mb1-z3/1f1b"],
         |recipe| recipe.train.optimizer = OptimizerConfig::Muon(MuonConfig::default()),
+    ),
+    (
+        "train.qk_clip.threshold = 0.001",
+        VerifyModel::Llama,
+        &["tp2-sp-dp2-mb1-z1", "tp2-pp2-dp2-mb1-z3/1f1b"],
+        |recipe| {
+            recipe.train.qk_clip = Some(QkClipConfig {
+                threshold: 1e-3,
+                ..QkClipConfig::default()
+            });
+        },
     ),
     (
         "memory.offload.optimizer = 0.5",

@@ -31,7 +31,7 @@ pub(in crate::attention::kernel) fn aot_instances(target: &AotTarget) -> Vec<Aot
             let kernel = kernel!(
                 target, plan.forward.units() as u32, MmaForward
                 [_ _ _ (given(true)) (given(true)) _ _ _ _]
-                (CHUNK, plan.forward, dtype)
+                (CHUNK, plan.forward, false, dtype)
             );
             all.push(AotInstance::multiplying(label("forward"), kernel));
             let kernel = kernel!(

@@ -1,4 +1,4 @@
-//! Output and log-sum-exp: queries are the resident tile, keys and values are streamed.
+//! Output, log-sum-exp and largest score: queries are the resident tile, keys and values are streamed.
 
 use cubecl::prelude::*;
 
@@ -28,6 +28,7 @@ pub(crate) fn mma_forward<F: Float, N: Size>(
     strides: &AttentionStrides,
     sizes: &AttentionSizes,
     #[comptime] shape: MmaShape,
+    #[comptime] with_max: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let values = comptime!(shape.of_values());
@@ -146,12 +147,16 @@ pub(crate) fn mma_forward<F: Float, N: Size>(
             total += plane_shuffle_xor(total, 1u32);
             total += plane_shuffle_xor(total, 2u32);
             let seen = largest[row] > minus_infinity();
-            let most = select(seen, largest[row] * sizes.scale, MASKED_SCORE);
-            let (factor, most, total) = with_sink(most, total, sink, head);
+            let own_most = select(seen, largest[row] * sizes.scale, MASKED_SCORE);
+            let (factor, most, total) = with_sink(own_most, total, sink, head);
             factors[row] = factor;
             let query = own + lane_row(row) as usize;
             if UNIT_POS & 3 == 0 && query < queries {
-                lse[(batch * sizes.heads as usize + head) * queries + query] = most + total.ln();
+                let at = (batch * sizes.heads as usize + head) * queries + query;
+                lse[at] = most + total.ln();
+                if comptime!(with_max) {
+                    lse[sequences * queries + at] = own_most;
+                }
             }
         }
         let out_rows = head_rows(&strides.out, batch, head, queries);

@@ -36,8 +36,9 @@ use crate::gradient::Place;
 pub(in crate::attention) fn forward(
     problem: &AttentionProblem,
     inputs: Vec<CubeTensor>,
+    with_max: bool,
 ) -> Vec<CubeTensor> {
-    AttentionCall::new(problem, aligned(problem, inputs), None, plan).forward()
+    AttentionCall::new(problem, aligned(problem, inputs), None, plan).forward(with_max)
 }
 
 /// Outputs as [`AttentionBackwardOp`](super::super::ops::AttentionBackwardOp) has them.
@@ -64,8 +65,17 @@ impl Tiles for MmaShape {
         args: LaunchArgs<Self>,
         sink: ComptimeOptionArgs<OwnedTensor<f32>>,
         [out, lse]: [BufferArg; 2],
+        with_max: bool,
     ) {
-        launch!(mma_forward, args, [], [sink], [out, lse], [], [args.dtype])
+        launch!(
+            mma_forward,
+            args,
+            [],
+            [sink],
+            [out, lse],
+            [],
+            [with_max, args.dtype]
+        )
     }
 
     fn queries(

@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-use crate::checkpoint::{TensorSlice, local_shards};
-use crate::data_parallel::layout::BufferLayout;
-use crate::nn::{MeshRank, ParameterEntry};
+use super::BufferLayout;
+use crate::nn::{LocalShard, MeshRank, ParameterEntry, TensorSlice, local_shards};
 
 /// The most elements that are read or written at once: 64 MiB of f32. Small in tests, whose parameters are
 /// small.
-pub(super) const MAX_ELEMENTS: usize = if cfg!(test) { 40 } else { 1 << 24 };
+pub(crate) const MAX_ELEMENTS: usize = if cfg!(test) { 40 } else { 1 << 24 };
 
 /// A replicated parameter is divided over the ranks that hold it if each gets this many elements.
 const MIN_SHARE: usize = 1 << 12;
@@ -56,7 +55,7 @@ pub fn write_items(
             for chunk in chunks(share(entry, rank, piece.index, range)) {
                 let start = before + chunk.start - piece.parameter_range.start;
                 let shards = local_shards(entry, rank, chunk.clone()).into_iter();
-                let item = |shard: crate::checkpoint::LocalShard| WriteItem {
+                let item = |shard: LocalShard| WriteItem {
                     index: piece.index,
                     bucket,
                     source: start..start + chunk.len(),
@@ -91,7 +90,7 @@ fn share(
 }
 
 /// Divides a range into chunks of at most [`MAX_ELEMENTS`].
-pub(super) fn chunks(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn chunks(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range
         .step_by(MAX_ELEMENTS)

@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use super::TensorSlice;
-use crate::nn::{MeshRank, ParameterEntry};
+use super::{MeshRank, ParameterEntry, TensorSlice};
 
 /// A slice of a parameter that a rank holds.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,312 @@
+//! The largest attention logit of each head in a training step, which [QK-Clip](crate::optim::QkClipConfig) limits.
+//!
+//! A logit is the scaled product of a query and a key that it sees, before a soft cap. While a step is measured each
+//! layer keeps the largest ones of this rank's heads and tokens: fused kernels return those of their softmax. A second
+//! pass of a recomputed layer finds the same ones again. After the step they are reduced over all ranks.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::tensor::{Device, Tensor};
+use burn_megatron_kernels::adamw::outcome::statistics_dtype;
+use burn_megatron_kernels::attention::{
+    AttentionEngine, AttentionGradients, AttentionProblem, Projections,
+};
+use burn_megatron_kernels::gradient::FlatGradients;
+use burn_megatron_kernels::softmax::{self, Mask};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use crate::collective::{Comm, start_all_reduce};
+use crate::comm::{CommError, ParallelContext, ReduceOp, all_gather_bytes};
+
+/// The logit of a head that no rank has measured: below every other one.
+const LOWEST: f64 = f32::MIN as f64;
+
+/// The layers with attention of a model on this rank, in the order in which they were built. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct AttentionLogits(Arc<SharedLogits>);
+
+#[derive(Debug, Default)]
+struct SharedLogits {
+    /// Whether forwards are measured.
+    is_measured: Arc<AtomicBool>,
+    layers: Mutex<Vec<Arc<LayerLogits>>>,
+}
+
+/// A layer with attention.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AttentionLayer {
+    /// Its path in the model.
+    pub path: String,
+    /// Its pipeline stage.
+    pub stage: usize,
+    /// Query heads, over all ranks.
+    pub heads: usize,
+    /// The groups of heads that share keys, over all ranks.
+    pub groups: usize,
+    /// Whether queries and keys are normalized after their projection.
+    pub has_norm: bool,
+    /// Where its queries and keys are projected.
+    pub columns: Vec<HeadColumns>,
+}
+
+/// Columns of a linear layer that make the queries or the keys of heads, those of each head or group side by side.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct HeadColumns {
+    /// The path of the linear layer.
+    pub linear: String,
+    /// The first column.
+    pub first: usize,
+    /// The heads, or the groups.
+    pub units: usize,
+    /// What the columns of a unit make, and how many.
+    pub parts: Vec<(HeadPart, usize)>,
+}
+
+/// A part of the features of a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum HeadPart {
+    /// Of a query, multiplied by the key of the head or its group.
+    Query,
+    /// Of a query, multiplied by a key that all heads share.
+    SharedKeyQuery,
+    /// Of a key.
+    Key,
+    /// Of a value.
+    Value,
+}
+
+impl HeadColumns {
+    /// The unit and the part that a column of the layer makes, if it is one of these.
+    pub fn at(&self, column: usize) -> Option<(usize, HeadPart)> {
+        let width = self.parts.iter().map(|(_, width)| width).sum::<usize>();
+        let column = column.checked_sub(self.first)?;
+        let (unit, mut within) = (column / width, column % width);
+        let mut parts = self.parts.iter();
+        let (part, _) = parts.find(|(_, width)| match within.checked_sub(*width) {
+            Some(behind) => {
+                within = behind;
+                false
+            }
+            None => true,
+        })?;
+        (unit < self.units).then_some((unit, *part))
+    }
+}
+
+impl AttentionLayer {
+    /// The layers of all pipeline stages, in their order. Collective over the pipeline axis.
+    pub fn of_all_stages(
+        logits: &AttentionLogits,
+        groups: &ParallelContext,
+    ) -> Result<Vec<Self>, CommError> {
+        let own = match serde_json::to_vec(&logits.layers()) {
+            Ok(own) => own,
+            Err(error) => unreachable!("paths and numbers are JSON: {error}"),
+        };
+        let all = all_gather_bytes(&**groups.pipeline(), &own)?;
+        let read = |of_rank: &Vec<u8>| match serde_json::from_slice::<Vec<Self>>(of_rank) {
+            Ok(layers) => layers,
+            Err(error) => unreachable!("written by another rank: {error}"),
+        };
+        let mut layers: Vec<_> = all.iter().flat_map(read).collect();
+        layers.sort_by_key(|layer| layer.stage);
+        Ok(layers)
+    }
+}
+
+impl AttentionLogits {
+    /// Adds a layer; `first` is the first head of this tensor rank.
+    pub(super) fn register(&self, layer: AttentionLayer, first: usize) -> Arc<LayerLogits> {
+        let layer = Arc::new(LayerLogits {
+            layer,
+            first,
+            is_measured: self.0.is_measured.clone(),
+            largest: Mutex::default(),
+        });
+        self.0.layers.lock().push(layer.clone());
+        layer
+    }
+
+    /// The layers of this rank.
+    pub(crate) fn layers(&self) -> Vec<AttentionLayer> {
+        let layers = self.0.layers.lock();
+        layers.iter().map(|own| own.layer.clone()).collect()
+    }
+
+    /// Measures the forwards from here on.
+    pub(crate) fn begin_step(&self) {
+        for layer in self.0.layers.lock().iter() {
+            layer.largest.lock().clear();
+        }
+        self.0.is_measured.store(true, Ordering::Relaxed);
+    }
+
+    /// Measures no longer, and returns the largest logit of each head since [`begin_step`](Self::begin_step), over all
+    /// ranks of `comm`: those of `layers`, the layers of all stages, one after the other. Collective over `comm`.
+    ///
+    /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
+    pub(crate) fn end_step(
+        &self,
+        layers: &[AttentionLayer],
+        device: &Device,
+        comm: &Comm,
+    ) -> Tensor<1> {
+        self.0.is_measured.store(false, Ordering::Relaxed);
+        let options = (device, statistics_dtype(device));
+        let own = self.0.layers.lock();
+        let of_layer = |layer: &AttentionLayer| {
+            let unseen = Tensor::<1>::full([layer.heads], LOWEST, options);
+            let own = own.iter().find(|own| own.layer == *layer);
+            let Some(own) = own else { return unseen };
+            let write = |all: Tensor<1>, (first, heads): (usize, Tensor<1>)| {
+                let end = first + heads.dims()[0];
+                all.slice_assign([first..end], heads.cast(options.1))
+            };
+            let largest = std::mem::take(&mut *own.largest.lock());
+            largest.into_iter().fold(unseen, write)
+        };
+        let all = Tensor::cat(layers.iter().map(of_layer).collect(), 0);
+        match comm.size() {
+            1 => all,
+            _ => start_all_reduce(all, ReduceOp::Max, comm).wait(),
+        }
+    }
+}
+
+/// The largest logits of a layer.
+#[derive(Debug)]
+pub(super) struct LayerLogits {
+    layer: AttentionLayer,
+    /// The first head of this tensor rank.
+    first: usize,
+    is_measured: Arc<AtomicBool>,
+    /// By the first of some heads: `[heads]`.
+    largest: Mutex<BTreeMap<usize, Tensor<1>>>,
+}
+
+impl LayerLogits {
+    /// `engine`, measured: it computes the heads of this tensor rank from `first` on.
+    pub fn measured(
+        self: &Arc<Self>,
+        engine: Arc<dyn AttentionEngine>,
+        first: usize,
+    ) -> Arc<dyn AttentionEngine> {
+        Arc::new(MeasuredEngine {
+            engine,
+            logits: self.clone(),
+            first,
+        })
+    }
+
+    /// Measures scores `[batch, heads, queries, keys]`, without their scale, of the heads of this tensor rank from
+    /// `first` on.
+    pub fn measure(&self, first: usize, scores: &Tensor<4>, scale: f64, mask: &Mask) {
+        if self.is_measured() && !scores.dims().contains(&0) {
+            let plain = scores.clone();
+            let plain = if plain.is_autodiff() {
+                plain.inner()
+            } else {
+                plain
+            };
+            let rows = softmax::composed::largest_scores(plain, scale, mask);
+            self.record(first, rows);
+        }
+    }
+
+    fn is_measured(&self) -> bool {
+        self.is_measured.load(Ordering::Relaxed)
+    }
+
+    /// The largest logit of each query, `[batch, heads, queries]`.
+    fn record(&self, first: usize, rows: Tensor<3>) {
+        let heads = rows.dims()[1];
+        let now = rows.max_dim(2).max_dim(0).reshape([heads]);
+        let mut largest = self.largest.lock();
+        let entry = largest.remove(&(self.first + first));
+        let all = match entry {
+            Some(before) => before.max_pair(now),
+            None => now,
+        };
+        largest.insert(self.first + first, all);
+    }
+}
+
+/// An engine whose forwards are measured in a training step.
+#[derive(Debug)]
+struct MeasuredEngine {
+    engine: Arc<dyn AttentionEngine>,
+    logits: Arc<LayerLogits>,
+    /// The first head, of those of the tensor rank.
+    first: usize,
+}
+
+impl AttentionEngine for MeasuredEngine {
+    fn name(&self) -> &'static str {
+        self.engine.name()
+    }
+
+    fn supports(&self, problem: &AttentionProblem) -> Result<(), String> {
+        self.engine.supports(problem)
+    }
+
+    fn forward(
+        &self,
+        problem: &AttentionProblem,
+        projections: Projections,
+        sink: Option<Tensor<1>>,
+    ) -> (Tensor<4>, Tensor<3>) {
+        if !self.logits.is_measured() {
+            return self.engine.forward(problem, projections, sink);
+        }
+        let (out, lse, _) = self.forward_with_max(problem, projections, sink);
+        (out, lse)
+    }
+
+    fn forward_with_max(
+        &self,
+        problem: &AttentionProblem,
+        projections: Projections,
+        sink: Option<Tensor<1>>,
+    ) -> (Tensor<4>, Tensor<3>, Tensor<3>) {
+        let (out, lse, rows) = self.engine.forward_with_max(problem, projections, sink);
+        if self.logits.is_measured() && !rows.dims().contains(&0) {
+            self.logits.record(self.first, rows.clone());
+        }
+        (out, lse, rows)
+    }
+
+    fn backward(
+        &self,
+        problem: &AttentionProblem,
+        projections: Projections,
+        sink: Option<Tensor<1>>,
+        result: (Tensor<4>, Tensor<3>),
+        dout: Tensor<4>,
+        sums: Option<FlatGradients>,
+    ) -> AttentionGradients {
+        let engine = &self.engine;
+        engine.backward(problem, projections, sink, result, dout, sums)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_column_makes_a_part_of_a_head() {
+        let columns = HeadColumns {
+            linear: "kv_up".into(),
+            first: 4,
+            units: 2,
+            parts: vec![(HeadPart::Key, 2), (HeadPart::Value, 1)],
+        };
+        let found: Vec<_> = (3..11).map(|column| columns.at(column)).collect();
+        let (key, value) = (HeadPart::Key, HeadPart::Value);
+        let of = |unit| [Some((unit, key)), Some((unit, key)), Some((unit, value))];
+        assert_eq!(found, [&[None], &of(0)[..], &of(1)[..], &[None]].concat());
+    }
+}

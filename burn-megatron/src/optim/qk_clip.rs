@@ -1,0 +1,288 @@
+//! QK-Clip (MuonClip of Kimi K2, arXiv:2507.20534, section 2.1): heads whose largest attention logit of a step exceeds a
+//! threshold get smaller queries and keys.
+//!
+//! With `S` the largest logit of a head, over the heads that share a key where there are fewer keys, and `t` the
+//! threshold, `g = t / S` where `S > t`. After the step of the optimizer, before parameters are gathered, the columns of
+//! the head's weight (and bias) of queries are multiplied by `g^alpha` and those of its key by `g^(1 - alpha)`; in latent
+//! attention those of its query for the shared key by `g`. Other columns keep their bits. Megatron-Core's `clip_qk`.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use burn_megatron_kernels::flat;
+use serde::{Deserialize, Serialize};
+
+use super::OptimizerError;
+use super::config::{self, Setting};
+use crate::collective::to_host;
+use crate::comm::ReduceOp;
+use crate::data_parallel::layout::ParameterSlice;
+use crate::data_parallel::{AfterStep, BucketShard, DistributedDataParallel, SteppedBucket};
+use crate::mesh::{Axis, MeshRank};
+use crate::nn::{AttentionLayer, HeadPart, ParameterEntry};
+
+/// Settings of QK-Clip; the defaults are Megatron-Core's.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct QkClipConfig {
+    /// The largest logit that is left as it is.
+    pub threshold: f64,
+    /// The share of queries in what is taken from a logit, above 0 and below 1.
+    pub alpha: f64,
+}
+
+impl Default for QkClipConfig {
+    fn default() -> Self {
+        Self {
+            threshold: 100.0,
+            alpha: 0.5,
+        }
+    }
+}
+
+impl QkClipConfig {
+    /// Checks the settings.
+    ///
+    /// # Errors
+    ///
+    /// [`OptimizerError::Setting`] for the first one out of its range.
+    pub fn check(&self) -> Result<(), OptimizerError> {
+        let is_share = self.alpha > 0.0 && self.alpha < 1.0;
+        config::check(vec![
+            config::above_zero("qk_clip.threshold", self.threshold),
+            Setting::new("qk_clip.alpha", self.alpha, is_share, "above 0 and below 1"),
+        ])
+    }
+
+    /// Fails for a layer whose logits do not follow the scale of its weights.
+    ///
+    /// # Errors
+    ///
+    /// [`OptimizerError::ClippedNorm`].
+    pub(crate) fn check_layers(&self, layers: &[AttentionLayer]) -> Result<(), OptimizerError> {
+        match layers.iter().find(|layer| layer.has_norm) {
+            Some(layer) => Err(OptimizerError::ClippedNorm {
+                path: layer.path.clone(),
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// QK-Clip over the parameters of a model.
+pub(crate) struct QkClip {
+    config: QkClipConfig,
+    /// The layers of this rank.
+    layers: Vec<ClippedLayer>,
+    /// By bucket.
+    segments: Vec<Vec<ClippedSegment>>,
+}
+
+/// A layer whose weights are clipped.
+struct ClippedLayer {
+    /// The first of its heads, of those of the layers of all stages.
+    first: usize,
+    heads: usize,
+    groups: usize,
+}
+
+/// A part of this rank's shard of a bucket: elements of a parameter `[.., columns]`.
+struct ClippedSegment {
+    range: Range<usize>,
+    /// The first of them, in the parameter.
+    start: usize,
+    device: Device,
+    dtype: FloatDType,
+    /// The factor of each column, among all [factors](QkClip::factors).
+    columns: Tensor<1, Int>,
+}
+
+/// By what the elements of a segment are multiplied.
+struct SegmentFactors {
+    range: Range<usize>,
+    start: usize,
+    /// `[columns]`
+    columns: Tensor<1>,
+}
+
+impl QkClip {
+    /// For the attention layers of all stages. Collective: call on all ranks of the pipeline.
+    ///
+    /// # Errors
+    ///
+    /// [`OptimizerError`] for a layer with normalized queries and keys, and a model none of whose weights of queries and
+    /// keys is trained.
+    pub fn new<M: Module>(
+        config: &QkClipConfig,
+        layers: &[AttentionLayer],
+        ddp: &DistributedDataParallel<M>,
+    ) -> Result<Self, OptimizerError> {
+        config.check_layers(layers)?;
+        let own = ddp.attention_logits().layers();
+        let columns = factors_of_columns(&own, ddp);
+        let is_any = i64::from(!columns.is_empty());
+        if ddp
+            .groups()
+            .pipeline()
+            .all_reduce_scalar(is_any, ReduceOp::Max)?
+            == 0
+        {
+            return Err(OptimizerError::NothingToClip);
+        }
+        let of_shard = |shard: &BucketShard| {
+            let clipped = |slice: &ParameterSlice| {
+                let columns = columns.get(&slice.index)?;
+                let shape = [columns.len()];
+                let columns = TensorData::new(columns.clone(), shape);
+                Some(ClippedSegment {
+                    range: slice.local_range.clone(),
+                    start: slice.parameter_range.start,
+                    device: shard.device.clone(),
+                    dtype: FloatDType::from(shard.dtype),
+                    columns: Tensor::from_data(columns, &shard.device),
+                })
+            };
+            shard.slices.iter().filter_map(clipped).collect()
+        };
+        let place = |layer: &AttentionLayer| {
+            let before = layers.iter().take_while(|other| *other != layer);
+            ClippedLayer {
+                first: before.map(|layer| layer.heads).sum(),
+                heads: layer.heads,
+                groups: layer.groups,
+            }
+        };
+        Ok(Self {
+            config: *config,
+            layers: own.iter().map(place).collect(),
+            segments: ddp.shards().iter().map(of_shard).collect(),
+        })
+    }
+
+    /// The change of the masters after a step with these largest logits, those of the heads of all stages. With
+    /// `taken` `[1]`, where the host does not know whether the step is taken, 0 changes nothing.
+    pub fn change(&self, logits: &Tensor<1>, taken: Option<&Tensor<1>>) -> AfterStep {
+        let factors = self.factors(logits, taken);
+        let segments = || self.segments.iter().flatten();
+        let is_host = |segment: &ClippedSegment| segment.device != factors.device();
+        let on_host = segments().any(is_host).then(|| to_host(factors.clone()));
+        let of_segment = |segment: &ClippedSegment| {
+            let factors = match &on_host {
+                Some(on_host) if is_host(segment) => on_host,
+                _ => &factors,
+            };
+            let columns = factors.clone().select(0, segment.columns.clone());
+            SegmentFactors {
+                range: segment.range.clone(),
+                start: segment.start,
+                columns: columns.cast(segment.dtype),
+            }
+        };
+        let by_bucket = self.segments.iter();
+        let by_bucket = by_bucket.map(|bucket| bucket.iter().map(of_segment).collect());
+        let by_bucket: Vec<Vec<_>> = by_bucket.collect();
+        AfterStep(Arc::new(move |bucket, stepped| {
+            let segments = by_bucket[bucket].iter();
+            segments.fold(stepped, |stepped, segment| segment.scaled(stepped))
+        }))
+    }
+
+    /// 1, then of each layer, for each group, the factors of queries, of keys and of queries for a shared key.
+    fn factors(&self, logits: &Tensor<1>, taken: Option<&Tensor<1>>) -> Tensor<1> {
+        let QkClipConfig { threshold, alpha } = self.config;
+        let mut all = vec![Tensor::ones([1], (&logits.device(), logits.dtype()))];
+        for ClippedLayer {
+            first,
+            heads,
+            groups,
+        } in &self.layers
+        {
+            let own = logits.clone().narrow(0, *first, *heads);
+            let largest = own.reshape([*groups, heads / groups]).max_dim(1);
+            let largest: Tensor<1> = largest.reshape([*groups]);
+            // A logit that is not finite belongs to a step that is not taken.
+            let finite = largest.clone().lower_elem(f64::from(f32::MAX));
+            let mut clips = largest.clone().greater_elem(threshold).bool_and(finite);
+            if let Some(taken) = taken {
+                let taken = taken.clone().greater_elem(0.0);
+                clips = clips.bool_and(taken.expand([*groups]));
+            }
+            let factor = largest.recip().mul_scalar(threshold);
+            let kept = clips.bool_not();
+            for exponent in [alpha, 1.0 - alpha, 1.0] {
+                let power = factor.clone().powf_scalar(exponent);
+                all.push(power.mask_fill(kept.clone(), 1.0));
+            }
+        }
+        Tensor::cat(all, 0)
+    }
+}
+
+/// By the index of a trained parameter that is clipped: the factor of each of this rank's columns.
+fn factors_of_columns<M: Module>(
+    layers: &[AttentionLayer],
+    ddp: &DistributedDataParallel<M>,
+) -> BTreeMap<usize, Vec<i32>> {
+    let (entries, rank) = (ddp.table().entries(), ddp.groups().mesh_rank());
+    let (mut all, mut next) = (BTreeMap::new(), 1);
+    for layer in layers {
+        for columns in &layer.columns {
+            for name in ["weight", "bias"] {
+                let path = format!("{}.{name}", columns.linear);
+                let Some(index) = entries.iter().position(|entry| entry.path == path) else {
+                    continue;
+                };
+                let whole = columns_on(&entries[index], rank);
+                let own = all.entry(index).or_insert_with(|| vec![0; whole.len()]);
+                for (factor, column) in own.iter_mut().zip(whole) {
+                    let Some((unit, part)) = columns.at(column) else {
+                        continue;
+                    };
+                    let group = unit * layer.groups / columns.units;
+                    let of = |number: usize| (next + number * layer.groups + group) as i32;
+                    match part {
+                        HeadPart::Query => *factor = of(0),
+                        HeadPart::Key => *factor = of(1),
+                        HeadPart::SharedKeyQuery => *factor = of(2),
+                        HeadPart::Value => {}
+                    }
+                }
+            }
+        }
+        next += 3 * layer.groups;
+    }
+    all
+}
+
+/// The columns of a parameter, its last dim, on this rank.
+fn columns_on(entry: &ParameterEntry, rank: &MeshRank) -> Vec<usize> {
+    let place = rank.on(entry.grid, Axis::Tensor);
+    let sections = entry.placements.on(Axis::Tensor).local_sections(place);
+    if sections.is_empty() {
+        let columns = entry.shape.last().copied().unwrap_or(0);
+        return (0..columns).collect();
+    }
+    let sections = sections.into_iter();
+    sections.flat_map(|section| section.whole).collect()
+}
+
+impl SegmentFactors {
+    /// The bucket with scaled elements.
+    fn scaled(&self, stepped: SteppedBucket) -> SteppedBucket {
+        let (columns, count) = (self.columns.dims()[0], self.range.len());
+        let row = self.start / columns;
+        let rows = (self.start + count).div_ceil(columns) - row;
+        let factors = self.columns.clone().reshape([1, columns]);
+        let factors = factors.expand([rows, columns]).reshape([rows * columns]);
+        let factors = factors.narrow(0, self.start - row * columns, count);
+        let own: Tensor<1> = stepped.master.clone().slice([self.range.clone()]);
+        let start = self.range.start;
+        SteppedBucket {
+            master: flat::accumulate(stepped.master, start, own * factors, false),
+            model: None,
+        }
+    }
+}
