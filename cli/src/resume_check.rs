@@ -12,7 +12,7 @@ use crate::recipe::{Recipe, RecipeOf};
 use crate::retired;
 
 /// Keys and tables that may always differ: layout, paths, output.
-const MAY_DIFFER: [&str; 32] = [
+const MAY_DIFFER: [&str; 33] = [
     "parallel",
     "kernels",
     "lora.base_model",
