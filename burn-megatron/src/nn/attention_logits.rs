@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, s};
 use burn_megatron_kernels::adamw::outcome::statistics_dtype;
 use burn_megatron_kernels::attention::{
     AttentionEngine, AttentionGradients, AttentionProblem, Projections,
@@ -163,7 +163,7 @@ impl AttentionLogits {
             let Some(own) = own else { return unseen };
             let write = |all: Tensor<1>, (first, heads): (usize, Tensor<1>)| {
                 let end = first + heads.dims()[0];
-                all.slice_assign([first..end], heads.cast(options.1))
+                all.slice_assign(s![first..end], heads.cast(options.1))
             };
             let largest = std::mem::take(&mut *own.largest.lock());
             largest.into_iter().fold(unseen, write)

@@ -28,12 +28,17 @@ pub(in crate::attention::kernel) fn aot_instances(target: &AotTarget) -> Vec<Aot
             let dtype = ElemType::Float(kind);
             let label = |kernel: &str| format!("attention/mma-{kernel}/{name}/{width}-{values}");
             let plan = shapes(width, values, kind == FloatKind::BF16);
-            let kernel = kernel!(
-                target, plan.forward.units() as u32, MmaForward
-                [_ _ _ (given(true)) (given(true)) _ _ _ _]
-                (CHUNK, plan.forward, false, dtype)
-            );
-            all.push(AotInstance::multiplying(label("forward"), kernel));
+            for (name, with_max) in [("forward", false), ("forward-max", true)] {
+                let kernel = kernel!(
+                    target, plan.forward.units() as u32, MmaForward
+                    [_ _ _ (given(true)) (given(true)) _ _ _ _]
+                    (CHUNK, plan.forward, with_max, dtype)
+                );
+                // One width shows that the largest scores compile.
+                if !with_max || [width, values] == [128, 128] {
+                    all.push(AotInstance::multiplying(label(name), kernel));
+                }
+            }
             let kernel = kernel!(
                 target, plan.queries.units() as u32, MmaQueries
                 [_ _ _ _ _ _ (given(true)) _ _ _ _]
