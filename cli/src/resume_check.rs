@@ -288,6 +288,7 @@ mod tests {
             recipe.parallel.tensor = 4;
             recipe.parallel.virtual_stages = Some(2);
             recipe.data_parallel.hsdp = Some(2);
+            recipe.data_parallel.hierarchical_reduce = true;
             recipe.train.micro_batch_size = 7;
             recipe.data.path = Some("elsewhere".into());
             recipe.checkpoint.every = Some(3);

@@ -22,7 +22,6 @@ pub struct DataParallelConfig {
     /// Whether replicated gradients are summed by way of nodes: reduce-scattered inside of each, all-reduced between them, and
     /// gathered inside. Needs nodes ([`ranks_per_node`](ParallelConfig::ranks_per_node)) with equally many ranks of the data
     /// axis; otherwise they are summed over all ranks at once.
-    #[serde(skip_serializing_if = "is_false")]
     pub hierarchical_reduce: bool,
     /// The dtype in which the model computes.
     pub precision: Precision,
@@ -87,10 +86,6 @@ impl Default for DataParallelConfig {
             offload: OffloadConfig::default(),
         }
     }
-}
-
-fn is_false(value: &bool) -> bool {
-    !value
 }
 
 /// The moments of Adam.

@@ -175,7 +175,7 @@ fn blocks_that_some_ranks_leave_out_have_zero_gradients_there() {
 }
 
 /// Sets weights to a value, and biases to zero.
-struct ConstantWeights(f32);
+pub(super) struct ConstantWeights(pub f32);
 
 impl ModuleMapper for ConstantWeights {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
