@@ -55,6 +55,12 @@ fn mlp(groups: &ParallelContext, device: &Device) -> Result<(ParallelMlp, Tensor
 
 type RunRank<'a, T> = &'a (dyn Fn(&Rank) -> Result<T, AnyError> + Sync);
 
+/// The output of a rank and its gradients.
+type RankResults = Vec<Vec<f32>>;
+
+/// Runs a function on the ranks.
+type OnRanks = fn(RunRank<'_, RankResults>) -> Vec<RankResults>;
+
 /// Runs `f` on two ranks of the engine `threads`.
 fn on_threads<T: Send>(f: RunRank<'_, T>) -> Vec<T> {
     let world = World::threads(2).unwrap();
@@ -88,11 +94,7 @@ fn over_nccl<T: Send>(f: RunRank<'_, T>) -> Vec<T> {
 }
 
 /// By rank, the output and the gradients of the input and the weights.
-fn results(
-    layout: &ParallelConfig,
-    device: &Device,
-    on_ranks: fn(RunRank<'_, Vec<Vec<f32>>>) -> Vec<Vec<Vec<f32>>>,
-) -> Vec<Vec<f32>> {
+fn results(layout: &ParallelConfig, device: &Device, on_ranks: OnRanks) -> Vec<Vec<f32>> {
     let run = |rank: &Rank| {
         let groups = ParallelContext::new(layout, rank)?;
         let (mlp, x) = mlp(&groups, device)?;

@@ -122,9 +122,9 @@ fn collectives_that_run_again_are_counted() {
             &[("all-gather", 1)],
         ),
         ("tp2 sp", "gpt", attention, &[("all-gather", 1)]),
-        // One chunk of two travels; the region ends with the sum, which is not computed again.
-        ("tp2 ring", "gpt", full.clone(), &[("all-to-all", 4)]),
-        ("tp2 ring", "gpt", selective(&[Mlp]), &[("all-to-all", 1)]),
+        // Two chunks travel in each exchange; the region ends with the sum, which is not computed again.
+        ("tp2 ring", "gpt", full.clone(), &[("all-to-all", 8)]),
+        ("tp2 ring", "gpt", selective(&[Mlp]), &[("all-to-all", 2)]),
         (
             "tp2 sp",
             "gpt",

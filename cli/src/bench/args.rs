@@ -79,8 +79,8 @@ pub struct OverlapArgs {
         default_value = "none,ring,bulk:8"
     )]
     pub tp_comm_overlap: Vec<OverlapMethod>,
-    /// Count the time of the products and transfers of --tensor-parallel on a virtual clock, as is done in any case where
-    /// there are more ranks than cores.
+    /// Count the time of the products and transfers of --tensor-parallel on a virtual clock, as is done in any case for more
+    /// threads than cores.
     #[arg(long)]
     pub counted: bool,
     /// Measured steps of each case.

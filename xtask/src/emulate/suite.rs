@@ -94,6 +94,7 @@ impl Suite {
                     "gpu_context",
                     "gpu_launches",
                     "gpu_learner",
+                    "gpu_overlap",
                 ]
                 .map(&mut run);
                 all.into_iter().collect()

@@ -39,7 +39,10 @@ fn bulk(tensor: usize, splits: usize) -> ParallelConfig {
     layout.with_tp_comm_overlap_num_splits(splits)
 }
 
-const METHODS: [(&str, fn(usize) -> ParallelConfig); 5] = [
+/// The layout on so many tensor ranks.
+type LayoutOn = fn(usize) -> ParallelConfig;
+
+const METHODS: [(&str, LayoutOn); 5] = [
     ("ring", ring),
     ("a ring of one chunk for each rank", whole_ring),
     ("a ring of 4 chunks for each rank", |tensor| {

@@ -136,9 +136,9 @@ impl Decoder {
         };
         let first_positions = fault == Some(Fault::PositionsOfFirstPart);
         // The scope of a layer whose calls are corrupted by the fault.
-        let corrupted = |name: &str, culprits: &[(Fault, Corruption)]| {
+        let corrupted = |name: &str, faults: &[(Fault, Corruption)]| {
             let (scope, groups) = (scope.child(name), scope.groups().clone());
-            let of_fault = culprits.iter().find(|(culprit, _)| fault == Some(*culprit));
+            let of_fault = faults.iter().find(|(of, _)| fault == Some(*of));
             match of_fault {
                 Some((_, how)) => {
                     scope.with_groups(groups.with_tensor(CorruptedComm::wrap(&comm, *how)))

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::comm::testing::{Link, SimulatedNetwork, Transfer, hidden_share};
-use burn_megatron::comm::{ParallelContext, Rank, ReduceOp};
+use burn_megatron::comm::{Engine, ParallelContext, Rank, ReduceOp};
 use burn_megatron::device::DeviceKind;
 use burn_megatron::mesh::{ParallelConfig, TpCommOverlap};
 use burn_megatron::nn::{Activation, ModelBuilder, ParallelMlp, ParallelMlpConfig, ProductClock};
@@ -125,8 +125,11 @@ pub fn run(args: &OverlapArgs) -> Result<ExitCode, Error> {
     );
     let mut rows = vec![];
     for (index, tensor) in args.tensor_parallel.iter().enumerate() {
-        let bench = TensorBenchmark::new(args, *tensor)?;
+        let mut bench = TensorBenchmark::new(args, *tensor)?;
         let setup = set_up(&args.world, DeviceKind::Cpu, *tensor)?;
+        // A launcher may have given each process its own cores.
+        let cores = available_parallelism().map_or(1, usize::from);
+        bench.counted |= setup.engine == Engine::Threads && *tensor > cores;
         let prints = setup.own_rank.is_none_or(|rank| rank == 0);
         if index == 0 && prints {
             println!("{}\n\n{}", terminal::wrapped(&about), header());
@@ -187,11 +190,10 @@ impl<'a> TensorBenchmark<'a> {
         for method in &args.tp_comm_overlap {
             tp_comm_overlap::check(&method.layout(tensor), args.context)?;
         }
-        let cores = available_parallelism().map_or(1, usize::from);
         Ok(Self {
             args,
             tensor,
-            counted: args.counted || tensor > cores,
+            counted: args.counted,
         })
     }
 
