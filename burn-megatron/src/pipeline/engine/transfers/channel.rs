@@ -283,8 +283,8 @@ impl<'a> P2pChannel<'a> {
         for (from, stage, pending) in started {
             let found: Vec<i64> = pending.wait()?.into_vec();
             let pairs = found.chunks(2).zip(numbers.chunks(2)).enumerate();
-            let differing = pairs.filter(|(_, (found, own))| found != own);
-            for (micro_batch, (found, own)) in differing {
+            let mut differing = pairs.filter(|(_, (found, own))| found != own);
+            if let Some((micro_batch, (found, own))) = differing.next() {
                 let of = |size: &[i64]| {
                     format!(
                         "the activation of stage {stage}, micro-batch {micro_batch} of size {size:?}"
