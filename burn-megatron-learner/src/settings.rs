@@ -67,7 +67,7 @@ impl<M: LearnerModel> MegatronStrategy<M> {
     /// [`WorldError`] if no launcher has started this process, or its variables contradict each other.
     pub fn from_env() -> Result<Self, WorldError> {
         let launch = Launch::from_env()?.ok_or(WorldError::NotLaunched)?;
-        Ok(Self::launched(launch))
+        Ok(Self::processes(launch))
     }
 
     /// [`from_env`](Self::from_env) in a process that a launcher has started, and otherwise [`threads`](Self::threads).
@@ -77,12 +77,13 @@ impl<M: LearnerModel> MegatronStrategy<M> {
     /// See there.
     pub fn from_env_or_threads(ranks: usize) -> Result<Self, WorldError> {
         match Launch::from_env()? {
-            Some(launch) => Ok(Self::launched(launch)),
+            Some(launch) => Ok(Self::processes(launch)),
             None => Self::threads(ranks),
         }
     }
 
-    fn launched(launch: Launch) -> Self {
+    /// [`from_env`](Self::from_env) with the place of this process in the world as a value.
+    pub fn processes(launch: Launch) -> Self {
         let rank = launch.rank;
         if rank != 0 {
             leave_terminal();

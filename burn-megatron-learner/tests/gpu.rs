@@ -63,28 +63,54 @@ fn shards_are_stepped_on_the_device() {
     }
 }
 
-/// The ranks share a device, which NCCL allows by NCCL_MULTI_RANK_GPU_ENABLE.
+/// The ranks share a device, which NCCL allows by NCCL_MULTI_RANK_GPU_ENABLE; each is a thread that joins as if it were
+/// a process.
 #[cfg(feature = "cuda")]
 #[test]
 fn ranks_reduce_over_nccl() {
-    use burn_megatron::comm::Engine;
-
     if std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_err() && devices().len() < 2 {
         println!("skipped: one device, and NCCL_MULTI_RANK_GPU_ENABLE=1 is not set");
         return;
     }
-    let cpu = training().weights(Some(threads(2)));
-    let nccl = || {
-        let strategy = threads(2).world(|world| world.engine(Engine::Nccl));
-        strategy.devices(devices())
-    };
-    let found = training().weights(Some(nccl()));
-    assert!(difference(&cpu, &found) <= 1e-4);
     let sharded = |strategy: MegatronStrategy<Mlp>| {
         let strategy = strategy.optimizer(AdamWConfig::default());
         strategy.zero_stage(ZeroStage::Parameters)
     };
-    let cpu = training().weights(Some(sharded(threads(2))));
-    let found = training().weights(Some(sharded(nccl())));
-    assert!(difference(&cpu, &found) <= 1e-4);
+    let changes: [fn(MegatronStrategy<Mlp>) -> MegatronStrategy<Mlp>; 2] =
+        [|strategy| strategy, sharded];
+    for change in changes {
+        let cpu = training().weights(Some(change(threads(2))));
+        for found in over_nccl(|strategy| training().weights(Some(change(strategy)))) {
+            assert!(difference(&cpu, &found) <= 1e-4);
+        }
+    }
+}
+
+/// What `run` returns on each of two ranks of the engine NCCL.
+#[cfg(feature = "cuda")]
+fn over_nccl<T: Send>(run: impl Fn(MegatronStrategy<Mlp>) -> T + Sync) -> Vec<T> {
+    use burn_megatron::comm::{Address, Engine, Launch, Launcher};
+    use std::{net::TcpListener, thread};
+
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let join = |rank| {
+        let launch = Launch {
+            launcher: Launcher::Manual,
+            rank,
+            world_size: 2,
+            local_rank: rank,
+            local_world_size: 2,
+            rendezvous: Some(Address::new("127.0.0.1", port).unwrap()),
+            job: Some("gpu_learner".into()),
+            token: None,
+        };
+        let strategy = MegatronStrategy::processes(launch).devices(devices());
+        run(strategy.world(|world| world.engine(Engine::Nccl)))
+    };
+    thread::scope(|scope| {
+        let ranks = [0, 1].map(|rank| scope.spawn(move || join(rank)));
+        ranks.map(|rank| rank.join().unwrap()).into()
+    })
 }

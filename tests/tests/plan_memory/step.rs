@@ -84,8 +84,13 @@ impl Run {
 
     /// By rank.
     fn planned(&self) -> Vec<Planned> {
+        // The engine of threads has no memory for a receive before its tensor is sent.
+        let layout = match self.layout.pipeline {
+            1 => self.layout.clone(),
+            _ => self.layout.clone().with_receives_ahead(0),
+        };
         let request = MemoryRequest {
-            layout: &self.layout,
+            layout: &layout,
             ranks: self.ranks,
             micro_batch_size: MICRO_BATCH,
             sequence_length: self.model.context,
