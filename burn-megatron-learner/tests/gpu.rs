@@ -63,11 +63,12 @@ fn shards_are_stepped_on_the_device() {
     }
 }
 
-/// The ranks share a device, which NCCL allows by NCCL_MULTI_RANK_GPU_ENABLE; each is a thread that joins as if it were
-/// a process.
+/// The ranks share a device, which NCCL allows by NCCL_MULTI_RANK_GPU_ENABLE.
 #[cfg(feature = "cuda")]
 #[test]
 fn ranks_reduce_over_nccl() {
+    use burn_megatron::comm::{Engine, testing::join_as_threads};
+
     if std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_err() && devices().len() < 2 {
         println!("skipped: one device, and NCCL_MULTI_RANK_GPU_ENABLE=1 is not set");
         return;
@@ -80,37 +81,13 @@ fn ranks_reduce_over_nccl() {
         [|strategy| strategy, sharded];
     for change in changes {
         let cpu = training().weights(Some(change(threads(2))));
-        for found in over_nccl(|strategy| training().weights(Some(change(strategy)))) {
+        let over_nccl = join_as_threads(2, |launch| {
+            let strategy = MegatronStrategy::processes(launch).devices(devices());
+            let strategy = strategy.world(|world| world.engine(Engine::Nccl));
+            training().weights(Some(change(strategy)))
+        });
+        for found in over_nccl {
             assert!(difference(&cpu, &found) <= 1e-4);
         }
     }
-}
-
-/// What `run` returns on each of two ranks of the engine NCCL.
-#[cfg(feature = "cuda")]
-fn over_nccl<T: Send>(run: impl Fn(MegatronStrategy<Mlp>) -> T + Sync) -> Vec<T> {
-    use burn_megatron::comm::{Address, Engine, Launch, Launcher};
-    use std::{net::TcpListener, thread};
-
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = free.local_addr().unwrap().port();
-    drop(free);
-    let join = |rank| {
-        let launch = Launch {
-            launcher: Launcher::Manual,
-            rank,
-            world_size: 2,
-            local_rank: rank,
-            local_world_size: 2,
-            rendezvous: Some(Address::new("127.0.0.1", port).unwrap()),
-            job: Some("gpu_learner".into()),
-            token: None,
-        };
-        let strategy = MegatronStrategy::processes(launch).devices(devices());
-        run(strategy.world(|world| world.engine(Engine::Nccl)))
-    };
-    thread::scope(|scope| {
-        let ranks = [0, 1].map(|rank| scope.spawn(move || join(rank)));
-        ranks.map(|rank| rank.join().unwrap()).into()
-    })
 }

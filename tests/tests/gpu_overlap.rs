@@ -1,14 +1,12 @@
 //! Exchanges of the tensor axis in chunks on a device: the results of the CPU; over NCCL also the order of the calls.
 #![cfg(any(feature = "cuda", feature = "wgpu"))]
 
-use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
-use std::thread;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_megatron::comm::{
-    Address, Buffer, Call, CommError, Communicator, DeviceCommunicator, DevicePending, Engine,
-    Group, Launch, Launcher, ParallelContext, Pending, Rank, World,
+    Buffer, Call, CommError, Communicator, DeviceCommunicator, DevicePending, Engine, Group,
+    ParallelContext, Pending, Rank, World, testing::join_as_threads,
 };
 use burn_megatron::mesh::{ParallelConfig, TpCommOverlap};
 use burn_megatron::nn::{Activation, ModelBuilder, ParallelMlp, ParallelMlpConfig};
@@ -67,30 +65,13 @@ fn on_threads<T: Send>(f: RunRank<'_, T>) -> Vec<T> {
     world.run(|rank| f(&rank)).unwrap()
 }
 
-/// The same over NCCL: each thread joins a world as if it were a process.
+/// The same over NCCL.
 fn over_nccl<T: Send>(f: RunRank<'_, T>) -> Vec<T> {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = free.local_addr().unwrap().port();
-    drop(free);
-    let join = |rank| {
-        let launch = Launch {
-            launcher: Launcher::Manual,
-            rank,
-            world_size: 2,
-            local_rank: rank,
-            local_world_size: 2,
-            rendezvous: Some(Address::new("127.0.0.1", port).unwrap()),
-            job: Some("gpu_overlap".into()),
-            token: None,
-        };
+    let joined = join_as_threads(2, |launch| {
         let world = World::processes(launch).engine(Engine::Nccl);
         world.run(|rank| f(&rank)).unwrap()
-    };
-    thread::scope(|scope| {
-        let ranks = [0, 1].map(|rank| scope.spawn(move || join(rank)));
-        let joined = ranks.into_iter().flat_map(|rank| rank.join().unwrap());
-        joined.collect()
-    })
+    });
+    joined.into_iter().flatten().collect()
 }
 
 /// By rank, the output and the gradients of the input and the weights.

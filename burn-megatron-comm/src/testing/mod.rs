@@ -2,8 +2,10 @@
 
 pub mod conformance;
 pub mod fault_injection;
+mod launches;
 mod simulated_network;
 mod wait;
 
+pub use launches::join_as_threads;
 pub use simulated_network::{Link, LinkError, SimulatedNetwork, Transfer, hidden_share};
 pub use wait::{TIMEOUT, wait_until};

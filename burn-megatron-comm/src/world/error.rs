@@ -94,8 +94,9 @@ pub enum WorldError {
     /// The engine could not be started.
     #[error(transparent)]
     Engine(CommError),
-    /// The process has already been a rank.
-    #[error("this process has already been a rank of a world: a world of processes runs once")]
+    /// The process has already been this rank of the world: over NCCL of that at the address of the rendezvous, over MPI
+    /// of any.
+    #[error("this process has already been this rank of the world: a world of processes runs once")]
     RanAlready,
 }
 

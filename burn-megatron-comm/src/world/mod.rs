@@ -116,6 +116,9 @@ impl World {
     }
 
     /// The world of a process that was started as one rank.
+    ///
+    /// Over NCCL the ranks of several devices may be threads of one process instead: each calls [`run`](Self::run) of
+    /// its own world, with its own rank.
     pub fn processes(launch: Launch) -> World {
         let local = launch.local_world_size;
         let engine = None;

@@ -8,10 +8,11 @@ mod monitor;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::env;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -47,10 +48,15 @@ where
     T: Send,
     E: Into<AnyError>,
 {
-    static RAN: AtomicBool = AtomicBool::new(false);
     let engine = choose(engine, launch)?;
     check_retired(engine, &|name| env::var_os(name).is_some())?;
-    if RAN.swap(true, Ordering::Relaxed) {
+    // Threads may be ranks of a world of processes, each with a device. MPI has one world for a process.
+    static JOINED: Mutex<BTreeSet<(Option<String>, usize)>> = Mutex::new(BTreeSet::new());
+    let place = match (engine, &launch.rendezvous) {
+        (Engine::Nccl, Some(address)) => (Some(address.to_string()), launch.rank),
+        _ => (None, 0),
+    };
+    if !JOINED.lock().insert(place) {
         return Err(WorldError::RanAlready);
     }
     let rank = ProcessRank::join(world, launch, engine)?;
