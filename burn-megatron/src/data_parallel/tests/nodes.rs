@@ -80,14 +80,20 @@ fn a_rank_sends_its_part_of_its_node_between_nodes() {
 #[test]
 fn a_sum_by_way_of_nodes_differs_by_its_order_alone() {
     for (ranks, per_node) in [(4, 2), (8, 4), (6, 3), (6, 2)] {
-        let [flat, found] = [false, true]
-            .map(|by_nodes| step([ranks, per_node], by_nodes, |rank| (rank as f64 + 0.1).sin()));
+        let [flat, found] = [false, true].map(|by_nodes| {
+            step([ranks, per_node], by_nodes, |rank| {
+                (rank as f64 + 0.1).sin()
+            })
+        });
         for ((flat, _), (found, _)) in flat.iter().zip(&found) {
             if ranks.is_power_of_two() {
                 assert_eq!(found, flat, "{ranks} ranks, {per_node} on a node");
             }
             for (found, flat) in found.iter().flatten().zip(flat.iter().flatten()) {
-                assert!((found - flat).abs() <= 1e-12 * flat.abs(), "{found}, not {flat}");
+                assert!(
+                    (found - flat).abs() <= 1e-12 * flat.abs(),
+                    "{found}, not {flat}"
+                );
             }
         }
     }

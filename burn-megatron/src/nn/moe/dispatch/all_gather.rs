@@ -8,7 +8,7 @@ use burn_megatron_kernels::moe::permutation::{
 };
 
 use super::ranks::ExpertRanks;
-use super::{Dispatched, Dispatcher, Routing, PendingDispatch};
+use super::{Dispatched, Dispatcher, PendingDispatch, Routing};
 use crate::collective::{gather_rows, reduce_scatter_rows};
 use crate::nn::moe::experts::ExpertRows;
 

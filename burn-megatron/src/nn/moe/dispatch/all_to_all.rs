@@ -8,7 +8,7 @@ use burn_megatron_kernels::moe::permutation::{
 };
 
 use super::ranks::ExpertRanks;
-use super::{Dispatched, Dispatcher, Meanwhile, Routing, PendingDispatch};
+use super::{Dispatched, Dispatcher, Meanwhile, PendingDispatch, Routing};
 use crate::collective::{Comm, all_to_all, all_to_all_while, gather_rows, reduce_scatter_rows};
 use crate::comm::{CommError, ParallelContext};
 use crate::mesh::{Axis, Grid};

@@ -13,7 +13,7 @@ use burn_megatron_kernels::record;
 use super::hop::{Hop, HopRows, Tokens};
 use super::ranks::{ExpertRanks, PendingCounts};
 use super::volume::chosen;
-use super::{Dispatched, Dispatcher, Fp8DispatchScales, Meanwhile, Routing, PendingDispatch};
+use super::{Dispatched, Dispatcher, Fp8DispatchScales, Meanwhile, PendingDispatch, Routing};
 use crate::collective::invalid;
 use crate::comm::{CommError, ParallelContext};
 use crate::mesh::Grid;
@@ -73,7 +73,10 @@ impl Flex {
                     count: per_node,
                     ..all
                 };
-                let hops = vec![hop(nodes.inter_node, between), hop(nodes.intra_node, inside)];
+                let hops = vec![
+                    hop(nodes.inter_node, between),
+                    hop(nodes.intra_node, inside),
+                ];
                 (hops, per_node)
             }
         };

@@ -167,7 +167,10 @@ mod tests {
         let value = |at: usize| (at as f32 * 0.7).sin() * magnitude(at);
         let all: Vec<f32> = (0..3 * HIDDEN).map(value).collect();
         let comm: Comm = Arc::new(SingleRank::new("all"));
-        for (scales, largest) in [(Fp8DispatchScales::F32, 448.0), (Fp8DispatchScales::E8m0, 224.0)] {
+        for (scales, largest) in [
+            (Fp8DispatchScales::F32, 448.0),
+            (Fp8DispatchScales::E8m0, 224.0),
+        ] {
             let data = TensorData::new(all.clone(), [3, HIDDEN]);
             let x = Tensor::<2>::from_data(data, &Device::flex());
             let rows = PendingFp8Rows::start(x, scales, [&[3], &[3]], &comm).wait();
@@ -176,7 +179,10 @@ mod tests {
             assert_ne!(found, all);
             for (at, (found, exact)) in found.iter().zip(&all).enumerate() {
                 let bound = (exact.abs() / 16.0).max(magnitude(at) / (1024.0 * largest));
-                assert!((found - exact).abs() <= bound * 1.0001, "{scales:?} {at}: {found}, not {exact}");
+                assert!(
+                    (found - exact).abs() <= bound * 1.0001,
+                    "{scales:?} {at}: {found}, not {exact}"
+                );
             }
         }
     }
