@@ -9,6 +9,7 @@ use crate::mesh::{
     Axis, AxisRank, AxisSet, Coordinates, Grid, GroupShape, Mesh, MeshError, MeshRank,
     ParallelConfig,
 };
+use crate::subgroups::consecutive_subgroups;
 use crate::{CommError, Communicator, OfflineCommunicator, Rank, SingleRank};
 
 /// The mesh, the coordinates of this rank, and the communicators of its process groups.
@@ -40,9 +41,9 @@ type Groups = BTreeMap<GroupShape, Arc<dyn Communicator>>;
 #[derive(Clone, Debug)]
 pub struct NodeGroups {
     /// The ranks of the group on the node of this one.
-    pub inside: Arc<dyn Communicator>,
+    pub intra_node: Arc<dyn Communicator>,
     /// The ranks that have this one's place on each node.
-    pub between: Arc<dyn Communicator>,
+    pub inter_node: Arc<dyn Communicator>,
 }
 
 /// Why the process groups could not be created.
@@ -302,12 +303,12 @@ impl ParallelContext {
         if let Some(found) = nodes.get(&shape) {
             return Ok(Some(found.clone()));
         }
-        let inside: Vec<_> = ranks.chunks(own).map(<[usize]>::to_vec).collect();
-        let place = |place| ranks.iter().skip(place).step_by(own).copied().collect();
-        let between: Vec<Vec<usize>> = (0..own).map(place).collect();
+        let names = ["in a node", "between nodes"].map(|part| format!("{name} {part}"));
+        let names = names.each_ref().map(String::as_str);
+        let [intra_node, inter_node] = consecutive_subgroups(&group, own, names)?;
         let found = NodeGroups {
-            inside: group.split(&format!("{name} in a node"), &inside)?,
-            between: group.split(&format!("{name} between nodes"), &between)?,
+            intra_node,
+            inter_node,
         };
         nodes.insert(shape, found.clone());
         Ok(Some(found))

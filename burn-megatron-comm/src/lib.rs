@@ -39,6 +39,7 @@ pub mod probe;
 mod process;
 mod rendezvous;
 mod report;
+mod subgroups;
 pub mod testing;
 mod world;
 
@@ -60,6 +61,7 @@ pub use pool::{BufferPool, MIN_POOLED_LEN};
 pub use rendezvous::read_session;
 pub use rendezvous::{Coordinator, RendezvousError};
 pub use report::call_log::{CALLS_KEPT, CallRecord};
+pub use subgroups::consecutive_subgroups;
 pub use world::{
     Engine, MAX_COMPUTE_THREADS, MAX_THREAD_RANKS, ParseEngineError, Rank, RankPanic, World,
     WorldError,

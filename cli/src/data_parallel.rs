@@ -95,6 +95,8 @@ impl DataParallelArgs {
                 config.overlap_param_gather = false;
                 config.keep_gathered = false;
                 config.reduce_in_16_bits = false;
+            } else {
+                config.hierarchical_reduce = false;
             }
         }
         config.precision = self.precision.unwrap_or(config.precision);

@@ -6,26 +6,26 @@ use burn_megatron::mesh::{Axis, AxisSet, Grid, Mesh, ParallelConfig};
 
 use crate::error::Error;
 
-/// The place of a process on its machine, as the launcher says.
+/// A process among those of its machine, as the launcher says.
 #[derive(Clone, Copy, Debug)]
-pub struct MachinePlace {
-    /// The local rank.
+pub struct LocalRank {
+    /// Its number.
     pub rank: usize,
-    /// The ranks of the machine.
-    pub ranks: usize,
+    /// The processes of the machine.
+    pub world_size: usize,
 }
 
 /// The layout with the [`ranks_per_node`](ParallelConfig::ranks_per_node) of the launcher, if the recipe has none: where every
 /// machine has equally many ranks, with consecutive numbers. Collective over the world.
 pub fn in_nodes(
     layout: &ParallelConfig,
-    place: Option<MachinePlace>,
+    place: Option<LocalRank>,
     world: &dyn Communicator,
 ) -> Result<ParallelConfig, Error> {
     let (None, Some(place)) = (layout.ranks_per_node, place) else {
         return Ok(layout.clone());
     };
-    let own = [place.rank as i64, place.ranks as i64];
+    let own = [place.rank as i64, place.world_size as i64];
     let all: Vec<i64> = world.all_gather(Buffer::I64(own.to_vec()))?.into_vec();
     let places: Vec<_> = all
         .chunks(2)
@@ -61,7 +61,9 @@ pub fn describe(mesh: &Mesh, config: &DataParallelConfig) -> Option<String> {
     if config.hierarchical_reduce {
         all.push(match on_each(Grid::Dense, Grid::Dense.data_axes()) {
             Some(own) => format!("gradients are summed over {own} ranks of each, then between them"),
-            None => "gradients are summed over all ranks at once, as no nodes have equally many, and several".into(),
+            None => "gradients are summed over all ranks at once, as hierarchical_reduce needs several nodes with equally \
+                     many data-parallel ranks, at least 2 on each"
+                .into(),
         });
     }
     if mesh.size(Grid::Expert, Axis::Expert) > 1 {

@@ -30,7 +30,7 @@ use crate::header::{
 };
 use crate::interrupt::Interrupt;
 use crate::memory_limit::PlannedMemory;
-use crate::nodes::{self, MachinePlace};
+use crate::nodes::{self, LocalRank};
 use crate::parallel_plan::ParallelPlan;
 use crate::recipe::Recipe;
 use crate::record::Recorder;
@@ -68,7 +68,7 @@ pub struct RankRun<'a> {
     /// Whether the 8-bit layers are measured in the last step.
     pub fp8_report: bool,
     /// Where a process is on its machine.
-    pub place: Option<MachinePlace>,
+    pub place: Option<LocalRank>,
 }
 
 /// The result of a rank.

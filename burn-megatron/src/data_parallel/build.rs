@@ -7,7 +7,8 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron_kernels::flat::Ranges;
 
-use super::config::{DataParallelConfig, DataParallelConfigError};
+use super::config::DataParallelConfig;
+use super::error::DataParallelConfigError;
 use super::error::DataParallelError;
 use super::frozen::FrozenParameters;
 use super::fsdp_unit::fsdp_unit_of;

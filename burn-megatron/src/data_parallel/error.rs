@@ -1,12 +1,113 @@
 //! The errors of data parallelism.
 
-use super::config::DataParallelConfigError;
+use super::config::Precision;
 use super::layout::LayoutError;
-use super::memory::MemoryError;
+use super::memory::{MemoryError, ZeroStage};
+use super::offload::OffloadError;
 use crate::comm::CommError;
 use crate::glob::{GlobError, listed};
 use crate::nn::fp8::Fp8Error;
 use crate::nn::{BuildError, RecomputeError};
+
+/// Invalid settings.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum DataParallelConfigError {
+    /// The size of a shard group does not divide the data axis.
+    #[error(
+        "invalid hsdp = {hsdp}: expected a divisor of the {ranks} ranks of the data axis ({divisors})"
+    )]
+    Hsdp {
+        /// Ranks of a shard group.
+        hsdp: usize,
+        /// Ranks of the data axis.
+        ranks: usize,
+        /// The divisors of the ranks.
+        divisors: String,
+    },
+    /// A setting without effect in this ZeRO stage.
+    #[error(
+        "{name} requires zero_stage = {expected}, but zero_stage = {stage}; change the stage, or leave {name} out"
+    )]
+    RequiresZeroStage {
+        /// The setting.
+        name: &'static str,
+        /// The stages in which it has an effect.
+        expected: &'static str,
+        /// The stage of the run.
+        stage: ZeroStage,
+    },
+    /// A sum by way of nodes of gradients that are sharded.
+    #[error(
+        "hierarchical_reduce sums replicated gradients, but zero_stage = {stage} shards them; set hsdp to the ranks of a node \
+         to exchange less between nodes, or leave hierarchical_reduce out"
+    )]
+    HierarchicalShards {
+        /// The stage of the run.
+        stage: ZeroStage,
+    },
+    /// A setting that the layout has too, with another value.
+    #[error("{name} = {own}, but {name} = {layout} in the layout: set it in one place")]
+    Contradiction {
+        /// The setting.
+        name: &'static str,
+        /// Its value here.
+        own: String,
+        /// Its value in the layout.
+        layout: String,
+    },
+    /// A setting of 16-bit models for another model.
+    #[error(
+        "reduce_in_16_bits requires precision = bf16 or f16, but precision = {0}; change the precision, or \
+         leave reduce_in_16_bits out"
+    )]
+    NotHalfPrecision(Precision),
+    /// f64 on a GPU.
+    #[error(
+        "invalid precision = f64 for a model on {device}: expected f32, bf16 or f16, or a model on the CPU"
+    )]
+    F64Device {
+        /// The device of the model.
+        device: String,
+    },
+    /// Nothing is gathered, as each copy is on one rank.
+    #[error(
+        "fp8_param_gather requires shard groups of 2 or more ranks, but the data axis has {ranks} ranks and \
+         hsdp = {}; shard over more ranks, or leave fp8_param_gather out",
+        hsdp.unwrap_or(*ranks)
+    )]
+    NothingToGather {
+        /// Ranks of the data axis.
+        ranks: usize,
+        /// Ranks of a shard group, if set.
+        hsdp: Option<usize>,
+    },
+    /// `fp8_param_gather` for a model without FP8 weights.
+    #[error(
+        "fp8_param_gather requires FP8 layers besides experts, but the model has none; choose an FP8 recipe, or \
+         leave fp8_param_gather out"
+    )]
+    NoFp8Weights,
+    /// The path of an FP8 weight is not that of a matrix of the model.
+    #[error(
+        "the model has no matrix {path}, which an FP8 layer gives as the path of its weight; with \
+         fp8_param_gather build the layer with the path that it has in the model"
+    )]
+    UnknownWeight {
+        /// The path.
+        path: String,
+    },
+    /// Offload that cannot be followed.
+    #[error(transparent)]
+    Offload(#[from] OffloadError),
+    /// A number that must be above zero.
+    #[error("invalid {name} = {value}: expected a number above 0")]
+    NotPositive {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+    },
+}
 
 /// The error of a data-parallel wrapper or step.
 #[derive(Clone, Debug, thiserror::Error)]

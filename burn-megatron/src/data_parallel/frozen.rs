@@ -242,7 +242,7 @@ impl<M: Module> DistributedDataParallel<M> {
             return vec![];
         };
         let plan = &frozen.plan;
-        let gather = |number| super::gather(plan, number, frozen.shard(number));
+        let gather = |number| super::gathered::gather(plan, number, frozen.shard(number));
         let buckets: Vec<_> = (0..plan.buckets()).map(gather).collect();
         let value = |index| {
             let (number, range) = plan.location(index);

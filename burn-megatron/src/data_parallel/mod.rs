@@ -38,9 +38,9 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
 use crate::choice::KernelSelection;
-use crate::collective::{start_all_gather, to_f64};
+use crate::collective::to_f64;
 use crate::comm::ParallelContext;
-use crate::mesh::{Axis, Grid};
+use crate::mesh::Grid;
 use crate::nn::fp8::Fp8;
 use crate::nn::hook::{DeferringSink, detach_hooks, with_anchor};
 use crate::nn::moe::Routers;
@@ -53,6 +53,7 @@ mod config;
 mod error;
 mod frozen;
 mod fsdp_unit;
+mod gathered;
 mod gradient_buckets;
 mod gradient_check;
 mod gradient_tracker;
@@ -60,6 +61,7 @@ mod gradients;
 pub mod layout;
 mod memory;
 mod memory_usage;
+mod model_checks;
 pub mod offload;
 mod own_backward;
 mod param_and_grad_buffers;
@@ -77,8 +79,8 @@ mod tests;
 
 pub(crate) use bucket_step::{AfterStep, BucketShard, BucketStep, StepFn, SteppedBucket};
 use build::NamedWeight;
-pub use config::{DataParallelConfig, DataParallelConfigError, Moments, Precision};
-pub use error::DataParallelError;
+pub use config::{DataParallelConfig, Moments, Precision};
+pub use error::{DataParallelConfigError, DataParallelError};
 use frozen::FrozenParameters;
 pub use frozen::freeze;
 pub use gradient_check::InvalidGradient;
@@ -183,9 +185,9 @@ impl<M: Module> DistributedDataParallel<M> {
         } = model;
         frozen::freeze_in_all_stages(&mut table, &config.freeze, groups)?;
         let saves_frozen = lora.is_none();
-        check_same_table(&table, groups)?;
-        check_experts(&table, groups)?;
-        check_tied_parameters(&table, groups)?;
+        model_checks::check_same_table(&table, groups)?;
+        model_checks::check_experts(&table, groups)?;
+        model_checks::check_tied_parameters(&table, groups)?;
         let targets = lora.map_or(Ok(()), |lora| lora.check_targets(groups));
         targets.map_err(|error| DataParallelError::Lora(Box::new(error)))?;
         fp8.check_layers(groups)?;
@@ -406,64 +408,6 @@ impl<M: Module> DistributedDataParallel<M> {
         Err(DataParallelError::OrderMismatch { rank, other, stage })
     }
 
-    /// Gradients from given values, instead of a [`backward`](Self::backward): this rank's part of each
-    /// parameter's gradient, `[elements]` in the order of the table, as a sum over `tokens`.
-    ///
-    /// # Errors
-    ///
-    /// [`DataParallelError::ElementCount`] if the size of one is not that of its parameter.
-    pub fn gradients_of(
-        &self,
-        parts: Vec<Tensor<1>>,
-        tokens: u64,
-    ) -> Result<Gradients, DataParallelError> {
-        replicas::gradients_of(&self.buffers.plan, parts, tokens)
-    }
-
-    /// The gradient of each parameter, gathered over the data axis: `[elements]` of this model-parallel rank's
-    /// part, in the order of the table. Collective: call on all ranks of the data axis.
-    pub fn full_gradients(&self, gradients: &Gradients) -> Vec<Tensor<1>> {
-        self.full_gradients_times(gradients, gradients.factor())
-    }
-
-    /// The sums of each parameter's gradient times `factor`, gathered as in [`Self::full_gradients`].
-    pub(crate) fn full_gradients_times(
-        &self,
-        gradients: &Gradients,
-        factor: f64,
-    ) -> Vec<Tensor<1>> {
-        let plan = &self.buffers.plan;
-        let buckets: Vec<_> = gradients
-            .sums()
-            .enumerate()
-            .map(|(number, sum)| self.gather(number, sum.clone()))
-            .collect();
-        let gradient = |index| {
-            let (number, range) = plan.location(index);
-            let sum: Tensor<1> = buckets[number].clone().slice([range]);
-            sum.mul_scalar(factor)
-        };
-        (0..plan.parameters.len()).map(gradient).collect()
-    }
-
-    /// The master of each parameter, gathered over the data axis: `[elements]` of this model-parallel rank's
-    /// part, in the order of the table. Collective: call on all ranks of the data axis.
-    pub fn parameters(&self) -> Vec<Tensor<1>> {
-        let plan = &self.buffers.plan;
-        let gather = |number| self.gather(number, self.buffers.master_on_device(number));
-        let buckets: Vec<_> = (0..plan.buckets()).map(gather).collect();
-        let master = |index| {
-            let (number, range) = plan.location(index);
-            buckets[number].clone().slice([range])
-        };
-        (0..plan.parameters.len()).map(master).collect()
-    }
-
-    /// Gathers a bucket from the shards of the ranks.
-    fn gather(&self, number: usize, shard: Tensor<1>) -> Tensor<1> {
-        gather(&self.buffers.plan, number, shard)
-    }
-
     /// A module without hooks that holds the [masters](Self::parameters). Collective: call on all ranks of the
     /// data axis.
     pub fn to_module(&self) -> M {
@@ -499,75 +443,5 @@ impl<M: Module> DistributedDataParallel<M> {
     /// [`DataParallelError::ReplicaMismatch`] names a parameter that differs, and two ranks.
     pub fn check_replicas(&self) -> Result<(), DataParallelError> {
         replicas::check(&self.buffers, &self.table, &self.groups)
-    }
-}
-
-/// Gathers a bucket from the shards of the ranks.
-fn gather(plan: &ShardingPlan, number: usize, shard: Tensor<1>) -> Tensor<1> {
-    let comm = &plan.groups(number).shard;
-    match (comm.size(), plan.elements(number)) {
-        (1, _) | (_, 0) => shard,
-        _ => start_all_gather(shard, 0, comm).wait(),
-    }
-}
-
-fn check_same_table(
-    table: &ParameterTable,
-    groups: &ParallelContext,
-) -> Result<(), DataParallelError> {
-    use std::hash::{DefaultHasher, Hash, Hasher};
-    let mut hasher = DefaultHasher::new();
-    for entry in table.entries() {
-        (&entry.path, &entry.shape, entry.grid, entry.sum_over).hash(&mut hasher);
-        entry.frozen.hash(&mut hasher);
-        format!("{:?}", entry.placements).hash(&mut hasher);
-    }
-    let own = hasher.finish() as i64;
-    let all: Vec<i64> = groups.stage().all_gather(vec![own].into())?.into_vec();
-    match all.iter().position(|other| *other != own) {
-        Some(other) => Err(DataParallelError::ModelMismatch {
-            rank: groups.rank(),
-            other: groups.stage().group().ranks()[other],
-        }),
-        None => Ok(()),
-    }
-}
-
-/// Some stage of the pipeline must have experts, if the layout splits them.
-fn check_experts(
-    table: &ParameterTable,
-    groups: &ParallelContext,
-) -> Result<(), DataParallelError> {
-    let layout = groups.config();
-    if !layout.splits_experts() {
-        return Ok(());
-    }
-    let mut entries = table.entries().iter();
-    let own = entries.any(|entry| entry.grid == Grid::Expert);
-    let all = groups.pipeline().all_gather(vec![i64::from(own)].into())?;
-    if all.into_vec::<i64>().contains(&1) {
-        return Ok(());
-    }
-    Err(DataParallelError::NoExperts {
-        expert: layout.expert,
-        expert_tensor: groups.mesh().size(Grid::Expert, Axis::ExpertTensor),
-    })
-}
-
-fn check_tied_parameters(
-    table: &ParameterTable,
-    groups: &ParallelContext,
-) -> Result<(), DataParallelError> {
-    let (rank, ranks) = (groups.pipeline().rank(), groups.pipeline().size());
-    let tied = table.entries().iter().find(|entry| entry.is_tied());
-    match tied {
-        Some(entry) if rank != 0 && rank + 1 != ranks => {
-            Err(DataParallelError::TiedParameterPlacement {
-                path: entry.path.clone(),
-                rank,
-                ranks,
-            })
-        }
-        _ => Ok(()),
     }
 }

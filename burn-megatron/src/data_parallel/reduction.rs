@@ -11,7 +11,7 @@ use crate::collective::{
     PendingReduceScatterInF32, PendingTensor, start_all_gather, start_all_reduce,
     start_all_reduce_coalesced, start_reduce_scatter_coalesced, start_reduce_scatter_in_f32,
 };
-use crate::comm::ReduceOp;
+use crate::comm::{NodeGroups, ReduceOp};
 
 /// The reduction of one bucket, in flight.
 pub(super) struct PendingReduction {
@@ -26,8 +26,8 @@ enum ReductionState {
     Local(Tensor<1>),
     /// An all-reduce of the whole bucket.
     AllReduce(PendingTensor<1>),
-    /// A reduce-scatter over the ranks of the node, which those of other nodes and a gather in the node follow.
-    InNode(PendingTensor<1>),
+    /// A reduce-scatter in the node, which an all-reduce between nodes and a gather in the node follow.
+    InNode(PendingTensor<1>, NodeGroups),
     /// A reduce-scatter over the shard group.
     ReduceScatter(PendingTensor<1>),
     /// A reduce-scatter of 16-bit values that are accumulated in f32.
@@ -62,9 +62,9 @@ fn start_run(
     let states: Vec<_> = match (groups.shard.size(), groups.replicas.size()) {
         (1, 1) => tensors.into_iter().map(ReductionState::Local).collect(),
         (1, _) => match &groups.nodes {
-            Some(nodes) => start_reduce_scatter_coalesced(tensors, &nodes.inside)
+            Some(nodes) => start_reduce_scatter_coalesced(tensors, &nodes.intra_node)
                 .into_iter()
-                .map(ReductionState::InNode)
+                .map(|pending| ReductionState::InNode(pending, nodes.clone()))
                 .collect(),
             None => start_all_reduce_coalesced(tensors, ReduceOp::Sum, &groups.replicas)
                 .into_iter()
@@ -107,8 +107,8 @@ impl PendingReduction {
             ReductionState::AllReduce(pending) => {
                 return TrackedTensor::from_parts(pending.wait(), self.allocation);
             }
-            ReductionState::InNode(pending) => {
-                let sum = summed_over_nodes(pending.wait(), plan.groups(self.bucket));
+            ReductionState::InNode(pending, nodes) => {
+                let sum = summed_over_nodes(pending.wait(), &nodes);
                 return TrackedTensor::from_parts(sum, self.allocation);
             }
             ReductionState::ReduceScatter(pending) => pending.wait(),
@@ -125,10 +125,7 @@ impl PendingReduction {
 }
 
 /// The sum of a bucket over all nodes, from this rank's part of that of its node.
-fn summed_over_nodes(part: Tensor<1>, groups: &ShardingGroups) -> Tensor<1> {
-    let Some(nodes) = &groups.nodes else {
-        unreachable!("a sum of a node is of a group with nodes")
-    };
-    let sum = start_all_reduce(part, ReduceOp::Sum, &nodes.between).wait();
-    start_all_gather(sum, 0, &nodes.inside).wait()
+fn summed_over_nodes(part: Tensor<1>, nodes: &NodeGroups) -> Tensor<1> {
+    let sum = start_all_reduce(part, ReduceOp::Sum, &nodes.inter_node).wait();
+    start_all_gather(sum, 0, &nodes.intra_node).wait()
 }

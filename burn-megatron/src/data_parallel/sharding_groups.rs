@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::config::DataParallelConfig;
 use super::error::DataParallelError;
 use crate::collective::Comm;
-use crate::comm::{NodeGroups, ParallelContext, SingleRank};
+use crate::comm::{NodeGroups, ParallelContext, SingleRank, consecutive_subgroups};
 use crate::mesh::{Axis, Grid};
 
 /// The data-parallel group of one grid, split into shard groups of consecutive ranks. Each shard group holds one
@@ -50,16 +50,7 @@ impl ShardingGroups {
         let (shard, replicas) = match (shard_ranks, data.size()) {
             (1, _) => (single("shard"), data.clone()),
             (n, size) if n == size => (data.clone(), single("replicas")),
-            (n, size) => {
-                let ranks = data.group().ranks();
-                let shards: Vec<_> = ranks.chunks(n).map(<[usize]>::to_vec).collect();
-                let replicas_of = |shard| ranks[shard..size].iter().step_by(n).copied().collect();
-                let replicas: Vec<Vec<usize>> = (0..n).map(replicas_of).collect();
-                (
-                    data.split("shard", &shards)?,
-                    data.split("replicas", &replicas)?,
-                )
-            }
+            (n, _) => consecutive_subgroups(&data, n, ["shard", "replicas"])?.into(),
         };
         let nodes = if config.hierarchical_reduce {
             groups.node_groups(grid, grid.data_axes())?

@@ -32,6 +32,7 @@ impl Candidate {
         DataParallelConfig {
             zero_stage: stage,
             hsdp: self.layout.hsdp,
+            hierarchical_reduce: given.hierarchical_reduce && stage == ZeroStage::Replicated,
             overlap_param_gather: gathers && shards,
             reduce_in_16_bits: given.reduce_in_16_bits && stage != ZeroStage::Replicated && shards,
             keep_gathered: given.keep_gathered && stage == ZeroStage::Parameters,

@@ -76,12 +76,12 @@ impl<'a> MeshLinks<'a> {
     pub fn of(&self, exchange: &Exchange) -> Cow<'_, GroupLinks> {
         let per_node = match exchange.part {
             GroupPart::Whole => return self.group(exchange.grid, exchange.axes),
-            GroupPart::InsideNode(ranks) | GroupPart::BetweenNodes(ranks) => ranks,
+            GroupPart::IntraNode(ranks) | GroupPart::InterNode(ranks) => ranks,
         };
         let all = runs(&self.mesh, exchange.grid, exchange.axes);
         let (inside, between) = divide(&all, per_node);
         let own = match exchange.part {
-            GroupPart::BetweenNodes(_) => between,
+            GroupPart::InterNode(_) => between,
             _ => inside,
         };
         Cow::Owned(GroupLinks::new(self.hardware, &own))

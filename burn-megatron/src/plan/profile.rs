@@ -92,9 +92,9 @@ pub enum GroupPart {
     #[default]
     Whole,
     /// Those on one node, so many.
-    InsideNode(usize),
+    IntraNode(usize),
     /// Those with the same place on each node, which has so many.
-    BetweenNodes(usize),
+    InterNode(usize),
 }
 
 /// A collective, or a message, of one micro-batch.

@@ -44,8 +44,8 @@ pub struct ParseLayoutError {
 pub enum LayoutPartError {
     /// An unknown part.
     #[error(
-        "is not one of tpN, sp, cpN, epN, etpN, dpN, ppN, mbN, zN, hsdpN (tensor, sequence, context, expert, \
-         expert-tensor, data and pipeline parallelism, micro-batch, ZeRO stage, ranks of a sharding group), an exchange \
+        "is not one of tpN, sp, cpN, epN, etpN, dpN, ppN, mbN, zN, hsdpN, nodeN (tensor, sequence, context, \
+         expert, expert-tensor, data and pipeline parallelism, micro-batch, ZeRO stage, ranks of a sharding group and of a node), an exchange \
          (ring, allgather, alltoall, uspN with N ranks in an all-to-all) or a split (contiguous, striped, perdocument) \
          of context parallelism, an overlap of sequence parallelism (tpring, tpbulk, or with N chunks tpringN, tpbulkN), as in \
          tp2-sp-dp2, tp2-sp-tpring-dp2, cp4-ring-striped and dp4-z3-hsdp2, nor after a slash a schedule or vN \

@@ -235,8 +235,8 @@ pub struct DispatchArgs {
     /// Inner width of the shared expert.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_one)]
     pub shared_width: usize,
-    /// Ranks, each with one compute thread.
-    #[arg(long, visible_alias = "ep", value_name = "N", default_value_t = 4, value_parser = at_least_one)]
+    /// Ranks, each with one compute thread; at least 2.
+    #[arg(long, visible_alias = "ep", value_name = "N", default_value_t = 4, value_parser = at_least_two)]
     pub ranks: usize,
     /// Ranks of a node.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = at_least_one)]
@@ -328,6 +328,14 @@ pub fn at_least_one(text: &str) -> Result<usize, String> {
         Ok(0) => Err("expected at least 1".into()),
         Ok(samples) => Ok(samples),
         Err(error) => Err(format!("{error}")),
+    }
+}
+
+/// A number of at least 2.
+fn at_least_two(text: &str) -> Result<usize, String> {
+    match at_least_one(text)? {
+        1 => Err("expected at least 2".into()),
+        number => Ok(number),
     }
 }
 

@@ -64,7 +64,8 @@ pub struct PlanArgs {
     #[arg(long, value_name = "BYTES")]
     pub memory_limit: Option<ByteSize>,
     /// Settings that are given rather than searched: tensor, sequence_parallel, tp_comm_overlap,
-    /// tp_comm_overlap_num_splits, context, pipeline, schedule, virtual_stages, expert, expert_tensor, data, zero_stage, hsdp, micro_batch, recompute, offload.
+    /// tp_comm_overlap_num_splits, ranks_per_node, context, pipeline, schedule, virtual_stages, expert, expert_tensor, data,
+    /// zero_stage, hsdp, micro_batch, recompute, offload.
     #[arg(long, value_name = "SETTING=VALUE,..", value_delimiter = ',')]
     pub fix: Vec<String>,
     /// The number of plans to show.
@@ -112,6 +113,7 @@ pub fn fixed(settings: &[String]) -> Result<FixedSettings, Error> {
         };
         match name {
             "tensor" => fixed.tensor = Some(number()?),
+            "ranks_per_node" => fixed.ranks_per_node = Some(number()?),
             "context" => fixed.context = Some(number()?),
             "pipeline" => fixed.pipeline = Some(number()?),
             "virtual_stages" => fixed.virtual_stages = Some(number()?),
@@ -146,8 +148,8 @@ pub fn fixed(settings: &[String]) -> Result<FixedSettings, Error> {
             }
             _ => {
                 return Err(refused(
-                    "tensor, sequence_parallel, tp_comm_overlap, tp_comm_overlap_num_splits, context, pipeline, schedule, \
-                     virtual_stages, expert, expert_tensor, data, zero_stage, hsdp, micro_batch, recompute or offload",
+                    "tensor, sequence_parallel, tp_comm_overlap, tp_comm_overlap_num_splits, ranks_per_node, context, \
+                     pipeline, schedule, virtual_stages, expert, expert_tensor, data, zero_stage, hsdp, micro_batch, recompute or offload",
                 )
                 .into());
             }

@@ -75,6 +75,7 @@ fn settings(recipe: &Recipe) -> Result<FixedSettings, Error> {
         sequence_parallel: Some(layout.sequence_parallel),
         tp_comm_overlap: layout.tp_comm_overlap,
         tp_comm_overlap_num_splits: layout.tp_comm_overlap_num_splits,
+        ranks_per_node: layout.ranks_per_node,
         context: Some(layout.context),
         pipeline: Some(layout.pipeline),
         schedule,

@@ -94,6 +94,7 @@ impl RecipeModel {
             sharing: self.recipe.data_parallel.clone(),
             fixed: FixedSettings {
                 offload: self.given_offload(),
+                ranks_per_node: self.recipe.parallel.ranks_per_node,
                 tp_comm_overlap: self.recipe.parallel.tp_comm_overlap,
                 tp_comm_overlap_num_splits: self.recipe.parallel.tp_comm_overlap_num_splits,
                 ..FixedSettings::default()

@@ -34,7 +34,8 @@ fn every_plan_is_a_valid_recipe() {
         ] {
             let text = format!(
                 "[model]\nfamily = '{family}'\nlayers = {layers}\n[train]\nsequence_length = {sequence}\n\
-                 global_batch_size = {batch}\n[data_parallel]\nprecision = 'bf16'"
+                 global_batch_size = {batch}\n[data_parallel]\nprecision = 'bf16'\n\
+                 hierarchical_reduce = true\n[parallel]\nranks_per_node = 4"
             );
             let recipe = crate::recipe::parsed(&text).unwrap();
             let model = RecipeModel::new(recipe).unwrap();
@@ -44,6 +45,7 @@ fn every_plan_is_a_valid_recipe() {
             let report = planned(&args(&flags), &model, devices, &hardware).unwrap();
             assert!(!report.best.is_empty(), "{family} on {devices}");
             for plan in &report.best {
+                assert_eq!(plan.candidate.layout.ranks_per_node, Some(4));
                 if let Err(error) = check(&model, plan) {
                     panic!("{family} on {devices}: {error}");
                 }

@@ -32,7 +32,7 @@ use crate::header::{self, print_run};
 use crate::interrupt::{self, Interrupt};
 use crate::layers::LayeredRecipe;
 use crate::memory_limit::PlannedMemory;
-use crate::nodes::MachinePlace;
+use crate::nodes::LocalRank;
 use crate::numbers::{count, grouped};
 use crate::rank_run::{RankResult, RankRun, print_training};
 use crate::ranks::{self, seconds};
@@ -183,9 +183,9 @@ fn run_until(
             heartbeat_interval: MAX_HEARTBEAT_INTERVAL.min(deadline.min(first_deadline) / 4),
             device: args.device,
             fp8_report: args.fp8.fp8_report,
-            place: own_rank.map(|_| MachinePlace {
+            place: own_rank.map(|_| LocalRank {
                 rank: local_rank,
-                ranks: on_this_machine,
+                world_size: on_this_machine,
             }),
         };
         let device = &devices[place % devices.len()];

@@ -3,9 +3,9 @@
 use burn::backend::flex::FlexTensor;
 use burn::tensor::TensorData;
 
-use super::Destinations;
+use super::ExpertPlacement;
 
-pub(super) fn destinations(ranks: &Destinations, indices: &FlexTensor) -> FlexTensor {
+pub(super) fn destinations(ranks: &ExpertPlacement, indices: &FlexTensor) -> FlexTensor {
     let shape = indices.layout().shape();
     let [tokens, top_k] = [shape[0], shape[1]];
     let mut found = Vec::with_capacity(tokens * top_k * ranks.parts);
@@ -23,7 +23,7 @@ pub(super) fn destinations(ranks: &Destinations, indices: &FlexTensor) -> FlexTe
 }
 
 /// -1 if there is none.
-fn destination(ranks: &Destinations, choice: i32, part: usize) -> i32 {
+fn destination(ranks: &ExpertPlacement, choice: i32, part: usize) -> i32 {
     let expert = usize::try_from(choice)
         .ok()
         .filter(|it| *it < ranks.experts);

@@ -4,7 +4,7 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::Destinations;
+use super::ExpertPlacement;
 use crate::cube::instance::{AotInstance, AotTarget, kernel};
 use crate::cube::{empty, grid};
 
@@ -13,7 +13,7 @@ const UNITS: u32 = 256;
 
 /// The destination of a part of an expert; -1 if there is none.
 #[cube]
-fn destination(choice: i32, part: u32, #[comptime] ranks: Destinations) -> i32 {
+fn destination(choice: i32, part: u32, #[comptime] ranks: ExpertPlacement) -> i32 {
     let experts = comptime!(ranks.experts as i32);
     let first = comptime!(ranks.first as u32);
     let per_rank = comptime!(ranks.experts_per_rank as u32);
@@ -43,7 +43,7 @@ fn destinations_kernel(
     found: &mut Tensor<i32>,
     slots: u32,
     top_k: u32,
-    #[comptime] ranks: Destinations,
+    #[comptime] ranks: ExpertPlacement,
 ) {
     let at = ABSOLUTE_POS;
     if at < slots as usize {
@@ -65,7 +65,7 @@ fn destinations_kernel(
 }
 
 /// See [`super::destinations`].
-pub(super) fn destinations(ranks: &Destinations, indices: CubeTensor) -> CubeTensor {
+pub(super) fn destinations(ranks: &ExpertPlacement, indices: CubeTensor) -> CubeTensor {
     let client = indices.client.clone();
     let shape = indices.meta.shape().clone();
     let (tokens, top_k) = (shape[0], shape[1]);
@@ -89,7 +89,7 @@ pub(super) fn destinations(ranks: &Destinations, indices: CubeTensor) -> CubeTen
 
 /// One, for 64 experts on 8 ranks.
 pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let ranks = Destinations {
+    let ranks = ExpertPlacement {
         experts: 64,
         experts_per_rank: 8,
         stride: 1,

@@ -28,7 +28,7 @@ const NAME: &str = "destinations";
 ///
 /// Expert `e` is on the ranks `(e / experts_per_rank) stride + part part_stride`, for each `part` below `parts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Destinations {
+pub struct ExpertPlacement {
     /// The experts of all ranks.
     pub experts: usize,
     /// Those of one rank, which divide them.
@@ -59,10 +59,10 @@ pub struct Destinations {
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor};
-/// use burn_megatron_kernels::moe::destinations::{Destinations, destinations};
+/// use burn_megatron_kernels::moe::destinations::{ExpertPlacement, destinations};
 ///
 /// let device = Device::flex();
-/// let ranks = Destinations {
+/// let ranks = ExpertPlacement {
 ///     experts: 4,
 ///     experts_per_rank: 2,
 ///     stride: 1,
@@ -77,7 +77,7 @@ pub struct Destinations {
 /// let found: Vec<i32> = destinations(indices, ranks).into_data().iter::<i32>().collect();
 /// assert_eq!(found, [0, -1, 1, 0, -1, 1]);
 /// ```
-pub fn destinations(indices: Tensor<2, Int>, ranks: Destinations) -> Tensor<2, Int> {
+pub fn destinations(indices: Tensor<2, Int>, ranks: ExpertPlacement) -> Tensor<2, Int> {
     accept(ranks.check());
     let [tokens, top_k] = indices.dims();
     let indices = indices.inner().cast(IntDType::I32);
@@ -91,7 +91,7 @@ pub fn destinations(indices: Tensor<2, Int>, ranks: Destinations) -> Tensor<2, I
     ))
 }
 
-impl Destinations {
+impl ExpertPlacement {
     fn check(&self) -> Result<(), KernelError> {
         check_experts(NAME, self.experts)?;
         if !(1..=MAX_EXPERTS).contains(&self.count) {
@@ -118,7 +118,7 @@ impl Destinations {
 /// The input: the indices, of which there are some.
 #[derive(Debug)]
 struct DestinationsOp {
-    ranks: Destinations,
+    ranks: ExpertPlacement,
 }
 
 impl DeviceOp for DestinationsOp {

@@ -1,9 +1,9 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use super::{Destinations, destinations};
+use super::{ExpertPlacement, destinations};
 use crate::testing::devices;
 
-const RANKS: Destinations = Destinations {
+const RANKS: ExpertPlacement = ExpertPlacement {
     experts: 8,
     experts_per_rank: 2,
     stride: 1,
@@ -15,34 +15,34 @@ const RANKS: Destinations = Destinations {
 };
 
 /// Single ranks, nodes, ranks of a node, and experts on two ranks each in both orders.
-fn cases() -> Vec<Destinations> {
-    let shared = Destinations {
+fn cases() -> Vec<ExpertPlacement> {
+    let shared = ExpertPlacement {
         parts: 2,
         count: 8,
         ..RANKS
     };
     vec![
         RANKS,
-        Destinations {
+        ExpertPlacement {
             size: 2,
             count: 2,
             ..RANKS
         },
-        Destinations {
+        ExpertPlacement {
             first: 2,
             count: 2,
             ..RANKS
         },
-        Destinations {
+        ExpertPlacement {
             stride: 2,
             part_stride: 1,
             ..shared
         },
-        Destinations {
+        ExpertPlacement {
             part_stride: 4,
             ..shared
         },
-        Destinations {
+        ExpertPlacement {
             part_stride: 4,
             size: 4,
             count: 2,
@@ -52,7 +52,7 @@ fn cases() -> Vec<Destinations> {
 }
 
 /// By a table of the ranks of each expert.
-fn expected(choices: &[i64], top_k: usize, ranks: &Destinations) -> Vec<i32> {
+fn expected(choices: &[i64], top_k: usize, ranks: &ExpertPlacement) -> Vec<i32> {
     let mut of_expert = vec![vec![]; ranks.experts];
     for (expert, found) in of_expert.iter_mut().enumerate() {
         for part in 0..ranks.parts {
@@ -114,16 +114,16 @@ fn a_token_has_each_destination_once() {
 #[test]
 fn experts_that_are_not_split_evenly_are_refused() {
     for wrong in [
-        Destinations {
+        ExpertPlacement {
             experts_per_rank: 3,
             ..RANKS
         },
-        Destinations {
+        ExpertPlacement {
             experts_per_rank: 0,
             ..RANKS
         },
-        Destinations { size: 0, ..RANKS },
-        Destinations { count: 0, ..RANKS },
+        ExpertPlacement { size: 0, ..RANKS },
+        ExpertPlacement { count: 0, ..RANKS },
     ] {
         let refused = std::panic::catch_unwind(|| {
             destinations(Tensor::zeros([3, 2], &Device::flex()), wrong)

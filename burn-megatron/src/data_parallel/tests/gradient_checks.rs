@@ -27,7 +27,7 @@ pub(super) fn wrap(
 /// The sum of the outputs of some blocks, one after the other.
 pub(super) fn run(ddp: &DistributedDataParallel<Blocks>, order: &[usize]) -> Tensor<1> {
     ddp.forward(&device(), |model| {
-        let x = Tensor::<2>::ones([2, 4], &device());
+        let x = Tensor::<2>::ones([2, 4], (&device(), model.blocks[0].weight.dtype()));
         let y = order
             .iter()
             .fold(x, |x, block| model.blocks[*block].forward(x));

@@ -4,19 +4,22 @@ use std::time::Duration;
 
 use super::gradient_checks::{ConstantWeights, blocks, run, stage};
 use super::*;
+use crate::collective::to_f64;
 use crate::comm::testing::{Link, SimulatedNetwork, Transfer};
 
-/// The gradients of a step, of which each rank gives `2^rank`, and what the rank sends.
+/// The gradients of a step in f64, of which each rank gives `factor(rank)`, and what the rank sends.
 fn step(
     [ranks, ranks_per_node]: [usize; 2],
     hierarchical_reduce: bool,
-) -> Vec<(Vec<Vec<f32>>, Vec<Transfer>)> {
+    factor: fn(usize) -> f64,
+) -> Vec<(Vec<Vec<f64>>, Vec<Transfer>)> {
     let layout = ParallelConfig::new()
         .with_data(ranks)
         .with_ranks_per_node(ranks_per_node);
     let config = DataParallelConfig {
         hierarchical_reduce,
         bucket_size: Some(20),
+        precision: Precision::F64,
         ..stage(0)
     };
     let rank = |rank| -> Result<_, RankError> {
@@ -29,13 +32,12 @@ fn step(
         let mut ddp = DistributedDataParallel::with(model, &groups, &config)?;
         ddp.update(|model| model.map(&mut ConstantWeights(0.25)));
         link.take_transfers();
-        let own = (1u64 << groups.rank()) as f64;
-        let loss = run(&ddp, &[0, 1, 2, 3]).mul_scalar(own);
+        let loss = run(&ddp, &[0, 1, 2, 3]).mul_scalar(factor(groups.rank()));
         ddp.backward_last(loss);
         let gradients = ddp.reduce(1)?;
         let transfers = link.take_transfers();
         let whole = ddp.full_gradients(&gradients).into_iter();
-        Ok((whole.map(values).collect(), transfers))
+        Ok((whole.map(to_f64).collect(), transfers))
     };
     World::threads(ranks).unwrap().run(rank).unwrap()
 }
@@ -50,9 +52,10 @@ fn a_rank_sends_its_part_of_its_node_between_nodes() {
     for (ranks, per_node) in [(4, 2), (8, 2), (8, 4), (6, 3)] {
         let nodes = (ranks / per_node) as u64;
         let all = ranks as u64;
-        let [flat, found] = [false, true].map(|by_nodes| step([ranks, per_node], by_nodes));
+        // Sums of powers of two are exact in any order.
+        let [flat, found] = [false, true]
+            .map(|by_nodes| step([ranks, per_node], by_nodes, |rank| (1u64 << rank) as f64));
         for ((expected, whole), (found, parts)) in flat.iter().zip(&found) {
-            // Sums of powers of two, which are exact in any order.
             assert_eq!(found, expected);
             // 2 n (d - 1) / d of n bytes.
             let n = bytes(whole, "all_reduce") * all / (2 * (all - 1));
@@ -73,11 +76,34 @@ fn a_rank_sends_its_part_of_its_node_between_nodes() {
     }
 }
 
+/// Powers of two of ranks and nodes are added in the same order, others in another one.
+#[test]
+fn a_sum_by_way_of_nodes_differs_by_its_order_alone() {
+    for (ranks, per_node) in [(4, 2), (8, 4), (6, 3), (6, 2)] {
+        let [flat, found] = [false, true].map(|by_nodes| {
+            step([ranks, per_node], by_nodes, |rank| {
+                (rank as f64 + 0.1).sin()
+            })
+        });
+        for ((flat, _), (found, _)) in flat.iter().zip(&found) {
+            if ranks.is_power_of_two() {
+                assert_eq!(found, flat, "{ranks} ranks, {per_node} on a node");
+            }
+            for (found, flat) in found.iter().flatten().zip(flat.iter().flatten()) {
+                assert!(
+                    (found - flat).abs() <= 1e-12 * flat.abs(),
+                    "{found}, not {flat}"
+                );
+            }
+        }
+    }
+}
+
 /// Nodes with unequally many ranks, one each, or all.
 #[test]
 fn without_equal_nodes_gradients_are_summed_at_once() {
     for (ranks, per_node) in [(3, 2), (2, 1), (2, 2), (6, 4)] {
-        for (_, transfers) in step([ranks, per_node], true) {
+        for (_, transfers) in step([ranks, per_node], true, |_| 1.0) {
             assert_eq!(bytes(&transfers, "reduce_scatter"), 0);
             assert!(bytes(&transfers, "all_reduce") > 0);
         }

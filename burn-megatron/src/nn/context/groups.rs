@@ -1,7 +1,7 @@
 //! The groups in which a context axis exchanges.
 
 use crate::collective::Comm;
-use crate::comm::CommError;
+use crate::comm::{CommError, consecutive_subgroups};
 
 use super::exchange::OuterGroup;
 
@@ -26,21 +26,8 @@ impl ContextGroups {
     ///
     /// [`CommError`] if a rank is missing or has another size.
     pub fn new(comm: &Comm, neighbours: usize) -> Result<Self, CommError> {
-        let ranks = comm.group().ranks();
-        let inside: Vec<_> = ranks.chunks(neighbours).map(<[usize]>::to_vec).collect();
-        let between = (0..neighbours).map(|first| {
-            let ranks = ranks.iter().skip(first).step_by(neighbours);
-            ranks.copied().collect::<Vec<_>>()
-        });
-        let between: Vec<_> = between.collect();
-        let inner = match inside.len() {
-            1 => comm.clone(),
-            _ => comm.split("context: neighbours", &inside)?,
-        };
-        let outer = match neighbours {
-            1 => comm.clone(),
-            _ => comm.split("context: between", &between)?,
-        };
+        let names = ["context: neighbours", "context: between"];
+        let [inner, outer] = consecutive_subgroups(comm, neighbours, names)?;
         Ok(Self {
             comm: comm.clone(),
             inner,

@@ -83,12 +83,12 @@ fn flex(sizes: &Experts, share: Share, tokens: u64, hidden: u64) -> Vec<Exchange
         None => vec![(GroupPart::Whole, all, inside)],
         Some(nodes) => vec![
             (
-                GroupPart::BetweenNodes(nodes.ranks),
+                GroupPart::InterNode(nodes.ranks),
                 all / nodes.ranks as u64,
                 between,
             ),
             (
-                GroupPart::InsideNode(nodes.ranks),
+                GroupPart::IntraNode(nodes.ranks),
                 nodes.ranks as u64,
                 inside,
             ),

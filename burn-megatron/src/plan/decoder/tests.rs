@@ -234,7 +234,7 @@ fn sent_for_experts(
     let exchanges = &model.kinds[0].layer.exchanges;
     [TrainingPass::Forward, TrainingPass::Backward].map(|pass| {
         let of_pass = exchanges.iter().filter(move |e| e.pass == pass);
-        let between = |e: &&Exchange| !matches!(e.part, GroupPart::InsideNode(_));
+        let between = |e: &&Exchange| !matches!(e.part, GroupPart::IntraNode(_));
         let sent = |e: &Exchange| sent_bytes(e.kind, e.bytes as f64, e.ranks as usize);
         [
             of_pass.clone().map(sent).sum(),

@@ -15,6 +15,8 @@ pub struct FixedSettings {
     pub tp_comm_overlap: Option<TpCommOverlap>,
     /// Chunks of the tokens of each rank.
     pub tp_comm_overlap_num_splits: Option<usize>,
+    /// Ranks of a node; see [`ParallelConfig::ranks_per_node`].
+    pub ranks_per_node: Option<usize>,
     /// Ranks of the context axis.
     pub context: Option<usize>,
     /// Ranks of the pipeline.
@@ -82,7 +84,7 @@ impl FixedSettings {
                     };
                     for layout in experts {
                         let splits = self.sequence(tensor).into_iter();
-                        layouts.extend(splits.map(|split| self.with_sequence(&layout, split)));
+                        layouts.extend(splits.map(|split| self.with_given(&layout, split)));
                     }
                 }
             }
@@ -106,9 +108,10 @@ impl FixedSettings {
         layouts
     }
 
-    fn with_sequence(&self, layout: &ParallelConfig, split: bool) -> ParallelConfig {
+    fn with_given(&self, layout: &ParallelConfig, split: bool) -> ParallelConfig {
         ParallelConfig {
             sequence_parallel: split,
+            ranks_per_node: self.ranks_per_node,
             tp_comm_overlap: self.tp_comm_overlap.filter(|_| split),
             tp_comm_overlap_num_splits: self.tp_comm_overlap_num_splits.filter(|_| split),
             ..layout.clone()

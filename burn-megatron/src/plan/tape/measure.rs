@@ -39,9 +39,9 @@ fn part_of_experts(ranks: &[usize], mesh: &Mesh) -> Option<(Grid, AxisSet, Group
         .iter()
         .all(|at| at / per_node == places[0] / per_node);
     let part = if is_inside {
-        GroupPart::InsideNode(per_node)
+        GroupPart::IntraNode(per_node)
     } else {
-        GroupPart::BetweenNodes(per_node)
+        GroupPart::InterNode(per_node)
     };
     Some((
         Grid::Expert,

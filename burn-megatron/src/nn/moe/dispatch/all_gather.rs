@@ -8,7 +8,7 @@ use burn_megatron_kernels::moe::permutation::{
 };
 
 use super::ranks::ExpertRanks;
-use super::{Dispatched, Dispatcher, Routing, StartedDispatch};
+use super::{Dispatched, Dispatcher, PendingDispatch, Routing};
 use crate::collective::{gather_rows, reduce_scatter_rows};
 use crate::nn::moe::experts::ExpertRows;
 
@@ -33,11 +33,11 @@ impl AllGather {
 }
 
 impl Dispatcher for AllGather {
-    fn start(&self, routing: &Routing) -> StartedDispatch {
+    fn start(&self, routing: &Routing) -> PendingDispatch {
         let [tokens, _] = routing.indices.dims();
-        let counts = self.ranks.start_counts(vec![tokens as i64]);
+        let counts = self.ranks.start_counts(vec![tokens as i64], 0..0);
         let (own, routing) = (self.clone(), routing.clone());
-        StartedDispatch::new(move |x, meanwhile| {
+        PendingDispatch::new(move |x, meanwhile| {
             let comm = own.ranks.comm.clone();
             let tokens = counts.wait().concat().into_iter();
             let tokens: Vec<_> = tokens.map(|tokens| tokens as usize).collect();

@@ -8,7 +8,7 @@ use burn_megatron_kernels::moe::permutation::{
 };
 
 use super::ranks::ExpertRanks;
-use super::{Dispatched, Dispatcher, Meanwhile, Routing, StartedDispatch};
+use super::{Dispatched, Dispatcher, Meanwhile, PendingDispatch, Routing};
 use crate::collective::{Comm, all_to_all, all_to_all_while, gather_rows, reduce_scatter_rows};
 use crate::comm::{CommError, ParallelContext};
 use crate::mesh::{Axis, Grid};
@@ -36,8 +36,8 @@ impl AllToAll {
 
     /// By the rows of each expert, of each rank.
     fn exchange(&self, sizes: &[Vec<i64>]) -> Exchange {
-        let ExpertRanks { first, local, .. } = *self.ranks;
-        let here = |source: &usize| &sizes[*source][first..first + local];
+        let local = self.ranks.local;
+        let here = |source: &usize| &sizes[*source][self.ranks.own_experts()];
         let rows = |source: &usize| here(source).iter().sum::<i64>() as usize;
         let (index, tensor) = (self.expert_tensor.rank(), 0..self.expert_tensor.size());
         let own = &sizes[self.ranks.comm.rank()];
@@ -76,12 +76,13 @@ struct Exchange {
 }
 
 impl Dispatcher for AllToAll {
-    fn start(&self, routing: &Routing) -> StartedDispatch {
+    fn start(&self, routing: &Routing) -> PendingDispatch {
         let map = RowMap::new(routing.indices.clone(), self.ranks.experts, routing.rows());
         let sizes = map.group_sizes().into_iter().map(|size| size as i64);
-        let sizes = self.ranks.start_counts(sizes.collect());
+        let here = self.ranks.own_experts();
+        let sizes = self.ranks.start_counts(sizes.collect(), here);
         let (own, weights) = (self.clone(), routing.weights.clone());
-        StartedDispatch::new(move |x, meanwhile| {
+        PendingDispatch::new(move |x, meanwhile| {
             let exchange = own.exchange(&sizes.wait());
             own.dispatch(x, weights, map, exchange, meanwhile)
         })

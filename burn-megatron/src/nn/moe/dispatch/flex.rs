@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Int, Tensor};
-use burn_megatron_kernels::moe::destinations::{Destinations, destinations};
+use burn_megatron_kernels::moe::destinations::{ExpertPlacement, destinations};
 use burn_megatron_kernels::moe::permutation::{
     RowLayout, RowMap, permute, permute_weights, unpermute,
 };
@@ -13,7 +13,7 @@ use burn_megatron_kernels::record;
 use super::hop::{Hop, HopRows, Tokens};
 use super::ranks::{ExpertRanks, PendingCounts};
 use super::volume::chosen;
-use super::{Dispatched, Dispatcher, Fp8DispatchScales, Meanwhile, Routing, StartedDispatch};
+use super::{Dispatched, Dispatcher, Fp8DispatchScales, Meanwhile, PendingDispatch, Routing};
 use crate::collective::invalid;
 use crate::comm::{CommError, ParallelContext};
 use crate::mesh::Grid;
@@ -32,7 +32,7 @@ const MAX_TOKENS: usize = 1 << 24;
 pub(super) struct Flex {
     ranks: Arc<ExpertRanks>,
     /// Single ranks as destinations.
-    all: Destinations,
+    all: ExpertPlacement,
     /// The exchanges: one, or between nodes and inside of a node.
     hops: Vec<Hop>,
     /// The ranks of a node.
@@ -47,7 +47,7 @@ impl Flex {
     ) -> Result<Self, CommError> {
         let places = &ranks.places;
         let size = ranks.comm.size();
-        let all = Destinations {
+        let all = ExpertPlacement {
             experts: ranks.experts,
             experts_per_rank: ranks.local,
             stride: places.get(1).map_or(0, |place| place[0]),
@@ -62,18 +62,21 @@ impl Flex {
         let (hops, per_node) = match nodes {
             None => (vec![hop(ranks.comm.clone(), all)], size),
             Some(nodes) => {
-                let per_node = nodes.inside.size();
-                let between = Destinations {
+                let per_node = nodes.intra_node.size();
+                let between = ExpertPlacement {
                     size: per_node,
                     count: size / per_node,
                     ..all
                 };
-                let inside = Destinations {
+                let inside = ExpertPlacement {
                     first: ranks.comm.rank() / per_node * per_node,
                     count: per_node,
                     ..all
                 };
-                let hops = vec![hop(nodes.between, between), hop(nodes.inside, inside)];
+                let hops = vec![
+                    hop(nodes.inter_node, between),
+                    hop(nodes.intra_node, inside),
+                ];
                 (hops, per_node)
             }
         };
@@ -95,9 +98,8 @@ impl Flex {
             if self.is_hierarchical() {
                 columns.push(self.all.experts + size + rank / self.per_node);
             }
-            let all = self
-                .ranks
-                .expected(&own, settings.expert_imbalance, &columns);
+            let here = self.ranks.own_experts().chain(columns);
+            let all = self.ranks.expected(&own, settings.expert_imbalance, here);
             return PendingCounts::Ready(all);
         }
         let mut counts = vec![count(indices.clone(), self.all.experts)];
@@ -111,7 +113,7 @@ impl Flex {
 
     /// The counts of a rank whose tokens choose uniformly.
     fn expected(&self, [tokens, top_k]: [usize; 2]) -> Vec<i64> {
-        let Destinations {
+        let ExpertPlacement {
             experts,
             experts_per_rank,
             parts,
@@ -175,9 +177,8 @@ impl Flex {
 
     /// The rows of each expert of this rank.
     fn group_sizes(&self, counts: &[Vec<i64>]) -> Vec<usize> {
-        let ExpertRanks { first, local, .. } = *self.ranks;
         let rows = |expert: usize| counts.iter().map(|of_rank| of_rank[expert] as usize).sum();
-        (first..first + local).map(rows).collect()
+        self.ranks.own_experts().map(rows).collect()
     }
 
     fn dispatch(
@@ -192,8 +193,7 @@ impl Flex {
             let to = first_hop
                 .take()
                 .unwrap_or_else(|| hop.destinations(tokens.indices.clone()));
-            let work = meanwhile.take().unwrap_or_else(|| Box::new(|| ()));
-            let (received, back) = hop.send(tokens, to, rows, work);
+            let (received, back) = hop.send(tokens, to, rows, meanwhile.take());
             tokens = received;
             sent.push(back);
         }
@@ -222,7 +222,7 @@ fn count(indices: Tensor<2, Int>, columns: usize) -> Tensor<1, Int> {
 }
 
 impl Dispatcher for Flex {
-    fn start(&self, routing: &Routing) -> StartedDispatch {
+    fn start(&self, routing: &Routing) -> PendingDispatch {
         let [tokens, _] = routing.indices.dims();
         if tokens > MAX_TOKENS {
             invalid(format!(
@@ -233,7 +233,7 @@ impl Dispatcher for Flex {
         let first_hop = self.hops[0].destinations(indices.clone());
         let counts = self.start_counts(indices.clone(), &first_hop);
         let (flex, weights) = (self.clone(), routing.weights.clone());
-        StartedDispatch::new(move |x, meanwhile| {
+        PendingDispatch::new(move |x, meanwhile| {
             let tokens = Tokens {
                 x,
                 indices,

@@ -148,3 +148,42 @@ impl PendingFp8Rows {
         dequantize(&matrix).cast(self.dtype)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use burn::tensor::{Device, TensorData};
+
+    use super::*;
+    use crate::comm::SingleRank;
+
+    /// Each block of a row, the last of 44 features, is rounded by its own scale: to 4 digits, or by half of the smallest
+    /// number of E4M3, 2^-10, where the largest feature of the block is at least 224 (at most 448).
+    #[test]
+    fn features_are_rounded_by_the_scale_of_their_block() {
+        const HIDDEN: usize = 2 * BLOCK + 44;
+        let magnitude = |at: usize| 1000f32.powi((at % HIDDEN / BLOCK + at / HIDDEN) as i32);
+        let value = |at: usize| (at as f32 * 0.7).sin() * magnitude(at);
+        let all: Vec<f32> = (0..3 * HIDDEN).map(value).collect();
+        let comm: Comm = Arc::new(SingleRank::new("all"));
+        for (scales, largest) in [
+            (Fp8DispatchScales::F32, 448.0),
+            (Fp8DispatchScales::E8m0, 224.0),
+        ] {
+            let data = TensorData::new(all.clone(), [3, HIDDEN]);
+            let x = Tensor::<2>::from_data(data, &Device::flex());
+            let rows = PendingFp8Rows::start(x, scales, [&[3], &[3]], &comm).wait();
+            assert_eq!(rows.dims(), [3, HIDDEN]);
+            let found: Vec<f32> = rows.into_data().try_into_vec().unwrap();
+            assert_ne!(found, all);
+            for (at, (found, exact)) in found.iter().zip(&all).enumerate() {
+                let bound = (exact.abs() / 16.0).max(magnitude(at) / (1024.0 * largest));
+                assert!(
+                    (found - exact).abs() <= bound * 1.0001,
+                    "{scales:?} {at}: {found}, not {exact}"
+                );
+            }
+        }
+    }
+}

@@ -4,7 +4,7 @@ use std::fmt;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{FloatDType, Int, Tensor};
-use burn_megatron_kernels::moe::destinations::{Destinations, destinations};
+use burn_megatron_kernels::moe::destinations::{ExpertPlacement, destinations};
 use burn_megatron_kernels::moe::permutation::{RowLayout, RowMap, permute, unpermute};
 use burn_megatron_kernels::{MultiFunction, apply_multi};
 use parking_lot::Mutex;
@@ -28,7 +28,7 @@ pub(super) struct Tokens {
 pub(super) struct Hop {
     pub comm: Comm,
     /// Of which the destinations are the ranks of `comm`.
-    pub ranks: Destinations,
+    pub ranks: ExpertPlacement,
     pub fp8: Option<Fp8DispatchScales>,
 }
 
@@ -49,16 +49,17 @@ impl Hop {
     }
 
     /// Sends each token to its `destinations` once, with all its choices, and returns those that arrive, in the order of
-    /// the ranks that sent them. Rows are written once, in the order in which they are sent.
+    /// the ranks that sent them. Rows are written once, in the order in which they are sent; `meanwhile` is done while they are
+    /// under way.
     pub fn send(
         &self,
         tokens: Tokens,
         destinations: Tensor<2, Int>,
         rows: HopRows,
-        meanwhile: Meanwhile,
+        meanwhile: Option<Meanwhile>,
     ) -> (Tokens, SentRows) {
         if self.comm.size() == 1 && self.fp8.is_none() {
-            meanwhile();
+            meanwhile.into_iter().for_each(|work| work());
             return (tokens, SentRows(None));
         }
         let sent = rows.send.iter().sum();
@@ -75,7 +76,7 @@ impl Hop {
             comm: self.comm.clone(),
             rows: rows.clone(),
             fp8: self.fp8,
-            meanwhile: Mutex::new(Some(meanwhile)),
+            meanwhile: Mutex::new(meanwhile),
         };
         let inputs = [tokens.x, tokens.weights].map(|x| permute(x, &map).into_dispatch());
         let [x, weights] = apply_multi(inputs.into(), exchange);

@@ -31,12 +31,12 @@ pub use volume::{DispatchNodes, DispatchProblem, DispatchVolume, expected_destin
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DispatcherKind {
-    /// A token is sent to each of its experts: `2 T k (R - 1) / R` rows each way.
+    /// A token is sent to each of its experts: `T k (R - 1) / R` rows each way.
     AllToAll,
-    /// Every token is sent to every rank, which drops those of other experts: `2 T (R - 1)` rows each way, fewer
+    /// Every token is sent to every rank, which drops those of other experts: `T (R - 1)` rows each way, fewer
     /// from `k = R` on.
     AllGather,
-    /// A token is sent once to each rank that has some of its experts: with uniform choices `2 T d (R - 1) / R` rows each
+    /// A token is sent once to each rank that has some of its experts: with uniform choices `T d (R - 1) / R` rows each
     /// way for the [`expected_destinations`] `d`, at most the smaller of `k` and `R`. Over several nodes, once to each node.
     Flex,
 }
@@ -52,13 +52,13 @@ pub trait Dispatcher: fmt::Debug + Send + Sync {
     /// Starts the dispatch of tokens with this routing: ranks exchange the numbers of rows, while others compute.
     ///
     /// Collective: call on all ranks of expert x expert-tensor.
-    fn start(&self, routing: &Routing) -> StartedDispatch;
+    fn start(&self, routing: &Routing) -> PendingDispatch;
 }
 
 /// A dispatch of which the numbers of rows are under way.
-pub struct StartedDispatch(Box<dyn FnOnce(Tensor<2>, Meanwhile) -> Dispatched>);
+pub struct PendingDispatch(Box<dyn FnOnce(Tensor<2>, Meanwhile) -> Dispatched>);
 
-impl StartedDispatch {
+impl PendingDispatch {
     /// With the function that takes tokens, and work, as [`dispatch`](Self::dispatch) does.
     pub fn new(dispatch: impl FnOnce(Tensor<2>, Meanwhile) -> Dispatched + 'static) -> Self {
         Self(Box::new(dispatch))
@@ -73,9 +73,9 @@ impl StartedDispatch {
     }
 }
 
-impl fmt::Debug for StartedDispatch {
+impl fmt::Debug for PendingDispatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("StartedDispatch")
+        f.write_str("PendingDispatch")
     }
 }
 

@@ -1,5 +1,7 @@
 //! The ranks that exchange tokens, and the counts of rows that they exchange first.
 
+use std::ops::Range;
+
 use burn::tensor::{FloatDType, Int, Tensor};
 use burn_megatron_kernels::record;
 
@@ -46,11 +48,17 @@ impl ExpertRanks {
         })
     }
 
-    /// Starts gathering the counts of all ranks, which have equally many of them.
-    pub fn start_counts(&self, counts: Vec<i64>) -> PendingCounts {
+    /// The experts of this rank.
+    pub fn own_experts(&self) -> Range<usize> {
+        self.first..self.first + self.local
+    }
+
+    /// Starts gathering the counts of all ranks, which have equally many of them. The columns `here` count rows for this
+    /// rank.
+    pub fn start_counts(&self, counts: Vec<i64>, here: Range<usize>) -> PendingCounts {
         let len = counts.len();
         if let Some(settings) = record::shape_settings() {
-            return PendingCounts::Ready(self.expected(&counts, settings.expert_imbalance, &[]));
+            return PendingCounts::Ready(self.expected(&counts, settings.expert_imbalance, here));
         }
         if self.comm.size() == 1 || len == 0 {
             return PendingCounts::Ready(vec![counts; self.comm.size()]);
@@ -71,18 +79,19 @@ impl ExpertRanks {
         PendingCounts::Device { gathered, len }
     }
 
-    /// What ranks give whose tokens choose like those of this rank, but for the experts of this rank, and the columns
-    /// `more` that count rows for it: they choose those more often, so that it has `imbalance` times the rows of an
-    /// average rank.
-    pub fn expected(&self, own: &[i64], imbalance: f64, more: &[usize]) -> Vec<Vec<i64>> {
+    /// What ranks give whose tokens choose like those of this rank, but for the columns `here`, which count rows for it:
+    /// they choose those more often, so that it has `imbalance` times the rows of an average rank.
+    pub fn expected(
+        &self,
+        own: &[i64],
+        imbalance: f64,
+        here: impl IntoIterator<Item = usize>,
+    ) -> Vec<Vec<i64>> {
         let ranks = self.comm.size();
         let others = (ranks as f64).mul_add(imbalance, -1.0) / (ranks as f64 - 1.0).max(1.0);
         let mut other = own.to_vec();
-        if own.len() >= self.experts {
-            let experts = self.first..self.first + self.local;
-            for column in experts.chain(more.iter().copied()) {
-                other[column] = (own[column] as f64 * others).ceil() as i64;
-            }
+        for column in here {
+            other[column] = (own[column] as f64 * others).ceil() as i64;
         }
         let mut all = vec![other; ranks];
         all[self.comm.rank()] = own.to_vec();
