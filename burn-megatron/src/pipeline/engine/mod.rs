@@ -275,6 +275,10 @@ impl<'a> Engine<'a> {
             .map(|_| last)
             .filter(|_| self.schedule.rank_of(last) == self.comm.rank());
         for action in self.schedule.actions(self.comm.rank()) {
+            // Beside the time of the action.
+            if let Some(receive) = state.awaited(action) {
+                self.with_context(&receive, || state.take(&receive))?;
+            }
             let start = Instant::now();
             self.with_context(action, || state.perform(action, model))?;
             events.push(ActionEvent {

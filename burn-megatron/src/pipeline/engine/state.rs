@@ -114,13 +114,12 @@ impl<'a> EngineState<'a> {
                 let x = expect_present(self.gradients.remove(&(at.stage, at.micro_batch)));
                 self.channel.send(to, action, x)?;
             }
-            (ActionKind::ReceiveActivation, Some(from), _) => {
-                let x = self.channel.receive(from, action)?;
-                self.activations.insert(key, x);
-            }
-            (ActionKind::ReceiveGradient, Some(from), _) => {
-                let x = self.channel.receive(from, action)?;
-                self.gradients.insert(key, x);
+            (ActionKind::ReceiveActivation | ActionKind::ReceiveGradient, Some(from), _) => {
+                self.channel.reach(from, action)?;
+                // Posted ahead, it is waited for before its use, so that what follows in the list can be sent.
+                if !self.channel.posts_ahead() {
+                    self.take(action)?;
+                }
             }
             (ActionKind::ReduceGradients, ..) => self.sink.close_stage(action.stage),
             (_, None, _) | (_, _, None) => {
@@ -130,6 +129,28 @@ impl<'a> EngineState<'a> {
                 )
             }
         }
+        Ok(())
+    }
+
+    /// The receive of the input of a computation that has not been waited for.
+    pub fn awaited(&self, action: &Action) -> Option<Action> {
+        let kind = match action.kind {
+            kind if kind.is_forward() => ActionKind::ReceiveActivation,
+            kind if kind.computes_input_gradient() => ActionKind::ReceiveGradient,
+            _ => return None,
+        };
+        let receive = Action::new(kind, action.stage, action.micro_batch);
+        self.channel.is_posted(&receive).then_some(receive)
+    }
+
+    /// Waits for the tensor of a receive that the rank has reached.
+    pub fn take(&mut self, receive: &Action) -> Result<(), CommError> {
+        let x = self.channel.take(receive)?;
+        let key = (receive.stage, receive.micro_batch);
+        match receive.kind {
+            ActionKind::ReceiveActivation => self.activations.insert(key, x),
+            _ => self.gradients.insert(key, x),
+        };
         Ok(())
     }
 

@@ -24,6 +24,8 @@ pub struct P2pChannel<'a> {
     sizes: Vec<MicroBatchSize>,
     /// By peer, what this rank receives from it.
     incoming: BTreeMap<usize, Incoming>,
+    /// Receives that were started.
+    posted: HashMap<Action, (TensorSpec, PendingTransfer)>,
     /// Peers to which activations are sent.
     outgoing: BTreeSet<usize>,
     sent: Vec<PendingSend>,
@@ -36,16 +38,10 @@ pub struct P2pChannel<'a> {
 struct Incoming {
     /// Not posted.
     waiting: VecDeque<Action>,
-    posted: VecDeque<PostedReceive>,
+    /// Posted before they were reached.
+    ahead: usize,
     /// The number of the tensors that were posted.
     count: u64,
-}
-
-/// A receive that was started.
-struct PostedReceive {
-    action: Action,
-    spec: TensorSpec,
-    pending: PendingTransfer,
 }
 
 enum PendingTransfer {
@@ -84,6 +80,7 @@ impl<'a> P2pChannel<'a> {
             shapes,
             sizes,
             incoming: BTreeMap::new(),
+            posted: HashMap::new(),
             outgoing: BTreeSet::new(),
             sent: vec![],
             sent_to: HashMap::new(),
@@ -128,19 +125,22 @@ impl<'a> P2pChannel<'a> {
         self.post_ahead(to)
     }
 
-    /// Waits for the tensor of the receive `action` from the rank `from`, the next one from there.
-    pub fn receive(&mut self, from: usize, action: &Action) -> Result<Tensor<3>, CommError> {
-        if self.of(from).posted.is_empty() {
+    /// Posts the receive `action` from the rank `from`, the next one from there, and others ahead of it.
+    pub fn reach(&mut self, from: usize, action: &Action) -> Result<(), CommError> {
+        if !self.posted.contains_key(action) {
             if self.agreed(action).is_none() {
                 self.receive_notice(from, action)?;
             }
             self.post(from)?;
         }
-        let posted = self.of(from).posted.pop_front();
-        self.post_ahead(from)?;
-        let posted = posted.filter(|posted| posted.action == *action);
-        let Some(PostedReceive { spec, pending, .. }) = posted else {
-            unreachable!("receives run in the order of the schedule")
+        self.of(from).ahead -= 1;
+        self.post_ahead(from)
+    }
+
+    /// Waits for the tensor of a receive that was [reached](Self::reach).
+    pub fn take(&mut self, action: &Action) -> Result<Tensor<3>, CommError> {
+        let Some((spec, pending)) = self.posted.remove(action) else {
+            unreachable!("a valid schedule receives each tensor before its use")
         };
         match pending {
             PendingTransfer::Plain(pending) => pending.wait(spec.shape),
@@ -148,6 +148,22 @@ impl<'a> P2pChannel<'a> {
                 Ok(fp8::decode(pending.wait()?, spec.shape, spec.dtype))
             }
         }
+    }
+
+    /// [`reach`](Self::reach), then [`take`](Self::take).
+    pub fn receive(&mut self, from: usize, action: &Action) -> Result<Tensor<3>, CommError> {
+        self.reach(from, action)?;
+        self.take(action)
+    }
+
+    /// Whether a receive was started and not waited for.
+    pub fn is_posted(&self, action: &Action) -> bool {
+        self.posted.contains_key(action)
+    }
+
+    /// Whether receives are posted ahead, so that a tensor is waited for only when it is used.
+    pub fn posts_ahead(&self) -> bool {
+        self.config.receives_ahead > 0
     }
 
     /// Waits until all sends have completed.
@@ -177,7 +193,7 @@ impl<'a> P2pChannel<'a> {
     /// Posts receives from a peer up to the limit, or to the first of an unknown shape.
     fn post_ahead(&mut self, peer: usize) -> Result<(), CommError> {
         while let Some(incoming) = self.incoming.get(&peer)
-            && incoming.posted.len() < self.config.receives_ahead
+            && incoming.ahead < self.config.receives_ahead
             && let Some(next) = incoming.waiting.front()
             && self.agreed(next).is_some()
         {
@@ -203,11 +219,8 @@ impl<'a> P2pChannel<'a> {
         };
         let incoming = self.of(peer);
         incoming.count += 1;
-        incoming.posted.push_back(PostedReceive {
-            action,
-            spec,
-            pending,
-        });
+        incoming.ahead += 1;
+        self.posted.insert(action, (spec, pending));
         Ok(())
     }
 
