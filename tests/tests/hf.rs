@@ -11,7 +11,7 @@ use burn_megatron::data::{DataError, Dataset, Sample, Samples, Sampling};
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
-use burn_megatron::pipeline::engine::{ForwardTransfers, forward_only};
+use burn_megatron::pipeline::engine::{ForwardOptions, forward_only};
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::schedule::LrStyle;
 use burn_megatron::train::{
@@ -231,8 +231,8 @@ fn compute(fixture: &Fixture, layout: &ParallelConfig) -> Vec<(Option<Vec<f32>>,
             let hidden = match layout.context {
                 1 => {
                     let run = |stage, input| module.hidden(stage, input, tokens.clone().into());
-                    let transfers = ForwardTransfers::default();
-                    forward_only(&placement, groups.pipeline(), &device, transfers, run)?
+                    let options = ForwardOptions::default();
+                    forward_only(&placement, groups.pipeline(), &device, options, run)?
                 }
                 _ => None,
             };

@@ -247,7 +247,7 @@ mod peer {
     use burn::tensor::{Int, Tensor, TensorData};
     use burn_megatron::checkpoint::{LoadTolerance, TensorSource};
     use burn_megatron::nn::ModelBuilder;
-    use burn_megatron::pipeline::engine::{ForwardTransfers, forward_only};
+    use burn_megatron::pipeline::engine::{ForwardOptions, forward_only};
     use burn_megatron::train::{LanguageModel, ModelConfig, Trainer};
     use burn_megatron_models::hf::peft::{
         MergedAdapters, PeftAdapter, WithAdapters, adapted_layers, export_adapter,
@@ -343,8 +343,8 @@ mod peer {
         let tokens = Tensor::<2, Int>::from_data(tokens, &device);
         let placement: Vec<_> = (0..groups.pipeline().size()).collect();
         let run = |stage, input| module.hidden(stage, input, tokens.clone().into());
-        let transfers = ForwardTransfers::default();
-        let hidden = forward_only(&placement, groups.pipeline(), &device, transfers, run)?;
+        let options = ForwardOptions::default();
+        let hidden = forward_only(&placement, groups.pipeline(), &device, options, run)?;
         Ok(hidden.map(|hidden| module.logits_of(hidden).into_data().iter::<f32>().collect()))
     }
 

@@ -46,7 +46,7 @@ pub struct ParallelConfig {
     /// The most weight gradients of the output layer that the last stage defers to its cool-down: 0 for no
     /// limit, `None` to defer none. For schedules without split backwards.
     pub defer_embedding_wgrad: Option<usize>,
-    /// The receives from each neighbour that are posted before the one that is waited for; `None` is
+    /// The receives from each pipeline neighbour that are posted ahead of their position in the schedule; `None` is
     /// [`RECEIVES_AHEAD`](Self::RECEIVES_AHEAD).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub receives_ahead: Option<usize>,
@@ -400,7 +400,7 @@ impl ParallelConfig {
         self
     }
 
-    /// Sets the receives from each neighbour that are posted before the one that is waited for.
+    /// Sets the receives from each pipeline neighbour that are posted ahead of their position in the schedule.
     pub fn with_receives_ahead(mut self, receives: usize) -> Self {
         self.receives_ahead = Some(receives);
         self
@@ -412,7 +412,7 @@ impl ParallelConfig {
         self
     }
 
-    /// The receives from each neighbour that are posted before the one that is waited for; 0 without a pipeline.
+    /// The receives from each pipeline neighbour that are posted ahead of their position in the schedule; 0 without a pipeline.
     pub fn receives_ahead(&self) -> usize {
         match self.pipeline {
             1 => 0,

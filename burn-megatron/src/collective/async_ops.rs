@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 
 use super::Comm;
 use super::dispatch::{InFlightTensorCall, launch, try_launch};
-use super::host::invalid;
+use super::host::{invalid, or_raise};
 use crate::comm::{Call, CommError, ReduceOp};
 
 /// A collective as an operation on this rank's tensor.
@@ -66,7 +66,12 @@ impl<const D: usize> PendingTensor<D> {
     ///
     /// Unwinds with [`raise`](crate::comm::raise) when the collective fails.
     pub fn wait(self) -> Tensor<D> {
-        match self.state {
+        or_raise(self.try_wait())
+    }
+
+    /// [`wait`](Self::wait) that returns its error.
+    pub(crate) fn try_wait(self) -> Result<Tensor<D>, CommError> {
+        Ok(match self.state {
             PendingTensorState::Ready(tensor) => *tensor,
             PendingTensorState::InFlight {
                 call,
@@ -76,14 +81,14 @@ impl<const D: usize> PendingTensor<D> {
             } => {
                 let mut stacked = shape;
                 stacked[0] *= parts;
-                let stacked = call.wait(stacked);
+                let stacked = call.try_wait(stacked)?;
                 match dim {
                     0 => stacked,
                     // The parts follow each other along dim 0; concatenate them along `dim`.
                     _ => Tensor::cat(stacked.chunk(parts, 0), dim),
                 }
             }
-        }
+        })
     }
 }
 

@@ -7,27 +7,15 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron_kernels::bits;
 
 use super::Comm;
+use super::async_ops::{PendingTensor, pending_call};
 use super::dispatch::{InFlightTensorCall, device_engine, try_launch};
 use super::host::wire_dtype;
-use super::packed;
-use crate::comm::{Buffer, Call, CommError, DType as WireDType, Pending};
+use super::packed::{self, PackedState, PendingPacked};
+use crate::comm::{Buffer, Call, CommError, DType as WireDType};
 
 /// A message that this rank sends.
 #[must_use = "a send that is never waited for reports no error"]
 pub(crate) struct PendingSend(InFlightTensorCall);
-
-/// A message that this rank receives.
-#[must_use = "a receive that is not waited for has no result"]
-pub(crate) struct PendingReceive(InFlightTensorCall);
-
-/// Packed u32 that this rank receives.
-#[must_use = "a receive that is not waited for has no result"]
-pub(crate) struct PendingPackedReceive(PackedReceive);
-
-enum PackedReceive {
-    Host { pending: Pending, device: Device },
-    Device(InFlightTensorCall, usize),
-}
 
 /// Whether a receive on `device` may be started before calls that its sender waits for.
 pub(crate) fn allows_early_receives(device: &Device, comm: &Comm) -> bool {
@@ -47,25 +35,25 @@ pub(crate) fn start_send<const D: usize>(
     try_launch(x, Call::Send { to }, comm).map(PendingSend)
 }
 
-/// Starts receiving `len` elements of `dtype`, a type of float tensors, on `device`.
+/// Starts receiving a tensor of `dtype`, a type of float tensors, on `device`.
 ///
 /// # Errors
 ///
 /// [`CommError`] if the call cannot be started.
-pub(crate) fn start_receive(
+pub(crate) fn start_receive<const D: usize>(
     from: usize,
-    len: usize,
+    shape: [usize; D],
     dtype: DType,
     device: &Device,
     comm: &Comm,
-) -> Result<PendingReceive, CommError> {
+) -> Result<PendingTensor<D>, CommError> {
     let call = Call::Receive {
         from,
         dtype: wire_dtype(dtype),
-        len,
+        len: shape.iter().product(),
     };
     let empty = Tensor::<1>::empty([0], (device, dtype));
-    try_launch(empty, call, comm).map(PendingReceive)
+    Ok(pending_call(try_launch(empty, call, comm)?, 1, shape, 0))
 }
 
 /// Starts sending packed u32, `[n]`; every bit is kept.
@@ -101,61 +89,20 @@ pub(crate) fn start_receive_packed(
     len: usize,
     device: &Device,
     comm: &Comm,
-) -> Result<PendingPackedReceive, CommError> {
-    let receive = if device_engine(comm, device).is_some() {
-        PackedReceive::Device(start_receive(from, len, DType::F32, device, comm)?.0, len)
+) -> Result<PendingPacked, CommError> {
+    let state = if device_engine(comm, device).is_some() {
+        let pending = start_receive(from, [len], DType::F32, device, comm)?;
+        PackedState::Device(Box::new(pending))
     } else {
-        PackedReceive::Host {
+        PackedState::Host {
             pending: comm.start_receive(from, WireDType::I32, len)?,
             device: device.clone(),
         }
     };
-    Ok(PendingPackedReceive(receive))
+    Ok(PendingPacked(state))
 }
 
-impl PendingSend {
-    /// Waits until the message has left; on a device, until it is enqueued.
-    ///
-    /// # Errors
-    ///
-    /// [`CommError`] if the send failed.
-    pub fn wait(self) -> Result<(), CommError> {
-        match self.0 {
-            InFlightTensorCall::Host { pending, .. } => pending.wait().map(drop),
-            InFlightTensorCall::Device(pending) => pending.wait().map(drop),
-            InFlightTensorCall::Recorded(_) => Ok(()),
-        }
-    }
-}
-
-impl PendingReceive {
-    /// The elements as a tensor of `shape`, which has as many as were asked for.
-    ///
-    /// # Errors
-    ///
-    /// [`CommError`] if the receive failed.
-    pub fn wait<const D: usize>(self, shape: [usize; D]) -> Result<Tensor<D>, CommError> {
-        self.0.try_wait(shape)
-    }
-}
-
-impl PendingPackedReceive {
-    /// The words, `[n]` of u32.
-    ///
-    /// # Errors
-    ///
-    /// [`CommError`] if the receive failed.
-    pub fn wait(self) -> Result<Tensor<1, Int>, CommError> {
-        Ok(match self.0 {
-            PackedReceive::Host { pending, device } => {
-                packed::from_buffer(pending.wait()?, &device)
-            }
-            PackedReceive::Device(call, len) => bits::as_u32(call.try_wait([len])?),
-        })
-    }
-}
-
-/// Numbers for another rank, in host memory.
+/// Starts sending numbers from host memory.
 ///
 /// # Errors
 ///
@@ -171,4 +118,19 @@ pub(crate) fn start_send_numbers(
         device: Device::flex(),
         dtype: DType::I64,
     }))
+}
+
+impl PendingSend {
+    /// Waits until the message has left; on a device, until it is enqueued.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError`] if the send failed.
+    pub fn wait(self) -> Result<(), CommError> {
+        match self.0 {
+            InFlightTensorCall::Host { pending, .. } => pending.wait().map(drop),
+            InFlightTensorCall::Device(pending) => pending.wait().map(drop),
+            InFlightTensorCall::Recorded(_) => Ok(()),
+        }
+    }
 }

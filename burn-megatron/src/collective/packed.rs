@@ -8,13 +8,13 @@ use super::async_ops::{CollectiveOp, PendingTensor, start};
 use super::coalesced::start_all_gather_coalesced;
 use super::dispatch::device_engine;
 use super::host::{invalid, or_raise};
-use crate::comm::{Buffer, Call, Pending};
+use crate::comm::{Buffer, Call, CommError, Pending};
 
 /// A call on packed u32 in flight.
 #[must_use = "a collective that is not waited for has no result"]
-pub struct PendingPacked(PackedState);
+pub struct PendingPacked(pub(super) PackedState);
 
-enum PackedState {
+pub(super) enum PackedState {
     Ready(Tensor<1, Int>),
     Host { pending: Pending, device: Device },
     Device(Box<PendingTensor<1>>),
@@ -90,11 +90,16 @@ impl PendingPacked {
     ///
     /// Unwinds with [`raise`](crate::comm::raise) when the collective fails.
     pub fn wait(self) -> Tensor<1, Int> {
-        match self.0 {
+        or_raise(self.try_wait())
+    }
+
+    /// [`wait`](Self::wait) that returns its error.
+    pub(crate) fn try_wait(self) -> Result<Tensor<1, Int>, CommError> {
+        Ok(match self.0 {
             PackedState::Ready(words) => words,
-            PackedState::Host { pending, device } => from_buffer(or_raise(pending.wait()), &device),
-            PackedState::Device(pending) => bits::as_u32(pending.wait()),
-        }
+            PackedState::Host { pending, device } => from_buffer(pending.wait()?, &device),
+            PackedState::Device(pending) => bits::as_u32(pending.try_wait()?),
+        })
     }
 }
 
@@ -125,7 +130,7 @@ pub(super) fn to_buffer(x: Tensor<1, Int>) -> Buffer {
 }
 
 /// The u32 with the bits of a buffer of i32.
-pub(super) fn from_buffer(buffer: Buffer, device: &Device) -> Tensor<1, Int> {
+fn from_buffer(buffer: Buffer, device: &Device) -> Tensor<1, Int> {
     let words = buffer.into_vec::<i32>().into_iter();
     let words: Vec<u32> = words.map(i32::cast_unsigned).collect();
     let len = words.len();

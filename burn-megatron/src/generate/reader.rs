@@ -9,7 +9,7 @@ use super::GenerateError;
 use crate::comm::{CommError, ParallelContext};
 use crate::model::{GenerationCache, LanguageModel};
 use crate::nn::{NewTokens, SequencePart};
-use crate::pipeline::engine::{AgreedShapes, ForwardTransfers, TransferConfig, forward_only};
+use crate::pipeline::engine::{ForwardOptions, P2pConfig, ShapeCache, forward_only};
 
 /// Prefill reads a long prompt in chunks of this many tokens for each rank, to bound the memory of activations.
 const PREFILL_CHUNK: usize = 512;
@@ -26,8 +26,8 @@ pub(super) struct Reader<'a, M: LanguageModel> {
     /// Whether the first depth of multi-token prediction reads the same tokens.
     pub drafts: bool,
     cache: M::Cache,
-    /// What the pipeline ranks have agreed on in earlier forwards.
-    shapes: AgreedShapes,
+    /// The shapes of activations in earlier forwards.
+    shapes: ShapeCache,
     /// The tokens in the cache, by sequence.
     cached: Vec<Vec<u32>>,
 }
@@ -110,7 +110,7 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
             use_cache: true,
             drafts: false,
             cache: M::Cache::new(model).over_context(groups.context()),
-            shapes: AgreedShapes::default(),
+            shapes: ShapeCache::default(),
             cached: vec![],
         }
     }
@@ -252,16 +252,16 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         let pipeline = self.groups.pipeline();
         // A cache may read whole texts again, up to their last rows, and a prefill may divide the tokens over ranks.
         let rows = last.last().map_or(0, |row| row + 1);
-        let transfers = ForwardTransfers {
-            size: [rows, 2 * padded + reading as usize],
-            config: TransferConfig::of(self.groups.config()),
+        let options = ForwardOptions {
+            shape_key: [rows, 2 * padded + reading as usize],
+            p2p: P2pConfig::of(self.groups.config()),
             shapes: self.shapes.clone(),
         };
         let run = |stage, input| match reading {
             Reading::Prefill => cache.prefill(model, stage, input, &new),
             Reading::Whole => cache.hidden(model, stage, input, &new),
         };
-        let hidden = forward_only(&self.placement, pipeline, &self.device, transfers, run)?;
+        let hidden = forward_only(&self.placement, pipeline, &self.device, options, run)?;
         let next: Vec<_> = parts.iter().flat_map(|part| part.next).copied().collect();
         let waits_for_next = self.drafts && next.is_empty();
         if let (true, false, Some(hidden)) = (self.drafts, waits_for_next, &hidden) {

@@ -17,7 +17,7 @@ use crate::nn::{AttentionLayer, AttentionLogits, ParallelModule};
 use crate::optim::{
     LossScaler, OptimizerError, ParallelOptimizer, QkClip, SpikeWindow, StepCount, order_of_squares,
 };
-use crate::pipeline::engine::{AgreedShapes, DeferredWgrad};
+use crate::pipeline::engine::{DeferredWgrad, ShapeCache};
 use crate::pipeline::schedule::Schedule;
 use crate::pipeline::schedule_of;
 use crate::plan::tp_comm_overlap;
@@ -128,7 +128,7 @@ impl<M: LanguageModel> Trainer<M> {
             spikes: SpikeWindow::default(),
             learning_rates: config.learning_rates().map_err(ConfigError::from)?,
             deferred_wgrad,
-            shapes: AgreedShapes::default(),
+            shapes: ShapeCache::default(),
             schedules,
             routers: ReportedLayer::of_all_stages(ddp.routers(), ddp.groups())?,
             attention,

@@ -17,8 +17,7 @@ use crate::mesh::{ContextSplit, ContextSplitError};
 use crate::nn::moe::RouterStep;
 use crate::nn::{BatchPosition, LossFactor};
 use crate::pipeline::engine::{
-    Engine, EngineError, ForwardTransfers, MicroBatchSize, Stage, StageOutput, TransferConfig,
-    forward_only,
+    Engine, EngineError, ForwardOptions, P2pConfig, ShapeKey, Stage, StageOutput, forward_only,
 };
 use crate::plan::tp_comm_overlap::sequence_multiple;
 
@@ -103,8 +102,8 @@ impl<M: LanguageModel> Trainer<M> {
         let pipeline = self.ddp.groups().pipeline();
         let engine = Engine::new(&scheduled.schedule, pipeline, &self.device, &*sink)?
             .with_deferred_wgrad(self.deferred_wgrad)
-            .with_transfers(self.transfers())
-            .with_shapes(&self.shapes)
+            .with_p2p(self.p2p())
+            .with_shape_cache(&self.shapes)
             .with_loss_scale(loss_scale);
         let run = engine.run(&stages)?;
         let terms = self.ddp.module().loss_terms();
@@ -120,8 +119,8 @@ impl<M: LanguageModel> Trainer<M> {
     }
 
     /// How tensors pass between the stages.
-    fn transfers(&self) -> TransferConfig {
-        TransferConfig::of(self.ddp.groups().config())
+    fn p2p(&self) -> P2pConfig {
+        P2pConfig::of(self.ddp.groups().config())
     }
 
     /// By stage, its pipeline rank.
@@ -136,16 +135,16 @@ impl<M: LanguageModel> Trainer<M> {
     pub(super) fn hidden(&self, batch: &Batch) -> Result<Option<Tensor<3>>, CommError> {
         let (module, pipeline) = (self.ddp.module(), self.ddp.groups().pipeline());
         let placement = self.placement();
-        let transfers = ForwardTransfers {
-            size: [batch.rows, batch.seq],
-            config: self.transfers(),
+        let options = ForwardOptions {
+            shape_key: [batch.rows, batch.seq],
+            p2p: self.p2p(),
             shapes: self.shapes.clone(),
         };
         forward_only(
             &placement,
             pipeline,
             &self.device,
-            transfers,
+            options,
             |stage, input| {
                 let mut tokens = tokens(batch, &self.device);
                 if stage + 1 == placement.len() {
@@ -328,7 +327,7 @@ struct TrainStages<'a, M> {
 }
 
 impl<M: LanguageModel> Stage for TrainStages<'_, M> {
-    fn size(&self, micro_batch: usize) -> MicroBatchSize {
+    fn shape_key(&self, micro_batch: usize) -> ShapeKey {
         let batch = &self.batches[micro_batch];
         [batch.rows, batch.seq]
     }

@@ -24,7 +24,7 @@ use crate::generate::{GenerateConfig, GenerateError, GenerationOutput, Generator
 use crate::nn::moe::{ReportedLayer, RouterStep};
 use crate::nn::{AttentionLayer, LossFactor};
 use crate::optim::{LossScaler, ParallelOptimizer, QkClip, SpikeWindow, StepCount, all_finite};
-use crate::pipeline::engine::{ActionEvent, AgreedShapes, DeferredWgrad};
+use crate::pipeline::engine::{ActionEvent, DeferredWgrad, ShapeCache};
 use crate::pipeline::schedule::Schedule;
 use crate::tokenizer::Tokenizer;
 
@@ -41,8 +41,8 @@ pub struct Trainer<M> {
     /// For each size of the batch.
     pub(super) schedules: Vec<StepSchedule>,
     pub(super) deferred_wgrad: Option<DeferredWgrad>,
-    /// What the pipeline ranks have agreed on in earlier steps and evaluations.
-    pub(super) shapes: AgreedShapes,
+    /// The shapes of activations between stages in earlier steps and evaluations.
+    pub(super) shapes: ShapeCache,
     /// The timed actions of this rank in the last step.
     pub(super) events: Vec<ActionEvent>,
     /// See [`Trainer::router_step`].

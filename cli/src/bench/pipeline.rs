@@ -11,7 +11,7 @@ use burn_megatron::comm::testing::{Link, SimulatedNetwork};
 use burn_megatron::comm::{Rank, World};
 use burn_megatron::nn::hook::{Deferred, DeferringSink, GradientSink};
 use burn_megatron::partial::replace_file;
-use burn_megatron::pipeline::engine::{Engine, Stage, StageOutput, TransferConfig};
+use burn_megatron::pipeline::engine::{Engine, P2pConfig, Stage, StageOutput};
 use burn_megatron::pipeline::schedule::{
     Schedule, ScheduleConfig, ScheduleKind, StageTimes, generate, simulate,
 };
@@ -27,33 +27,37 @@ const DEADLINE: Duration = Duration::from_secs(300);
 
 /// A line of the table. Times are in units of a forward of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct PipelineRow {
-    pub schedule: ScheduleKind,
-    pub receives_ahead: usize,
+struct PipelineRow {
+    schedule: ScheduleKind,
+    receives_ahead: usize,
     /// The total of the simulator.
-    pub simulated: f64,
+    simulated: f64,
     /// The median of the measured steps.
-    pub measured: f64,
+    measured: f64,
     /// Messages of a step, over all ranks.
-    pub messages: usize,
+    messages: usize,
     /// Of them, activations and gradients.
-    pub tensors: usize,
+    tensors: usize,
 }
 
 /// Runs every schedule with every number of receives ahead.
 pub fn run(args: &PipelineBenchArgs) -> Result<ExitCode, Error> {
+    if let Some(kind) = args
+        .pipeline_schedules
+        .iter()
+        .find(|kind| kind.splits_backward())
+    {
+        return Err(format!(
+            "--pipeline-schedules {kind}: its weight gradients are computed by themselves, and the stages have none: \
+             expected gpipe, 1f1b, eager-1f1b or interleaved"
+        )
+        .into());
+    }
     let bench = Benchmark(args);
     println!("{}\n", terminal::wrapped(&bench.describe()));
     println!("{}", PipelineRow::header());
     let mut rows = vec![];
     for kind in &args.pipeline_schedules {
-        if kind.splits_backward() {
-            return Err(format!(
-                "--pipeline-schedules {kind}: its weight gradients are computed by themselves, and the stages have none: \
-                 expected gpipe, 1f1b, eager-1f1b or interleaved"
-            )
-            .into());
-        }
         let config = ScheduleConfig::new(*kind, args.pipeline_parallel, args.micro_batches);
         let schedule = generate(&config)?;
         for ahead in &args.receives_ahead {
@@ -132,7 +136,7 @@ impl Benchmark<'_> {
         let world = rank.communicator();
         let comm = SimulatedNetwork::over(Arc::clone(&world), &link);
         let engine = Engine::new(schedule, &comm, &Device::flex(), &NoParameters)?;
-        let engine = engine.with_transfers(TransferConfig {
+        let engine = engine.with_p2p(P2pConfig {
             receives_ahead,
             fp8: false,
         });
@@ -141,7 +145,7 @@ impl Benchmark<'_> {
             forward: forward.mul_f64(schedule.ranks() as f64 / schedule.stages() as f64),
         };
         let mut steps = vec![];
-        // In the first step the ranks agree on shapes.
+        // In the first step the ranks send each other the shapes.
         for _ in 0..=args.steps {
             world.barrier()?;
             link.take_transfers();
@@ -201,7 +205,7 @@ impl Stage for Sleeping {
 
 impl PipelineRow {
     /// The header of the table.
-    pub fn header() -> String {
+    fn header() -> String {
         COLUMNS.line([
             "schedule",
             "receives ahead",

@@ -107,8 +107,8 @@ pub struct PretrainArgs {
     /// them (0, or no number: all).
     #[arg(long, value_name = "LIMIT", num_args = 0..=1, default_missing_value = "0", help_heading = "Parallelism")]
     pub defer_embedding_wgrad: Option<usize>,
-    /// Receives from each neighbour in the pipeline that are posted before the one that is waited for, each with the
-    /// memory of one activation; 0 posts a receive when it is waited for.
+    /// Receives from each neighbour in the pipeline that are posted ahead of their position in the schedule, each with the
+    /// memory of one activation.
     #[arg(long, value_name = "N", help_heading = "Parallelism")]
     pub receives_ahead: Option<usize>,
     /// Send activations and their gradients between pipeline ranks in FP8; they are rounded to 4 significant bits.

@@ -26,9 +26,9 @@ pub use link::{Link, LinkError, Transfer, hidden_share};
 /// A message begins to arrive when both its send and its receive were started, after the messages before it; the link
 /// takes in messages while it sends. On a link with a virtual clock, whose ranks have times of their own, it begins when
 /// its receive was started, and what a rank receives takes turns with what it sends.
-/// Over a link
-/// [with nodes](Link::with_nodes) the ring of a group on several nodes is as slow as the link between them, and an all-to-all
-/// uses both links at once.
+///
+/// Over a link [with nodes](Link::with_nodes) the ring of a group on several nodes is as slow as the link between them, and
+/// an all-to-all uses both links at once.
 #[derive(Debug)]
 pub struct SimulatedNetwork {
     inner: Arc<dyn Communicator>,

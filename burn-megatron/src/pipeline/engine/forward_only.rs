@@ -3,19 +3,20 @@
 use burn::tensor::{Device, Tensor};
 
 use super::super::schedule::{Action, ActionKind};
-use super::transfers::{AgreedShapes, MicroBatchSize, P2pChannel, TransferConfig};
+use super::p2p::{P2pCommunicator, P2pConfig, ShapeCache, ShapeKey};
 use crate::collective::Comm;
 use crate::comm::CommError;
 
-/// The transfers of a [`forward_only`].
+/// The options of [`forward_only`].
 #[derive(Clone, Debug, Default)]
-pub struct ForwardTransfers {
-    /// What decides the shapes of the activations, as [`Stage::size`](super::Stage::size) does; the same on all ranks.
-    pub size: MicroBatchSize,
+pub struct ForwardOptions {
+    /// What the shapes of the activations depend on, as [`Stage::shape_key`](super::Stage::shape_key); the same on all
+    /// ranks.
+    pub shape_key: ShapeKey,
     /// How tensors are sent and received.
-    pub config: TransferConfig,
-    /// What earlier calls have agreed on.
-    pub shapes: AgreedShapes,
+    pub p2p: P2pConfig,
+    /// The shapes that earlier calls have found.
+    pub shapes: ShapeCache,
 }
 
 /// Runs one batch through the stages; stage `s` is on rank `placement[s]` of `comm`.
@@ -27,27 +28,24 @@ pub struct ForwardTransfers {
 /// # Errors
 ///
 /// [`CommError`] if a send or receive fails; [`CommError::Mismatch`] for a shape that is not that of earlier batches of the
-/// same size.
+/// same key.
 pub fn forward_only(
     placement: &[usize],
     comm: &Comm,
     device: &Device,
-    transfers: ForwardTransfers,
+    options: ForwardOptions,
     mut run: impl FnMut(usize, Option<Tensor<3>>) -> Tensor<3>,
 ) -> Result<Option<Tensor<3>>, CommError> {
     let device = device.clone().inner();
-    let ForwardTransfers {
-        size,
-        config,
-        shapes,
-    } = transfers;
     let receives = (1..placement.len())
         .filter(|stage| placement[*stage] == comm.rank() && placement[*stage - 1] != comm.rank());
     let receives = receives.map(|stage| {
         let action = Action::new(ActionKind::ReceiveActivation, stage, 0);
         (placement[stage - 1], action)
     });
-    let mut channel = P2pChannel::new(comm, &device, (config, shapes), receives, vec![size]);
+    let keys = vec![options.shape_key];
+    let settings = (options.p2p, options.shapes);
+    let mut p2p = P2pCommunicator::new(comm, &device, settings, receives, keys);
     let mut last = None;
     for (stage, rank) in placement.iter().enumerate() {
         if *rank != comm.rank() {
@@ -58,18 +56,19 @@ pub fn forward_only(
             _ if placement[stage - 1] == *rank => last.take(),
             _ => {
                 let action = Action::new(ActionKind::ReceiveActivation, stage, 0);
-                Some(channel.receive(placement[stage - 1], &action)?)
+                p2p.start_receive(placement[stage - 1], &action)?;
+                Some(p2p.wait(&action)?)
             }
         };
         let output = run(stage, input);
         match placement.get(stage + 1) {
             Some(next) if next != rank => {
                 let action = Action::new(ActionKind::SendActivation, stage, 0);
-                channel.send(*next, &action, output)?;
+                p2p.send(*next, &action, output)?;
             }
             _ => last = Some(output),
         }
     }
-    channel.finish()?;
+    p2p.finish()?;
     Ok(last)
 }

@@ -17,15 +17,15 @@ use crate::nn::LossFactor;
 use crate::nn::hook::DeferringSink;
 
 mod forward_only;
+mod p2p;
 mod state;
 #[cfg(test)]
 mod tests;
-mod transfers;
 
-pub use forward_only::{ForwardTransfers, forward_only};
+pub use forward_only::{ForwardOptions, forward_only};
+use p2p::P2pCommunicator;
+pub use p2p::{P2pConfig, ShapeCache, ShapeKey};
 use state::EngineState;
-use transfers::P2pChannel;
-pub use transfers::{AgreedShapes, MicroBatchSize, TransferConfig};
 
 /// The stages of one rank.
 pub trait Stage {
@@ -34,11 +34,11 @@ pub trait Stage {
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> StageOutput;
 
     /// What the shapes of a micro-batch depend on, such as `[batch, seq]` of its tokens; the same on all ranks, and known
-    /// before the forward. A stage returns activations of one shape for all micro-batches of a size. By default all have
-    /// one size.
-    fn size(&self, micro_batch: usize) -> MicroBatchSize {
+    /// before the forward. A stage returns activations of one shape for all micro-batches of a key. By default all have
+    /// one key.
+    fn shape_key(&self, micro_batch: usize) -> ShapeKey {
         let _ = micro_batch;
-        MicroBatchSize::default()
+        ShapeKey::default()
     }
 
     /// Called after the backward of a stage, with the gradients of the leaves that the stage created.
@@ -171,8 +171,8 @@ pub struct Engine<'a> {
     sink: &'a dyn DeferringSink,
     deferred_wgrad: Option<DeferredWgrad>,
     loss_scale: LossFactor,
-    transfers: TransferConfig,
-    shapes: AgreedShapes,
+    p2p: P2pConfig,
+    shapes: ShapeCache,
 }
 
 /// A weight whose gradient the last stage defers to the cool-down.
@@ -212,8 +212,8 @@ impl<'a> Engine<'a> {
             sink,
             deferred_wgrad: None,
             loss_scale: LossFactor::Number(1.0),
-            transfers: TransferConfig::default(),
-            shapes: AgreedShapes::default(),
+            p2p: P2pConfig::default(),
+            shapes: ShapeCache::default(),
         })
     }
 
@@ -226,13 +226,13 @@ impl<'a> Engine<'a> {
     }
 
     /// Sets how tensors are sent and received; the same on all ranks.
-    pub fn with_transfers(mut self, transfers: TransferConfig) -> Self {
-        self.transfers = transfers;
+    pub fn with_p2p(mut self, p2p: P2pConfig) -> Self {
+        self.p2p = p2p;
         self
     }
 
-    /// Uses shapes that earlier runs have agreed on, with other engines; those of this engine are kept by itself.
-    pub fn with_shapes(mut self, shapes: &AgreedShapes) -> Self {
+    /// Uses the shapes that runs of other engines have found, as an engine does those of its own runs.
+    pub fn with_shape_cache(mut self, shapes: &ShapeCache) -> Self {
         self.shapes = shapes.clone();
         self
     }
@@ -248,17 +248,18 @@ impl<'a> Engine<'a> {
     ///
     /// # Errors
     ///
-    /// [`EngineError::Begin`] if the ranks have micro-batches of other sizes; [`EngineError::Action`] with the action in
+    /// [`EngineError::Begin`] if the ranks have micro-batches with other [shape keys](Stage::shape_key); [`EngineError::Action`] with the action in
     /// which communication failed, a tensor had an unexpected shape ([`CommError::Mismatch`], with nothing sent) or a stage
     /// [raised](crate::comm::raise) an error; [`EngineError::Panic`] with the action that panicked;
     /// [`EngineError::Send`] if a send did not complete. On a pipeline of one rank, panics and raised errors
     /// unwind.
     pub fn run(&self, model: &impl Stage) -> Result<EngineRun, EngineError> {
-        let sizes = (0..self.schedule.micro_batches()).map(|micro_batch| model.size(micro_batch));
-        let channel = self.channel(sizes.collect());
+        let keys =
+            (0..self.schedule.micro_batches()).map(|micro_batch| model.shape_key(micro_batch));
+        let p2p = self.p2p_communicator(keys.collect());
         let mut state = EngineState::new(
             self.schedule,
-            channel,
+            p2p,
             &self.device,
             self.sink,
             self.deferred_wgrad,
@@ -275,6 +276,10 @@ impl<'a> Engine<'a> {
             .map(|_| last)
             .filter(|_| self.schedule.rank_of(last) == self.comm.rank());
         for action in self.schedule.actions(self.comm.rank()) {
+            // A tensor is waited for here and not where it is received in the list, so that the sends between are not late.
+            if let Some(receive) = self.schedule.receive_before(action) {
+                self.with_context(&receive, || state.wait(&receive))?;
+            }
             let start = Instant::now();
             self.with_context(action, || state.perform(action, model))?;
             events.push(ActionEvent {
@@ -302,13 +307,13 @@ impl<'a> Engine<'a> {
         })
     }
 
-    /// The transfers of this rank.
-    fn channel(&self, sizes: Vec<MicroBatchSize>) -> P2pChannel<'a> {
+    /// The sends and receives of this rank.
+    fn p2p_communicator(&self, keys: Vec<ShapeKey>) -> P2pCommunicator<'a> {
         let actions = self.schedule.actions(self.comm.rank()).iter();
         let transfers = actions.filter(|action| action.kind.is_transfer());
         let transfers = transfers.filter_map(|action| Some((self.schedule.peer(action)?, *action)));
-        let settings = (self.transfers, self.shapes.clone());
-        P2pChannel::new(self.comm, &self.device, settings, transfers, sizes)
+        let settings = (self.p2p, self.shapes.clone());
+        P2pCommunicator::new(self.comm, &self.device, settings, transfers, keys)
     }
 
     /// Runs a part of an action; its error names the action.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use burn::tensor::{Device, Tensor};
 
 use super::super::schedule::{Action, ActionKind, Schedule};
-use super::transfers::P2pChannel;
+use super::p2p::P2pCommunicator;
 use super::{DeferredWgrad, Stage, StageOutput};
 use crate::comm::CommError;
 use crate::nn::LossFactor;
@@ -26,7 +26,7 @@ pub(super) struct EngineState<'a> {
     schedule: &'a Schedule,
     device: &'a Device,
     sink: &'a dyn DeferringSink,
-    channel: P2pChannel<'a>,
+    p2p: P2pCommunicator<'a>,
     graphs: HashMap<MicroBatchKey, StageGraph>,
     /// Weight gradients that an input gradient left for its weight gradient action.
     pending_wgrads: HashMap<MicroBatchKey, Vec<Deferred>>,
@@ -45,7 +45,7 @@ pub(super) struct EngineState<'a> {
 impl<'a> EngineState<'a> {
     pub fn new(
         schedule: &'a Schedule,
-        channel: P2pChannel<'a>,
+        p2p: P2pCommunicator<'a>,
         device: &'a Device,
         sink: &'a dyn DeferringSink,
         deferred_wgrad: Option<DeferredWgrad>,
@@ -55,7 +55,7 @@ impl<'a> EngineState<'a> {
             schedule,
             device,
             sink,
-            channel,
+            p2p,
             graphs: HashMap::new(),
             pending_wgrads: HashMap::new(),
             activations: HashMap::new(),
@@ -79,7 +79,7 @@ impl<'a> EngineState<'a> {
 
     /// Prepares the transfers.
     pub fn begin(&mut self) -> Result<(), CommError> {
-        self.channel.begin()
+        self.p2p.begin()
     }
 
     pub fn perform(&mut self, action: &Action, model: &impl Stage) -> Result<(), CommError> {
@@ -108,19 +108,14 @@ impl<'a> EngineState<'a> {
             }
             (ActionKind::SendActivation, Some(to), Some(at)) => {
                 let x = expect_present(self.activations.remove(&(at.stage, at.micro_batch)));
-                self.channel.send(to, action, x)?;
+                self.p2p.send(to, action, x)?;
             }
             (ActionKind::SendGradient, Some(to), Some(at)) => {
                 let x = expect_present(self.gradients.remove(&(at.stage, at.micro_batch)));
-                self.channel.send(to, action, x)?;
+                self.p2p.send(to, action, x)?;
             }
-            (ActionKind::ReceiveActivation, Some(from), _) => {
-                let x = self.channel.receive(from, action)?;
-                self.activations.insert(key, x);
-            }
-            (ActionKind::ReceiveGradient, Some(from), _) => {
-                let x = self.channel.receive(from, action)?;
-                self.gradients.insert(key, x);
+            (ActionKind::ReceiveActivation | ActionKind::ReceiveGradient, Some(from), _) => {
+                self.p2p.start_receive(from, action)?;
             }
             (ActionKind::ReduceGradients, ..) => self.sink.close_stage(action.stage),
             (_, None, _) | (_, _, None) => {
@@ -133,9 +128,20 @@ impl<'a> EngineState<'a> {
         Ok(())
     }
 
+    /// Waits for the tensor of a receive that the rank has performed.
+    pub fn wait(&mut self, receive: &Action) -> Result<(), CommError> {
+        let x = self.p2p.wait(receive)?;
+        let key = (receive.stage, receive.micro_batch);
+        match receive.kind {
+            ActionKind::ReceiveActivation => self.activations.insert(key, x),
+            _ => self.gradients.insert(key, x),
+        };
+        Ok(())
+    }
+
     /// Waits until all sends have completed.
     pub fn finish(&mut self) -> Result<(), CommError> {
-        self.channel.finish()
+        self.p2p.finish()
     }
 
     /// A backward of the last stage that defers one weight gradient.

@@ -194,7 +194,7 @@ impl Schedule {
     }
 
     /// The receive that a computation depends on, if any.
-    fn receive_before(&self, action: &Action) -> Option<Action> {
+    pub(super) fn receive_before(&self, action: &Action) -> Option<Action> {
         let kind = match action.kind {
             kind if kind.is_forward() => ActionKind::ReceiveActivation,
             kind if kind.computes_input_gradient() => ActionKind::ReceiveGradient,

@@ -147,7 +147,7 @@ impl MemoryReport {
     ///
     /// `slack` is the factor of [`MemoryRequest::slack`]; `offload` says which of the [inputs](StageProfile::offloadable)
     /// leave the device, `receives_ahead` how many receives from each neighbour are
-    /// [posted ahead](crate::pipeline::engine::TransferConfig::receives_ahead).
+    /// [posted ahead](crate::pipeline::engine::P2pConfig::receives_ahead).
     pub fn new(
         schedule: &Schedule,
         stages: Vec<StageProfile>,

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use crate::pipeline::schedule::{Action, ActionKind, Schedule};
 use crate::plan::profile::StageProfile;
 
-/// The memory of receives as the [engine](crate::pipeline::engine) posts them: so many from each neighbour before the one
-/// that it waits for.
+/// The memory of receives as the [engine](crate::pipeline::engine) posts them: so many from each neighbour ahead of their
+/// position in the schedule.
 pub(super) struct PostedReceives {
     ahead: usize,
     /// By peer, the bytes of its tensors in order.
     bytes: BTreeMap<usize, Vec<u64>>,
-    /// By peer, the number of the tensors that were waited for.
-    waited: BTreeMap<usize, usize>,
+    /// By peer, the number of the receives whose position was reached.
+    reached: BTreeMap<usize, usize>,
 }
 
 impl PostedReceives {
@@ -31,7 +31,7 @@ impl PostedReceives {
         Self {
             ahead,
             bytes,
-            waited: BTreeMap::new(),
+            reached: BTreeMap::new(),
         }
     }
 
@@ -41,14 +41,14 @@ impl PostedReceives {
         self.bytes.values().map(of_peer).sum()
     }
 
-    /// The bytes of what is posted in a receive.
+    /// The bytes of what is posted at the position of a receive.
     pub fn posted_in(&mut self, receive: &Action, schedule: &Schedule) -> u64 {
         let Some(peer) = schedule.peer(receive) else {
             return 0;
         };
-        let waited = self.waited.entry(peer).or_default();
-        let posted = waited.checked_add(self.ahead);
-        *waited += 1;
+        let reached = self.reached.entry(peer).or_default();
+        let posted = reached.checked_add(self.ahead);
+        *reached += 1;
         let bytes = posted.and_then(|posted| self.bytes.get(&peer)?.get(posted));
         bytes.copied().unwrap_or(0)
     }

@@ -16,8 +16,8 @@ mod faults;
 mod gradients;
 mod memory;
 mod order;
+mod p2p;
 mod timing;
-mod transfers;
 
 const WIDTH: usize = 3;
 
@@ -145,7 +145,7 @@ impl Chain {
 }
 
 impl Stage for Chain {
-    fn size(&self, micro_batch: usize) -> MicroBatchSize {
+    fn shape_key(&self, micro_batch: usize) -> ShapeKey {
         self.inputs[micro_batch]
     }
 

@@ -1,6 +1,6 @@
 //! The bubble of a run equals that of the simulation, by a logical clock.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
 use super::*;
 use crate::comm::{Buffer, BufferPool, Call, Communicator, Group, Pending};
@@ -35,7 +35,7 @@ impl Clock {
 }
 
 /// When the messages between each pair (from, to) were sent, in order.
-type Departures = Arc<Mutex<HashMap<(usize, usize), VecDeque<u64>>>>;
+type Departures = Arc<Mutex<HashMap<(usize, usize), Vec<u64>>>>;
 
 /// A communicator whose messages carry the time of their send; transfers take no time.
 #[derive(Debug)]
@@ -43,6 +43,8 @@ struct Timed {
     inner: Comm,
     clock: Arc<Clock>,
     departures: Departures,
+    /// Receives so far, by sender.
+    receives: Mutex<HashMap<usize, usize>>,
 }
 
 impl Communicator for Timed {
@@ -56,18 +58,21 @@ impl Communicator for Timed {
                 let now = self.clock.time().now;
                 let mut departures = self.departures.lock().unwrap();
                 let pair = (self.rank(), to);
-                departures.entry(pair).or_default().push_back(now);
+                departures.entry(pair).or_default().push(now);
                 self.inner.start(call, input)
             }
             Call::Receive { from, .. } => {
                 let (clock, departures) = (self.clock.clone(), self.departures.clone());
                 let pair = (from, self.rank());
+                let mut receives = self.receives.lock().unwrap();
+                let number = receives.entry(from).or_default();
+                let own = *number;
+                *number += 1;
                 let pending = self.inner.start(call, input)?;
                 Ok(Pending::new(move || {
                     let received = pending.wait()?;
-                    let mut departures = departures.lock().unwrap();
-                    let sent = departures.entry(pair).or_default().pop_front();
-                    clock.wait_until(sent.expect("it was sent before it was received"));
+                    let sent = departures.lock().unwrap()[&pair][own];
+                    clock.wait_until(sent);
                     Ok(received)
                 }))
             }
@@ -94,6 +99,7 @@ fn the_bubble_of_a_run_is_that_of_the_simulation() {
                 inner,
                 clock: chain.clock.clone(),
                 departures: departures.clone(),
+                receives: Mutex::default(),
             })
         };
         let times = run_over(&schedule, &even(8), over, |_, chain| chain.clock.time());

@@ -1,6 +1,7 @@
 //! Tests of schedules: worked examples, closed forms, and properties of random schedules.
 
 mod bubbles;
+mod checker;
 mod drawing;
 mod golden;
 mod messages;

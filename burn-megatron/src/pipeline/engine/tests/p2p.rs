@@ -1,10 +1,11 @@
 //! Messages, their shapes, and receives that are posted ahead.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 use crate::comm::{Buffer, BufferPool, Call, Communicator, Group, Pending};
-use crate::pipeline::engine::transfers::fp8;
+use crate::pipeline::engine::p2p::fp8;
+use crate::pipeline::engine::p2p::shapes::TensorSpec;
 
 /// What a rank started and waited for, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,8 +61,8 @@ impl Communicator for Watched {
     }
 }
 
-fn ahead(receives_ahead: usize) -> TransferConfig {
-    TransferConfig {
+fn ahead(receives_ahead: usize) -> P2pConfig {
+    P2pConfig {
         receives_ahead,
         fp8: false,
     }
@@ -72,7 +73,7 @@ fn ahead(receives_ahead: usize) -> TransferConfig {
 fn watched(
     schedule: &Schedule,
     runs: &[Vec<[usize; 2]>],
-    config: TransferConfig,
+    config: P2pConfig,
 ) -> (Vec<Vec<Vec<Step>>>, Vec<Vec<f64>>) {
     let ranks = World::threads(schedule.ranks()).unwrap().run(|rank| {
         let steps = Arc::<Mutex<Vec<Step>>>::default();
@@ -83,7 +84,7 @@ fn watched(
         let mut chain = Chain::new(schedule, rank.rank(), &runs[0]);
         let sums = chain.sums.clone();
         let engine = Engine::new(schedule, &comm, &Device::flex(), &*sums)?;
-        let engine = engine.with_transfers(config);
+        let engine = engine.with_p2p(config);
         let mut of_runs = vec![];
         for inputs in runs {
             chain.inputs.clone_from(inputs);
@@ -113,44 +114,43 @@ fn sends(schedule: &Schedule) -> usize {
     actions.filter(|action| action.kind.is_send()).count()
 }
 
-/// Ways of activations between two ranks, and pairs of ranks with such a way.
-fn ways(schedule: &Schedule) -> [usize; 2] {
+/// The ranks of both ends of each way of activations between two ranks.
+fn ways(schedule: &Schedule) -> Vec<(usize, usize)> {
     let rank_of = |stage| schedule.rank_of(stage);
     let ways = (1..schedule.stages()).map(|stage| (rank_of(stage - 1), rank_of(stage)));
-    let ways: Vec<_> = ways.filter(|(from, to)| from != to).collect();
-    let pairs: std::collections::BTreeSet<_> = ways.iter().collect();
-    [ways.len(), pairs.len()]
+    ways.filter(|(from, to)| from != to).collect()
+}
+
+/// The pairs of ranks with such a way.
+fn pairs(schedule: &Schedule) -> BTreeSet<(usize, usize)> {
+    ways(schedule).into_iter().collect()
 }
 
 #[test]
-fn a_tensor_is_one_message_and_shapes_are_agreed_once() {
+fn a_tensor_is_one_message_and_shapes_are_sent_once() {
     for kind in ScheduleKind::ALL {
         let schedule = schedule(kind, 4, 8);
-        let [ways, pairs] = ways(&schedule);
+        let (ways, pairs) = (ways(&schedule).len(), pairs(&schedule).len());
         let (ranks, _) = watched(&schedule, &[even(8), even(8)], ahead(1));
         let sends = sends(&schedule);
         assert_eq!(messages(&ranks, 0), [sends, ways + pairs], "{kind}");
-        assert_eq!(messages(&ranks, 1), [sends, 0], "{kind}");
+        assert_eq!(messages(&ranks, 1), [sends, pairs], "{kind}");
     }
 }
 
 #[test]
-fn sizes_that_vary_are_compared_and_new_ones_are_agreed() {
+fn the_shape_of_a_new_key_is_sent() {
     let first: Vec<_> = (0..8).map(|i| [1 + i % 2, 4]).collect();
     let permuted: Vec<_> = first.iter().rev().copied().collect();
     let mut longer = permuted.clone();
     longer[3] = [3, 1];
-    let runs = [first, permuted.clone(), permuted, longer];
+    let runs = [first, permuted, longer];
     for kind in ScheduleKind::ALL {
         let schedule = schedule(kind, 2, 8);
-        let [ways, pairs] = ways(&schedule);
+        let (ways, pairs) = (ways(&schedule).len(), pairs(&schedule).len());
         let (ranks, found) = watched(&schedule, &runs, ahead(2));
-        let numbers: Vec<_> = (0..4).map(|run| messages(&ranks, run)[1]).collect();
-        assert_eq!(
-            numbers,
-            [pairs + 2 * ways, pairs, 0, pairs + ways],
-            "{kind}"
-        );
+        let numbers: Vec<_> = (0..3).map(|run| messages(&ranks, run)[1]).collect();
+        assert_eq!(numbers, [pairs + 2 * ways, pairs, pairs + ways], "{kind}");
         let (_, expected) = watched(&schedule, &runs, ahead(0));
         assert_eq!(found, expected, "{kind}");
     }
@@ -171,53 +171,82 @@ fn receives_ahead_change_no_bit() {
     }
 }
 
-/// In the second run, where all shapes are known.
+/// What a rank starts and waits for in a run where all shapes are known: receives ahead first, each at its position in
+/// the list else, and waits for the tensors directly before their use.
+fn expected_steps(schedule: &Schedule, rank: usize, ahead: usize) -> Vec<Step> {
+    let list = schedule.actions(rank);
+    let mut unposted = BTreeMap::new();
+    for receive in list.iter().filter(|action| action.kind.is_receive()) {
+        *unposted.entry(schedule.peer(receive).unwrap()).or_insert(0) += 1;
+    }
+    let mut steps = vec![];
+    for (from, unposted) in &mut unposted {
+        let first = ahead.min(*unposted);
+        *unposted -= first;
+        steps.extend(vec![Step::Post(*from); first]);
+    }
+    for action in list {
+        match schedule.peer(action) {
+            Some(to) if action.kind.is_send() => {
+                steps.push(Step::Send(to, crate::comm::DType::F64, 2 * 4 * WIDTH));
+            }
+            Some(from) if unposted[&from] > 0 => {
+                *unposted.get_mut(&from).unwrap() -= 1;
+                steps.push(Step::Post(from));
+            }
+            _ => {
+                let receive = schedule.receive_before(action);
+                let from = receive.and_then(|receive| schedule.peer(&receive));
+                steps.extend(from.map(Step::Wait));
+            }
+        }
+    }
+    steps
+}
+
+/// The second run, without the messages that compare the shape keys. No send waits for a receive before it.
 #[test]
-fn as_many_receives_are_posted_as_asked_for() {
+fn receives_are_posted_ahead_and_waited_for_before_their_use() {
     for kind in ScheduleKind::ALL {
         let schedule = schedule(kind, 4, 8);
-        for n in [0, 1, 3] {
-            let (ranks, _) = watched(&schedule, &[even(8), even(8)], ahead(n));
+        let keys = comparisons(&schedule);
+        for ahead_of_position in [0, 1, 3, usize::MAX] {
+            let (ranks, _) = watched(&schedule, &[even(8), even(8)], ahead(ahead_of_position));
             for (rank, steps) in ranks.iter().enumerate() {
-                let (mut posted, mut most) = (BTreeMap::new(), BTreeMap::new());
-                for (i, step) in steps[1].iter().enumerate() {
-                    match step {
-                        Step::Post(from) => *posted.entry(*from).or_insert(0) += 1,
-                        Step::Wait(from) => {
-                            let now = posted.entry(*from).or_insert(0);
-                            most.entry(*from).or_insert(vec![]).push(*now - 1);
-                            *now -= 1;
-                        }
-                        // The first receives are posted before anything else.
-                        Step::Send(..) => assert!(n == 0 || i > 0),
-                    }
-                }
-                for (from, ahead) in most {
-                    // As many as are left at the end.
-                    let expected = (0..ahead.len()).rev().map(|left| left.min(n));
-                    let expected: Vec<_> = expected.collect();
-                    assert_eq!(
-                        ahead, expected,
-                        "{kind}, rank {rank} from {from}, {n} ahead"
-                    );
-                }
+                assert_eq!(
+                    steps[1][keys[rank]..],
+                    expected_steps(&schedule, rank, ahead_of_position),
+                    "{kind}, rank {rank}, {ahead_of_position} ahead"
+                );
             }
         }
     }
 }
 
+/// The steps of each rank that compare shape keys: a receive and its wait, or a send, for each pair of ranks.
+fn comparisons(schedule: &Schedule) -> Vec<usize> {
+    let pairs = pairs(schedule);
+    let of_rank = |rank| {
+        let steps = pairs
+            .iter()
+            .map(|(from, to)| usize::from(*from == rank) + 2 * usize::from(*to == rank));
+        steps.sum()
+    };
+    (0..schedule.ranks()).map(of_rank).collect()
+}
+
 /// A chain whose first stage returns other shapes than its neighbour expects.
 struct Misshapen {
     chain: Chain,
-    /// The micro-batch with another shape, and its size as this rank says it.
+    /// The micro-batch with another shape, and its key as this rank says it.
     at: usize,
     says: Option<[usize; 2]>,
 }
 
 impl Stage for Misshapen {
-    fn size(&self, micro_batch: usize) -> MicroBatchSize {
+    fn shape_key(&self, micro_batch: usize) -> ShapeKey {
         match self.says {
-            Some(size) if micro_batch == self.at => size,
+            Some(key) if micro_batch == self.at => key,
             _ => [2, 4],
         }
     }
@@ -260,28 +289,27 @@ fn an_unexpected_shape_names_rank_stage_micro_batch_and_both_shapes() {
             "pipeline rank 0, sending the activation of stage 0, micro-batch 3: mismatch",
             "rank 0 is in the activation of stage 0, micro-batch 3: [4, 2, 3] of f64",
             "rank 1 in the activation of stage 0, micro-batch 3: [2, 4, 3] of f64",
+            "micro-batches with the shape key [2, 4] have one shape",
         ] {
             assert!(message.contains(part), "{part}: {message}");
         }
     }
 }
 
-/// As many elements, so that only the comparison of the sizes can tell.
+/// As many elements, so that only the comparison of the keys can tell; from the first run on, or after one.
 #[test]
-fn ranks_with_other_sizes_are_named() {
-    let message = misshapen(Some([4, 2]), 1);
-    for part in [
-        "pipeline rank 1, before the first action: mismatch",
-        "rank 0 is in the activation of stage 0, micro-batch 3 of size [4, 2]",
-        "rank 1 in the activation of stage 0, micro-batch 3 of size [2, 4]",
-        "the sizes of the micro-batches differ",
-    ] {
-        assert!(message.contains(part), "{part}: {message}");
+fn ranks_with_other_shape_keys_are_named() {
+    for runs in [1, 2] {
+        let message = misshapen(Some([4, 2]), runs);
+        for part in [
+            "pipeline rank 1, before the first action: mismatch",
+            "rank 0 is in the activation of stage 0, micro-batch 3 with the shape key [4, 2]",
+            "rank 1 in the activation of stage 0, micro-batch 3 with the shape key [2, 4]",
+            "the shape keys of the micro-batches differ",
+        ] {
+            assert!(message.contains(part), "{part}: {message}");
+        }
     }
-    // Only one of the ranks has other sizes than before: it sends them, and the other one expects a tensor.
-    let message = misshapen(Some([4, 2]), 2);
-    assert!(message.contains("mismatch"), "{message}");
-    assert!(message.contains("the types differ"), "{message}");
 }
 
 /// Elements `x` and `y` of a row of one block.
@@ -307,7 +335,13 @@ fn a_tensor_in_8_bits_is_within_the_bound() {
         let bytes = 6 * (hidden.next_multiple_of(16) + 4 * hidden.div_ceil(128));
         assert_eq!(4 * fp8::words(shape), bytes);
         assert_eq!(message.dims(), [fp8::words(shape)]);
-        let received = fp8::decode(message, shape, DType::F64);
+        let received = fp8::decode(
+            message,
+            TensorSpec {
+                shape,
+                dtype: DType::F64,
+            },
+        );
         assert_eq!((received.dims(), received.dtype()), (shape, DType::F64));
         let (x, y) = (values(x), values(received));
         for (x, y) in x.chunks(hidden).zip(y.chunks(hidden)) {
@@ -323,7 +357,7 @@ fn a_tensor_in_8_bits_is_within_the_bound() {
 #[test]
 fn activations_and_gradients_are_sent_in_8_bits() {
     let schedule = schedule(ScheduleKind::OneFOneB, 2, 4);
-    let config = TransferConfig {
+    let config = P2pConfig {
         fp8: true,
         ..ahead(1)
     };
@@ -336,7 +370,7 @@ fn activations_and_gradients_are_sent_in_8_bits() {
             assert_eq!((*dtype, *len), (crate::comm::DType::I32, words));
         }
     }
-    let received = |x: Tensor<3>| fp8::decode(fp8::encode(x.clone()), x.dims(), x.dtype());
+    let received = |x: Tensor<3>| fp8::decode(fp8::encode(x.clone()), TensorSpec::of(&x));
     let [first, second] = [0, 1].map(|stage| weight(stage, &Device::flex()));
     let mut expected =
         [0, 1].map(|_| Tensor::<2>::zeros([WIDTH, WIDTH], (&Device::flex(), DType::F64)));

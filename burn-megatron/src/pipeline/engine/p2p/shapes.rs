@@ -10,12 +10,13 @@ use parking_lot::Mutex;
 use crate::collective::wire_dtype;
 use crate::comm;
 
-/// What the shapes of a micro-batch depend on, as `[batch, seq]`; see [`Stage::size`](super::super::Stage::size).
-pub type MicroBatchSize = [usize; 2];
+/// What the shapes of activations depend on, such as `[batch, seq]` of the tokens of a micro-batch; see
+/// [`Stage::shape_key`](super::super::Stage::shape_key).
+pub type ShapeKey = [usize; 2];
 
 /// The shape and the type of a tensor between two stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TensorSpec {
+pub struct TensorSpec {
     pub shape: [usize; 3],
     pub dtype: DType,
 }
@@ -30,10 +31,6 @@ impl TensorSpec {
         let shape = x.dims();
         Self { shape, dtype }
     }
-
-    pub fn elements(&self) -> usize {
-        self.shape.iter().product()
-    }
 }
 
 impl fmt::Display for TensorSpec {
@@ -43,59 +40,41 @@ impl fmt::Display for TensorSpec {
     }
 }
 
-/// The shapes that the ranks of a pipeline have agreed on. Clones share them.
+/// The shapes of activations that the ranks of a pipeline know from earlier micro-batches. Clones share them.
 ///
-/// The first micro-batch of a [size](MicroBatchSize) is preceded by the shape and the type of its activation, on each way
-/// between two stages; later ones of this size have the same. So a run with sizes that were seen before sends nothing
-/// but tensors. Pass the same value to all runs of a pipeline, on every rank: all have it from the start, or none.
+/// The first activation of a [key](ShapeKey) is preceded by its shape and type, on each way between two stages; later ones
+/// with this key have the same. Pass one cache to all runs of a pipeline, on every rank: all know a shape, or none does.
 #[derive(Clone, Debug, Default)]
-pub struct AgreedShapes(Arc<Mutex<Agreed>>);
+pub struct ShapeCache(Arc<Mutex<HashMap<(usize, ShapeKey), TensorSpec>>>);
 
-#[derive(Debug, Default)]
-struct Agreed {
-    /// By micro-batch of the last run of a schedule.
-    sizes: Vec<MicroBatchSize>,
-    /// By the stage that returns it, and the size of the micro-batch.
-    activations: HashMap<(usize, MicroBatchSize), TensorSpec>,
-}
-
-impl AgreedShapes {
-    pub(super) fn get(&self, stage: usize, size: MicroBatchSize) -> Option<TensorSpec> {
-        self.0.lock().activations.get(&(stage, size)).copied()
+impl ShapeCache {
+    /// The activation that a stage returns for micro-batches of this key.
+    pub(super) fn get(&self, stage: usize, key: ShapeKey) -> Option<TensorSpec> {
+        self.0.lock().get(&(stage, key)).copied()
     }
 
-    pub(super) fn insert(&self, stage: usize, size: MicroBatchSize, spec: TensorSpec) {
-        self.0.lock().activations.insert((stage, size), spec);
-    }
-
-    /// Sets the sizes of a run; returns whether they differ from those of the last run.
-    pub(super) fn set_sizes(&self, sizes: &[MicroBatchSize]) -> bool {
-        let mut agreed = self.0.lock();
-        let differs = agreed.sizes != sizes;
-        if differs {
-            agreed.sizes = sizes.to_vec();
-        }
-        differs
+    pub(super) fn insert(&self, stage: usize, key: ShapeKey, spec: TensorSpec) {
+        self.0.lock().insert((stage, key), spec);
     }
 }
 
-/// What precedes the first activation of a size.
+/// What precedes the first activation of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ShapeNotice {
+pub(super) struct TensorMetadata {
     pub stage: usize,
     pub micro_batch: usize,
-    pub size: MicroBatchSize,
+    pub key: ShapeKey,
     pub spec: TensorSpec,
 }
 
-impl ShapeNotice {
-    /// The numbers of a notice.
+impl TensorMetadata {
+    /// How many numbers it is sent as.
     pub const LEN: usize = 8;
 
     pub fn to_numbers(self) -> Vec<i64> {
         let wire = wire_dtype(self.spec.dtype);
         let dtype = comm::DType::ALL.into_iter().position(|dtype| dtype == wire);
-        let [rows, seq] = self.size;
+        let [rows, seq] = self.key;
         let [batch, len, hidden] = self.spec.shape;
         let numbers = [
             self.stage,
@@ -110,14 +89,14 @@ impl ShapeNotice {
         numbers.map(|number| number as i64).to_vec()
     }
 
-    /// `None` for numbers that are no notice.
+    /// `None` for other numbers.
     pub fn from_numbers(numbers: &[i64]) -> Option<Self> {
         let number = |i: usize| usize::try_from(*numbers.get(i)?).ok();
         let dtype = *comm::DType::ALL.get(number(7)?)?;
         Some(Self {
             stage: number(0)?,
             micro_batch: number(1)?,
-            size: [number(2)?, number(3)?],
+            key: [number(2)?, number(3)?],
             spec: TensorSpec {
                 shape: [number(4)?, number(5)?, number(6)?],
                 dtype: float_type(dtype)?,
@@ -142,29 +121,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_notice_is_read_as_it_is_written() {
+    fn metadata_are_read_as_they_are_written() {
         let float = [DType::F64, DType::F32, DType::BF16, DType::F16];
         for (i, dtype) in float.into_iter().enumerate() {
             let shape = [2, 3 + i, 4];
-            let notice = ShapeNotice {
+            let metadata = TensorMetadata {
                 stage: 1,
                 micro_batch: 7,
-                size: [2, 6],
+                key: [2, 6],
                 spec: TensorSpec { shape, dtype },
             };
-            let numbers = notice.to_numbers();
-            assert_eq!(numbers.len(), ShapeNotice::LEN);
-            assert_eq!(ShapeNotice::from_numbers(&numbers), Some(notice));
+            let numbers = metadata.to_numbers();
+            assert_eq!(numbers.len(), TensorMetadata::LEN);
+            assert_eq!(TensorMetadata::from_numbers(&numbers), Some(metadata));
             // Integers are no type of an activation, and a negative size is none.
             let with = |at: usize, number: i64| {
                 let mut numbers = numbers.clone();
                 numbers[at] = number;
-                ShapeNotice::from_numbers(&numbers)
+                TensorMetadata::from_numbers(&numbers)
             };
             assert_eq!(with(7, 4), None);
             assert_eq!(with(7, 99), None);
             assert_eq!(with(4, -1), None);
-            assert_eq!(ShapeNotice::from_numbers(&numbers[1..]), None);
+            assert_eq!(TensorMetadata::from_numbers(&numbers[1..]), None);
         }
     }
 }

@@ -1,11 +1,12 @@
 //! A tensor in FP8 as one message: the codes of all rows, then their scales.
 
-use burn::tensor::{DType, Tensor};
-use burn::tensor::{FloatDType, Int};
+use burn::tensor::{FloatDType, Int, Tensor};
 use burn_megatron_kernels::bits;
 use burn_megatron_kernels::fp8::{
     BLOCK, Format, Fp8Matrix, QuantizerUsage, ROW_BYTES, Scales, Scaling, dequantize, quantize,
 };
+
+use super::shapes::TensorSpec;
 
 /// Values of one block of a row have a scale of their own.
 const SCALING: Scaling = Scaling::Blocks {
@@ -46,7 +47,7 @@ pub fn encode(x: Tensor<3>) -> Tensor<1, Int> {
 }
 
 /// The tensor of a message.
-pub fn decode(message: Tensor<1, Int>, shape: [usize; 3], dtype: DType) -> Tensor<3> {
+pub fn decode(message: Tensor<1, Int>, TensorSpec { shape, dtype }: TensorSpec) -> Tensor<3> {
     let [rows, words, scales] = sizes(shape);
     let codes = message.clone().narrow(0, 0, rows * words);
     let factors = message.narrow(0, rows * words, rows * scales);
