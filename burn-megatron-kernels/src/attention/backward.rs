@@ -22,7 +22,7 @@ impl Function for Attention {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         let mut saved = inputs.clone();
         let (projections, sink) = self.inputs(&mut inputs.into_iter());
-        let (out, lse) = self.engine.forward(&self.problem, projections, sink);
+        let (out, lse, _) = self.engine.forward(&self.problem, projections, sink, false);
         saved.extend([out.clone().into_dispatch(), lse.into_dispatch()]);
         let out = if self.problem.packed {
             out.flatten::<3>(2, 3).into_dispatch()

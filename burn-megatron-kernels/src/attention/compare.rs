@@ -150,8 +150,10 @@ impl SmallProblem {
         if let Err(reason) = engine.supports(problem) {
             panic!("{}: {reason}", engine.name());
         }
-        let forward =
-            |engine: &dyn AttentionEngine| engine.forward(problem, projections.clone(), None);
+        let forward = |engine: &dyn AttentionEngine| {
+            let (out, lse, _) = engine.forward(problem, projections.clone(), None, false);
+            (out, lse)
+        };
         let (expected, found) = (forward(&Portable), forward(engine));
         // Both get the same result, so that their gradients differ by their own rounding only.
         let backward = |engine: &dyn AttentionEngine| {

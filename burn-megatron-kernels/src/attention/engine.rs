@@ -31,21 +31,16 @@ pub trait AttentionEngine: Debug + Send + Sync {
     /// The output `[batch, queries, heads, value width]` and the log-sum-exp `[batch, heads, queries]`
     /// of the scores that each query sees, its sink included (f64 for f64, otherwise f32). A query
     /// that sees nothing gets 0 and minus infinity. `sink` is of the type of the log-sum-exp.
+    ///
+    /// `with_max`: also the largest score of each query, scaled and masked, without the sink, in the shape and the type of
+    /// the log-sum-exp. For a query that sees nothing it is minus infinity, or at most -1e30.
     fn forward(
         &self,
         problem: &AttentionProblem,
         projections: Projections,
         sink: Option<Tensor<1>>,
-    ) -> (Tensor<4>, Tensor<3>);
-
-    /// The same, and the largest score of each query, scaled and masked, without the sink: `[batch, heads, queries]` in
-    /// the type of the log-sum-exp. For a query that sees nothing it is minus infinity, or at most -1e30.
-    fn forward_with_max(
-        &self,
-        problem: &AttentionProblem,
-        projections: Projections,
-        sink: Option<Tensor<1>>,
-    ) -> (Tensor<4>, Tensor<3>, Tensor<3>);
+        with_max: bool,
+    ) -> (Tensor<4>, Tensor<3>, Option<Tensor<3>>);
 
     /// The gradients of the projections, in the form that these came in, and of the sink.
     ///
@@ -81,17 +76,9 @@ impl AttentionEngine for Portable {
         problem: &AttentionProblem,
         projections: Projections,
         sink: Option<Tensor<1>>,
-    ) -> (Tensor<4>, Tensor<3>) {
-        forward_by(Kernels::Portable, problem, projections, sink)
-    }
-
-    fn forward_with_max(
-        &self,
-        problem: &AttentionProblem,
-        projections: Projections,
-        sink: Option<Tensor<1>>,
-    ) -> (Tensor<4>, Tensor<3>, Tensor<3>) {
-        forward_with_max_by(Kernels::Portable, problem, projections, sink)
+        with_max: bool,
+    ) -> (Tensor<4>, Tensor<3>, Option<Tensor<3>>) {
+        forward_by(Kernels::Portable, problem, projections, sink, with_max)
     }
 
     fn backward(
@@ -121,40 +108,13 @@ pub(super) fn forward_by(
     problem: &AttentionProblem,
     projections: Projections,
     sink: Option<Tensor<1>>,
-) -> (Tensor<4>, Tensor<3>) {
-    if problem.is_empty() {
-        return empty_result(problem, &projections, sink);
-    }
-    let mut outputs = launch_forward(kernels, problem, projections, sink, false);
-    (next_tensor(&mut outputs), next_tensor(&mut outputs))
-}
-
-/// [`AttentionEngine::forward_with_max`] by these kernels.
-pub(super) fn forward_with_max_by(
-    kernels: Kernels,
-    problem: &AttentionProblem,
-    projections: Projections,
-    sink: Option<Tensor<1>>,
-) -> (Tensor<4>, Tensor<3>, Tensor<3>) {
+    with_max: bool,
+) -> (Tensor<4>, Tensor<3>, Option<Tensor<3>>) {
     if problem.is_empty() {
         let (out, lse) = empty_result(problem, &projections, sink);
-        let unseen = lse.full_like(f64::NEG_INFINITY);
+        let unseen = with_max.then(|| lse.full_like(f64::NEG_INFINITY));
         return (out, lse, unseen);
     }
-    let mut outputs = launch_forward(kernels, problem, projections, sink, true);
-    let out = next_tensor(&mut outputs);
-    let statistics: Tensor<4> = next_tensor(&mut outputs);
-    let part = |at| statistics.clone().narrow(0, at, 1).squeeze_dim::<3>(0);
-    (out, part(0), part(1))
-}
-
-fn launch_forward(
-    kernels: Kernels,
-    problem: &AttentionProblem,
-    projections: Projections,
-    sink: Option<Tensor<1>>,
-    with_max: bool,
-) -> impl Iterator<Item = DispatchTensor> {
     let mut inputs = projections.into_tensors();
     inputs.extend(sink.map(Tensor::into_dispatch));
     let ranges = problem.options.ranges.as_ref();
@@ -164,7 +124,14 @@ fn launch_forward(
         kernels,
         with_max,
     };
-    launch(op, inputs).into_iter()
+    let mut outputs = launch(op, inputs).into_iter();
+    let out = next_tensor(&mut outputs);
+    if !with_max {
+        return (out, next_tensor(&mut outputs), None);
+    }
+    let statistics: Tensor<4> = next_tensor(&mut outputs);
+    let part = |at| statistics.clone().narrow(0, at, 1).squeeze_dim::<3>(0);
+    (out, part(0), Some(part(1)))
 }
 
 /// [`AttentionEngine::backward`] by these kernels; none where no query sees a key.

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Tensor};
 
-use super::engine::{AttentionEngine, backward_by, forward_by, forward_with_max_by};
+use super::engine::{AttentionEngine, backward_by, forward_by};
 use super::kernel::mma::{MAX_WIDTH, STEP, shared_memory};
 use super::ops::Kernels;
 use super::problem::{AttentionGradients, AttentionProblem, OPERATION, Projections};
@@ -134,19 +134,10 @@ impl AttentionEngine for MmaTiles {
         problem: &AttentionProblem,
         projections: Projections,
         sink: Option<Tensor<1>>,
-    ) -> (Tensor<4>, Tensor<3>) {
+        with_max: bool,
+    ) -> (Tensor<4>, Tensor<3>, Option<Tensor<3>>) {
         accept(self.check_device(&projections));
-        forward_by(Kernels::Mma, problem, projections, sink)
-    }
-
-    fn forward_with_max(
-        &self,
-        problem: &AttentionProblem,
-        projections: Projections,
-        sink: Option<Tensor<1>>,
-    ) -> (Tensor<4>, Tensor<3>, Tensor<3>) {
-        accept(self.check_device(&projections));
-        forward_with_max_by(Kernels::Mma, problem, projections, sink)
+        forward_by(Kernels::Mma, problem, projections, sink, with_max)
     }
 
     fn backward(

@@ -180,7 +180,9 @@ pub fn attention_forward(
     ));
     check_support(engine, &problem);
     let sink = widened(&problem, sink);
-    engine.forward(&problem, Projections::Separate { q, k, v }, sink)
+    let projections = Projections::Separate { q, k, v };
+    let (out, lse, _) = engine.forward(&problem, projections, sink, false);
+    (out, lse)
 }
 
 /// The gradients of [`attention_forward`] for the gradient `dout` of its output; plain tensors.

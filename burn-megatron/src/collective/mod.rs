@@ -61,7 +61,7 @@ pub(crate) use packed::start_all_to_all_packed;
 pub use packed::{PendingPacked, start_all_gather_packed_coalesced};
 pub(crate) use recorded::ExchangeNote;
 pub use reduce_in_f32::{PendingReduceScatterInF32, start_reduce_scatter_in_f32};
-pub use ring::{RingAllGather, start_ring_shift};
+pub(crate) use ring::{RingAllGather, start_ring_shift};
 pub use uneven::{gather_rows, reduce_scatter_rows};
 
 /// The communicator of a group.

@@ -12,7 +12,7 @@ use burn_megatron_kernels::{flat, gemm};
 use super::fp8::QuantizedWeight;
 use super::hook::Pass;
 use super::linear::rows;
-use super::product_clock::{product_span, weight_gradient_span};
+use super::matmul_clock::{product_span, weight_gradient_span};
 use super::weight::HookedWeight;
 use crate::collective::PendingTensor;
 

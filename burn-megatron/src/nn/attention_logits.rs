@@ -18,8 +18,9 @@ use burn_megatron_kernels::softmax::{self, Mask};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use super::of_all_stages::of_all_stages;
 use crate::collective::{Comm, start_all_reduce};
-use crate::comm::{CommError, ParallelContext, ReduceOp, all_gather_bytes};
+use crate::comm::{CommError, ParallelContext, ReduceOp};
 
 /// The logit of a head that no rank has measured: below every other one.
 const LOWEST: f64 = f32::MIN as f64;
@@ -102,18 +103,7 @@ impl AttentionLayer {
         logits: &AttentionLogits,
         groups: &ParallelContext,
     ) -> Result<Vec<Self>, CommError> {
-        let own = match serde_json::to_vec(&logits.layers()) {
-            Ok(own) => own,
-            Err(error) => unreachable!("paths and numbers are JSON: {error}"),
-        };
-        let all = all_gather_bytes(&**groups.pipeline(), &own)?;
-        let read = |of_rank: &Vec<u8>| match serde_json::from_slice::<Vec<Self>>(of_rank) {
-            Ok(layers) => layers,
-            Err(error) => unreachable!("written by another rank: {error}"),
-        };
-        let mut layers: Vec<_> = all.iter().flat_map(read).collect();
-        layers.sort_by_key(|layer| layer.stage);
-        Ok(layers)
+        of_all_stages(&logits.layers(), |layer| layer.stage, groups)
     }
 }
 
@@ -205,11 +195,9 @@ impl LayerLogits {
     /// `first` on.
     pub fn measure(&self, first: usize, scores: &Tensor<4>, scale: f64, mask: &Mask) {
         if self.is_measured() && !scores.dims().contains(&0) {
-            let plain = scores.clone();
-            let plain = if plain.is_autodiff() {
-                plain.inner()
-            } else {
-                plain
+            let plain = match scores.clone() {
+                scores if scores.is_autodiff() => scores.inner(),
+                scores => scores,
             };
             let rows = softmax::composed::largest_scores(plain, scale, mask);
             self.record(first, rows);
@@ -257,23 +245,15 @@ impl AttentionEngine for MeasuredEngine {
         problem: &AttentionProblem,
         projections: Projections,
         sink: Option<Tensor<1>>,
-    ) -> (Tensor<4>, Tensor<3>) {
-        if !self.logits.is_measured() {
-            return self.engine.forward(problem, projections, sink);
-        }
-        let (out, lse, _) = self.forward_with_max(problem, projections, sink);
-        (out, lse)
-    }
-
-    fn forward_with_max(
-        &self,
-        problem: &AttentionProblem,
-        projections: Projections,
-        sink: Option<Tensor<1>>,
-    ) -> (Tensor<4>, Tensor<3>, Tensor<3>) {
-        let (out, lse, rows) = self.engine.forward_with_max(problem, projections, sink);
-        if self.logits.is_measured() && !rows.dims().contains(&0) {
-            self.logits.record(self.first, rows.clone());
+        with_max: bool,
+    ) -> (Tensor<4>, Tensor<3>, Option<Tensor<3>>) {
+        let is_measured = self.logits.is_measured();
+        let engine = &self.engine;
+        let (out, lse, rows) = engine.forward(problem, projections, sink, with_max || is_measured);
+        if let Some(rows) = rows.clone().filter(|_| is_measured)
+            && !rows.dims().contains(&0)
+        {
+            self.logits.record(self.first, rows);
         }
         (out, lse, rows)
     }

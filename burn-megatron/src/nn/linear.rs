@@ -16,7 +16,7 @@ use super::forward_context::is_tracked;
 use super::fp8::{ActivatedLinear, Fp8Arithmetic, Fp8Layer};
 use super::hook::HookHandle;
 use super::recompute::{ProductInput, SavesInput, apply_discarding};
-use super::tp_comm_overlap::OverlappedGroup;
+use super::tp_comm_overlap::TpCommOverlapGroup;
 use super::weight::{HookedWeight, Weight};
 use super::{Bias, LinearInput};
 use crate::collective::{
@@ -38,10 +38,10 @@ pub enum InputLayout {
     /// reduce-scatters its gradient.
     SplitSequence(Comm),
     /// The same, with the exchanges in chunks that travel while the products of other chunks are computed.
-    SplitSequenceInChunks(OverlappedGroup),
+    SplitSequenceInChunks(TpCommOverlapGroup),
     /// Each rank has a part of the features of every token, and the output is a sum over the ranks: the forward
     /// reduce-scatters it along the sequence, the backward all-gathers its gradient, in chunks.
-    SplitFeatures(OverlappedGroup),
+    SplitFeatures(TpCommOverlapGroup),
 }
 
 impl InputLayout {
@@ -59,7 +59,7 @@ impl InputLayout {
         match self {
             Self::Local | Self::Replicated(_) | Self::SplitFeatures(_) => PendingTensor::ready(x),
             Self::SplitSequence(comm)
-            | Self::SplitSequenceInChunks(OverlappedGroup { comm, .. }) => {
+            | Self::SplitSequenceInChunks(TpCommOverlapGroup { comm, .. }) => {
                 start_all_gather(x, SEQUENCE_DIM, comm)
             }
         }
@@ -71,14 +71,14 @@ impl InputLayout {
             Self::Local | Self::SplitFeatures(_) => PendingTensor::ready(dx),
             Self::Replicated(comm) => start_all_reduce(dx, ReduceOp::Sum, comm),
             Self::SplitSequence(comm)
-            | Self::SplitSequenceInChunks(OverlappedGroup { comm, .. }) => {
+            | Self::SplitSequenceInChunks(TpCommOverlapGroup { comm, .. }) => {
                 start_reduce_scatter(dx, SEQUENCE_DIM, comm)
             }
         }
     }
 
     /// The group of exchanges in chunks, and whether the output is the sum that is exchanged.
-    pub(super) fn in_chunks(&self) -> Option<(&OverlappedGroup, bool)> {
+    pub(super) fn in_chunks(&self) -> Option<(&TpCommOverlapGroup, bool)> {
         match self {
             Self::SplitSequenceInChunks(group) => Some((group, false)),
             Self::SplitFeatures(group) => Some((group, true)),
@@ -183,7 +183,7 @@ pub(super) fn linear_with_addend(
     x: Tensor<3>,
     weight: &Param<Tensor<2>>,
     addend: Tensor<3>,
-    group: OverlappedGroup,
+    group: TpCommOverlapGroup,
     kernels: LinearKernels,
 ) -> Tensor<3> {
     let weight = Weight::of(weight, &x);

@@ -58,13 +58,14 @@ mod local_shards;
 mod lookup;
 pub mod lora;
 mod loss;
+mod matmul_clock;
 mod mlp;
 mod model_builder;
 pub mod moe;
 mod norm;
+mod of_all_stages;
 mod parameter_spec;
 mod placement;
-mod product_clock;
 mod qk_norm;
 mod recompute;
 mod replicated;
@@ -102,20 +103,23 @@ pub use hook::anchored_value;
 pub use init::Init;
 pub use kv_cache::{KvCache, LayerKvCache, NewTokens, SequencePart};
 pub use latent_attention::{MultiLatentAttention, MultiLatentAttentionConfig};
-pub use linear::{InputLayout, SEQUENCE_DIM, linear};
+pub(crate) use linear::InputLayout;
+pub use linear::SEQUENCE_DIM;
+#[cfg(test)]
+pub(crate) use linear::linear;
 pub use linear_input::LinearInput;
 pub use local_shards::{LocalShard, local_shards};
 pub use loss::{
     LinearCrossEntropy, LogitsShape, LossFactor, LossTerm, Losses, SummedLosses,
     VocabParallelCrossEntropy,
 };
+pub use matmul_clock::MatmulClock;
 pub use mlp::{ParallelMlp, ParallelMlpConfig};
 pub(crate) use model_builder::placeholder;
 pub use model_builder::{ModelBuilder, ParallelModule};
 pub use norm::{Norm, NormConfig, NormKind};
 pub use parameter_spec::ParameterSpec;
 pub use placement::{LocalSection, Placement, Placements, Section};
-pub use product_clock::ProductClock;
 pub use qk_norm::{QkNorm, QkNormConfig};
 pub use recompute::{
     ActivationOffload, ActivationUsage, Recompute, RecomputeConfig, RecomputeError,
@@ -129,5 +133,6 @@ pub use row::{RowParallelLinear, RowParallelLinearConfig};
 pub use table::{ParameterTable, TableError};
 pub use tensor_slice::{ContiguousRun, TensorSlice};
 pub use tokens::Tokens;
-pub use tp_comm_overlap::OverlappedGroup;
-pub use weight::Weight;
+pub(crate) use tp_comm_overlap::TpCommOverlapGroup;
+#[cfg(test)]
+pub(crate) use weight::Weight;

@@ -9,7 +9,7 @@ use super::arithmetic::LinearKernels;
 use super::fp8::{Fp8Layer, SplitOperands};
 use super::linear::{InputLayout, SEQUENCE_DIM, linear_param, linear_with_addend};
 use super::lora::{LoraAdapters, LoraTarget, RowLayer};
-use super::tp_comm_overlap::OverlappedGroup;
+use super::tp_comm_overlap::TpCommOverlapGroup;
 use super::{Bias, BuildError, Init, LinearInput, ModelBuilder, ParameterSpec, Placement};
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
@@ -92,7 +92,7 @@ pub struct RowParallelLinear {
     sequence_parallel: bool,
     /// The tensor axis, where the output is summed chunk by chunk.
     #[module(skip)]
-    overlapped: Option<OverlappedGroup>,
+    overlapped: Option<TpCommOverlapGroup>,
     #[module(skip)]
     kernels: LinearKernels,
 }
@@ -141,12 +141,12 @@ impl RowParallelLinear {
     /// which the second pass does not compute again.
     pub(super) fn partial(&self, x: impl Into<LinearInput>) -> Tensor<3> {
         let group = self.overlapped.clone();
-        let group = group.map(OverlappedGroup::ending_region);
+        let group = group.map(TpCommOverlapGroup::ending_region);
         self.product_in(x.into(), group)
     }
 
     /// The output before the bias where there is a group that sums it, otherwise the term of this rank.
-    fn product_in(&self, x: LinearInput, group: Option<OverlappedGroup>) -> Tensor<3> {
+    fn product_in(&self, x: LinearInput, group: Option<TpCommOverlapGroup>) -> Tensor<3> {
         let x = if self.input_is_split {
             x
         } else {

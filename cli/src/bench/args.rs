@@ -12,7 +12,7 @@ use serde::de::IntoDeserializer;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 
 use super::case::Shape;
-use super::overlap::tensor::OverlapMethod;
+use super::overlap::tensor::TpCommOverlapSetting;
 use crate::ranks::RankArgs;
 use crate::set::SetArgs;
 
@@ -76,12 +76,13 @@ pub struct OverlapArgs {
         long,
         value_delimiter = ',',
         value_name = "NAME,..",
-        default_value = "none,ring,bulk:8"
+        default_value = "none,ring,bulk:8",
+        requires = "tensor_parallel"
     )]
-    pub tp_comm_overlap: Vec<OverlapMethod>,
+    pub tp_comm_overlap: Vec<TpCommOverlapSetting>,
     /// Count the time of the products and transfers of --tensor-parallel on a virtual clock, as is done in any case for more
     /// threads than cores.
-    #[arg(long)]
+    #[arg(long, requires = "tensor_parallel")]
     pub counted: bool,
     /// Measured steps of each case.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]

@@ -102,7 +102,8 @@ impl AttentionEngine for Rounding {
         problem: &AttentionProblem,
         projections: Projections,
         _sink: Option<Tensor<1>>,
-    ) -> (Tensor<4>, Tensor<3>) {
+        _with_max: bool,
+    ) -> (Tensor<4>, Tensor<3>, Option<Tensor<3>>) {
         let [q, k, v] = self.inputs(problem, projections);
         let scores = self.scores(problem, q, k);
         let most = scores.clone().max_dim(3);
@@ -122,16 +123,7 @@ impl AttentionEngine for Rounding {
         } else {
             lse
         };
-        (out.swap_dims(1, 2).cast(problem.dtype), lse)
-    }
-
-    fn forward_with_max(
-        &self,
-        _: &AttentionProblem,
-        _: Projections,
-        _: Option<Tensor<1>>,
-    ) -> (Tensor<4>, Tensor<3>, Tensor<3>) {
-        unimplemented!("engines are compared without it")
+        (out.swap_dims(1, 2).cast(problem.dtype), lse, None)
     }
 
     fn backward(

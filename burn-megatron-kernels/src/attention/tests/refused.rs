@@ -96,16 +96,8 @@ impl AttentionEngine for Picky {
         _: &AttentionProblem,
         _: Projections,
         _: Option<Tensor<1>>,
-    ) -> (Tensor<4>, Tensor<3>) {
-        panic!("an engine that does not support a problem must not be called")
-    }
-
-    fn forward_with_max(
-        &self,
-        _: &AttentionProblem,
-        _: Projections,
-        _: Option<Tensor<1>>,
-    ) -> (Tensor<4>, Tensor<3>, Tensor<3>) {
+        _: bool,
+    ) -> (Tensor<4>, Tensor<3>, Option<Tensor<3>>) {
         panic!("an engine that does not support a problem must not be called")
     }
 

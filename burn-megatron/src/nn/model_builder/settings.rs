@@ -14,7 +14,7 @@ use crate::nn::context::ContextGroups;
 use crate::nn::fp8::{Fp8, Fp8Config, Fp8Layer, SplitOperands};
 use crate::nn::lora::{AdaptedLayer, LoraConfig, LoraLayers};
 use crate::nn::moe::Routers;
-use crate::nn::{AttentionLogits, BuildError, OverlappedGroup, Recompute, RecomputeConfig};
+use crate::nn::{AttentionLogits, BuildError, Recompute, RecomputeConfig, TpCommOverlapGroup};
 use crate::plan::tp_comm_overlap;
 
 impl ModelBuilder {
@@ -217,9 +217,9 @@ impl ModelBuilder {
     pub(in crate::nn) fn overlapped_group(
         &self,
         layer: Option<&Fp8Layer>,
-    ) -> Result<Option<OverlappedGroup>, BuildError> {
+    ) -> Result<Option<TpCommOverlapGroup>, BuildError> {
         let layout = self.groups.config();
-        let group = OverlappedGroup::of_layout(layout, self.groups.tensor());
+        let group = TpCommOverlapGroup::of_layout(layout, self.groups.tensor());
         let group = group.filter(|_| self.sequence_parallel);
         match (layer, layout.tp_comm_overlap.filter(|_| group.is_some())) {
             (Some(_), Some(method)) => Err(self.error(tp_comm_overlap::refuses_fp8(method))),

@@ -12,7 +12,8 @@ use super::bias::ExpertBias;
 use super::losses::RouterLossKind;
 use super::step::{RankLoad, RouterStep};
 use crate::collective::{Comm, start_all_reduce};
-use crate::comm::{CommError, ParallelContext, ReduceOp, all_gather_bytes};
+use crate::comm::{CommError, ParallelContext, ReduceOp};
+use crate::nn::of_all_stages::of_all_stages;
 
 /// The routers of a model on this rank, in the order in which they were built. Clones share them.
 #[derive(Clone, Default)]
@@ -44,18 +45,7 @@ impl ReportedLayer {
         routers: &Routers,
         groups: &ParallelContext,
     ) -> Result<Vec<Self>, CommError> {
-        let own = match serde_json::to_vec(&routers.layers()) {
-            Ok(own) => own,
-            Err(error) => unreachable!("paths and numbers are JSON: {error}"),
-        };
-        let all = all_gather_bytes(&**groups.pipeline(), &own)?;
-        let read = |of_rank: &Vec<u8>| match serde_json::from_slice::<Vec<Self>>(of_rank) {
-            Ok(layers) => layers,
-            Err(error) => unreachable!("written by another rank: {error}"),
-        };
-        let mut layers: Vec<_> = all.iter().flat_map(read).collect();
-        layers.sort_by_key(|layer| layer.stage);
-        Ok(layers)
+        of_all_stages(&routers.layers(), |layer| layer.stage, groups)
     }
 
     /// The numbers that it reports: the load of each expert, the pairs of tokens and experts, and the losses.

@@ -213,7 +213,7 @@ fn transfers(layout: &ParallelConfig) -> Vec<Vec<Vec<Transfer>>> {
         let link = Link::with_virtual_clock(Duration::ZERO, sent as f64).unwrap();
         let network = SimulatedNetwork::over(groups.tensor().clone(), &link);
         let (column, row) = layers(&groups.clone().with_tensor(network));
-        let clock = ProductClock {
+        let clock = MatmulClock {
             link: link.clone(),
             flops_per_second: flops as f64,
         };

@@ -8,7 +8,7 @@ use crate::plan::tp_comm_overlap::num_splits;
 
 /// The ranks of the tensor axis, and how their exchanges are split into chunks.
 #[derive(Clone, Debug)]
-pub struct OverlappedGroup {
+pub struct TpCommOverlapGroup {
     /// The ranks.
     pub comm: Comm,
     method: TpCommOverlap,
@@ -29,7 +29,7 @@ pub(super) struct TokenChunks {
     splits: usize,
 }
 
-impl OverlappedGroup {
+impl TpCommOverlapGroup {
     /// The group of a layout, whose sequences are split over several ranks; `None` if its exchanges are not split into
     /// chunks.
     pub fn of_layout(layout: &ParallelConfig, comm: &Comm) -> Option<Self> {

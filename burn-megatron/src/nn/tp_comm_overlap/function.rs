@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use burn_megatron_kernels::column_sum::bias_gradient;
 use burn_megatron_kernels::gradient::{FlatGradients, Place};
 
-use super::OverlappedGroup;
+use super::TpCommOverlapGroup;
 use super::chunks::TokenChunks;
 use super::exchange::{GatherInChunks, ReduceScatterInChunks};
 use crate::collective::PendingTensor;
@@ -38,7 +38,7 @@ impl<A: LinearArithmetic> LinearFunction<A> {
         x: Tensor<3>,
         weight: Tensor<2>,
         bias: Option<Tensor<1>>,
-        group: &OverlappedGroup,
+        group: &TpCommOverlapGroup,
     ) -> Tensor<3> {
         let chunks = group.chunks(x.dims(), x.dtype());
         let mut outputs = vec![];
@@ -54,7 +54,7 @@ impl<A: LinearArithmetic> LinearFunction<A> {
         x: Tensor<3>,
         weight: Tensor<2>,
         addend: Option<Tensor<3>>,
-        group: &OverlappedGroup,
+        group: &TpCommOverlapGroup,
     ) -> Tensor<3> {
         let ([batch, seq, _], out) = (x.dims(), weight.dims()[1]);
         let chunks = group.chunks_of_whole([batch, seq, out], x.dtype());
@@ -105,7 +105,7 @@ impl<A: LinearArithmetic> LinearFunction<A> {
         weight: Option<Tensor<2>>,
         dy: Tensor<3>,
         needed: &[bool],
-        group: &OverlappedGroup,
+        group: &TpCommOverlapGroup,
     ) -> Vec<Option<DispatchTensor>> {
         let gathered = x.map(|x| {
             let chunks = group.chunks(x.dims(), x.dtype());
@@ -142,7 +142,7 @@ impl<A: LinearArithmetic> LinearFunction<A> {
         weight: Option<Tensor<2>>,
         dy: Tensor<3>,
         needed: &[bool],
-        group: &OverlappedGroup,
+        group: &TpCommOverlapGroup,
     ) -> Vec<Option<DispatchTensor>> {
         let chunks = group.chunks(dy.dims(), dy.dtype());
         let gathered = GatherInChunks::start(dy, chunks, &group.comm);

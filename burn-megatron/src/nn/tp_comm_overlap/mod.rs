@@ -14,4 +14,4 @@ mod chunks;
 mod exchange;
 mod function;
 
-pub use chunks::OverlappedGroup;
+pub use chunks::TpCommOverlapGroup;

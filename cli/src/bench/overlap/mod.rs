@@ -50,15 +50,8 @@ pub fn run(args: &OverlapArgs) -> Result<ExitCode, Error> {
     if !args.tensor_parallel.is_empty() {
         return tensor::run(args);
     }
-    if args.counted || args.world.engine.is_some() {
-        let name = if args.counted {
-            "--counted"
-        } else {
-            "--engine"
-        };
-        return Err(
-            format!("{name} applies to --tensor-parallel; give that too, or remove it").into(),
-        );
+    if args.world.engine.is_some() {
+        return Err("--engine applies to --tensor-parallel; give that too, or remove it".into());
     }
     let setup = setup(args)?;
     let counted = setup.warm_up..setup.warm_up + setup.steps;

@@ -11,7 +11,7 @@ use burn_megatron::comm::testing::{Link, SimulatedNetwork, Transfer, hidden_shar
 use burn_megatron::comm::{Engine, ParallelContext, Rank, ReduceOp};
 use burn_megatron::device::DeviceKind;
 use burn_megatron::mesh::{ParallelConfig, TpCommOverlap};
-use burn_megatron::nn::{Activation, ModelBuilder, ParallelMlp, ParallelMlpConfig, ProductClock};
+use burn_megatron::nn::{Activation, MatmulClock, ModelBuilder, ParallelMlp, ParallelMlpConfig};
 use burn_megatron::plan::tp_comm_overlap;
 use serde::Serialize;
 
@@ -26,9 +26,9 @@ const COUNTED_FLOPS: f64 = 1e9;
 
 /// How the exchanges are split: `none`, `ring`, `bulk`, `ring:N` or `bulk:N`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct OverlapMethod(Option<(TpCommOverlap, Option<usize>)>);
+pub struct TpCommOverlapSetting(Option<(TpCommOverlap, Option<usize>)>);
 
-impl FromStr for OverlapMethod {
+impl FromStr for TpCommOverlapSetting {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -47,7 +47,7 @@ impl FromStr for OverlapMethod {
     }
 }
 
-impl Display for OverlapMethod {
+impl Display for TpCommOverlapSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&match self.0 {
             None => "none".into(),
@@ -57,7 +57,7 @@ impl Display for OverlapMethod {
     }
 }
 
-impl OverlapMethod {
+impl TpCommOverlapSetting {
     fn layout(self, tensor: usize) -> ParallelConfig {
         let layout = ParallelConfig::new()
             .with_data(1)
@@ -73,7 +73,7 @@ impl OverlapMethod {
 
 /// A line of the table: means over the ranks of the medians over the steps, times in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct TensorRow {
+struct TensorRow {
     tensor: usize,
     method: String,
     /// Whether the times are those of a virtual clock.
@@ -201,7 +201,7 @@ impl<'a> TensorBenchmark<'a> {
     fn on_rank(&self, rank: &Rank) -> Result<Vec<TensorRow>, Error> {
         let bytes_per_second = self.bandwidth(rank)?;
         let methods = self.args.tp_comm_overlap.iter();
-        let row = |method: &OverlapMethod| {
+        let row = |method: &TpCommOverlapSetting| {
             let steps = self.steps(rank, *method, self.latency(), bytes_per_second)?;
             self.row(rank, *method, &steps)
         };
@@ -215,7 +215,7 @@ impl<'a> TensorBenchmark<'a> {
     /// The bytes per second of a link on which the transfers of a step without overlap take the share of the time of its
     /// products.
     fn bandwidth(&self, rank: &Rank) -> Result<f64, Error> {
-        let method = OverlapMethod(None);
+        let method = TpCommOverlapSetting(None);
         let steps = self.steps(rank, method, Duration::ZERO, f64::INFINITY)?;
         let row = self.row(rank, method, &steps)?;
         let latencies = row.calls * self.latency().as_secs_f64();
@@ -235,7 +235,7 @@ impl<'a> TensorBenchmark<'a> {
     fn steps(
         &self,
         rank: &Rank,
-        method: OverlapMethod,
+        method: TpCommOverlapSetting,
         latency: Duration,
         bytes_per_second: f64,
     ) -> Result<Vec<StepRecord>, Error> {
@@ -281,7 +281,7 @@ impl<'a> TensorBenchmark<'a> {
             (0..self.args.warm_up + self.args.steps).map(step).collect()
         };
         let mut steps = if self.counted {
-            let clock = ProductClock {
+            let clock = MatmulClock {
                 link: link.clone(),
                 flops_per_second: COUNTED_FLOPS,
             };
@@ -295,7 +295,7 @@ impl<'a> TensorBenchmark<'a> {
     fn row(
         &self,
         rank: &Rank,
-        method: OverlapMethod,
+        method: TpCommOverlapSetting,
         steps: &[StepRecord],
     ) -> Result<TensorRow, Error> {
         let mean = |of: &dyn Fn(&StepRecord) -> f64| -> Result<f64, Error> {
@@ -328,55 +328,54 @@ fn forward(mlps: &[ParallelMlp], x: Tensor<3>) -> Tensor<3> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flags::parse;
+    use crate::flags::parse_text;
 
     #[test]
     fn methods_are_read_as_they_are_written() {
         for text in ["none", "ring", "bulk", "ring:1", "bulk:8"] {
-            assert_eq!(text.parse::<OverlapMethod>().unwrap().to_string(), text);
+            assert_eq!(
+                text.parse::<TpCommOverlapSetting>().unwrap().to_string(),
+                text
+            );
         }
         for text in ["", "rings", "bulk:1", "bulk:x", "ring:0", "none:2"] {
-            let error = text.parse::<OverlapMethod>().unwrap_err();
+            let error = text.parse::<TpCommOverlapSetting>().unwrap_err();
             assert!(error.contains("expected none, ring, bulk"), "{error}");
         }
     }
 
     #[test]
     fn sizes_that_do_not_fit_are_refused() {
-        let refused = |flags: &[&str], tensor| {
-            let args = parse::<OverlapArgs>(flags).unwrap();
+        let refused = |flags, tensor| {
+            let args = parse_text::<OverlapArgs>(flags).unwrap();
             let error = TensorBenchmark::new(&args, tensor).err().unwrap();
             error.to_string()
         };
-        assert!(refused(&[], 1).contains("expected at least 2"));
-        assert!(refused(&["--context", "9"], 2).contains("a multiple of --tensor-parallel 2"));
-        let error = refused(&["--context", "12", "--tp-comm-overlap", "bulk:4"], 2);
+        assert!(refused("", 1).contains("expected at least 2"));
+        assert!(refused("--context 9", 2).contains("a multiple of --tensor-parallel 2"));
+        let flags = "--tensor-parallel 2 --context 12 --tp-comm-overlap bulk:4";
+        let error = refused(flags, 2);
         assert!(
             error.contains("cannot make 4 equal chunks of the 6 tokens"),
             "{error}"
         );
-        let both = ["--tensor-parallel", "2", "--zero-stages", "1"];
-        assert!(parse::<OverlapArgs>(&both).is_err());
+        for flags in [
+            "--tensor-parallel 2 --zero-stages 1",
+            "--tp-comm-overlap ring",
+            "--counted",
+        ] {
+            assert!(parse_text::<OverlapArgs>(flags).is_err(), "{flags}");
+        }
     }
 
     /// On the counted clock no machine is too busy.
     #[test]
     fn overlap_hides_most_of_what_is_sent() {
-        let flags = [
-            "--layers",
-            "2",
-            "--hidden",
-            "16",
-            "--context",
-            "32",
-            "--steps",
-            "1",
-        ];
-        let flags = [&flags[..], &["--counted", "--latency-us", "0"]].concat();
-        let args = parse::<OverlapArgs>(&flags).unwrap();
-        for tensor in [2, 4] {
-            let bench = TensorBenchmark::new(&args, tensor).unwrap();
-            let setup = set_up(&args.world, DeviceKind::Cpu, tensor).unwrap();
+        let flags = "--tensor-parallel 2,4 --layers 2 --hidden 16 --context 32 --steps 1 --counted --latency-us 0";
+        let args = parse_text::<OverlapArgs>(flags).unwrap();
+        for tensor in &args.tensor_parallel {
+            let bench = TensorBenchmark::new(&args, *tensor).unwrap();
+            let setup = set_up(&args.world, DeviceKind::Cpu, *tensor).unwrap();
             let rows = setup.world.run(|rank| bench.on_rank(&rank)).unwrap();
             let [none, ring, bulk] = &rows[0][..] else {
                 panic!("{rows:?}")

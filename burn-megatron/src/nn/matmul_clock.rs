@@ -15,7 +15,7 @@ use crate::comm::testing::Link;
 /// this thread computes, so that what a layer hides of its transfers can be counted on ranks that have no core each:
 /// see [`Link::with_virtual_clock`].
 #[derive(Debug)]
-pub struct ProductClock {
+pub struct MatmulClock {
     /// The link of this rank.
     pub link: Arc<Link>,
     /// Floating-point operations per second.
@@ -47,7 +47,7 @@ impl Visit for Flops {
     fn record_debug(&mut self, _: &Field, _: &dyn Debug) {}
 }
 
-impl Subscriber for ProductClock {
+impl Subscriber for MatmulClock {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         matches!(metadata.name(), "product" | "weight_gradient")
     }

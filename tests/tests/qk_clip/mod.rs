@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::data::{Batch, DataError, Sample, Samples};
+use burn_megatron::data::{DataError, Sample, Samples};
 use burn_megatron::data_parallel::{OffloadConfig, Precision};
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::{ModelBuilder, QkNorm};
@@ -21,6 +21,10 @@ use burn_megatron_tests::tolerance::{assert_all_near, assert_near};
 use burn_megatron_tests::{Text, small_gpt, small_gpt_oss, small_llama, without_dropout};
 
 use super::resume::run::{Case, Folder, assert_same};
+
+mod by_hand;
+
+use by_hand::ByHand;
 
 const CLIP: QkClipConfig = QkClipConfig {
     threshold: 1e-3,
@@ -124,74 +128,6 @@ fn samples(model: &TransformerConfig) -> Arc<dyn Samples> {
         ..small_gpt()
     }
     .data(&ParallelContext::single())
-}
-
-/// A GPT of one layer with two groups of keys, as loops.
-struct ByHand<'a> {
-    steps: &'a Steps,
-    at: usize,
-    model: &'a TransformerConfig,
-}
-
-impl ByHand<'_> {
-    fn parameter(&self, path: &str) -> &[f64] {
-        let index = self.steps.paths.iter().position(|own| own == path);
-        &self.steps.parameters[self.at][index.unwrap_or_else(|| panic!("no {path}"))]
-    }
-
-    /// The queries and keys of a token: all heads of the queries, then the groups.
-    fn projected(&self, token: usize, position: usize) -> Vec<f64> {
-        let hidden = self.model.hidden;
-        let (embedding, positions) = (
-            self.parameter("embedding.weight"),
-            self.parameter("positions.weight"),
-        );
-        let x: Vec<f64> = (0..hidden)
-            .map(|i| embedding[token * hidden + i] + positions[position * hidden + i])
-            .collect();
-        let mean = x.iter().sum::<f64>() / hidden as f64;
-        let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / hidden as f64;
-        let scale = 1.0 / (variance + self.model.norm_epsilon).sqrt();
-        let norm = |name: &str| self.parameter(&format!("blocks.0.attention_norm.{name}"));
-        let (weight, bias) = (norm("weight"), norm("bias"));
-        let x: Vec<f64> = (0..hidden)
-            .map(|i| (x[i] - mean) * scale * weight[i] + bias[i])
-            .collect();
-        let (weight, bias) = (
-            self.parameter("blocks.0.attention.qkv.weight"),
-            self.parameter("blocks.0.attention.qkv.bias"),
-        );
-        let columns = bias.len();
-        let column = |c: usize| {
-            let products = (0..hidden).map(|i| x[i] * weight[i * columns + c]);
-            products.sum::<f64>() + bias[c]
-        };
-        (0..columns).map(column).collect()
-    }
-
-    /// The largest logit of each head.
-    fn largest(&self, batch: &Batch) -> Vec<f64> {
-        let (heads, groups) = (self.model.heads, self.model.groups.unwrap());
-        let width = self.model.hidden / heads;
-        let mut largest = vec![f64::NEG_INFINITY; heads];
-        for row in batch.tokens().chunks(batch.seq) {
-            let tokens = row.iter().enumerate();
-            let all: Vec<_> = tokens
-                .map(|(position, token)| self.projected(*token as usize, position))
-                .collect();
-            for query in 0..row.len() {
-                for key in 0..=query {
-                    for (head, largest) in largest.iter_mut().enumerate() {
-                        let q = &all[query][head * width..][..width];
-                        let k = &all[key][(heads + head / (heads / groups)) * width..][..width];
-                        let dot: f64 = q.iter().zip(k).map(|(q, k)| q * k).sum();
-                        *largest = largest.max(dot / (width as f64).sqrt());
-                    }
-                }
-            }
-        }
-        largest
-    }
 }
 
 #[test]

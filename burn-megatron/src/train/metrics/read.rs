@@ -1,0 +1,82 @@
+//! The records of a metrics file.
+
+use std::path::Path;
+
+use super::super::json_lines::{lines, read};
+use super::{FROM_ZERO, MetricsError, MetricsLine, MetricsRecord, RunMetrics, VERSION};
+
+/// The valid records of a metrics file, in order: without those that a resumed run repeated, and without
+/// truncated lines (a last line without a line break, or one before a marker).
+///
+/// # Errors
+///
+/// [`MetricsError::Io`], [`MetricsError::BadLine`] or [`MetricsError::Version`].
+pub fn read_metrics(path: &Path) -> Result<Vec<MetricsRecord>, MetricsError> {
+    records(path, &read(path)?, false)
+}
+
+/// The oldest version of the records of a file; 1 if the first record is not a version.
+pub fn oldest_version(records: &[MetricsRecord]) -> u32 {
+    match records.first() {
+        Some(MetricsRecord::Run(run)) => run.version,
+        _ => 1,
+    }
+}
+
+fn check_version(path: &Path, run: RunMetrics) -> Result<(), MetricsError> {
+    if run.version > VERSION {
+        return Err(MetricsError::Version {
+            path: path.to_path_buf(),
+            version: run.version,
+        });
+    }
+    Ok(())
+}
+
+/// The valid records of `text`, with its markers applied.
+pub(super) fn records(
+    path: &Path,
+    text: &str,
+    resumes: bool,
+) -> Result<Vec<MetricsRecord>, MetricsError> {
+    let (mut records, mut version) = (vec![], 1);
+    for line in lines(path, text, resumes) {
+        let line = line?;
+        let first = usize::from(version <= FROM_ZERO);
+        let from_one = |step: &mut usize| *step = step.saturating_add(first);
+        match line {
+            MetricsLine::Step(mut metrics) => {
+                from_one(&mut metrics.step);
+                records.push(MetricsRecord::Step(metrics));
+            }
+            MetricsLine::HeldOut(metrics) => records.push(MetricsRecord::HeldOut(metrics)),
+            MetricsLine::Experts(mut summary) => {
+                from_one(&mut summary.step);
+                records.push(MetricsRecord::Experts(summary));
+            }
+            MetricsLine::ExpertLoad(mut load) => {
+                from_one(&mut load.step);
+                records.push(MetricsRecord::ExpertLoad(load));
+            }
+            MetricsLine::Run(run) => {
+                check_version(path, run)?;
+                version = run.version;
+                records.push(MetricsRecord::Run(run));
+            }
+            MetricsLine::Resumed { step } => drop_after(&mut records, step),
+        }
+    }
+    Ok(records)
+}
+
+/// Drops the records that a run resumed after `updates` updates repeats: later training steps with their
+/// experts, and later held-out losses.
+pub(super) fn drop_after(records: &mut Vec<MetricsRecord>, updates: usize) {
+    records.retain(|record| match record {
+        MetricsRecord::Step(metrics) => metrics.step <= updates,
+        MetricsRecord::HeldOut(metrics) => metrics.step <= updates,
+        MetricsRecord::Experts(summary) => summary.step <= updates,
+        MetricsRecord::ExpertLoad(load) => load.step <= updates,
+        MetricsRecord::Run(_) => true,
+    });
+}
