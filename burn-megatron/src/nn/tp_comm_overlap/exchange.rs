@@ -50,14 +50,13 @@ impl GatherInChunks {
                 part,
                 first,
             } => {
-                let mut next = Some(first);
-                for index in 0..chunks.splits() {
-                    let Some(rows) = next.take().map(PendingTensor::wait) else {
-                        unreachable!("each chunk is started while the one before is computed")
-                    };
-                    next = (index + 1 < chunks.splits())
-                        .then(|| start_all_gather(chunks.own_rows(&part, index + 1), 0, &comm));
-                    compute(index, rows);
+                let mut rows = first.wait();
+                for index in 1.. {
+                    let next = (index < chunks.splits())
+                        .then(|| start_all_gather(chunks.own_rows(&part, index), 0, &comm));
+                    compute(index - 1, rows);
+                    let Some(next) = next else { return };
+                    rows = next.wait();
                 }
             }
         }

@@ -6,7 +6,6 @@ use burn_megatron_kernels::column_sum::bias_gradient;
 use burn_megatron_kernels::gradient::{FlatGradients, Place};
 
 use super::TpCommOverlapGroup;
-use super::chunks::TokenChunks;
 use super::exchange::{GatherInChunks, ReduceScatterInChunks};
 use crate::collective::PendingTensor;
 use crate::nn::arithmetic::{LinearArithmetic, NeededGradients, SavedInput, WeightSource};
@@ -147,55 +146,36 @@ impl<A: LinearArithmetic> LinearFunction<A> {
         let chunks = group.chunks(dy.dims(), dy.dtype());
         let gathered = GatherInChunks::start(dy, chunks, &group.comm);
         let needs_addend = needed.get(2) == Some(&true);
-        let (Some(weight), x) = (&weight, &x) else {
-            return self.backward_without_input(x, gathered, chunks, needed);
-        };
+        let mut gradients = vec![None; needed.len()];
+        if weight.is_none() && !needs_addend {
+            // No product but that of the weight's gradient hides the exchange.
+            let of_weight = x.and_then(|x| {
+                let operands = move |index, dy| (chunks.rows(&x, index), dy);
+                self.weight_gradient_in_chunks(gathered, operands)
+            });
+            gradients[1] = of_weight.map(Tensor::into_dispatch);
+            return gradients;
+        }
         let (mut of_input, mut of_output) = (vec![], vec![]);
         gathered.each(|index, dy| {
-            of_input.push((index, self.chunk_input_gradient(dy.clone(), weight)));
+            if let Some(weight) = &weight {
+                of_input.push((index, self.chunk_input_gradient(dy.clone(), weight)));
+            }
             if x.is_some() || needs_addend {
                 of_output.push((index, dy));
             }
         });
-        let dy = (!of_output.is_empty()).then(|| chunks.join(of_output));
-        let weight_gradient = x.clone().zip(dy.clone()).and_then(|(x, dy)| {
+        let joined = |all: Vec<_>| (!all.is_empty()).then(|| chunks.join(all));
+        let dy = joined(of_output);
+        let of_weight = x.zip(dy.clone()).and_then(|(x, dy)| {
             let x = SavedInput::Floats(PendingTensor::ready(x));
             self.pass_weight_gradient(x, rows(dy))
         });
-        let mut gradients = vec![
-            Some(chunks.join(of_input).into_dispatch()),
-            weight_gradient.map(Tensor::into_dispatch),
-        ];
-        let addend = dy.filter(|_| needs_addend).map(Tensor::into_dispatch);
-        gradients.extend((needed.len() == 3).then_some(addend));
-        gradients
-    }
-
-    /// The same where the input has no gradient, under whose product the exchange would travel: that of the weight is
-    /// computed in chunks then.
-    fn backward_without_input(
-        &self,
-        x: Option<Tensor<3>>,
-        gathered: GatherInChunks,
-        chunks: TokenChunks,
-        needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
-        if needed.get(2) == Some(&true) {
-            let mut dy = vec![];
-            gathered.each(|index, rows| dy.push((index, rows)));
-            let dy = chunks.join(dy);
-            let weight_gradient = x.and_then(|x| {
-                let x = SavedInput::Floats(PendingTensor::ready(x));
-                self.pass_weight_gradient(x, rows(dy.clone()))
-            });
-            let weight_gradient = weight_gradient.map(Tensor::into_dispatch);
-            return vec![None, weight_gradient, Some(dy.into_dispatch())];
+        gradients[0] = joined(of_input).map(Tensor::into_dispatch);
+        gradients[1] = of_weight.map(Tensor::into_dispatch);
+        if needs_addend {
+            gradients[2] = dy.map(Tensor::into_dispatch);
         }
-        let weight_gradient = x.and_then(|x| {
-            self.weight_gradient_in_chunks(gathered, move |index, dy| (chunks.rows(&x, index), dy))
-        });
-        let mut gradients = vec![None, weight_gradient.map(Tensor::into_dispatch)];
-        gradients.resize(needed.len(), None);
         gradients
     }
 
