@@ -1,6 +1,10 @@
 //! A GPU (CUDA or wgpu) computes the same as the CPU.
 #![cfg(any(feature = "cuda", feature = "wgpu"))]
 
+/// On CUDA here, so that they run on the emulated GPU as well; on wgpu in `main`.
+#[cfg(feature = "cuda")]
+mod devices;
+
 use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
