@@ -12,7 +12,8 @@
 //! | its second pass, in the backward ([`recompute_second_pass`]) | the anchor and the mode |
 //! | an operation whose backward does not need the value ([`without_saving`]) | whether it is saved |
 //!
-//! Where a [node](super::schedule_nodes) of the forward ends, the anchor becomes that of the next node for the rest of the
+//! A backward that runs [beside](outside_forward) a forward has a context of its own, [`ForwardContext::NONE`]. Where a
+//! [node](super::schedule_nodes) of the forward ends, the anchor becomes that of the next node for the rest of the
 //! present scope ([`set_anchor`]).
 //!
 //! - **Life**: each of these functions enters the context, calls its body, and restores the outer context when
@@ -124,6 +125,12 @@ pub fn with_anchor<const D: usize, T>(anchor: &Tensor<D>, body: impl FnOnce() ->
     }
     let anchor = anchor.clone().into_dispatch();
     let _guard = ForwardContextGuard::enter(|context| context.anchor = Some(anchor));
+    body()
+}
+
+/// Runs `body` as outside of any forward, such as the backward of another one inside of a forward.
+pub(super) fn outside_forward<T>(body: impl FnOnce() -> T) -> T {
+    let _guard = ForwardContextGuard::enter(|context| *context = ForwardContext::NONE);
     body()
 }
 

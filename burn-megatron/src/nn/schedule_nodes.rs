@@ -24,7 +24,7 @@ use burn::tensor::{Device, Gradients, Tensor};
 use burn_megatron_kernels::{Function, apply};
 use parking_lot::Mutex;
 
-use super::forward_context::{is_tracked, set_anchor};
+use super::forward_context::{is_tracked, outside_forward, set_anchor};
 use super::gradient_slot::GradientSlot;
 use super::hook::{Deferred, DeferringSink};
 
@@ -161,7 +161,7 @@ impl ScheduleNodes {
     fn run_beside(&self) {
         let beside = self.0.lock().beside.take();
         if let Some(mut beside) = beside {
-            beside.run_node();
+            outside_forward(|| beside.run_node());
             self.0.lock().beside = Some(beside);
         }
     }
