@@ -7,7 +7,7 @@ use toml::Value;
 use crate::recipe::Recipe;
 
 /// The flags that override a key of the recipe, and the key.
-const KEYS: [(&str, &str); 65] = [
+const KEYS: [(&str, &str); 66] = [
     ("data", "data.path"),
     ("tokenizer", "data.tokenizer"),
     ("split", "data.split"),
@@ -24,6 +24,10 @@ const KEYS: [(&str, &str); 65] = [
     ("context_exchange", "parallel.context_exchange"),
     ("expert_parallel", "parallel.expert"),
     ("expert_tensor_parallel", "parallel.expert_tensor"),
+    (
+        "overlap_moe_expert_parallel_comm",
+        "parallel.overlap_moe_expert_parallel_comm",
+    ),
     ("ranks_per_node", "parallel.ranks_per_node"),
     ("pipeline_parallel", "parallel.pipeline"),
     ("virtual_stages", "parallel.virtual_stages"),

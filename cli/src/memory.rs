@@ -214,8 +214,11 @@ pub fn check(recipe: &Recipe, plan: &ParallelPlan) -> Result<(), Error> {
     recompute.check_stages(&stages).map_err(of_table)?;
     let in_flight = match &plan.schedule {
         Some(schedule) => schedule.in_flight(),
-        None => vec![1],
+        None => vec![1 + usize::from(plan.layout.overlap_moe_expert_parallel_comm)],
     };
+    if plan.layout.overlap_moe_expert_parallel_comm {
+        recompute.check_moe_overlap().map_err(of_table)?;
+    }
     recompute.check_in_flight(&in_flight).map_err(of_table)
 }
 
@@ -284,6 +287,24 @@ mod tests {
         ];
         for (settings, wanted) in cases {
             let error = error(&format!("[memory.recompute]\n{settings}"));
+            assert!(error.contains(wanted), "{settings}: {error}");
+        }
+        let overlap = "[parallel]\ndata = 2\nexpert = 2\noverlap_moe_expert_parallel_comm = true\n[model.moe]\nexperts = 4";
+        for (settings, wanted) in [
+            (
+                "[memory.recompute]\ngranularity = 'full'",
+                "granularity = \"full\" with overlap_moe_expert_parallel_comm",
+            ),
+            (
+                "[memory.recompute]\ngranularity = 'selective'\nmodules = ['moe']",
+                "modules with \"moe\" with overlap_moe_expert_parallel_comm",
+            ),
+            (
+                "[train]\nglobal_batch_size = 8\nmicro_batch_size = 4",
+                "use at least 2 micro-batches for each data rank",
+            ),
+        ] {
+            let error = error(&format!("{settings}\n{overlap}"));
             assert!(error.contains(wanted), "{settings}: {error}");
         }
         let unfused = "optimizer = 0.5\n[kernels]\noptimizer = 'unfused'";

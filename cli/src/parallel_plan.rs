@@ -50,6 +50,11 @@ impl Recipe {
             let whole = self.train.global_batch_size;
             (Some(self.schedule(&layout, whole)?), stages)
         } else {
+            if layout.overlap_moe_expert_parallel_comm {
+                for samples in self.train.batch_sizes() {
+                    self.schedule(&layout, samples)?;
+                }
+            }
             (None, vec![])
         };
         let plan = ParallelPlan {

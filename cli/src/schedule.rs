@@ -28,6 +28,9 @@ pub struct ScheduleArgs {
     /// Micro-batches of a step.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
     pub micro_batches: usize,
+    /// Pair forwards with backwards of other micro-batches, as parallel.overlap_moe_expert_parallel_comm does.
+    #[arg(long)]
+    pub pairs: bool,
     /// Times of a forward, an input gradient, a weight gradient and a transfer, in any unit.
     #[arg(
         long,
@@ -68,6 +71,7 @@ pub fn run(args: &ScheduleArgs) -> Result<ExitCode, Error> {
         ..ParallelConfig::new()
             .with_pipeline(ranks)
             .with_schedule(args.pipeline_schedule.parse::<ScheduleSource>()?)
+            .with_overlap_moe_expert_parallel_comm(args.pairs)
     };
     let schedule = schedule_of(&layout, args.micro_batches)?;
     let &[forward, input, weight, transfer] = &args.times[..] else {

@@ -58,7 +58,7 @@ fn train_rank(ctx: &ParallelContext) -> Result<Trained, AnyError> {
     let mut optimizer = ParallelAdamW::new(&settings, &ddp)?;
     let schedule = schedule_of(ctx.config(), MICRO_BATCHES)?;
     let sink = ddp.sink();
-    let engine = Engine::new(&schedule, ctx.pipeline(), &device, &*sink)?;
+    let engine = Engine::new(&schedule, ctx.pipeline(), &device, sink)?;
     let mut losses = vec![];
     for step in 0..STEPS {
         let run = engine.run(&Step {

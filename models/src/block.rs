@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_megatron::kernels::rope::RopeTable;
-use burn_megatron::nn::moe::{MoeForward, MoeMlp, RouterStep};
+use burn_megatron::nn::moe::{MoeForward, MoeMlp};
 use burn_megatron::nn::{
     ActivationLayout, AttentionContext, Bias, BuildError, Dropout, Init, ModelBuilder,
     MultiLatentAttention, Norm, ParallelAttention, ParallelAttentionConfig, ParallelMlp,
@@ -110,7 +110,7 @@ impl Block {
     }
 
     /// Adds both branches to the residual stream, the last addition left to the norm that follows. `layout` is
-    /// the layout of the stream over the ranks, `context` what each token attends to, `step` what a router reports to.
+    /// the layout of the stream over the ranks, `context` what each token attends to, `experts` what a layer of experts is given.
     ///
     /// # Panics
     ///
@@ -121,7 +121,7 @@ impl Block {
         rotary: Option<&RopeTable>,
         layout: ActivationLayout,
         context: AttentionContext<'_>,
-        step: Option<&RouterStep>,
+        experts: MoeForward<'_>,
     ) -> Residual {
         let norm = &self.attention_norm;
         let ((attended, bias), x) = match (&self.attention, &self.mla, rotary) {
@@ -138,11 +138,7 @@ impl Block {
             .forward_add(attended, bias, x, layout);
         let ((fed, bias), x) = match (&self.mlp, &self.moe) {
             (_, Some(moe)) => {
-                let with = MoeForward {
-                    choices: None,
-                    step,
-                };
-                let (fed, x) = moe.forward_normalized(&self.mlp_norm, x, with);
+                let (fed, x) = moe.forward_normalized(&self.mlp_norm, x, experts);
                 ((fed, None), x)
             }
             (Some(mlp), None) => mlp.forward_normalized(&self.mlp_norm, x),

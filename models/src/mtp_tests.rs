@@ -2,6 +2,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::model::{LanguageModel, ModelConfig};
+use burn_megatron::nn::moe::MoeForward;
 use burn_megatron::nn::{AttentionContext, LossFactor, ModelBuilder, Tokens};
 
 use super::Transformer;
@@ -100,7 +101,13 @@ fn by_slices(model: &Transformer, depths: usize) -> Tensor<1> {
         let hidden = before.clone().narrow(1, 0, SEQ - depth);
         before = layer.forward(hidden, embedded, model.lies, |_, block, x| {
             let rotary = model.rotary.of(block);
-            block.forward(x, rotary, model.lies, AttentionContext::Rows, None)
+            block.forward(
+                x,
+                rotary,
+                model.lies,
+                AttentionContext::Rows,
+                MoeForward::default(),
+            )
         });
         sum = sum + loss(before.clone(), depth).mul_scalar(0.3 / depths as f64);
     }

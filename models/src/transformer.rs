@@ -8,7 +8,7 @@ use burn_megatron::kernels::record;
 use burn_megatron::kernels::rope::{RopeConfig, RopeTable};
 use burn_megatron::kernels::soft_cap::soft_cap;
 use burn_megatron::model::{CachedAttention, StageBuilder, StageLayers, StageRun, on_stage};
-use burn_megatron::nn::moe::RouterStep;
+use burn_megatron::nn::moe::{MoeForward, RouterStep};
 use burn_megatron::nn::{
     ActivationLayout, BatchFormat, BuildError, Dropout, Init, KvCache, LearnedPositions,
     LearnedPositionsConfig, LinearCrossEntropy, LossFactor, LossTerm, Losses, ModelBuilder, Norm,
@@ -77,6 +77,14 @@ impl RotaryTables {
     fn of(&self, block: &Block) -> Option<&RopeTable> {
         let windowed = self.windowed.as_ref().filter(|_| block.window().is_some());
         windowed.or(self.all.as_ref())
+    }
+}
+
+/// What layers of experts are given in a step, as parts of one node.
+fn in_step(step: Option<&RouterStep>) -> MoeForward<'_> {
+    MoeForward {
+        step,
+        ..MoeForward::default()
     }
 }
 
@@ -220,12 +228,16 @@ impl Transformer {
         mut tokens: Tokens,
         mut format: BatchFormat<'_>,
     ) -> Tensor<3> {
-        let step = tokens.router_step.clone();
+        let (step, nodes) = (tokens.router_step.clone(), tokens.nodes.clone());
+        let experts = MoeForward {
+            nodes: nodes.as_ref(),
+            ..in_step(step.as_ref())
+        };
         let further = std::mem::take(&mut tokens.further);
         let x = input.unwrap_or_else(|| self.embed(tokens, &format));
         let runs = self.blocks.runs(stage);
         let x = runs.fold(x.into(), |x, run| {
-            self.run_blocks(&run, x, &mut format, step.as_ref())
+            self.run_blocks(&run, x, &mut format, &experts)
         });
         match &self.norm {
             Some(norm) if self.blocks.is_last(stage) => {
@@ -261,12 +273,14 @@ impl Transformer {
                 let rotary = self.rotary.of(block);
                 let owned = region.is_active().then(|| context.to_owned_context());
                 let Some(owned) = owned.flatten() else {
-                    return block.forward(x, rotary, self.lies, context, step);
+                    // Its own output is used after later depths too, so that they are parts of one node.
+                    return block.forward(x, rotary, self.lies, context, in_step(step));
                 };
                 let (block, lies, step) = (block.clone(), self.lies, step.cloned());
                 let rotary = rotary.cloned();
                 region.run_stream(x, move |x| {
-                    block.forward(x, rotary.as_ref(), lies, owned.context(), step.as_ref())
+                    let experts = in_step(step.as_ref());
+                    block.forward(x, rotary.as_ref(), lies, owned.context(), experts)
                 })
             });
             rows.push(before.clone());
@@ -286,7 +300,7 @@ impl Transformer {
         run: &StageRun<'_, Block>,
         x: Residual,
         format: &mut BatchFormat<'_>,
-        step: Option<&RouterStep>,
+        experts: &MoeForward<'_>,
     ) -> Residual {
         let lies = self.lies;
         // Without a cache the context is the same in every block.
@@ -295,14 +309,15 @@ impl Transformer {
         let Some(context) = context.flatten() else {
             return run.layers().fold(x, |x, (i, block)| {
                 let rotary = self.rotary.of(block);
-                block.forward(x, rotary, lies, format.layer(i), step)
+                block.forward(x, rotary, lies, format.layer(i), experts.clone())
             });
         };
-        let (blocks, rotary, step) = (run.to_owned_layers(), self.rotary.clone(), step.cloned());
+        let (blocks, rotary) = (run.to_owned_layers(), self.rotary.clone());
+        let step = experts.step.cloned();
         run.region.run_stream(x, move |x| {
             blocks.iter().fold(x, |x, (_, block)| {
-                let context = context.context();
-                block.forward(x, rotary.of(block), lies, context, step.as_ref())
+                let (context, experts) = (context.context(), in_step(step.as_ref()));
+                block.forward(x, rotary.of(block), lies, context, experts)
             })
         })
     }
@@ -415,7 +430,8 @@ impl CachedAttention for Transformer {
         layer.forward(hidden, embedded, self.lies, |_, block, x| {
             let mut format = BatchFormat::Cached(cache);
             let rotary = self.rotary.of(block);
-            block.forward(x, rotary, self.lies, format.layer(number), None)
+            let context = format.layer(number);
+            block.forward(x, rotary, self.lies, context, MoeForward::default())
         })
     }
 

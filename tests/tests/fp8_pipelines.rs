@@ -122,7 +122,7 @@ fn train(kind: Option<ScheduleKind>, recomputed: bool, fp8: &Fp8Config) -> Outco
                     let schedule = generate(&schedule).unwrap();
                     let sink = ddp.sink();
                     let (comm, device) = (groups.pipeline(), Device::flex());
-                    let engine = Engine::new(&schedule, comm, &device, &*sink).unwrap();
+                    let engine = Engine::new(&schedule, comm, &device, sink).unwrap();
                     let stages = Stages {
                         ddp: &ddp,
                         step,

@@ -288,6 +288,7 @@ fn layer_of_experts(experts: usize, counts: &Path) -> Result<StepCounts, AnyErro
         let with = MoeForward {
             choices: Some(choices.clone()),
             step: None,
+            nodes: None,
         };
         let loss = ddp.forward(&training, |layer| layer.forward_with(x, with).sum());
         ddp.backward(loss)

@@ -22,6 +22,7 @@ mod hf;
 mod layouts;
 mod lora;
 mod moe_faults;
+mod moe_overlap;
 mod moe_verify;
 mod nodes;
 mod offload;

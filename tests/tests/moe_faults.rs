@@ -107,6 +107,24 @@ fn a_dispatch_to_the_wrong_rank_and_a_combine_without_an_expert() {
     }
 }
 
+/// Exchanges of two micro-batches are under way at once, and only then.
+#[test]
+fn micro_batches_that_are_confused_in_their_exchanges() {
+    let model = case(&[("expert", "2")]).config();
+    let faulty = Tampered::layers(ModelSubject::new(model), |groups| {
+        corrupted(groups, Corruption::OtherMicroBatch)
+    });
+    let options = VerifyOptions::default();
+    let layouts = ["ep2-dp2-mb1", "ep2-epoverlap-dp2-mb1"].map(|layout| layout.parse().unwrap());
+    let report = verify(&faulty, &layouts, &options).unwrap();
+    println!("{report}");
+    let failing = |row: usize| report.rows()[row].1.failing(options.tolerance);
+    assert_eq!(failing(0), [""; 0]);
+    for column in ["loss", "parameter grad", "final weights"] {
+        assert!(failing(1).contains(&column), "{column}: {:?}", failing(1));
+    }
+}
+
 /// A transformer that is recomputed as a whole.
 #[derive(Module, Debug)]
 struct Recomputed {

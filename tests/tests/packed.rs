@@ -80,6 +80,7 @@ fn gradients(
             documents: documents.clone(),
             sorted: None,
             router_step: None,
+            nodes: None,
             shard: None,
             further: vec![],
         };

@@ -105,7 +105,7 @@ fn counts(kind: ScheduleKind) -> Vec<[usize; 2]> {
             started.store(0, Ordering::SeqCst);
 
             let sink = ddp.sink();
-            let engine = Engine::new(&schedule, groups.pipeline(), &device, &*sink)?;
+            let engine = Engine::new(&schedule, groups.pipeline(), &device, sink)?;
             let stages = Stages {
                 subject: &subject,
                 model: ddp.module(),

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::stages::LayerSplit;
 use super::{
-    Axis, AxisOrder, ContextExchange, ContextSplit, ScheduleSource, TpCommOverlap, ZeroStage,
+    Axis, AxisOrder, ContextExchange, ContextSplit, ScheduleKind, ScheduleSource, TpCommOverlap,
+    ZeroStage,
 };
 
 /// The parallel layout of a run: the size of each axis, and how the axes are used.
@@ -74,6 +75,10 @@ pub struct ParallelConfig {
     /// Ranks that share every expert's weight matrices; `None` is the same as `tensor`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expert_tensor: Option<usize>,
+    /// Whether the forward of a micro-batch runs beside the backward of another one, each computing while rows of the other
+    /// travel between the ranks of the experts.
+    #[serde(skip_serializing_if = "is_default")]
+    pub overlap_moe_expert_parallel_comm: bool,
     /// The order in which the axes number ranks.
     #[serde(skip_serializing_if = "AxisOrder::is_default")]
     pub order: AxisOrder,
@@ -112,6 +117,7 @@ impl Default for ParallelConfig {
             context_narrow_gradients: false,
             expert: 1,
             expert_tensor: None,
+            overlap_moe_expert_parallel_comm: false,
             order: AxisOrder::default(),
             ranks_per_node: None,
             zero_stage: ZeroStage::Replicated,
@@ -165,6 +171,21 @@ pub enum LayoutError {
     NoPipeline {
         /// The setting.
         name: &'static str,
+    },
+    /// Overlap of exchanges of experts that there are not.
+    #[error(
+        "overlap_moe_expert_parallel_comm hides the exchanges of expert parallelism, and expert = 1 has none; set expert \
+         (--expert-parallel) to 2 or more, or turn it off"
+    )]
+    NoExpertExchange,
+    /// Overlap with a schedule that has no pairs.
+    #[error(
+        "overlap_moe_expert_parallel_comm runs the forward of one micro-batch beside the backward of another, and schedule = \
+         {schedule} has no such pairs: expected 1f1b, interleaved or dualpipe-v, or a file with pairs (FB)"
+    )]
+    Unpaired {
+        /// The schedule.
+        schedule: ScheduleKind,
     },
     /// A setting of context parallelism without it.
     #[error(
@@ -231,6 +252,7 @@ impl ParallelConfig {
             return Err(LayoutError::EmptyNode);
         }
         self.check_tp_comm_overlap()?;
+        self.check_moe_overlap()?;
         let pipeline_settings = [
             ("schedule", self.schedule.is_some()),
             ("virtual_stages", self.virtual_stages.is_some()),
@@ -245,6 +267,19 @@ impl ParallelConfig {
         match pipeline_settings.into_iter().find(|(_, is_set)| *is_set) {
             Some((name, _)) if self.pipeline == 1 => Err(LayoutError::NoPipeline { name }),
             _ => self.check_context(),
+        }
+    }
+
+    fn check_moe_overlap(&self) -> Result<(), LayoutError> {
+        if !self.overlap_moe_expert_parallel_comm {
+            return Ok(());
+        }
+        match self.schedule {
+            _ if self.expert == 1 => Err(LayoutError::NoExpertExchange),
+            Some(ScheduleSource::Kind(schedule)) if !schedule.has_pairs() => {
+                Err(LayoutError::Unpaired { schedule })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -349,6 +384,12 @@ impl ParallelConfig {
     /// Sets the number of ranks that share every expert's weight matrices, instead of `tensor`.
     pub fn with_expert_tensor(mut self, size: usize) -> Self {
         self.expert_tensor = Some(size);
+        self
+    }
+
+    /// Sets whether exchanges of experts travel under the computations of another micro-batch.
+    pub fn with_overlap_moe_expert_parallel_comm(mut self, overlap: bool) -> Self {
+        self.overlap_moe_expert_parallel_comm = overlap;
         self
     }
 

@@ -80,6 +80,14 @@ impl ScheduleKind {
         matches!(self, ScheduleKind::ZbH1) || self.is_v_shaped()
     }
 
+    /// Whether forwards can be paired with whole backwards of other micro-batches.
+    pub const fn has_pairs(self) -> bool {
+        matches!(
+            self,
+            ScheduleKind::OneFOneB | ScheduleKind::Interleaved { .. } | ScheduleKind::DualPipeV
+        )
+    }
+
     /// The name without the group.
     const fn name(self) -> &'static str {
         match self {

@@ -127,7 +127,7 @@ fn train(ctx: &ParallelContext) -> Result<f64, AnyError> {
     let own = own.to_device(&device.clone().autodiff());
     let schedule = schedule_of(ctx.config(), MICRO_BATCHES)?;
     let sink = ddp.sink();
-    let engine = Engine::new(&schedule, ctx.pipeline(), &device, &*sink)?;
+    let engine = Engine::new(&schedule, ctx.pipeline(), &device, sink)?;
     let mut mean = 0.0;
     for _epoch in 0..4 {
         for batch in own.iter() {

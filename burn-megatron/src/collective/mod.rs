@@ -54,7 +54,7 @@ pub use async_ops::{
 pub use coalesced::{
     start_all_gather_coalesced, start_all_reduce_coalesced, start_reduce_scatter_coalesced,
 };
-use function::{CollectiveFunction, Meanwhile};
+use function::CollectiveFunction;
 pub use host::{from_buffer, to_buffer};
 pub(crate) use host::{invalid, or_raise, to_device, to_f64, to_host, wire_dtype};
 pub(crate) use packed::start_all_to_all_packed;
@@ -149,34 +149,11 @@ pub fn all_to_all<const D: usize>(
     receive: Vec<usize>,
     comm: &Comm,
 ) -> Tensor<D> {
-    all_to_all_while(x, send, receive, comm, || ())
-}
-
-/// [`all_to_all`], with `work` between its start and its end, such as layers that do not need its rows.
-pub fn all_to_all_while<const D: usize>(
-    x: Tensor<D>,
-    send: Vec<usize>,
-    receive: Vec<usize>,
-    comm: &Comm,
-    work: impl FnOnce() + Send + 'static,
-) -> Tensor<D> {
     let back = CollectiveOp::AllToAll {
         send: receive.clone(),
         receive: send.clone(),
     };
-    let forward = CollectiveOp::AllToAll { send, receive };
-    if comm.size() == 1 {
-        async_ops::check(&x, &forward, comm);
-        work();
-        return x;
-    }
-    let function = CollectiveFunction::<D> {
-        comm: comm.clone(),
-        forward,
-        backward: back,
-        meanwhile: Meanwhile::new(work),
-    };
-    apply(vec![x.into_dispatch()], function)
+    apply_collective(x, comm, CollectiveOp::AllToAll { send, receive }, back)
 }
 
 /// The sum over all ranks, which each uses differently: the gradients are summed too.
@@ -203,7 +180,6 @@ fn apply_collective<const D: usize>(
             comm: comm.clone(),
             forward,
             backward,
-            meanwhile: Meanwhile::default(),
         },
     )
 }

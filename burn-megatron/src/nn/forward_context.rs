@@ -12,6 +12,10 @@
 //! | its second pass, in the backward ([`recompute_second_pass`]) | the anchor and the mode |
 //! | an operation whose backward does not need the value ([`without_saving`]) | whether it is saved |
 //!
+//! A backward that runs [beside](outside_forward) a forward has a context of its own, [`ForwardContext::NONE`]. Where a
+//! [node](super::schedule_nodes) of the forward ends, the anchor becomes that of the next node for the rest of the
+//! present scope ([`set_anchor`]).
+//!
 //! - **Life**: each of these functions enters the context, calls its body, and restores the outer context when
 //!   the body returns or unwinds. Outside of all of them the context is [`ForwardContext::NONE`].
 //! - **Nesting**: the inner context has the fields of the outer one, except for those that it changes.
@@ -122,6 +126,18 @@ pub fn with_anchor<const D: usize, T>(anchor: &Tensor<D>, body: impl FnOnce() ->
     let anchor = anchor.clone().into_dispatch();
     let _guard = ForwardContextGuard::enter(|context| context.anchor = Some(anchor));
     body()
+}
+
+/// Runs `body` as outside of any forward, such as the backward of another one inside of a forward.
+pub(super) fn outside_forward<T>(body: impl FnOnce() -> T) -> T {
+    let _guard = ForwardContextGuard::enter(|context| *context = ForwardContext::NONE);
+    body()
+}
+
+/// Anchors parameters to `anchor` for the rest of the present scope: those of the graph before it are of another node.
+pub(super) fn set_anchor<const D: usize>(anchor: &Tensor<D>) {
+    let anchor = anchor.clone().into_dispatch();
+    CURRENT.with_borrow_mut(|context| context.anchor = Some(anchor));
 }
 
 /// Runs the first pass of a recomputed block: it is not recorded, and

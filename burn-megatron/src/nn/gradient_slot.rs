@@ -26,6 +26,11 @@ impl GradientSlot {
     pub fn set(&self, gradient: DispatchTensor) {
         *self.0.lock() = Some(gradient);
     }
+
+    /// Takes the gradient, if there is one.
+    pub fn take(&self) -> Option<DispatchTensor> {
+        self.0.lock().take()
+    }
 }
 
 impl fmt::Debug for GradientSlot {
@@ -45,7 +50,7 @@ impl Function for GradientSlot {
         _gradient: DispatchTensor,
         _needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        let gradient = self.0.lock().take();
+        let gradient = self.take();
         assert!(
             gradient.is_some(),
             "the gradient is set before the backward"

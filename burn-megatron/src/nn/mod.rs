@@ -72,6 +72,7 @@ mod replicated;
 mod replicated_linear;
 mod residual;
 mod row;
+pub(crate) mod schedule_nodes;
 mod table;
 mod tensor_slice;
 #[cfg(test)]
@@ -130,6 +131,7 @@ pub(crate) use recompute::{LayerRun, OffloadNote};
 pub use replicated_linear::{ReplicatedLinear, ReplicatedLinearConfig};
 pub use residual::Residual;
 pub use row::{RowParallelLinear, RowParallelLinearConfig};
+pub use schedule_nodes::ScheduleNodes;
 pub use table::{ParameterTable, TableError};
 pub use tensor_slice::{ContiguousRun, TensorSlice};
 pub use tokens::Tokens;

@@ -7,7 +7,7 @@ use burn_megatron_kernels::embedding::SortedLookups;
 
 use super::context::SequenceShard;
 use super::moe::RouterStep;
-use super::{BatchFormat, PackedSequences};
+use super::{BatchFormat, PackedSequences, ScheduleNodes};
 
 /// The input of a decoder.
 #[derive(Clone, Debug)]
@@ -24,6 +24,9 @@ pub struct Tokens {
     /// What the routers of experts report to, in a training step: the argument of
     /// [`MoeMlp::forward_with`](super::moe::MoeMlp::forward_with).
     pub router_step: Option<RouterStep>,
+    /// The nodes of a forward that runs beside the backward of another micro-batch: an argument of
+    /// [`MoeMlp::forward_normalized`](super::moe::MoeMlp::forward_normalized). A model may ignore them, and is then one node.
+    pub nodes: Option<ScheduleNodes>,
     /// Which tokens of each row this rank has, under context parallelism; `documents` is None then, as the shard
     /// knows them.
     pub shard: Option<Arc<SequenceShard>>,
@@ -44,6 +47,7 @@ impl Tokens {
             documents: None,
             sorted: Some(Arc::new(SortedLookups::new(ids))),
             router_step: None,
+            nodes: None,
             shard: None,
             further: vec![],
         }
@@ -75,6 +79,7 @@ impl From<Tensor<2, Int>> for Tokens {
             documents: None,
             sorted: None,
             router_step: None,
+            nodes: None,
             shard: None,
             further: vec![],
         }

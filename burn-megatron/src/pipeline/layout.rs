@@ -41,6 +41,15 @@ pub enum LayoutScheduleError {
         /// Those of the run.
         expected: (usize, usize),
     },
+    /// The schedule in the file has no pairs to overlap.
+    #[error(
+        "the schedule {path} has no pairs of a forward and a backward (FB) for overlap_moe_expert_parallel_comm; add some, or \
+         turn it off"
+    )]
+    NoPairs {
+        /// The file.
+        path: String,
+    },
     /// The schedule in the file has another number of stages than `virtual_stages` asks for.
     #[error("the schedule {path} has {stages} stages; remove virtual_stages")]
     Stages {
@@ -64,7 +73,8 @@ pub fn schedule_of(
     let path = match layout.schedule.clone().unwrap_or_default() {
         ScheduleSource::Kind(kind) => {
             let config = ScheduleConfig::new(kind, layout.pipeline, micro_batches)
-                .with_virtual_stages(stages_per_rank(layout, kind));
+                .with_virtual_stages(stages_per_rank(layout, kind))
+                .with_pairs(layout.overlap_moe_expert_parallel_comm);
             return Ok(generate(&config)?);
         }
         ScheduleSource::File(path) => path,
@@ -80,6 +90,9 @@ pub fn schedule_of(
         });
     }
     let stages = schedule.stages();
+    if layout.overlap_moe_expert_parallel_comm && !schedule.has_pairs() {
+        return Err(LayoutScheduleError::NoPairs { path });
+    }
     if layout
         .virtual_stages
         .is_some_and(|own| own.saturating_mul(layout.pipeline) != stages)

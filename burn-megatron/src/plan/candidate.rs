@@ -69,6 +69,9 @@ impl fmt::Display for Candidate {
         if let Some(splits) = layout.tp_comm_overlap_num_splits {
             write!(f, "{splits}")?;
         }
+        if layout.overlap_moe_expert_parallel_comm {
+            write!(f, "-epoverlap")?;
+        }
         if let Some(schedule) = &layout.schedule {
             write!(f, "/{schedule}")?;
         }

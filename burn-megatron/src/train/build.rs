@@ -235,6 +235,10 @@ impl StepSchedule {
         let in_flight = schedule.in_flight();
         let recompute = ddp.recompute().config().check_in_flight(&in_flight);
         recompute.map_err(DataParallelError::from)?;
+        if ddp.groups().config().overlap_moe_expert_parallel_comm {
+            let recompute = ddp.recompute().config().check_moe_overlap();
+            recompute.map_err(DataParallelError::from)?;
+        }
         let losses = losses_of_step(&schedule, ddp.module().loss_terms());
         Ok(Self {
             squares: Arc::new(order_of_squares(ddp, losses)),

@@ -15,7 +15,7 @@ use crate::data::{Batch, DataError, FurtherTokens, Prefetcher, Sample, Samples};
 use crate::data_parallel::DistributedDataParallel;
 use crate::mesh::{ContextSplit, ContextSplitError};
 use crate::nn::moe::RouterStep;
-use crate::nn::{BatchPosition, LossFactor};
+use crate::nn::{BatchPosition, LossFactor, ScheduleNodes};
 use crate::pipeline::engine::{
     Engine, EngineError, ForwardOptions, P2pConfig, ShapeKey, Stage, StageOutput, forward_only,
 };
@@ -100,7 +100,7 @@ impl<M: LanguageModel> Trainer<M> {
             parts: RefCell::default(),
         };
         let pipeline = self.ddp.groups().pipeline();
-        let engine = Engine::new(&scheduled.schedule, pipeline, &self.device, &*sink)?
+        let engine = Engine::new(&scheduled.schedule, pipeline, &self.device, sink)?
             .with_deferred_wgrad(self.deferred_wgrad)
             .with_p2p(self.p2p())
             .with_shape_cache(&self.shapes)
@@ -295,6 +295,7 @@ fn tokens(batch: &Batch, device: &Device) -> Tokens {
         documents: batch.documents.as_deref().map(Arc::from),
         sorted: Some(batch.sorted().clone()),
         router_step: None,
+        nodes: None,
         shard: batch.shard.clone(),
         further: vec![],
     }
@@ -333,6 +334,29 @@ impl<M: LanguageModel> Stage for TrainStages<'_, M> {
     }
 
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> StageOutput {
+        self.forward_in(stage, micro_batch, input, None)
+    }
+
+    fn forward_nodes(
+        &self,
+        stage: usize,
+        micro_batch: usize,
+        input: Option<Tensor<3>>,
+        nodes: &ScheduleNodes,
+    ) -> StageOutput {
+        self.forward_in(stage, micro_batch, input, Some(nodes))
+    }
+}
+
+impl<M: LanguageModel> TrainStages<'_, M> {
+    /// The forward, in nodes if they are given.
+    fn forward_in(
+        &self,
+        stage: usize,
+        micro_batch: usize,
+        input: Option<Tensor<3>>,
+        nodes: Option<&ScheduleNodes>,
+    ) -> StageOutput {
         let (batch, model) = (&self.batches[micro_batch], self.ddp.module());
         let before = (self.first_micro_batch + micro_batch) * batch.rows;
         self.ddp.position().set_batch(BatchPosition {
@@ -343,6 +367,7 @@ impl<M: LanguageModel> Stage for TrainStages<'_, M> {
         let recompute = self.ddp.recompute();
         recompute.begin_micro_batch(micro_batch, self.in_flight[stage]);
         let mut tokens = tokens(batch, &self.device);
+        tokens.nodes = nodes.cloned();
         tokens.router_step = Some(
             self.router_step
                 .of_micro_batch(batch.counted_of_rows() as usize),

@@ -67,9 +67,23 @@ pub struct OverlapArgs {
         visible_alias = "tp",
         value_delimiter = ',',
         value_name = "N,..",
+        group = "model_axis",
         conflicts_with_all = ["data_parallel", "zero_stages", "bucket_size", "bandwidth_mb_s", "trace", "svg"]
     )]
     pub tensor_parallel: Vec<usize>,
+    /// Measure overlap of the exchanges of experts with another micro-batch instead, on so many ranks.
+    #[arg(
+        long,
+        visible_alias = "ep",
+        value_delimiter = ',',
+        value_name = "N,..",
+        group = "model_axis",
+        conflicts_with_all = ["data_parallel", "zero_stages", "bucket_size", "bandwidth_mb_s", "trace", "svg", "engine"]
+    )]
+    pub expert_parallel: Vec<usize>,
+    /// Micro-batches of a step with --expert-parallel, each of --micro-batch-size samples.
+    #[arg(long, value_name = "M", default_value_t = 8, requires = "expert_parallel", value_parser = at_least_one)]
+    pub micro_batches: usize,
     /// How the exchanges of --tensor-parallel are split into chunks: none, ring, bulk (as many as are chosen by the sizes),
     /// ring:N or bulk:N.
     #[arg(
@@ -80,9 +94,9 @@ pub struct OverlapArgs {
         requires = "tensor_parallel"
     )]
     pub tp_comm_overlap: Vec<TpCommOverlapSetting>,
-    /// Count the time of the products and transfers of --tensor-parallel on a virtual clock, as is done in any case for more
-    /// threads than cores.
-    #[arg(long, requires = "tensor_parallel")]
+    /// Count the time of the products and transfers of --tensor-parallel or --expert-parallel on a virtual clock, as is done in
+    /// any case for more threads than cores.
+    #[arg(long, requires = "model_axis")]
     pub counted: bool,
     /// Measured steps of each case.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
@@ -106,7 +120,7 @@ pub struct OverlapArgs {
     pub latency_us: u64,
     /// Time of the transfers of a step at stage 0, as a fraction of its backward. The bandwidth is computed from
     /// it: before each stage, steps without a link are measured. Stage 3 sends half as much again. With
-    /// --tensor-parallel: as a fraction of the whole step without a link.
+    /// --tensor-parallel and --expert-parallel: as a fraction of the whole step without a link.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.6, value_parser = above_zero)]
     pub share: f64,
     /// Bandwidth of each rank's link in MB/s (1e6 bytes), instead of --share.

@@ -135,7 +135,7 @@ impl Benchmark<'_> {
         let link = Link::new(forward.mul_f64(args.transfer), f64::INFINITY)?;
         let world = rank.communicator();
         let comm = SimulatedNetwork::over(Arc::clone(&world), &link);
-        let engine = Engine::new(schedule, &comm, &Device::flex(), &NoParameters)?;
+        let engine = Engine::new(schedule, &comm, &Device::flex(), Arc::new(NoParameters))?;
         let engine = engine.with_p2p(P2pConfig {
             receives_ahead,
             fp8: false,

@@ -85,6 +85,10 @@ pub struct PretrainArgs {
         help_heading = "Parallelism"
     )]
     pub expert_tensor_parallel: Option<usize>,
+    /// Run the forward of each micro-batch beside the backward of another, so that one computes while tokens of the other
+    /// travel to their experts and back (two micro-batches are in memory; needs --expert-parallel).
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Parallelism")]
+    pub overlap_moe_expert_parallel_comm: Option<bool>,
     /// Ranks of a node, with consecutive numbers: exchanges that know nodes send less between them.
     #[arg(long, value_name = "N", help_heading = "Parallelism")]
     pub ranks_per_node: Option<usize>,

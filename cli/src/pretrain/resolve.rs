@@ -103,6 +103,13 @@ fn apply_flags(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
         }
     }
     set(&mut recipe.parallel.expert, args.expert_parallel);
+    if args.expert_parallel == Some(1) {
+        // The overlap of the recipe no longer applies.
+        recipe.parallel.overlap_moe_expert_parallel_comm = false;
+    }
+    if let Some(overlap) = args.overlap_moe_expert_parallel_comm {
+        recipe.parallel.overlap_moe_expert_parallel_comm = overlap;
+    }
     if args.expert_tensor_parallel.is_some() {
         recipe.parallel.expert_tensor = args.expert_tensor_parallel;
     }

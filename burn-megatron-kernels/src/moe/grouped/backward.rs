@@ -53,6 +53,9 @@ impl GroupedMatmul {
     }
 
     fn product(&self, x: DispatchTensor, weights: DispatchTensor) -> DispatchTensor {
+        let [rows, k] = Tensor::<2>::from_dispatch(x.clone()).dims();
+        let [_, _, n] = Tensor::<3>::from_dispatch(weights.clone()).dims();
+        let _span = tracing::trace_span!("product", flops = (2 * rows * k * n) as u64).entered();
         let group_sizes = self.group_sizes.clone();
         launch_one(ProductOp { group_sizes }, vec![x, weights])
     }
@@ -64,6 +67,9 @@ impl GroupedMatmul {
         gradient: Tensor<2>,
         target: Option<FlatGradients>,
     ) -> Tensor<1> {
+        let ([rows, k], [_, n]) = (x.dims(), gradient.dims());
+        let _span =
+            tracing::trace_span!("weight_gradient", flops = (2 * rows * k * n) as u64).entered();
         let sizes = &self.group_sizes;
         let alone = |x, gradient| grouped_weight_gradient(x, gradient, sizes).flatten(0, 2);
         let Some(FlatGradients { flat, places }) = target else {

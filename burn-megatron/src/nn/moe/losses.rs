@@ -103,19 +103,18 @@ impl LayerLosses {
         }
     }
 
-    /// `y`, whose backward is also that of the losses of this routing of `sequences` sequences. A first pass only reports
-    /// them.
+    /// The losses of this routing of `sequences` sequences, `[1]`, which are reported, to be [attached](attach); none in a
+    /// first pass.
     ///
     /// Collective over the tensor, context and data axes.
-    pub fn attach(
+    pub fn sum(
         &self,
-        y: Tensor<3>,
         routing: &Routing,
         sequences: usize,
         (step, pass): (&RouterStep, RouterPass),
-    ) -> Tensor<3> {
+    ) -> Option<Tensor<1>> {
         if self.losses.is_empty() {
-            return y;
+            return None;
         }
         let load = Load::new(self, routing, sequences);
         let parts = self.losses.iter().map(|loss| {
@@ -127,14 +126,8 @@ impl LayerLosses {
             }
             value
         });
-        match parts.reduce(|sum, part| sum + part) {
-            Some(loss) if pass != RouterPass::First => {
-                let inputs = vec![y.into_dispatch(), loss.into_dispatch()];
-                let loss_scale = step.loss_scale().clone();
-                apply(inputs, AttachLoss { loss_scale })
-            }
-            _ => y,
-        }
+        let sum = parts.reduce(|sum, part| sum + part);
+        sum.filter(|_| pass != RouterPass::First)
     }
 
     /// This rank's part of `N_mb F / coefficient`, `[1]`. Nothing is read from the device.
@@ -228,6 +221,13 @@ fn sum_over<const D: usize>(values: Tensor<D>, comm: &Comm) -> Tensor<D> {
         1 => values,
         _ => start_all_reduce(values, ReduceOp::Sum, comm).wait(),
     }
+}
+
+/// `y`, whose backward is also that of a loss.
+pub(super) fn attach(y: Tensor<3>, loss: Tensor<1>, step: &RouterStep) -> Tensor<3> {
+    let inputs = vec![y.into_dispatch(), loss.into_dispatch()];
+    let loss_scale = step.loss_scale().clone();
+    apply(inputs, AttachLoss { loss_scale })
 }
 
 /// The identity, whose backward gives a loss the gradient that it has as a term of the model's loss.

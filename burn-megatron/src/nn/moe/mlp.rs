@@ -11,9 +11,9 @@ use parking_lot::Mutex;
 
 use super::capacity::Capacity;
 use super::choice::RouterChoice;
-use super::dispatch::{Dispatcher, DispatcherKind, Fp8DispatchScales, Meanwhile};
+use super::dispatch::{Dispatcher, DispatcherKind, Exchanges, Fp8DispatchScales, Meanwhile};
 use super::experts::{Experts, ExpertsConfig};
-use super::losses::{LayerLosses, RouterLoss, RouterLossKind};
+use super::losses::{LayerLosses, RouterLoss, RouterLossKind, attach};
 use super::router::{Router, RouterConfig, Routing};
 use super::routers::{RegisteredRouter, ReportedLayer};
 use super::shared::{SharedExperts, SharedExpertsConfig};
@@ -23,6 +23,7 @@ use crate::collective::Comm;
 use crate::mesh::ParallelConfig;
 use crate::nn::{
     Activation, BuildError, Init, ModelBuilder, Norm, RecomputeModule, RecomputeRegion, Residual,
+    ScheduleNodes,
 };
 
 /// Configuration of a [`MoeMlp`].
@@ -93,6 +94,9 @@ pub struct MoeForward<'a> {
     pub choices: Option<Tensor<2, Int>>,
     /// The training step, to which the router adds its losses and its load.
     pub step: Option<&'a RouterStep>,
+    /// The nodes of the forward, of which one ends at each exchange of the layer: see
+    /// [`forward_normalized`](MoeMlp::forward_normalized). Without them each is an operation of one graph.
+    pub nodes: Option<&'a ScheduleNodes>,
 }
 
 impl MoeMlpConfig {
@@ -101,7 +105,8 @@ impl MoeMlpConfig {
     /// # Errors
     ///
     /// What does not fit, and what would: more experts than are sorted at once; padding to the capacity with another
-    /// dispatcher than the all-to-all; a dispatch in 8 bits with another than the flex; invalid settings of the router,
+    /// dispatcher than the all-to-all; a dispatch in 8 bits with another than the flex; overlap with another micro-batch with the
+    /// all-gather; invalid settings of the router,
     /// the capacity or the losses.
     pub fn check(&self, layout: &ParallelConfig) -> Result<(), String> {
         let experts = self.router.experts;
@@ -124,6 +129,13 @@ impl MoeMlpConfig {
             return Err(format!(
                 "fp8_dispatch with the {dispatcher} dispatcher: expected the flex dispatcher, or no fp8_dispatch"
             ));
+        }
+        if self.dispatcher == DispatcherKind::AllGather && layout.overlap_moe_expert_parallel_comm {
+            return Err(
+                "overlap_moe_expert_parallel_comm with the all-gather dispatcher, whose gradients are summed as they arrive: \
+                 expected the all-to-all or the flex dispatcher, or no overlap"
+                    .into(),
+            );
         }
         let ranks = layout.expert.saturating_mul(expert_tensor);
         if self.dispatcher == DispatcherKind::Flex && ranks > MAX_EXPERTS {
@@ -220,30 +232,42 @@ impl MoeMlp {
         self.forward_with(x, MoeForward::default())
     }
 
-    /// [`forward`](Self::forward) with given choices, or as a part of a training step.
+    /// [`forward`](Self::forward) with given choices, or as a part of a training step. It is a part of one node, as other
+    /// tensors than its own may be used after it.
     ///
     /// Collective as `forward`; with losses also over the tensor, context and data axes. Tensor ranks without sequence
     /// parallelism need a sequence that their number divides, if it is recorded by autodiff.
     pub fn forward_with(&self, x: Tensor<3>, with: MoeForward<'_>) -> Tensor<3> {
-        if !self.region.is_active() {
-            return self.output(x, with);
+        if self.region.is_active() {
+            return self.region.run(x, self.body(with));
         }
-        self.region.run(x, self.body(with))
+        let with = MoeForward {
+            nodes: None,
+            ..with
+        };
+        self.output(x, None, with).0
     }
 
     /// [`forward_with`](Self::forward_with) of a normalized residual stream, and the sum of the stream. Only a recomputed
     /// [`Moe`](RecomputeModule::Moe) computes the norm again, as the router reads it too.
+    ///
+    /// With [nodes](MoeForward::nodes) one ends where rows are sent, and the next begins where they arrive: router, shared
+    /// experts and permutation belong to the first, the experts to the second, and what follows the results to the third.
+    /// After it only what it returns may be used of all that autodiff has tracked. A recomputed one is a part of one node.
     pub fn forward_normalized(
         &self,
         norm: &Norm,
         x: Residual,
         with: MoeForward<'_>,
     ) -> (Tensor<3>, Tensor<3>) {
-        if !self.region.is_active() {
-            let (normal, stream) = norm.forward_add(x);
-            return (self.output(normal, with), stream);
+        if self.region.is_active() {
+            return self.region.run_normalized(norm, x, self.body(with));
         }
-        self.region.run_normalized(norm, x, self.body(with))
+        let (normal, stream) = norm.forward_add(x);
+        match self.output(normal, Some(stream), with) {
+            (y, Some(stream)) => (y, stream),
+            (_, None) => unreachable!("the stream is carried"),
+        }
     }
 
     /// The forward as the body of a recomputed region.
@@ -253,37 +277,47 @@ impl MoeMlp {
             let with = MoeForward {
                 choices: choices.clone(),
                 step: step.as_ref(),
+                nodes: None,
             };
-            moe.output(x, with)
+            moe.output(x, None, with).0
         }
     }
 
-    fn output(&self, x: Tensor<3>, with: MoeForward<'_>) -> Tensor<3> {
-        let (y, shared) = match &self.replicated {
-            None => self.forward_part(x.clone(), with, x),
-            Some(comm) => {
-                let part = TokenPart::of(&x, comm);
-                let with = MoeForward {
-                    choices: with.choices.map(|choices| part.choices(choices)),
-                    ..with
-                };
-                let (y, shared) = self.forward_part(part.tokens(x.clone()), with, x);
-                (part.gather(y), shared)
+    /// The output for `x`, and the residual stream in the node of the output.
+    fn output(
+        &self,
+        x: Tensor<3>,
+        stream: Option<Tensor<3>>,
+        with: MoeForward<'_>,
+    ) -> (Tensor<3>, Option<Tensor<3>>) {
+        let comm = self.replicated.as_ref();
+        let part = comm.map(|comm| TokenPart::of(&x, comm));
+        let (own, choices) = match &part {
+            None => (x.clone(), with.choices),
+            Some(part) => {
+                let choices = with.choices.map(|choices| part.choices(choices));
+                (part.tokens(x.clone()), choices)
             }
         };
-        match shared {
-            Some(shared) => y + shared,
+        let with = MoeForward { choices, ..with };
+        let (y, shared, stream) = self.forward_part(own, with, (x, stream));
+        let y = match &part {
             None => y,
+            Some(part) => part.gather(y),
+        };
+        match shared {
+            Some(shared) => (y + shared, stream),
+            None => (y, stream),
         }
     }
 
-    /// The sum of the experts of each of this rank's tokens, and the output of the shared experts for `whole`.
+    /// The sum of the experts of each of this rank's tokens, the output of the shared experts for `whole`, and the stream.
     fn forward_part(
         &self,
         x: Tensor<3>,
         with: MoeForward<'_>,
-        whole: Tensor<3>,
-    ) -> (Tensor<3>, Option<Tensor<3>>) {
+        (whole, stream): (Tensor<3>, Option<Tensor<3>>),
+    ) -> (Tensor<3>, Option<Tensor<3>>, Option<Tensor<3>>) {
         let shape = x.dims();
         let [batch, seq, hidden] = shape;
         let tokens = x.clone().reshape([batch * seq, hidden]);
@@ -300,16 +334,30 @@ impl MoeMlp {
         {
             step.record_load(&self.path, load(&kept));
         }
+        let loss = pass.and_then(|pass| self.losses.sum(&routing, batch, pass));
+        let loss = loss.map(|loss| loss.reshape([1, 1, 1]));
         let shared = Arc::new(Mutex::new(None));
-        let dispatched = started.dispatch(tokens, self.shared_into(&shared, whole));
-        let shared = shared.lock().take();
-        let y = dispatched.apply(|rows| self.experts.forward(rows));
-        let y = y.reshape(shape);
-        let y = match pass {
-            Some(pass) => self.losses.attach(y, &routing, batch, pass),
-            None => y,
+        let work = self.shared_into(&shared, whole);
+        let exchanges = match with.nodes {
+            None => Exchanges::with_meanwhile(work),
+            Some(nodes) => {
+                work();
+                Exchanges::between(nodes)
+            }
         };
-        (y, shared)
+        // In this order their gradients are summed as they are in one graph.
+        let ready = shared.lock().take();
+        let mut exchanges = exchanges.carrying([stream, loss, ready]);
+        let dispatched = started.dispatch(tokens, &mut exchanges);
+        let y = dispatched.apply(|rows| self.experts.forward(rows), &mut exchanges);
+        let [stream, loss, ready] = exchanges.into_carried();
+        let shared = ready.or_else(|| shared.lock().take());
+        let y = y.reshape(shape);
+        let y = match (loss, with.step) {
+            (Some(loss), Some(step)) => attach(y, loss.reshape([1]), step),
+            _ => y,
+        };
+        (y, shared, stream)
     }
 
     /// The work of the shared experts, which puts their output into `to`.

@@ -39,7 +39,7 @@ pub use capacity::{Capacity, KeepPolicy};
 pub use choice::RouterChoice;
 pub use dispatch::{
     DispatchNodes, DispatchProblem, DispatchVolume, Dispatched, Dispatcher, DispatcherKind,
-    Fp8DispatchScales, Meanwhile, PendingDispatch, expected_destinations,
+    Exchanges, Fp8DispatchScales, Meanwhile, PendingDispatch, expected_destinations,
 };
 pub use experts::{ExpertRows, Experts, ExpertsConfig};
 pub use losses::{RouterLoss, RouterLossKind};

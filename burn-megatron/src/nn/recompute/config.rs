@@ -257,6 +257,34 @@ impl RecomputeConfig {
         }
     }
 
+    /// Checks the settings beside
+    /// [`overlap_moe_expert_parallel_comm`](crate::mesh::ParallelConfig::overlap_moe_expert_parallel_comm): what is recomputed
+    /// runs at once, so that nothing travels beside it.
+    ///
+    /// # Errors
+    ///
+    /// [`RecomputeError::Setting`] if layers of experts are recomputed as a whole.
+    pub fn check_moe_overlap(&self) -> Result<(), RecomputeError> {
+        let beside =
+            "with overlap_moe_expert_parallel_comm, which divides layers of experts into nodes";
+        let refuse = |name: &str, expected: &str| {
+            Err(RecomputeError::setting(
+                format!("{name} {beside}"),
+                expected,
+            ))
+        };
+        match self.granularity {
+            RecomputeGranularity::Full => refuse(
+                "granularity = \"full\"",
+                "\"selective\" with modules other than \"moe\", or \"none\"",
+            ),
+            RecomputeGranularity::Selective if self.modules.contains(&RecomputeModule::Moe) => {
+                refuse("modules with \"moe\"", "other modules")
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The patterns.
     pub(super) fn globs(&self) -> Result<Vec<Glob>, RecomputeError> {
         let glob = |pattern: &String| {

@@ -3,9 +3,13 @@
 //! Each forward builds its own autodiff graph, from the received activation to the stage's output. The
 //! output is sent and freed while the graph is kept; the backward starts from the received gradient of
 //! the output. Weight gradients of linear layers can be deferred to an action of their own.
+//!
+//! A forward and a backward that the schedule [pairs](ActionKind::PairedForward) run node by node in turn: where one of them
+//! waits for an exchange between ranks, the other computes. See [`Stage::forward_nodes`].
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Instant;
 
 use burn::tensor::{Device, Gradients, Tensor};
@@ -13,8 +17,8 @@ use burn::tensor::{Device, Gradients, Tensor};
 use super::schedule::{Action, ActionKind, InvalidSchedule, Schedule, validate};
 use crate::collective::Comm;
 use crate::comm::CommError;
-use crate::nn::LossFactor;
 use crate::nn::hook::DeferringSink;
+use crate::nn::{LossFactor, ScheduleNodes};
 
 mod forward_only;
 mod p2p;
@@ -32,6 +36,19 @@ pub trait Stage {
     /// Runs a stage on a micro-batch. `input` is the output of the previous stage, tracked by autodiff;
     /// `None` for the first stage.
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> StageOutput;
+
+    /// [`forward`](Self::forward) of a rank whose schedule has pairs. A stage hands `nodes` to those of its layers whose
+    /// ranks exchange rows, which end a node there; by default it is one node. Results are bit-equal.
+    fn forward_nodes(
+        &self,
+        stage: usize,
+        micro_batch: usize,
+        input: Option<Tensor<3>>,
+        nodes: &ScheduleNodes,
+    ) -> StageOutput {
+        let _ = nodes;
+        self.forward(stage, micro_batch, input)
+    }
 
     /// What the shapes of a micro-batch depend on, such as `[batch, seq]` of its tokens; the same on all ranks, and known
     /// before the forward. A stage returns activations of one shape for all micro-batches of a key. By default all have
@@ -55,7 +72,7 @@ pub enum StageOutput {
     Loss(Tensor<1>),
 }
 
-/// An action with its measured times.
+/// An action with its measured times. A pair has those of its forward; its backward takes no time after it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ActionEvent {
     /// The action.
@@ -168,7 +185,7 @@ pub struct Engine<'a> {
     schedule: &'a Schedule,
     comm: &'a Comm,
     device: Device,
-    sink: &'a dyn DeferringSink,
+    sink: Arc<dyn DeferringSink>,
     deferred_wgrad: Option<DeferredWgrad>,
     loss_scale: LossFactor,
     p2p: P2pConfig,
@@ -195,7 +212,7 @@ impl<'a> Engine<'a> {
         schedule: &'a Schedule,
         comm: &'a Comm,
         device: &Device,
-        sink: &'a dyn DeferringSink,
+        sink: Arc<dyn DeferringSink>,
     ) -> Result<Self, EngineError> {
         validate(schedule).map_err(|invalid| EngineError::Invalid(Box::new(invalid)))?;
         if schedule.ranks() != comm.size() {
@@ -261,7 +278,7 @@ impl<'a> Engine<'a> {
             self.schedule,
             p2p,
             &self.device,
-            self.sink,
+            self.sink.clone(),
             self.deferred_wgrad,
             self.loss_scale.clone(),
         );
@@ -275,18 +292,32 @@ impl<'a> Engine<'a> {
             .deferred_wgrad
             .map(|_| last)
             .filter(|_| self.schedule.rank_of(last) == self.comm.rank());
-        for action in self.schedule.actions(self.comm.rank()) {
-            // A tensor is waited for here and not where it is received in the list, so that the sends between are not late.
-            if let Some(receive) = self.schedule.receive_before(action) {
-                self.with_context(&receive, || state.wait(&receive))?;
+        let mut next = 0;
+        while let [first, rest @ ..] = self.schedule.together(self.comm.rank(), next) {
+            next += 1 + rest.len();
+            for action in [first].into_iter().chain(rest) {
+                // A tensor is waited for here and not where it is received in the list, so that the sends between are not
+                // late.
+                if let Some(receive) = self.schedule.receive_before(action) {
+                    self.with_context(&receive, || state.wait(&receive))?;
+                }
             }
             let start = Instant::now();
-            self.with_context(action, || state.perform(action, model))?;
-            events.push(ActionEvent {
+            self.with_context(first, || match rest {
+                [] => state.perform(first, model),
+                [backward, ..] => {
+                    state.perform_pair(first, backward, model);
+                    Ok(())
+                }
+            })?;
+            let end = Instant::now();
+            let event = |action: &Action, start| ActionEvent {
                 action: *action,
                 start,
-                end: Instant::now(),
-            });
+                end,
+            };
+            events.push(event(first, start));
+            events.extend(rest.iter().map(|action| event(action, end)));
         }
         if let Some(stage) = deferring_stage {
             let micro_batch = self.schedule.micro_batches() - 1;
@@ -324,9 +355,8 @@ impl<'a> Engine<'a> {
     ) -> Result<(), EngineError> {
         let rank = self.comm.rank();
         let _span = match action.kind {
-            ActionKind::Forward | ActionKind::PairedForward => {
-                tracing::debug_span!("forward", %action)
-            }
+            ActionKind::Forward => tracing::debug_span!("forward", %action),
+            ActionKind::PairedForward => tracing::debug_span!("pair", %action),
             ActionKind::Backward | ActionKind::InputGradient => {
                 tracing::debug_span!("backward", %action)
             }

@@ -1,6 +1,7 @@
 //! The state of the engine between actions: graphs, activations, gradients.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
 
@@ -8,24 +9,35 @@ use super::super::schedule::{Action, ActionKind, Schedule};
 use super::p2p::P2pCommunicator;
 use super::{DeferredWgrad, Stage, StageOutput};
 use crate::comm::CommError;
-use crate::nn::LossFactor;
 use crate::nn::gradient_slot::GradientSlot;
 use crate::nn::hook::{Deferred, DeferringSink, with_anchor};
+use crate::nn::schedule_nodes::{BackwardEnd, BackwardNodes, Cut, LeftWgrads, new_anchor};
+use crate::nn::{LossFactor, ScheduleNodes};
 
 /// A stage and a micro-batch.
 type MicroBatchKey = (usize, usize);
 
 /// The autodiff graph of a forward whose backward has not run.
 struct StageGraph {
+    /// Of the last node.
     root: Tensor<1>,
+    /// Between the nodes.
+    cuts: Vec<Cut>,
     slot: Option<GradientSlot>,
+    input: Option<Tensor<3>>,
+}
+
+/// A backward that has begun.
+struct StageBackward {
+    key: MicroBatchKey,
+    nodes: BackwardNodes,
     input: Option<Tensor<3>>,
 }
 
 pub(super) struct EngineState<'a> {
     schedule: &'a Schedule,
     device: &'a Device,
-    sink: &'a dyn DeferringSink,
+    sink: Arc<dyn DeferringSink>,
     p2p: P2pCommunicator<'a>,
     graphs: HashMap<MicroBatchKey, StageGraph>,
     /// Weight gradients that an input gradient left for its weight gradient action.
@@ -35,6 +47,8 @@ pub(super) struct EngineState<'a> {
     /// By the stage whose output's gradient they are.
     gradients: HashMap<MicroBatchKey, Tensor<3>>,
     losses: Vec<Tensor<1>>,
+    /// Whether this rank has pairs.
+    in_nodes: bool,
     peak: usize,
     deferred_wgrad: Option<DeferredWgrad>,
     loss_scale: LossFactor,
@@ -47,10 +61,12 @@ impl<'a> EngineState<'a> {
         schedule: &'a Schedule,
         p2p: P2pCommunicator<'a>,
         device: &'a Device,
-        sink: &'a dyn DeferringSink,
+        sink: Arc<dyn DeferringSink>,
         deferred_wgrad: Option<DeferredWgrad>,
         loss_scale: LossFactor,
     ) -> Self {
+        let mut actions = schedule.actions(p2p.rank()).iter();
+        let in_nodes = actions.any(|action| action.kind == ActionKind::PairedForward);
         Self {
             schedule,
             device,
@@ -61,6 +77,7 @@ impl<'a> EngineState<'a> {
             activations: HashMap::new(),
             gradients: HashMap::new(),
             losses: vec![],
+            in_nodes,
             peak: 0,
             deferred_wgrad,
             loss_scale,
@@ -89,17 +106,12 @@ impl<'a> EngineState<'a> {
             self.schedule.peer(action),
             action.counterpart(),
         ) {
-            // A pair is computed one after the other.
-            (ActionKind::Forward | ActionKind::PairedForward, ..) => self.forward(key, model),
-            (ActionKind::Backward, ..) => match self.deferred_wgrad {
-                Some(deferred_wgrad) if action.stage + 1 == self.schedule.stages() => {
-                    self.backward_with_deferred_wgrad(key, model, deferred_wgrad);
-                }
-                _ => self.backward(key, model),
-            },
-            (ActionKind::InputGradient, ..) => {
-                let deferred = self.backward_without_wgrads(key, model);
-                self.pending_wgrads.insert(key, deferred);
+            (ActionKind::Forward | ActionKind::PairedForward, ..) => {
+                self.forward(key, model, None);
+            }
+            (ActionKind::Backward | ActionKind::InputGradient, ..) => {
+                let backward = self.begin_backward(action);
+                self.end_backward(backward, action, model);
             }
             (ActionKind::WeightGradient, ..) => {
                 for (index, gradient) in self.pending_wgrads.remove(&key).unwrap_or_default() {
@@ -128,6 +140,18 @@ impl<'a> EngineState<'a> {
         Ok(())
     }
 
+    /// The forward and the backward of a pair, node by node in turn.
+    pub fn perform_pair(&mut self, forward: &Action, backward: &Action, model: &impl Stage) {
+        let mut of_backward = self.begin_backward(backward);
+        // What it exchanges first is under way while the first node goes forward.
+        of_backward.nodes.run_node();
+        let StageBackward { key, nodes, input } = of_backward;
+        let at = (forward.stage, forward.micro_batch);
+        let nodes = expect_present(self.forward(at, model, Some(nodes)));
+        let of_backward = StageBackward { key, nodes, input };
+        self.end_backward(of_backward, backward, model);
+    }
+
     /// Waits for the tensor of a receive that the rank has performed.
     pub fn wait(&mut self, receive: &Action) -> Result<(), CommError> {
         let x = self.p2p.wait(receive)?;
@@ -144,28 +168,6 @@ impl<'a> EngineState<'a> {
         self.p2p.finish()
     }
 
-    /// A backward of the last stage that defers one weight gradient.
-    fn backward_with_deferred_wgrad(
-        &mut self,
-        key: MicroBatchKey,
-        model: &impl Stage,
-        deferred_wgrad: DeferredWgrad,
-    ) {
-        for (index, gradient) in self.backward_without_wgrads(key, model) {
-            let within_limit =
-                deferred_wgrad.limit == 0 || self.deferred_wgrads.len() < deferred_wgrad.limit;
-            if index == deferred_wgrad.index && within_limit {
-                self.deferred_wgrads.push((index, gradient))
-            } else if index == deferred_wgrad.index {
-                // Keeps the order of the sum: deferred gradients first.
-                self.compute_deferred_wgrads();
-                self.sink.accumulate_later(index, gradient);
-            } else {
-                self.sink.accumulate_later(index, gradient)
-            }
-        }
-    }
-
     /// Computes the deferred weight gradients, in order.
     pub fn compute_deferred_wgrads(&mut self) {
         for (index, gradient) in self.deferred_wgrads.drain(..) {
@@ -173,16 +175,31 @@ impl<'a> EngineState<'a> {
         }
     }
 
-    fn forward(&mut self, key: MicroBatchKey, model: &impl Stage) {
+    /// A forward, with a node of `beside` in each of its exchanges; returns what is left of it.
+    fn forward(
+        &mut self,
+        key: MicroBatchKey,
+        model: &impl Stage,
+        beside: Option<BackwardNodes>,
+    ) -> Option<BackwardNodes> {
         let (stage, micro_batch) = key;
         self.sink.begin_stage(stage);
-        let device = self.device.clone().autodiff();
+        let in_graphs = self.graphs.len() + self.pending_wgrads.len() + 1;
+        self.peak = self.peak.max(in_graphs + usize::from(beside.is_some()));
         let input = (stage > 0).then(|| {
             let received = expect_present(self.activations.remove(&key));
             Tensor::from_inner(received).require_grad()
         });
-        let anchor = Tensor::<1>::zeros([1], &device).require_grad();
-        let output = with_anchor(&anchor, || model.forward(stage, micro_batch, input.clone()));
+        let anchor = new_anchor(self.device);
+        let nodes = ScheduleNodes::new(anchor.clone(), beside);
+        let output = with_anchor(&anchor, || {
+            if self.in_nodes {
+                model.forward_nodes(stage, micro_batch, input.clone(), &nodes)
+            } else {
+                model.forward(stage, micro_batch, input.clone())
+            }
+        });
+        let (anchor, cuts, beside) = nodes.finish();
         let (root, slot) = match output {
             StageOutput::Activation(output) => {
                 let slot = GradientSlot::default();
@@ -195,47 +212,77 @@ impl<'a> EngineState<'a> {
                 (self.loss_scale.scale(loss), None)
             }
         };
-        self.graphs.insert(key, StageGraph { root, slot, input });
-        self.peak = self.peak.max(self.graphs.len() + self.pending_wgrads.len());
+        let graph = StageGraph {
+            root,
+            cuts,
+            slot,
+            input,
+        };
+        self.graphs.insert(key, graph);
+        beside
     }
 
-    /// A backward that returns the weight gradients instead of computing them.
-    fn backward_without_wgrads(&mut self, key: MicroBatchKey, model: &impl Stage) -> Vec<Deferred> {
-        let deferring = DeferGuard::new(self.sink);
-        self.backward(key, model);
-        deferring.0.take_deferred()
-    }
-
-    fn backward(&mut self, key: MicroBatchKey, model: &impl Stage) {
-        let (stage, micro_batch) = key;
-        let StageGraph { root, slot, input } = expect_present(self.graphs.remove(&key));
+    /// The backward of an action, of which nothing has run.
+    fn begin_backward(&mut self, action: &Action) -> StageBackward {
+        let key = (action.stage, action.micro_batch);
+        let StageGraph {
+            root,
+            cuts,
+            slot,
+            input,
+        } = expect_present(self.graphs.remove(&key));
         if let Some(slot) = slot {
             let gradient = expect_present(self.gradients.remove(&key));
             slot.set(gradient.into_dispatch());
         }
-        let mut leaves = root.backward();
-        model.after_backward(stage, micro_batch, &mut leaves);
+        let leaves = match (action.kind, self.deferred_wgrad) {
+            (ActionKind::InputGradient, _) => LeftWgrads::All,
+            (_, Some(deferred)) if action.stage + 1 == self.schedule.stages() => {
+                LeftWgrads::Of(deferred.index)
+            }
+            _ => LeftWgrads::None,
+        };
+        StageBackward {
+            key,
+            nodes: BackwardNodes::new(root, cuts, self.sink.clone(), leaves),
+            input,
+        }
+    }
+
+    /// Runs the rest of a backward.
+    fn end_backward(&mut self, backward: StageBackward, action: &Action, model: &impl Stage) {
+        let StageBackward { key, nodes, input } = backward;
+        let (stage, micro_batch) = key;
+        let BackwardEnd {
+            mut gradients,
+            left,
+        } = nodes.finish();
+        model.after_backward(stage, micro_batch, &mut gradients);
         if let Some(input) = input {
-            let gradient = input.grad_remove(&mut leaves);
+            let gradient = input.grad_remove(&mut gradients);
             let gradient = gradient.unwrap_or_else(|| input.inner().zeros_like());
             self.gradients.insert((stage - 1, micro_batch), gradient);
         }
+        match (action.kind, self.deferred_wgrad) {
+            (ActionKind::InputGradient, _) => {
+                self.pending_wgrads.insert(key, left);
+            }
+            (_, Some(deferred)) => self.defer_wgrads(left, deferred.limit),
+            (_, None) => {}
+        }
     }
-}
 
-/// Weight gradients are deferred until this is dropped, also if a backward panics.
-struct DeferGuard<'a>(&'a dyn DeferringSink);
-
-impl<'a> DeferGuard<'a> {
-    fn new(sink: &'a dyn DeferringSink) -> Self {
-        sink.set_deferring(true);
-        Self(sink)
-    }
-}
-
-impl Drop for DeferGuard<'_> {
-    fn drop(&mut self) {
-        self.0.set_deferring(false);
+    /// Defers gradients of the weight that is deferred to the cool-down.
+    fn defer_wgrads(&mut self, left: Vec<Deferred>, limit: usize) {
+        for (index, gradient) in left {
+            if limit == 0 || self.deferred_wgrads.len() < limit {
+                self.deferred_wgrads.push((index, gradient));
+            } else {
+                // Keeps the order of the sum: deferred gradients first.
+                self.compute_deferred_wgrads();
+                self.sink.accumulate_later(index, gradient);
+            }
+        }
     }
 }
 

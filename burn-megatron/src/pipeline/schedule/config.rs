@@ -16,6 +16,10 @@ pub struct ScheduleConfig {
     pub virtual_stages: usize,
     /// Micro-batches of a step, m.
     pub micro_batches: usize,
+    /// Whether forwards are [paired](super::ActionKind::PairedForward) with backwards of other micro-batches, for the kinds
+    /// 1F1B, interleaved and DualPipeV.
+    #[serde(default)]
+    pub pairs: bool,
 }
 
 impl ScheduleConfig {
@@ -26,7 +30,14 @@ impl ScheduleConfig {
             ranks,
             virtual_stages: kind.default_virtual_stages(),
             micro_batches,
+            pairs: false,
         }
+    }
+
+    /// Sets whether forwards are paired with backwards.
+    pub const fn with_pairs(mut self, pairs: bool) -> Self {
+        self.pairs = pairs;
+        self
     }
 
     /// Sets the number of stages per rank.

@@ -53,6 +53,27 @@ pub enum ScheduleError {
         /// Group sizes and numbers of micro-batches that fit.
         fits: String,
     },
+    /// The kind of schedule has no backward beside a forward, or not whole.
+    #[error("{kind} has no pairs of a forward and a backward: use 1f1b, interleaved or dualpipe-v")]
+    Unpaired {
+        /// The kind of schedule.
+        kind: ScheduleKind,
+    },
+    /// There is no other micro-batch to pair one with.
+    #[error(
+        "a pair is the forward of a micro-batch and the backward of another, and {kind} on {ranks} pipeline ranks has none in steps \
+         of {micro_batches}: use at least {fits} micro-batches for each data rank"
+    )]
+    NoPair {
+        /// The kind of schedule.
+        kind: ScheduleKind,
+        /// Ranks of the pipeline.
+        ranks: usize,
+        /// Requested micro-batches.
+        micro_batches: usize,
+        /// The fewest micro-batches with a pair.
+        fits: usize,
+    },
     /// The schedule has too many computations.
     #[error(
         "{ranks} ranks with {virtual_stages} virtual stages and {micro_batches} micro-batches \

@@ -183,8 +183,14 @@ impl Schedule {
         Some((self.peer(action)?, action.counterpart()?))
     }
 
+    /// Whether a rank has a [pair](ActionKind::PairedForward).
+    pub fn has_pairs(&self) -> bool {
+        let mut actions = self.ranks.iter().flatten();
+        actions.any(|action| action.kind == ActionKind::PairedForward)
+    }
+
     /// The computations that run together from this index of a rank's list on: one, or the two of a pair.
-    fn together(&self, rank: usize, index: usize) -> &[Action] {
+    pub(super) fn together(&self, rank: usize, index: usize) -> &[Action] {
         let list = &self.ranks[rank];
         let Some(action) = list.get(index) else {
             return &[];

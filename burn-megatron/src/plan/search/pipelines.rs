@@ -31,8 +31,8 @@ type Made<V> = Result<Arc<V>, String>;
 /// What layouts with the same pipeline share.
 #[derive(Debug, Default)]
 pub struct Pipelines {
-    /// By kind and stages per rank, ranks, and micro-batches.
-    schedules: Cache<(PipelineSettings, usize, usize), Made<Schedule>>,
+    /// By kind and stages per rank, ranks, micro-batches, and whether there are pairs.
+    schedules: Cache<(PipelineSettings, usize, usize, bool), Made<Schedule>>,
     /// By kind and stages per rank, and ranks.
     stages: Cache<(PipelineSettings, usize), Made<Vec<StageLayout>>>,
 }
@@ -69,7 +69,8 @@ impl Pipelines {
         let ranks = layout.pipeline;
         let few = WARM_UP * ranks + micro_batches % ranks;
         let schedule = |micro_batches| {
-            let key = (settings, ranks, micro_batches);
+            let pairs = layout.overlap_moe_expert_parallel_comm;
+            let key = (settings, ranks, micro_batches, pairs);
             self.schedules.get(key, || {
                 let schedule = schedule_of(layout, micro_batches);
                 let text = |error: LayoutScheduleError| error.to_string();

@@ -176,6 +176,10 @@ impl<'s> Visit<'s> {
         let profile = &*entry.profile;
         let layers = search.model.layers();
         let layout = with_pipeline(&entry.layout, settings, layers);
+        if layout.overlap_moe_expert_parallel_comm && entry.micro_batches < 2 {
+            let reason = "one micro-batch has no other to overlap with".into();
+            return Err((Rejection::Schedule, Some(reason)));
+        }
         let stages = search.pipelines.stages(settings, &layout, layers);
         let stages = stages.map_err(|error| (Rejection::Stages, Some(error)))?;
         let ranks = layout.pipeline;
@@ -237,6 +241,10 @@ impl<'s> Visit<'s> {
             .map(|it| fit::host_bytes(profile, it, recompute));
         let [kept, on_host]: [Vec<_>; 2] = [kept.collect(), on_host.collect()];
         let in_flight = |rank: usize, bytes: &[u64]| match pipeline {
+            // A pair has two micro-batches.
+            None if self.entry.layout.overlap_moe_expert_parallel_comm => {
+                2 * bytes.iter().sum::<u64>()
+            }
             None => bytes.iter().sum(),
             Some(pipeline) => pipeline.in_flight(rank, bytes),
         };

@@ -1,5 +1,6 @@
 //! A communicator with wrong reductions, or wrong exchanges of rows.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -33,6 +34,9 @@ pub enum Corruption {
     /// Of every third all-to-all in f64, what comes from the rank at index 1 is 0: the results of its experts, where a
     /// dispatch sends tokens and weights before.
     LostResults,
+    /// An all-to-all in f64 that is started while another one of as many numbers is under way sends the rows of that one: two
+    /// micro-batches are confused.
+    OtherMicroBatch,
     /// An all-to-all returns this rank's own rows: a chunk of a ring is dropped, and another one used twice.
     OwnChunk,
     /// An all-gather directly after one of the same length returns the result of that one: chunks are in a wrong order.
@@ -51,6 +55,8 @@ pub struct CorruptedComm {
     after_sum: AtomicBool,
     /// The all-to-alls in f64 so far.
     exchanges: AtomicUsize,
+    /// By number, what the all-to-alls in f64 that are under way send.
+    under_way: Arc<Mutex<BTreeMap<usize, Buffer>>>,
     /// The result of the last all-gather that was waited for.
     last_gathered: Arc<Mutex<Option<Buffer>>>,
 }
@@ -63,6 +69,7 @@ impl CorruptedComm {
             corruption,
             after_sum: AtomicBool::new(false),
             exchanges: AtomicUsize::new(0),
+            under_way: Arc::default(),
             last_gathered: Arc::default(),
         })
     }
@@ -86,6 +93,7 @@ impl Communicator for CorruptedComm {
                     let input = exchanged(input, send);
                     return self.inner.start(call, input);
                 }
+                Corruption::OtherMicroBatch => return self.start_confused(call, input),
                 Corruption::LostResults
                     if self.exchanges.fetch_add(1, Ordering::Relaxed) % 3 == 2 =>
                 {
@@ -160,6 +168,22 @@ impl Communicator for CorruptedComm {
 }
 
 impl CorruptedComm {
+    /// Starts an all-to-all, with the input of another one that is under way.
+    fn start_confused(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
+        let number = self.exchanges.fetch_add(1, Ordering::Relaxed);
+        let under_way = self.under_way.clone();
+        let mut all = under_way.lock();
+        let other = all.values().find(|other| other.len() == input.len());
+        let sent = other.unwrap_or(&input).clone();
+        all.insert(number, input);
+        drop(all);
+        let pending = self.inner.start(call, sent)?;
+        Ok(Pending::new(move || {
+            under_way.lock().remove(&number);
+            pending.wait()
+        }))
+    }
+
     /// The result of this rank if the others contribute zeros.
     fn own_part(&self, call: &Call, input: Buffer) -> Pending {
         let len = input.len() / self.size();

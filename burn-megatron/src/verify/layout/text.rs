@@ -27,7 +27,7 @@ pub enum LayoutPartError {
         "is not one of tpN, sp, cpN, epN, etpN, dpN, ppN, mbN, zN, hsdpN, nodeN (tensor, sequence, context, expert, \
          expert-tensor, data and pipeline parallelism, micro-batch, ZeRO stage, ranks of a sharding group and of a node), an exchange \
          (ring, allgather, alltoall, uspN with N ranks in an all-to-all) or a split (contiguous, striped, perdocument) \
-         of context parallelism, an overlap of sequence parallelism (tpring, tpbulk, or with N chunks tpringN, tpbulkN), as in \
+         of context parallelism, epoverlap (exchanges of experts under another micro-batch), an overlap of sequence parallelism (tpring, tpbulk, or with N chunks tpringN, tpbulkN), as in \
          tp2-sp-dp2, tp2-sp-tpring-dp2, cp4-ring-striped and dp4-z3-hsdp2, nor after a slash a schedule or vN \
          (stages on each rank), as in pp2-mb1/interleaved/v2"
     )]
@@ -67,6 +67,9 @@ impl fmt::Display for Layout {
         }
         if let Some(ranks) = parallel.expert_tensor {
             write!(f, "-etp{ranks}")?;
+        }
+        if parallel.overlap_moe_expert_parallel_comm {
+            write!(f, "-epoverlap")?;
         }
         if parallel.pipeline > 1 {
             write!(f, "-pp{}", parallel.pipeline)?;
@@ -151,6 +154,10 @@ impl Layout {
         if part == "sp" {
             self.parallel.sequence_parallel = true;
             return Some("sp");
+        }
+        if part == "epoverlap" {
+            self.parallel.overlap_moe_expert_parallel_comm = true;
+            return Some("epoverlap");
         }
         if let Some(method) = part.strip_prefix("tp").and_then(|name| name.parse().ok()) {
             self.parallel.tp_comm_overlap = Some(method);
@@ -254,6 +261,7 @@ mod tests {
             "tp2-sp-cp2-alltoall-ep2-dp1-z1",
             "tp1-cp2-perdocument-dp1",
             "tp1-ep4-dp4-z1-hsdp2-node2",
+            "tp2-sp-ep2-epoverlap-pp2-dp2-mb1/interleaved",
         ] {
             assert_eq!(text.parse::<Layout>().unwrap().to_string(), text);
         }

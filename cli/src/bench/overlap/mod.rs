@@ -1,6 +1,7 @@
 //! `burn-megatron bench overlap`.
 
 pub mod case;
+pub mod expert;
 mod figures;
 pub mod svg;
 pub mod tensor;
@@ -24,6 +25,9 @@ use crate::terminal;
 use case::{LinkSpeed, OverlapCase, OverlapSetup, RankTimeline};
 use figures::{OverlapRow, computing, is_backward};
 use svg::{Timeline, svg};
+
+/// Floating-point operations per second on a virtual clock.
+const COUNTED_FLOPS: f64 = 1e9;
 
 /// A step without a link: the seconds of its backward, and its transfers.
 struct Calibration {
@@ -49,6 +53,9 @@ struct OverlapReport {
 pub fn run(args: &OverlapArgs) -> Result<ExitCode, Error> {
     if !args.tensor_parallel.is_empty() {
         return tensor::run(args);
+    }
+    if !args.expert_parallel.is_empty() {
+        return expert::run(args);
     }
     if args.world.engine.is_some() {
         return Err("--engine applies to --tensor-parallel; give that too, or remove it".into());

@@ -17,12 +17,10 @@ use serde::Serialize;
 
 use super::super::args::OverlapArgs;
 use super::super::timing::median;
+use super::COUNTED_FLOPS;
 use crate::error::Error;
 use crate::ranks::set_up;
 use crate::terminal::{self, Columns};
-
-/// Floating-point operations per second on the virtual clock.
-const COUNTED_FLOPS: f64 = 1e9;
 
 /// How the exchanges are split: `none`, `ring`, `bulk`, `ring:N` or `bulk:N`.
 #[derive(Clone, Copy, Debug, PartialEq)]

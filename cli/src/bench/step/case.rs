@@ -123,10 +123,10 @@ impl Observer for StepTimer<'_> {
 
 /// Random tokens, without held-out samples.
 #[derive(Clone)]
-struct RandomTokens {
-    vocabulary: usize,
-    length: usize,
-    seed: u64,
+pub struct RandomTokens {
+    pub vocabulary: usize,
+    pub length: usize,
+    pub seed: u64,
 }
 
 impl Samples for RandomTokens {

@@ -18,7 +18,7 @@ pub type SettingCase = (
     fn(&mut Recipe),
 );
 
-pub const SETTINGS: [SettingCase; 22] = [
+pub const SETTINGS: [SettingCase; 23] = [
     (
         "overlap_grad_reduce = false",
         VerifyModel::Gpt,
@@ -75,6 +75,18 @@ pub const SETTINGS: [SettingCase; 22] = [
             "tp2-sp-tpbulk-pp2-dp2-mb1-z1/zb-h1",
             "tp2-sp-tpring-dp2-mb2-z3",
             "tp2-sp-tpbulk4-ep2-dp2-mb2",
+        ],
+        |_| (),
+    ),
+    (
+        "overlap_moe_expert_parallel_comm",
+        VerifyModel::MixtralShared,
+        &[
+            "ep2-epoverlap-dp2-mb1",
+            "tp2-sp-ep2-epoverlap-dp2-mb1-z2",
+            "ep2-epoverlap-pp2-dp2-mb1/1f1b",
+            "ep2-etp2-epoverlap-pp2-dp4-mb1-z1/interleaved",
+            "ep2-epoverlap-pp2-dp2-mb1/dualpipe-v",
         ],
         |_| (),
     ),

@@ -37,7 +37,7 @@ impl Dispatcher for AllGather {
         let [tokens, _] = routing.indices.dims();
         let counts = self.ranks.start_counts(vec![tokens as i64], 0..0);
         let (own, routing) = (self.clone(), routing.clone());
-        PendingDispatch::new(move |x, meanwhile| {
+        PendingDispatch::new(move |x, exchanges| {
             let comm = own.ranks.comm.clone();
             let tokens = counts.wait().concat().into_iter();
             let tokens: Vec<_> = tokens.map(|tokens| tokens as usize).collect();
@@ -49,8 +49,8 @@ impl Dispatcher for AllGather {
                 weights: permute_weights(weights, &map),
                 group_sizes: map.group_sizes(),
             };
-            meanwhile();
-            Dispatched::new(rows, move |y| {
+            exchanges.run_meanwhile();
+            Dispatched::new(rows, move |y, _| {
                 reduce_scatter_rows(unpermute(y, &map), &tokens, &comm)
             })
         })

@@ -7,9 +7,10 @@ use burn_megatron_kernels::moe::permutation::{
     RowLayout, RowMap, permute, permute_weights, unpermute,
 };
 
+use super::exchange::{HopRows, RowExchange};
 use super::ranks::ExpertRanks;
-use super::{Dispatched, Dispatcher, Meanwhile, PendingDispatch, Routing};
-use crate::collective::{Comm, all_to_all, all_to_all_while, gather_rows, reduce_scatter_rows};
+use super::{Dispatched, Dispatcher, Exchanges, PendingDispatch, Routing};
+use crate::collective::{Comm, gather_rows, reduce_scatter_rows};
 use crate::comm::{CommError, ParallelContext};
 use crate::mesh::{Axis, Grid};
 use crate::nn::moe::experts::ExpertRows;
@@ -52,8 +53,10 @@ impl AllToAll {
             }
         }
         Exchange {
-            send: sent.map(|rows| rows as usize).collect(),
-            receive: from(index).map(rows).collect(),
+            rows: HopRows {
+                send: sent.map(|rows| rows as usize).collect(),
+                receive: from(index).map(rows).collect(),
+            },
             gathered: tensor.map(|index| from(index).map(rows).sum()).collect(),
             keys,
             group_sizes,
@@ -63,10 +66,8 @@ impl AllToAll {
 
 /// Rows that go from rank to rank.
 struct Exchange {
-    /// To each rank of the expert axis.
-    send: Vec<usize>,
-    /// From each rank of the expert axis.
-    receive: Vec<usize>,
+    /// Of the ranks of the expert axis.
+    rows: HopRows,
     /// What each rank of the expert-tensor axis receives.
     gathered: Vec<usize>,
     /// Of all rows, as they arrive, the local expert and the rank that they come from, as one number.
@@ -82,9 +83,9 @@ impl Dispatcher for AllToAll {
         let here = self.ranks.own_experts();
         let sizes = self.ranks.start_counts(sizes.collect(), here);
         let (own, weights) = (self.clone(), routing.weights.clone());
-        PendingDispatch::new(move |x, meanwhile| {
+        PendingDispatch::new(move |x, exchanges| {
             let exchange = own.exchange(&sizes.wait());
-            own.dispatch(x, weights, map, exchange, meanwhile)
+            own.dispatch((x, weights), map, exchange, exchanges)
         })
     }
 }
@@ -92,16 +93,14 @@ impl Dispatcher for AllToAll {
 impl AllToAll {
     fn dispatch(
         self,
-        x: Tensor<2>,
-        weights: Tensor<2>,
+        (x, weights): (Tensor<2>, Tensor<2>),
         map: RowMap,
         exchange: Exchange,
-        meanwhile: Meanwhile,
+        exchanges: &mut Exchanges<'_>,
     ) -> Dispatched {
         let device = x.device();
         let Exchange {
-            send,
-            receive,
+            rows: hop,
             gathered,
             keys,
             group_sizes,
@@ -112,21 +111,22 @@ impl AllToAll {
         let order = RowMap::new(keys, groups, RowLayout::Rows(rows));
 
         let (expert, tensor) = (self.expert, self.expert_tensor);
-        let rows = permute(x, &map);
-        let rows = all_to_all_while(rows, send.clone(), receive.clone(), &expert, meanwhile);
+        let weights = permute_weights(weights, &map).unsqueeze_dim(1);
+        let sent = RowExchange::new(hop.clone(), &expert);
+        let [rows, weights] = exchanges.run([permute(x, &map), weights], sent);
         let rows = gather_rows(rows, &gathered, &tensor);
-        let weights = permute_weights(weights, &map);
-        let weights = all_to_all(weights, send.clone(), receive.clone(), &expert);
         let weights = gather_rows(weights, &gathered, &tensor);
         let rows = ExpertRows {
             rows: permute(rows, &order),
-            weights: permute_weights(weights.unsqueeze_dim(1), &order),
+            weights: permute_weights(weights, &order),
             group_sizes,
         };
-        Dispatched::new(rows, move |y| {
+        Dispatched::new(rows, move |y, exchanges| {
             let y = unpermute(y, &order);
             let y = reduce_scatter_rows(y, &gathered, &tensor);
-            unpermute(all_to_all(y, receive, send, &expert), &map)
+            let back = RowExchange::new(hop.reversed(), &expert);
+            let [y] = exchanges.run([y], back);
+            unpermute(y, &map)
         })
     }
 }

@@ -10,10 +10,11 @@ use burn_megatron_kernels::moe::permutation::{
 use burn_megatron_kernels::moe::statistics::count_experts;
 use burn_megatron_kernels::record;
 
-use super::hop::{Hop, HopRows, Tokens};
+use super::exchange::HopRows;
+use super::hop::{Hop, Tokens};
 use super::ranks::{ExpertRanks, PendingCounts};
 use super::volume::chosen;
-use super::{Dispatched, Dispatcher, Fp8DispatchScales, Meanwhile, PendingDispatch, Routing};
+use super::{Dispatched, Dispatcher, Exchanges, Fp8DispatchScales, PendingDispatch, Routing};
 use crate::collective::invalid;
 use crate::comm::{CommError, ParallelContext};
 use crate::mesh::Grid;
@@ -186,14 +187,14 @@ impl Flex {
         mut tokens: Tokens,
         first_hop: Tensor<2, Int>,
         counts: &[Vec<i64>],
-        meanwhile: Meanwhile,
+        exchanges: &mut Exchanges<'_>,
     ) -> Dispatched {
-        let (mut sent, mut meanwhile, mut first_hop) = (vec![], Some(meanwhile), Some(first_hop));
+        let (mut sent, mut first_hop) = (vec![], Some(first_hop));
         for (hop, rows) in self.hops.iter().zip(self.rows(counts)) {
             let to = first_hop
                 .take()
                 .unwrap_or_else(|| hop.destinations(tokens.indices.clone()));
-            let (received, back) = hop.send(tokens, to, rows, meanwhile.take());
+            let (received, back) = hop.send(tokens, to, rows, exchanges);
             tokens = received;
             sent.push(back);
         }
@@ -206,9 +207,10 @@ impl Flex {
             weights: permute_weights(tokens.weights, &copies),
             group_sizes,
         };
-        Dispatched::new(rows, move |y| {
+        Dispatched::new(rows, move |y, exchanges| {
             let y = unpermute(y, &copies);
-            sent.into_iter().rev().fold(y, |y, hop| hop.back(y))
+            let sent = sent.into_iter().rev();
+            sent.fold(y, |y, hop| hop.back(y, exchanges))
         })
     }
 }
@@ -233,13 +235,13 @@ impl Dispatcher for Flex {
         let first_hop = self.hops[0].destinations(indices.clone());
         let counts = self.start_counts(indices.clone(), &first_hop);
         let (flex, weights) = (self.clone(), routing.weights.clone());
-        PendingDispatch::new(move |x, meanwhile| {
+        PendingDispatch::new(move |x, exchanges| {
             let tokens = Tokens {
                 x,
                 indices,
                 weights,
             };
-            flex.dispatch(tokens, first_hop, &counts.wait(), meanwhile)
+            flex.dispatch(tokens, first_hop, &counts.wait(), exchanges)
         })
     }
 }

@@ -2,6 +2,7 @@
 
 mod all_gather;
 mod all_to_all;
+mod exchange;
 mod flex;
 mod fp8;
 mod hop;
@@ -20,6 +21,7 @@ use crate::comm::{CommError, ParallelContext};
 
 use all_gather::AllGather;
 use all_to_all::AllToAll;
+pub use exchange::Exchanges;
 use flex::Flex;
 pub use fp8::Fp8DispatchScales;
 use ranks::ExpertRanks;
@@ -56,20 +58,24 @@ pub trait Dispatcher: fmt::Debug + Send + Sync {
 }
 
 /// A dispatch of which the numbers of rows are under way.
-pub struct PendingDispatch(Box<dyn FnOnce(Tensor<2>, Meanwhile) -> Dispatched>);
+pub struct PendingDispatch(Box<DispatchFn>);
+
+type DispatchFn = dyn FnOnce(Tensor<2>, &mut Exchanges<'_>) -> Dispatched;
 
 impl PendingDispatch {
-    /// With the function that takes tokens, and work, as [`dispatch`](Self::dispatch) does.
-    pub fn new(dispatch: impl FnOnce(Tensor<2>, Meanwhile) -> Dispatched + 'static) -> Self {
+    /// With the function that takes tokens as [`dispatch`](Self::dispatch) does.
+    pub fn new(
+        dispatch: impl FnOnce(Tensor<2>, &mut Exchanges<'_>) -> Dispatched + 'static,
+    ) -> Self {
         Self(Box::new(dispatch))
     }
 
-    /// The rows of this rank's experts, of tokens `[tokens, hidden]` of all ranks. Calls `meanwhile` once, if it can
-    /// while rows are under way.
+    /// The rows of this rank's experts, of tokens `[tokens, hidden]` of all ranks. What `exchanges` is to do meanwhile is
+    /// done once, while rows are under way if that can be.
     ///
     /// Collective: call on all ranks of expert x expert-tensor.
-    pub fn dispatch(self, x: Tensor<2>, meanwhile: Meanwhile) -> Dispatched {
-        (self.0)(x, meanwhile)
+    pub fn dispatch(self, x: Tensor<2>, exchanges: &mut Exchanges<'_>) -> Dispatched {
+        (self.0)(x, exchanges)
     }
 }
 
@@ -86,13 +92,18 @@ pub type Meanwhile = Box<dyn FnOnce() + Send>;
 pub struct Dispatched {
     /// The rows of this rank's experts.
     pub rows: ExpertRows,
-    combine: Box<dyn FnOnce(Tensor<2>) -> Tensor<2>>,
+    combine: Box<CombineFn>,
 }
+
+type CombineFn = dyn FnOnce(Tensor<2>, &mut Exchanges<'_>) -> Tensor<2>;
 
 impl Dispatched {
     /// With the function that takes the results `[rows, hidden]`, partial sums over the expert-tensor axis, back to
     /// the ranks of their tokens and sums those of each token.
-    pub fn new(rows: ExpertRows, combine: impl FnOnce(Tensor<2>) -> Tensor<2> + 'static) -> Self {
+    pub fn new(
+        rows: ExpertRows,
+        combine: impl FnOnce(Tensor<2>, &mut Exchanges<'_>) -> Tensor<2> + 'static,
+    ) -> Self {
         let combine = Box::new(combine);
         Self { rows, combine }
     }
@@ -101,8 +112,12 @@ impl Dispatched {
     /// `[tokens, hidden]`.
     ///
     /// Collective: call on all ranks of expert x expert-tensor.
-    pub fn apply(self, experts: impl FnOnce(ExpertRows) -> Tensor<2>) -> Tensor<2> {
-        (self.combine)(experts(self.rows))
+    pub fn apply(
+        self,
+        experts: impl FnOnce(ExpertRows) -> Tensor<2>,
+        exchanges: &mut Exchanges<'_>,
+    ) -> Tensor<2> {
+        (self.combine)(experts(self.rows), exchanges)
     }
 }
 

@@ -87,6 +87,7 @@ fn an_evaluation_counts_nothing() {
     let with = MoeForward {
         choices: None,
         step: Some(&step),
+        nodes: None,
     };
     moe.forward_with(input(), with);
     assert!(step.loads().is_empty());
@@ -116,6 +117,7 @@ fn a_step_moves_the_biases_of_all_ranks_alike() {
                 let with = MoeForward {
                     choices: None,
                     step: Some(&step),
+                    nodes: None,
                 };
                 model.module.moe.forward_with(x.clone(), with);
                 model.routers.end_step(&step, &ctx, taken);

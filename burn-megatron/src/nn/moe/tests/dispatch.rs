@@ -66,10 +66,11 @@ fn a_rank(ctx: &ParallelContext, kind: DispatcherKind, what: &str) -> Result<(),
     };
     let dispatcher = kind.init(EXPERTS, None, ctx)?;
     let started = dispatcher.start(&routing);
-    let dispatched = started.dispatch(x.clone(), Box::new(|| ()));
+    let dispatched = started.dispatch(x.clone(), &mut Exchanges::default());
     let first = expert.index * (EXPERTS / expert.size);
     // Each expert-tensor rank has an equal part of the sum.
-    let y = dispatched.apply(|rows| multiplied(rows, first, 1.0 / tensor.size as f64));
+    let experts = |rows| multiplied(rows, first, 1.0 / tensor.size as f64);
+    let y = dispatched.apply(experts, &mut Exchanges::default());
     assert_eq!(y.dims(), [tokens, HIDDEN], "{what}");
     let gradients = (y.clone() * Tensor::from_inner(dy.clone()))
         .sum()

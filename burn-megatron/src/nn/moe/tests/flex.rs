@@ -219,8 +219,9 @@ fn sent(
         let dispatcher = kind.init(problem.experts, problem.fp8, &groups)?;
         take();
         let started = dispatcher.start(&routing);
-        let dispatched = started.dispatch(x.clone(), Box::new(|| ()));
-        let y = dispatched.apply(|rows| rows.rows * rows.weights.unsqueeze_dim(1));
+        let dispatched = started.dispatch(x.clone(), &mut Exchanges::default());
+        let experts = |rows: ExpertRows| rows.rows * rows.weights.unsqueeze_dim(1);
+        let y = dispatched.apply(experts, &mut Exchanges::default());
         let forward = take();
         let gradients = y.sum().backward();
         assert!(x.grad(&gradients).is_some() && weights.grad(&gradients).is_some());
@@ -315,7 +316,8 @@ fn counts_travel_once_the_router_is_done() {
             let before = take();
             let work = journal.clone();
             let meanwhile = move || work.lock().unwrap().calls.push("shared".into());
-            let _ = started.dispatch(Tensor::ones([3, HIDDEN], options), Box::new(meanwhile));
+            let mut exchanges = Exchanges::with_meanwhile(Box::new(meanwhile));
+            let _ = started.dispatch(Tensor::ones([3, HIDDEN], options), &mut exchanges);
             Ok::<_, AnyError>((before, take()))
         };
         for (before, after) in World::threads(2).unwrap().run(rank).unwrap() {

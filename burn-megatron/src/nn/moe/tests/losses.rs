@@ -156,12 +156,7 @@ fn an_even_load_has_the_coefficient_as_its_loss() {
     let ctx = ParallelContext::single();
     let layer = super::super::losses::LayerLosses::new(&kinds, &router(), "moe", &ctx).unwrap();
     let step = RouterStep::new(1.0.into()).of_micro_batch(10);
-    layer.attach(
-        Tensor::from_inner(input()),
-        &routing,
-        BATCH,
-        (&step, RouterPass::Recorded),
-    );
+    let _ = layer.sum(&routing, BATCH, (&step, RouterPass::Recorded));
     for (key, sum) in step.losses() {
         assert_near(&format!("{key:?}"), &values(sum), &[7.0], 1e-12);
     }
@@ -203,13 +198,8 @@ fn the_global_loss_takes_the_mean_load_of_the_step_so_far() {
     };
     let mut before = 0.0;
     for (choices, expected) in [([0, 1], 2.0 * (0.6439143 + 0.2368828)), ([2, 3], 1.0)] {
-        let y = Tensor::from_inner(input());
-        layer.attach(
-            y,
-            &routing(choices),
-            1,
-            (&step.of_micro_batch(1), RouterPass::Recorded),
-        );
+        let step_of = step.of_micro_batch(1);
+        let _ = layer.sum(&routing(choices), 1, (&step_of, RouterPass::Recorded));
         let sum = values(step.losses().into_values().next().unwrap())[0];
         assert!((sum - before - expected).abs() < 1e-6, "{sum}");
         before = sum;
@@ -235,12 +225,8 @@ fn golden_losses() {
         let (config, kinds) = (router().with_score(score), [loss(kind, 1.0)]);
         let layer = super::super::losses::LayerLosses::new(&kinds, &config, "moe", &ctx).unwrap();
         let step = RouterStep::new(1.0.into()).of_micro_batch(1);
-        let y = layer.attach(
-            Tensor::from_inner(input()),
-            &routing,
-            1,
-            (&step, RouterPass::Recorded),
-        );
+        let loss = layer.sum(&routing, 1, (&step, RouterPass::Recorded));
+        let y = super::super::losses::attach(Tensor::from_inner(input()), loss.unwrap(), &step);
         let gradients = y.sum().backward();
         let value = values(step.losses().into_values().next().unwrap())[0];
         (value, values(z.grad(&gradients).unwrap())[..4].to_vec())

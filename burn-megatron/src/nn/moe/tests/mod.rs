@@ -217,7 +217,13 @@ impl Run {
             let moe = model.moe.clone();
             let forward = move |x: Tensor<3>| {
                 let (choices, step) = (choices.clone(), of_batch.as_ref());
-                moe.forward_with(x, MoeForward { choices, step })
+                let nodes = None;
+                let with = MoeForward {
+                    choices,
+                    step,
+                    nodes,
+                };
+                moe.forward_with(x, with)
             };
             if recompute {
                 crate::nn::recompute(x.clone(), forward)

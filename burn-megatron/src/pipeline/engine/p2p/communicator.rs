@@ -81,6 +81,11 @@ impl<'a> P2pCommunicator<'a> {
         p2p
     }
 
+    /// The rank on the pipeline axis.
+    pub fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
     /// No receives ahead where all work on the device would wait for them.
     fn limit_receives_ahead(&mut self) {
         static WARNING: Once = Once::new();

@@ -46,7 +46,7 @@ fn failed(
         let comm = rank.communicator();
         let chain = Chain::new(&schedule, comm.rank(), &even(8));
         let sums = chain.sums.clone();
-        let engine = Engine::new(&schedule, &comm, &Device::flex(), &*sums)?;
+        let engine = Engine::new(&schedule, &comm, &Device::flex(), sums.clone())?;
         let run = engine.run(&Failing { chain, at, fail });
         if let Err(error) = &run {
             errors.lock().unwrap().push((comm.rank(), error.clone()));
@@ -153,7 +153,7 @@ fn a_reduction_that_cannot_start_names_its_action() {
         let comm = rank.communicator();
         let chain = Chain::new(&schedule, comm.rank(), &even(4));
         let sink = NoSum(chain.sums.clone());
-        let engine = Engine::new(&schedule, &comm, &Device::flex(), &sink)?;
+        let engine = Engine::new(&schedule, &comm, &Device::flex(), Arc::new(sink))?;
         Ok::<_, RankError>(engine.run(&chain).map(drop)?)
     });
     let expected =
@@ -171,7 +171,7 @@ fn a_missing_rank_is_named() {
         }
         let chain = Chain::new(&schedule, 0, &even(2));
         let sums = chain.sums.clone();
-        let engine = Engine::new(&schedule, &comm, &Device::flex(), &*sums)?;
+        let engine = Engine::new(&schedule, &comm, &Device::flex(), sums.clone())?;
         Ok::<_, RankError>(engine.run(&chain).map(drop)?)
     });
     let message = result.unwrap_err().to_string();
@@ -185,7 +185,7 @@ fn refused(schedule: &Schedule) -> EngineError {
     let errors = World::threads(2).unwrap().run(|rank| {
         let sums = Sums::default();
         let comm = rank.communicator();
-        let error = match Engine::new(schedule, &comm, &Device::flex(), &sums) {
+        let error = match Engine::new(schedule, &comm, &Device::flex(), Arc::new(sums)) {
             Ok(_) => {
                 built.fetch_add(1, Ordering::Relaxed);
                 None

@@ -100,7 +100,7 @@ fn a_loss_scale_scales_the_gradients_and_not_the_loss() {
         let ranks = World::threads(1).unwrap().run(|rank| {
             let chain = Chain::new(&schedule, 0, &even(3));
             let comm = rank.communicator();
-            let engine = Engine::new(&schedule, &comm, &Device::flex(), &*chain.sums)?;
+            let engine = Engine::new(&schedule, &comm, &Device::flex(), chain.sums.clone())?;
             let run = engine.with_loss_scale(scale).run(&chain)?;
             Ok::<_, RankError>((run.loss(), by_stage(vec![chain.gradients()])))
         });
@@ -220,7 +220,7 @@ fn a_stage_may_have_no_trainable_parameters() {
             let comm = rank.communicator();
             let chain = Chain::new(&schedule, comm.rank(), &even(4));
             let sums = chain.sums.clone();
-            let engine = Engine::new(&schedule, &comm, &Device::flex(), &*sums)?;
+            let engine = Engine::new(&schedule, &comm, &Device::flex(), sums.clone())?;
             engine.run(&Frozen(chain))?;
             let of_last = &sums.weights.lock().unwrap()[0].1;
             Ok::<_, RankError>(of_last.clone().map(values))
@@ -254,7 +254,7 @@ fn deferring_the_last_weight_gradient_is_bit_equal() {
                 let chain = Chain::new(&schedule, comm.rank(), &even(8));
                 let sums = chain.sums.clone();
                 let index = chain.own.len() - 1;
-                let engine = Engine::new(&schedule, &comm, &Device::flex(), &*sums)?
+                let engine = Engine::new(&schedule, &comm, &Device::flex(), sums.clone())?
                     .with_deferred_wgrad(Some(DeferredWgrad { index, limit }));
                 engine.run(&chain)?;
                 let seen = sums.seen.lock().unwrap();

@@ -85,7 +85,7 @@ fn watched(kind: ScheduleKind) -> Vec<(Vec<Alive>, Alive)> {
             outputs: Mutex::default(),
             alive: Mutex::default(),
         };
-        let engine = Engine::new(&schedule, &comm, &Device::flex(), &*sums)?;
+        let engine = Engine::new(&schedule, &comm, &Device::flex(), sums.clone())?;
         engine.run(&model)?;
         let at_forwards = model.alive.lock().unwrap().clone();
         let after = (alive(&model.inputs), alive(&model.outputs));

@@ -227,7 +227,7 @@ fn run_over<T: Send>(
         let chain = Chain::new(schedule, rank.rank(), inputs);
         let comm = over(rank.communicator(), &chain);
         let sums = chain.sums.clone();
-        let engine = Engine::new(schedule, &comm, &Device::flex(), &*sums)?;
+        let engine = Engine::new(schedule, &comm, &Device::flex(), sums.clone())?;
         comm.barrier()?;
         Ok::<_, RankError>(look(engine.run(&chain)?, &chain))
     });

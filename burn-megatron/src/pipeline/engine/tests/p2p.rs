@@ -83,7 +83,7 @@ fn watched(
         });
         let mut chain = Chain::new(schedule, rank.rank(), &runs[0]);
         let sums = chain.sums.clone();
-        let engine = Engine::new(schedule, &comm, &Device::flex(), &*sums)?;
+        let engine = Engine::new(schedule, &comm, &Device::flex(), sums.clone())?;
         let engine = engine.with_p2p(config);
         let mut of_runs = vec![];
         for inputs in runs {
@@ -268,7 +268,7 @@ fn misshapen(says: Option<[usize; 2]>, runs: usize) -> String {
             says: None,
         };
         let sums = model.chain.sums.clone();
-        let engine = Engine::new(&schedule, &comm, &Device::flex(), &*sums)?;
+        let engine = Engine::new(&schedule, &comm, &Device::flex(), sums.clone())?;
         for run in 0..runs {
             if run + 1 == runs && own_rank == 0 {
                 model.chain.inputs[3] = [4, 2];

@@ -19,12 +19,14 @@ pub(in super::super) fn table(m: usize, v: usize, group: usize) -> Vec<(usize, u
         .collect()
 }
 
-/// Warm-up forwards of a rank with `below` later ranks: forwards before its first backward, minus one.
+/// Warm-up forwards of a rank with `below` later ranks: forwards before its first backward, minus one; with pairs all of them,
+/// as the first backward is that of an earlier forward than its own pair's.
 pub(super) fn warm_up(below: usize, config: &ScheduleConfig, group: usize) -> usize {
     let (v, m) = (config.virtual_stages, config.micro_batches);
     let before = v.saturating_sub(1).saturating_mul(group);
     before
         .saturating_add(below.saturating_mul(2))
+        .saturating_add(usize::from(config.pairs))
         .min(v.saturating_mul(m))
 }
 
@@ -32,9 +34,14 @@ pub(super) fn warm_up(below: usize, config: &ScheduleConfig, group: usize) -> us
 pub(super) fn list(rank: usize, config: &ScheduleConfig, group: usize) -> Vec<Action> {
     let (p, v) = (config.ranks, config.virtual_stages);
     let table = table(config.micro_batches, v, group);
-    let forward = |i: usize| {
+    let forward_in = |kind, i: usize| {
         let (micro_batch, chunk) = table[i];
-        Action::new(ActionKind::Forward, chunk * p + rank, micro_batch)
+        Action::new(kind, chunk * p + rank, micro_batch)
+    };
+    let forward = |i| forward_in(ActionKind::Forward, i);
+    let steady_kind = match config.pairs {
+        true => ActionKind::PairedForward,
+        false => ActionKind::Forward,
     };
     let backward = |i: usize| {
         let (micro_batch, chunk) = table[i];
@@ -44,7 +51,10 @@ pub(super) fn list(rank: usize, config: &ScheduleConfig, group: usize) -> Vec<Ac
     let warm_up = warm_up(p - rank - 1, config, group);
     let steady = table.len() - warm_up;
     let first = (0..warm_up).map(forward);
-    let steady_state = (0..steady).flat_map(|i| [forward(warm_up + i), backward(i)]);
+    let steady_state = (0..steady).flat_map(|i| {
+        let forward = forward_in(steady_kind, warm_up + i);
+        [forward, backward(i)]
+    });
     let last = (steady..table.len()).map(backward);
     first.chain(steady_state).chain(last).collect()
 }

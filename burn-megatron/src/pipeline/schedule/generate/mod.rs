@@ -23,14 +23,16 @@ const MAX_COMPUTATIONS: usize = 1 << 24;
 /// # Errors
 ///
 /// [`ScheduleError::Zero`] if a size is 0; [`ScheduleError::VirtualStages`] or
-/// [`ScheduleError::Group`] if the kind does not support the sizes; [`ScheduleError::TooLarge`].
+/// [`ScheduleError::Group`] if the kind does not support the sizes; [`ScheduleError::Unpaired`] and
+/// [`ScheduleError::NoPair`] if it has no pairs; [`ScheduleError::TooLarge`].
 pub fn generate(config: &ScheduleConfig) -> Result<Schedule, ScheduleError> {
     check(config)?;
     let (p, m) = (config.ranks, config.micro_batches);
     let list = |rank| match config.kind {
         ScheduleKind::GPipe => single_stage::gpipe(rank, m),
         ScheduleKind::OneFOneB | ScheduleKind::EagerOneFOneB => {
-            single_stage::one_f_one_b(rank, warm_up(config, rank).unwrap_or(0), m)
+            let warm_up = warm_up(config, rank).unwrap_or(0);
+            single_stage::one_f_one_b(rank, warm_up, m, config.pairs)
         }
         ScheduleKind::ZbH1 => single_stage::zb_h1(rank, p, m),
         ScheduleKind::Interleaved { group } => {
@@ -38,11 +40,19 @@ pub fn generate(config: &ScheduleConfig) -> Result<Schedule, ScheduleError> {
             interleaved::list(rank, config, group)
         }
         ScheduleKind::ZbV => v_shaped::zb_v(rank, p, m),
-        ScheduleKind::DualPipeV => v_shaped::dualpipe_v(rank, p, m),
+        ScheduleKind::DualPipeV => v_shaped::dualpipe_v(rank, p, m, config.pairs),
     };
     let placement = (0..p * config.virtual_stages).map(|stage| config.kind.rank_of(stage, p));
     let lists = (0..p).map(list).collect();
     let schedule = Schedule::new(config.kind.to_string(), placement.collect(), m, lists)?;
+    if config.pairs && !schedule.has_pairs() {
+        return Err(ScheduleError::NoPair {
+            kind: config.kind,
+            ranks: p,
+            micro_batches: m,
+            fits: fewest_with_pair(config),
+        });
+    }
     let schedule = schedule.with_communication()?;
     Ok(match config.kind {
         ScheduleKind::Interleaved { .. } => {
@@ -55,12 +65,17 @@ pub fn generate(config: &ScheduleConfig) -> Result<Schedule, ScheduleError> {
 /// The number of warm-up forwards of a rank, before its steady state of one forward, one backward.
 ///
 /// `min(p - r - 1, m)` for 1F1B and ZB-H1; `min(2(p - r - 1), m)` for eager 1F1B; `2(p - r - 1) + (v - 1)N`, at most `vm`, for interleaved with
-/// groups of N; all for GPipe. `None` for V-shaped kinds, whose warm-up has several phases, and for a
+/// groups of N; all for GPipe. With pairs one more than eager 1F1B and interleaved have, as what a pair computes arrives a pair
+/// later. `None` for V-shaped kinds, whose warm-up has several phases, and for a
 /// rank out of range.
 pub fn warm_up(config: &ScheduleConfig, rank: usize) -> Option<usize> {
     let below = config.ranks.checked_sub(rank + 1)?;
     match config.kind {
         ScheduleKind::GPipe => Some(config.micro_batches),
+        ScheduleKind::OneFOneB if config.pairs => {
+            let forwards = below.saturating_mul(2).saturating_add(1);
+            Some(forwards.min(config.micro_batches))
+        }
         ScheduleKind::OneFOneB | ScheduleKind::ZbH1 => Some(below.min(config.micro_batches)),
         ScheduleKind::EagerOneFOneB => Some(below.saturating_mul(2).min(config.micro_batches)),
         ScheduleKind::Interleaved { group } => {
@@ -81,6 +96,9 @@ fn check(config: &ScheduleConfig) -> Result<(), ScheduleError> {
         return Err(ScheduleError::Zero { what });
     }
     check_virtual_stages(config)?;
+    if config.pairs && !config.kind.has_pairs() {
+        return Err(ScheduleError::Unpaired { kind: config.kind });
+    }
     let size = [config.virtual_stages, config.micro_batches, 3]
         .into_iter()
         .try_fold(config.ranks, usize::checked_mul);
@@ -99,6 +117,15 @@ fn check(config: &ScheduleConfig) -> Result<(), ScheduleError> {
             group.unwrap_or(config.ranks),
         ),
         _ => Ok(()),
+    }
+}
+
+/// The fewest micro-batches with which some rank has a pair.
+fn fewest_with_pair(config: &ScheduleConfig) -> usize {
+    match config.kind {
+        // The last rank pairs its second stage's forwards from the one after the fold on.
+        ScheduleKind::DualPipeV => config.ranks + 1,
+        _ => 2,
     }
 }
 

@@ -31,9 +31,18 @@ impl RankProgram {
     }
 
     pub(super) fn forward(&mut self, chunk: usize) -> &mut Self {
+        self.forward_in(chunk, false)
+    }
+
+    /// A forward, which may be paired with the backward that is added next.
+    pub(super) fn forward_in(&mut self, chunk: usize, pair: bool) -> &mut Self {
         let micro_batch = self.forward[chunk];
         self.forward[chunk] += 1;
-        self.push(ActionKind::Forward, chunk, micro_batch)
+        let kind = match pair {
+            true => ActionKind::PairedForward,
+            false => ActionKind::Forward,
+        };
+        self.push(kind, chunk, micro_batch)
     }
 
     pub(super) fn backward(&mut self, chunk: usize) -> &mut Self {
@@ -74,8 +83,18 @@ impl RankProgram {
 
     /// The actions, without micro-batches from `micro_batches` on.
     pub(super) fn finish(mut self, micro_batches: usize) -> Vec<Action> {
-        self.actions
-            .retain(|action| action.micro_batch < micro_batches);
+        let is_kept = |action: &Action| action.micro_batch < micro_batches;
+        let pairs: Vec<_> = self
+            .actions
+            .windows(2)
+            .map(|two| is_kept(&two[1]))
+            .collect();
+        for (action, is_paired) in self.actions.iter_mut().zip(pairs) {
+            if action.kind == ActionKind::PairedForward && !is_paired {
+                action.kind = ActionKind::Forward;
+            }
+        }
+        self.actions.retain(is_kept);
         self.actions
     }
 

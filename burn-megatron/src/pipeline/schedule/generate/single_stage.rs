@@ -14,14 +14,14 @@ pub(super) fn gpipe(rank: usize, m: usize) -> Vec<Action> {
     program.finish(m)
 }
 
-/// `warm_up` forwards, at most `m`, then forwards and backwards alternate.
-pub(super) fn one_f_one_b(rank: usize, warm_up: usize, m: usize) -> Vec<Action> {
+/// `warm_up` forwards, at most `m`, then forwards and backwards alternate, or run in pairs.
+pub(super) fn one_f_one_b(rank: usize, warm_up: usize, m: usize, pairs: bool) -> Vec<Action> {
     let mut program = RankProgram::new([rank]);
     for _ in 0..warm_up {
         program.forward(0);
     }
     for _ in warm_up..m {
-        program.forward(0).backward(0);
+        program.forward_in(0, pairs).backward(0);
     }
     for _ in 0..warm_up {
         program.backward(0);

@@ -53,8 +53,9 @@ pub(super) fn zb_v(rank: usize, p: usize, m: usize) -> Vec<Action> {
     program.finish(m)
 }
 
-/// DualPipeV: forwards of one stage next to backwards of the other, which an engine may overlap; at most 2p+1 stage-activations on a rank.
-pub(super) fn dualpipe_v(rank: usize, p: usize, m: usize) -> Vec<Action> {
+/// DualPipeV: forwards of one stage next to backwards of the other, or in pairs with them; at most 2p+1 stage-activations on a
+/// rank.
+pub(super) fn dualpipe_v(rank: usize, p: usize, m: usize, pairs: bool) -> Vec<Action> {
     let generated = m.max(2 * p);
     let below = p - rank - 1;
     let mut program = rank_program(rank, p);
@@ -68,15 +69,17 @@ pub(super) fn dualpipe_v(rank: usize, p: usize, m: usize) -> Vec<Action> {
     for _ in 0..below {
         program.input_gradient(UP).weight_gradient().forward(UP);
     }
-    for _ in 0..generated + rank + 1 - 2 * p {
+    for i in 0..generated + rank + 1 - 2 * p {
+        // The last rank has just computed what its first backward needs: a pair would delay it.
+        let first = pairs && (i > 0 || below > 0);
         program
-            .forward(DOWN)
+            .forward_in(DOWN, first)
             .backward(UP)
-            .forward(UP)
+            .forward_in(UP, pairs)
             .backward(DOWN);
     }
     for _ in 0..below {
-        program.backward(UP).forward(UP).backward(DOWN);
+        program.backward(UP).forward_in(UP, pairs).backward(DOWN);
     }
     // Half of the last backwards of both stages are split: their weight gradients fill the end.
     for i in 0..2 * (rank + 1) {

@@ -1,9 +1,18 @@
 //! A forward and the backward of another micro-batch that run together.
 
-use super::super::{ActionKind, Schedule, ScheduleError, StageTimes, simulate, validate};
+use super::super::{
+    ActionKind, Schedule, ScheduleConfig, ScheduleError, ScheduleKind, StageTimes, generate,
+    simulate, validate,
+};
 
-/// 1F1B with pairs, whose ranks have so many forwards before the first one.
-fn paired(ranks: usize, micro_batches: usize, warm_up: impl Fn(usize) -> usize) -> Schedule {
+/// 1F1B with pairs.
+fn paired(ranks: usize, micro_batches: usize) -> Schedule {
+    let config = ScheduleConfig::new(ScheduleKind::OneFOneB, ranks, micro_batches);
+    generate(&config.with_pairs(true)).expect("valid")
+}
+
+/// 1F1B with pairs whose ranks have so many forwards before the first one.
+fn with_warm_up(ranks: usize, micro_batches: usize, warm_up: impl Fn(usize) -> usize) -> Schedule {
     let row = |rank: usize| {
         let warm_up = warm_up(ranks - rank - 1).min(micro_batches);
         let first = (0..warm_up).map(|i| format!("F {rank} {i}"));
@@ -25,13 +34,70 @@ fn total(schedule: &Schedule) -> f64 {
 /// more forward than eager 1F1B no rank waits; with one more than 1F1B all do.
 #[test]
 fn pairs_need_a_longer_warm_up() {
-    assert_eq!(total(&paired(4, 16, |below| 2 * below + 1)), 57.0);
-    assert_eq!(total(&paired(4, 16, |below| below + 1)), 99.0);
+    assert_eq!(total(&paired(4, 16)), 57.0);
+    assert_eq!(total(&with_warm_up(4, 16, |below| below + 1)), 99.0);
+}
+
+/// Pairs cost no time beside the bubble of the kind, whatever the sizes.
+#[test]
+fn paired_schedules_are_valid() {
+    for (kind, most) in [
+        (ScheduleKind::OneFOneB, 0.0),
+        (ScheduleKind::Interleaved { group: None }, 0.5),
+        (ScheduleKind::DualPipeV, 0.5),
+    ] {
+        for (ranks, micro_batches) in [(1, 2), (1, 7), (2, 8), (3, 12), (4, 5), (4, 16), (8, 32)] {
+            let config = ScheduleConfig::new(kind, ranks, micro_batches).with_pairs(true);
+            let plain = generate(&config.with_pairs(false)).expect("valid");
+            let schedule = match generate(&config) {
+                Ok(schedule) => schedule,
+                // Too few micro-batches for the kind, which is said.
+                Err(ScheduleError::NoPair { fits, .. }) => {
+                    assert!(micro_batches < fits, "{kind}, {ranks}, {micro_batches}");
+                    let config = ScheduleConfig {
+                        micro_batches: fits,
+                        ..config
+                    };
+                    generate(&config).expect("a pair")
+                }
+                Err(error) => panic!("{kind}, {ranks}, {micro_batches}: {error}"),
+            };
+            assert!(schedule.has_pairs());
+            validate(&schedule).expect("valid");
+            if schedule.micro_batches() == micro_batches && micro_batches >= 2 * ranks {
+                let more = total(&schedule) - total(&plain);
+                assert!(
+                    more <= most * 3.0 * ranks as f64,
+                    "{kind}, {ranks}: {more} more"
+                );
+            }
+            let read = Schedule::from_csv(schedule.name(), &schedule.to_csv()).expect("written");
+            assert_eq!(read, schedule);
+        }
+    }
+}
+
+#[test]
+fn a_kind_or_a_batch_without_pairs_is_refused() {
+    for kind in ScheduleKind::ALL {
+        let config = ScheduleConfig::new(kind, 2, 8).with_pairs(true);
+        let message = generate(&config).err().map(|error| error.to_string());
+        let expected = (!kind.has_pairs()).then(|| {
+            format!("{kind} has no pairs of a forward and a backward: use 1f1b, interleaved or dualpipe-v")
+        });
+        assert_eq!(message, expected);
+    }
+    let config = ScheduleConfig::new(ScheduleKind::OneFOneB, 1, 1).with_pairs(true);
+    assert_eq!(
+        generate(&config).expect_err("one micro-batch").to_string(),
+        "a pair is the forward of a micro-batch and the backward of another, and 1f1b on 1 pipeline ranks has none in steps of 1: \
+         use at least 2 micro-batches for each data rank"
+    );
 }
 
 #[test]
 fn a_pair_is_one_cell_with_its_transfers_around_it() {
-    let schedule = paired(2, 3, |below| 2 * below + 1);
+    let schedule = paired(2, 3);
     let text = schedule.to_csv();
     let rows: Vec<&str> = text.lines().collect();
     assert!(rows[1].contains("FB 1 1 1 0"), "{text}");
@@ -43,7 +109,7 @@ fn a_pair_is_one_cell_with_its_transfers_around_it() {
             assert_eq!(two[1].kind, ActionKind::Backward, "{text}");
         }
     }
-    let read = Schedule::from_csv("pairs", &text).expect("written by the schedule");
+    let read = Schedule::from_csv("1f1b", &text).expect("written by the schedule");
     assert_eq!(read, schedule);
     let report = validate(&read).expect("valid");
     // As many as the warm-up, and the forward of a pair.
@@ -53,7 +119,7 @@ fn a_pair_is_one_cell_with_its_transfers_around_it() {
 /// The timeline has one after the other, and nothing is sent before the end of both.
 #[test]
 fn results_of_a_pair_leave_together() {
-    let schedule = paired(2, 4, |below| 2 * below + 1);
+    let schedule = paired(2, 4);
     let times = StageTimes::uniform(2, 1.0, 1.0, 1.0, 0.5);
     let simulation = simulate(&schedule, &times).expect("valid");
     let spans = simulation.timeline(1);

@@ -1,0 +1,226 @@
+//! The exchanges of rows of one forward of a layer.
+
+use std::fmt;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
+use burn_megatron_kernels::{MultiFunction, apply_multi};
+use parking_lot::Mutex;
+
+use super::fp8::PendingFp8Rows;
+use super::{Fp8DispatchScales, Meanwhile};
+use crate::collective::{CollectiveOp, Comm, PendingTensor, start};
+use crate::nn::ScheduleNodes;
+use crate::nn::schedule_nodes::{Exchange, PendingExchange};
+
+/// How the exchanges of a forward run: each as an operation of one graph, or between two [nodes](ScheduleNodes).
+#[derive(Default)]
+pub struct Exchanges<'a> {
+    nodes: Option<&'a ScheduleNodes>,
+    /// Done while the first rows are under way.
+    meanwhile: Option<Meanwhile>,
+    /// Other tensors of the layer that are used after its exchanges, some of them none.
+    carried: Vec<Option<Tensor<3>>>,
+}
+
+impl<'a> Exchanges<'a> {
+    /// Operations of one graph, with work that does not depend on the rows.
+    pub fn with_meanwhile(meanwhile: Meanwhile) -> Self {
+        Self {
+            meanwhile: Some(meanwhile),
+            ..Self::default()
+        }
+    }
+
+    /// Between nodes; see [`ScheduleNodes`].
+    pub(in crate::nn::moe) fn between(nodes: &'a ScheduleNodes) -> Self {
+        Self {
+            nodes: Some(nodes),
+            ..Self::default()
+        }
+    }
+
+    /// With tensors `[batch, seq, hidden]` that are used after the exchanges.
+    pub(in crate::nn::moe) fn carrying(self, carried: impl Into<Vec<Option<Tensor<3>>>>) -> Self {
+        Self {
+            carried: carried.into(),
+            ..self
+        }
+    }
+
+    /// Those tensors, of the present node.
+    pub(in crate::nn::moe) fn into_carried<const K: usize>(self) -> [Option<Tensor<3>>; K] {
+        let mut carried = self.carried.into_iter();
+        std::array::from_fn(|_| carried.next().flatten())
+    }
+
+    /// Does the work that does not depend on the rows, if it is not done.
+    pub fn run_meanwhile(&mut self) {
+        if let Some(work) = self.meanwhile.take() {
+            work();
+        }
+    }
+
+    /// What arrives for `rows`, each a tensor with as many rows.
+    pub(super) fn run<const K: usize>(
+        &mut self,
+        rows: [Tensor<2>; K],
+        mut exchange: RowExchange,
+    ) -> [Tensor<2>; K] {
+        if exchange.comm.size() == 1 && exchange.fp8.is_none() {
+            self.run_meanwhile();
+            return rows;
+        }
+        let Some(nodes) = self.nodes else {
+            exchange.meanwhile = Mutex::new(self.meanwhile.take());
+            return apply_multi(rows.map(Tensor::into_dispatch).into(), exchange);
+        };
+        self.run_meanwhile();
+        let arrived = nodes.cross(rows.into(), exchange, &mut self.carried);
+        match <[_; K]>::try_from(arrived) {
+            Ok(arrived) => arrived,
+            Err(_) => unreachable!("each tensor arrives"),
+        }
+    }
+}
+
+/// The rows of an exchange, by rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct HopRows {
+    pub send: Vec<usize>,
+    pub receive: Vec<usize>,
+}
+
+impl HopRows {
+    /// Those on the way back.
+    pub fn reversed(self) -> Self {
+        Self {
+            send: self.receive,
+            receive: self.send,
+        }
+    }
+
+    fn op(&self) -> CollectiveOp {
+        CollectiveOp::AllToAll {
+            send: self.send.clone(),
+            receive: self.receive.clone(),
+        }
+    }
+}
+
+/// Sends rows of several tensors at once; the backward sends the gradients back.
+pub(super) struct RowExchange {
+    comm: Comm,
+    rows: HopRows,
+    /// Of the first tensor, in the forward alone.
+    fp8: Option<Fp8DispatchScales>,
+    /// What is computed while they are under way.
+    meanwhile: Mutex<Option<Meanwhile>>,
+}
+
+/// Rows under way.
+enum PendingRows {
+    Plain(PendingTensor<2>),
+    Fp8(PendingFp8Rows),
+}
+
+impl PendingRows {
+    fn wait(self) -> Tensor<2> {
+        match self {
+            Self::Plain(pending) => pending.wait(),
+            Self::Fp8(pending) => pending.wait(),
+        }
+    }
+}
+
+impl RowExchange {
+    pub fn new(rows: HopRows, comm: &Comm) -> Self {
+        Self {
+            comm: comm.clone(),
+            rows,
+            fp8: None,
+            meanwhile: Mutex::default(),
+        }
+    }
+
+    /// The first tensor is sent in 8 bits.
+    pub fn with_fp8(self, fp8: Option<Fp8DispatchScales>) -> Self {
+        Self { fp8, ..self }
+    }
+
+    fn start_rows(&self, rows: Vec<Tensor<2>>) -> Vec<PendingRows> {
+        let HopRows { send, receive } = &self.rows;
+        let start = |(index, rows): (usize, Tensor<2>)| match self.fp8 {
+            Some(scales) if index == 0 => {
+                let counts = [&send[..], &receive[..]];
+                PendingRows::Fp8(PendingFp8Rows::start(rows, scales, counts, &self.comm))
+            }
+            _ => PendingRows::Plain(start(rows, &self.rows.op(), &self.comm)),
+        };
+        rows.into_iter().enumerate().map(start).collect()
+    }
+
+    fn start_gradients(&self, gradients: Vec<Option<Tensor<2>>>) -> Vec<Option<PendingTensor<2>>> {
+        let op = self.rows.clone().reversed().op();
+        let gradients = gradients.into_iter();
+        gradients
+            .map(|gradient| Some(start(gradient?, &op, &self.comm)))
+            .collect()
+    }
+}
+
+impl MultiFunction for RowExchange {
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>) {
+        let started = self.start_rows(inputs.into_iter().map(Tensor::from_dispatch).collect());
+        if let Some(meanwhile) = self.meanwhile.lock().take() {
+            meanwhile();
+        }
+        let arrived = started.into_iter().map(|rows| rows.wait().into_dispatch());
+        (arrived.collect(), vec![])
+    }
+
+    fn backward(
+        &self,
+        _saved: Vec<DispatchTensor>,
+        gradients: Vec<Option<DispatchTensor>>,
+        needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        let gradients = gradients.into_iter().zip(needed);
+        let gradients = gradients.map(|(gradient, needed)| {
+            let gradient = gradient.filter(|_| *needed)?;
+            Some(Tensor::from_dispatch(gradient))
+        });
+        let started = self.start_gradients(gradients.collect()).into_iter();
+        started
+            .map(|pending| Some(pending?.wait().into_dispatch()))
+            .collect()
+    }
+}
+
+impl Exchange for RowExchange {
+    fn start(&self, rows: Vec<Tensor<2>>) -> PendingExchange {
+        let started = self.start_rows(rows);
+        Box::new(|| started.into_iter().map(|rows| Some(rows.wait())).collect())
+    }
+
+    fn start_backward(&self, gradients: Vec<Option<Tensor<2>>>) -> PendingExchange {
+        let started = self.start_gradients(gradients).into_iter();
+        Box::new(|| started.map(|pending| Some(pending?.wait())).collect())
+    }
+}
+
+impl fmt::Debug for RowExchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RowExchange")
+            .field("rows", &self.rows)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Exchanges<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exchanges")
+            .field("nodes", &self.nodes)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,385 @@
+//! The forward of a micro-batch in nodes, which are divided by exchanges between ranks.
+//!
+//! A layer whose ranks exchange rows gives its forward as nodes: that of a [`MoeMlp`](super::moe::MoeMlp) ends a node
+//! where rows leave, and begins one where they arrive. The graph of autodiff is cut there, as it is between pipeline
+//! stages, so that the backward of a micro-batch runs node by node too. Between the start and the end of each exchange the
+//! engine runs a node of the other pass: the forward of one micro-batch and the backward of another hide each other's
+//! exchanges (Megatron-LM's combined 1F1B; DualPipe, arXiv:2412.19437). With `A` for attention, router and permutation, `E`
+//! for the experts, `D` and `C` for dispatch and combine, and a prime for the backward:
+//!
+//! ```text
+//! compute   A     E' W'    E     A' W'
+//! exchange    C'  D     D'    C     C' of the layer before
+//! ```
+//!
+//! `W'` are the weight gradients, which are computed once the exchange that follows the input gradients is started.
+//! Everything else, such as a dense layer or a module of burn-nn, is a part of the node that it stands in.
+
+use std::fmt;
+use std::mem;
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{Device, Gradients, Tensor};
+use burn_megatron_kernels::{Function, apply};
+use parking_lot::Mutex;
+
+use super::forward_context::{is_tracked, outside_forward, set_anchor};
+use super::gradient_slot::GradientSlot;
+use super::hook::{Deferred, DeferringSink};
+
+/// Rows that the ranks of a group exchange, and their gradients on the way back.
+pub(crate) trait Exchange: fmt::Debug + Send + Sync + 'static {
+    /// Starts to send the rows, plain tensors; the handle has what arrives in their place.
+    fn start(&self, rows: Vec<Tensor<2>>) -> PendingExchange;
+
+    /// Starts to send the gradients of what has arrived back; those of rows that have none are not sent.
+    fn start_backward(&self, gradients: Vec<Option<Tensor<2>>>) -> PendingExchange;
+}
+
+/// Waits for an exchange that was started.
+pub(crate) type PendingExchange = Box<dyn FnOnce() -> Vec<Option<Tensor<2>>> + Send>;
+
+/// The nodes of the forward of a micro-batch, as far as it has run.
+///
+/// The engine hands it to [`Stage::forward_nodes`](crate::pipeline::engine::Stage::forward_nodes), and a model in
+/// [`Tokens`](super::Tokens) to its layers of experts. After a layer that it was given to, a model may use the output of
+/// that layer, and no other tensor that autodiff has tracked before.
+#[derive(Clone)]
+pub struct ScheduleNodes(Arc<Mutex<NodesSoFar>>);
+
+struct NodesSoFar {
+    cuts: Vec<Cut>,
+    /// Of the node that runs.
+    anchor: Tensor<1>,
+    /// The backward of another micro-batch, of which a node runs in each exchange.
+    beside: Option<BackwardNodes>,
+}
+
+impl fmt::Debug for ScheduleNodes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ScheduleNodes({})", self.0.lock().cuts.len())
+    }
+}
+
+/// Where a node ends and the next one begins.
+pub(crate) struct Cut {
+    exchange: Arc<dyn Exchange>,
+    /// Of the backward of the node that ends.
+    root: Tensor<1>,
+    exchanged: Vec<Option<Crossing>>,
+    carried: Vec<Option<Crossing>>,
+}
+
+/// A tracked tensor of both nodes at a cut.
+struct Crossing {
+    /// Has its gradient after the backward of the later node.
+    after: GradientSlot,
+    /// Takes the gradient for the backward of the earlier one.
+    before: GradientSlot,
+}
+
+impl Crossing {
+    fn of<const D: usize>(x: &Tensor<D>) -> Option<Self> {
+        is_tracked(x).then(|| Self {
+            after: GradientSlot::default(),
+            before: GradientSlot::default(),
+        })
+    }
+}
+
+impl ScheduleNodes {
+    /// The first node, whose parameters are anchored to `anchor`. A node of `beside` runs in each exchange.
+    pub(crate) fn new(anchor: Tensor<1>, beside: Option<BackwardNodes>) -> Self {
+        Self(Arc::new(Mutex::new(NodesSoFar {
+            cuts: vec![],
+            anchor,
+            beside,
+        })))
+    }
+
+    /// Ends the last node: its anchor, the cuts before it, and what is left of the backward.
+    pub(crate) fn finish(&self) -> (Tensor<1>, Vec<Cut>, Option<BackwardNodes>) {
+        let mut so_far = self.0.lock();
+        let cuts = mem::take(&mut so_far.cuts);
+        (so_far.anchor.clone(), cuts, so_far.beside.take())
+    }
+
+    /// Ends a node with `rows`, which are exchanged, and begins the next one with what arrives. `carried` has the other
+    /// tracked tensors that the next node or a later one uses. All become tensors of the next node.
+    pub(crate) fn cross(
+        &self,
+        rows: Vec<Tensor<2>>,
+        exchange: impl Exchange,
+        carried: &mut [Option<Tensor<3>>],
+    ) -> Vec<Tensor<2>> {
+        let exchanged: Vec<_> = rows.iter().map(Crossing::of).collect();
+        let crossing = |x: &Option<Tensor<3>>| x.as_ref().and_then(Crossing::of);
+        let of_carried: Vec<_> = carried.iter().map(crossing).collect();
+        let root = {
+            let outputs = rows.iter().cloned().map(Tensor::into_dispatch);
+            let kept = carried.iter().flatten().cloned().map(Tensor::into_dispatch);
+            let is_kept = of_carried
+                .iter()
+                .zip(carried.iter())
+                .filter(|(_, x)| x.is_some());
+            let slots = exchanged
+                .iter()
+                .chain(is_kept.map(|(crossing, _)| crossing))
+                .map(|crossing| crossing.as_ref().map(|crossing| crossing.before.clone()));
+            let root = NodeRoot(slots.collect());
+            root.of(outputs.chain(kept).collect(), self.anchor())
+        };
+        let pending = exchange.start(rows.into_iter().map(plain).collect());
+        self.run_beside();
+        let anchor = new_anchor(&root.device());
+        let enter =
+            |(x, crossing): (Tensor<2>, &Option<Crossing>)| entered(x, crossing.as_ref(), &anchor);
+        let arrived = pending().into_iter().flatten();
+        let arrived = arrived.zip(&exchanged).map(enter).collect();
+        for (x, crossing) in carried.iter_mut().zip(&of_carried) {
+            let carried = x.take().map(plain);
+            *x = carried.map(|x| entered(x, crossing.as_ref(), &anchor));
+        }
+        set_anchor(&anchor);
+        let mut so_far = self.0.lock();
+        so_far.anchor = anchor;
+        so_far.cuts.push(Cut {
+            exchange: Arc::new(exchange),
+            root,
+            exchanged,
+            carried: of_carried,
+        });
+        arrived
+    }
+
+    fn anchor(&self) -> Tensor<1> {
+        self.0.lock().anchor.clone()
+    }
+
+    /// Runs a node of the other backward. The lock is not held.
+    fn run_beside(&self) {
+        let beside = self.0.lock().beside.take();
+        if let Some(mut beside) = beside {
+            outside_forward(|| beside.run_node());
+            self.0.lock().beside = Some(beside);
+        }
+    }
+}
+
+/// A tracked scalar, to which the parameters of a node are anchored.
+pub(crate) fn new_anchor(device: &Device) -> Tensor<1> {
+    Tensor::zeros([1], &device.clone().inner().autodiff()).require_grad()
+}
+
+fn plain<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    if x.is_autodiff() { x.inner() } else { x }
+}
+
+/// A plain tensor in the graph of the node of this anchor.
+fn entered<const D: usize>(
+    x: Tensor<D>,
+    crossing: Option<&Crossing>,
+    anchor: &Tensor<1>,
+) -> Tensor<D> {
+    match crossing {
+        Some(crossing) => {
+            let inputs = vec![x.into_dispatch(), anchor.clone().into_dispatch()];
+            apply(inputs, NodeInput(crossing.after.clone()))
+        }
+        None => Tensor::from_inner(x),
+    }
+}
+
+/// The identity; the gradient goes to the slot. Unlike a leaf it does not keep its tensor until then.
+#[derive(Debug)]
+struct NodeInput(GradientSlot);
+
+impl Function for NodeInput {
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        (inputs.swap_remove(0), vec![])
+    }
+
+    fn backward(
+        &self,
+        _saved: Vec<DispatchTensor>,
+        gradient: DispatchTensor,
+        _needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        self.0.set(gradient);
+        vec![None, None]
+    }
+}
+
+/// The root of a node's backward: passes the gradients in the slots to its inputs, the outputs of the node.
+#[derive(Debug)]
+struct NodeRoot(Vec<Option<GradientSlot>>);
+
+impl NodeRoot {
+    /// `anchor`, `[1]`, is tracked, so that there is a backward even if no output is.
+    fn of(self, outputs: Vec<DispatchTensor>, anchor: Tensor<1>) -> Tensor<1> {
+        apply([outputs, vec![anchor.into_dispatch()]].concat(), self)
+    }
+}
+
+impl Function for NodeRoot {
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        (inputs.swap_remove(self.0.len()), vec![])
+    }
+
+    fn backward(
+        &self,
+        _saved: Vec<DispatchTensor>,
+        _gradient: DispatchTensor,
+        _needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        let gradient = |slot: &Option<GradientSlot>| slot.as_ref().and_then(GradientSlot::take);
+        self.0.iter().map(gradient).chain([None]).collect()
+    }
+}
+
+/// Weight gradients that a backward leaves to its caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LeftWgrads {
+    None,
+    /// Of one weight, by its index in the parameter table.
+    Of(usize),
+    All,
+}
+
+/// The backward of a micro-batch, which runs node by node from the last.
+pub(crate) struct BackwardNodes {
+    cuts: Vec<Cut>,
+    /// Of the next node.
+    root: Option<Tensor<1>>,
+    /// What the next node waits for.
+    arriving: Option<ArrivingGradients>,
+    sink: Arc<dyn DeferringSink>,
+    leaves: LeftWgrads,
+    left: Vec<Deferred>,
+    /// Of the leaves of the first node, once it has run.
+    gradients: Option<Gradients>,
+}
+
+struct ArrivingGradients {
+    pending: PendingExchange,
+    slots: Vec<Option<GradientSlot>>,
+}
+
+impl ArrivingGradients {
+    fn wait(self) {
+        let arrived = (self.pending)().into_iter().zip(self.slots);
+        for (gradient, slot) in arrived {
+            if let (Some(gradient), Some(slot)) = (gradient, slot) {
+                slot.set(gradient.into_dispatch());
+            }
+        }
+    }
+}
+
+/// What a backward has left.
+pub(crate) struct BackwardEnd {
+    /// Of the leaves of the first node.
+    pub gradients: Gradients,
+    pub left: Vec<Deferred>,
+}
+
+impl BackwardNodes {
+    /// The backward from `root`, that of the last node.
+    pub fn new(
+        root: Tensor<1>,
+        cuts: Vec<Cut>,
+        sink: Arc<dyn DeferringSink>,
+        leaves: LeftWgrads,
+    ) -> Self {
+        Self {
+            cuts,
+            root: Some(root),
+            arriving: None,
+            sink,
+            leaves,
+            left: vec![],
+            gradients: None,
+        }
+    }
+
+    /// Waits for the gradients of the next node and runs its backward, starts to send those of the node before, and then
+    /// computes its weight gradients. Nothing after the first node.
+    pub fn run_node(&mut self) {
+        let Some(root) = self.root.take() else {
+            return;
+        };
+        let _span = tracing::trace_span!("backward_node").entered();
+        if let Some(arriving) = self.arriving.take() {
+            arriving.wait();
+        }
+        // What is not exchanged after the node is not late.
+        let defers = !self.cuts.is_empty() || self.leaves != LeftWgrads::None;
+        let (gradients, deferred) = if defers {
+            let deferring = DeferGuard::new(&*self.sink);
+            let gradients = root.backward();
+            (gradients, deferring.0.take_deferred())
+        } else {
+            (root.backward(), vec![])
+        };
+        match self.cuts.pop() {
+            Some(cut) => self.enter(cut),
+            None => self.gradients = Some(gradients),
+        }
+        for (index, gradient) in deferred {
+            match self.leaves {
+                LeftWgrads::All => self.left.push((index, gradient)),
+                LeftWgrads::Of(own) if own == index => self.left.push((index, gradient)),
+                _ => self.sink.accumulate_later(index, gradient),
+            }
+        }
+    }
+
+    /// Hands the gradients at a cut to the node before it.
+    fn enter(&mut self, cut: Cut) {
+        for crossing in cut.carried.iter().flatten() {
+            if let Some(gradient) = crossing.after.take() {
+                crossing.before.set(gradient);
+            }
+        }
+        let exchanged = cut.exchanged;
+        let gradient = |crossing: &Option<Crossing>| {
+            let gradient = crossing.as_ref()?.after.take()?;
+            Some(Tensor::from_dispatch(gradient))
+        };
+        let gradients = exchanged.iter().map(gradient).collect();
+        let slots = exchanged.into_iter();
+        self.arriving = Some(ArrivingGradients {
+            pending: cut.exchange.start_backward(gradients),
+            slots: slots.map(|crossing| Some(crossing?.before)).collect(),
+        });
+        self.root = Some(cut.root);
+    }
+
+    /// Runs the nodes that are left.
+    pub fn finish(mut self) -> BackwardEnd {
+        loop {
+            if let Some(gradients) = self.gradients.take() {
+                let left = self.left;
+                return BackwardEnd { gradients, left };
+            }
+            self.run_node();
+        }
+    }
+}
+
+/// Weight gradients are deferred until this is dropped, also if a backward panics.
+struct DeferGuard<'a>(&'a dyn DeferringSink);
+
+impl<'a> DeferGuard<'a> {
+    fn new(sink: &'a dyn DeferringSink) -> Self {
+        sink.set_deferring(true);
+        Self(sink)
+    }
+}
+
+impl Drop for DeferGuard<'_> {
+    fn drop(&mut self) {
+        self.0.set_deferring(false);
+    }
+}
