@@ -18,7 +18,7 @@ pub type SettingCase = (
     fn(&mut Recipe),
 );
 
-pub const SETTINGS: [SettingCase; 22] = [
+pub const SETTINGS: [SettingCase; 23] = [
     (
         "overlap_grad_reduce = false",
         VerifyModel::Gpt,
@@ -169,6 +169,12 @@ pub const SETTINGS: [SettingCase; 22] = [
                 ..QkClipConfig::default()
             });
         },
+    ),
+    (
+        "train.check_replay_every = 1",
+        VerifyModel::Llama,
+        &["tp2-sp-dp2-mb1-z1", "tp2-pp2-dp2-mb1-z3/1f1b"],
+        |recipe| recipe.train.check_replay_every = Some(1),
     ),
     (
         "memory.offload.optimizer = 0.5",
