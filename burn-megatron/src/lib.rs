@@ -67,6 +67,7 @@ pub mod collective;
 pub mod data;
 pub mod data_parallel;
 pub mod device;
+mod fingerprint;
 pub mod generate;
 mod glob;
 pub mod host_link;

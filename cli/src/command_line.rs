@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use burn_megatron::comm::WorldError;
 use burn_megatron::model::ModelConfig;
+use burn_megatron::train::{ReplayError, TrainError, Verdict};
 use burn_megatron_models::hf::HfFamily;
 use clap::{CommandFactory, FromArgMatches};
 
@@ -177,6 +178,21 @@ impl CommandLine {
     }
 }
 
+/// That of the check of a step which ended the run, if one did.
+fn verdict(error: &(dyn std::error::Error + Send + Sync + 'static)) -> Option<Verdict> {
+    let error = match error.downcast_ref::<WorldError>() {
+        Some(WorldError::RankFailed { source, .. }) => &**source,
+        _ => error,
+    };
+    match (error.downcast_ref(), error.downcast_ref()) {
+        (Some(TrainError::Replay(found)), _) | (_, Some(found)) => {
+            let ReplayError { verdict, .. } = found;
+            Some(*verdict)
+        }
+        _ => None,
+    }
+}
+
 /// Prints the error, unless it was already printed for all ranks, and returns its exit code.
 fn fail(error: &(dyn std::error::Error + Send + Sync + 'static)) -> ExitCode {
     let of_world = error.downcast_ref::<WorldError>();
@@ -184,8 +200,9 @@ fn fail(error: &(dyn std::error::Error + Send + Sync + 'static)) -> ExitCode {
         // In one piece: several processes may write at once.
         let _ = std::io::stderr().write_all(format!("error: {error}\n").as_bytes());
     }
-    match of_world {
-        Some(error) => ExitCode::from(error.exit_code()),
-        None => ExitCode::FAILURE,
+    match (verdict(error), of_world) {
+        (Some(verdict), _) => ExitCode::from(verdict.exit_code()),
+        (None, Some(error)) => ExitCode::from(error.exit_code()),
+        (None, None) => ExitCode::FAILURE,
     }
 }

@@ -7,7 +7,7 @@ use toml::Value;
 use crate::recipe::Recipe;
 
 /// The flags that override a key of the recipe, and the key.
-const KEYS: [(&str, &str); 66] = [
+const KEYS: [(&str, &str); 68] = [
     ("data", "data.path"),
     ("tokenizer", "data.tokenizer"),
     ("split", "data.split"),
@@ -43,6 +43,8 @@ const KEYS: [(&str, &str); 66] = [
     ("clip", "train.clip"),
     ("seed", "train.seed"),
     ("check_replicas_every", "train.check_replicas_every"),
+    ("check_replay", "train.check_replay_every"),
+    ("deterministic", "train.deterministic"),
     ("log_num_zeros_in_grad", "train.log_num_zeros_in_grad"),
     ("qk_clip", "train.qk_clip"),
     ("qk_clip_threshold", "train.qk_clip.threshold"),

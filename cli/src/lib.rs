@@ -16,6 +16,7 @@ mod consistency;
 mod convert;
 mod data;
 mod data_parallel;
+mod determinism;
 mod documents;
 mod env;
 mod error;

@@ -65,6 +65,8 @@ pub struct RankRun<'a> {
     /// How often rank 0 signals the others while it looks for a checkpoint.
     pub heartbeat_interval: Duration,
     pub device: DeviceKind,
+    /// What a deterministic run has fixed.
+    pub deterministic: Option<&'a str>,
     /// Whether the 8-bit layers are measured in the last step.
     pub fp8_report: bool,
     /// Where a process is on its machine.
@@ -118,12 +120,18 @@ impl RankRun<'_> {
             if let Some(nodes) = nodes::describe(groups.mesh(), &recipe.data_parallel) {
                 print("nodes", nodes);
             }
+            if let Some(fixed) = self.deterministic {
+                print("deterministic", fixed.to_string());
+            }
             let memory = (self.estimates, self.planned_memory);
             print_training(recipe, memory, Some(&start.folder), device);
         }
         let builder = estimate::builder(recipe, &groups, device)?;
         let builder = builder.with_recompute(&recipe.memory.recompute())?;
         let mut trainer = recipe.model.trainer(builder, &recipe.train_config())?;
+        if !self.faults.is_empty() {
+            trainer.inject(Arc::clone(&faults));
+        }
         self.load(&mut *trainer, from.as_ref())?;
         if start.is_some() {
             let load = lora::initial_weights(recipe, from.is_some());

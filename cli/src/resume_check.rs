@@ -9,10 +9,10 @@ use crate::data;
 use crate::error::Error;
 use crate::family::Families;
 use crate::recipe::{Recipe, RecipeOf};
-use crate::retired;
+use crate::{determinism, retired};
 
 /// Keys and tables that may always differ: layout, paths, output.
-const MAY_DIFFER: [&str; 33] = [
+const MAY_DIFFER: [&str; 35] = [
     "parallel",
     "kernels",
     "lora.base_model",
@@ -45,6 +45,8 @@ const MAY_DIFFER: [&str; 33] = [
     "train.evaluate_every",
     "train.held_out_samples",
     "train.check_replicas_every",
+    "train.check_replay_every",
+    "train.deterministic",
     "train.log_num_zeros_in_grad",
     "train.log_max_attention_logit",
     "train.skip_limit",
@@ -130,9 +132,13 @@ pub fn check(saved: &Value, now: &Value, allowed: &[String], name: &str) -> Resu
         let rest = key.strip_prefix(table);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     };
+    let is_deterministic = at(now, "train.deterministic") == Some(&Value::Bool(true));
     let may = |key: &str| {
+        let mut ordered = determinism::ORDER_OF_SUMS.into_iter();
+        let is_fixed = is_deterministic && ordered.any(|table| is_of(key, table));
         let mut free = MAY_DIFFER
             .into_iter()
+            .filter(|_| !is_fixed)
             .chain(allowed.iter().map(String::as_str));
         free.any(|table| is_of(key, table))
     };

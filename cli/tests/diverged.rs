@@ -29,8 +29,8 @@ warmup_steps = 1
 held_out_samples = 2
 "#;
 
-#[test]
-fn a_run_that_diverges_says_at_which_step() {
+/// The exit code and the standard error of a run with these flags.
+fn pretrain(flags: &str) -> (Option<i32>, String) {
     let temp = tempfile::tempdir().unwrap();
     let file = |name: &str| temp.path().join(name);
     let text = "fn add(a: u8, b: u8) -> u8 { a + b }\n".repeat(500);
@@ -42,9 +42,41 @@ fn a_run_that_diverges_says_at_which_step() {
         .arg("--recipe")
         .arg(file("recipe.toml"));
     command.arg("--data").arg(file("text.rs"));
+    command.args(flags.split_whitespace());
     let output = command.arg("--run-dir").arg(file("run")).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), said)
+}
+
+#[test]
+fn the_verdict_on_a_step_is_the_exit_code() {
+    for (flags, code, error) in [
+        (
+            "--check-replay 9",
+            9,
+            "error: step 2: data or software: no loss is finite from there on; it is the same on another data-parallel rank",
+        ),
+        (
+            "--lr 1e-3 --check-replay 1 --inject bit-flip:gradient:7:20@rank=1,step=3,call=5",
+            5,
+            "error: rank",
+        ),
+        (
+            "--lr 1e-3 --check-replay 2 --inject bit-flip:weight:3:9@rank=0,step=3,call=2",
+            6,
+            "error: rank",
+        ),
+    ] {
+        let (found, said) = pretrain(flags);
+        assert_eq!(found, Some(code), "{flags}: {said}");
+        assert!(said.contains(error), "{flags}: {said}");
+    }
+}
+
+#[test]
+fn a_run_that_diverges_says_at_which_step() {
+    let (code, said) = pretrain("");
+    assert_eq!(code, Some(1), "{said}");
     let error = said.lines().last().unwrap();
     assert!(
         error.starts_with("error: training diverged at step 2: "),

@@ -37,6 +37,7 @@ mod precision;
 mod qk_clip;
 mod recompute;
 mod recompute_collectives;
+mod replay;
 mod reported;
 mod resume;
 mod sequence_warmup;

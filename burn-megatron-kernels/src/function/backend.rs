@@ -17,6 +17,7 @@ use burn::backend::{
     DispatchTensor, DispatchTensorKind, ExtensionType, Flex, backend_extension,
 };
 
+use super::observe::{ObservedCall, ObservedForward};
 use super::{MAX_INPUTS, SharedFunction};
 use crate::record::run_function;
 
@@ -142,12 +143,29 @@ pub(crate) fn forward<B: Backend>(
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
-    let (outputs, saved) = function
-        .0
-        .forward(inputs.into_iter().map(wrap::<B>).collect());
+    let (outputs, saved, _) = observed_forward::<B>(inputs, function);
+    (outputs, saved)
+}
+
+/// The same, with what an observer of the call sees of its backward.
+fn observed_forward<B: Backend>(
+    inputs: Vec<FloatTensor<B>>,
+    function: &SharedFunction,
+) -> (
+    Vec<FloatTensor<B>>,
+    Vec<DispatchTensor>,
+    Option<ObservedCall>,
+)
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    let inputs: Vec<_> = inputs.into_iter().map(wrap::<B>).collect();
+    let observed = ObservedForward::begin(&inputs);
+    let (mut outputs, saved) = function.0.forward(inputs);
+    let observed = observed.map(|observed| observed.end(&function.name(), &mut outputs));
     let outputs = outputs.into_iter();
     let outputs = outputs.map(|output| unwrap::<B>(output, function));
-    (outputs.collect(), saved)
+    (outputs.collect(), saved, observed)
 }
 
 /// The gradients that the backward has come to, of the outputs of one call.
@@ -173,6 +191,7 @@ where
         SharedFunction,
         Vec<DispatchTensor>,
         Option<OutputGradients<B>>,
+        Option<ObservedCall>,
     );
 
     fn backward(
@@ -181,14 +200,18 @@ where
         gradients: &mut Gradients,
         _checkpointer: &mut Checkpointer,
     ) {
-        let (function, saved, of_outputs) = ops.state;
+        let (function, saved, of_outputs, observed) = ops.state;
         let of_outputs = match of_outputs {
             Some(of_outputs) => std::mem::take(&mut *lock(&of_outputs)),
             None => vec![Some(gradients.consume::<B>(&ops.node))],
         };
-        let of_outputs = of_outputs.into_iter().map(|it| it.map(wrap::<B>)).collect();
+        let of_outputs: Vec<_> = of_outputs.into_iter().map(|it| it.map(wrap::<B>)).collect();
         let needed = ops.parents.each_ref().map(Option::is_some);
-        let parents = function.0.backward(saved, of_outputs, &needed);
+        let run = |of_outputs| function.0.backward(saved, of_outputs, &needed);
+        let parents = match observed {
+            Some(observed) => observed.backward(&function.name(), of_outputs, run),
+            None => run(of_outputs),
+        };
         for (parent, gradient) in ops.parents.iter().zip(parents) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 gradients.register::<B>(parent.id, unwrap::<B>(gradient, &function));
@@ -228,13 +251,15 @@ where
         unreachable!("`record` is called with as many inputs as N says")
     };
     let step = <RecordedFunction as Backward<B, N>>::prepare::<C>(RecordedFunction, guards);
-    let (outputs, saved) = forward::<B>(primitives, &function);
+    let (outputs, saved, observed) = observed_forward::<B>(primitives, &function);
     let several = outputs.len() > 1;
     let of_outputs = several.then(|| Arc::new(Mutex::new(vec![None; outputs.len()])));
     // With several outputs, nothing reads the value of this node.
     let first = outputs[0].clone();
     let node = match step.compute_bound().stateful() {
-        OpsKind::Tracked(step) => step.finish((function, saved, of_outputs.clone()), first),
+        OpsKind::Tracked(step) => {
+            step.finish((function, saved, of_outputs.clone(), observed), first)
+        }
         OpsKind::UnTracked(step) => step.finish(first),
     };
     let Some(of_outputs) = of_outputs else {

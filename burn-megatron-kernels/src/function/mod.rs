@@ -11,11 +11,13 @@ use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::Tensor;
 
 mod backend;
+mod observe;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use backend::forward;
 use backend::{FunctionOps, TensorList};
+pub use observe::{CallObserver, observed};
 
 /// The largest number of inputs a [`Function`] can have.
 pub const MAX_INPUTS: usize = 7;

@@ -182,3 +182,80 @@ fn two_outputs_of_plain_inputs_record_nothing() {
     sum.into_data()
         .assert_eq(&(x.clone() + x).into_data(), true);
 }
+
+/// What an observer was told.
+#[derive(Default)]
+struct Told(std::sync::Mutex<Vec<String>>);
+
+impl CallObserver for Told {
+    fn inputs(&self, forward: Option<u64>, tensors: &[&DispatchTensor]) -> u64 {
+        let mut told = self.0.lock().unwrap();
+        told.push(format!("{forward:?} reads {}", tensors.len()));
+        told.len() as u64
+    }
+
+    fn outputs(&self, function: &str, inputs: u64, outputs: &mut [DispatchTensor]) -> u64 {
+        let doubled = Tensor::<1>::from_dispatch(outputs[0].clone()) * 2.0;
+        outputs[0] = doubled.into_dispatch();
+        self.0.lock().unwrap().push(format!("{function} {inputs}"));
+        7
+    }
+
+    fn gradients(
+        &self,
+        function: &str,
+        forward: u64,
+        inputs: u64,
+        gradients: &mut [Option<DispatchTensor>],
+    ) {
+        let count = gradients.iter().flatten().count();
+        let text = format!("{function} {forward} {inputs}: {count}");
+        self.0.lock().unwrap().push(text);
+    }
+}
+
+#[test]
+fn an_observer_sees_calls_in_its_body_and_their_backward() {
+    /// `3 x`.
+    #[derive(Debug)]
+    struct Triple;
+
+    impl Function for Triple {
+        fn forward(
+            &self,
+            mut inputs: Vec<DispatchTensor>,
+        ) -> (DispatchTensor, Vec<DispatchTensor>) {
+            let x = Tensor::<1>::from_dispatch(inputs.remove(0));
+            ((x * 3.0).into_dispatch(), vec![])
+        }
+
+        fn backward(
+            &self,
+            _: Vec<DispatchTensor>,
+            gradient: DispatchTensor,
+            _: &[bool],
+        ) -> Vec<Option<DispatchTensor>> {
+            vec![Some(
+                (Tensor::<1>::from_dispatch(gradient) * 3.0).into_dispatch(),
+            )]
+        }
+    }
+
+    let told = std::sync::Arc::new(Told::default());
+    let x = Tensor::<1>::from_floats([1.0, 2.0], &Device::flex().autodiff()).require_grad();
+    let triple = || -> Tensor<1> { apply(vec![x.clone().into_dispatch()], Triple) };
+    let y = observed(told.clone(), triple);
+    assert_eq!(y.clone().sum().into_scalar::<f32>(), 18.0);
+    let gradients = (y + triple()).sum().backward();
+    assert_eq!(x.grad(&gradients).unwrap().sum().into_scalar::<f32>(), 12.0);
+    let told = told.0.lock().unwrap();
+    assert_eq!(
+        *told,
+        [
+            "None reads 1",
+            "Triple 1",
+            "Some(7) reads 1",
+            "Triple 7 3: 1"
+        ]
+    );
+}

@@ -8,6 +8,7 @@ use super::Comm;
 use super::host::{from_buffer, or_raise, to_buffer};
 use super::recorded::RecordedExchange;
 use crate::comm::{Call, CommError, DeviceCommunicator, DevicePending, Pending};
+use crate::fingerprint::{self, ObservedCall};
 
 /// A call in flight on one tensor.
 pub(super) enum InFlightTensorCall {
@@ -21,6 +22,8 @@ pub(super) enum InFlightTensorCall {
     Device(DevicePending),
     /// On the device of a recording: nothing is sent.
     Recorded(RecordedExchange),
+    /// Of whose result a fingerprint is taken.
+    Observed(Box<InFlightTensorCall>, ObservedCall),
 }
 
 /// Starts `call` on the elements of `x` in row-major order.
@@ -41,7 +44,8 @@ pub(super) fn try_launch<const D: usize>(
             &call, bytes, comm, device, dtype,
         )));
     }
-    Ok(match device_engine(comm, &device) {
+    let observed = observe(&x, &call, comm);
+    let launched = match device_engine(comm, &device) {
         None => InFlightTensorCall::Host {
             pending: comm.start(call, to_buffer(x))?,
             device,
@@ -52,7 +56,14 @@ pub(super) fn try_launch<const D: usize>(
             let mut started = engine.start(vec![(call, x.reshape([len]))])?;
             InFlightTensorCall::Device(started.remove(0))
         }
-    })
+    };
+    Ok(launched.observed(observed))
+}
+
+/// Takes the fingerprint of what a call gets, if fingerprints are taken.
+fn observe<const D: usize>(x: &Tensor<D>, call: &Call, comm: &Comm) -> Option<ObservedCall> {
+    let recorder = fingerprint::recording()?;
+    recorder.begin_call(call, comm.group(), || fingerprint::of_tensor(x.clone()))
 }
 
 /// Starts `call` on each of `xs`, which lie on one device, as one call.
@@ -60,10 +71,12 @@ pub(super) fn launch_all(xs: Vec<Tensor<1>>, call: &Call, comm: &Comm) -> Vec<In
     let Some(first) = xs.first() else {
         return vec![];
     };
+    let observed: Vec<_> = xs.iter().map(|x| observe(x, call, comm)).collect();
     if let Some(engine) = device_engine(comm, &first.device()) {
         let calls = xs.into_iter().map(|x| (call.clone(), x)).collect();
         let started = or_raise(engine.start(calls)).into_iter();
-        return started.map(InFlightTensorCall::Device).collect();
+        let started = started.map(InFlightTensorCall::Device).zip(observed);
+        return started.map(|(call, seen)| call.observed(seen)).collect();
     }
     let places: Vec<_> = xs.iter().map(|x| (x.device(), x.dtype())).collect();
     let calls = xs.into_iter().map(|x| (call.clone(), to_buffer(x)));
@@ -73,7 +86,8 @@ pub(super) fn launch_all(xs: Vec<Tensor<1>>, call: &Call, comm: &Comm) -> Vec<In
         device,
         dtype,
     };
-    started.zip(places).map(call).collect()
+    let started = started.zip(places).map(call).zip(observed);
+    started.map(|(call, seen)| call.observed(seen)).collect()
 }
 
 /// The engine's interface for tensors on `device`, if it has one.
@@ -85,6 +99,13 @@ pub(super) fn device_engine<'a>(
 }
 
 impl InFlightTensorCall {
+    fn observed(self, observed: Option<ObservedCall>) -> Self {
+        match observed {
+            Some(observed) => Self::Observed(Box::new(self), observed),
+            None => self,
+        }
+    }
+
     /// The result as a tensor of `shape`, in row-major order; waits for the other ranks.
     pub fn wait<const D: usize>(self, shape: [usize; D]) -> Tensor<D> {
         or_raise(self.try_wait(shape))
@@ -100,6 +121,11 @@ impl InFlightTensorCall {
             } => from_buffer(pending.wait()?, shape, &device, dtype),
             InFlightTensorCall::Device(pending) => pending.wait()?.reshape(shape),
             InFlightTensorCall::Recorded(exchange) => exchange.result(shape),
+            InFlightTensorCall::Observed(call, observed) => {
+                let result = call.try_wait(shape)?;
+                observed.end(fingerprint::of_tensor(result.clone()));
+                result
+            }
         })
     }
 }

@@ -71,7 +71,9 @@ pub(crate) fn start_send_packed(
         // Engines take 32-bit floats, and a message does not depend on the type.
         return start_send(bits::as_f32(words), to, comm);
     }
-    let pending = comm.start_send(packed::to_buffer(words), to)?;
+    let words = packed::to_buffer(words);
+    packed::observe(&words, &Call::Send { to }, comm);
+    let pending = comm.start_send(words, to)?;
     Ok(PendingSend(InFlightTensorCall::Host {
         pending,
         device,
@@ -94,9 +96,16 @@ pub(crate) fn start_receive_packed(
         let pending = start_receive(from, [len], DType::F32, device, comm)?;
         PackedState::Device(Box::new(pending))
     } else {
+        let dtype = WireDType::I32;
+        let observed = packed::observe(
+            &Buffer::empty(dtype),
+            &Call::Receive { from, dtype, len },
+            comm,
+        );
         PackedState::Host {
-            pending: comm.start_receive(from, WireDType::I32, len)?,
+            pending: comm.start_receive(from, dtype, len)?,
             device: device.clone(),
+            observed,
         }
     };
     Ok(PendingPacked(state))
@@ -131,6 +140,8 @@ impl PendingSend {
             InFlightTensorCall::Host { pending, .. } => pending.wait().map(drop),
             InFlightTensorCall::Device(pending) => pending.wait().map(drop),
             InFlightTensorCall::Recorded(_) => Ok(()),
+            // A send has no result.
+            InFlightTensorCall::Observed(call, _) => PendingSend(*call).wait(),
         }
     }
 }

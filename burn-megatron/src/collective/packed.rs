@@ -9,6 +9,7 @@ use super::coalesced::start_all_gather_coalesced;
 use super::dispatch::device_engine;
 use super::host::{invalid, or_raise};
 use crate::comm::{Buffer, Call, CommError, Pending};
+use crate::fingerprint::{self, ObservedCall};
 
 /// A call on packed u32 in flight.
 #[must_use = "a collective that is not waited for has no result"]
@@ -16,7 +17,11 @@ pub struct PendingPacked(pub(super) PackedState);
 
 pub(super) enum PackedState {
     Ready(Tensor<1, Int>),
-    Host { pending: Pending, device: Device },
+    Host {
+        pending: Pending,
+        device: Device,
+        observed: Option<ObservedCall>,
+    },
     Device(Box<PendingTensor<1>>),
 }
 
@@ -47,12 +52,21 @@ pub fn start_all_gather_packed_coalesced(
         return started.map(pending_call).collect();
     }
     let calls = xs.into_iter().map(|x| (Call::AllGather, to_buffer(x)));
-    let started = or_raise(comm.start_all(calls.collect())).into_iter();
-    let pending_call = |pending| {
+    let calls: Vec<_> = calls.collect();
+    let observed: Vec<_> = calls
+        .iter()
+        .map(|(call, x)| observe(x, call, comm))
+        .collect();
+    let started = or_raise(comm.start_all(calls)).into_iter();
+    let pending_call = |(pending, observed)| {
         let device = device.clone();
-        PendingPacked(PackedState::Host { pending, device })
+        PendingPacked(PackedState::Host {
+            pending,
+            device,
+            observed,
+        })
     };
-    started.map(pending_call).collect()
+    started.zip(observed).map(pending_call).collect()
 }
 
 /// Starts an all-to-all of rows of `width` words: `send[r]` rows of `x`, `[rows * width]` of u32, go to rank `r`, and
@@ -76,8 +90,20 @@ pub(crate) fn start_all_to_all_packed(
         let pending = start(bits::as_f32(x), &op, comm);
         return PendingPacked(PackedState::Device(Box::new(pending)));
     }
-    let pending = or_raise(comm.start(Call::AllToAll { send, receive }, to_buffer(x)));
-    PendingPacked(PackedState::Host { pending, device })
+    let (call, x) = (Call::AllToAll { send, receive }, to_buffer(x));
+    let observed = observe(&x, &call, comm);
+    let pending = or_raise(comm.start(call, x));
+    PendingPacked(PackedState::Host {
+        pending,
+        device,
+        observed,
+    })
+}
+
+/// Takes the fingerprint of what a call gets, if fingerprints are taken.
+pub(super) fn observe(x: &Buffer, call: &Call, comm: &Comm) -> Option<ObservedCall> {
+    let recorder = fingerprint::recording()?;
+    recorder.begin_call(call, comm.group(), || fingerprint::of_buffer(x))
 }
 
 impl PendingPacked {
@@ -97,7 +123,17 @@ impl PendingPacked {
     pub(crate) fn try_wait(self) -> Result<Tensor<1, Int>, CommError> {
         Ok(match self.0 {
             PackedState::Ready(words) => words,
-            PackedState::Host { pending, device } => from_buffer(pending.wait()?, &device),
+            PackedState::Host {
+                pending,
+                device,
+                observed,
+            } => {
+                let words = pending.wait()?;
+                if let Some(observed) = observed {
+                    observed.end(fingerprint::of_buffer(&words));
+                }
+                from_buffer(words, &device)
+            }
             PackedState::Device(pending) => bits::as_u32(pending.try_wait()?),
         })
     }

@@ -116,6 +116,41 @@ impl<M: Module> DistributedDataParallel<M> {
         self.buffers.master_shard(bucket)
     }
 
+    /// Replaces the masters of this rank's shard of a bucket, on this rank only and without its copy in another type.
+    pub(crate) fn change_master(
+        &mut self,
+        bucket: usize,
+        change: impl FnOnce(Tensor<1>) -> Tensor<1>,
+    ) {
+        let plan = &self.buffers.plan;
+        self.buffers
+            .parameters()
+            .change_master(bucket, change, plan);
+    }
+
+    /// By the index of a parameter, the gathered copy that the model computes with, where it is not a part of the masters of
+    /// this rank and no gather is in flight.
+    pub(crate) fn model_copies(&self) -> impl Iterator<Item = (usize, Tensor<1>)> {
+        let plan = &self.buffers.plan;
+        (0..plan.buckets()).flat_map(move |number| {
+            let copy = self.buffers.parameters().copy(number, plan);
+            let parameters = plan.layout.bucket(number).parameters.iter();
+            copy.into_iter().flat_map(move |copy| {
+                let part = |range: &Range<usize>| copy.clone().slice([range.clone()]);
+                let parts = parameters.clone().map(|it| (it.index, part(&it.range)));
+                parts.collect::<Vec<_>>()
+            })
+        })
+    }
+
+    /// Frees gathered parameters, as at the end of a step; with ZeRO-3 only.
+    pub(crate) fn reshard(&self) {
+        self.buffers.parameters().reshard(&self.buffers.plan);
+        if let Some(frozen) = &self.buffers.frozen {
+            frozen.reshard();
+        }
+    }
+
     /// The segments of the gradients that this rank accounts for, so that each element counts once.
     pub(crate) fn unique_segments(&self) -> &[ShardSegment] {
         &self.unique_segments

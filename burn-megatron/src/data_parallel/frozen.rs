@@ -143,6 +143,11 @@ impl FrozenParameters {
         self.buckets.lock().master_shard(number, &self.plan)
     }
 
+    /// Frees gathered parameters; with ZeRO-3 only.
+    pub fn reshard(&self) {
+        self.buckets.lock().reshard(&self.plan);
+    }
+
     /// Replaces this rank's shard of each bucket. Collective: call on all ranks.
     fn replace(&self, shards: Vec<Tensor<1>>) {
         let mut buckets = self.buckets.lock();
@@ -158,6 +163,10 @@ impl FrozenParameters {
 impl GradientSink for FrozenParameters {
     fn value(&self, index: usize, pass: Pass) -> Option<ParameterValue> {
         Some(self.buckets.lock().value(index, pass, &self.plan))
+    }
+
+    fn path(&self, index: usize) -> Option<String> {
+        Some(self.plan.parameters[index].path.clone())
     }
 
     fn expect(&self, index: usize) {

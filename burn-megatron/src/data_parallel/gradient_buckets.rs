@@ -20,6 +20,7 @@ use super::memory::ZeroStage;
 use super::memory_usage::{MemoryCategory, TrackedAllocation, TrackedTensor};
 use super::reduction::{PendingReduction, start_reductions};
 use super::sharding_plan::ShardingPlan;
+use crate::fingerprint;
 
 pub(super) struct GradientBuckets {
     pub tracker: GradientTracker,
@@ -213,6 +214,7 @@ impl GradientBuckets {
             .clone()
             .map(|number| {
                 let buffer = self.buckets[number].take_zero_filled(number, plan);
+                record_gradients(number, &buffer.tensor, plan);
                 if let Some(check) = &plan.check {
                     let gradients = buffer.tensor.clone();
                     self.measured = Some(check.measure(number, gradients, self.measured.take()));
@@ -287,6 +289,17 @@ impl GradientBuckets {
                 );
             }
         }
+    }
+}
+
+/// Takes fingerprints of the gradients in a bucket, if they are taken.
+fn record_gradients(number: usize, buffer: &Tensor<1>, plan: &ShardingPlan) {
+    let Some(recorder) = fingerprint::recording() else {
+        return;
+    };
+    for parameter in &plan.layout.bucket(number).parameters {
+        let gradient = buffer.clone().slice([parameter.range.clone()]);
+        recorder.gradient(&plan.parameters[parameter.index].path, gradient);
     }
 }
 

@@ -142,6 +142,10 @@ impl GradientSink for ParamAndGradBuffers {
         self.parameters().quantized(index, &self.plan)
     }
 
+    fn path(&self, index: usize) -> Option<String> {
+        Some(self.plan.parameters[index].path.clone())
+    }
+
     fn expect(&self, index: usize) {
         self.gradients().tracker.expect(index);
     }

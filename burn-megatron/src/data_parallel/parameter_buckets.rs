@@ -233,9 +233,7 @@ impl ParameterBuckets {
     /// in which units were gathered.
     pub fn end_step(&mut self, plan: &ShardingPlan) -> u64 {
         self.quantize_gathered(plan);
-        if plan.stage() == ZeroStage::Parameters {
-            self.reshard_all();
-        }
+        self.reshard(plan);
         self.prefetch.end_step()
     }
 
@@ -361,6 +359,43 @@ impl ParameterBuckets {
     /// This rank's master shard of a bucket, in the main dtype; on the host, if it is offloaded.
     pub fn master_shard(&mut self, number: usize, plan: &Arc<ShardingPlan>) -> Tensor<1> {
         self.buckets[number].master_shard(number, plan)
+    }
+
+    /// Replaces this rank's master shard of a bucket, without its copy in another type.
+    pub fn change_master(
+        &mut self,
+        number: usize,
+        change: impl FnOnce(Tensor<1>) -> Tensor<1>,
+        plan: &Arc<ShardingPlan>,
+    ) {
+        let bucket = &mut self.buckets[number];
+        let changed = change(bucket.master_shard(number, plan));
+        match &mut bucket.master {
+            Some(master) => master.overwrite(0, changed),
+            None => {
+                let flat = bucket.unsharded(number, plan).tensor();
+                let start = plan.shard_range(number).start;
+                let flat = flat::accumulate(flat, start, changed, false);
+                bucket.model_params = UnshardedParams::persistent(flat, plan);
+            }
+        }
+    }
+
+    /// The gathered parameters of a bucket, unless they are the masters of this rank or not here.
+    pub fn copy(&self, number: usize, plan: &ShardingPlan) -> Option<Tensor<1>> {
+        let bucket = &self.buckets[number];
+        let is_master = bucket.master.is_none() && plan.groups(number).shard.size() == 1;
+        match &bucket.model_params {
+            ParamState::Unsharded(params) if !is_master => Some(params.tensor()),
+            _ => None,
+        }
+    }
+
+    /// ZeRO-3: frees gathered parameters.
+    pub fn reshard(&mut self, plan: &ShardingPlan) {
+        if plan.stage() == ZeroStage::Parameters {
+            self.reshard_all();
+        }
     }
 
     /// ZeRO-3: starts to gather a unit and prefetches the next one; reshards the others.

@@ -28,6 +28,7 @@ use burn_megatron_kernels::{Function, apply};
 
 use super::forward_context::{self, ForwardMode, without_saving};
 use super::fp8::QuantizedWeight;
+use crate::fingerprint;
 
 pub use super::forward_context::{Pass, with_anchor};
 
@@ -53,6 +54,12 @@ pub trait GradientSink: Send + Sync + 'static {
     /// The value of a weight that the sink holds in 8 bits. [`value`](Self::value) returns it as floats.
     fn quantized(&self, index: usize, pass: Pass) -> Option<Arc<QuantizedWeight>> {
         let _ = (index, pass);
+        None
+    }
+
+    /// The path of parameter `index` of the table, if the sink knows it; for reports.
+    fn path(&self, index: usize) -> Option<String> {
+        let _ = index;
         None
     }
 
@@ -235,6 +242,11 @@ impl HookHandle {
         }
     }
 
+    /// Notes that a layer reads the parameter, if fingerprints are taken.
+    pub fn note(&self) {
+        fingerprint::note_parameter(|| self.sink.path(self.index));
+    }
+
     /// Announces a gradient, unless a first pass has announced it.
     pub fn expect(&self) {
         if forward_context::mode() != ForwardMode::SecondPass {
@@ -257,6 +269,7 @@ impl HookHandle {
 
     /// The value, of the shape of `base`, which is the value itself where the sink has none.
     pub fn value_in<const D: usize>(&self, base: Tensor<D>, pass: Pass) -> (Tensor<D>, KeepAlive) {
+        self.note();
         match self.sink.value(self.index, pass) {
             Some(ParameterValue { flat, keep }) => (flat.reshape(base.dims()), keep),
             None => (base, None),

@@ -62,6 +62,7 @@ impl Weight {
     /// only.
     pub(super) fn unfetched(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
         if let Some(hook) = ParameterHook::of_frozen(param) {
+            hook.handle().note();
             let hooked = HookedWeight::frozen(hook, param);
             return Self {
                 tensor: hooked.base.clone(),
@@ -72,6 +73,7 @@ impl Weight {
         let Some(hook) = ParameterHook::of(param) else {
             return anchored_value(param, x).into();
         };
+        hook.handle().note();
         let hooked = if is_tracked(x) {
             HookedWeight::taking_gradient(hook, param)
         } else {

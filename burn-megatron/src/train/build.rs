@@ -7,11 +7,13 @@ use burn::tensor::Device;
 use super::config::{ConfigError, TrainConfig};
 use super::losses::losses_of_step;
 use super::micro_batches::ContextPart;
+use super::replay::Replay;
 use super::trainer::StepSchedule;
 use super::{LanguageModel, TrainError, Trainer};
 use crate::comm::ParallelContext;
 use crate::data::Padding;
 use crate::data_parallel::{DataParallelConfig, DataParallelError, DistributedDataParallel};
+use crate::kernels::gemm::{Blas, CpuGemm};
 use crate::nn::moe::{ReportedLayer, RouterStep};
 use crate::nn::{AttentionLayer, AttentionLogits, ParallelModule};
 use crate::optim::{
@@ -107,6 +109,11 @@ impl<M: LanguageModel> Trainer<M> {
         pipelines: Pipelines,
         attention: Vec<AttentionLayer>,
     ) -> Result<Self, TrainError> {
+        let gemm = ddp.kernels().blas().map(Blas::kind);
+        let unordered = gemm.filter(|kind| matches!(kind, CpuGemm::OpenBlas | CpuGemm::Blis));
+        if let Some(kind) = unordered.filter(|_| config.deterministic) {
+            return Err(TrainError::NoOrder(kind));
+        }
         let mut optimizer = ParallelOptimizer::new(&config.optimizer, &ddp)?;
         if let Some(ema) = &config.ema {
             optimizer.average_with(ema, &ddp);
@@ -121,7 +128,8 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(Self {
             defers: optimizer.is_fused()
                 && *device != Device::flex()
-                && config.skip_spikes.is_none(),
+                && config.skip_spikes.is_none()
+                && config.check_replay_every.is_none(),
             optimizer,
             scaler: LossScaler::new(&config.loss_scale()).map_err(ConfigError::from)?,
             count: StepCount::default(),
@@ -144,6 +152,7 @@ impl<M: LanguageModel> Trainer<M> {
             saver: None,
             saved_at: 0,
             diverged: None,
+            replay: Replay::default(),
         })
     }
 }

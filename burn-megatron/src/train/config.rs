@@ -70,6 +70,14 @@ pub struct TrainConfig {
     pub log_max_attention_logit: bool,
     /// Steps between two checks that replicas have bit-equal weights.
     pub check_replicas_every: Option<usize>,
+    /// Steps between two that are [computed twice](super::ReplayError) and compared; with it, the state is compared between
+    /// all steps, and a bad loss is computed again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub check_replay_every: Option<usize>,
+    /// Whether a run must give the same bits on machines of one kind: what could change them is refused, or set to a fixed
+    /// value by the command that starts it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub deterministic: bool,
     /// Whether the elements of the gradient that are zero are counted in each step.
     #[serde(rename = "log_num_zeros_in_grad")]
     pub count_zeros: bool,
@@ -105,6 +113,8 @@ impl Default for TrainConfig {
             qk_clip: None,
             log_max_attention_logit: false,
             check_replicas_every: None,
+            check_replay_every: None,
+            deterministic: false,
             count_zeros: false,
             clip: 1.0,
             evaluate_every: None,
@@ -229,6 +239,10 @@ impl TrainConfig {
             (
                 "check_replicas_every",
                 self.check_replicas_every.unwrap_or(1) as f64,
+            ),
+            (
+                "check_replay_every",
+                self.check_replay_every.unwrap_or(1) as f64,
             ),
         ];
         for (name, value) in positive {

@@ -1,11 +1,13 @@
 //! Errors of a run.
 
+use super::ReplayError;
 use super::config::ConfigError;
 use crate::checkpoint::state::StateError;
 use crate::comm::CommError;
 use crate::data::DataError;
 use crate::data_parallel::DataParallelError;
 use crate::generate::GenerateError;
+use crate::kernels::gemm::CpuGemm;
 use crate::optim::{OptimizerError, TooManySkips};
 use crate::pipeline::LayoutScheduleError;
 use crate::pipeline::engine::EngineError;
@@ -36,6 +38,20 @@ pub enum TrainError {
         "skip_spikes reads each step before it is taken, so readings cannot be deferred; remove one of the two"
     )]
     DeferredSpikes,
+    /// Products on the CPU by a library whose results may depend on the addresses of its operands, in a deterministic run.
+    #[error(
+        "deterministic needs products of one order, which {0} does not promise; use gemm = gemm or mkl, or remove \
+         deterministic"
+    )]
+    NoOrder(CpuGemm),
+    /// Deferred readings with checks of steps.
+    #[error(
+        "check_replay_every reads each step before it is taken, so readings cannot be deferred; remove one of the two"
+    )]
+    DeferredReplay,
+    /// A check of a step found a wrong result.
+    #[error(transparent)]
+    Replay(#[from] ReplayError),
     /// Too many consecutive steps were skipped.
     #[error(transparent)]
     Skips(#[from] TooManySkips),

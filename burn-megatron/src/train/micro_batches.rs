@@ -8,11 +8,13 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::batch_warmup::BatchSizes;
 use super::losses::{check_parts, losses_of_step, parts_of};
+use super::replay::StepInput;
 use super::sequence_warmup::{SequenceWarmup, row_length};
 use super::{LanguageModel, Tokens, Trainer};
 use crate::comm::{CommError, ParallelContext};
 use crate::data::{Batch, DataError, FurtherTokens, Prefetcher, Sample, Samples};
 use crate::data_parallel::DistributedDataParallel;
+use crate::fingerprint;
 use crate::mesh::{ContextSplit, ContextSplitError};
 use crate::nn::moe::RouterStep;
 use crate::nn::{BatchPosition, LossFactor, ScheduleNodes};
@@ -28,8 +30,19 @@ impl<M: LanguageModel> Trainer<M> {
         step: usize,
         samples: &dyn Samples,
     ) -> Result<Vec<Batch>, DataError> {
-        let rows = self.sample_rows(step);
-        self.sample_numbers(step, 1)
+        let own = self.ddp.groups().data().rank();
+        self.batches_from((step, self.samples), own, samples)
+    }
+
+    /// Those of a rank of the data axis in a step, before which there were so many samples.
+    pub(super) fn batches_from(
+        &self,
+        (step, before): (usize, u64),
+        data_rank: usize,
+        samples: &dyn Samples,
+    ) -> Result<Vec<Batch>, DataError> {
+        let rows = self.sample_rows((step, before));
+        self.sample_numbers(step..step + 1, before, data_rank)
             .map(|numbers| rows.of_batch(numbers.start, samples.batch(numbers)?))
             .collect()
     }
@@ -40,20 +53,21 @@ impl<M: LanguageModel> Trainer<M> {
         samples: Arc<dyn Samples>,
         steps: usize,
     ) -> Result<Prefetcher, DataError> {
-        let first = self.steps();
-        let largest = self.own_samples(self.config.steps).len();
+        let (first, before) = (self.steps(), self.samples);
+        let own = self.ddp.groups().data().rank();
+        let largest = self.samples_of(self.config.steps, own).len();
         let ready = 2 * largest.div_ceil(self.config.micro_batch_size);
-        let numbers = self.sample_numbers(first, steps);
-        let rows = self.sample_rows(first);
+        let numbers = self.sample_numbers(first..first + steps, before, own);
+        let rows = self.sample_rows((first, before));
         Prefetcher::new(Arc::new(RankSamples { samples, rows }), numbers, ready)
     }
 
-    /// The sample numbers of each micro-batch of this rank in `steps` steps from `first` on, the next one.
-    fn sample_numbers(&self, first: usize, steps: usize) -> SampleNumbers {
+    /// The sample numbers of each micro-batch of a rank of the data axis in some steps, before which there were so many
+    /// samples.
+    fn sample_numbers(&self, steps: Range<usize>, before: u64, rank: usize) -> SampleNumbers {
         let (sizes, size) = (self.sizes(), self.config.micro_batch_size);
-        let axis = self.ddp.groups().data();
-        let (rank, ranks, before) = (axis.rank(), axis.size(), self.samples);
-        let starts = (first..first + steps).flat_map(move |step| {
+        let (first, ranks) = (steps.start, self.ddp.groups().data().size());
+        let starts = steps.flat_map(move |step| {
             let before = before + sizes.sum(first..step);
             let own = share_of(sizes.of(step), rank, ranks);
             own.step_by(size).map(move |start| before + start as u64)
@@ -61,28 +75,24 @@ impl<M: LanguageModel> Trainer<M> {
         Box::new(starts.map(move |start| start..start + size as u64))
     }
 
-    /// From step `step` on, the next one.
-    fn sample_rows(&self, step: usize) -> SampleRows {
+    /// From a step on, before which there were so many samples.
+    fn sample_rows(&self, next: (usize, u64)) -> SampleRows {
         SampleRows {
             warmup: self.config.sequence_warmup.clone(),
             whole: self.sequence_length(),
-            next: (step, self.samples),
+            next,
             sizes: self.sizes(),
             context: ContextPart::of(self.ddp.groups(), self.ddp.module().further_depths()),
         }
     }
 
-    /// Runs the forwards and backwards of a step in the order of the schedule, with a loss scale on the device or
-    /// that of the scaler; returns the losses on the rank of the last stage, none on others.
-    pub(super) fn run_batches(
-        &mut self,
-        batches: &[Batch],
-        step: usize,
-        loss_scale: Option<Tensor<1>>,
-    ) -> Result<StepLosses, EngineError> {
+    /// Runs the forwards and backwards of a step in the order of the schedule, with a loss scale on the device or,
+    /// if there is none, that of the scaler; returns the losses on the rank of the last stage, none on others.
+    pub(super) fn run_batches(&mut self, input: &StepInput<'_>) -> Result<StepLosses, EngineError> {
+        let (step, batches) = (input.step, input.batches);
         let sink = self.ddp.sink();
-        let loss_scale = match loss_scale {
-            Some(scale) => LossFactor::from(scale),
+        let loss_scale = match &input.loss_scale {
+            Some(scale) => LossFactor::from(scale.clone()),
             None => self.scaler.scale().into(),
         };
         let router_step = RouterStep::new(loss_scale.clone());
@@ -92,7 +102,8 @@ impl<M: LanguageModel> Trainer<M> {
             device: self.device.clone().autodiff(),
             batches,
             step: step as u64,
-            first_micro_batch: self.own_samples(step).start / self.config.micro_batch_size,
+            first_micro_batch: self.samples_of(step, input.data_rank).start
+                / self.config.micro_batch_size,
             in_flight: &scheduled.in_flight,
             last: scheduled.schedule.stages() - 1,
             loss_scale: loss_scale.clone(),
@@ -357,6 +368,7 @@ impl<M: LanguageModel> TrainStages<'_, M> {
         input: Option<Tensor<3>>,
         nodes: Option<&ScheduleNodes>,
     ) -> StageOutput {
+        fingerprint::note_micro_batch(micro_batch);
         let (batch, model) = (&self.batches[micro_batch], self.ddp.module());
         let before = (self.first_micro_batch + micro_batch) * batch.rows;
         self.ddp.position().set_batch(BatchPosition {

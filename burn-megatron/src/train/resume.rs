@@ -71,6 +71,7 @@ impl<M: LanguageModel> Trainer<M> {
         self.samples = state.samples;
         self.spikes = state.spikes.unwrap_or_default();
         self.saved_at = state.count.made();
+        self.forget_state();
         Ok(())
     }
 
@@ -89,6 +90,7 @@ impl<M: LanguageModel> Trainer<M> {
         if let Some(average) = self.optimizer.average() {
             average.reset(&self.ddp);
         }
+        self.forget_state();
         Ok(())
     }
 

@@ -9,7 +9,8 @@ use super::expert_metrics::{ExpertMetrics, LayerLoad};
 use super::losses::{LossSums, MeanLoss};
 use super::metrics::{SkipReason, StepMetrics};
 use super::micro_batches::StepLosses;
-use super::{LanguageModel, Observer, StepGradients, TrainError, Trainer};
+use super::replay::{BadLoss, StepInput, StepRun};
+use super::{LanguageModel, Observer, ReplayError, StepGradients, TrainError, Trainer, Verdict};
 use crate::data::{Batch, Padding, Samples};
 use crate::nn::moe::{ReportedLayer, reduced_reports};
 use crate::optim::{
@@ -52,19 +53,27 @@ impl<M: LanguageModel> Trainer<M> {
             .map(Batch::padding)
             .fold(self.padding, Padding::add);
         let loss_scale = self.device_loss_scale(before);
-        if !self.attention.is_empty() {
-            self.ddp.attention_logits().begin_step();
-        }
-        let StepLosses { losses, count } = self.run_batches(&batches, step, loss_scale)?;
-        let attention_logits = self.reduced_logits();
-        let (mut gradients, record) = self.ddp.reduce_unscaled()?;
+        self.begin_state();
+        let input = StepInput {
+            batches: &batches,
+            step,
+            data_rank: self.ddp.groups().data().rank(),
+            loss_scale,
+        };
+        let fp8_before = self.checks_replay().then(|| self.ddp.fp8().snapshot());
+        let StepRun {
+            losses: StepLosses { losses, count },
+            attention_logits,
+            mut gradients,
+            record,
+        } = self.checked_run(&input)?;
         // Before the weights change: weights that are gathered in FP8 use the scales of the next step.
         let fp8 = self.ddp.fp8().end_step_on_device(self.ddp.groups())?;
         let routers = self.reduced_reports();
         let own = RankStatistics {
             record,
             tokens,
-            losses,
+            losses: losses.clone(),
             loss_count: count,
             stop,
             fp8,
@@ -75,6 +84,18 @@ impl<M: LanguageModel> Trainer<M> {
         let outcome = before.map(|before| before.statistics.outcome.clone());
         let statistics = StepStatistics::gather(own, &gradients, &self.ddp, outcome, settings);
         let spike = self.is_spike(step, &statistics)?;
+        if let Some(fp8) = &fp8_before
+            && let Some(what) = self.bad_loss(&statistics, spike)
+        {
+            let bad = BadLoss {
+                input: &input,
+                losses: &losses,
+                gradients: &gradients,
+                fp8,
+                what,
+            };
+            self.examine(&bad, samples)?;
+        }
         // Not computed on the device where nothing needs it.
         let taken = || match statistics.taken() {
             taken if spike => taken.zeros_like(),
@@ -120,12 +141,23 @@ impl<M: LanguageModel> Trainer<M> {
         if every.is_some_and(|every| (step + 1).is_multiple_of(every)) {
             self.ddp.check_replicas()?;
         }
+        self.end_state();
         Ok(LaunchedStep {
             step,
             statistics,
             zeros,
             spike,
         })
+    }
+
+    /// What is bad about a step, if something is that no loss scale explains.
+    fn bad_loss(&self, statistics: &StepStatistics, spike: bool) -> Option<&'static str> {
+        let reading = statistics.reading(&self.ddp);
+        if spike {
+            return Some("the loss or the norm of the gradients is a spike");
+        }
+        let is_bad = !reading.is_taken() && !reading.is_without_targets();
+        (is_bad && self.scaler.state().is_none()).then_some("the loss or a gradient is not finite")
     }
 
     /// Whether a step that would be taken is a spike, on any rank; it is then in the window of those to come.
@@ -260,7 +292,7 @@ impl<M: LanguageModel> Trainer<M> {
     }
 
     /// The largest logits of the heads of all stages in the step; none where they are not measured.
-    fn reduced_logits(&self) -> Option<Tensor<1>> {
+    pub(super) fn reduced_logits(&self) -> Option<Tensor<1>> {
         let world = self.ddp.groups().world();
         let (layers, logits) = (&self.attention, self.ddp.attention_logits());
         (!layers.is_empty()).then(|| logits.end_step(layers, &self.device, world))
@@ -313,6 +345,16 @@ impl<M: LanguageModel> Trainer<M> {
     fn check_skips(&self) -> Result<(), TrainError> {
         let checked = self.count.check(self.config.skip_limit);
         checked.map_err(|skips| match self.diverged {
+            _ if self.replay.is_bad_elsewhere => {
+                let (step, verdict) = (self.steps(), Verdict::DataOrSoftware);
+                let message = format!("{skips}; they are the same on another data-parallel rank");
+                ReplayError {
+                    step,
+                    verdict,
+                    message,
+                }
+                .into()
+            }
             Some(step) => TrainError::Diverged { step, skips },
             None => skips.into(),
         })

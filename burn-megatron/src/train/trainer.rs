@@ -12,10 +12,11 @@ use super::error::TrainError;
 use super::losses::LossSums;
 use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use super::micro_batches::{ContextPart, share_of, targets};
+use super::replay::Replay;
 use super::schedule::LrSchedule;
 use super::sequence_warmup::row_length;
 use super::step::{FinishedStep, LaunchedStep, StepClock};
-use super::{LanguageModel, Observer, Saver};
+use super::{LanguageModel, Observer, Saver, Verdict};
 use crate::collective::Comm;
 use crate::comm::{CommError, ReduceOp};
 use crate::data::{Batch, Dataset, Padding, Samples, Sampling};
@@ -65,6 +66,7 @@ pub struct Trainer<M> {
     pub(super) diverged: Option<usize>,
     /// See [`Trainer::defer_readings`].
     pub(super) defers: bool,
+    pub(super) replay: Replay,
 }
 
 /// The schedule of steps with so many micro-batches.
@@ -89,6 +91,9 @@ pub struct TrainOutcome {
     pub spikes: usize,
     /// The step, from 1, since which no loss has been finite; `None` if the last loss is finite.
     pub diverged: Option<usize>,
+    /// Set to [`Verdict::DataOrSoftware`] if a bad loss was computed again on another rank, with the same result; see
+    /// [`check_replay_every`](TrainConfig::check_replay_every).
+    pub bad_loss: Option<Verdict>,
     /// The padding of documents in the steps since the start or the checkpoint; none but with a split
     /// [per document](crate::mesh::ContextSplit::ZigzagPerDocument).
     pub padding: Padding,
@@ -137,13 +142,17 @@ impl<M: LanguageModel> Trainer<M> {
     /// # Errors
     ///
     /// [`TrainError::Unfused`] for true with an optimizer that is not the fused AdamW, and
-    /// [`TrainError::DeferredSpikes`] with [`skip_spikes`](TrainConfig::skip_spikes).
+    /// [`TrainError::DeferredSpikes`] with [`skip_spikes`](TrainConfig::skip_spikes), [`TrainError::DeferredReplay`] with
+    /// [`check_replay_every`](TrainConfig::check_replay_every).
     pub fn defer_readings(&mut self, defers: bool) -> Result<(), TrainError> {
         if defers && !self.optimizer.is_fused() {
             return Err(TrainError::Unfused);
         }
         if defers && self.config.skip_spikes.is_some() {
             return Err(TrainError::DeferredSpikes);
+        }
+        if defers && self.checks_replay() {
+            return Err(TrainError::DeferredReplay);
         }
         self.defers = defers;
         Ok(())
@@ -236,6 +245,10 @@ impl<M: LanguageModel> Trainer<M> {
             without_targets: self.count.without_targets as usize,
             spikes: self.count.spikes as usize,
             diverged: self.diverged,
+            bad_loss: self
+                .replay
+                .is_bad_elsewhere
+                .then_some(Verdict::DataOrSoftware),
             stopped,
             held_out,
         })
@@ -346,10 +359,10 @@ impl<M: LanguageModel> Trainer<M> {
         BatchSizes::new(&self.config)
     }
 
-    /// The indices of the samples of a step on this rank.
-    pub(super) fn own_samples(&self, step: usize) -> Range<usize> {
-        let axis = self.ddp.groups().data();
-        share_of(self.sizes().of(step), axis.rank(), axis.size())
+    /// The indices of the samples of a step on a rank of the data axis.
+    pub(super) fn samples_of(&self, step: usize, data_rank: usize) -> Range<usize> {
+        let ranks = self.ddp.groups().data().size();
+        share_of(self.sizes().of(step), data_rank, ranks)
     }
 
     /// The schedule of a step.

@@ -134,6 +134,8 @@ pub struct VerifyOptions {
     pub clip: f64,
     /// Limits the logits of attention after each step.
     pub qk_clip: Option<QkClipConfig>,
+    /// Computes every so many steps [twice](crate::train::TrainConfig::check_replay_every), but for those of the single rank.
+    pub check_replay_every: Option<usize>,
     /// Smaller batches in the first steps.
     pub batch_warmup: Vec<BatchWarmup>,
     /// Shorter rows in the first steps.
@@ -158,6 +160,7 @@ impl Default for VerifyOptions {
             optimizer: OptimizerConfig::default(),
             clip: 0.1,
             qk_clip: None,
+            check_replay_every: None,
             batch_warmup: vec![],
             sequence_warmup: vec![],
             data_parallel: DataParallelConfig::default(),
@@ -211,6 +214,7 @@ impl VerifyOptions {
             skip_limit: NonZeroU64::MAX,
             clip: self.clip,
             qk_clip: self.qk_clip,
+            check_replay_every: self.check_replay_every,
             batch_warmup: self.batch_warmup.clone(),
             sequence_warmup: self.sequence_warmup.clone(),
             ..TrainConfig::default()
@@ -225,6 +229,7 @@ impl VerifyOptions {
                 freeze: self.data_parallel.freeze.clone(),
                 ..DataParallelConfig::default()
             },
+            check_replay_every: None,
             ..self.clone()
         }
     }

@@ -1,11 +1,13 @@
 //! Training and generation with a model of any family.
 
 use std::io;
+use std::sync::Arc;
 
 use burn::tensor::Device;
 use burn_megatron::checkpoint::{Checkpoint, LoadTolerance, TensorSource, load_weights};
 use burn_megatron::choice::KernelSelection;
 use burn_megatron::comm::ParallelContext;
+use burn_megatron::comm::testing::fault_injection::FaultPlan;
 use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryPlan, Precision, ZeroStage,
@@ -30,6 +32,7 @@ pub trait AnyTrainer {
         leniency: LoadTolerance,
     ) -> Result<(), Error>;
     fn save_with(&mut self, saver: Saver);
+    fn inject(&mut self, faults: Arc<FaultPlan>);
     fn fit(
         &mut self,
         data: &dyn Dataset,
@@ -77,6 +80,10 @@ impl<M: LanguageModel> AnyTrainer for Trainer<M> {
 
     fn save_with(&mut self, saver: Saver) {
         self.save_with(saver);
+    }
+
+    fn inject(&mut self, faults: Arc<FaultPlan>) {
+        self.inject(faults);
     }
 
     fn fit(

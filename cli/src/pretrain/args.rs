@@ -9,6 +9,7 @@ use clap::Args;
 use crate::byte_size::ByteSize;
 use crate::data::settings::DataArgs;
 use crate::data_parallel::DataParallelArgs;
+use crate::determinism::DeterminismArgs;
 use crate::fp8::Fp8Args;
 use crate::memory::MemoryArgs;
 use crate::qk_clip::QkClipArgs;
@@ -156,6 +157,9 @@ pub struct PretrainArgs {
     /// The limit of attention logits.
     #[command(flatten)]
     pub qk_clip: QkClipArgs,
+    /// Determinism and its checks.
+    #[command(flatten)]
+    pub determinism: DeterminismArgs,
     /// Data parallelism.
     #[command(flatten)]
     pub sharing: DataParallelArgs,
@@ -229,7 +233,9 @@ pub struct PretrainArgs {
     /// Inject a fault into a collective of one rank: KIND@rank=N,call=N, with calls counted from 0 since the
     /// start, or KIND@rank=N,step=N,call=N, with steps from 1 and calls since the beginning of the step. KIND is
     /// delay:TIME (as in delay:2.5s), drop, shape, wrong-call, nan, panic, error, kill, abort, segfault, stop,
-    /// terminate, interrupt or spin; never-starts@rank=N is a rank that never starts. May be repeated.
+    /// terminate, interrupt or spin; never-starts@rank=N is a rank that never starts. bit-flip:TARGET or
+    /// bit-flip:TARGET:ELEMENT:BIT flips a bit of an activation, gradient, weight, optimizer state (optimizer) or result of
+    /// a collective, of which call=N is the number. May be repeated.
     #[arg(
         long,
         value_name = "FAULT",

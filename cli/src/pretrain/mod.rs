@@ -21,7 +21,7 @@ use burn_megatron::partial::replace_file;
 use burn_megatron::train::metrics::{HeldOutMetrics, MetricsRecord, read_metrics};
 use burn_megatron::train::plot::{ExpertHeatMap, LossCurve};
 use burn_megatron::train::run_folder::RunFolder;
-use burn_megatron::train::{GenerateConfig, TrainOutcome};
+use burn_megatron::train::{GenerateConfig, ReplayError, TrainOutcome};
 
 use crate::data::{self, LossUnit};
 use crate::error::Error;
@@ -39,7 +39,7 @@ use crate::ranks::{self, seconds};
 use crate::recipe::Recipe;
 use crate::start::{StartDecision, StartResolver};
 use crate::weights::InitialWeights;
-use crate::{lora, memory, save_hf, terminal, trace};
+use crate::{determinism, lora, memory, save_hf, terminal, trace};
 use args::PretrainArgs;
 use checks::{check_can_start, check_memory, check_types, never_start};
 
@@ -73,11 +73,13 @@ fn run_until(
     args.saving.check(&recipe.checkpoint)?;
     save_hf::check(&recipe, &args.saving)?;
     lora::check(&recipe)?;
+    determinism::check(&recipe)?;
     if args.print_recipe {
         return Ok(ExitCode::SUCCESS);
     }
     let ranks = ranks::set_up(&args.ranks, args.device, plan.mesh.world_size())?;
     let (own_rank, local_rank) = (ranks.own_rank, ranks.local_rank);
+    let deterministic = determinism::pin(&recipe, ranks.engine);
     let on_this_machine = ranks.on_this_machine;
     let mut world = ranks.world.clone();
     let faults = Faults::new(args.inject.clone());
@@ -182,6 +184,7 @@ fn run_until(
             deadline,
             heartbeat_interval: MAX_HEARTBEAT_INTERVAL.min(deadline.min(first_deadline) / 4),
             device: args.device,
+            deterministic: deterministic.as_deref(),
             fp8_report: args.fp8.fp8_report,
             place: own_rank.map(|_| LocalRank {
                 rank: local_rank,
@@ -349,6 +352,15 @@ fn check_outcome(outcome: &TrainOutcome) -> Result<ExitCode, Error> {
         Some(step) => (step, "no loss is finite from there on"),
         None => (outcome.steps, "the held-out loss is not finite"),
     };
+    if let Some(verdict) = outcome.bad_loss.filter(|_| outcome.has_diverged()) {
+        let message = format!("{what}; it is the same on another data-parallel rank");
+        return Err(ReplayError {
+            step,
+            verdict,
+            message,
+        }
+        .into());
+    }
     if outcome.has_diverged() {
         return Err(format!(
             "training diverged at step {step}: {what}; lower --lr, or lengthen the warm-up"

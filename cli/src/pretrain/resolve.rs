@@ -161,6 +161,7 @@ fn apply_flags(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
     }
     recipe.kernels.loss_chunk_size = args.loss_chunk_size.or(recipe.kernels.loss_chunk_size);
     args.qk_clip.apply(recipe);
+    args.determinism.apply(recipe);
     args.sharing.apply(recipe);
     args.fp8.apply(&mut recipe.fp8, &mut recipe.data_parallel);
     args.memory.apply(&mut recipe.memory);

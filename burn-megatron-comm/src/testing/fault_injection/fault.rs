@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::bit_flip::{self, BitFlip, FlipTarget};
 use super::signals;
 
 /// What goes wrong.
@@ -24,6 +25,9 @@ pub enum FaultKind {
     WrongCall,
     /// `nan`: the first element of the input becomes NaN. An input without floats is an error.
     Nan,
+    /// `bit-flip:TARGET`, `bit-flip:TARGET:ELEMENT:BIT`: a bit of a tensor has the other value. What is no collective
+    /// is flipped by the trainer, whose calls count tensors.
+    BitFlip(BitFlip),
     /// `panic`: the rank panics.
     Panic,
     /// `error`: the call returns an error.
@@ -75,8 +79,8 @@ pub struct Fault {
     /// The step, as [`begin_step`](crate::Communicator::begin_step) counts them; without one the
     /// calls are counted from the start.
     pub step: Option<u64>,
-    /// The number of the call of that rank since the step began, from 0, over all its groups. Splits are
-    /// not counted. Unused for [`FaultKind::NeverStarts`].
+    /// The number of the call of that rank since the step began, from 0, over all its groups; of a
+    /// [flip](FaultKind::BitFlip) that of the tensor. Splits are not counted. Unused for [`FaultKind::NeverStarts`].
     pub call: u64,
 }
 
@@ -86,7 +90,7 @@ pub enum FaultError {
     /// A text that cannot be parsed.
     #[error(
         "invalid fault {text:?}: {reason}; expected KIND@rank=N,call=N or KIND@rank=N,step=N,call=N, where KIND \
-         is delay:TIME (as in delay:2.5s, delay:100ms), {}, or never-starts@rank=N",
+         is delay:TIME (as in delay:2.5s, delay:100ms), bit-flip:TARGET (as in bit-flip:weight, bit-flip:gradient:3:30), {}, or never-starts@rank=N",
         kind_names()
     )]
     Text {
@@ -120,6 +124,25 @@ pub enum FaultError {
     },
 }
 
+impl Fault {
+    /// Whether it is of no call: it is queried before there are any, or flips a bit elsewhere.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        match self.kind {
+            FaultKind::NeverStarts => true,
+            FaultKind::BitFlip(flip) => flip.target != FlipTarget::Collective,
+            _ => false,
+        }
+    }
+
+    /// The bit that it flips in a tensor of this kind on this rank.
+    pub(super) fn flip_of(&self, rank: usize, target: FlipTarget) -> Option<BitFlip> {
+        match self.kind {
+            FaultKind::BitFlip(flip) if self.rank == rank && flip.target == target => Some(flip),
+            _ => None,
+        }
+    }
+}
+
 fn expected(steps: &Range<u64>) -> String {
     match steps.end.saturating_sub(steps.start) {
         0 => "a run with steps left".into(),
@@ -139,6 +162,9 @@ impl fmt::Display for FaultKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let FaultKind::Delay(time) = self {
             return write!(f, "delay:{}s", time.as_secs_f64());
+        }
+        if let FaultKind::BitFlip(flip) = self {
+            return flip.fmt(f);
         }
         let mut words = KIND_NAMES.iter().filter(|(_, kind)| kind == self);
         f.write_str(words.next().map_or("", |(word, _)| word))
@@ -166,6 +192,9 @@ impl FromStr for FaultKind {
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(time) = text.strip_prefix("delay:") {
             return duration(time).map(FaultKind::Delay);
+        }
+        if text.starts_with(bit_flip::PREFIX) {
+            return text.parse().map(FaultKind::BitFlip);
         }
         let mut words = KIND_NAMES.iter().filter(|(word, _)| *word == text);
         let kind = words.next().map(|(_, kind)| *kind);

@@ -14,6 +14,7 @@
 //! # Ok::<(), burn_megatron_comm::WorldError>(())
 //! ```
 
+mod bit_flip;
 mod fault;
 mod plan;
 mod signals;
@@ -32,6 +33,7 @@ use crate::communicator::{Communicator, Group};
 use crate::error::CommError;
 use crate::pending::Pending;
 use crate::pool::BufferPool;
+pub use bit_flip::{BitFlip, FlipTarget};
 pub use fault::{Fault, FaultError, FaultKind};
 use plan::CallPosition;
 pub use plan::FaultPlan;
@@ -58,6 +60,7 @@ impl FaultInjector {
         input: Buffer,
     ) -> Result<Pending, CommError> {
         let (mut call, mut input) = (call, input);
+        let mut flipped_results = vec![];
         for fault in self.plan.take_due(self.group().world_rank(), position) {
             let site = FaultSite::new(fault, position, self.group(), &call, &input);
             tracing::warn!("{site}");
@@ -69,6 +72,11 @@ impl FaultInjector {
                 }
                 FaultKind::WrongCall => (call, input) = other_call(call, input),
                 FaultKind::Nan => set_nan(&mut input, &site)?,
+                FaultKind::BitFlip(flip) => match &call {
+                    Call::Send { .. } if flip.apply_to(&mut input) => {}
+                    Call::Send { .. } | Call::Barrier => return Err(site.empty()),
+                    _ => flipped_results.push((flip, site)),
+                },
                 FaultKind::Error => return Err(site.error("the call failed on purpose")),
                 FaultKind::Panic => panic!("{site}"),
                 FaultKind::Spin => loop {
@@ -86,7 +94,19 @@ impl FaultInjector {
                 }
             }
         }
-        self.inner.start(call, input)
+        let pending = self.inner.start(call, input)?;
+        if flipped_results.is_empty() {
+            return Ok(pending);
+        }
+        Ok(Pending::new(move || {
+            let mut result = pending.wait()?;
+            for (flip, site) in flipped_results {
+                if !flip.apply_to(&mut result) {
+                    return Err(site.empty());
+                }
+            }
+            Ok(result)
+        }))
     }
 
     fn never_started(&self, site: FaultSite) -> Pending {
@@ -161,6 +181,11 @@ impl FaultSite {
         Self(format!(
             "{fault} triggers on rank {rank}, {position}: {call} over {group}"
         ))
+    }
+
+    /// The error of a call without the elements that the fault changes.
+    fn empty(&self) -> CommError {
+        self.error("it has no elements; choose a call that has some")
     }
 
     fn error(&self, message: &str) -> CommError {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::{Fault, FaultError, FaultKind};
+use super::{BitFlip, Fault, FaultError, FaultKind, FlipTarget};
 
 /// The faults of one rank's communicators, which share it: it counts their calls and steps.
 ///
@@ -21,6 +21,8 @@ pub struct FaultPlan {
 #[derive(Debug, Default)]
 struct PlanState {
     next: CallPosition,
+    /// The next activation and the next gradient.
+    tensors: [CallPosition; 2],
     /// By the index of the fault.
     triggered: Vec<bool>,
 }
@@ -45,10 +47,13 @@ impl CallPosition {
         }
     }
 
+    /// Whether the fault is of the call at this position.
     fn fits(self, fault: &Fault) -> bool {
+        !fault.is_elsewhere() && self.is_at(fault)
+    }
+
+    fn is_at(self, fault: &Fault) -> bool {
         match fault.step {
-            // It is queried before there are calls.
-            _ if fault.kind == FaultKind::NeverStarts => false,
             None => fault.call == self.total,
             step => step == self.step && fault.call == self.in_step,
         }
@@ -140,6 +145,11 @@ impl FaultPlan {
         let mut state = self.state.lock();
         state.next.step = Some(step);
         state.next.in_step = 0;
+        state.tensors = state.tensors.map(|next| CallPosition {
+            step: Some(step),
+            in_step: 0,
+            ..next
+        });
     }
 
     /// Counts calls, and returns the position of the first of them.
@@ -155,6 +165,50 @@ impl FaultPlan {
         let state = self.state.lock();
         let mut faults = self.faults.iter().zip(&state.triggered);
         faults.any(|(fault, triggered)| !triggered && fault.rank == rank && position.fits(fault))
+    }
+
+    /// Counts an activation or a gradient of `rank`, and returns the bit to flip in it.
+    pub fn next_tensor(&self, rank: usize, target: FlipTarget) -> Option<BitFlip> {
+        let mut state = self.state.lock();
+        let PlanState {
+            tensors, triggered, ..
+        } = &mut *state;
+        let next = &mut tensors[usize::from(target == FlipTarget::Gradient)];
+        let position = *next;
+        *next = position.after(1);
+        let mut faults = self.faults.iter().zip(triggered);
+        faults.find_map(|(fault, triggered)| {
+            let flip = fault.flip_of(rank, target)?;
+            let triggers = !*triggered && position.is_at(fault);
+            *triggered |= triggers;
+            triggers.then_some(flip)
+        })
+    }
+
+    /// How many activations, gradients or calls of a communicator were counted since the start.
+    pub fn counted(&self, target: FlipTarget) -> u64 {
+        let state = self.state.lock();
+        match target {
+            FlipTarget::Activation => state.tensors[0].total,
+            FlipTarget::Gradient => state.tensors[1].total,
+            _ => state.next.total,
+        }
+    }
+
+    /// The bits to flip in the state of `rank` when a step begins, which has so many tensors of the kind: the number of
+    /// a tensor, and the bit. Faults without a step are of the first.
+    pub fn of_state(&self, rank: usize, target: FlipTarget, tensors: u64) -> Vec<(u64, BitFlip)> {
+        let mut state = self.state.lock();
+        let step = state.next.step;
+        let faults = self.faults.iter().zip(&mut state.triggered);
+        let due = faults.filter_map(|(fault, triggered)| {
+            let flip = fault.flip_of(rank, target)?;
+            let is_now = fault.step.is_none() || fault.step == step;
+            let triggers = !*triggered && is_now && fault.call < tensors;
+            *triggered |= triggers;
+            triggers.then_some((fault.call, flip))
+        });
+        due.collect()
     }
 
     /// The faults that trigger at a call of `rank`, marked as triggered.

@@ -30,7 +30,42 @@ struct Buffers {
     is_stale: bool,
 }
 
+/// The state and the log at one time.
+#[derive(Debug)]
+pub(crate) struct Fp8Snapshot {
+    state: Option<(ScaleRules, Tensor<1>)>,
+    /// On the host, as layers add to it in place.
+    log: Option<TensorData>,
+    host: Vec<ScaleState>,
+    is_stale: bool,
+}
+
 impl OperandBuffers {
+    /// What [`restore_snapshot`](Self::restore_snapshot) restores. Waits for the device if there is a log.
+    pub fn snapshot(&self) -> Fp8Snapshot {
+        let buffers = self.0.lock();
+        Fp8Snapshot {
+            state: buffers.state.clone(),
+            log: buffers.log.as_ref().map(Tensor::to_data),
+            host: buffers.host.clone(),
+            is_stale: buffers.is_stale,
+        }
+    }
+
+    /// Restores the state and the log of a snapshot.
+    pub fn restore_snapshot(&self, snapshot: &Fp8Snapshot) {
+        let buffers = &mut *self.0.lock();
+        buffers.state.clone_from(&snapshot.state);
+        buffers.host.clone_from(&snapshot.host);
+        buffers.is_stale = snapshot.is_stale;
+        let device = buffers.device.clone();
+        let log = snapshot.log.clone().zip(device);
+        buffers.log = log.map(|(log, device)| {
+            let dtype = log.dtype();
+            Tensor::from_data(log, (&device, dtype))
+        });
+    }
+
     /// Adds the slots of a layer on `device`, and returns the first one.
     pub fn add(&self, rules: [Option<ScaleRule>; OPERANDS], device: &Device) -> usize {
         let buffers = &mut *self.0.lock();

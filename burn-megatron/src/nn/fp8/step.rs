@@ -2,6 +2,7 @@
 
 use burn::tensor::Tensor;
 
+use super::buffers::Fp8Snapshot;
 use super::config::Fp8Recipe;
 use super::{Fp8, Fp8Layer, Operand};
 use crate::collective::{to_f64, try_all_gather};
@@ -55,6 +56,17 @@ impl Fp8 {
             layer.begin_step();
         }
         Ok(counts)
+    }
+
+    /// What the layers change in a step, to run it again with [`restore`](Self::restore).
+    pub(crate) fn snapshot(&self) -> Fp8Snapshot {
+        self.shared.model.buffers.snapshot()
+    }
+
+    /// Restores a snapshot. Weights are quantised again.
+    pub(crate) fn restore(&self, snapshot: &Fp8Snapshot) {
+        self.shared.model.buffers.restore_snapshot(snapshot);
+        self.invalidate_weights();
     }
 
     /// Warns of the tensors of a step with more values beyond the format than the limit.

@@ -428,6 +428,7 @@ impl VerifyCase {
             optimizer: train.optimizer.clone(),
             clip: train.clip,
             qk_clip: train.qk_clip,
+            check_replay_every: train.check_replay_every,
             // Its first steps have whole batches of whole rows.
             batch_warmup: vec![],
             sequence_warmup: vec![],

@@ -183,6 +183,12 @@ pub const SETTINGS: [SettingCase; 23] = [
         },
     ),
     (
+        "train.check_replay_every = 1",
+        VerifyModel::Llama,
+        &["tp2-sp-dp2-mb1-z1", "tp2-pp2-dp2-mb1-z3/1f1b"],
+        |recipe| recipe.train.check_replay_every = Some(1),
+    ),
+    (
         "memory.offload.optimizer = 0.5",
         VerifyModel::Gpt,
         &["dp4-mb1", "tp2-dp2-mb2-z2", "tp2-pp2-dp2-mb1-z3/1f1b"],

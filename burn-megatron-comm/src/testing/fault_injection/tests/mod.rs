@@ -494,3 +494,54 @@ fn a_plan_knows_its_ranks() {
     let plan = FaultPlan::new(vec!["never-starts@rank=0".parse().unwrap()]);
     assert_eq!(inject(solo, Arc::new(plan)).barrier(), Ok(()));
 }
+
+#[test]
+fn a_flipped_bit_is_in_the_result_of_one_rank() {
+    let (results, error) = with_fault("bit-flip:collective:2:31@rank=1,call=1", &sum(), 4);
+    assert!(error.is_none(), "{error:?}");
+    for (rank, result) in results.into_iter().enumerate() {
+        let sign = if rank == 1 { -1f32 } else { 1.0 };
+        assert_eq!(result, Some(Ok(vec![3.0, 3.0, 3.0 * sign, 3.0].into())));
+    }
+    let (results, _) = with_fault("bit-flip:collective@rank=1,call=1", &Call::Barrier, 0);
+    let text = error_of(&results, 1).to_string();
+    assert!(
+        text.ends_with("it has no elements; choose a call that has some"),
+        "{text}"
+    );
+}
+
+#[test]
+fn flips_of_tensors_are_counted_apart_from_calls() {
+    let faults = [
+        "bit-flip:activation:1:2@rank=0,step=2,call=1",
+        "bit-flip:gradient@rank=0,call=2",
+        "bit-flip:weight@rank=0,step=2,call=3",
+        "bit-flip:optimizer@rank=1,step=2,call=3",
+    ];
+    let plan = FaultPlan::new(faults.map(|fault| fault.parse().unwrap()).into());
+    let next = |target| plan.next_tensor(0, target).is_some();
+    plan.begin_step(1);
+    assert!(!plan.has(0, plan.count(3)));
+    assert_eq!([(); 2].map(|()| next(FlipTarget::Activation)), [false; 2]);
+    assert_eq!([(); 2].map(|()| next(FlipTarget::Gradient)), [false; 2]);
+    assert_eq!(plan.of_state(0, FlipTarget::Weight, 9), []);
+    plan.begin_step(2);
+    assert_eq!(
+        [(); 3].map(|()| next(FlipTarget::Activation)),
+        [false, true, false]
+    );
+    assert!(next(FlipTarget::Gradient), "the third since the start");
+    assert_eq!(
+        plan.of_state(0, FlipTarget::Weight, 3),
+        [],
+        "has no tensor 3"
+    );
+    let flip = "bit-flip:weight".parse().unwrap();
+    assert_eq!(plan.of_state(0, FlipTarget::Weight, 4), [(3, flip)]);
+    assert_eq!(plan.of_state(0, FlipTarget::Weight, 4), [], "once");
+    assert_eq!(plan.not_triggered(0), []);
+    assert_eq!(plan.not_triggered(1).len(), 1);
+    assert_eq!(plan.counted(FlipTarget::Activation), 5);
+    assert_eq!(plan.counted(FlipTarget::Collective), 3);
+}

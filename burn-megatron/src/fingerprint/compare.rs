@@ -1,0 +1,70 @@
+//! What differs between two runs of a step on one rank.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Event, Site};
+
+/// Something that two runs computed differently.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Difference {
+    /// The position among what the rank computed.
+    pub position: usize,
+    pub site: Site,
+    /// Whether it got other inputs.
+    pub input: bool,
+    /// Whether it returned something else.
+    pub output: bool,
+}
+
+/// Two runs of a step on one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Comparison {
+    /// They are bit-equal.
+    Equal,
+    /// They had the same results until the second ran other operations than the first.
+    OtherOperations {
+        first: Option<Site>,
+        second: Option<Site>,
+    },
+    /// They differ: the first difference, and all those of calls, which other ranks take part in.
+    Differ(Vec<Difference>),
+}
+
+/// Compares two runs of one rank.
+pub(crate) fn compare(a: &[Event], b: &[Event]) -> Comparison {
+    let pairs = a.iter().zip(b).enumerate();
+    let mut differing = pairs.filter(|(_, (a, b))| a != b);
+    let Some((position, (first, other))) = differing.next() else {
+        if a.len() == b.len() {
+            return Comparison::Equal;
+        }
+        let end = a.len().min(b.len());
+        return Comparison::OtherOperations {
+            first: a.get(end).map(|event| event.site.clone()),
+            second: b.get(end).map(|event| event.site.clone()),
+        };
+    };
+    if first.site != other.site {
+        return Comparison::OtherOperations {
+            first: Some(first.site.clone()),
+            second: Some(other.site.clone()),
+        };
+    }
+    let difference = |position: usize, a: &Event, b: &Event| Difference {
+        position,
+        site: a.site.clone(),
+        input: a.input != b.input,
+        output: a.output != b.output,
+    };
+    let mut all = vec![difference(position, first, other)];
+    // By their keys: from the first difference on, the operations between the calls may be others.
+    let is_call = |event: &&Event| matches!(event.site, Site::Call(_));
+    let calls: HashMap<_, _> = b.iter().filter(is_call).map(|it| (&it.site, it)).collect();
+    for (at, event) in a.iter().enumerate().skip(position + 1) {
+        let other = calls.get(&event.site).filter(|other| **other != event);
+        all.extend(other.map(|other| difference(at, event, other)));
+    }
+    Comparison::Differ(all)
+}

@@ -1,0 +1,129 @@
+//! 64-bit fingerprints (xxHash3) of what one run of a step computes: of the inputs and the outputs of each operation of a
+//! module, of its gradients, and of each collective. Two runs from the same state have the same ones; where they differ,
+//! [`attribute`] tells which operation got the same inputs and returned something else.
+//!
+//! A [`Recorder`] sees what runs in [`Recorder::watch`] on this thread: functions by
+//! [`CallObserver`](burn_megatron_kernels::function::CallObserver), tensors that are sent by the tensor collectives, gradients
+//! by their buckets. To take a fingerprint, a tensor is read from its device. It also flips the bits that a
+//! [`FaultPlan`](crate::comm::testing::fault_injection::FaultPlan) names.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{Tensor, TensorData};
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
+
+use crate::comm::testing::fault_injection::BitFlip;
+use crate::comm::{Buffer, CommError, raise};
+
+mod attribute;
+mod compare;
+mod recorder;
+
+pub(crate) use attribute::{Origin, attribute};
+pub(crate) use compare::{Comparison, Difference, compare};
+pub(crate) use recorder::{Event, ObservedCall, Recorder, Site};
+
+thread_local! {
+    static CURRENT: RefCell<Option<Arc<Recorder>>> = const { RefCell::new(None) };
+}
+
+/// The recorder of this thread that takes fingerprints, if there is one.
+pub(crate) fn recording() -> Option<Arc<Recorder>> {
+    CURRENT.with_borrow(Clone::clone)
+}
+
+/// Notes that a layer reads this parameter: what follows belongs to the layer.
+pub(crate) fn note_parameter(path: impl FnOnce() -> Option<String>) {
+    if let Some(recorder) = recording()
+        && let Some(path) = path()
+    {
+        recorder.begin_layer(&path);
+    }
+}
+
+/// Notes that the forward of a micro-batch begins.
+pub(crate) fn note_micro_batch(micro_batch: usize) {
+    if let Some(recorder) = recording() {
+        recorder.begin_micro_batch(micro_batch);
+    }
+}
+
+/// The fingerprint of a tensor of any rank and type; waits for the device.
+pub(crate) fn of_tensor<const D: usize>(x: Tensor<D>) -> u64 {
+    xxh3_64(host_data(x).as_bytes())
+}
+
+/// The fingerprint of several tensors, one after the other.
+fn of_tensors(tensors: &[&DispatchTensor]) -> u64 {
+    let mut all = Xxh3Default::new();
+    for tensor in tensors {
+        // The number of dimensions has no effect on reading.
+        let data = host_data(Tensor::<1>::from_dispatch((*tensor).clone()));
+        all.update(data.as_bytes());
+    }
+    all.digest()
+}
+
+/// The fingerprint of a buffer.
+pub(crate) fn of_buffer(buffer: &Buffer) -> u64 {
+    fn of<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N]) -> u64 {
+        let mut all = Xxh3Default::new();
+        for values in values.chunks(1024) {
+            let bytes: Vec<u8> = values.iter().flat_map(|value| bytes(*value)).collect();
+            all.update(&bytes);
+        }
+        all.digest()
+    }
+    match buffer {
+        Buffer::F64(x) => of(x, f64::to_le_bytes),
+        Buffer::F32(x) => of(x, f32::to_le_bytes),
+        Buffer::BF16(x) => of(x, half::bf16::to_le_bytes),
+        Buffer::F16(x) => of(x, half::f16::to_le_bytes),
+        Buffer::I64(x) => of(x, i64::to_le_bytes),
+        Buffer::I32(x) => of(x, i32::to_le_bytes),
+        Buffer::U8(x) => xxh3_64(x),
+    }
+}
+
+/// A copy of a tensor with a bit flipped; the same tensor if it has no elements.
+pub(crate) fn flipped<const D: usize>(x: Tensor<D>, flip: BitFlip) -> Tensor<D> {
+    let (device, dtype) = (x.device(), x.dtype());
+    Tensor::from_data(flipped_data(host_data(x), flip), (&device, dtype))
+}
+
+/// The same of a tensor of any rank.
+fn flip_dispatch(tensor: &mut DispatchTensor, flip: BitFlip) {
+    let x = Tensor::<1>::from_dispatch(tensor.clone());
+    let (device, dtype) = (x.device(), x.dtype());
+    let data = flipped_data(host_data(x), flip);
+    macro_rules! of_rank {
+        ($($rank:literal),*) => {
+            match data.rank() {
+                $($rank => Tensor::<$rank>::from_data(data, (&device, dtype)).into_dispatch(),)*
+                rank => unreachable!("no operation has a tensor of {rank} dimensions"),
+            }
+        };
+    }
+    *tensor = of_rank!(1, 2, 3, 4, 5, 6);
+}
+
+fn flipped_data(data: TensorData, flip: BitFlip) -> TensorData {
+    let (bytes, shape, dtype) = data.into_parts();
+    let mut bytes = bytes.to_vec();
+    flip.apply(&mut bytes, dtype.size());
+    TensorData::from_bytes_vec(bytes, shape, dtype)
+}
+
+/// The elements of a tensor.
+///
+/// Unwinds with [`raise`] if the device cannot be read.
+fn host_data<const D: usize>(x: Tensor<D>) -> TensorData {
+    x.try_into_data().unwrap_or_else(|error| {
+        raise(CommError::Engine {
+            engine: "fingerprint".into(),
+            message: format!("a tensor cannot be read from its device: {error}"),
+        })
+    })
+}
