@@ -27,6 +27,7 @@ pub mod schedule;
 mod sequence_warmup;
 mod step;
 mod trainer;
+mod verdict;
 
 pub use crate::generate::GenerateConfig;
 pub use crate::model::{LanguageModel, ModelConfig, Tokens};
@@ -41,3 +42,4 @@ pub use observer::{NoopObserver, Observer, ObserverError, StepGradients};
 pub use save::{SaveConfig, SavedCheckpoint, Saver};
 pub use sequence_warmup::SequenceWarmup;
 pub use trainer::{TrainOutcome, Trainer};
+pub use verdict::Verdict;
