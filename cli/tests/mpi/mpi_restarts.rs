@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::processes::{Ended, PROGRAM, Stage, end, run, start};
 
 /// The time for a run to reach its next kill, and for one to end.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 const RANKS: usize = 4;
 /// SIGSEGV and SIGBUS from outside do not end a Rust program: its handler returns.
 const SIGNALS: [i32; 3] = [libc::SIGKILL, libc::SIGABRT, libc::SIGILL];
@@ -41,7 +41,8 @@ impl Killed {
     }
 
     fn flags(&self) -> Vec<String> {
-        let steps = self.every * (self.kills + 1) * 3;
+        // A kill may come a few steps late.
+        let steps = (self.every + 4) * (self.kills + 2);
         let text = format!(
             "--dp {RANKS} --pp 1 --tp 1 --precision f64 --compute-threads 1 --steps {steps} --save-every 5 --keep-last 2"
         );

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use burn_megatron::comm::{FailureKind, WorldError};
+use burn_megatron::train::Verdict as StepVerdict;
 
 use crate::launch::exit_status::RankExitStatus;
 use crate::launch::supervise::JobFailure;
@@ -23,6 +24,8 @@ pub enum Verdict {
     Panic,
     /// Wrong usage, or a program that cannot be started.
     Usage,
+    /// A check of a step found a wrong result.
+    Step(StepVerdict),
     /// A rank ended with an error, which would occur again: of its settings or files, a run that diverged, calls of two ranks
     /// that differ.
     Error,
@@ -56,6 +59,12 @@ impl Verdict {
             RankExitStatus::NotStarted(_) => return Self::Usage,
             RankExitStatus::Code(code) => *code,
         };
+        let step = u8::try_from(code)
+            .ok()
+            .and_then(StepVerdict::from_exit_code);
+        if let Some(step) = step {
+            return Self::Step(step);
+        }
         // As a shell reports a command that a signal ended.
         let signal = code - 128;
         match u8::try_from(code).unwrap_or(u8::MAX) {
@@ -72,7 +81,11 @@ impl Verdict {
 
     /// Whether the fault may pass, so that the job is started again.
     pub fn may_pass(self) -> bool {
-        matches!(self, Self::Signal | Self::Lost | Self::Panic)
+        match self {
+            Self::Signal | Self::Lost | Self::Panic => true,
+            Self::Step(step) => step.may_pass_after_restart(),
+            Self::Complete | Self::Interrupted | Self::Usage | Self::Error => false,
+        }
     }
 
     /// A short name, for the record.
@@ -84,6 +97,11 @@ impl Verdict {
             Self::Lost => "lost",
             Self::Panic => "panic",
             Self::Usage => "usage",
+            Self::Step(StepVerdict::Transient) => "transient",
+            Self::Step(StepVerdict::StateChanged) => "state_changed",
+            Self::Step(StepVerdict::Device) => "device",
+            Self::Step(StepVerdict::NotDeterministic) => "not_deterministic",
+            Self::Step(StepVerdict::DataOrSoftware) => "data_or_software",
             Self::Error => "error",
         }
     }
@@ -109,6 +127,10 @@ impl fmt::Display for Verdict {
             Self::Lost => "a rank was lost, which may pass",
             Self::Panic => "a rank panicked, which is a defect if it does so again",
             Self::Usage => "wrong usage, which would be the same again",
+            Self::Step(StepVerdict::Device) => {
+                return write!(f, "a fault of a device: start the job again without it");
+            }
+            Self::Step(step) => return write!(f, "a check of a step found: {step}"),
             Self::Error => "an error of a rank, which would occur again",
         })
     }
@@ -155,7 +177,9 @@ mod tests {
             (Code(2), own, Verdict::Usage),
             (Code(3), Some(FailureKind::NoHeartbeat), Verdict::Lost),
             (Code(4), own, Verdict::Lost),
-            (Code(5), Some(FailureKind::ProcessExited), Verdict::Error),
+            (Code(5), own, Verdict::Step(StepVerdict::Transient)),
+            (Code(7), own, Verdict::Step(StepVerdict::Device)),
+            (Code(50), Some(FailureKind::ProcessExited), Verdict::Error),
             (Code(101), own, Verdict::Panic),
             (Code(127), None, Verdict::Usage),
             (Code(130), None, Verdict::Interrupted),
@@ -183,5 +207,12 @@ mod tests {
         assert_eq!(Verdict::of(&refused), Verdict::Usage);
         let late = end(Some(JobFailure::NotStarted(vec![2])), None);
         assert_eq!(Verdict::of(&late), Verdict::Lost);
+    }
+
+    #[test]
+    fn what_a_check_of_a_step_found_may_pass_or_not() {
+        let may_pass = StepVerdict::ALL.map(|step| Verdict::Step(step).may_pass());
+        assert_eq!(may_pass, [true, true, false, false, false]);
+        assert!(Verdict::Lost.may_pass() && !Verdict::Error.may_pass());
     }
 }
