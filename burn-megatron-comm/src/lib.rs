@@ -59,7 +59,7 @@ pub use pending::Pending;
 pub use pool::{BufferPool, MIN_POOLED_LEN};
 #[doc(hidden)]
 pub use rendezvous::read_session;
-pub use rendezvous::{Coordinator, RendezvousError};
+pub use rendezvous::{Coordinator, FailureKind, RendezvousError};
 pub use report::call_log::{CALLS_KEPT, CallRecord};
 pub use subgroups::consecutive_subgroups;
 pub use world::{

@@ -71,7 +71,8 @@ pub enum Command {
     /// Start ranks as processes of this machine, for MPI or NCCL.
     ///
     /// Every rank runs the command that follows, as in `launch --ranks 4 pretrain --steps 20`. Each line of output
-    /// is prefixed with its rank. When a rank fails, all others are ended, and its exit code is returned.
+    /// is prefixed with its rank. When a rank fails, all others are ended, and its exit code is returned; with --max-restarts
+    /// the job is started again from its newest checkpoint, if the fault may pass.
     /// Ctrl-C stops all ranks; a second one kills them.
     Launch(Box<LaunchArgs>),
     /// Take the place of one rank under mpirun; `launch` starts it.

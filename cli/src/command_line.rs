@@ -148,7 +148,7 @@ impl CommandLine {
             Command::Pretrain(args) => pretrain::run(args, &self.families, &self.recipe),
             Command::Preprocess(args) => preprocess::run(args),
             Command::Generate(args) => generate::run(args, &self.families),
-            Command::Launch(args) => launch::run(args),
+            Command::Launch(args) => launch::run(args, &self.families, &self.recipe),
             Command::LaunchSlot => launch::slot::run(),
             Command::Compare(args) => compare::run(args),
             Command::Convert(args) => convert::run(args, &self.families),

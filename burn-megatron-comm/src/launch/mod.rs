@@ -160,9 +160,12 @@ impl Launch {
         self.local_world_size < self.world_size
     }
 
+    /// The variable with the id of a world that `burn-megatron launch` has started: another one after each restart.
+    pub const JOB_ID: &str = "BURN_MEGATRON_JOB_ID";
+
     /// A hash of the id of the run; 0 if it has none.
     pub(crate) fn world_id(&self) -> u64 {
-        self.job.as_deref().map_or(0, rendezvous::hash)
+        self.job.as_deref().map_or(0, world_id_of)
     }
 
     /// As [`from_vars`](Self::from_vars), together with the variables that were used.
@@ -202,6 +205,11 @@ impl Launch {
         };
         Ok(Some((launch, origins)))
     }
+}
+
+/// The number of the world of a job, the same on every machine.
+pub(crate) fn world_id_of(job: &str) -> u64 {
+    rendezvous::hash(job)
 }
 
 /// The token. Errors do not contain its value.

@@ -1,11 +1,11 @@
 //! The address of the rendezvous and the id of the run, from the environment variables.
 
-use super::Launcher;
 use super::address::{Address, check_host, parse_port};
 use super::error::LaunchEnvError;
 use super::rank_info::RankInfo;
 use super::slurm;
 use super::vars::{Variable, Vars};
+use super::{Launch, Launcher};
 
 /// The first port that is derived from a job, below the system's ephemeral ports.
 const FIRST_PORT: u16 = 15_000;
@@ -174,7 +174,8 @@ pub(super) fn job(
         Launcher::Torchrun => vars
             .get("TORCHELASTIC_RUN_ID")
             .filter(|id| id.value != "none"),
-        Launcher::BurnMegatron | Launcher::Manual => None,
+        Launcher::BurnMegatron => vars.get(Launch::JOB_ID),
+        Launcher::Manual => None,
     };
     Ok(variable.map(|variable| (JobId::Named(variable.value.clone()), variable.to_string())))
 }

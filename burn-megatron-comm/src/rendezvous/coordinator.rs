@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::PURPOSE;
-use super::message::{self, CoordinatorMessage, FailureReport, Hello, RankMessage};
+use super::message::{self, CoordinatorMessage, FailureKind, FailureReport, Hello, RankMessage};
 use super::registry::{JoinError, Recipient, Registry, RendezvousTimeouts};
 use crate::auth::{Connection, Listener, ListenerLimits, Token};
+use crate::launch;
 
 /// How often the coordinator checks its timeouts.
 const TICK_INTERVAL: Duration = Duration::from_millis(50);
@@ -45,7 +46,8 @@ struct CoordinatorState {
 
 impl Coordinator {
     /// Listens on `address` for `ranks` ranks that have `token`, for a launcher; port 0 picks a free one. The
-    /// ranks get the token from the environment variable [`Token::VARIABLE`].
+    /// ranks get the token from the environment variable [`Token::VARIABLE`], and `job`, the id of this world, from
+    /// [`Launch::JOB_ID`](crate::Launch::JOB_ID): ranks with another id are refused.
     ///
     /// `join_timeout` is the time for all ranks to join, `heartbeat_timeout` that for a heartbeat of each; a
     /// rank that joins with a shorter one lowers it.
@@ -55,6 +57,7 @@ impl Coordinator {
     pub fn host(
         address: SocketAddr,
         ranks: usize,
+        job: Option<&str>,
         token: &Token,
         join_timeout: Duration,
         heartbeat_timeout: Duration,
@@ -63,7 +66,8 @@ impl Coordinator {
             join: join_timeout,
             heartbeat: heartbeat_timeout,
         };
-        Self::listen(&[address], ranks, 0, Some(token), timeouts)
+        let world = job.map_or(0, launch::world_id_of);
+        Self::listen(&[address], ranks, world, Some(token), timeouts)
     }
 
     /// Listens on `addresses` for the `size` ranks of the world with the id `world` (0 if it has none). Port
@@ -140,6 +144,11 @@ impl Coordinator {
     /// The rank of the failure report, once a rank has failed.
     pub fn failed_rank(&self) -> Option<usize> {
         self.failure_of_joined_ranks().map(|failure| failure.rank)
+    }
+
+    /// The kind of the failure, once a rank has failed.
+    pub fn failure_kind(&self) -> Option<FailureKind> {
+        self.state.registry.lock().failure_kind()
     }
 
     fn failure_of_joined_ranks(&self) -> Option<FailureReport> {

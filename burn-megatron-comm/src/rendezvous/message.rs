@@ -94,7 +94,7 @@ pub(crate) struct FailureCause {
 
 /// The kind of a failure, in order of precedence: later kinds may be consequences of earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) enum FailureKind {
+pub enum FailureKind {
     /// Its process has exited without reporting an error.
     #[serde(rename = "Gone")]
     ProcessExited,

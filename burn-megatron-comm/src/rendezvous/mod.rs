@@ -21,7 +21,8 @@ use std::time::Duration;
 use crate::auth::TOKEN_INSTRUCTIONS;
 pub(crate) use client::{JoinRequest, RendezvousClient, StatusProvider};
 pub use coordinator::Coordinator;
-pub(crate) use message::{CallId, FailureCause, FailureKind, FailureReport, RankStatus};
+pub use message::FailureKind;
+pub(crate) use message::{CallId, FailureCause, FailureReport, RankStatus};
 pub(crate) use registry::RendezvousTimeouts;
 pub use session::read_session;
 

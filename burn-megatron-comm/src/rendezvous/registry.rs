@@ -51,6 +51,7 @@ pub(super) struct Registry {
     next_query: u64,
     causes: Vec<(usize, FailureCause)>,
     failure: Option<FailureReport>,
+    failure_kind: Option<FailureKind>,
     /// The number of connections with another token, and the address of the last one.
     rejected: (usize, Option<IpAddr>),
 }
@@ -86,6 +87,7 @@ impl Registry {
             next_query: 0,
             causes: vec![],
             failure: None,
+            failure_kind: None,
             rejected: (0, None),
         }
     }
@@ -93,6 +95,11 @@ impl Registry {
     /// The failure of the world, once it is decided.
     pub fn failure(&self) -> Option<&FailureReport> {
         self.failure.as_ref()
+    }
+
+    /// Its kind.
+    pub fn failure_kind(&self) -> Option<FailureKind> {
+        self.failure_kind
     }
 
     /// Whether every rank has joined.
@@ -423,6 +430,7 @@ impl Registry {
             message: cause.message.clone(),
             positions: describe_ranks(&positions),
         };
+        self.failure_kind = Some(cause.kind);
         self.failure = Some(report.clone());
         report
     }

@@ -105,6 +105,8 @@ impl WorldError {
     pub const EXIT_OWN_ERROR: u8 = 1;
     /// The exit code after the failure of another rank.
     pub const EXIT_PEER_FAILED: u8 = 3;
+    /// The exit code after a panic of this rank, as of any Rust program.
+    pub const EXIT_PANIC: u8 = 101;
     /// The exit code if the rank could not join the rendezvous.
     pub const EXIT_NO_RENDEZVOUS: u8 = 4;
 
@@ -115,6 +117,7 @@ impl WorldError {
                 Some(CommError::PeerFailed { .. } | CommError::PeerFinished { .. }) => {
                     Self::EXIT_PEER_FAILED
                 }
+                _ if source.is::<RankPanic>() => Self::EXIT_PANIC,
                 _ => Self::EXIT_OWN_ERROR,
             },
             Self::Rendezvous(_) => Self::EXIT_NO_RENDEZVOUS,

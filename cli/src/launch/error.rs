@@ -5,13 +5,13 @@ use std::path::PathBuf;
 
 use burn_megatron::comm::TokenError;
 
+use super::args::{ElasticRange, MAX_RANKS};
+use crate::error::Error;
+
 /// The exit code of wrong usage, as with clap.
 const USAGE: u8 = 2;
 /// The exit code when a program cannot be started, as in a shell.
 pub const NOT_STARTED: u8 = 127;
-
-/// The most ranks.
-pub const MAX_RANKS: usize = 1024;
 
 /// Why nothing was started.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +68,22 @@ pub enum LaunchError {
     Program { program: PathBuf, reason: String },
     #[error("the output folder {} cannot be used: {source}", path.display())]
     OutputFolder { path: PathBuf, source: io::Error },
+    #[error("{flag} applies to a job that is started again; add --max-restarts N, or remove it")]
+    NeedsRestarts { flag: &'static str },
+    #[error(
+        "--ranks {ranks} is not in --elastic {}:{}; change one of them",
+        range.min,
+        range.max
+    )]
+    OutsideElastic { ranks: usize, range: ElasticRange },
+    #[error("{0}")]
+    NoRestart(String),
+    #[error("{0}")]
+    NoSize(String),
+    #[error("{0}")]
+    Discovery(String),
+    #[error("{0}")]
+    Job(Error),
     #[error("{what}: {source}")]
     System {
         what: &'static str,
@@ -75,12 +91,20 @@ pub enum LaunchError {
     },
 }
 
+/// What `pretrain` itself would refuse.
+impl From<Error> for LaunchError {
+    fn from(error: Error) -> Self {
+        Self::Job(error)
+    }
+}
+
 impl LaunchError {
     /// The exit code of the launcher.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Program { .. } | Self::NoMpirun | Self::OtherMpirun { .. } => NOT_STARTED,
-            Self::OutputFolder { .. } | Self::System { .. } => 1,
+            Self::OutputFolder { .. } | Self::System { .. } | Self::Job(_) => 1,
+            Self::NoSize(_) | Self::Discovery(_) => 1,
             _ => USAGE,
         }
     }

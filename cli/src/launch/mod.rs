@@ -2,7 +2,7 @@
 //!
 //! Every rank is a child of the launcher, in a process group of its own, and its output comes through pipes. A guard
 //! process kills these groups when the launcher dies. For MPI the launcher also starts mpirun, which sets the variables
-//! that the ranks find each other by: see [`slot`].
+//! that the ranks find each other by: see [`slot`]. With `--max-restarts` a job whose ranks failed gets another world.
 
 pub mod args;
 
@@ -27,7 +27,11 @@ mod processes;
 #[cfg(unix)]
 mod program;
 #[cfg(unix)]
+mod restart;
+#[cfg(unix)]
 mod run;
+#[cfg(unix)]
+mod signals;
 #[cfg(unix)]
 pub mod slot;
 #[cfg(unix)]
@@ -36,6 +40,8 @@ mod supervise;
 mod sys;
 #[cfg(all(test, unix))]
 mod tests;
+#[cfg(unix)]
+mod world;
 
 #[cfg(unix)]
 pub use run::run;
@@ -49,9 +55,10 @@ mod missing {
     use std::process::ExitCode;
 
     use crate::error::Error;
+    use crate::family::Families;
 
     /// Fails: there is no launcher on this system.
-    pub fn run<T>(_: &T) -> Result<ExitCode, Error> {
+    pub fn run<T>(_: &T, _: &Families, _: &str) -> Result<ExitCode, Error> {
         Err("launch is not supported on this system: expected Linux or macOS".into())
     }
 }
@@ -62,9 +69,10 @@ pub mod slot {
     use std::process::ExitCode;
 
     use crate::error::Error;
+    use crate::family::Families;
 
     /// Fails: there is no launcher on this system.
     pub fn run() -> Result<ExitCode, Error> {
-        super::missing::run(&())
+        super::missing::run(&(), &Families::none(), "")
     }
 }

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use burn_megatron::comm::{Coordinator, Token};
+use burn_megatron::comm::{Coordinator, FailureKind, Token};
 
 use super::error::LaunchError;
 
@@ -24,6 +24,9 @@ pub trait JobMonitor: Send + Sync {
     /// The rank that failed first, once one has.
     fn failed_rank(&self) -> Option<usize>;
 
+    /// The kind of its failure.
+    fn failure_kind(&self) -> Option<FailureKind>;
+
     /// Reports that the process of a rank has exited, and how.
     fn process_ended(&self, rank: usize, how: &str);
 }
@@ -32,10 +35,11 @@ pub trait JobMonitor: Send + Sync {
 pub struct RendezvousMonitor(Coordinator);
 
 impl RendezvousMonitor {
-    /// Hosts the rendezvous of `ranks` ranks at 127.0.0.1; port 0 picks a free one.
-    pub fn open(port: u16, ranks: usize, token: &Token) -> Result<Self, LaunchError> {
+    /// Hosts the rendezvous of the `ranks` ranks of the world `job` at 127.0.0.1; port 0 picks a free one.
+    pub fn open(port: u16, ranks: usize, job: &str, token: &Token) -> Result<Self, LaunchError> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let coordinator = Coordinator::host(address, ranks, token, NO_TIMEOUT, NO_TIMEOUT);
+        let coordinator =
+            Coordinator::host(address, ranks, Some(job), token, NO_TIMEOUT, NO_TIMEOUT);
         coordinator.map(Self).map_err(|source| match port {
             0 => LaunchError::system("cannot open a port for the rendezvous")(source),
             port => LaunchError::PortTaken { port, source },
@@ -60,6 +64,10 @@ impl JobMonitor for RendezvousMonitor {
         self.0.failed_rank()
     }
 
+    fn failure_kind(&self) -> Option<FailureKind> {
+        self.0.failure_kind()
+    }
+
     fn process_ended(&self, rank: usize, how: &str) {
         self.0.process_ended(rank, how);
     }
@@ -72,13 +80,13 @@ mod tests {
     #[test]
     fn the_rendezvous_is_at_a_port_of_this_machine() {
         let token = Token::random().unwrap();
-        let here = RendezvousMonitor::open(0, 2, &token).unwrap();
+        let here = RendezvousMonitor::open(0, 2, "a.0", &token).unwrap();
         let port = here.0.address().port();
         assert_eq!(here.address(), format!("127.0.0.1:{port}"));
         // No rank has registered yet.
         assert!(!here.request_stop());
         assert_eq!(here.failure_report(), None);
-        let error = RendezvousMonitor::open(port, 2, &token);
+        let error = RendezvousMonitor::open(port, 2, "a.0", &token);
         assert!(matches!(error, Err(LaunchError::PortTaken { .. })));
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command};
+use std::process::{Child, Command, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -119,6 +119,17 @@ pub fn wait_for_exit(child: pid_t) -> RankExitStatus {
                     "the system does not report its exit status: {error}"
                 ));
             }
+        }
+    }
+}
+
+/// Waits until a child has exited, at most until a time.
+pub fn wait_until(child: &mut Child, until: Instant) -> Option<ExitStatus> {
+    loop {
+        match child.try_wait() {
+            Ok(None) if Instant::now() < until => thread::sleep(Duration::from_millis(2)),
+            Ok(status) => return status,
+            Err(_) => return None,
         }
     }
 }

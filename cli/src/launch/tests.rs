@@ -4,12 +4,14 @@ use std::sync::Mutex;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use burn_megatron::comm::FailureKind;
+
 use super::exit_status::RankExitStatus;
 use super::monitor::JobMonitor;
-use super::run::{exit_code, summary};
 use super::supervise::{
     ActionHandler, JobFailure, Supervisor, SupervisorAction, SupervisorEvent, supervise,
 };
+use super::world::{exit_code, summary};
 
 const GRACE: Duration = Duration::from_secs(30);
 const TERM: SupervisorAction = SupervisorAction::Signal(libc::SIGTERM);
@@ -327,6 +329,10 @@ impl JobMonitor for Witness {
     }
 
     fn failed_rank(&self) -> Option<usize> {
+        None
+    }
+
+    fn failure_kind(&self) -> Option<FailureKind> {
         None
     }
 

@@ -1,6 +1,7 @@
 //! The flags of `pretrain`.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use burn_megatron::comm::testing::fault_injection::Fault;
 use burn_megatron::device::DeviceKind;
@@ -16,6 +17,29 @@ use crate::qk_clip::QkClipArgs;
 use crate::ranks::RankArgs;
 use crate::saving::SavingArgs;
 use crate::set::SetArgs;
+
+/// The size of the data axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataRanks {
+    /// This size.
+    Number(usize),
+    /// What a launcher started, divided by the ranks of one replica.
+    Auto,
+}
+
+impl FromStr for DataRanks {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            text => text
+                .parse()
+                .map(Self::Number)
+                .map_err(|_| "expected a number, or auto".into()),
+        }
+    }
+}
 
 /// Flags of `pretrain`; each overrides a setting of the recipe. `help.rs` adds the defaults of the recipe to their help.
 #[derive(Args)]
@@ -38,14 +62,14 @@ pub struct PretrainArgs {
         help_heading = "Parallelism"
     )]
     pub tensor_parallel: Option<usize>,
-    /// Ranks that share the batch.
+    /// Ranks that share the batch; auto: as many as a launcher started ranks for, beside the other axes.
     #[arg(
         long,
         visible_alias = "dp",
-        value_name = "N",
+        value_name = "N|auto",
         help_heading = "Parallelism"
     )]
-    pub data_parallel: Option<usize>,
+    pub data_parallel: Option<DataRanks>,
     /// Split the activations between the blocks along the sequence, over the ranks of
     /// --tensor-parallel.
     #[arg(long, visible_alias = "sp", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Parallelism")]

@@ -2,7 +2,7 @@
 
 pub mod args;
 mod checks;
-mod resolve;
+pub mod resolve;
 #[cfg(test)]
 mod twins;
 

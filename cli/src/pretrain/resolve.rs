@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use burn_megatron::checkpoint::Checkpoint;
+use burn_megatron::comm::Launch;
 use burn_megatron::mesh::{ContextExchange, ContextSplit, ParallelConfig};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron_models::hf::is_hf_folder;
 use burn_megatron_models::hf::peft::is_peft_folder;
 use toml::Table;
 
-use super::args::PretrainArgs;
+use super::args::{DataRanks, PretrainArgs};
 use crate::error::Error;
 use crate::family::{Families, base_of};
 use crate::layers::{LayeredRecipe, RecipeLayers, table_of};
@@ -85,7 +86,9 @@ fn go_on_saving(args: &PretrainArgs, recipe: &mut Recipe, first: &Recipe) -> Res
 fn apply_flags(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
     let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
     set(&mut recipe.parallel.tensor, args.tensor_parallel);
-    recipe.parallel.data = args.data_parallel.or(recipe.parallel.data);
+    if let Some(DataRanks::Number(data)) = args.data_parallel {
+        recipe.parallel.data = Some(data);
+    }
     if let Some(context) = args.context_parallel {
         recipe.parallel.context = context;
         if context == 1 {
@@ -141,6 +144,10 @@ fn apply_flags(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
     if args.virtual_stages.is_some() {
         recipe.parallel.virtual_stages = args.virtual_stages;
     }
+    if args.data_parallel == Some(DataRanks::Auto) {
+        let started = Launch::from_env()?.map(|launch| launch.world_size);
+        recipe.parallel.data = Some(data_ranks(&recipe.parallel, started)?);
+    }
     set(&mut recipe.train.micro_batch_size, args.micro_batch_size);
     set(&mut recipe.train.global_batch_size, args.global_batch_size);
     if let Some(micro_batches) = args.micro_batches {
@@ -171,6 +178,31 @@ fn apply_flags(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
         recipe.sample.prompt = prompt.clone();
     }
     Ok(())
+}
+
+/// The size of the data axis where a launcher `started` so many ranks.
+fn data_ranks(parallel: &ParallelConfig, started: Option<usize>) -> Result<usize, Error> {
+    let Some(started) = started else {
+        return Err(
+            "--data-parallel auto follows from the number of ranks that a launcher started, and there is none; give a \
+             number"
+                .into(),
+        );
+    };
+    let replica = replica(parallel);
+    if replica == 0 || !started.is_multiple_of(replica) {
+        return Err(format!(
+            "--data-parallel auto: {started} ranks were started, which is no multiple of {replica}, the ranks of tensor \
+             x context x pipeline"
+        )
+        .into());
+    }
+    Ok(started / replica)
+}
+
+/// The ranks of one replica of the model.
+pub fn replica(parallel: &ParallelConfig) -> usize {
+    parallel.tensor * parallel.context * parallel.pipeline
 }
 
 /// Applies the flags of tensor-parallel overlap. Another method than that of the recipe does not have its number of chunks,
@@ -268,6 +300,22 @@ fn micro_batch_size(batch: usize, ranks: usize, micro_batches: usize) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_data_axis_follows_from_the_ranks_that_were_started() {
+        let parallel = ParallelConfig::new().with_tensor(2).with_pipeline(2);
+        assert_eq!(data_ranks(&parallel, Some(12)).unwrap(), 3);
+        let error = |started| data_ranks(&parallel, started).unwrap_err().to_string();
+        assert!(error(Some(6)).contains("6 ranks were started, which is no multiple of 4"));
+        assert!(error(None).ends_with("there is none; give a number"));
+        for (text, ranks) in [
+            ("auto", Some(DataRanks::Auto)),
+            ("3", Some(DataRanks::Number(3))),
+            ("-1", None),
+        ] {
+            assert_eq!(text.parse().ok(), ranks, "{text}");
+        }
+    }
 
     #[test]
     fn micro_batches_that_cannot_be_are_refused_with_what_can() {

@@ -6,6 +6,7 @@
 
 mod ends;
 mod output;
+mod restarts;
 mod run;
 mod signals;
 mod start;

@@ -3,5 +3,6 @@
 mod mpi_conformance;
 mod mpi_faults;
 mod mpi_hosts;
+mod mpi_restarts;
 mod mpi_training;
 mod processes;

@@ -298,7 +298,7 @@ fn panicked_in_the_backward() {
     let stage = Stage::new("panic");
     let struck = strike(&stage, "panic@rank=2,step=2,call=8", &[]);
     struck
-        .exits(1)
+        .exits(101)
         .at_once()
         .once()
         .logs(&[0, 1, 2, 3])

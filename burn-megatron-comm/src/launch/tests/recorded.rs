@@ -91,7 +91,8 @@ const OWN: &str = "\
     RANK=2
     WORLD_SIZE=4
     LOCAL_RANK=2
-    LOCAL_WORLD_SIZE=4";
+    LOCAL_WORLD_SIZE=4
+    BURN_MEGATRON_JOB_ID=19ac3f-77.1";
 
 pub const BY_HAND: &str = "\
     RANK=1
@@ -142,7 +143,12 @@ fn each_launcher_is_recognised() {
         ..slurm
     };
     assert_eq!(launch(&[SLURM, PMIX]), pmix);
-    let own = expected(BurnMegatron, [2, 4, 2, 4], Some("127.0.0.1:41234"), None);
+    let own = expected(
+        BurnMegatron,
+        [2, 4, 2, 4],
+        Some("127.0.0.1:41234"),
+        Some("19ac3f-77.1"),
+    );
     assert_eq!(launch(&[OWN]), own);
     let by_hand = expected(Manual, [1, 2, 0, 1], Some("[fd00::2]:29500"), None);
     assert_eq!(launch(&[BY_HAND]), by_hand);

@@ -226,7 +226,7 @@ fn an_address_where_no_rendezvous_answers_is_named() {
 #[test]
 fn the_rendezvous_of_another_run_refuses_the_rank() {
     let server = coordinator(1, TIMEOUT, TIMEOUT);
-    let other = Coordinator::host(anywhere(), 1, &token(), TIMEOUT, TIMEOUT).unwrap();
+    let other = Coordinator::host(anywhere(), 1, None, &token(), TIMEOUT, TIMEOUT).unwrap();
     let error = join(other.address(), 0, 1).unwrap_err();
     assert!(error.to_string().contains("another run"), "{error}");
     // The other one goes on.

@@ -144,7 +144,7 @@ impl ProcessRank {
             Some(address) if !by_mpi => {
                 let addresses = rendezvous_addresses(address, launch)?;
                 let is_host = rank == 0 && !launched;
-                let world_id = if launched { 0 } else { launch.world_id() };
+                let world_id = launch.world_id();
                 let token = launch.token.as_ref();
                 let coordinator =
                     is_host.then(|| host_rendezvous(&addresses, size, world_id, token, timeouts));

@@ -7,15 +7,15 @@ use std::path::PathBuf;
 
 use burn_megatron::comm::Token;
 
-use super::args::{LaunchArgs, LaunchEngine};
-use super::error::{LaunchError, MAX_RANKS};
+use super::args::{LaunchArgs, LaunchEngine, MAX_RANKS};
+use super::error::LaunchError;
 use super::{mpirun, program};
 
 /// Variables that only the process of a rank has.
 const RANK_VARIABLES: [&str; 3] = ["RANK", "BURN_MEGATRON_RENDEZVOUS", "OMPI_COMM_WORLD_RANK"];
 
 /// A launch that can be started.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct LaunchPlan {
     /// The program of each rank and its arguments.
     pub command: Vec<OsString>,
@@ -28,7 +28,7 @@ pub struct LaunchPlan {
 }
 
 /// What starts the ranks.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Starter {
     /// This process alone.
     Spawn {
@@ -61,6 +61,7 @@ impl LaunchPlan {
         }
         let engine = args.engine.unwrap_or_else(|| default_engine(&args.command));
         check_flags(args, engine)?;
+        check_restart_flags(args)?;
         let starter = match engine {
             LaunchEngine::Threads => return Err(LaunchError::Threads),
             LaunchEngine::Nccl => spawn_starter(args)?,
@@ -138,6 +139,33 @@ fn check_flags(args: &LaunchArgs, engine: LaunchEngine) -> Result<(), LaunchErro
         }
     }
     Ok(())
+}
+
+fn check_restart_flags(args: &LaunchArgs) -> Result<(), LaunchError> {
+    let restart_flags = [
+        ("--elastic", args.elastic.is_some()),
+        (
+            "--host-discovery-script",
+            args.host_discovery_script.is_some(),
+        ),
+    ];
+    if args.max_restarts == 0
+        && let Some((flag, _)) = restart_flags.into_iter().find(|(_, is_given)| *is_given)
+    {
+        return Err(LaunchError::NeedsRestarts { flag });
+    }
+    match args.elastic {
+        Some(range) if !(range.min..=range.max).contains(&args.ranks) => {
+            let ranks = args.ranks;
+            Err(LaunchError::OutsideElastic { ranks, range })
+        }
+        None if args.host_discovery_script.is_some() => {
+            let text = "--host-discovery-script says how many ranks there may be, which --elastic MIN:MAX allows to \
+                        change; add it";
+            Err(LaunchError::NoRestart(text.into()))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn spawn_starter(args: &LaunchArgs) -> Result<Starter, LaunchError> {

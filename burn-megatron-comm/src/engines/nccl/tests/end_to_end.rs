@@ -24,7 +24,7 @@ fn over_all<T: Send>(
     let run = TestRun::new(size, TestSetup::default());
     let token = Token::random().unwrap();
     let anywhere = (Ipv4Addr::LOCALHOST, 0).into();
-    let held = Coordinator::host(anywhere, size, &token, TIMEOUT, TIMEOUT).unwrap();
+    let held = Coordinator::host(anywhere, size, None, &token, TIMEOUT, TIMEOUT).unwrap();
     let deadlines = Deadlines {
         first: deadline,
         later: deadline,

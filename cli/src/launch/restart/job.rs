@@ -1,0 +1,352 @@
+//! What is started again: `pretrain`, from the newest checkpoint of its run folder, or another program.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::PathBuf;
+
+use burn_megatron::checkpoint::CheckpointFolder;
+use burn_megatron::train::metrics::{MetricsRecord, read_metrics};
+use burn_megatron::train::run_folder::RunFolder;
+use clap::Parser;
+
+use crate::cli::{Cli, Command};
+use crate::error::Error;
+use crate::family::Families;
+use crate::launch::args::LaunchArgs;
+use crate::launch::error::LaunchError;
+use crate::pretrain::args::{DataRanks, PretrainArgs};
+use crate::pretrain::resolve::replica;
+use crate::recipe::Recipe;
+use crate::resume_mode::ResumeMode;
+
+/// Flags with a value that say where the first start begins; `--inject` is removed as well.
+const OF_FIRST_START: [&str; 4] = ["--resume", "--load", "--run-dir", "--runs-dir"];
+/// Flags with a value that set the data axis, or what follows from it.
+const OF_DATA_AXIS: [&str; 4] = [
+    "--data-parallel",
+    "--dp",
+    "--micro-batches",
+    "--micro-batch-size",
+];
+
+/// The job of a launch.
+pub enum Job {
+    /// A program that resumes by itself.
+    Program,
+    /// `pretrain`.
+    Pretrain(Box<PretrainJob>),
+}
+
+/// A run of `pretrain`.
+pub struct PretrainJob {
+    folder: PathBuf,
+    recipe: Recipe,
+    /// The checkpoints that `--resume-skip` skips.
+    skip: Vec<u64>,
+    /// Whether the run starts with adapters, which only their own checkpoint has.
+    loads_adapters: bool,
+}
+
+/// How far a run is, as its folder has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// The steps that were made.
+    pub steps: u64,
+    /// The length of the metrics file, which grows with each start that reaches its first step.
+    pub metrics_bytes: u64,
+}
+
+impl Job {
+    /// The job of these arguments.
+    ///
+    /// # Errors
+    /// A command that cannot be started again, and why; what `pretrain` itself refuses.
+    pub fn new(
+        args: &LaunchArgs,
+        families: &Families,
+        default_recipe: &str,
+    ) -> Result<Self, LaunchError> {
+        if args.program.is_some() {
+            return Ok(Self::Program);
+        }
+        let words = std::iter::once(OsString::from("burn-megatron"));
+        let words = words.chain(args.command.iter().cloned());
+        let cli = Cli::try_parse_from(words);
+        let Cli { command, .. } =
+            cli.map_err(|error| LaunchError::NoRestart(error.to_string().trim_end().to_owned()))?;
+        let Command::Pretrain(mut pretrain) = command else {
+            let first = args.command[0].to_string_lossy();
+            let text = format!(
+                "--max-restarts applies to pretrain, which resumes from a checkpoint, and to --program; remove it from \
+                 `launch ... -- {first}`"
+            );
+            return Err(LaunchError::NoRestart(text));
+        };
+        if pretrain.data_parallel == Some(DataRanks::Auto) {
+            follow_ranks(&mut pretrain, args.ranks, families, default_recipe)?;
+        }
+        let job = PretrainJob::new(&pretrain, families, default_recipe)?;
+        Ok(Self::Pretrain(Box::new(job)))
+    }
+
+    /// The run, if the job is one.
+    pub fn pretrain(&self) -> Option<&PretrainJob> {
+        match self {
+            Self::Program => None,
+            Self::Pretrain(job) => Some(job),
+        }
+    }
+
+    /// The words of a start: those `given`, with so many ranks if their number may change, and resuming if `restarts`.
+    pub fn command(
+        &self,
+        given: &[OsString],
+        ranks: Option<usize>,
+        restarts: bool,
+    ) -> Vec<OsString> {
+        match self {
+            Self::Program => given.to_vec(),
+            Self::Pretrain(job) => job.command(given, ranks, restarts),
+        }
+    }
+
+    /// Checks that the job can have so many ranks, at the same global batch.
+    pub fn fits(&self, ranks: usize) -> Result<(), String> {
+        self.pretrain().map_or(Ok(()), |job| job.fits(ranks))
+    }
+}
+
+impl PretrainJob {
+    fn new(
+        args: &PretrainArgs,
+        families: &Families,
+        default_recipe: &str,
+    ) -> Result<Self, LaunchError> {
+        let folder = match ResumeMode::of(args)? {
+            ResumeMode::InPlace(folder) => Ok(folder),
+            ResumeMode::Fresh => args.run_dir.as_deref().ok_or(
+                "--max-restarts resumes a run from the checkpoints of its folder: name the folder with --run-dir",
+            ),
+            ResumeMode::NewFolder(_) => Err(
+                "--max-restarts resumes a run in its own folder, and --resume names a checkpoint: give the run folder, \
+                 or start the run without --max-restarts until its first checkpoint, then with --resume auto",
+            ),
+        };
+        let folder = folder.map_err(|text| LaunchError::NoRestart(text.to_owned()))?;
+        let recipe = Recipe::resolve(args, families, default_recipe)?.recipe;
+        recipe.plan()?;
+        if !recipe.checkpoint.save {
+            let text = "--max-restarts resumes a run from its checkpoints, and this one saves none (--no-save); remove \
+                        one of them";
+            return Err(LaunchError::NoRestart(text.into()));
+        }
+        let resumes = args.saving.resume.is_some();
+        Ok(Self {
+            folder: folder.to_owned(),
+            loads_adapters: recipe.lora.is_some() && recipe.checkpoint.load.is_some() && !resumes,
+            recipe,
+            skip: args.saving.resume_skip.clone(),
+        })
+    }
+
+    /// The run folder, which may not exist yet.
+    pub fn folder(&self) -> &PathBuf {
+        &self.folder
+    }
+
+    fn fits(&self, ranks: usize) -> Result<(), String> {
+        let replica = replica(&self.recipe.parallel);
+        if !ranks.is_multiple_of(replica) {
+            return Err(format!(
+                "no multiple of {replica}, the ranks of tensor x context x pipeline"
+            ));
+        }
+        let mut recipe = self.recipe.clone();
+        recipe.parallel.data = Some(ranks / replica);
+        recipe.plan().map(drop).map_err(|error| error.to_string())
+    }
+
+    fn command(&self, given: &[OsString], ranks: Option<usize>, restarts: bool) -> Vec<OsString> {
+        let resumes = restarts && self.is_begun();
+        let mut words = given.to_vec();
+        if restarts {
+            remove(&mut words, &["--inject"]);
+        }
+        if resumes {
+            remove(&mut words, &OF_FIRST_START);
+            words.retain(|word| word != "--discard-later");
+            words.extend(["--resume", "auto", "--run-dir"].map(OsString::from));
+            words.push(self.folder.clone().into_os_string());
+        }
+        if let Some(ranks) = ranks {
+            remove(&mut words, &OF_DATA_AXIS);
+            let data = ranks / replica(&self.recipe.parallel);
+            let samples = self.recipe.train.micro_batch_size;
+            let flags = [("--data-parallel", data), ("--micro-batch-size", samples)];
+            for (flag, value) in flags {
+                words.extend([OsString::from(flag), value.to_string().into()]);
+            }
+        }
+        words
+    }
+
+    /// Whether the run folder has the recipe of the run, which can be resumed then.
+    fn is_begun(&self) -> bool {
+        self.folder.join("config.toml").is_file()
+    }
+
+    /// The step of the newest complete checkpoint, from which the next start resumes; `None` if there is none.
+    ///
+    /// # Errors
+    /// A checkpoint that cannot be read now, or a start that cannot be repeated without one.
+    pub fn saved(&self) -> Result<Option<u64>, Error> {
+        let checkpoints = self
+            .folder
+            .join(burn_megatron::train::run_folder::CHECKPOINTS);
+        let newest = match checkpoints.symlink_metadata() {
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            _ => {
+                let folder = CheckpointFolder::open(&checkpoints)?;
+                folder.newest_complete(&self.skip)?.checkpoint
+            }
+        };
+        if newest.is_none() && self.loads_adapters && self.is_begun() {
+            return Err(
+                "there is no checkpoint yet, and the adapters of --load are not in the run folder; start the run again in \
+                 a new folder"
+                    .into(),
+            );
+        }
+        Ok(newest.map(|newest| newest.metadata().step))
+    }
+
+    /// How far the run is.
+    pub fn progress(&self) -> Progress {
+        let Ok(folder) = RunFolder::open(&self.folder) else {
+            return Progress::default();
+        };
+        let records = read_metrics(&folder.metrics()).unwrap_or_default();
+        let steps = records.iter().filter_map(|record| match record {
+            MetricsRecord::Step(metrics) => Some(metrics.step as u64),
+            _ => None,
+        });
+        let metrics = fs::metadata(folder.metrics());
+        Progress {
+            steps: steps.max().unwrap_or(0),
+            metrics_bytes: metrics.map_or(0, |metrics| metrics.len()),
+        }
+    }
+}
+
+/// Replaces `--data-parallel auto` by the number that follows from the ranks.
+fn follow_ranks(
+    args: &mut PretrainArgs,
+    ranks: usize,
+    families: &Families,
+    default_recipe: &str,
+) -> Result<(), Error> {
+    let micro_batches = args.micro_batches.take();
+    args.data_parallel = Some(DataRanks::Number(1));
+    let one = Recipe::resolve(args, families, default_recipe)?.recipe;
+    args.micro_batches = micro_batches;
+    // What is no multiple is refused by the ranks, or by `--elastic`.
+    let data = ranks / replica(&one.parallel).max(1);
+    args.data_parallel = Some(DataRanks::Number(data.max(1)));
+    Ok(())
+}
+
+/// Removes flags with their values, as `--flag value` or `--flag=value`.
+fn remove(words: &mut Vec<OsString>, flags: &[&str]) {
+    let mut is_value = false;
+    words.retain(|word| {
+        if std::mem::take(&mut is_value) {
+            return false;
+        }
+        let word = word.to_string_lossy();
+        is_value = flags.iter().any(|flag| *flag == word);
+        let name = word.split_once('=').map(|(name, _)| name);
+        !is_value && !name.is_some_and(|name| flags.contains(&name))
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flags::parse_text;
+    use crate::recipe::DEFAULT_RECIPE;
+
+    fn job(command: &str) -> Result<Job, String> {
+        let args = parse_text(&format!("--ranks 4 -- {command}")).unwrap();
+        let job = Job::new(&args, &Families::transformers(), DEFAULT_RECIPE);
+        job.map_err(|error| error.to_string())
+    }
+
+    fn words(text: &str) -> Vec<OsString> {
+        text.split_whitespace().map(OsString::from).collect()
+    }
+
+    fn text(words: &[OsString]) -> String {
+        let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+        words.join(" ")
+    }
+
+    #[test]
+    fn a_restart_resumes_in_the_run_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        let given = format!(
+            "pretrain --inject kill@rank=1,call=3 --load=x --dp 2 --pp 1 --micro-batches=4 --run-dir {} --steps 9",
+            run.display()
+        );
+        let parsed = given.replace(" --load=x", "");
+        let job = job(&parsed).unwrap();
+        let command = |ranks, restarts| text(&job.command(&words(&given), ranks, restarts));
+        assert_eq!(command(None, false), given);
+        // Before there is a run folder, it starts as the first time.
+        let again = given.replace(" --inject kill@rank=1,call=3", "");
+        assert_eq!(command(None, true), again);
+        fs::create_dir(&run).unwrap();
+        fs::write(run.join("config.toml"), "").unwrap();
+        let resumed = format!("--steps 9 --resume auto --run-dir {}", run.display());
+        assert_eq!(
+            command(None, true),
+            format!("pretrain --dp 2 --pp 1 --micro-batches=4 {resumed}")
+        );
+        // 8 samples over 2 ranks and 4 micro-batches.
+        assert_eq!(
+            command(Some(2), true),
+            format!("pretrain --pp 1 {resumed} --data-parallel 1 --micro-batch-size 1")
+        );
+    }
+
+    #[test]
+    fn a_size_that_cannot_hold_the_global_batch_does_not_fit() {
+        let job = job("pretrain --run-dir no/such --pp 1 --micro-batches 2").unwrap();
+        let fitting: Vec<_> = (1..20).filter(|ranks| job.fits(*ranks).is_ok()).collect();
+        // Micro-batches of 2 samples, of 8, with tensor = 2.
+        assert_eq!(fitting, [2, 4, 8]);
+        let odd = job.fits(3).unwrap_err();
+        assert_eq!(
+            odd,
+            "no multiple of 2, the ranks of tensor x context x pipeline"
+        );
+        let error = job.fits(6).unwrap_err();
+        assert!(error.contains("8") && error.contains("data = 3"), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_started_again_is_refused() {
+        for (command, says) in [
+            ("conformance", "--max-restarts applies to pretrain"),
+            ("pretrain", "name the folder with --run-dir"),
+            ("pretrain --run-dir x --no-save", "saves none (--no-save)"),
+            ("pretrain --run-dir x --resume y", "then with --resume auto"),
+            ("pretrain --run-dir x --no-such-flag", "--no-such-flag"),
+            ("pretrain --run-dir x --steps 0", "steps"),
+        ] {
+            let error = job(command).map(drop).unwrap_err();
+            assert!(error.contains(says), "{command}: {error}");
+        }
+    }
+}

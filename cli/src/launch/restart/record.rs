@@ -1,0 +1,168 @@
+//! The record of the starts of a job: `restarts.jsonl` in the run folder, and the closing table.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use burn_megatron::table::Table;
+use serde::Serialize;
+
+use crate::terminal;
+
+/// The file in the run folder.
+const FILE: &str = "restarts.jsonl";
+
+/// One start of the job, after its end.
+#[derive(Clone, Debug, Serialize)]
+pub struct StartRecord {
+    /// Its number, from 0.
+    pub start: usize,
+    /// The id of its world.
+    pub job: String,
+    pub ranks: usize,
+    /// The step after which it began and that after which it ended, where they are known.
+    pub from_step: Option<u64>,
+    pub to_step: Option<u64>,
+    /// How long it took.
+    pub seconds: f64,
+    /// The verdict on its end.
+    pub verdict: &'static str,
+    /// How the rank that failed first ended.
+    pub cause: String,
+    /// What its report said.
+    pub report: Option<String>,
+    /// What followed.
+    pub next: String,
+}
+
+/// The starts of a job.
+pub struct StartLog {
+    folder: Option<PathBuf>,
+    starts: Vec<StartRecord>,
+    /// How many of them are in the file.
+    written: usize,
+}
+
+impl StartLog {
+    /// The log of a job, in its run folder if it has one.
+    pub fn new(folder: Option<&Path>) -> Self {
+        Self {
+            folder: folder.map(Path::to_owned),
+            starts: vec![],
+            written: 0,
+        }
+    }
+
+    /// Adds a start. Where the file cannot be written, the job goes on, with a warning.
+    pub fn add(&mut self, start: StartRecord) {
+        self.starts.push(start);
+        // Before there is a run in the folder, `pretrain` would refuse a folder that is not empty.
+        let begun = |folder: &&PathBuf| folder.join("config.toml").is_file();
+        let Some(path) = self
+            .folder
+            .as_ref()
+            .filter(begun)
+            .map(|folder| folder.join(FILE))
+        else {
+            return;
+        };
+        match append(&path, &self.starts[self.written..]) {
+            Ok(()) => self.written = self.starts.len(),
+            Err(error) => eprintln!("warning: cannot write {}: {error}", path.display()),
+        }
+    }
+
+    /// The table of all starts, if there are several.
+    pub fn summary(&self) -> Option<String> {
+        if self.starts.len() < 2 {
+            return None;
+        }
+        let header = ["start", "ranks", "steps", "seconds", "ended"].map(str::to_owned);
+        let rows = self.starts.iter().map(|start| {
+            let steps = match (start.from_step, start.to_step) {
+                (Some(from), Some(to)) if to > from => format!("{} to {to}", from + 1),
+                (Some(_), Some(_)) => "none".into(),
+                _ => "unknown".into(),
+            };
+            vec![
+                start.start.to_string(),
+                start.ranks.to_string(),
+                steps,
+                format!("{:.1}", start.seconds),
+                start.cause.clone(),
+            ]
+        });
+        let rows = std::iter::once(header.to_vec()).chain(rows);
+        let table = Table::new(rows).with_left([0, 4]).with_optional([3]);
+        Some(table.fit(terminal::width()))
+    }
+}
+
+fn append(path: &Path, starts: &[StartRecord]) -> io::Result<()> {
+    let mut lines = Vec::new();
+    for start in starts {
+        serde_json::to_writer(&mut lines, start)?;
+        lines.push(b'\n');
+    }
+    let mut file = File::options().append(true).create(true).open(path)?;
+    file.write_all(&lines)?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start(start: usize, from: u64, to: u64) -> StartRecord {
+        StartRecord {
+            start,
+            job: format!("a.{start}"),
+            ranks: 4,
+            from_step: Some(from),
+            to_step: Some(to),
+            seconds: 1.25,
+            verdict: "signal",
+            cause: "rank 1 ended by signal 9 (SIGKILL)".into(),
+            report: None,
+            next: "restart".into(),
+        }
+    }
+
+    #[test]
+    fn the_starts_are_written_once_there_is_a_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        let mut log = StartLog::new(Some(&run));
+        log.add(start(0, 0, 0));
+        assert!(!run.exists() && log.summary().is_none());
+        std::fs::create_dir(&run).unwrap();
+        std::fs::write(run.join("config.toml"), "").unwrap();
+        log.add(start(1, 0, 12));
+        log.add(start(2, 10, 12));
+        let text = std::fs::read_to_string(run.join(FILE)).unwrap();
+        let numbers: Vec<_> = text
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+            .map(|line| (line["start"].clone(), line["to_step"].clone()))
+            .collect();
+        assert_eq!(
+            numbers,
+            [
+                (0.into(), 0.into()),
+                (1.into(), 12.into()),
+                (2.into(), 12.into())
+            ]
+        );
+        let table = log.summary().unwrap();
+        let rows: Vec<_> = table.lines().collect();
+        assert_eq!(rows.len(), 4, "{table}");
+        assert!(
+            rows[1].contains("none") && rows[2].contains("1 to 12"),
+            "{table}"
+        );
+        assert!(
+            rows[3].ends_with("rank 1 ended by signal 9 (SIGKILL)"),
+            "{table}"
+        );
+    }
+}

@@ -1,0 +1,97 @@
+//! SIGINT, SIGTERM and SIGHUP of the launcher, for the world that runs or the time between two.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::error::LaunchError;
+use super::supervise::SupervisorEvent;
+use super::sys;
+
+/// Receives the signals, in a thread.
+pub struct TerminationSignals(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    received: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// The last signal.
+    signal: Option<i32>,
+    /// The world that runs.
+    world: Option<Sender<SupervisorEvent>>,
+}
+
+impl TerminationSignals {
+    /// Blocks the signals in this thread and those that it starts, and receives them. The ranks of a world have `grace`
+    /// seconds to stop.
+    pub fn listen(grace: f64) -> Result<Self, LaunchError> {
+        sys::block_termination_signals()
+            .map_err(LaunchError::system("signals cannot be blocked"))?;
+        let shared = Arc::new(Shared::default());
+        let receiver = shared.clone();
+        let listen = move || {
+            while let Ok(signal) = sys::wait_for_termination_signal() {
+                receiver.receive(signal, grace);
+            }
+        };
+        let builder = thread::Builder::new().name("signals".into());
+        let started = builder.spawn(listen);
+        started.map_err(LaunchError::system("a thread cannot be started"))?;
+        Ok(Self(shared))
+    }
+
+    /// Sends the signals to a world from now on, also one that was received before.
+    pub fn attach(&self, world: &Sender<SupervisorEvent>) {
+        let mut state = self.0.state.lock();
+        if let Some(signal) = state.signal {
+            let _ = world.send(SupervisorEvent::Interrupted(signal));
+        }
+        state.world = Some(world.clone());
+    }
+
+    /// The world has ended.
+    pub fn detach(&self) {
+        self.0.state.lock().world = None;
+    }
+
+    /// Waits so long, or until a signal has been received, which is returned.
+    pub fn wait(&self, time: Duration) -> Option<i32> {
+        let until = Instant::now() + time;
+        let mut state = self.0.state.lock();
+        while state.signal.is_none() {
+            if self.0.received.wait_until(&mut state, until).timed_out() {
+                break;
+            }
+        }
+        state.signal
+    }
+}
+
+impl Shared {
+    fn receive(&self, signal: i32, grace: f64) {
+        let mut state = self.state.lock();
+        let is_first = state.signal.is_none();
+        state.signal = Some(signal);
+        match &state.world {
+            None => eprintln!("\ninterrupted: no restart follows"),
+            Some(world) => {
+                if is_first {
+                    eprintln!(
+                        "\ninterrupted: the ranks have {grace} s to stop (interrupt again to kill them)"
+                    );
+                } else {
+                    eprintln!("\ninterrupted again: the ranks are killed");
+                }
+                let _ = world.send(SupervisorEvent::Interrupted(signal));
+            }
+        }
+        self.received.notify_all();
+    }
+}

@@ -1,0 +1,291 @@
+//! One world: its ranks, from the start of the first to the end of the last.
+
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use burn_megatron::comm::{FailureKind, Launch, Token};
+
+use super::args::LaunchArgs;
+use super::error::LaunchError;
+use super::exit_status::{RankExitStatus, signal_name};
+use super::monitor::{JobMonitor, RendezvousMonitor};
+use super::mpirun::Mpirun;
+use super::output::JobOutput;
+use super::plan::{LaunchPlan, Starter};
+use super::processes::{RankCommand, RankProcesses};
+use super::signals::TerminationSignals;
+use super::supervise::{
+    ActionHandler, JobFailure, Supervisor, SupervisorAction, SupervisorEvent, supervise,
+};
+use crate::terminal;
+
+/// The variable with the address of the rendezvous.
+const RENDEZVOUS: &str = "BURN_MEGATRON_RENDEZVOUS";
+/// The variable with the number of restarts before.
+const RESTART_COUNT: &str = "BURN_MEGATRON_RESTART_COUNT";
+
+/// Which start of a job a world is.
+#[derive(Clone, Debug)]
+pub struct Start {
+    /// From 0.
+    pub number: usize,
+    /// The id of the world; no other has it.
+    pub job: String,
+}
+
+impl Start {
+    /// The first start of a job.
+    pub fn first() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let seconds = since.unwrap_or_default().as_secs();
+        Self {
+            number: 0,
+            job: format!("{seconds:x}-{}.0", process::id()),
+        }
+    }
+
+    /// The start after this one.
+    pub fn next(&self) -> Self {
+        let number = self.number + 1;
+        let of_launch = self.job.split('.').next().unwrap_or_default();
+        Self {
+            number,
+            job: format!("{of_launch}.{number}"),
+        }
+    }
+}
+
+/// How a world ended.
+#[derive(Debug, Default)]
+pub struct WorldEnd {
+    /// The signal that stopped it.
+    pub interrupted: Option<i32>,
+    /// The first failure.
+    pub failure: Option<JobFailure>,
+    /// What the rendezvous knows of the failure.
+    pub kind: Option<FailureKind>,
+    /// The first line of the failure report.
+    pub report: Option<String>,
+    /// Whether any rank was started.
+    pub has_started: bool,
+    /// The closing lines, which were printed.
+    pub summary: Vec<String>,
+    /// The exit code.
+    pub code: u8,
+}
+
+/// Starts the ranks of a plan and waits for their end. No process is left.
+pub fn run(
+    args: &LaunchArgs,
+    plan: &LaunchPlan,
+    start: &Start,
+    signals: &TerminationSignals,
+) -> Result<WorldEnd, LaunchError> {
+    let output = JobOutput::new(plan.ranks, args.quiet_ranks, args.output_dir.as_deref())?;
+    let port = match plan.starter {
+        Starter::Spawn { port } => port,
+        Starter::Mpirun { .. } => 0,
+    };
+    let monitor = RendezvousMonitor::open(port, plan.ranks, &start.job, &plan.token)?;
+    let (events, happened) = mpsc::channel();
+    signals.attach(&events);
+    let command = RankCommand {
+        variables: variables(plan, start, &monitor.address())?,
+        words: plan.command.clone(),
+        ranks: plan.ranks,
+    };
+    let ranks = RankProcesses::new(command, output, events.clone())?;
+    let mpirun = match &plan.starter {
+        Starter::Spawn { .. } => {
+            for rank in 0..plan.ranks {
+                let _ = events.send(SupervisorEvent::RankReady(rank));
+            }
+            None
+        }
+        Starter::Mpirun { mpirun, arguments } => {
+            Some(Mpirun::start(mpirun, arguments, plan.ranks, events)?)
+        }
+    };
+
+    let grace = Duration::from_secs_f64(args.grace);
+    let mut supervisor = Supervisor::new(plan.ranks, mpirun.is_some(), grace, Instant::now());
+    let mut launcher = Launcher {
+        ranks,
+        mpirun,
+        has_started: false,
+    };
+    let over = AtomicBool::new(false);
+    let reported = thread::scope(|scope| {
+        let reporter = scope.spawn(|| report_failure(&monitor, &over));
+        supervise(&mut supervisor, &happened, &mut launcher, &monitor);
+        over.store(true, Ordering::Release);
+        reporter.join().unwrap_or_default()
+    });
+    signals.detach();
+    let has_started = launcher.has_started;
+    launcher.end(supervisor.failure.as_ref());
+    if let Some(rank) = monitor.failed_rank() {
+        supervisor.set_first_failure(rank);
+    }
+    // The report may have been made after the last poll.
+    let report = monitor.failure_report();
+    let summary = summary(&supervisor);
+    for line in report.iter().filter(|_| !reported).chain(&summary) {
+        eprintln!("{line}");
+    }
+    Ok(WorldEnd {
+        interrupted: supervisor.interrupted,
+        kind: monitor.failure_kind(),
+        report: report.and_then(|report| report.lines().next().map(str::to_owned)),
+        has_started,
+        summary,
+        code: exit_code(&supervisor),
+        failure: supervisor.failure,
+    })
+}
+
+/// The variables that are the same for all ranks.
+fn variables(
+    plan: &LaunchPlan,
+    start: &Start,
+    rendezvous: &str,
+) -> Result<Vec<(&'static str, String)>, LaunchError> {
+    let mut variables = vec![
+        (RENDEZVOUS, rendezvous.to_owned()),
+        (Token::VARIABLE, plan.token.reveal()),
+        (crate::ranks::ENGINE, plan.engine().to_owned()),
+        (Launch::JOB_ID, start.job.clone()),
+        (RESTART_COUNT, start.number.to_string()),
+    ];
+    if let Some(width) = terminal::width() {
+        // What a line has beside the name of its rank.
+        let name = "[rank ] ".len() + (plan.ranks - 1).to_string().len();
+        variables.push((terminal::VARIABLE, width.saturating_sub(name).to_string()));
+    }
+    if let Starter::Spawn { port } = plan.starter {
+        let port = match port {
+            0 => free_port().map_err(LaunchError::system("no free port for the ranks"))?,
+            port => port,
+        };
+        // For programs that know torchrun's variables.
+        variables.push(("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string()));
+        variables.push(("MASTER_PORT", port.to_string()));
+    }
+    Ok(variables)
+}
+
+/// A free port of this machine.
+fn free_port() -> io::Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    Ok(listener.local_addr()?.port())
+}
+
+/// Prints the failure report as soon as there is one, while ranks may still be running; returns whether there was one.
+fn report_failure(monitor: &dyn JobMonitor, over: &AtomicBool) -> bool {
+    while !over.load(Ordering::Acquire) {
+        if let Some(report) = monitor.failure_report() {
+            eprintln!("{report}");
+            return true;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    false
+}
+
+/// The running processes. It carries out the supervisor's decisions.
+struct Launcher {
+    ranks: RankProcesses,
+    mpirun: Option<Mpirun>,
+    /// Whether a rank was started.
+    has_started: bool,
+}
+
+impl Launcher {
+    /// Leaves no process, and prints what mpirun said if it is to blame for the failure.
+    fn end(self, failure: Option<&JobFailure>) {
+        self.ranks.end();
+        if let Some(mpirun) = self.mpirun {
+            if let Some(JobFailure::Starter(_) | JobFailure::NotStarted(_)) = failure {
+                mpirun.show_messages();
+            }
+            mpirun.end();
+        }
+    }
+}
+
+impl ActionHandler for Launcher {
+    fn handle(&mut self, action: SupervisorAction) {
+        match (action, &mut self.mpirun) {
+            (SupervisorAction::Start(rank), mpirun) => {
+                let variables = mpirun.as_mut().map(|mpirun| mpirun.variables(rank));
+                self.ranks.start(rank, variables.unwrap_or_default());
+                self.has_started = true;
+            }
+            (SupervisorAction::Signal(signal), _) => self.ranks.signal(signal),
+            (SupervisorAction::ReleaseStarter, Some(mpirun)) => mpirun.release(),
+            (SupervisorAction::TerminateStarter, Some(mpirun)) => mpirun.signal(libc::SIGTERM),
+            (SupervisorAction::KillStarter, Some(mpirun)) => mpirun.signal(libc::SIGKILL),
+            (_, _) => {}
+        }
+    }
+}
+
+/// The closing lines of a run that did not end normally.
+pub fn summary(supervisor: &Supervisor) -> Vec<String> {
+    let failure = supervisor.failure.as_ref().map(|failure| match failure {
+        JobFailure::Rank {
+            rank,
+            status,
+            after: Some(after),
+        } => {
+            let after = after.as_secs_f64();
+            match status {
+                RankExitStatus::Lost(why) => {
+                    format!("rank {rank} was lost after {after:.1} s: {why}")
+                }
+                // It never ran.
+                RankExitStatus::NotStarted(_) => format!("rank {rank} {status}"),
+                RankExitStatus::Code(_) | RankExitStatus::Signal(_) => {
+                    format!("rank {rank} {status} after {after:.1} s")
+                }
+            }
+        }
+        JobFailure::Rank { rank, status, .. } => format!("rank {rank} {status}"),
+        JobFailure::Starter(status) => format!("mpirun {status} before its ranks did"),
+        JobFailure::Guard(status) => format!("the guard process {status} before the ranks did"),
+        JobFailure::NotStarted(ranks) => format!("{} did not start in time", list(ranks)),
+    });
+    let killed = match &supervisor.killed[..] {
+        [] => None,
+        ranks => Some(format!("{} had to be killed", list(ranks))),
+    };
+    let stopped = supervisor
+        .interrupted
+        .map(|signal| format!("stopped by {}", signal_name(signal)));
+    [failure, killed, stopped].into_iter().flatten().collect()
+}
+
+fn list(ranks: &[usize]) -> String {
+    let numbers: Vec<_> = ranks.iter().map(usize::to_string).collect();
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{noun} {}", numbers.join(", "))
+}
+
+/// The exit code of a run.
+pub fn exit_code(supervisor: &Supervisor) -> u8 {
+    match (&supervisor.failure, supervisor.interrupted) {
+        (_, Some(signal)) => RankExitStatus::Signal(signal).exit_code(),
+        (None, None) => 0,
+        (Some(JobFailure::Rank { status, .. }), None) => status.exit_code(),
+        // Exiting before the ranks is a failure even with exit code 0.
+        (Some(JobFailure::Starter(status) | JobFailure::Guard(status)), None) => {
+            status.exit_code().max(1)
+        }
+        (Some(JobFailure::NotStarted(_)), None) => 1,
+    }
+}

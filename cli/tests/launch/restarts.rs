@@ -1,0 +1,160 @@
+//! Jobs that are started again: new worlds, how many, and what is not started again.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use super::run::{Run, Way, both_ways, launch, until};
+
+/// Flags for so many restarts.
+fn restarts(count: &str) -> Vec<&str> {
+    vec!["--max-restarts", count, "--restart-delay", "0.1"]
+}
+
+/// Each world has a token and an id of its own, and begins when nothing is left of the one before.
+#[test]
+fn a_job_that_a_signal_ended_is_started_again() {
+    both_ways(|way| {
+        let child = tempfile::NamedTempFile::new().unwrap();
+        let child = child.path().display();
+        let script = format!(
+            "echo world $BURN_MEGATRON_RESTART_COUNT $BURN_MEGATRON_JOB_ID $BURN_MEGATRON_TOKEN
+            case $BURN_MEGATRON_RESTART_COUNT$R in
+                01) sleep 81 & echo $! > {child}; kill -9 $$ ;;
+                1*) kill -0 $(cat {child}) 2> /dev/null && echo left ;;
+            esac
+            exit 0"
+        );
+        let ended = launch(way, 2, &restarts("2"), &script).end();
+        ended.code(0);
+        assert!(!ended.out().contains("left"), "{}", ended.out());
+        let world = |number: &str| {
+            let start = format!("world {number} ");
+            let lines = ended.out().lines();
+            let worlds = lines.filter_map(|line| line.split_once(&start).map(|(_, world)| world));
+            let worlds: BTreeSet<_> = worlds.collect();
+            assert_eq!(worlds.len(), 1, "{}", ended.out());
+            worlds.into_iter().next().unwrap().to_owned()
+        };
+        let words = |world: String| world.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let [first, second] = ["0", "1"].map(|number| words(world(number)));
+        assert_ne!(first[1], second[1], "the tokens");
+        let id = first[0].strip_suffix(".0").unwrap();
+        assert_eq!(second[0], format!("{id}.1"));
+        for line in [
+            "rank 1 ended by signal 9 (SIGKILL) after ",
+            "a process was ended by a signal, which may pass\n",
+            "restart 1 of 2 in 0.1 s\n",
+        ] {
+            assert!(ended.err.contains(line), "{line}: {}", ended.err);
+        }
+        let last = ended.err.lines().last().unwrap();
+        assert!(
+            last.starts_with("1 ") && last.ends_with("complete"),
+            "{last}"
+        );
+    });
+}
+
+#[test]
+fn what_would_occur_again_is_not_started_again() {
+    for (script, code, why) in [
+        ("exit 1", 1, "an error of a rank, which would occur again"),
+        ("exit 2", 2, "wrong usage, which would be the same again"),
+        ("exit 130", 130, "interrupted"),
+    ] {
+        let ended = launch(Way::Own, 1, &restarts("3"), script).end();
+        ended.code(code);
+        ended.summary(&[&format!("not restarted: {why}")]);
+        assert!(!ended.err.contains("restart 1"), "{}", ended.err);
+    }
+    let ended = launch(Way::Own, 1, &restarts("2"), "kill -11 $$").end();
+    ended.code(139);
+    let why = "not restarted: the 2 restarts of --max-restarts are used up\n";
+    assert!(ended.err.contains(why), "{}", ended.err);
+    assert_eq!(
+        ended.err.matches("ended by signal 11").count(),
+        3 + 3,
+        "{}",
+        ended.err
+    );
+}
+
+#[test]
+fn ctrl_c_ends_the_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let began = folder.path().join("began");
+    let script = format!(
+        "trap 'exit 0' TERM; touch {}; while :; do sleep 0.05; done",
+        began.display()
+    );
+    let run = launch(Way::Own, 1, &restarts("3"), &script);
+    until(|| began.exists());
+    run.signal(libc::SIGINT);
+    let ended = run.end();
+    ended.code(130);
+    ended.summary(&["stopped by signal 2 (SIGINT)", "not restarted: interrupted"]);
+
+    // Between two worlds.
+    fs::remove_file(&began).unwrap();
+    let script = format!("touch {}; kill -9 $$", began.display());
+    let flags = ["--max-restarts", "3", "--restart-delay", "60"];
+    let run = launch(Way::Own, 1, &flags, &script);
+    until(|| began.exists());
+    until(|| has_no_guard(&run));
+    run.signal(libc::SIGTERM);
+    let ended = run.end();
+    ended.code(143);
+    ended.summary(&["stopped by signal 15 (SIGTERM)"]);
+    let said = "interrupted: no restart follows";
+    assert!(ended.err.contains(said), "{}", ended.err);
+}
+
+/// The guard ends with its world.
+fn has_no_guard(run: &Run) -> bool {
+    let mut processes = run.processes().into_iter();
+    !processes.any(|(_, called)| called.starts_with("/bin/sh"))
+}
+
+#[test]
+fn each_start_has_as_many_ranks_as_there_are_slots() {
+    let folder = tempfile::tempdir().unwrap();
+    let (slots, discovery) = (folder.path().join("slots"), folder.path().join("discovery"));
+    fs::write(&slots, "localhost:4").unwrap();
+    fs::write(&discovery, format!("#!/bin/sh\ncat {}\n", slots.display())).unwrap();
+    fs::set_permissions(&discovery, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut flags = restarts("3");
+    let discovery = discovery.display().to_string();
+    flags.extend(["--elastic", "2:4", "--host-discovery-script", &discovery]);
+    // The slots of the next start are set by a rank that then fails.
+    let script = |last: &str| {
+        let next =
+            format!("case $BURN_MEGATRON_RESTART_COUNT in 0) n=2 ;; 1) n=9 ;; *) {last} ;; esac");
+        format!(
+            "echo $BURN_MEGATRON_RESTART_COUNT $WORLD_SIZE\n[ $R = 0 ] || exit 0\n{next}\necho localhost:$n > {}\nkill -9 $$",
+            slots.display()
+        )
+    };
+    let ended = launch(Way::Own, 4, &flags, &script("exit 0")).end();
+    ended.code(0);
+    let sizes = |start: &str| {
+        let lines = ended.out().lines().map(|line| &line["[rank 0] ".len()..]);
+        lines
+            .filter(|line| line.starts_with(start))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(sizes("0"), ["0 4"; 4]);
+    assert_eq!(sizes("1"), ["1 2"; 2]);
+    assert_eq!(sizes("2"), ["2 4"; 4]);
+    assert!(
+        ended.err.contains("starting 2 ranks on 2 slots\n"),
+        "{}",
+        ended.err
+    );
+    fs::write(&slots, "localhost:4").unwrap();
+    let ended = launch(Way::Own, 4, &flags, &script("n=1")).end();
+    ended.code(1);
+    let none = "error: no number of ranks of --elastic 2:4 fits: slots for only 1 rank; these numbers of ranks would: 1, 2, 3,";
+    assert!(ended.err.contains(none), "{}", ended.err);
+}

@@ -1,0 +1,314 @@
+//! Runs whose processes are killed, and that `launch --max-restarts` starts again: each sample is used once.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use burn_megatron::checkpoint::Checkpoint;
+use burn_megatron::train::metrics::{MetricsRecord, StepMetrics, read_metrics};
+use serde_json::Value;
+
+use crate::processes::{Ended, PROGRAM, Stage, end, run, start};
+
+/// The time for a run to reach its next kill, and for one to end.
+const PATIENCE: Duration = Duration::from_secs(120);
+const RANKS: usize = 4;
+/// SIGSEGV and SIGBUS from outside do not end a Rust program: its handler returns.
+const SIGNALS: [i32; 3] = [libc::SIGKILL, libc::SIGABRT, libc::SIGILL];
+/// The slots of the starts of an elastic run; three ranks cannot hold the global batch.
+const SLOTS: [usize; 4] = [2, 4, 1, 3];
+
+/// A run with kills.
+struct Killed {
+    stage: Stage,
+    kills: usize,
+    /// The steps from a start to its kill, at least.
+    every: usize,
+    is_elastic: bool,
+}
+
+impl Killed {
+    fn new(name: &str, kills: usize, is_elastic: bool) -> Self {
+        Self {
+            stage: Stage::new(name),
+            kills,
+            every: 8,
+            is_elastic,
+        }
+    }
+
+    fn flags(&self) -> Vec<String> {
+        // A kill may come a few steps late.
+        let steps = (self.every + 4) * (self.kills + 2);
+        let text = format!(
+            "--dp {RANKS} --pp 1 --tp 1 --precision f64 --compute-threads 1 --steps {steps} --save-every 5 --keep-last 2"
+        );
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    /// The same run without kills, on threads.
+    fn undisturbed(&self) {
+        let mut command = self.stage.command(PROGRAM);
+        let command = self.stage.pretrain(&mut command, "undisturbed");
+        let ended = run(command.args(self.flags()), PATIENCE);
+        assert_eq!(ended.code, Some(0), "{}", ended.all());
+    }
+
+    fn start(&self) -> Child {
+        let mut command = self.stage.command(PROGRAM);
+        let (ranks, kills) = (RANKS.to_string(), self.kills.to_string());
+        command.args(["launch", "--ranks", &ranks, "--max-restarts", &kills]);
+        command.args(["--restart-delay", "0.1"]);
+        if self.is_elastic {
+            self.set_slots(RANKS);
+            let script = self.stage.path().join("discovery.sh");
+            fs::write(&script, "#!/bin/sh\necho localhost:$(cat slots)\n").unwrap();
+            fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+            command.args(["--elastic", "1:4", "--host-discovery-script"]);
+            command.arg(script);
+        }
+        command.arg("--");
+        let command = self.stage.pretrain(&mut command, "run");
+        start(command.args(self.flags()))
+    }
+
+    fn set_slots(&self, slots: usize) {
+        fs::write(self.stage.path().join("slots"), slots.to_string()).unwrap();
+    }
+
+    /// Runs to the end, with the kills.
+    fn run(&self) -> Ended {
+        let child = self.start();
+        let mut target = self.every;
+        for kill in 0..self.kills {
+            let reached = self.await_step(target);
+            if self.is_elastic {
+                self.set_slots(SLOTS[kill % SLOTS.len()]);
+            }
+            let (process, called) = self.victim(kill);
+            // SAFETY: no pointers.
+            unsafe { libc::kill(process as i32, SIGNALS[kill % SIGNALS.len()]) };
+            println!("kill {kill} after step {reached}: {process} {called:.60}");
+            target = reached + self.every;
+        }
+        end(child, PATIENCE)
+    }
+
+    /// Waits until the run has made a step, and returns the last one.
+    fn await_step(&self, step: usize) -> usize {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let last = steps(&self.stage.path().join("run"))
+                .last()
+                .map_or(0, |metrics| metrics.step);
+            if last >= step {
+                return last;
+            }
+            assert!(
+                Instant::now() < until,
+                "step {step} was not reached, but {last}"
+            );
+            sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// A rank, now and then mpirun or the guard process.
+    fn victim(&self, kill: usize) -> (u32, String) {
+        let rank = format!("{PROGRAM} pretrain");
+        let starts = match kill % 10 {
+            5 => "/bin/sh -c trap '' HUP",
+            8 => "mpirun",
+            _ => &rank,
+        };
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let mut living = self.stage.living();
+            living.retain(|(_, called)| {
+                called.starts_with(starts) || (starts == "mpirun" && called.contains("bin/mpirun "))
+            });
+            if !living.is_empty() {
+                return living.swap_remove(kill % living.len());
+            }
+            assert!(Instant::now() < until, "no process {starts}");
+        }
+    }
+
+    /// Checks that every step was made with the samples of the undisturbed run, and what is recorded.
+    fn check(&self, ended: &Ended) {
+        assert_eq!(ended.code, Some(0), "{}", ended.all());
+        self.stage.expect_nothing_left(Duration::from_secs(5));
+        let path = |name: &str| self.stage.path().join(name);
+        let [wanted, found] = ["undisturbed", "run"].map(|name| {
+            let checkpoint = Checkpoint::open(path(name)).unwrap();
+            (steps(&path(name)), checkpoint.metadata().state.clone())
+        });
+        assert_eq!(
+            found.1, wanted.1,
+            "the state, with the samples that were taken"
+        );
+        assert_eq!(found.0.len(), wanted.0.len());
+        if self.is_elastic {
+            let mut largest = 0.0f64;
+            for (found, wanted) in found.0.iter().zip(&wanted.0) {
+                assert_eq!((found.step, found.tokens), (wanted.step, wanted.tokens));
+                for (a, b) in [
+                    (found.loss, wanted.loss),
+                    (found.gradient_norm, wanted.gradient_norm),
+                ] {
+                    largest = largest.max((a / b - 1.0).abs());
+                }
+            }
+            println!("largest relative difference of loss and gradient norm: {largest:.1e}");
+            assert!(largest < 1e-10, "{largest}");
+        } else {
+            assert_eq!(found.0, wanted.0);
+        }
+        let starts = self.stage.read("run/restarts.jsonl");
+        let starts: Vec<Value> = starts
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(starts.len(), self.kills + 1, "{starts:#?}");
+        for (number, start) in starts.iter().enumerate() {
+            assert_eq!(start["start"], number);
+            let is_last = number == self.kills;
+            assert_eq!(
+                start["verdict"],
+                if is_last { "complete" } else { "signal" },
+                "{start}"
+            );
+            let ranks = match number {
+                _ if !self.is_elastic => RANKS,
+                0 => RANKS,
+                number => [2, 4, 1, 2][(number - 1) % 4],
+            };
+            assert_eq!(start["ranks"], ranks, "{start}");
+        }
+        let restarts = format!("restart {} of {}", self.kills, self.kills);
+        assert!(ended.errors.contains(&restarts), "{}", ended.errors);
+    }
+}
+
+/// The steps of a run, without those that were repeated.
+fn steps(run: &Path) -> Vec<StepMetrics> {
+    let records = read_metrics(&run.join("metrics.jsonl")).unwrap_or_default();
+    let steps = records.into_iter().filter_map(|record| match record {
+        MetricsRecord::Step(metrics) => Some(metrics),
+        _ => None,
+    });
+    steps.collect()
+}
+
+fn expect_every_sample_once(name: &str, kills: usize, is_elastic: bool) {
+    let killed = Killed::new(name, kills, is_elastic);
+    killed.undisturbed();
+    let began = Instant::now();
+    let ended = killed.run();
+    println!("{kills} kills, {:.1} s", began.elapsed().as_secs_f64());
+    killed.check(&ended);
+}
+
+#[test]
+fn a_killed_run_has_the_bits_of_one_that_was_not() {
+    expect_every_sample_once("restarts", 2, false);
+}
+
+#[test]
+fn a_killed_run_goes_on_with_other_numbers_of_ranks() {
+    expect_every_sample_once("elastic", 2, true);
+}
+
+/// Among them mpirun and the guard process.
+#[test]
+#[ignore = "slow: run by cargo xtask test --all"]
+fn fifty_kills() {
+    expect_every_sample_once("fifty", 50, false);
+}
+
+#[test]
+#[ignore = "slow: run by cargo xtask test --all"]
+fn fifty_kills_with_other_numbers_of_ranks() {
+    expect_every_sample_once("fifty-elastic", 50, true);
+}
+
+/// A rank that is stopped, and one that leaves out a call.
+#[test]
+#[ignore = "slow: run by cargo xtask test --all"]
+fn a_run_goes_on_after_a_rank_was_lost() {
+    let stage = Stage::new("lost");
+    for (run_dir, fault) in [("stopped", "stop"), ("dropped", "drop")] {
+        let mut command = stage.command(PROGRAM);
+        command.args(["launch", "--ranks", "2", "--max-restarts", "1", "--"]);
+        let command = stage.pretrain(&mut command, run_dir);
+        let fault = format!("{fault}@rank=1,step=4,call=0");
+        command.args([
+            "--dp",
+            "2",
+            "--save-every",
+            "2",
+            "--timeout",
+            "6",
+            "--inject",
+            &fault,
+        ]);
+        let ended = run(command.args(["--heartbeat-timeout", "3"]), PATIENCE);
+        assert_eq!(ended.code, Some(0), "{}", ended.all());
+        for line in [
+            "in step 4: a rank was lost, which may pass",
+            "restart 1 of 1 in 1.0 s from step 2",
+        ] {
+            assert!(ended.errors.contains(line), "{line}: {}", ended.all());
+        }
+        stage.expect_nothing_left(Duration::from_secs(5));
+    }
+}
+
+/// What would occur again is not repeated, and a run without the folder that it resumes in is refused.
+#[test]
+fn an_error_of_a_rank_is_not_repeated() {
+    let stage = Stage::new("no-restart");
+    let launch = |flags: &[&str]| -> Command {
+        let mut command = stage.command(PROGRAM);
+        command.args([
+            "launch",
+            "--ranks",
+            "2",
+            "--max-restarts",
+            "3",
+            "--restart-delay",
+            "0.1",
+            "--",
+        ]);
+        stage
+            .pretrain(&mut command, "run")
+            .args(["--dp", "2"])
+            .args(flags);
+        command
+    };
+    let ended = run(
+        &mut launch(&["--inject", "error@rank=1,step=2,call=0"]),
+        PATIENCE,
+    );
+    assert_eq!(ended.code, Some(1), "{}", ended.all());
+    let why = "not restarted: an error of a rank, which would occur again";
+    assert!(ended.errors.contains(why), "{}", ended.all());
+    stage.expect_nothing_left(Duration::from_secs(5));
+
+    // A panic may pass: the fault is not injected again.
+    fs::remove_dir_all(stage.path().join("run")).unwrap();
+    let ended = run(
+        &mut launch(&["--inject", "panic@rank=1,step=2,call=0"]),
+        PATIENCE,
+    );
+    assert_eq!(ended.code, Some(0), "{}", ended.all());
+    for line in [
+        "in step 2: a rank panicked",
+        "restart 1 of 3 in 0.1 s from step 0",
+    ] {
+        assert!(ended.errors.contains(line), "{line}: {}", ended.all());
+    }
+    stage.expect_nothing_left(Duration::from_secs(5));
+}
