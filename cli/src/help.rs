@@ -7,7 +7,7 @@ use toml::Value;
 use crate::recipe::Recipe;
 
 /// The flags that override a key of the recipe, and the key.
-const KEYS: [(&str, &str); 65] = [
+const KEYS: [(&str, &str); 68] = [
     ("data", "data.path"),
     ("tokenizer", "data.tokenizer"),
     ("split", "data.split"),
@@ -67,6 +67,9 @@ const KEYS: [(&str, &str); 65] = [
     ("offload_optimizer", "memory.offload.optimizer"),
     ("offload_activations", "memory.offload.activations"),
     ("offload_prefetch", "memory.offload.prefetch"),
+    ("nccl_eager_init", "nccl.eager_init"),
+    ("nccl_group", "nccl.groups"),
+    ("nccl_registered", "nccl.registered_buffers"),
     ("save_every", "checkpoint.every"),
     ("keep_last", "checkpoint.keep_last"),
     ("keep_every", "checkpoint.keep_every"),

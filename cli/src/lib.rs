@@ -33,6 +33,7 @@ mod layers;
 mod lora;
 mod memory;
 mod memory_limit;
+mod nccl;
 mod nodes;
 mod numbers;
 mod origins;

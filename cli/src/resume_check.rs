@@ -12,11 +12,12 @@ use crate::recipe::{Recipe, RecipeOf};
 use crate::retired;
 
 /// Keys and tables that may always differ: layout, paths, output.
-const MAY_DIFFER: [&str; 33] = [
+const MAY_DIFFER: [&str; 34] = [
     "parallel",
     "kernels",
     "lora.base_model",
     "memory",
+    "nccl",
     "sample",
     "checkpoint",
     "data.path",
