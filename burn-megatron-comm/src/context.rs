@@ -29,13 +29,15 @@ pub struct ParallelContext {
     /// The groups made on demand, shared by all clones.
     others: Arc<Mutex<Groups>>,
     /// Those inside of nodes and between them, by the group of which they are parts.
-    nodes: Arc<Mutex<BTreeMap<GroupShape, NodeGroups>>>,
+    nodes: Arc<Mutex<BTreeMap<GroupKey, NodeGroups>>>,
     /// Whether the world is not running, so that the groups of other ranks are not listed: there may be many.
     is_offline: bool,
 }
 
-/// Communicators by the groups into which they split the ranks.
-type Groups = BTreeMap<GroupShape, Arc<dyn Communicator>>;
+/// The groups into which the ranks are split, and whether tokens of experts travel over them.
+type GroupKey = (GroupShape, bool);
+
+type Groups = BTreeMap<GroupKey, Arc<dyn Communicator>>;
 
 /// The parts of a group that lies on several nodes, with equally many ranks on each.
 #[derive(Clone, Debug)]
@@ -235,8 +237,9 @@ impl ParallelContext {
     ///
     /// The communicator is made by the first call and cached; clones of the context share the cache. Axes of
     /// size 1 do not count, and two sets of axes with the same groups have one communicator: without context
-    /// parallelism that of context and data is [`data`](Self::data). A new one is named by its axes in errors
-    /// and reports, such as `tensor x context`, and `expert: data` in the expert grid.
+    /// parallelism that of context and data is [`data`](Self::data); groups over which tokens of
+    /// experts travel share none with others.
+    /// A new one is named by its axes in errors and reports, such as `tensor x context`, and `expert: data` in the expert grid.
     ///
     /// Collective, with the same grid and axes, in the same order among all such calls: without the pipeline
     /// axis on all ranks of the [`stage`](Self::stage), so that layers of one stage can ask for groups that
@@ -267,14 +270,14 @@ impl ParallelContext {
         if let Some(standard) = self.standard(grid, axes) {
             return Ok(self.standard_group(standard).clone());
         }
-        let shape = self.mesh().group_shape(grid, axes);
+        let key = self.key(grid, axes);
         let mut others = self.others.lock();
-        if let Some(comm) = others.get(&shape) {
+        if let Some(comm) = others.get(&key) {
             return Ok(comm.clone());
         }
         let own = self.is_offline.then(|| self.rank());
         let comm = self.create(grid, axes, &listed_groups(self.mesh(), grid, axes, own))?;
-        others.insert(shape, comm.clone());
+        others.insert(key, comm.clone());
         Ok(comm)
     }
 
@@ -298,9 +301,9 @@ impl ParallelContext {
         let Some(own) = self.mesh().members_per_node(ranks) else {
             return Ok(None);
         };
-        let shape = self.mesh().group_shape(grid, axes);
+        let key = self.key(grid, axes);
         let mut nodes = self.nodes.lock();
-        if let Some(found) = nodes.get(&shape) {
+        if let Some(found) = nodes.get(&key) {
             return Ok(Some(found.clone()));
         }
         let names = ["in a node", "between nodes"].map(|part| format!("{name} {part}"));
@@ -310,7 +313,7 @@ impl ParallelContext {
             intra_node,
             inter_node,
         };
-        nodes.insert(shape, found.clone());
+        nodes.insert(key, found.clone());
         Ok(Some(found))
     }
 
@@ -346,12 +349,25 @@ impl ParallelContext {
             return Some(*standard);
         }
         let mesh = self.mesh();
-        if mesh.without_trivial_axes(grid, axes).is_empty() {
+        if mesh.without_trivial_axes(grid, axes).is_empty() || self.is_for_tokens(grid, axes) {
             return None;
         }
         let shape = mesh.group_shape(grid, axes);
         let same = |(_, axes): &&(Standard, AxisSet)| mesh.group_shape(Grid::Dense, *axes) == shape;
         STANDARD.iter().find(same).map(|(standard, _)| *standard)
+    }
+
+    /// Whether tokens of experts travel over these axes. Such a group has a communicator of its own, which an engine may
+    /// run before sums of gradients.
+    fn is_for_tokens(&self, grid: Grid, axes: AxisSet) -> bool {
+        let axes = self.mesh().without_trivial_axes(grid, axes);
+        axes.contains(Axis::Expert) && !axes.contains(Axis::Data)
+    }
+
+    /// By what a group that is made on demand is cached.
+    fn key(&self, grid: Grid, axes: AxisSet) -> GroupKey {
+        let shape = self.mesh().group_shape(grid, axes);
+        (shape, self.is_for_tokens(grid, axes))
     }
 
     fn standard_group(&self, standard: Standard) -> &Arc<dyn Communicator> {
@@ -407,7 +423,7 @@ impl ParallelContext {
             Some(Standard::World) => self.world = comm,
             None => {
                 let mut others = self.others.lock().clone();
-                others.insert(self.mesh().group_shape(grid, axes), comm);
+                others.insert(self.key(grid, axes), comm);
                 self.others = Arc::new(Mutex::new(others));
             }
         }

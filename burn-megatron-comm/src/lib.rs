@@ -33,6 +33,7 @@ mod engines;
 mod error;
 pub mod launch;
 pub mod mesh;
+mod nccl_config;
 mod pending;
 mod pool;
 pub mod probe;
@@ -55,6 +56,10 @@ pub use engines::reduce::sum_parts_in_f32;
 pub use engines::single_rank::SingleRank;
 pub use error::{CommError, raise};
 pub use launch::{Address, AddressError, Launch, LaunchEnvError, Launcher};
+pub use nccl_config::{
+    MAX_CTAS, NcclConfig, NcclConfigError, NcclGroup, NcclGroupConfig, NcclGroupSetting,
+    RegisteredBuffers,
+};
 pub use pending::Pending;
 pub use pool::{BufferPool, MIN_POOLED_LEN};
 #[doc(hidden)]

@@ -34,6 +34,7 @@ mod layers;
 mod lora;
 mod memory;
 mod memory_limit;
+mod nccl;
 mod nodes;
 mod numbers;
 mod origins;

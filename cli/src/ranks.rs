@@ -4,11 +4,12 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use burn_megatron::comm::{Engine, Launch, World, WorldError};
+use burn_megatron::comm::{Engine, Launch, NcclConfig, World, WorldError};
 use burn_megatron::device::DeviceKind;
 use clap::Args;
 
 use crate::error::Error;
+use crate::nccl::NcclArgs;
 
 /// Flags of the communication between ranks.
 #[derive(Args)]
@@ -42,9 +43,9 @@ pub struct RankArgs {
     /// By default BURN_MEGATRON_TOKEN; not needed under `launch` and mpirun.
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub token_file: Option<PathBuf>,
-    /// Register buffers with NCCL for large tensors; the header says whether it did.
-    #[arg(long, hide_short_help = true)]
-    pub nccl_registered: bool,
+    /// The settings of NCCL.
+    #[command(flatten)]
+    pub nccl: NcclArgs,
 }
 
 /// The variable with the engine for ranks that `launch` starts.
@@ -76,24 +77,30 @@ pub fn set_up(args: &RankArgs, device: DeviceKind, wanted: usize) -> Result<Rank
             .map_err(|error| format!("{ENGINE}: {error}"))
     });
     let engine = args.engine.or(engine.transpose()?);
-    if args.nccl_registered && (device != DeviceKind::Cuda || launch.is_none()) {
-        return Err(
-            "--nccl-registered applies to processes with --engine nccl only; remove it".into(),
-        );
-    }
     let ranks = match (launch, engine) {
         (None, None | Some(Engine::Threads)) => threads(wanted)?,
         (None, Some(_)) => return Err(WorldError::NotLaunched.into()),
         (Some(launch), None | Some(Engine::Threads)) if launch.world_size == 1 => threads(wanted)?,
         (Some(launch), engine) => processes(launch, engine, device, wanted)?,
     };
+    if let Some(flag) = args
+        .nccl
+        .first_flag()
+        .filter(|_| ranks.engine != Engine::Nccl)
+    {
+        return Err(
+            format!("{flag} applies to processes with --engine nccl only; remove it").into(),
+        );
+    }
+    let mut nccl = NcclConfig::default();
+    args.nccl.apply(&mut nccl);
     let world = ranks
         .world
         .deadline(seconds("timeout", args.deadline)?)
         .first_deadline(seconds("first-timeout", args.first_deadline)?)
         .heartbeat_timeout(seconds("heartbeat-timeout", args.heartbeat_timeout)?)
         .grace(FAILURE_GRACE)
-        .registered_buffers(args.nccl_registered);
+        .nccl(nccl);
     Ok(RankSetup { world, ..ranks })
 }
 

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use burn_megatron::bounded;
 use burn_megatron::choice::KernelChoices;
+use burn_megatron::comm::NcclConfig;
 use burn_megatron::data_parallel::DataParallelConfig;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::fp8::Fp8Config;
@@ -60,6 +61,9 @@ pub struct RecipeOf<M> {
     pub lora: Option<LoraConfig>,
     /// What saves memory.
     pub memory: MemoryConfig,
+    /// The engine NCCL; other engines have no such settings.
+    #[serde(skip_serializing_if = "NcclConfig::is_default")]
+    pub nccl: NcclConfig,
     /// The training run, without its [`DataParallelConfig`]: see [`Recipe::train_config`].
     pub train: TrainConfig,
     /// The text that is generated at its end.
@@ -81,6 +85,7 @@ impl<M: Default> Default for RecipeOf<M> {
             fp8: Default::default(),
             lora: None,
             memory: Default::default(),
+            nccl: Default::default(),
             train: Default::default(),
             sample: Default::default(),
             data: Default::default(),
@@ -154,6 +159,7 @@ impl RecipeOf<Table> {
             fp8: self.fp8,
             lora: self.lora,
             memory: self.memory,
+            nccl: self.nccl,
             train: self.train,
             sample: self.sample,
             data: self.data,

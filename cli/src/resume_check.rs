@@ -12,11 +12,12 @@ use crate::recipe::{Recipe, RecipeOf};
 use crate::{determinism, retired};
 
 /// Keys and tables that may always differ: layout, paths, output.
-const MAY_DIFFER: [&str; 35] = [
+const MAY_DIFFER: [&str; 36] = [
     "parallel",
     "kernels",
     "lora.base_model",
     "memory",
+    "nccl",
     "sample",
     "checkpoint",
     "data.path",

@@ -6,6 +6,7 @@ mod blas;
 mod book;
 mod check;
 mod check_cuda;
+mod check_nccl;
 mod emulate;
 #[cfg(unix)]
 mod first_hour;
@@ -94,6 +95,13 @@ enum Command {
     /// folder. Missing ones are installed there with pip (about 330 MB), and on Debian and Ubuntu,
     /// as root, a missing pip with apt-get.
     CheckCuda(Options),
+    /// Check the engine NCCL against NCCL 2.18 and 2.30, without a GPU.
+    ///
+    /// Each header: functions, layouts and numbers, by assertions that the system's C compiler (cc) checks. Each library:
+    /// its functions, its version, unique ids, and the error of a communicator without a GPU. Both are in NVIDIA's
+    /// wheels, which are installed with pip in nccl-wheels in the target folder (about 500 MB). Needs Linux. Not part of
+    /// `ci`.
+    CheckNccl,
     /// Run the CUDA build without a GPU, on an emulated one.
     ///
     /// Kernels are compiled as on a GPU, by NVIDIA's NVRTC, and their PTX is run by tools/emulator/,
@@ -134,7 +142,7 @@ enum Command {
     /// Not part of `ci`; needs Linux.
     #[cfg(unix)]
     Soak(soak::Options),
-    /// Everything above but emulate, gpu, first-hour and soak: format, words, lint, docs, book, package, test, cuda,
+    /// Everything above but check-nccl, emulate, gpu, first-hour and soak: format, words, lint, docs, book, package, test, cuda,
     /// small build, check-cuda, recipe.
     ///
     /// The kernels are compiled for sm_90a only, and the recipe runs in the dev profile, with the build of the tests.
@@ -161,6 +169,7 @@ fn main() -> ExitCode {
         Command::CheckCuda(options) => {
             check_cuda::run(&options, Compilers::Needed, &root, &mut report);
         }
+        Command::CheckNccl => check_nccl::run(&root, &mut report),
         Command::Emulate(options) => {
             emulate::run(&options, Compilers::Needed, &root, &mut report);
         }

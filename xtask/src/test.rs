@@ -149,9 +149,9 @@ fn build(root: &Path, features: &str) -> Result<Vec<TestBinary>, String> {
     binaries::build(cargo(root, &[&what[..], &[features]].concat()))
 }
 
-/// Builds all programs in the dev profile, with the tests, whose build has all that they need.
-pub fn build_programs(root: &Path) -> Result<(), String> {
-    build(root, &features(true, mpi::missing().is_empty())).map(drop)
+/// Builds all programs in the dev profile, with the tests, whose build has all that they need; returns the tests.
+pub fn build_programs(root: &Path) -> Result<Vec<TestBinary>, String> {
+    build(root, &features(true, mpi::missing().is_empty()))
 }
 
 /// Tests of one binary, where possible with the time of each, which is an unstable option of the harness.

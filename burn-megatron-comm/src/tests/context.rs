@@ -54,8 +54,9 @@ fn groups_are_named_by_their_axes_and_have_their_ranks() {
             "tensor [4, 5]",
             "data [1, 5]",
             "stage [0, 1, 2, 3, 4, 5, 6, 7]",
-            // The same ranks as tensor x context.
-            "tensor x context [4, 5, 6, 7]",
+            // The same ranks as tensor x context, but for tokens of experts.
+            "expert: expert x expert-tensor [4, 5, 6, 7]",
+            // The same as context x data.
             "context x data [1, 3, 5, 7]",
         ]
     );

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::Engine;
 use crate::error::CommError;
 use crate::launch::{LaunchEnvError, Launcher};
+use crate::nccl_config::NcclConfigError;
 use crate::rendezvous::RendezvousError;
 
 /// Why a world failed.
@@ -34,6 +35,9 @@ pub enum WorldError {
         /// The maximum.
         limit: usize,
     },
+    /// Settings that NCCL does not take.
+    #[error(transparent)]
+    Nccl(#[from] NcclConfigError),
     /// A rank returned an error, panicked or [raised](crate::raise) one, which ended all ranks.
     #[error("rank {rank} failed: {message}\n{positions}\n{}", log_line(.call_log))]
     RankFailed {

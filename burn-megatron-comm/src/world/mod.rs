@@ -17,6 +17,7 @@ use std::time::Duration;
 use tracing::{Dispatch, dispatcher};
 
 use crate::launch::Launch;
+use crate::nccl_config::NcclConfig;
 use crate::rendezvous::MIN_HEARTBEAT_TIMEOUT;
 use crate::report::flight_recorder::Deadlines;
 pub use error::{RankPanic, WorldError};
@@ -36,7 +37,7 @@ pub struct World {
     heartbeat_timeout: Duration,
     compute_threads: usize,
     grace: Option<Duration>,
-    registered_buffers: bool,
+    nccl: NcclConfig,
     call_log_dir: PathBuf,
 }
 
@@ -134,7 +135,7 @@ impl World {
             heartbeat_timeout: Duration::from_secs(30),
             grace: None,
             compute_threads: (cores / local_ranks).clamp(1, MAX_COMPUTE_THREADS),
-            registered_buffers: false,
+            nccl: NcclConfig::default(),
             call_log_dir: env::temp_dir(),
         }
     }
@@ -186,13 +187,10 @@ impl World {
         Self { grace, ..self }
     }
 
-    /// Sets whether NCCL uses registered buffers for large tensors; off by default. [`Rank::engine`] reports
-    /// whether they are in use. Ignored for other engines.
-    pub fn registered_buffers(self, registered_buffers: bool) -> Self {
-        Self {
-            registered_buffers,
-            ..self
-        }
+    /// Sets the settings of the engine `nccl`. [`Rank::engine`] reports which registered buffers and streams are in use.
+    /// Ignored for other engines.
+    pub fn nccl(self, nccl: NcclConfig) -> Self {
+        Self { nccl, ..self }
     }
 
     /// Sets the compute threads of each rank; by default its share of the machine's cores, at least 1.
@@ -214,8 +212,9 @@ impl World {
     /// Checks the settings.
     ///
     /// # Errors
-    /// [`WorldError::NoComputeThreads`], [`WorldError::TooManyComputeThreads`].
+    /// [`WorldError::NoComputeThreads`], [`WorldError::TooManyComputeThreads`], [`WorldError::Nccl`].
     pub fn check(&self) -> Result<(), WorldError> {
+        self.nccl.check()?;
         match self.compute_threads {
             0 => Err(WorldError::NoComputeThreads),
             1..=MAX_COMPUTE_THREADS => Ok(()),

@@ -81,7 +81,7 @@ fn run_until(
     let (own_rank, local_rank) = (ranks.own_rank, ranks.local_rank);
     let deterministic = determinism::pin(&recipe, ranks.engine);
     let on_this_machine = ranks.on_this_machine;
-    let mut world = ranks.world.clone();
+    let mut world = ranks.world.clone().nccl(recipe.nccl.clone());
     let faults = Faults::new(args.inject.clone());
     faults.check(plan.mesh.world_size())?;
     let steps = recipe.train.steps as u64;

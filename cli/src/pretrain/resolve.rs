@@ -172,6 +172,7 @@ fn apply_flags(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
     args.sharing.apply(recipe);
     args.fp8.apply(&mut recipe.fp8, &mut recipe.data_parallel);
     args.memory.apply(&mut recipe.memory);
+    args.ranks.nccl.apply(&mut recipe.nccl);
     args.saving.apply(&mut recipe.checkpoint);
     args.data.apply(&mut recipe.data);
     if let Some(prompt) = &args.prompt {

@@ -3,10 +3,14 @@
 //! The signatures are those of `nccl.h` (NVIDIA/nccl). Codes are plain numbers, not the enums of a binding:
 //! a library that is newer than the binding may answer with a code that such an enum does not have.
 
+#[cfg(test)]
+mod header;
+
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr;
 
 use super::version::Version;
+use crate::nccl_config::{MAX_CTAS, NcclGroupConfig};
 
 /// `ncclSuccess` and `ncclInProgress`; everything else is an error.
 pub(super) const SUCCESS: c_int = 0;
@@ -33,25 +37,36 @@ pub(super) struct Config {
     version: c_uint,
     blocking: c_int,
     cga_cluster_size: c_int,
-    min_ctas: c_int,
-    max_ctas: c_int,
+    pub min_ctas: c_int,
+    pub max_ctas: c_int,
     net_name: *const c_char,
     split_share: c_int,
     traffic_class: c_int,
 }
 
+/// `NCCL_CONFIG_UNDEF_INT`.
+const UNDEFINED: c_int = c_int::MIN;
+
+/// `NCCL_API_MAGIC`.
+const MAGIC: c_uint = 0xcafe_beef;
+
 impl Config {
-    /// A non-blocking communicator; everything else is the library's default.
-    pub fn non_blocking() -> Self {
-        const UNDEFINED: c_int = c_int::MIN;
+    /// A non-blocking communicator with these numbers of CTAs; everything else is the library's default.
+    pub fn non_blocking(group: NcclGroupConfig) -> Self {
+        // The library compares both before it fills in what is not set.
+        let ctas = match (group.min_ctas, group.max_ctas) {
+            (Some(min), None) => (Some(min), Some(MAX_CTAS)),
+            both => both,
+        };
+        let number = |ctas: Option<u32>| ctas.map_or(UNDEFINED, |ctas| ctas as c_int);
         Self {
             size: size_of::<Self>(),
-            magic: 0xcafe_beef,
+            magic: MAGIC,
             version: Version::new(2, 17, 0).code(),
             blocking: 0,
             cga_cluster_size: UNDEFINED,
-            min_ctas: UNDEFINED,
-            max_ctas: UNDEFINED,
+            min_ctas: number(ctas.0),
+            max_ctas: number(ctas.1),
             net_name: ptr::null(),
             split_share: UNDEFINED,
             traffic_class: UNDEFINED,
@@ -59,15 +74,38 @@ impl Config {
     }
 }
 
+// Types of `nccl.h`, so that the signatures below can be compared with it.
+
+/// `ncclResult_t`.
+pub(super) type Code = c_int;
+/// `ncclDataType_t`.
+pub(super) type DataType = c_int;
+/// `ncclRedOp_t`.
+pub(super) type RedOp = c_int;
 /// `ncclComm_t`.
 pub(super) type RawComm = *mut c_void;
+/// `ncclWindow_t`.
+pub(super) type Window = *mut c_void;
 /// `cudaStream_t`.
 pub(super) type RawStream = *mut c_void;
+
+/// A function as it is declared here.
+#[cfg(test)]
+#[derive(Debug)]
+pub(super) struct Signature {
+    pub symbol: &'static str,
+    /// The first version that has it.
+    pub since: Version,
+    pub arguments: &'static [&'static str],
+    pub result: &'static str,
+}
 
 macro_rules! api {
     (
         always { $($name:ident = $symbol:literal($($arg:ty),*) -> $result:ty;)* }
-        newer { $($option:ident = $option_symbol:literal($($option_arg:ty),*) -> $option_result:ty;)* }
+        newer {
+            $($option:ident since $since:ident = $option_symbol:literal($($option_arg:ty),*) -> $option_result:ty;)*
+        }
     ) => {
         /// The functions that the engine calls. Those of newer libraries may be missing.
         #[derive(Clone, Copy, Debug)]
@@ -91,54 +129,72 @@ macro_rules! api {
                     })
                 }
             }
+
+            /// All of them.
+            #[cfg(test)]
+            pub const SIGNATURES: &[Signature] = &[
+                $(Signature {
+                    symbol: $symbol,
+                    since: Version::MIN,
+                    arguments: &[$(stringify!($arg)),*],
+                    result: stringify!($result),
+                },)*
+                $(Signature {
+                    symbol: $option_symbol,
+                    since: Version::$since,
+                    arguments: &[$(stringify!($option_arg)),*],
+                    result: stringify!($option_result),
+                },)*
+            ];
         }
     };
 }
 
 api! {
     always {
-        get_version = "ncclGetVersion"(*mut c_int) -> c_int;
-        get_error_string = "ncclGetErrorString"(c_int) -> *const c_char;
+        get_version = "ncclGetVersion"(*mut c_int) -> Code;
+        get_error_string = "ncclGetErrorString"(Code) -> *const c_char;
         get_last_error = "ncclGetLastError"(RawComm) -> *const c_char;
-        get_unique_id = "ncclGetUniqueId"(*mut UniqueId) -> c_int;
+        get_unique_id = "ncclGetUniqueId"(*mut UniqueId) -> Code;
         comm_init = "ncclCommInitRankConfig"(
             *mut RawComm, c_int, UniqueId, c_int, *mut Config
-        ) -> c_int;
-        comm_async_error = "ncclCommGetAsyncError"(RawComm, *mut c_int) -> c_int;
-        comm_finalize = "ncclCommFinalize"(RawComm) -> c_int;
-        comm_destroy = "ncclCommDestroy"(RawComm) -> c_int;
-        comm_abort = "ncclCommAbort"(RawComm) -> c_int;
-        group_start = "ncclGroupStart"() -> c_int;
-        group_end = "ncclGroupEnd"() -> c_int;
+        ) -> Code;
+        comm_async_error = "ncclCommGetAsyncError"(RawComm, *mut Code) -> Code;
+        comm_user_rank = "ncclCommUserRank"(RawComm, *mut c_int) -> Code;
+        comm_finalize = "ncclCommFinalize"(RawComm) -> Code;
+        comm_destroy = "ncclCommDestroy"(RawComm) -> Code;
+        comm_abort = "ncclCommAbort"(RawComm) -> Code;
+        group_start = "ncclGroupStart"() -> Code;
+        group_end = "ncclGroupEnd"() -> Code;
         all_reduce = "ncclAllReduce"(
-            *const c_void, *mut c_void, usize, c_int, c_int, RawComm, RawStream
-        ) -> c_int;
+            *const c_void, *mut c_void, usize, DataType, RedOp, RawComm, RawStream
+        ) -> Code;
         all_gather = "ncclAllGather"(
-            *const c_void, *mut c_void, usize, c_int, RawComm, RawStream
-        ) -> c_int;
+            *const c_void, *mut c_void, usize, DataType, RawComm, RawStream
+        ) -> Code;
         reduce_scatter = "ncclReduceScatter"(
-            *const c_void, *mut c_void, usize, c_int, c_int, RawComm, RawStream
-        ) -> c_int;
+            *const c_void, *mut c_void, usize, DataType, RedOp, RawComm, RawStream
+        ) -> Code;
         broadcast = "ncclBroadcast"(
-            *const c_void, *mut c_void, usize, c_int, c_int, RawComm, RawStream
-        ) -> c_int;
-        send = "ncclSend"(*const c_void, usize, c_int, c_int, RawComm, RawStream) -> c_int;
-        receive = "ncclRecv"(*mut c_void, usize, c_int, c_int, RawComm, RawStream) -> c_int;
+            *const c_void, *mut c_void, usize, DataType, c_int, RawComm, RawStream
+        ) -> Code;
+        send = "ncclSend"(*const c_void, usize, DataType, c_int, RawComm, RawStream) -> Code;
+        receive = "ncclRecv"(*mut c_void, usize, DataType, c_int, RawComm, RawStream) -> Code;
     }
     newer {
-        comm_split = "ncclCommSplit"(
+        comm_split since SPLIT = "ncclCommSplit"(
             RawComm, c_int, c_int, *mut RawComm, *mut Config
-        ) -> c_int;
-        mem_alloc = "ncclMemAlloc"(*mut *mut c_void, usize) -> c_int;
-        mem_free = "ncclMemFree"(*mut c_void) -> c_int;
-        comm_register = "ncclCommRegister"(
+        ) -> Code;
+        mem_alloc since REGISTER = "ncclMemAlloc"(*mut *mut c_void, usize) -> Code;
+        mem_free since REGISTER = "ncclMemFree"(*mut c_void) -> Code;
+        comm_register since REGISTER = "ncclCommRegister"(
             RawComm, *mut c_void, usize, *mut *mut c_void
-        ) -> c_int;
-        comm_deregister = "ncclCommDeregister"(RawComm, *mut c_void) -> c_int;
-        window_register = "ncclCommWindowRegister"(
-            RawComm, *mut c_void, usize, *mut *mut c_void, c_int
-        ) -> c_int;
-        window_deregister = "ncclCommWindowDeregister"(RawComm, *mut c_void) -> c_int;
+        ) -> Code;
+        comm_deregister since REGISTER = "ncclCommDeregister"(RawComm, *mut c_void) -> Code;
+        window_register since WINDOWS = "ncclCommWindowRegister"(
+            RawComm, *mut c_void, usize, *mut Window, c_int
+        ) -> Code;
+        window_deregister since WINDOWS = "ncclCommWindowDeregister"(RawComm, Window) -> Code;
     }
 }
 
@@ -149,6 +205,8 @@ const _: () = {
     use std::mem::offset_of;
     assert!(offset_of!(Config, magic) == offset_of!(Whole, magic));
     assert!(offset_of!(Config, blocking) == offset_of!(Whole, blocking));
+    assert!(offset_of!(Config, min_ctas) == offset_of!(Whole, minCTAs));
+    assert!(offset_of!(Config, max_ctas) == offset_of!(Whole, maxCTAs));
     assert!(offset_of!(Config, net_name) == offset_of!(Whole, netName));
     assert!(offset_of!(Config, split_share) == offset_of!(Whole, splitShare));
     assert!(offset_of!(Config, traffic_class) == offset_of!(Whole, trafficClass));

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use super::buffers::{DeviceBuffers, StagingBuffers};
-use super::communicator::CommKey;
+use super::communicator::{CallQueue, CommKey};
 use super::driver::{DeviceDriver, RecordedEvent, Stream};
 use super::library::Addresses;
-use super::plan::NcclPlan;
+use super::opening::Opening;
+use super::plan::{CommScope, NcclPlan, RECEIVER, SENDER};
 use crate::buffer::Buffer;
 use crate::call::Signature;
 use crate::communicator::Group;
 use crate::error::CommError;
+use crate::nccl_config::NcclGroup;
 use crate::pool::BufferPool;
 use crate::process::ResultSlot;
 
@@ -18,6 +20,9 @@ use crate::process::ResultSlot;
 #[derive(Debug)]
 pub(super) struct NcclCall {
     pub key: CommKey,
+    pub queue: CallQueue,
+    /// Whose settings its communicator has.
+    pub settings: NcclGroup,
     pub plan: NcclPlan,
     pub group: Arc<Group>,
     pub signature: Arc<Signature>,
@@ -36,6 +41,21 @@ pub(super) enum CallMemory {
 }
 
 impl NcclCall {
+    /// This rank's part of the communicator that it needs.
+    pub fn opening(&self) -> Opening {
+        let (rank, size) = match self.plan.scope {
+            CommScope::Group => (self.group.index(), self.group.size()),
+            CommScope::Message { from, .. } if from == self.group.index() => (SENDER, 2),
+            CommScope::Message { .. } => (RECEIVER, 2),
+        };
+        Opening {
+            key: self.key,
+            rank,
+            size,
+            group: self.settings,
+        }
+    }
+
     /// Whether the addresses are known.
     ///
     /// # Errors

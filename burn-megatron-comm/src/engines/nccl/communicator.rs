@@ -1,15 +1,14 @@
 //! NCCL communicators from initialization to their end.
 
 use std::ffi::c_void;
-use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use parking_lot::Mutex;
 
-use super::driver::Stream;
+use super::driver::{Priority, Stream};
 use super::library::{Comm, Library, Progress};
-use super::registered::RegisteredBuffer;
+use super::registered::{RegisteredAllocations, RegisteredWindow};
 use crate::process::{GroupId, ResultSlot};
 
 /// Identifies a communicator. Members are indices in the group. All ranks sort the keys alike.
@@ -23,21 +22,14 @@ pub(super) enum CommKey {
     },
 }
 
-/// The calls that share one order: the collectives of all groups, or the messages of one direction.
+/// The calls that share one order: the collectives of one stream, or the messages of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum CallQueue {
-    Collectives,
+    Collectives(Priority),
     Messages(CommKey),
 }
 
 impl CommKey {
-    pub fn queue(self) -> CallQueue {
-        match self {
-            CommKey::Group(_) => CallQueue::Collectives,
-            CommKey::Message { .. } => CallQueue::Messages(self),
-        }
-    }
-
     /// The key of the unique id in the store.
     pub fn store_key(self) -> String {
         match self {
@@ -57,24 +49,22 @@ impl CommKey {
 pub(super) struct NcclCommunicator {
     pub state: CommState,
     pub stream: Stream,
-    pub staging: Vec<RegisteredBuffer>,
+    pub windows: Vec<RegisteredWindow>,
+    pub allocations: RegisteredAllocations,
     /// Completed when the communicator is ready or has failed.
     pub ready: Option<Arc<ResultSlot>>,
 }
 
 #[derive(Debug)]
 pub(super) enum CommState {
-    /// The unique id is not known yet; this will be the rank `rank` of `size`.
-    AwaitingId {
-        rank: usize,
-        size: usize,
-    },
+    /// Another thread [creates](super::opening) it.
+    Opening,
     /// It is split off its parent; NCCL writes it to the slot.
     Splitting {
         parent: Comm,
         slot: Box<AtomicPtr<c_void>>,
     },
-    /// NCCL waits for the other ranks.
+    /// NCCL waits for the other ranks of a split.
     Initializing(Comm),
     Ready(Comm),
     Failed(String),
@@ -85,7 +75,8 @@ impl NcclCommunicator {
         Self {
             state,
             stream,
-            staging: vec![],
+            windows: vec![],
+            allocations: RegisteredAllocations::default(),
             ready,
         }
     }
@@ -100,7 +91,7 @@ impl NcclCommunicator {
     /// Advances as far as possible without waiting; adds new communicators to `comms`.
     pub fn advance(&mut self, library: &Library, comms: &LiveComms) {
         let next = match &self.state {
-            CommState::AwaitingId { .. } | CommState::Ready(_) | CommState::Failed(_) => return,
+            CommState::Opening | CommState::Ready(_) | CommState::Failed(_) => return,
             CommState::Splitting { parent, slot } => match library.poll(*parent) {
                 Ok(Progress::Running) => return,
                 Ok(Progress::Done) => {
@@ -126,11 +117,6 @@ impl NcclCommunicator {
     }
 }
 
-/// Memory that NCCL writes a communicator to.
-pub(super) fn comm_slot() -> Box<AtomicPtr<c_void>> {
-    Box::new(AtomicPtr::new(ptr::null_mut()))
-}
-
 /// The communicators that any thread may abort, each once.
 #[derive(Debug, Default)]
 pub(super) struct LiveComms {
@@ -141,6 +127,49 @@ pub(super) struct LiveComms {
 impl LiveComms {
     pub fn add(&self, comm: Comm) {
         self.alive.lock().push(comm);
+    }
+
+    /// Adds what `init` returns, unless all were aborted.
+    ///
+    /// # Errors
+    /// Those of `init`, or that all were aborted.
+    pub fn add_all(
+        &self,
+        init: impl FnOnce() -> Result<Vec<Comm>, String>,
+        library: &Library,
+    ) -> Result<Vec<Comm>, String> {
+        self.check_not_aborted()?;
+        let comms = init()?;
+        let mut alive = self.alive.lock();
+        // Whoever aborts says so before it takes those that are alive.
+        if let Err(reason) = self.check_not_aborted() {
+            drop(alive);
+            abort(comms, library);
+            return Err(reason);
+        }
+        alive.extend(&comms);
+        Ok(comms)
+    }
+
+    /// Calls `f` while nobody can abort the communicator.
+    ///
+    /// # Errors
+    /// Those of `f`, or that it was aborted.
+    pub fn with<T>(&self, comm: Comm, f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+        let alive = self.alive.lock();
+        if alive.contains(&comm) {
+            f()
+        } else {
+            Err(ABORTED.into())
+        }
+    }
+
+    fn check_not_aborted(&self) -> Result<(), String> {
+        if self.aborted.load(Ordering::Acquire) {
+            Err(ABORTED.into())
+        } else {
+            Ok(())
+        }
     }
 
     /// Removes one; returns whether it was there.
@@ -155,13 +184,28 @@ impl LiveComms {
         self.alive.lock().is_empty()
     }
 
+    /// Aborts all but `kept`; errors of the library are logged and ignored.
+    pub fn abort_all_but(&self, kept: &[Comm], library: &Library) {
+        let mut alive = self.alive.lock();
+        let (kept, others): (Vec<_>, Vec<_>) =
+            alive.drain(..).partition(|comm| kept.contains(comm));
+        *alive = kept;
+        drop(alive);
+        abort(others, library);
+    }
+
     /// Aborts all; errors of the library are logged and ignored.
     pub fn abort_all(&self, library: &Library) {
-        let all = std::mem::take(&mut *self.alive.lock());
-        for comm in all {
-            if let Err(reason) = library.abort(comm) {
-                tracing::warn!("nccl: {reason}");
-            }
+        self.abort_all_but(&[], library);
+    }
+}
+
+const ABORTED: &str = "it was aborted";
+
+fn abort(comms: Vec<Comm>, library: &Library) {
+    for comm in comms {
+        if let Err(reason) = library.abort(comm) {
+            tracing::warn!("nccl: {reason}");
         }
     }
 }

@@ -11,6 +11,22 @@ pub(super) struct Stream(pub usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Event(pub usize);
 
+/// How urgent the work of a stream is: where a multiprocessor is free, the device starts that of high priority first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Priority {
+    Normal,
+    High,
+}
+
+/// An allocation of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Allocation {
+    pub address: u64,
+    pub bytes: usize,
+    /// Differs from that of every other allocation of the process, earlier ones included.
+    pub id: u64,
+}
+
 /// A device. Addresses are of its memory; an error is the message of the driver.
 pub(super) trait DeviceDriver: fmt::Debug + Send + Sync {
     /// The name, for example `"cuda:0"`.
@@ -19,8 +35,11 @@ pub(super) trait DeviceDriver: fmt::Debug + Send + Sync {
     /// Makes the device current on this thread.
     fn make_current(&self) -> Result<(), String>;
 
+    /// The number of multiprocessors.
+    fn multiprocessors(&self) -> Result<usize, String>;
+
     /// Creates a stream that runs concurrently with all others.
-    fn create_stream(&self) -> Result<Stream, String>;
+    fn create_stream(&self, priority: Priority) -> Result<Stream, String>;
 
     /// Destroys a stream that is no longer used.
     fn destroy_stream(&self, stream: Stream);
@@ -39,6 +58,9 @@ pub(super) trait DeviceDriver: fmt::Debug + Send + Sync {
 
     /// Allocates memory that later work on `stream` may use.
     fn allocate(&self, bytes: usize, stream: Stream) -> Result<u64, String>;
+
+    /// The allocation that an address lies in.
+    fn allocation(&self, address: u64) -> Result<Allocation, String>;
 
     /// Frees memory in stream order.
     fn free(&self, address: u64, stream: Stream);

@@ -6,13 +6,15 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::api::UniqueId;
 use super::call::NcclCall;
+use super::collective_streams::CollectiveStreams;
 use super::communicator::{CommKey, LiveComms};
 use super::driver::DeviceDriver;
-use super::library::Library;
-use super::registered::Registration;
+use super::library::{Comm, Library};
+use super::opening::Opening;
+use super::registered::{CopyCount, Registration};
 use crate::error::CommError;
+use crate::nccl_config::{NcclConfig, NcclGroup};
 use crate::pool::BufferPool;
 use crate::process::{KeyValueStore, ResultSlot};
 
@@ -24,7 +26,10 @@ pub(super) struct EngineState {
     pub pool: Arc<BufferPool>,
     /// How long to wait for a unique id from the rank that publishes it.
     pub timeout: Duration,
+    pub config: NcclConfig,
+    pub streams: CollectiveStreams,
     pub comms: LiveComms,
+    pub copies: CopyCount,
     /// The first error; every later call fails with it.
     first_error: Mutex<Option<CommError>>,
     registration: Mutex<Registration>,
@@ -32,17 +37,15 @@ pub(super) struct EngineState {
 
 /// A request to the worker.
 pub(super) enum WorkerCommand {
-    /// Opens a communicator by unique id, which its rank 0 publishes.
+    /// Creates a communicator by unique id.
     Open {
-        key: CommKey,
-        rank: usize,
-        size: usize,
+        opening: Opening,
         reply: Arc<ResultSlot>,
     },
-    /// The unique id of a communicator, or why there is none.
-    Id {
+    /// A communicator that another thread has created, or why it could not.
+    Opened {
         key: CommKey,
-        id: Result<UniqueId, String>,
+        result: Result<Comm, String>,
     },
     /// Calls that are launched together.
     Calls(Vec<NcclCall>),
@@ -63,6 +66,8 @@ pub(super) struct Split {
     /// The new communicator, with the number of its part and this rank's index there; none for a part of one
     /// rank.
     pub part: Option<(CommKey, usize, usize)>,
+    /// Whose settings the new communicator has.
+    pub group: NcclGroup,
     pub reply: Arc<ResultSlot>,
 }
 
@@ -73,16 +78,20 @@ impl EngineState {
         store: Arc<dyn KeyValueStore>,
         pool: Arc<BufferPool>,
         timeout: Duration,
-        registered: bool,
+        config: NcclConfig,
+        streams: CollectiveStreams,
     ) -> Arc<Self> {
-        let registration = Registration::of(registered, &library);
+        let registration = Registration::of(config.registered_buffers, &library);
         Arc::new(Self {
             library,
             driver,
             store,
             pool,
             timeout,
+            config,
+            streams,
             comms: LiveComms::default(),
+            copies: CopyCount::default(),
             first_error: Mutex::default(),
             registration: Mutex::new(registration),
         })

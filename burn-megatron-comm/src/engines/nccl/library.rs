@@ -1,16 +1,17 @@
 //! NCCL, loaded at run time, with messages for error codes.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::api::{Api, Config, IN_PROGRESS, RawComm, SUCCESS, SYMMETRIC, UniqueId};
 use super::driver::Stream;
 use super::plan::{NcclOp, NcclPlan};
 use super::types::{NcclType, reduction};
 use super::version::Version;
+use crate::nccl_config::NcclGroupConfig;
 
 /// The file names to try, in order, on the library search path.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
@@ -87,6 +88,17 @@ pub(super) enum Progress {
     Running,
 }
 
+/// One communicator that is initialized.
+#[derive(Clone, Copy)]
+pub(super) struct InitRequest<'a> {
+    pub id: UniqueId,
+    pub rank: usize,
+    pub size: usize,
+    pub config: NcclGroupConfig,
+    /// Lives until the communicator is ready: the library writes it there.
+    pub slot: &'a AtomicPtr<c_void>,
+}
+
 /// The device addresses of a call's input and output.
 pub(super) type Addresses = [u64; 2];
 
@@ -157,18 +169,67 @@ impl Library {
         self.check("ncclGetUniqueId", None, code).map(|_| id)
     }
 
-    /// Starts to initialize the rank `rank` of a communicator of `size`; [poll](Self::poll) it.
-    pub(super) fn init(&self, id: &UniqueId, rank: usize, size: usize) -> Result<Comm, String> {
-        let (mut comm, mut config) = (ptr::null_mut(), Config::non_blocking());
-        let (rank, size) = (rank as c_int, size as c_int);
-        // SAFETY: communicator and config are accessed only during the call.
-        let code = unsafe { (self.api.comm_init)(&mut comm, size, *id, rank, &mut config) };
-        self.check("ncclCommInitRankConfig", None, code)?;
-        if comm.is_null() {
-            Err("ncclCommInitRankConfig returned no communicator".into())
-        } else {
-            Ok(Comm(comm))
+    /// Whether several non-blocking groups of one thread may be in progress.
+    pub(super) fn has_concurrent_groups(&self) -> bool {
+        self.version >= Version::CONCURRENT_GROUPS
+    }
+
+    /// Starts to initialize communicators, several as one group; [poll](Self::poll) each.
+    ///
+    /// # Errors
+    /// The first error; those that were begun are aborted.
+    pub(super) fn init(&self, requests: &[InitRequest<'_>]) -> Result<Vec<Comm>, String> {
+        let as_group = requests.len() > 1;
+        if as_group {
+            self.group_start()?;
         }
+        let mut started = Ok(());
+        for request in requests {
+            started = started.and_then(|()| self.init_one(request));
+        }
+        if as_group {
+            let ended = self.group_end();
+            started = started.and(ended.map(drop));
+        }
+        let comms = requests
+            .iter()
+            .map(|request| Comm(request.slot.load(Ordering::Acquire)));
+        let comms: Vec<_> = comms.collect();
+        if started.is_ok() && comms.iter().any(|comm| comm.0.is_null()) {
+            started = Err("ncclCommInitRankConfig returned no communicator".into());
+        }
+        if let Err(reason) = started {
+            for comm in comms.into_iter().filter(|comm| !comm.0.is_null()) {
+                // The first error is reported.
+                let _ = self.abort(comm);
+            }
+            return Err(reason);
+        }
+        Ok(comms)
+    }
+
+    fn init_one(&self, request: &InitRequest<'_>) -> Result<(), String> {
+        let InitRequest {
+            id,
+            rank,
+            size,
+            config,
+            slot,
+        } = *request;
+        let mut config = Config::non_blocking(config);
+        let (rank, size) = (rank as c_int, size as c_int);
+        // SAFETY: the config is accessed only during the call; the slot lives until the communicator is ready.
+        let code = unsafe { (self.api.comm_init)(slot.as_ptr(), size, id, rank, &mut config) };
+        self.check("ncclCommInitRankConfig", None, code).map(drop)
+    }
+
+    /// Ends the initialization of a communicator that is ready, on the thread that began it: older versions keep the
+    /// state of a group in the thread until the next call that uses the communicator.
+    pub(super) fn end_init(&self, comm: Comm) -> Result<(), String> {
+        let mut rank = 0;
+        // SAFETY: the communicator is alive, and the rank is written before the call returns.
+        let code = unsafe { (self.api.comm_user_rank)(comm.0, &mut rank) };
+        self.check("ncclCommUserRank", Some(comm), code).map(drop)
     }
 
     /// Starts to split `parent`. NCCL writes the new communicator to `slot`, which must live until
@@ -178,14 +239,14 @@ impl Library {
         parent: Comm,
         colour: c_int,
         key: c_int,
-        slot: &AtomicPtr<std::ffi::c_void>,
+        config: NcclGroupConfig,
+        slot: &AtomicPtr<c_void>,
     ) -> Result<(), String> {
-        let Some(split) = self.api.comm_split else {
-            return Err(format!("NCCL {} has no ncclCommSplit", self.version));
-        };
-        // SAFETY: the slot lives as long as the library may write to it, and is read atomically. A null config means
-        // the config of the parent.
-        let code = unsafe { split(parent.0, colour, key, slot.as_ptr(), ptr::null_mut()) };
+        let split = self.require("ncclCommSplit", self.api.comm_split)?;
+        let mut config = Config::non_blocking(config);
+        // SAFETY: the slot lives as long as the library may write to it, and is read atomically; the config is accessed
+        // only during the call.
+        let code = unsafe { split(parent.0, colour, key, slot.as_ptr(), &mut config) };
         self.check("ncclCommSplit", Some(parent), code).map(drop)
     }
 
@@ -201,10 +262,17 @@ impl Library {
         self.check("a communicator", Some(comm), state)
     }
 
-    pub(super) fn finalize(&self, comm: Comm) -> Result<Progress, String> {
-        // SAFETY: the communicator is alive and is finalised once.
-        let code = unsafe { (self.api.comm_finalize)(comm.0) };
-        self.check("ncclCommFinalize", Some(comm), code)
+    /// Starts to finalize communicators, as one group, so that the ranks need no common order of them.
+    pub(super) fn finalize(&self, comms: &[Comm]) -> Result<(), String> {
+        self.group_start()?;
+        let finalized = comms.iter().try_for_each(|comm| {
+            // SAFETY: the communicator is alive and is finalised once.
+            let code = unsafe { (self.api.comm_finalize)(comm.0) };
+            let finalized = self.check("ncclCommFinalize", Some(*comm), code);
+            finalized.map(drop)
+        });
+        let ended = self.group_end();
+        finalized.and(ended.map(drop))
     }
 
     pub(super) fn destroy(&self, comm: Comm) -> Result<Progress, String> {
@@ -335,7 +403,7 @@ impl Library {
     pub(super) fn register(&self, comm: Comm, address: u64, bytes: usize) -> Result<usize, String> {
         let register = self.require("ncclCommRegister", self.api.comm_register)?;
         let mut handle = ptr::null_mut();
-        // SAFETY: the memory is of `allocate` and has this length; the handle is written before the call returns.
+        // SAFETY: the memory has this length; the handle is written before the call returns.
         let code = unsafe { register(comm.0, address as *mut _, bytes, &mut handle) };
         let checked = self.check("ncclCommRegister", Some(comm), code);
         checked.map(|_| handle as usize)
@@ -356,7 +424,7 @@ impl Library {
         comm: Comm,
         address: u64,
         bytes: usize,
-        slot: &AtomicPtr<std::ffi::c_void>,
+        slot: &AtomicPtr<c_void>,
     ) -> Result<(), String> {
         let register = self.require("ncclCommWindowRegister", self.api.window_register)?;
         let address = address as *mut _;
@@ -388,7 +456,7 @@ impl Library {
         let memory = mem_alloc.is_some() && mem_free.is_some();
         (
             memory && window_register.is_some() && window_deregister.is_some(),
-            memory && comm_register.is_some() && comm_deregister.is_some(),
+            comm_register.is_some() && comm_deregister.is_some(),
         )
     }
 
@@ -409,7 +477,8 @@ impl Library {
                         text((self.api.get_last_error)(comm)),
                     )
                 };
-                let last = last.trim();
+                // One line, whatever the library says.
+                let last = last.split_whitespace().collect::<Vec<_>>().join(" ");
                 Err(if last.is_empty() {
                     format!("{what}: {text} ({code})")
                 } else {

@@ -1,7 +1,7 @@
 //! The engine `nccl`: ranks with a GPU each, over NVIDIA's collective communication library.
 //!
-//! A rank has one [`NcclWorker`](worker::NcclWorker), the only thread that calls NCCL. Host buffers are copied to
-//! the device and back; tensors stay where they are, through a
+//! A rank has one [`NcclWorker`](worker::NcclWorker), the thread that launches its calls; communicators are
+//! [created](opening) on others, at the first call of a group. Host buffers are copied to the device and back; tensors stay where they are, through a
 //! [`DeviceBufferProvider`](buffer_provider::DeviceBufferProvider). Only the consumers of a result wait for the
 //! device.
 //!
@@ -21,6 +21,7 @@ mod api;
 mod buffer_provider;
 mod buffers;
 mod call;
+mod collective_streams;
 mod communicator;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -28,6 +29,7 @@ mod driver;
 mod engine_state;
 mod library;
 mod loopback;
+mod opening;
 mod plan;
 mod registered;
 mod stream_order;
@@ -35,7 +37,6 @@ mod stream_order;
 mod tests;
 mod transport;
 mod types;
-mod unique_id;
 mod version;
 mod worker;
 

@@ -1,29 +1,26 @@
 //! Registered memory, which peers access without a copy through NCCL's own buffers.
 //!
 //! CubeCL allocates from its own pools alone: its storage keeps the addresses that it has allocated itself in a
-//! private map. So tensors cannot lie in memory of `ncclMemAlloc`. A collective on a large tensor is staged
-//! instead: a copy on the device into registered memory, the collective in slot there, a copy back, all on the
-//! stream of the collectives. Whether this pays for the two copies was not measured.
+//! private map. So tensors cannot lie in memory of `ncclMemAlloc`, which windows need: a collective on a large tensor is
+//! staged, with a copy on the device into a window, the collective in place there, and a copy back, all on the stream of
+//! the collective. Its own allocations can be registered as they are, without a copy. Whether either pays was not measured.
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
+use super::driver::{Allocation, DeviceDriver};
 use super::library::{Addresses, Comm, Library, Progress};
 use super::plan::{NcclOp, NcclPlan};
+use super::version::Version;
+use crate::nccl_config::RegisteredBuffers;
 
-/// Smaller calls are not staged.
+/// The memory of smaller calls is not registered.
 pub(super) const MIN_REGISTERED_BYTES: usize = 1 << 20;
 
-/// Memory is registered in multiples of this, the granularity of NVIDIA's memory.
+/// Windows have multiples of this, the granularity of NVIDIA's memory.
 const REGISTRATION_GRANULARITY: usize = 2 << 20;
-
-/// A symmetric window over all ranks, or a registration of this rank alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RegistrationKind {
-    Window,
-    Plain,
-}
 
 /// Whether registration is requested and available.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,21 +28,24 @@ pub(super) enum Registration {
     /// Not requested.
     Off,
     /// Used for calls that are large enough.
-    On(RegistrationKind),
+    On(RegisteredBuffers),
     /// Not available, for this reason.
     Unavailable(String),
 }
 
 impl Registration {
-    pub fn of(asked: bool, library: &Library) -> Self {
-        match (asked, library.registration()) {
-            (false, _) => Self::Off,
-            (true, (true, _)) => Self::On(RegistrationKind::Window),
-            (true, (false, true)) => Self::On(RegistrationKind::Plain),
-            (true, (false, false)) => Self::Unavailable(format!(
-                "NCCL {} has none; expected at least {}",
+    pub fn of(request: Option<RegisteredBuffers>, library: &Library) -> Self {
+        let (windows, plain) = library.registration();
+        let (is_available, since) = match request {
+            None => return Self::Off,
+            Some(RegisteredBuffers::Allocations) => (plain, Version::REGISTER),
+            Some(RegisteredBuffers::Windows) => (windows, Version::WINDOWS),
+        };
+        match request {
+            Some(kind) if is_available => Self::On(kind),
+            _ => Self::Unavailable(format!(
+                "NCCL {} has none; expected at least {since}",
                 library.version(),
-                super::version::Version::REGISTER
             )),
         }
     }
@@ -54,10 +54,14 @@ impl Registration {
     pub fn description(&self) -> String {
         match self {
             Self::Off => "registered buffers off".into(),
-            Self::On(RegistrationKind::Window) => {
-                "registered buffers on (symmetric windows, staged)".into()
+            Self::On(RegisteredBuffers::Allocations) => {
+                "registered buffers on (allocations; 0 copies)".into()
             }
-            Self::On(RegistrationKind::Plain) => "registered buffers on (staged)".into(),
+            Self::On(RegisteredBuffers::Windows) => format!(
+                "registered buffers on (symmetric windows; 2 copies on the device for each collective on a tensor of at \
+                 least {} MiB)",
+                MIN_REGISTERED_BYTES >> 20
+            ),
             Self::Unavailable(reason) => {
                 format!("registered buffers requested, but not available: {reason}")
             }
@@ -65,59 +69,125 @@ impl Registration {
     }
 }
 
-/// One registered buffer.
+/// Whether the memory of a call is registered: the same on every rank.
+pub(super) fn is_registered(plan: &NcclPlan) -> bool {
+    let is_collective = |step: &NcclOp| {
+        matches!(
+            step,
+            NcclOp::AllReduce(_) | NcclOp::AllGather | NcclOp::ReduceScatter(_)
+        )
+    };
+    let bytes = plan.bytes().into_iter().max().unwrap_or(0);
+    bytes >= MIN_REGISTERED_BYTES && plan.steps.iter().all(is_collective)
+}
+
+/// The bytes of the window of a call, if it has one: the same on every rank.
+pub(super) fn window_bytes(plan: &NcclPlan) -> Option<usize> {
+    let bytes = plan.bytes().into_iter().max().unwrap_or(0);
+    is_registered(plan).then(|| bytes.next_multiple_of(REGISTRATION_GRANULARITY))
+}
+
+/// Copies between tensors and windows.
+#[derive(Debug, Default)]
+pub(super) struct CopyCount {
+    copies: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl CopyCount {
+    pub fn add(&self, bytes: usize) {
+        self.copies.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// The number of copies, and their bytes.
+    pub fn get(&self) -> (u64, u64) {
+        let get = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        (get(&self.copies), get(&self.bytes))
+    }
+}
+
+/// The allocations that are registered with a communicator, by address.
+///
+/// CubeCL does not say when it frees one. A registration whose allocation was freed is removed when another allocation at
+/// the same place is registered, or at the end.
+#[derive(Debug, Default)]
+pub(super) struct RegisteredAllocations(BTreeMap<u64, (Allocation, usize)>);
+
+impl RegisteredAllocations {
+    /// Registers the allocation of an address, if it is not.
+    pub fn register(
+        &mut self,
+        address: u64,
+        comm: Comm,
+        library: &Library,
+        driver: &dyn DeviceDriver,
+    ) -> Result<(), String> {
+        let allocation = driver.allocation(address)?;
+        let known = self.0.get(&allocation.address);
+        if known.is_some_and(|(known, _)| *known == allocation) {
+            return Ok(());
+        }
+        let (start, end) = (
+            allocation.address,
+            allocation.address + allocation.bytes as u64,
+        );
+        let overlaps = |(other, _): &(Allocation, usize)| {
+            other.address < end && other.address + other.bytes as u64 > start
+        };
+        let freed = self.0.values().filter(|entry| overlaps(entry));
+        for (freed, handle) in freed.copied().collect::<Vec<_>>() {
+            self.0.remove(&freed.address);
+            deregister(handle, comm, library)?;
+        }
+        let handle = library.register(comm, start, allocation.bytes)?;
+        self.0.insert(start, (allocation, handle));
+        Ok(())
+    }
+
+    /// Deregisters all, while the communicator is alive.
+    pub fn release(&mut self, comm: Comm, library: &Library) -> Result<(), String> {
+        for (_, handle) in std::mem::take(&mut self.0).into_values() {
+            deregister(handle, comm, library)?;
+        }
+        Ok(())
+    }
+}
+
+fn deregister(handle: usize, comm: Comm, library: &Library) -> Result<(), String> {
+    match handle {
+        // The library did not register it.
+        0 => Ok(()),
+        handle => library.deregister(comm, handle),
+    }
+}
+
+/// The window of a call.
 #[derive(Debug)]
-pub(super) struct RegisteredBuffer {
+pub(super) struct RegisteredWindow {
     address: u64,
     bytes: usize,
-    state: RegistrationState,
+    state: WindowState,
 }
 
 #[derive(Debug)]
-enum RegistrationState {
+enum WindowState {
     /// NCCL writes the window when all ranks have registered.
     Opening(Box<AtomicPtr<c_void>>),
     Window(usize),
     Plain(usize),
 }
 
-impl RegisteredBuffer {
-    /// The bytes that a call needs, if it is staged: the same on every rank.
-    pub fn bytes_for(plan: &NcclPlan) -> Option<usize> {
-        let staged = |step: &NcclOp| {
-            matches!(
-                step,
-                NcclOp::AllReduce(_) | NcclOp::AllGather | NcclOp::ReduceScatter(_)
-            )
-        };
-        let bytes = plan.bytes().into_iter().max().unwrap_or(0);
-        (bytes >= MIN_REGISTERED_BYTES && plan.steps.iter().all(staged))
-            .then(|| bytes.next_multiple_of(REGISTRATION_GRANULARITY))
-    }
-
-    /// Memory of `bytes`, registered with `comm` or being registered.
-    pub fn begin(
-        bytes: usize,
-        kind: RegistrationKind,
-        comm: Comm,
-        library: &Library,
-    ) -> Result<Self, String> {
+impl RegisteredWindow {
+    /// Memory of `bytes` that is being registered with `comm`.
+    pub fn begin(bytes: usize, comm: Comm, library: &Library) -> Result<Self, String> {
         let address = library.allocate(bytes)?;
-        let state = match kind {
-            RegistrationKind::Window => {
-                let slot = Box::new(AtomicPtr::new(ptr::null_mut()));
-                let opening = library.window(comm, address, bytes, &slot);
-                opening.map(|()| RegistrationState::Opening(slot))
-            }
-            RegistrationKind::Plain => library
-                .register(comm, address, bytes)
-                .map(RegistrationState::Plain),
-        };
-        match state {
-            Ok(state) => Ok(Self {
+        let slot = Box::new(AtomicPtr::new(ptr::null_mut()));
+        match library.window(comm, address, bytes, &slot) {
+            Ok(()) => Ok(Self {
                 address,
                 bytes,
-                state,
+                state: WindowState::Opening(slot),
             }),
             Err(reason) => {
                 // SAFETY: nothing was registered. A failure leaks the memory.
@@ -136,7 +206,7 @@ impl RegisteredBuffer {
     /// # Errors
     /// Why it never can.
     pub fn ready(&mut self, comm: Comm, library: &Library) -> Result<bool, String> {
-        let RegistrationState::Opening(slot) = &self.state else {
+        let WindowState::Opening(slot) = &self.state else {
             return Ok(true);
         };
         if library.poll(comm)? == Progress::Running {
@@ -145,14 +215,14 @@ impl RegisteredBuffer {
         let window = slot.load(Ordering::Acquire);
         // No window where the ranks have no access to each other's memory: register it for this rank alone.
         self.state = if window.is_null() {
-            RegistrationState::Plain(library.register(comm, self.address, self.bytes)?)
+            WindowState::Plain(library.register(comm, self.address, self.bytes)?)
         } else {
-            RegistrationState::Window(window as usize)
+            WindowState::Window(window as usize)
         };
         Ok(true)
     }
 
-    /// The addresses for an in-slot call.
+    /// The addresses for an in-place call.
     pub fn addresses(&self, plan: &NcclPlan, index: usize) -> Addresses {
         let [input, output] = plan.bytes().map(|bytes| (bytes * index) as u64);
         let start = self.address;
@@ -166,11 +236,9 @@ impl RegisteredBuffer {
     /// Deregisters and frees the memory, while the communicator is alive.
     pub fn release(self, comm: Comm, library: &Library) -> Result<(), String> {
         match self.state {
-            RegistrationState::Window(window) => library.close_window(comm, window)?,
-            // A null handle: the library did not register it.
-            RegistrationState::Plain(0) => {}
-            RegistrationState::Plain(handle) => library.deregister(comm, handle)?,
-            RegistrationState::Opening(slot) => {
+            WindowState::Window(window) => library.close_window(comm, window)?,
+            WindowState::Plain(handle) => deregister(handle, comm, library)?,
+            WindowState::Opening(slot) => {
                 // The library may still write there.
                 Box::leak(slot);
                 return Ok(());

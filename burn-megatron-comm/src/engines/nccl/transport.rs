@@ -13,19 +13,23 @@ use parking_lot::Mutex;
 use super::buffer_provider::{DeviceBufferProvider, Wake};
 use super::buffers::DeviceBuffers;
 use super::call::{CallMemory, NcclCall};
-use super::communicator::CommKey;
+use super::collective_streams::CollectiveStreams;
+use super::communicator::{CallQueue, CommKey};
 use super::driver::DeviceDriver;
 use super::engine_state::{EngineState, Split, WorkerCommand};
 use super::library::Library;
 use super::loopback::NcclLoopback;
+use super::opening::Opening;
 use super::plan::{CommScope, NcclPlan};
 use super::stream_order::StreamOrder;
 use super::types;
+use super::version::Version;
 use super::worker::NcclWorker;
 use crate::buffer::Buffer;
 use crate::call::{Call, Operation, Signature};
 use crate::communicator::Group;
 use crate::error::CommError;
+use crate::nccl_config::{NcclConfig, NcclGroup};
 use crate::pool::BufferPool;
 use crate::process::{
     DeviceJob, DeviceTransport, GroupId, InFlightDeviceCall, Job, KeyValueStore, ResultSlot,
@@ -53,8 +57,7 @@ pub(super) struct NcclComponents {
     pub provider: Arc<dyn DeviceBufferProvider>,
     pub store: Arc<dyn KeyValueStore>,
     pub pool: Arc<BufferPool>,
-    /// Requests registered buffers.
-    pub registered: bool,
+    pub config: NcclConfig,
     /// A world of one rank uses NCCL too.
     pub use_for_one_rank: bool,
 }
@@ -63,7 +66,8 @@ impl NcclTransport {
     /// The rank `rank` of `size`. Collective: call on all ranks; each waits at most `timeout` for the others.
     ///
     /// # Errors
-    /// [`CommError::Engine`] with the error of NCCL or the store, or after the timeout.
+    /// [`CommError::Engine`] with the error of NCCL or the store, with settings that this NCCL or device does not have, or
+    /// after the timeout.
     pub(super) fn connect(
         parts: NcclComponents,
         rank: usize,
@@ -76,10 +80,13 @@ impl NcclTransport {
             provider,
             store,
             pool,
-            registered,
+            config,
             use_for_one_rank,
         } = parts;
-        let state = EngineState::new(library, driver, store, pool, timeout, registered);
+        check_version(&config, &library)?;
+        let streams = CollectiveStreams::new(&config, &*driver, provider.stream_order());
+        let streams = streams.map_err(super::error)?;
+        let state = EngineState::new(library, driver, store, pool, timeout, config, streams);
         let worker = start_worker(&state, rank)?;
         let transport = Arc::new(Self {
             state,
@@ -96,12 +103,21 @@ impl NcclTransport {
         Ok(transport)
     }
 
+    /// The copies to and from windows so far, and their bytes.
+    #[cfg(test)]
+    pub(super) fn copies(&self) -> (u64, u64) {
+        self.state.copies.get()
+    }
+
     fn init_world(&self, timeout: Duration) -> Result<(), CommError> {
         let reply = Arc::new(ResultSlot::default());
         self.submit(WorkerCommand::Open {
-            key: CommKey::Group(GroupId::WORLD),
-            rank: self.rank,
-            size: self.size,
+            opening: Opening {
+                key: CommKey::Group(GroupId::WORLD),
+                rank: self.rank,
+                size: self.size,
+                group: NcclGroup::World,
+            },
             reply: reply.clone(),
         });
         match reply.take_within(timeout) {
@@ -167,7 +183,7 @@ impl NcclTransport {
             slot,
             staged: None,
         };
-        Some(new_call(group, group_id, signature, plan, memory))
+        Some(self.new_call(group, group_id, signature, plan, memory))
     }
 
     /// The tensor's call for the worker, or `None` if it is completed locally; and its handle.
@@ -211,7 +227,7 @@ impl NcclTransport {
         let result = self
             .provider
             .provide(input, plan.result, buffers.clone(), wake)?;
-        let call = new_call(
+        let call = self.new_call(
             group,
             group_id,
             signature,
@@ -226,29 +242,52 @@ impl NcclTransport {
         let alone = group.size() == 1 && plan.scope == CommScope::Group;
         plan.steps.is_empty() || (alone && !(self.use_for_one_rank && id == GroupId::WORLD))
     }
+
+    fn new_call(
+        &self,
+        group: Arc<Group>,
+        group_id: GroupId,
+        signature: Arc<Signature>,
+        plan: NcclPlan,
+        memory: CallMemory,
+    ) -> NcclCall {
+        let (key, settings) = match plan.scope {
+            CommScope::Group => {
+                let settings = NcclGroup::of_name(group.name());
+                (CommKey::Group(group_id), settings)
+            }
+            CommScope::Message { from, to } => {
+                let group = group_id;
+                (CommKey::Message { group, from, to }, NcclGroup::Messages)
+            }
+        };
+        let queue = match plan.scope {
+            CommScope::Group => CallQueue::Collectives(self.state.streams.priority(settings)),
+            CommScope::Message { .. } => CallQueue::Messages(key),
+        };
+        NcclCall {
+            key,
+            queue,
+            settings,
+            plan,
+            group,
+            signature,
+            memory,
+        }
+    }
 }
 
-fn new_call(
-    group: Arc<Group>,
-    group_id: GroupId,
-    signature: Arc<Signature>,
-    plan: NcclPlan,
-    memory: CallMemory,
-) -> NcclCall {
-    let key = match plan.scope {
-        CommScope::Group => CommKey::Group(group_id),
-        CommScope::Message { from, to } => CommKey::Message {
-            group: group_id,
-            from,
-            to,
-        },
-    };
-    NcclCall {
-        key,
-        plan,
-        group,
-        signature,
-        memory,
+/// Checks that the library has the settings.
+fn check_version(config: &NcclConfig, library: &Library) -> Result<(), CommError> {
+    let version = library.version();
+    let mut groups = config.groups.iter();
+    let limited = groups.find(|(_, group)| group.min_ctas.or(group.max_ctas).is_some());
+    match limited {
+        Some((group, _)) if version < Version::CTAS => Err(super::error(format!(
+            "nccl.groups.{group} sets CTAs, which NCCL {version} does not have for each communicator: expected at least {},              or no min_ctas and max_ctas",
+            Version::CTAS
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -287,9 +326,10 @@ impl Transport for NcclTransport {
             library, driver, ..
         } = &*self.state;
         format!(
-            "{library:?} on {}, order {}, {}, types {}",
+            "{library:?} on {}, order {}, {}, {}, types {}",
             driver.name(),
             self.provider.description(),
+            self.state.streams.description(),
             self.state.registration().description(),
             types::names(library.version())
         )
@@ -331,19 +371,23 @@ impl Transport for NcclTransport {
             return reply.fulfil(Err(failure));
         }
         let alone = part.size() == 1;
-        let by_id = !self.state.library.can_split();
         let everybody_alone = groups.iter().all(|group| group.len() == 1);
-        if everybody_alone || (alone && by_id) {
+        // Its members create the communicator at its first call.
+        let is_lazy = !self.state.config.eager_init;
+        let by_id = !self.state.library.can_split();
+        if is_lazy || everybody_alone || (alone && by_id) {
             return reply.fulfil(Ok(Buffer::empty(job.signature.dtype)));
         }
-        let key = CommKey::Group(part_id);
+        let (key, group) = (CommKey::Group(part_id), NcclGroup::of_name(part.name()));
         if by_id {
-            return self.submit(WorkerCommand::Open {
+            let (rank, size) = (part.index(), part.size());
+            let opening = Opening {
                 key,
-                rank: part.index(),
-                size: part.size(),
-                reply,
-            });
+                rank,
+                size,
+                group,
+            };
+            return self.submit(WorkerCommand::Open { opening, reply });
         }
         let own = part.world_rank();
         let number = groups.iter().position(|group| group.contains(&own));
@@ -351,6 +395,7 @@ impl Transport for NcclTransport {
         self.submit(WorkerCommand::Split(Split {
             parent: CommKey::Group(job.group_id),
             part: number.map(|number| (key, number, part.index())),
+            group,
             reply,
         }));
     }

@@ -15,12 +15,20 @@ impl Version {
     /// The first with non-blocking communicators (`ncclCommInitRankConfig`, `ncclCommFinalize`): in older ones a
     /// missing rank blocks the others for ever.
     pub const MIN: Self = Self::new(2, 14, 0);
+    /// The first with numbers of CTAs for each communicator (`minCTAs` and `maxCTAs` of `ncclConfig_t`).
+    pub const CTAS: Self = Self::new(2, 17, 1);
     /// The first that splits communicators (`ncclCommSplit`).
     pub const SPLIT: Self = Self::new(2, 18, 1);
     /// The first that allocates and registers memory (`ncclMemAlloc`, `ncclCommRegister`).
     pub const REGISTER: Self = Self::new(2, 19, 1);
     /// The first with 8-bit floats (`ncclFloat8e4m3`, `ncclFloat8e5m2`).
     pub const FP8: Self = Self::new(2, 24, 3);
+    /// The first with traffic classes (`trafficClass` of `ncclConfig_t`).
+    #[cfg(test)]
+    pub const TRAFFIC_CLASS: Self = Self::new(2, 25, 1);
+    /// The first in which several non-blocking groups of one thread may be in progress: before, they share the state
+    /// of the thread (`ncclGroupEndInternal`).
+    pub const CONCURRENT_GROUPS: Self = Self::new(2, 27, 3);
     /// The first with windows of symmetric memory (`ncclCommWindowRegister`).
     pub const WINDOWS: Self = Self::new(2, 27, 3);
 

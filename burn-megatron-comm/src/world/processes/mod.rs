@@ -24,6 +24,7 @@ use super::{Engine, World, WorldError};
 use crate::auth::ParseTokenError;
 use crate::error::{CommError, with_causes};
 use crate::launch::{Launch, Launcher};
+use crate::nccl_config::NcclConfig;
 use crate::process::{CallTracker, ProcessCommunicator, ProcessWorld, Transport};
 use crate::rendezvous::{
     Coordinator, FailureReport, JoinRequest, RendezvousClient, RendezvousError, RendezvousTimeouts,
@@ -150,23 +151,11 @@ impl ProcessRank {
                     is_host.then(|| host_rendezvous(&addresses, size, world_id, token, timeouts));
                 let coordinator = coordinator.transpose()?;
                 let client = join(&addresses, world_id, token.cloned())?;
-                let transport = open(
-                    engine,
-                    launch,
-                    timeouts.join,
-                    Some(&client),
-                    world.registered_buffers,
-                );
+                let transport = open(engine, launch, timeouts.join, Some(&client), &world.nccl);
                 (coordinator, client, transport.map_err(WorldError::Engine)?)
             }
             _ if by_mpi => {
-                let transport = open(
-                    engine,
-                    launch,
-                    timeouts.join,
-                    None,
-                    world.registered_buffers,
-                );
+                let transport = open(engine, launch, timeouts.join, None, &world.nccl);
                 let transport = transport.map_err(WorldError::Engine)?;
                 let (coordinator, shared) = share_rendezvous(&*transport, launch, timeouts)?;
                 let token = shared.token.parse().map_err(|error: ParseTokenError| {
@@ -342,7 +331,7 @@ fn open(
     launch: &Launch,
     timeout: Duration,
     client: Option<&Arc<RendezvousClient>>,
-    registered_buffers: bool,
+    config: &NcclConfig,
 ) -> Result<Arc<dyn Transport>, CommError> {
     match engine {
         #[cfg(feature = "mpi")]
@@ -352,7 +341,7 @@ fn open(
             Ok(transport)
         }
         #[cfg(feature = "cuda")]
-        Engine::Nccl => nccl::open(launch, timeout, client, registered_buffers),
+        Engine::Nccl => nccl::open(launch, timeout, client, config),
         engine => unreachable!("{engine} is not compiled in, which was checked"),
     }
 }

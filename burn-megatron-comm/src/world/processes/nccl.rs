@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::engines::nccl::{NcclOptions, NcclTransport};
 use crate::error::CommError;
 use crate::launch::Launch;
+use crate::nccl_config::NcclConfig;
 use crate::probe;
 use crate::process::Transport;
 use crate::rendezvous::RendezvousClient;
@@ -15,14 +16,14 @@ pub(super) fn open(
     launch: &Launch,
     timeout: Duration,
     client: Option<&Arc<RendezvousClient>>,
-    registered_buffers: bool,
+    config: &NcclConfig,
 ) -> Result<Arc<dyn Transport>, CommError> {
     let Some(client) = client else {
         unreachable!("the ranks join the rendezvous before NCCL is opened");
     };
     let devices = probe::cuda_driver().map_or(1, |driver| driver.devices.max(1));
     let options = NcclOptions {
-        registered: registered_buffers,
+        config: config.clone(),
         ..NcclOptions::default()
     };
     let transport = NcclTransport::open(

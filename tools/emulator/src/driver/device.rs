@@ -29,7 +29,7 @@ pub(super) const THREADS: u32 = 1024;
 pub(super) const BLOCK: [u32; 3] = [1024, 1024, 64];
 /// The largest grid, by dimension.
 pub(super) const GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
-pub(super) const MULTIPROCESSORS: usize = 132;
+pub(crate) const MULTIPROCESSORS: usize = 132;
 /// Threads and blocks that a multiprocessor holds.
 pub(super) const RESIDENT: (usize, usize) = (2048, 32);
 

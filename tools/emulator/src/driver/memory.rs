@@ -2,7 +2,7 @@
 
 use std::ffi::{c_uint, c_void};
 
-use cudarc::driver::sys::{CUdeviceptr, CUresult, CUstream};
+use cudarc::driver::sys::{CUdeviceptr, CUpointer_attribute, CUresult, CUstream};
 
 use super::errors::say;
 use super::state::{DriverGuard, in_context};
@@ -44,6 +44,36 @@ pub extern "C" fn cuMemGetInfo_v2(free: OutPointer<usize>, total: OutPointer<usi
         free.offer(all.saturating_sub(world.memory.bytes()) as usize);
         total.offer(all as usize);
         Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemGetAddressRange_v2(
+    start: OutPointer<CUdeviceptr>,
+    bytes: OutPointer<usize>,
+    address: CUdeviceptr,
+) -> CUresult {
+    in_context(|world| {
+        let found = world.memory.allocation(address);
+        let found = found.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+        start.offer(found.start);
+        bytes.offer(found.bytes);
+        Ok(())
+    })
+}
+
+/// Only the number of an allocation is known.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuPointerGetAttribute(
+    value: OutPointer<u64>,
+    attribute: c_uint,
+    address: CUdeviceptr,
+) -> CUresult {
+    in_context(|world| {
+        if attribute != CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID as c_uint {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        value.set(world.memory.allocation(address).ok_or(INVALID)?.number)
     })
 }
 

@@ -44,6 +44,7 @@ mod transfers;
 mod work;
 
 use cudarc::driver::sys::CUresult;
+pub(crate) use device::MULTIPROCESSORS;
 
 /// What a function of the driver has to say.
 type Answer<T = ()> = Result<T, CUresult>;

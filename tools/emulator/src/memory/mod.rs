@@ -30,9 +30,22 @@ pub struct Memory {
 
 #[derive(Debug, Default)]
 struct AllocatorState {
-    allocations: BTreeMap<u64, usize>,
+    allocations: BTreeMap<u64, Allocation>,
+    /// How many there ever were.
+    number: u64,
     bytes: u64,
     snapshot: Option<Arc<Snapshot>>,
+}
+
+/// One allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// Its first address.
+    pub start: u64,
+    /// Its length.
+    pub bytes: usize,
+    /// Which no other has, not even a later one at the same place.
+    pub number: u64,
 }
 
 /// What is allocated at one moment.
@@ -54,7 +67,14 @@ impl Memory {
             return None;
         }
         let start = pages::allocate(bytes)? as u64;
-        state.allocations.insert(start, bytes);
+        state.number += 1;
+        let number = state.number;
+        let allocation = Allocation {
+            start,
+            bytes,
+            number,
+        };
+        state.allocations.insert(start, allocation);
         state.bytes += bytes as u64;
         state.snapshot = None;
         Some(start)
@@ -63,7 +83,7 @@ impl Memory {
     /// Frees. Whether there was an allocation that begins there.
     pub fn free(&self, start: u64) -> bool {
         let mut state = self.state.lock();
-        let Some(bytes) = state.allocations.remove(&start) else {
+        let Some(Allocation { bytes, .. }) = state.allocations.remove(&start) else {
             return false;
         };
         state.bytes -= bytes as u64;
@@ -71,6 +91,14 @@ impl Memory {
         // SAFETY: allocated with this size, and taken out of the table.
         unsafe { pages::free(start as *mut u8, bytes) };
         true
+    }
+
+    /// The allocation that an address lies in.
+    pub fn allocation(&self, address: u64) -> Option<Allocation> {
+        let state = self.state.lock();
+        let (_, allocation) = state.allocations.range(..=address).next_back()?;
+        let end = allocation.start + allocation.bytes as u64;
+        (address < end).then_some(*allocation)
     }
 
     /// Bytes that are allocated.
@@ -88,8 +116,8 @@ impl Memory {
         } = &mut *state;
         let make = || {
             let ranges = allocations
-                .iter()
-                .map(|(start, bytes)| (*start, start + *bytes as u64));
+                .values()
+                .map(|allocation| (allocation.start, allocation.start + allocation.bytes as u64));
             Arc::new(Snapshot {
                 ranges: ranges.collect(),
             })
@@ -148,6 +176,9 @@ mod tests {
         assert!(memory.free(first) && !memory.free(first) && !memory.free(second + 1));
         assert!(!memory.snapshot().holds(first, 1));
         assert_eq!(memory.bytes(), 900);
+        let found = memory.allocation(second + 899).expect("it is allocated");
+        assert_eq!((found.start, found.bytes, found.number), (second, 900, 2));
+        assert_eq!(memory.allocation(second + 900), None);
         assert!(memory.free(second));
     }
 

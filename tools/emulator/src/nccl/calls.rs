@@ -1,6 +1,7 @@
 //! Calls that stand on streams, and how they find each other.
 
 use super::operation::{Call, Kind, execute};
+use super::residency::Residency;
 use super::state::{NcclState, ring};
 use super::{Failure, usage};
 use crate::memory::Memory;
@@ -9,10 +10,12 @@ use crate::memory::Memory;
 #[derive(Debug)]
 pub(super) struct Launch {
     pub comm: usize,
-    world: usize,
+    pub world: usize,
+    pub stream: usize,
     /// Whether its stream has come to it.
-    arrived: bool,
-    operations: Vec<usize>,
+    pub arrived: bool,
+    pub residency: Residency,
+    pub operations: Vec<usize>,
     /// How many of them are not done.
     open: usize,
     pub aborted: bool,
@@ -21,14 +24,20 @@ pub(super) struct Launch {
 /// A collective, or a message: the call of each rank, or of sender and receiver, with its launch.
 #[derive(Debug)]
 pub(super) struct Operation {
-    calls: Vec<Option<(Call, usize)>>,
+    pub calls: Vec<Option<(Call, usize)>>,
 }
 
 impl NcclState {
     /// Notes the calls of a group to one communicator; gives the launch that is to be put on its stream.
-    pub(super) fn launch(&mut self, handle: usize, calls: &[Call]) -> Result<usize, Failure> {
+    pub(super) fn launch(
+        &mut self,
+        handle: usize,
+        stream: usize,
+        calls: &[Call],
+    ) -> Result<usize, Failure> {
         let comm = self.usable(handle)?;
         let (world, rank) = (comm.world, comm.rank);
+        let residency = self.residency(handle, calls)?;
         let launch = self.number();
         let mut operations = vec![];
         for call in calls {
@@ -44,7 +53,9 @@ impl NcclState {
         let new = Launch {
             comm: handle,
             world,
+            stream,
             arrived: false,
+            residency,
             operations,
             open,
             aborted: false,
@@ -137,7 +148,13 @@ impl NcclState {
             self.drop_launch(number);
             return Ok(true);
         }
-        for operation in launch.operations.clone() {
+        if !self.make_resident(number) {
+            self.report_deadlock();
+            return Ok(false);
+        }
+        let operations = self.launches.get(&number);
+        let operations = operations.map_or(vec![], |launch| launch.operations.clone());
+        for operation in operations {
             if let Some(calls) = self.ready(operation) {
                 self.operations.remove(&operation);
                 let (calls, launches): (Vec<_>, Vec<_>) = calls.into_iter().unzip();
@@ -155,6 +172,8 @@ impl NcclState {
             .is_none_or(|launch| launch.open == 0);
         if done {
             self.drop_launch(number);
+        } else {
+            self.report_deadlock();
         }
         Ok(done)
     }
@@ -164,11 +183,14 @@ impl NcclState {
         ring();
     }
 
-    /// The calls of an operation whose streams have all come.
+    /// The calls of an operation that are all on their devices.
     fn ready(&self, operation: usize) -> Option<Vec<(Call, usize)>> {
         let calls = &self.operations.get(&operation)?.calls;
         let calls = calls.iter().copied().collect::<Option<Vec<_>>>()?;
-        let here = |launch: &usize| self.launches.get(launch).is_some_and(|found| found.arrived);
+        let here = |launch: &usize| {
+            let launch = self.launches.get(launch);
+            launch.is_some_and(|launch| launch.residency.resident)
+        };
         calls
             .iter()
             .all(|(_, launch)| here(launch))

@@ -81,7 +81,7 @@ fn carry_out(group: Group) -> Result<Code, Failure> {
     let Group { entries, begun, .. } = group;
     let mut comms = begun.clone();
     for (comm, stream, calls) in by_comm(entries)? {
-        let launch = state().launch(comm, &calls)?;
+        let launch = state().launch(comm, stream as usize, &calls)?;
         comms.push(comm);
         let attempt = move |memory: &_| state().attempt(launch, memory);
         match jobs::enqueue_until(stream, Arc::new(attempt)) {
@@ -98,7 +98,12 @@ fn carry_out(group: Group) -> Result<Code, Failure> {
         wait(*comm)?;
     }
     let state = state();
-    let blocks = |comm: &usize| state.comms.get(comm).is_none_or(|comm| comm.blocking);
+    let blocks = |comm: &usize| {
+        state
+            .comms
+            .get(comm)
+            .is_none_or(|comm| comm.settings.blocking)
+    };
     if comms.iter().all(blocks) {
         Ok(SUCCESS)
     } else {

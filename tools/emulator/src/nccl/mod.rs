@@ -7,13 +7,16 @@
 //!
 //! Calls that do not fit together (one rank gives another count, type, reduction or root, or calls
 //! something else), which make the real library hang or give anything, are report in a line on the
-//! standard error and by `ncclCommGetAsyncError` on all ranks; their streams go on.
+//! standard error and by `ncclCommGetAsyncError` on all ranks; their streams go on. So is a [deadlock](residency):
+//! collectives occupy multiprocessors, as if each rank had a device of its own, and one for which there are not enough
+//! waits until others end.
 
 mod api;
 mod calls;
 mod group;
 mod memory;
 mod operation;
+mod residency;
 mod state;
 #[cfg(test)]
 mod tests;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ffi::c_void;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -27,12 +28,32 @@ pub(super) struct NcclState {
     pub pieces: RegisteredMemory,
 }
 
+/// What a config sets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Settings {
+    pub blocking: bool,
+    /// The multiprocessors that a collective occupies.
+    pub ctas: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            blocking: true,
+            // The most that any version takes (`MAXCHANNELS`).
+            ctas: 64,
+        }
+    }
+}
+
 /// A rank of a world.
 #[derive(Debug)]
 pub(super) struct Comm {
     pub world: usize,
     pub rank: usize,
-    pub blocking: bool,
+    pub settings: Settings,
+    /// The thread that created it.
+    pub thread: ThreadId,
     finalized: bool,
     /// How many collectives it has called.
     pub collectives: usize,
@@ -63,7 +84,8 @@ pub(super) enum HostContribution {
     Split {
         colour: i32,
         key: i32,
-        blocking: bool,
+        settings: Settings,
+        thread: ThreadId,
         place: usize,
     },
     Window {
@@ -94,7 +116,7 @@ pub(super) fn ring() {
 pub(super) fn wait(handle: usize) -> Result<(), Failure> {
     loop {
         let mut state = state();
-        if !state.comm(handle)?.blocking {
+        if !state.comm(handle)?.settings.blocking {
             return Ok(());
         }
         match state.progress(handle)? {
@@ -167,14 +189,21 @@ impl NcclState {
         }
     }
 
-    fn new_comm(&mut self, world: usize, rank: usize, blocking: bool) -> usize {
+    fn new_comm(
+        &mut self,
+        world: usize,
+        rank: usize,
+        settings: Settings,
+        thread: ThreadId,
+    ) -> usize {
         let handle = self.number() << 4;
         self.comms.insert(
             handle,
             Comm {
                 world,
                 rank,
-                blocking,
+                settings,
+                thread,
                 finalized: false,
                 collectives: 0,
                 registered: 0,
@@ -199,7 +228,7 @@ impl NcclState {
         id: &Id,
         rank: usize,
         size: usize,
-        blocking: bool,
+        settings: Settings,
     ) -> Result<usize, Failure> {
         if rank >= size {
             return Err(argument(format!(
@@ -228,7 +257,7 @@ impl NcclState {
             // An id serves once.
             self.ids.remove(id);
         }
-        Ok(self.new_comm(number, rank, blocking))
+        Ok(self.new_comm(number, rank, settings, thread::current().id()))
     }
 
     /// Brings something to the next meeting of hosts. The last one to come carries it out.
@@ -271,7 +300,10 @@ impl NcclState {
             };
             for (index, (.., rank)) in part.iter().enumerate() {
                 let HostContribution::Split {
-                    blocking, place, ..
+                    settings,
+                    thread,
+                    place,
+                    ..
                 } = all[*rank]
                 else {
                     continue;
@@ -280,7 +312,7 @@ impl NcclState {
                     None => 0,
                     Some(world) => {
                         self.world(world)?.joined.insert(index);
-                        self.new_comm(world, index, blocking)
+                        self.new_comm(world, index, settings, thread)
                     }
                 };
                 store(place, comm);

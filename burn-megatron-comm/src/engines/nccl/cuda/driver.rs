@@ -4,9 +4,12 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudarc::driver::CudaContext;
-use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult, CUstream, CUstream_flags};
+use cudarc::driver::sys::{
+    self, CUdevice_attribute, CUevent, CUevent_flags, CUpointer_attribute, CUresult, CUstream,
+    CUstream_flags,
+};
 
-use super::super::driver::{DeviceDriver, Event, Stream};
+use super::super::driver::{Allocation, DeviceDriver, Event, Priority, Stream};
 
 /// A device in its primary context, which CubeCL uses too.
 #[derive(Debug)]
@@ -67,12 +70,30 @@ impl DeviceDriver for CudaDeviceDriver {
         bound.map_err(|error| format!("{error:?}"))
     }
 
-    fn create_stream(&self) -> Result<Stream, String> {
+    fn multiprocessors(&self) -> Result<usize, String> {
+        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let count = self.context.attribute(attribute);
+        count
+            .map(|count| count as usize)
+            .map_err(|error| format!("cuDeviceGetAttribute: {error:?}"))
+    }
+
+    fn create_stream(&self, priority: Priority) -> Result<Stream, String> {
+        // The greatest priority has the least number.
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: the numbers are written before the call returns.
+        check("cuCtxGetStreamPriorityRange", unsafe {
+            sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest)
+        })?;
+        let priority = match priority {
+            Priority::Normal => least,
+            Priority::High => greatest,
+        };
         let mut stream = std::ptr::null_mut();
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the stream is written before the call returns.
-        check("cuStreamCreate", unsafe {
-            sys::cuStreamCreate(&mut stream, flags)
+        check("cuStreamCreateWithPriority", unsafe {
+            sys::cuStreamCreateWithPriority(&mut stream, flags, priority)
         })?;
         Ok(Stream(stream as usize))
     }
@@ -131,6 +152,27 @@ impl DeviceDriver for CudaDeviceDriver {
             sys::cuMemAllocAsync(&mut address, bytes, stream_of(stream))
         })?;
         Ok(address)
+    }
+
+    fn allocation(&self, address: u64) -> Result<Allocation, String> {
+        let (mut start, mut bytes, mut id) = (0, 0, 0u64);
+        // SAFETY: the results are written before the calls return; the attribute has 8 bytes.
+        unsafe {
+            check(
+                "cuMemGetAddressRange",
+                sys::cuMemGetAddressRange_v2(&mut start, &mut bytes, address),
+            )?;
+            let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID;
+            check(
+                "cuPointerGetAttribute",
+                sys::cuPointerGetAttribute((&raw mut id).cast(), attribute, address),
+            )?;
+        }
+        Ok(Allocation {
+            address: start,
+            bytes,
+            id,
+        })
     }
 
     fn free(&self, address: u64, stream: Stream) {

@@ -7,6 +7,7 @@ use super::library::Library;
 use super::stream_order::StreamOrder;
 use super::transport::{NcclComponents, NcclTransport};
 use crate::error::CommError;
+use crate::nccl_config::NcclConfig;
 use crate::pool::BufferPool;
 use crate::process::KeyValueStore;
 use buffer_provider::CudaBufferProvider;
@@ -20,10 +21,10 @@ mod driver;
 mod tests;
 
 /// Options of the engine.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct NcclOptions {
-    /// Registered memory for the collectives of large tensors, where NCCL has it.
-    pub registered: bool,
+    /// The settings of a run.
+    pub config: NcclConfig,
     /// How calls are ordered with the computation on the device; by default what `BURN_MEGATRON_NCCL_ORDER`
     /// selects, else the best that is available.
     pub order: Option<StreamOrder>,
@@ -59,7 +60,7 @@ impl NcclTransport {
             provider: Arc::new(provider),
             store,
             pool,
-            registered: options.registered,
+            config: options.config,
             use_for_one_rank: options.use_for_one_rank,
         };
         Self::connect(parts, rank, size, timeout)

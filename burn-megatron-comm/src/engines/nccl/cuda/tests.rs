@@ -19,6 +19,7 @@ use super::super::tests::harness::{TIMEOUT, TestComm};
 use super::super::tests::programs;
 use super::super::transport::NcclTransport;
 use super::NcclOptions;
+use crate::nccl_config::{NcclConfig, RegisteredBuffers};
 use crate::process::{MemoryStore, Transport};
 use crate::{Buffer, CommError, Communicator, World, probe, sum_parts_in_f32};
 
@@ -73,6 +74,7 @@ fn over<T: Send>(
             .enumerate()
             .map(|(rank, device)| {
                 let (f, store, size) = (&f, store.clone(), devices.len());
+                let options = options.clone();
                 scope.spawn(move || {
                     let pool = Arc::default();
                     let transport =
@@ -188,16 +190,59 @@ fn receives_are_posted_ahead_by_both_neighbours() {
     }
 }
 
+/// Buckets of a data group in flight, while collectives of a tensor group and kernels follow each other on a stream of
+/// high priority.
+fn buckets_beside_tensor_groups(comm: &TestComm, device: &Device) {
+    let (ranks, all) = (comm.size(), vec![(0..comm.size()).collect::<Vec<_>>()]);
+    let [data, tensor] = ["data", "tensor"].map(|name| comm.split(name, &all).unwrap());
+    let (steps, _) = effort();
+    let mut x = Tensor::<1>::ones([1000], device);
+    let mut buckets = vec![];
+    for step in 0..steps {
+        let bucket = Tensor::<1>::ones([ranks << 10], device) * (step + 1) as f32;
+        buckets.push(start_all_reduce(bucket, &*data));
+        x = start_all_reduce(x, &*tensor).wait().unwrap() / ranks as f32;
+    }
+    assert_eq!(floats(x), vec![1.0; 1000]);
+    for (step, bucket) in buckets.into_iter().enumerate() {
+        let sum = ((step + 1) * ranks) as f32;
+        assert_eq!(floats(bucket.wait().unwrap()), vec![sum; ranks << 10]);
+    }
+}
+
+#[test]
+fn tensor_groups_run_beside_buckets() {
+    for devices in worlds() {
+        for eager_init in [false, true] {
+            let options = NcclOptions {
+                config: NcclConfig {
+                    eager_init,
+                    ..NcclConfig::default()
+                },
+                ..NcclOptions::default()
+            };
+            over(&devices, options, |comm, device| {
+                buckets_beside_tensor_groups(&comm, &device);
+            });
+        }
+    }
+}
+
 #[test]
 fn registered_memory_keeps_the_order_too() {
     for devices in worlds() {
-        let options = NcclOptions {
-            registered: true,
-            ..NcclOptions::default()
-        };
-        over(&devices, options, |comm, device| {
-            kernels_and_collectives(&*comm, &device);
-        });
+        for registered in [RegisteredBuffers::Allocations, RegisteredBuffers::Windows] {
+            let options = NcclOptions {
+                config: NcclConfig {
+                    registered_buffers: Some(registered),
+                    ..NcclConfig::default()
+                },
+                ..NcclOptions::default()
+            };
+            over(&devices, options, |comm, device| {
+                kernels_and_collectives(&*comm, &device);
+            });
+        }
     }
 }
 

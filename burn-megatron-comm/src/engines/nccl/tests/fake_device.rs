@@ -7,15 +7,18 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::super::driver::{DeviceDriver, Event, Stream};
+use super::super::driver::{Allocation, DeviceDriver, Event, Priority, Stream};
+use super::random::Rng;
 
 type Task = Box<dyn FnOnce() + Send>;
 
 /// Handles are the addresses of leaked objects: this is for tests.
 #[derive(Debug, Default)]
 pub struct FakeDevice {
-    memory: Arc<Mutex<HashMap<u64, Vec<u8>>>>,
+    memory: Arc<Mutex<HashMap<u64, (Vec<u8>, usize)>>>,
     pub allocated: AtomicUsize,
+    /// How many streams have high priority.
+    pub high_priority: AtomicUsize,
 }
 
 /// A thread that runs tasks in order, until it is closed.
@@ -38,10 +41,35 @@ impl DelayedTasks {
     }
 
     pub fn put(&self, task: impl FnOnce() + Send + 'static) {
+        if let Some(delay) = random_delay() {
+            thread::spawn(move || {
+                thread::sleep(delay);
+                task();
+            });
+            return;
+        }
         let tasks = self.1.lock().unwrap();
         tasks
             .send((Instant::now() + self.0, Box::new(task)))
             .unwrap();
+    }
+}
+
+/// The state of the random delays; 0 without them.
+static RANDOM: AtomicU64 = AtomicU64::new(0);
+
+/// Makes each delayed task late by a time of its own, up to a millisecond, so that they overtake each other.
+pub fn delay_at_random(seed: Option<u64>) {
+    RANDOM.store(seed.map_or(0, |seed| (seed << 32) + 1), Ordering::SeqCst);
+}
+
+fn random_delay() -> Option<Duration> {
+    match RANDOM.load(Ordering::SeqCst) {
+        0 => None,
+        _ => {
+            let mut rng = Rng(RANDOM.fetch_add(1, Ordering::SeqCst));
+            Some(Duration::from_micros(rng.below(1000) as u64))
+        }
     }
 }
 
@@ -99,7 +127,14 @@ impl DeviceDriver for FakeDevice {
         Ok(())
     }
 
-    fn create_stream(&self) -> Result<Stream, String> {
+    fn multiprocessors(&self) -> Result<usize, String> {
+        Ok(132)
+    }
+
+    fn create_stream(&self, priority: Priority) -> Result<Stream, String> {
+        let is_high = priority == Priority::High;
+        self.high_priority
+            .fetch_add(is_high.into(), Ordering::SeqCst);
         let (sender, tasks) = mpsc::channel::<Task>();
         thread::spawn(move || tasks.into_iter().for_each(|task| task()));
         let stream = Box::leak(Box::new(FakeStream(Mutex::new(Some(sender)))));
@@ -146,17 +181,32 @@ impl DeviceDriver for FakeDevice {
     }
 
     fn allocate(&self, bytes: usize, _stream: Stream) -> Result<u64, String> {
-        self.allocated.fetch_add(1, Ordering::SeqCst);
+        let id = self.allocated.fetch_add(1, Ordering::SeqCst);
         let memory = vec![0xa5u8; bytes];
         let address = memory.as_ptr() as u64;
-        self.memory.lock().unwrap().insert(address, memory);
+        let mut all = self.memory.lock().unwrap();
+        all.insert(address, (memory, id));
         Ok(address)
+    }
+
+    fn allocation(&self, address: u64) -> Result<Allocation, String> {
+        let all = self.memory.lock().unwrap();
+        let holds = |(start, (memory, _)): &(&u64, &(Vec<u8>, usize))| {
+            (**start..**start + memory.len() as u64).contains(&address)
+        };
+        let found = all.iter().find(holds).ok_or("nothing is allocated there");
+        let (start, (memory, id)) = found?;
+        Ok(Allocation {
+            address: *start,
+            bytes: memory.len(),
+            id: *id as u64,
+        })
     }
 
     fn free(&self, address: u64, stream: Stream) {
         let memory = self.memory.clone();
         FakeStream::of(stream.0).put(move || {
-            let mut freed = memory.lock().unwrap().remove(&address).unwrap();
+            let (mut freed, _) = memory.lock().unwrap().remove(&address).unwrap();
             freed.fill(0x5a);
         });
     }

@@ -8,7 +8,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::super::buffer_provider::{DeviceBufferProvider, TakeResult, Wake};
 use super::super::buffers::{DeviceBuffers, ResolvedBuffers, bytes, bytes_mut};
-use super::super::driver::{DeviceDriver, RecordedEvent, Stream};
+use super::super::driver::{DeviceDriver, Priority, RecordedEvent, Stream};
 use super::super::stream_order::StreamOrder;
 use super::collectives::{from_buffer, to_buffer};
 use super::fake_device::{DelayedTasks, FakeDevice, FakeStream, read, write};
@@ -34,7 +34,7 @@ impl FakeBufferProvider {
     pub fn new(device: &Arc<FakeDevice>, order: StreamOrder) -> Self {
         let driver: Arc<dyn DeviceDriver> = device.clone();
         Self {
-            compute: driver.create_stream().unwrap(),
+            compute: driver.create_stream(Priority::Normal).unwrap(),
             device: device.clone(),
             driver,
             order,

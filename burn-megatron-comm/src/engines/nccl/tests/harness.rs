@@ -20,6 +20,7 @@ use crate::call::{Call, Signature};
 use crate::communicator::{Communicator, Group};
 use crate::device::{DeviceCommunicator, DevicePending};
 use crate::error::CommError;
+use crate::nccl_config::{NcclConfig, NcclGroup, NcclGroupConfig, RegisteredBuffers};
 use crate::pending::Pending;
 use crate::pool::BufferPool;
 use crate::process::{
@@ -37,7 +38,9 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 #[derive(Clone, Copy)]
 pub struct TestSetup {
     pub version: extern "C" fn(*mut c_int) -> c_int,
-    pub registered: bool,
+    pub registered: Option<RegisteredBuffers>,
+    pub eager_init: bool,
+    pub groups: &'static [(NcclGroup, NcclGroupConfig)],
     pub order: StreamOrder,
     pub breaks: bool,
     pub use_for_one_rank: bool,
@@ -48,7 +51,9 @@ impl Default for TestSetup {
     fn default() -> Self {
         Self {
             version: v2_27,
-            registered: false,
+            registered: None,
+            eager_init: false,
+            groups: &[],
             order: StreamOrder::Stream,
             breaks: false,
             use_for_one_rank: false,
@@ -89,7 +94,11 @@ impl TestRun {
             provider: Arc::new(provider),
             store: self.store.clone(),
             pool: Arc::default(),
-            registered: self.setup.registered,
+            config: NcclConfig {
+                eager_init: self.setup.eager_init,
+                registered_buffers: self.setup.registered,
+                groups: self.setup.groups.iter().copied().collect(),
+            },
             use_for_one_rank: self.setup.use_for_one_rank,
         };
         NcclTransport::connect(parts, rank, self.size, self.setup.timeout)

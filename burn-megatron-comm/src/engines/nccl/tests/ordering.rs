@@ -1,11 +1,20 @@
 //! Which calls wait for which.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
+use burn::tensor::{Device, Tensor};
+
+use super::collectives::to_buffer;
+use super::fake_device::delay_at_random;
+use super::fake_nccl;
 use super::harness::{TIMEOUT, TestRun, TestSetup, over};
+use super::random::Rng;
+use crate::nccl_config::{NcclGroup, NcclGroupConfig};
 use crate::process::Transport;
 use crate::testing::wait_until;
-use crate::{Buffer, Communicator, DType, ReduceOp};
+use crate::{Buffer, Call, Communicator, DType, DevicePending, ReduceOp};
 
 /// A message that nobody receives yet blocks neither the sender nor its collectives.
 #[test]
@@ -79,4 +88,167 @@ fn a_start_does_not_wait() {
             assert_eq!(pending.wait().unwrap().len(), 20);
         }
     });
+}
+
+/// Calls that are started together are one launch, and launches are in the order of the program, however late ids,
+/// inputs, ranks and the device are.
+#[test]
+fn calls_are_coalesced_in_program_order_under_random_delays() {
+    // The calls of each launch with the length of their inputs: tensors, then buffers, and so on.
+    const PROGRAM: [&[(Call, usize)]; 6] = [
+        &[(Call::AllReduce(ReduceOp::Sum), 6), (Call::AllGather, 4)],
+        &[(Call::AllReduce(ReduceOp::Sum), 2)],
+        &[
+            (Call::ReduceScatter(ReduceOp::Sum), 8),
+            (Call::ReduceScatter(ReduceOp::Sum), 10),
+        ],
+        &[
+            (Call::AllGather, 3),
+            (Call::AllReduce(ReduceOp::Max), 5),
+            (Call::AllGather, 1),
+        ],
+        &[(Call::AllReduce(ReduceOp::Sum), 12)],
+        &[(Call::AllGather, 7)],
+    ];
+    let device = Device::flex();
+    let values = |rank: usize, at: usize, len: usize| -> Vec<f32> {
+        (0..len)
+            .map(|i| (i * 7 + at * 3 + rank * 11) as f32)
+            .collect()
+    };
+    for seed in 1..=100 {
+        let run = TestRun::new(2, TestSetup::default());
+        delay_at_random(Some(seed));
+        let results = run.on_all(|transport, comm| {
+            let mut rng = Rng(2 * seed + comm.rank() as u64);
+            let mut tensors = vec![];
+            let mut buffers = vec![];
+            for (at, calls) in PROGRAM.iter().enumerate() {
+                thread::sleep(Duration::from_micros(rng.below(300) as u64));
+                let calls = calls.iter().cloned();
+                if at % 2 == 0 {
+                    let tensor = |(call, len)| {
+                        let values = values(comm.rank(), at, len);
+                        (call, Tensor::<1>::from_data(values.as_slice(), &device))
+                    };
+                    let engine = comm.on_device().unwrap();
+                    tensors.extend(engine.start(calls.map(tensor).collect()).unwrap());
+                } else {
+                    let buffer = |(call, len)| (call, Buffer::from(values(comm.rank(), at, len)));
+                    buffers.extend(comm.start_all(calls.map(buffer).collect()).unwrap());
+                }
+            }
+            let of_tensor = |pending: DevicePending| to_buffer(pending.wait().unwrap());
+            let mut results: Vec<Buffer> = tensors.into_iter().map(of_tensor).collect();
+            results.extend(buffers.into_iter().map(|pending| pending.wait().unwrap()));
+            transport.close(TIMEOUT).unwrap();
+            results
+        });
+        // The first result: the sums of both ranks.
+        let sums: Vec<f32> = values(0, 0, 6)
+            .iter()
+            .zip(values(1, 0, 6))
+            .map(|(a, b)| a + b)
+            .collect();
+        assert_eq!(results[0][0], sums.into(), "seed {seed}");
+        let launch = |calls: &&[(Call, usize)]| {
+            let call = |(call, len): &(Call, usize)| match call {
+                Call::ReduceScatter(_) => (call.name(), len / 2),
+                _ => (call.name(), *len),
+            };
+            calls.iter().map(call).collect::<Vec<_>>()
+        };
+        let expected: Vec<_> = PROGRAM.iter().map(launch).collect();
+        for rank in 0..2 {
+            let found = fake_nccl::launches(&run.world(), rank);
+            assert_eq!(found, expected, "rank {rank}, seed {seed}");
+        }
+    }
+}
+
+/// The collectives of a tensor group run though one of the data group, which was started before, waits for a rank.
+#[test]
+fn tensor_groups_pass_buckets() {
+    let run = TestRun::new(2, TestSetup::default());
+    run.on_all(|transport, comm| {
+        let groups = ["data", "tensor"].map(|name| comm.split(name, &[vec![0, 1]]).unwrap());
+        let [data, tensor] = &groups;
+        let bucket = || {
+            data.start_all_reduce(vec![2f32; 1000].into(), ReduceOp::Sum)
+                .unwrap()
+        };
+        let first = (comm.rank() == 0).then(bucket);
+        let sum = tensor.all_reduce(vec![1f32].into(), ReduceOp::Sum).unwrap();
+        assert_eq!(sum, vec![2f32].into());
+        let bucket = first.unwrap_or_else(bucket);
+        assert_eq!(bucket.wait().unwrap(), vec![4f32; 1000].into());
+        let line = transport.description();
+        assert!(
+            line.contains("of tensor, expert on a stream of high priority"),
+            "{line}"
+        );
+        transport.close(TIMEOUT).unwrap();
+    });
+    assert_eq!(run.device.high_priority.load(Ordering::SeqCst), 2);
+}
+
+/// The communicators of calls that are started together are created in one group, with the settings of their groups;
+/// those of no call are not created.
+#[test]
+fn communicators_are_created_at_the_first_call() {
+    const GROUPS: [(NcclGroup, NcclGroupConfig); 2] = [
+        (NcclGroup::Messages, ctas(Some(2), None)),
+        (NcclGroup::Tensor, ctas(Some(4), Some(16))),
+    ];
+    let undefined = [i32::MIN; 2];
+    for eager_init in [false, true] {
+        let setup = TestSetup {
+            eager_init,
+            groups: &GROUPS,
+            ..TestSetup::default()
+        };
+        let run = TestRun::new(3, setup);
+        run.on_all(|transport, comm| {
+            let tensor = comm.split("tensor", &[vec![0, 1], vec![2]]).unwrap();
+            let unused = comm.split("pipeline", &[vec![0, 1, 2]]).unwrap();
+            if comm.rank() < 2 {
+                tensor.barrier().unwrap();
+            }
+            let (next, before) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
+            let receive = |from| {
+                let (dtype, len) = (DType::F32, 1);
+                (
+                    Call::Receive { from, dtype, len },
+                    Buffer::empty(DType::F32),
+                )
+            };
+            let send = |to| (Call::Send { to }, Buffer::from(vec![1f32]));
+            let calls = vec![send(next), send(before), receive(next), receive(before)];
+            for pending in comm.start_all(calls).unwrap() {
+                pending.wait().unwrap();
+            }
+            comm.barrier().unwrap();
+            drop(unused);
+            transport.close(TIMEOUT).unwrap();
+        });
+        let mut opened = fake_nccl::OPENED.lock().unwrap().clone();
+        opened.sort();
+        // Six directions with both ends, the tensor group, and the groups of all.
+        let mut expected = vec![(2, [2, 64]); 12];
+        expected.extend([(2, [4, 16]); 2]);
+        let of_all = if eager_init { 6 } else { 3 };
+        expected.extend(vec![(3, undefined); of_all]);
+        expected.sort();
+        assert_eq!(opened, expected);
+        // Four directions of each rank.
+        assert_eq!(fake_nccl::IN_GROUPS.load(Ordering::SeqCst), 12);
+    }
+}
+
+const fn ctas(min_ctas: Option<u32>, max_ctas: Option<u32>) -> NcclGroupConfig {
+    NcclGroupConfig {
+        min_ctas,
+        max_ctas,
+        high_priority_stream: None,
+    }
 }

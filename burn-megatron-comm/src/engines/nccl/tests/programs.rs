@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use super::fake_nccl::{v2_17, v2_20};
+use super::fake_nccl::{v2_17, v2_20, v2_27};
 use super::harness::{TestSetup, over};
 use crate::{Buffer, Call, CommError, Communicator, DType, ReduceOp, World};
 
@@ -225,13 +225,14 @@ fn calls_that_are_started_as_one_are_those_of_threads() {
     }
 }
 
-/// With `ncclCommSplit`, and without.
+/// Created at the first call; with the group by `ncclCommSplit`; or with it, one by one.
 #[test]
 fn splits_are_those_of_threads() {
-    for version in [v2_20, v2_17] {
+    for (version, eager_init) in [(v2_27 as _, false), (v2_20 as _, true), (v2_17 as _, true)] {
         for ranks in 1..=4 {
             let setup = TestSetup {
                 version,
+                eager_init,
                 ..TestSetup::default()
             };
             same(ranks, setup, splits);

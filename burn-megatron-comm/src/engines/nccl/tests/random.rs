@@ -9,10 +9,10 @@ use crate::{Buffer, Communicator, DType, Pending, ReduceOp};
 type Comm = Arc<dyn Communicator>;
 
 /// SplitMix64 (Steele et al. 2014, doi:10.1145/2660193.2660195).
-struct Rng(u64);
+pub struct Rng(pub u64);
 
 impl Rng {
-    fn below(&mut self, n: usize) -> usize {
+    pub fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -10,8 +10,9 @@ use super::collectives::{
     receives_ahead, reduce_scatter_in_f32, start_all_gather, start_all_reduce, start_each,
     start_reduce_scatter_coalesced,
 };
-use super::fake_nccl::{v2_17, v2_20};
+use super::fake_nccl::{live_allocations, live_registrations, v2_17, v2_20, v2_27};
 use super::harness::{TestRun, TestSetup, over};
+use crate::nccl_config::RegisteredBuffers;
 use crate::process::Transport;
 use crate::{Call, Communicator, ReduceOp};
 
@@ -141,25 +142,34 @@ fn dropped_results_hold_no_memory() {
 /// Large tensors use registered memory, which is released in order.
 #[test]
 fn registered_memory_gives_the_same() {
-    for (version, line) in [
+    use RegisteredBuffers::{Allocations, Windows};
+    for (version, registered, line) in [
         (
-            super::fake_nccl::v2_27 as _,
-            "on (symmetric windows, staged)",
+            v2_27 as _,
+            Windows,
+            "on (symmetric windows; 2 copies on the device for each",
         ),
-        (v2_20 as _, "on (staged)"),
+        (v2_27 as _, Allocations, "on (allocations; 0 copies)"),
+        (v2_20 as _, Allocations, "on (allocations; 0 copies)"),
+        (
+            v2_20 as _,
+            Windows,
+            "requested, but not available: NCCL 2.20.3 has none; expected at least 2.27.3",
+        ),
         (
             v2_17 as _,
+            Allocations,
             "requested, but not available: NCCL 2.17.1 has none; expected at least 2.19.1",
         ),
     ] {
         let setup = TestSetup {
             version,
-            registered: true,
+            registered: Some(registered),
             ..TestSetup::default()
         };
         let ranks = 2;
         let run = TestRun::new(ranks, setup);
-        let live_allocations = run.on_all(|transport, comm| {
+        let used = run.on_all(|transport, comm| {
             // Below and above the least that is staged.
             chains(comm.clone(), 24);
             chains(comm.clone(), MIN_REGISTERED_BYTES / 4);
@@ -168,15 +178,21 @@ fn registered_memory_gives_the_same() {
             let line_is = transport.description();
             assert!(line_is.contains(line), "{line_is}");
             comm.barrier().unwrap();
-            let live_allocations = super::fake_nccl::live_allocations();
+            let (windows, all) = (live_allocations(), live_registrations());
+            let (copies, _) = transport.copies();
             comm.barrier().unwrap();
             transport.close(super::harness::TIMEOUT).unwrap();
-            live_allocations
+            (windows, all, copies)
         });
-        // Two groups of two ranks with two buffers at a time, reused.
-        let expected = if line.contains("on (") { 8 } else { 0 };
-        assert_eq!(live_allocations, [expected; 2]);
-        assert_eq!(super::fake_nccl::live_allocations(), 0);
+        for (windows, all, copies) in used {
+            match (registered, line.contains("on (")) {
+                // Two groups of two ranks with two windows at a time, reused; four calls of five chains each are staged.
+                (Windows, true) => assert_eq!((windows, all, copies), (8, 8, 2 * 2 * 4 * 5)),
+                (Allocations, true) => assert!(windows == 0 && all > 0 && copies == 0),
+                (_, false) => assert_eq!((windows, all, copies), (0, 0, 0)),
+            }
+        }
+        assert_eq!((live_allocations(), live_registrations()), (0, 0));
         assert_eq!(
             super::fake_nccl::ALIVE.load(std::sync::atomic::Ordering::SeqCst),
             0

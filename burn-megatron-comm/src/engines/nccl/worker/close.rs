@@ -3,7 +3,7 @@
 use std::mem;
 use std::sync::mpsc::SyncSender;
 
-use super::super::communicator::{CommState, NcclCommunicator};
+use super::super::communicator::{CommKey, CommState, NcclCommunicator};
 use super::super::library::Progress;
 use super::{Instant, NcclWorker};
 
@@ -75,26 +75,35 @@ impl NcclWorker {
         }
     }
 
-    /// Starts to finalize every communicator, so that the ranks need no common order of them; registered memory is
-    /// released before.
+    /// Starts to finalize every communicator; registered memory is released before. Those whose other ranks never called
+    /// are aborted.
     fn finalize(&mut self) -> Result<(), String> {
         let shared = &self.shared;
-        for communicator in self.communicators.values_mut() {
-            match communicator.state {
-                CommState::Ready(comm) => {
-                    for staging in communicator.staging.drain(..) {
-                        staging.release(comm, &shared.library)?;
-                    }
-                    shared.library.finalize(comm)?;
-                }
-                // The peer never called.
-                CommState::Initializing(comm) if shared.comms.remove(comm) => {
-                    shared.library.abort(comm)?;
-                }
-                _ => {}
+        // Nothing waits for these any more.
+        self.communicators.retain(|key, unused| {
+            let is_opening = matches!(unused.state, CommState::Opening);
+            if is_opening && matches!(key, CommKey::Message { .. }) {
+                shared.driver.destroy_stream(unused.stream);
             }
+            !is_opening
+        });
+        let mut ready = vec![];
+        for communicator in self.communicators.values_mut() {
+            let Some(comm) = communicator.comm() else {
+                continue;
+            };
+            for window in communicator.windows.drain(..) {
+                window.release(comm, &shared.library)?;
+            }
+            communicator.allocations.release(comm, &shared.library)?;
+            ready.push(comm);
         }
-        Ok(())
+        let (copies, bytes) = shared.copies.get();
+        if copies > 0 {
+            tracing::info!("nccl: {copies} copies to and from windows, of {bytes} bytes together");
+        }
+        shared.comms.abort_all_but(&ready, &shared.library);
+        shared.library.finalize(&ready)
     }
 
     /// Whether every communicator is finalized; they are then destroyed, with their streams.
@@ -115,9 +124,14 @@ impl NcclWorker {
             }
         }
         for communicator in mem::take(&mut self.communicators).into_values() {
-            if communicator.stream != self.collective_stream {
+            if communicator.stream != self.collective_stream
+                && communicator.stream != self.high_priority_stream
+            {
                 driver.destroy_stream(communicator.stream);
             }
+        }
+        if self.high_priority_stream != self.collective_stream {
+            driver.destroy_stream(self.high_priority_stream);
         }
         driver.destroy_stream(self.collective_stream);
         driver.destroy_stream(self.copy_stream);

@@ -1,55 +1,96 @@
-//! Opening communicators.
+//! Creating communicators.
 
-use super::super::api::{NO_COLOUR, UniqueId};
+use super::super::api::NO_COLOUR;
 use super::super::buffers::empty_result;
-use super::super::call::NcclCall;
-use super::super::communicator::{CommKey, CommState, NcclCommunicator, comm_slot};
+use super::super::communicator::{CommKey, CommState, NcclCommunicator};
+use super::super::driver::{Priority, Stream};
 use super::super::engine_state::Split;
-use super::super::library::Progress;
-use super::super::plan::{CommScope, RECEIVER, SENDER};
-use super::super::{error, unique_id};
-use super::{Arc, NcclWorker, ResultSlot};
+use super::super::error;
+use super::super::library::{Comm, Progress};
+use super::super::opening::{self, Opening};
+use super::{Arc, NcclWorker, ResultSlot, WorkItem};
+use crate::nccl_config::NcclGroup;
 
 impl NcclWorker {
-    /// Opens a communicator whose unique id is in the store, or is published there.
-    pub(super) fn open(
-        &mut self,
-        key: CommKey,
-        rank: usize,
-        size: usize,
-        reply: Option<Arc<ResultSlot>>,
-    ) {
-        let stream = match key {
-            CommKey::Group(_) => Ok(self.collective_stream),
-            CommKey::Message { .. } => self.shared.driver.create_stream(),
-        };
-        let state = match &stream {
-            Err(reason) => CommState::Failed(reason.clone()),
-            Ok(_) => match unique_id::find(key, rank == 0, &self.shared, &self.self_sender) {
-                Ok(()) => CommState::AwaitingId { rank, size },
-                Err(reason) => CommState::Failed(reason),
-            },
-        };
-        let stream = stream.unwrap_or(self.collective_stream);
-        let communicator = NcclCommunicator::new(state, stream, reply);
-        self.communicators.insert(key, communicator);
+    /// Begins to create what waiting calls need and does not exist. Those of calls that are launched together are created
+    /// together; those of others on their own, as one that waits for its peers must not keep another.
+    pub(super) fn open_missing(&mut self) {
+        if self.shared.first_error().is_some() {
+            return;
+        }
+        let mut missing: Vec<Vec<Opening>> = vec![];
+        for work in &self.waiting {
+            let WorkItem::Calls(calls) = work else {
+                continue;
+            };
+            let mut of_work: Vec<Opening> = vec![];
+            for call in calls {
+                let is_new = !self.communicators.contains_key(&call.key)
+                    && !missing
+                        .iter()
+                        .chain([&of_work])
+                        .flatten()
+                        .any(|other| other.key == call.key);
+                if is_new {
+                    of_work.push(call.opening());
+                }
+            }
+            if !of_work.is_empty() {
+                missing.push(of_work);
+            }
+        }
+        for openings in missing {
+            self.open(openings, None);
+        }
     }
 
-    pub(super) fn init(&mut self, key: CommKey, id: Result<UniqueId, String>) {
-        let Some(communicator) = self.communicators.get_mut(&key) else {
-            return;
-        };
-        let CommState::AwaitingId { rank, size } = communicator.state else {
-            return;
-        };
-        let library = &self.shared.library;
-        communicator.state = match id.and_then(|id| library.init(&id, rank, size)) {
-            Ok(comm) => {
-                self.shared.comms.add(comm);
-                CommState::Initializing(comm)
+    /// Begins to create communicators together.
+    pub(super) fn open(&mut self, openings: Vec<Opening>, reply: Option<Arc<ResultSlot>>) {
+        let streams = openings.iter().map(|opening| self.stream_of(opening));
+        let streams: Result<Vec<_>, String> = streams.collect();
+        let begun = streams.and_then(|streams| {
+            opening::begin(openings.clone(), &self.shared, &self.self_sender).map(|()| streams)
+        });
+        for (at, opening) in openings.iter().enumerate() {
+            let (state, stream) = match &begun {
+                Ok(streams) => (CommState::Opening, streams[at]),
+                Err(reason) => (CommState::Failed(reason.clone()), self.collective_stream),
+            };
+            let communicator = NcclCommunicator::new(state, stream, reply.clone());
+            self.communicators.insert(opening.key, communicator);
+        }
+    }
+
+    /// The stream of a communicator's calls: that of its collectives, or a new one for its messages.
+    fn stream_of(&self, opening: &Opening) -> Result<Stream, String> {
+        match opening.key {
+            CommKey::Group(_) => Ok(self.collective_stream(opening.group)),
+            CommKey::Message { .. } => {
+                let config = self.shared.config.group(NcclGroup::Messages);
+                self.shared
+                    .driver
+                    .create_stream(match config.high_priority_stream {
+                        Some(true) => Priority::High,
+                        _ => Priority::Normal,
+                    })
             }
-            Err(reason) => CommState::Failed(reason),
-        };
+        }
+    }
+
+    fn collective_stream(&self, group: NcclGroup) -> Stream {
+        match self.shared.streams.priority(group) {
+            Priority::Normal => self.collective_stream,
+            Priority::High => self.high_priority_stream,
+        }
+    }
+
+    pub(super) fn opened(&mut self, key: CommKey, result: Result<Comm, String>) {
+        if let Some(communicator) = self.communicators.get_mut(&key) {
+            communicator.state = match result {
+                Ok(comm) => CommState::Ready(comm),
+                Err(reason) => CommState::Failed(reason),
+            };
+        }
     }
 
     pub(super) fn advance_communicators(&mut self) {
@@ -81,28 +122,16 @@ impl NcclWorker {
         });
     }
 
-    /// Whether the communicator is ready; that of messages is opened if it does not exist.
+    /// Whether the communicator is ready.
     ///
     /// # Errors
     /// Why it never will be.
-    pub(super) fn communicator_ready(
-        &mut self,
-        key: CommKey,
-        call: Option<&NcclCall>,
-    ) -> Result<bool, String> {
-        match (self.communicators.get(&key).map(|comm| &comm.state), call) {
-            (Some(CommState::Ready(_)), _) => Ok(true),
-            (Some(CommState::Failed(reason)), _) => Err(reason.clone()),
-            (Some(_), _) => Ok(false),
-            (None, Some(call)) if matches!(call.plan.scope, CommScope::Message { .. }) => {
-                let rank = match call.plan.input {
-                    0 => RECEIVER,
-                    _ => SENDER,
-                };
-                self.open(key, rank, 2, None);
-                Ok(false)
-            }
-            (None, _) => Err(format!("there is no communicator {}", key.store_key())),
+    pub(super) fn communicator_ready(&self, key: CommKey) -> Result<bool, String> {
+        match self.communicators.get(&key).map(|comm| &comm.state) {
+            Some(CommState::Ready(_)) => Ok(true),
+            Some(CommState::Failed(reason)) => Err(reason.clone()),
+            Some(_) => Ok(false),
+            None => Err(format!("there is no communicator {}", key.store_key())),
         }
     }
 
@@ -115,12 +144,14 @@ impl NcclWorker {
             let missing = format!("there is no communicator {}", split.parent.store_key());
             return split.reply.fulfil(Err(error(missing)));
         };
-        let slot = comm_slot();
+        let slot = opening::slot();
         let (colour, key) = match split.part {
             None => (NO_COLOUR, 0),
             Some((_, part, index)) => (part as _, index as _),
         };
-        let started = self.shared.library.split(parent, colour, key, &slot);
+        let config = self.shared.config.group(split.group);
+        let library = &self.shared.library;
+        let started = library.split(parent, colour, key, config, &slot);
         match (started, split.part) {
             (Err(reason), _) => {
                 let error = error(reason);
@@ -130,8 +161,8 @@ impl NcclWorker {
             (Ok(()), None) => self.empty_splits.push((parent, slot, split.reply)),
             (Ok(()), Some((part, ..))) => {
                 let state = CommState::Splitting { parent, slot };
-                let communicator =
-                    NcclCommunicator::new(state, self.collective_stream, Some(split.reply));
+                let stream = self.collective_stream(split.group);
+                let communicator = NcclCommunicator::new(state, stream, Some(split.reply));
                 self.communicators.insert(part, communicator);
             }
         }

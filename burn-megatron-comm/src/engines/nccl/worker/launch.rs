@@ -7,8 +7,8 @@ use super::super::call::NcclCall;
 use super::super::communicator::{CallQueue, CommState, NcclCommunicator};
 use super::super::driver::{RecordedEvent, Stream};
 use super::super::library::{Comm, Progress};
-use super::staging::BuffersInUse;
-use super::{Arc, InFlightCall, Instant, NcclWorker, WorkItem, distinct};
+use super::registered::WindowsInUse;
+use super::{Arc, COLLECTIVES, InFlightCall, Instant, NcclWorker, WorkItem, distinct};
 
 /// The communicator and stream of a call, and the copy that follows it, if any: destination address, source
 /// address, bytes.
@@ -34,7 +34,8 @@ impl NcclWorker {
         let mut busy = self.busy();
         for work in mem::take(&mut self.waiting) {
             let queues = work.queues();
-            let blocked = queues.iter().any(|queue| busy.contains(queue));
+            let blocked =
+                queues.iter().any(|queue| busy.contains(queue)) || !self.may_start_group();
             let ready = if blocked {
                 Ok(false)
             } else {
@@ -55,12 +56,27 @@ impl NcclWorker {
     /// The queues whose last launch or split is in progress.
     fn busy(&self) -> HashSet<CallQueue> {
         let calls = self.launching.iter().flatten();
-        let mut busy: HashSet<CallQueue> = calls.map(|(call, _)| call.key.queue()).collect();
-        let splitting = |comm: &NcclCommunicator| matches!(comm.state, CommState::Splitting { .. });
-        if self.communicators.values().any(splitting) || !self.empty_splits.is_empty() {
-            busy.insert(CallQueue::Collectives);
+        let mut busy: HashSet<CallQueue> = calls.map(|(call, _)| call.queue).collect();
+        if self.is_splitting() {
+            busy.extend(COLLECTIVES);
         }
         busy
+    }
+
+    fn is_splitting(&self) -> bool {
+        let splitting = |comm: &NcclCommunicator| {
+            matches!(
+                comm.state,
+                CommState::Splitting { .. } | CommState::Initializing(_)
+            )
+        };
+        self.communicators.values().any(splitting) || !self.empty_splits.is_empty()
+    }
+
+    /// Whether this thread may start another group of NCCL calls: older versions have one for each thread.
+    fn may_start_group(&self) -> bool {
+        let in_progress = !self.launching.is_empty() || self.is_splitting();
+        !in_progress || self.shared.library.has_concurrent_groups()
     }
 
     /// Whether everything that the work item needs is ready; starts what is missing.
@@ -69,15 +85,15 @@ impl NcclWorker {
     /// Why it never will be.
     fn ready(&mut self, work: &WorkItem) -> Result<bool, String> {
         let calls = match work {
-            WorkItem::Split(split) => return self.communicator_ready(split.parent, None),
+            WorkItem::Split(split) => return self.communicator_ready(split.parent),
             WorkItem::Calls(calls) => calls,
         };
         let mut ready = true;
         for call in calls {
-            ready &= self.communicator_ready(call.key, Some(call))?;
+            ready &= self.communicator_ready(call.key)?;
             ready &= call.memory_known()?;
         }
-        Ok(ready && self.staging_ready(calls))
+        Ok(ready && self.windows_ready(calls))
     }
 
     fn launch(&mut self, work: WorkItem) {
@@ -99,22 +115,25 @@ impl NcclWorker {
     }
 
     /// Enqueues calls as one group; NCCL may still be launching when this returns.
-    fn enqueue(&self, calls: &mut [NcclCall]) -> Result<Vec<LaunchTarget>, String> {
-        let (library, driver) = (&self.shared.library, &self.shared.driver);
+    fn enqueue(&mut self, calls: &mut [NcclCall]) -> Result<Vec<LaunchTarget>, String> {
+        let shared = self.shared.clone();
+        let (library, driver) = (&shared.library, &shared.driver);
         let mut targets = Vec::with_capacity(calls.len());
         let mut addresses = Vec::with_capacity(calls.len());
-        let mut in_use = BuffersInUse::default();
+        let mut in_use = WindowsInUse::default();
         for call in calls.iter_mut() {
             let found = self.communicators.get(&call.key);
             let Some((communicator, comm)) = found.and_then(|one| Some((one, one.comm()?))) else {
                 return Err(format!("there is no communicator {}", call.key.store_key()));
             };
-            let own = call.prepare(communicator.stream, self.copy_stream, driver)?;
-            let (used, copy_back) = self.through_staging(call, own, communicator, &mut in_use)?;
+            let stream = communicator.stream;
+            let own = call.prepare(stream, self.copy_stream, driver)?;
+            let (used, copy_back) = self.through_window(call, own, communicator, &mut in_use)?;
+            self.register_allocations(call, own, comm)?;
             addresses.push(used);
             targets.push(LaunchTarget {
                 comm,
-                stream: communicator.stream,
+                stream,
                 copy_back,
             });
         }
@@ -163,7 +182,7 @@ impl NcclWorker {
             let done = events[&target.stream].clone();
             call.launched(&done);
             self.in_flight.push_back(InFlightCall {
-                queue: call.key.queue(),
+                queue: call.queue,
                 call,
                 comm: target.comm,
                 done,
@@ -182,6 +201,7 @@ impl NcclWorker {
             if let Some((to, from, bytes)) = target.copy_back {
                 // SAFETY: as for the copy into it.
                 unsafe { driver.copy_on_device(to, from, bytes, target.stream) }?;
+                self.shared.copies.add(bytes);
             }
         }
         let streams = distinct(launched.iter().map(|(_, target)| target.stream)).into_iter();

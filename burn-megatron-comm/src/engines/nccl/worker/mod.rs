@@ -1,11 +1,8 @@
-//! The one thread that calls NCCL for a rank.
+//! The one thread that calls NCCL for a rank, but for the [creation](super::opening) of communicators.
 //!
-//! The collectives of all groups share a stream, in the order in which they were started. NCCL requires that: the
-//! kernel of a collective occupies the device until its peers have launched theirs, so two concurrent ones, of
-//! groups that share ranks, are safe only if both fit on every device at once, which no NCCL guarantees. One at a
-//! time, in the order of the program, is safe if that order is the same on all ranks. A message may be sent long
-//! before it is received, so nothing may be queued behind it: each direction between two ranks has a
-//! communicator and a stream of its own.
+//! Collectives run on one stream, or on [two](super::collective_streams), in the order in which they were started. A
+//! message may be sent long before it is received, so nothing may be queued behind it: each direction between two ranks
+//! has a communicator and a stream of its own.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_void;
@@ -17,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::call::NcclCall;
 use super::communicator::{CallQueue, CommKey, CommState, NcclCommunicator};
-use super::driver::{RecordedEvent, Stream};
+use super::driver::{Priority, RecordedEvent, Stream};
 use super::engine_state::{EngineState, Split, WorkerCommand};
 use super::library::Comm;
 use crate::error::CommError;
@@ -29,7 +26,7 @@ mod close;
 mod communicators;
 mod completion;
 mod launch;
-mod staging;
+mod registered;
 
 /// How long the thread sleeps between two polls while something is in flight.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
@@ -41,6 +38,12 @@ const ERROR_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// How long memory is kept for a device that does not complete what was aborted.
 const ABORT_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The queues of collectives.
+const COLLECTIVES: [CallQueue; 2] = [
+    CallQueue::Collectives(Priority::Normal),
+    CallQueue::Collectives(Priority::High),
+];
+
 /// The most commands that are handled before anything else.
 const MAX_COMMANDS_AT_ONCE: usize = 64;
 
@@ -48,8 +51,10 @@ pub(super) struct NcclWorker {
     shared: Arc<EngineState>,
     self_sender: Sender<WorkerCommand>,
     communicators: BTreeMap<CommKey, NcclCommunicator>,
-    /// The stream of all collectives, and that of the copies of host buffers.
+    /// The stream of collectives, that of those of high priority, which may be the same, and that of the copies of host
+    /// buffers.
     collective_stream: Stream,
+    high_priority_stream: Stream,
     copy_stream: Stream,
     /// Not launched, in the order in which they were started.
     waiting: VecDeque<WorkItem>,
@@ -86,16 +91,21 @@ impl NcclWorker {
         self_sender: Sender<WorkerCommand>,
     ) -> Result<Self, String> {
         shared.driver.make_current()?;
-        let (collective_stream, copy_stream) = (
-            shared.driver.create_stream()?,
-            shared.driver.create_stream()?,
-        );
+        let stream = |priority| shared.driver.create_stream(priority);
+        let collective_stream = stream(Priority::Normal)?;
+        let high_priority_stream = if shared.streams.are_two() {
+            stream(Priority::High)?
+        } else {
+            collective_stream
+        };
+        let copy_stream = stream(Priority::Normal)?;
         let now = Instant::now();
         Ok(Self {
             shared,
             self_sender,
             communicators: BTreeMap::new(),
             collective_stream,
+            high_priority_stream,
             copy_stream,
             waiting: VecDeque::new(),
             launching: vec![],
@@ -124,6 +134,7 @@ impl NcclWorker {
                 self.abort();
             } else {
                 self.advance_communicators();
+                self.open_missing();
                 self.launch_ready_calls();
                 self.poll_launches();
                 self.check_async_errors();
@@ -180,13 +191,8 @@ impl NcclWorker {
             }
             // Later commands are dropped, like those that were waiting.
             _ if self.aborted_at.is_some() => {}
-            WorkerCommand::Open {
-                key,
-                rank,
-                size,
-                reply,
-            } => self.open(key, rank, size, Some(reply)),
-            WorkerCommand::Id { key, id } => self.init(key, id),
+            WorkerCommand::Open { opening, reply } => self.open(vec![opening], Some(reply)),
+            WorkerCommand::Opened { key, result } => self.opened(key, result),
             WorkerCommand::Calls(calls) => self.waiting.push_back(WorkItem::Calls(calls)),
             WorkerCommand::Split(split) => self.waiting.push_back(WorkItem::Split(split)),
             WorkerCommand::Wake | WorkerCommand::Quit => {}
@@ -230,8 +236,8 @@ fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
 impl WorkItem {
     fn queues(&self) -> Vec<CallQueue> {
         match self {
-            WorkItem::Split(_) => vec![CallQueue::Collectives],
-            WorkItem::Calls(calls) => distinct(calls.iter().map(|call| call.key.queue())),
+            WorkItem::Split(_) => COLLECTIVES.to_vec(),
+            WorkItem::Calls(calls) => distinct(calls.iter().map(|call| call.queue)),
         }
     }
 

@@ -7,10 +7,10 @@
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int, c_uint};
-use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::{process, thread};
 
-use super::state::{HostContribution, Id, NcclState, ring, state};
+use super::state::{HostContribution, Id, NcclState, Settings, ring, state};
 use super::{
     Code, Failure, IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS,
     UNHANDLED_CUDA_ERROR, VERSION, argument, group,
@@ -25,13 +25,16 @@ mod memory;
 #[derive(Clone, Copy)]
 pub struct UniqueId(Id);
 
-/// The front of `ncclConfig_t`, which is all that is read.
+/// The front of `ncclConfig_t`, which is all that is read: the last two fields only where the config has them.
 #[repr(C)]
 pub struct Config {
     size: usize,
     magic: c_uint,
     version: c_uint,
     blocking: c_int,
+    cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
 }
 
 const MAGIC: c_uint = 0xcafe_beef;
@@ -124,22 +127,35 @@ fn from_here(id: &UniqueId) -> Result<(), Failure> {
     }
 }
 
-/// Whether calls block; `usual` where there is no config or it does not say.
+/// What a config sets, and `usual` where there is none or it does not say.
 ///
 /// # Safety
 /// Null, or a config.
-unsafe fn blocking(config: *const Config, usual: bool) -> Result<bool, Failure> {
-    // SAFETY: as of this function.
-    let Some(config) = (unsafe { config.as_ref() }) else {
+unsafe fn settings(config: *const Config, usual: Settings) -> Result<Settings, Failure> {
+    if config.is_null() {
         return Ok(usual);
-    };
-    match (config.magic, config.blocking) {
-        (MAGIC, UNDEFINED) => Ok(usual),
-        (MAGIC, 0) => Ok(false),
-        (MAGIC, 1) => Ok(true),
-        (MAGIC, other) => Err(argument(format!("blocking is {other}"))),
-        _ => Err(argument("the config was not initialised")),
     }
+    // SAFETY: as of this function; a config of an older caller is shorter than this one.
+    let (size, magic, blocking) = unsafe { ((*config).size, (*config).magic, (*config).blocking) };
+    let blocking = match (magic, blocking) {
+        (MAGIC, UNDEFINED) => usual.blocking,
+        (MAGIC, 0) => false,
+        (MAGIC, 1) => true,
+        (MAGIC, other) => return Err(argument(format!("blocking is {other}"))),
+        _ => return Err(argument("the config was not initialised")),
+    };
+    if size < size_of::<Config>() {
+        return Ok(Settings { blocking, ..usual });
+    }
+    // SAFETY: as of this function, and it is so long.
+    let (min, max) = unsafe { ((*config).min_ctas, (*config).max_ctas) };
+    // As the library does before it fills in what is not set.
+    let wrong = |ctas| ctas != UNDEFINED && ctas <= 0;
+    if wrong(min) || wrong(max) || min > max {
+        return Err(argument(format!("minCTAs is {min}, and maxCTAs is {max}")));
+    }
+    let ctas = usize::try_from(max).unwrap_or(usual.ctas);
+    Ok(Settings { blocking, ctas })
 }
 
 /// # Safety
@@ -161,8 +177,8 @@ unsafe fn init(
         )));
     };
     // SAFETY: as of this function.
-    let blocks = unsafe { blocking(config, true)? };
-    let comm = state().join(&id.0, rank, size, blocks)?;
+    let settings = unsafe { settings(config, Settings::default())? };
+    let comm = state().join(&id.0, rank, size, settings)?;
     // SAFETY: as of this function.
     unsafe { give(place, comm)? };
     ring();
@@ -235,12 +251,13 @@ unsafe extern "C" fn ncclCommSplit(
             return Err(argument(format!("the colour is {colour}")));
         }
         let mut state = state();
-        let usual = state.comm(comm)?.blocking;
+        let usual = state.comm(comm)?.settings;
         let brought = HostContribution::Split {
             colour,
             key,
             // SAFETY: the caller's promise.
-            blocking: unsafe { blocking(config, usual)? },
+            settings: unsafe { settings(config, usual)? },
+            thread: thread::current().id(),
             place: place as usize,
         };
         state.meet(comm, brought)?;

@@ -12,6 +12,7 @@ use crate::driver::jobs::{self, is_idle};
 
 mod collectives;
 mod refused;
+mod residency;
 mod worlds;
 
 #[repr(C)]
@@ -24,7 +25,10 @@ struct Config {
     magic: u32,
     version: u32,
     blocking: c_int,
-    rest: [c_int; 15],
+    cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    rest: [c_int; 12],
 }
 
 unsafe extern "C" {
@@ -138,11 +142,14 @@ fn id() -> Id {
 
 fn config(blocking: c_int) -> Config {
     Config {
-        size: 0,
+        size: size_of::<Config>(),
         magic: 0xcafe_beef,
         version: 21_700,
         blocking,
-        rest: [0; 15],
+        cluster_size: c_int::MIN,
+        min_ctas: c_int::MIN,
+        max_ctas: c_int::MIN,
+        rest: [c_int::MIN; 12],
     }
 }
 
@@ -157,12 +164,16 @@ fn all(count: usize) -> Vec<usize> {
 
 /// The communicators of all ranks, none of which blocks.
 fn all_non_blocking(count: usize) -> Vec<usize> {
+    all_with(count, &config(0))
+}
+
+/// The same with a config.
+fn all_with(count: usize, config: &Config) -> Vec<usize> {
     let id = id();
     let begin = |rank| {
         let mut comm = 0;
         // SAFETY: the place and the config are there.
-        let code =
-            unsafe { ncclCommInitRankConfig(&mut comm, count as c_int, id, rank, &config(0)) };
+        let code = unsafe { ncclCommInitRankConfig(&mut comm, count as c_int, id, rank, config) };
         assert_eq!(code, IN_PROGRESS);
         comm
     };

@@ -3,11 +3,11 @@
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use super::super::fake_device::{DelayedTasks, FakeStream, read, write};
-use super::{FakeComm, INVALID_ARGUMENT, INVALID_USAGE};
+use super::{FakeComm, FakeWorld, INVALID_ARGUMENT, INVALID_USAGE};
 use crate::buffer::{Buffer, DType};
 use crate::call::ReduceOp;
 use crate::engines::nccl::api::{IN_PROGRESS, RawComm, RawStream, SUCCESS};
@@ -30,6 +30,19 @@ enum Op {
     Receive(usize),
 }
 
+impl Op {
+    fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce(_) => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter(_) => "reduce_scatter",
+            Self::Broadcast(_) => "broadcast",
+            Self::Send(_) => "send",
+            Self::Receive(_) => "receive",
+        }
+    }
+}
+
 #[derive(Clone, Copy)]
 struct Entry {
     op: Op,
@@ -39,6 +52,31 @@ struct Entry {
     dtype: DType,
     comm: &'static FakeComm,
     stream: usize,
+}
+
+/// A launch: its world, the rank there, and its calls with their counts.
+type Launch = (usize, usize, Vec<(&'static str, usize)>);
+
+/// The launches of this test, in order.
+static LOG: Mutex<Vec<Launch>> = Mutex::new(vec![]);
+
+/// Forgets the launches of earlier tests.
+pub fn forget() {
+    LOG.lock().unwrap().clear();
+}
+
+/// The calls of each launch of a rank of a world, in order.
+pub fn launches(world: &Arc<FakeWorld>, rank: usize) -> Vec<Vec<(&'static str, usize)>> {
+    let log = LOG.lock().unwrap();
+    let of_rank = log
+        .iter()
+        .filter(|(of, by, _)| (*of, *by) == (Arc::as_ptr(world) as usize, rank));
+    of_rank.map(|(.., calls)| calls.clone()).collect()
+}
+
+/// Whether this thread has started a group.
+pub fn in_group() -> bool {
+    GROUP.with_borrow(Option::is_some)
 }
 
 thread_local! {
@@ -212,7 +250,11 @@ pub extern "C" fn group_end() -> c_int {
         }
     }
     for launch in &launches {
-        launch[0].comm.busy.fetch_add(1, Ordering::SeqCst);
+        let comm = launch[0].comm;
+        comm.busy.fetch_add(1, Ordering::SeqCst);
+        let calls = launch.iter().map(|entry| (entry.op.name(), entry.count));
+        let of = Arc::as_ptr(&comm.world) as usize;
+        LOG.lock().unwrap().push((of, comm.rank, calls.collect()));
     }
     LAUNCHES.put(move || {
         for launch in launches {

@@ -1,6 +1,6 @@
 //! Memory that can be registered.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{LazyLock, Mutex};
@@ -9,15 +9,16 @@ use std::thread;
 use super::{FakeComm, INVALID_ARGUMENT, INVALID_USAGE};
 use crate::engines::nccl::api::{IN_PROGRESS, RawComm, SUCCESS};
 
-/// Memory with the number of its registrations.
-type Allocation = (Vec<u8>, usize);
-
 /// Memory of `mem_alloc` by address.
-static MEMORY: LazyLock<Mutex<HashMap<u64, Allocation>>> = LazyLock::new(Mutex::default);
+static MEMORY: LazyLock<Mutex<HashMap<u64, Vec<u8>>>> = LazyLock::new(Mutex::default);
+
+/// The bytes of what is registered, by communicator and address.
+static REGISTERED: Mutex<BTreeMap<(usize, u64), usize>> = Mutex::new(BTreeMap::new());
 
 /// A stream may still use the memory, so it is not freed.
 pub fn forget() {
     std::mem::forget(std::mem::take(&mut *MEMORY.lock().unwrap()));
+    REGISTERED.lock().unwrap().clear();
 }
 
 /// The number of allocations that are not freed.
@@ -25,42 +26,43 @@ pub fn live_allocations() -> usize {
     MEMORY.lock().unwrap().len()
 }
 
+/// The number of registrations, windows included.
+pub fn live_registrations() -> usize {
+    REGISTERED.lock().unwrap().len()
+}
+
 pub extern "C" fn mem_alloc(address: *mut *mut c_void, bytes: usize) -> c_int {
     let mut memory = vec![0u8; bytes];
     let start = memory.as_mut_ptr();
-    MEMORY.lock().unwrap().insert(start as u64, (memory, 0));
+    MEMORY.lock().unwrap().insert(start as u64, memory);
     // SAFETY: the caller's pointer to an address.
     unsafe { *address = start.cast() };
     SUCCESS
 }
 
 pub extern "C" fn mem_free(address: *mut c_void) -> c_int {
-    let mut memory = MEMORY.lock().unwrap();
-    match memory.get(&(address as u64)) {
-        Some((_, 0)) => {
-            memory.remove(&(address as u64));
-            SUCCESS
-        }
-        _ => INVALID_USAGE,
+    let address = address as u64;
+    let registered = REGISTERED.lock().unwrap();
+    if registered.keys().any(|(_, other)| *other == address) {
+        return INVALID_USAGE;
+    }
+    match MEMORY.lock().unwrap().remove(&address) {
+        Some(_) => SUCCESS,
+        None => INVALID_USAGE,
     }
 }
 
-fn note(comm: RawComm, address: u64, add: bool) -> c_int {
-    let comm = FakeComm::of(comm);
-    let mut memory = MEMORY.lock().unwrap();
-    let Some((_, registrations)) = memory.get_mut(&address) else {
+/// Notes a registration. What overlaps another of the communicator is refused: the library would take the older one.
+fn register(comm: RawComm, address: u64, bytes: usize) -> c_int {
+    let mut registered = REGISTERED.lock().unwrap();
+    let overlaps = |((other, start), len): (&(usize, u64), &usize)| {
+        *other == comm as usize && address < start + *len as u64 && *start < address + bytes as u64
+    };
+    if registered.iter().any(overlaps) {
         return INVALID_ARGUMENT;
-    };
-    match (add, *registrations) {
-        (true, _) => *registrations += 1,
-        (false, 0) => return INVALID_USAGE,
-        (false, _) => *registrations -= 1,
     }
-    if add {
-        comm.registered.fetch_add(1, Ordering::SeqCst)
-    } else {
-        comm.registered.fetch_sub(1, Ordering::SeqCst)
-    };
+    registered.insert((comm as usize, address), bytes);
+    FakeComm::of(comm).registered.fetch_add(1, Ordering::SeqCst);
     SUCCESS
 }
 
@@ -68,19 +70,33 @@ fn note(comm: RawComm, address: u64, add: bool) -> c_int {
 pub extern "C" fn comm_register(
     comm: RawComm,
     address: *mut c_void,
-    _bytes: usize,
+    bytes: usize,
     handle: *mut *mut c_void,
 ) -> c_int {
+    if !FakeComm::of(comm).usable() {
+        return INVALID_USAGE;
+    }
     // SAFETY: the caller's pointer to a handle.
     unsafe { *handle = address };
-    note(comm, address as u64, true)
+    register(comm, address as u64, bytes)
 }
 
-pub extern "C" fn deregister(comm: RawComm, handle: *mut c_void) -> c_int {
-    note(comm, handle as u64, false)
+pub extern "C" fn comm_deregister(comm: RawComm, handle: *mut c_void) -> c_int {
+    let mut registered = REGISTERED.lock().unwrap();
+    match registered.remove(&(comm as usize, handle as u64)) {
+        Some(_) => {
+            FakeComm::of(comm).registered.fetch_sub(1, Ordering::SeqCst);
+            SUCCESS
+        }
+        None => INVALID_USAGE,
+    }
 }
 
-/// Registers a window of one length on all ranks.
+pub extern "C" fn window_deregister(comm: RawComm, window: *mut c_void) -> c_int {
+    comm_deregister(comm, window)
+}
+
+/// Registers a window of one length on all ranks, of memory of `mem_alloc`.
 pub extern "C" fn window_register(
     comm: RawComm,
     address: *mut c_void,
@@ -89,7 +105,8 @@ pub extern "C" fn window_register(
     flags: c_int,
 ) -> c_int {
     let (raw, comm) = (comm as usize, FakeComm::of(comm));
-    if !comm.usable() || flags != 1 {
+    let is_own = MEMORY.lock().unwrap().contains_key(&(address as u64));
+    if !comm.usable() || flags != 1 || !is_own {
         return INVALID_USAGE;
     }
     comm.busy.fetch_add(1, Ordering::SeqCst);
@@ -99,7 +116,7 @@ pub extern "C" fn window_register(
         let own = len.to_le_bytes().to_vec();
         if let Some(all) = comm.world.all_exchange(number, comm.rank, own.clone()) {
             assert!(all.iter().all(|len| **len == own), "windows differ");
-            note(raw as RawComm, address, true);
+            assert_eq!(register(raw as RawComm, address, len), SUCCESS);
             // SAFETY: the pointer is valid until this communicator is not busy any more.
             let place = unsafe { AtomicPtr::from_ptr(place as *mut *mut c_void) };
             place.store(address as *mut c_void, Ordering::SeqCst);

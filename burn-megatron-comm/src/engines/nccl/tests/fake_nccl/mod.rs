@@ -11,6 +11,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::thread;
 
 use super::super::api::{Api, Config, IN_PROGRESS, RawComm, SUCCESS, UniqueId};
+use super::fake_device::delay_at_random;
 use calls::*;
 use memory::*;
 
@@ -18,7 +19,8 @@ mod calls;
 mod memory;
 mod world;
 
-pub use memory::live_allocations;
+pub use calls::launches;
+pub use memory::{live_allocations, live_registrations};
 pub use world::FakeWorld;
 
 const INVALID_ARGUMENT: c_int = 4;
@@ -43,6 +45,10 @@ static IDS: AtomicUsize = AtomicUsize::new(1);
 /// Communicators that are neither destroyed nor aborted, and those that were aborted.
 pub static ALIVE: AtomicI32 = AtomicI32::new(0);
 pub static ABORTED: AtomicI32 = AtomicI32::new(0);
+/// The size and the CTAs of every communicator of this test.
+pub static OPENED: Mutex<Vec<(usize, [c_int; 2])>> = Mutex::new(vec![]);
+/// The communicators of this test that were created in a group.
+pub static IN_GROUPS: AtomicUsize = AtomicUsize::new(0);
 /// The number of the current test. Communicators of earlier tests, which their transports may still close in the
 /// background, do not count.
 static TEST: AtomicUsize = AtomicUsize::new(0);
@@ -52,7 +58,11 @@ pub fn reset() {
     TEST.fetch_add(1, Ordering::SeqCst);
     ALIVE.store(0, Ordering::SeqCst);
     ABORTED.store(0, Ordering::SeqCst);
+    IN_GROUPS.store(0, Ordering::SeqCst);
+    OPENED.lock().unwrap().clear();
     memory::forget();
+    calls::forget();
+    delay_at_random(None);
 }
 
 /// The world of an id that a rank has used.
@@ -61,8 +71,9 @@ pub fn world(id: &[u8]) -> Arc<FakeWorld> {
 }
 
 impl FakeComm {
-    fn new(world: Arc<FakeWorld>, rank: usize) -> &'static Self {
+    fn new(world: Arc<FakeWorld>, rank: usize, ctas: [c_int; 2]) -> &'static Self {
         ALIVE.fetch_add(1, Ordering::SeqCst);
+        OPENED.lock().unwrap().push((world.size, ctas));
         Box::leak(Box::new(Self {
             world,
             rank,
@@ -119,8 +130,9 @@ extern "C" fn comm_init(
     size: c_int,
     id: UniqueId,
     rank: c_int,
-    _config: *mut Config,
+    config: *mut Config,
 ) -> c_int {
+    IN_GROUPS.fetch_add(calls::in_group().into(), Ordering::SeqCst);
     let mut worlds = WORLDS.lock().unwrap();
     let world = worlds.entry(id.0);
     let world = world
@@ -131,7 +143,9 @@ extern "C" fn comm_init(
     }
     world.state.lock().unwrap().joined += 1;
     // SAFETY: the caller's pointer to a communicator.
-    unsafe { *comm = FakeComm::new(world, rank as usize).raw() };
+    let place = unsafe { AtomicPtr::from_ptr(comm) };
+    let comm = FakeComm::new(world, rank as usize, ctas(config));
+    place.store(comm.raw(), Ordering::SeqCst);
     IN_PROGRESS
 }
 
@@ -140,9 +154,9 @@ extern "C" fn comm_split(
     colour: c_int,
     key: c_int,
     place: *mut RawComm,
-    _config: *mut Config,
+    config: *mut Config,
 ) -> c_int {
-    let comm = FakeComm::of(comm);
+    let (comm, ctas) = (FakeComm::of(comm), ctas(config));
     if !comm.usable() {
         return INVALID_USAGE;
     }
@@ -174,7 +188,7 @@ extern "C" fn comm_split(
             world.state.lock().unwrap().joined += 1;
             // SAFETY: the pointer is valid until this communicator is not busy any more.
             let place = unsafe { AtomicPtr::from_ptr(place as *mut RawComm) };
-            place.store(FakeComm::new(world, index).raw(), Ordering::SeqCst);
+            place.store(FakeComm::new(world, index, ctas).raw(), Ordering::SeqCst);
         }
         comm.busy.fetch_sub(1, Ordering::SeqCst);
     });
@@ -189,6 +203,23 @@ extern "C" fn comm_async_error(comm: RawComm, state: *mut c_int) -> c_int {
     // SAFETY: the caller's pointer to a state.
     unsafe { *state = comm.state() };
     SUCCESS
+}
+
+extern "C" fn comm_user_rank(comm: RawComm, rank: *mut c_int) -> c_int {
+    let comm = FakeComm::of(comm);
+    if !comm.usable() {
+        return INVALID_USAGE;
+    }
+    // SAFETY: the caller's pointer to a rank.
+    unsafe { *rank = comm.rank as c_int };
+    SUCCESS
+}
+
+/// The fewest and the most CTAs of a config.
+fn ctas(config: *mut Config) -> [c_int; 2] {
+    // SAFETY: the caller's pointer to a config.
+    let config = unsafe { &*config };
+    [config.min_ctas, config.max_ctas]
 }
 
 extern "C" fn comm_finalize(comm: RawComm) -> c_int {
@@ -267,6 +298,7 @@ pub fn api(get_version: extern "C" fn(*mut c_int) -> c_int) -> Api {
         get_unique_id,
         comm_init,
         comm_async_error,
+        comm_user_rank,
         comm_finalize,
         comm_destroy,
         comm_abort,
@@ -282,8 +314,8 @@ pub fn api(get_version: extern "C" fn(*mut c_int) -> c_int) -> Api {
         mem_alloc: since(21900).then_some(mem_alloc as _),
         mem_free: since(21900).then_some(mem_free as _),
         comm_register: since(21900).then_some(comm_register as _),
-        comm_deregister: since(21900).then_some(deregister as _),
+        comm_deregister: since(21900).then_some(comm_deregister as _),
         window_register: since(22700).then_some(window_register as _),
-        window_deregister: since(22700).then_some(deregister as _),
+        window_deregister: since(22700).then_some(window_deregister as _),
     }
 }

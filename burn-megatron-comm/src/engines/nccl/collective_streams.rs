@@ -1,0 +1,248 @@
+//! The streams of collectives: one for all, or a second of high priority, on which those of some groups run before the
+//! others that were started earlier, such as the buckets of gradients.
+//!
+//! The kernel of a collective occupies multiprocessors, one for each of its CTAs, until its peers have launched theirs.
+//! Programs start collectives in orders that agree: there is one order of all of them of which that of each rank is a part.
+//! Of those that are not complete take the first. On each of its ranks all earlier ones of its stream are complete, so it
+//! is launched, and needs multiprocessors for its CTAs; computation ends, so the only other kernel that may keep them is
+//! the one collective of the other stream. If a device has as many as the largest of both streams together, it gets them
+//! on all of its ranks and completes. With fewer, one rank may hold the first and wait for room for the second, and
+//! another the reverse.
+//!
+//! Ranks need not agree on the number of streams: on a rank with one stream the first is alone. Messages are not counted,
+//! as each has a stream of its own in any case.
+
+use std::env;
+
+use super::driver::{DeviceDriver, Priority};
+use super::stream_order::StreamOrder;
+use crate::nccl_config::{MAX_CTAS, NcclConfig, NcclGroup};
+
+/// The variable of CUDA with the number of hardware queues. With one, streams wait for each other.
+const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+
+/// The groups whose collectives run on the stream of high priority.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct CollectiveStreams {
+    high_priority: Vec<NcclGroup>,
+    description: String,
+}
+
+/// What decides whether two streams are safe.
+#[derive(Clone, Debug)]
+struct Limits {
+    order: StreamOrder,
+    device: String,
+    multiprocessors: usize,
+    one_connection: bool,
+}
+
+impl CollectiveStreams {
+    /// The streams of a config on a device.
+    ///
+    /// # Errors
+    /// Why the stream of high priority, if the config asks for it, is not safe; or an error of the device.
+    pub fn new(
+        config: &NcclConfig,
+        driver: &dyn DeviceDriver,
+        order: StreamOrder,
+    ) -> Result<Self, String> {
+        let limits = Limits {
+            order,
+            device: driver.name(),
+            multiprocessors: driver.multiprocessors()?,
+            one_connection: env::var(CONNECTIONS).is_ok_and(|value| value.trim() == "1"),
+        };
+        Self::within(config, &limits)
+    }
+
+    fn within(config: &NcclConfig, limits: &Limits) -> Result<Self, String> {
+        let collectives = NcclGroup::ALL
+            .into_iter()
+            .filter(|group| *group != NcclGroup::Messages);
+        let is_high = |group: &NcclGroup| {
+            let usual = matches!(group, NcclGroup::Tensor | NcclGroup::Expert);
+            config.group(*group).high_priority_stream.unwrap_or(usual)
+        };
+        let (high, normal): (Vec<_>, Vec<_>) = collectives.partition(is_high);
+        let names = high.iter().map(|group| group.name()).collect::<Vec<_>>();
+        let names = names.join(", ");
+        let one = |reason: &str| Self {
+            high_priority: vec![],
+            description: format!("collectives on one stream{reason}"),
+        };
+        if high.is_empty() || normal.is_empty() {
+            return Ok(one(""));
+        }
+        let most = |groups: &[NcclGroup]| {
+            let ctas = groups.iter().map(|group| config.group(*group).max_ctas);
+            ctas.map(|ctas| ctas.unwrap_or(MAX_CTAS)).max().unwrap_or(0) as usize
+        };
+        let (beside, others) = (most(&high), most(&normal));
+        match limits.refusal(beside, others) {
+            None => Ok(Self {
+                high_priority: high,
+                description: format!(
+                    "collectives of {names} on a stream of high priority (at most {beside} CTAs beside {others}, of {} \
+                     multiprocessors)",
+                    limits.multiprocessors
+                ),
+            }),
+            Some(reason) => {
+                let asked = high
+                    .iter()
+                    .find(|group| config.group(**group).high_priority_stream == Some(true));
+                match asked {
+                    Some(group) => Err(format!(
+                        "nccl.groups.{group}.high_priority_stream = true, but collectives on two streams could deadlock: \
+                         {reason}; or remove it"
+                    )),
+                    None => Ok(one(&format!(" ({reason})"))),
+                }
+            }
+        }
+    }
+
+    /// The priority of the stream of a group's collectives.
+    pub fn priority(&self, group: NcclGroup) -> Priority {
+        if self.high_priority.contains(&group) {
+            Priority::High
+        } else {
+            Priority::Normal
+        }
+    }
+
+    /// Whether there are two.
+    pub fn are_two(&self) -> bool {
+        !self.high_priority.is_empty()
+    }
+
+    /// One line for the header of a run.
+    pub fn description(&self) -> &str {
+        &self.description
+    }
+}
+
+impl Limits {
+    /// Why collectives of `beside` CTAs beside others of `others` are not safe, and what would be.
+    fn refusal(&self, beside: usize, others: usize) -> Option<String> {
+        let Self {
+            order,
+            device,
+            multiprocessors,
+            one_connection,
+        } = self;
+        if *order != StreamOrder::Stream {
+            return Some(format!(
+                "the order \"{order}\" makes each collective wait for all work before it; expected \"stream\""
+            ));
+        }
+        if *one_connection {
+            return Some(format!(
+                "{CONNECTIONS}=1 puts all streams into one queue; expected 32, or no value"
+            ));
+        }
+        (beside + others > *multiprocessors).then(|| {
+            format!(
+                "at most {beside} CTAs beside {others} are more than the {multiprocessors} multiprocessors of {device}; \
+                 expected max_ctas whose sum is at most {multiprocessors}, such as {} for each group",
+                multiprocessors / 2
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nccl_config::NcclGroupConfig;
+
+    fn limits(multiprocessors: usize) -> Limits {
+        Limits {
+            order: StreamOrder::Stream,
+            device: "cuda:0".into(),
+            multiprocessors,
+            one_connection: false,
+        }
+    }
+
+    fn config(groups: &[(NcclGroup, Option<u32>, Option<bool>)]) -> NcclConfig {
+        let group = |(group, max_ctas, high_priority_stream): &(_, _, _)| {
+            let config = NcclGroupConfig {
+                min_ctas: None,
+                max_ctas: *max_ctas,
+                high_priority_stream: *high_priority_stream,
+            };
+            (*group, config)
+        };
+        NcclConfig {
+            groups: groups.iter().map(group).collect(),
+            ..NcclConfig::default()
+        }
+    }
+
+    #[test]
+    fn tensor_and_expert_groups_have_one_where_both_fit() {
+        let streams = CollectiveStreams::within(&config(&[]), &limits(132)).unwrap();
+        let high = NcclGroup::ALL.map(|group| streams.priority(group) == Priority::High);
+        assert_eq!(high, [true, false, true, false, false, false, false]);
+        let line = streams.description();
+        assert!(line.contains("of tensor, expert on"), "{line}");
+        assert!(line.contains("64 CTAs beside 64, of 132"), "{line}");
+        let streams = CollectiveStreams::within(&config(&[]), &limits(108)).unwrap();
+        assert!(!streams.are_two());
+        let line = streams.description();
+        assert!(
+            line.contains("on one stream (at most 64 CTAs beside 64"),
+            "{line}"
+        );
+        assert!(line.contains("such as 54 for each group"), "{line}");
+    }
+
+    #[test]
+    fn fewer_ctas_make_it_safe() {
+        let all = |ctas| {
+            let groups = NcclGroup::ALL.map(|group| (group, Some(ctas), None));
+            CollectiveStreams::within(&config(&groups), &limits(108)).unwrap()
+        };
+        assert!(all(54).are_two() && !all(55).are_two());
+    }
+
+    #[test]
+    fn what_is_asked_for_is_not_replaced() {
+        let asked = config(&[(NcclGroup::Context, None, Some(true))]);
+        let error = CollectiveStreams::within(&asked, &limits(100)).unwrap_err();
+        assert!(
+            error.contains("nccl.groups.context.high_priority_stream"),
+            "{error}"
+        );
+        assert!(
+            error.contains("the 100 multiprocessors of cuda:0"),
+            "{error}"
+        );
+        for (limits, part) in [
+            (
+                Limits {
+                    order: StreamOrder::Context,
+                    ..limits(132)
+                },
+                "expected \"stream\"",
+            ),
+            (
+                Limits {
+                    one_connection: true,
+                    ..limits(132)
+                },
+                "CUDA_DEVICE_MAX_CONNECTIONS=1",
+            ),
+        ] {
+            let error = CollectiveStreams::within(&asked, &limits).unwrap_err();
+            assert!(error.contains(part), "{error}");
+            let usual = CollectiveStreams::within(&config(&[]), &limits).unwrap();
+            assert!(usual.description().contains(part), "{usual:?}");
+        }
+        let none = [NcclGroup::Tensor, NcclGroup::Expert].map(|group| (group, None, Some(false)));
+        let streams = CollectiveStreams::within(&config(&none), &limits(132)).unwrap();
+        assert_eq!(streams.description(), "collectives on one stream");
+    }
+}

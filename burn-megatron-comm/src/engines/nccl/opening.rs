@@ -1,0 +1,158 @@
+//! Creates communicators by unique id, each set of them on a thread of its own: ids may come late, and an initialization
+//! must not keep the worker's thread, whose NCCL may have one group in progress at a time.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicPtr;
+use std::sync::mpsc::Sender;
+use std::thread;
+use std::time::Duration;
+
+use super::api::UniqueId;
+use super::communicator::CommKey;
+use super::engine_state::{EngineState, WorkerCommand};
+use super::library::{Comm, InitRequest, Progress};
+use crate::nccl_config::NcclGroup;
+
+/// How long the thread sleeps between two polls.
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
+
+/// This rank's part of a new communicator.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Opening {
+    pub key: CommKey,
+    pub rank: usize,
+    pub size: usize,
+    /// Whose settings it has.
+    pub group: NcclGroup,
+}
+
+/// Begins to create communicators, several as one NCCL group. Rank 0 of each publishes its id. The worker gets a
+/// [`WorkerCommand::Opened`] for each.
+///
+/// # Errors
+/// If no thread can be started.
+pub(super) fn begin(
+    openings: Vec<Opening>,
+    state: &Arc<EngineState>,
+    worker: &Sender<WorkerCommand>,
+) -> Result<(), String> {
+    let (state, worker) = (state.clone(), worker.clone());
+    let open = move || {
+        for (opening, result) in openings.iter().zip(open(&openings, &state)) {
+            let key = opening.key;
+            // The worker may have ended, and has aborted then.
+            let _ = worker.send(WorkerCommand::Opened { key, result });
+        }
+    };
+    let builder = thread::Builder::new().name("nccl-init".into());
+    let started = builder.spawn(open);
+    started
+        .map(drop)
+        .map_err(|error| format!("cannot start a thread: {error}"))
+}
+
+/// The communicators once they are ready, or why they never are.
+fn open(openings: &[Opening], state: &EngineState) -> Vec<Result<Comm, String>> {
+    let slots: Vec<_> = openings.iter().map(|_| slot()).collect();
+    match init(openings, &slots, state) {
+        Ok(comms) => {
+            let ready = await_ready(&comms, state);
+            if ready.iter().any(Result::is_err) {
+                // The library may still write to them.
+                std::mem::forget(slots);
+            }
+            ready
+        }
+        Err(reason) => openings.iter().map(|_| Err(reason.clone())).collect(),
+    }
+}
+
+/// Memory that NCCL writes a communicator to.
+pub(super) fn slot() -> Box<AtomicPtr<c_void>> {
+    Box::new(AtomicPtr::new(ptr::null_mut()))
+}
+
+fn init(
+    openings: &[Opening],
+    slots: &[Box<AtomicPtr<c_void>>],
+    state: &EngineState,
+) -> Result<Vec<Comm>, String> {
+    // All ids are published before the first is read, as another rank may read before it publishes.
+    let published: Result<Vec<_>, _> = openings
+        .iter()
+        .map(|opening| (opening.rank == 0).then(|| publish(opening.key, state)))
+        .map(Option::transpose)
+        .collect();
+    let ids: Result<Vec<_>, _> = openings
+        .iter()
+        .zip(published?)
+        .map(|(opening, own)| own.map_or_else(|| read(opening.key, state), Ok))
+        .collect();
+    state.driver.make_current()?;
+    let requests: Vec<_> = openings
+        .iter()
+        .zip(ids?)
+        .zip(slots)
+        .map(|((opening, id), slot)| InitRequest {
+            id,
+            rank: opening.rank,
+            size: opening.size,
+            config: state.config.group(opening.group),
+            slot,
+        })
+        .collect();
+    state
+        .comms
+        .add_all(|| state.library.init(&requests), &state.library)
+}
+
+/// Polls until each is ready or has failed; an abort ends it.
+fn await_ready(comms: &[Comm], state: &EngineState) -> Vec<Result<Comm, String>> {
+    let mut results: Vec<Option<Result<Comm, String>>> = vec![None; comms.len()];
+    loop {
+        let waiting = comms
+            .iter()
+            .zip(&mut results)
+            .filter(|(_, result)| result.is_none());
+        for (comm, result) in waiting {
+            let polled = state.comms.with(*comm, || state.library.poll(*comm));
+            *result = match polled {
+                Ok(Progress::Running) => None,
+                Ok(Progress::Done) => Some(Ok(*comm)),
+                Err(reason) => Some(Err(reason)),
+            };
+        }
+        if results.iter().all(Option::is_some) {
+            break;
+        }
+        thread::sleep(POLL_INTERVAL);
+    }
+    // Only now, as older versions end all of a group with the first.
+    let end = |result: Result<Comm, String>| {
+        let comm = result?;
+        let ended = state.comms.with(comm, || state.library.end_init(comm));
+        ended.map(|()| comm)
+    };
+    results.into_iter().flatten().map(end).collect()
+}
+
+fn publish(key: CommKey, state: &EngineState) -> Result<UniqueId, String> {
+    let id = state.library.unique_id()?;
+    let stored = state.store.post(&key.store_key(), &id.0);
+    stored.map(|()| id).map_err(|error| error.to_string())
+}
+
+fn read(key: CommKey, state: &EngineState) -> Result<UniqueId, String> {
+    let stored = state.store.read(&key.store_key(), state.timeout);
+    let stored = stored.map_err(|error| error.to_string())?;
+    let len = stored.len();
+    let id = stored.try_into().map(UniqueId);
+    id.map_err(|_| {
+        format!(
+            "the unique id has {len} bytes, expected {}; do all ranks run the same build of this program?",
+            size_of::<UniqueId>()
+        )
+    })
+}

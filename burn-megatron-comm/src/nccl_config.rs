@@ -1,0 +1,336 @@
+//! The settings of the engine `nccl`. They change no result but the order in which NCCL sums.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// The most CTAs of a communicator in any version of NCCL up to 2.30 (`MAXCHANNELS` of its sources; 32 before 2.23).
+pub const MAX_CTAS: u32 = 64;
+
+/// The settings of the engine `nccl`; see [`World::nccl`](crate::World::nccl).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct NcclConfig {
+    /// Create the communicator of a group with the group, by a split of its parent, in which all ranks of the parent
+    /// take part. By default the members of a group create it at its first call.
+    pub eager_init: bool,
+    /// The memory that is registered with NCCL for collectives on large tensors; by default none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub registered_buffers: Option<RegisteredBuffers>,
+    /// The settings of communicators.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub groups: BTreeMap<NcclGroup, NcclGroupConfig>,
+}
+
+/// Which memory is registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RegisteredBuffers {
+    /// The allocations that tensors lie in (`ncclCommRegister`): nothing is copied.
+    Allocations,
+    /// Symmetric windows (`ncclCommWindowRegister`), whose memory NCCL allocates: tensors are copied there and back.
+    Windows,
+}
+
+/// The communicators that share settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NcclGroup {
+    /// Groups with the tensor axis and without the data axis.
+    Tensor,
+    /// Groups with the context axis and neither of these.
+    Context,
+    /// Groups of the expert grid without the data axis.
+    Expert,
+    /// Groups with the data axis, of both grids.
+    Data,
+    /// The ranks of a pipeline.
+    Pipeline,
+    /// All others, such as the world.
+    World,
+    /// The messages of any group, with a communicator for each direction between two ranks.
+    Messages,
+}
+
+/// The settings of the communicators of an [`NcclGroup`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct NcclGroupConfig {
+    /// The fewest CTAs of a collective, 1 to [`MAX_CTAS`]; by default NCCL's choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_ctas: Option<u32>,
+    /// The most CTAs of a collective, 1 to [`MAX_CTAS`]; by default NCCL's choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_ctas: Option<u32>,
+    /// Whether collectives run on the stream of high priority, beside those of the other stream. By default those of
+    /// tensor and expert groups do where that cannot deadlock; if it is set and could, the engine does not start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub high_priority_stream: Option<bool>,
+}
+
+/// Settings that NCCL does not take.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NcclConfigError {
+    /// A number of CTAs out of range.
+    #[error("invalid nccl.groups.{group}.{key} = {value}: expected 1 to {MAX_CTAS}")]
+    Ctas {
+        /// The group.
+        group: NcclGroup,
+        /// `min_ctas` or `max_ctas`.
+        key: &'static str,
+        /// The number.
+        value: u32,
+    },
+    /// Fewer CTAs at most than at least.
+    #[error(
+        "nccl.groups.{group}.min_ctas = {min} is above max_ctas = {max}: expected at most {max}"
+    )]
+    MinAboveMax {
+        /// The group.
+        group: NcclGroup,
+        /// The fewest.
+        min: u32,
+        /// The most.
+        max: u32,
+    },
+    /// Text that does not set a group.
+    #[error(
+        "invalid settings of NCCL \"{text}\": {reason}; expected GROUP:KEY=VALUE,.., as in \
+         tensor:min_ctas=4,max_ctas=16,high_priority_stream=true"
+    )]
+    Text {
+        /// The text.
+        text: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl NcclConfig {
+    /// Whether nothing is set.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The settings of a group.
+    pub fn group(&self, group: NcclGroup) -> NcclGroupConfig {
+        self.groups.get(&group).copied().unwrap_or_default()
+    }
+
+    /// Checks all numbers.
+    ///
+    /// # Errors
+    ///
+    /// The first that NCCL would refuse.
+    pub fn check(&self) -> Result<(), NcclConfigError> {
+        for (group, config) in &self.groups {
+            config.check(*group)?;
+        }
+        Ok(())
+    }
+}
+
+impl NcclGroupConfig {
+    fn check(self, group: NcclGroup) -> Result<(), NcclConfigError> {
+        for (key, value) in [("min_ctas", self.min_ctas), ("max_ctas", self.max_ctas)] {
+            if let Some(value) = value.filter(|value| !(1..=MAX_CTAS).contains(value)) {
+                return Err(NcclConfigError::Ctas { group, key, value });
+            }
+        }
+        match (self.min_ctas, self.max_ctas) {
+            (Some(min), Some(max)) if min > max => {
+                Err(NcclConfigError::MinAboveMax { group, min, max })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// These settings, and those of `other` that are not set here.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            min_ctas: self.min_ctas.or(other.min_ctas),
+            max_ctas: self.max_ctas.or(other.max_ctas),
+            high_priority_stream: self.high_priority_stream.or(other.high_priority_stream),
+        }
+    }
+}
+
+impl NcclGroup {
+    /// Every group.
+    pub const ALL: [Self; 7] = [
+        Self::Tensor,
+        Self::Context,
+        Self::Expert,
+        Self::Data,
+        Self::Pipeline,
+        Self::World,
+        Self::Messages,
+    ];
+
+    /// The name in a recipe.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tensor => "tensor",
+            Self::Context => "context",
+            Self::Expert => "expert",
+            Self::Data => "data",
+            Self::Pipeline => "pipeline",
+            Self::World => "world",
+            Self::Messages => "messages",
+        }
+    }
+
+    /// That of the collectives of a group with this name, which [`ParallelContext`](crate::ParallelContext) makes of its
+    /// axes.
+    #[cfg(any(test, feature = "cuda"))]
+    pub(crate) fn of_name(name: &str) -> Self {
+        let words = || name.split(|c: char| !c.is_alphanumeric() && c != '-');
+        let has = |axis: &str| words().any(|word| word == axis);
+        if has("data") || has("shard") || has("replicas") {
+            Self::Data
+        } else if has("expert") {
+            Self::Expert
+        } else if has("tensor") {
+            Self::Tensor
+        } else if has("context") {
+            Self::Context
+        } else if has("pipeline") {
+            Self::Pipeline
+        } else {
+            Self::World
+        }
+    }
+}
+
+impl fmt::Display for NcclGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// One group with its settings, as on a command line: `tensor:max_ctas=16,high_priority_stream=true`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NcclGroupSetting {
+    /// The group.
+    pub group: NcclGroup,
+    /// What is set.
+    pub config: NcclGroupConfig,
+}
+
+impl FromStr for NcclGroupSetting {
+    type Err = NcclConfigError;
+
+    fn from_str(text: &str) -> Result<Self, NcclConfigError> {
+        let invalid = |reason: String| NcclConfigError::Text {
+            text: text.into(),
+            reason,
+        };
+        let (name, settings) = text
+            .split_once(':')
+            .ok_or_else(|| invalid("there is no colon".into()))?;
+        let group = NcclGroup::ALL.into_iter().find(|g| g.name() == name);
+        let names = NcclGroup::ALL.map(NcclGroup::name).join(", ");
+        let group =
+            group.ok_or_else(|| invalid(format!("invalid group {name}, expected {names}")))?;
+        let mut config = NcclGroupConfig::default();
+        for setting in settings.split(',') {
+            let (key, value) = setting
+                .split_once('=')
+                .ok_or_else(|| invalid(format!("{setting} has no value")))?;
+            let not = |expected: &str| invalid(format!("invalid {key} {value}, not {expected}"));
+            let number = || value.parse::<u32>().map_err(|_| not("a number"));
+            match key {
+                "min_ctas" => config.min_ctas = Some(number()?),
+                "max_ctas" => config.max_ctas = Some(number()?),
+                "high_priority_stream" => {
+                    let value = value.parse().map_err(|_| not("true or false"))?;
+                    config.high_priority_stream = Some(value);
+                }
+                _ => return Err(invalid(format!("invalid key {key}"))),
+            }
+        }
+        config.check(group)?;
+        Ok(Self { group, config })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_known_by_their_axes() {
+        for (name, group) in [
+            ("tensor", NcclGroup::Tensor),
+            ("tensor/2", NcclGroup::Tensor),
+            ("tensor x context", NcclGroup::Tensor),
+            ("context: neighbours", NcclGroup::Context),
+            ("context x data", NcclGroup::Data),
+            ("context x data between nodes", NcclGroup::Data),
+            ("shard", NcclGroup::Data),
+            ("expert: expert", NcclGroup::Expert),
+            ("expert: expert-tensor in a node", NcclGroup::Expert),
+            ("expert: data", NcclGroup::Data),
+            ("pipeline", NcclGroup::Pipeline),
+            ("embedding", NcclGroup::World),
+            ("stage", NcclGroup::World),
+        ] {
+            assert_eq!(NcclGroup::of_name(name), group, "{name}");
+        }
+    }
+
+    #[test]
+    fn settings_are_read_and_checked() {
+        let text = "tensor:min_ctas=4,max_ctas=16,high_priority_stream=false";
+        let set: NcclGroupSetting = text.parse().unwrap();
+        let config = NcclGroupConfig {
+            min_ctas: Some(4),
+            max_ctas: Some(16),
+            high_priority_stream: Some(false),
+        };
+        assert_eq!((set.group, set.config), (NcclGroup::Tensor, config));
+        for (text, part) in [
+            ("tensor", "there is no colon"),
+            (
+                "tensors:max_ctas=1",
+                "invalid group tensors, expected tensor, context",
+            ),
+            ("data:max_ctas", "max_ctas has no value"),
+            ("data:ctas=1", "invalid key ctas"),
+            ("data:max_ctas=many", "not a number"),
+            (
+                "data:max_ctas=65",
+                "nccl.groups.data.max_ctas = 65: expected 1 to 64",
+            ),
+            (
+                "data:min_ctas=0",
+                "nccl.groups.data.min_ctas = 0: expected 1 to 64",
+            ),
+            ("data:min_ctas=9,max_ctas=8", "expected at most 8"),
+        ] {
+            let error = text.parse::<NcclGroupSetting>().unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_recipe_has_them_as_a_table() {
+        let text = "eager_init = true\nregistered_buffers = \"windows\"\n\n[groups.tensor]\nmax_ctas = 16\n\
+                    high_priority_stream = true\n";
+        let config: NcclConfig = toml::from_str(text).unwrap();
+        assert_eq!(config.group(NcclGroup::Tensor).max_ctas, Some(16));
+        assert_eq!(toml::to_string(&config).unwrap(), text);
+        assert!(!config.is_default() && NcclConfig::default().is_default());
+        let low = NcclGroupConfig {
+            max_ctas: Some(8),
+            ..NcclGroupConfig::default()
+        };
+        let both = low.or(config.group(NcclGroup::Tensor));
+        assert_eq!(
+            (both.max_ctas, both.high_priority_stream),
+            (Some(8), Some(true))
+        );
+    }
+}
