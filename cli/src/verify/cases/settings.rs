@@ -18,7 +18,7 @@ pub type SettingCase = (
     fn(&mut Recipe),
 );
 
-pub const SETTINGS: [SettingCase; 23] = [
+pub const SETTINGS: [SettingCase; 24] = [
     (
         "overlap_grad_reduce = false",
         VerifyModel::Gpt,
