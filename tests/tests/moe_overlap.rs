@@ -99,6 +99,7 @@ impl Run {
                 ..DataParallelConfig::default()
             },
             steps: 2,
+            warmup_steps: 1,
             micro_batch_size: 1,
             global_batch_size: 4 * self.layout.data_size(),
             held_out_samples: 1,

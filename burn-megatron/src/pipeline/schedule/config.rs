@@ -18,7 +18,7 @@ pub struct ScheduleConfig {
     pub micro_batches: usize,
     /// Whether forwards are [paired](super::ActionKind::PairedForward) with backwards of other micro-batches, for the kinds
     /// 1F1B, interleaved and DualPipeV.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pairs: bool,
 }
 

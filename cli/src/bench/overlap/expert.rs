@@ -200,6 +200,7 @@ impl<'a> ExpertBenchmark<'a> {
         let samples = self.args.micro_batch_size * self.args.micro_batches;
         TrainConfig {
             steps: self.args.warm_up + self.args.steps,
+            warmup_steps: 0,
             micro_batch_size: self.args.micro_batch_size,
             global_batch_size: samples * self.expert,
             ..TrainConfig::default()
