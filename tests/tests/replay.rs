@@ -213,7 +213,10 @@ fn a_flipped_bit_is_found_with_its_rank_and_its_place() {
             "dp2-mb2",
             "bit-flip:collective:70:22@rank=1,step=3,call=0",
             Verdict::Transient,
-            &["on rank 1 call 0 all_reduce over ", "returned something else"],
+            &[
+                "on rank 1 call 0 all_reduce over ",
+                "returned something else",
+            ],
         ),
         (
             "tp2-sp-mb2",
