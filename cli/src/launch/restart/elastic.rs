@@ -55,8 +55,8 @@ mod tests {
     /// Tensor 2, and a global batch of 8: 1, 2, 4 or 8 replicas.
     fn fits(ranks: usize) -> Result<(), String> {
         match ranks {
-            _ if ranks % 2 != 0 => Err("odd".into()),
-            _ if 8 % (ranks / 2) != 0 => Err("8 samples".into()),
+            _ if !ranks.is_multiple_of(2) => Err("odd".into()),
+            _ if !8usize.is_multiple_of(ranks / 2) => Err("8 samples".into()),
             _ => Ok(()),
         }
     }
