@@ -237,9 +237,8 @@ impl ParallelContext {
     ///
     /// The communicator is made by the first call and cached; clones of the context share the cache. Axes of
     /// size 1 do not count, and two sets of axes with the same groups have one communicator: without context
-    /// parallelism that of context and data is [`data`](Self::data); groups over which tokens of
-    /// experts travel share none with others.
-    /// A new one is named by its axes in errors and reports, such as `tensor x context`, and `expert: data` in the expert grid.
+    /// parallelism that of context and data is [`data`](Self::data); those of tokens of experts are never shared. A new one
+    /// is named by its axes in errors and reports, such as `tensor x context`, and `expert: data` in the expert grid.
     ///
     /// Collective, with the same grid and axes, in the same order among all such calls: without the pipeline
     /// axis on all ranks of the [`stage`](Self::stage), so that layers of one stage can ask for groups that

@@ -82,8 +82,8 @@ mod tests {
     fn flags_override_keys_of_the_recipe() {
         assert!(resolve("").is_default());
         let config = resolve(
-            "--set nccl.groups.tensor.max_ctas=16 --set nccl.eager_init=true --nccl-group tensor:min_ctas=4 \
-             --nccl-group data:max_ctas=8,high_priority_stream=false --nccl-registered windows --nccl-eager-init false",
+            "--set nccl.groups.tensor.max_ctas=16 --nccl-group tensor:min_ctas=4 \
+             --nccl-group data:max_ctas=8,high_priority_stream=false --nccl-registered windows --nccl-eager-init",
         );
         let [tensor, data] = [NcclGroup::Tensor, NcclGroup::Data].map(|group| config.group(group));
         assert_eq!((tensor.min_ctas, tensor.max_ctas), (Some(4), Some(16)));
@@ -92,7 +92,7 @@ mod tests {
             (Some(8), Some(false))
         );
         assert_eq!(config.registered_buffers, Some(RegisteredBuffers::Windows));
-        assert!(!config.eager_init);
+        assert!(config.eager_init);
         let plain = resolve("--nccl-registered");
         assert_eq!(
             plain.registered_buffers,

@@ -191,10 +191,8 @@ impl Library {
             let ended = self.group_end();
             started = started.and(ended.map(drop));
         }
-        let comms = requests
-            .iter()
-            .map(|request| Comm(request.slot.load(Ordering::Acquire)));
-        let comms: Vec<_> = comms.collect();
+        let begun = |request: &InitRequest<'_>| Comm(request.slot.load(Ordering::Acquire));
+        let comms: Vec<_> = requests.iter().map(begun).collect();
         if started.is_ok() && comms.iter().any(|comm| comm.0.is_null()) {
             started = Err("ncclCommInitRankConfig returned no communicator".into());
         }
@@ -268,8 +266,7 @@ impl Library {
         let finalized = comms.iter().try_for_each(|comm| {
             // SAFETY: the communicator is alive and is finalised once.
             let code = unsafe { (self.api.comm_finalize)(comm.0) };
-            let finalized = self.check("ncclCommFinalize", Some(*comm), code);
-            finalized.map(drop)
+            self.check("ncclCommFinalize", Some(*comm), code).map(drop)
         });
         let ended = self.group_end();
         finalized.and(ended.map(drop))

@@ -12,10 +12,13 @@ use super::random::Rng;
 
 type Task = Box<dyn FnOnce() + Send>;
 
+/// What is allocated, by address, with its number.
+type Allocations = HashMap<u64, (Vec<u8>, usize)>;
+
 /// Handles are the addresses of leaked objects: this is for tests.
 #[derive(Debug, Default)]
 pub struct FakeDevice {
-    memory: Arc<Mutex<HashMap<u64, (Vec<u8>, usize)>>>,
+    memory: Arc<Mutex<Allocations>>,
     pub allocated: AtomicUsize,
     /// How many streams have high priority.
     pub high_priority: AtomicUsize,
