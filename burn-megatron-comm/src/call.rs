@@ -1,12 +1,13 @@
 //! The calls of a communicator, and how those of two ranks are matched.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::buffer::{Buffer, DType};
 use crate::communicator::Group;
-use crate::error::CommError;
+use crate::error::{CommError, list_ranks};
 
 /// How a collective reduces the inputs of the ranks.
 ///
@@ -211,30 +212,26 @@ pub(crate) fn check_parts(
     name: &str,
     groups: &[Vec<usize>],
 ) -> Result<(), CommError> {
-    let count = |rank: usize| groups.iter().flatten().filter(|r| **r == rank).count();
-    let own = whole.ranks();
-    let foreign: Vec<usize> = groups
-        .iter()
-        .flatten()
-        .copied()
-        .filter(|rank| !own.contains(rank))
-        .collect();
-    let missing: Vec<usize> = own
-        .iter()
-        .copied()
-        .filter(|rank| count(*rank) == 0)
-        .collect();
-    let repeated: Vec<usize> = own
-        .iter()
-        .copied()
-        .filter(|rank| count(*rank) > 1)
-        .collect();
+    let mut counts: BTreeMap<usize, usize> = whole.ranks().iter().map(|rank| (*rank, 0)).collect();
+    let mut foreign: Vec<usize> = vec![];
+    for rank in groups.iter().flatten() {
+        match counts.get_mut(rank) {
+            Some(count) => *count += 1,
+            None => foreign.push(*rank),
+        }
+    }
+    let with = |is_wrong: fn(usize) -> bool| {
+        let ranks = whole.ranks().iter().copied();
+        ranks.filter(|rank| is_wrong(counts[rank])).collect()
+    };
+    let missing: Vec<usize> = with(|count| count == 0);
+    let repeated: Vec<usize> = with(|count| count > 1);
     if foreign.is_empty() && missing.is_empty() && repeated.is_empty() {
         return Ok(());
     }
     Err(CommError::InvalidCall {
         group: whole.to_string(),
-        call: format!("split {name} into {groups:?}"),
+        call: describe_split(name, groups),
         reason: format!(
             "invalid groups: expected each rank of the group in exactly one of them; missing: {missing:?}, \
              repeated: {repeated:?}, not in the group: {foreign:?}"
@@ -314,7 +311,7 @@ impl Signature {
         };
         let call = match &self.operation {
             Operation::Call(call) => call,
-            Operation::Split { name, groups } => return format!("split {name} into {groups:?}"),
+            Operation::Split { name, groups } => return describe_split(name, groups),
         };
         let name = call.name();
         match call {
@@ -379,6 +376,45 @@ impl Signature {
             None
         }
     }
+}
+
+/// The most ranks of a split whose groups are all listed.
+const MAX_LISTED: usize = 64;
+
+/// A split with its groups; of many ranks with the first group and a hash of all.
+fn describe_split(name: &str, groups: &[Vec<usize>]) -> String {
+    let ranks: usize = groups.iter().map(Vec::len).sum();
+    match groups {
+        [first, ..] if ranks > MAX_LISTED => format!(
+            "split {name} into {} groups of hash {:016x}, the first [{}]",
+            groups.len(),
+            hash_of_groups(groups),
+            list_ranks(first)
+        ),
+        _ => format!("split {name} into {groups:?}"),
+    }
+}
+
+/// A hash of groups of ranks, the same on every rank.
+pub(crate) fn hash_of_groups(groups: &[Vec<usize>]) -> u64 {
+    digest(groups.iter().flat_map(|ranks| {
+        let ranks = ranks.iter().map(|rank| *rank as u64);
+        std::iter::once(u64::MAX).chain(ranks)
+    }))
+}
+
+/// A hash of numbers, by the finaliser of SplitMix64 (Steele et al. 2014, doi:10.1145/2660193.2660195).
+pub(crate) fn digest(numbers: impl Iterator<Item = u64>) -> u64 {
+    let mix = |x: u64| {
+        let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    };
+    numbers.fold(1, |state, number| {
+        mix(state
+            .wrapping_add(0x9e37_79b9_7f4a_7c15)
+            .wrapping_add(number))
+    })
 }
 
 fn unexpected_count(

@@ -1,6 +1,6 @@
 //! The coordinates of one rank in a mesh, with a communicator for each of its process groups.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -335,7 +335,7 @@ impl ParallelContext {
             return self.world.split(&name, groups);
         }
         // Both grids have the same pipelines, so that each group lies inside of a stage.
-        let own = self.stage.group().ranks();
+        let own: HashSet<usize> = self.stage.group().ranks().iter().copied().collect();
         let inside = groups.iter().filter(|group| own.contains(&group[0]));
         self.stage
             .split(&name, &inside.cloned().collect::<Vec<_>>())

@@ -4,6 +4,8 @@ use std::error::Error;
 use std::panic::resume_unwind;
 use std::time::Duration;
 
+use crate::rank_runs::{RankRun, RankRuns};
+
 /// Why a call failed. Ranks are world ranks; calls are described with length and type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -106,17 +108,19 @@ pub(crate) fn ranks_verb(ranks: &[usize], singular: &str, plural: &str) -> Strin
     }
 }
 
-/// `"0, 1, 4"`; more than 16 ranks are written as ranges, `"0-31, 40"`.
+/// `"0, 1, 4"`; more than 16 ranks are written as ranges, `"0-31, 40"` or `"0-16256 in steps of 128"`.
 pub(crate) fn list_ranks(ranks: &[usize]) -> String {
     const MAX_LISTED: usize = 16;
-    let ranges = ranks.chunk_by(|a, b| ranks.len() > MAX_LISTED && *b == a + 1);
-    let ranges: Vec<String> = ranges
-        .map(|range| match range {
-            [first, .., last] => format!("{first}-{last}"),
-            _ => range[0].to_string(),
-        })
-        .collect();
-    ranges.join(", ")
+    let texts: Vec<String> = if ranks.len() <= MAX_LISTED {
+        ranks.iter().map(usize::to_string).collect()
+    } else {
+        RankRuns::new(ranks)
+            .runs()
+            .iter()
+            .map(RankRun::to_string)
+            .collect()
+    };
+    texts.join(", ")
 }
 
 /// The message of an error with those of its sources, unless it contains them already.

@@ -38,6 +38,7 @@ mod pending;
 mod pool;
 pub mod probe;
 mod process;
+mod rank_runs;
 mod rendezvous;
 mod report;
 mod subgroups;

@@ -1,5 +1,6 @@
 //! A call of one rank, from its start to its completion.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -141,23 +142,19 @@ impl ProcessCall {
 
     /// Fails if a rank that must join the call has returned.
     fn check_returned(&self) -> Result<(), CommError> {
-        let own = self.group.index();
-        let is_missing = |index: &usize| {
-            let call = self.call_by(*index);
-            let rank = self.group.ranks()[*index];
-            self.world.rendezvous().has_returned_before(rank, call)
+        let (ranks, own) = (self.group.ranks(), self.group.index());
+        let (first, others) = match self.signature.operation {
+            Operation::Call(Call::Receive { from, .. }) => (from, &ranks[from..=from]),
+            Operation::Call(Call::Send { .. }) => return Ok(()),
+            _ => (own, ranks),
         };
-        let returned = match self.signature.operation {
-            Operation::Call(Call::Receive { from, .. }) => Some(from).filter(is_missing),
-            Operation::Call(Call::Send { .. }) => None,
-            _ => (0..self.group.size())
-                .filter(|i| *i != own)
-                .find(is_missing),
-        };
+        // This rank has not returned.
+        let call = self.call_by(first);
+        let returned = self.world.rendezvous().first_returned(others, call);
         match returned {
             None => Ok(()),
-            Some(index) => Err(CommError::PeerFinished {
-                rank: self.group.ranks()[index],
+            Some(rank) => Err(CommError::PeerFinished {
+                rank,
                 group: self.group.to_string(),
                 sequence: self.sequence,
                 call: self.signature.describe(&self.group),
@@ -186,25 +183,26 @@ impl ProcessCall {
             Operation::Call(Call::Receive { from, .. }) => (vec![ranks[from]], vec![own]),
             Operation::Call(Call::Send { to }) => (vec![ranks[to]], vec![own]),
             _ => {
-                let found = self
-                    .world
-                    .rendezvous()
-                    .missing_ranks(self.call_by(self.group.index()));
-                let other = found.calls.iter().find(|(rank, other)| {
-                    ranks.contains(rank) && *rank != own && !agree(&call, other)
-                });
+                let asked = self.call_by(self.group.index());
+                let found = self.world.rendezvous().missing_ranks(asked, ranks);
+                let calls = found.calls.iter();
+                let others = calls.flat_map(|(call, ranks)| ranks.iter().map(move |r| (r, call)));
+                let other = others
+                    .filter(|(rank, other)| *rank != own && !agree(&call, other))
+                    .min();
                 if let Some((rank, other)) = other {
                     return CommError::Mismatch {
                         group: self.group.to_string(),
                         sequence: self.sequence,
-                        first_rank: *rank,
+                        first_rank: rank,
                         first_call: other.clone(),
                         second_rank: own,
                         second_call: call,
                         reason: "the calls differ".into(),
                     };
                 }
-                let joined = |rank: &usize| *rank == own || !found.absent.contains(rank);
+                let absent: HashSet<usize> = found.absent.iter().collect();
+                let joined = |rank: &usize| *rank == own || !absent.contains(rank);
                 ranks.iter().partition(|rank| !joined(rank))
             }
         };

@@ -1,33 +1,31 @@
 //! A rank's connection to the rendezvous.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, BufReader};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::process;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use super::RendezvousError;
+use super::connect::{connect, describe_end};
 use super::message::{
-    self, CallId, CoordinatorMessage, FailureCause, FailureReport, Hello, MissingRanks,
-    RankMessage, RankStatus,
+    self, CallId, CoordinatorMessage, FailureCause, FailureReport, MissingRanks, RankMessage,
+    RankStatus,
 };
-use super::{PURPOSE, RendezvousError};
-use crate::auth::{HandshakeError, Token, client_handshake};
+use crate::auth::Token;
 #[cfg(any(test, feature = "cuda"))]
 use crate::error::CommError;
 #[cfg(any(test, feature = "cuda"))]
 use crate::process::KeyValueStore;
+use crate::rank_runs::RankRuns;
 use crate::report::call_log::{RankPosition, describe_rank};
 
 /// How often a rank sends a heartbeat with its position.
-const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
-/// The timeout of one connection attempt to one address.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// The pause between two rounds over the addresses.
-const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+pub(super) const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
 /// The time for the coordinator to answer a query, of which it waits for the ranks 1 s at most.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -59,9 +57,10 @@ pub(crate) trait StatusProvider: Send + Sync {
 pub(crate) struct RendezvousClient {
     request: JoinRequest,
     address: SocketAddr,
-    pub(super) stream: Mutex<TcpStream>,
+    pub(super) stream: Mutex<Arc<TcpStream>>,
     state: Mutex<ClientState>,
     condvar: Condvar,
+    sent: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -76,11 +75,17 @@ struct ClientState {
     lost: bool,
     refused: Option<String>,
     posted: HashMap<String, Vec<u8>>,
-    answers: HashMap<u64, MissingRanks>,
-    questions: u64,
+    answers: HashMap<CallId, MissingRanks>,
     /// The next heartbeat is due now.
     heartbeat_due: bool,
-    returned: HashMap<usize, HashMap<u64, u64>>,
+    /// The rank whose process has the relay that this rank is connected to.
+    relay: Option<usize>,
+    /// Ranks that have returned, and how often their number has changed.
+    returned: HashSet<usize>,
+    returned_changes: u64,
+    /// By call, those of them that have not joined it, and at which change the coordinator was asked.
+    returned_before: HashMap<CallId, HashSet<usize>>,
+    asked: HashMap<CallId, u64>,
 }
 
 impl RendezvousClient {
@@ -95,15 +100,17 @@ impl RendezvousClient {
         provider: Arc<dyn StatusProvider>,
     ) -> Result<Arc<Self>, RendezvousError> {
         let until = Instant::now() + request.join_timeout;
-        let (client, from) = loop {
-            match Self::connect_any(addresses, &request, until) {
-                Ok(connected) => break connected,
-                Err(error @ RendezvousError::Token { .. }) => return Err(error),
-                // The port may still be in use by another run, or the coordinator not be started yet.
-                Err(_) if Instant::now() < until => thread::sleep(RETRY_INTERVAL),
-                Err(error) => return Err(error),
-            }
-        };
+        let (stream, address) = connect(addresses, &request, false, until)?;
+        // Reads and writes share its file descriptor.
+        let from = Arc::new(stream);
+        let client = Arc::new(Self {
+            request,
+            address,
+            stream: Mutex::new(from.clone()),
+            state: Mutex::default(),
+            condvar: Condvar::new(),
+            sent: AtomicUsize::new(0),
+        });
         client.spawn_reader(from, &provider)?;
         let weak = Arc::downgrade(&client);
         let send_heartbeats = move || {
@@ -120,95 +127,27 @@ impl RendezvousClient {
         Ok(client)
     }
 
-    fn connect_any(
-        addresses: &[SocketAddr],
-        request: &JoinRequest,
-        until: Instant,
-    ) -> Result<(Arc<Self>, BufReader<TcpStream>), RendezvousError> {
-        let mut last = RendezvousError::Unreachable {
-            addresses: super::list(addresses),
-            waited: request.join_timeout.as_secs(),
-            reason: "no address was given".into(),
-        };
-        for address in addresses {
-            let left = until.saturating_duration_since(Instant::now());
-            let timeout = CONNECT_TIMEOUT.min(left).max(Duration::from_millis(1));
-            let connected = TcpStream::connect_timeout(address, timeout)
-                .map_err(HandshakeError::from)
-                .and_then(|stream| Self::handshake(stream, *address, request));
-            match connected {
-                Ok(connected) => return Ok(connected),
-                Err(HandshakeError::Token) => {
-                    last = RendezvousError::Token {
-                        address: address.to_string(),
-                    };
-                }
-                // A wrong token at one address is the better error.
-                Err(_) if matches!(last, RendezvousError::Token { .. }) => {}
-                Err(error) => {
-                    last = RendezvousError::Unreachable {
-                        addresses: super::list(addresses),
-                        waited: request.join_timeout.as_secs(),
-                        reason: error.to_string(),
-                    };
-                }
-            }
-        }
-        Err(last)
-    }
-
-    fn handshake(
-        stream: TcpStream,
-        address: SocketAddr,
-        request: &JoinRequest,
-    ) -> Result<(Arc<Self>, BufReader<TcpStream>), HandshakeError> {
-        stream.set_nodelay(true)?;
-        let hello = Hello {
-            version: env!("CARGO_PKG_VERSION").into(),
-            rank: request.rank,
-            size: request.size,
-            world: request.world,
-            host: super::host_name(),
-            process: process::id(),
-            join_timeout: request.join_timeout.as_secs_f64(),
-            heartbeat_timeout: request.heartbeat_timeout.as_secs_f64(),
-        };
-        let hello = serde_json::to_string(&hello).map_err(io::Error::from)?;
-        let (token, timeout) = (request.token.as_ref(), request.heartbeat_timeout);
-        client_handshake(&stream, token, PURPOSE, &hello, timeout)?;
-        let from = BufReader::new(stream.try_clone()?);
-        // The coordinator sends a heartbeat every second.
-        stream.set_read_timeout(Some(timeout))?;
-        stream.set_write_timeout(Some(timeout))?;
-        let client = Self {
-            request: request.clone(),
-            address,
-            stream: Mutex::new(stream),
-            state: Mutex::default(),
-            condvar: Condvar::new(),
-        };
-        Ok((Arc::new(client), from))
-    }
-
     fn spawn_reader(
         self: &Arc<Self>,
-        mut from: BufReader<TcpStream>,
+        from: Arc<TcpStream>,
         provider: &Arc<dyn StatusProvider>,
     ) -> io::Result<()> {
         let (client, provider) = (Arc::clone(self), Arc::clone(provider));
         spawn("rendezvous", move || {
-            let reason = loop {
+            let mut from = BufReader::new(&*from);
+            let end = loop {
                 match message::read::<CoordinatorMessage>(&mut from) {
                     Ok(Some(message)) => client.handle(message, &*provider),
-                    Ok(None) => break "has closed the connection".to_owned(),
-                    Err(error) if is_timeout(&error) => {
-                        let seconds = client.request.heartbeat_timeout.as_secs();
-                        break format!("has sent no heartbeat for {seconds} s");
-                    }
-                    Err(error) => break format!("cannot be read ({error})"),
+                    Ok(None) => break Ok(()),
+                    Err(error) => break Err(error),
                 }
             };
-            client.connection_lost(&reason, &*provider);
+            let reason = describe_end(end, client.request.heartbeat_timeout);
+            let relay = client.state.lock().relay;
+            match relay {
+                None => client.coordinator_lost(&reason, &*provider),
+                Some(relay) => client.relay_lost(relay, &reason, &*provider),
+            }
         })
     }
 
@@ -228,31 +167,58 @@ impl RendezvousClient {
                 let _ = self.send(&RankMessage::Status { question, status });
                 return;
             }
-            CoordinatorMessage::MissingRanks { question, found } => {
-                state.answers.insert(question, found);
+            CoordinatorMessage::MissingRanks { call, found } => {
+                state.answers.insert(call, found);
+            }
+            CoordinatorMessage::ReturnedBefore { call, ranks } => {
+                let known = state.returned_before.entry(call).or_default();
+                known.extend(ranks.iter());
             }
             CoordinatorMessage::Failure(report) => {
                 state.failure.get_or_insert(report);
             }
-            CoordinatorMessage::Returned { rank, calls } => {
-                state.returned.insert(rank, calls.into_iter().collect());
+            CoordinatorMessage::Returned(ranks) => {
+                state.returned.extend(ranks.iter());
+                state.returned_changes += 1;
             }
             CoordinatorMessage::AllReturned => state.all_returned = true,
             CoordinatorMessage::Stop => state.stop = true,
+            CoordinatorMessage::Relay { rank } => state.relay = Some(rank),
+            CoordinatorMessage::Lost(reason) => {
+                drop(state);
+                return self.coordinator_lost(&reason, provider);
+            }
         }
         drop(state);
         self.condvar.notify_all();
     }
 
     /// Without the coordinator the world fails, unless it has ended.
-    fn connection_lost(&self, reason: &str, provider: &dyn StatusProvider) {
+    fn coordinator_lost(&self, reason: &str, provider: &dyn StatusProvider) {
+        let message = match self.state.lock().relay {
+            None => format!("the rendezvous at {} {reason}", self.address),
+            Some(_) => format!("the rendezvous {reason}"),
+        };
+        self.connection_lost(0, message, provider);
+    }
+
+    /// So it does without the relay of this machine: for its ranks, which are told nothing else.
+    fn relay_lost(&self, rank: usize, reason: &str, provider: &dyn StatusProvider) {
+        let message = format!(
+            "its process, which relays the messages of rank {} to the rendezvous, {reason}",
+            self.request.rank
+        );
+        self.connection_lost(rank, message, provider);
+    }
+
+    fn connection_lost(&self, rank: usize, message: String, provider: &dyn StatusProvider) {
         let mut state = self.state.lock();
         if !state.leaving && state.refused.is_none() && !state.all_returned {
             let own = describe_rank(self.request.rank, &provider.position());
-            state.lost = state.failure.is_none();
+            state.lost |= state.failure.is_none() && rank == 0;
             state.failure.get_or_insert(FailureReport {
-                rank: 0,
-                message: format!("the rendezvous at {} {reason}", self.address),
+                rank,
+                message,
                 positions: format!("{own}; the positions of the other ranks are unknown"),
             });
         }
@@ -315,31 +281,41 @@ impl RendezvousClient {
         self.state.lock().stop
     }
 
-    /// Whether a rank has returned without joining a collective.
-    pub fn has_returned_before(&self, rank: usize, call: CallId) -> bool {
-        let state = self.state.lock();
-        let calls = state.returned.get(&rank);
-        calls.is_some_and(|calls| {
-            calls
-                .get(&call.group)
-                .is_none_or(|made| *made <= call.sequence)
-        })
+    /// The first of some ranks that is known to have returned without joining a call. The coordinator is asked, and not waited
+    /// for, when any of them has returned.
+    pub fn first_returned(&self, ranks: &[usize], call: CallId) -> Option<usize> {
+        let mut state = self.state.lock();
+        if state.returned.is_empty() {
+            return None;
+        }
+        if let Some(known) = state.returned_before.get(&call)
+            && let Some(first) = ranks.iter().find(|rank| known.contains(*rank))
+        {
+            return Some(*first);
+        }
+        let mut returned = ranks.to_vec();
+        returned.retain(|rank| state.returned.contains(rank));
+        let changes = state.returned_changes;
+        if !returned.is_empty() && state.asked.insert(call, changes) != Some(changes) {
+            drop(state);
+            let ranks = RankRuns::new(&returned);
+            // If the send fails, the connection is closed, which the reader detects.
+            let _ = self.send(&RankMessage::FindReturned { call, ranks });
+        }
+        None
     }
 
-    /// Queries all ranks whether they have joined a collective.
-    pub fn missing_ranks(&self, call: CallId) -> MissingRanks {
-        let question = {
-            let mut state = self.state.lock();
-            state.questions += 1;
-            state.questions
-        };
-        let sent = self.send(&RankMessage::FindMissing { question, call });
+    /// Queries the members of a group, `ranks`, whether they have joined a collective.
+    pub fn missing_ranks(&self, call: CallId, ranks: &[usize]) -> MissingRanks {
+        self.state.lock().answers.remove(&call);
+        let ranks = RankRuns::new(ranks);
+        let sent = self.send(&RankMessage::FindMissing { call, ranks });
         let until = Instant::now() + REPLY_TIMEOUT;
         let is_answered =
-            |state: &ClientState| state.answers.contains_key(&question) || state.failure.is_some();
+            |state: &ClientState| state.answers.contains_key(&call) || state.failure.is_some();
         let answered = sent.ok().and_then(|()| self.wait_until(until, is_answered));
         answered
-            .and_then(|mut state| state.answers.remove(&question))
+            .and_then(|mut state| state.answers.remove(&call))
             .unwrap_or_default()
     }
 
@@ -389,8 +365,21 @@ impl RendezvousClient {
         state.leaving || state.refused.is_some()
     }
 
+    /// The rank.
+    #[cfg(test)]
+    pub fn rank(&self) -> usize {
+        self.request.rank
+    }
+
+    /// The number of messages sent.
+    #[cfg(test)]
+    pub fn sent(&self) -> usize {
+        self.sent.load(Ordering::Relaxed)
+    }
+
     fn send(&self, message: &RankMessage) -> io::Result<()> {
-        message::write(&mut *self.stream.lock(), message)
+        self.sent.fetch_add(1, Ordering::Relaxed);
+        message::write(&mut &**self.stream.lock(), message)
     }
 
     fn wait_until(
@@ -442,11 +431,4 @@ fn store_error(message: String) -> CommError {
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let builder = thread::Builder::new().name(name.into());
     builder.spawn(work).map(drop)
-}
-
-fn is_timeout(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
-    )
 }

@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::PURPOSE;
+use super::links::{Link, Links};
 use super::message::{self, CoordinatorMessage, FailureKind, FailureReport, Hello, RankMessage};
-use super::registry::{JoinError, Recipient, Registry, RendezvousTimeouts};
+use super::registry::{JoinError, Outgoing, Recipient, Registry, RendezvousTimeouts};
+use super::relay_message::RelayMessage;
 use crate::auth::{Connection, Listener, ListenerLimits, Token};
 use crate::launch;
 
@@ -19,15 +21,14 @@ use crate::launch;
 const TICK_INTERVAL: Duration = Duration::from_millis(50);
 /// How often it sends a heartbeat to all ranks.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// The timeout of a send to a rank, so that a stopped rank does not block the others.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The timer thread needs little stack.
 const STACK_BYTES: usize = 256 << 10;
 
 /// The coordinator of one world, hosted by rank 0 or by the launcher.
 ///
-/// Every rank keeps a connection to it. It reports when all ranks have joined, stores small values, checks
-/// heartbeats, and sends one failure report to all ranks: which rank failed, and what each was doing.
+/// Every rank keeps a connection to it, or to the relay of its machine, which has one for all its ranks. It reports when
+/// all ranks have joined, stores small values, checks heartbeats, and sends one failure report to all ranks: which rank
+/// failed, and what each was doing.
 #[derive(Debug)]
 pub struct Coordinator {
     state: Arc<CoordinatorState>,
@@ -40,7 +41,7 @@ pub struct Coordinator {
 struct CoordinatorState {
     began: Instant,
     registry: Mutex<Registry>,
-    connections: Vec<Mutex<Option<TcpStream>>>,
+    links: Links,
     closing: AtomicBool,
 }
 
@@ -86,12 +87,12 @@ impl Coordinator {
         let state = Arc::new(CoordinatorState {
             began: Instant::now(),
             registry: Mutex::new(Registry::new(size, world, timeouts)),
-            connections: (0..size).map(|_| Mutex::default()).collect(),
+            links: Links::new(size),
             closing: AtomicBool::new(false),
         });
         let (server, timer) = (state.clone(), state.clone());
         let serve = move |connection| match connection {
-            Connection::Authenticated { hello, stream } => server.serve_rank(&hello, stream),
+            Connection::Authenticated { hello, stream } => server.serve(&hello, stream),
             Connection::WrongToken(from) => server.registry.lock().wrong_token(from.ip()),
         };
         let limits = ListenerLimits::for_ranks(size);
@@ -171,6 +172,12 @@ impl Coordinator {
         Some(format!("rank {rank} failed: {message}\n{positions}"))
     }
 
+    /// The number of messages sent, and of connections.
+    #[cfg(test)]
+    pub(super) fn counts(&self) -> (usize, usize) {
+        self.state.links.counts()
+    }
+
     /// Waits at most `timeout` until all ranks that joined have disconnected; returns whether they have.
     pub fn wait_for_disconnects(&self, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
@@ -188,11 +195,7 @@ impl Drop for Coordinator {
     fn drop(&mut self) {
         self.state.closing.store(true, Ordering::Release);
         drop(self.listener.take());
-        for connection in &self.state.connections {
-            if let Some(stream) = &*connection.lock() {
-                let _ = stream.shutdown(std::net::Shutdown::Both);
-            }
-        }
+        self.state.links.close();
         if let Some(timer) = self.timer.take() {
             let _ = timer.join();
         }
@@ -208,46 +211,82 @@ impl CoordinatorState {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// Serves one authenticated rank until it disconnects.
-    fn serve_rank(&self, hello: &str, stream: TcpStream) {
-        let _ = stream.set_write_timeout(Some(WRITE_TIMEOUT));
-        let (Ok(hello), Ok(copy)) = (Hello::read(hello), stream.try_clone()) else {
+    /// Serves one authenticated rank, or relay, until it disconnects.
+    fn serve(&self, hello: &str, stream: TcpStream) {
+        let Ok(hello) = Hello::read(hello) else {
             return;
         };
-        let Some(rank) = self.register(hello, stream) else {
+        // Reads and writes share its file descriptor.
+        let stream = Arc::new(stream);
+        let Ok(link) = Link::new(stream.clone(), hello.relay) else {
             return;
         };
-        let mut from = BufReader::new(copy);
+        let (link, from) = (Arc::new(link), BufReader::new(&*stream));
+        if hello.relay {
+            self.serve_relay(&hello, &link, from);
+        } else {
+            self.serve_rank(hello, link, from);
+        }
+    }
+
+    fn serve_rank(&self, hello: Hello, link: Arc<Link>, mut from: BufReader<&TcpStream>) {
+        let rank = hello.rank;
+        let mut registry = self.registry.lock();
+        let joined = registry.join(hello, self.now());
+        if joined.is_ok() {
+            // Under the lock, so that no message misses it.
+            self.links.add(link.clone());
+            self.links.set_route(rank, &link);
+        }
+        drop(registry);
+        match joined {
+            Ok(outgoing) => self.send(outgoing),
+            Err(error) => return self.refuse(&link, error),
+        }
         while let Ok(Some(message)) = message::read::<RankMessage>(&mut from) {
             let outgoing = self.registry.lock().handle(rank, message, self.now());
             self.send(outgoing);
         }
         let outgoing = self.registry.lock().disconnected(rank, self.now());
+        self.links.remove(&link);
         self.send(outgoing);
     }
 
-    /// Registers a rank; `None` if it is refused.
-    fn register(&self, hello: Hello, mut stream: TcpStream) -> Option<usize> {
-        let rank = hello.rank;
+    fn serve_relay(&self, hello: &Hello, link: &Arc<Link>, mut from: BufReader<&TcpStream>) {
+        let relay = hello.rank;
         let mut registry = self.registry.lock();
-        match registry.join(hello, self.now()) {
-            Ok(outgoing) => {
-                *self.connections[rank].lock() = Some(stream);
-                drop(registry);
-                self.send(outgoing);
-                Some(rank)
-            }
-            Err(error) => {
-                drop(registry);
-                let (reason, outgoing) = match error {
-                    JoinError::UnknownClient(reason) => (reason, vec![]),
-                    JoinError::Incompatible { reason, outgoing } => (reason, outgoing),
-                };
-                let _ = message::write(&mut stream, &CoordinatorMessage::Refused(reason));
-                self.send(outgoing);
-                None
-            }
+        let joined = registry.relay_joins(hello, self.now());
+        if joined.is_ok() {
+            self.links.add(link.clone());
         }
+        drop(registry);
+        if let Err(error) = joined {
+            return self.refuse(link, error);
+        }
+        while let Ok(Some(message)) = message::read::<RelayMessage>(&mut from) {
+            let mut registry = self.registry.lock();
+            let outcome = registry.handle_relay(relay, message, self.now());
+            for rank in outcome.joined {
+                self.links.set_route(rank, link);
+            }
+            drop(registry);
+            for (rank, reason) in outcome.refused {
+                link.send(Some(vec![rank]), &CoordinatorMessage::Refused(reason));
+            }
+            self.send(outcome.outgoing);
+        }
+        let outgoing = self.registry.lock().relay_disconnected(relay, self.now());
+        self.links.remove(link);
+        self.send(outgoing);
+    }
+
+    fn refuse(&self, link: &Link, error: JoinError) {
+        let (reason, outgoing) = match error {
+            JoinError::UnknownClient(reason) => (reason, vec![]),
+            JoinError::Incompatible { reason, outgoing } => (reason, outgoing),
+        };
+        link.send(None, &CoordinatorMessage::Refused(reason));
+        self.send(outgoing);
     }
 
     fn run_timer(&self) {
@@ -265,22 +304,7 @@ impl CoordinatorState {
     }
 
     /// Sends messages. A rank that cannot be reached fails by its missing heartbeats.
-    fn send(&self, outgoing: Vec<(Recipient, CoordinatorMessage)>) {
-        for (recipient, message) in outgoing {
-            let ranks = match recipient {
-                Recipient::All => 0..self.connections.len(),
-                Recipient::Rank(rank) => rank..rank + 1,
-            };
-            for rank in ranks {
-                let mut connection = self.connections[rank].lock();
-                if let Some(stream) = &mut *connection
-                    && message::write(stream, &message).is_err()
-                {
-                    // A part of the line may have been sent, so the connection cannot be used any more.
-                    let _ = stream.shutdown(std::net::Shutdown::Both);
-                    *connection = None;
-                }
-            }
-        }
+    fn send(&self, outgoing: Outgoing) {
+        self.links.send(&outgoing);
     }
 }

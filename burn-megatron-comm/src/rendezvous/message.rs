@@ -6,6 +6,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::auth::{printable_name, printable_text};
+use crate::rank_runs::RankRuns;
 use crate::report::call_log::RankPosition;
 
 /// The longest line that is accepted.
@@ -27,9 +28,11 @@ pub(super) enum RankMessage {
     Post { key: String, value: Vec<u8> },
     /// Send this value once a rank has posted it.
     Read { key: String },
-    /// Which ranks have not joined this call?
+    /// Which of these ranks, the members of its group, have not joined this call?
     #[serde(rename = "Where")]
-    FindMissing { question: u64, call: CallId },
+    FindMissing { call: CallId, ranks: RankRuns },
+    /// Which of these ranks have returned without joining this call?
+    FindReturned { call: CallId, ranks: RankRuns },
     /// The answer to [`CoordinatorMessage::QueryStatus`].
     #[serde(rename = "Stands")]
     Status {
@@ -65,10 +68,13 @@ pub(super) struct Hello {
     /// After how many seconds without a heartbeat another process counts as lost.
     #[serde(rename = "silence")]
     pub heartbeat_timeout: f64,
+    /// Whether the connection is that of the relay in the process of this rank, not that of the rank.
+    #[serde(default)]
+    pub relay: bool,
 }
 
 /// A collective, by the id of its group and its number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct CallId {
     pub group: u64,
     pub sequence: u64,
@@ -132,24 +138,30 @@ pub(super) enum CoordinatorMessage {
     QueryStatus { question: u64, call: Option<CallId> },
     /// The answer to [`RankMessage::FindMissing`].
     #[serde(rename = "Whereabouts")]
-    MissingRanks { question: u64, found: MissingRanks },
+    MissingRanks { call: CallId, found: MissingRanks },
+    /// The answer to [`RankMessage::FindReturned`].
+    ReturnedBefore { call: CallId, ranks: RankRuns },
     /// A rank has failed, which ends the world.
     Failure(FailureReport),
-    /// A rank has returned; see [`RankMessage::Returned`].
-    Returned { rank: usize, calls: Vec<(u64, u64)> },
+    /// These ranks have returned since the last such message.
+    Returned(RankRuns),
     /// All ranks have returned.
     AllReturned,
     /// Stop after the current step.
     Stop,
+    /// Of a relay to a rank that joins: it is in the process of this rank.
+    Relay { rank: usize },
+    /// Of a relay: it has lost the coordinator, for this reason.
+    Lost(String),
 }
 
 /// The ranks that have not joined a call, and the calls of those that have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MissingRanks {
-    /// World ranks that have not joined, or do not answer.
-    pub absent: Vec<usize>,
-    /// World ranks that have joined, with their calls.
-    pub calls: Vec<(usize, String)>,
+    /// Members of the group that have not joined, or do not answer.
+    pub absent: RankRuns,
+    /// The calls of those that have joined, with their ranks.
+    pub calls: Vec<(String, RankRuns)>,
 }
 
 /// The failure that ended a world.
@@ -167,12 +179,15 @@ pub(crate) struct FailureReport {
 impl Hello {
     /// Parses the hello of a rank; its names are made [printable](printable_name).
     pub fn read(text: &str) -> Result<Self, serde_json::Error> {
-        let hello: Self = serde_json::from_str(text)?;
-        Ok(Self {
-            version: printable_name(&hello.version),
-            host: printable_name(&hello.host),
-            ..hello
-        })
+        serde_json::from_str(text).map(Self::printable)
+    }
+
+    pub(super) fn printable(self) -> Self {
+        Self {
+            version: printable_name(&self.version),
+            host: printable_name(&self.host),
+            ..self
+        }
     }
 }
 
@@ -198,6 +213,7 @@ impl Message for RankMessage {
             Self::Post { .. }
             | Self::Read { .. }
             | Self::FindMissing { .. }
+            | Self::FindReturned { .. }
             | Self::Returned(_) => self,
         }
     }
@@ -207,15 +223,16 @@ impl Message for CoordinatorMessage {
     fn printable(self) -> Self {
         match self {
             Self::Refused(reason) => Self::Refused(printable_text(&reason)),
-            Self::MissingRanks { question, found } => {
+            Self::MissingRanks { call, found } => {
                 let calls = found.calls.into_iter();
-                let calls = calls.map(|(rank, call)| (rank, printable_text(&call)));
+                let calls = calls.map(|(call, ranks)| (printable_text(&call), ranks));
                 let found = MissingRanks {
                     calls: calls.collect(),
                     ..found
                 };
-                Self::MissingRanks { question, found }
+                Self::MissingRanks { call, found }
             }
+            Self::Lost(reason) => Self::Lost(printable_text(&reason)),
             Self::Failure(report) => Self::Failure(FailureReport {
                 message: printable_text(&report.message),
                 positions: printable_text(&report.positions),
@@ -225,15 +242,17 @@ impl Message for CoordinatorMessage {
             | Self::Heartbeat
             | Self::Posted { .. }
             | Self::QueryStatus { .. }
-            | Self::Returned { .. }
+            | Self::ReturnedBefore { .. }
+            | Self::Returned(_)
             | Self::AllReturned
-            | Self::Stop => self,
+            | Self::Stop
+            | Self::Relay { .. } => self,
         }
     }
 }
 
 impl RankPosition {
-    fn printable(self) -> Self {
+    pub(super) fn printable(self) -> Self {
         let boxed = |last: Box<Self>| Box::new(last.printable());
         match self {
             Self::Waiting(call) => Self::Waiting(printable_text(&call)),

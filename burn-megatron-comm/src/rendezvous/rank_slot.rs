@@ -1,8 +1,9 @@
 //! The slots of the ranks at the rendezvous, and the checks of a rank that joins.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::message::Hello;
+use super::message::{CallId, Hello};
 use crate::report::call_log::RankPosition;
 
 /// The slot of a rank.
@@ -20,8 +21,18 @@ pub(super) struct RegisteredRank {
     /// The time of its last message.
     pub last_message: Duration,
     pub position: RankPosition,
-    pub returned: bool,
+    /// Once it has returned, the number of collectives that it made, by group.
+    pub returned: Option<BTreeMap<u64, u64>>,
     pub disconnected: bool,
+}
+
+impl RegisteredRank {
+    /// Whether it has returned, and before that call.
+    pub fn returned_before(&self, call: CallId) -> Option<bool> {
+        let calls = self.returned.as_ref()?;
+        let made = calls.get(&call.group);
+        Some(made.is_none_or(|made| *made <= call.sequence))
+    }
 }
 
 impl RankSlot {
@@ -53,8 +64,24 @@ pub(super) fn is_final(position: &RankPosition) -> bool {
 
 /// Why a rank that has the token cannot join this world.
 pub(super) fn incompatibility(hello: &Hello, slots: &[RankSlot]) -> Option<String> {
+    if let Some(reason) = other_settings(hello, slots.len()) {
+        return Some(reason);
+    }
+    let other = &slots[hello.rank].registered()?.hello;
+    Some(duplicate(hello, other))
+}
+
+/// What is wrong if two processes have the number of one rank.
+pub(super) fn duplicate(hello: &Hello, other: &Hello) -> String {
+    format!(
+        "two processes are started as rank {}: process {} on {} and process {} on {}",
+        hello.rank, other.process, other.host, hello.process, hello.host
+    )
+}
+
+/// Why a client is not one of a world of so many ranks and this version.
+pub(super) fn other_settings(hello: &Hello, world: usize) -> Option<String> {
     let Hello { rank, size, .. } = *hello;
-    let world = slots.len();
     let version = env!("CARGO_PKG_VERSION");
     if hello.version != version {
         return Some(format!(
@@ -74,9 +101,5 @@ pub(super) fn incompatibility(hello: &Hello, slots: &[RankSlot]) -> Option<Strin
             "invalid rank {rank} of {size}: expected 0 to {last}"
         ));
     }
-    let other = &slots[rank].registered()?.hello;
-    Some(format!(
-        "two processes are started as rank {rank}: process {} on {} and process {} on {}",
-        other.process, other.host, hello.process, hello.host
-    ))
+    None
 }

@@ -1,22 +1,25 @@
 //! The decisions of the coordinator, without connections and clocks.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use super::message::{
     CallId, CoordinatorMessage, FailureCause, FailureKind, FailureReport, Hello, MissingRanks,
-    RankMessage, RankStatus,
+    RankMessage,
 };
 use super::rank_slot::{RankSlot, RegisteredRank, incompatibility, is_final};
+use super::registry_relays::RelaySlot;
+use super::status_query::{QueryPurpose, StatusQuery};
 use crate::error::ranks_verb;
-use crate::report::call_log::{RankPosition, describe_ranks};
+use crate::rank_runs::RankRuns;
+use crate::report::call_log::RankPosition;
 
-/// The time for the ranks to answer a status query.
-const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a failure report is delayed, as a cause of higher precedence may follow: a rank whose peer has
 /// died can report its own error before the death of the peer is detected.
 const SETTLE_TIME: Duration = Duration::from_millis(250);
+/// The least time between two messages to all ranks that others have returned.
+const RETURNED_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The timeouts of a rendezvous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,42 +38,34 @@ pub(super) enum Recipient {
 }
 
 /// Messages to send.
-type Outgoing = Vec<(Recipient, CoordinatorMessage)>;
+pub(super) type Outgoing = Vec<(Recipient, CoordinatorMessage)>;
 
 /// The state of the coordinator. Times count from its start.
 #[derive(Debug)]
 pub(super) struct Registry {
-    size: usize,
+    pub(super) size: usize,
     world: u64,
     timeouts: RendezvousTimeouts,
-    slots: Vec<RankSlot>,
-    complete: bool,
+    pub(super) slots: Vec<RankSlot>,
+    /// The number of ranks that have joined, and of those that have returned: no message looks at all ranks.
+    joined: usize,
+    returned: usize,
+    /// Ranks that have returned, of which the others have not been told; and when they will be.
+    newly_returned: Vec<usize>,
+    next_returned: Duration,
     posted: BTreeMap<String, Vec<u8>>,
     readers: BTreeMap<String, Vec<usize>>,
-    queries: BTreeMap<u64, StatusQuery>,
-    next_query: u64,
-    causes: Vec<(usize, FailureCause)>,
-    failure: Option<FailureReport>,
-    failure_kind: Option<FailureKind>,
+    pub(super) queries: BTreeMap<u64, StatusQuery>,
+    pub(super) next_query: u64,
+    /// Recent answers by call: the members of a group that waits in vain all ask at about the same time.
+    pub(super) answers: BTreeMap<CallId, (Duration, MissingRanks)>,
+    pub(super) causes: Vec<(usize, FailureCause)>,
+    pub(super) failure: Option<FailureReport>,
+    pub(super) failure_kind: Option<FailureKind>,
+    /// The relays by the ranks in whose processes they are.
+    pub(super) relays: BTreeMap<usize, RelaySlot>,
     /// The number of connections with another token, and the address of the last one.
     rejected: (usize, Option<IpAddr>),
-}
-
-#[derive(Debug)]
-struct StatusQuery {
-    purpose: QueryPurpose,
-    waiting: BTreeSet<usize>,
-    not_before: Duration,
-    until: Duration,
-    statuses: BTreeMap<usize, RankStatus>,
-}
-
-#[derive(Debug)]
-enum QueryPurpose {
-    /// The report of a failure.
-    Report,
-    /// A rank asks which ranks have not joined a call.
-    FindMissing { asker: usize, question: u64 },
 }
 
 impl Registry {
@@ -80,14 +75,19 @@ impl Registry {
             world,
             timeouts,
             slots: (0..size).map(|_| RankSlot::default()).collect(),
-            complete: false,
+            joined: 0,
+            returned: 0,
+            newly_returned: vec![],
+            next_returned: Duration::ZERO,
             posted: BTreeMap::new(),
             readers: BTreeMap::new(),
             queries: BTreeMap::new(),
             next_query: 0,
+            answers: BTreeMap::new(),
             causes: vec![],
             failure: None,
             failure_kind: None,
+            relays: BTreeMap::new(),
             rejected: (0, None),
         }
     }
@@ -104,18 +104,17 @@ impl Registry {
 
     /// Whether every rank has joined.
     pub fn is_complete(&self) -> bool {
-        self.complete
+        self.joined == self.size
     }
 
     /// Whether any rank has joined.
     pub fn has_registered_ranks(&self) -> bool {
-        self.slots.iter().any(|slot| slot.registered().is_some())
+        self.joined > 0
     }
 
     /// Whether every rank has returned.
     pub fn all_returned(&self) -> bool {
-        let mut ranks = self.slots.iter().map(RankSlot::registered);
-        ranks.all(|rank| rank.is_some_and(|rank| rank.returned))
+        self.returned == self.size
     }
 
     /// Whether every rank that joined has closed its connection.
@@ -131,20 +130,7 @@ impl Registry {
 
     /// An authenticated rank joins.
     pub fn join(&mut self, hello: Hello, now: Duration) -> Result<Outgoing, JoinError> {
-        let unknown = |reason: String| Err(JoinError::UnknownClient(reason));
-        if hello.world != self.world {
-            return unknown(format!(
-                "this is the rendezvous of another run; two runs on one machine need two ports \
-                 (rank {} of {} connected)",
-                hello.rank, hello.size
-            ));
-        }
-        if self.complete || self.failure.is_some() {
-            return unknown(format!(
-                "all {} ranks of this rendezvous have already joined; does another run use its port?",
-                self.size
-            ));
-        }
+        self.check_world(&hello)?;
         if let Some(reason) = incompatibility(&hello, &self.slots) {
             // Its slot stays vacant, so the world cannot become complete.
             let rank = hello.rank.min(self.size - 1);
@@ -164,15 +150,34 @@ impl Registry {
             hello,
             last_message: now,
             position: RankPosition::NoCalls,
-            returned: false,
+            returned: None,
             disconnected: false,
         });
-        self.complete = self.slots.iter().all(|slot| slot.registered().is_some());
-        if self.complete {
+        self.joined += 1;
+        if self.is_complete() {
             Ok(vec![(Recipient::All, CoordinatorMessage::AllJoined)])
         } else {
             Ok(vec![])
         }
+    }
+
+    /// Whether a client is of this run, and there is room for it.
+    pub(super) fn check_world(&self, hello: &Hello) -> Result<(), JoinError> {
+        let unknown = |reason: String| Err(JoinError::UnknownClient(reason));
+        if hello.world != self.world {
+            return unknown(format!(
+                "this is the rendezvous of another run; two runs on one machine need two ports \
+                 (rank {} of {} connected)",
+                hello.rank, hello.size
+            ));
+        }
+        if self.is_complete() || self.failure.is_some() {
+            return unknown(format!(
+                "all {} ranks of this rendezvous have already joined; does another run use its port?",
+                self.size
+            ));
+        }
+        Ok(())
     }
 
     /// The launcher reports that the process of a rank has ended, and how. Ignored for a rank that has joined:
@@ -211,11 +216,8 @@ impl Registry {
                     vec![]
                 }
             },
-            RankMessage::FindMissing { question, call } => {
-                let asker = rank;
-                let purpose = QueryPurpose::FindMissing { asker, question };
-                self.start_query(purpose, Some(call), now, now)
-            }
+            RankMessage::FindMissing { call, ranks } => self.find_missing(rank, call, &ranks, now),
+            RankMessage::FindReturned { call, ranks } => self.find_returned(rank, call, &ranks),
             RankMessage::Status { question, status } => {
                 self.set_position(rank, status.position.clone());
                 if let Some(query) = self.queries.get_mut(&question) {
@@ -232,28 +234,36 @@ impl Registry {
                 self.add_cause(rank, cause.kind, cause.message, now)
             }
             RankMessage::Returned(calls) => {
-                if let Some(registered) = self.slots[rank].registered_mut() {
-                    registered.returned = true;
+                if let Some(registered) = self.slots[rank].registered_mut()
+                    && registered.returned.is_none()
+                {
+                    registered.returned = Some(calls.into_iter().collect());
                     registered.position = RankPosition::Returned;
+                    self.returned += 1;
+                    self.newly_returned.push(rank);
                 }
-                let message = if self.all_returned() {
-                    CoordinatorMessage::AllReturned
+                if self.all_returned() {
+                    vec![(Recipient::All, CoordinatorMessage::AllReturned)]
                 } else {
-                    CoordinatorMessage::Returned { rank, calls }
-                };
-                vec![(Recipient::All, message)]
+                    vec![]
+                }
             }
         }
     }
 
     /// The connection of a rank is closed.
     pub fn disconnected(&mut self, rank: usize, now: Duration) -> Outgoing {
+        self.exited(rank, "", now)
+    }
+
+    /// The process of a rank has exited; `further` follows in the report.
+    pub(super) fn exited(&mut self, rank: usize, further: &str, now: Duration) -> Outgoing {
         let Some(registered) = self.slots[rank].registered_mut() else {
             return vec![];
         };
         registered.disconnected = true;
         let is_expected =
-            registered.returned || matches!(registered.position, RankPosition::Failed(_));
+            registered.returned.is_some() || matches!(registered.position, RankPosition::Failed(_));
         for query in self.queries.values_mut() {
             query.waiting.remove(&rank);
         }
@@ -263,7 +273,8 @@ impl Registry {
         let (host, process) = (registered.hello.host.clone(), registered.hello.process);
         let last = self.position(rank);
         self.set_position(rank, RankPosition::Exited(Box::new(last)));
-        let message = format!("its process {process} on {host} exited without reporting an error");
+        let message =
+            format!("its process {process} on {host} exited without reporting an error{further}");
         self.add_cause(rank, FailureKind::ProcessExited, message, now)
     }
 
@@ -273,9 +284,17 @@ impl Registry {
         if self.failure.is_some() || !self.causes.is_empty() {
             return outgoing;
         }
-        if !self.complete && now >= self.timeouts.join {
+        if !self.is_complete() && now >= self.timeouts.join {
             outgoing.extend(self.join_timed_out(now));
         }
+        if !self.newly_returned.is_empty() && !self.all_returned() && now >= self.next_returned {
+            self.next_returned = now + RETURNED_INTERVAL;
+            let mut ranks = std::mem::take(&mut self.newly_returned);
+            ranks.sort_unstable();
+            let message = CoordinatorMessage::Returned(RankRuns::new(&ranks));
+            outgoing.push((Recipient::All, message));
+        }
+        outgoing.extend(self.check_relays(self.timeouts.heartbeat, now));
         for rank in 0..self.size {
             let Some(registered) = self.slots[rank].registered() else {
                 continue;
@@ -321,7 +340,7 @@ impl Registry {
     }
 
     /// Adds a cause of failure. The first one starts a status query of all ranks.
-    fn add_cause(
+    pub(super) fn add_cause(
         &mut self,
         rank: usize,
         kind: FailureKind,
@@ -339,7 +358,8 @@ impl Registry {
             _ => now + SETTLE_TIME,
         };
         if first {
-            return self.start_query(QueryPurpose::Report, None, settled, now);
+            let ranks: Vec<usize> = (0..self.size).collect();
+            return self.start_query(QueryPurpose::Report, &ranks, settled, now);
         }
         for query in self.queries.values_mut() {
             query.not_before = query.not_before.min(settled);
@@ -347,110 +367,13 @@ impl Registry {
         self.finish_queries(now)
     }
 
-    fn start_query(
-        &mut self,
-        purpose: QueryPurpose,
-        call: Option<CallId>,
-        not_before: Duration,
-        now: Duration,
-    ) -> Outgoing {
-        let question = self.next_query;
-        self.next_query += 1;
-        let answers = |rank: &usize| {
-            let registered = self.slots[*rank].registered();
-            registered.is_some_and(|rank| !rank.disconnected && !is_final(&rank.position))
-        };
-        let waiting: BTreeSet<usize> = (0..self.size).filter(answers).collect();
-        let queries = waiting.iter().map(|rank| {
-            let query = CoordinatorMessage::QueryStatus { question, call };
-            (Recipient::Rank(*rank), query)
-        });
-        let mut outgoing: Outgoing = queries.collect();
-        self.queries.insert(
-            question,
-            StatusQuery {
-                purpose,
-                waiting,
-                not_before,
-                until: now + QUERY_TIMEOUT,
-                statuses: BTreeMap::new(),
-            },
-        );
-        outgoing.extend(self.finish_queries(now));
-        outgoing
-    }
-
-    /// Finishes every query that all ranks have answered or that has timed out.
-    fn finish_queries(&mut self, now: Duration) -> Outgoing {
-        let is_ready = |(_, query): &(&u64, &StatusQuery)| {
-            now >= query.until || (query.waiting.is_empty() && now >= query.not_before)
-        };
-        let ready: Vec<u64> = self
-            .queries
-            .iter()
-            .filter(is_ready)
-            .map(|(k, _)| *k)
-            .collect();
-        let mut outgoing = vec![];
-        for number in ready {
-            let Some(query) = self.queries.remove(&number) else {
-                continue;
-            };
-            match query.purpose {
-                QueryPurpose::Report => {
-                    let report = self.report_failure(&query);
-                    outgoing.push((Recipient::All, CoordinatorMessage::Failure(report)));
-                }
-                QueryPurpose::FindMissing { asker, question } => {
-                    let found = self.missing_ranks(&query);
-                    let answer = CoordinatorMessage::MissingRanks { question, found };
-                    outgoing.push((Recipient::Rank(asker), answer));
-                }
-            }
-        }
-        outgoing
-    }
-
-    /// The report of the cause of the highest precedence, with what every rank is doing.
-    fn report_failure(&mut self, query: &StatusQuery) -> FailureReport {
-        let first = self.causes.iter().min_by_key(|(_, cause)| cause.kind);
-        let (rank, cause) = first.expect("a report follows a cause");
-        let position = |rank: usize| match (&self.slots[rank], query.waiting.contains(&rank)) {
-            (RankSlot::Vacant, _) => RankPosition::NeverJoined,
-            (RankSlot::Registered(registered), false) => registered.position.clone(),
-            (RankSlot::Registered(registered), true) => {
-                let silence = query.until.saturating_sub(registered.last_message);
-                let last = Box::new(registered.position.clone());
-                RankPosition::NoHeartbeat(silence.as_secs(), last)
-            }
-        };
-        let positions: Vec<RankPosition> = (0..self.size).map(position).collect();
-        let report = FailureReport {
-            rank: *rank,
-            message: cause.message.clone(),
-            positions: describe_ranks(&positions),
-        };
-        self.failure_kind = Some(cause.kind);
-        self.failure = Some(report.clone());
-        report
-    }
-
-    fn missing_ranks(&self, query: &StatusQuery) -> MissingRanks {
-        let joined = |rank: &usize| query.statuses.get(rank).is_some_and(|status| status.joined);
-        let call = |(rank, status): (&usize, &RankStatus)| Some((*rank, status.call.clone()?));
-        MissingRanks {
-            absent: (0..self.size).filter(|rank| !joined(rank)).collect(),
-            calls: query.statuses.iter().filter_map(call).collect(),
-        }
-    }
-
-    fn position(&self, rank: usize) -> RankPosition {
+    pub(super) fn position(&self, rank: usize) -> RankPosition {
         let registered = self.slots[rank].registered();
         registered.map_or(RankPosition::NeverJoined, |rank| rank.position.clone())
     }
 
     /// Sets the position of a rank, unless it is final.
-    fn set_position(&mut self, rank: usize, position: RankPosition) {
+    pub(super) fn set_position(&mut self, rank: usize, position: RankPosition) {
         if let Some(registered) = self.slots[rank].registered_mut()
             && !is_final(&registered.position)
         {

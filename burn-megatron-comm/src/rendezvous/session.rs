@@ -1,15 +1,16 @@
-//! A session of a rank, from bytes: for the fuzz target `rendezvous`.
+//! A session of a rank or a relay, from bytes: for the fuzz target `rendezvous`.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
-use super::message::{self, CoordinatorMessage, Hello, RankMessage};
-use super::registry::{Registry, RendezvousTimeouts};
-use super::{FailureReport, PURPOSE};
+use super::PURPOSE;
+use super::message::{self, CoordinatorMessage, Hello, Message, RankMessage};
+use super::registry::{Outgoing, Registry, RendezvousTimeouts};
+use super::relay_message::RelayMessage;
 use crate::auth::{HandshakeOutcome, Token, server_handshake};
 
 /// Parses what a client sends to the rendezvous of a world of two ranks: first as bytes before
-/// authentication, which must be refused; then as the hello and the lines of an authenticated rank. Returns
+/// authentication, which must be refused; then as the hello and the lines of an authenticated rank or relay. Returns
 /// whether all of that is valid.
 ///
 /// # Panics
@@ -42,36 +43,48 @@ pub fn read_session(input: &[u8]) -> bool {
         heartbeat: minute,
     };
     let (rank, mut registry) = (hello.rank, Registry::new(2, hello.world, timeouts));
-    if registry.join(hello, Duration::ZERO).is_err() {
-        return false;
-    }
+    let is_valid = if hello.relay {
+        if registry.relay_joins(&hello, Duration::ZERO).is_err() {
+            return false;
+        }
+        read_all(&mut lines, |message: RelayMessage| {
+            registry
+                .handle_relay(rank, message, Duration::ZERO)
+                .outgoing
+        })
+    } else {
+        if registry.join(hello, Duration::ZERO).is_err() {
+            return false;
+        }
+        read_all(&mut lines, |message: RankMessage| {
+            registry.handle(rank, message, Duration::ZERO)
+        })
+    };
+    check(&registry.relay_disconnected(rank, minute));
+    check(&registry.disconnected(rank, minute));
+    check(&registry.tick(2 * minute));
+    is_valid
+}
+
+/// Handles all messages, and checks what is sent for them; returns whether all are valid.
+fn read_all<M: Message>(lines: &mut &[u8], mut handle: impl FnMut(M) -> Outgoing) -> bool {
     loop {
-        match message::read::<RankMessage>(&mut lines) {
-            Ok(Some(message)) => {
-                let outgoing = registry.handle(rank, message, Duration::ZERO);
-                outgoing
-                    .into_iter()
-                    .for_each(|(_, message)| check(&message));
-            }
-            Ok(None) => break,
+        match message::read(lines) {
+            Ok(Some(message)) => check(&handle(message)),
+            Ok(None) => return true,
             Err(_) => return false,
         }
     }
-    let outgoing = registry.disconnected(rank, minute).into_iter();
-    outgoing
-        .chain(registry.tick(2 * minute))
-        .for_each(|(_, message)| check(&message));
-    true
 }
 
 /// A failure report contains no control characters.
-fn check(message: &CoordinatorMessage) {
-    if let CoordinatorMessage::Failure(FailureReport {
-        message, positions, ..
-    }) = message
-    {
-        for text in [message, positions] {
-            let is_control = |c: char| c.is_control() && c != '\n' && c != '\t';
+fn check(outgoing: &Outgoing) {
+    let is_control = |c: char| c.is_control() && c != '\n' && c != '\t';
+    for (_, sent) in outgoing {
+        let CoordinatorMessage::Failure(report) = sent else {
+            continue;
+        };
+        for text in [&report.message, &report.positions] {
             assert!(
                 !text.contains(is_control),
                 "{text:?} has control characters"

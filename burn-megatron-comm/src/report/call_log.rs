@@ -1,6 +1,6 @@
 //! The recent calls of a rank, what each rank was doing when one failed, and the file with both.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -179,7 +179,7 @@ impl CallLog {
 
 /// What a rank is doing, or was doing when it was last heard from. Serialized names are those of the
 /// rendezvous' protocol.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum RankPosition {
     /// It waits in a call.
     #[serde(rename = "At")]
@@ -262,11 +262,13 @@ pub(crate) fn describe_ranks(positions: &[RankPosition]) -> String {
 /// [`describe_ranks`] for some of the ranks.
 pub(crate) fn describe_some(positions: &[(usize, RankPosition)]) -> String {
     let mut clauses: Vec<(&RankPosition, Vec<usize>)> = Vec::new();
+    let mut index: HashMap<&RankPosition, usize> = HashMap::new();
     for (rank, position) in positions {
-        match clauses.iter_mut().find(|(shared, _)| *shared == position) {
-            Some((_, ranks)) => ranks.push(*rank),
-            None => clauses.push((position, vec![*rank])),
-        }
+        let place = *index.entry(position).or_insert_with(|| {
+            clauses.push((position, vec![]));
+            clauses.len() - 1
+        });
+        clauses[place].1.push(*rank);
     }
     let texts: Vec<String> = clauses
         .iter()

@@ -1,6 +1,7 @@
 //! The memory that is planned from shapes is what the heap of the process has.
 
 mod published;
+mod scale;
 mod step;
 
 use std::sync::{Arc, Mutex};

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::control::{ControlHeader, ControlMessage, MessageKind, PayloadMode};
-use crate::call::{Call, Operation, Signature};
+use crate::call::{Call, Operation, Signature, digest, hash_of_groups};
 use crate::communicator::Group;
 use crate::error::CommError;
 use crate::process::GroupId;
@@ -19,10 +19,7 @@ impl MessageKind {
             Operation::Split { name, groups } => {
                 return MessageKind::Split {
                     name: digest(name.bytes().map(u64::from)),
-                    parts: digest(groups.iter().flat_map(|ranks| {
-                        let ranks = ranks.iter().map(|rank| *rank as u64);
-                        std::iter::once(u64::MAX).chain(ranks)
-                    })),
+                    parts: hash_of_groups(groups),
                 };
             }
         };
@@ -40,20 +37,6 @@ impl MessageKind {
             Call::Barrier => MessageKind::Barrier,
         }
     }
-}
-
-/// A hash of numbers, by the finaliser of SplitMix64 (Steele et al. 2014, doi:10.1145/2660193.2660195).
-fn digest(numbers: impl Iterator<Item = u64>) -> u64 {
-    let mix = |x: u64| {
-        let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    };
-    numbers.fold(1, |state, number| {
-        mix(state
-            .wrapping_add(0x9e37_79b9_7f4a_7c15)
-            .wrapping_add(number))
-    })
 }
 
 impl ControlHeader {

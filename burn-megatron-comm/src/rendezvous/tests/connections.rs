@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::auth::Token;
 use crate::process::KeyValueStore;
+use crate::rank_runs::RankRuns;
 use crate::rendezvous::{
     CallId, Coordinator, FailureCause, FailureKind, JoinRequest, RankStatus, RendezvousClient,
     RendezvousError, RendezvousTimeouts, StatusProvider,
@@ -62,7 +63,7 @@ pub fn join(
     rank: usize,
     size: usize,
 ) -> Result<Arc<RendezvousClient>, RendezvousError> {
-    let provider = Arc::new(FixedStatus(["call a", "call b", "call c"][rank]));
+    let provider = Arc::new(FixedStatus(["call a", "call b", "call c"][rank % 3]));
     RendezvousClient::join(&[address], request(rank, size), provider)
 }
 
@@ -101,13 +102,14 @@ fn values_are_exchanged_and_all_ranks_return_together() {
     let returning = thread::spawn(move || first.return_with_all(vec![(9, 4)]));
     let call = |sequence| CallId { group: 9, sequence };
     wait_until("rank 0 has returned", || {
-        clients[1].has_returned_before(0, call(4))
+        clients[1].first_returned(&[0, 2], call(4)) == Some(0)
     });
-    assert!(
-        !clients[1].has_returned_before(0, call(3)),
-        "it has joined that one"
-    );
-    assert!(!clients[1].has_returned_before(2, call(4)));
+    for _ in 0..10 {
+        let returned = clients[1].first_returned(&[0, 2], call(3));
+        assert_eq!(returned, None, "it has joined that one");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(clients[1].first_returned(&[2], call(4)), None);
     assert!(!returning.is_finished());
     let others: Vec<_> = [1, 2]
         .map(|rank| clients[rank].clone())
@@ -191,10 +193,14 @@ fn a_lost_coordinator_ends_the_world() {
 fn missing_ranks_are_queried() {
     let server = coordinator(2, TIMEOUT, TIMEOUT);
     let clients = clients(server.address(), 2);
-    let ask = |sequence| clients[0].missing_ranks(CallId { group: 1, sequence });
-    let calls = vec![(0, "call a".into()), (1, "call b".into())];
-    assert_eq!((ask(4).absent, ask(4).calls), (vec![], calls));
-    assert_eq!(ask(5).absent, [0, 1]);
+    let ask = |sequence| clients[0].missing_ranks(CallId { group: 1, sequence }, &[0, 1]);
+    let ranks = |ranks: &[usize]| RankRuns::new(ranks);
+    let calls = vec![
+        ("call a".into(), ranks(&[0])),
+        ("call b".into(), ranks(&[1])),
+    ];
+    assert_eq!((ask(4).absent, ask(4).calls), (ranks(&[]), calls));
+    assert_eq!(ask(5).absent, ranks(&[0, 1]));
 }
 
 #[test]

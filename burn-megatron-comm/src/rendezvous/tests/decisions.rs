@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::rank_runs::RankRuns;
 use crate::rendezvous::message::{
     CallId, CoordinatorMessage, FailureCause, FailureKind, FailureReport, Hello, MissingRanks,
     RankMessage, RankStatus,
@@ -9,13 +10,13 @@ use crate::rendezvous::message::{
 use crate::rendezvous::registry::{JoinError, Recipient, Registry, RendezvousTimeouts};
 use crate::report::call_log::RankPosition;
 
-const ZERO: Duration = Duration::ZERO;
-const TIMEOUTS: RendezvousTimeouts = RendezvousTimeouts {
+pub const ZERO: Duration = Duration::ZERO;
+pub const TIMEOUTS: RendezvousTimeouts = RendezvousTimeouts {
     join: Duration::from_secs(60),
     heartbeat: Duration::from_secs(30),
 };
 
-fn hello(rank: usize, size: usize) -> Hello {
+pub fn hello(rank: usize, size: usize) -> Hello {
     Hello {
         version: env!("CARGO_PKG_VERSION").into(),
         rank,
@@ -25,11 +26,12 @@ fn hello(rank: usize, size: usize) -> Hello {
         process: 100 + rank as u32,
         join_timeout: 60.0,
         heartbeat_timeout: 30.0,
+        relay: false,
     }
 }
 
 /// A registry that all ranks have joined.
-fn full(size: usize) -> Registry {
+pub fn full(size: usize) -> Registry {
     let mut registry = Registry::new(size, 7, TIMEOUTS);
     for rank in 0..size {
         let outgoing = registry.join(hello(rank, size), ZERO).unwrap();
@@ -43,11 +45,11 @@ fn full(size: usize) -> Registry {
     registry
 }
 
-fn at(call: &str) -> RankPosition {
+pub fn at(call: &str) -> RankPosition {
     RankPosition::Waiting(call.into())
 }
 
-fn failed(kind: FailureKind, message: &str) -> RankMessage {
+pub fn failed(kind: FailureKind, message: &str) -> RankMessage {
     RankMessage::Failed {
         cause: FailureCause {
             kind,
@@ -58,7 +60,7 @@ fn failed(kind: FailureKind, message: &str) -> RankMessage {
 }
 
 /// The number of the query that was sent to these ranks.
-fn asked(outgoing: &[(Recipient, CoordinatorMessage)], ranks: &[usize]) -> u64 {
+pub fn asked(outgoing: &[(Recipient, CoordinatorMessage)], ranks: &[usize]) -> u64 {
     let recipients: Vec<_> = outgoing.iter().map(|(recipient, _)| *recipient).collect();
     let expected: Vec<_> = ranks.iter().map(|rank| Recipient::Rank(*rank)).collect();
     assert_eq!(recipients, expected, "{outgoing:?}");
@@ -68,7 +70,7 @@ fn asked(outgoing: &[(Recipient, CoordinatorMessage)], ranks: &[usize]) -> u64 {
     }
 }
 
-fn answer_status(question: u64, position: RankPosition) -> RankMessage {
+pub fn answer_status(question: u64, position: RankPosition) -> RankMessage {
     let status = RankStatus {
         position,
         joined: false,
@@ -77,7 +79,7 @@ fn answer_status(question: u64, position: RankPosition) -> RankMessage {
     RankMessage::Status { question, status }
 }
 
-fn failure(outgoing: Vec<(Recipient, CoordinatorMessage)>) -> FailureReport {
+pub fn failure(outgoing: Vec<(Recipient, CoordinatorMessage)>) -> FailureReport {
     match outgoing.as_slice() {
         [(Recipient::All, CoordinatorMessage::Failure(failure))] => failure.clone(),
         other => panic!("{other:?} is not a failure"),
@@ -234,8 +236,14 @@ fn a_query_finds_missing_ranks_and_the_calls_of_the_others() {
         group: 5,
         sequence: 8,
     };
-    let outgoing = registry.handle(0, RankMessage::FindMissing { question: 3, call }, ZERO);
+    let find = || RankMessage::FindMissing {
+        call,
+        ranks: RankRuns::new(&[0, 1, 2]),
+    };
+    let outgoing = registry.handle(0, find(), ZERO);
     let question = asked(&outgoing, &[0, 1, 2]);
+    // The others that ask wait for the same query.
+    assert_eq!(registry.handle(2, find(), ZERO), []);
     let answer = |joined, call: Option<&str>| RankMessage::Status {
         question,
         status: RankStatus {
@@ -250,16 +258,37 @@ fn a_query_finds_missing_ranks_and_the_calls_of_the_others() {
         []
     );
     let outgoing = registry.handle(2, answer(false, None), ZERO);
+    let ranks = |ranks: &[usize]| RankRuns::new(ranks);
     let found = MissingRanks {
-        absent: vec![2],
-        calls: vec![(0, "barrier".into()), (1, "all_gather of 3 f32".into())],
+        absent: ranks(&[2]),
+        calls: vec![
+            ("barrier".into(), ranks(&[0])),
+            ("all_gather of 3 f32".into(), ranks(&[1])),
+        ],
     };
+    let answer = |rank| {
+        let found = found.clone();
+        let answer = CoordinatorMessage::MissingRanks { call, found };
+        (Recipient::Rank(rank), answer)
+    };
+    assert_eq!(outgoing, [answer(0), answer(2)]);
+    // A recent answer is given again.
+    assert_eq!(registry.handle(1, find(), ZERO), [answer(1)]);
+    registry.tick(Duration::from_secs(2));
+    asked(&registry.handle(1, find(), ZERO), &[0, 1, 2]);
+}
+
+#[test]
+fn a_query_for_other_ranks_than_those_of_the_world_is_ignored() {
+    let mut registry = full(3);
+    let call = CallId {
+        group: 5,
+        sequence: 8,
+    };
+    let ranks = RankRuns::new(&[0, 3]);
     assert_eq!(
-        outgoing,
-        [(
-            Recipient::Rank(0),
-            CoordinatorMessage::MissingRanks { question: 3, found }
-        )]
+        registry.handle(0, RankMessage::FindMissing { call, ranks }, ZERO),
+        []
     );
 }
 
@@ -290,15 +319,28 @@ fn values_are_sent_to_readers_before_and_after_they_are_posted() {
 #[test]
 fn the_world_ends_when_all_have_returned() {
     let mut registry = full(2);
-    let calls = vec![(0, 12)];
-    let outgoing = registry.handle(1, RankMessage::Returned(calls.clone()), ZERO);
     assert_eq!(
-        outgoing,
-        [(
-            Recipient::All,
-            CoordinatorMessage::Returned { rank: 1, calls }
-        )]
+        registry.handle(1, RankMessage::Returned(vec![(0, 12)]), ZERO),
+        []
     );
+    let ranks = RankRuns::new(&[1]);
+    let returned = (Recipient::All, CoordinatorMessage::Returned(ranks.clone()));
+    assert_eq!(registry.tick(ZERO), [returned]);
+    for (sequence, before) in [(11, RankRuns::default()), (12, ranks.clone())] {
+        let call = CallId { group: 0, sequence };
+        let find = RankMessage::FindReturned {
+            call,
+            ranks: RankRuns::new(&[0, 1]),
+        };
+        let answer = CoordinatorMessage::ReturnedBefore {
+            call,
+            ranks: before,
+        };
+        assert_eq!(
+            registry.handle(0, find, ZERO),
+            [(Recipient::Rank(0), answer)]
+        );
+    }
     let outgoing = registry.handle(0, RankMessage::Returned(vec![]), ZERO);
     assert_eq!(
         outgoing,

@@ -1,5 +1,7 @@
-//! The registry with simulated time, and coordinator and clients over TCP.
+//! The registry with simulated time; coordinator, relays and clients over TCP.
 
 mod connections;
 mod decisions;
+mod relays;
+mod scale;
 mod untrusted;

@@ -112,6 +112,30 @@ fn a_name_that_resolves_to_loopback_is_refused() {
 }
 
 #[test]
+fn ranks_on_another_machine_than_the_rendezvous_have_a_relay() {
+    let own: Vec<std::net::IpAddr> = vec!["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+    let relay = |addresses: &[&str], local_world_size| {
+        let addresses: Vec<_> = addresses.iter().map(|text| text.parse().unwrap()).collect();
+        let launch = Launch {
+            local_world_size,
+            ..launch(Launcher::Slurm)
+        };
+        addresses::relay_beside(&own, &addresses, &launch)
+    };
+    let elsewhere = ["10.0.0.1:29500", "10.0.0.2:29500"];
+    assert_eq!(
+        relay(&elsewhere, 2),
+        Some("127.0.0.1:29500".parse().unwrap())
+    );
+    // One rank, one machine, and the machine of the rendezvous.
+    assert_eq!(relay(&elsewhere, 1), None);
+    assert_eq!(relay(&elsewhere, 4), None);
+    for here in [&["127.0.0.1:29500"][..], &["10.0.0.2:7", "[fd00::2]:7"]] {
+        assert_eq!(relay(here, 2), None);
+    }
+}
+
+#[test]
 fn an_address_of_another_machine_is_refused_with_those_of_this_one() {
     // Reserved for documentation, so that no machine has it.
     let address = ["198.51.100.7:0".parse().unwrap()];

@@ -162,8 +162,14 @@ fn a_pair_has_the_activations_of_both() {
         let schedule = generate(&config).unwrap();
         let states = vec![MemoryPlan::default()];
         let stages = vec![stage(100)];
-        let report =
-            MemoryReport::new(&schedule, stages, states, ZeroStage::Replicated, 1.0, (NONE, 0));
+        let report = MemoryReport::new(
+            &schedule,
+            stages,
+            states,
+            ZeroStage::Replicated,
+            1.0,
+            (NONE, 0),
+        );
         report.ranks[0].peak.activations
     };
     assert_eq!(activations(true), activations(false) + 100);

@@ -1,0 +1,113 @@
+//! The connection of a rank, or of a relay, to the rendezvous.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::process;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::client::JoinRequest;
+use super::message::Hello;
+use super::{PURPOSE, RendezvousError};
+use crate::auth::{HandshakeError, client_handshake};
+
+/// The timeout of one connection attempt to one address.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The pause between two rounds over the addresses.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Connects to the first of the addresses that answers, of a rank or, with `relay`, of the relay in its process. Reads and
+/// writes of the connection fail after the timeout of heartbeats.
+///
+/// # Errors
+/// [`RendezvousError`] after `until`, and at once for another token.
+pub(super) fn connect(
+    addresses: &[SocketAddr],
+    request: &JoinRequest,
+    relay: bool,
+    until: Instant,
+) -> Result<(TcpStream, SocketAddr), RendezvousError> {
+    loop {
+        match connect_any(addresses, request, relay, until) {
+            Err(error @ RendezvousError::Token { .. }) => return Err(error),
+            // The port may still be in use by another run, or the coordinator not be started yet.
+            Err(_) if Instant::now() < until => thread::sleep(RETRY_INTERVAL),
+            result => return result,
+        }
+    }
+}
+
+fn connect_any(
+    addresses: &[SocketAddr],
+    request: &JoinRequest,
+    relay: bool,
+    until: Instant,
+) -> Result<(TcpStream, SocketAddr), RendezvousError> {
+    let unreachable = |reason: String| RendezvousError::Unreachable {
+        addresses: super::list(addresses),
+        waited: request.join_timeout.as_secs(),
+        reason,
+    };
+    let mut last = unreachable("no address was given".into());
+    for address in addresses {
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = CONNECT_TIMEOUT.min(left).max(Duration::from_millis(1));
+        let connected = TcpStream::connect_timeout(address, timeout)
+            .map_err(HandshakeError::from)
+            .and_then(|stream| handshake(stream, request, relay));
+        match connected {
+            Ok(stream) => return Ok((stream, *address)),
+            Err(HandshakeError::Token) => {
+                last = RendezvousError::Token {
+                    address: address.to_string(),
+                };
+            }
+            // A wrong token at one address is the better error.
+            Err(_) if matches!(last, RendezvousError::Token { .. }) => {}
+            Err(error) => last = unreachable(error.to_string()),
+        }
+    }
+    Err(last)
+}
+
+fn handshake(
+    stream: TcpStream,
+    request: &JoinRequest,
+    relay: bool,
+) -> Result<TcpStream, HandshakeError> {
+    stream.set_nodelay(true)?;
+    let hello = Hello {
+        version: env!("CARGO_PKG_VERSION").into(),
+        rank: request.rank,
+        size: request.size,
+        world: request.world,
+        host: super::host_name(),
+        process: process::id(),
+        join_timeout: request.join_timeout.as_secs_f64(),
+        heartbeat_timeout: request.heartbeat_timeout.as_secs_f64(),
+        relay,
+    };
+    let hello = serde_json::to_string(&hello).map_err(io::Error::from)?;
+    let (token, timeout) = (request.token.as_ref(), request.heartbeat_timeout);
+    client_handshake(&stream, token, PURPOSE, &hello, timeout)?;
+    // The coordinator sends a heartbeat every second.
+    stream.set_read_timeout(Some(timeout))?;
+    stream.set_write_timeout(Some(timeout))?;
+    Ok(stream)
+}
+
+/// Why no more can be read from the other side.
+pub(super) fn describe_end(end: io::Result<()>, timeout: Duration) -> String {
+    match end {
+        Ok(()) => "has closed the connection".into(),
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+            ) =>
+        {
+            format!("has sent no heartbeat for {} s", timeout.as_secs())
+        }
+        Err(error) => format!("cannot be read ({error})"),
+    }
+}

@@ -1,0 +1,224 @@
+//! Queries of what the ranks are doing: for the report of a failure, and for a rank that waits in vain.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use super::message::{CallId, CoordinatorMessage, FailureReport, MissingRanks, RankStatus};
+use super::rank_slot::{RankSlot, is_final};
+use super::registry::{Outgoing, Recipient, Registry};
+use crate::auth::printable_text;
+use crate::rank_runs::RankRuns;
+use crate::report::call_log::{RankPosition, describe_ranks};
+
+/// The time for the ranks to answer a status query.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long an answer about a call is good for the other ranks that ask.
+const ANSWER_LIFETIME: Duration = Duration::from_secs(1);
+
+/// A query that some ranks have not answered yet.
+#[derive(Debug)]
+pub(super) struct StatusQuery {
+    purpose: QueryPurpose,
+    pub waiting: BTreeSet<usize>,
+    pub not_before: Duration,
+    until: Duration,
+    pub statuses: BTreeMap<usize, RankStatus>,
+}
+
+#[derive(Debug)]
+pub(super) enum QueryPurpose {
+    /// The report of a failure.
+    Report,
+    /// Ranks ask which members of a group have not joined a call.
+    FindMissing {
+        askers: Vec<usize>,
+        call: CallId,
+        members: Vec<usize>,
+    },
+}
+
+impl QueryPurpose {
+    fn call(&self) -> Option<CallId> {
+        match self {
+            Self::Report => None,
+            Self::FindMissing { call, .. } => Some(*call),
+        }
+    }
+}
+
+impl Registry {
+    /// Answers at once, with the query that others have started, or with one of the members of the group.
+    pub(super) fn find_missing(
+        &mut self,
+        asker: usize,
+        call: CallId,
+        ranks: &RankRuns,
+        now: Duration,
+    ) -> Outgoing {
+        if let Some((_, found)) = self.answers.get(&call) {
+            return vec![answer(asker, call, found)];
+        }
+        for query in self.queries.values_mut() {
+            match &mut query.purpose {
+                QueryPurpose::FindMissing {
+                    askers,
+                    call: other,
+                    ..
+                } if *other == call => {
+                    askers.push(asker);
+                    return vec![];
+                }
+                _ => {}
+            }
+        }
+        // Anything else is not a list of ranks of this world.
+        let Some(members) = ranks.within(self.size) else {
+            return vec![];
+        };
+        let purpose = QueryPurpose::FindMissing {
+            askers: vec![asker],
+            call,
+            members: members.clone(),
+        };
+        self.start_query(purpose, &members, now, now)
+    }
+
+    /// Which of the ranks have returned without joining a call.
+    pub(super) fn find_returned(&self, asker: usize, call: CallId, ranks: &RankRuns) -> Outgoing {
+        let mut ranks = ranks.within(self.size).unwrap_or_default();
+        ranks.retain(|rank| self.returned_before(*rank, call) == Some(true));
+        let ranks = RankRuns::new(&ranks);
+        let answer = CoordinatorMessage::ReturnedBefore { call, ranks };
+        vec![(Recipient::Rank(asker), answer)]
+    }
+
+    fn returned_before(&self, rank: usize, call: CallId) -> Option<bool> {
+        self.slots[rank].registered()?.returned_before(call)
+    }
+
+    pub(super) fn start_query(
+        &mut self,
+        purpose: QueryPurpose,
+        ranks: &[usize],
+        not_before: Duration,
+        now: Duration,
+    ) -> Outgoing {
+        let question = self.next_query;
+        self.next_query += 1;
+        let answers = |rank: &usize| {
+            let registered = self.slots[*rank].registered();
+            registered.is_some_and(|rank| !rank.disconnected && !is_final(&rank.position))
+        };
+        let waiting: BTreeSet<usize> = ranks.iter().copied().filter(answers).collect();
+        let call = purpose.call();
+        let queries = waiting.iter().map(|rank| {
+            let query = CoordinatorMessage::QueryStatus { question, call };
+            (Recipient::Rank(*rank), query)
+        });
+        let mut outgoing: Outgoing = queries.collect();
+        self.queries.insert(
+            question,
+            StatusQuery {
+                purpose,
+                waiting,
+                not_before,
+                until: now + QUERY_TIMEOUT,
+                statuses: BTreeMap::new(),
+            },
+        );
+        outgoing.extend(self.finish_queries(now));
+        outgoing
+    }
+
+    /// Finishes every query that all ranks have answered or that has timed out.
+    pub(super) fn finish_queries(&mut self, now: Duration) -> Outgoing {
+        self.answers.retain(|_, (until, _)| *until > now);
+        let is_ready = |(_, query): &(&u64, &StatusQuery)| {
+            now >= query.until || (query.waiting.is_empty() && now >= query.not_before)
+        };
+        let queries = self.queries.iter();
+        let ready: Vec<u64> = queries.filter(is_ready).map(|(k, _)| *k).collect();
+        let mut outgoing = vec![];
+        for number in ready {
+            let Some(query) = self.queries.remove(&number) else {
+                continue;
+            };
+            match &query.purpose {
+                QueryPurpose::Report => {
+                    let report = self.report_failure(&query);
+                    outgoing.push((Recipient::All, CoordinatorMessage::Failure(report)));
+                }
+                QueryPurpose::FindMissing {
+                    askers,
+                    call,
+                    members,
+                } => {
+                    let found = self.missing_ranks(&query, *call, members);
+                    outgoing.extend(askers.iter().map(|asker| answer(*asker, *call, &found)));
+                    self.answers.insert(*call, (now + ANSWER_LIFETIME, found));
+                }
+            }
+        }
+        outgoing
+    }
+
+    /// The report of the cause of the highest precedence, with what every rank is doing.
+    fn report_failure(&mut self, query: &StatusQuery) -> FailureReport {
+        let first = self.causes.iter().min_by_key(|(_, cause)| cause.kind);
+        let (rank, cause) = first.expect("a report follows a cause");
+        let position = |rank: usize| match (&self.slots[rank], query.waiting.contains(&rank)) {
+            (RankSlot::Vacant, _) => RankPosition::NeverJoined,
+            (RankSlot::Registered(registered), false) => registered.position.clone(),
+            (RankSlot::Registered(registered), true) => {
+                let silence = query.until.saturating_sub(registered.last_message);
+                let last = Box::new(registered.position.clone());
+                RankPosition::NoHeartbeat(silence.as_secs(), last)
+            }
+        };
+        let positions: Vec<RankPosition> = (0..self.size).map(position).collect();
+        let report = FailureReport {
+            rank: *rank,
+            message: cause.message.clone(),
+            // Cut here, before it is sent to all ranks.
+            positions: printable_text(&describe_ranks(&positions)),
+        };
+        self.failure_kind = Some(cause.kind);
+        self.failure = Some(report.clone());
+        report
+    }
+
+    fn missing_ranks(&self, query: &StatusQuery, call: CallId, members: &[usize]) -> MissingRanks {
+        let joined = |rank: &usize| match self.returned_before(*rank, call) {
+            Some(before) => !before,
+            None => query.statuses.get(rank).is_some_and(|status| status.joined),
+        };
+        let absent: Vec<usize> = members
+            .iter()
+            .copied()
+            .filter(|rank| !joined(rank))
+            .collect();
+        let mut calls: Vec<(String, Vec<usize>)> = vec![];
+        let mut index: HashMap<&str, usize> = HashMap::new();
+        for (rank, status) in &query.statuses {
+            let Some(text) = &status.call else { continue };
+            let place = *index.entry(text).or_insert_with(|| {
+                calls.push((text.clone(), vec![]));
+                calls.len() - 1
+            });
+            calls[place].1.push(*rank);
+        }
+        let calls = calls.into_iter();
+        MissingRanks {
+            absent: RankRuns::new(&absent),
+            calls: calls
+                .map(|(text, ranks)| (text, RankRuns::new(&ranks)))
+                .collect(),
+        }
+    }
+}
+
+fn answer(asker: usize, call: CallId, found: &MissingRanks) -> (Recipient, CoordinatorMessage) {
+    let found = found.clone();
+    let message = CoordinatorMessage::MissingRanks { call, found };
+    (Recipient::Rank(asker), message)
+}

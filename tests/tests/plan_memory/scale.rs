@@ -1,0 +1,179 @@
+//! What a run of 16,384 ranks needs on one rank before it starts: its mesh, its groups, schedules and its plan.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use burn_megatron::choice::KernelChoices;
+use burn_megatron::comm::{OfflineCommunicator, ParallelContext};
+use burn_megatron::data_parallel::{DataParallelConfig, Precision, ZeroStage};
+use burn_megatron::kernels::record::ShapeSettings;
+use burn_megatron::mesh::{Axis, Grid, Mesh, ParallelConfig, ScheduleKind};
+use burn_megatron::nn::RecomputeConfig;
+use burn_megatron::nn::fp8::Fp8Config;
+use burn_megatron::pipeline::schedule::{StageTimes, simulate, validate};
+use burn_megatron::pipeline::schedule_of;
+use burn_megatron::plan::memory::{MemoryRequest, plan_memory};
+use burn_megatron_models::{MoeConfig, TransformerConfig};
+use burn_megatron_tests::heap;
+
+use super::{ALONE, llama};
+
+const RANKS: usize = 16_384;
+const MICRO_BATCHES: usize = 128;
+/// The most that all of it may need, in bytes.
+const MEMORY: usize = 1 << 30;
+/// And the time. Measured: see the page on the number of ranks. Other machines are slower.
+const TIME: Duration = Duration::from_secs(60);
+
+/// Llama 3.1 405B as it was trained on as many devices: tensor 8, pipeline 16, data 128.
+fn dense() -> (TransformerConfig, ParallelConfig) {
+    let config = TransformerConfig {
+        vocabulary: 128_256,
+        context: 8192,
+        hidden: 16_384,
+        layers: 128,
+        heads: 128,
+        groups: Some(8),
+        mlp_width: Some(53_248),
+        dropout: 0.0,
+        ..llama()
+    };
+    let layout = ParallelConfig::new()
+        .with_tensor(8)
+        .with_sequence_parallel(true)
+        .with_pipeline(16)
+        .with_ranks_per_node(8);
+    (config, layout)
+}
+
+/// A model of the size of DeepSeek-V3: 256 experts on 64 ranks each.
+fn experts() -> (TransformerConfig, ParallelConfig) {
+    let config = TransformerConfig {
+        context: 4096,
+        hidden: 7168,
+        layers: 64,
+        moe: Some(MoeConfig {
+            experts: 256,
+            experts_per_token: 8,
+            expert_width: Some(2048),
+            first_dense: 3,
+            ..MoeConfig::default()
+        }),
+        ..dense().0
+    };
+    let layout = ParallelConfig::new()
+        .with_tensor(2)
+        .with_sequence_parallel(true)
+        .with_context(2)
+        .with_pipeline(16)
+        .with_expert(64)
+        .with_expert_tensor(1);
+    (config, layout)
+}
+
+/// The seconds and the bytes of a part, which are printed.
+fn measure<T>(what: &str, part: impl FnOnce() -> T) -> T {
+    let before = heap::live();
+    heap::reset_peak();
+    let began = Instant::now();
+    let result = part();
+    let mib = (heap::peak() - before) as f64 / f64::from(1 << 20);
+    println!(
+        "{what}: {:.3} s, {mib:.1} MiB",
+        began.elapsed().as_secs_f64()
+    );
+    result
+}
+
+/// The mesh, and each rank's place in it.
+fn mesh(layout: &ParallelConfig) -> Mesh {
+    let mesh = Mesh::new(layout, RANKS).unwrap();
+    for rank in 0..RANKS {
+        assert_eq!(mesh.rank_at(mesh.coordinates(rank)), rank);
+        assert_eq!(mesh.expert_rank_at(mesh.expert_coordinates(rank)), rank);
+    }
+    mesh
+}
+
+/// All groups that layers and the data axis use, as a rank of a running world makes them.
+fn groups(mesh: &Mesh, rank: usize) {
+    let world = Arc::new(OfflineCommunicator::world(RANKS, rank));
+    let groups = ParallelContext::from_mesh(mesh.clone(), world).unwrap();
+    let sets: [(Grid, &[Axis]); 7] = [
+        (Grid::Dense, &[Axis::Tensor, Axis::Context]),
+        (Grid::Dense, &[Axis::Context, Axis::Data]),
+        (Grid::Dense, &[Axis::Tensor, Axis::Data]),
+        (Grid::Dense, &[Axis::Tensor, Axis::Pipeline]),
+        (Grid::Expert, &[Axis::Expert]),
+        (Grid::Expert, &[Axis::Expert, Axis::ExpertTensor]),
+        (Grid::Expert, &[Axis::Data]),
+    ];
+    for (grid, axes) in sets {
+        let group = groups.group(grid, axes.to_vec()).unwrap();
+        assert_eq!(group.group().world_rank(), rank);
+        groups.node_groups(grid, axes.to_vec()).unwrap();
+    }
+}
+
+/// Every schedule of the pipeline, generated, validated and simulated.
+fn schedules(layout: &ParallelConfig) {
+    for kind in ScheduleKind::ALL {
+        let layout = layout.clone().with_schedule(kind);
+        let schedule = schedule_of(&layout, MICRO_BATCHES).unwrap();
+        validate(&schedule).unwrap();
+        let times = StageTimes::uniform(schedule.stages(), 1.0, 1.0, 1.0, 0.1);
+        assert!(simulate(&schedule, &times).unwrap().total() > 0.0);
+    }
+}
+
+fn plan(config: &TransformerConfig, layout: &ParallelConfig) {
+    let sharding = DataParallelConfig {
+        zero_stage: ZeroStage::Optimizer,
+        precision: Precision::Bf16,
+        ..DataParallelConfig::default()
+    };
+    let request = MemoryRequest {
+        layout,
+        ranks: RANKS,
+        micro_batch_size: 1,
+        sequence_length: config.context,
+        micro_batches: MICRO_BATCHES,
+        sharding: &sharding,
+        kernels: &KernelChoices::default(),
+        fp8: &Fp8Config::default(),
+        lora: None,
+        recompute: &RecomputeConfig::default(),
+        settings: ShapeSettings::default(),
+        slack: 1.0,
+    };
+    let report = plan_memory(config, &request).unwrap();
+    let largest = report.fullest().1.peak.total();
+    assert!(largest > 1 << 30, "{largest} bytes on the fullest rank");
+}
+
+#[test]
+fn a_rank_of_16384_needs_a_gibibyte_at_most_before_it_starts() {
+    let _alone = ALONE.lock();
+    for (name, (config, layout)) in [("dense", dense()), ("experts", experts())] {
+        let before = heap::live();
+        let began = Instant::now();
+        let mut peak = 0;
+        let mut part = |what: &str, run: &mut dyn FnMut()| {
+            measure(&format!("{name}, {what}"), run);
+            peak = peak.max(heap::peak() - before);
+        };
+        let mut own = None;
+        part("mesh", &mut || own = Some(mesh(&layout)));
+        let own = own.unwrap();
+        // The first, a middle and the last one.
+        for rank in [0, RANKS / 2 + 3, RANKS - 1] {
+            part("groups", &mut || groups(&own, rank));
+        }
+        part("schedules", &mut || schedules(&layout));
+        part("plan", &mut || plan(&config, &layout));
+        let took = began.elapsed();
+        println!("{name}: {took:.1?}, {} bytes", peak);
+        assert!(peak < MEMORY, "{name}: {peak} bytes");
+        assert!(took < TIME, "{name}: {took:?}");
+    }
+}
