@@ -121,7 +121,7 @@ impl RankRun<'_> {
                 print("nodes", nodes);
             }
             if let Some(fixed) = self.deterministic {
-                print("deterministic", fixed.to_string());
+                print("fixed", fixed);
             }
             let memory = (self.estimates, self.planned_memory);
             print_training(recipe, memory, Some(&start.folder), device);

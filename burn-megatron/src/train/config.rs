@@ -72,11 +72,9 @@ pub struct TrainConfig {
     pub check_replicas_every: Option<usize>,
     /// Steps between two that are [computed twice](super::ReplayError) and compared; with it, the state is compared between
     /// all steps, and a bad loss is computed again.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub check_replay_every: Option<usize>,
     /// Whether a run must give the same bits on machines of one kind: what could change them is refused, or set to a fixed
     /// value by the command that starts it.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub deterministic: bool,
     /// Whether the elements of the gradient that are zero are counted in each step.
     #[serde(rename = "log_num_zeros_in_grad")]
