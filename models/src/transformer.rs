@@ -8,6 +8,7 @@ use burn_megatron::kernels::record;
 use burn_megatron::kernels::rope::{RopeConfig, RopeTable};
 use burn_megatron::kernels::soft_cap::soft_cap;
 use burn_megatron::model::{CachedAttention, StageBuilder, StageLayers, StageRun, on_stage};
+use burn_megatron::nn::hook::with_anchor;
 use burn_megatron::nn::moe::{MoeForward, RouterStep};
 use burn_megatron::nn::{
     ActivationLayout, BatchFormat, BuildError, Dropout, Init, KvCache, LearnedPositions,
@@ -267,7 +268,10 @@ impl Transformer {
         );
         let (mut rows, mut before) = (vec![hidden.clone()], hidden);
         for (layer, tokens) in self.mtp.iter().zip(further) {
-            let embedded = on_stage(&self.embedding, "the embedding").forward(tokens);
+            // So that its gradient is summed before that of the first stage's lookups.
+            let embedded = with_anchor(&before, || {
+                on_stage(&self.embedding, "the embedding").forward(tokens)
+            });
             before = layer.forward(before, embedded, self.lies, |region, block, x| {
                 let context = format.layer(0);
                 let rotary = self.rotary.of(block);

@@ -12,7 +12,8 @@
 //! exchange    C'  D     D'    C     C' of the layer before
 //! ```
 //!
-//! `W'` are the weight gradients, which are computed once the exchange that follows the input gradients is started.
+//! `W'` are the weight gradients of linear layers, which are computed once the exchange that follows the input gradients is
+//! started; those of the last node, which has the loss, before.
 //! Everything else, such as a dense layer or a module of burn-nn, is a part of the node that it stands in.
 
 use std::fmt;
@@ -252,6 +253,8 @@ pub(crate) struct BackwardNodes {
     cuts: Vec<Cut>,
     /// Of the next node.
     root: Option<Tensor<1>>,
+    /// Whether no node has run.
+    is_last: bool,
     /// What the next node waits for.
     arriving: Option<ArrivingGradients>,
     sink: Arc<dyn DeferringSink>,
@@ -295,6 +298,7 @@ impl BackwardNodes {
         Self {
             cuts,
             root: Some(root),
+            is_last: true,
             arriving: None,
             sink,
             leaves,
@@ -313,8 +317,10 @@ impl BackwardNodes {
         if let Some(arriving) = self.arriving.take() {
             arriving.wait();
         }
-        // What is not exchanged after the node is not late.
-        let defers = !self.cuts.is_empty() || self.leaves != LeftWgrads::None;
+        // Nothing is exchanged after the first node. A tied weight may have gradients of several kinds in the last one, which
+        // are summed in the order of one graph.
+        let defers = !(self.is_last || self.cuts.is_empty()) || self.leaves != LeftWgrads::None;
+        self.is_last = false;
         let (gradients, deferred) = if defers {
             let deferring = DeferGuard::new(&*self.sink);
             let gradients = root.backward();

@@ -251,6 +251,8 @@ fn shared_experts_run_while_tokens_are_on_their_way() {
         assert_eq!(
             events[at("start all_to_all")..=at("end all_to_all")],
             [
+                // Rows, and their weights.
+                "start all_to_all",
                 "start all_to_all",
                 "start all_gather",
                 "end all_gather",

@@ -201,6 +201,9 @@ impl<'a> ExpertBenchmark<'a> {
         TrainConfig {
             steps: self.args.warm_up + self.args.steps,
             warmup_steps: 0,
+            // The choices stay as even as they are at the start.
+            learning_rate: 1e-9,
+            min_learning_rate: 0.0,
             micro_batch_size: self.args.micro_batch_size,
             global_batch_size: samples * self.expert,
             ..TrainConfig::default()
