@@ -62,7 +62,6 @@ pub struct RecipeOf<M> {
     /// What saves memory.
     pub memory: MemoryConfig,
     /// The engine NCCL; other engines have no such settings.
-    #[serde(skip_serializing_if = "NcclConfig::is_default")]
     pub nccl: NcclConfig,
     /// The training run, without its [`DataParallelConfig`]: see [`Recipe::train_config`].
     pub train: TrainConfig,

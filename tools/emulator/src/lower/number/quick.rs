@@ -123,10 +123,10 @@ pub fn bits(number: f32) -> u64 {
 /// The bits of an f64; one NaN stands for all.
 #[inline(always)]
 pub fn bits64(number: f64) -> u64 {
-    if number.is_nan() {
-        0xfff8_0000_0000_0000
-    } else {
-        number.to_bits()
+    // By its bits: a compiler may keep any NaN where one float is chosen for another.
+    match number.to_bits() {
+        bits if bits & (u64::MAX >> 1) > 0x7ff0_0000_0000_0000 => 0xfff8_0000_0000_0000,
+        bits => bits,
     }
 }
 
