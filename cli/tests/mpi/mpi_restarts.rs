@@ -1,6 +1,6 @@
 //! Runs whose processes are killed, and that `launch --max-restarts` starts again: each sample is used once.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command};
@@ -11,7 +11,7 @@ use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::train::metrics::{MetricsRecord, StepMetrics, read_metrics};
 use serde_json::Value;
 
-use crate::processes::{Ended, PROGRAM, Stage, end, run, start};
+use crate::processes::{Ended, PROGRAM, Stage, end, run};
 
 /// The time for a run to reach its next kill, and for one to end.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -72,7 +72,10 @@ impl Killed {
         }
         command.arg("--");
         let command = self.stage.pretrain(&mut command, "run");
-        start(command.args(self.flags()))
+        // Nobody reads pipes while the run goes on, and a full one would stop it.
+        let file = |name: &str| File::create(self.stage.path().join(name)).unwrap();
+        command.stdout(file("stdout")).stderr(file("stderr"));
+        command.args(self.flags()).spawn().unwrap()
     }
 
     fn set_slots(&self, slots: usize) {
@@ -94,7 +97,11 @@ impl Killed {
             println!("kill {kill} after step {reached}: {process} {called:.60}");
             target = reached + self.every;
         }
-        end(child, PATIENCE)
+        Ended {
+            output: self.stage.read("stdout"),
+            errors: self.stage.read("stderr"),
+            ..end(child, PATIENCE)
+        }
     }
 
     /// Waits until the run has made a step, and returns the last one.
@@ -109,7 +116,8 @@ impl Killed {
             }
             assert!(
                 Instant::now() < until,
-                "step {step} was not reached, but {last}"
+                "step {step} was not reached, but {last}:\n{}",
+                self.stage.read("stderr")
             );
             sleep(Duration::from_millis(2));
         }
