@@ -7,7 +7,7 @@
 //!
 //! Calls that do not fit together (one rank gives another count, type, reduction or root, or calls
 //! something else), which make the real library hang or give anything, are report in a line on the
-//! standard error and by `ncclCommGetAsyncError` on all ranks; their streams go on. So is a [deadlock](residency):
+//! standard error and by `ncclCommGetAsyncError` on all ranks; their streams go on. So is a deadlock:
 //! collectives occupy multiprocessors, as if each rank had a device of its own, and one for which there are not enough
 //! waits until others end.
 
