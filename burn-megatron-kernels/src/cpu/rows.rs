@@ -13,19 +13,12 @@ pub(crate) fn rows_per_task(width: usize) -> usize {
     (ROW_GRAIN / width.max(1)).max(1)
 }
 
-/// Runs `work` compiled for AVX2 with FMA where the processor has them. Not for AVX-512: loops over elements wait for
-/// memory, and results are the same bits on more processors.
+/// Runs `work` compiled for the widest SIMD instructions that the processor has.
 ///
 /// Callees are compiled for these instructions only if they are `#[inline(always)]`. The same holds
 /// for a closure of more than a few lines: `vectorized(#[inline(always)] || ..)`.
 #[inline(always)]
 pub(crate) fn vectorized<R>(work: impl FnOnce() -> R) -> R {
-    #[cfg(target_arch = "x86_64")]
-    match pulp::x86::V3::try_new() {
-        Some(simd) => simd.vectorize(work),
-        None => work(),
-    }
-    #[cfg(not(target_arch = "x86_64"))]
     pulp::Arch::new().dispatch(work)
 }
 
