@@ -25,7 +25,7 @@ const WGPU_FEATURES: &str = "burn-megatron-tests/wgpu,burn-megatron-tests/tracin
 pub const PARQUET_FEATURES: &str = "burn-megatron-cli/parquet";
 
 /// Ignored by `--all` too: processes that tests start, a measurement, and what takes too long.
-const SKIPPED: [&str; 7] = [
+const SKIPPED: [&str; 8] = [
     "as_a_child",
     "machine::tests::speed",
     "context_verify::full_product",
@@ -33,6 +33,7 @@ const SKIPPED: [&str; 7] = [
     "plan::search::tests::sixteen_thousand_devices",
     "step::the_peak_of_every_step",
     "plan::search::tests::the_published_layout_of_405b",
+    "mpi_restarts::fifty_kills",
 ];
 
 /// Which tests run.

@@ -97,10 +97,12 @@ impl Killed {
             println!("kill {kill} after step {reached}: {process} {called:.60}");
             target = reached + self.every;
         }
+        // The files are whole once the launcher has ended.
+        let ended = end(child, PATIENCE);
         Ended {
             output: self.stage.read("stdout"),
             errors: self.stage.read("stderr"),
-            ..end(child, PATIENCE)
+            ..ended
         }
     }
 
@@ -231,13 +233,13 @@ fn a_killed_run_goes_on_with_other_numbers_of_ranks() {
 
 /// Among them mpirun and the guard process.
 #[test]
-#[ignore = "slow: run by cargo xtask test --all"]
+#[ignore = "minutes: run by hand"]
 fn fifty_kills() {
     expect_every_sample_once("fifty", 50, false);
 }
 
 #[test]
-#[ignore = "slow: run by cargo xtask test --all"]
+#[ignore = "minutes: run by hand"]
 fn fifty_kills_with_other_numbers_of_ranks() {
     expect_every_sample_once("fifty-elastic", 50, true);
 }
