@@ -110,10 +110,10 @@ impl FaultInjector {
     }
 
     fn never_started(&self, site: FaultSite) -> Pending {
-        let deadline = self.plan.drop_deadline();
+        let wait = self.plan.drop_wait();
         Pending::new(move || {
-            sleep(deadline);
-            let seconds = deadline.as_secs_f64();
+            sleep(wait);
+            let seconds = wait.as_secs_f64();
             Err(site.error(&format!(
                 "never started; its wait ended after {seconds:.1} s"
             )))

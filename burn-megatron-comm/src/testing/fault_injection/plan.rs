@@ -74,7 +74,7 @@ impl fmt::Display for CallPosition {
 }
 
 impl FaultPlan {
-    /// A plan of these faults, in which the wait of a dropped call fails after 30 s.
+    /// A plan of these faults, for calls with a deadline of 30 s.
     pub fn new(faults: Vec<Fault>) -> Self {
         let triggered = vec![false; faults.len()];
         Self {
@@ -87,7 +87,8 @@ impl FaultPlan {
         }
     }
 
-    /// How long the wait of a [dropped](FaultKind::Drop) call lasts before it fails.
+    /// The deadline of the calls. The wait of a [dropped](FaultKind::Drop) call lasts half as long again before it fails, so
+    /// that the ranks that wait for it find the fault first.
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
     }
@@ -137,8 +138,9 @@ impl FaultPlan {
         left.map(|(fault, _)| *fault).collect()
     }
 
-    pub(super) fn drop_deadline(&self) -> Duration {
-        self.deadline
+    /// How long the wait of a dropped call lasts.
+    pub(super) fn drop_wait(&self) -> Duration {
+        self.deadline + self.deadline / 2
     }
 
     pub(super) fn begin_step(&self, step: u64) {

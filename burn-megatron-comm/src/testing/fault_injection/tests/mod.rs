@@ -40,7 +40,7 @@ fn within(
         .call_log_dir(std::env::current_exe().unwrap().join("none"));
     let come = AtomicUsize::new(0);
     let outcome = world.run(|rank| {
-        let plan = FaultPlan::new(vec![fault]).deadline(Duration::from_secs(2));
+        let plan = FaultPlan::new(vec![fault]).deadline(Duration::from_secs(1));
         let comm = inject(rank.communicator(), Arc::new(plan));
         // The part continues the count of the whole.
         let part = comm.split("part", &[vec![2, 1, 0]])?;
@@ -107,7 +107,7 @@ fn drop_() {
     assert_eq!(
         error_of(&results, 1).to_string(),
         "fault injection: drop@rank=1,call=1 triggers on rank 1, call 1: all_reduce(sum) of 4 f32 over \
-         part [2, 1, 0]: never started; its wait ended after 2.0 s"
+         part [2, 1, 0]: never started; its wait ended after 1.5 s"
     );
 }
 
