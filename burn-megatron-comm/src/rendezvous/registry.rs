@@ -224,7 +224,7 @@ impl Registry {
                     query.waiting.remove(&rank);
                     query.statuses.insert(rank, status);
                 }
-                self.finish_queries(now)
+                self.finish_query(question, now)
             }
             RankMessage::Failed { cause, position } => {
                 self.set_position(rank, RankPosition::Failed(Box::new(position)));

@@ -177,11 +177,9 @@ impl Registry {
     /// A relay that sends nothing is a failure of the rank in whose process it is.
     pub(super) fn check_relays(&mut self, timeout: Duration, now: Duration) -> Outgoing {
         let silence = |slot: &RelaySlot| now.saturating_sub(slot.last_message);
-        let silent = self
-            .relays
-            .iter()
-            .find(|(_, slot)| silence(slot) >= timeout);
-        let Some((rank, slot)) = silent.filter(|(_, slot)| !slot.ranks.is_empty()) else {
+        let is_silent = |slot: &RelaySlot| silence(slot) >= timeout && !slot.ranks.is_empty();
+        let silent = self.relays.iter().find(|(_, slot)| is_silent(slot));
+        let Some((rank, slot)) = silent else {
             return vec![];
         };
         let (rank, ranks, seconds) = (*rank, slot.ranks.clone(), silence(slot).as_secs());

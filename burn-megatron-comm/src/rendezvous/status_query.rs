@@ -55,7 +55,9 @@ impl Registry {
         ranks: &RankRuns,
         now: Duration,
     ) -> Outgoing {
-        if let Some((_, found)) = self.answers.get(&call) {
+        if let Some((until, found)) = self.answers.get(&call)
+            && *until > now
+        {
             return vec![answer(asker, call, found)];
         }
         for query in self.queries.values_mut() {
@@ -126,40 +128,46 @@ impl Registry {
                 statuses: BTreeMap::new(),
             },
         );
-        outgoing.extend(self.finish_queries(now));
+        outgoing.extend(self.finish_query(question, now));
         outgoing
     }
 
     /// Finishes every query that all ranks have answered or that has timed out.
     pub(super) fn finish_queries(&mut self, now: Duration) -> Outgoing {
         self.answers.retain(|_, (until, _)| *until > now);
-        let is_ready = |(_, query): &(&u64, &StatusQuery)| {
+        let questions: Vec<u64> = self.queries.keys().copied().collect();
+        let finish = |question| self.finish_query(question, now);
+        questions.into_iter().flat_map(finish).collect()
+    }
+
+    /// Finishes a query, if all ranks have answered it or it has timed out.
+    pub(super) fn finish_query(&mut self, question: u64, now: Duration) -> Outgoing {
+        let is_ready = |query: &StatusQuery| {
             now >= query.until || (query.waiting.is_empty() && now >= query.not_before)
         };
-        let queries = self.queries.iter();
-        let ready: Vec<u64> = queries.filter(is_ready).map(|(k, _)| *k).collect();
-        let mut outgoing = vec![];
-        for number in ready {
-            let Some(query) = self.queries.remove(&number) else {
-                continue;
-            };
-            match &query.purpose {
-                QueryPurpose::Report => {
-                    let report = self.report_failure(&query);
-                    outgoing.push((Recipient::All, CoordinatorMessage::Failure(report)));
-                }
-                QueryPurpose::FindMissing {
-                    askers,
-                    call,
-                    members,
-                } => {
-                    let found = self.missing_ranks(&query, *call, members);
-                    outgoing.extend(askers.iter().map(|asker| answer(*asker, *call, &found)));
-                    self.answers.insert(*call, (now + ANSWER_LIFETIME, found));
-                }
+        if !self.queries.get(&question).is_some_and(is_ready) {
+            return vec![];
+        }
+        let Some(query) = self.queries.remove(&question) else {
+            return vec![];
+        };
+        match &query.purpose {
+            QueryPurpose::Report => {
+                let report = self.report_failure(&query);
+                vec![(Recipient::All, CoordinatorMessage::Failure(report))]
+            }
+            QueryPurpose::FindMissing {
+                askers,
+                call,
+                members,
+            } => {
+                let found = self.missing_ranks(&query, *call, members);
+                let answers = askers.iter().map(|asker| answer(*asker, *call, &found));
+                let outgoing = answers.collect();
+                self.answers.insert(*call, (now + ANSWER_LIFETIME, found));
+                outgoing
             }
         }
-        outgoing
     }
 
     /// The report of the cause of the highest precedence, with what every rank is doing.

@@ -29,8 +29,8 @@ pub mod columns {
     pub const TOKENS_LOW: usize = 4;
     /// The number of these columns.
     pub const COUNT: usize = 5;
-    /// Sums of both parts over 4096 ranks are exact in f32 up to 2^36 tokens.
-    pub const TOKENS_UNIT: u64 = 4096;
+    /// Sums of both parts over 16384 ranks are exact in f32 up to 2^34 tokens.
+    pub const TOKENS_UNIT: u64 = 1024;
 }
 
 /// The elements of an outcome.

@@ -46,18 +46,18 @@ pub struct LaunchArgs {
     /// that may pass: `pretrain` with --run-dir, or --program, which resumes by itself.
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Restart")]
     pub max_restarts: usize,
-    /// The least and the most ranks of a start. Each has as many as there are slots for and the layout allows: the size of
-    /// the data axis changes, the global batch stays the same. By default each start has --ranks.
+    /// The least and the most ranks of an attempt. Each has as many as there are slots for and the layout allows: the size of
+    /// the data axis changes, the global batch stays the same. By default each has --ranks.
     #[arg(long, value_name = "MIN:MAX", help_heading = "Restart")]
     pub elastic: Option<ElasticRange>,
-    /// A program that prints the slots of this machine as `localhost:SLOTS`, which runs before each start (--elastic). By
+    /// A program that prints the slots of this machine as `localhost:SLOTS`, which runs before each attempt (--elastic). By
     /// default there are --ranks slots.
     #[arg(long, value_name = "PATH", help_heading = "Restart")]
     pub host_discovery_script: Option<PathBuf>,
-    /// Seconds before the first restart. The time is doubled, up to 60 s, with each restart that follows without a new
-    /// checkpoint.
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds, help_heading = "Restart")]
-    pub restart_delay: f64,
+    /// Seconds before the first restart [default: 1]. The time is doubled, up to 60 s, with each restart that follows without
+    /// a new checkpoint.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Restart")]
+    pub restart_delay: Option<f64>,
     /// The command of burn-megatron that each rank runs, such as `pretrain --steps 20`; -- before it is optional.
     #[arg(
         trailing_var_arg = true,

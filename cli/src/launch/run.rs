@@ -10,7 +10,7 @@ use super::restart;
 use super::restart::job::Job;
 use super::signals::TerminationSignals;
 use super::sys;
-use super::world::{self, Start};
+use super::world::{self, Attempt};
 use crate::error::Error;
 use crate::family::Families;
 
@@ -59,7 +59,7 @@ fn launch(
     // Before any other thread, as threads inherit the signal mask.
     let signals = TerminationSignals::listen(args.grace)?;
     if args.max_restarts == 0 {
-        let end = world::run(args, &plan, &Start::first(), &signals)?;
+        let end = world::run(args, &plan, &Attempt::first(), &signals)?;
         return Ok(end.code);
     }
     let job = Job::new(args, families, default_recipe)?;

@@ -29,17 +29,17 @@ const RENDEZVOUS: &str = "BURN_MEGATRON_RENDEZVOUS";
 /// The variable with the number of restarts before.
 const RESTART_COUNT: &str = "BURN_MEGATRON_RESTART_COUNT";
 
-/// Which start of a job a world is.
+/// Which attempt at a job a world is: the first, or a restart.
 #[derive(Clone, Debug)]
-pub struct Start {
+pub struct Attempt {
     /// From 0.
     pub number: usize,
     /// The id of the world; no other has it.
     pub job: String,
 }
 
-impl Start {
-    /// The first start of a job.
+impl Attempt {
+    /// The first.
     pub fn first() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let seconds = since.unwrap_or_default().as_secs();
@@ -49,7 +49,7 @@ impl Start {
         }
     }
 
-    /// The start after this one.
+    /// The one after this.
     pub fn next(&self) -> Self {
         let number = self.number + 1;
         let of_launch = self.job.split('.').next().unwrap_or_default();
@@ -62,7 +62,7 @@ impl Start {
 
 /// How a world ended.
 #[derive(Debug, Default)]
-pub struct WorldEnd {
+pub struct RunResult {
     /// The signal that stopped it.
     pub interrupted: Option<i32>,
     /// The first failure.
@@ -83,19 +83,19 @@ pub struct WorldEnd {
 pub fn run(
     args: &LaunchArgs,
     plan: &LaunchPlan,
-    start: &Start,
+    attempt: &Attempt,
     signals: &TerminationSignals,
-) -> Result<WorldEnd, LaunchError> {
+) -> Result<RunResult, LaunchError> {
     let output = JobOutput::new(plan.ranks, args.quiet_ranks, args.output_dir.as_deref())?;
     let port = match plan.starter {
         Starter::Spawn { port } => port,
         Starter::Mpirun { .. } => 0,
     };
-    let monitor = RendezvousMonitor::open(port, plan.ranks, &start.job, &plan.token)?;
+    let monitor = RendezvousMonitor::open(port, plan.ranks, &attempt.job, &plan.token)?;
     let (events, happened) = mpsc::channel();
     signals.attach(&events);
     let command = RankCommand {
-        variables: variables(plan, start, &monitor.address())?,
+        variables: variables(plan, attempt, &monitor.address())?,
         words: plan.command.clone(),
         ranks: plan.ranks,
     };
@@ -138,7 +138,7 @@ pub fn run(
     for line in report.iter().filter(|_| !reported).chain(&summary) {
         eprintln!("{line}");
     }
-    Ok(WorldEnd {
+    Ok(RunResult {
         interrupted: supervisor.interrupted,
         kind: monitor.failure_kind(),
         report: report.and_then(|report| report.lines().next().map(str::to_owned)),
@@ -152,15 +152,15 @@ pub fn run(
 /// The variables that are the same for all ranks.
 fn variables(
     plan: &LaunchPlan,
-    start: &Start,
+    attempt: &Attempt,
     rendezvous: &str,
 ) -> Result<Vec<(&'static str, String)>, LaunchError> {
     let mut variables = vec![
         (RENDEZVOUS, rendezvous.to_owned()),
         (Token::VARIABLE, plan.token.reveal()),
         (crate::ranks::ENGINE, plan.engine().to_owned()),
-        (Launch::JOB_ID, start.job.clone()),
-        (RESTART_COUNT, start.number.to_string()),
+        (Launch::JOB_ID, attempt.job.clone()),
+        (RESTART_COUNT, attempt.number.to_string()),
     ];
     if let Some(width) = terminal::width() {
         // What a line has beside the name of its rank.

@@ -185,6 +185,101 @@ fn two_hosts_train_to_the_bits_of_one() {
     assert_eq!(metrics[1], metrics[0]);
 }
 
+/// Runs with a fault on the second host, whose relay is in the process of rank 2: it is reported once, and no process is left.
+fn strike_second_host(stage: &Stage, hosts: &Hosts, fault: &str, says: &[&str]) -> Option<i32> {
+    let run_dir = fault.split(',').next().unwrap();
+    let mut command = hosts.mpirun();
+    let command = stage.pretrain(&mut command, run_dir);
+    command.args(["--tp", "2", "--dp", "2", "--timeout", "6"]);
+    command.args(["--heartbeat-timeout", "3", "--inject", fault]);
+    let ended = run(command, PATIENCE);
+    stage.expect_nothing_left(Duration::from_secs(5));
+    println!("| `{fault}` | {:?} | {:.1?} |", ended.code, ended.took);
+    let reports = ended.errors.matches(" failed: ").count();
+    assert_eq!(reports, 1, "{fault}: {}", ended.all());
+    for what in says {
+        let is_said = ended.errors.contains(what);
+        assert!(is_said, "{fault}: \"{what}\" is missing:\n{}", ended.all());
+    }
+    ended.code
+}
+
+#[test]
+fn a_killed_process_with_a_relay_ends_both_hosts() {
+    let stage = Stage::new("relay");
+    let Some(hosts) = Hosts::new(&stage) else {
+        return;
+    };
+    let exited = "exited without reporting an error; it relayed ranks 2, 3";
+    let says = ["rank 2 failed: its process", exited];
+    let code = strike_second_host(&stage, &hosts, "kill@rank=2,step=3,call=5", &says);
+    assert_eq!(code, Some(137));
+}
+
+#[test]
+#[ignore = "slow: run by cargo xtask test --all"]
+fn faults_behind_a_relay_are_reported_as_others() {
+    let stage = Stage::new("behind");
+    let Some(hosts) = Hosts::new(&stage) else {
+        return;
+    };
+    let silent = "has sent no heartbeat for 3 s";
+    let of_relay = "which relays ranks 2, 3, has sent no heartbeat for 3 s";
+    for (fault, code, says) in [
+        (
+            "kill@rank=3,step=3,call=5",
+            Some(137),
+            ["rank 3 failed: its process", "exited without"],
+        ),
+        (
+            "abort@rank=2,step=3,call=5",
+            Some(134),
+            ["rank 2 failed: its process", "it relayed ranks 2, 3"],
+        ),
+        (
+            "error@rank=2,step=3,call=5",
+            Some(1),
+            ["rank 2 failed: fault injection", "in step 3"],
+        ),
+        (
+            "panic@rank=3,step=3,call=5",
+            Some(101),
+            ["rank 3 failed: ", "in step 3"],
+        ),
+        (
+            "wrong-call@rank=3,step=3,call=5",
+            Some(1),
+            ["mismatch at call", "the operations differ"],
+        ),
+        (
+            "shape@rank=2,step=3,call=5",
+            Some(1),
+            ["mismatch at call", "the lengths differ"],
+        ),
+        (
+            "drop@rank=3,step=3,call=5",
+            None,
+            ["deadline: after ", "in step 3"],
+        ),
+        (
+            "stop@rank=3,step=3,call=5",
+            None,
+            ["rank 3 failed: its process", silent],
+        ),
+        (
+            "stop@rank=2,step=3,call=5",
+            None,
+            ["rank 2 failed: its process", of_relay],
+        ),
+    ] {
+        let found = strike_second_host(&stage, &hosts, fault, &says);
+        match code {
+            Some(code) => assert_eq!(found, Some(code), "{fault}"),
+            None => assert_ne!(found, Some(0), "{fault}"),
+        }
+    }
+}
+
 /// The link is cut during training: the first host reports the lost ranks, and the ranks of both hosts end.
 #[test]
 #[ignore = "slow: run by cargo xtask test --all"]
@@ -214,6 +309,9 @@ fn a_link_is_cut_in_the_middle() {
     told.await_text("has sent no heartbeat for 3 s", PATIENCE);
     let lost = |told: &str| told.contains("rank 2 failed: ") || told.contains("rank 3 failed: ");
     assert!(lost(&told.all()), "{}", told.all());
+    // The second host has one connection for its ranks.
+    let relay = "which relays ranks 2, 3";
+    assert!(told.all().contains(relay), "{}", told.all());
     // Each side sees by itself that it is alone. Open MPI's own processes wait for TCP to give up, which takes minutes.
     let ours = || {
         let mut living = stage.living();

@@ -16,16 +16,15 @@ use crate::processes::{Ended, PROGRAM, Stage, end, run};
 /// The time for a run to reach its next kill, and for one to end.
 const PATIENCE: Duration = Duration::from_secs(120);
 const RANKS: usize = 4;
-/// SIGSEGV and SIGBUS from outside do not end a Rust program: its handler returns.
-const SIGNALS: [i32; 3] = [libc::SIGKILL, libc::SIGABRT, libc::SIGILL];
-/// The slots of the starts of an elastic run; three ranks cannot hold the global batch.
+const SIGNALS: [i32; 4] = [libc::SIGKILL, libc::SIGABRT, libc::SIGILL, libc::SIGSEGV];
+/// The slots of the attempts at an elastic run; three ranks cannot hold the global batch.
 const SLOTS: [usize; 4] = [2, 4, 1, 3];
 
 /// A run with kills.
 struct Killed {
     stage: Stage,
     kills: usize,
-    /// The steps from a start to its kill, at least.
+    /// The steps from the last kill to the next, at least.
     every: usize,
     is_elastic: bool,
 }
@@ -92,8 +91,7 @@ impl Killed {
                 self.set_slots(SLOTS[kill % SLOTS.len()]);
             }
             let (process, called) = self.victim(kill);
-            // SAFETY: no pointers.
-            unsafe { libc::kill(process as i32, SIGNALS[kill % SIGNALS.len()]) };
+            self.kill(process, SIGNALS[kill % SIGNALS.len()]);
             println!("kill {kill} after step {reached}: {process} {called:.60}");
             target = reached + self.every;
         }
@@ -125,10 +123,23 @@ impl Killed {
         }
     }
 
+    /// Sends a signal until the process has ended. At the first SIGSEGV the handler of a Rust program restores the default action
+    /// and returns, as a fault occurs again; one from outside must be sent again.
+    fn kill(&self, process: u32, signal: i32) {
+        let until = Instant::now() + PATIENCE;
+        let lives = || self.stage.living().iter().any(|(pid, _)| *pid == process);
+        while lives() {
+            assert!(Instant::now() < until, "{process} survives {signal}");
+            // SAFETY: no pointers.
+            unsafe { libc::kill(process as i32, signal) };
+            sleep(Duration::from_millis(20));
+        }
+    }
+
     /// A rank, now and then mpirun or the guard process.
     fn victim(&self, kill: usize) -> (u32, String) {
         let rank = format!("{PROGRAM} pretrain");
-        let starts = match kill % 10 {
+        let program = match kill % 10 {
             5 => "/bin/sh -c trap '' HUP",
             8 => "mpirun",
             _ => &rank,
@@ -137,12 +148,13 @@ impl Killed {
         loop {
             let mut living = self.stage.living();
             living.retain(|(_, called)| {
-                called.starts_with(starts) || (starts == "mpirun" && called.contains("bin/mpirun "))
+                called.starts_with(program)
+                    || (program == "mpirun" && called.contains("bin/mpirun "))
             });
             if !living.is_empty() {
                 return living.swap_remove(kill % living.len());
             }
-            assert!(Instant::now() < until, "no process {starts}");
+            assert!(Instant::now() < until, "no process {program}");
         }
     }
 
@@ -176,26 +188,32 @@ impl Killed {
         } else {
             assert_eq!(found.0, wanted.0);
         }
-        let starts = self.stage.read("run/restarts.jsonl");
-        let starts: Vec<Value> = starts
+        let attempts = self.stage.read("run/restarts.jsonl");
+        let attempts: Vec<Value> = attempts
             .lines()
             .map(|line| serde_json::from_str(line).unwrap())
             .collect();
-        assert_eq!(starts.len(), self.kills + 1, "{starts:#?}");
-        for (number, start) in starts.iter().enumerate() {
-            assert_eq!(start["start"], number);
+        assert_eq!(attempts.len(), self.kills + 1, "{attempts:#?}");
+        for (number, attempt) in attempts.iter().enumerate() {
+            assert_eq!(attempt["attempt"], number);
             let is_last = number == self.kills;
             assert_eq!(
-                start["verdict"],
+                attempt["verdict"],
                 if is_last { "complete" } else { "signal" },
-                "{start}"
+                "{attempt}"
+            );
+            // From the newest checkpoint.
+            let from = attempt["from_step"].as_u64().unwrap();
+            assert!(
+                from.is_multiple_of(5) && (from > 0) == (number > 0),
+                "{attempt}"
             );
             let ranks = match number {
                 _ if !self.is_elastic => RANKS,
                 0 => RANKS,
                 number => [2, 4, 1, 2][(number - 1) % 4],
             };
-            assert_eq!(start["ranks"], ranks, "{start}");
+            assert_eq!(attempt["ranks"], ranks, "{attempt}");
         }
         let restarts = format!("restart {} of {}", self.kills, self.kills);
         assert!(ended.errors.contains(&restarts), "{}", ended.errors);

@@ -11,7 +11,6 @@ use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::plan::memory::{MemoryRequest, plan_memory};
 use burn_megatron::plan::tape::{ProfileRequest, profile_rank};
 use burn_megatron_models::TransformerConfig;
-use burn_megatron_tests::heap;
 
 use super::{ALONE, llama};
 
@@ -151,50 +150,4 @@ fn states_are_those_of_megatrons_estimate() {
         // Buckets are padded to multiples of the ranks.
         assert!(apart < 100_000, "{planned} and {published}");
     }
-}
-
-/// Llama 3.1 405B with tensor 8, pipeline 16, 1F1B: on one core, without its 1.6 TB of weights.
-#[test]
-fn the_largest_llama_is_planned_without_memory() {
-    let _alone = ALONE.lock();
-    let config = TransformerConfig {
-        vocabulary: 128_256,
-        context: 8192,
-        hidden: 16_384,
-        layers: 128,
-        heads: 128,
-        groups: Some(8),
-        mlp_width: Some(53_248),
-        dropout: 0.0,
-        ..llama()
-    };
-    let layout = ParallelConfig::new()
-        .with_tensor(8)
-        .with_sequence_parallel(true)
-        .with_pipeline(16)
-        .with_data(8);
-    let before = heap::live();
-    heap::reset_peak();
-    let start = std::time::Instant::now();
-    let report = plan_memory(
-        &config,
-        &MemoryRequest {
-            layout: &layout,
-            ranks: 1024,
-            micro_batch_size: 1,
-            sequence_length: 8192,
-            micro_batches: 32,
-            sharding: &DataParallelConfig::default(),
-            kernels: &KernelChoices::default(),
-            fp8: &Fp8Config::default(),
-            lora: None,
-            recompute: &RecomputeConfig::default(),
-            settings: ShapeSettings::default(),
-            slack: 1.0,
-        },
-    )
-    .unwrap();
-    println!("{:?}\n{report}", start.elapsed());
-    let used = heap::peak() - before;
-    assert!(used < 1 << 28, "the plan itself used {used} bytes");
 }

@@ -3,12 +3,13 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::connections::{FixedStatus, anywhere, coordinator, join, request, token};
 use super::decisions::{TIMEOUTS, ZERO, answer_status, asked, at, failed, failure, hello};
 use crate::process::KeyValueStore;
 use crate::rank_runs::RankRuns;
+use crate::rendezvous::connect::connect;
 use crate::rendezvous::message::{CallId, FailureKind, Hello, RankMessage};
 use crate::rendezvous::registry::Registry;
 use crate::rendezvous::relay_message::RelayMessage;
@@ -156,6 +157,26 @@ fn the_end_of_a_relay_is_that_of_its_rank() {
     let message = "its process, which relays the messages of rank 3 to the rendezvous, has closed the connection";
     assert_eq!(cut_off.message, message);
     assert!(!nodes.clients[3].is_lost());
+}
+
+/// A process that is stopped keeps its connection: the relay knows since when it has sent nothing.
+#[test]
+fn a_rank_that_sends_nothing_behind_a_relay_is_found() {
+    let server = coordinator(3, TIMEOUT, Duration::from_millis(1500));
+    let relay = relay(server.address(), 1, 3);
+    let until = Instant::now() + TIMEOUT;
+    let stopped = connect(&[relay.address()], &request(2, 3), false, until).unwrap();
+    let others = [(0, server.address()), (1, relay.address())];
+    let others = others.map(|(rank, at)| thread::spawn(move || join(at, rank, 3).unwrap()));
+    for client in others.map(|thread| thread.join().unwrap()) {
+        let reported = client.await_failure(TIMEOUT).unwrap();
+        assert_eq!(reported.rank, 2);
+        assert!(
+            reported.message.contains("has sent no heartbeat"),
+            "{reported:?}"
+        );
+    }
+    drop(stopped);
 }
 
 #[test]

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use super::decisions::{TIMEOUTS, ZERO, answer_status, at, failed, hello};
 use super::relays::Nodes;
 use crate::rank_runs::RankRuns;
-use crate::rendezvous::FailureCause;
 use crate::rendezvous::message::{CallId, CoordinatorMessage, FailureKind, RankMessage};
 use crate::rendezvous::registry::{Outgoing, Recipient, Registry};
+use crate::rendezvous::{FailureCause, Relay};
 use crate::report::call_log::RankPosition;
 use crate::testing::TIMEOUT;
 
@@ -32,6 +32,10 @@ struct Counted {
     failure: usize,
     /// Connections of the coordinator.
     connections: usize,
+    /// What relays have sent of the heartbeats, for each and a second.
+    heartbeats_of_a_relay: f64,
+    /// What the coordinator has sent of `missing` and `failure`, with its heartbeats.
+    answers: usize,
 }
 
 /// Ranks as threads join, send heartbeats for a second, all ask which ranks have not joined a call of the world, and one of
@@ -46,8 +50,15 @@ fn count(size: usize) -> Counted {
     };
     let join = since();
     let connections = nodes.coordinator.counts().1;
+    let relayed = || nodes.relays.iter().map(Relay::sent).sum::<usize>();
+    let (began, relayed_before) = (Instant::now(), relayed());
     thread::sleep(Duration::from_secs(1));
     let heartbeats = since();
+    // One more may fall into the time.
+    let seconds = began.elapsed().as_secs_f64() + 1.0;
+    let relays = nodes.relays.len().max(1) as f64;
+    let heartbeats_of_a_relay = (relayed() - relayed_before) as f64 / (relays * seconds);
+    let answered = nodes.coordinator.counts().0;
     let began = Instant::now();
     let all: Vec<usize> = (0..size).collect();
     let call = CallId {
@@ -74,6 +85,7 @@ fn count(size: usize) -> Counted {
         assert_eq!(client.await_failure(TIMEOUT).as_ref(), Some(&reported));
     }
     let failure = since().saturating_sub(beats(began.elapsed().as_secs_f64()));
+    let answers = nodes.coordinator.counts().0 - answered;
     nodes.clients.iter().for_each(|client| client.leave());
     assert!(nodes.coordinator.wait_for_disconnects(TIMEOUT));
     Counted {
@@ -82,6 +94,8 @@ fn count(size: usize) -> Counted {
         missing,
         failure,
         connections,
+        heartbeats_of_a_relay,
+        answers,
     }
 }
 
@@ -97,12 +111,15 @@ fn check(sizes: &[usize]) {
         let per = all.map(|messages| messages as f64 / scale);
         println!(
             "{size} ranks: {} connections of the coordinator; messages: join {}, heartbeats of a second {}, missing \
-             ranks {}, failure {}; of N log N {per:.2?}; {:.1?}",
+             ranks {}, failure {}; of N log N {per:.2?}; of a relay {:.1} heartbeats in a second; of the coordinator {} \
+             for all answers; {:.1?}",
             found.connections,
             found.join,
             found.heartbeats,
             found.missing,
             found.failure,
+            found.heartbeats_of_a_relay,
+            found.answers,
             began.elapsed()
         );
         assert!(
@@ -110,6 +127,14 @@ fn check(sizes: &[usize]) {
             "{size} ranks: {per:?}"
         );
         assert!(found.connections <= size / PER_NODE + PER_NODE);
+        // Four of its own for all its ranks, and one of the coordinator to each of them.
+        assert!(found.heartbeats_of_a_relay <= (4 + PER_NODE) as f64);
+        // The ranks of a node are asked, and told, in one message.
+        assert!(
+            *size == PER_NODE || found.answers <= 2 * size,
+            "{}",
+            found.answers
+        );
     }
 }
 

@@ -148,6 +148,7 @@ fn check_restart_flags(args: &LaunchArgs) -> Result<(), LaunchError> {
             "--host-discovery-script",
             args.host_discovery_script.is_some(),
         ),
+        ("--restart-delay", args.restart_delay.is_some()),
     ];
     if args.max_restarts == 0
         && let Some((flag, _)) = restart_flags.into_iter().find(|(_, is_given)| *is_given)

@@ -60,6 +60,7 @@ fn flags_of_restarts_need_each_other() {
             "--elastic applies to a job that is started again",
         ),
         ("--host-discovery-script x", "add --max-restarts N"),
+        ("--restart-delay 5", "add --max-restarts N"),
         (
             "--max-restarts 1 --elastic 1:3",
             "--ranks 4 is not in --elastic 1:3",

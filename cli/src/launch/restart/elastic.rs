@@ -1,11 +1,11 @@
-//! The number of ranks of a start: `--elastic`.
+//! The number of ranks of an attempt: `--elastic`.
 
 use crate::launch::args::{ElasticRange, MAX_RANKS};
 use crate::numbers::count;
 
 /// A number of ranks, and the larger ones that were skipped, with the reasons.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Size {
+pub struct WorldSize {
     pub ranks: usize,
     pub skipped: Vec<String>,
 }
@@ -21,11 +21,11 @@ pub fn choose(
     range: ElasticRange,
     slots: usize,
     fits: &dyn Fn(usize) -> Result<(), String>,
-) -> Result<Size, String> {
+) -> Result<WorldSize, String> {
     let mut skipped = vec![];
     for ranks in (range.min..=range.max.min(slots)).rev() {
         match fits(ranks) {
-            Ok(()) => return Ok(Size { ranks, skipped }),
+            Ok(()) => return Ok(WorldSize { ranks, skipped }),
             Err(reason) => skipped.push(format!("{ranks} ranks: {reason}")),
         }
     }
@@ -67,7 +67,7 @@ mod tests {
         let of = |slots| choose(range, slots, &fits);
         let size = |ranks, skipped: &[&str]| {
             let skipped = skipped.iter().map(|text| text.to_string()).collect();
-            Ok(Size { ranks, skipped })
+            Ok(WorldSize { ranks, skipped })
         };
         assert_eq!(of(100), size(8, &[]));
         let skipped = ["7 ranks: odd", "6 ranks: 8 samples", "5 ranks: odd"];

@@ -1,5 +1,6 @@
 //! What is started again: `pretrain`, from the newest checkpoint of its run folder, or another program.
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
@@ -20,8 +21,8 @@ use crate::pretrain::resolve::replica;
 use crate::recipe::Recipe;
 use crate::resume_mode::ResumeMode;
 
-/// Flags with a value that say where the first start begins; `--inject` is removed as well.
-const OF_FIRST_START: [&str; 4] = ["--resume", "--load", "--run-dir", "--runs-dir"];
+/// Flags with a value that say where the first attempt begins; `--inject` is removed as well.
+const OF_FIRST_ATTEMPT: [&str; 4] = ["--resume", "--load", "--run-dir", "--runs-dir"];
 /// Flags with a value that set the data axis, or what follows from it.
 const OF_DATA_AXIS: [&str; 4] = [
     "--data-parallel",
@@ -29,6 +30,8 @@ const OF_DATA_AXIS: [&str; 4] = [
     "--micro-batches",
     "--micro-batch-size",
 ];
+/// The keys of these flags, which `--set` sets as well.
+const KEYS_OF_DATA_AXIS: [&str; 2] = ["parallel.data", "train.micro_batch_size"];
 
 /// The job of a launch.
 pub enum Job {
@@ -53,7 +56,7 @@ pub struct PretrainJob {
 pub struct Progress {
     /// The steps that were made.
     pub steps: u64,
-    /// The length of the metrics file, which grows with each start that reaches its first step.
+    /// The length of the metrics file, which grows with each attempt that reaches its first step.
     pub metrics_bytes: u64,
 }
 
@@ -98,7 +101,7 @@ impl Job {
         }
     }
 
-    /// The words of a start: those `given`, with so many ranks if their number may change, and resuming if `restarts`.
+    /// The words of an attempt: those `given`, with so many ranks if their number may change, and resuming if `restarts`.
     pub fn command(
         &self,
         given: &[OsString],
@@ -174,13 +177,14 @@ impl PretrainJob {
             remove(&mut words, &["--inject"]);
         }
         if resumes {
-            remove(&mut words, &OF_FIRST_START);
+            remove(&mut words, &OF_FIRST_ATTEMPT);
             words.retain(|word| word != "--discard-later");
             words.extend(["--resume", "auto", "--run-dir"].map(OsString::from));
             words.push(self.folder.clone().into_os_string());
         }
         if let Some(ranks) = ranks {
             remove(&mut words, &OF_DATA_AXIS);
+            words = without_keys(words, &KEYS_OF_DATA_AXIS);
             let data = ranks / replica(&self.recipe.parallel);
             let samples = self.recipe.train.micro_batch_size;
             let flags = [("--data-parallel", data), ("--micro-batch-size", samples)];
@@ -196,10 +200,10 @@ impl PretrainJob {
         self.folder.join("config.toml").is_file()
     }
 
-    /// The step of the newest complete checkpoint, from which the next start resumes; `None` if there is none.
+    /// The step of the newest complete checkpoint, from which the next attempt resumes; `None` if there is none.
     ///
     /// # Errors
-    /// A checkpoint that cannot be read now, or a start that cannot be repeated without one.
+    /// A checkpoint that cannot be read now, or an attempt that cannot be repeated without one.
     pub fn saved(&self) -> Result<Option<u64>, Error> {
         let checkpoints = self
             .folder
@@ -270,6 +274,30 @@ fn remove(words: &mut Vec<OsString>, flags: &[&str]) {
     });
 }
 
+/// The words without `--set KEY=VALUE` of these keys, which a flag cannot set again.
+fn without_keys(words: Vec<OsString>, keys: &[&str]) -> Vec<OsString> {
+    let is_one = |setting: &str| {
+        let key = setting.split_once('=').map(|(key, _)| key.trim());
+        key.is_some_and(|key| keys.contains(&key))
+    };
+    let (mut kept, mut words) = (vec![], words.into_iter());
+    while let Some(word) = words.next() {
+        let setting = (word == "--set").then(|| words.next()).flatten();
+        let text = match &setting {
+            Some(setting) => Some(setting.to_string_lossy()),
+            None => word
+                .to_str()
+                .and_then(|word| word.strip_prefix("--set="))
+                .map(Cow::from),
+        };
+        if !text.is_some_and(|text| is_one(&text)) {
+            kept.push(word);
+            kept.extend(setting);
+        }
+    }
+    kept
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -317,6 +345,17 @@ mod tests {
         assert_eq!(
             command(Some(2), true),
             format!("pretrain --pp 1 {resumed} --data-parallel 1 --micro-batch-size 1")
+        );
+    }
+
+    #[test]
+    fn keys_that_follow_from_the_ranks_are_not_set_twice() {
+        let given = "pretrain --run-dir no/such --pp 1 --set parallel.data=2 --set=train.micro_batch_size=2 --set model.layers=4";
+        let job = job(given).unwrap();
+        let command = text(&job.command(&words(given), Some(8), true));
+        assert_eq!(
+            command,
+            "pretrain --run-dir no/such --pp 1 --set model.layers=4 --data-parallel 4 --micro-batch-size 2"
         );
     }
 

@@ -1,6 +1,6 @@
 //! Starts a job again after a failure that may pass: `--max-restarts`.
 //!
-//! Each start is a world of its own, with another token and id, and begins after all processes of the one before have
+//! Each attempt is a world of its own, with another token and id, and begins after all processes of the one before have
 //! ended. [`verdict`] says why a world ended, [`policy`] what follows, [`elastic`] how many ranks the next one has.
 
 mod elastic;
@@ -19,13 +19,16 @@ use super::error::LaunchError;
 use super::exit_status::{RankExitStatus, signal_name};
 use super::plan::LaunchPlan;
 use super::signals::TerminationSignals;
-use super::world::{self, Start, WorldEnd};
-use elastic::Size;
+use super::world::{self, Attempt, RunResult};
+use elastic::WorldSize;
 use job::{Job, PretrainJob, Progress};
 use policy::{Decision, Failure, RestartPolicy};
-use record::{StartLog, StartRecord};
-use slots::DiscoveryScript;
+use record::{AttemptLog, AttemptRecord};
+use slots::HostDiscoveryScript;
 use verdict::Verdict;
+
+/// The time before the first restart, by default.
+const DEFAULT_DELAY: Duration = Duration::from_secs(1);
 
 /// Runs the worlds of a job until it is complete or must not be started again; returns the exit code.
 pub fn run(
@@ -39,12 +42,13 @@ pub fn run(
         args,
         job,
         signals,
-        script: script.map(DiscoveryScript::find).transpose()?,
+        script: script.map(HostDiscoveryScript::find).transpose()?,
         policy: RestartPolicy::new(
             args.max_restarts,
-            Duration::from_secs_f64(args.restart_delay),
+            args.restart_delay
+                .map_or(DEFAULT_DELAY, Duration::from_secs_f64),
         ),
-        log: StartLog::new(job.pretrain().map(|job| job.folder().as_path())),
+        log: AttemptLog::new(job.pretrain().map(|job| job.folder().as_path())),
     };
     let ended = restarts.run(plan);
     if let Some(table) = restarts.log.summary() {
@@ -57,12 +61,12 @@ struct Restarts<'a> {
     args: &'a LaunchArgs,
     job: &'a Job,
     signals: &'a TerminationSignals,
-    script: Option<DiscoveryScript>,
+    script: Option<HostDiscoveryScript>,
     policy: RestartPolicy,
-    log: StartLog,
+    log: AttemptLog,
 }
 
-/// Where a start begins and ends.
+/// Where an attempt begins and ends.
 #[derive(Clone, Copy, Default)]
 struct Steps {
     /// The step of the checkpoint that it resumes from, 0 for none.
@@ -72,17 +76,17 @@ struct Steps {
 
 impl Restarts<'_> {
     fn run(&mut self, given: LaunchPlan) -> Result<u8, LaunchError> {
-        let mut start = Start::first();
+        let mut attempt = Attempt::first();
         let mut token = given.token.clone();
         loop {
-            let plan = self.plan(&given, &start, token)?;
+            let plan = self.plan(&given, &attempt, token)?;
             let steps = self.steps()?;
             let began = Instant::now();
-            let end = world::run(self.args, &plan, &start, self.signals)?;
-            let next = self.after(&end, steps)?;
-            self.record(&start, &plan, &end, (steps, began), &next);
+            let result = world::run(self.args, &plan, &attempt, self.signals)?;
+            let next = self.after(&result, steps)?;
+            self.record(&attempt, &plan, &result, (steps, began), &next);
             let Decision::Restart { number, delay } = next.decision else {
-                return Ok(end.code);
+                return Ok(result.code);
             };
             eprintln!(
                 "restart {number} of {} in {:.1} s{}",
@@ -95,28 +99,28 @@ impl Restarts<'_> {
                 eprintln!("stopped by {}", signal_name(signal));
                 return Ok(RankExitStatus::Signal(signal).exit_code());
             }
-            start = start.next();
+            attempt = attempt.next();
             // What is left of the world before, if anything, cannot join this one.
             token = Token::random().map_err(LaunchError::system("no token can be generated"))?;
         }
     }
 
-    /// The plan of a start: with the ranks that there are slots for.
+    /// The plan of an attempt: with the ranks that there are slots for.
     fn plan(
         &self,
         given: &LaunchPlan,
-        start: &Start,
+        attempt: &Attempt,
         token: Token,
     ) -> Result<LaunchPlan, LaunchError> {
         let mut plan = given.clone();
         plan.token = token;
-        let restarts = start.number > 0;
+        let restarts = attempt.number > 0;
         let mut elastic = None;
         if let Some(range) = self.args.elastic {
-            let slots = self.script.as_ref().map(DiscoveryScript::slots);
+            let slots = self.script.as_ref().map(HostDiscoveryScript::slots);
             let slots = slots.transpose()?.unwrap_or(given.ranks);
             let size = elastic::choose(range, slots, &|ranks| self.job.fits(ranks));
-            let Size { ranks, skipped } = size.map_err(LaunchError::NoSize)?;
+            let WorldSize { ranks, skipped } = size.map_err(LaunchError::NoSize)?;
             for reason in skipped {
                 eprintln!("skipped {reason}");
             }
@@ -132,7 +136,7 @@ impl Restarts<'_> {
         Ok(plan)
     }
 
-    /// Where the next start begins.
+    /// Where the next attempt begins.
     fn steps(&self) -> Result<Steps, LaunchError> {
         let Some(job) = self.job.pretrain() else {
             return Ok(Steps::default());
@@ -144,8 +148,8 @@ impl Restarts<'_> {
     }
 
     /// Decides what follows the end of a world, and prints why.
-    fn after(&mut self, end: &WorldEnd, steps: Steps) -> Result<Next, LaunchError> {
-        let verdict = Verdict::of(end);
+    fn after(&mut self, result: &RunResult, steps: Steps) -> Result<Next, LaunchError> {
+        let verdict = Verdict::of(result);
         let job = self.job.pretrain();
         let to = job.map(|job| steps_of(job, steps));
         let none = |decision| Next {
@@ -166,7 +170,7 @@ impl Restarts<'_> {
         };
         let decision = self.policy.decide(&Failure {
             verdict,
-            message: end.report.as_deref().unwrap_or_default(),
+            message: result.report.as_deref().unwrap_or_default(),
             step: to.map(|step| step + 1),
             saved,
         });
@@ -185,24 +189,24 @@ impl Restarts<'_> {
 
     fn record(
         &mut self,
-        start: &Start,
+        attempt: &Attempt,
         plan: &LaunchPlan,
-        end: &WorldEnd,
+        result: &RunResult,
         (steps, began): (Steps, Instant),
         next: &Next,
     ) {
         let is_run = next.to.is_some();
-        let cause = end.summary.first().map_or("complete", String::as_str);
-        self.log.add(StartRecord {
-            start: start.number,
-            job: start.job.clone(),
+        let cause = result.summary.first().map_or("complete", String::as_str);
+        self.log.add(AttemptRecord {
+            attempt: attempt.number,
+            job: attempt.job.clone(),
             ranks: plan.ranks,
             from_step: is_run.then_some(steps.from),
             to_step: next.to,
             seconds: began.elapsed().as_secs_f64(),
             verdict: next.verdict.name(),
             cause: cause.to_owned(),
-            report: end.report.clone(),
+            report: result.report.clone(),
             next: match &next.decision {
                 Decision::Restart { number, .. } => format!("restart {number}"),
                 Decision::Stop(why) => why.clone(),
@@ -221,7 +225,7 @@ struct Next {
     decision: Decision,
 }
 
-/// The step after which a start ended: that of its checkpoint, if it made none.
+/// The step after which an attempt ended: that of its checkpoint, if it made none.
 fn steps_of(job: &PretrainJob, steps: Steps) -> u64 {
     let now = job.progress();
     if now.metrics_bytes == steps.before.metrics_bytes {

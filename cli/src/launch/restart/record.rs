@@ -1,4 +1,4 @@
-//! The record of the starts of a job: `restarts.jsonl` in the run folder, and the closing table.
+//! The record of the attempts at a job: `restarts.jsonl` in the run folder, and the closing table.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,11 +12,11 @@ use crate::terminal;
 /// The file in the run folder.
 const FILE: &str = "restarts.jsonl";
 
-/// One start of the job, after its end.
+/// One attempt at the job, after its end.
 #[derive(Clone, Debug, Serialize)]
-pub struct StartRecord {
+pub struct AttemptRecord {
     /// Its number, from 0.
-    pub start: usize,
+    pub attempt: usize,
     /// The id of its world.
     pub job: String,
     pub ranks: usize,
@@ -35,27 +35,27 @@ pub struct StartRecord {
     pub next: String,
 }
 
-/// The starts of a job.
-pub struct StartLog {
+/// The attempts at a job.
+pub struct AttemptLog {
     folder: Option<PathBuf>,
-    starts: Vec<StartRecord>,
+    attempts: Vec<AttemptRecord>,
     /// How many of them are in the file.
     written: usize,
 }
 
-impl StartLog {
+impl AttemptLog {
     /// The log of a job, in its run folder if it has one.
     pub fn new(folder: Option<&Path>) -> Self {
         Self {
             folder: folder.map(Path::to_owned),
-            starts: vec![],
+            attempts: vec![],
             written: 0,
         }
     }
 
-    /// Adds a start. Where the file cannot be written, the job goes on, with a warning.
-    pub fn add(&mut self, start: StartRecord) {
-        self.starts.push(start);
+    /// Adds an attempt. Where the file cannot be written, the job goes on, with a warning.
+    pub fn add(&mut self, attempt: AttemptRecord) {
+        self.attempts.push(attempt);
         // Before there is a run in the folder, `pretrain` would refuse a folder that is not empty.
         let begun = |folder: &&PathBuf| folder.join("config.toml").is_file();
         let Some(path) = self
@@ -66,30 +66,30 @@ impl StartLog {
         else {
             return;
         };
-        match append(&path, &self.starts[self.written..]) {
-            Ok(()) => self.written = self.starts.len(),
+        match append(&path, &self.attempts[self.written..]) {
+            Ok(()) => self.written = self.attempts.len(),
             Err(error) => eprintln!("warning: cannot write {}: {error}", path.display()),
         }
     }
 
-    /// The table of all starts, if there are several.
+    /// The table of all attempts, if there are several.
     pub fn summary(&self) -> Option<String> {
-        if self.starts.len() < 2 {
+        if self.attempts.len() < 2 {
             return None;
         }
-        let header = ["start", "ranks", "steps", "seconds", "ended"].map(str::to_owned);
-        let rows = self.starts.iter().map(|start| {
-            let steps = match (start.from_step, start.to_step) {
+        let header = ["attempt", "ranks", "steps", "seconds", "ended"].map(str::to_owned);
+        let rows = self.attempts.iter().map(|attempt| {
+            let steps = match (attempt.from_step, attempt.to_step) {
                 (Some(from), Some(to)) if to > from => format!("{} to {to}", from + 1),
                 (Some(_), Some(_)) => "none".into(),
                 _ => "unknown".into(),
             };
             vec![
-                start.start.to_string(),
-                start.ranks.to_string(),
+                attempt.attempt.to_string(),
+                attempt.ranks.to_string(),
                 steps,
-                format!("{:.1}", start.seconds),
-                start.cause.clone(),
+                format!("{:.1}", attempt.seconds),
+                attempt.cause.clone(),
             ]
         });
         let rows = std::iter::once(header.to_vec()).chain(rows);
@@ -98,10 +98,10 @@ impl StartLog {
     }
 }
 
-fn append(path: &Path, starts: &[StartRecord]) -> io::Result<()> {
+fn append(path: &Path, attempts: &[AttemptRecord]) -> io::Result<()> {
     let mut lines = Vec::new();
-    for start in starts {
-        serde_json::to_writer(&mut lines, start)?;
+    for attempt in attempts {
+        serde_json::to_writer(&mut lines, attempt)?;
         lines.push(b'\n');
     }
     let mut file = File::options().append(true).create(true).open(path)?;
@@ -113,10 +113,10 @@ fn append(path: &Path, starts: &[StartRecord]) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn start(start: usize, from: u64, to: u64) -> StartRecord {
-        StartRecord {
-            start,
-            job: format!("a.{start}"),
+    fn record(attempt: usize, from: u64, to: u64) -> AttemptRecord {
+        AttemptRecord {
+            attempt,
+            job: format!("a.{attempt}"),
             ranks: 4,
             from_step: Some(from),
             to_step: Some(to),
@@ -129,21 +129,21 @@ mod tests {
     }
 
     #[test]
-    fn the_starts_are_written_once_there_is_a_run() {
+    fn the_attempts_are_written_once_there_is_a_run() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
-        let mut log = StartLog::new(Some(&run));
-        log.add(start(0, 0, 0));
+        let mut log = AttemptLog::new(Some(&run));
+        log.add(record(0, 0, 0));
         assert!(!run.exists() && log.summary().is_none());
         std::fs::create_dir(&run).unwrap();
         std::fs::write(run.join("config.toml"), "").unwrap();
-        log.add(start(1, 0, 12));
-        log.add(start(2, 10, 12));
+        log.add(record(1, 0, 12));
+        log.add(record(2, 10, 12));
         let text = std::fs::read_to_string(run.join(FILE)).unwrap();
         let numbers: Vec<_> = text
             .lines()
             .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
-            .map(|line| (line["start"].clone(), line["to_step"].clone()))
+            .map(|line| (line["attempt"].clone(), line["to_step"].clone()))
             .collect();
         assert_eq!(
             numbers,

@@ -7,7 +7,7 @@ use burn_megatron::train::Verdict as StepVerdict;
 
 use crate::launch::exit_status::RankExitStatus;
 use crate::launch::supervise::JobFailure;
-use crate::launch::world::WorldEnd;
+use crate::launch::world::RunResult;
 
 /// Why a world ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub enum Verdict {
 
 impl Verdict {
     /// The verdict on a world.
-    pub fn of(end: &WorldEnd) -> Self {
+    pub fn of(end: &RunResult) -> Self {
         if end.interrupted.is_some() {
             return Self::Interrupted;
         }
@@ -140,12 +140,12 @@ impl fmt::Display for Verdict {
 mod tests {
     use super::*;
 
-    fn end(failure: Option<JobFailure>, kind: Option<FailureKind>) -> WorldEnd {
-        WorldEnd {
+    fn end(failure: Option<JobFailure>, kind: Option<FailureKind>) -> RunResult {
+        RunResult {
             failure,
             kind,
             has_started: true,
-            ..WorldEnd::default()
+            ..RunResult::default()
         }
     }
 
@@ -191,7 +191,7 @@ mod tests {
             assert_eq!(found, verdict, "{status:?}, {kind:?}");
         }
         assert_eq!(Verdict::of(&end(None, None)), Verdict::Complete);
-        let interrupted = WorldEnd {
+        let interrupted = RunResult {
             interrupted: Some(2),
             ..end(rank(Signal(9)), None)
         };
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(Verdict::of(&mpirun), Verdict::Lost);
         let killed = end(Some(JobFailure::Starter(Signal(9))), None);
         assert_eq!(Verdict::of(&killed), Verdict::Signal);
-        let refused = WorldEnd {
+        let refused = RunResult {
             has_started: false,
             ..mpirun
         };
