@@ -43,7 +43,23 @@ pub trait GradientBuffer: Send + Sync {
     /// `compute` must be called exactly once. Called with the places of the gradients in one flat buffer,
     /// it returns that buffer with the gradients in it. Called without, it returns the gradients, flat.
     fn accumulate(&self, parameters: &[usize], compute: ComputeGradients<'_>);
+
+    /// Accumulates the gradient of one use of a weight, which may be computed later. `compute` must be called exactly once;
+    /// by default it is at once.
+    fn accumulate_later(&self, parameter: usize, compute: WeightGradientFn) {
+        let mut compute = Some(compute);
+        self.accumulate(&[parameter], &mut |target| match compute.take() {
+            Some(compute) => vec![compute(target)],
+            None => panic!("the gradient of parameter {parameter} was computed twice"),
+        });
+    }
 }
+
+/// The computation of a weight gradient.
+///
+/// Called with the one place of the gradient in a flat buffer, it returns that buffer with the gradient in
+/// it; called without, it returns the gradient alone, flat.
+pub type WeightGradientFn = Box<dyn FnOnce(Option<FlatGradients>) -> Tensor<1> + Send>;
 
 /// See [`GradientBuffer::accumulate`].
 pub type ComputeGradients<'a> = &'a mut dyn FnMut(Option<FlatGradients>) -> Vec<Tensor<1>>;
@@ -64,6 +80,17 @@ pub struct Destination {
     pub parameter: usize,
     /// The buffer. The parameters of one operation have the same.
     pub buffer: Arc<dyn GradientBuffer>,
+}
+
+impl Destination {
+    /// See [`GradientBuffer::accumulate_later`].
+    pub fn accumulate_later(
+        &self,
+        compute: impl FnOnce(Option<FlatGradients>) -> Tensor<1> + Send + 'static,
+    ) {
+        self.buffer
+            .accumulate_later(self.parameter, Box::new(compute));
+    }
 }
 
 impl From<Tensor<1>> for Parameter {

@@ -21,9 +21,8 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::tensor::Tensor;
-use burn_megatron_kernels::gradient::{
-    ComputeGradients, Destination, FlatGradients, GradientBuffer, Parameter,
-};
+pub use burn_megatron_kernels::gradient::WeightGradientFn;
+use burn_megatron_kernels::gradient::{ComputeGradients, Destination, GradientBuffer, Parameter};
 use burn_megatron_kernels::{Function, apply};
 
 use super::forward_context::{self, ForwardMode, without_saving};
@@ -83,12 +82,6 @@ pub trait GradientSink: Send + Sync + 'static {
         self.accumulate(index, gradient(None));
     }
 }
-
-/// The computation of a weight gradient.
-///
-/// Called with the one place of the gradient in a flat buffer, it returns that buffer with the gradient in
-/// it; called without, it returns the gradient alone, flat.
-pub type WeightGradientFn = Box<dyn FnOnce(Option<FlatGradients>) -> Tensor<1> + Send>;
 
 /// A deferred weight gradient, with the index of its parameter.
 pub type Deferred = (usize, WeightGradientFn);
@@ -210,6 +203,10 @@ struct SinkBuffer {
 impl GradientBuffer for SinkBuffer {
     fn accumulate(&self, parameters: &[usize], compute: ComputeGradients<'_>) {
         self.sink.accumulate_into(parameters, compute);
+    }
+
+    fn accumulate_later(&self, parameter: usize, compute: WeightGradientFn) {
+        self.sink.accumulate_later(parameter, compute);
     }
 }
 

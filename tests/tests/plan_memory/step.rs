@@ -175,6 +175,7 @@ fn runs() -> Vec<Run> {
         layout.virtual_stages = (stages > 1).then_some(stages);
         layout
     };
+    let experts_over_2 = || one().with_data(2).with_expert(2);
     let uniform = |layers| RecomputeConfig::full(RecomputeMethod::Uniform, layers);
     let norms = RecomputeConfig::selective([RecomputeModule::Norm, RecomputeModule::Activation]);
     let [_, zero_1, zero_2, zero_3] = ZeroStage::ALL;
@@ -221,7 +222,12 @@ fn runs() -> Vec<Run> {
             .with_zero(zero_3)
             .in_bf16(),
         Run::new("tensor 2, data 2, ZeRO-2", tensor(2).with_data(2)).with_zero(zero_2),
-        Run::new("experts over 2", one().with_data(2).with_expert(2)).with_model(experts()),
+        Run::new("experts over 2", experts_over_2()).with_model(experts()),
+        Run::new(
+            "experts over 2, under another micro-batch",
+            experts_over_2().with_overlap_moe_expert_parallel_comm(true),
+        )
+        .with_model(experts()),
         Run::new("gpipe on 2", pipeline(ScheduleKind::GPipe, 2, 1)),
         Run::new("1f1b on 2", pipeline(ScheduleKind::OneFOneB, 2, 1)),
         Run::new("1f1b on 4", pipeline(ScheduleKind::OneFOneB, 4, 1)),
@@ -230,6 +236,7 @@ fn runs() -> Vec<Run> {
             pipeline(ScheduleKind::Interleaved { group: None }, 2, 2),
         ),
         Run::new("zb-h1 on 2", pipeline(ScheduleKind::ZbH1, 2, 1)),
+        Run::new("zb-h1 on 2, experts", pipeline(ScheduleKind::ZbH1, 2, 1)).with_model(experts()),
         Run::new("zb-v on 2", pipeline(ScheduleKind::ZbV, 2, 2)),
         Run::new("dualpipe-v on 2", pipeline(ScheduleKind::DualPipeV, 2, 2)),
         Run::new(

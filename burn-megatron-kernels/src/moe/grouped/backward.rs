@@ -15,7 +15,7 @@ use crate::Function;
 use crate::cpu::wide;
 use crate::error::accept;
 use crate::flat::accumulate;
-use crate::gradient::{self, Destination, FlatGradients, Place};
+use crate::gradient::{Destination, FlatGradients, Place};
 use crate::launch::{DeviceOp, Spec, launch_one};
 
 /// [`grouped_matmul_with`](super::grouped_matmul_with) as a [`Function`]: its inputs are the rows and the weights, and
@@ -59,29 +59,28 @@ impl GroupedMatmul {
         let group_sizes = self.group_sizes.clone();
         launch_one(ProductOp { group_sizes }, vec![x, weights])
     }
+}
 
-    /// The gradient of the weights, flat, or the buffer with it.
-    fn weight_gradient(
-        &self,
-        x: Tensor<2>,
-        gradient: Tensor<2>,
-        target: Option<FlatGradients>,
-    ) -> Tensor<1> {
-        let ([rows, k], [_, n]) = (x.dims(), gradient.dims());
-        let _span =
-            tracing::trace_span!("weight_gradient", flops = (2 * rows * k * n) as u64).entered();
-        let sizes = &self.group_sizes;
-        let alone = |x, gradient| grouped_weight_gradient(x, gradient, sizes).flatten(0, 2);
-        let Some(FlatGradients { flat, places }) = target else {
-            return alone(x, gradient);
-        };
-        let Place { offset, add } = places[0];
-        if flat.dtype() == wide(x.dtype()) {
-            accumulate_grouped_weight_gradient_at(x, gradient, sizes, flat, offset, add)
-        } else {
-            // A buffer of 16 bits.
-            accumulate(flat, offset, alone(x, gradient), add)
-        }
+/// The gradient of the weights, flat, or the buffer with it.
+fn weight_gradient(
+    x: Tensor<2>,
+    gradient: Tensor<2>,
+    sizes: &[usize],
+    target: Option<FlatGradients>,
+) -> Tensor<1> {
+    let ([rows, k], [_, n]) = (x.dims(), gradient.dims());
+    let _span =
+        tracing::trace_span!("weight_gradient", flops = (2 * rows * k * n) as u64).entered();
+    let alone = |x, gradient| grouped_weight_gradient(x, gradient, sizes).flatten(0, 2);
+    let Some(FlatGradients { flat, places }) = target else {
+        return alone(x, gradient);
+    };
+    let Place { offset, add } = places[0];
+    if flat.dtype() == wide(x.dtype()) {
+        accumulate_grouped_weight_gradient_at(x, gradient, sizes, flat, offset, add)
+    } else {
+        // A buffer of 16 bits.
+        accumulate(flat, offset, alone(x, gradient), add)
     }
 }
 
@@ -106,14 +105,14 @@ impl Function for GroupedMatmul {
         let gradient = Tensor::<2>::from_dispatch(gradient);
         let of_weights = match &self.destination {
             Some(destination) => {
-                gradient::accumulate(&[destination], |target| {
-                    ((), vec![self.weight_gradient(x, gradient, target)])
-                });
+                let sizes = self.group_sizes.clone();
+                destination
+                    .accumulate_later(move |target| weight_gradient(x, gradient, &sizes, target));
                 None
             }
             None => needed[1].then(|| {
                 let ([_, inputs], [_, outputs]) = (x.dims(), gradient.dims());
-                let flat = self.weight_gradient(x, gradient, None);
+                let flat = weight_gradient(x, gradient, &self.group_sizes, None);
                 flat.reshape([experts, inputs, outputs]).into_dispatch()
             }),
         };

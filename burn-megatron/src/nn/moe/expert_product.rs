@@ -2,9 +2,9 @@
 
 use burn::backend::DispatchTensor;
 use burn::module::Param;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_megatron_kernels::activation::ActivationFunction;
-use burn_megatron_kernels::gradient::{self, Destination, FlatGradients, Place};
+use burn_megatron_kernels::gradient::{Destination, FlatGradients, Place};
 use burn_megatron_kernels::moe::grouped::GroupedMatmul;
 use burn_megatron_kernels::{Function, apply, flat};
 
@@ -213,41 +213,40 @@ impl ExpertProduct {
         self.with_rows()
             .any(|(.., expert)| expert.arithmetic.reads_weight())
     }
+}
 
-    /// The gradients of the weights, flat, in the type of `like`, or the buffer with them. Experts without rows have
-    /// nothing to compute.
-    fn weight_gradients(
-        &self,
-        computations: Vec<Option<WeightGradientFn>>,
-        like: &Tensor<2>,
-        target: Option<FlatGradients>,
-    ) -> Tensor<1> {
-        let length: usize = self.sizes.iter().product();
-        let zeros = |(device, dtype)| Tensor::zeros([length], (&device, dtype));
-        let Some(FlatGradients { mut flat, places }) = target else {
-            let gradient = |computation: Option<WeightGradientFn>| match computation {
-                Some(compute) => compute(None),
-                None => zeros((like.device(), like.dtype())),
-            };
-            return Tensor::cat(computations.into_iter().map(gradient).collect(), 0);
+/// The gradients of the weights, of `length` elements each, flat, in the type of the rows, or the buffer with them. Experts
+/// without rows have nothing to compute.
+fn weight_gradients(
+    computations: Vec<Option<WeightGradientFn>>,
+    length: usize,
+    rows: (Device, DType),
+    target: Option<FlatGradients>,
+) -> Tensor<1> {
+    let zeros = |(device, dtype): &(Device, DType)| Tensor::zeros([length], (device, *dtype));
+    let Some(FlatGradients { mut flat, places }) = target else {
+        let gradient = |computation: Option<WeightGradientFn>| match computation {
+            Some(compute) => compute(None),
+            None => zeros(&rows),
         };
-        let Place { offset, add } = places[0];
-        for (index, computation) in computations.into_iter().enumerate() {
-            let offset = offset + index * length;
-            match computation {
-                Some(compute) => {
-                    let places = vec![Place { offset, add }];
-                    flat = compute(Some(FlatGradients { flat, places }));
-                }
-                None if add => {}
-                None => {
-                    let zeros = zeros((flat.device(), flat.dtype()));
-                    flat = flat::accumulate(flat, offset, zeros, false);
-                }
+        return Tensor::cat(computations.into_iter().map(gradient).collect(), 0);
+    };
+    let Place { offset, add } = places[0];
+    for (index, computation) in computations.into_iter().enumerate() {
+        let offset = offset + index * length;
+        match computation {
+            Some(compute) => {
+                let places = vec![Place { offset, add }];
+                flat = compute(Some(FlatGradients { flat, places }));
+            }
+            None if add => {}
+            None => {
+                let zeros = zeros(&(flat.device(), flat.dtype()));
+                flat = flat::accumulate(flat, offset, zeros, false);
             }
         }
-        flat
     }
+    flat
 }
 
 impl Function for ExpertProduct {
@@ -311,17 +310,16 @@ impl Function for ExpertProduct {
             of_weights[index] = Some(dw);
         }
         let [inputs, outputs] = self.sizes;
+        let rows = (dy.device(), dy.dtype());
+        let of_weights = move |target| weight_gradients(of_weights, inputs * outputs, rows, target);
         let of_weights = match &self.destination {
             Some(destination) => {
-                gradient::accumulate(&[destination], |target| {
-                    let flat = self.weight_gradients(of_weights, &dy, target);
-                    ((), vec![flat])
-                });
+                destination.accumulate_later(of_weights);
                 None
             }
             None => needed.weight.then(|| {
-                let flat = self.weight_gradients(of_weights, &dy, None);
-                flat.reshape([self.experts.len(), inputs, outputs])
+                of_weights(None)
+                    .reshape([self.experts.len(), inputs, outputs])
                     .into_dispatch()
             }),
         };

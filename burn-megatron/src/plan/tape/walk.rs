@@ -16,6 +16,9 @@ use crate::model::LayerNote;
 use crate::nn::OffloadNote;
 use crate::plan::profile::{Exchange, LayerProfile, SavedTensor, StageProfile, TrainingPass};
 
+/// The functions whose gradient of their second input, a weight, a schedule may defer.
+const DEFER_WEIGHT_GRADIENTS: [&str; 3] = ["LinearFunction", "GroupedMatmul", "ExpertProduct"];
+
 pub(super) struct Walk<'a> {
     recording: &'a Recording,
     mesh: &'a Mesh,
@@ -321,12 +324,15 @@ impl<'a> Walk<'a> {
         for storage in saved {
             stage.lives.touch(storage);
         }
-        if recorded.name == "LinearFunction" {
-            let x = recorded.saved.iter().take(1);
+        if DEFER_WEIGHT_GRADIENTS.contains(&&*recorded.name) {
+            let weight = recorded
+                .inputs
+                .get(1)
+                .map(|weight| self.storages.of(weight));
             let gradients = recorded.gradients.iter().flat_map(|it| &it.outputs);
-            for tensor in x.chain(gradients) {
+            for tensor in recorded.saved.iter().chain(gradients) {
                 let storage = self.storages.of(tensor);
-                if stage.deferred.insert(storage) {
+                if Some(storage) != weight && stage.deferred.insert(storage) {
                     stage.deferred_bytes += self.storages.bytes(storage);
                 }
             }

@@ -6,10 +6,10 @@ use burn::module::{Module, Param, Reparameterizer};
 use burn::nn::LinearConfig;
 use burn::tensor::{Gradients, Tensor};
 use burn_megatron_kernels::activation::{ActivationOptions, activate};
-use burn_megatron_kernels::gradient::{ComputeGradients, FlatGradients, Place};
+use burn_megatron_kernels::gradient::{FlatGradients, Place};
 
 use super::*;
-use crate::nn::hook::{GradientSink, ParameterHook};
+use crate::nn::hook::{Deferred, GradientSink, ParameterHook, WeightGradientFn};
 use crate::nn::moe::{ExpertRows, Experts, ExpertsConfig};
 
 const HIDDEN: usize = 16;
@@ -228,6 +228,7 @@ fn patterns_choose_experts() {
 
 /// Has the gradients of all parameters in one flat buffer, at [`OFFSET`] and behind each other.
 struct Bucket {
+    deferred: Mutex<Vec<Deferred>>,
     flat: Mutex<Option<Tensor<1>>>,
     offsets: [usize; 2],
     add: Mutex<[bool; 2]>,
@@ -242,16 +243,25 @@ impl GradientSink for Bucket {
         panic!("the gradient of parameter {index} has a tensor of its own");
     }
 
-    fn accumulate_into(&self, parameters: &[usize], compute: ComputeGradients<'_>) {
-        let [index] = *parameters else {
-            panic!("a product has one parameter")
-        };
-        let flat = self.flat.lock().unwrap().take().unwrap();
-        let add = std::mem::replace(&mut self.add.lock().unwrap()[index], true);
-        let offset = self.offsets[index];
-        let places = vec![Place { offset, add }];
-        let mut written = compute(Some(FlatGradients { flat, places }));
-        *self.flat.lock().unwrap() = written.pop();
+    fn accumulate_later(&self, index: usize, gradient: WeightGradientFn) {
+        self.deferred.lock().unwrap().push((index, gradient));
+    }
+}
+
+impl Bucket {
+    /// Computes what a backward has deferred: the gradients of both products.
+    fn compute_deferred(&self) {
+        let deferred = std::mem::take(&mut *self.deferred.lock().unwrap());
+        let indices: Vec<_> = deferred.iter().map(|(index, _)| *index).collect();
+        assert_eq!(indices, [1, 0]);
+        for (index, compute) in deferred {
+            let flat = self.flat.lock().unwrap().take().unwrap();
+            let add = std::mem::replace(&mut self.add.lock().unwrap()[index], true);
+            let offset = self.offsets[index];
+            let places = vec![Place { offset, add }];
+            let written = compute(Some(FlatGradients { flat, places }));
+            *self.flat.lock().unwrap() = Some(written);
+        }
     }
 }
 
@@ -271,7 +281,7 @@ impl Reparameterizer for Attach {
     }
 }
 
-/// With and without 8 bits: nothing of them is in the graph. The first use overwrites, also where an expert has no
+/// With and without 8 bits: nothing of them is in the graph, and they may be computed later. The first use overwrites, also where an expert has no
 /// rows, and later ones add. Weights are quantised once, also if an evaluation is first.
 #[test]
 fn gradients_go_into_the_flat_buffer() {
@@ -286,6 +296,7 @@ fn gradients_go_into_the_flat_buffer() {
             &burn::tensor::Device::flex(),
         );
         let bucket = Arc::new(Bucket {
+            deferred: Mutex::default(),
             flat: Mutex::new(Some(buffer)),
             offsets,
             add: Mutex::default(),
@@ -306,6 +317,7 @@ fn gradients_go_into_the_flat_buffer() {
             assert_eq!(bits(&floats(evaluated)), bits(&expected[0]), "{config:?}");
             let y = hooked.forward(inputs.rows());
             let found = inputs.results(y, |_| [vec![], vec![]]);
+            bucket.compute_deferred();
             for index in 0..3 {
                 assert_eq!(bits(&found[index]), bits(&expected[index]), "{config:?}");
             }
