@@ -8,12 +8,14 @@ use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data::TextData;
 use burn_megatron::data_parallel::{DataParallelConfig, Precision, ZeroStage};
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::nn::fp8::{DelayedScaling, Fp8Config, Fp8Recipe};
 use burn_megatron::nn::moe::{
     Capacity, DispatcherKind, Fp8DispatchScales, KeepPolicy, RouterLoss, RouterLossKind,
 };
 use burn_megatron::nn::{
     ModelBuilder, RecomputeConfig, RecomputeGranularity, RecomputeLayers, RecomputeModule,
 };
+use burn_megatron::pipeline::engine::ActionEvent;
 use burn_megatron::pipeline::schedule::{ActionKind, ScheduleKind};
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
@@ -29,6 +31,7 @@ struct Run {
     layout: ParallelConfig,
     model: TransformerConfig,
     precision: Precision,
+    fp8: Fp8Config,
     recompute: RecomputeConfig,
     defer_embedding_wgrad: Option<usize>,
 }
@@ -78,6 +81,7 @@ impl Run {
             layout,
             model: model(),
             precision: Precision::F32,
+            fp8: Fp8Config::default(),
             recompute: RecomputeConfig::default(),
             defer_embedding_wgrad: None,
         }
@@ -107,8 +111,8 @@ impl Run {
         }
     }
 
-    /// What each rank saw, and whether it ran pairs.
-    fn train(&self, overlap: bool) -> Result<Vec<(Seen, bool)>, AnyError> {
+    /// What each rank saw, and the nodes of paired forwards that it ran in the last step.
+    fn train(&self, overlap: bool) -> Result<Vec<(Seen, usize)>, AnyError> {
         let layout = ParallelConfig {
             defer_embedding_wgrad: self.defer_embedding_wgrad,
             ..self
@@ -128,27 +132,35 @@ impl Run {
                 _ => DType::F32,
             };
             let scope = ModelBuilder::with(&groups, &device, 0, dtype);
-            let scope = scope.with_recompute(&self.recompute)?;
+            let scope = scope.with_fp8(&self.fp8)?.with_recompute(&self.recompute)?;
             let model = self.model.init_with(scope)?;
             let mut trainer = Trainer::new(model, &groups, &device, &config)?;
             let mut seen = Seen::default();
             trainer.fit(&text, &mut seen)?;
-            let mut events = trainer.events().iter();
-            let pairs = events.any(|event| event.action.kind == ActionKind::PairedForward);
-            Ok((seen, pairs))
+            let events = trainer.events();
+            for two in events.windows(2) {
+                assert!(two[0].start <= two[0].end && two[0].end <= two[1].start);
+            }
+            let is_node = |event: &&ActionEvent| event.action.kind == ActionKind::PairedForward;
+            Ok((seen, events.iter().filter(is_node).count()))
         });
         Ok(run?)
     }
 
-    /// Asserts that overlap changes no bit, and that every rank has pairs with it and none without.
+    /// Asserts that overlap changes no bit, and that every rank has pairs with it and none without; returns the nodes of
+    /// paired forwards of the first rank.
     #[track_caller]
-    fn assert_same_bits(&self, what: &str) {
+    fn assert_same_bits(&self, what: &str) -> usize {
         let [plain, overlapped] = [false, true].map(|overlap| self.train(overlap).expect(what));
         for (rank, (plain, overlapped)) in plain.iter().zip(&overlapped).enumerate() {
-            assert!(!plain.1 && overlapped.1, "{what}, rank {rank}: pairs");
+            assert!(
+                plain.1 == 0 && overlapped.1 > 0,
+                "{what}, rank {rank}: pairs"
+            );
             assert!(!plain.0.gradients.is_empty(), "{what}");
             assert!(plain.0 == overlapped.0, "{what}, rank {rank}: other bits");
         }
+        overlapped[0].1
     }
 }
 
@@ -188,11 +200,13 @@ fn layout() -> ParallelConfig {
 #[test]
 fn one_stage_has_the_same_bits() {
     Run::new(layout()).assert_same_bits("blocks without experts, shared experts and losses");
-    Run {
+    let run = Run {
         model: plain_experts(),
         ..Run::new(layout())
-    }
-    .assert_same_bits("experts in every block");
+    };
+    // Three pairs of a forward with two exchanges in each of four layers.
+    let nodes = run.assert_same_bits("experts in every block");
+    assert_eq!(nodes, 3 * (2 * 4 + 1));
     for precision in [Precision::F64, Precision::Bf16] {
         let run = Run {
             precision,
@@ -200,6 +214,14 @@ fn one_stage_has_the_same_bits() {
         };
         run.assert_same_bits(&format!("{precision:?}"));
     }
+    let eight_bits = Run {
+        fp8: Fp8Config {
+            recipe: Some(Fp8Recipe::Delayed(DelayedScaling::default())),
+            ..Fp8Config::default()
+        },
+        ..Run::new(layout())
+    };
+    eight_bits.assert_same_bits("products in 8 bits");
 }
 
 #[test]

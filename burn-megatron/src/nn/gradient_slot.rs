@@ -1,4 +1,4 @@
-//! Starts a backward from a gradient that is supplied after the forward.
+//! Starts a backward from gradients that are supplied after the forward.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,13 +13,10 @@ use parking_lot::Mutex;
 pub(crate) struct GradientSlot(Arc<Mutex<Option<DispatchTensor>>>);
 
 impl GradientSlot {
-    /// A scalar whose backward passes the gradient in this slot to `output`.
-    ///
-    /// Only the graph of `output` is kept, not its data. `anchor`, `[1]`, is tracked, so that there is a backward even
-    /// if `output` is not.
+    /// A scalar whose backward passes the gradient in this slot to `output`: see [`BackwardRoot::of`].
     pub fn backward_root<const D: usize>(&self, output: Tensor<D>, anchor: Tensor<1>) -> Tensor<1> {
-        let inputs = vec![output.into_dispatch(), anchor.into_dispatch()];
-        apply(inputs, self.clone())
+        let root = BackwardRoot(vec![Some(self.clone())]);
+        root.of(vec![output.into_dispatch()], anchor)
     }
 
     /// Stores the gradient.
@@ -39,9 +36,23 @@ impl fmt::Debug for GradientSlot {
     }
 }
 
-impl Function for GradientSlot {
+/// Passes the gradients in the slots to its inputs, in order; none to one without.
+#[derive(Debug)]
+pub(crate) struct BackwardRoot(pub Vec<Option<GradientSlot>>);
+
+impl BackwardRoot {
+    /// A scalar whose backward is that of `outputs`.
+    ///
+    /// Only the graph of the outputs is kept, not their data. `anchor`, `[1]`, is tracked, so that there is a backward even
+    /// if no output is.
+    pub fn of(self, outputs: Vec<DispatchTensor>, anchor: Tensor<1>) -> Tensor<1> {
+        apply([outputs, vec![anchor.into_dispatch()]].concat(), self)
+    }
+}
+
+impl Function for BackwardRoot {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        (inputs.swap_remove(1), vec![])
+        (inputs.swap_remove(self.0.len()), vec![])
     }
 
     fn backward(
@@ -50,11 +61,7 @@ impl Function for GradientSlot {
         _gradient: DispatchTensor,
         _needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        let gradient = self.take();
-        assert!(
-            gradient.is_some(),
-            "the gradient is set before the backward"
-        );
-        vec![gradient, None]
+        let gradient = |slot: &Option<GradientSlot>| slot.as_ref().and_then(GradientSlot::take);
+        self.0.iter().map(gradient).chain([None]).collect()
     }
 }

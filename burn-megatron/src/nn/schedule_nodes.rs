@@ -12,13 +12,14 @@
 //! exchange    C'  D     D'    C     C' of the layer before
 //! ```
 //!
-//! `W'` are the weight gradients of linear layers, which are computed once the exchange that follows the input gradients is
-//! started; those of the last node, which has the loss, before.
+//! `W'` are the weight gradients of linear layers and experts, which are computed once the exchange that follows the input
+//! gradients is started; those of the last node, which has the loss, before.
 //! Everything else, such as a dense layer or a module of burn-nn, is a part of the node that it stands in.
 
 use std::fmt;
 use std::mem;
 use std::sync::Arc;
+use std::time::Instant;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Device, Gradients, Tensor};
@@ -26,7 +27,7 @@ use burn_megatron_kernels::{Function, apply};
 use parking_lot::Mutex;
 
 use super::forward_context::{is_tracked, outside_forward, set_anchor};
-use super::gradient_slot::GradientSlot;
+use super::gradient_slot::{BackwardRoot, GradientSlot};
 use super::hook::{Deferred, DeferringSink};
 
 /// Rows that the ranks of a group exchange, and their gradients on the way back.
@@ -128,7 +129,7 @@ impl ScheduleNodes {
                 .iter()
                 .chain(is_kept.map(|(crossing, _)| crossing))
                 .map(|crossing| crossing.as_ref().map(|crossing| crossing.before.clone()));
-            let root = NodeRoot(slots.collect());
+            let root = BackwardRoot(slots.collect());
             root.of(outputs.chain(kept).collect(), self.anchor())
         };
         let pending = exchange.start(rows.into_iter().map(plain).collect());
@@ -212,33 +213,6 @@ impl Function for NodeInput {
     }
 }
 
-/// The root of a node's backward: passes the gradients in the slots to its inputs, the outputs of the node.
-#[derive(Debug)]
-struct NodeRoot(Vec<Option<GradientSlot>>);
-
-impl NodeRoot {
-    /// `anchor`, `[1]`, is tracked, so that there is a backward even if no output is.
-    fn of(self, outputs: Vec<DispatchTensor>, anchor: Tensor<1>) -> Tensor<1> {
-        apply([outputs, vec![anchor.into_dispatch()]].concat(), self)
-    }
-}
-
-impl Function for NodeRoot {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        (inputs.swap_remove(self.0.len()), vec![])
-    }
-
-    fn backward(
-        &self,
-        _saved: Vec<DispatchTensor>,
-        _gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
-        let gradient = |slot: &Option<GradientSlot>| slot.as_ref().and_then(GradientSlot::take);
-        self.0.iter().map(gradient).chain([None]).collect()
-    }
-}
-
 /// Weight gradients that a backward leaves to its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeftWgrads {
@@ -262,7 +236,11 @@ pub(crate) struct BackwardNodes {
     left: Vec<Deferred>,
     /// Of the leaves of the first node, once it has run.
     gradients: Option<Gradients>,
+    runs: Vec<NodeRun>,
 }
+
+/// The start and the end of nodes that ran without another one between.
+pub(crate) type NodeRun = [Instant; 2];
 
 struct ArrivingGradients {
     pending: PendingExchange,
@@ -285,6 +263,8 @@ pub(crate) struct BackwardEnd {
     /// Of the leaves of the first node.
     pub gradients: Gradients,
     pub left: Vec<Deferred>,
+    /// In order; between them the forward ran.
+    pub runs: Vec<NodeRun>,
 }
 
 impl BackwardNodes {
@@ -304,16 +284,27 @@ impl BackwardNodes {
             leaves,
             left: vec![],
             gradients: None,
+            runs: vec![],
         }
     }
 
-    /// Waits for the gradients of the next node and runs its backward, starts to send those of the node before, and then
-    /// computes its weight gradients. Nothing after the first node.
+    /// Runs the next node in a pair. Nothing after the first node.
     pub fn run_node(&mut self) {
+        if self.root.is_none() {
+            return;
+        }
+        let _span = tracing::trace_span!("backward_node").entered();
+        let start = Instant::now();
+        self.run();
+        self.runs.push([start, Instant::now()]);
+    }
+
+    /// Waits for the gradients of the next node and runs its backward, starts to send those of the node before, and then
+    /// computes its weight gradients.
+    fn run(&mut self) {
         let Some(root) = self.root.take() else {
             return;
         };
-        let _span = tracing::trace_span!("backward_node").entered();
         if let Some(arriving) = self.arriving.take() {
             arriving.wait();
         }
@@ -364,12 +355,17 @@ impl BackwardNodes {
 
     /// Runs the nodes that are left.
     pub fn finish(mut self) -> BackwardEnd {
+        let start = Instant::now();
         loop {
             if let Some(gradients) = self.gradients.take() {
-                let left = self.left;
-                return BackwardEnd { gradients, left };
+                self.runs.push([start, Instant::now()]);
+                return BackwardEnd {
+                    gradients,
+                    left: self.left,
+                    runs: self.runs,
+                };
             }
-            self.run_node();
+            self.run();
         }
     }
 }

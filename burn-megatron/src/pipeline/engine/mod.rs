@@ -18,6 +18,7 @@ use super::schedule::{Action, ActionKind, InvalidSchedule, Schedule, validate};
 use crate::collective::Comm;
 use crate::comm::CommError;
 use crate::nn::hook::DeferringSink;
+use crate::nn::schedule_nodes::NodeRun;
 use crate::nn::{LossFactor, ScheduleNodes};
 
 mod forward_only;
@@ -72,7 +73,7 @@ pub enum StageOutput {
     Loss(Tensor<1>),
 }
 
-/// An action with its measured times. A pair has those of its forward; its backward takes no time after it.
+/// An action with its measured times, or a part of one: a forward and a backward that are paired run in turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ActionEvent {
     /// The action.
@@ -201,6 +202,22 @@ pub struct DeferredWgrad {
     pub limit: usize,
 }
 
+/// The events of a pair whose backward ran at these times, and its forward between them.
+fn events_of_pair(forward: &Action, backward: &Action, runs: &[NodeRun]) -> Vec<ActionEvent> {
+    let event = |action: &Action, [start, end]: NodeRun| ActionEvent {
+        action: *action,
+        start,
+        end,
+    };
+    let between = runs.windows(2).map(|two| [two[0][1], two[1][0]]);
+    let forwards = between.map(Some).chain([None]);
+    let in_turn = runs.iter().zip(forwards).flat_map(|(run, between)| {
+        let between = between.map(|between| event(forward, between));
+        [Some(event(backward, *run)), between]
+    });
+    in_turn.flatten().collect()
+}
+
 impl<'a> Engine<'a> {
     /// An engine for the ranks of `comm`; gradients of parameters go to `sink`.
     ///
@@ -302,22 +319,23 @@ impl<'a> Engine<'a> {
                     self.with_context(&receive, || state.wait(&receive))?;
                 }
             }
-            let start = Instant::now();
+            let (start, mut runs) = (Instant::now(), vec![]);
             self.with_context(first, || match rest {
                 [] => state.perform(first, model),
                 [backward, ..] => {
-                    state.perform_pair(first, backward, model);
+                    runs = state.perform_pair(first, backward, model);
                     Ok(())
                 }
             })?;
             let end = Instant::now();
-            let event = |action: &Action, start| ActionEvent {
-                action: *action,
-                start,
-                end,
-            };
-            events.push(event(first, start));
-            events.extend(rest.iter().map(|action| event(action, end)));
+            match rest {
+                [] => events.push(ActionEvent {
+                    action: *first,
+                    start,
+                    end,
+                }),
+                [backward, ..] => events.extend(events_of_pair(first, backward, &runs)),
+            }
         }
         if let Some(stage) = deferring_stage {
             let micro_batch = self.schedule.micro_batches() - 1;

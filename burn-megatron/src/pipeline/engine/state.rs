@@ -11,7 +11,7 @@ use super::{DeferredWgrad, Stage, StageOutput};
 use crate::comm::CommError;
 use crate::nn::gradient_slot::GradientSlot;
 use crate::nn::hook::{Deferred, DeferringSink, with_anchor};
-use crate::nn::schedule_nodes::{BackwardEnd, BackwardNodes, Cut, LeftWgrads, new_anchor};
+use crate::nn::schedule_nodes::{BackwardEnd, BackwardNodes, Cut, LeftWgrads, NodeRun, new_anchor};
 use crate::nn::{LossFactor, ScheduleNodes};
 
 /// A stage and a micro-batch.
@@ -140,8 +140,13 @@ impl<'a> EngineState<'a> {
         Ok(())
     }
 
-    /// The forward and the backward of a pair, node by node in turn.
-    pub fn perform_pair(&mut self, forward: &Action, backward: &Action, model: &impl Stage) {
+    /// The forward and the backward of a pair, node by node in turn; returns when the backward ran.
+    pub fn perform_pair(
+        &mut self,
+        forward: &Action,
+        backward: &Action,
+        model: &impl Stage,
+    ) -> Vec<NodeRun> {
         let mut of_backward = self.begin_backward(backward);
         // What it exchanges first is under way while the first node goes forward.
         of_backward.nodes.run_node();
@@ -149,7 +154,7 @@ impl<'a> EngineState<'a> {
         let at = (forward.stage, forward.micro_batch);
         let nodes = expect_present(self.forward(at, model, Some(nodes)));
         let of_backward = StageBackward { key, nodes, input };
-        self.end_backward(of_backward, backward, model);
+        self.end_backward(of_backward, backward, model)
     }
 
     /// Waits for the tensor of a receive that the rank has performed.
@@ -249,13 +254,19 @@ impl<'a> EngineState<'a> {
         }
     }
 
-    /// Runs the rest of a backward.
-    fn end_backward(&mut self, backward: StageBackward, action: &Action, model: &impl Stage) {
+    /// Runs the rest of a backward; returns when it ran.
+    fn end_backward(
+        &mut self,
+        backward: StageBackward,
+        action: &Action,
+        model: &impl Stage,
+    ) -> Vec<NodeRun> {
         let StageBackward { key, nodes, input } = backward;
         let (stage, micro_batch) = key;
         let BackwardEnd {
             mut gradients,
             left,
+            runs,
         } = nodes.finish();
         model.after_backward(stage, micro_batch, &mut gradients);
         if let Some(input) = input {
@@ -270,6 +281,7 @@ impl<'a> EngineState<'a> {
             (_, Some(deferred)) => self.defer_wgrads(left, deferred.limit),
             (_, None) => {}
         }
+        runs
     }
 
     /// Defers gradients of the weight that is deferred to the cool-down.
