@@ -64,7 +64,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "BYTES")]
     pub memory_limit: Option<ByteSize>,
     /// Settings that are given rather than searched: tensor, sequence_parallel, tp_comm_overlap,
-    /// tp_comm_overlap_num_splits, ranks_per_node, context, pipeline, schedule, virtual_stages, expert, expert_tensor, data,
+    /// tp_comm_overlap_num_splits, overlap_moe_expert_parallel_comm, ranks_per_node, context, pipeline, schedule, virtual_stages, expert, expert_tensor, data,
     /// zero_stage, hsdp, micro_batch, recompute, offload.
     #[arg(long, value_name = "SETTING=VALUE,..", value_delimiter = ',')]
     pub fix: Vec<String>,
@@ -128,6 +128,10 @@ pub fn fixed(settings: &[String]) -> Result<FixedSettings, Error> {
                 let value = value.parse().map_err(|_| refused("true or false"))?;
                 fixed.sequence_parallel = Some(value);
             }
+            "overlap_moe_expert_parallel_comm" => {
+                let value = value.parse().map_err(|_| refused("true or false"))?;
+                fixed.overlap_moe_expert_parallel_comm = Some(value);
+            }
             "schedule" => {
                 let kind: ScheduleKind = value.parse()?;
                 fixed.schedule = Some(kind);
@@ -148,7 +152,8 @@ pub fn fixed(settings: &[String]) -> Result<FixedSettings, Error> {
             }
             _ => {
                 return Err(refused(
-                    "tensor, sequence_parallel, tp_comm_overlap, tp_comm_overlap_num_splits, ranks_per_node, context, \
+                    "tensor, sequence_parallel, tp_comm_overlap, tp_comm_overlap_num_splits, \
+                     overlap_moe_expert_parallel_comm, ranks_per_node, context, \
                      pipeline, schedule, virtual_stages, expert, expert_tensor, data, zero_stage, hsdp, micro_batch, recompute or offload",
                 )
                 .into());

@@ -244,7 +244,9 @@ fn planned(
     let fixed = FixedSettings {
         offload: fixed.offload.or(given.fixed.offload),
         ranks_per_node: fixed.ranks_per_node.or(given.fixed.ranks_per_node),
-        overlap_moe_expert_parallel_comm: given.fixed.overlap_moe_expert_parallel_comm,
+        overlap_moe_expert_parallel_comm: fixed
+            .overlap_moe_expert_parallel_comm
+            .or(given.fixed.overlap_moe_expert_parallel_comm),
         tp_comm_overlap: method,
         tp_comm_overlap_num_splits: splits,
         ..fixed

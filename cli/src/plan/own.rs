@@ -76,7 +76,7 @@ fn settings(recipe: &Recipe) -> Result<FixedSettings, Error> {
         tp_comm_overlap: layout.tp_comm_overlap,
         tp_comm_overlap_num_splits: layout.tp_comm_overlap_num_splits,
         ranks_per_node: layout.ranks_per_node,
-        overlap_moe_expert_parallel_comm: layout.overlap_moe_expert_parallel_comm,
+        overlap_moe_expert_parallel_comm: Some(layout.overlap_moe_expert_parallel_comm),
         context: Some(layout.context),
         pipeline: Some(layout.pipeline),
         schedule,

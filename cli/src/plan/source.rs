@@ -95,10 +95,9 @@ impl RecipeModel {
             fixed: FixedSettings {
                 offload: self.given_offload(),
                 ranks_per_node: self.recipe.parallel.ranks_per_node,
-                overlap_moe_expert_parallel_comm: self
-                    .recipe
-                    .parallel
-                    .overlap_moe_expert_parallel_comm,
+                overlap_moe_expert_parallel_comm: Some(
+                    self.recipe.parallel.overlap_moe_expert_parallel_comm,
+                ),
                 tp_comm_overlap: self.recipe.parallel.tp_comm_overlap,
                 tp_comm_overlap_num_splits: self.recipe.parallel.tp_comm_overlap_num_splits,
                 ..FixedSettings::default()

@@ -23,7 +23,12 @@ fn error(flags: &str) -> String {
 #[test]
 fn every_plan_is_a_valid_recipe() {
     let mut plans = 0;
-    for family in ["gpt2", "llama", "mixtral"] {
+    for (family, fix) in [
+        ("gpt2", ""),
+        ("llama", ""),
+        ("mixtral", ""),
+        ("mixtral", "--fix overlap_moe_expert_parallel_comm=true"),
+    ] {
         for (devices, layers, batch, sequence) in [
             (1, 3, 4, 128),
             (4, 4, 8, 128),
@@ -39,13 +44,17 @@ fn every_plan_is_a_valid_recipe() {
             );
             let recipe = crate::recipe::parsed(&text).unwrap();
             let model = RecipeModel::new(recipe).unwrap();
-            let flags =
-                format!("--model m --global-batch-size {batch} --devices {devices}xH100 --top 10");
+            let flags = format!(
+                "--model m --global-batch-size {batch} --devices {devices}xH100 --top 10 {fix}"
+            );
             let hardware = Hardware::named("H100").unwrap();
             let report = planned(&args(&flags), &model, devices, &hardware).unwrap();
             assert!(!report.best.is_empty(), "{family} on {devices}");
             for plan in &report.best {
-                assert_eq!(plan.candidate.layout.ranks_per_node, Some(4));
+                let layout = &plan.candidate.layout;
+                assert_eq!(layout.ranks_per_node, Some(4));
+                let overlaps = layout.overlap_moe_expert_parallel_comm;
+                assert_eq!(overlaps, !fix.is_empty() && layout.expert > 1);
                 if let Err(error) = check(&model, plan) {
                     panic!("{family} on {devices}: {error}");
                 }

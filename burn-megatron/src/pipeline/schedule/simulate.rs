@@ -11,6 +11,9 @@ use super::{Action, ActionKind, Schedule, ScheduleError, validate};
 pub struct StageTimes {
     /// By stage, the time of a forward.
     pub forward: Vec<f64>,
+    /// By stage, the time that a forward adds to the backward that it is paired with: less, where one of them computes while
+    /// the other waits.
+    pub paired_forward: Vec<f64>,
     /// By stage, the time of an input gradient.
     pub input_gradient: Vec<f64>,
     /// By stage, the time of a weight gradient.
@@ -30,6 +33,7 @@ impl StageTimes {
     ) -> Self {
         StageTimes {
             forward: vec![forward; stages],
+            paired_forward: vec![forward; stages],
             input_gradient: vec![input_gradient; stages],
             weight_gradient: vec![weight_gradient; stages],
             transfer: vec![transfer; stages],
@@ -40,7 +44,8 @@ impl StageTimes {
     fn of(&self, action: &Action) -> f64 {
         let stage = action.stage;
         match action.kind {
-            ActionKind::Forward | ActionKind::PairedForward => self.forward[stage],
+            ActionKind::Forward => self.forward[stage],
+            ActionKind::PairedForward => self.paired_forward[stage],
             ActionKind::Backward => self.input_gradient[stage] + self.weight_gradient[stage],
             ActionKind::InputGradient => self.input_gradient[stage],
             ActionKind::WeightGradient => self.weight_gradient[stage],
@@ -54,6 +59,7 @@ impl StageTimes {
     fn check(&self, stages: usize) -> Result<(), ScheduleError> {
         let all = [
             ("forward", &self.forward),
+            ("paired forward", &self.paired_forward),
             ("input gradient", &self.input_gradient),
             ("weight gradient", &self.weight_gradient),
             ("transfer", &self.transfer),

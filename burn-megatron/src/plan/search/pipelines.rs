@@ -139,6 +139,7 @@ mod tests {
                 };
                 let times = StageTimes {
                     forward: vary(1.0),
+                    paired_forward: vary(1.0),
                     input_gradient: vary(1.2),
                     weight_gradient: vary(0.9),
                     transfer: vec![0.05; ranks * stages],

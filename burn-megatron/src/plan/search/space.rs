@@ -15,8 +15,8 @@ pub struct FixedSettings {
     pub tp_comm_overlap: Option<TpCommOverlap>,
     /// Chunks of the tokens of each rank.
     pub tp_comm_overlap_num_splits: Option<usize>,
-    /// Overlap of the exchanges of experts, in layouts that have them.
-    pub overlap_moe_expert_parallel_comm: bool,
+    /// Overlap of the exchanges of experts, in layouts that have them; none if it is not given.
+    pub overlap_moe_expert_parallel_comm: Option<bool>,
     /// Ranks of a node; see [`ParallelConfig::ranks_per_node`].
     pub ranks_per_node: Option<usize>,
     /// Ranks of the context axis.
@@ -114,8 +114,8 @@ impl FixedSettings {
         ParallelConfig {
             sequence_parallel: split,
             ranks_per_node: self.ranks_per_node,
-            overlap_moe_expert_parallel_comm: self.overlap_moe_expert_parallel_comm
-                && layout.expert > 1,
+            overlap_moe_expert_parallel_comm: layout.expert > 1
+                && self.overlap_moe_expert_parallel_comm == Some(true),
             tp_comm_overlap: self.tp_comm_overlap.filter(|_| split),
             tp_comm_overlap_num_splits: self.tp_comm_overlap_num_splits.filter(|_| split),
             ..layout.clone()

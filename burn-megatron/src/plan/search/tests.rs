@@ -1,5 +1,5 @@
 use super::*;
-use crate::mesh::ZeroStage;
+use crate::mesh::{ScheduleKind, ZeroStage};
 use crate::plan::Recompute;
 use crate::plan::decoder::Decoder;
 use crate::plan::decoder::tests::{llama_70b, llama_405b, qwen_30b, qwen_235b};
@@ -264,6 +264,67 @@ fn inputs_of_recomputed_layers_are_on_the_host() {
     };
     let slow = search(&model, &config).unwrap().best.swap_remove(0);
     assert!(slow.step.parts[StepPart::Offload] > 0.0);
+}
+
+/// A step with pairs waits for fewer exchanges of experts, and has the activations of another micro-batch.
+#[test]
+fn pairs_take_memory_and_save_time() {
+    let h100 = Hardware::named("H100").unwrap();
+    let model = planned(qwen_30b(), 4096);
+    let of = |pipeline, overlap| {
+        let config = SearchConfig {
+            memory_limit: 1 << 40,
+            fixed: FixedSettings {
+                tensor: Some(1),
+                context: Some(1),
+                pipeline: Some(pipeline),
+                schedule: Some(ScheduleKind::OneFOneB).filter(|_| pipeline > 1),
+                expert: Some(8),
+                overlap_moe_expert_parallel_comm: Some(overlap),
+                zero_stage: Some(ZeroStage::Optimizer),
+                micro_batch: Some(1),
+                recompute: Some(Recompute::None),
+                ..FixedSettings::default()
+            },
+            ..config(&h100, 16, 4096, 256)
+        };
+        search(&model, &config).unwrap()
+    };
+    for pipeline in [1, 2] {
+        let [plain, pairs] = [false, true].map(|overlap| of(pipeline, overlap).best.swap_remove(0));
+        assert!(!plain.candidate.to_string().contains("epoverlap"));
+        assert!(pairs.candidate.to_string().contains("epoverlap"));
+        let waited = |plan: &Plan| plan.step.parts[StepPart::Expert];
+        assert!(waited(&pairs) < 0.2 * waited(&plain), "{pipeline}");
+        assert!(pairs.step.seconds < plain.step.seconds, "{pipeline}");
+        let more = pairs.memory.activations as f64 / plain.memory.activations as f64;
+        // Two micro-batches for one, and four for two.
+        assert!((more / 2.0 - 1.0).abs() < 0.05, "{pipeline}: {more}");
+    }
+    // One micro-batch for each data rank, a schedule without pairs, and exchanges that are computed again.
+    let gpipe = Some(ScheduleKind::GPipe);
+    for (pipeline, batch, schedule, recompute) in [
+        (1, 16, None, Recompute::None),
+        (2, 256, gpipe, Recompute::None),
+        (1, 256, None, Recompute::Full),
+    ] {
+        let config = SearchConfig {
+            memory_limit: 1 << 40,
+            fixed: FixedSettings {
+                tensor: Some(1),
+                context: Some(1),
+                pipeline: Some(pipeline),
+                schedule,
+                recompute: Some(recompute),
+                expert: Some(8),
+                overlap_moe_expert_parallel_comm: Some(true),
+                ..FixedSettings::default()
+            },
+            ..config(&h100, 16, 4096, batch)
+        };
+        let report = search(&model, &config).unwrap();
+        assert!(report.best.is_empty(), "{:?}", report.best);
+    }
 }
 
 /// More memory never gives a slower plan, and a search gives the same plans again.

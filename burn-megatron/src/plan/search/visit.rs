@@ -176,9 +176,14 @@ impl<'s> Visit<'s> {
         let profile = &*entry.profile;
         let layers = search.model.layers();
         let layout = with_pipeline(&entry.layout, settings, layers);
-        if layout.overlap_moe_expert_parallel_comm && entry.micro_batches < 2 {
-            let reason = "one micro-batch has no other to overlap with".into();
-            return Err((Rejection::Schedule, Some(reason)));
+        if layout.overlap_moe_expert_parallel_comm {
+            let reason = |text: &str| Err((Rejection::Schedule, Some(text.into())));
+            if entry.micro_batches < 2 {
+                return reason("one micro-batch has no other to overlap with");
+            }
+            if recompute.is_full() {
+                return reason("layers that are computed again have no exchanges to overlap");
+            }
         }
         let stages = search.pipelines.stages(settings, &layout, layers);
         let stages = stages.map_err(|error| (Rejection::Stages, Some(error)))?;
@@ -186,7 +191,7 @@ impl<'s> Visit<'s> {
         let rank_of = |stage| settings.map_or(0, |(kind, _)| kind.rank_of(stage, ranks));
         let device = (&search.rates, &*entry.links);
         let seconds = seconds.pipeline(profile, &stages, ranks, rank_of, device);
-        let bound = seconds.bound(&search.rates) * entry.micro_batches as f64;
+        let bound = seconds.bound(&search.rates, entry.micro_batches);
         if let Some(reason) = self.is_slower(bound) {
             return Err((reason, None));
         }
@@ -336,7 +341,7 @@ impl<'s> Visit<'s> {
             let data = self.data(timed, &sharing, offload);
             let added = data.waited + data.optimizer;
             let (rates, micro_batches) = (&self.search.rates, self.entry.micro_batches);
-            let bound = timed.seconds.bound(rates) * micro_batches as f64 + added;
+            let bound = timed.seconds.bound(rates, micro_batches) + added;
             if let Some(reason) = self.is_slower(bound).filter(|_| fits) {
                 self.found.counts.add(reason, 1, None);
                 continue;
@@ -425,7 +430,7 @@ impl<'s> Visit<'s> {
         let Search { config, rates, .. } = self.search;
         let micro_batches = self.entry.micro_batches;
         let seconds = match &timed.pipeline {
-            None => timed.seconds.bound(rates) * micro_batches as f64,
+            None => timed.seconds.bound(rates, micro_batches),
             // Times of a profile are finite.
             Some(pipeline) => {
                 let times = timed.seconds.stage_times();

@@ -38,6 +38,9 @@ pub struct LayerSeconds {
     pub input_gradient: PartSeconds,
     /// Of the gradients of the weights.
     pub weight_gradient: PartSeconds,
+    /// Of the exchanges in these that travel while another micro-batch is computed, where the layout
+    /// [pairs](crate::mesh::ParallelConfig::overlap_moe_expert_parallel_comm) a forward with the backward of another.
+    pub hidden: f64,
 }
 
 impl LayerSeconds {
@@ -47,6 +50,7 @@ impl LayerSeconds {
         self.forward += other.forward * times;
         self.input_gradient += other.input_gradient * times;
         self.weight_gradient += other.weight_gradient * times;
+        self.hidden += other.hidden * times;
     }
 
     /// The same with recomputation in the backward: selective of what is streamed, full of the whole forward.
@@ -71,6 +75,13 @@ impl LayerSeconds {
     /// The seconds of all three.
     pub fn total(&self) -> PartSeconds {
         self.forward + self.input_gradient + self.weight_gradient
+    }
+
+    /// The same of a micro-batch that is paired with others.
+    pub fn in_pairs(&self) -> PartSeconds {
+        let mut seconds = self.total();
+        seconds[StepPart::Expert] -= self.hidden;
+        seconds
     }
 }
 
@@ -124,8 +135,9 @@ impl<'a> DeviceRates<'a> {
     /// The gradients of both operands of a product take as long as the product; the backward of attention has 2.5 times its
     /// operations (one product more), that of streaming operations twice their bytes (the gradient too). Exchanges of the
     /// tensor axis in the backward run while the weight gradients are computed, those of the forward while its products are
-    /// where they are [in chunks](super::super::tp_comm_overlap), and messages of a context ring while attention is; all
-    /// others are waited for. On shared cores all are.
+    /// where they are [in chunks](super::super::tp_comm_overlap), and messages of a context ring while attention is. Rows of
+    /// experts in the forward travel under the backward of another micro-batch, and those in the backward under its forward,
+    /// where the layout has such pairs. All others are waited for. On shared cores all are.
     pub fn layer(&self, layer: &LayerProfile, links: &MeshLinks<'_>) -> LayerSeconds {
         let products: f64 = layer.products.iter().map(|p| self.product(p)).sum();
         let flops: f64 = layer.attention.iter().map(|shape| shape.flops()).sum();
@@ -148,40 +160,53 @@ impl<'a> DeviceRates<'a> {
         let hide = |seconds: &mut PartSeconds, ring: f64, attention: f64| {
             seconds[StepPart::Context] += (ring - hidden(attention)).max(0.0);
         };
-        let (mut waited, ring) = exchanged(TrainingPass::Forward);
+        let computed = [forward, input_gradient].map(|pass| pass.total());
+        let (mut waited, ring, rows) = exchanged(TrainingPass::Forward);
+        let mut hidden_rows = rows.min(hidden(computed[1] + products));
         let (layout, transfer) = (links.mesh().config(), waited[StepPart::Tensor]);
         waited[StepPart::Tensor] = tp_comm_overlap::exposed(layout, transfer, hidden(products));
         forward += waited;
         hide(&mut forward, ring, attention[0]);
-        let (mut waited, ring) = exchanged(TrainingPass::Backward);
+        let (mut waited, ring, rows) = exchanged(TrainingPass::Backward);
         waited[StepPart::Tensor] = (waited[StepPart::Tensor] - hidden(products)).max(0.0);
         input_gradient += waited;
         hide(&mut input_gradient, ring, attention[1]);
+        hidden_rows += rows.min(hidden(computed[0]));
         LayerSeconds {
             forward,
             input_gradient,
             weight_gradient: PartSeconds::of(StepPart::Products, products),
+            hidden: match layout.overlap_moe_expert_parallel_comm {
+                true => hidden_rows,
+                false => 0.0,
+            },
         }
     }
 
-    /// The seconds of the exchanges of a pass by part, and those of the messages of a ring.
+    /// The seconds of the exchanges of a pass by part, those of the messages of a ring, which are in no part, and those of
+    /// rows of experts that are sent to each rank.
     fn exchanged(
         &self,
         layer: &LayerProfile,
         links: &MeshLinks<'_>,
         pass: TrainingPass,
-    ) -> (PartSeconds, f64) {
-        let (mut waited, mut ring) = (PartSeconds::default(), 0.0);
+    ) -> (PartSeconds, f64, f64) {
+        let (mut waited, mut ring, mut rows) = (PartSeconds::default(), 0.0, 0.0);
         for exchange in layer.exchanges.iter().filter(|other| other.pass == pass) {
             let group = links.of(exchange);
             let seconds = group.seconds(self.hardware, exchange.kind, exchange.bytes as f64);
+            let (kind, part) = (exchange.kind, part(exchange));
             waited[StepPart::Overhead] += self.hardware.operation;
-            match (exchange.kind, part(exchange)) {
-                (ExchangeKind::SendReceive, StepPart::Context) => ring += seconds,
-                (_, part) => waited[part] += seconds,
+            if (kind, part) == (ExchangeKind::SendReceive, StepPart::Context) {
+                ring += seconds;
+            } else {
+                waited[part] += seconds;
+            }
+            if (kind, part) == (ExchangeKind::AllToAll, StepPart::Expert) {
+                rows += seconds;
             }
         }
-        (waited, ring)
+        (waited, ring, rows)
     }
 }
 

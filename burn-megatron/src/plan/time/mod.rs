@@ -89,14 +89,14 @@ impl ModelSeconds {
         }
     }
 
-    /// The seconds of all layers of the model together.
+    /// The seconds of all layers of the model together, in pairs where the layout has them.
     pub fn whole(&self, model: &ModelProfile) -> f64 {
         let whole = StageLayout {
             embedding: true,
             layers: 0..model.layers.len(),
             loss: true,
         };
-        self.stage(model, &whole).total().total()
+        self.stage(model, &whole).in_pairs().total()
     }
 
     fn stage(&self, model: &ModelProfile, stage: &StageLayout) -> LayerSeconds {
@@ -141,14 +141,12 @@ impl ModelSeconds {
 impl PipelineSeconds {
     /// The times that the simulator takes.
     pub fn stage_times(&self) -> StageTimes {
-        let of = |part: fn(&LayerSeconds) -> PartSeconds| {
-            let stages = self.stages.iter();
-            stages.map(|stage| part(stage).total()).collect()
-        };
+        let of = |seconds: fn(&LayerSeconds) -> f64| self.stages.iter().map(seconds).collect();
         StageTimes {
-            forward: of(|stage| stage.forward),
-            input_gradient: of(|stage| stage.input_gradient),
-            weight_gradient: of(|stage| stage.weight_gradient),
+            forward: of(|stage| stage.forward.total()),
+            paired_forward: of(|stage| (stage.forward.total() - stage.hidden).max(0.0)),
+            input_gradient: of(|stage| stage.input_gradient.total()),
+            weight_gradient: of(|stage| stage.weight_gradient.total()),
             transfer: vec![self.transfer; self.stages.len()],
         }
     }
@@ -161,25 +159,34 @@ impl PipelineSeconds {
         longest.unwrap_or_default()
     }
 
-    /// The mean over the ranks of the seconds that they compute.
-    fn mean(&self) -> PartSeconds {
+    /// The mean over the ranks.
+    fn mean(&self, of: fn(&LayerSeconds) -> PartSeconds) -> PartSeconds {
         let mut sum = PartSeconds::default();
-        self.ranks.iter().for_each(|rank| sum += rank.total());
+        self.ranks.iter().for_each(|rank| sum += of(rank));
         sum * (1.0 / self.ranks.len() as f64)
     }
 
     /// The same by part: cores that are shared are never idle.
-    fn least(&self, rates: &DeviceRates<'_>) -> PartSeconds {
+    fn least(&self, rates: &DeviceRates<'_>, of: fn(&LayerSeconds) -> PartSeconds) -> PartSeconds {
         match rates.hides() {
-            true => self.ranks[self.busiest().0].total(),
-            false => self.mean(),
+            true => of(&self.ranks[self.busiest().0]),
+            false => self.mean(of),
         }
     }
 
-    /// The seconds of one micro-batch on a rank than which no step takes fewer: of the rank that computes the longest, or the
-    /// mean of ranks that share cores.
-    pub fn bound(&self, rates: &DeviceRates<'_>) -> f64 {
-        self.least(rates).total()
+    /// The seconds of a step in its layers: of the rank that computes the longest, or the mean of ranks that share cores.
+    fn in_layers(&self, rates: &DeviceRates<'_>, micro_batches: usize) -> PartSeconds {
+        let mut seconds = self.least(rates, LayerSeconds::in_pairs) * micro_batches as f64;
+        if let [only] = &self.ranks[..] {
+            // The first forward and the last backward are alone; in a pipeline others too, of which the simulator knows.
+            seconds[StepPart::Expert] += only.hidden;
+        }
+        seconds
+    }
+
+    /// The seconds than which no step of so many micro-batches takes fewer; without a pipeline, those of the step.
+    pub fn bound(&self, rates: &DeviceRates<'_>, micro_batches: usize) -> f64 {
+        self.in_layers(rates, micro_batches).total()
     }
 
     /// The seconds of `micro_batches` micro-batches that the simulator has as `total`. Of ranks that share cores, one that
@@ -195,7 +202,7 @@ impl PipelineSeconds {
             None => total,
             Some(cores) => {
                 let path = total * (cores as f64 / devices as f64).min(1.0);
-                path.max(self.mean().total() * micro_batches as f64)
+                path.max(self.mean(LayerSeconds::total).total() * micro_batches as f64)
             }
         }
     }
@@ -209,15 +216,15 @@ impl PipelineSeconds {
         bytes: AxisBytes,
         rates: &DeviceRates<'_>,
     ) -> StepEstimate {
-        let times = micro_batches as f64;
-        let mut parts = self.least(rates) * times;
+        let mut parts = self.in_layers(rates, micro_batches);
+        let busy = self.mean(LayerSeconds::in_pairs).total() * micro_batches as f64;
         parts[StepPart::Bubble] += total - parts.total();
         parts[StepPart::Data] += data.waited;
         parts[StepPart::Optimizer] += data.optimizer;
         StepEstimate {
             seconds: parts.total(),
             parts,
-            bubble: (1.0 - times * self.mean().total() / total).max(0.0),
+            bubble: (1.0 - busy / total).max(0.0),
             bytes,
         }
     }
@@ -306,7 +313,7 @@ mod tests {
         };
         let one = on_cores(1);
         let rates = DeviceRates::new(&one, &types).unwrap();
-        assert_eq!(seconds.bound(&rates), 2.0);
+        assert_eq!(seconds.bound(&rates, 1), 2.0);
         let step = seconds.step(
             8.0,
             4,
@@ -352,5 +359,75 @@ mod tests {
         };
         assert_eq!(waited(&Hardware::named("H100").unwrap()), 0.0);
         assert!(waited(&on_cores(2)) > 1e-6);
+    }
+
+    /// Rows of experts travel under another micro-batch as far as there is one, and its computation.
+    #[test]
+    fn pairs_hide_the_exchanges_of_experts() {
+        let types = ComputeTypes {
+            products: "bf16".into(),
+            attention: "bf16".into(),
+            operand_bytes: 2.0,
+            parameter_bytes: 2.0,
+        };
+        let exchange = |pass| Exchange {
+            kind: ExchangeKind::AllToAll,
+            grid: Grid::Expert,
+            axes: Axis::Expert.into(),
+            part: GroupPart::Whole,
+            ranks: 2,
+            bytes: 1 << 24,
+            pass,
+        };
+        let seconds = |hardware: &Hardware, size: u64, overlap: bool| {
+            let layout = ParallelConfig::new().with_data(2).with_expert(2);
+            let layout = layout.with_overlap_moe_expert_parallel_comm(overlap);
+            let mesh = Mesh::new(&layout, 2).unwrap();
+            let layer = LayerProfile {
+                products: vec![Product {
+                    batch: 1,
+                    m: size,
+                    n: size,
+                    k: size,
+                }],
+                exchanges: [TrainingPass::Forward, TrainingPass::Backward]
+                    .map(exchange)
+                    .into(),
+                ..LayerProfile::default()
+            };
+            let rates = DeviceRates::new(hardware, &types).unwrap();
+            let layer = rates.layer(&layer, &MeshLinks::new(&mesh, hardware));
+            let pipeline = PipelineSeconds {
+                stages: vec![layer],
+                transfer: 0.0,
+                ranks: vec![layer],
+            };
+            let total = pipeline.bound(&rates, 4);
+            let step = pipeline.step(
+                total,
+                4,
+                &DataExchange::default(),
+                AxisBytes::default(),
+                &rates,
+            );
+            assert!((step.seconds - total).abs() < 1e-12 && step.bubble < 1e-9);
+            (layer, step.parts[StepPart::Expert], pipeline.stage_times())
+        };
+        let h100 = Hardware::named("H100").unwrap();
+        let (plain, waited, times) = seconds(&h100, 8192, false);
+        let exchanged = plain.total()[StepPart::Expert];
+        assert!(exchanged > 0.0 && plain.hidden == 0.0);
+        assert!((waited - 4.0 * exchanged).abs() < 1e-12);
+        assert_eq!(times.paired_forward, times.forward);
+        // The first forward and the last backward are alone.
+        let (pairs, waited, times) = seconds(&h100, 8192, true);
+        assert!((pairs.hidden - exchanged).abs() < 1e-12);
+        assert!((waited - exchanged).abs() < 1e-12);
+        assert!((times.forward[0] - times.paired_forward[0] - exchanged).abs() < 1e-12);
+        // Short products hide as much as they take.
+        let (short, ..) = seconds(&h100, 64, true);
+        let computed = short.total().total() - short.total()[StepPart::Expert];
+        assert!(0.0 < short.hidden && short.hidden <= computed && computed < exchanged);
+        assert_eq!(seconds(&on_cores(2), 8192, true).0.hidden, 0.0);
     }
 }

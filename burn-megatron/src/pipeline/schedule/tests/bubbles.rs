@@ -232,6 +232,7 @@ fn transfers_and_stages_of_different_times() {
     let schedule = schedule(ScheduleKind::OneFOneB, 2, 2);
     let times = StageTimes {
         forward: vec![1.0, 2.0],
+        paired_forward: vec![1.0, 2.0],
         input_gradient: vec![1.0, 1.5],
         weight_gradient: vec![1.0, 0.5],
         transfer: vec![0.25, 0.5],

@@ -293,6 +293,7 @@ proptest! {
         let part = |first: usize| (0..stages).map(|i| f64::from(times[first + i])).collect();
         let times = StageTimes {
             forward: part(0),
+            paired_forward: part(0),
             input_gradient: part(6),
             weight_gradient: part(12),
             transfer: part(18),
