@@ -3,6 +3,7 @@
 pub mod case;
 pub mod expert;
 mod figures;
+mod link_steps;
 pub mod svg;
 pub mod tensor;
 pub mod trace;
@@ -25,9 +26,6 @@ use crate::terminal;
 use case::{LinkSpeed, OverlapCase, OverlapSetup, RankTimeline};
 use figures::{OverlapRow, computing, is_backward};
 use svg::{Timeline, svg};
-
-/// Floating-point operations per second on a virtual clock.
-const COUNTED_FLOPS: f64 = 1e9;
 
 /// A step without a link: the seconds of its backward, and its transfers.
 struct Calibration {

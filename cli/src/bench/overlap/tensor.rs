@@ -4,20 +4,19 @@ use std::fmt::{self, Display};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::thread::available_parallelism;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron::comm::testing::{Link, SimulatedNetwork, Transfer, hidden_share};
-use burn_megatron::comm::{Engine, ParallelContext, Rank, ReduceOp};
+use burn_megatron::comm::testing::{SimulatedNetwork, hidden_share};
+use burn_megatron::comm::{Engine, ParallelContext, Rank};
 use burn_megatron::device::DeviceKind;
 use burn_megatron::mesh::{ParallelConfig, TpCommOverlap};
-use burn_megatron::nn::{Activation, MatmulClock, ModelBuilder, ParallelMlp, ParallelMlpConfig};
+use burn_megatron::nn::{Activation, ModelBuilder, ParallelMlp, ParallelMlpConfig};
 use burn_megatron::plan::tp_comm_overlap;
 use serde::Serialize;
 
 use super::super::args::OverlapArgs;
-use super::super::timing::median;
-use super::COUNTED_FLOPS;
+use super::link_steps::{LinkStep, LinkSteps};
 use crate::error::Error;
 use crate::ranks::set_up;
 use crate::terminal::{self, Columns};
@@ -166,12 +165,6 @@ struct TensorBenchmark<'a> {
     counted: bool,
 }
 
-/// What a rank did in a step.
-struct StepRecord {
-    seconds: f64,
-    transfers: Vec<Transfer>,
-}
-
 impl<'a> TensorBenchmark<'a> {
     /// Checks the sizes.
     fn new(args: &'a OverlapArgs, tensor: usize) -> Result<Self, Error> {
@@ -197,36 +190,22 @@ impl<'a> TensorBenchmark<'a> {
 
     /// The rows, which are the same on each rank.
     fn on_rank(&self, rank: &Rank) -> Result<Vec<TensorRow>, Error> {
-        let bytes_per_second = self.bandwidth(rank)?;
+        let whole = TpCommOverlapSetting(None);
+        let steps = self.steps(rank, whole, Duration::ZERO, f64::INFINITY)?;
+        let bytes_per_second = self.runs().bandwidth(rank, &steps)?;
         let methods = self.args.tp_comm_overlap.iter();
         let row = |method: &TpCommOverlapSetting| {
-            let steps = self.steps(rank, *method, self.latency(), bytes_per_second)?;
+            let steps = self.steps(rank, *method, self.runs().latency(), bytes_per_second)?;
             self.row(rank, *method, &steps)
         };
         methods.map(row).collect()
     }
 
-    fn latency(&self) -> Duration {
-        Duration::from_micros(self.args.latency_us)
-    }
-
-    /// The bytes per second of a link on which the transfers of a step without overlap take the share of the time of its
-    /// products.
-    fn bandwidth(&self, rank: &Rank) -> Result<f64, Error> {
-        let method = TpCommOverlapSetting(None);
-        let steps = self.steps(rank, method, Duration::ZERO, f64::INFINITY)?;
-        let row = self.row(rank, method, &steps)?;
-        let latencies = row.calls * self.latency().as_secs_f64();
-        let wanted = self.args.share * row.step_seconds;
-        if wanted > latencies {
-            Ok(row.bytes / (wanted - latencies))
-        } else {
-            Err(format!(
-                "--share {} of a step of {:.4} s is {wanted:.4} s for its transfers, but the latencies of its {} calls \
-                 take {latencies:.4} s; use a larger --share or a lower --latency-us",
-                self.args.share, row.step_seconds, row.calls,
-            )
-            .into())
+    fn runs(&self) -> LinkSteps<'a> {
+        LinkSteps {
+            args: self.args,
+            ranks: self.tensor,
+            counted: self.counted,
         }
     }
 
@@ -236,12 +215,8 @@ impl<'a> TensorBenchmark<'a> {
         method: TpCommOverlapSetting,
         latency: Duration,
         bytes_per_second: f64,
-    ) -> Result<Vec<StepRecord>, Error> {
-        let link = if self.counted {
-            Link::with_virtual_clock(latency, bytes_per_second)?
-        } else {
-            Link::new(latency, bytes_per_second)?
-        };
+    ) -> Result<Vec<LinkStep>, Error> {
+        let link = self.runs().link(latency, bytes_per_second)?;
         let groups = ParallelContext::new(&method.layout(self.tensor), rank)?;
         let network = SimulatedNetwork::over(groups.tensor().clone(), &link);
         let groups = groups.with_tensor(network);
@@ -258,62 +233,30 @@ impl<'a> TensorBenchmark<'a> {
         let mlps = (0..layers).map(|i| config.clone().with_bias(false).init(&builder.child(i)));
         let mlps = mlps.collect::<Result<Vec<_>, _>>()?;
         let shape = [micro_batch_size, context / self.tensor, hidden];
-        let all = || -> Result<Vec<StepRecord>, Error> {
-            let step = |_| {
-                groups.world().barrier()?;
-                link.take_transfers();
-                let start = link.now();
-                let began = Instant::now();
-                let x = Tensor::ones(shape, &device).require_grad();
-                let _gradients = forward(&mlps, x).sum().backward();
-                let seconds = if self.counted {
-                    link.now() - start
-                } else {
-                    began.elapsed()
-                };
-                Ok(StepRecord {
-                    seconds: seconds.as_secs_f64(),
-                    transfers: link.take_transfers(),
-                })
-            };
-            (0..self.args.warm_up + self.args.steps).map(step).collect()
-        };
-        let mut steps = if self.counted {
-            let clock = MatmulClock {
-                link: link.clone(),
-                flops_per_second: COUNTED_FLOPS,
-            };
-            tracing::subscriber::with_default(clock, all)?
-        } else {
-            all()?
-        };
-        Ok(steps.split_off(self.args.warm_up))
+        self.runs().run(&groups, &link, || {
+            let x = Tensor::ones(shape, &device).require_grad();
+            let _gradients = forward(&mlps, x).sum().backward();
+            Ok(())
+        })
     }
 
     fn row(
         &self,
         rank: &Rank,
         method: TpCommOverlapSetting,
-        steps: &[StepRecord],
+        steps: &[LinkStep],
     ) -> Result<TensorRow, Error> {
-        let mean = |of: &dyn Fn(&StepRecord) -> f64| -> Result<f64, Error> {
-            let own = median(&steps.iter().map(of).collect::<Vec<_>>());
-            let sum = rank.communicator().all_reduce_scalar(own, ReduceOp::Sum)?;
-            Ok(sum / self.tensor as f64)
-        };
-        let sum = |of: fn(&Transfer) -> f64| {
-            move |step: &StepRecord| step.transfers.iter().map(of).sum::<f64>()
-        };
+        let mean = |of: fn(&LinkStep) -> f64| self.runs().mean(rank, steps, of);
         Ok(TensorRow {
             tensor: self.tensor,
             method: method.to_string(),
             counted: self.counted,
-            bytes: mean(&sum(|transfer| transfer.bytes as f64))?,
-            calls: mean(&|step| step.transfers.len() as f64)?,
-            step_seconds: mean(&|step| step.seconds)?,
-            transfer_seconds: mean(&sum(|transfer| transfer.duration().as_secs_f64()))?,
-            blocked_seconds: mean(&sum(|transfer| transfer.waited.as_secs_f64()))?,
-            hidden: mean(&|step| hidden_share(&step.transfers))?,
+            bytes: mean(LinkStep::bytes)?,
+            calls: mean(LinkStep::calls)?,
+            step_seconds: mean(|step| step.seconds)?,
+            transfer_seconds: mean(LinkStep::link)?,
+            blocked_seconds: mean(|step| step.sum(|transfer| transfer.waited))?,
+            hidden: mean(|step| hidden_share(&step.transfers))?,
         })
     }
 }
