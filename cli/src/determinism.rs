@@ -7,6 +7,8 @@ use burn_megatron::kernels::gemm::CpuGemm;
 use clap::Args;
 
 use crate::error::Error;
+use crate::header::print;
+use crate::numbers::count;
 use crate::recipe::Recipe;
 
 /// Flags of determinism; each overrides a key of `[train]`.
@@ -15,10 +17,13 @@ use crate::recipe::Recipe;
 pub struct DeterminismArgs {
     /// Compute every Nth step twice from one state, and compare every result: a difference ends the run with the rank, the
     /// layer and the tensor. Weights and optimizer state are compared between all steps, and a bad loss is computed again.
+    /// The exit code is then 5 for a transient fault, 6 for changed weights, 7 for a faulty device, 8 for a program that is
+    /// not deterministic, 9 for data or software. The end of a run says what it took.
     #[arg(long, value_name = "N")]
     pub check_replay: Option<usize>,
     /// Refuse, or set to a fixed value, what could change the bits of a run on machines of one kind: libraries of matrix
-    /// products, algorithms of NCCL, another layout when a run is resumed. The header says what is set.
+    /// products, algorithms of NCCL, another layout when a run is resumed or started again. The header says what is set, and
+    /// what it costs.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub deterministic: Option<bool>,
 }
@@ -36,9 +41,17 @@ impl DeterminismArgs {
 /// depend on the size.
 const NCCL: [(&str, &str); 2] = [("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "Simple")];
 
+/// What a deterministic run has fixed.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Pinned {
+    pub fixed: String,
+    /// What that costs.
+    pub cost: String,
+}
+
 /// Sets what a deterministic recipe sets in this process, and describes all that is fixed; `None` for another recipe. Call it
 /// before NCCL is opened and before there are other threads.
-pub fn pin(recipe: &Recipe, engine: Engine) -> Option<String> {
+pub fn pin(recipe: &Recipe, engine: Engine) -> Option<Pinned> {
     if !recipe.train.deterministic {
         return None;
     }
@@ -47,7 +60,7 @@ pub fn pin(recipe: &Recipe, engine: Engine) -> Option<String> {
         _ => "the gemm crate, in one order",
     };
     let mut fixed = vec![format!("products on the CPU by {products}")];
-    if engine == Engine::Nccl {
+    let cost = if engine == Engine::Nccl {
         for (name, value) in NCCL {
             let value = env::var(name).unwrap_or_else(|_| {
                 // SAFETY: the ranks and the threads of this process have not started.
@@ -56,22 +69,68 @@ pub fn pin(recipe: &Recipe, engine: Engine) -> Option<String> {
             });
             fixed.push(format!("{name}={value}"));
         }
+        let layout = recipe.layout();
+        let largest = layout.data_parallel_size().max(layout.tensor);
+        match env::var("NCCL_ALGO") {
+            Ok(algorithm) if algorithm != "Ring" => format!("that of NCCL_ALGO={algorithm}"),
+            _ => cost_of_rings(largest),
+        }
     } else {
         fixed.push(format!(
             "sums between ranks in the order of the ranks ({engine})"
         ));
-    }
+        "none: all this is the same without it".into()
+    };
     fixed.push("another layout is refused when the run is resumed".into());
-    Some(fixed.join("; "))
+    let fixed = fixed.join("; ");
+    Some(Pinned { fixed, cost })
 }
 
-/// Keys that change the order of sums, and may not differ when a deterministic run is resumed.
-pub const ORDER_OF_SUMS: [&str; 6] = [
+/// Of all-reduces over so many ranks by NCCL's rings, for small messages, whose time is that of the messages in a row.
+fn cost_of_rings(ranks: usize) -> String {
+    let (ring, tree) = (2 * (ranks - 1), 2 * ranks.next_power_of_two().ilog2());
+    format!(
+        "an all-reduce over {} by a ring takes {} in a row, by a tree {tree}: small ones are slower",
+        count(ranks, "rank"),
+        count(ring, "message"),
+    )
+}
+
+/// Prints what a run has fixed and checks, with what it costs.
+pub fn print_header(recipe: &Recipe, pinned: Option<&Pinned>) {
+    if let Some(Pinned { fixed, cost }) = pinned {
+        print("fixed", fixed);
+        print("cost", cost);
+    }
+    if let Some(check) = describe_check(recipe) {
+        print("check", check);
+    }
+}
+
+/// What the check of steps adds to a run; `None` without it.
+fn describe_check(recipe: &Recipe) -> Option<String> {
+    let every = recipe.train.check_replay_every?;
+    let steps = match every {
+        1 => "each step is".into(),
+        every => format!("one of {} is", count(every, "step")),
+    };
+    Some(format!(
+        "{steps} computed twice, {:.1} % more forwards, backwards and reductions, with a fingerprint of each tensor",
+        100.0 / every as f64
+    ))
+}
+
+/// Keys that change the order of sums, and may not differ when a deterministic run is resumed. Which rank NCCL's rings begin at
+/// depends on the place in a buffer.
+pub const ORDER_OF_SUMS: [&str; 9] = [
     "parallel",
     "kernels",
+    "nccl",
     "data_parallel.zero_stage",
     "data_parallel.hsdp",
     "data_parallel.hierarchical_reduce",
+    "data_parallel.bucket_size",
+    "data_parallel.pad_buckets",
     "train.micro_batch_size",
 ];
 
@@ -123,18 +182,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_fixed_is_said() {
+    fn what_is_fixed_is_said_with_its_cost() {
         assert_eq!(pin(&recipe(""), Engine::Threads), None);
-        let fixed = pin(&recipe("--deterministic"), Engine::Threads).unwrap();
+        let Pinned { fixed, cost } = pin(&recipe("--deterministic"), Engine::Threads).unwrap();
         assert_eq!(
             fixed,
             "products on the CPU by the gemm crate, in one order; sums between ranks in the order of the ranks (threads); \
              another layout is refused when the run is resumed"
         );
-        let train = recipe("--check-replay 20 --deterministic").train;
+        assert_eq!(cost, "none: all this is the same without it");
         assert_eq!(
-            (train.check_replay_every, train.deterministic),
-            (Some(20), true)
+            cost_of_rings(64),
+            "an all-reduce over 64 ranks by a ring takes 126 messages in a row, by a tree 12: small ones are slower"
+        );
+        let recipe = recipe("--check-replay 20 --deterministic");
+        assert!(recipe.train.deterministic);
+        assert_eq!(
+            describe_check(&recipe).unwrap(),
+            "one of 20 steps is computed twice, 5.0 % more forwards, backwards and reductions, with a fingerprint of each tensor"
         );
     }
 }

@@ -19,6 +19,7 @@ use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::run_folder::{CHECKPOINTS, RunFolder};
 use burn_megatron::train::{GenerateConfig, SaveConfig, Saver, TrainOutcome};
 
+use crate::determinism::{self, Pinned};
 use crate::error::Error;
 use crate::estimate::{self, RankEstimates};
 use crate::family::{AnyTrainer, RankMemory};
@@ -66,7 +67,7 @@ pub struct RankRun<'a> {
     pub heartbeat_interval: Duration,
     pub device: DeviceKind,
     /// What a deterministic run has fixed.
-    pub deterministic: Option<&'a str>,
+    pub deterministic: Option<&'a Pinned>,
     /// Whether the 8-bit layers are measured in the last step.
     pub fp8_report: bool,
     /// Where a process is on its machine.
@@ -120,9 +121,7 @@ impl RankRun<'_> {
             if let Some(nodes) = nodes::describe(groups.mesh(), &recipe.data_parallel) {
                 print("nodes", nodes);
             }
-            if let Some(fixed) = self.deterministic {
-                print("fixed", fixed);
-            }
+            determinism::print_header(recipe, self.deterministic);
             let memory = (self.estimates, self.planned_memory);
             print_training(recipe, memory, Some(&start.folder), device);
         }

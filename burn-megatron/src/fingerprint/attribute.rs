@@ -14,6 +14,8 @@ pub(crate) struct Origin {
     pub site: Site,
     /// Whether its inputs differ already, while nothing before it does: what computed them is not recorded.
     pub is_before: bool,
+    /// The numbers of the tensors that differ among those that an operation returned; empty if it returned one.
+    pub tensors: Vec<usize>,
 }
 
 /// The origins of the differences of all ranks.
@@ -38,6 +40,10 @@ pub(crate) fn attribute(ranks: &[Vec<Difference>]) -> Vec<Origin> {
                 ranks: vec![rank],
                 site: site.clone(),
                 is_before: first.input,
+                tensors: match (site, first.returned) {
+                    (Site::Operation { .. }, 2..) => first.outputs.clone(),
+                    _ => vec![],
+                },
             }),
         }
     }
@@ -45,6 +51,7 @@ pub(crate) fn attribute(ranks: &[Vec<Difference>]) -> Vec<Origin> {
         ranks,
         site: Site::Call(key.clone()),
         is_before: false,
+        tensors: vec![],
     }));
     origins
 }
@@ -55,12 +62,14 @@ impl fmt::Display for Origin {
             ranks,
             site,
             is_before,
+            tensors,
         } = self;
-        let ranks: Vec<_> = ranks.iter().map(ToString::to_string).collect();
-        match &ranks[..] {
-            [rank] => write!(f, "on rank {rank} ")?,
-            ranks => write!(f, "on ranks {} ", ranks.join(", "))?,
-        }
+        let list = |all: &[usize]| {
+            let all: Vec<_> = all.iter().map(ToString::to_string).collect();
+            all.join(", ")
+        };
+        let ranks_word = if ranks.len() == 1 { "rank" } else { "ranks" };
+        write!(f, "on {ranks_word} {} ", list(ranks))?;
         match (is_before, site) {
             (true, site) => write!(
                 f,
@@ -68,6 +77,18 @@ impl fmt::Display for Origin {
             ),
             (false, Site::Gradient { .. } | Site::Losses) => {
                 write!(f, "{site} differs, although all before it is equal")
+            }
+            (false, Site::Operation { is_backward, .. }) if !tensors.is_empty() => {
+                let what = if *is_backward {
+                    "gradient of its input"
+                } else {
+                    "output"
+                };
+                let numbers = list(tensors);
+                write!(
+                    f,
+                    "{site} returned another {what} {numbers} for the same inputs"
+                )
             }
             (false, site) => write!(f, "{site} returned something else for the same inputs"),
         }
@@ -100,7 +121,7 @@ mod tests {
         let event = |(site, input, output): &(Site, u64, u64)| Event {
             site: site.clone(),
             input: *input,
-            output: *output,
+            outputs: vec![*output],
         };
         values.iter().map(event).collect()
     }
@@ -138,6 +159,7 @@ mod tests {
             ranks: vec![1],
             site: operation("a"),
             is_before: false,
+            tensors: vec![],
         };
         assert_eq!(found, [origin]);
         assert_eq!(
@@ -171,6 +193,26 @@ mod tests {
             "{found:?}"
         );
         assert!(attribute(&[differences(&good, &good)]).is_empty());
+    }
+
+    #[test]
+    fn the_tensor_is_named_where_there_are_several() {
+        let of = |gradients: &[u64]| Event {
+            site: Site::Operation {
+                function: "LinearFunction".into(),
+                layer: "a".into(),
+                micro_batch: Some(3),
+                is_backward: true,
+            },
+            input: 1,
+            outputs: gradients.to_vec(),
+        };
+        let found = attribute(&[vec![], differences(&[of(&[1, 2, 0])], &[of(&[1, 3, 0])])]);
+        assert_eq!(
+            found[0].to_string(),
+            "on rank 1 the backward of LinearFunction in or after layer a, micro-batch 3 returned another gradient of its \
+             input 1 for the same inputs"
+        );
     }
 
     #[test]

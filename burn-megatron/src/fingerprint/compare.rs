@@ -14,8 +14,11 @@ pub(crate) struct Difference {
     pub site: Site,
     /// Whether it got other inputs.
     pub input: bool,
-    /// Whether it returned something else.
-    pub output: bool,
+    /// The numbers of the tensors of what it returned that are others; of a backward, those of the inputs whose gradients
+    /// are.
+    pub outputs: Vec<usize>,
+    /// How many tensors it returned.
+    pub returned: usize,
 }
 
 /// Two runs of a step on one rank.
@@ -52,11 +55,16 @@ pub(crate) fn compare(a: &[Event], b: &[Event]) -> Comparison {
             second: Some(other.site.clone()),
         };
     }
-    let difference = |position: usize, a: &Event, b: &Event| Difference {
-        position,
-        site: a.site.clone(),
-        input: a.input != b.input,
-        output: a.output != b.output,
+    let difference = |position: usize, a: &Event, b: &Event| {
+        let pairs = a.outputs.iter().zip(&b.outputs).enumerate();
+        let outputs = pairs.filter(|(_, (a, b))| a != b);
+        Difference {
+            position,
+            site: a.site.clone(),
+            input: a.input != b.input,
+            outputs: outputs.map(|(number, _)| number).collect(),
+            returned: a.outputs.len(),
+        }
     };
     let mut all = vec![difference(position, first, other)];
     // By their keys: from the first difference on, the operations between the calls may be others.

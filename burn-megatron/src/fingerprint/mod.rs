@@ -66,6 +66,13 @@ fn of_tensors(tensors: &[&DispatchTensor]) -> u64 {
     all.digest()
 }
 
+/// One fingerprint of several, in this order.
+pub(crate) fn folded(sums: impl Iterator<Item = u64>) -> u64 {
+    let mut all = Xxh3Default::new();
+    sums.for_each(|sum| all.update(&sum.to_le_bytes()));
+    all.digest()
+}
+
 /// The fingerprint of a buffer.
 pub(crate) fn of_buffer(buffer: &Buffer) -> u64 {
     fn of<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N]) -> u64 {

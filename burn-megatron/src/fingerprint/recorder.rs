@@ -46,8 +46,10 @@ pub(crate) struct CallKey {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Event {
     pub site: Site,
+    /// Of all that it read.
     pub input: u64,
-    pub output: u64,
+    /// Of each tensor that it returned; of a backward by the number of the input, 0 for one without a gradient.
+    pub outputs: Vec<u64>,
 }
 
 /// Records one run of a step, and flips the bits of a fault plan.
@@ -59,12 +61,21 @@ pub(crate) struct Recorder {
     state: Mutex<RecorderState>,
 }
 
-#[derive(Default)]
-struct RecorderState {
+/// What an operation belongs to.
+#[derive(Clone, Default)]
+struct Place {
     layer: String,
     micro_batch: Option<usize>,
-    /// The layer and the micro-batch of each forward.
-    forwards: Vec<(String, Option<usize>)>,
+}
+
+#[derive(Default)]
+struct RecorderState {
+    place: Place,
+    /// Of each forward.
+    forwards: Vec<Place>,
+    /// By backward that runs, the innermost last, where the pass around it goes on: where two micro-batches overlap, the
+    /// backward of one runs inside of the forward of the other.
+    around: Vec<Place>,
     calls: HashMap<String, u64>,
     events: Vec<Event>,
 }
@@ -101,16 +112,17 @@ impl Recorder {
 
     pub(super) fn begin_layer(&self, parameter: &str) {
         let layer = parameter.rsplit_once('.').map_or("", |(layer, _)| layer);
-        let mut state = self.state.lock();
-        if state.layer != layer {
-            state.layer = layer.into();
+        let place = &mut self.state.lock().place;
+        if place.layer != layer {
+            place.layer = layer.into();
         }
     }
 
     pub(super) fn begin_micro_batch(&self, micro_batch: usize) {
-        let mut state = self.state.lock();
-        state.micro_batch = Some(micro_batch);
-        state.layer.clear();
+        self.state.lock().place = Place {
+            layer: String::new(),
+            micro_batch: Some(micro_batch),
+        };
     }
 
     /// The gradient of a parameter on this rank, before it is reduced.
@@ -118,14 +130,13 @@ impl Recorder {
         let site = Site::Gradient {
             parameter: parameter.into(),
         };
-        self.add(site, 0, of_tensor(gradient));
+        self.add(site, 0, vec![of_tensor(gradient)]);
     }
 
     /// The losses of this rank.
     pub fn losses(&self, losses: &[Tensor<1>]) {
-        let all: Vec<_> = losses.iter().map(|x| x.clone().into_dispatch()).collect();
-        let output = of_tensors(&all.iter().collect::<Vec<_>>());
-        self.add(Site::Losses, 0, output);
+        let outputs = losses.iter().map(|x| of_tensor(x.clone()));
+        self.add(Site::Losses, 0, outputs.collect());
     }
 
     /// Begins a call with an input of this fingerprint. A message that is sent is recorded at once.
@@ -160,7 +171,7 @@ impl Recorder {
             _ => input(),
         };
         if let Call::Send { .. } = call {
-            self.add(Site::Call(key), input, 0);
+            self.add(Site::Call(key), input, vec![]);
             return None;
         }
         Some(ObservedCall {
@@ -170,11 +181,11 @@ impl Recorder {
         })
     }
 
-    fn add(&self, site: Site, input: u64, output: u64) {
+    fn add(&self, site: Site, input: u64, outputs: Vec<u64>) {
         let event = Event {
             site,
             input,
-            output,
+            outputs,
         };
         self.state.lock().events.push(event);
     }
@@ -185,11 +196,12 @@ impl Recorder {
         let Some(flip) = plan.and_then(|plan| plan.next_tensor(self.rank, target)) else {
             return;
         };
-        let layer = self.state.lock().layer.clone();
-        tracing::warn!(
-            "{flip} triggers on rank {}: {function} in or after {layer}",
-            self.rank
-        );
+        // The layer is known where fingerprints are taken.
+        let layer = match &self.state.lock().place.layer[..] {
+            "" => String::new(),
+            layer => format!(" in or after layer {layer}"),
+        };
+        tracing::warn!("{flip} triggers on rank {}: {function}{layer}", self.rank);
         flip_dispatch(tensor, flip);
     }
 }
@@ -202,7 +214,8 @@ impl CallObserver for Recorder {
         if let Some(forward) = forward {
             // What runs inside of the backward, such as a block that is computed again, belongs to the same.
             let state = &mut *self.state.lock();
-            (state.layer, state.micro_batch) = state.forwards[forward as usize].clone();
+            let own = state.forwards[forward as usize].clone();
+            state.around.push(std::mem::replace(&mut state.place, own));
         }
         of_tensors(tensors)
     }
@@ -214,21 +227,12 @@ impl CallObserver for Recorder {
         if !self.records {
             return 0;
         }
-        let output = of_tensors(&outputs.iter().collect::<Vec<_>>());
-        let mut state = self.state.lock();
-        let (layer, micro_batch) = (state.layer.clone(), state.micro_batch);
-        state.forwards.push((layer.clone(), micro_batch));
-        state.events.push(Event {
-            site: Site::Operation {
-                function: function.into(),
-                layer,
-                micro_batch,
-                is_backward: false,
-            },
-            input,
-            output,
-        });
-        state.forwards.len() as u64 - 1
+        let outputs = outputs.iter().map(|output| of_tensors(&[output])).collect();
+        let place = self.state.lock().place.clone();
+        self.add(place.clone().operation(function, false), input, outputs);
+        let forwards = &mut self.state.lock().forwards;
+        forwards.push(place);
+        forwards.len() as u64 - 1
     }
 
     fn gradients(
@@ -244,15 +248,27 @@ impl CallObserver for Recorder {
         if !self.records {
             return;
         }
-        let output = of_tensors(&gradients.iter().flatten().collect::<Vec<_>>());
-        let (layer, micro_batch) = self.state.lock().forwards[forward as usize].clone();
-        let site = Site::Operation {
-            function: function.into(),
-            layer,
-            micro_batch,
-            is_backward: true,
+        let of_gradient = |gradient: &Option<DispatchTensor>| {
+            gradient
+                .as_ref()
+                .map_or(0, |gradient| of_tensors(&[gradient]))
         };
-        self.add(site, input, output);
+        let outputs = gradients.iter().map(of_gradient).collect();
+        let own = self.state.lock().forwards[forward as usize].clone();
+        self.add(own.operation(function, true), input, outputs);
+        let state = &mut *self.state.lock();
+        state.place = state.around.pop().unwrap_or_default();
+    }
+}
+
+impl Place {
+    fn operation(self, function: &str, is_backward: bool) -> Site {
+        Site::Operation {
+            function: function.into(),
+            layer: self.layer,
+            micro_batch: self.micro_batch,
+            is_backward,
+        }
     }
 }
 
@@ -266,7 +282,8 @@ pub(crate) struct ObservedCall {
 impl ObservedCall {
     /// The call has returned a result of this fingerprint.
     pub fn end(self, output: u64) {
-        self.recorder.add(Site::Call(self.key), self.input, output);
+        let (site, outputs) = (Site::Call(self.key), vec![output]);
+        self.recorder.add(site, self.input, outputs);
     }
 }
 
@@ -294,5 +311,55 @@ impl fmt::Display for Site {
             Self::Losses => f.write_str("the losses"),
             Self::Call(CallKey { call, sequence }) => write!(f, "call {sequence} {call}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    /// Where two micro-batches overlap, the backward of one runs between two operations of the forward of the other.
+    #[test]
+    fn operations_after_a_backward_inside_of_a_forward_are_of_the_forward() {
+        let recorder = Recorder::new(0, true, None);
+        let x = || Tensor::<1>::from_floats([1.0, 2.0], &Device::flex()).into_dispatch();
+        let forward = |function: &str| {
+            let input = recorder.inputs(None, &[&x()]);
+            recorder.outputs(function, input, &mut [x()])
+        };
+        let backward = |function: &str, of: u64, inside: &dyn Fn()| {
+            let input = recorder.inputs(Some(of), &[&x()]);
+            inside();
+            recorder.gradients(function, of, input, &mut [None, Some(x())]);
+        };
+        recorder.begin_micro_batch(0);
+        recorder.begin_layer("blocks.0.mlp.up.weight");
+        let first = forward("A");
+        recorder.begin_micro_batch(1);
+        recorder.begin_layer("blocks.0.attention.query.weight");
+        forward("B");
+        backward("A", first, &|| {
+            // A block that is computed again.
+            recorder.begin_layer("blocks.0.norm.weight");
+            forward("C");
+        });
+        forward("D");
+        let found: Vec<_> = recorder
+            .take()
+            .iter()
+            .map(|it| it.site.to_string())
+            .collect();
+        assert_eq!(
+            found,
+            [
+                "the forward of A in or after layer blocks.0.mlp.up, micro-batch 0",
+                "the forward of B in or after layer blocks.0.attention.query, micro-batch 1",
+                "the forward of C in or after layer blocks.0.norm, micro-batch 0",
+                "the backward of A in or after layer blocks.0.mlp.up, micro-batch 0",
+                "the forward of D in or after layer blocks.0.attention.query, micro-batch 1",
+            ]
+        );
     }
 }

@@ -40,7 +40,7 @@ pub use error::TrainError;
 pub use expert_metrics::{ExpertMetrics, LayerLoad};
 pub use module_state::load_module;
 pub use observer::{NoopObserver, Observer, ObserverError, StepGradients};
-pub use replay::ReplayError;
+pub use replay::{MeanTime, ReplayCost, ReplayError};
 pub use save::{SaveConfig, SavedCheckpoint, Saver};
 pub use sequence_warmup::SequenceWarmup;
 pub use trainer::{TrainOutcome, Trainer};

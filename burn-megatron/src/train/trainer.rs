@@ -12,7 +12,7 @@ use super::error::TrainError;
 use super::losses::LossSums;
 use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use super::micro_batches::{ContextPart, share_of, targets};
-use super::replay::Replay;
+use super::replay::{Replay, ReplayCost};
 use super::schedule::LrSchedule;
 use super::sequence_warmup::row_length;
 use super::step::{FinishedStep, LaunchedStep, StepClock};
@@ -94,6 +94,9 @@ pub struct TrainOutcome {
     /// Set to [`Verdict::DataOrSoftware`] if a bad loss was computed again on another rank, with the same result; see
     /// [`check_replay_every`](TrainConfig::check_replay_every).
     pub bad_loss: Option<Verdict>,
+    /// What the checks have taken on this rank; `None` without
+    /// [`check_replay_every`](TrainConfig::check_replay_every).
+    pub replay_cost: Option<ReplayCost>,
     /// The padding of documents in the steps since the start or the checkpoint; none but with a split
     /// [per document](crate::mesh::ContextSplit::ZigzagPerDocument).
     pub padding: Padding,
@@ -249,6 +252,7 @@ impl<M: LanguageModel> Trainer<M> {
                 .replay
                 .is_bad_elsewhere
                 .then_some(Verdict::DataOrSoftware),
+            replay_cost: self.checks_replay().then_some(self.replay.cost),
             stopped,
             held_out,
         })

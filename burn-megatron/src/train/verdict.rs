@@ -8,7 +8,7 @@ use std::fmt;
 pub enum Verdict {
     /// One of several equal computations gave another result, once.
     Transient,
-    /// Weights or the state of the optimizer changed between two steps.
+    /// Weights or the state of the optimizer changed between two steps, or weights differ on ranks that have the same.
     StateChanged,
     /// The device of a rank computes another result than that of another rank.
     Device,
@@ -54,7 +54,7 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Transient => "a transient fault",
-            Self::StateChanged => "weights or the state of the optimizer changed between two steps",
+            Self::StateChanged => "weights or the state of the optimizer changed",
             Self::Device => "a fault of a device",
             Self::NotDeterministic => "not deterministic",
             Self::DataOrSoftware => "data or software",

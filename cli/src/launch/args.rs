@@ -43,11 +43,13 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
     pub grace: f64,
     /// Start the job again at most N times from its newest whole checkpoint, after a signal, a lost rank or another fault
-    /// that may pass: `pretrain` with --run-dir, or --program, which resumes by itself.
+    /// that may pass, such as those that `pretrain --check-replay` ends with by code 5 or 6: `pretrain` with --run-dir, or
+    /// --program, which resumes by itself.
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Restart")]
     pub max_restarts: usize,
     /// The least and the most ranks of an attempt. Each has as many as there are slots for and the layout allows: the size of
-    /// the data axis changes, the global batch stays the same. By default each has --ranks.
+    /// the data axis changes, the global batch stays the same. By default each has --ranks. Not for a run with
+    /// --deterministic.
     #[arg(long, value_name = "MIN:MAX", help_heading = "Restart")]
     pub elastic: Option<ElasticRange>,
     /// A program that prints the slots of this machine as `localhost:SLOTS`, which runs before each attempt (--elastic). By

@@ -132,6 +132,7 @@ fn run_until(
             let engine = ranks.engine.to_string();
             let engine = (&engine[..], args.compute_threads);
             print_run(&recipe, &plan, &*data, args.device, engine);
+            determinism::print_header(&recipe, deterministic.as_ref());
             print_training(&recipe, memory, None, &devices[0]);
             println!("{}", planned_memory.table());
             unfit.map_or(Ok(()), Err)?;
@@ -184,7 +185,7 @@ fn run_until(
             deadline,
             heartbeat_interval: MAX_HEARTBEAT_INTERVAL.min(deadline.min(first_deadline) / 4),
             device: args.device,
-            deterministic: deterministic.as_deref(),
+            deterministic: deterministic.as_ref(),
             fp8_report: args.fp8.fp8_report,
             place: own_rank.map(|_| LocalRank {
                 rank: local_rank,
@@ -261,6 +262,9 @@ fn finish(
     print_memory(&result.memory);
     planned_memory.write_svg(&folder.memory_svg())?;
     header::print("planned", planned_memory.to_string());
+    if let Some(cost) = &outcome.replay_cost {
+        header::print("check", cost.to_string());
+    }
     println!();
     let held_out = outcome.held_out;
     let parallel = &recipe.parallel;

@@ -249,6 +249,30 @@ fn a_killed_run_goes_on_with_other_numbers_of_ranks() {
     expect_every_sample_once("elastic", 2, true);
 }
 
+/// A bit that flips once is found by computing the step again, and is not there after the restart.
+#[test]
+fn a_run_is_started_again_after_a_transient_fault() {
+    let stage = Stage::new("flip");
+    let mut command = stage.command(PROGRAM);
+    command.args(["launch", "--ranks", "4", "--max-restarts", "1"]);
+    command.args(["--restart-delay", "0.1", "--"]);
+    let command = stage.pretrain(&mut command, "run");
+    let flags = "--tp 2 --dp 2 --pp 1 --save-every 2 --check-replay 2";
+    command.args(flags.split(' '));
+    command.args(["--inject", "bit-flip:gradient:7:20@rank=3,step=4,call=5"]);
+    let ended = run(command, PATIENCE);
+    assert_eq!(ended.code, Some(0), "{}", ended.all());
+    for said in [
+        "step 4: a transient fault: of three runs from one state, the first differs from the two others: on rank 3 the backward of ",
+        "in step 4: a check of a step found: a transient fault",
+        "restart 1 of 1 in 0.1 s from step 2",
+    ] {
+        assert!(ended.errors.contains(said), "{said}: {}", ended.all());
+    }
+    let cost = "2 steps computed twice, ";
+    assert!(ended.output.contains(cost), "{}", ended.all());
+}
+
 /// Among them mpirun and the guard process.
 #[test]
 #[ignore = "minutes: run by hand"]

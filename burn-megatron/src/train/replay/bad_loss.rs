@@ -1,15 +1,16 @@
 //! Tells what a bad loss is due to: it is computed again here, and then on another rank of the data axis.
 
+use std::collections::BTreeMap;
+
 use burn::tensor::Tensor;
 
 use super::super::{LanguageModel, TrainError, Trainer, Verdict};
 use super::{ReplayError, StepInput};
-use crate::collective::to_f64;
 use crate::data::{Batch, Samples};
 use crate::data_parallel::Gradients;
-use crate::fingerprint::of_tensor;
+use crate::fingerprint::{Event, Site, folded, of_tensor};
+use crate::mesh::{Axis, Coordinates, ExpertCoordinates, Grid, Mesh};
 use crate::nn::fp8::Fp8Snapshot;
-use crate::optim::all_finite;
 
 /// What is known of a step with a bad loss.
 pub(in crate::train) struct BadLoss<'a> {
@@ -35,8 +36,28 @@ impl BadLoss<'_> {
     }
 }
 
+/// The fingerprints of what a rank computes of some samples, before it is summed over ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct OfSamples {
+    losses: u64,
+    gradients: u64,
+}
+
+impl OfSamples {
+    fn of(events: &[Event]) -> Self {
+        let all = |is_one: fn(&Site) -> bool| {
+            let events = events.iter().filter(|event| is_one(&event.site));
+            folded(events.flat_map(|event| event.outputs.iter().copied()))
+        };
+        Self {
+            losses: all(|site| matches!(site, Site::Losses)),
+            gradients: all(|site| matches!(site, Site::Gradient { .. })),
+        }
+    }
+}
+
 impl<M: LanguageModel> Trainer<M> {
-    /// Computes a step with a bad loss again, on this rank, and its batches on the next rank of the data axis. Collective:
+    /// Computes a step with a bad loss again, on this rank, and its batches on another rank of the data axis. Collective:
     /// call on all ranks of the world.
     ///
     /// # Errors
@@ -48,28 +69,28 @@ impl<M: LanguageModel> Trainer<M> {
         samples: &dyn Samples,
     ) -> Result<(), TrainError> {
         let after = self.ddp.fp8().snapshot();
-        self.compute_again(bad)?;
-        let groups = self.ddp.groups();
-        let reason = if groups.data().size() == 1 {
-            Some("the layout has one data-parallel rank")
-        } else if groups.config().splits_experts() {
-            Some("the experts compute samples of several data-parallel ranks")
-        } else {
-            None
-        };
-        if reason.is_none() {
-            self.compute_elsewhere(bad, samples)?;
+        let own = self.compute_again(bad)?;
+        let shift = shift(self.ddp.groups().mesh());
+        if let Some(shift) = shift {
+            self.compute_elsewhere(bad, own, shift, samples)?;
             self.replay.is_bad_elsewhere = true;
         }
         self.ddp.fp8().restore(&after);
-        if self.ddp.groups().rank() == 0 {
+        let groups = self.ddp.groups();
+        if groups.rank() == 0 {
             let (step, what) = (bad.input.step + 1, bad.what);
-            match reason {
-                Some(reason) => tracing::warn!(
+            match shift {
+                None if groups.data().size() == 1 => tracing::warn!(
                     step,
-                    "{what}: the same when computed again; it was not computed on another device, as {reason}"
+                    "{what}: the same when computed again; it was not computed on another device, as the layout has one \
+                     data-parallel rank"
                 ),
                 None => tracing::warn!(
+                    step,
+                    "{what}: the same when computed again; it was not computed on another device, as the layout has one \
+                     replica of the experts"
+                ),
+                Some(_) => tracing::warn!(
                     step,
                     "{what}: the same when computed again, and on another data-parallel rank: it is due to the data, the \
                      settings or the software"
@@ -80,84 +101,77 @@ impl<M: LanguageModel> Trainer<M> {
     }
 
     /// Fails if a second run on the same ranks has other losses or gradients.
-    fn compute_again(&mut self, bad: &BadLoss<'_>) -> Result<(), TrainError> {
-        let (losses, sums, _) = self.run_from(bad.fp8, bad.input)?;
-        let others = match self.ranks_where(losses != losses_of(bad.losses))? {
-            Some(ranks) => Some(("losses", ranks)),
-            None => {
-                let ranks = self.ranks_where(sums != sums_of(bad.gradients))?;
-                ranks.map(|ranks| ("gradients", ranks))
+    fn compute_again(&mut self, bad: &BadLoss<'_>) -> Result<OfSamples, TrainError> {
+        self.ddp.fp8().restore(bad.fp8);
+        let (run, events) = self.observed_run(bad.input, true)?;
+        let pairs = [
+            (
+                "losses",
+                of_all(bad.losses.iter()),
+                of_all(run.losses.losses.iter()),
+            ),
+            (
+                "gradients",
+                of_all(bad.gradients.sums()),
+                of_all(run.gradients.sums()),
+            ),
+        ];
+        for (what, before, now) in pairs {
+            let own = self.ddp.groups().rank();
+            let all: Vec<Option<usize>> = self.gather(&(before != now).then_some(own))?;
+            let ranks: Vec<_> = all.into_iter().flatten().map(|it| it.to_string()).collect();
+            if !ranks.is_empty() {
+                let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+                let ranks = ranks.join(", ");
+                let message = format!(
+                    "computed again from one state, the {what} are others on {word} {ranks}"
+                );
+                return Err(bad.error(Verdict::Transient, &message));
             }
-        };
-        let Some((others, ranks)) = others else {
-            return Ok(());
-        };
-        let message = format!("computed again from one state, the {others} are others on {ranks}");
-        Err(bad.error(Verdict::Transient, &message))
+        }
+        Ok(OfSamples::of(&events))
     }
 
-    /// Fails if the samples of each rank have other losses or good gradients on the next data-parallel rank.
+    /// Fails if the samples of a rank have other losses or gradients `shift` data-parallel ranks before it. `own` are those
+    /// of this rank's samples here.
     fn compute_elsewhere(
         &mut self,
         bad: &BadLoss<'_>,
+        own: OfSamples,
+        shift: usize,
         samples: &dyn Samples,
     ) -> Result<(), TrainError> {
         let data = self.ddp.groups().data().clone();
         let (rank, ranks) = (data.rank(), data.size());
-        let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
-        let batches = self.batches_of(bad.input.step, next, samples)?;
+        let (from, to) = ((rank + shift) % ranks, (rank + ranks - shift) % ranks);
+        let batches = self.batches_of(bad.input.step, from, samples)?;
         let input = StepInput {
             batches: &batches,
-            data_rank: next,
+            data_rank: from,
             ..bad.input.clone()
         };
-        let (of_next, _, is_finite_there) = self.run_from(bad.fp8, &input)?;
-        // Each rank has computed those of the next one.
-        let all: Vec<i64> = data.all_gather(vec![of_next as i64].into())?.into_vec();
-        let is_other = all[before] as u64 != losses_of(bad.losses);
-        if let Some(found) = self.ranks_where(is_other)? {
-            let message = format!(
-                "on the next data-parallel rank the losses of the same samples are others than those of {found}, which a \
-                 second run repeats"
-            );
-            return Err(bad.error(Verdict::Device, &message));
+        self.ddp.fp8().restore(bad.fp8);
+        let (_, events) = self.observed_run(&input, true)?;
+        let OfSamples { losses, gradients } = OfSamples::of(&events);
+        // Each rank has computed those of another one.
+        let found = vec![losses as i64, gradients as i64];
+        let all: Vec<i64> = data.all_gather(found.into())?.into_vec();
+        let there = &all[2 * to..2 * to + 2];
+        let what = match own {
+            own if own.losses != there[0] as u64 => Some("losses"),
+            own if own.gradients != there[1] as u64 => Some("gradients"),
+            _ => None,
+        };
+        let (own, there) = (self.ddp.groups().rank(), data.group().ranks()[to]);
+        let other = what
+            .map(|what| format!("rank {there} has other {what} than rank {own} of its samples"));
+        let all: Vec<Option<String>> = self.gather(&other)?;
+        let others: Vec<_> = all.into_iter().flatten().collect();
+        if others.is_empty() {
+            return Ok(());
         }
-        let groups = self.ddp.groups();
-        let was_finite = all_finite(is_finite(bad.gradients), groups)?;
-        if all_finite(is_finite_there, groups)? && !was_finite {
-            let message = "with the samples of each rank on the next data-parallel rank all gradients are finite";
-            return Err(bad.error(Verdict::Device, message));
-        }
-        Ok(())
-    }
-
-    /// Runs a step from this state of the 8-bit layers: the fingerprints of the losses and of the gradients of this rank,
-    /// and whether the latter are finite.
-    fn run_from(
-        &mut self,
-        fp8: &Fp8Snapshot,
-        input: &StepInput<'_>,
-    ) -> Result<(u64, u64, bool), TrainError> {
-        self.ddp.fp8().restore(fp8);
-        let (run, _) = self.observed_run(input, false)?;
-        let finite = is_finite(&run.gradients);
-        Ok((
-            losses_of(&run.losses.losses),
-            sums_of(&run.gradients),
-            finite,
-        ))
-    }
-
-    /// The ranks on which `is_wrong`, as text; `None` if there are none. Collective: call on all ranks of the world.
-    fn ranks_where(&self, is_wrong: bool) -> Result<Option<String>, TrainError> {
-        let all: Vec<bool> = self.gather(&is_wrong)?;
-        let ranks = all.iter().enumerate().filter(|(_, is_wrong)| **is_wrong);
-        let ranks: Vec<_> = ranks.map(|(rank, _)| rank.to_string()).collect();
-        Ok(match &ranks[..] {
-            [] => None,
-            [rank] => Some(format!("rank {rank}")),
-            ranks => Some(format!("ranks {}", ranks.join(", "))),
-        })
+        let message = format!("which a second run repeats; {}", others.join("; "));
+        Err(bad.error(Verdict::Device, &message))
     }
 
     /// The micro-batches of a rank of the data axis in the step that runs.
@@ -172,17 +186,73 @@ impl<M: LanguageModel> Trainer<M> {
     }
 }
 
-fn losses_of(losses: &[Tensor<1>]) -> u64 {
-    let sums = losses.iter().map(|loss| of_tensor(loss.clone()));
-    sums.fold(0, |all: u64, sum| all.rotate_left(7) ^ sum)
+/// By how many ranks of the data axis samples move, so that all they are computed on are other devices, which have the same
+/// parts of the weights: the ranks of one replica of the experts move together. `None` where there is no other replica.
+fn shift(mesh: &Mesh) -> Option<usize> {
+    let data = mesh.size(Grid::Dense, Axis::Data);
+    let moved = |rank: usize, by: usize| {
+        let own = mesh.coordinates(rank);
+        let data = (own.data + by) % data;
+        mesh.rank_at(Coordinates { data, ..own })
+    };
+    (1..data).find(|by| {
+        let mut replicas = BTreeMap::new();
+        (0..mesh.world_size()).all(|rank| {
+            let own = mesh.expert_coordinates(rank);
+            let there = mesh.expert_coordinates(moved(rank, *by));
+            let replica = *replicas.entry(own.expert_data).or_insert(there.expert_data);
+            replica != own.expert_data
+                && there
+                    == ExpertCoordinates {
+                        expert_data: replica,
+                        ..own
+                    }
+        })
+    })
 }
 
-fn sums_of(gradients: &Gradients) -> u64 {
-    let sums = gradients.sums().map(|sum| of_tensor(sum.clone()));
-    sums.fold(0, |all: u64, sum| all.rotate_left(7) ^ sum)
+fn of_all<'a>(tensors: impl Iterator<Item = &'a Tensor<1>>) -> u64 {
+    folded(tensors.map(|tensor| of_tensor(tensor.clone())))
 }
 
-fn is_finite(gradients: &Gradients) -> bool {
-    let mut sums = gradients.sums().map(|sum| to_f64(sum.clone()));
-    sums.all(|values| values.iter().all(|value| value.is_finite()))
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::ParallelConfig;
+
+    #[test]
+    fn samples_move_to_another_replica_of_all_that_computes_them() {
+        let dense = ParallelConfig::new;
+        for (layout, expected) in [
+            (dense(), None),
+            (dense().with_tensor(2).with_data(3), Some(1)),
+            (dense().with_context(2).with_data(2), Some(1)),
+            (dense().with_data(2).with_expert(2), None),
+            (dense().with_data(4).with_expert(2), Some(2)),
+            (
+                dense().with_data(8).with_expert(2).with_pipeline(2),
+                Some(2),
+            ),
+            (
+                dense()
+                    .with_tensor(2)
+                    .with_data(4)
+                    .with_expert(2)
+                    .with_expert_tensor(1),
+                Some(1),
+            ),
+            (
+                dense()
+                    .with_tensor(2)
+                    .with_data(4)
+                    .with_expert(4)
+                    .with_expert_tensor(1),
+                Some(2),
+            ),
+            (dense().with_context(2).with_data(4).with_expert(4), Some(2)),
+        ] {
+            let mesh = Mesh::new(&layout, layout.world_size().unwrap()).unwrap();
+            assert_eq!(shift(&mesh), expected, "{layout:?}");
+        }
+    }
 }

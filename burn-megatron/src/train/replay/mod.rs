@@ -4,9 +4,11 @@
 //! of a step run twice from one state. All random numbers are counter-based, and what else a forward changes (the
 //! magnitudes of FP8 layers) is restored, so both runs compute the same bits; [fingerprints](crate::fingerprint) tell what
 //! does not. A third run tells a transient fault from a program that is not deterministic. What is changed before both
-//! runs, such as a flipped bit of a weight, repeats in them: it is found by fingerprints of the state between the steps.
+//! runs, such as a flipped bit of a weight, repeats in them: it is found by fingerprints of the state between the steps, and
+//! of that of ranks which hold the same.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use burn::tensor::Tensor;
 
@@ -21,9 +23,12 @@ use crate::fingerprint::{
 };
 
 mod bad_loss;
+mod cost;
+mod replicas;
 mod state;
 
 pub(super) use bad_loss::BadLoss;
+pub use cost::{MeanTime, ReplayCost};
 use state::StateFingerprints;
 
 /// A check of a step found a wrong result. The same on all ranks.
@@ -46,6 +51,7 @@ pub(super) struct Replay {
     state: Option<StateFingerprints>,
     /// Whether the trainer has run a step: the first one learns the order in which parameters are gathered.
     has_run: bool,
+    pub(super) cost: ReplayCost,
     /// Whether the last bad loss was the same on another rank.
     pub(super) is_bad_elsewhere: bool,
 }
@@ -129,28 +135,39 @@ impl<M: LanguageModel> Trainer<M> {
         let every = self.config.check_replay_every;
         let is_due = every.is_some_and(|every| step.is_multiple_of(every));
         let has_run = std::mem::replace(&mut self.replay.has_run, true);
-        if !is_due || !has_run {
+        let began = Instant::now();
+        if !is_due {
             let (run, _) = self.observed_run(input, false)?;
+            if self.checks_replay() {
+                // An error is that of the next reading.
+                let _ = self.device.sync();
+                self.replay.cost.plain.add(began);
+            }
             self.check_state(step)?;
             return Ok(run);
         }
         let _span = tracing::info_span!("check_replay", step).entered();
-        self.ddp.reshard();
         let before = self.ddp.fp8().snapshot();
+        if !has_run {
+            // It learns the order in which parameters are gathered, which changes the calls of the next one.
+            self.observed_run(input, false)?;
+            self.ddp.fp8().restore(&before);
+        }
+        self.ddp.reshard();
         let (first, a) = self.observed_run(input, true)?;
         // The second run needs the memory.
         drop(first);
         let after = self.ddp.fp8().snapshot();
-        self.check_state(step)?;
         self.ddp.fp8().restore(&before);
         let (run, b) = self.observed_run(input, true)?;
         self.ddp.fp8().restore(&after);
+        self.replay.cost.checked.add(began);
+        self.check_state(step)?;
         let differing = match self.over_all_ranks(&compare(&a, &b))? {
             EQUAL => return Ok(run),
             differing => differing,
         };
         drop(run);
-        self.check_state(step)?;
         self.ddp.fp8().restore(&before);
         let (_, c) = self.observed_run(input, true)?;
         Err(self.verdict(step, [&a, &b, &c], differing)?.into())

@@ -1,12 +1,14 @@
 //! Fingerprints of weights and optimizer state between the steps.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use burn::tensor::Tensor;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::super::{LanguageModel, TrainError, Trainer, Verdict};
-use super::ReplayError;
+use super::{ReplayError, replicas};
+use crate::comm::CommError;
 use crate::comm::testing::fault_injection::{BitFlip, FlipTarget};
 use crate::data_parallel::BucketShard;
 use crate::data_parallel::layout::ParameterSlice;
@@ -15,7 +17,7 @@ use crate::optim::{OptimizerState, all_finite};
 
 /// A part of the state of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum StatePart {
+pub(super) enum StatePart {
     /// This rank's shard of a parameter.
     Weight(usize),
     /// That of a tensor of the optimizer, by the kind.
@@ -48,7 +50,9 @@ impl<M: LanguageModel> Trainer<M> {
     /// Takes the fingerprints of the state that the next step must find.
     pub(in crate::train) fn end_state(&mut self) {
         if self.checks_replay() {
+            let began = Instant::now();
             self.replay.state = Some(StateFingerprints(self.fingerprints()));
+            self.replay.cost.state.seconds += began.elapsed().as_secs_f64();
         }
     }
 
@@ -57,8 +61,8 @@ impl<M: LanguageModel> Trainer<M> {
         self.replay.state = None;
     }
 
-    /// Checks, before the optimizer's step, that the state is that of the last step. Collective: call on all ranks of the
-    /// world.
+    /// Checks, before the optimizer's step, that the state is that of the last step, and of ranks that hold the same.
+    /// Collective: call on all ranks of the world.
     ///
     /// # Errors
     ///
@@ -67,6 +71,7 @@ impl<M: LanguageModel> Trainer<M> {
         let Some(StateFingerprints(before)) = self.replay.state.take() else {
             return Ok(());
         };
+        let began = Instant::now();
         let now = self.fingerprints();
         // What was being gathered after the step has no fingerprint.
         let known: HashMap<_, _> = before.iter().map(|(part, sum)| (part, sum)).collect();
@@ -74,21 +79,59 @@ impl<M: LanguageModel> Trainer<M> {
             |(part, sum): &&(StatePart, u64)| known.get(part).is_some_and(|before| *before != sum);
         let changes = now.iter().filter(is_changed);
         let changes: Vec<_> = changes.map(|(part, _)| self.describe(part)).collect();
+        let others = self.other_replicas(&now)?;
         self.replay.state = Some(StateFingerprints(before));
-        if all_finite(changes.is_empty(), self.ddp.groups())? {
+        let is_good = all_finite(changes.is_empty() && others.is_empty(), self.ddp.groups())?;
+        self.replay.cost.state.add(began);
+        if is_good {
             return Ok(());
         }
-        let all: Vec<Vec<String>> = self.gather(&changes)?;
+        let all: Vec<(Vec<String>, Vec<String>)> = self.gather(&(changes, others))?;
+        let (changes, others): (Vec<_>, Vec<_>) = all.into_iter().unzip();
         let of_rank = |(rank, changes): (usize, Vec<String>)| {
             (!changes.is_empty()).then(|| format!("on rank {rank} {}", changes.join(", ")))
         };
-        let ranks: Vec<_> = all.into_iter().enumerate().filter_map(of_rank).collect();
+        let mut ranks: Vec<_> = changes
+            .into_iter()
+            .enumerate()
+            .filter_map(of_rank)
+            .collect();
+        if ranks.is_empty() {
+            // Replicas of what has changed differ too.
+            ranks = others.concat();
+        }
         Err(ReplayError {
             step,
             verdict: Verdict::StateChanged,
             message: ranks.join("; "),
         }
         .into())
+    }
+
+    /// What ranks that hold the same weights, or copies of them, have different; said by the first rank of each group.
+    /// Collective: call on all ranks of the world.
+    fn other_replicas(&self, now: &[(StatePart, u64)]) -> Result<Vec<String>, CommError> {
+        let entries = self.ddp.table().entries();
+        let mut found = vec![];
+        for (grid, groups) in self.ddp.sharding_groups() {
+            let is_of_grid = |part: &StatePart| match part {
+                StatePart::Weight(index) | StatePart::Copy(index) => entries[*index].grid == grid,
+                _ => false,
+            };
+            let own: Vec<_> = now.iter().filter(|(part, _)| is_of_grid(part)).collect();
+            let (copies, weights): (Vec<_>, Vec<_>) = own
+                .into_iter()
+                .partition(|(part, _)| matches!(part, StatePart::Copy(_)));
+            // Copies are the same on all data-parallel ranks, masters on those with the same shard.
+            for (parts, comm) in [(copies, &groups.data), (weights, &groups.replicas)] {
+                let sums: Vec<_> = parts.iter().map(|(_, sum)| *sum).collect();
+                if let Some((number, ranks)) = replicas::differing(&sums, comm)? {
+                    let part = self.describe(&parts[number].0);
+                    found.push(ranks.describe(&part));
+                }
+            }
+        }
+        Ok(found)
     }
 
     fn describe(&self, part: &StatePart) -> String {

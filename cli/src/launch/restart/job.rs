@@ -90,6 +90,10 @@ impl Job {
             follow_ranks(&mut pretrain, args.ranks, families, default_recipe)?;
         }
         let job = PretrainJob::new(&pretrain, families, default_recipe)?;
+        if args.elastic.is_some() && job.recipe.train.deterministic {
+            let text = "deterministic keeps the layout of a run, and --elastic may change it: remove one of them";
+            return Err(LaunchError::NoRestart(text.into()));
+        }
         Ok(Self::Pretrain(Box::new(job)))
     }
 
@@ -305,7 +309,11 @@ mod tests {
     use crate::recipe::DEFAULT_RECIPE;
 
     fn job(command: &str) -> Result<Job, String> {
-        let args = parse_text(&format!("--ranks 4 -- {command}")).unwrap();
+        launched(&format!("--ranks 4 -- {command}"))
+    }
+
+    fn launched(flags: &str) -> Result<Job, String> {
+        let args = parse_text(flags).unwrap();
         let job = Job::new(&args, &Families::transformers(), DEFAULT_RECIPE);
         job.map_err(|error| error.to_string())
     }
@@ -387,5 +395,21 @@ mod tests {
             let error = job(command).map(drop).unwrap_err();
             assert!(error.contains(says), "{command}: {error}");
         }
+    }
+
+    #[test]
+    fn a_deterministic_run_is_not_elastic() {
+        let elastic = |flags: &str| {
+            let flags =
+                format!("--ranks 4 --max-restarts 2 --elastic 2:4 -- pretrain --run-dir x {flags}");
+            launched(&flags).map(drop)
+        };
+        assert!(elastic("").is_ok());
+        let error = elastic("--deterministic").unwrap_err();
+        assert!(
+            error.ends_with("--elastic may change it: remove one of them"),
+            "{error}"
+        );
+        assert!(job("pretrain --run-dir x --deterministic").is_ok());
     }
 }

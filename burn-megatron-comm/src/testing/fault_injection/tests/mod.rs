@@ -1,7 +1,9 @@
 //! Each kind of fault: which ranks get an error, and which.
 
+mod plan;
 #[cfg(unix)]
 mod processes;
+mod texts;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -273,67 +275,6 @@ fn panic() {
     ));
 }
 
-/// The numbers of the calls at which a rank with these faults fails, over `steps` of 5 calls.
-fn triggered(faults: &[&str], steps: Option<u64>, together: bool) -> (Vec<String>, Vec<Fault>) {
-    let faults: Vec<Fault> = faults.iter().map(|fault| fault.parse().unwrap()).collect();
-    let plan = Arc::new(FaultPlan::new(faults));
-    let solo: Arc<dyn Communicator> = Arc::new(crate::SingleRank::new("world"));
-    let comm = inject(solo, Arc::clone(&plan));
-    let part = comm.split("part", &[vec![0]]).unwrap();
-    let call = || (Call::AllGather, Buffer::from(vec![1f32]));
-    let mut errors = Vec::new();
-    for step in 0..steps.unwrap_or(1) {
-        if steps.is_some() {
-            comm.begin_step(step);
-        }
-        if together {
-            errors.extend(
-                part.start_all(vec![call(), call(), call(), call(), call()])
-                    .err(),
-            )
-        } else {
-            let each = [&comm, &part, &comm, &part, &comm];
-            let started = each.map(|comm| comm.start(call().0, call().1).err());
-            errors.extend(started.into_iter().flatten());
-        }
-    }
-    let texts = errors.iter().map(ToString::to_string);
-    (texts.collect(), plan.not_triggered(0))
-}
-
-#[test]
-fn calls_are_counted_over_all_groups() {
-    for together in [false, true] {
-        let (errors, left) = triggered(
-            &["error@rank=0,call=3", "error@rank=1,call=0"],
-            None,
-            together,
-        );
-        assert_eq!(errors.len(), 1, "{errors:?}");
-        assert!(
-            errors[0].contains("rank 0, call 3: all_gather of 1 f32"),
-            "{errors:?}"
-        );
-        assert!(left.is_empty());
-        let faults = [
-            "error@rank=0,step=1,call=2",
-            "error@rank=0,call=12",
-            "error@rank=0,step=1,call=7",
-        ];
-        let (errors, left) = triggered(&faults, Some(3), together);
-        assert_eq!(errors.len(), 2, "{errors:?}");
-        assert!(
-            errors[0].contains("step 1, call 2 (7 since the start)"),
-            "{errors:?}"
-        );
-        assert!(
-            errors[1].contains("step 2, call 2 (12 since the start)"),
-            "{errors:?}"
-        );
-        assert_eq!(left, [faults[2].parse().unwrap()]);
-    }
-}
-
 #[test]
 fn a_call_that_does_not_fit_is_not_counted() {
     let plan = Arc::new(FaultPlan::new(vec!["error@rank=0,call=0".parse().unwrap()]));
@@ -407,95 +348,6 @@ fn calls_started_as_one_stay_one_where_there_is_no_fault() {
 }
 
 #[test]
-fn faults_are_written_as_they_are_read() {
-    for text in [
-        "kill@rank=3,step=5,call=12",
-        "delay:2.5s@rank=0,call=3",
-        "drop@rank=0,call=0",
-        "shape@rank=1,call=9",
-        "wrong-call@rank=1,step=0,call=9",
-        "nan@rank=1,call=9",
-        "panic@rank=1,call=9",
-        "error@rank=1,call=9",
-        "abort@rank=1,call=9",
-        "segfault@rank=1,call=9",
-        "stop@rank=1,call=9",
-        "terminate@rank=1,call=9",
-        "interrupt@rank=1,call=9",
-        "spin@rank=1,call=9",
-        "never-starts@rank=2",
-    ] {
-        assert_eq!(text.parse::<Fault>().unwrap().to_string(), text);
-    }
-    let fault: Fault = "delay:100ms@call=3,rank=0".parse().unwrap();
-    assert_eq!(fault.kind, FaultKind::Delay(Duration::from_millis(100)));
-    assert_eq!(fault.to_string(), "delay:0.1s@rank=0,call=3");
-}
-
-#[test]
-fn an_invalid_fault_is_refused_with_the_expected_forms() {
-    for (text, reason) in [
-        ("kill", "it has no @rank=N"),
-        ("die@rank=1,call=2", "unknown kind \"die\""),
-        ("kill@call=2", "it has no rank"),
-        ("kill@rank=1", "it has no call"),
-        ("kill@rank=1,step=2", "it has no call"),
-        (
-            "kill@rank=one,call=2",
-            "rank is \"one\", which is not a whole number",
-        ),
-        (
-            "kill@rank=1,call=-2",
-            "call is \"-2\", which is not a whole number",
-        ),
-        ("kill@rank=1,call=2,call=3", "call is given twice"),
-        ("kill@rank=1,call", "\"call\" is not KEY=NUMBER"),
-        ("kill@rank=1,call=1,at=2", "unknown key \"at\""),
-        (
-            "delay:2@rank=1,call=1",
-            "the time \"2\" has no unit, s or ms",
-        ),
-        ("delay:xs@rank=1,call=1", "\"x\" is not a number"),
-        ("delay:-1s@rank=1,call=1", "\"-1s\" is not a duration: "),
-        ("delay@rank=1,call=1", "unknown kind \"delay\""),
-        (
-            "never-starts@rank=1,call=1",
-            "a rank that never starts has no step and no call",
-        ),
-    ] {
-        let error = text.parse::<Fault>().unwrap_err().to_string();
-        let wanted = format!("invalid fault {text:?}: {reason}");
-        assert!(error.starts_with(&wanted), "{error}");
-        assert!(
-            error.contains("KIND@rank=N,step=N,call=N") && error.contains("wrong-call"),
-            "{error}"
-        );
-    }
-}
-
-#[test]
-fn a_plan_knows_its_ranks() {
-    let plan = FaultPlan::new(vec![
-        "never-starts@rank=2".parse().unwrap(),
-        "error@rank=1,call=0".parse().unwrap(),
-    ]);
-    assert_eq!(
-        [0, 1, 2].map(|rank| plan.never_starts(rank)),
-        [false, false, true]
-    );
-    assert!(plan.not_triggered(2).is_empty());
-    assert!(plan.check(3).is_ok());
-    assert_eq!(
-        plan.check(2).unwrap_err().to_string(),
-        "invalid fault never-starts@rank=2: the world has 2 ranks; expected rank 0 to 1"
-    );
-    // The rank's first call goes through.
-    let solo: Arc<dyn Communicator> = Arc::new(crate::SingleRank::new("world"));
-    let plan = FaultPlan::new(vec!["never-starts@rank=0".parse().unwrap()]);
-    assert_eq!(inject(solo, Arc::new(plan)).barrier(), Ok(()));
-}
-
-#[test]
 fn a_flipped_bit_is_in_the_result_of_one_rank() {
     let (results, error) = with_fault("bit-flip:collective:2:31@rank=1,call=1", &sum(), 4);
     assert!(error.is_none(), "{error:?}");
@@ -509,39 +361,4 @@ fn a_flipped_bit_is_in_the_result_of_one_rank() {
         text.ends_with("it has no elements; choose a call that has some"),
         "{text}"
     );
-}
-
-#[test]
-fn flips_of_tensors_are_counted_apart_from_calls() {
-    let faults = [
-        "bit-flip:activation:1:2@rank=0,step=2,call=1",
-        "bit-flip:gradient@rank=0,call=2",
-        "bit-flip:weight@rank=0,step=2,call=3",
-        "bit-flip:optimizer@rank=1,step=2,call=3",
-    ];
-    let plan = FaultPlan::new(faults.map(|fault| fault.parse().unwrap()).into());
-    let next = |target| plan.next_tensor(0, target).is_some();
-    plan.begin_step(1);
-    assert!(!plan.has(0, plan.count(3)));
-    assert_eq!([(); 2].map(|()| next(FlipTarget::Activation)), [false; 2]);
-    assert_eq!([(); 2].map(|()| next(FlipTarget::Gradient)), [false; 2]);
-    assert_eq!(plan.of_state(0, FlipTarget::Weight, 9), []);
-    plan.begin_step(2);
-    assert_eq!(
-        [(); 3].map(|()| next(FlipTarget::Activation)),
-        [false, true, false]
-    );
-    assert!(next(FlipTarget::Gradient), "the third since the start");
-    assert_eq!(
-        plan.of_state(0, FlipTarget::Weight, 3),
-        [],
-        "has no tensor 3"
-    );
-    let flip = "bit-flip:weight".parse().unwrap();
-    assert_eq!(plan.of_state(0, FlipTarget::Weight, 4), [(3, flip)]);
-    assert_eq!(plan.of_state(0, FlipTarget::Weight, 4), [], "once");
-    assert_eq!(plan.not_triggered(0), []);
-    assert_eq!(plan.not_triggered(1).len(), 1);
-    assert_eq!(plan.counted(FlipTarget::Activation), 5);
-    assert_eq!(plan.counted(FlipTarget::Collective), 3);
 }

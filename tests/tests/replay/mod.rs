@@ -1,6 +1,8 @@
 //! Steps that are computed twice: equal ones are silent, and a flipped bit is found, with its rank and its place.
 
-use std::sync::{Arc, Mutex};
+mod hundred;
+
+use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::comm::testing::fault_injection::{Fault, FaultPlan, FlipTarget, inject};
@@ -27,8 +29,8 @@ struct Run {
     layout: Layout,
     config: TrainConfig,
     fp8: Fp8Config,
-    moe: Option<MoeConfig>,
     faults: Vec<Fault>,
+    device: Device,
 }
 
 /// What a rank has at the end.
@@ -72,20 +74,20 @@ impl Run {
             },
             layout,
             fp8: Fp8Config::default(),
-            moe: None,
             faults: vec![],
+            device: Device::flex(),
         }
     }
 
-    fn with_experts(mut self) -> Self {
-        self.moe = Some(MoeConfig {
+    /// With experts where they are split.
+    fn moe(&self) -> Option<MoeConfig> {
+        self.layout.parallel.splits_experts().then(|| MoeConfig {
             experts: 4,
             expert_width: Some(16),
             score: ScoreFunction::Sigmoid,
             bias_update_rate: Some(0.01),
             ..MoeConfig::default()
-        });
-        self
+        })
     }
 
     fn with_faults(mut self, faults: &[&str]) -> Self {
@@ -101,7 +103,7 @@ impl Run {
             let plan = Arc::new(FaultPlan::new(self.faults.clone()));
             let comm = inject(rank.communicator(), plan.clone());
             let groups = ParallelContext::from_world(&self.layout.parallel, comm)?;
-            let device = Device::flex();
+            let device = self.device.clone();
             let precision = self.config.data_parallel.precision;
             let scope = ModelBuilder::with(&groups, &device, 1, precision.master())
                 .with_compute_dtype(precision.of(precision.master()))
@@ -112,7 +114,7 @@ impl Run {
                 layers: 2,
                 heads: 2,
                 dropout: 0.1,
-                moe: self.moe.clone(),
+                moe: self.moe(),
                 ..TransformerConfig::llama()
             };
             let mut trainer =
@@ -157,7 +159,23 @@ fn bits(tensor: Tensor<1>) -> Vec<u64> {
     values.iter::<f64>().map(f64::to_bits).collect()
 }
 
-fn assert_same_bits(mut run: Run, text: &Text) {
+/// How often a rank does this in a step of a run with checks, from the second step on.
+fn per_step(run: &mut Run, target: FlipTarget, text: &Text) -> u64 {
+    let number = match target {
+        FlipTarget::Activation => 0,
+        FlipTarget::Gradient => 1,
+        _ => 2,
+    };
+    let steps = run.config.steps;
+    let [fewer, all] = [steps - 1, steps].map(|steps| {
+        run.config.steps = steps;
+        run.run(text).unwrap()[0].counted[number]
+    });
+    all - fewer
+}
+
+/// Returns the run with the check.
+fn assert_same_bits(mut run: Run, text: &Text) -> Vec<RankEnd> {
     let checked = run.run(text).unwrap();
     run.config.check_replay_every = None;
     let plain = run.run(text).unwrap();
@@ -168,6 +186,7 @@ fn assert_same_bits(mut run: Run, text: &Text) {
             (&plain.weights, &plain.state, &plain.steps)
         );
     }
+    checked
 }
 
 #[test]
@@ -178,15 +197,24 @@ fn a_run_has_the_same_bits_with_and_without_the_check() {
         "tp2-sp-dp2-mb2-z2",
         "pp2-dp2-mb1-z1/1f1b",
         "dp2-mb2-z3",
+        "tp1-ep2-dp2-mb2",
+        "ep2-epoverlap-dp2-mb1",
     ] {
         assert_same_bits(Run::new(layout), &text);
     }
-    assert_same_bits(Run::new("tp1-ep2-dp2-mb2").with_experts(), &text);
     let mut delayed = Run::new("dp2-mb2-z1");
     delayed.fp8.recipe = Some("delayed".parse().unwrap());
     delayed.config.data_parallel.precision = Precision::Bf16;
     delayed.config.evaluate_every = Some(2);
-    assert_same_bits(delayed, &text);
+    // Steps that are skipped run on other ranks too, and leave nothing behind.
+    delayed.config.steps = 6;
+    delayed.config.skip_spikes = Some(SpikeConfig {
+        sigmas: 0.01,
+        window: 2,
+    });
+    let steps = &assert_same_bits(delayed, &text)[0].steps;
+    let skipped = steps[..5].iter().any(|step| step.contains("Spike"));
+    assert!(skipped, "{steps:?}");
 }
 
 #[test]
@@ -240,12 +268,78 @@ fn a_flipped_bit_is_found_with_its_rank_and_its_place() {
     }
 }
 
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+#[test]
+fn a_flipped_bit_is_found_on_a_gpu() {
+    let text = Text::new();
+    let with = |faults: &[&str]| {
+        let mut run = Run::new("tp1").with_faults(faults);
+        run.device = burn_megatron_tests::gpu();
+        run.config.steps = 2;
+        run.config.warmup_steps = 1;
+        run
+    };
+    with(&[]).run(&text).unwrap();
+    let found = with(&["bit-flip:activation:7:3@rank=0,step=2,call=9"]).error(&text);
+    assert_eq!(found.verdict, Verdict::Transient, "{found}");
+    assert!(
+        found.message.contains("on rank 0 the forward of "),
+        "{found}"
+    );
+    let found = with(&["bit-flip:weight:5:12@rank=0,step=2,call=3"]).error(&text);
+    assert_eq!(found.verdict, Verdict::StateChanged, "{found}");
+}
+
+#[test]
+fn flips_in_the_first_step_and_where_micro_batches_overlap_are_found() {
+    let text = Text::new();
+    for (layout, step) in [("tp1", 1), ("ep2-epoverlap-dp2-mb1", 3)] {
+        let calls = per_step(&mut Run::new(layout), FlipTarget::Activation, &text) / 2;
+        // In the middle of the second run of the step; the first step has another one before.
+        let call = calls + calls / 2;
+        let fault = format!("bit-flip:activation:7:3@rank=0,step={step},call={call}");
+        let found = Run::new(layout).with_faults(&[&fault]).error(&text);
+        assert_eq!(
+            (found.step, found.verdict),
+            (step, Verdict::Transient),
+            "{found}"
+        );
+        assert!(
+            found.message.contains("on rank 0 the forward of "),
+            "{found}"
+        );
+    }
+}
+
+#[test]
+fn ranks_that_differ_in_what_they_have_in_common_are_found() {
+    let text = Text::new();
+    // The last call of a step asks whether to stop; the one before gathers the stepped parameters of a bucket.
+    let gather = per_step(&mut Run::new("dp4-mb2-z1"), FlipTarget::Collective, &text) - 2;
+    for (layout, every, call, message) in [
+        ("dp4-mb2-z1", 1, gather, "on rank 1 the copy of "),
+        // A sum in a step that is not computed twice.
+        ("dp2-mb2", 3, 0, "on ranks 0, 1 the weights of "),
+    ] {
+        let fault = format!("bit-flip:collective:5:22@rank=1,step=2,call={call}");
+        let mut run = Run::new(layout).with_faults(&[&fault]);
+        run.config.check_replay_every = Some(every);
+        let found = run.error(&text);
+        assert_eq!(
+            (found.step, found.verdict),
+            (3, Verdict::StateChanged),
+            "{found}"
+        );
+        assert!(found.message.starts_with(message), "{found}");
+    }
+}
+
 #[test]
 fn runs_that_all_differ_are_not_deterministic() {
     let text = Text::new();
-    let per_step = Run::new("dp2-mb2").run(&text).unwrap()[0].counted[0] / (2 * STEPS as u64 - 1);
+    let calls = per_step(&mut Run::new("dp2-mb2"), FlipTarget::Activation, &text) / 2;
     let faults = [0, 1, 2].map(|run| {
-        let call = 9 + run * per_step;
+        let call = 9 + run * calls;
         format!("bit-flip:activation:7:{run}@rank=0,step=2,call={call}")
     });
     let faults = faults.each_ref().map(String::as_str);
@@ -262,20 +356,25 @@ fn runs_that_all_differ_are_not_deterministic() {
 }
 
 #[test]
+fn a_bad_loss_that_is_the_same_elsewhere_is_due_to_data_or_software() {
+    let text = Text::new();
+    for layout in ["dp2-mb2", "tp2-sp-dp2-mb2-z2", "dp2-mb2-z3", "ep2-dp4-mb1"] {
+        let mut run = Run::new(layout);
+        run.config.check_replay_every = Some(100);
+        // No gradient is below it.
+        run.config.data_parallel.gradient_limit = Some(1e-9);
+        run.config.skip_limit = 2.try_into().unwrap();
+        let found = run.error(&text);
+        assert_eq!(found.verdict, Verdict::DataOrSoftware, "{layout}: {found}");
+    }
+}
+
+#[test]
 fn a_bad_loss_is_due_to_a_device_only_if_another_one_computes_a_good_one() {
     let text = Text::new();
-    let mut run = Run::new("dp2-mb2");
-    run.config.check_replay_every = Some(100);
-    // No gradient is below it.
-    run.config.data_parallel.gradient_limit = Some(1e-9);
-    run.config.skip_limit = 2.try_into().unwrap();
-    let found = run.error(&text);
-    assert_eq!(found.verdict, Verdict::DataOrSoftware, "{found}");
-
-    // The loss of the first micro-batch of rank 1 gets a large exponent.
-    let with_losses = |faults: &[String]| {
+    let with_spikes = |layout: &str, faults: &[String]| {
         let faults: Vec<_> = faults.iter().map(String::as_str).collect();
-        let mut run = Run::new("dp2-mb2").with_faults(&faults);
+        let mut run = Run::new(layout).with_faults(&faults);
         run.config.check_replay_every = Some(100);
         run.config.steps = 8;
         run.config.skip_spikes = Some(SpikeConfig {
@@ -284,21 +383,47 @@ fn a_bad_loss_is_due_to_a_device_only_if_another_one_computes_a_good_one() {
         });
         run
     };
-    let per_step = with_losses(&[]).run(&text).unwrap()[1].counted[0] / 8;
-    let flip = |run: u64| {
-        let call = per_step / 2 - 1 + run * per_step;
-        format!("bit-flip:activation:0:29@rank=1,step=6,call={call}")
-    };
-    let found = with_losses(&[flip(0)]).error(&text);
-    assert_eq!(
-        (found.step, found.verdict),
-        (6, Verdict::Transient),
-        "{found}"
-    );
-    assert!(found.message.contains("on rank 1"), "{found}");
-    let found = with_losses(&[flip(0), flip(1)]).error(&text);
-    assert_eq!((found.step, found.verdict), (6, Verdict::Device), "{found}");
-    assert!(found.message.contains("those of rank 1"), "{found}");
+    // Two micro-batches on each rank.
+    for (layout, target, bit, message) in [
+        (
+            "dp2-mb2",
+            FlipTarget::Activation,
+            29,
+            "rank 0 has other losses than rank 1",
+        ),
+        (
+            "dp2-mb2",
+            FlipTarget::Gradient,
+            30,
+            "rank 0 has other gradients than rank 1",
+        ),
+        // The two ranks with one replica of the experts move together.
+        (
+            "ep2-dp4-mb1",
+            FlipTarget::Activation,
+            29,
+            "rank 3 has other losses than rank 1",
+        ),
+    ] {
+        let calls = per_step(&mut with_spikes(layout, &[]), target, &text);
+        // The loss of the first micro-batch of rank 1, or the first gradient of its backward, gets a large exponent: in the
+        // step, and where it is computed again.
+        let first = match target {
+            FlipTarget::Activation => calls / 2 - 1,
+            _ => 0,
+        };
+        let flip = |run: u64| {
+            let (target, call) = (target.name(), first + run * calls);
+            format!("bit-flip:{target}:0:{bit}@rank=1,step=6,call={call}")
+        };
+        let found = with_spikes(layout, &[flip(0)]).error(&text);
+        let verdict = (found.step, found.verdict);
+        assert_eq!(verdict, (6, Verdict::Transient), "{layout}: {found}");
+        let found = with_spikes(layout, &[flip(0), flip(1)]).error(&text);
+        let verdict = (found.step, found.verdict);
+        assert_eq!(verdict, (6, Verdict::Device), "{layout}: {found}");
+        assert!(found.message.contains(message), "{layout}: {found}");
+    }
 }
 
 #[test]
@@ -317,122 +442,4 @@ fn readings_are_not_deferred_with_checks() {
     .unwrap();
     let refused = trainer.defer_readings(true).unwrap_err();
     assert!(matches!(refused, TrainError::DeferredReplay), "{refused}");
-}
-
-/// Numbers that look random.
-struct Draws(u64);
-
-impl Draws {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end.max(1)
-    }
-}
-
-/// 100 flips at random places, each of which must be attributed, and 100 runs without one, which must be silent. It takes
-/// minutes: `cargo test -p burn-megatron-tests --test main replay::a_hundred -- --ignored --nocapture`.
-#[test]
-#[ignore = "takes minutes"]
-fn a_hundred_flips_are_attributed_and_a_hundred_clean_runs_are_silent() {
-    let text = Text::new();
-    let layouts = [
-        "dp2-mb2",
-        "tp2-sp-mb2",
-        "tp2-dp2-mb2-z1",
-        "dp2-mb2-z2",
-        "dp2-mb2-z3",
-        "dp4-mb2",
-    ];
-    let experts = ["tp1-ep2-dp2-mb2"];
-    let pipelines = ["pp2-mb2/1f1b"];
-    let mut draws = Draws(1);
-    let counts = Mutex::new(std::collections::BTreeMap::new());
-    let run_of = |layout: &str| match experts.contains(&layout) {
-        true => Run::new(layout).with_experts(),
-        false => Run::new(layout),
-    };
-    let all: Vec<_> = layouts
-        .iter()
-        .chain(&experts)
-        .chain(&pipelines)
-        .copied()
-        .collect();
-    for layout in &all {
-        let checked = run_of(layout).run(&text).unwrap();
-        let mut plain = run_of(layout);
-        plain.config.check_replay_every = None;
-        let plain = plain.run(&text).unwrap();
-        let of_rank = |(checked, plain): (&RankEnd, &RankEnd)| {
-            let steps = STEPS as u64;
-            let [activations, gradients, calls] = plain.counted;
-            // One call more in each step, and one more in each checked one.
-            let more = checked.counted[2] - calls - 1;
-            [
-                activations / steps,
-                gradients / steps,
-                more / (steps - 1) - 2,
-            ]
-        };
-        let of_ranks: Vec<_> = checked.iter().zip(&plain).map(of_rank).collect();
-        println!("{layout}: per rank and step, activations, gradients, calls: {of_ranks:?}");
-        counts.lock().unwrap().insert(*layout, of_ranks);
-    }
-    let counts = counts.into_inner().unwrap();
-    let mut found = std::collections::BTreeMap::<String, usize>::new();
-    for number in 0..100 {
-        let target = FlipTarget::ALL[number % 5];
-        // Messages that are no tensors, such as counts of rows, are checked otherwise.
-        let layouts = match target {
-            FlipTarget::Collective => &layouts[..],
-            _ => &all[..],
-        };
-        let layout = layouts[draws.below(layouts.len() as u64) as usize];
-        let rank = draws.below(counts[layout].len() as u64) as usize;
-        let [activations, gradients, calls] = counts[layout][rank];
-        // In the first run of the step or the second.
-        let call = match target {
-            FlipTarget::Activation => draws.below(2 * activations),
-            FlipTarget::Gradient => draws.below(2 * gradients),
-            FlipTarget::Collective => draws.below(calls),
-            FlipTarget::Weight | FlipTarget::Optimizer => draws.below(6),
-        };
-        let (step, element, bit) = (2 + draws.below(3), draws.below(1 << 20), draws.below(32));
-        let fault = format!(
-            "bit-flip:{}:{element}:{bit}@rank={rank},step={step},call={call}",
-            target.name()
-        );
-        let error = run_of(layout).with_faults(&[&fault]).error(&text);
-        println!("{layout} {fault}: {error}");
-        let on_rank = error.message.contains(&format!("on rank {rank} "));
-        let kind = match target {
-            FlipTarget::Activation => error.message.contains(" the forward of "),
-            FlipTarget::Gradient => error.message.contains(" the backward of "),
-            FlipTarget::Weight => error.message.contains(" the weights of "),
-            FlipTarget::Optimizer => error.message.contains(" adamw."),
-            FlipTarget::Collective => error.message.contains(" over "),
-        };
-        let verdict = if target.is_state() {
-            Verdict::StateChanged
-        } else {
-            Verdict::Transient
-        };
-        assert!(on_rank && kind, "{layout} {fault}: {error}");
-        assert_eq!(
-            (error.step as u64, error.verdict),
-            (step, verdict),
-            "{fault}"
-        );
-        *found.entry(target.name().into()).or_default() += 1;
-    }
-    println!("attributed: {found:?}");
-    for number in 0..100u64 {
-        let layout = all[number as usize % all.len()];
-        let mut run = run_of(layout);
-        run.config.seed = number;
-        run.run(&text).unwrap();
-    }
-    println!("100 clean runs were silent");
 }

@@ -1,0 +1,90 @@
+//! What the checks of a run have taken.
+
+use std::fmt;
+use std::time::Instant;
+
+/// What the checks of the steps have taken on a rank, by its clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ReplayCost {
+    /// Forwards, backwards and reductions of the steps that were computed twice.
+    pub checked: MeanTime,
+    /// Those of the others.
+    pub plain: MeanTime,
+    /// Comparisons of weights and optimizer state, of each step.
+    pub state: MeanTime,
+}
+
+/// The mean of some times.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MeanTime {
+    /// How many there are.
+    pub count: usize,
+    /// Their sum.
+    pub seconds: f64,
+}
+
+impl MeanTime {
+    pub(super) fn add(&mut self, began: Instant) {
+        self.count += 1;
+        self.seconds += began.elapsed().as_secs_f64();
+    }
+
+    /// The mean, in seconds; 0 of no times.
+    pub fn mean(self) -> f64 {
+        self.seconds / self.count.max(1) as f64
+    }
+}
+
+impl fmt::Display for ReplayCost {
+    /// `5 steps computed twice, 0.310 s each where others take 0.080 s; ...`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            checked,
+            plain,
+            state,
+        } = self;
+        let (count, mean) = (checked.count, checked.mean());
+        let word = if count == 1 { "step" } else { "steps" };
+        write!(f, "{count} {word} computed twice")?;
+        if count > 0 {
+            write!(f, ", {mean:.3} s each")?;
+        }
+        if count > 0 && plain.count > 0 {
+            write!(f, " where others take {:.3} s", plain.mean())?;
+        }
+        let mean = state.mean();
+        write!(
+            f,
+            "; weights and optimizer state compared, {mean:.3} s per step"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cost_of_a_check_is_said_beside_the_time_of_a_step() {
+        let time = |count, seconds| MeanTime { count, seconds };
+        let cost = |checked, plain| ReplayCost {
+            checked,
+            plain,
+            state: time(4, 0.02),
+        };
+        let state = "weights and optimizer state compared, 0.005 s per step";
+        for (cost, text) in [
+            (
+                cost(time(2, 1.0), time(4, 0.5)),
+                "2 steps computed twice, 0.500 s each where others take 0.125 s; ",
+            ),
+            (
+                cost(time(1, 1.0), time(0, 0.0)),
+                "1 step computed twice, 1.000 s each; ",
+            ),
+            (cost(time(0, 0.0), time(4, 0.5)), "0 steps computed twice; "),
+        ] {
+            assert_eq!(cost.to_string(), format!("{text}{state}"));
+        }
+    }
+}
