@@ -55,7 +55,7 @@ pub fn run(args: &ConformanceArgs) -> Result<ExitCode, Error> {
     };
     let reports = world.run(|rank| {
         let report = check(&rank, &options)?;
-        Ok::<_, ConformanceError>((rank.rank(), rank.engine().to_owned(), report))
+        Ok::<_, ConformanceError>((rank.rank(), rank.engine(), report))
     })?;
     if let Some((0, engine, report)) = reports.first() {
         print_report(report, size, engine);

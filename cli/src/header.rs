@@ -15,6 +15,7 @@ use burn_megatron::train::run_folder::RunFolder;
 use indicatif::HumanBytes;
 
 use crate::error::Error;
+use crate::nccl;
 use crate::numbers::{count, grouped};
 use crate::parallel_plan::ParallelPlan;
 use crate::recipe::Recipe;
@@ -39,6 +40,9 @@ pub fn print_run(
         format!(", {} per rank", count(threads, "compute thread"))
     });
     print("engine", format!("{engine}; {device}{threads}"));
+    if let Some(unused) = nccl::unused(&recipe.nccl, engine) {
+        print("", unused);
+    }
     if let Some(schedule) = &plan.schedule {
         let stages = plan
             .stages

@@ -1,6 +1,6 @@
 //! The flags of NCCL.
 
-use burn_megatron::comm::{NcclConfig, NcclGroupSetting, RegisteredBuffers};
+use burn_megatron::comm::{Engine, NcclConfig, NcclGroupSetting, RegisteredBuffers};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
@@ -26,6 +26,13 @@ pub struct NcclArgs {
         hide_short_help = true
     )]
     pub nccl_registered: Option<RegisteredBuffers>,
+}
+
+/// What the header says of the settings of a recipe that another engine does not have; `engine` begins with its name.
+pub fn unused(config: &NcclConfig, engine: &str) -> Option<&'static str> {
+    let is_nccl = engine.starts_with(&Engine::Nccl.to_string());
+    let is_unused = !is_nccl && !config.is_default();
+    is_unused.then_some("[nccl] of the recipe is for the engine nccl, and not used here")
 }
 
 fn registered_buffers() -> impl TypedValueParser<Value = RegisteredBuffers> {
@@ -113,6 +120,16 @@ mod tests {
             let name = flag.split(' ').next().unwrap();
             assert_eq!(refused.to_string(), format!("{name} {expected}"));
         }
+    }
+
+    /// A recipe is for any engine: what one does not use is said.
+    #[test]
+    fn settings_of_a_recipe_without_the_engine_are_said_to_be_unused() {
+        let config = resolve("--set nccl.groups.tensor.max_ctas=16");
+        let text = unused(&config, "mpi, Open MPI v4.1.4").unwrap();
+        assert!(text.contains("[nccl]") && text.contains("not used"));
+        assert_eq!(unused(&config, "nccl, NCCL 2.27.3 (libnccl.so.2)"), None);
+        assert_eq!(unused(&NcclConfig::default(), "threads"), None);
     }
 
     #[test]

@@ -90,6 +90,8 @@ pub struct RankResult {
     pub fp8: Vec<OperandLine>,
     /// The injected faults of all ranks that did not fire.
     pub unfired_faults: Vec<String>,
+    /// The engine at the end, where it is not as at the start: the copies to and from registered buffers of NCCL.
+    pub engine: Option<String>,
 }
 
 impl RankRun<'_> {
@@ -115,9 +117,16 @@ impl RankRun<'_> {
         consistency::check(&*world, recipe, self.data)?;
         let layout = nodes::in_nodes(&self.plan.layout, self.place, &*world)?;
         let groups = ParallelContext::from_world(&layout, world)?;
+        let engine = rank.engine();
         if let Some(start) = start {
-            let engine = (rank.engine(), Some(rank.compute_threads()));
-            print_run(recipe, self.plan, self.data, self.device, engine);
+            let threads = Some(rank.compute_threads());
+            print_run(
+                recipe,
+                self.plan,
+                self.data,
+                self.device,
+                (&engine[..], threads),
+            );
             if let Some(nodes) = nodes::describe(groups.mesh(), &recipe.data_parallel) {
                 print("nodes", nodes);
             }
@@ -182,6 +191,7 @@ impl RankRun<'_> {
             loss_scale: trainer.loss_scale(),
             fp8: report::gather(&**groups.world(), trainer.fp8().report())?,
             unfired_faults,
+            engine: Some(rank.engine()).filter(|ended| *ended != engine),
         };
         // No other rank waits for this one any more.
         hf.map_or(Ok(()), |mut hf| hf.wait())?;

@@ -72,7 +72,7 @@ impl Function for Product {
                 let last = y.clone().slice([0..rows - 1, columns - 1..columns]);
                 y.slice_assign([1..rows, columns - 1..columns], last)
             }
-            Some(Fault::SecondInARow) if second => y * 1.01,
+            Some(Fault::SecondInARow) if second => y * 1.5,
             Some(Fault::NotANumber) => {
                 let row = y.clone().narrow(0, 0, 1);
                 y.slice_assign([0..1, 0..columns], row * f32::NAN)
@@ -267,8 +267,9 @@ fn a_parameter_that_is_not_a_number_is_named() {
 #[test]
 fn the_backward_of_gelu_on_a_gpu_is_that_of_its_approximation() {
     let options = DeviceOptions::default();
-    let layer = LinearConfig::new(6, 6).init(&Device::flex());
-    let loss = |layer: &Linear, x: &Option<Tensor<2>>| {
+    // Without products, whose rounding is larger on CUDA.
+    let layer = LayerNormConfig::new(6).init(&Device::flex());
+    let loss = |layer: &LayerNorm, x: &Option<Tensor<2>>| {
         let y = layer.forward(x.clone().unwrap());
         gelu(y * 2.0).sum()
     };

@@ -188,7 +188,7 @@ impl World {
     }
 
     /// Sets the settings of the engine `nccl`. [`Rank::engine`] reports which registered buffers and streams are in use.
-    /// Ignored for other engines.
+    /// Other engines do not have them.
     pub fn nccl(self, nccl: NcclConfig) -> Self {
         Self { nccl, ..self }
     }

@@ -53,7 +53,7 @@ pub struct Rank {
     pub(super) recorder: Arc<FlightRecorder>,
     pub(super) call_log_dir: Arc<CallLogDir>,
     pub(super) stop: StopSignal,
-    pub(super) engine: Arc<str>,
+    pub(super) engine: EngineDescription,
 }
 
 impl Rank {
@@ -72,9 +72,10 @@ impl Rank {
         Arc::clone(&self.communicator)
     }
 
-    /// The engine as text: its name, and the version of its library.
-    pub fn engine(&self) -> &str {
-        &self.engine
+    /// The engine as text: its name, the version of its library, and what it uses; with NCCL also what it has copied to and
+    /// from registered buffers until now.
+    pub fn engine(&self) -> String {
+        self.engine.0()
     }
 
     /// The compute threads of this rank.
@@ -144,6 +145,10 @@ impl Rank {
 /// Returns whether to stop.
 #[derive(Clone)]
 pub(super) struct StopSignal(pub Arc<dyn Fn() -> bool + Send + Sync>);
+
+/// Describes the engine as it is now.
+#[derive(Clone)]
+pub(super) struct EngineDescription(pub Arc<dyn Fn() -> String + Send + Sync>);
 
 pub(super) fn start_error(error: &dyn Error) -> AnyError {
     format!("cannot start the threads of the rank: {error}").into()

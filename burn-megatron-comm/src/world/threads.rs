@@ -6,7 +6,9 @@ use std::thread::{self, ScopedJoinHandle};
 
 use tracing::Dispatch;
 
-use super::rank::{AnyError, CallLogDir, Rank, StopSignal, from_panic, start_error};
+use super::rank::{
+    AnyError, CallLogDir, EngineDescription, Rank, StopSignal, from_panic, start_error,
+};
 use super::watchdog::{self, RankEnded};
 use super::{World, WorldError};
 use crate::engines::threads::{RankFailure, ThreadCommunicator, WorldState};
@@ -87,7 +89,7 @@ fn ranks(
         recorder: Arc::clone(state.recorder(rank)),
         call_log_dir: Arc::clone(call_log_dir),
         stop: StopSignal(Arc::new(|| false)),
-        engine: "threads".into(),
+        engine: EngineDescription(Arc::new(|| "threads".into())),
     };
     communicators.map(rank).collect()
 }

@@ -265,6 +265,9 @@ fn finish(
     if let Some(cost) = &outcome.replay_cost {
         header::print("check", cost.to_string());
     }
+    if let Some(engine) = &result.engine {
+        header::print("engine", engine);
+    }
     println!();
     let held_out = outcome.held_out;
     let parallel = &recipe.parallel;

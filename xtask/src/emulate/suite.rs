@@ -93,6 +93,7 @@ impl Suite {
                     "gpu_memory",
                     "gpu_context",
                     "gpu_launches",
+                    "gpu_deferred",
                     "gpu_learner",
                     "gpu_overlap",
                 ]

@@ -9,8 +9,9 @@
 //! on all of its ranks and completes. With fewer, one rank may hold the first and wait for room for the second, and
 //! another the reverse.
 //!
-//! Ranks need not agree on the number of streams: on a rank with one stream the first is alone. Messages are not counted,
-//! as each has a stream of its own in any case.
+//! Ranks need not agree on the number of streams: on a rank with one stream the first is alone. Messages are not counted:
+//! each has a stream of its own in any case, and how many a program has at once is not known here. Those that wait for their
+//! other side occupy multiprocessors too, with one stream as with two: `max_ctas` of messages leaves room for collectives.
 
 use std::env;
 

@@ -11,8 +11,10 @@ use std::time::Duration;
 
 use super::api::UniqueId;
 use super::communicator::CommKey;
+use super::driver::Stream;
 use super::engine_state::{EngineState, WorkerCommand};
 use super::library::{Comm, InitRequest, Progress};
+use super::plan::NcclPlan;
 use crate::nccl_config::NcclGroup;
 
 /// How long the thread sleeps between two polls.
@@ -28,19 +30,20 @@ pub(super) struct Opening {
     pub group: NcclGroup,
 }
 
-/// Begins to create communicators, several as one NCCL group. Rank 0 of each publishes its id. The worker gets a
-/// [`WorkerCommand::Opened`] for each.
+/// Begins to create communicators, several as one NCCL group, with the stream of each. Rank 0 of each publishes its id. The
+/// worker gets a [`WorkerCommand::Opened`] for each.
 ///
 /// # Errors
 /// If no thread can be started.
 pub(super) fn begin(
-    openings: Vec<Opening>,
+    openings: Vec<(Opening, Stream)>,
     state: &Arc<EngineState>,
     worker: &Sender<WorkerCommand>,
 ) -> Result<(), String> {
     let (state, worker) = (state.clone(), worker.clone());
     let open = move || {
-        for (opening, result) in openings.iter().zip(open(&openings, &state)) {
+        let results = open(&openings, &state);
+        for ((opening, _), result) in openings.iter().zip(results) {
             let key = opening.key;
             // The worker may have ended, and has aborted then.
             let _ = worker.send(WorkerCommand::Opened { key, result });
@@ -54,16 +57,23 @@ pub(super) fn begin(
 }
 
 /// The communicators once they are ready, or why they never are.
-fn open(openings: &[Opening], state: &EngineState) -> Vec<Result<Comm, String>> {
+fn open(openings: &[(Opening, Stream)], state: &EngineState) -> Vec<Result<Comm, String>> {
     let slots: Vec<_> = openings.iter().map(|_| slot()).collect();
     match init(openings, &slots, state) {
         Ok(comms) => {
             let ready = await_ready(&comms, state);
+            let ready = connect_messages(openings, ready, state);
             if ready.iter().any(Result::is_err) {
                 // The library may still write to them.
                 std::mem::forget(slots);
             }
-            ready
+            // Only now, as older versions end all of a group with the first.
+            let end = |result: Result<Comm, String>| {
+                let comm = result?;
+                let ended = state.comms.with(comm, || state.library.end_init(comm));
+                ended.map(|()| comm)
+            };
+            ready.into_iter().map(end).collect()
         }
         Err(reason) => openings.iter().map(|_| Err(reason.clone())).collect(),
     }
@@ -75,27 +85,27 @@ pub(super) fn slot() -> Box<AtomicPtr<c_void>> {
 }
 
 fn init(
-    openings: &[Opening],
+    openings: &[(Opening, Stream)],
     slots: &[Box<AtomicPtr<c_void>>],
     state: &EngineState,
 ) -> Result<Vec<Comm>, String> {
     // All ids are published before the first is read, as another rank may read before it publishes.
     let published: Result<Vec<_>, _> = openings
         .iter()
-        .map(|opening| (opening.rank == 0).then(|| publish(opening.key, state)))
+        .map(|(opening, _)| (opening.rank == 0).then(|| publish(opening.key, state)))
         .map(Option::transpose)
         .collect();
     let ids: Result<Vec<_>, _> = openings
         .iter()
         .zip(published?)
-        .map(|(opening, own)| own.map_or_else(|| read(opening.key, state), Ok))
+        .map(|((opening, _), own)| own.map_or_else(|| read(opening.key, state), Ok))
         .collect();
     state.driver.make_current()?;
     let requests: Vec<_> = openings
         .iter()
         .zip(ids?)
         .zip(slots)
-        .map(|((opening, id), slot)| InitRequest {
+        .map(|(((opening, _), id), slot)| InitRequest {
             id,
             rank: opening.rank,
             size: opening.size,
@@ -129,13 +139,65 @@ fn await_ready(comms: &[Comm], state: &EngineState) -> Vec<Result<Comm, String>>
         }
         thread::sleep(POLL_INTERVAL);
     }
-    // Only now, as older versions end all of a group with the first.
-    let end = |result: Result<Comm, String>| {
-        let comm = result?;
-        let ended = state.comms.with(comm, || state.library.end_init(comm));
-        ended.map(|()| comm)
+    results.into_iter().flatten().collect()
+}
+
+/// Connects the two ranks of messages, for versions with one group in progress on a thread: the launch of a first message
+/// waits for that of its other side, and would keep all other launches of the worker, those that the other side waits for
+/// among them. Here both sides are creating the communicator.
+fn connect_messages(
+    openings: &[(Opening, Stream)],
+    ready: Vec<Result<Comm, String>>,
+    state: &EngineState,
+) -> Vec<Result<Comm, String>> {
+    if state.library.has_concurrent_groups() {
+        return ready;
+    }
+    let of_messages = openings.iter().zip(&ready).filter_map(|(at, comm)| {
+        let is_message = matches!(at.0.key, CommKey::Message { .. });
+        Some((at, comm.as_ref().ok().copied()?)).filter(|_| is_message)
+    });
+    let messages: Vec<(&(Opening, Stream), Comm)> = of_messages.collect();
+    match connect(&messages, state) {
+        Ok(()) => ready,
+        Err(reason) => ready
+            .into_iter()
+            .map(|result| result.and(Err(reason.clone())))
+            .collect(),
+    }
+}
+
+/// Sends a byte over each, as one NCCL group.
+fn connect(messages: &[(&(Opening, Stream), Comm)], state: &EngineState) -> Result<(), String> {
+    let (library, driver) = (&state.library, &state.driver);
+    let Some((_, first)) = messages.first() else {
+        return Ok(());
     };
-    results.into_iter().flatten().map(end).collect()
+    let memory = messages
+        .iter()
+        .map(|((_, stream), _)| driver.allocate(1, *stream));
+    let memory: Vec<u64> = memory.collect::<Result<_, _>>()?;
+    state.comms.with(*first, || {
+        library.group_start()?;
+        let mut sent = Ok(());
+        for (((opening, stream), comm), address) in messages.iter().zip(&memory) {
+            let plan = NcclPlan::byte(opening.rank);
+            // SAFETY: the memory has a byte, and is freed in the order of the stream.
+            let send =
+                || unsafe { library.run(plan.steps[0], &plan, [*address; 2], *comm, *stream) };
+            sent = sent.and_then(|()| send());
+        }
+        let ended = library.group_end();
+        sent.and(ended.map(drop))
+    })?;
+    let comms: Vec<Comm> = messages.iter().map(|(_, comm)| *comm).collect();
+    for result in await_ready(&comms, state) {
+        result?;
+    }
+    for (((_, stream), _), address) in messages.iter().zip(memory) {
+        driver.free(address, *stream);
+    }
+    Ok(())
 }
 
 fn publish(key: CommKey, state: &EngineState) -> Result<UniqueId, String> {

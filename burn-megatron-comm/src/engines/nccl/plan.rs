@@ -97,6 +97,42 @@ impl NcclPlan {
         })
     }
 
+    /// A message of one byte, on the side of this rank of its communicator.
+    pub fn byte(rank: usize) -> Self {
+        let plan = |input, output, step| Self {
+            scope: CommScope::Message {
+                from: SENDER,
+                to: RECEIVER,
+            },
+            dtype: DType::U8,
+            input,
+            output,
+            result: output,
+            steps: vec![step],
+        };
+        let (at, count) = (0, 1);
+        match rank {
+            SENDER => plan(
+                1,
+                0,
+                NcclOp::Send {
+                    to: RECEIVER,
+                    at,
+                    count,
+                },
+            ),
+            _ => plan(
+                0,
+                1,
+                NcclOp::Receive {
+                    from: SENDER,
+                    at,
+                    count,
+                },
+            ),
+        }
+    }
+
     /// The bytes of the input and of the output.
     pub fn bytes(&self) -> [usize; 2] {
         [self.input, self.output].map(|len| len * self.dtype.size_of())

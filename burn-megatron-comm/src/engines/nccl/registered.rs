@@ -50,18 +50,22 @@ impl Registration {
         }
     }
 
-    /// One line for the header of a run.
-    pub fn description(&self) -> String {
+    /// One line for the header of a run, with the copies so far.
+    pub fn description(&self, copied: &CopyCount) -> String {
         match self {
             Self::Off => "registered buffers off".into(),
             Self::On(RegisteredBuffers::Allocations) => {
                 "registered buffers on (allocations; 0 copies)".into()
             }
-            Self::On(RegisteredBuffers::Windows) => format!(
-                "registered buffers on (symmetric windows; 2 copies on the device for each collective on a tensor of at \
-                 least {} MiB)",
-                MIN_REGISTERED_BYTES >> 20
-            ),
+            Self::On(RegisteredBuffers::Windows) => {
+                let (copies, bytes) = copied.get();
+                format!(
+                    "registered buffers on (symmetric windows; 2 copies on the device for each collective on a tensor of \
+                     at least {} MiB: {copies} so far, of {:.1} MiB)",
+                    MIN_REGISTERED_BYTES >> 20,
+                    bytes as f64 / 2f64.powi(20)
+                )
+            }
             Self::Unavailable(reason) => {
                 format!("registered buffers requested, but not available: {reason}")
             }

@@ -103,12 +103,6 @@ impl NcclTransport {
         Ok(transport)
     }
 
-    /// The copies to and from windows so far, and their bytes.
-    #[cfg(test)]
-    pub(super) fn copies(&self) -> (u64, u64) {
-        self.state.copies.get()
-    }
-
     fn init_world(&self, timeout: Duration) -> Result<(), CommError> {
         let reply = Arc::new(ResultSlot::default());
         self.submit(WorkerCommand::Open {
@@ -284,7 +278,8 @@ fn check_version(config: &NcclConfig, library: &Library) -> Result<(), CommError
     let limited = groups.find(|(_, group)| group.min_ctas.or(group.max_ctas).is_some());
     match limited {
         Some((group, _)) if version < Version::CTAS => Err(super::error(format!(
-            "nccl.groups.{group} sets CTAs, which NCCL {version} does not have for each communicator: expected at least {},              or no min_ctas and max_ctas",
+            "nccl.groups.{group} sets CTAs, which NCCL {version} does not have for each communicator: expected at least {}, or no min_ctas and \
+             max_ctas",
             Version::CTAS
         ))),
         _ => Ok(()),
@@ -330,7 +325,7 @@ impl Transport for NcclTransport {
             driver.name(),
             self.provider.description(),
             self.state.streams.description(),
-            self.state.registration().description(),
+            self.state.registration().description(&self.state.copies),
             types::names(library.version())
         )
     }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tracing::Dispatch;
 
-use super::rank::{AnyError, CallLogDir, Rank, StopSignal, start_error};
+use super::rank::{AnyError, CallLogDir, EngineDescription, Rank, StopSignal, start_error};
 use super::{Engine, World, WorldError};
 use crate::auth::ParseTokenError;
 use crate::error::{CommError, with_causes};
@@ -199,6 +199,7 @@ impl ProcessRank {
         E: Into<AnyError>,
     {
         let client = self.world.rendezvous().clone();
+        let transport = self.world.transport().clone();
         let rank = Rank {
             rank: self.rank,
             compute_threads: world.compute_threads,
@@ -206,7 +207,7 @@ impl ProcessRank {
             recorder: self.tracker.recorder().clone(),
             call_log_dir: call_log_dir.clone(),
             stop: StopSignal(Arc::new(move || client.stop_requested())),
-            engine: engine_of(&**self.world.transport()).into(),
+            engine: EngineDescription(Arc::new(move || engine_of(&*transport))),
         };
         let ended = Mutex::new(None);
         let report_end = |end: Result<(), AnyError>| {

@@ -30,11 +30,22 @@ impl Units {
         self.margin * (2.0 * unit(output) + sums + 4.0 * factors)
     }
 
-    /// Of `operations` in a row, with sums of up to `n`, in this type.
-    pub fn row(&self, operations: usize, n: usize, narrowest: DType) -> f64 {
-        let unit = unit(narrowest).max(self.factors.unwrap_or_default());
-        self.margin * 2.0 * ((operations * n) as f64).sqrt() * unit
+    /// Of this many operations in a row.
+    pub fn row(&self, operations: usize, scale: &Scale) -> f64 {
+        let factors = self.factors.filter(|_| scale.has_products);
+        let unit = unit(scale.narrowest).max(factors.unwrap_or_default());
+        self.margin * 2.0 * ((operations * scale.longest_sum) as f64).sqrt() * unit
     }
+}
+
+/// What the rounding of several operations depends on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scale {
+    /// The most values that one adds.
+    pub longest_sum: usize,
+    /// The narrowest type of floats.
+    pub narrowest: DType,
+    pub has_products: bool,
 }
 
 /// The unit roundoff of a type.

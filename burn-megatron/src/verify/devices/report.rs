@@ -5,7 +5,7 @@ use std::fmt;
 use burn::tensor::{DType, Device};
 
 use super::Oracle;
-use super::compare::{Units, difference, largest};
+use super::compare::{Scale, Units, difference, largest};
 use super::step::Step;
 use super::trace::Trace;
 
@@ -39,7 +39,7 @@ pub struct DeviceRun {
     /// By parameter, in the order of the module.
     pub gradients: Vec<GradientDifference>,
     /// The largest relative difference of loss and gradients that passes: `2 sqrt(operations n) u`, where `n` is the longest sum of
-    /// an operation and `u` the unit roundoff of the narrowest type, that of TF32 on CUDA.
+    /// an operation and `u` the unit roundoff of the narrowest type, that of TF32 on CUDA where there are products.
     pub bound: f64,
     /// The operation where a difference begins.
     pub first: Option<FirstDifference>,
@@ -113,7 +113,12 @@ impl DeviceRun {
             ),
         };
         let known = trace.as_ref().ok();
-        let (longest, narrowest) = known.map_or((1024, DType::F32), Trace::scale);
+        let unknown = Scale {
+            longest_sum: 1024,
+            narrowest: DType::F32,
+            has_products: true,
+        };
+        let scale = known.map_or(unknown, Trace::scale);
         // A backward has about two operations for each of the forward.
         let operations = known.map_or(16 * reference.gradients.len().max(1), |it| 3 * it.len());
         let mut run = Self {
@@ -125,7 +130,7 @@ impl DeviceRun {
             } else {
                 differences(reference, &found)
             },
-            bound: units.row(operations, longest, narrowest),
+            bound: units.row(operations, &scale),
             first: None,
             operations: 0,
             not_observed: trace.as_ref().err().cloned(),

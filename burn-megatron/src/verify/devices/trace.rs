@@ -10,7 +10,7 @@ use burn_megatron_kernels::record::{
 };
 
 use super::Batch;
-use super::compare::{Units, difference};
+use super::compare::{Scale, Units, difference};
 use super::place::place;
 use super::report::{FirstDifference, ReplayMode};
 use super::step::{caught, floats};
@@ -158,8 +158,8 @@ impl Trace {
         Some(format!("{} in or after `{module}`", node.name))
     }
 
-    /// The longest sum that an operation can have, and the narrowest type of floats.
-    pub fn scale(&self) -> (usize, DType) {
+    /// What the rounding of all depends on.
+    pub fn scale(&self) -> Scale {
         let longest = self.nodes.iter().map(Node::longest_sum).max().unwrap_or(1);
         let outputs = self.nodes.iter().flat_map(|node| &node.outputs);
         let dtypes = outputs.map(|output| output.dtype);
@@ -171,7 +171,11 @@ impl Trace {
                 DType::F64 => 3,
                 _ => 2,
             });
-        (longest, narrowest.unwrap_or(DType::F32))
+        Scale {
+            longest_sum: longest,
+            narrowest: narrowest.unwrap_or(DType::F32),
+            has_products: self.nodes.iter().any(Node::is_product),
+        }
     }
 
     /// Runs each operation on `device`, on the inputs that the CPU has in f64, rounded to their types, and returns the first
@@ -248,13 +252,13 @@ impl Trace {
         device: &Device,
         units: &Units,
     ) -> Result<Option<FirstDifference>, String> {
-        let (longest, narrowest) = self.scale();
+        let scale = self.scale();
         let differs = |number: usize| {
             let cpu = caught(|| self.up_to(number, &Device::flex(), true)).and_then(|it| it)?;
             let found = caught(|| self.up_to(number, device, false)).and_then(|it| it);
             Ok::<_, String>(
                 self.judge(number, ReplayMode::Sequence, &[], &cpu, found, |_| {
-                    units.row(number + 1, longest, narrowest)
+                    units.row(number + 1, &scale)
                 }),
             )
         };

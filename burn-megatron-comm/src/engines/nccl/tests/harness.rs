@@ -12,6 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::super::library::Library;
 use super::super::stream_order::StreamOrder;
 use super::super::transport::{NcclComponents, NcclTransport};
+use super::super::version::Version;
 use super::fake_device::FakeDevice;
 use super::fake_nccl::{self, v2_27};
 use super::fake_provider::FakeBufferProvider;
@@ -75,6 +76,10 @@ impl TestRun {
     pub fn new(size: usize, setup: TestSetup) -> Self {
         let alone = ONE_AT_A_TIME.lock();
         fake_nccl::reset();
+        let mut code = 0;
+        (setup.version)(&mut code);
+        let concurrent = Version::from_code(code) >= Version::CONCURRENT_GROUPS;
+        fake_nccl::CONCURRENT_GROUPS.store(concurrent, Ordering::SeqCst);
         Self {
             setup,
             size,

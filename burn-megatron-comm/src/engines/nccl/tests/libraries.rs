@@ -10,8 +10,9 @@ use super::super::api::UniqueId;
 use super::super::library::{InitRequest, Library, LibraryError, Progress};
 use super::super::opening;
 use super::super::version::Version;
-use super::fake_nccl::{api, v2_13, v2_27};
-use crate::nccl_config::NcclGroupConfig;
+use super::fake_nccl::{api, v2_13, v2_16, v2_27};
+use super::harness::{TestRun, TestSetup};
+use crate::nccl_config::{NcclGroup, NcclGroupConfig};
 use crate::probe::cuda_driver;
 
 fn names(message: &str, parts: &[&str]) {
@@ -52,6 +53,27 @@ fn a_library_that_is_too_old_names_both_versions() {
     let library = Library::from_api(api(v2_27), "x".into()).unwrap();
     assert_eq!(library.version(), Version::new(2, 27, 3));
     assert_eq!(format!("{library:?}"), "NCCL 2.27.3 (x)");
+}
+
+#[test]
+fn ctas_that_a_version_does_not_have_are_refused() {
+    const GROUPS: [(NcclGroup, NcclGroupConfig); 1] = [(
+        NcclGroup::Data,
+        NcclGroupConfig {
+            min_ctas: None,
+            max_ctas: Some(16),
+            high_priority_stream: None,
+        },
+    )];
+    let setup = TestSetup {
+        version: v2_16,
+        groups: &GROUPS,
+        ..TestSetup::default()
+    };
+    let error = TestRun::new(1, setup).start(0).unwrap_err().to_string();
+    let expected = "nccl.groups.data sets CTAs, which NCCL 2.16.2 does not have for each communicator: expected at least \
+                    2.17.1, or no min_ctas and max_ctas";
+    assert!(error.ends_with(expected), "{error}");
 }
 
 /// A real NCCL, whose path is in the variable: opening needs no GPU.

@@ -1,5 +1,6 @@
 //! Which calls wait for which.
 
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::collectives::to_buffer;
 use super::fake_device::delay_at_random;
-use super::fake_nccl;
+use super::fake_nccl::{self, v2_17, v2_20, v2_27};
 use super::harness::{TIMEOUT, TestRun, TestSetup, over};
 use super::random::Rng;
 use crate::nccl_config::{NcclGroup, NcclGroupConfig};
@@ -29,6 +30,28 @@ fn a_send_blocks_nothing() {
         let received = comm.receive(other, DType::F32, 100_000).unwrap();
         assert_eq!(received, vec![other as f32; 100_000].into());
     });
+}
+
+/// The first message between two ranks connects them in its launch, which waits for the other's. Before 2.27.3 a thread can
+/// launch nothing else meanwhile.
+#[test]
+fn ranks_that_send_before_they_receive_do_not_wait_for_each_other() {
+    let versions: [extern "C" fn(*mut c_int) -> c_int; 3] = [v2_17, v2_20, v2_27];
+    for version in versions {
+        let setup = TestSetup {
+            version,
+            ..TestSetup::default()
+        };
+        over(3, setup, |comm| {
+            let (own, size) = (comm.rank(), comm.size());
+            let (next, before) = ((own + 1) % size, (own + size - 1) % size);
+            for _ in 0..3 {
+                comm.send(vec![own as f32].into(), next).unwrap();
+                let received = comm.receive(before, DType::F32, 1).unwrap();
+                assert_eq!(received, vec![before as f32].into());
+            }
+        });
+    }
 }
 
 /// A collective that waits for a rank blocks no message of the other ranks.

@@ -98,10 +98,6 @@ impl NcclWorker {
             communicator.allocations.release(comm, &shared.library)?;
             ready.push(comm);
         }
-        let (copies, bytes) = shared.copies.get();
-        if copies > 0 {
-            tracing::info!("nccl: {copies} copies to and from windows, of {bytes} bytes together");
-        }
         shared.comms.abort_all_but(&ready, &shared.library);
         shared.library.finalize(&ready)
     }

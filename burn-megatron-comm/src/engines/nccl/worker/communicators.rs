@@ -49,7 +49,8 @@ impl NcclWorker {
         let streams = openings.iter().map(|opening| self.stream_of(opening));
         let streams: Result<Vec<_>, String> = streams.collect();
         let begun = streams.and_then(|streams| {
-            opening::begin(openings.clone(), &self.shared, &self.self_sender).map(|()| streams)
+            let with_streams = openings.iter().copied().zip(streams.clone()).collect();
+            opening::begin(with_streams, &self.shared, &self.self_sender).map(|()| streams)
         });
         for (at, opening) in openings.iter().enumerate() {
             let (state, stream) = match &begun {

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
@@ -81,7 +81,12 @@ pub fn in_group() -> bool {
 
 thread_local! {
     static GROUP: RefCell<Option<Vec<Entry>>> = const { RefCell::new(None) };
+    /// The communicators of the last group of this thread.
+    static LAUNCHED: RefCell<Vec<&'static FakeComm>> = const { RefCell::new(vec![]) };
 }
+
+/// Whether a thread may have several groups in progress.
+pub static CONCURRENT_GROUPS: AtomicBool = AtomicBool::new(true);
 
 fn dtype(number: c_int) -> DType {
     let found = NcclType::ALL.into_iter();
@@ -230,6 +235,10 @@ pub extern "C" fn receive(
 }
 
 pub extern "C" fn group_start() -> c_int {
+    let is_launching = |comm: &&FakeComm| comm.busy.load(Ordering::SeqCst) > 0;
+    if !CONCURRENT_GROUPS.load(Ordering::SeqCst) && LAUNCHED.take().iter().any(is_launching) {
+        return INVALID_USAGE;
+    }
     GROUP.with_borrow_mut(|group| match group.replace(vec![]) {
         None => SUCCESS,
         Some(_) => INVALID_USAGE,
@@ -256,13 +265,25 @@ pub extern "C" fn group_end() -> c_int {
         let of = Arc::as_ptr(&comm.world) as usize;
         LOG.lock().unwrap().push((of, comm.rank, calls.collect()));
     }
+    LAUNCHED.set(launches.iter().map(|launch| launch[0].comm).collect());
     LAUNCHES.put(move || {
         for launch in launches {
             let comm = launch[0].comm;
             let sync_points = launch.iter().filter(|entry| entry.is_collective()).count();
             let first = comm.next.fetch_add(sync_points, Ordering::SeqCst);
-            FakeStream::of(launch[0].stream).put(move || perform(&launch, first));
-            comm.busy.fetch_sub(1, Ordering::SeqCst);
+            let is_message = launch.iter().all(|entry| matches!(entry.op, Op::Send(_)))
+                || launch
+                    .iter()
+                    .all(|entry| matches!(entry.op, Op::Receive(_)));
+            let launched = move || {
+                FakeStream::of(launch[0].stream).put(move || perform(&launch, first));
+                comm.busy.fetch_sub(1, Ordering::SeqCst);
+            };
+            if is_message {
+                comm.world.connect(comm.rank, launched);
+            } else {
+                launched();
+            }
         }
     });
     IN_PROGRESS

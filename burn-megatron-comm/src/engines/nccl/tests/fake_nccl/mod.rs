@@ -2,7 +2,8 @@
 //!
 //! It is as strict as the real one where the engine could be wrong: a collective blocks its stream until all
 //! ranks have called it, a send until it is received; a communicator with a call in progress refuses every other
-//! call; work is on its stream only when the communicator reports success.
+//! call; work is on its stream only when the communicator reports success; the launch of a first message waits for that
+//! of its other side; in older versions a thread has one group in progress.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int};
@@ -19,7 +20,7 @@ mod calls;
 mod memory;
 mod world;
 
-pub use calls::launches;
+pub use calls::{CONCURRENT_GROUPS, launches};
 pub use memory::{live_allocations, live_registrations};
 pub use world::FakeWorld;
 
@@ -282,6 +283,7 @@ macro_rules! version {
     };
 }
 version!(v2_13, 21304);
+version!(v2_16, 21602);
 version!(v2_17, 21701);
 version!(v2_20, 22003);
 version!(v2_27, 22703);

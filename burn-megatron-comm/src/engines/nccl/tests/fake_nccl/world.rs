@@ -1,7 +1,8 @@
 //! The ranks of a communicator, and their exchange of data.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::c_int;
+use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -22,6 +23,9 @@ pub struct WorldState {
     pub finalized: usize,
     sync_points: HashMap<usize, SyncPoint>,
     messages: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
+    /// The ranks that have launched a message, and the launches that wait for the others.
+    connected: HashSet<usize>,
+    connecting: Vec<Box<dyn FnOnce() + Send>>,
     /// The parts of each split by number and colour.
     pub parts: HashMap<(usize, c_int), Arc<FakeWorld>>,
 }
@@ -64,6 +68,18 @@ impl FakeWorld {
                 return Some(all);
             }
             state = self.condvar.wait(state).unwrap();
+        }
+    }
+
+    /// Calls `launched` once all ranks have launched a message: the first connects them.
+    pub fn connect(&self, rank: usize, launched: impl FnOnce() + Send + 'static) {
+        let mut state = self.state.lock().unwrap();
+        state.connected.insert(rank);
+        state.connecting.push(Box::new(launched));
+        if state.connected.len() == self.size {
+            let ready = mem::take(&mut state.connecting);
+            drop(state);
+            ready.into_iter().for_each(|launched| launched());
         }
     }
 
