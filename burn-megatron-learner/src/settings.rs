@@ -60,7 +60,7 @@ impl<M: LearnerModel> MegatronStrategy<M> {
     /// Ranks that are processes, of which `torchrun`, `mpirun`, `srun` or `burn-megatron launch` has started this one.
     ///
     /// If standard output is a terminal, ranks other than 0 lose it: Burn's terminal interface would draw over that of
-    /// rank 0. Standard error stays.
+    /// rank 0. Standard error stays. Under mpirun the interface of rank 0 gets no keys: the ranks run in the background.
     ///
     /// # Errors
     ///
@@ -85,7 +85,9 @@ impl<M: LearnerModel> MegatronStrategy<M> {
     /// [`from_env`](Self::from_env) with the place of this process in the world as a value.
     pub fn processes(launch: Launch) -> Self {
         let rank = launch.rank;
-        if rank != 0 {
+        if rank == 0 {
+            use_terminal_from_background();
+        } else {
             leave_terminal();
         }
         Self {
@@ -225,5 +227,24 @@ fn leave_terminal() {
     }
 }
 
+/// Lets this process set the mode of its terminal if it runs in the background of it, as ranks of mpirun do: the system would
+/// stop it. It reads no keys there.
+#[cfg(unix)]
+fn use_terminal_from_background() {
+    use std::io::{IsTerminal, stdout};
+
+    // SAFETY: no pointers.
+    let is_background = || unsafe { libc::tcgetpgrp(libc::STDOUT_FILENO) != libc::getpgrp() };
+    if stdout().is_terminal() && is_background() {
+        for signal in [libc::SIGTTOU, libc::SIGTTIN] {
+            // SAFETY: it installs no handler.
+            unsafe { libc::signal(signal, libc::SIG_IGN) };
+        }
+    }
+}
+
 #[cfg(not(unix))]
 fn leave_terminal() {}
+
+#[cfg(not(unix))]
+fn use_terminal_from_background() {}

@@ -8,7 +8,7 @@ use super::{Meter, SMALLEST_GROWTH, heap};
 /// Memory that each step leaves behind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryGrowth {
-    /// The least that a measured step added.
+    /// The median of what the measured steps added.
     pub bytes_per_step: u64,
     /// On the CPU: bytes of one step that were there after the next, by the functions that allocated them, innermost first, without those
     /// of Burn and the standard library. Largest first.
@@ -38,16 +38,21 @@ const LIBRARIES: [&str; 15] = [
 const SHOWN: usize = 3;
 
 impl MemoryGrowth {
-    /// From what is allocated after each step; none if one did not add to it.
+    /// From what is allocated after each step; none if most did not add to it. In one, another thread may free what it kept.
     pub(super) fn of(after_steps: &[i64], meter: &Meter) -> Option<Self> {
         let notes = if meter.counts_heap() {
             heap::take_notes()
         } else {
             vec![]
         };
-        let steps = after_steps.windows(2).map(|pair| pair[1] - pair[0]);
-        let least = u64::try_from(steps.min()?).ok()?;
-        if least < SMALLEST_GROWTH {
+        let mut added: Vec<i64> = after_steps
+            .windows(2)
+            .map(|pair| pair[1] - pair[0])
+            .collect();
+        added.sort_unstable();
+        let median = *added.get(added.len().checked_sub(1)? / 2)?;
+        let median = u64::try_from(median).ok()?;
+        if median < SMALLEST_GROWTH {
             return None;
         }
         let mut places: BTreeMap<String, u64> = BTreeMap::new();
@@ -60,7 +65,7 @@ impl MemoryGrowth {
             .collect();
         places.sort_by(|a, b| b.cmp(a));
         Some(Self {
-            bytes_per_step: least,
+            bytes_per_step: median,
             places,
         })
     }
@@ -95,11 +100,7 @@ fn place(backtrace: &str) -> String {
 
 impl fmt::Display for MemoryGrowth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "GROWS by {} bytes or more in each step",
-            self.bytes_per_step
-        )?;
+        writeln!(f, "GROWS by {} bytes a step (median)", self.bytes_per_step)?;
         for (bytes, place) in self.places.iter().take(8) {
             writeln!(f, "  {bytes} bytes allocated in {place}")?;
         }

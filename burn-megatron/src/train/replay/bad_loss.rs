@@ -224,7 +224,7 @@ mod tests {
     fn samples_move_to_another_replica_of_all_that_computes_them() {
         let dense = ParallelConfig::new;
         for (layout, expected) in [
-            (dense(), None),
+            (dense().with_data(1), None),
             (dense().with_tensor(2).with_data(3), Some(1)),
             (dense().with_context(2).with_data(2), Some(1)),
             (dense().with_data(2).with_expert(2), None),
