@@ -87,14 +87,19 @@ pub fn print_run(
             format!("{} per step until step {until}", count(size, "sample")),
         );
     }
-    let share = train.global_batch_size / recipe.parallel.data_size();
+    let share = if recipe.parallel.hybrid_context_parallel {
+        "shared by the lengths of their documents".into()
+    } else {
+        let share = train.global_batch_size / recipe.parallel.data_size();
+        let size = train.micro_batch_size;
+        format!("{share} per rank in micro-batches of {size}")
+    };
     print(
         "batch",
         format!(
-            "{} of {}: {share} per rank in micro-batches of {}; {} per step, {}",
+            "{} of {}: {share}; {} per step, {}",
             count(train.global_batch_size, "sample"),
             count(length, "token"),
-            train.micro_batch_size,
             count(train.global_batch_size * length, "token"),
             count(train.steps, "step"),
         ),
@@ -105,6 +110,14 @@ pub fn print_run(
 fn context(recipe: &Recipe, length: usize) -> Option<String> {
     let parallel = &recipe.parallel;
     let exchange = recipe.model.context_exchange(parallel).ok().flatten()?;
+    if let Some(tokens) = parallel.max_seqlen_per_dp_cp_rank {
+        return Some(format!(
+            "each document on 1 to {} ranks of context x data by its length, at most {} tokens of a rank in a micro-batch; \
+             attention by {exchange}",
+            parallel.data_parallel_size(),
+            grouped(tokens)
+        ));
+    }
     let chosen = match parallel.context_exchange {
         Some(_) => "",
         None => ", chosen by the sizes",

@@ -7,7 +7,7 @@ use toml::Value;
 use crate::recipe::Recipe;
 
 /// The flags that override a key of the recipe, and the key.
-const KEYS: [(&str, &str); 71] = [
+const KEYS: [(&str, &str); 73] = [
     ("data", "data.path"),
     ("tokenizer", "data.tokenizer"),
     ("split", "data.split"),
@@ -22,6 +22,14 @@ const KEYS: [(&str, &str); 71] = [
     ),
     ("context_parallel", "parallel.context"),
     ("context_exchange", "parallel.context_exchange"),
+    (
+        "hybrid_context_parallel",
+        "parallel.hybrid_context_parallel",
+    ),
+    (
+        "max_seqlen_per_dp_cp_rank",
+        "parallel.max_seqlen_per_dp_cp_rank",
+    ),
     ("expert_parallel", "parallel.expert"),
     ("expert_tensor_parallel", "parallel.expert_tensor"),
     (

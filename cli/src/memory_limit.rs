@@ -7,7 +7,7 @@ use burn_megatron::data_parallel::host_memory::{HostMemory, MemoryLimit};
 use burn_megatron::data_parallel::{ZeroStage, format_bytes};
 use burn_megatron::device::DeviceKind;
 use burn_megatron::kernels::record::ShapeSettings;
-use burn_megatron::mesh::Mesh;
+use burn_megatron::mesh::{ContextSplit, Mesh};
 use burn_megatron::plan::Recompute;
 use burn_megatron::plan::memory::{MemoryByKind, MemoryReport, MemoryRequest};
 use burn_megatron::table::Table;
@@ -24,14 +24,26 @@ use crate::terminal;
 ///
 /// For a recipe that cannot be run, and for a model with an operation that cannot be planned.
 pub fn plan(recipe: &Recipe) -> Result<MemoryReport, Error> {
-    let plan = recipe.plan()?;
+    let mut plan = recipe.plan()?;
     let train = &recipe.train;
     let share = train.global_batch_size / plan.layout.data_size();
+    let mut sequence_length = train.sequence_length.unwrap_or(recipe.model.context());
+    let layout = &mut plan.layout;
+    if let Some(tokens) = layout.max_seqlen_per_dp_cp_rank.take() {
+        // A full micro-batch of documents on one rank.
+        sequence_length = tokens;
+        layout.hybrid_context_parallel = false;
+        layout.context_exchange = None;
+        layout.context_split = ContextSplit::default();
+        layout.context_narrow_gradients = false;
+        layout.data = Some(layout.data_parallel_size());
+        layout.context = 1;
+    }
     recipe.model.plan_memory(&MemoryRequest {
         layout: &plan.layout,
         ranks: plan.mesh.world_size(),
         micro_batch_size: train.micro_batch_size,
-        sequence_length: train.sequence_length.unwrap_or(recipe.model.context()),
+        sequence_length,
         micro_batches: (share / train.micro_batch_size).max(1),
         sharding: &recipe.sharing(),
         kernels: &recipe.kernels,
@@ -78,7 +90,8 @@ struct Limit {
 impl PlannedMemory {
     /// Plans the memory of a run. A model with an operation that cannot be planned is no error.
     pub fn new(recipe: &Recipe) -> Self {
-        let whole_sequences = (recipe.parallel.context > 1).then(|| {
+        let shares = recipe.parallel.context > 1 && !recipe.parallel.hybrid_context_parallel;
+        let whole_sequences = shares.then(|| {
             let mut whole = recipe.clone();
             whole.parallel.context = 1;
             whole.parallel.context_exchange = None;

@@ -49,13 +49,30 @@ impl ModelConfig for TransformerConfig {
         &self,
         layout: &ParallelConfig,
     ) -> Result<Option<ContextExchange>, BuildError> {
-        if layout.context == 1 {
+        if layout.context == 1 && !layout.hybrid_context_parallel {
             return Ok(None);
         }
         let refused = |path: &str, message| BuildError::Config {
             path: path.into(),
             message,
         };
+        if layout.hybrid_context_parallel {
+            let unfused = self.unfused_attention();
+            let (what, part) = match (&self.mla, &self.moe, &unfused) {
+                (Some(_), ..) => ("latent attention", "mla"),
+                (_, Some(_), _) => ("experts", "moe"),
+                (.., Some(reason)) => (reason.as_str(), "attention"),
+                _ => {
+                    let exchange = layout.context_exchange.unwrap_or(ContextExchange::Ring);
+                    return Ok(Some(exchange));
+                }
+            };
+            let message = format!(
+                "hybrid_context_parallel with {what}: expected fused attention of heads with keys and values of their own, and no \
+                 experts"
+            );
+            return Err(refused(&format!("blocks.0.{part}"), message));
+        }
         if self.mla.is_some() {
             let exchange = MultiLatentAttentionConfig::context_exchange(layout);
             return exchange.map_err(|message| refused("blocks.0.mla", message));

@@ -6,9 +6,14 @@ use burn_megatron::verify::{Comparison, VerifyOptions, verify};
 /// Asserts that the model passes without the fault, and that it fails with it in all columns of results.
 #[track_caller]
 fn assert_fails(fault: ContextFault) -> Comparison {
+    assert_fails_in("cp2-ring-dp1", fault)
+}
+
+#[track_caller]
+fn assert_fails_in(layout: &str, fault: ContextFault) -> Comparison {
     let options = VerifyOptions::default();
     let run = |fault| {
-        let layout = "cp2-ring-dp1".parse().unwrap();
+        let layout = layout.parse().unwrap();
         verify(&ContextSubject(fault), &[layout], &options).unwrap()
     };
     let sound = run(None);
@@ -51,4 +56,10 @@ fn a_loss_that_is_averaged_per_rank() {
 #[test]
 fn targets_that_are_shifted_after_the_cut() {
     assert_fails(ContextFault::TargetsOfThePart);
+}
+
+/// A document that two ranks share, each of which attends as if it had it alone.
+#[test]
+fn a_group_of_another_size_than_that_of_the_document() {
+    assert_fails_in("hybrid8-dp2-mb1", ContextFault::GroupOfOne);
 }

@@ -19,6 +19,7 @@ mod fused;
 mod generate;
 mod guard;
 mod hf;
+mod hybrid_context;
 mod layouts;
 mod lora;
 mod moe_faults;

@@ -69,6 +69,13 @@ pub struct ParallelConfig {
     /// Whether gradients of keys and values travel in the type of the model, not in f32.
     #[serde(skip_serializing_if = "is_default")]
     pub context_narrow_gradients: bool,
+    /// Whether the ranks of context x data share each document of a step by its length: short ones are on one rank, longer
+    /// ones on groups of 2, 4, ... of them.
+    #[serde(skip_serializing_if = "is_default")]
+    pub hybrid_context_parallel: bool,
+    /// With it, the most tokens of one of these ranks in a micro-batch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_seqlen_per_dp_cp_rank: Option<usize>,
     /// Ranks that share the experts.
     #[serde(skip_serializing_if = "is_one")]
     pub expert: usize,
@@ -115,6 +122,8 @@ impl Default for ParallelConfig {
             context_exchange: None,
             context_inner: None,
             context_narrow_gradients: false,
+            hybrid_context_parallel: false,
+            max_seqlen_per_dp_cp_rank: None,
             expert: 1,
             expert_tensor: None,
             overlap_moe_expert_parallel_comm: false,
@@ -196,6 +205,20 @@ pub enum LayoutError {
         /// The setting.
         name: &'static str,
     },
+    /// A setting of hybrid context parallelism without it.
+    #[error(
+        "max_seqlen_per_dp_cp_rank applies to hybrid context parallelism, which is off; set hybrid_context_parallel = true \
+         (--hybrid-context-parallel), or remove max_seqlen_per_dp_cp_rank"
+    )]
+    NoHybridContext,
+    /// A setting that hybrid context parallelism cannot have.
+    #[error("hybrid_context_parallel with {setting}: expected {expected}")]
+    HybridContext {
+        /// The setting.
+        setting: String,
+        /// What would fit.
+        expected: &'static str,
+    },
     /// Nodes without ranks.
     #[error("invalid ranks_per_node = 0: expected at least 1, or none for one node")]
     EmptyNode,
@@ -266,8 +289,66 @@ impl ParallelConfig {
         ];
         match pipeline_settings.into_iter().find(|(_, is_set)| *is_set) {
             Some((name, _)) if self.pipeline == 1 => Err(LayoutError::NoPipeline { name }),
-            _ => self.check_context(),
+            _ => self
+                .check_context()
+                .and_then(|()| self.check_hybrid_context()),
         }
+    }
+
+    fn check_hybrid_context(&self) -> Result<(), LayoutError> {
+        if !self.hybrid_context_parallel {
+            return match self.max_seqlen_per_dp_cp_rank {
+                Some(_) => Err(LayoutError::NoHybridContext),
+                None => Ok(()),
+            };
+        }
+        let order = self.order.completed();
+        let place = |axis| order.axes().iter().position(|of| *of == axis);
+        let refused = [
+            (
+                self.max_seqlen_per_dp_cp_rank.is_none(),
+                "no max_seqlen_per_dp_cp_rank".to_string(),
+                "one (--max-seqlen-per-dp-cp-rank), the most tokens of a rank in a micro-batch",
+            ),
+            (
+                self.pipeline > 1,
+                format!("pipeline = {}", self.pipeline),
+                "1, as the number of micro-batches is another one in each step",
+            ),
+            (
+                self.expert > 1,
+                format!("expert = {}", self.expert),
+                "1, as ranks of an expert group have different micro-batches",
+            ),
+            (
+                matches!(
+                    self.context_exchange,
+                    Some(ContextExchange::AllToAll | ContextExchange::Hierarchical)
+                ),
+                format!(
+                    "context_exchange = {}",
+                    or_none(self.context_exchange.map(|it| it.to_string()))
+                ),
+                "ring or all-gather, which groups of all sizes can",
+            ),
+            (
+                matches!(
+                    self.context_split,
+                    ContextSplit::Contiguous | ContextSplit::Striped
+                ),
+                format!("context_split = {}", self.context_split),
+                "zigzag or zigzag-per-document, as each document is split as a zigzag",
+            ),
+            (
+                self.context > 1 && place(Axis::Data) < place(Axis::Context),
+                format!("order = {}", self.order),
+                "cp before dp, so that the ranks of a context group have consecutive numbers",
+            ),
+        ];
+        let refused = refused.into_iter().find(|(is_set, ..)| *is_set);
+        refused.map_or(Ok(()), |(_, setting, expected)| {
+            Err(LayoutError::HybridContext { setting, expected })
+        })
     }
 
     fn check_moe_overlap(&self) -> Result<(), LayoutError> {
@@ -310,6 +391,7 @@ impl ParallelConfig {
         ];
         if let Some((name, _)) = settings.into_iter().find(|(_, is_set)| *is_set)
             && self.context == 1
+            && !self.hybrid_context_parallel
         {
             return Err(LayoutError::NoContext { name });
         }
@@ -360,6 +442,13 @@ impl ParallelConfig {
     pub fn with_context_inner(mut self, size: usize) -> Self {
         self.context_exchange = Some(ContextExchange::Hierarchical);
         self.context_inner = Some(size);
+        self
+    }
+
+    /// Sets that documents are shared by their length, with at most `tokens` tokens of a rank in a micro-batch.
+    pub fn with_hybrid_context_parallel(mut self, tokens: usize) -> Self {
+        self.hybrid_context_parallel = true;
+        self.max_seqlen_per_dp_cp_rank = Some(tokens);
         self
     }
 

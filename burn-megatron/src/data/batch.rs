@@ -173,10 +173,13 @@ impl Batch {
         let shape = [self.rows, self.seq];
         let documents = self.documents.as_deref();
         let shard = SequenceShard::new(shape, documents, split, (rank, ranks))?;
-        let counted = self.counted();
+        Ok(self.part_of(shard))
+    }
+
+    fn part_of(&self, shard: Arc<SequenceShard>) -> Self {
         let tokens = shard.part(&self.tokens);
         let [_, seq] = shard.local_shape();
-        Ok(Self {
+        Self {
             targets: shard.part(&self.targets),
             sorted: Arc::new(SortedLookups::new(&tokens)),
             tokens,
@@ -186,8 +189,69 @@ impl Batch {
             further: self.further.iter().map(|of| of.part(&shard)).collect(),
             shard: Some(shard),
             padding: self.padding,
-            counted_of_rows: Some(counted),
-        })
+            counted_of_rows: Some(self.counted()),
+        }
+    }
+
+    /// The documents of whole rows, as ranges of the concatenated rows; empty ones are left out.
+    pub fn document_ranges(&self) -> Vec<Range<usize>> {
+        let mut start = 0;
+        let ends = self.document_ends().into_iter();
+        let ranges = ends.map(|end| std::mem::replace(&mut start, end)..end);
+        ranges.filter(|range| !range.is_empty()).collect()
+    }
+
+    /// The part that rank `rank` of `ranks` has of some [documents](Self::document_ranges) of a batch of whole rows. They are
+    /// packed into one row, and each is split as a zigzag; of one rank it is a part too. Padding makes each document a
+    /// multiple of `2 ranks`, on more than one rank, and the part of each rank a multiple of `multiple`, at least one token.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Context`] cannot occur for documents of this batch.
+    pub fn documents_in_context(
+        &self,
+        documents: &[Range<usize>],
+        (rank, ranks): (usize, usize),
+        multiple: usize,
+    ) -> Result<Self, DataError> {
+        let split = ContextSplit::ZigzagPerDocument;
+        let (of_document, of_row) = (split.divisor(ranks, 1), split.divisor(ranks, multiple));
+        let (mut tokens, mut targets, mut places) = (vec![], vec![], vec![]);
+        let mut starts = vec![0];
+        let mut pad =
+            |tokens: &mut Vec<i32>, targets: &mut Vec<i32>, places: &mut Vec<usize>, to| {
+                tokens.resize(to, 0);
+                targets.resize(to, IGNORE);
+                places.resize(to, 0);
+                if starts.last() != Some(&(to as i32)) {
+                    starts.push(to as i32);
+                }
+            };
+        for document in documents {
+            tokens.extend(&self.tokens[document.clone()]);
+            targets.extend(&self.targets[document.clone()]);
+            places.extend(document.clone());
+            let end = tokens.len().next_multiple_of(of_document);
+            pad(&mut tokens, &mut targets, &mut places, end);
+        }
+        let end = tokens.len().max(1).next_multiple_of(of_row);
+        pad(&mut tokens, &mut targets, &mut places, end);
+        let real: usize = documents.iter().map(Range::len).sum();
+        let shard = SequenceShard::of_documents(&starts, places, (rank, ranks))?;
+        let rows = Self {
+            padding: (end - real) as u64,
+            tokens,
+            targets,
+            rows: 1,
+            seq: end,
+            documents: Some(starts),
+            shard: None,
+            counted_of_rows: None,
+            sorted: Arc::default(),
+            further: vec![],
+        };
+        let rows = rows.with_further_tokens(self.further.len());
+        Ok(rows.part_of(shard))
     }
 
     /// Each document padded to a multiple of `document`, and the rows by a document of padding to the same multiple of

@@ -8,6 +8,7 @@ use std::time::Duration;
 #[cfg(feature = "tokenizers")]
 use super::chat::ChatDataError;
 use super::gpt::{CacheError, SamplingError};
+use super::hybrid_context::HybridContextError;
 use super::indexed::IndexedDatasetError;
 use crate::mesh::ContextSplitError;
 use crate::tokenizer::TokenizerError;
@@ -36,6 +37,9 @@ pub enum DataError {
     /// The sequences cannot be split over the context axis.
     #[error(transparent)]
     Context(#[from] ContextSplitError),
+    /// Documents that the ranks of context x data cannot share.
+    #[error(transparent)]
+    HybridContext(#[from] HybridContextError),
     /// The path does not exist.
     #[error("no file or folder at '{path}'")]
     Missing {

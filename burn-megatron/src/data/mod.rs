@@ -25,6 +25,7 @@
 //! | [`gpt`] | Megatron's GPT sampling: which tokens are in which sample, in which order |
 //! | [`blend`] | several data sets as one, by weight |
 //! | `chat` | with the feature `tokenizers`: conversations to fine-tune on, with the loss of the answers |
+//! | [`hybrid_context`] | which ranks share each sample of a step, by its length |
 //! | [`PackedSamples`] | several documents per row, without attention between them |
 //! | [`Prefetcher`] | prefetches batches while the model computes |
 
@@ -38,6 +39,7 @@ mod error;
 mod files;
 mod further;
 pub mod gpt;
+pub mod hybrid_context;
 pub mod indexed;
 mod pack;
 mod prefetch;

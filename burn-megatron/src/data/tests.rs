@@ -368,6 +368,34 @@ fn documents_are_padded_to_be_split() {
     assert_eq!(parts.iter().map(Batch::counted).sum::<u64>(), 8);
 }
 
+/// Documents of different rows are packed into one, each split over the ranks that share it.
+#[test]
+fn documents_of_a_batch_are_shared() {
+    let sample = |first: i32, documents| Sample {
+        tokens: (first..first + 8).collect(),
+        targets: (first + 1..first + 9).collect(),
+        documents,
+    };
+    let batch = Batch::new([sample(1, vec![0, 5]), sample(11, vec![0, 8])]).unwrap();
+    let documents = batch.document_ranges();
+    assert_eq!(documents, [0..5, 5..8, 8..16]);
+    let chosen = [documents[2].clone(), documents[1].clone()];
+    let part = |rank| batch.documents_in_context(&chosen, (rank, 2), 1).unwrap();
+    let parts = [0, 1].map(part);
+    assert_eq!(parts[0].tokens(), [11, 12, 17, 18, 6, 0]);
+    assert_eq!(parts[1].tokens(), [13, 14, 15, 16, 7, 8]);
+    assert_eq!(parts[0].targets, [12, 13, 18, 19, 7, IGNORE]);
+    assert_eq!(parts[1].targets, [14, 15, 16, 17, 8, 9]);
+    assert!(parts.iter().all(|part| part.counted_of_rows() == 11));
+    assert_eq!(parts[0].padding(), Padding { added: 1, all: 12 });
+    // One rank has a shard too, with its tokens in a multiple of what tensor ranks share; and no document is padding alone.
+    let whole = |documents: &[_]| batch.documents_in_context(documents, (0, 1), 4).unwrap();
+    let short = whole(&documents[1..2]);
+    assert_eq!((short.tokens(), short.counted()), (&[6, 7, 8, 0][..], 3));
+    assert_eq!(short.shard.unwrap().ranks(), 1);
+    assert_eq!((whole(&[]).seq, whole(&[]).counted()), (4, 0));
+}
+
 /// Tokens of each depth come from the same document, also from the parts of other ranks.
 #[test]
 fn further_tokens_stay_in_their_document() {

@@ -190,7 +190,7 @@ fn check_recompute(builder: &ModelBuilder, layers: usize) -> Result<(), BuildErr
     Ok(())
 }
 
-/// Refuses several context ranks, for a model whose attention is not over them.
+/// Refuses several context ranks and hybrid context parallelism, for a model whose attention is not over them.
 ///
 /// # Errors
 ///
@@ -199,8 +199,15 @@ pub fn check_context<C: ModelConfig>(
     config: &C,
     layout: &ParallelConfig,
 ) -> Result<(), BuildError> {
-    if layout.context == 1 || config.context_exchange(layout)?.is_some() {
+    let shares = layout.context > 1 || layout.hybrid_context_parallel;
+    if !shares || config.context_exchange(layout)?.is_some() {
         return Ok(());
+    }
+    if layout.hybrid_context_parallel {
+        return Err(BuildError::Config {
+            path: "model".into(),
+            message: "hybrid_context_parallel with a model that has no context-parallel layers: expected one with them".into(),
+        });
     }
     Err(without_axis("context", layout.context))
 }

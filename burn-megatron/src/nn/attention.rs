@@ -147,13 +147,14 @@ impl ParallelAttentionConfig {
         });
         let fused = builder.is_fused(Operation::Attention);
         let context = ContextAttention::new(builder, heads, self.sequence, fused)?;
-        let of_engine = match &context {
+        // All exchanges of a layer have the same heads on a rank.
+        let of_engine = match context.first() {
             Some(context) => context.local_heads(heads),
             None => heads,
         };
         let logits = builder.attention_logits();
         let logits = logits.register(self.measured_layer(builder), place.index * heads.heads);
-        let first = context.as_ref().map_or(0, |of| of.first_head(heads));
+        let first = context.first().map_or(0, |of| of.first_head(heads));
         let engine = fused.then(|| {
             let engine = builder.attention_engine((of_engine, self.head_width), window)?;
             Ok::<_, BuildError>(logits.measured(engine, first))
@@ -242,9 +243,9 @@ impl ParallelAttention {
     /// made for these groups. Without context parallelism nothing changes.
     pub fn with_exchange(
         mut self,
-        exchange: impl FnOnce(OuterGroup) -> Arc<dyn KeyValueExchange>,
+        exchange: impl Fn(OuterGroup) -> Arc<dyn KeyValueExchange>,
     ) -> Self {
-        if let Some(context) = &mut self.core.context {
+        for context in &mut self.core.context {
             context.exchange = Some(exchange(context.groups.outer.clone()));
         }
         self

@@ -50,8 +50,8 @@ pub(super) struct AttentionCore {
     pub engine: Option<Arc<dyn AttentionEngine>>,
     /// Whether the softmax is fused where attention is not.
     pub fused_softmax: bool,
-    /// Under context parallelism.
-    pub context: Option<ContextAttention>,
+    /// Under context parallelism, for each number of ranks that share a batch.
+    pub context: Vec<ContextAttention>,
     /// The first head of this tensor rank, and the number of all heads.
     pub place: (usize, usize),
     /// The largest scores of a step. Those of the engine are measured by itself.
@@ -88,7 +88,7 @@ impl AttentionCore {
                 self.flash_packed(engine, qkv, sink, packed)
             }
             (AttentionContext::Sharded(shard), Some(engine)) => {
-                let exchange = self.exchange();
+                let exchange = self.exchange(shard);
                 exchange.attend(engine, (qkv, sink), self.heads, self.scores, shard)
             }
             (AttentionContext::Rows, None) => self.unfused_joint(qkv, sink, &self.mask(), dropout),
@@ -181,9 +181,17 @@ impl AttentionCore {
         }
     }
 
-    fn exchange(&self) -> &ContextAttention {
-        let Some(context) = &self.context else {
-            panic!("a part of the sequences without context parallelism: expected whole ones");
+    /// The exchange between the ranks that share a batch.
+    fn exchange(&self, shard: &SequenceShard) -> &ContextAttention {
+        let of_size = |of: &&ContextAttention| of.groups.comm.size() == shard.ranks();
+        let Some(context) = self.context.iter().find(of_size) else {
+            let sizes = self.context.iter().map(|of| of.groups.comm.size());
+            panic!(
+                "a part of sequences that {} ranks share, with groups of {:?} ranks: expected whole ones without context \
+                 parallelism, and one of these sizes with it",
+                shard.ranks(),
+                sizes.collect::<Vec<_>>()
+            );
         };
         context
     }
@@ -308,7 +316,7 @@ impl AttentionCore {
         shard: &Arc<SequenceShard>,
         dropout: impl FnOnce(Tensor<4>, Option<ProbabilityRows>) -> Tensor<4>,
     ) -> Tensor<3> {
-        let exchange = self.exchange();
+        let exchange = self.exchange(shard);
         let sink = sink.map(|sink| exchange.own_sink(sink, self.heads));
         let attend = |gathered: GatheredProjection| {
             let rows = ProbabilityRows {

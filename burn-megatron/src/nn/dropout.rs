@@ -167,7 +167,9 @@ impl Dropout {
         };
         let tokens = shard.tokens().chunks(local.max(1));
         Some(MaskRows {
-            numbers: tokens.flat_map(|row| row[part.clone()].to_vec()).collect(),
+            numbers: tokens
+                .flat_map(|row| row[part.clone()].iter().map(|token| shard.place(*token)))
+                .collect(),
             per_sample: shard.shape()[1],
         })
     }

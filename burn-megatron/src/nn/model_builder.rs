@@ -56,6 +56,8 @@ struct BuilderShared {
     engines: Mutex<AttentionEngines>,
     /// By the size of a group of neighbours.
     context_groups: Mutex<BTreeMap<usize, ContextGroups>>,
+    /// By increasing size.
+    hybrid_context_groups: Mutex<Vec<ContextGroups>>,
     fp8: Mutex<Fp8>,
     recompute: Mutex<Recompute>,
     routers: Routers,
@@ -151,6 +153,7 @@ impl ModelBuilder {
             kernels: Mutex::new(automatic_kernels(device, dtype)),
             engines: Mutex::default(),
             context_groups: Mutex::default(),
+            hybrid_context_groups: Mutex::default(),
             fp8: Mutex::default(),
             recompute: Mutex::default(),
             routers: Routers::default(),

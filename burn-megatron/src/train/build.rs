@@ -5,6 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 
 use super::config::{ConfigError, TrainConfig};
+use super::hybrid_context::HybridContext;
 use super::losses::losses_of_step;
 use super::micro_batches::ContextPart;
 use super::replay::Replay;
@@ -122,9 +123,20 @@ impl<M: LanguageModel> Trainer<M> {
         let qk_clip = qk_clip.map(|clip| QkClip::new(clip, &attention, &ddp));
         let qk_clip = qk_clip.transpose()?;
         let deferred_wgrad = deferred_wgrad(&ddp, &pipelines)?;
-        let schedules = pipelines.schedules.into_iter();
-        let schedules = schedules.map(|schedule| StepSchedule::new(schedule, &ddp));
-        let schedules = schedules.collect::<Result<Vec<_>, _>>()?;
+        let schedules = pipelines.schedules.into_iter().map(|schedule| {
+            let micro_batches = schedule.micro_batches();
+            Ok((micro_batches, StepSchedule::new(schedule, &ddp)?))
+        });
+        let schedules = schedules.collect::<Result<_, TrainError>>()?;
+        let routers = ReportedLayer::of_all_stages(ddp.routers(), ddp.groups())?;
+        let length = config.sequence_length.unwrap_or(ddp.module().context());
+        let hybrid_context = HybridContext::new(ddp.groups(), ddp.module(), length)?;
+        if hybrid_context.is_some() && !routers.is_empty() {
+            return Err(TrainError::from(ConfigError::WithHybridContext {
+                setting: "experts".into(),
+                expected: "a model without them, as their losses and capacities count the tokens of a micro-batch".into(),
+            }));
+        }
         Ok(Self {
             defers: optimizer.is_fused()
                 && *device != Device::flex()
@@ -138,7 +150,8 @@ impl<M: LanguageModel> Trainer<M> {
             deferred_wgrad,
             shapes: ShapeCache::default(),
             schedules,
-            routers: ReportedLayer::of_all_stages(ddp.routers(), ddp.groups())?,
+            hybrid_context,
+            routers,
             attention,
             qk_clip,
             ddp,
@@ -237,7 +250,7 @@ impl Pipelines {
 }
 
 impl StepSchedule {
-    fn new<M: LanguageModel>(
+    pub(super) fn new<M: LanguageModel>(
         schedule: Schedule,
         ddp: &DistributedDataParallel<M>,
     ) -> Result<Self, TrainError> {

@@ -5,8 +5,10 @@ use std::num::NonZeroU64;
 use serde::{Deserialize, Serialize};
 
 use super::batch_warmup::{self, BatchSizes, BatchWarmup};
+use super::hybrid_context;
 use super::schedule::{LrSchedule, LrScheduleError, LrStyle};
 use super::sequence_warmup::{self, SequenceWarmup};
+use crate::data::hybrid_context::HybridContextError;
 use crate::data_parallel::{DataParallelConfig, DataParallelConfigError, Precision};
 use crate::mesh::{ContextSplitError, MeshError, ParallelConfig, samples_per_rank};
 use crate::optim::{
@@ -153,6 +155,17 @@ pub enum ConfigError {
     /// The sequence cannot be split over the context axis.
     #[error(transparent)]
     Context(#[from] ContextSplitError),
+    /// The ranks of context x data cannot share documents.
+    #[error(transparent)]
+    HybridContext(#[from] HybridContextError),
+    /// A setting that hybrid context parallelism cannot have.
+    #[error("hybrid_context_parallel with {setting}: expected {expected}")]
+    WithHybridContext {
+        /// The setting.
+        setting: String,
+        /// What would fit.
+        expected: String,
+    },
     /// The exchanges of the tensor axis cannot be split into chunks.
     #[error(transparent)]
     TpCommOverlap(#[from] NumSplitsError),
@@ -268,6 +281,7 @@ impl TrainConfig {
             return Err(ConfigError::Sequence { length, context });
         }
         sequence_warmup::check(&self.sequence_warmup, self.steps, length)?;
+        hybrid_context::check(self, layout, (length, context))?;
         self.learning_rates()?;
         self.data_parallel.check(layout.data_parallel_size())?;
         self.optimizer.check()?;

@@ -10,6 +10,7 @@ use super::batch_warmup::BatchSizes;
 use super::losses::{check_parts, losses_of_step, parts_of};
 use super::replay::StepInput;
 use super::sequence_warmup::{SequenceWarmup, row_length};
+use super::trainer::StepSchedule;
 use super::{LanguageModel, Tokens, Trainer};
 use crate::comm::{CommError, ParallelContext};
 use crate::data::{Batch, DataError, FurtherTokens, Prefetcher, Sample, Samples};
@@ -42,7 +43,12 @@ impl<M: LanguageModel> Trainer<M> {
         samples: &dyn Samples,
     ) -> Result<Vec<Batch>, DataError> {
         let rows = self.sample_rows((step, before));
-        self.sample_numbers(step..step + 1, before, data_rank)
+        let mut numbers = self.sample_numbers(step..step + 1, before, data_rank);
+        if let Some(hybrid) = &self.hybrid_context {
+            let all = numbers.next().unwrap_or(before..before);
+            return hybrid.micro_batches(&rows.of_batch(all.start, samples.batch(all)?)?);
+        }
+        numbers
             .map(|numbers| rows.of_batch(numbers.start, samples.batch(numbers)?))
             .collect()
     }
@@ -56,17 +62,26 @@ impl<M: LanguageModel> Trainer<M> {
         let (first, before) = (self.steps(), self.samples);
         let own = self.ddp.groups().data().rank();
         let largest = self.samples_of(self.config.steps, own).len();
-        let ready = 2 * largest.div_ceil(self.config.micro_batch_size);
+        let ready = match self.hybrid_context {
+            Some(_) => 2,
+            None => 2 * largest.div_ceil(self.config.micro_batch_size),
+        };
         let numbers = self.sample_numbers(first..first + steps, before, own);
         let rows = self.sample_rows((first, before));
         Prefetcher::new(Arc::new(RankSamples { samples, rows }), numbers, ready)
     }
 
     /// The sample numbers of each micro-batch of a rank of the data axis in some steps, before which there were so many
-    /// samples.
+    /// samples; under hybrid context parallelism those of each step, of which every rank reads all.
     fn sample_numbers(&self, steps: Range<usize>, before: u64, rank: usize) -> SampleNumbers {
         let (sizes, size) = (self.sizes(), self.config.micro_batch_size);
         let (first, ranks) = (steps.start, self.ddp.groups().data().size());
+        if self.hybrid_context.is_some() {
+            return Box::new(steps.map(move |step| {
+                let start = before + sizes.sum(first..step);
+                start..start + sizes.of(step) as u64
+            }));
+        }
         let starts = steps.flat_map(move |step| {
             let before = before + sizes.sum(first..step);
             let own = share_of(sizes.of(step), rank, ranks);
@@ -82,7 +97,14 @@ impl<M: LanguageModel> Trainer<M> {
             whole: self.sequence_length(),
             next,
             sizes: self.sizes(),
-            context: ContextPart::of(self.ddp.groups(), self.ddp.module().further_depths()),
+            context: ContextPart {
+                // Documents are cut where all rows of a step are known.
+                ranks: match self.hybrid_context {
+                    Some(_) => 1,
+                    None => self.ddp.groups().context().size(),
+                },
+                ..ContextPart::of(self.ddp.groups(), self.ddp.module().further_depths())
+            },
         }
     }
 
@@ -96,7 +118,7 @@ impl<M: LanguageModel> Trainer<M> {
             None => self.scaler.scale().into(),
         };
         let router_step = RouterStep::new(loss_scale.clone());
-        let scheduled = self.scheduled(step);
+        let scheduled = self.scheduled(batches.len());
         let stages = TrainStages {
             ddp: &self.ddp,
             device: self.device.clone().autodiff(),
@@ -137,9 +159,12 @@ impl<M: LanguageModel> Trainer<M> {
     /// By stage, its pipeline rank.
     pub(super) fn placement(&self) -> Vec<usize> {
         // The same in every step.
-        let schedule = &self.scheduled(0).schedule;
-        let stages = 0..schedule.stages();
-        stages.map(|stage| schedule.rank_of(stage)).collect()
+        let schedule = self.schedules.values().next();
+        let of_stages = schedule.map(|StepSchedule { schedule, .. }| {
+            let stages = 0..schedule.stages();
+            stages.map(|stage| schedule.rank_of(stage)).collect()
+        });
+        of_stages.unwrap_or_default()
     }
 
     /// The output of the last stage for a batch, on the rank that holds it, without autodiff.
@@ -370,7 +395,11 @@ impl<M: LanguageModel> TrainStages<'_, M> {
     ) -> StageOutput {
         fingerprint::note_micro_batch(micro_batch);
         let (batch, model) = (&self.batches[micro_batch], self.ddp.module());
-        let before = (self.first_micro_batch + micro_batch) * batch.rows;
+        let before = match &batch.shard {
+            // It knows the place of each token in the global batch.
+            Some(shard) if shard.is_rearranged() => 0,
+            _ => (self.first_micro_batch + micro_batch) * batch.rows,
+        };
         self.ddp.position().set_batch(BatchPosition {
             step: self.step,
             first_sample: before as u64,

@@ -11,6 +11,7 @@ mod error;
 pub mod expert_metrics;
 #[cfg(test)]
 mod grid_tests;
+mod hybrid_context;
 mod json_float;
 mod json_lines;
 mod losses;

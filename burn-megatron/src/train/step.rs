@@ -22,6 +22,7 @@ use crate::optim::{
 pub(super) struct LaunchedStep {
     /// Its index, from 0.
     step: usize,
+    micro_batches: usize,
     statistics: StepStatistics,
     zeros: Option<u64>,
     /// Whether it is skipped as a spike.
@@ -46,12 +47,13 @@ impl<M: LanguageModel> Trainer<M> {
         let _span = tracing::info_span!("step", step = step + 1).entered();
         self.ddp.groups().world().begin_step(step as u64 + 1);
         let batches = self.batches(step, samples)?;
+        self.schedule(batches.len())?;
         self.samples += self.sizes().of(step) as u64;
         let tokens = batches.iter().map(Batch::counted).sum();
-        self.padding = batches
+        let padding = batches
             .iter()
-            .map(Batch::padding)
-            .fold(self.padding, Padding::add);
+            .filter(|batch| !self.is_counted_elsewhere(batch));
+        self.padding = padding.map(Batch::padding).fold(self.padding, Padding::add);
         let loss_scale = self.device_loss_scale(before);
         self.begin_state();
         let input = StepInput {
@@ -80,10 +82,10 @@ impl<M: LanguageModel> Trainer<M> {
             routers,
             attention_logits,
         };
-        let settings = self.outcome_settings(step, before);
+        let settings = self.outcome_settings(batches.len(), before);
         let outcome = before.map(|before| before.statistics.outcome.clone());
         let statistics = StepStatistics::gather(own, &gradients, &self.ddp, outcome, settings);
-        let spike = self.is_spike(step, &statistics)?;
+        let spike = self.is_spike(batches.len(), &statistics)?;
         if let Some(fp8) = &fp8_before
             && let Some(what) = self.bad_loss(&statistics, spike)
         {
@@ -144,10 +146,18 @@ impl<M: LanguageModel> Trainer<M> {
         self.end_state();
         Ok(LaunchedStep {
             step,
+            micro_batches: batches.len(),
             statistics,
             zeros,
             spike,
         })
+    }
+
+    /// Whether the padding of a micro-batch is counted by another rank of its group. Other ranks of a context axis count
+    /// the same.
+    fn is_counted_elsewhere(&self, batch: &Batch) -> bool {
+        let shard = batch.shard.as_ref();
+        self.hybrid_context.is_some() && shard.is_some_and(|shard| shard.rank() > 0)
     }
 
     /// What is bad about a step, if something is that no loss scale explains.
@@ -161,7 +171,11 @@ impl<M: LanguageModel> Trainer<M> {
     }
 
     /// Whether a step that would be taken is a spike, on any rank; it is then in the window of those to come.
-    fn is_spike(&mut self, step: usize, statistics: &StepStatistics) -> Result<bool, TrainError> {
+    fn is_spike(
+        &mut self,
+        micro_batches: usize,
+        statistics: &StepStatistics,
+    ) -> Result<bool, TrainError> {
         let Some(config) = self.config.skip_spikes else {
             return Ok(false);
         };
@@ -169,7 +183,7 @@ impl<M: LanguageModel> Trainer<M> {
         if !reading.is_taken() {
             return Ok(false);
         }
-        let (loss, norm) = (self.mean_loss(step, reading).loss, reading.norm);
+        let (loss, norm) = (self.mean_loss(micro_batches, reading).loss, reading.norm);
         let own = self.spikes.is_spike(&config, loss, norm);
         self.spikes.push(&config, loss, norm);
         // Ranks that compute the same loss may round it differently.
@@ -185,6 +199,7 @@ impl<M: LanguageModel> Trainer<M> {
     pub(super) fn finish(&mut self, launched: LaunchedStep) -> Result<FinishedStep, TrainError> {
         let LaunchedStep {
             step,
+            micro_batches,
             statistics,
             zeros,
             spike,
@@ -196,7 +211,7 @@ impl<M: LanguageModel> Trainer<M> {
         self.ddp
             .fp8()
             .warn_of_saturation(&reading.fp8, self.ddp.groups());
-        let mean = self.mean_loss(step, reading);
+        let mean = self.mean_loss(micro_batches, reading);
         let scale = self.scaler.scale();
         let metrics = StepMetrics {
             step: step + 1,
@@ -266,7 +281,11 @@ impl<M: LanguageModel> Trainer<M> {
         [after(false), after(true), self.scaler.scale()]
     }
 
-    fn outcome_settings(&self, step: usize, before: Option<&LaunchedStep>) -> OutcomeSettings {
+    fn outcome_settings(
+        &self,
+        micro_batches: usize,
+        before: Option<&LaunchedStep>,
+    ) -> OutcomeSettings {
         let numbers = |more: usize| {
             let (rate, taken) = (self.learning_rate(more), self.count.taken + more as u64);
             // Only AdamW reads the others.
@@ -274,7 +293,7 @@ impl<M: LanguageModel> Trainer<M> {
             ParallelAdamW::hyperparameters(adamw.unwrap_or(&AdamWConfig::default()), rate, taken)
         };
         OutcomeSettings {
-            squares: self.scheduled(step).squares.clone(),
+            squares: self.scheduled(micro_batches).squares.clone(),
             clip: self.config.clip,
             loss_scales: match before {
                 Some(_) => self.loss_scales(),
@@ -320,9 +339,8 @@ impl<M: LanguageModel> Trainer<M> {
         })
     }
 
-    fn mean_loss(&self, step: usize, reading: &StepReading) -> MeanLoss {
+    fn mean_loss(&self, micro_batches: usize, reading: &StepReading) -> MeanLoss {
         let terms = self.ddp.module().loss_terms();
-        let micro_batches = self.scheduled(step).schedule.micro_batches();
         let of_rank = |losses: &[f64]| LossSums::of_rank(losses, micro_batches, terms).0;
         let sums = reading.losses(self.ddp.groups(), of_rank);
         LossSums(sums).over(reading.tokens as f64, terms)

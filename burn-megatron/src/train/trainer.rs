@@ -1,5 +1,6 @@
 //! The training loop of one rank.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use burn_megatron_kernels::adamw::SumOrder;
 use super::batch_warmup::BatchSizes;
 use super::config::TrainConfig;
 use super::error::TrainError;
+use super::hybrid_context::HybridContext;
 use super::losses::LossSums;
 use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use super::micro_batches::{ContextPart, share_of, targets};
@@ -27,6 +29,7 @@ use crate::nn::{AttentionLayer, LossFactor};
 use crate::optim::{LossScaler, ParallelOptimizer, QkClip, SpikeWindow, StepCount, all_finite};
 use crate::pipeline::engine::{ActionEvent, DeferredWgrad, ShapeCache};
 use crate::pipeline::schedule::Schedule;
+use crate::pipeline::schedule_of;
 use crate::tokenizer::Tokenizer;
 
 /// Trains the shard of a model on one rank; every rank of the mesh has a trainer.
@@ -39,8 +42,9 @@ pub struct Trainer<M> {
     pub(super) learning_rates: LrSchedule,
     pub(super) config: TrainConfig,
     pub(super) device: Device,
-    /// For each size of the batch.
-    pub(super) schedules: Vec<StepSchedule>,
+    /// By the micro-batches of a step.
+    pub(super) schedules: BTreeMap<usize, StepSchedule>,
+    pub(super) hybrid_context: Option<HybridContext>,
     pub(super) deferred_wgrad: Option<DeferredWgrad>,
     /// The shapes of activations between stages in earlier steps and evaluations.
     pub(super) shapes: ShapeCache,
@@ -98,7 +102,8 @@ pub struct TrainOutcome {
     /// [`check_replay_every`](TrainConfig::check_replay_every).
     pub replay_cost: Option<ReplayCost>,
     /// The padding of documents in the steps since the start or the checkpoint; none but with a split
-    /// [per document](crate::mesh::ContextSplit::ZigzagPerDocument).
+    /// [per document](crate::mesh::ContextSplit::ZigzagPerDocument) or
+    /// [hybrid](crate::mesh::ParallelConfig::hybrid_context_parallel) context parallelism.
     pub padding: Padding,
     /// Whether the run was stopped before its last step.
     pub stopped: bool,
@@ -237,7 +242,11 @@ impl<M: LanguageModel> Trainer<M> {
             (None, false) => self.report_held_out(data, observer)?,
         };
         let Padding { added, all } = self.padding;
-        let padding = self.sum(vec![added as f64, all as f64], self.ddp.groups().data())?;
+        let padding = vec![added as f64, all as f64];
+        let padding = match self.hybrid_context {
+            Some(_) => self.sum_over_data(padding)?,
+            None => self.sum(padding, self.ddp.groups().data())?,
+        };
         Ok(TrainOutcome {
             padding: Padding {
                 added: padding[0] as u64,
@@ -369,9 +378,19 @@ impl<M: LanguageModel> Trainer<M> {
         share_of(self.sizes().of(step), data_rank, ranks)
     }
 
-    /// The schedule of a step.
-    pub(super) fn scheduled(&self, step: usize) -> &StepSchedule {
-        &self.schedules[self.sizes().part_of(step)]
+    /// The schedule of a step with so many micro-batches.
+    pub(super) fn scheduled(&self, micro_batches: usize) -> &StepSchedule {
+        &self.schedules[&micro_batches]
+    }
+
+    /// Makes the schedule of a step whose micro-batches are counted when their documents are known.
+    pub(super) fn schedule(&mut self, micro_batches: usize) -> Result<(), TrainError> {
+        if !self.schedules.contains_key(&micro_batches) {
+            let schedule = schedule_of(self.ddp.groups().config(), micro_batches)?;
+            let schedule = StepSchedule::new(schedule, &self.ddp)?;
+            self.schedules.insert(micro_batches, schedule);
+        }
+        Ok(())
     }
 
     /// Generates text after a prompt, the same on all ranks. The default seed is that of the run.

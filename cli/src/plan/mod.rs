@@ -42,6 +42,13 @@ pub fn run(args: &PlanArgs, families: &Families, default_recipe: &str) -> Result
         return write_measured(path, args.ranks);
     }
     let model = RecipeModel::new(recipe(args, families, default_recipe)?)?;
+    if model.recipe().parallel.hybrid_context_parallel {
+        return Err(
+            "plan does not know hybrid_context_parallel, whose micro-batches depend on the lengths of documents: remove it and \
+             max_seqlen_per_dp_cp_rank"
+                .into(),
+        );
+    }
     let (devices, hardware) = hardware(args)?;
     if args.own_layout {
         return run_own(args, &model, devices, &hardware);

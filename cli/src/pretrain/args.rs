@@ -94,6 +94,13 @@ pub struct PretrainArgs {
     /// all-to-all, or hierarchical (with parallel.context_inner in the recipe); by default chosen by the sizes.
     #[arg(long, value_name = "NAME", help_heading = "Parallelism")]
     pub context_exchange: Option<String>,
+    /// Share each document by its length: short ones are on one rank, longer ones on groups of 2, 4, ... of the ranks of
+    /// --context-parallel and --data-parallel, so that all compute about as much (needs --max-seqlen-per-dp-cp-rank).
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Parallelism")]
+    pub hybrid_context_parallel: Option<bool>,
+    /// The most tokens of a rank in a micro-batch of --hybrid-context-parallel.
+    #[arg(long, value_name = "N", help_heading = "Parallelism")]
+    pub max_seqlen_per_dp_cp_rank: Option<usize>,
     /// Ranks that share the experts; they read different samples, so --data-parallel counts them too.
     #[arg(
         long,

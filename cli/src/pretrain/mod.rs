@@ -271,7 +271,8 @@ fn finish(
     println!();
     let held_out = outcome.held_out;
     let parallel = &recipe.parallel;
-    if parallel.context > 1 && parallel.context_split == ContextSplit::ZigzagPerDocument {
+    let per_document = parallel.context_split == ContextSplit::ZigzagPerDocument;
+    if parallel.context > 1 && per_document || parallel.hybrid_context_parallel {
         let Padding { added, all } = outcome.padding;
         let share = 100.0 * added as f64 / all.max(1) as f64;
         println!(

@@ -105,6 +105,16 @@ fn apply_flags(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
             recipe.parallel.context_inner = None;
         }
     }
+    if let Some(hybrid) = args.hybrid_context_parallel {
+        recipe.parallel.hybrid_context_parallel = hybrid;
+        if !hybrid {
+            // The size of the recipe no longer applies.
+            recipe.parallel.max_seqlen_per_dp_cp_rank = None;
+        }
+    }
+    if args.max_seqlen_per_dp_cp_rank.is_some() {
+        recipe.parallel.max_seqlen_per_dp_cp_rank = args.max_seqlen_per_dp_cp_rank;
+    }
     set(&mut recipe.parallel.expert, args.expert_parallel);
     if args.expert_parallel == Some(1) {
         // The overlap of the recipe no longer applies.

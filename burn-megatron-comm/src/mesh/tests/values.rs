@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::super::stages::LayerSplit;
 use super::super::{
-    Axis, AxisOrder, AxisRank, AxisSet, Grid, LayoutError, Mesh, MeshError, MeshRank,
-    ParallelConfig, ScheduleKind, ScheduleSource, TpCommOverlap, ZeroStage,
+    Axis, AxisOrder, AxisRank, AxisSet, ContextExchange, ContextSplit, Grid, LayoutError, Mesh,
+    MeshError, MeshRank, ParallelConfig, ScheduleKind, ScheduleSource, TpCommOverlap, ZeroStage,
 };
 
 #[test]
@@ -121,6 +121,53 @@ fn a_setting_without_effect_is_refused() {
             )
         );
         assert!(Mesh::new(&config.with_pipeline(2), 4).is_ok(), "{name}");
+    }
+}
+
+#[test]
+fn hybrid_context_parallelism_is_refused_where_it_cannot_be() {
+    let refusal = |config: &ParallelConfig| Mesh::new(config, 4).unwrap_err().to_string();
+    let hybrid = ParallelConfig::new().with_hybrid_context_parallel(8);
+    assert!(Mesh::new(&hybrid, 4).is_ok());
+    // Its groups have an exchange without a context axis.
+    let exchange = |exchange| hybrid.clone().with_context_exchange(exchange);
+    assert!(Mesh::new(&exchange(ContextExchange::AllGather), 4).is_ok());
+    let mut without_size = hybrid.clone();
+    without_size.max_seqlen_per_dp_cp_rank = None;
+    let mut without_it = hybrid.clone();
+    without_it.hybrid_context_parallel = false;
+    for (config, expected) in [
+        (
+            without_size,
+            "with no max_seqlen_per_dp_cp_rank: expected one",
+        ),
+        (
+            without_it,
+            "applies to hybrid context parallelism, which is off",
+        ),
+        (hybrid.clone().with_pipeline(2), "pipeline = 2: expected 1"),
+        (hybrid.clone().with_expert(2), "expert = 2: expected 1"),
+        (
+            exchange(ContextExchange::AllToAll),
+            "expected ring or all-gather",
+        ),
+        (
+            hybrid
+                .clone()
+                .with_context(2)
+                .with_context_split(ContextSplit::Striped),
+            "context_split = striped: expected zigzag",
+        ),
+        (
+            hybrid
+                .clone()
+                .with_context(2)
+                .with_order("tp-dp-cp".parse().unwrap()),
+            "expected cp before dp",
+        ),
+    ] {
+        let error = refusal(&config);
+        assert!(error.contains(expected), "{error}");
     }
 }
 

@@ -37,4 +37,42 @@ impl ContextGroups {
             },
         })
     }
+
+    /// Groups of 1, 2, 4, ... consecutive ranks of `comm`, up to all, each rank in one of every size. They exchange keys and
+    /// values alone.
+    ///
+    /// Collective: call on all ranks of `comm`, a power of two.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError`] if a rank is missing.
+    pub fn powers_of_two(comm: &Comm) -> Result<Vec<Self>, CommError> {
+        let ranks = comm.group().ranks();
+        let of_size = |size: usize| {
+            if size == ranks.len() {
+                return Ok(comm.clone());
+            }
+            let groups: Vec<_> = ranks.chunks(size).map(<[usize]>::to_vec).collect();
+            comm.split(&format!("hybrid context: {size}"), &groups)
+        };
+        let single = of_size(1)?;
+        let sizes = std::iter::successors(Some(1), |size| Some(2 * size));
+        let sizes = sizes.take_while(|size| *size <= ranks.len());
+        let groups = sizes.map(|size| {
+            let comm = if size == 1 {
+                single.clone()
+            } else {
+                of_size(size)?
+            };
+            Ok(Self {
+                comm: comm.clone(),
+                inner: single.clone(),
+                outer: OuterGroup {
+                    comm,
+                    neighbours: 1,
+                },
+            })
+        });
+        groups.collect()
+    }
 }

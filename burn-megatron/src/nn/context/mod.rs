@@ -44,10 +44,12 @@ use super::{BuildError, ModelBuilder};
 use crate::mesh::ContextExchange;
 
 impl ContextAttention {
-    /// The exchange of a layer with these heads on a tensor rank and sequences of up to `tokens` tokens; none
-    /// without context parallelism. `fused` is whether attention is.
+    /// The exchanges of a layer with these heads on a tensor rank and sequences of up to `tokens` tokens, one for each
+    /// number of ranks that share a batch: none without context parallelism, several if it is
+    /// [hybrid](crate::mesh::ParallelConfig::hybrid_context_parallel). `fused` is whether attention is.
     ///
-    /// Collective over the context axis at the first call: call on all ranks, in the same order.
+    /// Collective over the context axis at the first call, over all ranks of the stage if it is hybrid: call on all ranks, in
+    /// the same order.
     ///
     /// # Errors
     ///
@@ -58,11 +60,14 @@ impl ContextAttention {
         heads: Heads,
         tokens: usize,
         fused: bool,
-    ) -> Result<Option<Self>, BuildError> {
+    ) -> Result<Vec<Self>, BuildError> {
         let groups = builder.groups();
         let (layout, ranks) = (groups.config(), groups.context().size());
+        if layout.hybrid_context_parallel {
+            return Self::hybrid(builder, fused);
+        }
         if ranks == 1 {
-            return Ok(None);
+            return Ok(vec![]);
         }
         let bytes = builder.compute_dtype().size();
         let problem = ExchangeProblem::of_layout(layout, heads, tokens, bytes);
@@ -70,7 +75,7 @@ impl ContextAttention {
         let exchange = exchange.map_err(|reason| builder.error(reason))?;
         let groups = builder.context_groups(problem.neighbours(exchange))?;
         let outer = groups.outer.clone();
-        Ok(Some(Self {
+        Ok(vec![Self {
             exchange: match exchange {
                 ContextExchange::AllToAll => None,
                 ContextExchange::AllGather => Some(Arc::new(AllGather(outer))),
@@ -80,6 +85,30 @@ impl ContextAttention {
             },
             groups,
             narrow_gradients: layout.context_narrow_gradients,
-        }))
+        }])
+    }
+
+    /// Those of all powers of two; without a choice, by a ring.
+    fn hybrid(builder: &ModelBuilder, fused: bool) -> Result<Vec<Self>, BuildError> {
+        if !fused {
+            return Err(builder.error(
+                "hybrid_context_parallel needs fused attention, and this one holds its scores in memory (it has dropout, a \
+                 soft cap or wide heads, or the kernel is turned off)",
+            ));
+        }
+        let layout = builder.groups().config();
+        let exchange = |outer: OuterGroup| -> Arc<dyn KeyValueExchange> {
+            match layout.context_exchange {
+                Some(ContextExchange::AllGather) => Arc::new(AllGather(outer)),
+                _ => Arc::new(Ring(outer)),
+            }
+        };
+        let groups = builder.hybrid_context_groups()?.into_iter();
+        let of_size = groups.map(|groups| Self {
+            exchange: (groups.comm.size() > 1).then(|| exchange(groups.outer.clone())),
+            groups,
+            narrow_gradients: layout.context_narrow_gradients,
+        });
+        Ok(of_size.collect())
     }
 }

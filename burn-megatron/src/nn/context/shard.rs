@@ -29,6 +29,8 @@ pub struct SequenceShard {
     /// The tokens of each rank.
     tokens: Vec<Vec<usize>>,
     rank: usize,
+    /// The number of each token in the rows of the global batch of the step, where these are other rows.
+    places: Option<Vec<usize>>,
     uploads: Mutex<Uploads>,
 }
 
@@ -54,7 +56,10 @@ struct Uploads {
 impl PartialEq for SequenceShard {
     fn eq(&self, other: &Self) -> bool {
         let known = |of: &Self| (of.shape, of.rank);
-        known(self) == known(other) && self.ends == other.ends && self.tokens == other.tokens
+        known(self) == known(other)
+            && self.ends == other.ends
+            && self.tokens == other.tokens
+            && self.places == other.places
     }
 }
 
@@ -69,11 +74,40 @@ impl SequenceShard {
     ///
     /// [`ContextSplitError`] for rows or documents that cannot be divided.
     pub fn new(
+        shape: [usize; 2],
+        documents: Option<&[i32]>,
+        split: ContextSplit,
+        of: (usize, usize),
+    ) -> Result<Arc<Self>, ContextSplitError> {
+        Self::split(shape, documents, split, of).map(Arc::new)
+    }
+
+    /// The shard of rank `rank` of `ranks` of one row of documents, each split as a zigzag, which were elsewhere in the global
+    /// batch: `places` has the numbers of their tokens in its concatenated rows, for dropout. `documents` as in
+    /// [`new`](Self::new).
+    ///
+    /// # Errors
+    ///
+    /// [`ContextSplitError`] for documents that cannot be divided.
+    pub fn of_documents(
+        documents: &[i32],
+        places: Vec<usize>,
+        of: (usize, usize),
+    ) -> Result<Arc<Self>, ContextSplitError> {
+        let (shape, split) = ([1, places.len()], ContextSplit::ZigzagPerDocument);
+        let shard = Self::split(shape, Some(documents), split, of)?;
+        Ok(Arc::new(Self {
+            places: Some(places),
+            ..shard
+        }))
+    }
+
+    fn split(
         [rows, seq]: [usize; 2],
         documents: Option<&[i32]>,
         split: ContextSplit,
         (rank, ranks): (usize, usize),
-    ) -> Result<Arc<Self>, ContextSplitError> {
+    ) -> Result<Self, ContextSplitError> {
         let ends: Vec<usize> = match documents {
             Some(starts) => starts.iter().skip(1).map(|end| *end as usize).collect(),
             None => (1..=rows).map(|row| row * seq).collect(),
@@ -92,13 +126,14 @@ impl SequenceShard {
             }
             first = past;
         }
-        Ok(Arc::new(Self {
+        Ok(Self {
             shape: [rows, seq],
             ends,
             tokens,
             rank,
+            places: None,
             uploads: Mutex::default(),
-        }))
+        })
     }
 
     /// `[batch, seq]` of the whole batch.
@@ -115,6 +150,22 @@ impl SequenceShard {
     /// The ranks that share the batch.
     pub fn ranks(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// This rank's index among them.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Whether the rows are not those of the global batch, of which its tokens know [their place](Self::place).
+    pub(crate) fn is_rearranged(&self) -> bool {
+        self.places.is_some()
+    }
+
+    /// The number by which dropout knows a token: that in the rows of the global batch if they are
+    /// [others](Self::is_rearranged), in these rows otherwise.
+    pub(in crate::nn) fn place(&self, token: usize) -> usize {
+        self.places.as_ref().map_or(token, |places| places[token])
     }
 
     /// This rank's tokens in the concatenated rows.

@@ -156,6 +156,11 @@ impl MultiLatentAttentionConfig {
     /// exchange of context parallelism that is not the all-gather.
     pub fn init(&self, builder: &ModelBuilder) -> Result<MultiLatentAttention, BuildError> {
         self.check(builder)?;
+        if builder.groups().config().hybrid_context_parallel {
+            return Err(builder.error(
+                "hybrid_context_parallel with latent attention: expected attention of heads with keys and values of their own",
+            ));
+        }
         if let Some(lora) = builder.lora_config()
             && lora.targets().contains(&LoraTarget::Q)
         {
@@ -221,7 +226,7 @@ impl MultiLatentAttentionConfig {
                 },
                 engine: engine.transpose()?,
                 fused_softmax: builder.is_fused(Operation::Softmax),
-                context: None,
+                context: vec![],
                 place: (place.index * heads, self.heads),
                 logits,
             },

@@ -109,6 +109,23 @@ impl ModelBuilder {
         Ok(groups)
     }
 
+    /// The groups of [hybrid context parallelism](crate::mesh::ParallelConfig::hybrid_context_parallel), by increasing size.
+    /// They are made once for the model.
+    ///
+    /// Collective over all ranks of the stage: call on all of them, in the same order.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Comm`].
+    pub(in crate::nn) fn hybrid_context_groups(&self) -> Result<Vec<ContextGroups>, BuildError> {
+        let mut made = self.shared.hybrid_context_groups.lock();
+        if made.is_empty() {
+            let all = self.groups.group(Grid::Dense, Grid::Dense.data_axes())?;
+            *made = ContextGroups::powers_of_two(&all)?;
+        }
+        Ok(made.clone())
+    }
+
     /// Sets the 8-bit configuration of the model's linear layers. Call on the root builder.
     ///
     /// # Errors

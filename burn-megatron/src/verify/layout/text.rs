@@ -27,7 +27,7 @@ pub enum LayoutPartError {
         "is not one of tpN, sp, cpN, epN, etpN, dpN, ppN, mbN, zN, hsdpN, nodeN (tensor, sequence, context, expert, \
          expert-tensor, data and pipeline parallelism, micro-batch, ZeRO stage, ranks of a sharding group and of a node), an exchange \
          (ring, allgather, alltoall, uspN with N ranks in an all-to-all) or a split (contiguous, striped, perdocument) \
-         of context parallelism, epoverlap (exchanges of experts under another micro-batch), an overlap of sequence parallelism (tpring, tpbulk, or with N chunks tpringN, tpbulkN), as in \
+         of context parallelism, hybridN (documents shared by their length, at most N tokens of a rank), epoverlap (exchanges of experts under another micro-batch), an overlap of sequence parallelism (tpring, tpbulk, or with N chunks tpringN, tpbulkN), as in \
          tp2-sp-dp2, tp2-sp-tpring-dp2, cp4-ring-striped and dp4-z3-hsdp2, nor after a slash a schedule or vN \
          (stages on each rank), as in pp2-mb1/interleaved/v2"
     )]
@@ -61,6 +61,9 @@ impl fmt::Display for Layout {
         }
         if parallel.context_split != ContextSplit::Zigzag {
             write!(f, "-{}", named(parallel.context_split, &SPLITS))?;
+        }
+        if let Some(tokens) = parallel.max_seqlen_per_dp_cp_rank {
+            write!(f, "-hybrid{tokens}")?;
         }
         if parallel.expert > 1 {
             write!(f, "-ep{}", parallel.expert)?;
@@ -178,6 +181,10 @@ impl Layout {
             self.parallel.context_split = *split;
             return Some("split");
         }
+        if let Some(tokens) = size(part, "hybrid") {
+            self.parallel = std::mem::take(&mut self.parallel).with_hybrid_context_parallel(tokens);
+            return Some("hybrid");
+        }
         if let Some(inner) = size(part, "usp") {
             self.parallel = std::mem::take(&mut self.parallel).with_context_inner(inner);
             return Some("exchange");
@@ -260,6 +267,7 @@ mod tests {
             "tp1-cp4-usp2-contiguous-dp1",
             "tp2-sp-cp2-alltoall-ep2-dp1-z1",
             "tp1-cp2-perdocument-dp1",
+            "tp2-sp-cp2-hybrid8-dp2-mb1",
             "tp1-ep4-dp4-z1-hsdp2-node2",
             "tp2-sp-ep2-epoverlap-pp2-dp2-mb1/interleaved",
         ] {

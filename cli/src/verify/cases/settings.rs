@@ -18,7 +18,7 @@ pub type SettingCase = (
     fn(&mut Recipe),
 );
 
-pub const SETTINGS: [SettingCase; 24] = [
+pub const SETTINGS: [SettingCase; 25] = [
     (
         "overlap_grad_reduce = false",
         VerifyModel::Gpt,
@@ -131,6 +131,12 @@ pub const SETTINGS: [SettingCase; 24] = [
         VerifyModel::Gpt,
         &["pp2-mb1/1f1b", "tp2-pp2-dp2-mb1-z1/interleaved"],
         |recipe| recipe.parallel.fp8_transfers = true,
+    ),
+    (
+        "hybrid_context_parallel",
+        VerifyModel::Llama,
+        &["hybrid8-dp2-mb1", "tp2-sp-cp2-hybrid8-dp2-mb1-z1"],
+        |_| (),
     ),
     (
         "loss_chunk_size = 5",

@@ -173,27 +173,52 @@ impl LayerCase {
         })
     }
 
-    /// The results of all ranks of a layout, put together.
-    fn run_layout(&self, layout: &ParallelConfig) -> Run<LayerResult> {
-        let ranks = layout.context;
+    /// The results of the ranks of a layout, put together; each group of `ranks` has the whole batch.
+    fn run_groups(&self, layout: &ParallelConfig, ranks: usize) -> Run<Vec<LayerResult>> {
         let run = |rank: Rank| {
             let groups = ParallelContext::new(layout, &rank)?;
             let shard = SequenceShard::new(
                 [BATCH, SEQ],
                 self.documents.as_deref(),
                 layout.context_split,
-                (rank.rank(), ranks),
+                (rank.rank() % ranks, ranks),
             )?;
             Ok::<_, Box<dyn std::error::Error + Send + Sync>>((
                 self.run(&groups, Some(&shard))?,
                 shard,
             ))
         };
-        let parts = World::threads(ranks)?.run(run)?;
-        let mut all = LayerResult {
+        let parts = World::threads(layout.data_parallel_size())?.run(run)?;
+        Ok(parts.chunks(ranks).map(LayerResult::joined).collect())
+    }
+
+    fn check(&self, layout: &ParallelConfig, what: &str) {
+        self.check_groups(layout, layout.context, what);
+    }
+
+    fn check_groups(&self, layout: &ParallelConfig, ranks: usize, what: &str) {
+        let one = self.run(&ParallelContext::single(), None).unwrap();
+        let groups = self
+            .run_groups(layout, ranks)
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        for all in groups {
+            assert_close(&all.out, &one.out, 1e-12, &format!("{what}: output"));
+            assert_close(&all.dx, &one.dx, 1e-12, &format!("{what}: input gradient"));
+            for (found, expected) in all.parameters.iter().zip(&one.parameters) {
+                let what = format!("{what}: parameter gradient");
+                assert_close(found, expected, 1e-12, &what);
+            }
+        }
+    }
+}
+
+impl LayerResult {
+    /// That of a whole batch, from those of the ranks of a group.
+    fn joined(parts: &[(Self, Arc<SequenceShard>)]) -> Self {
+        let mut all = Self {
             out: vec![f64::NAN; BATCH * SEQ * HIDDEN],
             dx: vec![f64::NAN; BATCH * SEQ * HIDDEN],
-            parameters: vec![],
+            parameters: parts[0].0.parameters.clone(),
         };
         for (part, shard) in parts {
             for (local, token) in shard.tokens().iter().enumerate() {
@@ -201,32 +226,13 @@ impl LayerCase {
                 all.out[to..to + HIDDEN].copy_from_slice(&part.out[from..from + HIDDEN]);
                 all.dx[to..to + HIDDEN].copy_from_slice(&part.dx[from..from + HIDDEN]);
             }
-            if all.parameters.is_empty() {
-                all.parameters = part.parameters;
-            } else {
-                for (sum, part) in all.parameters.iter_mut().zip(&part.parameters) {
-                    sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
-                }
+        }
+        for (part, _) in &parts[1..] {
+            for (sum, part) in all.parameters.iter_mut().zip(&part.parameters) {
+                sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
             }
         }
-        Ok(all)
-    }
-
-    fn check(&self, layout: &ParallelConfig, what: &str) {
-        let one = self.run(&ParallelContext::single(), None).unwrap();
-        let all = self
-            .run_layout(layout)
-            .unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert_close(&all.out, &one.out, 1e-12, &format!("{what}: output"));
-        assert_close(&all.dx, &one.dx, 1e-12, &format!("{what}: input gradient"));
-        for (found, expected) in all.parameters.iter().zip(&one.parameters) {
-            assert_close(
-                found,
-                expected,
-                1e-12,
-                &format!("{what}: parameter gradient"),
-            );
-        }
+        all
     }
 }
 
@@ -272,6 +278,27 @@ fn every_exchange_and_split_equals_one_rank() {
     }
 }
 
+/// The same layer, by groups of every size of a context group.
+#[test]
+fn hybrid_groups_equal_one_rank() {
+    for exchange in [ContextExchange::Ring, ContextExchange::AllGather] {
+        let layout = ParallelConfig::new()
+            .with_context(2)
+            .with_data(2)
+            .with_hybrid_context_parallel(SEQ)
+            .with_context_exchange(exchange);
+        for ranks in [1, 2, 4] {
+            let case = LayerCase {
+                window: Some(5),
+                documents: Some(vec![0, 1, 6, 16, 16, 29, 32]),
+                ..LayerCase::new(4, 2)
+            };
+            let what = format!("groups of {ranks} ranks by {exchange}");
+            case.check_groups(&layout, ranks, &what);
+        }
+    }
+}
+
 #[test]
 fn windows_and_documents_equal_one_rank() {
     for layout in layouts(4) {
@@ -302,7 +329,7 @@ fn dropout_of_probabilities_equals_one_rank() {
             Some(ContextExchange::Ring | ContextExchange::Hierarchical)
         );
         if is_ring {
-            let error = case.run_layout(&layout).err().unwrap().to_string();
+            let error = case.run_groups(&layout, 4).err().unwrap().to_string();
             assert!(error.contains("needs fused attention"), "{error}");
         } else {
             case.check(&layout, &format!("{}, dropout", name(&layout)));
@@ -316,7 +343,7 @@ fn heads_that_cannot_be_split_are_refused() {
         .with_context(4)
         .with_data(1)
         .with_context_exchange(ContextExchange::AllToAll);
-    let error = LayerCase::new(6, 2).run_layout(&layout).err().unwrap();
+    let error = LayerCase::new(6, 2).run_groups(&layout, 4).err().unwrap();
     assert!(
         error.to_string().contains(
             "attention: context_exchange = all-to-all: an all-to-all of 4 ranks cannot split 6 heads and 2 groups"
