@@ -28,10 +28,12 @@ pub fn plan(recipe: &Recipe) -> Result<MemoryReport, Error> {
     let train = &recipe.train;
     let share = train.global_batch_size / plan.layout.data_size();
     let mut sequence_length = train.sequence_length.unwrap_or(recipe.model.context());
+    let mut micro_batch_size = train.micro_batch_size;
     let layout = &mut plan.layout;
     if let Some(tokens) = layout.max_seqlen_per_dp_cp_rank.take() {
-        // A full micro-batch of documents on one rank.
-        sequence_length = tokens;
+        // A full micro-batch of documents on one rank; no document is longer than a row.
+        sequence_length = sequence_length.min(tokens);
+        micro_batch_size = tokens.div_ceil(sequence_length.max(1));
         layout.hybrid_context_parallel = false;
         layout.context_exchange = None;
         layout.context_split = ContextSplit::default();
@@ -42,7 +44,7 @@ pub fn plan(recipe: &Recipe) -> Result<MemoryReport, Error> {
     recipe.model.plan_memory(&MemoryRequest {
         layout: &plan.layout,
         ranks: plan.mesh.world_size(),
-        micro_batch_size: train.micro_batch_size,
+        micro_batch_size,
         sequence_length,
         micro_batches: (share / train.micro_batch_size).max(1),
         sharding: &recipe.sharing(),

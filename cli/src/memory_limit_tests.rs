@@ -106,3 +106,22 @@ fn whole_sequences_are_planned_beside_split_ones() {
     );
     assert!(planned.to_string().ends_with(" with whole sequences"));
 }
+
+/// Under hybrid context parallelism a rank may have a micro-batch of whole rows.
+#[test]
+fn a_micro_batch_of_documents_is_planned_as_rows() {
+    let peak = |parallel: &str, rows: usize| {
+        let text = format!(
+            "[parallel]\n{parallel}\n[model]\nfamily = \"llama\"\ncontext = 128\nlayers = 2\n\
+             [train]\nmicro_batch_size = {rows}\nglobal_batch_size = 16\n"
+        );
+        let report = plan(&crate::recipe::parsed(&text).unwrap()).unwrap();
+        report.fullest().1.peak.total()
+    };
+    for (tokens, rows) in [(128, 1), (256, 2)] {
+        let hybrid = format!(
+            "data = 2\ncontext = 2\nhybrid_context_parallel = true\nmax_seqlen_per_dp_cp_rank = {tokens}"
+        );
+        assert_eq!(peak(&hybrid, 1), peak("data = 4", rows), "{tokens} tokens");
+    }
+}
