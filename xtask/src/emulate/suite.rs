@@ -96,6 +96,7 @@ impl Suite {
                     "gpu_deferred",
                     "gpu_learner",
                     "gpu_overlap",
+                    "gpu_graphs",
                 ]
                 .map(&mut run);
                 all.into_iter().collect()

@@ -35,6 +35,10 @@ pub(super) trait DeviceDriver: fmt::Debug + Send + Sync {
     /// Makes the device current on this thread.
     fn make_current(&self) -> Result<(), String>;
 
+    /// Lets this thread poll, allocate and synchronize while another thread captures a graph, which it would break
+    /// otherwise: nothing that this thread does belongs to the graph.
+    fn ignore_captures(&self) -> Result<(), String>;
+
     /// The number of multiprocessors.
     fn multiprocessors(&self) -> Result<usize, String>;
 

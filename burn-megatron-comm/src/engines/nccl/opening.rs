@@ -101,6 +101,7 @@ fn init(
         .map(|((opening, _), own)| own.map_or_else(|| read(opening.key, state), Ok))
         .collect();
     state.driver.make_current()?;
+    state.driver.ignore_captures()?;
     let requests: Vec<_> = openings
         .iter()
         .zip(ids?)

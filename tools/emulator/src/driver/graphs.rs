@@ -3,6 +3,7 @@
 //! A graph keeps its work in the order in which it was captured, and runs in that order: one of the
 //! orders that it allows, if it was captured from several streams.
 
+use std::cell::Cell;
 use std::ffi::{c_uint, c_ulonglong};
 use std::thread::{self, ThreadId};
 
@@ -12,7 +13,7 @@ use cudarc::driver::sys::{
 };
 
 use super::queue::LEGACY;
-use super::state::{DriverState, in_context};
+use super::state::{DriverState, in_context, on_device};
 use super::streams::named;
 use super::work::StreamWork;
 use super::{Answer, OutPointer};
@@ -22,17 +23,41 @@ pub(super) struct Capture {
     nodes: Vec<StreamWork>,
     /// The stream that began it, which has to end it.
     origin: usize,
-    /// Which threads may not do what a capture cannot hold: all, this one, or none.
-    forbids: Forbids,
+    /// The thread that began it, and its mode.
+    thread: ThreadId,
+    mode: Mode,
     /// Whether nothing was done that it cannot hold.
     valid: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Forbids {
-    All,
-    Thread(ThreadId),
-    Nothing,
+impl Capture {
+    /// Whether it prohibits unsafe calls of this thread, which has a mode of its own.
+    fn prohibits_here(&self, thread_mode: Mode) -> bool {
+        let is_own = self.thread == thread::current().id();
+        match thread_mode {
+            Mode::CU_STREAM_CAPTURE_MODE_RELAXED => false,
+            _ if self.mode == Mode::CU_STREAM_CAPTURE_MODE_RELAXED => false,
+            Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL => is_own,
+            Mode::CU_STREAM_CAPTURE_MODE_GLOBAL => {
+                is_own || self.mode == Mode::CU_STREAM_CAPTURE_MODE_GLOBAL
+            }
+        }
+    }
+}
+
+thread_local! {
+    /// How calls of this thread and captures interact; see `cuThreadExchangeStreamCaptureMode`.
+    static THREAD_MODE: Cell<Mode> = const { Cell::new(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL) };
+}
+
+fn mode_of(number: c_uint) -> Answer<Mode> {
+    let modes = [
+        Mode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+        Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+        Mode::CU_STREAM_CAPTURE_MODE_RELAXED,
+    ];
+    let named = modes.into_iter().find(|mode| *mode as c_uint == number);
+    named.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
 }
 
 /// A captured graph.
@@ -71,12 +96,11 @@ impl DriverState {
         Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
     }
 
-    /// For a call that no capture can hold: captures that forbid it end in an error.
+    /// For a call that no capture can hold: captures that prohibit it on this thread end in an error.
     pub fn not_captured(&mut self) -> Answer {
-        let here = Forbids::Thread(thread::current().id());
         let mut allowed = Ok(());
         for capture in self.captures.values_mut() {
-            if capture.forbids == Forbids::All || capture.forbids == here {
+            if capture.prohibits_here(THREAD_MODE.get()) {
                 capture.valid = false;
                 allowed = Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
             }
@@ -108,7 +132,7 @@ impl DriverState {
         }
     }
 
-    fn begin(&mut self, stream: usize, forbids: Forbids) -> Answer {
+    fn begin(&mut self, stream: usize, mode: Mode) -> Answer {
         if stream == LEGACY {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
         }
@@ -118,7 +142,8 @@ impl DriverState {
         let capture = self.captures.add(Capture {
             nodes: Vec::new(),
             origin: stream,
-            forbids,
+            thread: thread::current().id(),
+            mode,
             valid: true,
         });
         self.streams.get(stream)?.capture = Some(capture);
@@ -150,16 +175,18 @@ impl DriverState {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint) -> CUresult {
-    in_context(|world| {
-        let forbids = match mode {
-            mode if mode == Mode::CU_STREAM_CAPTURE_MODE_GLOBAL as c_uint => Forbids::All,
-            mode if mode == Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as c_uint => {
-                Forbids::Thread(thread::current().id())
-            }
-            mode if mode == Mode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint => Forbids::Nothing,
-            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
-        };
-        world.begin(named(stream)?, forbids)
+    in_context(|world| world.begin(named(stream)?, mode_of(mode)?))
+}
+
+/// Sets the mode of the calling thread, and gives the one before. A thread in relaxed mode may make unsafe calls during
+/// any capture, one in thread-local mode during those of other threads; every thread begins in global mode.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) -> CUresult {
+    on_device(0, |_| {
+        // SAFETY: the caller's promise.
+        let mode = unsafe { mode.as_mut() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        *mode = THREAD_MODE.replace(mode_of(*mode)?) as c_uint;
+        Ok(())
     })
 }
 

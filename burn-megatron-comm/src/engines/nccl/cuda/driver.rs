@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{
     self, CUdevice_attribute, CUevent, CUevent_flags, CUpointer_attribute, CUresult, CUstream,
-    CUstream_flags,
+    CUstream_flags, CUstreamCaptureMode,
 };
 
 use super::super::driver::{Allocation, DeviceDriver, Event, Priority, Stream};
@@ -68,6 +68,14 @@ impl DeviceDriver for CudaDeviceDriver {
     fn make_current(&self) -> Result<(), String> {
         let bound = self.context.bind_to_thread();
         bound.map_err(|error| format!("{error:?}"))
+    }
+
+    fn ignore_captures(&self) -> Result<(), String> {
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the mode before is written before the call returns.
+        check("cuThreadExchangeStreamCaptureMode", unsafe {
+            sys::cuThreadExchangeStreamCaptureMode(&mut mode)
+        })
     }
 
     fn multiprocessors(&self) -> Result<usize, String> {

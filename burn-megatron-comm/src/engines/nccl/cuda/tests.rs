@@ -8,8 +8,10 @@ use std::thread;
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron_test_skip::{skipped, skipped_in_part};
+use cudarc::driver::sys;
 use parking_lot::Mutex;
 
+use super::super::driver::{DeviceDriver, Priority};
 use super::super::stream_order::StreamOrder;
 use super::super::tests::collectives::{
     even_all_to_all, receives_ahead, reduce_scatter_in_f32, start_all_gather, start_all_reduce,
@@ -19,9 +21,11 @@ use super::super::tests::harness::{TIMEOUT, TestComm};
 use super::super::tests::programs;
 use super::super::transport::NcclTransport;
 use super::NcclOptions;
+use super::cube::cuda_index;
+use super::driver::CudaDeviceDriver;
 use crate::nccl_config::{NcclConfig, RegisteredBuffers};
 use crate::process::{MemoryStore, Transport};
-use crate::{Buffer, CommError, Communicator, World, probe, sum_parts_in_f32};
+use crate::{Buffer, CommError, Communicator, ReduceOp, World, probe, sum_parts_in_f32};
 
 /// Set where there is a GPU.
 const CUDA: &str = "BURN_MEGATRON_TEST_CUDA";
@@ -243,6 +247,57 @@ fn registered_memory_keeps_the_order_too() {
                 kernels_and_collectives(&*comm, &device);
             });
         }
+    }
+}
+
+/// A capture in global mode, which forbids every other thread to poll and to allocate, unless it ignores captures.
+struct GlobalCapture(sys::CUstream);
+
+impl GlobalCapture {
+    fn begin(device: &Device) -> Self {
+        let driver = CudaDeviceDriver::new(cuda_index(device).unwrap()).unwrap();
+        driver.make_current().unwrap();
+        let stream = driver.create_stream(Priority::Normal).unwrap();
+        let stream = stream.0 as sys::CUstream;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        // SAFETY: the stream was created above.
+        let begun = unsafe { sys::cuStreamBeginCapture_v2(stream, mode) };
+        begun.result().unwrap();
+        Self(stream)
+    }
+
+    /// Fails if the capture was broken.
+    fn end(self) {
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: of `begin`, on the same thread; the graph is written before the call returns.
+        unsafe {
+            let ended = sys::cuStreamEndCapture(self.0, &mut graph);
+            ended.result().unwrap();
+            sys::cuGraphDestroy(graph).result().unwrap();
+            sys::cuStreamDestroy_v2(self.0).result().unwrap();
+        }
+    }
+}
+
+#[test]
+fn collectives_go_on_while_a_stream_is_captured() {
+    let sum = |comm: &dyn Communicator| {
+        let sum = comm.all_reduce(vec![1.0f32; 1000].into(), ReduceOp::Sum);
+        let sum: Vec<f32> = sum.unwrap().into_vec();
+        assert_eq!(sum, vec![comm.size() as f32; 1000]);
+    };
+    for devices in worlds() {
+        over(&devices, NcclOptions::default(), |comm, device| {
+            sum(&*comm);
+            let capture = (comm.rank() == 0).then(|| GlobalCapture::begin(&device));
+            comm.barrier().unwrap();
+            sum(&*comm);
+            // A new communicator allocates too.
+            let all = vec![(0..comm.size()).collect::<Vec<_>>()];
+            sum(&*comm.split("beside", &all).unwrap());
+            comm.barrier().unwrap();
+            capture.into_iter().for_each(GlobalCapture::end);
+        });
     }
 }
 

@@ -130,6 +130,10 @@ impl DeviceDriver for FakeDevice {
         Ok(())
     }
 
+    fn ignore_captures(&self) -> Result<(), String> {
+        Ok(())
+    }
+
     fn multiprocessors(&self) -> Result<usize, String> {
         Ok(132)
     }

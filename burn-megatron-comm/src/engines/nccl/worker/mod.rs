@@ -91,6 +91,7 @@ impl NcclWorker {
         self_sender: Sender<WorkerCommand>,
     ) -> Result<Self, String> {
         shared.driver.make_current()?;
+        shared.driver.ignore_captures()?;
         let stream = |priority| shared.driver.create_stream(priority);
         let collective_stream = stream(Priority::Normal)?;
         let high_priority_stream = if shared.streams.are_two() {

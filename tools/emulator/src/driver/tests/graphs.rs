@@ -1,5 +1,7 @@
 //! Captures and graphs.
 
+use cudarc::driver::sys::CUstreamCaptureMode_enum as Mode;
+
 use super::*;
 
 #[test]
@@ -84,4 +86,92 @@ fn a_capture_ends_by_what_it_cannot_hold() {
         cuEventSynchronize(event)
     };
     assert_eq!(ended(&wait), (CUDA_ERROR_CAPTURED_EVENT, CUDA_SUCCESS));
+}
+
+/// A call of another thread in the given mode during a capture: what it returns, and how the capture ends.
+fn called_beside(capture: Mode, thread: Mode) -> (CUresult, CUresult) {
+    let (stream, event) = (stream(NON_BLOCKING), event());
+    good(cuStreamBeginCapture_v2(stream, capture as c_uint));
+    let event = event as usize;
+    let called = std::thread::spawn(move || {
+        exchange_mode(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL, thread);
+        cuEventQuery(event as CUevent)
+    });
+    let called = called.join().unwrap();
+    let mut graph = null_mut();
+    (called, cuStreamEndCapture(stream, OutPointer(&mut graph)))
+}
+
+#[track_caller]
+fn exchange_mode(before: Mode, after: Mode) {
+    let mut mode = after as c_uint;
+    // SAFETY: a number that can be written.
+    good(unsafe { cuThreadExchangeStreamCaptureMode(&mut mode) });
+    assert_eq!(mode, before as c_uint);
+}
+
+#[test]
+fn the_modes_of_a_capture_and_of_a_thread_decide_what_is_prohibited() {
+    let _turn = fresh(Options::default());
+    let (global, local, relaxed) = (
+        Mode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+        Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+        Mode::CU_STREAM_CAPTURE_MODE_RELAXED,
+    );
+    let refused = (
+        CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+        CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+    );
+    for (capture, thread, is_refused) in [
+        (global, global, true),
+        (global, local, false),
+        (global, relaxed, false),
+        (local, global, false),
+        (relaxed, global, false),
+    ] {
+        let expected = if is_refused {
+            refused
+        } else {
+            (CUDA_SUCCESS, CUDA_SUCCESS)
+        };
+        let seen = called_beside(capture, thread);
+        assert_eq!(seen, expected, "{capture:?} {thread:?}");
+    }
+}
+
+#[test]
+fn a_relaxed_thread_may_do_all_but_ask_for_what_it_captures() {
+    let _turn = fresh(Options::default());
+    let (stream, captured, other) = (stream(NON_BLOCKING), event(), event());
+    let (global, local, relaxed) = (
+        Mode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+        Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+        Mode::CU_STREAM_CAPTURE_MODE_RELAXED,
+    );
+    exchange_mode(global, relaxed);
+    good(cuStreamBeginCapture_v2(stream, global as c_uint));
+    good(cuEventRecord(captured, stream));
+    good(cuEventQuery(other));
+    allocate(4);
+    assert_eq!(cuEventQuery(captured), CUDA_ERROR_CAPTURED_EVENT);
+    exchange_mode(relaxed, local);
+    assert_eq!(cuEventQuery(other), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    let mut graph = null_mut();
+    assert_eq!(
+        cuStreamEndCapture(stream, OutPointer(&mut graph)),
+        CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+    );
+    let mut none = 3;
+    // SAFETY: a number that can be written, and none.
+    unsafe {
+        assert_eq!(
+            cuThreadExchangeStreamCaptureMode(&mut none),
+            CUDA_ERROR_INVALID_VALUE
+        );
+        assert_eq!(
+            cuThreadExchangeStreamCaptureMode(null_mut()),
+            CUDA_ERROR_INVALID_VALUE
+        );
+    }
+    exchange_mode(local, global);
 }
