@@ -60,6 +60,9 @@ pub fn pin(recipe: &Recipe, engine: Engine) -> Option<Pinned> {
         _ => "the gemm crate, in one order",
     };
     let mut fixed = vec![format!("products on the CPU by {products}")];
+    if let Some(path) = &recipe.kernels.gemm_algorithms {
+        fixed.push(format!("algorithms of cuBLASLt from {}", path.display()));
+    }
     let cost = if engine == Engine::Nccl {
         for (name, value) in NCCL {
             let value = env::var(name).unwrap_or_else(|_| {
@@ -179,6 +182,14 @@ mod tests {
             let checked = check(&recipe(flags));
             assert_eq!(checked.is_ok(), fits, "{flags}: {checked:?}");
         }
+    }
+
+    #[test]
+    fn chosen_algorithms_are_fixed() {
+        let recipe = recipe("--deterministic --kernels gemm_algorithms=h100.json");
+        let Pinned { fixed, .. } = pin(&recipe, Engine::Threads).unwrap();
+        let expected = "in one order; algorithms of cuBLASLt from h100.json; sums";
+        assert!(fixed.contains(expected), "{fixed}");
     }
 
     #[test]

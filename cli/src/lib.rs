@@ -25,6 +25,7 @@ mod family;
 #[cfg(test)]
 mod flags;
 mod fp8;
+mod gemm_algorithms;
 mod generate;
 mod header;
 mod help;

@@ -39,7 +39,7 @@ use crate::save_hf::HfSaver;
 use crate::saving::SavingArgs;
 use crate::start::{ResumePoint, StartDecision, StartResolver, TrainStart};
 use crate::weights::InitialWeights;
-use crate::{consistency, data, lora, resume_check, trace};
+use crate::{consistency, data, gemm_algorithms, lora, resume_check, trace};
 
 /// The inputs of every rank.
 pub struct RankRun<'a> {
@@ -116,6 +116,7 @@ impl RankRun<'_> {
         let from = share_start(start, &*world)?;
         consistency::check(&*world, recipe, self.data)?;
         let layout = nodes::in_nodes(&self.plan.layout, self.place, &*world)?;
+        let algorithms = gemm_algorithms::share(recipe, device, &*world)?;
         let groups = ParallelContext::from_world(&layout, world)?;
         let engine = rank.engine();
         if let Some(start) = start {
@@ -131,6 +132,9 @@ impl RankRun<'_> {
                 print("nodes", nodes);
             }
             determinism::print_header(recipe, self.deterministic);
+            if let Some(algorithms) = &algorithms {
+                print("algorithms", algorithms);
+            }
             let memory = (self.estimates, self.planned_memory);
             print_training(recipe, memory, Some(&start.folder), device);
         }

@@ -154,7 +154,7 @@ impl RecipeOf<Table> {
             model: model.map_err(|error| format!("[model] {error}"))?,
             parallel: self.parallel,
             data_parallel: self.data_parallel,
-            kernels: self.kernels,
+            kernels: self.kernels.clone(),
             fp8: self.fp8,
             lora: self.lora,
             memory: self.memory,

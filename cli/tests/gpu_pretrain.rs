@@ -177,3 +177,54 @@ fn eight_bits_stay_near_the_cpu() {
         compare(stage.path(), recipe, &flags, 2e-2);
     }
 }
+
+/// GELU as an epilogue, by algorithms that were timed here, keeps the losses; a file of another device is ignored, and said.
+#[cfg(feature = "cuda")]
+#[test]
+fn epilogues_by_timed_algorithms_keep_the_losses() {
+    let stage = stage();
+    let model = [
+        "--set",
+        "model.activation=gelu-tanh",
+        "--set",
+        "model.bias=true",
+    ];
+    let expected = losses(stage.path(), "cpu", "gelu", &model);
+    let file = stage.path().join("algorithms.json");
+    // The first layer of the MLP on one of two tensor ranks.
+    let sizes = ["--sizes", "64x64x128", "--dtype", "f32", "--repeats", "1"];
+    let mut tune = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+    tune.args(["bench", "gemm", "--device", GPU, "--tune"]);
+    let output = tune.arg(&file).args(sizes).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let chosen: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let products = chosen["products"].as_object().unwrap();
+    for end in [" bias", " flat=", " flat+=", " bias gelu", " bias dgelu"] {
+        let found = products.keys().any(|product| product.ends_with(end));
+        assert!(found, "{end}: {products:?}");
+    }
+    let kernels = format!("epilogue_fusion=true,gemm_algorithms={}", file.display());
+    let flags = [&model[..], &["--kernels", &kernels]].concat();
+    let run = |name| {
+        let (losses, printed) = pretrain(stage.path(), GPU, name, &flags);
+        let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-5 * b.abs();
+        assert_eq!(losses.len(), STEPS);
+        let all_near = losses.iter().zip(&expected).all(near);
+        assert!(all_near, "{name}: {losses:?}, on the CPU {expected:?}");
+        printed.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let printed = run("chosen");
+    let shown = format!("algorithms those of {} products from ", products.len());
+    assert!(printed.contains(&shown), "{printed}");
+    assert!(
+        printed.contains("activation as epilogues of cuBLASLt"),
+        "{printed}"
+    );
+    let mut foreign = chosen;
+    foreign["library"]["device"] = "another device".into();
+    fs::write(&file, foreign.to_string()).unwrap();
+    let printed = run("foreign");
+    let shown = "is ignored: it is for another device with cuBLASLt";
+    assert!(printed.contains(shown), "{printed}");
+}

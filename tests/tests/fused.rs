@@ -137,7 +137,7 @@ fn each_kernel_alone_changes_nothing() {
     for (name, config) in models() {
         let expected = train(&config, &unfused, DType::F64);
         for operation in Operation::ALL {
-            let mut choices = unfused;
+            let mut choices = unfused.clone();
             choices.choose(operation, KernelChoice::Auto);
             let found = train(&config, &choices, DType::F64);
             assert_same(

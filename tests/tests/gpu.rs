@@ -179,8 +179,9 @@ fn build(
     config: &TransformerConfig,
     groups: &ParallelContext,
     device: &Device,
+    kernels: &KernelChoices,
 ) -> Result<DistributedDataParallel<Transformer>, RankError> {
-    let scope = ModelBuilder::with(groups, device, 1, DType::F32);
+    let scope = ModelBuilder::with(groups, device, 1, DType::F32).with_kernels(kernels)?;
     let model = config.init_with(scope)?;
     Ok(DistributedDataParallel::new(model, groups)?)
 }
@@ -188,7 +189,8 @@ fn build(
 #[test]
 fn initial_weights_are_bit_equal() {
     let weights = |device: &Device| {
-        let ddp = build(&small_gpt().config, &ParallelContext::single(), device).unwrap();
+        let (context, kernels) = (ParallelContext::single(), KernelChoices::default());
+        let ddp = build(&small_gpt().config, &context, device, &kernels).unwrap();
         let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
         weights(&ddp.to_module())
             .into_iter()
@@ -224,13 +226,14 @@ fn step(
     device: &Device,
     tensor: usize,
     sequence_parallel: bool,
+    kernels: &KernelChoices,
 ) -> Step {
     let mesh = ParallelConfig::new()
         .with_tensor(tensor)
         .with_sequence_parallel(sequence_parallel);
     let run = |rank| {
         let groups = ParallelContext::new(&mesh, &rank)?;
-        let mut ddp = build(config, &groups, device)?;
+        let mut ddp = build(config, &groups, device, kernels)?;
         let training = device.clone().autodiff();
         let (inputs, targets) = (tokens(5, config, &training), tokens(6, config, &training));
         let loss = ddp.forward(&training, |model| model.losses(inputs, targets).sum());
@@ -298,11 +301,29 @@ fn assert_steps_alike(
     sequence_parallel: bool,
     tolerance: f32,
 ) {
+    assert_steps_alike_with(
+        &KernelChoices::default(),
+        config,
+        tensor,
+        sequence_parallel,
+        tolerance,
+    );
+}
+
+/// The same with these kernels on the GPU.
+#[track_caller]
+fn assert_steps_alike_with(
+    kernels: &KernelChoices,
+    config: &TransformerConfig,
+    tensor: usize,
+    sequence_parallel: bool,
+    tolerance: f32,
+) {
     let assert_close = |what: &str, found: &[f32], expected: &[f32]| {
         assert_close(what, found, expected, tolerance)
     };
-    let expected = step(config, &Device::flex(), 1, false);
-    let found = step(config, &gpu(), tensor, sequence_parallel);
+    let expected = step(config, &Device::flex(), 1, false, &KernelChoices::default());
+    let found = step(config, &gpu(), tensor, sequence_parallel, kernels);
     assert_close("loss", &[found.loss], &[expected.loss]);
     assert_close("norm", &[found.norm as f32], &[expected.norm as f32]);
     for (i, path) in expected.paths.iter().enumerate() {
@@ -320,6 +341,19 @@ fn gpt() -> TransformerConfig {
     TransformerConfig {
         attention_dropout: 0.0,
         ..small_gpt().config
+    }
+}
+
+/// GELU, its derivative and the gradient of its bias are computed by cuBLASLt, in f32 and rounded once.
+#[cfg(feature = "cuda")]
+#[test]
+fn a_step_with_gelu_as_an_epilogue() {
+    let kernels = KernelChoices {
+        epilogue_fusion: true,
+        ..KernelChoices::default()
+    };
+    for (tensor, sequence_parallel) in [(1, false), (2, true)] {
+        assert_steps_alike_with(&kernels, &gpt(), tensor, sequence_parallel, CLOSE);
     }
 }
 

@@ -325,7 +325,7 @@ fn the_optimizer_launches_one_kernel() {
 /// A model of so many layers.
 fn model(
     config: &TransformerConfig,
-    choice: KernelChoice,
+    kernels: &KernelChoices,
     layers: usize,
 ) -> ParallelModule<Transformer> {
     let config = TransformerConfig {
@@ -336,13 +336,13 @@ fn model(
     };
     let device = self::device().autodiff();
     let scope = ModelBuilder::new(&ParallelContext::single(), &device);
-    let scope = scope.with_kernels(&KernelChoices::all(choice)).unwrap();
+    let scope = scope.with_kernels(kernels).unwrap();
     config.init_with(scope).unwrap()
 }
 
 /// Launches of a training step's forward and backward over a model of so many layers.
-fn of_model(config: &TransformerConfig, choice: KernelChoice, layers: usize) -> usize {
-    let model = model(config, choice, layers).module;
+fn of_model(config: &TransformerConfig, kernels: &KernelChoices, layers: usize) -> usize {
+    let model = model(config, kernels, layers).module;
     let device = self::device().autodiff();
     let tokens = Tensor::<2, Int>::zeros([2, config.context], &device);
     let step = || {
@@ -356,7 +356,28 @@ fn of_model(config: &TransformerConfig, choice: KernelChoice, layers: usize) -> 
 
 /// The launches of one more layer.
 fn of_layer(config: &TransformerConfig, choice: KernelChoice) -> usize {
-    of_model(config, choice, 3) - of_model(config, choice, 2)
+    let kernels = KernelChoices::all(choice);
+    of_model(config, &kernels, 3) - of_model(config, &kernels, 2)
+}
+
+/// GELU and its derivative, with the gradient of its bias, are epilogues of products: three launches less, of which one
+/// comes back where that gradient is added to a bucket.
+#[cfg(feature = "cuda")]
+#[test]
+fn an_epilogue_launches_nothing_for_an_activation() {
+    let kernels = KernelChoices {
+        epilogue_fusion: true,
+        ..KernelChoices::all(KernelChoice::Fused)
+    };
+    let gpt = small_gpt().config;
+    let fused = KernelChoices::all(KernelChoice::Fused);
+    let [found, expected] = [&kernels, &fused].map(|kernels| {
+        let plain = |layers| of_model(&gpt, kernels, layers);
+        let wrapped = |layers| of_wrapped_model(&gpt, kernels, layers);
+        [plain(3) - plain(2), wrapped(3) - wrapped(2)]
+    });
+    let [plain, wrapped] = [0, 1].map(|way| expected[way] - found[way]);
+    assert_eq!([plain, wrapped], [3, 2]);
 }
 
 #[test]
@@ -382,12 +403,11 @@ fn a_layer_launches_as_few_kernels_as_it_can() {
 }
 
 /// The same under data parallelism, of a micro-batch after the first one.
-#[cfg(feature = "wgpu")]
-fn of_wrapped_model(config: &TransformerConfig, layers: usize) -> usize {
+fn of_wrapped_model(config: &TransformerConfig, kernels: &KernelChoices, layers: usize) -> usize {
     use burn_megatron::data_parallel::DistributedDataParallel;
     use burn_megatron::train::Tokens;
 
-    let model = model(config, KernelChoice::Fused, layers);
+    let model = model(config, kernels, layers);
     let ddp = DistributedDataParallel::new(model, &ParallelContext::single()).unwrap();
     let device = self::device().autodiff();
     let ids = vec![0; 2 * config.context];
@@ -405,8 +425,11 @@ fn of_wrapped_model(config: &TransformerConfig, layers: usize) -> usize {
 #[cfg(feature = "wgpu")]
 #[test]
 fn a_layer_under_data_parallelism_launches_nothing_to_accumulate_its_sums() {
-    let found = [small_gpt().config, small_llama().config]
-        .map(|config| of_wrapped_model(&config, 3) - of_wrapped_model(&config, 2));
+    let found = [small_gpt().config, small_llama().config].map(|config| {
+        let kernels = KernelChoices::all(KernelChoice::Fused);
+        let of_model = |layers| of_wrapped_model(&config, &kernels, layers);
+        of_model(3) - of_model(2)
+    });
     // 12 are products, and 4 add a product to its bucket; cuBLASLt does both outside of CubeCL.
     assert_eq!(found, [32, 30], "GPT and Llama");
 }

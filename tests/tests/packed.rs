@@ -42,7 +42,7 @@ fn models() -> Vec<(String, TransformerConfig, KernelChoices)> {
     ];
     let choices = [KernelChoice::Auto, KernelChoice::Unfused].map(KernelChoices::all);
     let each = models.into_iter().flat_map(|(name, config)| {
-        choices.map(|choices| {
+        choices.clone().map(|choices| {
             let what = format!("{name}, attention {:?}", choices.attention);
             (what, still(config.clone()), choices)
         })

@@ -100,7 +100,7 @@ fn matrix_of(tensor: &CubeTensor) -> Option<Matrix> {
 }
 
 /// The tensor and its layout, copied if no engine supports its strides.
-fn to_matrix(tensor: CubeTensor) -> (CubeTensor, Matrix) {
+pub(super) fn to_matrix(tensor: CubeTensor) -> (CubeTensor, Matrix) {
     let tensor = aligned(tensor);
     match matrix_of(&tensor) {
         Some(matrix) => (tensor, matrix),

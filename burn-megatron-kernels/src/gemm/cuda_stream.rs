@@ -52,6 +52,15 @@ impl Submitter {
         capability.map_err(|error| format!("{error:?}"))
     }
 
+    /// The name of the device.
+    ///
+    /// # Errors
+    ///
+    /// The error of the driver.
+    pub(super) fn name(&self) -> Result<String, String> {
+        self.context.name().map_err(|error| format!("{error:?}"))
+    }
+
     fn handle(&self) -> DeviceHandle<Server> {
         DeviceHandle::new(self.device.to_id())
     }

@@ -23,6 +23,7 @@ use crate::error::accept;
 use crate::flat::check_range;
 use crate::launch::launch_one;
 
+pub mod algorithms;
 mod blas;
 pub mod composed;
 pub(crate) mod cpu;
@@ -33,6 +34,7 @@ pub(crate) mod cublaslt;
 #[cfg(feature = "cuda")]
 mod cuda_stream;
 mod engine;
+pub mod gelu;
 pub(crate) mod op;
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) mod request;

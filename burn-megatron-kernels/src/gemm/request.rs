@@ -4,7 +4,7 @@ use std::fmt::{self, Display};
 
 use burn::tensor::DType;
 
-use super::engine::{ColumnMajor, Epilogue, GemmProblem};
+use super::engine::{ColumnMajor, Epilogue, GemmProblem, Operand};
 use crate::fp8::Format;
 
 /// A product of column-major matrices.
@@ -18,8 +18,20 @@ pub(crate) struct Request {
     pub result: DType,
     /// The epilogue.
     pub epilogue: Epilogue,
+    /// What the product goes through after its epilogue.
+    pub gelu: Option<Gelu>,
     /// How 8-bit factors are scaled.
     pub scaled: Option<Scaled>,
+}
+
+/// GELU in its tanh form, around a product. The auxiliary matrix has the sizes, the type and the layout of `D`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Gelu {
+    /// `D` is GELU of the product with its bias, which is stored in the auxiliary matrix.
+    Forward,
+    /// `D` is the product times the derivative of GELU at the auxiliary matrix. A bias is not added, but
+    /// its gradient computed.
+    Gradient,
 }
 
 /// The type of the elements of a factor.
@@ -62,7 +74,55 @@ impl From<&GemmProblem> for Request {
             factors: [Element::Plain(problem.factors); 2],
             result: problem.result,
             epilogue: problem.epilogue,
+            gelu: None,
             scaled: None,
+        }
+    }
+}
+
+/// All of it, as algorithms are kept by: `m x n x k`, the types, each matrix with its leading dimension and `T` if it is
+/// transposed, and what follows the product.
+impl Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ColumnMajor {
+            m,
+            n,
+            k,
+            a,
+            b,
+            leading,
+        } = self.layout;
+        let turn = |operand: Operand| if operand.transpose { "T" } else { "N" };
+        let [of_a, of_b] = self.factors.map(|element| match element {
+            Element::Plain(dtype) => format!("{dtype:?}"),
+            Element::Fp8(format) => format!("{format:?}"),
+        });
+        write!(
+            f,
+            "{m}x{n}x{k} {of_a}*{of_b}={:?} {}{} {}{} {leading}",
+            self.result,
+            turn(a),
+            a.leading,
+            turn(b),
+            b.leading
+        )?;
+        match self.epilogue {
+            Epilogue::Nothing => {}
+            Epilogue::Bias => write!(f, " bias")?,
+            Epilogue::Flat { add: true } => write!(f, " flat+=")?,
+            Epilogue::Flat { add: false } => write!(f, " flat=")?,
+        }
+        match self.gelu {
+            None => {}
+            Some(Gelu::Forward) => write!(f, " gelu")?,
+            Some(Gelu::Gradient) => write!(f, " dgelu")?,
+        }
+        match self.scaled {
+            None => Ok(()),
+            Some(Scaled {
+                modes: [a, b],
+                fast,
+            }) => write!(f, " {a:?}*{b:?}{}", if fast { " fast" } else { "" }),
         }
     }
 }
@@ -88,5 +148,62 @@ impl Display for Chip {
             f,
             "cuBLASLt {first}.{second}.{third} on compute capability {major}.{minor}"
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gemm::engine::Matrix;
+
+    #[test]
+    fn each_request_has_a_name_of_its_own() {
+        let stored = |rows, columns| Matrix {
+            rows,
+            columns,
+            leading: columns,
+            transposed: false,
+        };
+        let plain = Request {
+            layout: ColumnMajor::of(stored(24, 32), stored(32, 40)),
+            factors: [Element::Plain(DType::BF16); 2],
+            result: DType::BF16,
+            epilogue: Epilogue::Nothing,
+            gelu: None,
+            scaled: None,
+        };
+        let with = |epilogue, gelu| Request {
+            epilogue,
+            gelu,
+            ..plain
+        };
+        let turned = Request {
+            layout: ColumnMajor::of(stored(24, 32), stored(40, 32).transpose()),
+            ..plain
+        };
+        let scaled = Request {
+            factors: [Element::Fp8(Format::E4M3), Element::Fp8(Format::E5M2)],
+            scaled: Some(Scaled {
+                modes: [ScaleMode::Rows, ScaleMode::Squares],
+                fast: true,
+            }),
+            ..plain
+        };
+        let sizes = "40x24x32 BF16*BF16=BF16 N40 N32 40";
+        for (request, name) in [
+            (plain, ""),
+            (with(Epilogue::Bias, None), " bias"),
+            (with(Epilogue::Flat { add: true }, None), " flat+="),
+            (with(Epilogue::Flat { add: false }, None), " flat="),
+            (with(Epilogue::Nothing, Some(Gelu::Forward)), " gelu"),
+            (with(Epilogue::Bias, Some(Gelu::Gradient)), " bias dgelu"),
+        ] {
+            assert_eq!(request.to_string(), format!("{sizes}{name}"));
+        }
+        assert_eq!(turned.to_string(), "40x24x32 BF16*BF16=BF16 T32 N32 40");
+        assert_eq!(
+            scaled.to_string(),
+            "40x24x32 E4M3*E5M2=BF16 N40 N32 40 Rows*Squares fast"
+        );
     }
 }

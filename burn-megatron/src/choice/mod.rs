@@ -5,10 +5,12 @@
 //! user requests, [`KernelSelection`] what is used on a device with a type.
 
 use std::fmt::{self, Display};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use burn::tensor::{DType, Device};
 use burn_megatron_kernels::attention::EngineKind;
+use burn_megatron_kernels::gemm::gelu::check_gelu_epilogues;
 use burn_megatron_kernels::gemm::{Blas, BlasError, CpuGemm, UnknownCpuGemm};
 use serde::{Deserialize, Serialize};
 
@@ -85,8 +87,12 @@ pub enum KernelChoice {
     Unfused,
 }
 
+/// The names of settings beside the operations.
+const EPILOGUE_FUSION: &str = "epilogue_fusion";
+const GEMM_ALGORITHMS: &str = "gemm_algorithms";
+
 /// The requested form of each operation, and its settings.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KernelChoices {
     /// See [`Operation::Norm`].
@@ -110,6 +116,12 @@ pub struct KernelChoices {
     pub linear: KernelChoice,
     /// What computes fused products of matrices on the CPU, but those of experts.
     pub gemm: CpuGemm,
+    /// Whether GELU (tanh) of an MLP, its derivative and the gradient of its bias are epilogues of the products around
+    /// it: see [`gemm::gelu`](crate::kernels::gemm::gelu). For CUDA; an error where it cannot be.
+    pub epilogue_fusion: bool,
+    /// The file of algorithms of cuBLASLt that `bench gemm --tune` has written, which rank 0 reads for all ranks; by
+    /// default those of its heuristic are used. For CUDA.
+    pub gemm_algorithms: Option<PathBuf>,
     /// See [`Operation::Optimizer`].
     pub optimizer: KernelChoice,
 }
@@ -126,6 +138,20 @@ impl KernelChoices {
         for operation in Operation::ALL {
             self.choose(operation, choice);
         }
+    }
+
+    /// Checks that the device has the epilogues that are requested, before a model is built on it.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelChoiceError::NoEpilogues`].
+    pub fn check_epilogues(&self, device: &Device, dtype: DType) -> Result<(), KernelChoiceError> {
+        if !self.epilogue_fusion {
+            return Ok(());
+        }
+        // Any sizes; those of the model are checked where it is built.
+        let checked = check_gelu_epilogues(device, dtype, [64, 64]);
+        checked.map_err(KernelChoiceError::NoEpilogues)
     }
 
     /// The choice for one operation.
@@ -158,7 +184,8 @@ impl KernelChoices {
         }
     }
 
-    /// Sets choices from `fused`, `unfused`, `auto`, or a list such as `norm=unfused,attention=portable`.
+    /// Sets choices from `fused`, `unfused`, `auto`, or a list such as
+    /// `norm=unfused,attention=portable,epilogue_fusion=true`.
     ///
     /// # Errors
     ///
@@ -168,6 +195,11 @@ impl KernelChoices {
             match part.split_once('=') {
                 None => self.choose_all(part.parse()?),
                 Some(("gemm", engine)) => self.gemm = engine.parse()?,
+                Some((GEMM_ALGORITHMS, path)) => self.gemm_algorithms = Some(path.into()),
+                Some((EPILOGUE_FUSION, value)) => {
+                    let invalid = |_| KernelChoiceError::InvalidEpilogueFusion(value.into());
+                    self.epilogue_fusion = value.parse().map_err(invalid)?;
+                }
                 Some((name, choice)) => {
                     let operation = Operation::ALL.into_iter().find(|o| o.name() == name);
                     let operation = operation
@@ -220,6 +252,24 @@ pub enum KernelChoiceError {
     #[error("invalid kernel choice \"{0}\" of attention: expected auto, fused, unfused, {engines}",
         engines = engines(&EngineKind::ALL, " or "))]
     UnknownAttentionChoice(String),
+    /// Neither `true` nor `false`.
+    #[error("invalid epilogue_fusion \"{0}\": expected true or false")]
+    InvalidEpilogueFusion(String),
+    /// Epilogues were requested of operations that are not fused.
+    #[error(
+        "kernels: epilogue_fusion needs fused {name}, and {name} is unfused ({reason}); use {name} = fused, or remove \
+         epilogue_fusion",
+        name = .operation.name()
+    )]
+    UnfusedEpilogue {
+        /// The operation.
+        operation: Operation,
+        /// Why it is not fused.
+        reason: String,
+    },
+    /// Epilogues were requested of a device or type that has none.
+    #[error("kernels: epilogue_fusion cannot be used: {0}; remove epilogue_fusion")]
+    NoEpilogues(String),
     /// The chunks of a fused loss were set, and it is not fused.
     #[error(
         "kernels: loss_chunk_size = {chunk_size} needs the fused loss, and loss is unfused ({reason}); remove it or fuse the loss"
@@ -328,7 +378,7 @@ impl KernelSelection {
         dtype: DType,
     ) -> Result<Self, KernelChoiceError> {
         let mut selection = Self {
-            choices: *choices,
+            choices: choices.clone(),
             decisions: vec![],
             engines: vec![],
             blas: None,
@@ -343,8 +393,20 @@ impl KernelSelection {
             let reason = loss.reason.clone();
             return Err(KernelChoiceError::NoChunks { chunk_size, reason });
         }
+        for operation in [Operation::Linear, Operation::Activation] {
+            let KernelDecision { fused, reason } = &selection.decisions[operation as usize];
+            if choices.epilogue_fusion && !fused {
+                let reason = reason.clone();
+                return Err(KernelChoiceError::UnfusedEpilogue { operation, reason });
+            }
+        }
         selection.blas = blas(choices.gemm, device, selection.is_fused(Operation::Linear))?;
         Ok(selection)
+    }
+
+    /// See [`KernelChoices::epilogue_fusion`].
+    pub fn epilogue_fusion(&self) -> bool {
+        self.choices.epilogue_fusion
     }
 
     /// Whether an operation is fused.
@@ -452,6 +514,9 @@ impl Display for KernelSelection {
                     format!("attention by {}", engines(&self.engines, " and "))
                 }
                 Operation::Linear if let Some(blas) = self.blas => format!("linear by {blas}"),
+                Operation::Activation if self.epilogue_fusion() => {
+                    "activation as epilogues of cuBLASLt".into()
+                }
                 other => other.name().into(),
             };
             match groups.iter_mut().find(|(other, _)| *other == decision) {

@@ -7,6 +7,7 @@ use burn_megatron_kernels::gradient::Parameter;
 
 use super::arithmetic::LinearKernels;
 use super::fp8::{Fp8Layer, SplitOperands};
+use super::gelu_epilogue::{GeluInput, epilogue_obstacle, linear_to_gelu};
 use super::hook::fused_parameter;
 use super::linear::{InputLayout, linear_discarding, linear_param};
 use super::lora::{ColumnLayer, LoraAdapters, LoraTarget};
@@ -186,6 +187,18 @@ impl ColumnParallelLinear {
         let y = self.product(x, None);
         let bias = self.bias.as_ref().map(|bias| Bias::new(bias, &y));
         (y, bias)
+    }
+
+    /// This rank's part of the output with the bias as the input of GELU (tanh), and GELU of it.
+    pub(super) fn forward_to_gelu(&self, x: Tensor<3>) -> GeluInput {
+        let (bias, input) = (self.bias.as_ref(), self.input.clone());
+        linear_to_gelu(x, &self.weight, bias, input, self.kernels)
+    }
+
+    /// What keeps the product from having GELU as its epilogue, if anything does.
+    pub(super) fn epilogue_obstacle(&self) -> Option<&'static str> {
+        let in_chunks = self.input.in_chunks().is_some();
+        epilogue_obstacle(self.fp8.is_some(), self.lora.is_some(), in_chunks)
     }
 
     /// [`forward`](Self::forward) of a normalized residual stream, and the sum of the stream.

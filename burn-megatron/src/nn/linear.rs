@@ -145,6 +145,10 @@ pub(super) fn linear_param(
         }
         Err(x) => *x,
     };
+    if let LinearInput::Gelu(gelu) = x {
+        // An MLP that has one has neither 8-bit layers nor exchanges in chunks, and the bias is added later.
+        return gelu.product(weight, kernels);
+    }
     let Some(layer) = layer else {
         let x = x.into_values();
         let weight = Weight::of(weight, &x);
@@ -243,7 +247,7 @@ fn run<A: LinearArithmetic>(
 }
 
 /// A product, and its inputs beside `x`.
-fn function_of<A: LinearArithmetic>(
+pub(super) fn function_of<A: LinearArithmetic>(
     weight: Weight,
     bias: Option<Parameter>,
     input: InputLayout,
@@ -353,16 +357,7 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
         let (needs_x, needs_weight) = (needed[0], needed[1] || self.gradient_hook().is_some());
         let dy = Tensor::<3>::from_dispatch(gradient);
         let [batch, seq, _] = dy.dims();
-        let of_input = match (self.saves_input(), self.arithmetic.saves_codes()) {
-            (false, _) => 0,
-            (true, false) => 1,
-            (true, true) => 2,
-        };
-        let (x, rest) = saved.split_at(of_input);
-        let (weight, extra) = match self.fetched_weight() {
-            Some(hooked) => (WeightSource::Hook(hooked, self.transposed), rest),
-            None => (WeightSource::Graph(tensor(&rest[0])), &rest[1..]),
-        };
+        let (x, (weight, extra)) = self.split_saved(&saved);
         if self.input.in_chunks().is_some() {
             let x = x.first().map(tensor);
             return self.backward_in_chunks(x.filter(|_| needs_weight), weight, dy, needed);
@@ -414,7 +409,11 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
 
 impl<A: LinearArithmetic> LinearFunction<A> {
     /// What the backward needs of the inputs, and of what the product computed from them.
-    fn saved(&self, inputs: Vec<DispatchTensor>, tensors: SavedTensors) -> Vec<DispatchTensor> {
+    pub(super) fn saved(
+        &self,
+        inputs: Vec<DispatchTensor>,
+        tensors: SavedTensors,
+    ) -> Vec<DispatchTensor> {
         let mut inputs = inputs.into_iter();
         let x = inputs.next();
         let mut saved = match tensors.input_codes {
@@ -424,6 +423,27 @@ impl<A: LinearArithmetic> LinearFunction<A> {
         saved.extend(inputs.next().filter(|_| self.fetched_weight().is_none()));
         saved.extend(tensors.extra);
         saved
+    }
+
+    /// What was [saved](Self::saved): of the input, the weight, and in addition.
+    pub(super) fn split_saved<'a>(
+        &'a self,
+        saved: &'a [DispatchTensor],
+    ) -> (
+        &'a [DispatchTensor],
+        (WeightSource<'a>, &'a [DispatchTensor]),
+    ) {
+        let of_input = match (self.saves_input(), self.arithmetic.saves_codes()) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) => 2,
+        };
+        let (x, rest) = saved.split_at(of_input);
+        let rest = match self.fetched_weight() {
+            Some(hooked) => (WeightSource::Hook(hooked, self.transposed), rest),
+            None => (WeightSource::Graph(tensor(&rest[0])), &rest[1..]),
+        };
+        (x, rest)
     }
 
     /// The hooked weight that the backward fetches, where the graph does not hold the value.

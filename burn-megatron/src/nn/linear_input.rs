@@ -5,6 +5,7 @@ use burn::tensor::{DType, Tensor};
 use burn_megatron_kernels::activation::ActivationFunction;
 use burn_megatron_kernels::gradient::Parameter;
 
+use super::gelu_epilogue::GeluInput;
 use super::{Activation, Bias};
 
 /// The input of a linear layer, `[batch, seq, in]`.
@@ -25,6 +26,8 @@ pub enum LinearInput {
         /// Whether the layer computes it again in the backward, instead of keeping it; only if it is fused.
         recomputed: bool,
     },
+    /// GELU, which the product before has computed.
+    Gelu(GeluInput),
 }
 
 /// What a [recomputed](LinearInput::Activation) activation is computed from, and how.
@@ -66,6 +69,7 @@ impl LinearInput {
                 fused,
                 ..
             } => activation.forward_biased(x, bias, fused),
+            Self::Gelu(gelu) => unreachable!("only the product of an MLP reads {gelu:?}"),
         }
     }
 }

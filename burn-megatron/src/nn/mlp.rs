@@ -6,6 +6,7 @@ use burn::tensor::{Device, Tensor};
 
 use crate::choice::Operation;
 
+use super::gelu_epilogue::has_epilogues;
 use super::lora::LoraTarget;
 use super::{
     Activation, Bias, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Init,
@@ -44,6 +45,9 @@ pub struct ParallelMlp {
     activation: Activation,
     #[module(skip)]
     fused: bool,
+    /// Whether GELU is an epilogue of the products.
+    #[module(skip)]
+    pub(super) epilogues: bool,
     #[module(skip)]
     region: RecomputeRegion,
     #[module(skip)]
@@ -55,7 +59,8 @@ impl ParallelMlpConfig {
     ///
     /// # Errors
     ///
-    /// [`BuildError::Mesh`] if the width cannot be split over the tensor axis.
+    /// [`BuildError::Mesh`] if the width cannot be split over the tensor axis; [`BuildError::Config`] for
+    /// [epilogues](crate::choice::KernelChoices::epilogue_fusion) that it cannot have.
     pub fn init(&self, builder: &ModelBuilder) -> Result<ParallelMlp, BuildError> {
         let region = builder.recompute_region(Some(RecomputeModule::Mlp));
         self.init_in(region, builder)
@@ -89,9 +94,12 @@ impl ParallelMlpConfig {
             .with_bias(self.bias)
             .with_target(Some(LoraTarget::Down))
             .init(&builder.child("down"))?;
+        let sizes = [self.hidden, self.width];
+        let epilogues = has_epilogues(self.activation, sizes, (&up, &down), builder)?;
         Ok(ParallelMlp {
             up,
             down,
+            epilogues,
             activation: self.activation,
             fused: builder.is_fused(Operation::Activation),
             region,
@@ -139,14 +147,26 @@ impl ParallelMlp {
             let (partial, stream) = self.region.run_normalized(norm, x, body);
             (self.down.reduced(partial), stream)
         } else {
-            let (up, stream) = self.up.forward_normalized_without_bias(norm, x);
-            (self.down.product(self.activation_of(up)), stream)
+            let (activated, stream) = self.activated_norm(norm, x);
+            (self.down.product(activated), stream)
         };
         let bias = self.down.bias_of(&y);
         ((y, bias), stream)
     }
 
+    fn activated_norm(&self, norm: &Norm, x: Residual) -> (LinearInput, Tensor<3>) {
+        if self.epilogues {
+            let (normal, stream) = norm.forward_add(x);
+            return (self.activated(normal), stream);
+        }
+        let (up, stream) = self.up.forward_normalized_without_bias(norm, x);
+        (self.activation_of(up), stream)
+    }
+
     fn activated(&self, x: Tensor<3>) -> LinearInput {
+        if self.epilogues {
+            return LinearInput::Gelu(self.up.forward_to_gelu(x));
+        }
         self.activation_of(self.up.forward_without_bias(x))
     }
 

@@ -46,6 +46,7 @@ mod embedding;
 mod entry;
 mod forward_context;
 pub mod fp8;
+mod gelu_epilogue;
 pub(crate) mod gradient_slot;
 pub mod hook;
 mod init;

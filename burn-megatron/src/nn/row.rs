@@ -7,6 +7,7 @@ use burn_megatron_kernels::dropout::bias_dropout_add_with;
 
 use super::arithmetic::LinearKernels;
 use super::fp8::{Fp8Layer, SplitOperands};
+use super::gelu_epilogue::epilogue_obstacle;
 use super::linear::{InputLayout, SEQUENCE_DIM, linear_param, linear_with_addend};
 use super::lora::{LoraAdapters, LoraTarget, RowLayer};
 use super::tp_comm_overlap::TpCommOverlapGroup;
@@ -102,6 +103,12 @@ impl RowParallelLinear {
     /// under sequence parallelism.
     pub fn forward(&self, x: impl Into<LinearInput>) -> Tensor<3> {
         self.with_bias(self.product(x))
+    }
+
+    /// What keeps the product from reading GELU that a product has computed, if anything does.
+    pub(super) fn epilogue_obstacle(&self) -> Option<&'static str> {
+        let in_chunks = self.overlapped.is_some();
+        epilogue_obstacle(self.fp8.is_some(), self.lora.is_some(), in_chunks)
     }
 
     /// Adds the bias to the product.

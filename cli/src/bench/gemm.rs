@@ -1,13 +1,17 @@
-//! `burn-megatron bench gemm`: products on the CPU by each library that can be opened.
+//! `burn-megatron bench gemm`: products on the CPU by each library that can be opened, or by the algorithms of cuBLASLt.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
 
 use burn::tensor::{Device, Distribution, Tensor};
+use burn_megatron::device::DeviceKind;
 use burn_megatron::kernels::gemm::{Blas, CpuGemm, accumulate_weight_gradient_at_by, linear_by};
 use clap::Args;
 
+use super::args::{BenchDtype, at_least_one};
+use super::gemm_tune;
 use super::timing::{TimingConfig, Work, median, time_interleaved};
 use crate::error::Error;
 use crate::numbers::count;
@@ -23,14 +27,27 @@ pub struct GemmBenchArgs {
         default_value = "1024x96x384,1024x256x1024,1024x768x768,1024x768x3072,1024x3072x768"
     )]
     pub sizes: Vec<LinearSizes>,
-    /// Measured runs of each product; the median is reported.
+    /// Measured runs of each product, or of each algorithm with --tune; the median is reported.
     #[arg(long, value_name = "N", default_value_t = 15)]
     pub repeats: usize,
+    /// Time the algorithms of cuBLASLt for the products of these layers instead, also with GELU as an epilogue, and write
+    /// the fastest to this file, for kernels.gemm_algorithms of a recipe. Needs --device cuda.
+    #[arg(long, value_name = "FILE.json")]
+    pub tune: Option<PathBuf>,
+    /// The algorithms of the heuristic that are timed for each product.
+    #[arg(long, value_name = "N", default_value_t = 8, requires = "tune", value_parser = at_least_one)]
+    pub candidates: usize,
+    /// The device of --tune.
+    #[arg(long, default_value_t = DeviceKind::Cpu, requires = "tune")]
+    pub device: DeviceKind,
+    /// The type of the factors of --tune.
+    #[arg(long, value_enum, default_value_t = BenchDtype::Bf16, requires = "tune")]
+    pub dtype: BenchDtype,
 }
 
 /// The sizes of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LinearSizes([usize; 3]);
+pub struct LinearSizes(pub [usize; 3]);
 
 impl FromStr for LinearSizes {
     type Err = String;
@@ -94,6 +111,9 @@ impl Product {
 pub fn run(args: &GemmBenchArgs) -> Result<ExitCode, Error> {
     if args.repeats == 0 {
         return Err("invalid repeats = 0: expected at least 1".into());
+    }
+    if let Some(path) = &args.tune {
+        return gemm_tune::run(args, path);
     }
     let (mut names, mut libraries) = (vec![], vec![]);
     for kind in CpuGemm::ALL {
@@ -163,10 +183,22 @@ mod tests {
         let args = |repeats| GemmBenchArgs {
             sizes: vec![LinearSizes([4, 3, 2])],
             repeats,
+            tune: None,
+            candidates: 8,
+            device: DeviceKind::Cpu,
+            dtype: BenchDtype::Bf16,
         };
         run(&args(1)).unwrap();
         let error = run(&args(0)).unwrap_err().to_string();
         assert_eq!(error, "invalid repeats = 0: expected at least 1");
+        let file = PathBuf::from("never_written.json");
+        let tune = GemmBenchArgs {
+            tune: Some(file.clone()),
+            ..args(1)
+        };
+        let error = run(&tune).unwrap_err().to_string();
+        let reason = "bench gemm --tune: cuBLASLt is for CUDA devices";
+        assert!(error.starts_with(reason) && !file.exists(), "{error}");
         assert!("4x3".parse::<LinearSizes>().is_err());
         assert!("4x0x2".parse::<LinearSizes>().is_err());
     }

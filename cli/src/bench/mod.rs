@@ -7,6 +7,7 @@ pub mod context;
 pub mod dispatch;
 mod fp8;
 pub mod gemm;
+mod gemm_tune;
 pub mod generate;
 mod moe;
 pub mod overlap;

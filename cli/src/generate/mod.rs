@@ -161,6 +161,9 @@ impl<'a> GenerationRun<'a> {
         for choices in &args.kernels {
             kernels.set(choices)?;
         }
+        if kernels.gemm_algorithms.is_some() {
+            return Err("--kernels gemm_algorithms is for pretrain; remove it".into());
+        }
         let prompts = texts.iter().map(|text| saved.prompt_tokens(text));
         let prompts = prompts.collect::<Result<_, _>>()?;
         let layout = ParallelConfig::new()

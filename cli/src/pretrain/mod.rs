@@ -39,7 +39,7 @@ use crate::ranks::{self, seconds};
 use crate::recipe::Recipe;
 use crate::start::{StartDecision, StartResolver};
 use crate::weights::InitialWeights;
-use crate::{determinism, lora, memory, save_hf, terminal, trace};
+use crate::{determinism, gemm_algorithms, lora, memory, save_hf, terminal, trace};
 use args::PretrainArgs;
 use checks::{check_can_start, check_memory, check_types, never_start};
 
@@ -109,6 +109,7 @@ fn run_until(
     recipe
         .model
         .check_kernels(&recipe.kernels, &devices[0], computing)?;
+    recipe.kernels.check_epilogues(&devices[0], computing)?;
     memory::check_model(&recipe, &devices[0])?;
     let estimates = RankEstimates::new(&recipe, &plan, &devices[0])?;
     let checked = check_memory(args, &recipe, (&plan.mesh, &ranks), &estimates);
@@ -127,6 +128,9 @@ fn run_until(
         weights.open()?;
     }
     let has_first = own_rank.is_none_or(|rank| rank == 0);
+    if has_first {
+        gemm_algorithms::check(&recipe, &devices[0])?;
+    }
     if args.dry_run {
         if has_first {
             let engine = ranks.engine.to_string();

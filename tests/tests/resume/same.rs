@@ -169,7 +169,7 @@ fn the_unfused_optimizer() {
         goes_on(
             layout,
             &Case {
-                kernels,
+                kernels: kernels.clone(),
                 ..Case::gpt(layout)
             },
         );

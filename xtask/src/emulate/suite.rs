@@ -83,8 +83,12 @@ impl Suite {
                     .collect()
             }
             Self::Steps => {
+                let folder = counts_folder()?;
                 let mut run = |name| {
                     let mut tests = runner.tests(name)?;
+                    if name == "gpu_algorithms" {
+                        tests.env(COUNTS, folder.path().join("counts.jsonl"));
+                    }
                     run_tests(tests.args(arguments), totals)
                 };
                 let all = [
@@ -93,6 +97,7 @@ impl Suite {
                     "gpu_memory",
                     "gpu_context",
                     "gpu_launches",
+                    "gpu_algorithms",
                     "gpu_deferred",
                     "gpu_learner",
                     "gpu_overlap",

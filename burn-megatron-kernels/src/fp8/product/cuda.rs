@@ -199,6 +199,7 @@ impl DeviceOp for Fp8MatmulOp {
             d: result.handle.clone(),
             start: (self.offset * problem.result.size()) as u64,
             bias: bias.map(|bias| bias.handle),
+            auxiliary: None,
             scales: Some([of_b.handle, of_a.handle]),
         };
         engine.launch(&problem.request(), &client, buffers);

@@ -124,6 +124,7 @@ impl Fp8Problem {
             factors: [self.b, self.a].map(|factor| Element::Fp8(factor.format)),
             result: self.result,
             epilogue: self.epilogue,
+            gelu: None,
             scaled: Some(Scaled {
                 modes: [self.b.scales, self.a.scales],
                 fast: one_scale && self.accumulation == Accumulation::Fast,

@@ -15,10 +15,12 @@ use super::engine::{Epilogue, GemmEngine, GemmProblem, Operands};
 use super::request::{Chip, Request};
 use crate::cube::empty;
 
+pub(super) mod algorithms;
 mod plan;
 mod workspaces;
 
-use plan::{Addresses, MatmulPlan, check_status};
+use algorithms::Choices;
+use plan::{Addresses, Algorithm, MatmulPlan, check_status};
 use workspaces::Workspaces;
 
 /// cuBLASLt on one device.
@@ -28,6 +30,7 @@ pub(crate) struct CublasLt {
     library: Library,
     chip: Chip,
     plans: Mutex<HashMap<Request, Result<Arc<MatmulPlan>, String>>>,
+    choices: Choices,
     workspaces: Arc<Workspaces>,
 }
 
@@ -53,8 +56,10 @@ pub(crate) struct Buffers {
     pub d: Handle,
     /// The bytes of `d` before the result.
     pub start: u64,
-    /// The bias, added to each column of `D`.
+    /// The bias, added to each column of `D`, or its gradient.
     pub bias: Option<Handle>,
+    /// The auxiliary matrix of GELU.
+    pub auxiliary: Option<Handle>,
     /// The scales of 8-bit factors, of `A` and of `B`.
     pub scales: Option<[Handle; 2]>,
 }
@@ -88,6 +93,7 @@ impl CublasLt {
             library,
             chip,
             plans: Mutex::default(),
+            choices: Choices::default(),
             workspaces: Arc::default(),
         })
     }
@@ -110,7 +116,8 @@ impl CublasLt {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let library = self.library;
         let make = || {
-            let make = move || MatmulPlan::new(library, request).map(Arc::new);
+            let source = self.choices.source(request);
+            let make = move || MatmulPlan::new(library, request, source).map(Arc::new);
             self.submitter.wait(make)
         };
         plans.entry(*request).or_insert_with(make).clone()
@@ -130,15 +137,19 @@ impl CublasLt {
             d,
             start,
             bias,
+            auxiliary,
             scales,
         } = buffers;
         let mut handles = vec![a, b, d];
         let (biased, scaled) = (bias.is_some(), scales.is_some());
+        let has_auxiliary = auxiliary.is_some();
         handles.extend(bias);
+        handles.extend(auxiliary);
         handles.extend(scales.into_iter().flatten());
         // The last one is new, so its stream is the one that this thread launches on.
         handles.push(client.empty(1));
         let (library, workspaces) = (self.library, self.workspaces.clone());
+        let timed = self.choices.timing_of(request);
         self.submitter.submit(handles, move |addresses, stream| {
             let mut addresses = addresses.iter().copied();
             let mut next = || {
@@ -150,14 +161,28 @@ impl CublasLt {
                 b: next()?,
                 d: next()? + start,
                 bias: biased.then(&mut next).transpose()?,
+                auxiliary: has_auxiliary.then(&mut next).transpose()?,
                 scales: if scaled {
                     Some([next()?, next()?])
                 } else {
                     None
                 },
-                workspace: workspaces.of_stream(stream, plan.workspace)?,
+                workspace: 0,
             };
-            plan.run(library, addresses, stream as sys::cudaStream_t)
+            let run = |algorithm: &Algorithm| {
+                let workspace = workspaces.of_stream(stream, algorithm.workspace)?;
+                let addresses = Addresses {
+                    workspace,
+                    ..addresses
+                };
+                plan.run(library, algorithm, addresses, stream as sys::cudaStream_t)
+            };
+            match timed {
+                Some(timed) if !plan.candidates.is_empty() => {
+                    timed.run(&plan.candidates, stream, run)
+                }
+                _ => run(&plan.algorithm),
+            }
         });
     }
 }
@@ -191,6 +216,7 @@ impl GemmEngine<CubeTensor> for CublasLt {
             d: result.handle.clone(),
             start: (offset * problem.result.size()) as u64,
             bias: bias.map(|bias| bias.handle),
+            auxiliary: None,
             scales: None,
         };
         self.launch(&problem.into(), &client, buffers);

@@ -8,11 +8,11 @@ use cudarc::cublaslt::{result as lt, sys};
 use super::Library;
 use super::workspaces::WORKSPACE;
 use crate::fp8::Format;
-use crate::gemm::cube::FLAT_ALIGNMENT;
+use crate::gemm::cube::{FLAT_ALIGNMENT, warn_once};
 use crate::gemm::engine::{Epilogue, Operand};
-use crate::gemm::request::{Element, Request, ScaleMode, Scaled};
+use crate::gemm::request::{Element, Gelu, Request, ScaleMode, Scaled};
 
-/// The descriptors of a request, and the algorithm of the heuristic.
+/// The descriptors of a request, and its algorithm.
 ///
 /// It is only used on the thread that submits the work of its device.
 #[derive(Debug)]
@@ -21,11 +21,38 @@ pub(super) struct MatmulPlan {
     a: Layout,
     b: Layout,
     d: Layout,
-    algorithm: sys::cublasLtMatmulAlgo_t,
-    /// Bytes beside the matrices that the algorithm works in.
-    pub(super) workspace: usize,
+    /// What [`run`](Self::run) uses.
+    pub(super) algorithm: Algorithm,
+    /// What is to be timed, in the order of the heuristic.
+    pub(super) candidates: Vec<Algorithm>,
     /// 0 or 1: what the old result is multiplied with.
     beta: f32,
+}
+
+/// An algorithm of the library.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Algorithm {
+    own: sys::cublasLtMatmulAlgo_t,
+    /// Bytes beside the matrices that it works in.
+    pub(super) workspace: usize,
+}
+
+/// Which algorithm a plan has.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum AlgorithmSource {
+    /// The first of the heuristic.
+    Heuristic,
+    /// So many of the heuristic, for timing.
+    Candidates(usize),
+    /// This one.
+    Chosen([u64; 8]),
+}
+
+impl Algorithm {
+    /// As it is kept.
+    pub(super) fn words(&self) -> [u64; 8] {
+        self.own.data
+    }
 }
 
 // SAFETY: the descriptions are plain memory of the library, and only one thread works with them:
@@ -99,6 +126,17 @@ impl Description {
         // The heuristic accepts scales only if an address is set, which it does not dereference:
         // each run sets its own.
         self.set_scales([ALIGNED; 2])
+    }
+
+    /// The auxiliary matrix, which lies as `D` does, but for its address: see [`set_scaled`](Self::set_scaled).
+    fn set_auxiliary(&self, d: Operand) -> Result<(), String> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let leading = d.leading as i64;
+        self.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, leading)?;
+        self.set(
+            Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+            ALIGNED,
+        )
     }
 
     fn set_scales(&self, [a, b]: [u64; 2]) -> Result<(), String> {
@@ -182,12 +220,17 @@ pub(super) struct Addresses {
     pub b: u64,
     pub d: u64,
     pub bias: Option<u64>,
+    pub auxiliary: Option<u64>,
     pub scales: Option<[u64; 2]>,
     pub workspace: u64,
 }
 
 impl MatmulPlan {
-    pub(super) fn new(library: Library, request: &Request) -> Result<Self, String> {
+    pub(super) fn new(
+        library: Library,
+        request: &Request,
+        source: AlgorithmSource,
+    ) -> Result<Self, String> {
         let layout = request.layout;
         let description = describe(request)?;
         let [of_a, of_b] = request.factors;
@@ -195,25 +238,34 @@ impl MatmulPlan {
         let b = Layout::new(of_b, layout.b)?;
         let d = Layout::new(Element::Plain(request.result), layout.result())?;
         let preference = Preference::new(request.epilogue)?;
-        // SAFETY: every description was made above and lives.
-        let advice = check_status(unsafe {
-            lt::get_matmul_algo_heuristic(
-                library.0,
-                description.0,
-                a.0,
-                b.0,
-                d.0,
-                d.0,
-                preference.0,
-            )
-        })?;
+        let search = Search {
+            library,
+            description: &description,
+            layouts: [&a, &b, &d],
+        };
+        let (algorithm, candidates) = match source {
+            AlgorithmSource::Heuristic => (search.advised(&preference, 1)?[0], vec![]),
+            AlgorithmSource::Candidates(most) => {
+                let candidates = search.advised(&preference, most)?;
+                (candidates[0], candidates)
+            }
+            AlgorithmSource::Chosen(words) => match search.checked(words) {
+                Ok(algorithm) => (algorithm, vec![]),
+                Err(error) => {
+                    warn_once(format!(
+                        "the algorithm that was chosen for {request} is not used, but the heuristic's: {error}"
+                    ));
+                    (search.advised(&preference, 1)?[0], vec![])
+                }
+            },
+        };
         Ok(Self {
             description,
             a,
             b,
             d,
-            algorithm: advice.algo,
-            workspace: advice.workspaceSize,
+            algorithm,
+            candidates,
             beta: match request.epilogue {
                 Epilogue::Flat { add: true } => 1.0,
                 _ => 0.0,
@@ -221,24 +273,31 @@ impl MatmulPlan {
         })
     }
 
+    /// Queues the product by one of its algorithms.
     pub(super) fn run(
         &self,
         library: Library,
+        algorithm: &Algorithm,
         addresses: Addresses,
         stream: sys::cudaStream_t,
     ) -> Result<(), String> {
-        use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let Addresses {
             a,
             b,
             d,
             bias,
+            auxiliary,
             scales,
             workspace,
         } = addresses;
         if let Some(bias) = bias {
             self.description
-                .set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
+                .set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
+        }
+        if let Some(auxiliary) = auxiliary {
+            let attribute = Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER;
+            self.description.set(attribute, auxiliary)?;
         }
         if let Some(scales) = scales {
             self.description.set_scales(scales)?;
@@ -260,31 +319,129 @@ impl MatmulPlan {
                 self.d.0,
                 d as *mut c_void,
                 self.d.0,
-                &raw const self.algorithm,
+                &raw const algorithm.own,
                 workspace as *mut c_void,
-                self.workspace,
+                algorithm.workspace,
                 stream,
             )
         })
     }
 }
 
+/// A product whose algorithm is searched.
+struct Search<'a> {
+    library: Library,
+    description: &'a Description,
+    /// Of `A`, `B` and `D`.
+    layouts: [&'a Layout; 3],
+}
+
+impl Search<'_> {
+    /// The candidates of the heuristic, at least one and at most so many.
+    fn advised(&self, preference: &Preference, most: usize) -> Result<Vec<Algorithm>, String> {
+        let [a, b, d] = self.layouts.map(|layout| layout.0);
+        // SAFETY: plain numbers, for which 0 is a value.
+        let mut results: Vec<sys::cublasLtMatmulHeuristicResult_t> =
+            vec![unsafe { std::mem::zeroed() }; most];
+        let mut found = 0;
+        // SAFETY: every description lives, and there is room for as many results as are asked for.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                self.library.0,
+                self.description.0,
+                a,
+                b,
+                d,
+                d,
+                preference.0,
+                most as i32,
+                results.as_mut_ptr(),
+                &raw mut found,
+            )
+        };
+        check_status(status.result())?;
+        results.truncate(usize::try_from(found).unwrap_or(0));
+        let usable = |result: &sys::cublasLtMatmulHeuristicResult_t| {
+            result.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS
+        };
+        let usable = results.iter().filter(|result| usable(result));
+        let candidates: Vec<_> = usable.map(Algorithm::of).collect();
+        if candidates.is_empty() {
+            return Err("the heuristic knows no algorithm".to_string());
+        }
+        Ok(candidates)
+    }
+
+    /// An algorithm that was kept, if it is one for this product.
+    fn checked(&self, words: [u64; 8]) -> Result<Algorithm, String> {
+        let [a, b, d] = self.layouts.map(|layout| layout.0);
+        let own = sys::cublasLtMatmulAlgo_t { data: words };
+        // SAFETY: plain numbers, for which 0 is a value.
+        let mut result: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        // SAFETY: every description lives, and so do the algorithm and the place for the result.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoCheck(
+                self.library.0,
+                self.description.0,
+                a,
+                b,
+                d,
+                d,
+                &raw const own,
+                &raw mut result,
+            )
+        };
+        check_status(status.result())?;
+        if result.workspaceSize > WORKSPACE {
+            return Err(format!(
+                "it works in {} bytes: at most {WORKSPACE} fit",
+                result.workspaceSize
+            ));
+        }
+        let workspace = result.workspaceSize;
+        Ok(Algorithm { own, workspace })
+    }
+}
+
+impl Algorithm {
+    fn of(result: &sys::cublasLtMatmulHeuristicResult_t) -> Self {
+        Self {
+            own: result.algo,
+            workspace: result.workspaceSize,
+        }
+    }
+}
+
 fn describe(request: &Request) -> Result<Description, String> {
-    use sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
     use sys::cublasLtMatmulDescAttributes_t as Attribute;
     let layout = request.layout;
     let description = Description::new()?;
     let transpose = |operand: Operand| i32::from(operand.transpose);
     description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, transpose(layout.a))?;
     description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, transpose(layout.b))?;
-    if request.epilogue == Epilogue::Bias {
-        let epilogue = CUBLASLT_EPILOGUE_BIAS;
-        description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
+    description.set(
+        Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
+        epilogue_of(request),
+    )?;
+    if request.gelu.is_some() {
+        description.set_auxiliary(layout.result())?;
     }
     if let Some(scaled) = request.scaled {
         description.set_scaled(scaled)?;
     }
     Ok(description)
+}
+
+fn epilogue_of(request: &Request) -> sys::cublasLtEpilogue_t {
+    use sys::cublasLtEpilogue_t as E;
+    match (request.gelu, request.epilogue == Epilogue::Bias) {
+        (None, false) => E::CUBLASLT_EPILOGUE_DEFAULT,
+        (None, true) => E::CUBLASLT_EPILOGUE_BIAS,
+        (Some(Gelu::Forward), false) => E::CUBLASLT_EPILOGUE_GELU_AUX,
+        (Some(Gelu::Forward), true) => E::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+        (Some(Gelu::Gradient), false) => E::CUBLASLT_EPILOGUE_DGELU,
+        (Some(Gelu::Gradient), true) => E::CUBLASLT_EPILOGUE_DGELU_BGRAD,
+    }
 }
 
 fn data_type(element: Element) -> Result<sys::cudaDataType, String> {

@@ -43,6 +43,11 @@ impl ModelBuilder {
         }
     }
 
+    /// The setting [`KernelChoices::epilogue_fusion`].
+    pub fn epilogue_fusion(&self) -> bool {
+        self.shared.kernels.lock().epilogue_fusion()
+    }
+
     /// The setting of [`LogitsShape::tokens_per_chunk`](crate::nn::LogitsShape::tokens_per_chunk).
     pub fn loss_chunk_size(&self) -> Option<usize> {
         self.shared.kernels.lock().loss_chunk_size()

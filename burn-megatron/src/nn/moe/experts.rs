@@ -107,6 +107,11 @@ impl ExpertsConfig {
         let tensor = on(Axis::ExpertTensor);
         let place = on(Axis::Expert);
         let ranks = place.size;
+        if builder.epilogue_fusion() {
+            return Err(builder.error(
+                "kernels.epilogue_fusion is for MLPs, and experts are multiplied together: remove epilogue_fusion",
+            ));
+        }
         split_evenly("experts", experts, Axis::Expert, ranks)?;
         split_evenly("expert width", width, Axis::ExpertTensor, tensor.size)?;
         let section = Section {

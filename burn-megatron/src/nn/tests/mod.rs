@@ -5,6 +5,7 @@ mod build;
 mod case;
 mod dropout;
 mod fp8;
+mod gelu_epilogue;
 mod hook;
 mod latent_attention;
 mod layers;

@@ -408,7 +408,7 @@ impl VerifyCase {
             config: (),
             seed: train.seed,
             samples: self.samples,
-            kernels: recipe.kernels,
+            kernels: recipe.kernels.clone(),
             packed: self.packed,
             fp8: recipe.fp8.clone(),
             lora: recipe.lora.clone(),

@@ -1,4 +1,5 @@
-//! The algorithm that the library advises: there is one, which remembers what it was advised for.
+//! The algorithms that the library advises: they compute the same, in other workspaces, and remember what they were
+//! advised for.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -13,6 +14,8 @@ pub(super) type Opaque = [u64; 8];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Algorithm {
     product: u64,
+    /// Which one.
+    pub number: u64,
     /// What the addresses of `A`, `B`, `C` and `D` are multiples of.
     pub alignments: [u32; 4],
     /// Bytes that it works in. Nothing is computed there: they are overwritten, so that memory that is
@@ -20,37 +23,38 @@ pub(super) struct Algorithm {
     pub workspace: usize,
 }
 
-/// The workspace, where so much is allowed.
-const WORKSPACE: usize = 64 << 10;
+/// The workspaces of the algorithms; those of which so much is allowed are advised.
+const WORKSPACES: [usize; 3] = [64 << 10, 0, 128 << 10];
 const MARK: u64 = u64::from_le_bytes(*b"emulated");
 
 impl Algorithm {
-    /// That for a product.
+    /// Those for a product.
     ///
     /// # Errors
     /// An alignment that is none.
-    pub(super) fn advise(product: &Product, preference: &Attributes) -> Result<Self, Refusal> {
+    pub(super) fn advise(product: &Product, preference: &Attributes) -> Result<Vec<Self>, Refusal> {
         let first = of::MIN_ALIGNMENT_A_BYTES;
         let alignments = [0, 1, 2, 3].map(|matrix| preference.get(first + matrix) as u32);
         if let Some(wrong) = alignments.iter().find(|bytes| !bytes.is_power_of_two()) {
             return Err(invalid(format!("{wrong} bytes are no alignment")));
         }
         let allowed = preference.get(of::MAX_WORKSPACE_BYTES);
-        Ok(Self {
+        let all = (0..).zip(WORKSPACES);
+        let fitting = all.filter(|(_, workspace)| *workspace as u64 <= allowed);
+        let algorithm = |(number, workspace)| Self {
             product: fingerprint(product),
+            number,
             alignments,
-            workspace: if allowed < WORKSPACE as u64 {
-                0
-            } else {
-                WORKSPACE
-            },
-        })
+            workspace,
+        };
+        Ok(fitting.map(algorithm).collect())
     }
 
     /// What a call without advice uses, which knows no alignment.
     pub(super) fn implicit(product: &Product) -> Self {
         Self {
             product: fingerprint(product),
+            number: 1,
             alignments: [1; 4],
             workspace: 0,
         }
@@ -59,13 +63,13 @@ impl Algorithm {
     pub(super) fn opaque(&self) -> Opaque {
         let [a, b, c, d] = self.alignments.map(u64::from);
         let workspace = self.workspace as u64;
-        [MARK, self.product, a, b, c, d, workspace, 0]
+        [MARK, self.product, a, b, c, d, workspace, self.number]
     }
 
     /// # Errors
     /// That it is none, or was advised for another product.
     pub(super) fn of(opaque: &Opaque, product: &Product) -> Result<Self, Refusal> {
-        let [mark, advised, a, b, c, d, workspace, _] = *opaque;
+        let [mark, advised, a, b, c, d, workspace, number] = *opaque;
         if mark != MARK {
             return Err(invalid(
                 "the algorithm is not one that this library advised",
@@ -76,6 +80,7 @@ impl Algorithm {
         }
         Ok(Self {
             product: advised,
+            number,
             alignments: [a, b, c, d].map(|bytes| bytes as u32),
             workspace: workspace as usize,
         })

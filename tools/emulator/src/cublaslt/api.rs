@@ -300,21 +300,52 @@ unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
         if wanted < 1 || results.is_null() || found.is_null() {
             return Err(invalid("no place for an algorithm"));
         }
-        let algorithm = Algorithm::advise(&product, objects().get(Kind::Preference, preference)?)?;
-        let advice = HeuristicResult {
-            algorithm: algorithm.opaque(),
-            workspace: algorithm.workspace,
-            status: SUCCESS,
-            waves: 1.0,
-            reserved: [0; 4],
-        };
-        // SAFETY: there is room for as many as are wanted, which is one or more.
+        let advised = Algorithm::advise(&product, objects().get(Kind::Preference, preference)?)?;
+        let count = advised.len().min(wanted as usize);
+        // SAFETY: there is room for as many as are wanted.
         unsafe {
-            give(results, advice)?;
-            give(found, 1)
+            for (place, algorithm) in advised[..count].iter().enumerate() {
+                give(results.add(place), advice(algorithm))?;
+            }
+            give(found, count as c_int)
         }
     };
     report("cublasLtMatmulAlgoGetHeuristic", advise())
+}
+
+fn advice(algorithm: &Algorithm) -> HeuristicResult {
+    HeuristicResult {
+        algorithm: algorithm.opaque(),
+        workspace: algorithm.workspace,
+        status: SUCCESS,
+        waves: 1.0,
+        reserved: [0; 4],
+    }
+}
+
+/// Whether an algorithm, such as one that was kept in a file, is one for this product.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cublasLtMatmulAlgoCheck(
+    library: usize,
+    description: usize,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    algorithm: *const Opaque,
+    result: *mut HeuristicResult,
+) -> Status {
+    let check = || {
+        let (product, _) = product(library, description, [a, b, c, d])?;
+        if algorithm.is_null() {
+            return Err(invalid("no algorithm"));
+        }
+        // SAFETY: the caller's promise.
+        let algorithm = Algorithm::of(unsafe { &*algorithm }, &product)?;
+        // SAFETY: the caller's promise.
+        unsafe { give(result, advice(&algorithm)) }
+    };
+    report("cublasLtMatmulAlgoCheck", check())
 }
 
 #[unsafe(no_mangle)]
@@ -357,6 +388,7 @@ unsafe extern "C" fn cublasLtMatmul(
             c,
             d,
             bias: pointer(of::BIAS_POINTER),
+            auxiliary: pointer(of::EPILOGUE_AUX_POINTER),
             scales: [
                 of::A_SCALE_POINTER,
                 of::B_SCALE_POINTER,
@@ -368,12 +400,14 @@ unsafe extern "C" fn cublasLtMatmul(
             workspace_bytes,
         };
         call.check(&algorithm)?;
+        let mut line = call.line();
+        line["algorithm"] = algorithm.number.into();
         let job: jobs::Job = if jobs::fills_products() {
             Arc::new(move |memory| call.fill(memory))
         } else {
             Arc::new(move |memory| call.run(memory))
         };
-        match jobs::enqueue(stream, job, call.line()) {
+        match jobs::enqueue(stream, job, line) {
             CUresult::CUDA_SUCCESS => Ok(()),
             other => Err(Refusal {
                 status: EXECUTION_FAILED,

@@ -112,11 +112,13 @@ pub(super) mod description {
     pub const EPILOGUE: u32 = 7;
     pub const BIAS_POINTER: u32 = 8;
     pub const EPILOGUE_AUX_POINTER: u32 = 11;
+    pub const EPILOGUE_AUX_LD: u32 = 12;
     pub const A_SCALE_POINTER: u32 = 17;
     pub const B_SCALE_POINTER: u32 = 18;
     pub const C_SCALE_POINTER: u32 = 19;
     pub const D_SCALE_POINTER: u32 = 20;
     pub const AMAX_D_POINTER: u32 = 21;
+    pub const EPILOGUE_AUX_DATA_TYPE: u32 = 22;
     pub const EPILOGUE_AUX_SCALE_POINTER: u32 = 23;
     pub const EPILOGUE_AUX_AMAX_POINTER: u32 = 24;
     pub const FAST_ACCUM: u32 = 25;
@@ -140,10 +142,10 @@ pub(super) mod description {
         int(FILL_MODE, FULL),
         int(EPILOGUE, 1),
         long(BIAS_POINTER, 0),
-        // Strides of batches, and what epilogues keep: read by nothing that is emulated.
+        // The stride of a batch of biases: read by nothing that is emulated, like 13 and 14.
         long(10, 0),
         long(EPILOGUE_AUX_POINTER, 0),
-        long(12, 0),
+        long(EPILOGUE_AUX_LD, 0),
         long(13, 0),
         long(14, 0),
         // How many multiprocessors to use.
@@ -153,7 +155,7 @@ pub(super) mod description {
         long(C_SCALE_POINTER, 0),
         long(D_SCALE_POINTER, 0),
         long(AMAX_D_POINTER, 0),
-        int(22, -1),
+        int(EPILOGUE_AUX_DATA_TYPE, -1),
         long(EPILOGUE_AUX_SCALE_POINTER, 0),
         long(EPILOGUE_AUX_AMAX_POINTER, 0),
         byte(FAST_ACCUM),

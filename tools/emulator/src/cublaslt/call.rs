@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::algorithm::Algorithm;
+use super::epilogue::{self, Auxiliary, Gelu, gelu, gelu_derivative};
 use super::product::{Factor, multiply};
 use super::rules::{Matrix, Product};
 use super::scales::ScaleMode;
@@ -33,6 +34,7 @@ pub(super) struct Call {
     pub c: u64,
     pub d: u64,
     pub bias: u64,
+    pub auxiliary: u64,
     /// Of `A`, `B`, `C` and `D`.
     pub scales: [u64; 4],
     pub workspace: u64,
@@ -60,6 +62,7 @@ impl Call {
             }
         }
         self.apart()?;
+        self.auxiliary_apart()?;
         self.added_and_scaled()?;
         self.works_in(algorithm)
     }
@@ -112,6 +115,28 @@ impl Call {
         Ok(())
     }
 
+    /// What is written shares no byte with what the auxiliary matrix is beside, nor does what is read with `D`.
+    fn auxiliary_apart(&self) -> Result<(), Refusal> {
+        let Product {
+            a,
+            b,
+            d,
+            auxiliary: Some(Auxiliary { gelu, matrix }),
+            ..
+        } = &self.product
+        else {
+            return Ok(());
+        };
+        let (start, end) = (self.auxiliary, self.auxiliary + matrix.bytes() as u64);
+        for (name, address, other) in [('A', self.a, a), ('B', self.b, b), ('D', self.d, d)] {
+            let overlap = address < end && start < address + other.bytes() as u64;
+            if overlap && (name == 'D' || *gelu == Gelu::Forward) {
+                return Err(invalid(format!("{name} and the auxiliary matrix overlap")));
+            }
+        }
+        Ok(())
+    }
+
     fn added_and_scaled(&self) -> Result<(), Refusal> {
         let Product { bias, scales, .. } = self.product;
         let place = |name: &str, address: u64, alignment: u64| match address {
@@ -123,6 +148,9 @@ impl Call {
         };
         if let Some(element) = bias {
             place("the bias", self.bias, element.bytes() as u64)?;
+        }
+        if self.product.auxiliary.is_some() {
+            place("the auxiliary matrix", self.auxiliary, epilogue::ALIGNMENT)?;
         }
         for (mode, address) in scales.iter().flatten().zip(self.scales) {
             // One scale may be left out: it is 1.
@@ -175,24 +203,41 @@ impl Call {
     /// As [`run`](Self::run).
     pub(super) fn fill(&self, memory: &Memory) -> Result<(), String> {
         self.within(memory)?;
-        let d = &self.product.d;
-        let size = d.element.bytes();
-        let mut column = vec![0u8; d.rows * size];
-        for place in column.chunks_exact_mut(size) {
-            // SAFETY: the place has the bytes of one element.
-            unsafe { d.element.store(place.as_mut_ptr() as u64, FILL) };
-        }
-        for number in 0..d.columns {
-            let to = at(self.d, d, 0, number) as *mut u8;
-            // SAFETY: the column is in the device's memory.
-            unsafe { to.copy_from_nonoverlapping(column.as_ptr(), column.len()) };
+        let Product {
+            m,
+            d,
+            bias,
+            auxiliary,
+            ..
+        } = self.product;
+        fill(self.d, &d);
+        match (auxiliary, bias) {
+            (Some(Auxiliary { gelu, matrix }), _) if gelu == Gelu::Forward => {
+                fill(self.auxiliary, &matrix);
+            }
+            (Some(_), Some(_)) => fill(
+                self.bias,
+                &Matrix {
+                    rows: m,
+                    columns: 1,
+                    ..d
+                },
+            ),
+            _ => {}
         }
         Ok(())
     }
 
     /// The line that counts it.
     pub(super) fn line(&self) -> Value {
-        let Product { m, n, k, bias, .. } = self.product;
+        let Product {
+            m,
+            n,
+            k,
+            bias,
+            auxiliary,
+            ..
+        } = self.product;
         let Product { a, b, c, d, .. } = &self.product;
         let name = |element: Element| format!("{element:?}").to_lowercase();
         let scalar = |scalar| match scalar {
@@ -207,6 +252,7 @@ impl Call {
             "alpha": scalar(self.alpha),
             "beta": scalar(self.beta),
             "bias": bias.map(name),
+            "gelu": auxiliary.map(|of| format!("{:?}", of.gelu).to_lowercase()),
             "scales": self.product.scales.map(|modes| modes.map(|mode| format!("{mode:?}"))),
         })
     }
@@ -243,6 +289,9 @@ impl Call {
         }
         if let Some(element) = bias {
             touched.push(("the bias", self.bias, m * element.bytes()));
+        }
+        if let Some(Auxiliary { matrix, .. }) = &self.product.auxiliary {
+            touched.push(("the auxiliary matrix", self.auxiliary, matrix.bytes()));
         }
         if let Some([of_a, of_b]) = scales {
             touched.push(("the scales of A", self.scales[0], of_a.bytes(*m, *k)));
@@ -284,28 +333,51 @@ impl Call {
             }
             _ => 1.0,
         };
-        let last = self.last_step();
+        let mut last = self.last_step();
+        let of_bias = self.bias_gradient();
+        let mut sums = vec![0.0; if of_bias.is_some() { *m } else { 0 }];
         // SAFETY: the matrices are in the device's memory.
         unsafe {
             multiply(
                 [&left, &right],
                 |row, at| scale(0, row, at),
                 |column, at| scale(1, column, at),
-                last,
+                |row, column, sum| {
+                    let value = last(row, column, sum);
+                    if let Some(sum) = sums.get_mut(row) {
+                        *sum += value;
+                    }
+                },
             );
+        }
+        if let Some(element) = of_bias {
+            for (row, sum) in sums.iter().enumerate() {
+                // SAFETY: so is the vector.
+                unsafe { element.store(self.bias + (row * element.bytes()) as u64, *sum) };
+            }
         }
     }
 
-    /// What becomes of the sum of a row and a column.
-    fn last_step(&self) -> impl FnMut(usize, usize, f64) {
+    /// The type of the gradient of a bias, if it is computed.
+    fn bias_gradient(&self) -> Option<Element> {
+        let Product {
+            bias, auxiliary, ..
+        } = self.product;
+        let is_gradient = |of: &Auxiliary| of.gelu == Gelu::Gradient;
+        bias.filter(|_| auxiliary.as_ref().is_some_and(is_gradient))
+    }
+
+    /// What becomes of the sum of a row and a column: it is stored, and given back as it was before the rounding.
+    fn last_step(&self) -> impl FnMut(usize, usize, f64) -> f64 {
         let call = *self;
         let Product {
             c,
             d,
-            bias,
+            auxiliary,
             scalars,
             ..
         } = call.product;
+        let added = call.product.bias.filter(|_| call.bias_gradient().is_none());
         let scalar = |scalar| match scalar {
             Scalar::Value(value) => value,
             // SAFETY: it is in the device's memory, as all below.
@@ -330,12 +402,38 @@ impl Call {
                 if beta != 0.0 {
                     value += beta * of_c * c.element.load(at(call.c, &c, row, column));
                 }
-                if let Some(element) = bias {
+                if let Some(element) = added {
                     value += element.load(call.bias + (row * element.bytes()) as u64);
+                }
+                if let Some(Auxiliary { gelu: way, matrix }) = auxiliary {
+                    let place = at(call.auxiliary, &matrix, row, column);
+                    match way {
+                        Gelu::Forward => {
+                            matrix.element.store(place, value);
+                            value = gelu(value);
+                        }
+                        Gelu::Gradient => value *= gelu_derivative(matrix.element.load(place)),
+                    }
                 }
                 d.element.store(at(call.d, &d, row, column), of_d * value);
             }
+            value
         }
+    }
+}
+
+/// Fills a matrix, but not what lies between its columns.
+fn fill(start: u64, matrix: &Matrix) {
+    let size = matrix.element.bytes();
+    let mut column = vec![0u8; matrix.rows * size];
+    for place in column.chunks_exact_mut(size) {
+        // SAFETY: the place has the bytes of one element.
+        unsafe { matrix.element.store(place.as_mut_ptr() as u64, FILL) };
+    }
+    for number in 0..matrix.columns {
+        let to = at(start, matrix, 0, number) as *mut u8;
+        // SAFETY: the column is in the device's memory.
+        unsafe { to.copy_from_nonoverlapping(column.as_ptr(), column.len()) };
     }
 }
 

@@ -7,13 +7,14 @@
 //!
 //! A product is summed in f64 in the order of `k`, scales included, and rounded to the type that is
 //! computed in, nearer to the exact value than on any GPU: fast accumulation changes nothing. With
-//! `alpha`, `beta` and the bias it is rounded once to the type of the result. Where products are only
+//! `alpha`, `beta`, the bias and GELU it is rounded once to the type of the result. Where products are only
 //! [counted](crate), a call is checked all the same, and its result filled with a constant.
 
 mod algorithm;
 mod api;
 mod attributes;
 mod call;
+mod epilogue;
 mod objects;
 mod product;
 mod rules;

@@ -1,6 +1,7 @@
 //! What the documentation of `cublasLtMatmul` allows.
 
 use super::attributes::{Attributes, description as of, layout};
+use super::epilogue::{Auxiliary, Epilogue};
 use super::scales::ScaleMode::{self, Blocks, OuterVec, Scalar, Vec32, Vec128};
 use super::{Chip, Refusal, invalid, unsupported};
 use crate::element::Element::{self, BF16, E4M3, E5M2, F16, F32, F64};
@@ -16,7 +17,7 @@ pub(super) struct Matrix {
     pub transposed: bool,
 }
 
-/// A product that is allowed: `D = scale (alpha op(A) op(B) + beta C + bias)`.
+/// A product that is allowed: `D = scale epilogue(alpha op(A) op(B) + beta C + bias)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Product {
     pub m: usize,
@@ -26,8 +27,10 @@ pub(super) struct Product {
     pub b: Matrix,
     pub c: Matrix,
     pub d: Matrix,
-    /// The type of the bias, if one is added.
+    /// The type of the bias, if one is added, or of its gradient, if that is computed.
     pub bias: Option<Element>,
+    /// What GELU keeps, or reads.
+    pub auxiliary: Option<Auxiliary>,
     /// The scales of 8-bit factors.
     pub scales: Option<[ScaleMode; 2]>,
     /// The type of `alpha` and `beta`.
@@ -129,12 +132,15 @@ pub(super) fn check(
         c,
         d,
         bias: None,
+        auxiliary: None,
         scales: None,
         scalars: computed_in(description)?,
         on_device: pointers(description)?,
     };
     extras(description)?;
-    product.bias = bias(description, &product)?;
+    let epilogue = Epilogue::of(description)?;
+    product.bias = bias(epilogue, description, &product)?;
+    product.auxiliary = epilogue.auxiliary(description, &d)?;
     if a.element.is_narrow() || b.element.is_narrow() {
         product.scales = Some(narrow(description, &product, chip)?)
     } else {
@@ -193,7 +199,6 @@ fn extras(description: &Attributes) -> Result<(), Refusal> {
     for (attribute, value, name) in [
         (of::TRANSC, 0, "TRANSC"),
         (of::FILL_MODE, of::FULL as u64, "FILL_MODE"),
-        (of::EPILOGUE_AUX_POINTER, 0, "EPILOGUE_AUX_POINTER"),
         (of::AMAX_D_POINTER, 0, "AMAX_D_POINTER"),
         (
             of::EPILOGUE_AUX_SCALE_POINTER,
@@ -217,16 +222,13 @@ fn extras(description: &Attributes) -> Result<(), Refusal> {
 }
 
 /// The type of the bias; whether it fits is for the tables.
-fn bias(description: &Attributes, product: &Product) -> Result<Option<Element>, Refusal> {
-    match description.int(of::EPILOGUE) {
-        // CUBLASLT_EPILOGUE_DEFAULT and _BIAS.
-        1 => return Ok(None),
-        4 => {}
-        other => {
-            return Err(unsupported(format!(
-                "the epilogue is {other}: DEFAULT and BIAS are emulated"
-            )));
-        }
+fn bias(
+    epilogue: Epilogue,
+    description: &Attributes,
+    product: &Product,
+) -> Result<Option<Element>, Refusal> {
+    if !epilogue.bias {
+        return Ok(None);
     }
     let Product { c, d, .. } = product;
     // Until it is set it is that of D, or where that is narrow, that of C.
@@ -294,6 +296,9 @@ fn narrow(
 ) -> Result<[ScaleMode; 2], Refusal> {
     let Product { m, n, k, a, b, .. } = product;
     let Chip { capability, .. } = chip;
+    if product.auxiliary.is_some() {
+        return Err(unsupported("GELU after 8-bit factors: not emulated"));
+    }
     if product.scalars != F32 {
         return Err(unsupported("products of 8-bit factors have sums in 32F"));
     }

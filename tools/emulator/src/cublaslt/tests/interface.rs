@@ -41,6 +41,16 @@ unsafe extern "C" {
         results: *mut [u64; 12],
         found: *mut c_int,
     ) -> u32;
+    fn cublasLtMatmulAlgoCheck(
+        library: usize,
+        description: usize,
+        a: usize,
+        b: usize,
+        c: usize,
+        d: usize,
+        algorithm: *const [u64; 12],
+        result: *mut [u64; 12],
+    ) -> u32;
     fn cublasLtMatmul(
         library: usize,
         description: usize,
@@ -163,6 +173,15 @@ fn a_product_from_first_to_last() {
         assert_eq!(advise(library, a), INVALID_VALUE);
         assert_eq!(advise(library, d), SUCCESS);
         assert_eq!(found, 1);
+        // An algorithm that was kept is one for the same product alone.
+        let check = |algorithm: *const _, c, place: *mut _| {
+            cublasLtMatmulAlgoCheck(library, description, a, b, c, d, algorithm, place)
+        };
+        let mut checked = [0u64; 12];
+        assert_eq!(check(&advice, d, &mut checked), SUCCESS);
+        assert_eq!(checked, advice);
+        assert_eq!(check(&[0; 12], d, &mut checked), INVALID_VALUE);
+        assert_eq!(check(std::ptr::null(), d, &mut checked), INVALID_VALUE);
         let workspace_bytes = advice[8] as usize;
         let new = |bytes| jobs::allocate(bytes).unwrap();
         let (on_a, on_b, on_d) = (new(24), new(24), new(16));

@@ -10,6 +10,7 @@ use super::{CHIP, Chip, Refusal};
 use crate::element::Element::{self, BF16, E4M3, E5M2, F16, F32, F64};
 use crate::memory::Memory;
 
+mod gelu;
 mod interface;
 mod numbers;
 mod refused;
@@ -122,6 +123,7 @@ fn call(product: Product, memory: &Memory) -> Call {
         c: result,
         d: result,
         bias: 0,
+        auxiliary: 0,
         scales: [0; 4],
         workspace: 0,
         workspace_bytes: 0,

@@ -4,7 +4,7 @@ use super::*;
 use crate::cublaslt::scales::ScaleMode;
 
 /// The factors of a call as rows of `A` and columns of `B`, filled with numbers.
-fn fill(call: &Call, seed: &mut u64) -> [Vec<Vec<f64>>; 2] {
+pub(super) fn fill(call: &Call, seed: &mut u64) -> [Vec<Vec<f64>>; 2] {
     let Product { m, n, k, a, b, .. } = call.product;
     let mut side = |address: u64, matrix: rules::Matrix, outer: usize, rows_are_outer: bool| {
         let mut numbers = vec![vec![0.0; k]; outer];
@@ -29,7 +29,7 @@ fn address(call: &Call, row: usize, column: usize) -> u64 {
 }
 
 /// Whether the result is `expected`, within the rounding of its type.
-fn assert_near(call: &Call, expected: impl Fn(usize, usize) -> f64) {
+pub(super) fn assert_near(call: &Call, expected: impl Fn(usize, usize) -> f64) {
     let d = call.product.d;
     let unit = match d.element {
         F64 => 1e-13,
@@ -56,11 +56,11 @@ fn assert_near(call: &Call, expected: impl Fn(usize, usize) -> f64) {
     }
 }
 
-fn dot(a: &[f64], b: &[f64]) -> f64 {
+pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-fn run(call: &Call, memory: &Memory) {
+pub(super) fn run(call: &Call, memory: &Memory) {
     assert_eq!(call.check(&algorithm(&call.product)), Ok(()));
     assert_eq!(call.run(memory), Ok(()));
 }

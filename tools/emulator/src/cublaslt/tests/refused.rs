@@ -84,6 +84,7 @@ fn what_is_not_emulated() {
         (of::D_SCALE_MODE, 2, "D_SCALE_MODE is set"),
         (of::D_OUT_SCALE_POINTER, 8, "D_OUT_SCALE_POINTER is set"),
         (of::EPILOGUE, 32, "the epilogue is 32"),
+        (of::EPILOGUE, 512, "the epilogue is 512"),
         (of::POINTER_MODE, 2, "the pointer mode is 2"),
         (of::COMPUTE_TYPE, 77, "the compute type is 77"),
         (of::SCALE_TYPE, 1, "the scale type is 1"),
@@ -244,7 +245,7 @@ fn addresses_that_do_not_fit() {
         let preference = (0..4).fold(preference, |preference, which| {
             preference.with(5 + which, advised[which as usize].into())
         });
-        let algorithm = Algorithm::advise(&call.product, &preference).unwrap();
+        let algorithm = Algorithm::advise(&call.product, &preference).unwrap()[0];
         let refusal = call.check(&algorithm).expect_err(rule);
         assert!(
             refusal.rule.contains(rule),
@@ -325,7 +326,7 @@ fn addresses_that_do_not_fit() {
             let preference = (0..4).fold(Attributes::new(preference::TABLE), |all, which| {
                 all.with(5 + which, u64::from(advised[which as usize]))
             });
-            let algorithm = Algorithm::advise(&call.product, &preference).unwrap();
+            let algorithm = Algorithm::advise(&call.product, &preference).unwrap()[0];
             assert_eq!(call.check(&algorithm), Ok(()));
         } else {
             broken(
@@ -401,20 +402,27 @@ fn addresses_that_do_not_fit() {
 fn algorithms_are_for_what_they_were_advised_for() {
     let product = plain().check().unwrap();
     let preference = Attributes::new(preference::TABLE);
+    let workspaces = |advised: &[Algorithm]| -> Vec<_> {
+        advised
+            .iter()
+            .map(|algorithm| algorithm.workspace)
+            .collect()
+    };
     let none = Algorithm::advise(&product, &preference).unwrap();
-    assert_eq!(none.workspace, 0);
+    assert_eq!(workspaces(&none), [0]);
     let allowed = preference
         .clone()
         .with(preference::MAX_WORKSPACE_BYTES, 32 << 20);
-    let some = Algorithm::advise(&product, &allowed).unwrap();
-    assert!(some.workspace > 0);
-    for (spare, workspace) in [(0, some.workspace), (1, 0)] {
+    let all = Algorithm::advise(&product, &allowed).unwrap();
+    let some = all[0];
+    assert_eq!(workspaces(&all), [65536, 0, 131_072]);
+    for (spare, fitting) in [(0, &[65536, 0][..]), (1, &[0])] {
         let allowed = (some.workspace - spare) as u64;
         let allowed = preference
             .clone()
             .with(preference::MAX_WORKSPACE_BYTES, allowed);
         let found = Algorithm::advise(&product, &allowed).unwrap();
-        assert_eq!(found.workspace, workspace);
+        assert_eq!(workspaces(&found), fitting);
     }
     assert_eq!(Algorithm::of(&some.opaque(), &product), Ok(some));
     let memory = Memory::default();

@@ -1,0 +1,166 @@
+//! GELU in its tanh form as the epilogue of the products around it.
+//!
+//! In an MLP the product before GELU stores its activation, and its own output as what GELU's derivative is computed
+//! from; in the backward the product after it multiplies its input gradient with that derivative, and sums the gradient
+//! of the bias. On CUDA these are the epilogues `GELU_AUX_BIAS` and `DGELU_BGRAD` of cuBLASLt: nothing is launched for
+//! the activation. Elsewhere, and where cuBLASLt [refuses](check_gelu_epilogues), the products are followed by the
+//! kernels of [`activation`](crate::activation). Not differentiable: nothing is recorded for autodiff.
+
+use burn::tensor::{DType, Device, Tensor};
+
+use super::{check_linear, linear, same_type};
+use crate::activation::{Activation, ActivationFunction};
+use crate::column_sum::column_sum;
+use crate::error::accept;
+use crate::{Function, KernelError};
+
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+const GRADIENT: &str = "gelu_gradient";
+
+/// The result of [`linear_gelu`].
+#[derive(Clone, Debug)]
+pub struct GeluOutput {
+    /// GELU of [`input`](Self::input): `[rows, out]`.
+    pub activated: Tensor<2>,
+    /// `x weight + bias`, for the backward: `[rows, out]`.
+    pub input: Tensor<2>,
+}
+
+/// `x weight + bias`, and GELU (tanh) of it.
+///
+/// `x` is `[rows, in]`, `weight` `[in, out]`, `bias` `[out]`, all of one type. Sums and GELU are computed in f32 (f64
+/// for f64); each result is rounded once to the type, except that without the epilogue GELU is that of the rounded
+/// input.
+///
+/// # Panics
+///
+/// With a [`KernelError`] for sizes or types that do not agree.
+pub fn linear_gelu(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> GeluOutput {
+    accept(check_linear(&x, &weight, bias.as_ref()));
+    #[cfg(feature = "cuda")]
+    if let Some(output) = cuda::linear_gelu(&x, &weight, bias.as_ref()) {
+        return output;
+    }
+    let input = linear(x, weight, bias);
+    let (activated, _) = activation().forward(vec![input.clone().into_dispatch()]);
+    GeluOutput {
+        activated: Tensor::from_dispatch(activated),
+        input,
+    }
+}
+
+/// The gradient of the input of GELU, from that of the output of the product after it: `gradient weight^T` times the
+/// derivative of GELU at `input`; and the sums of its rows, which are the gradient of a bias in `input`, if
+/// `with_bias`.
+///
+/// `gradient` is `[rows, out]`, `weight` `[width, out]`, `input` `[rows, width]`, of one type, that of both results.
+///
+/// # Panics
+///
+/// With a [`KernelError`] for sizes or types that do not agree.
+pub fn gelu_gradient(
+    gradient: Tensor<2>,
+    weight: Tensor<2>,
+    input: Tensor<2>,
+    with_bias: bool,
+) -> (Tensor<2>, Option<Tensor<1>>) {
+    accept(check_gradient(&gradient, &weight, &input));
+    #[cfg(feature = "cuda")]
+    if let Some(gradients) = cuda::gelu_gradient(&gradient, &weight, &input, with_bias) {
+        return gradients;
+    }
+    let product = linear(gradient, weight.transpose(), None).into_dispatch();
+    let saved = vec![input.into_dispatch()];
+    let gradients = activation().backward(saved, product, &[true]);
+    let Some(gradient) = gradients.into_iter().flatten().next() else {
+        unreachable!("the gradient of the input was requested")
+    };
+    let gradient = Tensor::<2>::from_dispatch(gradient);
+    let bias = with_bias.then(|| {
+        let sum = column_sum(gradient.clone(), None);
+        sum.cast::<DType>(gradient.dtype())
+    });
+    (gradient, bias)
+}
+
+/// Checks whether a device has these epilogues for products in `dtype` between `inputs` and `width` features, `width`
+/// being those of GELU.
+///
+/// # Errors
+///
+/// Why not, and what would fit.
+pub fn check_gelu_epilogues(
+    device: &Device,
+    dtype: DType,
+    [inputs, width]: [usize; 2],
+) -> Result<(), String> {
+    check_gelu_shape(dtype, width)?;
+    check_on(device, dtype, [inputs, width])
+}
+
+/// The same on any device.
+///
+/// # Errors
+///
+/// Why not, and what would fit.
+pub fn check_gelu_shape(dtype: DType, width: usize) -> Result<(), String> {
+    if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+        return Err(format!("they are for f32, f16 and bf16, not {dtype:?}"));
+    }
+    if width.is_multiple_of(WIDTH_MULTIPLE) {
+        Ok(())
+    } else {
+        Err(format!(
+            "the width on a rank is {width}: expected a multiple of {WIDTH_MULTIPLE}, as {} or {}",
+            width / WIDTH_MULTIPLE * WIDTH_MULTIPLE,
+            width.next_multiple_of(WIDTH_MULTIPLE)
+        ))
+    }
+}
+
+/// What the leading dimension of the auxiliary matrix of cuBLASLt is a multiple of, in elements
+/// (`CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`).
+const WIDTH_MULTIPLE: usize = 8;
+
+#[cfg(feature = "cuda")]
+fn check_on(device: &Device, dtype: DType, sizes: [usize; 2]) -> Result<(), String> {
+    cuda::check(device, dtype, sizes)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn check_on(device: &Device, _dtype: DType, _sizes: [usize; 2]) -> Result<(), String> {
+    Err(only_cuda(device))
+}
+
+fn only_cuda(device: &Device) -> String {
+    format!("they are cuBLASLt's, for CUDA devices with the feature `cuda`, not for {device:?}")
+}
+
+fn activation() -> ActivationFunction {
+    ActivationFunction::new(Activation::GeluTanh, None)
+}
+
+fn check_gradient(
+    gradient: &Tensor<2>,
+    weight: &Tensor<2>,
+    input: &Tensor<2>,
+) -> Result<(), KernelError> {
+    let ([rows, out], [width, outputs]) = (gradient.dims(), weight.dims());
+    if out != outputs || input.dims() != [rows, width] {
+        return Err(KernelError::shape(
+            GRADIENT,
+            format!(
+                "the gradient is [{rows}, {out}], the weight [{width}, {outputs}], the input {:?}: expected \
+                 [rows, out], [width, out] and [rows, width]",
+                input.dims()
+            ),
+        ));
+    }
+    let dtype = gradient.dtype();
+    same_type(GRADIENT, dtype, "type of the weight", weight.dtype())?;
+    same_type(GRADIENT, dtype, "type of the input", input.dtype())
+}

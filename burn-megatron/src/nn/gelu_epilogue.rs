@@ -1,0 +1,244 @@
+//! An MLP whose GELU (tanh) is the epilogue of the products around it.
+//!
+//! The first product returns the input of GELU and GELU itself; the graph goes on from the input. The second product
+//! reads GELU, and its input gradient is that of the input of GELU, with the gradient of the first bias beside it. So
+//! the forward and the backward of the activation launch nothing.
+
+use burn::backend::DispatchTensor;
+use burn::module::Param;
+use burn::tensor::Tensor;
+use burn_megatron_kernels::gemm::gelu::{
+    GeluOutput, check_gelu_epilogues, check_gelu_shape, gelu_gradient, linear_gelu,
+};
+use burn_megatron_kernels::gradient::{self, Destination, Parameter};
+use burn_megatron_kernels::{Function, MultiFunction, apply, apply_multi, flat};
+
+use super::arithmetic::{FloatArithmetic, LinearKernels, SavedTensors};
+use super::hook::{Pass, fused_parameter};
+use super::linear::{InputLayout, LinearFunction, function_of, rows, tensor};
+use super::matmul_clock::product_span;
+use super::weight::Weight;
+use super::{
+    Activation, BuildError, ColumnParallelLinear, ModelBuilder, RecomputeModule, RowParallelLinear,
+};
+
+/// GELU as a product computed it, the input of the next product.
+#[derive(Clone, Debug)]
+pub struct GeluInput {
+    /// The input of GELU: `[batch, seq, in]`.
+    input: Tensor<3>,
+    /// GELU of it, which is not tracked.
+    activated: Tensor<3>,
+    /// The bias in the input, whose gradient the next product computes.
+    bias: Option<Parameter>,
+}
+
+/// Whether an MLP has these epilogues: they are requested.
+///
+/// # Errors
+///
+/// [`BuildError::Config`] if it cannot have them.
+pub(super) fn has_epilogues(
+    activation: Activation,
+    [hidden, width]: [usize; 2],
+    (up, down): (&ColumnParallelLinear, &RowParallelLinear),
+    builder: &ModelBuilder,
+) -> Result<bool, BuildError> {
+    if !builder.epilogue_fusion() {
+        return Ok(false);
+    }
+    let refused = |reason: String| {
+        builder.error(format!(
+            "kernels.epilogue_fusion: {reason}; or remove epilogue_fusion"
+        ))
+    };
+    if activation != Activation::GeluTanh {
+        return Err(refused(format!(
+            "it needs the activation GeluTanh, and this MLP has {activation:?}: use a model with gelu-tanh"
+        )));
+    }
+    if let Some(obstacle) = up.epilogue_obstacle().or(down.epilogue_obstacle()) {
+        return Err(refused(format!(
+            "it is not for {obstacle}: remove one of the two"
+        )));
+    }
+    for module in [RecomputeModule::Activation, RecomputeModule::Norm] {
+        if builder.recompute_part(module).is_on() {
+            let name = module.name();
+            return Err(refused(format!(
+                "the products keep the input of GELU and GELU, and cannot recompute {name:?}: recompute \"mlp\", or \
+                 whole layers"
+            )));
+        }
+    }
+    let (dtype, width) = (builder.compute_dtype(), width / builder.place().size);
+    let checked = if builder.is_outline() {
+        check_gelu_shape(dtype, width)
+    } else {
+        check_gelu_epilogues(builder.device(), dtype, [hidden, width])
+    };
+    checked.map_err(refused)?;
+    Ok(true)
+}
+
+/// The setting of a layer that keeps its product from having an epilogue, if there is one.
+pub(super) fn epilogue_obstacle(
+    in_8_bits: bool,
+    has_adapter: bool,
+    in_chunks: bool,
+) -> Option<&'static str> {
+    let obstacles = [
+        (in_8_bits, "layers in 8 bits (fp8)"),
+        (has_adapter, "layers with adapters (lora)"),
+        (in_chunks, "exchanges in chunks (tp_comm_overlap)"),
+    ];
+    let found = obstacles.into_iter().find(|(is_set, _)| *is_set);
+    found.map(|(_, name)| name)
+}
+
+/// `x weight + bias` as the input of GELU, and GELU of it.
+pub(super) fn linear_to_gelu(
+    x: Tensor<3>,
+    weight: &Param<Tensor<2>>,
+    bias: Option<&Param<Tensor<1>>>,
+    input: InputLayout,
+    kernels: LinearKernels,
+) -> GeluInput {
+    let bias = bias.map(|bias| fused_parameter(bias, &x));
+    let constant = bias.as_ref().map(|bias| plain(bias.value.clone()).into());
+    let weight = Weight::of(weight, &x);
+    let arithmetic = FloatArithmetic {
+        kernels,
+        transposed: weight.transposed,
+    };
+    let (product, others) = function_of(weight, constant, input, arithmetic);
+    let inputs = [vec![x.into_dispatch()], others].concat();
+    let [input, activated] = apply_multi(inputs, LinearToGelu(product));
+    GeluInput {
+        input,
+        activated: plain(activated),
+        bias,
+    }
+}
+
+/// The values, which are a constant of the graph.
+fn plain<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    if x.is_autodiff() { x.inner() } else { x }
+}
+
+impl GeluInput {
+    /// `gelu weight`.
+    pub(super) fn product(self, weight: &Param<Tensor<2>>, kernels: LinearKernels) -> Tensor<3> {
+        let weight = Weight::of(weight, &self.input);
+        let arithmetic = FloatArithmetic {
+            kernels,
+            transposed: weight.transposed,
+        };
+        let (product, others) = function_of(weight, None, InputLayout::Local, arithmetic);
+        let inputs = [self.input, self.activated].map(Tensor::into_dispatch);
+        let mut inputs = [inputs.into(), others].concat();
+        let bias = self.bias.map(|Parameter { value, destination }| {
+            inputs.push(value.into_dispatch());
+            destination
+        });
+        apply(inputs, GeluToLinear { product, bias })
+    }
+}
+
+/// Inputs: those of the product. Outputs: the input of GELU, and GELU, whose gradient is not passed on.
+#[derive(Debug)]
+struct LinearToGelu(LinearFunction<FloatArithmetic>);
+
+impl MultiFunction for LinearToGelu {
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>) {
+        let x = self.0.input.gathered(tensor::<3>(&inputs[0])).wait();
+        let [batch, seq, _] = x.dims();
+        let weight = tensor::<2>(&inputs[1]);
+        let width = weight.dims()[1];
+        let x = rows(x);
+        let span = product_span(&x, width);
+        let GeluOutput { activated, input } =
+            linear_gelu(x, weight, inputs.get(2).map(tensor::<1>));
+        drop(span);
+        let outputs = [input, activated];
+        let outputs = outputs.map(|y| y.reshape([batch, seq, width]).into_dispatch());
+        (
+            outputs.into(),
+            self.0.saved(inputs, SavedTensors::default()),
+        )
+    }
+
+    fn backward(
+        &self,
+        saved: Vec<DispatchTensor>,
+        mut gradients: Vec<Option<DispatchTensor>>,
+        needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        match gradients.remove(0) {
+            Some(gradient) => self.0.backward(saved, gradient, needed),
+            None => vec![None; needed.len()],
+        }
+    }
+}
+
+/// Inputs: the input of GELU, GELU as a constant, the weight, and the bias in the input if there is one.
+#[derive(Debug)]
+struct GeluToLinear {
+    product: LinearFunction<FloatArithmetic>,
+    /// With a bias: where its gradient goes, if not to the graph.
+    bias: Option<Option<Destination>>,
+}
+
+impl Function for GeluToLinear {
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        let input = inputs.remove(0);
+        // Only its gradient is computed here.
+        inputs.truncate(2);
+        let (y, of_product) = self.product.forward(inputs);
+        (y, [vec![input], of_product].concat())
+    }
+
+    fn backward(
+        &self,
+        mut saved: Vec<DispatchTensor>,
+        gradient: DispatchTensor,
+        needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        let input = tensor::<3>(&saved.remove(0));
+        let destination = self.bias.as_ref().and_then(Option::as_ref);
+        let needs_bias = destination.is_some() || needed.get(3) == Some(&true);
+        let (mut of_input, mut of_bias) = (None, None);
+        if needed[0] || needs_bias {
+            let (weight, _) = self.product.split_saved(&saved).1;
+            let weight = weight.value(Pass::Backward);
+            let (sizes, gradient) = (input.dims(), rows(tensor(&gradient)));
+            let _span = product_span(&gradient, weight.dims()[0]);
+            let (dx, bias) = gelu_gradient(gradient, weight, rows(input), needs_bias);
+            of_input = Some(dx.reshape(sizes).into_dispatch());
+            of_bias = bias.and_then(|bias| passed_on(bias, destination));
+        }
+        let mut of_product = self.product.backward(saved, gradient, &[false, needed[2]]);
+        let mut gradients = vec![of_input, None, of_product.remove(1)];
+        if self.bias.is_some() {
+            gradients.push(of_bias.map(Tensor::into_dispatch));
+        }
+        gradients
+    }
+}
+
+/// The gradient of a bias for the graph; `None` if it goes to a buffer.
+fn passed_on(bias: Tensor<1>, destination: Option<&Destination>) -> Option<Tensor<1>> {
+    let Some(destination) = destination else {
+        return Some(bias);
+    };
+    gradient::accumulate(&[destination], |target| {
+        let sum = match target {
+            Some(target) => {
+                let place = target.places[0];
+                flat::accumulate(target.flat, place.offset, bias, place.add)
+            }
+            None => bias,
+        };
+        (None, vec![sum])
+    })
+}

@@ -1,0 +1,189 @@
+//! The algorithms of cuBLASLt that `bench gemm --tune` has written to a file: rank 0 reads it for all ranks.
+
+use std::fs;
+use std::path::Path;
+
+use burn::tensor::Device;
+use burn_megatron::comm::{Communicator, broadcast_bytes};
+use burn_megatron::kernels::gemm::algorithms::{
+    GemmAlgorithms, GemmLibrary, gemm_library, use_algorithms,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::numbers::count;
+use crate::recipe::Recipe;
+
+/// What rank 0 has decided.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+enum Decision {
+    /// These are used.
+    Use(GemmAlgorithms),
+    /// None are, for this reason.
+    Ignore(String),
+    /// The run cannot start.
+    Fail(String),
+}
+
+/// Checks the file that a recipe names, before ranks start.
+///
+/// # Errors
+/// A file that cannot be read, a device without cuBLASLt, and a file that a deterministic run would ignore.
+pub fn check(recipe: &Recipe, device: &Device) -> Result<(), Error> {
+    match decide(recipe, device) {
+        Some(Decision::Fail(reason)) => Err(reason.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Has all ranks use the algorithms that rank 0 reads, if the recipe names a file. Returns a line for the header.
+/// Collective: call on all ranks, before products are computed.
+///
+/// # Errors
+/// On every rank, those of [`check`] on rank 0; and a device or a library that is not that of rank 0.
+pub fn share(
+    recipe: &Recipe,
+    device: &Device,
+    world: &dyn Communicator,
+) -> Result<Option<String>, Error> {
+    let Some(path) = recipe.kernels.gemm_algorithms.as_deref() else {
+        return Ok(None);
+    };
+    let own = (world.rank() == 0)
+        .then(|| decide(recipe, device))
+        .flatten();
+    let shared = broadcast_bytes(world, &serde_json::to_vec(&own)?, 0)?;
+    let decision: Option<Decision> = serde_json::from_slice(&shared)?;
+    match decision {
+        Some(Decision::Use(algorithms)) => {
+            use_algorithms(device, &algorithms).map_err(|error| {
+                let rank = world.rank();
+                format!(
+                    "kernels.gemm_algorithms: rank {rank} cannot use what rank 0 has read: {error}"
+                )
+            })?;
+            let products = count(algorithms.products.len(), "product");
+            let library = algorithms.library;
+            let path = path.display();
+            Ok(Some(format!(
+                "those of {products} from {path}, for {library}"
+            )))
+        }
+        Some(Decision::Ignore(reason)) => Ok(Some(reason)),
+        Some(Decision::Fail(reason)) => Err(reason.into()),
+        None => Ok(None),
+    }
+}
+
+fn decide(recipe: &Recipe, device: &Device) -> Option<Decision> {
+    let path = recipe.kernels.gemm_algorithms.as_deref()?;
+    let decided = || -> Result<Decision, String> {
+        let library = gemm_library(device).map_err(|reason| {
+            format!("kernels.gemm_algorithms: {reason}; remove gemm_algorithms")
+        })?;
+        Ok(fitting(
+            read(path)?,
+            &library,
+            path,
+            recipe.train.deterministic,
+        ))
+    };
+    Some(decided().unwrap_or_else(Decision::Fail))
+}
+
+fn read(path: &Path) -> Result<GemmAlgorithms, String> {
+    let failed = |error: String| {
+        format!(
+            "kernels.gemm_algorithms: {}: {error}; expected a file that bench gemm --tune has written",
+            path.display()
+        )
+    };
+    let text = fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+    serde_json::from_str(&text).map_err(|error| failed(error.to_string()))
+}
+
+/// Whether algorithms are for this device and library.
+fn fitting(
+    algorithms: GemmAlgorithms,
+    own: &GemmLibrary,
+    path: &Path,
+    deterministic: bool,
+) -> Decision {
+    if algorithms.library == *own {
+        return Decision::Use(algorithms);
+    }
+    let (path, theirs) = (path.display(), algorithms.library);
+    if deterministic {
+        return Decision::Fail(format!(
+            "deterministic needs algorithms that are fixed, and kernels.gemm_algorithms = {path} is for {theirs}, which \
+             is not this {own}: write one here with bench gemm --tune, or remove gemm_algorithms"
+        ));
+    }
+    Decision::Ignore(format!(
+        "those of the heuristic; {path} is ignored: it is for {theirs}, and this is {own}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_megatron::comm::World;
+
+    use super::*;
+
+    fn of(device: &str) -> GemmAlgorithms {
+        GemmAlgorithms {
+            library: library(device),
+            products: Default::default(),
+        }
+    }
+
+    fn library(device: &str) -> GemmLibrary {
+        GemmLibrary {
+            device: device.into(),
+            cublaslt: 120_901,
+        }
+    }
+
+    #[test]
+    fn a_file_of_another_device_is_ignored_and_said() {
+        let path = Path::new("h100.json");
+        let decide = |deterministic| fitting(of("H100"), &library("H200"), path, deterministic);
+        assert_eq!(
+            decide(false),
+            Decision::Ignore(
+                "those of the heuristic; h100.json is ignored: it is for H100 with cuBLASLt 12.9.1, and this is H200 with \
+                 cuBLASLt 12.9.1"
+                    .into()
+            )
+        );
+        let Decision::Fail(reason) = decide(true) else {
+            panic!("a deterministic run does not ignore it")
+        };
+        assert!(reason.contains("bench gemm --tune"), "{reason}");
+        let own = fitting(of("H100"), &library("H100"), path, true);
+        assert_eq!(own, Decision::Use(of("H100")));
+    }
+
+    #[test]
+    fn a_device_without_the_library_is_refused_on_every_rank() {
+        let mut recipe = Recipe::default();
+        assert!(check(&recipe, &Device::flex()).is_ok());
+        recipe.kernels.gemm_algorithms = Some("nowhere.json".into());
+        let expected = check(&recipe, &Device::flex()).unwrap_err().to_string();
+        let reason = "kernels.gemm_algorithms: cuBLASLt is for CUDA devices";
+        assert!(expected.starts_with(reason), "{expected}");
+        World::threads(2)
+            .unwrap()
+            .run(|rank| {
+                let shared = share(&recipe, &Device::flex(), &*rank.communicator());
+                assert_eq!(shared.unwrap_err().to_string(), expected);
+                Ok::<_, Error>(())
+            })
+            .unwrap();
+        let error = read(Path::new("nowhere.json")).unwrap_err();
+        assert!(
+            error.starts_with("kernels.gemm_algorithms: nowhere.json: No such file"),
+            "{error}"
+        );
+    }
+}
