@@ -212,7 +212,7 @@ impl Call {
         } = self.product;
         fill(self.d, &d);
         match (auxiliary, bias) {
-            (Some(Auxiliary { gelu, matrix }), _) if gelu == Gelu::Forward => {
+            (Some(Auxiliary { gelu: Gelu::Forward, matrix }), _) => {
                 fill(self.auxiliary, &matrix);
             }
             (Some(_), Some(_)) => fill(
