@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
 
 use super::case::{Case, TestTensor, elements, replicated};
@@ -78,11 +78,8 @@ fn run(epilogues: bool, bias: bool, hooked: bool) -> Vec<Vec<f64>> {
         .unwrap();
     let mut mlp = config(Activation::GeluTanh, bias).init(&builder).unwrap();
     mlp.epilogues = epilogues;
-    if let Some(bias) = &mut mlp.up.bias {
-        *bias = bias
-            .clone()
-            .map(|x| x.clone() + Tensor::from_inner(wave(x.dims(), 0.4)));
-    }
+    // Those of the builder are 0.
+    mlp.up.bias = bias.then(|| Param::from_tensor(leaf(wave([24], 0.4))));
     let sums = Arc::new(Sums::default());
     if hooked {
         mlp = attach_hooks(mlp.no_grad(), sums.clone());

@@ -212,7 +212,13 @@ impl Call {
         } = self.product;
         fill(self.d, &d);
         match (auxiliary, bias) {
-            (Some(Auxiliary { gelu: Gelu::Forward, matrix }), _) => {
+            (
+                Some(Auxiliary {
+                    gelu: Gelu::Forward,
+                    matrix,
+                }),
+                _,
+            ) => {
                 fill(self.auxiliary, &matrix);
             }
             (Some(_), Some(_)) => fill(
