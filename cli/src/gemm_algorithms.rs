@@ -66,7 +66,7 @@ pub fn share(
             let library = algorithms.library;
             let path = path.display();
             Ok(Some(format!(
-                "those of {products} from {path}, for {library}"
+                "algorithms of {products} from {path}, for {library}"
             )))
         }
         Some(Decision::Ignore(reason)) => Ok(Some(reason)),
@@ -120,7 +120,7 @@ fn fitting(
         ));
     }
     Decision::Ignore(format!(
-        "those of the heuristic; {path} is ignored: it is for {theirs}, and this is {own}"
+        "algorithms of the heuristic; {path} is ignored: it is for {theirs}, and this is {own}"
     ))
 }
 
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(
             decide(false),
             Decision::Ignore(
-                "those of the heuristic; h100.json is ignored: it is for H100 with cuBLASLt 12.9.1, and this is H200 with \
+                "algorithms of the heuristic; h100.json is ignored: it is for H100 with cuBLASLt 12.9.1, and this is H200 with \
                  cuBLASLt 12.9.1"
                     .into()
             )

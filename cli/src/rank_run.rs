@@ -133,7 +133,7 @@ impl RankRun<'_> {
             }
             determinism::print_header(recipe, self.deterministic);
             if let Some(algorithms) = &algorithms {
-                print("algorithms", algorithms);
+                print("cublaslt", algorithms);
             }
             let memory = (self.estimates, self.planned_memory);
             print_training(recipe, memory, Some(&start.folder), device);

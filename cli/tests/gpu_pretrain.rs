@@ -215,7 +215,7 @@ fn epilogues_by_timed_algorithms_keep_the_losses() {
         printed.split_whitespace().collect::<Vec<_>>().join(" ")
     };
     let printed = run("chosen");
-    let shown = format!("algorithms those of {} products from ", products.len());
+    let shown = format!("cublaslt algorithms of {} products from ", products.len());
     assert!(printed.contains(&shown), "{printed}");
     assert!(
         printed.contains("activation as epilogues of cuBLASLt"),

@@ -82,7 +82,7 @@ fn run(epilogues: bool, bias: bool, hooked: bool) -> Vec<Vec<f64>> {
     mlp.up.bias = bias.then(|| Param::from_tensor(leaf(wave([24], 0.4))));
     let sums = Arc::new(Sums::default());
     if hooked {
-        mlp = attach_hooks(mlp.no_grad(), sums.clone());
+        mlp = attach_hooks(mlp.valid(), sums.clone());
     }
     let x = leaf(wave([2, 5, HIDDEN], 0.7));
     let y = mlp.forward(x.clone());
