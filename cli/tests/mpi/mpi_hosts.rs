@@ -238,22 +238,22 @@ fn faults_behind_a_relay_are_reported_as_others() {
         ),
         (
             "error@rank=2,step=3,call=5",
-            Some(1),
+            None,
             ["rank 2 failed: fault injection", "in step 3"],
         ),
         (
             "panic@rank=3,step=3,call=5",
-            Some(101),
+            None,
             ["rank 3 failed: ", "in step 3"],
         ),
         (
             "wrong-call@rank=3,step=3,call=5",
-            Some(1),
+            None,
             ["mismatch at call", "the operations differ"],
         ),
         (
             "shape@rank=2,step=3,call=5",
-            Some(1),
+            None,
             ["mismatch at call", "the lengths differ"],
         ),
         (
@@ -273,6 +273,7 @@ fn faults_behind_a_relay_are_reported_as_others() {
         ),
     ] {
         let found = strike_second_host(&stage, &hosts, fault, &says);
+        // Of several processes that end with an error mpirun returns the code of the one that it hears of first.
         match code {
             Some(code) => assert_eq!(found, Some(code), "{fault}"),
             None => assert_ne!(found, Some(0), "{fault}"),
