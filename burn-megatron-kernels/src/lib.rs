@@ -25,7 +25,7 @@
 //!
 //! They are built on [`function`] (an operation defined by its forward and its backward) and
 //! [`philox`] (counter-based random numbers, so that a draw depends only on its coordinates).
-//! [`record`] runs them on shapes alone.
+//! [`record`] runs them on shapes alone, [`cuda_graph`] captures and replays them.
 //!
 //! Feature flags are Burn's own names, forwarded: `cuda`, `wgpu`, `fusion`, `tracing`.
 
@@ -54,6 +54,7 @@ mod cpu;
 pub mod cross_entropy;
 #[cfg(feature = "cubecl")]
 mod cube;
+pub mod cuda_graph;
 pub mod dropout;
 pub mod embedding;
 mod error;

@@ -7,7 +7,7 @@ use toml::Value;
 use crate::recipe::Recipe;
 
 /// The flags that override a key of the recipe, and the key.
-const KEYS: [(&str, &str); 73] = [
+const KEYS: &[(&str, &str)] = &[
     ("data", "data.path"),
     ("tokenizer", "data.tokenizer"),
     ("split", "data.split"),
@@ -53,6 +53,7 @@ const KEYS: [(&str, &str); 73] = [
     ("check_replicas_every", "train.check_replicas_every"),
     ("check_replay", "train.check_replay_every"),
     ("deterministic", "train.deterministic"),
+    ("cuda_graph", "train.cuda_graph"),
     ("log_num_zeros_in_grad", "train.log_num_zeros_in_grad"),
     ("qk_clip", "train.qk_clip"),
     ("qk_clip_threshold", "train.qk_clip.threshold"),

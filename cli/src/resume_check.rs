@@ -12,7 +12,7 @@ use crate::recipe::{Recipe, RecipeOf};
 use crate::{determinism, retired};
 
 /// Keys and tables that may always differ: layout, paths, output.
-const MAY_DIFFER: [&str; 36] = [
+const MAY_DIFFER: [&str; 37] = [
     "parallel",
     "kernels",
     "lora.base_model",
@@ -48,6 +48,7 @@ const MAY_DIFFER: [&str; 36] = [
     "train.check_replicas_every",
     "train.check_replay_every",
     "train.deterministic",
+    "train.cuda_graph",
     "train.log_num_zeros_in_grad",
     "train.log_max_attention_logit",
     "train.skip_limit",

@@ -178,6 +178,21 @@ fn eight_bits_stay_near_the_cpu() {
     }
 }
 
+/// The third of eight micro-batches is captured.
+#[cfg(feature = "cuda")]
+#[test]
+fn a_run_of_graphs_has_the_losses_of_one_without() {
+    let stage = stage();
+    let layout = ["--tp", "1", "--dp", "1", "--sp=false", "--precision", "bf16"];
+    let plain = losses(stage.path(), GPU, "plain", &layout);
+    let flags = [&layout[..], &["--cuda-graph"]].concat();
+    let (graphs, printed) = pretrain(stage.path(), GPU, "graphs", &flags);
+    assert_eq!(graphs, plain);
+    let printed: Vec<_> = printed.split_whitespace().collect();
+    let shown = "cuda graphs 1 captured; 5 micro-batches by a graph, 3 before";
+    assert!(printed.join(" ").contains(shown), "{printed:?}");
+}
+
 /// GELU as an epilogue, by algorithms that were timed here, keeps the losses; a file of another device is ignored, and said.
 #[cfg(feature = "cuda")]
 #[test]

@@ -1,18 +1,40 @@
-//! On a CUDA device, a graph of a micro-batch does what its launches do.
+//! On a CUDA device, a graph of a micro-batch does what its launches do, and a run of graphs what a run without them does.
 #![cfg(feature = "cuda")]
 
 use burn::backend::{Backend, Dispatch};
 use burn::tensor::{Device, Tensor};
-use burn_megatron::comm::ParallelContext;
-use burn_megatron::data_parallel::DistributedDataParallel;
-use burn_megatron::nn::ModelBuilder;
-use burn_megatron::train::{LanguageModel, ModelConfig, Tokens};
+use burn_megatron::comm::testing::join_as_threads;
+use burn_megatron::comm::{Engine, ParallelContext, Rank, World};
+use burn_megatron::data::TextData;
+use burn_megatron::data_parallel::{
+    DataParallelConfig, DistributedDataParallel, Precision, ZeroStage,
+};
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::nn::{ModelBuilder, RecomputeConfig, RecomputeGranularity};
+use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron::train::{
+    CudaGraphStats, LanguageModel, ModelConfig, Observer, ObserverError, SequenceWarmup, Tokens,
+    TrainConfig, Trainer,
+};
 use burn_megatron_models::{Transformer, TransformerConfig};
-use burn_megatron_tests::{gpu, small_gpt, small_llama};
+use burn_megatron_test_skip::skipped;
+use burn_megatron_tests::{Text, gpu, small_gpt, small_llama};
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 const ROWS: usize = 2;
 
-/// A model without dropout, whose masks differ from step to step, and a micro-batch for it.
+/// Without dropout, whose masks differ from step to step.
+fn two_layers(config: &TransformerConfig) -> TransformerConfig {
+    TransformerConfig {
+        layers: 2,
+        dropout: 0.0,
+        attention_dropout: 0.0,
+        ..config.clone()
+    }
+}
+
+/// A model, and a micro-batch for it.
 struct Step {
     ddp: DistributedDataParallel<Transformer>,
     tokens: Tokens,
@@ -22,12 +44,7 @@ struct Step {
 impl Step {
     fn new(config: &TransformerConfig) -> Self {
         let device = gpu();
-        let config = TransformerConfig {
-            layers: 2,
-            dropout: 0.0,
-            attention_dropout: 0.0,
-            ..config.clone()
-        };
+        let config = two_layers(config);
         let groups = ParallelContext::single();
         let model = config.init_with(ModelBuilder::new(&groups, &device.clone().autodiff()));
         let ids: Vec<i32> = (0..ROWS * config.context).map(|i| i as i32 % 7).collect();
@@ -82,5 +99,159 @@ fn a_micro_batch_is_captured_and_replayed() {
         }
         assert_eq!(values(loss), losses[3]);
         assert!(step.gradients() == expected, "gradients of other bits");
+    }
+}
+
+/// The metrics of a run as text, so that NaN equals itself.
+#[derive(Default)]
+struct Metrics(Vec<String>);
+
+impl Observer for Metrics {
+    fn step(&mut self, metrics: &StepMetrics, _: &StepTiming) -> Result<(), ObserverError> {
+        self.0.push(format!("{metrics:?}"));
+        Ok(())
+    }
+
+    fn held_out(&mut self, metrics: &HeldOutMetrics) -> Result<(), ObserverError> {
+        self.0.push(format!("{metrics:?}"));
+        Ok(())
+    }
+}
+
+/// Ten steps of two micro-batches on each rank, of shorter rows in the first four.
+struct Run<'a> {
+    config: TransformerConfig,
+    data_parallel: DataParallelConfig,
+    recompute: RecomputeConfig,
+    ranks: usize,
+    text: &'a TextData,
+}
+
+/// Metrics, the bits of the parameters, and how the micro-batches ran.
+type Trained = (Vec<String>, Vec<u32>, Option<CudaGraphStats>);
+
+impl Run<'_> {
+    fn train(&self, rank: &Rank, cuda_graph: bool) -> Result<Trained, AnyError> {
+        let layout = ParallelConfig::new().with_data(self.ranks);
+        let groups = ParallelContext::new(&layout, rank)?;
+        let precision = self.data_parallel.precision;
+        let device = gpu();
+        let builder = ModelBuilder::with(&groups, &device, 1, precision.master())
+            .with_compute_dtype(precision.of(precision.master()))
+            .with_recompute(&self.recompute)?;
+        let train = TrainConfig {
+            steps: 10,
+            micro_batch_size: 2,
+            global_batch_size: 4 * self.ranks,
+            sequence_warmup: vec![SequenceWarmup {
+                until_step: 4,
+                length: self.config.context / 2,
+            }],
+            held_out_samples: 2,
+            evaluate_every: Some(5),
+            data_parallel: self.data_parallel.clone(),
+            cuda_graph,
+            ..TrainConfig::default()
+        };
+        // The tokens of the text are bytes.
+        let config = TransformerConfig {
+            vocabulary: 256,
+            ..self.config.clone()
+        };
+        let mut trainer = Trainer::new(config.init_with(builder)?, &groups, &device, &train)?;
+        let mut metrics = Metrics::default();
+        trainer.fit(self.text, &mut metrics)?;
+        let parameters = trainer.model().parameters().into_iter();
+        let bits = parameters.flat_map(values).map(f32::to_bits).collect();
+        Ok((metrics.0, bits, trainer.cuda_graphs()))
+    }
+
+    fn check(&self, name: &str, of_all: impl Fn(bool) -> Vec<Trained>) {
+        let [plain, graphs] = [false, true].map(of_all);
+        for (plain, graphs) in plain.into_iter().zip(graphs) {
+            assert_eq!(plain.0, graphs.0, "{name}");
+            assert!(plain.1 == graphs.1, "{name}: weights of other bits");
+            // Steps 1 to 4 have one shape, 5 to 10 another.
+            let expected = CudaGraphStats {
+                captured: 2,
+                replayed: 5 + 9,
+                eager: 3 + 3,
+            };
+            assert_eq!((plain.2, graphs.2), (None, Some(expected)), "{name}");
+        }
+    }
+}
+
+fn bf16(zero_stage: ZeroStage) -> DataParallelConfig {
+    DataParallelConfig {
+        zero_stage,
+        precision: Precision::Bf16,
+        bucket_size: Some(1000),
+        ..DataParallelConfig::default()
+    }
+}
+
+#[test]
+fn a_run_of_graphs_has_the_bits_of_one_without() {
+    let text = Text::new();
+    let text = text.open();
+    let recomputed = RecomputeConfig {
+        granularity: RecomputeGranularity::Full,
+        ..RecomputeConfig::default()
+    };
+    let plain = RecomputeConfig::default();
+    let f32 = DataParallelConfig::default();
+    for (name, config, data_parallel, recompute) in [
+        ("gpt", small_gpt().config, f32.clone(), &plain),
+        (
+            "llama",
+            small_llama().config,
+            bf16(ZeroStage::Replicated),
+            &plain,
+        ),
+        ("recomputed", small_llama().config, f32, &recomputed),
+    ] {
+        let run = Run {
+            config: two_layers(&config),
+            data_parallel,
+            recompute: recompute.clone(),
+            ranks: 1,
+            text: &text,
+        };
+        run.check(name, |cuda_graph| {
+            let train = |rank: Rank| run.train(&rank, cuda_graph);
+            World::threads(1).unwrap().run(train).unwrap()
+        });
+    }
+}
+
+/// The ranks share a device, which NCCL allows by NCCL_MULTI_RANK_GPU_ENABLE.
+#[test]
+fn two_ranks_over_nccl_replay_graphs() {
+    if std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_err() {
+        skipped("needs NCCL_MULTI_RANK_GPU_ENABLE=1");
+        return;
+    }
+    let text = Text::new();
+    let text = text.open();
+    for stage in [
+        ZeroStage::Replicated,
+        ZeroStage::Optimizer,
+        ZeroStage::Gradients,
+    ] {
+        let run = Run {
+            config: two_layers(&small_llama().config),
+            data_parallel: bf16(stage),
+            recompute: RecomputeConfig::default(),
+            ranks: 2,
+            text: &text,
+        };
+        run.check(&format!("ZeRO-{stage}"), |cuda_graph| {
+            let joined = join_as_threads(2, |launch| {
+                let world = World::processes(launch).engine(Engine::Nccl);
+                world.run(|rank| run.train(&rank, cuda_graph)).unwrap()
+            });
+            joined.into_iter().flatten().collect()
+        });
     }
 }

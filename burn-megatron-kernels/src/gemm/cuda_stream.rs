@@ -143,6 +143,11 @@ fn run(
         .write_streams()
         .resolve(stream, bindings.iter())
         .map_err(|error| format!("{error:?}"))?;
-    let current = streams.current().sys;
-    work(&addresses, current)
+    let current = streams.current();
+    for binding in bindings {
+        // A graph that is captured keeps the pages of these addresses: a replay writes to them again.
+        let location = binding.memory.descriptor().location();
+        current.capturing.touch(binding.stream, location);
+    }
+    work(&addresses, current.sys)
 }

@@ -82,6 +82,18 @@ pub(super) fn run(
     }
 }
 
+/// Identifies the memory that a tensor is in, as long as something refers to it: no other memory of the process ever has the
+/// same number. `None` where there is none, as on the CPU and with `fusion`.
+pub(crate) fn memory_id(tensor: &DispatchTensor) -> Option<usize> {
+    match &tensor.kind {
+        #[cfg(all(feature = "cubecl", not(feature = "fusion")))]
+        DispatchTensorKind::Cube(
+            BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor),
+        ) => Some(tensor.handle.memory.descriptor().id.value),
+        _ => None,
+    }
+}
+
 fn mixed(operation: &str, device: &str, other: &DispatchTensorKind) -> ! {
     panic!("{operation}: one tensor is on {device}, another is {other:?}: expected one device")
 }

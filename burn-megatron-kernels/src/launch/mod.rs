@@ -18,6 +18,8 @@ mod backend;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use backend::memory_id;
+
 /// Shape and type of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Spec {

@@ -52,6 +52,12 @@ pub struct DataParallelConfig {
     pub check_gradients: bool,
     /// The norm of a bucket of this rank's gradients above which it counts as not finite.
     pub gradient_limit: Option<f64>,
+    /// Whether the parameters and the gradients that a micro-batch reads and writes keep their addresses from step to step, as
+    /// CUDA graphs need: gradient buffers are not freed, and are filled with zeros before the first micro-batch; gathered
+    /// parameters are copied to their place. For `zero_stage` 0 to 2. Not serialized here: a recipe has
+    /// [`cuda_graph`](crate::train::TrainConfig::cuda_graph).
+    #[serde(skip)]
+    pub static_buffers: bool,
     /// The tensors of the optimizer's state per parameter, to plan the memory: 2 for AdamW. Not serialized here: the
     /// optimizer of a recipe says it.
     #[serde(skip, default = "adam_moments")]
@@ -82,6 +88,7 @@ impl Default for DataParallelConfig {
             moments: Moments::F32,
             check_gradients: true,
             gradient_limit: None,
+            static_buffers: false,
             state_tensors: adam_moments(),
             freeze: vec![],
             offload: OffloadConfig::default(),

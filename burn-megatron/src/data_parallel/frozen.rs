@@ -129,6 +129,11 @@ impl FrozenParameters {
         self.buckets.lock().write(index, value, &self.plan);
     }
 
+    /// The memory of the parameters that are not sharded.
+    pub fn memory_ids(&self) -> Vec<Option<usize>> {
+        self.buckets.lock().memory_ids()
+    }
+
     pub fn begin_forward(&self) {
         self.buckets.lock().prefetch.begin_forward();
     }

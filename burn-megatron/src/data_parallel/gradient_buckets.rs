@@ -22,6 +22,10 @@ use super::reduction::{PendingReduction, start_reductions};
 use super::sharding_plan::ShardingPlan;
 use crate::fingerprint;
 
+mod micro_batch_uses;
+
+pub(crate) use micro_batch_uses::MicroBatchUses;
+
 pub(super) struct GradientBuckets {
     pub tracker: GradientTracker,
     buckets: Vec<GradientBucket>,
@@ -31,11 +35,18 @@ pub(super) struct GradientBuckets {
     /// What the check of the gradients has measured in this step.
     measured: Option<Tensor<1>>,
     warned: BTreeSet<usize>,
+    /// Whether no reduction starts.
+    held: bool,
 }
 
 #[derive(Default)]
 struct GradientBucket {
     buffer: Option<TrackedTensor>,
+    /// The memory of the buffer, with what it holds since its last reduction started; of
+    /// [static buffers](super::DataParallelConfig::static_buffers).
+    static_buffer: Option<Tensor<1>>,
+    /// All of its elements, once it is cleared.
+    all: Option<Ranges>,
     /// For each parameter of the bucket: the gradients accumulated since the last reduction started.
     accumulated: Vec<usize>,
     /// Reductions of this step that were started.
@@ -66,6 +77,7 @@ impl GradientBuckets {
             fingerprint: 0,
             measured: None,
             warned: BTreeSet::new(),
+            held: false,
         }
     }
 
@@ -94,7 +106,9 @@ impl GradientBuckets {
         let bucket = &mut self.buckets[number];
         let place = |index: &usize| Place {
             offset: plan.location(*index).1.start,
-            add: bucket.accumulated[plan.position(number, *index)] > 0,
+            // A static buffer begins with zeros.
+            add: plan.config.static_buffers
+                || bucket.accumulated[plan.position(number, *index)] > 0,
         };
         let places = parameters.iter().map(place).collect();
         let TrackedTensor { tensor, allocation } = bucket.take_buffer(number, plan);
@@ -121,6 +135,7 @@ impl GradientBuckets {
     pub fn finish(&mut self, plan: &ShardingPlan) -> Result<ReducedGradients, DataParallelError> {
         let mut finished = std::mem::replace(self, Self::new(plan));
         self.warned = std::mem::take(&mut finished.warned);
+        finished.held = false;
         if let Some((index, uses)) = finished.tracker.missing_backward() {
             let path = plan.parameters[index].path.clone();
             return Err(DataParallelError::NoBackward { path, uses });
@@ -135,6 +150,10 @@ impl GradientBuckets {
         }
         finished.start_remaining(plan);
         finished.wait_all(plan);
+        for (next, bucket) in self.buckets.iter_mut().zip(&mut finished.buckets) {
+            next.static_buffer = bucket.static_buffer.take();
+            next.all = bucket.all.take();
+        }
         let numbered = finished.buckets.into_iter().enumerate();
         let shards = numbered.map(|(number, bucket)| match bucket.reduced {
             Some(shard) => shard,
@@ -149,6 +168,9 @@ impl GradientBuckets {
 
     /// Starts the reductions that are ready.
     fn advance(&mut self, plan: &ShardingPlan) {
+        if self.held {
+            return;
+        }
         if !plan.config.overlap_grad_reduce && plan.stage() < ZeroStage::Gradients {
             return;
         }
@@ -214,6 +236,9 @@ impl GradientBuckets {
             .clone()
             .map(|number| {
                 let buffer = self.buckets[number].take_zero_filled(number, plan);
+                if plan.config.static_buffers {
+                    self.buckets[number].static_buffer = Some(buffer.tensor.clone());
+                }
                 record_gradients(number, &buffer.tensor, plan);
                 if let Some(check) = &plan.check {
                     let gradients = buffer.tensor.clone();
@@ -309,12 +334,23 @@ impl GradientBucket {
     fn take_buffer(&mut self, number: usize, plan: &ShardingPlan) -> TrackedTensor {
         self.buffer.take().unwrap_or_else(|| {
             let (_, main) = plan.model_and_main_dtypes(number);
+            let elements = plan.elements(number);
+            if plan.config.static_buffers {
+                let buffer = match self.static_buffer.take() {
+                    Some(buffer) => {
+                        let new = || Ranges::new([0..elements], &plan.device);
+                        flat::clear(buffer, self.all.get_or_insert_with(new))
+                    }
+                    None => Tensor::zeros([elements], (&plan.device, main)),
+                };
+                return plan.track(buffer, MemoryCategory::Gradients);
+            }
             let category = if plan.stage() >= ZeroStage::Gradients {
                 MemoryCategory::Buffers
             } else {
                 MemoryCategory::Gradients
             };
-            let buffer = plan.uninitialized(plan.elements(number), main);
+            let buffer = plan.uninitialized(elements, main);
             plan.track(flat::clear(buffer, &plan.gaps[number]), category)
         })
     }
@@ -329,7 +365,7 @@ impl GradientBucket {
             .map(|(parameter, _)| parameter.range.clone())
             .collect();
         self.accumulated.fill(0);
-        if !unused.is_empty() {
+        if !unused.is_empty() && !plan.config.static_buffers {
             let ranges = Ranges::new(unused, &plan.device);
             buffer.tensor = flat::clear(buffer.tensor, &ranges);
         }

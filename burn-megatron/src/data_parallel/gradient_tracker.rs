@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The uses of each parameter in a step.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct GradientTracker {
     parameters: Vec<ParameterUse>,
     /// The number of the current forward.
@@ -86,6 +86,14 @@ impl GradientTracker {
 
     pub fn is_pending(&self, index: usize) -> bool {
         self.parameters[index].pending > 0
+    }
+
+    /// The uses of the parameter in the current forward.
+    pub fn uses_in_forward(&self, index: usize) -> usize {
+        match self.parameters[index].last_forward {
+            (forward, uses) if forward == self.forward => uses,
+            _ => 0,
+        }
     }
 
     /// Whether a gradient of the parameter was received.

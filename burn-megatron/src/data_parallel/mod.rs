@@ -48,6 +48,7 @@ use crate::nn::{AttentionLogits, DropoutPosition, ParallelModule, ParameterTable
 
 mod bucket_step;
 mod build;
+mod captured;
 mod coalesced_all_reduce;
 mod config;
 mod error;
@@ -83,6 +84,7 @@ pub use config::{DataParallelConfig, Moments, Precision};
 pub use error::{DataParallelConfigError, DataParallelError};
 use frozen::FrozenParameters;
 pub use frozen::freeze;
+pub(crate) use gradient_buckets::MicroBatchUses;
 pub use gradient_check::InvalidGradient;
 pub use gradients::Gradients;
 use gradients::ModelParallelAllReduce;

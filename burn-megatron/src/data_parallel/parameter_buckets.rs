@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{FloatDType, Tensor};
+use burn_megatron_kernels::cuda_graph::memory_id;
 use burn_megatron_kernels::{flat, fp8};
 
 use super::bucket_step::SteppedBucket;
@@ -34,6 +35,9 @@ struct ParameterBucket {
     /// The shard that this rank contributes to a gather, unless it is the master; ZeRO-3 only.
     shard: Option<TrackedTensor>,
     model_params: ParamState,
+    /// The memory of gathered parameters while they are gathered again, with
+    /// [static buffers](super::DataParallelConfig::static_buffers).
+    static_params: Option<Tensor<1>>,
     /// The weights of an FP8 bucket, which has no `model_params`.
     fp8_weights: Fp8Weights,
 }
@@ -120,6 +124,7 @@ impl ParameterBuckets {
                     };
                     UnshardedParams::persistent(zeros, plan)
                 },
+                static_params: None,
                 fp8_weights: Fp8Weights::Stale,
             }
         };
@@ -260,7 +265,14 @@ impl ParameterBuckets {
         number: usize,
         plan: &Arc<ShardingPlan>,
     ) -> (TrackedTensor, Option<Tensor<1>>) {
-        let copy = self.buckets[number].take_copy(number, plan);
+        let bucket = &mut self.buckets[number];
+        let is_gathered =
+            plan.stage() != ZeroStage::Parameters && plan.groups(number).shard.size() > 1;
+        if plan.config.static_buffers && is_gathered {
+            let params = bucket.unsharded(number, plan);
+            bucket.static_params = Some(params.tensor());
+        }
+        let copy = bucket.take_copy(number, plan);
         (self.take_master(number, plan), copy)
     }
 
@@ -421,6 +433,15 @@ impl ParameterBuckets {
         Some(weights[plan.position(number, index)].clone())
     }
 
+    /// The memory of the parameters that are not sharded.
+    pub fn memory_ids(&self) -> Vec<Option<usize>> {
+        let of = |bucket: &ParameterBucket| match &bucket.model_params {
+            ParamState::Unsharded(params) => memory_id(&params.tensor()),
+            _ => None,
+        };
+        self.buckets.iter().map(of).collect()
+    }
+
     /// Quantises gathered values, whose memory the gradients need. At most one bucket has any.
     pub fn quantize_gathered(&mut self, plan: &ShardingPlan) {
         for (number, bucket) in self.buckets.iter_mut().enumerate() {
@@ -494,7 +515,12 @@ impl ParameterBucket {
             && let ParamState::Gathering(pending, [allocation, unit]) =
                 std::mem::take(&mut self.model_params)
         {
-            let flat = Some(TrackedTensor::from_parts(pending.wait(), allocation));
+            let gathered = pending.wait();
+            let gathered = match self.static_params.take() {
+                Some(memory) => flat::accumulate(memory, 0, gathered, false),
+                None => gathered,
+            };
+            let flat = Some(TrackedTensor::from_parts(gathered, allocation));
             let plan = plan.clone();
             self.model_params = ParamState::Unsharded(Arc::new(UnshardedParams {
                 flat,

@@ -60,6 +60,9 @@ impl Dropout {
             )));
         }
         let (key, position) = (builder.stream_key(), builder.position().clone());
+        if probability > 0.0 {
+            position.set_used();
+        }
         Ok(Self {
             probability,
             key,

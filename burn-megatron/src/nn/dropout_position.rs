@@ -1,6 +1,7 @@
 //! The current step and sample, for the random streams of dropout.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -12,7 +13,11 @@ use super::context::SequenceShard;
 /// in the *global* batch. So it is the same in every layout, and a repeated forward (recomputation,
 /// resume) draws the same mask.
 #[derive(Clone, Debug, Default)]
-pub struct DropoutPosition(Arc<Mutex<BatchPosition>>);
+pub struct DropoutPosition {
+    current: Arc<Mutex<BatchPosition>>,
+    /// Whether a layer drops anything.
+    is_used: Arc<AtomicBool>,
+}
 
 /// Where the tokens of a micro-batch stand in the run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,12 +49,22 @@ impl DropoutPosition {
 
     /// Sets where the next input stands.
     pub fn set_batch(&self, position: BatchPosition) {
-        *self.0.lock() = position;
+        *self.current.lock() = position;
     }
 
     /// Where the current input stands.
     pub fn get(&self) -> BatchPosition {
-        self.0.lock().clone()
+        self.current.lock().clone()
+    }
+
+    /// A layer that drops with a probability above 0 is built.
+    pub(super) fn set_used(&self) {
+        self.is_used.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the model has such a layer.
+    pub(crate) fn is_used(&self) -> bool {
+        self.is_used.load(Ordering::Relaxed)
     }
 
     /// Runs `body` at another position, as returned by [`get`](Self::get), and restores the current one,

@@ -10,6 +10,7 @@ use burn_megatron_kernels::embedding::{SortedLookups, accumulate_rows};
 use burn_megatron_kernels::gradient::{FlatGradients, Place};
 use burn_megatron_kernels::{Function, apply};
 
+use super::deferred_lookups::{self, DeferredLookup};
 use super::forward_context;
 use super::hook::{HookHandle, ParameterHook, forward_only_value};
 
@@ -62,19 +63,20 @@ impl Function for LookupFunction {
         _needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
         let gradient = Tensor::<2>::from_dispatch(gradient);
-        let HookHandle { index, sink } = &self.handle;
         match &self.ids.sorted {
-            None => sink.accumulate(*index, self.whole_gradient(gradient)),
+            None => {
+                let HookHandle { index, sink } = &self.handle;
+                sink.accumulate(*index, self.whole_gradient(gradient));
+            }
             Some((sorted, first)) => {
-                let rows = *first..first + self.rows;
-                sink.accumulate_into(&[*index], &mut |target| {
-                    vec![rows_gradient(
-                        gradient.clone(),
-                        sorted,
-                        rows.clone(),
-                        target,
-                    )]
-                });
+                let lookup = DeferredLookup {
+                    handle: self.handle.clone(),
+                    gradient,
+                    rows: *first..first + self.rows,
+                };
+                if let Some(lookup) = deferred_lookups::deferred(sorted, lookup) {
+                    lookup.accumulate(sorted);
+                }
             }
         }
         vec![None, None]
@@ -94,7 +96,7 @@ impl LookupFunction {
 }
 
 /// The gradient of the ids in `rows`, in its buffer or alone, flat.
-fn rows_gradient(
+pub(super) fn rows_gradient(
     gradient: Tensor<2>,
     sorted: &Arc<SortedLookups>,
     rows: Range<usize>,

@@ -39,6 +39,7 @@ mod bias;
 mod build_error;
 mod column;
 pub mod context;
+pub(crate) mod deferred_lookups;
 mod dropout;
 mod dropout_position;
 mod dropout_rows;

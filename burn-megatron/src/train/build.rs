@@ -1,10 +1,12 @@
 //! Builds a trainer, with one pipeline stage or several.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use burn::tensor::Device;
 
 use super::config::{ConfigError, TrainConfig};
+use super::cuda_graphs::{self, CudaGraphs, ModelParts};
 use super::hybrid_context::HybridContext;
 use super::losses::losses_of_step;
 use super::micro_batches::ContextPart;
@@ -50,6 +52,7 @@ impl<M: LanguageModel> Trainer<M> {
     ) -> Result<Self, TrainError> {
         let config = &in_layout(config, groups)?;
         check(config, groups, &model.module)?;
+        cuda_graphs::check_model(config, groups, device, parts(&model))?;
         let pipeline = Pipelines::new(config, groups)?;
         let attention = measured_layers(&model.attention_logits, groups, config)?;
         let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
@@ -78,6 +81,7 @@ impl<M: LanguageModel> Trainer<M> {
         }
         let config = &in_layout(config, groups)?;
         check(config, groups, &model.module)?;
+        cuda_graphs::check_model(config, groups, device, parts(&model))?;
         let attention = measured_layers(&model.attention_logits, groups, config)?;
         let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
         let pipelines = Pipelines {
@@ -98,6 +102,20 @@ impl<M: LanguageModel> Trainer<M> {
         config: &TrainConfig,
     ) -> Result<Self, TrainError> {
         check(config, ddp.groups(), ddp.module())?;
+        if config.cuda_graph && !ddp.config().static_buffers {
+            return Err(TrainError::from(ConfigError::WithCudaGraph {
+                setting: "a model that was wrapped without static_buffers".into(),
+                expected: "DataParallelConfig::static_buffers".into(),
+            }));
+        }
+        let model = ModelParts {
+            position: ddp.position(),
+            fp8: ddp.fp8(),
+            routers: ddp.routers(),
+            recompute: ddp.recompute(),
+            further_depths: ddp.module().further_depths(),
+        };
+        cuda_graphs::check_model(config, ddp.groups(), device, model)?;
         let pipelines = Pipelines::new(config, ddp.groups())?;
         let attention = measured_layers(ddp.attention_logits(), ddp.groups(), config)?;
         Self::build(ddp, device, config, pipelines, attention)
@@ -151,6 +169,7 @@ impl<M: LanguageModel> Trainer<M> {
             shapes: ShapeCache::default(),
             schedules,
             hybrid_context,
+            cuda_graphs: CudaGraphs::new(config).map(RefCell::new),
             routers,
             attention,
             qk_clip,
@@ -183,6 +202,16 @@ fn check(
         tp_comm_overlap::check(groups.config(), length)?;
     }
     Ok(())
+}
+
+fn parts<M: LanguageModel>(model: &ParallelModule<M>) -> ModelParts<'_> {
+    ModelParts {
+        position: &model.position,
+        fp8: &model.fp8,
+        routers: &model.routers,
+        recompute: &model.recompute,
+        further_depths: model.module.further_depths(),
+    }
 }
 
 /// The layers of all stages whose logits are measured. Collective: call on all ranks of the pipeline.
@@ -275,6 +304,7 @@ fn in_layout(config: &TrainConfig, groups: &ParallelContext) -> Result<TrainConf
     Ok(TrainConfig {
         data_parallel: DataParallelConfig {
             state_tensors: config.state_tensors(),
+            static_buffers: config.cuda_graph,
             freeze: config.freeze.clone(),
             ..config.data_parallel.in_layout(groups.config())?
         },

@@ -7,6 +7,7 @@ use crate::comm::CommError;
 use crate::data::DataError;
 use crate::data_parallel::DataParallelError;
 use crate::generate::GenerateError;
+use crate::kernels::cuda_graph::CudaGraphError;
 use crate::kernels::gemm::CpuGemm;
 use crate::optim::{OptimizerError, TooManySkips};
 use crate::pipeline::LayoutScheduleError;
@@ -66,6 +67,9 @@ pub enum TrainError {
     /// An error of the pipeline engine.
     #[error(transparent)]
     Pipeline(#[from] EngineError),
+    /// A call of the device's graph functions that failed.
+    #[error("cuda_graph: {0}; remove cuda_graph to train without graphs")]
+    CudaGraph(CudaGraphError),
     /// A deferred weight gradient of a weight that the last stage does not have.
     #[error(
         "defer_embedding_wgrad needs the output layer's weight, and the last stage has no parameter {0}, which \

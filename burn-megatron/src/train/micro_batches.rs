@@ -11,7 +11,7 @@ use super::losses::{check_parts, losses_of_step, parts_of};
 use super::replay::StepInput;
 use super::sequence_warmup::{SequenceWarmup, row_length};
 use super::trainer::StepSchedule;
-use super::{LanguageModel, Tokens, Trainer};
+use super::{LanguageModel, Tokens, TrainError, Trainer};
 use crate::comm::{CommError, ParallelContext};
 use crate::data::{Batch, DataError, FurtherTokens, Prefetcher, Sample, Samples};
 use crate::data_parallel::DistributedDataParallel;
@@ -20,7 +20,7 @@ use crate::mesh::{ContextSplit, ContextSplitError};
 use crate::nn::moe::RouterStep;
 use crate::nn::{BatchPosition, LossFactor, ScheduleNodes};
 use crate::pipeline::engine::{
-    Engine, EngineError, ForwardOptions, P2pConfig, ShapeKey, Stage, StageOutput, forward_only,
+    Engine, ForwardOptions, P2pConfig, ShapeKey, Stage, StageOutput, forward_only,
 };
 use crate::plan::tp_comm_overlap::sequence_multiple;
 
@@ -110,7 +110,7 @@ impl<M: LanguageModel> Trainer<M> {
 
     /// Runs the forwards and backwards of a step in the order of the schedule, with a loss scale on the device or,
     /// if there is none, that of the scaler; returns the losses on the rank of the last stage, none on others.
-    pub(super) fn run_batches(&mut self, input: &StepInput<'_>) -> Result<StepLosses, EngineError> {
+    pub(super) fn run_batches(&mut self, input: &StepInput<'_>) -> Result<StepLosses, TrainError> {
         let (step, batches) = (input.step, input.batches);
         let sink = self.ddp.sink();
         let loss_scale = match &input.loss_scale {
@@ -132,21 +132,25 @@ impl<M: LanguageModel> Trainer<M> {
             router_step: router_step.clone(),
             parts: RefCell::default(),
         };
-        let pipeline = self.ddp.groups().pipeline();
-        let engine = Engine::new(&scheduled.schedule, pipeline, &self.device, sink)?
-            .with_deferred_wgrad(self.deferred_wgrad)
-            .with_p2p(self.p2p())
-            .with_shape_cache(&self.shapes)
-            .with_loss_scale(loss_scale);
-        let run = engine.run(&stages)?;
+        let (mut losses, events) = if let Some(graphs) = &self.cuda_graphs {
+            graphs.borrow_mut().run(&stages)?
+        } else {
+            let pipeline = self.ddp.groups().pipeline();
+            let engine = Engine::new(&scheduled.schedule, pipeline, &self.device, sink)?
+                .with_deferred_wgrad(self.deferred_wgrad)
+                .with_p2p(self.p2p())
+                .with_shape_cache(&self.shapes)
+                .with_loss_scale(loss_scale);
+            let run = engine.run(&stages)?;
+            (run.losses, run.events)
+        };
         let terms = self.ddp.module().loss_terms();
         let count = losses_of_step(&scheduled.schedule, terms);
-        let mut losses = run.losses;
         for parts in stages.parts.into_inner() {
             check_parts(parts.as_ref(), parts_of(terms));
             losses.extend(parts);
         }
-        self.events = run.events;
+        self.events = events;
         self.router_step = router_step;
         Ok(StepLosses { losses, count })
     }
@@ -182,7 +186,7 @@ impl<M: LanguageModel> Trainer<M> {
             &self.device,
             options,
             |stage, input| {
-                let mut tokens = tokens(batch, &self.device);
+                let mut tokens = tokens(batch, matrix(batch.tokens(), batch, &self.device));
                 if stage + 1 == placement.len() {
                     tokens.further = further_tokens(batch, &self.device);
                 }
@@ -324,10 +328,10 @@ pub(super) fn targets(batch: &Batch, device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(data, device)
 }
 
-/// The input of the model.
-fn tokens(batch: &Batch, device: &Device) -> Tokens {
+/// The input of the model, of which the device has the ids.
+fn tokens(batch: &Batch, ids: Tensor<2, Int>) -> Tokens {
     Tokens {
-        ids: matrix(batch.tokens(), batch, device),
+        ids,
         documents: batch.documents.as_deref().map(Arc::from),
         sorted: Some(batch.sorted().clone()),
         router_step: None,
@@ -346,21 +350,39 @@ fn further_tokens(batch: &Batch, device: &Device) -> Vec<Tokens> {
     batch.further().iter().map(of_depth).collect()
 }
 
+/// What the device has of a micro-batch, both `[rows, seq]`.
+#[derive(Clone)]
+pub(super) struct DeviceBatch {
+    pub ids: Tensor<2, Int>,
+    /// On the last stage.
+    pub targets: Option<Tensor<2, Int>>,
+}
+
+impl DeviceBatch {
+    pub fn new(batch: &Batch, is_last: bool, device: &Device) -> Self {
+        Self {
+            ids: matrix(batch.tokens(), batch, device),
+            targets: is_last.then(|| targets(batch, device)),
+        }
+    }
+}
+
 /// The stages of this rank on the micro-batches of a step, as the engine runs them.
-struct TrainStages<'a, M> {
-    ddp: &'a DistributedDataParallel<M>,
-    device: Device,
-    batches: &'a [Batch],
+pub(super) struct TrainStages<'a, M> {
+    pub ddp: &'a DistributedDataParallel<M>,
+    /// With autodiff.
+    pub device: Device,
+    pub batches: &'a [Batch],
     step: u64,
     first_micro_batch: usize,
     in_flight: &'a [usize],
     last: usize,
     /// By which the engine multiplies the losses.
-    loss_scale: LossFactor,
+    pub loss_scale: LossFactor,
     /// For routers of experts.
     router_step: RouterStep,
     /// By micro-batch, the sums of the parts of the losses, read after the run.
-    parts: RefCell<Vec<Option<Tensor<1>>>>,
+    pub parts: RefCell<Vec<Option<Tensor<1>>>>,
 }
 
 impl<M: LanguageModel> Stage for TrainStages<'_, M> {
@@ -370,7 +392,8 @@ impl<M: LanguageModel> Stage for TrainStages<'_, M> {
     }
 
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> StageOutput {
-        self.forward_in(stage, micro_batch, input, None)
+        let uploaded = self.upload(stage, micro_batch);
+        self.forward_in((stage, micro_batch), input, uploaded, None)
     }
 
     fn forward_nodes(
@@ -380,17 +403,22 @@ impl<M: LanguageModel> Stage for TrainStages<'_, M> {
         input: Option<Tensor<3>>,
         nodes: &ScheduleNodes,
     ) -> StageOutput {
-        self.forward_in(stage, micro_batch, input, Some(nodes))
+        let uploaded = self.upload(stage, micro_batch);
+        self.forward_in((stage, micro_batch), input, uploaded, Some(nodes))
     }
 }
 
 impl<M: LanguageModel> TrainStages<'_, M> {
-    /// The forward, in nodes if they are given.
-    fn forward_in(
+    fn upload(&self, stage: usize, micro_batch: usize) -> DeviceBatch {
+        DeviceBatch::new(&self.batches[micro_batch], stage == self.last, &self.device)
+    }
+
+    /// The forward of a stage and a micro-batch, in nodes if they are given.
+    pub fn forward_in(
         &self,
-        stage: usize,
-        micro_batch: usize,
+        (stage, micro_batch): (usize, usize),
         input: Option<Tensor<3>>,
+        uploaded: DeviceBatch,
         nodes: Option<&ScheduleNodes>,
     ) -> StageOutput {
         fingerprint::note_micro_batch(micro_batch);
@@ -407,7 +435,7 @@ impl<M: LanguageModel> TrainStages<'_, M> {
         });
         let recompute = self.ddp.recompute();
         recompute.begin_micro_batch(micro_batch, self.in_flight[stage]);
-        let mut tokens = tokens(batch, &self.device);
+        let mut tokens = tokens(batch, uploaded.ids);
         tokens.nodes = nodes.cloned();
         tokens.router_step = Some(
             self.router_step
@@ -417,10 +445,9 @@ impl<M: LanguageModel> TrainStages<'_, M> {
             tokens.further = further_tokens(batch, &self.device);
         }
         let hidden = model.hidden(stage, input, tokens);
-        if stage < self.last {
+        let Some(targets) = uploaded.targets else {
             return StageOutput::Activation(hidden);
-        }
-        let targets = targets(batch, &self.device);
+        };
         let losses = model.loss_sums_of(hidden, targets, &self.loss_scale);
         let parts = losses.parts.map(|parts| {
             if parts.is_autodiff() {

@@ -7,6 +7,7 @@
 mod batch_warmup;
 mod build;
 mod config;
+mod cuda_graphs;
 mod error;
 pub mod expert_metrics;
 #[cfg(test)]
@@ -37,6 +38,7 @@ pub use crate::nn::{LossFactor, LossTerm, Losses, SummedLosses};
 pub use batch_warmup::BatchWarmup;
 pub use build::PipelineConfig;
 pub use config::{ConfigError, TrainConfig};
+pub use cuda_graphs::CudaGraphStats;
 pub use error::TrainError;
 pub use expert_metrics::{ExpertMetrics, LayerLoad};
 pub use module_state::load_module;

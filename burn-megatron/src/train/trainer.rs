@@ -1,5 +1,6 @@
 //! The training loop of one rank.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use burn_megatron_kernels::adamw::SumOrder;
 
 use super::batch_warmup::BatchSizes;
 use super::config::TrainConfig;
+use super::cuda_graphs::{CudaGraphStats, CudaGraphs};
 use super::error::TrainError;
 use super::hybrid_context::HybridContext;
 use super::losses::LossSums;
@@ -45,6 +47,7 @@ pub struct Trainer<M> {
     /// By the micro-batches of a step.
     pub(super) schedules: BTreeMap<usize, StepSchedule>,
     pub(super) hybrid_context: Option<HybridContext>,
+    pub(super) cuda_graphs: Option<RefCell<CudaGraphs>>,
     pub(super) deferred_wgrad: Option<DeferredWgrad>,
     /// The shapes of activations between stages in earlier steps and evaluations.
     pub(super) shapes: ShapeCache,
@@ -101,6 +104,9 @@ pub struct TrainOutcome {
     /// What the checks have taken on this rank; `None` without
     /// [`check_replay_every`](TrainConfig::check_replay_every).
     pub replay_cost: Option<ReplayCost>,
+    /// How the micro-batches since the start or the checkpoint ran on this rank; `None` without
+    /// [`cuda_graph`](TrainConfig::cuda_graph).
+    pub cuda_graphs: Option<CudaGraphStats>,
     /// The padding of documents in the steps since the start or the checkpoint; none but with a split
     /// [per document](crate::mesh::ContextSplit::ZigzagPerDocument) or
     /// [hybrid](crate::mesh::ParallelConfig::hybrid_context_parallel) context parallelism.
@@ -138,6 +144,12 @@ impl<M: LanguageModel> Trainer<M> {
     /// What the routers of experts on this rank reported in the last step.
     pub fn router_step(&self) -> &RouterStep {
         &self.router_step
+    }
+
+    /// How the micro-batches have run; `None` without [`cuda_graph`](TrainConfig::cuda_graph).
+    pub fn cuda_graphs(&self) -> Option<CudaGraphStats> {
+        let graphs = self.cuda_graphs.as_ref()?;
+        Some(graphs.borrow().stats)
     }
 
     /// Sets whether [`fit`](Self::fit) reads the metrics of a step one step later, so that the host never waits for
@@ -261,6 +273,7 @@ impl<M: LanguageModel> Trainer<M> {
                 .replay
                 .is_bad_elsewhere
                 .then_some(Verdict::DataOrSoftware),
+            cuda_graphs: self.cuda_graphs(),
             replay_cost: self.checks_replay().then_some(self.replay.cost),
             stopped,
             held_out,

@@ -218,6 +218,11 @@ pub struct PretrainArgs {
         help_heading = "Device and kernels"
     )]
     pub kernels: Vec<String>,
+    /// Capture the launches of a micro-batch once as a CUDA graph, and replay it from then on: one call of the host instead of
+    /// one per kernel, with the same bits. For data parallelism with ZeRO-0 to 2, over NCCL, and dense models without dropout
+    /// and FP8.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Device and kernels")]
+    pub cuda_graph: Option<bool>,
     /// Tokens whose logits are in memory at once (fused loss only); 0: all of a micro-batch. By default as many as
     /// fit into 512 MiB.
     #[arg(long, value_name = "N", help_heading = "Device and kernels")]

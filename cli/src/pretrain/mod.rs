@@ -269,6 +269,9 @@ fn finish(
     if let Some(cost) = &outcome.replay_cost {
         header::print("check", cost.to_string());
     }
+    if let Some(graphs) = &outcome.cuda_graphs {
+        header::print("cuda graphs", graphs.to_string());
+    }
     if let Some(engine) = &result.engine {
         header::print("engine", engine);
     }

@@ -177,6 +177,7 @@ fn apply_flags(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
         recipe.kernels.set(choices)?;
     }
     recipe.kernels.loss_chunk_size = args.loss_chunk_size.or(recipe.kernels.loss_chunk_size);
+    recipe.train.cuda_graph = args.cuda_graph.unwrap_or(recipe.train.cuda_graph);
     args.qk_clip.apply(recipe);
     args.determinism.apply(recipe);
     args.sharing.apply(recipe);

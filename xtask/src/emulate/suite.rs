@@ -77,10 +77,15 @@ impl Suite {
                     }
                     run_tests(tests.args(or_own(arguments, "nccl")), totals)
                 };
-                ["burn_megatron_comm", "gpu_learner", "gpu_overlap"]
-                    .map(&mut run)
-                    .into_iter()
-                    .collect()
+                [
+                    "burn_megatron_comm",
+                    "gpu_learner",
+                    "gpu_overlap",
+                    "gpu_graphs",
+                ]
+                .map(&mut run)
+                .into_iter()
+                .collect()
             }
             Self::Steps => {
                 let folder = counts_folder()?;

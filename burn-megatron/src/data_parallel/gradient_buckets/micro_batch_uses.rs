@@ -1,0 +1,78 @@
+//! Micro-batches whose host code does not run, as a graph is replayed: what it would have counted.
+
+use burn_megatron_kernels::cuda_graph::memory_id;
+
+use super::super::gradient_tracker::GradientTracker;
+use super::super::sharding_plan::ShardingPlan;
+use super::GradientBuckets;
+
+/// By parameter: the uses in one micro-batch, and the gradients that it has accumulated.
+#[derive(Clone, Debug)]
+pub(crate) struct MicroBatchUses(Vec<(usize, usize)>);
+
+/// What the buckets have counted.
+pub(crate) struct Counted {
+    tracker: GradientTracker,
+    /// By bucket.
+    accumulated: Vec<Vec<usize>>,
+}
+
+impl GradientBuckets {
+    /// Gives every bucket its static buffer, which no reduction reads or takes until [`release`](Self::release).
+    pub fn hold(&mut self, plan: &ShardingPlan) {
+        self.wait_until_remaining(plan, 0);
+        for (number, bucket) in self.buckets.iter_mut().enumerate() {
+            let buffer = bucket.take_buffer(number, plan);
+            bucket.buffer = Some(buffer);
+        }
+        self.held = true;
+    }
+
+    /// Starts the reductions that are ready.
+    pub fn release(&mut self, plan: &ShardingPlan) {
+        self.held = false;
+        self.advance(plan);
+    }
+
+    /// What is counted so far.
+    pub fn counted(&self) -> Counted {
+        let accumulated = self.buckets.iter().map(|bucket| bucket.accumulated.clone());
+        Counted {
+            tracker: self.tracker.clone(),
+            accumulated: accumulated.collect(),
+        }
+    }
+
+    /// What the one micro-batch since `before` has counted, and takes it back: it was captured and did not run.
+    pub fn take_back(&mut self, before: Counted, plan: &ShardingPlan) -> MicroBatchUses {
+        let of = |index: usize| {
+            let (number, _) = plan.location(index);
+            let at = plan.position(number, index);
+            let gradients = self.buckets[number].accumulated[at] - before.accumulated[number][at];
+            (self.tracker.uses_in_forward(index), gradients)
+        };
+        let uses = (0..plan.parameters.len()).map(of).collect();
+        self.tracker = before.tracker;
+        for (bucket, accumulated) in self.buckets.iter_mut().zip(before.accumulated) {
+            bucket.accumulated = accumulated;
+        }
+        MicroBatchUses(uses)
+    }
+
+    /// Counts a micro-batch after its forward has begun.
+    pub fn count(&mut self, uses: &MicroBatchUses, plan: &ShardingPlan) {
+        for (index, (expected, gradients)) in uses.0.iter().enumerate() {
+            (0..*expected).for_each(|_| self.tracker.expect(index));
+            let (number, _) = plan.location(index);
+            self.buckets[number].accumulated[plan.position(number, index)] += gradients;
+            (0..*gradients).for_each(|_| self.tracker.complete(index));
+        }
+    }
+
+    /// The memory of the buffers.
+    pub fn memory_ids(&self) -> Vec<Option<usize>> {
+        let buffers = self.buckets.iter().map(|bucket| bucket.buffer.as_ref());
+        let ids = buffers.map(|buffer| memory_id(&buffer?.tensor));
+        ids.collect()
+    }
+}
