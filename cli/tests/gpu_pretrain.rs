@@ -183,7 +183,15 @@ fn eight_bits_stay_near_the_cpu() {
 #[test]
 fn a_run_of_graphs_has_the_losses_of_one_without() {
     let stage = stage();
-    let layout = ["--tp", "1", "--dp", "1", "--sp=false", "--precision", "bf16"];
+    let layout = [
+        "--tp",
+        "1",
+        "--dp",
+        "1",
+        "--sp=false",
+        "--precision",
+        "bf16",
+    ];
     let plain = losses(stage.path(), GPU, "plain", &layout);
     let flags = [&layout[..], &["--cuda-graph"]].concat();
     let (graphs, printed) = pretrain(stage.path(), GPU, "graphs", &flags);

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
-use burn::backend::{DispatchDevice, DispatchTensor};
-use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
+use burn::tensor::{DType, FloatDType, Shape, Tensor};
 use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 
@@ -22,18 +22,6 @@ use crate::launch::{DeviceOp, Spec, launch_one};
 /// cuBLASLt on a device, or why it is not available.
 type Engine = Result<Arc<CublasLt>, String>;
 
-/// The engine of a device; `None` for other devices than CUDA's.
-pub(super) fn engine(device: &Device) -> Option<Engine> {
-    let mut device = device.as_dispatch();
-    while let DispatchDevice::Autodiff(inner) = device {
-        device = inner;
-    }
-    match device {
-        DispatchDevice::Cube(CubeDevice::Cuda(device)) => Some(CublasLt::of(device)),
-        _ => None,
-    }
-}
-
 /// See [`multiply`](super::multiply); `None` if the library does not support the product.
 pub(super) fn multiply(
     a: &Fp8Matrix,
@@ -42,7 +30,7 @@ pub(super) fn multiply(
     dtype: FloatDType,
     accumulation: Accumulation,
 ) -> Option<Tensor<2>> {
-    let engine = engine(&a.codes.device())?;
+    let engine = CublasLt::on(&a.codes.device())?;
     let problem = |result, epilogue| Fp8Problem::new(a, b, result, epilogue, accumulation);
     if let Some(bias) = bias.filter(|bias| inside(bias.dtype(), dtype.into())) {
         let problem = problem(dtype.into(), Epilogue::Bias);
@@ -79,7 +67,7 @@ pub(super) fn flat_problem(
     offset: usize,
     add: bool,
 ) -> Option<Fp8Problem> {
-    let engine = engine(&a.codes.device())?;
+    let engine = CublasLt::on(&a.codes.device())?;
     let straight = (offset * size_of::<f32>()).is_multiple_of(FLAT_ALIGNMENT);
     let epilogue = if straight {
         Epilogue::Flat { add }

@@ -2,6 +2,8 @@
 
 use burn::tensor::Device;
 
+#[cfg(feature = "cuda")]
+use crate::gemm::cublaslt::CublasLt;
 use crate::gemm::engine_of;
 
 /// The description of the emulated path.
@@ -9,7 +11,7 @@ pub(super) const DECODED: &str = "decoded to f32 and multiplied";
 
 pub(super) fn describe(device: &Device) -> String {
     #[cfg(feature = "cuda")]
-    match super::cuda::engine(device) {
+    match CublasLt::on(device) {
         Some(Ok(engine)) => return super::problem::describe(engine.chip()),
         Some(Err(reason)) => return format!("{DECODED} by {}: {reason}", engine_of(device)),
         None => {}

@@ -4,9 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use burn::backend::DispatchDevice;
 use burn::tensor::Device;
-use burn_cubecl::CubeDevice;
 use cudarc::driver::result::stream::synchronize;
 use cudarc::driver::sys::CUstream;
 
@@ -110,14 +108,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// The engine of a device.
 fn engine(device: &Device) -> Result<Arc<CublasLt>, String> {
-    let mut inner = device.as_dispatch();
-    while let DispatchDevice::Autodiff(plain) = inner {
-        inner = plain;
-    }
-    match inner {
-        DispatchDevice::Cube(CubeDevice::Cuda(device)) => CublasLt::of(device),
-        _ => Err(format!("cuBLASLt is for CUDA devices, not for {device:?}")),
-    }
+    let other = || Err(format!("cuBLASLt is for CUDA devices, not for {device:?}"));
+    CublasLt::on(device).unwrap_or_else(other)
 }
 
 impl CublasLt {

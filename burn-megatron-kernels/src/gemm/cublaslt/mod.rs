@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use burn::tensor::Shape;
+use burn::tensor::{Device, Shape};
+use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::cuda::CudaDevice;
@@ -13,7 +14,7 @@ use cudarc::cublaslt::{result as lt, sys};
 use super::cuda_stream::Submitter;
 use super::engine::{Epilogue, GemmEngine, GemmProblem, Operands};
 use super::request::{Chip, Request};
-use crate::cube::empty;
+use crate::cube::{cube_device, empty};
 
 pub(super) mod algorithms;
 mod plan;
@@ -74,6 +75,14 @@ impl CublasLt {
         let mut engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
         let open = || Self::open(device).map(Arc::new);
         engines.entry(device.index).or_insert_with(open).clone()
+    }
+
+    /// The engine of a device of Burn, with autodiff or not; `None` for other devices than CUDA's.
+    pub(crate) fn on(device: &Device) -> Option<Result<Arc<Self>, String>> {
+        let CubeDevice::Cuda(device) = cube_device(device.as_dispatch())? else {
+            return None;
+        };
+        Some(Self::of(device))
     }
 
     fn open(device: &CudaDevice) -> Result<Self, String> {

@@ -1,8 +1,5 @@
 //! The epilogues of cuBLASLt.
 
-use std::sync::Arc;
-
-use burn::backend::DispatchDevice;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Device, Shape, Tensor};
 use burn_cubecl::CubeDevice;
@@ -20,24 +17,13 @@ use crate::launch::{DeviceOp, Spec, launch};
 /// Rows that are checked where their number is not known yet.
 const SOME_ROWS: usize = 128;
 
-fn engine(device: &Device) -> Option<Result<Arc<CublasLt>, String>> {
-    let mut device = device.as_dispatch();
-    while let DispatchDevice::Autodiff(inner) = device {
-        device = inner;
-    }
-    match device {
-        DispatchDevice::Cube(CubeDevice::Cuda(device)) => Some(CublasLt::of(device)),
-        _ => None,
-    }
-}
-
 /// See [`check_gelu_epilogues`](super::check_gelu_epilogues).
 pub(super) fn check(
     device: &Device,
     dtype: DType,
     [inputs, width]: [usize; 2],
 ) -> Result<(), String> {
-    let engine = engine(device).ok_or_else(|| only_cuda(device))??;
+    let engine = CublasLt::on(device).ok_or_else(|| only_cuda(device))??;
     let stored = |rows, columns| Matrix {
         rows,
         columns,
@@ -123,7 +109,7 @@ impl GeluOp {
 
     /// Whether the device has the epilogue for factors of these sizes; a refusal of cuBLASLt is logged.
     fn supported(self, [left, right]: [&Tensor<2>; 2]) -> Option<()> {
-        let engine = engine(&left.device())?;
+        let engine = CublasLt::on(&left.device())?;
         let ([rows, inputs], [_, width]) = (left.dims(), right.dims());
         if [rows, inputs, width].contains(&0) {
             return None;
