@@ -197,7 +197,7 @@ fn a_run_of_graphs_has_the_losses_of_one_without() {
     let (graphs, printed) = pretrain(stage.path(), GPU, "graphs", &flags);
     assert_eq!(graphs, plain);
     let printed: Vec<_> = printed.split_whitespace().collect();
-    let shown = "cuda graphs 1 captured; 5 micro-batches by a graph, 3 before";
+    let shown = "graphs 1 captured; 5 micro-batches by a graph, 3 before";
     assert!(printed.join(" ").contains(shown), "{printed:?}");
 }
 

@@ -5,6 +5,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use burn::tensor::DType;
+use burn_megatron::comm::Engine;
 use burn_megatron::comm::testing::fault_injection::{Fault, FaultKind};
 use burn_megatron::data_parallel::Moments;
 use burn_megatron::device::DeviceKind;
@@ -65,6 +66,32 @@ pub fn never_start(rank: usize, args: &PretrainArgs) -> Result<ExitCode, Error> 
     Err(format!("rank {rank} never starts (injected fault)").into())
 }
 
+/// Checks that the device and the engine of the ranks have CUDA graphs, if the run has them.
+pub fn check_cuda_graph(
+    recipe: &Recipe,
+    kind: DeviceKind,
+    ranks: usize,
+    engine: Engine,
+) -> Result<(), Error> {
+    if !recipe.train.cuda_graph {
+        return Ok(());
+    }
+    if kind != DeviceKind::Cuda {
+        return Err(format!(
+            "cuda_graph is for --device cuda, and this run is on {kind}; remove it (--cuda-graph=false)"
+        )
+        .into());
+    }
+    if ranks > 1 && engine != Engine::Nccl {
+        return Err(format!(
+            "cuda_graph with {ranks} ranks needs a process for each, and the engine {engine} is not NCCL; start them by \
+             `burn-megatron launch`, or remove it (--cuda-graph=false)"
+        )
+        .into());
+    }
+    Ok(())
+}
+
 /// Checks that a device supports the types of the run; `has` tells which it supports.
 pub fn check_types(
     recipe: &Recipe,
@@ -95,4 +122,43 @@ pub fn check_types(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::family::Families;
+    use crate::flags::parse_text;
+    use crate::recipe::DEFAULT_RECIPE;
+
+    fn recipe(flags: &str) -> Recipe {
+        let args = parse_text(flags).unwrap();
+        let families = Families::transformers();
+        let resolved = Recipe::resolve(&args, &families, DEFAULT_RECIPE);
+        resolved.unwrap().recipe
+    }
+
+    #[test]
+    fn graphs_are_for_cuda_and_for_ranks_with_a_process_each() {
+        let checked = |flags: &str, kind, ranks, engine| {
+            let checked = check_cuda_graph(&recipe(flags), kind, ranks, engine);
+            checked.map_or_else(|error| error.to_string(), |()| "accepted".into())
+        };
+        let on = "--cuda-graph --tp 1 --pp 1 --dp 1";
+        for (kind, ranks, engine, text) in [
+            (DeviceKind::Cuda, 1, Engine::Threads, "accepted"),
+            (DeviceKind::Cuda, 2, Engine::Nccl, "accepted"),
+            (DeviceKind::Cpu, 1, Engine::Threads, "this run is on cpu"),
+            (
+                DeviceKind::Cuda,
+                2,
+                Engine::Mpi,
+                "the engine mpi is not NCCL",
+            ),
+        ] {
+            let found = checked(on, kind, ranks, engine);
+            assert!(found.contains(text), "{found}");
+        }
+        assert_eq!(checked("", DeviceKind::Cpu, 2, Engine::Mpi), "accepted");
+    }
 }

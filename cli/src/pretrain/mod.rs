@@ -41,7 +41,7 @@ use crate::start::{StartDecision, StartResolver};
 use crate::weights::InitialWeights;
 use crate::{determinism, gemm_algorithms, lora, memory, save_hf, terminal, trace};
 use args::PretrainArgs;
-use checks::{check_can_start, check_memory, check_types, never_start};
+use checks::{check_can_start, check_cuda_graph, check_memory, check_types, never_start};
 
 /// The longest interval at which rank 0 signals the others while it looks for a checkpoint.
 const MAX_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
@@ -79,11 +79,13 @@ fn run_until(
     }
     let ranks = ranks::set_up(&args.ranks, args.device, plan.mesh.world_size())?;
     let (own_rank, local_rank) = (ranks.own_rank, ranks.local_rank);
+    let wanted = plan.mesh.world_size();
+    check_cuda_graph(&recipe, args.device, wanted, ranks.engine)?;
     let deterministic = determinism::pin(&recipe, ranks.engine);
     let on_this_machine = ranks.on_this_machine;
     let mut world = ranks.world.clone().nccl(recipe.nccl.clone());
     let faults = Faults::new(args.inject.clone());
-    faults.check(plan.mesh.world_size())?;
+    faults.check(wanted)?;
     let steps = recipe.train.steps as u64;
     faults.check_steps(1..steps + 1)?;
     if own_rank.is_none() {
@@ -270,7 +272,7 @@ fn finish(
         header::print("check", cost.to_string());
     }
     if let Some(graphs) = &outcome.cuda_graphs {
-        header::print("cuda graphs", graphs.to_string());
+        header::print("graphs", graphs.to_string());
     }
     if let Some(engine) = &result.engine {
         header::print("engine", engine);
