@@ -164,7 +164,7 @@ mod tests {
         let arguments = pretrain.get_arguments();
         let arguments: Vec<_> = arguments.map(|arg| arg.get_id().as_str()).collect();
         for (flag, key) in KEYS {
-            assert!(arguments.contains(&flag), "{flag}");
+            assert!(arguments.contains(flag), "{flag}");
             // No key has a date, and an unknown one is refused as such.
             let error = parsed(&format!("{key} = 1979-05-27"))
                 .unwrap_err()

@@ -338,7 +338,8 @@ impl GradientBucket {
             if plan.config.static_buffers {
                 let buffer = match self.static_buffer.take() {
                     Some(buffer) => {
-                        let new = || Ranges::new([0..elements], &plan.device);
+                        let all = 0..elements;
+                        let new = || Ranges::new([all], &plan.device);
                         flat::clear(buffer, self.all.get_or_insert_with(new))
                     }
                     None => Tensor::zeros([elements], (&plan.device, main)),
