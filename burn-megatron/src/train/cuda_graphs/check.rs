@@ -89,16 +89,6 @@ pub(in crate::train) fn check_model(
     let world = groups.world();
     let refused = [
         (
-            !device.contains("Cuda"),
-            format!("device {device}"),
-            "a CUDA device",
-        ),
-        (
-            world.size() > 1 && world.on_device().is_none(),
-            format!("{} ranks without NCCL", world.size()),
-            "one rank, or the engine nccl, by which each rank has a process of its own",
-        ),
-        (
             model.position.is_used(),
             "dropout".into(),
             "0, as a graph repeats its masks",
@@ -123,6 +113,16 @@ pub(in crate::train) fn check_model(
             "offload of activations".into(),
             "none, as the host waits for what it has moved",
         ),
+        (
+            !device.contains("Cuda"),
+            format!("device {device}"),
+            "a CUDA device",
+        ),
+        (
+            world.size() > 1 && world.on_device().is_none(),
+            format!("{} ranks without NCCL", world.size()),
+            "one rank, or the engine nccl, by which each rank has a process of its own",
+        ),
     ];
     first_refused(refused)
 }
@@ -141,8 +141,11 @@ fn first_refused(
 
 #[cfg(test)]
 mod tests {
+    use burn::nn::LinearConfig;
+
     use super::*;
     use crate::data_parallel::{DataParallelConfig, Precision};
+    use crate::nn::{Dropout, ModelBuilder, ParallelModule};
 
     fn error(config: &TrainConfig, layout: &ParallelConfig) -> String {
         let checked = check(config, layout);
@@ -185,5 +188,33 @@ mod tests {
             tensor.starts_with("cuda_graph with tensor = 2: expected 1"),
             "{tensor}"
         );
+    }
+    #[test]
+    fn dropout_and_other_devices_are_refused() {
+        let groups = ParallelContext::single();
+        let device = Device::flex();
+        let config = TrainConfig {
+            cuda_graph: true,
+            ..TrainConfig::default()
+        };
+        let checked = |probability: f64| {
+            let builder = ModelBuilder::new(&groups, &device);
+            Dropout::new(probability, &builder.child("dropout")).unwrap();
+            let linear = LinearConfig::new(2, 2).init(&device);
+            let model = ParallelModule::replicated(linear);
+            let parts = ModelParts {
+                position: builder.position(),
+                fp8: &model.fp8,
+                routers: &model.routers,
+                recompute: &model.recompute,
+                further_depths: 0,
+            };
+            let checked = check_model(&config, &groups, &device, parts);
+            checked.unwrap_err().to_string()
+        };
+        let expected = "cuda_graph with dropout: expected 0, as a graph repeats its masks";
+        assert_eq!(checked(0.1), expected);
+        let error = checked(0.0);
+        assert!(error.ends_with("expected a CUDA device"), "{error}");
     }
 }
