@@ -64,20 +64,15 @@ pub fn pin(recipe: &Recipe, engine: Engine) -> Option<Pinned> {
         fixed.push(format!("algorithms of cuBLASLt from {}", path.display()));
     }
     let cost = if engine == Engine::Nccl {
-        for (name, value) in NCCL {
-            let value = env::var(name).unwrap_or_else(|_| {
-                // SAFETY: the ranks and the threads of this process have not started.
-                unsafe { env::set_var(name, value) };
-                value.into()
-            });
+        let pinned = nccl_variables(|name| env::var(name).ok());
+        for (name, value) in &pinned {
+            // SAFETY: the ranks and the threads of this process have not started.
+            unsafe { env::set_var(name, value) };
             fixed.push(format!("{name}={value}"));
         }
         let layout = recipe.layout();
         let largest = layout.data_parallel_size().max(layout.tensor);
-        match env::var("NCCL_ALGO") {
-            Ok(algorithm) if algorithm != "Ring" => format!("that of NCCL_ALGO={algorithm}"),
-            _ => cost_of_rings(largest),
-        }
+        cost_of(&pinned, largest)
     } else {
         fixed.push(format!(
             "sums between ranks in the order of the ranks ({engine})"
@@ -87,6 +82,20 @@ pub fn pin(recipe: &Recipe, engine: Engine) -> Option<Pinned> {
     fixed.push("another layout is refused when the run is resumed".into());
     let fixed = fixed.join("; ");
     Some(Pinned { fixed, cost })
+}
+
+/// The variables of NCCL with their values: those that are given, otherwise the fixed ones.
+fn nccl_variables(given: impl Fn(&str) -> Option<String>) -> [(&'static str, String); 2] {
+    NCCL.map(|(name, value)| (name, given(name).unwrap_or_else(|| value.into())))
+}
+
+/// What an all-reduce over so many ranks costs with these variables.
+fn cost_of(variables: &[(&str, String)], ranks: usize) -> String {
+    let algorithm = variables.iter().find(|(name, _)| *name == "NCCL_ALGO");
+    match algorithm {
+        Some((name, value)) if value != "Ring" => format!("that of {name}={value}"),
+        _ => cost_of_rings(ranks),
+    }
 }
 
 /// Of all-reduces over so many ranks by NCCL's rings, for small messages, whose time is that of the messages in a row.
@@ -190,6 +199,18 @@ mod tests {
         let Pinned { fixed, .. } = pin(&recipe, Engine::Threads).unwrap();
         let expected = "in one order; algorithms of cuBLASLt from h100.json; sums";
         assert!(fixed.contains(expected), "{fixed}");
+    }
+
+    #[test]
+    fn variables_of_nccl_are_set_unless_they_are_given() {
+        let fixed = nccl_variables(|_| None);
+        let expected = [("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "Simple")];
+        assert_eq!(fixed, expected.map(|(name, value)| (name, value.into())));
+        assert_eq!(cost_of(&fixed, 64), cost_of_rings(64));
+        let given = nccl_variables(|name| (name == "NCCL_ALGO").then(|| "Tree".into()));
+        assert_eq!(given[0].1, "Tree");
+        assert_eq!(given[1].1, "Simple");
+        assert_eq!(cost_of(&given, 64), "that of NCCL_ALGO=Tree");
     }
 
     #[test]

@@ -44,7 +44,12 @@ fn run(fault: Fault, layout: &str, fp8: Option<Fp8Recipe>) -> VerifyReport {
     };
     let run = |fault| {
         let layout = layout.parse().unwrap();
-        verify(&FaultySubject { fault, fp8 }, &[layout], &options).unwrap()
+        let subject = FaultySubject {
+            fault,
+            fp8,
+            ..FaultySubject::default()
+        };
+        verify(&subject, &[layout], &options).unwrap()
     };
     let sound = run(None);
     assert!(sound.passes(), "without the fault, {fp8:?}:\n{sound}");
@@ -312,5 +317,51 @@ fn a_chunk_that_is_dropped_or_out_of_order() {
             .1
             .failing(VerifyOptions::default().tolerance);
         assert_eq!(found[..5], RESULTS, "{fault:?}\n{report}");
+    }
+}
+
+/// The columns that fail with a fault under a setting, without which the model passes.
+#[track_caller]
+fn failing(subject: FaultySubject, layout: &str, options: &VerifyOptions) -> Vec<&'static str> {
+    let run = |fault| {
+        let subject = FaultySubject { fault, ..subject };
+        verify(&subject, &[layout.parse().unwrap()], options).unwrap()
+    };
+    let sound = run(None);
+    assert!(sound.passes(), "{layout}\n{sound}");
+    let report = run(subject.fault);
+    report.rows()[0].1.failing(options.tolerance)
+}
+
+/// One rank has the samples at once.
+#[test]
+fn an_epilogue_that_replaces_the_gradient_of_a_bias() {
+    let subject = FaultySubject {
+        fault: Some(Fault::BiasGradientReplaced),
+        epilogues: true,
+        ..FaultySubject::default()
+    };
+    let options = VerifyOptions::default();
+    for layout in ["tp1-dp1-mb1", "tp2-sp-dp1-mb2"] {
+        assert_eq!(failing(subject, layout, &options), RESULTS, "{layout}");
+    }
+    // There is one micro-batch.
+    assert!(failing(subject, "tp2-dp1", &options).is_empty());
+}
+
+/// The first step is correct.
+#[test]
+fn static_buffers_that_are_not_cleared() {
+    let options = VerifyOptions {
+        cuda_graph: true,
+        ..VerifyOptions::default()
+    };
+    let subject = FaultySubject {
+        fault: Some(Fault::NotCleared),
+        ..FaultySubject::default()
+    };
+    for layout in ["dp2-mb1", "dp2-mb1-z1"] {
+        let columns = ["loss", "last grad", "grad norm", "final weights"];
+        assert_eq!(failing(subject, layout, &options), columns, "{layout}");
     }
 }

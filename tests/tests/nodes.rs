@@ -11,6 +11,7 @@ fn report(subject: &impl Subject) -> VerifyReport {
     let options = VerifyOptions {
         data_parallel: DataParallelConfig {
             hierarchical_reduce: true,
+            bucket_size: Some(300),
             ..DataParallelConfig::default()
         },
         ..VerifyOptions::default()

@@ -229,8 +229,8 @@ impl GradientBuckets {
     /// Starts the reductions of some buckets, in one call.
     fn start(&mut self, numbers: Range<usize>, plan: &ShardingPlan) {
         if plan.stage() >= ZeroStage::Gradients {
-            // One bucket is in flight while the next one is filled.
-            self.wait_until_remaining(plan, 0);
+            // One bucket is in flight while the next one is filled, and this rank's shard of the one before.
+            self.advance_reductions(plan, true);
         }
         let buffers: Vec<_> = numbers
             .clone()
@@ -252,11 +252,34 @@ impl GradientBuckets {
                 buffer
             })
             .collect();
-        self.in_flight.extend(
-            numbers
-                .clone()
-                .zip(start_reductions(numbers, buffers, plan)),
-        );
+        self.in_flight.extend(numbers.clone().zip(start_reductions(
+            numbers.clone(),
+            buffers,
+            plan,
+        )));
+        if plan.stage() < ZeroStage::Gradients {
+            let started = self
+                .in_flight
+                .split_off(self.in_flight.len() - numbers.len());
+            self.advance_reductions(plan, false);
+            self.in_flight.extend(started);
+        }
+    }
+
+    /// Starts the next collectives of the reductions that consist of several and are in the first, and with `finishes`
+    /// waits for the others.
+    fn advance_reductions(&mut self, plan: &ShardingPlan, finishes: bool) {
+        for (number, reduction) in std::mem::take(&mut self.in_flight) {
+            if reduction.is_first_of_several(plan) {
+                let category = self.buckets[number].category();
+                let advanced = reduction.advanced(category, plan);
+                self.in_flight.push_back((number, advanced));
+            } else if finishes {
+                self.buckets[number].finish_reduction(reduction, plan);
+            } else {
+                self.in_flight.push_back((number, reduction));
+            }
+        }
     }
 
     /// Starts the remaining reductions: one of every bucket, or from ZeRO-2 on one per micro-batch.
@@ -297,6 +320,13 @@ impl GradientBuckets {
     /// Waits for all reductions. Where nothing is sharded, each rank waits for a different one first, so
     /// that they share the work with engines whose waiting rank computes the sum.
     fn wait_all(&mut self, plan: &ShardingPlan) {
+        // The ranks start collectives in the same order. Those between nodes are all under way before the first is waited for.
+        self.advance_reductions(plan, false);
+        for (number, reduction) in std::mem::take(&mut self.in_flight) {
+            let category = self.buckets[number].category();
+            let advanced = reduction.advanced(category, plan);
+            self.in_flight.push_back((number, advanced));
+        }
         let groups = &plan.dense;
         if groups.shard.size() == 1 && !self.in_flight.is_empty() {
             let first = groups.data.rank() * self.in_flight.len() / groups.data.size();
@@ -373,14 +403,17 @@ impl GradientBucket {
         buffer
     }
 
-    /// Waits for a reduction, and accumulates its result onto those of earlier micro-batches.
-    fn finish_reduction(&mut self, reduction: PendingReduction, plan: &ShardingPlan) {
-        // A result that is accumulated onto an earlier one is freed at once.
-        let category = match self.reduced {
+    /// What the memory of a reduced shard is used for: one that is accumulated onto an earlier one is freed at once.
+    fn category(&self) -> MemoryCategory {
+        match self.reduced {
             None => MemoryCategory::Gradients,
             Some(_) => MemoryCategory::Buffers,
-        };
-        let shard = reduction.wait(category, plan);
+        }
+    }
+
+    /// Waits for a reduction, and accumulates its result onto those of earlier micro-batches.
+    fn finish_reduction(&mut self, reduction: PendingReduction, plan: &ShardingPlan) {
+        let shard = reduction.wait(self.category(), plan);
         self.reduced = Some(match self.reduced.take() {
             None => shard,
             Some(TrackedTensor { tensor, allocation }) => {

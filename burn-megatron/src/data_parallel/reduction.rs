@@ -28,10 +28,17 @@ enum ReductionState {
     AllReduce(PendingTensor<1>),
     /// A reduce-scatter in the node, which an all-reduce between nodes and a gather in the node follow.
     InNode(PendingTensor<1>, NodeGroups),
-    /// A reduce-scatter over the shard group.
+    /// That all-reduce.
+    BetweenNodes(PendingTensor<1>, NodeGroups),
+    /// That gather.
+    Gather(PendingTensor<1>),
+    /// A reduce-scatter over the shard group, which an all-reduce over the replicas of the shard follows if there are
+    /// some.
     ReduceScatter(PendingTensor<1>),
-    /// A reduce-scatter of 16-bit values that are accumulated in f32.
+    /// A reduce-scatter of 16-bit values that are accumulated in f32, and the same.
     ReduceScatterWide(PendingReduceScatterInF32),
+    /// That all-reduce of the shard.
+    OverReplicas(PendingTensor<1>),
 }
 
 /// Starts the reductions of consecutive buckets, in one call where they are reduced over the same group.
@@ -97,35 +104,75 @@ fn start_in_16_bits(x: Tensor<1>, groups: &ShardingGroups, plan: &ShardingPlan) 
 }
 
 impl PendingReduction {
+    /// Whether it is the first collective of several, among ranks that are near each other. It ends soon, and the next
+    /// one should start then.
+    pub fn is_first_of_several(&self, plan: &ShardingPlan) -> bool {
+        match self.state {
+            ReductionState::InNode(..) => true,
+            ReductionState::ReduceScatter(_) | ReductionState::ReduceScatterWide(_) => {
+                plan.groups(self.bucket).replicas.size() > 1
+            }
+            _ => false,
+        }
+    }
+
+    /// Waits for its collective and starts the next one, if one follows. The memory of a reduce-scattered shard is counted
+    /// as `category`. Collective: call on all ranks, in the same order.
+    pub fn advanced(self, category: MemoryCategory, plan: &ShardingPlan) -> Self {
+        let bucket = self.bucket;
+        let replicas = &plan.groups(bucket).replicas;
+        let start = |x| start_all_reduce(x, ReduceOp::Sum, replicas);
+        let over_replicas = |shard: Tensor<1>, whole: TrackedAllocation| {
+            drop(whole);
+            let TrackedTensor { tensor, allocation } = plan.track(shard, category);
+            let state = ReductionState::OverReplicas(start(tensor));
+            Self {
+                bucket,
+                state,
+                allocation,
+            }
+        };
+        let several = replicas.size() > 1;
+        let state = match self.state {
+            ReductionState::InNode(part, nodes) => {
+                let sum = start_all_reduce(part.wait(), ReduceOp::Sum, &nodes.inter_node);
+                ReductionState::BetweenNodes(sum, nodes)
+            }
+            ReductionState::BetweenNodes(part, nodes) => {
+                ReductionState::Gather(start_all_gather(part.wait(), 0, &nodes.intra_node))
+            }
+            ReductionState::ReduceScatter(shard) if several => {
+                return over_replicas(shard.wait(), self.allocation);
+            }
+            ReductionState::ReduceScatterWide(shard) if several => {
+                return over_replicas(shard.wait(), self.allocation);
+            }
+            last => last,
+        };
+        Self { state, ..self }
+    }
+
     /// Waits for this rank's shard of the bucket, summed over its group. The memory of a reduce-scattered
-    /// shard is counted as `category`.
+    /// shard is counted as `category`. Collective: call on all ranks, in the same order, unless it is
+    /// [advanced](Self::advanced) to its last collective.
     pub fn wait(self, category: MemoryCategory, plan: &ShardingPlan) -> TrackedTensor {
-        let shard = match self.state {
+        let last = self.advanced(category, plan).advanced(category, plan);
+        let shard = match last.state {
             ReductionState::Local(tensor) => {
-                return TrackedTensor::from_parts(tensor, self.allocation);
+                return TrackedTensor::from_parts(tensor, last.allocation);
             }
-            ReductionState::AllReduce(pending) => {
-                return TrackedTensor::from_parts(pending.wait(), self.allocation);
+            ReductionState::AllReduce(pending) | ReductionState::Gather(pending) => {
+                return TrackedTensor::from_parts(pending.wait(), last.allocation);
             }
-            ReductionState::InNode(pending, nodes) => {
-                let sum = summed_over_nodes(pending.wait(), &nodes);
-                return TrackedTensor::from_parts(sum, self.allocation);
+            ReductionState::InNode(..) | ReductionState::BetweenNodes(..) => {
+                unreachable!("a gather in the node is the last of three collectives")
             }
-            ReductionState::ReduceScatter(pending) => pending.wait(),
+            ReductionState::ReduceScatter(pending) | ReductionState::OverReplicas(pending) => {
+                pending.wait()
+            }
             ReductionState::ReduceScatterWide(pending) => pending.wait(),
         };
-        drop(self.allocation);
-        let replicas = &plan.groups(self.bucket).replicas;
-        let reduced = match replicas.size() {
-            1 => shard,
-            _ => start_all_reduce(shard, ReduceOp::Sum, replicas).wait(),
-        };
-        plan.track(reduced, category)
+        drop(last.allocation);
+        plan.track(shard, category)
     }
-}
-
-/// The sum of a bucket over all nodes, from this rank's part of that of its node.
-fn summed_over_nodes(part: Tensor<1>, nodes: &NodeGroups) -> Tensor<1> {
-    let sum = start_all_reduce(part, ReduceOp::Sum, &nodes.inter_node).wait();
-    start_all_gather(sum, 0, &nodes.intra_node).wait()
 }

@@ -72,7 +72,9 @@ pub(super) fn has_epilogues(
         }
     }
     let (dtype, width) = (builder.compute_dtype(), width / builder.place().size);
-    let checked = if builder.is_outline() {
+    let checked = if builder.composes_epilogues() {
+        Ok(())
+    } else if builder.is_outline() {
         check_gelu_shape(dtype, width)
     } else {
         check_gelu_epilogues(builder.device(), dtype, [hidden, width])
@@ -127,6 +129,15 @@ fn plain<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 }
 
 impl GeluInput {
+    /// The same, with another place for the gradient of the bias.
+    pub(crate) fn map_bias_destination(self, map: impl FnOnce(Destination) -> Destination) -> Self {
+        let bias = self.bias.map(|Parameter { value, destination }| {
+            let destination = destination.map(map);
+            Parameter { value, destination }
+        });
+        Self { bias, ..self }
+    }
+
     /// `gelu weight`.
     pub(super) fn product(self, weight: &Param<Tensor<2>>, kernels: LinearKernels) -> Tensor<3> {
         let weight = Weight::of(weight, &self.input);

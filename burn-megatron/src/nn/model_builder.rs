@@ -42,6 +42,7 @@ pub struct ModelBuilder {
     sequence_parallel: bool,
     /// Whether parameters are placeholders without memory.
     is_outline: bool,
+    composes_epilogues: bool,
     /// Whether parameters are trained in a model with adapters.
     is_adapter: bool,
 }
@@ -171,6 +172,7 @@ impl ModelBuilder {
             allows_fp8: true,
             sequence_parallel: groups.config().sequence_parallel,
             is_outline: false,
+            composes_epilogues: false,
             is_adapter: false,
         }
     }

@@ -52,7 +52,8 @@ impl<M: LanguageModel> Trainer<M> {
     ) -> Result<Self, TrainError> {
         let config = &in_layout(config, groups)?;
         check(config, groups, &model.module)?;
-        cuda_graphs::check_model(config, groups, device, parts(&model))?;
+        cuda_graphs::check_model(config, &parts(&model))?;
+        cuda_graphs::check_device(config, groups, device, &model.position)?;
         let pipeline = Pipelines::new(config, groups)?;
         let attention = measured_layers(&model.attention_logits, groups, config)?;
         let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
@@ -81,7 +82,8 @@ impl<M: LanguageModel> Trainer<M> {
         }
         let config = &in_layout(config, groups)?;
         check(config, groups, &model.module)?;
-        cuda_graphs::check_model(config, groups, device, parts(&model))?;
+        cuda_graphs::check_model(config, &parts(&model))?;
+        cuda_graphs::check_device(config, groups, device, &model.position)?;
         let attention = measured_layers(&model.attention_logits, groups, config)?;
         let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
         let pipelines = Pipelines {
@@ -108,17 +110,28 @@ impl<M: LanguageModel> Trainer<M> {
                 expected: "DataParallelConfig::static_buffers".into(),
             }));
         }
-        let model = ModelParts {
-            position: ddp.position(),
-            fp8: ddp.fp8(),
-            routers: ddp.routers(),
-            recompute: ddp.recompute(),
-            further_depths: ddp.module().further_depths(),
-        };
-        cuda_graphs::check_model(config, ddp.groups(), device, model)?;
+        cuda_graphs::check_model(config, &parts_of_wrapped(&ddp))?;
+        cuda_graphs::check_device(config, ddp.groups(), device, ddp.position())?;
         let pipelines = Pipelines::new(config, ddp.groups())?;
         let attention = measured_layers(ddp.attention_logits(), ddp.groups(), config)?;
         Self::build(ddp, device, config, pipelines, attention)
+    }
+
+    /// The same trainer, which runs micro-batches as [`cuda_graph`](TrainConfig::cuda_graph) does, on a device without
+    /// graphs. The model must be wrapped with static buffers.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError`] for a layout or a model that a graph cannot have; dropout draws other masks here.
+    pub(crate) fn with_graphs_on_host(mut self) -> Result<Self, TrainError> {
+        let config = TrainConfig {
+            cuda_graph: true,
+            ..self.config.clone()
+        };
+        cuda_graphs::check(&config, self.ddp.groups().config())?;
+        cuda_graphs::check_model(&config, &parts_of_wrapped(&self.ddp))?;
+        self.cuda_graphs = Some(RefCell::new(CudaGraphs::on_host()));
+        Ok(self)
     }
 
     fn build(
@@ -206,11 +219,19 @@ fn check(
 
 fn parts<M: LanguageModel>(model: &ParallelModule<M>) -> ModelParts<'_> {
     ModelParts {
-        position: &model.position,
         fp8: &model.fp8,
         routers: &model.routers,
         recompute: &model.recompute,
         further_depths: model.module.further_depths(),
+    }
+}
+
+fn parts_of_wrapped<M: LanguageModel>(ddp: &DistributedDataParallel<M>) -> ModelParts<'_> {
+    ModelParts {
+        fp8: ddp.fp8(),
+        routers: ddp.routers(),
+        recompute: ddp.recompute(),
+        further_depths: ddp.module().further_depths(),
     }
 }
 

@@ -136,6 +136,10 @@ pub struct VerifyOptions {
     pub qk_clip: Option<QkClipConfig>,
     /// Computes every so many steps [twice](crate::train::TrainConfig::check_replay_every), but for those of the single rank.
     pub check_replay_every: Option<usize>,
+    /// Runs the micro-batches of each layout, but not those of the single rank, as
+    /// [`cuda_graph`](crate::train::TrainConfig::cuda_graph) does: gradients are added to static buffers, and counted and
+    /// reduced as after a replay. The host runs what would be captured.
+    pub cuda_graph: bool,
     /// Smaller batches in the first steps.
     pub batch_warmup: Vec<BatchWarmup>,
     /// Shorter rows in the first steps.
@@ -161,6 +165,7 @@ impl Default for VerifyOptions {
             clip: 0.1,
             qk_clip: None,
             check_replay_every: None,
+            cuda_graph: false,
             batch_warmup: vec![],
             sequence_warmup: vec![],
             data_parallel: DataParallelConfig::default(),
@@ -189,6 +194,7 @@ impl VerifyOptions {
                 _ => Precision::F32,
             },
             bucket_size: self.data_parallel.bucket_size.or(bucket_size),
+            static_buffers: self.cuda_graph || self.data_parallel.static_buffers,
             ..self.data_parallel.clone()
         }
     }
@@ -230,6 +236,7 @@ impl VerifyOptions {
                 ..DataParallelConfig::default()
             },
             check_replay_every: None,
+            cuda_graph: false,
             ..self.clone()
         }
     }

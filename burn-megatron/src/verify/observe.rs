@@ -63,6 +63,9 @@ pub(super) fn observe<S: Subject>(
     let config = options.train_config(subject, layout);
     let ddp = subject.wrap(model, groups, &config.data_parallel)?;
     let mut trainer = Trainer::from_wrapped(ddp, &device, &config)?;
+    if options.cuda_graph {
+        trainer = trainer.with_graphs_on_host()?;
+    }
     let data = subject.data(groups);
     let mut observer = GradientObserver {
         observation,

@@ -89,7 +89,8 @@ impl<C: ModelConfig> ModelSubject<C> {
             _ => DType::F32,
         };
         let scope = ModelBuilder::with(groups, device, self.seed, parameters)
-            .with_compute_dtype(self.dtype);
+            .with_compute_dtype(self.dtype)
+            .with_composed_epilogues();
         let scope = scope.with_kernels(&self.kernels)?.with_fp8(&self.fp8)?;
         match &self.lora {
             Some(lora) => scope.with_lora(lora),

@@ -47,8 +47,22 @@ impl Communicator for RecordingComm {
     }
 }
 
-/// The calls of a step of four blocks on the data axis, by rank, with marks of the test in between.
+/// The calls of a step of four blocks on the data axis of two ranks, by rank, with marks of the test in between.
 fn step(config: DataParallelConfig, micro_batches: usize, closing: bool) -> Vec<Vec<String>> {
+    step_in(
+        &ParallelConfig::new().with_data(2),
+        config,
+        micro_batches,
+        closing,
+    )
+}
+
+fn step_in(
+    layout: &ParallelConfig,
+    config: DataParallelConfig,
+    micro_batches: usize,
+    closing: bool,
+) -> Vec<Vec<String>> {
     let events = |groups: &ParallelContext| {
         let log = CallLog::default();
         let data: Arc<dyn Communicator> = Arc::new(RecordingComm {
@@ -72,7 +86,7 @@ fn step(config: DataParallelConfig, micro_batches: usize, closing: bool) -> Vec<
         ddp.reduce(1)?;
         Ok(log.take())
     };
-    over(1, 2, events).unwrap()
+    over_layout(layout, events).unwrap()
 }
 
 /// Each block has a bucket of 128 elements: 16 + 4, the second on 64, padded to 128.
@@ -130,6 +144,46 @@ fn zero_3_prefetches_one_unit() {
             gather, gather, gather, gather, "backward", sum, sum, sum, sum, "reduce", TOKENS,
         ];
         assert_eq!(events, expected);
+    }
+}
+
+/// The sum of a bucket in a node is followed by that between nodes while the next bucket is filled, so that the slow link is
+/// hidden too.
+#[test]
+fn sums_between_nodes_and_replicas_start_in_the_backward() {
+    let layout = ParallelConfig::new().with_data(4).with_ranks_per_node(2);
+    let (inside, between, gather) = ("reduce_scatter 128", "all_reduce 64", "all_gather 64");
+    let nodes = DataParallelConfig {
+        hierarchical_reduce: true,
+        ..buckets(0)
+    };
+    for events in step_in(&layout, nodes, 1, true) {
+        let expected = [
+            "backward", inside, inside, between, inside, between, inside, between, "reduce",
+            between, gather, gather, gather, gather, TOKENS,
+        ];
+        assert_eq!(events, expected);
+    }
+    for number in [1, 2] {
+        let replicas = DataParallelConfig {
+            hsdp: Some(2),
+            ..buckets(number)
+        };
+        let (first, last) = if number == 1 {
+            ([inside, inside, between], [inside, between])
+        } else {
+            ([inside, between, inside], [between, inside])
+        };
+        let expected = [
+            &["backward"][..],
+            &first,
+            &last,
+            &last,
+            &["reduce", between, TOKENS],
+        ];
+        for events in step_in(&layout, replicas.clone(), 1, true) {
+            assert_eq!(events, expected.concat(), "{number}");
+        }
     }
 }
 

@@ -59,9 +59,20 @@ fn over<T: Send>(
     data: usize,
     f: impl Fn(&ParallelContext) -> Result<T, RankError> + Sync,
 ) -> Result<Vec<T>, WorldError> {
-    let config = ParallelConfig::new().with_tensor(tensor).with_data(data);
-    let run = |rank| f(&ParallelContext::new(&config, &rank)?);
-    World::threads(tensor * data).unwrap().run(run)
+    over_layout(
+        &ParallelConfig::new().with_tensor(tensor).with_data(data),
+        f,
+    )
+}
+
+/// Runs `f` on each rank of a layout.
+fn over_layout<T: Send>(
+    layout: &ParallelConfig,
+    f: impl Fn(&ParallelContext) -> Result<T, RankError> + Sync,
+) -> Result<Vec<T>, WorldError> {
+    let run = |rank| f(&ParallelContext::new(layout, &rank)?);
+    let ranks = layout.tensor * layout.data_size();
+    World::threads(ranks).unwrap().run(run)
 }
 
 /// The gradients of a [`Pair`] of which each rank gives `2^rank` and one token.

@@ -48,6 +48,20 @@ impl ModelBuilder {
         self.shared.kernels.lock().epilogue_fusion()
     }
 
+    /// Computes what [`KernelChoices::epilogue_fusion`] requests by products and kernels where the device has no such
+    /// epilogue, in any type and width: to verify the layers on a CPU. Call on the root builder.
+    pub fn with_composed_epilogues(self) -> Self {
+        Self {
+            composes_epilogues: true,
+            ..self
+        }
+    }
+
+    /// See [`with_composed_epilogues`](Self::with_composed_epilogues).
+    pub(in crate::nn) fn composes_epilogues(&self) -> bool {
+        self.composes_epilogues
+    }
+
     /// The setting of [`LogitsShape::tokens_per_chunk`](crate::nn::LogitsShape::tokens_per_chunk).
     pub fn loss_chunk_size(&self) -> Option<usize> {
         self.shared.kernels.lock().loss_chunk_size()

@@ -68,19 +68,51 @@ pub(in crate::train) fn check(
 
 /// A model before or after it is wrapped.
 pub(in crate::train) struct ModelParts<'a> {
-    pub position: &'a DropoutPosition,
     pub fp8: &'a Fp8,
     pub routers: &'a Routers,
     pub recompute: &'a Recompute,
     pub further_depths: usize,
 }
 
-/// Checks the device, the ranks and the model, before its parameters are laid out.
+/// Checks the model, before its parameters are laid out.
 pub(in crate::train) fn check_model(
+    config: &TrainConfig,
+    model: &ModelParts<'_>,
+) -> Result<(), ConfigError> {
+    if !config.cuda_graph {
+        return Ok(());
+    }
+    let refused = [
+        (
+            !model.fp8.layers().is_empty(),
+            "fp8",
+            "no FP8 layers, as the host keeps their magnitudes",
+        ),
+        (
+            !model.routers.layers().is_empty(),
+            "experts",
+            "a dense model, as the host reads how many tokens each expert has",
+        ),
+        (
+            model.further_depths > 0,
+            "multi-token prediction",
+            "a model without it",
+        ),
+        (
+            model.recompute.config().offload.bytes > 0,
+            "offload of activations",
+            "none, as the host waits for what it has moved",
+        ),
+    ];
+    first_refused(refused.map(|(is_set, name, expected)| (is_set, name.into(), expected)))
+}
+
+/// Checks the device and the ranks, and what the device would repeat.
+pub(in crate::train) fn check_device(
     config: &TrainConfig,
     groups: &ParallelContext,
     device: &Device,
-    model: ModelParts<'_>,
+    position: &DropoutPosition,
 ) -> Result<(), ConfigError> {
     if !config.cuda_graph {
         return Ok(());
@@ -89,29 +121,9 @@ pub(in crate::train) fn check_model(
     let world = groups.world();
     let refused = [
         (
-            model.position.is_used(),
+            position.is_used(),
             "dropout".into(),
             "0, as a graph repeats its masks",
-        ),
-        (
-            !model.fp8.layers().is_empty(),
-            "fp8".into(),
-            "no FP8 layers, as the host keeps their magnitudes",
-        ),
-        (
-            !model.routers.layers().is_empty(),
-            "experts".into(),
-            "a dense model, as the host reads how many tokens each expert has",
-        ),
-        (
-            model.further_depths > 0,
-            "multi-token prediction".into(),
-            "a model without it",
-        ),
-        (
-            model.recompute.config().offload.bytes > 0,
-            "offload of activations".into(),
-            "none, as the host waits for what it has moved",
         ),
         (
             !device.contains("Cuda"),
@@ -141,11 +153,9 @@ fn first_refused(
 
 #[cfg(test)]
 mod tests {
-    use burn::nn::LinearConfig;
-
     use super::*;
     use crate::data_parallel::{DataParallelConfig, Precision};
-    use crate::nn::{Dropout, ModelBuilder, ParallelModule};
+    use crate::nn::{Dropout, ModelBuilder};
 
     fn error(config: &TrainConfig, layout: &ParallelConfig) -> String {
         let checked = check(config, layout);
@@ -189,6 +199,7 @@ mod tests {
             "{tensor}"
         );
     }
+
     #[test]
     fn dropout_and_other_devices_are_refused() {
         let groups = ParallelContext::single();
@@ -200,16 +211,7 @@ mod tests {
         let checked = |probability: f64| {
             let builder = ModelBuilder::new(&groups, &device);
             Dropout::new(probability, &builder.child("dropout")).unwrap();
-            let linear = LinearConfig::new(2, 2).init(&device);
-            let model = ParallelModule::replicated(linear);
-            let parts = ModelParts {
-                position: builder.position(),
-                fp8: &model.fp8,
-                routers: &model.routers,
-                recompute: &model.recompute,
-                further_depths: 0,
-            };
-            let checked = check_model(&config, &groups, &device, parts);
+            let checked = check_device(&config, &groups, &device, builder.position());
             checked.unwrap_err().to_string()
         };
         let expected = "cuda_graph with dropout: expected 0, as a graph repeats its masks";

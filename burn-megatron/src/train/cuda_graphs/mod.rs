@@ -5,6 +5,9 @@
 //! run outside of the graph: the gradient of the embedding is added to the rows of its own tokens, gradients are counted, and
 //! reductions start, after each micro-batch with ZeRO-2 and after the last one otherwise. So a graph has no collective, and the
 //! deadlines of collectives hold as without graphs.
+//!
+//! `verify` runs on the CPU, which has no graphs: the host then runs the body for each micro-batch, with all that happens outside
+//! of a graph outside of it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,7 +29,7 @@ use crate::pipeline::schedule::{Action, ActionKind};
 
 mod check;
 
-pub(super) use check::{ModelParts, check, check_model};
+pub(super) use check::{ModelParts, check, check_device, check_model};
 
 /// The micro-batches of a shape that run without a graph, the last one of which is captured.
 const WARM_UPS: usize = 3;
@@ -58,7 +61,10 @@ impl fmt::Display for CudaGraphStats {
 }
 
 /// The graphs of a trainer, by the shape of rows.
+#[derive(Default)]
 pub(super) struct CudaGraphs {
+    /// Whether the host runs what would be captured.
+    on_host: bool,
     by_shape: BTreeMap<ShapeKey, ShapeGraph>,
     pub stats: CudaGraphStats,
 }
@@ -86,10 +92,15 @@ struct CapturedMicroBatch {
 impl CudaGraphs {
     /// None if they are off.
     pub fn new(config: &TrainConfig) -> Option<Self> {
-        config.cuda_graph.then(|| Self {
-            by_shape: BTreeMap::new(),
-            stats: CudaGraphStats::default(),
-        })
+        config.cuda_graph.then(Self::default)
+    }
+
+    /// Without graphs: the host runs each micro-batch as one that is captured, then counted as replayed.
+    pub fn on_host() -> Self {
+        Self {
+            on_host: true,
+            ..Self::default()
+        }
     }
 
     /// Runs the micro-batches of a step. Returns their losses, `[1]` each, and the times of the host.
@@ -105,8 +116,12 @@ impl CudaGraphs {
                 return Err(ConfigError::WithCudaGraph { setting, expected }.into());
             }
             stages.ddp.hold_reductions();
-            let graph = self.by_shape.entry([batch.rows, batch.seq]).or_default();
-            losses.push(graph.micro_batch(number, stages, &mut events, &mut self.stats)?);
+            losses.push(if self.on_host {
+                micro_batch_on_host(number, stages, &mut events)
+            } else {
+                let graph = self.by_shape.entry([batch.rows, batch.seq]).or_default();
+                graph.micro_batch(number, stages, &mut events, &mut self.stats)?
+            });
             stages
                 .ddp
                 .release_reductions(number + 1 == stages.batches.len());
@@ -146,10 +161,7 @@ impl ShapeGraph {
             unsafe { captured.graph.replay() }?;
             let replayed = Instant::now();
             events.push(event(ActionKind::Forward, number, [start, replayed]));
-            stages.ddp.count_micro_batch(&captured.uses);
-            for lookup in &captured.lookups {
-                lookup.accumulate(batch.sorted());
-            }
+            finish(number, stages, &captured.uses, &captured.lookups);
             events.push(event(
                 ActionKind::Backward,
                 number,
@@ -179,6 +191,34 @@ impl ShapeGraph {
         }
         Ok(loss)
     }
+}
+
+/// Counts the gradients of a micro-batch that a graph has added to their buffers, and adds those of its tokens.
+fn finish<M: LanguageModel>(
+    number: usize,
+    stages: &TrainStages<'_, M>,
+    uses: &MicroBatchUses,
+    lookups: &[DeferredLookup],
+) {
+    stages.ddp.count_micro_batch(uses);
+    for lookup in lookups {
+        lookup.accumulate(stages.batches[number].sorted());
+    }
+}
+
+fn micro_batch_on_host<M: LanguageModel>(
+    number: usize,
+    stages: &TrainStages<'_, M>,
+    events: &mut Vec<ActionEvent>,
+) -> Tensor<1> {
+    let batch = &stages.batches[number];
+    let inputs = DeviceBatch::new(batch, true, &stages.device);
+    let body = || defer(batch.sorted(), || forward_backward(number, stages, inputs));
+    let (((loss, [start, forward, end]), lookups), uses) = stages.ddp.capture_micro_batch(body);
+    events.push(event(ActionKind::Forward, number, [start, forward]));
+    events.push(event(ActionKind::Backward, number, [forward, end]));
+    finish(number, stages, &uses, &lookups);
+    loss
 }
 
 impl DeviceBatch {

@@ -27,6 +27,9 @@ pub enum Corruption {
     SkipAfterFirst,
     /// Sums are too large by the number of ranks, as where a mean is not divided.
     Undivided,
+    /// What each rank contributes to a sum contains its contribution to the one before of the same length: a gradient buffer
+    /// that is not cleared before the next step.
+    NotCleared,
     /// The rank at index 1 gets slightly too large values.
     Drift,
     /// Of an all-to-all in f64, what is for the first two ranks that get something is exchanged, as far as both get as much.
@@ -57,6 +60,8 @@ pub struct CorruptedComm {
     exchanges: AtomicUsize,
     /// By number, what the all-to-alls in f64 that are under way send.
     under_way: Arc<Mutex<BTreeMap<usize, Buffer>>>,
+    /// By their number, the elements of the last contribution to a sum.
+    contributions: Mutex<BTreeMap<usize, Buffer>>,
     /// The result of the last all-gather that was waited for.
     last_gathered: Arc<Mutex<Option<Buffer>>>,
 }
@@ -70,6 +75,7 @@ impl CorruptedComm {
             after_sum: AtomicBool::new(false),
             exchanges: AtomicUsize::new(0),
             under_way: Arc::default(),
+            contributions: Mutex::default(),
             last_gathered: Arc::default(),
         })
     }
@@ -122,6 +128,15 @@ impl Communicator for CorruptedComm {
             Corruption::Drift if sums && self.rank() == 1 => {
                 let pending = self.inner.start(call, input)?;
                 Ok(Pending::new(|| Ok(times(pending.wait()?, 1.0 + DRIFT))))
+            }
+            Corruption::NotCleared if is_bucket => {
+                let before = self.contributions.lock().remove(&input.len());
+                let input = match before {
+                    Some(before) => plus(input, before),
+                    None => input,
+                };
+                self.contributions.lock().insert(input.len(), input.clone());
+                self.inner.start(call, input)
             }
             Corruption::Undivided if sums => {
                 let ranks = self.size() as f64;
@@ -225,6 +240,16 @@ fn without(buffer: Buffer, range: Range<usize>) -> Buffer {
     let mut values: Vec<f64> = buffer.into_vec();
     values[range].fill(0.0);
     values.into()
+}
+
+/// The sum of numbers in f64.
+fn plus(left: Buffer, right: Buffer) -> Buffer {
+    let (left, right): (Vec<f64>, Vec<f64>) = (left.into_vec(), right.into_vec());
+    let sums = left
+        .into_iter()
+        .zip(right)
+        .map(|(left, right)| left + right);
+    sums.collect::<Vec<_>>().into()
 }
 
 /// Numbers in f64, the type of `verify`, times a factor.

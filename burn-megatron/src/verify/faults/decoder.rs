@@ -11,11 +11,11 @@ use crate::model::{RecomputePrefix, RoundingSizes};
 use crate::nn::fp8::{Fp8Config, Fp8Recipe};
 use crate::nn::{
     Activation, ActivationLayout, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig,
-    Dropout, Init, LearnedPositions, LearnedPositionsConfig, ModelBuilder, Norm, NormConfig,
-    NormKind, OutputLayer, OutputLayerConfig, ParallelAttention, ParallelAttentionConfig,
-    ParallelModule, ParameterEntry, Placement, RowParallelLinear, RowParallelLinearConfig,
-    SEQUENCE_DIM, Section, VocabParallelCrossEntropy, VocabParallelEmbedding,
-    VocabParallelEmbeddingConfig, Vocabulary,
+    Dropout, Init, LearnedPositions, LearnedPositionsConfig, LinearInput, ModelBuilder, Norm,
+    NormConfig, NormKind, OutputLayer, OutputLayerConfig, ParallelAttention,
+    ParallelAttentionConfig, ParallelModule, ParameterEntry, Placement, RowParallelLinear,
+    RowParallelLinearConfig, SEQUENCE_DIM, Section, VocabParallelCrossEntropy,
+    VocabParallelEmbedding, VocabParallelEmbeddingConfig, Vocabulary,
 };
 use crate::train::{LanguageModel, Losses, Tokens};
 use crate::verify::{Layout, Rounding, Subject};
@@ -24,6 +24,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron_kernels::philox::Stream;
 
 use super::corrupted::{CorruptedComm, Corruption, DRIFT};
+use super::replacing::Replacing;
 
 /// The fault. No fault has an effect on a single rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +69,11 @@ pub enum Fault {
     LocalSmoothing,
     /// One rank of the data axis gets slightly different gradients.
     Drift,
+    /// The epilogue that computes the gradient of a bias writes it over that of the micro-batch before. With
+    /// [`FaultySubject::epilogues`].
+    BiasGradientReplaced,
+    /// A gradient buffer is not cleared before the next step, as one that keeps its address for CUDA graphs.
+    NotCleared,
     /// The column-parallel layer of a ring computes with its own chunk in the place of its neighbour's.
     ChunkDropped,
     /// The column-parallel layer computes with each chunk of a gather in the place of the next.
@@ -95,6 +101,8 @@ pub struct Decoder {
     #[module(skip)]
     lies: ActivationLayout,
     #[module(skip)]
+    epilogues: bool,
+    #[module(skip)]
     fault: Option<Fault>,
 }
 
@@ -111,7 +119,12 @@ const SAMPLES: usize = 4;
 const TARGETS: usize = SAMPLES * SAMPLES;
 
 impl Decoder {
-    fn new(fault: Option<Fault>, scope: &ModelBuilder) -> Result<Self, BuildError> {
+    fn new(
+        FaultySubject {
+            fault, epilogues, ..
+        }: FaultySubject,
+        scope: &ModelBuilder,
+    ) -> Result<Self, BuildError> {
         let sp = scope.sequence_parallel();
         let (place, init) = (scope.place(), Init::Normal(0.3));
         let vocabulary = Vocabulary::padded(TOKENS, 1, place.size);
@@ -191,11 +204,24 @@ impl Decoder {
             } else {
                 ActivationLayout::Whole
             },
+            epilogues,
             fault,
         })
     }
 
-    fn down(&self, x: Tensor<3>) -> Tensor<3> {
+    /// GELU of the first product of the MLP.
+    fn activated(&self, x: Tensor<3>) -> LinearInput {
+        if !self.epilogues {
+            return Activation::GeluTanh.forward(self.up.forward(x)).into();
+        }
+        let gelu = self.up.forward_to_gelu(x);
+        LinearInput::Gelu(match self.fault {
+            Some(Fault::BiasGradientReplaced) => gelu.map_bias_destination(Replacing::wrap),
+            _ => gelu,
+        })
+    }
+
+    fn down(&self, x: LinearInput) -> Tensor<3> {
         match (self.down.forward_without_bias(x), self.fault) {
             ((y, Some(bias)), Some(Fault::BiasBeforeSum)) => {
                 y + bias
@@ -221,8 +247,8 @@ impl LanguageModel for Decoder {
         let x = self.positions.forward(x);
         let attended = self.attention.forward(self.norm.forward(x.clone()), None);
         let x = x + self.dropout.forward(attended, self.lies);
-        let up = self.up.forward(self.mlp_norm.forward(x.clone()));
-        x + self.down(Activation::GeluTanh.forward(up))
+        let up = self.mlp_norm.forward(x.clone());
+        x + self.down(self.activated(up))
     }
 
     fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
@@ -277,6 +303,8 @@ pub struct FaultySubject {
     pub fault: Option<Fault>,
     /// The FP8 recipe of its linear layers, if any.
     pub fp8: Option<Fp8Recipe>,
+    /// Whether GELU is the epilogue of the products around it; not with FP8.
+    pub epilogues: bool,
 }
 
 impl FaultySubject {
@@ -337,7 +365,7 @@ impl Subject for FaultySubject {
     ) -> Result<ParallelModule<Decoder>, BuildError> {
         let scope =
             ModelBuilder::with(groups, device, 3, DType::F64).with_fp8(&self.fp8_config())?;
-        let decoder = Decoder::new(self.fault, &scope)?;
+        let decoder = Decoder::new(*self, &scope)?;
         let mut model = scope.finish(decoder)?;
         let entries = model.table.entries_mut();
         match self.fault {
@@ -381,6 +409,7 @@ impl Subject for FaultySubject {
                 groups.clone().with_world(world)
             }
             Some(Fault::NoDataSum) => groups.clone().with_data(data(Corruption::Skip)),
+            Some(Fault::NotCleared) => groups.clone().with_data(data(Corruption::NotCleared)),
             Some(Fault::Drift) => groups.clone().with_data(data(Corruption::Drift)),
             _ => groups,
         };

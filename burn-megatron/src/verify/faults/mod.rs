@@ -5,6 +5,7 @@
 pub mod context;
 pub mod corrupted;
 pub mod decoder;
+mod replacing;
 
 use std::fmt;
 
@@ -259,7 +260,7 @@ pub fn find_published(
             PlantedFault::Decoder(fault) => {
                 let subject = FaultySubject {
                     fault: planted.then_some(fault),
-                    fp8: None,
+                    ..FaultySubject::default()
                 };
                 verify(&subject, &layouts, &options)
             }

@@ -429,6 +429,7 @@ impl VerifyCase {
             clip: train.clip,
             qk_clip: train.qk_clip,
             check_replay_every: train.check_replay_every,
+            cuda_graph: train.cuda_graph,
             // Its first steps have whole batches of whole rows.
             batch_warmup: vec![],
             sequence_warmup: vec![],

@@ -18,7 +18,7 @@ pub type SettingCase = (
     fn(&mut Recipe),
 );
 
-pub const SETTINGS: [SettingCase; 25] = [
+pub const SETTINGS: [SettingCase; 28] = [
     (
         "overlap_grad_reduce = false",
         VerifyModel::Gpt,
@@ -33,6 +33,15 @@ pub const SETTINGS: [SettingCase; 25] = [
             "tp2-dp4-mb1-node4",
             "pp2-dp4-mb2-node2/1f1b",
         ],
+        |recipe| {
+            recipe.data_parallel.hierarchical_reduce = true;
+            recipe.data_parallel.bucket_size = Some(700);
+        },
+    ),
+    (
+        "hierarchical_reduce of experts",
+        VerifyModel::Mixtral,
+        &["ep2-dp4-mb1-node2", "ep2-dp8-mb1-node4"],
         |recipe| recipe.data_parallel.hierarchical_reduce = true,
     ),
     (
@@ -149,6 +158,18 @@ pub const SETTINGS: [SettingCase; 25] = [
         VerifyModel::Llama,
         &["tp2-sp-dp2-mb1", "pp2-mb2/zb-h1", "dp4-mb1-z3"],
         |recipe| recipe.kernels = KernelChoices::all(KernelChoice::Unfused),
+    ),
+    (
+        "kernels.epilogue_fusion",
+        VerifyModel::Gpt,
+        &["tp2-sp-dp2-mb2-z1", "tp2-pp2-mb2/zb-h1", "dp4-mb1-z3"],
+        |recipe| recipe.kernels.epilogue_fusion = true,
+    ),
+    (
+        "train.cuda_graph",
+        VerifyModel::Gpt,
+        &["dp4-mb1", "dp2-mb1-z1", "dp2-mb2-z2"],
+        |recipe| recipe.train.cuda_graph = true,
     ),
     (
         "unclipped, with parameter groups",
