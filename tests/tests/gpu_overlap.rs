@@ -1,4 +1,5 @@
-//! Exchanges of the tensor axis in chunks on a device: the results of the CPU; over NCCL also the order of the calls.
+//! Exchanges of the tensor axis in chunks, and transfers of pipelines, on a device: the results of the CPU; over NCCL also the
+//! order of the calls, and that they are calls on the device.
 #![cfg(any(feature = "cuda", feature = "wgpu"))]
 
 use std::sync::{Arc, Mutex};
@@ -8,10 +9,13 @@ use burn_megatron::comm::{
     Buffer, Call, CommError, Communicator, DeviceCommunicator, DevicePending, Engine, Group,
     ParallelContext, Pending, Rank, World, testing::join_as_threads,
 };
-use burn_megatron::mesh::{ParallelConfig, TpCommOverlap};
+use burn_megatron::mesh::{Axis, Grid, ParallelConfig, TpCommOverlap};
 use burn_megatron::nn::{Activation, ModelBuilder, ParallelMlp, ParallelMlpConfig};
+use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron::train::{ModelConfig, Observer, ObserverError, TrainConfig, Trainer};
+use burn_megatron_models::TransformerConfig;
 use burn_megatron_test_skip::skipped;
-use burn_megatron_tests::gpu;
+use burn_megatron_tests::{Text, gpu, small_llama};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
@@ -157,6 +161,11 @@ impl DeviceCommunicator for Recording {
         engine.is_some_and(|engine| engine.takes(device))
     }
 
+    fn allows_early_receives(&self) -> bool {
+        let engine = self.inner.on_device();
+        engine.is_some_and(|engine| engine.allows_early_receives())
+    }
+
     fn start(&self, calls: Vec<(Call, Tensor<1>)>) -> Result<Vec<DevicePending>, CommError> {
         let names: Vec<_> = calls.iter().map(|(call, _)| call.name()).collect();
         let mut journal = self.journal.lock().unwrap();
@@ -263,4 +272,79 @@ fn calls_over_nccl_are_started_before_the_products_that_hide_them() {
     ];
     assert_eq!(events(&bulk), bulk_calls);
     check(over_nccl);
+}
+
+/// The losses and gradient norms of a run.
+#[derive(Default)]
+struct Losses(Vec<f32>);
+
+impl Observer for Losses {
+    fn step(&mut self, metrics: &StepMetrics, _: &StepTiming) -> Result<(), ObserverError> {
+        let numbers = [metrics.loss, metrics.gradient_norm];
+        self.0.extend(numbers.map(|number| number as f32));
+        Ok(())
+    }
+
+    fn held_out(&mut self, _: &HeldOutMetrics) -> Result<(), ObserverError> {
+        Ok(())
+    }
+}
+
+/// Three steps of four micro-batches on two stages: the losses, and what a rank sends and receives, by way of the host or on the
+/// device.
+fn train_stages(
+    rank: &Rank,
+    fp8_transfers: bool,
+    device: &Device,
+) -> Result<(Vec<f32>, Vec<String>), AnyError> {
+    let layout = ParallelConfig::new().with_data(1).with_pipeline(2);
+    let layout = layout.with_fp8_transfers(fp8_transfers);
+    let groups = ParallelContext::new(&layout, rank)?;
+    let journal = Journal::default();
+    let recording = Arc::new(Recording {
+        inner: groups.pipeline().clone(),
+        journal: journal.clone(),
+    });
+    let groups = groups.with_group(Grid::Dense, Axis::Pipeline, recording);
+    let config = TransformerConfig {
+        layers: 2,
+        vocabulary: 256,
+        ..small_llama().config
+    };
+    let train = TrainConfig {
+        steps: 3,
+        micro_batch_size: 1,
+        global_batch_size: 4,
+        held_out_samples: 1,
+        ..TrainConfig::default()
+    };
+    let model = config.init_with(ModelBuilder::with(&groups, device, 1, DType::F32))?;
+    let mut trainer = Trainer::new(model, &groups, device, &train)?;
+    let mut losses = Losses::default();
+    let text = Text::new();
+    trainer.fit(&text.open(), &mut losses)?;
+    let calls = journal.lock().unwrap().clone();
+    Ok((losses.0, calls))
+}
+
+#[test]
+fn stages_over_nccl_exchange_tensors_of_the_device() {
+    if !cfg!(feature = "cuda") || std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_err() {
+        skipped("needs the feature cuda and NCCL_MULTI_RANK_GPU_ENABLE=1");
+        return;
+    }
+    for fp8_transfers in [false, true] {
+        let on_cpu = on_threads(&|rank: &Rank| train_stages(rank, fp8_transfers, &Device::flex()));
+        let found = over_nccl(&|rank: &Rank| train_stages(rank, fp8_transfers, &gpu()));
+        for ((expected, _), (losses, calls)) in on_cpu.iter().zip(&found) {
+            assert_near("losses", &[losses.clone()], &[expected.clone()], OF_CPU);
+            let count = |name: &str| calls.iter().filter(|call| *call == name).count();
+            println!("{calls:?}");
+            // One direction each: activations, or their gradients.
+            let tensors = if fp8_transfers { 2 } else { 1 };
+            assert_eq!(count("start send"), 3 * 4 * tensors, "{calls:?}");
+            assert_eq!(count("start receive"), 3 * 4 * tensors, "{calls:?}");
+            assert_eq!(count("host send") + count("host receive"), 0, "{calls:?}");
+        }
+    }
 }

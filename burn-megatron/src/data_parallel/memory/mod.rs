@@ -190,7 +190,7 @@ pub struct MemoryPlan {
     ///   included: one bucket at a time, they reuse the memory of its gradients.
     /// - Stage 2: the larger of that and the full gradients of two adjacent buckets of each buffer, of which one
     ///   is filled while the other is reduced, and of all shared buckets, which are filled throughout
-    ///   backward. The step follows backward, so the two do not add up.
+    ///   backward; with hybrid sharding also the rank's shard of the bucket before, which is summed over the replicas. The step follows backward, so the two do not add up.
     /// - Stage 3: those gradients, and the unsharded parameters of the two largest adjacent units of the model:
     ///   the current one and the prefetched one. Backward needs both at once.
     pub buffers: u64,

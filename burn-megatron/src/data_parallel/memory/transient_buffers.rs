@@ -11,8 +11,8 @@ pub(super) fn transient_buffers(layout: &BufferLayout, rules: &MemoryRules) -> u
     match rules.stage {
         ZeroStage::Replicated => 0,
         ZeroStage::Optimizer => step_buffers(layout, rules),
-        ZeroStage::Gradients => step_buffers(layout, rules).max(gradients_in_flight(layout)),
-        ZeroStage::Parameters => gathered_units(layout) + gradients_in_flight(layout),
+        ZeroStage::Gradients => step_buffers(layout, rules).max(gradients_in_flight(layout, rules)),
+        ZeroStage::Parameters => gathered_units(layout) + gradients_in_flight(layout, rules),
     }
 }
 
@@ -42,14 +42,18 @@ fn largest_shard(layout: &BufferLayout, rules: &MemoryRules) -> u128 {
     floats.map(bytes).max().unwrap_or(0)
 }
 
-/// Two adjacent buckets of each buffer, and all shared buckets.
-fn gradients_in_flight(layout: &BufferLayout) -> u128 {
+/// Two adjacent buckets of each buffer, and all shared buckets; with hybrid sharding the rank's shard of the bucket before
+/// too, which is summed over the replicas.
+fn gradients_in_flight(layout: &BufferLayout, rules: &MemoryRules) -> u128 {
     let in_flight = |buffer: &FlatBuffer| {
         let (shared, others): (Vec<&Bucket>, Vec<_>) =
             buffer.buckets.iter().partition(|bucket| bucket.shared);
         let bytes = |bucket: &Bucket| bytes(bucket, buffer.key.gradient);
         let sizes: Vec<_> = others.into_iter().map(bytes).collect();
-        largest_adjacent_pair(&sizes) + shared.into_iter().map(bytes).sum::<u128>()
+        let largest = sizes.iter().max().copied().unwrap_or(0);
+        let over_replicas = rules.shards.map_or(0, |shards| largest / shards as u128);
+        let shared: u128 = shared.into_iter().map(bytes).sum();
+        largest_adjacent_pair(&sizes) + over_replicas + shared
     };
     layout.buffers.iter().map(in_flight).sum()
 }

@@ -19,6 +19,8 @@ const SEED: u64 = 1;
 const LEARNING_RATE: f64 = 1e-4;
 /// The largest gradient norm.
 const CLIP: f64 = 1.0;
+/// The bandwidth inside of a node over that between nodes.
+const INSIDE_A_NODE: f64 = 8.0;
 /// Timeout of a collective.
 const DEADLINE: Duration = Duration::from_secs(300);
 
@@ -27,6 +29,8 @@ pub struct OverlapSetup {
     pub model: TransformerConfig,
     /// Data-parallel ranks.
     pub ranks: usize,
+    /// Those of a node, if there are nodes.
+    pub ranks_per_node: Option<usize>,
     /// Samples of a rank and step, of the model's whole context.
     pub samples: usize,
     /// Elements per bucket; by default a twelfth of the model, or a block with ZeRO-3.
@@ -77,8 +81,20 @@ impl OverlapSetup {
         wire: LinkSpeed,
         origin: Instant,
     ) -> Result<RankTimeline, Error> {
-        let link = Link::new(wire.latency, wire.bytes_per_second)?;
-        let groups = ParallelContext::new(&ParallelConfig::new().with_data(self.ranks), rank)?;
+        let LinkSpeed {
+            latency,
+            bytes_per_second,
+        } = wire;
+        let layout = ParallelConfig::new().with_data(self.ranks);
+        let (link, layout) = match self.ranks_per_node {
+            None => (Link::new(latency, bytes_per_second)?, layout),
+            Some(ranks) => {
+                let inside = INSIDE_A_NODE * bytes_per_second;
+                let link = Link::with_nodes(latency, bytes_per_second, ranks, inside)?;
+                (link, layout.with_ranks_per_node(ranks))
+            }
+        };
+        let groups = ParallelContext::new(&layout, rank)?;
         let data = SimulatedNetwork::over(groups.data().clone(), &link);
         let groups = groups.with_data(data);
         let device = Device::flex();
@@ -112,6 +128,11 @@ impl OverlapSetup {
         let twelfth = Some(elements.div_ceil(12)).filter(|_| case.stage != Parameters);
         DataParallelConfig {
             zero_stage: case.stage,
+            hierarchical_reduce: case.stage == ZeroStage::Replicated
+                && self.ranks_per_node.is_some(),
+            hsdp: self
+                .ranks_per_node
+                .filter(|_| case.stage != ZeroStage::Replicated),
             bucket_size: self.bucket_size.or(twelfth),
             overlap_grad_reduce: case.overlap,
             overlap_param_gather: case.overlap && matches!(case.stage, Optimizer | Gradients),

@@ -110,9 +110,20 @@ fn setup(args: &OverlapArgs) -> Result<OverlapSetup, Error> {
         let ranks = args.data_parallel;
         return Err(format!("invalid --data-parallel {ranks}: expected at least 2").into());
     }
+    let ranks = args.data_parallel;
+    if let Some(per_node) = args.ranks_per_node
+        && (per_node < 2 || ranks <= per_node || !ranks.is_multiple_of(per_node))
+    {
+        return Err(format!(
+            "invalid --ranks-per-node {per_node} of {ranks} ranks: expected at least 2, and a multiple of it as --data-parallel, \
+             as --data-parallel 4 --ranks-per-node 2"
+        )
+        .into());
+    }
     Ok(OverlapSetup {
         model,
-        ranks: args.data_parallel,
+        ranks,
+        ranks_per_node: args.ranks_per_node,
         samples: args.micro_batch_size,
         bucket_size: args.bucket_size,
         warm_up: args.warm_up,
@@ -190,8 +201,11 @@ fn describe(setup: &OverlapSetup, args: &OverlapArgs) -> String {
             args.share
         ),
     };
+    let nodes = setup
+        .ranks_per_node
+        .map_or(String::new(), |ranks| format!(" on nodes of {ranks}"));
     format!(
-        "model    {} layers, hidden {}; {} ranks with {} samples of {} tokens, 1 compute thread each\n\
+        "model    {} layers, hidden {}; {} ranks{nodes} with {} samples of {} tokens, 1 compute thread each\n\
          steps    {} after {} warm-up steps\n\
          link     latency {} us; {link}",
         setup.model.layers,
@@ -295,6 +309,11 @@ mod tests {
         assert!(error.contains("10 calls alone take 1.0000 s"), "{error}");
         let alone = setup(&args(&["--data-parallel", "1"])).err().unwrap();
         assert!(alone.to_string().contains("expected at least 2"), "{alone}");
+        for [ranks, per_node] in [["4", "3"], ["4", "1"], ["2", "2"]] {
+            let uneven = args(&["--data-parallel", ranks, "--ranks-per-node", per_node]);
+            let error = setup(&uneven).err().unwrap().to_string();
+            assert!(error.starts_with("invalid --ranks-per-node"), "{error}");
+        }
         for flags in [
             ["--share", "0"],
             ["--bandwidth-mb-s", "-3"],
@@ -315,6 +334,7 @@ mod tests {
                 ..TransformerConfig::gpt2()
             },
             ranks: 2,
+            ranks_per_node: None,
             samples: 1,
             bucket_size: None,
             warm_up: 1,
