@@ -223,6 +223,7 @@ impl Recipe {
             offload: self.memory.offload(),
             state_tensors: self.train.state_tensors(),
             freeze: self.train.freeze.clone(),
+            static_buffers: self.train.cuda_graph,
             ..self.data_parallel.clone()
         }
     }

@@ -72,6 +72,7 @@ impl ShardingPlan {
     pub fn memory(&self) -> Result<MemoryPlan, DataParallelError> {
         let rules = MemoryRules {
             offloaded: self.offload.buckets,
+            summed: self.reduces_over_ranks(),
             ..MemoryRules::of(&self.config)
         };
         Ok(MemoryPlan::new(&self.layout, &rules)?)

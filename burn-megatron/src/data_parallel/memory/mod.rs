@@ -48,6 +48,10 @@ pub struct MemoryRules {
     pub moments: u8,
     /// The dtype of the moments.
     pub moment: DType,
+    /// Whether gradients and gathered parameters have [static buffers](DataParallelConfig::static_buffers).
+    pub static_buffers: bool,
+    /// Whether gradients are summed over several ranks.
+    pub summed: bool,
     /// The buckets from number 0 on whose masters and moments are on the host; see
     /// [`OffloadPlan`](super::OffloadPlan).
     pub offloaded: usize,
@@ -63,6 +67,8 @@ impl MemoryRules {
             gradient_copies: false,
             moments: 2,
             moment: DType::F32,
+            static_buffers: false,
+            summed: true,
             offloaded: 0,
         }
     }
@@ -72,6 +78,7 @@ impl MemoryRules {
         Self {
             shards: config.hsdp,
             moments: config.state_tensors,
+            static_buffers: config.static_buffers,
             moment: match config.moments {
                 Moments::F32 => DType::F32,
                 Moments::Bf16 => DType::BF16,
@@ -173,7 +180,8 @@ pub struct MemoryPlan {
     /// Parameters in the dtype of the model: all, or the rank's shard in stage 3. f32 parameters are their own
     /// masters, and count here only. FP8 weights count with both copies and their scales.
     pub parameters: u64,
-    /// Gradients: all, or the rank's shard from stage 2 on.
+    /// Gradients: all, or the rank's shard from stage 2 on. With static buffers all, and over several ranks also their sums: all,
+    /// or the rank's shard from stage 1 on.
     pub gradients: u64,
     /// Masters of 16-bit parameters, f32 copies of 16-bit gradients, and moments: all, or the rank's
     /// shard from stage 1 on.
@@ -193,6 +201,8 @@ pub struct MemoryPlan {
     ///   backward; with hybrid sharding also the rank's shard of the bucket before, which is summed over the replicas. The step follows backward, so the two do not add up.
     /// - Stage 3: those gradients, and the unsharded parameters of the two largest adjacent units of the model:
     ///   the current one and the prefetched one. Backward needs both at once.
+    /// - Stages 1 and 2 with static buffers: the larger of that of stage 1 and all parameters, which are gathered and then
+    ///   copied to their place.
     pub buffers: u64,
 }
 
@@ -224,7 +234,14 @@ impl MemoryPlan {
             }
         });
         let gradients = sum(&|buffer| {
-            elements(buffer, ZeroStage::Gradients) * element_bytes(buffer.key.gradient)
+            let has_sums = rules.summed || stage >= ZeroStage::Gradients;
+            let elements = match (rules.static_buffers, has_sums) {
+                (false, _) => elements(buffer, ZeroStage::Gradients),
+                (true, false) => buffer.elements as u128,
+                // Sums over ranks or micro-batches are not in the static buffers.
+                (true, true) => buffer.elements as u128 + elements(buffer, ZeroStage::Optimizer),
+            };
+            elements * element_bytes(buffer.key.gradient)
         });
         let (mut optimizer, mut host_optimizer) = (0, 0);
         for (number, buffer, bucket) in layout.buckets() {

@@ -242,6 +242,27 @@ fn hybrid_shards_are_larger() {
     assert_eq!(optimizer(Some(2)), (LAYER * 12 / 2) as u64);
 }
 
+/// Of a parameter in 16 bits with gradients in f32.
+#[test]
+fn static_buffers_keep_all_gradients_beside_their_sums() {
+    let layout = layout_of(&[size(LAYER, BF16, F32)], 4);
+    let of = |stage, static_buffers, summed| {
+        let rules = MemoryRules {
+            static_buffers,
+            summed,
+            ..MemoryRules::adam(stage)
+        };
+        let plan = MemoryPlan::new(&layout, &rules).unwrap();
+        [plan.gradients as usize, plan.buffers as usize]
+    };
+    assert_eq!(of(Replicated, true, false), [4 * LAYER, 0]);
+    assert_eq!(of(Replicated, true, true), [8 * LAYER, 0]);
+    for stage in [Optimizer, Gradients] {
+        assert_eq!(of(stage, true, true), [4 * LAYER + LAYER, 2 * LAYER]);
+    }
+    assert_eq!(of(Gradients, false, true), [LAYER, 4 * LAYER]);
+}
+
 #[test]
 fn a_layout_that_is_not_sharded_requires_stage_0() {
     let rules = BucketRules::replicated(4);

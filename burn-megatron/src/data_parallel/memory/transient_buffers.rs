@@ -10,6 +10,9 @@ use crate::data_parallel::layout::{Bucket, BufferLayout, FlatBuffer};
 pub(super) fn transient_buffers(layout: &BufferLayout, rules: &MemoryRules) -> u128 {
     match rules.stage {
         ZeroStage::Replicated => 0,
+        ZeroStage::Optimizer | ZeroStage::Gradients if rules.static_buffers => {
+            step_buffers(layout, rules).max(gathered(layout))
+        }
         ZeroStage::Optimizer => step_buffers(layout, rules),
         ZeroStage::Gradients => step_buffers(layout, rules).max(gradients_in_flight(layout, rules)),
         ZeroStage::Parameters => gathered_units(layout) + gradients_in_flight(layout, rules),
@@ -19,6 +22,12 @@ pub(super) fn transient_buffers(layout: &BufferLayout, rules: &MemoryRules) -> u
 /// The buffers of the optimizer step: a shard, or the FP8 codes that are gathered after it.
 fn step_buffers(layout: &BufferLayout, rules: &MemoryRules) -> u128 {
     largest_shard(layout, rules).max(codes_in_flight(layout))
+}
+
+/// All parameters, gathered.
+fn gathered(layout: &BufferLayout) -> u128 {
+    let bytes = |buffer: &FlatBuffer| buffer.elements as u128 * element_bytes(buffer.key.parameter);
+    layout.buffers.iter().map(bytes).sum()
 }
 
 /// The codes of all buckets that are gathered as FP8 codes.

@@ -32,6 +32,11 @@ fn weights(groups: &ParallelContext, config: &DataParallelConfig) -> Result<Vec<
         let gradients = ddp.reduce(2)?;
         optimizer.step(0.01, &mut ddp, gradients);
     }
+    let (peak, planned) = (ddp.usage().peak(), ddp.memory_plan()?);
+    assert!(
+        !config.static_buffers || peak.total() <= planned.total(),
+        "{peak:?} of {planned:?}"
+    );
     ddp.check_replicas()?;
     let parameters = ddp.parameters().into_iter().flat_map(values);
     Ok(parameters.map(f32::to_bits).collect())
