@@ -4,21 +4,22 @@
 //! fused kernel with its own backward, and a composition of Burn's operations. [`KernelChoices`] is what the
 //! user requests, [`KernelSelection`] what is used on a device with a type.
 
-use std::fmt::{self, Display};
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use burn::tensor::{DType, Device};
 use burn_megatron_kernels::attention::EngineKind;
 use burn_megatron_kernels::gemm::gelu::check_gelu_epilogues;
-use burn_megatron_kernels::gemm::{Blas, BlasError, CpuGemm, UnknownCpuGemm};
+use burn_megatron_kernels::gemm::{BlasError, CpuGemm, UnknownCpuGemm};
 use serde::{Deserialize, Serialize};
 
 mod attention;
+mod selection;
 #[cfg(test)]
 mod tests;
 
 pub use attention::AttentionChoice;
+pub use selection::KernelSelection;
 
 /// An operation with a fused and an unfused form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -316,22 +317,6 @@ pub enum KernelChoiceError {
     },
 }
 
-/// The library of a choice, opened.
-fn blas(gemm: CpuGemm, device: &Device, is_fused: bool) -> Result<Option<Blas>, KernelChoiceError> {
-    if gemm == CpuGemm::Crate {
-        return Ok(None);
-    }
-    let refused = |needed, fits| KernelChoiceError::NoBlas { gemm, needed, fits };
-    if *device != Device::flex() {
-        return Err(refused("the CPU", "device = cpu"));
-    }
-    if !is_fused {
-        let needed = "fused products, and linear is unfused";
-        return Err(refused(needed, "linear = fused"));
-    }
-    Ok(gemm.open()?)
-}
-
 fn names() -> String {
     Operation::ALL.map(Operation::name).join(", ")
 }
@@ -345,192 +330,4 @@ fn others(engine: EngineKind) -> Vec<EngineKind> {
     let mut others = EngineKind::ALL.to_vec();
     others.retain(|kind| *kind != engine);
     others
-}
-
-/// The selected form of one operation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct KernelDecision {
-    fused: bool,
-    reason: String,
-}
-
-/// The selected form of every operation on a device, with the reasons.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KernelSelection {
-    choices: KernelChoices,
-    decisions: Vec<KernelDecision>,
-    /// The engines of fused attention that layers have selected: one, unless layers have different heads.
-    engines: Vec<EngineKind>,
-    /// What multiplies on the CPU, if not the `gemm` crate.
-    blas: Option<Blas>,
-}
-
-impl KernelSelection {
-    /// Selects the forms for tensors of `dtype` on `device`.
-    ///
-    /// # Errors
-    ///
-    /// [`KernelChoiceError::NotFused`] if a requested kernel is not available on the device;
-    /// [`KernelChoiceError::NoChunks`].
-    pub fn new(
-        choices: &KernelChoices,
-        device: &Device,
-        dtype: DType,
-    ) -> Result<Self, KernelChoiceError> {
-        let mut selection = Self {
-            choices: choices.clone(),
-            decisions: vec![],
-            engines: vec![],
-            blas: None,
-        };
-        for operation in Operation::ALL {
-            let missing = missing(operation, device, dtype);
-            let decision = decide(operation, choices.of(operation), missing)?;
-            selection.decisions.push(decision);
-        }
-        let loss = &selection.decisions[Operation::Loss as usize];
-        if let Some(chunk_size) = choices.loss_chunk_size.filter(|_| !loss.fused) {
-            let reason = loss.reason.clone();
-            return Err(KernelChoiceError::NoChunks { chunk_size, reason });
-        }
-        for operation in [Operation::Linear, Operation::Activation] {
-            let KernelDecision { fused, reason } = &selection.decisions[operation as usize];
-            if choices.epilogue_fusion && !fused {
-                let reason = reason.clone();
-                return Err(KernelChoiceError::UnfusedEpilogue { operation, reason });
-            }
-        }
-        selection.blas = blas(choices.gemm, device, selection.is_fused(Operation::Linear))?;
-        Ok(selection)
-    }
-
-    /// See [`KernelChoices::epilogue_fusion`].
-    pub fn epilogue_fusion(&self) -> bool {
-        self.choices.epilogue_fusion
-    }
-
-    /// Whether an operation is fused.
-    pub fn is_fused(&self, operation: Operation) -> bool {
-        self.decisions[operation as usize].fused
-    }
-
-    /// What multiplies on the CPU, if not the `gemm` crate.
-    pub fn blas(&self) -> Option<Blas> {
-        self.blas
-    }
-
-    /// See [`KernelChoices::loss_chunk_size`].
-    pub fn loss_chunk_size(&self) -> Option<usize> {
-        self.choices.loss_chunk_size
-    }
-
-    /// The requested form of attention.
-    pub fn attention_choice(&self) -> AttentionChoice {
-        self.choices.attention
-    }
-
-    /// The engines of fused attention that the layers use, in the order of the layers.
-    pub fn attention_engines(&self) -> &[EngineKind] {
-        &self.engines
-    }
-
-    /// Adds an engine that fused attention uses, with the reason.
-    pub fn add_attention_engine(&mut self, engine: EngineKind, reason: impl Into<String>) {
-        let own = &mut self.decisions[Operation::Attention as usize].reason;
-        if self.engines.is_empty() {
-            *own = reason.into();
-        } else if !self.engines.contains(&engine) {
-            *own = format!("{own}; {}", reason.into());
-        } else {
-            return;
-        }
-        self.engines.push(engine);
-    }
-
-    /// Disables the fused form of an operation that the model does not allow, for this reason.
-    ///
-    /// # Errors
-    ///
-    /// [`KernelChoiceError::NotFused`] if the kernel was requested.
-    pub fn keep_unfused(
-        &mut self,
-        operation: Operation,
-        reason: impl Into<String>,
-    ) -> Result<(), KernelChoiceError> {
-        let choice = self.choices.of(operation);
-        self.decisions[operation as usize] = decide(operation, choice, Some(reason.into()))?;
-        Ok(())
-    }
-
-    /// Disables the fused form of an operation that is faster unfused, if the choice is automatic.
-    pub fn prefer_unfused(&mut self, operation: Operation, reason: impl Into<String>) {
-        if self.choices.of(operation) == KernelChoice::Auto {
-            self.decisions[operation as usize] = KernelDecision {
-                fused: false,
-                reason: reason.into(),
-            };
-        }
-    }
-}
-
-/// Why the device has no kernel for this type, if it has none.
-fn missing(operation: Operation, device: &Device, dtype: DType) -> Option<String> {
-    let is_cpu = *device == Device::flex();
-    // The optimizer steps weights in f32 at least, whatever type the model computes in.
-    let dtype = match operation {
-        Operation::Optimizer if dtype != DType::F64 => DType::F32,
-        _ => dtype,
-    };
-    if !is_cpu && dtype == DType::F64 {
-        return Some("kernels for GPUs compute in f32".into());
-    }
-    (!device.supports_dtype(dtype)).then(|| format!("the device has no {dtype:?}"))
-}
-
-fn decide(
-    operation: Operation,
-    choice: KernelChoice,
-    obstacle: Option<String>,
-) -> Result<KernelDecision, KernelChoiceError> {
-    let (fused, reason) = match (choice, obstacle) {
-        (KernelChoice::Unfused, _) => (false, "requested".into()),
-        (KernelChoice::Fused, None) => (true, "requested".into()),
-        (KernelChoice::Auto, None) => (true, "the device has the kernel".into()),
-        (KernelChoice::Auto, Some(reason)) => (false, reason),
-        (KernelChoice::Fused, Some(reason)) => {
-            return Err(KernelChoiceError::NotFused { operation, reason });
-        }
-    };
-    Ok(KernelDecision { fused, reason })
-}
-
-/// `fused: norm, loss (the device has the kernel); fused: attention by mma (..); unfused: softmax (..)`
-impl Display for KernelSelection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut groups: Vec<(&KernelDecision, Vec<String>)> = vec![];
-        for (operation, decision) in Operation::ALL.iter().zip(&self.decisions) {
-            let name = match operation {
-                Operation::Attention if decision.fused && !self.engines.is_empty() => {
-                    format!("attention by {}", engines(&self.engines, " and "))
-                }
-                Operation::Linear if let Some(blas) = self.blas => format!("linear by {blas}"),
-                Operation::Activation if self.epilogue_fusion() => {
-                    "activation as epilogues of cuBLASLt".into()
-                }
-                other => other.name().into(),
-            };
-            match groups.iter_mut().find(|(other, _)| *other == decision) {
-                Some((_, names)) => names.push(name),
-                None => groups.push((decision, vec![name])),
-            }
-        }
-        groups.sort_by_key(|(decision, _)| !decision.fused);
-        for (i, (decision, names)) in groups.iter().enumerate() {
-            let separator = if i == 0 { "" } else { "; " };
-            let form = if decision.fused { "fused" } else { "unfused" };
-            let names = names.join(", ");
-            write!(f, "{separator}{form}: {names} ({})", decision.reason)?;
-        }
-        Ok(())
-    }
 }

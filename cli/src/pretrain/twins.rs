@@ -1,6 +1,8 @@
 use std::fs;
 use std::path::PathBuf;
 
+use burn_megatron::train::metrics::{MetricsRecord, read_metrics};
+
 use super::*;
 use crate::flags::parse;
 
