@@ -240,8 +240,11 @@ fn a_rank_holds_the_predicted_memory() {
                 ("optimizer", run.peak.optimizer, run.planned.optimizer),
             ] {
                 let ratio = measured as f64 / planned as f64;
+                // Of the last micro-batch, a bucket is freed when its shard is summed over the replicas.
+                let is_freed = settings.hsdp.is_some() && what == "gradients";
+                let least = if is_freed { 0.5 } else { 0.95 };
                 assert!(
-                    (0.95..=1.05).contains(&ratio),
+                    (least..=1.05).contains(&ratio),
                     "{name}, {what}: {measured} of {planned}"
                 );
             }
