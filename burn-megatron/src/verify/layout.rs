@@ -89,6 +89,7 @@ impl Layout {
         parsed(&[
             "pp2-mb2/gpipe",
             "pp2-mb2/1f1b",
+            "pp2-mb2/eager-1f1b",
             "pp2-mb2/interleaved",
             "pp2-mb2/zb-h1",
             "pp2-mb2/zb-v",

@@ -246,7 +246,12 @@ mod tests {
         for layout in Layout::standard() {
             assert_eq!(layout.to_string().parse(), Ok(layout));
         }
-        assert_eq!(Layout::pipelines().len(), 12);
+        assert_eq!(Layout::pipelines().len(), 13);
+        for kind in ScheduleKind::ALL {
+            let mut pipelines = Layout::pipelines().into_iter();
+            let has = pipelines.any(|layout| layout.parallel.schedule == Some(kind.into()));
+            assert!(has, "{kind}");
+        }
         assert_eq!(Layout::sharded().len(), 12);
         assert_eq!(Layout::contexts().len(), 18);
         assert_eq!(Layout::overlaps().len(), 10);
