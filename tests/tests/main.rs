@@ -24,6 +24,7 @@ mod layouts;
 mod lora;
 mod moe_faults;
 mod moe_overlap;
+mod moe_overlap_order;
 mod moe_verify;
 mod nodes;
 mod offload;

@@ -13,7 +13,9 @@
 //! ```
 //!
 //! `W'` are the weight gradients of linear layers and experts, which are computed once the exchange that follows the input
-//! gradients is started; those of the last node, which has the loss, before.
+//! gradients is started; those of the last node, which has the loss, before. The first of them after `A'` is held until the
+//! numbers of rows of the next dispatch travel. Where none is held, as in the first layer, those travel under `E'`, and only
+//! `W'` is left for the rows: for all layers that would be later for the rows than need be.
 //! Everything else, such as a dense layer or a module of burn-nn, is a part of the node that it stands in.
 
 use std::fmt;
@@ -37,6 +39,9 @@ pub(crate) trait Exchange: fmt::Debug + Send + Sync + 'static {
 
     /// Starts to send the gradients of what has arrived back; those of rows that have none are not sent.
     fn start_backward(&self, gradients: Vec<Option<Tensor<2>>>) -> PendingExchange;
+
+    /// Whether the numbers of rows of another exchange may be next to travel.
+    fn precedes_counts(&self) -> bool;
 }
 
 /// Waits for an exchange that was started.
@@ -133,7 +138,8 @@ impl ScheduleNodes {
             root.of(outputs.chain(kept).collect(), self.anchor())
         };
         let pending = exchange.start(rows.into_iter().map(plain).collect());
-        self.run_beside();
+        let holds = exchange.precedes_counts();
+        self.with_beside(|beside| beside.run_node(holds));
         let anchor = new_anchor(&root.device());
         let enter =
             |(x, crossing): (Tensor<2>, &Option<Crossing>)| entered(x, crossing.as_ref(), &anchor);
@@ -159,11 +165,16 @@ impl ScheduleNodes {
         self.0.lock().anchor.clone()
     }
 
-    /// Runs a node of the other backward. The lock is not held.
-    fn run_beside(&self) {
+    /// Runs a part of the other backward while the numbers of rows that [`cross`](Self::cross) will exchange are under way.
+    pub(crate) fn cover_counts(&self) {
+        self.with_beside(BackwardNodes::cover_counts);
+    }
+
+    /// Runs a part of the other backward. The lock is not held.
+    fn with_beside(&self, run: impl FnOnce(&mut BackwardNodes)) {
         let beside = self.0.lock().beside.take();
         if let Some(mut beside) = beside {
-            outside_forward(|| beside.run_node());
+            outside_forward(|| run(&mut beside));
             self.0.lock().beside = Some(beside);
         }
     }
@@ -234,6 +245,10 @@ pub(crate) struct BackwardNodes {
     sink: Arc<dyn DeferringSink>,
     leaves: LeftWgrads,
     left: Vec<Deferred>,
+    /// A node whose input gradients are computed: its gradients, and its weight gradients, which are not.
+    begun: Option<(Gradients, Vec<Deferred>)>,
+    /// Weight gradients of the last node for the time in which numbers of rows are under way.
+    held: Vec<Deferred>,
     /// Of the leaves of the first node, once it has run.
     gradients: Option<Gradients>,
     runs: Vec<NodeRun>,
@@ -283,28 +298,83 @@ impl BackwardNodes {
             sink,
             leaves,
             left: vec![],
+            begun: None,
+            held: vec![],
             gradients: None,
             runs: vec![],
         }
     }
 
-    /// Runs the next node in a pair. Nothing after the first node.
-    pub fn run_node(&mut self) {
-        if self.root.is_none() {
-            return;
+    /// Computes what can be while numbers of rows are under way, and is not needed for the rows: the weight gradients that
+    /// the last node has held, or else the input gradients of the next one, of which [`run_node`](Self::run_node) then
+    /// computes the weight gradients. Nothing before the first node, of which it could not leave any.
+    pub fn cover_counts(&mut self) {
+        if !self.held.is_empty() {
+            self.timed(Self::compute_held);
+        } else if self.root.is_some() && !self.cuts.is_empty() {
+            self.timed(Self::begin);
         }
+    }
+
+    /// Runs the next node in a pair, or the rest of the one that has begun. Nothing after the first node. It holds the
+    /// gradients of one weight for [`cover_counts`](Self::cover_counts) if that may be next.
+    pub fn run_node(&mut self, holds: bool) {
+        if self.root.is_some() || self.begun.is_some() {
+            self.timed(|nodes| nodes.run(holds));
+        }
+    }
+
+    fn timed(&mut self, run: impl FnOnce(&mut Self)) {
         let _span = tracing::trace_span!("backward_node").entered();
         let start = Instant::now();
-        self.run();
+        run(self);
         self.runs.push([start, Instant::now()]);
     }
 
-    /// Waits for the gradients of the next node and runs its backward, starts to send those of the node before, and then
-    /// computes its weight gradients.
-    fn run(&mut self) {
+    /// Computes the input gradients of the next node, starts to send those of the node before, and then computes its
+    /// weight gradients.
+    fn run(&mut self, holds: bool) {
+        self.begin();
+        let Some((gradients, deferred)) = self.begun.take() else {
+            return;
+        };
+        match self.cuts.pop() {
+            Some(cut) => self.enter(cut),
+            None => self.gradients = Some(gradients),
+        }
+        let leaves = |index| match self.leaves {
+            LeftWgrads::All => true,
+            LeftWgrads::Of(own) => own == index,
+            LeftWgrads::None => false,
+        };
+        let (left, now): (Vec<_>, Vec<_>) =
+            deferred.into_iter().partition(|(index, _)| leaves(*index));
+        self.left.extend(left);
+        // All of the weight, whose order is that of their sum.
+        let held = now.first().filter(|_| holds).map(|(index, _)| *index);
+        let (held, now) = now.into_iter().partition(|(index, _)| held == Some(*index));
+        self.held = held;
+        self.accumulate(now);
+    }
+
+    fn compute_held(&mut self) {
+        let held = mem::take(&mut self.held);
+        self.accumulate(held);
+    }
+
+    fn accumulate(&self, deferred: Vec<Deferred>) {
+        for (index, gradient) in deferred {
+            self.sink.accumulate_later(index, gradient);
+        }
+    }
+
+    /// Waits for the gradients of the next node, unless it has begun, and runs its backward without weight gradients.
+    fn begin(&mut self) {
         let Some(root) = self.root.take() else {
             return;
         };
+        // Before other gradients of the same weight.
+        self.compute_held();
         if let Some(arriving) = self.arriving.take() {
             arriving.wait();
         }
@@ -312,24 +382,13 @@ impl BackwardNodes {
         // are summed in the order of one graph.
         let defers = !(self.is_last || self.cuts.is_empty()) || self.leaves != LeftWgrads::None;
         self.is_last = false;
-        let (gradients, deferred) = if defers {
+        self.begun = Some(if defers {
             let deferring = DeferGuard::new(&*self.sink);
             let gradients = root.backward();
             (gradients, deferring.0.take_deferred())
         } else {
             (root.backward(), vec![])
-        };
-        match self.cuts.pop() {
-            Some(cut) => self.enter(cut),
-            None => self.gradients = Some(gradients),
-        }
-        for (index, gradient) in deferred {
-            match self.leaves {
-                LeftWgrads::All => self.left.push((index, gradient)),
-                LeftWgrads::Of(own) if own == index => self.left.push((index, gradient)),
-                _ => self.sink.accumulate_later(index, gradient),
-            }
-        }
+        });
     }
 
     /// Hands the gradients at a cut to the node before it.
@@ -358,6 +417,7 @@ impl BackwardNodes {
         let start = Instant::now();
         loop {
             if let Some(gradients) = self.gradients.take() {
+                self.compute_held();
                 self.runs.push([start, Instant::now()]);
                 return BackwardEnd {
                     gradients,
@@ -365,7 +425,7 @@ impl BackwardNodes {
                     runs: self.runs,
                 };
             }
-            self.run();
+            self.run(false);
         }
     }
 }

@@ -149,7 +149,7 @@ impl<'a> EngineState<'a> {
     ) -> Vec<NodeRun> {
         let mut of_backward = self.begin_backward(backward);
         // What it exchanges first is under way while the first node goes forward.
-        of_backward.nodes.run_node();
+        of_backward.nodes.run_node(true);
         let StageBackward { key, nodes, input } = of_backward;
         let at = (forward.stage, forward.micro_batch);
         let nodes = expect_present(self.forward(at, model, Some(nodes)));

@@ -41,6 +41,8 @@ pub struct LayerSeconds {
     /// Of the exchanges in these that travel while another micro-batch is computed, where the layout
     /// [pairs](crate::mesh::ParallelConfig::overlap_moe_expert_parallel_comm) a forward with the backward of another.
     pub hidden: f64,
+    /// Those of them in a backward that its own weight gradients hide, also where it is alone.
+    pub hidden_alone: f64,
 }
 
 impl LayerSeconds {
@@ -51,6 +53,7 @@ impl LayerSeconds {
         self.input_gradient += other.input_gradient * times;
         self.weight_gradient += other.weight_gradient * times;
         self.hidden += other.hidden * times;
+        self.hidden_alone += other.hidden_alone * times;
     }
 
     /// The same with recomputation in the backward: selective of what is streamed, full of the whole forward.
@@ -136,8 +139,8 @@ impl<'a> DeviceRates<'a> {
     /// operations (one product more), that of streaming operations twice their bytes (the gradient too). Exchanges of the
     /// tensor axis in the backward run while the weight gradients are computed, those of the forward while its products are
     /// where they are [in chunks](super::super::tp_comm_overlap), and messages of a context ring while attention is. Rows of
-    /// experts in the forward travel under the backward of another micro-batch, and those in the backward under its forward,
-    /// where the layout has such pairs. All others are waited for. On shared cores all are.
+    /// experts in the forward travel under the backward of another micro-batch, and those in the backward under its forward and
+    /// the own weight gradients, where the layout has such pairs. All others are waited for. On shared cores all are.
     pub fn layer(&self, layer: &LayerProfile, links: &MeshLinks<'_>) -> LayerSeconds {
         let products: f64 = layer.products.iter().map(|p| self.product(p)).sum();
         let flops: f64 = layer.attention.iter().map(|shape| shape.flops()).sum();
@@ -172,14 +175,14 @@ impl<'a> DeviceRates<'a> {
         input_gradient += waited;
         hide(&mut input_gradient, ring, attention[1]);
         hidden_rows += rows.min(hidden(computed[0]));
+        let pairs = layout.overlap_moe_expert_parallel_comm;
+        let of_pairs = |seconds: f64| if pairs { seconds } else { 0.0 };
         LayerSeconds {
             forward,
             input_gradient,
             weight_gradient: PartSeconds::of(StepPart::Products, products),
-            hidden: match layout.overlap_moe_expert_parallel_comm {
-                true => hidden_rows,
-                false => 0.0,
-            },
+            hidden: of_pairs(hidden_rows),
+            hidden_alone: of_pairs(rows.min(hidden(products))),
         }
     }
 

@@ -6,9 +6,10 @@ use burn::tensor::{Tensor, TensorData};
 use burn_megatron_kernels::moe::permutation::{
     RowLayout, RowMap, permute, permute_weights, unpermute,
 };
+use burn_megatron_kernels::record;
 
 use super::exchange::{HopRows, RowExchange};
-use super::ranks::ExpertRanks;
+use super::ranks::{ExpertRanks, count};
 use super::{Dispatched, Dispatcher, Exchanges, PendingDispatch, Routing};
 use crate::collective::{Comm, gather_rows, reduce_scatter_rows};
 use crate::comm::{CommError, ParallelContext};
@@ -78,13 +79,32 @@ struct Exchange {
 
 impl Dispatcher for AllToAll {
     fn start(&self, routing: &Routing) -> PendingDispatch {
-        let map = RowMap::new(routing.indices.clone(), self.ranks.experts, routing.rows());
-        let sizes = map.group_sizes().into_iter().map(|size| size as i64);
-        let here = self.ranks.own_experts();
-        let sizes = self.ranks.start_counts(sizes.collect(), here);
-        let (own, weights) = (self.clone(), routing.weights.clone());
+        let (own, weights, indices) = (
+            self.clone(),
+            routing.weights.clone(),
+            routing.indices.clone(),
+        );
+        let (experts, layout) = (self.ranks.experts, routing.rows());
+        let is_known = layout != RowLayout::Kept || self.ranks.comm.size() == 1;
+        if is_known || record::is_recording() {
+            let map = RowMap::new(indices, experts, layout);
+            let sizes = map.group_sizes().into_iter().map(|size| size as i64);
+            let here = self.ranks.own_experts();
+            let sizes = self.ranks.start_counts(sizes.collect(), here);
+            return PendingDispatch::new(move |x, exchanges| {
+                exchanges.cover_counts();
+                let exchange = own.exchange(&sizes.wait());
+                own.dispatch((x, weights), map, exchange, exchanges)
+            });
+        }
+        // The own numbers come to the host with those of the others: nothing waits for the device before.
+        let sizes = count(indices.clone(), experts);
+        let sizes = self.ranks.start_counts_on_device(sizes);
         PendingDispatch::new(move |x, exchanges| {
+            exchanges.cover_counts();
             let exchange = own.exchange(&sizes.wait());
+            let rows = RowLayout::Rows(exchange.rows.send.iter().sum());
+            let map = RowMap::new(indices, experts, rows);
             own.dispatch((x, weights), map, exchange, exchanges)
         })
     }
@@ -124,7 +144,7 @@ impl AllToAll {
         Dispatched::new(rows, move |y, exchanges| {
             let y = unpermute(y, &order);
             let y = reduce_scatter_rows(y, &gathered, &tensor);
-            let back = RowExchange::new(hop.reversed(), &expert);
+            let back = RowExchange::new(hop.reversed(), &expert).of_results();
             let [y] = exchanges.run([y], back);
             unpermute(y, &map)
         })

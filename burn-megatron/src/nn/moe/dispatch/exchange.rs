@@ -61,6 +61,14 @@ impl<'a> Exchanges<'a> {
         }
     }
 
+    /// Runs a part of the backward of another micro-batch, if there is one: a dispatcher calls it before it waits for the
+    /// numbers of rows.
+    pub fn cover_counts(&self) {
+        if let Some(nodes) = self.nodes {
+            nodes.cover_counts();
+        }
+    }
+
     /// What arrives for `rows`, each a tensor with as many rows.
     pub(super) fn run<const K: usize>(
         &mut self,
@@ -114,6 +122,8 @@ pub(super) struct RowExchange {
     rows: HopRows,
     /// Of the first tensor, in the forward alone.
     fp8: Option<Fp8DispatchScales>,
+    /// Whether they are the results of experts on the way back.
+    are_results: bool,
     /// What is computed while they are under way.
     meanwhile: Mutex<Option<Meanwhile>>,
 }
@@ -139,6 +149,7 @@ impl RowExchange {
             comm: comm.clone(),
             rows,
             fp8: None,
+            are_results: false,
             meanwhile: Mutex::default(),
         }
     }
@@ -146,6 +157,14 @@ impl RowExchange {
     /// The first tensor is sent in 8 bits.
     pub fn with_fp8(self, fp8: Option<Fp8DispatchScales>) -> Self {
         Self { fp8, ..self }
+    }
+
+    /// Of results of experts, after which the next layer may send tokens.
+    pub fn of_results(self) -> Self {
+        Self {
+            are_results: true,
+            ..self
+        }
     }
 
     fn start_rows(&self, rows: Vec<Tensor<2>>) -> Vec<PendingRows> {
@@ -206,6 +225,10 @@ impl Exchange for RowExchange {
     fn start_backward(&self, gradients: Vec<Option<Tensor<2>>>) -> PendingExchange {
         let started = self.start_gradients(gradients).into_iter();
         Box::new(|| started.map(|pending| Some(pending?.wait())).collect())
+    }
+
+    fn precedes_counts(&self) -> bool {
+        self.are_results
     }
 }
 

@@ -2,26 +2,21 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 use burn_megatron_kernels::moe::destinations::{ExpertPlacement, destinations};
 use burn_megatron_kernels::moe::permutation::{
     RowLayout, RowMap, permute, permute_weights, unpermute,
 };
-use burn_megatron_kernels::moe::statistics::count_experts;
 use burn_megatron_kernels::record;
 
 use super::exchange::HopRows;
 use super::hop::{Hop, Tokens};
-use super::ranks::{ExpertRanks, PendingCounts};
+use super::ranks::{ExpertRanks, PendingCounts, count};
 use super::volume::chosen;
 use super::{Dispatched, Dispatcher, Exchanges, Fp8DispatchScales, PendingDispatch, Routing};
-use crate::collective::invalid;
 use crate::comm::{CommError, ParallelContext};
 use crate::mesh::Grid;
 use crate::nn::moe::experts::ExpertRows;
-
-/// The most tokens of a rank: counts of rows travel in f32.
-const MAX_TOKENS: usize = 1 << 24;
 
 /// The flex dispatcher (Megatron's `MoEFlexTokenDispatcher`, DeepEP): a token is sent once to a rank, with the weights of
 /// its experts, and copied for those of the rank there; on the way back their results are summed before they are sent.
@@ -215,22 +210,8 @@ impl Flex {
     }
 }
 
-/// How often each of `columns` is chosen.
-fn count(indices: Tensor<2, Int>, columns: usize) -> Tensor<1, Int> {
-    if indices.shape().num_elements() == 0 {
-        return Tensor::zeros([columns], (&indices.device(), DType::I32));
-    }
-    count_experts(indices, columns, 1).reshape([columns])
-}
-
 impl Dispatcher for Flex {
     fn start(&self, routing: &Routing) -> PendingDispatch {
-        let [tokens, _] = routing.indices.dims();
-        if tokens > MAX_TOKENS {
-            invalid(format!(
-                "{tokens} tokens of a rank for the flex dispatcher: expected at most {MAX_TOKENS}"
-            ));
-        }
         let indices = routing.indices.clone();
         let first_hop = self.hops[0].destinations(indices.clone());
         let counts = self.start_counts(indices.clone(), &first_hop);
@@ -241,6 +222,7 @@ impl Dispatcher for Flex {
                 indices,
                 weights,
             };
+            exchanges.cover_counts();
             flex.dispatch(tokens, first_hop, &counts.wait(), exchanges)
         })
     }

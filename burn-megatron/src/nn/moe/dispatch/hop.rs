@@ -76,7 +76,7 @@ impl SentRows {
     pub fn back(self, y: Tensor<2>, exchanges: &mut Exchanges<'_>) -> Tensor<2> {
         match self.0 {
             Some((map, rows, comm)) => {
-                let exchange = RowExchange::new(rows.reversed(), &comm);
+                let exchange = RowExchange::new(rows.reversed(), &comm).of_results();
                 let [y] = exchanges.run([y], exchange);
                 unpermute(y, &map)
             }

@@ -2,12 +2,16 @@
 
 use std::ops::Range;
 
-use burn::tensor::{FloatDType, Int, Tensor};
+use burn::tensor::{DType, FloatDType, Int, Tensor};
+use burn_megatron_kernels::moe::statistics::count_experts;
 use burn_megatron_kernels::record;
 
-use crate::collective::{Comm, PendingTensor, or_raise, start_all_gather, to_f64};
+use crate::collective::{Comm, PendingTensor, invalid, or_raise, start_all_gather, to_f64};
 use crate::comm::{Buffer, Call, CommError, ParallelContext, Pending};
 use crate::mesh::{Axis, AxisSet, Grid};
+
+/// The most tokens of a rank: counts of rows travel in f32.
+const MAX_TOKENS: usize = 1 << 24;
 
 /// The ranks that exchange tokens: those of expert x expert-tensor.
 #[derive(Debug)]
@@ -126,4 +130,18 @@ impl PendingCounts {
         let all: Vec<i64> = all;
         all.chunks(len).map(<[i64]>::to_vec).collect()
     }
+}
+
+/// How often each of `columns` is chosen, of which a token chooses each at most once.
+pub(super) fn count(indices: Tensor<2, Int>, columns: usize) -> Tensor<1, Int> {
+    let [tokens, _] = indices.dims();
+    if tokens > MAX_TOKENS {
+        invalid(format!(
+            "{tokens} tokens of a rank for a dispatcher of experts: expected at most {MAX_TOKENS}"
+        ));
+    }
+    if indices.shape().num_elements() == 0 {
+        return Tensor::zeros([columns], (&indices.device(), DType::I32));
+    }
+    count_experts(indices, columns, 1).reshape([columns])
 }
