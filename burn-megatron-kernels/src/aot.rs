@@ -25,6 +25,7 @@ pub fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
         crate::moe::grouped::mma::aot_instances,
         crate::moe::permutation::gather::kernel::aot_instances,
         crate::moe::permutation::sort::kernel::aot_instances,
+        crate::moe::permutation::words::kernel::aot_instances,
         crate::moe::router::kernel::aot_instances,
         crate::moe::statistics::kernel::aot_instances,
         crate::norm::kernel::aot_instances,

@@ -11,6 +11,7 @@
 //! | [`permutation::RowMap`] | indices | which row each pair of a token and a choice has |
 //! | [`permutation::permute`] | `[T, h]` | rows by expert `[N, h]` |
 //! | [`permutation::permute_weights`] | weights `[T, k]` | those of the rows, `[N]` |
+//! | [`permutation::permute_words`] | two tensors of words of each token, such as codes and scales | those of the rows |
 //! | [`grouped::grouped_matmul`] | rows `[N, in]`, weights `[E, in, out]` | `[N, out]` |
 //! | [`activation::activate`](crate::activation::activate) | `[N, 2 f]`, weights of the rows | `[N, f]` |
 //! | [`permutation::unpermute`] | `[N, h]` | `[T, h]`: the sum of the rows of each token |

@@ -25,10 +25,12 @@ mod layout;
 pub(crate) mod sort;
 #[cfg(test)]
 mod tests;
+pub(crate) mod words;
 
 pub use gather::{permute, permute_weights, unpermute};
 pub use layout::RowLayout;
 pub use sort::MAX_EXPERTS;
+pub use words::permute_words;
 
 const NAME: &str = "RowMap";
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
+use burn_megatron_kernels::moe::permutation::{RowMap, unpermute};
 use burn_megatron_kernels::{MultiFunction, apply_multi};
 use parking_lot::Mutex;
 
@@ -69,7 +70,7 @@ impl<'a> Exchanges<'a> {
         }
     }
 
-    /// What arrives for `rows`, each a tensor with as many rows.
+    /// What arrives for `rows`, each a tensor with as many rows as the exchange sends, or its tokens.
     pub(super) fn run<const K: usize>(
         &mut self,
         rows: [Tensor<2>; K],
@@ -120,8 +121,8 @@ impl HopRows {
 pub(super) struct RowExchange {
     comm: Comm,
     rows: HopRows,
-    /// Of the first tensor, in the forward alone.
-    fp8: Option<Fp8DispatchScales>,
+    /// Of the first tensor, in the forward alone: it has tokens, whose rows are those of the map.
+    fp8: Option<(Fp8DispatchScales, RowMap)>,
     /// Whether they are the results of experts on the way back.
     are_results: bool,
     /// What is computed while they are under way.
@@ -154,8 +155,9 @@ impl RowExchange {
         }
     }
 
-    /// The first tensor is sent in 8 bits.
-    pub fn with_fp8(self, fp8: Option<Fp8DispatchScales>) -> Self {
+    /// The first tensor has tokens, of which the rows of the map are sent in 8 bits.
+    pub fn with_fp8(self, scales: Fp8DispatchScales, map: &RowMap) -> Self {
+        let fp8 = Some((scales, map.clone()));
         Self { fp8, ..self }
     }
 
@@ -169,22 +171,39 @@ impl RowExchange {
 
     fn start_rows(&self, rows: Vec<Tensor<2>>) -> Vec<PendingRows> {
         let HopRows { send, receive } = &self.rows;
-        let start = |(index, rows): (usize, Tensor<2>)| match self.fp8 {
-            Some(scales) if index == 0 => {
+        let start = |(index, rows): (usize, Tensor<2>)| match &self.fp8 {
+            Some((scales, map)) if index == 0 => {
                 let counts = [&send[..], &receive[..]];
-                PendingRows::Fp8(PendingFp8Rows::start(rows, scales, counts, &self.comm))
+                let rows = PendingFp8Rows::start(rows, *scales, map, counts, &self.comm);
+                PendingRows::Fp8(rows)
             }
             _ => PendingRows::Plain(start(rows, &self.rows.op(), &self.comm)),
         };
         rows.into_iter().enumerate().map(start).collect()
     }
 
-    fn start_gradients(&self, gradients: Vec<Option<Tensor<2>>>) -> Vec<Option<PendingTensor<2>>> {
+    /// The function waits for those of what was given.
+    fn start_gradients(
+        &self,
+        gradients: Vec<Option<Tensor<2>>>,
+    ) -> impl FnOnce() -> Vec<Option<Tensor<2>>> + Send + use<> {
         let op = self.rows.clone().reversed().op();
         let gradients = gradients.into_iter();
-        gradients
-            .map(|gradient| Some(start(gradient?, &op, &self.comm)))
-            .collect()
+        let started = gradients.map(|gradient| Some(start(gradient?, &op, &self.comm)));
+        let started: Vec<Option<PendingTensor<2>>> = started.collect();
+        let map = self.fp8.as_ref().map(|(_, map)| map.clone());
+        move || {
+            let mut maps = [map].into_iter();
+            let waited = started.into_iter().map(|pending| {
+                let map = maps.next().flatten();
+                let rows = pending?.wait();
+                Some(match map {
+                    Some(map) => unpermute(rows, &map),
+                    None => rows,
+                })
+            });
+            waited.collect()
+        }
     }
 }
 
@@ -209,9 +228,9 @@ impl MultiFunction for RowExchange {
             let gradient = gradient.filter(|_| *needed)?;
             Some(Tensor::from_dispatch(gradient))
         });
-        let started = self.start_gradients(gradients.collect()).into_iter();
-        started
-            .map(|pending| Some(pending?.wait().into_dispatch()))
+        let arrived = self.start_gradients(gradients.collect())().into_iter();
+        arrived
+            .map(|gradient| Some(gradient?.into_dispatch()))
             .collect()
     }
 }
@@ -223,8 +242,7 @@ impl Exchange for RowExchange {
     }
 
     fn start_backward(&self, gradients: Vec<Option<Tensor<2>>>) -> PendingExchange {
-        let started = self.start_gradients(gradients).into_iter();
-        Box::new(|| started.map(|pending| Some(pending?.wait())).collect())
+        Box::new(self.start_gradients(gradients))
     }
 
     fn precedes_counts(&self) -> bool {

@@ -6,6 +6,7 @@ use burn_megatron_kernels::fp8::{
     BLOCK, Format, Fp8Matrix, QuantizerUsage, ROW_BYTES, Rounding, Scales, Scaling, decode_scales,
     dequantize, encode_scales, quantize,
 };
+use burn_megatron_kernels::moe::permutation::{RowMap, permute_words};
 use serde::{Deserialize, Serialize};
 
 use crate::collective::{Comm, PendingPacked, start_all_to_all_packed};
@@ -35,9 +36,8 @@ impl Fp8DispatchScales {
         }
     }
 
-    /// Codes and scales of `x`, `[rows, hidden]`, in one row of u32 each: `[rows * words]`.
-    fn packed(self, x: Tensor<2>) -> Tensor<1, Int> {
-        let [rows, hidden] = x.dims();
+    /// Codes and scales of `x`, `[tokens, hidden]`, in rows of u32.
+    fn quantized(self, x: Tensor<2>) -> [Tensor<2, Int>; 2] {
         let x = match x.dtype() {
             DType::F64 => x.cast(FloatDType::F32),
             _ => x,
@@ -55,9 +55,7 @@ impl Fp8DispatchScales {
         else {
             unreachable!("a quantiser gives the copy that it is asked for, with scales of its kind")
         };
-        let scales = self.words_of(scales);
-        let words = code_words(hidden) + self.scale_words(hidden);
-        Tensor::cat(vec![codes, scales], 1).reshape([rows * words])
+        [codes, self.words_of(scales)]
     }
 
     /// `[rows, blocks]` in f32 to `[rows, words]` of u32.
@@ -110,16 +108,21 @@ pub(super) struct PendingFp8Rows {
 }
 
 impl PendingFp8Rows {
-    /// Starts sending `send[r]` rows of `x`, `[rows, hidden]`, to rank `r`, and receiving `receive[r]` from it.
+    /// Starts sending `send[r]` rows of the tokens `x`, `[tokens, hidden]`, to rank `r` in the order of `map`, and receiving
+    /// `receive[r]` from it. A token is rounded once for all its rows, which are written once, in the order in which they are
+    /// sent.
     pub fn start(
         x: Tensor<2>,
         scales: Fp8DispatchScales,
+        map: &RowMap,
         sizes: [&[usize]; 2],
         comm: &Comm,
     ) -> Self {
         let ([_, hidden], dtype) = (x.dims(), x.dtype());
         let width = code_words(hidden) + scales.scale_words(hidden);
-        let words = start_all_to_all_packed(scales.packed(x), width, sizes, comm);
+        let [codes, own_scales] = scales.quantized(x);
+        let words = permute_words(codes, own_scales, map).reshape([map.rows() * width]);
+        let words = start_all_to_all_packed(words, width, sizes, comm);
         let shape = [sizes[1].iter().sum(), hidden];
         Self {
             words,
@@ -154,15 +157,19 @@ mod tests {
     use std::sync::Arc;
 
     use burn::tensor::{Device, TensorData};
+    use burn_ir::{BaseOperationIr, OperationIr};
+    use burn_megatron_kernels::moe::permutation::{RowLayout, permute};
+    use burn_megatron_kernels::record::{RecordedStep, ShapeSettings, record};
 
     use super::*;
     use crate::comm::SingleRank;
+
+    const HIDDEN: usize = 2 * BLOCK + 44;
 
     /// Each block of a row, the last of 44 features, is rounded by its own scale: to 4 digits, or by half of the smallest
     /// number of E4M3, 2^-10, where the largest feature of the block is at least 224 (at most 448).
     #[test]
     fn features_are_rounded_by_the_scale_of_their_block() {
-        const HIDDEN: usize = 2 * BLOCK + 44;
         let magnitude = |at: usize| 1000f32.powi((at % HIDDEN / BLOCK + at / HIDDEN) as i32);
         let value = |at: usize| (at as f32 * 0.7).sin() * magnitude(at);
         let all: Vec<f32> = (0..3 * HIDDEN).map(value).collect();
@@ -173,7 +180,9 @@ mod tests {
         ] {
             let data = TensorData::new(all.clone(), [3, HIDDEN]);
             let x = Tensor::<2>::from_data(data, &Device::flex());
-            let rows = PendingFp8Rows::start(x, scales, [&[3], &[3]], &comm).wait();
+            let to = Tensor::<2, Int>::zeros([3, 1], &Device::flex());
+            let map = RowMap::new(to, 1, RowLayout::Rows(3));
+            let rows = PendingFp8Rows::start(x, scales, &map, [&[3], &[3]], &comm).wait();
             assert_eq!(rows.dims(), [3, HIDDEN]);
             let found: Vec<f32> = rows.into_data().try_into_vec().unwrap();
             assert_ne!(found, all);
@@ -185,5 +194,67 @@ mod tests {
                 );
             }
         }
+    }
+    const TOKENS: usize = 5;
+
+    /// A token that goes to three ranks, two that go to two, and one that goes to none.
+    fn destinations(device: &Device) -> Tensor<2, Int> {
+        let to = [[0, 1, 2], [2, 0, -1], [-1, 1, -1], [1, 2, -1], [-1, -1, -1]];
+        Tensor::from_ints(to, device)
+    }
+
+    /// The same bits as those of rows that are copied first and then rounded, each by itself.
+    #[test]
+    fn rows_of_a_token_are_those_of_copies_that_are_rounded() {
+        let device = Device::flex();
+        let comm: Comm = Arc::new(SingleRank::new("all"));
+        let values = (0..TOKENS * HIDDEN).map(|at| (at as f32 * 0.7).sin() * 10.0);
+        let data = TensorData::new(values.collect::<Vec<_>>(), [TOKENS, HIDDEN]);
+        for dtype in [DType::F64, DType::F32, DType::BF16] {
+            let x = Tensor::<2>::from_data(data.clone(), &device).cast(dtype);
+            let map = RowMap::new(destinations(&device), 3, RowLayout::Rows(8));
+            let copies = permute(x.clone(), &map);
+            let each = RowMap::new(Tensor::zeros([8, 1], &device), 1, RowLayout::Rows(8));
+            for scales in [Fp8DispatchScales::F32, Fp8DispatchScales::E8m0] {
+                let rows = |x: &Tensor<2>, map| {
+                    let sizes = [&[8][..], &[8]];
+                    let rows = PendingFp8Rows::start(x.clone(), scales, map, sizes, &comm).wait();
+                    rows.into_data()
+                };
+                assert_eq!(rows(&x, &map), rows(&copies, &each), "{dtype:?} {scales:?}");
+            }
+        }
+    }
+
+    /// What is rounded has as many rows as there are tokens, and one operation writes the rows that are sent.
+    #[test]
+    fn a_token_is_rounded_once_and_its_rows_are_written_once() {
+        const ROWS: usize = 3 * 64;
+        let comm: Comm = Arc::new(SingleRank::new("all"));
+        let ((), recording) = record(ShapeSettings::default(), |device| {
+            let x = Tensor::<2>::empty([64, HIDDEN], (device, DType::F32));
+            let to = Tensor::<2, Int>::empty([64, 3], (device, DType::I32));
+            let map = RowMap::new(to, 3, RowLayout::Rows(ROWS));
+            let (scales, sizes) = (Fp8DispatchScales::F32, [&[ROWS][..], &[ROWS]]);
+            drop(PendingFp8Rows::start(x, scales, &map, sizes, &comm));
+        })
+        .unwrap();
+        let mut kernels = vec![];
+        for step in &recording.steps {
+            match step {
+                RecordedStep::Operation(OperationIr::Custom(kernel)) => kernels.push(kernel),
+                RecordedStep::Operation(
+                    OperationIr::BaseInt(BaseOperationIr::Cat(cat))
+                    | OperationIr::BaseFloat(BaseOperationIr::Cat(cat)),
+                ) => panic!("{cat:?}"),
+                _ => {}
+            }
+        }
+        let of_rows = |id: &str| -> Vec<usize> {
+            let of_name = kernels.iter().filter(|kernel| kernel.id.contains(id));
+            of_name.map(|kernel| kernel.outputs[0].shape[0]).collect()
+        };
+        assert_eq!(of_rows("quantize"), [64]);
+        assert_eq!(of_rows("permute_words"), [ROWS]);
     }
 }

@@ -59,9 +59,12 @@ impl Hop {
             receive: rows.receive.clone(),
         };
         let indices = start(permute(indices, &map), &op, &self.comm);
-        let exchange = RowExchange::new(rows.clone(), &self.comm).with_fp8(self.fp8);
-        let inputs = [tokens.x, tokens.weights].map(|x| permute(x, &map));
-        let [x, weights] = exchanges.run(inputs, exchange);
+        let exchange = RowExchange::new(rows.clone(), &self.comm);
+        let (x, exchange) = match self.fp8 {
+            None => (permute(tokens.x, &map), exchange),
+            Some(scales) => (tokens.x, exchange.with_fp8(scales, &map)),
+        };
+        let [x, weights] = exchanges.run([x, permute(tokens.weights, &map)], exchange);
         let received = Tokens {
             x,
             indices: indices.wait().int(),

@@ -1,0 +1,77 @@
+//! The CubeCL kernel: a unit copies one word of a row.
+
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::PermuteWordsOp;
+use crate::cube::instance::{AotInstance, AotTarget, kernel};
+use crate::cube::{empty, grid};
+
+/// Units of a cube.
+const UNITS: u32 = 256;
+
+#[cube(launch_unchecked)]
+fn permute_words_kernel(
+    left: &Tensor<u32>,
+    right: &Tensor<u32>,
+    index: &Tensor<i32>,
+    output: &mut Tensor<u32>,
+    words: u32,
+    left_width: u32,
+    right_width: u32,
+    top_k: u32,
+) {
+    let at = ABSOLUTE_POS;
+    if at < words as usize {
+        let width = left_width + right_width;
+        let (row, column) = (at as u32 / width, at as u32 % width);
+        let pair = index[row as usize];
+        let mut word = 0u32;
+        if pair >= 0i32 {
+            let token = pair as u32 / top_k;
+            if column < left_width {
+                word = left[(token * left_width + column) as usize];
+            } else {
+                word = right[(token * right_width + column - left_width) as usize];
+            }
+        }
+        output[at] = word;
+    }
+}
+
+/// See [`super::permute_words`].
+pub(super) fn permute_words(op: &PermuteWordsOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
+    let (index, right, left) = (inputs.remove(2), inputs.remove(1), inputs.remove(0));
+    let client = left.client.clone();
+    let output = empty(&left, vec![op.rows, op.width()], DType::U32);
+    let words = op.rows * op.width();
+    // SAFETY: units past the words access no memory, and indices are those of a map.
+    unsafe {
+        permute_words_kernel::launch_unchecked(
+            &client,
+            grid(&client, words.div_ceil(UNITS as usize)),
+            CubeDim::new_1d(UNITS),
+            left.into_tensor_arg(),
+            right.into_tensor_arg(),
+            index.into_tensor_arg(),
+            output.clone().into_tensor_arg(),
+            words as u32,
+            op.widths[0] as u32,
+            op.widths[1] as u32,
+            op.top_k as u32,
+        );
+    }
+    output
+}
+
+/// One, for any widths.
+pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let kernel = kernel!(
+        target, UNITS, permute_words_kernel::PermuteWordsKernel
+        [_ _ _ _ _ _ _ _]
+        ()
+    );
+    // Rows are gathered: their indices are read one by one.
+    vec![AotInstance::other("moe/permute_words".into(), kernel)]
+}
