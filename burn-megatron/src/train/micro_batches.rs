@@ -25,6 +25,15 @@ use crate::pipeline::engine::{
 use crate::plan::tp_comm_overlap::sequence_multiple;
 
 impl<M: LanguageModel> Trainer<M> {
+    /// The micro-batches of this rank in the next [`step`](Self::step) of the same samples.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError`] if samples cannot be read, or do not fit the layout.
+    pub fn next_batches(&self, samples: &dyn Samples) -> Result<Vec<Batch>, DataError> {
+        self.batches(self.steps(), samples)
+    }
+
     /// The micro-batches of this rank in step `step`, the next one.
     pub(super) fn batches(
         &self,

@@ -216,6 +216,16 @@ pub struct ContextArgs {
         default_value = "ring,all-gather,all-to-all"
     )]
     pub exchanges: Vec<ContextExchange>,
+    /// Train on documents of these lengths instead, in rows of --tokens that all ranks share, and on groups of ranks by their
+    /// length (--hybrid-context-parallel of pretrain); without lengths on a long tail of 64 documents.
+    #[arg(
+        long,
+        num_args = 0..,
+        value_delimiter = ',',
+        value_name = "N,..",
+        conflicts_with_all = ["exchanges", "svg"]
+    )]
+    pub documents: Option<Vec<usize>>,
     /// Time of the transfers over the simulated link, as a fraction of the time of the layer without a link.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.5, value_parser = above_zero)]
     pub share: f64,

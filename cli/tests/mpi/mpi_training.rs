@@ -1,5 +1,6 @@
 //! Ranks as processes are bit-equal to ranks as threads.
 
+use std::fs;
 use std::time::Duration;
 
 use crate::processes::{PROGRAM, Stage, run};
@@ -70,6 +71,39 @@ fn pipeline_and_sharded_in_16_bits() {
         stage.read("mpirun/trace.json").contains("rank 3"),
         "every rank is in the trace"
     );
+}
+
+/// Files of 1 to 40 bytes in rows of 32: with 8 tokens of a rank they are on one, two and four of the four ranks.
+#[test]
+fn documents_on_groups_by_their_length() {
+    let mut stage = Stage::new("hybrid");
+    let texts = stage.path().join("texts");
+    fs::create_dir(&texts).unwrap();
+    for number in 0..120 {
+        let length = if number % 5 == 0 { 40 } else { 1 + number % 9 };
+        let letter = |at| char::from(b'a' + ((number + 3 * at) % 26) as u8);
+        let text: String = (0..length).map(letter).collect();
+        fs::write(texts.join(format!("{number:03}.txt")), text).unwrap();
+    }
+    stage.data = "texts".into();
+    let flags = [
+        "--cp",
+        "2",
+        "--dp",
+        "2",
+        "--hybrid-context-parallel",
+        "--max-seqlen-per-dp-cp-rank",
+        "8",
+        "--micro-batch-size",
+        "1",
+        "--set",
+        "model.context=32",
+        "--set",
+        "data.reset_attention=true",
+    ];
+    let [threads, mpirun, launch] = metrics(&stage, 4, &flags);
+    assert_eq!(mpirun, threads);
+    assert_eq!(launch, threads);
 }
 
 #[test]

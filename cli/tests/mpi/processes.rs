@@ -46,6 +46,8 @@ tokens = 4
 pub struct Stage {
     folder: PathBuf,
     mark: String,
+    /// The data of [`pretrain`](Self::pretrain).
+    pub data: String,
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -64,6 +66,7 @@ impl Stage {
         Self {
             folder,
             mark,
+            data: concat!(env!("CARGO_MANIFEST_DIR"), "/src").into(),
             _alone,
         }
     }
@@ -103,8 +106,7 @@ impl Stage {
 
     /// `pretrain` on the small recipe into the run folder `run`.
     pub fn pretrain<'a>(&self, command: &'a mut Command, run: &str) -> &'a mut Command {
-        let data = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
-        command.args(["pretrain", "--recipe", "recipe.toml", "--data", data]);
+        command.args(["pretrain", "--recipe", "recipe.toml", "--data", &self.data]);
         command.args(["--run-dir", run])
     }
 

@@ -79,6 +79,7 @@ impl Suite {
                 };
                 [
                     "burn_megatron_comm",
+                    "gpu_context",
                     "gpu_learner",
                     "gpu_overlap",
                     "gpu_graphs",

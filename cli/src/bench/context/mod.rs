@@ -1,5 +1,8 @@
 //! `burn-megatron bench context`: a layer of attention whose sequence is shared by several ranks.
 
+mod document_rows;
+mod documents;
+
 use std::fmt;
 use std::fs;
 use std::process::ExitCode;
@@ -31,6 +34,9 @@ const DEADLINE: Duration = Duration::from_secs(300);
 
 /// Times the layer on one rank and on several, without and over a link.
 pub fn run(args: &ContextArgs) -> Result<ExitCode, Error> {
+    if let Some(lengths) = &args.documents {
+        return documents::run(args, lengths);
+    }
     let bench = Benchmark(args);
     let about = terminal::wrapped(&bench.describe());
     println!("{about}\n\n{}", ContextRow::header());
