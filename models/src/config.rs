@@ -377,6 +377,7 @@ impl TransformerConfig {
         let experts = self.moe.as_ref().map(|moe| Experts {
             experts: moe.experts as u64,
             per_token: moe.experts_per_token as u64,
+            groups: moe.groups,
             width: moe.width(self) as u64,
             shared_width: moe.shared_width.unwrap_or(0) as u64,
             router_bias: moe.router_bias,

@@ -43,7 +43,7 @@ const SETTINGS: Settings<13> = [
         &["all-to-all", "all-gather", "flex", "flex over nodes of 2"],
     ),
     // The only recipe whose scales do not depend on the rows that an expert has at once; tokens that are sent in 8 bits.
-    ("fp8", &["none", "delayed", "dispatch"]),
+    ("fp8", &["none", "delayed", "dispatch f32", "dispatch e8m0"]),
 ];
 
 /// A row with names for its values.
@@ -81,7 +81,7 @@ impl Case {
             data > SAMPLES || data == 1 && self.value("zero") != "0",
             sinkhorn && (balanced || drops),
             padded && self.value("dispatcher") != "all-to-all",
-            self.value("fp8") == "dispatch" && !self.is_flex(),
+            self.fp8_dispatch().is_some() && !self.is_flex(),
             // A node has several ranks, and there are several nodes.
             self.value("dispatcher").ends_with("2") && (ranks < 4 || !ranks.is_multiple_of(2)),
             // A rank drops by itself, so one rank drops the same if it has the same tokens at once.
@@ -91,6 +91,14 @@ impl Case {
         ]
         .iter()
         .all(|refused| !refused)
+    }
+
+    fn fp8_dispatch(&self) -> Option<Fp8DispatchScales> {
+        match self.value("fp8") {
+            "dispatch f32" => Some(Fp8DispatchScales::F32),
+            "dispatch e8m0" => Some(Fp8DispatchScales::E8m0),
+            _ => None,
+        }
     }
 
     fn is_flex(&self) -> bool {
@@ -128,7 +136,7 @@ impl Case {
                 "all-gather" => DispatcherKind::AllGather,
                 _ => DispatcherKind::Flex,
             },
-            fp8_dispatch: (self.value("fp8") == "dispatch").then_some(Fp8DispatchScales::E8m0),
+            fp8_dispatch: self.fp8_dispatch(),
             ..MoeConfig::default()
         };
         match self.value("router") {

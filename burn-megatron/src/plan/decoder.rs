@@ -13,7 +13,7 @@ use crate::kernels::attention::Heads;
 use crate::mesh::{ContextExchange, Mesh, ParallelConfig};
 use crate::nn::QkNorm;
 use crate::nn::context::ExchangeProblem;
-use crate::nn::moe::{DispatchNodes, DispatcherKind, Fp8DispatchScales};
+use crate::nn::moe::{DispatchNodes, DispatcherKind, ExpertGroups, Fp8DispatchScales};
 
 use super::flops::{attention_flops_per_token, keys_per_query, product_flops_per_token};
 use super::model_profile::{BlockProfile, ModelProfile};
@@ -74,6 +74,8 @@ pub struct Experts {
     pub experts: u64,
     /// Those of a token.
     pub per_token: u64,
+    /// The groups that a token chooses them from.
+    pub groups: Option<ExpertGroups>,
     /// Width of one.
     pub width: u64,
     /// Width of the MLP for every token beside them; 0 for none.

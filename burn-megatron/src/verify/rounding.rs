@@ -40,6 +40,9 @@ impl Rounding {
     /// In f64, FP8 products do not depend on the order of their sums, so each value has the same code as on one
     /// rank, unless ranks round parts of a sum, or scales are those of other values, such as rows of an expert that
     /// come from several micro-batches at once.
+    ///
+    /// Tokens that travel to experts in 8 bits need none: each is rounded once, wherever it goes, as what
+    /// [`Fp8DispatchScales`](crate::nn::moe::Fp8DispatchScales) makes of a row it makes of the result too.
     pub fn in_8_bits(fp8: &Fp8Config, layout: &Layout, sizes: &RoundingSizes) -> Option<Self> {
         let parallel = &layout.parallel;
         let cut = |block: usize| {

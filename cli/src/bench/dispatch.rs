@@ -248,6 +248,7 @@ impl Benchmark<'_> {
             tokens: self.0.tokens,
             experts: self.0.experts,
             per_token: self.0.experts_per_token,
+            groups: None,
             hidden: self.0.hidden,
             expert: self.0.ranks,
             expert_tensor: 1,

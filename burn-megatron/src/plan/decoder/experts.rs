@@ -72,6 +72,7 @@ fn flex(sizes: &Experts, share: Share, tokens: u64, hidden: u64) -> Vec<Exchange
         tokens: tokens as usize,
         experts: sizes.experts as usize,
         per_token: sizes.per_token as usize,
+        groups: sizes.groups,
         hidden: hidden as usize,
         expert: share.expert as usize,
         expert_tensor: share.expert_tensor as usize,

@@ -50,6 +50,7 @@ fn qwen(hidden: u64, layers: usize, heads: u64, width: u64) -> Decoder {
         experts: Some(Experts {
             experts: 128,
             per_token: 8,
+            groups: None,
             width,
             shared_width: 0,
             router_bias: false,
@@ -85,6 +86,7 @@ pub fn deepseek_v3() -> Decoder {
         experts: Some(Experts {
             experts: 256,
             per_token: 8,
+            groups: None,
             width: 2048,
             shared_width: 2048,
             router_bias: false,
@@ -264,6 +266,7 @@ fn dispatchers_send_what_their_formulas_say() {
             tokens,
             experts: 128,
             per_token: 8,
+            groups: None,
             hidden,
             expert: 8,
             expert_tensor: 1,

@@ -2,12 +2,14 @@
 
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::data_parallel::Moments;
+use burn_megatron::nn::moe::{DispatcherKind, Fp8DispatchScales};
 use burn_megatron::optim::{
     AdamWConfig, MuonConfig, OptimizerConfig, ParameterGroup, QkClipConfig,
 };
 use burn_megatron::pipeline::split::LayerSplit;
 
 use super::VerifyModel;
+use crate::family::Model;
 use crate::recipe::Recipe;
 
 /// A setting that must not change the result, with a model and layouts in which it has an effect.
@@ -18,7 +20,7 @@ pub type SettingCase = (
     fn(&mut Recipe),
 );
 
-pub const SETTINGS: [SettingCase; 28] = [
+pub const SETTINGS: [SettingCase; 30] = [
     (
         "overlap_grad_reduce = false",
         VerifyModel::Gpt,
@@ -233,7 +235,40 @@ pub const SETTINGS: [SettingCase; 28] = [
             recipe.data_parallel.fp8_param_gather = true;
         },
     ),
+    (
+        "model.moe.fp8_dispatch = \"f32\"",
+        VerifyModel::Olmoe,
+        FP8_DISPATCH_LAYOUTS,
+        |recipe| dispatch_in_8_bits(recipe, Fp8DispatchScales::F32),
+    ),
+    (
+        "model.moe.fp8_dispatch = \"e8m0\"",
+        VerifyModel::MixtralShared,
+        FP8_DISPATCH_LAYOUTS,
+        |recipe| dispatch_in_8_bits(recipe, Fp8DispatchScales::E8m0),
+    ),
 ];
+
+/// On one node and on two.
+const FP8_DISPATCH_LAYOUTS: &[&str] = &[
+    "ep2-dp2-mb2",
+    "tp2-sp-ep2-etp2-dp2-mb2",
+    "ep4-dp4-mb1-node2",
+    "tp2-sp-ep4-dp4-mb1-z1-node4",
+    "ep4-pp2-dp4-mb1-z1-node2/1f1b",
+];
+
+/// Tokens travel to experts in 8 bits, by the flex dispatcher. Models without experts stay as they are.
+fn dispatch_in_8_bits(recipe: &mut Recipe, scales: Fp8DispatchScales) {
+    let config = recipe.model.as_transformer().cloned();
+    if let Some(mut config) = config
+        && let Some(moe) = &mut config.moe
+    {
+        moe.dispatcher = DispatcherKind::Flex;
+        moe.fp8_dispatch = Some(scales);
+        recipe.model = Model::transformer(config);
+    }
+}
 
 /// Settings for 16-bit types, for `--all`.
 pub const IN_16_BITS: [SettingCase; 1] = [(

@@ -148,7 +148,7 @@ fn every_setting_fits_its_layouts() {
     // DeepSeek, which gathers latents; those without experts have neither exchanges of them nor sums of their gradients. Hybrid
     // context parallelism serves neither these nor the four others with experts. With experts there is neither GELU as an
     // epilogue nor a CUDA graph, and three dense models have another activation.
-    let (without, with) = (5 * (dense - 2), 5 * (with_experts - 2));
+    let (without, with) = (5 * (dense - 4), 5 * (with_experts - 2));
     assert_eq!(all.len(), without + with - 3 - 4 - 8);
     for case in plain.iter().chain(&all) {
         for layout in &case.layouts {

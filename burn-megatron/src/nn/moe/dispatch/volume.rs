@@ -1,8 +1,11 @@
 //! How much a dispatcher sends: pure functions of the sizes, for experts that tokens choose uniformly at random.
 
+use std::ops::Range;
+
 use super::ranks::ExpertRanks;
 use super::{DispatcherKind, Fp8DispatchScales};
 use crate::mesh::{Axis, Grid, Mesh};
+use crate::nn::moe::ExpertGroups;
 
 /// Bytes of the number of an expert that is sent beside a row.
 const INDEX_BYTES: f64 = 4.0;
@@ -23,6 +26,45 @@ pub(super) fn chosen(experts: usize, per_token: usize, own: usize) -> f64 {
     1.0 - (0..per_token.min(experts)).map(none).product::<f64>()
 }
 
+/// The probability that a token chooses at least one of the experts `own`, where it chooses groups first, uniformly, and
+/// then among the experts of these.
+fn chosen_in_groups(
+    experts: usize,
+    per_token: usize,
+    groups: ExpertGroups,
+    own: Range<usize>,
+) -> f64 {
+    let size = experts / groups.groups;
+    let pool = size * groups.chosen;
+    // By how many groups are chosen and how many of their experts are among `own`, the probability of both: a group is
+    // chosen by those that are left of all that are left, as in drawing without replacement.
+    let mut ways = vec![vec![0.0; own.len() + 1]; groups.chosen + 1];
+    ways[0][0] = 1.0;
+    for group in 0..groups.groups {
+        let of_group = group * size..(group + 1) * size;
+        let shared = own.end.min(of_group.end);
+        let shared = shared.saturating_sub(own.start.max(of_group.start));
+        let left = (groups.groups - group) as f64;
+        for count in (0..=groups.chosen).rev() {
+            let taken = (groups.chosen - count) as f64 / left;
+            for found in (0..=own.len()).rev() {
+                let probability = std::mem::take(&mut ways[count][found]);
+                if probability == 0.0 {
+                    continue;
+                }
+                ways[count][found] = probability * (1.0 - taken);
+                if taken > 0.0 {
+                    ways[count + 1][found + shared] += probability * taken;
+                }
+            }
+        }
+    }
+    let of_all = ways[groups.chosen].iter().enumerate();
+    of_all
+        .map(|(found, probability)| probability * chosen(pool, per_token, found))
+        .sum()
+}
+
 /// A layer of experts and its ranks, of which each has as many tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DispatchProblem {
@@ -36,6 +78,8 @@ pub struct DispatchProblem {
     pub experts: usize,
     /// Those of a token.
     pub per_token: usize,
+    /// The groups that a token chooses them from: with as many groups as nodes, a limit of its nodes.
+    pub groups: Option<ExpertGroups>,
     /// Features of a token.
     pub hidden: usize,
     /// Ranks of the expert axis.
@@ -103,7 +147,8 @@ impl DispatchProblem {
     /// `T k (R - 1) / R` and, where `p` ranks share an expert, `T k (p - 1)` for the all-to-all dispatcher, `T (R p - 1)`
     /// for the all-gather dispatcher; for the flex dispatcher `T p d(R) (R p - 1) / (R p)` with the
     /// [mean number](expected_destinations) `d(R)` of ranks of a token. With `N` nodes of `l` ranks it sends
-    /// `T d(N) (N - 1) / N` rows between nodes and `T p d(R) (l - 1) / l` inside.
+    /// `T d(N) (N - 1) / N` rows between nodes and `T p d(R) (l - 1) / l` inside. With [groups](field@Self::groups) `d` is
+    /// the mean for a token that chooses its groups first.
     pub fn rows(&self) -> DispatchVolume {
         let (tokens, k) = (self.tokens as f64, self.per_token as f64);
         let (expert, parts) = (self.expert as f64, self.expert_tensor as f64);
@@ -132,11 +177,20 @@ impl DispatchProblem {
 
     /// The rows of each exchange of the flex dispatcher, those that stay on the rank included.
     pub(crate) fn flex_rows(&self) -> DispatchVolume {
-        let parts = self.expert_tensor as f64;
-        let ranks = parts * expected_destinations(self.experts, self.per_token, self.expert);
+        let (parts, local) = (self.expert_tensor, self.experts / self.expert);
+        // A destination with experts from `first` on.
+        let reached = |first: usize, count: usize| match self.groups {
+            None => chosen(self.experts, self.per_token, count),
+            Some(groups) => {
+                chosen_in_groups(self.experts, self.per_token, groups, first..first + count)
+            }
+        };
+        let of_rank = |rank: usize| reached(rank * local, local);
+        let ranks = parts as f64 * (0..self.expert).map(of_rank).sum::<f64>();
         let nodes = self.nodes.map_or(0.0, |nodes| {
-            let count = (self.expert * self.expert_tensor / nodes.ranks) as f64;
-            count * chosen(self.experts, self.per_token, nodes.experts)
+            let of_node = |node: usize| reached(node * nodes.ranks / parts * local, nodes.experts);
+            let count = self.expert * parts / nodes.ranks;
+            (0..count).map(of_node).sum()
         });
         DispatchVolume {
             inside: self.tokens as f64 * ranks,
@@ -180,6 +234,7 @@ impl DispatchProblem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nn::moe::GroupScore;
 
     /// By an inclusion of all subsets, and as Megatron-LM's flex dispatcher was measured.
     #[test]
@@ -210,6 +265,7 @@ mod tests {
             tokens: 1000,
             experts: 64,
             per_token: 8,
+            groups: None,
             hidden: 100,
             expert: 8,
             expert_tensor: 1,
@@ -235,5 +291,103 @@ mod tests {
         assert!((inside - 5433.0 * 3.0 / 4.0).abs() < 0.5, "{inside}");
         let two = expected_destinations(64, 8, 2);
         assert!((between - 1000.0 * two / 2.0).abs() < 1e-9, "{between}");
+    }
+    /// A layer of DeepSeek-V3 on 8 nodes of 8 ranks, of which a token has its 8 of 256 experts on 4.
+    fn deepseek_v3(fp8: Option<Fp8DispatchScales>) -> DispatchProblem {
+        DispatchProblem {
+            dispatcher: DispatcherKind::Flex,
+            fp8,
+            tokens: 4096,
+            experts: 256,
+            per_token: 8,
+            groups: Some(ExpertGroups {
+                groups: 8,
+                chosen: 4,
+                score: GroupScore::SumOf(2),
+            }),
+            hidden: 7168,
+            expert: 64,
+            expert_tensor: 1,
+            nodes: Some(DispatchNodes {
+                ranks: 8,
+                experts: 32,
+            }),
+        }
+    }
+
+    /// 7168 codes, with a scale of 4 bytes or of one for each 128 of them, beside 8 numbers and weights.
+    #[test]
+    fn rows_of_deepseek_v3_in_8_bits() {
+        const CHOICES: f64 = 8.0 * 8.0;
+        for (fp8, expected) in [
+            (None, 14_336.0),
+            (Some(Fp8DispatchScales::F32), 7_392.0),
+            (Some(Fp8DispatchScales::E8m0), 7_224.0),
+        ] {
+            let found = deepseek_v3(fp8).row_bytes(2, 4);
+            assert_eq!(found, expected + CHOICES, "{fp8:?}");
+        }
+    }
+
+    /// The 117 MB of codes, 4096 x 7168 x 4, are those of tokens that have an expert on each of their 4 nodes, sent to each.
+    /// A token whose choices are uniform has none on one of them in 9 %: `C(96, 8) / C(128, 8)`; and one of 8 is its own.
+    #[test]
+    fn what_deepseek_v3_sends_between_nodes() {
+        let problem = deepseek_v3(Some(Fp8DispatchScales::F32));
+        let reached = 1.0
+            - (0..8)
+                .map(|i| (96.0 - f64::from(i)) / (128.0 - f64::from(i)))
+                .product::<f64>();
+        let rows = 4096.0 * 4.0 * reached;
+        let near = |found: f64, expected: f64| {
+            assert!(
+                (found / expected - 1.0).abs() < 1e-12,
+                "{found}, not {expected}"
+            )
+        };
+        near(problem.flex_rows().between, rows);
+        near(problem.rows().between, rows * 7.0 / 8.0);
+        // As many experts of a token as there are on its nodes: all are reached.
+        let all = DispatchProblem {
+            per_token: 128,
+            ..problem
+        };
+        let codes = all.flex_rows().between * 7168.0;
+        near(codes, 117_440_512.0);
+        // Without the limit a token has experts on 5.295 of the nodes.
+        let free = DispatchProblem {
+            groups: None,
+            ..problem
+        };
+        assert!((free.flex_rows().between / 4096.0 - 5.295).abs() < 5e-4);
+    }
+
+    /// By a count of all choices of 2 of 3 groups and of 2 of their experts; destinations are a part of a group, several
+    /// groups, and parts of two.
+    #[test]
+    fn the_destinations_of_a_token_that_chooses_groups_first() {
+        let groups = ExpertGroups {
+            groups: 3,
+            chosen: 2,
+            score: GroupScore::Max,
+        };
+        for own in [0..1, 2..4, 4..8, 3..6, 1..8, 0..12] {
+            let (mut all, mut reached) = (0, 0);
+            for left_out in 0..3 {
+                let pool: Vec<usize> = (0..12).filter(|expert| expert / 4 != left_out).collect();
+                for (at, first) in pool.iter().enumerate() {
+                    for second in &pool[at + 1..] {
+                        all += 1;
+                        reached += usize::from(own.contains(first) || own.contains(second));
+                    }
+                }
+            }
+            let found = chosen_in_groups(12, 2, groups, own.clone());
+            let expected = reached as f64 / all as f64;
+            assert!(
+                (found - expected).abs() < 1e-12,
+                "{own:?}: {found}, not {expected}"
+            );
+        }
     }
 }
