@@ -224,7 +224,7 @@ fn counts_and_rows_travel_under_the_backward_of_the_other_micro_batch() {
                 let under = in_backward(&events, number, arrived);
                 let what = format!("{dispatcher:?}, layer {layer}");
                 let expected = match layer {
-                    // Swiglu: two products forward.
+                    // Of both products of the experts.
                     0 => vec![Event::Product; 2],
                     _ => vec![Event::WeightGradient],
                 };

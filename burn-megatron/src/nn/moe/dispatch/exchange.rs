@@ -182,7 +182,7 @@ impl RowExchange {
         rows.into_iter().enumerate().map(start).collect()
     }
 
-    /// The function waits for those of what was given.
+    /// The function waits for the gradients of what was sent: of tokens that were sent in 8 bits, the sums over their rows.
     fn start_gradients(
         &self,
         gradients: Vec<Option<Tensor<2>>>,
@@ -193,16 +193,12 @@ impl RowExchange {
         let started: Vec<Option<PendingTensor<2>>> = started.collect();
         let map = self.fp8.as_ref().map(|(_, map)| map.clone());
         move || {
-            let mut maps = [map].into_iter();
-            let waited = started.into_iter().map(|pending| {
-                let map = maps.next().flatten();
-                let rows = pending?.wait();
-                Some(match map {
-                    Some(map) => unpermute(rows, &map),
-                    None => rows,
-                })
-            });
-            waited.collect()
+            let arrived = started.into_iter().map(|pending| Some(pending?.wait()));
+            let mut arrived: Vec<Option<Tensor<2>>> = arrived.collect();
+            if let (Some(map), Some(first)) = (map, arrived.first_mut()) {
+                *first = first.take().map(|rows| unpermute(rows, &map));
+            }
+            arrived
         }
     }
 }
