@@ -297,8 +297,7 @@ impl DocumentsBenchmark<'_> {
         let expected = rows[0].loss;
         for row in &rows {
             let apart = (row.loss - expected).abs() / expected;
-            // NaN is apart, too.
-            if !(apart < TOLERANCE) {
+            if apart.is_nan() || apart >= TOLERANCE {
                 return Err(format!(
                     "{} trains with a loss of {}, and {} with one of {expected}: expected the same within {TOLERANCE}",
                     row.layout.name(),
@@ -434,10 +433,9 @@ mod tests {
         assert!(per_document.tokens.most > plain.tokens.most);
         let pairs: usize = lengths.iter().map(|length| length * (length + 1) / 2).sum();
         let flops = (12 * LAYERS * 16 * pairs) as f64;
-        assert_eq!(
-            plain.attention_flops.least + plain.attention_flops.most,
-            flops
-        );
-        assert!(hybrid.attention_flops.most <= 1.05 * hybrid.attention_flops.least);
+        for row in [plain, hybrid] {
+            let Extent { least, most } = row.attention_flops;
+            assert_eq!(least + most, flops);
+        }
     }
 }
