@@ -18,7 +18,7 @@ use super::DataParallelError;
 use super::gradient_tracker::GradientTracker;
 use super::memory::ZeroStage;
 use super::memory_usage::{MemoryCategory, TrackedAllocation, TrackedTensor};
-use super::reduction::{PendingReduction, start_reductions};
+use super::reduction::{PendingReduction, has_several_collectives, start_reductions};
 use super::sharding_plan::ShardingPlan;
 use crate::fingerprint;
 
@@ -226,8 +226,16 @@ impl GradientBuckets {
             })
     }
 
-    /// Starts the reductions of some buckets, in one call.
+    /// Starts the reductions of some buckets, in one call; those that consist of several collectives one after the other, so
+    /// that the collectives of all groups have one order, whatever is ready at once on a rank.
     fn start(&mut self, numbers: Range<usize>, plan: &ShardingPlan) {
+        let several = |number| has_several_collectives(number, plan);
+        if numbers.len() > 1 && numbers.clone().any(several) {
+            for number in numbers {
+                self.start(number..number + 1, plan);
+            }
+            return;
+        }
         if plan.stage() >= ZeroStage::Gradients {
             // One bucket is in flight while the next one is filled, and this rank's shard of the one before.
             self.advance_reductions(plan, true);

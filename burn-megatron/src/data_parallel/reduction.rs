@@ -103,6 +103,12 @@ fn start_in_16_bits(x: Tensor<1>, groups: &ShardingGroups, plan: &ShardingPlan) 
     ReductionState::ReduceScatterWide(start_reduce_scatter_in_f32(small, &groups.shard))
 }
 
+/// Whether the reduction of a bucket consists of several collectives, over different groups.
+pub(super) fn has_several_collectives(bucket: usize, plan: &ShardingPlan) -> bool {
+    let groups = plan.groups(bucket);
+    groups.nodes.is_some() || groups.shard.size() > 1 && groups.replicas.size() > 1
+}
+
 impl PendingReduction {
     /// Whether it is the first collective of several, among ranks that are near each other. It ends soon, and the next
     /// one should start then.

@@ -49,12 +49,8 @@ impl Communicator for RecordingComm {
 
 /// The calls of a step of four blocks on the data axis of two ranks, by rank, with marks of the test in between.
 fn step(config: DataParallelConfig, micro_batches: usize, closing: bool) -> Vec<Vec<String>> {
-    step_in(
-        &ParallelConfig::new().with_data(2),
-        config,
-        micro_batches,
-        closing,
-    )
+    let layout = ParallelConfig::new().with_data(2);
+    step_in(&layout, config, micro_batches, closing, [0, 1, 2, 3])
 }
 
 fn step_in(
@@ -62,6 +58,7 @@ fn step_in(
     config: DataParallelConfig,
     micro_batches: usize,
     closing: bool,
+    order: [usize; 4],
 ) -> Vec<Vec<String>> {
     let events = |groups: &ParallelContext| {
         let log = CallLog::default();
@@ -74,7 +71,7 @@ fn step_in(
         let mut ddp = DistributedDataParallel::with(model, &groups, &config)?;
         log.take();
         for micro_batch in 0..micro_batches {
-            let loss = run(&ddp, &[0, 1, 2, 3]);
+            let loss = run(&ddp, &order);
             log.record("backward");
             if closing && micro_batch + 1 == micro_batches {
                 ddp.backward_last(loss)
@@ -157,12 +154,15 @@ fn sums_between_nodes_and_replicas_start_in_the_backward() {
         hierarchical_reduce: true,
         ..buckets(0)
     };
-    for events in step_in(&layout, nodes, 1, true) {
-        let expected = [
-            "backward", inside, inside, between, inside, between, inside, between, "reduce",
-            between, gather, gather, gather, gather, TOKENS,
-        ];
-        assert_eq!(events, expected);
+    let expected = [
+        "backward", inside, inside, between, inside, between, inside, between, "reduce", between,
+        gather, gather, gather, gather, TOKENS,
+    ];
+    // In reverse all buckets are ready at once, with the last gradient of the first.
+    for order in [[0, 1, 2, 3], [3, 2, 1, 0]] {
+        for events in step_in(&layout, nodes.clone(), 1, true, order) {
+            assert_eq!(events, expected, "{order:?}");
+        }
     }
     for number in [1, 2] {
         let replicas = DataParallelConfig {
@@ -181,7 +181,7 @@ fn sums_between_nodes_and_replicas_start_in_the_backward() {
             &last,
             &["reduce", between, TOKENS],
         ];
-        for events in step_in(&layout, replicas.clone(), 1, true) {
+        for events in step_in(&layout, replicas.clone(), 1, true, [0, 1, 2, 3]) {
             assert_eq!(events, expected.concat(), "{number}");
         }
     }
