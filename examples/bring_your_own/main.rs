@@ -127,6 +127,7 @@ impl Samples for Counting {
             tokens: row(first),
             targets: row(first + 1),
             documents: vec![],
+            padding: 0,
         })
     }
 }

@@ -171,7 +171,8 @@ impl MoeConfig {
         layout: &ParallelConfig,
     ) -> Result<(), BuildError> {
         let tensor = layout.tensor;
-        self.layer(model).check(layout).map_err(refused)?;
+        let checked = self.layer(model).check(layout);
+        checked.map_err(|message| refused(format!("moe: {message}")))?;
         let expert_tensor = layout.expert_tensor_size();
         let width = self.width(model);
         // Each tensor rank routes its part of the sequence.

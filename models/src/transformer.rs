@@ -9,7 +9,7 @@ use burn_megatron::kernels::rope::{RopeConfig, RopeTable};
 use burn_megatron::kernels::soft_cap::soft_cap;
 use burn_megatron::model::{CachedAttention, StageBuilder, StageLayers, StageRun, on_stage};
 use burn_megatron::nn::hook::with_anchor;
-use burn_megatron::nn::moe::{MoeForward, RouterStep};
+use burn_megatron::nn::moe::{MoeForward, RoutedTokens, RouterStep};
 use burn_megatron::nn::{
     ActivationLayout, BatchFormat, BuildError, Dropout, Init, KvCache, LearnedPositions,
     LearnedPositionsConfig, LinearCrossEntropy, LossFactor, LossTerm, Losses, ModelBuilder, Norm,
@@ -81,9 +81,10 @@ impl RotaryTables {
     }
 }
 
-/// What layers of experts are given in a step, as parts of one node.
-fn in_step(step: Option<&RouterStep>) -> MoeForward<'_> {
+/// Returns what layers of experts are given, as parts of one node.
+fn in_one_node(tokens: RoutedTokens, step: Option<&RouterStep>) -> MoeForward<'_> {
     MoeForward {
+        tokens: Some(tokens),
         step,
         ..MoeForward::default()
     }
@@ -232,7 +233,7 @@ impl Transformer {
         let (step, nodes) = (tokens.router_step.clone(), tokens.nodes.clone());
         let experts = MoeForward {
             nodes: nodes.as_ref(),
-            ..in_step(step.as_ref())
+            ..in_one_node(format.routed(&tokens), step.as_ref())
         };
         let further = std::mem::take(&mut tokens.further);
         let x = input.unwrap_or_else(|| self.embed(tokens, &format));
@@ -268,6 +269,7 @@ impl Transformer {
         );
         let (mut rows, mut before) = (vec![hidden.clone()], hidden);
         for (layer, tokens) in self.mtp.iter().zip(further) {
+            let routed = format.routed(&tokens);
             // So that its gradient is summed before that of the first stage's lookups.
             let embedded = with_anchor(&before, || {
                 on_stage(&self.embedding, "the embedding").forward(tokens)
@@ -278,12 +280,12 @@ impl Transformer {
                 let owned = region.is_active().then(|| context.to_owned_context());
                 let Some(owned) = owned.flatten() else {
                     // Its own output is used after later depths too, so that they are parts of one node.
-                    return block.forward(x, rotary, self.lies, context, in_step(step));
+                    return block.forward(x, rotary, self.lies, context, in_one_node(routed, step));
                 };
                 let (block, lies, step) = (block.clone(), self.lies, step.cloned());
                 let rotary = rotary.cloned();
                 region.run_stream(x, move |x| {
-                    let experts = in_step(step.as_ref());
+                    let experts = in_one_node(routed.clone(), step.as_ref());
                     block.forward(x, rotary.as_ref(), lies, owned.context(), experts)
                 })
             });
@@ -317,10 +319,15 @@ impl Transformer {
             });
         };
         let (blocks, rotary) = (run.to_owned_layers(), self.rotary.clone());
-        let step = experts.step.cloned();
+        let (tokens, step) = (experts.tokens.clone(), experts.step.cloned());
         run.region.run_stream(x, move |x| {
             blocks.iter().fold(x, |x, (_, block)| {
-                let (context, experts) = (context.context(), in_step(step.as_ref()));
+                let context = context.context();
+                let experts = MoeForward {
+                    tokens: tokens.clone(),
+                    step: step.as_ref(),
+                    ..MoeForward::default()
+                };
                 block.forward(x, rotary.of(block), lies, context, experts)
             })
         })
@@ -426,6 +433,8 @@ impl CachedAttention for Transformer {
         next: Tensor<2, Int>,
         cache: &mut KvCache,
     ) -> Tensor<3> {
+        let next = Tokens::from(next);
+        let routed = BatchFormat::Cached(cache).routed(&next);
         let embedded = on_stage(&self.embedding, "the embedding").forward(next);
         let [layer, ..] = &self.mtp[..] else {
             unreachable!("the last stage has a module of each depth")
@@ -435,7 +444,7 @@ impl CachedAttention for Transformer {
             let mut format = BatchFormat::Cached(cache);
             let rotary = self.rotary.of(block);
             let context = format.layer(number);
-            block.forward(x, rotary, self.lies, context, MoeForward::default())
+            block.forward(x, rotary, self.lies, context, in_one_node(routed, None))
         })
     }
 

@@ -46,6 +46,7 @@ impl Samples for Answers {
             tokens: (0..SEQ).map(token).collect(),
             targets: (0..SEQ).map(target).collect(),
             documents: vec![0, 1 + number % (SEQ - 1)],
+            padding: 0,
         })
     }
 }

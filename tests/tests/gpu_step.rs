@@ -55,6 +55,7 @@ impl Samples for Tokens {
             targets: tokens[1..].to_vec(),
             tokens: tokens[..ROW].to_vec(),
             documents: vec![],
+            padding: 0,
         })
     }
 }

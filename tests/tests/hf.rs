@@ -92,6 +92,7 @@ impl Sequences {
             tokens: row[..SEQ].to_vec(),
             targets: row[1..].to_vec(),
             documents: vec![],
+            padding: 0,
         });
         Self(Arc::new(Rows(rows.collect())))
     }

@@ -32,6 +32,7 @@ mod optimizers;
 mod oracle;
 mod overlap;
 mod packed;
+mod padding;
 mod pipeline_faults;
 mod pipeline_training;
 mod pipelines;

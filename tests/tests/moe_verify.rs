@@ -101,6 +101,12 @@ impl Case {
         }
     }
 
+    /// Whether rows have several documents and padding, in half of the rows of the table. Equal tokens at the starts of
+    /// documents have equal weights but for rounding, of which a capacity would keep either.
+    fn is_packed(&self) -> bool {
+        self.value("tied") == "no" && self.value("capacity") == "none"
+    }
+
     fn is_flex(&self) -> bool {
         self.value("dispatcher").starts_with("flex")
     }
@@ -208,6 +214,7 @@ impl Case {
         let what = describe(&SETTINGS, &self.0);
         let subject = ModelSubject {
             samples: SAMPLES,
+            packed: self.is_packed(),
             fp8: Fp8Config {
                 recipe: self.value("fp8").parse().ok(),
                 ..Fp8Config::default()

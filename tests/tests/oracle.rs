@@ -122,6 +122,7 @@ impl Rows {
             tokens: tokens.to_vec(),
             targets: targets.to_vec(),
             documents: vec![],
+            padding: 0,
         };
         Self(Arc::new(Given(rows.map(sample).collect())))
     }

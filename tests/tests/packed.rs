@@ -82,6 +82,7 @@ fn gradients(
             router_step: None,
             nodes: None,
             shard: None,
+            real: None,
             further: vec![],
         };
         let size = [shape[0], shape[1], config.hidden];

@@ -44,6 +44,7 @@ impl Samples for Random {
             tokens: (0..SEQ).map(token).collect(),
             targets: (0..SEQ).map(target).collect(),
             documents: vec![],
+            padding: 0,
         })
     }
 }

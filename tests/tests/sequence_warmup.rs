@@ -28,6 +28,7 @@ impl Samples for CutSamples {
         let row = start..start + self.length;
         let inside = |at: &&usize| row.contains(at) && **at > start;
         let documents = sample.documents.iter().filter(inside);
+        let real = sample.tokens.len() - sample.padding;
         Ok(Sample {
             tokens: sample.tokens[row.clone()].to_vec(),
             targets: sample.targets[row.clone()].to_vec(),
@@ -38,6 +39,7 @@ impl Samples for CutSamples {
                     .chain(documents.map(|at| at - start))
                     .collect()
             },
+            padding: row.end.saturating_sub(real).min(self.length),
         })
     }
 }

@@ -7,7 +7,8 @@ use burn_megatron_kernels::embedding::SortedLookups;
 
 use super::{DataError, FurtherTokens, IGNORE, Sample};
 use crate::mesh::ContextSplit;
-use crate::nn::context::SequenceShard;
+use crate::nn::RealTokens;
+use crate::nn::context::{SequenceShard, TokenPlaces};
 
 /// Samples of equal length, stacked as the rows of two integer matrices.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub struct Batch {
     pub shard: Option<Arc<SequenceShard>>,
     /// The tokens that were added to whole rows, where each document is split.
     padding: u64,
+    /// None if all tokens are real.
+    real: Option<Arc<RealTokens>>,
     /// The targets of whole rows that are not ignored, where the rows are shared.
     counted_of_rows: Option<u64>,
     /// Sorted where the batch is made, which is in the thread that reads ahead.
@@ -72,11 +75,12 @@ impl Batch {
             documents: None,
             shard: None,
             padding: 0,
+            real: None,
             counted_of_rows: None,
             sorted: Arc::default(),
             further: vec![],
         };
-        let mut documents = vec![];
+        let (mut documents, mut is_real) = (vec![], vec![]);
         for sample in samples {
             // All fields are public, so the lengths of a sample may differ.
             for length in [sample.tokens.len(), sample.targets.len()] {
@@ -86,6 +90,8 @@ impl Batch {
                 }
             }
             let first = batch.rows * seq;
+            is_real.resize(first + seq.saturating_sub(sample.padding), true);
+            is_real.resize(first + seq, false);
             if sample.documents.is_empty() {
                 documents.push(first as i32)
             } else {
@@ -101,6 +107,7 @@ impl Batch {
             batch.documents = Some(documents);
         }
         batch.sorted = Arc::new(SortedLookups::new(&batch.tokens));
+        batch.real = RealTokens::new(is_real, batch.rows);
         Ok(batch)
     }
 
@@ -118,10 +125,14 @@ impl Batch {
             starts.dedup();
             starts
         });
+        let real = self
+            .real
+            .and_then(|real| RealTokens::new(real.is_real().to_vec(), rows));
         Self {
             rows,
             seq: length,
             documents,
+            real,
             further: vec![],
             ..self
         }
@@ -131,17 +142,14 @@ impl Batch {
     /// before they are shared; a part of rows is returned as it is.
     pub fn with_further_tokens(mut self, depths: usize) -> Self {
         if self.shard.is_none() && self.further.len() != depths {
-            let of_depth = |depth| {
-                let ends = self.document_ends().into_iter();
-                FurtherTokens::new(&self.tokens, &self.targets, ends, depth)
-            };
+            let of_depth = |depth| FurtherTokens::new(&self, depth);
             self.further = (1..=depths).map(of_depth).collect();
         }
         self
     }
 
     /// The ends of the documents in the concatenated rows.
-    fn document_ends(&self) -> Vec<usize> {
+    pub(super) fn document_ends(&self) -> Vec<usize> {
         match &self.documents {
             Some(starts) => starts[1..].iter().map(|end| *end as usize).collect(),
             None => (1..=self.rows).map(|row| row * self.seq).collect(),
@@ -164,15 +172,22 @@ impl Batch {
         if self.shard.is_some() || ranks == 1 {
             return Ok(self);
         }
+        let of = (rank, ranks);
         if split == ContextSplit::ZigzagPerDocument {
             let depths = self.further.len();
-            self = self.padded(split.divisor(ranks, 1), split.divisor(ranks, tensor));
+            let places;
+            (self, places) = self.padded(split.divisor(ranks, 1), split.divisor(ranks, tensor));
             self = self.with_further_tokens(depths);
+            split.check(self.seq, ranks, tensor)?;
+            let documents = self.documents.as_deref().unwrap_or_default();
+            let shape = [self.rows, self.seq];
+            let shard = SequenceShard::of_documents(shape, documents, places, of)?;
+            return Ok(self.part_of(shard));
         }
         split.check(self.seq, ranks, tensor)?;
         let shape = [self.rows, self.seq];
         let documents = self.documents.as_deref();
-        let shard = SequenceShard::new(shape, documents, split, (rank, ranks))?;
+        let shard = SequenceShard::new(shape, documents, split, of)?;
         Ok(self.part_of(shard))
     }
 
@@ -187,6 +202,7 @@ impl Batch {
             seq,
             documents: None,
             further: self.further.iter().map(|of| of.part(&shard)).collect(),
+            real: self.real.as_ref().map(|real| real.part(&shard)),
             shard: Some(shard),
             padding: self.padding,
             counted_of_rows: Some(self.counted()),
@@ -216,28 +232,26 @@ impl Batch {
     ) -> Result<Self, DataError> {
         let split = ContextSplit::ZigzagPerDocument;
         let (of_document, of_row) = (split.divisor(ranks, 1), split.divisor(ranks, multiple));
-        let (mut tokens, mut targets, mut places) = (vec![], vec![], vec![]);
-        let mut starts = vec![0];
-        let mut pad =
-            |tokens: &mut Vec<i32>, targets: &mut Vec<i32>, places: &mut Vec<usize>, to| {
-                tokens.resize(to, 0);
-                targets.resize(to, IGNORE);
-                places.resize(to, 0);
-                if starts.last() != Some(&(to as i32)) {
-                    starts.push(to as i32);
-                }
-            };
+        let mut rows = PaddedRows::default();
         for document in documents {
-            tokens.extend(&self.tokens[document.clone()]);
-            targets.extend(&self.targets[document.clone()]);
-            places.extend(document.clone());
-            let end = tokens.len().next_multiple_of(of_document);
-            pad(&mut tokens, &mut targets, &mut places, end);
+            rows.push(self, document.clone(), of_document);
         }
-        let end = tokens.len().max(1).next_multiple_of(of_row);
-        pad(&mut tokens, &mut targets, &mut places, end);
+        let end = rows.tokens.len().max(1).next_multiple_of(of_row);
+        rows.pad(end);
         let real: usize = documents.iter().map(Range::len).sum();
-        let shard = SequenceShard::of_documents(&starts, places, (rank, ranks))?;
+        let PaddedRows {
+            tokens,
+            targets,
+            is_real,
+            places,
+            starts,
+        } = rows;
+        let places = TokenPlaces {
+            numbers: places,
+            row_length: self.seq,
+            in_global_batch: true,
+        };
+        let shard = SequenceShard::of_documents([1, end], &starts, places, (rank, ranks))?;
         let rows = Self {
             padding: (end - real) as u64,
             tokens,
@@ -246,6 +260,7 @@ impl Batch {
             seq: end,
             documents: Some(starts),
             shard: None,
+            real: RealTokens::new(is_real, 1),
             counted_of_rows: None,
             sorted: Arc::default(),
             further: vec![],
@@ -254,9 +269,9 @@ impl Batch {
         Ok(rows.part_of(shard))
     }
 
-    /// Each document padded to a multiple of `document`, and the rows by a document of padding to the same multiple of
-    /// `row`, which is one of `document`.
-    fn padded(self, document: usize, row: usize) -> Self {
+    /// Returns each document padded to a multiple of `document`, and the rows by a document of padding to the same multiple
+    /// of `row`, which is one of `document`; and where the tokens were.
+    fn padded(self, document: usize, row: usize) -> (Self, TokenPlaces) {
         let ends = self.document_ends();
         let mut rows: Vec<Vec<Range<usize>>> = vec![vec![]; self.rows];
         let mut start = 0;
@@ -274,33 +289,41 @@ impl Batch {
         };
         let seq = rows.iter().map(length).max().unwrap_or(0);
         let seq = seq.next_multiple_of(row);
-        let (mut tokens, mut targets) = (vec![], vec![]);
-        let mut starts = vec![0];
-        for documents in &rows {
-            let past = tokens.len() + seq;
+        let mut padded = PaddedRows::default();
+        for (number, documents) in rows.iter().enumerate() {
             for of in documents {
-                tokens.extend(&self.tokens[of.clone()]);
-                targets.extend(&self.targets[of.clone()]);
-                let end = starts[starts.len() - 1] as usize + of.len().next_multiple_of(document);
-                tokens.resize(end, 0);
-                targets.resize(end, IGNORE);
-                starts.push(end as i32);
+                padded.push(&self, of.clone(), document);
             }
-            if tokens.len() < past {
-                tokens.resize(past, 0);
-                targets.resize(past, IGNORE);
-                starts.push(past as i32);
-            }
+            padded.pad((number + 1) * seq);
         }
-        Self {
+        let PaddedRows {
+            tokens,
+            targets,
+            is_real,
+            places,
+            starts,
+        } = padded;
+        let places = TokenPlaces {
+            numbers: places,
+            row_length: self.seq,
+            in_global_batch: false,
+        };
+        let rows = Self {
             padding: (tokens.len() - self.tokens.len()) as u64,
             tokens,
             targets,
+            real: RealTokens::new(is_real, self.rows),
             seq,
             documents: Some(starts),
             further: vec![],
             ..self
-        }
+        };
+        (rows, places)
+    }
+
+    /// Returns which tokens are real, or `None` if no token is padding.
+    pub fn real(&self) -> Option<&Arc<RealTokens>> {
+        self.real.as_ref()
     }
 
     /// Input tokens: `[rows, seq]`, row-major.
@@ -342,5 +365,51 @@ impl Batch {
     pub fn counted(&self) -> u64 {
         let counted = self.targets.iter().filter(|target| **target != IGNORE);
         counted.count() as u64
+    }
+}
+
+/// Rows of documents that are padded one by one.
+struct PaddedRows {
+    tokens: Vec<i32>,
+    targets: Vec<i32>,
+    is_real: Vec<bool>,
+    /// The number of each token in the concatenated rows of the batch that it is from; None of padding.
+    places: Vec<Option<usize>>,
+    /// Of documents, then the end of the last one.
+    starts: Vec<i32>,
+}
+
+impl Default for PaddedRows {
+    fn default() -> Self {
+        Self {
+            tokens: vec![],
+            targets: vec![],
+            is_real: vec![],
+            places: vec![],
+            starts: vec![0],
+        }
+    }
+}
+
+impl PaddedRows {
+    /// Adds a document of `batch`, padded to a multiple of `multiple`.
+    fn push(&mut self, batch: &Batch, document: Range<usize>, multiple: usize) {
+        let is_real = |token| batch.real.as_ref().is_none_or(|real| real.is_real()[token]);
+        self.tokens.extend(&batch.tokens[document.clone()]);
+        self.targets.extend(&batch.targets[document.clone()]);
+        self.is_real.extend(document.clone().map(is_real));
+        self.places.extend(document.map(Some));
+        self.pad(self.tokens.len().next_multiple_of(multiple));
+    }
+
+    /// Adds padding up to a length, and ends the document.
+    fn pad(&mut self, to: usize) {
+        self.tokens.resize(to, 0);
+        self.targets.resize(to, IGNORE);
+        self.is_real.resize(to, false);
+        self.places.resize(to, None);
+        if self.starts.last() != Some(&(to as i32)) {
+            self.starts.push(to as i32);
+        }
     }
 }

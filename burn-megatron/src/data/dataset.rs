@@ -14,6 +14,9 @@ pub struct Sample {
     /// The starts of the documents in the sequence, ascending from 0. Attention does not cross documents, and
     /// positions restart at each. Empty if the sequence is one document.
     pub documents: Vec<usize>,
+    /// The number of tokens at the end that only fill the row. Their targets are ignored, and routers of experts leave
+    /// them out.
+    pub padding: usize,
 }
 
 /// The training samples of a run, in order.

@@ -4,47 +4,52 @@ use std::sync::Arc;
 
 use burn_megatron_kernels::embedding::SortedLookups;
 
-use super::IGNORE;
+use super::{Batch, IGNORE};
+use crate::nn::RealTokens;
 use crate::nn::context::SequenceShard;
 
 /// What a depth of multi-token prediction reads and predicts at each token of a [`Batch`](super::Batch): depth `k` reads the
 /// `k`-th token after it, and predicts the target of that token.
 ///
-/// Nothing crosses a document: its last `k` tokens read token 0, and their targets are ignored.
+/// Nothing crosses a document: its last `k` tokens read token 0, and their targets are ignored. They are
+/// [padding](Self::real) of this depth.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FurtherTokens {
     tokens: Vec<i32>,
     targets: Vec<i32>,
     sorted: Arc<SortedLookups>,
+    real: Option<Arc<RealTokens>>,
 }
 
 impl FurtherTokens {
-    /// Those `depth` tokens later, of documents that end before the places `ends`.
-    pub(super) fn new(
-        tokens: &[i32],
-        targets: &[i32],
-        ends: impl Iterator<Item = usize>,
-        depth: usize,
-    ) -> Self {
+    /// Returns the tokens and targets of `batch`, of whole rows, `depth` tokens later.
+    pub(super) fn new(batch: &Batch, depth: usize) -> Self {
+        let (tokens, targets, real) = (batch.tokens(), &batch.targets, batch.real());
+        let ends = batch.document_ends().into_iter();
         let (mut read, mut predicted, mut start) = (vec![], vec![], 0);
+        let mut is_real = vec![];
         for end in ends {
             let from = (start + depth).min(end);
             read.extend(&tokens[from..end]);
             read.resize(end, 0);
             predicted.extend(&targets[from..end]);
             predicted.resize(end, IGNORE);
+            is_real.extend((from..end).map(|later| real.is_none_or(|real| real.is_real()[later])));
+            is_real.resize(end, false);
             start = end;
         }
-        Self::from_parts(read, predicted)
+        Self::from_parts(read, predicted, RealTokens::new(is_real, batch.rows))
     }
 
     /// Those of a rank of a context group.
     pub(super) fn part(&self, shard: &SequenceShard) -> Self {
-        Self::from_parts(shard.part(&self.tokens), shard.part(&self.targets))
+        let real = self.real.as_ref().map(|real| real.part(shard));
+        Self::from_parts(shard.part(&self.tokens), shard.part(&self.targets), real)
     }
 
-    fn from_parts(tokens: Vec<i32>, targets: Vec<i32>) -> Self {
+    fn from_parts(tokens: Vec<i32>, targets: Vec<i32>, real: Option<Arc<RealTokens>>) -> Self {
         Self {
+            real,
             sorted: Arc::new(SortedLookups::new(&tokens)),
             tokens,
             targets,
@@ -59,6 +64,12 @@ impl FurtherTokens {
     /// The targets: `[rows, seq]`, row-major.
     pub fn targets(&self) -> &[i32] {
         &self.targets
+    }
+
+    /// Returns which tokens are real at this depth: those with a real token `k` tokens later in their document. None if all
+    /// are.
+    pub fn real(&self) -> Option<&Arc<RealTokens>> {
+        self.real.as_ref()
     }
 
     /// The lookups of the tokens, sorted: see [`Tokens::sorted`](crate::nn::Tokens::sorted).

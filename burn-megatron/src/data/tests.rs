@@ -261,6 +261,7 @@ fn sample(tokens: &[i32], targets: &[i32], documents: &[usize]) -> Sample {
         tokens: tokens.to_vec(),
         targets: targets.to_vec(),
         documents: documents.to_vec(),
+        padding: 0,
     }
 }
 
@@ -348,6 +349,7 @@ fn documents_are_padded_to_be_split() {
         tokens: (1..9).collect(),
         targets: (2..10).collect(),
         documents: vec![0, 5],
+        padding: 0,
     };
     let part = |rank| {
         let batch = Batch::new([sample.clone()]).unwrap();
@@ -366,6 +368,43 @@ fn documents_are_padded_to_be_split() {
             .all(|part| part.padding() == Padding { added: 4, all: 12 })
     );
     assert_eq!(parts.iter().map(Batch::counted).sum::<u64>(), 8);
+    let real = parts.each_ref().map(|part| part.real().unwrap());
+    let is_real = |of: &str| of.bytes().map(|byte| byte == b'x').collect::<Vec<_>>();
+    assert_eq!(real[0].is_real(), is_real("xx..x."));
+    assert_eq!(real[1].is_real(), is_real("xxx.xx"));
+    assert!(real.iter().all(|real| real.in_rows() == [8]));
+}
+
+/// Padding of samples stays padding wherever its tokens go.
+#[test]
+fn a_batch_knows_the_padding_of_its_samples() {
+    let sample = |padding: usize| Sample {
+        tokens: (1..9).collect(),
+        targets: (2..10).collect(),
+        documents: vec![0, 4],
+        padding,
+    };
+    let is_real = |of: &str| of.bytes().map(|byte| byte == b'x').collect::<Vec<_>>();
+    assert_eq!(Batch::new([sample(0), sample(0)]).unwrap().real(), None);
+    let batch = Batch::new([sample(0), sample(5)]).unwrap();
+    let real = batch.real().unwrap().clone();
+    assert_eq!(real.is_real(), is_real("xxxxxxxxxxx....."));
+    assert_eq!(real.in_rows(), [8, 3]);
+    let striped = batch.clone().in_context(ContextSplit::Striped, (1, 2), 1);
+    let striped = striped.unwrap().real().unwrap().clone();
+    assert_eq!(striped.is_real(), is_real("xxxxx..."));
+    assert_eq!(striped.in_rows(), [8, 3]);
+    let moved = batch
+        .documents_in_context(&[8..12, 0..4], (0, 1), 1)
+        .unwrap();
+    assert_eq!(moved.real().unwrap().is_real(), is_real("xxx.xxxx"));
+    let short = batch.clone().in_rows_of(4);
+    assert_eq!(short.real().unwrap().in_rows(), [4, 4, 3, 0]);
+    // At a depth the tokens without a real token of their document so far ahead are padding too.
+    let further = batch.with_further_tokens(1);
+    let further = further.further()[0].real().unwrap();
+    assert_eq!(further.is_real(), is_real("xxx.xxx.xx......"));
+    assert_eq!(further.in_rows(), [6, 2]);
 }
 
 /// Documents of different rows are packed into one, each split over the ranks that share it.
@@ -375,6 +414,7 @@ fn documents_of_a_batch_are_shared() {
         tokens: (first..first + 8).collect(),
         targets: (first + 1..first + 9).collect(),
         documents,
+        padding: 0,
     };
     let batch = Batch::new([sample(1, vec![0, 5]), sample(11, vec![0, 8])]).unwrap();
     let documents = batch.document_ranges();
@@ -403,6 +443,7 @@ fn further_tokens_stay_in_their_document() {
         tokens: (1..9).collect(),
         targets: (2..10).collect(),
         documents: vec![0, 5],
+        padding: 0,
     };
     let batch = || Batch::new([sample.clone()]).unwrap();
     let whole = batch().with_further_tokens(2);
@@ -461,6 +502,7 @@ fn rows_that_cannot_be_split_are_refused() {
         tokens: vec![1; 10],
         targets: vec![2; 10],
         documents: vec![],
+        padding: 0,
     };
     let batch = Batch::new([sample]).unwrap();
     let error = batch.in_context(ContextSplit::Zigzag, (0, 2), 1);

@@ -232,6 +232,7 @@ pub(super) fn window<T: Copy + Into<i32>>(text: &[T], start: usize, seq: usize) 
         tokens: tokens(start).collect(),
         targets: tokens(start + 1).collect(),
         documents: vec![],
+        padding: 0,
     }
 }
 

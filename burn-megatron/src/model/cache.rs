@@ -7,7 +7,7 @@ use burn::tensor::{Int, Tensor};
 
 use super::{LanguageModel, Tokens};
 use crate::collective::Comm;
-use crate::nn::{KvCache, NewTokens, SequencePart};
+use crate::nn::{KvCache, NewTokens, RealTokens, SequencePart};
 
 /// What generation keeps of the tokens that a model `M` has read, for the stages of one rank and several sequences.
 pub trait GenerationCache<M: ?Sized>: Debug + Sized {
@@ -157,7 +157,11 @@ impl<M: LanguageModel> GenerationCache<M> for RecomputePrefix {
         let whole = [old, Some(new), padding].into_iter().flatten();
         let whole = Tensor::cat(whole.collect(), 1);
         prefix.ids = Some(whole.clone());
-        model.hidden(stage, input, Tokens::from(whole))
+        let [_, tokens] = whole.dims();
+        let is_real = (0..tokens).map(|token| token < read);
+        let mut tokens = Tokens::from(whole);
+        tokens.real = RealTokens::new(is_real.collect(), 1);
+        model.hidden(stage, input, tokens)
     }
 
     fn last_rows(&self, new: &NewTokens) -> Vec<usize> {

@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use burn_megatron_kernels::attention::{Heads, MAX_WIDTH, Window};
 use burn_megatron_kernels::rope::{self, Positions, RopeOptions, RopeTable};
 
-use super::attention_core::{AttentionCore, ProbabilityRows, ScoreOptions};
+use super::attention_core::{AttentionCore, ScoreOptions};
 use super::attention_logits::{AttentionLayer, HeadColumns, HeadPart};
 use super::context::{ContextAttention, KeyValueExchange, OuterGroup};
 use super::lora::LoraTarget;
@@ -381,12 +381,7 @@ impl ParallelAttention {
     /// The output of this rank's heads, from their QKV projection.
     fn attend_core(&self, qkv: Tensor<3>, context: AttentionContext<'_>) -> Tensor<3> {
         let dropout = |probabilities, rows| match rows {
-            Some(ProbabilityRows {
-                numbers,
-                per_sample,
-            }) => self
-                .dropout
-                .forward_rows(probabilities, numbers, per_sample),
+            Some(rows) => self.dropout.forward_rows(probabilities, rows),
             None => self.dropout.forward(probabilities, self.lies),
         };
         let sink = self.sinks.as_ref();

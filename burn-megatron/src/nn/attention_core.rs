@@ -15,6 +15,7 @@ use super::attention_logits::LayerLogits;
 use super::context::{
     CacheAttention, ContextAttention, GatheredProjection, QueryRows, SequenceShard,
 };
+use super::dropout::MaskRows;
 use super::kv_cache::SequenceKvCache;
 use super::{AttentionContext, LayerKvCache, PackedSequences};
 
@@ -58,12 +59,6 @@ pub(super) struct AttentionCore {
     pub logits: Arc<LayerLogits>,
 }
 
-/// Rows of probabilities, `[batch, heads, queries]`, by their numbers among those of all ranks.
-pub(super) struct ProbabilityRows {
-    pub numbers: Vec<usize>,
-    pub per_sample: usize,
-}
-
 impl AttentionCore {
     /// `[batch, seq, (heads + 2 groups) * width]` to `[batch, seq, heads * width]`. `sink` `[heads]` is a logit beside
     /// the scores of each head; `dropout` is applied to the probabilities, with their rows if they are not all of this
@@ -77,7 +72,7 @@ impl AttentionCore {
         qkv: Tensor<3>,
         sink: Option<Tensor<1>>,
         context: AttentionContext<'_>,
-        dropout: impl FnOnce(Tensor<4>, Option<ProbabilityRows>) -> Tensor<4>,
+        dropout: impl FnOnce(Tensor<4>, Option<MaskRows>) -> Tensor<4>,
     ) -> Tensor<3> {
         match (context, self.engine.clone()) {
             (AttentionContext::Cached(layer), _) => self.cached(qkv, sink, layer),
@@ -108,7 +103,7 @@ impl AttentionCore {
         &self,
         [q, k, v]: [Tensor<4>; 3],
         context: AttentionContext<'_>,
-        dropout: impl FnOnce(Tensor<4>, Option<ProbabilityRows>) -> Tensor<4>,
+        dropout: impl FnOnce(Tensor<4>, Option<MaskRows>) -> Tensor<4>,
     ) -> Tensor<3> {
         let ([batch, queries, ..], device) = (q.dims(), q.device());
         if let Some(engine) = self.engine.clone() {
@@ -134,10 +129,7 @@ impl AttentionCore {
                     all_heads: self.place.1,
                 };
                 let mask = rows.mask(self.scores.window, &device);
-                let rows = ProbabilityRows {
-                    numbers: rows.numbers(),
-                    per_sample: rows.per_sample(),
-                };
+                let rows = rows.draws();
                 self.unfused(([q, k, v], 0), None, &mask, |weights| {
                     dropout(weights, Some(rows))
                 })
@@ -290,7 +282,7 @@ impl AttentionCore {
         qkv: Tensor<3>,
         sink: Option<Tensor<1>>,
         mask: &Mask,
-        dropout: impl FnOnce(Tensor<4>, Option<ProbabilityRows>) -> Tensor<4>,
+        dropout: impl FnOnce(Tensor<4>, Option<MaskRows>) -> Tensor<4>,
     ) -> Tensor<3> {
         let ([batch, seq, _], heads) = (qkv.dims(), self.heads);
         let part = |first: usize, count: usize| {
@@ -314,22 +306,18 @@ impl AttentionCore {
         qkv: Tensor<3>,
         sink: Option<Tensor<1>>,
         shard: &Arc<SequenceShard>,
-        dropout: impl FnOnce(Tensor<4>, Option<ProbabilityRows>) -> Tensor<4>,
+        dropout: impl FnOnce(Tensor<4>, Option<MaskRows>) -> Tensor<4>,
     ) -> Tensor<3> {
         let exchange = self.exchange(shard);
         let sink = sink.map(|sink| exchange.own_sink(sink, self.heads));
         let attend = |gathered: GatheredProjection| {
-            let rows = ProbabilityRows {
-                numbers: gathered.rows,
-                per_sample: gathered.rows_per_sample,
-            };
             let projections = [gathered.q, gathered.k, gathered.v];
             let first = exchange.first_head(self.heads);
             self.unfused(
                 (projections, first),
                 sink,
                 &gathered.mask,
-                |probabilities| dropout(probabilities, Some(rows)),
+                |probabilities| dropout(probabilities, Some(gathered.rows)),
             )
         };
         let heads = (self.heads, self.scores.window);

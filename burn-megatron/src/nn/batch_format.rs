@@ -11,7 +11,8 @@ use burn_megatron_kernels::rope::Positions;
 use burn_megatron_kernels::softmax::Mask;
 
 use super::context::SequenceShard;
-use super::{KvCache, LayerKvCache};
+use super::moe::{RoutedTokens, TokenPositions};
+use super::{KvCache, LayerKvCache, Tokens};
 
 /// The format of a batch.
 #[derive(Debug)]
@@ -39,6 +40,18 @@ impl BatchFormat<'_> {
             Self::Sharded(shard) => AttentionContext::Sharded(shard),
             Self::Cached(cache) => AttentionContext::Cached(cache.layer(index)),
         }
+    }
+
+    /// Returns what the routers of experts read of `tokens`, which have this format: an argument of
+    /// [`MoeMlp::forward_with`](super::moe::MoeMlp::forward_with).
+    pub fn routed(&self, tokens: &Tokens) -> RoutedTokens {
+        let positions = match self {
+            Self::Rows => TokenPositions::InRows,
+            Self::Packed(packed) => TokenPositions::Each(packed.position_numbers.clone()),
+            Self::Sharded(shard) => TokenPositions::Sharded(shard.clone()),
+            Self::Cached(cache) => return cache.routed(),
+        };
+        RoutedTokens::new(tokens.ids.dims(), positions, tokens.real.clone())
     }
 }
 

@@ -40,11 +40,12 @@ pub enum ActivationLayout {
     },
 }
 
-/// Rows of a mask, by their numbers in the samples from the first one of the input on.
-struct MaskRows {
-    numbers: Vec<usize>,
-    /// Of each sample.
-    per_sample: usize,
+/// Rows of a mask. Draws count from the first sample of the input.
+pub(super) struct MaskRows {
+    /// The first draw of each row; None of padding, which may have any draws.
+    pub starts: Vec<Option<u64>>,
+    /// The number of draws of a sample.
+    pub per_sample: u64,
 }
 
 impl Dropout {
@@ -82,23 +83,10 @@ impl Dropout {
         }
     }
 
-    /// [`forward`](Self::forward) of rows (all dims but the last) with these numbers in the global batch, of which
-    /// each sample has `per_sample`; they count from the first sample of this input.
-    pub(super) fn forward_rows<const D: usize>(
-        &self,
-        x: Tensor<D>,
-        numbers: Vec<usize>,
-        per_sample: usize,
-    ) -> Tensor<D> {
+    /// [`forward`](Self::forward) of rows (all dims but the last) with these draws.
+    pub(super) fn forward_rows<const D: usize>(&self, x: Tensor<D>, rows: MaskRows) -> Tensor<D> {
         if self.drops(&x) {
-            self.apply_rows(
-                x,
-                None,
-                MaskRows {
-                    numbers,
-                    per_sample,
-                },
-            )
+            self.apply_rows(x, None, rows)
         } else {
             x
         }
@@ -168,12 +156,14 @@ impl Dropout {
                 place.index * part..(place.index + 1) * part
             }
         };
+        let width = x.dims()[D - 1] as u64;
         let tokens = shard.tokens().chunks(local.max(1));
+        let start = |token: &usize| Some(shard.place(*token)? as u64 * width);
         Some(MaskRows {
-            numbers: tokens
-                .flat_map(|row| row[part.clone()].iter().map(|token| shard.place(*token)))
+            starts: tokens
+                .flat_map(|row| row[part.clone()].iter().map(start))
                 .collect(),
-            per_sample: shard.shape()[1],
+            per_sample: shard.row_of_places() as u64 * width,
         })
     }
 
@@ -185,30 +175,26 @@ impl Dropout {
         rows: MaskRows,
     ) -> Tensor<D> {
         let (shape, position) = (x.dims(), self.position.get());
-        let MaskRows {
-            numbers,
-            per_sample,
-        } = rows;
-        let width = shape[D - 1] as u64;
-        let flat = |x: Tensor<D>| x.reshape([numbers.len(), shape[D - 1]]);
+        let MaskRows { starts, per_sample } = rows;
+        let flat = |x: Tensor<D>| x.reshape([starts.len(), shape[D - 1]]);
         let (x, residual) = (flat(x), residual.map(flat));
-        let before = position.first_sample * per_sample as u64;
+        let before = position.first_sample * per_sample;
         let mut at = 0;
         let run = |RowRun { first, step, count }: RowRun| {
             let draw = Draw {
                 probability: self.probability,
                 key: self.key,
                 position: position.step,
-                first: (before + first as u64) * width,
+                first: before + first,
                 run: shape[D - 1],
-                pitch: step as u64 * width,
+                pitch: step,
             };
             let part = |x: &Tensor<2>| x.clone().narrow(0, at, count);
             let y = self.apply(part(&x), None, residual.as_ref().map(part), Some(draw));
             at += count;
             y
         };
-        let parts: Vec<_> = row_runs(&numbers).into_iter().map(run).collect();
+        let parts: Vec<_> = row_runs(&starts).into_iter().map(run).collect();
         Tensor::cat(parts, 0).reshape(shape)
     }
 

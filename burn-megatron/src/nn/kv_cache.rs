@@ -8,6 +8,8 @@ use burn_megatron_kernels::rope::Positions;
 
 use super::context::CacheSplit;
 use super::kv_buffer::{Extent, KvBuffer};
+use super::moe::{RoutedTokens, TokenPositions};
+use super::real_tokens::RealTokens;
 use crate::collective::Comm;
 
 /// Keys and values of the layers of one rank, for sequences of any lengths.
@@ -155,6 +157,24 @@ impl KvCache {
         new.ids
             .clone()
             .select(1, indices(&places, &new.ids.device()))
+    }
+
+    /// Returns what the routers of experts read of the tokens that this rank reads.
+    pub(super) fn routed(&self) -> RoutedTokens {
+        let Reading {
+            parts,
+            positions,
+            is_share,
+            ..
+        } = &self.reading;
+        let tokens = positions.len();
+        let read = parts.iter().map(|part| part.count).sum::<usize>();
+        let is_real = (0..tokens).map(|token| *is_share || token < read);
+        RoutedTokens::new(
+            [1, tokens],
+            TokenPositions::Each(positions.clone().into()),
+            RealTokens::new(is_real.collect(), 1),
+        )
     }
 
     /// The positions of this part of the tokens that this rank reads.

@@ -69,6 +69,7 @@ mod of_all_stages;
 mod parameter_spec;
 mod placement;
 mod qk_norm;
+mod real_tokens;
 mod recompute;
 mod replicated;
 mod replicated_linear;
@@ -124,6 +125,7 @@ pub use norm::{Norm, NormConfig, NormKind};
 pub use parameter_spec::ParameterSpec;
 pub use placement::{LocalSection, Placement, Placements, Section};
 pub use qk_norm::{QkNorm, QkNormConfig};
+pub use real_tokens::RealTokens;
 pub use recompute::{
     ActivationOffload, ActivationUsage, Recompute, RecomputeConfig, RecomputeError,
     RecomputeGranularity, RecomputeLayers, RecomputeMethod, RecomputeModule, RecomputeRegion,

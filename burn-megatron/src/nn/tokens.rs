@@ -7,7 +7,7 @@ use burn_megatron_kernels::embedding::SortedLookups;
 
 use super::context::SequenceShard;
 use super::moe::RouterStep;
-use super::{BatchFormat, PackedSequences, ScheduleNodes};
+use super::{BatchFormat, PackedSequences, RealTokens, ScheduleNodes};
 
 /// The input of a decoder.
 #[derive(Clone, Debug)]
@@ -30,8 +30,10 @@ pub struct Tokens {
     /// Which tokens of each row this rank has, under context parallelism; `documents` is None then, as the shard
     /// knows them.
     pub shard: Option<Arc<SequenceShard>>,
+    /// Which tokens are real. None if no token is padding.
+    pub real: Option<Arc<RealTokens>>,
     /// What each depth of multi-token prediction reads: depth `k`, from 1 on, the ids `k` tokens later, in the same rows.
-    /// Only their ids and lookups are read. Empty without it, as for generation.
+    /// Only their ids, lookups and real tokens are read. Empty without it, as for generation.
     pub further: Vec<Tokens>,
 }
 
@@ -49,6 +51,7 @@ impl Tokens {
             router_step: None,
             nodes: None,
             shard: None,
+            real: None,
             further: vec![],
         }
     }
@@ -81,6 +84,7 @@ impl From<Tensor<2, Int>> for Tokens {
             router_step: None,
             nodes: None,
             shard: None,
+            real: None,
             further: vec![],
         }
     }

@@ -240,11 +240,12 @@ impl ContextPart {
         }
     }
 
-    /// Checks the length of a whole row. Those of a split per document are padded.
+    /// Checks the length of a whole row. A split per document pads documents, so that any row of at least `2 context`
+    /// tokens can be split.
     pub fn check(self, length: usize) -> Result<(), ContextSplitError> {
         match self.split {
             _ if self.ranks == 1 => Ok(()),
-            ContextSplit::ZigzagPerDocument => Ok(()),
+            ContextSplit::ZigzagPerDocument if length >= 2 * self.ranks => Ok(()),
             split => split.check(length, self.ranks, self.tensor),
         }
     }
@@ -346,6 +347,7 @@ fn tokens(batch: &Batch, ids: Tensor<2, Int>) -> Tokens {
         router_step: None,
         nodes: None,
         shard: batch.shard.clone(),
+        real: batch.real().cloned(),
         further: vec![],
     }
 }
@@ -354,6 +356,7 @@ fn tokens(batch: &Batch, ids: Tensor<2, Int>) -> Tokens {
 fn further_tokens(batch: &Batch, device: &Device) -> Vec<Tokens> {
     let of_depth = |own: &FurtherTokens| Tokens {
         sorted: Some(own.sorted().clone()),
+        real: own.real().cloned(),
         ..matrix(own.tokens(), batch, device).into()
     };
     batch.further().iter().map(of_depth).collect()
@@ -434,7 +437,7 @@ impl<M: LanguageModel> TrainStages<'_, M> {
         let (batch, model) = (&self.batches[micro_batch], self.ddp.module());
         let before = match &batch.shard {
             // It knows the place of each token in the global batch.
-            Some(shard) if shard.is_rearranged() => 0,
+            Some(shard) if shard.is_in_global_batch() => 0,
             _ => (self.first_micro_batch + micro_batch) * batch.rows,
         };
         self.ddp.position().set_batch(BatchPosition {

@@ -140,6 +140,14 @@ impl<C: ModelConfig> ModelSubject<C> {
         starts.map(|(at, _)| at).collect()
     }
 
+    /// Returns the padding of a packed sample: its last document in every second sample, unless that is the only one.
+    fn padding(&self, sample: usize, documents: &[usize]) -> usize {
+        match documents {
+            [_, .., last] if sample % 2 == 1 => self.sequence() - last,
+            _ => 0,
+        }
+    }
+
     /// One target in eight is ignored.
     fn targets(&self, step: usize, sample: usize) -> Vec<i32> {
         let targets = self
@@ -162,14 +170,18 @@ impl<C: ModelConfig> Samples for ModelSubject<C> {
     fn sample(&self, number: u64) -> Result<Sample, DataError> {
         let number = number as usize;
         let (step, sample) = (number / self.samples, number % self.samples);
+        let mut targets = self.targets(step, sample);
+        let (mut documents, mut padding) = (vec![], 0);
+        if self.packed {
+            documents = self.documents(step, sample);
+            padding = self.padding(sample, &documents);
+            targets[self.sequence() - padding..].fill(IGNORE);
+        }
         Ok(Sample {
             tokens: self.draws(1, step, sample, self.config.vocabulary()),
-            targets: self.targets(step, sample),
-            documents: if self.packed {
-                self.documents(step, sample)
-            } else {
-                vec![]
-            },
+            targets,
+            documents,
+            padding,
         })
     }
 }

@@ -269,6 +269,7 @@ impl Samples for Rows {
             tokens: self.step.tokens[row].clone(),
             targets: self.step.targets[row].iter().map(target).collect(),
             documents: vec![],
+            padding: 0,
         })
     }
 }

@@ -6,10 +6,12 @@ use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::generate::{FinishReason, GenerateConfig, GenerationOutput, Generator, Written};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
+use burn_megatron::nn::moe::RouterChoice;
 use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::{LanguageModel, ModelConfig};
-use burn_megatron_models::TransformerConfig;
+use burn_megatron_models::{MoeConfig, TransformerConfig};
 use burn_megatron_tests::recomputing::Recomputing;
+use burn_megatron_tests::small_llama;
 use burn_megatron_tests::tolerance::assert_all_near;
 
 use super::{ALONE, AnyError, TestLayout, layouts, models};
@@ -117,6 +119,55 @@ fn a_text_of_a_batch_is_that_of_its_prompt_alone() {
                     assert_all_near(&what, &text.logprobs, &first.logprobs, 1e-5);
                 }
             }
+        }
+    }
+}
+
+/// Experts in turn go by the position of a token in its text, whatever is read with it, in training too.
+#[test]
+fn experts_in_turn_do_not_depend_on_the_batch_or_the_layout() {
+    let moe = MoeConfig {
+        experts: 4,
+        expert_width: Some(16),
+        choice: RouterChoice::RoundRobin,
+        ..MoeConfig::default()
+    };
+    let config = TransformerConfig {
+        vocabulary: 256,
+        context: 40,
+        init_std: 0.3,
+        moe: Some(moe),
+        ..small_llama().config
+    };
+    let settings = GenerateConfig {
+        tokens: 6,
+        ..settings()
+    };
+    let layout = |tensor, sequence_parallel, context, pipeline| TestLayout {
+        tensor,
+        sequence_parallel,
+        context,
+        pipeline,
+        stages: 1,
+    };
+    let first = written(&config, &settings, ALONE, &[1]).swap_remove(0);
+    let layouts = [
+        ALONE,
+        layout(2, false, 1, 1),
+        layout(2, true, 1, 1),
+        layout(1, false, 2, 1),
+        layout(1, false, 1, 2),
+    ];
+    for layout in layouts {
+        let ranks = written(&config, &settings, layout, &[1, 3]);
+        for text in ranks
+            .iter()
+            .flatten()
+            .flat_map(|texts| texts.iter().zip(&first[0]))
+        {
+            let what = format!("{layout:?}");
+            assert_eq!(text.0.tokens, text.1.tokens, "{what}");
+            assert_all_near(&what, &text.0.logprobs, &text.1.logprobs, 1e-5);
         }
     }
 }

@@ -54,8 +54,10 @@ impl ChatRows {
         for example in &self.rows[row] {
             self.examples.append(*example as usize, &mut sample);
         }
-        if sample.tokens.len() < self.seq {
-            sample.documents.push(sample.tokens.len());
+        let real = sample.tokens.len();
+        if real < self.seq {
+            sample.documents.push(real);
+            sample.padding = self.seq - real;
         }
         sample.tokens.resize(self.seq, 0);
         sample.targets.resize(self.seq, IGNORE);

@@ -227,6 +227,15 @@ fn rows_hold_whole_examples_and_every_one_once_per_epoch() {
             .iter()
             .all(|row| row.tokens.len() == 32 && row.targets.len() == 32)
     );
+    let padding = |row: &Sample| {
+        row.targets
+            .iter()
+            .rev()
+            .take_while(|to| **to == IGNORE)
+            .count()
+    };
+    assert!(first.iter().all(|row| row.padding == padding(row)));
+    assert!(first.iter().any(|row| row.padding > 0));
     let texts = |rows: &[Sample]| {
         let examples = rows.iter().flat_map(documents).map(|(tokens, targets)| {
             let prompt = tokens

@@ -224,6 +224,7 @@ impl Samples for GptDataset {
             tokens,
             targets,
             documents: vec![],
+            padding: seq - real,
         };
         if let Some(eod) = self.options.eod {
             let GptOptions {

@@ -142,6 +142,7 @@ impl Samples for PackedSamples {
         }
         if real < seq {
             sample.documents.push(real);
+            sample.padding = seq - real;
         }
         sample.tokens.resize(seq, 0);
         sample.targets.resize(seq, IGNORE);

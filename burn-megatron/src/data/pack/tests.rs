@@ -42,6 +42,7 @@ fn documents_stand_side_by_side() {
     assert_eq!(rest.targets[..2], [17, IGNORE]);
     assert_eq!(rest.targets[2..], [IGNORE; 6]);
     assert_eq!(rest.documents, [0, 2]);
+    assert_eq!([whole.padding, cut.padding, rest.padding], [0, 0, 6]);
     let batch = Batch::new([whole, rest]).unwrap();
     assert_eq!(batch.documents, Some(vec![0, 5, 8, 10, 16]));
 }

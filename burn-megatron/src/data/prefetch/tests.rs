@@ -56,6 +56,7 @@ impl Samples for Numbers {
                 tokens: vec![number as i32],
                 targets: vec![-1],
                 documents: vec![],
+                padding: 0,
             })
         }
     }

@@ -140,6 +140,7 @@ fn a_batch_has_the_sorted_lookups_of_its_tokens() {
         tokens: tokens.to_vec(),
         targets: tokens.to_vec(),
         documents: vec![],
+        padding: 0,
     };
     let batch = Batch::new([sample(&[4, 1]), sample(&[1, 4])]).unwrap();
     assert_eq!(*batch.sorted(), Arc::new(SortedLookups::new(&[4, 1, 1, 4])));

@@ -29,9 +29,21 @@ pub struct SequenceShard {
     /// The tokens of each rank.
     tokens: Vec<Vec<usize>>,
     rank: usize,
-    /// The number of each token in the rows of the global batch of the step, where these are other rows.
-    places: Option<Vec<usize>>,
+    /// None if the rows are as they were sampled.
+    places: Option<TokenPlaces>,
     uploads: Mutex<Uploads>,
+}
+
+/// Where the tokens of a batch were before its documents were padded or moved. Random streams go by these places, so
+/// that neither changes a draw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TokenPlaces {
+    /// The number of each token in the concatenated rows there; None of padding that was added.
+    pub numbers: Vec<Option<usize>>,
+    /// The length of the rows there.
+    pub row_length: usize,
+    /// Whether the rows there are all rows of the global batch, not only those of the micro-batch.
+    pub in_global_batch: bool,
 }
 
 /// The queries of a call: those that come first or last in their order, of about half of the pairs of query and key
@@ -82,19 +94,18 @@ impl SequenceShard {
         Self::split(shape, documents, split, of).map(Arc::new)
     }
 
-    /// The shard of rank `rank` of `ranks` of one row of documents, each split as a zigzag, which were elsewhere in the global
-    /// batch: `places` has the numbers of their tokens in its concatenated rows, for dropout. `documents` as in
-    /// [`new`](Self::new).
+    /// Returns the same as [`new`](Self::new) for documents that were padded or moved, each split as a zigzag.
     ///
     /// # Errors
     ///
     /// [`ContextSplitError`] for documents that cannot be divided.
-    pub fn of_documents(
+    pub(crate) fn of_documents(
+        shape: [usize; 2],
         documents: &[i32],
-        places: Vec<usize>,
+        places: TokenPlaces,
         of: (usize, usize),
     ) -> Result<Arc<Self>, ContextSplitError> {
-        let (shape, split) = ([1, places.len()], ContextSplit::ZigzagPerDocument);
+        let split = ContextSplit::ZigzagPerDocument;
         let shard = Self::split(shape, Some(documents), split, of)?;
         Ok(Arc::new(Self {
             places: Some(places),
@@ -157,15 +168,24 @@ impl SequenceShard {
         self.rank
     }
 
-    /// Whether the rows are not those of the global batch, of which its tokens know [their place](Self::place).
-    pub(crate) fn is_rearranged(&self) -> bool {
-        self.places.is_some()
+    /// Returns whether [places](Self::place) are numbers in all rows of the global batch, not only in those of the
+    /// micro-batch.
+    pub(crate) fn is_in_global_batch(&self) -> bool {
+        let places = self.places.as_ref();
+        places.is_some_and(|places| places.in_global_batch)
     }
 
-    /// The number by which dropout knows a token: that in the rows of the global batch if they are
-    /// [others](Self::is_rearranged), in these rows otherwise.
-    pub(in crate::nn) fn place(&self, token: usize) -> usize {
-        self.places.as_ref().map_or(token, |places| places[token])
+    /// Returns the number of a token in the concatenated rows as they were sampled, before documents were padded or moved;
+    /// None of padding that was added. Random streams go by it.
+    pub(in crate::nn) fn place(&self, token: usize) -> Option<usize> {
+        let places = self.places.as_ref();
+        places.map_or(Some(token), |places| places.numbers[token])
+    }
+
+    /// Returns the length of the rows as they were sampled.
+    pub(in crate::nn) fn row_of_places(&self) -> usize {
+        let places = self.places.as_ref();
+        places.map_or(self.shape[1], |places| places.row_length)
     }
 
     /// This rank's tokens in the concatenated rows.
@@ -265,17 +285,22 @@ impl SequenceShard {
         order.clone()
     }
 
-    /// The tokens that a token attends to.
+    /// Returns the tokens that a token attends to. Added padding attends to none, so that it counts in no statistic of
+    /// attention.
     pub(in crate::nn) fn visible(&self, token: usize, window: Option<Window>) -> Range<usize> {
         let first = self.document(token).start;
         let first = match window {
             Some(window) => first.max(token.saturating_sub(window.left)),
             None => first,
         };
+        if self.place(token).is_none() {
+            return token + 1..token + 1;
+        }
         first..token + 1
     }
 
-    fn document(&self, token: usize) -> Range<usize> {
+    /// Returns the tokens of the document of a token.
+    pub(in crate::nn) fn document(&self, token: usize) -> Range<usize> {
         let number = self.ends.partition_point(|end| *end <= token);
         let start = number.checked_sub(1).map_or(0, |before| self.ends[before]);
         start..self.ends[number]

@@ -9,6 +9,7 @@ use burn_megatron_kernels::softmax::Mask;
 use super::attention::ContextAttention;
 use super::shard::SequenceShard;
 use crate::collective;
+use crate::nn::dropout::MaskRows;
 
 /// The scores of one rank, before its softmax.
 pub(in crate::nn) struct GatheredProjection {
@@ -19,10 +20,8 @@ pub(in crate::nn) struct GatheredProjection {
     /// `[batch, seq, groups, width]`
     pub v: Tensor<4>,
     pub mask: Mask,
-    /// The number of each row of `[batch, heads, queries]` among those of all ranks.
-    pub rows: Vec<usize>,
-    /// The rows of each sample.
-    pub rows_per_sample: usize,
+    /// The draws of the rows `[batch, heads, queries]`.
+    pub rows: MaskRows,
 }
 
 /// The rows of scores that a rank computes.
@@ -51,24 +50,31 @@ impl QueryRows<'_> {
         Mask::Hidden(Tensor::from_data(hidden, &device.clone().inner()))
     }
 
-    /// The number of each row of `[batch, heads, queries]` among those of all ranks.
-    pub fn numbers(&self) -> Vec<usize> {
-        let [batch, seq] = self.shard.shape();
+    /// Returns the draws of the rows `[batch, heads, queries]` of probabilities: those of the samples' own rows,
+    /// `[batch, heads, seq, seq]`. Padded documents lie further back in these rows than in those, and a query draws
+    /// for the keys of its document.
+    pub fn draws(&self) -> MaskRows {
+        let (shard, seq) = (self.shard, self.shard.row_of_places());
+        let [batch, padded] = shard.shape();
         let queries = self.tokens.len() / batch;
-        let mut numbers = Vec::with_capacity(self.heads * self.tokens.len());
+        let mut starts = Vec::with_capacity(self.heads * self.tokens.len());
         for sample in 0..batch {
             let tokens = &self.tokens[sample * queries..][..queries];
             for head in self.first_head..self.first_head + self.heads {
                 let first = (sample * self.all_heads + head) * seq;
-                numbers.extend(tokens.iter().map(|token| first + token % seq));
+                starts.extend(tokens.iter().map(|token| {
+                    let document = shard.document(*token).start;
+                    let row = first + shard.place(*token)? % seq;
+                    // By so many keys the document lies further back.
+                    let moved = document % padded - shard.place(document)? % seq;
+                    Some((row * seq - moved) as u64)
+                }));
             }
         }
-        numbers
-    }
-
-    /// The rows of each sample.
-    pub fn per_sample(&self) -> usize {
-        self.all_heads * self.shard.shape()[1]
+        MaskRows {
+            starts,
+            per_sample: (self.all_heads * seq * seq) as u64,
+        }
     }
 }
 
@@ -107,8 +113,7 @@ impl ContextAttention {
                 k: part(0),
                 v: part(heads.groups),
                 mask: rows.mask(window, &block.device()),
-                rows: rows.numbers(),
-                rows_per_sample: rows.per_sample(),
+                rows: rows.draws(),
             });
             out.reshape([batch * queries, heads.heads, width])
         })

@@ -5,7 +5,6 @@ use burn_megatron_kernels::rope::{self, Pairing, Positions, RopeOptions, RopeTab
 
 use super::MultiLatentAttention;
 use crate::collective;
-use crate::nn::attention_core::ProbabilityRows;
 use crate::nn::context::SequenceShard;
 use crate::nn::{AttentionContext, Norm, Residual, SEQUENCE_DIM};
 
@@ -89,10 +88,7 @@ impl MultiLatentAttention {
         let projections = self.project(latents, rotary, &context);
         self.core
             .attend_separate(projections, context, |weights, rows| match rows {
-                Some(ProbabilityRows {
-                    numbers,
-                    per_sample,
-                }) => self.dropout.forward_rows(weights, numbers, per_sample),
+                Some(rows) => self.dropout.forward_rows(weights, rows),
                 None => self.dropout.forward(weights, self.lies),
             })
     }

@@ -1,11 +1,12 @@
-//! Capacity: the most tokens that each expert takes from a rank.
+//! Expert capacity: limits the tokens that each expert takes from a rank.
 
 use burn_megatron_kernels::moe::capacity::keep_within_capacity;
 use serde::{Deserialize, Serialize};
 
+use super::routed_tokens::RankTokens;
 use super::router::{Routing, plain};
 
-/// The most tokens of a rank for each expert: `ceil(T k / E * factor)`, for `T` tokens of the rank. Others are
+/// The most tokens of a rank for each expert: `ceil(T k / E * factor)`, for `T` real tokens of the rank. Others are
 /// dropped: their weights are 0 and those of their other experts stay as they are.
 ///
 /// A rank needs no other to decide, so an expert takes at most this many tokens from each rank.
@@ -16,8 +17,9 @@ pub struct Capacity {
     pub factor: f64,
     /// Which tokens an expert keeps.
     pub keep: KeepPolicy,
-    /// Whether each expert gets exactly its capacity of each rank, with rows of zeros after the tokens, so that
-    /// shapes do not depend on the routing. Needs the all-to-all dispatcher.
+    /// Whether each expert gets the same number of rows from each rank, with rows of zeros after the tokens, so that
+    /// shapes do not depend on the routing: the capacity if no token were padding. Requires the all-to-all dispatcher,
+    /// and a factor of at most `E / k`, with which an expert has a row for every token.
     #[serde(default)]
     pub pad: bool,
 }
@@ -33,32 +35,42 @@ pub enum KeepPolicy {
 }
 
 impl Capacity {
-    pub(super) fn check(&self) -> Result<(), String> {
-        if self.factor.is_finite() && self.factor > 0.0 {
-            return Ok(());
+    pub(super) fn check(&self, k: usize, experts: usize) -> Result<(), String> {
+        let factor = self.factor;
+        if !(factor.is_finite() && factor > 0.0) {
+            return Err(format!(
+                "invalid capacity.factor = {factor}: expected a positive finite number"
+            ));
         }
-        Err(format!(
-            "invalid capacity factor = {}: expected a positive finite number",
-            self.factor
-        ))
+        let most = experts as f64 / k as f64;
+        if self.pad && factor > most {
+            return Err(format!(
+                "invalid capacity.factor = {factor} with capacity.pad = true: expected at most experts / \
+                 experts_per_token = {experts} / {k} = {most}, with which each expert has a row for every token; without \
+                 pad no rows are added"
+            ));
+        }
+        Ok(())
     }
 
-    /// The most of `tokens` tokens with `k` choices of `experts` experts.
+    /// Returns the most tokens that an expert takes of `tokens` tokens with `k` choices of `experts` experts: at most
+    /// all of them, as a token chooses an expert once.
     pub fn of(&self, tokens: usize, k: usize, experts: usize) -> usize {
-        ((tokens * k) as f64 / experts as f64 * self.factor).ceil() as usize
+        let share = (tokens as f64 * k as f64 / experts as f64 * self.factor).ceil();
+        (share as usize).min(tokens)
     }
 
-    /// The routing without the dropped choices. Nothing is copied to the host.
-    pub(super) fn apply(&self, routing: Routing) -> Routing {
+    /// Returns the routing without the dropped choices. Nothing is copied to the host.
+    pub(super) fn apply(&self, routing: Routing, own: &RankTokens) -> Routing {
         let ([tokens, experts], [_, k]) = (routing.logits.dims(), routing.weights.dims());
-        let capacity = self.of(tokens, k, experts);
+        let capacity = self.of(own.count, k, experts);
         let weights = match self.keep {
             KeepPolicy::First => None,
             KeepPolicy::LargestWeights => Some(plain(routing.weights.clone())),
         };
         Routing {
             indices: keep_within_capacity(routing.indices, weights, experts, capacity),
-            rows_per_expert: self.pad.then_some(capacity),
+            rows_per_expert: self.pad.then(|| self.of(tokens, k, experts)),
             ..routing
         }
     }

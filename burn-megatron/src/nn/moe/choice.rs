@@ -18,7 +18,8 @@ pub enum RouterChoice {
     /// In training by an assignment of the tokens of a micro-batch that gives every expert nearly as many (Clark et
     /// al. 2022, arXiv:2202.01169, as in Megatron-LM); otherwise by its scores. Computed on the host.
     Sinkhorn,
-    /// By its number: experts in turn, whatever the scores. The load is even; for benchmarks.
+    /// By its position in its document: experts in turn, whatever the scores. The load is nearly even where documents are
+    /// long; for benchmarks.
     RoundRobin,
 }
 
@@ -31,7 +32,8 @@ pub(super) struct TokenPosition {
 }
 
 impl TokenPosition {
-    /// The numbers in the global batch of the tokens `[batch, seq]` of this rank, in runs: the first, and how many.
+    /// Returns the numbers in the global batch of the tokens `[batch, seq]` of this rank, in runs: the first number, and
+    /// the length.
     fn runs(&self, [batch, seq]: [usize; 2]) -> Vec<(u64, usize)> {
         let AxisRank { index, size } = self.place;
         let BatchPosition {
@@ -43,18 +45,11 @@ impl TokenPosition {
             let row = |row: u64| (first_sample + row) * (seq * size) as u64 + (seq * index) as u64;
             return (0..batch as u64).map(|number| (row(number), seq)).collect();
         };
-        let [_, whole] = shard.shape();
-        let before = first_sample * whole as u64;
+        let before = first_sample * shard.row_of_places() as u64;
         let own = shard.tokens().chunks(seq * size);
         let own = own.flat_map(|row| &row[seq * index..][..seq]);
-        own.map(|token| (before + *token as u64, 1)).collect()
-    }
-
-    /// `k` experts in turn for each token.
-    pub fn round_robin(&self, shape: [usize; 2], k: usize, experts: usize) -> Vec<i64> {
-        let of_run = |(first, count): (u64, usize)| (first * k as u64..).take(count * k);
-        let all = self.runs(shape).into_iter().flat_map(of_run);
-        all.map(|pair| (pair % experts as u64) as i64).collect()
+        let place = |token: &usize| shard.place(*token).unwrap_or(0) as u64;
+        own.map(|token| (before + place(token), 1)).collect()
     }
 
     /// Factors of `[batch, seq, hidden]`, uniform in `1 - jitter` to `1 + jitter`, that do not depend on the layout.
@@ -71,12 +66,20 @@ impl TokenPosition {
     }
 }
 
-/// The experts of this rank's tokens, best first, by the assignment of the tokens of all ranks of `comm`, which have
-/// parts of the same `batch` sequences: `[tokens, k]`. Collective over `comm`.
+/// Returns `k` experts in turn for each token at these positions of its document.
+pub(super) fn round_robin(positions: Vec<usize>, k: usize, experts: usize) -> Vec<i64> {
+    let of_token = |position: usize| (0..k).map(move |choice| position * k + choice);
+    let all = positions.into_iter().flat_map(of_token);
+    all.map(|pair| (pair % experts) as i64).collect()
+}
+
+/// Returns the experts of this rank's tokens, best first, by the assignment of the real tokens of all ranks of `comm`,
+/// which have parts of the same `batch` sequences: `[tokens, k]`. `is_real` is false for padding, whose choices mean
+/// nothing. Collective over `comm`.
 pub(super) fn sinkhorn_choices(
     logits: Tensor<2>,
-    batch: usize,
-    k: usize,
+    is_real: Option<&[bool]>,
+    (batch, k): (usize, usize),
     comm: &Comm,
 ) -> Tensor<2, Int> {
     let [tokens, experts] = logits.dims();
@@ -86,6 +89,7 @@ pub(super) fn sinkhorn_choices(
         Ok(own) => own,
         Err(error) => unreachable!("logits are floats: {error}"),
     };
+    let own = with_padding(own, is_real, experts);
     let all = match comm.size() {
         1 => own,
         ranks => {
@@ -94,7 +98,7 @@ pub(super) fn sinkhorn_choices(
             by_sequence(&gathered, batch, ranks)
         }
     };
-    let assignment = sinkhorn(&all, experts);
+    let assignment = assignment_of_real(&all, experts);
     // Sequence by sequence, the part of this rank.
     let part = tokens / batch;
     let first = |sequence: usize| (sequence * comm.size() + comm.rank()) * part;
@@ -102,6 +106,32 @@ pub(super) fn sinkhorn_choices(
     let choices = own.flat_map(|token| best(&assignment[token * experts..][..experts], k));
     let choices: Vec<i64> = choices.collect();
     Tensor::from_data(TensorData::new(choices, [tokens, k]), &device)
+}
+
+/// Returns the logits `[tokens, experts]` with one more column: 1 for a real token, 0 for padding.
+fn with_padding(logits: Vec<f64>, is_real: Option<&[bool]>, experts: usize) -> Vec<f64> {
+    let rows = logits.chunks(experts).enumerate();
+    let is_real = |token: usize| is_real.is_none_or(|real| real[token]);
+    let row = |(token, row): (usize, &[f64])| {
+        let real = if is_real(token) { 1.0 } else { 0.0 };
+        row.iter().copied().chain([real]).collect::<Vec<_>>()
+    };
+    rows.flat_map(row).collect()
+}
+
+/// Returns [`sinkhorn`] of the real tokens of rows `[tokens, experts + 1]` as [`with_padding`] returns them, and zeros for
+/// padding.
+fn assignment_of_real(rows: &[f64], experts: usize) -> Vec<f64> {
+    let is_real = |row: &&[f64]| row[experts] != 0.0;
+    let real = rows.chunks(experts + 1).filter(is_real);
+    let real: Vec<f64> = real.flat_map(|row| &row[..experts]).copied().collect();
+    let assigned = sinkhorn(&real, experts);
+    let (mut assigned, zeros) = (assigned.chunks(experts), vec![0.0; experts]);
+    let of_row = |row: &[f64]| match row[experts] {
+        0.0 => &zeros[..],
+        _ => assigned.next().unwrap_or(&zeros),
+    };
+    rows.chunks(experts + 1).flat_map(of_row).copied().collect()
 }
 
 /// The rows of all ranks, each with a part of every sequence, sequence by sequence.

@@ -1,6 +1,6 @@
 //! Losses that keep the load of the experts even.
 //!
-//! With the scores `s [T, E]` of `T` tokens for `E` experts (softmax over all experts, or sigmoids divided by their
+//! With the scores `s [T, E]` of `T` real tokens for `E` experts (softmax over all experts, or sigmoids divided by their
 //! sum) and the numbers `c_e` of tokens that choose expert `e`, of which each token chooses `k`, a balance loss is
 //! `coefficient * E / (k T^2) * sum over e of (sum over t of s_te) c_e`: the coefficient if the load is even.
 //!
@@ -16,6 +16,7 @@ use burn_megatron_kernels::moe::statistics::{count_experts, sum_scores, sum_squa
 use burn_megatron_kernels::{Function, apply};
 use serde::{Deserialize, Serialize};
 
+use super::routed_tokens::RankTokens;
 use super::router::{RouterConfig, Routing, plain};
 use super::step::{GlobalLoad, RouterPass, RouterStep};
 use crate::collective::{Comm, start_all_reduce};
@@ -30,7 +31,7 @@ use crate::nn::forward_context::constant;
 pub enum RouterLossKind {
     /// The balance of a micro-batch.
     Balance,
-    /// The balance of each sequence, averaged over those of the micro-batch (DeepSeek-V3).
+    /// The balance of each sequence, averaged over the sequences of the micro-batch (DeepSeek-V3).
     SequenceBalance,
     /// The balance of the micro-batches of all data ranks, with the mean load of those so far in the step.
     GlobalBalance,
@@ -103,20 +104,20 @@ impl LayerLosses {
         }
     }
 
-    /// The losses of this routing of `sequences` sequences, `[1]`, which are reported, to be [attached](attach); none in a
-    /// first pass.
+    /// Returns the losses of this routing of this rank's tokens, `[1]`, which are reported, to be [attached](attach); none
+    /// in a first pass.
     ///
     /// Collective over the tensor, context and data axes.
     pub fn sum(
         &self,
         routing: &Routing,
-        sequences: usize,
+        own: &RankTokens,
         (step, pass): (&RouterStep, RouterPass),
     ) -> Option<Tensor<1>> {
         if self.losses.is_empty() {
             return None;
         }
-        let load = Load::new(self, routing, sequences);
+        let load = Load::new(self, routing, own);
         let parts = self.losses.iter().map(|loss| {
             let RouterLoss { kind, coefficient } = *loss;
             let value = self.loss(kind, &load, (step, pass));
@@ -138,18 +139,30 @@ impl LayerLosses {
         (step, pass): (&RouterStep, RouterPass),
     ) -> Tensor<1> {
         let (k, experts) = (self.config.experts_per_token as f64, self.config.experts);
-        let [sequences, _] = load.counts.dims();
-        let (seq, counted) = (load.seq_of_all as f64, step.counted());
-        let tokens = sequences as f64 * seq;
+        let (counted, tokens) = (step.counted(), load.own.total());
         match kind {
             RouterLossKind::Balance => {
+                let tokens = tokens.max(1.0);
                 let factor = counted * experts as f64 / (k * tokens * tokens);
                 let counts = load.counts.clone().sum_dim(0);
                 load.weighted(counts.mul_scalar(factor))
             }
             RouterLossKind::SequenceBalance => {
-                let factor = counted * experts as f64 / (k * seq * seq * sequences as f64);
-                load.weighted(load.counts.clone().mul_scalar(factor))
+                let lengths = &load.own.of_sequences;
+                let sequences = lengths.iter().filter(|length| **length > 0).count().max(1);
+                let factor = |length: usize| {
+                    let length = length.max(1) as f64;
+                    counted * experts as f64 / (k * length * length * sequences as f64)
+                };
+                let counts = load.counts.clone();
+                load.weighted(if lengths.windows(2).all(|pair| pair[0] == pair[1]) {
+                    counts.mul_scalar(factor(lengths[0]))
+                } else {
+                    let factors = lengths.iter().map(|length| factor(*length));
+                    let factors = TensorData::new(factors.collect(), [lengths.len(), 1]);
+                    let options = (&counts.device(), counts.dtype());
+                    counts * Tensor::from_data(factors, options)
+                })
             }
             RouterLossKind::GlobalBalance => {
                 let now = || {
@@ -165,12 +178,17 @@ impl LayerLosses {
                 let GlobalLoad { now, so_far } = step.global_load(&self.layer, pass, now);
                 let [tokens, counted] = [0, 1].map(|at| now.clone().narrow(0, experts + at, 1));
                 let tokens_so_far = so_far.clone().narrow(0, experts, 1);
+                // All ranks may have padding alone.
+                let [tokens, tokens_so_far] = match load.own.is_real() {
+                    None => [tokens, tokens_so_far],
+                    Some(_) => [tokens, tokens_so_far].map(|tokens| tokens.clamp_min(1.0)),
+                };
                 let factor = counted.mul_scalar(experts as f64 / k) / (tokens * tokens_so_far);
                 load.weighted((so_far.narrow(0, 0, experts) * factor).unsqueeze())
             }
             RouterLossKind::ZLoss => {
-                let squares = sum_squared_lse(load.logits.clone(), None);
-                squares.mul_scalar(counted / tokens)
+                let squares = sum_squared_lse(load.logits.clone(), load.own.mask());
+                squares.mul_scalar(counted / tokens.max(1.0))
             }
         }
     }
@@ -183,30 +201,27 @@ struct Load {
     scores: Tensor<2>,
     /// By sequence, the tokens of all ranks that chose each expert: `[sequences, experts]`, without autodiff.
     counts: Tensor<2>,
-    /// The tokens of one sequence on all ranks.
-    seq_of_all: usize,
+    own: RankTokens,
 }
 
 impl Load {
-    fn new(layer: &LayerLosses, routing: &Routing, sequences: usize) -> Self {
-        let experts = layer.config.experts;
+    fn new(layer: &LayerLosses, routing: &Routing, own: &RankTokens) -> Self {
+        let (experts, sequences) = (layer.config.experts, own.of_sequences.len());
         let mut options = layer.config.options();
         let logits = routing.logits.clone();
-        let [tokens, _] = logits.dims();
-        let seq = tokens / sequences;
         options.groups = None;
         let choices = if layer.config.chooses_by_scores_alone() {
             routing.indices.clone()
         } else {
-            top_k_router(plain(logits.clone()), &options, None).0
+            own.choices(top_k_router(plain(logits.clone()), &options, None).0)
         };
         let counts = count_experts(choices, experts, sequences).float();
         let counts = counts.cast(logits.dtype());
         Self {
-            scores: sum_scores(logits.clone(), options.score, sequences, None),
+            scores: sum_scores(logits.clone(), options.score, sequences, own.mask()),
             logits,
             counts: sum_over(counts, &layer.sequence),
-            seq_of_all: seq * layer.sequence.size(),
+            own: own.clone(),
         }
     }
 

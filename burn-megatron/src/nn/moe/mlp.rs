@@ -14,6 +14,7 @@ use super::choice::RouterChoice;
 use super::dispatch::{Dispatcher, DispatcherKind, Exchanges, Fp8DispatchScales, Meanwhile};
 use super::experts::{Experts, ExpertsConfig};
 use super::losses::{LayerLosses, RouterLoss, RouterLossKind, attach};
+use super::routed_tokens::{RankTokens, RoutedTokens};
 use super::router::{Router, RouterConfig, Routing};
 use super::routers::{RegisteredRouter, ReportedLayer};
 use super::shared::{SharedExperts, SharedExpertsConfig};
@@ -92,6 +93,9 @@ pub struct MoeMlp {
 pub struct MoeForward<'a> {
     /// Choices `[batch * seq, k]` instead of the router's, such as those of an earlier forward.
     pub choices: Option<Tensor<2, Int>>,
+    /// The tokens of the input on all tensor ranks; by default rows without padding. A model whose batches may have
+    /// padding gives them, so that padding has no expert.
+    pub tokens: Option<RoutedTokens>,
     /// The training step, to which the router adds its losses and its load.
     pub step: Option<&'a RouterStep>,
     /// The nodes of the forward, of which one ends at each exchange of the layer: see
@@ -117,7 +121,6 @@ impl MoeMlpConfig {
             ));
         }
         let capacity = self.capacity.as_ref();
-        capacity.map_or(Ok(()), Capacity::check)?;
         let dispatcher = self.dispatcher.name();
         if self.dispatcher != DispatcherKind::AllToAll && capacity.is_some_and(|c| c.pad) {
             return Err(format!(
@@ -161,7 +164,9 @@ impl MoeMlpConfig {
                 );
             }
         }
-        self.router.check()
+        self.router.check()?;
+        let k = self.router.experts_per_token;
+        capacity.map_or(Ok(()), |capacity| capacity.check(k, experts))
     }
 
     /// Builds this rank's part. Collective: call on all ranks of the pipeline stage.
@@ -273,9 +278,11 @@ impl MoeMlp {
     /// The forward as the body of a recomputed region.
     fn body(&self, with: MoeForward<'_>) -> impl Fn(Tensor<3>) -> Tensor<3> + use<> {
         let (moe, choices, step) = (self.clone(), with.choices, with.step.cloned());
+        let tokens = with.tokens;
         move |x| {
             let with = MoeForward {
                 choices: choices.clone(),
+                tokens: tokens.clone(),
                 step: step.as_ref(),
                 nodes: None,
             };
@@ -291,6 +298,14 @@ impl MoeMlp {
         with: MoeForward<'_>,
     ) -> (Tensor<3>, Option<Tensor<3>>) {
         let comm = self.replicated.as_ref();
+        let [batch, seq, _] = x.dims();
+        let tokens = with.tokens.clone().unwrap_or_else(|| {
+            let parts = match comm {
+                Some(_) => 1,
+                None => self.router.place().size,
+            };
+            RoutedTokens::rows([batch, seq * parts])
+        });
         let part = comm.map(|comm| TokenPart::of(&x, comm));
         let (own, choices) = match &part {
             None => (x.clone(), with.choices),
@@ -300,7 +315,7 @@ impl MoeMlp {
             }
         };
         let with = MoeForward { choices, ..with };
-        let (y, shared, stream) = self.forward_part(own, with, (x, stream));
+        let (y, shared, stream) = self.forward_part((own, &tokens), with, (x, stream));
         let y = match &part {
             None => y,
             Some(part) => part.gather(y),
@@ -314,16 +329,17 @@ impl MoeMlp {
     /// The sum of the experts of each of this rank's tokens, the output of the shared experts for `whole`, and the stream.
     fn forward_part(
         &self,
-        x: Tensor<3>,
+        (x, routed): (Tensor<3>, &RoutedTokens),
         with: MoeForward<'_>,
         (whole, stream): (Tensor<3>, Option<Tensor<3>>),
     ) -> (Tensor<3>, Option<Tensor<3>>, Option<Tensor<3>>) {
         let shape = x.dims();
         let [batch, seq, hidden] = shape;
         let tokens = x.clone().reshape([batch * seq, hidden]);
-        let routing = self.router.forward(x, with.choices);
+        let own = self.router.own(routed, &x);
+        let routing = self.router.forward(x, with.choices, routed);
         let kept = match &self.capacity {
-            Some(capacity) => capacity.apply(routing.clone()),
+            Some(capacity) => capacity.apply(routing.clone(), &own),
             None => routing.clone(),
         };
         // The counts of rows travel from here on.
@@ -332,9 +348,9 @@ impl MoeMlp {
         if let Some((step, pass)) = pass
             && pass.reports()
         {
-            step.record_load(&self.path, load(&kept));
+            step.record_load(&self.path, load(&kept, &own));
         }
-        let loss = pass.and_then(|pass| self.losses.sum(&routing, batch, pass));
+        let loss = pass.and_then(|pass| self.losses.sum(&routing, &own, pass));
         let loss = loss.map(|loss| loss.reshape([1, 1, 1]));
         let shared = Arc::new(Mutex::new(None));
         let work = self.shared_into(&shared, whole);
@@ -367,10 +383,10 @@ impl MoeMlp {
     }
 }
 
-fn load(kept: &Routing) -> RankLoad {
-    let ([_, experts], [tokens, k]) = (kept.logits.dims(), kept.weights.dims());
+fn load(kept: &Routing, own: &RankTokens) -> RankLoad {
+    let ([_, experts], [_, k]) = (kept.logits.dims(), kept.weights.dims());
     RankLoad {
         tokens: count_experts(kept.indices.clone(), experts, 1).reshape([experts]),
-        pairs: (tokens * k) as u64,
+        pairs: (own.count * k) as u64,
     }
 }

@@ -9,7 +9,7 @@
 //! - optionally a [`Capacity`], above which an expert drops tokens, [`SharedExperts`] for every token, and a
 //!   [`RouterLoss`] or an [`ExpertBias`] that keeps the load even.
 //!
-//! A training step hands a [`RouterStep`] through the forward; [`Routers`] ends it.
+//! [`RoutedTokens`] tells routers which tokens are padding, which they leave out. A training step hands a [`RouterStep`] through the forward; [`Routers`] ends it.
 //!
 //! With the experts `E_i` and the weights `p` of the chosen ones, the output of a token is
 //! `sum over i of p_i E_i(x)`. Gradients of experts are summed over the data axis of their grid alone: an expert
@@ -26,6 +26,7 @@ mod expert_product;
 mod experts;
 mod losses;
 mod mlp;
+mod routed_tokens;
 mod router;
 mod routers;
 mod shared;
@@ -44,6 +45,8 @@ pub use dispatch::{
 pub use experts::{ExpertRows, Experts, ExpertsConfig};
 pub use losses::{RouterLoss, RouterLossKind};
 pub use mlp::{MoeForward, MoeMlp, MoeMlpConfig};
+pub use routed_tokens::RoutedTokens;
+pub(in crate::nn) use routed_tokens::TokenPositions;
 use router::wide;
 pub use router::{
     ExpertGroups, GroupScore, Router, RouterConfig, RouterDType, Routing, ScoreFunction,

@@ -8,11 +8,12 @@ use burn_megatron_kernels::moe::router::{self as kernels, router_weights, top_k_
 use serde::{Deserialize, Serialize};
 
 use super::bias::ExpertBias;
-use super::choice::{RouterChoice, TokenPosition, sinkhorn_choices};
+use super::choice::{RouterChoice, TokenPosition, round_robin, sinkhorn_choices};
+use super::routed_tokens::{RankTokens, RoutedTokens};
 use crate::collective::Comm;
 use crate::mesh::{Axis, AxisSet, Grid};
 use crate::nn::forward_context::{constant, is_training};
-use crate::nn::{BuildError, Init, ModelBuilder, ParameterSpec, anchored_value};
+use crate::nn::{AxisRank, BuildError, Init, ModelBuilder, ParameterSpec, anchored_value};
 
 /// How the scores of a token become the weights of its experts. `z` are its logits, `S` the experts that it chose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,7 +131,7 @@ pub struct Routing {
     /// `[tokens, experts]`, in the type of the router.
     pub logits: Tensor<2>,
     /// The experts of each token, best first: `[tokens, k]`, without autodiff. -1 for an expert that
-    /// [dropped](super::Capacity) the token.
+    /// [dropped](super::Capacity) the token, and for each expert of padding.
     pub indices: Tensor<2, Int>,
     /// Their weights, in the type of the router: `[tokens, k]`.
     pub weights: Tensor<2>,
@@ -231,10 +232,15 @@ impl RouterConfig {
 
 impl Router {
     /// Routes `[batch, seq, hidden]`, or with `replayed` choices `[batch * seq, k]`: their weights and gradients are
-    /// those of the present logits.
+    /// those of the present logits. `tokens` are those of all tensor ranks, of which each routes a part.
     ///
     /// Collective over the tensor and the context axis with [`RouterChoice::Sinkhorn`], in training.
-    pub fn forward(&self, x: Tensor<3>, replayed: Option<Tensor<2, Int>>) -> Routing {
+    pub fn forward(
+        &self,
+        x: Tensor<3>,
+        replayed: Option<Tensor<2, Int>>,
+        tokens: &RoutedTokens,
+    ) -> Routing {
         let [batch, seq, hidden] = x.dims();
         let is_training = is_training(&x);
         let jittered = if is_training && self.config.jitter > 0.0 {
@@ -242,17 +248,24 @@ impl Router {
         } else {
             x.clone()
         };
-        let tokens = jittered.reshape([batch * seq, hidden]);
-        let logits = self.logits(tokens, &x);
+        let own = self.own(tokens, &x);
+        let logits = self.logits(jittered.reshape([batch * seq, hidden]), &x);
         let options = self.config.options();
         let (k, experts) = (self.config.experts_per_token, self.config.experts);
         let choices = match (replayed, self.config.choice) {
             (Some(choices), _) => Some(plain_ints(choices)),
             (None, RouterChoice::Sinkhorn) if is_training => {
-                Some(sinkhorn_choices(logits.clone(), batch, k, &self.sequence))
+                let (is_real, sizes) = (own.is_real(), (batch, k));
+                Some(sinkhorn_choices(
+                    logits.clone(),
+                    is_real,
+                    sizes,
+                    &self.sequence,
+                ))
             }
             (None, RouterChoice::RoundRobin) => {
-                let choices = self.tokens.round_robin([batch, seq], k, experts);
+                let positions = tokens.positions([batch, seq], self.place());
+                let choices = round_robin(positions, k, experts);
                 let choices = TensorData::new(choices, [batch * seq, k]);
                 Some(Tensor::from_data(choices, &x.device().inner()))
             }
@@ -270,10 +283,26 @@ impl Router {
         };
         Routing {
             logits,
-            indices,
+            indices: own.choices(indices),
             weights,
             rows_per_expert: None,
         }
+    }
+
+    /// Returns those of the tokens that `x` `[batch, seq, hidden]` has of all tensor ranks' tokens.
+    pub(super) fn own(&self, tokens: &RoutedTokens, x: &Tensor<3>) -> RankTokens {
+        let [batch, seq, _] = x.dims();
+        tokens.part(
+            [batch, seq],
+            self.place(),
+            self.sequence.size(),
+            &x.device(),
+        )
+    }
+
+    /// Returns this rank's place among the tensor ranks.
+    pub(super) fn place(&self) -> AxisRank {
+        self.tokens.place
     }
 
     /// The logits of `[tokens, hidden]`; the gradients of the gate are anchored to `anchor`.

@@ -266,6 +266,7 @@ impl Samples for FaultySamples {
             tokens,
             targets,
             documents: vec![],
+            padding: 0,
         })
     }
 }

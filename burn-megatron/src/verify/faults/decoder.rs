@@ -351,6 +351,7 @@ impl Samples for FaultySamples {
             tokens: self.subject.draws(1, step, sample),
             targets: draws.map(target).collect(),
             documents: vec![],
+            padding: 0,
         })
     }
 }

@@ -143,6 +143,7 @@ impl Samples for RandomTokens {
             targets: tokens[1..].to_vec(),
             tokens: tokens[..self.length].to_vec(),
             documents: vec![],
+            padding: 0,
         })
     }
 }

@@ -274,5 +274,6 @@ fn what_is_filled_up_has_no_loss() {
         .expect("6 tokens are one sample and a target");
     assert_eq!(short.targets[1..], [IGNORE; 3]);
     assert_eq!(short.tokens[2..], [0; 2]);
+    assert_eq!(short.padding, 2);
     assert_eq!(dataset.count(), 2);
 }

@@ -28,15 +28,15 @@ fn it_changes_the_choice_and_no_weight() {
         .with_score(ScoreFunction::Sigmoid)
         .with_bias_update_rate(Some(0.0));
     let router = config.init(&builder).unwrap();
-    let before = router.forward(input(), None);
+    let before = router.forward(input(), None, &whole());
     // Experts 3 and 2 beat all others.
     router
         .expert_bias()
         .unwrap()
         .set(bias(&[0.0, 0.0, 5.0, 10.0]));
-    let after = router.forward(input(), None);
+    let after = router.forward(input(), None, &whole());
     assert_eq!(read(after.indices.clone()), [3, 2].repeat(BATCH * SEQ));
-    let replayed = router.forward(input(), Some(after.indices));
+    let replayed = router.forward(input(), Some(after.indices), &whole());
     after
         .weights
         .into_data()
@@ -86,6 +86,7 @@ fn an_evaluation_counts_nothing() {
     let step = RouterStep::new(1.0.into());
     let with = MoeForward {
         choices: None,
+        tokens: None,
         step: Some(&step),
         nodes: None,
     };
@@ -116,6 +117,7 @@ fn a_step_moves_the_biases_of_all_ranks_alike() {
                 let step = RouterStep::new(1.0.into());
                 let with = MoeForward {
                     choices: None,
+                    tokens: None,
                     step: Some(&step),
                     nodes: None,
                 };

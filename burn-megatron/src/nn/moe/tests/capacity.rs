@@ -1,6 +1,7 @@
 //! Dropped tokens, against a dense loop that drops by the same shards of tokens.
 
 use super::*;
+use crate::nn::moe::routed_tokens::RankTokens;
 
 /// The rank that has a token in a layout.
 fn shard(token: usize, sizes: Sizes, context: usize) -> usize {
@@ -13,14 +14,28 @@ fn shard(token: usize, sizes: Sizes, context: usize) -> usize {
 
 /// The pairs of token and expert that are kept, of the weights `[tokens, experts]`.
 fn kept(weights: &[f64], sizes: Sizes, context: usize, capacity: &Capacity) -> Vec<(usize, usize)> {
-    let tokens = BATCH * SEQ;
+    let all: Vec<_> = (0..BATCH * SEQ).collect();
+    kept_of(&all, weights, (sizes, context), capacity)
+}
+
+/// The same, of some of the tokens; the others are padding.
+pub fn kept_of(
+    real: &[usize],
+    weights: &[f64],
+    (sizes, context): (Sizes, usize),
+    capacity: &Capacity,
+) -> Vec<(usize, usize)> {
     let ranks = sizes[1..].iter().product::<usize>();
-    let most = capacity.factor * (tokens / ranks) as f64 * 2.0 / EXPERTS as f64;
     let mut kept = vec![];
     for rank in 0..ranks {
+        let own = real.iter().copied();
+        let own: Vec<_> = own
+            .filter(|token| shard(*token, sizes, context) == rank)
+            .collect();
+        let most = capacity.factor * own.len() as f64 * 2.0 / EXPERTS as f64;
         for expert in 0..EXPERTS {
             let weight = |token: &usize| weights[token * EXPERTS + expert];
-            let chosen = (0..tokens).filter(|token| shard(*token, sizes, context) == rank);
+            let chosen = own.iter().copied();
             let mut chosen: Vec<_> = chosen.filter(|token| weight(token) > 0.0).collect();
             if capacity.keep == KeepPolicy::LargestWeights {
                 chosen.sort_by(|a, b| weight(b).partial_cmp(&weight(a)).unwrap());
@@ -73,9 +88,9 @@ fn an_expert_drops_what_a_rank_sends_above_its_capacity() {
                     20 * dropped(0.75) >= 2 * BATCH * SEQ,
                     "at least 5 % dropped"
                 );
-                // One token for each expert and rank, and more than there are.
+                // One token for each expert and rank, and as many as there are.
                 assert!(dropped(0.01) >= BATCH * SEQ);
-                assert_eq!(dropped(100.0), 0);
+                assert_eq!(dropped(2.0), 0);
             }
         }
     }
@@ -94,21 +109,34 @@ fn padding_needs_the_all_to_all() {
     assert!(refused(gather.with_capacity(Some(capacity))).contains("expected the all-to-all"));
     let factor = f64::NAN;
     let invalid = config(router()).with_capacity(Some(Capacity { factor, ..capacity }));
-    assert!(refused(invalid).contains("invalid capacity factor = NaN"));
+    assert!(refused(invalid).contains("invalid capacity.factor = NaN"));
+    // Two of four experts for each token.
+    for factor in [2.01, 1e7, 1e300] {
+        let config = config(router()).with_capacity(Some(Capacity { factor, ..capacity }));
+        let message = format!(
+            "invalid capacity.factor = {factor} with capacity.pad = true: expected at most experts / experts_per_token = \
+             4 / 2 = 2"
+        );
+        assert!(refused(config).contains(&message), "{message}");
+    }
 }
 
 #[test]
 fn padded_rows_are_as_many_for_every_expert() {
     let capacity = Capacity {
-        factor: 100.0,
+        factor: 1.5,
         keep: KeepPolicy::First,
         pad: true,
     };
     let builder = ModelBuilder::with(&ParallelContext::single(), &Device::flex(), 7, DType::F64);
     let moe = config(router()).init(&builder).unwrap();
-    let routing = capacity.apply(moe.router.forward(input(), None));
-    assert_eq!(
-        routing.rows_per_expert,
-        Some(100 * BATCH * SEQ * 2 / EXPERTS)
-    );
+    let own = RankTokens::all([BATCH, SEQ], 1);
+    let routing = capacity.apply(moe.router.forward(input(), None, &whole()), &own);
+    assert_eq!(routing.rows_per_expert, Some(BATCH * SEQ * 3 / EXPERTS));
+    // An expert has each token once at most.
+    let huge = Capacity {
+        factor: 1e300,
+        ..capacity
+    };
+    assert_eq!(huge.of(BATCH * SEQ, 2, EXPERTS), BATCH * SEQ);
 }

@@ -28,20 +28,33 @@ fn golden_sinkhorn() {
 
 /// Choices of the data ranks' batches, `rows` each, by an assignment of the tokens of each.
 fn assigned(dense: &Dense, rows: usize) -> Vec<i64> {
+    assigned_of(dense, rows, [SEQ; BATCH])
+}
+
+/// The same, of the first tokens of each row; the others, which are padding, have no choice.
+pub fn assigned_of(dense: &Dense, rows: usize, lengths: [usize; BATCH]) -> Vec<i64> {
     let x = input().reshape([BATCH * SEQ, HIDDEN]);
     let logits = values(dense.logits(Tensor::from_inner(x)).inner());
-    let batches = logits.chunks(rows * SEQ * EXPERTS);
-    let of_batch = |logits: &[f64]| {
-        let assignment = sinkhorn(logits, EXPERTS);
-        let tokens = assignment.chunks(EXPERTS);
-        tokens
-            .flat_map(|token| dense::choose(token, 2))
-            .collect::<Vec<_>>()
-    };
-    batches
-        .flat_map(of_batch)
-        .map(|expert| expert as i64)
-        .collect()
+    let token_logits: Vec<_> = logits.chunks(EXPERTS).collect();
+    let mut choices = vec![-1; 2 * BATCH * SEQ];
+    for batch in 0..BATCH / rows {
+        let rows = batch * rows..(batch + 1) * rows;
+        let real: Vec<_> = rows
+            .flat_map(|row| row * SEQ..row * SEQ + lengths[row])
+            .collect();
+        let logits: Vec<f64> = real
+            .iter()
+            .flat_map(|at| token_logits[*at])
+            .copied()
+            .collect();
+        let assignment = sinkhorn(&logits, EXPERTS);
+        for (token, assigned) in real.into_iter().zip(assignment.chunks(EXPERTS)) {
+            let chosen = dense::choose(assigned, 2).into_iter();
+            let own = choices[2 * token..].iter_mut();
+            own.zip(chosen).for_each(|(to, expert)| *to = expert as i64);
+        }
+    }
+    choices
 }
 
 #[test]
@@ -59,9 +72,16 @@ fn sinkhorn_assigns_the_tokens_of_a_micro_batch() {
         found.assert_near(&dense.run(Some(&choices)), &format!("{sizes:?}"));
     }
     let builder = ModelBuilder::with(&ParallelContext::single(), &Device::flex(), 7, DType::F64);
-    let evaluated = config.router.init(&builder).unwrap().forward(input(), None);
+    let evaluated = config
+        .router
+        .init(&builder)
+        .unwrap()
+        .forward(input(), None, &whole());
     let by_scores = config.router.clone().with_choice(RouterChoice::Scores);
-    let by_scores = by_scores.init(&builder).unwrap().forward(input(), None);
+    let by_scores = by_scores
+        .init(&builder)
+        .unwrap()
+        .forward(input(), None, &whole());
     evaluated
         .indices
         .into_data()

@@ -106,6 +106,7 @@ impl<'a> Dense<'a> {
             let chosen = match choices {
                 Some(choices) => {
                     let of_token = choices[token * k..(token + 1) * k].iter();
+                    let of_token = of_token.filter(|expert| **expert >= 0);
                     of_token.map(|expert| *expert as usize).collect()
                 }
                 None => choose(row, k),

@@ -50,7 +50,7 @@ fn a_router_without_gradients_or_tokens_of_other_types() {
         let moe = config(router()).with_bias(true).init(&builder).unwrap();
         let y = moe.forward(input().cast(dtype));
         assert_eq!((y.dims(), y.dtype()), ([BATCH, SEQ, HIDDEN], dtype));
-        let routing = moe.router.forward(input().cast(dtype), None);
+        let routing = moe.router.forward(input().cast(dtype), None, &whole());
         assert_eq!(routing.weights.dtype(), DType::F32);
     }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::nn::anchored_value;
+use crate::nn::moe::routed_tokens::RankTokens;
 
 const LOGITS: [f64; 16] = [
     2.0, 1.0, 0.0, -1.0, //
@@ -29,7 +30,7 @@ fn routed(score: ScoreFunction, factor: f64) -> Routing {
     let config = RouterConfig::new(4, 4, 2)
         .with_score(score)
         .with_factor(factor);
-    identity(config).forward(logits().unsqueeze(), None)
+    identity(config).forward(logits().unsqueeze(), None, &RoutedTokens::rows([1, 4]))
 }
 
 #[track_caller]
@@ -62,14 +63,16 @@ fn choices_and_weights() {
 fn replayed_choices_have_the_weights_of_the_present_logits() {
     let router = identity(RouterConfig::new(4, 4, 2));
     let choices = ints(&[2, 3, 0, 3, 0, 3, 2, 3], [4, 2]);
-    let routing = router.forward(logits().unsqueeze(), Some(choices));
+    let tokens = RoutedTokens::rows([1, 4]);
+    let routing = router.forward(logits().unsqueeze(), Some(choices), &tokens);
     assert_golden(routing.weights.narrow(0, 0, 1), &[0.7310586, 0.2689414]);
     assert_eq!(values(anchored_value(&router.gate, &logits())).len(), 16);
 }
 
 fn drop(keep: KeepPolicy, factor: f64, pad: bool) -> Routing {
     let capacity = Capacity { factor, keep, pad };
-    capacity.apply(routed(ScoreFunction::Softmax, 1.0))
+    let own = RankTokens::all([1, 4], 1);
+    capacity.apply(routed(ScoreFunction::Softmax, 1.0), &own)
 }
 
 #[test]

@@ -4,12 +4,13 @@ use burn::tensor::activation::{sigmoid, softmax};
 
 use super::dense::choose;
 use super::*;
+use crate::nn::moe::routed_tokens::RankTokens;
 use crate::nn::moe::step::RouterPass;
 use crate::nn::tests::leaf;
 
 const LOSS_SCALE: f64 = 8.0;
 
-fn loss(kind: RouterLossKind, coefficient: f64) -> RouterLoss {
+pub fn loss(kind: RouterLossKind, coefficient: f64) -> RouterLoss {
     RouterLoss { kind, coefficient }
 }
 
@@ -21,6 +22,17 @@ fn micro_batches(rows: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
 
 /// The sum of `counted tokens x loss / coefficient` over micro-batches.
 fn reference(kind: RouterLossKind, logits: &Tensor<2>, sigmoids: bool, rows: usize) -> Tensor<1> {
+    reference_of([SEQ; BATCH], kind, logits, sigmoids, rows)
+}
+
+/// The same, of the first tokens of each row; the others are padding, which counts in the model's loss alone.
+pub fn reference_of(
+    lengths: [usize; BATCH],
+    kind: RouterLossKind,
+    logits: &Tensor<2>,
+    sigmoids: bool,
+    rows: usize,
+) -> Tensor<1> {
     let sequences = micro_batches(1);
     let ranges: Vec<_> = match kind {
         RouterLossKind::Balance | RouterLossKind::ZLoss => micro_batches(rows).collect(),
@@ -28,10 +40,15 @@ fn reference(kind: RouterLossKind, logits: &Tensor<2>, sigmoids: bool, rows: usi
         RouterLossKind::GlobalBalance => micro_batches(BATCH).collect(),
     };
     let parts = ranges.into_iter().map(|range| {
-        let tokens = range.len() as f64;
-        let z = logits.clone().narrow(0, range.start, range.len());
+        let counted = range.len() as f64;
+        let is_real = |token: &usize| token % SEQ < lengths[token / SEQ];
+        let real: Vec<i64> = range.filter(is_real).map(|token| token as i64).collect();
+        let tokens = real.len() as f64;
+        let z = logits
+            .clone()
+            .select(0, Tensor::from_data(&real[..], &logits.device()));
         if kind == RouterLossKind::ZLoss {
-            return z.exp().sum_dim(1).log().square().mean().mul_scalar(tokens);
+            return z.exp().sum_dim(1).log().square().mean().mul_scalar(counted);
         }
         let mut counts = vec![0.0; EXPERTS];
         for row in values(z.clone().inner()).chunks(EXPERTS) {
@@ -48,8 +65,8 @@ fn reference(kind: RouterLossKind, logits: &Tensor<2>, sigmoids: bool, rows: usi
         let counts = TensorData::new(counts, [1, EXPERTS]);
         let counts = Tensor::from_data(counts, (&Device::flex().autodiff(), DType::F64));
         let sum = (scores.sum_dim(0) * counts).sum();
-        // The tokens of the micro-batch times the loss.
-        sum.mul_scalar(tokens * EXPERTS as f64 / (2.0 * tokens * tokens))
+        // The counted tokens of the micro-batch times the loss.
+        sum.mul_scalar(counted * EXPERTS as f64 / (2.0 * tokens * tokens))
     });
     parts.reduce(|sum, part| sum + part).unwrap()
 }
@@ -156,7 +173,11 @@ fn an_even_load_has_the_coefficient_as_its_loss() {
     let ctx = ParallelContext::single();
     let layer = super::super::losses::LayerLosses::new(&kinds, &router(), "moe", &ctx).unwrap();
     let step = RouterStep::new(1.0.into()).of_micro_batch(10);
-    let _ = layer.sum(&routing, BATCH, (&step, RouterPass::Recorded));
+    let _ = layer.sum(
+        &routing,
+        &RankTokens::all([BATCH, SEQ], 1),
+        (&step, RouterPass::Recorded),
+    );
     for (key, sum) in step.losses() {
         assert_near(&format!("{key:?}"), &values(sum), &[7.0], 1e-12);
     }
@@ -199,7 +220,11 @@ fn the_global_loss_takes_the_mean_load_of_the_step_so_far() {
     let mut before = 0.0;
     for (choices, expected) in [([0, 1], 2.0 * (0.6439143 + 0.2368828)), ([2, 3], 1.0)] {
         let step_of = step.of_micro_batch(1);
-        let _ = layer.sum(&routing(choices), 1, (&step_of, RouterPass::Recorded));
+        let _ = layer.sum(
+            &routing(choices),
+            &RankTokens::all([1, 1], 1),
+            (&step_of, RouterPass::Recorded),
+        );
         let sum = values(step.losses().into_values().next().unwrap())[0];
         assert!((sum - before - expected).abs() < 1e-6, "{sum}");
         before = sum;
@@ -225,7 +250,11 @@ fn golden_losses() {
         let (config, kinds) = (router().with_score(score), [loss(kind, 1.0)]);
         let layer = super::super::losses::LayerLosses::new(&kinds, &config, "moe", &ctx).unwrap();
         let step = RouterStep::new(1.0.into()).of_micro_batch(1);
-        let loss = layer.sum(&routing, 1, (&step, RouterPass::Recorded));
+        let loss = layer.sum(
+            &routing,
+            &RankTokens::all([1, 4], 1),
+            (&step, RouterPass::Recorded),
+        );
         let y = super::super::losses::attach(Tensor::from_inner(input()), loss.unwrap(), &step);
         let gradients = y.sum().backward();
         let value = values(step.losses().into_values().next().unwrap())[0];

@@ -11,6 +11,7 @@ mod fp8;
 mod golden;
 mod layouts;
 mod losses;
+mod padding;
 mod peers;
 
 use std::collections::BTreeMap;
@@ -24,7 +25,7 @@ use crate::data_parallel::DistributedDataParallel;
 use crate::mesh::{Axis, Grid, MeshRank, ParallelConfig};
 use crate::nn::fp8::{Fp8Config, Fp8LayerState};
 use crate::nn::tests::{assert_near, values, wave};
-use crate::nn::{Activation, AxisRank, ModelBuilder, ParameterTable};
+use crate::nn::{Activation, AxisRank, ModelBuilder, ParameterTable, RealTokens};
 use crate::optim::global_norm;
 use dense::Dense;
 
@@ -81,6 +82,8 @@ struct Run {
     replicated: bool,
     /// Ranks of the context axis, taken from the data ranks: each has consecutive tokens of every sample.
     context: Option<usize>,
+    /// The number of real tokens at the start of each sample; the others are padding.
+    lengths: Option<[usize; BATCH]>,
     /// The loss of the model is multiplied by it.
     factor: Option<f64>,
     fp8: Fp8Config,
@@ -143,6 +146,11 @@ fn part(x: Tensor<3>, rank: &MeshRank, run: &Run) -> Tensor<3> {
 
 /// The step of the random streams.
 const STEP: u64 = 3;
+
+/// All tokens of the input, without padding.
+fn whole() -> RoutedTokens {
+    RoutedTokens::rows([BATCH, SEQ])
+}
 
 fn input() -> Tensor<3> {
     wave([BATCH, SEQ, HIDDEN], 0.5)
@@ -213,15 +221,21 @@ impl Run {
         let of_batch = step.as_ref().map(|step| step.of_micro_batch(counted));
         ddp.position().set(STEP, row as u64);
         let recompute = self.recompute;
+        let tokens = self.lengths.map(|lengths| {
+            assert!(self.context.is_none(), "a rank has whole samples");
+            let of_row = |length: &usize| (0..SEQ).map(|at| at < *length).collect::<Vec<_>>();
+            let is_real = lengths[row..row + rows].iter().flat_map(of_row).collect();
+            let real = RealTokens::new(is_real, rows);
+            RoutedTokens::new([rows, SEQ], TokenPositions::InRows, real)
+        });
         let y = ddp.forward(&device, |model| {
             let moe = model.moe.clone();
             let forward = move |x: Tensor<3>| {
-                let (choices, step) = (choices.clone(), of_batch.as_ref());
-                let nodes = None;
                 let with = MoeForward {
-                    choices,
-                    step,
-                    nodes,
+                    choices: choices.clone(),
+                    tokens: tokens.clone(),
+                    step: of_batch.as_ref(),
+                    nodes: None,
                 };
                 moe.forward_with(x, with)
             };

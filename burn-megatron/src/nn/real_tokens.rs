@@ -1,0 +1,56 @@
+//! Which tokens of a batch are real, and which are padding.
+
+use std::sync::Arc;
+
+use super::context::SequenceShard;
+
+/// The tokens of a batch in which some are padding: they only fill the rows.
+///
+/// Padding has no loss, and no real token attends to it. Routers of experts leave it out: see
+/// [`RoutedTokens`](super::moe::RoutedTokens).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RealTokens {
+    /// For each token of this rank, row by row.
+    is_real: Vec<bool>,
+    /// The number of real tokens in each row, over all ranks that share the rows.
+    in_rows: Vec<usize>,
+}
+
+impl RealTokens {
+    /// Returns the real tokens of `rows` whole rows, or `None` if no token is padding.
+    ///
+    /// # Panics
+    ///
+    /// If `rows` does not divide the number of tokens.
+    pub fn new(is_real: Vec<bool>, rows: usize) -> Option<Arc<Self>> {
+        if is_real.iter().all(|real| *real) {
+            return None;
+        }
+        assert!(
+            is_real.len().is_multiple_of(rows),
+            "{} tokens in {rows} rows",
+            is_real.len()
+        );
+        let of_row = |row: &[bool]| row.iter().filter(|real| **real).count();
+        let in_rows = is_real.chunks(is_real.len() / rows).map(of_row).collect();
+        Some(Arc::new(Self { is_real, in_rows }))
+    }
+
+    /// Returns the part of one rank of a context group.
+    pub(crate) fn part(&self, shard: &SequenceShard) -> Arc<Self> {
+        Arc::new(Self {
+            is_real: shard.part(&self.is_real),
+            in_rows: self.in_rows.clone(),
+        })
+    }
+
+    /// Returns for each token of this rank, row by row, whether it is real.
+    pub fn is_real(&self) -> &[bool] {
+        &self.is_real
+    }
+
+    /// Returns the number of real tokens in each row, over all ranks that share the rows.
+    pub fn in_rows(&self) -> &[usize] {
+        &self.in_rows
+    }
+}
