@@ -13,6 +13,7 @@ use burn_megatron::checkpoint::{
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::optim::ParallelOptimizer;
+use burn_megatron::regular_file::is_there;
 use burn_megatron::train::{SaveConfig, Saver, load_module};
 use serde_json::json;
 
@@ -85,7 +86,7 @@ pub(crate) fn save<M: LearnerModel>(
 /// [`CheckpointError`] for a checkpoint that cannot be read.
 pub fn newest_epoch(folder: impl AsRef<Path>) -> Result<Option<usize>, CheckpointError> {
     let folder = folder.as_ref();
-    if !folder.exists() {
+    if !is_there(folder) {
         return Ok(None);
     }
     Ok(epochs(folder)?.into_iter().map(|(epoch, _)| epoch).max())

@@ -1,32 +1,55 @@
-//! Reads files up to a maximum size.
+//! Reads whole files up to a maximum size.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// The content of a file of at most `max_bytes` bytes.
+use crate::regular_file;
+
+/// Reads a regular file of at most `max_bytes` bytes.
 ///
 /// # Errors
-/// Errors of the operating system, and [`io::ErrorKind::FileTooLarge`] for a longer file, of which no more
-/// is read, whatever its reported size is.
+/// As [`regular_file::open`], and [`io::ErrorKind::FileTooLarge`] for a longer file.
 pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![];
-    File::open(path)?
-        .take(max_bytes + 1)
-        .read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > max_bytes {
-        let what = format!("it has more than {max_bytes} bytes, the maximum");
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
-    }
-    Ok(bytes)
+    read_open(regular_file::open(path)?, max_bytes)
 }
 
-/// As [`read`], as text.
+/// Reads a regular file as [`read`] does, as text.
 ///
 /// # Errors
 /// As [`read`], and [`io::ErrorKind::InvalidData`] for content that is not UTF-8.
 pub fn read_text(path: &Path, max_bytes: u64) -> io::Result<String> {
-    let bytes = read(path, max_bytes)?;
+    text(read(path, max_bytes)?)
+}
+
+/// Reads text from a regular file or a stream, such as `/dev/stdin`.
+///
+/// # Errors
+/// As [`regular_file::open_stream`] and [`read_text`].
+pub fn read_text_stream(path: &Path, max_bytes: u64) -> io::Result<String> {
+    text(read_open(regular_file::open_stream(path)?, max_bytes)?)
+}
+
+/// Reads an open file to its end. Of a longer file no more than `max_bytes` bytes are read, whatever its reported size
+/// is.
+fn read_open(file: File, max_bytes: u64) -> io::Result<Vec<u8>> {
+    let too_large = || {
+        let what = format!("it has more than {max_bytes} bytes, the maximum");
+        io::Error::new(io::ErrorKind::FileTooLarge, what)
+    };
+    if file.metadata()?.len() > max_bytes {
+        return Err(too_large());
+    }
+    let mut bytes = vec![];
+    file.take(max_bytes.saturating_add(1))
+        .read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max_bytes {
+        return Err(too_large());
+    }
+    Ok(bytes)
+}
+
+fn text(bytes: Vec<u8>) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
@@ -51,10 +74,13 @@ mod tests {
         );
     }
 
-    /// It reports no size, and does not end.
+    /// The device reports no size, and does not end.
     #[cfg(unix)]
     #[test]
-    fn a_device_without_an_end_is_no_file_to_wait_for() {
-        assert!(read(Path::new("/dev/zero"), 1 << 20).is_err());
+    fn a_device_without_an_end_is_not_read_forever() {
+        let error = read(Path::new("/dev/zero"), 1 << 20).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        let error = read_text_stream(Path::new("/dev/zero"), 1 << 20).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
     }
 }

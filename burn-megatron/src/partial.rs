@@ -12,6 +12,8 @@ use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::regular_file::open_output;
+
 /// Suffix of staged paths.
 const SUFFIX: &str = ".partial";
 
@@ -109,7 +111,10 @@ impl Drop for StagedPath {
 pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let there = fs::metadata(path).ok();
     let to = match &there {
-        Some(there) if !there.is_file() => return fs::write(path, bytes),
+        Some(there) if !there.is_file() => {
+            let mut options = File::options();
+            return open_output(path, options.write(true).truncate(true))?.write_all(bytes);
+        }
         Some(_) => path.canonicalize()?,
         None => path.to_path_buf(),
     };

@@ -1,9 +1,9 @@
 //! The algorithms of cuBLASLt that `bench gemm --tune` has written to a file: rank 0 reads it for all ranks.
 
-use std::fs;
 use std::path::Path;
 
 use burn::tensor::Device;
+use burn_megatron::bounded;
 use burn_megatron::comm::{Communicator, broadcast_bytes};
 use burn_megatron::kernels::gemm::algorithms::{
     GemmAlgorithms, GemmLibrary, gemm_library, use_algorithms,
@@ -91,6 +91,9 @@ fn decide(recipe: &Recipe, device: &Device) -> Option<Decision> {
     Some(decided().unwrap_or_else(Decision::Fail))
 }
 
+/// The largest file of algorithms that is read, in bytes.
+const MAX_BYTES: u64 = 64 << 20;
+
 fn read(path: &Path) -> Result<GemmAlgorithms, String> {
     let failed = |error: String| {
         format!(
@@ -98,7 +101,7 @@ fn read(path: &Path) -> Result<GemmAlgorithms, String> {
             path.display()
         )
     };
-    let text = fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+    let text = bounded::read_text(path, MAX_BYTES).map_err(|error| failed(error.to_string()))?;
     serde_json::from_str(&text).map_err(|error| failed(error.to_string()))
 }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use burn_megatron::nn::fp8::Fp8;
+use burn_megatron::regular_file::is_there;
 use burn_megatron::train::metrics::{
     HeldOutMetrics, MetricsLog, SaveTiming, SkipReason, StepMetrics, StepTiming, TimingsLog,
 };
@@ -99,7 +100,7 @@ impl Recorder {
 fn files(start: &TrainStart) -> Result<(MetricsLog, TimingsLog), Error> {
     let folder = &start.folder;
     let (metrics, timings) = (folder.metrics(), folder.timings());
-    let kept = |path: &PathBuf| start.resumed_steps().filter(|_| path.exists());
+    let kept = |path: &PathBuf| start.resumed_steps().filter(|_| is_there(path));
     Ok((
         match kept(&metrics) {
             Some(steps) => MetricsLog::resume(&metrics, steps)?,

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf, absolute};
 
 use burn_megatron::checkpoint::Checkpoint;
+use burn_megatron::regular_file::is_there;
 use burn_megatron::train::run_folder::CHECKPOINTS;
 
 use crate::error::Error;
@@ -117,9 +118,14 @@ impl<'a> ResumeMode<'a> {
     }
 }
 
+/// Whether a folder is a run folder.
+pub fn is_run_folder(path: &Path) -> bool {
+    config_of(path).is_some()
+}
+
 /// The recipe file of a run folder.
 fn config_of(run: &Path) -> Option<PathBuf> {
-    Some(run.join("config.toml")).filter(|config| config.is_file())
+    Some(run.join("config.toml")).filter(|config| is_there(config))
 }
 
 /// The run folder of a path to it, to its checkpoints, or to one of them.

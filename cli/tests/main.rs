@@ -12,5 +12,6 @@ mod no_recipe;
 mod outputs;
 mod preprocess;
 mod resume;
+mod strange_files;
 mod upcycle;
 mod verify;

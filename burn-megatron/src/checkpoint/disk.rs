@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::CheckpointError;
+use crate::regular_file::check_not_lfs_pointer;
 
 /// A file system operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +98,13 @@ impl Disk {
 
     /// Opens or creates a file, without following a link.
     pub(super) fn open_or_create(&self, path: &Path) -> Result<DiskFile, CheckpointError> {
-        if fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()) {
-            return Err(CheckpointError::corrupt(path, LINK));
+        if let Ok(found) = fs::symlink_metadata(path) {
+            if found.is_symlink() {
+                return Err(CheckpointError::corrupt(path, LINK));
+            }
+            if !found.is_file() {
+                return Err(CheckpointError::corrupt(path, NOT_A_FILE));
+            }
         }
         self.open(path, not_following(OpenOptions::new().create(true)))
     }
@@ -206,12 +212,17 @@ impl Disk {
 /// The error for a link in place of a file.
 const LINK: &str = "it is a link, and links are not followed here: replace it by the file itself";
 
+/// The error for a folder, a pipe or a device in place of a file.
+const NOT_A_FILE: &str = "it is not a regular file";
+
 /// Opens a checkpoint's file for reading. Fails for links and for anything but a regular file, such as a
 /// pipe.
 pub(super) fn open_to_read(path: &Path) -> Result<File, CheckpointError> {
     check_is_file(path)?;
     let opened = not_following(OpenOptions::new().read(true)).open(path);
-    opened.map_err(|error| CheckpointError::io("open", path, error))
+    let mut file = opened.map_err(|error| CheckpointError::io("open", path, error))?;
+    check_not_lfs_pointer(&mut file).map_err(|error| CheckpointError::io("read", path, error))?;
+    Ok(file)
 }
 
 /// The size of a regular file. Fails for a link.
@@ -223,15 +234,15 @@ pub(super) fn check_is_file(path: &Path) -> Result<u64, CheckpointError> {
         return Err(CheckpointError::io("open", path, io::Error::other(LINK)));
     }
     if !found.is_file() {
-        return Err(CheckpointError::corrupt(path, "it is not a regular file"));
+        return Err(CheckpointError::corrupt(path, NOT_A_FILE));
     }
     Ok(found.len())
 }
 
-/// Makes `open` fail for a link.
+/// Makes `open` fail for a link, and return at once for a pipe.
 fn not_following(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NOFOLLOW);
+    std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NOFOLLOW | libc::O_NONBLOCK);
     options
 }
 

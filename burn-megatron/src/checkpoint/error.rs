@@ -38,6 +38,14 @@ pub enum CheckpointError {
         /// The tensors.
         keys: Vec<String>,
     },
+    /// A place that nothing may be written to.
+    #[error("cannot write to {}: {what}; name another place", path.display())]
+    Output {
+        /// The place.
+        path: PathBuf,
+        /// The reason.
+        what: String,
+    },
     /// A tensor whose shape differs from the model's.
     #[error("{key} has the shape {found:?} in {of}, and {wanted:?} in the model")]
     Shape {

@@ -10,11 +10,14 @@ use parking_lot::Mutex;
 
 use super::disk::{self, Disk, DiskFile};
 use super::{Checkpoint, CheckpointError, PendingCheckpoint, Retention};
+use crate::bounded;
 
 /// The file that names the newest checkpoint.
 pub(super) const LATEST: &str = "latest";
-/// The lock file of the run that writes here.
-pub(crate) const LOCK: &str = "lock";
+/// The name of the lock file of the run that writes into a folder of checkpoints.
+pub const LOCK: &str = "lock";
+/// The most bytes that are read of `latest`.
+const MAX_POINTER_BYTES: u64 = 1 << 10;
 /// Prefix of unfinished saves.
 const PENDING_PREFIX: &str = ".saving-";
 /// Prefix of checkpoints that are being removed.
@@ -143,7 +146,7 @@ impl CheckpointFolder {
             Err(TryLockError::WouldBlock) => {
                 return Err(CheckpointError::Locked {
                     path: self.path.clone(),
-                    holder: holder(file),
+                    holder: holder(file.file()),
                 });
             }
             Err(TryLockError::Error(error)) => {
@@ -204,7 +207,7 @@ impl CheckpointFolder {
     /// The content of `latest`.
     fn pointer(&self) -> Result<Option<String>, CheckpointError> {
         let path = self.path.join(LATEST);
-        let text = match std::fs::read(&path) {
+        let text = match bounded::read(&path, MAX_POINTER_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(CheckpointError::io("read", path, error)),
@@ -359,10 +362,10 @@ impl CheckpointFolder {
 }
 
 /// The process that wrote the lock file.
-fn holder(file: DiskFile) -> String {
+pub(super) fn holder(file: &File) -> String {
     let mut text = String::new();
     // Reads one line at most: the content is not trusted.
-    let read = file.file().take(200).read_to_string(&mut text);
+    let read = file.take(200).read_to_string(&mut text);
     match text.lines().next() {
         Some(line) if read.is_ok() && !line.is_empty() => line.to_string(),
         _ => "another process".to_string(),

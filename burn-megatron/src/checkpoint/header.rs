@@ -1,13 +1,15 @@
 //! The header of a safetensors file: its length as 8 bytes, then JSON with type, shape and offsets of each
 //! entry, padded with spaces.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
+use serde::de::IgnoredAny;
+use serde_json::Deserializer;
 
-use super::{CheckpointError, ElementType};
+use super::{CheckpointError, ElementType, unique_keys};
 
 /// The data begins at a multiple of this many bytes.
 const ALIGNMENT: usize = 64;
@@ -100,8 +102,12 @@ pub fn parse(bytes: &[u8], file_size: u64) -> Result<Vec<HeaderEntry>, String> {
             "its header has {size} bytes, but only {known} are there"
         ));
     };
-    let metadata: Metadata = serde_json::from_slice(&header[LENGTH_BYTES..])
-        .map_err(|error| format!("its header: {error}"))?;
+    let invalid = |error| format!("its header: {error}");
+    let text = &header[LENGTH_BYTES..];
+    let metadata: Metadata = serde_json::from_slice(text).map_err(invalid)?;
+    // The line above keeps one of several entries of a name.
+    let _: BTreeMap<_, IgnoredAny> =
+        unique_keys(&mut Deserializer::from_slice(text)).map_err(invalid)?;
     let (begin, data) = (header.len() as u64, metadata.data_len() as u64);
     if begin.checked_add(data) != Some(file_size) {
         return Err(format!(
@@ -208,6 +214,12 @@ mod tests {
         for case in cases {
             parse(&case, 4).unwrap_err();
         }
+        // The same tensor twice, and two tensors with the same bytes.
+        let entry = r#"{"dtype":"F32","shape":[1],"data_offsets":[0,4]}"#;
+        let twice = parse(&of(&format!(r#"{{"a":{entry},"a":{entry}}}"#)), 0);
+        assert!(twice.unwrap_err().contains("\"a\" twice"));
+        let both = parse(&of(&format!(r#"{{"a":{entry},"b":{entry}}}"#)), 0);
+        assert!(both.unwrap_err().contains("offset"));
     }
 
     proptest! {

@@ -27,6 +27,10 @@ impl MappedFile {
             size,
             mapped: OnceLock::new(),
         };
+        if found != size {
+            // Finds out whether it is a Git LFS pointer.
+            disk::open_to_read(&file.path)?;
+        }
         file.check_size(found)?;
         Ok(file)
     }

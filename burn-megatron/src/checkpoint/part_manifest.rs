@@ -13,6 +13,10 @@ use super::{
     CheckpointError, Checksum, FileEntry, ObjectEntry, ShardEntry, TensorEntry, TensorMeta,
     TensorSlice, checksummed,
 };
+use crate::bounded;
+
+/// The largest part manifest that is read, in bytes.
+const MAX_MANIFEST_BYTES: u64 = 4 << 30;
 
 /// A slice of a tensor, to be written by one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,8 +136,8 @@ pub fn write(
 impl PartManifest {
     /// Reads a part manifest.
     pub fn read(path: &Path) -> Result<Self, CheckpointError> {
-        let bytes =
-            std::fs::read(path).map_err(|error| CheckpointError::io("read", path, error))?;
+        let bytes = bounded::read(path, MAX_MANIFEST_BYTES)
+            .map_err(|error| CheckpointError::io("read", path, error))?;
         let corrupt = |what: String| CheckpointError::corrupt(path, what);
         checksummed::check(&bytes).map_err(corrupt)?;
         serde_json::from_slice(&bytes).map_err(|error| corrupt(error.to_string()))

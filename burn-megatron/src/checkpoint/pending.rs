@@ -14,6 +14,10 @@ use super::{
     Checkpoint, CheckpointError, CheckpointFolder, CheckpointMetadata, Manifest, Retention,
     TensorEntry, TensorShard, validate,
 };
+use crate::bounded;
+
+/// The most bytes that are read of the reason of a rank that failed.
+const MAX_REASON_BYTES: u64 = 1 << 20;
 
 /// The shortest and longest time that the publisher sleeps between two polls. In between it sleeps for the
 /// time waited so far, divided by [`BACKOFF_DIVISOR`].
@@ -159,8 +163,8 @@ impl PendingCheckpoint {
             let names = disk::names(&path)?;
             let has = |name: String| names.binary_search(&name).is_ok();
             if let Some(rank) = (0..ranks).find(|rank| has(part_manifest::failed_name(*rank))) {
-                let reason =
-                    std::fs::read(path.join(part_manifest::failed_name(rank))).unwrap_or_default();
+                let reason = path.join(part_manifest::failed_name(rank));
+                let reason = bounded::read(&reason, MAX_REASON_BYTES).unwrap_or_default();
                 return Err(CheckpointError::RankFailed {
                     rank,
                     reason: String::from_utf8_lossy(&reason).into_owned(),

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{DataError, TextDocuments};
+use crate::bounded;
 
 /// Folders of generated files.
 const SKIPPED_FOLDERS: [&str; 3] = ["target", "node_modules", "runs"];
@@ -76,7 +77,8 @@ fn find_files(
 
 /// The content of one file.
 pub(super) fn read_file(path: &Path) -> Result<Vec<u8>, DataError> {
-    fs::read(path).map_err(|source| DataError::Unreadable {
+    // The whole text is held in memory, so its size has no other limit.
+    bounded::read(path, u64::MAX).map_err(|source| DataError::Unreadable {
         path: path.to_path_buf(),
         source,
     })

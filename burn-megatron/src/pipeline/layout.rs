@@ -1,11 +1,10 @@
 //! The schedule and the stages of a parallel layout.
 
-use std::fs;
-
 use super::schedule::{
     InvalidSchedule, Schedule, ScheduleConfig, ScheduleError, generate, validate,
 };
 use super::split::{SplitError, StageLayout};
+use crate::bounded;
 use crate::mesh::{ParallelConfig, ScheduleKind, ScheduleSource};
 
 /// Why a layout has no schedule or no stages.
@@ -142,6 +141,9 @@ pub fn stages_on_rank(
     Ok(own)
 }
 
+/// The largest schedule that is read, in bytes.
+const MAX_SCHEDULE_BYTES: u64 = 256 << 20;
+
 fn stages_per_rank(layout: &ParallelConfig, kind: ScheduleKind) -> usize {
     layout
         .virtual_stages
@@ -149,9 +151,11 @@ fn stages_per_rank(layout: &ParallelConfig, kind: ScheduleKind) -> usize {
 }
 
 fn read(path: &str) -> Result<Schedule, LayoutScheduleError> {
-    let text = fs::read_to_string(path).map_err(|error| LayoutScheduleError::Read {
-        path: path.into(),
-        error,
+    let text = bounded::read_text(path.as_ref(), MAX_SCHEDULE_BYTES).map_err(|error| {
+        LayoutScheduleError::Read {
+            path: path.into(),
+            error,
+        }
     })?;
     let schedule = Schedule::from_csv(path, &text)?;
     validate(&schedule)?;
@@ -198,7 +202,7 @@ mod tests {
         let path = folder.path().join("own.csv");
         let layout = ParallelConfig::new().with_pipeline(2);
         let schedule = schedule_of(&layout, 4).unwrap();
-        fs::write(&path, schedule.to_csv()).unwrap();
+        std::fs::write(&path, schedule.to_csv()).unwrap();
         let path = path.display().to_string();
         let layout = layout.with_schedule(ScheduleSource::File(path.clone()));
         assert_eq!(schedule_of(&layout, 4).unwrap().stages(), 2);

@@ -37,6 +37,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::bounded;
+use crate::regular_file::is_there;
 pub use error::TokenizerError;
 pub use info::{TokenFileInfo, TokenFileInfoError};
 pub use special::SpecialTokens;
@@ -360,7 +361,7 @@ fn file_of(path: &Path) -> Result<PathBuf, TokenizerError> {
     } else {
         path.to_path_buf()
     };
-    if file.exists() {
+    if is_there(&file) {
         Ok(file)
     } else {
         Err(TokenizerError::Missing { path: file })

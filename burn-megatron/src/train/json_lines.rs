@@ -8,6 +8,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::metrics::MetricsError;
+use crate::{bounded, regular_file};
+
+/// The largest file that is read, in bytes.
+const MAX_BYTES: u64 = 8 << 30;
 
 /// Marks where a run was resumed, after `step` updates. Earlier lines of later steps are void.
 #[derive(Serialize, Deserialize)]
@@ -22,28 +26,28 @@ pub(super) enum ResumeMarkerKind {
     Resumed,
 }
 
-/// The records of `text`, without truncated lines. A last line without a line break is parsed only if the
+/// Returns the records of `text`, without truncated lines. A last line without a line break is parsed only if the
 /// file is being resumed (`resumes`), as a marker will follow it.
 pub(super) fn lines<'a, T: DeserializeOwned + 'a>(
     path: &'a Path,
-    text: &'a str,
+    text: &'a [u8],
     resumes: bool,
 ) -> impl Iterator<Item = Result<T, MetricsError>> + 'a {
     let mut lines = text
-        .split_inclusive('\n')
-        .filter(move |line| resumes || line.ends_with('\n'))
+        .split_inclusive(|byte| *byte == b'\n')
+        .filter(move |line| resumes || line.ends_with(b"\n"))
         .enumerate()
         .peekable();
     std::iter::from_fn(move || {
         loop {
             let (number, line) = lines.next()?;
-            let source = match serde_json::from_str(line) {
+            let source = match serde_json::from_slice(line) {
                 Ok(record) => return Some(Ok(record)),
                 Err(source) => source,
             };
             let is_truncated = match lines.peek() {
-                Some((_, next)) => serde_json::from_str::<ResumeMarker>(next).is_ok(),
-                None => !line.ends_with('\n'),
+                Some((_, next)) => serde_json::from_slice::<ResumeMarker>(next).is_ok(),
+                None => !line.ends_with(b"\n"),
             };
             if !is_truncated {
                 return Some(Err(MetricsError::BadLine {
@@ -56,8 +60,9 @@ pub(super) fn lines<'a, T: DeserializeOwned + 'a>(
     })
 }
 
-pub(super) fn read(path: &Path) -> Result<String, MetricsError> {
-    std::fs::read_to_string(path).map_err(|source| io_error("read", path, source))
+/// Reads the bytes of a file. One of its lines may not be UTF-8.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, MetricsError> {
+    bounded::read(path, MAX_BYTES).map_err(|source| io_error("read", path, source))
 }
 
 fn io_error(action: &'static str, path: &Path, source: io::Error) -> MetricsError {
@@ -88,14 +93,14 @@ impl JsonLines {
 
     /// Opens an existing file with this text, and appends a marker that the run resumes after `updates`
     /// updates.
-    pub(super) fn resume(path: &Path, text: &str, updates: usize) -> Result<Self, MetricsError> {
-        let file = OpenOptions::new().append(true).open(path);
+    pub(super) fn resume(path: &Path, text: &[u8], updates: usize) -> Result<Self, MetricsError> {
+        let file = regular_file::open_with(path, OpenOptions::new().append(true));
         let mut lines = Self {
             file: file.map_err(|source| io_error("open", path, source))?,
             path: path.to_path_buf(),
         };
         // Ends a truncated line first, in the same write.
-        let is_truncated = !text.is_empty() && !text.ends_with('\n');
+        let is_truncated = !text.is_empty() && !text.ends_with(b"\n");
         let end = if is_truncated { &b"\n"[..] } else { &[] };
         let kind = ResumeMarkerKind::Resumed;
         lines.write_after(

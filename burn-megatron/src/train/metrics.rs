@@ -201,10 +201,9 @@ pub struct SaveTiming {
 /// One line of a timings file.
 #[derive(Deserialize)]
 #[serde(untagged)]
-#[expect(dead_code, reason = "parsed only to validate the file")]
 enum TimingsLine {
     Save(SaveTiming),
-    Step(StepTiming),
+    Step(#[expect(dead_code, reason = "parsed only to validate the file")] StepTiming),
     Resumed(ResumeMarker),
 }
 
@@ -260,7 +259,10 @@ pub enum MetricsError {
         source: io::Error,
     },
     /// A line is not a record.
-    #[error("line {line} of '{path}' is not a record of metrics: {source}")]
+    #[error(
+        "line {line} of '{path}' is not a record of a run: {source}; remove that line, or move the file away, and a \
+         resumed run starts a new one"
+    )]
     BadLine {
         /// The file.
         path: PathBuf,
@@ -388,6 +390,27 @@ impl MetricsLog {
             self.lines.write(&MetricsRecord::HeldOut(*metrics))
         }
     }
+}
+
+/// Returns the step of the last checkpoint that a timings file records. Checkpoints that a resumed run discarded do not
+/// count.
+///
+/// # Errors
+///
+/// [`MetricsError::Io`] or [`MetricsError::BadLine`].
+pub fn last_saved_step(path: &Path) -> Result<Option<u64>, MetricsError> {
+    let text = read(path)?;
+    let mut saved = vec![];
+    for line in lines::<TimingsLine>(path, &text, false) {
+        match line? {
+            TimingsLine::Save(timing) => saved.push(timing.saved_step),
+            TimingsLine::Step(_) => {}
+            TimingsLine::Resumed(ResumeMarker { step, .. }) => {
+                saved.retain(|saved| *saved <= step as u64);
+            }
+        }
+    }
+    Ok(saved.pop())
 }
 
 /// Writes `timings.jsonl`: [`StepTiming`] and [`SaveTiming`].

@@ -149,6 +149,50 @@ fn a_resumed_file_reads_as_an_uninterrupted_one_and_keeps_every_byte() {
     }
 }
 
+#[test]
+fn a_line_that_is_not_utf_8_is_named() {
+    let folder = TestFolder::new("metrics-utf-8");
+    let path = folder.path().join("metrics.jsonl");
+    run(&mut MetricsLog::create(&path).expect("new"), 0, 2);
+    let whole = std::fs::read(&path).expect("readable");
+    let second = whole.iter().position(|byte| *byte == b'\n').expect("lines") + 1;
+    let mut broken = whole.clone();
+    broken[second + 2] = 0xff;
+    std::fs::write(&path, &broken).expect("writable");
+    let error = MetricsLog::resume(&path, 2)
+        .expect_err("broken")
+        .to_string();
+    for says in ["line 2 of", "remove that line, or move the file away"] {
+        assert!(error.contains(says), "{error}");
+    }
+    // A letter that was cut with its line is no error.
+    std::fs::write(&path, [&whole[..], b"{\"kind\":\"\xc3"].concat()).expect("writable");
+    MetricsLog::resume(&path, 2).expect("ours");
+    read_metrics(&path).expect("ours");
+}
+
+#[test]
+fn the_last_saved_step_leaves_out_discarded_checkpoints() {
+    let folder = TestFolder::new("metrics-saved");
+    let path = folder.path().join("timings.jsonl");
+    let save = |log: &mut TimingsLog, saved_step| {
+        log.save(&SaveTiming {
+            saved_step,
+            bytes: 1,
+            seconds: 1.0,
+            stall_seconds: 0.0,
+        })
+        .expect("writable");
+    };
+    let mut log = TimingsLog::create(&path).expect("new");
+    assert_eq!(last_saved_step(&path).expect("ours"), None);
+    save(&mut log, 4);
+    save(&mut log, 8);
+    assert_eq!(last_saved_step(&path).expect("ours"), Some(8));
+    TimingsLog::resume(&path, 4).expect("ours");
+    assert_eq!(last_saved_step(&path).expect("ours"), Some(4));
+}
+
 /// Only lines that an interruption can have truncated are omitted.
 #[test]
 fn a_bad_line_is_an_error_wherever_no_marker_follows() {

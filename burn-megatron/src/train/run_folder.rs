@@ -8,8 +8,10 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 
 use super::metrics::{MetricsRecord, read_metrics};
+use crate::bounded;
 use crate::checkpoint::LOCK;
 use crate::partial::replace_file;
+use crate::regular_file::is_there;
 
 /// Why a run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +43,9 @@ pub enum RunFolderError {
         source: toml::ser::Error,
     },
 }
+
+/// The largest configuration that is read, in bytes.
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
 /// The name of the checkpoint folder in a run folder.
 pub const CHECKPOINTS: &str = "checkpoints";
@@ -123,7 +128,7 @@ impl RunFolder {
     pub fn replace_config(&self, config: &impl Serialize) -> Result<(), RunFolderError> {
         let (path, text) = (self.config(), self.text_of(config)?);
         let failed = |source| io_error("replace", &path, source);
-        let before = fs::read(&path).map_err(failed)?;
+        let before = bounded::read(&path, MAX_CONFIG_BYTES).map_err(failed)?;
         if before == text.as_bytes() {
             return Ok(());
         }
@@ -192,7 +197,7 @@ impl RunFolder {
             Ok(records) => records.iter().any(is_step),
             Err(_) => true,
         };
-        let is_used = (metrics.exists() && has_steps())
+        let is_used = (is_there(&metrics) && has_steps())
             || timings.metadata().is_ok_and(|timings| timings.len() > 0)
             || !has_only(&self.path, &[&config, &metrics, &timings, &checkpoints])
             || (checkpoints.exists() && !has_only(&checkpoints, &[&checkpoints.join(LOCK)]));

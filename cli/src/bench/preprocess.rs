@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
+use burn_megatron::bounded;
 use burn_megatron::data::{EXTENSIONS, list_folder};
 use clap::{Args, Parser};
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -175,7 +176,7 @@ fn texts(args: &PreprocessBenchArgs) -> Result<Vec<String>, Error> {
     for file in files {
         // Files that are not UTF-8 are skipped.
         documents.extend(
-            String::from_utf8(fs::read(file)?)
+            String::from_utf8(bounded::read(&file, u64::MAX)?)
                 .ok()
                 .filter(|text| !text.is_empty()),
         );

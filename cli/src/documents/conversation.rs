@@ -1,8 +1,9 @@
 //! Whether JSON lines are conversations to fine-tune on.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
+
+use burn_megatron::regular_file;
 
 use super::TEXT_KEY;
 use super::record::keys;
@@ -15,7 +16,7 @@ pub fn is_conversation(path: &Path) -> bool {
     if path.extension().is_none_or(|end| end != "jsonl") || !path.is_file() {
         return false;
     }
-    let Ok(file) = File::open(path) else {
+    let Ok(file) = regular_file::open(path) else {
         return false;
     };
     let lines = BufReader::new(file.take(LIMIT)).split(b'\n');

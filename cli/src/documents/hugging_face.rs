@@ -4,12 +4,17 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use burn_megatron::bounded;
 use burn_megatron::data::DataError;
+use burn_megatron::regular_file::is_there;
 use serde::Deserialize;
 
 use super::TEXT;
 use super::error::InputError;
 use super::input::extension;
+
+/// The largest file of JSON that is read, in bytes.
+const MAX_JSON_BYTES: u64 = 64 << 20;
 
 /// The split that is read.
 const TRAIN: &str = "train";
@@ -162,10 +167,11 @@ fn tables(folder: &Path) -> Result<Vec<PathBuf>, InputError> {
 
 /// A file of JSON, if it is there and is of this form.
 fn json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, InputError> {
-    if !path.is_file() {
+    if !is_there(path) {
         return Ok(None);
     }
-    let bytes = fs::read(path).map_err(|source| InputError::io("read", path, source))?;
+    let bytes = bounded::read(path, MAX_JSON_BYTES);
+    let bytes = bytes.map_err(|source| InputError::io("read", path, source))?;
     Ok(serde_json::from_slice(&bytes).ok())
 }
 

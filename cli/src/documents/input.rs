@@ -1,11 +1,11 @@
 //! An input file and its format.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use burn_megatron::regular_file;
 use flate2::read::MultiGzDecoder;
 
 use super::error::{InputError, PositionUnit};
@@ -135,7 +135,7 @@ fn open(
         source,
     };
     let from: Stream = match path {
-        Some(path) => Box::new(File::open(path).map_err(failed)?),
+        Some(path) => Box::new(regular_file::open_stream(path).map_err(failed)?),
         None => Box::new(io::stdin()),
     };
     let read = Arc::clone(read);
@@ -152,6 +152,11 @@ fn open(
         (found, None) => (found, from),
     };
     match found {
+        FileKind::Text if let Some(kind) = path.and_then(damaged_table) => {
+            let advice =
+                "its first bytes are not those of its format; download it or write it again";
+            Err(not_text(path, kind, advice))
+        }
         FileKind::Text => Ok((None, from)),
         FileKind::Table(format) => {
             let advice = "it has a compression of its own: decompress the file";
@@ -203,6 +208,15 @@ fn compression(path: &Path) -> Option<&'static str> {
     ["gz", "zst"]
         .into_iter()
         .find(|packing| extension.eq_ignore_ascii_case(packing))
+}
+
+/// What a file is whose name is that of a table, and whose content is not.
+fn damaged_table(path: &Path) -> Option<&'static str> {
+    match &*extension(path)? {
+        "parquet" => Some("a damaged Parquet file"),
+        "arrow" | "feather" => Some("a damaged Arrow file"),
+        _ => None,
+    }
 }
 
 /// The extension without that of the compression, in lower case.

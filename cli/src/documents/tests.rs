@@ -286,6 +286,12 @@ mod tables {
             let packed = write(&folder, &format!("{name}.gz"), gzip(&bytes));
             let error = read(&packed, &[], &["text"]).unwrap_err();
             assert!(error.contains("it has a compression of its own"), "{error}");
+            let overwritten = write(&folder, name, &b"<html>not found</html>"[..]);
+            let error = read(&overwritten, &[], &["text"]).unwrap_err();
+            assert!(error.contains("is a damaged "), "{error}");
+            let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n";
+            let error = read(&write(&folder, name, pointer), &[], &["text"]).unwrap_err();
+            assert!(error.contains("Git LFS"), "{error}");
         }
     }
 }

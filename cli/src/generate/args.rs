@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use burn_megatron::bounded;
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::device::DeviceKind;
 use burn_megatron::generate::GenerateConfig;
@@ -164,8 +165,11 @@ impl GenerateArgs {
     }
 }
 
+/// The most bytes of prompts that are read.
+const MAX_PROMPTS_BYTES: u64 = 1 << 30;
+
 fn read(file: &Path, what: &str) -> Result<String, Error> {
-    let text = std::fs::read_to_string(file);
+    let text = bounded::read_text_stream(file, MAX_PROMPTS_BYTES);
     Ok(text.map_err(|error| format!("cannot read the {what} {}: {error}", file.display()))?)
 }
 

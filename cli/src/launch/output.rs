@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use burn_megatron::regular_file::open_output;
 use parking_lot::Mutex;
 
 use super::error::LaunchError;
@@ -55,7 +56,7 @@ impl JobOutput {
                 let open = |extension| {
                     let path = folder.join(format!("rank-{rank}.{extension}"));
                     // Appends to files of an earlier run.
-                    let opened = File::options().append(true).create(true).open(&path);
+                    let opened = open_output(&path, File::options().append(true).create(true));
                     opened.map_err(unusable(&path))
                 };
                 files.insert(rank, [open("out")?, open("err")?]);

@@ -6,6 +6,7 @@ use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::comm::Launch;
 use burn_megatron::mesh::{ContextExchange, ContextSplit, ParallelConfig};
 use burn_megatron::pipeline::split::LayerSplit;
+use burn_megatron::regular_file::is_there;
 use burn_megatron_models::hf::is_hf_folder;
 use burn_megatron_models::hf::peft::is_peft_folder;
 use toml::Table;
@@ -275,7 +276,7 @@ fn fill_in(layered: &mut LayeredRecipe) -> Result<(), Error> {
 
 /// The tokenizer of weights: in a Hugging Face folder, or the one that a checkpoint names.
 fn tokenizer_of(weights: &Path) -> Result<Option<String>, Error> {
-    if weights.join("tokenizer.json").is_file() {
+    if is_there(&weights.join("tokenizer.json")) {
         return Ok(weights.to_str().map(String::from));
     }
     if is_peft_folder(weights) {

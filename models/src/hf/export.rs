@@ -8,6 +8,7 @@ use burn::tensor::TensorData;
 use burn_megatron::checkpoint::{
     CheckpointError, ElementType, HEADER_LENGTH_BYTES, TensorSlice, TensorSource, header_dtype,
 };
+use burn_megatron::regular_file::is_there;
 use serde_json::{Map, Value, json};
 
 use super::folder::CONFIG;
@@ -77,7 +78,7 @@ pub fn companion_files(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, Checkpoi
     let there = COMPANION_FILES
         .iter()
         .map(|name| (*name, folder.join(name)))
-        .filter(|(_, path)| path.is_file());
+        .filter(|(_, path)| is_there(path));
     let read = |(name, path): (&str, PathBuf)| Ok((name.to_string(), read_text(&path)?));
     there.map(read).collect()
 }

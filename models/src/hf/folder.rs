@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use burn_megatron::checkpoint::{CheckpointError, TensorMeta, TensorSlice, TensorSource};
 use burn_megatron::model::ModelConfig;
+use burn_megatron::regular_file::is_there;
 use serde_json::{Map, Value};
 
 use super::config::unknown_type;
@@ -395,5 +396,5 @@ pub fn model_type<'a>(folder: &Path, known: &[&'a str]) -> Result<&'a str, HfErr
 
 /// Whether a folder is a Hugging Face folder: it has a `config.json`.
 pub fn is_hf_folder(path: &Path) -> bool {
-    path.join(CONFIG).is_file()
+    is_there(&path.join(CONFIG))
 }

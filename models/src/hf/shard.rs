@@ -1,14 +1,17 @@
 //! Safetensors files of a folder and their index. Their content is not trusted.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use burn_megatron::bounded;
 use burn_megatron::checkpoint::{
     CheckpointError, ElementType, HEADER_LENGTH_BYTES, HeaderEntry, MAX_HEADER_BYTES, parse_header,
+    unique_keys,
 };
+use burn_megatron::regular_file::{self, is_there};
 use safetensors::Dtype;
 use serde::Deserialize;
 
@@ -39,7 +42,7 @@ impl ShardFile {
     pub fn open(path: &Path) -> Result<(Self, Vec<HeaderEntry>), CheckpointError> {
         let io = |error| CheckpointError::io("read", path, error);
         let corrupt = |what: String| CheckpointError::corrupt(path, what);
-        let file = File::open(path).map_err(io)?;
+        let file = regular_file::open(path).map_err(io)?;
         let size = file.metadata().map_err(io)?.len();
         if size < LENGTH {
             return Err(corrupt(format!(
@@ -51,7 +54,9 @@ impl ShardFile {
         let length = u64::from_le_bytes(length);
         let most = LONGEST.min(size - LENGTH);
         if length > most {
-            let what = format!("its header has {length} bytes: expected at most {most}");
+            let what = format!(
+                "its header has {length} bytes: expected at most {most}; it is damaged, or not a safetensors file"
+            );
             return Err(corrupt(what));
         }
         let mut header = vec![0; (LENGTH + length) as usize];
@@ -117,6 +122,7 @@ pub(super) fn element_type(dtype: Dtype) -> Option<ElementType> {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct ShardIndex {
     /// The name of the file of each tensor, in the folder of the index.
+    #[serde(deserialize_with = "unique_keys")]
     pub weight_map: BTreeMap<String, String>,
 }
 
@@ -142,13 +148,7 @@ impl ShardIndex {
 
 /// Reads a small file.
 pub(super) fn read_text(path: &Path) -> Result<Vec<u8>, CheckpointError> {
-    let io = |error| CheckpointError::io("read", path, error);
-    let size = fs::metadata(path).map_err(io)?.len();
-    if size > LONGEST {
-        let what = format!("it has {size} bytes: expected at most {LONGEST}");
-        return Err(CheckpointError::corrupt(path, what));
-    }
-    fs::read(path).map_err(io)
+    bounded::read(path, LONGEST).map_err(|error| CheckpointError::io("read", path, error))
 }
 
 /// Opens the safetensors files of a folder.
@@ -156,7 +156,7 @@ pub(super) fn open_shards(
     folder: &Path,
 ) -> Result<(Vec<ShardFile>, StoredTensors), CheckpointError> {
     let single = folder.join(SINGLE);
-    if single.exists() {
+    if is_there(&single) {
         let (shard, stored) = ShardFile::open(&single)?;
         let named = stored
             .into_iter()
@@ -164,7 +164,7 @@ pub(super) fn open_shards(
         return Ok((vec![shard], named.collect()));
     }
     let path = folder.join(INDEX);
-    if !path.exists() {
+    if !is_there(&path) {
         let what = format!("it has neither {SINGLE} nor {INDEX}");
         return Err(CheckpointError::corrupt(folder, what));
     }

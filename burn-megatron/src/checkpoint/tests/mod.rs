@@ -6,6 +6,8 @@ mod inactive;
 #[cfg(unix)]
 mod links;
 mod manifests;
+#[cfg(unix)]
+mod output;
 mod round_trip;
 
 use std::fs;

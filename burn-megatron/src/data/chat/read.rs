@@ -1,6 +1,6 @@
 //! Reads files of JSON lines.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use super::error::{ChatDataError, ChatLineError};
 use super::tokens::{ChatTokenizer, ChatTokens};
 use crate::data::{DataError, list_folder};
+use crate::regular_file;
 
 /// Lines that are tokenized at once.
 const LINES: usize = 4096;
@@ -53,7 +54,7 @@ pub(super) fn examples(
     progress: &mut dyn FnMut(u64),
     take: &mut dyn FnMut(u64, ChatTokens) -> Result<(), ChatDataError>,
 ) -> Result<(), DataError> {
-    let file = File::open(path).map_err(|source| unreadable(path, source))?;
+    let file = regular_file::open_stream(path).map_err(|source| unreadable(path, source))?;
     let mut file = BufReader::with_capacity(1 << 18, file);
     let mut number = 0;
     loop {

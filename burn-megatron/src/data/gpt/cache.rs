@@ -12,6 +12,7 @@ use serde_json::Value;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::{CacheError, NpyArray, NpyType};
+use crate::bounded;
 use crate::data::DataError;
 use crate::partial::replace_file;
 
@@ -19,6 +20,10 @@ use crate::partial::replace_file;
 const DEFAULT_WAIT: Duration = Duration::from_secs(600);
 /// The pause between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// The largest manifest that is read, in bytes.
+const MAX_MANIFEST_BYTES: u64 = 16 << 20;
+/// The largest lock file that is read, in bytes.
+const MAX_HOLDER_BYTES: u64 = 1 << 10;
 
 /// A folder of indices. Each set is identified by a description of everything that determines it; the hash of
 /// the description is `KEY`:
@@ -143,7 +148,8 @@ impl CacheEntry<'_> {
 
     /// An error with a reason is about the content of the cache.
     fn try_open(&self) -> Result<Vec<NpyArray>, (ErrorKind, Option<String>)> {
-        let text = fs::read(self.path(".json")).map_err(|error| (error.kind(), None))?;
+        let text = bounded::read(&self.path(".json"), MAX_MANIFEST_BYTES)
+            .map_err(|error| (error.kind(), None))?;
         let corrupt = |reason: String| (ErrorKind::InvalidData, Some(reason));
         let manifest: CacheManifest =
             serde_json::from_slice(&text).map_err(|error| corrupt(error.to_string()))?;
@@ -187,7 +193,7 @@ impl CacheEntry<'_> {
             }
             let waited = started.elapsed();
             if waited >= self.cache.wait {
-                let holder = fs::read_to_string(&path).unwrap_or_default();
+                let holder = bounded::read_text(&path, MAX_HOLDER_BYTES).unwrap_or_default();
                 return Err(CacheError::LockTimeout {
                     lock: path,
                     holder,

@@ -1,12 +1,13 @@
 //! Integer arrays in NumPy's `.npy` format, in memory or mapped.
 
 use std::fmt;
-use std::fs::File;
 use std::io;
 use std::path::Path;
 
 use memmap2::Mmap;
 use serde::{Deserialize, Serialize};
+
+use crate::regular_file;
 
 /// The data begins at a multiple of this many bytes.
 const ALIGNMENT: usize = 64;
@@ -111,7 +112,7 @@ impl NpyArray {
     ///
     /// Errors of the operating system.
     pub fn open(path: &Path, int_type: NpyType, shape: &[usize]) -> io::Result<Option<Self>> {
-        let file = File::open(path)?;
+        let file = regular_file::open(path)?;
         // Safety: cache files are renamed when they are complete, and not modified after that.
         let mapped = unsafe { Mmap::map(&file)? };
         let header = header(int_type, shape);

@@ -1,7 +1,6 @@
 //! Reads token files through memory mappings.
 
 use std::fmt;
-use std::fs::File;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -11,6 +10,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::token_type::{word, words};
 use super::{IndexHeader, IndexedDatasetError, TokenType, bin_path, idx_path};
+use crate::regular_file;
 
 /// An indexed dataset, open for reading from any number of threads.
 pub struct IndexedDataset {
@@ -201,7 +201,7 @@ impl fmt::Debug for IndexedDataset {
 }
 
 pub(crate) fn map(path: PathBuf) -> Result<Mmap, IndexedDatasetError> {
-    let file = match File::open(&path) {
+    let file = match regular_file::open(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             return Err(IndexedDatasetError::Missing(path));
         }

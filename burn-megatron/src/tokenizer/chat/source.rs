@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::super::{MAX_FILE_BYTES, Tokenizer, TokenizerError};
 use super::{ChatTemplateError, NAMES};
 use crate::bounded;
+use crate::regular_file::is_there;
 
 /// The file of a template.
 const FILE: &str = "chat_template.jinja";
@@ -54,7 +55,7 @@ impl TemplateSource {
             return Ok(None);
         };
         let file = folder.join(FILE);
-        if file.exists() {
+        if is_there(&file) {
             return Self::read(&file).map(Some);
         }
         let path = folder.join(CONFIGS[0]);

@@ -36,7 +36,7 @@ fn check_version(path: &Path, run: RunMetrics) -> Result<(), MetricsError> {
 /// The valid records of `text`, with its markers applied.
 pub(super) fn records(
     path: &Path,
-    text: &str,
+    text: &[u8],
     resumes: bool,
 ) -> Result<Vec<MetricsRecord>, MetricsError> {
     let (mut records, mut version) = (vec![], 1);

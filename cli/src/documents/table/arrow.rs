@@ -10,6 +10,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::{Array, RecordBatch};
 use arrow_ipc::reader::{FileReader, StreamReader};
 use arrow_schema::{ArrowError, DataType, Schema};
+use burn_megatron::regular_file;
 
 use super::Row;
 use crate::documents::error::InputError;
@@ -98,7 +99,7 @@ impl Iterator for ArrowRows {
 }
 
 fn open(path: &Path, read: &Arc<AtomicU64>) -> Result<BufReader<CountingReader<File>>, InputError> {
-    let from = File::open(path).map_err(|source| InputError::io("read", path, source))?;
+    let from = regular_file::open(path).map_err(|source| InputError::io("read", path, source))?;
     let read = Arc::clone(read);
     Ok(BufReader::new(CountingReader { from, read }))
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use burn_megatron::regular_file;
 use parquet::basic::{LogicalType, Type};
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::ByteArrayType;
@@ -37,7 +38,7 @@ impl ParquetRows {
     /// Reads the schema.
     pub fn open(path: &Path, keys: &[String], read: &Arc<AtomicU64>) -> Result<Self, InputError> {
         let failed = |source| InputError::io("read", path, source);
-        let file = File::open(path).map_err(failed)?;
+        let file = regular_file::open(path).map_err(failed)?;
         let file = SerializedFileReader::new(file).map_err(|error| failed(io_error(error)))?;
         let schema = file.metadata().file_metadata().schema_descr();
         let columns = keys.iter().map(|key| {

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use burn_megatron::regular_file::open_output;
 use burn_megatron::table::Table;
 use serde::Serialize;
 
@@ -104,7 +105,7 @@ fn append(path: &Path, attempts: &[AttemptRecord]) -> io::Result<()> {
         serde_json::to_writer(&mut lines, attempt)?;
         lines.push(b'\n');
     }
-    let mut file = File::options().append(true).create(true).open(path)?;
+    let mut file = open_output(path, File::options().append(true).create(true))?;
     file.write_all(&lines)?;
     file.sync_all()
 }

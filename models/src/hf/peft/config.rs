@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use burn_megatron::nn::lora::{LoraConfig, LoraTarget};
+use burn_megatron::regular_file::is_there;
 use serde_json::{Map, Value, json};
 
 use super::super::shard::read_text;
@@ -32,7 +33,7 @@ const IGNORED: [&str; 17] = [
 
 /// Whether a folder has an adapter of `peft`.
 pub fn is_peft_folder(path: &Path) -> bool {
-    path.join(CONFIG).is_file()
+    is_there(&path.join(CONFIG))
 }
 
 /// The settings as `adapter_config.json`; `base` is the model that was adapted.

@@ -14,7 +14,7 @@ fn files_that_lie_are_refused() {
         copy.refusal()
     };
     type Change<'a> = &'a dyn Fn(&Temporary);
-    let cases: [(Change, &str); 10] = [
+    let cases: [(Change, &str); 11] = [
         (
             &|copy| fs::remove_file(copy.path(SECOND)).unwrap(),
             "model-00002-of-00003.safetensors: ",
@@ -42,6 +42,15 @@ fn files_that_lie_are_refused() {
         (
             &|copy| copy.edit(INDEX, |index| index["weight_map"]["extra"] = json!("../x")),
             "extra is in \"../x\": expected the name of a file beside the index",
+        ),
+        (
+            &|copy| {
+                let text = fs::read_to_string(copy.path(INDEX)).unwrap();
+                let twice = r#""weight_map": {"a": "a", "a": "b","#;
+                let text = text.replacen(r#""weight_map": {"#, twice, 1);
+                fs::write(copy.path(INDEX), text).unwrap();
+            },
+            "it has \"a\" twice",
         ),
         (
             &|copy| fs::write(copy.path(INDEX), "[]").unwrap(),

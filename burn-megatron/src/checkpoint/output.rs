@@ -1,0 +1,136 @@
+//! Checks where a command writes, before it writes.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use super::CheckpointError;
+use super::folder::{CheckpointName, LATEST, LOCK, holder};
+use super::manifest::MANIFEST;
+use crate::regular_file;
+
+/// Checks that writing the file or folder `to` leaves everything in `read`, every checkpoint and every running run as it
+/// is. Links and `..` are resolved.
+///
+/// # Errors
+///
+/// [`CheckpointError::Output`] if `to` and a path in `read` are the same or inside each other, or if `to` is inside of a
+/// checkpoint or of a folder of checkpoints. [`CheckpointError::Locked`] if `to` is in the folder of a running run.
+pub fn check_output(to: &Path, read: &[&Path]) -> Result<(), CheckpointError> {
+    let resolved = check_place(to)?;
+    for read in read {
+        let other = resolve(read)?;
+        let relation = if resolved == other {
+            "it is"
+        } else if resolved.starts_with(&other) {
+            "it is inside"
+        } else if other.starts_with(&resolved) {
+            "it contains"
+        } else {
+            continue;
+        };
+        let what = format!("{relation} {}, which is read", read.display());
+        return Err(refused(to, what));
+    }
+    for folder in resolved.ancestors() {
+        check_not_running(folder)?;
+        check_not_running(&folder.join("checkpoints"))?;
+    }
+    Ok(())
+}
+
+/// Checks that a file or folder is not inside of a checkpoint or of a folder of checkpoints, where it would be removed with
+/// a checkpoint or taken for one. Returns its path without links and `..`.
+///
+/// # Errors
+///
+/// As [`check_output`].
+pub fn check_place(to: &Path) -> Result<PathBuf, CheckpointError> {
+    let resolved = resolve(to)?;
+    if is_checkpoint(&resolved) {
+        return Err(refused(to, "it is a checkpoint".into()));
+    }
+    for folder in resolved.ancestors().skip(1) {
+        let what = if is_checkpoint(folder) {
+            "the checkpoint"
+        } else if is_folder_of_checkpoints(folder) {
+            "the folder of checkpoints"
+        } else {
+            continue;
+        };
+        let what = format!("it is inside {what} {}", folder.display());
+        return Err(refused(to, what));
+    }
+    Ok(resolved)
+}
+
+fn refused(path: &Path, what: String) -> CheckpointError {
+    CheckpointError::Output {
+        path: path.to_path_buf(),
+        what,
+    }
+}
+
+/// Returns a path without links and `..`, of which the last parts may not exist.
+fn resolve(path: &Path) -> Result<PathBuf, CheckpointError> {
+    let failed = |error| CheckpointError::io("resolve", path, error);
+    let absolute = std::path::absolute(path).map_err(failed)?;
+    let mut there = absolute.as_path();
+    let mut resolved = loop {
+        match (there.canonicalize(), there.parent()) {
+            (Ok(found), _) => break found,
+            (Err(_), Some(parent)) => there = parent,
+            (Err(error), None) => return Err(failed(error)),
+        }
+    };
+    let rest = absolute.strip_prefix(there).unwrap_or(&absolute);
+    for part in rest.components() {
+        match part {
+            Component::ParentDir => drop(resolved.pop()),
+            part => resolved.push(part),
+        }
+    }
+    Ok(resolved)
+}
+
+/// Returns whether a folder is a checkpoint. Other programs have manifests of the same name.
+fn is_checkpoint(folder: &Path) -> bool {
+    let is_part = |entry: io::Result<fs::DirEntry>| {
+        entry.is_ok_and(|entry| entry.file_name().as_encoded_bytes().starts_with(b"part-"))
+    };
+    folder.join(MANIFEST).is_file()
+        && fs::read_dir(folder).is_ok_and(|mut entries| entries.any(is_part))
+}
+
+/// Returns whether checkpoints are saved into a folder.
+fn is_folder_of_checkpoints(folder: &Path) -> bool {
+    let is_step = |entry: io::Result<fs::DirEntry>| {
+        let name = entry.map(|entry| entry.file_name());
+        name.is_ok_and(|name| name.to_str().and_then(CheckpointName::parse).is_some())
+    };
+    let is_used = folder.join(LOCK).is_file() || folder.join(LATEST).is_file();
+    is_used
+        && (folder.ends_with("checkpoints")
+            || fs::read_dir(folder).is_ok_and(|mut entries| entries.any(is_step)))
+}
+
+/// Checks that no run saves into a folder of checkpoints. Writes nothing.
+fn check_not_running(folder: &Path) -> Result<(), CheckpointError> {
+    if !is_folder_of_checkpoints(folder) {
+        return Ok(());
+    }
+    let lock = folder.join(LOCK);
+    let file: File = match regular_file::open(&lock) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(CheckpointError::io("open", lock, error)),
+    };
+    match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => Err(CheckpointError::Locked {
+            path: folder.to_path_buf(),
+            holder: holder(&file),
+        }),
+        Err(TryLockError::Error(error)) => Err(CheckpointError::io("lock", lock, error)),
+    }
+}

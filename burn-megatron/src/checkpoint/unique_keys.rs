@@ -1,0 +1,42 @@
+//! JSON objects in which no key is given twice. Parsers keep the last value of such a key, which hides the first.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, MapAccess, Visitor};
+
+/// Reads a JSON object, for `#[serde(deserialize_with)]`.
+///
+/// # Errors
+///
+/// Those of the parser, and a key that is given twice.
+pub fn unique_keys<'de, D, V>(deserializer: D) -> Result<BTreeMap<String, V>, D::Error>
+where
+    D: Deserializer<'de>,
+    V: Deserialize<'de>,
+{
+    deserializer.deserialize_map(UniqueKeys(PhantomData))
+}
+
+struct UniqueKeys<V>(PhantomData<V>);
+
+impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueKeys<V> {
+    type Value = BTreeMap<String, V>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut entries = BTreeMap::new();
+        while let Some((key, value)) = map.next_entry::<String, V>()? {
+            if entries.contains_key(&key) {
+                return Err(A::Error::custom(format!("it has {key:?} twice")));
+            }
+            entries.insert(key, value);
+        }
+        Ok(entries)
+    }
+}
