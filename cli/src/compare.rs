@@ -1,16 +1,16 @@
 //! `burn-megatron compare`.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use burn_megatron::bounded;
 use burn_megatron::train::metrics::{MetricsRecord, oldest_version, read_metrics};
 use burn_megatron::train::plot::{LossComparison, LossCurve};
 use burn_megatron::train::run_folder::RunFolder;
 use clap::Args;
 
 use crate::error::Error;
-use crate::terminal;
+use crate::{recipe, terminal};
 
 /// Flags of `compare`.
 #[derive(Args)]
@@ -74,7 +74,7 @@ impl ComparedRun {
 /// The terms that a run minimised beside the cross-entropy, as its configuration has them.
 fn terms(folder: &RunFolder) -> Result<Vec<String>, Error> {
     let path = folder.config();
-    let text = fs::read_to_string(&path)
+    let text = bounded::read_text(&path, recipe::MAX_BYTES)
         .map_err(|error| format!("cannot read '{}': {error}", path.display()))?;
     // Not read as a recipe: that of an older version may have other keys.
     let config: toml::Table = toml::from_str(&text)
@@ -175,9 +175,9 @@ mod tests {
     /// A run folder with these lines of metrics and this configuration.
     fn folder(at: &Path, name: &str, lines: &[&str], config: &str) -> PathBuf {
         let path = at.join(name);
-        fs::create_dir(&path).unwrap();
-        fs::write(path.join("config.toml"), config).unwrap();
-        fs::write(path.join("metrics.jsonl"), lines.join("\n") + "\n").unwrap();
+        std::fs::create_dir(&path).unwrap();
+        std::fs::write(path.join("config.toml"), config).unwrap();
+        std::fs::write(path.join("metrics.jsonl"), lines.join("\n") + "\n").unwrap();
         path
     }
 

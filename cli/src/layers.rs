@@ -8,7 +8,7 @@ use serde::Serialize;
 use toml::{Table, Value};
 
 use crate::error::Error;
-use crate::family::{FAMILY, Families};
+use crate::family::{FAMILY, Families, WeightsError};
 use crate::origins::{Origin, Origins, dotted, twice};
 use crate::recipe::{Recipe, RecipeOf, invalid, read_text};
 use crate::set::SetArgs;
@@ -85,6 +85,7 @@ impl<'a> RecipeLayers<'a> {
         read.map_err(|error| {
             let is_of_set = !set.is_empty() && self.layered(file.as_ref(), &Table::new()).is_ok();
             match self.file {
+                _ if error.is::<WeightsError>() => error,
                 _ if is_of_set => format!("invalid --set: {}", one_line(&*error)).into(),
                 Some(path) => invalid(path, &one_line(&*error)),
                 None => error,

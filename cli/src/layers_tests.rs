@@ -253,3 +253,14 @@ fn flags_of_tensor_parallel_overlap_fit_the_recipe() {
         "{found}"
     );
 }
+
+#[test]
+fn weights_that_are_not_there_are_no_fault_of_the_recipe() {
+    let folder = Folder::new();
+    let file = folder.write("recipe.toml", "[train]\nsteps = 3\n");
+    for flags in ["--load nowhere", "--set checkpoint.load='nowhere'"] {
+        let error = error(&format!("--recipe {file} {flags}"));
+        let says = "the weights at nowhere (checkpoint.load, --load): there is no model folder";
+        assert!(error.starts_with(says), "{error}");
+    }
+}

@@ -15,7 +15,7 @@ use toml::Table;
 
 use crate::data::settings::DataConfig;
 use crate::error::Error;
-use crate::family::{Families, Model};
+use crate::family::{Families, Model, WeightsError};
 use crate::memory::MemoryConfig;
 use crate::retired;
 use crate::saving::CheckpointConfig;
@@ -103,15 +103,18 @@ fn layout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ParallelConfig, 
 }
 
 /// The largest recipe that is read, in bytes.
-const MAX_RECIPE_BYTES: u64 = 1 << 20;
+pub const MAX_BYTES: u64 = 1 << 20;
 
-/// Reads the text of a recipe.
+/// Reads the text of a recipe, which may be a stream.
 ///
 /// # Errors
 /// A file that cannot be read or is no text.
 pub fn read_text(path: &Path) -> Result<String, Error> {
-    bounded::read_text(path, MAX_RECIPE_BYTES)
-        .map_err(|error| format!("cannot read the recipe {}: {error}", path.display()).into())
+    bounded::read_text_stream(path, MAX_BYTES).map_err(|error| unreadable(path, &error))
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> Error {
+    format!("cannot read the recipe {}: {error}", path.display()).into()
 }
 
 /// The error for a recipe in a file.
@@ -151,7 +154,10 @@ impl RecipeOf<Table> {
         };
         Ok(Recipe {
             base: BaseRecipe::default(),
-            model: model.map_err(|error| format!("[model] {error}"))?,
+            model: model.map_err(|error| match error.is::<WeightsError>() {
+                true => error,
+                false => format!("[model] {error}").into(),
+            })?,
             parallel: self.parallel,
             data_parallel: self.data_parallel,
             kernels: self.kernels.clone(),
@@ -170,7 +176,15 @@ impl RecipeOf<Table> {
 impl Recipe {
     /// Reads the recipe of a run folder, which an earlier version may have written: retired keys are translated.
     pub fn read_of_run(path: &Path, families: &Families) -> Result<Self, Error> {
-        let text = read_text(path)?;
+        let text = bounded::read_text(path, MAX_BYTES);
+        let text = text.map_err(|error| unreadable(path, &error))?;
+        if text.parse::<Table>().is_ok_and(|table| table.is_empty()) {
+            let (path, run) = (path.display(), path.parent().unwrap_or(path).display());
+            return Err(format!(
+                "{path} has no settings: restore it, or remove it and resume in a new folder with --resume {run} --run-dir NEW"
+            )
+            .into());
+        }
         let tables = if let Ok(mut table) = text.parse::<Table>()
             && retired::translate_recipe(&mut table)
         {

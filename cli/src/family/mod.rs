@@ -26,7 +26,7 @@ use any_model::FamilyModel;
 pub use any_model::{AnyModel, Outline, config_of};
 pub use hugging_face::HfExchange;
 pub use run::{AnyTrainer, RankMemory};
-pub use saved::open_checkpoint;
+pub use saved::{WeightsError, open_checkpoint};
 
 /// The key of a model's family among its settings.
 pub const FAMILY: &str = "family";

@@ -1,6 +1,6 @@
 //! Models on disk: checkpoints, and folders of Hugging Face.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
 use burn_megatron_models::hf::is_hf_folder;
@@ -25,6 +25,14 @@ pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
         .into());
     }
     Ok(Checkpoint::open(path)?)
+}
+
+/// Weights to load that cannot be read, whatever the recipe says.
+#[derive(Debug, thiserror::Error)]
+#[error("the weights at {} (checkpoint.load, --load): {error}", path.display())]
+pub struct WeightsError {
+    path: PathBuf,
+    error: Error,
 }
 
 impl Families {
@@ -78,9 +86,9 @@ impl Families {
     /// # Errors
     /// As [`open`](Self::open) and [`model`](Self::model).
     pub fn model_with_weights(&self, path: &Path, mut settings: Table) -> Result<Model, Error> {
-        let found = self.model_at(path).map_err(|error| {
-            let path = path.display();
-            format!("the weights at {path} (checkpoint.load, --load): {error}")
+        let found = self.model_at(path).map_err(|error| WeightsError {
+            path: path.to_path_buf(),
+            error,
         })?;
         let family = settings.get(FAMILY).and_then(toml::Value::as_str);
         if settings.contains_key(FAMILY) && family != Some(found.family()) {
