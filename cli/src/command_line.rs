@@ -15,8 +15,8 @@ use crate::error::Error;
 use crate::family::Families;
 use crate::recipe::{DEFAULT_RECIPE, Recipe};
 use crate::{
-    allocator, bench, checkpoint, compare, conformance, convert, env, generate, help, launch, plan,
-    preprocess, pretrain, retired, schedule, stdio, verify,
+    allocator, bench, checkpoint, compare, conformance, convert, env, file_size_limit, generate,
+    help, launch, plan, preprocess, pretrain, retired, schedule, stdio, verify,
 };
 
 /// The exit code of wrong usage, as with clap.
@@ -112,6 +112,7 @@ impl CommandLine {
             },
         };
         allocator::keep_freed_memory();
+        file_size_limit::make_it_an_error();
         tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::new(cli.log_level.filter()))
             .with_writer(std::io::stderr)
@@ -198,7 +199,10 @@ fn fail(error: &(dyn std::error::Error + Send + Sync + 'static)) -> ExitCode {
     let of_world = error.downcast_ref::<WorldError>();
     if !of_world.is_some_and(WorldError::is_reported) {
         // In one piece: several processes may write at once.
-        let _ = std::io::stderr().write_all(format!("error: {error}\n").as_bytes());
+        let error = error.to_string();
+        let note = file_size_limit::note(&error);
+        let note = note.map_or(String::new(), |note| format!("note: {note}\n"));
+        let _ = std::io::stderr().write_all(format!("error: {error}\n{note}").as_bytes());
     }
     match (verdict(error), of_world) {
         (Some(verdict), _) => ExitCode::from(verdict.exit_code()),

@@ -22,6 +22,7 @@ mod env;
 mod error;
 mod estimate;
 mod family;
+mod file_size_limit;
 #[cfg(test)]
 mod flags;
 mod fp8;

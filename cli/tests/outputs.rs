@@ -116,6 +116,41 @@ fn a_run_whose_output_nobody_reads_writes_its_files() {
     );
 }
 
+/// By default a write beyond the limit ends a process by SIGXFSZ, without a message.
+#[test]
+fn a_file_size_limit_is_an_error_that_loses_no_checkpoint() {
+    let held = folder();
+    let at = held.path();
+    let run = |limit: &str, flags: &[&str]| {
+        let run = pretrain(at, "run", &[&["--resume", "auto"], flags].concat());
+        let mut limited = Command::new("sh");
+        let script = format!("ulimit -f {limit} && exec \"$0\" \"$@\"");
+        limited.args(["-c", &script]).arg(run.get_program());
+        limited.args(run.get_args()).output().unwrap()
+    };
+    let whole = run("unlimited", &[]);
+    assert!(whole.status.success(), "{}", error_text(&whole));
+    // Enough for the metrics, and too little for a checkpoint.
+    let allow = ["--resume-allow-change", "train.steps,train.warmup_steps"];
+    let longer = [&["--steps", "6"], &allow[..]].concat();
+    let text = error_text(&run("40", &longer));
+    for says in ["error: ", "File too large", "note: ", "ulimit -f"] {
+        assert!(text.contains(says), "{text}");
+    }
+    let checkpoints = at.join("run/checkpoints");
+    let latest = fs::read_to_string(checkpoints.join("latest")).unwrap();
+    assert_eq!(latest, "step-00000003\n");
+    let names = fs::read_dir(checkpoints).unwrap();
+    let pending = |name: &str| name.starts_with('.');
+    assert!(
+        !names
+            .map(|name| name.unwrap().file_name())
+            .any(|name| pending(&name.to_string_lossy()))
+    );
+    let whole = run("unlimited", &longer);
+    assert!(whole.status.success(), "{}", error_text(&whole));
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn output_that_is_lost_to_a_full_disk_is_told() {

@@ -1,0 +1,39 @@
+//! The limit of the system on the size of a file (`ulimit -f`).
+
+/// Makes a write beyond the limit an error, as on a full disk. By default such a write ends the process by the signal
+/// SIGXFSZ, without a message.
+pub fn make_it_an_error() {
+    #[cfg(unix)]
+    // SAFETY: an ignored signal runs no code.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+    }
+}
+
+/// Returns a note about the limit if `error`, as text, has the error of the system for it.
+#[cfg(unix)]
+pub fn note(error: &str) -> Option<String> {
+    if !error.contains(&format!("(os error {})", libc::EFBIG)) {
+        return None;
+    }
+    let mut limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: the pointer is valid.
+    let found = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) };
+    let is_limited = found == 0 && limit.rlim_cur != libc::RLIM_INFINITY;
+    is_limited.then(|| {
+        format!(
+            "a file of this process may have at most {} bytes: raise the limit with `ulimit -f unlimited`, or in the job \
+             scheduler",
+            limit.rlim_cur
+        )
+    })
+}
+
+/// Returns nothing: other systems have no such limit.
+#[cfg(not(unix))]
+pub fn note(_error: &str) -> Option<String> {
+    None
+}
