@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use burn_megatron::checkpoint::{Checkpoint, ElementType, TensorSource};
+use burn_megatron::checkpoint::{Checkpoint, ElementType, TensorSource, check_place};
 use burn_megatron::nn::lora::LoraLayers;
+use burn_megatron_models::hf::peft::is_peft_folder;
 use burn_megatron_models::hf::{ExportOptions, is_hf_folder};
 use parking_lot::Mutex;
 
@@ -105,10 +106,13 @@ impl HfSaver {
             .load
             .clone()
             .filter(|path| is_hf_folder(path));
+        let folder = run.join(FOLDER);
+        // It may be a link. The folders of steps in it are replaced, and removed with their checkpoints.
+        check_place(&folder.join("step")).map_err(|error| format!("--save-hf: {error}"))?;
         let target = Target {
             model: model.clone(),
             lora,
-            folder: run.join(FOLDER),
+            folder,
             like,
             dtype: dtype.map(ElementType::from),
         };
@@ -243,7 +247,8 @@ impl Target {
             let entry = entry?;
             let name = entry.file_name();
             let is_step = name.to_string_lossy().starts_with("step-");
-            if is_step && !checkpoint.with_file_name(&name).exists() {
+            let is_exported = is_hf_folder(&entry.path()) || is_peft_folder(&entry.path());
+            if is_step && is_exported && !checkpoint.with_file_name(&name).exists() {
                 fs::remove_dir_all(entry.path())?;
             }
         }
@@ -255,6 +260,32 @@ impl Target {
 mod tests {
     use super::*;
     use std::sync::mpsc;
+
+    /// Folders of steps are replaced there.
+    #[cfg(unix)]
+    #[test]
+    fn a_link_to_checkpoints_is_no_place_for_folders() {
+        let held = tempfile::tempdir().unwrap();
+        let checkpoints = held.path().join("other/checkpoints");
+        fs::create_dir_all(checkpoints.join("step-00000004")).unwrap();
+        fs::write(checkpoints.join("latest"), "step-00000004\n").unwrap();
+        let folder = held.path().join("run/hugging-face");
+        fs::create_dir_all(&folder).unwrap();
+        let saving = crate::flags::parse_text::<SavingArgs>("--save-hf").unwrap();
+        let new = || {
+            let run = held.path().join("run");
+            HfSaver::new(&run, &Recipe::default(), &saving, Duration::from_secs(1))
+        };
+        assert!(new().unwrap().is_some());
+        fs::remove_dir(&folder).unwrap();
+        for to in [&checkpoints, &checkpoints.join("step-00000004")] {
+            std::os::unix::fs::symlink(to, &folder).unwrap();
+            let error = new().err().unwrap().to_string();
+            let says = "is inside the folder of checkpoints";
+            assert!(error.contains(says), "{error}");
+            fs::remove_file(&folder).unwrap();
+        }
+    }
 
     #[test]
     fn a_write_that_stands_still_or_is_too_slow_is_an_error_that_names_it() {

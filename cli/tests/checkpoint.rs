@@ -144,6 +144,15 @@ fn reshard_writes_whole_tensors() {
         "{}",
         again.2
     );
+    let step = from.join("step-00000100");
+    for to in [step.clone(), step.join("new"), from.join("new")] {
+        let (code, _, error) = run(&["reshard", text(&step), text(&to)]);
+        assert!(code == 1 && error.contains("cannot write to"), "{error}");
+    }
+    assert_eq!(fs::read_dir(&step).unwrap().count(), 3);
+    fs::write(path.join("config.toml"), "").unwrap();
+    let (code, _, error) = run(&["reshard", text(&from), text(path)]);
+    assert!(code == 1 && error.contains("it contains"), "{error}");
     let (code, _, error) = run(&["reshard", text(&from), text(&to), "--files", "0"]);
     assert!(
         code != 0 && error.contains("expected at least 1"),

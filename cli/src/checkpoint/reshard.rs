@@ -2,7 +2,10 @@
 
 use std::process::ExitCode;
 
-use burn_megatron::checkpoint::{Checkpoint, CheckpointFolder, FileSizes, compare, reshard};
+use burn_megatron::checkpoint::{
+    Checkpoint, CheckpointFolder, FileSizes, check_output, compare, reshard,
+};
+use burn_megatron::train::run_folder::CHECKPOINTS;
 use indicatif::HumanBytes;
 
 use super::args::ReshardArgs;
@@ -10,6 +13,7 @@ use super::{bar, tensor_bytes};
 use crate::byte_size::ByteSize;
 use crate::error::Error;
 use crate::numbers::count;
+use crate::resume_mode::is_run_folder;
 
 /// Writes a checkpoint to another folder, and compares the two.
 pub fn run(args: &ReshardArgs) -> Result<ExitCode, Error> {
@@ -18,6 +22,14 @@ pub fn run(args: &ReshardArgs) -> Result<ExitCode, Error> {
         Some(ByteSize(bytes)) => FileSizes::MaxBytes(bytes),
         None => FileSizes::Files(args.files),
     };
+    check_output(&args.to, &[from.path()])?;
+    if is_run_folder(&args.to) {
+        let run = args.to.display();
+        return Err(format!(
+            "invalid DST {run}: it is a run folder, whose checkpoints are in {run}/{CHECKPOINTS}: name that or another folder"
+        )
+        .into());
+    }
     let folder = CheckpointFolder::create(&args.to)?;
     // Once to write, once to compare.
     let bar = bar(2 * tensor_bytes(&from));

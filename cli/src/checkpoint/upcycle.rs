@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use burn_megatron::checkpoint::Checkpoint;
+use burn_megatron::checkpoint::{Checkpoint, check_output};
 use burn_megatron_models::hf::{HfConfig, HfFamily, ModelFamily};
 use burn_megatron_models::upcycle::{UpcycleConfig, Upcycled, save};
 use burn_megatron_models::{MoeConfig, TransformerConfig};
@@ -39,6 +39,7 @@ pub fn run(args: &UpcycleArgs, families: &Families) -> Result<ExitCode, Error> {
     };
     let upcycled = Upcycled::new(&from, dense, &config)
         .map_err(|error| format!("cannot upcycle {name}: {error}"))?;
+    check_output(&args.to, &[from.path()])?;
     let bar = bar(total(&upcycled));
     let to = save(&upcycled, &from, &args.to, &mut |bytes| bar.inc(bytes))?;
     bar.finish_and_clear();

@@ -7,8 +7,11 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use burn_megatron::checkpoint::{AveragedWeights, Checkpoint, ElementType, TensorSource};
+use burn_megatron::checkpoint::{
+    AveragedWeights, Checkpoint, ElementType, TensorSource, check_output,
+};
 use burn_megatron::nn::lora::LoraLayers;
+use burn_megatron::regular_file::is_there;
 use burn_megatron_models::hf::{ExportOptions, is_hf_folder};
 use clap::{Args, ValueEnum};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
@@ -74,7 +77,7 @@ impl From<Dtype> for ElementType {
 
 /// Converts a Hugging Face folder to a checkpoint, or back.
 pub fn run(args: &ConvertArgs, families: &Families) -> Result<ExitCode, Error> {
-    if args.target.exists() {
+    if is_there(&args.target) {
         let target = args.target.display();
         return Err(format!(
             "{target} exists already, and nothing is overwritten: name a folder that does not exist"
@@ -82,6 +85,7 @@ pub fn run(args: &ConvertArgs, families: &Families) -> Result<ExitCode, Error> {
         .into());
     }
     if is_hf_folder(&args.source) {
+        check_output(&args.target, &[&args.source])?;
         from_hf(args, families)?;
     } else {
         from_checkpoint(args, families)?;
@@ -124,6 +128,7 @@ fn from_hf(args: &ConvertArgs, families: &Families) -> Result<(), Error> {
 fn from_checkpoint(args: &ConvertArgs, families: &Families) -> Result<(), Error> {
     let path = &args.source;
     let checkpoint = open_checkpoint(path)?;
+    check_output(&args.target, &[checkpoint.path()])?;
     let model = families.model_of(&checkpoint)?;
     let Some(exchange) = model.hf() else {
         let (name, family) = (checkpoint.name(), model.family());

@@ -2,16 +2,19 @@
 
 use std::fs::File;
 use std::io::{self, Write, stdout};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
+use burn_megatron::checkpoint::check_place;
 use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, Rank};
 use burn_megatron::generate::{FinishReason, GenerateConfig, GenerationOutput, Written};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::stages_of;
+use burn_megatron::regular_file::open_output;
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -48,10 +51,12 @@ pub fn run(args: &GenerateArgs, families: &Families) -> Result<ExitCode, Error> 
     let devices = args.device.devices()?;
     // Before the hours of generation.
     let file = match &args.output {
-        Some(path) if own_rank.is_none_or(|rank| rank == 0) => Some(
-            File::create(path)
-                .map_err(|error| format!("cannot write {}: {error}", path.display()))?,
-        ),
+        Some(path) if own_rank.is_none_or(|rank| rank == 0) => {
+            check_output_file(path, args.prompts.as_deref())?;
+            let mut options = File::options();
+            let made = open_output(path, options.write(true).create(true).truncate(true));
+            Some(made.map_err(|error| format!("cannot write {}: {error}", path.display()))?)
+        }
         _ => None,
     };
     let results = world.run(|rank| {
@@ -70,6 +75,21 @@ pub fn run(args: &GenerateArgs, families: &Families) -> Result<ExitCode, Error> 
         eprintln!("{}", result.summary());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Checks that `--output` replaces neither the prompts nor a part of a checkpoint.
+fn check_output_file(output: &Path, prompts: Option<&Path>) -> Result<(), Error> {
+    let output = check_place(output)?;
+    let is_output = |prompts: &Path| prompts.canonicalize().is_ok_and(|path| path == output);
+    // A terminal can be both.
+    if output.is_file() && prompts.is_some_and(is_output) {
+        let path = output.display();
+        return Err(format!(
+            "--output conflicts with --prompts: both are {path}; name another file"
+        )
+        .into());
+    }
+    Ok(())
 }
 
 /// A line of the output.

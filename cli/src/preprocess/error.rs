@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use burn_megatron::checkpoint::CheckpointError;
 use burn_megatron::data::indexed::IndexedDatasetError;
 use burn_megatron::tokenizer::TokenizerError;
 
@@ -20,6 +21,9 @@ pub enum PreprocessError {
     /// The output exists.
     #[error("'{}' exists already; --overwrite replaces it", .0.display())]
     Exists(PathBuf),
+    /// The output is in a checkpoint or a running run.
+    #[error(transparent)]
+    Place(#[from] CheckpointError),
     /// An input is also an output.
     #[error("'{}' is both an input and an output", .0.display())]
     InputIsOutput(PathBuf),

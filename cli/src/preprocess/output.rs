@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use burn_megatron::checkpoint::check_output;
 use burn_megatron::data::indexed::{IndexedDatasetBuilder, TokenType, bin_path, idx_path};
 use burn_megatron::tokenizer::TokenFileInfo;
 
@@ -31,19 +32,19 @@ impl TokenFileOutput {
         inputs: &[Input],
         overwrite: bool,
     ) -> Result<Self, PreprocessError> {
+        check_output(prefix, &[])?;
         for path in paths(prefix) {
             if path.exists() && !overwrite {
                 return Err(PreprocessError::Exists(path));
             }
-            let same = |input: &PathBuf| match (input.canonicalize(), path.canonicalize()) {
+            let same = |input: &Path| match (input.canonicalize(), path.canonicalize()) {
                 (Ok(input), Ok(path)) => input == path,
                 _ => false,
             };
-            if inputs
-                .iter()
-                .filter_map(|input| input.path.as_ref())
-                .any(same)
-            {
+            let mut inputs = inputs.iter().filter_map(|input| input.path.as_deref());
+            let tokenizer = info.tokenizer_path.as_deref().map(Path::new);
+            let is_tokenizer = |path: &Path| same(path) || same(&path.join("tokenizer.json"));
+            if inputs.any(same) || tokenizer.is_some_and(is_tokenizer) {
                 return Err(PreprocessError::InputIsOutput(path));
             }
         }
