@@ -6,12 +6,13 @@ use std::sync::OnceLock;
 
 use burn_megatron::checkpoint::state::RunState;
 use burn_megatron::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointFolder, NewestCheckpoint, SkippedCheckpoint,
-    TensorSource, UnusableReason,
+    Checkpoint, CheckpointError, CheckpointFolder, LOCK, NewestCheckpoint, SkippedCheckpoint,
+    TensorSource, UnusableReason, check_output,
 };
 use burn_megatron::data::Dataset;
 use burn_megatron::partial::is_staged;
-use burn_megatron::train::metrics::{MetricsRecord, read_metrics};
+use burn_megatron::regular_file::is_there;
+use burn_megatron::train::metrics::{MetricsRecord, last_saved_step, read_metrics};
 use burn_megatron::train::run_folder::RunFolder;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
@@ -145,6 +146,9 @@ impl<'a> StartResolver<'a> {
             let warning = resume_check::other_gemm(&saved.metadata().config, self.recipe);
             warning.inspect(|warning| eprintln!("warning: {warning}"));
         }
+        if let (Some(folder), Some(from)) = (&folder, from.as_ref().filter(|from| from.is_own)) {
+            warn_of_missing(folder, from, &passed);
+        }
         let steps = self.recipe.train.steps;
         let made_all = from.clone().filter(|from| from.step >= steps as u64);
         if let Some(from) = made_all.filter(|_| folder.as_ref().is_none_or(is_evaluated)) {
@@ -250,7 +254,7 @@ impl<'a> StartResolver<'a> {
                 )
                 .into());
             }
-            None => {}
+            None => check_no_step_is_lost(&folder)?,
         }
         Ok(LocatedCheckpoint {
             folder: Some(folder),
@@ -332,7 +336,7 @@ impl<'a> StartResolver<'a> {
                 path.display()
             )
             .into()),
-            (Some(_), false) => Ok(()),
+            (Some(_), false) => Ok(check_output(path, &[])?),
         }
     }
 
@@ -353,19 +357,63 @@ impl<'a> StartResolver<'a> {
     }
 }
 
+/// Checks that a run folder without a checkpoint has no steps of a run that saves checkpoints elsewhere, as on a disk that
+/// is not mounted. A run that was killed before its first checkpoint has left the lock file.
+fn check_no_step_is_lost(folder: &RunFolder) -> Result<(), Error> {
+    let checkpoints = folder.checkpoints();
+    let (run, metrics, timings) = (folder.path(), folder.metrics(), folder.timings());
+    let saved = is_there(&timings).then(|| last_saved_step(&timings));
+    let what = if let Some(step) = saved.transpose()?.flatten() {
+        format!("its timings.jsonl lists a checkpoint of step {step}")
+    } else if is_there(&metrics) && !is_there(&checkpoints.join(LOCK)) {
+        match last_step(&read_metrics(&metrics)?) {
+            Some(step) => format!("its metrics.jsonl has {}", count(step, "step")),
+            None => return Ok(()),
+        }
+    } else {
+        return Ok(());
+    };
+    Err(format!(
+        "{run} has no checkpoint to resume from, but {what}: mount or restore {checkpoints}, or start a new run in \
+         another --run-dir",
+        run = run.display(),
+        checkpoints = checkpoints.display(),
+    )
+    .into())
+}
+
+/// Warns if a later checkpoint than `from` was saved, and is neither there nor one that was `passed`.
+fn warn_of_missing(folder: &RunFolder, from: &ResumePoint, passed: &[SkippedCheckpoint]) {
+    // A file that cannot be read is an error when it is continued.
+    let saved = last_saved_step(&folder.timings()).ok().flatten();
+    let known = passed.iter().map(SkippedCheckpoint::step).max();
+    if let Some(saved) = saved.filter(|saved| *saved > known.unwrap_or(from.step)) {
+        eprintln!(
+            "warning: the checkpoint of step {saved} is not in {} any more: the run goes on from step {}",
+            folder.checkpoints().display(),
+            from.step
+        );
+    }
+}
+
+/// Returns the last training step of these records.
+fn last_step(records: &[MetricsRecord]) -> Option<usize> {
+    let steps = records.iter().filter_map(|record| match record {
+        MetricsRecord::Step(metrics) => Some(metrics.step),
+        _ => None,
+    });
+    steps.max()
+}
+
 /// Whether the held-out loss after the last step was recorded: a run that was killed after its last save has yet to
 /// measure it.
 fn is_evaluated(folder: &RunFolder) -> bool {
     let records = read_metrics(&folder.metrics()).unwrap_or_default();
-    let [steps, evaluated] = [false, true].map(|held_out| {
-        let at = records.iter().filter_map(|record| match record {
-            MetricsRecord::Step(metrics) if !held_out => Some(metrics.step),
-            MetricsRecord::HeldOut(metrics) if held_out => Some(metrics.step),
-            _ => None,
-        });
-        at.max()
+    let evaluated = records.iter().filter_map(|record| match record {
+        MetricsRecord::HeldOut(metrics) => Some(metrics.step),
+        _ => None,
     });
-    evaluated >= steps
+    evaluated.max() >= last_step(&records)
 }
 
 /// The newest checkpoint of a folder; `whole` says whether all of it is read.

@@ -159,9 +159,59 @@ fn what_would_be_another_run_is_refused() {
     fs::write(&manifest, &whole[..whole.len() / 2]).unwrap();
     stage.fails("damaged", &from, "manifest.json");
     fs::write(&manifest, whole).unwrap();
+    steps_without_their_checkpoints(&stage);
     // Other text is other data.
     fs::write(stage.0.join("text/0.rs"), "fn other() {}\n".repeat(200)).unwrap();
     stage.fails("new5", &from, "data_fingerprint");
+}
+
+/// The disk of the checkpoints is not mounted, or a file of the run is lost: nothing begins again at step 0.
+fn steps_without_their_checkpoints(stage: &Stage) {
+    let auto = ["--resume", "auto"];
+    let (checkpoints, aside) = (stage.file("run", "checkpoints"), stage.0.join("aside"));
+    fs::rename(&checkpoints, &aside).unwrap();
+    let lost =
+        "has no checkpoint to resume from, but its timings.jsonl lists a checkpoint of step 60";
+    stage.fails("run", &auto, lost);
+    fs::create_dir(&checkpoints).unwrap();
+    stage.fails("run", &auto, lost);
+    let (timings, metrics) = (
+        stage.file("run", "timings.jsonl"),
+        stage.file("run", "metrics.jsonl"),
+    );
+    fs::rename(&timings, stage.0.join("timings")).unwrap();
+    stage.fails(
+        "run",
+        &auto,
+        "but its metrics.jsonl has 60 steps: mount or restore",
+    );
+    fs::rename(stage.0.join("timings"), timings).unwrap();
+    fs::remove_dir(&checkpoints).unwrap();
+    fs::rename(&aside, &checkpoints).unwrap();
+
+    let newest = stage.file("run", "checkpoints/step-00000060");
+    fs::rename(&newest, &aside).unwrap();
+    let kept = fs::read(&metrics).unwrap();
+    fs::remove_file(&metrics).unwrap();
+    assert!(
+        Command::new("mkfifo")
+            .arg(&metrics)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let said = stage.fails_somewhere("run", &auto, "metrics.jsonl': it is a pipe");
+    let missing = "the checkpoint of step 60 is not in";
+    assert!(said.contains(missing), "{said}");
+    fs::remove_file(&metrics).unwrap();
+    fs::write(metrics, kept).unwrap();
+    fs::rename(&aside, &newest).unwrap();
+
+    let config = stage.file("run", "config.toml");
+    let kept = fs::read(&config).unwrap();
+    fs::write(&config, "# Lost.\n").unwrap();
+    stage.fails("run", &auto, "config.toml has no settings: restore it");
+    fs::write(&config, kept).unwrap();
 }
 
 #[test]
