@@ -10,7 +10,7 @@ use toml::{Table, Value};
 use crate::error::Error;
 use crate::family::{FAMILY, Families, WeightsError};
 use crate::origins::{Origin, Origins, dotted, twice};
-use crate::recipe::{Recipe, RecipeOf, invalid, read_text};
+use crate::recipe::{ModelBase, Recipe, RecipeOf, invalid, read_text};
 use crate::set::SetArgs;
 use crate::steps;
 
@@ -100,7 +100,7 @@ impl<'a> RecipeLayers<'a> {
             Some((_, recipe)) => recipe.clone(),
             None => {
                 let tables = RecipeOf::tables(self.default_recipe)?;
-                tables.in_family(self.families, None)?
+                tables.in_family(self.families, ModelBase::Family)?
             }
         };
         let resumed = self.resumed.filter(|_| !alone);
@@ -137,7 +137,12 @@ impl<'a> RecipeLayers<'a> {
             check_once(flags, set)?;
         }
         layers.overlay(set, Origin::Set)?;
-        layers.finish(self.families, load.as_deref())
+        let base = match &load {
+            Some(load) => ModelBase::Weights(load),
+            None if alone || resumed.is_some() => ModelBase::Complete,
+            None => ModelBase::Family,
+        };
+        layers.finish(self.families, base)
     }
 }
 
@@ -291,11 +296,14 @@ impl Layers {
         Ok(())
     }
 
-    fn finish(mut self, families: &Families, load: Option<&Path>) -> Result<LayeredRecipe, Error> {
+    fn finish(mut self, families: &Families, base: ModelBase<'_>) -> Result<LayeredRecipe, Error> {
+        if let ModelBase::Weights(load) = base {
+            self.continue_adapters(families, load)?;
+        }
         let tables: RecipeOf<Table> = self.table.try_into()?;
-        let mut recipe = tables.in_family(families, load)?;
-        if let Some(load) = load {
-            self.origins.record_weights(load);
+        let mut recipe = tables.in_family(families, base)?;
+        if let ModelBase::Weights(load) = base {
+            self.origins.record_weights("model", load);
             // That of the recipe for weights is the longest that is wanted.
             let length = &mut recipe.train.sequence_length;
             if !self.origins.is_given("train.sequence_length") {
@@ -306,6 +314,23 @@ impl Layers {
             recipe,
             origins: self.origins,
         })
+    }
+}
+
+impl Layers {
+    /// Takes the keys that `[lora]` leaves out from the adapters at `load`, if it has adapters.
+    fn continue_adapters(&mut self, families: &Families, load: &Path) -> Result<(), Error> {
+        let Some(Value::Table(given)) = self.table.get_mut("lora") else {
+            return Ok(());
+        };
+        if let Some(found) = families.adapters_at(load)? {
+            let mut all = table_of(&found)?;
+            all.remove("base_model");
+            merge(&mut all, given);
+            *given = all;
+            self.origins.record_weights("lora", load);
+        }
+        Ok(())
     }
 }
 
@@ -328,7 +353,8 @@ pub fn merge(into: &mut Table, from: &Table) {
     merge_at("", into, from);
 }
 
-fn merge_at(path: &str, into: &mut Table, from: &Table) {
+/// The same for tables at the dotted key `path` of a recipe.
+pub fn merge_at(path: &str, into: &mut Table, from: &Table) {
     for (key, value) in from {
         let path = dotted(path, key);
         match (into.get_mut(key), value) {

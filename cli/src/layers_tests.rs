@@ -2,10 +2,13 @@ use std::fs;
 
 use tempfile::TempDir;
 
+use burn_megatron::nn::lora::LoraConfig;
+
 use super::*;
 use crate::flags::parse_text;
 use crate::pretrain::args::PretrainArgs;
 use crate::recipe::DEFAULT_RECIPE;
+use crate::weights;
 
 /// A folder with recipes.
 struct Folder(TempDir);
@@ -50,8 +53,13 @@ fn error(flags: &str) -> String {
 
 /// The weights of a small Llama.
 fn weights() -> String {
-    let folder = "/../models/tests/fixtures/hf/llama2";
-    format!("{}{folder}", env!("CARGO_MANIFEST_DIR"))
+    fixture("hf/llama2")
+}
+
+/// A folder of a model or of adapters.
+fn fixture(name: &str) -> String {
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/fixtures");
+    format!("{fixtures}/{name}")
 }
 
 #[test]
@@ -169,6 +177,150 @@ fn weights_bring_their_model_and_their_tokenizer() {
     let set = recipe(&format!("{load} --set model.dropout=0.5"));
     let model = set.model.as_transformer().unwrap();
     assert_eq!((model.dropout, model.layers), (0.5, found.layers()));
+}
+
+/// `with` changes what is expected of the model.
+fn changes_only(flags: &str, mut expected: Value, with: impl FnOnce(&mut Value)) {
+    with(&mut expected);
+    let found = resolve(flags).unwrap_or_else(|error| panic!("{flags}: {error}"));
+    let found = Value::try_from(&found.recipe.model).unwrap();
+    assert_eq!(found, expected, "{flags}");
+}
+
+#[test]
+fn a_key_of_a_nested_table_changes_that_key_only() {
+    let folder = Folder::new();
+    let families = Families::transformers();
+    let losses = "[{ kind = 'balance', coefficient = 0.01 }]";
+    let value: Table = format!("x = {losses}").parse().unwrap();
+    let set_losses = |model: &mut Value| model["moe"]["losses"] = value["x"].clone();
+    let file = folder.write("losses.toml", &format!("[model.moe]\nlosses = {losses}"));
+    let set = format!("--set model.moe.losses={}", losses.replace(' ', ""));
+    // The weights of a model whose experts have no default settings.
+    let load = format!("--load {}", fixture("hf/deepseek-v3"));
+    let model = families.open(fixture("hf/deepseek-v3").as_ref()).unwrap().0;
+    let model = Value::try_from(&model).unwrap();
+    let expected = || model.clone();
+    changes_only(&format!("{load} {set}"), expected(), set_losses);
+    changes_only(&format!("{load} --recipe {file}"), expected(), set_losses);
+    let load_in_file = format!(
+        "base = 'none'\n[checkpoint]\nload = '{}'\n[model.moe]\nlosses = {losses}",
+        fixture("hf/deepseek-v3")
+    );
+    let alone = folder.write("alone.toml", &load_in_file);
+    changes_only(&format!("--recipe {alone}"), expected(), set_losses);
+    changes_only(
+        &format!("{load} --set model.mla.norm_epsilon=0.5"),
+        expected(),
+        |model| {
+            model["mla"]["norm_epsilon"] = 0.5.into();
+        },
+    );
+    // A key of a variant, and another variant.
+    let llama = families.open(fixture("hf/llama3").as_ref()).unwrap().0;
+    let llama = || Value::try_from(&llama).unwrap();
+    let load = format!("--load {}", fixture("hf/llama3"));
+    let scaling = "model.positions.rotary.scaling";
+    changes_only(
+        &format!("{load} --set {scaling}.llama3.factor=2.0"),
+        llama(),
+        |model| {
+            model["positions"]["rotary"]["scaling"]["llama3"]["factor"] = 2.0.into();
+        },
+    );
+    changes_only(
+        &format!("{load} --set {scaling}={{linear={{factor=2.0}}}}"),
+        llama(),
+        |model| {
+            let linear: Table = "linear = { factor = 2.0 }".parse().unwrap();
+            model["positions"]["rotary"]["scaling"] = linear.into();
+        },
+    );
+    // The defaults of a family.
+    let olmoe = families.model("family = 'olmoe'".parse().unwrap()).unwrap();
+    let olmoe = || Value::try_from(&olmoe).unwrap();
+    assert_eq!(olmoe()["moe"]["score"], "pre-softmax".into());
+    changes_only(
+        &format!("--set model.family=olmoe {set}"),
+        olmoe(),
+        set_losses,
+    );
+    let named = folder.write(
+        "named.toml",
+        &format!("[model]\nfamily = 'olmoe'\n[model.moe]\nlosses = {losses}"),
+    );
+    changes_only(&format!("--recipe {named}"), olmoe(), set_losses);
+    // A run that is resumed, whose model has no rank for queries and no groups, which its family has.
+    let text = "[model]\nfamily = 'deepseek_v3'\n[model.moe]\nexperts = 4\n\
+                [model.mla]\nkv_rank = 8\nnope_width = 8\nrope_width = 4\nvalue_width = 8";
+    let run = crate::recipe::parsed(text).unwrap();
+    let flags: SetArgs = parse_text(&set).unwrap();
+    let layers = RecipeLayers::new(&families, DEFAULT_RECIPE, &flags);
+    let resumed = layers
+        .resuming(Some(("run".as_ref(), &run)))
+        .read()
+        .unwrap();
+    let mut expected = Value::try_from(&run.model).unwrap();
+    set_losses(&mut expected);
+    assert_eq!(Value::try_from(&resumed.recipe.model).unwrap(), expected);
+}
+
+#[test]
+fn adapters_that_are_loaded_keep_their_settings() {
+    let folder = Folder::new();
+    let config = fs::read_to_string(fixture("peft/adapter_config.json")).unwrap();
+    let config = config.replace("../hf/llama3", &fixture("hf/llama3"));
+    folder.write("adapter_config.json", &config);
+    let weights = "adapter_model.safetensors";
+    fs::copy(
+        fixture(&format!("peft/{weights}")),
+        folder.0.path().join(weights),
+    )
+    .unwrap();
+    let path = folder.0.path();
+    let load = format!("--load {}", path.display());
+    let found = Families::transformers().adapters_at(path).unwrap().unwrap();
+    let lora = |flags: &str| {
+        resolve(&format!("{load} {flags}"))
+            .unwrap()
+            .recipe
+            .lora
+            .unwrap()
+    };
+    let loaded = lora("--set lora.dropout=0.5");
+    let settings = |lora: &LoraConfig| {
+        (
+            lora.rank,
+            lora.alpha,
+            lora.rslora,
+            lora.target_modules.clone(),
+        )
+    };
+    assert_eq!((settings(&loaded), loaded.dropout), (settings(&found), 0.5));
+    assert_ne!(settings(&found), settings(&LoraConfig::default()));
+    let recipe = resolve(&load).unwrap().recipe;
+    assert_eq!(recipe.lora, None, "adapters are merged without [lora]");
+    let open = |flags: &str, saving: &str| {
+        let recipe = resolve(&format!("{load} {flags}")).unwrap().recipe;
+        let model = (&recipe.model, recipe.lora.as_ref());
+        let families = Families::transformers();
+        let opened = weights::open(path, model, &parse_text(saving).unwrap(), &families);
+        opened.map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(open("--set lora.dropout=0.5", ""), Ok(()));
+    for (set, says) in [
+        ("lora.alpha=64", "lora.alpha is 64.0, not"),
+        ("lora.rank=5", "lora.rank is 5, not"),
+        ("lora.rslora=true", "lora.rslora is true, not false"),
+    ] {
+        let flags = format!("--set {set}");
+        let error = open(&flags, "").unwrap_err();
+        assert!(
+            error.contains(says) && error.contains("--lenient settings"),
+            "{error}"
+        );
+        assert_eq!(open(&flags, "--lenient settings"), Ok(()));
+    }
 }
 
 #[test]

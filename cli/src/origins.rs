@@ -99,10 +99,9 @@ impl Origins {
         self.keys.insert(path.into(), origin);
     }
 
-    /// Records that what was not given of the model is that of these weights.
-    pub fn record_weights(&mut self, path: &Path) {
-        self.keys
-            .insert("model".into(), Origin::Weights(path.into()));
+    /// Records that the keys of a table that were not given are from these weights.
+    pub fn record_weights(&mut self, table: &str, path: &Path) {
+        self.keys.insert(table.into(), Origin::Weights(path.into()));
     }
 
     /// Records the keys in which flags changed a recipe.
@@ -216,7 +215,7 @@ mod tests {
         let mut origins = Origins::new(Origin::Default);
         let file: Table = "[train]\nclip = 1.0\nbatch_warmup = []".parse().unwrap();
         origins.record("", &file, &Origin::File("a\nb".into()));
-        origins.record_weights("weights".as_ref());
+        origins.record_weights("model", "weights".as_ref());
         let before = recipe.clone();
         recipe.memory.offload.prefetch = 5;
         origins.record_flags(&before, &recipe).unwrap();

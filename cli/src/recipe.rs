@@ -34,6 +34,17 @@ pub enum BaseRecipe {
     None,
 }
 
+/// Where the settings that `[model]` leaves out are taken from.
+#[derive(Clone, Copy, Debug)]
+pub enum ModelBase<'a> {
+    /// From the defaults of the family, key by key in nested tables too.
+    Family,
+    /// From these weights, key by key in nested tables too.
+    Weights(&'a Path),
+    /// `[model]` is complete. A nested table is whole: an optional key that it leaves out is not set.
+    Complete,
+}
+
 /// A recipe.
 pub type Recipe = RecipeOf<Model>;
 
@@ -142,15 +153,15 @@ impl RecipeOf<Table> {
         Ok(toml::from_str(text)?)
     }
 
-    /// The recipe with its model in one of these families. What `[model]` leaves out is that of the weights at `load`, or
-    /// else the family's own.
+    /// The recipe with its model in one of these families.
     ///
     /// # Errors
     /// An unknown family or setting, and weights that cannot be read.
-    pub fn in_family(self, families: &Families, load: Option<&Path>) -> Result<Recipe, Error> {
-        let model = match load {
-            Some(path) => families.model_with_weights(path, self.model),
-            None => families.model(self.model),
+    pub fn in_family(self, families: &Families, base: ModelBase<'_>) -> Result<Recipe, Error> {
+        let model = match base {
+            ModelBase::Weights(path) => families.model_with_weights(path, &self.model),
+            ModelBase::Family => families.model_over_defaults(&self.model),
+            ModelBase::Complete => families.model(self.model),
         };
         Ok(Recipe {
             base: BaseRecipe::default(),
@@ -193,7 +204,7 @@ impl Recipe {
             RecipeOf::tables(&text)
         };
         // It has all settings of the model, whose initial weights need not be there any more.
-        let recipe = tables.and_then(|recipe| recipe.in_family(families, None));
+        let recipe = tables.and_then(|recipe| recipe.in_family(families, ModelBase::Complete));
         recipe.map_err(|error| invalid(path, &*error))
     }
 
@@ -204,7 +215,8 @@ impl Recipe {
     pub fn parse(text: &str, families: &Families) -> Result<Self, Error> {
         let recipe = RecipeOf::tables(text)?;
         let load = recipe.checkpoint.load.clone();
-        recipe.in_family(families, load.as_deref())
+        let base = load.as_deref().map(ModelBase::Weights);
+        recipe.in_family(families, base.unwrap_or(ModelBase::Complete))
     }
 
     /// The recipe as a file that can be read again on its own.
@@ -219,7 +231,7 @@ impl Recipe {
     #[cfg(test)]
     pub fn from_table(table: Table, families: &Families) -> Result<Self, Error> {
         let recipe: RecipeOf<Table> = table.try_into()?;
-        recipe.in_family(families, None)
+        recipe.in_family(families, ModelBase::Complete)
     }
 
     /// The parallel layout with its sharding of the data axis.

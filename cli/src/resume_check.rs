@@ -8,7 +8,7 @@ use toml::Table;
 use crate::data;
 use crate::error::Error;
 use crate::family::Families;
-use crate::recipe::{Recipe, RecipeOf};
+use crate::recipe::{ModelBase, Recipe, RecipeOf};
 use crate::{determinism, retired};
 
 /// Keys and tables that may always differ: layout, paths, output.
@@ -88,7 +88,7 @@ pub fn recipe_of(checkpoint: &Checkpoint, families: &Families) -> Result<Option<
     }
     let read = || -> Result<Recipe, Error> {
         let tables: RecipeOf<Table> = Table::try_from(without_nulls(config))?.try_into()?;
-        tables.in_family(families, None)
+        tables.in_family(families, ModelBase::Complete)
     };
     let recipe = read().map_err(|error| {
         let path = checkpoint.path().display();

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use burn_megatron::checkpoint::TensorSource;
 use burn_megatron::model::ConfigDifference;
+use burn_megatron::nn::lora::LoraConfig;
 use serde_json::Value;
 
 use crate::error::Error;
@@ -27,7 +28,7 @@ const TENSOR_SETTINGS: [&str; 7] = [
 pub struct InitialWeights<'a> {
     path: &'a Path,
     model: &'a Model,
-    adapters: Adapters,
+    lora: Option<&'a LoraConfig>,
     saving: &'a SavingArgs,
     families: &'a Families,
     opened: OnceLock<Box<dyn TensorSource>>,
@@ -43,10 +44,7 @@ impl<'a> InitialWeights<'a> {
         Self {
             path,
             model: &recipe.model,
-            adapters: match recipe.lora {
-                Some(_) => Adapters::Separate,
-                None => Adapters::Merged,
-            },
+            lora: recipe.lora.as_ref(),
             saving,
             families,
             opened: OnceLock::new(),
@@ -64,7 +62,7 @@ impl<'a> InitialWeights<'a> {
         }
         let opened = open(
             self.path,
-            (self.model, self.adapters),
+            (self.model, self.lora),
             self.saving,
             self.families,
         )?;
@@ -72,19 +70,29 @@ impl<'a> InitialWeights<'a> {
     }
 }
 
-/// Opens the checkpoint or Hugging Face folder with the initial weights of `model`, and those of adapters as asked for.
+/// Opens the checkpoint or Hugging Face folder with the initial weights of `model`. With `lora` its adapters are read
+/// separately, otherwise they are added to the weights of their model.
 ///
 /// # Errors
 ///
-/// What cannot be read, and the settings of `model` that are not those of the weights.
+/// What cannot be read, and the settings of `model` and `lora` that are not those of the weights.
 pub fn open(
     path: &Path,
-    (model, adapters): (&Model, Adapters),
+    (model, lora): (&Model, Option<&LoraConfig>),
     saving: &SavingArgs,
     families: &Families,
 ) -> Result<Box<dyn TensorSource>, Error> {
+    let adapters = match lora {
+        Some(_) => Adapters::Separate,
+        None => Adapters::Merged,
+    };
     let (found, source) = families.open_with(path, adapters)?;
     let all = saving.allows(Lenient::Settings);
+    if let Some(lora) = lora.filter(|_| !all)
+        && let Some(found) = families.adapters_at(path)?
+    {
+        check_scale(lora, &found, &source.name())?;
+    }
     let tensors = saving.allows(Lenient::Missing) || saving.allows(Lenient::Unexpected);
     let Some(mut differing) = model.differences(&*found) else {
         let name = source.name();
@@ -109,6 +117,31 @@ pub fn open(
         )
         .into())
     }
+}
+
+/// Checks that adapters are multiplied by the scale with which they were trained.
+fn check_scale(own: &LoraConfig, found: &LoraConfig, name: &str) -> Result<(), Error> {
+    if own.rank == found.rank && own.scale() == found.scale() {
+        return Ok(());
+    }
+    let [own, other] = [own, found].map(|lora| {
+        [
+            ("rank", Value::from(lora.rank)),
+            ("alpha", Value::from(lora.alpha)),
+            ("rslora", Value::from(lora.rslora)),
+        ]
+    });
+    let pairs = own.into_iter().zip(other);
+    let differing = pairs.filter(|((_, own), (_, other))| own != other);
+    let differing: Vec<_> = differing
+        .map(|((key, own), (_, other))| format!("lora.{key} is {own}, not {other}"))
+        .collect();
+    Err(format!(
+        "[lora] differs from the adapters of {name}: {}; use the same settings, or accept the difference with --lenient \
+         settings",
+        differing.join("; ")
+    )
+    .into())
 }
 
 fn listed(differing: &[ConfigDifference]) -> String {
@@ -146,12 +179,7 @@ mod tests {
         };
         let open = |model: &TransformerConfig, lenient: &[Lenient]| {
             let (model, families) = (Model::transformer(model.clone()), Families::transformers());
-            let opened = super::open(
-                fixture(),
-                (&model, Adapters::Merged),
-                &with(lenient),
-                &families,
-            );
+            let opened = super::open(fixture(), (&model, None), &with(lenient), &families);
             opened.map(drop).map_err(|error| error.to_string())
         };
         assert_eq!(open(&model, &[]), Ok(()));
@@ -184,7 +212,7 @@ mod tests {
         let families = Families::transformers();
         let nowhere = super::open(
             Path::new("/nowhere/at/all"),
-            (&deeper, Adapters::Merged),
+            (&deeper, None),
             &with(&[]),
             &families,
         );

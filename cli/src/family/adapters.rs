@@ -24,9 +24,9 @@ pub enum Adapters {
 type OpenedModel = (Model, Box<dyn TensorSource>);
 
 /// Adapters without the weights of their model.
-struct SavedAdapters {
+pub(super) struct SavedAdapters {
     model: Model,
-    lora: LoraConfig,
+    pub(super) lora: LoraConfig,
     base: Box<dyn TensorSource>,
     adapters: Box<dyn TensorSource>,
 }
@@ -55,7 +55,7 @@ impl Families {
         Ok(Some(saved.open(adapters)?))
     }
 
-    fn of_peft(&self, path: &Path) -> Result<SavedAdapters, Error> {
+    pub(super) fn of_peft(&self, path: &Path) -> Result<SavedAdapters, Error> {
         let base = base_model(path)?;
         let (model, base) = self.base(path, base.as_deref())?;
         let Some(exchange) = model.hf() else {

@@ -20,6 +20,7 @@ use serde_json::Value;
 use toml::Table;
 
 use crate::error::Error;
+use crate::layers::{merge_at, table_of};
 
 pub use adapters::{Adapters, base_of, lora_of};
 use any_model::FamilyModel;
@@ -109,6 +110,19 @@ impl Families {
         Ok(self.find(name)?.with_settings(settings)?)
     }
 
+    /// The model with the settings of a recipe's `[model]` over the defaults of its family. A table of settings changes only
+    /// the keys that it has.
+    ///
+    /// # Errors
+    /// See [`model`](Self::model).
+    pub fn model_over_defaults(&self, settings: &Table) -> Result<Model, Error> {
+        let name = settings.get(FAMILY).and_then(toml::Value::as_str);
+        if settings.contains_key(FAMILY) && name.is_none() {
+            return self.model(settings.clone());
+        }
+        self.find(name)?.changed(settings)
+    }
+
     /// The model of the settings in a checkpoint.
     fn model_of_json(&self, settings: &Value) -> Result<Model, Error> {
         let Value::Object(mut settings) = settings.clone() else {
@@ -139,6 +153,17 @@ impl Model {
     pub fn as_transformer(&self) -> Option<&TransformerConfig> {
         let model = self.as_any().downcast_ref::<FamilyModel<_>>()?;
         Some(&model.config)
+    }
+
+    /// Returns this model with some of its settings changed. A table of settings changes only the keys that it has.
+    ///
+    /// # Errors
+    /// An unknown setting, and a value of the wrong type.
+    fn changed(&self, settings: &Table) -> Result<Self, Error> {
+        let mut all = table_of(self)?;
+        merge_at("model", &mut all, settings);
+        all.remove(FAMILY);
+        Ok(self.with_settings(all)?)
     }
 
     /// A transformer.

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
+use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron_models::hf::is_hf_folder;
 use burn_megatron_models::hf::peft::is_peft_folder;
 use toml::Table;
 
-use super::adapters::base_of;
+use super::adapters::{base_of, lora_of};
 use super::{Adapters, FAMILY, Families, Model};
 use crate::error::Error;
 
@@ -33,6 +34,13 @@ pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
 pub struct WeightsError {
     path: PathBuf,
     error: Error,
+}
+
+impl WeightsError {
+    fn new(path: &Path, error: Error) -> Self {
+        let path = path.to_path_buf();
+        Self { path, error }
+    }
 }
 
 impl Families {
@@ -81,21 +89,35 @@ impl Families {
     }
 
     /// The model with the settings of a recipe's `[model]`; those that it leaves out are those of the weights at `path`,
-    /// unless it names another family.
+    /// unless it names another family. A table of settings changes only the keys that it has.
     ///
     /// # Errors
     /// As [`open`](Self::open) and [`model`](Self::model).
-    pub fn model_with_weights(&self, path: &Path, mut settings: Table) -> Result<Model, Error> {
-        let found = self.model_at(path).map_err(|error| WeightsError {
-            path: path.to_path_buf(),
-            error,
-        })?;
+    pub fn model_with_weights(&self, path: &Path, settings: &Table) -> Result<Model, Error> {
+        let found = self
+            .model_at(path)
+            .map_err(|error| WeightsError::new(path, error))?;
         let family = settings.get(FAMILY).and_then(toml::Value::as_str);
         if settings.contains_key(FAMILY) && family != Some(found.family()) {
-            return self.model(settings);
+            return self.model_over_defaults(settings);
         }
-        settings.remove(FAMILY);
-        Ok(found.with_settings(settings)?)
+        found.changed(settings)
+    }
+
+    /// The settings of the adapters at `path`: a folder of peft, or a checkpoint that has adapters. `None` for weights
+    /// without adapters.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn adapters_at(&self, path: &Path) -> Result<Option<LoraConfig>, Error> {
+        let found = if is_peft_folder(path) {
+            self.of_peft(path).map(|saved| Some(saved.lora))
+        } else if is_hf_folder(path) {
+            Ok(None)
+        } else {
+            open_checkpoint(path).and_then(|checkpoint| lora_of(&checkpoint))
+        };
+        found.map_err(|error| WeightsError::new(path, error).into())
     }
 
     /// The model of a checkpoint.

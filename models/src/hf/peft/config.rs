@@ -11,14 +11,13 @@ use super::super::{HfConfigError, HfError};
 use super::{CONFIG, WEIGHTS};
 
 /// Keys that do not change what an adapter computes.
-const IGNORED: [&str; 17] = [
+const IGNORED: [&str; 15] = [
     "auto_mapping",
     "base_model_name_or_path",
     "corda_config",
     "ensure_weight_tying",
     "eva_config",
     "inference_mode",
-    "init_lora_weights",
     "loftq_config",
     "lora_ga_config",
     "megatron_core",
@@ -28,8 +27,10 @@ const IGNORED: [&str; 17] = [
     "runtime_config",
     "target_modules",
     "task_type",
-    "use_bdlora",
 ];
+
+/// Values of `init_lora_weights` that leave the weights of the base model as they are.
+const PLAIN_INITS: [&str; 4] = ["gaussian", "eva", "orthogonal", "mica"];
 
 /// Whether a folder has an adapter of `peft`.
 pub fn is_peft_folder(path: &Path) -> bool {
@@ -96,6 +97,13 @@ fn parse(mut keys: Map<String, Value>) -> Result<LoraConfig, HfConfigError> {
             other => return Err(invalid(key, &other, &format!("{wanted:?}"))),
         }
     }
+    let init = take("init_lora_weights");
+    if !keeps_base(&init) {
+        let fits = "true, false, \"gaussian\", \"eva\", \"orthogonal\" or \"mica\"; this method changes the weights of the base \
+                    model too, and the folder does not contain them: convert the adapter with peft's \
+                    save_pretrained(path_initial_model_for_weight_conversion=..)";
+        return Err(invalid("init_lora_weights", &init, fits));
+    }
     let defaults = LoraConfig::default();
     let rank = match take("r") {
         Value::Null => defaults.rank,
@@ -139,6 +147,16 @@ fn parse(mut keys: Map<String, Value>) -> Result<LoraConfig, HfConfigError> {
     Ok(config)
 }
 
+/// Whether an initialization leaves the weights of the base model as they are. Others, such as `pissa` and `olora`, subtract
+/// the initial product of the factors from the weights.
+fn keeps_base(init: &Value) -> bool {
+    match init {
+        Value::Null | Value::Bool(_) => true,
+        Value::String(name) => PLAIN_INITS.contains(&&name.to_ascii_lowercase()[..]),
+        _ => false,
+    }
+}
+
 /// The file of the factors in a folder.
 pub(super) fn weights(path: &Path) -> PathBuf {
     path.join(WEIGHTS)
@@ -179,9 +197,49 @@ mod tests {
                 "invalid r = 0: expected a whole number above 0",
             ),
             (r#""new_key": 3"#, "invalid new_key = 3"),
+            (
+                r#""use_bdlora": {"nblocks": 2}"#,
+                "invalid use_bdlora = {\"nblocks\":2}: expected null",
+            ),
+            (
+                r#""layers_to_transform": 0"#,
+                "invalid layers_to_transform = 0: expected null",
+            ),
         ] {
             let error = read(&format!(r#"{{"peft_type": "LORA", {key}}}"#)).unwrap_err();
             assert!(error.starts_with(wanted), "{error}");
+        }
+        let init = |init: &str| {
+            read(&format!(
+                r#"{{"peft_type": "LORA", "init_lora_weights": {init}}}"#
+            ))
+        };
+        for plain in [
+            "null",
+            "true",
+            "false",
+            r#""gaussian""#,
+            r#""eva""#,
+            r#""orthogonal""#,
+            r#""mica""#,
+        ] {
+            assert!(init(plain).is_ok(), "{plain}");
+        }
+        for other in [
+            "pissa",
+            "pissa_niter_16",
+            "olora",
+            "OLoRA",
+            "corda",
+            "loftq",
+            "lora_ga",
+            "new",
+        ] {
+            let error = init(&format!("\"{other}\"")).unwrap_err();
+            let wanted = format!(
+                "invalid init_lora_weights = \"{other}\": expected true, false, \"gaussian\""
+            );
+            assert!(error.starts_with(&wanted), "{error}");
         }
         let error = read(r#"{"peft_type": "IA3"}"#).unwrap_err();
         assert_eq!(error, "invalid peft_type = \"IA3\": expected \"LORA\"");

@@ -17,7 +17,7 @@ use burn_megatron::nn::moe::ScoreFunction;
 use serde_json::{Map, Value};
 
 use super::{ConfigKeys, HfConfigError, HfFamily, HfNames, WeightMapping};
-use crate::{MoeConfig, TransformerConfig};
+use crate::{MlaConfig, MoeConfig, TransformerConfig};
 
 /// The defaults of the classes of `transformers` 5.24, by `model_type`; written by `index.py` beside the fixtures.
 const CLASS_DEFAULTS: &str = include_str!("../config/defaults.json");
@@ -83,6 +83,11 @@ impl ModelFamily {
             Self::Gemma2 => gemma::defaults(false),
             Self::Gemma3Text => gemma::defaults(true),
             Self::DeepseekV2 => TransformerConfig {
+                // As in DeepSeek-V2-Lite. A recipe could not remove a rank that the family has.
+                mla: TransformerConfig::deepseek().mla.map(|mla| MlaConfig {
+                    q_rank: None,
+                    ..mla
+                }),
                 moe: Some(MoeConfig {
                     score: ScoreFunction::PreSoftmax,
                     factor: 1.0,
