@@ -75,6 +75,23 @@ pub enum ChatLineError {
         /// What it should be.
         expected: &'static str,
     },
+    /// A text that should be JSON.
+    #[error("invalid {what}: it is a text that is not JSON: {source}")]
+    JsonText {
+        /// The key.
+        what: String,
+        /// The error of the parser.
+        source: serde_json::Error,
+    },
+    /// The template writes nothing for a list of parts.
+    #[error(
+        "the content of message {message} is a list of parts, and the chat template leaves out their text: give the content \
+         as a text, or set data.chat.template to a template that reads parts"
+    )]
+    Parts {
+        /// The message, from 1.
+        message: usize,
+    },
     /// A role that is not known.
     #[error("message {message} has the role {role:?}: expected {}", ROLES.join(", "))]
     Role {

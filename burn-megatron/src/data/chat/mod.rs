@@ -11,6 +11,7 @@ mod rows;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod tools;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -4,6 +4,7 @@ use minijinja::value::ValueKind;
 use serde::Deserialize;
 
 use super::error::ChatLineError;
+use super::tools;
 use crate::tokenizer::chat::{ChatValue, JsonValue, ordered_map};
 
 /// The roles of messages.
@@ -114,14 +115,16 @@ impl Conversation {
             }
             _ => return Err(form(line)),
         };
-        let messages: Vec<_> = messages.iter().map(normalized).collect();
+        let messages = messages.iter().map(normalized).enumerate();
+        let messages = messages.map(|(at, message)| tools::with_calls(&message, at + 1));
+        let messages: Vec<_> = messages.collect::<Result<_, _>>()?;
         check(&messages, first_trained)?;
         Ok(Self {
             messages,
             first_trained,
             texts,
-            tools: record.tools.map(|tools| tools.0).filter(ChatValue::is_true),
-            variables: record.chat_template_kwargs.map(|variables| variables.0),
+            tools: given(record.tools, tools::tools)?,
+            variables: given(record.chat_template_kwargs, tools::variables)?,
         })
     }
 
@@ -130,10 +133,34 @@ impl Conversation {
         (0..self.messages.len()).filter(|at| is_answer(&self.messages[*at]))
     }
 
+    /// Returns the first message whose content is a list with a text that is not in the rendered conversation. Some
+    /// templates write nothing for a list. The last line of each text decides, as templates may cut a beginning off.
+    pub fn left_out(&self, rendered: &str) -> Option<usize> {
+        let is_written = |part: ChatValue| {
+            let text = part.get_attr("text").unwrap_or_default();
+            let last = text.as_str().and_then(|text| text.trim().lines().last());
+            last.is_none_or(|line| rendered.contains(line.trim()))
+        };
+        self.messages.iter().position(|message| {
+            let content = message.get_attr("content").unwrap_or_default();
+            let is_list = content.kind() == ValueKind::Seq;
+            let parts = content.try_iter().into_iter().flatten();
+            is_list && !parts.map(is_written).all(|is_written| is_written)
+        })
+    }
+
     /// Those of them that are trained.
     pub fn answers(&self) -> impl DoubleEndedIterator<Item = usize> {
         self.assistant().filter(|at| *at >= self.first_trained)
     }
+}
+
+/// What a function makes of the value of a key, without its keys of null.
+fn given(
+    value: Option<JsonValue>,
+    read: impl Fn(&ChatValue) -> Result<Option<ChatValue>, ChatLineError>,
+) -> Result<Option<ChatValue>, ChatLineError> {
+    value.map_or(Ok(None), |value| read(&tools::without_nulls(&value.0)))
 }
 
 /// The keys of a line, for an error.
@@ -203,12 +230,13 @@ fn of_share_gpt(turn: ChatValue) -> ChatValue {
     ordered_map([("role", role), ("content", of("value").unwrap_or_default())])
 }
 
-/// As `transformers` passes a message to a template: without keys of null, and with its reasoning under the names that
-/// templates read.
+/// As `transformers` passes a message to a template: without keys of null, as TRL removes them at any depth, and with its
+/// reasoning under the names that templates read.
 fn normalized(turn: &ChatValue) -> ChatValue {
+    let turn = &tools::without_nulls(turn);
     let keys = turn.try_iter().into_iter().flatten();
     let pairs = keys.filter_map(|key| Some((key.to_string(), turn.get_item(&key).ok()?)));
-    let mut pairs: Vec<_> = pairs.filter(|(_, value)| !value.is_none()).collect();
+    let mut pairs: Vec<_> = pairs.collect();
     let reasoning = REASONING
         .iter()
         .find_map(|name| pairs.iter().find(|(key, _)| key == name));
@@ -252,6 +280,17 @@ fn check(messages: &[ChatValue], first_trained: usize) -> Result<(), ChatLineErr
         let is_text = content.as_str().is_some();
         if !is_text && content.kind() != ValueKind::Seq && !calls {
             return Err(invalid("content", "a text, or a list of parts"));
+        }
+        let parts = content.try_iter().into_iter().flatten();
+        let is_part = |part: ChatValue| {
+            part.get_attr("type")
+                .is_ok_and(|kind| kind.as_str().is_some())
+        };
+        if !is_text && !parts.map(is_part).all(|is_part| is_part) {
+            return Err(invalid(
+                "content",
+                "a text, or a list of parts, {\"type\": .., ..}",
+            ));
         }
         let is_empty = content
             .as_str()

@@ -98,6 +98,125 @@ fn a_template_that_changes_earlier_turns_is_refused() {
     assert_eq!(last, "<think>\n\n</think>\n\nA2<|im_end|>\n");
 }
 
+/// What `datasets` makes of records whose tools and arguments differ: JSON text, and keys of null.
+#[test]
+fn tools_and_calls_may_be_json_text() {
+    let qwen = template("qwen3");
+    let schema =
+        r#"{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}"#;
+    let text = |json: &str| serde_json::to_string(json).unwrap();
+    let of = |tools: &str, call: &str, calls: &str| {
+        let calls = calls.replace("CALL", call);
+        let line = format!(
+            r#"{{"tools": {tools}, "messages": [{{"role": "user", "content": "1+1"}},
+                {{"role": "assistant", "content": "", "tool_calls": {calls}}}]}}"#
+        );
+        trained(&line, Some(&qwen), TrainedTokens::Last)
+    };
+    let list = format!("[{schema}]");
+    let call = |arguments: &str| format!(r#"{{"name": "add", "arguments": {arguments}}}"#);
+    let expected = of(&list, &call(r#"{"a": 1, "b": 1}"#), "[CALL]").unwrap();
+    assert!(expected[0].contains(r#""name": "add""#), "{}", expected[0]);
+    assert!(
+        expected[1].contains(r#"{"a": 1, "b": 1}"#),
+        "{}",
+        expected[1]
+    );
+    let arguments = text(r#"{"a": 1, "b": 1}"#);
+    let function = |call: &str| format!(r#"{{"type": "function", "function": {call}}}"#);
+    for (tools, call, calls) in [
+        (text(&list), call(&arguments), "[CALL]".to_string()),
+        (
+            format!("[{}]", text(schema)),
+            function(&call(&arguments)),
+            "[CALL]".into(),
+        ),
+        (
+            list.replace("}}}", "}, \"strict\": null}}"),
+            call(r#"{"a": 1, "c": null, "b": 1}"#),
+            "[CALL]".into(),
+        ),
+        (
+            list.clone(),
+            String::new(),
+            text(&format!("[{}]", call(&arguments))),
+        ),
+    ] {
+        assert_eq!(
+            of(&tools, &call, &calls).as_ref(),
+            Ok(&expected),
+            "{tools} {call} {calls}"
+        );
+    }
+    let none = of("null", &call("{}"), "[CALL]").unwrap();
+    for empty in ["\"\"", "[]", "\"[]\"", "\"null\""] {
+        assert_eq!(
+            of(empty, &call("\"\""), "[CALL]").as_ref(),
+            Ok(&none),
+            "{empty}"
+        );
+    }
+    for (tools, arguments, says) in [
+        (
+            schema,
+            "{}",
+            "invalid tools: expected a list of schemas, or its JSON text",
+        ),
+        (
+            &text(schema),
+            "{}",
+            "invalid tools: expected a list of schemas",
+        ),
+        ("[1]", "{}", "invalid tools: expected a list of schemas"),
+        (
+            "\"add\"",
+            "{}",
+            "invalid tools: it is a text that is not JSON",
+        ),
+        (
+            &list,
+            "[1]",
+            "invalid arguments of a call in message 2: expected an object",
+        ),
+        (
+            &list,
+            "\"a=1\"",
+            "invalid arguments of a call in message 2: it is a text that is not JSON",
+        ),
+    ] {
+        let error = of(tools, &call(arguments), "[CALL]").unwrap_err();
+        assert!(error.starts_with(says), "{error}");
+    }
+    let error = of(&list, "3", "[CALL]").unwrap_err();
+    assert!(
+        error.starts_with("invalid tool_calls of message 2: expected a list of calls"),
+        "{error}"
+    );
+}
+
+/// The template of Qwen 3 writes nothing for a list.
+#[test]
+fn parts_that_a_template_leaves_out_are_refused() {
+    let qwen = template("qwen3");
+    let of = |content: &str| {
+        let line = format!(
+            r#"{{"prompt": [{{"role": "user", "content": {content}}}], "completion": "a"}}"#
+        );
+        trained(&line, Some(&qwen), TrainedTokens::Answers).map_err(|error| error)
+    };
+    assert!(of(r#""q""#).is_ok());
+    let error = of(r#"[{"type": "text", "text": "q"}]"#).unwrap_err();
+    assert!(
+        error.starts_with("the content of message 1 is a list of parts"),
+        "{error}"
+    );
+    let error = of(r#"["q"]"#).unwrap_err();
+    assert!(
+        error.starts_with("invalid content of message 1: expected a text, or a list of parts"),
+        "{error}"
+    );
+}
+
 #[test]
 fn bad_lines_are_named() {
     let (chatml, gemma) = (template("chatml"), template("gemma"));

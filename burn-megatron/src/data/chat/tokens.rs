@@ -97,6 +97,9 @@ impl ChatTokenizer<'_> {
             template.render(&chat, prompt)
         };
         let mut rendered = render(conversation.messages.len(), false)?;
+        if let Some(at) = conversation.left_out(&rendered.text) {
+            return Err(ChatLineError::Parts { message: at + 1 });
+        }
         rendered.answers = match self.loss {
             TrainedTokens::All => std::iter::once(0..rendered.text.len()).collect(),
             _ if template.marks_answers() => chosen(&rendered.answers, conversation, &answers)?,

@@ -1,0 +1,149 @@
+//! Tools and their calls, which files may hold as JSON text: a column of Arrow has one type.
+
+use minijinja::value::ValueKind;
+
+use super::error::ChatLineError;
+use crate::tokenizer::chat::{ChatValue, JsonValue, ordered_map};
+
+/// The keys of a message, or of a call, whose values may be JSON text.
+const CALLS: &str = "tool_calls";
+const FUNCTION: &str = "function";
+const ARGUMENTS: &str = "arguments";
+
+/// Returns the tools of a conversation: a list of schemas, or `None` for an empty value. The list, or each schema, may be
+/// JSON text.
+///
+/// # Errors
+///
+/// [`ChatLineError`] for text that is not JSON, and for other types.
+pub(super) fn tools(value: &ChatValue) -> Result<Option<ChatValue>, ChatLineError> {
+    let value = parsed(value, "tools")?;
+    if !value.is_true() {
+        return Ok(None);
+    }
+    let expected = "a list of schemas, or its JSON text";
+    Ok(Some(maps(&value, "tools", expected)?.into()))
+}
+
+/// Returns a map of variables, which may be JSON text; `None` for an empty value.
+///
+/// # Errors
+///
+/// As [`tools`].
+pub(super) fn variables(value: &ChatValue) -> Result<Option<ChatValue>, ChatLineError> {
+    let what = "chat_template_kwargs";
+    let value = parsed(value, what)?;
+    match (value.is_true(), value.kind()) {
+        (false, _) => Ok(None),
+        (true, ValueKind::Map) => Ok(Some(value)),
+        (true, _) => Err(invalid(what, "an object, or its JSON text")),
+    }
+}
+
+/// Returns a message whose tool calls are a list of maps with arguments in a map, as templates read them. The calls and
+/// the arguments of each may be JSON text.
+///
+/// # Errors
+///
+/// As [`tools`]; `number` is the number of the message.
+pub(super) fn with_calls(message: &ChatValue, number: usize) -> Result<ChatValue, ChatLineError> {
+    let calls = get(message, CALLS).filter(ChatValue::is_true);
+    let Some(calls) = calls else {
+        return Ok(message.clone());
+    };
+    let what = format!("{CALLS} of message {number}");
+    let calls = parsed(&calls, &what)?;
+    let calls = maps(&calls, &what, "a list of calls, or its JSON text")?;
+    let calls = calls.iter().map(|call| match get(call, FUNCTION) {
+        Some(function) => Ok(with(call, FUNCTION, with_arguments(&function, number)?)),
+        None => with_arguments(call, number),
+    });
+    let calls = calls.collect::<Result<Vec<_>, ChatLineError>>()?;
+    Ok(with(message, CALLS, calls.into()))
+}
+
+/// A function that is called, with its arguments in a map.
+fn with_arguments(function: &ChatValue, number: usize) -> Result<ChatValue, ChatLineError> {
+    let what = format!("{ARGUMENTS} of a call in message {number}");
+    let function = parsed(function, &what)?;
+    let Some(arguments) = get(&function, ARGUMENTS) else {
+        return Ok(function);
+    };
+    let is_empty = arguments
+        .as_str()
+        .is_some_and(|text| text.trim().is_empty());
+    let arguments = match is_empty {
+        true => ordered_map::<&str>([]),
+        false => parsed(&arguments, &what)?,
+    };
+    match arguments.kind() {
+        ValueKind::Map => Ok(with(&function, ARGUMENTS, arguments)),
+        _ => Err(invalid(&what, "an object, or its JSON text")),
+    }
+}
+
+/// Returns a value without the keys of null at any depth. A table of Arrow has each key in all of its rows.
+pub(super) fn without_nulls(value: &ChatValue) -> ChatValue {
+    let items = || value.try_iter().into_iter().flatten();
+    match value.kind() {
+        ValueKind::Map => ordered_map(items().filter_map(|key| {
+            let value = value.get_item(&key).ok().filter(|value| !value.is_none())?;
+            Some((key.to_string(), without_nulls(&value)))
+        })),
+        ValueKind::Seq => items().map(|item| without_nulls(&item)).collect(),
+        _ => value.clone(),
+    }
+}
+
+/// The value of a text of JSON; another value is itself.
+fn parsed(value: &ChatValue, what: &str) -> Result<ChatValue, ChatLineError> {
+    match value.as_str() {
+        Some(text) if !text.trim().is_empty() => {
+            let parsed = serde_json::from_str::<JsonValue>(text);
+            let parsed = parsed.map_err(|source| ChatLineError::JsonText {
+                what: what.into(),
+                source,
+            })?;
+            Ok(without_nulls(&parsed.0))
+        }
+        Some(_) => Ok(ChatValue::from(())),
+        None => Ok(value.clone()),
+    }
+}
+
+/// The items of a list, each a map or its JSON text.
+fn maps(
+    value: &ChatValue,
+    what: &str,
+    expected: &'static str,
+) -> Result<Vec<ChatValue>, ChatLineError> {
+    if value.kind() != ValueKind::Seq {
+        return Err(invalid(what, expected));
+    }
+    let items = value.try_iter().into_iter().flatten();
+    let items = items.map(|item| parsed(&item, what));
+    let items = items.collect::<Result<Vec<_>, _>>()?;
+    match items.iter().all(|item| item.kind() == ValueKind::Map) {
+        true => Ok(items),
+        false => Err(invalid(what, expected)),
+    }
+}
+
+fn get(map: &ChatValue, key: &str) -> Option<ChatValue> {
+    let value = map.get_attr(key).ok()?;
+    (!value.is_undefined() && !value.is_none()).then_some(value)
+}
+
+/// A map with another value of a key.
+fn with(map: &ChatValue, key: &str, value: ChatValue) -> ChatValue {
+    let keys = map.try_iter().into_iter().flatten();
+    let own = keys.filter_map(|key| Some((key.to_string(), map.get_item(&key).ok()?)));
+    ordered_map(own.chain([(key.to_string(), value)]))
+}
+
+fn invalid(what: &str, expected: &'static str) -> ChatLineError {
+    ChatLineError::Type {
+        what: what.into(),
+        expected,
+    }
+}
