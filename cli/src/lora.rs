@@ -1,12 +1,9 @@
 //! The table `[lora]` of a recipe.
 
-use std::path::{Path, PathBuf};
-
-use burn_megatron::checkpoint::Checkpoint;
-use burn_megatron_models::hf::is_hf_folder;
+use std::path::Path;
 
 use crate::error::Error;
-use crate::family::{base_of, lora_of};
+use crate::family::base_of;
 use crate::recipe::Recipe;
 
 /// Checks the adapters of a recipe: their settings, that the model has each layer, and settings that they exclude.
@@ -64,14 +61,4 @@ pub fn set_base(recipe: &mut Recipe, flag: Option<&Path>) -> Result<(), Error> {
         lora.base_model = Some(base.canonicalize().unwrap_or(base));
     }
     Ok(())
-}
-
-/// The folder of Hugging Face from which files such as a tokenizer are taken for adapters of a checkpoint, if their model is
-/// one.
-///
-/// # Errors
-/// Settings of adapters that are invalid.
-pub fn like(checkpoint: &Checkpoint) -> Result<Option<PathBuf>, Error> {
-    let base = lora_of(checkpoint)?.and_then(|lora| lora.base_model);
-    Ok(base.filter(|base| is_hf_folder(base)))
 }

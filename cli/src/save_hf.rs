@@ -12,9 +12,11 @@ use burn_megatron_models::hf::peft::is_peft_folder;
 use burn_megatron_models::hf::{ExportOptions, is_hf_folder};
 use parking_lot::Mutex;
 
+use crate::companions::Companions;
 use crate::error::Error;
 use crate::family::Model;
 use crate::recipe::Recipe;
+use crate::replaced_folder::replace;
 use crate::saving::SavingArgs;
 
 /// The folder in a run folder, which has a folder for each checkpoint, of the same name.
@@ -47,8 +49,8 @@ struct Target {
     /// The adapters, if there are some: then only they are written, in the format of `peft`.
     lora: Option<LoraLayers>,
     folder: PathBuf,
-    /// The folder with the tokenizer, if there is one.
-    like: Option<PathBuf>,
+    /// What is written beside the weights.
+    companions: Arc<Companions>,
     dtype: Option<ElementType>,
 }
 
@@ -83,7 +85,10 @@ pub fn check(recipe: &Recipe, saving: &SavingArgs) -> Result<(), Error> {
         None => Err(format!("--save-hf: the family {family:?} is not one of Hugging Face").into()),
         Some(exchange) => match &layers {
             Some(layers) => exchange.check_adapter((&recipe.model, layers)),
-            None => exchange.check(&recipe.model),
+            None => {
+                Companions::of_recipe(recipe)?;
+                exchange.check(&recipe.model)
+            }
         },
     }
 }
@@ -101,11 +106,6 @@ impl HfSaver {
         };
         let (model, lora) = (&recipe.model, recipe.lora.as_ref());
         let lora = lora.map(|lora| model.adapted_layers(lora)).transpose()?;
-        let like = recipe
-            .checkpoint
-            .load
-            .clone()
-            .filter(|path| is_hf_folder(path));
         let folder = run.join(FOLDER);
         // It may be a link. The folders of steps in it are replaced, and removed with their checkpoints.
         check_place(&folder.join("step")).map_err(|error| format!("--save-hf: {error}"))?;
@@ -113,7 +113,11 @@ impl HfSaver {
             model: model.clone(),
             lora,
             folder,
-            like,
+            companions: Arc::new(match recipe.lora {
+                None => Companions::of_recipe(recipe)?,
+                // Adapters are written alone.
+                Some(_) => Companions::default(),
+            }),
             dtype: dtype.map(ElementType::from),
         };
         Ok(Some(Self {
@@ -202,12 +206,6 @@ impl Target {
         let checkpoint = Checkpoint::open(path)?;
         let name = checkpoint.path().file_name().unwrap_or_default().to_owned();
         let to = self.folder.join(&name);
-        // The step was saved before, and the run was resumed from an earlier one.
-        let again = to.exists().then(|| self.folder.join("again"));
-        let staged = again.as_ref().unwrap_or(&to);
-        if let Some(again) = again.as_ref().filter(|again| again.exists()) {
-            fs::remove_dir_all(again)?;
-        }
         let options = ExportOptions {
             dtype: self.dtype,
             ..ExportOptions::default()
@@ -217,27 +215,20 @@ impl Target {
             .model
             .hf()
             .ok_or_else(|| format!("no family {family}"))?;
-        let like = self.like.as_deref();
-        match &self.lora {
-            None => {
-                let weights = (&checkpoint, &checkpoint as &dyn TensorSource);
-                exchange.export(weights, like, staged, options, progress)?;
+        // The step may have been saved before, if the run was resumed from an earlier one.
+        replace(&to, |to| {
+            match &self.lora {
+                None => {
+                    let weights = (&checkpoint, &checkpoint as &dyn TensorSource);
+                    exchange.export(weights, &self.companions, to, options, progress)?;
+                }
+                Some(layers) => {
+                    let model = (&self.model, layers);
+                    exchange.export_adapter(&checkpoint, model, to, options, progress)?;
+                }
             }
-            Some(layers) => {
-                let model = (&self.model, layers);
-                exchange.export_adapter(&checkpoint, model, staged, options, progress)?;
-            }
-        }
-        if let Some(again) = again {
-            // The former one is kept until the new one has its name.
-            let former = self.folder.join("former");
-            if former.exists() {
-                fs::remove_dir_all(&former)?;
-            }
-            fs::rename(&to, &former)?;
-            fs::rename(again, &to)?;
-            fs::remove_dir_all(former)?;
-        }
+            Ok(())
+        })?;
         self.remove_others(checkpoint.path())
     }
 
@@ -305,7 +296,7 @@ mod tests {
                     model: Model::default(),
                     lora: None,
                     folder: "run/hugging-face".into(),
-                    like: None,
+                    companions: Arc::default(),
                     dtype: None,
                 },
                 writing: Some(write),

@@ -276,6 +276,23 @@ fn checkpoints_are_written_as_hugging_face_folders() {
             assert_eq!(narrow.1, wide.1, "{name} {key}");
         }
     }
+    // As `convert` does, which takes what is beside the weights from the folder that the run was loaded from.
+    let converted = stage.0.join("converted");
+    let mut convert = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+    let output = convert
+        .arg("convert")
+        .arg(&run)
+        .arg(&converted)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let file = "generation_config.json";
+    assert_eq!(
+        fs::read(converted.join(file)).unwrap(),
+        fs::read(Path::new(FIXTURE).join(file)).unwrap()
+    );
+    let tokens = |folder: &Path| HfFolder::open(folder).unwrap().config().tokens.clone();
+    assert_eq!(tokens(&converted), tokens(FIXTURE.as_ref()));
     let flags = ["--save-hf", "--save-every", "1", "--keep-last", "1"];
     stage.fails("same", &flags, "(--keep-last) to at least 2");
     let flags = [&flags[..4], &["2", "--async-save"]].concat();

@@ -12,15 +12,17 @@ use burn_megatron::checkpoint::{
 };
 use burn_megatron::nn::lora::LoraLayers;
 use burn_megatron::regular_file::is_there;
-use burn_megatron_models::hf::{ExportOptions, is_hf_folder};
+use burn_megatron_models::hf::peft::is_peft_folder;
+use burn_megatron_models::hf::{ExportOptions, is_hf_folder, stored_hf_files};
 use clap::{Args, ValueEnum};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
 use crate::byte_size::ByteSize;
+use crate::companions::Companions;
 use crate::error::Error;
 use crate::family::{Families, Model, lora_of, open_checkpoint};
-use crate::lora;
 use crate::numbers::count;
+use crate::replaced_folder::{replace, written_path};
 
 /// Flags of `convert`.
 #[derive(Args)]
@@ -29,17 +31,21 @@ pub struct ConvertArgs {
     /// of a run, to a Hugging Face folder.
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// The new folder; it must not exist yet.
+    /// The new folder; without --overwrite it must not exist yet.
     #[arg(value_name = "DST")]
     target: PathBuf,
+    /// Replace an existing model folder.
+    #[arg(long)]
+    overwrite: bool,
     /// The type of the elements; by default that of the checkpoint.
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
     /// Maximum bytes of tensors per file, such as 512MiB; 5GB by default. A larger tensor gets a file of its own.
     #[arg(long, value_name = "SIZE")]
     max_shard_size: Option<ByteSize>,
-    /// Hugging Face folder from which to take the family, special tokens, tokenizer and generation settings. A
-    /// checkpoint that was converted from one has them.
+    /// Hugging Face folder from which to take the family, special tokens, tokenizer and generation settings. By default they
+    /// are those of the model that the run was loaded from, with the tokenizer and the chat template of its data. A checkpoint
+    /// that was converted from a folder has its own.
     #[arg(long, value_name = "DIR")]
     like: Option<PathBuf>,
     /// Write the whole model with the adapters of the checkpoint added to its weights. By default a checkpoint of adapters
@@ -77,20 +83,49 @@ impl From<Dtype> for ElementType {
 
 /// Converts a Hugging Face folder to a checkpoint, or back.
 pub fn run(args: &ConvertArgs, families: &Families) -> Result<ExitCode, Error> {
-    if is_there(&args.target) {
-        let target = args.target.display();
-        return Err(format!(
-            "{target} exists already, and nothing is overwritten: name a folder that does not exist"
-        )
-        .into());
-    }
+    check_target(args)?;
     if is_hf_folder(&args.source) {
-        check_output(&args.target, &[&args.source])?;
+        check_output(&written_path(&args.target), &[&args.source])?;
         from_hf(args, families)?;
     } else {
         from_checkpoint(args, families)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Checks that the target can be written: it does not exist, or it is to be replaced and is what this command writes.
+fn check_target(args: &ConvertArgs) -> Result<(), Error> {
+    let (source, target) = (&args.source, &args.target);
+    if !is_there(target) {
+        return Ok(());
+    }
+    let shown = target.display();
+    if !args.overwrite {
+        return Err(format!(
+            "{shown} exists already: name another folder, or replace this one with --overwrite"
+        )
+        .into());
+    }
+    let is_empty = || std::fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_none());
+    // Checkpoints of runs do not have these files.
+    let is_converted = || {
+        let files = Checkpoint::open(target).map(|checkpoint| stored_hf_files(&checkpoint));
+        files.is_ok_and(|files| files.is_ok_and(|files| !files.is_empty()))
+    };
+    if !(is_hf_folder(target) || is_peft_folder(target) || is_empty() || is_converted()) {
+        return Err(format!(
+            "--overwrite replaces a folder that convert wrote, and {shown} is neither that nor empty: remove it, or name \
+             another folder"
+        )
+        .into());
+    }
+    if let (Ok(source), Ok(target)) = (source.canonicalize(), target.canonicalize())
+        && (source.starts_with(&target) || target.starts_with(&source))
+    {
+        let source = args.source.display();
+        return Err(format!("{shown} and {source} contain each other: name another folder").into());
+    }
+    Ok(())
 }
 
 fn from_hf(args: &ConvertArgs, families: &Families) -> Result<(), Error> {
@@ -114,21 +149,24 @@ fn from_hf(args: &ConvertArgs, families: &Families) -> Result<(), Error> {
     let (model, source) = exchange.open(path)?;
     let bytes = total(&*source);
     let bar = bar(bytes);
-    let checkpoint = exchange.import(path, &args.target, &mut |bytes| bar.inc(bytes))?;
+    let tensors = replace(&args.target, |to| {
+        let checkpoint = exchange.import(path, to, &mut |bytes| bar.inc(bytes))?;
+        Ok(checkpoint.keys().len())
+    })?;
     bar.finish_and_clear();
-    let what = format!(
-        "{}, {}",
-        model.family(),
-        count(checkpoint.keys().len(), "tensor")
+    let what = format!("{}, {}", model.family(), count(tensors, "tensor"));
+    report(
+        &what,
+        bytes,
+        Checkpoint::open(&args.target)?.path().display(),
     );
-    report(&what, bytes, checkpoint.path().display());
     Ok(())
 }
 
 fn from_checkpoint(args: &ConvertArgs, families: &Families) -> Result<(), Error> {
     let path = &args.source;
     let checkpoint = open_checkpoint(path)?;
-    check_output(&args.target, &[checkpoint.path()])?;
+    check_output(&written_path(&args.target), &[checkpoint.path()])?;
     let model = families.model_of(&checkpoint)?;
     let Some(exchange) = model.hf() else {
         let (name, family) = (checkpoint.name(), model.family());
@@ -146,8 +184,6 @@ fn from_checkpoint(args: &ConvertArgs, families: &Families) -> Result<(), Error>
     if args.ema && lora.is_some() {
         return Err("--ema has no effect on adapters; remove the flag".into());
     }
-    let base = lora::like(&checkpoint)?;
-    let like = args.like.clone().or(base);
     let merged = match (&lora, args.merge_lora) {
         (Some(lora), false) => {
             let layers = model.adapted_layers(lora)?;
@@ -170,10 +206,16 @@ fn from_checkpoint(args: &ConvertArgs, families: &Families) -> Result<(), Error>
     let average = average.transpose()?;
     let weights = average.as_ref().map(|average| average as &dyn TensorSource);
     let weights = weights.or(merged.as_deref()).unwrap_or(&checkpoint);
+    let companions = match &args.like {
+        Some(like) => Companions::like(like),
+        None => Companions::of_checkpoint(&checkpoint)?,
+    };
     let bar = bar(total(weights));
     let progress = &mut |bytes| bar.inc(bytes);
     let weights = (&checkpoint, weights);
-    let exported = exchange.export(weights, like.as_deref(), &args.target, options, progress)?;
+    let exported = replace(&args.target, |to| {
+        exchange.export(weights, &companions, to, options, progress)
+    })?;
     bar.finish_and_clear();
     let summary = exported.summary;
     let what = format!(
@@ -208,7 +250,9 @@ fn export_adapters(
         unreachable!("the caller has checked the family")
     };
     let model = (model, layers);
-    let summary = exchange.export_adapter(checkpoint, model, &args.target, options, &mut |_| {})?;
+    let summary = replace(&args.target, |to| {
+        exchange.export_adapter(checkpoint, model, to, options, &mut |_| {})
+    })?;
     let what = format!("adapters, {}", count(summary.tensors, "tensor"));
     report(&what, summary.bytes, args.target.display());
     Ok(())

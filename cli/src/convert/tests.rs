@@ -44,8 +44,26 @@ fn there_and_back() {
     );
     let refusal = |flags: String| convert(&flags).unwrap_err().to_string();
     let error = refusal(format!("{checkpoint} {back}"));
-    let there = "exists already, and nothing is overwritten: name a folder that does not exist";
+    let there = "exists already: name another folder, or replace this one with --overwrite";
     assert_eq!(error, format!("{back} {there}"));
+    convert(&format!("{checkpoint} {back} --overwrite")).unwrap();
+    assert_eq!(HfFolder::open(&back).unwrap().keys(), a.keys());
+    assert!(
+        !Path::new(&back)
+            .join("model.safetensors.index.json")
+            .exists()
+    );
+    convert(&format!("{back} {checkpoint} --overwrite")).unwrap();
+    let own = at("own");
+    fs::create_dir_all(Path::new(&own).join("data")).unwrap();
+    let error = refusal(format!("{checkpoint} {own} --overwrite"));
+    assert!(error.contains("is neither that nor empty"), "{error}");
+    let error = refusal(format!(
+        "{checkpoint}/step-00000000 {checkpoint} --overwrite"
+    ));
+    assert!(error.contains("contain each other"), "{error}");
+    let names = fs::read_dir(&folder).unwrap().count();
+    assert_eq!(names, 3, "nothing is left of what was replaced");
     let error = refusal(format!("{back} {} --dtype bf16", at("x")));
     let wanted =
         format!("--dtype applies to a checkpoint, and {back} is a Hugging Face folder; remove it");

@@ -11,6 +11,7 @@ use burn_megatron_models::hf::{
 };
 
 use super::{Families, Model, config_of};
+use crate::companions::{Companions, Origin};
 use crate::error::Error;
 
 /// The Hugging Face folders of a family: every [`HfFamily`]. `progress` gets the number of tensor bytes since its last
@@ -33,12 +34,12 @@ pub trait HfExchange: Debug + Send + Sync {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Checkpoint, Error>;
 
-    /// Converts a checkpoint with these weights to a folder, with the files of `like` or those that the checkpoint was
+    /// Converts a checkpoint with these weights to a folder, with its companions or with the files that the checkpoint was
     /// converted with.
     fn export(
         &self,
         checkpoint: (&Checkpoint, &dyn TensorSource),
-        like: Option<&Path>,
+        companions: &Companions,
         to: &Path,
         options: ExportOptions,
         progress: &mut dyn FnMut(u64),
@@ -108,12 +109,17 @@ impl<F: HfFamily> HfExchange for F {
     fn export(
         &self,
         (checkpoint, weights): (&Checkpoint, &dyn TensorSource),
-        like: Option<&Path>,
+        companions: &Companions,
         to: &Path,
         options: ExportOptions,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Exported, Error> {
-        let (config, files) = hf::export_config::<F>(checkpoint, like)?;
+        let (mut config, mut files) = match companions.origin() {
+            Some(Origin::Loaded(from)) => hf::export_config_of_run::<F>(checkpoint, from)?,
+            Some(Origin::Like(folder)) => hf::export_config::<F>(checkpoint, Some(folder))?,
+            None => hf::export_config::<F>(checkpoint, None)?,
+        };
+        companions.apply(&mut config.tokens, &mut files);
         let options = ExportOptions { files, ..options };
         Ok(Exported {
             summary: hf::export(weights, &config, to, &options, progress)?,

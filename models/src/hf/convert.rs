@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::folder::CONFIG;
 use super::shard::read_text;
-use super::{HfConfig, HfError, HfFamily, HfFolder, ModelFamily, companion_files};
+use super::{HfConfig, HfError, HfFamily, HfFolder, ModelFamily, companion_files, is_hf_folder};
 use crate::TransformerConfig;
 use crate::weights::{CHUNK, FAMILY, Weights};
 
@@ -154,6 +154,40 @@ pub fn export_config<F: HfFamily>(
         return Err(CheckpointError::corrupt(path, what).into());
     }
     Ok((HfConfig { model, ..config }, files))
+}
+
+/// The `config.json` and the companion files with which to export a checkpoint of a run that was loaded from `origin`: a
+/// Hugging Face folder, or a checkpoint that was converted from one. The special tokens and the files are those of `origin`.
+/// The settings of the model are those of the run, which may have changed them.
+///
+/// # Errors
+///
+/// [`HfError`] for files of `origin` that cannot be read, and a model of no supported family.
+pub fn export_config_of_run<F: HfFamily>(
+    checkpoint: &Checkpoint,
+    origin: &Path,
+) -> Result<(HfConfig<F>, Files), HfError> {
+    let model: F::Model = model_of(checkpoint)?;
+    let path = origin.join(CONFIG);
+    let refused = |source| HfError::Config {
+        path: path.clone(),
+        source,
+    };
+    let (config, files) = if is_hf_folder(origin) {
+        (Some(read_text(&path)?), companion_files(origin)?)
+    } else {
+        kept(&Checkpoint::open(origin)?)?
+    };
+    let config = config.map(|bytes| HfConfig::<F>::parse(&bytes));
+    let config = config.transpose().map_err(refused)?;
+    let config = match config {
+        Some(config) if model.differences(&config.model).is_empty() => HfConfig { model, ..config },
+        config => HfConfig {
+            tokens: config.map(|config| config.tokens).unwrap_or_default(),
+            ..HfConfig::of(&model).map_err(refused)?
+        },
+    };
+    Ok((config, files))
 }
 
 fn read_config<F: HfFamily>(path: &Path) -> Result<HfConfig<F>, HfError> {

@@ -33,7 +33,7 @@ mod transpose;
 
 pub use config::{ConfigKeys, HfConfig, SpecialTokenIds};
 pub(crate) use convert::objects_for;
-pub use convert::{export_config, import, stored_hf_files};
+pub use convert::{export_config, export_config_of_run, import, stored_hf_files};
 pub use error::{HfConfigError, HfError};
 pub use export::{ExportOptions, ExportSummary, companion_files, export};
 pub use family::{HfFamily, HfNames};

@@ -1,0 +1,272 @@
+//! What an exported model takes from elsewhere: the `config.json` to follow, the tokenizer and the chat template.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn_megatron::checkpoint::{Checkpoint, TensorSource};
+use burn_megatron::tokenizer::{BYTES, Tokenizer};
+use burn_megatron_models::hf::peft::{base_model, is_peft_folder};
+use burn_megatron_models::hf::{SpecialTokenIds, companion_files, is_hf_folder, stored_hf_files};
+use serde_json::Value;
+
+use crate::data;
+use crate::error::Error;
+use crate::family::open_checkpoint;
+use crate::recipe::Recipe;
+
+/// The files of a tokenizer and of its chat template in a Hugging Face folder.
+const TOKENIZER: &str = "tokenizer.json";
+const TEMPLATE: &str = "chat_template.jinja";
+
+/// The files that belong to a tokenizer whose file is named in the place of its folder.
+const BESIDE: [&str; 4] = [
+    TEMPLATE,
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+];
+
+/// The most runs that were loaded from each other.
+const MAX_RUNS: usize = 64;
+
+/// Names and contents of files.
+type Files = Vec<(String, Vec<u8>)>;
+
+/// Where the files beside the weights of an exported model are from.
+#[derive(Clone, Debug, Default)]
+pub struct Companions {
+    origin: Option<Origin>,
+    tokenizer: Option<TokenizerFiles>,
+    template: Option<Vec<u8>>,
+}
+
+/// A Hugging Face folder, or a checkpoint that was converted from one.
+#[derive(Clone, Debug)]
+pub enum Origin {
+    /// The folder of `--like`, which must have the same model.
+    Like(PathBuf),
+    /// What the run was loaded from.
+    Loaded(PathBuf),
+}
+
+/// The tokenizer of the data.
+#[derive(Clone, Debug)]
+struct TokenizerFiles {
+    files: Files,
+    tokens: SpecialTokenIds,
+}
+
+impl Companions {
+    /// Takes everything from a Hugging Face folder.
+    pub fn like(folder: &Path) -> Self {
+        Self {
+            origin: Some(Origin::Like(folder.into())),
+            ..Self::default()
+        }
+    }
+
+    /// The companions of a checkpoint of a run. They are what the run was loaded from, and the tokenizer and the template of
+    /// its data. A checkpoint that was converted from a Hugging Face folder has its own.
+    ///
+    /// # Errors
+    /// Files that the recipe names and that cannot be read.
+    pub fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Self, Error> {
+        if !stored_hf_files(checkpoint)?.is_empty() {
+            return Ok(Self::default());
+        }
+        let tokenizer = checkpoint.metadata().config["data"]["tokenizer"].as_str();
+        let found = Self::of_recipe_json(&checkpoint.metadata().config, tokenizer);
+        found.map_err(|error| {
+            let name = checkpoint.name();
+            format!("{name}: {error}; --like DIR takes these files from a Hugging Face folder")
+                .into()
+        })
+    }
+
+    /// The companions of a run that starts.
+    ///
+    /// # Errors
+    /// As [`of_checkpoint`](Self::of_checkpoint).
+    pub fn of_recipe(recipe: &Recipe) -> Result<Self, Error> {
+        let tokenizer = match &recipe.data.tokenizer {
+            Some(name) => Some(name.clone()),
+            None => data::tokenizer(recipe)?.map(|tokenizer| tokenizer.name().into()),
+        };
+        let found = Self::of_recipe_json(&serde_json::to_value(recipe)?, tokenizer.as_deref());
+        found.map_err(|error| format!("--save-hf: {error}").into())
+    }
+
+    fn of_recipe_json(recipe: &Value, tokenizer: Option<&str>) -> Result<Self, Error> {
+        let origin = match loaded(recipe) {
+            Some(path) => origin_of(Path::new(path), MAX_RUNS).map_err(|error| {
+                format!("the run was loaded from {path}, which has its config.json and tokenizer: {error}")
+            })?,
+            None => None,
+        };
+        let tokenizer = tokenizer.filter(|name| *name != BYTES);
+        let tokenizer = tokenizer.map(|name| {
+            let files = TokenizerFiles::read(Path::new(name));
+            files.map_err(|error| format!("data.tokenizer = {name:?}: {error}"))
+        });
+        let template = recipe["data"]["chat"]["template"].as_str().map(|path| {
+            let read = fs::read(path);
+            read.map_err(|error| format!("data.chat.template = {path:?}: {error}"))
+        });
+        Ok(Self {
+            origin: origin.map(Origin::Loaded),
+            tokenizer: tokenizer.transpose()?,
+            template: template.transpose()?,
+        })
+    }
+
+    /// Where the `config.json` is from.
+    pub fn origin(&self) -> Option<&Origin> {
+        self.origin.as_ref()
+    }
+
+    /// Puts the tokenizer and the template of the data in the place of others.
+    pub fn apply(&self, tokens: &mut SpecialTokenIds, files: &mut Files) {
+        if let Some(own) = &self.tokenizer
+            && find(files, TOKENIZER) != find(&own.files, TOKENIZER)
+        {
+            files.clone_from(&own.files);
+            tokens.clone_from(&own.tokens);
+        }
+        if let Some(template) = &self.template {
+            files.retain(|(name, _)| name != TEMPLATE);
+            files.push((TEMPLATE.into(), template.clone()));
+        }
+    }
+}
+
+impl TokenizerFiles {
+    /// Reads a tokenizer and the files beside it.
+    fn read(path: &Path) -> Result<Self, Error> {
+        let tokenizer = Tokenizer::open(path)?;
+        let files = if path.is_dir() {
+            companion_files(path)?
+        } else {
+            let mut files = companion_files(path.parent().unwrap_or(Path::new(".")))?;
+            files.retain(|(name, _)| BESIDE.contains(&&name[..]));
+            files.push((TOKENIZER.into(), fs::read(path)?));
+            files
+        };
+        let special = tokenizer.special();
+        let stops = special.stop_tokens.iter().copied();
+        let others = stops.filter(|token| Some(*token) != special.eos);
+        let tokens = SpecialTokenIds {
+            bos: special.bos,
+            eos: special.eos.into_iter().chain(others).collect(),
+            pad: special.pad,
+        };
+        Ok(Self { files, tokens })
+    }
+}
+
+fn find<'a>(files: &'a Files, name: &str) -> Option<&'a Vec<u8>> {
+    let found = files.iter().find(|(own, _)| own == name)?;
+    Some(&found.1)
+}
+
+/// The model that a recipe loads.
+fn loaded(recipe: &Value) -> Option<&str> {
+    let base = recipe["lora"]["base_model"].as_str();
+    base.or(recipe["checkpoint"]["load"].as_str())
+}
+
+/// The Hugging Face folder of a model, or the checkpoint that has its files. A run is followed to the model that it was
+/// loaded from, at most through `runs` runs.
+fn origin_of(path: &Path, runs: usize) -> Result<Option<PathBuf>, Error> {
+    if is_hf_folder(path) {
+        return Ok(Some(path.into()));
+    }
+    let next = if is_peft_folder(path) {
+        base_model(path)?
+    } else {
+        let checkpoint = open_checkpoint(path)?;
+        if !stored_hf_files(&checkpoint)?.is_empty() {
+            return Ok(Some(checkpoint.path().into()));
+        }
+        loaded(&checkpoint.metadata().config).map(PathBuf::from)
+    };
+    match (next, runs) {
+        (Some(next), 1..) => origin_of(&next, runs - 1),
+        _ => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::parsed;
+
+    const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+    fn of(data: &str, more: &str) -> Result<Companions, String> {
+        let recipe = parsed(&format!("{more}\n[data]\n{data}"));
+        let found = Companions::of_recipe(&recipe.map_err(|error| error.to_string())?);
+        found.map_err(|error| error.to_string())
+    }
+
+    fn names(files: &Files) -> Vec<&str> {
+        files.iter().map(|(name, _)| &name[..]).collect()
+    }
+
+    #[test]
+    fn a_run_of_its_own_has_the_tokenizer_of_its_data() {
+        let folder = format!("{FIXTURES}/burn-megatron/tests/fixtures/tokenizer/byte_bpe");
+        let expected = Tokenizer::open(folder.as_ref()).unwrap();
+        for tokenizer in [folder.clone(), format!("{folder}/tokenizer.json")] {
+            let found = of(&format!("tokenizer = '{tokenizer}'"), "").unwrap();
+            let (mut tokens, mut files) = Default::default();
+            found.apply(&mut tokens, &mut files);
+            assert_eq!(tokens.eos.first().copied(), expected.special().eos);
+            let written = files.iter().cloned().collect();
+            let written = Tokenizer::from_files("written".as_ref(), &written).unwrap();
+            assert_eq!(written.fingerprint(), expected.fingerprint());
+            assert_eq!(written.special(), expected.special());
+        }
+        let (mut tokens, mut files) = Default::default();
+        of("", "").unwrap().apply(&mut tokens, &mut files);
+        assert!(files.is_empty(), "bytes have no files");
+        let error = of("tokenizer = '/nowhere/tokenizer'", "").unwrap_err();
+        assert!(error.contains("/nowhere/tokenizer"), "{error}");
+    }
+
+    #[test]
+    fn a_loaded_run_has_the_files_of_its_folder_and_the_tokenizer_of_its_data() {
+        let llama = format!("{FIXTURES}/models/tests/fixtures/hf/llama2");
+        let load = |path: &str| format!("[checkpoint]\nload = '{path}'");
+        let found = of("", &load(&llama)).unwrap();
+        assert!(matches!(found.origin(), Some(Origin::Loaded(path)) if *path == Path::new(&llama)));
+        let error = of("", "[lora]\nbase_model = '/nowhere'").unwrap_err();
+        assert!(
+            error.contains("the run was loaded from /nowhere"),
+            "{error}"
+        );
+        // Another tokenizer replaces all files of the first, and the template of the data replaces its own.
+        let bpe = format!("{FIXTURES}/burn-megatron/tests/fixtures/tokenizer/byte_bpe");
+        let template = format!("{FIXTURES}/burn-megatron/tests/fixtures/chat/chatml.jinja");
+        let data =
+            format!("tokenizer = '{bpe}'\nchat = {{ files = ['x'], template = '{template}' }}");
+        let found = of(&data, "").unwrap();
+        let file = |name: &str, text: &[u8]| (name.to_string(), text.to_vec());
+        let own = fs::read(format!("{bpe}/tokenizer.json")).unwrap();
+        for (tokenizer, is_kept) in [(&b"{}"[..], false), (&own, true)] {
+            let mut files = vec![
+                file(TOKENIZER, tokenizer),
+                file("vocab.json", b"{}"),
+                file(TEMPLATE, b""),
+            ];
+            let mut tokens = SpecialTokenIds {
+                bos: Some(77),
+                ..Default::default()
+            };
+            found.apply(&mut tokens, &mut files);
+            assert_eq!(names(&files).contains(&"vocab.json"), is_kept);
+            assert_eq!(tokens.bos == Some(77), is_kept);
+            assert_eq!(find(&files, TOKENIZER), Some(&own));
+            assert_eq!(find(&files, TEMPLATE), Some(&fs::read(&template).unwrap()));
+        }
+    }
+}
