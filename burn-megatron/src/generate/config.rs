@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
+/// The most texts after a prompt.
+const MAX_SAMPLES: usize = 1 << 16;
+
 /// Settings of generation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -23,6 +26,10 @@ pub struct GenerateConfig {
     pub stop: Vec<String>,
     /// The seed; if `None` that of the run, or 0. Every prompt of a batch has the same.
     pub seed: Option<u64>,
+    /// The number of texts after each prompt (`num_return_sequences` of `transformers`). Sample `i` draws from stream `i` of
+    /// the seed, so it does not depend on the number of samples. It is not a setting of a recipe.
+    #[serde(skip)]
+    pub samples: usize,
     /// Whether the log-probabilities of the new tokens are returned. They take another product with the weights of the
     /// output layer.
     pub logprobs: bool,
@@ -42,6 +49,7 @@ impl Default for GenerateConfig {
             top_p: None,
             stop: vec![],
             seed: None,
+            samples: 1,
             logprobs: false,
             speculative: false,
         }
@@ -60,6 +68,14 @@ pub enum GenerateConfigError {
     /// An invalid probability.
     #[error("invalid top_p = {0}: expected above 0 and at most 1")]
     TopP(f64),
+    /// No samples, or too many.
+    #[error("invalid samples = {0}: expected 1 to {MAX_SAMPLES}")]
+    Samples(usize),
+    /// Several samples that would be the same.
+    #[error(
+        "samples = {0} conflicts with temperature = 0, which takes the most likely token: set a temperature above 0"
+    )]
+    EqualSamples(usize),
     /// An empty stop string.
     #[error("an empty string in stop would end every text at once: leave it out")]
     Stop,
@@ -74,6 +90,12 @@ impl GenerateConfig {
     pub fn check(&self) -> Result<(), GenerateConfigError> {
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
             return Err(GenerateConfigError::Temperature(self.temperature));
+        }
+        if !(1..=MAX_SAMPLES).contains(&self.samples) {
+            return Err(GenerateConfigError::Samples(self.samples));
+        }
+        if self.samples > 1 && self.temperature == 0.0 {
+            return Err(GenerateConfigError::EqualSamples(self.samples));
         }
         if self.top_k == Some(0) {
             return Err(GenerateConfigError::TopK);

@@ -96,7 +96,7 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         self.reader.cache_bytes()
     }
 
-    /// Generates text after the tokens of a prompt. `on_text` gets the text incrementally, in whole characters.
+    /// Generates one text after the tokens of a prompt. `on_text` gets the text incrementally, in whole characters.
     ///
     /// # Errors
     ///
@@ -113,14 +113,19 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
             Written::Text(text) => on_text(text),
             Written::End => Ok(()),
         };
-        let outputs = self.generate_batch(&[prompt], 1, config, tokenizer, on_text)?;
+        let config = GenerateConfig {
+            samples: 1,
+            ..config.clone()
+        };
+        let outputs = self.generate_batch(&[prompt], 1, &config, tokenizer, on_text)?;
         let only = outputs.into_iter().next();
         Ok(only.unwrap_or_else(|| unreachable!("a prompt has an output")))
     }
 
-    /// Generates a text after each prompt, up to `batch_size` at a time; they are returned in the order of the prompts.
-    /// `on_text` gets the number of the prompt and what was written of its text. Each text is that of [`generate`](Self::generate) with its prompt
-    /// alone: with the same seed, so equal prompts have equal texts.
+    /// Generates [`samples`](GenerateConfig::samples) texts after each prompt, up to `batch_size` at a time. Returns all samples
+    /// of the first prompt, then those of the next. `on_text` gets the number of the text in this order and what was written of
+    /// it. The first sample is the text of [`generate`](Self::generate) with the prompt alone: with the same seed, so equal
+    /// prompts have equal texts.
     ///
     /// # Errors
     ///
@@ -142,10 +147,13 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
             self.reader.check(prompt.as_ref())?;
         }
         let mut queue = VecDeque::new();
-        for (index, prompt) in prompts.iter().enumerate() {
-            queue.push_back(Writing::new(index, prompt.as_ref(), config, tokenizer)?);
+        for prompt in prompts {
+            for sample in 0..config.samples {
+                let number = (queue.len(), sample);
+                queue.push_back(Writing::new(number, prompt.as_ref(), config, tokenizer)?);
+            }
         }
-        let mut free: Vec<usize> = (0..batch_size.min(prompts.len())).rev().collect();
+        let mut free: Vec<usize> = (0..batch_size.min(queue.len())).rev().collect();
         let (mut batch, mut done) = (vec![], BTreeMap::new());
         loop {
             while let Some(slot) = free.pop() {

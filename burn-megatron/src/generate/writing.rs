@@ -17,8 +17,10 @@ const REJECTED: i64 = -2;
 
 /// A prompt and the tokens after it.
 pub(super) struct Writing<'a> {
-    /// The number of the prompt.
+    /// The number of the text.
     index: usize,
+    /// The number of the sample of its prompt.
+    sample: usize,
     prompt: usize,
     config: &'a GenerateConfig,
     tokenizer: &'a Tokenizer,
@@ -40,8 +42,9 @@ pub(super) struct Writing<'a> {
 }
 
 impl<'a> Writing<'a> {
+    /// Begins text `index` after a prompt, of which it is this sample.
     pub fn new(
-        index: usize,
+        (index, sample): (usize, usize),
         prompt: &[u32],
         config: &'a GenerateConfig,
         tokenizer: &'a Tokenizer,
@@ -53,6 +56,7 @@ impl<'a> Writing<'a> {
         }
         Ok(Self {
             index,
+            sample,
             prompt: prompt.len(),
             config,
             tokenizer,
@@ -109,10 +113,10 @@ impl<'a> Writing<'a> {
         self.ended.is_some() || self.tokens.len() - self.prompt == self.config.tokens
     }
 
-    /// The new token after `ahead` more from its logits, or [`NOT_FINITE`]. Draw `i` of the stream of the seed is that of
+    /// The new token after `ahead` more from its logits, or [`NOT_FINITE`]. Draw `i` of the stream of the sample is that of
     /// new token `i`, whatever other texts there are.
     pub fn draw(&self, logits: &[f64], ahead: usize) -> i64 {
-        let draws = Stream::new(self.config.seed.unwrap_or(0), 0);
+        let draws = Stream::new(self.config.seed.unwrap_or(0), self.sample as u64);
         let (number, mut point) = (self.tokens.len() - self.prompt + ahead, 0.0);
         draws.words(number as u64, 1, |_, word| point = uniform(word));
         let token = self.config.draw(logits, point);

@@ -69,6 +69,15 @@ pub struct GenerateArgs {
     /// Seed of sampling: the same seed gives the same text in any layout.
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Sampling")]
     pub seed: u64,
+    /// Generate N different texts after each prompt, as JSON Lines. Sample i is the same for any N, batch size and layout.
+    #[arg(
+        long,
+        visible_alias = "num-return-sequences",
+        value_name = "N",
+        default_value_t = 1,
+        help_heading = "Sampling"
+    )]
+    pub samples: usize,
     /// The tokenizer: a tokenizer.json, a folder with one, or `bytes`. By default that of the Hugging Face
     /// folder, or of the one that the checkpoint was converted from, or the one that its recipe names.
     #[arg(long, value_name = "PATH|bytes")]
@@ -141,7 +150,8 @@ impl GenerateArgs {
 
     /// Whether the texts are written as JSON Lines.
     pub fn is_json(&self) -> bool {
-        self.output.is_some() || self.logprobs || self.prompts.is_some() || self.prompt.len() > 1
+        let is_several = self.samples > 1 || self.prompt.len() > 1;
+        self.output.is_some() || self.logprobs || self.prompts.is_some() || is_several
     }
 
     /// The settings of sampling, checked; the prompts are not in them.
@@ -154,6 +164,7 @@ impl GenerateArgs {
             top_p: self.top_p,
             stop: self.stop.clone(),
             seed: Some(self.seed),
+            samples: self.samples,
             logprobs: self.logprobs,
             speculative: self.speculative,
         };

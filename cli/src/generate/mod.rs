@@ -66,7 +66,7 @@ pub fn run(args: &GenerateArgs, families: &Families) -> Result<ExitCode, Error> 
     });
     if let Some(result) = results?.swap_remove(0) {
         if args.is_json() {
-            let lines = json_lines(&prompts, &result.generated)?;
+            let lines = json_lines(&prompts, args.samples, &result.generated)?;
             match file {
                 Some(mut file) => file.write_all(lines.as_bytes())?,
                 None => show(&lines, own_rank.is_none())?,
@@ -96,6 +96,9 @@ fn check_output_file(output: &Path, prompts: Option<&Path>) -> Result<(), Error>
 #[derive(Serialize)]
 struct TextLine<'a> {
     prompt: &'a str,
+    /// The number of the sample, from 0; none with one sample of each prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sample: Option<usize>,
     text: &'a str,
     finish_reason: &'static str,
     tokens: &'a [u32],
@@ -104,12 +107,17 @@ struct TextLine<'a> {
     logprobs: &'a [f64],
 }
 
-/// The texts as JSON Lines, in the order of the prompts.
-fn json_lines(prompts: &[String], texts: &[GenerationOutput]) -> Result<String, Error> {
+/// The texts as JSON Lines, in the order of the prompts, with all samples of a prompt together.
+fn json_lines(
+    prompts: &[String],
+    samples: usize,
+    texts: &[GenerationOutput],
+) -> Result<String, Error> {
     let mut lines = String::new();
-    for (prompt, text) in prompts.iter().zip(texts) {
+    for (number, text) in texts.iter().enumerate() {
         let line = TextLine {
-            prompt,
+            prompt: &prompts[number / samples],
+            sample: (samples > 1).then_some(number % samples),
             text: &text.text,
             finish_reason: match text.finish_reason {
                 FinishReason::Length => "length",
@@ -224,7 +232,8 @@ impl<'a> GenerationRun<'a> {
             eprintln!("{}", self.describe(rank));
         }
         let is_streamed = is_first && !self.args.is_json();
-        let progress = (is_first && self.prompts.len() > 1).then(|| bar(self.prompts.len()));
+        let texts = self.prompts.len() * self.config.samples;
+        let progress = (is_first && texts > 1).then(|| bar(texts));
         let out = |written: Written<'_>| match written {
             Written::Text(text) if is_streamed => show(text),
             Written::Text(_) => Ok(()),

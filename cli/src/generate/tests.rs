@@ -150,7 +150,7 @@ fn several_prompts_are_written_as_json_lines() {
         let (prompts, found) = generate_all(run, &format!("{given} {flags} {more}")).unwrap();
         assert_eq!(prompts, ["pub", "f", "struct"]);
         assert_eq!(texts(&found), texts(&alone), "{given}");
-        let written = json_lines(&prompts, &found).unwrap();
+        let written = json_lines(&prompts, 1, &found).unwrap();
         let lines: Vec<serde_json::Value> = written
             .lines()
             .map(|line| serde_json::from_str(line).unwrap())
@@ -166,7 +166,34 @@ fn several_prompts_are_written_as_json_lines() {
             }
         }
     }
+    // Several samples of each, of which the first is the text above.
+    let (prompts, found) =
+        generate_all(run, &format!("--prompt pub --prompt f {flags} --samples 3")).unwrap();
+    assert_eq!(
+        [&found[0].tokens, &found[3].tokens],
+        [&alone[0].tokens, &alone[1].tokens]
+    );
+    assert!(found[0].tokens != found[1].tokens && found[1].tokens != found[2].tokens);
+    let written = json_lines(&prompts, 3, &found).unwrap();
+    let lines: Vec<serde_json::Value> = written
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    for (number, line) in lines.iter().enumerate() {
+        assert_eq!(
+            (&line["prompt"], &line["sample"]),
+            (&["pub", "f"][number / 3].into(), &(number % 3).into())
+        );
+    }
+    assert_eq!(lines.len(), 6);
     let error = |flags: &str| generate(run, flags).unwrap_err().to_string();
+    assert!(
+        error("--prompt a --samples 0").starts_with("invalid samples = 0: expected 1 to 65536")
+    );
+    assert!(
+        error("--prompt a --samples 2 --temperature 0")
+            .starts_with("samples = 2 conflicts with temperature = 0")
+    );
     let invalid = error(&file("bad.jsonl", "{\"prompt\": \"a\"}\n{\"text\": 1}\n"));
     assert!(invalid.starts_with("invalid line 2 of "), "{invalid}");
     assert!(invalid.contains("missing field `prompt`"), "{invalid}");

@@ -172,6 +172,44 @@ fn experts_in_turn_do_not_depend_on_the_batch_or_the_layout() {
     }
 }
 
+/// As `num_return_sequences` of `transformers`.
+#[test]
+fn samples_of_a_prompt_depend_on_the_seed_alone() {
+    let (_, config) = of_bytes().next().unwrap();
+    let of = |samples, seed, layout, batch_sizes: &[usize]| {
+        let settings = GenerateConfig {
+            samples,
+            tokens: 8,
+            seed: Some(seed),
+            ..settings()
+        };
+        written(&config, &settings, layout, batch_sizes).swap_remove(0)
+    };
+    let three = of(3, 5, ALONE, &[1]).swap_remove(0);
+    let two = TestLayout { tensor: 2, ..ALONE };
+    for layout in [ALONE, two] {
+        let found = of(3, 5, layout, &[1, 2, 7]);
+        assert_same("batch of 2", &found[1], &found[0]);
+        assert_same("batch of 7", &found[2], &found[0]);
+        for (text, first) in found[0].iter().zip(&three) {
+            assert_eq!(text.tokens, first.tokens, "{layout:?}");
+        }
+    }
+    // Of each prompt in turn; a sample does not depend on how many there are.
+    let one = of(1, 5, ALONE, &[2]).swap_remove(0);
+    let five = of(5, 5, ALONE, &[2]).swap_remove(0);
+    assert_eq!([one.len(), three.len(), five.len()], [5, 15, 25]);
+    for prompt in 0..5 {
+        let three = &three[3 * prompt..][..3];
+        assert_same("5 samples", three, &five[5 * prompt..][..3]);
+        assert_same("1 sample", &three[..1], &one[prompt..][..1]);
+        assert_ne!(three[0].tokens, three[1].tokens, "prompt {prompt}");
+        assert_ne!(three[1].tokens, three[2].tokens, "prompt {prompt}");
+    }
+    let other = of(3, 6, ALONE, &[1]).swap_remove(0);
+    assert_ne!(other[1].tokens, three[1].tokens);
+}
+
 /// Those that end leave, and others take their place.
 #[test]
 fn texts_of_a_batch_stop_by_themselves() {
