@@ -30,8 +30,10 @@ pub struct CompareArgs {
 struct ComparedRun {
     name: String,
     records: Vec<MetricsRecord>,
-    /// The step and the loss of its last evaluation.
-    held_out: (usize, f64),
+    /// The number of steps until its last evaluation, or without one until its last step.
+    steps: usize,
+    /// The loss of its last evaluation.
+    held_out: Option<f64>,
     /// The terms of its loss besides the cross-entropy, if its metrics are of version 1, whose loss includes them.
     minimised: Option<Vec<String>>,
 }
@@ -46,14 +48,23 @@ impl ComparedRun {
             .file_name()
             .unwrap_or(folder.path().as_os_str());
         let held_out = |record: &MetricsRecord| match record {
-            MetricsRecord::HeldOut(metrics) => Some((metrics.step, metrics.loss)),
+            MetricsRecord::HeldOut(metrics) => Some((metrics.step, Some(metrics.loss))),
             _ => None,
         };
-        let held_out = records.iter().rev().find_map(held_out);
+        let step = |record: &MetricsRecord| match record {
+            MetricsRecord::Step(metrics) => Some((metrics.step + 1, None)),
+            _ => None,
+        };
+        let newest = || records.iter().rev();
+        let found = newest()
+            .find_map(held_out)
+            .or_else(|| newest().find_map(step));
+        let (steps, held_out) =
+            found.ok_or_else(|| format!("{} has no step yet", path.display()))?;
         Ok(Self {
             name: name.to_string_lossy().into_owned(),
-            held_out: held_out
-                .ok_or_else(|| format!("{} has no held-out loss yet", path.display()))?,
+            steps,
+            held_out,
             minimised: match oldest_version(&records) {
                 1 => Some(terms(&folder)?),
                 _ => None,
@@ -131,21 +142,23 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
 fn table(runs: &[ComparedRun]) -> String {
     let width = runs.iter().map(|run| run.name.chars().count()).max();
     let width = width.unwrap_or(0).max("run".len());
-    let first = runs.first().map_or(f64::NAN, |run| run.held_out.1);
+    let first = runs.first().and_then(|run| run.held_out);
     let mut lines = vec![format!(
         "#  {:<width$}  steps  held-out loss  difference",
         "run"
     )];
     for (i, run) in runs.iter().enumerate() {
-        let (step, loss) = run.held_out;
-        let difference = match i {
-            0 => "-".into(),
-            _ => format!("{:+.2} %", 100.0 * (loss / first - 1.0)),
+        let difference = match (run.held_out, first) {
+            (Some(loss), Some(first)) if i > 0 => format!("{:+.2} %", 100.0 * (loss / first - 1.0)),
+            _ => "-".into(),
         };
+        let loss = run.held_out.map(|loss| format!("{loss:.4}"));
         lines.push(format!(
-            "{}  {:<width$}  {step:>5}  {loss:>13.4}  {difference:>10}",
+            "{}  {:<width$}  {:>5}  {:>13}  {difference:>10}",
             i + 1,
-            run.name
+            run.name,
+            run.steps,
+            loss.unwrap_or_else(|| "-".into()),
         ));
     }
     lines.join("\n")
@@ -160,13 +173,20 @@ mod tests {
         let run = |name: &str, loss| ComparedRun {
             name: name.into(),
             records: vec![],
-            held_out: (800, loss),
+            steps: 800,
+            held_out: loss,
             minimised: None,
         };
         let text = "#  run        steps  held-out loss  difference\n\
                     1  bf16         800         1.5000           -\n\
-                    2  blockwise    800         1.4850     -1.00 %";
-        assert_eq!(table(&[run("bf16", 1.5), run("blockwise", 1.485)]), text);
+                    2  blockwise    800         1.4850     -1.00 %\n\
+                    3  none         800              -           -";
+        let runs = [
+            run("bf16", Some(1.5)),
+            run("blockwise", Some(1.485)),
+            run("none", None),
+        ];
+        assert_eq!(table(&runs), text);
     }
     const STEP: &str = r#"{"kind":"step","step":0,"loss":5.5,"bits_per_byte":8.0,"gradient_norm":1.0,"learning_rate":0.001,"tokens":8,"skipped":false}"#;
     const HELD_OUT: &str =
@@ -217,7 +237,10 @@ mod tests {
                 run.title(),
                 format!("{name} (with label smoothing 0.1 and z-loss 0.0001)")
             );
-            assert_eq!(run.held_out, (1, 5.25));
+            assert_eq!((run.steps, run.held_out), (1, Some(5.25)));
         }
+        // A run without held-out data.
+        let run = read("everything", &[version, STEP], with);
+        assert_eq!((run.steps, run.held_out), (1, None));
     }
 }

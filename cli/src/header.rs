@@ -74,6 +74,14 @@ pub fn print_run(
         print("context", context);
     }
     print("data", data.describe());
+    if train.held_out_samples == 0 {
+        print("", "no evaluation, as train.held_out_samples is 0");
+    } else if data
+        .held_out(length, 1)
+        .is_ok_and(|samples| samples.is_empty())
+    {
+        print("", "no evaluation, as nothing is held out");
+    }
     for SequenceWarmup { until_step, length } in &train.sequence_warmup {
         print(
             "",

@@ -12,7 +12,7 @@ use crate::recipe::{ModelBase, Recipe, RecipeOf};
 use crate::{determinism, retired};
 
 /// Keys and tables that may always differ: layout, paths, output.
-const MAY_DIFFER: [&str; 37] = [
+const MAY_DIFFER: [&str; 39] = [
     "parallel",
     "kernels",
     "lora.base_model",
@@ -28,6 +28,8 @@ const MAY_DIFFER: [&str; 37] = [
     "data.json_key",
     "data.extensions",
     "data.chat",
+    "data.special_tokens",
+    SPECIAL_TOKENS,
     // All settings of the model are recorded; the family gives their defaults.
     "model.family",
     "model.vocabulary_divisible_by",
@@ -60,7 +62,11 @@ const OPTIMIZER: &str = "train.optimizer";
 /// The key of the data's fingerprint, beside the tables of the recipe.
 const FINGERPRINT: &str = "data_fingerprint";
 
-/// The configuration that a checkpoint records: the recipe, and the fingerprint of the data.
+/// The key for whether the documents of the data have special tokens. It is in the fingerprint too.
+const SPECIAL_TOKENS: &str = "data_special_tokens";
+
+/// The configuration that a checkpoint records: the recipe, the fingerprint of the data, and whether its documents have
+/// special tokens.
 pub fn config(recipe: &Recipe, data: &dyn Dataset) -> Result<Value, Error> {
     let mut config = serde_json::to_value(recipe)?;
     if recipe.data.tokenizer.is_none()
@@ -70,7 +76,13 @@ pub fn config(recipe: &Recipe, data: &dyn Dataset) -> Result<Value, Error> {
         config["data"]["tokenizer"] = tokenizer.name().into();
     }
     config[FINGERPRINT] = format!("{:016x}", data.fingerprint()).into();
+    config[SPECIAL_TOKENS] = data::special_tokens(recipe)?.into();
     Ok(config)
+}
+
+/// Whether the documents that the run of a checkpoint read had the special tokens of their tokenizer, if it is recorded.
+pub fn special_tokens(checkpoint: &Checkpoint) -> Option<bool> {
+    checkpoint.metadata().config[SPECIAL_TOKENS].as_bool()
 }
 
 /// The recipe that a checkpoint records, if it is one of a run.
@@ -85,6 +97,7 @@ pub fn recipe_of(checkpoint: &Checkpoint, families: &Families) -> Result<Option<
     retired::translate_config(&mut config);
     if let Some(config) = config.as_object_mut() {
         config.remove(FINGERPRINT);
+        config.remove(SPECIAL_TOKENS);
     }
     let read = || -> Result<Recipe, Error> {
         let tables: RecipeOf<Table> = Table::try_from(without_nulls(config))?.try_into()?;
@@ -185,11 +198,22 @@ fn other_data(saved: &Value, now: &Value, name: &str) -> Error {
         let given = given.find(|paths| !paths.is_null() && **paths != Value::Array(vec![]));
         given.map_or("the text of this repository".into(), Value::to_string)
     };
+    // Versions without the key added no special tokens to a text.
+    let is_text = now["data"]["files"].as_array().is_none_or(Vec::is_empty);
+    let is_without = is_text && saved[SPECIAL_TOKENS].is_null() && now[SPECIAL_TOKENS] == true;
+    let special = match is_without {
+        true => {
+            ", set data.special_tokens = false, as the version that saved it added none to a text"
+        }
+        false => "",
+    };
     let (saved, now) = (of(saved), of(now));
     let allow = format!("allow the change with --resume-allow-change {FINGERPRINT}");
     if saved == now {
-        format!("the data has changed since {name} was saved ({now}): restore it, or {allow}")
-            .into()
+        format!(
+            "the data has changed since {name} was saved ({now}): restore it{special}, or {allow}"
+        )
+        .into()
     } else {
         format!(
             "the data differs: {name} was saved by a run with {saved}, and this run has {now}; give the same with \

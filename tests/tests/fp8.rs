@@ -113,7 +113,7 @@ fn train(layout: Layout, fp8: &Fp8Config, config: &TrainConfig) -> Vec<RankResul
         let fp8 = trainer.model().fp8();
         Ok(RankResult {
             steps: losses.0,
-            held_out: ended.held_out.loss,
+            held_out: ended.held_out.unwrap().loss,
             states: fp8.states(),
             pipeline: groups.pipeline().rank(),
             layers: fp8

@@ -136,7 +136,7 @@ fn sixteen_bits_end_where_thirty_two_do() {
     };
     for layout in [FLAT, pipeline] {
         let wide = &train(layout, &config(60, Precision::F32))[0];
-        let expected = wide.outcome.held_out.loss;
+        let expected = wide.outcome.held_out.unwrap().loss;
         assert!(expected < 0.5 * wide.steps[0].loss, "it learns: {expected}");
         for precision in [Precision::Bf16, Precision::F16] {
             let scaled = precision == Precision::F16;
@@ -146,7 +146,7 @@ fn sixteen_bits_end_where_thirty_two_do() {
                 ..config(60, precision)
             };
             let run = &train(layout, &config)[0];
-            let found = run.outcome.held_out.loss;
+            let found = run.outcome.held_out.unwrap().loss;
             let apart = (found / expected - 1.0).abs();
             println!("{precision:?}: {apart:.1e} apart");
             assert!(
@@ -165,7 +165,10 @@ fn sixteen_bits_end_where_thirty_two_do() {
 fn sixty_four_bits_end_where_thirty_two_do() {
     let wide = &train(FLAT, &config(8, Precision::F64))[0];
     let run = &train(FLAT, &config(8, Precision::F32))[0];
-    let (found, expected) = (run.outcome.held_out.loss, wide.outcome.held_out.loss);
+    let (found, expected) = (
+        run.outcome.held_out.unwrap().loss,
+        wide.outcome.held_out.unwrap().loss,
+    );
     assert!((found / expected - 1.0).abs() < 1e-5, "{found} {expected}");
     assert_ne!(found, expected);
     // Most f64 values are no f32 values.
@@ -221,7 +224,7 @@ fn an_overflow_is_skipped_on_all_ranks_and_training_recovers() {
     }
     assert_eq!(outcome.skipped, skipped as usize);
     assert_eq!(*scale, initial * 0.5f64.powi(skipped));
-    let (first, last) = (steps[0].loss, outcome.held_out.loss);
+    let (first, last) = (steps[0].loss, outcome.held_out.unwrap().loss);
     assert!(last < 0.5 * first, "it learns after all: {first} to {last}");
 }
 

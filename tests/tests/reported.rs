@@ -7,12 +7,14 @@ use burn::tensor::{DType, Device};
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data::{DataError, Dataset, IGNORE, Sample, Samples, Sampling};
+use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{LossScale, LossScaleConfig, LossScalerState};
-use burn_megatron::train::metrics::{HeldOutMetrics, SkipReason, StepMetrics};
+use burn_megatron::train::metrics::{HeldOutMetrics, SkipReason, StepMetrics, StepTiming};
 use burn_megatron::train::{
-    ModelConfig, NoopObserver, TrainConfig, TrainError, TrainOutcome, Trainer,
+    ModelConfig, NoopObserver, Observer, ObserverError, TrainConfig, TrainError, TrainOutcome,
+    Trainer,
 };
 use burn_megatron_models::{Transformer, TransformerConfig};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
@@ -378,7 +380,7 @@ fn a_run_that_diverges_names_the_step_and_warns_once_for_each() {
         let outcome = outcome.unwrap();
         assert_eq!((outcome.skipped, outcome.diverged), (5, Some(7)));
         // Its weights are those of before.
-        assert!(outcome.has_diverged() && outcome.held_out.loss.is_finite());
+        assert!(outcome.has_diverged() && outcome.held_out.unwrap().loss.is_finite());
     }
     let mut steps = warnings.0.lock().unwrap().clone();
     steps.sort_unstable();
@@ -398,5 +400,48 @@ fn a_run_that_diverges_names_the_step_and_warns_once_for_each() {
         let says = "training diverged at step 7, from which on no loss is finite: the last 3 steps were all \
                     skipped, after 4 that were taken";
         assert!(error.starts_with(says), "{error}");
+    }
+}
+
+/// With full sharding every rank takes part in an evaluation, if there is one.
+#[test]
+fn a_run_without_held_out_samples_evaluates_nothing() {
+    let sizes = Sizes { data: 2, ..ONE };
+    let mut config = TrainConfig {
+        evaluate_every: Some(1),
+        held_out_samples: 0,
+        ..config(2)
+    };
+    config.data_parallel.zero_stage = ZeroStage::Parameters;
+    let data = Random(|_, _| None);
+    let outcomes = on_ranks(
+        sizes,
+        &model(0.0, 0.0),
+        KernelChoice::Fused,
+        &config,
+        |trainer| {
+            let mut seen = Evaluations(0);
+            let outcome = trainer.fit(&data, &mut seen)?;
+            assert_eq!((seen.0, trainer.evaluate(&data, 2)?.tokens), (0, 0));
+            Ok(outcome)
+        },
+    );
+    for outcome in outcomes {
+        assert_eq!((outcome.steps, outcome.held_out), (2, None));
+        assert!(!outcome.has_diverged());
+    }
+}
+
+/// Counts evaluations.
+struct Evaluations(usize);
+
+impl Observer for Evaluations {
+    fn step(&mut self, _: &StepMetrics, _: &StepTiming) -> Result<(), ObserverError> {
+        Ok(())
+    }
+
+    fn held_out(&mut self, _: &HeldOutMetrics) -> Result<(), ObserverError> {
+        self.0 += 1;
+        Ok(())
     }
 }

@@ -224,7 +224,7 @@ fn train(
         }
         let mut seen = Seen(vec![], stop);
         let outcome = trainer.fit(&data, &mut seen)?;
-        Ok::<_, AnyError>((seen.0, outcome.held_out.loss))
+        Ok::<_, AnyError>((seen.0, outcome.held_out.unwrap().loss))
     });
     let mut ranks = run.unwrap();
     let (steps, held_out) = ranks.swap_remove(0);

@@ -13,6 +13,7 @@ pub struct TextDocuments {
     documents: Vec<DocumentEnd>,
     given: usize,
     source: Option<String>,
+    all_to_train: bool,
 }
 
 /// Where a document ends in the buffer.
@@ -43,6 +44,19 @@ impl TextDocuments {
             source: Some(source.into()),
             ..self
         }
+    }
+
+    /// Sets that all documents are trained on and nothing is held out.
+    pub fn without_held_out(self) -> Self {
+        Self {
+            all_to_train: true,
+            ..self
+        }
+    }
+
+    /// Whether a part of the text is held out.
+    pub(super) fn holds_out(&self) -> bool {
+        !self.all_to_train
     }
 
     /// The number of documents that are not empty.
@@ -77,6 +91,10 @@ impl TextDocuments {
                 path: path.to_path_buf(),
                 documents: self.given,
             }),
+            _ if self.all_to_train => Ok(SplitDocuments {
+                training: self.texts().collect(),
+                held_out: vec![],
+            }),
             [_] => {
                 let (training, held_out) = split_bytes(&self.bytes, may_begin);
                 Ok(SplitDocuments {
@@ -90,17 +108,24 @@ impl TextDocuments {
 
     fn split_by_document(&self) -> SplitDocuments<'_> {
         let mut parts = SplitDocuments::default();
-        let mut start = 0;
-        for (document, held_out) in self.documents.iter().zip(choose_held_out(&self.documents)) {
-            let text = &self.bytes[start..document.end];
+        for (text, held_out) in self.texts().zip(choose_held_out(&self.documents)) {
             if held_out {
                 parts.held_out.push(text)
             } else {
                 parts.training.push(text)
             }
-            start = document.end;
         }
         parts
+    }
+
+    /// The text of each document.
+    fn texts(&self) -> impl Iterator<Item = &[u8]> {
+        let mut start = 0;
+        self.documents.iter().map(move |document| {
+            let text = &self.bytes[start..document.end];
+            start = document.end;
+            text
+        })
     }
 }
 

@@ -27,6 +27,7 @@ pub struct TextData {
     training: Arc<[u8]>,
     held_out: Arc<[u8]>,
     reset_attention: bool,
+    holds_out: bool,
 }
 
 impl TextData {
@@ -67,7 +68,7 @@ impl TextData {
     /// [`DataError::Empty`].
     pub fn from_documents(path: &Path, documents: TextDocuments) -> Result<Self, DataError> {
         let (training, held_out) = documents.split(path, |_| true)?.joined();
-        let source = documents.describe(path);
+        let (source, holds_out) = (documents.describe(path), documents.holds_out());
         // Before the texts are copied once more.
         drop(documents);
         Ok(Self {
@@ -76,6 +77,7 @@ impl TextData {
             training: training.into(),
             held_out: held_out.into(),
             reset_attention: false,
+            holds_out,
         })
     }
 
@@ -190,8 +192,11 @@ impl Dataset for TextData {
     /// The held-out text is cut into windows from its start, so that no byte is a target twice; the rest at
     /// the end is not used. If there are more than `max` windows, evenly spaced ones are taken: the `i`-th is
     /// number `floor(i * windows / max)`. The choice depends on nothing else, so losses of different runs are
-    /// comparable. `max = 0` returns no window.
+    /// comparable. `max = 0`, or a text of which nothing is held out, returns no window.
     fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
+        if max == 0 || !self.holds_out {
+            return Ok(vec![]);
+        }
         self.check_length(TextPart::HeldOut, seq)?;
         let mut windows = windows(&self.held_out, seq, max);
         if self.reset_attention {

@@ -11,37 +11,42 @@ use xxhash_rust::xxh3::Xxh3;
 use super::sampler::start_of;
 use super::text::{read_documents, window, windows};
 use super::{DataError, Dataset, EXTENSIONS, Sample, Samples, Sampling, TextDocuments, TextPart};
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Tokenizer, TokenizerError};
 
 /// A text in memory as the tokens of a [`Tokenizer`].
 ///
-/// It is read and split as [`TextData`](super::TextData); the tokenizer's end-of-document token, if it has
-/// one, follows each document. For text that does not fit into memory use token files.
+/// It is read and split as [`TextData`](super::TextData). Each document has the special tokens that the tokenizer puts
+/// around a text, such as `<s>`, unless they are turned off. The tokenizer's end-of-document token, if it has one, ends each
+/// document. For text that does not fit into memory use token files.
 pub struct TokenizedText {
     path: PathBuf,
     /// What begins the description.
     source: String,
     tokenizer: String,
+    /// What the description says of the special tokens around a document.
+    frame: String,
     vocabulary: usize,
     training: Arc<[i32]>,
     held_out: Arc<[i32]>,
     bytes: usize,
     fingerprint: u64,
+    holds_out: bool,
 }
 
 impl TokenizedText {
-    /// Reads a file, or the files of a folder that end in one of [`EXTENSIONS`]. The tokens do not depend
-    /// on the number of threads.
+    /// Reads a file, or the files of a folder that end in one of [`EXTENSIONS`], with the special tokens around each
+    /// document. The tokens do not depend on the number of threads.
     ///
     /// # Errors
     ///
     /// As [`TextData::open`](super::TextData::open); [`DataError::Tokenizer`] for a text that is not UTF-8.
     pub fn open(path: &Path, tokenizer: &Tokenizer) -> Result<Self, DataError> {
-        Self::from_documents(path, &read_documents(path, &EXTENSIONS)?, tokenizer)
+        Self::from_documents(path, &read_documents(path, &EXTENSIONS)?, tokenizer, true)
     }
 
     /// The text of documents that were read from `path`, which descriptions and errors name. Of a single document
-    /// the held-out tail begins with a whole character.
+    /// the held-out tail begins with a whole character. `special_tokens` adds the special tokens of the tokenizer to each
+    /// document.
     ///
     /// # Errors
     ///
@@ -50,27 +55,32 @@ impl TokenizedText {
         path: &Path,
         documents: &TextDocuments,
         tokenizer: &Tokenizer,
+        special_tokens: bool,
     ) -> Result<Self, DataError> {
         let parts = documents.split(path, |byte| byte & 0xc0 != 0x80)?;
         let all = parts.training.iter().chain(&parts.held_out);
         let bytes = all.map(|document| document.len()).sum();
+        let failed = |source| DataError::Tokenizer {
+            path: path.to_path_buf(),
+            source,
+        };
+        let frame = tokenizer.frame().map_err(failed)?;
         let tokens = |documents: &[&[u8]]| {
-            let tokens = tokens_of(documents, tokenizer);
-            tokens.map_err(|source| DataError::Tokenizer {
-                path: path.to_path_buf(),
-                source,
-            })
+            let frame = special_tokens.then_some(&frame);
+            tokens_of(documents, tokenizer, frame).map_err(failed)
         };
         let (training, held_out) = (tokens(&parts.training)?, tokens(&parts.held_out)?);
         Ok(Self {
             path: path.to_path_buf(),
             source: documents.describe(path),
             tokenizer: tokenizer.name().into(),
+            frame: describe_frame(&frame, special_tokens, tokenizer).map_err(failed)?,
             vocabulary: tokenizer.vocabulary(),
             fingerprint: fingerprint([&training, &held_out]),
             training: training.into(),
             held_out: held_out.into(),
             bytes,
+            holds_out: documents.holds_out(),
         })
     }
 
@@ -103,15 +113,38 @@ impl TokenizedText {
     }
 }
 
+/// What a description says of the special tokens around each document.
+fn describe_frame(
+    frame: &[Vec<u32>; 2],
+    special_tokens: bool,
+    tokenizer: &Tokenizer,
+) -> Result<String, TokenizerError> {
+    let mut parts = vec![];
+    for (verb, tokens) in ["begins", "ends"].into_iter().zip(frame) {
+        if !tokens.is_empty() {
+            let tokens = tokenizer.decode_with_special_tokens(tokens)?;
+            parts.push(format!("{verb} with {tokens}"));
+        }
+    }
+    let each = if special_tokens { "each" } else { "no" };
+    Ok(match parts.is_empty() {
+        true => String::new(),
+        false => format!("; {each} document {}", parts.join(" and ")),
+    })
+}
+
+/// The tokens of documents, with the special tokens of `frame` around each. The end-of-document token is not repeated.
 fn tokens_of(
     documents: &[&[u8]],
     tokenizer: &Tokenizer,
-) -> Result<Vec<i32>, crate::tokenizer::TokenizerError> {
-    let eod = tokenizer.eod();
+    frame: Option<&[Vec<u32>; 2]>,
+) -> Result<Vec<i32>, TokenizerError> {
+    let last = frame.and_then(|[_, after]| after.last().copied());
+    let eod = tokenizer.eod().filter(|eod| Some(*eod) != last);
     let tokens: Vec<Vec<u32>> = documents
         .par_iter()
         .map(|document| {
-            let mut tokens = tokenizer.encode_bytes(document, false)?;
+            let mut tokens = tokenizer.encode_bytes(document, frame.is_some())?;
             tokens.extend(eod);
             Ok(tokens)
         })
@@ -134,12 +167,13 @@ fn fingerprint(parts: [&[i32]; 2]) -> u64 {
 impl Dataset for TokenizedText {
     fn describe(&self) -> String {
         format!(
-            "{}: {} tokens of {} to train on, {} held out, {:.2} bytes each",
+            "{}: {} tokens of {} to train on, {} held out, {:.2} bytes each{}",
             self.source,
             HumanCount(self.training.len() as u64),
             self.tokenizer,
             HumanCount(self.held_out.len() as u64),
             self.bytes_per_token(),
+            self.frame,
         )
     }
 
@@ -166,8 +200,11 @@ impl Dataset for TokenizedText {
     }
 
     /// As for [`TextData`](super::TextData): windows from the start of the held-out text, evenly spaced if
-    /// there are more than `max`.
+    /// there are more than `max`; none if nothing is held out.
     fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
+        if max == 0 || !self.holds_out {
+            return Ok(vec![]);
+        }
         self.check_length(TextPart::HeldOut, seq)?;
         Ok(windows(&self.held_out, seq, max))
     }
@@ -251,6 +288,52 @@ mod tests {
         assert_eq!(again.fingerprint(), text.fingerprint());
         let other = TokenizedText::open(path, &Tokenizer::bytes()).unwrap();
         assert_ne!(other.fingerprint(), text.fingerprint());
+    }
+
+    /// As `run_clm` of `transformers` does, in both parts.
+    #[test]
+    fn documents_have_the_special_tokens_of_their_tokenizer() {
+        let folder = TestFolder::new("tokenized-special");
+        for number in 0..20 {
+            folder.write(&format!("{number}.txt"), "the dog ".repeat(1 + number % 3));
+        }
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/tests/fixtures/tokenizer/byte_fallback"
+        );
+        let tokenizer = Tokenizer::open(path.as_ref()).unwrap();
+        let documents = read_documents(folder.path(), &EXTENSIONS).unwrap();
+        let of = |special| {
+            let text =
+                TokenizedText::from_documents(folder.path(), &documents, &tokenizer, special);
+            text.unwrap()
+        };
+        let (with, without) = (of(true), of(false));
+        let count = |tokens: &[i32], token: i32| tokens.iter().filter(|own| **own == token).count();
+        let parts = |text: &TokenizedText| [text.training.clone(), text.held_out.clone()];
+        for (with, without) in parts(&with).iter().zip(parts(&without)) {
+            // `<s>` is 1, and `</s>`, which ends documents, is 2.
+            let documents = count(&without, 2);
+            assert_eq!(
+                [count(with, 1), count(with, 2), count(&without, 1)],
+                [documents, documents, 0]
+            );
+            assert!(documents > 0);
+            let plain: Vec<_> = with.iter().copied().filter(|token| *token != 1).collect();
+            assert_eq!((with[0], plain), (1, without.to_vec()));
+        }
+        assert!(
+            with.describe().ends_with("; each document begins with <s>"),
+            "{}",
+            with.describe()
+        );
+        assert!(
+            without
+                .describe()
+                .ends_with("; no document begins with <s>"),
+            "{}",
+            without.describe()
+        );
     }
 
     #[test]

@@ -37,6 +37,10 @@ pub struct GenerateConfig {
     /// it draws that token itself, a forward gives two. It changes no token as far as its logits do not depend on what is
     /// read with them, as on the CPU.
     pub speculative: bool,
+    /// Whether the tokenizer adds its special tokens to the prompt, as to the texts that the model was trained on. It is not
+    /// a setting of a recipe.
+    #[serde(skip)]
+    pub special_tokens: bool,
 }
 
 impl Default for GenerateConfig {
@@ -52,6 +56,7 @@ impl Default for GenerateConfig {
             samples: 1,
             logprobs: false,
             speculative: false,
+            special_tokens: false,
         }
     }
 }
@@ -117,7 +122,10 @@ impl GenerateConfig {
     ///
     /// [`TokenizerError`] if the tokenizer cannot encode it.
     pub fn prompt_tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
-        let tokens = tokenizer.encode(&self.prompt)?;
+        let tokens = match self.special_tokens {
+            true => tokenizer.encode_with_special_tokens(&self.prompt)?,
+            false => tokenizer.encode(&self.prompt)?,
+        };
         let special = tokenizer.special();
         let first = special.bos.or(special.eod);
         match (tokens.is_empty(), first) {

@@ -29,6 +29,8 @@ pub struct TokenFileInfo {
     pub eod: Option<u32>,
     /// Whether it follows every document.
     pub eod_appended: bool,
+    /// Whether every document has the special tokens that the tokenizer puts around a text; `None` if unknown.
+    pub special_tokens: Option<bool>,
     /// The number of documents.
     pub documents: u64,
     /// The number of tokens, including those that end documents; 0 if unknown.

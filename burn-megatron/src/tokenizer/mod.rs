@@ -234,6 +234,22 @@ impl Tokenizer {
         self.encode_as(text, true)
     }
 
+    /// Returns the special tokens that [`encode_with_special_tokens`](Self::encode_with_special_tokens) adds before and after
+    /// a text.
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode).
+    pub fn frame(&self) -> Result<[Vec<u32>; 2], TokenizerError> {
+        match &self.kind {
+            TokenizerKind::Bytes => Ok([vec![], vec![]]),
+            TokenizerKind::Trained(trained) => {
+                let frame = trained.frame();
+                frame.map_err(|source| self.not_encoded(source))
+            }
+        }
+    }
+
     /// As [`encode`](Self::encode), or as [`encode_with_special_tokens`](Self::encode_with_special_tokens) if
     /// `add_special_tokens`, each token with the bytes of the text that it stands for: none for one that is added.
     ///

@@ -28,6 +28,10 @@ impl TrainedTokenizer {
         match *self {}
     }
 
+    pub fn frame(&self) -> Result<[Vec<u32>; 2], BoxedError> {
+        match *self {}
+    }
+
     pub fn encode_with_offsets(
         &self,
         _text: &str,

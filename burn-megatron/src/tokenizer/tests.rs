@@ -60,6 +60,12 @@ fn tokens_and_texts_are_those_of_the_python_library() {
                 "{place}"
             );
             let framed = tokenizer.encode_with_special_tokens(&case.text).unwrap();
+            let [before, after] = tokenizer.frame().unwrap();
+            assert_eq!(
+                [&before[..], &case.tokens, &after].concat(),
+                framed,
+                "{place}"
+            );
             assert_eq!(framed, case.framed, "{place}");
             let bytes = tokenizer.encode_bytes(case.text.as_bytes(), false).unwrap();
             assert_eq!(bytes, case.tokens, "{place}");

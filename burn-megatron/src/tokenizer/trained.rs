@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 
+use tokenizers::{Encoding, Token};
+
 use super::TokenizerError;
 use super::error::BoxedError;
 
@@ -39,6 +41,16 @@ impl TrainedTokenizer {
         // The fast variant does not compute offsets.
         let encoding = self.0.encode_fast(text, add_special_tokens)?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The tokens that are added before and after a text.
+    pub fn frame(&self) -> Result<[Vec<u32>; 2], BoxedError> {
+        let text = Encoding::from_tokens(vec![Token::new(0, String::new(), (0, 0))], 0);
+        let framed = self.0.post_process(text, None, true)?;
+        let mut added = framed.get_special_tokens_mask().iter();
+        let before = added.position(|added| *added == 0).unwrap_or(0);
+        let [before, after] = [&framed.get_ids()[..before], &framed.get_ids()[before + 1..]];
+        Ok([before.to_vec(), after.to_vec()])
     }
 
     /// Each token with the bytes of the text that it stands for.

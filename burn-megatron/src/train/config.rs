@@ -87,9 +87,9 @@ pub struct TrainConfig {
     pub count_zeros: bool,
     /// The maximum gradient norm; larger gradients are scaled down to it.
     pub clip: f64,
-    /// Steps between two evaluations on held-out text; one always runs at the end.
+    /// Steps between two evaluations on held-out text; one always runs at the end, unless nothing is held out.
     pub evaluate_every: Option<usize>,
-    /// The maximum number of held-out samples per evaluation.
+    /// The maximum number of held-out samples per evaluation; 0 evaluates nothing.
     pub held_out_samples: usize,
 }
 
@@ -258,7 +258,6 @@ impl TrainConfig {
             ),
             ("learning_rate", self.learning_rate),
             ("clip", self.clip),
-            ("held_out_samples", self.held_out_samples as f64),
             ("evaluate_every", self.evaluate_every.unwrap_or(1) as f64),
             (
                 "check_replicas_every",

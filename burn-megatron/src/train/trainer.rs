@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::slice;
 use std::sync::Arc;
 
 use burn::tensor::Device;
@@ -113,15 +114,17 @@ pub struct TrainOutcome {
     pub padding: Padding,
     /// Whether the run was stopped before its last step.
     pub stopped: bool,
-    /// The held-out loss at the end.
-    pub held_out: HeldOutMetrics,
+    /// The held-out loss at the end; `None` if nothing is held out, or [`held_out_samples`](TrainConfig::held_out_samples) is
+    /// 0.
+    pub held_out: Option<HeldOutMetrics>,
 }
 
 impl TrainOutcome {
     /// Whether the last training loss or the held-out loss is not finite.
     pub fn has_diverged(&self) -> bool {
-        let held_out = &self.held_out;
-        self.diverged.is_some() || held_out.tokens > 0 && !held_out.loss.is_finite()
+        let held_out = self.held_out.as_ref();
+        let is_bad = |held_out: &HeldOutMetrics| held_out.tokens > 0 && !held_out.loss.is_finite();
+        self.diverged.is_some() || held_out.is_some_and(is_bad)
     }
 }
 
@@ -206,6 +209,7 @@ impl<M: LanguageModel> Trainer<M> {
             samples: self.samples + self.sizes().sum(self.steps()..self.steps() + left),
         })?;
         let samples = self.read_ahead(samples, left)?;
+        let has_held_out = self.has_held_out(data)?;
         let (mut stopped, mut evaluated) = (false, None);
         let (mut steps, mut pending) = (self.steps(), None);
         let mut clock = StepClock::start();
@@ -219,7 +223,7 @@ impl<M: LanguageModel> Trainer<M> {
             }
             let last = steps == self.config.steps;
             let is_due = |every: usize| steps.is_multiple_of(every);
-            let evaluates = !last && self.config.evaluate_every.is_some_and(is_due);
+            let evaluates = has_held_out && !last && self.config.evaluate_every.is_some_and(is_due);
             let saves = !last && self.is_save_due(steps as u64);
             // What follows needs to know whether the step was taken.
             if (!self.defers || last || stopped || evaluates || saves)
@@ -249,9 +253,10 @@ impl<M: LanguageModel> Trainer<M> {
         tracing::debug!(waits = ?samples.stats(), "read ahead");
         self.save_final(observer)?;
         let held_out = match (evaluated, stopped && self.saver.is_some()) {
-            (Some(held_out), _) => held_out,
-            (None, true) => self.evaluate_average(data)?,
-            (None, false) => self.report_held_out(data, observer)?,
+            (Some(held_out), _) => Some(held_out),
+            (None, _) if !has_held_out => None,
+            (None, true) => Some(self.evaluate_average(data)?),
+            (None, false) => Some(self.report_held_out(data, observer)?),
         };
         let Padding { added, all } = self.padding;
         let padding = vec![added as f64, all as f64];
@@ -278,6 +283,12 @@ impl<M: LanguageModel> Trainer<M> {
             stopped,
             held_out,
         })
+    }
+
+    /// Whether there are held-out samples to evaluate on.
+    fn has_held_out(&self, data: &dyn Dataset) -> Result<bool, TrainError> {
+        let most = self.config.held_out_samples.min(1);
+        Ok(most > 0 && !data.held_out(self.sequence_length(), most)?.is_empty())
     }
 
     fn report_held_out(
@@ -342,10 +353,12 @@ impl<M: LanguageModel> Trainer<M> {
         let own: Vec<_> = own.cloned().collect();
         let mut batches: Vec<_> = own.chunks(size).map(|own| (own, true)).collect();
         let sharded = self.ddp.config().zero_stage == ZeroStage::Parameters;
-        if sharded || self.ddp.groups().config().splits_experts() {
+        if let Some(first) = windows.first()
+            && (sharded || self.ddp.groups().config().splits_experts())
+        {
             // Every rank must call collectives equally often: a rank with fewer windows repeats one.
             let rounds = windows.len().div_ceil(axis.size()).div_ceil(size);
-            batches.resize(rounds, (&windows[..1], false));
+            batches.resize(rounds, (slice::from_ref(first), false));
         }
         let terms = self.ddp.module().loss_terms();
         let depths = self.ddp.module().further_depths();

@@ -13,7 +13,7 @@ use burn_megatron::data::gpt::IndexCache;
 use burn_megatron::data::{
     Dataset, Sampling, TextData, TokenFile, TokenFilesConfig, TokenizedText,
 };
-use burn_megatron::tokenizer::{TokenFileInfo, Tokenizer};
+use burn_megatron::tokenizer::{BYTES, TokenFileInfo, Tokenizer};
 use burn_megatron::train::GenerateConfig;
 
 use crate::error::Error;
@@ -42,7 +42,12 @@ pub fn open(recipe: &Recipe) -> Result<Arc<dyn Dataset>, Error> {
                 );
             }
             let (path, documents) = text::read(&recipe.data)?;
-            Arc::new(TokenizedText::from_documents(&path, &documents, tokenizer)?)
+            let special_tokens = recipe.data.special_tokens.unwrap_or(true);
+            let text = TokenizedText::from_documents(&path, &documents, tokenizer, special_tokens);
+            Arc::new(text?)
+        }
+        (_, false) if recipe.data.special_tokens == Some(true) => {
+            return Err("data.special_tokens = true has no effect on bytes; remove it".into());
         }
         (_, false) => {
             let (path, documents) = text::read(&recipe.data)?;
@@ -113,6 +118,18 @@ pub fn known_vocabulary(recipe: &Recipe) -> Result<Option<usize>, Error> {
     Ok(known)
 }
 
+/// Whether the documents of the data have the special tokens of their tokenizer; `None` if that is not known, for bytes, and
+/// for conversations, whose template writes them.
+pub fn special_tokens(recipe: &Recipe) -> Result<Option<bool>, Error> {
+    let data = &recipe.data;
+    let is_bytes = data.tokenizer.as_deref().is_none_or(|name| name == BYTES);
+    Ok(match data.files.first() {
+        Some(files) => TokenFileInfo::read(files.prefix())?.and_then(|info| info.special_tokens),
+        None if data.chat.is_some() || is_bytes => None,
+        None => Some(data.special_tokens.unwrap_or(true)),
+    })
+}
+
 /// The settings of the text that is generated at the end. An empty prompt becomes the beginning of the held-out data.
 pub fn sample(
     recipe: &Recipe,
@@ -120,12 +137,13 @@ pub fn sample(
     tokenizer: Option<&Tokenizer>,
 ) -> Result<GenerateConfig, Error> {
     let mut sample = recipe.sample.clone();
+    sample.special_tokens = special_tokens(recipe)?.unwrap_or(false);
     if let Some(tokenizer) = tokenizer.filter(|_| sample.prompt.is_empty()) {
         let seq = recipe
             .train
             .sequence_length
             .unwrap_or(recipe.model.context());
-        let held_out = data.held_out(seq, 1)?;
+        let held_out = data.held_out(seq, recipe.train.held_out_samples.min(1))?;
         let tokens = held_out.first().map(|sample| &sample.tokens[..]);
         let most = if tokenizer.is_bytes() {
             PROMPT_BYTES

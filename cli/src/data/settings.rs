@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use burn_megatron::data::gpt::Split;
 use burn_megatron::data::indexed::{bin_path, idx_path};
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -24,7 +25,11 @@ pub struct DataConfig {
     /// A tokenizer.json, a folder with one, or `bytes`, the default for text. With token files it is used for the prompt and
     /// the sample only.
     pub tokenizer: Option<String>,
-    /// The shares of training, validation and test of token files, as in "969,30,1".
+    /// Whether each document of a text has the special tokens that its tokenizer puts around a text, such as `<s>`; true by
+    /// default. In token files `preprocess --special-tokens` decides it.
+    pub special_tokens: Option<bool>,
+    /// The shares of training, validation and test of token files, as in "969,30,1". Of a text "100,0,0" alone, which holds
+    /// nothing out.
     pub split: Option<String>,
     /// Folder that caches the sample order of token files; by default each process computes it.
     pub cache: Option<PathBuf>,
@@ -106,7 +111,7 @@ pub struct DataArgs {
     /// The tokenizer: a tokenizer.json, a folder with one, or bytes.
     #[arg(long, value_name = "PATH|bytes")]
     pub tokenizer: Option<String>,
-    /// The shares of training, validation and test of token files.
+    /// The shares of training, validation and test of token files. 100,0,0 holds nothing out, of a text too.
     #[arg(long, value_name = "SHARES")]
     pub split: Option<String>,
     /// Folder that caches the sample order of token files.
@@ -139,6 +144,7 @@ impl DataArgs {
                         data.tokenizer = None;
                     }
                     (data.path, data.json_key, data.extensions) = (None, None, vec![]);
+                    data.special_tokens = None;
                     data.files = vec![TokenFileEntry::Prefix(prefix)];
                 }
                 // The token file settings of the recipe no longer apply.
@@ -191,6 +197,7 @@ impl DataConfig {
             );
         }
         let of_text = [
+            ("special_tokens", self.special_tokens.is_some()),
             ("json_key (--json-key)", self.json_key.is_some()),
             ("extensions (--extensions)", !self.extensions.is_empty()),
         ];
@@ -205,8 +212,13 @@ impl DataConfig {
                 format!("data.{name} applies to text, and the data is {what}; remove it").into(),
             );
         }
+        let split = self.split.as_ref().map(|split| split.parse::<Split>());
+        let all_to_train = split
+            .transpose()?
+            .is_some_and(|split| split.is_training_only());
+        let has_split = self.split.is_some() && !(all_to_train && self.chat.is_none());
         let given = [
-            ("split (--split)", self.split.is_some()),
+            ("split (--split)", has_split),
             ("cache (--data-cache)", self.cache.is_some()),
             ("eod", self.eod.is_some()),
             ("packing", self.packing),
@@ -220,10 +232,10 @@ impl DataConfig {
             if let Some((name, _)) = given.iter().chain([&reset]).find(|(_, given)| *given) {
                 return Err(format!(
                     "data.{name} applies to token files, and the data is [data.chat]; remove it{}",
-                    if *name == "packing" {
-                        ", or set data.chat.packing"
-                    } else {
-                        ""
+                    match *name {
+                        "packing" => ", or set data.chat.packing",
+                        "split (--split)" => ", or set data.chat.held_out (0 holds nothing out)",
+                        _ => "",
                     }
                 )
                 .into());
@@ -233,7 +245,11 @@ impl DataConfig {
         match given.iter().find(|(_, given)| *given) {
             Some((name, _)) if self.files.is_empty() => Err(format!(
                 "data.{name} applies to token files, and the data is text; convert it with `burn-megatron preprocess`, \
-                 and set data.files"
+                 and set data.files{}",
+                match *name {
+                    "split (--split)" => ". A tenth of a text is held out; \"100,0,0\" holds nothing out",
+                    _ => "",
+                }
             )
             .into()),
             _ => Ok(()),

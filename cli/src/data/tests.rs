@@ -99,6 +99,85 @@ fn the_table_decides_what_is_read() {
 }
 
 #[test]
+fn special_tokens_follow_the_tokenizer_and_the_setting() {
+    let folder = Folder::new();
+    let tokenizer = BPE.replace("byte_bpe", "byte_fallback");
+    let with = |more: &str| {
+        let data = format!("path = 'DIR/text.txt'\ntokenizer = '{tokenizer}'\n{more}");
+        folder.recipe(1000, &data)
+    };
+    for (more, each, special) in [
+        ("", "each document begins with <s>", true),
+        (
+            "special_tokens = true",
+            "each document begins with <s>",
+            true,
+        ),
+        (
+            "special_tokens = false",
+            "no document begins with <s>",
+            false,
+        ),
+    ] {
+        let recipe = with(more);
+        let data = open(&recipe).unwrap();
+        assert!(data.describe().ends_with(each), "{}", data.describe());
+        let config = crate::resume_check::config(&recipe, &*data).unwrap();
+        assert_eq!(config["data_special_tokens"], special);
+        let own = super::tokenizer(&recipe).unwrap();
+        let sample = sample(&recipe, &*data, own.as_ref()).unwrap();
+        let prompt = sample.prompt_tokens(&own.unwrap()).unwrap();
+        assert_eq!(prompt[0] == 1, special);
+    }
+    let wrong = |data: &str| error(&folder.recipe(256, &format!("{data}\nspecial_tokens = true")));
+    assert!(wrong("path = 'DIR/text.txt'").contains("no effect on bytes"));
+    let files = wrong("files = ['DIR/tokens']\nsplit = '90,10'");
+    assert!(
+        files.starts_with("data.special_tokens applies to text, and the data is token files"),
+        "{files}"
+    );
+}
+
+#[test]
+fn everything_can_be_trained_on() {
+    let folder = Folder::new();
+    fs::write(folder.path("short.txt"), "the dog and the fox").unwrap();
+    for (vocabulary, tokenizer) in [(256, "bytes"), (400, "BPE")] {
+        let data = format!("path = 'DIR/short.txt'\ntokenizer = '{tokenizer}'");
+        let mut recipe = folder.recipe(vocabulary, &format!("{data}\nsplit = '100,0,0'"));
+        let all = open(&recipe).unwrap();
+        assert!(
+            all.describe().contains("to train on, 0 held out"),
+            "{}",
+            all.describe()
+        );
+        assert!(all.held_out(8, 4).unwrap().is_empty());
+        let own = super::tokenizer(&recipe).unwrap();
+        assert_eq!(
+            sample(&recipe, &*all, own.as_ref()).unwrap().prompt,
+            recipe.sample.prompt
+        );
+        // A tenth of so short a text is too short to evaluate on.
+        recipe = folder.recipe(vocabulary, &data);
+        assert!(error(&recipe).contains("held"), "{}", error(&recipe));
+        recipe.train.held_out_samples = 0;
+        recipe.sample.prompt.clear();
+        let data = open(&recipe).unwrap();
+        sample(&recipe, &*data, own.as_ref()).unwrap();
+    }
+    let files = folder.recipe(256, "files = ['DIR/tokens']\nsplit = '100,0,0'");
+    assert!(open(&files).unwrap().held_out(8, 4).unwrap().is_empty());
+    let text = error(&folder.recipe(256, "path = 'DIR/text.txt'\nsplit = '90,10,0'"));
+    assert!(text.ends_with("\"100,0,0\" holds nothing out"), "{text}");
+    let chat = "split = '100,0,0'\nchat = { files = ['DIR/text.txt'] }";
+    let chat = error(&folder.recipe(256, chat));
+    assert!(
+        chat.ends_with("or set data.chat.held_out (0 holds nothing out)"),
+        "{chat}"
+    );
+}
+
+#[test]
 fn records_are_documents_under_a_key() {
     let folder = Folder::new();
     let lines = |key: &str| -> String {

@@ -54,6 +54,10 @@ pub fn read(data: &DataConfig) -> Result<(PathBuf, TextDocuments), Error> {
     if counts.is_notable() {
         documents = documents.with_source(counts.to_string());
     }
+    if data.split.is_some() {
+        // No other split of a text passes the check of the settings.
+        documents = documents.without_held_out();
+    }
     Ok((path, documents))
 }
 

@@ -167,6 +167,7 @@ impl GenerateArgs {
             samples: self.samples,
             logprobs: self.logprobs,
             speculative: self.speculative,
+            special_tokens: false,
         };
         config.check()?;
         if self.batch_size == 0 {

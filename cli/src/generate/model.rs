@@ -11,6 +11,7 @@ use burn_megatron_models::hf::{is_hf_folder, stored_hf_files};
 
 use crate::error::Error;
 use crate::family::{Families, Model, base_of, lora_of, open_checkpoint};
+use crate::resume_check;
 
 /// The file name of a tokenizer.
 const TOKENIZER: &str = "tokenizer.json";
@@ -56,6 +57,8 @@ impl SavedModel {
             Some(tokenizer) => tokenizer,
             None => own_tokenizer(&checkpoint, &kept, model.vocabulary())?,
         };
+        // A converted checkpoint behaves as its Hugging Face folder.
+        let framed = resume_check::special_tokens(&checkpoint).unwrap_or(!kept.is_empty());
         let source = match lora_of(&checkpoint)? {
             Some(_) => families.open(path)?.1,
             None => Box::new(checkpoint),
@@ -64,8 +67,7 @@ impl SavedModel {
             source,
             model,
             tokenizer,
-            // A converted checkpoint behaves as its Hugging Face folder.
-            framed: !kept.is_empty(),
+            framed,
         }
         .checked()
     }
@@ -90,14 +92,11 @@ impl SavedModel {
         saved.checked()
     }
 
-    /// The tokens of a prompt, with those that the tokenizer frames it with where the model is one of Hugging Face.
+    /// The tokens of a prompt, with the special tokens that the texts of the model's training have.
     pub fn prompt_tokens(&self, prompt: &str) -> Result<Vec<u32>, Error> {
-        let framed = self.tokenizer.encode_with_special_tokens(prompt)?;
-        if self.framed && !framed.is_empty() {
-            return Ok(framed);
-        }
         let config = GenerateConfig {
             prompt: prompt.into(),
+            special_tokens: self.framed,
             ..GenerateConfig::default()
         };
         Ok(config.prompt_tokens(&self.tokenizer)?)

@@ -14,7 +14,7 @@ use burn_megatron_models::TransformerConfig;
 use burn_megatron_models::hf::{self, HfFolder};
 
 use super::*;
-use crate::family::Families;
+use crate::family::{Families, Model};
 use crate::flags::parse;
 
 /// A folder of its own for each test.
@@ -343,6 +343,14 @@ fn a_converted_checkpoint_writes_as_its_folder_does() {
     let flags = format!("{flags} --tokenizer {}", tokenizer.display());
     let [own, other] = [&hf, &checkpoint].map(|path| generate(path, &flags).unwrap());
     assert_eq!((other.tokens, other.prompt), (own.tokens, 6));
+    // A run reads a prompt as it read the documents.
+    let model = serde_json::to_value(Model::transformer(source.config().model.clone())).unwrap();
+    for (special_tokens, prompt) in [(true, 6), (false, 5)] {
+        let run = Folder::new(&format!("documents-{special_tokens}"));
+        let config = serde_json::json!({ "model": &model, "data_special_tokens": special_tokens });
+        let path = run.save(&source.config().model, config);
+        assert_eq!(generate(path, &flags).unwrap().prompt, prompt);
+    }
 }
 
 #[test]

@@ -97,7 +97,7 @@ impl PreprocessSummary {
             if info.documents == 1 {
                 eprintln!(
                     "warning: {} is 1 document, and a split never cuts one, so that nothing can be held out of it: \
-                     preprocess with --lines or --separator",
+                     preprocess with --lines or --separator, or train with --split 100,0,0",
                     prefix.display()
                 );
             }
@@ -133,10 +133,10 @@ pub fn preprocess(
     } = inputs::find(args, &keys)?;
     let mut outputs = outputs(args, &tokenizer, &keys, &inputs)?;
     let worker = TokenizeWorker {
-        eod: tokenizer.eod().filter(|_| args.append_eod),
+        eod: eod(args, &tokenizer)?,
         tokenizer,
         keys: keys.clone(),
-        framed: args.special_tokens,
+        framed: special_tokens(args),
         skip_bad: args.skip_bad,
     };
     let read = Arc::new(AtomicU64::new(0));
@@ -186,7 +186,7 @@ pub fn preprocess(
 
 fn tokenizer(args: &PreprocessArgs) -> Result<Tokenizer, PreprocessError> {
     let tokenizer = Tokenizer::named(&args.tokenizer)?;
-    if tokenizer.is_bytes() && args.special_tokens {
+    if tokenizer.is_bytes() && args.special_tokens == Some(true) {
         return Err(PreprocessError::Ignored(
             "--special-tokens has no effect on bytes; remove it",
         ));
@@ -200,6 +200,18 @@ fn tokenizer(args: &PreprocessArgs) -> Result<Tokenizer, PreprocessError> {
     } else {
         Ok(tokenizer)
     }
+}
+
+fn special_tokens(args: &PreprocessArgs) -> bool {
+    args.special_tokens.unwrap_or(true)
+}
+
+/// The token that is appended to every document, unless the special tokens of the tokenizer end with it.
+fn eod(args: &PreprocessArgs, tokenizer: &Tokenizer) -> Result<Option<u32>, PreprocessError> {
+    let [_, after] = tokenizer.frame()?;
+    let last = after.last().copied().filter(|_| special_tokens(args));
+    let eod = tokenizer.eod().filter(|_| args.append_eod);
+    Ok(eod.filter(|eod| Some(*eod) != last))
 }
 
 /// The keys that texts stand under, one for each output.
@@ -233,6 +245,7 @@ fn outputs(
     let outputs = keys.iter().map(|key| {
         let info = TokenFileInfo {
             eod_appended: args.append_eod,
+            special_tokens: Some(special_tokens(args)),
             key: any_record.then(|| key.clone()),
             inputs: inputs
                 .iter()

@@ -192,9 +192,7 @@ fn documents_can_be_framed() {
     let folder = Folder::new();
     folder.write("a.txt", "the dog");
     let flags = "DIR/a.txt --tokenizer TOK/byte_fallback --output DIR/a";
-    folder
-        .run(&format!("{flags} --special-tokens --append-eod"))
-        .unwrap();
+    folder.run(&format!("{flags} --append-eod")).unwrap();
     let tokenizer = Tokenizer::open(format!("{TOKENIZERS}/byte_fallback").as_ref()).unwrap();
     let expected = [
         tokenizer.encode_with_special_tokens("the dog").unwrap(),
@@ -202,10 +200,18 @@ fn documents_can_be_framed() {
     ]
     .concat();
     assert_eq!(expected[0], 1);
-    assert_eq!(folder.documents("a"), [expected]);
+    assert_eq!(folder.documents("a"), std::slice::from_ref(&expected));
+    assert_eq!(folder.info("a").special_tokens, Some(true));
+    let without = format!("{flags} --append-eod --overwrite --special-tokens=false");
+    folder.run(&without).unwrap();
+    assert_eq!(folder.documents("a"), [expected[1..].to_vec()]);
+    assert_eq!(folder.info("a").special_tokens, Some(false));
     folder
-        .run(&format!("{flags} --append-eod --eod <unk> --overwrite"))
+        .run(&format!(
+            "{flags} --append-eod --eod <unk> --overwrite --special-tokens"
+        ))
         .unwrap();
+    assert_eq!(folder.documents("a")[0][0], 1);
     assert_eq!(folder.documents("a")[0].last(), Some(&0));
     assert_eq!(folder.info("a").eod, Some(0));
 }

@@ -81,7 +81,10 @@ pub fn finish(
             count(all as usize, "token")
         );
     }
-    println!("{}", describe_held_out(&held_out, unit, outcome.steps));
+    println!(
+        "{}",
+        describe_held_out(held_out.as_ref(), unit, outcome.steps)
+    );
     println!("written to {}", folder.path().display());
     let loss_scale = recipe.train_config().loss_scale();
     print_skipped(recipe, outcome);
@@ -187,7 +190,10 @@ fn check_outcome(outcome: &TrainOutcome) -> Result<ExitCode, Error> {
 }
 
 /// The last held-out loss, and the other terms of the objective.
-fn describe_held_out(held_out: &HeldOutMetrics, unit: LossUnit, steps: usize) -> String {
+fn describe_held_out(held_out: Option<&HeldOutMetrics>, unit: LossUnit, steps: usize) -> String {
+    let Some(held_out) = held_out else {
+        return "held-out loss: none, as nothing was evaluated".into();
+    };
     if held_out.tokens == 0 {
         return "held-out loss: none, as all held-out targets are masked".into();
     }
@@ -248,7 +254,9 @@ mod tests {
             tokens: 16,
         };
         let plain = "held-out loss 1.5000 nats per byte (2.2500 bits) after 3 steps, on 16 tokens";
-        assert_eq!(describe_held_out(&held_out, LossUnit::Byte, 3), plain);
+        let describe =
+            |held_out: &HeldOutMetrics| describe_held_out(Some(held_out), LossUnit::Byte, 3);
+        assert_eq!(describe(&held_out), plain);
         held_out.minimised = Minimised {
             further_tokens: None,
             objective: Some(1.75),
@@ -256,13 +264,15 @@ mod tests {
             z_loss: Some(0.125),
         };
         assert_eq!(
-            describe_held_out(&held_out, LossUnit::Byte, 3),
+            describe(&held_out),
             format!(
                 "{plain}\nobjective 1.7500 there: the loss + label smoothing 0.1250 + z-loss 0.1250"
             )
         );
         (held_out.tokens, held_out.loss) = (0, f64::NAN);
         let none = "held-out loss: none, as all held-out targets are masked";
-        assert_eq!(describe_held_out(&held_out, LossUnit::Byte, 3), none);
+        assert_eq!(describe(&held_out), none);
+        let none = "held-out loss: none, as nothing was evaluated";
+        assert_eq!(describe_held_out(None, LossUnit::Byte, 3), none);
     }
 }

@@ -210,7 +210,7 @@ impl Case {
             };
             let outcome = trainer.fit(&text, &mut seen)?;
             assert_eq!(outcome.steps, stop);
-            seen.losses = outcome.held_out.loss;
+            seen.losses = outcome.held_out.unwrap().loss;
             let bits = |tensor: burn::tensor::Tensor<1>| -> Vec<u64> {
                 let values = tensor.into_data();
                 values.iter::<f64>().map(f64::to_bits).collect()

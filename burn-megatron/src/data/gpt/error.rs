@@ -211,7 +211,8 @@ pub enum CacheError {
 fn remedy(sequences: usize, all_sequences: usize) -> String {
     match (sequences, all_sequences) {
         (0, 1) => {
-            "there is 1 document and a split never cuts one: preprocess with --lines or --separator"
+            "there is 1 document and a split never cuts one: preprocess with --lines or --separator, or hold nothing out \
+             with the split 100,0,0"
                 .into()
         }
         (0, all) => format!(

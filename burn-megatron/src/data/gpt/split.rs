@@ -71,6 +71,14 @@ impl Split {
     }
 }
 
+impl Split {
+    /// Whether the shares of validation and test are 0.
+    pub fn is_training_only(&self) -> bool {
+        let rest = [SplitPart::Valid, SplitPart::Test];
+        rest.iter().all(|part| self.range(*part, 0).is_none())
+    }
+}
+
 /// Comma-separated shares; missing ones are 0.
 impl FromStr for Split {
     type Err = SamplingError;

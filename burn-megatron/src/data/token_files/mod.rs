@@ -209,14 +209,14 @@ impl TokenFiles {
         Ok(Arc::new(blended))
     }
 
-    /// The first samples of a blend of one epoch, until one of the files is exhausted.
+    /// The first samples of a blend of one epoch, until one of the files is exhausted; none of a part whose share is 0.
     fn evaluation(
         &self,
         part: SplitPart,
         seq: usize,
         max: usize,
     ) -> Result<Vec<Sample>, DataError> {
-        if max == 0 {
+        if max == 0 || self.config.split.range(part, 0).is_none() {
             return Ok(vec![]);
         }
         let parts = self.one_epoch(part, seq, HELD_OUT_SEED)?;

@@ -41,6 +41,25 @@ fn sampling(samples: u64) -> Sampling {
 }
 
 #[test]
+fn a_part_whose_share_is_0_has_no_samples() {
+    let everything = TokenFilesConfig {
+        split: "100,0,0".parse().unwrap(),
+        ..corpora([None, None])
+    };
+    let data = everything.open().unwrap();
+    data.training(&sampling(8)).unwrap();
+    assert!(data.held_out(16, 4).unwrap().is_empty());
+    assert!(data.test(16, 4).unwrap().is_empty());
+    let without_test = TokenFilesConfig {
+        split: "80,20,0".parse().unwrap(),
+        ..corpora([None, None])
+    };
+    let data = without_test.open().unwrap();
+    assert_eq!(data.held_out(16, 4).unwrap().len(), 4);
+    assert!(data.test(16, 4).unwrap().is_empty());
+}
+
+#[test]
 fn blended_samples_are_those_of_the_reference() {
     let folder = TestFolder::new("files-whole");
     for case in cases("whole").as_array().unwrap() {
