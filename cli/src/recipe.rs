@@ -279,6 +279,10 @@ pub fn parsed(text: &str) -> Result<Recipe, Error> {
 }
 
 #[cfg(test)]
+#[path = "recipe_keys.rs"]
+mod keys;
+
+#[cfg(test)]
 mod tests {
     use std::fs;
 

@@ -7,11 +7,14 @@ mod book;
 mod check;
 mod check_cuda;
 mod check_nccl;
+mod draw;
 mod emulate;
 #[cfg(unix)]
 mod first_hour;
+mod fuzz_layouts;
 mod gpu;
 mod metrics;
+mod minutes;
 mod mpi;
 mod own_model;
 mod pip;
@@ -142,7 +145,15 @@ enum Command {
     /// Not part of `ci`; needs Linux.
     #[cfg(unix)]
     Soak(soak::Options),
-    /// Everything above but check-nccl, emulate, gpu, first-hour and soak: format, words, lint, docs, book, package, test, cuda,
+    /// Compare random recipes in random layouts with one rank, for some minutes.
+    ///
+    /// Each case draws a small model, a layout of 2 to 8 ranks and a few unusual settings. It trains for 2 or 3 steps in the
+    /// layout and on one rank, in f64. Metrics, generated text and the last checkpoint must agree up to rounding. Each third
+    /// case also runs `verify`. A refusal with an error message is counted by its reason. A difference, a panic, a failure
+    /// after the start of the run and a hang are faults. The first case of a fault is shrunk to a minimal recipe, which is
+    /// printed with the commands that repeat it. `test --all` runs one minute with a fixed seed.
+    FuzzLayouts(fuzz_layouts::Options),
+    /// Everything above but check-nccl, emulate, gpu, first-hour, soak and fuzz-layouts: format, words, lint, docs, book, package, test, cuda,
     /// small build, check-cuda, recipe.
     ///
     /// The kernels are compiled for sm_90a only, and the recipe runs in the dev profile, with the build of the tests.
@@ -180,6 +191,7 @@ fn main() -> ExitCode {
         Command::FirstHour(options) => first_hour::run(&options, &root, &mut report),
         #[cfg(unix)]
         Command::Soak(options) => soak::run(&options, &root, &mut report),
+        Command::FuzzLayouts(options) => fuzz_layouts::run(&options, &root, &mut report),
         Command::Ci => ci(&root, &mut report),
     }
     report.finish()

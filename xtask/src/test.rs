@@ -12,7 +12,8 @@ use std::sync::Mutex;
 use std::thread;
 
 use crate::binaries::{self, TestBinary};
-use crate::process::{cargo, run_reading};
+use crate::fuzz_layouts;
+use crate::process::{cargo, run_reading, target_folder};
 use crate::report::{Outcome, Report};
 use crate::totals::{Harness, Totals, tests_in};
 use crate::{blas, mpi, vulkan};
@@ -127,6 +128,12 @@ pub fn run(extent: Extent, root: &Path, report: &mut Report) {
         }
         Err(_) => skip(root, &GPU_FOLDERS, "gpu", "a Vulkan driver", &mut totals),
     });
+    if extent == Extent::All {
+        report.step("fuzz-layouts", || {
+            let name = format!("debug/burn-megatron{}", std::env::consts::EXE_SUFFIX);
+            fuzz_layouts::run_with_tests(&target_folder(root)?.join(name))
+        });
+    }
     report.set_totals(totals);
 }
 

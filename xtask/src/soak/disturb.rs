@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use super::random::Random;
+use crate::draw::Random;
 
 /// Faults for `--inject` that end or delay a run and do not change its numbers. Those that need a timeout are last.
 const FAULTS: [&str; 11] = [

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::random::Random;
+use crate::draw::Random;
 
 /// Steps of a run at the least and at the most.
 const STEPS: (usize, usize) = (16, 40);

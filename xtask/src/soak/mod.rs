@@ -9,7 +9,6 @@ mod disturb;
 mod draw;
 mod metrics;
 mod processes;
-mod random;
 mod round;
 
 use std::path::{Path, PathBuf};
@@ -17,17 +16,19 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, ValueEnum};
 
+use crate::draw::Random;
+use crate::minutes;
 use crate::mpi;
 use crate::process::{cargo, run as run_command, target_folder};
 use crate::report::{Outcome, Report};
-use random::Random;
+
 use round::{Counts, Round};
 
 /// How long to run, and what to repeat.
 #[derive(Args)]
 pub struct Options {
     /// Minutes after which no further round starts.
-    #[arg(long, value_name = "N", default_value_t = 10.0, value_parser = minutes)]
+    #[arg(long, value_name = "N", default_value_t = 10.0, value_parser = minutes::parse)]
     minutes: f64,
     /// Seed of the rounds, which is printed; by default the time.
     #[arg(long, value_name = "N")]
@@ -44,14 +45,6 @@ pub struct Options {
 enum Profile {
     Release,
     Dev,
-}
-
-fn minutes(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(minutes) if minutes > 0.0 && minutes <= 1e5 => Ok(minutes),
-        Ok(_) => Err("expected more than 0 and at most 100000 minutes".into()),
-        Err(error) => Err(error.to_string()),
-    }
 }
 
 /// Builds the program and runs rounds until the time is over.

@@ -12,7 +12,7 @@ use super::disturb::Disturbance;
 use super::draw::RoundConfig;
 use super::metrics::RunMetrics;
 use super::processes::{ProcessTag, signal};
-use super::random::Random;
+use crate::draw::Random;
 use crate::temp::TempDir;
 
 /// Timeout of a run, its deadlines included.

@@ -1,4 +1,4 @@
-//! Draws that can be repeated.
+//! Random numbers that can be repeated.
 
 /// SplitMix64 (Steele et al. 2014, "Fast splittable pseudorandom number generators").
 pub struct Random(u64);
