@@ -25,11 +25,16 @@ pub(super) type Primitive = FloatTensor<Capture>;
 /// The operation that stands for an event among the recorded ones.
 const EVENT: &str = "burn-megatron event";
 
+thread_local! {
+    /// A process may create 65,536 capture devices at most, so that each thread has one for all of its recordings.
+    static DEVICE: Device = Device::capture();
+}
+
 pub(super) fn capture<T>(
     settings: ShapeSettings,
     body: impl FnOnce(&Device) -> T,
 ) -> Result<(T, Recording), RecordError> {
-    let device = Device::capture();
+    let device = DEVICE.with(Device::clone);
     let (mut result, mut recorded) = (None, None);
     let captured = catch_unwind(AssertUnwindSafe(|| {
         device.capture_scope(|scope| {
@@ -43,6 +48,7 @@ pub(super) fn capture<T>(
                 backwards: vec![],
                 inside: vec![],
                 last: None,
+                first_variable: None,
             }));
             let value = catch_unwind(AssertUnwindSafe(|| body(&device)));
             let recorder = CURRENT.replace(None);
@@ -253,6 +259,12 @@ pub(super) fn run_backward(call: usize, needed: &[bool]) {
         let taken = recorder.backwards.get_mut(call).and_then(Option::take);
         let outputs = recorder.calls.get(call).map(|it| it.outputs.clone());
         let client = recorder.handle.client.clone();
+        let first = recorder.first_variable.map_or(0, |first| first.value());
+        let inputs = recorder.calls.get(call).map(|it| &it.inputs[..]);
+        let is_variable = inputs.unwrap_or_default().iter();
+        let is_variable = is_variable.map(|input| input.id.value() >= first);
+        let needed = needed.iter().zip(is_variable);
+        let needed: Vec<_> = needed.map(|(needed, is)| *needed && is).collect();
         taken
             .zip(outputs)
             .inspect(|_| {
@@ -261,9 +273,9 @@ pub(super) fn run_backward(call: usize, needed: &[bool]) {
                 recorder.push(RecordedStep::Backward(call));
                 recorder.inside.push(call);
             })
-            .map(|it| (it, client))
+            .map(|it| (it, client, needed))
     });
-    let Some(Some((((function, saved), outputs), client))) = taken else {
+    let Some(Some((((function, saved), outputs), client, needed))) = taken else {
         return;
     };
     // Declared as made here: they come from the backward of what uses the outputs.
@@ -286,7 +298,7 @@ pub(super) fn run_backward(call: usize, needed: &[bool]) {
     let described_outputs = of_outputs.iter().map(created).collect();
     let wrapped = of_outputs.into_iter();
     let wrapped = wrapped.map(|it| Some(wrap(DType::F32, it))).collect();
-    let inputs = function.0.backward(saved, wrapped, needed);
+    let inputs = function.0.backward(saved, wrapped, &needed);
     let inputs = inputs
         .iter()
         .map(|it| it.as_ref().and_then(described))

@@ -11,11 +11,13 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::panic;
+use std::sync::{Arc, Once};
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Device, TensorData};
 use burn_ir::{OperationIr, TensorId, TensorIr};
+use burn_router::RouterClient;
 
 mod device;
 mod replay;
@@ -133,6 +135,8 @@ struct Recorder {
     inside: Vec<usize>,
     /// The type of the last function that was entered, also after it panicked.
     last: Option<String>,
+    /// Tensors that are older than this one are constants.
+    first_variable: Option<TensorId>,
 }
 
 thread_local! {
@@ -160,7 +164,36 @@ pub fn record<T>(
     if is_recording() {
         return Err(RecordError::Nested);
     }
+    hide_panics();
     device::capture(settings, body)
+}
+
+/// Hides the messages of panics inside recordings, which become errors with the same text.
+fn hide_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| panic::set_hook(outside_recordings(panic::take_hook())));
+}
+
+type PanicHook = Box<dyn Fn(&panic::PanicHookInfo<'_>) + Sync + Send>;
+
+/// A hook that is not called for panics inside recordings.
+fn outside_recordings(hook: PanicHook) -> PanicHook {
+    Box::new(move |panic| {
+        // The recorder may be borrowed where the panic began.
+        let is_recording = CURRENT.try_with(|current| match current.try_borrow() {
+            Ok(current) => current.is_some(),
+            Err(_) => true,
+        });
+        if !is_recording.unwrap_or(false) {
+            hook(panic);
+        }
+    })
+}
+
+/// Counts every tensor that exists now as a constant: [`backward`] computes no gradient of it. The parameters of a model
+/// are constants, as they enter the graph through an operation or take their gradients through a hook.
+pub fn begin_variables() {
+    with(|recorder| recorder.first_variable = Some(recorder.handle.client.create_empty_handle()));
 }
 
 /// Whether this thread records.
@@ -190,7 +223,7 @@ pub fn calls() -> usize {
 
 /// Runs the backward of a call, once, for gradients of all of its outputs.
 ///
-/// `needed` tells of which inputs a gradient is computed.
+/// `needed` tells of which inputs a gradient is computed, other than [constants](begin_variables).
 pub fn backward(call: usize, needed: &[bool]) {
     device::run_backward(call, needed);
 }

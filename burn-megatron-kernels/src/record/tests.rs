@@ -1,3 +1,5 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Tensor};
 use burn_ir::OperationIr;
@@ -84,4 +86,50 @@ fn recordings_do_not_nest() {
         record(ShapeSettings::default(), |_| ()).err()
     });
     assert_eq!(inner.unwrap().0, Some(RecordError::Nested));
+}
+
+/// The text of a panic is that of the error, and nothing is printed.
+#[test]
+fn a_panic_in_a_recording_prints_nothing() {
+    let printed = Arc::new(AtomicUsize::new(0));
+    let (count, own) = (printed.clone(), std::thread::current().id());
+    let counting = move |_: &panic::PanicHookInfo<'_>| {
+        // Other tests panic too.
+        if std::thread::current().id() == own {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    assert!(record(ShapeSettings::default(), |_| ()).is_ok());
+    let before = panic::take_hook();
+    panic::set_hook(outside_recordings(Box::new(counting)));
+    let error = record(ShapeSettings::default(), |_| panic!("no such shape")).unwrap_err();
+    let inside = printed.load(Ordering::Relaxed);
+    assert!(panic::catch_unwind(|| panic!("outside")).is_err());
+    panic::set_hook(before);
+    assert!(error.to_string().contains("no such shape"), "{error}");
+    assert_eq!((inside, printed.load(Ordering::Relaxed)), (0, 1));
+}
+
+/// No gradient of a tensor that is older than the variables is computed.
+#[test]
+fn constants_have_no_gradient() {
+    let ((), recording) = record(ShapeSettings::default(), |device| {
+        let weight = Tensor::<1>::empty([8], (device, DType::F32));
+        begin_variables();
+        let x = Tensor::<2>::empty([4, 8], (device, DType::F32));
+        rms_norm(x, weight, NormOptions::new(1e-5));
+        backward_since(0);
+    })
+    .unwrap();
+    let gradients = recording.calls[0].gradients.clone().unwrap();
+    let has_gradient: Vec<_> = gradients.inputs.iter().map(Option::is_some).collect();
+    assert_eq!(has_gradient, [true, false]);
+}
+
+/// Burn has 65,536 capture devices for a process.
+#[test]
+fn recordings_do_not_run_out_of_devices() {
+    for _ in 0..70_000 {
+        record(ShapeSettings::default(), |_| ()).unwrap();
+    }
 }

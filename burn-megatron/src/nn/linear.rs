@@ -302,7 +302,7 @@ impl<A: LinearArithmetic> SavesInput for LinearFunction<A> {
     }
 
     fn reads_input(&self, needed: &[bool]) -> bool {
-        needed[0] || self.gradient_hook().is_some()
+        self.needs_weight(needed[0])
     }
 }
 
@@ -354,7 +354,7 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
         gradient: DispatchTensor,
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        let (needs_x, needs_weight) = (needed[0], needed[1] || self.gradient_hook().is_some());
+        let (needs_x, needs_weight) = (needed[0], self.needs_weight(needed[1]));
         let dy = Tensor::<3>::from_dispatch(gradient);
         let [batch, seq, _] = dy.dims();
         let (x, (weight, extra)) = self.split_saved(&saved);
@@ -450,6 +450,12 @@ impl<A: LinearArithmetic> LinearFunction<A> {
     fn fetched_weight(&self) -> Option<&HookedWeight> {
         let hooked = self.hooked.as_ref();
         hooked.filter(|hooked| A::FETCHES_WEIGHT || hooked.takes_gradient || hooked.is_frozen)
+    }
+
+    /// Returns whether the weight has a gradient, given whether the graph needs one. A frozen weight has none, and the input
+    /// is not saved for it.
+    fn needs_weight(&self, in_graph: bool) -> bool {
+        self.gradient_hook().is_some() || in_graph && self.saves_input()
     }
 
     /// The hook that takes the weight gradient, if the graph does not.

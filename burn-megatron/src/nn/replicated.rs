@@ -2,6 +2,7 @@
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor};
+use burn_megatron_kernels::record;
 use parking_lot::Mutex;
 
 use super::init::stream_key;
@@ -31,8 +32,11 @@ impl ModelBuilder {
     /// ```
     pub fn replicated<M: Module>(&self, init: impl FnOnce(&Device) -> M) -> M {
         let _guard = GENERATOR.lock();
-        // For parameters that are drawn here already; most are drawn when their value is first read.
-        self.device().seed(self.stream_key());
+        // A recording draws no values.
+        if !record::is_recording() {
+            // For parameters that are drawn here already; most are drawn when their value is first read.
+            self.device().seed(self.stream_key());
+        }
         let module = init(self.device());
         module.map(&mut Declare {
             builder: self,

@@ -102,8 +102,14 @@ impl Weight {
 
     /// Whether it has a gradient.
     pub(super) fn trains(&self) -> bool {
-        let hooked = self.hooked.as_ref();
-        hooked.is_some_and(|hooked| hooked.takes_gradient) || is_tracked(&self.tensor)
+        match &self.hooked {
+            // In a recording every tensor counts as tracked.
+            Some(hooked) if hooked.is_frozen => false,
+            hooked => {
+                let takes_gradient = hooked.as_ref().is_some_and(|it| it.takes_gradient);
+                takes_gradient || is_tracked(&self.tensor)
+            }
+        }
     }
 
     /// The value `[in, out]`, and the hook that takes its gradient, if the graph does not.

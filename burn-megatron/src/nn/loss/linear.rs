@@ -142,6 +142,7 @@ impl LinearCrossEntropy {
         factor: Option<LossFactor>,
     ) -> (Tensor<1>, Vec<Tensor<2>>) {
         let shape = targets.dims();
+        let trains_weight = product.weight.trains();
         let (weight, hooked) = product.weight.into_parts();
         let cell = ComponentsCell::default();
         let function = ChunkedLoss {
@@ -157,10 +158,7 @@ impl LinearCrossEntropy {
             input: product.input,
             needed: NeededGradients {
                 input: is_tracked(&x),
-                weight: hooked
-                    .as_ref()
-                    .is_some_and(|hooked| hooked.taking().is_some())
-                    || is_tracked(&weight),
+                weight: trains_weight,
             },
             hooked,
             arithmetic: FloatArithmetic {

@@ -2,6 +2,7 @@
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_megatron_kernels::philox::{Stream, uniform};
+use burn_megatron_kernels::record;
 use serde::{Deserialize, Serialize};
 
 use super::router::plain;
@@ -83,6 +84,10 @@ pub(super) fn sinkhorn_choices(
     comm: &Comm,
 ) -> Tensor<2, Int> {
     let [tokens, experts] = logits.dims();
+    if record::is_recording() {
+        // Which experts are chosen changes no shape.
+        return Tensor::zeros([tokens, k], &logits.device());
+    }
     let device = logits.device().inner();
     let own = plain(logits).into_data().convert_dtype(DType::F64);
     let own: Vec<f64> = match own.try_into_vec() {

@@ -3,8 +3,8 @@
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
-use burn_megatron_kernels::gemm;
 use burn_megatron_kernels::moe::router::{self as kernels, router_weights, top_k_router};
+use burn_megatron_kernels::{gemm, record};
 use serde::{Deserialize, Serialize};
 
 use super::bias::ExpertBias;
@@ -263,6 +263,9 @@ impl Router {
                     &self.sequence,
                 ))
             }
+            (None, RouterChoice::RoundRobin) if record::is_recording() => {
+                Some(Tensor::zeros([batch * seq, k], &x.device()))
+            }
             (None, RouterChoice::RoundRobin) => {
                 let positions = tokens.positions([batch, seq], self.place());
                 let choices = round_robin(positions, k, experts);
@@ -327,6 +330,9 @@ impl Router {
     }
 
     fn jittered(&self, x: Tensor<3>) -> Tensor<3> {
+        if record::is_recording() {
+            return x.clone() * x.empty_like();
+        }
         let factors = self.tokens.jitter(x.dims(), self.config.jitter, self.key);
         let factors = TensorData::new(factors, x.dims());
         let options = (&x.device().inner(), x.dtype());

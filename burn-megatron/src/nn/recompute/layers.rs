@@ -52,6 +52,18 @@ pub(crate) struct LayerRun {
 }
 
 impl RecomputeConfig {
+    /// The number of layers that are recomputed together, or 1 if layers are not recomputed as a whole. `None` if the layers
+    /// of a stage differ in this.
+    pub(crate) fn layers_per_run(&self) -> Option<usize> {
+        match (self.granularity, self.method, &self.layers) {
+            (RecomputeGranularity::None | RecomputeGranularity::Selective, ..) => Some(1),
+            (_, Some(RecomputeMethod::Block), _) => None,
+            (_, _, None) => Some(1),
+            (_, _, Some(RecomputeLayers::Each(layers))) => Some(*layers),
+            (_, _, Some(RecomputeLayers::PerStage(_))) => None,
+        }
+    }
+
     /// Whether this micro-batch is recomputed in a stage with at most `in_flight` at once.
     pub(crate) fn recomputes(&self, micro_batch: usize, in_flight: usize) -> bool {
         let kept = self.micro_batches.unwrap_or(0);
