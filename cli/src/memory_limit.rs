@@ -9,11 +9,12 @@ use burn_megatron::device::DeviceKind;
 use burn_megatron::kernels::record::ShapeSettings;
 use burn_megatron::mesh::{ContextSplit, Mesh};
 use burn_megatron::plan::Recompute;
-use burn_megatron::plan::memory::{MemoryByKind, MemoryReport, MemoryRequest};
+use burn_megatron::plan::memory::{MemoryByKind, MemoryReport, MemoryRequest, RankProfiles};
 use burn_megatron::table::Table;
 
 use crate::byte_size::ByteSize;
 use crate::error::Error;
+use crate::parallel_plan::ParallelPlan;
 use crate::ranks::RankSetup;
 use crate::recipe::Recipe;
 use crate::terminal;
@@ -24,7 +25,20 @@ use crate::terminal;
 ///
 /// For a recipe that cannot be run, and for a model with an operation that cannot be planned.
 pub fn plan(recipe: &Recipe) -> Result<MemoryReport, Error> {
-    let mut plan = recipe.plan()?;
+    plan_layout(recipe, recipe.plan()?, &RankProfiles::default())
+}
+
+/// [`plan`] of a recipe whose [settings](Recipe::plan) were checked, with the profiles of earlier plans of the same recipe in
+/// other layouts.
+///
+/// # Errors
+///
+/// For a model with an operation that cannot be planned.
+pub fn plan_layout(
+    recipe: &Recipe,
+    mut plan: ParallelPlan,
+    profiles: &RankProfiles,
+) -> Result<MemoryReport, Error> {
     let train = &recipe.train;
     let share = train.global_batch_size / plan.layout.data_size();
     let mut sequence_length = train.sequence_length.unwrap_or(recipe.model.context());
@@ -41,7 +55,7 @@ pub fn plan(recipe: &Recipe) -> Result<MemoryReport, Error> {
         layout.data = Some(layout.data_parallel_size());
         layout.context = 1;
     }
-    recipe.model.plan_memory(&MemoryRequest {
+    let request = MemoryRequest {
         layout: &plan.layout,
         ranks: plan.mesh.world_size(),
         micro_batch_size,
@@ -54,7 +68,8 @@ pub fn plan(recipe: &Recipe) -> Result<MemoryReport, Error> {
         recompute: &recipe.memory.recompute(),
         settings: ShapeSettings::default(),
         slack: 1.0,
-    })
+    };
+    recipe.model.plan_memory(&request, profiles)
 }
 
 /// The most pipeline ranks in a table.

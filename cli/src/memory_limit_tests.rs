@@ -1,4 +1,7 @@
+use std::path::Path;
+
 use burn_megatron::comm::{Engine, World};
+use rayon::prelude::*;
 
 use super::*;
 
@@ -124,4 +127,98 @@ fn a_micro_batch_of_documents_is_planned_as_rows() {
         );
         assert_eq!(peak(&hybrid, 1), peak("data = 4", rows), "{tokens} tokens");
     }
+}
+
+/// Whatever can run has a plan: each shipped recipe but the published models, whose own test plans them, each family, and each
+/// setting that changes what a layer computes.
+#[test]
+fn every_recipe_family_and_setting_is_planned() {
+    let mut texts = vec![];
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/recipes");
+    for file in std::fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        if !text.contains("\n# Plan:") {
+            texts.push((path.display().to_string(), crate::recipe::read(&path)));
+        }
+    }
+    assert!(texts.len() > 10, "{}", texts.len());
+    let mut add = |name: &str, text: String| {
+        let recipe = crate::recipe::parsed(&text);
+        texts.push((
+            text,
+            recipe.unwrap_or_else(|error| panic!("{name}: {error}")),
+        ));
+    };
+    let families = crate::family::Families::transformers();
+    let sizes = "hidden = 32\nlayers = 2\nheads = 4\ncontext = 16";
+    for model in families.models() {
+        let family = model.family();
+        for precision in ["f64", "f32", "bf16"] {
+            let text = format!(
+                "[model]\nfamily = '{family}'\nlayers = 4\n[data_parallel]\nprecision = '{precision}'"
+            );
+            add(family, text);
+        }
+    }
+    let train = "[train]\nfreeze = ['blocks.0.**', 'embedding.**']";
+    let lora = "[lora]\ntarget_modules = ['o_proj']";
+    let recompute = "[memory.recompute]\ngranularity = 'full'";
+    let tensor = "[parallel]\ntensor = 2\nsequence_parallel = true";
+    for family in ["llama", "gemma2", "deepseek_v3"] {
+        for setting in [train, lora] {
+            for more in ["", recompute, tensor, "[data_parallel]\nprecision = 'f64'"] {
+                let model = format!("[model]\nfamily = '{family}'\nlayers = 2");
+                add(family, format!("{more}\n{setting}\n{model}"));
+            }
+        }
+    }
+    for moe in [
+        "choice = 'sinkhorn'",
+        "choice = 'round-robin'",
+        "jitter = 0.1",
+        "shared_width = 8, shared_gate = true",
+        "capacity = { factor = 1.5, keep = 'largest-weights', pad = false }",
+        "capacity = { factor = 1.5, keep = 'first', pad = true }",
+        "losses = [{ kind = 'z-loss', coefficient = 0.01 }]",
+        "score = 'sigmoid', bias_update_rate = 0.001",
+        "score = 'sqrt-softplus'",
+        "dispatcher = 'flex'",
+        "dispatcher = 'all-gather'",
+    ] {
+        for more in ["", lora, train, "[data_parallel]\nprecision = 'f64'"] {
+            let moe = format!("moe = {{ experts = 4, expert_width = 16, {moe} }}");
+            add(
+                &moe,
+                format!("{more}\n[model]\nfamily = 'mixtral'\n{sizes}\n{moe}"),
+            );
+        }
+    }
+    let failed: Vec<_> = texts
+        .par_iter()
+        .filter_map(|(text, recipe)| {
+            let error = plan(recipe).err()?;
+            Some(format!("{error}: {text}"))
+        })
+        .collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n\n"));
+}
+
+/// A frozen parameter has no gradient and no optimizer state, and a layer keeps nothing for it.
+#[test]
+fn frozen_parameters_save_memory() {
+    let peak = |settings: &str| {
+        let text = format!("{settings}\n[model]\nfamily = 'llama'\nlayers = 4");
+        plan(&crate::recipe::parsed(&text).unwrap())
+            .unwrap()
+            .fullest()
+            .1
+            .peak
+    };
+    let all = peak("");
+    let frozen = peak("[train]\nfreeze = ['blocks.*.mlp.**']");
+    let lora = peak("[lora]\ntarget_modules = ['o_proj']");
+    assert!(frozen.optimizer < all.optimizer && lora.optimizer < frozen.optimizer);
+    assert!(frozen.gradients < all.gradients && lora.gradients < frozen.gradients);
+    assert!(frozen.activations < all.activations, "{frozen:?}, {all:?}");
 }

@@ -13,7 +13,7 @@ use burn_megatron::model::{ConfigDifference, LanguageModel, ModelConfig, check_c
 use burn_megatron::nn::lora::{LoraConfig, LoraLayers};
 use burn_megatron::nn::{BuildError, ModelBuilder, ParameterTable};
 use burn_megatron::pipeline::split::StageLayout;
-use burn_megatron::plan::memory::{MemoryReport, MemoryRequest, plan_memory};
+use burn_megatron::plan::memory::{MemoryReport, MemoryRequest, RankProfiles, plan_memory_with};
 use burn_megatron::train::{TrainConfig, Trainer};
 use burn_megatron::verify::{
     Layout, ModelSubject, VerifyError, VerifyOptions, VerifyReport, verify,
@@ -87,8 +87,12 @@ pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
     /// Checks that the model has what the builder's settings of recomputation name.
     fn check_recompute(&self, builder: ModelBuilder) -> Result<(), BuildError>;
 
-    /// The memory of every pipeline rank.
-    fn plan_memory(&self, request: &MemoryRequest<'_>) -> Result<MemoryReport, Error>;
+    /// The memory of every pipeline rank; `profiles` are those of earlier plans.
+    fn plan_memory(
+        &self,
+        request: &MemoryRequest<'_>,
+        profiles: &RankProfiles,
+    ) -> Result<MemoryReport, Error>;
 
     /// A trainer of a rank's part of the model.
     fn trainer(
@@ -248,8 +252,12 @@ impl<C: ModelConfig> AnyModel for FamilyModel<C> {
         Ok(model.recompute.check_whole_model()?)
     }
 
-    fn plan_memory(&self, request: &MemoryRequest<'_>) -> Result<MemoryReport, Error> {
-        Ok(plan_memory(&self.config, request)?)
+    fn plan_memory(
+        &self,
+        request: &MemoryRequest<'_>,
+        profiles: &RankProfiles,
+    ) -> Result<MemoryReport, Error> {
+        Ok(plan_memory_with(&self.config, request, profiles)?)
     }
 
     fn trainer(

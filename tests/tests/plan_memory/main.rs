@@ -11,15 +11,18 @@ use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel};
 use burn_megatron::kernels::record::ShapeSettings;
-use burn_megatron::mesh::{Mesh, ParallelConfig};
+use burn_megatron::mesh::{Mesh, ParallelConfig, ScheduleKind};
 use burn_megatron::nn::context::SequenceShard;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::moe::{DispatcherKind, Fp8DispatchScales};
-use burn_megatron::nn::{LossFactor, ModelBuilder, QkNorm, RecomputeConfig, Tokens};
+use burn_megatron::nn::{
+    ActivationOffload, LossFactor, ModelBuilder, QkNorm, RecomputeConfig, RecomputeMethod,
+    RecomputeModule, Tokens,
+};
 use burn_megatron::plan::memory::{MemoryRequest, plan_memory};
 use burn_megatron::plan::tape::{ProfileRequest, profile_rank};
 use burn_megatron::train::{LanguageModel, ModelConfig};
-use burn_megatron_models::{MlaConfig, MoeConfig, TransformerConfig};
+use burn_megatron_models::{MlaConfig, MoeConfig, MtpConfig, TransformerConfig};
 use burn_megatron_tests::heap::{self, CountingAllocator};
 use burn_megatron_tests::{small_gpt, small_llama};
 
@@ -112,6 +115,7 @@ fn planned(config: &TransformerConfig, layout: &ParallelConfig, ranks: usize) ->
                 kernels: &KernelChoices::default(),
                 fp8: &Fp8Config::default(),
                 lora: None,
+                freeze: &[],
                 recompute: &RecomputeConfig::default(),
                 shape: [ROWS, config.context],
                 input: [0; 3],
@@ -218,6 +222,7 @@ fn ranks_that_are_planned_once_are_alike() {
                 kernels: request.kernels,
                 fp8: request.fp8,
                 lora: None,
+                freeze: &[],
                 recompute: request.recompute,
                 shape: [ROWS, config.context],
                 input: [ROWS, config.context, config.hidden],
@@ -229,6 +234,101 @@ fn ranks_that_are_planned_once_are_alike() {
     // Dense; dense and experts; experts.
     assert_ne!(report.stages[1], report.stages[2]);
     assert!(report.states[1].parameters < report.states[2].parameters);
+}
+
+/// The stages of a pipeline in the shape of a V, whose first rank has the last stage too, which has more rows with multi-token
+/// prediction: each stage receives what the stage before sends.
+#[test]
+fn a_stage_receives_the_rows_of_the_stage_before() {
+    let config = TransformerConfig {
+        layers: 8,
+        mtp: Some(MtpConfig::default()),
+        ..llama()
+    };
+    for (context, rows) in [(1, ROWS), (2, ROWS)] {
+        let layout = ParallelConfig::new().with_pipeline(2).with_context(context);
+        let layout = layout
+            .with_schedule(ScheduleKind::ZbV)
+            .with_virtual_stages(2);
+        let request = MemoryRequest {
+            layout: &layout,
+            ranks: 2 * context,
+            micro_batch_size: rows,
+            sequence_length: config.context,
+            micro_batches: 4,
+            sharding: &DataParallelConfig::default(),
+            kernels: &KernelChoices::default(),
+            fp8: &Fp8Config::default(),
+            lora: None,
+            recompute: &RecomputeConfig::default(),
+            settings: ShapeSettings::default(),
+            slack: 1.0,
+        };
+        let report = plan_memory(&config, &request).unwrap();
+        let bytes = (rows * config.context / context * config.hidden * 4) as u64;
+        let received: Vec<_> = report
+            .stages
+            .iter()
+            .map(|stage| stage.input_bytes)
+            .collect();
+        assert_eq!(received, [0, bytes, bytes, bytes], "context {context}");
+    }
+}
+
+/// Of layers that repeat a few are recorded: the plan is that of all of them.
+#[test]
+fn layers_that_repeat_are_planned_as_if_all_were_recorded() {
+    let windows = TransformerConfig {
+        layer_windows: vec![64, 0],
+        ..llama()
+    };
+    let dense_first = TransformerConfig {
+        moe: experts().moe.map(|moe| MoeConfig {
+            first_dense: 2,
+            ..moe
+        }),
+        ..experts()
+    };
+    let full = RecomputeConfig::full(RecomputeMethod::Uniform, 1);
+    let on_host = RecomputeConfig {
+        offload: ActivationOffload {
+            bytes: 1 << 30,
+            ..ActivationOffload::default()
+        },
+        ..full.clone()
+    };
+    let norms = RecomputeConfig::selective([RecomputeModule::Norm]);
+    for (config, recompute) in [
+        (llama(), RecomputeConfig::default()),
+        (gpt(), norms),
+        (windows, RecomputeConfig::default()),
+        (dense_first, full),
+        (llama(), on_host),
+    ] {
+        let config = TransformerConfig {
+            layers: 12,
+            ..config
+        };
+        let profile = |freeze: &[String]| {
+            let groups = ParallelContext::single();
+            let request = ProfileRequest {
+                groups: &groups,
+                dtype: DType::F32,
+                kernels: &KernelChoices::default(),
+                fp8: &Fp8Config::default(),
+                lora: None,
+                freeze,
+                recompute: &recompute,
+                shape: [ROWS, config.context],
+                input: [0; 3],
+                settings: ShapeSettings::default(),
+            };
+            let mut stages = profile_rank(&config, &request).unwrap().stages;
+            stages.swap_remove(0).1
+        };
+        // A pattern makes settings go by place, also one that nothing matches.
+        assert_eq!(profile(&[]), profile(&["none".into()]));
+    }
 }
 
 #[test]
@@ -266,6 +366,14 @@ fn what_a_micro_batch_keeps_is_what_the_heap_has() {
         }),
         ..llama()
     };
+    let shared = TransformerConfig {
+        moe: experts().moe.map(|moe| MoeConfig {
+            shared_width: Some(128),
+            shared_gate: true,
+            ..moe
+        }),
+        ..experts()
+    };
     let flex = TransformerConfig {
         moe: experts().moe.map(|moe| MoeConfig {
             dispatcher: DispatcherKind::Flex,
@@ -287,6 +395,7 @@ fn what_a_micro_batch_keeps_is_what_the_heap_has() {
         ("gpt with dropout", gpt(), one.clone(), 1),
         ("gpt without dropout", unmasked, one.clone(), 1),
         ("experts", experts(), one.clone(), 1),
+        ("a shared expert with a gate", shared, one.clone(), 1),
         (
             "experts on 2 ranks",
             experts(),

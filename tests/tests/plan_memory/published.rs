@@ -24,6 +24,7 @@ fn kept_of_a_token(config: &TransformerConfig, layout: ParallelConfig) -> f64 {
         kernels: &KernelChoices::default(),
         fp8: &Fp8Config::default(),
         lora: None,
+        freeze: &[],
         recompute: &RecomputeConfig::default(),
         shape: [1, config.context],
         input: [0; 3],

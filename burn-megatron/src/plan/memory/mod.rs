@@ -26,7 +26,7 @@ use crate::pipeline::schedule::{Action, Schedule};
 use crate::plan::profile::StageProfile;
 
 pub use in_flight::MemorySample;
-pub use request::{MemoryError, MemoryRequest, plan_memory};
+pub use request::{MemoryError, MemoryRequest, RankProfiles, plan_memory, plan_memory_with};
 
 /// The bytes of one rank by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

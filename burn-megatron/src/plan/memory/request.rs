@@ -1,23 +1,23 @@
 //! The memory of a model in a layout.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 
 use burn::tensor::{DType, Device};
 use burn_megatron_kernels::record::ShapeSettings;
+use parking_lot::Mutex;
 
 use super::MemoryReport;
 use crate::choice::KernelChoices;
 use crate::comm::{CommError, ParallelContext};
 use crate::data_parallel::{DataParallelConfig, DataParallelError, MemoryPlan, ShardingEstimate};
-use crate::mesh::stages::StageLayout;
-use crate::mesh::{Mesh, MeshError, ParallelConfig};
+use crate::mesh::stages::{LayerSplit, StageLayout};
+use crate::mesh::{Mesh, MeshError, ParallelConfig, ZeroStage};
 use crate::model::ModelConfig;
 use crate::nn::fp8::Fp8Config;
 use crate::nn::lora::LoraConfig;
-use crate::nn::{BuildError, ModelBuilder, RecomputeConfig, RecomputeLayers};
+use crate::nn::{BuildError, ModelBuilder, RecomputeConfig};
 use crate::pipeline::{LayoutScheduleError, schedule_of, stages_on_rank};
-use crate::plan::tape::{ProfileError, ProfileRequest, RankProfile, profile_rank};
+use crate::plan::tape::{ProfileError, ProfileRequest, RankProfile, goes_by_place, profile_rank};
 
 /// A run whose memory is planned.
 #[derive(Clone, Debug)]
@@ -72,6 +72,50 @@ pub enum MemoryError {
     Profile(#[from] ProfileError),
 }
 
+/// Profiles of pipeline ranks, which the plans of several layouts of one model share.
+///
+/// The requests may differ in their layout, the size of a micro-batch, the number of micro-batches, the recomputation and the
+/// sharding. Layouts whose ranks compute the same have one profile, whatever their schedule and sharding.
+#[derive(Debug, Default)]
+pub struct RankProfiles(Mutex<HashMap<ProfileKey, Vec<(RecomputeConfig, RankProfile)>>>);
+
+/// The layout without its schedule and sharding, samples and tokens of a micro-batch, and the rank.
+type ProfileKey = (ParallelConfig, [usize; 2], RankKind);
+
+impl RankProfiles {
+    fn get(
+        &self,
+        request: &MemoryRequest<'_>,
+        layout: &ParallelConfig,
+        kind: &RankKind,
+        profile: impl FnOnce() -> Result<RankProfile, ProfileError>,
+    ) -> Result<RankProfile, ProfileError> {
+        let layout = ParallelConfig {
+            schedule: None,
+            virtual_stages: None,
+            split: LayerSplit::default(),
+            zero_stage: ZeroStage::default(),
+            hsdp: None,
+            ..layout.clone()
+        };
+        let shape = [request.micro_batch_size, request.sequence_length];
+        let key = (layout, shape, kind.clone());
+        let of_recompute = |profiles: &[(RecomputeConfig, RankProfile)]| {
+            let mut profiles = profiles.iter();
+            let found = profiles.find(|(recompute, _)| recompute == request.recompute);
+            found.map(|(_, profile)| profile.clone())
+        };
+        let known = self.0.lock().get(&key).and_then(|it| of_recompute(it));
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let made = profile()?;
+        let own = (request.recompute.clone(), made.clone());
+        self.0.lock().entry(key).or_default().push(own);
+        Ok(made)
+    }
+}
+
 /// Plans the memory of every pipeline rank, from the model itself. Nothing is allocated or sent.
 ///
 /// # Errors
@@ -82,6 +126,19 @@ pub fn plan_memory<C: ModelConfig>(
     config: &C,
     request: &MemoryRequest<'_>,
 ) -> Result<MemoryReport, MemoryError> {
+    plan_memory_with(config, request, &RankProfiles::default())
+}
+
+/// [`plan_memory`] with the profiles of earlier plans of the same model.
+///
+/// # Errors
+///
+/// See [`plan_memory`].
+pub fn plan_memory_with<C: ModelConfig>(
+    config: &C,
+    request: &MemoryRequest<'_>,
+    profiles: &RankProfiles,
+) -> Result<MemoryReport, MemoryError> {
     let mesh = Mesh::new(request.layout, request.ranks)?;
     config.check_layout(request.layout)?;
     let schedule = schedule_of(mesh.config(), request.micro_batches)?;
@@ -91,15 +148,17 @@ pub fn plan_memory<C: ModelConfig>(
     for pipeline in 0..mesh.config().pipeline {
         let own = stages_on_rank(mesh.config(), pipeline, config.layers())?;
         let kind = RankKind::new(config, request, (pipeline, input), &own);
-        let (profile, state) = match known.entry(kind) {
-            Entry::Occupied(known) => known.get().clone(),
-            Entry::Vacant(place) => {
+        let (profile, state) = match known.get(&kind) {
+            Some(known) => known.clone(),
+            None => {
                 let rank = (0..mesh.world_size())
                     .find(|rank| mesh.coordinates(*rank).pipeline == pipeline);
                 let groups = ParallelContext::offline(mesh.clone(), rank.unwrap_or(0))?;
-                place
-                    .insert(plan_rank(config, request, &groups, input)?)
-                    .clone()
+                let state = rank_state(config, request, &groups)?;
+                let profile = || rank_profile(config, request, &groups, input);
+                let profile = profiles.get(request, mesh.config(), &kind, profile)?;
+                known.insert(kind, (profile.clone(), state));
+                (profile, state)
             }
         };
         states.push(state);
@@ -121,7 +180,7 @@ pub fn plan_memory<C: ModelConfig>(
 }
 
 /// What decides the profile and the state of a pipeline rank.
-#[derive(PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct RankKind {
     /// By stage: whether it has the embedding, the kinds of its layers, whether it has the loss.
     stages: Vec<(bool, Vec<usize>, bool)>,
@@ -141,9 +200,7 @@ impl RankKind {
             let kinds = stage.layers.clone().map(|number| config.layer_kind(number));
             (stage.embedding, kinds.collect(), stage.loss)
         });
-        let recompute = request.recompute;
-        let each = matches!(recompute.layers, None | Some(RecomputeLayers::Each(_)));
-        let by_place = !each || !recompute.patterns.is_empty() || request.fp8.recipe.is_some();
+        let by_place = goes_by_place(request.recompute, request.fp8, &request.sharding.freeze);
         Self {
             stages: stages.collect(),
             input,
@@ -152,13 +209,12 @@ impl RankKind {
     }
 }
 
-/// The profile of a pipeline rank, and its state.
-fn plan_rank<C: ModelConfig>(
+/// The state of a pipeline rank.
+fn rank_state<C: ModelConfig>(
     config: &C,
     request: &MemoryRequest<'_>,
     groups: &ParallelContext,
-    input: [usize; 3],
-) -> Result<(RankProfile, MemoryPlan), MemoryError> {
+) -> Result<MemoryPlan, MemoryError> {
     let precision = request.sharding.precision;
     let builder = ModelBuilder::with(groups, &Device::flex(), 0, precision.master());
     let builder = builder
@@ -170,20 +226,30 @@ fn plan_rank<C: ModelConfig>(
         None => builder,
     };
     let model = config.init_with(builder.outline())?;
-    let state = ShardingEstimate::of(&model, groups, request.sharding)?.memory;
-    let profile = profile_rank(
+    Ok(ShardingEstimate::of(&model, groups, request.sharding)?.memory)
+}
+
+/// The profile of a pipeline rank.
+fn rank_profile<C: ModelConfig>(
+    config: &C,
+    request: &MemoryRequest<'_>,
+    groups: &ParallelContext,
+    input: [usize; 3],
+) -> Result<RankProfile, ProfileError> {
+    let precision = request.sharding.precision;
+    profile_rank(
         config,
         &ProfileRequest {
             groups,
             dtype: precision.of(DType::F32),
             kernels: request.kernels,
             fp8: request.fp8,
-            lora: request.lora,
             recompute: request.recompute,
+            lora: request.lora,
+            freeze: &request.sharding.freeze,
             shape: [request.micro_batch_size, request.sequence_length],
             input,
             settings: request.settings,
         },
-    )?;
-    Ok((profile, state))
+    )
 }

@@ -8,6 +8,7 @@
 mod measure;
 mod model;
 mod operations;
+mod repeat;
 mod stage;
 mod storage;
 mod walk;
@@ -18,10 +19,12 @@ use burn_megatron_kernels::record::{RecordedStep, Recording};
 
 use super::profile::StageProfile;
 use crate::mesh::Mesh;
+use repeat::Repeat;
 use walk::Walk;
 
 pub(crate) use operations::name as operation_name;
 
+pub(crate) use model::goes_by_place;
 pub use model::{ProfileError, ProfileRequest, RankProfile, profile_rank};
 
 /// A stage begins, or its backward, in a recording.
@@ -43,20 +46,13 @@ pub(crate) enum StageNote {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StateNote;
 
-/// An operation that a plan has no rule for.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the operation {0} has no rule for what it keeps for its backward: use one that has, or write it as a Function"
-)]
-pub struct NoRule(pub String);
-
-/// The profiles of the stages of a recording, in order.
-pub(crate) fn stages(recording: &Recording, mesh: &Mesh) -> Result<Vec<StageProfile>, NoRule> {
-    let mut walk = Walk::new(recording, mesh);
+/// The profiles of the stages of a recording, in order; of each stage the layers that it repeats.
+pub(crate) fn stages(recording: &Recording, mesh: &Mesh, repeats: &[Repeat]) -> Vec<StageProfile> {
+    let mut walk = Walk::new(recording, mesh, repeats);
     for step in &recording.steps {
-        walk.step(step)?;
+        walk.step(step);
     }
-    Ok(walk.finished)
+    walk.finished
 }
 
 /// The value of a note of this type.

@@ -6,17 +6,22 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_megatron_kernels::gradient::{ComputeGradients, FlatGradients, Place};
 use burn_megatron_kernels::record::{self, RecordError, ShapeSettings};
 
-use super::{NoRule, StageNote, StateNote, stages};
+use super::repeat::Repeat;
+use super::{StageNote, StateNote, stages};
 use crate::choice::KernelChoices;
 use crate::comm::ParallelContext;
+use crate::data_parallel::{DataParallelError, freeze};
 use crate::mesh::ContextSplitError;
-use crate::model::{LanguageModel, ModelConfig, Tokens};
+use crate::mesh::stages::StageLayout;
+use crate::model::{LanguageModel, ModelConfig, Tokens, check_context};
 use crate::nn::context::SequenceShard;
 use crate::nn::fp8::Fp8Config;
 use crate::nn::hook::{GradientSink, ParameterHook, WeightGradientFn, attach_each, with_anchor};
 use crate::nn::lora::LoraConfig;
 use crate::nn::moe::RouterStep;
-use crate::nn::{BuildError, LossFactor, ModelBuilder, ParallelModule, RecomputeConfig};
+use crate::nn::{
+    BuildError, LossFactor, ModelBuilder, ParallelModule, RecomputeConfig, RecomputeLayers,
+};
 use crate::plan::profile::StageProfile;
 
 /// What a rank computes in a micro-batch.
@@ -34,6 +39,8 @@ pub struct ProfileRequest<'a> {
     pub recompute: &'a RecomputeConfig,
     /// The adapters, beside which every other parameter is frozen.
     pub lora: Option<&'a LoraConfig>,
+    /// Patterns of the paths of parameters that are frozen.
+    pub freeze: &'a [String],
     /// Samples and tokens of a micro-batch: `[batch, seq]`, before the sequence is split.
     pub shape: [usize; 2],
     /// The shape of the input of the first of the rank's stages, `[batch, seq, hidden]`; not read for the first stage of the
@@ -48,7 +55,7 @@ pub struct ProfileRequest<'a> {
 pub struct RankProfile {
     /// By stage of the rank, in order.
     pub stages: Vec<(usize, StageProfile)>,
-    /// The shape of what a stage sends to the next: `[batch, seq, hidden]`.
+    /// The shape of what a stage sends to the next: `[batch, seq, hidden]`. The last stage of a model sends nothing.
     pub output: [usize; 3],
 }
 
@@ -64,12 +71,13 @@ pub enum ProfileError {
     /// An operation cannot run on shapes alone.
     #[error("the memory of the model cannot be planned: {0}")]
     Record(#[from] RecordError),
-    /// An operation of Burn has no rule.
-    #[error("the memory of the model cannot be planned: {0}")]
-    NoRule(#[from] NoRule),
+    /// A pattern of [`ProfileRequest::freeze`] is invalid.
+    #[error(transparent)]
+    Freeze(#[from] DataParallelError),
 }
 
 /// Profiles the stages of one rank of a model, from its forward and backward on shapes alone: nothing is allocated.
+/// Of layers that [repeat](ModelConfig::layer_kind) a few are run.
 ///
 /// # Errors
 ///
@@ -83,6 +91,18 @@ pub fn profile_rank<C: ModelConfig>(
         request.groups.pipeline().rank(),
         config.layers(),
     );
+    let own = own.map_err(|error| BuildError::Config {
+        path: String::new(),
+        message: error.to_string(),
+    })?;
+    check_context(config, request.groups.config())?;
+    let (own, repeats): (Vec<_>, Vec<_>) = own
+        .into_iter()
+        .map(|(number, stage)| {
+            let (stage, repeat) = shortened(config, request, stage);
+            ((number, stage), repeat)
+        })
+        .unzip();
     let (output, recording) = record::record(request.settings, |device| {
         let builder = ModelBuilder::with(request.groups, device, 0, request.dtype);
         let builder = builder
@@ -93,31 +113,61 @@ pub fn profile_rank<C: ModelConfig>(
             Some(lora) => builder.with_lora(lora)?,
             None => builder,
         };
-        let model = config.init_with(builder.outline())?;
-        let own = own.map_err(|error| BuildError::Config {
-            path: String::new(),
-            message: error.to_string(),
-        })?;
-        let (mut numbers, mut input) = (vec![], request.input);
-        for (stage, layout) in own {
+        let mut model = config.init_stages(builder.outline(), &own)?;
+        // A pattern may match parameters of other stages, or of layers that are left out.
+        freeze(&mut model.table, request.freeze)?;
+        record::begin_variables();
+        let mut input = request.input;
+        for (number, layout) in &own {
             let run = StageRun {
                 device,
                 request,
-                number: stage,
+                number: *number,
                 is_first: layout.embedding,
                 is_last: layout.loss,
             };
-            input = run.record(&model, input)?;
-            numbers.push(stage);
+            let output = run.record(&model, input)?;
+            // The last stage may have more rows, as for multi-token prediction, and sends them to no other.
+            if !layout.loss {
+                input = output;
+            }
         }
-        Ok::<_, ProfileError>((numbers, input))
+        Ok::<_, ProfileError>(input)
     })?;
-    let (numbers, output) = output?;
-    let profiles = stages(&recording, request.groups.mesh())?;
+    let output = output?;
+    let profiles = stages(&recording, request.groups.mesh(), &repeats);
+    let numbers = own.into_iter().map(|(number, _)| number);
     Ok(RankProfile {
-        stages: numbers.into_iter().zip(profiles).collect(),
+        stages: numbers.zip(profiles).collect(),
         output,
     })
+}
+
+/// A stage without the layers that repeat others, where no setting goes by the place of a layer.
+fn shortened<C: ModelConfig>(
+    config: &C,
+    request: &ProfileRequest<'_>,
+    stage: StageLayout,
+) -> (StageLayout, Repeat) {
+    let by_place = goes_by_place(request.recompute, request.fp8, request.freeze);
+    if by_place || request.recompute.layers_per_run() != Some(1) {
+        return (stage, Repeat::default());
+    }
+    let kinds = stage.layers.clone().map(|number| config.layer_kind(number));
+    let repeat = Repeat::of(&kinds.collect::<Vec<_>>());
+    let layers = stage.layers.start..stage.layers.end - repeat.left_out();
+    (StageLayout { layers, ..stage }, repeat)
+}
+
+/// Whether what a layer keeps depends on its place, in addition to its [kind](ModelConfig::layer_kind).
+pub(crate) fn goes_by_place(
+    recompute: &RecomputeConfig,
+    fp8: &Fp8Config,
+    freeze: &[String],
+) -> bool {
+    let each = matches!(recompute.layers, None | Some(RecomputeLayers::Each(_)));
+    let fp8_of_all = fp8.layers.is_empty() && (fp8.recipe.is_none() || fp8.first_last_bf16 == 0);
+    !each || !fp8_of_all || !recompute.patterns.is_empty() || !freeze.is_empty()
 }
 
 /// One stage.

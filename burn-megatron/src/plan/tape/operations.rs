@@ -1,32 +1,54 @@
 //! What Burn's own differentiable operations keep for their backward, and what that backward allocates.
 //!
 //! As in `burn-autodiff` 0.22.1 without gradient checkpointing. `proof` in `tests/tests/plan_memory.rs` counts the same bytes on
-//! the heap.
+//! the heap. Every operation has a rule: an operation that is not listed keeps its inputs, and some also their outputs.
 
 use burn_ir::{
-    BaseOperationIr, FloatOperationIr, NumericOperationIr as Numeric, OperationIr, TensorIr,
+    ActivationOperationIr as Activation, BaseOperationIr, FloatOperationIr, ModuleOperationIr,
+    NumericOperationIr as Numeric, OperationIr, TensorIr,
 };
+
+use super::storage::bytes_of;
 
 /// The backward of an operation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Rule {
-    /// What is kept.
+    /// What is kept of the inputs and outputs.
     pub saved: Vec<TensorIr>,
+    /// Bytes of other tensors that are kept: intermediate results of an operation that autodiff runs as several.
+    pub inner: Vec<u64>,
     /// The tracked inputs whose gradients are new tensors; those of the others share the memory of the output's.
     pub made: Vec<TensorIr>,
     /// The tracked inputs that have a gradient.
     pub inputs: Vec<TensorIr>,
 }
 
+impl Rule {
+    fn with_inner(self, inner: impl IntoIterator<Item = u64>) -> Self {
+        let inner = inner.into_iter().collect();
+        Self { inner, ..self }
+    }
+}
+
+/// Bytes of an element of an index tensor.
+const INDEX: u64 = 8;
+
+/// Bytes of a tensor of truth values, or of indices of `size` bytes, with the elements of this one.
+fn bytes_with(tensor: &TensorIr, size: u64) -> u64 {
+    tensor.shape.num_elements() as u64 * size
+}
+
+/// Bytes of one number for each row of a tensor: it is reduced along a dimension.
+fn bytes_of_rows(tensor: &TensorIr, dim: usize) -> u64 {
+    let width = tensor.shape.to_vec().get(dim).copied().unwrap_or(1);
+    bytes_of(tensor) / width.max(1) as u64
+}
+
 /// The rule of an operation with tracked inputs; `None` if its output is not tracked.
-///
-/// # Errors
-///
-/// The name of an operation without a rule.
 pub(super) fn rule(
     operation: &OperationIr,
     is_tracked: impl Fn(&TensorIr) -> bool,
-) -> Result<Option<Rule>, String> {
+) -> Option<Rule> {
     let tracked: Vec<TensorIr> = operation
         .inputs()
         .filter(|it| is_tracked(it))
@@ -34,10 +56,11 @@ pub(super) fn rule(
         .collect();
     let is_float = operation.outputs().any(|out| out.dtype.is_float());
     if tracked.is_empty() || !is_float {
-        return Ok(None);
+        return None;
     }
     let shared = |saved: Vec<&TensorIr>| Rule {
         saved: saved.into_iter().cloned().collect(),
+        inner: vec![],
         made: vec![],
         inputs: tracked.clone(),
     };
@@ -53,61 +76,121 @@ pub(super) fn rule(
             ..made(vec![])
         }
     };
-    Ok(Some(match operation {
+    let quotient = |lhs, rhs| {
+        let lhs = is_tracked(rhs).then_some(lhs);
+        made(lhs.into_iter().chain([rhs]).collect())
+    };
+    let all = || {
+        let inputs = operation.inputs().chain(operation.outputs());
+        made(inputs.collect())
+    };
+    Some(match operation {
         OperationIr::BaseFloat(base) => match base {
             BaseOperationIr::Reshape(_)
             | BaseOperationIr::SwapDims(_)
             | BaseOperationIr::Permute(_) => shared(vec![]),
             BaseOperationIr::Expand(_)
             | BaseOperationIr::Flip(_)
+            | BaseOperationIr::Unfold(_)
             | BaseOperationIr::Slice(_)
             | BaseOperationIr::SliceAssign(_)
             | BaseOperationIr::Cat(_)
             | BaseOperationIr::RepeatDim(_)
             | BaseOperationIr::Cast(_) => made(vec![]),
             BaseOperationIr::Select(op) => made(vec![&op.indices]),
+            BaseOperationIr::SelectAssign(op) => made(vec![&op.indices]),
             BaseOperationIr::Gather(op) => made(vec![&op.indices]),
+            BaseOperationIr::GatherNd(op) => made(vec![&op.indices]),
             BaseOperationIr::MaskWhere(op) => made(vec![&op.mask]),
             BaseOperationIr::MaskFill(op) => made(vec![&op.mask]),
-            _ => return Err(name(operation)),
+            _ => all(),
         },
         OperationIr::NumericFloat(_, numeric) => match numeric {
             Numeric::Add(op) | Numeric::Sub(op) if op.lhs.shape == op.rhs.shape => shared(vec![]),
             Numeric::Add(_) | Numeric::Sub(_) => made(vec![]),
-            Numeric::AddScalar(_) | Numeric::SubScalar(_) => shared(vec![]),
+            Numeric::AddScalar(_) | Numeric::SubScalar(_) | Numeric::RemScalar(_) => shared(vec![]),
             Numeric::MulScalar(_) | Numeric::DivScalar(_) | Numeric::Neg(_) => made(vec![]),
             Numeric::Mul(op) => product(&op.lhs, &op.rhs),
-            Numeric::Div(op) => {
-                let lhs = is_tracked(&op.rhs).then_some(&op.lhs);
-                made(lhs.into_iter().chain([&op.rhs]).collect())
-            }
+            Numeric::Div(op) | Numeric::Rem(op) => quotient(&op.lhs, &op.rhs),
             Numeric::Sum(_)
             | Numeric::SumDim(_)
+            | Numeric::SumDims(_)
             | Numeric::Mean(_)
             | Numeric::MeanDim(_)
-            | Numeric::CumSum(_) => made(vec![]),
+            | Numeric::CumSum(_)
+            | Numeric::Pad(_)
+            | Numeric::Sign(_) => made(vec![]),
             Numeric::Abs(op) => made(vec![&op.input]),
+            Numeric::Prod(op) => made(vec![&op.input]),
+            Numeric::ProdDim(op) => made(vec![&op.input]),
             Numeric::PowiScalar(op) => made(vec![&op.lhs]),
+            Numeric::Powi(op) => made(vec![&op.lhs, &op.rhs]),
             Numeric::Clamp(op) => made(vec![&op.tensor]),
             Numeric::ClampMin(op) | Numeric::ClampMax(op) => made(vec![&op.lhs]),
-            _ => return Err(name(operation)),
+            // The indices of the values that were taken.
+            Numeric::Max(op) | Numeric::Min(op) => {
+                made(vec![]).with_inner([bytes_with(&op.out, INDEX)])
+            }
+            Numeric::MaxDim(op) | Numeric::MinDim(op) | Numeric::TopK(op) => {
+                made(vec![]).with_inner([bytes_with(&op.out, INDEX)])
+            }
+            Numeric::MaxAbs(op) => made(vec![&op.input]).with_inner([bytes_with(&op.out, INDEX)]),
+            Numeric::MaxAbsDim(op) => {
+                made(vec![&op.input]).with_inner([bytes_with(&op.out, INDEX)])
+            }
+            Numeric::Sort(op) => made(vec![]).with_inner([bytes_with(&op.out, INDEX)]),
+            Numeric::MaxDimWithIndices(op) | Numeric::MinDimWithIndices(op) => {
+                made(vec![&op.out_indices])
+            }
+            Numeric::TopKWithIndices(op) => made(vec![&op.out_indices]),
+            Numeric::SortWithIndices(op) => made(vec![&op.out_indices]),
+            _ => all(),
         },
         OperationIr::Float(_, float) => match float {
             FloatOperationIr::Matmul(op) => product(&op.lhs, &op.rhs),
-            FloatOperationIr::Exp(op)
-            | FloatOperationIr::Log(op)
-            | FloatOperationIr::Log1p(op)
-            | FloatOperationIr::Sqrt(op)
-            | FloatOperationIr::Recip(op)
-            | FloatOperationIr::Tanh(op)
-            | FloatOperationIr::Sin(op)
-            | FloatOperationIr::Cos(op)
-            | FloatOperationIr::Erf(op) => made(vec![&op.input]),
-            FloatOperationIr::PowfScalar(op) => made(vec![&op.lhs]),
-            _ => return Err(name(operation)),
+            FloatOperationIr::Round(_)
+            | FloatOperationIr::Floor(_)
+            | FloatOperationIr::Ceil(_)
+            | FloatOperationIr::Trunc(_) => made(vec![]),
+            // Functions of each element, and of two.
+            _ => made(operation.inputs().collect()),
         },
-        _ => return Err(name(operation)),
-    }))
+        OperationIr::Activation(activation) => match activation {
+            Activation::LeakyRelu(op) => made(vec![]).with_inner([bytes_with(&op.out, 1)]),
+            Activation::PRelu(op) => product(&op.lhs, &op.rhs).with_inner([bytes_with(&op.out, 1)]),
+            // The shifted logits, their exponentials and the sums; or the shifted logits and the sums.
+            Activation::Softmax(op) | Activation::Softmin(op) => {
+                let of = bytes_of(&op.input);
+                made(vec![]).with_inner([of, of, bytes_of_rows(&op.input, op.axis)])
+            }
+            Activation::LogSoftmax(op) => {
+                let rows = bytes_of_rows(&op.input, op.axis);
+                made(vec![]).with_inner([bytes_of(&op.input), rows])
+            }
+            // A function of its input.
+            _ => made(operation.inputs().collect()),
+        },
+        OperationIr::Module(module) => match module {
+            ModuleOperationIr::Linear(op) => product(&op.x, &op.weight),
+            ModuleOperationIr::Embedding(op) => made(vec![&op.indices]),
+            // The centred input, the normalized one, and two numbers per row.
+            ModuleOperationIr::LayerNorm(op) => {
+                let of = bytes_of(&op.input);
+                let rows = bytes_of_rows(&op.input, op.input.shape.num_dims() - 1);
+                made(vec![&op.gamma]).with_inner([of, of, rows, rows])
+            }
+            // Autodiff has the scores: shifted, as exponentials, and as probabilities.
+            ModuleOperationIr::Attention(op) => {
+                let (query, key) = (op.query.shape.to_vec(), op.key.shape.to_vec());
+                let width = query[query.len() - 1].max(1) as u64;
+                let scores = bytes_of(&op.query) / width * key[key.len() - 2] as u64;
+                made(operation.inputs().collect()).with_inner([scores, scores, scores])
+            }
+            // Products, and functions of their input.
+            _ => made(operation.inputs().collect()),
+        },
+        _ => all(),
+    })
 }
 
 /// The name of an operation, as Burn's intermediate representation has it.

@@ -1,10 +1,12 @@
 //! What is gathered of one stage.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 use burn_ir::{TensorId, TensorIr};
 
 use super::operations::Rule;
+use super::repeat::Repeat;
 use super::storage::{Storage, Storages, bytes_of};
 use crate::plan::profile::{BlockInput, LayerProfile, SavedTensor, StageProfile};
 
@@ -75,20 +77,22 @@ pub(super) struct Stage {
     pub tracked: HashSet<TensorId>,
     /// How many nodes save a storage.
     pub saved: HashMap<Storage, usize>,
-    /// Saved inputs of recomputed blocks that may be on the host.
-    pub offloadable: Vec<Storage>,
+    /// Saved inputs of recomputed blocks that may be on the host, each with its layer.
+    pub offloadable: Vec<(usize, Storage)>,
     /// Whether the present call saves such an input.
     pub is_offloadable: bool,
     pub lives: Lives,
+    /// By layer, the time at which its forward begins.
+    pub forward: Vec<usize>,
     pub forward_end: usize,
     /// By layer, the times of its backward.
     pub backward: Vec<Option<Span>>,
     /// Of a tensor of the forward, its gradient.
     pub gradients: HashMap<TensorId, Storage>,
     pub input: Option<Storage>,
-    /// What deferred weight gradients hold.
+    /// What deferred weight gradients hold, and the bytes by layer.
     pub deferred: HashSet<Storage>,
-    pub deferred_bytes: u64,
+    pub deferred_bytes: Vec<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,8 +132,10 @@ impl Stage {
         self.gradients.entry(tensor).or_insert(storage);
     }
 
-    pub fn profile(mut self, storages: &Storages) -> StageProfile {
-        let alive = self.lives.bytes(storages);
+    pub fn profile(mut self, storages: &Storages, repeat: Repeat) -> StageProfile {
+        let repeated = self.repeated(repeat);
+        let mut alive = self.lives.bytes(storages);
+        self.add_repeated(&mut alive, &repeated, repeat.times);
         for (layer, span) in self.layers.iter_mut().zip(&self.backward) {
             if let Some(Span { start, end }) = span {
                 let peak = alive[*start..=*end].iter().max().copied().unwrap_or(0);
@@ -137,36 +143,91 @@ impl Stage {
                 layer.backward_bytes = peak.saturating_sub(before);
             }
         }
-        let kept: u64 = self.layers.iter().map(LayerProfile::saved_bytes).sum();
+        let count = |layer: usize| {
+            1 + if repeated.contains(&layer) {
+                repeat.times
+            } else {
+                0
+            }
+        };
+        let sum = |bytes: &dyn Fn(usize) -> u64| {
+            let layers = 0..self.layers.len();
+            layers.map(|it| count(it) as u64 * bytes(it)).sum::<u64>()
+        };
+        let kept = sum(&|it| self.layers[it].saved_bytes());
         let peak = |times: &[u64]| times.iter().max().copied().unwrap_or(0);
         let (forward, backward) = alive.split_at(self.forward_end + 1);
         let mut profile = StageProfile {
             forward_bytes: peak(forward).max(kept),
             backward_bytes: peak(backward).max(kept),
-            deferred_bytes: self.deferred_bytes,
-            offloadable: self
-                .offloadable
-                .iter()
-                .map(|it| BlockInput {
-                    bytes: storages.bytes(*it),
-                    is_shared: self.saved.get(it) != Some(&1),
-                })
-                .collect(),
+            deferred_bytes: sum(&|it| self.deferred_bytes[it]),
+            offloadable: self.inputs_for_host(storages, &repeated, repeat.times),
             input_bytes: self.input.map_or(0, |storage| storages.bytes(storage)),
             ..StageProfile::default()
         };
-        for (name, layer) in self.names.into_iter().zip(self.layers) {
+        let counts: Vec<_> = (0..self.layers.len()).map(count).collect();
+        let layers = self.names.into_iter().zip(self.layers).zip(counts);
+        for ((name, layer), times) in layers {
             match name {
                 LayerName::Embedding if layer == LayerProfile::default() => {}
                 LayerName::Embedding => profile.embedding = Some(layer),
                 LayerName::Output => profile.output = Some(layer),
                 LayerName::Layer(_) => match profile.layers.iter_mut().find(|(it, _)| *it == layer)
                 {
-                    Some((_, count)) => *count += 1,
-                    None => profile.layers.push((layer, 1)),
+                    Some((_, count)) => *count += times,
+                    None => profile.layers.push((layer, times)),
                 },
             }
         }
         profile
+    }
+
+    /// The recorded layers that stand for others: the last period but one of the layers.
+    fn repeated(&self, repeat: Repeat) -> Range<usize> {
+        let is_layer = |name: &LayerName| matches!(name, LayerName::Layer(_));
+        let after = self.names.iter().rposition(is_layer).map_or(0, |at| at + 1);
+        let end = after.saturating_sub(repeat.period);
+        end.saturating_sub(repeat.period)..end
+    }
+
+    /// Adds what the layers that were not recorded keep: from the forward of the layer after the repeated ones to the end of
+    /// its backward.
+    fn add_repeated(&self, alive: &mut [u64], repeated: &Range<usize>, times: usize) {
+        let after = self
+            .forward
+            .get(repeated.end)
+            .zip(self.backward.get(repeated.end));
+        let Some((start, Some(Span { end, .. }))) = after.filter(|_| times > 0) else {
+            return;
+        };
+        let kept = self.layers[repeated.clone()].iter();
+        let kept = times as u64 * kept.map(LayerProfile::saved_bytes).sum::<u64>();
+        for bytes in &mut alive[*start..=*end] {
+            *bytes += kept;
+        }
+    }
+
+    /// The inputs that may be on the host, in the order of the forward.
+    fn inputs_for_host(
+        &self,
+        storages: &Storages,
+        repeated: &Range<usize>,
+        times: usize,
+    ) -> Vec<BlockInput> {
+        let input = |(_, storage): &(usize, Storage)| BlockInput {
+            bytes: storages.bytes(*storage),
+            is_shared: self.saved.get(storage) != Some(&1),
+        };
+        let part = |from: usize, to: usize| {
+            let own = self.offloadable.iter();
+            own.filter(move |(layer, _)| (from..to).contains(layer))
+                .map(input)
+        };
+        let mut inputs: Vec<_> = part(0, repeated.end).collect();
+        for _ in 0..times {
+            inputs.extend(part(repeated.start, repeated.end));
+        }
+        inputs.extend(part(repeated.end, usize::MAX));
+        inputs
     }
 }

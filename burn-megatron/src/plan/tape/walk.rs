@@ -1,6 +1,7 @@
 //! The walk over a recording.
 
 use std::collections::HashSet;
+use std::slice;
 
 use burn_ir::{OperationIr, TensorIr};
 use burn_megatron_kernels::record::{RecordedStep, Recording};
@@ -9,7 +10,7 @@ use super::measure::{axes_of, measure};
 use super::operations::{name, rule};
 use super::stage::{LayerName, Node, NodeBackward, Stage};
 use super::storage::{Storage, Storages, bytes_of};
-use super::{NoRule, StageNote, StateNote, note};
+use super::{Repeat, StageNote, StateNote, note};
 use crate::collective::ExchangeNote;
 use crate::mesh::Mesh;
 use crate::model::LayerNote;
@@ -35,11 +36,13 @@ pub(super) struct Walk<'a> {
     pass: TrainingPass,
     /// The calls around the present step.
     inside: Vec<usize>,
+    /// Of the stages that follow.
+    repeats: slice::Iter<'a, Repeat>,
     pub finished: Vec<StageProfile>,
 }
 
 impl<'a> Walk<'a> {
-    pub fn new(recording: &'a Recording, mesh: &'a Mesh) -> Self {
+    pub fn new(recording: &'a Recording, mesh: &'a Mesh, repeats: &'a [Repeat]) -> Self {
         Self {
             recording,
             mesh,
@@ -51,36 +54,38 @@ impl<'a> Walk<'a> {
             stage: None,
             pass: TrainingPass::Forward,
             inside: vec![],
+            repeats: repeats.iter(),
             finished: vec![],
         }
     }
 
-    pub fn step(&mut self, step: &RecordedStep) -> Result<(), NoRule> {
+    pub fn step(&mut self, step: &RecordedStep) {
         if let Some(stage) = note::<StageNote>(step) {
-            return self.enter_stage(*stage);
+            self.enter_stage(*stage);
+            return;
         }
         if let Some(LayerNote(number)) = note(step) {
             if self.pass == TrainingPass::Forward {
                 self.enter_layer(LayerName::Layer(*number));
             }
-            return Ok(());
+            return;
         }
         if note::<StateNote>(step).is_some() {
             self.makes_state = true;
-            return Ok(());
+            return;
         }
         if note::<OffloadNote>(step).is_some() {
             if let Some(stage) = &mut self.stage {
                 stage.is_offloadable = true;
             }
-            return Ok(());
+            return;
         }
         if let Some(exchange) = note::<ExchangeNote>(step) {
             self.exchange(exchange);
-            return Ok(());
+            return;
         }
         match step {
-            RecordedStep::Operation(operation) => self.operation(operation)?,
+            RecordedStep::Operation(operation) => self.operation(operation),
             RecordedStep::Forward(call) => self.inside.push(*call),
             RecordedStep::ForwardEnd(call) => {
                 self.inside.pop();
@@ -102,10 +107,9 @@ impl<'a> Walk<'a> {
             }
             RecordedStep::Note(_) => {}
         }
-        Ok(())
     }
 
-    fn enter_stage(&mut self, note: StageNote) -> Result<(), NoRule> {
+    fn enter_stage(&mut self, note: StageNote) {
         match note {
             StageNote::Forward => {
                 self.state = self.storages.len();
@@ -131,12 +135,12 @@ impl<'a> Walk<'a> {
                     if let Some(input) = stage.input {
                         stage.lives.touch(input);
                     }
-                    let profile = stage.profile(&self.storages);
+                    let repeat = self.repeats.next().copied().unwrap_or_default();
+                    let profile = stage.profile(&self.storages, repeat);
                     self.finished.push(profile);
                 }
             }
         }
-        Ok(())
     }
 
     fn enter_layer(&mut self, name: LayerName) {
@@ -146,27 +150,29 @@ impl<'a> Walk<'a> {
         {
             stage.names.push(name);
             stage.layers.push(LayerProfile::default());
+            stage.forward.push(stage.lives.now);
+            stage.deferred_bytes.push(0);
         }
     }
 
-    fn operation(&mut self, operation: &OperationIr) -> Result<(), NoRule> {
+    fn operation(&mut self, operation: &OperationIr) {
         if std::mem::take(&mut self.makes_state) {
             let made = self.storages.enter(operation, |_| false);
             self.later_state.extend(made);
-            return Ok(());
+            return;
         }
         // Before the forward of a stage.
         let Some(stage) = &mut self.stage else {
             self.storages.enter(operation, |_| false);
-            return Ok(());
+            return;
         };
         stage.lives.now += 1;
         let is_gradient = matches!(operation, OperationIr::Custom(it) if it.id == "gradient");
         if is_gradient && self.aliases_gradient(operation) {
-            return Ok(());
+            return;
         }
         let Some(stage) = &mut self.stage else {
-            return Ok(());
+            return;
         };
         let later = &self.later_state;
         let made = self.storages.enter(operation, |it| later.contains(&it));
@@ -177,29 +183,32 @@ impl<'a> Walk<'a> {
             stage.lives.touch(self.storages.of(tensor));
         }
         if self.pass == TrainingPass::Backward {
-            return Ok(());
+            return;
         }
         let layer = stage.layers.len() - 1;
         if std::mem::take(&mut self.takes_input) {
             for out in operation.outputs() {
                 stage.take_input(out, self.storages.of(out));
             }
-            return Ok(());
+            return;
         }
         measure(&mut stage.layers[layer], operation, !made.is_empty());
         if !self.inside.is_empty() {
-            return Ok(());
+            return;
         }
-        let rule = rule(operation, |it| stage.tracked.contains(&it.id)).map_err(NoRule)?;
-        let Some(rule) = rule else {
-            return Ok(());
+        let Some(rule) = rule(operation, |it| stage.tracked.contains(&it.id)) else {
+            return;
         };
-        let saved = rule.saved.iter().map(|it| self.storages.of(it)).collect();
+        let mut saved: Vec<_> = rule.saved.iter().map(|it| self.storages.of(it)).collect();
+        for bytes in &rule.inner {
+            let inner = self.storages.make_unnamed(*bytes);
+            stage.lives.make(inner);
+            saved.push(inner);
+        }
         let outputs: Vec<_> = operation.outputs().cloned().collect();
         stage.tracked.extend(outputs.iter().map(|it| it.id));
         let backward = NodeBackward::Rule(rule, saved);
         self.add_node(name(operation), outputs, backward);
-        Ok(())
     }
 
     fn end_forward(&mut self, call: usize) {
@@ -217,7 +226,10 @@ impl<'a> Walk<'a> {
         let saved = recorded.saved.iter().map(|it| self.storages.of(it));
         let saved: Vec<_> = saved.collect();
         if std::mem::take(&mut stage.is_offloadable) {
-            stage.offloadable.extend(&saved);
+            let layer = stage.layers.len() - 1;
+            stage
+                .offloadable
+                .extend(saved.iter().map(|it| (layer, *it)));
         }
         let backward = NodeBackward::Call(call, saved);
         self.add_node(recorded.name.clone(), recorded.outputs.clone(), backward);
@@ -333,7 +345,7 @@ impl<'a> Walk<'a> {
             for tensor in recorded.saved.iter().chain(gradients) {
                 let storage = self.storages.of(tensor);
                 if Some(storage) != weight && stage.deferred.insert(storage) {
-                    stage.deferred_bytes += self.storages.bytes(storage);
+                    stage.deferred_bytes[layer] += self.storages.bytes(storage);
                 }
             }
         }

@@ -1,0 +1,64 @@
+//! Layers that repeat: a recording has a few of them, which stand for all.
+
+/// The longest sequence of different layers that is looked for.
+const LONGEST: usize = 8;
+
+/// Repetitions that are recorded: the first layer of a stage has no residual sum, the last one may have a norm after it, and
+/// the ones between are alike.
+const RECORDED: usize = 3;
+
+/// The layers of a stage that a recording leaves out: a number of repetitions of the same layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Repeat {
+    /// Layers of a repetition.
+    pub period: usize,
+    /// The number of repetitions that are left out.
+    pub times: usize,
+}
+
+impl Repeat {
+    /// Returns what can be left out of the end of a stage with layers of these kinds.
+    pub fn of(kinds: &[usize]) -> Self {
+        let left_out = |it: &Self| it.period * it.times;
+        let all = (1..=LONGEST.min(kinds.len())).map(|period| {
+            let pairs = kinds[period..].iter().zip(kinds).rev();
+            let same = pairs.take_while(|(one, other)| one == other).count();
+            let repetitions = (same + period) / period;
+            let times = repetitions.saturating_sub(RECORDED);
+            Self { period, times }
+        });
+        let most = all.rev().max_by_key(left_out);
+        most.filter(|it| it.times > 0).unwrap_or_default()
+    }
+
+    /// The number of layers that are left out.
+    pub fn left_out(self) -> usize {
+        self.period * self.times
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(kinds: &[usize]) -> (usize, usize) {
+        let Repeat { period, times } = Repeat::of(kinds);
+        (period, times)
+    }
+
+    #[test]
+    fn layers_that_repeat_are_found() {
+        assert_eq!(of(&[0; 32]), (1, 29));
+        assert_eq!(of(&[0; 3]), (0, 0));
+        assert_eq!(of(&[]), (0, 0));
+        // Three dense layers, then experts.
+        let experts = [&[0; 3][..], &[1; 58]].concat();
+        assert_eq!(of(&experts), (1, 55));
+        // A window in every other layer, and in five of six.
+        assert_eq!(of(&[0, 1].repeat(13)), (2, 10));
+        assert_eq!(of(&[0, 0, 0, 0, 0, 1].repeat(5)), (6, 2));
+        assert_eq!(of(&[0, 1, 0, 1, 0]), (0, 0));
+        // Nothing repeats.
+        assert_eq!(of(&(0..40).collect::<Vec<_>>()), (0, 0));
+    }
+}
