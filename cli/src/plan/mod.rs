@@ -7,9 +7,12 @@ use std::process::ExitCode;
 use burn_megatron::bounded;
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::partial::replace_file;
-use burn_megatron::plan::Recompute;
 use burn_megatron::plan::hardware::{Hardware, measure};
-use burn_megatron::plan::search::{FixedSettings, Plan, SearchConfig, SearchReport, search};
+use burn_megatron::plan::memory::{MemoryByKind, RankProfiles};
+use burn_megatron::plan::search::{
+    FixedSettings, MemoryRefusal, Plan, SearchConfig, SearchReport, search_confirmed,
+};
+use burn_megatron::plan::{Candidate, Recompute};
 use indicatif::HumanBytes;
 
 use crate::error::Error;
@@ -21,17 +24,16 @@ use crate::recipe::Recipe;
 use crate::terminal;
 
 use args::PlanArgs;
+use progress::PlanProgress;
 use source::RecipeModel;
 
 pub mod args;
 mod own;
+mod progress;
 pub mod source;
 mod table;
 #[cfg(test)]
 mod tests;
-
-/// How many layouts are searched beside those that are shown.
-const SPARE: usize = 20;
 
 /// The largest hardware file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
@@ -262,17 +264,29 @@ fn planned(
     let config = SearchConfig {
         memory_limit: args.memory_limit(hardware),
         fixed,
-        // Some may need more memory than the search assumes.
-        top: SPARE + usize::from(args.top),
+        top: args.top.into(),
         ..given
     };
-    let limit = config.memory_limit;
-    let mut report = search(model, &config)?;
-    report.confirm(args.top.into(), limit, |candidate| {
-        let report = memory_limit::plan(&model.with(candidate))?;
-        Ok::<_, Error>(report.fullest().1.peak)
-    })?;
-    Ok(report)
+    let profiles = RankProfiles::default();
+    let memory = |candidate: &Candidate| own_memory(model, candidate, &profiles);
+    let progress = PlanProgress::default();
+    Ok(search_confirmed(model, &config, &memory, &|at| {
+        progress.show(at)
+    })?)
+}
+
+/// The memory of a candidate on the rank that needs the most, by the model's own operations.
+fn own_memory(
+    model: &RecipeModel,
+    candidate: &Candidate,
+    profiles: &RankProfiles,
+) -> Result<MemoryByKind, MemoryRefusal> {
+    let recipe = model.with(candidate);
+    let plan = recipe.plan();
+    let plan = plan.map_err(|error| MemoryRefusal::Settings(error.to_string()))?;
+    let report = memory_limit::plan_layout(&recipe, plan, profiles);
+    let report = report.map_err(|error| MemoryRefusal::Model(error.to_string()))?;
+    Ok(report.fullest().1.peak)
 }
 
 /// Checks that there is a host for what is to be on it.

@@ -1,4 +1,6 @@
+use burn_megatron::nn::fp8::Fp8Recipe;
 use burn_megatron::plan::Candidate;
+use burn_megatron::plan::search::Rejection;
 use burn_megatron::verify::{Layout, ModelSubject, VerifyOptions, verify};
 use burn_megatron_models::TransformerConfig;
 use proptest::prelude::*;
@@ -122,6 +124,149 @@ proptest! {
         let verified = verified.unwrap();
         prop_assert!(verified.passes(), "{text}\n{layout:?}\n{verified}");
     }
+}
+
+fn planned_with(model: &RecipeModel, devices: &str, flags: &str) -> SearchReport {
+    let args = args(&format!(
+        "--model m --global-batch-size 1 --devices {devices} {flags}"
+    ));
+    let (devices, hardware) = hardware(&args).unwrap();
+    planned(&args, model, devices, &hardware).unwrap()
+}
+
+/// A search has no better plan than the search of more candidates, where memory is short: by the model's own operations many of
+/// those do not fit that fit by the formulas.
+#[test]
+fn a_narrowed_search_finds_nothing_better() {
+    let llama = "family = 'llama'\nlayers = 6\nhidden = 256\nheads = 8\ncontext = 256";
+    let mixtral = "family = 'mixtral'\nlayers = 4\nhidden = 128\nheads = 4\ncontext = 128";
+    for (model, devices, batch, fixes) in [
+        (
+            llama,
+            8,
+            48,
+            &[
+                "data=8",
+                "tensor=2",
+                "pipeline=2",
+                "micro_batch=3",
+                "recompute=selective",
+                "data=8,zero_stage=3",
+                "context=2,zero_stage=2",
+                "offload=0",
+            ][..],
+        ),
+        (
+            mixtral,
+            4,
+            16,
+            &["expert=2", "data=4", "expert=4,recompute=full"],
+        ),
+    ] {
+        let text = format!(
+            "[model]\n{model}\n[train]\nglobal_batch_size = {batch}\n[data_parallel]\nprecision = 'bf16'"
+        );
+        let model = RecipeModel::new(crate::recipe::parsed(&text).unwrap()).unwrap();
+        let devices = format!("{devices}xH100");
+        let free = planned_with(&model, &devices, "");
+        let needed = free.best[0].memory.total();
+        let mut plans = 0;
+        for share in [0.5, 0.9] {
+            let limit = (share * needed as f64) as u64;
+            let memory = format!("--top 1 --memory-limit {limit}");
+            let whole = planned_with(&model, &devices, &memory);
+            let seconds = |report: &SearchReport| {
+                let best = report.best.first();
+                best.map_or(f64::INFINITY, |plan| plan.step.seconds)
+            };
+            assert!(seconds(&whole) >= seconds(&free));
+            for fix in fixes {
+                let narrowed = planned_with(&model, &devices, &format!("{memory} --fix {fix}"));
+                let [narrowed, whole] = [&narrowed, &whole].map(seconds);
+                assert!(
+                    whole <= narrowed,
+                    "{fix}, {share}: {whole} s, and {narrowed} s"
+                );
+                plans += usize::from(narrowed.is_finite());
+            }
+        }
+        assert!(plans > 0);
+    }
+}
+
+/// Of Llama 3 8B on 8 H100 the fastest layout shards with ZeRO-3 over all devices; with less sharding its activations do not
+/// fit, which the formulas do not say.
+#[test]
+fn the_best_layout_of_sizes_is_not_lost_with_a_faster_one_that_does_not_fit() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/recipes/llama-3-8b.toml");
+    let mut recipe = crate::recipe::read(&path);
+    recipe.train.global_batch_size = 256;
+    let model = RecipeModel::new(recipe).unwrap();
+    let seconds = |fix: &str| {
+        let report = planned_with(&model, "8xH100", &format!("--top 1 {fix}"));
+        report.best[0].step.seconds
+    };
+    let (whole, of_data, sharded) = (
+        seconds(""),
+        seconds("--fix data=8"),
+        seconds("--fix data=8,zero_stage=3"),
+    );
+    assert!(
+        whole <= of_data && of_data <= sharded,
+        "{whole}, {of_data}, {sharded}"
+    );
+}
+
+/// Six of the cases of `cargo xtask plan-all`.
+#[test]
+fn published_models_are_planned() {
+    for (recipe, devices, flags) in [
+        ("llama-3-8b", "8xH100", ""),
+        ("olmoe-1b-7b", "8xH100", ""),
+        ("mixtral-8x7b", "64xH100", "--fix expert=8,tensor=1"),
+        // No layout fits.
+        ("llama-3.1-405b", "8xH100", "--fix tensor=8"),
+        // Stages in the shape of a V, and rows of multi-token prediction.
+        (
+            "deepseek-v3",
+            "256xB200",
+            "--fix context=2,schedule=zb-v,tensor=1,expert=32,micro_batch=1",
+        ),
+        // Micro-batches with more rows than an operation takes.
+        (
+            "qwen3-235b-a22b",
+            "256xB200",
+            "--fix context=1,expert=128,micro_batch=128",
+        ),
+    ] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let path = path.join(format!("../examples/recipes/{recipe}.toml"));
+        let mut read = crate::recipe::read(&path);
+        if recipe.starts_with("qwen") {
+            read.fp8.recipe = Some(Fp8Recipe::MxFp8);
+        }
+        let model = RecipeModel::new(read).unwrap();
+        let report = planned_with(&model, devices, &format!("--top 1 {flags}"));
+        let plan = report.best.first().or(report.nearest.as_ref());
+        let limit = planned_limit(devices);
+        let plan = plan.unwrap_or_else(|| panic!("{recipe}: {:?}", report.counts));
+        assert_eq!(
+            plan.memory.total() <= limit,
+            !report.best.is_empty(),
+            "{recipe}"
+        );
+        let rejected = report.counts.rejected.values();
+        let rejected: u64 = rejected.map(|count| count.candidates).sum();
+        let best = report.best.len() as u64;
+        assert_eq!(rejected + best, report.counts.candidates, "{recipe}");
+        let unplanned = report.counts.rejected.contains_key(&Rejection::Unplanned);
+        assert_eq!(unplanned, recipe.starts_with("qwen"), "{recipe}");
+    }
+}
+
+fn planned_limit(devices: &str) -> u64 {
+    let (_, name) = args::devices(devices).unwrap();
+    Hardware::named(name.unwrap()).unwrap().memory
 }
 
 /// Where nothing fits, the nearest keeps as little as there is: it shards and recomputes all, and offloads the rest.

@@ -5,8 +5,13 @@
 //! schedule generator and [`DataParallelConfig`]; there are no rules here. They are taken in the order of a lower bound of
 //! their time, `m` micro-batches without a bubble, until no other can be among the best: the rest is counted, not timed. The
 //! result is deterministic: entries are timed in parallel, so many at once whatever the number of cores.
+//!
+//! [`search`] takes memory from formulas. [`search_confirmed`] also asks for the memory of the model's own operations of each
+//! plan that it returns. A plan that needs too much is refuted, its sizes are searched again without it, and so on: the result
+//! is the fastest of all candidates that fit by both.
 
 mod cache;
+mod confirm;
 mod entries;
 mod pipelines;
 mod rank_class;
@@ -27,10 +32,12 @@ use super::fit::StateBytes;
 use super::hardware::{Hardware, HardwareError};
 use super::time::{ComputeTypes, DeviceRates};
 use super::{ModelProfile, Recompute};
-use entries::EntrySource;
+use confirm::Refutation;
+use entries::{Entry, EntrySource};
 use pipelines::Pipelines;
 use visit::Visit;
 
+pub use confirm::{MemoryRefusal, OwnMemory};
 pub use report::{Plan, Rejection, RejectionCount, SearchCounts, SearchReport};
 pub use space::FixedSettings;
 
@@ -103,7 +110,21 @@ impl SearchConfig<'_> {
 /// Entries that are timed before any of them is compared with the next ones.
 const WAVE: usize = 16;
 
-/// Searches the layouts of a model.
+/// How far a search is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SearchProgress {
+    /// Layouts with a micro-batch and a recomputation, of which all schedules and shardings were compared.
+    pub compared: usize,
+    /// The number of these.
+    pub all: usize,
+    /// Plans whose memory was computed from the model's own operations.
+    pub confirmed: usize,
+}
+
+/// Shows how far a search is.
+pub type ShowProgress<'a> = dyn Fn(SearchProgress) + Sync + 'a;
+
+/// Searches the layouts of a model, with memory from formulas.
 ///
 /// # Errors
 ///
@@ -113,80 +134,169 @@ pub fn search(
     config: &SearchConfig<'_>,
 ) -> Result<SearchReport, HardwareError> {
     let rates = DeviceRates::new(config.hardware, &config.types)?;
-    let (mut entries, counts) = EntrySource::new(model, config, &rates).all();
-    entries.sort_by(|one, two| one.bound.total_cmp(&two.bound));
-    let mut search = Search {
-        model,
-        config,
-        rates,
-        counts,
-        pipelines: Pipelines::default(),
-        best: HashMap::new(),
-        worst: f64::INFINITY,
-        nearest: None,
-    };
-    let mut entries = entries.iter();
-    loop {
-        // Most entries are slower than what was found.
-        let mut wave = vec![];
-        for entry in entries.by_ref() {
-            match search.is_slower(entry.sizes(), entry.bound) {
-                Some(reason) => search.counts.add(reason, entry.settings, None),
-                None => wave.push(entry),
-            }
-            if wave.len() == WAVE {
-                break;
-            }
-        }
-        if wave.is_empty() {
-            break;
-        }
-        let visits = wave.into_par_iter().map(|entry| Visit::of(&search, entry));
-        let visits: Vec<_> = visits.map(Visit::found).collect();
-        for found in visits {
-            search.counts.extend(found.counts);
-            for plan in found.plans {
-                search.keep(plan);
-            }
-            found
-                .nearest
-                .into_iter()
-                .for_each(|plan| search.keep_nearest(plan));
-        }
-        search.update_worst();
+    let mut search = Search::new(model, config, rates, &|_| ());
+    search.run();
+    Ok(search.report())
+}
+
+/// Searches the layouts of a model. Each plan of the result also fits by `memory`, which is that of the model's own operations
+/// on the rank that needs the most. `progress` is called from time to time.
+///
+/// # Errors
+///
+/// As [`search`].
+pub fn search_confirmed(
+    model: &dyn PlannedModel,
+    config: &SearchConfig<'_>,
+    memory: &OwnMemory<'_>,
+    progress: &ShowProgress<'_>,
+) -> Result<SearchReport, HardwareError> {
+    let rates = DeviceRates::new(config.hardware, &config.types)?;
+    let mut search = Search::new(model, config, rates, progress);
+    search.run();
+    while search.confirm(memory) {
+        search.run();
     }
+    search.confirm_nearest(memory);
     Ok(search.report())
 }
 
 /// Sizes of the axes: tensor, context, pipeline, expert, expert-tensor.
 type Sizes = [usize; 5];
 
+/// A plan that is the best of its sizes.
+struct Kept {
+    plan: Plan,
+    /// Whether it fits by the model's own operations.
+    is_confirmed: bool,
+}
+
+/// An entry, and what its last visit found.
+struct Visited<'a> {
+    entry: Entry<'a>,
+    /// `None` where it was not visited, or its visit does not count any more.
+    found: Option<VisitCounts>,
+}
+
+/// What a visit adds to the counts.
+struct VisitCounts {
+    counts: SearchCounts,
+    plans: u64,
+}
+
 /// What a search has found so far.
 struct Search<'a> {
     model: &'a dyn PlannedModel,
     config: &'a SearchConfig<'a>,
     rates: DeviceRates<'a>,
+    /// What is no entry.
     counts: SearchCounts,
+    /// By their bounds; empty during a run.
+    entries: Vec<Visited<'a>>,
     pipelines: Pipelines,
-    best: HashMap<Sizes, Plan>,
+    best: HashMap<Sizes, Kept>,
     /// The time that a plan must beat to be among the best.
     worst: f64,
     nearest: Option<Plan>,
+    /// What the model's own operations refuted, by sizes.
+    refuted: HashMap<Sizes, Vec<Refutation>>,
+    nearest_refuted: Option<Plan>,
+    confirmed: usize,
+    progress: &'a ShowProgress<'a>,
 }
 
-impl Search<'_> {
-    fn update_worst(&mut self) {
-        let mut seconds: Vec<_> = self.best.values().map(|plan| plan.step.seconds).collect();
-        if seconds.len() >= self.config.top {
-            seconds.sort_by(f64::total_cmp);
-            self.worst = report::within_tie(seconds[self.config.top - 1]);
+impl<'a> Search<'a> {
+    fn new(
+        model: &'a dyn PlannedModel,
+        config: &'a SearchConfig<'a>,
+        rates: DeviceRates<'a>,
+        progress: &'a ShowProgress<'a>,
+    ) -> Self {
+        let (mut entries, counts) = EntrySource::new(model, config, &rates).all();
+        entries.sort_by(|one, two| one.bound.total_cmp(&two.bound));
+        let visited = |entry| Visited { entry, found: None };
+        Self {
+            model,
+            config,
+            rates,
+            counts,
+            entries: entries.into_iter().map(visited).collect(),
+            pipelines: Pipelines::default(),
+            best: HashMap::new(),
+            worst: f64::INFINITY,
+            nearest: None,
+            refuted: HashMap::new(),
+            nearest_refuted: None,
+            confirmed: 0,
+            progress,
         }
+    }
+
+    /// Visits every entry that was not visited and is not slower than what was found.
+    fn run(&mut self) {
+        let mut entries = std::mem::take(&mut self.entries);
+        self.update_worst();
+        let all = entries.len();
+        let mut rest = entries.iter_mut().enumerate();
+        loop {
+            // Most entries are slower than what was found.
+            let mut wave = vec![];
+            let mut compared = all;
+            for (number, visited) in rest.by_ref() {
+                let Visited { entry, found } = &*visited;
+                if found.is_none() && self.is_slower(entry.sizes(), entry.bound).is_none() {
+                    wave.push(visited);
+                }
+                if wave.len() == WAVE {
+                    compared = number;
+                    break;
+                }
+            }
+            self.show(compared, all);
+            if wave.is_empty() {
+                break;
+            }
+            let visits = wave.par_iter().map(|it| Visit::of(self, &it.entry).found());
+            let visits: Vec<_> = visits.collect();
+            for (visited, found) in wave.into_iter().zip(visits) {
+                visited.found = Some(VisitCounts {
+                    counts: found.counts,
+                    plans: found.plans.len() as u64,
+                });
+                for plan in found.plans {
+                    self.keep(plan);
+                }
+                found
+                    .nearest
+                    .into_iter()
+                    .for_each(|plan| self.keep_nearest(plan));
+            }
+            self.update_worst();
+        }
+        self.entries = entries;
+    }
+
+    fn show(&self, compared: usize, all: usize) {
+        (self.progress)(SearchProgress {
+            compared,
+            all,
+            confirmed: self.confirmed,
+        });
+    }
+
+    fn update_worst(&mut self) {
+        let best = self.best.values();
+        let mut seconds: Vec<_> = best.map(|kept| kept.plan.step.seconds).collect();
+        seconds.sort_by(f64::total_cmp);
+        let last = self.config.top.checked_sub(1);
+        let worst = last.and_then(|last| seconds.get(last));
+        self.worst = worst.copied().unwrap_or(f64::INFINITY);
     }
 
     /// Why a candidate of these sizes that takes at least so long is not among the best.
     fn is_slower(&self, sizes: Sizes, seconds: f64) -> Option<Rejection> {
         let same = self.best.get(&sizes);
-        if same.is_some_and(|plan| seconds >= plan.step.seconds) {
+        if same.is_some_and(|kept| seconds >= kept.plan.step.seconds) {
             return Some(Rejection::SameSizes);
         }
         (seconds > self.worst).then_some(Rejection::Slower)
@@ -195,12 +305,12 @@ impl Search<'_> {
     fn keep(&mut self, plan: Plan) {
         let sizes = plan.sizes();
         let other = self.best.get(&sizes);
-        if other.is_some_and(|other| other.step.seconds <= plan.step.seconds) {
-            self.counts.add(Rejection::SameSizes, 1, None);
-            return;
-        }
-        if self.best.insert(sizes, plan).is_some() {
-            self.counts.add(Rejection::SameSizes, 1, None);
+        if other.is_none_or(|other| plan.step.seconds < other.plan.step.seconds) {
+            let kept = Kept {
+                plan,
+                is_confirmed: false,
+            };
+            self.best.insert(sizes, kept);
         }
     }
 
@@ -219,13 +329,30 @@ impl Search<'_> {
     }
 
     fn report(mut self) -> SearchReport {
-        let mut best: Vec<_> = self.best.into_values().collect();
+        let mut plans = 0;
+        for Visited { entry, found } in std::mem::take(&mut self.entries) {
+            match found {
+                Some(found) => {
+                    self.counts.extend(found.counts);
+                    plans += found.plans;
+                }
+                None => {
+                    let reason = self.is_slower(entry.sizes(), entry.bound);
+                    let reason = reason.unwrap_or(Rejection::Slower);
+                    self.counts.add(reason, entry.settings, None);
+                }
+            }
+        }
+        let mut best: Vec<_> = self.best.into_values().map(|kept| kept.plan).collect();
+        let others = plans.saturating_sub(best.len() as u64);
+        self.counts.add(Rejection::SameSizes, others, None);
         report::sort(&mut best);
         let others = best.len().saturating_sub(self.config.top);
         best.truncate(self.config.top);
         self.counts.add(Rejection::Slower, others as u64, None);
+        let nearest = self.nearest_refuted.or(self.nearest);
         SearchReport {
-            nearest: self.nearest.filter(|_| best.is_empty()),
+            nearest: nearest.filter(|_| best.is_empty()),
             best,
             counts: self.counts,
         }

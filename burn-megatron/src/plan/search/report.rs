@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use rayon::prelude::*;
 use serde::Serialize;
 
-use super::super::fit;
 use super::super::memory::MemoryByKind;
 use super::super::time::{StepEstimate, StepPart};
 use super::super::{Candidate, Recompute};
@@ -28,6 +26,8 @@ pub enum Rejection {
     Sharding,
     /// It does not fit into memory.
     Memory,
+    /// Its memory cannot be computed, as an operation of the model cannot have these sizes.
+    Unplanned,
     /// Other settings of the same sizes are faster.
     SameSizes,
     /// Layouts of other sizes are faster.
@@ -45,6 +45,7 @@ impl Rejection {
             Self::Schedule => "the schedule does not take so many micro-batches",
             Self::Sharding => "the data axis cannot be sharded so",
             Self::Memory => "more memory than there is",
+            Self::Unplanned => "their memory cannot be computed",
             Self::SameSizes => "other settings of the same sizes are faster",
             Self::Slower => "layouts of other sizes are faster",
         }
@@ -161,70 +162,10 @@ pub struct SearchReport {
     pub counts: SearchCounts,
 }
 
-impl SearchReport {
-    /// Keeps the first `top` of the best plans that fit into `limit` bytes by `memory`, which is that of the model's own
-    /// operations on the rank that needs the most, instead of the formulas of the search.
-    ///
-    /// # Errors
-    ///
-    /// Those of `memory`.
-    pub fn confirm<E>(
-        &mut self,
-        top: usize,
-        limit: u64,
-        memory: impl Fn(&Candidate) -> Result<MemoryByKind, E> + Sync,
-    ) -> Result<(), E>
-    where
-        E: Send,
-    {
-        let (mut best, mut rest) = (vec![], std::mem::take(&mut self.best));
-        while best.len() < top && !rest.is_empty() {
-            let wanted = (top - best.len()).min(rest.len());
-            let mut next: Vec<_> = rest.drain(..wanted).collect();
-            next.par_iter_mut().try_for_each(|plan| {
-                plan.memory = fit::with_slack(memory(&plan.candidate)?);
-                Ok(())
-            })?;
-            for plan in next {
-                if plan.memory.total() <= limit {
-                    best.push(plan);
-                    continue;
-                }
-                self.counts.add(Rejection::Memory, 1, None);
-                let nearest = self.nearest.as_ref().map(|nearest| nearest.memory.total());
-                if nearest.is_none_or(|nearest| plan.memory.total() < nearest) {
-                    self.nearest = Some(plan);
-                }
-            }
-        }
-        self.counts.add(Rejection::Slower, rest.len() as u64, None);
-        self.nearest = self.nearest.take().filter(|_| best.is_empty());
-        self.best = best;
-        Ok(())
-    }
-}
-
-/// Within this share of each other, times are equal: the estimate does not tell them apart.
-const TIE: f64 = 0.03;
-
-/// Sorts plans by time; those within 3 % of the fastest of them by [preference](Plan::preference).
+/// Sorts plans by time; those that take the same time by [preference](Plan::preference).
 pub(super) fn sort(plans: &mut [Plan]) {
-    let seconds = |plan: &Plan| plan.step.seconds;
     plans.sort_by(|one, two| {
-        let order = seconds(one).total_cmp(&seconds(two));
+        let order = one.step.seconds.total_cmp(&two.step.seconds);
         order.then_with(|| one.preference().cmp(&two.preference()))
     });
-    let mut rest = plans;
-    while let Some(first) = rest.first() {
-        let limit = seconds(first) * (1.0 + TIE);
-        let tied = rest.partition_point(|plan| seconds(plan) <= limit);
-        let (same, others) = rest.split_at_mut(tied);
-        same.sort_by_key(Plan::preference);
-        rest = others;
-    }
-}
-
-/// The longest time of a plan that may stand before one of `seconds`.
-pub(super) fn within_tie(seconds: f64) -> f64 {
-    seconds * (1.0 + TIE)
 }

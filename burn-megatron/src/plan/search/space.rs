@@ -141,15 +141,12 @@ impl FixedSettings {
         if ranks == 1 {
             return vec![None];
         }
-        let most = (layers / ranks).max(2);
         let kinds = ScheduleKind::ALL.into_iter();
         let kinds = kinds.filter(|kind| self.schedule.is_none_or(|fixed| fixed == *kind));
         let settings = kinds.flat_map(|kind| match kind {
             ScheduleKind::Interleaved { .. } => {
                 let stages = (1..=layers).map(|each| layers.div_ceil(ranks * each));
-                // More than layers leave the stages at both ends without one.
-                let fits = |v: &usize| (2..=most).contains(v) || self.virtual_stages == Some(*v);
-                let mut stages: Vec<_> = stages.filter(fits).collect();
+                let mut stages: Vec<_> = stages.filter(|v| *v > 1).collect();
                 stages.dedup();
                 stages.into_iter().map(|v| Some((kind, v))).collect()
             }
@@ -165,15 +162,12 @@ impl FixedSettings {
         settings
     }
 
-    /// Micro-batches: the powers of two that divide the samples of a replica.
+    /// Micro-batches: the numbers that divide the samples of a replica.
     pub fn micro_batches(&self, samples: usize) -> Vec<usize> {
         if let Some(fixed) = self.micro_batch {
             return vec![fixed];
         }
-        let sizes = (0..usize::BITS).map(|power| 1 << power);
-        sizes
-            .take_while(|size| samples.is_multiple_of(*size))
-            .collect()
+        divisors(samples)
     }
 
     /// What is sharded over a data axis of `ranks` ranks: nothing, and with ZeRO-1 to 3 each size of a group.
@@ -311,7 +305,7 @@ mod tests {
     #[test]
     fn settings_are_those_that_have_an_effect() {
         let free = FixedSettings::default();
-        assert_eq!(free.micro_batches(12), [1, 2, 4]);
+        assert_eq!(free.micro_batches(12), [1, 2, 3, 4, 6, 12]);
         assert_eq!(free.shardings(1), [(ZeroStage::Replicated, None)]);
         assert_eq!(free.shardings(4).len(), 1 + 3 * 2);
         for (ranks, group) in [(4, None), (8, Some(4))] {

@@ -10,6 +10,7 @@ use super::super::fit;
 use super::super::memory::MemoryByKind;
 use super::super::time::{DataExchange, ModelSeconds, PipelineSeconds, StateSharing, layer_bytes};
 use super::super::{AxisBytes, Candidate, Recompute};
+use super::confirm::{Group, Refutation};
 use super::entries::Entry;
 use super::pipelines::Pipeline;
 use super::rank_class::RankClass;
@@ -38,6 +39,7 @@ pub(super) struct Visit<'s> {
 
 /// An entry with its schedule.
 struct Timed {
+    settings: PipelineSettings,
     recompute: Recompute,
     /// By sharding and class.
     states: Vec<Vec<MemoryByKind>>,
@@ -46,6 +48,16 @@ struct Timed {
     seconds: PipelineSeconds,
     classes: Vec<RankClass>,
     pipeline: Option<Pipeline>,
+}
+
+/// A sharding with a share of the optimizer state on the host.
+#[derive(Default)]
+struct Offloaded<'s> {
+    share: f64,
+    fits: bool,
+    /// Why one that fits by the formulas does not.
+    refuted: Option<&'s Refutation>,
+    memory: MemoryByKind,
 }
 
 /// What a rank needs.
@@ -100,6 +112,14 @@ impl<'s> Visit<'s> {
     fn run(&mut self) {
         let (entry, search) = (self.entry, self.search);
         let (layout, fixed) = (&entry.layout, &search.config.fixed);
+        let mut refuted = search.refuted.get(&self.sizes).into_iter().flatten();
+        let why =
+            refuted.find_map(|it| it.refuses_model(layout.sequence_parallel, entry.micro_batch));
+        if let Some(why) = why {
+            let counts = &mut self.found.counts;
+            counts.add(Rejection::Unplanned, entry.settings, Some(why.into()));
+            return;
+        }
         let shardings = fixed.shardings(layout.data_parallel_size());
         let seconds = ModelSeconds::new(&entry.profile, &search.rates, &entry.links);
         let recomputed = |recompute| {
@@ -218,6 +238,7 @@ impl<'s> Visit<'s> {
             pipeline.as_ref(),
         );
         Ok(Timed {
+            settings,
             recompute: *recompute,
             states,
             layout,
@@ -303,13 +324,35 @@ impl<'s> Visit<'s> {
         needed.device.total() <= *memory_limit && needed.host <= host
     }
 
-    /// The least of the optimizer state on the host with which a sharding fits, and whether it does; otherwise the most.
-    fn offload(&self, timed: &Timed, states: &[MemoryByKind]) -> (f64, bool, MemoryByKind) {
-        let mut found = (0.0, false, MemoryByKind::default());
+    /// The least of the optimizer state on the host with which a sharding fits; otherwise the most.
+    fn offload(
+        &self,
+        timed: &Timed,
+        sharding: ShardingSettings,
+        states: &[MemoryByKind],
+    ) -> Offloaded<'s> {
+        let group = Group {
+            sequence_parallel: timed.layout.sequence_parallel,
+            pipeline: timed.settings,
+            micro_batch: self.entry.micro_batch,
+            recompute: timed.recompute,
+        };
+        let refuted = self.search.refuted.get(&self.sizes);
+        let limit = self.search.config.memory_limit;
+        let mut found = Offloaded::default();
         for offload in self.search.config.offloads() {
             let needed = Needed::new(&timed.classes, states, *offload);
-            found = (*offload, self.fits(&needed), needed.device);
-            if found.1 {
+            let (of, bytes) = ((sharding, *offload), needed.device.total());
+            let mut refuted = refuted.into_iter().flatten();
+            let fits = self.fits(&needed);
+            let refuted = refuted.find(|it| fits && it.refutes(&group, of, bytes, limit));
+            found = Offloaded {
+                share: *offload,
+                fits: fits && refuted.is_none(),
+                refuted: refuted.or(found.refuted),
+                memory: needed.device,
+            };
+            if found.fits {
                 break;
             }
         }
@@ -321,9 +364,18 @@ impl<'s> Visit<'s> {
         let (mut total, mut rest) = (None, vec![]);
         let mesh = self.entry.links.mesh();
         for (sharding, states) in shardings.iter().zip(&timed.states) {
-            let (offload, fits, memory) = self.offload(timed, states);
+            let Offloaded {
+                share: offload,
+                fits,
+                refuted,
+                memory,
+            } = self.offload(timed, *sharding, states);
             if offload > 0.0 || !fits {
                 rest.push(*sharding);
+            }
+            if let Some(refuted) = refuted.filter(|_| !fits) {
+                refuted.count(&mut self.found.counts);
+                continue;
             }
             // A plan that is too large for the host alone counts as too large for the device.
             if !fits && self.is_too_large(memory.total().max(self.search.config.memory_limit + 1)) {
