@@ -18,6 +18,7 @@ mod minutes;
 mod mpi;
 mod own_model;
 mod pip;
+mod plan_all;
 mod process;
 mod recipe;
 mod report;
@@ -129,6 +130,11 @@ enum Command {
     /// Train the default recipe for a few steps and check that its loss falls; with MPI, also as four
     /// processes, whose metrics must be those of four threads; run the examples.
     Recipe,
+    /// Plan every published recipe on 8, 64, 256 and 1,024 H100, and on 256 of each other device.
+    ///
+    /// Each case ends with a layout, or with the smallest memory if no layout fits. An error and a panic fail. Prints a line
+    /// for each case when it ends, and a table of all at the end. Not part of `ci`, whose tests plan six of the cases.
+    PlanAll(plan_all::Options),
     /// Walk the way of a new user, and print how long each step takes: clone, install, the default recipe, a text of one's
     /// own that is interrupted and resumed, generate, convert.
     ///
@@ -153,7 +159,8 @@ enum Command {
     /// after the start of the run and a hang are faults. The first case of a fault is shrunk to a minimal recipe, which is
     /// printed with the commands that repeat it. `test --all` runs one minute with a fixed seed.
     FuzzLayouts(fuzz_layouts::Options),
-    /// Everything above but check-nccl, emulate, gpu, first-hour, soak and fuzz-layouts: format, words, lint, docs, book, package, test, cuda,
+    /// Everything above but check-nccl, emulate, gpu, plan-all, first-hour, soak and fuzz-layouts: format, words, lint, docs,
+    /// book, package, test, cuda,
     /// small build, check-cuda, recipe.
     ///
     /// The kernels are compiled for sm_90a only, and the recipe runs in the dev profile, with the build of the tests.
@@ -187,6 +194,7 @@ fn main() -> ExitCode {
         Command::Gpu(options) => gpu::run(&options, &root, &mut report),
         Command::Book => book::run(&root, &mut report),
         Command::Recipe => recipe::run(recipe::Profile::Release, &root, &mut report),
+        Command::PlanAll(options) => plan_all::run(&options, &root, &mut report),
         #[cfg(unix)]
         Command::FirstHour(options) => first_hour::run(&options, &root, &mut report),
         #[cfg(unix)]
