@@ -95,7 +95,7 @@ impl<'a> Draft<'a> {
             hidden,
             micro_batches,
             micro_batch_size: random.one_of(&[1, 1, 2]),
-            is_bold: random.once_in(8),
+            is_bold: random.once_in(5),
             random,
         }
     }

@@ -42,7 +42,7 @@ pub struct Draft<'a> {
 pub type Feature = fn(&mut Draft<'_>) -> bool;
 
 /// The largest number of unusual settings in a recipe.
-const MAX_FEATURES: usize = 7;
+const MAX_FEATURES: usize = 9;
 
 /// Draws a recipe.
 pub fn recipe(random: &mut Random) -> Settings {

@@ -225,8 +225,11 @@ impl Fuzzer<'_> {
             && comparison == Comparison::Pretrain
             && number.is_multiple_of(3)
         {
-            comparison = Comparison::Verify;
-            verdict = self.runner.check(&settings, folder.path(), comparison)?;
+            let verified = self.runner.check(&settings, folder.path(), Comparison::Verify)?;
+            // A setting that only `verify` refuses has been compared above.
+            if !matches!(verified, Verdict::Refused(_)) {
+                (verdict, comparison) = (verified, Comparison::Verify);
+            }
         }
         let mut totals = self.totals.lock().expect("a worker panicked");
         let is_new = totals.count(number, &settings, &verdict);

@@ -1,78 +1,78 @@
 //! Draws the configuration of a round.
 
-use std::fmt::Write;
+use crate::draw::{self, Random, Settings};
 
-use crate::draw::Random;
-
-/// Steps of a run at the least and at the most.
+/// The smallest and the largest number of steps of a run.
 const STEPS: (usize, usize) = (16, 40);
 
 /// The configuration of a round: a recipe, and flags.
 pub struct RoundConfig {
-    pub recipe: String,
-    /// Flags that both runs have.
-    pub flags: Vec<String>,
+    pub settings: Settings,
     /// Flags of checkpoints, for the disturbed run.
     pub saving: Vec<String>,
     pub steps: usize,
     pub ranks: usize,
-    /// How many checkpoints are kept at the least.
+    /// The smallest number of checkpoints that are kept.
     pub kept: usize,
 }
 
 impl RoundConfig {
+    /// Draws a recipe as `fuzz-layouts` does, for more steps, in a type that is used for training. The program may refuse
+    /// the recipe in this type.
     pub fn new(random: &mut Random) -> Self {
-        let [tensor, pipeline] = [(); 2].map(|()| random.within((1, 2)));
-        let data = random.one_of(&[1, 2, 2, 4]);
+        let mut settings = draw::recipe(random);
         let steps = random.within(STEPS);
-        let mut flags = Vec::new();
-        let mut flag = |name: &str, value: &str| flags.extend([name.to_owned(), value.to_owned()]);
-        flag("--tp", &tensor.to_string());
-        flag("--pp", &pipeline.to_string());
-        flag("--dp", &data.to_string());
-        flag("--steps", &steps.to_string());
-        if tensor == 2 && random.once_in(2) {
-            flag("--sp", "true");
-        }
-        if pipeline == 2 {
-            let schedules = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"];
-            flag("--pipeline-schedule", random.one_of(&schedules));
-        }
-        let precision = random.one_of(&["f32", "f32", "bf16", "f16"]);
-        flag("--precision", precision);
-        let fp8 = match precision {
-            "bf16" => random.one_of(&["none", "current", "delayed"]),
-            _ => "none",
-        };
-        if fp8 != "none" {
-            flag("--fp8", fp8);
-        }
-        if data > 1 {
-            // ZeRO-3 needs a single stage per rank.
-            let stage = random.below(if pipeline == 1 { 4 } else { 3 });
-            flag("--zero-stage", &stage.to_string());
-            if matches!(stage, 1 | 2) && random.once_in(2) {
-                flag("--overlap-param-gather", "true");
-            }
-            if matches!(stage, 1 | 2) && fp8 == "delayed" && random.once_in(2) {
-                flag("--fp8-param-gather", "true");
-            }
-            if stage > 0 && precision != "f32" && random.once_in(2) {
-                flag("--reduce-in-16-bits", "true");
-            }
-            if stage > 0 && data == 4 && random.once_in(2) {
-                flag("--hsdp", "2");
-            }
-        }
+        train(&mut settings, steps);
+        precision(&mut settings, random);
         let (saving, kept) = saving(random);
+        let axes = ["tensor", "context", "data", "pipeline"];
+        let sizes = axes.map(|axis| settings.number(&format!("parallel.{axis}")).unwrap_or(1));
         Self {
-            recipe: recipe(random),
-            flags,
             saving,
             steps,
-            ranks: tensor * pipeline * data,
+            ranks: sizes.iter().product(),
             kept,
+            settings,
         }
+    }
+
+    /// The layout, for the log.
+    pub fn layout(&self) -> String {
+        let is_layout = |key: &&str| key.starts_with("parallel.") || key.starts_with("data_parallel.");
+        let keys = self.settings.keys().filter(is_layout);
+        let pairs = keys.filter_map(|key| Some(format!("{key}={}", self.settings.get(key)?)));
+        pairs.collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// A longer run on text, with evaluations.
+fn train(settings: &mut Settings, steps: usize) {
+    // A CPU refuses the last two.
+    for key in ["data", "sample", "train.cuda_graph", "kernels.epilogue_fusion"] {
+        settings.remove(key);
+    }
+    settings.set("train.steps", steps);
+    settings.set("train.warmup_steps", 2);
+    settings.set("train.held_out_samples", 8);
+    settings.set("train.evaluate_every", 7);
+    settings.set_text("sample.prompt", "fn");
+    settings.set("sample.tokens", 4);
+}
+
+fn precision(settings: &mut Settings, random: &mut Random) {
+    let precision = random.one_of(&["f32", "f32", "bf16", "f16"]);
+    settings.set_text("data_parallel.precision", precision);
+    if precision == "bf16" && random.once_in(2) {
+        let recipe = random.one_of(&["current", "delayed"]);
+        settings.set_text("fp8.recipe", recipe);
+    }
+    let stage = settings.number("data_parallel.zero_stage").unwrap_or(0);
+    let gathers = matches!(stage, 1 | 2) && settings.is("fp8.recipe", "delayed");
+    if gathers && random.once_in(2) {
+        settings.set("data_parallel.fp8_param_gather", true);
+    }
+    if stage > 0 && precision != "f32" && random.once_in(2) {
+        settings.set("data_parallel.reduce_in_16_bits", true);
     }
 }
 
@@ -92,55 +92,29 @@ fn saving(random: &mut Random) -> (Vec<String>, usize) {
     (flags, kept)
 }
 
-/// A small model whose sizes fit every layout that is drawn.
-fn recipe(random: &mut Random) -> String {
-    let mut recipe = String::from(
-        "[model]\nfamily = \"gpt2\"\nlayers = 4\nhidden = 32\nheads = 4\ncontext = 16\ndropout = 0.1\n",
-    );
-    if random.once_in(2) {
-        recipe += "groups = 2\nnorm = \"rms\"\nactivation = \"swi-glu\"\nbias = false\n\
-                   positions = { rotary = { base = 10000.0 } }\n";
-    }
-    let (tied, seed) = (random.once_in(2), random.below(1000));
-    write!(
-        recipe,
-        "tied = {tied}\n\n[train]\nmicro_batch_size = 1\nglobal_batch_size = 8\nheld_out_samples = 8\n\
-         evaluate_every = 7\nlearning_rate = 1e-3\nwarmup_steps = 2\nseed = {seed}\n\n\
-         [sample]\nprompt = \"fn\"\ntokens = 4\n"
-    )
-    .expect("writing to a String cannot fail");
-    recipe
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn draws_differ_and_keep_something() {
-        let drawn: Vec<_> = (0..300)
+        let drawn: Vec<_> = (0..2000)
             .map(|n| RoundConfig::new(&mut Random::new(1, n)))
             .collect();
-        let has = |flag: &str| {
-            drawn
-                .iter()
-                .any(|drawn| drawn.flags.iter().any(|f| f == flag))
-        };
-        for flag in [
-            "--sp",
-            "--pipeline-schedule",
-            "--fp8",
-            "--hsdp",
-            "--fp8-param-gather",
-            "zb-v",
-            "f16",
+        for setting in [
+            "parallel.sequence_parallel",
+            "parallel.schedule=zb-v",
+            "fp8.recipe",
+            "data_parallel.hsdp",
+            "data_parallel.fp8_param_gather",
+            "data_parallel.precision=f16",
         ] {
-            assert!(has(flag), "{flag}");
+            assert!(
+                drawn.iter().any(|drawn| drawn.settings.matches(setting)),
+                "{setting}"
+            );
         }
-        assert!(
-            drawn
-                .iter()
-                .all(|drawn| drawn.kept > 0 && drawn.ranks <= 16)
-        );
+        let fits = |drawn: &RoundConfig| drawn.kept > 0 && (2..=8).contains(&drawn.ranks);
+        assert!(drawn.iter().all(fits));
     }
 }

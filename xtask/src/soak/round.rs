@@ -24,6 +24,9 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Processes start anew each time, and that takes a while: no more ranks than this.
 const MAX_PROCESSES: usize = 4;
 
+/// Recipes that are drawn for a round until the program accepts one.
+const MAX_DRAWS: usize = 20;
+
 /// The most disturbances of a run.
 const MAX_DISTURBANCES: usize = 5;
 
@@ -73,18 +76,20 @@ impl Round<'_> {
     /// Runs the round. The error is what was found; its folder is kept then.
     pub fn run(mut self, counts: &mut Counts) -> Result<(), String> {
         counts.rounds += 1;
-        let config = RoundConfig::new(&mut self.random);
-        let (flags, saving) = (config.flags.join(" "), config.saving.join(" "));
-        println!("round {}: {flags} {saving}", self.number);
         let mut folder = TempDir::new("soak").map_err(|e| format!("a temporary folder: {e}"))?;
-        let folders = RoundFolder {
+        let mut folders = RoundFolder {
             program: self.program,
             folder: folder.path().to_path_buf(),
-            config,
+            config: RoundConfig::new(&mut self.random),
         };
         let result = folders
             .set_up()
-            .and_then(|()| self.run_in(&folders, counts));
+            .and_then(|()| folders.draw_until_accepted(&mut self.random))
+            .and_then(|()| {
+                let (layout, saving) = (folders.config.layout(), folders.config.saving.join(" "));
+                println!("round {}: {layout} {saving}", self.number);
+                self.run_in(&folders, counts)
+            });
         result.map_err(|finding| {
             folder.keep();
             format!("{finding}\n  kept: {}", folder.path().display())
@@ -177,7 +182,6 @@ impl RoundFolder<'_> {
             for name in ["text", "beside", "work", "tmp", "logs"] {
                 fs::create_dir(self.folder.join(name))?;
             }
-            write("recipe.toml", self.config.recipe.clone())?;
             for file in 0..4 {
                 let text = format!("fn number_{file}() -> usize {{ {file} }}\n").repeat(40);
                 write(&format!("text/{file}.rs"), text.clone())?;
@@ -186,6 +190,22 @@ impl RoundFolder<'_> {
             Ok::<_, std::io::Error>(())
         };
         make().map_err(|error| format!("{}: {error}", self.folder.display()))
+    }
+
+    /// Draws until the program accepts a recipe: some settings cannot meet in 16 bits, or with what else is drawn.
+    fn draw_until_accepted(&mut self, random: &mut Random) -> Result<(), String> {
+        for _ in 0..MAX_DRAWS {
+            let recipe = self.folder.join("recipe.toml");
+            fs::write(&recipe, self.config.settings.to_toml())
+                .map_err(|error| format!("{}: {error}", recipe.display()))?;
+            let dry_run = self.start("dry-run", "none", false, &["--dry-run"])?;
+            let ended = dry_run.end(&Disturbance::None, &self.folder.join("none"))?;
+            if ended.success() {
+                return Ok(());
+            }
+            self.config = RoundConfig::new(random);
+        }
+        Err(format!("the program refuses {MAX_DRAWS} recipes in a row"))
     }
 
     fn whole(&self) -> PathBuf {
@@ -212,7 +232,7 @@ impl RoundFolder<'_> {
         if processes {
             command.args(["launch", "--ranks", &ranks, "--grace", "20", "--"]);
         }
-        command.arg("pretrain").args(&self.config.flags).args(more);
+        command.arg("pretrain").args(more);
         for (flag, path) in [
             ("--recipe", "recipe.toml"),
             ("--data", "text"),
