@@ -15,6 +15,7 @@ mod fp8;
 mod fp8_gather;
 mod fp8_pipelines;
 mod fp8_verify;
+mod freeze;
 mod fused;
 mod generate;
 mod guard;

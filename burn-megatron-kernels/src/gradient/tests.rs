@@ -22,6 +22,29 @@ struct TestBuffer {
     separate: bool,
 }
 
+impl TestBuffer {
+    /// A buffer of parameters of [`WIDTH`] elements.
+    fn new(flat: Tensor<1>, add: bool) -> Self {
+        Self {
+            flat: Mutex::new(Some(flat)),
+            width: WIDTH,
+            add,
+            separate: false,
+        }
+    }
+}
+
+/// How an operation uses a parameter.
+#[derive(Clone)]
+enum Use {
+    /// The gradient goes to the graph.
+    Graph,
+    /// The gradient goes to the buffer.
+    Buffer(Arc<TestBuffer>),
+    /// There is no gradient.
+    Constant,
+}
+
 fn offset(parameter: usize, width: usize) -> usize {
     3 + parameter * (width + 5)
 }
@@ -125,13 +148,16 @@ fn wave(shape: &[usize], phase: f64, device: &Device, dtype: DType) -> Tensor<1>
     Tensor::from_data(data, (device, dtype))
 }
 
-/// The gradients of `x` and of the parameters, which come from the graph or from a buffer.
+/// All parameters have their gradients from the graph.
+const GRAPH: [Use; 3] = [const { Use::Graph }; 3];
+
+/// Returns the gradient of `x`, and the gradients of the first `count` parameters that come from the graph.
 fn gradients(
     run: Run,
     count: usize,
     shape: [usize; 2],
     (device, dtype): (&Device, DType),
-    buffer: Option<Arc<TestBuffer>>,
+    uses: [Use; 3],
 ) -> (Tensor<1>, Vec<Tensor<1>>) {
     let device = device.clone().autodiff();
     let rows = |phase| {
@@ -139,31 +165,36 @@ fn gradients(
         (flat.clone(), flat.reshape(shape))
     };
     let ((leaf, x), (_, other)) = (rows(0.1), rows(0.2));
-    let leaves: Vec<_> = [0.3, 0.4, 0.5]
-        .map(|phase| wave(&shape[1..], phase, &device, dtype).require_grad())
-        .into();
-    let parameter = |i: usize| match &buffer {
-        None => leaves[i].clone().into(),
-        Some(buffer) => Parameter {
-            value: leaves[i].clone().inner(),
-            destination: Some(Destination {
-                parameter: i,
-                buffer: buffer.clone(),
-            }),
-        },
+    let leaves =
+        [0.3, 0.4, 0.5].map(|phase| wave(&shape[1..], phase, &device, dtype).require_grad());
+    let parameter = |i: usize| {
+        let constant = Parameter::from(leaves[i].clone().inner());
+        match &uses[i] {
+            Use::Graph => leaves[i].clone().into(),
+            Use::Constant => constant,
+            Use::Buffer(buffer) => Parameter {
+                destination: Some(Destination {
+                    parameter: i,
+                    buffer: buffer.clone(),
+                }),
+                ..constant
+            },
+        }
     };
     let y = run([x, other], [0, 1, 2].map(parameter));
     let seed = wave(&shape, 0.6, &device, dtype).reshape(shape);
     let all = (y * seed).sum().backward();
-    let of = |leaf: &Tensor<1>| leaf.grad(&all).expect("it has a gradient");
-    let of_parameters = match buffer {
-        None => leaves[..count].iter().map(of).collect(),
-        Some(_) => {
-            assert!(leaves.iter().all(|leaf| leaf.grad(&all).is_none()));
-            vec![]
-        }
-    };
-    (of(&leaf), of_parameters)
+    let found = leaves[..count].iter().zip(&uses).filter_map(|(leaf, of)| {
+        let gradient = leaf.grad(&all);
+        assert_eq!(gradient.is_some(), matches!(of, Use::Graph));
+        gradient
+    });
+    (leaf.grad(&all).expect("it has a gradient"), found.collect())
+}
+
+/// All parameters have their gradients in a buffer.
+fn into(buffer: &Arc<TestBuffer>) -> [Use; 3] {
+    [(); 3].map(|()| Use::Buffer(buffer.clone()))
 }
 
 fn doubles(x: Tensor<1>) -> Vec<f64> {
@@ -187,13 +218,13 @@ fn check(
         add,
         separate,
     });
-    let (expected_x, _) = gradients(run, count, shape, on, None);
+    let (expected_x, _) = gradients(run, count, shape, on, GRAPH);
     for _ in 0..2 {
-        let (of_x, _) = gradients(run, count, shape, on, Some(buffer.clone()));
+        let (of_x, _) = gradients(run, count, shape, on, into(&buffer));
         of_x.into_data()
             .assert_eq(&expected_x.clone().into_data(), true);
     }
-    let (_, exact) = gradients(run, count, shape, (&Device::flex(), DType::F64), None);
+    let (_, exact) = gradients(run, count, shape, (&Device::flex(), DType::F64), GRAPH);
     let mut expected = doubles(before);
     for (parameter, gradient) in exact.into_iter().enumerate() {
         let at = offset(parameter, width);
@@ -255,15 +286,10 @@ fn a_buffer_holds_the_bits_of_the_graph() {
     for dtype in [DType::F32, DType::F64] {
         for (name, count, run) in operations() {
             let before = buffer(WIDTH, &device, dtype);
-            let buffer = Arc::new(TestBuffer {
-                flat: Mutex::new(Some(before.clone())),
-                width: WIDTH,
-                add: true,
-                separate: false,
-            });
+            let buffer = Arc::new(TestBuffer::new(before.clone(), true));
             let on = (&device, dtype);
-            let (_, graph) = gradients(run, count, SHAPE, on, None);
-            gradients(run, count, SHAPE, on, Some(buffer.clone()));
+            let (_, graph) = gradients(run, count, SHAPE, on, GRAPH);
+            gradients(run, count, SHAPE, on, into(&buffer));
             let parts = graph.into_iter().enumerate();
             let expected = parts.fold(before, |flat, (parameter, gradient)| {
                 crate::flat::accumulate(flat, offset(parameter, WIDTH), gradient, true)
@@ -308,8 +334,8 @@ fn a_buffer_that_computes_no_gradient_or_two_is_an_error() {
 }
 
 #[test]
-fn a_norm_delivers_all_of_its_parameters_or_none() {
-    let device = Device::flex();
+fn a_norm_refuses_a_tracked_parameter_next_to_a_destination() {
+    let device = Device::flex().autodiff();
     let weight = Parameter {
         value: Tensor::ones([4], &device),
         destination: Some(Destination {
@@ -317,15 +343,50 @@ fn a_norm_delivers_all_of_its_parameters_or_none() {
             buffer: Arc::new(Wrong(1)),
         }),
     };
-    let bias = Some(Tensor::zeros([4], &device).into());
+    let bias = Some(Tensor::zeros([4], &device).require_grad().into());
     let x = Tensor::<2>::ones([2, 4], &device);
     let work = || normalise(NormKind::Layer, x, weight, bias, NormOptions::new(1e-5));
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
     let panic = panic.expect_err("the call must fail");
     assert_eq!(
         panic.downcast_ref::<String>().unwrap(),
-        "layer_norm: invalid destinations = of 1 of 2 parameters: expected those of all parameters, or none"
+        "layer_norm: invalid destinations = 1 for 2 trained parameters: expected one for each of them, or none"
     );
+}
+
+/// Some parameters are constants. The gradients of the others have the same bits as if all were trained.
+#[test]
+fn constant_parameters_leave_the_gradients_of_the_others() {
+    let device = Device::flex();
+    let on = (&device, DType::F32);
+    for (name, count, run) in operations() {
+        let (of_x, of_all) = gradients(run, count, SHAPE, on, GRAPH);
+        for trained in 0..1 << count {
+            let is_trained = |parameter: usize| trained >> parameter & 1 == 1;
+            for buffered in [false, true] {
+                let to = Arc::new(TestBuffer::new(buffer(WIDTH, &device, DType::F32), false));
+                let uses: [Use; 3] = std::array::from_fn(|parameter| match buffered {
+                    _ if !is_trained(parameter) => Use::Constant,
+                    true => Use::Buffer(to.clone()),
+                    false => Use::Graph,
+                });
+                let (x, found) = gradients(run, count, SHAPE, on, uses);
+                let what = format!("{name}, trained {trained:03b}, buffered {buffered}");
+                assert_eq!(x.into_data(), of_x.clone().into_data(), "{what}");
+                let mut found = found.into_iter();
+                let flat = to.flat.lock().unwrap().take().expect("the buffer is there");
+                for (parameter, expected) in of_all.iter().enumerate() {
+                    let at = offset(parameter, WIDTH);
+                    let found = match (is_trained(parameter), buffered) {
+                        (false, _) => continue,
+                        (true, true) => flat.clone().slice([at..at + WIDTH]),
+                        (true, false) => found.next().expect("it has a gradient"),
+                    };
+                    assert_eq!(found.into_data(), expected.clone().into_data(), "{what}");
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -161,13 +161,29 @@ impl DeviceOp for NormBackwardOp {
     }
 }
 
+/// The destinations of the gradients of the parameters. If there are none, the gradients go to the graph. If there are
+/// some, the parameters without a destination are constants, such as frozen ones.
+#[derive(Clone, Debug)]
+pub(super) struct NormDestinations {
+    pub weight: Option<Destination>,
+    pub bias: Option<Destination>,
+    pub x_bias: Option<Destination>,
+}
+
+impl NormDestinations {
+    /// The destinations in the order of [`NormGradients`].
+    pub(super) fn given(&self) -> Vec<&Destination> {
+        let all = [&self.weight, &self.bias, &self.x_bias];
+        all.into_iter().flatten().collect()
+    }
+}
+
 /// A norm.
 #[derive(Debug)]
 pub(super) struct NormFunction {
     pub formula: NormFormula,
     pub inputs: NormInputs,
-    /// Where the gradients of all parameters go, if not to the graph.
-    pub destinations: Vec<Destination>,
+    pub destinations: NormDestinations,
 }
 
 impl Function for NormFunction {
@@ -210,8 +226,7 @@ pub struct StreamNormFunction<const D: usize> {
     pub(super) inputs: NormInputs,
     /// The type of `x`. The sum has that of the residual.
     pub(super) dtype: DType,
-    /// As in [`NormFunction`].
-    pub(super) destinations: Vec<Destination>,
+    pub(super) destinations: NormDestinations,
 }
 
 impl<const D: usize> MultiFunction for StreamNormFunction<D> {
@@ -310,9 +325,9 @@ impl<const D: usize> StreamNormFunction<D> {
         self.inputs.bias.then(|| self.terms() + 1)
     }
 
-    /// Whether the gradients of the parameters go to a buffer.
+    /// Whether the gradient of some parameter goes to a buffer.
     pub fn has_buffer(&self) -> bool {
-        !self.destinations.is_empty()
+        !self.destinations.given().is_empty()
     }
 
     /// The gradients of `[sum, weight, bias?, x_bias?]` where the loss does not depend on the norm.
@@ -324,7 +339,7 @@ impl<const D: usize> StreamNormFunction<D> {
         let mut results = vec![None; needed.len() + 1 - self.terms()];
         if let (Some(dtype), Some(last)) = (self.inputs.x_bias, results.last_mut()) {
             let dtype = (needed.last() == Some(&true)).then_some(dtype);
-            *last = bias_gradient(gradient.clone(), dtype, self.destinations.last());
+            *last = bias_gradient(gradient.clone(), dtype, self.destinations.x_bias.as_ref());
         }
         results[0] = Some(gradient);
         results
@@ -348,24 +363,36 @@ impl BackwardSource {
     fn gradients(
         self,
         needed: &[bool],
-        destinations: &[Destination],
+        destinations: &NormDestinations,
     ) -> Vec<Option<DispatchTensor>> {
+        let NormDestinations {
+            weight: to_weight,
+            bias: to_bias,
+            x_bias: to_x_bias,
+        } = destinations;
+        let given = destinations.given();
         let mut parameters = needed[1..].iter();
-        let mut wants =
-            |given: bool| given && (parameters.next() == Some(&true) || !destinations.is_empty());
-        let (weight, bias) = (wants(true), wants(self.inputs.bias));
-        let x_bias = wants(self.inputs.x_bias.is_some());
+        let mut wants = |has_parameter: bool, to: &Option<Destination>| {
+            let is_needed = has_parameter && parameters.next() == Some(&true);
+            if given.is_empty() {
+                is_needed
+            } else {
+                to.is_some()
+            }
+        };
+        let weight = wants(true, to_weight);
+        let bias = wants(self.inputs.bias, to_bias);
+        let x_bias = wants(self.inputs.x_bias.is_some(), to_x_bias);
         let wanted = NormGradients {
             input: needed[0] || x_bias,
             weight,
             bias,
             x_bias,
         };
-        let results = if destinations.is_empty() {
+        let results = if given.is_empty() {
             self.narrowed(wanted)
         } else {
             let sums = wide(self.gradient.dtype());
-            let given: Vec<_> = destinations.iter().collect();
             gradient::accumulate(&given, |target| {
                 let mut results = self.launch(wanted, sums, target);
                 let sums = results.split_off(usize::from(wanted.input));

@@ -19,7 +19,7 @@ use burn::tensor::{DType, Tensor};
 use crate::cpu::wide;
 use crate::error::accept;
 use crate::function::apply_multi;
-use crate::gradient::{Destination, Parameter};
+use crate::gradient::Parameter;
 use crate::{KernelError, apply};
 
 mod backward;
@@ -31,7 +31,7 @@ pub(crate) mod kernel;
 mod tests;
 
 pub use backward::StreamNormFunction;
-use backward::{NormFormula, NormFunction, NormInputs};
+use backward::{NormDestinations, NormFormula, NormFunction, NormInputs};
 
 /// The kind of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,12 +141,13 @@ pub fn add_rms_norm<const D: usize>(
     add_normalise(kind, x, None, residual, weight.into(), None, options)
 }
 
-/// [`layer_norm`] or [`rms_norm`] with parameters whose gradients may go to a flat buffer, all or
-/// none.
+/// Computes [`layer_norm`] or [`rms_norm`] with parameters whose gradients may go to a flat buffer. Next to a parameter
+/// with a destination, a parameter without one must be a constant.
 ///
 /// # Panics
 ///
-/// As [`layer_norm`], and with a [`KernelError`] for a bias beside RMSNorm.
+/// As [`layer_norm`], and with a [`KernelError`] for RMSNorm with a bias, and for a tracked parameter without a
+/// destination next to a parameter with one.
 pub fn normalise<const D: usize>(
     kind: NormKind,
     x: Tensor<D>,
@@ -310,12 +311,22 @@ impl GivenParameters {
         }
     }
 
-    /// Where the gradients go, if not to the graph.
-    fn destinations(&self) -> Vec<Destination> {
-        let given = self
-            .all()
-            .filter_map(|parameter| parameter.destination.clone());
-        given.collect()
+    fn destinations(&self) -> NormDestinations {
+        let of = |parameter: &Option<Parameter>| parameter.as_ref()?.destination.clone();
+        NormDestinations {
+            weight: self.weight.destination.clone(),
+            bias: of(&self.bias),
+            x_bias: of(&self.x_bias),
+        }
+    }
+
+    /// The number of parameters whose gradients go to the graph.
+    fn tracked(&self) -> usize {
+        let is_tracked = |parameter: &&Parameter| {
+            let Parameter { value, destination } = parameter;
+            destination.is_none() && value.is_autodiff() && value.is_tracked()
+        };
+        self.all().filter(is_tracked).count()
     }
 
     /// The values; that of the bias in the type of the weight.
@@ -367,10 +378,10 @@ impl GivenParameters {
                 fits,
             })
         };
-        let with = self.destinations().len();
-        if with > 0 && with < self.all().count() {
-            let value = format!("of {with} of {} parameters", self.all().count());
-            return refuse("destinations", value, "those of all parameters, or none");
+        let (with, tracked) = (self.destinations().given().len(), self.tracked());
+        if with > 0 && tracked > 0 {
+            let value = format!("{with} for {} trained parameters", with + tracked);
+            return refuse("destinations", value, "one for each of them, or none");
         }
         if !options.epsilon.is_finite() || options.epsilon < 0.0 {
             let value = options.epsilon.to_string();
