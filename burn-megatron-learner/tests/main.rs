@@ -7,4 +7,5 @@ mod failures;
 mod model;
 #[cfg(feature = "mpi")]
 mod mpi_processes;
+mod running_states;
 mod settings;

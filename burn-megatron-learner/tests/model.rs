@@ -10,7 +10,8 @@ use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
-use burn::module::{Module, Param, ParamGroup};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};
+use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::optim::AdamWConfig;
 use burn::tensor::activation::tanh;
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -48,6 +49,7 @@ pub struct Mlp {
     up: Param<Tensor<2>>,
     bias: Param<Tensor<1>>,
     down: Param<Tensor<2>>,
+    norm: Option<BatchNorm>,
 }
 
 impl Mlp {
@@ -70,12 +72,18 @@ impl Mlp {
             up: matrix(0, INPUTS, HIDDEN),
             bias: Param::from_tensor(Tensor::from_data(bias, (device, dtype))),
             down: matrix(2, HIDDEN, 1),
+            norm: None,
         }
     }
 
     fn forward(&self, batch: Inputs) -> RegressionOutput {
         let x = batch.x.cast(self.up.dtype());
-        let hidden = tanh(x.matmul(self.up.val()) + self.bias.val().unsqueeze());
+        let hidden = x.matmul(self.up.val()) + self.bias.val().unsqueeze();
+        let hidden = match &self.norm {
+            Some(norm) => norm.forward(hidden),
+            None => hidden,
+        };
+        let hidden = tanh(hidden);
         let output = hidden.matmul(self.down.val()).cast(batch.y.dtype());
         let loss = (output.clone() - batch.y.clone()).powi_scalar(2).mean();
         RegressionOutput::new(loss, output, batch.y)
@@ -87,15 +95,37 @@ impl Mlp {
         self
     }
 
+    /// The same with a batch norm.
+    pub fn with_norm(mut self) -> Self {
+        let norm = BatchNormConfig::new(HIDDEN).init(&self.up.device());
+        self.norm = Some(norm.map(&mut InDType(self.up.dtype())));
+        self
+    }
+
+    /// The parameters, and the running states of a batch norm.
     pub fn weights(&self) -> Vec<f64> {
-        let all = [
-            self.up.val().into_data(),
-            self.bias.val().into_data(),
-            self.down.val().into_data(),
-        ];
-        all.iter()
-            .flat_map(|data| data.iter::<f64>().collect::<Vec<_>>())
-            .collect()
+        let mut all = Values(vec![]);
+        self.valid().visit(&mut all);
+        all.0
+    }
+}
+
+struct InDType(DType);
+
+impl ModuleMapper for InDType {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|value| {
+            let is_trained = value.is_require_grad();
+            value.cast(self.0).detach().set_require_grad(is_trained)
+        })
+    }
+}
+
+struct Values(Vec<f64>);
+
+impl ModuleVisitor for Values {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.extend(param.val().into_data().iter::<f64>());
     }
 }
 
@@ -210,6 +240,8 @@ pub struct Training {
     pub stops_early: bool,
     /// The learning rate of the bias, if it has one of its own.
     pub bias_rate: Option<f64>,
+    /// Whether the model has a batch norm.
+    pub norm: bool,
 }
 
 impl Default for Training {
@@ -227,6 +259,7 @@ impl Default for Training {
             interrupter: None,
             stops_early: false,
             bias_rate: None,
+            norm: false,
         }
     }
 }
@@ -293,7 +326,9 @@ impl Training {
         folder: &Path,
         strategy: Option<MegatronStrategy<Mlp>>,
     ) -> LearningResult<Mlp> {
-        self.run_model(Mlp::new(self.dtype, self.seed), folder, strategy)
+        let model = Mlp::new(self.dtype, self.seed);
+        let model = if self.norm { model.with_norm() } else { model };
+        self.run_model(model, folder, strategy)
     }
 
     /// The weights after a run that must not fail.

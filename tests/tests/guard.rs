@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use burn::module::{Module, Param};
+use burn::module::{Module, Param, RunningState};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor};
@@ -14,6 +14,7 @@ use burn_megatron::verify::{Guard, GuardConfig, GuardError};
 struct Net {
     layers: Vec<Linear>,
     scale: Param<Tensor<1>>,
+    seen: RunningState<Tensor<1>>,
 }
 
 impl Net {
@@ -28,6 +29,7 @@ impl Net {
         Self {
             layers: vec![linear(), linear()],
             scale: Param::from_tensor(Tensor::ones([1], device)),
+            seen: RunningState::new(Tensor::zeros([1], device)),
         }
     }
 
@@ -140,6 +142,19 @@ fn replicas_that_differ_are_named() {
         run(same, same, changed),
         "step 2: scale differs between rank 0 and rank 1",
     );
+}
+
+/// Each rank has batches of its own.
+#[test]
+fn running_states_may_differ() {
+    let changed = |rank: usize, _, net: Net| {
+        let device = net.scale.val().device();
+        net.seen.update(Tensor::full([1], rank as f32, &device));
+        net.seen.value_sync();
+        net
+    };
+    let found = run(same, same, changed);
+    assert!(found.iter().all(Option::is_none), "{found:?}");
 }
 
 /// A second computation happens when it is due, and never without the setting.

@@ -1,6 +1,8 @@
 //! Moves the parameters of a module into flat buffers, and back.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::iter::Zip;
+use std::slice;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
@@ -22,7 +24,7 @@ use super::quantized;
 use super::sharding_groups::ShardingGroups;
 use super::sharding_plan::{ParameterInfo, ShardingPlan, comm_dtype};
 use crate::collective::{from_buffer, to_buffer};
-use crate::comm::{self, BufferPool, CommError, ParallelContext, ReduceOp};
+use crate::comm::{self, BufferPool, ParallelContext, ReduceOp};
 use crate::mesh::Grid;
 use crate::nn::fp8::WeightQuantizer;
 use crate::nn::hook::{ParameterHook, attach_each};
@@ -231,7 +233,7 @@ impl ModuleVisitor for ParameterCollector {
 
 /// Where the parameters of a module are kept, in its order.
 pub(super) struct Stores<'a> {
-    entries: std::slice::Iter<'a, ParameterEntry>,
+    entries: Zip<slice::Iter<'a, ParameterEntry>, slice::Iter<'a, bool>>,
     buffers: &'a Arc<ParamAndGradBuffers>,
     /// The numbers of the next one that is trained, and of the next frozen one.
     next: [usize; 2],
@@ -240,6 +242,8 @@ pub(super) struct Stores<'a> {
 /// The next parameter of a module.
 struct StoredParameter<'a> {
     entry: &'a ParameterEntry,
+    /// Whether the module itself holds the value, which its forwards update.
+    is_running: bool,
     index: usize,
     store: Store<'a>,
 }
@@ -251,17 +255,21 @@ enum Store<'a> {
 }
 
 impl<'a> Stores<'a> {
-    /// `whole` has all parameters.
-    pub fn new(whole: &'a ParameterTable, buffers: &'a Arc<ParamAndGradBuffers>) -> Self {
+    /// `whole` has all parameters, and `running` tells which of them are running states.
+    pub fn new(
+        whole: &'a ParameterTable,
+        running: &'a [bool],
+        buffers: &'a Arc<ParamAndGradBuffers>,
+    ) -> Self {
         Self {
-            entries: whole.entries().iter(),
+            entries: whole.entries().iter().zip(running),
             buffers,
             next: [0; 2],
         }
     }
 
     fn next(&mut self) -> StoredParameter<'a> {
-        let Some(entry) = self.entries.next() else {
+        let Some((entry, is_running)) = self.entries.next() else {
             unreachable!("the table has all parameters of the module")
         };
         let frozen = self.buffers.frozen.as_ref();
@@ -273,6 +281,7 @@ impl<'a> Stores<'a> {
         *next += 1;
         StoredParameter {
             entry,
+            is_running: *is_running,
             index: *next - 1,
             store,
         }
@@ -308,12 +317,12 @@ impl StoredParameter<'_> {
 
 /// Moves the parameters of a module into the buffers, and attaches a hook to each. Values are broadcast from
 /// the first rank that holds a parameter. The module keeps a placeholder of each parameter's shape, which
-/// takes no memory. Collective: call on all ranks of the stage.
+/// takes no memory, and its running states. Collective: call on all ranks of the stage.
 pub(super) fn move_parameters<M: Module>(
     module: M,
     groups: &ParallelContext,
     stores: Stores<'_>,
-) -> Result<M, CommError> {
+) -> Result<M, DataParallelError> {
     let mut mover = ParameterMover {
         stores,
         groups,
@@ -338,7 +347,7 @@ struct ParameterMover<'a> {
     groups: &'a ParallelContext,
     /// Of the parameters that were moved.
     hooks: VecDeque<ParameterHook>,
-    error: Option<CommError>,
+    error: Option<DataParallelError>,
 }
 
 impl ModuleMapper for ParameterMover<'_> {
@@ -361,8 +370,18 @@ impl ModuleMapper for ParameterMover<'_> {
                     .map(|buffer| from_buffer(buffer, shape, &device, dtype)),
             });
             match value {
-                Ok(value) => parameter.write(value),
-                Err(error) => self.error = Some(error),
+                Ok(value) => {
+                    parameter.write(value.clone());
+                    if parameter.is_running {
+                        return Tensor::from_inner(value.cast(parameter.info().model_dtype));
+                    }
+                }
+                Err(error) => {
+                    self.error = Some(DataParallelError::Broadcast {
+                        path: entry.path.clone(),
+                        error: Box::new(error),
+                    });
+                }
             }
             placeholder(shape, options)
         })
@@ -390,11 +409,14 @@ impl<V: Iterator<Item = Tensor<1>>> ModuleMapper for ParameterFiller<V> {
     }
 }
 
-/// Copies the parameters of a module without hooks into the buffers.
+/// Copies the parameters of a module without hooks into the buffers, but not its running states.
 pub(super) struct ParameterLoader<'a>(pub Stores<'a>);
 
 impl ModuleVisitor for ParameterLoader<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.0.next().write(without_autodiff(param.base()));
+        let parameter = self.0.next();
+        if !parameter.is_running {
+            parameter.write(without_autodiff(param.base()));
+        }
     }
 }

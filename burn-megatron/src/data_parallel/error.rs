@@ -247,6 +247,14 @@ pub enum DataParallelError {
         /// The elements of the parameter.
         expected: usize,
     },
+    /// The broadcast of the initial value of a parameter failed.
+    #[error("the initial value of {path} was not broadcast: {error}")]
+    Broadcast {
+        /// The parameter.
+        path: String,
+        /// The error of the broadcast.
+        error: Box<CommError>,
+    },
     /// A collective failed.
     #[error(transparent)]
     Comm(Box<CommError>),

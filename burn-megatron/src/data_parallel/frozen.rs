@@ -1,4 +1,5 @@
-//! Parameters that are not trained: values in the dtype of the model, sharded with ZeRO-3, and nothing else.
+//! Parameters that are not trained: values in the dtype of the model, sharded with ZeRO-3, and nothing else. They include
+//! [running states](super::running_state).
 
 use std::fmt;
 use std::sync::Arc;
@@ -249,9 +250,16 @@ impl<M: Module> DistributedDataParallel<M> {
         self.buffers.frozen.as_ref().map(|frozen| &frozen.table)
     }
 
-    /// The value of each frozen parameter, gathered over the data axis: `[elements]` of this model-parallel rank's part,
-    /// in the order of [`frozen_table`](Self::frozen_table). Collective: call on all ranks of the data axis.
+    /// Returns the value of each frozen parameter, gathered over the data axis: `[elements]` of this model-parallel rank's
+    /// part, in the order of [`frozen_table`](Self::frozen_table). Running states are averaged first. Collective: call on
+    /// all ranks of the data axis.
     pub fn frozen_parameters(&self) -> Vec<Tensor<1>> {
+        self.average_running_states();
+        self.gathered_frozen_parameters()
+    }
+
+    /// Returns the values of [`frozen_parameters`](Self::frozen_parameters) without averaging the running states.
+    pub(super) fn gathered_frozen_parameters(&self) -> Vec<Tensor<1>> {
         let Some(frozen) = &self.buffers.frozen else {
             return vec![];
         };
@@ -305,6 +313,7 @@ impl<M: Module> DistributedDataParallel<M> {
                 shard.cast(FloatDType::from(model))
             };
             frozen.replace(shards.into_iter().enumerate().map(number).collect());
+            self.restore_running_states();
             self.fp8.invalidate_weights();
         }
     }

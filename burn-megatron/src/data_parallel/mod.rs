@@ -71,6 +71,7 @@ mod prefetch_order;
 mod quantized;
 mod reduction;
 mod replicas;
+mod running_state;
 mod segments;
 mod sharding_estimate;
 mod sharding_groups;
@@ -97,6 +98,7 @@ pub use memory_usage::{MemoryCategory, MemoryUsage, TrackedAllocation};
 use offload::HostStepper;
 pub use offload::{OffloadConfig, OffloadError, OffloadPlan};
 use param_and_grad_buffers::ParamAndGradBuffers;
+pub(crate) use running_state::running_states;
 pub(crate) use segments::{ElementMask, ShardSegment};
 pub use sharding_estimate::ShardingEstimate;
 pub(crate) use sharding_groups::{ShardingGroups, partition_index};
@@ -132,6 +134,8 @@ pub struct DistributedDataParallel<M> {
     host: Option<HostStepper>,
     /// See [`saved_frozen`](Self::saved_frozen).
     saves_frozen: bool,
+    /// For each parameter of `whole`, whether it is a [running state](running_state).
+    running: Vec<bool>,
 }
 
 impl<M: Module> DistributedDataParallel<M> {
@@ -185,6 +189,15 @@ impl<M: Module> DistributedDataParallel<M> {
             attention_logits,
             lora,
         } = model;
+        let running = running_states(&module);
+        for (entry, is_running) in table.entries_mut().iter_mut().zip(&running) {
+            entry.frozen |= is_running;
+        }
+        let module = if running.contains(&true) {
+            running_state::unshared(&module)
+        } else {
+            module
+        };
         frozen::freeze_in_all_stages(&mut table, &config.freeze, groups)?;
         let saves_frozen = lora.is_none();
         model_checks::check_same_table(&table, groups)?;
@@ -208,7 +221,7 @@ impl<M: Module> DistributedDataParallel<M> {
             None => whole.clone(),
         };
         let buffers = Arc::new(ParamAndGradBuffers::new(plan, frozen.map(Arc::new)));
-        let stores = build::Stores::new(&whole, &buffers);
+        let stores = build::Stores::new(&whole, &running, &buffers);
         let module = build::move_parameters(module, groups, stores)?;
         buffers.plan.reserve_pool();
         buffers.finish_gathers();
@@ -238,6 +251,7 @@ impl<M: Module> DistributedDataParallel<M> {
             after_step: None,
             host,
             saves_frozen,
+            running,
         })
     }
 
@@ -410,8 +424,8 @@ impl<M: Module> DistributedDataParallel<M> {
         Err(DataParallelError::OrderMismatch { rank, other, stage })
     }
 
-    /// A module without hooks that holds the [masters](Self::parameters). Collective: call on all ranks of the
-    /// data axis.
+    /// Returns a module without hooks that holds the [masters](Self::parameters). Running states, such as the mean of a
+    /// batch norm, are averaged over the data axis, in this wrapper too. Collective: call on all ranks of the data axis.
     pub fn to_module(&self) -> M {
         let (mut trained, mut frozen) = (
             self.parameters().into_iter(),
@@ -425,8 +439,12 @@ impl<M: Module> DistributedDataParallel<M> {
                 trained.next()
             }
         });
-        let module = detach_hooks(self.module.clone());
-        module.map(&mut build::ParameterFiller(values))
+        let module = detach_hooks(self.module.clone()).map(&mut build::ParameterFiller(values));
+        if self.running.contains(&true) {
+            running_state::unshared(&module)
+        } else {
+            module
+        }
     }
 
     /// Replaces the parameters by those that `change` returns. Collective: call on all ranks of the data axis,
@@ -434,6 +452,7 @@ impl<M: Module> DistributedDataParallel<M> {
     /// with the scales that their layers have then.
     pub fn update(&mut self, change: impl FnOnce(M) -> M) {
         let module = change(self.to_module());
+        self.set_running_states(self.running_states_of(&module));
         self.set_parameters(&module);
     }
 

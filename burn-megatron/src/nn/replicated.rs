@@ -18,8 +18,8 @@ impl ModelBuilder {
     ///
     /// The values are those of the module's own initializers. Burn's generator is seeded for each parameter from the
     /// seed of the model and its path, so that they depend on neither the layout nor the rank. The forward of the
-    /// module must not draw random numbers (use [`Dropout`](super::Dropout) of this library), and what it keeps
-    /// outside of parameters, as the running means of a batch norm, is neither averaged over ranks nor saved.
+    /// module must not draw random numbers (use [`Dropout`](super::Dropout) of this library). Running states, such as the
+    /// mean of a batch norm, are averaged over the data axis where they are saved.
     ///
     /// ```
     /// # use burn::nn::LayerNormConfig;

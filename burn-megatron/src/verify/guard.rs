@@ -1,6 +1,7 @@
 //! Checks of a training loop while it runs.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::vec;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -8,6 +9,7 @@ use burn::tensor::Tensor;
 
 use crate::collective::Comm;
 use crate::comm::CommError;
+use crate::data_parallel::running_states;
 
 /// What a [`Guard`] checks, beside gradients that are not finite, in every step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -241,6 +243,8 @@ struct Fingerprint {
 #[derive(Default)]
 struct Fingerprints<'a> {
     gradients: Option<&'a GradientsParams>,
+    /// Whether each parameter is a running state, which each rank updates by its own batches.
+    running: vec::IntoIter<bool>,
     path: Vec<String>,
     paths: Vec<String>,
     all: Vec<Fingerprint>,
@@ -257,7 +261,10 @@ impl<'a> Fingerprints<'a> {
     }
 
     fn of_parameters<M: Module>(model: &M) -> Self {
-        let mut all = Self::default();
+        let mut all = Self {
+            running: running_states(model).into_iter(),
+            ..Self::default()
+        };
         model.visit(&mut all);
         all
     }
@@ -275,6 +282,7 @@ impl ModuleVisitor for Fingerprints<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let tensor = match self.gradients {
             Some(gradients) => gradients.get::<D>(param.id),
+            None if self.running.next() == Some(true) => None,
             None => Some(param.base().without_autodiff()),
         };
         let (mut hasher, mut finite) = (DefaultHasher::new(), true);

@@ -60,11 +60,12 @@ struct ShardSource {
 
 impl Snapshot {
     /// Takes the weights and the state of the optimizer on this rank. On a CPU device they are not copied; an operation that
-    /// changes them while this value lives makes the copy.
+    /// changes them while this value lives makes the copy. Collective: call on all ranks of the data axis.
     pub fn new<M: Module>(
         ddp: &DistributedDataParallel<M>,
         optimizer: &dyn OptimizerState,
     ) -> Result<Self, StateError> {
+        ddp.average_running_states();
         let rank = ddp.groups().mesh_rank();
         let mut parts = SnapshotParts {
             rank,

@@ -20,6 +20,7 @@ mod gradient_checks;
 mod nodes;
 mod precision;
 mod quantized;
+mod running_state;
 mod static_buffers;
 
 type RankError = Box<dyn std::error::Error + Send + Sync>;
