@@ -1,12 +1,39 @@
-//! A heap that counts the bytes of each rank.
+//! A heap that counts the bytes of each thread.
+//!
+//! The heap of the process depends on the load: other tests allocate and free at any time. So a measurement counts what the
+//! threads of its ranks allocate, and [`on_ranks`] starts ranks that have no other threads.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use burn_megatron::comm::{Rank, World};
+use burn_megatron::memory_report::heap::is_counted;
+
+/// An error of a rank.
+pub type RankError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Runs `f` on each rank of a world, with a count of what the rank allocates. A rank computes on one thread, whatever the
+/// number of cores is.
+///
+/// # Panics
+///
+/// If a rank fails.
+pub fn on_ranks<T: Send>(
+    ranks: usize,
+    f: impl Fn(Rank, ThreadHeap) -> Result<T, RankError> + Sync,
+) -> Vec<T> {
+    let world = World::threads(ranks).expect("the number of ranks is valid");
+    let ran = world
+        .compute_threads(1)
+        .run(|rank| f(rank, ThreadHeap::begin()));
+    ran.unwrap_or_else(|error| panic!("{error}"))
+}
+
 /// An allocator that counts allocated bytes by the thread that allocated them, wherever they are freed. For
-/// `#[global_allocator]`.
-pub struct CountingAllocator;
+/// `#[global_allocator]`. Like [`HeapCounter`](burn_megatron::memory_report::HeapCounter) it does not count the buffers in
+/// which matrices are packed.
+pub struct CountingAllocator<A = System>(pub A);
 
 /// The bytes that are allocated.
 struct Count {
@@ -30,68 +57,49 @@ impl Count {
     fn subtract(&self, bytes: usize) {
         self.live.fetch_sub(bytes, Ordering::Relaxed);
     }
-
-    fn live(&self) -> usize {
-        self.live.load(Ordering::Relaxed)
-    }
-
-    fn peak(&self) -> usize {
-        self.peak.load(Ordering::Relaxed)
-    }
-
-    fn reset_peak(&self) {
-        self.peak.store(self.live(), Ordering::Relaxed);
-    }
 }
 
-/// The most owners; threads that belong to none are counted together.
-const OWNERS: usize = 16;
+/// The most owners. The threads that begin no [`ThreadHeap`] are counted together, as owner 0.
+const OWNERS: usize = 1024;
 
 static BY_OWNER: [Count; OWNERS] = [const { Count::new() }; OWNERS];
-static ALL: Count = Count::new();
+static OWNERS_SO_FAR: AtomicUsize = AtomicUsize::new(1);
 
 thread_local! {
     static OWNER: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Counts what this thread allocates from now on as that of a rank.
-///
-/// # Panics
-///
-/// For more than 15 ranks.
-pub fn count_as_rank(rank: usize) {
-    assert!(rank + 1 < OWNERS, "rank {rank}");
-    OWNER.set(rank + 1);
-}
+/// The bytes that a thread has allocated since it began to count them, and that are not freed.
+#[derive(Clone, Copy, Debug)]
+pub struct ThreadHeap(usize);
 
-/// The bytes that a rank has allocated.
-pub fn live_of(rank: usize) -> usize {
-    BY_OWNER[rank + 1].live()
-}
+impl ThreadHeap {
+    /// Counts what this thread allocates from now on, or until it begins another count.
+    ///
+    /// # Panics
+    ///
+    /// In the 1024th call of a process.
+    pub fn begin() -> Self {
+        let owner = OWNERS_SO_FAR.fetch_add(1, Ordering::Relaxed);
+        assert!(owner < OWNERS, "a process has at most {OWNERS} counts");
+        OWNER.set(owner);
+        Self(owner)
+    }
 
-/// The most bytes that a rank had allocated since [`reset_peak_of`].
-pub fn peak_of(rank: usize) -> usize {
-    BY_OWNER[rank + 1].peak()
-}
+    /// The bytes that are allocated.
+    pub fn live(self) -> usize {
+        BY_OWNER[self.0].live.load(Ordering::Relaxed)
+    }
 
-/// Starts the peak of a rank at what it has now.
-pub fn reset_peak_of(rank: usize) {
-    BY_OWNER[rank + 1].reset_peak();
-}
+    /// The most bytes that were allocated since [`reset_peak`](Self::reset_peak).
+    pub fn peak(self) -> usize {
+        BY_OWNER[self.0].peak.load(Ordering::Relaxed)
+    }
 
-/// The bytes that all threads have allocated.
-pub fn live() -> usize {
-    ALL.live()
-}
-
-/// The most bytes that all threads had allocated since [`reset_peak`].
-pub fn peak() -> usize {
-    ALL.peak()
-}
-
-/// Starts the peak of all threads at what they have now.
-pub fn reset_peak() {
-    ALL.reset_peak();
+    /// Starts the peak at what is allocated now.
+    pub fn reset_peak(self) {
+        BY_OWNER[self.0].peak.store(self.live(), Ordering::Relaxed);
+    }
 }
 
 /// The layout with a header of one word before it, as large as its alignment, and the size of that header.
@@ -103,20 +111,22 @@ fn with_header(layout: Layout) -> Option<(Layout, usize)> {
         .map(|layout| (layout, header))
 }
 
-// SAFETY: what is returned lies one header into a piece of the system allocator, aligned as the header is; the word before
-// it is the owner, written at allocation and read once, when it is freed.
-unsafe impl GlobalAlloc for CountingAllocator {
+// SAFETY: what is returned lies one header into a piece of the inner allocator, aligned as the header is; the word before
+// it is the owner, written at allocation and read once, when it is freed. What is not counted has no header.
+unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if !is_counted(layout) {
+            return unsafe { self.0.alloc(layout) };
+        }
         let Some((with_header, header)) = with_header(layout) else {
             return std::ptr::null_mut();
         };
-        let piece = unsafe { System.alloc(with_header) };
+        let piece = unsafe { self.0.alloc(with_header) };
         if piece.is_null() {
             return piece;
         }
         let owner = OWNER.try_with(Cell::get).unwrap_or(0);
         BY_OWNER[owner].add(layout.size());
-        ALL.add(layout.size());
         unsafe {
             let pointer = piece.add(header);
             pointer.cast::<usize>().sub(1).write(owner);
@@ -125,14 +135,16 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        if !is_counted(layout) {
+            return unsafe { self.0.dealloc(pointer, layout) };
+        }
         let Some((with_header, header)) = with_header(layout) else {
             return;
         };
         unsafe {
             let owner = pointer.cast::<usize>().sub(1).read();
             BY_OWNER[owner].subtract(layout.size());
-            ALL.subtract(layout.size());
-            System.dealloc(pointer.sub(header), with_header);
+            self.0.dealloc(pointer.sub(header), with_header);
         }
     }
 }

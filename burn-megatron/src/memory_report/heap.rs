@@ -17,7 +17,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// # fn main() {}
 /// ```
 ///
-/// It costs two atomic additions for each allocation, and a backtrace for each while a report looks for growth.
+/// It costs two atomic additions for each allocation, and a backtrace for each while a report looks for growth. The buffers
+/// in which matrices are packed for a product are [not counted](is_counted).
 #[derive(Debug)]
 pub struct HeapCounter;
 
@@ -39,6 +40,13 @@ struct Note {
 thread_local! {
     /// Whether this thread is inside of a note, which allocates itself.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns whether memory of this layout is counted. The buffers in which the crate `gemm` packs matrices are not: their size
+/// follows from the caches of the processor, and each thread that multiplies keeps one. They are aligned to cache lines.
+/// Tensors need no larger alignment than 16 bytes.
+pub fn is_counted(layout: Layout) -> bool {
+    layout.align() <= align_of::<u128>()
 }
 
 /// The bytes that are allocated; 0 if the allocator is not that of the program.
@@ -92,7 +100,7 @@ fn outside(body: impl FnOnce()) {
 unsafe impl GlobalAlloc for HeapCounter {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let pointer = unsafe { System.alloc(layout) };
-        if pointer.is_null() {
+        if pointer.is_null() || !is_counted(layout) {
             return pointer;
         }
         let bytes = layout.size();
@@ -110,6 +118,9 @@ unsafe impl GlobalAlloc for HeapCounter {
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        if !is_counted(layout) {
+            return unsafe { System.dealloc(pointer, layout) };
+        }
         LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
         if layout.size() >= SMALLEST_NOTE && HAS_NOTES.load(Ordering::Relaxed) {
             outside(|| {

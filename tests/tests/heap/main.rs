@@ -6,12 +6,12 @@ mod memory_report;
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron::choice::KernelChoices;
-use burn_megatron::comm::{ParallelContext, Rank, World};
+use burn_megatron::comm::{ParallelContext, Rank};
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryPlan, Precision, ZeroStage,
 };
 use burn_megatron::kernels::attention::Heads;
-use burn_megatron::memory_report::heap::{self, HeapCounter};
+use burn_megatron::memory_report::HeapCounter;
 use burn_megatron::mesh::{ContextExchange, ContextSplit, ParallelConfig};
 use burn_megatron::nn::RecomputeModule::{Activation, CoreAttention, Mlp, Norm};
 use burn_megatron::nn::context::{ExchangeProblem, SequenceShard};
@@ -22,15 +22,14 @@ use burn_megatron::train::{
 };
 use burn_megatron_models::TransformerConfig;
 
+use burn_megatron_tests::heap::{self, CountingAllocator, RankError, ThreadHeap};
 use burn_megatron_tests::{Text, small_llama};
 
-type AnyError = Box<dyn std::error::Error + Send + Sync>;
-
-/// The tests share the heap.
+/// A report measures the heap of the whole process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[global_allocator]
-static ALLOCATOR: HeapCounter = HeapCounter;
+static ALLOCATOR: CountingAllocator<HeapCounter> = CountingAllocator(HeapCounter);
 
 const RANKS: usize = 4;
 
@@ -45,12 +44,11 @@ fn config() -> TransformerConfig {
     }
 }
 
-/// The heap between two steps, divided by the memory that the ranks report.
+/// The heap of the ranks between two steps, divided by the memory that they report.
 fn ratio(settings: &DataParallelConfig) -> f64 {
     let mesh = ParallelConfig::new().with_data(RANKS);
     let config = config();
-    let before = heap::live();
-    let run = |rank| {
+    let run = |rank, heap: ThreadHeap| {
         let groups = ParallelContext::new(&mesh, &rank)?;
         let device = Device::flex();
         let scope = ModelBuilder::with(&groups, &device, 3, DType::F32);
@@ -69,14 +67,15 @@ fn ratio(settings: &DataParallelConfig) -> f64 {
         // All ranks are between two steps.
         groups.world().barrier()?;
         let pool = groups.data().pool().map(|pool| pool.free_bytes());
-        let live = heap::live();
+        let live = heap.live();
         groups.world().barrier()?;
         let now: MemoryPlan = ddp.usage().now();
-        Ok::<_, AnyError>((live, now.total() + pool.unwrap_or_default()))
+        Ok((live, now.total() + pool.unwrap_or_default()))
     };
-    let ranks = World::threads(RANKS).unwrap().run(run).unwrap();
+    let ranks = heap::on_ranks(RANKS, run);
+    let live: usize = ranks.iter().map(|(live, _)| live).sum();
     let said: u64 = ranks.iter().map(|(_, said)| said).sum();
-    (ranks[0].0 - before) as f64 / said as f64
+    live as f64 / said as f64
 }
 
 /// The bytes by which the heap grows at most in the second step of a trainer with so many micro-batches, and chunks of
@@ -93,20 +92,22 @@ fn peak_of_a_step(
     };
     let text = Text::new();
     let samples = text.open().samples(model.context, 1).unwrap();
-    let groups = ParallelContext::single();
     let kernels = KernelChoices {
         loss_chunk_size: Some(loss_chunk_size),
         ..KernelChoices::default()
     };
-    let scope = ModelBuilder::new(&groups, &Device::flex());
-    let model = model.init_with(scope.with_kernels(&kernels).unwrap());
-    let model = model.unwrap();
-    let mut trainer = Trainer::new(model, &groups, &Device::flex(), &config).unwrap();
-    trainer.step(&samples, &mut NoopObserver).unwrap();
-    let before = heap::live();
-    heap::reset_peak();
-    trainer.step(&samples, &mut NoopObserver).unwrap();
-    heap::peak() - before
+    let run = |_, heap: ThreadHeap| {
+        let groups = ParallelContext::single();
+        let scope = ModelBuilder::new(&groups, &Device::flex());
+        let model = model.init_with(scope.with_kernels(&kernels)?)?;
+        let mut trainer = Trainer::new(model, &groups, &Device::flex(), &config)?;
+        trainer.step(&samples, &mut NoopObserver)?;
+        let before = heap.live();
+        heap.reset_peak();
+        trainer.step(&samples, &mut NoopObserver)?;
+        Ok(heap.peak() - before)
+    };
+    heap::on_ranks(1, run)[0]
 }
 
 /// A Llama whose activations outweigh its weights.
@@ -129,29 +130,30 @@ const SAMPLES: usize = 4;
 
 /// The bytes that a forward keeps for the backward.
 fn kept(model: &TransformerConfig, kernels: &KernelChoices, recompute: &RecomputeConfig) -> usize {
-    let (groups, device) = (ParallelContext::single(), Device::flex());
-    let scope = ModelBuilder::new(&groups, &device)
-        .with_kernels(kernels)
-        .unwrap()
-        .with_recompute(recompute)
-        .unwrap();
-    let settings = DataParallelConfig::default();
-    let built = model.init_with(scope).unwrap();
-    let mut ddp = DistributedDataParallel::with(built, &groups, &settings).unwrap();
-    let inputs = device.clone().autodiff();
-    let tokens = Tensor::<2, Int>::zeros([SAMPLES, model.context], &inputs);
-    let forward = |ddp: &DistributedDataParallel<_>| {
-        ddp.forward(&device, |model: &burn_megatron_models::Transformer| {
-            model.losses(tokens.clone(), tokens.clone()).sum()
-        })
+    let run = |_, heap: ThreadHeap| {
+        let (groups, device) = (ParallelContext::single(), Device::flex());
+        let scope = ModelBuilder::new(&groups, &device)
+            .with_kernels(kernels)?
+            .with_recompute(recompute)?;
+        let settings = DataParallelConfig::default();
+        let built = model.init_with(scope)?;
+        let mut ddp = DistributedDataParallel::with(built, &groups, &settings)?;
+        let inputs = device.clone().autodiff();
+        let tokens = Tensor::<2, Int>::zeros([SAMPLES, model.context], &inputs);
+        let forward = |ddp: &DistributedDataParallel<_>| {
+            ddp.forward(&device, |model: &burn_megatron_models::Transformer| {
+                model.losses(tokens.clone(), tokens.clone()).sum()
+            })
+        };
+        ddp.backward_last(forward(&ddp));
+        drop(ddp.reduce(1)?);
+        let before = heap.live();
+        let loss = forward(&ddp);
+        let after = heap.live();
+        ddp.backward_last(loss);
+        Ok(after - before)
     };
-    ddp.backward_last(forward(&ddp));
-    drop(ddp.reduce(1).unwrap());
-    let before = heap::live();
-    let loss = forward(&ddp);
-    let after = heap::live();
-    ddp.backward_last(loss);
-    after - before
+    heap::on_ranks(1, run)[0]
 }
 
 /// Numbers per token of a layer: `h` of a residual stream, `q` of queries, `kv` of keys, `f` of an MLP after its
@@ -303,7 +305,7 @@ fn the_heap_is_what_the_ranks_report() {
 struct ContextBytes {
     /// Kept between the forward and the backward.
     kept: usize,
-    /// The most in the backward.
+    /// The sum of the most of each rank in the backward.
     peak: usize,
 }
 
@@ -312,7 +314,7 @@ fn context_bytes(ranks: usize, exchange: Option<ContextExchange>) -> ContextByte
     let mut mesh = ParallelConfig::new().with_context(ranks);
     mesh.context_exchange = exchange;
     let config = long();
-    let run = |rank: Rank| {
+    let run = |rank: Rank, heap: ThreadHeap| {
         let groups = ParallelContext::new(&mesh, &rank)?;
         let device = Device::flex();
         let model = config.init_with(ModelBuilder::new(&groups, &device))?;
@@ -323,9 +325,9 @@ fn context_bytes(ranks: usize, exchange: Option<ContextExchange>) -> ContextByte
         let device = device.autodiff();
         let together = || {
             groups.world().barrier()?;
-            let live = heap::live();
+            let live = heap.live();
             groups.world().barrier()?;
-            Ok::<_, AnyError>(live)
+            Ok::<_, RankError>(live)
         };
         let mut seen = (0, 0);
         // The first pass allocates what stays.
@@ -339,17 +341,20 @@ fn context_bytes(ranks: usize, exchange: Option<ContextExchange>) -> ContextByte
             let hidden = ddp.forward(&device, |model| model.hidden(0, None, tokens));
             let loss = hidden.sum();
             let kept = together()? - before;
-            heap::reset_peak();
+            heap.reset_peak();
             together()?;
             ddp.backward_last(loss);
             ddp.reduce(1)?;
             together()?;
-            seen = (kept, heap::peak() - before);
+            seen = (kept, heap.peak() - before);
         }
-        Ok::<_, AnyError>(seen)
+        Ok(seen)
     };
-    let (kept, peak) = World::threads(ranks).unwrap().run(run).unwrap()[0];
-    ContextBytes { kept, peak }
+    let of_ranks = heap::on_ranks(ranks, run);
+    ContextBytes {
+        kept: of_ranks.iter().map(|(kept, _)| kept).sum(),
+        peak: of_ranks.iter().map(|(_, peak)| peak).sum(),
+    }
 }
 
 const LONG: usize = 512;
@@ -395,9 +400,10 @@ fn ranks_of_a_context_group_keep_their_part_of_the_activations() {
                 (kept - 1.0).abs() < 0.05,
                 "{exchange}, {ranks} ranks: kept {kept}"
             );
-            // Ranks need not be there at once.
+            println!("{exchange}, {ranks} ranks: kept {kept}, peak {peak}");
+            // A rank may have what another one has not taken yet.
             assert!(
-                (0.5..1.1).contains(&peak),
+                (0.5..1.15).contains(&peak),
                 "{exchange}, {ranks} ranks: peak {peak}"
             );
         }

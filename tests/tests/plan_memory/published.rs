@@ -12,7 +12,7 @@ use burn_megatron::plan::memory::{MemoryRequest, plan_memory};
 use burn_megatron::plan::tape::{ProfileRequest, profile_rank};
 use burn_megatron_models::TransformerConfig;
 
-use super::{ALONE, llama};
+use super::llama;
 
 /// The bytes that a layer in the middle of a model keeps of each token on 8 tensor ranks, in bf16.
 fn kept_of_a_token(config: &TransformerConfig, layout: ParallelConfig) -> f64 {
@@ -45,7 +45,6 @@ fn kept_of_a_token(config: &TransformerConfig, layout: ParallelConfig) -> f64 {
 /// activation), and f32 statistics: one per norm, one per head. Here for the published sizes of Llama 3, to the byte.
 #[test]
 fn a_layer_of_llama_3_keeps_the_published_bytes() {
-    let _alone = ALONE.lock();
     let sizes = [
         ("8B", 4096, 32, 14_336, 139_264),
         ("70B", 8192, 64, 28_672, 274_432),
@@ -75,7 +74,6 @@ fn a_layer_of_llama_3_keeps_the_published_bytes() {
 /// keeps a number per head; a layer norm keeps three.
 #[test]
 fn a_layer_of_gpt_keeps_the_published_bytes() {
-    let _alone = ALONE.lock();
     for (name, hidden, heads) in [
         ("22B", 6144, 64),
         ("175B", 12_288, 96),
@@ -109,7 +107,6 @@ fn a_layer_of_gpt_keeps_the_published_bytes() {
 /// parameter in bf16, or `6 + 12 / data` with its distributed optimizer, for Llama 3 8B.
 #[test]
 fn states_are_those_of_megatrons_estimate() {
-    let _alone = ALONE.lock();
     let config = TransformerConfig {
         vocabulary: 128_256,
         context: 8192,
