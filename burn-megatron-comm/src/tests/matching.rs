@@ -112,7 +112,7 @@ fn handles_are_waited_on_in_any_order() {
 fn dropped_handles_do_not_hold_others_back() {
     World::threads(3)
         .unwrap()
-        .deadline(Duration::from_secs(5))
+        .deadline(TIMEOUT)
         .run(|rank| {
             let (own, comm) = (rank.rank(), rank.communicator());
             for call in 0..9 {

@@ -1,7 +1,6 @@
 //! Recycled memory gives the same results, and nothing is allocated after the second round.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::*;
 
@@ -182,26 +181,23 @@ fn a_mismatch_gives_the_inputs_back() {
 #[test]
 fn a_rank_that_fails_leaves_usable_pools() {
     let pools = std::sync::Mutex::new(Vec::new());
-    let result = World::threads(3)
-        .unwrap()
-        .deadline(Duration::from_secs(5))
-        .run(|rank| {
-            let comm = rank.communicator();
-            let pool = comm.pool().unwrap();
-            pools.lock().unwrap().push(Arc::clone(pool));
-            round(
-                &*comm.split("alone", &[vec![0], vec![1], vec![2]])?,
-                DType::F32,
-                0,
-            )?;
-            comm.barrier()?;
-            let pending = comm.start_all_gather(pool.take(DType::F32, LEN))?;
-            if rank.rank() == 1 {
-                std::panic::resume_unwind(Box::new("broken"));
-            }
-            pool.give(pending.wait()?);
-            comm.barrier()
-        });
+    let result = World::threads(3).unwrap().deadline(TIMEOUT).run(|rank| {
+        let comm = rank.communicator();
+        let pool = comm.pool().unwrap();
+        pools.lock().unwrap().push(Arc::clone(pool));
+        round(
+            &*comm.split("alone", &[vec![0], vec![1], vec![2]])?,
+            DType::F32,
+            0,
+        )?;
+        comm.barrier()?;
+        let pending = comm.start_all_gather(pool.take(DType::F32, LEN))?;
+        if rank.rank() == 1 {
+            std::panic::resume_unwind(Box::new("broken"));
+        }
+        pool.give(pending.wait()?);
+        comm.barrier()
+    });
     assert!(matches!(
         result,
         Err(WorldError::RankFailed { rank: 1, .. })

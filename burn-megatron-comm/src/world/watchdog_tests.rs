@@ -57,7 +57,8 @@ fn a_rank_that_hangs_outside_of_calls_ends_the_process_with_the_report() {
     let output_text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{output_text}");
     for says in [
-        "error: rank 0 failed: deadline: after 0.1 s, rank 1 has not joined call 1 all_reduce(sum) of 1 f32",
+        "error: rank 0 failed: deadline: after ",
+        " s, rank 1 has not joined call 1 all_reduce(sum) of 1 f32",
         "rank 1 is past call 0 barrier",
         "call log: ",
         "still running after 0.1 s: rank 1 is past call 0 barrier over world [0, 1]; a thread cannot be",

@@ -27,12 +27,22 @@ fn nothing_outlives_a_rank_that_fails() {
     both_ways(|way| {
         let script = "case $R in
             0) trap '' TERM; sleep 61; sleep 62 ;;
-            1) sleep 0.3; kill -9 $$ ;;
+            1) exec sleep 60 ;;
             2) kill -STOP $$ ;;
             3) sleep 63 & sleep 64 ;;
         esac";
+        let run = launch(way, 4, &[], script);
+        for process in ["sleep 61", "sleep 63", "sleep 64"] {
+            run.await_processes(process, 1);
+        }
+        until(|| {
+            run.processes()
+                .iter()
+                .any(|(process, _)| is_stopped(*process))
+        });
         let began = Instant::now();
-        let ended = launch(way, 4, &[], script).end();
+        kill(run.await_processes("sleep 60", 1)[0], libc::SIGKILL);
+        let ended = run.end();
         ended.code(137);
         ended.summary(&[
             "rank 1 ended by signal 9 (SIGKILL) after T s",
@@ -47,6 +57,13 @@ fn nothing_outlives_a_rank_that_fails() {
         let took = began.elapsed().as_secs_f64();
         assert!(took >= 7.0, "5 s and 2 s: {took}");
     });
+}
+
+fn is_stopped(process: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit(") ")
+        .next()
+        .is_some_and(|state| state.starts_with('T'))
 }
 
 /// A rank that succeeds may leave a process that keeps its output open.

@@ -12,7 +12,7 @@ use burn_megatron_test_skip::skipped_in_part;
 const MARK: &str = "BURN_MEGATRON_LAUNCH_TEST";
 
 /// Timeout of a run.
-pub const DEADLINE: Duration = Duration::from_secs(30);
+pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// What starts the ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -16,7 +16,7 @@ fn conforms(ranks: usize, programs: &str) {
     assert_eq!(ended.code, Some(0), "{}", ended.all());
     let told = format!("cases pass on {ranks} ranks of mpi");
     assert!(ended.output.contains(&told), "{}", ended.all());
-    stage.expect_nothing_left(Duration::from_secs(5));
+    stage.expect_nothing_left();
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn is_an_answer(kind: &str) {
         "{kind}: {}",
         ended.all()
     );
-    stage.expect_nothing_left(Duration::from_secs(5));
+    stage.expect_nothing_left();
 }
 
 #[test]

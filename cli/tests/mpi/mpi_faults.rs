@@ -51,7 +51,7 @@ fn strike(stage: &Stage, fault: &str, flags: &[&str]) -> Struck {
         "| `{fault}` | {} | {after:.1} s |",
         ended.code.unwrap_or(-1)
     );
-    stage.expect_nothing_left(Duration::from_secs(5));
+    stage.expect_nothing_left();
     let logs = fs::read_dir(stage.path().join("run"))
         .into_iter()
         .flatten()
@@ -152,7 +152,7 @@ fn killed_under_mpirun() {
         "kill@rank=3,step=3,call=5",
     ];
     let ended = run(command.args(flags), PATIENCE);
-    stage.expect_nothing_left(Duration::from_secs(5));
+    stage.expect_nothing_left();
     assert_eq!(ended.code, Some(137), "{}", ended.all());
     assert_eq!(
         ended.errors.matches("rank 3 failed: its process").count(),
@@ -242,7 +242,7 @@ fn failed_before_the_start() {
     let mut command = stage.launch(RANKS);
     let command = stage.pretrain(&mut command, "run");
     let ended = run(command.args(["--tp", "2", "--dp", "2"]), PATIENCE);
-    stage.expect_nothing_left(Duration::from_secs(5));
+    stage.expect_nothing_left();
     assert_eq!(ended.code, Some(1), "{}", ended.all());
     assert!(
         ended.errors.contains("the run folder run exists already"),
@@ -360,7 +360,7 @@ fn a_full_disk() {
         command.args(["--tp", "2", "--dp", "2", "--steps", "400"]),
         PATIENCE,
     );
-    let look = AssertUnwindSafe(|| stage.expect_nothing_left(Duration::from_secs(5)));
+    let look = AssertUnwindSafe(|| stage.expect_nothing_left());
     let left = catch_unwind(look);
     mount(&["umount"]).unwrap();
     assert!(left.is_ok());

@@ -179,7 +179,7 @@ fn two_hosts_train_to_the_bits_of_one() {
         let command = stage.pretrain(&mut command, name);
         let ended = run(command.args(["--tp", "2", "--dp", "2"]), PATIENCE);
         assert_eq!(ended.code, Some(0), "{name}: {}", ended.all());
-        stage.expect_nothing_left(Duration::from_secs(5));
+        stage.expect_nothing_left();
         stage.read(&format!("{name}/metrics.jsonl"))
     });
     assert_eq!(metrics[1], metrics[0]);
@@ -193,7 +193,7 @@ fn strike_second_host(stage: &Stage, hosts: &Hosts, fault: &str, says: &[&str]) 
     command.args(["--tp", "2", "--dp", "2", "--timeout", "6"]);
     command.args(["--heartbeat-timeout", "3", "--inject", fault]);
     let ended = run(command, PATIENCE);
-    stage.expect_nothing_left(Duration::from_secs(5));
+    stage.expect_nothing_left();
     println!("| `{fault}` | {:?} | {:.1?} |", ended.code, ended.took);
     let reports = ended.errors.matches(" failed: ").count();
     assert_eq!(reports, 1, "{fault}: {}", ended.all());

@@ -161,7 +161,7 @@ impl Killed {
     /// Checks that every step was made with the samples of the undisturbed run, and what is recorded.
     fn check(&self, ended: &Ended) {
         assert_eq!(ended.code, Some(0), "{}", ended.all());
-        self.stage.expect_nothing_left(Duration::from_secs(5));
+        self.stage.expect_nothing_left();
         let path = |name: &str| self.stage.path().join(name);
         let [wanted, found] = ["undisturbed", "run"].map(|name| {
             let checkpoint = Checkpoint::open(path(name)).unwrap();
@@ -316,7 +316,7 @@ fn a_run_goes_on_after_a_rank_was_lost() {
         ] {
             assert!(ended.errors.contains(line), "{line}: {}", ended.all());
         }
-        stage.expect_nothing_left(Duration::from_secs(5));
+        stage.expect_nothing_left();
     }
 }
 
@@ -349,7 +349,7 @@ fn an_error_of_a_rank_is_not_repeated() {
     assert_eq!(ended.code, Some(1), "{}", ended.all());
     let why = "not restarted: an error of a rank, which would occur again";
     assert!(ended.errors.contains(why), "{}", ended.all());
-    stage.expect_nothing_left(Duration::from_secs(5));
+    stage.expect_nothing_left();
 
     // A panic may pass: the fault is not injected again.
     fs::remove_dir_all(stage.path().join("run")).unwrap();
@@ -364,5 +364,5 @@ fn an_error_of_a_rank_is_not_repeated() {
     ] {
         assert!(ended.errors.contains(line), "{line}: {}", ended.all());
     }
-    stage.expect_nothing_left(Duration::from_secs(5));
+    stage.expect_nothing_left();
 }

@@ -24,7 +24,7 @@ fn metrics(stage: &Stage, ranks: usize, flags: &[&str]) -> [String; 3] {
             "engine   mpi"
         };
         assert!(ended.output.contains(engine), "{name}: {}", ended.all());
-        stage.expect_nothing_left(Duration::from_secs(5));
+        stage.expect_nothing_left();
         stage.read(&format!("{name}/metrics.jsonl"))
     })
 }
@@ -143,7 +143,7 @@ fn a_run_folder_goes_on() {
         let ended = run(&mut command, PATIENCE);
         assert_eq!(ended.code, Some(0), "{}", ended.all());
         assert!(ended.output.contains(says), "{}", ended.all());
-        stage.expect_nothing_left(Duration::from_secs(5));
+        stage.expect_nothing_left();
     }
     // What is refused is refused by the first rank alone, before it meets the others.
     let mut command = stage.launch(4);

@@ -141,9 +141,9 @@ impl Stage {
         found
     }
 
-    /// Fails if a process of this test still runs after this time.
-    pub fn expect_nothing_left(&self, patience: Duration) {
-        let until = Instant::now() + patience;
+    /// Fails if a process of this test does not end.
+    pub fn expect_nothing_left(&self) {
+        let until = Instant::now() + Duration::from_secs(60);
         loop {
             let living = self.living();
             if living.is_empty() {

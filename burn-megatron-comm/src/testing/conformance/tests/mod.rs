@@ -3,9 +3,9 @@
 mod defects;
 
 use std::sync::Mutex;
-use std::time::Duration;
 
 use super::*;
+use crate::testing::TIMEOUT;
 use crate::world::{World, WorldError};
 use crate::{Buffer, Call, ReduceOp, SingleRank};
 
@@ -212,7 +212,7 @@ fn lists_of_nothing_are_refused() {
 fn every_mismatch_is_told() {
     for case in MismatchCase::ALL {
         assert_eq!(case.to_string().parse(), Ok(case));
-        let world = World::threads(3).unwrap().deadline(Duration::from_secs(2));
+        let world = World::threads(3).unwrap().deadline(TIMEOUT);
         let told = world
             .run(|rank| run_mismatch_case(&rank.communicator(), case))
             .unwrap();
