@@ -78,9 +78,10 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn a_device_without_an_end_is_not_read_forever() {
-        let error = read(Path::new("/dev/zero"), 1 << 20).unwrap_err();
+        let zero = Path::new("/dev/zero");
+        let error = read(zero, 1 << 20).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
-        let error = read_text_stream(Path::new("/dev/zero"), 1 << 20).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+        let error = read_text_stream(zero, 1 << 20).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 }

@@ -1,7 +1,7 @@
 //! Opens files. A pipe, a device, a socket or a folder in place of a file is an error at once.
 
 use std::fs::{self, File, FileType, OpenOptions};
-use std::io::{self, Read, Seek};
+use std::io::{self, IsTerminal, Read, Seek};
 use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
@@ -38,7 +38,7 @@ pub fn open_with(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens a file to be read once from its start to its end: a regular file, a pipe or a device such as `/dev/stdin`.
+/// Opens a file to be read once from its start to its end: a regular file, a pipe or a terminal, as `/dev/stdin` is.
 ///
 /// # Errors
 /// As [`open`], and [`io::ErrorKind::TimedOut`] for a named pipe that no process writes to.
@@ -48,7 +48,11 @@ pub fn open_stream(path: &Path) -> io::Result<File> {
         return open_pipe(path, OpenOptions::new().read(true), PIPE_DEADLINE);
     }
     if is_device(kind) {
-        return File::open(path);
+        // Other devices, such as /dev/zero, may have no end.
+        let device = open_pipe(path, OpenOptions::new().read(true), PIPE_DEADLINE)?;
+        if device.is_terminal() {
+            return Ok(device);
+        }
     }
     open(path)
 }
@@ -100,7 +104,7 @@ fn check_kind(kind: FileType) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, what))
 }
 
-/// Opens a pipe. Opening a named pipe blocks until another process opens its other end.
+/// Opens a pipe or a device. Opening a named pipe blocks until another process opens its other end.
 fn open_pipe(path: &Path, options: &OpenOptions, deadline: Duration) -> io::Result<File> {
     let (send, opened) = mpsc::channel();
     let (path, options) = (path.to_path_buf(), options.clone());
@@ -109,7 +113,7 @@ fn open_pipe(path: &Path, options: &OpenOptions, deadline: Duration) -> io::Resu
         .spawn(move || send.send(options.open(path)))?;
     opened.recv_timeout(deadline).unwrap_or_else(|_| {
         let what = format!(
-            "no process has opened the other end of this named pipe within {} s: start that process first",
+            "no other process has opened this named pipe within {} s: start that process first",
             deadline.as_secs_f64()
         );
         Err(io::Error::new(io::ErrorKind::TimedOut, what))
@@ -249,6 +253,6 @@ mod tests {
         writer.join().unwrap().unwrap();
         assert_eq!(text, "text");
         open_stream(folder.path()).unwrap_err();
-        open_stream(Path::new("/dev/null")).unwrap();
+        open_stream(Path::new("/dev/zero")).unwrap_err();
     }
 }

@@ -14,6 +14,8 @@ use burn_megatron::partial::is_staged;
 use burn_megatron::regular_file::is_there;
 use burn_megatron::train::metrics::{MetricsRecord, last_saved_step, read_metrics};
 use burn_megatron::train::run_folder::RunFolder;
+use burn_megatron_models::hf::is_hf_folder;
+use burn_megatron_models::hf::peft::is_peft_folder;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
@@ -336,7 +338,11 @@ impl<'a> StartResolver<'a> {
                 path.display()
             )
             .into()),
-            (Some(_), false) => Ok(check_output(path, &[])?),
+            (Some(_), false) => {
+                let load = self.recipe.checkpoint.load.as_deref();
+                let load = load.filter(|load| is_hf_folder(load) || is_peft_folder(load));
+                Ok(check_output(path, &Vec::from_iter(load))?)
+            }
         }
     }
 

@@ -13,6 +13,9 @@ const FIXTURE: &str = concat!(
     "/../models/tests/fixtures/hf/llama2"
 );
 
+/// Makes something at a path.
+type Make = fn(&Path);
+
 /// Runs a command that must fail within a time, and returns its error.
 fn error(words: &[&str], at: &Path) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
@@ -47,7 +50,7 @@ fn a_pipe_a_folder_or_a_pointer_in_place_of_a_file_is_an_error_at_once() {
         let text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1234567\n";
         fs::write(path, text).unwrap();
     };
-    let kinds: [(fn(&Path), &str); 4] = [
+    let kinds: [(Make, &str); 4] = [
         (pipe, "it is a pipe"),
         (folder, "it is a folder"),
         (link, "it is a link to ../nowhere, which does not exist"),
