@@ -118,7 +118,7 @@ impl<'a> ResumeMode<'a> {
     }
 }
 
-/// Whether a folder is a run folder.
+/// Returns whether a folder is a run folder.
 pub fn is_run_folder(path: &Path) -> bool {
     config_of(path).is_some()
 }

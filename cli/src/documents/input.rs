@@ -154,7 +154,7 @@ fn open(
     match found {
         FileKind::Text if let Some(kind) = path.and_then(damaged_table) => {
             let advice =
-                "its first bytes are not those of its format; download it or write it again";
+                "it does not begin like a file of this format; download it or write it again";
             Err(not_text(path, kind, advice))
         }
         FileKind::Text => Ok((None, from)),
@@ -210,7 +210,7 @@ fn compression(path: &Path) -> Option<&'static str> {
         .find(|packing| extension.eq_ignore_ascii_case(packing))
 }
 
-/// What a file is whose name is that of a table, and whose content is not.
+/// Returns the kind of a file that has the name of a table, but not its content.
 fn damaged_table(path: &Path) -> Option<&'static str> {
     match &*extension(path)? {
         "parquet" => Some("a damaged Parquet file"),
