@@ -165,7 +165,8 @@ fn losses(draft: &mut Draft<'_>) -> bool {
     )
 }
 
-/// Each rank drops for itself, so that several ranks of a sequence drop others than one rank.
+/// Each rank drops for itself, so that several ranks of a sequence drop others than one rank. An evaluation gives a data rank
+/// other samples than a step, so that a micro-batch has one sample.
 fn capacity(draft: &mut Draft<'_>) -> bool {
     let axes = draft.axes;
     let is_plain = axes.tensor * axes.context == 1 && !draft.has("model.moe.choice");
@@ -181,6 +182,7 @@ fn capacity(draft: &mut Draft<'_>) -> bool {
     let keep = draft.random.one_of(&["largest-weights", "first"]);
     let factor = draft.random.one_of(&["0.5", "1.0", "2.0"]);
     let is_padded = draft.random.once_in(2) && !draft.has("model.moe.dispatcher");
+    draft.micro_batch_size = 1;
     draft.set("model.moe.capacity.pad", is_padded);
     draft.set("model.moe.capacity.factor", factor);
     draft.set_text("model.moe.capacity.keep", keep)
