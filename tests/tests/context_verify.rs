@@ -135,7 +135,7 @@ impl Case {
                 experts: 4,
                 expert_width: Some(8),
                 jitter: 0.1,
-                // What padding may not count in.
+                // Padding must not count in these losses.
                 losses: [RouterLossKind::SequenceBalance, RouterLossKind::ZLoss]
                     .map(|kind| RouterLoss {
                         kind,

@@ -375,7 +375,7 @@ struct PaddedRows {
     is_real: Vec<bool>,
     /// The number of each token in the concatenated rows of the batch that it is from; None of padding.
     places: Vec<Option<usize>>,
-    /// Of documents, then the end of the last one.
+    /// The start of each document, then the end of the last one.
     starts: Vec<i32>,
 }
 

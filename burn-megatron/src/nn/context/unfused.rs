@@ -50,9 +50,8 @@ impl QueryRows<'_> {
         Mask::Hidden(Tensor::from_data(hidden, &device.clone().inner()))
     }
 
-    /// Returns the draws of the rows `[batch, heads, queries]` of probabilities: those of the samples' own rows,
-    /// `[batch, heads, seq, seq]`. Padded documents lie further back in these rows than in those, and a query draws
-    /// for the keys of its document.
+    /// Returns the draws of the rows `[batch, heads, queries]` of probabilities, numbered as in the rows as they were
+    /// sampled, `[batch, heads, seq, seq]`. Padding moves a document back, and a query draws for the keys of its document.
     pub fn draws(&self) -> MaskRows {
         let (shard, seq) = (self.shard, self.shard.row_of_places());
         let [batch, padded] = shard.shape();
@@ -65,7 +64,7 @@ impl QueryRows<'_> {
                 starts.extend(tokens.iter().map(|token| {
                     let document = shard.document(*token).start;
                     let row = first + shard.place(*token)? % seq;
-                    // By so many keys the document lies further back.
+                    // The number of keys by which padding moves the document back.
                     let moved = document % padded - shard.place(document)? % seq;
                     Some((row * seq - moved) as u64)
                 }));

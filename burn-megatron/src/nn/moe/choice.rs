@@ -19,8 +19,8 @@ pub enum RouterChoice {
     /// In training by an assignment of the tokens of a micro-batch that gives every expert nearly as many (Clark et
     /// al. 2022, arXiv:2202.01169, as in Megatron-LM); otherwise by its scores. Computed on the host.
     Sinkhorn,
-    /// By its position in its document: experts in turn, whatever the scores. The load is nearly even where documents are
-    /// long; for benchmarks.
+    /// Experts in turn, by the position of the token in its document, whatever the scores. The load is nearly even where
+    /// documents are long. For benchmarks.
     RoundRobin,
 }
 

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use crate::nn::context::SequenceShard;
 use crate::nn::{AxisRank, RealTokens};
 
-/// What routers read of the tokens `[batch, seq]` of a forward in addition to their features: which tokens are padding,
+/// The tokens `[batch, seq]` of a forward, as routers read them in addition to their features: which tokens are padding,
 /// and the position of each token in its document. [`BatchFormat::routed`](crate::nn::BatchFormat::routed) returns it.
 ///
 /// Padding has no expert. It counts in no loss, no load, no expert bias and no capacity, and Sinkhorn assigns nothing to
@@ -166,7 +166,7 @@ impl RankTokens {
         self.real.as_ref().map(|(_, mask)| mask.clone())
     }
 
-    /// Returns choices `[tokens, k]` with -1 in place of those of padding, which has no expert.
+    /// Returns choices `[tokens, k]` with -1 for each choice of padding, which has no expert.
     pub fn choices(&self, all: Tensor<2, Int>) -> Tensor<2, Int> {
         let Some(mask) = self.mask() else {
             return all;

@@ -232,7 +232,7 @@ impl RouterConfig {
 
 impl Router {
     /// Routes `[batch, seq, hidden]`, or with `replayed` choices `[batch * seq, k]`: their weights and gradients are
-    /// those of the present logits. `tokens` are those of all tensor ranks, of which each routes a part.
+    /// those of the present logits. `tokens` are the tokens of all tensor ranks. Each rank routes a part of them.
     ///
     /// Collective over the tensor and the context axis with [`RouterChoice::Sinkhorn`], in training.
     pub fn forward(
@@ -292,7 +292,7 @@ impl Router {
         }
     }
 
-    /// Returns those of the tokens that `x` `[batch, seq, hidden]` has of all tensor ranks' tokens.
+    /// Returns this rank's part of `tokens`: the tokens of `x` `[batch, seq, hidden]`.
     pub(super) fn own(&self, tokens: &RoutedTokens, x: &Tensor<3>) -> RankTokens {
         let [batch, seq, _] = x.dims();
         tokens.part(

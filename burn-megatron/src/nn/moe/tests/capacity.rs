@@ -88,7 +88,7 @@ fn an_expert_drops_what_a_rank_sends_above_its_capacity() {
                     20 * dropped(0.75) >= 2 * BATCH * SEQ,
                     "at least 5 % dropped"
                 );
-                // One token for each expert and rank, and as many as there are.
+                // One token for each expert and rank, and all tokens.
                 assert!(dropped(0.01) >= BATCH * SEQ);
                 assert_eq!(dropped(2.0), 0);
             }
