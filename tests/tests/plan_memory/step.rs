@@ -265,7 +265,7 @@ struct Measured {
     on_host: u64,
 }
 
-/// A plan is within a tenth below the heap and 20 % above it, and the plan of the host is exact. Products in 16 bits have
+/// A plan is within a tenth below the heap and 22 % above it, and the plan of the host is exact. Products in 16 bits have
 /// copies of their factors in f32 on the CPU, which are not planned.
 fn is_near(run: &Run, planned: &Planned, measured: &Measured) -> bool {
     let tolerance = match run.sharding.precision {
@@ -274,10 +274,10 @@ fn is_near(run: &Run, planned: &Planned, measured: &Measured) -> bool {
     };
     let (most, found) = (planned.most as f64, measured.most as f64);
     let least = found - measured.free as f64;
-    // Above, which is the safe side, by up to 20 %: the planned peak of a loss is 0.7 to 0.9 MB too high in these models, which
-    // is 16 % of the last stage of a pipeline. Two micro-batches at once do not have their peaks at once.
+    // Above, which is the safe side, by up to 22 %: the planned peak of a loss is 0.7 to 0.9 MB too high in these models, which
+    // is 20 % of the last of four stages. Two micro-batches at once do not have their peaks at once.
     let is_overlapped = run.layout.overlap_moe_expert_parallel_comm;
-    let above = if is_overlapped { 0.30 } else { 0.20 };
+    let above = if is_overlapped { 0.30 } else { 0.22 };
     let is_near = most >= (1.0 - tolerance) * least && most <= (1.0 + above) * found;
     is_near && planned.on_host == measured.on_host
 }
