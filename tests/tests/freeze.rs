@@ -159,7 +159,7 @@ fn frozen_parameters_of_every_kind_are_frozen_in_every_layout() {
     let patterns: [&[&str]; 7] = [
         &["blocks.0.**"],
         &["**.bias"],
-        &["**.weight"],
+        &["blocks.**.weight"],
         &["**.*norm*.weight"],
         &["embedding.**"],
         &["**.mlp.**"],
