@@ -43,7 +43,7 @@ struct Case {
     devices: &'static str,
 }
 
-/// What a case printed.
+/// The result of a case.
 struct Planned {
     /// The best layout, or that no layout fits.
     layout: String,

@@ -88,7 +88,7 @@ fn recordings_do_not_nest() {
     assert_eq!(inner.unwrap().0, Some(RecordError::Nested));
 }
 
-/// The text of a panic is that of the error, and nothing is printed.
+/// The error has the text of the panic, and nothing is printed.
 #[test]
 fn a_panic_in_a_recording_prints_nothing() {
     let printed = Arc::new(AtomicUsize::new(0));

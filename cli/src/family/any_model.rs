@@ -87,7 +87,7 @@ pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
     /// Checks that the model has what the builder's settings of recomputation name.
     fn check_recompute(&self, builder: ModelBuilder) -> Result<(), BuildError>;
 
-    /// The memory of every pipeline rank; `profiles` are those of earlier plans.
+    /// Plans the memory of every pipeline rank, with the `profiles` of earlier plans.
     fn plan_memory(
         &self,
         request: &MemoryRequest<'_>,

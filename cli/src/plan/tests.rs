@@ -194,8 +194,8 @@ fn a_narrowed_search_finds_nothing_better() {
     }
 }
 
-/// Of Llama 3 8B on 8 H100 the fastest layout shards with ZeRO-3 over all devices; with less sharding its activations do not
-/// fit, which the formulas do not say.
+/// The fastest layout of Llama 3 8B on 8 H100 shards with ZeRO-3 over all devices. With less sharding the formulas say that it
+/// fits, and the model's own operations need too much memory.
 #[test]
 fn the_best_layout_of_sizes_is_not_lost_with_a_faster_one_that_does_not_fit() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/recipes/llama-3-8b.toml");

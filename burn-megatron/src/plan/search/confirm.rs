@@ -11,7 +11,7 @@ use super::space::{PipelineSettings, ShardingSettings};
 use super::{Plan, Rejection, Search, SearchCounts, SearchProgress};
 use crate::mesh::ScheduleSource;
 
-/// Why the memory of a candidate cannot be computed.
+/// The reason for which the memory of a candidate cannot be computed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MemoryRefusal {
     /// Its settings are invalid.
@@ -23,7 +23,7 @@ pub enum MemoryRefusal {
 /// Returns the memory of a candidate on the rank that needs the most, from the model's own operations, without slack.
 pub type OwnMemory<'a> = dyn Fn(&Candidate) -> Result<MemoryByKind, MemoryRefusal> + Sync + 'a;
 
-/// What was learned from a candidate that does not fit, for the others of its sizes.
+/// A candidate that does not fit. Others of the same sizes are compared with it.
 #[derive(Clone, Debug)]
 pub(super) struct Refutation {
     of: Group,
@@ -72,7 +72,7 @@ impl Group {
 const TOLERANCE: f64 = 0.01;
 
 impl Refutation {
-    /// Whether the model cannot run any candidate with these settings.
+    /// Returns the reason if the model cannot run any candidate with these settings.
     pub fn refuses_model(&self, sequence_parallel: bool, micro_batch: usize) -> Option<&str> {
         let Why::Refused(MemoryRefusal::Model(text)) = &self.why else {
             return None;
@@ -82,7 +82,7 @@ impl Refutation {
         is_same.then_some(text)
     }
 
-    /// Whether a candidate that needs `bytes` by the formulas does not fit into `limit`.
+    /// Returns whether a candidate that needs `bytes` by the formulas does not fit into `limit`.
     pub fn refutes(
         &self,
         group: &Group,

@@ -110,7 +110,7 @@ impl SearchConfig<'_> {
 /// Entries that are timed before any of them is compared with the next ones.
 const WAVE: usize = 16;
 
-/// How far a search is.
+/// Progress of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SearchProgress {
     /// Layouts with a micro-batch and a recomputation, of which all schedules and shardings were compared.
@@ -121,7 +121,7 @@ pub struct SearchProgress {
     pub confirmed: usize,
 }
 
-/// Shows how far a search is.
+/// Shows the progress of a search.
 pub type ShowProgress<'a> = dyn Fn(SearchProgress) + Sync + 'a;
 
 /// Searches the layouts of a model, with memory from formulas.
@@ -139,12 +139,12 @@ pub fn search(
     Ok(search.report())
 }
 
-/// Searches the layouts of a model. Each plan of the result also fits by `memory`, which is that of the model's own operations
-/// on the rank that needs the most. `progress` is called from time to time.
+/// Searches the layouts of a model. Each plan of the result also fits by `memory`, the memory of the model's own operations on
+/// the rank that needs the most. Calls `progress` from time to time.
 ///
 /// # Errors
 ///
-/// As [`search`].
+/// See [`search`].
 pub fn search_confirmed(
     model: &dyn PlannedModel,
     config: &SearchConfig<'_>,
@@ -167,7 +167,7 @@ type Sizes = [usize; 5];
 /// A plan that is the best of its sizes.
 struct Kept {
     plan: Plan,
-    /// Whether it fits by the model's own operations.
+    /// True if the plan fits by the model's own operations.
     is_confirmed: bool,
 }
 
@@ -178,7 +178,7 @@ struct Visited<'a> {
     found: Option<VisitCounts>,
 }
 
-/// What a visit adds to the counts.
+/// Counts of one visit.
 struct VisitCounts {
     counts: SearchCounts,
     plans: u64,
@@ -189,16 +189,16 @@ struct Search<'a> {
     model: &'a dyn PlannedModel,
     config: &'a SearchConfig<'a>,
     rates: DeviceRates<'a>,
-    /// What is no entry.
+    /// Candidates that are in no entry.
     counts: SearchCounts,
-    /// By their bounds; empty during a run.
+    /// All entries, sorted by their bounds. Empty during a run.
     entries: Vec<Visited<'a>>,
     pipelines: Pipelines,
     best: HashMap<Sizes, Kept>,
     /// The time that a plan must beat to be among the best.
     worst: f64,
     nearest: Option<Plan>,
-    /// What the model's own operations refuted, by sizes.
+    /// Candidates that the model's own operations refuted, by sizes.
     refuted: HashMap<Sizes, Vec<Refutation>>,
     nearest_refuted: Option<Plan>,
     confirmed: usize,

@@ -148,6 +148,16 @@ mod tests {
                 let pipeline = pipeline.unwrap();
                 assert!(pipeline.next.is_some());
                 let found = pipeline.seconds(&times).unwrap();
+                // One micro-batch passes all stages, with a transfer between ranks.
+                let rank_of = |stage| kind.rank_of(stage, ranks);
+                let hops = (1..ranks * stages).filter(|s| rank_of(*s) != rank_of(s - 1));
+                let computed = times.forward.iter().chain(&times.input_gradient);
+                let path = computed.sum::<f64>() + 2.0 * hops.count() as f64 * 0.05;
+                let few = schedule_of(&layout, 2 * ranks).unwrap();
+                assert!(
+                    path <= simulate(&few, &times).unwrap().total(),
+                    "{kind}, {ranks}"
+                );
                 let schedule = schedule_of(&layout, micro_batches).unwrap();
                 let whole = simulate(&schedule, &times).unwrap().total();
                 assert!(

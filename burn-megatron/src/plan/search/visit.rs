@@ -55,7 +55,7 @@ struct Timed {
 struct Offloaded<'s> {
     share: f64,
     fits: bool,
-    /// Why one that fits by the formulas does not.
+    /// The refutation of a share that fits by the formulas.
     refuted: Option<&'s Refutation>,
     memory: MemoryByKind,
 }
@@ -211,7 +211,11 @@ impl<'s> Visit<'s> {
         let rank_of = |stage| settings.map_or(0, |(kind, _)| kind.rank_of(stage, ranks));
         let device = (&search.rates, &*entry.links);
         let seconds = seconds.pipeline(profile, &stages, ranks, rank_of, device);
-        let bound = seconds.bound(&search.rates, entry.micro_batches);
+        let mut bound = seconds.bound(&search.rates, entry.micro_batches);
+        // Ranks that share cores may take less time than the simulator says.
+        if search.config.hardware.cores.is_none() {
+            bound = bound.max(seconds.path(rank_of));
+        }
         if let Some(reason) = self.is_slower(bound) {
             return Err((reason, None));
         }

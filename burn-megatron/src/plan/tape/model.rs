@@ -77,7 +77,7 @@ pub enum ProfileError {
 }
 
 /// Profiles the stages of one rank of a model, from its forward and backward on shapes alone: nothing is allocated.
-/// Of layers that [repeat](ModelConfig::layer_kind) a few are run.
+/// If layers [repeat](ModelConfig::layer_kind), only a few of them are run.
 ///
 /// # Errors
 ///
@@ -159,7 +159,7 @@ fn shortened<C: ModelConfig>(
     (StageLayout { layers, ..stage }, repeat)
 }
 
-/// Whether what a layer keeps depends on its place, in addition to its [kind](ModelConfig::layer_kind).
+/// Returns whether the bytes that a layer keeps depend on its place, in addition to its [kind](ModelConfig::layer_kind).
 pub(crate) fn goes_by_place(
     recompute: &RecomputeConfig,
     fp8: &Fp8Config,

@@ -13,7 +13,7 @@ use super::storage::bytes_of;
 /// The backward of an operation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Rule {
-    /// What is kept of the inputs and outputs.
+    /// The inputs and outputs that are kept.
     pub saved: Vec<TensorIr>,
     /// Bytes of other tensors that are kept: intermediate results of an operation that autodiff runs as several.
     pub inner: Vec<u64>,

@@ -82,7 +82,7 @@ pub(super) struct Stage {
     /// Whether the present call saves such an input.
     pub is_offloadable: bool,
     pub lives: Lives,
-    /// By layer, the time at which its forward begins.
+    /// The time at which the forward of each layer begins.
     pub forward: Vec<usize>,
     pub forward_end: usize,
     /// By layer, the times of its backward.
@@ -90,7 +90,7 @@ pub(super) struct Stage {
     /// Of a tensor of the forward, its gradient.
     pub gradients: HashMap<TensorId, Storage>,
     pub input: Option<Storage>,
-    /// What deferred weight gradients hold, and the bytes by layer.
+    /// Storages that deferred weight gradients hold, and their bytes by layer.
     pub deferred: HashSet<Storage>,
     pub deferred_bytes: Vec<u64>,
 }

@@ -36,7 +36,7 @@ pub(super) struct Walk<'a> {
     pass: TrainingPass,
     /// The calls around the present step.
     inside: Vec<usize>,
-    /// Of the stages that follow.
+    /// Repetitions in the stages that follow.
     repeats: slice::Iter<'a, Repeat>,
     pub finished: Vec<StageProfile>,
 }

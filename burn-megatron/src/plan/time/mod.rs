@@ -198,6 +198,21 @@ impl PipelineSeconds {
         self.in_layers(rates, micro_batches).total()
     }
 
+    /// Returns the seconds of one micro-batch that passes all stages and back, one after the other: a schedule takes at least as
+    /// long. Many stages have many transfers, which the [bound](Self::bound) does not count.
+    pub fn path(&self, rank_of: impl Fn(usize) -> usize) -> f64 {
+        let StageTimes {
+            forward,
+            paired_forward,
+            input_gradient,
+            ..
+        } = self.stage_times();
+        let forward = forward.iter().zip(&paired_forward);
+        let forward: f64 = forward.map(|(alone, paired)| alone.min(*paired)).sum();
+        let hops = (1..self.stages.len()).filter(|stage| rank_of(*stage) != rank_of(stage - 1));
+        forward + input_gradient.iter().sum::<f64>() + 2.0 * hops.count() as f64 * self.transfer
+    }
+
     /// The seconds of `micro_batches` micro-batches that the simulator has as `total`. Of ranks that share cores, one that
     /// waits leaves its core to the others: all computation on all cores, or the longest path with a core each.
     pub fn on_cores(
