@@ -39,6 +39,8 @@ pub(super) struct Conversation {
     pub first_trained: usize,
     /// The prompt and the answer, if they are texts, which need no template.
     pub texts: Option<[String; 2]>,
+    /// The messages with the arguments of calls as JSON text, and these texts, if there are some.
+    pub with_argument_texts: Option<(Vec<ChatValue>, Vec<String>)>,
     pub tools: Option<ChatValue>,
     pub variables: Option<ChatValue>,
 }
@@ -115,16 +117,25 @@ impl Conversation {
             }
             _ => return Err(form(line)),
         };
-        let messages = messages.iter().map(normalized).enumerate();
-        let messages = messages.map(|(at, message)| tools::with_calls(&message, at + 1));
-        let messages: Vec<_> = messages.collect::<Result<_, _>>()?;
+        let given: Vec<_> = messages.iter().map(normalized).collect();
+        let with_calls = |mut texts: Option<&mut Vec<String>>| {
+            let given = given.iter().enumerate();
+            let each =
+                given.map(|(at, message)| tools::with_calls(message, at + 1, texts.as_deref_mut()));
+            each.collect::<Result<Vec<_>, _>>()
+        };
+        let mut argument_texts = vec![];
+        let messages_with_texts = with_calls(Some(&mut argument_texts))?;
+        let messages = with_calls(None)?;
         check(&messages, first_trained)?;
         Ok(Self {
             messages,
             first_trained,
             texts,
-            tools: given(record.tools, tools::tools)?,
-            variables: given(record.chat_template_kwargs, tools::variables)?,
+            with_argument_texts: (!argument_texts.is_empty())
+                .then_some((messages_with_texts, argument_texts)),
+            tools: optional(record.tools, tools::tools)?,
+            variables: optional(record.chat_template_kwargs, tools::variables)?,
         })
     }
 
@@ -155,8 +166,8 @@ impl Conversation {
     }
 }
 
-/// What a function makes of the value of a key, without its keys of null.
-fn given(
+/// Reads the value of a key, without its keys of null, with a function.
+fn optional(
     value: Option<JsonValue>,
     read: impl Fn(&ChatValue) -> Result<Option<ChatValue>, ChatLineError>,
 ) -> Result<Option<ChatValue>, ChatLineError> {
@@ -230,7 +241,7 @@ fn of_share_gpt(turn: ChatValue) -> ChatValue {
     ordered_map([("role", role), ("content", of("value").unwrap_or_default())])
 }
 
-/// As `transformers` passes a message to a template: without keys of null, as TRL removes them at any depth, and with its
+/// Returns a message as `transformers` passes it to a template: without keys of null, which TRL removes at any depth, and with its
 /// reasoning under the names that templates read.
 fn normalized(turn: &ChatValue) -> ChatValue {
     let turn = &tools::without_nulls(turn);

@@ -98,7 +98,7 @@ fn a_template_that_changes_earlier_turns_is_refused() {
     assert_eq!(last, "<think>\n\n</think>\n\nA2<|im_end|>\n");
 }
 
-/// What `datasets` makes of records whose tools and arguments differ: JSON text, and keys of null.
+/// The library `datasets` stores tools and arguments that differ as JSON text, or with keys of null.
 #[test]
 fn tools_and_calls_may_be_json_text() {
     let qwen = template("qwen3");
@@ -194,6 +194,40 @@ fn tools_and_calls_may_be_json_text() {
     );
 }
 
+/// DeepSeek's template joins the text of arguments with other text, Llama's writes a map as JSON, and Qwen's coder reads its keys.
+#[test]
+fn arguments_are_given_as_the_template_reads_them() {
+    let folder = TestFolder::new("chat-arguments");
+    let line = r#"{"prompt": [{"role": "user", "content": "q"}], "completion":
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{\"a\":[1,\"x\"]}"}}]}]}"#;
+    for (number, (arguments, expected)) in [
+        ("{{ 'call ' + arguments + ';' }}", r#"call {"a":[1,"x"]};"#),
+        ("{{ arguments | tojson }}", r#"{"a": [1, "x"]}"#),
+        (
+            "{% for key, value in arguments | items %}{{ key }}={{ value | tojson }}{% endfor %}",
+            r#"a=[1, "x"]"#,
+        ),
+        (
+            "{{ arguments if arguments is string else arguments | tojson }}",
+            r#"{"a":[1,"x"]}"#,
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let call = "{% set arguments = m.tool_calls[0].function.arguments %}";
+        let text = format!(
+            "{{% for m in messages %}}{{% if m.tool_calls %}}{call}{arguments}{{% else %}}{{{{ m.content }}}}{{% endif %}}{{% endfor %}}"
+        );
+        let name = format!("{number}.jinja");
+        folder.write(&name, text);
+        let path = folder.path().join(&name);
+        let template = ChatTemplate::read(&path, &Tokenizer::bytes(), None).unwrap();
+        let found = trained(line, Some(&template), TrainedTokens::Answers).unwrap();
+        assert_eq!(found[1], expected, "{arguments}");
+    }
+}
+
 /// The template of Qwen 3 writes nothing for a list.
 #[test]
 fn parts_that_a_template_leaves_out_are_refused() {
@@ -202,7 +236,7 @@ fn parts_that_a_template_leaves_out_are_refused() {
         let line = format!(
             r#"{{"prompt": [{{"role": "user", "content": {content}}}], "completion": "a"}}"#
         );
-        trained(&line, Some(&qwen), TrainedTokens::Answers).map_err(|error| error)
+        trained(&line, Some(&qwen), TrainedTokens::Answers)
     };
     assert!(of(r#""q""#).is_ok());
     let error = of(r#"[{"type": "text", "text": "q"}]"#).unwrap_err();

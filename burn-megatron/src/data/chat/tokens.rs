@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::TrainedTokens;
 use super::error::ChatLineError;
 use super::record::Conversation;
+use super::tools;
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::chat::{Chat, ChatTemplate, RenderedChat};
 
@@ -80,6 +81,18 @@ impl ChatTokenizer<'_> {
         template: &ChatTemplate,
         conversation: &mut Conversation,
     ) -> Result<RenderedChat, ChatLineError> {
+        if let Some((messages, texts)) = conversation.with_argument_texts.take() {
+            let chat = Chat {
+                messages: &messages,
+                tools: conversation.tools.as_ref(),
+                variables: conversation.variables.as_ref(),
+            };
+            // Some templates write arguments as text, and others write a map as JSON.
+            let rendered = template.render(&chat, false);
+            if rendered.is_ok_and(|rendered| tools::are_written(&texts, &rendered.text)) {
+                conversation.messages = messages;
+            }
+        }
         let answers: Vec<usize> = match self.loss {
             TrainedTokens::Last => conversation.answers().next_back().into_iter().collect(),
             _ => conversation.answers().collect(),

@@ -29,7 +29,7 @@ pub(super) fn tools(value: &ChatValue) -> Result<Option<ChatValue>, ChatLineErro
 ///
 /// # Errors
 ///
-/// As [`tools`].
+/// [`ChatLineError`] for text that is not JSON, and for other types.
 pub(super) fn variables(value: &ChatValue) -> Result<Option<ChatValue>, ChatLineError> {
     let what = "chat_template_kwargs";
     let value = parsed(value, what)?;
@@ -40,13 +40,17 @@ pub(super) fn variables(value: &ChatValue) -> Result<Option<ChatValue>, ChatLine
     }
 }
 
-/// Returns a message whose tool calls are a list of maps with arguments in a map, as templates read them. The calls and
-/// the arguments of each may be JSON text.
+/// Returns a message whose tool calls are a list of maps with arguments in a map. The calls and the arguments of each may be
+/// JSON text. With `texts` the texts of arguments are kept as they are and added to it.
 ///
 /// # Errors
 ///
-/// As [`tools`]; `number` is the number of the message.
-pub(super) fn with_calls(message: &ChatValue, number: usize) -> Result<ChatValue, ChatLineError> {
+/// [`ChatLineError`] for text that is not JSON, and for other types. It names the message by its `number`.
+pub(super) fn with_calls(
+    message: &ChatValue,
+    number: usize,
+    mut texts: Option<&mut Vec<String>>,
+) -> Result<ChatValue, ChatLineError> {
     let calls = get(message, CALLS).filter(ChatValue::is_true);
     let Some(calls) = calls else {
         return Ok(message.clone());
@@ -54,21 +58,39 @@ pub(super) fn with_calls(message: &ChatValue, number: usize) -> Result<ChatValue
     let what = format!("{CALLS} of message {number}");
     let calls = parsed(&calls, &what)?;
     let calls = maps(&calls, &what, "a list of calls, or its JSON text")?;
+    let mut with_arguments =
+        |function: &ChatValue| with_arguments(function, number, texts.as_deref_mut());
     let calls = calls.iter().map(|call| match get(call, FUNCTION) {
-        Some(function) => Ok(with(call, FUNCTION, with_arguments(&function, number)?)),
-        None => with_arguments(call, number),
+        Some(function) => Ok(with(call, FUNCTION, with_arguments(&function)?)),
+        None => with_arguments(call),
     });
     let calls = calls.collect::<Result<Vec<_>, ChatLineError>>()?;
     Ok(with(message, CALLS, calls.into()))
 }
 
-/// A function that is called, with its arguments in a map.
-fn with_arguments(function: &ChatValue, number: usize) -> Result<ChatValue, ChatLineError> {
+/// Whether a rendered conversation has these texts of arguments as they are, and not as JSON strings with quotes.
+pub(super) fn are_written(texts: &[String], rendered: &str) -> bool {
+    texts.iter().all(|text| {
+        let quoted = serde_json::Value::from(&text[..]).to_string();
+        !text.trim().is_empty() && rendered.contains(text) && !rendered.contains(&quoted)
+    })
+}
+
+/// A function that is called, with its arguments in a map, or as their text if `texts` collects them.
+fn with_arguments(
+    function: &ChatValue,
+    number: usize,
+    texts: Option<&mut Vec<String>>,
+) -> Result<ChatValue, ChatLineError> {
     let what = format!("{ARGUMENTS} of a call in message {number}");
     let function = parsed(function, &what)?;
     let Some(arguments) = get(&function, ARGUMENTS) else {
         return Ok(function);
     };
+    if let (Some(text), Some(texts)) = (arguments.as_str(), texts) {
+        texts.push(text.into());
+        return Ok(function);
+    }
     let is_empty = arguments
         .as_str()
         .is_some_and(|text| text.trim().is_empty());
