@@ -19,7 +19,7 @@ const TOKENIZER: &str = "tokenizer.json";
 const TEMPLATE: &str = "chat_template.jinja";
 
 /// The files that belong to a tokenizer whose file is named in the place of its folder.
-const BESIDE: [&str; 4] = [
+const SMALL_FILES: [&str; 4] = [
     TEMPLATE,
     "generation_config.json",
     "special_tokens_map.json",
@@ -32,7 +32,7 @@ const MAX_RUNS: usize = 64;
 /// Names and contents of files.
 type Files = Vec<(String, Vec<u8>)>;
 
-/// Where the files beside the weights of an exported model are from.
+/// The sources of the files next to the weights of an exported model.
 #[derive(Clone, Debug, Default)]
 pub struct Companions {
     origin: Option<Origin>,
@@ -45,7 +45,7 @@ pub struct Companions {
 pub enum Origin {
     /// The folder of `--like`, which must have the same model.
     Like(PathBuf),
-    /// What the run was loaded from.
+    /// The model that the run was loaded from.
     Loaded(PathBuf),
 }
 
@@ -86,7 +86,7 @@ impl Companions {
     /// The companions of a run that starts.
     ///
     /// # Errors
-    /// As [`of_checkpoint`](Self::of_checkpoint).
+    /// Files that the recipe names and that cannot be read.
     pub fn of_recipe(recipe: &Recipe) -> Result<Self, Error> {
         let tokenizer = match &recipe.data.tokenizer {
             Some(name) => Some(name.clone()),
@@ -140,14 +140,14 @@ impl Companions {
 }
 
 impl TokenizerFiles {
-    /// Reads a tokenizer and the files beside it.
+    /// Reads a tokenizer and the files in its folder.
     fn read(path: &Path) -> Result<Self, Error> {
         let tokenizer = Tokenizer::open(path)?;
         let files = if path.is_dir() {
             companion_files(path)?
         } else {
             let mut files = companion_files(path.parent().unwrap_or(Path::new(".")))?;
-            files.retain(|(name, _)| BESIDE.contains(&&name[..]));
+            files.retain(|(name, _)| SMALL_FILES.contains(&&name[..]));
             files.push((TOKENIZER.into(), fs::read(path)?));
             files
         };

@@ -52,7 +52,7 @@ impl ComparedRun {
             _ => None,
         };
         let step = |record: &MetricsRecord| match record {
-            MetricsRecord::Step(metrics) => Some((metrics.step + 1, None)),
+            MetricsRecord::Step(metrics) => Some((metrics.step, None)),
             _ => None,
         };
         let newest = || records.iter().rev();
@@ -239,8 +239,9 @@ mod tests {
             );
             assert_eq!((run.steps, run.held_out), (1, Some(5.25)));
         }
-        // A run without held-out data.
-        let run = read("everything", &[version, STEP], with);
-        assert_eq!((run.steps, run.held_out), (1, None));
+        // A run without held-out data, whose steps are counted from 0 in this version.
+        let step = STEP.replace("\"step\":0", "\"step\":7");
+        let run = read("everything", &[version, &step], with);
+        assert_eq!((run.steps, run.held_out), (8, None));
     }
 }

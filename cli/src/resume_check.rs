@@ -2,6 +2,7 @@
 
 use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::data::Dataset;
+use burn_megatron::tokenizer::BYTES;
 use serde_json::{Map, Value};
 use toml::Table;
 
@@ -12,7 +13,7 @@ use crate::recipe::{ModelBase, Recipe, RecipeOf};
 use crate::{determinism, retired};
 
 /// Keys and tables that may always differ: layout, paths, output.
-const MAY_DIFFER: [&str; 39] = [
+const MAY_DIFFER: [&str; 38] = [
     "parallel",
     "kernels",
     "lora.base_model",
@@ -29,7 +30,6 @@ const MAY_DIFFER: [&str; 39] = [
     "data.extensions",
     "data.chat",
     "data.special_tokens",
-    SPECIAL_TOKENS,
     // All settings of the model are recorded; the family gives their defaults.
     "model.family",
     "model.vocabulary_divisible_by",
@@ -74,6 +74,14 @@ pub fn config(recipe: &Recipe, data: &dyn Dataset) -> Result<Value, Error> {
     {
         // The checkpoint may be read without the data, which may be the only record of the tokenizer.
         config["data"]["tokenizer"] = tokenizer.name().into();
+    }
+    for key in ["/checkpoint/load", "/data/tokenizer", "/data/chat/template"] {
+        if let Some(value) = config.pointer_mut(key)
+            && let Some(path) = value.as_str().filter(|path| *path != BYTES)
+        {
+            // The checkpoint may be read from another folder.
+            *value = std::path::absolute(path)?.display().to_string().into();
+        }
     }
     config[FINGERPRINT] = format!("{:016x}", data.fingerprint()).into();
     config[SPECIAL_TOKENS] = data::special_tokens(recipe)?.into();
@@ -157,7 +165,8 @@ pub fn check(saved: &Value, now: &Value, allowed: &[String], name: &str) -> Resu
             .chain(allowed.iter().map(String::as_str));
         free.any(|table| is_of(key, table))
     };
-    let refused: Vec<_> = different.into_iter().filter(|key| !may(key)).collect();
+    let refused = different.into_iter().filter(|key| !may(key));
+    let refused: Vec<_> = refused.filter(|key| key != SPECIAL_TOKENS).collect();
     let text = |value: Option<&Value>| match value {
         None | Some(Value::Null) => "not set".to_string(),
         Some(value) => value.to_string(),

@@ -49,7 +49,7 @@ struct Target {
     /// The adapters, if there are some: then only they are written, in the format of `peft`.
     lora: Option<LoraLayers>,
     folder: PathBuf,
-    /// What is written beside the weights.
+    /// The files that are written next to the weights.
     companions: Arc<Companions>,
     dtype: Option<ElementType>,
 }

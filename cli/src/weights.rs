@@ -75,7 +75,7 @@ impl<'a> InitialWeights<'a> {
 ///
 /// # Errors
 ///
-/// What cannot be read, and the settings of `model` and `lora` that are not those of the weights.
+/// Files that cannot be read, and settings of `model` and `lora` that differ from the weights.
 pub fn open(
     path: &Path,
     (model, lora): (&Model, Option<&LoraConfig>),

@@ -276,7 +276,7 @@ fn checkpoints_are_written_as_hugging_face_folders() {
             assert_eq!(narrow.1, wide.1, "{name} {key}");
         }
     }
-    // As `convert` does, which takes what is beside the weights from the folder that the run was loaded from.
+    // `convert` takes the other files from the folder that the run was loaded from.
     let converted = stage.0.join("converted");
     let mut convert = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
     let output = convert

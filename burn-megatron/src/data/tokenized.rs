@@ -23,7 +23,7 @@ pub struct TokenizedText {
     /// What begins the description.
     source: String,
     tokenizer: String,
-    /// What the description says of the special tokens around a document.
+    /// The part of the description about the special tokens around a document.
     frame: String,
     vocabulary: usize,
     training: Arc<[i32]>,
@@ -113,7 +113,7 @@ impl TokenizedText {
     }
 }
 
-/// What a description says of the special tokens around each document.
+/// Describes the special tokens around each document.
 fn describe_frame(
     frame: &[Vec<u32>; 2],
     special_tokens: bool,
@@ -290,7 +290,7 @@ mod tests {
         assert_ne!(other.fingerprint(), text.fingerprint());
     }
 
-    /// As `run_clm` of `transformers` does, in both parts.
+    /// The script `run_clm.py` of `transformers` does the same.
     #[test]
     fn documents_have_the_special_tokens_of_their_tokenizer() {
         let folder = TestFolder::new("tokenized-special");

@@ -123,7 +123,7 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
     }
 
     /// Generates [`samples`](GenerateConfig::samples) texts after each prompt, up to `batch_size` at a time. Returns all samples
-    /// of the first prompt, then those of the next. `on_text` gets the number of the text in this order and what was written of
+    /// of the first prompt, then all samples of the next one. `on_text` gets the number of the text in this order and what was written of
     /// it. The first sample is the text of [`generate`](Self::generate) with the prompt alone: with the same seed, so equal
     /// prompts have equal texts.
     ///

@@ -113,8 +113,8 @@ impl<'a> Writing<'a> {
         self.ended.is_some() || self.tokens.len() - self.prompt == self.config.tokens
     }
 
-    /// The new token after `ahead` more from its logits, or [`NOT_FINITE`]. Draw `i` of the stream of the sample is that of
-    /// new token `i`, whatever other texts there are.
+    /// Draws the new token after `ahead` more from its logits, or returns [`NOT_FINITE`]. New token `i` takes draw `i` of the stream
+    /// of the sample, whatever other texts there are.
     pub fn draw(&self, logits: &[f64], ahead: usize) -> i64 {
         let draws = Stream::new(self.config.seed.unwrap_or(0), self.sample as u64);
         let (number, mut point) = (self.tokens.len() - self.prompt + ahead, 0.0);

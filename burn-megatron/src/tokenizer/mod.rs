@@ -239,7 +239,7 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// As [`encode`](Self::encode).
+    /// [`TokenizerError::Encode`] if the post-processor of the tokenizer fails.
     pub fn frame(&self) -> Result<[Vec<u32>; 2], TokenizerError> {
         match &self.kind {
             TokenizerKind::Bytes => Ok([vec![], vec![]]),

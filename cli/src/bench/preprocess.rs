@@ -142,6 +142,7 @@ impl TokenizerComparison {
             format!("--output={output}"),
             format!("--tokenizer={}", self.path),
             format!("--workers={}", self.workers),
+            "--special-tokens=false".to_string(),
             "--overwrite".to_string(),
         ])?;
         let summary = preprocess(&flags.args, &Arc::new(AtomicBool::new(false)))?;

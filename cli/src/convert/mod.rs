@@ -44,7 +44,7 @@ pub struct ConvertArgs {
     #[arg(long, value_name = "SIZE")]
     max_shard_size: Option<ByteSize>,
     /// Hugging Face folder from which to take the family, special tokens, tokenizer and generation settings. By default they
-    /// are those of the model that the run was loaded from, with the tokenizer and the chat template of its data. A checkpoint
+    /// come from the model that the run was loaded from, with the tokenizer and the chat template of its data. A checkpoint
     /// that was converted from a folder has its own.
     #[arg(long, value_name = "DIR")]
     like: Option<PathBuf>,

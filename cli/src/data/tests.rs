@@ -141,7 +141,7 @@ fn special_tokens_follow_the_tokenizer_and_the_setting() {
 #[test]
 fn everything_can_be_trained_on() {
     let folder = Folder::new();
-    fs::write(folder.path("short.txt"), "the dog and the fox").unwrap();
+    fs::write(folder.path("short.txt"), "the dog and the fox ".repeat(3)).unwrap();
     for (vocabulary, tokenizer) in [(256, "bytes"), (400, "BPE")] {
         let data = format!("path = 'DIR/short.txt'\ntokenizer = '{tokenizer}'");
         let mut recipe = folder.recipe(vocabulary, &format!("{data}\nsplit = '100,0,0'"));
@@ -251,7 +251,10 @@ fn a_checkpoint_names_the_tokenizer_of_its_token_files() {
     assert!(named(&recipe).is_null(), "nobody knows it");
     folder.describe(&Tokenizer::open(BPE.as_ref()).unwrap());
     assert_eq!(named(&recipe), BPE);
-    let text = folder.recipe(400, "path = 'DIR/text.txt'\ntokenizer = 'BPE'");
+    let mut text = folder.recipe(400, "path = 'DIR/text.txt'\ntokenizer = 'BPE'");
+    assert_eq!(named(&text), BPE);
+    // From any folder.
+    text.data.tokenizer = Some("../burn-megatron/tests/fixtures/tokenizer/byte_bpe".into());
     assert_eq!(named(&text), BPE);
 }
 

@@ -108,7 +108,7 @@ impl Families {
     /// without adapters.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// Files that cannot be read, and adapters whose model is not known.
     pub fn adapters_at(&self, path: &Path) -> Result<Option<LoraConfig>, Error> {
         let found = if is_peft_folder(path) {
             self.of_peft(path).map(|saved| Some(saved.lora))

@@ -106,7 +106,7 @@ fn the_files_are_those_of_megatron() {
     for tokenizer in ["byte_bpe", "byte_fallback"] {
         let flags = format!(
             "{MEGATRON}/corpus.jsonl --json-key text,title --append-eod --tokenizer TOK/{tokenizer} \
-             --output DIR/{tokenizer}"
+             --special-tokens=false --output DIR/{tokenizer}"
         );
         folder.run(&flags).unwrap();
         for key in ["text", "title"] {

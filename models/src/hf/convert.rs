@@ -157,8 +157,8 @@ pub fn export_config<F: HfFamily>(
 }
 
 /// The `config.json` and the companion files with which to export a checkpoint of a run that was loaded from `origin`: a
-/// Hugging Face folder, or a checkpoint that was converted from one. The special tokens and the files are those of `origin`.
-/// The settings of the model are those of the run, which may have changed them.
+/// Hugging Face folder, or a checkpoint that was converted from one. The special tokens and the files come from `origin`.
+/// The settings of the model come from the run, which may have changed them.
 ///
 /// # Errors
 ///

@@ -172,7 +172,7 @@ fn experts_in_turn_do_not_depend_on_the_batch_or_the_layout() {
     }
 }
 
-/// As `num_return_sequences` of `transformers`.
+/// The setting `num_return_sequences` of `transformers`.
 #[test]
 fn samples_of_a_prompt_depend_on_the_seed_alone() {
     let (_, config) = of_bytes().next().unwrap();
