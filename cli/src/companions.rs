@@ -163,7 +163,7 @@ impl TokenizerFiles {
     }
 }
 
-fn find<'a>(files: &'a Files, name: &str) -> Option<&'a Vec<u8>> {
+fn find<'a>(files: &'a [(String, Vec<u8>)], name: &str) -> Option<&'a Vec<u8>> {
     let found = files.iter().find(|(own, _)| own == name)?;
     Some(&found.1)
 }
@@ -208,7 +208,7 @@ mod tests {
         found.map_err(|error| error.to_string())
     }
 
-    fn names(files: &Files) -> Vec<&str> {
+    fn names(files: &[(String, Vec<u8>)]) -> Vec<&str> {
         files.iter().map(|(name, _)| &name[..]).collect()
     }
 

@@ -155,8 +155,8 @@ impl Conversation {
         self.messages.iter().position(|message| {
             let content = message.get_attr("content").unwrap_or_default();
             let is_list = content.kind() == ValueKind::Seq;
-            let parts = content.try_iter().into_iter().flatten();
-            is_list && !parts.map(is_written).all(|is_written| is_written)
+            let mut parts = content.try_iter().into_iter().flatten();
+            is_list && !parts.all(is_written)
         })
     }
 
@@ -292,12 +292,12 @@ fn check(messages: &[ChatValue], first_trained: usize) -> Result<(), ChatLineErr
         if !is_text && content.kind() != ValueKind::Seq && !calls {
             return Err(invalid("content", "a text, or a list of parts"));
         }
-        let parts = content.try_iter().into_iter().flatten();
+        let mut parts = content.try_iter().into_iter().flatten();
         let is_part = |part: ChatValue| {
             part.get_attr("type")
                 .is_ok_and(|kind| kind.as_str().is_some())
         };
-        if !is_text && !parts.map(is_part).all(|is_part| is_part) {
+        if !is_text && !parts.all(is_part) {
             return Err(invalid(
                 "content",
                 "a text, or a list of parts, {\"type\": .., ..}",
