@@ -40,8 +40,14 @@ impl VerifyReport {
 
     /// Whether every layout passes.
     pub fn passes(&self) -> bool {
-        let mut rows = self.rows.iter().zip(self.bounds());
-        rows.all(|((_, comparison), bound)| comparison.passes(bound))
+        self.failing().next().is_none()
+    }
+
+    /// The layouts that fail.
+    pub fn failing(&self) -> impl Iterator<Item = &Layout> {
+        let rows = self.rows.iter().zip(self.bounds());
+        let failing = rows.filter(|((_, comparison), bound)| !comparison.passes(*bound));
+        failing.map(|((layout, _), _)| layout)
     }
 
     /// By row, the largest difference that passes.

@@ -2,11 +2,14 @@
 
 use std::process::ExitCode;
 
+use burn_megatron::verify::{Layout, VerifyError, VerifyReport};
+
 use crate::error::Error;
 use crate::family::Families;
 use crate::terminal;
 
 use args::VerifyArgs;
+use cases::VerifyCase;
 
 mod against;
 pub mod args;
@@ -14,7 +17,7 @@ mod cases;
 mod faults;
 mod models;
 
-/// Prints a table per case; the exit code is 0 if all pass.
+/// Prints a table per case, and the cases that failed; the exit code is 0 if all pass.
 pub fn run(
     args: &VerifyArgs,
     families: &Families,
@@ -26,29 +29,115 @@ pub fn run(
     if let Some(folder) = &args.against {
         return against::run(folder, args.tolerance, families);
     }
-    let mut passes = true;
-    for case in cases::cases(args, families, default_recipe)? {
-        let name = format!("{}, in {}", case.name, case.computing.name());
-        eprintln!("{name}");
+    let cases = cases::cases(args, families, default_recipe)?;
+    let failures = run_cases(&cases, |case| {
         let (model, options) = (&case.recipe.model, case.options(args));
-        let report = model.verify(case.subject(), &case.layouts, &options)?;
-        println!(
-            "{name}\n{}\n",
-            terminal::wrapped(&report.fit(terminal::width()))
-        );
-        passes &= report.passes();
-    }
-    println!(
-        "{}",
-        if passes {
-            "all layouts pass"
-        } else {
-            "some layouts FAIL"
-        }
-    );
-    Ok(if passes {
+        model.verify(case.subject(), &case.layouts, &options)
+    });
+    println!("{}", conclusion(cases.len(), &failures));
+    Ok(if failures.is_empty() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Verifies all cases and prints a table for each. A case that fails, or that cannot run, does not stop the others.
+/// Returns a line for each failed case.
+fn run_cases(
+    cases: &[VerifyCase],
+    verify: impl Fn(&VerifyCase) -> Result<VerifyReport, VerifyError>,
+) -> Vec<String> {
+    let mut failures = vec![];
+    for case in cases {
+        let name = format!("{}, in {}", case.name, case.computing.name());
+        eprintln!("{name}");
+        match verify(case) {
+            Ok(report) => {
+                let table = report.fit(terminal::width());
+                println!("{name}\n{}\n", terminal::wrapped(&table));
+                let failing: Vec<_> = report.failing().map(Layout::to_string).collect();
+                if !failing.is_empty() {
+                    failures.push(format!("{name}: FAIL in {}", failing.join(", ")));
+                }
+            }
+            Err(error) => {
+                println!("{name}\nerror: {error}\n");
+                failures.push(format!("{name}: error: {error}"));
+            }
+        }
+    }
+    failures
+}
+
+/// The last lines of the output.
+fn conclusion(cases: usize, failures: &[String]) -> String {
+    if failures.is_empty() {
+        return "all layouts pass".into();
+    }
+    let heading = format!("{} of {cases} cases FAIL:", failures.len());
+    let lines = failures.iter().map(|failure| format!("\n  {failure}"));
+    lines.fold(heading, |text, line| text + &line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flags::parse_text;
+
+    /// Cases of one small recipe with these settings.
+    fn cases_of(settings: &[&str]) -> (VerifyArgs, Vec<VerifyCase>) {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |setting: &&str| {
+            let file = folder.path().join("recipe.toml");
+            let model =
+                "layers = 1\nhidden = 8\nheads = 2\ngroups = 2\ncontext = 4\nvocabulary = 11";
+            let recipe = format!(
+                "[parallel]\ndata = 2\n[train]\nmicro_batch_size = 1\n[model]\n{model}\n{setting}\n"
+            );
+            std::fs::write(&file, recipe).unwrap();
+            let flags = format!(
+                "--steps 1 --global-batch-size 2 --recipe {}",
+                file.display()
+            );
+            let args = parse_text(&flags).unwrap();
+            let found = cases::cases(&args, &Families::transformers(), "").unwrap();
+            (args, found.into_iter().next().unwrap())
+        };
+        let (args, cases): (Vec<_>, Vec<_>) = settings.iter().map(of).unzip();
+        (args.into_iter().next().unwrap(), cases)
+    }
+
+    #[test]
+    fn cases_after_one_that_cannot_run_or_fails_run_too() {
+        let impossible = "qk_norm = \"heads\"\n[train.qk_clip]\nthreshold = 1.0";
+        let (args, mut cases) = cases_of(&[impossible, "", ""]);
+        for (case, name) in cases.iter_mut().zip(["first", "second", "third"]) {
+            case.name = name.into();
+        }
+        let ran = std::cell::RefCell::new(vec![]);
+        let failures = run_cases(&cases, |case| {
+            ran.borrow_mut().push(case.name.clone());
+            let mut options = case.options(&args);
+            // No difference is below this bound.
+            if case.name == "second" {
+                options.tolerance = -1.0;
+            }
+            case.recipe
+                .model
+                .verify(case.subject(), &case.layouts, &options)
+        });
+        assert_eq!(*ran.borrow(), ["first", "second", "third"]);
+        assert_eq!(failures.len(), 2, "{failures:?}");
+        let first =
+            "first, in f64: error: layout tp1-dp1: rank 0 failed: qk_clip cannot limit the logits";
+        assert!(failures[0].starts_with(first), "{}", failures[0]);
+        assert_eq!(failures[1], "second, in f64: FAIL in tp1-dp2-mb1");
+        let text = conclusion(3, &failures);
+        assert!(
+            text.starts_with("2 of 3 cases FAIL:\n  first, in f64: error"),
+            "{text}"
+        );
+        assert_eq!(conclusion(3, &[]), "all layouts pass");
+    }
 }

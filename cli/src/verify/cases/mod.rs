@@ -276,7 +276,10 @@ fn set(setting: &SettingCase, model: VerifyModel, seed: u64) -> Result<VerifyCas
     let Recipe { kernels, train, .. } = &case.recipe;
     let is_dense = config.moe.is_none() && config.mtp.is_none();
     let has_epilogues = is_dense && config.activation == Activation::GeluTanh;
-    if kernels.epilogue_fusion && !has_epilogues || train.cuda_graph && !is_dense {
+    let can_have = (has_epilogues || !kernels.epilogue_fusion)
+        && (is_dense || !train.cuda_graph)
+        && (config.qk_norm.is_none() || train.qk_clip.is_none());
+    if !can_have {
         case.layouts.clear();
     }
     Ok(case)

@@ -202,7 +202,7 @@ pub const SETTINGS: [SettingCase; 30] = [
     ),
     (
         "train.qk_clip.threshold = 0.001",
-        VerifyModel::Llama,
+        VerifyModel::LlamaTied,
         &["tp2-sp-dp2-mb1-z1", "tp2-pp2-dp2-mb1-z3/1f1b"],
         |recipe| {
             recipe.train.qk_clip = Some(QkClipConfig {
