@@ -422,3 +422,41 @@ fn what_cannot_be_compared_is_an_error() {
     // The model stays as it is.
     assert_eq!(x.on(&Device::flex(), None).dtype(), DType::F32);
 }
+
+/// Two norms in a row, whose output cancels: the mean of a normalized row is zero in exact arithmetic, and so is the loss.
+#[derive(Module, Debug)]
+struct Norms {
+    first: LayerNorm,
+    second: LayerNorm,
+}
+
+#[test]
+fn a_sum_that_is_zero_in_exact_arithmetic_passes_and_a_wrong_one_does_not() {
+    let norm = || LayerNormConfig::new(64).init(&Device::flex());
+    let norms = Norms {
+        first: norm(),
+        second: norm(),
+    };
+    let values = Tensor::<1, Int>::arange(0..8 * 64, &Device::flex()).float();
+    let x = Some((values * 0.37).sin().reshape([8, 64]));
+    let check = |error: f64| {
+        let loss = |norms: &Norms, x: &Option<Tensor<2>>| {
+            let y = norms.first.forward(x.clone().unwrap());
+            let y = norms.second.forward(y);
+            // An error of the device alone.
+            let error = if y.dtype() == DType::F64 { 0.0 } else { error };
+            y.sum() + error
+        };
+        let options = DeviceOptions::default();
+        check_device(&norms, &x, loss, &devices(), &options).unwrap()
+    };
+    let report = check(0.0);
+    assert!(
+        report.runs.iter().all(|run| run.loss[1].abs() < 1e-9),
+        "{report}"
+    );
+    assert!(report.passes(), "{report}");
+    for run in &check(1e-2).runs {
+        assert!(run.loss_difference > 2.0 * run.bound, "{run}");
+    }
+}

@@ -53,3 +53,4 @@ mod training;
 mod verify_settings;
 mod zero;
 mod zero3_plain;
+mod zero_gradients;

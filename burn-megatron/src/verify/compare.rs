@@ -2,11 +2,23 @@
 
 use super::Observation;
 
+/// The scale of a tensor is at least this share of the scale of the whole model.
+///
+/// Some results are zero in exact arithmetic, such as the gradient of a key bias under softmax. What is computed for them
+/// is rounding noise, which differs between layouts. In f64 the noise is about 1e-16 of the scale of the model, so with
+/// this share it stays below 1e-13. A wrong gradient is found from 1e-12 of the largest gradient on.
+const FLOOR: f64 = 1e-2;
+
+/// The scale of a loss is at least this many nats: the loss of a token is a difference of logits, so its rounding error
+/// does not vanish with the loss.
+const LOSS_FLOOR: f64 = 1e-2;
+
 /// The largest relative difference of one column, and its parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
-    /// Largest absolute difference over largest absolute reference; infinite if the reference is zero and the
-    /// other is not, or if either is NaN.
+    /// Largest absolute difference over the largest absolute reference. A gradient is compared with at least a hundredth
+    /// of the largest gradient of the model, a weight with at least a hundredth of the largest weight, and a loss with at
+    /// least 0.01. Infinite if lengths differ, if either is NaN, or if the whole reference is zero and the other is not.
     pub relative: f64,
     /// The path of the parameter, for columns of parameters.
     pub path: Option<String>,
@@ -42,7 +54,7 @@ impl Comparison {
                     .chain(missing(reference, ranks)),
             ),
             unequal_replicas: paths(all().flat_map(|rank| rank.unequal_replicas.clone())),
-            loss: worst(all().map(|rank| difference(&reference.losses, &rank.losses))),
+            loss: worst(all().map(|rank| difference(&reference.losses, &rank.losses, LOSS_FLOOR))),
             gradients: worst(
                 all().map(|rank| by_path(reference, &reference.gradients, rank, &rank.gradients)),
             ),
@@ -55,7 +67,7 @@ impl Comparison {
                 )
             })),
             gradient_norm: worst(
-                all().map(|rank| difference(&reference.gradient_norms, &rank.gradient_norms)),
+                all().map(|rank| difference(&reference.gradient_norms, &rank.gradient_norms, 0.0)),
             ),
             final_weights: worst(all().map(|rank| {
                 by_path(
@@ -153,10 +165,11 @@ fn by_path(
     rank: &Observation,
     found: &[Vec<f64>],
 ) -> Difference {
+    let floor = FLOOR * largest_finite(expected.iter().flatten());
     let each = matched(reference, expected, rank, found);
     worst(each.map(|(path, expected, found)| Difference {
         path: Some(path.clone()),
-        ..difference(expected.map_or(&[], Vec::as_slice), found)
+        ..difference(expected.map_or(&[], Vec::as_slice), found, floor)
     }))
 }
 
@@ -174,7 +187,14 @@ fn worst(all: impl Iterator<Item = Difference>) -> Difference {
     })
 }
 
-fn difference(expected: &[f64], found: &[f64]) -> Difference {
+/// The largest absolute value. A value that is not finite fails on its own, and must not hide other values.
+fn largest_finite<'a>(values: impl Iterator<Item = &'a f64>) -> f64 {
+    let finite = values.filter(|x| x.is_finite());
+    finite.fold(0.0, |most, x| most.max(x.abs()))
+}
+
+/// The difference of two tensors, over the largest reference or `floor`, whichever is larger.
+fn difference(expected: &[f64], found: &[f64], floor: f64) -> Difference {
     let largest = |values: &mut dyn Iterator<Item = f64>| {
         // `max` would skip NaN.
         values.fold(0.0, |max: f64, x| {
@@ -185,7 +205,7 @@ fn difference(expected: &[f64], found: &[f64]) -> Difference {
             }
         })
     };
-    let scale = largest(&mut expected.iter().copied());
+    let scale = largest(&mut expected.iter().copied()).max(floor);
     let apart = largest(&mut expected.iter().zip(found).map(|(a, b)| a - b));
     let relative = match (expected.len() == found.len(), apart == 0.0) {
         (false, _) => f64::INFINITY,
@@ -204,7 +224,7 @@ mod tests {
     use super::*;
 
     fn relative(expected: &[f64], found: &[f64]) -> f64 {
-        difference(expected, found).relative
+        difference(expected, found, 0.0).relative
     }
 
     #[test]
@@ -220,6 +240,42 @@ mod tests {
         for (a, b) in [(f64::NAN, 1.0), (1.0, f64::NAN), (f64::NAN, f64::NAN)] {
             assert_eq!(relative(&[3.0, a, 2.0], &[3.0, b, 2.0]), f64::INFINITY);
         }
+    }
+
+    #[test]
+    fn noise_of_a_zero_gradient_passes_and_a_small_wrong_gradient_does_not() {
+        let failing = |small: f64, found: f64| {
+            let with = |value: f64| {
+                let mut observation = observation();
+                observation.gradients[0][0] = value;
+                observation.final_weights[0][0] = value;
+                observation
+            };
+            Comparison::worst(&with(small), &[with(found)]).failing(1e-10)
+        };
+        // The largest gradient is 4, and the largest final weight 2.5.
+        assert_eq!(failing(1e-16, -3e-16), [""; 0]);
+        assert_eq!(failing(0.0, 1e-15), [""; 0]);
+        for (small, found) in [(1e-8, 0.0), (1e-8, 2e-8), (0.0, 1e-11)] {
+            assert_eq!(failing(small, found), ["parameter grad", "final weights"]);
+        }
+        assert_eq!(
+            failing(f64::INFINITY, 1.0),
+            ["parameter grad", "final weights"]
+        );
+    }
+
+    #[test]
+    fn a_loss_near_zero_is_compared_in_nats() {
+        let failing = |loss: f64| {
+            let with = |loss| Observation {
+                losses: vec![loss],
+                ..observation()
+            };
+            Comparison::worst(&with(0.0), &[with(loss)]).failing(1e-10)
+        };
+        assert_eq!(failing(1e-15), [""; 0]);
+        assert_eq!(failing(1e-11), ["loss"]);
     }
 
     fn observation() -> Observation {

@@ -12,7 +12,8 @@
 //! does, the bound follows from the type: see [`Subject::rounding`].
 //!
 //! A difference between two tensors is the largest absolute difference of their elements over the
-//! largest absolute element of the reference.
+//! largest absolute element of the reference. The scale of a gradient is at least a hundredth of the largest gradient of
+//! the model, as some gradients are zero in exact arithmetic: see [`Difference`].
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

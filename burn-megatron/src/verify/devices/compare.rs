@@ -2,6 +2,10 @@
 
 use burn::tensor::{DType, Device};
 
+/// The share of a magnitude that a scale has at least. Sums can cancel to zero in exact arithmetic. What is computed for such
+/// a sum is rounding noise, whose size follows from the terms.
+pub(super) const CANCELLED: f64 = 0.1;
+
 /// The bounds of a device.
 ///
 /// Of one operation alone: two roundings of its output, and 16 `sqrt(n)` of f32, where `n` is the longest sum it can have: the

@@ -20,6 +20,7 @@
 
 mod compare;
 pub(crate) mod observed;
+mod paths;
 mod place;
 mod report;
 mod step;

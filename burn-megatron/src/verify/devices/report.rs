@@ -5,7 +5,7 @@ use std::fmt;
 use burn::tensor::{DType, Device};
 
 use super::Oracle;
-use super::compare::{Scale, Units, difference, largest};
+use super::compare::{CANCELLED, Scale, Units, difference, largest};
 use super::step::Step;
 use super::trace::Trace;
 
@@ -34,7 +34,8 @@ pub struct DeviceRun {
     pub failed: Option<String>,
     /// The losses: on the device, and on the CPU.
     pub loss: [f64; 2],
-    /// The relative difference of the losses.
+    /// The difference of the losses over the loss, or over a tenth of the norm of parameter times gradient if that is larger:
+    /// a loss can cancel to nothing too.
     pub loss_difference: f64,
     /// By parameter, in the order of the module.
     pub gradients: Vec<GradientDifference>,
@@ -84,7 +85,8 @@ pub struct FirstDifference {
     pub operations: usize,
     /// The shape of its first output.
     pub shape: Vec<usize>,
-    /// The largest difference over the largest element.
+    /// The largest difference over the largest element; for a sum or a product alone, over a tenth of its result on absolute
+    /// values if that is larger, as terms can cancel.
     pub relative: f64,
     /// What rounding explains.
     pub bound: f64,
@@ -107,6 +109,7 @@ impl DeviceRun {
             Err(reason) => (
                 Step {
                     loss: f64::NAN,
+                    sensitivity: 0.0,
                     gradients: vec![],
                 },
                 Some(reason),
@@ -124,7 +127,11 @@ impl DeviceRun {
         let mut run = Self {
             device: format!("{device:?}"),
             loss: [found.loss, reference.loss],
-            loss_difference: difference(&[reference.loss], &[found.loss], 0.0),
+            loss_difference: difference(
+                &[reference.loss],
+                &[found.loss],
+                CANCELLED * reference.sensitivity,
+            ),
             gradients: if failed.is_some() {
                 vec![]
             } else {
@@ -177,7 +184,7 @@ impl DeviceRun {
 
 fn differences(reference: &Step, found: &Step) -> Vec<GradientDifference> {
     let all = reference.gradients.iter().filter_map(|(_, it)| it.as_ref());
-    let scale = 0.1 * all.map(|it| largest(it)).fold(0.0, f64::max);
+    let scale = CANCELLED * all.map(|it| largest(it)).fold(0.0, f64::max);
     let pairs = reference.gradients.iter().zip(&found.gradients);
     let relative =
         |(expected, found): (&Option<Vec<f64>>, &Option<Vec<f64>>)| match (expected, found) {

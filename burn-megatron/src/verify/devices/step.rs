@@ -13,6 +13,8 @@ use super::place::place_with_gradients;
 /// The results of a step.
 pub(super) struct Step {
     pub loss: f64,
+    /// By how much the loss changes, relative to a relative change of every parameter: the norm of parameter times gradient.
+    pub sensitivity: f64,
     /// By path, in the order of the module; `None` where the loss does not depend on the parameter.
     pub gradients: Vec<(String, Option<Vec<f64>>)>,
 }
@@ -36,21 +38,23 @@ pub(super) fn run<M: Module, B: Batch>(
             ));
         }
         let value = floats(loss.to_data())[0];
-        let gradients = if loss.is_autodiff() && loss.is_tracked() {
+        let (gradients, squares) = if loss.is_autodiff() && loss.is_tracked() {
             let gradients = loss.backward();
             let mut collect = Collect {
                 gradients: &gradients,
                 path: vec![],
                 seen: HashSet::new(),
                 found: vec![],
+                squares: 0.0,
             };
             model.visit(&mut collect);
-            collect.found
+            (collect.found, collect.squares)
         } else {
-            vec![]
+            (vec![], 0.0)
         };
         Ok(Step {
             loss: value,
+            sensitivity: squares.sqrt(),
             gradients,
         })
     })?
@@ -76,6 +80,8 @@ struct Collect<'a> {
     path: Vec<String>,
     seen: HashSet<ParamId>,
     found: Vec<(String, Option<Vec<f64>>)>,
+    /// The sum of the squares of parameter times gradient.
+    squares: f64,
 }
 
 impl ModuleVisitor for Collect<'_> {
@@ -92,6 +98,9 @@ impl ModuleVisitor for Collect<'_> {
         if tensor.is_require_grad() && self.seen.insert(param.id) {
             let gradient = tensor.grad(self.gradients);
             let gradient = gradient.map(|gradient| floats(gradient.into_data()));
+            let values = floats(tensor.inner().into_data());
+            let products = values.iter().zip(gradient.iter().flatten());
+            self.squares += products.map(|(x, g)| (x * g).powi(2)).sum::<f64>();
             self.found.push((self.path.join("."), gradient));
         }
     }

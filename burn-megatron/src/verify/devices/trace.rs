@@ -2,15 +2,16 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::module::Module;
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_ir::{FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr};
 use burn_megatron_kernels::record::{
-    RecordedCall, RecordedStep, Recording, Replay, ShapeSettings, record, tensor_id,
+    RecordedCall, RecordedStep, Recording, Replay, ShapeSettings, record,
 };
 
 use super::Batch;
-use super::compare::{Scale, Units, difference};
+use super::compare::{CANCELLED, Scale, Units, difference, largest};
+use super::paths::Paths;
 use super::place::place;
 use super::report::{FirstDifference, ReplayMode};
 use super::step::{caught, floats};
@@ -33,6 +34,13 @@ struct Node {
     module: String,
     inputs: Vec<TensorIr>,
     outputs: Vec<TensorIr>,
+}
+
+/// What passes: differences of at most `bound`, relative to the largest output or `scale`, whichever is larger.
+#[derive(Default)]
+struct Limit {
+    scale: f64,
+    bound: f64,
 }
 
 enum What {
@@ -220,16 +228,27 @@ impl Trace {
             let expected = expected
                 .map_err(|reason| format!("operation {number} ({}): {reason}", node.name))?;
             let found = caught(|| self.one(node, &mut tested, &rounded, own)).and_then(|it| it);
-            let first = self.judge(
-                number,
-                ReplayMode::Single,
-                &rounded,
-                &expected,
-                found,
-                |node| {
-                    units.operation(node.longest_sum(), node.outputs[0].dtype, node.is_product())
-                },
-            );
+            let judge = |scale| {
+                let limit = |node: &Node| Limit {
+                    scale,
+                    bound: units.operation(
+                        node.longest_sum(),
+                        node.outputs[0].dtype,
+                        node.is_product(),
+                    ),
+                };
+                let mode = ReplayMode::Single;
+                self.judge(number, mode, &rounded, &expected, &found, limit)
+            };
+            let mut first = judge(0.0);
+            if first.is_some() && node.is_sum() {
+                let terms: Vec<_> = rounded.iter().map(absolute).collect();
+                let of_terms = caught(|| self.one(node, &mut oracle, &terms, exact));
+                if let Ok(Ok(of_terms)) = of_terms {
+                    let magnitudes = of_terms.into_iter().map(|data| largest(&floats(data)));
+                    first = judge(CANCELLED * magnitudes.fold(0.0, f64::max));
+                }
+            }
             *compared = number + 1;
             if first.is_some() {
                 return Ok(first);
@@ -257,8 +276,9 @@ impl Trace {
             let cpu = caught(|| self.up_to(number, &Device::flex(), true)).and_then(|it| it)?;
             let found = caught(|| self.up_to(number, device, false)).and_then(|it| it);
             Ok::<_, String>(
-                self.judge(number, ReplayMode::Sequence, &[], &cpu, found, |_| {
-                    units.row(number + 1, &scale)
+                self.judge(number, ReplayMode::Sequence, &[], &cpu, &found, |_| Limit {
+                    scale: 0.0,
+                    bound: units.row(number + 1, &scale),
                 }),
             )
         };
@@ -359,14 +379,15 @@ impl Trace {
         uses.collect()
     }
 
+    /// Returns the difference of an operation, or `None` if it is within the limit.
     fn judge(
         &self,
         number: usize,
         mode: ReplayMode,
         inputs: &[TensorData],
         expected: &[TensorData],
-        found: Result<Vec<TensorData>, String>,
-        bound: impl Fn(&Node) -> f64,
+        found: &Result<Vec<TensorData>, String>,
+        limit: impl Fn(&Node) -> Limit,
     ) -> Option<FirstDifference> {
         let node = &self.nodes[number];
         if node.name.starts_with("Empty") {
@@ -398,18 +419,32 @@ impl Trace {
         }
         let found = match found {
             Ok(found) => found,
-            Err(reason) => return Some(first(f64::INFINITY, 0.0, Some(reason))),
+            Err(reason) => return Some(first(f64::INFINITY, 0.0, Some(reason.clone()))),
         };
         let has_floats = expected.iter().any(|data| data.dtype().is_float());
         let pairs = expected.iter().zip(found);
         // Indices of equal values can be others: the values tell.
         let pairs = pairs.filter(|(data, _)| data.dtype().is_float() || !has_floats);
-        let relative = pairs
-            .map(|(expected, found)| difference(&floats(expected.clone()), &floats(found), 0.0));
+        let Limit { scale, bound } = if has_floats {
+            limit(node)
+        } else {
+            Limit::default()
+        };
+        let relative = pairs.map(|(expected, found)| {
+            difference(&floats(expected.clone()), &floats(found.clone()), scale)
+        });
         let relative = relative.fold(0.0, f64::max);
-        let bound = if has_floats { bound(node) } else { 0.0 };
         (relative > bound).then(|| first(relative, bound, None))
     }
+}
+
+/// The absolute values of floats; other data as it is.
+fn absolute(data: &TensorData) -> TensorData {
+    if !data.dtype().is_float() {
+        return data.clone();
+    }
+    let values: Vec<f64> = data.iter::<f64>().map(f64::abs).collect();
+    TensorData::new(values, data.shape().clone()).convert_dtype(data.dtype())
 }
 
 fn floats_have_nan(data: TensorData) -> bool {
@@ -451,42 +486,25 @@ impl Node {
             .max(1)
     }
 
+    /// Whether an output is a sum of terms that grow with the inputs, so that its value on absolute inputs bounds the terms.
+    fn is_sum(&self) -> bool {
+        let sums = [
+            "Sum",
+            "Mean",
+            "CumSum",
+            "AvgPool",
+            "AdaptiveAvgPool",
+            "Matmul",
+            "Linear",
+            "Conv",
+        ];
+        matches!(self.what, What::Operation(_))
+            && sums.iter().any(|name| self.name.starts_with(name))
+    }
+
     fn is_product(&self) -> bool {
-        let products = ["Matmul", "Linear", "Conv", "Attention", "DeformConv"];
+        let products = ["Matmul", "Linear", "Conv", "Attention", "DeformableConv"];
         matches!(self.what, What::Call(_))
             || products.iter().any(|name| self.name.starts_with(name))
-    }
-}
-
-/// The paths of the parameters of a module on the recording device.
-#[derive(Default)]
-struct Paths {
-    path: Vec<String>,
-    found: HashMap<TensorId, String>,
-}
-
-impl Paths {
-    fn add(&mut self, id: Option<TensorId>) {
-        if let Some(id) = id {
-            self.found.entry(id).or_insert_with(|| self.path.join("."));
-        }
-    }
-}
-
-impl ModuleVisitor for Paths {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.add(tensor_id(&param.base()));
-    }
-
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.add(tensor_id(&param.base()));
     }
 }
