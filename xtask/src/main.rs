@@ -7,6 +7,8 @@ mod book;
 mod check;
 mod check_cuda;
 mod check_nccl;
+#[cfg(unix)]
+mod docs_commands;
 mod draw;
 mod emulate;
 #[cfg(unix)]
@@ -127,6 +129,14 @@ enum Command {
     ///
     /// README.md is checked as well. Builds the book if mdbook is installed.
     Book,
+    /// Run the shell commands of README.md and of the book as they stand.
+    ///
+    /// Takes the commands from the code blocks with the language `sh`. The commands of a page run one after the other in a
+    /// copy of the checkout, with a deadline. xtask/docs-commands.tsv lists what cannot run here, what CI leaves out, and what
+    /// a page assumes. Every command must run or be listed, and an entry without a command is an error. Programs are built
+    /// in the release profile. Takes an hour on two cores.
+    #[cfg(unix)]
+    DocsCommands(docs_commands::Options),
     /// Train the default recipe for a few steps and check that its loss falls; with MPI, also as four
     /// processes, whose metrics must be those of four threads; run the examples.
     Recipe,
@@ -160,10 +170,10 @@ enum Command {
     /// printed with the commands that repeat it. `test --all` runs one minute with a fixed seed.
     FuzzLayouts(fuzz_layouts::Options),
     /// Everything above but check-nccl, emulate, gpu, plan-all, first-hour, soak and fuzz-layouts: format, words, lint, docs,
-    /// book, package, test, cuda,
-    /// small build, check-cuda, recipe.
+    /// book, package, test, cuda, small build, check-cuda, recipe, docs-commands.
     ///
-    /// The kernels are compiled for sm_90a only, and the recipe runs in the dev profile, with the build of the tests.
+    /// The kernels are compiled for sm_90a only. The recipe and the commands of the documentation run in the dev profile, with
+    /// the build of the tests, and slow commands are left out.
     /// Steps that need a driver, MPI or compilers that are missing here are skipped and listed.
     Ci,
 }
@@ -193,6 +203,8 @@ fn main() -> ExitCode {
         }
         Command::Gpu(options) => gpu::run(&options, &root, &mut report),
         Command::Book => book::run(&root, &mut report),
+        #[cfg(unix)]
+        Command::DocsCommands(options) => docs_commands::run(&options, &root, &mut report),
         Command::Recipe => recipe::run(recipe::Profile::Release, &root, &mut report),
         Command::PlanAll(options) => plan_all::run(&options, &root, &mut report),
         #[cfg(unix)]
@@ -220,6 +232,8 @@ fn ci(root: &Path, report: &mut Report) {
     check::run(Check::Cuda, root, report);
     check_cuda::run(&Options::of_ci(), Compilers::Optional, root, report);
     recipe::run(recipe::Profile::Dev, root, report);
+    #[cfg(unix)]
+    docs_commands::run(&docs_commands::Options::of_ci(), root, report);
 }
 
 /// The nearest parent folder that has this crate.

@@ -8,7 +8,7 @@ mod check;
 mod disturb;
 mod draw;
 mod metrics;
-mod processes;
+pub mod processes;
 mod round;
 
 use std::path::{Path, PathBuf};

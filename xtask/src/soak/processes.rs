@@ -1,4 +1,4 @@
-//! The processes of a run, found by an environment variable that they inherit.
+//! The processes of a command, found by an environment variable that they inherit.
 
 use std::fs;
 use std::thread::sleep;

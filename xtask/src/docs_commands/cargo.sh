@@ -1,0 +1,26 @@
+#!/bin/bash
+# `cargo run` starts the program that is built already, and `cargo build` finds it built: cargo would build other features or another profile.
+# Everything else is cargo, in the repository itself, whose builds are warm.
+all=("$@")
+if [ "$*" = "build --release --features mpi" ] && [ -x "$PROGRAMS/burn-megatron" ]; then
+    exit 0
+fi
+if [ "$1" = run ]; then
+    program=burn-megatron
+    shift
+    while [ $# -gt 0 ]; do
+        case "$1" in
+        --release) shift ;;
+        --features) [ "$2" = mpi ] || break; shift 2 ;;
+        -p) shift 2 ;;
+        --bin) program=$2; shift 2 ;;
+        --example) program=examples/$2; shift 2 ;;
+        --) shift; [ -x "$PROGRAMS/$program" ] && exec "$PROGRAMS/$program" "$@"; break ;;
+        *) break ;;
+        esac
+    done
+    if [ $# = 0 ] && [ -x "$PROGRAMS/$program" ]; then
+        exec "$PROGRAMS/$program"
+    fi
+fi
+cd "$REPOSITORY" && exec "$CARGO" "${all[@]}"
