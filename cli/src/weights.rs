@@ -14,10 +14,11 @@ use crate::recipe::Recipe;
 use crate::saving::{Lenient, SavingArgs};
 
 /// Settings that decide which tensors exist: these may differ if missing or unexpected tensors are accepted.
-const TENSOR_SETTINGS: [&str; 7] = [
+const TENSOR_SETTINGS: [&str; 8] = [
     "layers",
     "bias",
     "qkv_bias",
+    "output_bias",
     "qk_norm",
     "sinks",
     "post_norms",

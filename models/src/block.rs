@@ -50,8 +50,8 @@ impl Block {
         let hidden = config.hidden;
         let attention =
             ParallelAttentionConfig::new(hidden, config.heads, config.groups(), head_width)
-                .with_bias(config.bias)
-                .with_qkv_bias(config.qkv_bias.unwrap_or(config.bias))
+                .with_bias(config.has_output_bias())
+                .with_qkv_bias(config.has_qkv_bias())
                 .with_qk_norm(config.qk_norm())
                 .with_window(config.window_of(number))
                 .with_sinks(config.sinks)

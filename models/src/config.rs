@@ -59,6 +59,9 @@ pub struct TransformerConfig {
     pub bias: bool,
     /// Whether the query, key and value projections have biases; by default as `bias`.
     pub qkv_bias: Option<bool>,
+    /// Whether the output projection of attention has a bias; by default as `bias`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output_bias: Option<bool>,
     /// RMSNorm of queries and keys: of each head, as in Qwen 3, or of all heads together, as in OLMoE; by default
     /// none. In a recipe also a bool, true for each head.
     #[serde(with = "qk_norm_setting")]
@@ -138,6 +141,7 @@ impl TransformerConfig {
             positions: Positions::Learned,
             bias: true,
             qkv_bias: None,
+            output_bias: None,
             qk_norm: None,
             qk_norm_zero_centered: false,
             window: None,
@@ -294,6 +298,7 @@ impl TransformerConfig {
         }
         let rope = self.rope(head_width);
         rope.as_ref().map_or(Ok(()), scaling::check)?;
+        scaling::check_dynamic(self.positions, self.context)?;
         Ok(head_width)
     }
 
@@ -394,7 +399,8 @@ impl TransformerConfig {
             mlp_width: self.mlp_width() as u64,
             gated: self.activation.is_gated(),
             bias: self.bias,
-            qkv_bias: self.qkv_bias.unwrap_or(self.bias),
+            qkv_bias: self.has_qkv_bias(),
+            output_bias: self.has_output_bias(),
             norm_bias: self.norm == NormKind::Layer,
             holds_scores: self.attention_soft_cap.is_some(),
             qk_norm: self.qk_norm,
@@ -411,6 +417,16 @@ impl TransformerConfig {
             experts,
             mtp: self.mtp.as_ref().map_or(0, |mtp| mtp.layers as u64),
         }
+    }
+
+    /// Whether the query, key and value projections have biases.
+    pub(crate) fn has_qkv_bias(&self) -> bool {
+        self.qkv_bias.unwrap_or(self.bias)
+    }
+
+    /// Whether the output projection of attention has a bias.
+    pub(crate) fn has_output_bias(&self) -> bool {
+        self.output_bias.unwrap_or(self.bias)
     }
 
     /// The configuration of rotary positions, if the model has them.

@@ -17,7 +17,8 @@ pub(crate) fn plain(model: &TransformerConfig) -> TransformerConfig {
         groups: Some(model.groups()),
         head_width: model.head_width.or(model.hidden.checked_div(model.heads)),
         mlp_width: Some(model.mlp_width()),
-        qkv_bias: Some(model.qkv_bias.unwrap_or(model.bias)),
+        qkv_bias: Some(model.has_qkv_bias()),
+        output_bias: Some(model.has_output_bias()),
         window: uniform,
         layer_windows: if uniform.is_some() || windows.iter().all(Option::is_none) {
             vec![]
@@ -38,6 +39,7 @@ pub(crate) fn plain(model: &TransformerConfig) -> TransformerConfig {
         },
         moe: model.moe.as_ref().map(|moe| MoeConfig {
             expert_width: Some(moe.width(model)),
+            normalized: Some(moe.is_normalized()),
             losses: vec![],
             dispatcher: DispatcherKind::AllToAll,
             fp8_dispatch: None,

@@ -78,9 +78,9 @@ impl MlaConfig {
             ),
             ("local_base", "none", model.local_base.is_none()),
             (
-                "bias and qkv_bias",
+                "bias, qkv_bias and output_bias",
                 "false",
-                !model.bias && model.qkv_bias != Some(true),
+                !model.bias && !model.has_qkv_bias() && !model.has_output_bias(),
             ),
             (
                 "mla.rope_width",

@@ -96,6 +96,7 @@ fn yarn(mscale_all_dim: f64) -> Positions {
             mscale: mscale_all_dim,
             mscale_all_dim,
             truncate: true,
+            attention_factor: None,
         },
     }
 }
@@ -145,7 +146,7 @@ fn what_latent_attention_has_not_is_refused() {
     );
     assert_eq!(
         error(&|model| model.bias = true),
-        with("bias and qkv_bias", "false")
+        with("bias, qkv_bias and output_bias", "false")
     );
     let width =
         |change: &dyn Fn(&mut MlaConfig)| error(&|model| change(model.mla.as_mut().unwrap()));

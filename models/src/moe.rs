@@ -28,6 +28,10 @@ pub struct MoeConfig {
     pub first_dense: usize,
     /// How scores become weights.
     pub score: ScoreFunction,
+    /// Whether the weights are divided by their sum over the chosen experts. By default they are if a token chooses
+    /// several, except with pre-softmax.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub normalized: Option<bool>,
     /// By which the weights are multiplied.
     pub factor: f64,
     /// By what experts are chosen.
@@ -67,6 +71,7 @@ impl Default for MoeConfig {
             every: 1,
             first_dense: 0,
             score: ScoreFunction::Softmax,
+            normalized: None,
             factor: 1.0,
             choice: RouterChoice::Scores,
             groups: None,
@@ -142,6 +147,7 @@ impl MoeConfig {
     pub(crate) fn layer(&self, model: &TransformerConfig) -> MoeMlpConfig {
         let router = RouterConfig::new(model.hidden, self.experts, self.experts_per_token)
             .with_score(self.score)
+            .with_normalized(self.normalized)
             .with_factor(self.factor)
             .with_choice(self.choice)
             .with_groups(self.groups)
@@ -157,6 +163,12 @@ impl MoeConfig {
             .with_capacity(self.capacity)
             .with_losses(self.losses.clone())
             .with_shared(shared.map(|shared| shared.with_gate(self.shared_gate)))
+    }
+
+    /// Whether the weights of the chosen experts are divided by their sum.
+    pub(crate) fn is_normalized(&self) -> bool {
+        let usual = self.score != ScoreFunction::PreSoftmax && self.experts_per_token > 1;
+        self.normalized.unwrap_or(usual)
     }
 
     /// The inner width of an expert.

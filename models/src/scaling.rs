@@ -5,6 +5,8 @@ use burn_megatron::kernels::rope::{RopeConfig, Scaling};
 use burn_megatron::nn::BuildError;
 use serde::{Deserialize, Serialize};
 
+use crate::Positions;
+
 /// Scales rotary frequencies, so that a model supports longer sequences than it was trained on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -40,11 +42,21 @@ pub enum RotaryScaling {
         /// Whether the range of frequencies that are interpolated is rounded to whole ones; not in gpt-oss.
         #[serde(default = "rounded")]
         truncate: bool,
+        /// Factor of cosines and sines. By default it follows from `factor`, `mscale` and `mscale_all_dim`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        attention_factor: Option<f64>,
     },
     /// All frequencies are divided (Chen et al. 2023, arXiv:2306.15595), as in Gemma 3.
     Linear {
         /// The divisor.
         factor: f64,
+    },
+    /// Dynamic NTK scaling of `transformers`: no scaling up to the original context, which a sequence must not exceed here.
+    Dynamic {
+        /// The factor by which longer sequences would be extended.
+        factor: f64,
+        /// The original context length.
+        original: usize,
     },
 }
 
@@ -75,6 +87,7 @@ impl From<RotaryScaling> for Scaling {
                 mscale,
                 mscale_all_dim,
                 truncate,
+                attention_factor,
             } => Self::Yarn {
                 factor,
                 original,
@@ -83,9 +96,28 @@ impl From<RotaryScaling> for Scaling {
                 mscale,
                 mscale_all_dim,
                 truncate,
+                attention_factor,
             },
             RotaryScaling::Linear { factor } => Self::Linear { factor },
+            RotaryScaling::Dynamic { .. } => Self::None,
         }
+    }
+}
+
+/// Checks that dynamic scaling, which starts after the original context, has nothing to scale.
+pub(crate) fn check_dynamic(positions: Positions, context: usize) -> Result<(), BuildError> {
+    match positions {
+        Positions::Rotary {
+            scaling: RotaryScaling::Dynamic { original, .. },
+            ..
+        } if context > original => Err(BuildError::Config {
+            path: "model.positions.rotary.scaling.dynamic".into(),
+            message: format!(
+                "context = {context} exceeds original = {original}: set model.context to at most {original}, or set \
+                 another scaling"
+            ),
+        }),
+        _ => Ok(()),
     }
 }
 
@@ -117,7 +149,7 @@ pub(crate) fn check(rope: &RopeConfig) -> Result<(), BuildError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Positions, TransformerConfig};
+    use crate::TransformerConfig;
 
     #[test]
     fn rotary_positions_are_refused_with_their_path() {
@@ -163,6 +195,7 @@ mod tests {
             mscale: 1.0,
             mscale_all_dim: 0.0,
             truncate: true,
+            attention_factor: None,
         };
         assert!(
             rotary(1e4, yarn)

@@ -99,6 +99,7 @@ pub fn small_gpt_oss() -> TransformerSubject {
                 mscale: 1.0,
                 mscale_all_dim: 0.0,
                 truncate: false,
+                attention_factor: None,
             },
         },
         moe: olmoe.config.moe.map(|moe| MoeConfig {

@@ -313,6 +313,7 @@ fn llama3() {
     assert_equal_in_every_layout("llama3");
 }
 
+/// Biases in attention alone, and YaRN with its own factor of cosines and sines.
 #[test]
 fn llama_with_yarn() {
     assert_equal_in_every_layout("llama-yarn");
@@ -353,6 +354,7 @@ fn assert_equal_with_experts(name: &str) {
     );
 }
 
+/// One expert for each token, whose weight is 1.
 #[test]
 fn mixtral() {
     assert_equal_with_experts("mixtral");
@@ -364,7 +366,8 @@ fn qwen3_moe() {
     assert_equal_with_experts("qwen3-moe");
 }
 
-/// Norms of all heads together, whose means are those of all tensor ranks; weights that do not sum to 1, in bf16.
+/// Norms of all heads together, whose means are those of all tensor ranks; weights that do not sum to 1; biases in
+/// attention; in bf16.
 #[test]
 fn olmoe() {
     assert_equal_with_experts("olmoe");
@@ -418,7 +421,7 @@ fn deepseek_v2() {
     assert_equal_on_every_axis("deepseek-v2");
 }
 
-/// A latent of queries, sigmoids with biases, groups by the sum of two.
+/// A latent of queries, sigmoids with biases that are not normalized, groups by the sum of two.
 #[test]
 fn deepseek_v3() {
     assert_equal_on_every_axis("deepseek-v3");

@@ -34,8 +34,8 @@ pub enum Scaling {
     /// The pair that makes `r` turns within the original context is
     /// `d(r) = width ln(original / (2 pi r)) / (2 ln base)`. Pairs up to `floor d(beta_fast)` stay,
     /// those from `ceil d(beta_slow)` on are divided by `factor`, a ramp lies between, whose ends
-    /// are not rounded without `truncate`. Cosines and
-    /// sines are multiplied by `m(mscale) / m(mscale_all_dim)` with `m(s) = 0.1 s ln factor + 1`.
+    /// are not rounded without `truncate`. Cosines and sines are multiplied by `attention_factor`. By default, it is
+    /// `m(mscale) / m(mscale_all_dim)` with `m(s) = 0.1 s ln factor + 1`.
     Yarn {
         /// The factor by which the context is extended, at least 1.
         factor: f64,
@@ -51,6 +51,8 @@ pub enum Scaling {
         mscale_all_dim: f64,
         /// Whether the ends of the ramp are rounded; not in gpt-oss.
         truncate: bool,
+        /// Factor of cosines and sines; by default it follows from `factor`, `mscale` and `mscale_all_dim`.
+        attention_factor: Option<f64>,
     },
     /// All frequencies are divided by the factor (Chen et al. 2023, arXiv:2306.15595).
     Linear {
@@ -137,13 +139,22 @@ impl RopeConfig {
                 mscale,
                 mscale_all_dim,
                 truncate: _,
+                attention_factor,
             } => {
                 at_least_one("factor", factor)?;
                 at_least_one("original", original as f64)?;
                 let fits = "a finite number above beta_slow";
                 ordered(("beta_slow", beta_slow), ("beta_fast", beta_fast), fits)?;
                 finite("mscale", mscale)?;
-                finite("mscale_all_dim", mscale_all_dim)
+                finite("mscale_all_dim", mscale_all_dim)?;
+                match attention_factor {
+                    Some(factor) if !(factor.is_finite() && factor > 0.0) => Err(option(
+                        "attention_factor",
+                        factor,
+                        "a finite number above 0",
+                    )),
+                    _ => Ok(()),
+                }
             }
         }
     }
@@ -207,11 +218,12 @@ impl RopeConfig {
                 factor,
                 mscale,
                 mscale_all_dim,
+                attention_factor,
                 ..
-            } => {
+            } => attention_factor.unwrap_or_else(|| {
                 let at = |scale: f64| 0.1 * scale * factor.ln() + 1.0;
                 at(mscale) / at(mscale_all_dim)
-            }
+            }),
             _ => 1.0,
         }
     }

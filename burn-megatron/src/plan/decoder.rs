@@ -41,6 +41,8 @@ pub struct Decoder {
     pub bias: bool,
     /// Whether the query, key and value projections have.
     pub qkv_bias: bool,
+    /// Whether the output projection of attention has a bias.
+    pub output_bias: bool,
     /// Whether norms have biases.
     pub norm_bias: bool,
     /// Whether attention has its scores in memory, and the probabilities.

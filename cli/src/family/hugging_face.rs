@@ -1,7 +1,9 @@
 //! The exchange of a family with Hugging Face.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
 use burn_megatron::nn::lora::{LoraConfig, LoraLayers};
@@ -74,6 +76,25 @@ pub struct Exported {
     pub has_files: bool,
 }
 
+/// Prints the keys of a `config.json` that neither `transformers` nor this program reads, once for each folder.
+fn warn_of_ignored_keys<F: HfFamily>(path: &Path, config: &HfConfig<F>) {
+    static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    if config.ignored.is_empty() {
+        return;
+    }
+    let is_first = match WARNED.lock() {
+        Ok(mut warned) => warned.insert(path.to_path_buf()),
+        Err(_) => true,
+    };
+    if is_first {
+        let keys = config.ignored.join(", ");
+        eprintln!(
+            "{}: ignored keys of config.json that transformers does not read either: {keys}",
+            path.display()
+        );
+    }
+}
+
 impl<F: HfFamily> HfExchange for F {
     fn open(&self, path: &Path) -> Result<(Model, Box<dyn TensorSource>), Error> {
         let folder = HfFolder::<F>::open_family(path)?;
@@ -81,11 +102,13 @@ impl<F: HfFamily> HfExchange for F {
             eprintln!("{}: {part}", path.display());
         }
         let config = folder.config().clone();
+        warn_of_ignored_keys(path, &config);
         Ok((Model::of_hf(config.family, config.model), Box::new(folder)))
     }
 
     fn config(&self, path: &Path) -> Result<Model, Error> {
         let config = HfConfig::<F>::read(path)?;
+        warn_of_ignored_keys(path, &config);
         Ok(Model::of_hf(config.family, config.model))
     }
 

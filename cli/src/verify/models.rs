@@ -137,6 +137,7 @@ impl VerifyModel {
                     mscale: 1.0,
                     mscale_all_dim: 0.0,
                     truncate: true,
+                    attention_factor: None,
                 }),
                 ..llama
             },
@@ -177,6 +178,7 @@ impl VerifyModel {
                     mscale: 1.0,
                     mscale_all_dim: 1.0,
                     truncate: true,
+                    attention_factor: None,
                 }),
                 mla: Some(MlaConfig {
                     q_rank: Some(12),
@@ -229,6 +231,7 @@ impl VerifyModel {
                     mscale: 1.0,
                     mscale_all_dim: 0.0,
                     truncate: false,
+                    attention_factor: None,
                 }),
                 moe: Some(MoeConfig {
                     router_bias: true,

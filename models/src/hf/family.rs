@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 
 use burn_megatron::model::ModelConfig;
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{ConfigKeys, HfConfigError, WeightMapping};
@@ -41,9 +42,9 @@ pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
     /// [`HfConfigError`], which names the key, its value and what is supported.
     fn read(self, keys: &mut ConfigKeys) -> Result<Self::Model, HfConfigError>;
 
-    /// The values of keys that a `config.json` leaves out, which are those of the class in `transformers`: by default none.
-    fn class_defaults(self) -> Map<String, Value> {
-        Map::new()
+    /// Returns what the class of `transformers` makes of missing keys and of `null`: by default nothing.
+    fn class_defaults(self) -> ClassDefaults {
+        ClassDefaults::default()
     }
 
     /// The model of a folder that `has` tensors of these names, if a part is missing that `config.json` has and the files may
@@ -90,6 +91,15 @@ pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
         let mut families = Self::ALL.iter().copied();
         families.find(|family| family.name() == name)
     }
+}
+
+/// What a class of `transformers` makes of missing keys and of `null`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub struct ClassDefaults {
+    /// The values of keys that a `config.json` does not have.
+    pub missing: Map<String, Value>,
+    /// The keys that must not be `null`.
+    pub not_null: Vec<String>,
 }
 
 /// The names of a family in Hugging Face files.

@@ -36,7 +36,7 @@ pub(crate) use convert::objects_for;
 pub use convert::{export_config, export_config_of_run, import, stored_hf_files};
 pub use error::{HfConfigError, HfError};
 pub use export::{ExportOptions, ExportSummary, companion_files, export};
-pub use family::{HfFamily, HfNames};
+pub use family::{ClassDefaults, HfFamily, HfNames};
 pub use folder::{HfFolder, is_hf_folder, model_type};
 pub use mapping::{WeightEncoding, WeightMapping};
 pub use shard::ShardIndex;

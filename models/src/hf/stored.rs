@@ -108,8 +108,8 @@ impl Finder<'_> {
             return Err(CheckpointError::corrupt(self.of.as_str(), what));
         }
         let (shard, entry) = self.entry(&scales, &blocks)?;
-        if entry.dtype != Dtype::F32 {
-            return Err(self.wrong_type(&scales, shard, entry, "F32"));
+        if !matches!(entry.dtype, Dtype::F32 | Dtype::BF16) {
+            return Err(self.wrong_type(&scales, shard, entry, "F32 or BF16"));
         }
         Ok(Scales::Blocks(place(shard, entry)))
     }
@@ -232,8 +232,22 @@ impl StoredValues {
     ) -> Result<Vec<u8>, CheckpointError> {
         let codes = self.values.read(shards, slice)?;
         let blocks = grouped(slice, &[BLOCK, BLOCK]);
+        let is_bf16 = scales.size == 2;
         let scales = scales.read(shards, &blocks)?;
-        let (scales, _) = scales.as_chunks();
+        let scales: Vec<f32> = match is_bf16 {
+            true => scales
+                .as_chunks()
+                .0
+                .iter()
+                .map(|x| bf16::from_le_bytes(*x).to_f32())
+                .collect(),
+            false => scales
+                .as_chunks()
+                .0
+                .iter()
+                .map(|x| f32::from_le_bytes(*x))
+                .collect(),
+        };
         let table: [f32; 256] = std::array::from_fn(|code| Format::E4M3.decode(code as u8));
         let mut values = Vec::with_capacity(2 * codes.len());
         for (row, codes) in codes.chunks_exact(slice.shape[1]).enumerate() {
@@ -241,8 +255,7 @@ impl StoredValues {
             let scales = &scales[row * blocks.shape[1]..];
             for (column, code) in codes.iter().enumerate() {
                 let column = (slice.offset[1] + column) / BLOCK - blocks.offset[1];
-                let scale = f32::from_le_bytes(scales[column]);
-                let value = bf16::from_f32(table[usize::from(*code)] * scale);
+                let value = bf16::from_f32(table[usize::from(*code)] * scales[column]);
                 values.extend(value.to_le_bytes());
             }
         }

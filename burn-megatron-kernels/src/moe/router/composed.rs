@@ -21,9 +21,9 @@ pub fn router_weights(
     accept(check_indices(indices.dims(), [tokens, options.top_k]));
     let logits = logits.clone().cast(wide(logits.dtype()));
     let chosen = |scores: Tensor<2>| scores.gather(1, indices);
-    let divided = |scores: Tensor<2>| match options.top_k {
-        1 => scores,
-        _ => scores.clone() / scores.sum_dim(1).add_scalar(1e-20),
+    let divided = |scores: Tensor<2>| match options.normalizes() {
+        false => scores,
+        true => scores.clone() / scores.sum_dim(1).add_scalar(1e-20),
     };
     let weights = match options.score {
         ScoreFunction::Softmax => activation::softmax(chosen(logits), 1),

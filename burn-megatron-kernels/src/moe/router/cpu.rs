@@ -135,7 +135,7 @@ fn denominator<W: Real>(
 ) -> Denominator<W> {
     match options.score {
         ScoreFunction::PreSoftmax => Denominator::of(options.score, logits),
-        score if score.normalizes(options.top_k) => Denominator::of(score, chosen),
+        score if options.normalizes() => Denominator::of(score, chosen),
         _ => Denominator::one(),
     }
 }
@@ -181,7 +181,7 @@ pub(super) fn gradient<E: Element>(options: &RouterOptions, inputs: &[FlexTensor
         let chosen = slots.clone().map(|(expert, _)| row[expert].wide());
         let shared = denominator(options, all, chosen);
         let mut mean = E::Wide::ZERO;
-        if score.normalizes(top_k) {
+        if options.normalizes() {
             for (expert, g) in slots.clone() {
                 mean += g * shared.score(score, row[expert].wide());
             }

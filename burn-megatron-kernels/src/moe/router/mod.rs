@@ -10,8 +10,8 @@
 //! | `Sigmoid` | `s = sigmoid(z)` | `c s_i / D` | `dz_i = ds_i s_i (1 - s_i)`, `ds_i = c / D (g_i - sum of g_j s_j / D)` |
 //! | `SqrtSoftplus` | `s = sqrt(ln(1 + e^z))` | as `Sigmoid` | `dz_i = ds_i sigmoid(z_i) / (2 s_i)` |
 //!
-//! `D` is the sum of `s` over `S`, and 1e-20. With `k = 1`, weights of the last two are not divided:
-//! `p = c s`. A softmax over all experts that is divided by its sum over the chosen ones is `Softmax`.
+//! `D` is the sum of `s` over `S`, and 1e-20. With [`RouterOptions::normalized`] = false, and by default with `k = 1`,
+//! weights of the last two are not divided: `p = c s`. A softmax over all experts that is divided by its sum over the chosen ones is `Softmax`.
 //!
 //! Everything is computed in f32 (f64 for f64). Experts are ordered by score, the larger first, and by
 //! index where scores are equal, the smaller first. A score that is NaN or below the lowest finite f32

@@ -12,6 +12,8 @@ pub struct RouterOptions {
     pub top_k: usize,
     /// From logits to scores.
     pub score: ScoreFunction,
+    /// Whether weights that are no softmax are divided by their sum over the chosen experts; by default of several.
+    pub normalized: Option<bool>,
     /// Weights are multiplied by it.
     pub scaling_factor: f64,
     /// Limits a token to the experts of some groups.
@@ -54,9 +56,15 @@ impl RouterOptions {
         Self {
             top_k,
             score: ScoreFunction::Softmax,
+            normalized: None,
             scaling_factor: 1.0,
             groups: None,
         }
+    }
+
+    /// Whether the weights of the chosen experts are divided by a sum.
+    pub(super) fn normalizes(&self) -> bool {
+        self.score.is_softmax() || self.normalized.unwrap_or(self.top_k > 1)
     }
 
     /// Checks the options for a number of experts.

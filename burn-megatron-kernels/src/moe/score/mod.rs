@@ -22,7 +22,7 @@ pub enum ScoreFunction {
     Softmax,
     /// The softmax over all experts, which the weights are too: they do not add up to 1.
     PreSoftmax,
-    /// The sigmoid; weights of more than one chosen expert are divided by their sum.
+    /// The sigmoid; by default, weights of more than one chosen expert are divided by their sum.
     Sigmoid,
     /// The square root of softplus; weights as for [`Sigmoid`](Self::Sigmoid).
     SqrtSoftplus,
@@ -35,10 +35,5 @@ impl ScoreFunction {
     /// Whether a score is a part of the sum of all exponentials.
     pub(super) fn is_softmax(self) -> bool {
         matches!(self, Self::Softmax | Self::PreSoftmax)
-    }
-
-    /// Whether the weights of `top_k` chosen experts are divided by a sum.
-    pub(super) fn normalizes(self, top_k: usize) -> bool {
-        self.is_softmax() || top_k > 1
     }
 }

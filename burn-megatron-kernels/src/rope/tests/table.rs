@@ -80,6 +80,7 @@ fn yarn_frequencies_are_the_known_ones() {
         mscale,
         mscale_all_dim,
         truncate: true,
+        attention_factor: None,
     };
     let config = |scaling| RopeConfig {
         width: 64,
@@ -108,6 +109,7 @@ fn a_ramp_that_is_not_rounded_and_a_divisor_of_all() {
             mscale: 1.0,
             mscale_all_dim: 0.0,
             truncate: false,
+            attention_factor: None,
         },
     };
     assert_frequencies(&config, &GPT_OSS);
@@ -138,6 +140,7 @@ fn the_table_is_powers_of_complex_numbers() {
         mscale: 1.0,
         mscale_all_dim: 0.0,
         truncate: true,
+        attention_factor: None,
     };
     let config = RopeConfig {
         width: 8,
@@ -211,6 +214,7 @@ fn configurations_that_make_no_sense_are_refused() {
         mscale,
         mscale_all_dim: 0.0,
         truncate: true,
+        attention_factor: None,
     };
     let scaled = |scaling| RopeConfig { scaling, ..plain };
     let refused = [

@@ -70,10 +70,13 @@ pub struct RouterConfig {
     pub experts: usize,
     /// The number of experts that each token chooses, `k`.
     pub experts_per_token: usize,
-    /// How scores become weights. With `k = 1` they are not normalised over the chosen expert, which would
-    /// leave the router without a gradient.
+    /// How scores become weights.
     #[config(default = "ScoreFunction::Softmax")]
     pub score: ScoreFunction,
+    /// Whether the weights are divided by their sum over the chosen experts. By default they are if a token chooses
+    /// several, except with [`ScoreFunction::PreSoftmax`]. With one expert the weight is then constant, which leaves
+    /// the router without a gradient.
+    pub normalized: Option<bool>,
     /// By which the weights are multiplied.
     #[config(default = 1.0)]
     pub factor: f64,
@@ -170,14 +173,16 @@ impl RouterConfig {
 
     /// The options of the operation.
     pub(super) fn options(&self) -> kernels::RouterOptions {
+        let normalized = self.normalized.unwrap_or(self.experts_per_token > 1);
         // A softmax over one expert would be 1.
-        let score = match (self.score, self.experts_per_token) {
-            (ScoreFunction::Softmax, 1) => ScoreFunction::PreSoftmax,
-            (score, _) => score,
+        let score = match self.score {
+            ScoreFunction::Softmax if !normalized => ScoreFunction::PreSoftmax,
+            score => score,
         };
         kernels::RouterOptions {
             top_k: self.experts_per_token,
             score: score.into(),
+            normalized: self.normalized,
             scaling_factor: self.factor,
             groups: self.groups.map(Into::into),
         }
@@ -195,6 +200,16 @@ impl RouterConfig {
             return Err(format!(
                 "invalid factor = {} of the weights: expected a positive finite number",
                 self.factor
+            ));
+        }
+        let conflict = match (self.score, self.normalized) {
+            (ScoreFunction::PreSoftmax, Some(true)) => Some(("pre-softmax", "softmax")),
+            (ScoreFunction::Softmax, Some(false)) if k > 1 => Some(("softmax", "pre-softmax")),
+            _ => None,
+        };
+        if let (Some((score, other)), Some(normalized)) = (conflict, self.normalized) {
+            return Err(format!(
+                "normalized = {normalized} conflicts with score = {score}: remove normalized or set score = {other}"
             ));
         }
         if let Some(rate) = self.bias_update_rate

@@ -53,7 +53,7 @@ impl Decoder {
         }
         self.add_post_norm(layer, local * h);
         let qkv_bias = if self.qkv_bias { q + 2 * kv } else { 0 };
-        let biases = qkv_bias + if self.bias { h } else { 0 };
+        let biases = qkv_bias + if self.output_bias { h } else { 0 };
         let sinks = if self.sinks {
             self.heads / share.tensor
         } else {

@@ -1,73 +1,15 @@
-//! The keys of a `config.json`: each is read, known to be irrelevant, or an error.
+//! The keys of a `config.json`, as a family reads them.
+
+use std::cell::RefCell;
+use std::rc::Rc;
 
 use serde_json::{Map, Value};
 
+use super::meaning::{Meaning, meaning};
+use crate::hf::family::ClassDefaults;
 use crate::hf::{HfConfigError, HfFamily};
 
-/// Keys that do not change what a model computes for given tokens and weights: names, generation, outputs,
-/// other heads, memory.
-const IGNORED_KEYS: &[&str] = &[
-    "_attn_implementation",
-    "_attn_implementation_autoset",
-    "_name_or_path",
-    "attn_implementation",
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "chunk_size_feed_forward",
-    "decoder_start_token_id",
-    "diversity_penalty",
-    "do_sample",
-    "early_stopping",
-    "encoder_no_repeat_ngram_size",
-    "exponential_decay_length_penalty",
-    "finetuning_task",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "gradient_checkpointing",
-    "id2label",
-    "keys_to_ignore_at_inference",
-    "label2id",
-    "length_penalty",
-    "max_length",
-    "min_length",
-    "no_repeat_ngram_size",
-    "num_beam_groups",
-    "num_beams",
-    "num_labels",
-    "num_return_sequences",
-    "output_attentions",
-    "output_hidden_states",
-    "output_past",
-    "output_scores",
-    "predict_special_tokens",
-    "prefix",
-    "problem_type",
-    "remove_invalid_values",
-    "reorder_and_upcast_attn",
-    "repetition_penalty",
-    "return_dict",
-    "return_dict_in_generate",
-    "sep_token_id",
-    "summary_activation",
-    "summary_first_dropout",
-    "summary_proj_to_labels",
-    "summary_type",
-    "summary_use_proj",
-    "suppress_tokens",
-    "task_specific_params",
-    "temperature",
-    "tf_legacy_loss",
-    "tokenizer_class",
-    "top_k",
-    "top_p",
-    "torchscript",
-    "transformers_version",
-    "typical_p",
-    "use_bfloat16",
-    "use_cache",
-];
-
-/// The objects with the scaling of rotary positions, of `transformers` 5 and 4.
+/// The objects with the scaling of rotary positions: `transformers` 5 writes the first key, 4 the second.
 const ROPE: [&str; 2] = ["rope_parameters", "rope_scaling"];
 
 /// The largest size that is accepted; products of a few of them do not overflow.
@@ -81,6 +23,14 @@ pub struct ConfigKeys {
     within: &'static str,
     /// The `model_type`.
     family: &'static str,
+    /// The ignored keys of the file, shared with the objects in it.
+    ignored: Rc<RefCell<Vec<String>>>,
+}
+
+#[cfg(test)]
+thread_local! {
+    /// The keys that were asked for.
+    pub(super) static ASKED: RefCell<std::collections::BTreeSet<String>> = RefCell::default();
 }
 
 /// A value for an error, shortened if it is long.
@@ -110,6 +60,7 @@ impl ConfigKeys {
             map,
             within: "",
             family: "",
+            ignored: Rc::default(),
         };
         let found = keys.take("model_type");
         let name = found.as_ref().and_then(Value::as_str);
@@ -125,23 +76,34 @@ impl ConfigKeys {
                 Err(keys.refused("architectures", &other, own.to_string()))
             }
             _ => {
-                keys.fill(family.class_defaults());
+                keys.fill(family.class_defaults())?;
                 Ok((keys, family))
             }
         }
     }
 
-    /// Adds defaults of keys that are missing, which `null` is not, by their own name or another.
-    fn fill(&mut self, defaults: Map<String, Value>) {
+    /// Adds the values of the class for missing keys, and refuses `null` where the class does.
+    fn fill(&mut self, defaults: ClassDefaults) -> Result<(), HfConfigError> {
+        let is_null = |key: &String| self.is_null(key);
+        if let Some(key) = defaults.not_null.iter().find(|key| is_null(key)) {
+            let fits = match defaults.missing.get(key) {
+                Some(value) => format!("a value; without the key it is {value}"),
+                None => "a value".into(),
+            };
+            return Err(self.refused(key, &Value::Null, fits));
+        }
         let has_base = ROPE.iter().any(|rope| {
             let rope = self.map.get(*rope);
             rope.is_some_and(|rope| rope.get("rope_theta").is_some())
         });
-        for (key, value) in defaults {
+        for (key, value) in defaults.missing {
+            if key == "rope_parameters" {
+                self.fill_rope(value);
+                continue;
+            }
             let others: &[&str] = match &key[..] {
                 "num_experts" | "num_local_experts" => &["num_experts", "num_local_experts"],
                 "num_experts_per_tok" => &["experts_per_token"],
-                "rope_parameters" => &ROPE,
                 _ => &[],
             };
             let is_there = others.iter().any(|other| self.map.contains_key(*other));
@@ -149,6 +111,17 @@ impl ConfigKeys {
             if !is_there && !is_within {
                 self.map.entry(key).or_insert(value);
             }
+        }
+        Ok(())
+    }
+
+    /// Adds the scaling of the class, which holds for `null` too, and for an empty object of the old key.
+    fn fill_rope(&mut self, scaling: Value) {
+        let [new, old] = ROPE.map(|key| self.map.get(key));
+        let is_empty = |old: &Value| old.as_object().is_none_or(Map::is_empty);
+        if new.is_none_or(Value::is_null) && old.is_none_or(is_empty) {
+            self.map.remove(ROPE[1]);
+            self.map.insert(ROPE[0].into(), scaling);
         }
     }
 
@@ -164,6 +137,7 @@ impl ConfigKeys {
                 map,
                 within: key,
                 family: self.family,
+                ignored: self.ignored.clone(),
             })),
             Some(other) => Err(self.refused(key, &other, "an object or null")),
         }
@@ -171,12 +145,41 @@ impl ConfigKeys {
 
     /// Takes the value of a key; `null` counts as missing.
     pub fn take(&mut self, key: &str) -> Option<Value> {
+        #[cfg(test)]
+        ASKED.with_borrow_mut(|asked| asked.insert(self.path(key)));
         self.map.remove(key).filter(|value| !value.is_null())
     }
 
     /// Whether there is a value, including `null`, that was not taken.
     pub fn has(&self, key: &str) -> bool {
         self.map.contains_key(key)
+    }
+
+    /// Whether the value of a key that was not taken is `null`.
+    pub fn is_null(&self, key: &str) -> bool {
+        self.map.get(key).is_some_and(Value::is_null)
+    }
+
+    /// Refuses `null`, which counts as missing otherwise.
+    ///
+    /// # Errors
+    ///
+    /// [`HfConfigError::Value`] if the value is `null`.
+    pub fn not_null(&self, key: &str, fits: &str) -> Result<(), HfConfigError> {
+        match self.is_null(key) {
+            true => Err(self.refused(key, &Value::Null, fits)),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the keys that are left, for an error.
+    pub(in crate::hf) fn rest(self) -> Value {
+        Value::Object(self.map)
+    }
+
+    /// Whether no key is left.
+    pub fn is_empty(&self) -> bool {
+        self.map.is_empty()
     }
 
     /// Takes a size above 0.
@@ -282,16 +285,29 @@ impl ConfigKeys {
         }
     }
 
+    /// Takes a number above 0.
+    ///
+    /// # Errors
+    ///
+    /// [`HfConfigError::Value`] for any other value.
+    pub fn positive(&mut self, key: &str) -> Result<Option<f64>, HfConfigError> {
+        match self.number(key)? {
+            Some(0.0) => Err(self.refused(key, &Value::from(0.0), "a number above 0")),
+            number => Ok(number),
+        }
+    }
+
     /// Takes how the weights are quantized, which the tensors tell: FP8 in blocks of 128 x 128, or MXFP4.
     fn quantization(&mut self) -> Result<(), HfConfigError> {
         let Some(mut keys) = self.object("quantization_config")? else {
             return Ok(());
         };
-        // Of activations, and what is left as it is.
+        // The scheme of activations, tensors that are not quantized, and how scales were rounded before they were stored.
         for key in [
             "activation_scheme",
             "modules_to_not_convert",
             "ignored_layers",
+            "scale_fmt",
         ] {
             keys.take(key);
         }
@@ -330,37 +346,45 @@ impl ConfigKeys {
         }
     }
 
-    /// Checks that no relevant key is left.
+    /// Checks the keys that are left. A key that changes no result is ignored. The others are errors, or
+    /// [ignored with a warning](super::HfConfig::ignored).
     ///
     /// # Errors
     ///
-    /// [`HfConfigError::Unknown`] for the first that is.
+    /// [`HfConfigError::Unknown`] for the first key that could change what the model computes.
     pub fn finish(mut self) -> Result<(), HfConfigError> {
         if self.within.is_empty() {
             self.quantization()?;
             for (key, off) in [
                 ("add_cross_attention", Value::Bool(false)),
-                ("cross_attention_hidden_size", Value::Null),
                 ("is_encoder_decoder", Value::Bool(false)),
                 ("pruned_heads", Value::Object(Map::new())),
                 ("tie_encoder_decoder", Value::Bool(false)),
                 ("use_mrope", Value::Bool(false)),
                 // For these families it only causes a warning.
                 ("is_decoder", Value::Bool(false)),
-                ("attn_logit_softcapping", Value::Null),
-                ("final_logit_softcapping", Value::Null),
             ] {
                 self.only(key, off)?;
             }
         }
-        let matters = |key: &str| !self.within.is_empty() || !IGNORED_KEYS.contains(&key);
-        match self.map.iter().find(|(key, _)| matters(key)) {
-            None => Ok(()),
-            Some((key, value)) => Err(HfConfigError::Unknown {
-                family: self.family,
-                key: self.path(key),
-                value: shown(value),
-            }),
+        for (key, value) in &self.map {
+            match meaning(self.family, self.within, key, value) {
+                Meaning::Harmless => {}
+                Meaning::Ignored => self.ignored.borrow_mut().push(self.path(key)),
+                Meaning::Dangerous => {
+                    return Err(HfConfigError::Unknown {
+                        family: self.family,
+                        key: self.path(key),
+                        value: shown(value),
+                    });
+                }
+            }
         }
+        Ok(())
+    }
+
+    /// The list of ignored keys, which [`finish`](Self::finish) completes.
+    pub(super) fn ignored(&self) -> Rc<RefCell<Vec<String>>> {
+        self.ignored.clone()
     }
 }

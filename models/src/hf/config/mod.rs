@@ -1,6 +1,7 @@
 //! `config.json`: the configuration of a Hugging Face model.
 
 mod keys;
+mod meaning;
 mod shared;
 #[cfg(test)]
 mod tests;
@@ -40,6 +41,9 @@ pub struct HfConfig<F: HfFamily = ModelFamily> {
     pub dtype: Option<ElementType>,
     /// The special tokens.
     pub tokens: SpecialTokenIds,
+    /// The keys that were ignored, as neither `transformers` nor this crate reads them. Keys that are known not to
+    /// matter are left out.
+    pub ignored: Vec<String>,
 }
 
 impl<F: HfFamily> HfConfig<F> {
@@ -56,7 +60,7 @@ impl<F: HfFamily> HfConfig<F> {
 
     /// Parses a `config.json`, in the format of `transformers` 4 or 5.
     ///
-    /// An unknown key is an error, as it could change what the model computes.
+    /// An unknown key is an error if it could change what the model computes, and otherwise [ignored](Self::ignored).
     ///
     /// # Errors
     ///
@@ -64,13 +68,16 @@ impl<F: HfFamily> HfConfig<F> {
     pub fn parse(bytes: &[u8]) -> Result<Self, HfConfigError> {
         let map = serde_json::from_slice(bytes).map_err(HfConfigError::Json)?;
         let (mut keys, family) = ConfigKeys::new::<F>(map)?;
-        let config = Self {
+        let mut config = Self {
             family,
             model: family.read(&mut keys)?,
             dtype: shared::dtype(&mut keys)?,
             tokens: shared::tokens(&mut keys)?,
+            ignored: vec![],
         };
+        let ignored = keys.ignored();
         keys.finish()?;
+        config.ignored = ignored.take();
         config.check()?;
         Ok(config)
     }
@@ -86,6 +93,7 @@ impl<F: HfFamily> HfConfig<F> {
             model: model.clone(),
             dtype: None,
             tokens: SpecialTokenIds::default(),
+            ignored: vec![],
         };
         config.check()?;
         Ok(config)

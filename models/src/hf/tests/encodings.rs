@@ -333,9 +333,27 @@ fn fp8_is_scaled_by_blocks_and_rounded_once() {
     assert!(error.contains("has the shape [4, 1]"), "{error}");
     let error = refusal(&|tensors| tensors.get_mut(scales).unwrap().0 = "U32".into());
     assert!(
-        error.ends_with("has elements of U32: expected F32"),
+        error.ends_with("has elements of U32: expected F32 or BF16"),
         "{error}"
     );
+}
+
+/// As in the files of Qwen 3 in FP8.
+#[test]
+fn scales_of_fp8_may_be_bf16() {
+    let codes: Vec<u8> = (0..ROWS * COLUMNS).map(|at| (at % 126) as u8).collect();
+    let scales = [1.7f32, 0.3, -2.9e-3, 711.3];
+    let output = |dtype: &str, scales: Vec<u8>| {
+        let mut tensors = counted();
+        let weight = ("F8_E4M3".into(), vec![ROWS, COLUMNS], codes.clone());
+        tensors.insert("lm_head.weight".into(), weight);
+        let scales = (dtype.into(), vec![2, 2], scales);
+        tensors.insert("lm_head.weight_scale_inv".into(), scales);
+        values(&folder_of(tensors).1, "model/output.weight")
+    };
+    let rounded = scales.map(|scale| bf16::from_f32(scale).to_f32());
+    let wide = rounded.iter().flat_map(|scale| scale.to_le_bytes());
+    assert_eq!(output("BF16", bf16s(scales)), output("F32", wide.collect()));
 }
 
 /// Experts of `transformers` 5 as it has them in memory: `gate_up_proj` `[experts, 2 width, hidden]` and `down_proj`

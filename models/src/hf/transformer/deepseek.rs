@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::read::{GATED, activation, init_std};
 use super::write::{map, name_of};
-use super::{ModelFamily, rope};
+use super::{ModelFamily, experts, rope};
 use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{MlaConfig, MoeConfig, MtpConfig, Positions, RotaryScaling, TransformerConfig};
 
@@ -16,11 +16,10 @@ const LATENT_EPSILON: f64 = 1e-6;
 /// The experts of a group whose scores count in V3.
 const OF_GROUP: GroupScore = GroupScore::SumOf(2);
 
-/// How a family routes: the values of `scoring_func`, `norm_topk_prob` and, with groups, `topk_method`.
+/// The routing of a family: the value of `scoring_func`, and of `topk_method` with groups.
 struct Routing {
     name: &'static str,
     score: ScoreFunction,
-    normalised: bool,
     with_groups: &'static str,
     group: GroupScore,
 }
@@ -30,14 +29,12 @@ fn routing(family: ModelFamily) -> Routing {
         ModelFamily::DeepseekV3 => Routing {
             name: "sigmoid",
             score: ScoreFunction::Sigmoid,
-            normalised: true,
             with_groups: "noaux_tc",
             group: OF_GROUP,
         },
         _ => Routing {
             name: "softmax",
             score: ScoreFunction::PreSoftmax,
-            normalised: false,
             with_groups: "group_limited_greedy",
             group: GroupScore::Max,
         },
@@ -55,9 +52,14 @@ pub(super) fn read(
     keys.only("num_key_value_heads", heads)?;
     keys.only("head_dim", mla.rope_width)?;
     keys.only("qk_head_dim", mla.head_width())?;
-    keys.only("pretraining_tp", 1)?;
+    // Only the order of the computation depends on it.
+    keys.take("pretraining_tp");
     keys.only("attention_bias", false)?;
     keys.only("mlp_bias", false)?;
+    keys.not_null(
+        "rope_interleave",
+        "true, as transformers reads null as false",
+    )?;
     keys.only("rope_interleave", true)?;
     // By its old or new name.
     let depths = keys.count("num_nextn_predict_layers")?;
@@ -72,13 +74,13 @@ pub(super) fn read(
         mlp_width: Some(keys.needed("intermediate_size", ConfigKeys::size)?),
         norm_epsilon: keys.needed("rms_norm_eps", ConfigKeys::number)?,
         activation: activation(keys, "hidden_act", GATED)?,
-        positions: rope::read(keys, context)?,
+        positions: rope::read(family, keys, context)?,
         tied: keys.needed("tie_word_embeddings", ConfigKeys::flag)?,
         attention_dropout: keys.number("attention_dropout")?.unwrap_or(0.0),
         init_std: init_std(keys)?,
         scaled_output_init: false,
         mla: Some(mla),
-        moe: Some(experts(family, keys)?),
+        moe: Some(routed(family, keys)?),
         mtp: (depths > 0).then(|| MtpConfig {
             layers: depths,
             ..MtpConfig::default()
@@ -98,32 +100,34 @@ fn latents(keys: &mut ConfigKeys) -> Result<MlaConfig, HfConfigError> {
     })
 }
 
-fn experts(family: ModelFamily, keys: &mut ConfigKeys) -> Result<MoeConfig, HfConfigError> {
+fn routed(family: ModelFamily, keys: &mut ConfigKeys) -> Result<MoeConfig, HfConfigError> {
     let routing = routing(family);
-    // Of the loss of the routers and of the layout alone.
-    for key in [
-        "aux_loss_alpha",
-        "seq_aux",
-        "ep_size",
-        "output_router_logits",
-        "router_aux_loss_coef",
-    ] {
+    // They belong to the loss of the routers and to the layout.
+    for key in ["aux_loss_alpha", "seq_aux", "ep_size"] {
         keys.take(key);
     }
     keys.only("moe_layer_freq", 1)?;
     keys.only("scoring_func", routing.name)?;
-    keys.only("norm_topk_prob", routing.normalised)?;
+    let is_v3 = family == ModelFamily::DeepseekV3;
+    let per_token = keys.needed("num_experts_per_tok", ConfigKeys::size)?;
+    if !is_v3 {
+        // The class of transformers ignores the key, the code next to the published weights does not.
+        keys.only("norm_topk_prob", false)?;
+    }
+    let normalised = keys.flag("norm_topk_prob")?.unwrap_or(false);
     let width = keys.needed("moe_intermediate_size", ConfigKeys::size)?;
     let shared = keys.needed("n_shared_experts", ConfigKeys::size)?;
-    let is_v3 = family == ModelFamily::DeepseekV3;
     Ok(MoeConfig {
         experts: keys.needed("n_routed_experts", ConfigKeys::size)?,
-        experts_per_token: keys.needed("num_experts_per_tok", ConfigKeys::size)?,
+        experts_per_token: per_token,
+        normalized: is_v3
+            .then(|| experts::normalized(per_token, normalised))
+            .flatten(),
         expert_width: Some(width),
         first_dense: keys.needed("first_k_dense_replace", ConfigKeys::count)?,
         score: routing.score,
         factor: keys.needed("routed_scaling_factor", ConfigKeys::number)?,
-        groups: groups(keys, &routing)?,
+        groups: groups(family, keys, &routing)?,
         // The biases stay as they are unless a recipe has a rate.
         bias_update_rate: is_v3.then_some(0.0),
         shared_width: Some(width * shared),
@@ -131,24 +135,35 @@ fn experts(family: ModelFamily, keys: &mut ConfigKeys) -> Result<MoeConfig, HfCo
     })
 }
 
-/// The groups of experts, unless there is one, or V2's `topk_method` ignores them.
-fn groups(keys: &mut ConfigKeys, routing: &Routing) -> Result<Option<ExpertGroups>, HfConfigError> {
-    let groups = keys.size("n_group")?.unwrap_or(1);
-    let chosen = keys.size("topk_group")?.unwrap_or(1);
-    let method = keys.text("topk_method")?;
-    let method = method.as_deref().unwrap_or(routing.with_groups);
-    if method == "greedy" && !routing.normalised {
-        return Ok(None);
+/// The groups of experts, unless all are chosen, or V2's `topk_method` ignores them.
+fn groups(
+    family: ModelFamily,
+    keys: &mut ConfigKeys,
+    routing: &Routing,
+) -> Result<Option<ExpertGroups>, HfConfigError> {
+    let groups = keys.size("n_group")?;
+    let chosen = keys.size("topk_group")?;
+    if family == ModelFamily::DeepseekV3 {
+        // The class of transformers does not read the key.
+        keys.only("topk_method", routing.with_groups)?;
+    } else {
+        let method = keys.needed("topk_method", ConfigKeys::text)?;
+        if method == "greedy" {
+            return Ok(None);
+        }
+        if method != routing.with_groups {
+            let fits = format!("greedy or {}", routing.with_groups);
+            return Err(keys.refused("topk_method", &json!(method), fits));
+        }
     }
-    if method != routing.with_groups {
-        let fits = if routing.normalised {
-            routing.with_groups.into()
-        } else {
-            format!("greedy or {}", routing.with_groups)
-        };
-        return Err(keys.refused("topk_method", &json!(method), fits));
+    let groups = groups.ok_or_else(|| keys.missing("n_group"))?;
+    let chosen = chosen.ok_or_else(|| keys.missing("topk_group"))?;
+    if chosen > groups {
+        let fits = format!("at most n_group = {groups}");
+        return Err(keys.refused("topk_group", &json!(chosen), fits));
     }
-    Ok((groups > 1).then_some(ExpertGroups {
+    // Without a limit if all groups are chosen.
+    Ok((chosen < groups).then_some(ExpertGroups {
         groups,
         chosen,
         score: routing.group,
@@ -227,8 +242,8 @@ pub(super) fn conditions(
             is_v3 || model.mtp.is_none(),
         ),
         (
-            "at least 2 experts per token with score = sigmoid",
-            !is_v3 || moe.experts_per_token > 1,
+            "normalized with score = sigmoid alone",
+            is_v3 || moe.normalized.is_none(),
         ),
     ]
 }
@@ -240,7 +255,7 @@ pub(super) fn write(family: ModelFamily, model: &TransformerConfig) -> Map<Strin
     };
     let width = moe.width(model);
     let method = match moe.groups {
-        None if !routing.normalised => "greedy",
+        None if family == ModelFamily::DeepseekV2 => "greedy",
         _ => routing.with_groups,
     };
     let mut keys = map(json!({
@@ -271,7 +286,7 @@ pub(super) fn write(family: ModelFamily, model: &TransformerConfig) -> Map<Strin
         "topk_group": moe.groups.map_or(1, |groups| groups.chosen),
         "topk_method": method,
         "scoring_func": routing.name,
-        "norm_topk_prob": routing.normalised,
+        "norm_topk_prob": family == ModelFamily::DeepseekV3 && moe.is_normalized(),
         "routed_scaling_factor": moe.factor,
     })));
     if family == ModelFamily::DeepseekV3 {
@@ -280,7 +295,7 @@ pub(super) fn write(family: ModelFamily, model: &TransformerConfig) -> Map<Strin
         keys.insert("rope_interleave".into(), json!(true));
     }
     if let Positions::Rotary { base, scaling } = model.positions {
-        rope::write(base, scaling, &mut keys);
+        rope::write(family, base, scaling, &mut keys);
     }
     keys
 }

@@ -20,31 +20,35 @@ pub(super) fn read(
         return Ok(None);
     }
     let is_mixtral = family == ModelFamily::Mixtral;
-    // Of the loss of the routers alone.
-    keys.take("output_router_logits");
-    keys.take("router_aux_loss_coef");
     keys.only("router_jitter_noise", 0.0)?;
     let names = if is_mixtral { [EXPERTS[1]; 2] } else { EXPERTS };
     let [first, second] = names.map(|name| keys.size(name));
-    let experts = first?.or(second?).ok_or_else(|| keys.missing(names[0]))?;
+    let (first, second) = (first?, second?);
+    if let (Some(first), Some(second)) = (first, second)
+        && first != second
+    {
+        let fits = format!("{first}, as {}", names[0]);
+        return Err(keys.refused(names[1], &json!(second), fits));
+    }
+    let experts = first.or(second).ok_or_else(|| keys.missing(names[0]))?;
     let experts_per_token = keys.needed("num_experts_per_tok", ConfigKeys::size)?;
+    // Mixtral has no such key.
+    let normalised = is_mixtral || keys.needed("norm_topk_prob", ConfigKeys::flag)?;
     let moe = MoeConfig {
         experts,
         experts_per_token,
+        score: match normalised {
+            true => ScoreFunction::Softmax,
+            false => ScoreFunction::PreSoftmax,
+        },
+        normalized: normalised
+            .then(|| normalized(experts_per_token, true))
+            .flatten(),
         ..MoeConfig::default()
     };
     if is_mixtral {
         return Ok(Some(moe));
     }
-    let normalised = keys.flag("norm_topk_prob")?.unwrap_or(false);
-    let moe = MoeConfig {
-        score: if normalised {
-            ScoreFunction::Softmax
-        } else {
-            ScoreFunction::PreSoftmax
-        },
-        ..moe
-    };
     if family == ModelFamily::Olmoe {
         return Ok(Some(moe));
     }
@@ -57,6 +61,11 @@ pub(super) fn read(
     }))
 }
 
+/// [`MoeConfig::normalized`] for weights that are divided by their sum or not: none if that is the default.
+pub(super) fn normalized(experts_per_token: usize, is_normalised: bool) -> Option<bool> {
+    (is_normalised != (experts_per_token > 1)).then_some(is_normalised)
+}
+
 fn has_experts(family: ModelFamily) -> bool {
     matches!(
         family,
@@ -66,7 +75,7 @@ fn has_experts(family: ModelFamily) -> bool {
 
 /// Which blocks have experts, as [`every`](MoeConfig::every) and [`first_dense`](MoeConfig::first_dense).
 fn blocks(keys: &mut ConfigKeys, layers: usize) -> Result<(usize, usize), HfConfigError> {
-    let step = keys.size("decoder_sparse_step")?.unwrap_or(1);
+    let step = keys.needed("decoder_sparse_step", ConfigKeys::size)?;
     let dense = keys.take("mlp_only_layers").unwrap_or_else(|| json!([]));
     let is_dense = |number: usize| {
         let listed = dense.as_array();
@@ -120,9 +129,8 @@ pub(super) fn conditions(
             is_softmax || moe.score == ScoreFunction::PreSoftmax,
         ),
         (
-            // Normalised over one expert the weight would be 1, and here it is the score.
-            "at least 2 experts per token with score = softmax",
-            !is_softmax || moe.experts_per_token > 1,
+            "normalized = true with 1 expert per token and score = softmax",
+            !is_softmax || moe.is_normalized(),
         ),
         ("score = softmax without qk_norm", !is_mixtral || is_softmax),
         (

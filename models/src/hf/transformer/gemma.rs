@@ -3,6 +3,7 @@
 use burn_megatron::nn::{Activation, NormKind, QkNorm};
 use serde_json::{Map, Value, json};
 
+use super::read::{attention_bias, init_std};
 use super::write::map;
 use super::{ModelFamily, rope, windows};
 use crate::hf::{ConfigKeys, HfConfigError};
@@ -11,7 +12,7 @@ use crate::{Positions, TransformerConfig};
 /// The only activation that they have been trained with.
 const ACTIVATION: &str = "gelu_pytorch_tanh";
 
-/// Without the key.
+/// The window that is written if no layer has one, as the classes of `transformers` require a number.
 const WINDOW: usize = 4096;
 
 pub(super) fn read(
@@ -25,7 +26,7 @@ pub(super) fn read(
     for key in ["hidden_activation", "hidden_act"] {
         keys.only(key, ACTIVATION)?;
     }
-    keys.only("attention_bias", false)?;
+    let attention_bias = attention_bias(keys, false)?;
     keys.only("use_bidirectional_attention", false)?;
     // How transformers stores keys and values.
     keys.take("cache_implementation");
@@ -33,16 +34,14 @@ pub(super) fn read(
         let (positions, local) = rope::read_by_window(keys, context)?;
         (positions, Some(local))
     } else {
-        (rope::read(keys, context)?, None)
+        (rope::read(family, keys, context)?, None)
     };
     let (window, layer_windows) = windows_of_layers(keys, layers, is_gemma3)?;
-    let mut cap = |key: &str, default: f64| match keys.has(key) {
-        true => keys.number(key),
-        false => Ok(Some(default).filter(|_| !is_gemma3)),
-    };
-    let attention_soft_cap = cap("attn_logit_softcapping", 50.0)?;
-    let logit_soft_cap = cap("final_logit_softcapping", 30.0)?;
-    let scalar = keys.size("query_pre_attn_scalar")?.unwrap_or(256);
+    // The attention of Gemma 3 in transformers does not use the cap.
+    let attention_soft_cap = keys.positive("attn_logit_softcapping")?;
+    let attention_soft_cap = attention_soft_cap.filter(|_| !is_gemma3);
+    let logit_soft_cap = keys.positive("final_logit_softcapping")?;
+    let scalar = keys.needed("query_pre_attn_scalar", ConfigKeys::size)?;
     Ok(TransformerConfig {
         vocabulary: keys.needed("vocab_size", ConfigKeys::size)?,
         context,
@@ -52,17 +51,19 @@ pub(super) fn read(
         groups: Some(keys.needed("num_key_value_heads", ConfigKeys::size)?),
         head_width: Some(head_width),
         mlp_width: Some(keys.needed("intermediate_size", ConfigKeys::size)?),
-        norm_epsilon: keys.number("rms_norm_eps")?.unwrap_or(1e-6),
+        norm_epsilon: keys.needed("rms_norm_eps", ConfigKeys::number)?,
         positions,
         local_base,
+        qkv_bias: attention_bias,
+        output_bias: attention_bias,
         window,
         layer_windows,
         attention_scale: (scalar != head_width).then(|| scale(scalar)),
         attention_soft_cap,
         logit_soft_cap,
-        tied: keys.flag("tie_word_embeddings")?.unwrap_or(true),
+        tied: keys.needed("tie_word_embeddings", ConfigKeys::flag)?,
         attention_dropout: keys.number("attention_dropout")?.unwrap_or(0.0),
-        init_std: keys.number("initializer_range")?.unwrap_or(0.02),
+        init_std: init_std(keys)?,
         ..defaults(is_gemma3)
     })
 }
@@ -118,12 +119,10 @@ fn windows_of_layers(
     layers: usize,
     is_gemma3: bool,
 ) -> Result<windows::Windows, HfConfigError> {
-    let window = match keys.has("sliding_window") {
-        true => keys.needed("sliding_window", ConfigKeys::size)?,
-        false => WINDOW,
-    };
+    let window = keys.needed("sliding_window", ConfigKeys::size)?;
     let mut pattern = 2;
     if is_gemma3 {
+        keys.not_null("sliding_window_pattern", "a number of layers")?;
         let patterns = ["sliding_window_pattern", "_sliding_window_pattern"];
         let [given, other] = patterns.map(|key| keys.size(key));
         pattern = given?.or(other?).unwrap_or(6);
@@ -155,11 +154,11 @@ pub(super) fn conditions(
         ),
         ("activation = ge-glu", model.activation == Activation::GeGlu),
         (
-            "scaled_embedding, post_norms and no biases",
+            "scaled_embedding, post_norms, and no biases or qkv_bias with output_bias",
             model.scaled_embedding
                 && model.post_norms
                 && !model.bias
-                && !model.qkv_bias.unwrap_or(false),
+                && model.has_qkv_bias() == model.has_output_bias(),
         ),
         ("no sinks", !model.sinks),
         (
@@ -170,13 +169,17 @@ pub(super) fn conditions(
         ),
         ("windows of one size", is_one_size),
         (
+            "attention_soft_cap without qk_norm alone, as the attention of Gemma 3 has no cap",
+            !is_gemma3 || model.attention_soft_cap.is_none(),
+        ),
+        (
             "attention_scale = 1 / sqrt(n) for a whole number n",
             scalar(model).is_some(),
         ),
     ]
 }
 
-pub(super) fn write(model: &TransformerConfig) -> Map<String, Value> {
+pub(super) fn write(family: ModelFamily, model: &TransformerConfig) -> Map<String, Value> {
     let (_, window) = windows::size(model);
     let mut keys = map(json!({
         "hidden_size": model.hidden,
@@ -188,7 +191,7 @@ pub(super) fn write(model: &TransformerConfig) -> Map<String, Value> {
         "max_position_embeddings": model.context,
         "rms_norm_eps": model.norm_epsilon,
         "hidden_activation": ACTIVATION,
-        "attention_bias": false,
+        "attention_bias": model.has_qkv_bias(),
         "attention_dropout": model.attention_dropout,
         "query_pre_attn_scalar": scalar(model),
         "attn_logit_softcapping": model.attention_soft_cap,
@@ -197,7 +200,7 @@ pub(super) fn write(model: &TransformerConfig) -> Map<String, Value> {
         "layer_types": windows::types(model),
     }));
     if let Positions::Rotary { base, scaling } = model.positions {
-        rope::write(base, scaling, &mut keys);
+        rope::write(family, base, scaling, &mut keys);
     }
     if let Some(base) = model.local_base {
         keys.insert("rope_local_base_freq".into(), json!(base));

@@ -6,13 +6,16 @@ use serde_json::{Map, Value, json};
 
 use super::read::init_std;
 use super::write::map;
-use super::{rope, windows};
+use super::{ModelFamily, experts, rope, windows};
 use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{MoeConfig, Positions, TransformerConfig};
 
 /// The bound of gate and value, and the factor of the gate, of [`Activation::ClampedSwiGlu`].
 const LIMIT: f64 = 7.0;
 const ALPHA: f64 = 1.702;
+
+/// The window that is written if no layer has one, as the class of `transformers` requires a number.
+const WINDOW: usize = 128;
 
 pub(super) fn read(keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigError> {
     let layers = keys.needed("num_hidden_layers", ConfigKeys::size)?;
@@ -24,14 +27,8 @@ pub(super) fn read(keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigE
     keys.only("swiglu_alpha", ALPHA)?;
     keys.only("hidden_act", "silu")?;
     keys.only("attention_bias", true)?;
-    // Of the loss of the routers, and what the scaling of positions has again.
-    for key in [
-        "output_router_logits",
-        "router_aux_loss_coef",
-        "initial_context_length",
-    ] {
-        keys.take(key);
-    }
+    // The scaling of positions has the value again.
+    keys.take("initial_context_length");
     let (window, layer_windows) = layer_windows(keys, layers)?;
     Ok(TransformerConfig {
         vocabulary: keys.needed("vocab_size", ConfigKeys::size)?,
@@ -39,12 +36,12 @@ pub(super) fn read(keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigE
         hidden: keys.needed("hidden_size", ConfigKeys::size)?,
         layers,
         heads,
-        groups: Some(keys.size("num_key_value_heads")?.unwrap_or(heads)),
-        head_width: keys.size("head_dim")?,
+        groups: Some(keys.needed("num_key_value_heads", ConfigKeys::size)?),
+        head_width: Some(keys.needed("head_dim", ConfigKeys::size)?),
         mlp_width: Some(keys.needed("intermediate_size", ConfigKeys::size)?),
         norm_epsilon: keys.needed("rms_norm_eps", ConfigKeys::number)?,
         activation: Activation::ClampedSwiGlu,
-        positions: rope::read(keys, context)?,
+        positions: rope::read(ModelFamily::GptOss, keys, context)?,
         bias: true,
         sinks: true,
         window,
@@ -55,6 +52,7 @@ pub(super) fn read(keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigE
         moe: Some(MoeConfig {
             experts: keys.needed("num_local_experts", ConfigKeys::size)?,
             experts_per_token: per_token,
+            normalized: experts::normalized(per_token, true),
             router_bias: true,
             ..MoeConfig::default()
         }),
@@ -81,11 +79,15 @@ pub(super) fn defaults() -> TransformerConfig {
 fn layer_windows(keys: &mut ConfigKeys, layers: usize) -> Result<windows::Windows, HfConfigError> {
     let window = keys.size("sliding_window")?;
     let types = windows::layer_types(keys, layers, window.is_some())?;
-    let types = types.unwrap_or_else(|| (0..layers).map(|layer| layer % 2 == 0).collect());
-    Ok(match window {
-        Some(window) => windows::of_layers(&types, window),
-        None => (None, vec![]),
-    })
+    match (window, types) {
+        // Folders of earlier versions of this crate: no layer has a window.
+        (None, Some(_)) => Ok((None, vec![])),
+        (None, None) => Err(keys.missing("sliding_window")),
+        (Some(window), types) => {
+            let types = types.unwrap_or_else(|| (0..layers).map(|layer| layer % 2 == 0).collect());
+            Ok(windows::of_layers(&types, window))
+        }
+    }
 }
 
 /// What a model of the family must be.
@@ -103,7 +105,8 @@ pub(super) fn conditions(model: &TransformerConfig) -> Vec<(&'static str, bool)>
                 && model.activation == Activation::ClampedSwiGlu
                 && model.sinks
                 && model.bias
-                && model.qkv_bias != Some(false),
+                && model.has_qkv_bias()
+                && model.has_output_bias(),
         ),
         (
             "no norm_zero_centered, qk_norm, soft caps, post_norms, scaled_embedding, local_base, attention_scale and mla",
@@ -119,12 +122,12 @@ pub(super) fn conditions(model: &TransformerConfig) -> Vec<(&'static str, bool)>
         ),
         ("windows of one size", is_one_size),
         (
-            "experts of the width of the MLP in all blocks, with router_bias, chosen by scores alone with score = softmax",
+            "experts of the width of the MLP in all blocks, with router_bias, chosen by scores alone with weights that are normalized and score = softmax",
             all && moe.width(model) == model.mlp_width()
                 && moe.router_bias
                 && moe.choice == RouterChoice::Scores
                 && moe.score == ScoreFunction::Softmax
-                && moe.experts_per_token > 1
+                && moe.is_normalized()
                 && moe.factor == 1.0
                 && moe.groups.is_none()
                 && moe.bias_update_rate.is_none()
@@ -149,14 +152,14 @@ pub(super) fn write(model: &TransformerConfig) -> Map<String, Value> {
         "hidden_act": "silu",
         "attention_dropout": model.attention_dropout,
         "attention_bias": true,
-        "sliding_window": window,
+        "sliding_window": window.unwrap_or(WINDOW),
         "layer_types": windows::types(model),
         "num_local_experts": moe.experts,
         "num_experts_per_tok": moe.experts_per_token,
         "swiglu_limit": LIMIT,
     }));
     if let Positions::Rotary { base, scaling } = model.positions {
-        rope::write(base, scaling, &mut keys);
+        rope::write(ModelFamily::GptOss, base, scaling, &mut keys);
     }
     keys
 }

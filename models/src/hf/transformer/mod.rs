@@ -12,14 +12,16 @@ mod tensors;
 mod windows;
 mod write;
 
+use std::collections::BTreeMap;
+
 use burn_megatron::nn::QkNorm;
 use burn_megatron::nn::moe::ScoreFunction;
 use serde_json::{Map, Value};
 
-use super::{ConfigKeys, HfConfigError, HfFamily, HfNames, WeightMapping};
+use super::{ClassDefaults, ConfigKeys, HfConfigError, HfFamily, HfNames, WeightMapping};
 use crate::{MlaConfig, MoeConfig, TransformerConfig};
 
-/// The defaults of the classes of `transformers` 5.24, by `model_type`; written by `index.py` beside the fixtures.
+/// The defaults of the classes of `transformers` 5.24, by `model_type`. Written by `index.py` next to the fixtures.
 const CLASS_DEFAULTS: &str = include_str!("../config/defaults.json");
 
 /// The families that a [`TransformerConfig`] describes.
@@ -178,12 +180,10 @@ impl HfFamily for ModelFamily {
         }
     }
 
-    fn class_defaults(self) -> Map<String, Value> {
-        let all: Result<Map<String, Value>, _> = serde_json::from_str(CLASS_DEFAULTS);
-        match all.ok().and_then(|mut all| all.remove(self.name())) {
-            Some(Value::Object(own)) => own,
-            _ => Map::new(),
-        }
+    fn class_defaults(self) -> ClassDefaults {
+        let all: Result<BTreeMap<String, ClassDefaults>, _> = serde_json::from_str(CLASS_DEFAULTS);
+        let own = all.ok().and_then(|mut all| all.remove(self.name()));
+        own.unwrap_or_default()
     }
 
     fn without_missing(

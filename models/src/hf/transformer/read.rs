@@ -34,8 +34,8 @@ pub(super) fn gpt2(keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigE
     keys.only("n_ctx", context)?;
     keys.only("scale_attn_weights", true)?;
     keys.only("scale_attn_by_inverse_layer_idx", false)?;
-    let dropout = keys.number("resid_pdrop")?.unwrap_or(0.1);
-    let embedding = keys.number("embd_pdrop")?.unwrap_or(0.1);
+    let dropout = keys.needed("resid_pdrop", ConfigKeys::number)?;
+    let embedding = keys.needed("embd_pdrop", ConfigKeys::number)?;
     if embedding != dropout {
         let fits = format!("{dropout}, as resid_pdrop");
         return Err(keys.refused("embd_pdrop", &json!(embedding), fits));
@@ -48,13 +48,13 @@ pub(super) fn gpt2(keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigE
         heads: keys.needed("n_head", ConfigKeys::size)?,
         mlp_width: Some(keys.size("n_inner")?.unwrap_or(4 * hidden)),
         norm: NormKind::Layer,
-        norm_epsilon: keys.number("layer_norm_epsilon")?.unwrap_or(1e-5),
+        norm_epsilon: keys.needed("layer_norm_epsilon", ConfigKeys::number)?,
         activation: activation(keys, "activation_function", ACTIVATIONS)?,
         positions: Positions::Learned,
         bias: true,
-        tied: keys.flag("tie_word_embeddings")?.unwrap_or(true),
+        tied: keys.needed("tie_word_embeddings", ConfigKeys::flag)?,
         dropout,
-        attention_dropout: keys.number("attn_pdrop")?.unwrap_or(0.1),
+        attention_dropout: keys.needed("attn_pdrop", ConfigKeys::number)?,
         init_std: init_std(keys)?,
         ..TransformerConfig::gpt2()
     })
@@ -67,15 +67,17 @@ pub(super) fn llama_like(
     let layers = keys.needed("num_hidden_layers", ConfigKeys::size)?;
     let heads = keys.needed("num_attention_heads", ConfigKeys::size)?;
     let hidden = keys.needed("hidden_size", ConfigKeys::size)?;
-    // Without it, families other than these use a default that is unrelated to the heads.
-    let is_of_heads = matches!(family, ModelFamily::Llama | ModelFamily::Olmoe);
-    if !is_of_heads && !keys.has("num_key_value_heads") {
-        return Err(keys.missing("num_key_value_heads"));
-    }
     let groups = keys.size("num_key_value_heads")?.unwrap_or(heads);
+    // These classes have no such attribute, whose null they would use.
+    let has_no_width = matches!(
+        family,
+        ModelFamily::Qwen2 | ModelFamily::Qwen3Moe | ModelFamily::Olmoe
+    );
+    if has_no_width {
+        keys.not_null("head_dim", "a size, or no such key")?;
+    }
     let head_width = match keys.size("head_dim")? {
         Some(width) => width,
-        None if family == ModelFamily::Qwen3 => return Err(keys.missing("head_dim")),
         None if hidden.is_multiple_of(heads) => hidden / heads,
         None => {
             let fits = "a multiple of num_attention_heads, or any size with head_dim";
@@ -83,11 +85,13 @@ pub(super) fn llama_like(
         }
     };
     let context = keys.needed("max_position_embeddings", ConfigKeys::size)?;
-    keys.only("pretraining_tp", 1)?;
+    // Only the order of the computation depends on it.
+    keys.take("pretraining_tp");
     if family == ModelFamily::Olmoe {
         keys.only("clip_qkv", Value::Null)?;
     }
     let (window, layer_windows) = windows::read(family, keys, layers)?;
+    let (qkv_bias, output_bias, bias) = biases(family, keys)?;
     Ok(TransformerConfig {
         vocabulary: keys.needed("vocab_size", ConfigKeys::size)?,
         context,
@@ -98,18 +102,16 @@ pub(super) fn llama_like(
         head_width: Some(head_width),
         mlp_width: Some(keys.needed("intermediate_size", ConfigKeys::size)?),
         norm: NormKind::Rms,
-        norm_epsilon: keys.number("rms_norm_eps")?.unwrap_or(match family {
-            ModelFamily::Mixtral | ModelFamily::Olmoe => 1e-5,
-            _ => 1e-6,
-        }),
+        norm_epsilon: keys.needed("rms_norm_eps", ConfigKeys::number)?,
         activation: activation(keys, "hidden_act", GATED)?,
-        positions: rope::read(keys, context)?,
-        bias: biases(family, keys)?,
-        qkv_bias: (family == ModelFamily::Qwen2).then_some(true),
+        positions: rope::read(family, keys, context)?,
+        bias,
+        qkv_bias,
+        output_bias,
         qk_norm: qk_norm(family),
         window,
         layer_windows,
-        tied: keys.flag("tie_word_embeddings")?.unwrap_or(false),
+        tied: keys.needed("tie_word_embeddings", ConfigKeys::flag)?,
         attention_dropout: keys.number("attention_dropout")?.unwrap_or(0.0),
         init_std: init_std(keys)?,
         moe: experts::read(family, keys, layers)?,
@@ -128,7 +130,7 @@ pub(super) fn qk_norm(family: ModelFamily) -> Option<QkNorm> {
 
 /// The standard deviation of weights that are not loaded.
 pub(super) fn init_std(keys: &mut ConfigKeys) -> Result<f64, HfConfigError> {
-    Ok(keys.number("initializer_range")?.unwrap_or(0.02))
+    keys.needed("initializer_range", ConfigKeys::number)
 }
 
 pub(super) fn activation(
@@ -136,7 +138,7 @@ pub(super) fn activation(
     key: &str,
     known: &[(&str, Activation)],
 ) -> Result<Activation, HfConfigError> {
-    let name = keys.text(key)?.unwrap_or_else(|| known[0].0.into());
+    let name = keys.needed(key, ConfigKeys::text)?;
     match known.iter().find(|(known, _)| *known == name) {
         Some((_, activation)) => Ok(*activation),
         None => {
@@ -147,19 +149,31 @@ pub(super) fn activation(
     }
 }
 
-/// Whether all linear layers have biases.
-fn biases(family: ModelFamily, keys: &mut ConfigKeys) -> Result<bool, HfConfigError> {
-    if family != ModelFamily::Llama {
-        keys.only("attention_bias", false)?;
-        keys.only("mlp_bias", false)?;
-        return Ok(false);
+/// The biases of queries, keys and values, of the output of attention, and of all other linear layers.
+type Biases = (Option<bool>, Option<bool>, bool);
+
+fn biases(family: ModelFamily, keys: &mut ConfigKeys) -> Result<Biases, HfConfigError> {
+    let mlp = match family {
+        ModelFamily::Llama => keys.needed("mlp_bias", ConfigKeys::flag)?,
+        _ => keys.only("mlp_bias", false).map(|()| false)?,
+    };
+    match family {
+        ModelFamily::Qwen2 | ModelFamily::Mistral | ModelFamily::Mixtral => {
+            keys.only("attention_bias", false)?;
+            Ok(((family == ModelFamily::Qwen2).then_some(true), None, mlp))
+        }
+        _ => {
+            let attention = attention_bias(keys, mlp)?;
+            Ok((attention, attention, mlp))
+        }
     }
-    let attention = keys.flag("attention_bias")?.unwrap_or(false);
-    let mlp = keys.flag("mlp_bias")?.unwrap_or(false);
-    if attention == mlp {
-        Ok(mlp)
-    } else {
-        let fits = format!("{attention}, as attention_bias");
-        Err(keys.refused("mlp_bias", &json!(mlp), fits))
-    }
+}
+
+/// Whether all projections of attention have biases, if they differ from the other linear layers.
+pub(super) fn attention_bias(
+    keys: &mut ConfigKeys,
+    others: bool,
+) -> Result<Option<bool>, HfConfigError> {
+    let attention = keys.needed("attention_bias", ConfigKeys::flag)?;
+    Ok((attention != others).then_some(attention))
 }

@@ -3,41 +3,67 @@
 
 use serde_json::{Map, Value, json};
 
+use super::ModelFamily;
 use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{Positions, RotaryScaling};
 
-/// The default base of `transformers`.
-const USUAL_BASE: f64 = 10_000.0;
+/// The base of Gemma 3 in layers with a window.
+const WINDOW_BASE: f64 = 10_000.0;
 
-/// That of Gemma 3 in layers without a window.
+/// The base of Gemma 3 in layers without a window.
 const FULL_BASE: f64 = 1_000_000.0;
 
-pub(super) fn read(keys: &mut ConfigKeys, context: usize) -> Result<Positions, HfConfigError> {
+/// The model around an object of scaling parameters.
+#[derive(Clone, Copy)]
+struct Around {
+    /// `max_position_embeddings`.
+    context: usize,
+    /// The key outside of the object, which `transformers` prefers to the key in it.
+    original: Option<usize>,
+    /// Whether the object is of the layers of one kind.
+    is_of_layers: bool,
+    /// Whether attention is latent, so that `mscale_all_dim` scales the scores.
+    is_latent: bool,
+}
+
+pub(super) fn read(
+    family: ModelFamily,
+    keys: &mut ConfigKeys,
+    context: usize,
+) -> Result<Positions, HfConfigError> {
     keys.only("partial_rotary_factor", 1.0)?;
     keys.only("rope_interleaved", false)?;
+    let around = Around {
+        context,
+        original: keys.size("original_max_position_embeddings")?,
+        is_of_layers: false,
+        is_latent: matches!(family, ModelFamily::DeepseekV2 | ModelFamily::DeepseekV3),
+    };
     let outer = keys.number("rope_theta")?;
     let new = keys.object("rope_parameters")?;
-    let old = keys.object("rope_scaling")?;
+    let old = keys.object("rope_scaling")?.filter(|old| !old.is_empty());
     let inner = match (new, old) {
-        (Some(_), Some(_)) => {
-            let both = Value::from("beside rope_parameters");
-            return Err(keys.refused("rope_scaling", &both, "only one of the two"));
-        }
-        (None, None) => {
-            let base = outer.unwrap_or(USUAL_BASE);
-            return Ok(Positions::rotary(base));
-        }
-        (Some(own), None) | (None, Some(own)) => own,
+        (Some(_), Some(_)) => return Err(both_objects(keys)),
+        (new, old) => new.or(old),
     };
-    let (base, scaling) = parse(inner, context)?;
+    let (base, scaling) = match inner {
+        Some(inner) => parse(inner, around)?,
+        None => (None, RotaryScaling::None),
+    };
     let base = match (base, outer) {
         (Some(inner), Some(outer)) if inner != outer => {
             let fits = format!("{inner}, as in the scaling");
             return Err(keys.refused("rope_theta", &json!(outer), fits));
         }
-        (inner, outer) => inner.or(outer).unwrap_or(USUAL_BASE),
+        (inner, outer) => inner.or(outer),
     };
+    let base = base.ok_or_else(|| keys.missing("rope_theta"))?;
     Ok(Positions::Rotary { base, scaling })
+}
+
+fn both_objects(keys: &ConfigKeys) -> HfConfigError {
+    let both = Value::from("next to rope_parameters");
+    keys.refused("rope_scaling", &both, "only one of the two")
 }
 
 /// The positions of layers without a window, and the base of those with one, as in Gemma 3.
@@ -45,20 +71,39 @@ pub(super) fn read_by_window(
     keys: &mut ConfigKeys,
     context: usize,
 ) -> Result<(Positions, f64), HfConfigError> {
+    for key in ["rope_theta", "rope_local_base_freq"] {
+        keys.not_null(key, "a number above 1")?;
+    }
     let outer = keys.number("rope_theta")?;
     let local = keys.number("rope_local_base_freq")?;
-    let (mut full, mut sliding) = (keys.object("rope_scaling")?, None);
+    let old = keys.object("rope_scaling")?.filter(|old| !old.is_empty());
+    if let Some(old) = &old
+        && !old.has("rope_type")
+        && old.has("type")
+    {
+        // The class of transformers would overlook it.
+        return Err(old.missing("rope_type"));
+    }
+    let (mut full, mut sliding) = (old, None);
     if let Some(mut both) = keys.object("rope_parameters")? {
         if full.is_some() {
-            let value = Value::from("beside rope_parameters");
-            return Err(keys.refused("rope_scaling", &value, "only one of the two"));
+            return Err(both_objects(keys));
         }
         full = both.object("full_attention")?;
         sliding = both.object("sliding_attention")?;
-        both.finish()?;
+        if !both.is_empty() {
+            let fits = "objects full_attention and sliding_attention alone";
+            return Err(keys.refused("rope_parameters", &both.rest(), fits));
+        }
     }
+    let around = Around {
+        context,
+        original: None,
+        is_of_layers: true,
+        is_latent: false,
+    };
     let parsed = |inner: Option<ConfigKeys>| match inner {
-        Some(inner) => parse(inner, context),
+        Some(inner) => parse(inner, around),
         None => Ok((None, RotaryScaling::None)),
     };
     let (base, scaling) = parsed(full)?;
@@ -71,15 +116,21 @@ pub(super) fn read_by_window(
         base: base.or(outer).unwrap_or(FULL_BASE),
         scaling,
     };
-    Ok((positions, local_base.or(local).unwrap_or(USUAL_BASE)))
+    Ok((positions, local_base.or(local).unwrap_or(WINDOW_BASE)))
 }
 
 /// The base and the scaling in an object.
 fn parse(
     mut inner: ConfigKeys,
-    context: usize,
+    around: Around,
 ) -> Result<(Option<f64>, RotaryScaling), HfConfigError> {
     inner.only("partial_rotary_factor", 1.0)?;
+    for (key, fits) in [
+        ("rope_theta", "a number above 1"),
+        ("rope_type", "a string"),
+    ] {
+        inner.not_null(key, fits)?;
+    }
     let base = inner.number("rope_theta")?;
     let kinds = [inner.text("rope_type")?, inner.text("type")?];
     let kind = match &kinds {
@@ -90,57 +141,84 @@ fn parse(
     };
     let scaling = match kind {
         None | Some("default") => RotaryScaling::None,
-        Some("llama3") => llama3(&mut inner)?,
-        Some("yarn") => yarn(&mut inner, context)?,
+        Some("llama3") => llama3(&mut inner, around)?,
+        Some("yarn") => yarn(&mut inner, around)?,
         Some("linear") => RotaryScaling::Linear {
             factor: inner.needed("factor", ConfigKeys::number)?,
         },
+        Some("dynamic") => RotaryScaling::Dynamic {
+            factor: inner.needed("factor", ConfigKeys::number)?,
+            original: around.context,
+        },
         Some(other) => {
-            let fits = "default, linear, llama3 or yarn";
+            let fits = "default, linear, dynamic, llama3 or yarn";
             return Err(inner.refused("rope_type", &json!(other), fits));
         }
     };
     inner.finish()?;
+    let is_plain = match scaling {
+        RotaryScaling::Linear { factor } | RotaryScaling::Llama3 { factor, .. } => factor == 1.0,
+        RotaryScaling::Yarn {
+            factor,
+            attention_factor,
+            ..
+        } => factor == 1.0 && attention_factor.is_none(),
+        _ => false,
+    };
+    let scaling = if is_plain {
+        RotaryScaling::None
+    } else {
+        scaling
+    };
     Ok((base, scaling))
 }
 
-fn llama3(keys: &mut ConfigKeys) -> Result<RotaryScaling, HfConfigError> {
+/// The context of the training before: by default that of the model.
+fn original(keys: &mut ConfigKeys, around: Around) -> Result<usize, HfConfigError> {
+    let key = "original_max_position_embeddings";
+    keys.not_null(key, "a number of tokens")?;
+    let own = keys.size(key)?;
+    Ok(around.original.or(own).unwrap_or(around.context))
+}
+
+fn llama3(keys: &mut ConfigKeys, around: Around) -> Result<RotaryScaling, HfConfigError> {
     Ok(RotaryScaling::Llama3 {
         factor: keys.needed("factor", ConfigKeys::number)?,
         low: keys.needed("low_freq_factor", ConfigKeys::number)?,
         high: keys.needed("high_freq_factor", ConfigKeys::number)?,
-        original: keys.needed("original_max_position_embeddings", ConfigKeys::size)?,
+        original: original(keys, around)?,
     })
 }
 
-/// Defaults are those of `transformers`: 32 and 1 rotations, and an amplitude of `0.1 ln factor + 1` unless
+/// Reads YaRN with the defaults of `transformers`: 32 and 1 rotations, and an amplitude of `0.1 ln factor + 1` unless
 /// both `mscale` and `mscale_all_dim` are given.
-fn yarn(keys: &mut ConfigKeys, context: usize) -> Result<RotaryScaling, HfConfigError> {
-    let truncate = keys.flag("truncate")?.unwrap_or(true);
-    let original = keys.needed("original_max_position_embeddings", ConfigKeys::size)?;
-    let factor = keys
-        .number("factor")?
-        .unwrap_or(context as f64 / original as f64);
+fn yarn(keys: &mut ConfigKeys, around: Around) -> Result<RotaryScaling, HfConfigError> {
+    // Null means false.
+    let truncate = match keys.has("truncate") {
+        true => keys.flag("truncate")?.unwrap_or(false),
+        false => true,
+    };
+    if around.is_of_layers && !truncate {
+        // The class of transformers looks for the key outside of the object.
+        return Err(keys.refused("truncate", &json!(truncate), "true"));
+    }
+    let original = original(keys, around)?;
+    // Null means the ratio of the contexts.
+    let factor = match keys.has("factor") {
+        true => keys.number("factor")?,
+        false => return Err(keys.missing("factor")),
+    };
+    let factor = factor.unwrap_or(around.context as f64 / original as f64);
     // 0 counts as not given.
     let mut given = |key| Ok(keys.number(key)?.filter(|x| *x != 0.0));
     let (fast, slow) = (given("beta_fast")?, given("beta_slow")?);
-    let (mscale, mscale_all_dim) = match (given("mscale")?, given("mscale_all_dim")?) {
-        (Some(a), Some(b)) => (a, b),
-        (None, Some(b)) => {
-            // It scales the scores of latent attention alone, and otherwise nothing.
-            return Err(keys.refused("mscale_all_dim", &json!(b), "mscale beside it"));
-        }
-        _ => (1.0, 0.0),
-    };
+    let (mscale, all_dim) = (given("mscale")?, given("mscale_all_dim")?);
     let at = |scale: f64| 0.1 * scale * factor.ln() + 1.0;
-    let amplitude = at(mscale) / at(mscale_all_dim);
-    if let Some(asked) = keys.number("attention_factor")?
-        && (asked - amplitude).abs() > 1e-6
-    {
-        let fits = format!("{amplitude}, which follows from the factor");
-        return Err(keys.refused("attention_factor", &json!(asked), fits));
-    }
-    Ok(RotaryScaling::Yarn {
+    let (mscale, mscale_all_dim, follows) = match (mscale, all_dim) {
+        (Some(a), Some(b)) => (a, b, at(a) / at(b)),
+        _ => (1.0, 0.0, at(1.0)),
+    };
+    let mut scaling = RotaryScaling::Yarn {
         factor,
         original,
         beta_fast: fast.unwrap_or(32.0),
@@ -148,13 +226,36 @@ fn yarn(keys: &mut ConfigKeys, context: usize) -> Result<RotaryScaling, HfConfig
         mscale,
         mscale_all_dim,
         truncate,
-    })
+        attention_factor: None,
+    };
+    let asked = keys.positive("attention_factor")?.unwrap_or(follows);
+    // The factor of the scores of latent attention follows from mscale_all_dim alone.
+    let of_scores = all_dim.filter(|_| around.is_latent).unwrap_or(0.0);
+    let is_same = (asked - follows).abs() < 1e-9;
+    if let RotaryScaling::Yarn {
+        mscale,
+        mscale_all_dim,
+        attention_factor,
+        ..
+    } = &mut scaling
+        && (!is_same || around.is_latent && of_scores != *mscale_all_dim)
+    {
+        (*mscale, *mscale_all_dim) = (1.0, of_scores);
+        *attention_factor = Some(asked);
+    }
+    Ok(scaling)
 }
 
-/// Writes the format that both versions read.
-pub(super) fn write(base: f64, scaling: RotaryScaling, to: &mut Map<String, Value>) {
+/// Writes the format that both versions read. A class with a scaling of its own would read null as that scaling.
+pub(super) fn write(
+    family: ModelFamily,
+    base: f64,
+    scaling: RotaryScaling,
+    to: &mut Map<String, Value>,
+) {
     to.insert("rope_theta".into(), json!(base));
     let scaling = match scaling {
+        RotaryScaling::None if family == ModelFamily::GptOss => json!({ "rope_type": "default" }),
         RotaryScaling::None => Value::Null,
         RotaryScaling::Llama3 {
             factor,
@@ -176,6 +277,7 @@ pub(super) fn write(base: f64, scaling: RotaryScaling, to: &mut Map<String, Valu
             mscale,
             mscale_all_dim,
             truncate,
+            attention_factor,
         } => {
             let mut yarn = json!({
                 "rope_type": "yarn",
@@ -184,14 +286,18 @@ pub(super) fn write(base: f64, scaling: RotaryScaling, to: &mut Map<String, Valu
                 "beta_slow": beta_slow,
                 "original_max_position_embeddings": original,
             });
-            if (mscale, mscale_all_dim) != (1.0, 0.0) {
-                let at = |scale: f64| 0.1 * scale * factor.ln() + 1.0;
-                if mscale != 0.0 && mscale_all_dim != 0.0 {
-                    yarn["mscale"] = json!(mscale);
-                    yarn["mscale_all_dim"] = json!(mscale_all_dim);
-                } else {
-                    yarn["attention_factor"] = json!(at(mscale) / at(mscale_all_dim))
-                }
+            let at = |scale: f64| 0.1 * scale * factor.ln() + 1.0;
+            let follows = at(mscale) / at(mscale_all_dim);
+            let asked = attention_factor.unwrap_or(follows);
+            let is_usual = (mscale, mscale_all_dim) == (1.0, 0.0);
+            if mscale != 0.0 && mscale_all_dim != 0.0 {
+                yarn["mscale"] = json!(mscale);
+                yarn["mscale_all_dim"] = json!(mscale_all_dim);
+            } else if !is_usual {
+                yarn["attention_factor"] = json!(asked);
+            }
+            if attention_factor.is_some() {
+                yarn["attention_factor"] = json!(asked);
             }
             if !truncate {
                 yarn["truncate"] = json!(false);
@@ -199,6 +305,9 @@ pub(super) fn write(base: f64, scaling: RotaryScaling, to: &mut Map<String, Valu
             yarn
         }
         RotaryScaling::Linear { factor } => json!({ "rope_type": "linear", "factor": factor }),
+        RotaryScaling::Dynamic { factor, .. } => {
+            json!({ "rope_type": "dynamic", "factor": factor })
+        }
     };
     to.insert("rope_scaling".into(), scaling);
 }

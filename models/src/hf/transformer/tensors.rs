@@ -159,8 +159,7 @@ impl MappingList<'_> {
             ("self_attn.k_proj", k),
             ("self_attn.v_proj", v),
         ];
-        let qkv_bias = config.qkv_bias.unwrap_or(config.bias);
-        self.linear(both, "attention.qkv", hidden, &parts, qkv_bias);
+        self.linear(both, "attention.qkv", hidden, &parts, config.has_qkv_bias());
         if let Some(widths) = config.qk_norm_widths() {
             for (norm, width) in ["q_norm", "k_norm"].into_iter().zip(widths) {
                 let path = format!("{own}.attention.{norm}.weight");
@@ -176,7 +175,8 @@ impl MappingList<'_> {
             self.whole(&path, &name, &[config.heads]);
         }
         let parts = [("self_attn.o_proj", hidden)];
-        self.linear(both, "attention.output", q, &parts, config.bias);
+        let bias = config.has_output_bias();
+        self.linear(both, "attention.output", q, &parts, bias);
     }
 
     /// Rotated features stay in pairs, as the layer turns them. A head has its keys, then its values.

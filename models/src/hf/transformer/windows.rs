@@ -27,28 +27,38 @@ pub(super) fn read(
         | ModelFamily::DeepseekV2
         | ModelFamily::DeepseekV3
         | ModelFamily::GptOss => Ok((None, vec![])),
-        // Without the key, the window is 4096.
-        ModelFamily::Mistral if !keys.has("sliding_window") => Err(keys.missing("sliding_window")),
         ModelFamily::Mistral | ModelFamily::Mixtral => Ok((keys.size("sliding_window")?, vec![])),
-        ModelFamily::Qwen2 | ModelFamily::Qwen3 | ModelFamily::Qwen3Moe => {
-            qwen(family, keys, layers)
-        }
+        ModelFamily::Qwen2 | ModelFamily::Qwen3 => qwen(keys, layers),
+        ModelFamily::Qwen3Moe => qwen_moe(keys, layers),
     }
 }
 
-fn qwen(
-    family: ModelFamily,
-    keys: &mut ConfigKeys,
-    layers: usize,
-) -> Result<Windows, HfConfigError> {
-    let on = keys.flag("use_sliding_window")?.unwrap_or(false);
+/// The window of Qwen models, which without `use_sliding_window` have none whatever `sliding_window` is.
+fn qwen_window(keys: &mut ConfigKeys) -> Result<Option<usize>, HfConfigError> {
+    match keys.flag("use_sliding_window")?.unwrap_or(false) {
+        true => keys.size("sliding_window"),
+        false => Ok(keys.take("sliding_window").and(None)),
+    }
+}
+
+/// The window of all layers: the attention of `transformers` reads neither `max_window_layers` nor `layer_types`, which
+/// must not contradict it.
+fn qwen_moe(keys: &mut ConfigKeys, layers: usize) -> Result<Windows, HfConfigError> {
+    let window = qwen_window(keys)?;
+    keys.take("max_window_layers");
+    let types = keys.take("layer_types");
+    let kind = if window.is_some() { SLIDING } else { FULL };
+    match types {
+        Some(types) if types != json!(vec![kind; layers]) => {
+            Err(keys.refused("layer_types", &types, format!("{layers} times {kind}")))
+        }
+        _ => Ok((window, vec![])),
+    }
+}
+
+fn qwen(keys: &mut ConfigKeys, layers: usize) -> Result<Windows, HfConfigError> {
+    let window = qwen_window(keys)?;
     let first = keys.take("max_window_layers");
-    let window = if on {
-        Some(keys.needed("sliding_window", ConfigKeys::size)?)
-    } else {
-        // The value is ignored.
-        keys.take("sliding_window").and(None)
-    };
     let listed = layer_types(keys, layers, window.is_some())?;
     let Some(window) = window else {
         return Ok((None, vec![]));
@@ -64,14 +74,7 @@ fn qwen(
             return Err(keys.refused("max_window_layers", &first, "a number of layers"));
         }
     };
-    let windows = of_layers(&is_sliding, window);
-    // Its attention has the window in all layers or in none.
-    if family == ModelFamily::Qwen3Moe && !windows.1.is_empty() {
-        let fits = format!("0, or at least {layers}, so that all layers are alike");
-        let first = first.unwrap_or_default();
-        return Err(keys.refused("max_window_layers", &first, fits));
-    }
-    Ok(windows)
+    Ok(of_layers(&is_sliding, window))
 }
 
 /// Whether each layer has a window, by `layer_types`, if there is such a key.

@@ -26,7 +26,7 @@ pub(super) fn family(model: &TransformerConfig) -> ModelFamily {
         (_, Some(QkNorm::Heads), _) if model.moe.is_some() => ModelFamily::Qwen3Moe,
         _ if model.moe.is_some() => ModelFamily::Mixtral,
         (_, Some(QkNorm::Heads), _) => ModelFamily::Qwen3,
-        _ if !model.bias && model.qkv_bias == Some(true) => ModelFamily::Qwen2,
+        _ if !model.bias && model.has_qkv_bias() && !model.has_output_bias() => ModelFamily::Qwen2,
         (_, None, Some(_)) => ModelFamily::Mistral,
         (_, None, None) => ModelFamily::Llama,
     }
@@ -60,7 +60,7 @@ pub(super) fn check(family: ModelFamily, model: &TransformerConfig) -> Result<()
 /// What a model of the other families must be.
 fn conditions(family: ModelFamily, model: &TransformerConfig) -> Vec<(&'static str, bool)> {
     let is_gpt2 = family == ModelFamily::Gpt2;
-    let qkv_bias = model.qkv_bias.unwrap_or(model.bias);
+    let biases = (model.has_qkv_bias(), model.has_output_bias());
     let head_width = model.head_width.unwrap_or(model.hidden / model.heads);
     let norm = if is_gpt2 {
         NormKind::Layer
@@ -110,8 +110,14 @@ fn conditions(family: ModelFamily, model: &TransformerConfig) -> Vec<(&'static s
             !model.bias || matches!(family, ModelFamily::Gpt2 | ModelFamily::Llama),
         ),
         (
-            "qkv_bias as bias, or true without the others and without qk_norm",
-            qkv_bias == (model.bias || family == ModelFamily::Qwen2),
+            "qkv_bias as output_bias, or true without the others and without qk_norm; neither with a window or experts \
+             and without qk_norm",
+            match family {
+                ModelFamily::Gpt2 => biases == (true, true),
+                ModelFamily::Qwen2 => biases == (true, false),
+                ModelFamily::Mistral | ModelFamily::Mixtral => biases == (false, false),
+                _ => biases.0 == biases.1,
+            },
         ),
         (
             "qk_norm of heads, or of all heads with experts, beside rotary positions and no biases",
@@ -146,7 +152,7 @@ pub(super) fn name_of(activation: Activation, is_gpt2: bool) -> Option<&'static 
 pub(super) fn keys(family: ModelFamily, model: &TransformerConfig) -> Map<String, Value> {
     let mut keys = match family {
         ModelFamily::Gpt2 => gpt2(model),
-        ModelFamily::Gemma2 | ModelFamily::Gemma3Text => gemma::write(model),
+        ModelFamily::Gemma2 | ModelFamily::Gemma3Text => gemma::write(family, model),
         ModelFamily::DeepseekV2 | ModelFamily::DeepseekV3 => deepseek::write(family, model),
         ModelFamily::GptOss => gpt_oss::write(model),
         _ => llama_like(family, model),
@@ -189,7 +195,7 @@ fn llama_like(family: ModelFamily, model: &TransformerConfig) -> Map<String, Val
         "attention_dropout": model.attention_dropout,
     }));
     if let Positions::Rotary { base, scaling } = model.positions {
-        rope::write(base, scaling, &mut keys);
+        rope::write(family, base, scaling, &mut keys);
     }
     // Configurations of Qwen 2 do not have it, those of Mixtral need not.
     let implies_width = matches!(
@@ -200,14 +206,14 @@ fn llama_like(family: ModelFamily, model: &TransformerConfig) -> Map<String, Val
         keys.remove("head_dim");
     }
     let more = match family {
-        ModelFamily::Llama => json!({ "attention_bias": model.bias, "mlp_bias": model.bias }),
+        ModelFamily::Llama => {
+            json!({ "attention_bias": model.has_qkv_bias(), "mlp_bias": model.bias })
+        }
+        _ if model.qk_norm.is_some() => json!({ "attention_bias": model.has_qkv_bias() }),
         _ => json!({}),
     };
     keys.extend(map(more));
     keys.extend(windows::write(family, model));
-    if model.qk_norm.is_some() {
-        keys.insert("attention_bias".into(), json!(false));
-    }
     keys.extend(experts::write(family, model));
     keys
 }

@@ -27,7 +27,7 @@ impl WeightsVariant {
     fn new(options: &RouterOptions, cube: TokenCube) -> Self {
         Self {
             score: options.score,
-            normalizes: options.score.normalizes(options.top_k),
+            normalizes: options.normalizes(),
             cube,
         }
     }

@@ -101,9 +101,20 @@ fn cases() -> Vec<(usize, RouterOptions)> {
         let options = |top_k, scaling_factor, groups| RouterOptions {
             top_k,
             score,
+            normalized: None,
             scaling_factor,
             groups,
         };
+        // The weights of several experts as they are. A single normalized weight is constant.
+        let normalized = Some(false);
+        let options_of_three = options(3, 1.5, None);
+        cases.push((
+            9,
+            RouterOptions {
+                normalized,
+                ..options_of_three
+            },
+        ));
         cases.push((1, options(1, 1.0, None)));
         cases.push((5, options(1, 2.5, None)));
         cases.push((7, options(7, 1.0, None)));

@@ -129,7 +129,6 @@ fn what_the_layers_do_not_compute_is_refused() {
         ("deepseek-v3", "rope_interleave", json!(false)),
         ("deepseek-v3", "topk_method", json!("greedy")),
         ("deepseek-v3", "scoring_func", json!("softmax")),
-        ("deepseek-v3", "norm_topk_prob", json!(false)),
         ("deepseek-v3", "num_key_value_heads", json!(8)),
         ("deepseek-v2", "topk_method", json!("noaux_tc")),
         ("deepseek-v2", "norm_topk_prob", json!(true)),
@@ -143,15 +142,26 @@ fn what_the_layers_do_not_compute_is_refused() {
         let wanted = format!("invalid {key} = ");
         assert!(error.to_string().starts_with(&wanted), "{name}: {error}");
     }
+}
+
+/// Without `mscale` the scores are still scaled, and cosines and sines have the usual factor.
+#[test]
+fn mscale_all_dim_alone_scales_the_scores_of_latent_attention() {
+    let both = parse(&published("deepseek-v2")).unwrap().model;
     let mut alone = published("deepseek-v2");
-    alone["rope_scaling"]
-        .as_object_mut()
-        .unwrap()
-        .remove("mscale")
-        .unwrap();
-    let error = parse(&alone).unwrap_err().to_string();
-    assert!(
-        error.contains("invalid rope_scaling.mscale_all_dim = 0.707"),
-        "{error}"
-    );
+    let scaling = alone["rope_scaling"].as_object_mut().unwrap();
+    scaling.remove("mscale").unwrap();
+    let alone = parse(&alone).unwrap().model;
+    let RotaryScaling::Yarn {
+        mscale_all_dim,
+        attention_factor,
+        ..
+    } = yarn(&alone)
+    else {
+        panic!("{:?}", alone.positions)
+    };
+    assert_eq!(attention_factor, Some(0.1 * 40f64.ln() + 1.0));
+    assert_eq!(mscale_all_dim, 0.707);
+    let scale = |model: &TransformerConfig| model.mla.as_ref().unwrap().scale(model.positions);
+    assert_eq!(scale(&alone), scale(&both));
 }

@@ -1,5 +1,6 @@
 //! Published configurations, in both formats, and what is refused.
 
+mod keys;
 mod latent;
 mod refused;
 
@@ -486,16 +487,32 @@ fn what_is_written_says_the_same() {
     let exact = json!({ "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096,
         "truncate": false });
     let linear = json!({ "rope_type": "linear", "factor": 8.0 });
-    let scaled = [yarn, other, exact, linear].map(|rope| with(qwen2(), "rope_scaling", rope));
+    let dynamic = json!({ "rope_type": "dynamic", "factor": 8.0 });
+    let own = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768,
+        "attention_factor": 1.1386 });
+    let scaled =
+        [yarn, other, exact, linear, dynamic, own].map(|rope| with(qwen2(), "rope_scaling", rope));
     let mut windowed = with(qwen3(), "use_sliding_window", json!(true));
     (windowed["sliding_window"], windowed["max_window_layers"]) = (json!(64), json!(21));
     let gated = with(llama(), "hidden_act", json!("gelu_pytorch_tanh"));
     let mut biased = with(llama(), "mlp_bias", json!(true));
     biased["attention_bias"] = json!(true);
+    let more = [
+        with(llama(), "mlp_bias", json!(true)),
+        with(llama(), "attention_bias", json!(true)),
+        with(qwen3(), "attention_bias", json!(true)),
+        with(qwen3_moe(), "attention_bias", json!(true)),
+        with(olmoe(), "attention_bias", json!(true)),
+        with(gemma3(), "attention_bias", json!(true)),
+        with(mixtral(), "num_experts_per_tok", json!(1)),
+        with(qwen3_moe(), "num_experts_per_tok", json!(1)),
+        with(olmoe(), "num_experts_per_tok", json!(1)),
+    ];
     for value in published()
         .into_iter()
         .chain(scaled)
         .chain([gated, biased, windowed])
+        .chain(more)
     {
         let config = parse(&value).unwrap();
         let text = config.to_json().unwrap();
@@ -503,6 +520,49 @@ fn what_is_written_says_the_same() {
         // The family follows from the model.
         assert_eq!(HfConfig::of(&config.model).unwrap().family, config.family);
     }
+}
+
+/// Null would mean YaRN to the class of `transformers`, and a window of null ends its forward pass.
+#[test]
+fn gpt_oss_without_scaling_or_windows_is_written_in_full() {
+    let mut model = ModelFamily::GptOss.defaults();
+    for windows in [vec![32, 0], vec![]] {
+        let has_windows = !windows.is_empty();
+        model.layer_windows = windows;
+        let config: HfConfig = HfConfig::of(&model).unwrap();
+        let text = config.to_json().unwrap();
+        let keys: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(keys["rope_scaling"], json!({ "rope_type": "default" }));
+        let window = if has_windows { 32 } else { 128 };
+        assert_eq!(keys["sliding_window"], json!(window));
+        let again = parse(&keys).unwrap().model;
+        assert_eq!(again.windows(), model.windows());
+        assert_eq!(again.positions, model.positions);
+    }
+}
+
+#[test]
+fn keys_that_nothing_reads_are_ignored_by_name() {
+    let mut value = llama();
+    for (key, to) in [
+        (
+            "auto_map",
+            json!({ "AutoConfig": "configuration_x.XConfig" }),
+        ),
+        ("is_llama_config", json!(true)),
+        ("rope_interleaved", json!(false)),
+        ("sliding_window", Value::Null),
+        ("transformers.js_config", json!({ "dtype": "q4" })),
+        ("unsloth_version", json!("2026.1.1")),
+        ("a_note", json!("by hand")),
+        ("an_empty_one", Value::Null),
+    ] {
+        value[key] = to;
+    }
+    value["rope_scaling"]["finetuned"] = json!(true);
+    let config = parse(&value).unwrap();
+    assert_eq!(config.ignored, ["rope_scaling.finetuned", "a_note"]);
+    assert_eq!(config.model, parse(&llama()).unwrap().model);
 }
 
 fn with(mut value: Value, key: &str, to: Value) -> Value {
