@@ -19,6 +19,7 @@ mod metrics;
 mod minutes;
 mod mpi;
 mod own_model;
+mod peers;
 mod pip;
 mod plan_all;
 mod process;
@@ -108,6 +109,13 @@ enum Command {
     /// wheels, which are installed with pip in nccl-wheels in the target folder (about 500 MB). Needs Linux. Not part of
     /// `ci`.
     CheckNccl,
+    /// Compare with other implementations: transformers, megatron-core, torch, tokenizers, peft and others.
+    ///
+    /// Runs every script that makes fixtures of this repository, on a copy, and compares what it writes with the committed
+    /// fixtures. Then converts the Hugging Face fixtures to a checkpoint and back, and compares the logits of
+    /// transformers. Makes a virtual environment with pinned packages in peers in the target folder (several gigabytes),
+    /// or uses the Python that PEERS_PYTHON names. Not part of `ci`, which replays the fixtures.
+    Peers(peers::Options),
     /// Run the CUDA build without a GPU, on an emulated one.
     ///
     /// Kernels are compiled as on a GPU, by NVIDIA's NVRTC, and their PTX is run by tools/emulator/,
@@ -169,8 +177,8 @@ enum Command {
     /// after the start of the run and a hang are faults. The first case of a fault is shrunk to a minimal recipe, which is
     /// printed with the commands that repeat it. `test --all` runs one minute with a fixed seed.
     FuzzLayouts(fuzz_layouts::Options),
-    /// Everything above but check-nccl, emulate, gpu, plan-all, first-hour, soak and fuzz-layouts: format, words, lint, docs,
-    /// book, package, test, cuda, small build, check-cuda, recipe, docs-commands.
+    /// Everything above but check-nccl, peers, emulate, gpu, plan-all, first-hour, soak and fuzz-layouts: format, words, lint,
+    /// docs, book, package, test, cuda, small build, check-cuda, recipe, docs-commands.
     ///
     /// The kernels are compiled for sm_90a only. The recipe and the commands of the documentation run in the dev profile, with
     /// the build of the tests, and slow commands are left out.
@@ -198,6 +206,7 @@ fn main() -> ExitCode {
             check_cuda::run(&options, Compilers::Needed, &root, &mut report);
         }
         Command::CheckNccl => check_nccl::run(&root, &mut report),
+        Command::Peers(options) => peers::run(&options, &root, &mut report),
         Command::Emulate(options) => {
             emulate::run(&options, Compilers::Needed, &root, &mut report);
         }
@@ -229,6 +238,7 @@ fn ci(root: &Path, report: &mut Report) {
     book::run(root, report);
     check::run(Check::Package, root, report);
     test::run(Extent::All, root, report);
+    peers::skip(report);
     check::run(Check::Cuda, root, report);
     check_cuda::run(&Options::of_ci(), Compilers::Optional, root, report);
     recipe::run(recipe::Profile::Dev, root, report);
