@@ -28,7 +28,11 @@ pub const FEATURES: &[Feature] = &[
 fn fp8(draft: &mut Draft<'_>) -> bool {
     // Where a layout rounds other values, a router chooses other experts. Groups by length have other micro-batches than
     // one rank, and scales depend on them.
-    let others = ["parallel.tp_comm_overlap", "model.moe", "parallel.hybrid_context_parallel"];
+    let others = [
+        "parallel.tp_comm_overlap",
+        "model.moe",
+        "parallel.hybrid_context_parallel",
+    ];
     if others.iter().any(|key| draft.has(key)) {
         return false;
     }

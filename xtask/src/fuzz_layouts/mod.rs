@@ -225,7 +225,9 @@ impl Fuzzer<'_> {
             && comparison == Comparison::Pretrain
             && number.is_multiple_of(3)
         {
-            let verified = self.runner.check(&settings, folder.path(), Comparison::Verify)?;
+            let verified = self
+                .runner
+                .check(&settings, folder.path(), Comparison::Verify)?;
             // A setting that only `verify` refuses has been compared above.
             if !matches!(verified, Verdict::Refused(_)) {
                 (verdict, comparison) = (verified, Comparison::Verify);
@@ -302,5 +304,97 @@ impl Fuzzer<'_> {
             },
         );
         error.map_or(Ok(smallest), Err)
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A program whose runs have the same loss in every layout, but for three faults.
+    const PROGRAM: &str = r#"#!/bin/sh
+[ "$1" = pretrain ] || exit 0
+mkdir "$5"
+loss=5.5
+has() { grep -q "^$1" "$recipe"; }
+recipe=$3
+has tensor && has dropout && loss=5.6
+has 'zero_stage = 2' && has clip && { echo "panicked at clip.rs:3" >&2; exit 101; }
+echo '{"kind":"step","step":1,"loss":'$loss'}' > "$5/metrics.jsonl"
+has context_split && has window && { echo "error: rank 1 failed" >&2; exit 1; }
+exit 0
+"#;
+
+    #[test]
+    fn three_planted_faults_are_found_and_shrunk_to_their_settings() {
+        let folder = TempDir::new("fuzz-planted").unwrap();
+        folder.write("program", PROGRAM);
+        let program = folder.path().join("program");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let fuzzer = Fuzzer {
+            runner: Runner {
+                program: &program,
+                timeout: Duration::from_secs(60),
+            },
+            data: folder.path(),
+            seed: 1,
+            until: Instant::now(),
+            next: AtomicU64::new(0),
+            end: 1,
+            without: &[],
+            totals: Mutex::default(),
+        };
+        for (kind, planted) in [
+            (
+                Kind::Differs,
+                [("model.dropout", "0.2"), ("parallel.tensor", "2")],
+            ),
+            (
+                Kind::Panicked,
+                [("data_parallel.zero_stage", "2"), ("train.clip", "0.05")],
+            ),
+            (
+                Kind::Failed,
+                [
+                    ("model.window", "5"),
+                    ("parallel.context_split", "\"striped\""),
+                ],
+            ),
+        ] {
+            let mut settings = draw::recipe(&mut Random::new(1, 1));
+            for key in [
+                "data_parallel",
+                "lora",
+                "memory",
+                "model.dropout",
+                "model.window",
+                "parallel",
+                "train.clip",
+            ] {
+                settings.remove(key);
+            }
+            let run = fuzzer.folder().unwrap();
+            let check = |settings: &Settings| {
+                let compared = Comparison::Pretrain;
+                fuzzer.runner.check(settings, run.path(), compared).unwrap()
+            };
+            assert_eq!(check(&settings), Verdict::Passed);
+            for (key, value) in planted {
+                settings.set(key, value);
+            }
+            let Verdict::Found(finding) = check(&settings) else {
+                panic!("{planted:?} is not found");
+            };
+            assert_eq!(finding.kind, kind, "{finding:?}");
+            let compared = Comparison::Pretrain;
+            let smallest = fuzzer.shrink(&settings, &finding, run.path(), compared);
+            let smallest = smallest.unwrap();
+            let left: Vec<_> = smallest
+                .keys()
+                .filter(|key| !shrink::is_kept(key))
+                .collect();
+            assert_eq!(left, planted.map(|(key, _)| key));
+        }
     }
 }

@@ -81,7 +81,7 @@ impl Runner<'_> {
         let begun = Instant::now();
         let status = loop {
             match child.try_wait() {
-                Ok(None) if begun.elapsed() < self.timeout => sleep(Duration::from_millis(5)),
+                Ok(None) if begun.elapsed() < self.timeout => sleep(Duration::from_millis(2)),
                 Ok(None) => {
                     // It is gone if it has just ended.
                     let _ = child.kill();

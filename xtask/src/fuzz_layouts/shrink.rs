@@ -19,6 +19,11 @@ const KEPT: [&str; 13] = [
     "train.warmup_steps",
 ];
 
+/// Whether a key is in every case.
+pub fn is_kept(key: &str) -> bool {
+    KEPT.contains(&key)
+}
+
 /// Tables that are dropped as a whole, before their keys.
 const TABLES: [&str; 16] = [
     "lora",
@@ -125,7 +130,7 @@ fn smaller(settings: &Settings) -> Vec<Settings> {
             });
         }
     }
-    for key in settings.keys().filter(|key| !KEPT.contains(key)) {
+    for key in settings.keys().filter(|key| !is_kept(key)) {
         add(&|next| next.remove(key));
     }
     all

@@ -38,7 +38,8 @@ impl RoundConfig {
 
     /// The layout, for the log.
     pub fn layout(&self) -> String {
-        let is_layout = |key: &&str| key.starts_with("parallel.") || key.starts_with("data_parallel.");
+        let is_layout =
+            |key: &&str| key.starts_with("parallel.") || key.starts_with("data_parallel.");
         let keys = self.settings.keys().filter(is_layout);
         let pairs = keys.filter_map(|key| Some(format!("{key}={}", self.settings.get(key)?)));
         pairs.collect::<Vec<_>>().join(" ")
@@ -48,7 +49,12 @@ impl RoundConfig {
 /// A longer run on text, with evaluations.
 fn train(settings: &mut Settings, steps: usize) {
     // A CPU refuses the last two.
-    for key in ["data", "sample", "train.cuda_graph", "kernels.epilogue_fusion"] {
+    for key in [
+        "data",
+        "sample",
+        "train.cuda_graph",
+        "kernels.epilogue_fusion",
+    ] {
         settings.remove(key);
     }
     settings.set("train.steps", steps);
