@@ -354,7 +354,6 @@ fn assert_equal_with_experts(name: &str) {
     );
 }
 
-/// One expert for each token, whose weight is 1.
 #[test]
 fn mixtral() {
     assert_equal_with_experts("mixtral");

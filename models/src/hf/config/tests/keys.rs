@@ -116,8 +116,8 @@ fn every_key_means_what_it_means_in_transformers() {
 
 /// Keys that have one accepted value, or none that changes the model.
 const WITHOUT_CASES: &str = "_sliding_window_pattern add_cross_attention architectures attention_bias aux_loss_alpha bos_token_id \
-    cache_implementation dtype eos_token_id ep_size head_dim initial_context_length is_decoder is_encoder_decoder mlp_bias \
-    model_type num_local_experts num_mtp_layers num_nextn_predict_layers pad_token_id pretraining_tp pruned_heads qk_head_dim \
+    cache_implementation dtype eos_token_id ep_size head_dim initial_context_length is_decoder is_encoder_decoder layer_types \
+    mlp_bias model_type num_local_experts num_mtp_layers num_nextn_predict_layers pad_token_id pretraining_tp pruned_heads qk_head_dim \
     quantization_config rope_interleaved router_jitter_noise seq_aux tie_encoder_decoder torch_dtype \
     use_bidirectional_attention use_mrope";
 
