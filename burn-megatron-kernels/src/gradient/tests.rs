@@ -379,7 +379,7 @@ fn constant_parameters_leave_the_gradients_of_the_others() {
                     let at = offset(parameter, WIDTH);
                     let found = match (is_trained(parameter), buffered) {
                         (false, _) => continue,
-                        (true, true) => flat.clone().slice([at..at + WIDTH]),
+                        (true, true) => flat.clone().slice(at..at + WIDTH),
                         (true, false) => found.next().expect("it has a gradient"),
                     };
                     assert_eq!(found.into_data(), expected.clone().into_data(), "{what}");
