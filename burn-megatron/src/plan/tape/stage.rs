@@ -135,7 +135,6 @@ impl Stage {
     pub fn profile(mut self, storages: &Storages, repeat: Repeat) -> StageProfile {
         let repeated = self.repeated(repeat);
         let mut alive = self.lives.bytes(storages);
-        self.add_repeated(&mut alive, &repeated, repeat.times);
         for (layer, span) in self.layers.iter_mut().zip(&self.backward) {
             if let Some(Span { start, end }) = span {
                 let peak = alive[*start..=*end].iter().max().copied().unwrap_or(0);
@@ -143,6 +142,7 @@ impl Stage {
                 layer.backward_bytes = peak.saturating_sub(before);
             }
         }
+        self.add_repeated(&mut alive, &repeated, repeat.times);
         let count = |layer: usize| {
             1 + if repeated.contains(&layer) {
                 repeat.times
