@@ -58,6 +58,13 @@ fn broadcast<const D: usize>(dim: usize, size: usize) -> [usize; D] {
 
 fn gate<const D: usize>(x: Tensor<D>, kind: Curve, options: ActivationOptions) -> Tensor<D> {
     let half = x.dims()[D - 1] / 2;
+    let mut shape = x.dims();
+    if shape.contains(&0) {
+        // Burn's `narrow` of an empty tensor is no part of the graph. Ranks whose backward has a collective before this
+        // function must all reach it.
+        shape[D - 1] = half;
+        return x.sum_dim(D - 1).expand(shape);
+    }
     let mut first = x.clone().narrow(D - 1, 0, half);
     let mut second = x.narrow(D - 1, half, half);
     if let Some(clamp) = options.clamp {

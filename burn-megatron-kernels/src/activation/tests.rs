@@ -229,10 +229,12 @@ fn strided_and_sliced_inputs_are_taken() {
 fn an_empty_batch_gives_empty_gradients_and_a_zero_bias_gradient() {
     for (device, dtypes) in devices() {
         let case = Case::new(0, 8, Activation::SwiGlu, true, true);
-        let fused = |leaves: &[Tensor<1>]| case.fused(leaves);
-        let found = evaluate(&case.inputs(), &device, dtypes[0], dtypes[0], &fused);
-        assert!(found.output.is_empty() && found.gradients[0].is_empty());
-        assert_eq!(found.gradients[1], vec![0.0; 16], "the bias");
+        for run in [Case::fused, Case::composed] {
+            let run = |leaves: &[Tensor<1>]| run(&case, leaves);
+            let found = evaluate(&case.inputs(), &device, dtypes[0], dtypes[0], &run);
+            assert!(found.output.is_empty() && found.gradients[0].is_empty());
+            assert_eq!(found.gradients[1], vec![0.0; 16], "the bias");
+        }
         let none = Tensor::<2>::zeros([5, 0], &device);
         let y = activate(none, None, None, Activation::SwiGlu, case.options);
         assert_eq!(y.dims(), [5, 0]);

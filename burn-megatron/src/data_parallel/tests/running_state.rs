@@ -59,10 +59,9 @@ fn mean(states: &[[Vec<f32>; 2]]) -> [Vec<f32>; 2] {
 }
 
 fn assert_close(what: &str, found: &[Vec<f32>; 2], expected: &[Vec<f32>; 2]) {
-    let pairs = found.iter().flatten().zip(expected.iter().flatten());
-    let differs = |(a, b): (&f32, &f32)| !((a - b).abs() <= 1e-5 * b.abs());
+    let mut pairs = found.iter().flatten().zip(expected.iter().flatten());
     assert!(
-        !pairs.into_iter().any(differs),
+        pairs.all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs()),
         "{what}: {found:?}, {expected:?}"
     );
 }
