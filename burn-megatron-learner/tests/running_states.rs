@@ -13,7 +13,7 @@ fn sharded(stage: ZeroStage) -> MegatronStrategy<Mlp> {
     threads(2).optimizer(optimizer).zero_stage(stage)
 }
 
-/// Both ranks have the batches of one device, so that they have its weights, its running states and its losses.
+/// Both ranks get the batches of a single device, so their weights, running states and losses equal the device's.
 #[test]
 fn ranks_with_equal_batches_train_what_one_device_does() {
     let items: Vec<_> = (0..8).map(Item::new).collect();

@@ -9,7 +9,7 @@ use crate::regular_file;
 /// Reads a regular file of at most `max_bytes` bytes.
 ///
 /// # Errors
-/// As [`regular_file::open`], and [`io::ErrorKind::FileTooLarge`] for a longer file.
+/// The errors of [`regular_file::open`], and [`io::ErrorKind::FileTooLarge`] for a longer file.
 pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
     read_open(regular_file::open(path)?, max_bytes)
 }
@@ -17,7 +17,7 @@ pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
 /// Reads a regular file as [`read`] does, as text.
 ///
 /// # Errors
-/// As [`read`], and [`io::ErrorKind::InvalidData`] for content that is not UTF-8.
+/// The errors of [`read`], and [`io::ErrorKind::InvalidData`] for content that is not UTF-8.
 pub fn read_text(path: &Path, max_bytes: u64) -> io::Result<String> {
     text(read(path, max_bytes)?)
 }
@@ -25,13 +25,12 @@ pub fn read_text(path: &Path, max_bytes: u64) -> io::Result<String> {
 /// Reads text from a regular file or a stream, such as `/dev/stdin`.
 ///
 /// # Errors
-/// As [`regular_file::open_stream`] and [`read_text`].
+/// The errors of [`regular_file::open_stream`] and [`read_text`].
 pub fn read_text_stream(path: &Path, max_bytes: u64) -> io::Result<String> {
     text(read_open(regular_file::open_stream(path)?, max_bytes)?)
 }
 
-/// Reads an open file to its end. Of a longer file no more than `max_bytes` bytes are read, whatever its reported size
-/// is.
+/// Reads an open file to its end. A file of more than `max_bytes` bytes is an error, whatever size the file reports.
 fn read_open(file: File, max_bytes: u64) -> io::Result<Vec<u8>> {
     let too_large = || {
         let what = format!("it has more than {max_bytes} bytes, the maximum");

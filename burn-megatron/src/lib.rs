@@ -26,7 +26,7 @@
 //! | [`train`] | training loop, metrics and run folder |
 //! | [`verify`] | check that a layout computes what one rank computes |
 //! | [`memory_report`] | the memory of a step of any module, and what grows |
-//! | [`regular_file`] | opening of files, with an error for a pipe, a device or a folder |
+//! | [`regular_file`] | opens files, with an error for a pipe, a device or a folder |
 //! | [`bounded`] | reading of whole files, up to a size |
 //! | [`partial`] | files and folders that are being written, and their clean-up after a crash |
 //! | [`device`] | devices by name, checked before Burn is called |

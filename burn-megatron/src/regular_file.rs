@@ -18,8 +18,8 @@ const MAX_LFS_POINTER: u64 = 1024;
 /// Opens a regular file for reading. Links are followed.
 ///
 /// # Errors
-/// Errors of the operating system, and an error that says what is in place of the file: another kind of file, a link
-/// to a missing file, or a Git LFS pointer. A missing file is [`io::ErrorKind::NotFound`]; a link to one is not.
+/// Errors of the operating system, and an error that names what is in place of the file: another kind of file, a link to
+/// a missing file, or a Git LFS pointer. A missing file is [`io::ErrorKind::NotFound`]. A link to a missing file is not.
 pub fn open(path: &Path) -> io::Result<File> {
     let mut file = open_with(path, OpenOptions::new().read(true))?;
     check_not_lfs_pointer(&mut file)?;
@@ -29,7 +29,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// Opens an existing regular file with these options.
 ///
 /// # Errors
-/// As [`open`]. A Git LFS pointer is not an error.
+/// The errors of [`open`]. A Git LFS pointer is not an error.
 pub fn open_with(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     // Checked before it is opened, as opening changes the state of some devices.
     check_kind(kind_of(path)?)?;
@@ -38,10 +38,10 @@ pub fn open_with(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens a file to be read once from its start to its end: a regular file, a pipe or a terminal, as `/dev/stdin` is.
+/// Opens a file to be read once from its start to its end: a regular file, a pipe or a terminal, such as `/dev/stdin`.
 ///
 /// # Errors
-/// As [`open`], and [`io::ErrorKind::TimedOut`] for a named pipe that no process writes to.
+/// The errors of [`open`], and [`io::ErrorKind::TimedOut`] for a named pipe that no process writes to.
 pub fn open_stream(path: &Path) -> io::Result<File> {
     let kind = kind_of(path)?;
     if is_pipe(kind) {
@@ -206,7 +206,7 @@ mod tests {
                 open_with(&at(name), OpenOptions::new().append(true)).unwrap_err(),
             ] {
                 assert!(error.to_string().starts_with(what), "{name}: {error}");
-                // Callers take a file that is not found for one that is optional.
+                // Callers treat a file that is not found as optional.
                 assert_ne!(error.kind(), io::ErrorKind::NotFound, "{name}");
             }
         }

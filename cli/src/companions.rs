@@ -1,4 +1,4 @@
-//! What an exported model takes from elsewhere: the `config.json` to follow, the tokenizer and the chat template.
+//! The files of an exported model that come from elsewhere: its `config.json`, the tokenizer and the chat template.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::recipe::Recipe;
 const TOKENIZER: &str = "tokenizer.json";
 const TEMPLATE: &str = "chat_template.jinja";
 
-/// The files that belong to a tokenizer whose file is named in the place of its folder.
+/// The files that belong to a tokenizer if the recipe names the file of the tokenizer and not its folder.
 const SMALL_FILES: [&str; 4] = [
     TEMPLATE,
     "generation_config.json",
@@ -26,7 +26,7 @@ const SMALL_FILES: [&str; 4] = [
     "tokenizer_config.json",
 ];
 
-/// The most runs that were loaded from each other.
+/// The maximum length of a chain of runs that were loaded from each other.
 const MAX_RUNS: usize = 64;
 
 /// Names and contents of files.
@@ -65,8 +65,8 @@ impl Companions {
         }
     }
 
-    /// The companions of a checkpoint of a run. They are what the run was loaded from, and the tokenizer and the template of
-    /// its data. A checkpoint that was converted from a Hugging Face folder has its own.
+    /// Returns the companions of a checkpoint of a run: the files of the model that the run was loaded from, and the tokenizer
+    /// and the template of its data. A checkpoint that was converted from a Hugging Face folder has its own companions.
     ///
     /// # Errors
     /// Files that the recipe names and that cannot be read.
@@ -83,7 +83,7 @@ impl Companions {
         })
     }
 
-    /// The companions of a run that starts.
+    /// Returns the companions of a run that starts.
     ///
     /// # Errors
     /// Files that the recipe names and that cannot be read.
@@ -119,12 +119,12 @@ impl Companions {
         })
     }
 
-    /// Where the `config.json` is from.
+    /// The origin of the `config.json`.
     pub fn origin(&self) -> Option<&Origin> {
         self.origin.as_ref()
     }
 
-    /// Puts the tokenizer and the template of the data in the place of others.
+    /// Replaces other tokenizers and templates by the tokenizer and the template of the data.
     pub fn apply(&self, tokens: &mut SpecialTokenIds, files: &mut Files) {
         if let Some(own) = &self.tokenizer
             && find(files, TOKENIZER) != find(&own.files, TOKENIZER)
@@ -174,8 +174,8 @@ fn loaded(recipe: &Value) -> Option<&str> {
     base.or(recipe["checkpoint"]["load"].as_str())
 }
 
-/// The Hugging Face folder of a model, or the checkpoint that has its files. A run is followed to the model that it was
-/// loaded from, at most through `runs` runs.
+/// Returns the Hugging Face folder of a model, or the checkpoint that has its files. Follows a run to the model that it was
+/// loaded from, through at most `runs` runs.
 fn origin_of(path: &Path, runs: usize) -> Result<Option<PathBuf>, Error> {
     if is_hf_folder(path) {
         return Ok(Some(path.into()));
@@ -244,7 +244,7 @@ mod tests {
             error.contains("the run was loaded from /nowhere"),
             "{error}"
         );
-        // Another tokenizer replaces all files of the first, and the template of the data replaces its own.
+        // A different tokenizer replaces all files of the loaded tokenizer. The template of the data replaces its template.
         let bpe = format!("{FIXTURES}/burn-megatron/tests/fixtures/tokenizer/byte_bpe");
         let template = format!("{FIXTURES}/burn-megatron/tests/fixtures/chat/chatml.jinja");
         let data =

@@ -1,7 +1,7 @@
 //! The limit of the system on the size of a file (`ulimit -f`).
 
-/// Makes a write beyond the limit an error, as on a full disk. By default such a write ends the process by the signal
-/// SIGXFSZ, without a message.
+/// Makes a write beyond the limit fail with an error, like a write to a full disk. By default the signal SIGXFSZ ends the
+/// process at such a write, without a message.
 pub fn make_it_an_error() {
     #[cfg(unix)]
     // SAFETY: an ignored signal runs no code.
@@ -10,7 +10,7 @@ pub fn make_it_an_error() {
     }
 }
 
-/// Returns a note about the limit if `error`, as text, has the error of the system for it.
+/// Returns a note about the limit if the text of `error` contains the system's error for the limit.
 #[cfg(unix)]
 pub fn note(error: &str) -> Option<String> {
     if !error.contains(&format!("(os error {})", libc::EFBIG)) {

@@ -91,7 +91,7 @@ fn decide(recipe: &Recipe, device: &Device) -> Option<Decision> {
     Some(decided().unwrap_or_else(Decision::Fail))
 }
 
-/// The largest file of algorithms that is read, in bytes.
+/// The maximum size of a file of algorithms that is read, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
 
 fn read(path: &Path) -> Result<GemmAlgorithms, String> {

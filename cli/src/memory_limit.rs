@@ -28,8 +28,8 @@ pub fn plan(recipe: &Recipe) -> Result<MemoryReport, Error> {
     plan_layout(recipe, recipe.plan()?, &RankProfiles::default())
 }
 
-/// [`plan`] of a recipe whose [settings](Recipe::plan) were checked, with the profiles of earlier plans of the same recipe in
-/// other layouts.
+/// Runs [`plan`] for a recipe whose [settings](Recipe::plan) were checked, with the profiles of earlier plans of the same
+/// recipe in other layouts.
 ///
 /// # Errors
 ///

@@ -34,7 +34,7 @@ pub enum BaseRecipe {
     None,
 }
 
-/// Where the settings that `[model]` leaves out are taken from.
+/// The source of the settings that `[model]` leaves out.
 #[derive(Clone, Copy, Debug)]
 pub enum ModelBase<'a> {
     /// From the defaults of the family, key by key in nested tables too.

@@ -1,4 +1,4 @@
-//! The keys of a recipe, against the list of `cargo xtask fuzz-layouts`.
+//! Tests that compare the keys of a recipe with the list of `cargo xtask fuzz-layouts`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -51,7 +51,7 @@ fn collect(table: &str, optimizer: &str, found: &mut BTreeSet<String>) {
     }
 }
 
-/// A new key must be drawn by `fuzz-layouts`, or have a reason there why it is not. A reason for a table covers its keys.
+/// `fuzz-layouts` must draw a new key, or its list must have a reason. A reason for a table covers its keys.
 #[test]
 fn every_key_of_a_recipe_is_in_the_list_of_fuzz_layouts() {
     // Tags, which select the keys of a table.

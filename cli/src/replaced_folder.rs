@@ -1,4 +1,4 @@
-//! Writes a folder in the place of another one.
+//! Writes a folder in place of an existing folder.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,7 +12,7 @@ use crate::error::Error;
 /// one is complete.
 ///
 /// # Errors
-/// Those of `write`, and failed renames.
+/// The errors of `write`, and failed renames.
 pub fn replace<T>(to: &Path, write: impl FnOnce(&Path) -> Result<T, Error>) -> Result<T, Error> {
     let again = written_path(to);
     if again == to {

@@ -62,7 +62,7 @@ const OPTIMIZER: &str = "train.optimizer";
 /// The key of the data's fingerprint, beside the tables of the recipe.
 const FINGERPRINT: &str = "data_fingerprint";
 
-/// The key for whether the documents of the data have special tokens. It is in the fingerprint too.
+/// The key that records whether the documents of the data have special tokens. The fingerprint has this key too.
 const SPECIAL_TOKENS: &str = "data_special_tokens";
 
 /// The configuration that a checkpoint records: the recipe, the fingerprint of the data, and whether its documents have
@@ -212,7 +212,7 @@ fn other_data(saved: &Value, now: &Value, name: &str) -> Error {
     let is_without = is_text && saved[SPECIAL_TOKENS].is_null() && now[SPECIAL_TOKENS] == true;
     let special = match is_without {
         true => {
-            ", set data.special_tokens = false, as the version that saved it added none to a text"
+            ", set data.special_tokens = false, as the version that saved the checkpoint added no special tokens to a text"
         }
         false => "",
     };

@@ -115,7 +115,7 @@ impl HfSaver {
             folder,
             companions: Arc::new(match recipe.lora {
                 None => Companions::of_recipe(recipe)?,
-                // Adapters are written alone.
+                // Adapters are written without the base model.
                 Some(_) => Companions::default(),
             }),
             dtype: dtype.map(ElementType::from),
@@ -215,7 +215,7 @@ impl Target {
             .model
             .hf()
             .ok_or_else(|| format!("no family {family}"))?;
-        // The step may have been saved before, if the run was resumed from an earlier one.
+        // The step may have been saved before, if the run was resumed from an earlier step.
         replace(&to, |to| {
             match &self.lora {
                 None => {

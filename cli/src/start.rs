@@ -363,8 +363,8 @@ impl<'a> StartResolver<'a> {
     }
 }
 
-/// Checks that a run folder without a checkpoint has no steps of a run that saves checkpoints elsewhere, as on a disk that
-/// is not mounted. A run that was killed before its first checkpoint has left the lock file.
+/// Checks that a run folder without a checkpoint has no steps of a run whose checkpoints are elsewhere. The disk of the
+/// checkpoints may not be mounted. A run that was killed before its first checkpoint has left the lock file.
 fn check_no_step_is_lost(folder: &RunFolder) -> Result<(), Error> {
     let checkpoints = folder.checkpoints();
     let (run, metrics, timings) = (folder.path(), folder.metrics(), folder.timings());
@@ -388,7 +388,7 @@ fn check_no_step_is_lost(folder: &RunFolder) -> Result<(), Error> {
     .into())
 }
 
-/// Warns if a later checkpoint than `from` was saved, and is neither there nor one that was `passed`.
+/// Warns if a checkpoint later than `from` was saved, but is missing and was not `passed` over.
 fn warn_of_missing(folder: &RunFolder, from: &ResumePoint, passed: &[SkippedCheckpoint]) {
     // A file that cannot be read is an error when it is continued.
     let saved = last_saved_step(&folder.timings()).ok().flatten();

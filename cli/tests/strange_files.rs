@@ -1,4 +1,4 @@
-//! Commands with something else in place of a file that they read.
+//! Tests commands that find a pipe, a folder or a pointer in place of a file.
 #![cfg(unix)]
 
 use std::fs;

@@ -53,7 +53,7 @@ pub enum RotaryScaling {
     },
     /// Dynamic NTK scaling of `transformers`: no scaling up to the original context, which a sequence must not exceed here.
     Dynamic {
-        /// The factor by which longer sequences would be extended.
+        /// The factor for sequences longer than the original context.
         factor: f64,
         /// The original context length.
         original: usize,

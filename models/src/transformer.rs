@@ -81,7 +81,7 @@ impl RotaryTables {
     }
 }
 
-/// Returns what layers of experts are given, as parts of one node.
+/// Returns the inputs of layers of experts, as parts of one node.
 fn in_one_node(tokens: RoutedTokens, step: Option<&RouterStep>) -> MoeForward<'_> {
     MoeForward {
         tokens: Some(tokens),

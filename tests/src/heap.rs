@@ -31,8 +31,8 @@ pub fn on_ranks<T: Send>(
 }
 
 /// An allocator that counts allocated bytes by the thread that allocated them, wherever they are freed. For
-/// `#[global_allocator]`. Like [`HeapCounter`](burn_megatron::memory_report::HeapCounter) it does not count the buffers in
-/// which matrices are packed.
+/// An allocator for `#[global_allocator]`. Like [`HeapCounter`](burn_megatron::memory_report::HeapCounter), it does not
+/// count the buffers in which matrices are packed.
 pub struct CountingAllocator<A = System>(pub A);
 
 /// The bytes that are allocated.
@@ -59,7 +59,7 @@ impl Count {
     }
 }
 
-/// The most owners. The threads that begin no [`ThreadHeap`] are counted together, as owner 0.
+/// The maximum number of owners. The threads that begin no [`ThreadHeap`] are counted together, as owner 0.
 const OWNERS: usize = 1024;
 
 static BY_OWNER: [Count; OWNERS] = [const { Count::new() }; OWNERS];
@@ -91,12 +91,12 @@ impl ThreadHeap {
         BY_OWNER[self.0].live.load(Ordering::Relaxed)
     }
 
-    /// The most bytes that were allocated since [`reset_peak`](Self::reset_peak).
+    /// Returns the maximum number of allocated bytes since [`reset_peak`](Self::reset_peak).
     pub fn peak(self) -> usize {
         BY_OWNER[self.0].peak.load(Ordering::Relaxed)
     }
 
-    /// Starts the peak at what is allocated now.
+    /// Resets the peak to the bytes that are allocated now.
     pub fn reset_peak(self) {
         BY_OWNER[self.0].peak.store(self.live(), Ordering::Relaxed);
     }
@@ -112,7 +112,7 @@ fn with_header(layout: Layout) -> Option<(Layout, usize)> {
 }
 
 // SAFETY: what is returned lies one header into a piece of the inner allocator, aligned as the header is; the word before
-// it is the owner, written at allocation and read once, when it is freed. What is not counted has no header.
+// it is the owner, written at allocation and read once, when it is freed. Memory that is not counted has no header.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !is_counted(layout) {

@@ -443,7 +443,7 @@ fn a_sum_that_is_zero_in_exact_arithmetic_passes_and_a_wrong_one_does_not() {
         let loss = |norms: &Norms, x: &Option<Tensor<2>>| {
             let y = norms.first.forward(x.clone().unwrap());
             let y = norms.second.forward(y);
-            // An error of the device alone.
+            // An error on the device only.
             let error = if y.dtype() == DType::F64 { 0.0 } else { error };
             y.sum() + error
         };

@@ -144,7 +144,7 @@ fn replicas_that_differ_are_named() {
     );
 }
 
-/// Each rank has batches of its own.
+/// Each rank has its own batches.
 #[test]
 fn running_states_may_differ() {
     let changed = |rank: usize, _, net: Net| {

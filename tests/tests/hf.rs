@@ -313,7 +313,7 @@ fn llama3() {
     assert_equal_in_every_layout("llama3");
 }
 
-/// Biases in attention alone, and YaRN with its own factor of cosines and sines.
+/// A model with biases in attention only, and YaRN with an explicit factor of cosines and sines.
 #[test]
 fn llama_with_yarn() {
     assert_equal_in_every_layout("llama-yarn");
@@ -365,8 +365,8 @@ fn qwen3_moe() {
     assert_equal_with_experts("qwen3-moe");
 }
 
-/// Norms of all heads together, whose means are those of all tensor ranks; weights that do not sum to 1; biases in
-/// attention; in bf16.
+/// A model in bf16 with norms over all heads together, whose means are over all tensor ranks. Router weights do not sum
+/// to 1, and attention has biases.
 #[test]
 fn olmoe() {
     assert_equal_with_experts("olmoe");
@@ -420,7 +420,7 @@ fn deepseek_v2() {
     assert_equal_on_every_axis("deepseek-v2");
 }
 
-/// A latent of queries, sigmoids with biases that are not normalized, groups by the sum of two.
+/// A model with a latent of queries, sigmoids with biases that are not normalized, and groups by the sum of two.
 #[test]
 fn deepseek_v3() {
     assert_equal_on_every_axis("deepseek-v3");

@@ -101,8 +101,8 @@ impl Case {
         }
     }
 
-    /// Whether rows have several documents and padding, in half of the rows of the table. Equal tokens at the starts of
-    /// documents have equal weights but for rounding, of which a capacity would keep either.
+    /// Whether samples have several documents and padding, in half of the rows of the table. Equal tokens at the starts of
+    /// documents have weights that differ only by rounding, so a capacity could keep any of them.
     fn is_packed(&self) -> bool {
         self.value("tied") == "no" && self.value("capacity") == "none"
     }

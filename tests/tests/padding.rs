@@ -1,4 +1,4 @@
-//! Padding changes nothing: not the loss, not the gradients, not what routers report, in any layout.
+//! Tests that padding changes nothing in any layout: neither the loss, nor the gradients, nor the reports of routers.
 
 use burn::tensor::{DType, Device};
 use burn_megatron::comm::{ParallelContext, World};
@@ -178,7 +178,7 @@ fn padded_rows_train_experts_as_on_one_rank() {
             dispatcher: [AllToAll, AllGather, Flex][number % 3],
             ..experts()
         };
-        // A rank with the last tokens of each row has padding alone.
+        // A rank with the last tokens of each row has only padding.
         assert_near(layout, &trained(&moe, 32, layout), &expected);
     }
 }

@@ -403,7 +403,7 @@ fn a_run_that_diverges_names_the_step_and_warns_once_for_each() {
     }
 }
 
-/// With full sharding every rank takes part in an evaluation, if there is one.
+/// With full sharding every rank takes part in an evaluation.
 #[test]
 fn a_run_without_held_out_samples_evaluates_nothing() {
     let sizes = Sizes { data: 2, ..ONE };

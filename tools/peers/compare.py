@@ -1,4 +1,4 @@
-"""Compares the files that a script wrote with the committed ones.
+"""Compares the files that a script wrote with the committed files.
 
     python compare.py COMMITTED WRITTEN
 
@@ -21,13 +21,13 @@ UNORDERED = ".target_modules"
 
 
 def names(folder):
-    """The files of a folder and their paths in it."""
+    """Returns the files of a folder and their paths in the folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix not in BY_HAND)
     return {str(path.relative_to(folder)): path for path in files}
 
 
 def json_difference(a, b, path=""):
-    """The path of the first difference of two values, if there is one."""
+    """Returns the path of the first difference of two values, if there is one."""
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         pairs = [(a[key], b[key], f"{path}.{key}") for key in a]
     elif path.endswith(UNORDERED) and isinstance(a, list) and isinstance(b, list):
@@ -42,7 +42,7 @@ def json_difference(a, b, path=""):
 
 
 def tensor_difference(a, b):
-    """The first difference of two tables of tensors, if there is one."""
+    """Returns the first difference of two tables of tensors, if there is one."""
     if a.keys() != b.keys():
         return f"tensors {sorted(a.keys() ^ b.keys())}"
     for name, tensor in a.items():

@@ -111,7 +111,7 @@ enum Command {
     CheckNccl,
     /// Compare with other implementations: transformers, megatron-core, torch, tokenizers, peft and others.
     ///
-    /// Runs every script that makes fixtures of this repository, on a copy, and compares what it writes with the committed
+    /// Runs every script that makes fixtures of this repository, on a copy, and compares its output with the committed
     /// fixtures. Then converts the Hugging Face fixtures to a checkpoint and back, and compares the logits of
     /// transformers. Makes a virtual environment with pinned packages in peers in the target folder (several gigabytes),
     /// or uses the Python that PEERS_PYTHON names. Not part of `ci`, which replays the fixtures.
@@ -137,12 +137,12 @@ enum Command {
     ///
     /// README.md is checked as well. Builds the book if mdbook is installed.
     Book,
-    /// Run the shell commands of README.md and of the book as they stand.
+    /// Run the shell commands of README.md and of the book exactly as printed.
     ///
     /// Takes the commands from the code blocks with the language `sh`. The commands of a page run one after the other in a
-    /// copy of the checkout, with a deadline. xtask/docs-commands.tsv lists what cannot run here, what CI leaves out, and what
-    /// a page assumes. Every command must run or be listed, and an entry without a command is an error. Programs are built
-    /// in the release profile. Takes an hour on two cores.
+    /// copy of the checkout, with a deadline. xtask/docs-commands.tsv lists the commands that cannot run here, the
+    /// commands that CI leaves out, and the files that a page assumes. Every command must run or be listed, and an entry
+    /// without a command is an error. Programs are built in the release profile. Takes an hour on two cores.
     #[cfg(unix)]
     DocsCommands(docs_commands::Options),
     /// Train the default recipe for a few steps and check that its loss falls; with MPI, also as four
@@ -150,8 +150,9 @@ enum Command {
     Recipe,
     /// Plan every published recipe on 8, 64, 256 and 1,024 H100, and on 256 of each other device.
     ///
-    /// Each case ends with a layout, or with the smallest memory if no layout fits. An error and a panic fail. Prints a line
-    /// for each case when it ends, and a table of all at the end. Not part of `ci`, whose tests plan six of the cases.
+    /// Each case ends with a layout, or with the smallest memory if no layout fits. A case with an error or a panic fails.
+    /// Prints a line for each case when it ends, and a table of all cases at the end. Not part of `ci`,
+    /// whose tests plan six of the cases.
     PlanAll(plan_all::Options),
     /// Walk the way of a new user, and print how long each step takes: clone, install, the default recipe, a text of one's
     /// own that is interrupted and resumed, generate, convert.
@@ -177,7 +178,7 @@ enum Command {
     /// after the start of the run and a hang are faults. The first case of a fault is shrunk to a minimal recipe, which is
     /// printed with the commands that repeat it. `test --all` runs one minute with a fixed seed.
     FuzzLayouts(fuzz_layouts::Options),
-    /// Everything above but check-nccl, peers, emulate, gpu, plan-all, first-hour, soak and fuzz-layouts: format, words, lint,
+    /// Everything above except check-nccl, peers, emulate, gpu, plan-all, first-hour, soak and fuzz-layouts: format, words, lint,
     /// docs, book, package, test, cuda, small build, check-cuda, recipe, docs-commands.
     ///
     /// The kernels are compiled for sm_90a only. The recipe and the commands of the documentation run in the dev profile, with

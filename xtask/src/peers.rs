@@ -40,7 +40,7 @@ const SCRIPTS: &[(&str, &[&str])] = &[
 /// A script whose output differs between runs, and the reason.
 const NOT_REPEATABLE: (&str, &str) = (
     "burn-megatron/tests/fixtures/tokenizer/make.py",
-    "the trainers of the library tokenizers break ties at random, so that each run makes other tokenizers",
+    "the trainers of the library tokenizers break ties at random, so each run makes different tokenizers",
 );
 
 /// The folders that scripts read or write.
@@ -64,7 +64,7 @@ impl Options {
     }
 }
 
-/// Installs the packages, runs each script on a copy of the fixtures, and compares what it wrote with the fixtures.
+/// Installs the packages, runs each script on a copy of the fixtures, and compares its output with the fixtures.
 pub fn run(options: &Options, root: &Path, report: &mut Report) {
     let mut python = Err("the environment is missing".to_string());
     report.step("packages", || {
@@ -87,7 +87,7 @@ pub fn run(options: &Options, root: &Path, report: &mut Report) {
     }
 }
 
-/// For `ci`: the fixtures are replayed by the tests, and the comparisons themselves are skipped.
+/// Skips the comparisons in `ci`, where the tests replay the fixtures.
 pub fn skip(report: &mut Report) {
     report.step("peers", || {
         Outcome::Skipped(format!(
@@ -98,7 +98,8 @@ pub fn skip(report: &mut Report) {
     });
 }
 
-/// The Python of `PEERS_PYTHON`, or of a virtual environment in the target folder with the pinned packages.
+/// Returns the Python of `PEERS_PYTHON`, or the Python of a virtual environment in the target folder with the pinned
+/// packages.
 fn find_or_install(root: &Path) -> Result<PathBuf, String> {
     if let Some(python) = env::var_os("PEERS_PYTHON") {
         return Ok(python.into());

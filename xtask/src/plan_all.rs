@@ -1,4 +1,4 @@
-//! `cargo xtask plan-all`: every published recipe is planned on many devices.
+//! `cargo xtask plan-all`: plans every published recipe on many devices.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::process::{cargo, run as run_command, target_folder};
 use crate::report::Report;
 
-/// Which cases run.
+/// The options of `cargo xtask plan-all`.
 #[derive(Args)]
 pub struct Options {
     /// Only recipes whose name has this part.
@@ -34,7 +34,7 @@ const DEVICES: [&str; 8] = [
     "256xMI300X",
 ];
 
-/// The exit codes of a plan: one fits, or none does.
+/// The exit codes of a plan: a layout fits, or no layout fits.
 const CODES: [i32; 2] = [0, 1];
 
 /// A recipe on devices.
@@ -68,7 +68,7 @@ pub fn run(options: &Options, root: &Path, report: &mut Report) {
     });
 }
 
-/// The published recipes, which say what is planned for them, on all devices.
+/// Returns the cases of the published recipes on all devices. A recipe states its plan in a comment.
 fn all(options: &Options, root: &Path) -> Result<Vec<Case>, String> {
     let folder = root.join("examples/recipes");
     let text =
@@ -164,14 +164,14 @@ impl Case {
 }
 
 impl Planned {
-    /// Reads the best plan, or the one that needs the least memory.
+    /// Reads the best plan, or the plan that needs the least memory.
     fn read(json: &Value) -> Result<Self, String> {
         let best = json["plans"].get(0);
         let plan = best.unwrap_or(&json["nearest"]);
         let text = |name: &str| {
             plan[name]
                 .as_str()
-                .ok_or("no plan, and none that is the nearest")
+                .ok_or("the output has neither a plan nor a nearest plan")
         };
         let number = |name: &str| plan[name].as_f64().unwrap_or(f64::NAN);
         let layout = text("layout")?;

@@ -34,7 +34,7 @@ impl TestBuffer {
     }
 }
 
-/// How an operation uses a parameter.
+/// The role of a parameter in an operation.
 #[derive(Clone)]
 enum Use {
     /// The gradient goes to the graph.

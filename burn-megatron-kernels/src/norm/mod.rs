@@ -146,8 +146,8 @@ pub fn add_rms_norm<const D: usize>(
 ///
 /// # Panics
 ///
-/// As [`layer_norm`], and with a [`KernelError`] for RMSNorm with a bias, and for a tracked parameter without a
-/// destination next to a parameter with one.
+/// The errors of [`layer_norm`]. Also a [`KernelError`] for RMSNorm with a bias, and for a tracked parameter without a
+/// destination next to a parameter with a destination.
 pub fn normalise<const D: usize>(
     kind: NormKind,
     x: Tensor<D>,

@@ -26,7 +26,7 @@ pub(super) type Primitive = FloatTensor<Capture>;
 const EVENT: &str = "burn-megatron event";
 
 thread_local! {
-    /// A process may create 65,536 capture devices at most, so that each thread has one for all of its recordings.
+    /// One capture device per thread, for all of its recordings: a process may create at most 65,536 capture devices.
     static DEVICE: Device = Device::capture();
 }
 

@@ -190,7 +190,7 @@ fn outside_recordings(hook: PanicHook) -> PanicHook {
     })
 }
 
-/// Counts every tensor that exists now as a constant: [`backward`] computes no gradient of it. The parameters of a model
+/// Marks every tensor that exists now as a constant: [`backward`] computes no gradient of a constant. The parameters of a model
 /// are constants, as they enter the graph through an operation or take their gradients through a hook.
 pub fn begin_variables() {
     with(|recorder| recorder.first_variable = Some(recorder.handle.client.create_empty_handle()));
@@ -223,7 +223,7 @@ pub fn calls() -> usize {
 
 /// Runs the backward of a call, once, for gradients of all of its outputs.
 ///
-/// `needed` tells of which inputs a gradient is computed, other than [constants](begin_variables).
+/// `needed` selects the inputs whose gradients are computed. [Constants](begin_variables) never have a gradient.
 pub fn backward(call: usize, needed: &[bool]) {
     device::run_backward(call, needed);
 }

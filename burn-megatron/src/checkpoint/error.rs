@@ -38,7 +38,7 @@ pub enum CheckpointError {
         /// The tensors.
         keys: Vec<String>,
     },
-    /// A place that nothing may be written to.
+    /// A path where the command must not write.
     #[error("cannot write to {}: {what}; name another place", path.display())]
     Output {
         /// The place.

@@ -16,7 +16,7 @@ use crate::bounded;
 pub(super) const LATEST: &str = "latest";
 /// The name of the lock file of the run that writes into a folder of checkpoints.
 pub const LOCK: &str = "lock";
-/// The most bytes that are read of `latest`.
+/// The maximum size of `latest` that is read, in bytes.
 const MAX_POINTER_BYTES: u64 = 1 << 10;
 /// Prefix of unfinished saves.
 const PENDING_PREFIX: &str = ".saving-";

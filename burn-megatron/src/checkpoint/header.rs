@@ -105,7 +105,7 @@ pub fn parse(bytes: &[u8], file_size: u64) -> Result<Vec<HeaderEntry>, String> {
     let invalid = |error| format!("its header: {error}");
     let text = &header[LENGTH_BYTES..];
     let metadata: Metadata = serde_json::from_slice(text).map_err(invalid)?;
-    // The line above keeps one of several entries of a name.
+    // The line above keeps one entry if a name has several entries.
     let _: BTreeMap<_, IgnoredAny> =
         unique_keys(&mut Deserializer::from_slice(text)).map_err(invalid)?;
     let (begin, data) = (header.len() as u64, metadata.data_len() as u64);

@@ -1,4 +1,4 @@
-//! Checks where a command writes, before it writes.
+//! Checks the output paths of a command before it writes.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -9,13 +9,13 @@ use super::folder::{CheckpointName, LATEST, LOCK, holder};
 use super::manifest::MANIFEST;
 use crate::regular_file;
 
-/// Checks that writing the file or folder `to` leaves everything in `read`, every checkpoint and every running run as it
-/// is. Links and `..` are resolved.
+/// Checks that writing the file or folder `to` changes nothing in `read`, no checkpoint and no running run. Links and
+/// `..` are resolved.
 ///
 /// # Errors
 ///
-/// [`CheckpointError::Output`] if `to` and a path in `read` are the same or inside each other, or if `to` is inside of a
-/// checkpoint or of a folder of checkpoints. [`CheckpointError::Locked`] if `to` is in the folder of a running run.
+/// [`CheckpointError::Output`] if `to` and a path in `read` are the same or inside each other. Also if `to` is inside a
+/// checkpoint or a folder of checkpoints. [`CheckpointError::Locked`] if `to` is in the folder of a running run.
 pub fn check_output(to: &Path, read: &[&Path]) -> Result<(), CheckpointError> {
     let resolved = check_place(to)?;
     for read in read {
@@ -39,12 +39,12 @@ pub fn check_output(to: &Path, read: &[&Path]) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// Checks that a file or folder is not inside of a checkpoint or of a folder of checkpoints, where it would be removed with
-/// a checkpoint or taken for one. Returns its path without links and `..`.
+/// Checks that a file or folder is not inside a checkpoint or a folder of checkpoints. There it would be removed with a
+/// checkpoint, or mistaken for a checkpoint. Returns its path without links and `..`.
 ///
 /// # Errors
 ///
-/// As [`check_output`].
+/// The errors of [`check_output`].
 pub fn check_place(to: &Path) -> Result<PathBuf, CheckpointError> {
     let resolved = resolve(to)?;
     if is_checkpoint(&resolved) {
@@ -71,7 +71,7 @@ fn refused(path: &Path, what: String) -> CheckpointError {
     }
 }
 
-/// Returns a path without links and `..`, of which the last parts may not exist.
+/// Returns a path without links and `..`. The last parts of the path may not exist.
 fn resolve(path: &Path) -> Result<PathBuf, CheckpointError> {
     let failed = |error| CheckpointError::io("resolve", path, error);
     let absolute = std::path::absolute(path).map_err(failed)?;

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::bounded;
 
-/// The largest part manifest that is read, in bytes.
+/// The maximum size of a part manifest that is read, in bytes.
 const MAX_MANIFEST_BYTES: u64 = 4 << 30;
 
 /// A slice of a tensor, to be written by one rank.

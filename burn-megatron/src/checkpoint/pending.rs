@@ -16,7 +16,7 @@ use super::{
 };
 use crate::bounded;
 
-/// The most bytes that are read of the reason of a rank that failed.
+/// The maximum size of the failure reason of a rank that is read, in bytes.
 const MAX_REASON_BYTES: u64 = 1 << 20;
 
 /// The shortest and longest time that the publisher sleeps between two polls. In between it sleeps for the

@@ -11,7 +11,7 @@ use serde::de::{Deserializer, Error, MapAccess, Visitor};
 ///
 /// # Errors
 ///
-/// Those of the parser, and a key that is given twice.
+/// The errors of the parser, and a key that is given twice.
 pub fn unique_keys<'de, D, V>(deserializer: D) -> Result<BTreeMap<String, V>, D::Error>
 where
     D: Deserializer<'de>,

@@ -28,7 +28,7 @@ pub struct Batch {
     pub shard: Option<Arc<SequenceShard>>,
     /// The tokens that were added to whole rows, where each document is split.
     padding: u64,
-    /// None if all tokens are real.
+    /// `None` if all tokens are real.
     real: Option<Arc<RealTokens>>,
     /// The targets of whole rows that are not ignored, where the rows are shared.
     counted_of_rows: Option<u64>,
@@ -269,8 +269,8 @@ impl Batch {
         Ok(rows.part_of(shard))
     }
 
-    /// Returns each document padded to a multiple of `document`, and the rows by a document of padding to the same multiple
-    /// of `row`, which is one of `document`; and where the tokens were.
+    /// Returns the batch with each document padded to a multiple of `document`. A document of padding then fills all rows
+    /// to the same multiple of `row`, which is a multiple of `document`. Also returns the original places of the tokens.
     fn padded(self, document: usize, row: usize) -> (Self, TokenPlaces) {
         let ends = self.document_ends();
         let mut rows: Vec<Vec<Range<usize>>> = vec![vec![]; self.rows];
@@ -368,12 +368,12 @@ impl Batch {
     }
 }
 
-/// Rows of documents that are padded one by one.
+/// Rows whose documents are padded one by one.
 struct PaddedRows {
     tokens: Vec<i32>,
     targets: Vec<i32>,
     is_real: Vec<bool>,
-    /// The number of each token in the concatenated rows of the batch that it is from; None of padding.
+    /// The index of each token in the concatenated rows of its original batch, or `None` for padding.
     places: Vec<Option<usize>>,
     /// The start of each document, then the end of the last one.
     starts: Vec<i32>,

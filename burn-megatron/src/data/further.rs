@@ -66,8 +66,8 @@ impl FurtherTokens {
         &self.targets
     }
 
-    /// Returns which tokens are real at this depth: those with a real token `k` tokens later in their document. None if all
-    /// are.
+    /// Returns the tokens that are real at this depth: tokens with a real token `k` tokens later in their document. `None` if
+    /// all tokens are real.
     pub fn real(&self) -> Option<&Arc<RealTokens>> {
         self.real.as_ref()
     }

@@ -192,7 +192,7 @@ impl Dataset for TextData {
     /// The held-out text is cut into windows from its start, so that no byte is a target twice; the rest at
     /// the end is not used. If there are more than `max` windows, evenly spaced ones are taken: the `i`-th is
     /// number `floor(i * windows / max)`. The choice depends on nothing else, so losses of different runs are
-    /// comparable. `max = 0`, or a text of which nothing is held out, returns no window.
+    /// comparable. Returns no window for `max = 0`, or if nothing is held out.
     fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
         if max == 0 || !self.holds_out {
             return Ok(vec![]);

@@ -15,9 +15,9 @@ use crate::tokenizer::{Tokenizer, TokenizerError};
 
 /// A text in memory as the tokens of a [`Tokenizer`].
 ///
-/// It is read and split as [`TextData`](super::TextData). Each document has the special tokens that the tokenizer puts
-/// around a text, such as `<s>`, unless they are turned off. The tokenizer's end-of-document token, if it has one, ends each
-/// document. For text that does not fit into memory use token files.
+/// The text is read and split like [`TextData`](super::TextData). Each document gets the special tokens that the tokenizer
+/// adds to a text, such as `<s>`, unless they are turned off. If the tokenizer has an end-of-document token, it ends each
+/// document. For text that does not fit into memory, use token files.
 pub struct TokenizedText {
     path: PathBuf,
     /// What begins the description.
@@ -200,7 +200,7 @@ impl Dataset for TokenizedText {
     }
 
     /// As for [`TextData`](super::TextData): windows from the start of the held-out text, evenly spaced if
-    /// there are more than `max`; none if nothing is held out.
+    /// there are more than `max`. Empty if nothing is held out.
     fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
         if max == 0 || !self.holds_out {
             return Ok(vec![]);

@@ -242,7 +242,7 @@ pub(super) struct Stores<'a> {
 /// The next parameter of a module.
 struct StoredParameter<'a> {
     entry: &'a ParameterEntry,
-    /// Whether the module itself holds the value, which its forwards update.
+    /// Whether the module itself holds the value and its forwards update it.
     is_running: bool,
     index: usize,
     store: Store<'a>,
@@ -255,7 +255,7 @@ enum Store<'a> {
 }
 
 impl<'a> Stores<'a> {
-    /// `whole` has all parameters, and `running` tells which of them are running states.
+    /// `whole` has all parameters. `running` marks the parameters that are running states.
     pub fn new(
         whole: &'a ParameterTable,
         running: &'a [bool],

@@ -1,8 +1,8 @@
 //! Running states: tensors that the forwards of a module update, such as the mean of Burn's `BatchNorm`.
 //!
 //! A visitor passes a running state like a parameter, but a running state has no gradient, and no hook can supply its
-//! value. So it is listed with the [frozen](super::frozen) parameters, whose buckets have the value for checkpoints, and
-//! the module keeps a value that the forwards of its rank update. Where the ranks need one value, it is the mean over the
+//! value. So it is listed with the [frozen](super::frozen) parameters, whose buckets have the value for checkpoints.
+//! The module keeps a value that the forwards of its rank update. Where the ranks need one value, it is the mean over the
 //! data axis. Updates are linear, so the mean of all updates so far is the mean of each update.
 
 use std::slice;
@@ -16,7 +16,7 @@ use crate::comm::ReduceOp;
 
 /// Returns, for each parameter in the order of the module, whether it is a running state.
 ///
-/// A parameter takes the id that a mapper gives it. A running state keeps its own id.
+/// This is found by their ids: a parameter takes the id that a mapper gives it, and a running state keeps its own id.
 pub(crate) fn running_states<M: Module>(module: &M) -> Vec<bool> {
     let mut ids = Ids {
         given: ParamId::new(),
@@ -45,10 +45,11 @@ impl ModuleVisitor for Ids {
     }
 }
 
-/// Returns a module with running states of its own, without autodiff. The clones of a module share a running state and
-/// its lock, and the ranks of a process have clones: a rank that waits for another one with the lock would wait forever.
+/// Returns a module with separate running states, without autodiff. The clones of a module share a running state and its
+/// lock, and the ranks of a process have clones. A rank that holds the lock while it waits for another rank would wait
+/// forever.
 pub(super) fn unshared<M: Module>(module: &M) -> M {
-    // A validation snapshot is the copy that Burn has. It turns off training flags, such as that of dropout.
+    // A validation snapshot is the copy that Burn has. It turns off training flags, such as the flag of dropout.
     module.valid().map(&mut TrainingFlags)
 }
 
@@ -115,7 +116,7 @@ impl<M: Module> DistributedDataParallel<M> {
         for (number, state) in self.running_numbers().zip(&states) {
             frozen.write(number, state);
         }
-        // A snapshot discards what would update the states later. The clone shares them with the module.
+        // A snapshot discards pending updates of the states. The clone shares the states with the module.
         drop(self.module.valid());
         self.module.clone().map(&mut StateSetter {
             running: self.running.iter(),

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
-/// The most texts after a prompt.
+/// The maximum number of texts after a prompt.
 const MAX_SAMPLES: usize = 1 << 16;
 
 /// Settings of generation.
@@ -27,7 +27,7 @@ pub struct GenerateConfig {
     /// The seed; if `None` that of the run, or 0. Every prompt of a batch has the same.
     pub seed: Option<u64>,
     /// The number of texts after each prompt (`num_return_sequences` of `transformers`). Sample `i` draws from stream `i` of
-    /// the seed, so it does not depend on the number of samples. It is not a setting of a recipe.
+    /// the seed, so it does not depend on the number of samples. This is not a setting of a recipe.
     #[serde(skip)]
     pub samples: usize,
     /// Whether the log-probabilities of the new tokens are returned. They take another product with the weights of the
@@ -37,8 +37,8 @@ pub struct GenerateConfig {
     /// it draws that token itself, a forward gives two. It changes no token as far as its logits do not depend on what is
     /// read with them, as on the CPU.
     pub speculative: bool,
-    /// Whether the tokenizer adds its special tokens to the prompt, as to the texts that the model was trained on. It is not
-    /// a setting of a recipe.
+    /// Whether the tokenizer adds its special tokens to the prompt, as it did to the texts that the model was trained on.
+    /// This is not a setting of a recipe.
     #[serde(skip)]
     pub special_tokens: bool,
 }
@@ -73,10 +73,10 @@ pub enum GenerateConfigError {
     /// An invalid probability.
     #[error("invalid top_p = {0}: expected above 0 and at most 1")]
     TopP(f64),
-    /// No samples, or too many.
+    /// The number of samples is zero or too large.
     #[error("invalid samples = {0}: expected 1 to {MAX_SAMPLES}")]
     Samples(usize),
-    /// Several samples that would be the same.
+    /// Several samples are requested at temperature 0, where all samples are equal.
     #[error(
         "samples = {0} conflicts with temperature = 0, which takes the most likely token: set a temperature above 0"
     )]

@@ -123,9 +123,9 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
     }
 
     /// Generates [`samples`](GenerateConfig::samples) texts after each prompt, up to `batch_size` at a time. Returns all samples
-    /// of the first prompt, then all samples of the next one. `on_text` gets the number of the text in this order and what was written of
-    /// it. The first sample is the text of [`generate`](Self::generate) with the prompt alone: with the same seed, so equal
-    /// prompts have equal texts.
+    /// of the first prompt, then all samples of the next prompt. `on_text` gets the index of the text in this order and the
+    /// new part of the text. The first sample is the text that [`generate`](Self::generate) writes for the prompt alone. All
+    /// prompts use the same seed, so equal prompts have equal texts.
     ///
     /// # Errors
     ///

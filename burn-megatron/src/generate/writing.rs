@@ -17,9 +17,9 @@ const REJECTED: i64 = -2;
 
 /// A prompt and the tokens after it.
 pub(super) struct Writing<'a> {
-    /// The number of the text.
+    /// The index of the text.
     index: usize,
-    /// The number of the sample of its prompt.
+    /// The index of the sample among the samples of its prompt.
     sample: usize,
     prompt: usize,
     config: &'a GenerateConfig,
@@ -42,7 +42,7 @@ pub(super) struct Writing<'a> {
 }
 
 impl<'a> Writing<'a> {
-    /// Begins text `index` after a prompt, of which it is this sample.
+    /// Begins text `index`, which is this sample of a prompt.
     pub fn new(
         (index, sample): (usize, usize),
         prompt: &[u32],
@@ -113,8 +113,8 @@ impl<'a> Writing<'a> {
         self.ended.is_some() || self.tokens.len() - self.prompt == self.config.tokens
     }
 
-    /// Draws the new token after `ahead` more from its logits, or returns [`NOT_FINITE`]. New token `i` takes draw `i` of the stream
-    /// of the sample, whatever other texts there are.
+    /// Draws the new token that follows `ahead` more tokens from its logits, or returns [`NOT_FINITE`]. New token `i` takes
+    /// draw `i` of the stream of the sample. So other texts change nothing.
     pub fn draw(&self, logits: &[f64], ahead: usize) -> i64 {
         let draws = Stream::new(self.config.seed.unwrap_or(0), self.sample as u64);
         let (number, mut point) = (self.tokens.len() - self.prompt + ahead, 0.0);

@@ -17,8 +17,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// # fn main() {}
 /// ```
 ///
-/// It costs two atomic additions for each allocation, and a backtrace for each while a report looks for growth. The buffers
-/// in which matrices are packed for a product are [not counted](is_counted).
+/// Each allocation costs two atomic additions, and a backtrace while a report looks for growth. The buffers in which
+/// matrices are packed for a product are [not counted](is_counted).
 #[derive(Debug)]
 pub struct HeapCounter;
 
@@ -42,9 +42,9 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether memory of this layout is counted. The buffers in which the crate `gemm` packs matrices are not: their size
-/// follows from the caches of the processor, and each thread that multiplies keeps one. They are aligned to cache lines.
-/// Tensors need no larger alignment than 16 bytes.
+/// Returns whether memory of this layout is counted. The buffers in which the crate `gemm` packs matrices are not counted:
+/// their size follows from the caches of the processor, and each thread that multiplies keeps a buffer. The buffers are
+/// aligned to cache lines, and tensors need an alignment of at most 16 bytes.
 pub fn is_counted(layout: Layout) -> bool {
     layout.align() <= align_of::<u128>()
 }

@@ -42,7 +42,7 @@ impl BatchFormat<'_> {
         }
     }
 
-    /// Returns what the routers of experts read of `tokens`, which have this format: an argument of
+    /// Returns the padding and the positions of `tokens`, which have this format. Routers of experts read them: see
     /// [`MoeMlp::forward_with`](super::moe::MoeMlp::forward_with).
     pub fn routed(&self, tokens: &Tokens) -> RoutedTokens {
         let positions = match self {

@@ -42,7 +42,7 @@ pub enum ActivationLayout {
 
 /// Rows of a mask. Draws count from the first sample of the input.
 pub(super) struct MaskRows {
-    /// The first draw of each row; None of padding, which may have any draws.
+    /// The first draw of each row, or `None` for padding, which may have any draws.
     pub starts: Vec<Option<u64>>,
     /// The number of draws of a sample.
     pub per_sample: u64,
@@ -83,7 +83,7 @@ impl Dropout {
         }
     }
 
-    /// [`forward`](Self::forward) of rows (all dims but the last) with these draws.
+    /// Applies [`forward`](Self::forward) to rows (all dims but the last) with these draws.
     pub(super) fn forward_rows<const D: usize>(&self, x: Tensor<D>, rows: MaskRows) -> Tensor<D> {
         if self.drops(&x) {
             self.apply_rows(x, None, rows)

@@ -11,7 +11,7 @@ pub(super) struct RowRun {
     pub count: usize,
 }
 
-/// Returns rows, given by their first draws, as runs. A row without one may have any draws, and continues a run.
+/// Returns rows, given by their first draws, as runs. A row without a first draw may have any draws, and continues a run.
 pub(super) fn row_runs(rows: &[Option<u64>]) -> Vec<RowRun> {
     let mut runs: Vec<RowRun> = vec![];
     for &row in rows {

@@ -159,7 +159,7 @@ impl KvCache {
             .select(1, indices(&places, &new.ids.device()))
     }
 
-    /// Returns what the routers of experts read of the tokens that this rank reads.
+    /// Returns the padding and the positions of the tokens that this rank reads, for the routers of experts.
     pub(super) fn routed(&self) -> RoutedTokens {
         let Reading {
             parts,

@@ -452,8 +452,8 @@ impl<A: LinearArithmetic> LinearFunction<A> {
         hooked.filter(|hooked| A::FETCHES_WEIGHT || hooked.takes_gradient || hooked.is_frozen)
     }
 
-    /// Returns whether the weight has a gradient, given whether the graph needs one. A frozen weight has none, and the input
-    /// is not saved for it.
+    /// Returns whether the weight has a gradient, given whether the graph needs a gradient. A frozen weight has no gradient,
+    /// and the input is not saved for it.
     fn needs_weight(&self, in_graph: bool) -> bool {
         self.gradient_hook().is_some() || in_graph && self.saves_input()
     }

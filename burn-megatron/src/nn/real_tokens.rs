@@ -1,4 +1,4 @@
-//! Which tokens of a batch are real, and which are padding.
+//! The real tokens of a batch, as opposed to padding.
 
 use std::sync::Arc;
 

@@ -30,7 +30,7 @@ pub struct Tokens {
     /// Which tokens of each row this rank has, under context parallelism; `documents` is None then, as the shard
     /// knows them.
     pub shard: Option<Arc<SequenceShard>>,
-    /// Which tokens are real. None if no token is padding.
+    /// The real tokens. `None` if no token is padding.
     pub real: Option<Arc<RealTokens>>,
     /// What each depth of multi-token prediction reads: depth `k`, from 1 on, the ids `k` tokens later, in the same rows.
     /// Only their ids, lookups and real tokens are read. Empty without it, as for generation.

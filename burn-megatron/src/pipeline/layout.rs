@@ -141,7 +141,7 @@ pub fn stages_on_rank(
     Ok(own)
 }
 
-/// The largest schedule that is read, in bytes.
+/// The maximum size of a schedule that is read, in bytes.
 const MAX_SCHEDULE_BYTES: u64 = 256 << 20;
 
 fn stages_per_rank(layout: &ParallelConfig, kind: ScheduleKind) -> usize {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::metrics::MetricsError;
 use crate::{bounded, regular_file};
 
-/// The largest file that is read, in bytes.
+/// The maximum size of a file that is read, in bytes.
 const MAX_BYTES: u64 = 8 << 30;
 
 /// Marks where a run was resumed, after `step` updates. Earlier lines of later steps are void.

@@ -44,7 +44,7 @@ pub enum RunFolderError {
     },
 }
 
-/// The largest configuration that is read, in bytes.
+/// The maximum size of a configuration that is read, in bytes.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
 /// The name of the checkpoint folder in a run folder.

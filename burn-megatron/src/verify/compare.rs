@@ -4,21 +4,21 @@ use super::Observation;
 
 /// The scale of a tensor is at least this share of the scale of the whole model.
 ///
-/// Some results are zero in exact arithmetic, such as the gradient of a key bias under softmax. What is computed for them
-/// is rounding noise, which differs between layouts. In f64 the noise is about 1e-16 of the scale of the model, so with
-/// this share it stays below 1e-13. A wrong gradient is found from 1e-12 of the largest gradient on.
+/// Some results are zero in exact arithmetic, such as the gradient of a key bias under softmax. The computed values are
+/// rounding noise, which differs between layouts. In f64 the noise is about 1e-16 of the scale of the model, so with
+/// this share it stays below 1e-13. An error of a gradient is found if it exceeds 1e-12 of the largest gradient.
 const FLOOR: f64 = 1e-2;
 
-/// The scale of a loss is at least this many nats: the loss of a token is a difference of logits, so its rounding error
-/// does not vanish with the loss.
+/// The minimum scale of a loss, in nats. The loss of a token is a difference of logits, so its rounding error does not
+/// vanish with the loss.
 const LOSS_FLOOR: f64 = 1e-2;
 
 /// The largest relative difference of one column, and its parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
-    /// Largest absolute difference over the largest absolute reference. A gradient is compared with at least a hundredth
-    /// of the largest gradient of the model, a weight with at least a hundredth of the largest weight, and a loss with at
-    /// least 0.01. Infinite if lengths differ, if either is NaN, or if the whole reference is zero and the other is not.
+    /// Largest absolute difference over the largest absolute reference. The denominator has a lower bound: a hundredth of
+    /// the largest gradient of the model for a gradient, a hundredth of the largest weight for a weight, and 0.01 for a
+    /// loss. Infinite if lengths differ, if either is NaN, or if the whole reference is zero and the other is not.
     pub relative: f64,
     /// The path of the parameter, for columns of parameters.
     pub path: Option<String>,

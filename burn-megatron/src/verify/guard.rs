@@ -243,7 +243,7 @@ struct Fingerprint {
 #[derive(Default)]
 struct Fingerprints<'a> {
     gradients: Option<&'a GradientsParams>,
-    /// Whether each parameter is a running state, which each rank updates by its own batches.
+    /// For each parameter, whether it is a running state. Each rank updates running states with its own batches.
     running: vec::IntoIter<bool>,
     path: Vec<String>,
     paths: Vec<String>,

@@ -140,7 +140,7 @@ impl<C: ModelConfig> ModelSubject<C> {
         starts.map(|(at, _)| at).collect()
     }
 
-    /// Returns the padding of a packed sample: its last document in every second sample, unless that is the only one.
+    /// Returns the padding of a packed sample: the last document of every second sample, unless the sample has one document.
     fn padding(&self, sample: usize, documents: &[usize]) -> usize {
         match documents {
             [_, .., last] if sample % 2 == 1 => self.sequence() - last,

@@ -31,7 +31,7 @@ pub struct ConvertArgs {
     /// of a run, to a Hugging Face folder.
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// The new folder; without --overwrite it must not exist yet.
+    /// The new folder. It must not exist, except with --overwrite.
     #[arg(value_name = "DST")]
     target: PathBuf,
     /// Replace an existing model folder.
@@ -44,8 +44,8 @@ pub struct ConvertArgs {
     #[arg(long, value_name = "SIZE")]
     max_shard_size: Option<ByteSize>,
     /// Hugging Face folder from which to take the family, special tokens, tokenizer and generation settings. By default they
-    /// come from the model that the run was loaded from, with the tokenizer and the chat template of its data. A checkpoint
-    /// that was converted from a folder has its own.
+    /// come from the model that the run was loaded from, and the tokenizer and the chat template come from its data. A
+    /// checkpoint that was converted from a folder has its own settings.
     #[arg(long, value_name = "DIR")]
     like: Option<PathBuf>,
     /// Write the whole model with the adapters of the checkpoint added to its weights. By default a checkpoint of adapters
@@ -93,7 +93,7 @@ pub fn run(args: &ConvertArgs, families: &Families) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Checks that the target can be written: it does not exist, or it is to be replaced and is what this command writes.
+/// Checks that the target can be written: it does not exist, or --overwrite is given and this command wrote it.
 fn check_target(args: &ConvertArgs) -> Result<(), Error> {
     let (source, target) = (&args.source, &args.target);
     if !is_there(target) {

@@ -118,8 +118,8 @@ pub fn known_vocabulary(recipe: &Recipe) -> Result<Option<usize>, Error> {
     Ok(known)
 }
 
-/// Whether the documents of the data have the special tokens of their tokenizer; `None` if that is not known, for bytes, and
-/// for conversations, whose template writes them.
+/// Returns whether the documents of the data have the special tokens of their tokenizer. Returns `None` if this is unknown,
+/// for bytes, and for conversations, whose template writes special tokens.
 pub fn special_tokens(recipe: &Recipe) -> Result<Option<bool>, Error> {
     let data = &recipe.data;
     let is_bytes = data.tokenizer.as_deref().is_none_or(|name| name == BYTES);

@@ -25,11 +25,11 @@ pub struct DataConfig {
     /// A tokenizer.json, a folder with one, or `bytes`, the default for text. With token files it is used for the prompt and
     /// the sample only.
     pub tokenizer: Option<String>,
-    /// Whether each document of a text has the special tokens that its tokenizer puts around a text, such as `<s>`; true by
-    /// default. In token files `preprocess --special-tokens` decides it.
+    /// Whether each document of a text gets the special tokens that its tokenizer adds to a text, such as `<s>`. The default
+    /// is true. For token files, set `preprocess --special-tokens`.
     pub special_tokens: Option<bool>,
-    /// The shares of training, validation and test of token files, as in "969,30,1". Of a text "100,0,0" alone, which holds
-    /// nothing out.
+    /// The shares of training, validation and test of token files, as in "969,30,1". A text allows only "100,0,0", which
+    /// holds nothing out.
     pub split: Option<String>,
     /// Folder that caches the sample order of token files; by default each process computes it.
     pub cache: Option<PathBuf>,
@@ -111,7 +111,7 @@ pub struct DataArgs {
     /// The tokenizer: a tokenizer.json, a folder with one, or bytes.
     #[arg(long, value_name = "PATH|bytes")]
     pub tokenizer: Option<String>,
-    /// The shares of training, validation and test of token files. 100,0,0 holds nothing out, of a text too.
+    /// The shares of training, validation and test of token files. 100,0,0 holds nothing out, for a text too.
     #[arg(long, value_name = "SHARES")]
     pub split: Option<String>,
     /// Folder that caches the sample order of token files.

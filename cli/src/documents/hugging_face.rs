@@ -13,7 +13,7 @@ use super::TEXT;
 use super::error::InputError;
 use super::input::extension;
 
-/// The largest file of JSON that is read, in bytes.
+/// The maximum size of a JSON file that is read, in bytes.
 const MAX_JSON_BYTES: u64 = 64 << 20;
 
 /// The split that is read.

@@ -210,7 +210,7 @@ fn compression(path: &Path) -> Option<&'static str> {
         .find(|packing| extension.eq_ignore_ascii_case(packing))
 }
 
-/// Returns the kind of a file that has the name of a table, but not its content.
+/// Returns the kind of a file whose name is the name of a table, but whose content is not a table.
 fn damaged_table(path: &Path) -> Option<&'static str> {
     match &*extension(path)? {
         "parquet" => Some("a damaged Parquet file"),

@@ -76,7 +76,7 @@ pub struct Exported {
     pub has_files: bool,
 }
 
-/// Prints the keys of a `config.json` that neither `transformers` nor this program reads, once for each folder.
+/// Prints the keys of a `config.json` that neither `transformers` nor this program reads, once per folder.
 fn warn_of_ignored_keys<F: HfFamily>(path: &Path, config: &HfConfig<F>) {
     static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     if config.ignored.is_empty() {

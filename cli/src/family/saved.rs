@@ -28,7 +28,7 @@ pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
     Ok(Checkpoint::open(path)?)
 }
 
-/// Weights to load that cannot be read, whatever the recipe says.
+/// Weights to load that cannot be read, with any recipe.
 #[derive(Debug, thiserror::Error)]
 #[error("the weights at {} (checkpoint.load, --load): {error}", path.display())]
 pub struct WeightsError {

@@ -177,7 +177,7 @@ impl GenerateArgs {
     }
 }
 
-/// The most bytes of prompts that are read.
+/// The maximum size of the prompts that are read, in bytes.
 const MAX_PROMPTS_BYTES: u64 = 1 << 30;
 
 fn read(file: &Path, what: &str) -> Result<String, Error> {

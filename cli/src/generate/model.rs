@@ -92,7 +92,7 @@ impl SavedModel {
         saved.checked()
     }
 
-    /// The tokens of a prompt, with the special tokens that the texts of the model's training have.
+    /// Returns the tokens of a prompt, with the special tokens that the model's training texts have.
     pub fn prompt_tokens(&self, prompt: &str) -> Result<Vec<u32>, Error> {
         let config = GenerateConfig {
             prompt: prompt.into(),

@@ -12,7 +12,7 @@ use crate::numbers::grouped;
 /// Time before the first line, and between two lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Shows how far a search is: a bar on a terminal, elsewhere a line every five seconds, so that a short search prints nothing.
+/// Shows the progress of a search: a bar on a terminal, elsewhere a line every five seconds. A short search prints nothing.
 pub struct PlanProgress {
     bar: Option<ProgressBar>,
     shown: Mutex<Instant>,

@@ -134,8 +134,8 @@ fn planned_with(model: &RecipeModel, devices: &str, flags: &str) -> SearchReport
     planned(&args, model, devices, &hardware).unwrap()
 }
 
-/// A search has no better plan than the search of more candidates, where memory is short: by the model's own operations many of
-/// those do not fit that fit by the formulas.
+/// A search finds no better plan than a search over more candidates. Here memory is short: many candidates fit by the
+/// formulas, but not by the model's own operations.
 #[test]
 fn a_narrowed_search_finds_nothing_better() {
     let llama = "family = 'llama'\nlayers = 6\nhidden = 256\nheads = 8\ncontext = 256";

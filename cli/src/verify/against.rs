@@ -39,7 +39,7 @@ struct Step {
 /// The target that PyTorch ignores.
 const TORCH_IGNORE: i32 = -100;
 
-/// The scale of the loss is at least this: its rounding error does not vanish with the loss.
+/// The minimum scale of the loss. The rounding error of a loss does not vanish with the loss.
 const LOSS_SCALE: f64 = 1e-2;
 
 /// The largest `step.json`.

@@ -156,9 +156,9 @@ pub fn export_config<F: HfFamily>(
     Ok((HfConfig { model, ..config }, files))
 }
 
-/// The `config.json` and the companion files with which to export a checkpoint of a run that was loaded from `origin`: a
-/// Hugging Face folder, or a checkpoint that was converted from one. The special tokens and the files come from `origin`.
-/// The settings of the model come from the run, which may have changed them.
+/// Returns the `config.json` and the companion files with which to export a checkpoint of a run that was loaded from
+/// `origin`. This is a Hugging Face folder, or a checkpoint that was converted from such a folder. The special tokens and the
+/// files come from `origin`. The settings of the model come from the run, which may have changed them.
 ///
 /// # Errors
 ///

@@ -42,7 +42,7 @@ pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
     /// [`HfConfigError`], which names the key, its value and what is supported.
     fn read(self, keys: &mut ConfigKeys) -> Result<Self::Model, HfConfigError>;
 
-    /// Returns what the class of `transformers` makes of missing keys and of `null`: by default nothing.
+    /// Returns how the class of `transformers` reads missing keys and `null`. The default has no entries.
     fn class_defaults(self) -> ClassDefaults {
         ClassDefaults::default()
     }
@@ -93,7 +93,7 @@ pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
     }
 }
 
-/// What a class of `transformers` makes of missing keys and of `null`.
+/// The values that a class of `transformers` uses for missing keys, and the keys that it requires not to be `null`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct ClassDefaults {
     /// The values of keys that a `config.json` does not have.

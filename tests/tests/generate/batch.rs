@@ -123,7 +123,7 @@ fn a_text_of_a_batch_is_that_of_its_prompt_alone() {
     }
 }
 
-/// Experts in turn go by the position of a token in its text, whatever is read with it, in training too.
+/// Experts in turn depend only on the position of a token in its text, in training too.
 #[test]
 fn experts_in_turn_do_not_depend_on_the_batch_or_the_layout() {
     let moe = MoeConfig {

@@ -305,7 +305,7 @@ fn the_heap_is_what_the_ranks_report() {
 struct ContextBytes {
     /// Kept between the forward and the backward.
     kept: usize,
-    /// The sum of the most of each rank in the backward.
+    /// The sum of the peaks of all ranks in the backward.
     peak: usize,
 }
 
@@ -401,7 +401,7 @@ fn ranks_of_a_context_group_keep_their_part_of_the_activations() {
                 "{exchange}, {ranks} ranks: kept {kept}"
             );
             println!("{exchange}, {ranks} ranks: kept {kept}, peak {peak}");
-            // A rank may have what another one has not taken yet.
+            // A rank may hold data that another rank has not received yet.
             assert!(
                 (0.5..1.15).contains(&peak),
                 "{exchange}, {ranks} ranks: peak {peak}"

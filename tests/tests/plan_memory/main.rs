@@ -37,8 +37,8 @@ struct MicroBatch {
 
 const ROWS: usize = 2;
 
-/// Measured: the sum over the ranks. They wait for each other around the measurement, as one may free what another one has
-/// allocated.
+/// Measures the sum over the ranks. The ranks wait for each other around the measurement, as a rank may free memory that
+/// another rank has allocated.
 fn measured(config: &TransformerConfig, mesh: &ParallelConfig, ranks: usize) -> MicroBatch {
     let seq = config.context;
     let run = |rank, heap: ThreadHeap| {
@@ -225,8 +225,8 @@ fn ranks_that_are_planned_once_are_alike() {
     assert!(report.states[1].parameters < report.states[2].parameters);
 }
 
-/// The stages of a pipeline in the shape of a V, whose first rank has the last stage too, which has more rows with multi-token
-/// prediction: each stage receives what the stage before sends.
+/// Each stage of a V-shaped pipeline receives the rows that the stage before sends. The first rank has the last stage too,
+/// which has more rows with multi-token prediction.
 #[test]
 fn a_stage_receives_the_rows_of_the_stage_before() {
     let config = TransformerConfig {
@@ -291,11 +291,11 @@ fn layers_that_repeat_are_planned_as_if_all_were_recorded() {
         let peaks = (stage.forward_bytes, stage.backward_bytes);
         (layers, peaks, stage.saved_bytes(), stage.deferred_bytes)
     };
-    // A pattern makes settings go by place, also one that nothing matches.
+    // With a pattern, settings depend on the place of a layer, even if nothing matches the pattern.
     assert_eq!(profile(&[]), profile(&["none".into()]));
 }
 
-/// A product packs its factors in buffers whose size follows from the caches, and other threads have memory too.
+/// A product packs its factors in buffers whose size depends on the caches. Other threads use memory too.
 #[test]
 fn a_thread_has_the_memory_of_its_tensors_alone() {
     let heap = ThreadHeap::begin();
@@ -406,7 +406,7 @@ fn what_a_micro_batch_keeps_is_what_the_heap_has() {
             heap.peak,
             plan.peak / heap.peak,
         );
-        // The engine of threads has buffers of its own.
+        // The engine of threads has its own buffers.
         let of_peak = if ranks == 1 { 0.10 } else { 0.20 };
         if !close(plan.kept, heap.kept, 0.05) || !close(plan.peak, heap.peak, of_peak) {
             wrong.push(name);

@@ -72,13 +72,13 @@ fn experts() -> (TransformerConfig, ParallelConfig) {
     (config, layout)
 }
 
-/// The time for which a processor has run this thread. Other threads of the machine do not count.
+/// Returns the processor time of this thread. Other threads of the machine do not count.
 fn processor_time() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: the pointer is that of a timespec.
+    // SAFETY: the pointer is valid and points to a timespec.
     let status = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     assert_eq!(status, 0);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

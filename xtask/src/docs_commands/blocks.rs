@@ -5,14 +5,14 @@
 pub struct DocsCommand {
     /// The page, relative to the repository.
     pub page: String,
-    /// The number of its first line.
+    /// The number of its first line in the page.
     pub line: usize,
-    /// As it stands.
+    /// The text as the page prints it.
     pub text: String,
 }
 
 impl DocsCommand {
-    /// The text without comments, with single spaces, as the list names it.
+    /// Returns the text without comments and with single spaces, as in the list.
     pub fn name(&self) -> String {
         let lines = self.text.lines().map(without_comment);
         let words = lines.flat_map(|line| {
@@ -93,7 +93,7 @@ fn of_block(page: &str, lines: &[(usize, &str)]) -> Vec<DocsCommand> {
         .collect()
 }
 
-/// The line up to a `#` that begins a word outside of quotes. The first line of a script and the lines of its scheduler are none.
+/// Returns the line up to a comment: a `#` that begins a word outside of quotes. `#!` and `#SBATCH` begin no comment.
 fn without_comment(line: &str) -> &str {
     if line.starts_with("#!") || line.starts_with("#SBATCH") {
         return line;

@@ -10,16 +10,16 @@ use std::time::Duration;
 use super::shell::{self, Ended};
 use crate::temp::TempDir;
 
-/// Stands for cargo.
+/// A script in place of cargo.
 const CARGO: &str = include_str!("cargo.sh");
 
-/// The lines of a failed command that are shown.
+/// The number of lines of a failed command that are shown.
 const LINES: usize = 15;
 
-/// The folder that commands write to; the others of the checkout are links.
+/// The folder that commands write to. The other folders of the checkout are links.
 const WRITTEN: &str = "docs";
 
-/// What git ignores at the top of the repository: results of earlier commands.
+/// The paths that git ignores at the top of the repository: results of earlier commands.
 const RESULTS: [&str; 4] = ["target", "runs", "gpu-results", ".git"];
 
 pub struct PageFolder {
@@ -29,7 +29,7 @@ pub struct PageFolder {
 }
 
 impl PageFolder {
-    /// A folder with the files of the checkout at `root`, whose commands find the programs of `programs`.
+    /// Makes a folder with the files of the checkout at `root`. Its commands find the programs in `programs`.
     pub fn new(temp: TempDir, root: &Path, programs: &Path) -> Result<Self, String> {
         let folder = Self {
             temp,
@@ -70,7 +70,7 @@ impl PageFolder {
         Ok(())
     }
 
-    /// Runs a script as it stands.
+    /// Runs a script without changes.
     pub fn run(&self, script: &str, deadline: Duration) -> Result<Ended, String> {
         let own = [self.temp.path().join("bin"), self.programs.clone()];
         let path = env::var_os("PATH").unwrap_or_default();
@@ -92,7 +92,7 @@ impl PageFolder {
         shell::run(&mut command, &self.log(), deadline)
     }
 
-    /// The end of what the last script printed.
+    /// Returns the end of the output of the last script.
     pub fn last_lines(&self) -> String {
         let text = fs::read(self.log()).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -141,7 +141,7 @@ mod tests {
         ] {
             assert_eq!(run(command), (Ended::Code(0), "ran verify a b".into()));
         }
-        // What is written does not reach the checkout.
+        // Written files do not reach the checkout.
         assert_eq!(
             run("cat cli/tiny.toml; echo new > docs/src/page.md").1,
             "recipe"

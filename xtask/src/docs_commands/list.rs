@@ -4,7 +4,7 @@ use super::blocks::DocsCommand;
 
 pub const LIST: &str = "xtask/docs-commands.tsv";
 
-/// What an entry says of its commands or of its page.
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     /// The commands cannot run here; the note is the reason.
@@ -113,18 +113,18 @@ impl List {
             .filter(|entry| entry.kind != Kind::Prepare && entry.is_of(command))
     }
 
-    /// Why the command cannot run here.
+    /// Returns the reason why the command cannot run here.
     pub fn skipped(&self, command: &DocsCommand) -> Option<&str> {
         let entry = self.of(command).find(|entry| entry.kind == Kind::Skip);
         entry.map(|entry| &entry.note[..])
     }
 
-    /// Whether CI leaves the command out.
+    /// Returns whether CI leaves the command out.
     pub fn is_slow(&self, command: &DocsCommand) -> bool {
         self.of(command).any(|entry| entry.kind == Kind::Slow)
     }
 
-    /// The exit code that the command must have.
+    /// Returns the exit code that the command must have.
     pub fn exit_code(&self, command: &DocsCommand) -> i32 {
         let code = |entry: &Entry| match entry.kind {
             Kind::Exit(code) => Some(code),
@@ -133,7 +133,7 @@ impl List {
         self.of(command).find_map(code).unwrap_or(0)
     }
 
-    /// The scripts of a page.
+    /// Returns the scripts of a page.
     pub fn preparations(&self, page: &str) -> impl Iterator<Item = &str> {
         let of_page = move |entry: &&Entry| entry.kind == Kind::Prepare && entry.what == page;
         self.0.iter().filter(of_page).map(|entry| &entry.note[..])

@@ -1,8 +1,8 @@
-//! `cargo xtask docs-commands`: the shell commands of the README and of the book run as they stand.
+//! `cargo xtask docs-commands`: runs the shell commands of the README and of the book exactly as printed.
 //!
-//! Commands are taken from the code blocks with the language `sh`. Those of a page run one after the other, in a copy of the
-//! checkout that the page has for itself. `xtask/docs-commands.tsv` lists the exceptions: what a page assumes, what CI leaves
-//! out, and what cannot run here. Every other command must end with the exit code 0.
+//! Commands are taken from the code blocks with the language `sh`. The commands of a page run one after the other, in a
+//! separate copy of the checkout. `xtask/docs-commands.tsv` lists the exceptions: the files that a page assumes, the commands
+//! that CI leaves out, and the commands that cannot run here. Every other command must end with the exit code 0.
 
 mod blocks;
 mod folder;
@@ -26,10 +26,10 @@ use folder::PageFolder;
 use list::{LIST, List};
 use shell::Ended;
 
-/// The longest time of a command.
+/// The maximum time of a command.
 const DEADLINE: Duration = Duration::from_secs(30 * 60);
 
-/// The longest time of a command in CI, which runs only short ones.
+/// The maximum time of a command in CI, which runs only short commands.
 const DEADLINE_OF_CI: Duration = Duration::from_secs(10 * 60);
 
 /// Which commands run, and how they are built.
@@ -114,7 +114,7 @@ pub fn run(options: &Options, root: &Path, report: &mut Report) {
     });
 }
 
-/// The commands of all pages, and the list, whose entries must match them.
+/// Returns the commands of all pages, and the list. Its entries must match the commands.
 fn read_all(root: &Path) -> Result<(Vec<DocsCommand>, List), String> {
     let read =
         |path: &Path| fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()));
@@ -170,7 +170,7 @@ fn build(options: &Options, root: &Path) -> Result<std::path::PathBuf, String> {
     Ok(folder.join("release"))
 }
 
-/// Runs the commands of a page in a folder of its own.
+/// Runs the commands of a page in a separate folder.
 fn run_page<'a>(
     options: &Options,
     root: &Path,
@@ -215,7 +215,7 @@ fn run_page<'a>(
             Ended::Code(code) if code == list.exit_code(command) => "passed".into(),
             Ended::Code(code) => format!("FAILED: exit code {code}\n{}", folder.last_lines()),
             Ended::Late => format!(
-                "FAILED: not ended after {deadline:?}\n{}",
+                "FAILED: did not end within {deadline:?}\n{}",
                 folder.last_lines()
             ),
         };
@@ -225,7 +225,7 @@ fn run_page<'a>(
     Ok(rows)
 }
 
-/// The folder of a page, with what the page assumes.
+/// Makes the folder of a page, with the files that the page assumes.
 fn prepared(root: &Path, programs: &Path, page: &str, list: &List) -> Result<PageFolder, String> {
     let temp = TempDir::new("docs").map_err(|e| format!("a temporary folder: {e}"))?;
     let folder = PageFolder::new(temp, root, programs)?;
@@ -256,7 +256,7 @@ fn table(rows: &[Row]) -> String {
 mod tests {
     use super::*;
 
-    /// The list of this repository matches its pages: also checked where nothing is run.
+    /// The entries of the list match the commands of the pages. This check runs no command.
     #[test]
     fn every_entry_of_the_list_matches_a_command() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

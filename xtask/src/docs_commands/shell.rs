@@ -12,12 +12,12 @@ use crate::soak::processes::ProcessTag;
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// How a script ended.
+/// The end of a script.
 #[derive(Debug, PartialEq)]
 pub enum Ended {
-    /// With this exit code; 128 and the number of the signal if a signal ended it, as in a shell.
+    /// The script ended with this exit code. If a signal ended it, the code is 128 plus the signal number, as in a shell.
     Code(i32),
-    /// It was killed at the deadline.
+    /// The script was killed at the deadline.
     Late,
 }
 

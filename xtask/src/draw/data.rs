@@ -10,7 +10,7 @@ pub const TEXT: &str = "text.txt";
 /// The token files that recipes read, without their ending.
 pub const TOKENS: &str = "tokens";
 
-/// Writes the text and the documents of which `preprocess` makes the token files.
+/// Writes the text, and the documents for the token files of `preprocess`.
 ///
 /// # Errors
 /// A folder that cannot be written.
@@ -26,7 +26,7 @@ pub fn write_text(folder: &Path, documents: &Path) -> std::io::Result<()> {
     fs::write(documents, lines.join("\n"))
 }
 
-/// Draws text, or token files for what needs documents.
+/// Draws text, or token files for settings that need documents.
 pub fn base(draft: &mut Draft<'_>) {
     let needs_documents = draft.is("parallel.context_split", "zigzag-per-document");
     if needs_documents || draft.random.once_in(4) {

@@ -47,7 +47,7 @@ pub fn base(draft: &mut Draft<'_>) {
     }
 }
 
-/// Two groups, one of which is chosen, so that at least two experts are left.
+/// Draws two groups. One group is chosen, so at least two experts are left.
 fn set_groups(draft: &mut Draft<'_>) -> bool {
     let score = draft.random.one_of(&["\"max\"", "{ sum-of = 2 }"]);
     draft.set("model.moe.groups.groups", 2);
@@ -165,8 +165,8 @@ fn losses(draft: &mut Draft<'_>) -> bool {
     )
 }
 
-/// Each rank drops for itself, so that several ranks of a sequence drop others than one rank. An evaluation gives a data rank
-/// other samples than a step, so that a micro-batch has one sample.
+/// Each rank drops tokens separately, so several ranks of a sequence drop different tokens than one rank. An evaluation gives
+/// a data rank different samples than a step, so a micro-batch has one sample.
 fn capacity(draft: &mut Draft<'_>) -> bool {
     let axes = draft.axes;
     let is_plain = axes.tensor * axes.context == 1 && !draft.has("model.moe.choice");

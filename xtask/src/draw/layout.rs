@@ -2,7 +2,7 @@
 
 use super::{Draft, Feature, Random, Settings};
 
-/// The most ranks, which are threads.
+/// The maximum number of ranks, which are threads.
 const MAX_RANKS: usize = 8;
 
 /// The sizes of the axes of a layout.
@@ -190,7 +190,7 @@ fn receives_ahead(draft: &mut Draft<'_>) -> bool {
     draft.axes.pipeline > 1 && draft.set("parallel.receives_ahead", ahead)
 }
 
-/// Uneven stages: one layer more, which is on the first or the last stage.
+/// Draws uneven stages: the first or the last stage has one more layer.
 fn split(draft: &mut Draft<'_>) -> bool {
     let stages = draft.axes.pipeline * draft.axes.stages;
     if draft.axes.pipeline == 1 || draft.has("model.layer_windows") {
@@ -226,7 +226,7 @@ fn ranks_per_node(draft: &mut Draft<'_>) -> bool {
     has_nodes && is_used && draft.set("parallel.ranks_per_node", node)
 }
 
-/// Groups of ranks by the length of documents.
+/// Draws groups of ranks by the length of documents.
 fn hybrid(draft: &mut Draft<'_>) -> bool {
     let axes = draft.axes;
     let others = [

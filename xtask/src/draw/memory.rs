@@ -1,4 +1,4 @@
-//! Draws what saves memory: `[memory]`.
+//! Draws settings that save memory: `[memory]`.
 
 use super::{Draft, Feature};
 

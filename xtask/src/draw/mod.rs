@@ -34,7 +34,7 @@ pub struct Draft<'a> {
     /// Micro-batches of a step on each data rank.
     pub micro_batches: usize,
     pub micro_batch_size: usize,
-    /// Whether settings that the program refuses together may meet: it must refuse them by an error, or compute them.
+    /// Whether to combine settings that the program may refuse together. It must refuse them with an error, or compute them.
     pub is_bold: bool,
 }
 
@@ -63,7 +63,7 @@ pub fn recipe(random: &mut Random) -> Settings {
         memory::FEATURES,
         data::FEATURES,
     ];
-    // Experts have many settings of their own, which need experts.
+    // Many settings require experts.
     if draft.settings.has("model.moe") {
         for _ in 0..draft.random.below(3) {
             draft.apply_one(experts::FEATURES);
@@ -105,7 +105,7 @@ impl Draft<'_> {
         self.settings.is(key, value)
     }
 
-    /// Whether one of these keys or tables is set, which the program refuses next to the setting that is drawn.
+    /// Returns whether one of these keys or tables is set. The program refuses them together with the setting that is drawn.
     fn conflicts(&self, keys: &[&str]) -> bool {
         !self.is_bold && keys.iter().any(|key| self.has(key))
     }
@@ -115,7 +115,7 @@ impl Draft<'_> {
         self.has("data.packing") || self.has("data.reset_attention")
     }
 
-    /// Settles what several settings decide together.
+    /// Sets the keys that depend on several settings.
     fn finish(&mut self) {
         let batch = self.axes.data * self.micro_batches * self.micro_batch_size;
         self.set("train.global_batch_size", batch);

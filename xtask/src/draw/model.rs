@@ -323,7 +323,7 @@ fn mtp(draft: &mut Draft<'_>) -> bool {
     draft.set("model.mtp.loss_scaling_factor", 0.3)
 }
 
-/// Experts in a model without.
+/// Adds experts to a model without experts.
 fn experts(draft: &mut Draft<'_>) -> bool {
     if draft.has("model.moe") || draft.conflicts(&["parallel.hybrid_context_parallel", "lora"]) {
         return false;

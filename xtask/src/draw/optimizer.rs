@@ -1,4 +1,4 @@
-//! Draws the optimizer, what it leaves out, and what limits its steps.
+//! Draws the optimizer, frozen parameters, and the limits of a step.
 
 use super::{Draft, Feature};
 
@@ -100,7 +100,7 @@ fn adan(draft: &mut Draft<'_>) -> bool {
     draft.one_of_optimizer("adan", &[("beta3", "0.9"), ("weight_decay", "0.1")])
 }
 
-/// Lion takes the sign of the gradient, which is noise where the gradient is 0 but for rounding, as that of a key's bias.
+/// Lion takes the sign of the gradient. The sign is noise where the exact gradient is 0, such as the gradient of a key bias.
 fn lion(draft: &mut Draft<'_>) -> bool {
     let has_noise =
         draft.has_learned_positions() || draft.has("model.bias") || draft.has("model.norm");
@@ -144,7 +144,7 @@ fn clip(draft: &mut Draft<'_>) -> bool {
     draft.set("train.clip", clip)
 }
 
-/// Padding of the split zigzag-per-document counts for the largest logit, which one rank does not have.
+/// The padding of the split zigzag-per-document counts for the largest logit. One rank has no such padding.
 fn qk_clip(draft: &mut Draft<'_>) -> bool {
     let norms = draft.is("model.family", "qwen3") || draft.is("model.family", "qwen3_moe");
     let norms =

@@ -28,18 +28,18 @@ impl Settings {
         self.get(key)?.parse().ok()
     }
 
-    /// Whether a key is set, or a key of a table.
+    /// Returns whether a key is set, or a key of a table.
     pub fn has(&self, key: &str) -> bool {
         self.0.keys().any(|other| is_within(other, key))
     }
 
-    /// Whether a key has a value, which is given without quotes.
+    /// Returns whether a key has a value, which is given without quotes.
     pub fn is(&self, key: &str, value: &str) -> bool {
         self.get(key)
             .is_some_and(|own| own.trim_matches('"') == value)
     }
 
-    /// Whether `setting` holds: a key or a table that is set, or `KEY=VALUE`.
+    /// Returns whether `setting` holds: a key or a table that is set, or `KEY=VALUE`.
     pub fn matches(&self, setting: &str) -> bool {
         match setting.split_once('=') {
             Some((key, value)) => self.is(key, value),
@@ -73,7 +73,7 @@ impl Settings {
     }
 }
 
-/// Whether `key` is `table`, or lies in the table of this name.
+/// Returns whether `key` is `table`, or lies in the table of this name.
 fn is_within(key: &str, table: &str) -> bool {
     key.strip_prefix(table)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))

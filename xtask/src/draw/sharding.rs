@@ -1,4 +1,4 @@
-//! Draws what ranks of the data axis share: `[data_parallel]`.
+//! Draws the sharding over ranks of the data axis: `[data_parallel]`.
 
 use super::{Draft, Feature};
 

@@ -1,4 +1,4 @@
-//! Draws settings that a run on the CPU in f64 refuses or rounds by: only `verify` compares them with one rank.
+//! Draws settings that a run on the CPU in f64 refuses, or with which it rounds. Only `verify` compares them with one rank.
 
 use super::{Draft, Feature, Settings};
 
@@ -11,7 +11,7 @@ const KEYS: [&str; 5] = [
     "kernels.epilogue_fusion",
 ];
 
-/// Whether only `verify` compares a recipe with one rank.
+/// Returns whether only `verify` compares a recipe with one rank.
 pub fn is_for_verify_alone(settings: &Settings) -> bool {
     KEYS.iter().any(|key| settings.has(key))
 }
@@ -26,8 +26,8 @@ pub const FEATURES: &[Feature] = &[
 ];
 
 fn fp8(draft: &mut Draft<'_>) -> bool {
-    // Where a layout rounds other values, a router chooses other experts. Groups by length have other micro-batches than
-    // one rank, and scales depend on them.
+    // If a layout rounds different values, a router chooses different experts. Groups by length have different micro-batches
+    // than one rank, and scales depend on micro-batches.
     let others = [
         "parallel.tp_comm_overlap",
         "model.moe",

@@ -7,18 +7,18 @@ use super::compare;
 use super::run::{End, Finding, Kind, Runner};
 use crate::draw::Settings;
 
-/// How a case ended.
+/// The end of a case.
 #[derive(Debug, PartialEq)]
 pub enum Verdict {
     /// The layout computes what one rank computes.
     Passed,
-    /// The program refused the recipe by an error.
+    /// The program refused the recipe with an error.
     Refused(String),
     /// The case shows a fault.
     Found(Finding),
 }
 
-/// What is compared.
+/// The results that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
     /// Two runs of `pretrain`: metrics, sample and the last checkpoint.
@@ -31,7 +31,7 @@ pub enum Comparison {
 const RECIPE: &str = "recipe.toml";
 const ONE_RANK: &str = "one-rank.toml";
 
-/// Settings that decide how a result is computed, and not what: one rank has none of them.
+/// Settings that decide how a result is computed, but do not change the result. The run on one rank has none of them.
 const OF_LAYOUTS: [&str; 9] = [
     "parallel",
     "memory",
@@ -51,7 +51,7 @@ pub fn on_one_rank(settings: &Settings) -> Settings {
         one.remove(table);
     }
     one.set_text("data_parallel.precision", "f64");
-    // Burn's AdamW, which is the unfused one, rounds its settings to f32.
+    // The unfused AdamW is Burn's, which rounds its settings to f32.
     if let Some(optimizer) = settings.get("kernels.optimizer") {
         one.set("kernels.optimizer", optimizer);
     }
@@ -124,7 +124,7 @@ impl Runner<'_> {
 
     fn train(&self, folder: &Path, recipe: &str, run: &str) -> Result<End, String> {
         let path = folder.join(run);
-        // What an earlier attempt left would be resumed, or refused.
+        // The files of an earlier attempt would be resumed, or refused.
         if path.exists() {
             fs::remove_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         }
@@ -141,7 +141,7 @@ impl Runner<'_> {
     }
 }
 
-/// The verdict of the first failing row in the output of `verify`.
+/// Returns the verdict of the first failing row in the output of `verify`.
 fn failing_row(output: &str) -> Option<Verdict> {
     let row = output.lines().find(|line| line.contains(" FAIL"))?;
     let (numbers, reason) = row.split_once(" FAIL")?;
@@ -158,7 +158,7 @@ fn failing_row(output: &str) -> Option<Verdict> {
     Some(Verdict::Found(Finding::new(Kind::Differs, message)))
 }
 
-/// The verdict of a command that did not complete; `None` if it did.
+/// Returns the verdict of a command that did not complete, or `None` if it completed.
 fn verdict(end: End, what: &str) -> Option<Verdict> {
     match end {
         End::Complete => None,
@@ -175,7 +175,7 @@ fn write(folder: &Path, name: &str, settings: &Settings) -> Result<(), String> {
     fs::write(&path, settings.to_toml()).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// The arguments of a run. Its own deadlines end before that of the process, so that a hang names where it hangs.
+/// Returns the arguments of a run. Its deadlines end before the deadline of the process, so a hang ends with a report.
 fn pretrain_args<'a>(recipe: &'a str, run: &'a str) -> [&'a str; 13] {
     [
         "pretrain",
@@ -194,12 +194,12 @@ fn pretrain_args<'a>(recipe: &'a str, run: &'a str) -> [&'a str; 13] {
     ]
 }
 
-/// The largest bound of `verify` where a layout rounds the same values as one rank.
+/// The largest bound of `verify` for a layout that rounds the same values as one rank.
 const EXACT: f64 = 1e-6;
 
 const VERIFY_ARGS: [&str; 5] = ["verify", "--recipe", RECIPE, "--steps", "2"];
 
-/// The commands that repeat a case in its folder.
+/// Returns the commands that repeat a case in its folder.
 pub fn commands(comparison: Comparison) -> String {
     let line = |args: &[&str]| format!("burn-megatron {}", args.join(" "));
     match comparison {

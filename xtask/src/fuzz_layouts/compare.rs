@@ -9,7 +9,7 @@ use serde_json::Value;
 /// The largest relative difference of a metric that rounding explains in f64.
 const RELATIVE: f64 = 1e-9;
 
-/// The same of a weight, absolute: weights are at most about 1.
+/// The largest absolute difference of a weight that rounding explains in f64. Weights are at most about 1.
 const ABSOLUTE: f64 = 1e-9;
 
 /// The kinds of metrics that the layout must not change.
@@ -18,7 +18,7 @@ const KINDS: [&str; 4] = ["step", "held_out", "experts", "expert_load"];
 /// The metrics of a run, by kind and step.
 pub type Metrics = BTreeMap<(String, u64), Value>;
 
-/// Reads the metrics of a run; none if it has not begun.
+/// Reads the metrics of a run. Empty if the run has not begun.
 pub fn metrics(run: &Path) -> Metrics {
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
     let records = text
@@ -33,7 +33,7 @@ pub fn metrics(run: &Path) -> Metrics {
     records.filter_map(record).collect()
 }
 
-/// Returns the first difference between the metrics and the sample of a run and those of one rank.
+/// Returns the first difference between a run and one rank, in the metrics and the sample.
 pub fn difference(run: &Path, one_rank: &Path) -> Option<String> {
     let (own, expected) = (metrics(run), metrics(one_rank));
     if own.keys().ne(expected.keys()) {
@@ -55,7 +55,7 @@ pub fn difference(run: &Path, one_rank: &Path) -> Option<String> {
     differ.or_else(|| (samples.0 != samples.1).then(|| "the samples differ".into()))
 }
 
-/// The first difference between two values of the metrics, whose key is `path`.
+/// Returns the first difference between two values of the metrics, whose key is `path`.
 fn of_values(path: &str, own: &Value, expected: &Value) -> Option<String> {
     let is_same = match (own, expected) {
         (Value::Object(own), Value::Object(expected)) if own.keys().eq(expected.keys()) => {

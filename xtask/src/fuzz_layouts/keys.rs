@@ -1,4 +1,4 @@
-//! The keys of a recipe: those that are drawn, and those that are not, with the reason.
+//! The keys of a recipe: the keys that are drawn, and the other keys, each with a reason.
 
 /// The list: a key, a tab, and `drawn` or the reason why the key is not drawn. Tests compare the list with the keys of a
 /// recipe and with the draws, so that no new key is forgotten.
@@ -6,7 +6,7 @@ const KEYS: &str = include_str!("keys.tsv");
 
 const DRAWN: &str = "drawn";
 
-/// Returns all keys, with the reason of those that are not drawn.
+/// Returns all keys. Each key that is not drawn has a reason.
 pub fn all() -> impl Iterator<Item = (&'static str, Option<&'static str>)> {
     let lines = KEYS.lines().filter(|line| !line.starts_with('#'));
     let pairs = lines.filter_map(|line| line.split_once('\t'));

@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz-layouts`: random recipes in random layouts, against one rank in f64.
+//! `cargo xtask fuzz-layouts`: compares random recipes in random layouts with one rank in f64.
 //!
 //! A case depends on the seed and its number alone. The first case of each fault is shrunk to a minimal recipe, whose folder
 //! is kept.
@@ -28,7 +28,7 @@ use case::{Comparison, Verdict};
 use run::{Finding, Kind, Runner};
 use totals::Totals;
 
-/// What to run.
+/// The options of `cargo xtask fuzz-layouts`.
 #[derive(Args)]
 pub struct Options {
     /// Minutes after which no further case starts.
@@ -43,16 +43,16 @@ pub struct Options {
     /// Run only this case of the seed.
     #[arg(long, value_name = "N", requires = "seed", conflicts_with = "cases")]
     case: Option<u64>,
-    /// Cases that run at the same time. The default is the number of processors.
+    /// Number of cases that run at the same time. The default is the number of processors.
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
-    /// Seconds after which a command of a case is ended and counts as a hang.
+    /// Seconds after which a command of a case is killed and counts as a hang.
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     timeout: u64,
     /// Run this program. The default is to build `burn-megatron` with optimisation.
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
-    /// Leave out cases that set one of these keys or tables, or a key to this value, as known faults need.
+    /// Leave out cases that set one of these keys or tables, or a key to this value (KEY=VALUE), such as known faults.
     #[arg(long, value_name = "KEY[=VALUE],..", value_delimiter = ',')]
     without: Vec<String>,
     /// List the settings that are not drawn, with the reasons, and run nothing.
@@ -61,7 +61,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// One minute with a fixed seed.
+    /// The options of one minute with a fixed seed.
     fn of_tests() -> Self {
         Self {
             minutes: 1.0,
@@ -88,7 +88,7 @@ pub fn run(options: &Options, root: &Path, report: &mut Report) {
     }
     let mut program = Err(String::new());
     match &options.program {
-        // Cases run in folders of their own.
+        // Each case runs in a separate folder.
         Some(path) => {
             program = path
                 .canonicalize()

@@ -6,14 +6,14 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// How a command ended.
+/// The end of a command.
 #[derive(Debug, PartialEq)]
 pub enum End {
-    /// With exit status 0.
+    /// The exit status was 0.
     Complete,
-    /// With an error of one line, before the first step.
+    /// An error of one line ended it before the first step.
     Refused(String),
-    /// In another way, which is a finding.
+    /// Any other end, which is a finding.
     Wrong(Finding),
 }
 
@@ -27,7 +27,7 @@ pub struct Finding {
 /// The kinds of faults, in the order in which they are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// The results differ from those of one rank.
+    /// The results differ from the results of one rank.
     Differs,
     /// The program panicked.
     Panicked,
@@ -109,12 +109,12 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// The exit code, if it ended by itself.
+    /// The exit code, if it ended on its own.
     pub fn code(&self) -> Option<i32> {
         self.status.and_then(|status| status.code())
     }
 
-    /// What it wrote to standard output.
+    /// Its standard output.
     pub fn output(&self) -> String {
         read(&self.output)
     }
@@ -146,7 +146,7 @@ fn read(path: &Path) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The error message, which is the last line that begins with `error: `.
+/// Returns the error message: the last line that begins with `error: `.
 fn error_of(log: &str) -> Option<String> {
     let mut lines = log.lines().filter_map(|line| line.strip_prefix("error: "));
     lines.next_back().map(str::to_owned)

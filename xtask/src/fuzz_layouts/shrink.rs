@@ -2,7 +2,7 @@
 
 use crate::draw::{Settings, TEXT};
 
-/// Keys without which there is no case: they shrink, and are not dropped.
+/// Keys that every case needs. Their values shrink, but the keys are not dropped.
 const KEPT: [&str; 13] = [
     "data.path",
     "data.files",
@@ -19,7 +19,7 @@ const KEPT: [&str; 13] = [
     "train.warmup_steps",
 ];
 
-/// Whether a key is in every case.
+/// Returns whether a key is in every case.
 pub fn is_kept(key: &str) -> bool {
     KEPT.contains(&key)
 }
@@ -44,7 +44,7 @@ const TABLES: [&str; 16] = [
     "sample",
 ];
 
-/// Sizes that are made smaller, with the least value of each.
+/// Sizes that are made smaller, with the smallest value of each.
 const SIZES: [(&str, usize); 14] = [
     ("parallel.pipeline", 1),
     ("parallel.data", 1),
@@ -72,7 +72,7 @@ pub fn shrink(
     loop {
         let before = smallest.clone();
         let mut place = 0;
-        // A success leaves other candidates, of which those before this place have been tried.
+        // After a success there are other candidates. The candidates before this place have been tried.
         while let Some(next) = smaller(&smallest).into_iter().nth(place) {
             if !may_go_on() {
                 return smallest;
@@ -89,7 +89,7 @@ pub fn shrink(
     }
 }
 
-/// The recipes that are smaller by one change, those that drop the most first.
+/// Returns the recipes that are smaller by one change. Recipes that drop the most come first.
 fn smaller(settings: &Settings) -> Vec<Settings> {
     let mut all = vec![];
     let mut add = |change: &dyn Fn(&mut Settings)| {

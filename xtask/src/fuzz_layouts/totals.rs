@@ -7,13 +7,13 @@ use super::case::Verdict;
 use super::run::{Finding, Kind};
 use crate::draw::Settings;
 
-/// The longest reason that is told from others, in characters.
+/// The number of characters by which reasons are distinguished.
 const REASON_LENGTH: usize = 110;
 
-/// Reasons for refusals that are printed.
+/// The number of reasons for refusals that are printed.
 const REASONS: usize = 40;
 
-/// The most differing results that are shrunk, as one message may have many causes.
+/// The maximum number of differing results that are shrunk, as one message may have several causes.
 const SHRUNK: usize = 6;
 
 /// Counts of cases.
@@ -70,7 +70,7 @@ impl Totals {
     }
 }
 
-/// What cases of the same fault have in common.
+/// The key that cases of the same fault share.
 pub fn signature(finding: &Finding) -> (Kind, String) {
     let text = match finding.kind {
         // The first number that differs depends on the recipe.
@@ -85,7 +85,7 @@ pub fn signature(finding: &Finding) -> (Kind, String) {
     (finding.kind, text)
 }
 
-/// A message without its numbers.
+/// Returns a message without its numbers.
 fn general(message: &str) -> String {
     let mut text = String::new();
     for c in message.chars().take(3 * REASON_LENGTH) {
@@ -144,7 +144,7 @@ impl fmt::Display for Totals {
         if !never.is_empty() {
             writeln!(
                 f,
-                "\ndrawn, but in no case that passed: {}",
+                "\nsettings that were drawn, but are in no case that passed: {}",
                 never.join(", ")
             )?;
         }

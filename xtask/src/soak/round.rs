@@ -24,7 +24,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Processes start anew each time, and that takes a while: no more ranks than this.
 const MAX_PROCESSES: usize = 4;
 
-/// Recipes that are drawn for a round until the program accepts one.
+/// The maximum number of recipes that are drawn for a round until the program accepts one.
 const MAX_DRAWS: usize = 20;
 
 /// The most disturbances of a run.
@@ -192,7 +192,7 @@ impl RoundFolder<'_> {
         make().map_err(|error| format!("{}: {error}", self.folder.display()))
     }
 
-    /// Draws until the program accepts a recipe: some settings cannot meet in 16 bits, or with what else is drawn.
+    /// Draws until the program accepts a recipe. Some settings conflict with 16 bits, or with other drawn settings.
     fn draw_until_accepted(&mut self, random: &mut Random) -> Result<(), String> {
         for _ in 0..MAX_DRAWS {
             let recipe = self.folder.join("recipe.toml");
@@ -205,7 +205,7 @@ impl RoundFolder<'_> {
             }
             self.config = RoundConfig::new(random);
         }
-        Err(format!("the program refuses {MAX_DRAWS} recipes in a row"))
+        Err(format!("the program refused {MAX_DRAWS} recipes in a row"))
     }
 
     fn whole(&self) -> PathBuf {

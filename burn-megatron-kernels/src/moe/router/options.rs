@@ -12,7 +12,8 @@ pub struct RouterOptions {
     pub top_k: usize,
     /// From logits to scores.
     pub score: ScoreFunction,
-    /// Whether weights that are no softmax are divided by their sum over the chosen experts; by default of several.
+    /// Whether weights other than a softmax are divided by their sum over the chosen experts. By default they are if a
+    /// token chooses several experts.
     pub normalized: Option<bool>,
     /// Weights are multiplied by it.
     pub scaling_factor: f64,

@@ -1,4 +1,4 @@
-//! Places that a command may not write to.
+//! Paths where a command must not write.
 
 use std::os::unix::fs::symlink;
 
@@ -40,7 +40,7 @@ fn an_output_is_neither_in_a_checkpoint_nor_in_what_is_read() {
     refused(&model, &[&model], "it is");
     refused(&at("link/../../model/a/b"), &[&model], "it is inside");
     refused(temp.path(), &[&model], "it contains");
-    // Manifests of other programs are no checkpoints.
+    // A folder with a manifest of another program is not a checkpoint.
     fs::write(model.join("manifest.json"), "{}").unwrap();
     check_output(&model.join("out"), &[]).unwrap();
 }

@@ -75,7 +75,7 @@ pub enum ChatLineError {
         /// What it should be.
         expected: &'static str,
     },
-    /// A text that should be JSON.
+    /// A text that is not JSON where JSON is expected.
     #[error("invalid {what}: it is a text that is not JSON: {source}")]
     JsonText {
         /// The key.

@@ -144,8 +144,9 @@ impl Conversation {
         (0..self.messages.len()).filter(|at| is_answer(&self.messages[*at]))
     }
 
-    /// Returns the first message whose content is a list with a text that is not in the rendered conversation. Some
-    /// templates write nothing for a list. The last line of each text decides, as templates may cut a beginning off.
+    /// Returns the first message whose content is a list with a text that is missing from the rendered conversation. Some
+    /// templates write nothing for a list. Only the last line of each text is looked for, as templates may cut the
+    /// beginning of a text off.
     pub fn left_out(&self, rendered: &str) -> Option<usize> {
         let is_written = |part: ChatValue| {
             let text = part.get_attr("text").unwrap_or_default();
@@ -166,7 +167,7 @@ impl Conversation {
     }
 }
 
-/// Reads the value of a key, without its keys of null, with a function.
+/// Removes the keys of null from the value of a key, and reads the result with a function.
 fn optional(
     value: Option<JsonValue>,
     read: impl Fn(&ChatValue) -> Result<Option<ChatValue>, ChatLineError>,
@@ -241,8 +242,8 @@ fn of_share_gpt(turn: ChatValue) -> ChatValue {
     ordered_map([("role", role), ("content", of("value").unwrap_or_default())])
 }
 
-/// Returns a message as `transformers` passes it to a template: without keys of null, which TRL removes at any depth, and with its
-/// reasoning under the names that templates read.
+/// Returns a message as `transformers` passes it to a template: without keys of null, and with its reasoning under the names
+/// that templates read. TRL removes keys of null at any depth.
 fn normalized(turn: &ChatValue) -> ChatValue {
     let turn = &tools::without_nulls(turn);
     let keys = turn.try_iter().into_iter().flatten();

@@ -1,4 +1,4 @@
-//! Tools and their calls, which files may hold as JSON text: a column of Arrow has one type.
+//! Tools and their calls. Files may store them as JSON text, because a column of Arrow has one type.
 
 use minijinja::value::ValueKind;
 
@@ -41,7 +41,7 @@ pub(super) fn variables(value: &ChatValue) -> Result<Option<ChatValue>, ChatLine
 }
 
 /// Returns a message whose tool calls are a list of maps with arguments in a map. The calls and the arguments of each may be
-/// JSON text. With `texts` the texts of arguments are kept as they are and added to it.
+/// JSON text. If `texts` is given, the texts of arguments are not parsed. They are also added to `texts`.
 ///
 /// # Errors
 ///
@@ -68,7 +68,7 @@ pub(super) fn with_calls(
     Ok(with(message, CALLS, calls.into()))
 }
 
-/// Whether a rendered conversation has these texts of arguments as they are, and not as JSON strings with quotes.
+/// Returns whether a rendered conversation has these texts of arguments unchanged, and not as JSON strings with quotes.
 pub(super) fn are_written(texts: &[String], rendered: &str) -> bool {
     texts.iter().all(|text| {
         let quoted = serde_json::Value::from(&text[..]).to_string();
@@ -76,7 +76,7 @@ pub(super) fn are_written(texts: &[String], rendered: &str) -> bool {
     })
 }
 
-/// A function that is called, with its arguments in a map, or as their text if `texts` collects them.
+/// Returns the function of a call with its arguments in a map, or as text if `texts` collects the arguments.
 fn with_arguments(
     function: &ChatValue,
     number: usize,
@@ -117,7 +117,7 @@ pub(super) fn without_nulls(value: &ChatValue) -> ChatValue {
     }
 }
 
-/// The value of a text of JSON; another value is itself.
+/// Returns the value of a JSON text. Other values are returned unchanged.
 fn parsed(value: &ChatValue, what: &str) -> Result<ChatValue, ChatLineError> {
     match value.as_str() {
         Some(text) if !text.trim().is_empty() => {
@@ -133,7 +133,7 @@ fn parsed(value: &ChatValue, what: &str) -> Result<ChatValue, ChatLineError> {
     }
 }
 
-/// The items of a list, each a map or its JSON text.
+/// Returns the items of a list. Each item is a map or the JSON text of a map.
 fn maps(
     value: &ChatValue,
     what: &str,
@@ -156,7 +156,7 @@ fn get(map: &ChatValue, key: &str) -> Option<ChatValue> {
     (!value.is_undefined() && !value.is_none()).then_some(value)
 }
 
-/// A map with another value of a key.
+/// Returns a map with a new value for a key.
 fn with(map: &ChatValue, key: &str, value: ChatValue) -> ChatValue {
     let keys = map.try_iter().into_iter().flatten();
     let own = keys.filter_map(|key| Some((key.to_string(), map.get_item(&key).ok()?)));

@@ -20,9 +20,9 @@ use crate::partial::replace_file;
 const DEFAULT_WAIT: Duration = Duration::from_secs(600);
 /// The pause between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// The largest manifest that is read, in bytes.
+/// The maximum size of a manifest that is read, in bytes.
 const MAX_MANIFEST_BYTES: u64 = 16 << 20;
-/// The largest lock file that is read, in bytes.
+/// The maximum size of a lock file that is read, in bytes.
 const MAX_HOLDER_BYTES: u64 = 1 << 10;
 
 /// A folder of indices. Each set is identified by a description of everything that determines it; the hash of

@@ -209,7 +209,8 @@ impl TokenFiles {
         Ok(Arc::new(blended))
     }
 
-    /// The first samples of a blend of one epoch, until one of the files is exhausted; none of a part whose share is 0.
+    /// Returns the first samples of a blend of one epoch, until one of the files is exhausted. A part whose share is 0 has
+    /// no samples.
     fn evaluation(
         &self,
         part: SplitPart,

@@ -24,7 +24,7 @@ impl Net {
         }
     }
 
-    /// A loss of inputs with `D` dims, from which each step of each rank has others.
+    /// A loss of inputs with `D` dims. The inputs differ between steps and between ranks.
     fn loss<const D: usize>(&self, number: usize) -> Tensor<1> {
         let mut shape = [2; D];
         shape[1] = FEATURES;
@@ -43,7 +43,7 @@ impl Net {
 
 const STEPS: usize = 3;
 
-/// The states after the steps of a rank without a wrapper.
+/// Returns the states of a rank without a wrapper after the steps.
 fn alone<const D: usize>(rank: usize) -> [Vec<f32>; 2] {
     let net = Net::new();
     (0..STEPS).for_each(|step| drop(net.loss::<D>(10 * rank + step)));
@@ -89,7 +89,7 @@ fn check<const D: usize>(stage: ZeroStage) {
         ddp.reduce(1)?;
         let first = ddp.to_module();
         let states = first.states();
-        // What the module computes then does not change the wrapper.
+        // Later forwards of the module do not change the wrapper.
         drop(first.train().loss::<D>(5));
         Ok((states, ddp.to_module().states()))
     };

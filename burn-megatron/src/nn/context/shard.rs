@@ -29,20 +29,20 @@ pub struct SequenceShard {
     /// The tokens of each rank.
     tokens: Vec<Vec<usize>>,
     rank: usize,
-    /// None if the rows are as they were sampled.
+    /// `None` if the rows are as they were sampled.
     places: Option<TokenPlaces>,
     uploads: Mutex<Uploads>,
 }
 
-/// Where the tokens of a batch were before its documents were padded or moved. Random streams go by these places, so
-/// that neither changes a draw.
+/// The places of the tokens of a batch before its documents were padded or moved. Random streams are indexed by these
+/// places, so padding and moving change no draw.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TokenPlaces {
-    /// The number of each token in the concatenated rows there; None of padding that was added.
+    /// The index of each token in the original concatenated rows, or `None` for added padding.
     pub numbers: Vec<Option<usize>>,
-    /// The length of the rows there.
+    /// The length of the original rows.
     pub row_length: usize,
-    /// Whether the rows there are all rows of the global batch, not only those of the micro-batch.
+    /// Whether the original rows are all rows of the global batch, not only the rows of the micro-batch.
     pub in_global_batch: bool,
 }
 
@@ -94,7 +94,7 @@ impl SequenceShard {
         Self::split(shape, documents, split, of).map(Arc::new)
     }
 
-    /// Returns the same as [`new`](Self::new) for documents that were padded or moved, each split as a zigzag.
+    /// Returns the same as [`new`](Self::new) for documents that were padded or moved, each of which is split as a zigzag.
     ///
     /// # Errors
     ///
@@ -168,15 +168,15 @@ impl SequenceShard {
         self.rank
     }
 
-    /// Returns whether [places](Self::place) are numbers in all rows of the global batch, not only in those of the
+    /// Returns whether [places](Self::place) are indices in all rows of the global batch, not only in the rows of the
     /// micro-batch.
     pub(crate) fn is_in_global_batch(&self) -> bool {
         let places = self.places.as_ref();
         places.is_some_and(|places| places.in_global_batch)
     }
 
-    /// Returns the number of a token in the concatenated rows as they were sampled, before documents were padded or moved;
-    /// None of padding that was added. Random streams go by it.
+    /// Returns the index of a token in the concatenated rows as they were sampled, before documents were padded or moved, or
+    /// `None` for added padding. Random streams are indexed by this number.
     pub(in crate::nn) fn place(&self, token: usize) -> Option<usize> {
         let places = self.places.as_ref();
         places.map_or(Some(token), |places| places.numbers[token])
@@ -285,7 +285,7 @@ impl SequenceShard {
         order.clone()
     }
 
-    /// Returns the tokens that a token attends to. Added padding attends to none, so that it counts in no statistic of
+    /// Returns the tokens that a token attends to. Added padding attends to no token, so it counts in no statistic of
     /// attention.
     pub(in crate::nn) fn visible(&self, token: usize, window: Option<Window>) -> Range<usize> {
         let first = self.document(token).start;

@@ -50,8 +50,8 @@ impl QueryRows<'_> {
         Mask::Hidden(Tensor::from_data(hidden, &device.clone().inner()))
     }
 
-    /// Returns the draws of the rows `[batch, heads, queries]` of probabilities, numbered as in the rows as they were
-    /// sampled, `[batch, heads, seq, seq]`. Padding moves a document back, and a query draws for the keys of its document.
+    /// Returns the draws of the rows `[batch, heads, queries]` of probabilities, numbered as in the rows before padding,
+    /// `[batch, heads, seq, seq]`. Padding moves a document back, and a query draws for the keys of its document.
     pub fn draws(&self) -> MaskRows {
         let (shard, seq) = (self.shard, self.shard.row_of_places());
         let [batch, padded] = shard.shape();

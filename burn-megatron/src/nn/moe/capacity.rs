@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::routed_tokens::RankTokens;
 use super::router::{Routing, plain};
 
-/// The most tokens of a rank for each expert: `ceil(T k / E * factor)`, for `T` real tokens of the rank. Others are
+/// The maximum number of tokens that an expert takes from a rank: `ceil(T k / E * factor)`, for `T` real tokens of the rank. Others are
 /// dropped: their weights are 0 and those of their other experts stay as they are.
 ///
 /// A rank needs no other to decide, so an expert takes at most this many tokens from each rank.
@@ -17,9 +17,9 @@ pub struct Capacity {
     pub factor: f64,
     /// Which tokens an expert keeps.
     pub keep: KeepPolicy,
-    /// Whether each expert gets the same number of rows from each rank, with rows of zeros after the tokens, so that
-    /// shapes do not depend on the routing: the capacity if no token were padding. Requires the all-to-all dispatcher,
-    /// and a factor of at most `E / k`, with which an expert has a row for every token.
+    /// Whether each expert gets the same number of rows from each rank, with rows of zeros after the tokens. Shapes then do
+    /// not depend on the routing. The number of rows is the capacity of a rank without padding. Requires the all-to-all
+    /// dispatcher, and a factor of at most `E / k`. With the factor `E / k` an expert has a row for every token.
     #[serde(default)]
     pub pad: bool,
 }
@@ -53,8 +53,8 @@ impl Capacity {
         Ok(())
     }
 
-    /// Returns the most tokens that an expert takes of `tokens` tokens with `k` choices of `experts` experts: at most
-    /// all of them, as a token chooses an expert once.
+    /// Returns the maximum number of tokens that an expert takes from `tokens` tokens with `k` choices of `experts` experts.
+    /// It is at most `tokens`, as a token chooses an expert once.
     pub fn of(&self, tokens: usize, k: usize, experts: usize) -> usize {
         let share = (tokens as f64 * k as f64 / experts as f64 * self.factor).ceil();
         (share as usize).min(tokens)

@@ -33,8 +33,8 @@ pub(super) struct TokenPosition {
 }
 
 impl TokenPosition {
-    /// Returns the numbers in the global batch of the tokens `[batch, seq]` of this rank, in runs: the first number, and
-    /// the length.
+    /// Returns the indices of this rank's tokens `[batch, seq]` in the global batch, as runs: the first index and the
+    /// length.
     fn runs(&self, [batch, seq]: [usize; 2]) -> Vec<(u64, usize)> {
         let AxisRank { index, size } = self.place;
         let BatchPosition {
@@ -74,9 +74,9 @@ pub(super) fn round_robin(positions: Vec<usize>, k: usize, experts: usize) -> Ve
     all.map(|pair| (pair % experts) as i64).collect()
 }
 
-/// Returns the experts of this rank's tokens, best first, by the assignment of the real tokens of all ranks of `comm`,
-/// which have parts of the same `batch` sequences: `[tokens, k]`. `is_real` is false for padding, whose choices mean
-/// nothing. Collective over `comm`.
+/// Returns the experts `[tokens, k]` of this rank's tokens, best first. All real tokens of the ranks of `comm` are assigned
+/// together. These ranks have parts of the same `batch` sequences. `is_real` is false for padding, whose choices have no
+/// meaning. Collective over `comm`.
 pub(super) fn sinkhorn_choices(
     logits: Tensor<2>,
     is_real: Option<&[bool]>,
@@ -124,8 +124,8 @@ fn with_padding(logits: Vec<f64>, is_real: Option<&[bool]>, experts: usize) -> V
     rows.flat_map(row).collect()
 }
 
-/// Returns [`sinkhorn`] of the real tokens of rows `[tokens, experts + 1]` as [`with_padding`] returns them, and zeros for
-/// padding.
+/// Returns [`sinkhorn`] of the real tokens, and zeros for padding. The rows `[tokens, experts + 1]` are from
+/// [`with_padding`].
 fn assignment_of_real(rows: &[f64], experts: usize) -> Vec<f64> {
     let is_real = |row: &&[f64]| row[experts] != 0.0;
     let real = rows.chunks(experts + 1).filter(is_real);

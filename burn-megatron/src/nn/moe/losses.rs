@@ -104,8 +104,8 @@ impl LayerLosses {
         }
     }
 
-    /// Returns the losses of this routing of this rank's tokens, `[1]`, which are reported, to be [attached](attach); none
-    /// in a first pass.
+    /// Returns the losses of this routing of this rank's tokens, `[1]`, to be [attached](attach). The losses are also
+    /// reported. Returns `None` in a first pass.
     ///
     /// Collective over the tensor, context and data axes.
     pub fn sum(
@@ -178,7 +178,7 @@ impl LayerLosses {
                 let GlobalLoad { now, so_far } = step.global_load(&self.layer, pass, now);
                 let [tokens, counted] = [0, 1].map(|at| now.clone().narrow(0, experts + at, 1));
                 let tokens_so_far = so_far.clone().narrow(0, experts, 1);
-                // All ranks may have padding alone.
+                // All ranks may have only padding.
                 let [tokens, tokens_so_far] = match load.own.is_real() {
                     None => [tokens, tokens_so_far],
                     Some(_) => [tokens, tokens_so_far].map(|tokens| tokens.clamp_min(1.0)),

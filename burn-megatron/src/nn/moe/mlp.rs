@@ -94,7 +94,7 @@ pub struct MoeForward<'a> {
     /// Choices `[batch * seq, k]` instead of the router's, such as those of an earlier forward.
     pub choices: Option<Tensor<2, Int>>,
     /// The tokens of the input on all tensor ranks; by default rows without padding. A model whose batches may have
-    /// padding gives them, so that padding has no expert.
+    /// padding sets this field, so that padding has no expert.
     pub tokens: Option<RoutedTokens>,
     /// The training step, to which the router adds its losses and its load.
     pub step: Option<&'a RouterStep>,

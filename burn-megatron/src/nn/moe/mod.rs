@@ -9,7 +9,8 @@
 //! - optionally a [`Capacity`], above which an expert drops tokens, [`SharedExperts`] for every token, and a
 //!   [`RouterLoss`] or an [`ExpertBias`] that keeps the load even.
 //!
-//! [`RoutedTokens`] tells routers which tokens are padding, which they leave out. A training step hands a [`RouterStep`] through the forward; [`Routers`] ends it.
+//! [`RoutedTokens`] marks padding, which routers leave out. A training step passes a [`RouterStep`] through the forward.
+//! [`Routers`] ends the step.
 //!
 //! With the experts `E_i` and the weights `p` of the chosen ones, the output of a token is
 //! `sum over i of p_i E_i(x)`. Gradients of experts are summed over the data axis of their grid alone: an expert

@@ -8,11 +8,12 @@ use parking_lot::Mutex;
 use crate::nn::context::SequenceShard;
 use crate::nn::{AxisRank, RealTokens};
 
-/// The tokens `[batch, seq]` of a forward, as routers read them in addition to their features: which tokens are padding,
-/// and the position of each token in its document. [`BatchFormat::routed`](crate::nn::BatchFormat::routed) returns it.
+/// Properties of the tokens `[batch, seq]` of a forward that routers read in addition to the features: which tokens are
+/// padding, and the position of each token in its document. Returned by
+/// [`BatchFormat::routed`](crate::nn::BatchFormat::routed).
 ///
 /// Padding has no expert. It counts in no loss, no load, no expert bias and no capacity, and Sinkhorn assigns nothing to
-/// it. So what a router does to real tokens does not depend on how rows are padded.
+/// it. So the routing of real tokens does not depend on the padding of rows.
 #[derive(Clone, Debug)]
 pub struct RoutedTokens(Arc<SharedTokens>);
 
@@ -32,7 +33,7 @@ pub(in crate::nn) enum TokenPositions {
     InRows,
     /// One number for each token, row by row.
     Each(Arc<[i32]>),
-    /// Those of a rank of a context group.
+    /// The positions on a rank of a context group.
     Sharded(Arc<SequenceShard>),
 }
 
@@ -42,7 +43,7 @@ type PartKey = ([usize; 2], AxisRank);
 /// The tokens of one rank.
 #[derive(Clone, Debug)]
 pub(super) struct RankTokens {
-    /// For each token whether it is real, on the host and on the device, without autodiff. None if all are.
+    /// For each token, whether it is real, on the host and on the device, without autodiff. `None` if all tokens are real.
     real: Option<(Arc<[bool]>, Tensor<1, Bool>)>,
     /// The number of real tokens.
     pub count: usize,
@@ -69,8 +70,8 @@ impl RoutedTokens {
         }))
     }
 
-    /// Returns the part `[batch, seq]` at `place` among the tensor ranks: a part of each row, or of all tokens in one row
-    /// that is filled up. `ranks` ranks have parts of the same sequences.
+    /// Returns the part `[batch, seq]` at `place` among the tensor ranks: a part of each row, or a part of all tokens in one
+    /// row that is filled up with padding. `ranks` ranks have parts of the same sequences.
     ///
     /// # Panics
     ///
@@ -125,7 +126,7 @@ impl RoutedTokens {
     }
 }
 
-/// The part of a rank, of all tokens filled up with `padding`.
+/// Returns the part of a rank. All tokens together are filled up with `padding`.
 fn own_part<T: Copy>(mut all: Vec<T>, padding: T, ([batch, seq], place): PartKey) -> Vec<T> {
     let row = seq * place.size;
     all.resize(batch * row, padding);
@@ -156,12 +157,12 @@ impl RankTokens {
         }
     }
 
-    /// Returns for each token whether it is real, on the host; None if all are.
+    /// Returns for each token whether it is real, on the host, or `None` if all tokens are real.
     pub fn is_real(&self) -> Option<&[bool]> {
         self.real.as_ref().map(|(host, _)| &host[..])
     }
 
-    /// Returns for each token whether it is real, on the device; None if all are.
+    /// Returns for each token whether it is real, on the device, or `None` if all tokens are real.
     pub fn mask(&self) -> Option<Tensor<1, Bool>> {
         self.real.as_ref().map(|(_, mask)| mask.clone())
     }

@@ -70,7 +70,7 @@ pub struct RouterConfig {
     pub experts: usize,
     /// The number of experts that each token chooses, `k`.
     pub experts_per_token: usize,
-    /// How scores become weights.
+    /// The score function, which computes weights from logits.
     #[config(default = "ScoreFunction::Softmax")]
     pub score: ScoreFunction,
     /// Whether the weights are divided by their sum over the chosen experts. By default they are if a token chooses

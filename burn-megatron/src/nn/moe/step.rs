@@ -83,7 +83,7 @@ struct LayerStep {
 pub struct RankLoad {
     /// The tokens that each expert computes: `[experts]`, without autodiff.
     pub tokens: Tensor<1, Int>,
-    /// The pairs of a real token and an expert that it chose, those that a [capacity](super::Capacity) drops included.
+    /// The pairs of a real token and an expert that it chose, including pairs that a [capacity](super::Capacity) drops.
     pub pairs: u64,
 }
 

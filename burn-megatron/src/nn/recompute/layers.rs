@@ -52,8 +52,8 @@ pub(crate) struct LayerRun {
 }
 
 impl RecomputeConfig {
-    /// The number of layers that are recomputed together, or 1 if layers are not recomputed as a whole. `None` if the layers
-    /// of a stage differ in this.
+    /// Returns the number of layers that are recomputed together, or 1 if layers are not recomputed as a whole. Returns
+    /// `None` if this number differs between the layers of a stage.
     pub(crate) fn layers_per_run(&self) -> Option<usize> {
         match (self.granularity, self.method, &self.layers) {
             (RecomputeGranularity::None | RecomputeGranularity::Selective, ..) => Some(1),

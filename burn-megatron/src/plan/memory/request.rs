@@ -72,14 +72,14 @@ pub enum MemoryError {
     Profile(#[from] ProfileError),
 }
 
-/// Profiles of pipeline ranks, which the plans of several layouts of one model share.
+/// Profiles of pipeline ranks, shared by the plans of several layouts of one model.
 ///
 /// The requests may differ in their layout, the size of a micro-batch, the number of micro-batches, the recomputation and the
-/// sharding. Layouts whose ranks compute the same have one profile, whatever their schedule and sharding.
+/// sharding. Layouts whose ranks compute the same share a profile, whatever their schedule and sharding.
 #[derive(Debug, Default)]
 pub struct RankProfiles(Mutex<HashMap<ProfileKey, Vec<(RecomputeConfig, RankProfile)>>>);
 
-/// The layout without its schedule and sharding, samples and tokens of a micro-batch, and the rank.
+/// Key of a profile: the layout without its schedule and sharding, samples and tokens of a micro-batch, and the rank.
 type ProfileKey = (ParallelConfig, [usize; 2], RankKind);
 
 impl RankProfiles {
@@ -129,7 +129,7 @@ pub fn plan_memory<C: ModelConfig>(
     plan_memory_with(config, request, &RankProfiles::default())
 }
 
-/// [`plan_memory`] with the profiles of earlier plans of the same model.
+/// Runs [`plan_memory`] with the profiles of earlier plans of the same model.
 ///
 /// # Errors
 ///

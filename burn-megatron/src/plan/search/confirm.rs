@@ -1,4 +1,4 @@
-//! The plans of a search against the memory of the model's own operations.
+//! Checks the plans of a search against the memory of the model's own operations.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -23,7 +23,7 @@ pub enum MemoryRefusal {
 /// Returns the memory of a candidate on the rank that needs the most, from the model's own operations, without slack.
 pub type OwnMemory<'a> = dyn Fn(&Candidate) -> Result<MemoryByKind, MemoryRefusal> + Sync + 'a;
 
-/// A candidate that does not fit. Others of the same sizes are compared with it.
+/// A candidate that does not fit. Other candidates of the same sizes are compared with it.
 #[derive(Clone, Debug)]
 pub(super) struct Refutation {
     of: Group,
@@ -34,7 +34,7 @@ pub(super) struct Refutation {
 
 #[derive(Clone, Debug)]
 enum Why {
-    /// It needs this many bytes more than the formulas say.
+    /// The number of bytes that it needs in addition to the result of the formulas.
     Excess(u64),
     Refused(MemoryRefusal),
 }
@@ -67,8 +67,8 @@ impl Group {
     }
 }
 
-/// The share of the limit by which the formulas may be wrong about the state of another sharding: within it, the model's own
-/// operations are asked.
+/// The share of the limit by which the formulas may be wrong about the state of another sharding. Within this share, the
+/// memory is computed from the model's own operations.
 const TOLERANCE: f64 = 0.01;
 
 impl Refutation {
@@ -114,7 +114,7 @@ impl Refutation {
 }
 
 impl Search<'_> {
-    /// Computes the memory of the best plans. Returns whether one does not fit; its sizes are searched again then.
+    /// Computes the memory of the best plans. Returns whether some plan does not fit. Its sizes are then searched again.
     pub(super) fn confirm(&mut self, memory: &OwnMemory<'_>) -> bool {
         let mut best: Vec<_> = self.best.values().map(|kept| kept.plan.clone()).collect();
         super::report::sort(&mut best);
@@ -166,7 +166,7 @@ impl Search<'_> {
         };
         self.refuted.entry(sizes).or_default().push(refutation);
         self.best.remove(&sizes);
-        // What was slower than this plan may be the best of its sizes.
+        // A plan that was slower than this plan may be the best of its sizes.
         for visited in &mut self.entries {
             if visited.entry.sizes() == sizes {
                 visited.found = None;
@@ -181,7 +181,8 @@ impl Search<'_> {
         }
     }
 
-    /// Gives the nearest plan, if none fits, the memory of the model's own operations, where that is more than there is.
+    /// If no plan fits, sets the memory of the nearest plan to the memory of the model's own operations, if this exceeds the
+    /// limit.
     pub(super) fn confirm_nearest(&mut self, memory: &OwnMemory<'_>) {
         if !self.best.is_empty() || self.nearest_refuted.is_some() {
             return;

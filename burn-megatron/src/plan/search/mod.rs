@@ -6,9 +6,9 @@
 //! their time, `m` micro-batches without a bubble, until no other can be among the best: the rest is counted, not timed. The
 //! result is deterministic: entries are timed in parallel, so many at once whatever the number of cores.
 //!
-//! [`search`] takes memory from formulas. [`search_confirmed`] also asks for the memory of the model's own operations of each
-//! plan that it returns. A plan that needs too much is refuted, its sizes are searched again without it, and so on: the result
-//! is the fastest of all candidates that fit by both.
+//! [`search`] takes memory from formulas. [`search_confirmed`] also computes the memory of the model's own operations for
+//! each plan that it returns. A plan that needs too much is refuted, and its sizes are searched again without it, until all
+//! plans fit. The result is the fastest of all candidates that fit by the formulas and by the operations.
 
 mod cache;
 mod confirm;
@@ -113,9 +113,9 @@ const WAVE: usize = 16;
 /// Progress of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SearchProgress {
-    /// Layouts with a micro-batch and a recomputation, of which all schedules and shardings were compared.
+    /// The number of layouts, each with a micro-batch and a recomputation, whose schedules and shardings were all compared.
     pub compared: usize,
-    /// The number of these.
+    /// The number of layouts in total.
     pub all: usize,
     /// Plans whose memory was computed from the model's own operations.
     pub confirmed: usize,
@@ -171,10 +171,10 @@ struct Kept {
     is_confirmed: bool,
 }
 
-/// An entry, and what its last visit found.
+/// An entry and the result of its last visit.
 struct Visited<'a> {
     entry: Entry<'a>,
-    /// `None` where it was not visited, or its visit does not count any more.
+    /// `None` if the entry was not visited, or if its visit no longer counts.
     found: Option<VisitCounts>,
 }
 
@@ -232,14 +232,14 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Visits every entry that was not visited and is not slower than what was found.
+    /// Visits every entry that was not visited and is not slower than the plans that were found.
     fn run(&mut self) {
         let mut entries = std::mem::take(&mut self.entries);
         self.update_worst();
         let all = entries.len();
         let mut rest = entries.iter_mut().enumerate();
         loop {
-            // Most entries are slower than what was found.
+            // Most entries are slower than the plans that were found.
             let mut wave = vec![];
             let mut compared = all;
             for (number, visited) in rest.by_ref() {

@@ -162,7 +162,7 @@ pub struct SearchReport {
     pub counts: SearchCounts,
 }
 
-/// Sorts plans by time; those that take the same time by [preference](Plan::preference).
+/// Sorts plans by time, and plans with equal times by [preference](Plan::preference).
 pub(super) fn sort(plans: &mut [Plan]) {
     plans.sort_by(|one, two| {
         let order = one.step.seconds.total_cmp(&two.step.seconds);

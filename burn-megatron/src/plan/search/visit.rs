@@ -328,7 +328,7 @@ impl<'s> Visit<'s> {
         needed.device.total() <= *memory_limit && needed.host <= host
     }
 
-    /// The least of the optimizer state on the host with which a sharding fits; otherwise the most.
+    /// The smallest share of the optimizer state on the host with which a sharding fits, or the largest share if none fits.
     fn offload(
         &self,
         timed: &Timed,

@@ -46,7 +46,7 @@ pub(crate) enum StageNote {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StateNote;
 
-/// The profiles of the stages of a recording, in order; of each stage the layers that it repeats.
+/// Returns the profiles of the stages of a recording, in order. `repeats` has the layers that each stage repeats.
 pub(crate) fn stages(recording: &Recording, mesh: &Mesh, repeats: &[Repeat]) -> Vec<StageProfile> {
     let mut walk = Walk::new(recording, mesh, repeats);
     for step in &recording.steps {

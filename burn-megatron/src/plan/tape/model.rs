@@ -55,7 +55,8 @@ pub struct ProfileRequest<'a> {
 pub struct RankProfile {
     /// By stage of the rank, in order.
     pub stages: Vec<(usize, StageProfile)>,
-    /// The shape of what a stage sends to the next: `[batch, seq, hidden]`. The last stage of a model sends nothing.
+    /// The shape of the tensor that a stage sends to the next stage: `[batch, seq, hidden]`. The last stage of a model sends
+    /// nothing.
     pub output: [usize; 3],
 }
 
@@ -127,7 +128,7 @@ pub fn profile_rank<C: ModelConfig>(
                 is_last: layout.loss,
             };
             let output = run.record(&model, input)?;
-            // The last stage may have more rows, as for multi-token prediction, and sends them to no other.
+            // The last stage may have more rows, as for multi-token prediction. It sends them to no other stage.
             if !layout.loss {
                 input = output;
             }
@@ -143,7 +144,7 @@ pub fn profile_rank<C: ModelConfig>(
     })
 }
 
-/// A stage without the layers that repeat others, where no setting goes by the place of a layer.
+/// Returns a stage without the layers that repeat others, unless a setting depends on the place of a layer.
 fn shortened<C: ModelConfig>(
     config: &C,
     request: &ProfileRequest<'_>,

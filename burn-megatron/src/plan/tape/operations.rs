@@ -38,7 +38,7 @@ fn bytes_with(tensor: &TensorIr, size: u64) -> u64 {
     tensor.shape.num_elements() as u64 * size
 }
 
-/// Bytes of one number for each row of a tensor: it is reduced along a dimension.
+/// Bytes of one number for each row of a tensor that is reduced along a dimension.
 fn bytes_of_rows(tensor: &TensorIr, dim: usize) -> u64 {
     let width = tensor.shape.to_vec().get(dim).copied().unwrap_or(1);
     bytes_of(tensor) / width.max(1) as u64

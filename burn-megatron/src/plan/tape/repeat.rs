@@ -1,4 +1,4 @@
-//! Layers that repeat: a recording has a few of them, which stand for all.
+//! Layers that repeat. A recording runs a few of these layers, which stand for all.
 
 /// The longest sequence of different layers that is looked for.
 const LONGEST: usize = 8;
@@ -17,7 +17,7 @@ pub(crate) struct Repeat {
 }
 
 impl Repeat {
-    /// Returns what can be left out of the end of a stage with layers of these kinds.
+    /// Returns the layers that can be left out at the end of a stage with layers of these kinds.
     pub fn of(kinds: &[usize]) -> Self {
         let left_out = |it: &Self| it.period * it.times;
         let all = (1..=LONGEST.min(kinds.len())).map(|period| {

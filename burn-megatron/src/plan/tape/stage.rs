@@ -182,7 +182,7 @@ impl Stage {
         profile
     }
 
-    /// The recorded layers that stand for others: the last period but one of the layers.
+    /// The recorded layers that stand for the layers that were left out: the last period but one.
     fn repeated(&self, repeat: Repeat) -> Range<usize> {
         let is_layer = |name: &LayerName| matches!(name, LayerName::Layer(_));
         let after = self.names.iter().rposition(is_layer).map_or(0, |at| at + 1);
@@ -190,8 +190,8 @@ impl Stage {
         end.saturating_sub(repeat.period)..end
     }
 
-    /// Adds what the layers that were not recorded keep: from the forward of the layer after the repeated ones to the end of
-    /// its backward.
+    /// Adds the memory that the layers that were not recorded keep: from the forward of the layer after the repeated layers
+    /// to the end of its backward.
     fn add_repeated(&self, alive: &mut [u64], repeated: &Range<usize>, times: usize) {
         let after = self
             .forward

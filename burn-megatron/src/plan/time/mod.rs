@@ -198,8 +198,8 @@ impl PipelineSeconds {
         self.in_layers(rates, micro_batches).total()
     }
 
-    /// Returns the seconds of one micro-batch that passes all stages and back, one after the other: a schedule takes at least as
-    /// long. Many stages have many transfers, which the [bound](Self::bound) does not count.
+    /// Returns the seconds in which one micro-batch passes all stages forward and backward. A schedule takes at least this
+    /// time. Many stages have many transfers, which the [bound](Self::bound) does not count.
     pub fn path(&self, rank_of: impl Fn(usize) -> usize) -> f64 {
         let StageTimes {
             forward,

@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Device};
 
-/// The share of a magnitude that a scale has at least. Sums can cancel to zero in exact arithmetic. What is computed for such
-/// a sum is rounding noise, whose size follows from the terms.
+/// A scale is at least this share of a magnitude. Sums can cancel to zero in exact arithmetic. The computed value of such a
+/// sum is rounding noise, whose size follows from the terms.
 pub(super) const CANCELLED: f64 = 0.1;
 
 /// The bounds of a device.

@@ -34,8 +34,8 @@ pub struct DeviceRun {
     pub failed: Option<String>,
     /// The losses: on the device, and on the CPU.
     pub loss: [f64; 2],
-    /// The difference of the losses over the loss, or over a tenth of the norm of parameter times gradient if that is larger:
-    /// a loss can cancel to nothing too.
+    /// The difference of the losses over the loss, or over a tenth of the norm of parameter times gradient if that norm is
+    /// larger. A loss can cancel to zero too.
     pub loss_difference: f64,
     /// By parameter, in the order of the module.
     pub gradients: Vec<GradientDifference>,
@@ -85,8 +85,8 @@ pub struct FirstDifference {
     pub operations: usize,
     /// The shape of its first output.
     pub shape: Vec<usize>,
-    /// The largest difference over the largest element; for a sum or a product alone, over a tenth of its result on absolute
-    /// values if that is larger, as terms can cancel.
+    /// The largest difference over the largest element. For a sum or a product alone, the denominator is at least a
+    /// tenth of its result on absolute values, as terms can cancel.
     pub relative: f64,
     /// What rounding explains.
     pub bound: f64,

@@ -13,7 +13,7 @@ use super::place::place_with_gradients;
 /// The results of a step.
 pub(super) struct Step {
     pub loss: f64,
-    /// By how much the loss changes, relative to a relative change of every parameter: the norm of parameter times gradient.
+    /// The change of the loss for a relative change of every parameter: the norm of parameter times gradient.
     pub sensitivity: f64,
     /// By path, in the order of the module; `None` where the loss does not depend on the parameter.
     pub gradients: Vec<(String, Option<Vec<f64>>)>,

@@ -36,7 +36,7 @@ struct Node {
     outputs: Vec<TensorIr>,
 }
 
-/// What passes: differences of at most `bound`, relative to the largest output or `scale`, whichever is larger.
+/// The limit of a difference: at most `bound`, relative to the largest output or `scale`, whichever is larger.
 #[derive(Default)]
 struct Limit {
     scale: f64,
@@ -438,7 +438,7 @@ impl Trace {
     }
 }
 
-/// The absolute values of floats; other data as it is.
+/// Returns the absolute values of floats. Other data is returned unchanged.
 fn absolute(data: &TensorData) -> TensorData {
     if !data.dtype().is_float() {
         return data.clone();

@@ -1,4 +1,4 @@
-//! The keys of a `config.json`, as a family reads them.
+//! Reads the keys of a `config.json` for a family.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -9,7 +9,8 @@ use super::meaning::{Meaning, meaning};
 use crate::hf::family::ClassDefaults;
 use crate::hf::{HfConfigError, HfFamily};
 
-/// The objects with the scaling of rotary positions: `transformers` 5 writes the first key, 4 the second.
+/// The objects with the scaling of rotary positions. `transformers` 5 writes the first key, and `transformers` 4 writes the
+/// second key.
 const ROPE: [&str; 2] = ["rope_parameters", "rope_scaling"];
 
 /// The largest size that is accepted; products of a few of them do not overflow.
@@ -82,7 +83,7 @@ impl ConfigKeys {
         }
     }
 
-    /// Adds the values of the class for missing keys, and refuses `null` where the class does.
+    /// Adds the values of the class for missing keys. Refuses `null` where the class refuses it.
     fn fill(&mut self, defaults: ClassDefaults) -> Result<(), HfConfigError> {
         let is_null = |key: &String| self.is_null(key);
         if let Some(key) = defaults.not_null.iter().find(|key| is_null(key)) {
@@ -155,7 +156,7 @@ impl ConfigKeys {
         self.map.contains_key(key)
     }
 
-    /// Whether the value of a key that was not taken is `null`.
+    /// Returns whether the value of a key that was not taken is `null`.
     pub fn is_null(&self, key: &str) -> bool {
         self.map.get(key).is_some_and(Value::is_null)
     }
@@ -177,7 +178,7 @@ impl ConfigKeys {
         Value::Object(self.map)
     }
 
-    /// Whether no key is left.
+    /// Returns whether no key is left.
     pub fn is_empty(&self) -> bool {
         self.map.is_empty()
     }

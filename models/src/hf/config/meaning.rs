@@ -83,7 +83,7 @@ const HARMLESS: &[&str] = &[
     "use_cache",
 ];
 
-/// Keys with which other classes of models, or code next to the weights, compute something else.
+/// Keys that change the results of other classes of models, or of code next to the weights.
 const DANGEROUS: &[&str] = &[
     "alibi",
     "alpha",
@@ -114,7 +114,7 @@ const DANGEROUS: &[&str] = &[
     "use_qk_norm",
 ];
 
-/// What follows from a key that is left.
+/// The consequence of a key that is left.
 pub(super) enum Meaning {
     /// The key is known not to matter.
     Harmless,
@@ -137,7 +137,7 @@ pub(super) fn meaning(family: &str, within: &str, key: &str, value: &Value) -> M
         return Meaning::Harmless;
     }
     let lists = [READ_KEYS.get("all"), READ_KEYS.get(family)];
-    // A family of another crate has no list, so that every key counts as read.
+    // A family of another crate has no list, so every key counts as read.
     let is_read = lists.iter().any(|list| {
         list.is_none_or(|list| within.is_empty() && list.iter().any(|read| read == key))
     });

@@ -29,7 +29,7 @@ const IGNORED: [&str; 15] = [
     "task_type",
 ];
 
-/// Values of `init_lora_weights` that leave the weights of the base model as they are.
+/// Values of `init_lora_weights` that keep the weights of the base model.
 const PLAIN_INITS: [&str; 4] = ["gaussian", "eva", "orthogonal", "mica"];
 
 /// Whether a folder has an adapter of `peft`.
@@ -147,8 +147,8 @@ fn parse(mut keys: Map<String, Value>) -> Result<LoraConfig, HfConfigError> {
     Ok(config)
 }
 
-/// Whether an initialization leaves the weights of the base model as they are. Others, such as `pissa` and `olora`, subtract
-/// the initial product of the factors from the weights.
+/// Returns whether an initialization keeps the weights of the base model. Other initializations, such as `pissa` and
+/// `olora`, subtract the initial product of the factors from the weights.
 fn keeps_base(init: &Value) -> bool {
     match init {
         Value::Null | Value::Bool(_) => true,

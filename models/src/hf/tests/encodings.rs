@@ -338,7 +338,7 @@ fn fp8_is_scaled_by_blocks_and_rounded_once() {
     );
 }
 
-/// As in the files of Qwen 3 in FP8.
+/// The files of Qwen 3 in FP8 have such scales.
 #[test]
 fn scales_of_fp8_may_be_bf16() {
     let codes: Vec<u8> = (0..ROWS * COLUMNS).map(|at| (at % 126) as u8).collect();

@@ -135,7 +135,7 @@ fn routed(family: ModelFamily, keys: &mut ConfigKeys) -> Result<MoeConfig, HfCon
     })
 }
 
-/// The groups of experts, unless all are chosen, or V2's `topk_method` ignores them.
+/// Returns the groups of experts, or `None` if all are chosen or V2's `topk_method` ignores them.
 fn groups(
     family: ModelFamily,
     keys: &mut ConfigKeys,

@@ -61,7 +61,7 @@ pub(super) fn read(
     }))
 }
 
-/// [`MoeConfig::normalized`] for weights that are divided by their sum or not: none if that is the default.
+/// Returns [`MoeConfig::normalized`] for weights that are divided by their sum or not, or `None` if this is the default.
 pub(super) fn normalized(experts_per_token: usize, is_normalised: bool) -> Option<bool> {
     (is_normalised != (experts_per_token > 1)).then_some(is_normalised)
 }

@@ -68,7 +68,7 @@ pub(super) fn llama_like(
     let heads = keys.needed("num_attention_heads", ConfigKeys::size)?;
     let hidden = keys.needed("hidden_size", ConfigKeys::size)?;
     let groups = keys.size("num_key_value_heads")?.unwrap_or(heads);
-    // These classes have no such attribute, whose null they would use.
+    // These classes have no such attribute. They would use null.
     let has_no_width = matches!(
         family,
         ModelFamily::Qwen2 | ModelFamily::Qwen3Moe | ModelFamily::Olmoe
@@ -169,7 +169,7 @@ fn biases(family: ModelFamily, keys: &mut ConfigKeys) -> Result<Biases, HfConfig
     }
 }
 
-/// Whether all projections of attention have biases, if they differ from the other linear layers.
+/// Returns whether all projections of attention have biases, or `None` if this equals the other linear layers.
 pub(super) fn attention_bias(
     keys: &mut ConfigKeys,
     others: bool,

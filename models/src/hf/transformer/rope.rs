@@ -18,9 +18,9 @@ const FULL_BASE: f64 = 1_000_000.0;
 struct Around {
     /// `max_position_embeddings`.
     context: usize,
-    /// The key outside of the object, which `transformers` prefers to the key in it.
+    /// The key outside the object. `transformers` prefers it to the key inside the object.
     original: Option<usize>,
-    /// Whether the object is of the layers of one kind.
+    /// Whether the object belongs to layers of one kind.
     is_of_layers: bool,
     /// Whether attention is latent, so that `mscale_all_dim` scales the scores.
     is_latent: bool,
@@ -173,7 +173,7 @@ fn parse(
     Ok((base, scaling))
 }
 
-/// The context of the training before: by default that of the model.
+/// Returns the context of the original training. The default is the context of the model.
 fn original(keys: &mut ConfigKeys, around: Around) -> Result<usize, HfConfigError> {
     let key = "original_max_position_embeddings";
     keys.not_null(key, "a number of tokens")?;
@@ -229,7 +229,7 @@ fn yarn(keys: &mut ConfigKeys, around: Around) -> Result<RotaryScaling, HfConfig
         attention_factor: None,
     };
     let asked = keys.positive("attention_factor")?.unwrap_or(follows);
-    // The factor of the scores of latent attention follows from mscale_all_dim alone.
+    // The factor of the scores of latent attention depends only on mscale_all_dim.
     let of_scores = all_dim.filter(|_| around.is_latent).unwrap_or(0.0);
     let is_same = (asked - follows).abs() < 1e-9;
     if let RotaryScaling::Yarn {
@@ -246,7 +246,7 @@ fn yarn(keys: &mut ConfigKeys, around: Around) -> Result<RotaryScaling, HfConfig
     Ok(scaling)
 }
 
-/// Writes the format that both versions read. A class with a scaling of its own would read null as that scaling.
+/// Writes the format that both versions read. A class with a default scaling would read null as its default.
 pub(super) fn write(
     family: ModelFamily,
     base: f64,

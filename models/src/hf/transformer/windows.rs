@@ -33,7 +33,7 @@ pub(super) fn read(
     }
 }
 
-/// The window of Qwen models, which without `use_sliding_window` have none whatever `sliding_window` is.
+/// Returns the window of Qwen models. Without `use_sliding_window` they have no window, whatever `sliding_window` is.
 fn qwen_window(keys: &mut ConfigKeys) -> Result<Option<usize>, HfConfigError> {
     match keys.flag("use_sliding_window")?.unwrap_or(false) {
         true => keys.size("sliding_window"),
@@ -41,8 +41,8 @@ fn qwen_window(keys: &mut ConfigKeys) -> Result<Option<usize>, HfConfigError> {
     }
 }
 
-/// The window of all layers: the attention of `transformers` reads neither `max_window_layers` nor `layer_types`, which
-/// must not contradict it.
+/// Returns the window of all layers. The attention of `transformers` reads neither `max_window_layers` nor `layer_types`.
+/// These keys must not contradict the window.
 fn qwen_moe(keys: &mut ConfigKeys, layers: usize) -> Result<Windows, HfConfigError> {
     let window = qwen_window(keys)?;
     keys.take("max_window_layers");

@@ -18,7 +18,7 @@ fn kept(weights: &[f64], sizes: Sizes, context: usize, capacity: &Capacity) -> V
     kept_of(&all, weights, (sizes, context), capacity)
 }
 
-/// The same, of some of the tokens; the others are padding.
+/// The same for some of the tokens. The other tokens are padding.
 pub fn kept_of(
     real: &[usize],
     weights: &[f64],

@@ -31,7 +31,7 @@ fn assigned(dense: &Dense, rows: usize) -> Vec<i64> {
     assigned_of(dense, rows, [SEQ; BATCH])
 }
 
-/// The same, of the first tokens of each row; the others, which are padding, have no choice.
+/// The same for the first tokens of each row. The other tokens are padding and have no choice.
 pub fn assigned_of(dense: &Dense, rows: usize, lengths: [usize; BATCH]) -> Vec<i64> {
     let x = input().reshape([BATCH * SEQ, HIDDEN]);
     let logits = values(dense.logits(Tensor::from_inner(x)).inner());

@@ -25,7 +25,7 @@ fn reference(kind: RouterLossKind, logits: &Tensor<2>, sigmoids: bool, rows: usi
     reference_of([SEQ; BATCH], kind, logits, sigmoids, rows)
 }
 
-/// The same, of the first tokens of each row; the others are padding, which counts in the model's loss alone.
+/// The same for the first tokens of each row. The other tokens are padding, which counts only in the model's loss.
 pub fn reference_of(
     lengths: [usize; BATCH],
     kind: RouterLossKind,

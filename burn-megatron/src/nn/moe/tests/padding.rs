@@ -1,4 +1,4 @@
-//! Padding: it has no expert, and counts nowhere.
+//! Tests that padding has no expert and counts nowhere.
 
 use super::capacity::kept_of;
 use super::choice::assigned_of;
@@ -7,7 +7,8 @@ use super::*;
 use crate::nn::tests::leaf;
 use crate::nn::{BatchFormat, KvCache, SequencePart};
 
-/// The real tokens of each sample. With two tensor ranks, the second one has only padding of the last two samples.
+/// The number of real tokens of each sample. With two tensor ranks, the second rank has only padding of the last two
+/// samples.
 const LENGTHS: [usize; BATCH] = [6, 4, 3, 1];
 
 const LAYOUTS: [Sizes; 4] = [ONE, [1, 2, 1, 1], [2, 2, 2, 1], [2, 2, 1, 2]];

@@ -1,5 +1,5 @@
-//! The meaning of every key in `transformers`, also if it is missing or null: `keys.json` of `keys.py` next to the
-//! fixtures. Equal numbers of a family stand for equal outputs of `transformers`.
+//! Compares the meaning of every key with `transformers`, also if the key is missing or null. `keys.py` next to the
+//! fixtures writes `keys.json`. Equal numbers of a family stand for equal outputs of `transformers`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +31,7 @@ fn keys_of(family: &str, base: &Map<String, Value>, case: &Case) -> Value {
     Value::Object(keys)
 }
 
-/// Whether a case is refused on purpose, although `transformers` computes it.
+/// Returns whether a case is refused on purpose, although `transformers` computes it.
 fn is_refused_on_purpose(error: &str) -> bool {
     let reasons = [
         // Other activations, and exact GELU in gated MLPs.
@@ -44,7 +44,7 @@ fn is_refused_on_purpose(error: &str) -> bool {
         "invalid rope_parameters.rope_type = \"longrope\"",
         "invalid rope_scaling.rope_type = \"longrope\"",
         "attention_factor = 0.0",
-        // Experts that are not in every so many layers.
+        // Experts in every n-th layer only.
         "invalid mlp_only_layers",
         // The code next to the published weights reads these keys, and the class does not.
         "invalid n_ctx",
