@@ -9,6 +9,7 @@ use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::moe::{
     Capacity, DispatcherKind, KeepPolicy, RouterChoice, RouterLoss, RouterLossKind, ScoreFunction,
 };
+use burn_megatron::optim::QkClipConfig;
 use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
 use burn_megatron::verify::Layout;
 use burn_megatron_models::{MoeConfig, MtpConfig, TransformerConfig};
@@ -67,6 +68,11 @@ fn trained(moe: &MoeConfig, seq: usize, layout: &str) -> Vec<f64> {
         global_batch_size: SAMPLES,
         sequence_length: Some(seq),
         warmup_steps: 0,
+        // Clips every head, by the largest logit of the real tokens.
+        qk_clip: Some(QkClipConfig {
+            threshold: 1e-3,
+            alpha: 0.5,
+        }),
         ..TrainConfig::default()
     };
     config.data_parallel.precision = Precision::F64;

@@ -98,6 +98,12 @@ impl Batch {
                 documents.extend(sample.documents.iter().map(|at| (first + at) as i32));
                 batch.documents = Some(vec![]);
             }
+            // Padding is a document of its own.
+            let end = (first + seq.saturating_sub(sample.padding)) as i32;
+            if sample.padding > 0 && documents.last().is_some_and(|last| *last < end) {
+                documents.push(end);
+                batch.documents = Some(vec![]);
+            }
             batch.tokens.extend(sample.tokens);
             batch.targets.extend(sample.targets);
             batch.rows += 1;
@@ -172,22 +178,19 @@ impl Batch {
         if self.shard.is_some() || ranks == 1 {
             return Ok(self);
         }
-        let of = (rank, ranks);
+        let (of, mut moved) = ((rank, ranks), None);
         if split == ContextSplit::ZigzagPerDocument {
             let depths = self.further.len();
             let places;
             (self, places) = self.padded(split.divisor(ranks, 1), split.divisor(ranks, tensor));
             self = self.with_further_tokens(depths);
-            split.check(self.seq, ranks, tensor)?;
-            let documents = self.documents.as_deref().unwrap_or_default();
-            let shape = [self.rows, self.seq];
-            let shard = SequenceShard::of_documents(shape, documents, places, of)?;
-            return Ok(self.part_of(shard));
+            moved = Some(places);
         }
         split.check(self.seq, ranks, tensor)?;
         let shape = [self.rows, self.seq];
         let documents = self.documents.as_deref();
-        let shard = SequenceShard::new(shape, documents, split, of)?;
+        let tokens = (moved, self.real.clone());
+        let shard = SequenceShard::of_tokens(shape, documents, tokens, split, of)?;
         Ok(self.part_of(shard))
     }
 
@@ -251,7 +254,10 @@ impl Batch {
             row_length: self.seq,
             in_global_batch: true,
         };
-        let shard = SequenceShard::of_documents([1, end], &starts, places, (rank, ranks))?;
+        let real_tokens = RealTokens::new(is_real, 1);
+        let moved = (Some(places), real_tokens.clone());
+        let of = (rank, ranks);
+        let shard = SequenceShard::of_tokens([1, end], Some(&starts), moved, split, of)?;
         let rows = Self {
             padding: (end - real) as u64,
             tokens,
@@ -260,7 +266,7 @@ impl Batch {
             seq: end,
             documents: Some(starts),
             shard: None,
-            real: RealTokens::new(is_real, 1),
+            real: real_tokens,
             counted_of_rows: None,
             sorted: Arc::default(),
             further: vec![],

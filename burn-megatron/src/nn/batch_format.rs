@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use burn_megatron_kernels::KernelError;
 use burn_megatron_kernels::attention::{KeyRanges, Window};
 use burn_megatron_kernels::embedding::SortedLookups;
@@ -12,7 +12,7 @@ use burn_megatron_kernels::softmax::Mask;
 
 use super::context::SequenceShard;
 use super::moe::{RoutedTokens, TokenPositions};
-use super::{KvCache, LayerKvCache, Tokens};
+use super::{KvCache, LayerKvCache, RealTokens, Tokens};
 
 /// The format of a batch.
 #[derive(Debug)]
@@ -127,6 +127,8 @@ pub struct PackedSequences {
     positions: Tensor<2, Int>,
     /// The same on the host.
     position_numbers: Arc<[i32]>,
+    /// `[batch, 1, seq, 1]`: true for padding. None if no token is.
+    padding: Option<Tensor<4, Bool>>,
 }
 
 /// Invalid document boundaries.
@@ -181,6 +183,21 @@ impl PackedSequences {
         shape: [usize; 2],
         device: &Device,
     ) -> Result<Self, PackedSequencesError> {
+        Self::with_padding(starts, None, shape, device)
+    }
+
+    /// The same of tokens of which some are padding, which attends to nothing, so that it counts in no statistic of
+    /// attention.
+    ///
+    /// # Errors
+    ///
+    /// See [`new`](Self::new).
+    pub fn with_padding(
+        starts: &[i32],
+        real: Option<Arc<RealTokens>>,
+        shape: [usize; 2],
+        device: &Device,
+    ) -> Result<Self, PackedSequencesError> {
         let [rows, seq] = shape;
         let bounds = [starts.first(), starts.last()].into_iter().flatten();
         let bounds: Vec<i32> = bounds.copied().collect();
@@ -201,7 +218,15 @@ impl PackedSequences {
         let ends: Vec<_> = starts[1..].iter().map(|end| *end as usize).collect();
         Ok(Self {
             shape,
-            documents: KeyRanges::of_documents(&ends, device)?,
+            documents: match &real {
+                None => KeyRanges::of_documents(&ends, device)?,
+                Some(real) => KeyRanges::new(ranges_of_real(&ends, real), rows * seq, device)?,
+            },
+            padding: real.map(|real| {
+                let padding = real.is_real().iter().map(|real| !real).collect();
+                let padding = TensorData::new(padding, [rows, 1, seq, 1]);
+                Tensor::from_data(padding, &device.clone().inner())
+            }),
             positions: Tensor::from_data(TensorData::new(positions.clone(), shape), device),
             position_numbers: positions.into(),
         })
@@ -242,6 +267,23 @@ impl PackedSequences {
         let query = query.expand([rows, 1, seq, 1]);
         let first = (query.clone() - visible).expand([rows, 1, seq, seq]);
         let later = key.clone().greater(query.expand([rows, 1, seq, seq]));
-        Mask::Hidden(key.lower(first).bool_or(later))
+        let hidden = key.lower(first).bool_or(later);
+        Mask::Hidden(match &self.padding {
+            None => hidden,
+            Some(padding) => hidden.bool_or(padding.clone().expand([rows, 1, seq, seq])),
+        })
     }
+}
+
+/// Returns the documents of real tokens, by the ends of all documents; those of padding are empty.
+fn ranges_of_real(ends: &[usize], real: &RealTokens) -> Vec<Range<usize>> {
+    let mut start = 0;
+    let of_document = |&end: &usize| {
+        let first = std::mem::replace(&mut start, end);
+        (first..end).map(move |token| match real.is_real()[token] {
+            true => first..end,
+            false => end..end,
+        })
+    };
+    ends.iter().flat_map(of_document).collect()
 }

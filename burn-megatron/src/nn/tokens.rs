@@ -68,7 +68,8 @@ impl Tokens {
         let Some(documents) = &self.documents else {
             return BatchFormat::Rows;
         };
-        match PackedSequences::new(documents, self.ids.dims(), &self.ids.device()) {
+        let (shape, device) = (self.ids.dims(), self.ids.device());
+        match PackedSequences::with_padding(documents, self.real.clone(), shape, &device) {
             Ok(packed) => BatchFormat::Packed(Box::new(packed)),
             Err(error) => panic!("{error}"),
         }

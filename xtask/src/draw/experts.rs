@@ -86,6 +86,9 @@ fn score(draft: &mut Draft<'_>) -> bool {
     let score = draft
         .random
         .one_of(&["softmax", "pre-softmax", "sigmoid", "sqrt-softplus"]);
+    if draft.has_experts() && score == "sigmoid" {
+        draft.set("model.moe.normalized", false);
+    }
     draft.has_experts() && draft.set_text("model.moe.score", score)
 }
 

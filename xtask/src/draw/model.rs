@@ -210,6 +210,9 @@ fn biases(draft: &mut Draft<'_>) -> bool {
     if draft.random.once_in(2) {
         draft.set("model.qkv_bias", true);
     }
+    if draft.random.once_in(3) {
+        draft.set("model.output_bias", draft.is_gpt());
+    }
     let bias = !draft.is_gpt();
     draft.set("model.bias", bias)
 }

@@ -143,12 +143,16 @@ impl Runner<'_> {
 
 /// Returns the verdict of the first failing row in the output of `verify`.
 fn failing_row(output: &str) -> Option<Verdict> {
-    let row = output.lines().find(|line| line.contains(" FAIL"))?;
-    let (numbers, reason) = row.split_once(" FAIL")?;
-    let bound = numbers.split_whitespace().next_back();
-    let bound: f64 = bound.and_then(|bound| bound.parse().ok()).unwrap_or(0.0);
+    let parse = |row: &str| -> Option<(f64, bool)> {
+        let (numbers, reason) = row.split_once(" FAIL")?;
+        // Lines without a bound list the cases that failed, or that could not run.
+        let bound = numbers.split_whitespace().next_back()?.parse().ok()?;
+        Some((bound, reason.is_empty()))
+    };
+    let (row, (bound, is_rounding)) =
+        (output.lines()).find_map(|line| Some((line, parse(line)?)))?;
     // A bound of 8 bits is for tensors of many elements.
-    if bound > EXACT && reason.is_empty() {
+    if bound > EXACT && is_rounding {
         return Some(Verdict::Refused(
             "not compared: verify: rounding exceeds its bound".into(),
         ));
@@ -229,6 +233,7 @@ mod tests {
             verdict("tp2  0.5  3.1e-1  FAIL"),
             Some(Verdict::Refused(_))
         ));
+        assert_eq!(verdict("1 of 1 cases FAIL:"), None);
         let replicas = verdict("tp2  0.1  3.1e-1  FAIL (replicas of a.b differ)");
         assert!(matches!(replicas, Some(Verdict::Found(_))), "{replicas:?}");
     }

@@ -149,13 +149,17 @@ pub(super) fn unseen(q: &Tensor<4>) -> PartialResult {
 
 /// The result with a sink `[heads]`, a logit without a value, in the softmax of each query.
 pub(super) fn with_sink((out, lse): PartialResult, sink: Tensor<1>) -> PartialResult {
-    let difference = sink.reshape([1, -1, 1]) - lse.clone();
-    // ln(1 + e^difference), the amount by which the log-sum-exp grows.
-    let zero = difference.clone().clamp_min(0.0);
-    let growth = zero + difference.abs().neg().exp().log1p();
+    let sink = sink.reshape([1, -1, 1]).expand(lse.dims());
+    let difference = sink.clone() - lse.clone();
+    let above_larger = difference.clone().abs().neg().exp().log1p();
+    // ln(1 + e^difference), the amount by which the log-sum-exp grows. It is infinite for a query that sees no key.
+    let growth = difference.clamp_min(0.0) + above_larger.clone();
     // [1, heads, queries] to [1, queries, heads, 1]
-    let share = growth.clone().neg().exp().swap_dims(1, 2);
-    (out * share.unsqueeze_dim::<4>(3), lse + growth)
+    let share = growth.neg().exp().swap_dims(1, 2);
+    (
+        out * share.unsqueeze_dim::<4>(3),
+        lse.max_pair(sink) + above_larger,
+    )
 }
 
 /// The gradient of the sink of a result: the sum over the queries of `-exp(sink - lse) dout . out`.
@@ -169,4 +173,24 @@ pub(super) fn sink_gradient(
     let products = products.sum_dim(3).squeeze_dim::<3>(3).swap_dims(1, 2);
     let shares = (sink.reshape([1, heads, 1]) - lse.clone()).exp();
     (shares * products).sum_dim(2).neg().reshape([heads])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::Device;
+
+    /// Padding attends to nothing. In its softmax the sink is alone.
+    #[test]
+    fn a_query_that_sees_no_key_has_the_sink_alone() {
+        let device = Device::flex();
+        let options = (&device, DType::F64);
+        let q = Tensor::<4>::ones([1, 3, 2, 4], options);
+        let sink = Tensor::<1>::full([2], 0.5, options);
+        let (out, lse) = with_sink(unseen(&q), sink.clone());
+        assert_eq!(out.to_data().to_vec::<f64>().unwrap(), vec![0.0; 24]);
+        assert_eq!(lse.to_data().to_vec::<f64>().unwrap(), vec![0.5; 6]);
+        let gradient = sink_gradient(sink, &(out, lse), &q);
+        assert_eq!(gradient.abs().to_data().to_vec::<f64>().unwrap(), vec![0.0; 2]);
+    }
 }

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use super::order::Order;
 use crate::mesh::{ContextSplit, ContextSplitError};
+use crate::nn::RealTokens;
 
 /// Ranks of a context group, by their index in it.
 pub(in crate::nn) type Members = Range<usize>;
@@ -31,6 +32,8 @@ pub struct SequenceShard {
     rank: usize,
     /// `None` if the rows are as they were sampled.
     places: Option<TokenPlaces>,
+    /// None if no token is padding.
+    real: Option<Arc<RealTokens>>,
     uploads: Mutex<Uploads>,
 }
 
@@ -72,6 +75,7 @@ impl PartialEq for SequenceShard {
             && self.ends == other.ends
             && self.tokens == other.tokens
             && self.places == other.places
+            && self.real == other.real
     }
 }
 
@@ -94,21 +98,22 @@ impl SequenceShard {
         Self::split(shape, documents, split, of).map(Arc::new)
     }
 
-    /// Returns the same as [`new`](Self::new) for documents that were padded or moved, each of which is split as a zigzag.
+    /// Returns the same as [`new`](Self::new) for rows with padding, or for documents that were padded or moved.
     ///
     /// # Errors
     ///
-    /// [`ContextSplitError`] for documents that cannot be divided.
-    pub(crate) fn of_documents(
+    /// [`ContextSplitError`] for rows or documents that cannot be divided.
+    pub(crate) fn of_tokens(
         shape: [usize; 2],
-        documents: &[i32],
-        places: TokenPlaces,
+        documents: Option<&[i32]>,
+        (places, real): (Option<TokenPlaces>, Option<Arc<RealTokens>>),
+        split: ContextSplit,
         of: (usize, usize),
     ) -> Result<Arc<Self>, ContextSplitError> {
-        let split = ContextSplit::ZigzagPerDocument;
-        let shard = Self::split(shape, Some(documents), split, of)?;
+        let shard = Self::split(shape, documents, split, of)?;
         Ok(Arc::new(Self {
-            places: Some(places),
+            places,
+            real,
             ..shard
         }))
     }
@@ -143,6 +148,7 @@ impl SequenceShard {
             tokens,
             rank,
             places: None,
+            real: None,
             uploads: Mutex::default(),
         })
     }
@@ -285,15 +291,18 @@ impl SequenceShard {
         order.clone()
     }
 
-    /// Returns the tokens that a token attends to. Added padding attends to no token, so it counts in no statistic of
-    /// attention.
+    /// Returns the tokens that a token attends to. Padding attends to no token, so it counts in no statistic of attention.
     pub(in crate::nn) fn visible(&self, token: usize, window: Option<Window>) -> Range<usize> {
         let first = self.document(token).start;
         let first = match window {
             Some(window) => first.max(token.saturating_sub(window.left)),
             None => first,
         };
-        if self.place(token).is_none() {
+        if self
+            .real
+            .as_ref()
+            .is_some_and(|real| !real.is_real()[token])
+        {
             return token + 1..token + 1;
         }
         first..token + 1
