@@ -248,6 +248,23 @@ impl TrainConfig {
     ///
     /// [`ConfigError`] for the first invalid setting.
     pub fn check(&self, layout: &ParallelConfig, context: usize) -> Result<(), ConfigError> {
+        self.check_without_layout(context)?;
+        let data = layout.data_size();
+        for samples in self.batch_sizes() {
+            samples_per_rank(samples, data, Some(self.micro_batch_size))?;
+        }
+        let length = self.sequence_length.unwrap_or(context);
+        hybrid_context::check(self, layout, (length, context))?;
+        cuda_graphs::check(self, layout)?;
+        Ok(self.data_parallel.check(layout.data_parallel_size())?)
+    }
+
+    /// Checks the settings that do not depend on a layout.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] for the first invalid setting.
+    pub fn check_without_layout(&self, context: usize) -> Result<(), ConfigError> {
         let positive = [
             ("steps", self.steps as f64),
             ("micro_batch_size", self.micro_batch_size as f64),
@@ -284,19 +301,12 @@ impl TrainConfig {
         {
             return Err(ConfigError::TooLarge { name, value, most });
         }
-        let data = layout.data_size();
         batch_warmup::check(self)?;
-        for samples in self.batch_sizes() {
-            samples_per_rank(samples, data, Some(self.micro_batch_size))?;
-        }
         if length > context {
             return Err(ConfigError::Sequence { length, context });
         }
         sequence_warmup::check(&self.sequence_warmup, self.steps, length)?;
-        hybrid_context::check(self, layout, (length, context))?;
-        cuda_graphs::check(self, layout)?;
         self.learning_rates()?;
-        self.data_parallel.check(layout.data_parallel_size())?;
         self.optimizer.check()?;
         if let Some(clip) = &self.qk_clip {
             clip.check()?;

@@ -30,7 +30,7 @@ impl RecipeModel {
     ///
     /// # Errors
     ///
-    /// A family whose layers the planner has no formulas for, and adapters.
+    /// A family whose layers the planner has no formulas for, adapters, and settings that no layout can run.
     pub fn new(recipe: Recipe) -> Result<Self, Error> {
         if recipe.lora.is_some() {
             return Err(
@@ -44,6 +44,8 @@ impl RecipeModel {
                 recipe.model.family()
             )
         })?;
+        config.check(1, false)?;
+        recipe.train.check_without_layout(recipe.model.context())?;
         Ok(Self {
             config: config.clone(),
             recipe,

@@ -316,6 +316,18 @@ fn a_wrong_flag_is_an_error() {
     let on_cpu = |fix: &str| format!("--devices 8 --hardware {} --fix {fix}", hardware.display());
     for (flags, says) in [
         (
+            "--devices 8xH100 --global-batch-size 1099511627776",
+            "invalid global_batch_size = 1099511627776: expected at most 16777216",
+        ),
+        (
+            "--devices 8xH100 --set train.steps=0",
+            "invalid steps = 0: expected more than 0",
+        ),
+        (
+            "--devices 8xH100 --set model.layers=1099511627776",
+            "layers = 1099511627776: expected at most",
+        ),
+        (
             &*on_cpu("offload=0.5"),
             "offload = 0.5 cannot be planned: CPU has no [host]",
         ),

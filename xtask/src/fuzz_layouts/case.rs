@@ -136,8 +136,22 @@ impl Runner<'_> {
         let ended = self.run(folder, "verify", &VERIFY_ARGS)?;
         match (ended.code(), failing_row(&ended.output())) {
             (Some(1), Some(verdict)) => Ok(Some(verdict)),
-            _ => Ok(verdict(ended.classify(false), "verify")),
+            _ => Ok(verdict(
+                refused_case(ended.classify(false), &ended.output()),
+                "verify",
+            )),
         }
+    }
+}
+
+/// Returns the end of `verify`: a case that it refuses is in its output, since the other cases run.
+fn refused_case(end: End, output: &str) -> End {
+    let error = output.lines().find_map(|line| line.strip_prefix("error: "));
+    match (end, error) {
+        (End::Wrong(finding), Some(error)) if finding.kind == Kind::Failed => {
+            End::Refused(error.to_owned())
+        }
+        (end, _) => end,
     }
 }
 
@@ -236,6 +250,17 @@ mod tests {
         assert_eq!(verdict("1 of 1 cases FAIL:"), None);
         let replicas = verdict("tp2  0.1  3.1e-1  FAIL (replicas of a.b differ)");
         assert!(matches!(replicas, Some(Verdict::Found(_))), "{replicas:?}");
+    }
+
+    #[test]
+    fn a_case_that_verify_refuses_is_no_fault() {
+        let of = |kind| End::Wrong(Finding::new(kind, "exit status: 1"));
+        let output = "recipe.toml, in f64\nerror: layout tp2: no\n\n1 of 1 cases FAIL:\n";
+        let refused = refused_case(of(Kind::Failed), output);
+        assert_eq!(refused, End::Refused("layout tp2: no".into()));
+        for (kind, output) in [(Kind::Panicked, output), (Kind::Failed, "")] {
+            assert_eq!(refused_case(of(kind), output), of(kind));
+        }
     }
 
     #[test]
