@@ -288,6 +288,7 @@ fn layer_of_experts(experts: usize, counts: &Path) -> Result<StepCounts, AnyErro
         let x = x.clone().require_grad();
         let with = MoeForward {
             choices: Some(choices.clone()),
+            tokens: None,
             step: None,
             nodes: None,
         };
