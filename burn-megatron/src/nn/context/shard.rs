@@ -216,8 +216,12 @@ impl SequenceShard {
         let [_, local] = self.local_shape();
         let rows = self.tokens().chunks(local.max(1));
         let own = rows.flat_map(|row| &row[part.clone()]);
-        own.map(|token| (token - self.document(*token).start) as i32)
-            .collect()
+        // Padding may be longer than the context, and has no positions.
+        let position = |token| match self.is_padding(token) {
+            true => 0,
+            false => (token - self.document(token).start) as i32,
+        };
+        own.map(|token| position(*token)).collect()
     }
 
     /// The positions of this rank's tokens, for rotary embeddings.
@@ -298,14 +302,15 @@ impl SequenceShard {
             Some(window) => first.max(token.saturating_sub(window.left)),
             None => first,
         };
-        if self
-            .real
-            .as_ref()
-            .is_some_and(|real| !real.is_real()[token])
-        {
+        if self.is_padding(token) {
             return token + 1..token + 1;
         }
         first..token + 1
+    }
+
+    fn is_padding(&self, token: usize) -> bool {
+        let real = self.real.as_ref();
+        real.is_some_and(|real| !real.is_real()[token])
     }
 
     /// Returns the tokens of the document of a token.
