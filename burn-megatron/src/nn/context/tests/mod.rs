@@ -351,3 +351,18 @@ fn heads_that_cannot_be_split_are_refused() {
         "{error}"
     );
 }
+
+/// Padding may be longer than the context, where learned positions end.
+#[test]
+fn padding_has_no_positions() {
+    let is_real = (0..12).map(|token| token < 4).collect();
+    let real = crate::nn::RealTokens::new(is_real, 1);
+    let positions = |rank| {
+        let (documents, split) = ([0, 4, 12], ContextSplit::ZigzagPerDocument);
+        let tokens = (None, real.clone());
+        let shard = SequenceShard::of_tokens([1, 12], Some(&documents), tokens, split, (rank, 2));
+        shard.unwrap().position_numbers(0..6)
+    };
+    assert_eq!(positions(0), [0, 3, 0, 0, 0, 0]);
+    assert_eq!(positions(1), [1, 2, 0, 0, 0, 0]);
+}
