@@ -14,7 +14,7 @@ const OPTIMIZERS: [&str; 8] = [
 /// A key that no table has, so that the error lists the keys of the table.
 const UNKNOWN: &str = "no_such_key";
 
-/// Returns the keys of a table. `None` if the value of this key is no table with fixed keys.
+/// Returns the keys of a table. `None` if the value of this key is not a table with fixed keys.
 fn keys_of(table: &str, optimizer: &str) -> Option<Vec<String>> {
     let name = match table {
         _ if table.starts_with("train.optimizer") => {

@@ -275,7 +275,7 @@ impl PackedSequences {
     }
 }
 
-/// Returns the documents of real tokens, by the ends of all documents; those of padding are empty.
+/// Returns the documents of real tokens, given the ends of all documents. Documents of padding are empty.
 fn ranges_of_real(ends: &[usize], real: &RealTokens) -> Vec<Range<usize>> {
     let mut start = 0;
     let of_document = |&end: &usize| {

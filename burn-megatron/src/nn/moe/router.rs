@@ -246,8 +246,8 @@ impl RouterConfig {
 }
 
 impl Router {
-    /// Routes `[batch, seq, hidden]`, or with `replayed` choices `[batch * seq, k]`: their weights and gradients are
-    /// those of the present logits. `tokens` are the tokens of all tensor ranks. Each rank routes a part of them.
+    /// Routes `[batch, seq, hidden]`, or with `replayed` choices `[batch * seq, k]`: the weights and the gradients of the choices
+    /// follow from the present logits. `tokens` are the tokens of all tensor ranks. Each rank routes a part of them.
     ///
     /// Collective over the tensor and the context axis with [`RouterChoice::Sinkhorn`], in training.
     pub fn forward(
