@@ -107,7 +107,8 @@ impl WholeNorm {
             let (x, section) = (parts[index].clone(), self.sections[index]);
             // Replicas of a part are counted once.
             let counted = section.size * section.replicas(self.comm.size());
-            (x.clone() * x).sum_dim(2).div_scalar(counted as f64)
+            // Burn's backward of div_scalar computes in f32.
+            (x.clone() * x).sum_dim(2).mul_scalar(1.0 / counted as f64)
         };
         let shares = Tensor::cat(vec![share(0), share(1)], 2);
         let means = collective::all_reduce(shares, &self.comm);

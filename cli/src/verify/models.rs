@@ -208,6 +208,8 @@ impl VerifyModel {
                 ..llama
             },
             Self::Olmoe => TransformerConfig {
+                // Widths that are no powers of two: 1 / 24 is not exact.
+                head_width: Some(6),
                 qk_norm: Some(QkNorm::Whole),
                 layer_windows: [[5, 0]; 4].concat(),
                 positions: Positions::rotary(10_000.0),
