@@ -5,6 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use burn_megatron::comm::WorldError;
+use burn_megatron::device::failure;
 use burn_megatron::model::ModelConfig;
 use burn_megatron::train::{ReplayError, TrainError, Verdict};
 use burn_megatron_models::hf::HfFamily;
@@ -121,7 +122,10 @@ impl CommandLine {
             .with_thread_names(true)
             .with_span_events(cli.log_level.span_events())
             .init();
-        let code = match self.command(&cli.command) {
+        let result = self.command(&cli.command);
+        // Whatever a command computed after the first failure is wrong.
+        let result = result.and_then(|code| failure().map(|()| code).map_err(Error::from));
+        let code = match result {
             Ok(code) => code,
             Err(error) => fail(&*error),
         };

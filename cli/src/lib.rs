@@ -19,6 +19,7 @@ mod data;
 mod data_parallel;
 mod determinism;
 mod documents;
+mod engines;
 mod env;
 mod error;
 mod estimate;

@@ -13,13 +13,14 @@ use burn_megatron::comm::{
 };
 use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::{ZeroStage, format_bytes};
-use burn_megatron::device::DeviceKind;
+use burn_megatron::device::{DeviceKind, check_results};
 use burn_megatron::pipeline::trace::TraceEvent;
 use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::run_folder::{CHECKPOINTS, RunFolder};
 use burn_megatron::train::{GenerateConfig, SaveConfig, Saver, TrainOutcome};
 
 use crate::determinism::{self, Pinned};
+use crate::engines::print_engines;
 use crate::error::Error;
 use crate::estimate::{self, RankEstimates};
 use crate::family::{AnyTrainer, RankMemory};
@@ -103,6 +104,7 @@ impl RankRun<'_> {
         interrupt: &Interrupt,
     ) -> Result<Option<RankResult>, Error> {
         let recipe = self.recipe;
+        check_results(device)?;
         let faults = Arc::new(Faults::new(self.faults.to_vec()).deadline(self.deadline));
         let world = if self.faults.is_empty() {
             rank.communicator()
@@ -136,6 +138,7 @@ impl RankRun<'_> {
                 print("cublaslt", algorithms);
             }
             let memory = (self.estimates, self.planned_memory);
+            let device = (self.device, device);
             print_training(recipe, memory, Some(&start.folder), device);
         }
         let builder = estimate::builder(recipe, &groups, device)?;
@@ -294,7 +297,7 @@ pub fn print_training(
     recipe: &Recipe,
     (estimates, planned_memory): (&RankEstimates, &PlannedMemory),
     folder: Option<&RunFolder>,
-    device: &Device,
+    (kind, device): (DeviceKind, &Device),
 ) {
     let own = estimates.first();
     print_model(
@@ -313,6 +316,7 @@ pub fn print_training(
         kernels.prefer_unfused(Operation::Optimizer, reason);
     }
     print("kernels", kernels.to_string());
+    print_engines(kind, device, &own.kernels);
     if fp8::is_on(&recipe.fp8) {
         let engine = burn_megatron::kernels::fp8::engine_of_fp8(device);
         let fp8 = fp8::describe(&recipe.fp8, recipe.model.layers(), &engine);

@@ -1,4 +1,4 @@
-//! Finds NCCL, MPI and NVIDIA's driver on this machine.
+//! Finds NCCL, MPI, NVIDIA's driver and the compiler of kernels on this machine.
 //!
 //! Needs no feature. Libraries are opened at run time, queried and closed again.
 
@@ -14,6 +14,13 @@ use std::time::Duration;
 
 use libloading::{Library, Symbol};
 use serde::Serialize;
+
+mod cuda;
+
+pub use cuda::{
+    CudaDriverInfo, CudaProblem, CudaToolkit, NVRTC_NAMES, SharedLibrary, cuda_driver,
+    cuda_include_folder,
+};
 
 /// The file names of NCCL's library.
 pub const NCCL_NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
@@ -37,15 +44,6 @@ pub struct MpirunProgram {
     pub path: PathBuf,
     /// The first line of its `--version`.
     pub version: String,
-}
-
-/// NVIDIA's driver.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct CudaDriverInfo {
-    /// Major and minor of the newest CUDA that it supports, such as `(12, 4)`.
-    pub version: (u32, u32),
-    /// The number of visible GPUs.
-    pub devices: usize,
 }
 
 /// Opens NCCL under [`NCCL_NAMES`].
@@ -73,39 +71,6 @@ pub fn mpi_library_version() -> Option<String> {
     return Some(crate::engines::mpi::library_version());
     #[cfg(not(feature = "mpi"))]
     None
-}
-
-/// Queries NVIDIA's driver.
-///
-/// # Errors
-/// If it is not installed, or the driver's error.
-pub fn cuda_driver() -> Result<CudaDriverInfo, String> {
-    let name = if cfg!(windows) {
-        "nvcuda.dll"
-    } else {
-        "libcuda.so.1"
-    };
-    let (mut version, mut devices): (c_int, c_int) = (0, 0);
-    let missing = |error: libloading::Error| format!("cannot load {name}: {error}");
-    // SAFETY: the driver API declares `cuDriverGetVersion(int*)`, `cuInit(unsigned)` and
-    // `cuDeviceGetCount(int*)`, each with an int as its result.
-    let codes = unsafe {
-        let driver = Library::new(name).map_err(missing)?;
-        let get_version: Symbol<unsafe extern "C" fn(*mut c_int) -> c_int> =
-            driver.get(b"cuDriverGetVersion").map_err(missing)?;
-        let init: Symbol<unsafe extern "C" fn(u32) -> c_int> =
-            driver.get(b"cuInit").map_err(missing)?;
-        let count: Symbol<unsafe extern "C" fn(*mut c_int) -> c_int> =
-            driver.get(b"cuDeviceGetCount").map_err(missing)?;
-        [get_version(&mut version), init(0), count(&mut devices)]
-    };
-    match codes.into_iter().find(|code| *code != 0) {
-        Some(code) => Err(format!("the CUDA driver reports error {code}")),
-        None => Ok(CudaDriverInfo {
-            version: (number(version / 1000), number(version % 1000 / 10)),
-            devices: number(devices) as usize,
-        }),
-    }
 }
 
 fn first_nccl(names: &[&str]) -> Result<NcclLibrary, String> {

@@ -261,6 +261,15 @@ pub(crate) fn warn_once(warning: String) {
     }
 }
 
+/// Why a CUDA device multiplies by Burn's matmul, if it does.
+pub(super) fn slow_reason(device: &CubeDevice) -> Option<String> {
+    // On other devices nothing is missing.
+    match device {
+        CubeDevice::Cuda(_) => fastest(device).err(),
+        _ => None,
+    }
+}
+
 /// Describes the engine of a device.
 pub(super) fn describe(device: &CubeDevice) -> String {
     match fastest(device) {

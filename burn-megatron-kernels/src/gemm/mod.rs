@@ -194,6 +194,15 @@ pub fn engine_of(device: &Device) -> String {
     describe(device.as_dispatch())
 }
 
+/// Why matrices are multiplied by a slow engine on a CUDA device. `None` on other devices, and where cuBLASLt multiplies.
+pub fn slow_reason(device: &Device) -> Option<String> {
+    match device.clone().inner().as_dispatch() {
+        #[cfg(feature = "cubecl")]
+        DispatchDevice::Cube(device) => cube::slow_reason(device),
+        _ => None,
+    }
+}
+
 fn describe(device: &DispatchDevice) -> String {
     match device {
         DispatchDevice::Autodiff(device) => describe(device),

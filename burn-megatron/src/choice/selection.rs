@@ -95,6 +95,14 @@ impl KernelSelection {
         &self.engines
     }
 
+    /// Why layers have an engine of fused attention that does not use the matrix units of a GPU, if a model of 16 bits has
+    /// one that was not requested.
+    pub fn slow_attention(&self) -> Option<&str> {
+        let is_slow = self.choices.attention.engine().is_none()
+            && self.engines.contains(&EngineKind::Portable);
+        is_slow.then(|| &self.decisions[Operation::Attention as usize].reason[..])
+    }
+
     /// Adds an engine that fused attention uses, with the reason.
     pub fn add_attention_engine(&mut self, engine: EngineKind, reason: impl Into<String>) {
         let own = &mut self.decisions[Operation::Attention as usize].reason;

@@ -6,6 +6,7 @@ use crate::checkpoint::state::StateError;
 use crate::comm::CommError;
 use crate::data::DataError;
 use crate::data_parallel::DataParallelError;
+use crate::device::DeviceError;
 use crate::generate::GenerateError;
 use crate::kernels::cuda_graph::CudaGraphError;
 use crate::kernels::gemm::CpuGemm;
@@ -95,6 +96,9 @@ pub enum TrainError {
         /// Those of a step.
         micro_batches: usize,
     },
+    /// A task of the device failed, so later results are wrong.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// An error of text generation.
     #[error(transparent)]
     Generate(#[from] GenerateError),

@@ -12,6 +12,7 @@ use super::micro_batches::StepLosses;
 use super::replay::{BadLoss, StepInput, StepRun};
 use super::{LanguageModel, Observer, ReplayError, StepGradients, TrainError, Trainer, Verdict};
 use crate::data::{Batch, Padding, Samples};
+use crate::device::failure;
 use crate::nn::moe::{ReportedLayer, reduced_reports};
 use crate::optim::{
     AdamWConfig, OutcomeSettings, ParallelAdamW, RankStatistics, StepReading, StepStatistics,
@@ -205,6 +206,8 @@ impl<M: LanguageModel> Trainer<M> {
             spike,
         } = launched;
         let reading = statistics.reading(&self.ddp);
+        // The reading has waited for the tasks of the step.
+        failure()?;
         reading.check_order(&self.ddp)?;
         let skip_reason = skip_reason(reading).or(spike.then_some(SkipReason::Spike));
         self.log_invalid(reading, step);

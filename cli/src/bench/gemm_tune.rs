@@ -18,7 +18,7 @@ const RUNS: usize = 10;
 
 /// Times the candidates of each product, prints a table and writes the fastest.
 pub fn run(args: &GemmBenchArgs, path: &Path) -> Result<ExitCode, Error> {
-    let device = args.device.devices()?.remove(0);
+    let device = args.device.checked()?;
     let dtype = DType::from(args.dtype);
     let timing = GemmTiming {
         candidates: args.candidates,

@@ -40,7 +40,7 @@ use timing::{TimingConfig, Work, median, time_interleaved};
 /// Times the kernels, and prints a table.
 pub fn run(args: &BenchArgs) -> Result<ExitCode, Error> {
     let run = KernelTimer {
-        device: args.device.devices()?.remove(0),
+        device: args.device.checked()?,
         dtype: args.dtype.into(),
         timing: TimingConfig {
             samples: args.repeats,

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use burn::tensor::Device;
-use burn_megatron::device::DeviceKind;
+use burn_megatron::device::{DeviceKind, is_unchecked};
 use burn_megatron::kernels::fp8::engine_of_fp8;
+use burn_megatron::kernels::gemm::engine_of;
 use burn_megatron::partial::replace_file;
 use serde::{Deserialize, Serialize};
 
@@ -35,11 +36,23 @@ pub struct KernelReport {
     pub device: String,
     pub dtype: String,
     pub samples: usize,
+    /// What multiplies matrices.
+    pub products: String,
+    /// Whether results may be wrong, so that only the times of the host mean something.
+    pub unchecked: bool,
     /// Whether Burn fused the operations of the composition.
     pub fusion: bool,
     /// What multiplies 8-bit matrices.
     pub fp8_engine: String,
     pub rows: Vec<KernelRow>,
+}
+
+/// The end of a header, for results that may be wrong.
+pub fn unchecked(is_unchecked: bool) -> &'static str {
+    match is_unchecked {
+        true => "\nUNCHECKED: results may be wrong, and times are those of the host",
+        false => "",
+    }
 }
 
 impl KernelReport {
@@ -49,6 +62,8 @@ impl KernelReport {
             device: kind.to_string(),
             dtype: dtype.into(),
             samples,
+            products: engine_of(device),
+            unchecked: is_unchecked(),
             fusion: cfg!(feature = "fusion"),
             fp8_engine: engine_of_fp8(device),
             rows: vec![],
@@ -62,9 +77,11 @@ impl KernelReport {
         let about = format!(
             "{device} in {dtype}; medians of {}, interleaved; `composed`: the same with Burn's operations, {fusion} its \
              fusion, for 8-bit products the same in {dtype}, for experts-one-gemm one product of all rows; `of copy`: \
-             the time of a copy of as many bytes over that of the kernel\n8-bit matrices: {}",
+             the time of a copy of as many bytes over that of the kernel\nproducts: {}; 8-bit matrices: {}{}",
             count(self.samples, "run"),
+            self.products,
             self.fp8_engine,
+            unchecked(self.unchecked),
         );
         format!("{}\n\n{}", terminal::wrapped(&about), COLUMNS.line(HEAD))
     }
@@ -169,6 +186,8 @@ mod tests {
             device: "cpu".into(),
             dtype: "f32".into(),
             samples: 1,
+            products: String::new(),
+            unchecked: false,
             fusion: false,
             fp8_engine: String::new(),
             rows: vec![alone],

@@ -3,12 +3,18 @@
 mod text;
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
 
+use burn::tensor::DType;
 use burn_megatron::comm::launch::{Launch, Origins, env_var};
-use burn_megatron::comm::probe::{self, CudaDriverInfo, MpirunProgram, NcclLibrary};
-use burn_megatron::device::DeviceKind;
+use burn_megatron::comm::probe::{
+    self, CudaDriverInfo, CudaToolkit, MpirunProgram, NcclLibrary, SharedLibrary,
+};
+use burn_megatron::device::{DeviceError, DeviceKind, is_unchecked};
+use burn_megatron::kernels::attention::{EngineKind, Heads, select_engine};
+use burn_megatron::kernels::gemm::engine_of;
 use clap::Args;
 use serde::Serialize;
 
@@ -38,8 +44,38 @@ pub struct Environment {
     pub engines: Engines,
     /// The devices.
     pub devices: Vec<DeviceInfo>,
+    /// NVIDIA's driver, and the libraries that compile and multiply.
+    pub cuda: Cuda,
+}
+
+/// The parts of CUDA.
+#[derive(Serialize)]
+pub struct Cuda {
     /// NVIDIA's driver.
-    pub cuda_driver: Found<CudaDriverInfo>,
+    pub driver: Found<CudaDriverInfo>,
+    /// NVRTC, which compiles kernels.
+    pub nvrtc: Found<SharedLibrary>,
+    /// The folder of the headers that kernels include.
+    pub headers: Found<PathBuf>,
+    /// cuBLASLt, which multiplies matrices.
+    pub cublas_lt: Found<SharedLibrary>,
+    /// Why kernels cannot be compiled, if there is a driver.
+    pub problem: Option<String>,
+    /// What the first GPU computes with, if this binary can use it.
+    pub gpu: Option<Found<Gpu>>,
+}
+
+/// What a GPU computes with.
+#[derive(Serialize)]
+pub struct Gpu {
+    /// Its name.
+    pub name: String,
+    /// What multiplies matrices.
+    pub products: String,
+    /// The engine of fused attention in bf16, for heads of 64 features.
+    pub attention: String,
+    /// Whether the first kernel was not compared with the host.
+    pub unchecked: bool,
 }
 
 /// The machine.
@@ -177,7 +213,7 @@ impl Environment {
                 },
             },
             devices: kinds.into_iter().map(DeviceInfo::gather).collect(),
-            cuda_driver: probe::cuda_driver().into(),
+            cuda: Cuda::gather(),
         }
     }
 
@@ -200,6 +236,48 @@ impl Host {
             cores: thread::available_parallelism().map_or(1, |cores| cores.get()),
             memory: memory.and_then(|text| Memory::parse(&text)),
         }
+    }
+}
+
+impl Cuda {
+    fn gather() -> Self {
+        let toolkit = CudaToolkit::find();
+        let problem = toolkit.check().err().filter(|_| toolkit.driver.is_ok());
+        Self {
+            problem: problem.map(|problem| problem.to_string()),
+            gpu: (cfg!(feature = "cuda") && toolkit.driver.is_ok())
+                .then(|| Gpu::gather().map_err(|error| error.to_string()).into()),
+            driver: toolkit.driver.into(),
+            nvrtc: toolkit.nvrtc.into(),
+            headers: toolkit.headers.into(),
+            cublas_lt: toolkit.cublas_lt.into(),
+        }
+    }
+}
+
+impl Gpu {
+    /// Runs the first kernel.
+    fn gather() -> Result<Self, DeviceError> {
+        let device = DeviceKind::Cuda.checked()?;
+        let heads = Heads {
+            heads: 12,
+            groups: 12,
+            width: 64,
+        };
+        let engine = select_engine(&EngineKind::ALL, &device, DType::BF16, (heads, 64), None);
+        let skipped = |skipped: Vec<String>| match skipped.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", skipped.join("; ")),
+        };
+        Ok(Self {
+            name: DeviceKind::Cuda.name(),
+            products: engine_of(&device),
+            attention: match engine {
+                Ok(selected) => format!("{}{}", selected.kind, skipped(selected.skipped)),
+                Err(reason) => format!("none: {reason}"),
+            },
+            unchecked: is_unchecked(),
+        })
     }
 }
 

@@ -53,7 +53,14 @@ fn bare() -> Environment {
             device("wgpu", false),
             device("cuda", false),
         ],
-        cuda_driver: Found::Missing(missing()),
+        cuda: Cuda {
+            driver: Found::Missing(missing()),
+            nvrtc: Found::Missing(missing()),
+            headers: Found::Missing(missing()),
+            cublas_lt: Found::Missing(missing()),
+            problem: None,
+            gpu: None,
+        },
     }
 }
 
@@ -95,10 +102,28 @@ fn full() -> Environment {
         count: 8,
         problem: None,
     };
-    environment.cuda_driver = Found::Found(CudaDriverInfo {
-        version: (12, 4),
-        devices: 8,
-    });
+    let library = |path: &str| {
+        Found::Found(SharedLibrary {
+            version: (12, 8),
+            path: path.into(),
+        })
+    };
+    environment.cuda = Cuda {
+        driver: Found::Found(CudaDriverInfo {
+            version: (12, 8),
+            devices: 8,
+        }),
+        nvrtc: library("/opt/libnvrtc.so.12"),
+        headers: Found::Found("/opt/cuda/include".into()),
+        cublas_lt: library("/opt/libcublasLt.so.12"),
+        problem: None,
+        gpu: Some(Found::Found(Gpu {
+            name: "NVIDIA H100".into(),
+            products: "cuBLASLt".into(),
+            attention: "mma".into(),
+            unchecked: false,
+        })),
+    };
     environment
 }
 
@@ -123,7 +148,10 @@ device wgpu     not compiled in
 device cuda     not compiled in
                 to install: build this program with --features cuda
 CUDA driver     not there
-                to install: apt-get install nvidia-driver, on a machine with an NVIDIA GPU
+                to install: apt-get install nvidia-driver, R570 or newer, on a machine with an NVIDIA GPU
+NVRTC           not there
+CUDA headers    not there
+cuBLASLt        not there
 ";
 
 const FULL: &str = "\
@@ -145,7 +173,13 @@ device cpu      1 device
 device wgpu     none; no wgpu device was found
                 to install: apt-get install mesa-vulkan-drivers
 device cuda     8 devices
-CUDA driver     up to CUDA 12.4, 8 GPUs
+CUDA driver     up to CUDA 12.8, 8 GPUs
+NVRTC           12.8, /opt/libnvrtc.so.12
+CUDA headers    /opt/cuda/include
+cuBLASLt        12.8, /opt/libcublasLt.so.12
+GPU             NVIDIA H100; the first kernel is right
+products        cuBLASLt
+attention       mma, in bf16
 ";
 
 #[test]

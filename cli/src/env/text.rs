@@ -2,7 +2,9 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use super::{DeviceInfo, Environment, Found, Host, LaunchInfo, Mpi, Nccl};
+use burn_megatron::comm::probe::SharedLibrary;
+
+use super::{Cuda, DeviceInfo, Environment, Found, Host, LaunchInfo, Mpi, Nccl};
 use crate::numbers::count;
 
 /// The width of the first column.
@@ -30,7 +32,7 @@ impl Display for Environment {
         for device in &self.devices {
             device.write(f)?;
         }
-        self.write_driver(f)
+        self.write_cuda(f)
     }
 }
 
@@ -45,14 +47,22 @@ fn to_install(f: &mut Formatter<'_>, what: impl Display) -> fmt::Result {
 impl Environment {
     /// The package of NCCL for the major version of CUDA.
     fn nccl_package(&self) -> &'static str {
-        match &self.cuda_driver {
+        match &self.cuda.driver {
             Found::Found(driver) if driver.version.0 <= 12 => "nvidia-nccl-cu12",
             _ => "nvidia-nccl-cu13",
         }
     }
 
-    fn write_driver(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match &self.cuda_driver {
+    fn write_cuda(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Cuda {
+            driver,
+            nvrtc,
+            headers,
+            cublas_lt,
+            problem,
+            gpu,
+        } = &self.cuda;
+        match driver {
             Found::Found(driver) => {
                 let (major, minor) = driver.version;
                 let gpus = count(driver.devices, "GPU");
@@ -60,14 +70,43 @@ impl Environment {
                     f,
                     "CUDA driver",
                     format!("up to CUDA {major}.{minor}, {gpus}"),
-                )
+                )?;
             }
             Found::Missing(reason) => {
                 row(f, "CUDA driver", reason)?;
                 to_install(
                     f,
-                    "apt-get install nvidia-driver, on a machine with an NVIDIA GPU",
-                )
+                    "apt-get install nvidia-driver, R570 or newer, on a machine with an NVIDIA GPU",
+                )?;
+            }
+        }
+        let library = |found: &Found<SharedLibrary>| match found {
+            Found::Found(SharedLibrary {
+                version: (major, minor),
+                path,
+            }) => format!("{major}.{minor}, {}", path.display()),
+            Found::Missing(reason) => reason.clone(),
+        };
+        row(f, "NVRTC", library(nvrtc))?;
+        match headers {
+            Found::Found(folder) => row(f, "CUDA headers", folder.display())?,
+            Found::Missing(reason) => row(f, "CUDA headers", reason)?,
+        }
+        row(f, "cuBLASLt", library(cublas_lt))?;
+        if let Some(problem) = problem {
+            row(f, "", format!("kernels cannot be compiled: {problem}"))?;
+        }
+        match gpu {
+            None => Ok(()),
+            Some(Found::Missing(reason)) => row(f, "GPU", reason),
+            Some(Found::Found(gpu)) => {
+                let checked = match gpu.unchecked {
+                    true => "UNCHECKED: results may be wrong",
+                    false => "the first kernel is right",
+                };
+                row(f, "GPU", format!("{}; {checked}", gpu.name))?;
+                row(f, "products", &gpu.products)?;
+                row(f, "attention", format!("{}, in bf16", gpu.attention))
             }
         }
     }

@@ -10,6 +10,7 @@ use burn::tensor::Device;
 use burn_megatron::checkpoint::check_place;
 use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, Rank};
+use burn_megatron::device::check_results;
 use burn_megatron::generate::{FinishReason, GenerateConfig, GenerationOutput, Written};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
@@ -220,6 +221,7 @@ impl<'a> GenerationRun<'a> {
         device: &Device,
         show: &(dyn Fn(&str) -> io::Result<()> + Sync),
     ) -> Result<Option<GenerationResult>, Error> {
+        check_results(device)?;
         let groups = ParallelContext::new(&self.layout, rank)?;
         let precision = self.args.precision;
         let builder = ModelBuilder::with(&groups, device, 0, precision.master())

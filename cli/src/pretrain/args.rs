@@ -206,6 +206,10 @@ pub struct PretrainArgs {
     /// Device: cpu, wgpu or cuda. The last two must be compiled in (--features wgpu, --features cuda).
     #[arg(long, default_value_t = DeviceKind::Cpu, help_heading = "Device and kernels")]
     pub device: DeviceKind,
+    /// Refuse to train where a CUDA device has to use slow engines: Burn's matmul without cuBLASLt, or attention without
+    /// matrix units. Without this flag, the header has a warning.
+    #[arg(long, help_heading = "Device and kernels")]
+    pub require_fast_kernels: bool,
     /// Which operations use fused kernels: auto, fused or unfused, for all or for one, as in
     /// `unfused,norm=fused`. The operations: norm, activation, dropout, rope, attention, softmax,
     /// loss, linear, optimizer. For attention also an engine: mma (matrix units of NVIDIA, f16

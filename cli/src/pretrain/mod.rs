@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use burn::tensor::DType;
 use burn_megatron::comm::testing::fault_injection::FaultPlan as Faults;
-use burn_megatron::device::DeviceKind;
+use burn_megatron::device::{DeviceKind, check_results};
 
 use crate::data;
+use crate::engines::require_fast;
 use crate::error::Error;
 use crate::estimate::RankEstimates;
 use crate::family::Families;
@@ -94,16 +95,20 @@ fn run_until(
     world.check()?;
     // The devices are queried once, here, so that errors are reported before anything starts.
     let devices = args.device.devices()?;
-    check_types(&recipe, args.device, |dtype| {
-        devices[0].supports_dtype(dtype)
-    })?;
+    // That of this process: a context on another one would take its memory.
+    let device = &devices[own_rank.map_or(0, |_| local_rank) % devices.len()];
+    check_results(device)?;
+    check_types(&recipe, args.device, |dtype| device.supports_dtype(dtype))?;
     let computing = recipe.data_parallel.precision.of(DType::F32);
     recipe
         .model
-        .check_kernels(&recipe.kernels, &devices[0], computing)?;
-    recipe.kernels.check_epilogues(&devices[0], computing)?;
-    memory::check_model(&recipe, &devices[0])?;
-    let estimates = RankEstimates::new(&recipe, &plan, &devices[0])?;
+        .check_kernels(&recipe.kernels, device, computing)?;
+    recipe.kernels.check_epilogues(device, computing)?;
+    memory::check_model(&recipe, device)?;
+    let estimates = RankEstimates::new(&recipe, &plan, device)?;
+    if args.require_fast_kernels {
+        require_fast(args.device, device, &estimates.first().kernels)?;
+    }
     let checked = check_memory(args, &recipe, (&plan.mesh, &ranks), &estimates);
     let (planned_memory, unfit) = checked?;
     let memory = (&estimates, &planned_memory);
@@ -121,7 +126,7 @@ fn run_until(
     }
     let has_first = own_rank.is_none_or(|rank| rank == 0);
     if has_first {
-        gemm_algorithms::check(&recipe, &devices[0])?;
+        gemm_algorithms::check(&recipe, device)?;
     }
     if args.dry_run {
         if has_first {
@@ -129,7 +134,7 @@ fn run_until(
             let engine = (&engine[..], args.compute_threads);
             print_run(&recipe, &plan, &*data, args.device, engine);
             determinism::print_header(&recipe, deterministic.as_ref());
-            print_training(&recipe, memory, None, &devices[0]);
+            print_training(&recipe, memory, None, (args.device, device));
             println!("{}", planned_memory.table());
             unfit.map_or(Ok(()), Err)?;
             StartResolver::new(args, &recipe, &*data)?.check()?;

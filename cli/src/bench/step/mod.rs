@@ -11,7 +11,8 @@ use std::process::ExitCode;
 use burn::tensor::{DType, Device};
 use burn_megatron::choice::AttentionChoice;
 use burn_megatron::data_parallel::Precision;
-use burn_megatron::device::DeviceKind;
+use burn_megatron::device::{DeviceKind, is_unchecked};
+use burn_megatron::kernels::gemm::engine_of;
 
 use crate::error::Error;
 use crate::family::{Families, Model};
@@ -35,7 +36,7 @@ pub fn run(
     families: &Families,
     default_recipe: &str,
 ) -> Result<ExitCode, Error> {
-    let device = args.device.devices()?.remove(0);
+    let device = args.device.checked()?;
     measure(args, (families, default_recipe), &device, &mut |report| {
         match report.rows.last() {
             Some(row) => {
@@ -78,6 +79,8 @@ fn measure(
     let mut report = StepReport {
         device: name,
         precision: format!("{dtype:?}").to_lowercase(),
+        products: engine_of(device),
+        unchecked: is_unchecked(),
         peak_tflops: args.peak_tflops.or(known),
         warm_up: args.warm_up,
         rows: vec![],

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::case::TimedSteps;
+use crate::bench::table::unchecked;
 use crate::bench::timing::median;
 use crate::error::Error;
 use crate::numbers::count;
@@ -37,6 +38,12 @@ pub struct StepReport {
     /// The device, by its name where the driver gives one.
     pub device: String,
     pub precision: String,
+    /// What multiplies matrices.
+    #[serde(default)]
+    pub products: String,
+    /// Whether results may be wrong, so that only the times of the host mean something.
+    #[serde(default)]
+    pub unchecked: bool,
     /// `None` if unknown.
     pub peak_tflops: Option<f64>,
     pub warm_up: usize,
@@ -195,10 +202,12 @@ impl StepReport {
         ];
         let about = format!(
             "{} in {}, peak {peak}; steps after {}: medians; batch: micro-batches x samples x tokens; GiB: the most memory \
-             that the device's pools held, on a CPU the process",
+             that the device's pools held, on a CPU the process\nproducts: {}{}",
             self.device,
             self.precision,
             count(self.warm_up, "warm-up step"),
+            self.products,
+            unchecked(self.unchecked),
         );
         format!("{}\n\n{}", terminal::wrapped(&about), COLUMNS.line(columns))
     }

@@ -1,0 +1,370 @@
+//! NVIDIA's driver, and what compiles kernels for it: NVRTC and the CUDA headers.
+
+use std::env;
+use std::ffi::c_int;
+use std::path::{Path, PathBuf};
+
+use libloading::{Library, Symbol};
+use serde::Serialize;
+
+use super::{mapped_file, number};
+
+/// The file names of NVRTC, in the order in which CubeCL opens them.
+pub const NVRTC_NAMES: [&str; 4] = match cfg!(windows) {
+    true => [
+        "nvrtc.dll",
+        "nvrtc64_130_0.dll",
+        "nvrtc64_120_0.dll",
+        "nvrtc64.dll",
+    ],
+    false => [
+        "libnvrtc.so",
+        "libnvrtc.so.13",
+        "libnvrtc.so.12",
+        "libnvrtc.so.11",
+    ],
+};
+
+/// The file names of cuBLASLt.
+const CUBLAS_LT_NAMES: [&str; 3] = match cfg!(windows) {
+    true => ["cublasLt.dll", "cublasLt64_13.dll", "cublasLt64_12.dll"],
+    false => ["libcublasLt.so", "libcublasLt.so.13", "libcublasLt.so.12"],
+};
+
+/// The headers that kernels include.
+const HEADERS: [&str; 3] = ["cuda_fp16.h", "cuda_bf16.h", "mma.h"];
+
+/// The oldest CUDA version of a driver whose functions CubeCL calls: that of R570, the first with `cuEventElapsedTime_v2`.
+const OLDEST_DRIVER: (u32, u32) = (12, 8);
+
+/// NVIDIA's driver.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CudaDriverInfo {
+    /// Major and minor of the newest CUDA that it supports, such as `(12, 4)`.
+    pub version: (u32, u32),
+    /// The number of visible GPUs.
+    pub devices: usize,
+}
+
+/// A library of NVIDIA, as the dynamic linker finds it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SharedLibrary {
+    /// Major and minor version.
+    pub version: (u32, u32),
+    /// The file, or the name that was opened where the system does not report the file.
+    pub path: PathBuf,
+}
+
+/// The parts of CUDA that a run needs beside a GPU, each with the reason where it cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CudaToolkit {
+    /// The driver.
+    pub driver: Result<CudaDriverInfo, String>,
+    /// NVRTC, which compiles kernels to PTX.
+    pub nvrtc: Result<SharedLibrary, String>,
+    /// The folder of the headers that kernels include.
+    pub headers: Result<PathBuf, String>,
+    /// cuBLASLt, which multiplies matrices. Without this library, products are slow.
+    pub cublas_lt: Result<SharedLibrary, String>,
+}
+
+/// Why kernels cannot be compiled for the GPUs of this machine.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{cause}. {cure}")]
+pub struct CudaProblem {
+    /// What is missing or does not fit.
+    pub cause: String,
+    /// How to fix it.
+    pub cure: String,
+}
+
+impl CudaToolkit {
+    /// Finds all parts. Libraries are opened, queried and closed again.
+    pub fn find() -> Self {
+        Self {
+            driver: cuda_driver(),
+            nvrtc: nvrtc(),
+            headers: headers(cuda_include_folder()),
+            cublas_lt: cublas_lt(),
+        }
+    }
+
+    /// Checks that the parts are there and fit each other.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaProblem`] for a missing part, for a driver before R570, and for an NVRTC whose PTX is newer than the driver.
+    pub fn check(&self) -> Result<(), CudaProblem> {
+        let problem = |cause: String, cure: String| Err(CudaProblem { cause, cure });
+        let driver = match &self.driver {
+            Ok(driver) => driver.version,
+            Err(reason) => {
+                let cure = "Install the NVIDIA driver, R570 or newer";
+                return problem(reason.clone(), cure.into());
+            }
+        };
+        let (major, minor) = driver;
+        if driver < OLDEST_DRIVER {
+            let (oldest, minor_of_oldest) = OLDEST_DRIVER;
+            return problem(
+                format!(
+                    "the NVIDIA driver supports CUDA {major}.{minor}: expected {oldest}.{minor_of_oldest} or newer. An older \
+                     driver has no cuEventElapsedTime_v2, so kernels cannot be timed and tuned"
+                ),
+                "Install the NVIDIA driver R570 or newer".into(),
+            );
+        }
+        let nvrtc = match &self.nvrtc {
+            Ok(nvrtc) => nvrtc,
+            Err(reason) => {
+                let cause = format!("NVRTC, which compiles kernels, cannot be opened ({reason})");
+                return problem(cause, install_nvrtc(driver));
+            }
+        };
+        if ptx_version(nvrtc.version) > ptx_version(driver) {
+            let (of_nvrtc, of_driver) = (shown_ptx(nvrtc.version), shown_ptx(driver));
+            let ((a, b), path) = (nvrtc.version, nvrtc.path.display());
+            return problem(
+                format!(
+                    "NVRTC {a}.{b} ({path}) writes {of_nvrtc}, and the driver, which supports CUDA {major}.{minor}, reads up \
+                     to {of_driver}"
+                ),
+                format!("{}, or a newer driver", install_nvrtc(driver)),
+            );
+        }
+        match &self.headers {
+            Ok(_) => Ok(()),
+            Err(reason) => problem(
+                format!("the CUDA headers, which kernels include, are missing ({reason})"),
+                format!(
+                    "Install the CUDA toolkit {major}.{minor}, or set CUDA_PATH to a folder with {} in its folder include",
+                    HEADERS.join(", ")
+                ),
+            ),
+        }
+    }
+}
+
+/// The instruction to install an NVRTC that fits a driver.
+fn install_nvrtc((major, minor): (u32, u32)) -> String {
+    // From 13 on, the names of the packages have no version.
+    let package = match major {
+        ..=12 => format!("nvidia-cuda-nvrtc-cu{major}"),
+        _ => "nvidia-cuda-nvrtc".into(),
+    };
+    format!(
+        "Install an NVRTC of at most CUDA {major}.{minor} (pip install \"{package}=={major}.{minor}.*\") and add the folder \
+         of its library to LD_LIBRARY_PATH"
+    )
+}
+
+/// The version of PTX that NVRTC of a CUDA version writes and its driver reads, from the release notes of PTX. Versions
+/// of CUDA that are not listed here are compared as they are.
+fn ptx_version((major, minor): (u32, u32)) -> (u32, u32) {
+    match (major, minor) {
+        // CUDA 12.6 did not change PTX.
+        (12, 6..) => (8, minor - 1),
+        (12, _) => (8, minor),
+        (11, _) => (7, minor),
+        (13.., _) => (major - 4, minor),
+        _ => (0, 0),
+    }
+}
+
+fn shown_ptx(cuda: (u32, u32)) -> String {
+    let (major, minor) = ptx_version(cuda);
+    format!("PTX {major}.{minor}")
+}
+
+/// The folder of the CUDA headers where CubeCL looks for them, if a CUDA folder is known.
+pub fn cuda_include_folder() -> Option<PathBuf> {
+    let known = || {
+        let folders = ["/usr/local/cuda", "/opt/cuda"].map(PathBuf::from);
+        let found = folders.into_iter().find(|folder| folder.exists());
+        found.or_else(|| Path::new("/usr/bin/nvcc").exists().then(|| "/usr".into()))
+    };
+    let cuda = env::var_os("CUDA_PATH").map(PathBuf::from).or_else(known);
+    cuda.map(|cuda| cuda.join("include"))
+}
+
+fn headers(folder: Option<PathBuf>) -> Result<PathBuf, String> {
+    let folder = folder.ok_or("CUDA_PATH is not set, and /usr/local/cuda does not exist")?;
+    let missing = HEADERS.iter().find(|name| !folder.join(name).is_file());
+    match missing {
+        Some(name) => Err(format!("{} has no {name}", folder.display())),
+        None => Ok(folder),
+    }
+}
+
+/// Queries NVIDIA's driver.
+///
+/// # Errors
+/// If it is not installed, or the driver's error.
+pub fn cuda_driver() -> Result<CudaDriverInfo, String> {
+    let name = if cfg!(windows) {
+        "nvcuda.dll"
+    } else {
+        "libcuda.so.1"
+    };
+    let (mut version, mut devices): (c_int, c_int) = (0, 0);
+    let missing = |error: libloading::Error| format!("cannot load {name}: {error}");
+    // SAFETY: the driver API declares `cuDriverGetVersion(int*)`, `cuInit(unsigned)` and
+    // `cuDeviceGetCount(int*)`, each with an int as its result.
+    let codes = unsafe {
+        let driver = Library::new(name).map_err(missing)?;
+        let get_version: Symbol<unsafe extern "C" fn(*mut c_int) -> c_int> =
+            driver.get(b"cuDriverGetVersion").map_err(missing)?;
+        let init: Symbol<unsafe extern "C" fn(u32) -> c_int> =
+            driver.get(b"cuInit").map_err(missing)?;
+        let count: Symbol<unsafe extern "C" fn(*mut c_int) -> c_int> =
+            driver.get(b"cuDeviceGetCount").map_err(missing)?;
+        [get_version(&mut version), init(0), count(&mut devices)]
+    };
+    match codes.into_iter().find(|code| *code != 0) {
+        Some(code) => Err(format!("the CUDA driver reports error {code}")),
+        None => Ok(CudaDriverInfo {
+            version: (number(version / 1000), number(version % 1000 / 10)),
+            devices: number(devices) as usize,
+        }),
+    }
+}
+
+fn nvrtc() -> Result<SharedLibrary, String> {
+    // SAFETY: nvrtc.h declares `nvrtcResult nvrtcVersion(int*, int*)`, whose result is an int.
+    first_of(&NVRTC_NAMES, |library| unsafe {
+        type GetVersion = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+        let version: Symbol<GetVersion> = library.get(b"nvrtcVersion")?;
+        let (mut major, mut minor) = (0, 0);
+        version(&mut major, &mut minor);
+        Ok(((number(major), number(minor)), *version as usize))
+    })
+}
+
+fn cublas_lt() -> Result<SharedLibrary, String> {
+    // SAFETY: cublasLt.h declares `size_t cublasLtGetVersion(void)`.
+    first_of(&CUBLAS_LT_NAMES, |library| unsafe {
+        let version: Symbol<unsafe extern "C" fn() -> usize> =
+            library.get(b"cublasLtGetVersion")?;
+        // 120904 is 12.9, and 130000 is 13.0.
+        let code = version() as u32;
+        Ok(((code / 10_000, code % 10_000 / 100), *version as usize))
+    })
+}
+
+/// The first library that can be opened, and its version. `query` returns the version and the address of a function.
+fn first_of(
+    names: &[&str],
+    query: impl Fn(&Library) -> Result<((u32, u32), usize), libloading::Error>,
+) -> Result<SharedLibrary, String> {
+    let mut reasons = vec![];
+    for name in names {
+        // SAFETY: opens a library of NVIDIA, which does nothing harmful when it is opened.
+        let opened = unsafe { Library::new(name) };
+        let found = opened.and_then(|library| {
+            let (version, function) = query(&library)?;
+            // While the library is open.
+            Ok((version, mapped_file(function)))
+        });
+        match found {
+            Ok((version, path)) => {
+                let path = path.unwrap_or_else(|| name.into());
+                return Ok(SharedLibrary { version, path });
+            }
+            Err(error) => reasons.push(error.to_string()),
+        }
+    }
+    // The others have later names.
+    Err(reasons.swap_remove(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn toolkit(driver: (u32, u32), nvrtc: (u32, u32)) -> CudaToolkit {
+        let library = |version| SharedLibrary {
+            version,
+            path: "/opt/libnvrtc.so".into(),
+        };
+        CudaToolkit {
+            driver: Ok(CudaDriverInfo {
+                version: driver,
+                devices: 1,
+            }),
+            nvrtc: Ok(library(nvrtc)),
+            headers: Ok("/opt/cuda/include".into()),
+            cublas_lt: Ok(library(nvrtc)),
+        }
+    }
+
+    #[track_caller]
+    fn assert_refused(toolkit: CudaToolkit, wanted: &[&str]) {
+        let found = toolkit.check().unwrap_err().to_string();
+        for part in wanted {
+            assert!(found.contains(part), "{found}");
+        }
+    }
+
+    #[test]
+    fn an_nvrtc_that_the_driver_understands_is_accepted() {
+        for (driver, nvrtc) in [
+            ((12, 8), (12, 8)),
+            ((13, 0), (12, 9)),
+            ((13, 2), (13, 2)),
+            ((13, 0), (13, 0)),
+        ] {
+            toolkit(driver, nvrtc).check().unwrap();
+        }
+        assert_eq!(ptx_version((12, 5)), ptx_version((12, 6)));
+        assert_eq!(ptx_version((13, 2)), (9, 2));
+        assert_eq!(ptx_version((12, 9)), (8, 8));
+    }
+
+    #[test]
+    fn an_nvrtc_that_is_newer_than_the_driver_is_refused_with_both_versions() {
+        assert_refused(
+            toolkit((13, 0), (13, 2)),
+            &[
+                "NVRTC 13.2 (/opt/libnvrtc.so) writes PTX 9.2",
+                "CUDA 13.0, reads up to PTX 9.0",
+                "pip install \"nvidia-cuda-nvrtc==13.0.*\"",
+            ],
+        );
+        assert_refused(
+            toolkit((12, 8), (12, 9)),
+            &["PTX 8.8", "PTX 8.7", "nvidia-cuda-nvrtc-cu12==12.8.*"],
+        );
+    }
+
+    #[test]
+    fn what_is_missing_is_refused_with_what_to_install() {
+        let all = || toolkit((12, 8), (12, 8));
+        assert_refused(
+            toolkit((12, 4), (12, 4)),
+            &["supports CUDA 12.4: expected 12.8", "R570 or newer"],
+        );
+        let driver = CudaToolkit {
+            driver: Err(String::from("not there")),
+            ..all()
+        };
+        assert_refused(driver, &["not there. Install the NVIDIA driver, R570"]);
+        let nvrtc = CudaToolkit {
+            nvrtc: Err(String::from("not there")),
+            ..all()
+        };
+        assert_refused(
+            nvrtc,
+            &["NVRTC", "not there", "nvidia-cuda-nvrtc-cu12==12.8.*"],
+        );
+        let headers = CudaToolkit {
+            headers: headers(Some("/nowhere".into())),
+            ..all()
+        };
+        assert_refused(headers, &["/nowhere has no cuda_fp16.h", "CUDA_PATH"]);
+        let without = CudaToolkit {
+            cublas_lt: Err(String::from("not there")),
+            ..all()
+        };
+        without.check().unwrap();
+    }
+}

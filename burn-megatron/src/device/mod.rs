@@ -1,0 +1,190 @@
+//! Devices by name, checked before Burn is called.
+//!
+//! Burn panics on a device that is compiled in but not present, and its default device is a GPU
+//! if one is compiled in. So a device is always named, and checked first.
+
+use std::fmt;
+use std::str::FromStr;
+
+use burn::tensor::Device;
+
+use crate::comm::probe::CudaProblem;
+
+mod cuda;
+mod failure;
+mod results;
+
+pub use failure::{failure, watch};
+pub use results::{UNCHECKED, check_results, is_unchecked};
+
+/// A kind of device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// The CPU, through Burn's Flex.
+    Cpu,
+    /// A GPU through WebGPU, Vulkan or Metal; feature `wgpu`.
+    Wgpu,
+    /// An NVIDIA GPU; feature `cuda`.
+    Cuda,
+}
+
+/// A device that is not available.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// An unknown name.
+    #[error("invalid device \"{0}\": expected cpu, wgpu or cuda")]
+    Unknown(String),
+    /// The binary was built without the feature.
+    #[error("this binary was built without {0}; build it with --features {0}")]
+    NotCompiled(DeviceKind),
+    /// The machine has no such device.
+    #[error("no {kind} device was found: {cause}. {cure}")]
+    Missing {
+        /// The kind.
+        kind: DeviceKind,
+        /// What is missing.
+        cause: String,
+        /// How to fix it.
+        cure: &'static str,
+    },
+    /// The machine has such devices, and kernels cannot be compiled for them.
+    #[error("{kind} devices cannot be used: {problem}")]
+    Unusable {
+        /// The kind.
+        kind: DeviceKind,
+        /// What is missing or does not fit, and how to fix it.
+        problem: CudaProblem,
+    },
+    /// A kernel computed something else than the host.
+    #[error(
+        "{device} computes wrong results: {difference}. Check the driver and its libraries with `burn-megatron env`; \
+         {UNCHECKED}=1 uses the device nevertheless"
+    )]
+    WrongResults {
+        /// The device, as Burn shows it.
+        device: String,
+        /// What was computed, and what was expected.
+        difference: String,
+    },
+    /// A thread on which a device runs has panicked, so later results are wrong.
+    #[error("a task of a device failed: {0}")]
+    Failed(String),
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cpu => "cpu",
+            Self::Wgpu => "wgpu",
+            Self::Cuda => "cuda",
+        })
+    }
+}
+
+impl FromStr for DeviceKind {
+    type Err = DeviceError;
+
+    fn from_str(text: &str) -> Result<Self, DeviceError> {
+        let kinds = [Self::Cpu, Self::Wgpu, Self::Cuda];
+        let kind = kinds.into_iter().find(|kind| kind.to_string() == text);
+        kind.ok_or_else(|| DeviceError::Unknown(text.into()))
+    }
+}
+
+impl DeviceKind {
+    /// The devices of this kind on this machine, at least one. Ranks use them round-robin.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError`] if the kind is not compiled in, the machine has none, or kernels cannot be compiled for them.
+    pub fn devices(self) -> Result<Vec<Device>, DeviceError> {
+        match self {
+            Self::Cpu => Ok(vec![Device::flex()]),
+            Self::Wgpu => wgpu_devices(),
+            Self::Cuda => cuda::devices(),
+        }
+    }
+}
+
+impl DeviceKind {
+    /// The first device of this kind, after [`check_results`].
+    ///
+    /// # Errors
+    ///
+    /// See [`devices`](Self::devices) and [`check_results`].
+    pub fn checked(self) -> Result<Device, DeviceError> {
+        let device = self.devices()?.swap_remove(0);
+        check_results(&device)?;
+        Ok(device)
+    }
+
+    /// The name of the first device of this kind, as the driver has it; otherwise that of the kind.
+    pub fn name(self) -> String {
+        let name = match self {
+            Self::Cuda => cuda::name(),
+            Self::Cpu | Self::Wgpu => None,
+        };
+        name.unwrap_or_else(|| self.to_string())
+    }
+
+    /// The bytes of the memory of the first device of this kind; `None` where no driver tells them.
+    pub fn memory(self) -> Option<u64> {
+        match self {
+            Self::Cuda => cuda::memory(),
+            Self::Cpu | Self::Wgpu => None,
+        }
+    }
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu_devices() -> Result<Vec<Device>, DeviceError> {
+    Err(DeviceError::NotCompiled(DeviceKind::Wgpu))
+}
+
+#[cfg(feature = "wgpu")]
+fn wgpu_devices() -> Result<Vec<Device>, DeviceError> {
+    use burn::tensor::DeviceType;
+
+    let devices = Device::enumerate(DeviceType::Wgpu).into_vec();
+    if devices.is_empty() {
+        return Err(DeviceError::Missing {
+            kind: DeviceKind::Wgpu,
+            cause: "no adapter offers Vulkan, Metal or DirectX 12".into(),
+            cure: "Install a driver, such as the package mesa-vulkan-drivers, or use --device cpu",
+        });
+    }
+    Ok(devices)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_read_as_they_are_written() {
+        for kind in [DeviceKind::Cpu, DeviceKind::Wgpu, DeviceKind::Cuda] {
+            assert_eq!(kind.to_string().parse(), Ok(kind));
+        }
+        let error = "gpu".parse::<DeviceKind>().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "invalid device \"gpu\": expected cpu, wgpu or cuda"
+        );
+    }
+
+    #[test]
+    fn the_cpu_is_always_there() {
+        assert_eq!(DeviceKind::Cpu.devices().unwrap().len(), 1);
+        assert_eq!(DeviceKind::Cpu.name(), "cpu");
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[test]
+    fn a_device_that_was_left_out_names_its_feature() {
+        let error = DeviceKind::Cuda.devices().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "this binary was built without cuda; build it with --features cuda",
+        );
+    }
+}

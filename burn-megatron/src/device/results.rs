@@ -1,0 +1,69 @@
+//! The first kernel on a device, compared with the host.
+
+use std::env;
+use std::sync::Once;
+
+use burn::tensor::{Device, Tensor, TensorData};
+
+use super::{DeviceError, failure, watch};
+
+/// The variable that, set to 1, skips the comparison. For drivers that compute nothing, on which only the host is timed.
+pub const UNCHECKED: &str = "BURN_MEGATRON_UNCHECKED_DEVICE";
+
+/// As many as the threads of a warp.
+const COUNT: usize = 32;
+
+/// Whether [`UNCHECKED`] is set, so that results may be wrong.
+pub fn is_unchecked() -> bool {
+    env::var_os(UNCHECKED).is_some_and(|value| value == "1")
+}
+
+/// Compiles and runs a kernel on `device`, and compares its result. Call this function before anything else runs on the
+/// device. From then on, [`failure`] reports the panics of its threads.
+///
+/// # Errors
+///
+/// [`DeviceError::WrongResults`], and [`DeviceError::Failed`] if the kernel could not run.
+pub fn check_results(device: &Device) -> Result<(), DeviceError> {
+    watch();
+    if is_unchecked() {
+        static WARNED: Once = Once::new();
+        WARNED.call_once(|| tracing::warn!("{UNCHECKED} is set: results may be wrong"));
+        return Ok(());
+    }
+    let device = device.clone().inner();
+    let numbers: Vec<f32> = (0..COUNT).map(|number| number as f32).collect();
+    let x = Tensor::<1>::from_data(TensorData::new(numbers.clone(), [COUNT]), &device);
+    let read = (x.clone() * x + 0.5).try_into_data();
+    // Before the result, which is wrong after a panic.
+    failure()?;
+    let wrong = |difference| DeviceError::WrongResults {
+        device: format!("{device:?}"),
+        difference,
+    };
+    let found: Vec<f32> = match read {
+        Ok(data) => data.iter().collect(),
+        Err(error) => return Err(wrong(error.to_string())),
+    };
+    let expected = numbers.iter().map(|number| number * number + 0.5);
+    let different = found.iter().zip(expected).zip(&numbers);
+    match different
+        .into_iter()
+        .find(|((found, expected), _)| **found != *expected)
+    {
+        Some(((found, expected), x)) => {
+            Err(wrong(format!("{x} * {x} + 0.5 is {expected}, not {found}")))
+        }
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_computes_right_results() {
+        assert_eq!(check_results(&Device::flex()), Ok(()));
+    }
+}

@@ -1,0 +1,48 @@
+//! What computes on a GPU, for headers and reports.
+
+use burn::tensor::Device;
+use burn_megatron::choice::KernelSelection;
+use burn_megatron::device::{DeviceKind, UNCHECKED, is_unchecked};
+use burn_megatron::kernels::gemm::{engine_of, slow_reason};
+
+use crate::error::Error;
+use crate::header::print;
+
+/// Prints the engine of products and a warning for each slow engine; nothing on a CPU.
+pub fn print_engines(kind: DeviceKind, device: &Device, kernels: &KernelSelection) {
+    if kind != DeviceKind::Cpu {
+        print("products", engine_of(device));
+    }
+    for slow in slow_engines(kind, device, kernels) {
+        print("WARNING", slow);
+    }
+    if is_unchecked() {
+        print(
+            "WARNING",
+            format!("unchecked: {UNCHECKED} is set, so results may be wrong"),
+        );
+    }
+}
+
+/// Why a CUDA device computes slower than it could, one reason for each engine.
+pub fn slow_engines(kind: DeviceKind, device: &Device, kernels: &KernelSelection) -> Vec<String> {
+    if kind != DeviceKind::Cuda {
+        return vec![];
+    }
+    let products = slow_reason(device).map(|reason| format!("products are slow: {reason}"));
+    let attention = kernels.slow_attention();
+    let attention = attention.map(|reason| format!("attention is slow: {reason}"));
+    products.into_iter().chain(attention).collect()
+}
+
+/// Refuses slow engines, for `--require-fast-kernels`.
+pub fn require_fast(
+    kind: DeviceKind,
+    device: &Device,
+    kernels: &KernelSelection,
+) -> Result<(), Error> {
+    match slow_engines(kind, device, kernels).as_slice() {
+        [] => Ok(()),
+        slow => Err(format!("--require-fast-kernels: {}", slow.join("; ")).into()),
+    }
+}
