@@ -73,6 +73,7 @@ pub mod soft_cap;
 pub mod softmax;
 #[cfg(test)]
 mod testing;
+pub mod unchecked;
 
 pub use error::{KernelError, MAX_ELEMENTS};
 pub use function::{Function, MultiFunction, apply, apply_multi};

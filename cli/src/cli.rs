@@ -9,6 +9,7 @@ use crate::bench::generate::GenerateBenchArgs;
 #[cfg(feature = "tokenizers")]
 use crate::bench::preprocess::PreprocessBenchArgs;
 use crate::bench::step::args::StepBenchArgs;
+use crate::check_gpu::CheckGpuArgs;
 use crate::checkpoint::args::CheckpointCommand;
 use crate::compare::CompareArgs;
 use crate::conformance::ConformanceArgs;
@@ -104,6 +105,11 @@ pub enum Command {
     /// Run it in place of a program that does not start, with the same launcher. Exits with 1 if the
     /// variables of the launcher contradict each other.
     Env(EnvArgs),
+    /// Check that a GPU of this machine computes right results, and with which libraries.
+    ///
+    /// Compares kernels, matrix products, attention and training steps with the CPU, runs NCCL, and reports memory and speed:
+    /// about 90 seconds. Each check is a process with a time limit. Exits with 1 if one fails, with the reason and the remedy.
+    CheckGpu(CheckGpuArgs),
     /// Inspect, compare, reshard, verify and upcycle checkpoints.
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),

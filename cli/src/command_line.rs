@@ -16,8 +16,8 @@ use crate::error::Error;
 use crate::family::Families;
 use crate::recipe::{DEFAULT_RECIPE, Recipe};
 use crate::{
-    allocator, bench, checkpoint, compare, conformance, convert, env, file_size_limit, generate,
-    help, launch, plan, preprocess, pretrain, retired, schedule, stdio, verify,
+    allocator, bench, check_gpu, checkpoint, compare, conformance, convert, env, file_size_limit,
+    generate, help, launch, plan, preprocess, pretrain, retired, schedule, stdio, verify,
 };
 
 /// The exit code of wrong usage, as with clap.
@@ -162,6 +162,7 @@ impl CommandLine {
             Command::Schedule(args) => schedule::run(args),
             Command::Conformance(args) => conformance::run(args),
             Command::Env(args) => env::run(args),
+            Command::CheckGpu(args) => check_gpu::run(args),
             Command::Checkpoint(command) => checkpoint::run(command, &self.families),
             Command::Bench(BenchCommand::Kernels(args)) => bench::run(args),
             Command::Bench(BenchCommand::Step(args)) => {

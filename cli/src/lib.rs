@@ -7,6 +7,7 @@ mod stdio;
 mod allocator;
 mod bench;
 mod byte_size;
+mod check_gpu;
 mod checkpoint;
 mod cli;
 mod command_line;

@@ -15,7 +15,9 @@ mod failure;
 mod results;
 
 pub use failure::{failure, watch};
-pub use results::{UNCHECKED, check_results, is_unchecked};
+pub use results::check_results;
+
+pub use crate::kernels::unchecked::{UNCHECKED, is_unchecked};
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +59,7 @@ pub enum DeviceError {
     },
     /// A kernel computed something else than the host.
     #[error(
-        "{device} computes wrong results: {difference}. Check the driver and its libraries with `burn-megatron env`; \
+        "the device ({device}) computes wrong results: {difference}. Check the driver and its libraries with `burn-megatron env`; \
          {UNCHECKED}=1 uses the device nevertheless"
     )]
     WrongResults {

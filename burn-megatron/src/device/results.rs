@@ -1,22 +1,14 @@
 //! The first kernel on a device, compared with the host.
 
-use std::env;
 use std::sync::Once;
 
 use burn::tensor::{Device, Tensor, TensorData};
 
 use super::{DeviceError, failure, watch};
-
-/// The variable that, set to 1, skips the comparison. For drivers that compute nothing, on which only the host is timed.
-pub const UNCHECKED: &str = "BURN_MEGATRON_UNCHECKED_DEVICE";
+use crate::kernels::unchecked::{UNCHECKED, is_unchecked};
 
 /// As many as the threads of a warp.
 const COUNT: usize = 32;
-
-/// Whether [`UNCHECKED`] is set, so that results may be wrong.
-pub fn is_unchecked() -> bool {
-    env::var_os(UNCHECKED).is_some_and(|value| value == "1")
-}
 
 /// Compiles and runs a kernel on `device`, and compares its result. Call this function before anything else runs on the
 /// device. From then on, [`failure`] reports the panics of its threads.

@@ -125,18 +125,12 @@ impl Inputs {
             draw.cast(dtype)
         };
         let (_, width) = shape.heads();
-        let config = RopeConfig {
-            width: width / 2 * 2,
-            max_positions: shape.rows,
-            base: 10_000.0,
-            scaling: Scaling::None,
-        };
         let last = Distribution::Uniform(0.0, shape.width as f64);
         Ok(Self {
             shape: *shape,
             leaves: (subject.leaves)(shape).into_iter().map(draw).collect(),
             targets: Tensor::<1, Int>::random([shape.rows], last, device),
-            table: RopeTable::new(&config, device, dtype)?,
+            table: table(width, shape.rows, device, dtype)?,
         })
     }
 
@@ -146,8 +140,23 @@ impl Inputs {
         output.random_like(Distribution::Normal(0.0, 1.0))
     }
 
+    /// The same values on another device.
+    pub fn on(&self, device: &Device, dtype: DType) -> Result<Self, Error> {
+        let (_, width) = self.shape.heads();
+        let leaf = |leaf: &Tensor<1>| {
+            let data = leaf.clone().try_into_data()?;
+            Ok(Tensor::from_data(data, (device, dtype)))
+        };
+        Ok(Self {
+            shape: self.shape,
+            leaves: self.leaves.iter().map(leaf).collect::<Result<_, Error>>()?,
+            targets: Tensor::from_data(self.targets.clone().try_into_data()?, device),
+            table: table(width, self.shape.rows, device, dtype)?,
+        })
+    }
+
     /// The same with other leaves.
-    fn with_leaves(&self, leaves: Vec<Tensor<1>>) -> Self {
+    pub fn with_leaves(&self, leaves: Vec<Tensor<1>>) -> Self {
         Self {
             shape: self.shape,
             leaves,
@@ -157,7 +166,7 @@ impl Inputs {
     }
 
     /// The same, with the first `written` leaves in memory of their own.
-    fn owning(&self, written: usize) -> Self {
+    pub fn owning(&self, written: usize) -> Self {
         let mut leaves = self.leaves.clone();
         for leaf in &mut leaves[..written] {
             *leaf = leaf.clone().abs();
@@ -182,6 +191,22 @@ impl Inputs {
     pub fn leaf(&self, i: usize) -> Tensor<1> {
         self.leaves[i].clone()
     }
+}
+
+/// Angles for heads of `width` features.
+fn table(
+    width: usize,
+    max_positions: usize,
+    device: &Device,
+    dtype: DType,
+) -> Result<RopeTable, Error> {
+    let config = RopeConfig {
+        width: width / 2 * 2,
+        max_positions,
+        base: 10_000.0,
+        scaling: Scaling::None,
+    };
+    Ok(RopeTable::new(&config, device, dtype)?)
 }
 
 /// The work of one direction. The first `written` leaves are overwritten; `gradient` is that of the output.

@@ -1,7 +1,7 @@
 //! `burn-megatron bench`.
 
 pub mod args;
-mod case;
+pub(crate) mod case;
 pub mod checkpoint;
 pub mod context;
 pub mod dispatch;
@@ -17,9 +17,9 @@ pub mod plan;
 #[cfg(feature = "tokenizers")]
 pub mod preprocess;
 pub mod step;
-mod subjects;
+pub(crate) mod subjects;
 mod table;
-mod timing;
+pub(crate) mod timing;
 #[cfg(all(test, feature = "cuda"))]
 mod traffic;
 

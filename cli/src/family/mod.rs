@@ -144,6 +144,11 @@ impl Model {
         Self(Arc::new(FamilyModel { family, config, hf }))
     }
 
+    /// A model of this configuration, without an exchange with Hugging Face.
+    pub(crate) fn of<C: ModelConfig>(family: &'static str, config: C) -> Self {
+        Self::new(family, config, None)
+    }
+
     /// A model of a family of Hugging Face.
     pub(crate) fn of_hf<F: HfFamily>(family: F, config: F::Model) -> Self {
         Self::new(family.name(), config, Some(Arc::new(family)))

@@ -15,7 +15,7 @@ mod against;
 pub mod args;
 mod cases;
 mod faults;
-mod models;
+pub(crate) mod models;
 
 /// Prints a table per case, and the cases that failed; the exit code is 0 if all pass.
 pub fn run(

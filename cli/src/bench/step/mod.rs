@@ -1,7 +1,7 @@
 //! `burn-megatron bench step`: whole training steps of a model, by the trainer, on one device.
 
 pub mod args;
-pub(super) mod case;
+pub(crate) mod case;
 mod models;
 mod report;
 mod resident;

@@ -1,0 +1,49 @@
+//! NCCL, by the suite of `conformance`.
+
+use std::time::Duration;
+
+use burn_megatron::device::DeviceKind;
+
+use super::child::output;
+use super::outcome::Findings;
+use crate::error::Error;
+
+/// Within the time limit of the check.
+const LIMIT: Duration = Duration::from_secs(100);
+
+/// Fewer than `conformance` runs by default.
+const PROGRAMS: &str = "20";
+
+/// One rank in one process.
+pub fn one_rank(kind: DeviceKind) -> Result<Findings, Error> {
+    let arguments = ["--ranks", "1"];
+    suite(kind, &[], &arguments)
+}
+
+/// A rank for each device, as processes.
+pub fn all_devices(kind: DeviceKind) -> Result<Findings, Error> {
+    let devices = match kind {
+        DeviceKind::Cuda => kind.devices()?.len(),
+        DeviceKind::Cpu | DeviceKind::Wgpu => 1,
+    };
+    match devices {
+        0 | 1 => Ok(Findings::not_run("the machine has one device")),
+        count => suite(kind, &["launch", "--ranks", &count.to_string(), "--"], &[]),
+    }
+}
+
+fn suite(kind: DeviceKind, launcher: &[&str], ranks: &[&str]) -> Result<Findings, Error> {
+    if kind != DeviceKind::Cuda {
+        return Ok(Findings::not_run(format!(
+            "NCCL is for cuda devices, not {kind}"
+        )));
+    }
+    let suite = ["conformance", "--engine", "nccl", "--programs", PROGRAMS];
+    let text = output(&[launcher, &suite, ranks].concat(), LIMIT)?;
+    let mut found = Findings::default();
+    match text {
+        Ok(text) => found.note("conformance", text.lines().last().unwrap_or_default()),
+        Err(reason) => found.push("conformance", "failed", Some(reason)),
+    }
+    Ok(found)
+}

@@ -1,0 +1,63 @@
+//! The libraries, and the first kernel.
+
+use burn_megatron::comm::probe::{self, CudaToolkit, SharedLibrary};
+use burn_megatron::device::DeviceKind;
+
+use super::outcome::Findings;
+use crate::error::Error;
+
+/// The driver, NVRTC, the headers, cuBLASLt and NCCL.
+pub fn libraries(kind: DeviceKind) -> Result<Findings, Error> {
+    let mut found = Findings::default();
+    found.note("device", kind.name());
+    if kind != DeviceKind::Cuda {
+        return Ok(found);
+    }
+    let toolkit = CudaToolkit::find();
+    let library = |found: &Result<SharedLibrary, String>| match found {
+        Ok(SharedLibrary {
+            version: (major, minor),
+            path,
+        }) => format!("{major}.{minor}, {}", path.display()),
+        Err(reason) => format!("missing: {reason}"),
+    };
+    match &toolkit.driver {
+        Ok(driver) => {
+            let ((major, minor), gpus) = (driver.version, driver.devices);
+            found.note("driver", format!("up to CUDA {major}.{minor}, {gpus} GPUs"));
+        }
+        Err(reason) => found.note("driver", format!("missing: {reason}")),
+    }
+    found.note("NVRTC", library(&toolkit.nvrtc));
+    found.note(
+        "headers",
+        match &toolkit.headers {
+            Ok(folder) => folder.display().to_string(),
+            Err(reason) => format!("missing: {reason}"),
+        },
+    );
+    let without = "products are slow without cuBLASLt. Install it (pip install nvidia-cublas-cu12, or nvidia-cublas for CUDA 13) \
+                   and add the folder of its library to LD_LIBRARY_PATH";
+    let problem = toolkit.cublas_lt.is_err().then(|| without.to_string());
+    found.push("cuBLASLt", library(&toolkit.cublas_lt), problem);
+    match probe::nccl() {
+        Ok(nccl) => {
+            let (major, minor, patch) = nccl.version;
+            let path = nccl.path.display();
+            found.note("NCCL", format!("{major}.{minor}.{patch}, {path}"));
+        }
+        Err(reason) => found.note("NCCL", format!("missing: {reason}")),
+    }
+    if let Err(problem) = toolkit.check() {
+        found.push("kernels", "cannot be compiled", Some(problem.to_string()));
+    }
+    Ok(found)
+}
+
+/// The first kernel of the device.
+pub fn first_kernel(kind: DeviceKind) -> Result<Findings, Error> {
+    let mut found = Findings::default();
+    let problem = kind.checked().err().map(|error| error.to_string());
+    found.push("a kernel of 32 threads", kind.name(), problem);
+    Ok(found)
+}

@@ -1,0 +1,153 @@
+//! Training steps of small models on a device, compared with the CPU.
+
+use burn::tensor::Device;
+use burn_megatron::comm::ParallelContext;
+use burn_megatron::data_parallel::{Precision, format_bytes};
+use burn_megatron::device::DeviceKind;
+use burn_megatron::nn::fp8::Fp8Recipe;
+use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron::train::{Observer, ObserverError};
+
+use super::outcome::Findings;
+use crate::bench::step::NamedModel;
+use crate::bench::step::case::{self, RandomTokens};
+use crate::bench::timing::median;
+use crate::error::Error;
+use crate::estimate;
+use crate::family::Model;
+use crate::recipe::Recipe;
+use crate::verify::models::VerifyModel;
+
+const STEPS: usize = 5;
+
+/// The names of the recipes of 8 bits.
+const EIGHT_BITS: [&str; 4] = ["delayed", "current", "blockwise", "mxfp8"];
+
+/// The bound of a loss, relative to that of the CPU.
+fn bound(precision: Precision) -> f64 {
+    match precision {
+        Precision::Bf16 | Precision::F16 => 1e-2,
+        Precision::F32 | Precision::F64 => 1e-4,
+    }
+}
+
+/// Steps of a Llama and of a model with experts.
+pub fn steps(device: &Device) -> Result<Findings, Error> {
+    let mut found = Findings::default();
+    for model in [VerifyModel::Llama, VerifyModel::Mixtral] {
+        for precision in [Precision::F32, Precision::Bf16] {
+            let recipe = small(model, precision);
+            let name = format!("{} in {precision}", model.name());
+            compare(&name, &recipe, device, &mut found)?;
+        }
+    }
+    Ok(found)
+}
+
+/// Steps of a Llama with each recipe of 8 bits.
+pub fn eight_bits(device: &Device) -> Result<Findings, Error> {
+    let mut found = Findings::default();
+    found.note("engine", burn_megatron::kernels::fp8::engine_of_fp8(device));
+    for name in EIGHT_BITS {
+        let mut recipe = small(VerifyModel::Llama, Precision::Bf16);
+        recipe.fp8.recipe = Some(name.parse::<Fp8Recipe>()?);
+        compare(name, &recipe, device, &mut found)?;
+    }
+    Ok(found)
+}
+
+/// The memory and the speed of GPT-2 with 124M parameters; on a CPU of a tiny model.
+pub fn memory(device: &Device, kind: DeviceKind) -> Result<Findings, Error> {
+    let (model, precision) = match kind {
+        DeviceKind::Cuda => (NamedModel::Small, Precision::Bf16),
+        DeviceKind::Cpu | DeviceKind::Wgpu => (NamedModel::Tiny, Precision::F32),
+    };
+    let mut recipe = Recipe {
+        model: Model::of_hf(model.family(), model.config()),
+        ..Recipe::default()
+    };
+    recipe.data_parallel.precision = precision;
+    set_steps(&mut recipe, 4, 10);
+    let timed = case::run(&recipe, device, 5)?;
+    let mut found = Findings::default();
+    let tokens = (4 * recipe.model.context()) as f64 / median(&timed.seconds);
+    found.note(
+        model.name(),
+        format!("{tokens:.0} tokens/s in {precision}, 4 sequences per step"),
+    );
+    found.note("kernels", timed.kernels);
+    if let Some(bytes) = timed.peak_bytes {
+        found.note("memory of the pools", format_bytes(bytes));
+    }
+    Ok(found)
+}
+
+fn small(model: VerifyModel, precision: Precision) -> Recipe {
+    let mut config = model.config();
+    // Dropout would hide small differences.
+    (config.dropout, config.attention_dropout) = (0.0, 0.0);
+    let mut recipe = Recipe {
+        model: Model::of(model.name(), config),
+        ..Recipe::default()
+    };
+    recipe.data_parallel.precision = precision;
+    recipe.train.learning_rate = 1e-3;
+    set_steps(&mut recipe, 4, STEPS);
+    recipe
+}
+
+fn set_steps(recipe: &mut Recipe, batch: usize, steps: usize) {
+    let train = &mut recipe.train;
+    (train.micro_batch_size, train.global_batch_size) = (batch, batch);
+    (train.steps, train.warmup_steps) = (steps, 0);
+    train.evaluate_every = None;
+}
+
+/// Adds the largest difference of the losses of all steps.
+fn compare(
+    name: &str,
+    recipe: &Recipe,
+    device: &Device,
+    found: &mut Findings,
+) -> Result<(), Error> {
+    if !device.supports_dtype(recipe.data_parallel.precision.of(burn::tensor::DType::F32)) {
+        return Ok(());
+    }
+    let expected = losses(recipe, &Device::flex())?;
+    let computed = losses(recipe, device)?;
+    let differences = computed.iter().zip(&expected);
+    let differences = differences.map(|(computed, expected)| (computed / expected - 1.0).abs());
+    // A NaN is the largest.
+    let largest = differences.fold(0.0, |most: f64, x| if x <= most { most } else { x });
+    let name = format!("{name}: losses of {STEPS} steps");
+    found.difference(name, largest, bound(recipe.data_parallel.precision));
+    Ok(())
+}
+
+fn losses(recipe: &Recipe, device: &Device) -> Result<Vec<f64>, Error> {
+    let builder = estimate::builder(recipe, &ParallelContext::single(), device)?;
+    let config = recipe.train_config();
+    let mut trainer = recipe.model.trainer(builder, &config)?;
+    let data = RandomTokens {
+        vocabulary: recipe.model.vocabulary(),
+        length: recipe.model.context(),
+        seed: 1,
+    };
+    let mut losses = Losses(vec![]);
+    trainer.fit(&data, &mut losses)?;
+    Ok(losses.0)
+}
+
+/// The loss of each step.
+struct Losses(Vec<f64>);
+
+impl Observer for Losses {
+    fn step(&mut self, metrics: &StepMetrics, _: &StepTiming) -> Result<(), ObserverError> {
+        self.0.push(metrics.loss);
+        Ok(())
+    }
+
+    fn held_out(&mut self, _: &HeldOutMetrics) -> Result<(), ObserverError> {
+        Ok(())
+    }
+}
