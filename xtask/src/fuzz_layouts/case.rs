@@ -59,12 +59,14 @@ pub fn on_one_rank(settings: &Settings) -> Settings {
         one.set("train.log_num_zeros_in_grad", zeros);
     }
     let losses = settings.get("model.moe.losses").unwrap_or_default();
+    // The loads of a global balance are those of all ranks, which have one micro-batch each.
+    let is_global = losses.contains("\"global-balance\"");
     let depends = ["\"balance\"", "\"sequence-balance\"", "\"z-loss\""]
         .iter()
         .any(|it| losses.contains(it))
         || settings.has("model.moe.capacity")
         || settings.is("model.moe.choice", "sinkhorn")
-        || settings.is("model.family", "deepseek_v3")
+        || settings.is("model.family", "deepseek_v3") && !is_global
         || settings.has("train.batch_warmup");
     let size = if depends {
         "train.micro_batch_size"
@@ -289,9 +291,14 @@ mod tests {
             "model.moe.losses",
             "[{ kind = \"balance\", coefficient = 0.1 }]",
         );
-        assert_eq!(
-            on_one_rank(&settings).number("train.micro_batch_size"),
-            Some(2)
+        let size = |settings: &Settings| on_one_rank(settings).number("train.micro_batch_size");
+        assert_eq!(size(&settings), Some(2));
+        // DeepSeek-V3 has a balance of its own, unless other losses are set.
+        settings.set_text("model.family", "deepseek_v3");
+        settings.set(
+            "model.moe.losses",
+            "[{ kind = \"global-balance\", coefficient = 0.1 }]",
         );
+        assert_eq!(size(&settings), Some(8));
     }
 }
