@@ -1,5 +1,6 @@
 //! The tests of this crate but those that Cargo.toml lists.
 
+mod check_gpu;
 mod checkpoint;
 mod diverged;
 mod earlier;

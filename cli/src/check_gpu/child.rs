@@ -61,7 +61,7 @@ pub fn output(arguments: &[&str], limit: Duration) -> Result<Result<String, Stri
     let failed = match status {
         Some(status) if status.success() => return Ok(Ok(out)),
         Some(status) => status.to_string(),
-        None => format!("no result after {:.0} s", limit.as_secs_f64()),
+        None => format!("no result after {} s", limit.as_secs_f64()),
     };
     Ok(Err(match end(&err) {
         end if end.is_empty() => failed,

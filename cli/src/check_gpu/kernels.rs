@@ -32,7 +32,10 @@ fn bound(dtype: DType) -> f64 {
 /// Matrix products, and what computes them.
 pub fn products(device: &Device, kind: DeviceKind) -> Result<Findings, Error> {
     let mut found = Findings::default();
-    let problem = slow_reason(device).map(|reason| format!("this engine is slow: {reason}"));
+    let problem = slow_reason(device).map(|reason| format!(
+            "this engine is slow: {reason}. Install cuBLASLt (pip install nvidia-cublas-cu12, or nvidia-cublas for CUDA 13) and \
+             add the folder of its library to LD_LIBRARY_PATH"
+        ));
     let problem = problem.filter(|_| kind == DeviceKind::Cuda);
     found.push("engine", engine_of(device), problem);
     compare(device, &mut found, |subject| is_product(subject.name))?;

@@ -36,10 +36,8 @@ pub fn libraries(kind: DeviceKind) -> Result<Findings, Error> {
             Err(reason) => format!("missing: {reason}"),
         },
     );
-    let without = "products are slow without cuBLASLt. Install it (pip install nvidia-cublas-cu12, or nvidia-cublas for CUDA 13) \
-                   and add the folder of its library to LD_LIBRARY_PATH";
-    let problem = toolkit.cublas_lt.is_err().then(|| without.to_string());
-    found.push("cuBLASLt", library(&toolkit.cublas_lt), problem);
+    // Without it products are slow: see the check of products.
+    found.note("cuBLASLt", library(&toolkit.cublas_lt));
     match probe::nccl() {
         Ok(nccl) => {
             let (major, minor, patch) = nccl.version;

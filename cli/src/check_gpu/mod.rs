@@ -78,6 +78,16 @@ impl Check {
         !matches!(self, Self::Libraries | Self::FirstKernel)
     }
 
+    /// Why others cannot run after this check failed.
+    fn obstacle(self, failed: &CheckResult) -> &'static str {
+        let reason = failed.reason.as_deref().unwrap_or_default();
+        match self {
+            Self::Libraries => "a library is missing",
+            _ if reason.contains("wrong results") => "device gives wrong results",
+            _ => "the first kernel failed",
+        }
+    }
+
     fn run(self, kind: DeviceKind) -> Result<Findings, Error> {
         match self {
             Self::Libraries => libraries::libraries(kind),
@@ -113,10 +123,7 @@ pub fn run(args: &CheckGpuArgs) -> Result<ExitCode, Error> {
             None => one(*check, args, limit)?,
         };
         if result.verdict == Verdict::Fail && !check.computes() && report.obstacle.is_none() {
-            report.obstacle = Some(match check {
-                Check::FirstKernel => "device gives wrong results".into(),
-                _ => "kernels cannot be compiled".into(),
-            });
+            report.obstacle = Some(check.obstacle(&result).into());
         }
         print!("{}", result.lines());
         report.add(result);
