@@ -41,6 +41,32 @@ pub struct StepReport {
     pub peak_tflops: Option<f64>,
     pub warm_up: usize,
     pub rows: Vec<StepRow>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<FailedStepRow>,
+}
+
+/// One model with one form of attention whose steps could not be timed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FailedStepRow {
+    pub name: String,
+    pub attention: String,
+    pub micro_batch_size: usize,
+    pub micro_batches: usize,
+    pub reason: String,
+}
+
+impl FailedStepRow {
+    /// Returns the line of the table.
+    pub fn line(&self) -> String {
+        let Self {
+            name,
+            attention,
+            micro_batch_size,
+            micro_batches,
+            reason,
+        } = self;
+        format!("{name} {attention} {micro_batches} x {micro_batch_size} failed: {reason}")
+    }
 }
 
 /// One model with one form of attention.
