@@ -119,12 +119,15 @@ def cases(row, device, dtype):
     if name == "sum-of-squares":
         return (lambda x: x.float().square().sum()), [], [draw(rows * width)]
     if name == "linear":
-        single = [draw(rows, width, dtype=torch.float32), draw(width, width, dtype=torch.float32)]
-        return (lambda x, w, b: torch.addmm(b, x, w)), [], single + [single[1][0]]
+        factors = [draw(rows, width), draw(width, width)]
+        return (lambda x, w, b: torch.addmm(b, x, w)), [], factors + [draw(width)]
     if name == "weight-gradient":
-        factors = [draw(rows, width, dtype=torch.float32) for _ in range(2)]
+        factors = [draw(rows, width) for _ in range(2)]
         into = draw(width, width, dtype=torch.float32)
-        return (lambda x, g, into: into.addmm_(x.t(), g)), [], factors + [into]
+        if dtype == torch.float32:
+            return (lambda x, g, into: into.addmm_(x.t(), g)), [], factors + [into]
+        # PyTorch has no product of 16-bit factors that adds to a sum in f32.
+        return (lambda x, g, into: into.add_(x.t().mm(g))), [], factors + [into]
     return None
 
 

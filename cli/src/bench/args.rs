@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use burn_megatron::choice::{AttentionChoice, KernelChoice};
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::device::DeviceKind;
 use burn_megatron::mesh::{ContextExchange, ScheduleKind};
@@ -22,9 +23,12 @@ pub struct BenchArgs {
     /// Device: cpu, wgpu or cuda. The last two must be compiled in.
     #[arg(long, default_value_t = DeviceKind::Cpu)]
     pub device: DeviceKind,
-    /// The type of the tensors; AdamW and matrix products are timed in f32.
+    /// The type of the tensors. AdamW and the sums of weight gradients are in f32 in every run.
     #[arg(long, value_enum, default_value_t = BenchDtype::F32)]
     pub dtype: BenchDtype,
+    /// Engines of causal attention, each timed: mma or portable. The default, auto, is the engine that training uses.
+    #[arg(long, value_delimiter = ',', value_name = "CHOICE,..", default_value = "auto", value_parser = attention_engine)]
+    pub attention: Vec<AttentionChoice>,
     /// Sizes, such as 4096x1024 (tokens x features); the default is a grid for the device.
     #[arg(long, value_delimiter = ',', value_name = "ROWSxWIDTH,..")]
     pub sizes: Vec<Shape>,
@@ -38,7 +42,7 @@ pub struct BenchArgs {
     /// Milliseconds of warm-up runs before them.
     #[arg(long, value_name = "MS", default_value_t = 200)]
     pub warm_up_ms: u64,
-    /// Write the results to this file as JSON, which cli/bench/torch_kernels.py reads.
+    /// Write the results to this file as JSON after each row; cli/bench/torch_kernels.py reads the file.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }
@@ -348,6 +352,16 @@ impl BenchDtype {
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
         }
+    }
+}
+
+/// `auto` or an engine of fused attention.
+fn attention_engine(text: &str) -> Result<AttentionChoice, String> {
+    match text.parse() {
+        Ok(AttentionChoice::Form(KernelChoice::Unfused)) => {
+            Err("expected auto, mma or portable; the column `composed` is unfused".into())
+        }
+        choice => choice.map_err(|error| format!("{error}")),
     }
 }
 

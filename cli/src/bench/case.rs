@@ -1,10 +1,12 @@
 //! A benchmark: an operation, fused and composed, forward and backward.
 
 use std::str::FromStr;
+use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use burn_megatron::choice::Operation;
+use burn_megatron::kernels::attention::AttentionEngine;
 use burn_megatron::kernels::rope::{RopeConfig, RopeTable, Scaling};
 use burn_megatron::kernels::{Function, apply};
 
@@ -66,16 +68,40 @@ pub struct KernelBenchmark {
     /// How many leaves, from the first on, it overwrites. Each run owns copies of these, so that no copy is timed; they have
     /// no negative values.
     pub written: usize,
-    /// Whether it is always timed in f32.
-    pub always_f32: bool,
+    /// The leaves from this one on are f32 in every run, as accumulators and the state of the optimizer are.
+    pub f32_from: usize,
     /// Whether it supports a size.
     pub takes: fn(&Shape) -> bool,
     /// The kernel.
     pub fused: OperationFn,
     /// The composition of Burn's operations.
     pub composed: OperationFn,
-    /// The least values that the forward and the backward must read and write; 0 without such a direction.
+    /// The least values in the type of the run that the forward and the backward must read and write.
     pub traffic: [fn(&Shape) -> usize; 2],
+    /// The f32 values that the forward must read and write in addition.
+    pub f32_traffic: fn(&Shape) -> usize,
+}
+
+impl KernelBenchmark {
+    /// Returns the type of a leaf in a run of type `dtype`.
+    pub fn dtype(&self, leaf: usize, dtype: DType) -> DType {
+        if leaf < self.f32_from {
+            dtype
+        } else {
+            DType::F32
+        }
+    }
+
+    /// Returns the least bytes that a direction must read and write; 0 without such a direction.
+    pub fn bytes(&self, direction: Direction, shape: &Shape, dtype: DType) -> usize {
+        let [forward, backward] = self.traffic;
+        match direction {
+            Direction::Forward => {
+                forward(shape) * dtype.size() + (self.f32_traffic)(shape) * DType::F32.size()
+            }
+            Direction::Backward => backward(shape) * dtype.size(),
+        }
+    }
 }
 
 /// Forward or backward.
@@ -110,6 +136,8 @@ pub struct Inputs {
     pub targets: Tensor<1, Int>,
     /// Angles for the heads of this width.
     pub table: RopeTable,
+    /// The engine of fused attention.
+    pub attention: Arc<dyn AttentionEngine>,
 }
 
 impl Inputs {
@@ -117,20 +145,25 @@ impl Inputs {
     pub fn draw(
         subject: &KernelBenchmark,
         shape: &Shape,
-        device: &Device,
-        dtype: DType,
+        (device, dtype): (&Device, DType),
+        attention: Arc<dyn AttentionEngine>,
     ) -> Result<Self, Error> {
-        let draw = |len: usize| {
+        let draw = |(leaf, len): (usize, usize)| {
             let draw = Tensor::<1>::random([len], Distribution::Normal(0.0, 1.0), device);
-            draw.cast(dtype)
+            draw.cast(subject.dtype(leaf, dtype))
         };
         let (_, width) = shape.heads();
         let last = Distribution::Uniform(0.0, shape.width as f64);
         Ok(Self {
             shape: *shape,
-            leaves: (subject.leaves)(shape).into_iter().map(draw).collect(),
+            leaves: (subject.leaves)(shape)
+                .into_iter()
+                .enumerate()
+                .map(draw)
+                .collect(),
             targets: Tensor::<1, Int>::random([shape.rows], last, device),
             table: table(width, shape.rows, device, dtype)?,
+            attention,
         })
     }
 
@@ -140,18 +173,23 @@ impl Inputs {
         output.random_like(Distribution::Normal(0.0, 1.0))
     }
 
-    /// The same values on another device.
-    pub fn on(&self, device: &Device, dtype: DType) -> Result<Self, Error> {
+    /// The same values on another device, with its engine of attention.
+    pub fn on(
+        &self,
+        (device, dtype): (&Device, DType),
+        attention: Arc<dyn AttentionEngine>,
+    ) -> Result<Self, Error> {
         let (_, width) = self.shape.heads();
         let leaf = |leaf: &Tensor<1>| {
             let data = leaf.clone().try_into_data()?;
-            Ok(Tensor::from_data(data, (device, dtype)))
+            Ok(Tensor::from_data(data, (device, leaf.dtype())))
         };
         Ok(Self {
             shape: self.shape,
             leaves: self.leaves.iter().map(leaf).collect::<Result<_, Error>>()?,
             targets: Tensor::from_data(self.targets.clone().try_into_data()?, device),
             table: table(width, self.shape.rows, device, dtype)?,
+            attention,
         })
     }
 
@@ -162,6 +200,7 @@ impl Inputs {
             leaves,
             targets: self.targets.clone(),
             table: self.table.clone(),
+            attention: Arc::clone(&self.attention),
         }
     }
 

@@ -1,6 +1,7 @@
 //! `burn-megatron bench`.
 
 pub mod args;
+mod attempt;
 pub(crate) mod case;
 pub mod checkpoint;
 pub mod context;
@@ -23,17 +24,21 @@ pub(crate) mod timing;
 #[cfg(all(test, feature = "cuda"))]
 mod traffic;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron::choice::Operation;
+use burn_megatron::choice::{AttentionChoice, Operation};
 use burn_megatron::device::DeviceKind;
+use burn_megatron::kernels::attention::{AttentionEngine, EngineKind, Portable, select_engine};
 
 use crate::error::Error;
 use args::{BenchArgs, BenchDtype};
+use attempt::attempt;
 use case::{Direction, Inputs, KernelBenchmark, Shape, work};
-use subjects::subjects;
+use subjects::{heads, subjects};
 use table::{KernelReport, KernelRow};
 use timing::{TimingConfig, Work, median, time_interleaved};
 
@@ -61,40 +66,56 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, Error> {
         (true, []) => grid(cpu),
         (true, own) => own.to_vec(),
     };
+    let mut cases = vec![];
+    for subject in &operations {
+        for shape in sizes(&[]) {
+            if (subject.takes)(&shape) {
+                let engines = run.engines(subject, &shape, &args.attention)?;
+                cases.extend(engines.into_iter().map(|engine| (subject, shape, engine)));
+            }
+        }
+    }
     let mut report = KernelReport::new(&run.device, args.device, args.dtype.name(), args.repeats);
     println!("{}", report.header());
-    let mut show = |row: KernelRow| {
-        println!("{}", row.line());
-        report.rows.push(row);
-    };
-    for subject in &operations {
-        for shape in sizes(&[]).iter().filter(|shape| (subject.takes)(shape)) {
-            time(subject, &run, shape)?.into_iter().for_each(&mut show);
+    // After each row: a later row may not fit into the memory.
+    let mut add = |name: &str, shape: Shape, rows: Result<Vec<KernelRow>, String>| {
+        for line in report.add(name, shape, rows) {
+            println!("{line}");
         }
+        let write = |path: &PathBuf| report.write(path);
+        args.json.as_ref().map_or(Ok(()), write)
+    };
+    for (subject, shape, engine) in cases {
+        let rows = attempt(|| time(subject, &run, &shape, engine));
+        add(subject.name, shape, rows)?;
     }
     for subject in &eight_bits {
         let [small, large] = subject.sizes;
         for shape in sizes(if cpu { small } else { large }) {
-            let pairs = subject.pairs(&shape, &run.device, run.dtype);
-            let rows = time_pairs(subject.name, pairs, &run, &shape)?;
-            rows.into_iter().for_each(&mut show);
+            let rows = attempt(|| {
+                let pairs = subject.pairs(&shape, &run.device, run.dtype);
+                time_pairs(subject.name, pairs, &run, &shape)
+            });
+            add(subject.name, shape, rows)?;
         }
     }
     for subject in &experts {
         for shape in sizes(&moe::SIZES[usize::from(!cpu)..][..1]) {
-            let pairs = subject.pairs(&shape, &run.device, run.dtype);
-            let rows = time_pairs(subject.name, pairs, &run, &shape)?;
-            rows.into_iter().for_each(&mut show);
+            let rows = attempt(|| {
+                let pairs = subject.pairs(&shape, &run.device, run.dtype);
+                time_pairs(subject.name, pairs, &run, &shape)
+            });
+            add(subject.name, shape, rows)?;
         }
     }
     if let Some(summary) = report.summary() {
         println!("{summary}");
     }
     if let Some(path) = &args.json {
-        report.write(path)?;
         println!("written to {}", path.display());
     }
-    Ok(ExitCode::SUCCESS)
+    let failed = report.failed.len();
+    attempt::finish("bench kernels", failed, failed + report.rows.len())
 }
 
 /// The settings of all timings.
@@ -102,6 +123,40 @@ struct KernelTimer {
     device: Device,
     dtype: DType,
     timing: TimingConfig,
+}
+
+/// An engine of attention, and its name where the benchmark has several engines.
+type TimedEngine = (Option<&'static str>, Arc<dyn AttentionEngine>);
+
+impl KernelTimer {
+    /// Returns the engines that a benchmark is timed with. Only attention has more than one.
+    fn engines(
+        &self,
+        subject: &KernelBenchmark,
+        shape: &Shape,
+        choices: &[AttentionChoice],
+    ) -> Result<Vec<TimedEngine>, Error> {
+        if subject.operation != Operation::Attention {
+            return Ok(vec![(None, Arc::new(Portable))]);
+        }
+        let heads = heads(shape);
+        let mut engines: Vec<TimedEngine> = vec![];
+        for choice in choices {
+            let kinds = choice.engine().map(|engine| vec![engine]);
+            let kinds = kinds.unwrap_or(EngineKind::ALL.to_vec());
+            let heads = (heads, heads.width);
+            let selected = select_engine(&kinds, &self.device, self.dtype, heads, None);
+            let selected = selected.map_err(|reason| {
+                let Shape { rows, width } = shape;
+                format!("--attention {choice} at {rows}x{width}: {reason}; remove it or use auto")
+            })?;
+            let name = Some(selected.kind.name());
+            if engines.iter().all(|(known, _)| *known != name) {
+                engines.push((name, selected.engine));
+            }
+        }
+        Ok(engines)
+    }
 }
 
 /// The benchmarks to run.
@@ -171,17 +226,13 @@ fn time(
     subject: &KernelBenchmark,
     run: &KernelTimer,
     shape: &Shape,
+    (name, engine): TimedEngine,
 ) -> Result<Vec<KernelRow>, Error> {
-    let dtype = if subject.always_f32 {
-        DType::F32
-    } else {
-        run.dtype
-    };
-    let inputs = Inputs::draw(subject, shape, &run.device, dtype)?;
+    let inputs = Inputs::draw(subject, shape, (&run.device, run.dtype), engine)?;
     let gradient = inputs.gradient(subject);
     let mut rows = vec![];
-    for (direction, traffic) in Direction::BOTH.into_iter().zip(subject.traffic) {
-        let bytes = traffic(shape) * dtype.size();
+    for direction in Direction::BOTH {
+        let bytes = subject.bytes(direction, shape, run.dtype);
         if bytes == 0 {
             continue;
         }
@@ -191,6 +242,7 @@ fn time(
         let times = time_interleaved(&run.device, run.timing, &[&fused, &composed, &copy])?;
         rows.push(KernelRow {
             operation: subject.name.into(),
+            engine: name.map(Into::into),
             direction: direction.name().into(),
             rows: shape.rows,
             width: shape.width,
@@ -217,6 +269,7 @@ fn time_pairs(
         let times = time_interleaved(&run.device, run.timing, &works)?;
         Ok(KernelRow {
             operation: name.into(),
+            engine: None,
             direction: pair.direction.into(),
             rows: shape.rows,
             width: shape.width,

@@ -1,10 +1,14 @@
 //! The benchmarked operations.
 
+use std::sync::Arc;
+
 use burn::tensor::Tensor;
 use burn_megatron::choice::Operation;
 use burn_megatron::kernels::activation::{Activation, ActivationOptions};
 use burn_megatron::kernels::adamw::{AdamWBuffers, AdamWStep, Decay};
-use burn_megatron::kernels::attention::{AttentionOptions, Heads};
+use burn_megatron::kernels::attention::{
+    AttentionOptions, Heads, composed, flash_attention_packed_with,
+};
 use burn_megatron::kernels::cross_entropy::CrossEntropyOptions;
 use burn_megatron::kernels::dropout::Draw;
 use burn_megatron::kernels::norm::NormOptions;
@@ -41,11 +45,12 @@ fn subject(name: &'static str, operation: Operation, forms: [OperationFn; 2]) ->
         operation,
         leaves: |shape| vec![shape.elements()],
         written: 0,
-        always_f32: false,
+        f32_from: usize::MAX,
         takes: |_| true,
         fused,
         composed,
         traffic: [|shape| 2 * shape.elements(), |shape| 3 * shape.elements()],
+        f32_traffic: |_| 0,
     }
 }
 
@@ -122,7 +127,8 @@ fn activations() -> Vec<KernelBenchmark> {
     ]
 }
 
-fn heads(shape: &Shape) -> Heads {
+/// Returns the heads of causal attention at a size.
+pub fn heads(shape: &Shape) -> Heads {
     let (heads, width) = shape.heads();
     Heads {
         heads,
@@ -131,16 +137,44 @@ fn heads(shape: &Shape) -> Heads {
     }
 }
 
+fn causal() -> AttentionOptions {
+    AttentionOptions {
+        causal: true,
+        ..AttentionOptions::default()
+    }
+}
+
+fn packed(x: &Inputs) -> Tensor<3> {
+    x.rows(0).unsqueeze_dim(0)
+}
+
+fn fused_attention(x: &mut Inputs) -> Tensor<1> {
+    let engine = Arc::clone(&x.attention);
+    let heads = heads(&x.shape);
+    flat(flash_attention_packed_with(
+        engine,
+        packed(x),
+        heads,
+        None,
+        &causal(),
+    ))
+}
+
+fn composed_attention(x: &mut Inputs) -> Tensor<1> {
+    let heads = heads(&x.shape);
+    flat(composed::flash_attention_packed(
+        packed(x),
+        heads,
+        None,
+        &causal(),
+    ))
+}
+
 fn of_scores() -> Vec<KernelBenchmark> {
     let softmax = forms!(softmax::masked_softmax, x => {
         let [rows, width] = x.rows(0).dims();
         let scores = x.leaf(0).reshape([1, 1, rows, width]);
         flat(masked_softmax(scores, 0.125, &Mask::None, Sink::None))
-    });
-    let attention = forms!(attention::flash_attention_packed, x => {
-        let qkv = x.rows(0).unsqueeze_dim::<3>(0);
-        let options = AttentionOptions { causal: true, ..AttentionOptions::default() };
-        flat(flash_attention_packed(qkv, heads(&x.shape), None, &options))
     });
     let loss = forms!(cross_entropy::cross_entropy, x =>
         cross_entropy(x.rows(0), x.targets.clone(), &CrossEntropyOptions::default()));
@@ -151,7 +185,11 @@ fn of_scores() -> Vec<KernelBenchmark> {
             // The composition stores the scores, and the kernels support narrow heads only.
             takes: |s| s.heads().0 * s.rows * s.rows <= 1 << 31 && s.heads().1 <= 256,
             traffic: [|s| 4 * s.elements(), |s| 8 * s.elements()],
-            ..subject("causal-attention", Operation::Attention, attention)
+            ..subject(
+                "causal-attention",
+                Operation::Attention,
+                [fused_attention, composed_attention],
+            )
         },
         KernelBenchmark {
             traffic: [|s| s.elements(), |s| 2 * s.elements()],
@@ -219,7 +257,6 @@ fn of_the_step() -> Vec<KernelBenchmark> {
         flat(accumulate_weight_gradient(x.rows(0), x.rows(1), into))
     });
     let product = |name, forms| KernelBenchmark {
-        always_f32: true,
         takes: |s| s.width <= 8192,
         ..subject(name, Operation::Linear, forms)
     };
@@ -227,8 +264,9 @@ fn of_the_step() -> Vec<KernelBenchmark> {
         KernelBenchmark {
             leaves: |s| vec![s.elements(); 4],
             written: 3,
-            always_f32: true,
-            traffic: [|s| 7 * s.elements(), |_| 0],
+            f32_from: 0,
+            traffic: [|_| 0, |_| 0],
+            f32_traffic: |s| 7 * s.elements(),
             ..subject("adamw", Operation::Optimizer, adamw)
         },
         KernelBenchmark {
@@ -242,7 +280,9 @@ fn of_the_step() -> Vec<KernelBenchmark> {
         },
         KernelBenchmark {
             leaves: |s| vec![s.elements(), s.elements(), s.width * s.width],
-            traffic: [|s| 2 * s.elements() + 2 * s.width * s.width, |_| 0],
+            f32_from: 2,
+            traffic: [|s| 2 * s.elements(), |_| 0],
+            f32_traffic: |s| 2 * s.width * s.width,
             ..product("weight-gradient", weight_gradient)
         },
     ]

@@ -9,6 +9,7 @@ use burn_megatron::kernels::gemm::engine_of;
 use burn_megatron::partial::replace_file;
 use serde::{Deserialize, Serialize};
 
+use super::case::Shape;
 use crate::error::Error;
 use crate::numbers::count;
 use crate::terminal::{self, Columns};
@@ -17,6 +18,9 @@ use crate::terminal::{self, Columns};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KernelRow {
     pub operation: String,
+    /// The engine of fused attention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<String>,
     pub direction: String,
     pub rows: usize,
     pub width: usize,
@@ -36,15 +40,18 @@ pub struct KernelReport {
     pub device: String,
     pub dtype: String,
     pub samples: usize,
-    /// What multiplies matrices.
-    pub products: String,
     /// Whether results may be wrong, so that only the times of the host mean something.
     pub unchecked: bool,
     /// Whether Burn fused the operations of the composition.
     pub fusion: bool,
+    /// What multiplies matrices.
+    pub gemm_engine: String,
     /// What multiplies 8-bit matrices.
     pub fp8_engine: String,
     pub rows: Vec<KernelRow>,
+    /// What could not be timed, with the reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<String>,
 }
 
 /// The end of a header, for results that may be wrong.
@@ -62,11 +69,12 @@ impl KernelReport {
             device: kind.to_string(),
             dtype: dtype.into(),
             samples,
-            products: engine_of(device),
             unchecked: is_unchecked(),
             fusion: cfg!(feature = "fusion"),
+            gemm_engine: engine_of(device),
             fp8_engine: engine_of_fp8(device),
             rows: vec![],
+            failed: vec![],
         }
     }
 
@@ -77,9 +85,9 @@ impl KernelReport {
         let about = format!(
             "{device} in {dtype}; medians of {}, interleaved; `composed`: the same with Burn's operations, {fusion} its \
              fusion, for 8-bit products the same in {dtype}, for experts-one-gemm one product of all rows; `of copy`: \
-             the time of a copy of as many bytes over that of the kernel\nproducts: {}; 8-bit matrices: {}{}",
+             the time of a copy of as many bytes over that of the kernel\nmatrices: {}\n8-bit matrices: {}{}",
             count(self.samples, "run"),
-            self.products,
+            self.gemm_engine,
             self.fp8_engine,
             unchecked(self.unchecked),
         );
@@ -97,6 +105,28 @@ impl KernelReport {
                 mean.exp()
             )
         })
+    }
+
+    /// Adds the rows of a benchmark at one size, or the reason why there are none, and returns the lines of the table.
+    pub fn add(
+        &mut self,
+        name: &str,
+        shape: Shape,
+        rows: Result<Vec<KernelRow>, String>,
+    ) -> Vec<String> {
+        match rows {
+            Ok(rows) => {
+                let lines = rows.iter().map(KernelRow::line).collect();
+                self.rows.extend(rows);
+                lines
+            }
+            Err(reason) => {
+                let Shape { rows, width } = shape;
+                let failed = format!("{name} {rows} x {width} failed: {reason}");
+                self.failed.push(failed.clone());
+                vec![failed]
+            }
+        }
     }
 
     /// Writes the run as JSON.
@@ -140,8 +170,12 @@ impl KernelRow {
         let composed = self
             .composed_seconds
             .map(|seconds| format!("{:.4}", seconds * 1e3));
+        let operation = match &self.engine {
+            Some(engine) => format!("attention-{engine}"),
+            None => self.operation.clone(),
+        };
         [
-            self.operation.clone(),
+            operation,
             self.direction.clone(),
             format!("{} x {}", self.rows, self.width),
             format!("{:.4}", self.fused_seconds * 1e3),
@@ -161,6 +195,7 @@ mod tests {
     fn a_row_shows_its_rates() {
         let row = KernelRow {
             operation: "rms-norm".into(),
+            engine: None,
             direction: "forward".into(),
             rows: 1000,
             width: 500,
@@ -182,19 +217,30 @@ mod tests {
         };
         let expected = "rms-norm forward 1000 x 500 1.0000 4.0 0.90 - -";
         assert_eq!(cells(&alone), expected);
+        let attention = KernelRow {
+            operation: "causal-attention".into(),
+            engine: Some("mma".into()),
+            ..alone.clone()
+        };
+        assert!(cells(&attention).starts_with("attention-mma forward "));
         let mut report = KernelReport {
             device: "cpu".into(),
             dtype: "f32".into(),
             samples: 1,
-            products: String::new(),
             unchecked: false,
             fusion: false,
+            gemm_engine: String::new(),
             fp8_engine: String::new(),
             rows: vec![alone],
+            failed: vec![],
         };
         assert_eq!(report.summary(), None);
         report.rows.extend([row, slower]);
         let summary = "\ngeometric mean of the speedups of 2 rows: 1.50";
         assert_eq!(report.summary().as_deref(), Some(summary));
+        let shape = "8x4".parse().unwrap();
+        let lines = report.add("adamw", shape, Err("out of memory".into()));
+        assert_eq!(lines, ["adamw 8 x 4 failed: out of memory"]);
+        assert_eq!((report.rows.len(), report.failed.len()), (3, 1));
     }
 }

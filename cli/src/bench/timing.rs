@@ -54,8 +54,11 @@ fn seconds(device: &Device, work: &Work) -> Result<f64, Error> {
     Ok(ticks.duration().as_secs_f64())
 }
 
-/// The median of some times.
+/// Returns the median of some times, and NaN without times.
 pub fn median(times: &[f64]) -> f64 {
+    if times.is_empty() {
+        return f64::NAN;
+    }
     let mut sorted = times.to_vec();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;
@@ -73,6 +76,7 @@ mod tests {
     fn the_median_is_in_the_middle() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median(&[]).is_nan());
     }
 
     #[test]

@@ -3,10 +3,12 @@
 
 use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::{env, fs};
 
 use burn::tensor::{DType, Device};
 use burn_megatron::choice::Operation;
+use burn_megatron::kernels::attention::Portable;
 use serde_json::Value;
 
 use super::case::{Direction, Inputs, KernelBenchmark, Shape, work};
@@ -128,21 +130,18 @@ fn lines(
     device: &Device,
     counts: &Path,
 ) -> Vec<TrafficRow> {
-    let dtype = if subject.always_f32 {
-        DType::F32
-    } else {
-        dtype
-    };
     let shape = shape(subject);
-    let inputs = Inputs::draw(subject, &shape, device, dtype).expect("inputs");
+    let inputs = Inputs::draw(subject, &shape, (device, dtype), Arc::new(Portable));
+    let inputs = inputs.expect("inputs");
     let gradient = inputs.gradient(subject);
-    let both = Direction::BOTH.into_iter().zip(subject.traffic);
-    let some = both.filter(|(_, traffic)| traffic(&shape) > 0);
-    some.map(|(direction, traffic)| TrafficRow {
+    let least = |direction| subject.bytes(direction, &shape, dtype);
+    let some = Direction::BOTH.into_iter();
+    let some = some.filter(|direction| least(*direction) > 0);
+    some.map(|direction| TrafficRow {
         name: subject.name,
         direction,
-        dtype,
-        least: (traffic(&shape) * dtype.size()) as u64,
+        dtype: subject.dtype(0, dtype),
+        least: least(direction) as u64,
         traffic: traffic_of(
             device,
             counts,

@@ -1,13 +1,17 @@
 //! Kernels and matrix products of a device, compared with the CPU on equal inputs.
 
+use std::sync::Arc;
+
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_megatron::device::DeviceKind;
-use burn_megatron::kernels::attention::{EngineKind, Heads, Window, select_engine};
+use burn_megatron::kernels::attention::{
+    AttentionEngine, EngineKind, Heads, Portable, Window, select_engine,
+};
 use burn_megatron::kernels::gemm::{engine_of, slow_reason};
 use burn_megatron::verify::devices::relative_difference;
 
 use super::outcome::Findings;
-use crate::bench::case::{Inputs, KernelBenchmark, Shape};
+use crate::bench::case::{Direction, Inputs, KernelBenchmark, Shape};
 use crate::bench::subjects::subjects;
 use crate::error::Error;
 
@@ -61,15 +65,17 @@ fn compare(
     for subject in subjects().iter().filter(|subject| wanted(subject)) {
         for dtype in TYPES {
             // The step of an optimizer is always in f32.
-            let is_left_out = subject.written > 0 && dtype != DType::F32;
+            let is_left_out = subject.f32_from == 0 && dtype != DType::F32;
             if is_left_out || !device.supports_dtype(dtype) {
                 continue;
             }
-            let host = Inputs::draw(subject, &SHAPE, &Device::flex(), dtype)?;
+            let portable: Arc<dyn AttentionEngine> = Arc::new(Portable);
+            let host = (&Device::flex(), dtype);
+            let host = Inputs::draw(subject, &SHAPE, host, Arc::clone(&portable))?;
             let names = ["forward".to_string()].into_iter();
             let names = names.chain((0..).map(|leaf| format!("gradient {leaf}")));
             let expected = results(subject, &host)?;
-            let computed = results(subject, &host.on(device, dtype)?)?;
+            let computed = results(subject, &host.on((device, dtype), portable)?)?;
             for ((name, expected), computed) in names.zip(&expected).zip(&computed) {
                 let difference = relative_difference(computed, expected, f64::MIN_POSITIVE);
                 let name = format!("{} {name} in {dtype:?}", subject.name);
@@ -84,8 +90,7 @@ fn compare(
 fn results(subject: &KernelBenchmark, inputs: &Inputs) -> Result<Vec<Vec<f64>>, Error> {
     let output = (subject.fused)(&mut inputs.owning(subject.written));
     let mut results = vec![values(output.clone())?];
-    let [_, backward] = subject.traffic.map(|traffic| traffic(&inputs.shape));
-    if backward == 0 {
+    if subject.bytes(Direction::Backward, &inputs.shape, DType::F32) == 0 {
         return Ok(results);
     }
     let track = |leaf: &Tensor<1>| Tensor::from_inner(leaf.clone()).require_grad();

@@ -92,7 +92,7 @@ impl Suite {
                 let folder = counts_folder()?;
                 let mut run = |name| {
                     let mut tests = runner.tests(name)?;
-                    if name == "gpu_algorithms" {
+                    if reads_counts(name, runner.tools.gpu) {
                         tests.env(COUNTS, folder.path().join("counts.jsonl"));
                     }
                     run_tests(tests.args(arguments), totals)
@@ -138,6 +138,11 @@ impl Suite {
     }
 }
 
+/// Whether tests of the suite `steps` read the counts of the emulated device. A GPU writes no counts.
+fn reads_counts(tests: &str, gpu: bool) -> bool {
+    tests == "gpu_algorithms" && !gpu
+}
+
 fn counts_folder() -> Result<TempDir, String> {
     TempDir::new("counts").map_err(|error| format!("a temporary folder: {error}"))
 }
@@ -164,5 +169,17 @@ impl SuiteRunner<'_> {
         let mut command = self.tools.command(found.file());
         command.current_dir(found.folder());
         Ok(command)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_requested_from_the_emulated_device_alone() {
+        assert!(reads_counts("gpu_algorithms", false));
+        assert!(!reads_counts("gpu_algorithms", true));
+        assert!(!reads_counts("gpu", false));
     }
 }

@@ -62,7 +62,8 @@ pub fn run_in(
         length: config.sequence_length.unwrap_or(recipe.model.context()),
         seed: config.seed,
     };
-    trainer.fit(&data, &mut timer)?;
+    let outcome = trainer.fit(&data, &mut timer)?;
+    check_measured(timer.seconds.len(), outcome.steps, [warm_up, config.steps])?;
     let kernels = trainer.kernels();
     let engines = kernels.attention_engines().iter();
     let engines: Vec<_> = engines.map(|engine| engine.name()).collect();
@@ -80,6 +81,20 @@ pub fn run_in(
             .map(|usage| usage.bytes_reserved)
             .or_else(resident::peak_bytes),
     })
+}
+
+/// Checks that all steps after the warm-up steps were measured. Nothing of a benchmark stops a run, so a run that stops
+/// read a wrong value from the device.
+fn check_measured(measured: usize, ran: usize, [warm_up, all]: [usize; 2]) -> Result<(), Error> {
+    if measured == all - warm_up {
+        return Ok(());
+    }
+    Err(format!(
+        "the run stopped after step {ran} of {all} with {measured} of {} measured steps, although nothing requested a stop: \
+         the device returns wrong values",
+        all - warm_up
+    )
+    .into())
 }
 
 /// Measures the time between the ends of steps.
@@ -167,5 +182,18 @@ impl Dataset for RandomTokens {
 
     fn held_out(&self, _: usize, _: usize) -> Result<Vec<Sample>, DataError> {
         Ok(vec![])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_stops_before_its_last_step_is_an_error() {
+        assert!(check_measured(5, 8, [3, 8]).is_ok());
+        let error = check_measured(0, 1, [3, 8]).unwrap_err().to_string();
+        let expected = "the run stopped after step 1 of 8 with 0 of 5 measured steps, ";
+        assert!(error.starts_with(expected), "{error}");
     }
 }

@@ -20,10 +20,11 @@ use crate::layers::RecipeLayers;
 use crate::recipe::Recipe;
 use args::StepBenchArgs;
 pub use models::NamedModel;
-use report::{StepReport, StepRow, TorchSteps, known_peak_tflops};
+use report::{FailedStepRow, StepReport, StepRow, TorchSteps, known_peak_tflops};
 use serde::Deserialize;
 use serde_json::json;
 
+use super::attempt::{self, attempt};
 use super::peer::Peer;
 use super::timing::median;
 
@@ -37,31 +38,28 @@ pub fn run(
     default_recipe: &str,
 ) -> Result<ExitCode, Error> {
     let device = args.device.checked()?;
-    measure(args, (families, default_recipe), &device, &mut |report| {
-        match report.rows.last() {
-            Some(row) => {
-                println!("{}", row.line(report.peak_tflops));
-                row.torch_line().iter().for_each(|line| println!("{line}"));
-            }
-            None => println!("{}", report.header()),
-        }
-        // After each row: a later one may not fit into the memory.
+    let mut show = |report: &StepReport, line: &str| {
+        println!("{line}");
+        // After each row: a later row may not fit into the memory.
         args.json
             .as_deref()
             .map_or(Ok(()), |path| report.write(path))
-    })?;
+    };
+    let report = measure(args, (families, default_recipe), &device, &mut show)?;
     if let Some(path) = &args.json {
         println!("written to {}", path.display());
     }
-    Ok(ExitCode::SUCCESS)
+    let failed = report.failed.len();
+    attempt::finish("bench step", failed, failed + report.rows.len())
 }
 
-/// Calls `show` with the report before the first row and after each.
+/// Calls `show` with the report and its new line before the first row and after each row. A row that fails does not end
+/// the run.
 fn measure(
     args: &StepBenchArgs,
     families: (&Families, &str),
     device: &Device,
-    show: &mut dyn FnMut(&StepReport) -> Result<(), Error>,
+    show: &mut dyn FnMut(&StepReport, &str) -> Result<(), Error>,
 ) -> Result<StepReport, Error> {
     let precision = args.precision.unwrap_or(match args.device {
         DeviceKind::Cpu => Precision::F32,
@@ -79,26 +77,48 @@ fn measure(
     let mut report = StepReport {
         device: name,
         precision: format!("{dtype:?}").to_lowercase(),
-        products: engine_of(device),
+        gemm_engine: engine_of(device),
         unchecked: is_unchecked(),
         peak_tflops: args.peak_tflops.or(known),
         warm_up: args.warm_up,
         rows: vec![],
+        failed: vec![],
     };
     let mut torch = torch(args, &report.precision)?;
-    show(&report)?;
+    show(&report, &report.header())?;
     for (name, recipe) in recipes(args, families, precision)? {
         for attention in &args.attention {
             let mut round = || -> Result<StepRow, Error> {
                 let row = time(&name, recipe.clone(), *attention, device, args.warm_up)?;
                 with_torch(row, torch.as_mut())
             };
-            let mut row = round()?;
-            for _ in 1..args.rounds {
-                row.add(round()?);
-            }
-            report.rows.push(row);
-            show(&report)?;
+            let rounds = attempt(|| {
+                let mut row = round()?;
+                for _ in 1..args.rounds {
+                    row.add(round()?);
+                }
+                Ok(row)
+            });
+            let line = match rounds {
+                Ok(row) => {
+                    let lines = [Some(row.line(report.peak_tflops)), row.torch_line()];
+                    report.rows.push(row);
+                    lines.into_iter().flatten().collect::<Vec<_>>().join("\n")
+                }
+                Err(reason) => {
+                    let row = FailedStepRow {
+                        name: name.clone(),
+                        attention: attention.to_string(),
+                        micro_batch_size: recipe.train.micro_batch_size,
+                        micro_batches: args.micro_batches,
+                        reason,
+                    };
+                    let line = row.line();
+                    report.failed.push(row);
+                    line
+                }
+            };
+            show(&report, &line)?;
         }
     }
     Ok(report)
@@ -244,8 +264,8 @@ mod tests {
     fn measured(flags: &str) -> Result<(StepReport, Vec<usize>), Error> {
         let (args, mut shown) = (parse_text(flags)?, vec![]);
         let families = Families::transformers();
-        let report = measure(&args, (&families, ""), &Device::flex(), &mut |report| {
-            shown.push(report.rows.len());
+        let report = measure(&args, (&families, ""), &Device::flex(), &mut |report, _| {
+            shown.push(report.rows.len() + report.failed.len());
             Ok(())
         })?;
         Ok((report, shown))
@@ -302,12 +322,17 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_the_device_does_not_have_is_refused() {
-        let error = measured("--attention mma").unwrap_err().to_string();
+    fn a_row_that_fails_says_why_and_the_rows_after_it_run() {
+        let flags = "--attention mma,portable --micro-batch-size 1 --steps 1 --warm-up 1";
+        let (report, shown) = measured(flags).unwrap();
+        assert_eq!(shown, [0, 1, 2]);
+        assert_eq!(report.rows[0].attention, "portable");
         assert_eq!(
-            error,
-            "kernels: attention cannot use mma: a CPU has no matrix units; use auto or portable"
+            report.failed[0].line(),
+            "tiny mma 1 x 1 failed: kernels: attention cannot use mma: a CPU has no matrix units; use auto or portable"
         );
+        let text = serde_json::to_string(&report).unwrap();
+        assert_eq!(serde_json::from_str::<StepReport>(&text).unwrap(), report);
         for flags in ["--attention cuda", "--model 7b", "--steps 0", "--warm-up 0"] {
             assert!(parse_text::<StepBenchArgs>(flags).is_err(), "{flags}");
         }

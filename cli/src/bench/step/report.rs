@@ -40,7 +40,7 @@ pub struct StepReport {
     pub precision: String,
     /// What multiplies matrices.
     #[serde(default)]
-    pub products: String,
+    pub gemm_engine: String,
     /// Whether results may be wrong, so that only the times of the host mean something.
     #[serde(default)]
     pub unchecked: bool,
@@ -48,6 +48,32 @@ pub struct StepReport {
     pub peak_tflops: Option<f64>,
     pub warm_up: usize,
     pub rows: Vec<StepRow>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<FailedStepRow>,
+}
+
+/// One model with one form of attention whose steps could not be timed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FailedStepRow {
+    pub name: String,
+    pub attention: String,
+    pub micro_batch_size: usize,
+    pub micro_batches: usize,
+    pub reason: String,
+}
+
+impl FailedStepRow {
+    /// Returns the line of the table.
+    pub fn line(&self) -> String {
+        let Self {
+            name,
+            attention,
+            micro_batch_size,
+            micro_batches,
+            reason,
+        } = self;
+        format!("{name} {attention} {micro_batches} x {micro_batch_size} failed: {reason}")
+    }
 }
 
 /// One model with one form of attention.
@@ -202,11 +228,11 @@ impl StepReport {
         ];
         let about = format!(
             "{} in {}, peak {peak}; steps after {}: medians; batch: micro-batches x samples x tokens; GiB: the most memory \
-             that the device's pools held, on a CPU the process\nproducts: {}{}",
+             that the device's pools held, on a CPU the process\nmatrices: {}{}",
             self.device,
             self.precision,
             count(self.warm_up, "warm-up step"),
-            self.products,
+            self.gemm_engine,
             unchecked(self.unchecked),
         );
         format!("{}\n\n{}", terminal::wrapped(&about), COLUMNS.line(columns))
