@@ -316,6 +316,28 @@ impl ParallelContext {
         Ok(Some(found))
     }
 
+    /// Connects the groups that split a model and its gradients, which otherwise happens in the first call over each.
+    /// An engine may need device memory for a connection.
+    ///
+    /// Collective: call on all ranks of the world, after all groups were made.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError`] if a rank is missing.
+    pub fn connect(&self) -> Result<(), CommError> {
+        let standard = [&self.tensor, &self.context, &self.data, &self.embedding];
+        let mut groups: Vec<_> = standard.into_iter().cloned().collect();
+        // All ranks have the groups that they share in the order of their keys.
+        groups.extend(self.others.lock().values().cloned());
+        for group in self.nodes.lock().values() {
+            groups.extend([group.intra_node.clone(), group.inter_node.clone()]);
+        }
+        for group in groups.iter().filter(|group| group.size() > 1) {
+            group.start_barrier()?.wait()?;
+        }
+        Ok(())
+    }
+
     fn create(
         &self,
         grid: Grid,

@@ -55,6 +55,7 @@ pub mod cross_entropy;
 #[cfg(feature = "cubecl")]
 mod cube;
 pub mod cuda_graph;
+pub mod device_memory;
 pub mod dropout;
 pub mod embedding;
 mod error;

@@ -6,6 +6,7 @@ use crate::bench::args::{
 use crate::bench::checkpoint::CheckpointBenchArgs;
 use crate::bench::gemm::GemmBenchArgs;
 use crate::bench::generate::GenerateBenchArgs;
+use crate::bench::host::HostBenchArgs;
 #[cfg(feature = "tokenizers")]
 use crate::bench::preprocess::PreprocessBenchArgs;
 use crate::bench::step::args::StepBenchArgs;
@@ -129,6 +130,9 @@ pub enum BenchCommand {
     /// Training steps of a model on one device, by the trainer: tokens per second, model FLOPs utilisation (MFU) and
     /// memory, for each form of attention.
     Step(StepBenchArgs),
+    /// Time of the host for a micro-batch and for a collective. The device must have less work than the host, as on the
+    /// stub in tools/stub-cuda.
+    Host(HostBenchArgs),
     /// Tokens per second of greedy generation on the CPU, in turns with transformers.
     Generate(GenerateBenchArgs),
     /// How much of the data-parallel communication is hidden behind computation: trains a GPT over a

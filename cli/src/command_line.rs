@@ -168,6 +168,7 @@ impl CommandLine {
             Command::Bench(BenchCommand::Step(args)) => {
                 bench::step::run(args, &self.families, &self.recipe)
             }
+            Command::Bench(BenchCommand::Host(args)) => bench::host::run(args),
             Command::Bench(BenchCommand::Gemm(args)) => bench::gemm::run(args),
             Command::Bench(BenchCommand::Generate(args)) => bench::generate::run(args),
             Command::Bench(BenchCommand::Overlap(args)) => bench::overlap::run(args),

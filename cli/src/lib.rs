@@ -16,6 +16,7 @@ mod compare;
 mod conformance;
 mod consistency;
 mod convert;
+mod cpus;
 mod data;
 mod data_parallel;
 mod determinism;

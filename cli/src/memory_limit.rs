@@ -72,6 +72,9 @@ pub fn plan_layout(
     recipe.model.plan_memory(&request, profiles)
 }
 
+/// The share of a device's memory above which a plan is tight.
+const TIGHT: f64 = 0.6;
+
 /// The most pipeline ranks in a table.
 const MOST_COLUMNS: usize = 4;
 
@@ -160,6 +163,14 @@ impl PlannedMemory {
                 .map_err(|error| format!("{error}{hint}"))?;
         }
         Ok(())
+    }
+
+    /// Returns whether the fullest rank needs most of a device with this memory. What other libraries need may then not
+    /// be left once the pools of the device are full.
+    pub fn is_tight(&self, device_bytes: u64) -> bool {
+        let report = self.report.as_ref();
+        let needed = report.map_or(0, |report| report.fullest().1.peak.total());
+        needed as f64 > TIGHT * device_bytes as f64
     }
 
     /// The peak of each pipeline rank by kind, if it is planned; of many ranks the fullest alone.

@@ -222,3 +222,13 @@ fn frozen_parameters_save_memory() {
     assert!(frozen.gradients < all.gradients && lora.gradients < frozen.gradients);
     assert!(frozen.activations < all.activations, "{frozen:?}, {all:?}");
 }
+
+#[test]
+fn a_plan_for_most_of_a_device_is_tight() {
+    let recipe = crate::recipe::parsed(RECIPE).unwrap();
+    let planned = PlannedMemory::new(&recipe);
+    let needed = plan(&recipe).unwrap().fullest().1.peak.total();
+    assert!(planned.is_tight(needed));
+    assert!(planned.is_tight(needed * 16 / 10));
+    assert!(!planned.is_tight(needed * 17 / 10));
+}

@@ -9,7 +9,8 @@ use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::choice::Operation;
 use burn_megatron::comm::testing::fault_injection::{Fault, FaultPlan as Faults, inject};
 use burn_megatron::comm::{
-    Communicator, ParallelContext, Rank, all_gather_bytes, broadcast_bytes, broadcast_when_ready,
+    Communicator, ParallelContext, Rank, ReduceOp, all_gather_bytes, broadcast_bytes,
+    broadcast_when_ready,
 };
 use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::{ZeroStage, format_bytes};
@@ -147,6 +148,7 @@ impl RankRun<'_> {
         if !self.faults.is_empty() {
             trainer.inject(Arc::clone(&faults));
         }
+        self.connect_if_tight(&groups)?;
         self.load(&mut *trainer, from.as_ref())?;
         if start.is_some() {
             let load = lora::initial_weights(recipe, from.is_some());
@@ -203,6 +205,22 @@ impl RankRun<'_> {
         // No other rank waits for this one any more.
         hf.map_or(Ok(()), |mut hf| hf.wait())?;
         Ok(Some(result))
+    }
+
+    /// Connects the process groups if a rank plans to use most of its GPU: NCCL may find no memory for them after the
+    /// first forward. Collective: call on all ranks.
+    fn connect_if_tight(&self, groups: &ParallelContext) -> Result<(), Error> {
+        let world = groups.world();
+        if self.device != DeviceKind::Cuda || world.size() == 1 {
+            return Ok(());
+        }
+        let memory = self.device.memory();
+        let is_tight = memory.is_some_and(|bytes| self.planned_memory.is_tight(bytes));
+        let any = world.all_reduce(vec![u8::from(is_tight)].into(), ReduceOp::Max)?;
+        if any == vec![1u8].into() {
+            groups.connect()?;
+        }
+        Ok(())
     }
 
     /// How the run starts, on rank 0.

@@ -22,6 +22,8 @@ use crate::rendezvous::MIN_HEARTBEAT_TIMEOUT;
 use crate::report::flight_recorder::Deadlines;
 pub use error::{RankPanic, WorldError};
 pub use rank::Rank;
+#[cfg(feature = "cuda")]
+pub(crate) use rank::from_panic;
 
 /// The most ranks that [`World::threads`] starts.
 pub const MAX_THREAD_RANKS: usize = 1024;

@@ -161,7 +161,7 @@ impl fmt::Debug for Rank {
 }
 
 /// The error of a panic.
-pub(super) fn from_panic(payload: Box<dyn Any + Send>) -> Box<dyn Error + Send + Sync> {
+pub(crate) fn from_panic(payload: Box<dyn Any + Send>) -> Box<dyn Error + Send + Sync> {
     let payload = match payload.downcast::<CommError>() {
         Ok(raised) => return raised,
         Err(payload) => payload,

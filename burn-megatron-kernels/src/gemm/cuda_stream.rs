@@ -4,15 +4,17 @@
 //! them, and neither the caller nor the GPU waits. None of this is documented by CubeCL; it holds
 //! for the version that the workspace pins.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cubecl::cuda::{CudaDevice, CudaRuntime};
-use cubecl::server::{BufferBinding, Handle};
+use cubecl::server::{BufferBinding, Handle, ServerError};
 use cubecl_common::device::Device as _;
 use cubecl_common::device_handle::DeviceHandle;
 use cubecl_server::runtime::Runtime;
 use cubecl_server::server::ServerStorage;
-use cubecl_server::stream::WriteScoped;
+use cubecl_server::stream::{WriteScoped, failed_writing};
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::CUstream;
 
@@ -83,33 +85,51 @@ impl Submitter {
     }
 
     /// Runs `work`, which enqueues something on the stream of the last buffer, with the addresses
-    /// of the buffers in order.
+    /// of the buffers in order. `written` names the buffers that the work writes.
     ///
     /// The stream waits for work of other streams on the buffers, and their memory is kept until
-    /// the enqueued work has run.
+    /// the enqueued work has run. If `work` fails or panics, reading a buffer of `written` fails,
+    /// and so does reading what CubeCL computes from it.
     ///
     /// # Panics
     ///
-    /// If earlier submitted work has failed: its output must not be read.
+    /// If earlier submitted work has failed or panicked: its output must not be read.
     pub(super) fn submit(
         &self,
         buffers: Vec<Handle>,
+        written: Vec<Handle>,
         work: impl FnOnce(&[u64], CUstream) -> Result<(), String> + Send + 'static,
     ) {
         if let Some(failure) = &*self.failure.lock().unwrap_or_else(PoisonError::into_inner) {
             panic!("an earlier product on {:?} failed: {failure}", self.device);
         }
         let (context, slot) = (self.context.clone(), self.failure.clone());
-        let bindings: Vec<_> = buffers.into_iter().map(Handle::binding).collect();
+        let bindings =
+            |handles: Vec<Handle>| Vec::from_iter(handles.into_iter().map(Handle::binding));
+        let (bindings, written) = (bindings(buffers), bindings(written));
         self.handle().submit(move |server: &mut Server| {
-            if let Err(error) = run(server, &context, &bindings, work) {
-                tracing::error!("a product on the GPU failed: {error}");
-                slot.lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .get_or_insert(error);
+            // CubeCL only logs a panic on this thread.
+            let ended = catch_unwind(AssertUnwindSafe(|| run(server, &context, &bindings, work)));
+            let Err(reason) = ended.unwrap_or_else(|panic| Err(message(&*panic))) else {
+                return;
+            };
+            tracing::error!("a product on the GPU failed: {reason}");
+            slot.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get_or_insert(reason.clone());
+            if let Some(stream) = bindings.last().map(|binding| binding.stream) {
+                let backtrace = Default::default();
+                let error = ServerError::Generic { reason, backtrace };
+                failed_writing(server, stream, written, error);
             }
         });
     }
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("a panic: {}", text.unwrap_or("without a message"))
 }
 
 fn bind(context: &CudaContext) -> Result<(), String> {
@@ -150,4 +170,36 @@ fn run(
         current.capturing.touch(binding.stream, location);
     }
     work(&addresses, current.sys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Work = fn() -> Result<(), String>;
+
+    #[test]
+    fn a_product_that_fails_or_panics_fails_its_result_and_the_next_product() {
+        let failing: [(Work, &str); 2] = [
+            (|| Err("status 7".into()), "status 7"),
+            (|| panic!("status 8"), "a panic: status 8"),
+        ];
+        for (work, reason) in failing {
+            let device = CudaDevice { index: 0 };
+            let submitter = Submitter::of(&device).unwrap();
+            let client = cubecl::Device::Cuda(device).client();
+            let (result, other) = (client.empty(16), client.empty(16));
+            let submit = || {
+                let buffers = vec![other.clone(), result.clone()];
+                submitter.submit(buffers, vec![result.clone()], move |_, _| work());
+            };
+            submit();
+            let read = client.read_one(result.clone()).unwrap_err();
+            assert!(read.to_string().contains(reason), "{read}");
+            client.read_one(other.clone()).unwrap();
+            let next = catch_unwind(AssertUnwindSafe(submit)).unwrap_err();
+            let next = message(&*next);
+            assert!(next.contains(reason), "{next}");
+        }
+    }
 }

@@ -283,5 +283,7 @@ impl<M: Module> DistributedDataParallel<M> {
     pub(super) fn finish_step(&mut self) {
         self.fp8.invalidate_weights();
         self.buffers.finish_gathers();
+        let device = &self.buffers.plan.device;
+        self.buffers.freed_memory.after_step(device);
     }
 }

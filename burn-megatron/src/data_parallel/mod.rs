@@ -52,6 +52,7 @@ mod captured;
 mod coalesced_all_reduce;
 mod config;
 mod error;
+mod freed_memory;
 mod frozen;
 mod fsdp_unit;
 mod gathered;

@@ -7,6 +7,7 @@ use burn_megatron_kernels::flat;
 use burn_megatron_kernels::gradient::{ComputeGradients, FlatGradients};
 use parking_lot::{Mutex, MutexGuard};
 
+use super::freed_memory::FreedMemory;
 use super::frozen::FrozenParameters;
 use super::gradient_buckets::GradientBuckets;
 use super::memory_usage::TrackedTensor;
@@ -29,6 +30,7 @@ pub(super) struct ParamAndGradBuffers {
     deferred: Mutex<Option<Vec<Deferred>>>,
     /// Set while a function runs that calls the backward itself.
     pub own_backward: OwnBackward,
+    pub freed_memory: FreedMemory,
 }
 
 impl ParamAndGradBuffers {
@@ -39,6 +41,7 @@ impl ParamAndGradBuffers {
             gradients: Mutex::new(GradientBuckets::new(&plan)),
             deferred: Mutex::new(None),
             own_backward: OwnBackward::default(),
+            freed_memory: FreedMemory::new(!plan.config.static_buffers),
             frozen,
             plan,
         }
@@ -84,6 +87,7 @@ impl ParamAndGradBuffers {
             frozen.begin_forward();
         }
         self.gradients().tracker.begin_forward(stage);
+        self.freed_memory.in_step(&self.plan.device);
     }
 
     /// Frees gathered values whose memory the gradients need, and returns the factor of the gradients. Call before a
@@ -112,6 +116,7 @@ impl ParamAndGradBuffers {
             let buffer = TrackedTensor::from_parts(compute(target), allocation);
             self.gradients().put_buffer(parameters, buffer, &self.plan);
         }
+        self.freed_memory.in_step(&self.plan.device);
     }
 
     /// Whether these parameters have one bucket, and each a gradient to come.

@@ -3,10 +3,16 @@
 //! Element `i` of a parameter is draw `i` of the random stream of its path. A rank computes only its own
 //! part, and the whole parameter is bit-equal in every layout.
 
+use std::mem;
+
 use burn_megatron_kernels::philox::{Stream, uniform};
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::{MeshRank, ParameterEntry};
+
+/// The number of elements that a thread draws at once.
+const BLOCK: usize = 1 << 14;
 
 /// The distribution of a parameter's initial values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,28 +26,36 @@ pub enum Init {
 }
 
 impl Init {
-    /// The elements of `rank`, in row-major order; padding is zero.
+    /// Returns the elements of `rank`, in row-major order. Padding is zero.
+    ///
+    /// The threads of this pool draw blocks of elements. A draw depends on its position alone, so the values are the
+    /// same with any number of threads.
     pub(super) fn values(&self, entry: &ParameterEntry, rank: &MeshRank, key: u64) -> Vec<f64> {
-        let mut values = Vec::with_capacity(entry.local_shape(rank).iter().product());
+        let mut values = vec![0.0; entry.local_shape(rank).iter().product()];
+        let mut rest = &mut values[..];
+        let mut blocks = vec![];
         let placements = &entry.placements;
         placements.for_each_contiguous_run(&entry.shape, entry.on(rank), |run| {
-            self.fill(&mut values, key, run.at.unwrap_or(0), run.len);
-            values.resize(values.len() + run.padded_len - run.len, 0.0);
+            let (padded, after) = mem::take(&mut rest).split_at_mut(run.padded_len);
+            rest = after;
+            let start = run.at.unwrap_or(0);
+            let own = padded[..run.len].chunks_mut(BLOCK).enumerate();
+            blocks.extend(own.map(|(number, block)| (start + number * BLOCK, block)));
         });
+        blocks
+            .into_par_iter()
+            .for_each(|(start, block)| self.fill(block, key, start));
         values
     }
 
-    fn fill(&self, values: &mut Vec<f64>, key: u64, start: usize, len: usize) {
+    fn fill(&self, values: &mut [f64], key: u64, start: usize) {
+        let (stream, start, len) = (Stream::new(key, 0), start as u64, values.len());
         match self {
-            Self::Constant(value) => values.resize(values.len() + len, *value),
-            Self::Normal(std) => {
-                Stream::new(key, 0).normals(start as u64, len, |_, x| values.push(std * x));
-            }
-            Self::Uniform(bound) => {
-                Stream::new(key, 0).words(start as u64, len, |_, word| {
-                    values.push(bound * (2.0 * uniform(word) - 1.0));
-                });
-            }
+            Self::Constant(value) => values.fill(*value),
+            Self::Normal(std) => stream.normals(start, len, |i, x| values[i] = std * x),
+            Self::Uniform(bound) => stream.words(start, len, |i, word| {
+                values[i] = bound * (2.0 * uniform(word) - 1.0);
+            }),
         }
     }
 }
@@ -87,6 +101,37 @@ mod tests {
                 .collect();
             let parts = parts.iter().map(|(part, rank)| (rank.clone(), &part[..]));
             assert_eq!(entry.assemble(parts), whole);
+        }
+    }
+
+    #[test]
+    fn values_are_the_draws_of_one_thread_with_any_number_of_threads() {
+        let mut entry = ParameterEntry::replicated("weight", vec![3, 2 * BLOCK + 6]);
+        let sections = vec![Section {
+            size: 2 * BLOCK + 6,
+            parts: 2,
+        }];
+        entry.placements = (Axis::Tensor, Placement::Split { dim: 1, sections }).into();
+        let mesh = Mesh::new(&ParallelConfig::new().with_tensor(2), 2).unwrap();
+        let rank = MeshRank::new(std::sync::Arc::new(mesh), 1);
+        let mut normals = vec![];
+        let mut uniforms = vec![];
+        for row in 0..3 {
+            // The second half of the row, which starts at no multiple of a block of four draws.
+            let (start, len) = ((row * (2 * BLOCK + 6) + BLOCK + 3) as u64, BLOCK + 3);
+            Stream::new(9, 0).normals(start, len, |_, x| normals.push(0.02 * x));
+            Stream::new(9, 0).words(start, len, |_, word| {
+                uniforms.push(0.5 * (2.0 * uniform(word) - 1.0));
+            });
+        }
+        for threads in [1, 2, 5] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+            pool.unwrap().install(|| {
+                assert!(Init::Normal(0.02).values(&entry, &rank, 9) == normals);
+                assert!(Init::Uniform(0.5).values(&entry, &rank, 9) == uniforms);
+                let ones = Init::Constant(1.0).values(&entry, &rank, 9);
+                assert!(ones == vec![1.0; normals.len()]);
+            });
         }
     }
 

@@ -134,6 +134,11 @@ impl<M: LanguageModel> Trainer<M> {
         &self.ddp
     }
 
+    /// Returns the device of this rank.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// The loss scale of the next step.
     pub fn scaler(&self) -> &LossScaler {
         &self.scaler

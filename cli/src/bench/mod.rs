@@ -10,6 +10,7 @@ mod fp8;
 pub mod gemm;
 mod gemm_tune;
 pub mod generate;
+pub mod host;
 mod moe;
 pub mod overlap;
 mod peer;

@@ -13,6 +13,7 @@ use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryPlan, Precision, ZeroStage,
 };
 use burn_megatron::generate::{GenerateConfig, GenerationOutput, Generator, Written};
+use burn_megatron::kernels::device_memory::{DriverMemory, driver_memory};
 use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::fp8::Fp8;
 use burn_megatron::nn::{ActivationUsage, ModelBuilder};
@@ -59,6 +60,8 @@ pub struct RankMemory {
     pub peak_unsharded_units: Option<u64>,
     /// Of the inputs of recomputed blocks.
     pub inputs: ActivationUsage,
+    /// The memory of the device as its driver counts it, where a driver reports it.
+    pub driver: Option<DriverMemory>,
 }
 
 impl<M: LanguageModel> AnyTrainer for Trainer<M> {
@@ -127,6 +130,7 @@ impl<M: LanguageModel> AnyTrainer for Trainer<M> {
             peak: usage.peak(),
             inputs: ddp.recompute().offloaded(),
             peak_unsharded_units: full.then(|| usage.peak_unsharded_units()),
+            driver: driver_memory(self.device()),
         })
     }
 }

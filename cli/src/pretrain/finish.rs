@@ -6,6 +6,7 @@ use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::data::Padding;
 use burn_megatron::data_parallel::format_bytes;
 use burn_megatron::device::DeviceKind;
+use burn_megatron::kernels::device_memory::DriverMemory;
 use burn_megatron::mesh::ContextSplit;
 use burn_megatron::optim::LossScale;
 use burn_megatron::partial::replace_file;
@@ -236,6 +237,10 @@ fn print_memory(memory: &RankMemory) {
     }
     if let Some(blocks) = memory.peak_unsharded_units {
         println!("most blocks gathered at once: {blocks}");
+    }
+    if let Some(DriverMemory { used, total }) = memory.driver {
+        let (used, total) = (format_bytes(used), format_bytes(total));
+        println!("in use on the device by its driver: {used} of {total}\n");
     }
 }
 

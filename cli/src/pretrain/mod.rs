@@ -29,7 +29,7 @@ use crate::ranks::{self, seconds};
 use crate::recipe::Recipe;
 use crate::start::{StartDecision, StartResolver};
 use crate::weights::InitialWeights;
-use crate::{determinism, gemm_algorithms, lora, memory, save_hf};
+use crate::{cpus, determinism, gemm_algorithms, lora, memory, save_hf};
 use args::PretrainArgs;
 use checks::{check_can_start, check_cuda_graph, check_memory, check_types, never_start};
 use finish::finish;
@@ -93,6 +93,7 @@ fn run_until(
         world = world.compute_threads(threads);
     }
     world.check()?;
+    cpus::warn_if_few(args.device, &ranks);
     // The devices are queried once, here, so that errors are reported before anything starts.
     let devices = args.device.devices()?;
     // That of this process: a context on another one would take its memory.

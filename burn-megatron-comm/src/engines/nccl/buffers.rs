@@ -116,73 +116,117 @@ pub(super) struct StagingBuffers {
     pub ready: Arc<RecordedEvent>,
 }
 
-impl StagingBuffers {
-    pub fn new(
-        input: &Buffer,
-        plan: &NcclPlan,
-        copies: Stream,
-        driver: &Arc<dyn DeviceDriver>,
-    ) -> Result<Self, String> {
-        let mut addresses = [0; 2];
-        let staged = stage(input, plan, copies, driver, &mut addresses);
-        let staged = staged.and_then(|()| RecordedEvent::record(copies, driver));
-        match staged {
-            Ok(ready) => Ok(Self { addresses, ready }),
+/// The largest input or output that is staged in a block.
+const HALF_BLOCK: usize = 32 << 10;
+
+/// The maximum number of blocks that are kept between calls.
+const MAX_KEPT_BLOCKS: usize = 8;
+
+/// Allocates the device memory for host buffers, and copies from and to it.
+///
+/// Small buffers share a block, which is kept for later calls: a small collective takes less time than two allocations
+/// in stream order, which return their memory to the operating system when the stream is synchronized.
+#[derive(Debug)]
+pub(super) struct Staging {
+    driver: Arc<dyn DeviceDriver>,
+    copies: Stream,
+    kept: Vec<u64>,
+}
+
+impl Staging {
+    /// Stages buffers through `copies`.
+    pub fn new(driver: Arc<dyn DeviceDriver>, copies: Stream) -> Self {
+        Self {
+            driver,
+            copies,
+            kept: vec![],
+        }
+    }
+
+    /// Copies the input of a call to the device, and allocates its output there.
+    pub fn stage(&mut self, input: &Buffer, plan: &NcclPlan) -> Result<StagingBuffers, String> {
+        let addresses = self.allocate(plan)?;
+        match self.fill(input, addresses[0]) {
+            Ok(ready) => Ok(StagingBuffers { addresses, ready }),
             Err(reason) => {
-                free(addresses, copies, driver);
+                self.free(addresses, plan);
                 Err(reason)
             }
         }
     }
 
-    /// Copies the result, the first elements of the output, to the host.
+    fn allocate(&mut self, plan: &NcclPlan) -> Result<Addresses, String> {
+        if is_small(plan) {
+            let kept = self.kept.pop().map(Ok);
+            let new = || self.driver.allocate(2 * HALF_BLOCK, self.copies);
+            let block = kept.unwrap_or_else(new)?;
+            return Ok([block, block + HALF_BLOCK as u64]);
+        }
+        let mut addresses = [0; 2];
+        for (at, bytes) in plan.bytes().into_iter().enumerate() {
+            if bytes > 0 {
+                let allocated = self.driver.allocate(bytes, self.copies);
+                addresses[at] = allocated.inspect_err(|_| self.free(addresses, plan))?;
+            }
+        }
+        Ok(addresses)
+    }
+
+    fn fill(&self, input: &Buffer, address: u64) -> Result<Arc<RecordedEvent>, String> {
+        match bytes(input) {
+            [] => {}
+            // SAFETY: the plan has the length of the input, and no other call uses the memory.
+            bytes => unsafe { self.driver.copy_to_device(address, bytes, self.copies) }?,
+        }
+        RecordedEvent::record(self.copies, &self.driver)
+    }
+
+    /// Copies the result of a complete call to the host: the first elements of the output.
     pub fn fetch(
         &self,
+        staged: &StagingBuffers,
         plan: &NcclPlan,
-        copies: Stream,
-        driver: &Arc<dyn DeviceDriver>,
         pool: &BufferPool,
     ) -> Result<Buffer, String> {
         if plan.result == 0 {
             return Ok(Buffer::empty(plan.dtype));
         }
         let mut result = pool.take(plan.dtype, plan.result);
+        let (to, from) = (bytes_mut(&mut result), staged.addresses[1]);
         // SAFETY: the output has at least the elements of the result, and the call is complete.
-        unsafe { driver.copy_to_host(bytes_mut(&mut result), self.addresses[1], copies) }?;
+        unsafe { self.driver.copy_to_host(to, from, self.copies) }?;
         Ok(result)
     }
 
-    /// Releases the memory once the call is complete.
-    pub fn free(&self, copies: Stream, driver: &Arc<dyn DeviceDriver>) {
-        free(self.addresses, copies, driver);
+    /// Releases the memory of a complete call.
+    pub fn release(&mut self, staged: &StagingBuffers, plan: &NcclPlan) {
+        if is_small(plan) && self.kept.len() < MAX_KEPT_BLOCKS {
+            self.kept.push(staged.addresses[0]);
+        } else {
+            self.free(staged.addresses, plan);
+        }
+    }
+
+    fn free(&self, addresses: Addresses, plan: &NcclPlan) {
+        let allocations = if is_small(plan) { 1 } else { 2 };
+        for address in addresses.into_iter().take(allocations) {
+            if address != 0 {
+                self.driver.free(address, self.copies);
+            }
+        }
+    }
+
+    /// Frees the blocks that are kept.
+    pub fn clear(&mut self) {
+        for block in self.kept.drain(..) {
+            self.driver.free(block, self.copies);
+        }
     }
 }
 
-fn stage(
-    input: &Buffer,
-    plan: &NcclPlan,
-    copies: Stream,
-    driver: &Arc<dyn DeviceDriver>,
-    addresses: &mut Addresses,
-) -> Result<(), String> {
-    for (address, bytes) in addresses.iter_mut().zip(plan.bytes()) {
-        if bytes > 0 {
-            *address = driver.allocate(bytes, copies)?;
-        }
-    }
-    match bytes(input) {
-        [] => Ok(()),
-        // SAFETY: the plan has the length of the input, and the memory is new.
-        bytes => unsafe { driver.copy_to_device(addresses[0], bytes, copies) },
-    }
-}
-
-fn free(addresses: Addresses, copies: Stream, driver: &Arc<dyn DeviceDriver>) {
-    for address in addresses {
-        if address != 0 {
-            driver.free(address, copies);
-        }
-    }
+/// Whether the buffers of a call fit into a block.
+fn is_small(plan: &NcclPlan) -> bool {
+    plan.bytes().into_iter().all(|bytes| bytes <= HALF_BLOCK)
 }
 
 pub(super) fn bytes(buffer: &Buffer) -> &[u8] {

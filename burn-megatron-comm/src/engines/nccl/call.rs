@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::buffers::{DeviceBuffers, StagingBuffers};
+use super::buffers::{DeviceBuffers, Staging, StagingBuffers};
 use super::communicator::{CallQueue, CommKey};
-use super::driver::{DeviceDriver, RecordedEvent, Stream};
+use super::driver::{RecordedEvent, Stream};
 use super::library::Addresses;
 use super::opening::Opening;
 use super::plan::{CommScope, NcclPlan, RECEIVER, SENDER};
@@ -71,15 +71,10 @@ impl NcclCall {
     }
 
     /// Makes `stream` wait for the input, and returns the addresses.
-    pub fn prepare(
-        &mut self,
-        stream: Stream,
-        copies: Stream,
-        driver: &Arc<dyn DeviceDriver>,
-    ) -> Result<Addresses, String> {
+    pub fn prepare(&mut self, stream: Stream, staging: &mut Staging) -> Result<Addresses, String> {
         match &mut self.memory {
             CallMemory::Host { input, staged, .. } => {
-                let memory = StagingBuffers::new(input, &self.plan, copies, driver)?;
+                let memory = staging.stage(input, &self.plan)?;
                 memory.ready.block(stream)?;
                 Ok(staged.insert(memory).addresses)
             }
@@ -102,12 +97,7 @@ impl NcclCall {
     }
 
     /// Completes the call after the device has executed it: returns the result and releases the memory.
-    pub fn finish(
-        self,
-        copies: Stream,
-        driver: &Arc<dyn DeviceDriver>,
-        pool: &BufferPool,
-    ) -> Result<(), CommError> {
+    pub fn finish(self, staging: &mut Staging, pool: &BufferPool) -> Result<(), CommError> {
         let to_error = |reason: String| failed(&reason, &self.signature, &self.group);
         match self.memory {
             CallMemory::Tensor(buffers) => {
@@ -120,11 +110,11 @@ impl NcclCall {
                 staged,
             } => {
                 let result = match &staged {
-                    Some(staged) => staged.fetch(&self.plan, copies, driver, pool),
+                    Some(staged) => staging.fetch(staged, &self.plan, pool),
                     None => Ok(Buffer::empty(self.plan.dtype)),
                 };
                 if let Some(staged) = staged {
-                    staged.free(copies, driver);
+                    staging.release(&staged, &self.plan);
                 }
                 pool.give(input);
                 let result = result.map_err(to_error);
@@ -151,12 +141,12 @@ impl NcclCall {
     }
 
     /// Releases the memory after the device has executed the call, without a result.
-    pub fn discard(self, copies: Stream, driver: &Arc<dyn DeviceDriver>) {
+    pub fn discard(self, staging: &mut Staging) {
         match self.memory {
             CallMemory::Tensor(buffers) => buffers.release(),
             CallMemory::Host { staged, .. } => {
                 if let Some(staged) = staged {
-                    staged.free(copies, driver);
+                    staging.release(&staged, &self.plan);
                 }
             }
         }

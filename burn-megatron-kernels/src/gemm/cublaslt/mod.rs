@@ -13,7 +13,7 @@ use cudarc::cublaslt::{result as lt, sys};
 
 use super::cuda_stream::Submitter;
 use super::engine::{Epilogue, GemmEngine, GemmProblem, Operands};
-use super::request::{Chip, Request};
+use super::request::{Chip, Gelu, Request};
 use crate::cube::{cube_device, empty};
 
 pub(super) mod algorithms;
@@ -63,6 +63,18 @@ pub(crate) struct Buffers {
     pub auxiliary: Option<Handle>,
     /// The scales of 8-bit factors, of `A` and of `B`.
     pub scales: Option<[Handle; 2]>,
+}
+
+impl Buffers {
+    /// Returns the buffers that a product with this GELU writes.
+    fn written(&self, gelu: Option<Gelu>) -> Vec<Handle> {
+        let also = match gelu {
+            None => None,
+            Some(Gelu::Forward) => self.auxiliary.clone(),
+            Some(Gelu::Gradient) => self.bias.clone(),
+        };
+        [Some(self.d.clone()), also].into_iter().flatten().collect()
+    }
 }
 
 impl CublasLt {
@@ -140,6 +152,7 @@ impl CublasLt {
                 panic!("cuBLASLt was given {request:?}, which it does not support: {reason}")
             }
         };
+        let written = buffers.written(request.gelu);
         let Buffers {
             a,
             b,
@@ -159,40 +172,41 @@ impl CublasLt {
         handles.push(client.empty(1));
         let (library, workspaces) = (self.library, self.workspaces.clone());
         let timed = self.choices.timing_of(request);
-        self.submitter.submit(handles, move |addresses, stream| {
-            let mut addresses = addresses.iter().copied();
-            let mut next = || {
-                let address = addresses.next();
-                address.ok_or("a product was given too few buffers".to_string())
-            };
-            let addresses = Addresses {
-                a: next()?,
-                b: next()?,
-                d: next()? + start,
-                bias: biased.then(&mut next).transpose()?,
-                auxiliary: has_auxiliary.then(&mut next).transpose()?,
-                scales: if scaled {
-                    Some([next()?, next()?])
-                } else {
-                    None
-                },
-                workspace: 0,
-            };
-            let run = |algorithm: &Algorithm| {
-                let workspace = workspaces.of_stream(stream, algorithm.workspace)?;
-                let addresses = Addresses {
-                    workspace,
-                    ..addresses
+        self.submitter
+            .submit(handles, written, move |addresses, stream| {
+                let mut addresses = addresses.iter().copied();
+                let mut next = || {
+                    let address = addresses.next();
+                    address.ok_or("a product was given too few buffers".to_string())
                 };
-                plan.run(library, algorithm, addresses, stream as sys::cudaStream_t)
-            };
-            match timed {
-                Some(timed) if !plan.candidates.is_empty() => {
-                    timed.run(&plan.candidates, stream, run)
+                let addresses = Addresses {
+                    a: next()?,
+                    b: next()?,
+                    d: next()? + start,
+                    bias: biased.then(&mut next).transpose()?,
+                    auxiliary: has_auxiliary.then(&mut next).transpose()?,
+                    scales: if scaled {
+                        Some([next()?, next()?])
+                    } else {
+                        None
+                    },
+                    workspace: 0,
+                };
+                let run = |algorithm: &Algorithm| {
+                    let workspace = workspaces.of_stream(stream, algorithm.workspace)?;
+                    let addresses = Addresses {
+                        workspace,
+                        ..addresses
+                    };
+                    plan.run(library, algorithm, addresses, stream as sys::cudaStream_t)
+                };
+                match timed {
+                    Some(timed) if !plan.candidates.is_empty() => {
+                        timed.run(&plan.candidates, stream, run)
+                    }
+                    _ => run(&plan.algorithm),
                 }
-                _ => run(&plan.algorithm),
-            }
-        });
+            });
     }
 }
 

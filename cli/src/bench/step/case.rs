@@ -6,6 +6,7 @@ use std::time::Instant;
 use burn::tensor::Device;
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data::{DataError, Dataset, Sample, Samples, Sampling};
+use burn_megatron::kernels::device_memory::driver_memory;
 use burn_megatron::kernels::philox::Stream;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{Observer, ObserverError};
@@ -28,6 +29,8 @@ pub struct TimedSteps {
     /// The most memory that the device's pools held, in bytes; without pools the most resident memory of the process.
     /// `None` where it is not reported.
     pub peak_bytes: Option<u64>,
+    /// The bytes of the device that its driver counts as in use after the steps. `None` where no driver reports them.
+    pub driver_bytes: Option<u64>,
 }
 
 /// Trains the recipe's model for `warm_up` steps that are not measured and its remaining steps, on one rank.
@@ -80,6 +83,7 @@ pub fn run_in(
         peak_bytes: pools
             .map(|usage| usage.bytes_reserved)
             .or_else(resident::peak_bytes),
+        driver_bytes: driver_memory(device).map(|memory| memory.used),
     })
 }
 

@@ -225,7 +225,7 @@ fn named(args: &StepBenchArgs) -> Vec<NamedModel> {
 }
 
 /// The settings of nanoGPT's GPT-2, without dropout.
-fn recipe_of(model: NamedModel) -> (String, Recipe) {
+pub(super) fn recipe_of(model: NamedModel) -> (String, Recipe) {
     let mut recipe = Recipe {
         model: Model::of_hf(model.family(), model.config()),
         ..Recipe::default()

@@ -91,6 +91,9 @@ pub struct StepRow {
     pub seconds: Vec<f64>,
     pub flops_per_token: f64,
     pub peak_bytes: Option<u64>,
+    /// The bytes of the device that its driver counts as in use after the steps.
+    #[serde(default)]
+    pub driver_bytes: Option<u64>,
     /// The same steps in PyTorch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub torch: Option<TorchSteps>,
@@ -122,6 +125,7 @@ impl StepRow {
             seconds: timed.seconds,
             flops_per_token: timed.flops_per_token,
             peak_bytes: timed.peak_bytes,
+            driver_bytes: timed.driver_bytes,
             torch: None,
         }
     }
@@ -130,6 +134,7 @@ impl StepRow {
     pub fn add(&mut self, round: Self) {
         self.seconds.extend(round.seconds);
         self.peak_bytes = self.peak_bytes.max(round.peak_bytes);
+        self.driver_bytes = self.driver_bytes.max(round.driver_bytes);
         if let (Some(known), Some(round)) = (&mut self.torch, round.torch) {
             known.seconds.extend(round.seconds);
             known.peak_bytes = known.peak_bytes.max(round.peak_bytes);
@@ -187,6 +192,7 @@ impl StepRow {
             format!("{:.3}", self.tflops()),
             mfu.unwrap_or("unknown".into()),
             self.peak_bytes.map_or("unknown".into(), gib),
+            self.driver_bytes.map_or("unknown".into(), gib),
         ])
     }
 }
@@ -225,10 +231,12 @@ impl StepReport {
             "TFLOP/s",
             "MFU",
             "GiB",
+            "driver",
         ];
         let about = format!(
             "{} in {}, peak {peak}; steps after {}: medians; batch: micro-batches x samples x tokens; GiB: the most memory \
-             that the device's pools held, on a CPU the process\nmatrices: {}{}",
+             that the device's pools held, on a CPU the process; driver: the GiB in use on the device by its driver\n\
+             matrices: {}{}",
             self.device,
             self.precision,
             count(self.warm_up, "warm-up step"),
@@ -239,10 +247,10 @@ impl StepReport {
     }
 }
 
-/// The range, then the TFLOP/s are left out where there is no room.
-const COLUMNS: Columns<9> = Columns {
-    widths: [-12, -10, 16, 9, 18, 10, 8, 8, 8],
-    optional: &[4, 6],
+/// The range, then the TFLOP/s, then the driver's memory are left out where there is no room.
+const COLUMNS: Columns<10> = Columns {
+    widths: [-12, -10, 16, 9, 18, 10, 8, 8, 8, 8],
+    optional: &[4, 6, 9],
 };
 
 #[cfg(test)]
@@ -261,6 +269,7 @@ mod tests {
                 kernels: "fused: norm".into(),
                 attention: "mma".into(),
                 peak_bytes: Some(3 << 29),
+                driver_bytes: Some(7 << 28),
             },
         );
         assert_eq!(row.tokens_per_second(), 64_000.0);
@@ -273,6 +282,7 @@ mod tests {
             "64000",
             "50.0 %",
             "1.50",
+            "1.75",
         ] {
             assert!(line.contains(expected), "{line}");
         }

@@ -4,6 +4,7 @@
 //! None of this is documented by CubeCL; it holds for the version that the workspace pins.
 
 use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::backend::{Cube, DispatchDevice};
 use burn::tensor::{Device, Tensor};
@@ -21,6 +22,7 @@ use cubecl_server::stream::WriteScoped;
 
 use super::super::driver::Stream;
 use super::super::library::Addresses;
+use crate::world::from_panic;
 
 type Server = <CudaRuntime as Runtime>::Server;
 type Primitive = <Cube as burn::backend::BackendTypes>::FloatTensorPrimitive;
@@ -149,7 +151,7 @@ impl Submitter {
     ) {
         let bindings = handles.map(|handle| handle.map(Handle::binding));
         let device = self.handle();
-        device.submit(move |server: &mut Server| then(found(server, &bindings)));
+        device.submit(move |server: &mut Server| then(caught(|| found(server, &bindings))));
         // Submissions are batched until more arrive, and a rank that waits for its peers submits no more.
         device.flush_queue();
     }
@@ -162,8 +164,9 @@ impl Submitter {
         then: impl FnOnce(Result<[Stream; 2], String>) + Send + 'static,
     ) {
         let bindings = on_streams(pair);
-        self.handle()
-            .submit(move |server: &mut Server| then(streams_of(server, &bindings)));
+        self.handle().submit(move |server: &mut Server| {
+            then(caught(|| streams_of(server, &bindings)));
+        });
     }
 
     /// Whether the streams can be found.
@@ -195,6 +198,13 @@ impl Submitter {
         let synced = future::block_on(pair.input.client.sync());
         synced.map_err(|error| format!("{error:?}"))
     }
+}
+
+/// Runs `find`, and returns its panic as an error: CubeCL only logs a panic on this thread, and the call would wait for
+/// its memory until its deadline.
+fn caught<T>(find: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    let panicked = |payload| Err(from_panic(payload).to_string());
+    catch_unwind(AssertUnwindSafe(find)).unwrap_or_else(panicked)
 }
 
 /// The output, and some memory of the stream that this thread computes on.

@@ -1,11 +1,14 @@
 //! Whole programs have the results that they have over threads.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use half::{bf16, f16};
 
 use super::fake_nccl::{v2_17, v2_20, v2_27};
-use super::harness::{TestSetup, over};
+use super::harness::{TIMEOUT, TestRun, TestSetup, over};
+use crate::process::Transport;
+use crate::testing::wait_until;
 use crate::{Buffer, Call, CommError, Communicator, DType, ReduceOp, World};
 
 type Comm = Arc<dyn Communicator>;
@@ -279,4 +282,40 @@ fn host_memory_is_reused() {
             );
         }
     });
+}
+
+#[test]
+fn small_host_collectives_reuse_the_memory_of_earlier_ones() {
+    let run = TestRun::new(2, TestSetup::default());
+    run.on_all(|transport, comm| {
+        let sum = |len: usize| comm.all_reduce(vec![1.5f32; len].into(), ReduceOp::Sum);
+        for _ in 0..50 {
+            assert_eq!(sum(8).unwrap(), vec![3.0f32; 8].into());
+        }
+        // 32 KiB fit into the block; a larger input and its output are allocated.
+        assert_eq!(sum(8 << 10).unwrap().len(), 8 << 10);
+        assert_eq!(sum((8 << 10) + 1).unwrap().len(), (8 << 10) + 1);
+        transport.close(TIMEOUT).unwrap();
+    });
+    let allocated = run.device.allocated.load(Ordering::SeqCst);
+    assert_eq!(allocated, 2 * (1 + 2));
+    wait_until("no memory is left", || run.device.held() == 0);
+}
+
+/// More calls than blocks are kept for.
+#[test]
+fn small_host_collectives_in_flight_together_have_memory_each() {
+    let run = TestRun::new(2, TestSetup::default());
+    run.on_all(|transport, comm| {
+        for _ in 0..2 {
+            let start =
+                |i: usize| comm.start(Call::AllReduce(ReduceOp::Sum), vec![i as f32].into());
+            let started: Vec<_> = (0..20).map(|i| start(i).unwrap()).collect();
+            for (i, pending) in started.into_iter().enumerate() {
+                assert_eq!(pending.wait().unwrap(), vec![2.0 * i as f32].into());
+            }
+        }
+        transport.close(TIMEOUT).unwrap();
+    });
+    wait_until("no memory is left", || run.device.held() == 0);
 }

@@ -130,6 +130,7 @@ impl NcclWorker {
             driver.destroy_stream(self.high_priority_stream);
         }
         driver.destroy_stream(self.collective_stream);
+        self.staging.clear();
         driver.destroy_stream(self.copy_stream);
         Ok(true)
     }

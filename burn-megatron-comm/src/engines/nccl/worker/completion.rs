@@ -39,12 +39,11 @@ impl NcclWorker {
         }
     }
 
-    fn finish(&self, entry: InFlightCall) {
-        let (copies, driver) = (self.copy_stream, &self.shared.driver);
+    fn finish(&mut self, entry: InFlightCall) {
         // Its error was reported, or the worker has aborted.
         if entry.failed || self.aborted_at.is_some() {
-            entry.call.discard(copies, driver);
-        } else if let Err(error) = entry.call.finish(copies, driver, &self.shared.pool) {
+            entry.call.discard(&mut self.staging);
+        } else if let Err(error) = entry.call.finish(&mut self.staging, &self.shared.pool) {
             self.shared.fail(&error);
         }
     }

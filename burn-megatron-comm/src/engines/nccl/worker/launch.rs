@@ -117,7 +117,7 @@ impl NcclWorker {
     /// Enqueues calls as one group; NCCL may still be launching when this returns.
     fn enqueue(&mut self, calls: &mut [NcclCall]) -> Result<Vec<LaunchTarget>, String> {
         let shared = self.shared.clone();
-        let (library, driver) = (&shared.library, &shared.driver);
+        let library = &shared.library;
         let mut targets = Vec::with_capacity(calls.len());
         let mut addresses = Vec::with_capacity(calls.len());
         let mut in_use = WindowsInUse::default();
@@ -127,7 +127,7 @@ impl NcclWorker {
                 return Err(format!("there is no communicator {}", call.key.store_key()));
             };
             let stream = communicator.stream;
-            let own = call.prepare(stream, self.copy_stream, driver)?;
+            let own = call.prepare(stream, &mut self.staging)?;
             let (used, copy_back) = self.through_window(call, own, communicator, &mut in_use)?;
             self.register_allocations(call, own, comm)?;
             addresses.push(used);

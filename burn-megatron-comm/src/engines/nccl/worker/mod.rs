@@ -9,9 +9,10 @@ use std::ffi::c_void;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::time::{Duration, Instant};
 
+use super::buffers::Staging;
 use super::call::NcclCall;
 use super::communicator::{CallQueue, CommKey, CommState, NcclCommunicator};
 use super::driver::{Priority, RecordedEvent, Stream};
@@ -28,6 +29,8 @@ mod completion;
 mod launch;
 mod registered;
 
+/// How long the thread polls without sleeping after progress: about as long as NCCL takes to launch a collective.
+const SPIN: Duration = Duration::from_micros(50);
 /// How long the thread sleeps between two polls while something is in flight.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
 /// The same after no progress for [`IDLE_AFTER`].
@@ -51,11 +54,12 @@ pub(super) struct NcclWorker {
     shared: Arc<EngineState>,
     self_sender: Sender<WorkerCommand>,
     communicators: BTreeMap<CommKey, NcclCommunicator>,
-    /// The stream of collectives, that of those of high priority, which may be the same, and that of the copies of host
-    /// buffers.
+    /// The stream of collectives, and the stream of collectives of high priority, which may be the same.
     collective_stream: Stream,
     high_priority_stream: Stream,
+    /// The stream of the copies of host buffers.
     copy_stream: Stream,
+    staging: Staging,
     /// Not launched, in the order in which they were started.
     waiting: VecDeque<WorkItem>,
     /// Passed to NCCL, which is not done with the launch.
@@ -100,6 +104,7 @@ impl NcclWorker {
             collective_stream
         };
         let copy_stream = stream(Priority::Normal)?;
+        let staging = Staging::new(shared.driver.clone(), copy_stream);
         let now = Instant::now();
         Ok(Self {
             shared,
@@ -108,6 +113,7 @@ impl NcclWorker {
             collective_stream,
             high_priority_stream,
             copy_stream,
+            staging,
             waiting: VecDeque::new(),
             launching: vec![],
             in_flight: VecDeque::new(),
@@ -121,6 +127,7 @@ impl NcclWorker {
 
     /// Runs until it gets `Quit`.
     pub fn run(mut self, commands: &Receiver<WorkerCommand>) {
+        end_sleeps_in_time();
         let mut quit = false;
         while !quit {
             let first = self.next(commands);
@@ -148,23 +155,24 @@ impl NcclWorker {
             std::thread::sleep(IDLE_POLL_INTERVAL);
             self.complete_calls();
         }
+        self.staging.clear();
     }
 
-    /// The next command; `None` if something else must be polled first.
+    /// Returns the next command, or `None` if something else must be polled first.
     fn next(&self, commands: &Receiver<WorkerCommand>) -> Option<WorkerCommand> {
-        if self.idle() {
-            return Some(commands.recv().unwrap_or(WorkerCommand::Quit));
-        }
-        let nap = if self.last_progress.elapsed() < IDLE_AFTER {
-            POLL_INTERVAL
-        } else {
-            IDLE_POLL_INTERVAL
+        let received = match pause_after(self.last_progress.elapsed()) {
+            None => {
+                std::hint::spin_loop();
+                commands
+                    .try_recv()
+                    .map_err(|error| error == TryRecvError::Disconnected)
+            }
+            Some(_) if self.idle() => commands.recv().map_err(|_| true),
+            Some(pause) => commands
+                .recv_timeout(pause)
+                .map_err(|error| error == RecvTimeoutError::Disconnected),
         };
-        match commands.recv_timeout(nap) {
-            Ok(command) => Some(command),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => Some(WorkerCommand::Quit),
-        }
+        received.map_or_else(|is_over| is_over.then_some(WorkerCommand::Quit), Some)
     }
 
     fn idle(&self) -> bool {
@@ -224,6 +232,26 @@ impl NcclWorker {
     }
 }
 
+/// Returns how long the thread sleeps before it polls again, `quiet` after the last progress; `None` for not at all.
+fn pause_after(quiet: Duration) -> Option<Duration> {
+    match quiet {
+        _ if quiet < SPIN => None,
+        _ if quiet < IDLE_AFTER => Some(POLL_INTERVAL),
+        _ => Some(IDLE_POLL_INTERVAL),
+    }
+}
+
+/// Ends the sleeps of this thread when they are over. Linux prolongs a sleep by up to 50 us otherwise, to save power.
+#[cfg(target_os = "linux")]
+fn end_sleeps_in_time() {
+    let nanoseconds: libc::c_ulong = 1;
+    // SAFETY: sets a number of this thread. If it cannot be set, sleeps are longer.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, nanoseconds) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn end_sleeps_in_time() {}
+
 fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
     let mut seen = vec![];
     for one in all {
@@ -247,5 +275,29 @@ impl WorkItem {
             WorkItem::Split(split) => split.reply.fulfil(Err(error.clone())),
             WorkItem::Calls(calls) => calls.iter().for_each(|call| call.refuse(error.clone())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_thread_sleeps_only_if_nothing_has_happened_for_a_while() {
+        assert_eq!(pause_after(Duration::ZERO), None);
+        assert_eq!(pause_after(SPIN - Duration::from_nanos(1)), None);
+        assert_eq!(pause_after(SPIN), Some(POLL_INTERVAL));
+        assert_eq!(pause_after(IDLE_AFTER), Some(IDLE_POLL_INTERVAL));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn sleeps_are_not_prolonged() {
+        let slack = std::thread::spawn(|| {
+            end_sleeps_in_time();
+            // SAFETY: reads a number of this thread.
+            unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) }
+        });
+        assert_eq!(slack.join().unwrap(), 1);
     }
 }

@@ -1,0 +1,79 @@
+//! When freed memory of the device is returned to its driver.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::tensor::Device;
+use burn_megatron_kernels::device_memory::return_freed_memory;
+
+/// The number of first steps in which memory is returned during the step too.
+///
+/// The pages of the device grow to the largest allocation so far, and smaller pages are freed as they empty: those of
+/// the initial weights before the first forward, and those of the activations during the first backward.
+const FIRST_STEPS: usize = 3;
+
+/// Memory is returned once in this number of steps later.
+const INTERVAL: usize = 100;
+
+/// Returns freed memory of the device to its driver, so that libraries other than CubeCL can have it.
+#[derive(Debug)]
+pub(super) struct FreedMemory {
+    /// The number of finished steps of this process.
+    steps: AtomicUsize,
+    /// Whether memory may be returned during a step: not if graphs are captured.
+    in_step: bool,
+}
+
+impl FreedMemory {
+    pub fn new(in_step: bool) -> Self {
+        Self {
+            steps: AtomicUsize::new(0),
+            in_step,
+        }
+    }
+
+    /// Call before a forward, and in the backward after each gradient, where activations have been freed.
+    pub fn in_step(&self, device: &Device) {
+        if self.is_due_in_step() {
+            return_freed_memory(device);
+        }
+    }
+
+    /// Call when a step has freed its gradients.
+    pub fn after_step(&self, device: &Device) {
+        if self.is_due_after_step() {
+            return_freed_memory(device);
+        }
+    }
+
+    fn is_due_in_step(&self) -> bool {
+        self.in_step && self.steps.load(Ordering::Relaxed) < FIRST_STEPS
+    }
+
+    /// Counts a step.
+    fn is_due_after_step(&self) -> bool {
+        let steps = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
+        steps <= FIRST_STEPS || steps.is_multiple_of(INTERVAL)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_returned_in_the_first_steps_and_then_regularly() {
+        let [eager, captured] = [true, false].map(FreedMemory::new);
+        let (mut in_step, mut after) = (vec![], vec![]);
+        for step in 1..=200 {
+            if eager.is_due_in_step() {
+                in_step.push(step);
+            }
+            if eager.is_due_after_step() {
+                after.push(step);
+            }
+            assert!(!captured.is_due_in_step());
+        }
+        assert_eq!(in_step, [1, 2, 3]);
+        assert_eq!(after, [1, 2, 3, 100, 200]);
+    }
+}
