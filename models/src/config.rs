@@ -298,7 +298,7 @@ impl TransformerConfig {
         }
         let rope = self.rope(head_width);
         rope.as_ref().map_or(Ok(()), scaling::check)?;
-        scaling::check_dynamic(self.positions, self.context)?;
+        scaling::check_dynamic(&self.positions, self.context)?;
         Ok(head_width)
     }
 
@@ -431,21 +431,15 @@ impl TransformerConfig {
 
     /// The configuration of rotary positions, if the model has them.
     pub(crate) fn rope(&self, head_width: usize) -> Option<RopeConfig> {
-        match self.positions {
+        match &self.positions {
             Positions::Learned => None,
             Positions::Rotary { base, scaling } => Some(RopeConfig {
                 width: self.mla.as_ref().map_or(head_width, |mla| mla.rope_width),
                 max_positions: self.context,
-                base,
-                scaling: scaling.into(),
+                base: *base,
+                scaling: scaling.clone().into(),
             }),
         }
-    }
-
-    /// The rotated features of a head, for sizes that are not checked yet.
-    pub(crate) fn rotary_width(&self) -> usize {
-        let mla = self.mla.as_ref();
-        mla.map_or_else(|| self.width_of_heads(), |mla| mla.rope_width)
     }
 
     /// The width of a head, for sizes that are not checked yet.

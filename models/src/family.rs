@@ -3,6 +3,7 @@
 use burn::tensor::{DType, Device};
 use burn_megatron::choice::{KernelChoiceError, KernelChoices, KernelSelection, Operation};
 use burn_megatron::kernels::attention::Heads;
+use burn_megatron::kernels::rope::RopeConfig;
 use burn_megatron::mesh::{ContextExchange, ParallelConfig};
 use burn_megatron::model::{
     ConfigDifference, ModelConfig, RoundingSizes, StageBuilder, check_without_experts,
@@ -12,7 +13,7 @@ use burn_megatron::nn::context::ExchangeProblem;
 use burn_megatron::nn::{BuildError, MultiLatentAttentionConfig, Vocabulary};
 
 use crate::difference::plain;
-use crate::{MoeConfig, Positions, Transformer, TransformerConfig};
+use crate::{MoeConfig, Transformer, TransformerConfig};
 
 impl ModelConfig for TransformerConfig {
     type Model = Transformer;
@@ -140,16 +141,12 @@ impl ModelConfig for TransformerConfig {
         vocabulary.padded / tensor
     }
 
-    /// Two f32 per position and pair of features of each table; 0 for learned positions.
+    /// Two f32 per row and pair of features of each table; 0 for learned positions.
     fn table_bytes(&self) -> u128 {
-        match self.positions {
-            Positions::Learned => 0,
-            Positions::Rotary { .. } => {
-                let tables = if self.local_base.is_some() { 2 } else { 1 };
-                let pairs = (self.rotary_width() / 2) as u128;
-                tables * 2 * 4 * self.context as u128 * pairs
-            }
-        }
+        let width = self.width_of_heads();
+        let tables = [self.rope(width), self.local_rope(width)];
+        let bytes = |table: &RopeConfig| 2 * 4 * table.rows() as u128 * (table.width / 2) as u128;
+        tables.iter().flatten().map(bytes).sum()
     }
 
     fn rounding_sizes(&self) -> RoundingSizes {

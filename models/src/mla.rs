@@ -118,7 +118,7 @@ impl MlaConfig {
 
     /// The factor of the scores: `1 / sqrt(head_width)`, with YaRN times the square of
     /// `0.1 mscale_all_dim ln(factor) + 1`.
-    pub(crate) fn scale(&self, positions: Positions) -> f64 {
+    pub(crate) fn scale(&self, positions: &Positions) -> f64 {
         let plain = 1.0 / (self.head_width() as f64).sqrt();
         match positions {
             Positions::Rotary {
@@ -146,7 +146,7 @@ impl MlaConfig {
         )
         .with_q_rank(self.q_rank)
         .with_norm_epsilon(self.norm_epsilon)
-        .with_scale(Some(self.scale(model.positions)))
+        .with_scale(Some(self.scale(&model.positions)))
         .with_dropout(model.attention_dropout)
     }
 

@@ -112,7 +112,7 @@ fn yarn_scales_the_scores() {
         value_width: 128,
         norm_epsilon: 1e-6,
     };
-    let scale = |positions| format!("{:.10}", mla.scale(positions));
+    let scale = |positions| format!("{:.10}", mla.scale(&positions));
     assert_eq!(scale(Positions::rotary(1e4)), "0.0721687836");
     assert_eq!(scale(yarn(1.0)), "0.1352337789");
     assert_eq!(scale(yarn(0.707)), "0.1147213868");

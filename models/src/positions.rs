@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::RotaryScaling;
 
 /// The position embedding.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Positions {
     /// A learned vector per position, added to the embedding.

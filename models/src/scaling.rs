@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::Positions;
 
 /// Scales rotary frequencies, so that a model supports longer sequences than it was trained on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum RotaryScaling {
     /// No scaling.
@@ -50,6 +50,22 @@ pub enum RotaryScaling {
     Linear {
         /// The divisor.
         factor: f64,
+    },
+    /// LongRoPE (Ding et al. 2024, arXiv:2402.13753), as in Phi-3: each frequency is divided by a factor of its pair.
+    ///
+    /// The length of a sequence chooses the factors: up to `original` tokens the short ones, above it the long ones. A
+    /// sequence is a row of a batch, a document without its padding, or in generation the text so far. A text that grows
+    /// beyond `original` is read again.
+    #[serde(rename = "longrope")]
+    LongRope {
+        /// The divisor of each pair of features in sequences of up to `original` tokens.
+        short_factor: Vec<f64>,
+        /// The divisor of each pair of features in longer sequences.
+        long_factor: Vec<f64>,
+        /// The original context length.
+        original: usize,
+        /// Factor of cosines and sines, in sequences of any length.
+        attention_factor: f64,
     },
     /// Dynamic NTK scaling of `transformers`: no scaling up to the original context, which a sequence must not exceed here.
     Dynamic {
@@ -99,18 +115,29 @@ impl From<RotaryScaling> for Scaling {
                 attention_factor,
             },
             RotaryScaling::Linear { factor } => Self::Linear { factor },
+            RotaryScaling::LongRope {
+                short_factor,
+                long_factor,
+                original,
+                attention_factor,
+            } => Self::LongRope {
+                short_factor,
+                long_factor,
+                original,
+                attention_factor,
+            },
             RotaryScaling::Dynamic { .. } => Self::None,
         }
     }
 }
 
 /// Checks that dynamic scaling, which starts after the original context, has nothing to scale.
-pub(crate) fn check_dynamic(positions: Positions, context: usize) -> Result<(), BuildError> {
+pub(crate) fn check_dynamic(positions: &Positions, context: usize) -> Result<(), BuildError> {
     match positions {
         Positions::Rotary {
             scaling: RotaryScaling::Dynamic { original, .. },
             ..
-        } if context > original => Err(BuildError::Config {
+        } if context > *original => Err(BuildError::Config {
             path: "model.positions.rotary.scaling.dynamic".into(),
             message: format!(
                 "context = {context} exceeds original = {original}: set model.context to at most {original}, or set \
@@ -131,11 +158,12 @@ pub(crate) fn check(rope: &RopeConfig) -> Result<(), BuildError> {
         KernelError::Option {
             name, value, fits, ..
         } => BuildError::Config {
-            path: match (name, rope.scaling) {
+            path: match (name, &rope.scaling) {
                 ("base", _) | (_, Scaling::None) => path,
                 (_, Scaling::Llama3 { .. }) => path + ".scaling.llama3",
                 (_, Scaling::Yarn { .. }) => path + ".scaling.yarn",
                 (_, Scaling::Linear { .. }) => path + ".scaling.linear",
+                (_, Scaling::LongRope { .. }) => path + ".scaling.longrope",
             },
             message: format!("invalid {name} = {value}: expected {fits}"),
         },
@@ -200,6 +228,20 @@ mod tests {
         assert!(
             rotary(1e4, yarn)
                 .starts_with("model.positions.rotary.scaling.yarn: invalid factor = NaN")
+        );
+        let features = TransformerConfig::llama().width_of_heads();
+        let long_rope = RotaryScaling::LongRope {
+            short_factor: vec![1.0; features / 2],
+            long_factor: vec![1.0; features],
+            original: 64,
+            attention_factor: 1.0,
+        };
+        assert_eq!(
+            rotary(1e4, long_rope),
+            format!(
+                "model.positions.rotary.scaling.longrope: invalid long_factor = {features} factors for {features} \
+                 features: expected one factor for each pair of features"
+            )
         );
     }
 }

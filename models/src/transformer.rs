@@ -423,6 +423,11 @@ impl CachedAttention for Transformer {
             .collect()
     }
 
+    fn rereads_after(&self) -> Option<usize> {
+        let short = self.rotary.all.as_ref()?.short_rows()?;
+        Some(short.len())
+    }
+
     fn can_draft(&self) -> bool {
         self.config.mtp.is_some()
     }

@@ -63,6 +63,21 @@ pub fn without_dropout(subject: TransformerSubject) -> TransformerSubject {
     TransformerSubject { config, ..subject }
 }
 
+/// LongRoPE for heads with `width` rotated features: sequences of up to `original` tokens have other angles than longer
+/// ones.
+pub fn long_rope(width: usize, original: usize) -> Positions {
+    let factors = |step: f64| (0..width / 2).map(move |pair| 1.0 + step * (pair + 1) as f64);
+    Positions::Rotary {
+        base: 100.0,
+        scaling: RotaryScaling::LongRope {
+            short_factor: factors(0.1).collect(),
+            long_factor: factors(1.0).collect(),
+            original,
+            attention_factor: 1.1,
+        },
+    }
+}
+
 /// A small OLMoE: norms of all queries and of all keys, experts, and windows in some blocks.
 pub fn small_olmoe() -> TransformerSubject {
     let llama = small_llama();

@@ -4,6 +4,7 @@ use burn_megatron::mesh::{ContextExchange, ContextSplit, ParallelConfig};
 use burn_megatron::nn::moe::{RouterLoss, RouterLossKind};
 use burn_megatron::verify::{Layout, ModelSubject, VerifyOptions, verify};
 use burn_megatron_models::{MlaConfig, MoeConfig, Positions, TransformerConfig};
+use burn_megatron_tests::long_rope;
 use burn_megatron_tests::pairwise::{Row, Settings, describe, pairwise, product, value};
 
 const SETTINGS: Settings<13> = [
@@ -129,7 +130,7 @@ impl Case {
             attention_dropout: dropout("attention"),
             positions: match self.value("positions") {
                 "learned" => Positions::Learned,
-                _ => TransformerConfig::llama().positions,
+                _ => long_rope(2, SEQ / 3),
             },
             moe: (self.value("experts") != "none").then(|| MoeConfig {
                 experts: 4,

@@ -23,6 +23,8 @@ use safetensors::SafeTensors;
 pub(super) type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 pub(super) const SEQ: usize = 24;
+/// The tokens of rows that are shorter than the original context of LongRoPE.
+const SHORT: usize = 12;
 const ROWS: usize = 4;
 const STEPS: usize = 20;
 const VOCABULARY: usize = 61;
@@ -34,7 +36,9 @@ struct Fixture {
     folder: HfFolder,
     /// `[2, SEQ]`
     tokens: Vec<i32>,
-    /// `[2, SEQ, VOCABULARY]`
+    /// Of how many first tokens of each row there are logits.
+    lengths: Vec<usize>,
+    /// `[2, length, VOCABULARY]` of each length.
     logits: Vec<f32>,
     /// `[STEPS, ROWS, SEQ + 1]`
     batches: Vec<i32>,
@@ -54,10 +58,16 @@ impl Fixture {
         fn of<const N: usize, T>(bytes: &[u8], read: fn([u8; N]) -> T) -> Vec<T> {
             bytes.as_chunks().0.iter().copied().map(read).collect()
         }
+        let short = expected.tensor("short").ok();
+        let lengths = [Some(SEQ), short.as_ref().map(|_| SHORT)];
+        let mut logits = of(bytes("logits"), f32::from_le_bytes);
+        let short = short.iter();
+        logits.extend(short.flat_map(|short| of(short.data(), f32::from_le_bytes)));
         let fixture = Self {
             folder: HfFolder::open(&path).unwrap(),
             tokens: of(bytes("tokens"), i32::from_le_bytes),
-            logits: of(bytes("logits"), f32::from_le_bytes),
+            lengths: lengths.into_iter().flatten().collect(),
+            logits,
             batches: of(bytes("batches"), i32::from_le_bytes),
             losses: of(bytes("losses"), f64::from_le_bytes),
             further: match expected.tensor("further") {
@@ -65,7 +75,8 @@ impl Fixture {
                 Err(_) => vec![],
             },
         };
-        assert_eq!(fixture.logits.len(), 2 * SEQ * VOCABULARY);
+        let tokens = 2 * fixture.lengths.iter().sum::<usize>();
+        assert_eq!(fixture.logits.len(), tokens * VOCABULARY);
         assert_eq!(fixture.batches.len(), STEPS * ROWS * (SEQ + 1));
         fixture
     }
@@ -229,18 +240,19 @@ fn compute(fixture: &Fixture, layout: &ParallelConfig) -> Vec<(Option<Vec<f32>>,
             let tokens = Tensor::<2, Int>::from_data(tokens, &device);
             let module = trainer.model().module();
             // A rank of a context group has a part of the tokens.
-            let hidden = match layout.context {
-                1 => {
-                    let run = |stage, input| module.hidden(stage, input, tokens.clone().into());
-                    let options = ForwardOptions::default();
-                    forward_only(&placement, groups.pipeline(), &device, options, run)?
+            let mut logits = None;
+            for length in fixture.lengths.iter().filter(|_| layout.context == 1) {
+                let tokens = tokens.clone().narrow(1, 0, *length);
+                let run = |stage, input| module.hidden(stage, input, tokens.clone().into());
+                let options = ForwardOptions::default();
+                let hidden = forward_only(&placement, groups.pipeline(), &device, options, run)?;
+                if let Some(hidden) = hidden {
+                    let found = module.logits_of(hidden).into_data();
+                    logits
+                        .get_or_insert_with(Vec::new)
+                        .extend(found.iter::<f32>());
                 }
-                _ => None,
-            };
-            let logits = hidden.map(|hidden| {
-                let logits = module.logits_of(hidden).into_data();
-                logits.iter::<f32>().collect::<Vec<_>>()
-            });
+            }
             let mut losses = Losses::default();
             trainer.fit(&Sequences::new(&fixture.batches), &mut losses)?;
             Ok((logits, losses))
@@ -317,6 +329,12 @@ fn llama3() {
 #[test]
 fn llama_with_yarn() {
     assert_equal_in_every_layout("llama-yarn");
+}
+
+/// Rows that are shorter and longer than the original context.
+#[test]
+fn llama_with_longrope() {
+    assert_equal_in_every_layout("llama-longrope");
 }
 
 /// A window that is shorter than the sequence, in bf16.

@@ -11,7 +11,7 @@ use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::{LanguageModel, ModelConfig, Tokens};
 use burn_megatron::verify::{Layout, VerifyOptions, verify};
 use burn_megatron_models::{TransformerConfig, TransformerSubject};
-use burn_megatron_tests::{small_gpt, small_llama};
+use burn_megatron_tests::{long_rope, small_gpt, small_llama};
 
 /// The starts of the documents of two rows of eight tokens, and the end of the last one.
 const BORDERS: [i32; 6] = [0, 3, 8, 12, 13, 16];
@@ -31,6 +31,8 @@ fn models() -> Vec<(String, TransformerConfig, KernelChoices)> {
     };
     let seen = TransformerConfig {
         window: Some(2),
+        // Some documents are longer than the original context.
+        positions: long_rope(4, 3),
         qk_norm: Some(QkNorm::Heads),
         qkv_bias: Some(true),
         ..small_llama().config

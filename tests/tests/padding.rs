@@ -13,6 +13,7 @@ use burn_megatron::optim::QkClipConfig;
 use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
 use burn_megatron::verify::Layout;
 use burn_megatron_models::{MoeConfig, MtpConfig, TransformerConfig};
+use burn_megatron_tests::long_rope;
 
 const SAMPLES: usize = 4;
 
@@ -57,6 +58,8 @@ fn trained(moe: &MoeConfig, seq: usize, layout: &str) -> Vec<f64> {
         layers: 2,
         heads: 4,
         groups: Some(2),
+        // Some conversations are longer than the original context, and more with padding.
+        positions: long_rope(4, 7),
         init_std: 0.3,
         mtp: Some(MtpConfig::default()),
         moe: Some(moe.clone()),

@@ -22,7 +22,7 @@ struct AngleInputs {
 impl AngleInputs {
     fn new(table: &RopeTable, positions: &Positions) -> Self {
         let (cosine, sine) = table.parts();
-        let last = table.max_positions() as i64 - 1;
+        let last = table.rows() as i64 - 1;
         let (start, each) = match positions {
             Positions::From(start) => (*start, None),
             Positions::Each(each) => {

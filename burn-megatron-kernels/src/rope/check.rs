@@ -152,9 +152,15 @@ fn check_positions(
     positions: &Positions,
 ) -> Result<(), KernelError> {
     let [batch, seq, _, _] = x.dims();
-    let max = table.max_positions();
     match positions {
-        Positions::From(start) if start.checked_add(seq).is_none_or(|end| end > max) => {
+        Positions::From(row) => {
+            let (start, max) = match table.short_rows() {
+                Some(short) if *row >= short.start => (row - short.start, short.len()),
+                _ => (*row, table.max_positions()),
+            };
+            if start.checked_add(seq).is_some_and(|end| end <= max) {
+                return Ok(());
+            }
             Err(KernelError::shape(
                 NAME,
                 format!(

@@ -61,7 +61,7 @@ type Angles = (Tensor<4>, Tensor<4>);
 fn angles(table: &RopeTable, positions: &Positions, heads: RotaryHeads) -> Angles {
     let (cosine, sine) = table.parts();
     let half = heads.width / 2;
-    let last = table.max_positions() as i64 - 1;
+    let last = table.rows() as i64 - 1;
     let at = |table: Tensor<2>| match positions {
         // The number of tokens is that of the tensor that the slice is multiplied with.
         Positions::From(start) => {

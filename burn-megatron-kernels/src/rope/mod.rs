@@ -42,15 +42,14 @@ pub enum Pairing {
     Interleaved,
 }
 
-/// The positions of the tokens.
+/// The positions of the tokens, as rows of a table: [`RopeTable::first_row`] plus the position in the sequence.
 #[derive(Clone, Debug)]
 pub enum Positions {
-    /// The position of the first token of every sequence; the others follow.
+    /// The row of the first token of every sequence; the others follow.
     From(usize),
-    /// `[batch, seq]`: the position of each token.
+    /// `[batch, seq]`: the row of each token.
     ///
-    /// They are not validated, because that would synchronise with the device: a position outside
-    /// of the table is clamped.
+    /// They are not validated, because that would synchronise with the device: a row outside of the table is clamped.
     Each(Tensor<2, Int>),
 }
 

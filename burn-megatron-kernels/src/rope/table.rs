@@ -1,6 +1,7 @@
 //! Frequencies, and the table of cosines and sines.
 
 use std::f64::consts::PI;
+use std::ops::Range;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
@@ -11,7 +12,7 @@ use crate::error::check_size;
 use crate::record;
 
 /// How the frequencies are scaled. Unscaled, pair `i` has `base^(-2i / width)`.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub enum Scaling {
     /// As they are.
     #[default]
@@ -59,10 +60,24 @@ pub enum Scaling {
         /// The factor by which the context is extended, at least 1.
         factor: f64,
     },
+    /// LongRoPE (Ding et al. 2024, arXiv:2402.13753), as in Phi-3: each frequency is divided by a factor of its pair.
+    ///
+    /// The length of a sequence chooses the factors: up to `original` tokens the short ones, above it the long ones. So
+    /// a table has [rows](RopeTable::first_row) for both.
+    LongRope {
+        /// The factors of the `width / 2` pairs in sequences of up to `original` tokens.
+        short_factor: Vec<f64>,
+        /// The factors of the `width / 2` pairs in longer sequences.
+        long_factor: Vec<f64>,
+        /// Positions of the original context.
+        original: usize,
+        /// Factor of cosines and sines, in sequences of any length.
+        attention_factor: f64,
+    },
 }
 
 /// The configuration of a [`RopeTable`].
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {
     /// Rotated features of a head, an even number.
     pub width: usize,
@@ -72,6 +87,16 @@ pub struct RopeConfig {
     pub base: f64,
     /// How the frequencies follow from the base.
     pub scaling: Scaling,
+}
+
+const POSITIVE: &str = "a number above 0 and finite in f32";
+
+const FACTORS: &str = "numbers above 0 and finite in f32";
+
+/// Returns whether a factor is a number above 0 in f32 too.
+fn is_positive(factor: f64) -> bool {
+    let factor = factor as f32;
+    factor.is_finite() && factor > 0.0
 }
 
 fn option(name: &'static str, value: impl ToString, fits: &'static str) -> KernelError {
@@ -117,10 +142,25 @@ impl RopeConfig {
         if !(self.base.is_finite() && self.base > 1.0) {
             return Err(option("base", self.base, "a finite number above 1"));
         }
-        check_size(NAME, &[self.max_positions, self.width / 2])?;
+        check_size(NAME, &[self.rows(), self.width / 2])?;
         match self.scaling {
             Scaling::None => Ok(()),
             Scaling::Linear { factor } => at_least_one("factor", factor),
+            Scaling::LongRope {
+                ref short_factor,
+                ref long_factor,
+                original,
+                attention_factor,
+            } => {
+                at_least_one("original", original as f64)?;
+                self.check_factors("short_factor", short_factor)?;
+                self.check_factors("long_factor", long_factor)?;
+                if is_positive(attention_factor) {
+                    Ok(())
+                } else {
+                    Err(option("attention_factor", attention_factor, POSITIVE))
+                }
+            }
             Scaling::Llama3 {
                 factor,
                 low,
@@ -159,17 +199,62 @@ impl RopeConfig {
         }
     }
 
-    /// Radians per position of each of the `width / 2` pairs, in f64.
+    /// Checks that there is a factor for each pair, and that frequencies stay finite.
+    fn check_factors(&self, name: &'static str, factors: &[f64]) -> Result<(), KernelError> {
+        if factors.len() != self.width / 2 {
+            let found = format!("{} factors for {} features", factors.len(), self.width);
+            return Err(option(name, found, "one factor for each pair of features"));
+        }
+        match factors.iter().find(|factor| !is_positive(**factor)) {
+            Some(factor) => Err(option(name, format!("a list with {factor}"), FACTORS)),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the number of rows of the table: one per position. With [`Scaling::LongRope`] and more positions than the
+    /// original context, the rows of short sequences follow.
+    pub fn rows(&self) -> usize {
+        self.max_positions + self.short_rows()
+    }
+
+    /// Returns the number of rows that only short sequences have.
+    fn short_rows(&self) -> usize {
+        match self.scaling {
+            Scaling::LongRope { original, .. } if self.max_positions > original => original,
+            _ => 0,
+        }
+    }
+
+    /// Radians per position of each of the `width / 2` pairs, in f64, in a sequence of
+    /// [`max_positions`](Self::max_positions) tokens.
     ///
     /// # Errors
     ///
     /// An odd width, a table without positions, an invalid base or scaling.
     pub fn frequencies(&self) -> Result<Vec<f64>, KernelError> {
         self.check()?;
+        Ok(self.frequencies_of(self.max_positions))
+    }
+
+    /// Returns the frequencies in a sequence of `length` tokens.
+    fn frequencies_of(&self, length: usize) -> Vec<f64> {
         let plain = |i: usize| self.base.powf(-2.0 * i as f64 / self.width as f64);
         let scaled = |i: usize| match self.scaling {
             Scaling::None => plain(i),
             Scaling::Linear { factor } => plain(i) / factor,
+            Scaling::LongRope {
+                ref short_factor,
+                ref long_factor,
+                original,
+                ..
+            } => {
+                plain(i)
+                    / if length > original {
+                        long_factor
+                    } else {
+                        short_factor
+                    }[i]
+            }
             Scaling::Llama3 {
                 factor,
                 low,
@@ -192,7 +277,7 @@ impl RopeConfig {
                 plain(i) * ((1.0 - kept) / factor + kept)
             }
         };
-        Ok((0..self.width / 2).map(scaled).collect())
+        (0..self.width / 2).map(scaled).collect()
     }
 
     /// 0 for pairs before the one that makes `fast` turns, 1 after the one that makes `slow`.
@@ -211,9 +296,12 @@ impl RopeConfig {
         ((pair as f64 - from) / (to - from)).clamp(0.0, 1.0)
     }
 
-    /// The factor of cosines and sines: 1 except for YaRN.
+    /// The factor of cosines and sines: 1 except for YaRN and LongRoPE.
     pub fn concentration(&self) -> f64 {
         match self.scaling {
+            Scaling::LongRope {
+                attention_factor, ..
+            } => attention_factor,
             Scaling::Yarn {
                 factor,
                 mscale,
@@ -229,13 +317,15 @@ impl RopeConfig {
     }
 }
 
-/// Cosines and sines of every position, `[max_positions, width / 2]` each.
+/// Cosines and sines of every position, `[rows, width / 2]` each.
 ///
 /// Computed in f64, stored in f32 (in f64 for f64). Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct RopeTable {
     cosine: Tensor<2>,
     sine: Tensor<2>,
+    /// The number of rows at the end that only short sequences have; often 0.
+    short_rows: usize,
 }
 
 impl RopeTable {
@@ -246,7 +336,7 @@ impl RopeTable {
     /// An invalid configuration (see [`RopeConfig::frequencies`]), more elements than a tensor can
     /// have, and a `dtype` that is not a float.
     pub fn new(config: &RopeConfig, device: &Device, dtype: DType) -> Result<Self, KernelError> {
-        let frequencies = config.frequencies()?;
+        config.check()?;
         if !matches!(
             dtype,
             DType::F64 | DType::F32 | DType::Flex32 | DType::F16 | DType::BF16
@@ -258,34 +348,59 @@ impl RopeTable {
                 fits: "F64, F32, F16, BF16".into(),
             });
         }
+        let shape = [config.rows(), config.width / 2];
+        let short_rows = config.short_rows();
         if record::is_recording() {
-            let shape = [config.max_positions, config.width / 2];
             let empty = || Tensor::empty(shape, (device, wide(dtype)));
             return Ok(Self {
                 cosine: empty(),
                 sine: empty(),
+                short_rows,
             });
         }
         let scale = config.concentration();
-        let (cosines, sines) = (0..config.max_positions)
-            .flat_map(|position| {
-                let angle = move |frequency: &f64| (position as f64 * frequency).sin_cos();
-                frequencies.iter().map(angle)
-            })
-            .map(|(sine, cosine)| (scale * cosine, scale * sine))
-            .unzip();
+        let (mut cosines, mut sines) = (vec![], vec![]);
+        for length in [config.max_positions, short_rows] {
+            let frequencies = config.frequencies_of(length);
+            for position in 0..length {
+                for frequency in &frequencies {
+                    let (sine, cosine) = (position as f64 * frequency).sin_cos();
+                    cosines.push(scale * cosine);
+                    sines.push(scale * sine);
+                }
+            }
+        }
         let options = (&device.clone().inner(), wide(dtype));
-        let shape = [config.max_positions, config.width / 2];
         let table = |values: Vec<f64>| Tensor::from_data(TensorData::new(values, shape), options);
         Ok(Self {
             cosine: table(cosines),
             sine: table(sines),
+            short_rows,
         })
     }
 
     /// The number of positions.
     pub fn max_positions(&self) -> usize {
+        self.rows() - self.short_rows
+    }
+
+    /// Returns the number of rows: see [`RopeConfig::rows`].
+    pub fn rows(&self) -> usize {
         self.cosine.dims()[0]
+    }
+
+    /// Returns the rows of sequences that are at most as long as these rows, if these sequences have other angles than
+    /// longer ones.
+    pub fn short_rows(&self) -> Option<Range<usize>> {
+        (self.short_rows > 0).then(|| self.max_positions()..self.rows())
+    }
+
+    /// Returns the row of position 0 in a sequence of `length` tokens. The other positions follow.
+    pub fn first_row(&self, length: usize) -> usize {
+        match self.short_rows() {
+            Some(short) if length <= short.len() => short.start,
+            _ => 0,
+        }
     }
 
     /// Rotated features of a head.
@@ -309,10 +424,11 @@ impl RopeTable {
         Self {
             cosine: self.cosine.to_device(&device),
             sine: self.sine.to_device(&device),
+            short_rows: self.short_rows,
         }
     }
 
-    /// Cosines and sines, `[max_positions, width / 2]`.
+    /// Cosines and sines, `[rows, width / 2]`.
     pub(crate) fn parts(&self) -> (Tensor<2>, Tensor<2>) {
         (self.cosine.clone(), self.sine.clone())
     }

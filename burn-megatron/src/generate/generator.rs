@@ -190,10 +190,9 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         config: &GenerateConfig,
         on_text: &mut dyn FnMut(usize, Written<'_>) -> io::Result<()>,
     ) -> Result<(), GenerateError> {
-        let context = self.reader.context();
         let texts = batch
             .iter()
-            .map(|(slot, text)| text.to_read(*slot, context));
+            .map(|(slot, text)| text.to_read(*slot, |length| self.reader.room(length)));
         let reads = self.reader.read(&texts.collect::<Vec<_>>())?;
         let mut rest = &mut *batch;
         for read in &reads {

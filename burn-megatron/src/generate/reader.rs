@@ -119,9 +119,14 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         self.cache.bytes()
     }
 
-    /// The longest sequence of the model.
-    pub fn context(&self) -> usize {
-        self.model.context()
+    /// Returns the number of tokens that a text with a draft may have: the context of the model, or the length after which
+    /// the text is read again.
+    pub fn room(&self, text: usize) -> usize {
+        let rereads_after = self.cache.rereads_after();
+        let rereads_after = rereads_after.filter(|length| text <= *length);
+        rereads_after
+            .unwrap_or(usize::MAX)
+            .min(self.model.context())
     }
 
     /// Sets whether tokens are drafted; what was read before is read again if that changes.
@@ -162,7 +167,8 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
             let tokens = &text.tokens;
             let seen = &tokens[tokens.len().saturating_sub(context)..];
             let (before, last) = seen.split_at(seen.len() - text.last);
-            let (sequence, begin) = (text.sequence, self.begin(text.sequence, before));
+            let sequence = text.sequence;
+            let begin = self.begin(sequence, before, seen.len());
             earlier.push(NewPart {
                 sequence,
                 tokens: &before[begin..],
@@ -183,16 +189,16 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
             .collect()
     }
 
-    /// Keeps of a sequence in the cache what a text begins with; returns how many tokens.
-    fn begin(&mut self, sequence: usize, text: &[u32]) -> usize {
+    /// Keeps of a sequence in the cache the tokens that a text of `length` tokens begins with, except its last tokens.
+    /// Returns their number.
+    fn begin(&mut self, sequence: usize, text: &[u32], length: usize) -> usize {
         let count = self.cached.len().max(sequence + 1);
         self.cached.resize(count, vec![]);
         let cached = &mut self.cached[sequence];
         let same = cached.iter().zip(text).take_while(|(a, b)| a == b);
         let same = if self.use_cache { same.count() } else { 0 };
-        let kept = self.cache.kept(sequence, same);
+        let kept = self.cache.begin(sequence, same, length);
         cached.truncate(kept);
-        self.cache.set_len(sequence, kept);
         kept
     }
 

@@ -84,9 +84,9 @@ impl<'a> Writing<'a> {
         self.index
     }
 
-    /// What is read for the next token: with the draft, if both fit.
-    pub fn to_read(&self, sequence: usize, context: usize) -> TextToRead<'_> {
-        let Some(draft) = self.usable_draft(context) else {
+    /// What is read for the next token: with the draft, if both fit into the room that a text of this length has.
+    pub fn to_read(&self, sequence: usize, room: impl Fn(usize) -> usize) -> TextToRead<'_> {
+        let Some(draft) = self.usable_draft(room(self.tokens.len())) else {
             return TextToRead {
                 sequence,
                 tokens: (&self.tokens).into(),
@@ -103,10 +103,9 @@ impl<'a> Writing<'a> {
     }
 
     /// The draft, unless the text then has no room for a token after it.
-    fn usable_draft(&self, context: usize) -> Option<u32> {
+    fn usable_draft(&self, room: usize) -> Option<u32> {
         let left = self.config.tokens - (self.tokens.len() - self.prompt);
-        self.draft
-            .filter(|_| left > 1 && self.tokens.len() < context)
+        self.draft.filter(|_| left > 1 && self.tokens.len() < room)
     }
 
     pub fn has_ended(&self) -> bool {

@@ -35,9 +35,16 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
     /// of this rank, smaller to drop the last tokens. 0 also begins one.
     fn set_len(&mut self, sequence: usize, len: usize);
 
-    /// The longest beginning of a sequence, up to `len` tokens, from which it can go on.
-    fn kept(&self, _sequence: usize, len: usize) -> usize {
-        len
+    /// Begins to read a text of `text` tokens, of which the cache may hold the first `same`. Returns the number of tokens
+    /// that the cache keeps. All ranks of the tensor, pipeline and context groups must return the same number.
+    fn begin(&mut self, sequence: usize, same: usize, _text: usize) -> usize {
+        self.set_len(sequence, same);
+        same
+    }
+
+    /// Returns the length after which a growing text is read again, because its keys change. Drafts do not cross it.
+    fn rereads_after(&self) -> Option<usize> {
+        None
     }
 
     /// Runs a stage on new tokens, which follow those of their sequences in the cache. Returns what
@@ -185,6 +192,12 @@ pub trait CachedAttention: LanguageModel {
     /// before its own that a token sees, none if it sees all.
     fn attention_windows(&self) -> Vec<Option<usize>>;
 
+    /// Returns the longest text whose keys differ from the keys of the same tokens in a longer text, as in LongRoPE. A
+    /// text that grows beyond this length is read again. All ranks must return the same length.
+    fn rereads_after(&self) -> Option<usize> {
+        None
+    }
+
     /// Runs the layers of a stage on the tokens `[1, tokens]` that the cache [reads](KvCache::read); returns
     /// what [`hidden`](LanguageModel::hidden) returns for them in the whole sequences, and writes their keys
     /// and values to the cache.
@@ -216,6 +229,7 @@ pub trait CachedAttention: LanguageModel {
 impl<M: CachedAttention> GenerationCache<M> for KvCache {
     fn new(model: &M) -> Self {
         Self::with_windows(model.attention_windows(), model.context())
+            .with_rereads_after(model.rereads_after())
     }
 
     fn over_context(self, context: &Comm) -> Self {
@@ -230,8 +244,12 @@ impl<M: CachedAttention> GenerationCache<M> for KvCache {
         self.set_len(sequence, len);
     }
 
-    fn kept(&self, sequence: usize, len: usize) -> usize {
-        self.kept(sequence, len)
+    fn begin(&mut self, sequence: usize, same: usize, text: usize) -> usize {
+        self.begin(sequence, same, text)
+    }
+
+    fn rereads_after(&self) -> Option<usize> {
+        self.rereads_after()
     }
 
     fn hidden(

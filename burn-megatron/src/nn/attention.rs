@@ -361,7 +361,8 @@ impl ParallelAttention {
         let normalised = self.normalise(qkv);
         let qkv = match rotary {
             Some(table) => {
-                let positions = context.positions(&normalised.device());
+                let [_, seq, _] = normalised.dims();
+                let positions = context.positions(table, seq, &normalised.device());
                 self.rotate(normalised, table, &positions)
             }
             None => normalised,

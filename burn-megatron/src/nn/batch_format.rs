@@ -1,5 +1,6 @@
 //! Which tokens attend to each other, and at which positions they are.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -7,8 +8,9 @@ use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use burn_megatron_kernels::KernelError;
 use burn_megatron_kernels::attention::{KeyRanges, Window};
 use burn_megatron_kernels::embedding::SortedLookups;
-use burn_megatron_kernels::rope::Positions;
+use burn_megatron_kernels::rope::{Positions, RopeTable};
 use burn_megatron_kernels::softmax::Mask;
+use parking_lot::Mutex;
 
 use super::context::SequenceShard;
 use super::moe::{RoutedTokens, TokenPositions};
@@ -105,13 +107,20 @@ impl AttentionContext<'_> {
         }
     }
 
-    /// The positions of the tokens.
-    pub(super) fn positions(&self, device: &Device) -> Positions {
+    /// Returns the rows of `table` for the tokens, `seq` of each row of the batch.
+    ///
+    /// The length of a sequence chooses its rows ([`RopeTable::first_row`]). A sequence is a row of the batch, a document
+    /// without its padding, or the text so far.
+    ///
+    /// # Panics
+    ///
+    /// With a cache: if a text has grown to other rows without [`KvCache::begin`].
+    pub(super) fn positions(&self, table: &RopeTable, seq: usize, device: &Device) -> Positions {
         match self {
-            Self::Rows => Positions::From(0),
-            Self::Packed(packed) => Positions::Each(packed.positions.clone()),
-            Self::Sharded(shard) => shard.positions(device),
-            Self::Cached(layer) => layer.positions(device),
+            Self::Rows => Positions::From(table.first_row(seq)),
+            Self::Packed(packed) => Positions::Each(packed.rows_of(table)),
+            Self::Sharded(shard) => shard.positions(table, device),
+            Self::Cached(layer) => layer.positions(table, device),
         }
     }
 }
@@ -127,6 +136,12 @@ pub struct PackedSequences {
     positions: Tensor<2, Int>,
     /// The same on the host.
     position_numbers: Arc<[i32]>,
+    /// The ends of the documents in the concatenated rows.
+    ends: Arc<[usize]>,
+    /// None if no token is padding.
+    real: Option<Arc<RealTokens>>,
+    /// The rows of tables in which short sequences have other rows, by these rows.
+    rows: Arc<Mutex<HashMap<Range<usize>, Tensor<2, Int>>>>,
     /// `[batch, 1, seq, 1]`: true for padding. None if no token is.
     padding: Option<Tensor<4, Bool>>,
 }
@@ -222,14 +237,38 @@ impl PackedSequences {
                 None => KeyRanges::of_documents(&ends, device)?,
                 Some(real) => KeyRanges::new(ranges_of_real(&ends, real), rows * seq, device)?,
             },
-            padding: real.map(|real| {
+            padding: real.as_ref().map(|real| {
                 let padding = real.is_real().iter().map(|real| !real).collect();
                 let padding = TensorData::new(padding, [rows, 1, seq, 1]);
                 Tensor::from_data(padding, &device.clone().inner())
             }),
             positions: Tensor::from_data(TensorData::new(positions.clone(), shape), device),
             position_numbers: positions.into(),
+            ends: ends.into(),
+            real,
+            rows: Arc::default(),
         })
+    }
+
+    /// Returns the row of a table for each token.
+    fn rows_of(&self, table: &RopeTable) -> Tensor<2, Int> {
+        let Some(short) = table.short_rows() else {
+            return self.positions.clone();
+        };
+        let mut known = self.rows.lock();
+        let rows = known.entry(short).or_insert_with(|| {
+            let lengths = RealTokens::in_documents(self.real.as_deref(), &self.ends);
+            let starts = std::iter::once(0).chain(self.ends.iter().copied());
+            let documents = starts.zip(&*self.ends).zip(lengths);
+            let rows = documents.flat_map(|((start, end), length)| {
+                let first = table.first_row(length) as i32;
+                let positions = &self.position_numbers[start..*end];
+                positions.iter().map(move |position| first + position)
+            });
+            let rows = TensorData::new(rows.collect::<Vec<_>>(), self.shape);
+            Tensor::from_data(rows, &self.positions.device())
+        });
+        rows.clone()
     }
 
     /// `[batch, seq]`: the position of each token in its document.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_megatron_kernels::rope::Positions;
+use burn_megatron_kernels::rope::{Positions, RopeTable};
 
 use super::context::CacheSplit;
 use super::kv_buffer::{Extent, KvBuffer};
@@ -18,13 +18,16 @@ use crate::collective::Comm;
 /// sequence; a layer with a window keeps the tokens in it, and at most 191 before them.
 ///
 /// A forward reads new tokens of some sequences: [`read`](Self::read) names them, the layers write after the first
-/// [`len`](Self::len) tokens of each, and [`set_len`](Self::set_len) sets the new lengths.
+/// [`len`](Self::len) tokens of each, and [`set_len`](Self::set_len) sets the new lengths. If the length of a text changes
+/// its keys, as in LongRoPE, [`begin`](Self::begin) must announce the length first.
 #[derive(Debug)]
 pub struct KvCache {
     sequences: BTreeMap<usize, CachedSequence>,
     /// Of each layer how many tokens before its own a token sees. None: all.
     windows: Vec<Option<usize>>,
     capacity: usize,
+    /// The longest text whose keys a longer text does not share.
+    rereads_after: Option<usize>,
     /// Over a context group.
     split: Option<CacheSplit>,
     reading: Reading,
@@ -33,6 +36,8 @@ pub struct KvCache {
 #[derive(Debug)]
 struct CachedSequence {
     len: usize,
+    /// The length of the text that [`begin`](KvCache::begin) announced.
+    text: usize,
     layers: Vec<KvBuffer>,
 }
 
@@ -78,9 +83,17 @@ impl KvCache {
             sequences: BTreeMap::new(),
             windows,
             capacity,
+            rereads_after: None,
             split: None,
             reading: Reading::default(),
         }
+    }
+
+    /// The same for a model in which a text of up to `length` tokens has other keys than a longer text. A text that grows
+    /// beyond `length` is read again.
+    pub fn with_rereads_after(mut self, length: Option<usize>) -> Self {
+        self.rereads_after = length;
+        self
     }
 
     /// The cache of a rank of a context group, which holds every `context`-th token. All ranks of the group must make
@@ -202,9 +215,37 @@ impl KvCache {
         }
     }
 
+    /// Begins to read a text of `text` tokens, of which the cache may hold the first `same`. Keeps these and returns
+    /// `same`, or keeps nothing and returns 0 in two cases:
+    ///
+    /// - a layer has dropped tokens that are in its window then;
+    /// - the text has grown or shrunk across [the length that changes its keys](Self::with_rereads_after).
+    pub fn begin(&mut self, sequence: usize, same: usize, text: usize) -> usize {
+        let is_long = |text: usize| self.rereads_after.is_some_and(|length| text > length);
+        let has_same_keys = is_long(self.text(sequence)) == is_long(text);
+        let kept = if has_same_keys {
+            self.kept(sequence, same)
+        } else {
+            0
+        };
+        self.set_len(sequence, kept);
+        self.sequence(sequence).text = text;
+        kept
+    }
+
+    /// Returns the longest text that is [read again](Self::with_rereads_after) when it grows.
+    pub(crate) fn rereads_after(&self) -> Option<usize> {
+        self.rereads_after
+    }
+
+    fn text(&self, sequence: usize) -> usize {
+        let cached = self.sequences.get(&sequence);
+        cached.map_or(0, |cached| cached.text)
+    }
+
     /// The longest beginning of a sequence, up to `len` tokens, that it can go on from: all, or nothing where a layer has
     /// dropped what is in the window then.
-    pub fn kept(&self, sequence: usize, len: usize) -> usize {
+    fn kept(&self, sequence: usize, len: usize) -> usize {
         let Some(cached) = self.sequences.get(&sequence) else {
             return 0;
         };
@@ -248,6 +289,7 @@ impl KvCache {
         let layers = self.windows.len();
         let new = || CachedSequence {
             len: 0,
+            text: 0,
             layers: vec![KvBuffer::default(); layers],
         };
         self.sequences.entry(sequence).or_insert_with(new)
@@ -267,19 +309,48 @@ pub struct LayerKvCache<'a> {
 }
 
 impl LayerKvCache<'_> {
-    /// The positions of the tokens that this rank reads.
-    pub(super) fn positions(&self, device: &Device) -> Positions {
+    /// Returns the rows of a table for the tokens that this rank reads.
+    ///
+    /// # Panics
+    ///
+    /// If a sequence has grown to other rows without [`KvCache::begin`].
+    pub(super) fn positions(&self, table: &RopeTable, device: &Device) -> Positions {
         let reading = &self.cache.reading;
         let tokens = reading.positions.len();
         match reading.parts[..] {
             [part] if part.count == tokens && !reading.is_share => {
-                Positions::From(self.cache.len(part.sequence))
+                Positions::From(self.first_row(part, table) + self.cache.len(part.sequence))
             }
             _ => {
-                let numbers = TensorData::new(reading.positions.clone(), [1, tokens]);
-                Positions::Each(Tensor::from_data(numbers, device))
+                let mut rows = reading.positions.clone();
+                let mut from = 0;
+                for part in &reading.parts {
+                    let count = if reading.is_share { tokens } else { part.count };
+                    let first = self.first_row(*part, table) as i32;
+                    rows[from..from + count]
+                        .iter_mut()
+                        .for_each(|row| *row += first);
+                    from += count;
+                }
+                let rows = TensorData::new(rows, [1, tokens]);
+                Positions::Each(Tensor::from_data(rows, device))
             }
         }
+    }
+
+    /// Returns the row of position 0 of a sequence.
+    fn first_row(&self, part: SequencePart, table: &RopeTable) -> usize {
+        let (first, text) = (
+            self.cache.len(part.sequence),
+            self.cache.text(part.sequence),
+        );
+        let row = table.first_row(text.max(first + part.count));
+        assert!(
+            first == 0 || table.first_row(text.max(first)) == row,
+            "the keys of the {first} tokens in the cache change after {} more: expected KvCache::begin before",
+            part.count
+        );
+        row
     }
 
     /// Attends sequence by sequence: `attend` is called with each one's part of the inputs, `[1, count, ..]`, and

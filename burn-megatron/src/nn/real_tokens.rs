@@ -49,6 +49,20 @@ impl RealTokens {
         &self.is_real
     }
 
+    /// Returns the number of real tokens of each document of whole rows. `ends` are the ends of the documents in the
+    /// concatenated rows; without `real` no token is padding.
+    pub(super) fn in_documents(real: Option<&Self>, ends: &[usize]) -> Vec<usize> {
+        let mut start = 0;
+        let of_document = |&end: &usize| {
+            let document = std::mem::replace(&mut start, end)..end;
+            match real {
+                Some(real) => real.is_real[document].iter().filter(|real| **real).count(),
+                None => document.len(),
+            }
+        };
+        ends.iter().map(of_document).collect()
+    }
+
     /// Returns the number of real tokens in each row, over all ranks that share the rows.
     pub fn in_rows(&self) -> &[usize] {
         &self.in_rows

@@ -65,11 +65,14 @@ impl Tokens {
         if let Some(shard) = &self.shard {
             return BatchFormat::Sharded(shard.clone());
         }
-        let Some(documents) = &self.documents else {
-            return BatchFormat::Rows;
-        };
         let (shape, device) = (self.ids.dims(), self.ids.device());
-        match PackedSequences::with_padding(documents, self.real.clone(), shape, &device) {
+        let documents = match (&self.documents, &self.real) {
+            (Some(documents), _) => documents.clone(),
+            (None, None) => return BatchFormat::Rows,
+            // Padding does not count in the length of a row.
+            (None, Some(_)) => (0..=shape[0]).map(|row| (row * shape[1]) as i32).collect(),
+        };
+        match PackedSequences::with_padding(&documents, self.real.clone(), shape, &device) {
             Ok(packed) => BatchFormat::Packed(Box::new(packed)),
             Err(error) => panic!("{error}"),
         }

@@ -50,6 +50,7 @@ pub const TARGETS: &[Target] = &[
                 hf!("gpt2/config.json"),
                 hf!("llama3/config.json"),
                 hf!("llama-yarn/config.json"),
+                hf!("llama-longrope/config.json"),
                 hf!("mistral/config.json"),
                 hf!("qwen2/config.json"),
                 hf!("qwen3/config.json"),

@@ -12,7 +12,7 @@ use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::{MlaConfig, MoeConfig, Transformer, TransformerConfig};
 use burn_megatron_tests::tolerance::assert_all_near;
 use burn_megatron_tests::{
-    recomputing::Recomputing, small_gemma, small_gpt, small_gpt_oss, small_llama,
+    long_rope, recomputing::Recomputing, small_gemma, small_gpt, small_gpt_oss, small_llama,
 };
 
 mod batch;
@@ -113,8 +113,10 @@ fn models() -> [(&'static str, TransformerConfig); 5] {
         layers: LAYERS,
         ..small_gpt().config
     };
+    // Texts grow beyond the original context, from which on they have other positions.
     let llama = TransformerConfig {
         layers: LAYERS,
+        positions: long_rope(4, 5),
         ..small_llama().config
     };
     let gemma = TransformerConfig {
@@ -284,6 +286,7 @@ fn sequences_of_any_lengths_are_read_together() {
                 ] {
                     let mut new = vec![];
                     for (row, first, count) in &parts {
+                        assert_eq!(cache.begin(*row, *first, 8), *first);
                         new.extend(&rows[*row][*first..first + count]);
                     }
                     new.push(0);

@@ -138,7 +138,7 @@ impl AngleArgs {
         }
     }
 
-    /// The last position of the table.
+    /// The last row of the table.
     fn last(&self) -> u32 {
         self.cosine.shape()[0] as u32 - 1
     }

@@ -75,6 +75,36 @@ fn positions_that_do_not_fit() {
     );
 }
 
+/// Rows of long sequences do not continue into the rows of short ones.
+#[test]
+fn sequences_longer_than_their_rows() {
+    let with = |row: usize| {
+        move |device: &Device, fused: bool| {
+            let config = RopeConfig {
+                scaling: Scaling::LongRope {
+                    short_factor: vec![1.0; 3],
+                    long_factor: vec![2.0; 3],
+                    original: 3,
+                    attention_factor: 1.0,
+                },
+                ..config(6, 5)
+            };
+            let x = Tensor::zeros([2, 4, 3, 8], device);
+            let table = RopeTable::new(&config, device, x.dtype()).unwrap();
+            let options = RopeOptions::default();
+            call(fused, x, &table, &Positions::From(row), options);
+        }
+    };
+    refused(
+        "4 tokens from position 2 on reach past a table of 5 positions",
+        with(2),
+    );
+    refused(
+        "4 tokens from position 0 on reach past a table of 3 positions",
+        with(5),
+    );
+}
+
 #[test]
 fn tables_that_do_not_fit() {
     refused(

@@ -116,7 +116,7 @@ fn a_ramp_that_is_not_rounded_and_a_divisor_of_all() {
     assert!((config.concentration() - 1.346_573_590_279_972_7).abs() < 1e-15);
     let plain = RopeConfig {
         scaling: Scaling::None,
-        ..config
+        ..config.clone()
     };
     let divided = RopeConfig {
         scaling: Scaling::Linear { factor: 8.0 },
@@ -127,6 +127,55 @@ fn a_ramp_that_is_not_rounded_and_a_divisor_of_all() {
         .map(|(pair, frequency)| (pair, frequency / 8.0))
         .collect();
     assert_frequencies(&divided, &wanted);
+}
+
+fn long_rope(max_positions: usize) -> RopeConfig {
+    RopeConfig {
+        width: 8,
+        max_positions,
+        base: 100.0,
+        scaling: Scaling::LongRope {
+            short_factor: vec![1.0, 1.1, 1.25, 1.5],
+            long_factor: vec![1.5, 2.5, 4.0, 8.0],
+            original: 16,
+            attention_factor: 1.1534652243227104,
+        },
+    }
+}
+
+/// The numbers are position 15 of `LlamaRotaryEmbedding` of `transformers` 5.24, in f32, for sequences of 16 and 17 tokens.
+#[test]
+fn the_length_of_a_sequence_chooses_the_factors_of_long_rope() {
+    let short = [
+        [-0.8762736, -0.4493853, 0.4179672, 1.0962710],
+        [0.7500845, -1.0623252, 1.0750747, 0.3587087],
+    ];
+    let long = [
+        [-0.9678398, -0.3700278, 1.0733082, 1.1514382],
+        [-0.6275095, 1.0925025, 0.4224826, 0.0683520],
+    ];
+    let assert_near = |table: &RopeTable, length: usize, expected: [[f64; 4]; 2]| {
+        let (cosine, sine) = table.parts();
+        for (part, expected) in [cosine, sine].into_iter().zip(expected) {
+            let row = part.narrow(0, table.first_row(length) + 15, 1);
+            for (found, expected) in values(row).into_iter().zip(expected) {
+                assert!((found - expected).abs() < 2e-6, "{found} and {expected}");
+            }
+        }
+    };
+    let device = Device::flex();
+    let table = |positions| RopeTable::new(&long_rope(positions), &device, DType::F64).unwrap();
+    let both = table(40);
+    assert_eq!((both.max_positions(), both.rows()), (40, 56));
+    for (length, expected) in [(1, short), (16, short), (17, long), (40, long)] {
+        assert_near(&both, length, expected);
+    }
+    // A model without longer sequences.
+    let only_short = table(16);
+    assert_eq!((only_short.rows(), only_short.short_rows()), (16, None));
+    assert_near(&only_short, 16, short);
+    let moved = both.to_device(&device);
+    assert_eq!(moved.short_rows(), Some(40..56));
 }
 
 /// The table against complex powers: position `p` is the `p`-th power of `e^(i frequency)`.
@@ -216,35 +265,54 @@ fn configurations_that_make_no_sense_are_refused() {
         truncate: true,
         attention_factor: None,
     };
+    let long_rope = |short: &[f64], long: &[f64], original, attention_factor| Scaling::LongRope {
+        short_factor: short.to_vec(),
+        long_factor: long.to_vec(),
+        original,
+        attention_factor,
+    };
+    let ones = [1.0; 4];
     let scaled = |scaling| RopeConfig { scaling, ..plain };
     let refused = [
         (
-            RopeConfig { width: 7, ..plain },
+            RopeConfig {
+                width: 7,
+                ..plain.clone()
+            },
             "rope: invalid width = 7: expected a positive even number",
         ),
-        (RopeConfig { width: 0, ..plain }, "rope: invalid width = 0"),
+        (
+            RopeConfig {
+                width: 0,
+                ..plain.clone()
+            },
+            "rope: invalid width = 0",
+        ),
         (
             RopeConfig {
                 max_positions: 0,
-                ..plain
+                ..plain.clone()
             },
             "rope: invalid max_positions = 0",
         ),
         (
-            RopeConfig { base: 1.0, ..plain },
+            RopeConfig {
+                base: 1.0,
+                ..plain.clone()
+            },
             "rope: invalid base = 1: expected a finite number above 1",
         ),
         (
             RopeConfig {
                 base: f64::NAN,
-                ..plain
+                ..plain.clone()
             },
             "rope: invalid base = NaN",
         ),
         (
             RopeConfig {
                 max_positions: 1 << 40,
-                ..plain
+                ..plain.clone()
             },
             "rope: tensor [1099511627776, 4] has too many",
         ),
@@ -255,6 +323,22 @@ fn configurations_that_make_no_sense_are_refused() {
         (
             scaled(yarn(2.0, 16, f64::NAN)),
             "rope: invalid mscale = NaN",
+        ),
+        (
+            scaled(long_rope(&ones[..3], &ones, 2, 1.0)),
+            "rope: invalid short_factor = 3 factors for 8 features: expected one factor for each pair of features",
+        ),
+        (
+            scaled(long_rope(&ones, &[1.0, 1.0, 0.0, 1.0], 2, 1.0)),
+            "rope: invalid long_factor = a list with 0: expected numbers above 0 and finite in f32",
+        ),
+        (
+            scaled(long_rope(&ones, &ones, 0, 1.0)),
+            "rope: invalid original = 0",
+        ),
+        (
+            scaled(long_rope(&ones, &ones, 2, f64::INFINITY)),
+            "rope: invalid attention_factor = inf: expected a number above 0 and finite in f32",
         ),
     ];
     for (config, message) in refused {

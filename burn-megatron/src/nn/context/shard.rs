@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_megatron_kernels::attention::{KeyRanges, Window};
-use burn_megatron_kernels::rope::Positions;
+use burn_megatron_kernels::rope::{Positions, RopeTable};
 use parking_lot::Mutex;
 
 use super::order::Order;
@@ -61,7 +61,8 @@ pub(in crate::nn) enum QueryPart {
 /// What layers have asked for, on the device of the model.
 #[derive(Debug, Default)]
 struct Uploads {
-    positions: Option<Tensor<2, Int>>,
+    /// By the rows of short sequences in the table of positions, if there are such.
+    positions: HashMap<Option<Range<usize>>, Tensor<2, Int>>,
     /// By queries, keys, and the left side of the window.
     ranges: HashMap<(Members, Members, Option<usize>, QueryPart), KeyRanges>,
     orders: HashMap<Members, Order>,
@@ -224,12 +225,20 @@ impl SequenceShard {
         own.map(|token| position(*token)).collect()
     }
 
-    /// The positions of this rank's tokens, for rotary embeddings.
-    pub(in crate::nn) fn positions(&self, device: &Device) -> Positions {
+    /// Returns the rows of a table for this rank's tokens. The whole documents choose the rows.
+    pub(in crate::nn) fn positions(&self, table: &RopeTable, device: &Device) -> Positions {
         let [rows, local] = self.local_shape();
         let mut uploads = self.uploads.lock();
-        let positions = uploads.positions.get_or_insert_with(|| {
-            let numbers = self.position_numbers(0..local);
+        let positions = uploads.positions.entry(table.short_rows());
+        let positions = positions.or_insert_with_key(|short| {
+            let mut numbers = self.position_numbers(0..local);
+            if short.is_some() {
+                let lengths = RealTokens::in_documents(self.real.as_deref(), &self.ends);
+                for (number, token) in numbers.iter_mut().zip(self.tokens()) {
+                    let length = lengths[self.document_number(*token)];
+                    *number += table.first_row(length) as i32;
+                }
+            }
             Tensor::from_data(TensorData::new(numbers, [rows, local]), device)
         });
         Positions::Each(positions.clone())
@@ -315,9 +324,13 @@ impl SequenceShard {
 
     /// Returns the tokens of the document of a token.
     pub(in crate::nn) fn document(&self, token: usize) -> Range<usize> {
-        let number = self.ends.partition_point(|end| *end <= token);
+        let number = self.document_number(token);
         let start = number.checked_sub(1).map_or(0, |before| self.ends[before]);
         start..self.ends[number]
+    }
+
+    fn document_number(&self, token: usize) -> usize {
+        self.ends.partition_point(|end| *end <= token)
     }
 }
 

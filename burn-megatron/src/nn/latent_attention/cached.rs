@@ -32,7 +32,7 @@ impl MultiLatentAttention {
             "attention with a cache has no backward: expected tensors without autodiff"
         );
         let sizes = self.sizes;
-        let positions = layer.positions(&latents.keys.device());
+        let positions = layer.positions(rotary, &latents.keys.device());
         let q = self.query_heads(latents.queries);
         let q = self.rotate(q, sizes.nope, rotary, &positions);
         let keys = self.entered(latents.keys);

@@ -122,7 +122,8 @@ impl MultiLatentAttention {
         let sizes = self.sizes;
         let q = self.query_heads(latents.queries);
         let keys = self.entered(latents.keys);
-        let positions = context.positions(&q.device());
+        let [_, seq, ..] = q.dims();
+        let positions = context.positions(rotary, seq, &q.device());
         if let AttentionContext::Sharded(shard) = context {
             let q = self.rotate(q, sizes.nope, rotary, &positions);
             let keys = self.gathered(self.rotated_latents(keys, rotary, &positions), shard);

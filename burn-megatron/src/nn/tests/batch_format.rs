@@ -3,7 +3,7 @@
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron_kernels::rope::RopeTable;
+use burn_megatron_kernels::rope::{RopeConfig, RopeTable, Scaling};
 
 use super::references::{backward, gradient};
 use super::{assert_close, autodiff, filled, leaf, over, read, rotary, values, wave};
@@ -234,6 +234,35 @@ fn a_full_cache_is_named() {
         None,
         AttentionContext::Cached(cache.layer(0)),
     );
+}
+
+/// A text of LongRoPE that outgrows the original context has other keys, also those in the cache.
+#[test]
+#[should_panic(
+    expected = "the keys of the 3 tokens in the cache change after 2 more: expected KvCache::begin before"
+)]
+fn a_text_that_changes_its_keys_must_begin_again() {
+    let layer = plain(forms()[1].layer(&ParallelContext::single(), &autodiff()));
+    let config = RopeConfig {
+        width: WIDTH,
+        max_positions: SEQ,
+        base: 100.0,
+        scaling: Scaling::LongRope {
+            short_factor: vec![1.0; WIDTH / 2],
+            long_factor: vec![2.0; WIDTH / 2],
+            original: 4,
+            attention_factor: 1.0,
+        },
+    };
+    let table = RopeTable::new(&config, &Device::flex(), DType::F64).unwrap();
+    let mut cache = KvCache::new(1, SEQ);
+    for count in [3, 2] {
+        read(&mut cache, 1, count);
+        let sight = AttentionContext::Cached(cache.layer(0));
+        let x = wave([1, count, HIDDEN], 0.5);
+        layer.forward_with_context(x, Some(&table), sight);
+        cache.set_len(0, count);
+    }
 }
 
 #[test]

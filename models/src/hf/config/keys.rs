@@ -228,6 +228,25 @@ impl ConfigKeys {
         }
     }
 
+    /// Takes a list of numbers of at least 0.
+    ///
+    /// # Errors
+    ///
+    /// [`HfConfigError::Value`] for any other value.
+    pub fn numbers(&mut self, key: &str) -> Result<Option<Vec<f64>>, HfConfigError> {
+        let Some(value) = self.take(key) else {
+            return Ok(None);
+        };
+        let number = |value: &Value| value.as_f64().filter(|x| x.is_finite() && *x >= 0.0);
+        let list = value
+            .as_array()
+            .map(|list| list.iter().map(number).collect());
+        match list.flatten() {
+            Some(numbers) => Ok(Some(numbers)),
+            None => Err(self.refused(key, &value, "a list of numbers of at least 0")),
+        }
+    }
+
     /// Takes a bool.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const NAMES: [&str; 16] = [
+const NAMES: [&str; 17] = [
     "deepseek-v2",
     "deepseek-v3",
     "deepseek-v3-mtp",
@@ -26,6 +26,7 @@ const NAMES: [&str; 16] = [
     "gemma2",
     "gemma3",
     "gpt2",
+    "llama-longrope",
     "llama-yarn",
     "llama2",
     "llama3",

@@ -177,7 +177,7 @@ pub(super) fn conditions(
 ) -> Vec<(&'static str, bool)> {
     let routing = routing(family);
     let is_v3 = family == ModelFamily::DeepseekV3;
-    let has_both = match model.positions {
+    let has_both = match &model.positions {
         Positions::Rotary {
             scaling:
                 RotaryScaling::Yarn {
@@ -186,7 +186,7 @@ pub(super) fn conditions(
                     ..
                 },
             ..
-        } => mscale_all_dim == 0.0 || mscale != 0.0,
+        } => *mscale_all_dim == 0.0 || *mscale != 0.0,
         Positions::Rotary { .. } => true,
         Positions::Learned => false,
     };
@@ -294,8 +294,6 @@ pub(super) fn write(family: ModelFamily, model: &TransformerConfig) -> Map<Strin
         keys.insert("num_nextn_predict_layers".into(), json!(depths));
         keys.insert("rope_interleave".into(), json!(true));
     }
-    if let Positions::Rotary { base, scaling } = model.positions {
-        rope::write(family, base, scaling, &mut keys);
-    }
+    rope::write(family, model, &mut keys);
     keys
 }

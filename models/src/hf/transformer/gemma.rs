@@ -199,9 +199,7 @@ pub(super) fn write(family: ModelFamily, model: &TransformerConfig) -> Map<Strin
         "sliding_window": window.unwrap_or(WINDOW),
         "layer_types": windows::types(model),
     }));
-    if let Positions::Rotary { base, scaling } = model.positions {
-        rope::write(family, base, scaling, &mut keys);
-    }
+    rope::write(family, model, &mut keys);
     if let Some(base) = model.local_base {
         keys.insert("rope_local_base_freq".into(), json!(base));
     }

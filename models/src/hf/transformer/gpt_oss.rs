@@ -158,8 +158,6 @@ pub(super) fn write(model: &TransformerConfig) -> Map<String, Value> {
         "num_experts_per_tok": moe.experts_per_token,
         "swiglu_limit": LIMIT,
     }));
-    if let Positions::Rotary { base, scaling } = model.positions {
-        rope::write(ModelFamily::GptOss, base, scaling, &mut keys);
-    }
+    rope::write(ModelFamily::GptOss, model, &mut keys);
     keys
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::ModelFamily;
 use crate::hf::{ConfigKeys, HfConfigError};
-use crate::{Positions, RotaryScaling};
+use crate::{Positions, RotaryScaling, TransformerConfig};
 
 /// The base of Gemma 3 in layers with a window.
 const WINDOW_BASE: f64 = 10_000.0;
@@ -146,23 +146,38 @@ fn parse(
         Some("linear") => RotaryScaling::Linear {
             factor: inner.needed("factor", ConfigKeys::number)?,
         },
+        Some("longrope") => long_rope(&mut inner, around)?,
         Some("dynamic") => RotaryScaling::Dynamic {
             factor: inner.needed("factor", ConfigKeys::number)?,
             original: around.context,
         },
         Some(other) => {
-            let fits = "default, linear, dynamic, llama3 or yarn";
+            let fits = "default, linear, dynamic, llama3, yarn or longrope";
             return Err(inner.refused("rope_type", &json!(other), fits));
         }
     };
+    if around.is_latent && scaling != RotaryScaling::None {
+        // Only YaRN has this factor of the scores here. The classes of latent attention read it for every scaling.
+        inner.only("mscale_all_dim", 0.0)?;
+    }
     inner.finish()?;
-    let is_plain = match scaling {
-        RotaryScaling::Linear { factor } | RotaryScaling::Llama3 { factor, .. } => factor == 1.0,
+    let is_plain = match &scaling {
+        RotaryScaling::Linear { factor } | RotaryScaling::Llama3 { factor, .. } => *factor == 1.0,
         RotaryScaling::Yarn {
             factor,
             attention_factor,
             ..
-        } => factor == 1.0 && attention_factor.is_none(),
+        } => *factor == 1.0 && attention_factor.is_none(),
+        RotaryScaling::LongRope {
+            short_factor,
+            long_factor,
+            attention_factor,
+            ..
+        } => [short_factor, long_factor]
+            .into_iter()
+            .flatten()
+            .chain([attention_factor])
+            .all(|factor| *factor == 1.0),
         _ => false,
     };
     let scaling = if is_plain {
@@ -187,6 +202,30 @@ fn llama3(keys: &mut ConfigKeys, around: Around) -> Result<RotaryScaling, HfConf
         low: keys.needed("low_freq_factor", ConfigKeys::number)?,
         high: keys.needed("high_freq_factor", ConfigKeys::number)?,
         original: original(keys, around)?,
+    })
+}
+
+/// Reads LongRoPE. By default, `attention_factor` follows from `factor`, and `factor` is the ratio of the contexts.
+fn long_rope(keys: &mut ConfigKeys, around: Around) -> Result<RotaryScaling, HfConfigError> {
+    let short_factor = keys.needed("short_factor", ConfigKeys::numbers)?;
+    let long_factor = keys.needed("long_factor", ConfigKeys::numbers)?;
+    let original = original(keys, around)?;
+    let factor = keys.number("factor")?;
+    let factor = factor.unwrap_or(around.context as f64 / original as f64);
+    let follows = match factor > 1.0 {
+        true => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
+        false => 1.0,
+    };
+    let attention_factor = keys.positive("attention_factor")?.unwrap_or(follows);
+    if !attention_factor.is_finite() {
+        let fits = "at least 2, or a number for attention_factor";
+        return Err(keys.refused("original_max_position_embeddings", &json!(original), fits));
+    }
+    Ok(RotaryScaling::LongRope {
+        short_factor,
+        long_factor,
+        original,
+        attention_factor,
     })
 }
 
@@ -247,12 +286,10 @@ fn yarn(keys: &mut ConfigKeys, around: Around) -> Result<RotaryScaling, HfConfig
 }
 
 /// Writes the format that both versions read. A class with a default scaling would read null as its default.
-pub(super) fn write(
-    family: ModelFamily,
-    base: f64,
-    scaling: RotaryScaling,
-    to: &mut Map<String, Value>,
-) {
+pub(super) fn write(family: ModelFamily, model: &TransformerConfig, to: &mut Map<String, Value>) {
+    let Positions::Rotary { base, scaling } = model.positions.clone() else {
+        return;
+    };
     to.insert("rope_theta".into(), json!(base));
     let scaling = match scaling {
         RotaryScaling::None if family == ModelFamily::GptOss => json!({ "rope_type": "default" }),
@@ -305,6 +342,20 @@ pub(super) fn write(
             yarn
         }
         RotaryScaling::Linear { factor } => json!({ "rope_type": "linear", "factor": factor }),
+        RotaryScaling::LongRope {
+            short_factor,
+            long_factor,
+            original,
+            attention_factor,
+        } => json!({
+            "rope_type": "longrope",
+            "short_factor": short_factor,
+            "long_factor": long_factor,
+            "original_max_position_embeddings": original,
+            "attention_factor": attention_factor,
+            // `transformers` warns without a factor of at least 1.
+            "factor": (model.context as f64 / original as f64).max(1.0),
+        }),
         RotaryScaling::Dynamic { factor, .. } => {
             json!({ "rope_type": "dynamic", "factor": factor })
         }

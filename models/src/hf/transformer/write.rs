@@ -194,9 +194,7 @@ fn llama_like(family: ModelFamily, model: &TransformerConfig) -> Map<String, Val
         "hidden_act": name_of(model.activation, false),
         "attention_dropout": model.attention_dropout,
     }));
-    if let Positions::Rotary { base, scaling } = model.positions {
-        rope::write(family, base, scaling, &mut keys);
-    }
+    rope::write(family, model, &mut keys);
     // Configurations of Qwen 2 do not have it, those of Mixtral need not.
     let implies_width = matches!(
         family,

@@ -6,6 +6,7 @@ mod volume;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_megatron_kernels::attention::Window;
+use burn_megatron_kernels::rope::{Positions, RopeConfig, RopeTable, Scaling};
 
 use super::shard::QueryPart;
 use super::*;
@@ -365,4 +366,43 @@ fn padding_has_no_positions() {
     };
     assert_eq!(positions(0), [0, 3, 0, 0, 0, 0]);
     assert_eq!(positions(1), [1, 2, 0, 0, 0, 0]);
+}
+
+/// The real tokens of whole documents count, on each rank and in packed rows.
+#[test]
+fn documents_choose_their_rows_of_a_table_of_long_rope() {
+    let device = Device::flex();
+    let config = RopeConfig {
+        width: 2,
+        max_positions: 10,
+        base: 100.0,
+        scaling: Scaling::LongRope {
+            short_factor: vec![1.0],
+            long_factor: vec![2.0],
+            original: 3,
+            attention_factor: 1.0,
+        },
+    };
+    let table = RopeTable::new(&config, &device, DType::F32).unwrap();
+    // Three real tokens and padding, four real tokens, and padding.
+    let documents = [0, 4, 8, 12];
+    let is_real = (0..12).map(|token| ![3, 8, 9, 10, 11].contains(&token));
+    let real = crate::nn::RealTokens::new(is_real.collect(), 1);
+    let numbers = |context: AttentionContext<'_>| match context.positions(&table, 12, &device) {
+        Positions::From(row) => vec![row as i64],
+        Positions::Each(rows) => rows.into_data().iter().collect::<Vec<i64>>(),
+    };
+    let packed = PackedSequences::with_padding(&documents, real.clone(), [1, 12], &device);
+    let packed = packed.unwrap();
+    let of_packed = numbers(AttentionContext::Packed(&packed));
+    assert_eq!(of_packed[..8], [10, 11, 12, 13, 0, 1, 2, 3]);
+    let of_rank = |rank| {
+        let tokens = (None, real.clone());
+        let split = ContextSplit::ZigzagPerDocument;
+        let shard = SequenceShard::of_tokens([1, 12], Some(&documents), tokens, split, (rank, 2));
+        numbers(AttentionContext::Sharded(&shard.unwrap()))
+    };
+    assert_eq!(of_rank(0)[..4], [10, 10, 0, 3]);
+    assert_eq!(of_rank(1)[..4], [11, 12, 1, 2]);
+    assert_eq!(numbers(AttentionContext::Rows), [0]);
 }

@@ -41,8 +41,6 @@ fn is_refused_on_purpose(error: &str) -> bool {
         "invalid rope_interleave",
         "invalid attention_bias",
         "invalid mlp_bias",
-        "invalid rope_parameters.rope_type = \"longrope\"",
-        "invalid rope_scaling.rope_type = \"longrope\"",
         "attention_factor = 0.0",
         // Experts in every n-th layer only.
         "invalid mlp_only_layers",

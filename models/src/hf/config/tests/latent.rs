@@ -16,8 +16,8 @@ fn published(name: &str) -> Value {
 }
 
 fn yarn(model: &TransformerConfig) -> RotaryScaling {
-    match model.positions {
-        Positions::Rotary { scaling, .. } => scaling,
+    match &model.positions {
+        Positions::Rotary { scaling, .. } => scaling.clone(),
         Positions::Learned => RotaryScaling::None,
     }
 }
@@ -162,6 +162,6 @@ fn mscale_all_dim_alone_scales_the_scores_of_latent_attention() {
     };
     assert_eq!(attention_factor, Some(0.1 * 40f64.ln() + 1.0));
     assert_eq!(mscale_all_dim, 0.707);
-    let scale = |model: &TransformerConfig| model.mla.as_ref().unwrap().scale(model.positions);
+    let scale = |model: &TransformerConfig| model.mla.as_ref().unwrap().scale(&model.positions);
     assert_eq!(scale(&alone), scale(&both));
 }

@@ -490,8 +490,11 @@ fn what_is_written_says_the_same() {
     let dynamic = json!({ "rope_type": "dynamic", "factor": 8.0 });
     let own = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768,
         "attention_factor": 1.1386 });
-    let scaled =
-        [yarn, other, exact, linear, dynamic, own].map(|rope| with(qwen2(), "rope_scaling", rope));
+    // As in a model of Phi-3 with 64 pairs, where the factors of the scaling follow from both contexts.
+    let longrope = json!({ "type": "longrope", "original_max_position_embeddings": 4096,
+        "short_factor": vec![1.05; 64], "long_factor": vec![1.1; 64] });
+    let scaled = [yarn, other, exact, linear, dynamic, own, longrope]
+        .map(|rope| with(qwen2(), "rope_scaling", rope));
     let mut windowed = with(qwen3(), "use_sliding_window", json!(true));
     (windowed["sliding_window"], windowed["max_window_layers"]) = (json!(64), json!(21));
     let gated = with(llama(), "hidden_act", json!("gelu_pytorch_tanh"));

@@ -17,6 +17,11 @@ fn what_could_change_the_model_is_refused_by_name() {
     let refused =
         |key: &str, value: &str, fits: &str| format!("invalid {key} = {value}: expected {fits}");
     let rope = |kind: &str| json!({ "rope_type": kind, "factor": 2.0 });
+    let longrope = |short: Value, original: usize| {
+        json!({ "rope_type": "longrope", "short_factor": short, "long_factor": vec![2.0; 64],
+            "original_max_position_embeddings": original })
+    };
+    let deepseek = || json!({ "model_type": "deepseek_v3" });
     let cases = [
         (
             llama(),
@@ -121,7 +126,7 @@ fn what_could_change_the_model_is_refused_by_name() {
             refused(
                 "rope_scaling.rope_type",
                 "\"longer\"",
-                "default, linear, dynamic, llama3 or yarn",
+                "default, linear, dynamic, llama3, yarn or longrope",
             ),
         ),
         (
@@ -129,6 +134,56 @@ fn what_could_change_the_model_is_refused_by_name() {
             "rope_scaling",
             rope("llama3"),
             "llama requires rope_scaling.low_freq_factor, which is missing".into(),
+        ),
+        (
+            llama(),
+            "rope_scaling",
+            rope("su"),
+            refused(
+                "rope_scaling.rope_type",
+                "\"su\"",
+                "default, linear, dynamic, llama3, yarn or longrope",
+            ),
+        ),
+        (
+            llama(),
+            "rope_scaling",
+            longrope(json!([1.0, 2.0]), 32),
+            "model.positions.rotary.scaling.longrope: invalid short_factor = 2 factors for 128 features: \
+             expected one factor for each pair of features"
+                .into(),
+        ),
+        (
+            llama(),
+            "rope_scaling",
+            longrope(json!(2.0), 32),
+            refused(
+                "rope_scaling.short_factor",
+                "2.0",
+                "a list of numbers of at least 0",
+            ),
+        ),
+        (
+            llama(),
+            "rope_scaling",
+            longrope(json!(vec![1.0; 64]), 1),
+            refused(
+                "rope_scaling.original_max_position_embeddings",
+                "1",
+                "at least 2, or a number for attention_factor",
+            ),
+        ),
+        (
+            llama(),
+            "rope_scaling",
+            rope("longrope"),
+            "llama requires rope_scaling.short_factor, which is missing".into(),
+        ),
+        (
+            deepseek(),
+            "rope_scaling",
+            json!({ "rope_type": "linear", "factor": 2.0, "mscale_all_dim": 0.7 }),
+            refused("rope_scaling.mscale_all_dim", "0.7", "0.0"),
         ),
         (
             llama(),
