@@ -79,6 +79,9 @@ pub fn memory(device: &Device, kind: DeviceKind) -> Result<Findings, Error> {
     if let Some(bytes) = timed.peak_bytes {
         found.note("memory of the pools", format_bytes(bytes));
     }
+    if let Some(bytes) = timed.driver_bytes {
+        found.note("memory in use by the driver", format_bytes(bytes));
+    }
     Ok(found)
 }
 

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use burn::tensor::Device;
 use burn_megatron::data_parallel::Precision;
-use burn_megatron::device::DeviceKind;
+use burn_megatron::device::{DeviceKind, check_results};
 use burn_megatron::nn::fp8::{DelayedScaling, Fp8Recipe};
 use clap::{Args, ValueEnum};
 
@@ -64,6 +64,7 @@ pub enum HostSubject {
 /// Times the subjects, and prints a table.
 pub fn run(args: &HostBenchArgs) -> Result<ExitCode, Error> {
     let devices = args.device.devices()?;
+    check_results(&devices[0])?;
     let mut report = HostReport::new(args.device.name());
     println!("{}", report.header());
     for subject in &args.only {
