@@ -25,7 +25,7 @@ pub(super) struct RecordedExchange {
     /// Bytes of what is sent.
     bytes: u64,
     /// What is sent, until the result is there. A sum over all ranks takes its place.
-    sent: Option<DispatchTensor>,
+    sent: Option<Box<DispatchTensor>>,
     device: Device,
     dtype: DType,
 }
@@ -52,7 +52,7 @@ impl RecordedExchange {
             kind,
             ranks,
             bytes: (x.shape().num_elements() * dtype.size()) as u64,
-            sent: (kind != ExchangeKind::AllReduce).then(|| x.into_dispatch()),
+            sent: (kind != ExchangeKind::AllReduce).then(|| Box::new(x.into_dispatch())),
             device,
             dtype,
         }
