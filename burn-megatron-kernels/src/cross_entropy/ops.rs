@@ -6,7 +6,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::{CrossEntropyOptions, NAME, STATISTICS, VocabularyShard, cpu};
 use crate::cpu::wide;
-use crate::launch::{DeviceOp, Spec};
+use crate::launch::{DeviceOp, InPlace, Spec};
 
 /// The columns of a launch.
 #[derive(Clone, Copy, Debug)]
@@ -135,6 +135,10 @@ impl DeviceOp for GradientOp {
         vec![inputs[0].clone()]
     }
 
+    fn in_place(&self) -> Option<InPlace> {
+        Some(InPlace::FIRST)
+    }
+
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
         vec![cpu::gradient(inputs, &self.vocabulary, &self.weights)]
     }
@@ -160,6 +164,13 @@ impl DeviceOp for LossAndGradientOp {
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
         vec![inputs[2].clone(), inputs[0].clone()]
+    }
+
+    fn in_place(&self) -> Option<InPlace> {
+        Some(InPlace {
+            input: 0,
+            output: 1,
+        })
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {

@@ -10,7 +10,7 @@ use crate::cpu::{
     Element, ROW_GRAIN, Real, for_each_task, for_float, own, slice, slice_mut, vectorized, wide,
 };
 use crate::error::accept;
-use crate::launch::{DeviceOp, Spec, launch_one};
+use crate::launch::{DeviceOp, InPlace, Spec, launch_one};
 
 const NAME: &str = "scale";
 
@@ -54,6 +54,10 @@ impl DeviceOp for ScaleOp {
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
         vec![inputs[0].clone()]
+    }
+
+    fn in_place(&self) -> Option<InPlace> {
+        Some(InPlace::FIRST)
     }
 
     fn cpu(&self, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {

@@ -39,6 +39,21 @@ impl Spec {
     }
 }
 
+/// An output that is written over an input, by their places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InPlace {
+    pub input: usize,
+    pub output: usize,
+}
+
+impl InPlace {
+    /// The first input and the first output.
+    pub(crate) const FIRST: Self = Self {
+        input: 0,
+        output: 0,
+    };
+}
+
 /// One operation on plain tensors, with an implementation for each kind of backend.
 ///
 /// [`outputs`](Self::outputs) is called first. Shapes are checked by the public function that
@@ -50,6 +65,12 @@ pub(crate) trait DeviceOp: Debug + Send + Sync + 'static {
 
     /// Shapes and types of the outputs.
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec>;
+
+    /// The input and the output that share memory if the input is uniquely owned and contiguous. A plan of the memory reads
+    /// it; buffers of gradients need none.
+    fn in_place(&self) -> Option<InPlace> {
+        None
+    }
 
     /// Whether the implementations support strided inputs.
     fn strided(&self) -> bool {

@@ -17,7 +17,7 @@ use super::{
     ShapeSettings, Stop, with,
 };
 use crate::function::{SharedFunction, forward};
-use crate::launch::{DeviceOp, Spec};
+use crate::launch::{DeviceOp, InPlace, Spec};
 
 /// A tensor of the recording device, of any type.
 pub(super) type Primitive = FloatTensor<Capture>;
@@ -200,7 +200,11 @@ pub(crate) fn launch_on_shapes(
         id: kernel.name().into(),
         inputs: inputs.into_iter().map(RouterTensor::into_ir).collect(),
         outputs: outputs.iter().map(created).collect(),
-        scalars: vec![],
+        scalars: kernel
+            .in_place()
+            .map_or(vec![], |InPlace { input, output }| {
+                [input, output].map(|it| ScalarIr::UInt(it as u64)).to_vec()
+            }),
     }));
     let wrapped = outputs.into_iter().map(|tensor| {
         use burn::backend::TensorMetadata;
@@ -213,6 +217,15 @@ pub(crate) fn launch_on_shapes(
 fn created(tensor: &Primitive) -> TensorIr {
     use burn::backend::TensorMetadata;
     TensorIr::uninit(tensor.id(), tensor.shape(), tensor.dtype())
+}
+
+/// Returns the input and the output of a recorded kernel that share memory if no other tensor shares the memory of the input.
+pub fn in_place(kernel: &CustomOpIr) -> Option<(&TensorIr, &TensorIr)> {
+    let [ScalarIr::UInt(input), ScalarIr::UInt(output)] = kernel.scalars[..] else {
+        return None;
+    };
+    let input = kernel.inputs.get(input as usize)?;
+    Some((input, kernel.outputs.get(output as usize)?))
 }
 
 /// Runs and records the forward of a function.

@@ -26,7 +26,7 @@ mod tests;
 
 use crate::function::SharedFunction;
 use device::Primitive;
-pub use device::tensor_id;
+pub use device::{in_place, tensor_id};
 pub(crate) use device::{launch_on_shapes, run_function};
 pub use replay::Replay;
 

@@ -5,6 +5,7 @@ use burn::tensor::{DType, Tensor};
 use burn_ir::OperationIr;
 
 use super::*;
+use crate::flat::scale;
 use crate::function::{Function, apply};
 use crate::norm::{NormOptions, rms_norm};
 
@@ -132,4 +133,22 @@ fn recordings_do_not_run_out_of_devices() {
     for _ in 0..70_000 {
         record(ShapeSettings::default(), |_| ()).unwrap();
     }
+}
+
+#[test]
+fn a_kernel_names_the_input_that_it_overwrites() {
+    let ((), recording) = record(ShapeSettings::default(), |device| {
+        let x = Tensor::<2>::empty([4, 8], (device, DType::F32));
+        let factor = Tensor::<1>::empty([1], (device, DType::F32));
+        scale(x, factor);
+    })
+    .unwrap();
+    let mut steps = recording.steps.iter();
+    let pair = steps.find_map(|step| match step {
+        RecordedStep::Operation(OperationIr::Custom(kernel)) => in_place(kernel),
+        _ => None,
+    });
+    let (input, output) = pair.unwrap();
+    assert_eq!(input.shape.to_vec(), [4, 8]);
+    assert_eq!(output.shape, input.shape);
 }

@@ -13,7 +13,7 @@ use super::check::NAME;
 use super::kernel;
 use super::{MlaDims, RotaryHeads, cpu};
 use crate::cpu::for_float;
-use crate::launch::{DeviceOp, Spec};
+use crate::launch::{DeviceOp, InPlace, Spec};
 
 /// Rotates `x` forward or back.
 #[derive(Debug)]
@@ -31,6 +31,10 @@ impl DeviceOp for RotateOp {
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
         vec![inputs[0].clone()]
+    }
+
+    fn in_place(&self) -> Option<InPlace> {
+        Some(InPlace::FIRST)
     }
 
     fn cpu(&self, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
@@ -64,6 +68,10 @@ impl DeviceOp for MlaForwardOp {
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
         vec![inputs[0].clone(); 2]
+    }
+
+    fn in_place(&self) -> Option<InPlace> {
+        Some(InPlace::FIRST)
     }
 
     fn cpu(&self, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {

@@ -39,9 +39,8 @@ pub(super) fn try_launch<const D: usize>(
 ) -> Result<InFlightTensorCall, CommError> {
     let (device, dtype) = (x.device(), x.dtype());
     if record::is_recording() {
-        let bytes = (x.shape().num_elements() * dtype.size()) as u64;
         return Ok(InFlightTensorCall::Recorded(RecordedExchange::new(
-            &call, bytes, comm, device, dtype,
+            x, &call, comm,
         )));
     }
     let observed = observe(&x, &call, comm);

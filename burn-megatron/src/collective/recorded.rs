@@ -1,5 +1,6 @@
 //! Collectives in a recording: they have the shapes of their results, and nothing is sent.
 
+use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron_kernels::record;
 
@@ -21,14 +22,18 @@ pub(crate) struct ExchangeNote {
 pub(super) struct RecordedExchange {
     kind: ExchangeKind,
     ranks: Vec<usize>,
-    sent: u64,
+    /// Bytes of what is sent.
+    bytes: u64,
+    /// What is sent, until the result is there. A sum over all ranks takes its place.
+    sent: Option<Box<DispatchTensor>>,
     device: Device,
     dtype: DType,
 }
 
 impl RecordedExchange {
-    /// A call that sends so many bytes.
-    pub fn new(call: &Call, sent: u64, comm: &Comm, device: Device, dtype: DType) -> Self {
+    /// A call that sends `x`.
+    pub fn new<const D: usize>(x: Tensor<D>, call: &Call, comm: &Comm) -> Self {
+        let (device, dtype) = (x.device(), x.dtype());
         let kind = match call {
             Call::AllReduce(_) => ExchangeKind::AllReduce,
             Call::ReduceScatter(_) => ExchangeKind::ReduceScatter,
@@ -46,7 +51,8 @@ impl RecordedExchange {
         Self {
             kind,
             ranks,
-            sent,
+            bytes: (x.shape().num_elements() * dtype.size()) as u64,
+            sent: (kind != ExchangeKind::AllReduce).then(|| Box::new(x.into_dispatch())),
             device,
             dtype,
         }
@@ -58,8 +64,10 @@ impl RecordedExchange {
         record::note(ExchangeNote {
             kind: self.kind,
             ranks: self.ranks,
-            bytes: self.sent.max(received),
+            bytes: self.bytes.max(received),
         });
-        Tensor::empty(shape, (&self.device, self.dtype))
+        let result = Tensor::empty(shape, (&self.device, self.dtype));
+        drop(self.sent);
+        result
     }
 }

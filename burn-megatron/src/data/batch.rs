@@ -241,43 +241,17 @@ impl Batch {
         }
         let end = rows.tokens.len().max(1).next_multiple_of(of_row);
         rows.pad(end);
-        let real: usize = documents.iter().map(Range::len).sum();
-        let PaddedRows {
-            tokens,
-            targets,
-            is_real,
-            places,
-            starts,
-        } = rows;
-        let places = TokenPlaces {
-            numbers: places,
-            row_length: self.seq,
-            in_global_batch: true,
-        };
-        let real_tokens = RealTokens::new(is_real, 1);
-        let moved = (Some(places), real_tokens.clone());
-        let of = (rank, ranks);
-        let shard = SequenceShard::of_tokens([1, end], Some(&starts), moved, split, of)?;
-        let rows = Self {
-            padding: (end - real) as u64,
-            tokens,
-            targets,
-            rows: 1,
-            seq: end,
-            documents: Some(starts),
-            shard: None,
-            real: real_tokens,
-            counted_of_rows: None,
-            sorted: Arc::default(),
-            further: vec![],
-        };
+        let (rows, places) = rows.into_batch(self, 1, true);
+        let (moved, of) = ((Some(places), rows.real.clone()), (rank, ranks));
+        let starts = rows.documents.as_deref();
+        let shard = SequenceShard::of_tokens([1, end], starts, moved, split, of)?;
         let rows = rows.with_further_tokens(self.further.len());
         Ok(rows.part_of(shard))
     }
 
     /// Returns the batch with each document padded to a multiple of `document`. A document of padding then fills all rows
     /// to the same multiple of `row`, which is a multiple of `document`. Also returns the original places of the tokens.
-    fn padded(self, document: usize, row: usize) -> (Self, TokenPlaces) {
+    fn padded(&self, document: usize, row: usize) -> (Self, TokenPlaces) {
         let ends = self.document_ends();
         let mut rows: Vec<Vec<Range<usize>>> = vec![vec![]; self.rows];
         let mut start = 0;
@@ -298,33 +272,11 @@ impl Batch {
         let mut padded = PaddedRows::default();
         for (number, documents) in rows.iter().enumerate() {
             for of in documents {
-                padded.push(&self, of.clone(), document);
+                padded.push(self, of.clone(), document);
             }
             padded.pad((number + 1) * seq);
         }
-        let PaddedRows {
-            tokens,
-            targets,
-            is_real,
-            places,
-            starts,
-        } = padded;
-        let places = TokenPlaces {
-            numbers: places,
-            row_length: self.seq,
-            in_global_batch: false,
-        };
-        let rows = Self {
-            padding: (tokens.len() - self.tokens.len()) as u64,
-            tokens,
-            targets,
-            real: RealTokens::new(is_real, self.rows),
-            seq,
-            documents: Some(starts),
-            further: vec![],
-            ..self
-        };
-        (rows, places)
+        padded.into_batch(self, self.rows, false)
     }
 
     /// Returns which tokens are real, or `None` if no token is padding.
@@ -406,6 +358,30 @@ impl PaddedRows {
         self.is_real.extend(document.clone().map(is_real));
         self.places.extend(document.map(Some));
         self.pad(self.tokens.len().next_multiple_of(multiple));
+    }
+
+    /// Returns `rows` rows of tokens of `batch`, without further tokens, and the places of the tokens.
+    fn into_batch(self, batch: &Batch, rows: usize, in_global_batch: bool) -> (Batch, TokenPlaces) {
+        let padding = self.places.iter().filter(|place| place.is_none()).count();
+        let padded = Batch {
+            padding: padding as u64,
+            rows,
+            seq: self.tokens.len() / rows.max(1),
+            tokens: self.tokens,
+            targets: self.targets,
+            documents: Some(self.starts),
+            shard: None,
+            real: RealTokens::new(self.is_real, rows),
+            counted_of_rows: None,
+            sorted: Arc::default(),
+            further: vec![],
+        };
+        let places = TokenPlaces {
+            numbers: self.places,
+            row_length: batch.seq,
+            in_global_batch,
+        };
+        (padded, places)
     }
 
     /// Adds padding up to a length, and ends the document.

@@ -28,7 +28,7 @@ use crate::data_parallel::{
     DataParallelConfig, DataParallelConfigError, DataParallelError, DistributedDataParallel,
     Precision,
 };
-use crate::mesh::{MeshError, samples_per_rank};
+use crate::mesh::{MeshError, ParallelConfig, samples_per_rank};
 use crate::nn::{BuildError, ParallelModule};
 use crate::optim::{LossScale, OptimizerConfig, QkClipConfig};
 use crate::pipeline::{LayoutScheduleError, stages_of};
@@ -70,6 +70,16 @@ pub trait Subject: Sync {
         groups: &ParallelContext,
         device: &Device,
     ) -> Result<ParallelModule<Self::Model>, BuildError>;
+
+    /// Checks that the model fits a layout, before anything is built.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] with the sizes that do not fit.
+    fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
+        let _ = layout;
+        Ok(())
+    }
 
     /// Wraps the module for data parallelism with the settings of the layout. An implementation can replace the
     /// communicators of the wrapper by ones that record or corrupt calls.
@@ -265,6 +275,9 @@ pub struct VerifyError {
 /// Why a layout cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum LayoutRunError {
+    /// The model does not fit it.
+    #[error(transparent)]
+    Build(#[from] BuildError),
     /// A setting has no effect, or the samples are not divisible over its ranks.
     #[error(transparent)]
     Samples(#[from] MeshError),
@@ -282,23 +295,25 @@ pub enum LayoutRunError {
 /// The error of a rank.
 type RankError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Runs `subject` on one rank and in each layout, and compares the results.
+/// Runs `subject` on one rank and in each layout, and compares the results. A layout that cannot run does not stop the others:
+/// see [`VerifyReport::not_run`].
 ///
 /// # Errors
 ///
-/// [`VerifyError`] if a layout cannot be run. A layout with other results is not an error, but a failing
+/// [`VerifyError`] if one rank, or every layout, cannot be run. A layout with other results is not an error, but a failing
 /// row of the report.
 pub fn verify<S: Subject>(
     subject: &S,
     layouts: &[Layout],
     options: &VerifyOptions,
 ) -> Result<VerifyReport, VerifyError> {
-    for layout in layouts {
-        check_layout(subject, layout, options)?;
-    }
     let mut references = BTreeMap::new();
-    let mut rows = Vec::with_capacity(layouts.len());
+    let (mut rows, mut not_run) = (vec![], vec![]);
     for layout in layouts {
+        if let Err(error) = check_layout(subject, layout, options) {
+            not_run.push(error);
+            continue;
+        }
         let rounding = subject.rounding(layout);
         let options = match &rounding {
             Some(_) => &options.with_gradient_steps(),
@@ -313,14 +328,20 @@ pub fn verify<S: Subject>(
             Entry::Vacant(new) => new.insert(run_reference(subject, micro_batch, options)?),
         };
         (options.progress)(&layout.to_string());
-        let ranks = observe_layout(subject, layout, options)?;
-        rows.push((
-            layout.clone(),
-            Comparison::worst(reference, &ranks),
-            rounding,
-        ));
+        match observe_layout(subject, layout, options) {
+            Ok(ranks) => {
+                let comparison = Comparison::worst(reference, &ranks);
+                rows.push((layout.clone(), comparison, rounding));
+            }
+            Err(error) => not_run.push(error),
+        }
     }
-    Ok(VerifyReport::new(rows, options))
+    if rows.is_empty() && !not_run.is_empty() {
+        return Err(not_run.swap_remove(0));
+    }
+    let not_run = not_run.into_iter();
+    let not_run = not_run.map(|VerifyError { layout, error }| (*layout, error.to_string()));
+    Ok(VerifyReport::new(rows, not_run.collect(), options))
 }
 
 /// The observation of a single rank, with micro-batches of this size.
@@ -381,6 +402,7 @@ fn check_run<S: Subject>(
 ) -> Result<(), LayoutRunError> {
     let parallel = &layout.parallel;
     parallel.check().map_err(MeshError::from)?;
+    subject.check_layout(parallel)?;
     let share = samples_per_rank(subject.samples(), parallel.data_size(), layout.micro_batch)?;
     options
         .data_parallel_for(layout, subject.dtype())

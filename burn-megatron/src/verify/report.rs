@@ -12,6 +12,7 @@ const COLUMNS: usize = 10;
 #[derive(Clone, Debug)]
 pub struct VerifyReport {
     rows: Vec<(Layout, Comparison)>,
+    not_run: Vec<(Layout, String)>,
     /// By row, the bound if the layout rounds other values than one rank.
     roundings: Vec<Option<Rounding>>,
     tolerance: f64,
@@ -21,12 +22,14 @@ pub struct VerifyReport {
 impl VerifyReport {
     pub(super) fn new(
         rows: Vec<(Layout, Comparison, Option<Rounding>)>,
+        not_run: Vec<(Layout, String)>,
         options: &VerifyOptions,
     ) -> Self {
         let split = |(layout, comparison, rounding)| ((layout, comparison), rounding);
         let (rows, roundings) = rows.into_iter().map(split).unzip();
         Self {
             rows,
+            not_run,
             roundings,
             tolerance: options.tolerance,
             steps: options.steps,
@@ -38,12 +41,17 @@ impl VerifyReport {
         &self.rows
     }
 
-    /// Whether every layout passes.
-    pub fn passes(&self) -> bool {
-        self.failing().next().is_none()
+    /// The layouts that could not run, each with the reason.
+    pub fn not_run(&self) -> &[(Layout, String)] {
+        &self.not_run
     }
 
-    /// The layouts that fail.
+    /// Whether every layout ran and passes.
+    pub fn passes(&self) -> bool {
+        self.not_run.is_empty() && self.failing().next().is_none()
+    }
+
+    /// The layouts that ran and fail.
     pub fn failing(&self) -> impl Iterator<Item = &Layout> {
         let rows = self.rows.iter().zip(self.bounds());
         let failing = rows.filter(|((_, comparison), bound)| !comparison.passes(*bound));
@@ -140,7 +148,9 @@ impl VerifyReport {
         let table = Table::new(rows.map(|row| row.to_vec()))
             .with_left(0..COLUMNS)
             .with_optional([8, 4, 5, 6, 7]);
-        text + &table.fit(width)
+        let not_run = self.not_run.iter();
+        let not_run = not_run.map(|(layout, reason)| format!("\nnot run: {layout}: {reason}"));
+        text + &table.fit(width) + &not_run.collect::<String>()
     }
 }
 

@@ -9,6 +9,7 @@ use super::{Layout, Rounding, Subject};
 use crate::choice::KernelChoices;
 use crate::comm::ParallelContext;
 use crate::data::{DataError, IGNORE, Sample, Samples};
+use crate::mesh::ParallelConfig;
 use crate::model::{ModelConfig, RoundingSizes};
 use crate::nn::fp8::Fp8Config;
 use crate::nn::lora::LoraConfig;
@@ -195,6 +196,10 @@ impl<C: ModelConfig> Subject for ModelSubject<C> {
         device: &Device,
     ) -> Result<ParallelModule<C::Model>, BuildError> {
         self.config.init_with(self.scope(groups, device)?)
+    }
+
+    fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
+        self.config.check_layout(layout)
     }
 
     fn samples(&self) -> usize {

@@ -56,9 +56,16 @@ fn run_cases(
             Ok(report) => {
                 let table = report.fit(terminal::width());
                 println!("{name}\n{}\n", terminal::wrapped(&table));
-                let failing: Vec<_> = report.failing().map(Layout::to_string).collect();
-                if !failing.is_empty() {
-                    failures.push(format!("{name}: FAIL in {}", failing.join(", ")));
+                let list = |what: &str, layouts: Vec<String>| {
+                    (!layouts.is_empty()).then(|| format!("{what} {}", layouts.join(", ")))
+                };
+                let failing = report.failing().map(Layout::to_string).collect();
+                let not_run = report.not_run().iter();
+                let not_run = not_run.map(|(layout, _)| layout.to_string()).collect();
+                let lists = [list("FAIL in", failing), list("not run in", not_run)];
+                let lists: Vec<_> = lists.into_iter().flatten().collect();
+                if !lists.is_empty() {
+                    failures.push(format!("{name}: {}", lists.join(", ")));
                 }
             }
             Err(error) => {
@@ -106,6 +113,43 @@ mod tests {
         };
         let (args, cases): (Vec<_>, Vec<_>) = settings.iter().map(of).unzip();
         (args.into_iter().next().unwrap(), cases)
+    }
+
+    #[test]
+    fn a_layout_that_cannot_run_is_listed_and_the_others_run() {
+        let (args, mut cases) = cases_of(&[""]);
+        let layouts = ["tp3", "dp2", "dp3"].map(|name| name.parse().unwrap());
+        cases[0].layouts = layouts.to_vec();
+        let verify = |case: &VerifyCase| {
+            let options = case.options(&args);
+            let model = &case.recipe.model;
+            model.verify(case.subject(), &case.layouts, &options)
+        };
+        let report = verify(&cases[0]).unwrap();
+        let ran: Vec<_> = report
+            .rows()
+            .iter()
+            .map(|(layout, _)| layout.to_string())
+            .collect();
+        assert_eq!(ran, ["tp1-dp2"]);
+        assert!(!report.passes());
+        let text = report.fit(None);
+        assert!(text.contains("\nnot run: tp3-dp1: "), "{text}");
+        assert!(text.contains("\nnot run: tp1-dp3: "), "{text}");
+        let name = &cases[0].name;
+        let expected = format!("{name}, in f64: not run in tp3-dp1, tp1-dp3");
+        assert_eq!(run_cases(&cases, verify), [expected]);
+    }
+
+    #[test]
+    fn layouts_that_no_model_supports_are_an_error() {
+        for layouts in ["tp3", "tp2,tp3"] {
+            let args = parse_text(&format!("--layouts {layouts}")).unwrap();
+            let refused = cases::cases(&args, &Families::transformers(), "").err();
+            let text = refused.map(|error| error.to_string()).unwrap_or_default();
+            let expected = "no model supports layout tp3-dp1: heads 4 cannot be split";
+            assert!(text.starts_with(expected), "{layouts}: {text}");
+        }
     }
 
     #[test]

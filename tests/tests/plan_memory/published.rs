@@ -1,34 +1,24 @@
 //! Planned memory against published figures.
 
 use burn::tensor::DType;
-use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::data_parallel::{DataParallelConfig, Precision, ZeroStage};
-use burn_megatron::kernels::record::ShapeSettings;
 use burn_megatron::mesh::{Mesh, ParallelConfig};
-use burn_megatron::nn::RecomputeConfig;
-use burn_megatron::nn::fp8::Fp8Config;
-use burn_megatron::plan::memory::{MemoryRequest, plan_memory};
+use burn_megatron::plan::memory::plan_memory;
 use burn_megatron::plan::tape::{ProfileRequest, profile_rank};
 use burn_megatron_models::TransformerConfig;
 
 use super::llama;
+use super::requests::Settings;
 
 /// The bytes that a layer in the middle of a model keeps of each token on 8 tensor ranks, in bf16.
 fn kept_of_a_token(config: &TransformerConfig, layout: ParallelConfig) -> f64 {
     let mesh = Mesh::new(&layout.with_tensor(8), 8).unwrap();
     let groups = ParallelContext::offline(mesh, 3).unwrap();
+    let settings = Settings::default();
     let request = ProfileRequest {
-        groups: &groups,
         dtype: DType::BF16,
-        kernels: &KernelChoices::default(),
-        fp8: &Fp8Config::default(),
-        lora: None,
-        freeze: &[],
-        recompute: &RecomputeConfig::default(),
         shape: [1, config.context],
-        input: [0; 3],
-        settings: ShapeSettings::default(),
+        ..settings.profile(config, &groups)
     };
     let profile = profile_rank(config, &request).unwrap();
     let [(_, stage)] = &profile.stages[..] else {
@@ -123,25 +113,8 @@ fn states_are_those_of_megatrons_estimate() {
             .with_tensor(tensor)
             .with_sequence_parallel(tensor > 1)
             .with_data(data);
-        let sharding = DataParallelConfig {
-            zero_stage: ZeroStage::Optimizer,
-            precision: Precision::Bf16,
-            ..DataParallelConfig::default()
-        };
-        let request = MemoryRequest {
-            layout: &layout,
-            ranks: 8,
-            micro_batch_size: 1,
-            sequence_length: 8192,
-            micro_batches: 1,
-            sharding: &sharding,
-            kernels: &KernelChoices::default(),
-            fp8: &Fp8Config::default(),
-            lora: None,
-            recompute: &RecomputeConfig::default(),
-            settings: ShapeSettings::default(),
-            slack: 1.0,
-        };
+        let settings = Settings::in_bf16_with_zero_1();
+        let request = settings.memory(&config, &layout, 8);
         let state = &plan_memory(&config, &request).unwrap().states[0];
         let planned = state.parameters + state.gradients + state.optimizer;
         let apart = planned.abs_diff(published);

@@ -3,13 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{OfflineCommunicator, ParallelContext};
-use burn_megatron::data_parallel::{DataParallelConfig, Precision, ZeroStage};
-use burn_megatron::kernels::record::ShapeSettings;
 use burn_megatron::mesh::{Axis, Grid, Mesh, ParallelConfig, ScheduleKind};
-use burn_megatron::nn::RecomputeConfig;
-use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::pipeline::schedule::{StageTimes, simulate, validate};
 use burn_megatron::pipeline::schedule_of;
 use burn_megatron::plan::memory::{MemoryRequest, plan_memory};
@@ -17,6 +12,7 @@ use burn_megatron_models::{MoeConfig, TransformerConfig};
 use burn_megatron_tests::heap::ThreadHeap;
 
 use super::llama;
+use super::requests::Settings;
 
 const RANKS: usize = 16_384;
 const MICRO_BATCHES: usize = 128;
@@ -137,24 +133,11 @@ fn schedules(layout: &ParallelConfig) {
 }
 
 fn plan(config: &TransformerConfig, layout: &ParallelConfig) {
-    let sharding = DataParallelConfig {
-        zero_stage: ZeroStage::Optimizer,
-        precision: Precision::Bf16,
-        ..DataParallelConfig::default()
-    };
+    let settings = Settings::in_bf16_with_zero_1();
     let request = MemoryRequest {
-        layout,
-        ranks: RANKS,
         micro_batch_size: 1,
-        sequence_length: config.context,
         micro_batches: MICRO_BATCHES,
-        sharding: &sharding,
-        kernels: &KernelChoices::default(),
-        fp8: &Fp8Config::default(),
-        lora: None,
-        recompute: &RecomputeConfig::default(),
-        settings: ShapeSettings::default(),
-        slack: 1.0,
+        ..settings.memory(config, layout, RANKS)
     };
     let report = plan_memory(config, &request).unwrap();
     let largest = report.fullest().1.peak.total();

@@ -1,12 +1,9 @@
 //! The planned peak of a step of every rank is what the rank has on the heap.
 
 use burn::tensor::{DType, Device};
-use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::{DataParallelConfig, Precision, ZeroStage};
-use burn_megatron::kernels::record::ShapeSettings;
 use burn_megatron::mesh::{ContextExchange, Mesh, ParallelConfig, ScheduleKind};
-use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::{ModelBuilder, RecomputeConfig, RecomputeMethod, RecomputeModule};
 use burn_megatron::plan::memory::{MemoryRequest, plan_memory};
 use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
@@ -14,6 +11,7 @@ use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::Text;
 use burn_megatron_tests::heap::{self, ThreadHeap};
 
+use super::requests::{ROWS, Settings};
 use super::{experts, gpt, llama};
 
 /// A run of two steps.
@@ -26,8 +24,6 @@ struct Run {
     sharding: DataParallelConfig,
     recompute: RecomputeConfig,
 }
-
-const MICRO_BATCH: usize = 2;
 
 /// A small model whose activations outweigh its state.
 fn small(model: TransformerConfig) -> TransformerConfig {
@@ -90,19 +86,14 @@ impl Run {
             1 => self.layout.clone(),
             _ => self.layout.clone().with_receives_ahead(0),
         };
+        let settings = Settings {
+            sharding: self.sharding.clone(),
+            recompute: self.recompute.clone(),
+            ..Settings::default()
+        };
         let request = MemoryRequest {
-            layout: &layout,
-            ranks: self.ranks,
-            micro_batch_size: MICRO_BATCH,
-            sequence_length: self.model.context,
             micro_batches: self.micro_batches(),
-            sharding: &self.sharding,
-            kernels: &KernelChoices::default(),
-            fp8: &Fp8Config::default(),
-            lora: None,
-            recompute: &self.recompute,
-            settings: ShapeSettings::default(),
-            slack: 1.0,
+            ..settings.memory(&self.model, &layout, self.ranks)
         };
         let report = plan_memory(&self.model, &request).unwrap();
         let mesh = Mesh::new(&self.layout, self.ranks).unwrap();
@@ -123,8 +114,8 @@ impl Run {
     fn measured(&self) -> Vec<Measured> {
         let data = self.layout.data_size();
         let config = TrainConfig {
-            micro_batch_size: MICRO_BATCH,
-            global_batch_size: MICRO_BATCH * self.micro_batches() * data,
+            micro_batch_size: ROWS,
+            global_batch_size: ROWS * self.micro_batches() * data,
             data_parallel: self.sharding.clone(),
             ..TrainConfig::default()
         };
@@ -265,20 +256,16 @@ struct Measured {
     on_host: u64,
 }
 
-/// A plan is within a tenth below the heap and 22 % above it, and the plan of the host is exact. Products in 16 bits have
+/// A plan is at most a tenth below the heap and a tenth above it, and the plan of the host is exact. Products in 16 bits have
 /// copies of their factors in f32 on the CPU, which are not planned.
 fn is_near(run: &Run, planned: &Planned, measured: &Measured) -> bool {
-    let tolerance = match run.sharding.precision {
+    let below = match run.sharding.precision {
         Precision::F32 => 0.10,
         _ => 0.20,
     };
     let (most, found) = (planned.most as f64, measured.most as f64);
     let least = found - measured.free as f64;
-    // Above, which is the safe side, by up to 22 %: the planned peak of a loss is 0.7 to 0.9 MB too high in these models, which
-    // is 20 % of the last of four stages. Two micro-batches at once do not have their peaks at once.
-    let is_overlapped = run.layout.overlap_moe_expert_parallel_comm;
-    let above = if is_overlapped { 0.30 } else { 0.22 };
-    let is_near = most >= (1.0 - tolerance) * least && most <= (1.0 + above) * found;
+    let is_near = most >= (1.0 - below) * least && most <= 1.10 * found;
     is_near && planned.on_host == measured.on_host
 }
 

@@ -7,7 +7,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use crate::KernelError;
 use crate::error::accept;
-use crate::launch::{DeviceOp, Spec, launch};
+use crate::launch::{DeviceOp, InPlace, Spec, launch};
 
 mod cpu;
 #[cfg(feature = "cubecl")]
@@ -94,6 +94,10 @@ impl DeviceOp for MergeOp {
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
         inputs[..2].to_vec()
+    }
+
+    fn in_place(&self) -> Option<InPlace> {
+        Some(InPlace::FIRST)
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {

@@ -6,7 +6,7 @@ use super::{MemoryByKind, RankMemory};
 use crate::data_parallel::{MemoryPlan, ZeroStage};
 use crate::nn::ActivationOffload;
 use crate::pipeline::schedule::{Action, ActionKind, Schedule};
-use crate::plan::profile::StageProfile;
+use crate::plan::profile::{LayerProfile, StageProfile};
 
 /// The memory at one action.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,26 +59,36 @@ pub(super) fn rank_memory(
         };
         memory.with_slack(slack)
     };
-    for action in schedule.actions(rank) {
+    let mut actions = schedule.actions(rank).iter();
+    while let Some(action) = actions.next() {
         let before = resting(&alive);
         if action.kind.is_receive() {
             alive.activations += receives.posted_in(action, schedule);
         }
-        let transient = alive.enter(action, stages);
-        let of_loss = stages[action.stage].output.is_some();
+        let is_paired = action.kind == ActionKind::PairedForward;
+        let backward = is_paired.then(|| actions.next()).flatten();
+        let transient = match backward {
+            Some(backward) => alive.enter_pair(action, backward, stages),
+            None => alive.enter(action, stages),
+        };
+        let both = [Some(action), backward].into_iter().flatten();
+        let of_loss = both.clone().any(|it| stages[it.stage].output.is_some());
         let peak = MemoryByKind {
             activations: alive.activations,
             logits: alive.logits + if of_loss { transient } else { 0 },
             transient: if of_loss { 0 } else { transient },
             ..base
         };
-        alive.leave(action, stages);
-        samples.push(MemorySample {
+        if is_paired {
+            alive.hold(action, stages);
+        }
+        both.clone().for_each(|it| alive.leave(it, stages));
+        samples.extend(both.map(|action| MemorySample {
             action: *action,
             before,
             peak: peak.with_slack(slack),
             after: resting(&alive),
-        });
+        }));
     }
     let step = all.with_slack(slack);
     let highest = samples
@@ -101,11 +111,7 @@ impl Alive {
         let kept = stage.saved_bytes();
         match action.kind {
             kind if kind.is_forward() => {
-                self.keep(stage);
-                // The input was received, and is kept with the rest.
-                self.release(stage.input_bytes);
-                let left = self.on_host.leave(action, stage);
-                self.release(left);
+                self.hold(action, stages);
                 stage.forward_bytes.saturating_sub(kept) + self.on_host.on_its_way(action, stage)
             }
             ActionKind::Backward | ActionKind::InputGradient => {
@@ -113,6 +119,37 @@ impl Alive {
             }
             _ => 0,
         }
+    }
+
+    /// What a pair adds before its peak; returns the bytes of its temporaries. Its forward and its backward run layer by layer
+    /// in turn: the forward keeps a layer when the backward has released one.
+    fn enter_pair(&mut self, forward: &Action, backward: &Action, stages: &[StageProfile]) -> u64 {
+        let [one, other] = [forward, backward].map(|action| &stages[action.stage]);
+        let largest = |stage: &StageProfile, of: fn(&LayerProfile) -> u64| {
+            stage
+                .layers
+                .iter()
+                .map(|(layer, _)| of(layer))
+                .max()
+                .unwrap_or(0)
+        };
+        let forward = one.forward_bytes.saturating_sub(one.saved_bytes());
+        let between = one.saved_bytes().max(other.saved_bytes())
+            + largest(one, LayerProfile::saved_bytes).max(forward)
+            + largest(other, |layer| layer.backward_bytes);
+        let peak = between.max(one.forward_bytes).max(other.backward_bytes);
+        let alive = other.saved_bytes() + one.input_bytes;
+        peak.saturating_sub(alive) + self.on_host.on_its_way(backward, other)
+    }
+
+    /// The forward of an action is over: it keeps what its backward reads.
+    fn hold(&mut self, action: &Action, stages: &[StageProfile]) {
+        let stage = &stages[action.stage];
+        self.keep(stage);
+        // The input was received, and is kept with the rest.
+        self.release(stage.input_bytes);
+        let left = self.on_host.leave(action, stage);
+        self.release(left);
     }
 
     /// What an action releases.

@@ -92,6 +92,29 @@ fn the_peak_is_of_bytes_not_of_counts() {
     assert!(!report.to_string().contains("on the host"));
 }
 
+/// A forward keeps a layer when the backward beside it has released one.
+#[test]
+fn a_pair_keeps_one_micro_batch_and_one_layer_more() {
+    let config = ScheduleConfig::new(ScheduleKind::OneFOneB, 1, 4).with_pairs(true);
+    let schedule = generate(&config).unwrap();
+    let mut of_four_layers = stage(10);
+    of_four_layers.layers[0].1 = 4;
+    (of_four_layers.forward_bytes, of_four_layers.backward_bytes) = (41, 43);
+    let peak_of = |stage: StageProfile| {
+        let states = vec![MemoryPlan::default()];
+        let zero_stage = ZeroStage::Replicated;
+        let report = MemoryReport::new(&schedule, vec![stage], states, zero_stage, 1.0, (NONE, 0));
+        let rank = &report.ranks[0];
+        assert_eq!(rank.samples.len(), schedule.actions(0).len());
+        assert_eq!(rank.samples.last().unwrap().after.total(), 0);
+        rank.peak.total()
+    };
+    assert_eq!(peak_of(of_four_layers.clone()), 50);
+    // The loss needs more than a layer.
+    of_four_layers.backward_bytes = 70;
+    assert_eq!(peak_of(of_four_layers), 70);
+}
+
 #[test]
 fn what_is_on_the_host_is_shown_beside_the_total() {
     let config = ScheduleConfig::new(ScheduleKind::OneFOneB, 1, 1);

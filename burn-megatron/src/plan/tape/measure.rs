@@ -51,7 +51,7 @@ fn part_of_experts(ranks: &[usize], mesh: &Mesh) -> Option<(Grid, AxisSet, Group
 }
 
 /// Adds what an operation of the forward computes to its layer.
-pub(super) fn measure(layer: &mut LayerProfile, operation: &OperationIr, makes: bool) {
+pub(super) fn measure(layer: &mut LayerProfile, operation: &OperationIr, streams: bool) {
     let dims = |tensor: &TensorIr| -> Vec<u64> {
         tensor
             .shape
@@ -101,7 +101,7 @@ pub(super) fn measure(layer: &mut LayerProfile, operation: &OperationIr, makes: 
                 value_width: out[3],
             });
         }
-        _ if makes => {
+        _ if streams => {
             let all = operation.inputs().chain(operation.outputs());
             layer.streamed_bytes += all.map(bytes_of).sum::<u64>();
         }

@@ -7,6 +7,7 @@ use burn_ir::{
     ActivationOperationIr as Activation, BaseOperationIr, FloatOperationIr, ModuleOperationIr,
     NumericOperationIr as Numeric, OperationIr, TensorIr,
 };
+use burn_megatron_kernels::record::in_place;
 
 use super::storage::bytes_of;
 
@@ -191,6 +192,52 @@ pub(super) fn rule(
         },
         _ => all(),
     })
+}
+
+/// Returns the inputs whose memory the output of an operation may take, if it has the shape of the output and no other tensor
+/// shares the memory. The operations of each element do so on the CPU and on CubeCL devices.
+pub(super) fn reusable<'a>(operation: &'a OperationIr, out: &TensorIr) -> Vec<&'a TensorIr> {
+    match operation {
+        OperationIr::Custom(kernel) => {
+            let pair = in_place(kernel).filter(|(_, output)| output.id == out.id);
+            pair.into_iter().map(|(input, _)| input).collect()
+        }
+        OperationIr::NumericFloat(_, numeric) => match numeric {
+            Numeric::Add(op) | Numeric::Sub(op) | Numeric::Mul(op) | Numeric::Div(op) => {
+                vec![&op.lhs, &op.rhs]
+            }
+            Numeric::AddScalar(op)
+            | Numeric::SubScalar(op)
+            | Numeric::MulScalar(op)
+            | Numeric::DivScalar(op)
+            | Numeric::ClampMin(op)
+            | Numeric::ClampMax(op) => vec![&op.lhs],
+            Numeric::Abs(op) | Numeric::Neg(op) | Numeric::Sign(op) => vec![&op.input],
+            Numeric::Clamp(op) => vec![&op.tensor],
+            _ => vec![],
+        },
+        OperationIr::Float(_, float) => match float {
+            FloatOperationIr::Exp(op)
+            | FloatOperationIr::Log(op)
+            | FloatOperationIr::Log1p(op)
+            | FloatOperationIr::Sqrt(op)
+            | FloatOperationIr::Cos(op)
+            | FloatOperationIr::Sin(op)
+            | FloatOperationIr::Tanh(op)
+            | FloatOperationIr::Erf(op)
+            | FloatOperationIr::Recip(op) => vec![&op.input],
+            FloatOperationIr::PowfScalar(op) => vec![&op.lhs],
+            _ => vec![],
+        },
+        OperationIr::BaseFloat(base) => match base {
+            BaseOperationIr::MaskWhere(op) => vec![&op.tensor, &op.value],
+            BaseOperationIr::MaskFill(op) => vec![&op.tensor],
+            BaseOperationIr::SliceAssign(op) => vec![&op.tensor],
+            BaseOperationIr::SelectAssign(op) => vec![&op.tensor],
+            _ => vec![],
+        },
+        _ => vec![],
+    }
 }
 
 /// The name of an operation, as Burn's intermediate representation has it.

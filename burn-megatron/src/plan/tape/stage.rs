@@ -77,6 +77,8 @@ pub(super) struct Stage {
     pub tracked: HashSet<TensorId>,
     /// How many nodes save a storage.
     pub saved: HashMap<Storage, usize>,
+    /// What the nodes with rules save, in the order of the nodes.
+    pub held_by_rules: Vec<Storage>,
     /// Saved inputs of recomputed blocks that may be on the host, each with its layer.
     pub offloadable: Vec<(usize, Storage)>,
     /// Whether the present call saves such an input.
@@ -89,6 +91,8 @@ pub(super) struct Stage {
     pub backward: Vec<Option<Span>>,
     /// Of a tensor of the forward, its gradient.
     pub gradients: HashMap<TensorId, Storage>,
+    /// Gradients that the present call has taken from the graph. It holds them until its end.
+    pub taken: Vec<Storage>,
     pub input: Option<Storage>,
     /// Storages that deferred weight gradients hold, and their bytes by layer.
     pub deferred: HashSet<Storage>,
@@ -112,6 +116,14 @@ impl Stage {
             name: "input of the stage".into(),
             bytes: bytes_of(tensor),
         });
+    }
+
+    /// Returns whether the graph holds a storage that a recorded call does not hold: an operation of Burn saved it, it is a
+    /// gradient that was not used yet, or it is the input of the stage.
+    pub fn holds(&self, storage: Storage) -> bool {
+        self.input == Some(storage)
+            || self.held_by_rules.contains(&storage)
+            || self.gradients.values().any(|it| *it == storage)
     }
 
     pub fn begin_layer(&mut self, layer: usize) {

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use burn::tensor::DType;
-use burn_ir::{BaseOperationIr, CustomOpIr, OperationIr, TensorId, TensorIr};
+use burn_ir::{BaseOperationIr, CustomOpIr, OperationIr, TensorId, TensorIr, TensorStatus};
+
+use super::operations::reusable;
 
 /// A piece of memory, by its number.
 pub(super) type Storage = usize;
@@ -13,6 +15,19 @@ pub(super) type Storage = usize;
 pub(super) struct Storages {
     of: HashMap<TensorId, View>,
     bytes: Vec<u64>,
+    /// The number of tensors that share a storage and are not dropped.
+    tensors: Vec<usize>,
+}
+
+/// What holds a storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// Its tensors alone.
+    Tensors,
+    /// The graph too: an operation of Burn saved it, or it is a gradient.
+    Graph,
+    /// The training state: a buffer of gradients, which kernels write in place.
+    State,
 }
 
 #[derive(Clone, Debug)]
@@ -69,12 +84,18 @@ impl Storages {
     /// Gives a tensor the storage of another one.
     pub fn alias(&mut self, tensor: &TensorIr, storage: Storage) {
         let strides = row_major(&tensor.shape.to_vec());
+        self.share(tensor, storage, strides);
+    }
+
+    fn share(&mut self, tensor: &TensorIr, storage: Storage, strides: Vec<usize>) {
         self.of.insert(tensor.id, View { storage, strides });
+        self.tensors[storage] += 1;
     }
 
     /// A new storage of so many bytes.
     pub fn make_unnamed(&mut self, bytes: u64) -> Storage {
         self.bytes.push(bytes);
+        self.tensors.push(0);
         self.bytes.len() - 1
     }
 
@@ -85,44 +106,63 @@ impl Storages {
         storage
     }
 
-    /// Enters the outputs of an operation; returns the storages that it makes. `is_buffer` tells which storages are
-    /// flat buffers of gradients, which kernels write in place.
+    /// Enters the outputs of an operation; returns the storages that it makes. `holder` returns what holds a storage.
     pub fn enter(
         &mut self,
         operation: &OperationIr,
-        is_buffer: impl Fn(Storage) -> bool,
+        holder: impl Fn(Storage) -> Holder,
     ) -> Vec<Storage> {
         for input in operation.inputs() {
             self.of(input);
         }
+        let mut made = vec![];
         if let Some((input, out, strides)) = self.view(operation) {
             let storage = self.of(input);
-            self.of.insert(out.id, View { storage, strides });
-            return vec![];
+            self.share(out, storage, strides);
+        } else {
+            for out in operation.outputs() {
+                match self.overwritten(operation, out, &holder) {
+                    Some(storage) => self.alias(out, storage),
+                    None => made.push(self.make(out)),
+                }
+            }
         }
-        let mut made = vec![];
-        for out in operation.outputs() {
-            match self
-                .written_in_place(operation, out)
-                .filter(|it| is_buffer(*it))
-            {
-                Some(storage) => self.alias(out, storage),
-                None => made.push(self.make(out)),
+        for input in operation.inputs() {
+            if input.status == TensorStatus::ReadWrite {
+                let storage = self.of(input);
+                self.tensors[storage] = self.tensors[storage].saturating_sub(1);
             }
         }
         made
     }
 
-    /// The input that a kernel may write its output to.
-    fn written_in_place(&self, operation: &OperationIr, out: &TensorIr) -> Option<Storage> {
-        let OperationIr::Custom(CustomOpIr { inputs, .. }) = operation else {
-            return None;
-        };
+    /// The storage of an input that an operation writes its output to: a buffer of gradients, or memory that no other tensor
+    /// shares.
+    fn overwritten(
+        &self,
+        operation: &OperationIr,
+        out: &TensorIr,
+        holder: impl Fn(Storage) -> Holder,
+    ) -> Option<Storage> {
         let same = |input: &&TensorIr| (&input.shape, input.dtype) == (&out.shape, out.dtype);
-        inputs
-            .iter()
-            .filter(same)
-            .find_map(|input| Some(self.of.get(&input.id)?.storage))
+        if let OperationIr::Custom(CustomOpIr { inputs, .. }) = operation {
+            let mut storages = inputs.iter().filter(same).map(|it| self.of[&it.id].storage);
+            let buffer = storages.find(|it| holder(*it) == Holder::State);
+            if buffer.is_some() {
+                return buffer;
+            }
+        }
+        let is_free = |input: &&TensorIr| {
+            let View { storage, strides } = &self.of[&input.id];
+            let times = operation.inputs().filter(|it| it.id == input.id).count();
+            input.status == TensorStatus::ReadWrite
+                && (times, self.tensors[*storage]) == (1, 1)
+                && is_contiguous(&input.shape.to_vec(), strides)
+                && holder(*storage) == Holder::Tensors
+        };
+        let inputs = reusable(operation, out).into_iter();
+        let input = inputs.filter(same).find(is_free)?;
+        Some(self.of[&input.id].storage)
     }
 
     /// The input, the output and its strides, if it is a view of the input.
@@ -172,5 +212,63 @@ impl Storages {
             }
             _ => return None,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_ir::{BinaryOpIr, NumericOperationIr};
+
+    use super::*;
+
+    fn tensor(id: u64, status: TensorStatus) -> TensorIr {
+        TensorIr {
+            id: TensorId::new(id),
+            shape: [4, 8].into(),
+            status,
+            dtype: DType::F32,
+        }
+    }
+
+    /// The sum of tensors 0 and 1 as tensor 2: whether it takes the memory of a factor.
+    fn is_reused(statuses: [TensorStatus; 2], holder: Holder) -> bool {
+        let mut storages = Storages::default();
+        let [lhs, rhs] = [0, 1].map(|id| tensor(id, statuses[id as usize]));
+        let known = [storages.of(&lhs), storages.of(&rhs)];
+        let out = tensor(2, TensorStatus::NotInit);
+        let sum = NumericOperationIr::Add(BinaryOpIr {
+            lhs,
+            rhs,
+            out: out.clone(),
+        });
+        let made = storages.enter(&OperationIr::NumericFloat(DType::F32, sum), |_| holder);
+        assert_eq!(made.is_empty(), known.contains(&storages.of(&out)));
+        made.is_empty()
+    }
+
+    #[test]
+    fn an_output_takes_memory_that_nothing_else_holds() {
+        use TensorStatus::{ReadOnly, ReadWrite};
+        assert!(is_reused([ReadWrite, ReadOnly], Holder::Tensors));
+        assert!(is_reused([ReadOnly, ReadWrite], Holder::Tensors));
+        assert!(!is_reused([ReadOnly, ReadOnly], Holder::Tensors));
+        // The graph has saved it.
+        assert!(!is_reused([ReadWrite, ReadWrite], Holder::Graph));
+    }
+
+    /// A view of the input is still there.
+    #[test]
+    fn an_output_does_not_take_memory_with_a_view() {
+        let mut storages = Storages::default();
+        let input = tensor(0, TensorStatus::ReadWrite);
+        let storage = storages.of(&input);
+        storages.alias(&tensor(1, TensorStatus::NotInit), storage);
+        let scaled = NumericOperationIr::Add(BinaryOpIr {
+            lhs: input,
+            rhs: tensor(2, TensorStatus::ReadOnly),
+            out: tensor(3, TensorStatus::NotInit),
+        });
+        let operation = OperationIr::NumericFloat(DType::F32, scaled);
+        assert_eq!(storages.enter(&operation, |_| Holder::Tensors).len(), 1);
     }
 }

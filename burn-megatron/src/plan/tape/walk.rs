@@ -7,9 +7,9 @@ use burn_ir::{OperationIr, TensorIr};
 use burn_megatron_kernels::record::{RecordedStep, Recording};
 
 use super::measure::{axes_of, measure};
-use super::operations::{name, rule};
+use super::operations::{name, reusable, rule};
 use super::stage::{LayerName, Node, NodeBackward, Stage};
-use super::storage::{Storage, Storages, bytes_of};
+use super::storage::{Holder, Storage, Storages, bytes_of};
 use super::{Repeat, StageNote, StateNote, note};
 use crate::collective::ExchangeNote;
 use crate::mesh::Mesh;
@@ -157,13 +157,13 @@ impl<'a> Walk<'a> {
 
     fn operation(&mut self, operation: &OperationIr) {
         if std::mem::take(&mut self.makes_state) {
-            let made = self.storages.enter(operation, |_| false);
+            let made = self.storages.enter(operation, |_| Holder::Graph);
             self.later_state.extend(made);
             return;
         }
         // Before the forward of a stage.
         let Some(stage) = &mut self.stage else {
-            self.storages.enter(operation, |_| false);
+            self.storages.enter(operation, |_| Holder::Graph);
             return;
         };
         stage.lives.now += 1;
@@ -174,8 +174,23 @@ impl<'a> Walk<'a> {
         let Some(stage) = &mut self.stage else {
             return;
         };
-        let later = &self.later_state;
-        let made = self.storages.enter(operation, |it| later.contains(&it));
+        let is_plain = self.pass == TrainingPass::Forward && self.inside.is_empty();
+        let rule = is_plain
+            .then(|| rule(operation, |it| stage.tracked.contains(&it.id)))
+            .flatten();
+        let saved = rule.iter().flat_map(|rule| &rule.saved);
+        let is_input = |tensor: &&TensorIr| operation.inputs().any(|it| it.id == tensor.id);
+        let saved = saved.filter(is_input).map(|it| self.storages.of(it));
+        let saved: Vec<_> = saved.collect();
+        let made = self.storages.enter(operation, |it| {
+            if self.later_state.contains(&it) {
+                Holder::State
+            } else if it < self.state || stage.holds(it) || saved.contains(&it) {
+                Holder::Graph
+            } else {
+                Holder::Tensors
+            }
+        });
         for storage in &made {
             stage.lives.make(*storage);
         }
@@ -192,11 +207,13 @@ impl<'a> Walk<'a> {
             }
             return;
         }
-        measure(&mut stage.layers[layer], operation, !made.is_empty());
+        let writes = |out| !reusable(operation, out).is_empty();
+        let streams = !made.is_empty() || operation.outputs().any(writes);
+        measure(&mut stage.layers[layer], operation, streams);
         if !self.inside.is_empty() {
             return;
         }
-        let Some(rule) = rule(operation, |it| stage.tracked.contains(&it.id)) else {
+        let Some(rule) = rule else {
             return;
         };
         let mut saved: Vec<_> = rule.saved.iter().map(|it| self.storages.of(it)).collect();
@@ -205,6 +222,7 @@ impl<'a> Walk<'a> {
             stage.lives.make(inner);
             saved.push(inner);
         }
+        stage.held_by_rules.extend(&saved);
         let outputs: Vec<_> = operation.outputs().cloned().collect();
         stage.tracked.extend(outputs.iter().map(|it| it.id));
         let backward = NodeBackward::Rule(rule, saved);
@@ -294,6 +312,8 @@ impl<'a> Walk<'a> {
         let NodeBackward::Rule(rule, saved) = node.backward else {
             return false;
         };
+        let held = stage.held_by_rules.len() - saved.len();
+        stage.held_by_rules.truncate(held);
         stage.lives.now += 1;
         stage.begin_layer(node.layer);
         let first = node
@@ -333,7 +353,7 @@ impl<'a> Walk<'a> {
         else {
             return;
         };
-        for storage in saved {
+        for storage in saved.into_iter().chain(stage.taken.drain(..)) {
             stage.lives.touch(storage);
         }
         if DEFER_WEIGHT_GRADIENTS.contains(&&*recorded.name) {
@@ -377,12 +397,12 @@ impl<'a> Walk<'a> {
         let gradients = recorded.gradients.iter().flat_map(|it| &it.outputs);
         for out in operation.outputs() {
             let place = gradients.clone().position(|it| it.id == out.id);
-            let known = place.and_then(|place| stage.gradients.get(&recorded.outputs[place].id));
-            let Some(storage) = known.copied() else {
+            let known = place.and_then(|place| stage.gradients.remove(&recorded.outputs[place].id));
+            let Some(storage) = known else {
                 return false;
             };
             self.storages.alias(out, storage);
-            stage.lives.touch(storage);
+            stage.taken.push(storage);
         }
         true
     }
