@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn::tensor::Device;
 use burn_megatron_kernels::device_memory::return_freed_memory;
 
-/// The number of first steps in which memory is returned during the step too.
+/// The number of first steps in which memory is returned before each forward too.
 ///
 /// The pages of the device grow to the largest allocation so far, and smaller pages are freed as they empty: those of
-/// the initial weights before the first forward, and those of the activations during the first backward.
+/// the initial weights before the first forward, and those of its activations before the second one.
 const FIRST_STEPS: usize = 3;
 
 /// Memory is returned once in this number of steps later.
@@ -19,21 +19,21 @@ const INTERVAL: usize = 100;
 pub(super) struct FreedMemory {
     /// The number of finished steps of this process.
     steps: AtomicUsize,
-    /// Whether memory may be returned during a step: not if graphs are captured.
-    in_step: bool,
+    /// Whether memory may be returned before a forward: not if graphs are captured.
+    before_forward: bool,
 }
 
 impl FreedMemory {
-    pub fn new(in_step: bool) -> Self {
+    pub fn new(before_forward: bool) -> Self {
         Self {
             steps: AtomicUsize::new(0),
-            in_step,
+            before_forward,
         }
     }
 
-    /// Call before a forward, and in the backward after each gradient, where activations have been freed.
-    pub fn in_step(&self, device: &Device) {
-        if self.is_due_in_step() {
+    /// Call before a forward.
+    pub fn before_forward(&self, device: &Device) {
+        if self.is_due_before_forward() {
             return_freed_memory(device);
         }
     }
@@ -45,8 +45,8 @@ impl FreedMemory {
         }
     }
 
-    fn is_due_in_step(&self) -> bool {
-        self.in_step && self.steps.load(Ordering::Relaxed) < FIRST_STEPS
+    fn is_due_before_forward(&self) -> bool {
+        self.before_forward && self.steps.load(Ordering::Relaxed) < FIRST_STEPS
     }
 
     /// Counts a step.
@@ -63,17 +63,17 @@ mod tests {
     #[test]
     fn memory_is_returned_in_the_first_steps_and_then_regularly() {
         let [eager, captured] = [true, false].map(FreedMemory::new);
-        let (mut in_step, mut after) = (vec![], vec![]);
+        let (mut before_forward, mut after) = (vec![], vec![]);
         for step in 1..=200 {
-            if eager.is_due_in_step() {
-                in_step.push(step);
+            if eager.is_due_before_forward() {
+                before_forward.push(step);
             }
             if eager.is_due_after_step() {
                 after.push(step);
             }
-            assert!(!captured.is_due_in_step());
+            assert!(!captured.is_due_before_forward());
         }
-        assert_eq!(in_step, [1, 2, 3]);
+        assert_eq!(before_forward, [1, 2, 3]);
         assert_eq!(after, [1, 2, 3, 100, 200]);
     }
 }

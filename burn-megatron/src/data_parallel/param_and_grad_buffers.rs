@@ -87,7 +87,7 @@ impl ParamAndGradBuffers {
             frozen.begin_forward();
         }
         self.gradients().tracker.begin_forward(stage);
-        self.freed_memory.in_step(&self.plan.device);
+        self.freed_memory.before_forward(&self.plan.device);
     }
 
     /// Frees gathered values whose memory the gradients need, and returns the factor of the gradients. Call before a
@@ -116,7 +116,6 @@ impl ParamAndGradBuffers {
             let buffer = TrackedTensor::from_parts(compute(target), allocation);
             self.gradients().put_buffer(parameters, buffer, &self.plan);
         }
-        self.freed_memory.in_step(&self.plan.device);
     }
 
     /// Whether these parameters have one bucket, and each a gradient to come.
