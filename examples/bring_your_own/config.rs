@@ -58,51 +58,26 @@ impl ModelConfig for GptConfig {
 }
 
 #[cfg(test)]
+#[path = "../planned.rs"]
+mod planned;
+
+#[cfg(test)]
 mod tests {
     use burn::tensor::Device;
-    use burn_megatron::choice::KernelChoices;
     use burn_megatron::comm::ParallelContext;
-    use burn_megatron::data_parallel::{DataParallelConfig, Precision};
-    use burn_megatron::kernels::record::ShapeSettings;
     use burn_megatron::mesh::Mesh;
-    use burn_megatron::nn::fp8::Fp8Config;
     use burn_megatron::nn::{RecomputeConfig, RecomputeModule};
-    use burn_megatron::plan::memory::{MemoryRequest, plan_memory};
 
     use super::*;
 
     /// The memory of every pipeline rank is planned, in each type and with recomputation.
     #[test]
     fn the_memory_of_the_model_is_planned() {
-        for precision in [Precision::F64, Precision::F32, Precision::Bf16] {
-            for recompute in [
-                RecomputeConfig::default(),
-                RecomputeConfig::selective([RecomputeModule::Norm]),
-            ] {
-                let sharding = DataParallelConfig {
-                    precision,
-                    ..DataParallelConfig::default()
-                };
-                let layout = ParallelConfig::new().with_pipeline(2).with_data(2);
-                let request = MemoryRequest {
-                    layout: &layout,
-                    ranks: 4,
-                    micro_batch_size: 2,
-                    sequence_length: 16,
-                    micro_batches: 2,
-                    sharding: &sharding,
-                    kernels: &KernelChoices::default(),
-                    fp8: &Fp8Config::default(),
-                    lora: None,
-                    recompute: &recompute,
-                    settings: ShapeSettings::default(),
-                    slack: 1.0,
-                };
-                let report = plan_memory(&GptConfig::default(), &request).unwrap();
-                for rank in &report.ranks {
-                    assert!(rank.peak.activations > 0, "{precision}: {:?}", rank.peak);
-                }
-            }
+        for recompute in [
+            RecomputeConfig::default(),
+            RecomputeConfig::selective([RecomputeModule::Norm]),
+        ] {
+            planned::in_each_type(&GptConfig::default(), &recompute);
         }
     }
 

@@ -52,44 +52,18 @@ impl ModelConfig for ConvLmConfig {
 }
 
 #[cfg(test)]
+#[path = "../planned.rs"]
+mod planned;
+
+#[cfg(test)]
 mod tests {
-    use burn_megatron::choice::KernelChoices;
-    use burn_megatron::data_parallel::{DataParallelConfig, Precision};
-    use burn_megatron::kernels::record::ShapeSettings;
-    use burn_megatron::mesh::ParallelConfig;
     use burn_megatron::nn::RecomputeConfig;
-    use burn_megatron::nn::fp8::Fp8Config;
-    use burn_megatron::plan::memory::{MemoryRequest, plan_memory};
 
     use super::*;
 
     /// The memory of every pipeline rank is planned, in each type.
     #[test]
     fn the_memory_of_the_model_is_planned() {
-        for precision in [Precision::F64, Precision::F32, Precision::Bf16] {
-            let sharding = DataParallelConfig {
-                precision,
-                ..DataParallelConfig::default()
-            };
-            let layout = ParallelConfig::new().with_pipeline(2).with_data(2);
-            let request = MemoryRequest {
-                layout: &layout,
-                ranks: 4,
-                micro_batch_size: 2,
-                sequence_length: 16,
-                micro_batches: 2,
-                sharding: &sharding,
-                kernels: &KernelChoices::default(),
-                fp8: &Fp8Config::default(),
-                lora: None,
-                recompute: &RecomputeConfig::default(),
-                settings: ShapeSettings::default(),
-                slack: 1.0,
-            };
-            let report = plan_memory(&ConvLmConfig::default(), &request).unwrap();
-            for rank in &report.ranks {
-                assert!(rank.peak.activations > 0, "{precision}: {:?}", rank.peak);
-            }
-        }
+        planned::in_each_type(&ConvLmConfig::default(), &RecomputeConfig::default());
     }
 }

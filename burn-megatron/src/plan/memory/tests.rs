@@ -110,6 +110,8 @@ fn a_pair_keeps_one_micro_batch_and_one_layer_more() {
         rank.peak.total()
     };
     assert_eq!(peak_of(of_four_layers.clone()), 50);
+    // Of one layer both are alive.
+    assert_eq!(peak_of(stage(100)), 200);
     // The loss needs more than a layer.
     of_four_layers.backward_bytes = 70;
     assert_eq!(peak_of(of_four_layers), 70);
@@ -175,27 +177,6 @@ fn receives_ahead_have_their_memory() {
     }
     // No more than there are.
     assert_eq!(peaks(usize::MAX).0, [20, 20]);
-}
-
-/// Two micro-batches of the one stage are alive in a pair.
-#[test]
-fn a_pair_has_the_activations_of_both() {
-    let activations = |pairs: bool| {
-        let config = ScheduleConfig::new(ScheduleKind::OneFOneB, 1, 4).with_pairs(pairs);
-        let schedule = generate(&config).unwrap();
-        let states = vec![MemoryPlan::default()];
-        let stages = vec![stage(100)];
-        let report = MemoryReport::new(
-            &schedule,
-            stages,
-            states,
-            ZeroStage::Replicated,
-            1.0,
-            (NONE, 0),
-        );
-        report.ranks[0].peak.activations
-    };
-    assert_eq!(activations(true), activations(false) + 100);
 }
 
 fn inputs<const N: usize>(bytes: [u64; N]) -> Vec<BlockInput> {
