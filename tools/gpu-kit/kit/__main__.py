@@ -25,7 +25,7 @@ from libraries import Libraries
 from plan import STEPS
 from report import renew
 from runner import Sampler, Stopped, limits, run_step
-from state import Kit
+from state import Kit, say
 
 # Seconds of a call, so that a machine that ends a command after 10 minutes does not cut off the archive.
 CALL_SECONDS = 560
@@ -65,7 +65,7 @@ def main():
         sampler.stop()
         kit.stopped = stopped
         renew(kit)
-    print(f"\nplease send {kit.out / 'gpu-kit-results.tar.gz'}", flush=True)
+    say(f"\nplease send {kit.out / 'gpu-kit-results.tar.gz'}")
     return 1 if stopped or kit.failed() else 0
 
 

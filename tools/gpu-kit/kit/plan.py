@@ -95,7 +95,10 @@ def first(run):
 def trace(run):
     library = tracer(run)
     env = {"CUDA_INJECTION64_PATH": str(library), "TRACE_OUT": str(run.file("tsv"))}
+    run.file("tsv").unlink(missing_ok=True)
     run.bench(*SMALL, "--micro-batch-size", "64", "--steps", "3", "--warm-up", "2", env=env)
+    if not run.file("tsv").is_file():
+        raise Failed("the driver did not load the tracer")
 
 
 def tracer(run):
@@ -170,6 +173,8 @@ def losses(run):
         shutil.rmtree(folder, ignore_errors=True)
         recipe = ["--recipe", HERE / "recipes/small-llama.toml", "--data", HERE / "kit", "--extensions", "py"]
         run.program("pretrain", *recipe, "--device", device, "--run-dir", folder)
+        if not (folder / "metrics.jsonl").is_file():
+            raise Failed(f"pretrain --device {device} wrote no metrics")
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         found[device] = [row["loss"] for row in map(json.loads, lines) if "loss" in row]
     with open(run.out, "a") as out:

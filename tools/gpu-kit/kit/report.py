@@ -7,7 +7,7 @@ import tarfile
 import time
 
 from plan import STEPS
-from state import HERE, replace
+from state import HERE, replace, say
 
 ARCHIVE = "gpu-kit-results.tar.gz"
 ARCHIVE_BYTES = 15 << 20
@@ -37,7 +37,7 @@ def pack(kit):
                 archive.add(file, f"gpu-kit-results/{file.name}")
         if part.stat().st_size <= ARCHIVE_BYTES or len(files) == 1:
             break
-        print(f"left out of the archive, which is too large: {files.pop().name}", flush=True)
+        say(f"left out of the archive, which is too large: {files.pop().name}")
     os.replace(part, kit.out / ARCHIVE)
 
 

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import time
 
+from state import say
+
 # More than this is cut out of the middle of an output.
 OUTPUT_BYTES = 1 << 20
 LIBRARY = re.compile(r"/\S*lib(cuda|nvrtc|cublas|nccl|cupti|cudart)[^/\s]*\.so[^/\s]*$")
@@ -34,7 +36,7 @@ def run_step(kit, step, left, begun):
     """Runs one step, and records its result. `left` is the time left in this call; `begun` is called at the start."""
     limit = limits().get(step.name, step.limit)
     limit = limit if left is None else min(limit, left)
-    print(f"== {step.name} (at most {limit:.0f} s)", flush=True)
+    say(f"== {step.name} (at most {limit:.0f} s)")
     if step.computes and kit.wrong():
         kit.record(step, "not run", kit.wrong())
         return
@@ -91,7 +93,12 @@ class Runner:
     def bench(self, *arguments, env=None, prefix=()):
         """Runs `bench step` on the GPU, with its JSON among the results."""
         arguments = ["--device", "cuda", "--json", self.file("json"), *arguments]
-        self.program("bench", "step", *arguments, env=env, prefix=prefix)
+        try:
+            self.program("bench", "step", *arguments, env=env, prefix=prefix)
+        except Failed as failed:
+            report = self.kit.read_json(self.file("json")) or {}
+            reasons = [row["reason"] for row in report.get("failed", [])]
+            raise Failed("; ".join(reasons) or str(failed)) from None
 
     def command(self, command, env=None):
         """Runs a command to its end or to the limit of the step. Raises `Failed` unless the exit code is 0."""

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
@@ -47,7 +48,7 @@ class Kit:
         """Records the result of a step: passed, failed, `not run` or running."""
         self.steps[step.name] = {"result": result, "reason": reason, **more}
         if result != "running":
-            print(f"   {result}{f': {reason}' if reason else ''}", flush=True)
+            say(f"   {result}{f': {reason}' if reason else ''}")
         self.save()
 
     def save(self):
@@ -79,6 +80,14 @@ class Kit:
             return json.loads(Path(path).read_text())
         except (OSError, ValueError):
             return None
+
+
+def say(text):
+    """Prints a line. The kit goes on if nobody reads it any more."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        sys.stdout = open(os.devnull, "w")
 
 
 def replace(path, text):
