@@ -15,6 +15,7 @@ mod emulate;
 mod first_hour;
 mod fuzz_layouts;
 mod gpu;
+mod gpu_kit;
 mod metrics;
 mod minutes;
 mod mpi;
@@ -125,14 +126,18 @@ enum Command {
     Emulate(emulate::Options),
     /// Measure everything on the NVIDIA GPU of this machine.
     ///
-    /// Runs the suites of `emulate` (but `traffic`, whose counts only the emulator has) on the GPU, then training
-    /// steps of GPT-2 124M and 1.5B with each attention engine (`bench step`) and each kernel (`bench kernels`); with
-    /// PyTorch, its times too, in tables beside the JSON files. Needs the driver, its nvidia-smi, cuBLASLt and NCCL,
-    /// and the compilers of `check-cuda`. Not part of `ci`.
+    /// Runs the kit of `gpu-kit`, and then the suites of `emulate` (but `traffic`, whose counts only the emulator has) on
+    /// the GPU. Needs the driver and Python 3. Not part of `ci`.
     ///
-    /// report.md has all of it in one file to send: the machine, each step with its result, failed tests with the
-    /// beginning of what they printed, and the tables.
+    /// Writes report.md and gpu-kit-results.tar.gz, which the kit renews after each step, and suites.txt with the failed
+    /// tests and the beginning of what they printed.
     Gpu(gpu::Options),
+    /// Pack a kit that measures burn-megatron on another machine with an NVIDIA GPU.
+    ///
+    /// The archive holds the stripped program for CUDA, a script and the comparison with PyTorch. The other machine needs
+    /// the driver and Python 3, but no git, cargo or network: see docs/src/gpu.md. Needs Linux, strip, tar and xz. Not part
+    /// of `ci`.
+    GpuKit(gpu_kit::Options),
     /// Check the book: every page of its summary exists and every relative link resolves.
     ///
     /// README.md is checked as well. Builds the book if mdbook is installed.
@@ -178,7 +183,7 @@ enum Command {
     /// after the start of the run and a hang are faults. The first case of a fault is shrunk to a minimal recipe, which is
     /// printed with the commands that repeat it. `test --all` runs one minute with a fixed seed.
     FuzzLayouts(fuzz_layouts::Options),
-    /// Everything above except check-nccl, peers, emulate, gpu, plan-all, first-hour, soak and fuzz-layouts: format, words, lint,
+    /// Everything above except check-nccl, peers, emulate, gpu, gpu-kit, plan-all, first-hour, soak and fuzz-layouts: format, words, lint,
     /// docs, book, package, test, cuda, small build, check-cuda, recipe, docs-commands.
     ///
     /// The kernels are compiled for sm_90a only. The recipe and the commands of the documentation run in the dev profile, with
@@ -212,6 +217,7 @@ fn main() -> ExitCode {
             emulate::run(&options, Compilers::Needed, &root, &mut report);
         }
         Command::Gpu(options) => gpu::run(&options, &root, &mut report),
+        Command::GpuKit(options) => gpu_kit::run(&options, &root, &mut report),
         Command::Book => book::run(&root, &mut report),
         #[cfg(unix)]
         Command::DocsCommands(options) => docs_commands::run(&options, &root, &mut report),

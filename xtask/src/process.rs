@@ -88,6 +88,16 @@ pub fn target_folder(root: &Path) -> Result<PathBuf, String> {
     }
 }
 
+/// The commit, or `unknown` without git.
+pub fn commit(root: &Path) -> String {
+    let mut git = Command::new("git");
+    git.current_dir(root)
+        .args(["describe", "--always", "--dirty"]);
+    let output = git.output().ok().filter(|output| output.status.success());
+    let commit = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    commit.unwrap_or_else(|| "unknown".into())
+}
+
 fn announce(command: &Command) {
     println!("$ {}", describe(command));
 }

@@ -60,14 +60,19 @@ pub fn headers_folder(tools: &CudaTools) -> Result<(), String> {
     link(&tools.cuda.join("include"), &headers).map_err(failed)
 }
 
+/// Returns the folder that looks like CUDA.
+pub fn folder(target: &Path) -> PathBuf {
+    target.join("emulator")
+}
+
 /// Builds the command, optimised, without LLVM.
-pub fn command(root: &Path, tools: &CudaTools) -> Result<PathBuf, String> {
+pub fn command(root: &Path, target: &Path) -> Result<PathBuf, String> {
     let build = ["build", "--release", "-p", "burn-megatron-cli"];
     let features = ["--features", "burn-megatron-cli/cuda"];
     let mut build = cargo(root, &[&build[..], &features].concat());
-    without_llvm(&mut build, &tools.cuda)?;
+    without_llvm(&mut build, &folder(target))?;
     run_command(&mut build)?;
-    Ok(tools.target.join("release/burn-megatron"))
+    Ok(target.join("release/burn-megatron"))
 }
 
 /// Builds all tests, without LLVM, and the command that some of them run.

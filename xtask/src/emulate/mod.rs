@@ -13,7 +13,7 @@ use std::process::Command;
 use clap::Args;
 
 use crate::check_cuda::Compilers;
-use crate::process::target_folder;
+use crate::process::{commit, target_folder};
 use crate::report::{Outcome, Report};
 use crate::totals::Totals;
 use crate::wheels;
@@ -25,6 +25,9 @@ pub struct Options {
     /// Suites; all but `step` by default.
     #[arg(value_enum, value_name = "SUITE")]
     suites: Vec<Suite>,
+    /// The suites `steps`, `nccl` and `pretrain` only, which the nightly workflow runs.
+    #[arg(long, conflicts_with = "suites")]
+    quick: bool,
     /// Arguments of the tests: a part of their names, `--test-threads`.
     #[arg(last = true, value_name = "ARGUMENT")]
     arguments: Vec<OsString>,
@@ -55,6 +58,7 @@ pub fn run(options: &Options, compilers: Compilers, root: &Path, report: &mut Re
     };
     report.step("emulator", || build::emulator(root, &tools));
     run_suites(options.chosen(), &options.arguments, &tools, root, report);
+    println!("\nemulated at commit {}", commit(root));
 }
 
 /// Runs the suites on the GPU of this machine, without those that need counts.
@@ -73,12 +77,25 @@ pub fn run_on_gpu(root: &Path, report: &mut Report) {
     run_suites(&suites, &[], &tools, root, report);
 }
 
-/// The command `burn-megatron` for CUDA, optimised, and with the folders of the compilers.
-pub fn command_for_cuda(root: &Path) -> Result<impl Fn() -> Command, String> {
-    let tools = find(root, true)?;
-    build::headers_folder(&tools)?;
-    let program = build::command(root, &tools)?;
-    Ok(move || tools.command(&program))
+/// Builds the command `burn-megatron` for CUDA, optimised, without LLVM.
+pub fn build_command_for_cuda(root: &Path) -> Result<PathBuf, String> {
+    build::command(root, &target_folder(root)?)
+}
+
+/// Returns a command for the GPU of this machine that finds the compilers of `check-cuda`. Without them the command finds
+/// the compilers of the machine.
+pub fn command_on_gpu(program: &Path, root: &Path) -> Command {
+    let tools = find(root, true).and_then(|tools| {
+        build::headers_folder(&tools)?;
+        Ok(tools)
+    });
+    match tools {
+        Ok(tools) => tools.command(program),
+        Err(reason) => {
+            println!("without the compilers of check-cuda: {reason}");
+            Command::new(program)
+        }
+    }
 }
 
 fn run_suites(
@@ -126,6 +143,7 @@ fn run_suites(
 impl Options {
     fn chosen(&self) -> &[Suite] {
         match self.suites.as_slice() {
+            [] if self.quick => &Suite::QUICK,
             [] => &Suite::ALL,
             chosen => chosen,
         }
@@ -143,7 +161,7 @@ fn find(root: &Path, gpu: bool) -> Result<CudaTools, String> {
     // An absolute path, as tests run in another folder.
     let wheels =
         fs::canonicalize(&wheels).map_err(|error| format!("{}: {error}", wheels.display()))?;
-    let cuda = target.join("emulator");
+    let cuda = build::folder(&target);
     Ok(CudaTools {
         target,
         wheels,
@@ -207,6 +225,11 @@ mod tests {
     #[test]
     fn everything_is_run_where_nothing_is_chosen() {
         assert_eq!(Options::default().chosen(), Suite::ALL);
+        let quick = Options {
+            quick: true,
+            ..Options::default()
+        };
+        assert_eq!(quick.chosen(), Suite::QUICK);
         let nccl = Options {
             suites: vec![Suite::Nccl],
             ..Options::default()

@@ -41,6 +41,9 @@ impl Suite {
         Self::Kernels,
     ];
 
+    /// The short suites that compare results with the CPU.
+    pub const QUICK: [Self; 3] = [Self::Steps, Self::Nccl, Self::Pretrain];
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Step => "emulated step",
