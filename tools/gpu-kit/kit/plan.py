@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
-from runner import Failed, NotRun
+from runner import Failed, NotRun, reason_in
 from state import HERE
 
 STEPS = []
@@ -163,6 +163,9 @@ def torch(run):
         raise NotRun("the steps of burn-megatron before it have no rows")
     run.file("json").write_text(json.dumps({**reports[0], "rows": rows}))
     run.command([python, HERE / "torch_step.py", run.file("json"), "--device", "cuda", "--markdown", run.file("md")])
+    lines = [line for line in run.file("md").read_text().splitlines() if line.startswith("| ")]
+    if all(line.endswith("| - |") for line in lines[1:]):
+        raise Failed(f"PyTorch timed no step: {reason_in(run.err)}")
 
 
 @step("losses", 2, 100, "whether a small Llama trains as on the CPU, in f32 within 1e-4")
