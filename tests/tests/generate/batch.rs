@@ -256,7 +256,11 @@ fn log_probabilities_are_those_of_the_training_forward() {
         tokens: 13,
         ..settings()
     };
-    for (name, config) in of_bytes() {
+    for (name, mut config) in of_bytes() {
+        if matches!(name, "Llama" | "DeepSeek") {
+            // With LongRoPE the length of a row of training chooses the factors of all of its tokens.
+            config.positions = small_llama().config.positions;
+        }
         for dtype in [DType::F32, DType::F64] {
             for layout in [ALONE, tensor(2, false), tensor(2, true)] {
                 let what = format!("{name}, {dtype:?}, {layout:?}");
