@@ -69,6 +69,7 @@ impl Header {
 #[test]
 fn the_published_recipes_are_what_they_say() {
     let book = fs::read_to_string(folder().join("../../docs/src/recipes.md")).unwrap();
+    let mut wrong = vec![];
     for (name, parameters) in RECIPES {
         let path = folder().join(format!("{name}.toml"));
         let header = Header::read(name, &fs::read_to_string(&path).unwrap());
@@ -87,11 +88,12 @@ fn the_published_recipes_are_what_they_say() {
         let memory = fit::with_slack(peak).total();
         assert!(memory <= header.device.memory, "{name}: {memory} bytes");
         let gigabytes = memory as f64 / 1e9;
-        assert!(
-            (header.memory - gigabytes).abs() < 0.1,
-            "{name}: {} GB, and the plan says {gigabytes:.1} GB",
-            header.memory
-        );
+        if (header.memory - gigabytes).abs() >= 0.1 {
+            wrong.push(format!(
+                "{name}: {} GB, and the plan says {gigabytes:.1} GB",
+                header.memory
+            ));
+        }
         let row = format!("| `{name}` |");
         let row = book.lines().find(|line| line.starts_with(&row));
         let row =
@@ -101,6 +103,7 @@ fn the_published_recipes_are_what_they_say() {
             assert!(row.contains(&format!("| {cell} |")), "{name}: no {cell}");
         }
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let all = fs::read_dir(folder()).unwrap().count();
     assert_eq!(all, RECIPES.len() + 10 + 5, "a recipe that no test knows");
 }

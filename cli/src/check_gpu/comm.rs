@@ -14,13 +14,12 @@ const LIMIT: Duration = Duration::from_secs(100);
 /// Fewer than `conformance` runs by default.
 const PROGRAMS: &str = "20";
 
-/// One rank in one process.
+/// One rank.
 pub fn one_rank(kind: DeviceKind) -> Result<Findings, Error> {
-    let arguments = ["--ranks", "1"];
-    suite(kind, &[], &arguments)
+    suite(kind, 1)
 }
 
-/// A rank for each device, as processes.
+/// A rank for each device.
 pub fn all_devices(kind: DeviceKind) -> Result<Findings, Error> {
     let devices = match kind {
         DeviceKind::Cuda => kind.devices()?.len(),
@@ -28,18 +27,21 @@ pub fn all_devices(kind: DeviceKind) -> Result<Findings, Error> {
     };
     match devices {
         0 | 1 => Ok(Findings::not_run("the machine has one device")),
-        count => suite(kind, &["launch", "--ranks", &count.to_string(), "--"], &[]),
+        count => suite(kind, count),
     }
 }
 
-fn suite(kind: DeviceKind, launcher: &[&str], ranks: &[&str]) -> Result<Findings, Error> {
+/// Runs the suite on ranks that are processes.
+fn suite(kind: DeviceKind, ranks: usize) -> Result<Findings, Error> {
     if kind != DeviceKind::Cuda {
         return Ok(Findings::not_run(format!(
             "NCCL is for cuda devices, not {kind}"
         )));
     }
+    let ranks = ranks.to_string();
+    let launch = ["launch", "--ranks", &ranks, "--engine", "nccl", "--"];
     let suite = ["conformance", "--engine", "nccl", "--programs", PROGRAMS];
-    let text = output(&[launcher, &suite, ranks].concat(), LIMIT)?;
+    let text = output(&[&launch[..], &suite].concat(), LIMIT)?;
     let mut found = Findings::default();
     match text {
         Ok(text) => found.note("conformance", text.lines().last().unwrap_or_default()),

@@ -154,7 +154,8 @@ impl CheckResult {
             self.name, self.seconds
         );
         for row in &self.rows {
-            if !row.is_difference() || row.problem.is_some() {
+            let is_wrong = row.problem.is_some() && self.verdict == Verdict::Fail;
+            if !row.is_difference() || is_wrong {
                 lines += &format!("    {}\n", row.line());
             }
         }

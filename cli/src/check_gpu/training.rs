@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::{Precision, format_bytes};
-use burn_megatron::device::DeviceKind;
+use burn_megatron::device::{DeviceKind, is_unchecked};
 use burn_megatron::nn::fp8::Fp8Recipe;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{Observer, ObserverError};
@@ -34,9 +34,14 @@ fn bound(precision: Precision) -> f64 {
 /// Steps of a Llama and of a model with experts.
 pub fn steps(device: &Device) -> Result<Findings, Error> {
     let mut found = Findings::default();
-    for model in [VerifyModel::Llama, VerifyModel::Mixtral] {
+    // The host reads how many rows each expert has. Wrong numbers may be any size.
+    let models: &[_] = match is_unchecked() {
+        true => &[VerifyModel::Llama],
+        false => &[VerifyModel::Llama, VerifyModel::Mixtral],
+    };
+    for model in models {
         for precision in [Precision::F32, Precision::Bf16] {
-            let recipe = small(model, precision);
+            let recipe = small(*model, precision);
             let name = format!("{} in {precision}", model.name());
             compare(&name, &recipe, device, &mut found)?;
         }
