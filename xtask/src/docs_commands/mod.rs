@@ -68,7 +68,15 @@ struct Row {
 pub fn run(options: &Options, root: &Path, report: &mut Report) {
     let mut read = None;
     report.step("docs commands, list", || {
-        read = Some(read_all(root)?);
+        let (commands, list) = read_all(root)?;
+        // Before the programs are built.
+        let mut wanted = options.pages.iter();
+        if let Some(page) = wanted.find(|page| !pages(&commands).contains(&&page[..])) {
+            return Err(format!(
+                "{page} has no commands: expected README.md or a page such as docs/src/verify.md"
+            ));
+        }
+        read = Some((commands, list));
         Ok::<_, String>(())
     });
     let Some((commands, list)) = read else { return };
@@ -80,15 +88,6 @@ pub fn run(options: &Options, root: &Path, report: &mut Report) {
     let Some(programs) = programs else { return };
     report.step("docs commands", || {
         let mut rows = vec![];
-        let unknown = options
-            .pages
-            .iter()
-            .find(|page| !pages(&commands).contains(&&page[..]));
-        if let Some(page) = unknown {
-            return Err(format!(
-                "{page} has no commands: expected README.md or a page such as docs/src/verify.md"
-            ));
-        }
         for page in pages(&commands) {
             if options.pages.is_empty() || options.pages.iter().any(|wanted| wanted == page) {
                 let of_page = commands.iter().filter(|command| command.page == page);
