@@ -108,8 +108,8 @@ pub enum Command {
     Env(EnvArgs),
     /// Check that a GPU of this machine computes right results, and with which libraries.
     ///
-    /// Compares kernels, matrix products, attention and training steps with the CPU, runs NCCL, and reports memory and speed:
-    /// about 90 seconds. Each check is a process with a time limit. Exits with 1 if one fails, with the reason and the remedy.
+    /// Compares kernels, matrix products, attention and training steps with the CPU, runs NCCL, and reports memory and speed.
+    /// Each check is a process with a time limit. Exits with 1 if one fails, with the reason and the remedy.
     CheckGpu(CheckGpuArgs),
     /// Inspect, compare, reshard, verify and upcycle checkpoints.
     #[command(subcommand)]

@@ -34,7 +34,7 @@ const CUBLAS_LT_NAMES: [&str; 3] = match cfg!(windows) {
 /// The headers that kernels include.
 const HEADERS: [&str; 3] = ["cuda_fp16.h", "cuda_bf16.h", "mma.h"];
 
-/// The oldest CUDA version of a driver whose functions CubeCL calls: that of R570, the first with `cuEventElapsedTime_v2`.
+/// The CUDA version of R570, the oldest driver with all functions that CubeCL calls (`cuEventElapsedTime_v2`).
 const OLDEST_DRIVER: (u32, u32) = (12, 8);
 
 /// NVIDIA's driver.
@@ -55,7 +55,7 @@ pub struct SharedLibrary {
     pub path: PathBuf,
 }
 
-/// The parts of CUDA that a run needs beside a GPU, each with the reason where it cannot be used.
+/// The driver, the compiler, the headers and cuBLASLt of this machine. A missing part is an error with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CudaToolkit {
     /// The driver.
@@ -72,9 +72,9 @@ pub struct CudaToolkit {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{cause}. {cure}")]
 pub struct CudaProblem {
-    /// What is missing or does not fit.
+    /// The cause, such as a missing library.
     pub cause: String,
-    /// How to fix it.
+    /// The remedy, such as what to install.
     pub cure: String,
 }
 

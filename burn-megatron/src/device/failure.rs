@@ -54,7 +54,7 @@ mod tests {
         assert!(!is_of_device("rank 1"));
     }
 
-    /// A panic of another thread is no failure of a device; one of a device would fail the other tests of this process.
+    /// A panic of a device thread would also fail the other tests of this process, so no test here causes one.
     #[test]
     fn a_panic_of_another_thread_is_no_failure() {
         watch();

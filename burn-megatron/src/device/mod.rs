@@ -54,7 +54,7 @@ pub enum DeviceError {
     Unusable {
         /// The kind.
         kind: DeviceKind,
-        /// What is missing or does not fit, and how to fix it.
+        /// The cause and the remedy.
         problem: CudaProblem,
     },
     /// A kernel computed something else than the host.
@@ -65,7 +65,7 @@ pub enum DeviceError {
     WrongResults {
         /// The device, as Burn shows it.
         device: String,
-        /// What was computed, and what was expected.
+        /// The computed and the expected value.
         difference: String,
     },
     /// A thread on which a device runs has panicked, so later results are wrong.

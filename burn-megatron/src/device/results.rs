@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use super::{DeviceError, failure, watch};
 use crate::kernels::unchecked::{UNCHECKED, is_unchecked};
 
-/// As many as the threads of a warp.
+/// The number of threads in a warp.
 const COUNT: usize = 32;
 
 /// Compiles and runs a kernel on `device`, and compares its result. Call this function before anything else runs on the
