@@ -16,6 +16,7 @@ mod first_hour;
 mod fuzz_layouts;
 mod gpu;
 mod gpu_kit;
+mod lines;
 mod metrics;
 mod minutes;
 mod mpi;
@@ -159,6 +160,11 @@ enum Command {
     /// Prints a line for each case when it ends, and a table of all cases at the end. Not part of `ci`,
     /// whose tests plan six of the cases.
     PlanAll(plan_all::Options),
+    /// Count the lines of code of every tracked Rust file, by purpose.
+    ///
+    /// Counted are lines that have code: no comments, no documentation, no blanks. Product are the crates that are shipped
+    /// without their tests. Not part of `ci`.
+    Lines,
     /// Walk the way of a new user, and print how long each step takes: clone, install, the default recipe, a text of one's
     /// own that is interrupted and resumed, generate, convert.
     ///
@@ -183,7 +189,7 @@ enum Command {
     /// after the start of the run and a hang are faults. The first case of a fault is shrunk to a minimal recipe, which is
     /// printed with the commands that repeat it. `test --all` runs one minute with a fixed seed.
     FuzzLayouts(fuzz_layouts::Options),
-    /// Everything above except check-nccl, peers, emulate, gpu, gpu-kit, plan-all, first-hour, soak and fuzz-layouts: format, words, lint,
+    /// Everything above except check-nccl, peers, emulate, gpu, gpu-kit, plan-all, lines, first-hour, soak and fuzz-layouts: format, words, lint,
     /// docs, book, package, test, cuda, small build, check-cuda, recipe, docs-commands.
     ///
     /// The kernels are compiled for sm_90a only. The recipe and the commands of the documentation run in the dev profile, with
@@ -222,6 +228,7 @@ fn main() -> ExitCode {
         #[cfg(unix)]
         Command::DocsCommands(options) => docs_commands::run(&options, &root, &mut report),
         Command::Recipe => recipe::run(recipe::Profile::Release, &root, &mut report),
+        Command::Lines => lines::run(&root, &mut report),
         Command::PlanAll(options) => plan_all::run(&options, &root, &mut report),
         #[cfg(unix)]
         Command::FirstHour(options) => first_hour::run(&options, &root, &mut report),

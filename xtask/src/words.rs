@@ -129,7 +129,7 @@ fn is_searched(path: &str) -> bool {
 }
 
 /// The paths of all files that git tracks, from `root`.
-fn tracked_files(root: &Path) -> Result<Vec<String>, String> {
+pub fn tracked_files(root: &Path) -> Result<Vec<String>, String> {
     let output = Command::new("git")
         .args(["ls-files", "-z"])
         .current_dir(root)
