@@ -14,6 +14,7 @@ mod emulate;
 #[cfg(unix)]
 mod first_hour;
 mod fuzz_layouts;
+mod golden;
 mod gpu;
 mod gpu_kit;
 mod lines;
@@ -160,6 +161,11 @@ enum Command {
     /// Prints a line for each case when it ends, and a table of all cases at the end. Not part of `ci`,
     /// whose tests plan six of the cases.
     PlanAll(plan_all::Options),
+    /// Record the results of small runs, plans and kernel sources, or compare with the record.
+    ///
+    /// A change of structure must leave all of them unchanged. Runs are compared to the bit on a processor that has a
+    /// record, and up to a bound of each run on others. `test --all` checks with the programs of the dev profile.
+    Golden(golden::Options),
     /// Count the lines of code of every tracked Rust file, by purpose.
     ///
     /// Counted are lines that have code: no comments, no documentation, no blanks. Product are the crates that are shipped
@@ -228,6 +234,7 @@ fn main() -> ExitCode {
         #[cfg(unix)]
         Command::DocsCommands(options) => docs_commands::run(&options, &root, &mut report),
         Command::Recipe => recipe::run(recipe::Profile::Release, &root, &mut report),
+        Command::Golden(options) => golden::run(&options, &root, &mut report),
         Command::Lines => lines::run(&root, &mut report),
         Command::PlanAll(options) => plan_all::run(&options, &root, &mut report),
         #[cfg(unix)]

@@ -34,11 +34,12 @@ pub struct PlanArgs {
     /// Plan the layout of the recipe instead of searching one; the exit code is 1 if it does not fit.
     #[arg(long, requires = "recipe", conflicts_with_all = ["fix", "top", "write_recipe"])]
     pub own_layout: bool,
-    /// The devices: a number and H100, H200, B200, A100 or MI300X, as in 64xH100; with --hardware a number.
+    /// The devices: a number and H100, H200, B200, A100 or MI300X, as in 64xH100; with --hardware a number. With --own-layout
+    /// the number may be left out, since the recipe has it.
     #[arg(
         long,
         value_name = "NxDEVICE",
-        required_unless_present = "measure",
+        required_unless_present_any = ["measure", "own_layout"],
         default_value = "",
         hide_default_value = true
     )]
@@ -163,16 +164,20 @@ pub fn fixed(settings: &[String]) -> Result<FixedSettings, Error> {
     Ok(fixed)
 }
 
-/// The number of devices, and the name of one.
+/// The number of devices, and the name of one. A text without a number has `ranks` devices, if they are known.
 ///
 /// # Errors
 ///
 /// Not a number above 0, or a name without an `x` before it.
-pub fn devices(text: &str) -> Result<(usize, Option<&str>), Error> {
+pub fn devices(text: &str, ranks: Option<usize>) -> Result<(usize, Option<&str>), Error> {
     let (number, name) = match text.split_once('x') {
         Some((number, name)) => (number, Some(name)),
         None => (text, None),
     };
+    let has_number = text.starts_with(|first: char| first.is_ascii_digit());
+    if let Some(ranks) = ranks.filter(|_| !has_number) {
+        return Ok((ranks, Some(text).filter(|name| !name.is_empty())));
+    }
     let number: Option<usize> = number.parse().ok().filter(|number| *number > 0);
     match number {
         Some(number) if number <= MAX_DEVICES => Ok((number, name)),
@@ -219,10 +224,16 @@ mod tests {
             let error = of(wrong).unwrap_err();
             assert!(error.contains(says), "{error}");
         }
-        assert_eq!(devices("64xH100").unwrap(), (64, Some("H100")));
-        assert_eq!(devices("8").unwrap(), (8, None));
-        for wrong in ["", "H100", "0xH100", "-1", "9999999xA100"] {
-            assert!(devices(wrong).is_err(), "{wrong}");
+        for ranks in [None, Some(2)] {
+            assert_eq!(devices("64xH100", ranks).unwrap(), (64, Some("H100")));
+            assert_eq!(devices("8", ranks).unwrap(), (8, None));
+            assert!(devices("0xH100", ranks).is_err());
+            assert!(devices("9999999xA100", ranks).is_err());
         }
+        for wrong in ["", "H100", "-1"] {
+            assert!(devices(wrong, None).is_err(), "{wrong}");
+        }
+        assert_eq!(devices("H100", Some(2)).unwrap(), (2, Some("H100")));
+        assert_eq!(devices("", Some(2)).unwrap(), (2, None));
     }
 }

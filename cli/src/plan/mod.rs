@@ -51,7 +51,7 @@ pub fn run(args: &PlanArgs, families: &Families, default_recipe: &str) -> Result
                 .into(),
         );
     }
-    let (devices, hardware) = hardware(args)?;
+    let (devices, hardware) = hardware(args, &model)?;
     if args.own_layout {
         return run_own(args, &model, devices, &hardware);
     }
@@ -210,8 +210,12 @@ fn model(path: &Path, families: &Families) -> Result<Model, Error> {
 }
 
 /// The devices.
-fn hardware(args: &PlanArgs) -> Result<(usize, Hardware), Error> {
-    let (number, name) = args::devices(&args.devices)?;
+fn hardware(args: &PlanArgs, model: &RecipeModel) -> Result<(usize, Hardware), Error> {
+    let ranks = match args.own_layout {
+        true => Some(model.recipe().plan()?.mesh.world_size()),
+        false => None,
+    };
+    let (number, name) = args::devices(&args.devices, ranks)?;
     let hardware = match (&args.hardware, name) {
         (Some(_), Some(name)) => {
             return Err(format!(
@@ -227,7 +231,8 @@ fn hardware(args: &PlanArgs) -> Result<(usize, Hardware), Error> {
         (None, Some(name)) => Hardware::named(name)?,
         (None, None) => {
             return Err(format!(
-                "--devices {number} does not say which: expected {number}xH100, or --hardware FILE"
+                "--devices \"{}\" does not say which: expected {number}xH100, or --hardware FILE",
+                args.devices
             )
             .into());
         }

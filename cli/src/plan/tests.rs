@@ -265,7 +265,7 @@ fn published_models_are_planned() {
 }
 
 fn planned_limit(devices: &str) -> u64 {
-    let (_, name) = args::devices(devices).unwrap();
+    let (_, name) = args::devices(devices, None).unwrap();
     Hardware::named(name.unwrap()).unwrap().memory
 }
 
@@ -349,7 +349,7 @@ fn a_wrong_flag_is_an_error() {
         ),
         (
             "--devices 8",
-            "--devices 8 does not say which: expected 8xH100, or --hardware FILE",
+            "--devices \"8\" does not say which: expected 8xH100, or --hardware FILE",
         ),
         (
             "--devices 8xH100 --hardware x",

@@ -21,8 +21,11 @@ use rayon::prelude::*;
 #[command(name = "kernel-check")]
 struct Cli {
     /// The folder that holds NVIDIA's compilers, as `pip install --target` filled it.
-    #[arg(long, value_name = "DIR")]
-    wheels: PathBuf,
+    #[arg(long, value_name = "DIR", required_unless_present = "sources_only")]
+    wheels: Option<PathBuf>,
+    /// Write the CUDA C++ of every kernel, and compile nothing. Needs no compilers of NVIDIA's.
+    #[arg(long, conflicts_with = "wheels")]
+    sources_only: bool,
     /// Compile for this architecture only: sm_80, sm_90a or sm_100a. May be repeated. Without it,
     /// sm_90a gets every type, and the others only bf16 of what there is in bf16.
     #[arg(long, value_name = "ARCH", value_parser = arch::parse)]
@@ -50,7 +53,39 @@ fn main() -> ExitCode {
 /// Whether every kernel passed.
 fn run(cli: &Cli) -> Result<bool, String> {
     let start = Instant::now();
-    let toolchain = Toolchain::open(&cli.wheels)?;
+    let work = kernels(cli)?;
+    let Some(wheels) = &cli.wheels else {
+        return write_sources(&work).map(|()| true);
+    };
+    let toolchain = Toolchain::open(wheels)?;
+    let mut rows: Vec<_> = work
+        .par_iter()
+        .map(|(arch, folder, kernel)| row(&toolchain, *arch, folder, kernel))
+        .collect();
+    // The rows of a kernel are adjacent, one for each architecture.
+    rows.sort_by(|a, b| a.name.cmp(&b.name));
+    print!("{}", render(&rows));
+    let excuses: Vec<_> = rows.iter().filter_map(ReportRow::excuse).collect();
+    excuses.iter().for_each(|excuse| println!("\n{excuse}"));
+    let failures: Vec<_> = rows.iter().filter_map(ReportRow::failure).collect();
+    for failure in &failures {
+        println!("\n{failure}");
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    println!(
+        "\n{} kernels in {seconds:.1} s: {} passed, {} failed",
+        rows.len(),
+        rows.len() - failures.len(),
+        failures.len()
+    );
+    Ok(failures.is_empty())
+}
+
+/// A kernel, its architecture, and the folder of its files.
+type Work = (Arch, PathBuf, AotInstance);
+
+/// The kernels that the flags select. Makes their folders.
+fn kernels(cli: &Cli) -> Result<Vec<Work>, String> {
     let archs = if cli.arch.is_empty() {
         &ARCHS[..]
     } else {
@@ -76,27 +111,20 @@ fn run(cli: &Cli) -> Result<bool, String> {
             None => "no kernels to compile".into(),
         });
     }
-    let mut rows: Vec<_> = work
-        .par_iter()
-        .map(|(arch, folder, kernel)| row(&toolchain, *arch, folder, kernel))
-        .collect();
-    // The rows of a kernel are adjacent, one for each architecture.
-    rows.sort_by(|a, b| a.name.cmp(&b.name));
-    print!("{}", render(&rows));
-    let excuses: Vec<_> = rows.iter().filter_map(ReportRow::excuse).collect();
-    excuses.iter().for_each(|excuse| println!("\n{excuse}"));
-    let failures: Vec<_> = rows.iter().filter_map(ReportRow::failure).collect();
-    for failure in &failures {
-        println!("\n{failure}");
-    }
-    let seconds = start.elapsed().as_secs_f64();
-    println!(
-        "\n{} kernels in {seconds:.1} s: {} passed, {} failed",
-        rows.len(),
-        rows.len() - failures.len(),
-        failures.len()
-    );
-    Ok(failures.is_empty())
+    Ok(work)
+}
+
+/// The path of the files of a kernel, without an ending.
+fn stem(folder: &Path, kernel: &AotInstance) -> PathBuf {
+    folder.join(kernel.name.replace('/', "-"))
+}
+
+fn write_sources(work: &[Work]) -> Result<(), String> {
+    work.par_iter().try_for_each(|(arch, folder, kernel)| {
+        let source = emit::emit(kernel, *arch)?;
+        let file = stem(folder, kernel).with_added_extension("cu");
+        fs::write(&file, source.text).map_err(|e| format!("{}: {e}", file.display()))
+    })
 }
 
 /// The names of all kernels. Kernels with equal names would overwrite each other's files.
@@ -113,7 +141,7 @@ fn names(kernels: &[AotInstance]) -> Result<HashSet<String>, String> {
 
 fn row(toolchain: &Toolchain, arch: Arch, folder: &Path, kernel: &AotInstance) -> ReportRow {
     let outcome = emit::emit(kernel, arch).and_then(|source| {
-        let stem = folder.join(kernel.name.replace('/', "-"));
+        let stem = stem(folder, kernel);
         let compiled = toolchain
             .build(&source.text, arch, &stem)
             .map_err(|error| error.to_string())?;

@@ -25,7 +25,8 @@ use crate::process::{cargo, run as run_command, target_folder};
 use crate::report::Report;
 use crate::temp::TempDir;
 use case::{Comparison, Verdict};
-use run::{Finding, Kind, Runner};
+pub use run::Runner;
+use run::{Finding, Kind};
 use totals::Totals;
 
 /// The options of `cargo xtask fuzz-layouts`.

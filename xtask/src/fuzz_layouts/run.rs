@@ -119,6 +119,11 @@ impl Ended {
         read(&self.output)
     }
 
+    /// The last lines of its messages.
+    pub fn messages(&self) -> String {
+        last_lines(&read(&self.log))
+    }
+
     /// Classifies the end of a command that `began` its work or not.
     pub fn classify(&self, began: bool) -> End {
         let log = read(&self.log);

@@ -1,0 +1,151 @@
+//! `cargo xtask golden`: the results of small runs, of plans and of kernel sources, recorded and compared.
+//!
+//! A change of structure must not change a result. `record` writes the results into `xtask/golden/`, `check` compares with them:
+//!
+//! - `runs.tsv` lists runs of 12 steps. `values.json` has their losses and gradient norms, and `bits/NAME.json` the hashes of their
+//!   files on the processor NAME.
+//! - `plans.json` has the plan of each recipe in `examples/recipes`: parameters, FLOPs, memory by kind, times.
+//! - `kernels.json` has the hash of the CUDA C++ of each kernel.
+
+mod differences;
+mod kernels;
+mod plans;
+mod processor;
+mod records;
+mod runs;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use serde_json::Value;
+
+use crate::process::{cargo, run as run_command, target_folder};
+use crate::report::Report;
+
+use runs::GoldenRun;
+
+/// The folder of the records, relative to the repository.
+const FOLDER: &str = "xtask/golden";
+
+/// The options of `cargo xtask golden`.
+#[derive(Args)]
+pub struct Options {
+    #[command(subcommand)]
+    action: Action,
+    /// Use this build of burn-megatron instead of a release build.
+    #[arg(long, value_name = "FILE", global = true)]
+    program: Option<PathBuf>,
+    /// Use this build of kernel-check instead of a release build.
+    #[arg(long, value_name = "FILE", global = true)]
+    kernel_check: Option<PathBuf>,
+}
+
+/// Whether results are written or compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
+enum Action {
+    /// Write the results. Bits of another processor are kept only while the values are equal.
+    Record,
+    /// Compare with the recorded results.
+    Check,
+}
+
+/// The programs whose results are compared.
+struct Programs {
+    command: PathBuf,
+    kernel_check: PathBuf,
+}
+
+/// Builds the programs, and records or checks.
+pub fn run(options: &Options, root: &Path, report: &mut Report) {
+    let mut programs = None;
+    report.step("golden, programs", || {
+        programs = Some(build(options, root)?);
+        Ok::<_, String>(())
+    });
+    if let Some(programs) = programs {
+        run_all(options.action, &programs, root, report);
+    }
+}
+
+/// Checks with the programs of the dev profile, which the tests have built.
+pub fn check_with_tests(root: &Path, report: &mut Report) {
+    let program = |name: &str| {
+        let name = format!("debug/{name}{}", std::env::consts::EXE_SUFFIX);
+        Ok::<_, String>(target_folder(root)?.join(name))
+    };
+    let programs = program("burn-megatron").and_then(|command| {
+        Ok(Programs {
+            command,
+            kernel_check: program("kernel-check")?,
+        })
+    });
+    match programs {
+        Ok(programs) => run_all(Action::Check, &programs, root, report),
+        Err(error) => report.step("golden", || Err::<(), _>(error)),
+    }
+}
+
+fn build(options: &Options, root: &Path) -> Result<Programs, String> {
+    let folder = target_folder(root)?.join("release");
+    let built = |given: &Option<PathBuf>, package: &str, name: &str| match given {
+        Some(program) => Ok(program.clone()),
+        None => {
+            run_command(&mut cargo(root, &["build", "--release", "-p", package]))?;
+            Ok::<_, String>(folder.join(format!("{name}{}", std::env::consts::EXE_SUFFIX)))
+        }
+    };
+    Ok(Programs {
+        command: built(&options.program, "burn-megatron-cli", "burn-megatron")?,
+        kernel_check: built(
+            &options.kernel_check,
+            "burn-megatron-kernel-check",
+            "kernel-check",
+        )?,
+    })
+}
+
+fn run_all(action: Action, programs: &Programs, root: &Path, report: &mut Report) {
+    let folder = root.join(FOLDER);
+    report.step("golden runs", || {
+        let runs = GoldenRun::parse(&read_text(&folder.join("runs.tsv"))?)?;
+        let results = runs::results(&runs, &programs.command, root)?;
+        match action {
+            Action::Record => records::write(&folder, &runs, &results),
+            Action::Check => records::check(&folder, &runs, &results),
+        }
+    });
+    report.step("golden plans", || {
+        let found = plans::of_recipes(&programs.command, root)?;
+        compare_or_write(action, &folder.join("plans.json"), &found)
+    });
+    report.step("golden kernels", || {
+        let found = kernels::hashes(&programs.kernel_check)?;
+        compare_or_write(action, &folder.join("kernels.json"), &found)
+    });
+}
+
+fn compare_or_write(action: Action, path: &Path, found: &Value) -> Result<(), String> {
+    match action {
+        Action::Record => write_json(path, found),
+        Action::Check => differences::exact(&read_json(path)?, found),
+    }
+}
+
+fn read_text(path: &Path) -> Result<String, String> {
+    fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+fn read_json(path: &Path) -> Result<Value, String> {
+    serde_json::from_str(&read_text(path)?).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+fn write_json(path: &Path, value: &Value) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(failed)?;
+    }
+    fs::write(path, format!("{value:#}\n")).map_err(failed)?;
+    println!("{} written", path.display());
+    Ok(())
+}

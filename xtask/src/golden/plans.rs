@@ -1,0 +1,65 @@
+//! The plan of each published recipe in its own layout.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Map, Value};
+
+/// The folder of the recipes, relative to the repository.
+const RECIPES: &str = "examples/recipes";
+
+/// The device whose times are planned.
+const DEVICE: &str = "H100";
+
+/// The plans by the names of the recipes.
+///
+/// A recipe whose time cannot be planned has the error instead.
+///
+/// # Errors
+///
+/// A program that prints neither a plan nor an error.
+pub fn of_recipes(program: &Path, root: &Path) -> Result<Value, String> {
+    let folder = root.join(RECIPES);
+    let entries = fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    let paths = entries.flatten().map(|entry| entry.path());
+    let mut paths: Vec<_> = paths
+        .filter(|path| path.extension().is_some_and(|it| it == "toml"))
+        .collect();
+    paths.sort();
+    let mut plans = Map::new();
+    for path in paths {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        let found = plan(program, root, &path).map_err(|error| format!("{name}: {error}"))?;
+        plans.insert(name.into(), found);
+    }
+    println!("{} recipes", plans.len());
+    Ok(Value::Object(plans))
+}
+
+fn plan(program: &Path, root: &Path, recipe: &Path) -> Result<Value, String> {
+    let output = Command::new(program)
+        .current_dir(root)
+        .args([
+            "plan",
+            "--json",
+            "--own-layout",
+            "--hardware",
+            DEVICE,
+            "--recipe",
+        ])
+        .arg(recipe)
+        .output()
+        .map_err(|e| format!("{}: {e}", program.display()))?;
+    if let Ok(plan) = serde_json::from_slice(&output.stdout) {
+        return Ok(plan);
+    }
+    let messages = String::from_utf8_lossy(&output.stderr);
+    let error = messages
+        .lines()
+        .find_map(|line| line.strip_prefix("error: "));
+    error.map_or_else(
+        || Err(format!("{}: {messages}", output.status)),
+        |error| Ok(error.into()),
+    )
+}
