@@ -13,6 +13,7 @@ use std::thread;
 
 use crate::binaries::{self, TestBinary};
 use crate::fuzz_layouts;
+use crate::golden;
 use crate::process::{cargo, run_reading, target_folder};
 use crate::report::{Outcome, Report};
 use crate::totals::{Harness, Totals, tests_in};
@@ -133,6 +134,7 @@ pub fn run(extent: Extent, root: &Path, report: &mut Report) {
             let name = format!("debug/burn-megatron{}", std::env::consts::EXE_SUFFIX);
             fuzz_layouts::run_with_tests(&target_folder(root)?.join(name))
         });
+        golden::check_with_tests(root, report);
     }
     report.set_totals(totals);
 }
