@@ -83,7 +83,7 @@ fn read(root: &Path) -> Result<Vec<CountedFile>, String> {
     let present = paths.filter(|path| root.join(path).is_file());
     let files = present.map(|path| {
         let text = fs::read_to_string(root.join(&path)).map_err(|e| format!("{path}: {e}"))?;
-        CountedFile::new(path, &text)
+        Ok(CountedFile::new(path, &text))
     });
     files.collect()
 }
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     fn counted(path: &str, text: &str) -> CountedFile {
-        CountedFile::new(path.into(), text).unwrap()
+        CountedFile::new(path.into(), text)
     }
 
     #[test]
