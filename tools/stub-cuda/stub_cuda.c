@@ -8,6 +8,8 @@
  * Environment variables:
  *   STUB_DEVICES    number of GPUs (1)
  *   STUB_GIB        memory of each GPU in GiB (79.1); an allocation beyond it fails with CUDA_ERROR_OUT_OF_MEMORY
+ *   STUB_DRIVER     CUDA version of the driver (13000 for 13.0)
+ *   STUB_NVRTC      CUDA version of NVRTC (13000)
  *   STUB_LAUNCH_NS  nanoseconds that each launch, product and upload takes on the calling thread (0)
  *   STUB_NCCL_NS    nanoseconds for which a communicator reports ncclInProgress after a group of calls (20000)
  *   STUB_SOURCES    folder for the CUDA C++ source of each compiled kernel
@@ -173,7 +175,7 @@ static Handle new_handle(void) {
 
 int cuInit(unsigned flags) { return SUCCESS; }
 int cuDriverGetVersion(int *version) {
-  *version = 13000;
+  *version = (int)number("STUB_DRIVER", 13000);
   return SUCCESS;
 }
 int cuDeviceGetCount(int *count) {
@@ -399,8 +401,9 @@ int cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz, unsig
 /* ---- NVRTC ---- */
 
 int nvrtcVersion(int *major, int *minor) {
-  *major = 13;
-  *minor = 0;
+  int version = (int)number("STUB_NVRTC", 13000);
+  *major = version / 1000;
+  *minor = version % 1000 / 10;
   return SUCCESS;
 }
 int nvrtcCreateProgram(Handle *program, const char *source, const char *name, int headers, const char *const *texts,
