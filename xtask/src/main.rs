@@ -193,7 +193,7 @@ enum Command {
     /// layout and on one rank, in f64. Metrics, generated text and the last checkpoint must agree up to rounding. Each third
     /// case also runs `verify`. A refusal with an error message is counted by its reason. A difference, a panic, a failure
     /// after the start of the run and a hang are faults. The first case of a fault is shrunk to a minimal recipe, which is
-    /// printed with the commands that repeat it. `test --all` runs one minute with a fixed seed.
+    /// printed with the commands that repeat it. `test --all` runs 100 cases with a fixed seed.
     FuzzLayouts(fuzz_layouts::Options),
     /// Everything above except check-nccl, peers, emulate, gpu, gpu-kit, plan-all, lines, first-hour, soak and fuzz-layouts: format, words, lint,
     /// docs, book, package, test, cuda, small build, check-cuda, recipe, docs-commands.

@@ -67,7 +67,7 @@ impl Options {
     fn of_tests() -> Self {
         Self {
             minutes: 1.0,
-            cases: Some(200),
+            cases: Some(100),
             seed: Some(1),
             case: None,
             jobs: None,
@@ -104,7 +104,7 @@ pub fn run(options: &Options, root: &Path, report: &mut Report) {
     report.step("fuzz-layouts", || fuzz(options, &program?));
 }
 
-/// Runs cases for one minute with a fixed seed, by a program that the tests have built.
+/// Runs 100 cases with a fixed seed, for at most one minute, by a program that the tests have built.
 pub fn run_with_tests(program: &Path) -> Result<(), String> {
     fuzz(&Options::of_tests(), program)
 }
