@@ -227,8 +227,8 @@ pub struct PretrainArgs {
     /// and FP8.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Device and kernels")]
     pub cuda_graph: Option<bool>,
-    /// Tokens whose logits are in memory at once (fused loss only); 0: all of a micro-batch. By default as many as
-    /// fit into 512 MiB.
+    /// Tokens whose logits are in memory at once (fused loss only); 0: all of a micro-batch. By default the logits of
+    /// a chunk take at most 1 GiB.
     #[arg(long, value_name = "N", help_heading = "Device and kernels")]
     pub loss_chunk_size: Option<usize>,
     /// Compute threads per rank on the CPU; by default the cores are divided evenly.
