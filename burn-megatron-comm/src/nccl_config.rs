@@ -103,7 +103,7 @@ pub enum NcclConfigError {
     Text {
         /// The text.
         text: String,
-        /// What is wrong with it.
+        /// The fault of the setting.
         reason: String,
     },
 }
@@ -215,7 +215,7 @@ impl fmt::Display for NcclGroup {
 pub struct NcclGroupSetting {
     /// The group.
     pub group: NcclGroup,
-    /// What is set.
+    /// The settings of these groups.
     pub config: NcclGroupConfig,
 }
 

@@ -22,7 +22,7 @@ use crate::saving::SavingArgs;
 /// The folder in a run folder, which has a folder for each checkpoint, of the same name.
 const FOLDER: &str = "hugging-face";
 
-/// How often a thread that writes is looked at.
+/// The interval at which a writing thread is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Writes the folders while training goes on, on the rank that publishes the checkpoints.
@@ -42,7 +42,7 @@ struct HfWrite {
     last: Arc<Mutex<Instant>>,
 }
 
-/// What is written, and where.
+/// The model to write, and the place.
 #[derive(Clone)]
 struct Target {
     model: Model,

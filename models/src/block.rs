@@ -29,7 +29,7 @@ pub struct Block {
     /// Of the output of the MLP or the experts.
     mlp_post_norm: Option<Norm>,
     mlp_dropout: Dropout,
-    /// How many tokens before its own a token sees. None: all.
+    /// The number of tokens before its own that a token sees; `None` is all. None: all.
     #[module(skip)]
     window: Option<usize>,
 }
@@ -148,7 +148,7 @@ impl Block {
         self.mlp_dropout.forward_add(fed, bias, x, layout)
     }
 
-    /// How many tokens before its own a token sees, if its attention has a window.
+    /// Returns the number of tokens before its own that a token sees, if its attention has a window.
     pub(crate) fn window(&self) -> Option<usize> {
         self.window
     }

@@ -20,7 +20,7 @@ const COMMAND: &str = "burn-megatron";
 /// The examples, which check their own results.
 const EXAMPLES: [&str; 4] = ["bring_your_own", "experts", "pipeline_stages", "zero3"];
 
-/// How the programs are built.
+/// The profile of the programs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Profile {
     /// As the README says.

@@ -79,7 +79,7 @@ pub struct Harness {
     running: bool,
     /// The messages of its skipped tests, which the harness counts as passed.
     skip_messages: BTreeSet<Skip>,
-    /// How many lines more of the last failed test are kept.
+    /// The number of remaining lines of the last failed test to keep.
     lines_left: usize,
 }
 

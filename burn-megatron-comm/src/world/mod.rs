@@ -43,7 +43,7 @@ pub struct World {
     call_log_dir: PathBuf,
 }
 
-/// How the ranks run.
+/// The way in which the ranks run.
 #[derive(Clone, Debug)]
 enum Ranks {
     /// As threads of this process.

@@ -104,7 +104,7 @@ pub fn flash_attention_packed(
     attend(&problem, q, k, v, sink).0.flatten(2, 3)
 }
 
-/// What the softmax of each row was divided by, `[batch, heads, queries, 1]`.
+/// The divisor of each row's softmax, `[batch, heads, queries, 1]`.
 struct SoftmaxSums {
     /// The largest score.
     largest: Tensor<4>,

@@ -8,7 +8,7 @@ use super::{
     TensorSource,
 };
 
-/// How tensors are distributed over files.
+/// The distribution of tensors over files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileSizes {
     /// At most this many files, as equal in size as whole tensors allow.

@@ -295,7 +295,7 @@ impl Batch {
         &self.sorted
     }
 
-    /// What multi-token prediction reads and predicts, by depth from 1 on: see
+    /// Returns the inputs and targets of multi-token prediction, by depth from 1 on: see
     /// [`with_further_tokens`](Self::with_further_tokens).
     pub fn further(&self) -> &[FurtherTokens] {
         &self.further

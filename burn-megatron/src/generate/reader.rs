@@ -42,7 +42,7 @@ pub(super) struct TextToRead<'t> {
     pub last: usize,
 }
 
-/// What the model returned for the last tokens of some texts.
+/// The output of the model for the last tokens of some texts.
 #[derive(Debug)]
 pub(super) struct TextsRead {
     /// On the ranks that have the last stage.

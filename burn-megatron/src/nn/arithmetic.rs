@@ -88,7 +88,7 @@ impl WeightSource<'_> {
     }
 }
 
-/// What a forward saves for the backward.
+/// The tensors that a forward saves for the backward.
 #[derive(Default)]
 pub(super) struct SavedTensors {
     /// The 8-bit codes and scales of the input, saved in place of it.
@@ -112,12 +112,12 @@ pub(super) struct NeededGradients {
     pub weight: bool,
 }
 
-/// How matrix products that are not in 8 bits are computed.
+/// The settings of matrix products that are not in 8 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinearKernels {
     /// Whether products add the bias, and earlier weight gradients, themselves.
     pub fused: bool,
-    /// What multiplies on the CPU in fused products, if not the `gemm` crate.
+    /// The library that multiplies on the CPU in fused products, if not the `gemm` crate.
     pub blas: Option<Blas>,
 }
 

@@ -30,7 +30,7 @@ pub enum LinearInput {
     Gelu(GeluInput),
 }
 
-/// What a [recomputed](LinearInput::Activation) activation is computed from, and how.
+/// The inputs and the function of a [recomputed](LinearInput::Activation) activation.
 pub(super) type DiscardedActivation = (Tensor<3>, (ActivationFunction, Vec<DispatchTensor>));
 
 impl LinearInput {

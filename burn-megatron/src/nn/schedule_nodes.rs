@@ -240,7 +240,7 @@ pub(crate) struct BackwardNodes {
     root: Option<Tensor<1>>,
     /// Whether no node has run.
     is_last: bool,
-    /// What the next node waits for.
+    /// The gradients that the next node waits for.
     arriving: Option<ArrivingGradients>,
     sink: Arc<dyn DeferringSink>,
     leaves: LeftWgrads,
@@ -273,7 +273,7 @@ impl ArrivingGradients {
     }
 }
 
-/// What a backward has left.
+/// The remainder of a backward.
 pub(crate) struct BackwardEnd {
     /// Of the leaves of the first node.
     pub gradients: Gradients,

@@ -35,7 +35,7 @@ pub enum TableError {
     Invalid {
         /// The parameter.
         path: String,
-        /// What was given and what was expected.
+        /// The given value and the expected one.
         reason: String,
     },
     /// The shape of a parameter differs from its declaration.

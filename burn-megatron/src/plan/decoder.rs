@@ -86,7 +86,7 @@ pub struct Experts {
     pub router_bias: bool,
     /// Whether a layer has experts.
     pub layers: Vec<bool>,
-    /// How tokens reach them.
+    /// The exchange of tokens with the experts.
     pub dispatcher: DispatcherKind,
     /// Whether they do in 8 bits.
     pub fp8_dispatch: Option<Fp8DispatchScales>,

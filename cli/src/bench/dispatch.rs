@@ -29,7 +29,7 @@ const DEADLINE: Duration = Duration::from_secs(300);
 /// Bytes of an element and of a weight: f32.
 const ELEMENT: usize = 4;
 
-/// How rows are sent.
+/// The method of sending rows.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct DispatchCase {
     dispatcher: DispatcherKind,

@@ -317,7 +317,7 @@ impl GenerationResult {
 }
 
 impl GenerationResult {
-    /// How many drafts were right, with `--speculative`.
+    /// Describes the number of drafts that were right, with `--speculative`.
     fn drafts(&self) -> String {
         let sum = |part: fn(&GenerationOutput) -> usize| self.generated.iter().map(part).sum();
         let (drafted, accepted): (usize, usize) =

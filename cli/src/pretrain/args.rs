@@ -23,7 +23,7 @@ use crate::set::SetArgs;
 pub enum DataRanks {
     /// This size.
     Number(usize),
-    /// What a launcher started, divided by the ranks of one replica.
+    /// The number of started ranks, divided by the ranks of one replica.
     Auto,
 }
 
@@ -90,8 +90,9 @@ pub struct PretrainArgs {
         help_heading = "Parallelism"
     )]
     pub context_parallel: Option<usize>,
-    /// How the ranks of --context-parallel compute attention to each other's keys and values: ring, all-gather,
-    /// all-to-all, or hierarchical (with parallel.context_inner in the recipe); by default chosen by the sizes.
+    /// Method by which the ranks of --context-parallel compute attention to each other's keys and values: ring,
+    /// all-gather, all-to-all, or hierarchical (with parallel.context_inner in the recipe); by default chosen by the
+    /// sizes.
     #[arg(long, value_name = "NAME", help_heading = "Parallelism")]
     pub context_exchange: Option<String>,
     /// Share each document by its length: short ones are on one rank, longer ones on groups of 2, 4, ... of the ranks of

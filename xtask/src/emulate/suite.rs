@@ -24,7 +24,7 @@ pub enum Suite {
     Pretrain,
     /// The tests of burn-megatron-kernels.
     Kernels,
-    /// What a training step launches, moves and waits for, within its budgets. Not one of the default suites.
+    /// The launches, copies and waits of a training step, within its budgets. Not one of the default suites.
     Step,
 }
 

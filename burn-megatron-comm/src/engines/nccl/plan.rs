@@ -42,7 +42,7 @@ pub(super) enum CommScope {
 pub(super) const SENDER: usize = 0;
 pub(super) const RECEIVER: usize = 1;
 
-/// How this rank's side of a call is executed.
+/// The execution plan of this rank's side of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NcclPlan {
     pub scope: CommScope,

@@ -1,4 +1,4 @@
-//! How large the tiles are.
+//! The sizes of the tiles.
 
 use burn::tensor::DType;
 use cubecl::client::Client;

@@ -1,4 +1,4 @@
-//! What a quantiser reads: values, or what an activation of them is computed from.
+//! The input of a quantiser: values, or the tensors from which an activation of them is computed.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, FloatDType, Tensor};

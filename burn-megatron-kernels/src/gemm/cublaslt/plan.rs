@@ -21,9 +21,9 @@ pub(super) struct MatmulPlan {
     a: Layout,
     b: Layout,
     d: Layout,
-    /// What [`run`](Self::run) uses.
+    /// The algorithm of [`run`](Self::run).
     pub(super) algorithm: Algorithm,
-    /// What is to be timed, in the order of the heuristic.
+    /// The algorithms to time, in the order of the heuristic.
     pub(super) candidates: Vec<Algorithm>,
     /// 0 or 1: what the old result is multiplied with.
     beta: f32,

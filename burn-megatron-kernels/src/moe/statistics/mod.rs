@@ -38,7 +38,7 @@ use backward::{CountOp, RouterSums, SumKind};
 
 const NAME: &str = "router statistics";
 
-/// How often each expert is chosen: `indices` `[tokens, k]` to `[sequences, experts]` in I32. An index
+/// Counts the tokens that choose each expert: `indices` `[tokens, k]` to `[sequences, experts]` in I32. An index
 /// outside of `0..experts` counts for none.
 ///
 /// # Panics

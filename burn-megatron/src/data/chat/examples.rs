@@ -29,7 +29,7 @@ pub(super) struct ExampleCounts {
 }
 
 impl ExampleCounts {
-    /// What became of them, to be put at the end of a line.
+    /// Describes the truncated and the omitted examples, for the end of a line.
     pub fn describe(&self) -> String {
         let each = [
             (self.truncated, "truncated"),

@@ -17,7 +17,7 @@ pub(super) const ROLES: [&str; 6] = [
     "function",
 ];
 
-/// What writes the answers.
+/// The role of the messages with answers.
 pub(super) const ASSISTANT: &str = "assistant";
 
 /// The names of ShareGPT's `conversations`, and their roles.

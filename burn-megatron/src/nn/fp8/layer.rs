@@ -59,7 +59,7 @@ pub(super) enum WeightOwner {
     Experts,
 }
 
-/// What the layers of a model share.
+/// The state that the layers of a model share.
 #[derive(Debug, Default)]
 pub(super) struct ModelFp8 {
     /// Magnitudes and scales.
@@ -70,7 +70,7 @@ pub(super) struct ModelFp8 {
     pub measuring: AtomicBool,
 }
 
-/// What the host knows of one operand.
+/// The host's record of one operand.
 #[derive(Default)]
 pub(super) struct OperandState {
     /// Its last measured quantisation error, and whether it was measured in this step.
@@ -124,7 +124,7 @@ impl Fp8Layer {
         &self.shared.path
     }
 
-    /// How its scales are found.
+    /// Returns the method of computing its scales.
     pub fn recipe(&self) -> &Fp8Recipe {
         &self.shared.recipe
     }

@@ -15,7 +15,8 @@ use crate::mesh::{Axis, AxisSet, Grid};
 use crate::nn::forward_context::{constant, is_training};
 use crate::nn::{AxisRank, BuildError, Init, ModelBuilder, ParameterSpec, anchored_value};
 
-/// How the scores of a token become the weights of its experts. `z` are its logits, `S` the experts that it chose.
+/// The function from the scores of a token to the weights of its experts. `z` are its logits, `S` the experts that it
+/// chose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScoreFunction {

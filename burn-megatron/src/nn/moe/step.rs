@@ -1,4 +1,4 @@
-//! What the routers of a model add to a training step, and what they report of it.
+//! The losses that the routers of a model add to a training step, and their reports about it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ struct SharedStep {
     layers: Mutex<BTreeMap<String, LayerStep>>,
 }
 
-/// What a layer has reported so far.
+/// The reports of a layer so far.
 #[derive(Debug, Default)]
 struct LayerStep {
     /// The load of the data ranks, for [`RouterLossKind::GlobalBalance`].

@@ -85,7 +85,7 @@ impl Decoder {
         block.parameters.dense += replicated + of_heads / share.tensor + norms;
     }
 
-    /// What the tensor ranks exchange: the inputs of the projections of heads, and the output.
+    /// Adds the exchanges of the tensor ranks: the inputs of the projections of heads, and the output.
     fn add_latent_exchanges(&self, block: &mut BlockProfile, share: Share, latent: LatentWidths) {
         let layer = &mut block.layer;
         let mut of = |kind, features: u64, pass| {

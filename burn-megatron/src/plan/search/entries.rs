@@ -43,7 +43,7 @@ impl Entry<'_> {
     }
 }
 
-/// What a profile depends on: tensor ranks, sequence parallelism, context, expert and expert-tensor ranks, and samples.
+/// The key of a profile: tensor ranks, sequence parallelism, context, expert and expert-tensor ranks, and samples.
 type ProfileKey = (usize, bool, usize, usize, Option<usize>, usize);
 
 /// Where the entries of a search come from.

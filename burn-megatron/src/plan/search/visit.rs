@@ -11,7 +11,7 @@ use super::entries::Entry;
 use super::space::{PipelineSettings, ShardingSettings};
 use super::{Plan, Rejection, Search, SearchCounts, Sizes};
 
-/// What a visit found.
+/// The results of a visit.
 #[derive(Default)]
 pub(super) struct Found {
     pub counts: SearchCounts,

@@ -1,4 +1,4 @@
-//! What is exchanged over the data axis, and the optimizer.
+//! The exchanges over the data axis, and the optimizer.
 
 use super::super::link::sent_bytes;
 use super::super::model_profile::GridElements;
@@ -26,7 +26,7 @@ pub struct DataExchange {
     pub bytes: f64,
 }
 
-/// How the state of a rank is shared and exchanged.
+/// The sharing and the exchange of a rank's state.
 #[derive(Clone, Copy, Debug)]
 pub struct StateSharing<'a> {
     /// Over the data axis.

@@ -108,8 +108,8 @@ impl<M: LanguageModel> Trainer<M> {
         .into())
     }
 
-    /// What ranks that hold the same weights, or copies of them, have different; said by the first rank of each group.
-    /// Collective: call on all ranks of the world.
+    /// Returns the tensors that differ between replicas. Only the first rank of each group reports. Collective: call on
+    /// all ranks of the world.
     fn other_replicas(&self, now: &[(StatePart, u64)]) -> Result<Vec<String>, CommError> {
         let entries = self.ddp.table().entries();
         let mut found = vec![];

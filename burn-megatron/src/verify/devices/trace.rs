@@ -163,7 +163,7 @@ impl Trace {
         Some(format!("{} in or after `{module}`", node.name))
     }
 
-    /// What the rounding of all depends on.
+    /// Returns the properties on which the rounding of all operations depends.
     pub fn scale(&self) -> Scale {
         let longest = self.nodes.iter().map(Node::longest_sum).max().unwrap_or(1);
         let outputs = self.nodes.iter().flat_map(|node| &node.outputs);

@@ -1,5 +1,4 @@
-//! What is known of each byte of shared memory: who touched it last, and whether anything was ever
-//! written there.
+//! The history of each byte of shared memory: who touched it last, and whether anything was ever written there.
 
 use super::access::Access;
 use super::{Checks, Fault, Program, Warp};
@@ -52,7 +51,7 @@ pub(super) struct Accessor {
     pub warp: usize,
     pub lane: usize,
     pub op: usize,
-    /// How often lanes of the warp have waited for each other.
+    /// The number of times that lanes of the warp have waited for each other.
     pub reconvergences: u32,
 }
 

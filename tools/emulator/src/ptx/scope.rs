@@ -21,7 +21,7 @@ struct Open {
     /// Each label, and the instruction that it stands before.
     labels: HashMap<String, usize>,
     variables: HashSet<String>,
-    /// What stood before: instructions, variables, and registers in use.
+    /// The state before: instructions, variables, and registers in use.
     body: usize,
     outer_variables: usize,
     next: (usize, usize),

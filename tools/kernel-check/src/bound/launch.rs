@@ -17,7 +17,7 @@ const DEPENDENT: f64 = 4.0;
 /// Bytes per clock that a multiprocessor receives from L2 (the path is 64 bytes wide since Volta).
 const MULTIPROCESSOR_BYTES: f64 = 64.0;
 
-/// What a launch does.
+/// The counts of a launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LaunchCounts {
     /// Cubes.
@@ -38,7 +38,7 @@ pub struct LaunchCounts {
     pub bytes: f64,
 }
 
-/// What limits a launch.
+/// The resource that limits a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// The bandwidth of a copy, or of the multiprocessors in use.

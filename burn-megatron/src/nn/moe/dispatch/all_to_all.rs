@@ -69,7 +69,7 @@ impl AllToAll {
 struct Exchange {
     /// Of the ranks of the expert axis.
     rows: HopRows,
-    /// What each rank of the expert-tensor axis receives.
+    /// The number of rows that each rank of the expert-tensor axis receives.
     gathered: Vec<usize>,
     /// Of all rows, as they arrive, the local expert and the rank that they come from, as one number.
     keys: Vec<i64>,

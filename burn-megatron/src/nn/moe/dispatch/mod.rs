@@ -27,7 +27,7 @@ pub use fp8::Fp8DispatchScales;
 use ranks::ExpertRanks;
 pub use volume::{DispatchNodes, DispatchProblem, DispatchVolume, expected_destinations};
 
-/// How tokens reach the ranks of their experts.
+/// The exchange of tokens with the ranks of their experts.
 ///
 /// `R` ranks of the expert axis exchange the rows of `T` tokens of each rank, with `k` experts per token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

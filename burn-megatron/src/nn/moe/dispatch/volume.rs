@@ -1,4 +1,4 @@
-//! How much a dispatcher sends: pure functions of the sizes, for experts that tokens choose uniformly at random.
+//! The bytes that a dispatcher sends: pure functions of the sizes, for experts that tokens choose uniformly at random.
 
 use std::ops::Range;
 
@@ -68,7 +68,7 @@ fn chosen_in_groups(
 /// A layer of experts and its ranks, of which each has as many tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DispatchProblem {
-    /// How rows are sent.
+    /// The method of sending rows.
     pub dispatcher: DispatcherKind,
     /// Whether the rows of the dispatch are in 8 bits.
     pub fp8: Option<Fp8DispatchScales>,

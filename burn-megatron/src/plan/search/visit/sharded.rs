@@ -24,7 +24,7 @@ struct Offloaded<'s> {
     memory: MemoryByKind,
 }
 
-/// What a rank needs.
+/// The memory that a rank needs.
 #[derive(Default)]
 pub(super) struct Needed {
     pub(super) device: MemoryByKind,
@@ -168,7 +168,7 @@ impl<'s> Visit<'s> {
         }
     }
 
-    /// What the data axis adds: of the rank for which it is the most.
+    /// Returns the time that the data axis adds, for the rank where it is the longest.
     fn data(&self, timed: &Timed, sharing: &DataParallelConfig, offloaded: f64) -> DataExchange {
         let (entry, search) = (self.entry, self.search);
         let [dense, expert] = data_sizes(entry.links.mesh());

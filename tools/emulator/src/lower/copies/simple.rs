@@ -80,7 +80,7 @@ fn arrive(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String> 
     }))
 }
 
-/// How many of the bytes are read; the others become zeros.
+/// The number of bytes that are read; the others become zeros.
 #[derive(Clone, Copy)]
 enum Read {
     All,
