@@ -32,7 +32,7 @@ pub struct ParallelContext {
     embedding: Arc<dyn Communicator>,
     /// The groups made on demand, shared by all clones.
     others: Arc<Mutex<Groups>>,
-    /// Those inside of nodes and between them, by the group of which they are parts.
+    /// The groups inside of nodes and between nodes, by the group of which they are parts.
     nodes: Arc<Mutex<BTreeMap<GroupKey, NodeGroups>>>,
     /// Whether the world is not running, so that the groups of other ranks are not listed: there may be many.
     is_offline: bool,

@@ -182,8 +182,8 @@ impl NcclGroup {
         }
     }
 
-    /// That of the collectives of a group with this name, which [`ParallelContext`](crate::ParallelContext) makes of its
-    /// axes.
+    /// Returns the group whose collectives have this name, which [`ParallelContext`](crate::ParallelContext) makes of
+    /// its axes.
     #[cfg(any(test, feature = "cuda"))]
     pub(crate) fn of_name(name: &str) -> Self {
         let words = || name.split(|c: char| !c.is_alphanumeric() && c != '-');

@@ -15,7 +15,7 @@ impl TransformerConfig {
         }
     }
 
-    /// Those of all layers.
+    /// Returns the windows of all layers.
     pub(crate) fn windows(&self) -> Vec<Option<usize>> {
         (0..self.layers)
             .map(|number| self.window_of(number))

@@ -24,7 +24,7 @@ pub struct MoeConfig {
     pub expert_width: Option<usize>,
     /// Every so many blocks have experts, from the first that may.
     pub every: usize,
-    /// So many blocks at the start have none.
+    /// The number of blocks at the start that have none.
     pub first_dense: usize,
     /// The function from scores to weights.
     pub score: ScoreFunction,
@@ -34,7 +34,7 @@ pub struct MoeConfig {
     pub normalized: Option<bool>,
     /// By which the weights are multiplied.
     pub factor: f64,
-    /// By what experts are chosen.
+    /// The method by which experts are chosen.
     pub choice: RouterChoice,
     /// Limits the choice to groups of experts.
     pub groups: Option<ExpertGroups>,

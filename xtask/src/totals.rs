@@ -25,10 +25,10 @@ pub struct Totals {
     pub failures: Vec<String>,
 }
 
-/// As many tests are listed with their times.
+/// The number of tests that are listed with their times.
 const SLOWEST: usize = 10;
 
-/// As many lines of what a failed test printed are listed.
+/// The number of lines of a failed test's output that are listed.
 const LINES_OF_FAILURE: usize = 20;
 
 impl Totals {

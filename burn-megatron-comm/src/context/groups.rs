@@ -172,7 +172,7 @@ impl ParallelContext {
         axes.contains(Axis::Expert) && !axes.contains(Axis::Data)
     }
 
-    /// By what a group that is made on demand is cached.
+    /// Returns the key by which a group that is made on demand is cached.
     fn key(&self, grid: Grid, axes: AxisSet) -> GroupKey {
         let shape = self.mesh().group_shape(grid, axes);
         (shape, self.is_for_tokens(grid, axes))

@@ -202,7 +202,8 @@ impl RendezvousClient {
         self.connection_lost(0, message, provider);
     }
 
-    /// So it does without the relay of this machine: for its ranks, which are told nothing else.
+    /// Reports that the connection to the relay of this machine is lost, for its ranks, which are not notified
+    /// otherwise.
     fn relay_lost(&self, rank: usize, reason: &str, provider: &dyn StatusProvider) {
         let message = format!(
             "its process, which relays the messages of rank {} to the rendezvous, {reason}",

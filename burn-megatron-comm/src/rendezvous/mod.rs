@@ -79,7 +79,7 @@ pub enum RendezvousError {
     /// A rank did not join, or is incompatible with the others.
     #[error("{message}")]
     Failed {
-        /// That rank.
+        /// The rank that failed.
         rank: usize,
         /// A description of the failure.
         message: String,

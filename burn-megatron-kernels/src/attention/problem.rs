@@ -83,7 +83,7 @@ pub enum ProjectionGradients {
         /// `[batch, keys, groups, value width]`.
         dv: Tensor<4>,
     },
-    /// Those of keys and values in the flat buffer that was given for them.
+    /// The gradients of keys and values, in the flat buffer that was given for them.
     Flat {
         /// `[batch, queries, heads, width]`.
         dq: Tensor<4>,

@@ -41,7 +41,7 @@ pub struct Batch {
 /// Tokens that were added to documents.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Padding {
-    /// Those.
+    /// The number of added tokens.
     pub added: u64,
     /// All tokens, those included.
     pub all: u64,

@@ -41,7 +41,7 @@ impl FurtherTokens {
         Self::from_parts(read, predicted, RealTokens::new(is_real, batch.rows))
     }
 
-    /// Those of a rank of a context group.
+    /// Returns the inputs and targets of a rank of a context group.
     pub(super) fn part(&self, shard: &SequenceShard) -> Self {
         let real = self.real.as_ref().map(|real| real.part(shard));
         Self::from_parts(shard.part(&self.tokens), shard.part(&self.targets), real)

@@ -64,7 +64,7 @@ impl TextsRead {
 /// Which tokens a rank of a context group reads.
 #[derive(Clone, Copy, Debug)]
 enum Reading {
-    /// Those of its part.
+    /// The tokens of its part.
     Prefill,
     /// All.
     Whole,

@@ -45,7 +45,7 @@ pub enum InputLayout {
 }
 
 impl InputLayout {
-    /// That of a layer whose columns are split over the ranks, with exchanges as a whole.
+    /// Returns the layout of the input of a layer whose columns are split over the ranks, with exchanges as a whole.
     pub(super) fn whole(comm: &Comm, sequence_parallel: bool) -> Self {
         match (comm.size(), sequence_parallel) {
             (1, _) => Self::Local,

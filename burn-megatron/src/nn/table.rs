@@ -125,7 +125,7 @@ impl ParameterTable {
         &mut self.entries
     }
 
-    /// Those of the parameters that are [frozen](ParameterEntry::frozen), or of the others.
+    /// Returns the table of the parameters that are [frozen](ParameterEntry::frozen), or of the others.
     pub fn filtered(&self, frozen: bool) -> Self {
         let own = |entry: &&ParameterEntry| entry.frozen == frozen;
         Self {

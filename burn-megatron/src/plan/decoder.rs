@@ -74,7 +74,7 @@ pub struct Decoder {
 pub struct Experts {
     /// Their number.
     pub experts: u64,
-    /// Those of a token.
+    /// The experts of a token.
     pub per_token: u64,
     /// The groups that a token chooses them from.
     pub groups: Option<ExpertGroups>,

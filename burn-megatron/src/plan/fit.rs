@@ -147,7 +147,7 @@ pub struct RankElements {
 }
 
 impl RankElements {
-    /// Those of a rank with these stages.
+    /// Returns the elements of a rank with these stages.
     pub fn new<'a>(
         model: &ModelProfile,
         stages: impl IntoIterator<Item = &'a StageLayout> + Clone,

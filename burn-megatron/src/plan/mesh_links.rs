@@ -13,7 +13,7 @@ use super::profile::{Exchange, GroupPart};
 pub struct MeshLinks<'a> {
     mesh: Mesh,
     hardware: &'a Hardware,
-    /// Those that most layers exchange in.
+    /// The groups in which most layers exchange.
     groups: Vec<((Grid, AxisSet), GroupLinks)>,
 }
 

@@ -13,7 +13,7 @@ pub struct GridElements {
 }
 
 impl GridElements {
-    /// Those of a grid.
+    /// Returns the elements of a grid.
     pub fn of(&self, grid: Grid) -> u64 {
         match grid {
             Grid::Dense => self.dense,

@@ -91,9 +91,9 @@ pub enum GroupPart {
     /// All.
     #[default]
     Whole,
-    /// Those on one node, so many.
+    /// The ranks on one node, of which there are this number.
     IntraNode(usize),
-    /// Those with the same place on each node, which has so many.
+    /// The ranks with the same place on each node, which has this number of ranks.
     InterNode(usize),
 }
 

@@ -44,7 +44,7 @@ impl<M: LanguageModel> Trainer<M> {
         self.batches_from((step, self.samples), own, samples)
     }
 
-    /// Those of a rank of the data axis in a step, before which there were so many samples.
+    /// Returns the batches of a rank of the data axis in a step, before which there were `samples` samples.
     pub(super) fn batches_from(
         &self,
         (step, before): (usize, u64),

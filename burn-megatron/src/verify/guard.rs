@@ -67,7 +67,7 @@ pub enum GuardError {
         rank: usize,
         /// Its parameters.
         found: usize,
-        /// Those of rank 0.
+        /// The parameters of rank 0.
         expected: usize,
     },
     /// A collective failed.

@@ -137,7 +137,7 @@ struct LinkSpeeds {
 }
 
 impl LinkSpeeds {
-    /// So that what a case sends takes a share of its time.
+    /// Returns the speeds with which the messages of a case take a share of its time.
     fn of(args: &DispatchArgs, case: &Timed) -> Self {
         let between = case.bytes / (args.share * case.seconds);
         Self {

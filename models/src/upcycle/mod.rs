@@ -49,7 +49,7 @@ pub struct UpcycleConfig {
     pub score: ScoreFunction,
     /// Every so many blocks get experts, from the first that may.
     pub every: usize,
-    /// So many blocks at the start stay dense.
+    /// The number of blocks at the start that stay dense.
     pub first_dense: usize,
     /// The seed of the router's weights.
     pub seed: u64,

@@ -24,7 +24,7 @@ pub struct Launch {
     pub warps: f64,
     /// Instructions of all warps.
     pub instructions: f64,
-    /// Those of matrix units.
+    /// Instructions of matrix units.
     pub matrix: f64,
     /// Bytes of the sectors that each instruction touches by itself.
     pub accessed: f64,

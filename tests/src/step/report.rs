@@ -16,7 +16,7 @@ pub struct LaunchSum {
     pub launches: f64,
     /// Bytes that memory moves.
     pub bytes: f64,
-    /// Those that grow with the tokens, in `[tokens, hidden]` of 16 bits.
+    /// The bytes that grow with the tokens, in passes over `[tokens, hidden]` of 16 bits.
     pub passes: f64,
     /// The least seconds on an H100.
     pub seconds: f64,

@@ -32,7 +32,7 @@ pub enum Suite {
 const COUNTS: &str = "BURN_MEGATRON_EMULATOR_COUNTS";
 
 impl Suite {
-    /// Those that run by default, the short ones first.
+    /// The suites that run by default, the short ones first.
     pub const ALL: [Self; 5] = [
         Self::Traffic,
         Self::Steps,

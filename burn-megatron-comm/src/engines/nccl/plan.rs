@@ -33,8 +33,8 @@ pub(super) enum NcclOp {
 pub(super) enum CommScope {
     /// The group's.
     Group,
-    /// That of the messages from one member to another, as indices in the group. Each direction has its own,
-    /// as an NCCL send blocks its stream until the receiver has called.
+    /// The communicator of the messages from one member to another, as indices in the group. Each direction has its
+    /// own, as an NCCL send blocks its stream until the receiver has called.
     Message { from: usize, to: usize },
 }
 

@@ -42,7 +42,7 @@ pub(super) struct Algorithm {
 pub(super) enum AlgorithmSource {
     /// The first of the heuristic.
     Heuristic,
-    /// So many of the heuristic, for timing.
+    /// The first algorithms of the heuristic, up to this number, for timing.
     Candidates(usize),
     /// This one.
     Chosen([u64; 8]),

@@ -31,7 +31,7 @@ pub enum ChatDataError {
     /// The share cannot be held out.
     #[error("invalid share {0} of held-out conversations: expected 0 to below 1, as in 0.1")]
     Share(f64),
-    /// So few cannot be split.
+    /// The number of conversations is too small to be split.
     #[error(
         "a share of {share} cannot be held out of {count} conversation(s), so that one is left to train on: give more, \
          held-out files, or a share of 0"

@@ -93,7 +93,7 @@ impl Examples {
             .count()
     }
 
-    /// Those for which `wanted` is true, by their numbers.
+    /// Returns the examples for which `wanted` is true, by their numbers.
     pub fn those(&self, wanted: impl Fn(usize) -> bool) -> Self {
         let mut those = Self::default();
         for example in (0..self.len()).filter(|example| wanted(*example)) {

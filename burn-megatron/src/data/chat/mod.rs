@@ -68,7 +68,7 @@ pub enum LongExamples {
 pub enum HeldOutExamples {
     /// A share of all examples, 0 to below 1, always the same ones; above 0 at least one.
     Share(f64),
-    /// Those of other files.
+    /// The conversations of other files.
     Files(Vec<PathBuf>),
 }
 

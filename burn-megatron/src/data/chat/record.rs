@@ -161,7 +161,7 @@ impl Conversation {
         })
     }
 
-    /// Those of them that are trained.
+    /// Returns the numbers of the assistant's messages that are trained.
     pub fn answers(&self) -> impl DoubleEndedIterator<Item = usize> {
         self.assistant().filter(|at| *at >= self.first_trained)
     }

@@ -115,7 +115,7 @@ pub enum AmaxAlgorithm {
     /// The largest.
     #[default]
     Max,
-    /// That of the last step.
+    /// The magnitude of the last step.
     MostRecent,
 }
 

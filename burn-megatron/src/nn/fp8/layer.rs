@@ -55,7 +55,7 @@ pub(super) struct Fp8LayerShared {
 pub(super) enum WeightOwner {
     /// One of its own, `weight`.
     Layer,
-    /// That of all experts.
+    /// The weight of all experts.
     Experts,
 }
 

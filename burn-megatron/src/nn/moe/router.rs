@@ -81,7 +81,7 @@ pub struct RouterConfig {
     /// By which the weights are multiplied.
     #[config(default = 1.0)]
     pub factor: f64,
-    /// By what experts are chosen.
+    /// The method by which experts are chosen.
     #[config(default = "RouterChoice::Scores")]
     pub choice: RouterChoice,
     /// Limits the choice to groups of experts.

@@ -105,7 +105,7 @@ impl RecomputeConfig {
         }
     }
 
-    /// So many layers of each stage.
+    /// Returns the settings that recompute `layers` layers of each stage.
     pub fn full(method: RecomputeMethod, layers: usize) -> Self {
         Self {
             granularity: RecomputeGranularity::Full,

@@ -11,7 +11,7 @@ use crate::plan::profile::StageProfile;
 #[derive(Clone, Copy, Debug, Default)]
 struct Offloaded {
     all: u64,
-    /// Those that nothing else keeps on the device.
+    /// The inputs that nothing else keeps on the device.
     freed: u64,
 }
 

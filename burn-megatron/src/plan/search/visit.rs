@@ -15,7 +15,7 @@ use super::{Plan, Rejection, Search, SearchCounts, Sizes};
 #[derive(Default)]
 pub(super) struct Found {
     pub counts: SearchCounts,
-    /// Those that fit.
+    /// The plans that fit.
     pub plans: Vec<Plan>,
     /// Where no plan fits yet, the one that needs the least memory.
     pub nearest: Option<Plan>,

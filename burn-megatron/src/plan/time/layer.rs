@@ -10,9 +10,9 @@ use crate::mesh::Axis;
 /// The types of a run, as far as they decide its time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ComputeTypes {
-    /// That of products: a key of [`Hardware::peak`].
+    /// The type of products: a key of [`Hardware::peak`].
     pub products: String,
-    /// That of attention.
+    /// The type of attention.
     pub attention: String,
     /// Bytes of an operand of a product.
     pub operand_bytes: f64,
@@ -41,7 +41,7 @@ pub struct LayerSeconds {
     /// Of the exchanges in these that travel while another micro-batch is computed, where the layout
     /// [pairs](crate::mesh::ParallelConfig::overlap_moe_expert_parallel_comm) a forward with the backward of another.
     pub hidden: f64,
-    /// Those of them in a backward that its own weight gradients hide, also where it is alone.
+    /// The part of these exchanges in a backward that its own weight gradients hide, also where it is alone.
     pub hidden_alone: f64,
 }
 

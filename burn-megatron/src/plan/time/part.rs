@@ -75,7 +75,7 @@ impl StepPart {
 pub struct PartSeconds([f64; StepPart::ALL.len()]);
 
 impl PartSeconds {
-    /// So many seconds of one part.
+    /// Returns the seconds of one part.
     pub fn of(part: StepPart, seconds: f64) -> Self {
         let mut all = Self::default();
         all[part] = seconds;

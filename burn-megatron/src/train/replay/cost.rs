@@ -8,7 +8,7 @@ use std::time::Instant;
 pub struct ReplayCost {
     /// Forwards, backwards and reductions of the steps that were computed twice.
     pub checked: MeanTime,
-    /// Those of the others.
+    /// The time of the other steps.
     pub plain: MeanTime,
     /// Comparisons of weights and optimizer state, of each step.
     pub state: MeanTime,

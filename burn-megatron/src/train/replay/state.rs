@@ -20,7 +20,7 @@ use crate::optim::{OptimizerState, all_finite};
 pub(super) enum StatePart {
     /// This rank's shard of a parameter.
     Weight(usize),
-    /// That of a tensor of the optimizer, by the kind.
+    /// A tensor of the optimizer, by the kind.
     Optimizer(usize, usize),
     /// A parameter in the type of the model, gathered from all ranks.
     Copy(usize),

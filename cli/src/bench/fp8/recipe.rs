@@ -62,7 +62,7 @@ pub struct BothLayouts {
 }
 
 impl BothLayouts {
-    /// Those of [`ScalingRecipe::quantize`].
+    /// Returns the layouts of [`ScalingRecipe::quantize`].
     pub fn of(quantized: Quantized) -> Self {
         match (quantized.rowwise, quantized.columnwise) {
             (Some(rowwise), Some(columnwise)) => Self {

@@ -29,7 +29,7 @@ pub struct OverlapSetup {
     pub model: TransformerConfig,
     /// Data-parallel ranks.
     pub ranks: usize,
-    /// Those of a node, if there are nodes.
+    /// The ranks of a node, if there are nodes.
     pub ranks_per_node: Option<usize>,
     /// Samples of a rank and step, of the model's whole context.
     pub samples: usize,

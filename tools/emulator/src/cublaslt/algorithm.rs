@@ -28,7 +28,7 @@ const WORKSPACES: [usize; 3] = [64 << 10, 0, 128 << 10];
 const MARK: u64 = u64::from_le_bytes(*b"emulated");
 
 impl Algorithm {
-    /// Those for a product.
+    /// Returns the algorithms for a product.
     ///
     /// # Errors
     /// An alignment that is none.

@@ -153,7 +153,7 @@ pub extern "C" fn cuDeviceTotalMem_v2(bytes: OutPointer<usize>, device: CUdevice
 ///
 /// # Safety
 ///
-/// So much can be written there.
+/// At least `length` bytes can be written there.
 unsafe fn write_text(string: &CStr, to: *mut c_char, length: c_int) -> Answer {
     if to.is_null() || length < 1 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);

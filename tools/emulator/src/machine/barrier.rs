@@ -38,7 +38,7 @@ pub(super) enum BarrierResult {
     No,
     /// All threads of the block have come.
     All,
-    /// As many as were asked for.
+    /// The requested number of threads has come.
     Some,
 }
 

@@ -235,7 +235,7 @@ impl LaneGroups {
         }
     }
 
-    /// Those of the lanes that wait for others at an instruction.
+    /// Returns the lanes of `mask` that wait for others at an instruction.
     #[inline]
     pub fn held(&self, at: usize, mask: u32) -> u32 {
         if self.reconvergences.is_empty() {

@@ -10,7 +10,7 @@ pub(super) struct Shadow {
     /// Bytes of a cell, as a power of two.
     shift: u32,
     cells: Vec<Cell>,
-    /// As many, where lanes of a warp are checked.
+    /// One cell of lanes for each of `cells`, where lanes of a warp are checked.
     lanes: Vec<LaneCell>,
     /// Rounds between barriers, counted from 1 over all blocks.
     epoch: u32,

@@ -10,7 +10,7 @@ pub(super) struct Scopes {
     open: Vec<Open>,
     /// The next free numbers, data and predicates.
     next: (usize, usize),
-    /// As many as were ever in use.
+    /// The highest numbers that were ever in use.
     most: (usize, usize),
     closed: usize,
 }

@@ -24,9 +24,9 @@ pub struct LaunchCounts {
     pub cubes: f64,
     /// Instructions of planes that machine code keeps.
     pub issued: f64,
-    /// Those on floats.
+    /// Instructions on floats.
     pub floats: f64,
-    /// Those of special functions.
+    /// Instructions of special functions.
     pub specials: f64,
     /// Operations of matrix units.
     pub matrix_flops: f64,

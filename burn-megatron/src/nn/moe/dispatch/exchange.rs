@@ -49,7 +49,7 @@ impl<'a> Exchanges<'a> {
         }
     }
 
-    /// Those tensors, of the present node.
+    /// Returns the carried tensors of the present node.
     pub(in crate::nn::moe) fn into_carried<const K: usize>(self) -> [Option<Tensor<3>>; K] {
         let mut carried = self.carried.into_iter();
         std::array::from_fn(|_| carried.next().flatten())
@@ -102,7 +102,7 @@ pub(super) struct HopRows {
 }
 
 impl HopRows {
-    /// Those on the way back.
+    /// Returns the rows on the way back.
     pub fn reversed(self) -> Self {
         Self {
             send: self.receive,

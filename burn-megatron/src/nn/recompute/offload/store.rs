@@ -81,7 +81,7 @@ impl ActivationStore {
     ///
     /// # Errors
     ///
-    /// That of the system.
+    /// The error of the system.
     pub fn start(config: ActivationOffload) -> std::io::Result<Self> {
         Self::with_deadline(config, DEADLINE)
     }

@@ -84,7 +84,7 @@ fn arrive(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String> 
 #[derive(Clone, Copy)]
 enum Read {
     All,
-    /// As many as a register says.
+    /// The number that a register holds.
     Some(Source),
     /// None where a predicate holds, which may be negated.
     Unless(Source, bool),
