@@ -36,7 +36,7 @@ pub struct HfSaver {
 /// A folder that is being written.
 struct HfWrite {
     thread: JoinHandle<Result<(), String>>,
-    /// Of the checkpoint.
+    /// The name of the checkpoint.
     name: PathBuf,
     /// When the last bytes were written.
     last: Arc<Mutex<Instant>>,

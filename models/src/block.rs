@@ -19,14 +19,14 @@ pub struct Block {
     /// Without latent attention.
     attention: Option<ParallelAttention>,
     mla: Option<MultiLatentAttention>,
-    /// Of the output of attention.
+    /// The norm of the output of attention.
     attention_post_norm: Option<Norm>,
     attention_dropout: Dropout,
     mlp_norm: Norm,
     /// Without experts.
     mlp: Option<ParallelMlp>,
     moe: Option<MoeMlp>,
-    /// Of the output of the MLP or the experts.
+    /// The norm of the output of the MLP or the experts.
     mlp_post_norm: Option<Norm>,
     mlp_dropout: Dropout,
     /// The number of tokens before its own that a token sees; `None` is all. None: all.

@@ -32,7 +32,7 @@ pub struct MoeConfig {
     /// several, except with pre-softmax.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub normalized: Option<bool>,
-    /// By which the weights are multiplied.
+    /// The factor of the weights.
     pub factor: f64,
     /// The method by which experts are chosen.
     pub choice: RouterChoice,

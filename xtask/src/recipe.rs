@@ -23,7 +23,7 @@ const EXAMPLES: [&str; 4] = ["bring_your_own", "experts", "pipeline_stages", "ze
 /// The profile of the programs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Profile {
-    /// As the README says.
+    /// The release profile, as in the README.
     Release,
     /// With the build of the tests: a release build takes as long as all tests.
     Dev,

@@ -75,7 +75,7 @@ impl ParallelContext {
     ///
     /// # Errors
     ///
-    /// As [`group`](Self::group).
+    /// See [`group`](Self::group).
     pub fn node_groups(
         &self,
         grid: Grid,

@@ -46,9 +46,9 @@ pub struct World {
 /// The way in which the ranks run.
 #[derive(Clone, Debug)]
 enum Ranks {
-    /// As threads of this process.
+    /// The ranks are threads of this process.
     Threads(usize),
-    /// As processes, one of which is this one.
+    /// The ranks are processes, one of which is this one.
     Processes {
         launch: Launch,
         engine: Option<Engine>,

@@ -13,7 +13,7 @@ use crate::soft_cap::soft_cap;
 ///
 /// # Panics
 ///
-/// As [`flash_attention`](super::flash_attention).
+/// See [`flash_attention`](super::flash_attention).
 pub fn flash_attention(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -35,7 +35,7 @@ pub fn flash_attention(
 ///
 /// # Panics
 ///
-/// As [`flash_attention`](super::flash_attention).
+/// See [`flash_attention`](super::flash_attention).
 pub fn attention_forward(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -78,7 +78,7 @@ pub fn merge(
 ///
 /// # Panics
 ///
-/// As [`flash_attention_packed`](super::flash_attention_packed).
+/// See [`flash_attention_packed`](super::flash_attention_packed).
 pub fn flash_attention_packed(
     qkv: Tensor<3>,
     heads: Heads,

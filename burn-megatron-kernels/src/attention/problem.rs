@@ -65,7 +65,7 @@ pub enum Projections {
 pub struct AttentionGradients {
     /// Of queries, keys and values.
     pub projections: ProjectionGradients,
-    /// Of the sink, `[heads]`, where there is one.
+    /// The gradient of the sink, `[heads]`, where there is one.
     pub dsink: Option<Tensor<1>>,
 }
 
@@ -90,7 +90,7 @@ pub enum ProjectionGradients {
         /// The buffer.
         flat: Tensor<1>,
     },
-    /// As the joint projection.
+    /// The gradient of the joint projection.
     Packed(Tensor<3>),
 }
 

@@ -132,7 +132,7 @@ impl Display for Request {
 pub(crate) struct Chip {
     /// The compute capability: 9.0 is Hopper.
     pub capability: (i32, i32),
-    /// As the library gives it: 120901 is 12.9.1.
+    /// The number that the library returns: 120901 is 12.9.1.
     pub version: usize,
 }
 

@@ -14,7 +14,7 @@ use crate::record;
 /// The scaling of the frequencies. Unscaled, pair `i` has `base^(-2i / width)`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Scaling {
-    /// As they are.
+    /// Unscaled frequencies.
     #[default]
     None,
     /// Llama 3.1: with wavelengths `w = 2 pi / frequency`, those longer than `original / low` are

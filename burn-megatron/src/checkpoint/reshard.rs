@@ -13,7 +13,7 @@ use super::{
 pub enum FileSizes {
     /// At most this many files, as equal in size as whole tensors allow.
     Files(usize),
-    /// As few files as possible of at most this many bytes; a larger tensor has a file of its own.
+    /// The smallest number of files of at most this many bytes; a larger tensor has a file of its own.
     MaxBytes(u64),
 }
 

@@ -55,7 +55,7 @@ impl TextData {
     ///
     /// # Errors
     ///
-    /// As [`TextData::open`].
+    /// See [`TextData::open`].
     pub fn open_with(path: &Path, extensions: &[&str]) -> Result<Self, DataError> {
         Self::from_documents(path, read_documents(path, extensions)?)
     }

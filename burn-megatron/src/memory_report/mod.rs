@@ -54,7 +54,7 @@ pub struct MemoryReport {
     /// By module, the bytes of all outputs of its operations in the forward, views included, as it is evaluated; an error if the
     /// forward cannot be recorded.
     pub outputs: Result<BTreeMap<String, u64>, String>,
-    /// Of the gradients of parameters.
+    /// The bytes of the gradients of parameters.
     pub gradients: u64,
     /// The bytes that the forward leaves for the backward, with the loss.
     pub kept: u64,

@@ -72,7 +72,7 @@ pub(super) enum WeightSource<'a> {
     Graph(Tensor<2>),
     /// From its hook; stored as `[out, in]` if the flag is set.
     Hook(&'a HookedWeight, bool),
-    /// As both of its copies in 8 bits.
+    /// Both copies of the weight in 8 bits.
     Quantized(&'a Arc<QuantizedWeight>),
 }
 
@@ -99,9 +99,9 @@ pub(super) struct SavedTensors {
 
 /// The input, in the backward.
 pub(super) enum SavedInput {
-    /// As floats; the gather of a split sequence may still be in flight.
+    /// Floats; the gather of a split sequence may still be in flight.
     Floats(PendingTensor<3>),
-    /// As its 8-bit codes and scales.
+    /// The 8-bit codes and scales.
     Codes([DispatchTensor; 2]),
 }
 

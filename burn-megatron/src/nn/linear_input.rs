@@ -11,7 +11,7 @@ use super::{Activation, Bias};
 /// The input of a linear layer, `[batch, seq, in]`.
 #[derive(Clone, Debug)]
 pub enum LinearInput {
-    /// As it is.
+    /// The values, unchanged.
     Values(Tensor<3>),
     /// An activation of `x + bias`.
     Activation {

@@ -97,9 +97,9 @@ pub(crate) struct StepReading {
     pub stop: bool,
     /// The invalid gradients of this rank.
     pub invalid_gradients: Vec<InvalidGradient>,
-    /// Of the 8-bit layers, see [`Fp8::warn_of_saturation`](crate::nn::fp8::Fp8::warn_of_saturation).
+    /// The statistics of the 8-bit layers, see [`Fp8::warn_of_saturation`](crate::nn::fp8::Fp8::warn_of_saturation).
     pub fp8: Vec<f64>,
-    /// Of the routers, see [`reduced_reports`](crate::nn::moe::reduced_reports).
+    /// The reports of the routers, see [`reduced_reports`](crate::nn::moe::reduced_reports).
     pub routers: Vec<f64>,
     /// The largest logits of the attention layers of all stages, one after the other: `[heads]` each. None where they
     /// are not measured.

@@ -106,7 +106,7 @@ struct Share {
     sequence: u64,
     expert: u64,
     expert_tensor: u64,
-    /// Of the ranks that exchange tokens of experts.
+    /// The nodes of the ranks that exchange tokens of experts.
     nodes: Option<DispatchNodes>,
 }
 

@@ -72,7 +72,7 @@ impl<'a> MeshLinks<'a> {
     ///
     /// # Panics
     ///
-    /// As [`group`](Self::group).
+    /// See [`group`](Self::group).
     pub fn of(&self, exchange: &Exchange) -> Cow<'_, GroupLinks> {
         let per_node = match exchange.part {
             GroupPart::Whole => return self.group(exchange.grid, exchange.axes),

@@ -64,7 +64,7 @@ impl Recompute {
         matches!(self, Self::Full | Self::FullOffloaded)
     }
 
-    /// As the settings of a model.
+    /// Returns the settings of a model.
     pub fn settings(self) -> RecomputeConfig {
         match self {
             Self::None => RecomputeConfig::default(),

@@ -389,7 +389,7 @@ pub(super) struct TrainStages<'a, M> {
     first_micro_batch: usize,
     in_flight: &'a [usize],
     last: usize,
-    /// By which the engine multiplies the losses.
+    /// The factor by which the engine multiplies the losses.
     pub loss_scale: LossFactor,
     /// For routers of experts.
     router_step: RouterStep,

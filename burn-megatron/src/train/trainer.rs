@@ -61,7 +61,7 @@ pub struct Trainer<M> {
     /// The layers of all stages whose logits are measured.
     pub(super) attention: Vec<AttentionLayer>,
     pub(super) qk_clip: Option<QkClip>,
-    /// Of the training data; 1 if unknown.
+    /// The bytes per token of the training data; 1 if unknown.
     pub(super) bytes_per_token: f64,
     /// The number of samples trained on, those of a launched step included.
     pub(super) samples: u64,

@@ -107,7 +107,7 @@ pub enum LaunchInfo {
         /// The Slurm job that this process is in without being a task of it.
         slurm_job: Option<String>,
     },
-    /// As a rank.
+    /// A rank of a launcher.
     Rank {
         /// The launch parameters.
         launch: Launch,

@@ -153,7 +153,7 @@ struct GenerationRun<'a> {
     args: &'a GenerateArgs,
     config: &'a GenerateConfig,
     saved: &'a SavedModel,
-    /// As they are typed, and their tokens.
+    /// The prompts, as they are typed, and their tokens.
     texts: &'a [String],
     prompts: Vec<Vec<u32>>,
     layout: ParallelConfig,

@@ -28,7 +28,7 @@ impl QuantizerInput {
     ///
     /// # Panics
     ///
-    /// As [`activate`].
+    /// See [`activate`].
     pub fn activated(x: Tensor<2>, bias: Option<Tensor<1>>, kind: Activation) -> Self {
         let width = bias.as_ref().map(|bias| bias.dims()[0]);
         accept(check_activation(&x.dims(), width, kind));

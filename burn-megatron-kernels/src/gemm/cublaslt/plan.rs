@@ -49,7 +49,7 @@ pub(super) enum AlgorithmSource {
 }
 
 impl Algorithm {
-    /// As it is kept.
+    /// Returns the words as which it is kept.
     pub(super) fn words(&self) -> [u64; 8] {
         self.own.data
     }

@@ -92,7 +92,7 @@ pub fn sum_scores(
 ///
 /// # Panics
 ///
-/// As [`sum_scores`].
+/// See [`sum_scores`].
 pub fn sum_squared_lse(logits: Tensor<2>, valid: Option<Tensor<1, Bool>>) -> Tensor<1> {
     router_sums(logits, SumKind::SquaredLse, 1, valid)
 }

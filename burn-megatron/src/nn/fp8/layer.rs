@@ -44,7 +44,7 @@ pub(super) struct Fp8LayerShared {
     split: SplitOperands,
     pub owner: WeightOwner,
     pub model: Arc<ModelFp8>,
-    /// Of the input; those of the weight and the gradient are the next ones.
+    /// The slot of the input; the slots of the weight and the gradient are the next ones.
     pub first_slot: usize,
     operands: Mutex<[OperandState; 3]>,
     pub weight: Mutex<Option<CachedWeight>>,

@@ -47,7 +47,7 @@ impl MultiLatentAttention {
     ///
     /// # Panics
     ///
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     pub fn forward_normalized(
         &self,
         norm: &Norm,

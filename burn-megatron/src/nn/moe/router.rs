@@ -78,7 +78,7 @@ pub struct RouterConfig {
     /// several, except with [`ScoreFunction::PreSoftmax`]. With one expert the weight is then constant, which leaves
     /// the router without a gradient.
     pub normalized: Option<bool>,
-    /// By which the weights are multiplied.
+    /// The factor of the weights.
     #[config(default = 1.0)]
     pub factor: f64,
     /// The method by which experts are chosen.
@@ -122,7 +122,7 @@ pub struct Router {
     sequence: Comm,
     #[module(skip)]
     tokens: TokenPosition,
-    /// Of the random stream of the jitter.
+    /// The key of the random stream of the jitter.
     #[module(skip)]
     key: u64,
     #[module(skip)]

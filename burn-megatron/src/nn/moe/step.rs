@@ -29,9 +29,9 @@ pub struct RouterStep {
 /// The load of all data ranks: `[experts + 2]`, without autodiff.
 #[derive(Clone, Debug)]
 pub(super) struct GlobalLoad {
-    /// Of the micro-batch.
+    /// The value of the micro-batch.
     pub now: Tensor<1>,
-    /// Of the step so far.
+    /// The value of the step so far.
     pub so_far: Tensor<1>,
 }
 
@@ -131,7 +131,7 @@ impl RouterStep {
         self.counted
     }
 
-    /// By which the loss of the model is multiplied.
+    /// Returns the factor of the model's loss.
     pub(super) fn loss_scale(&self) -> &LossFactor {
         &self.shared.loss_scale
     }

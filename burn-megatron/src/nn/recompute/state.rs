@@ -255,7 +255,7 @@ impl RecomputeRegion {
     ///
     /// # Panics
     ///
-    /// As [`recompute`](super::recompute).
+    /// See [`recompute`](super::recompute).
     pub fn run<const D: usize, const E: usize>(
         &self,
         x: Tensor<D>,
@@ -300,7 +300,7 @@ impl RecomputeRegion {
     ///
     /// # Panics
     ///
-    /// As [`recompute`](super::recompute).
+    /// See [`recompute`](super::recompute).
     pub fn run_stream(
         &self,
         x: Residual,

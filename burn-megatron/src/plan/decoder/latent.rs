@@ -12,9 +12,9 @@ const BACKWARD: TrainingPass = TrainingPass::Backward;
 /// The widths of latent attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatentWidths {
-    /// Of the latent of queries; 0 for none.
+    /// The width of the latent of queries; 0 for none.
     pub q_rank: u64,
-    /// Of the latent of keys and values.
+    /// The width of the latent of keys and values.
     pub kv_rank: u64,
     /// Of a query or key without a position.
     pub nope: u64,

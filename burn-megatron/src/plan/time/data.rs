@@ -20,7 +20,7 @@ const HOST_BYTES: f64 = 4.0 + 3.0 * 8.0;
 pub struct DataExchange {
     /// Waiting for gradients and parameters.
     pub waited: f64,
-    /// Of the optimizer.
+    /// The seconds of the optimizer.
     pub optimizer: f64,
     /// By the rank.
     pub bytes: f64,

@@ -32,11 +32,11 @@ pub struct DeviceRates<'a> {
 /// The seconds of one micro-batch in a layer or a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerSeconds {
-    /// Of the forward.
+    /// The seconds of the forward.
     pub forward: PartSeconds,
-    /// Of the gradients of the inputs, recomputation included.
+    /// The seconds of the gradients of the inputs, recomputation included.
     pub input_gradient: PartSeconds,
-    /// Of the gradients of the weights.
+    /// The seconds of the gradients of the weights.
     pub weight_gradient: PartSeconds,
     /// Of the exchanges in these that travel while another micro-batch is computed, where the layout
     /// [pairs](crate::mesh::ParallelConfig::overlap_moe_expert_parallel_comm) a forward with the backward of another.

@@ -83,7 +83,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     ///
-    /// As [`of`](Self::of).
+    /// See [`of`](Self::of).
     pub fn read(
         file: &Path,
         tokenizer: &Tokenizer,

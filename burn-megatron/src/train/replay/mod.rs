@@ -47,7 +47,7 @@ pub struct ReplayError {
 #[derive(Default)]
 pub(super) struct Replay {
     faults: Option<Arc<FaultPlan>>,
-    /// Of the state after the last step.
+    /// The fingerprints of the state after the last step.
     state: Option<StateFingerprints>,
     /// Whether the trainer has run a step: the first one learns the order in which parameters are gathered.
     has_run: bool,

@@ -140,7 +140,7 @@ struct DocumentsRow {
     /// By attention of a rank.
     bytes_sent: Extent,
     loss: f64,
-    /// Of the slowest rank.
+    /// The seconds of the slowest rank.
     seconds: f64,
     seconds_over_link: f64,
     /// The time of the first layout over this one.
@@ -192,9 +192,9 @@ struct RankFigures {
     tokens: f64,
     pairs: f64,
     bytes_sent: f64,
-    /// Of the last step.
+    /// The loss of the last step.
     loss: f64,
-    /// Of the measured steps.
+    /// The seconds of the measured steps.
     seconds: Vec<f64>,
 }
 

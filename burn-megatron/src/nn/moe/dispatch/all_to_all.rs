@@ -67,7 +67,7 @@ impl AllToAll {
 
 /// Rows that go from rank to rank.
 struct Exchange {
-    /// Of the ranks of the expert axis.
+    /// The rows of the ranks of the expert axis.
     rows: HopRows,
     /// The number of rows that each rank of the expert-tensor axis receives.
     gathered: Vec<usize>,
