@@ -9,7 +9,7 @@ use crate::buffer::{Buffer, DType};
 use crate::communicator::Group;
 use crate::error::{CommError, list_ranks};
 
-/// How a collective reduces the inputs of the ranks.
+/// The reduction that a collective applies to the inputs of the ranks.
 ///
 /// `bf16` and `f16` accumulate in `f32` and are rounded once, at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -331,7 +331,8 @@ impl Signature {
         }
     }
 
-    /// What differs between the calls of two ranks of `group`, given by their indices; `None` if they match.
+    /// Returns the difference between the calls of two ranks of `group`, given by their indices, or `None` if the calls
+    /// match.
     pub fn disagreement(
         &self,
         index: usize,

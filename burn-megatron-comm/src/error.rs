@@ -28,7 +28,7 @@ pub enum CommError {
         second_rank: usize,
         /// The call of that rank.
         second_call: String,
-        /// What differs.
+        /// The difference.
         reason: String,
     },
     /// Some ranks did not join a call within the deadline.
@@ -49,7 +49,7 @@ pub enum CommError {
         missing: Vec<usize>,
         /// The ranks that joined.
         waiting: Vec<usize>,
-        /// How long this rank has waited.
+        /// The time that this rank has waited.
         waited: Duration,
     },
     /// A rank of the world failed, which ends the world: every call fails from then on.
@@ -79,7 +79,7 @@ pub enum CommError {
         group: String,
         /// The call.
         call: String,
-        /// What was given and what was expected.
+        /// The given value and the expected one.
         reason: String,
     },
     /// The transport of an engine reported an error, or a wrapper injected one.

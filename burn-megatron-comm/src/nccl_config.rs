@@ -103,7 +103,7 @@ pub enum NcclConfigError {
     Text {
         /// The text.
         text: String,
-        /// What is wrong with it.
+        /// The fault of the setting.
         reason: String,
     },
 }
@@ -182,8 +182,8 @@ impl NcclGroup {
         }
     }
 
-    /// That of the collectives of a group with this name, which [`ParallelContext`](crate::ParallelContext) makes of its
-    /// axes.
+    /// Returns the group whose collectives have this name, which [`ParallelContext`](crate::ParallelContext) makes of
+    /// its axes.
     #[cfg(any(test, feature = "cuda"))]
     pub(crate) fn of_name(name: &str) -> Self {
         let words = || name.split(|c: char| !c.is_alphanumeric() && c != '-');
@@ -215,7 +215,7 @@ impl fmt::Display for NcclGroup {
 pub struct NcclGroupSetting {
     /// The group.
     pub group: NcclGroup,
-    /// What is set.
+    /// The settings of these groups.
     pub config: NcclGroupConfig,
 }
 

@@ -26,7 +26,7 @@ pub struct CudaGraphError {
     pub call: &'static str,
     /// The device, in words.
     pub device: String,
-    /// What the device returned.
+    /// The message of the device.
     pub message: String,
 }
 

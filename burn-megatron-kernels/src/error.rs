@@ -36,7 +36,7 @@ pub enum KernelError {
         name: &'static str,
         /// Its value.
         value: String,
-        /// What was expected.
+        /// The values that were expected.
         fits: &'static str,
     },
     /// More elements than the kernels can index.

@@ -63,7 +63,7 @@ impl<'a, B> Batches<'a, B> {
     }
 }
 
-/// What a rank tells the others before each micro-batch.
+/// The message that a rank sends to the others before each micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Announcement {
     /// The weight of its batch; 0 without one.
@@ -74,7 +74,7 @@ pub(crate) struct Announcement {
     pub stop: bool,
 }
 
-/// What all ranks have told.
+/// The announcements of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Announced {
     /// The weight of this rank's batch relative to the mean: 1 if all are equal.

@@ -1,4 +1,4 @@
-//! What steps the weights: the optimizer of the `Learner`, or one of this library on shards.
+//! The optimizer that steps the weights: the optimizer of the `Learner`, or one of this library on shards.
 
 use std::vec;
 
@@ -61,7 +61,7 @@ pub(crate) fn build_element_wise<M: Module, O: Optimizer + 'static>(
     Box::new(move |ddp| Ok(Box::new(ElementWise::new(&build, &groups, ddp)?)))
 }
 
-/// What steps the weights of one rank.
+/// The optimizer that steps the weights of one rank.
 pub(crate) enum Update<M: LearnerModel> {
     /// The optimizer of the `Learner`, whose model has a copy of the weights.
     OfLearner,

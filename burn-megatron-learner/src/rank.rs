@@ -23,10 +23,10 @@ use crate::loss_scale::with_loss_scale;
 use crate::optimizer::{Update, check_one_rate};
 use crate::settings::MegatronStrategy;
 
-/// What Burn's metrics are computed from. Ranks that are threads share it.
+/// The events from which Burn computes its metrics. Ranks that are threads share it.
 pub(crate) type Events<M> = Mutex<SupervisedTrainingEventProcessor<M>>;
 
-/// What the ranks of this process share.
+/// The state that the ranks of this process share.
 pub(crate) struct Run<'a, M: LearnerModel> {
     pub strategy: &'a MegatronStrategy<M>,
     pub events: &'a Events<M>,

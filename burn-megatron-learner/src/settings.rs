@@ -156,7 +156,7 @@ impl<M: LearnerModel> MegatronStrategy<M> {
         self
     }
 
-    /// What is sharded: the optimizer state (1), the gradients too (2), the parameters too (3). It requires
+    /// Sets the sharding: the optimizer state (1), the gradients too (2), the parameters too (3). It requires
     /// [`optimizer`](Self::optimizer), or one of the other two methods that set one.
     pub fn zero_stage(mut self, stage: ZeroStage) -> Self {
         self.config.zero_stage = stage;

@@ -1,4 +1,4 @@
-//! How Burn calls the strategy.
+//! The strategy that Burn calls.
 
 use burn::train::train::WorkerFailure;
 use burn::train::{
@@ -116,7 +116,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Reporting<'_, M> {
     }
 }
 
-/// What the ranks of this process take of the `Learner`.
+/// The parts of the `Learner` that the ranks of this process take.
 struct Parts<M: LearnerModel> {
     /// The training data of each rank of the world.
     train: Vec<TrainLoader<M>>,

@@ -11,7 +11,7 @@ use burn::train::{
 use crate::error::LearnerError;
 use crate::rank::RankTraining;
 
-/// What rank 0 alone has.
+/// The state that only rank 0 has.
 pub(crate) struct MainRank<M: LearnerModel> {
     pub valid: ValidLoader<M>,
     pub checkpointer: Option<LearningCheckpointer<M>>,
@@ -112,11 +112,11 @@ impl<M: LearnerModel> RankTraining<'_, M> {
         early.is_some_and(|early| early.should_stop(epoch, store))
     }
 
-    /// What rank 0 tells the others. Collective: call on all ranks.
+    /// Broadcasts a value of rank 0 to the other ranks. Collective: call on all ranks.
     fn told(&self, of_main: i64) -> Result<i64, LearnerError> {
         Ok(self.groups.world().broadcast_scalar(of_main, 0)?)
     }
 }
 
-/// What rank 0 tells before it goes on to validate.
+/// The code that rank 0 sends before it goes on to validate.
 const ANOTHER_BATCH: i64 = 2;

@@ -33,7 +33,7 @@ impl SimulatedHostLink {
         })
     }
 
-    /// How long a transfer of so many bytes takes.
+    /// Returns the time of a transfer of `bytes` bytes.
     pub(crate) fn transfer_time(&self, bytes: u64) -> Duration {
         let seconds = bytes as f64 / self.bytes_per_second;
         let time = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
@@ -41,7 +41,7 @@ impl SimulatedHostLink {
     }
 }
 
-/// What happens to a bucket of the optimizer, or to the input of a recomputed block.
+/// A transfer or a computation of a bucket of the optimizer, or of the input of a recomputed block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadEventKind {
     /// The gradient is copied to the host.
@@ -61,7 +61,7 @@ pub enum OffloadEventKind {
 /// An event, by the clock of a [`SimulatedHostLink`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffloadEvent {
-    /// What happens.
+    /// The kind of event.
     pub kind: OffloadEventKind,
     /// The number of the bucket; of an input, its number among all.
     pub number: usize,
@@ -78,7 +78,7 @@ pub struct OffloadEvent {
 pub struct OffloadRecord {
     /// In the order in which they happened. Those of different buckets that no wait orders may be in any order.
     pub events: Vec<OffloadEvent>,
-    /// How long the rank was blocked in waits for what is offloaded.
+    /// The time that the rank was blocked in waits for offloaded state.
     pub blocked: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! What the command asks of the system's allocator.
+//! The settings of the system's allocator that the command requests.
 
 /// Memory that is freed stays with the process and is used again, where the C library is glibc.
 ///

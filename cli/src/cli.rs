@@ -35,7 +35,7 @@ pub struct Cli {
     /// The command.
     #[command(subcommand)]
     pub command: Command,
-    /// What is logged on standard error: error, warn, info (also how long each step takes), debug (also its phases) or trace
+    /// Messages on standard error: error, warn, info (also the time of each step), debug (also its phases) or trace
     /// (also each collective and each parameter's update). The progress of a run is shown at every level.
     #[arg(
         long,
@@ -135,7 +135,7 @@ pub enum BenchCommand {
     Host(HostBenchArgs),
     /// Tokens per second of greedy generation on the CPU, in turns with transformers.
     Generate(GenerateBenchArgs),
-    /// How much of the data-parallel communication is hidden behind computation: trains a GPT over a
+    /// The share of the data-parallel communication that is hidden behind computation, in a GPT that is trained over a
     /// simulated slow link, for each ZeRO stage with and without overlap.
     Overlap(OverlapArgs),
     /// The time of pipeline schedules over a simulated link, against the simulator: how many receives are posted ahead, and

@@ -185,7 +185,7 @@ impl CommandLine {
     }
 }
 
-/// That of the check of a step which ended the run, if one did.
+/// Returns the verdict of the check of a step which ended the run, if one did.
 fn verdict(error: &(dyn std::error::Error + Send + Sync + 'static)) -> Option<Verdict> {
     let error = match error.downcast_ref::<WorldError>() {
         Some(WorldError::RankFailed { source, .. }) => &**source,

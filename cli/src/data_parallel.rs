@@ -15,8 +15,8 @@ use crate::recipe::Recipe;
 #[derive(Args, Debug, Default)]
 #[command(next_help_heading = "Data parallelism")]
 pub struct DataParallelArgs {
-    /// What is sharded over the data-parallel ranks: 0 nothing, 1 the optimizer state, 2 also the gradients,
-    /// 3 also the parameters.
+    /// State that is sharded over the data-parallel ranks: 0 nothing, 1 the optimizer state, 2 also the gradients, 3
+    /// also the parameters.
     #[arg(long, value_name = "0|1|2|3")]
     pub zero_stage: Option<ZeroStage>,
     /// Ranks per sharding group (hybrid sharding); all data-parallel ranks by default.

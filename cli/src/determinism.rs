@@ -41,11 +41,11 @@ impl DeterminismArgs {
 /// depend on the size.
 const NCCL: [(&str, &str); 2] = [("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "Simple")];
 
-/// What a deterministic run has fixed.
+/// The settings that a deterministic run has fixed.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Pinned {
     pub fixed: String,
-    /// What that costs.
+    /// The cost of these settings.
     pub cost: String,
 }
 
@@ -89,7 +89,7 @@ fn nccl_variables(given: impl Fn(&str) -> Option<String>) -> [(&'static str, Str
     NCCL.map(|(name, value)| (name, given(name).unwrap_or_else(|| value.into())))
 }
 
-/// What an all-reduce over so many ranks costs with these variables.
+/// Returns the cost of an all-reduce over `ranks` ranks with these variables.
 fn cost_of(variables: &[(&str, String)], ranks: usize) -> String {
     let algorithm = variables.iter().find(|(name, _)| *name == "NCCL_ALGO");
     match algorithm {
@@ -119,7 +119,7 @@ pub fn print_header(recipe: &Recipe, pinned: Option<&Pinned>) {
     }
 }
 
-/// What the check of steps adds to a run; `None` without it.
+/// Describes the cost of the check of steps; `None` without the check.
 fn describe_check(recipe: &Recipe) -> Option<String> {
     let every = recipe.train.check_replay_every?;
     let steps = match every {

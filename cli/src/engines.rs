@@ -1,4 +1,4 @@
-//! What computes on a GPU, for headers and reports.
+//! The engines that compute on a GPU, for headers and reports.
 
 use burn::tensor::Device;
 use burn_megatron::choice::KernelSelection;

@@ -22,7 +22,7 @@ pub struct RankEstimates {
     ranks: Vec<RankEstimate>,
     /// The parameters of the whole model, each counted once.
     pub parameters: usize,
-    /// Those of them that are trained.
+    /// The parameters that are trained.
     pub trained: usize,
 }
 

@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::numbers::count;
 use crate::recipe::Recipe;
 
-/// What rank 0 has decided.
+/// The decision of rank 0.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 enum Decision {
     /// These are used.

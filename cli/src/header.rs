@@ -114,7 +114,7 @@ pub fn print_run(
     );
 }
 
-/// How the ranks of the context axis share sequences of this length, if there are several.
+/// Describes how the ranks of the context axis share sequences of this length, if there are several ranks.
 fn context(recipe: &Recipe, length: usize) -> Option<String> {
     let parallel = &recipe.parallel;
     let exchange = recipe.model.context_exchange(parallel).ok().flatten()?;

@@ -14,7 +14,7 @@ use crate::recipe::{ModelBase, Recipe, RecipeOf, invalid, read_text};
 use crate::set::SetArgs;
 use crate::steps;
 
-/// What a run that loads weights takes in the place of the default recipe's layout and training run.
+/// The recipe that replaces the layout and training run of the default recipe in a run that loads weights.
 const LOAD_RECIPE: &str = include_str!("load.toml");
 
 /// The value of `base` in a recipe that is complete.

@@ -9,7 +9,7 @@ use crate::recipe::Recipe;
 /// Checks the adapters of a recipe: their settings, that the model has each layer, and settings that they exclude.
 ///
 /// # Errors
-/// What is invalid, and what would fit.
+/// The invalid setting, and the values that would fit.
 pub fn check(recipe: &Recipe) -> Result<(), Error> {
     let Some(lora) = &recipe.lora else {
         return Ok(());
@@ -32,7 +32,8 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a run starts from, or a resumed one with adapters loads before its checkpoint, which has no frozen weights.
+/// Returns the weights from which a run starts, or which a resumed run with adapters loads before its checkpoint, which
+/// has no frozen weights.
 pub fn initial_weights(recipe: &Recipe, resumes: bool) -> Option<&Path> {
     let load = recipe.checkpoint.load.as_deref();
     let base = recipe

@@ -1,4 +1,4 @@
-//! What saves memory: the flags, and the checks.
+//! The settings that save memory: the flags, and the checks.
 
 use burn::tensor::{DType, Device};
 use burn_megatron::choice::{KernelChoice, Operation};
@@ -20,9 +20,9 @@ use crate::recipe::Recipe;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemoryConfig {
-    /// What is recomputed in the backward.
+    /// The layers that are recomputed in the backward.
     pub recompute: RecomputeConfig,
-    /// What is kept in the memory of the host.
+    /// The state that is kept in the memory of the host.
     pub offload: OffloadTable,
 }
 
@@ -57,7 +57,7 @@ impl MemoryConfig {
         }
     }
 
-    /// What is recomputed, and which inputs of it are on the host.
+    /// Returns the settings of recomputation, with the inputs that are on the host.
     pub fn recompute(&self) -> RecomputeConfig {
         let OffloadTable {
             activations: bytes,
@@ -75,8 +75,8 @@ impl MemoryConfig {
 #[derive(Args, Debug, Default)]
 #[command(next_help_heading = "Memory")]
 pub struct MemoryArgs {
-    /// What is recomputed in the backward instead of kept: nothing, whole layers (full), or the parts of layers in
-    /// --recompute-modules (selective).
+    /// Layers to recompute in the backward instead of keeping their activations: none, whole layers (full), or the
+    /// parts of layers in --recompute-modules (selective).
     #[arg(long, value_enum, value_name = "none|full|selective")]
     pub recompute_granularity: Option<GranularityChoice>,
     /// Which layers are recomputed in full: all, in runs of --recompute-num-layers of which only the input is kept
@@ -97,7 +97,7 @@ pub struct MemoryArgs {
     /// from the forward to the backward.
     #[arg(long, value_name = "BYTES")]
     pub offload_activations: Option<ByteSize>,
-    /// How many blocks ahead of the backward --offload-activations fetches inputs from the host.
+    /// Number of blocks ahead of the backward for which --offload-activations fetches inputs from the host.
     #[arg(long, value_name = "N")]
     pub offload_prefetch: Option<usize>,
 }

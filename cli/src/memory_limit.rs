@@ -82,7 +82,7 @@ const MOST_COLUMNS: usize = 4;
 pub struct PlannedMemory {
     /// By pipeline rank, or why it cannot be planned.
     report: Result<MemoryReport, String>,
-    /// What the fullest rank would need if each rank held whole sequences, for a layout that splits them.
+    /// The bytes that the fullest rank would need if each rank held whole sequences, for a layout that splits them.
     whole_sequences: Option<u64>,
 }
 
@@ -130,8 +130,8 @@ impl PlannedMemory {
     ///
     /// # Errors
     ///
-    /// What is needed, by kind, and which changes of the recipe would fit; for a limit that was given also why memory
-    /// cannot be planned.
+    /// The required memory, by kind, and the changes of the recipe that would fit; for a given limit also the reason
+    /// why memory cannot be planned.
     pub fn check(
         &self,
         recipe: &Recipe,

@@ -28,7 +28,8 @@ pub struct NcclArgs {
     pub nccl_registered: Option<RegisteredBuffers>,
 }
 
-/// What the header says of the settings of a recipe that another engine does not have; `engine` begins with its name.
+/// Returns the line of the header about settings of a recipe that another engine does not have; `engine` begins with
+/// its name.
 pub fn unused(config: &NcclConfig, engine: &str) -> Option<&'static str> {
     let is_nccl = engine.starts_with(&Engine::Nccl.to_string());
     let is_unused = !is_nccl && !config.is_default();

@@ -47,7 +47,8 @@ fn equal_nodes(places: &[[usize; 2]]) -> Option<usize> {
     (is_equal && size < places.len()).then_some(size)
 }
 
-/// What the header says of nodes, if the ranks are on several, or if gradients were to be summed by way of them.
+/// Returns the line of the header about nodes, if the ranks are on several, or if gradients were to be summed over
+/// nodes.
 pub fn describe(mesh: &Mesh, config: &DataParallelConfig) -> Option<String> {
     let world = mesh.world_size();
     let ranks = mesh.config().ranks_per_node.filter(|ranks| *ranks < world);

@@ -35,7 +35,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/recipes")
 }
 
-/// What the comment at the start of a recipe says.
+/// The comment at the start of a recipe.
 struct Header {
     parameters: usize,
     devices: usize,

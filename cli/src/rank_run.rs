@@ -65,10 +65,10 @@ pub struct RankRun<'a> {
     pub faults: &'a [Fault],
     /// The timeout of a collective.
     pub deadline: Duration,
-    /// How often rank 0 signals the others while it looks for a checkpoint.
+    /// The interval at which rank 0 signals the others while it looks for a checkpoint.
     pub heartbeat_interval: Duration,
     pub device: DeviceKind,
-    /// What a deterministic run has fixed.
+    /// The settings that a deterministic run has fixed.
     pub deterministic: Option<&'a Pinned>,
     /// Whether the 8-bit layers are measured in the last step.
     pub fp8_report: bool,
@@ -223,7 +223,7 @@ impl RankRun<'_> {
         Ok(())
     }
 
-    /// How the run starts, on rank 0.
+    /// Decides the start of the run, on rank 0.
     fn start(&self) -> Result<Option<&TrainStart>, Error> {
         let decision = self.resolver.map(StartResolver::decision).transpose()?;
         Ok(decision.and_then(|decision| match decision {

@@ -51,7 +51,7 @@ pub struct RankArgs {
 /// The variable with the engine for ranks that `launch` starts.
 pub const ENGINE: &str = "BURN_MEGATRON_ENGINE";
 
-/// How long ranks that are threads may run after one has failed, as with processes.
+/// The time that ranks that are threads may run after one has failed, as with processes.
 const FAILURE_GRACE: Duration = Duration::from_secs(5);
 
 /// The world of a run, and the rank of this process in it.

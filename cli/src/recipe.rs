@@ -61,7 +61,7 @@ pub struct RecipeOf<M> {
     /// The parallel layout, without its sharding of the data axis: see [`Recipe::layout`].
     #[serde(deserialize_with = "layout")]
     pub parallel: ParallelConfig,
-    /// What is sharded over the data axis, and the type that the model computes in.
+    /// The state that is sharded over the data axis, and the type that the model computes in.
     pub data_parallel: DataParallelConfig,
     /// Which operations use fused kernels, which engine attention uses, and the chunks of the loss.
     pub kernels: KernelChoices,
@@ -70,7 +70,7 @@ pub struct RecipeOf<M> {
     /// Low-rank adapters, which are trained in the place of the weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraConfig>,
-    /// What saves memory.
+    /// The settings that save memory.
     pub memory: MemoryConfig,
     /// The engine NCCL; other engines have no such settings.
     pub nccl: NcclConfig,

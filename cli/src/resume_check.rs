@@ -185,7 +185,7 @@ pub fn check(saved: &Value, now: &Value, allowed: &[String], name: &str) -> Resu
     }
 }
 
-/// What to say if the run was saved with another library for products on the CPU.
+/// Returns the message if the run was saved with another library for products on the CPU.
 pub fn other_gemm(saved: &Value, recipe: &Recipe) -> Option<String> {
     let now = recipe.kernels.gemm.name();
     // Versions without the key had the default.

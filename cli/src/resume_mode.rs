@@ -1,4 +1,4 @@
-//! How a run starts, by its flags alone.
+//! The start of a run, by its flags alone.
 
 use std::path::{Path, PathBuf, absolute};
 
@@ -15,7 +15,7 @@ use crate::resume_check;
 /// The value of `--resume` for the newest checkpoint of the run's own folder.
 const AUTO: &str = "auto";
 
-/// How a run starts.
+/// The start of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResumeMode<'a> {
     /// From the beginning, in a new folder.
@@ -78,7 +78,7 @@ impl<'a> ResumeMode<'a> {
         }
     }
 
-    /// What is resumed.
+    /// Returns the run or checkpoint that is resumed.
     pub fn path(self) -> Option<&'a Path> {
         match self {
             Self::Fresh => None,

@@ -26,13 +26,13 @@ const FLAGS: [(&str, &str); 7] = [
 /// Flags of `launch` for several machines.
 const MULTI_NODE_FLAGS: [&str; 3] = ["--nodes", "--node-rank", "--master-addr"];
 
-/// What starts ranks on several machines.
+/// The message that names the programs for ranks on several machines.
 const MULTI_NODE: &str = "launch starts ranks on one machine; on several, use torchrun on each, or srun:
   torchrun --no-python --nnodes MACHINES --nproc-per-node RANKS --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
 burn-megatron COMMAND
   srun --nodes MACHINES --ntasks-per-node RANKS burn-megatron COMMAND";
 
-/// What starts MPI ranks on several machines.
+/// The message that names the programs for MPI ranks on several machines.
 const MULTI_NODE_MPI: &str = "launch starts ranks on one machine; on several, use mpirun or srun:
   mpirun --host HOST:RANKS,HOST:RANKS --bind-to none burn-megatron COMMAND
   srun --mpi=pmix --nodes MACHINES --ntasks-per-node RANKS burn-megatron COMMAND";

@@ -22,7 +22,7 @@ use crate::saving::SavingArgs;
 /// The folder in a run folder, which has a folder for each checkpoint, of the same name.
 const FOLDER: &str = "hugging-face";
 
-/// How often a thread that writes is looked at.
+/// The interval at which a writing thread is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Writes the folders while training goes on, on the rank that publishes the checkpoints.
@@ -36,13 +36,13 @@ pub struct HfSaver {
 /// A folder that is being written.
 struct HfWrite {
     thread: JoinHandle<Result<(), String>>,
-    /// Of the checkpoint.
+    /// The name of the checkpoint.
     name: PathBuf,
     /// When the last bytes were written.
     last: Arc<Mutex<Instant>>,
 }
 
-/// What is written, and where.
+/// The model to write, and the place.
 #[derive(Clone)]
 struct Target {
     model: Model,

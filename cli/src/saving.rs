@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::convert::Dtype;
 use crate::error::Error;
 
-/// What a run loads at its start, when checkpoints are saved, and which are kept.
+/// The weights that a run loads at its start, the times at which checkpoints are saved, and the checkpoints that are
+/// kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointConfig {
@@ -19,7 +20,7 @@ pub struct CheckpointConfig {
     pub save: bool,
     /// Steps between checkpoints before that.
     pub every: Option<u64>,
-    /// How many of the newest checkpoints are kept; all by default.
+    /// The number of newest checkpoints that are kept; all by default.
     pub keep_last: Option<usize>,
     /// Also keep checkpoints whose step is a multiple of this.
     pub keep_every: Option<u64>,

@@ -1,4 +1,4 @@
-//! How a run starts: its folder, and the checkpoint that it resumes from.
+//! The start of a run: its folder, and the checkpoint that it resumes from.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ use crate::resume_check;
 use crate::resume_mode::ResumeMode;
 use crate::verify_progress::VerifyProgress;
 
-/// How a run starts, as rank 0 decides it.
+/// The start of a run, as rank 0 decides it.
 pub enum StartDecision {
     /// It has steps to train.
     Train(Box<TrainStart>),
@@ -77,7 +77,7 @@ impl fmt::Display for FinishedRun {
     }
 }
 
-/// What was found before anything is written.
+/// The checkpoint and the folder that were found before anything is written.
 struct LocatedCheckpoint {
     /// The folder of the run that is resumed in place.
     folder: Option<RunFolder>,
@@ -122,8 +122,9 @@ impl<'a> StartResolver<'a> {
         self.find(false).map(drop)
     }
 
-    /// How the run starts. The first call finds the checkpoint, which may take long, checks that it is one of this run,
-    /// and opens or creates the folder with the recipe in it. On an error, or if the run is finished, nothing changes.
+    /// Decides the start of the run. The first call finds the checkpoint, which may take long, checks that it is one of
+    /// this run, and opens or creates the folder with the recipe in it. On an error, or if the run is finished, nothing
+    /// changes.
     pub fn decision(&self) -> Result<&StartDecision, Error> {
         match self.decision.get() {
             Some(decision) => Ok(decision),

@@ -1,4 +1,4 @@
-//! What follows the number of steps of a run.
+//! The settings that follow from the number of steps of a run.
 
 use burn_megatron::train::TrainConfig;
 use burn_megatron::train::schedule::LrStyle;

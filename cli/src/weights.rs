@@ -56,7 +56,7 @@ impl<'a> InitialWeights<'a> {
     ///
     /// # Errors
     ///
-    /// As [`open`].
+    /// See [`open`].
     pub fn open(&self) -> Result<&dyn TensorSource, Error> {
         if let Some(opened) = self.opened.get() {
             return Ok(&**opened);

@@ -97,7 +97,7 @@ impl ParallelGpt {
     }
 }
 
-/// What the trainer, `verify` and generation call. //*
+/// The methods that the trainer, `verify` and generation call. //*
 impl LanguageModel for ParallelGpt {
     type Cache = RecomputePrefix;
 

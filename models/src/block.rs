@@ -19,17 +19,17 @@ pub struct Block {
     /// Without latent attention.
     attention: Option<ParallelAttention>,
     mla: Option<MultiLatentAttention>,
-    /// Of the output of attention.
+    /// The norm of the output of attention.
     attention_post_norm: Option<Norm>,
     attention_dropout: Dropout,
     mlp_norm: Norm,
     /// Without experts.
     mlp: Option<ParallelMlp>,
     moe: Option<MoeMlp>,
-    /// Of the output of the MLP or the experts.
+    /// The norm of the output of the MLP or the experts.
     mlp_post_norm: Option<Norm>,
     mlp_dropout: Dropout,
-    /// How many tokens before its own a token sees. None: all.
+    /// The number of tokens before its own that a token sees; `None` is all. None: all.
     #[module(skip)]
     window: Option<usize>,
 }
@@ -148,7 +148,7 @@ impl Block {
         self.mlp_dropout.forward_add(fed, bias, x, layout)
     }
 
-    /// How many tokens before its own a token sees, if its attention has a window.
+    /// Returns the number of tokens before its own that a token sees, if its attention has a window.
     pub(crate) fn window(&self) -> Option<usize> {
         self.window
     }

@@ -1,4 +1,4 @@
-//! What counts when two transformers are compared.
+//! The settings that count when two transformers are compared.
 
 use burn_megatron::nn::moe::DispatcherKind;
 

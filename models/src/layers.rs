@@ -1,4 +1,4 @@
-//! What differs between the layers of a transformer, and settings of a few families.
+//! The settings that differ between the layers of a transformer, and the settings of a few families.
 
 use burn_megatron::kernels::rope::{RopeConfig, Scaling};
 use burn_megatron::nn::{BuildError, QkNorm, QkNormConfig, unfused_reason};
@@ -15,7 +15,7 @@ impl TransformerConfig {
         }
     }
 
-    /// Those of all layers.
+    /// Returns the windows of all layers.
     pub(crate) fn windows(&self) -> Vec<Option<usize>> {
         (0..self.layers)
             .map(|number| self.window_of(number))

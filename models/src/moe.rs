@@ -24,17 +24,17 @@ pub struct MoeConfig {
     pub expert_width: Option<usize>,
     /// Every so many blocks have experts, from the first that may.
     pub every: usize,
-    /// So many blocks at the start have none.
+    /// The number of blocks at the start that have none.
     pub first_dense: usize,
-    /// How scores become weights.
+    /// The function from scores to weights.
     pub score: ScoreFunction,
     /// Whether the weights are divided by their sum over the chosen experts. By default they are if a token chooses
     /// several, except with pre-softmax.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub normalized: Option<bool>,
-    /// By which the weights are multiplied.
+    /// The factor of the weights.
     pub factor: f64,
-    /// By what experts are chosen.
+    /// The method by which experts are chosen.
     pub choice: RouterChoice,
     /// Limits the choice to groups of experts.
     pub groups: Option<ExpertGroups>,
@@ -54,7 +54,7 @@ pub struct MoeConfig {
     pub losses: Vec<RouterLoss>,
     /// The most tokens of an expert; by default none is dropped.
     pub capacity: Option<Capacity>,
-    /// How tokens reach their experts.
+    /// The exchange of tokens with their experts.
     pub dispatcher: DispatcherKind,
     /// The scales of tokens that the flex dispatcher sends in 8 bits; by default they are sent in their own type.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -86,7 +86,8 @@ pub(crate) struct MtpLayer {
 }
 
 impl MtpLayer {
-    /// Those of the last stage, none on other ranks. A block computes in 8 bits if the last of the model does.
+    /// Builds the layers of the last stage, none on other ranks. A block computes in 8 bits if the last of the model
+    /// does.
     pub fn all(
         config: &TransformerConfig,
         stages: &StageBuilder,
@@ -154,7 +155,7 @@ pub(crate) struct MtpRows {
 }
 
 impl MtpRows {
-    /// Those of `depths` depths, whose rows follow the model's own.
+    /// Splits the rows of `depths` depths, whose rows follow the model's own.
     pub fn split(hidden: Tensor<3>, targets: Tensor<2, Int>, depths: usize) -> Self {
         let [rows, _] = targets.dims();
         let own = rows / (1 + depths);

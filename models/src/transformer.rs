@@ -74,7 +74,7 @@ impl RotaryTables {
         })
     }
 
-    /// That of a block.
+    /// Returns the table of a block.
     fn of(&self, block: &Block) -> Option<&RopeTable> {
         let windowed = self.windowed.as_ref().filter(|_| block.window().is_some());
         windowed.or(self.all.as_ref())

@@ -19,7 +19,7 @@ pub(crate) const FAMILY: &str = "family";
 /// The deadline for publishing.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What a checkpoint of weights alone has.
+/// The tensors of a checkpoint of weights alone.
 pub(crate) struct Weights<'a> {
     pub source: &'a dyn TensorSource,
     /// The slices of its tensors, in the order in which they are written.

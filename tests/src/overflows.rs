@@ -22,7 +22,7 @@ use burn_megatron_models::{MoeConfig, TransformerConfig};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What a rank reports and has at the end. Numbers are text, so that NaN equals itself.
+/// The results and the final state of a rank. Numbers are text, so that NaN equals itself.
 #[derive(Debug, Default, PartialEq)]
 pub struct RankReport {
     /// The metrics of each step.
@@ -53,7 +53,7 @@ impl Observer for RankReport {
     }
 }
 
-/// What a run leaves.
+/// The results of a run.
 #[derive(Debug, PartialEq)]
 pub struct RunReport {
     /// By rank.

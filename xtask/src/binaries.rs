@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::process::read_quietly;
 
-/// What makes cargo tell which files it built.
+/// The option that makes cargo list the files that it built.
 const MESSAGES: &str = "--message-format=json-render-diagnostics";
 
 /// The tests of a library, a program or a file of tests.

@@ -11,7 +11,7 @@ use crate::report::Report;
 use crate::test::PARQUET_FEATURES;
 use crate::words;
 
-/// What to check.
+/// A check of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub enum Check {
     /// rustfmt leaves every file as it is.

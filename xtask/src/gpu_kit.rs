@@ -11,7 +11,7 @@ use crate::emulate;
 use crate::process::{commit, run as run_command, target_folder};
 use crate::report::{Outcome, Report};
 
-/// What the kit holds.
+/// The content of the kit.
 #[derive(Args)]
 pub struct Options {
     /// The archive to write.

@@ -89,7 +89,7 @@ enum Command {
     },
     /// Check the source: format, retired words, lint, documentation, the CUDA build, the small build, the packages.
     Check {
-        /// What to check.
+        /// The check to run.
         #[arg(value_enum, default_value = "all")]
         check: Check,
     },

@@ -35,7 +35,7 @@ pub fn find_or_install() -> Result<(), String> {
     }
 }
 
-/// What is missing; empty if the engine can be built and run.
+/// Returns the missing parts; empty if the engine can be built and run.
 pub fn missing() -> Vec<&'static str> {
     let wanted = [
         ("mpicc", answers("mpicc")),

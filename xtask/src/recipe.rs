@@ -20,10 +20,10 @@ const COMMAND: &str = "burn-megatron";
 /// The examples, which check their own results.
 const EXAMPLES: [&str; 4] = ["bring_your_own", "experts", "pipeline_stages", "zero3"];
 
-/// How the programs are built.
+/// The profile of the programs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Profile {
-    /// As the README says.
+    /// The release profile, as in the README.
     Release,
     /// With the build of the tests: a release build takes as long as all tests.
     Dev,

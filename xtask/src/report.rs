@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::totals::Totals;
 
-/// How a step ended.
+/// The outcome of a step.
 #[derive(Debug, PartialEq)]
 pub enum Outcome {
     /// It passed.

@@ -25,10 +25,10 @@ pub struct Totals {
     pub failures: Vec<String>,
 }
 
-/// As many tests are listed with their times.
+/// The number of tests that are listed with their times.
 const SLOWEST: usize = 10;
 
-/// As many lines of what a failed test printed are listed.
+/// The number of lines of a failed test's output that are listed.
 const LINES_OF_FAILURE: usize = 20;
 
 impl Totals {
@@ -79,7 +79,7 @@ pub struct Harness {
     running: bool,
     /// The messages of its skipped tests, which the harness counts as passed.
     skip_messages: BTreeSet<Skip>,
-    /// How many lines more of the last failed test are kept.
+    /// The number of remaining lines of the last failed test to keep.
     lines_left: usize,
 }
 

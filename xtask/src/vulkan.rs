@@ -80,7 +80,7 @@ impl System {
         }
     }
 
-    /// What is missing; empty if a driver can be used.
+    /// Returns the missing parts; empty if a driver can be used.
     fn missing(&self) -> Vec<&'static str> {
         let mut missing = Vec::new();
         if !self.has_driver() {

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use super::handshake::{HandshakeOutcome, server_handshake};
 use super::token::Token;
 
-/// How often the listener polls for connections, so that it can be closed at any time.
+/// The interval at which the listener polls for connections, so that it can be closed at any time.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The pause after the operating system has refused a connection or a thread.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! What runs the calls of a communicator: threads of one process, NCCL, MPI, or no other rank at all.
+//! The engines that run the calls of a communicator: threads of one process, NCCL, MPI, or no other rank at all.
 //!
 //! All reduce in the order of [`reduce`], so that threads and MPI return the same bits.
 

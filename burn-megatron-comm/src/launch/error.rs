@@ -23,7 +23,7 @@ pub enum LaunchEnvError {
         found: String,
         /// The missing one.
         missing: String,
-        /// How to fix it.
+        /// A way to fix it.
         hint: &'static str,
     },
     /// An index that is not below its size.
@@ -61,7 +61,7 @@ pub enum LaunchEnvError {
     Address {
         /// The variable.
         variable: String,
-        /// What is wrong with it.
+        /// The fault of the address.
         source: AddressError,
     },
     /// The port above `MASTER_PORT`, which torchrun's agent listens on itself, does not exist.
@@ -81,7 +81,7 @@ pub enum LaunchEnvError {
     NodeList {
         /// The variable.
         variable: String,
-        /// What is wrong with it.
+        /// The fault of the list.
         source: NodeListError,
     },
 }

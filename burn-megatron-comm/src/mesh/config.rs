@@ -32,7 +32,8 @@ pub struct ParallelConfig {
     pub data: Option<usize>,
     /// Whether activations between the blocks are split along the sequence, over the tensor axis.
     pub sequence_parallel: bool,
-    /// How the exchanges of sequence parallelism overlap with the products beside them; `None` for whole collectives.
+    /// The overlap of the exchanges of sequence parallelism with the products next to them; `None` for whole
+    /// collectives.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tp_comm_overlap: Option<TpCommOverlap>,
     /// The chunks into which the tokens of each rank are split; `None` is chosen by the sizes.
@@ -44,7 +45,7 @@ pub struct ParallelConfig {
     pub schedule: Option<ScheduleSource>,
     /// Stages per pipeline rank; `None` is the usual number for the schedule.
     pub virtual_stages: Option<usize>,
-    /// How the layers are split over the pipeline stages.
+    /// The split of the layers over the pipeline stages.
     pub split: LayerSplit,
     /// The most weight gradients of the output layer that the last stage defers to its cool-down: 0 for no
     /// limit, `None` to defer none. For schedules without split backwards.
@@ -62,7 +63,8 @@ pub struct ParallelConfig {
     /// Which tokens of a sequence each of them has.
     #[serde(skip_serializing_if = "is_default")]
     pub context_split: ContextSplit,
-    /// How they compute attention to the keys and values of each other; `None` is chosen by the sizes of the model.
+    /// The method by which the context ranks compute attention to the keys and values of each other; `None` lets the
+    /// sizes of the model decide.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context_exchange: Option<ContextExchange>,
     /// The ranks of an all-to-all of the hierarchical exchange.
@@ -95,7 +97,7 @@ pub struct ParallelConfig {
     /// between them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks_per_node: Option<usize>,
-    /// What is sharded over the data axis. Not serialized: a recipe has it in `[data_parallel]`.
+    /// The state that is sharded over the data axis. Not serialized: a recipe has it in `[data_parallel]`.
     #[serde(skip)]
     pub zero_stage: ZeroStage,
     /// Hybrid sharding: the size of a sharding group of the data axis; `None` is the whole axis. Not
@@ -218,7 +220,7 @@ pub enum LayoutError {
     HybridContext {
         /// The setting.
         setting: String,
-        /// What would fit.
+        /// The values that would fit.
         expected: &'static str,
     },
     /// Nodes without ranks.

@@ -1,4 +1,4 @@
-//! How a sequence is split over the context axis, and how its attention is exchanged. Pure values.
+//! The split of a sequence over the context axis, and the exchange of its attention. Pure values.
 
 use std::fmt;
 use std::ops::Range;
@@ -26,7 +26,7 @@ pub enum ContextSplit {
     ZigzagPerDocument,
 }
 
-/// How the ranks of a context group compute attention to the keys and values of each other.
+/// The method by which the ranks of a context group compute attention to the keys and values of each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ContextExchange {
@@ -49,7 +49,7 @@ pub enum ContextExchange {
     fitting(*length, *divisor)
 )]
 pub struct ContextSplitError {
-    /// What is split.
+    /// The quantity that is split.
     pub what: &'static str,
     /// Its length.
     pub length: usize,

@@ -160,7 +160,7 @@ fn grids(resolved: &ParallelConfig, data: usize, expert_data: usize) -> (RankGri
 
 /// A stage must hold the same ranks in both grids, so that a layer's experts are on its stage.
 ///
-/// That is so if the pipeline varies slowest. Otherwise equal data sizes are required too, as by Megatron.
+/// This holds if the pipeline varies slowest. Otherwise equal data sizes are required too, as by Megatron.
 fn check_pipelines(
     config: &ParallelConfig,
     dense: &RankGrid,

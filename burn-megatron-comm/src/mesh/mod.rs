@@ -235,7 +235,7 @@ impl Mesh {
         self.grid(grid).group_set(axes.into()).groups()
     }
 
-    /// What identifies the [`groups`](Mesh::groups) of a set of axes, of either grid.
+    /// Returns the identity of the [`groups`](Mesh::groups) of a set of axes, of either grid.
     #[track_caller]
     pub(crate) fn group_shape(&self, grid: Grid, axes: impl Into<AxisSet>) -> GroupShape {
         self.grid(grid).group_set(axes.into()).shape()
@@ -300,8 +300,8 @@ impl Mesh {
         }
     }
 
-    /// How many of the ranks `members`, in ascending order, are on each node: `None` unless they are on several nodes,
-    /// with equally many on each and more than one.
+    /// Returns the number of the ranks `members`, in ascending order, on each node: `None` unless they are on several
+    /// nodes, with equally many on each and more than one.
     pub fn members_per_node(&self, members: &[usize]) -> Option<usize> {
         let ranks = self.config.ranks_per_node?;
         let nodes: Vec<_> = members.chunk_by(|a, b| a / ranks == b / ranks).collect();

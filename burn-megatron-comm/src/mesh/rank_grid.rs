@@ -127,7 +127,7 @@ impl GroupSet {
         nth(&self.fixed, group) + nth(&self.varying, member)
     }
 
-    /// What two sets of axes have in common if, and only if, they have the same groups.
+    /// Returns a value that two sets of axes share if, and only if, they have the same groups.
     ///
     /// The first group determines all others: the least rank that none has is the first of the next one.
     pub(super) fn shape(&self) -> GroupShape {

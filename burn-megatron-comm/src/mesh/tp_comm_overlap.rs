@@ -1,11 +1,11 @@
-//! How the exchanges of sequence parallelism are split into chunks. Pure values.
+//! The split of the exchanges of sequence parallelism into chunks. Pure values.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// How an all-gather or a reduce-scatter of the tensor axis is split into chunks, so that one travels while the product
+/// The split of an all-gather or a reduce-scatter of the tensor axis into chunks, so that one travels while the product
 /// of another is computed (`--tp-comm-overlap` of Megatron-LM).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

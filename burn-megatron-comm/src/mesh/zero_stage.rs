@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// What is sharded over the ranks of a data-parallel group instead of replicated.
+/// The state that is sharded over the ranks of a data-parallel group instead of replicated.
 ///
 /// Written as its number. Each stage shards what the previous one does, and more.
 #[derive(

@@ -25,7 +25,7 @@ pub use cuda::{
 /// The file names of NCCL's library.
 pub const NCCL_NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-/// How long a program may take to print its version.
+/// The time that a program may take to print its version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// NCCL, as the dynamic linker finds it.

@@ -17,7 +17,7 @@ use crate::communicator::Group;
 use crate::error::CommError;
 use crate::rendezvous::CallId;
 
-/// How often a waiting rank checks whether the world has failed.
+/// The interval at which a waiting rank checks whether the world has failed.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A call that has been numbered and recorded.

@@ -24,7 +24,7 @@ use crate::process::KeyValueStore;
 use crate::rank_runs::RankRuns;
 use crate::report::call_log::{RankPosition, describe_rank};
 
-/// How often a rank sends a heartbeat with its position.
+/// The interval at which a rank sends a heartbeat with its position.
 pub(super) const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
 /// The time for the coordinator to answer a query, of which it waits for the ranks 1 s at most.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
@@ -46,7 +46,7 @@ pub(crate) struct JoinRequest {
 
 /// Reports what the rank is doing. Called from other threads, also while the rank computes.
 pub(crate) trait StatusProvider: Send + Sync {
-    /// What the rank is doing.
+    /// Returns the position of the rank.
     fn position(&self) -> RankPosition;
     /// The same, and whether the rank has joined a collective, and with which call.
     fn status(&self, call: Option<CallId>) -> RankStatus;
@@ -202,7 +202,8 @@ impl RendezvousClient {
         self.connection_lost(0, message, provider);
     }
 
-    /// So it does without the relay of this machine: for its ranks, which are told nothing else.
+    /// Reports that the connection to the relay of this machine is lost, for its ranks, which are not notified
+    /// otherwise.
     fn relay_lost(&self, rank: usize, reason: &str, provider: &dyn StatusProvider) {
         let message = format!(
             "its process, which relays the messages of rank {} to the rendezvous, {reason}",

@@ -17,9 +17,9 @@ use super::relay_message::RelayMessage;
 use crate::auth::{Connection, Listener, ListenerLimits, Token};
 use crate::launch;
 
-/// How often the coordinator checks its timeouts.
+/// The interval at which the coordinator checks its timeouts.
 const TICK_INTERVAL: Duration = Duration::from_millis(50);
-/// How often it sends a heartbeat to all ranks.
+/// The interval at which the coordinator sends a heartbeat to all ranks.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// The timer thread needs little stack.
 const STACK_BYTES: usize = 256 << 10;

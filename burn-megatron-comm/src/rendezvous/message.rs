@@ -62,7 +62,7 @@ pub(super) struct Hello {
     /// Its host name, for messages.
     pub host: String,
     pub process: u32,
-    /// How many seconds it waits for all ranks to join, from now on.
+    /// The remaining time to wait for all ranks to join, in seconds.
     #[serde(rename = "gather")]
     pub join_timeout: f64,
     /// After how many seconds without a heartbeat another process counts as lost.
@@ -80,7 +80,7 @@ pub(crate) struct CallId {
     pub sequence: u64,
 }
 
-/// What a rank is doing, and whether it has joined a call.
+/// The position of a rank, and whether it has joined a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RankStatus {
     pub position: RankPosition,

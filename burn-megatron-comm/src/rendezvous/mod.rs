@@ -52,7 +52,7 @@ pub enum RendezvousError {
         addresses: String,
         /// The seconds waited.
         waited: u64,
-        /// What the operating system says.
+        /// The message of the operating system.
         reason: String,
     },
     /// No relay answers on this machine.
@@ -65,7 +65,7 @@ pub enum RendezvousError {
         address: String,
         /// The seconds waited.
         waited: u64,
-        /// What the operating system says.
+        /// The message of the operating system.
         reason: String,
     },
     /// The rendezvous refuses this rank.
@@ -79,9 +79,9 @@ pub enum RendezvousError {
     /// A rank did not join, or is incompatible with the others.
     #[error("{message}")]
     Failed {
-        /// That rank.
+        /// The rank that failed.
         rank: usize,
-        /// What is wrong.
+        /// A description of the failure.
         message: String,
     },
     /// The rendezvous cannot listen on its address.
@@ -89,7 +89,7 @@ pub enum RendezvousError {
     Address {
         /// The address.
         address: String,
-        /// What the operating system says.
+        /// The message of the operating system.
         reason: String,
     },
     /// The tokens of rank and rendezvous differ.

@@ -71,7 +71,7 @@ pub(super) fn incompatibility(hello: &Hello, slots: &[RankSlot]) -> Option<Strin
     Some(duplicate(hello, other))
 }
 
-/// What is wrong if two processes have the number of one rank.
+/// Returns the error for two processes that have the number of one rank.
 pub(super) fn duplicate(hello: &Hello, other: &Hello) -> String {
     format!(
         "two processes are started as rank {}: process {} on {} and process {} on {}",

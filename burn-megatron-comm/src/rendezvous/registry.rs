@@ -15,8 +15,8 @@ use crate::error::ranks_verb;
 use crate::rank_runs::RankRuns;
 use crate::report::call_log::RankPosition;
 
-/// How long a failure report is delayed, as a cause of higher precedence may follow: a rank whose peer has
-/// died can report its own error before the death of the peer is detected.
+/// The delay of a failure report, as a cause of higher precedence may follow: a rank whose peer has died can report its
+/// own error before the death of the peer is detected.
 const SETTLE_TIME: Duration = Duration::from_millis(250);
 /// The least time between two messages to all ranks that others have returned.
 const RETURNED_INTERVAL: Duration = Duration::from_millis(250);

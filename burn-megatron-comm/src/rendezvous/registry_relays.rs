@@ -27,7 +27,7 @@ impl RelaySlot {
     }
 }
 
-/// What follows from a message of a relay.
+/// The consequences of a message of a relay.
 #[derive(Debug, Default)]
 pub(super) struct RelayOutcome {
     /// Ranks that have joined over this relay.

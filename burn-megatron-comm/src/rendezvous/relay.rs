@@ -21,7 +21,7 @@ use super::{PURPOSE, RendezvousError};
 use crate::auth::{Connection, Listener, ListenerLimits};
 use crate::report::call_log::RankPosition;
 
-/// How long a message waits for those of the other ranks, which mostly come at the same time.
+/// The time that a message waits for the messages of the other ranks, which mostly come at the same time.
 const GATHER_TIME: Duration = Duration::from_millis(10);
 /// After how long without a message a rank is reported as silent.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -50,7 +50,7 @@ struct RelayState {
 #[derive(Debug, Default)]
 struct LocalRanks {
     connected: BTreeMap<usize, LocalRank>,
-    /// What the coordinator has not been told yet; at once, if there is more than positions.
+    /// The news that the coordinator has not been sent yet.
     message: RelayMessage,
     is_urgent: bool,
     /// Why the coordinator is lost, for ranks that connect later.

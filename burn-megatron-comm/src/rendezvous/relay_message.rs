@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::message::{CoordinatorMessage, Hello, Message, RankMessage};
 use crate::report::call_log::RankPosition;
 
-/// What has happened to the ranks of a relay since its last message. Each message is a heartbeat of all of them that are
+/// The news of the ranks of a relay since its last message. Each message is a heartbeat of all of them that are
 /// connected, except for those that are silent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

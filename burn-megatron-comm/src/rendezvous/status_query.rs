@@ -12,7 +12,7 @@ use crate::report::call_log::{RankPosition, describe_ranks};
 
 /// The time for the ranks to answer a status query.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long an answer about a call is good for the other ranks that ask.
+/// The time that an answer about a call stays valid for the other ranks that ask.
 const ANSWER_LIFETIME: Duration = Duration::from_secs(1);
 
 /// A query that some ranks have not answered yet.

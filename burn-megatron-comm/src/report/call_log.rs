@@ -164,7 +164,7 @@ impl CallLog {
         Some(entry.signature.describe(&entry.group))
     }
 
-    /// What the rank is doing.
+    /// Returns the position of the rank.
     pub fn position(&self) -> RankPosition {
         if let Some(entry) = self.waiting_in() {
             return RankPosition::Waiting(entry.describe());
@@ -177,8 +177,8 @@ impl CallLog {
     }
 }
 
-/// What a rank is doing, or was doing when it was last heard from. Serialized names are those of the
-/// rendezvous' protocol.
+/// The position of a rank: its current activity, or the activity that it last reported. Serialized names are the names
+/// of the rendezvous' protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum RankPosition {
     /// It waits in a call.
@@ -284,7 +284,7 @@ pub(crate) struct CallLogHeader<'a> {
     pub world: usize,
     pub failed_rank: usize,
     pub message: &'a str,
-    /// What every rank was doing.
+    /// The position of every rank.
     #[serde(rename = "verdict")]
     pub positions: &'a str,
 }

@@ -9,7 +9,7 @@ use crate::call::Signature;
 use crate::communicator::Group;
 use crate::report::call_log::{CallLog, CallRecord, RankPosition};
 
-/// How long a rank waits for the others in a call.
+/// The time that a rank waits for the others in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Deadlines {
     /// In the first call over a group, and in all calls of the first step.
@@ -81,7 +81,7 @@ impl FlightRecorder {
         self.state.lock().calls.records()
     }
 
-    /// What the rank is doing, for a failure report.
+    /// Returns the position of the rank, for a failure report.
     pub fn position(&self) -> RankPosition {
         self.state.lock().calls.position()
     }

@@ -1,4 +1,4 @@
-//! What a failure report is made of: the calls that each rank has made.
+//! The calls that each rank has made: the content of a failure report.
 
 pub(crate) mod call_log;
 pub(crate) mod flight_recorder;

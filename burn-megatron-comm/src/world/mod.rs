@@ -43,12 +43,12 @@ pub struct World {
     call_log_dir: PathBuf,
 }
 
-/// How the ranks run.
+/// The way in which the ranks run.
 #[derive(Clone, Debug)]
 enum Ranks {
-    /// As threads of this process.
+    /// The ranks are threads of this process.
     Threads(usize),
-    /// As processes, one of which is this one.
+    /// The ranks are processes, one of which is this one.
     Processes {
         launch: Launch,
         engine: Option<Engine>,

@@ -17,7 +17,7 @@ const SATURATED: f64 = 20.0;
 ///
 /// # Panics
 ///
-/// As [`activate`](super::activate).
+/// See [`activate`](super::activate).
 pub fn activate<const D: usize>(
     x: Tensor<D>,
     bias: Option<Tensor<1>>,

@@ -65,7 +65,7 @@ pub fn activate<const D: usize>(
 ///
 /// # Panics
 ///
-/// As [`activate`].
+/// See [`activate`].
 pub fn activate_with<const D: usize>(
     x: Tensor<D>,
     bias: Option<Parameter>,

@@ -88,7 +88,7 @@ impl SumOrder {
     }
 }
 
-/// How an outcome follows from the statistics.
+/// The rule by which an outcome follows from the statistics.
 #[derive(Clone, Debug)]
 pub struct OutcomeRule {
     /// The number of columns, at least [`columns::COUNT`].

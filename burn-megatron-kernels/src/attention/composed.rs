@@ -13,7 +13,7 @@ use crate::soft_cap::soft_cap;
 ///
 /// # Panics
 ///
-/// As [`flash_attention`](super::flash_attention).
+/// See [`flash_attention`](super::flash_attention).
 pub fn flash_attention(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -35,7 +35,7 @@ pub fn flash_attention(
 ///
 /// # Panics
 ///
-/// As [`flash_attention`](super::flash_attention).
+/// See [`flash_attention`](super::flash_attention).
 pub fn attention_forward(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -78,7 +78,7 @@ pub fn merge(
 ///
 /// # Panics
 ///
-/// As [`flash_attention_packed`](super::flash_attention_packed).
+/// See [`flash_attention_packed`](super::flash_attention_packed).
 pub fn flash_attention_packed(
     qkv: Tensor<3>,
     heads: Heads,
@@ -104,7 +104,7 @@ pub fn flash_attention_packed(
     attend(&problem, q, k, v, sink).0.flatten(2, 3)
 }
 
-/// What the softmax of each row was divided by, `[batch, heads, queries, 1]`.
+/// The divisor of each row's softmax, `[batch, heads, queries, 1]`.
 struct SoftmaxSums {
     /// The largest score.
     largest: Tensor<4>,

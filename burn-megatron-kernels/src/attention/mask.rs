@@ -17,7 +17,7 @@ pub(super) struct MaskRange {
     pub before: i32,
     /// Visible columns after it.
     pub after: i32,
-    /// How many columns there are.
+    /// The number of columns.
     pub columns: i32,
 }
 

@@ -162,7 +162,7 @@ pub fn flash_attention_packed_with(
 ///
 /// # Panics
 ///
-/// As [`flash_attention_with`].
+/// See [`flash_attention_with`].
 pub fn attention_forward(
     engine: &dyn AttentionEngine,
     q: Tensor<4>,

@@ -150,12 +150,12 @@ impl KeyRanges {
         Self::new(ranges.collect(), length, device)
     }
 
-    /// How many queries.
+    /// Returns the number of queries.
     pub fn queries(&self) -> usize {
         self.ranges.len()
     }
 
-    /// How many keys.
+    /// Returns the number of keys.
     pub fn keys(&self) -> usize {
         self.keys
     }

@@ -65,7 +65,7 @@ pub enum Projections {
 pub struct AttentionGradients {
     /// Of queries, keys and values.
     pub projections: ProjectionGradients,
-    /// Of the sink, `[heads]`, where there is one.
+    /// The gradient of the sink, `[heads]`, where there is one.
     pub dsink: Option<Tensor<1>>,
 }
 
@@ -83,14 +83,14 @@ pub enum ProjectionGradients {
         /// `[batch, keys, groups, value width]`.
         dv: Tensor<4>,
     },
-    /// Those of keys and values in the flat buffer that was given for them.
+    /// The gradients of keys and values, in the flat buffer that was given for them.
     Flat {
         /// `[batch, queries, heads, width]`.
         dq: Tensor<4>,
         /// The buffer.
         flat: Tensor<1>,
     },
-    /// As the joint projection.
+    /// The gradient of the joint projection.
     Packed(Tensor<3>),
 }
 

@@ -10,7 +10,7 @@ use super::math;
 
 /// A float that tensors hold.
 pub(crate) trait Element: burn::tensor::Element + bytemuck::Pod + Send + Sync {
-    /// What its values are computed in: f64 for f64, f32 for the others.
+    /// The type in which its values are computed: f64 for f64, f32 for the others.
     type Wide: Real;
     /// The value, exactly.
     fn wide(self) -> Self::Wide;

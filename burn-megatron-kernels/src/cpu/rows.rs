@@ -6,7 +6,7 @@ use pulp::Simd;
 /// about the time to wake another thread.
 pub(crate) const ROW_GRAIN: usize = 128 * 1024;
 
-/// How many rows of `width` make one parallel task.
+/// Returns the number of rows of `width` in one parallel task.
 ///
 /// It depends on the width only, so sums by task have the same order for any number of threads.
 pub(crate) fn rows_per_task(width: usize) -> usize {

@@ -25,7 +25,7 @@ pub(crate) fn for_each_task<T: Send>(
     });
 }
 
-/// What `work` returns for each task, in the order of the tasks; see [`for_each_task`].
+/// Returns the results of `work`, in the order of the tasks; see [`for_each_task`].
 pub(crate) fn map_tasks<T: Send, R: Send>(
     tasks: impl IntoIterator<Item = T>,
     work: impl Fn(T) -> R + Sync + Send,

@@ -13,7 +13,7 @@ use crate::error::accept;
 ///
 /// # Panics
 ///
-/// As [`cross_entropy`](super::cross_entropy).
+/// See [`cross_entropy`](super::cross_entropy).
 pub fn cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,

@@ -7,7 +7,7 @@ use cubecl::client::Client;
 use cubecl::features::Plane;
 use cubecl::prelude::{CubeCount, CubeDim};
 
-/// How the units of a cube reduce values: by plane operations, or through shared memory alone.
+/// The method by which the units of a cube reduce values: plane operations, or shared memory alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Reduction {
     /// Plane operations first, then one value of each plane through shared memory.

@@ -12,7 +12,7 @@ use crate::philox::Stream;
 ///
 /// # Panics
 ///
-/// As [`super::bias_dropout_add`].
+/// See [`super::bias_dropout_add`].
 pub fn bias_dropout_add<const D: usize>(
     x: Tensor<D>,
     bias: Option<Tensor<1>>,

@@ -89,7 +89,7 @@ pub fn bias_dropout_add<const D: usize>(
 ///
 /// # Panics
 ///
-/// As [`bias_dropout_add`].
+/// See [`bias_dropout_add`].
 pub fn bias_dropout_add_with<const D: usize>(
     x: Tensor<D>,
     bias: Option<Parameter>,

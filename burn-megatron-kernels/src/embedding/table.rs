@@ -17,7 +17,7 @@ pub(super) const SPLIT: usize = 3;
 /// Lookups, then segments, then split ids.
 #[derive(Debug)]
 pub(super) struct SegmentTable {
-    /// As unsigned numbers.
+    /// The words of the table, as unsigned numbers.
     pub numbers: Vec<i32>,
     pub lookups: usize,
     pub segments: usize,

@@ -8,7 +8,7 @@ use crate::cpu::wide;
 ///
 /// # Panics
 ///
-/// As Burn does, for a range that exceeds the buffer.
+/// With the message of Burn, for a range that exceeds the buffer.
 pub fn accumulate(flat: Tensor<1>, offset: usize, values: Tensor<1>, add: bool) -> Tensor<1> {
     let [count] = values.dims();
     // Burn does not slice an empty tensor.

@@ -42,7 +42,7 @@ impl Format {
         }
     }
 
-    /// What is added to an exponent before it is stored.
+    /// Returns the number that is added to an exponent before it is stored.
     pub const fn bias(self) -> u32 {
         match self {
             Self::E4M3 => 7,
@@ -123,7 +123,7 @@ impl Format {
     }
 }
 
-/// How a value that lies between two powers of two becomes one of them.
+/// The rounding of a value between two powers of two to one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rounding {
     /// To the nearer one; from halfway, `1.5 * 2^n`, up. That is rounding to nearest even: of the two

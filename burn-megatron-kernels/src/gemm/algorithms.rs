@@ -24,7 +24,7 @@ pub struct GemmLibrary {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmAlgorithms {
-    /// What they were timed with.
+    /// The library with which they were timed.
     pub library: GemmLibrary,
     /// By product: its sizes, the layouts of its matrices, its types and its epilogue.
     pub products: BTreeMap<String, GemmAlgorithm>,
@@ -42,7 +42,7 @@ pub struct GemmAlgorithm {
     pub microseconds: Vec<f64>,
 }
 
-/// How [`time_algorithms`] times.
+/// The settings of [`time_algorithms`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GemmTiming {
     /// The most candidates of a product.

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::engine::Matrix;
 use crate::cpu::{Real, for_each_task};
 
-/// What computes products on the CPU.
+/// The library that computes products on the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CpuGemm {
@@ -55,7 +55,7 @@ impl CpuGemm {
         }
     }
 
-    /// How to install it.
+    /// Returns a command that installs the library.
     fn install(self) -> &'static str {
         match self {
             Self::Crate => "",
@@ -270,7 +270,7 @@ impl Blas {
         self.functions.kind
     }
 
-    /// How often the library was called.
+    /// Returns the number of calls of the library.
     #[cfg(test)]
     pub(super) fn calls(self) -> usize {
         self.functions

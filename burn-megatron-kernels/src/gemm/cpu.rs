@@ -351,7 +351,7 @@ fn multiply_into<W: Real>(
     }
 }
 
-/// That the factors are inside of their slices, and all sizes agree.
+/// Asserts that the factors are inside of their slices, and that all sizes agree.
 fn check<W>(left: (&[W], Matrix), right: (&[W], Matrix), result: &[W]) {
     for (values, matrix) in [left, right] {
         assert!(

@@ -36,7 +36,7 @@ pub struct GemmProblem {
     pub epilogue: Epilogue,
 }
 
-/// What is added to a product, or where it is written.
+/// The epilogue of a product: an addition to it, or the buffer into which it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Epilogue {
     /// Nothing.

@@ -80,7 +80,7 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tenso
 ///
 /// # Panics
 ///
-/// As [`linear`].
+/// See [`linear`].
 pub fn linear_by(
     blas: Option<Blas>,
     x: Tensor<2>,
@@ -157,7 +157,7 @@ pub fn accumulate_weight_gradient_at(
 ///
 /// # Panics
 ///
-/// As [`accumulate_weight_gradient_at`].
+/// See [`accumulate_weight_gradient_at`].
 pub fn accumulate_weight_gradient_at_by(
     blas: Option<Blas>,
     x: Tensor<2>,

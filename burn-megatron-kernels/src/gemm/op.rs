@@ -19,7 +19,7 @@ pub(super) const WEIGHT_GRADIENT_AT: &str = "accumulate_weight_gradient_at";
 pub(crate) enum GemmOp {
     /// Inputs: `x`, the weight, and the bias if there is one.
     Linear {
-        /// What multiplies on the CPU, if not the `gemm` crate.
+        /// The library that multiplies on the CPU, if not the `gemm` crate.
         blas: Option<Blas>,
     },
     /// Inputs: `x`, the gradient, and the flat buffer.
@@ -28,7 +28,7 @@ pub(crate) enum GemmOp {
         offset: usize,
         /// Whether it is added to what is there.
         add: bool,
-        /// What multiplies on the CPU, if not the `gemm` crate.
+        /// The library that multiplies on the CPU, if not the `gemm` crate.
         blas: Option<Blas>,
     },
 }
@@ -51,7 +51,7 @@ impl GemmOp {
         }
     }
 
-    /// What multiplies on the CPU, if not the `gemm` crate.
+    /// Returns the library that multiplies on the CPU, if it is not the `gemm` crate.
     pub(super) fn blas(self) -> Option<Blas> {
         match self {
             Self::Linear { blas } | Self::WeightGradient { blas, .. } => blas,

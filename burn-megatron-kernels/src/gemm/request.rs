@@ -18,9 +18,9 @@ pub(crate) struct Request {
     pub result: DType,
     /// The epilogue.
     pub epilogue: Epilogue,
-    /// What the product goes through after its epilogue.
+    /// The activation of the product, after its epilogue.
     pub gelu: Option<Gelu>,
-    /// How 8-bit factors are scaled.
+    /// The scaling of 8-bit factors.
     pub scaled: Option<Scaled>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) enum Element {
     Fp8(Format),
 }
 
-/// How 8-bit factors are scaled, and how their products are added up.
+/// The scaling of 8-bit factors, and the accumulation of their products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Scaled {
     /// The scale modes of `A` and of `B`.
@@ -52,7 +52,7 @@ pub(crate) struct Scaled {
     pub fast: bool,
 }
 
-/// What shares a scale, with the values of `cublasLtMatmulMatrixScale_t`: bindings for older
+/// The part of a matrix that shares a scale, with the values of `cublasLtMatmulMatrixScale_t`: bindings for older
 /// versions of CUDA lack some of the names, while the library that is opened may know them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
@@ -132,7 +132,7 @@ impl Display for Request {
 pub(crate) struct Chip {
     /// The compute capability: 9.0 is Hopper.
     pub capability: (i32, i32),
-    /// As the library gives it: 120901 is 12.9.1.
+    /// The number that the library returns: 120901 is 12.9.1.
     pub version: usize,
 }
 

@@ -346,7 +346,7 @@ impl<const D: usize> StreamNormFunction<D> {
     }
 }
 
-/// What a backward computes the gradients from.
+/// The values from which a backward computes the gradients.
 struct BackwardSource {
     formula: NormFormula,
     inputs: NormInputs,

@@ -81,7 +81,7 @@ pub fn layer_norm<const D: usize>(
 ///
 /// # Panics
 ///
-/// As [`layer_norm`].
+/// See [`layer_norm`].
 ///
 /// # Example
 ///
@@ -130,7 +130,7 @@ pub fn add_layer_norm<const D: usize>(
 ///
 /// # Panics
 ///
-/// As [`add_layer_norm`].
+/// See [`add_layer_norm`].
 pub fn add_rms_norm<const D: usize>(
     x: Tensor<D>,
     residual: Tensor<D>,
@@ -202,7 +202,7 @@ pub fn add_normalise<const D: usize>(
 /// A residual stream that is normalised: see [`add_normalise`].
 #[derive(Clone, Debug)]
 pub struct StreamNorm<const D: usize> {
-    /// What is added to the stream; the sum itself, if there is no residual.
+    /// The value that is added to the stream; the sum itself, if there is no residual.
     pub x: Tensor<D>,
     /// The stream so far.
     pub residual: Option<Tensor<D>>,
@@ -215,7 +215,7 @@ impl<const D: usize> StreamNorm<D> {
     ///
     /// # Panics
     ///
-    /// As [`add_normalise`].
+    /// See [`add_normalise`].
     pub fn normalise(
         self,
         kind: NormKind,
@@ -243,7 +243,7 @@ impl<const D: usize> StreamNorm<D> {
     ///
     /// # Panics
     ///
-    /// As [`add_normalise`].
+    /// See [`add_normalise`].
     pub fn into_function(
         self,
         kind: NormKind,

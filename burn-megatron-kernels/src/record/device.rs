@@ -135,7 +135,7 @@ fn wrap(dtype: DType, tensor: Primitive) -> DispatchTensor {
     }
 }
 
-/// What a recorded tensor is known by; `None` on another device.
+/// Returns the representation of a recorded tensor, or `None` on another device.
 fn described(tensor: &DispatchTensor) -> Option<TensorIr> {
     match &tensor.kind {
         DispatchTensorKind::Capture(tensor) => Some(primitive(tensor.clone()).into_ir()),

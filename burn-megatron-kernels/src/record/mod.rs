@@ -30,7 +30,7 @@ pub use device::{in_place, tensor_id};
 pub(crate) use device::{launch_on_shapes, run_function};
 pub use replay::Replay;
 
-/// What an operation on shapes cannot know.
+/// The properties that shapes alone do not determine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ShapeSettings {
     /// The rows of the experts of the fullest rank, divided by those of an average rank; at least 1.
@@ -53,13 +53,13 @@ pub struct RecordedCall {
     pub name: String,
     /// Its inputs.
     pub inputs: Vec<TensorIr>,
-    /// What its forward saves for the backward.
+    /// The tensors that the forward saves for the backward.
     pub saved: Vec<TensorIr>,
     /// Its outputs.
     pub outputs: Vec<TensorIr>,
     /// The gradients of the outputs and of the inputs, if [`backward`] was called.
     pub gradients: Option<RecordedGradients>,
-    /// What a [`Replay`] calls.
+    /// The function that a [`Replay`] calls.
     function: SharedFunction,
 }
 
@@ -85,7 +85,7 @@ pub enum RecordedStep {
     Backward(usize),
     /// It ends.
     BackwardEnd(usize),
-    /// What a caller [noted](note).
+    /// A [note](note) of a caller.
     Note(Note),
 }
 
@@ -117,12 +117,12 @@ pub enum RecordError {
     NoShapes {
         /// The operation.
         operation: String,
-        /// What it said.
+        /// The message of the operation.
         reason: String,
     },
 }
 
-/// What the thread records.
+/// The record of a thread.
 struct Recorder {
     settings: ShapeSettings,
     /// Any tensor of the device: it has the client by which operations are recorded.
@@ -206,7 +206,7 @@ pub fn is_recording_calls() -> bool {
     CURRENT.with_borrow(|current| matches!(current, Some(it) if it.inside.is_empty()))
 }
 
-/// What shapes do not tell; `None` where nothing is recorded.
+/// Returns the properties that shapes alone do not determine, or `None` where nothing is recorded.
 pub fn shape_settings() -> Option<ShapeSettings> {
     CURRENT.with_borrow(|current| current.as_ref().map(|it| it.settings))
 }

@@ -51,7 +51,7 @@ impl Replay {
     ///
     /// # Errors
     ///
-    /// What the device reports.
+    /// The error that the device reports.
     pub fn read(&mut self, tensor: &TensorIr) -> Result<TensorData, String> {
         self.0.read(TensorIr {
             status: TensorStatus::ReadOnly,

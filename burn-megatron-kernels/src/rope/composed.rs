@@ -10,7 +10,7 @@ use crate::error::accept;
 ///
 /// # Panics
 ///
-/// As [`rotate`](super::rotate).
+/// See [`rotate`](super::rotate).
 pub fn rotate(
     x: Tensor<4>,
     table: &RopeTable,
@@ -28,7 +28,7 @@ pub fn rotate(
 ///
 /// # Panics
 ///
-/// As [`rotate_mla`](super::rotate_mla).
+/// See [`rotate_mla`](super::rotate_mla).
 #[allow(clippy::too_many_arguments)]
 pub fn rotate_mla(
     q: Tensor<4>,

@@ -56,7 +56,7 @@ pub enum Positions {
 /// Options of [`rotate`]. The default rotates the first features of every head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RopeOptions {
-    /// How features are paired.
+    /// The pairing of features.
     pub pairing: Pairing,
     /// The first rotated feature of a head; the features before it, and those after the width of
     /// the table, are copied unchanged.
@@ -69,7 +69,7 @@ pub struct RopeOptions {
 /// The heads of one tensor, and which of them are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RotaryHeads {
-    /// How many there are.
+    /// The number of heads.
     pub heads: usize,
     /// Features of each.
     pub features: usize,
@@ -79,7 +79,7 @@ pub(crate) struct RotaryHeads {
     pub first: usize,
     /// Rotated features.
     pub width: usize,
-    /// How they are paired.
+    /// The pairing of features.
     pub pairing: Pairing,
 }
 

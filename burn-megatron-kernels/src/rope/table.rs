@@ -11,10 +11,10 @@ use crate::cpu::wide;
 use crate::error::check_size;
 use crate::record;
 
-/// How the frequencies are scaled. Unscaled, pair `i` has `base^(-2i / width)`.
+/// The scaling of the frequencies. Unscaled, pair `i` has `base^(-2i / width)`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Scaling {
-    /// As they are.
+    /// Unscaled frequencies.
     #[default]
     None,
     /// Llama 3.1: with wavelengths `w = 2 pi / frequency`, those longer than `original / low` are
@@ -85,7 +85,7 @@ pub struct RopeConfig {
     pub max_positions: usize,
     /// The base of the frequencies, above 1; 10,000 in the paper.
     pub base: f64,
-    /// How the frequencies follow from the base.
+    /// The scaling of the frequencies.
     pub scaling: Scaling,
 }
 

@@ -10,7 +10,7 @@ use crate::error::{accept, check_size};
 ///
 /// # Panics
 ///
-/// As [`super::masked_softmax`].
+/// See [`super::masked_softmax`].
 pub fn masked_softmax(scores: Tensor<4>, scale: f64, mask: &Mask, sink: Sink) -> Tensor<4> {
     let shape = scores.dims();
     accept(check(shape, scale, mask, &sink));
@@ -54,7 +54,7 @@ pub fn masked_softmax(scores: Tensor<4>, scale: f64, mask: &Mask, sink: Sink) ->
 ///
 /// # Panics
 ///
-/// As [`super::masked_softmax`].
+/// See [`super::masked_softmax`].
 pub fn largest_scores(scores: Tensor<4>, scale: f64, mask: &Mask) -> Tensor<3> {
     let shape @ [batch, heads, queries, keys] = scores.dims();
     accept(check(shape, scale, mask, &Sink::None));

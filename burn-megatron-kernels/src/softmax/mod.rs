@@ -40,9 +40,9 @@ pub enum Mask {
     /// Query `i` sees key `j` where `i + shift - left <= j <= i + shift + right`, with
     /// `shift = keys - queries`.
     Window {
-        /// How far back a query sees.
+        /// The number of keys that a query sees before its own.
         left: usize,
-        /// How far ahead a query sees.
+        /// The number of keys that a query sees after its own.
         right: usize,
     },
     /// `[batch]`: the number of keys that are real, the first ones. A number out of `0..=keys`

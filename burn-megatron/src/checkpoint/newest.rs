@@ -95,7 +95,7 @@ impl CheckpointFolder {
     ///
     /// # Errors
     ///
-    /// As [`Self::newest_verified`].
+    /// See [`Self::newest_verified`].
     pub fn newest_complete(&self, skip: &[u64]) -> Result<NewestCheckpoint, CheckpointError> {
         self.newest(skip, &mut |_| Ok(()))
     }

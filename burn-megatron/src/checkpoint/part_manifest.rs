@@ -1,5 +1,4 @@
-//! What one rank writes: a safetensors file and, until the checkpoint is published, a manifest of this
-//! part.
+//! The files of one rank: a safetensors file and, until the checkpoint is published, a manifest of this part.
 
 use std::cmp::Reverse;
 use std::path::Path;

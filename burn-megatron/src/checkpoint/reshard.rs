@@ -8,12 +8,12 @@ use super::{
     TensorSource,
 };
 
-/// How tensors are distributed over files.
+/// The distribution of tensors over files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileSizes {
     /// At most this many files, as equal in size as whole tensors allow.
     Files(usize),
-    /// As few files as possible of at most this many bytes; a larger tensor has a file of its own.
+    /// The smallest number of files of at most this many bytes; a larger tensor has a file of its own.
     MaxBytes(u64),
 }
 

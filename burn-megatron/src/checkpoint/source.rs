@@ -33,7 +33,7 @@ impl ElementType {
         self.dtype().size()
     }
 
-    /// As Burn's type.
+    /// Returns the type of Burn.
     pub fn dtype(self) -> DType {
         match self {
             Self::F64 => DType::F64,
@@ -61,7 +61,7 @@ impl ElementType {
     }
 }
 
-/// As in a manifest, such as `f32`.
+/// Writes the name in a manifest, such as `f32`.
 impl fmt::Display for ElementType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

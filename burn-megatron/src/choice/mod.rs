@@ -115,7 +115,7 @@ pub struct KernelChoices {
     pub loss_chunk_size: Option<usize>,
     /// See [`Operation::Linear`].
     pub linear: KernelChoice,
-    /// What computes fused products of matrices on the CPU, but those of experts.
+    /// The library for fused products of matrices on the CPU, except the products of experts.
     pub gemm: CpuGemm,
     /// Whether GELU (tanh) of an MLP, its derivative and the gradient of its bias are epilogues of the products around
     /// it: see [`gemm::gelu`](crate::kernels::gemm::gelu). For CUDA; an error where it cannot be.
@@ -298,9 +298,9 @@ pub enum KernelChoiceError {
     NoBlas {
         /// The library.
         gemm: CpuGemm,
-        /// What is missing.
+        /// The missing requirement.
         needed: &'static str,
-        /// What would fit.
+        /// The values that would fit.
         fits: &'static str,
     },
     /// A library cannot be opened.

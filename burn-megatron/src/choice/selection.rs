@@ -22,7 +22,7 @@ pub struct KernelSelection {
     decisions: Vec<KernelDecision>,
     /// The engines of fused attention that layers have selected: one, unless layers have different heads.
     engines: Vec<EngineKind>,
-    /// What multiplies on the CPU, if not the `gemm` crate.
+    /// The library that multiplies on the CPU, if not the `gemm` crate.
     blas: Option<Blas>,
 }
 
@@ -75,7 +75,7 @@ impl KernelSelection {
         self.decisions[operation as usize].fused
     }
 
-    /// What multiplies on the CPU, if not the `gemm` crate.
+    /// Returns the library that multiplies on the CPU, if it is not the `gemm` crate.
     pub fn blas(&self) -> Option<Blas> {
         self.blas
     }

@@ -31,9 +31,9 @@ pub enum CollectiveOp {
     },
     /// An all-to-all of rows (dim 0).
     AllToAll {
-        /// How many rows go to each rank.
+        /// The number of rows that go to each rank.
         send: Vec<usize>,
-        /// How many rows come from each rank.
+        /// The number of rows that come from each rank.
         receive: Vec<usize>,
     },
 }

@@ -24,7 +24,7 @@ pub(super) struct RecordedExchange {
     ranks: Vec<usize>,
     /// Bytes of what is sent.
     bytes: u64,
-    /// What is sent, until the result is there. A sum over all ranks takes its place.
+    /// The tensor that is sent, until the result is there. A sum over all ranks takes its place.
     sent: Option<Box<DispatchTensor>>,
     device: Device,
     dtype: DType,

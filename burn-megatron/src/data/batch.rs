@@ -41,7 +41,7 @@ pub struct Batch {
 /// Tokens that were added to documents.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Padding {
-    /// Those.
+    /// The number of added tokens.
     pub added: u64,
     /// All tokens, those included.
     pub all: u64,
@@ -295,7 +295,7 @@ impl Batch {
         &self.sorted
     }
 
-    /// What multi-token prediction reads and predicts, by depth from 1 on: see
+    /// Returns the inputs and targets of multi-token prediction, by depth from 1 on: see
     /// [`with_further_tokens`](Self::with_further_tokens).
     pub fn further(&self) -> &[FurtherTokens] {
         &self.further

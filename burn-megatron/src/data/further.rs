@@ -8,8 +8,8 @@ use super::{Batch, IGNORE};
 use crate::nn::RealTokens;
 use crate::nn::context::SequenceShard;
 
-/// What a depth of multi-token prediction reads and predicts at each token of a [`Batch`](super::Batch): depth `k` reads the
-/// `k`-th token after it, and predicts the target of that token.
+/// The inputs and targets of a depth of multi-token prediction at each token of a [`Batch`](super::Batch): depth `k`
+/// reads the `k`-th token after it, and predicts the target of that token.
 ///
 /// Nothing crosses a document: its last `k` tokens read token 0, and their targets are ignored. They are
 /// [padding](Self::real) of this depth.
@@ -41,7 +41,7 @@ impl FurtherTokens {
         Self::from_parts(read, predicted, RealTokens::new(is_real, batch.rows))
     }
 
-    /// Those of a rank of a context group.
+    /// Returns the inputs and targets of a rank of a context group.
     pub(super) fn part(&self, shard: &SequenceShard) -> Self {
         let real = self.real.as_ref().map(|real| real.part(shard));
         Self::from_parts(shard.part(&self.tokens), shard.part(&self.targets), real)

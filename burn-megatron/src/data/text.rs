@@ -22,7 +22,7 @@ pub const EXTENSIONS: [&str; 3] = ["rs", "md", "txt"];
 #[derive(Clone)]
 pub struct TextData {
     path: PathBuf,
-    /// What begins the description.
+    /// The start of the description.
     source: String,
     training: Arc<[u8]>,
     held_out: Arc<[u8]>,
@@ -55,7 +55,7 @@ impl TextData {
     ///
     /// # Errors
     ///
-    /// As [`TextData::open`].
+    /// See [`TextData::open`].
     pub fn open_with(path: &Path, extensions: &[&str]) -> Result<Self, DataError> {
         Self::from_documents(path, read_documents(path, extensions)?)
     }

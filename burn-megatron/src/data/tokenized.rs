@@ -20,7 +20,7 @@ use crate::tokenizer::{Tokenizer, TokenizerError};
 /// document. For text that does not fit into memory, use token files.
 pub struct TokenizedText {
     path: PathBuf,
-    /// What begins the description.
+    /// The start of the description.
     source: String,
     tokenizer: String,
     /// The part of the description about the special tokens around a document.

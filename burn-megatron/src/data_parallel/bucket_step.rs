@@ -1,4 +1,4 @@
-//! What the optimizer and the checkpoint see of the buckets: this rank's shard of each.
+//! The view of the optimizer and the checkpoint on the buckets: this rank's shard of each.
 
 use std::fmt;
 use std::ops::Range;
@@ -68,7 +68,7 @@ pub(crate) struct BucketStep {
     pub model: Option<Tensor<1>>,
 }
 
-/// What the optimizer makes of a bucket.
+/// A bucket after the optimizer's step.
 pub(crate) struct SteppedBucket {
     /// The new masters.
     pub master: Tensor<1>,
@@ -76,8 +76,8 @@ pub(crate) struct SteppedBucket {
     pub model: Option<Tensor<1>>,
 }
 
-/// What becomes of a bucket, by its number, after the optimizer and before it is gathered; of an offloaded one on the
-/// host, in a thread of the host.
+/// A change to a bucket, by its number, after the optimizer and before it is gathered; for an offloaded bucket it runs
+/// on the host, in a thread of the host.
 #[derive(Clone)]
 pub(crate) struct AfterStep(pub Arc<ChangeFn>);
 

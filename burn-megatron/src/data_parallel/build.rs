@@ -345,7 +345,7 @@ pub(super) fn move_parameters<M: Module>(
 struct ParameterMover<'a> {
     stores: Stores<'a>,
     groups: &'a ParallelContext,
-    /// Of the parameters that were moved.
+    /// The hooks of the parameters that were moved.
     hooks: VecDeque<ParameterHook>,
     error: Option<DataParallelError>,
 }

@@ -14,8 +14,8 @@ use crate::mesh::ParallelConfig;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataParallelConfig {
-    /// What is sharded: 0 nothing, 1 the optimizer state, 2 the gradients too, 3 the parameters too
-    /// (Rajbhandari et al. 2020, arXiv:1910.02054).
+    /// The state that is sharded: 0 nothing, 1 the optimizer state, 2 the gradients too, 3 the parameters too
+    /// (Rajbhandari et al. 2020, arXiv:1910.02054). 2020, arXiv:1910.02054).
     pub zero_stage: ZeroStage,
     /// Hybrid sharding: the size of a shard group of consecutive ranks of the data axis; the groups are replicas
     /// of each other. `None`: one group of all ranks.
@@ -66,7 +66,7 @@ pub struct DataParallelConfig {
     /// serialized here: a recipe has it in `[train]`.
     #[serde(skip)]
     pub freeze: Vec<String>,
-    /// What is kept in the memory of the host. Not serialized here: a recipe has it in `[memory.offload]`.
+    /// The state that is kept in the memory of the host. Not serialized here: a recipe has it in `[memory.offload]`.
     #[serde(skip)]
     pub offload: OffloadConfig,
 }

@@ -120,7 +120,7 @@ pub enum DataParallelError {
     FreezePattern {
         /// The pattern.
         pattern: String,
-        /// What is wrong with it.
+        /// The syntax error of the pattern.
         fault: GlobError,
     },
     /// A pattern of frozen parameters that matches none of any stage.

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn::tensor::Device;
 use burn_megatron_kernels::device_memory::return_freed_memory;
 
-/// The number of first steps in which memory is returned before each forward too.
+/// The number of first steps in which memory is also returned before each forward.
 ///
-/// The pages of the device grow to the largest allocation so far, and smaller pages are freed as they empty: those of
-/// the initial weights before the first forward, and those of its activations before the second one.
+/// An allocation that exceeds the pages of CubeCL's pool makes it use larger pages, and smaller pages are freed once they
+/// are empty. Before the first forward, the pages of the initial weights are freed. Before the second forward, the pages
+/// of the first forward's activations are freed.
 const FIRST_STEPS: usize = 3;
 
 /// Memory is returned once in this number of steps later.

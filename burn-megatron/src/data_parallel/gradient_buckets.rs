@@ -32,7 +32,7 @@ pub(super) struct GradientBuckets {
     in_flight: VecDeque<(usize, PendingReduction)>,
     /// Hash of the buckets that were reduced in this step, to compare the ranks.
     fingerprint: u64,
-    /// What the check of the gradients has measured in this step.
+    /// The measurement of this step by the check of the gradients.
     measured: Option<Tensor<1>>,
     warned: BTreeSet<usize>,
     /// Whether no reduction starts.
@@ -411,7 +411,8 @@ impl GradientBucket {
         buffer
     }
 
-    /// What the memory of a reduced shard is used for: one that is accumulated onto an earlier one is freed at once.
+    /// Returns the category of a reduced shard's memory: a shard that is accumulated onto an earlier one is freed at
+    /// once.
     fn category(&self) -> MemoryCategory {
         match self.reduced {
             None => MemoryCategory::Gradients,

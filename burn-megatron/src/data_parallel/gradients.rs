@@ -29,10 +29,10 @@ pub struct Gradients {
     pub invalid_gradients: Vec<InvalidGradient>,
 }
 
-/// What a rank knows of the reduction of a step, besides the gradients.
+/// The record of a rank about the reduction of a step, in addition to the gradients.
 pub(crate) struct ReductionRecord {
-    /// What the check of the gradients has measured, if there is one: on the device, `[1 + parameters]`; the first
-    /// is the largest sum of squares of a bucket.
+    /// The measurement by the check of the gradients, if there is one: on the device, `[1 + parameters]`; the first is
+    /// the largest sum of squares of a bucket.
     pub measured: Option<Tensor<1>>,
     /// Hashes of what was gathered and reduced: from ZeRO-2 on equal on all ranks of the data axis.
     pub fingerprints: [u64; 2],

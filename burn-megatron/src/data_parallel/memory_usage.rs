@@ -8,7 +8,7 @@ use burn_megatron_kernels::flat;
 
 use super::memory::MemoryPlan;
 
-/// What memory is used for.
+/// The use of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryCategory {
     /// Parameters, or the shards of them that a rank keeps.
@@ -81,7 +81,7 @@ impl MemoryUsage {
         self.read(|counter| &counter.peak)
     }
 
-    /// What is allocated now.
+    /// Returns the memory that is allocated now.
     pub fn now(&self) -> MemoryPlan {
         self.read(|counter| &counter.now)
     }

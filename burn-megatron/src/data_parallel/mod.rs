@@ -280,7 +280,7 @@ impl<M: Module> DistributedDataParallel<M> {
         &self.fp8
     }
 
-    /// What is recomputed in the backward.
+    /// Returns the layers that are recomputed in the backward.
     pub fn recompute(&self) -> &Recompute {
         &self.recompute
     }

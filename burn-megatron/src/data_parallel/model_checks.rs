@@ -1,4 +1,4 @@
-//! What is checked of a model before its buffers are allocated.
+//! The checks of a model before its buffers are allocated.
 
 use super::DataParallelError;
 use crate::comm::ParallelContext;

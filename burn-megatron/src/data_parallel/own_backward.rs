@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use super::DistributedDataParallel;
 
-/// What is done with the gradients while such a function runs.
+/// The micro-batch whose gradients such a function receives while it runs.
 #[derive(Default)]
 pub(super) struct OwnBackward(Mutex<Option<MicroBatch>>);
 

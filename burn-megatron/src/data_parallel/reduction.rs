@@ -28,16 +28,16 @@ enum ReductionState {
     AllReduce(PendingTensor<1>),
     /// A reduce-scatter in the node, which an all-reduce between nodes and a gather in the node follow.
     InNode(PendingTensor<1>, NodeGroups),
-    /// That all-reduce.
+    /// The all-reduce between nodes.
     BetweenNodes(PendingTensor<1>, NodeGroups),
-    /// That gather.
+    /// The all-gather in the node.
     Gather(PendingTensor<1>),
     /// A reduce-scatter over the shard group, which an all-reduce over the replicas of the shard follows if there are
     /// some.
     ReduceScatter(PendingTensor<1>),
     /// A reduce-scatter of 16-bit values that are accumulated in f32, and the same.
     ReduceScatterWide(PendingReduceScatterInF32),
-    /// That all-reduce of the shard.
+    /// The all-reduce of the shard over the replicas.
     OverReplicas(PendingTensor<1>),
 }
 

@@ -22,7 +22,7 @@ use crate::comm::{self, BufferPool};
 use crate::mesh::Grid;
 use crate::nn::fp8::WeightQuantizer;
 
-/// How the parameters of one rank are laid out in buckets and sharded. Constant during training.
+/// The layout of one rank's parameters in buckets, and its sharding. Constant during training.
 #[derive(Debug)]
 pub(crate) struct ShardingPlan {
     pub layout: BufferLayout,

@@ -44,9 +44,9 @@ pub enum DeviceError {
     Missing {
         /// The kind.
         kind: DeviceKind,
-        /// What is missing.
+        /// The missing requirement.
         cause: String,
-        /// How to fix it.
+        /// A way to fix it.
         cure: &'static str,
     },
     /// The machine has such devices, and kernels cannot be compiled for them.
@@ -120,7 +120,8 @@ impl DeviceKind {
         Ok(device)
     }
 
-    /// The name of the first device of this kind, as the driver has it; otherwise that of the kind.
+    /// Returns the name that the driver reports for the first device of this kind, or the name of the kind if there is
+    /// none.
     pub fn name(self) -> String {
         let name = match self {
             Self::Cuda => cuda::name(),

@@ -6,7 +6,7 @@ use std::fmt;
 use super::recorder::CallKey;
 use super::{Difference, Site};
 
-/// What returned something else for the same inputs.
+/// The operation that returned something else for the same inputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     /// The ranks on which it did; several for a collective.

@@ -1,4 +1,4 @@
-//! What differs between two runs of a step on one rank.
+//! The differences between two runs of a step on one rank.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ pub(crate) struct Difference {
     /// The numbers of the tensors of what it returned that are others; of a backward, those of the inputs whose gradients
     /// are.
     pub outputs: Vec<usize>,
-    /// How many tensors it returned.
+    /// The number of tensors that it returned.
     pub returned: usize,
 }
 

@@ -14,7 +14,7 @@ use super::{CURRENT, flip_dispatch, of_tensor, of_tensors};
 use crate::comm::testing::fault_injection::{FaultPlan, FlipTarget};
 use crate::comm::{Call, Group};
 
-/// What was computed.
+/// The computation that is recorded.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Site {
     /// An operation of a layer, in the forward or the backward.
@@ -61,7 +61,7 @@ pub(crate) struct Recorder {
     state: Mutex<RecorderState>,
 }
 
-/// What an operation belongs to.
+/// The layer and the micro-batch of an operation.
 #[derive(Clone, Default)]
 struct Place {
     layer: String,
@@ -105,7 +105,7 @@ impl Recorder {
         observed(self.clone(), body)
     }
 
-    /// What was recorded.
+    /// Takes the recorded events.
     pub fn take(&self) -> Vec<Event> {
         std::mem::take(&mut self.state.lock().events)
     }

@@ -40,8 +40,8 @@ pub struct GenerationOutput {
     /// The log-probability of each new token under the model, in nats: without the temperature and the restrictions. Empty
     /// unless [`logprobs`](GenerateConfig::logprobs) is set.
     pub logprobs: Vec<f64>,
-    /// How many tokens were drafted, with [`speculative`](GenerateConfig::speculative), and how many of them the model
-    /// accepted.
+    /// The number of drafted tokens, with [`speculative`](GenerateConfig::speculative), and the number of them that the
+    /// model accepted.
     pub drafted: usize,
     /// See [`drafted`](Self::drafted).
     pub accepted: usize,
@@ -51,7 +51,7 @@ pub struct GenerationOutput {
     pub decode: Duration,
 }
 
-/// What was written of a text.
+/// Output that is written for a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written<'a> {
     /// More text, in whole characters.

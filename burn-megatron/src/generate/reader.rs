@@ -42,7 +42,7 @@ pub(super) struct TextToRead<'t> {
     pub last: usize,
 }
 
-/// What the model returned for the last tokens of some texts.
+/// The output of the model for the last tokens of some texts.
 #[derive(Debug)]
 pub(super) struct TextsRead {
     /// On the ranks that have the last stage.
@@ -64,7 +64,7 @@ impl TextsRead {
 /// Which tokens a rank of a context group reads.
 #[derive(Clone, Copy, Debug)]
 enum Reading {
-    /// Those of its part.
+    /// The tokens of its part.
     Prefill,
     /// All.
     Whole,

@@ -84,7 +84,8 @@ impl<'a> Writing<'a> {
         self.index
     }
 
-    /// What is read for the next token: with the draft, if both fit into the room that a text of this length has.
+    /// Returns the tokens to read for the next token: with the draft, if both fit into the room that a text of this
+    /// length has.
     pub fn to_read(&self, sequence: usize, room: impl Fn(usize) -> usize) -> TextToRead<'_> {
         let Some(draft) = self.usable_draft(room(self.tokens.len())) else {
             return TextToRead {

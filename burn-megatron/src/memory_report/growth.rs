@@ -1,4 +1,4 @@
-//! What grows from step to step, and where it was allocated.
+//! The memory that grows from step to step, and the places where it was allocated.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -73,7 +73,7 @@ pub(super) fn noting<T>(body: impl FnOnce() -> T) -> T {
     result
 }
 
-/// What was noted and is not freed, as bytes and the text of a backtrace.
+/// Takes the noted allocations that are not freed, as bytes and the text of a backtrace.
 pub(super) fn take_notes() -> Vec<(usize, String)> {
     HAS_NOTES.store(false, Ordering::SeqCst);
     let notes = notes().take().unwrap_or_default();

@@ -54,19 +54,19 @@ pub struct MemoryReport {
     /// By module, the bytes of all outputs of its operations in the forward, views included, as it is evaluated; an error if the
     /// forward cannot be recorded.
     pub outputs: Result<BTreeMap<String, u64>, String>,
-    /// Of the gradients of parameters.
+    /// The bytes of the gradients of parameters.
     pub gradients: u64,
-    /// What the forward leaves for the backward, with the loss.
+    /// The bytes that the forward leaves for the backward, with the loss.
     pub kept: u64,
     /// The most in the forward, above what was there before it. On a GPU what is in use at its end: the pool tells no peak.
     pub forward_peak: u64,
     /// The most in the backward, above the same. On a GPU what is in use at its end.
     pub backward_peak: u64,
-    /// What the device has reserved; `None` on the CPU.
+    /// The bytes that the device has reserved; `None` on the CPU.
     pub reserved: Option<u64>,
-    /// What is allocated after each step, once its gradients are dropped, above what was there before the first.
+    /// The bytes allocated after each step, once its gradients are dropped, above the bytes before the first step.
     pub after_steps: Vec<i64>,
-    /// What grows from step to step.
+    /// The memory that grows from step to step.
     pub growth: Option<MemoryGrowth>,
 }
 
@@ -129,7 +129,7 @@ pub fn memory_report<M: Module, B: Batch>(
     })
 }
 
-/// What is asked for the memory in use.
+/// The source of the number of bytes in use.
 pub(super) enum Meter {
     Heap,
     Pool(Device),

@@ -1,4 +1,4 @@
-//! What generation keeps of the texts that a model has read.
+//! The cache that generation keeps of the texts that a model has read.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -9,7 +9,8 @@ use super::{LanguageModel, Tokens};
 use crate::collective::Comm;
 use crate::nn::{KvCache, NewTokens, RealTokens, SequencePart};
 
-/// What generation keeps of the tokens that a model `M` has read, for the stages of one rank and several sequences.
+/// The cache that generation keeps of the tokens that a model `M` has read, for the stages of one rank and several
+/// sequences.
 pub trait GenerationCache<M: ?Sized>: Debug + Sized {
     /// An empty cache.
     fn new(model: &M) -> Self;

@@ -55,9 +55,9 @@ pub trait ModelConfig:
         layout.sequence_parallel
     }
 
-    /// How attention exchanges keys and values over the context axis of the layout; by default `None`, for a model that
-    /// does not read which tokens a rank has ([`Tokens::shard`](crate::nn::Tokens::shard)). Layouts with several context
-    /// ranks are refused then, whatever [`check_layout`](Self::check_layout) accepts.
+    /// Returns the exchange of keys and values over the context axis of the layout; by default `None`, for a model that
+    /// does not read which tokens a rank has ([`Tokens::shard`](crate::nn::Tokens::shard)). Layouts with several
+    /// context ranks are refused then, whatever [`check_layout`](Self::check_layout) accepts.
     ///
     /// # Errors
     ///

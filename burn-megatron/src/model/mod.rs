@@ -1,4 +1,4 @@
-//! What a model implements to be trained, verified and sampled from.
+//! The traits that a model implements to be trained, verified and sampled from.
 //!
 //! - [`LanguageModel`]: the module, with its forward through a pipeline stage.
 //! - [`ModelConfig`]: its configuration, from which every rank builds its part of the model. This is a model
@@ -31,7 +31,7 @@ pub use stages::{StageBuilder, StageLayers, StageRun, on_stage};
 ///
 /// A model without pipeline parallelism has one stage, number 0.
 pub trait LanguageModel: Module {
-    /// What generation keeps of the text that it has read: [`KvCache`](crate::nn::KvCache) for a model with
+    /// The cache that generation keeps of the text that it has read: [`KvCache`](crate::nn::KvCache) for a model with
     /// [`CachedAttention`], or [`RecomputePrefix`] for any model.
     type Cache: GenerationCache<Self>;
 

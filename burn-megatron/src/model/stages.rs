@@ -168,7 +168,7 @@ pub struct StageLayers<T> {
     layers: Vec<(usize, T)>,
     /// Each stage with the runs of its range of the list.
     stages: Vec<(usize, Vec<LayerRun>)>,
-    /// Of the layers that are recomputed.
+    /// The region of the layers that are recomputed.
     region: RecomputeRegion,
 }
 

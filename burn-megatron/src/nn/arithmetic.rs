@@ -72,7 +72,7 @@ pub(super) enum WeightSource<'a> {
     Graph(Tensor<2>),
     /// From its hook; stored as `[out, in]` if the flag is set.
     Hook(&'a HookedWeight, bool),
-    /// As both of its copies in 8 bits.
+    /// Both copies of the weight in 8 bits.
     Quantized(&'a Arc<QuantizedWeight>),
 }
 
@@ -88,7 +88,7 @@ impl WeightSource<'_> {
     }
 }
 
-/// What a forward saves for the backward.
+/// The tensors that a forward saves for the backward.
 #[derive(Default)]
 pub(super) struct SavedTensors {
     /// The 8-bit codes and scales of the input, saved in place of it.
@@ -99,9 +99,9 @@ pub(super) struct SavedTensors {
 
 /// The input, in the backward.
 pub(super) enum SavedInput {
-    /// As floats; the gather of a split sequence may still be in flight.
+    /// Floats; the gather of a split sequence may still be in flight.
     Floats(PendingTensor<3>),
-    /// As its 8-bit codes and scales.
+    /// The 8-bit codes and scales.
     Codes([DispatchTensor; 2]),
 }
 
@@ -112,12 +112,12 @@ pub(super) struct NeededGradients {
     pub weight: bool,
 }
 
-/// How matrix products that are not in 8 bits are computed.
+/// The settings of matrix products that are not in 8 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinearKernels {
     /// Whether products add the bias, and earlier weight gradients, themselves.
     pub fused: bool,
-    /// What multiplies on the CPU in fused products, if not the `gemm` crate.
+    /// The library that multiplies on the CPU in fused products, if not the `gemm` crate.
     pub blas: Option<Blas>,
 }
 

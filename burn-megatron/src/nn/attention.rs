@@ -277,7 +277,7 @@ impl ParallelAttention {
     ///
     /// # Panics
     ///
-    /// As [`forward_with_context`](Self::forward_with_context).
+    /// See [`forward_with_context`](Self::forward_with_context).
     pub fn forward_without_bias(
         &self,
         x: Tensor<3>,
@@ -294,7 +294,7 @@ impl ParallelAttention {
     ///
     /// # Panics
     ///
-    /// As [`forward_with_context`](Self::forward_with_context).
+    /// See [`forward_with_context`](Self::forward_with_context).
     pub fn forward_normalized(
         &self,
         norm: &Norm,

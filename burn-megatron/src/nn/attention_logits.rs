@@ -62,7 +62,7 @@ pub(crate) struct HeadColumns {
     pub first: usize,
     /// The heads, or the groups.
     pub units: usize,
-    /// What the columns of a unit make, and how many.
+    /// The parts in the columns of a unit, and the number of columns of each.
     pub parts: Vec<(HeadPart, usize)>,
 }
 

@@ -57,7 +57,7 @@ impl BatchFormat<'_> {
     }
 }
 
-/// What the tokens of one attention layer attend to, always causally.
+/// The tokens to which the tokens of one attention layer attend, always causally.
 #[derive(Debug)]
 pub enum AttentionContext<'a> {
     /// Earlier tokens of their row.

@@ -17,7 +17,7 @@ pub enum BuildError {
     Config {
         /// The layer.
         path: String,
-        /// What was given and what was expected.
+        /// The given value and the expected one.
         message: String,
     },
     /// A requested kernel is not available.

@@ -37,7 +37,7 @@ pub struct ColumnParallelLinearConfig {
     /// Whether the output is all-gathered; otherwise each rank returns its part.
     #[config(default = false)]
     pub gather_output: bool,
-    /// What each section is, in a layer that may have adapters.
+    /// The kind of each section, in a layer that may have adapters.
     #[config(default = "vec![]")]
     pub targets: Vec<LoraTarget>,
 }
@@ -122,7 +122,7 @@ impl ColumnParallelLinearConfig {
 }
 
 impl OutputSection {
-    /// How it is split over so many ranks.
+    /// Splits the section over `ranks` ranks.
     pub(super) fn split(&self, ranks: usize) -> Result<Section, BuildError> {
         let size = self.units * self.width;
         if self.shared && self.units > 0 && ranks.is_multiple_of(self.units) {
@@ -195,7 +195,7 @@ impl ColumnParallelLinear {
         linear_to_gelu(x, &self.weight, bias, input, self.kernels)
     }
 
-    /// What keeps the product from having GELU as its epilogue, if anything does.
+    /// Returns the property that keeps the product from having GELU as its epilogue, if there is one.
     pub(super) fn epilogue_obstacle(&self) -> Option<&'static str> {
         let in_chunks = self.input.in_chunks().is_some();
         epilogue_obstacle(self.fp8.is_some(), self.lora.is_some(), in_chunks)

@@ -26,7 +26,7 @@ pub struct Dropout {
     fused: bool,
 }
 
-/// How an activation is distributed over the ranks of the tensor axis.
+/// The distribution of an activation over the ranks of the tensor axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActivationLayout {
     /// Every rank has the whole activation.
@@ -238,7 +238,7 @@ mod tests {
         Dropout::new(probability, &builder).unwrap()
     }
 
-    /// What an input of ones becomes: 0 where it is dropped.
+    /// Returns the output for an input of ones: 0 where it is dropped.
     fn mask<const D: usize>(
         dropout: &Dropout,
         shape: [usize; D],

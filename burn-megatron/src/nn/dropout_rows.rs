@@ -7,7 +7,7 @@ pub(super) struct RowRun {
     pub first: u64,
     /// The distance of one row to the next; 1 for a single row.
     pub step: u64,
-    /// How many rows.
+    /// The number of rows.
     pub count: usize,
 }
 

@@ -84,7 +84,7 @@ pub struct VocabParallelEmbeddingConfig {
     /// The initial values.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
-    /// By which the features are multiplied, rounded to their type; by default they are not.
+    /// The factor of the features, rounded to their type; by default they are not multiplied.
     pub scale: Option<f64>,
 }
 

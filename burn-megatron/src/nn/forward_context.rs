@@ -1,4 +1,4 @@
-//! How parameters enter the autodiff graph in the current forward.
+//! The way in which parameters enter the autodiff graph in the current forward.
 //!
 //! A layer reads its parameters with [`Param::val`](burn::module::Param::val), which takes no arguments. What
 //! else the parameter's hook needs is the [`ForwardContext`] of the thread, which only a
@@ -38,7 +38,7 @@ pub enum Pass {
     Backward,
 }
 
-/// How a forward is recorded, which decides what the sink is told when a parameter is used.
+/// The recording of a forward, which decides what the sink is told when a parameter is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ForwardMode {
     /// On the graph: a gradient follows where there is an anchor.
@@ -49,7 +49,7 @@ pub(super) enum ForwardMode {
     SecondPass,
 }
 
-/// What the hooks of this thread read: see the [module](self).
+/// The state that the hooks of this thread read: see the [module](self).
 #[derive(Clone)]
 struct ForwardContext {
     /// The tracked tensor to which parameters are anchored.
@@ -181,7 +181,7 @@ pub(super) fn saved() -> bool {
     CURRENT.with_borrow(|context| context.saved)
 }
 
-/// How the current forward is recorded.
+/// Returns the recording of the current forward.
 pub(super) fn mode() -> ForwardMode {
     CURRENT.with_borrow(|context| context.mode)
 }

@@ -309,13 +309,13 @@ impl ParameterHook {
         }
     }
 
-    /// That of a parameter that is trained, if it has one.
+    /// Returns the hook of a trained parameter, if it has one.
     pub(in crate::nn) fn of<const D: usize>(param: &Param<Tensor<D>>) -> Option<&Self> {
         let hook = param.reparameterization::<Self>();
         hook.filter(|hook| !hook.frozen)
     }
 
-    /// That of a frozen parameter, if it has one.
+    /// Returns the hook of a frozen parameter, if it has one.
     pub(in crate::nn) fn of_frozen<const D: usize>(param: &Param<Tensor<D>>) -> Option<&Self> {
         let hook = param.reparameterization::<Self>();
         hook.filter(|hook| hook.frozen)

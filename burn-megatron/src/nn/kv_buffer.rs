@@ -20,7 +20,7 @@ pub(super) struct Extent {
     pub seen: usize,
     /// The first that the next token will see.
     pub seen_later: usize,
-    /// How many tokens see each other, if there is a window.
+    /// The number of tokens that see each other, if there is a window.
     pub window: Option<usize>,
     /// The most tokens of a sequence.
     pub capacity: usize,
@@ -35,7 +35,7 @@ impl Extent {
         }
     }
 
-    /// How many tokens are allocated, at least `tokens`.
+    /// Returns the number of allocated tokens, at least `tokens`.
     fn allocated(&self, tokens: usize) -> usize {
         let allocated = match self.window {
             None => tokens.next_multiple_of(GROWTH_TOKENS),
@@ -46,7 +46,7 @@ impl Extent {
     }
 }
 
-/// What a layer keeps of the tokens of a sequence, such as their keys and values.
+/// The tensors that a layer keeps of the tokens of a sequence, such as their keys and values.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KvBuffer {
     /// `[1, allocated, groups, width]` each; none before the first token.

@@ -55,11 +55,11 @@ pub struct NewTokens {
 pub struct SequencePart {
     /// The number of the sequence, any.
     pub sequence: usize,
-    /// How many tokens.
+    /// The number of tokens.
     pub count: usize,
 }
 
-/// What a forward reads.
+/// The tokens that a forward reads.
 #[derive(Clone, Debug, Default)]
 struct Reading {
     parts: Vec<SequencePart>,
@@ -260,7 +260,7 @@ impl KvCache {
         }
     }
 
-    /// How many of the first tokens this rank has.
+    /// Returns the number of the first `len` tokens that this rank has.
     fn own(&self, len: usize) -> usize {
         self.split.as_ref().map_or(len, |split| split.own(len))
     }
@@ -437,7 +437,7 @@ impl SequenceKvCache<'_> {
         self.is_prefill
     }
 
-    /// How the cache is split, and whether the new tokens are this rank's share.
+    /// Returns the split of the cache, and whether the new tokens are this rank's share.
     pub fn split(&self) -> Option<(CacheSplit, bool)> {
         Some((self.split.clone()?, self.is_share))
     }

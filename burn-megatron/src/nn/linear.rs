@@ -27,7 +27,7 @@ use crate::comm::ReduceOp;
 /// The dimension of the sequence in `[batch, seq, hidden]`.
 pub const SEQUENCE_DIM: usize = 1;
 
-/// How the input of a linear layer is distributed over the ranks of its group.
+/// The distribution of a linear layer's input over the ranks of its group.
 #[derive(Clone, Debug)]
 pub enum InputLayout {
     /// Each rank has its own input; nothing is communicated.
@@ -45,7 +45,7 @@ pub enum InputLayout {
 }
 
 impl InputLayout {
-    /// That of a layer whose columns are split over the ranks, with exchanges as a whole.
+    /// Returns the layout of the input of a layer whose columns are split over the ranks, with exchanges as a whole.
     pub(super) fn whole(comm: &Comm, sequence_parallel: bool) -> Self {
         match (comm.size(), sequence_parallel) {
             (1, _) => Self::Local,
@@ -408,7 +408,7 @@ impl<A: LinearArithmetic> Function for LinearFunction<A> {
 }
 
 impl<A: LinearArithmetic> LinearFunction<A> {
-    /// What the backward needs of the inputs, and of what the product computed from them.
+    /// Returns the tensors that the backward needs: of the inputs, and of the results of the product.
     pub(super) fn saved(
         &self,
         inputs: Vec<DispatchTensor>,
@@ -425,7 +425,7 @@ impl<A: LinearArithmetic> LinearFunction<A> {
         saved
     }
 
-    /// What was [saved](Self::saved): of the input, the weight, and in addition.
+    /// Splits the [saved](Self::saved) tensors: into the input, the weight, and the additional ones.
     pub(super) fn split_saved<'a>(
         &'a self,
         saved: &'a [DispatchTensor],

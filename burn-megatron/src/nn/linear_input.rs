@@ -11,7 +11,7 @@ use super::{Activation, Bias};
 /// The input of a linear layer, `[batch, seq, in]`.
 #[derive(Clone, Debug)]
 pub enum LinearInput {
-    /// As it is.
+    /// The values, unchanged.
     Values(Tensor<3>),
     /// An activation of `x + bias`.
     Activation {
@@ -30,7 +30,7 @@ pub enum LinearInput {
     Gelu(GeluInput),
 }
 
-/// What a [recomputed](LinearInput::Activation) activation is computed from, and how.
+/// The inputs and the function of a [recomputed](LinearInput::Activation) activation.
 pub(super) type DiscardedActivation = (Tensor<3>, (ActivationFunction, Vec<DispatchTensor>));
 
 impl LinearInput {

@@ -14,7 +14,7 @@ use super::deferred_lookups::{self, DeferredLookup};
 use super::forward_context;
 use super::hook::{HookHandle, ParameterHook, forward_only_value};
 
-/// What a lookup reads.
+/// The ids that a lookup reads.
 #[derive(Debug)]
 pub(super) struct LookupIds {
     /// Rows of the weight, `[ids]`.

@@ -93,7 +93,7 @@ pub struct ParallelModule<M> {
     pub kernels: KernelSelection,
     /// The layers that multiply in 8 bits.
     pub fp8: Fp8,
-    /// What is recomputed in the backward.
+    /// The layers that are recomputed in the backward.
     pub recompute: Recompute,
     /// The routers of experts.
     pub routers: Routers,

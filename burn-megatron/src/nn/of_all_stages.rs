@@ -1,4 +1,4 @@
-//! What the ranks of a pipeline know of their own stages.
+//! Gathers information of the ranks of a pipeline about their own stages.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -1,4 +1,4 @@
-//! What a layer declares of a parameter that it creates.
+//! The declaration of a parameter by the layer that creates it.
 
 #[cfg(doc)]
 use super::ParameterEntry;

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::collective::{self, Comm};
 
-/// What a norm of queries and keys covers.
+/// The extent of a norm of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum QkNorm {
@@ -23,7 +23,7 @@ pub enum QkNorm {
 /// RMSNorm of queries and keys, before rotary positions.
 #[derive(Config, Debug)]
 pub struct QkNormConfig {
-    /// What it covers.
+    /// The extent of the norm.
     pub kind: QkNorm,
     /// Added to the mean square.
     pub epsilon: f64,

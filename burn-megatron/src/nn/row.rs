@@ -31,7 +31,7 @@ pub struct RowParallelLinearConfig {
     /// Whether the input is split over the ranks, or replicated.
     #[config(default = true)]
     pub input_is_split: bool,
-    /// What it is, if it may have an adapter.
+    /// The kind of layer, if it may have an adapter.
     pub target: Option<LoraTarget>,
 }
 
@@ -105,7 +105,7 @@ impl RowParallelLinear {
         self.with_bias(self.product(x))
     }
 
-    /// What keeps the product from reading GELU that a product has computed, if anything does.
+    /// Returns the property that keeps the product from reading GELU that a product has computed, if there is one.
     pub(super) fn epilogue_obstacle(&self) -> Option<&'static str> {
         let in_chunks = self.overlapped.is_some();
         epilogue_obstacle(self.fp8.is_some(), self.lora.is_some(), in_chunks)

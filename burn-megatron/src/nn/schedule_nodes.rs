@@ -57,7 +57,7 @@ pub struct ScheduleNodes(Arc<Mutex<NodesSoFar>>);
 
 struct NodesSoFar {
     cuts: Vec<Cut>,
-    /// Of the node that runs.
+    /// The anchor of the node that runs.
     anchor: Tensor<1>,
     /// The backward of another micro-batch, of which a node runs in each exchange.
     beside: Option<BackwardNodes>,
@@ -72,7 +72,7 @@ impl fmt::Debug for ScheduleNodes {
 /// Where a node ends and the next one begins.
 pub(crate) struct Cut {
     exchange: Arc<dyn Exchange>,
-    /// Of the backward of the node that ends.
+    /// The root of the backward of the node that ends.
     root: Tensor<1>,
     exchanged: Vec<Option<Crossing>>,
     carried: Vec<Option<Crossing>>,
@@ -236,11 +236,11 @@ pub(crate) enum LeftWgrads {
 /// The backward of a micro-batch, which runs node by node from the last.
 pub(crate) struct BackwardNodes {
     cuts: Vec<Cut>,
-    /// Of the next node.
+    /// The root of the next node.
     root: Option<Tensor<1>>,
     /// Whether no node has run.
     is_last: bool,
-    /// What the next node waits for.
+    /// The gradients that the next node waits for.
     arriving: Option<ArrivingGradients>,
     sink: Arc<dyn DeferringSink>,
     leaves: LeftWgrads,
@@ -249,7 +249,7 @@ pub(crate) struct BackwardNodes {
     begun: Option<(Gradients, Vec<Deferred>)>,
     /// Weight gradients of the last node for the time in which numbers of rows are under way.
     held: Vec<Deferred>,
-    /// Of the leaves of the first node, once it has run.
+    /// The gradients of the leaves of the first node, once it has run.
     gradients: Option<Gradients>,
     runs: Vec<NodeRun>,
 }
@@ -273,9 +273,9 @@ impl ArrivingGradients {
     }
 }
 
-/// What a backward has left.
+/// The remainder of a backward.
 pub(crate) struct BackwardEnd {
-    /// Of the leaves of the first node.
+    /// The gradients of the leaves of the first node.
     pub gradients: Gradients,
     pub left: Vec<Deferred>,
     /// In order; between them the forward ran.

@@ -35,7 +35,7 @@ pub enum TableError {
     Invalid {
         /// The parameter.
         path: String,
-        /// What was given and what was expected.
+        /// The given value and the expected one.
         reason: String,
     },
     /// The shape of a parameter differs from its declaration.
@@ -125,7 +125,7 @@ impl ParameterTable {
         &mut self.entries
     }
 
-    /// Those of the parameters that are [frozen](ParameterEntry::frozen), or of the others.
+    /// Returns the table of the parameters that are [frozen](ParameterEntry::frozen), or of the others.
     pub fn filtered(&self, frozen: bool) -> Self {
         let own = |entry: &&ParameterEntry| entry.frozen == frozen;
         Self {

@@ -128,7 +128,7 @@ impl TensorSlice {
     }
 }
 
-/// As ranges: `[0..4, 8..16]`.
+/// Writes the ranges: `[0..4, 8..16]`.
 impl fmt::Display for TensorSlice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dims = self.offset.iter().zip(&self.shape);

@@ -21,7 +21,7 @@ pub struct Tokens {
     /// of these tokens alone. None, as for ids that only the device has, makes a gradient of the whole
     /// embedding, which is slow on GPUs.
     pub sorted: Option<Arc<SortedLookups>>,
-    /// What the routers of experts report to, in a training step: the argument of
+    /// The receiver of the reports of experts' routers, in a training step: the argument of
     /// [`MoeMlp::forward_with`](super::moe::MoeMlp::forward_with).
     pub router_step: Option<RouterStep>,
     /// The nodes of a forward that runs beside the backward of another micro-batch: an argument of
@@ -32,8 +32,8 @@ pub struct Tokens {
     pub shard: Option<Arc<SequenceShard>>,
     /// The real tokens. `None` if no token is padding.
     pub real: Option<Arc<RealTokens>>,
-    /// What each depth of multi-token prediction reads: depth `k`, from 1 on, the ids `k` tokens later, in the same rows.
-    /// Only their ids, lookups and real tokens are read. Empty without it, as for generation.
+    /// The inputs of each depth of multi-token prediction: depth `k`, from 1 on, reads the ids `k` tokens later, in the
+    /// same rows. Only their ids, lookups and real tokens are read. Empty without it, as for generation.
     pub further: Vec<Tokens>,
 }
 

@@ -20,7 +20,7 @@ pub struct Weight {
 #[derive(Clone, Debug)]
 pub(super) struct HookedWeight {
     pub handle: HookHandle,
-    /// What the module holds, of the weight's shape.
+    /// The tensor that the module holds, of the weight's shape.
     base: Tensor<2>,
     /// Whether the product passes the gradient to the hook. Then the graph does not hold the value,
     /// which may be gathered again for the backward.

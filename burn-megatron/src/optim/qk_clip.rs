@@ -100,7 +100,7 @@ struct ClippedSegment {
     columns: Tensor<1, Int>,
 }
 
-/// By what the elements of a segment are multiplied.
+/// The factors of a segment's elements.
 struct SegmentFactors {
     range: Range<usize>,
     start: usize,

@@ -60,7 +60,7 @@ fn penalty(weight_decay: f64) -> Option<WeightDecayConfig> {
 pub struct SgdConfig {
     /// Decay of the velocity; 0 for none.
     pub momentum: f64,
-    /// What is left out of each gradient in the velocity.
+    /// The share of each gradient that the velocity leaves out.
     pub dampening: f64,
     /// Whether the step is `g + momentum v` (Nesterov).
     pub nesterov: bool,

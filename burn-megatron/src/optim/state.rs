@@ -28,7 +28,7 @@ impl StateKind {
     }
 }
 
-/// What a checkpoint saves and restores of an optimizer.
+/// The state of an optimizer that a checkpoint saves and restores.
 pub(crate) trait OptimizerState {
     /// Its tensors. `masters` are the types of the masters, in the order of the parameter table.
     fn kinds(&self, masters: &[DType]) -> Vec<StateKind>;

@@ -26,7 +26,7 @@ const FINGERPRINT_PARTS: usize = 4;
 /// The first loss.
 const LOSSES: usize = FINGERPRINT + FINGERPRINT_PARTS;
 
-/// What a rank contributes to the statistics of a step.
+/// The contribution of a rank to the statistics of a step.
 pub(crate) struct RankStatistics {
     /// The record of the reduction of the gradients.
     pub record: ReductionRecord,
@@ -39,15 +39,15 @@ pub(crate) struct RankStatistics {
     pub loss_count: usize,
     /// Whether this rank asks to stop the run.
     pub stop: bool,
-    /// What [`StepReading::fp8`] is read from.
+    /// The source of [`StepReading::fp8`].
     pub fp8: Option<Tensor<1>>,
-    /// What [`StepReading::routers`] is read from, the same on all ranks.
+    /// The source of [`StepReading::routers`], the same on all ranks.
     pub routers: Option<Tensor<1>>,
-    /// What [`StepReading::attention_logits`] is read from, the same on all ranks.
+    /// The source of [`StepReading::attention_logits`], the same on all ranks.
     pub attention_logits: Option<Tensor<1>>,
 }
 
-/// How the outcome of a step depends on that of the step before, and on the settings.
+/// The settings that decide the outcome of a step, and its dependence on the outcome of the step before.
 pub(crate) struct OutcomeSettings {
     /// See [`order_of_squares`].
     pub squares: Arc<SumOrder>,
@@ -67,7 +67,7 @@ pub(crate) struct StepStatistics {
     rows: Tensor<1>,
     measured: Option<Tensor<1>>,
     fp8: Option<Tensor<1>>,
-    /// What the routers of experts report, summed over all ranks.
+    /// The reports of experts' routers, summed over all ranks.
     pub routers: Option<Tensor<1>>,
     /// The largest logits of the heads, over all ranks.
     pub attention_logits: Option<Tensor<1>>,
@@ -97,9 +97,9 @@ pub(crate) struct StepReading {
     pub stop: bool,
     /// The invalid gradients of this rank.
     pub invalid_gradients: Vec<InvalidGradient>,
-    /// Of the 8-bit layers, see [`Fp8::warn_of_saturation`](crate::nn::fp8::Fp8::warn_of_saturation).
+    /// The statistics of the 8-bit layers, see [`Fp8::warn_of_saturation`](crate::nn::fp8::Fp8::warn_of_saturation).
     pub fp8: Vec<f64>,
-    /// Of the routers, see [`reduced_reports`](crate::nn::moe::reduced_reports).
+    /// The reports of the routers, see [`reduced_reports`](crate::nn::moe::reduced_reports).
     pub routers: Vec<f64>,
     /// The largest logits of the attention layers of all stages, one after the other: `[heads]` each. None where they
     /// are not measured.

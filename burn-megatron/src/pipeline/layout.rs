@@ -37,7 +37,7 @@ pub enum LayoutScheduleError {
         path: String,
         /// Its ranks and micro-batches.
         found: (usize, usize),
-        /// Those of the run.
+        /// The ranks and micro-batches of the run.
         expected: (usize, usize),
     },
     /// The schedule in the file has no pairs to overlap.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::schedule::{Action, Simulation, idle_fraction};
 
-/// What a rank does.
+/// The activity of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TraceKind {
@@ -36,7 +36,7 @@ pub struct TraceEvent {
     pub rank: usize,
     /// The name, as in `F 2 5` or `all_gather of 4096 f32 over context`.
     pub name: String,
-    /// What the rank does.
+    /// The activity of the rank.
     pub kind: TraceKind,
     /// Start, in seconds from an origin that all ranks share.
     pub start: f64,

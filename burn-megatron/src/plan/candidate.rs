@@ -16,7 +16,7 @@ pub struct Candidate {
     pub micro_batch: usize,
     /// Micro-batches of a step and replica.
     pub micro_batches: usize,
-    /// What is computed again.
+    /// The layers that are computed again.
     pub recompute: Recompute,
     /// The share of the optimizer state that is on the host, from 0 to 1.
     pub offload: f64,

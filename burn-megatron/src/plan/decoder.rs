@@ -74,7 +74,7 @@ pub struct Decoder {
 pub struct Experts {
     /// Their number.
     pub experts: u64,
-    /// Those of a token.
+    /// The experts of a token.
     pub per_token: u64,
     /// The groups that a token chooses them from.
     pub groups: Option<ExpertGroups>,
@@ -86,7 +86,7 @@ pub struct Experts {
     pub router_bias: bool,
     /// Whether a layer has experts.
     pub layers: Vec<bool>,
-    /// How tokens reach them.
+    /// The exchange of tokens with the experts.
     pub dispatcher: DispatcherKind,
     /// Whether they do in 8 bits.
     pub fp8_dispatch: Option<Fp8DispatchScales>,
@@ -106,7 +106,7 @@ struct Share {
     sequence: u64,
     expert: u64,
     expert_tensor: u64,
-    /// Of the ranks that exchange tokens of experts.
+    /// The nodes of the ranks that exchange tokens of experts.
     nodes: Option<DispatchNodes>,
 }
 

@@ -116,8 +116,8 @@ pub fn stage_bytes(model: &ModelProfile, stage: &StageLayout, recompute: Recompu
         + end(&model.output, stage.loss)
 }
 
-/// What a rank holds beside its state, with `activations` bytes of all micro-batches in flight: the temporary tensors of one
-/// layer, with what it computes again; its input too, if that comes from the host.
+/// Returns the memory that a rank holds in addition to its state, with `activations` bytes of all micro-batches in
+/// flight: the temporary tensors of one layer, including recomputed ones; its input too, if that comes from the host.
 pub fn working(
     model: &ModelProfile,
     recompute: Recompute,
@@ -147,7 +147,7 @@ pub struct RankElements {
 }
 
 impl RankElements {
-    /// Those of a rank with these stages.
+    /// Returns the elements of a rank with these stages.
     pub fn new<'a>(
         model: &ModelProfile,
         stages: impl IntoIterator<Item = &'a StageLayout> + Clone,

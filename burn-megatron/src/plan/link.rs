@@ -1,4 +1,4 @@
-//! How long a collective takes: alpha-beta costs over the links between the members of a group.
+//! The time of a collective: alpha-beta costs over the links between the members of a group.
 //!
 //! Ranks fill the domains of each link in order: the first `devices` ranks are the first node. A group with several members
 //! in each node exchanges inside the nodes over the one link and between them over the other at once; between them, the

@@ -13,7 +13,7 @@ use super::profile::{Exchange, GroupPart};
 pub struct MeshLinks<'a> {
     mesh: Mesh,
     hardware: &'a Hardware,
-    /// Those that most layers exchange in.
+    /// The groups in which most layers exchange.
     groups: Vec<((Grid, AxisSet), GroupLinks)>,
 }
 
@@ -72,7 +72,7 @@ impl<'a> MeshLinks<'a> {
     ///
     /// # Panics
     ///
-    /// As [`group`](Self::group).
+    /// See [`group`](Self::group).
     pub fn of(&self, exchange: &Exchange) -> Cow<'_, GroupLinks> {
         let per_node = match exchange.part {
             GroupPart::Whole => return self.group(exchange.grid, exchange.axes),

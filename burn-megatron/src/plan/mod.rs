@@ -1,4 +1,4 @@
-//! What a layout costs before it runs: its memory and its time on given hardware, and the search for the best one.
+//! The cost of a layout before it runs: its memory and its time on given hardware, and the search for the best layout.
 //!
 //! - [`flops`]: the operations of a model, as published tables count them.
 //! - [`hardware`]: what a device computes, moves and exchanges per second.
@@ -35,7 +35,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::nn::{ActivationOffload, RecomputeConfig, RecomputeMethod, RecomputeModule};
 
-/// What of the forward is computed again in the backward, instead of being kept.
+/// The part of the forward that is computed again in the backward, instead of being kept.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
@@ -64,7 +64,7 @@ impl Recompute {
         matches!(self, Self::Full | Self::FullOffloaded)
     }
 
-    /// As the settings of a model.
+    /// Returns the settings of a model.
     pub fn settings(self) -> RecomputeConfig {
         match self {
             Self::None => RecomputeConfig::default(),

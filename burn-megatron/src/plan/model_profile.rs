@@ -13,7 +13,7 @@ pub struct GridElements {
 }
 
 impl GridElements {
-    /// Those of a grid.
+    /// Returns the elements of a grid.
     pub fn of(&self, grid: Grid) -> u64 {
         match grid {
             Grid::Dense => self.dense,
@@ -31,7 +31,7 @@ impl GridElements {
 /// A layer of a rank, with its parameters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BlockProfile {
-    /// What it computes, sends and keeps.
+    /// The computation, the exchanges and the saved tensors of the layer.
     pub layer: LayerProfile,
     /// The elements of its parameters on the rank.
     pub parameters: GridElements,
@@ -78,7 +78,7 @@ impl ModelProfile {
         self.kinds.first().map_or(0, |kind| kind.layer.output_bytes)
     }
 
-    /// How many layers of each kind a stage has.
+    /// Returns the number of layers of each kind in a stage.
     pub fn counts(&self, stage: &StageLayout) -> Vec<usize> {
         let mut counts = vec![0; self.kinds.len()];
         for kind in &self.layers[stage.layers.clone()] {

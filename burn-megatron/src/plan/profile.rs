@@ -1,4 +1,4 @@
-//! What the layers of a rank compute, send and keep for their backward, for one micro-batch.
+//! The computation, the exchanges and the saved tensors of the layers of a rank, for one micro-batch.
 
 use crate::mesh::{AxisSet, Grid};
 
@@ -61,7 +61,7 @@ impl AttentionShape {
     }
 }
 
-/// What kind of call an exchange is.
+/// The kind of call of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExchangeKind {
     /// Sum over the ranks, on all of them.
@@ -91,9 +91,9 @@ pub enum GroupPart {
     /// All.
     #[default]
     Whole,
-    /// Those on one node, so many.
+    /// The ranks on one node, of which there are this number.
     IntraNode(usize),
-    /// Those with the same place on each node, which has so many.
+    /// The ranks with the same place on each node, which has this number of ranks.
     InterNode(usize),
 }
 
@@ -122,7 +122,7 @@ pub struct Exchange {
 /// The embedding, and the output layer with its loss, are layers too.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerProfile {
-    /// What it keeps for its backward, its input where an operation saves it included.
+    /// The tensors that the layer keeps for its backward, its input where an operation saves it included.
     pub saved: Vec<SavedTensor>,
     /// The products of its forward. The backward has two of the same size for each, the gradients of both operands.
     pub products: Vec<Product>,
@@ -169,16 +169,16 @@ pub struct StageProfile {
     /// The most bytes of the backward of one micro-batch, of those that the forward kept, its temporaries and gradients of
     /// activations.
     pub backward_bytes: u64,
-    /// What weight gradients hold that a schedule defers to an action of their own.
+    /// The bytes that weight gradients hold until a schedule computes them in an action of their own.
     pub deferred_bytes: u64,
     /// The inputs of recomputed blocks that may be [on the host](crate::nn::ActivationOffload), in the order of the forward.
     pub offloadable: Vec<BlockInput>,
-    /// What the stage receives for a micro-batch; 0 for the first.
+    /// The bytes that the stage receives for a micro-batch; 0 for the first.
     pub input_bytes: u64,
 }
 
 impl StageProfile {
-    /// What the stage sends for a micro-batch.
+    /// Returns the bytes that the stage sends for a micro-batch.
     pub fn output_bytes(&self) -> u64 {
         self.layers
             .last()

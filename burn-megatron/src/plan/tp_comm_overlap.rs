@@ -110,7 +110,8 @@ pub fn check(layout: &ParallelConfig, length: usize) -> Result<(), NumSplitsErro
     num_splits(method, given, layout.tensor, tokens, 0.0).map(drop)
 }
 
-/// What the number of tokens that tensor ranks share must be a multiple of, in a layout with sequence parallelism.
+/// Returns the number of which the tokens that tensor ranks share must be a multiple, in a layout with sequence
+/// parallelism.
 pub fn sequence_multiple(layout: &ParallelConfig) -> usize {
     let chunks = match layout.tp_comm_overlap {
         Some(method) => layout.tp_comm_overlap_num_splits.unwrap_or(fewest(method)),

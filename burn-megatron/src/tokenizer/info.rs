@@ -12,7 +12,7 @@ use crate::partial::replace_file;
 /// The largest sidecar that is read; the list of inputs is its longest part.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// How token files `PREFIX.bin` and `PREFIX.idx` were made, in the sidecar `PREFIX.json`.
+/// The origin of the token files `PREFIX.bin` and `PREFIX.idx`, in the sidecar `PREFIX.json`.
 ///
 /// When reading, any field may be missing and unknown fields are ignored: Megatron writes no sidecar, and other
 /// programs may write their own. A field that is present must have its type.

@@ -93,7 +93,7 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open).
+    /// See [`open`](Self::open).
     pub fn named(name: &str) -> Result<Self, TokenizerError> {
         match name {
             BYTES => Ok(Self::bytes()),
@@ -229,7 +229,7 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// As [`encode`](Self::encode).
+    /// See [`encode`](Self::encode).
     pub fn encode_with_special_tokens(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         self.encode_as(text, true)
     }
@@ -255,7 +255,7 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// As [`encode`](Self::encode).
+    /// See [`encode`](Self::encode).
     pub fn encode_with_offsets(
         &self,
         text: &str,
@@ -323,7 +323,7 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// As [`decode`](Self::decode).
+    /// See [`decode`](Self::decode).
     pub fn decode_with_special_tokens(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
         self.decode_as(tokens, false)
     }

@@ -1,4 +1,4 @@
-//! What stands for a trained tokenizer in a build without the feature `tokenizers`: there is none.
+//! The placeholder of a trained tokenizer in a build without the feature `tokenizers`: there is none.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -284,7 +284,7 @@ struct Pipelines {
 }
 
 impl Pipelines {
-    /// Those of the layout. That of one stage is forward and backward of each micro-batch in turn.
+    /// Builds the pipelines of the layout. That of one stage is forward and backward of each micro-batch in turn.
     fn new(config: &TrainConfig, groups: &ParallelContext) -> Result<Self, TrainError> {
         let layout = groups.config();
         let sizes = config.batch_sizes();

@@ -168,7 +168,7 @@ pub enum ConfigError {
     WithHybridContext {
         /// The setting.
         setting: String,
-        /// What would fit.
+        /// The values that would fit.
         expected: String,
     },
     /// A setting that CUDA graphs cannot have.
@@ -176,7 +176,7 @@ pub enum ConfigError {
     WithCudaGraph {
         /// The setting.
         setting: String,
-        /// What would fit.
+        /// The values that would fit.
         expected: String,
     },
     /// The exchanges of the tensor axis cannot be split into chunks.
@@ -200,7 +200,7 @@ pub enum ConfigError {
     BatchWarmup {
         /// The part.
         part: BatchWarmup,
-        /// What would fit.
+        /// The values that would fit.
         expected: String,
     },
     /// A part of the sequence length warm-up.
@@ -214,7 +214,7 @@ pub enum ConfigError {
         until_step: usize,
         /// Tokens of a sample.
         whole: usize,
-        /// What would fit.
+        /// The values that would fit.
         expected: String,
     },
     /// The learning rate schedule.

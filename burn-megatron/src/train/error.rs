@@ -91,9 +91,9 @@ pub enum TrainError {
         "the schedule has {schedule} micro-batches: expected {micro_batches} per rank of the data axis"
     )]
     MicroBatches {
-        /// Those of the schedule.
+        /// The micro-batches of the schedule.
         schedule: usize,
-        /// Those of a step.
+        /// The micro-batches of a step.
         micro_batches: usize,
     },
     /// A task of the device failed, so later results are wrong.

@@ -11,7 +11,7 @@ use super::json_float;
 use crate::nn::moe::RouterLossKind;
 use crate::table::Table;
 
-/// What the routers of all pipeline stages reported of a training step.
+/// The reports of the routers of all pipeline stages about a training step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExpertMetrics {
     /// The step, from 1.
@@ -137,7 +137,7 @@ pub struct ExpertSummary {
     pub layers: Vec<LayerSummary>,
 }
 
-/// How even the load of one layer was.
+/// The balance of the load of one layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LayerSummary {
     /// See [`LayerLoad::layer`].

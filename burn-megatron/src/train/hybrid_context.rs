@@ -10,7 +10,7 @@ use crate::data::{Batch, DataError, IGNORE};
 use crate::mesh::{Grid, ParallelConfig};
 use crate::plan::tp_comm_overlap::sequence_multiple;
 
-/// What a rank makes of the rows of a step.
+/// The plan of a rank for the rows of a step.
 pub(super) struct HybridContext {
     config: HybridContextConfig,
     /// This rank among those of context x data.
@@ -78,7 +78,7 @@ fn config_of(layout: &ParallelConfig, flops: SampleFlops) -> Option<HybridContex
     })
 }
 
-/// What rows of a model cost: the FLOPs per token of a row of `s` tokens are `per_token + per_pair s / 2`.
+/// Returns the cost of a model's rows: the FLOPs per token of a row of `s` tokens are `per_token + per_pair s / 2`.
 fn flops_of(model: &impl LanguageModel, length: usize) -> SampleFlops {
     let [short, long] = [1, length.max(2)].map(|seq| model.flops_per_token(seq));
     let slope = ((long - short) / (length.max(2) - 1) as f64).max(0.0);

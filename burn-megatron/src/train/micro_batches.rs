@@ -44,7 +44,7 @@ impl<M: LanguageModel> Trainer<M> {
         self.batches_from((step, self.samples), own, samples)
     }
 
-    /// Those of a rank of the data axis in a step, before which there were so many samples.
+    /// Returns the batches of a rank of the data axis in a step, before which there were `samples` samples.
     pub(super) fn batches_from(
         &self,
         (step, before): (usize, u64),
@@ -164,7 +164,7 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(StepLosses { losses, count })
     }
 
-    /// How tensors pass between the stages.
+    /// Returns the settings for passing tensors between the stages.
     fn p2p(&self) -> P2pConfig {
         P2pConfig::of(self.ddp.groups().config())
     }
@@ -213,7 +213,7 @@ pub(super) struct ContextPart {
     ranks: usize,
     /// The tensor ranks that share it.
     tensor: usize,
-    /// What padded rows on the rank have a multiple of.
+    /// Padded rows on the rank have a multiple of this number of tokens.
     multiple: usize,
     /// Of multi-token prediction.
     further_depths: usize,
@@ -352,7 +352,7 @@ fn tokens(batch: &Batch, ids: Tensor<2, Int>) -> Tokens {
     }
 }
 
-/// What multi-token prediction reads, on the rank of the last stage.
+/// Returns the inputs of multi-token prediction, on the rank of the last stage.
 fn further_tokens(batch: &Batch, device: &Device) -> Vec<Tokens> {
     let of_depth = |own: &FurtherTokens| Tokens {
         sorted: Some(own.sorted().clone()),
@@ -362,7 +362,7 @@ fn further_tokens(batch: &Batch, device: &Device) -> Vec<Tokens> {
     batch.further().iter().map(of_depth).collect()
 }
 
-/// What the device has of a micro-batch, both `[rows, seq]`.
+/// The tensors of a micro-batch on the device, both `[rows, seq]`.
 #[derive(Clone)]
 pub(super) struct DeviceBatch {
     pub ids: Tensor<2, Int>,
@@ -389,7 +389,7 @@ pub(super) struct TrainStages<'a, M> {
     first_micro_batch: usize,
     in_flight: &'a [usize],
     last: usize,
-    /// By which the engine multiplies the losses.
+    /// The factor by which the engine multiplies the losses.
     pub loss_scale: LossFactor,
     /// For routers of experts.
     router_step: RouterStep,

@@ -1,4 +1,4 @@
-//! What a wrapped module and its optimizer save, and how they load it, with or without a trainer.
+//! The state of a wrapped module and its optimizer, saved and loaded with or without a trainer.
 
 use std::collections::BTreeMap;
 
@@ -149,7 +149,7 @@ pub(super) fn check_tensors<M: Module>(
     scales(ddp, checkpoint)
 }
 
-/// What the optimizer saves of each parameter.
+/// Returns the state that the optimizer saves of each parameter.
 fn kinds<M: Module>(
     ddp: &DistributedDataParallel<M>,
     optimizer: &ParallelOptimizer,

@@ -124,7 +124,7 @@ impl RunFolder {
     ///
     /// # Errors
     ///
-    /// As [`Self::write_config`].
+    /// See [`Self::write_config`].
     pub fn replace_config(&self, config: &impl Serialize) -> Result<(), RunFolderError> {
         let (path, text) = (self.config(), self.text_of(config)?);
         let failed = |source| io_error("replace", &path, source);

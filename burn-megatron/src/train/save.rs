@@ -27,7 +27,7 @@ pub struct SaveConfig {
     pub keep: Retention,
     /// Whether checkpoints are written in the background.
     pub asynchronous: bool,
-    /// How long rank 0 waits for the parts of the other ranks.
+    /// The time that rank 0 waits for the parts of the other ranks.
     pub deadline: Duration,
     /// The layout of the run, as text.
     pub layout: String,

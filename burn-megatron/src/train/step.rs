@@ -161,7 +161,7 @@ impl<M: LanguageModel> Trainer<M> {
         self.hybrid_context.is_some() && shard.is_some_and(|shard| shard.rank() > 0)
     }
 
-    /// What is bad about a step, if something is that no loss scale explains.
+    /// Returns the fault of a step, if it has one that no loss scale explains.
     fn bad_loss(&self, statistics: &StepStatistics, spike: bool) -> Option<&'static str> {
         let reading = statistics.reading(&self.ddp);
         if spike {
@@ -306,7 +306,7 @@ impl<M: LanguageModel> Trainer<M> {
         }
     }
 
-    /// What the routers of all stages report of the step; none in a model without experts.
+    /// Returns the reports of the routers of all stages about the step; none in a model without experts.
     fn reduced_reports(&self) -> Option<Tensor<1>> {
         let world = self.ddp.groups().world();
         let (layers, device) = (&self.routers, &self.device);
@@ -382,7 +382,7 @@ impl<M: LanguageModel> Trainer<M> {
     }
 }
 
-/// What is known of a step once it is read.
+/// The results of a step once they are read.
 pub(super) struct FinishedStep {
     pub metrics: StepMetrics,
     /// In a model with experts.

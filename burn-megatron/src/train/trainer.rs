@@ -61,7 +61,7 @@ pub struct Trainer<M> {
     /// The layers of all stages whose logits are measured.
     pub(super) attention: Vec<AttentionLayer>,
     pub(super) qk_clip: Option<QkClip>,
-    /// Of the training data; 1 if unknown.
+    /// The bytes per token of the training data; 1 if unknown.
     pub(super) bytes_per_token: f64,
     /// The number of samples trained on, those of a launched step included.
     pub(super) samples: u64,
@@ -86,7 +86,7 @@ pub(super) struct StepSchedule {
     pub squares: Arc<SumOrder>,
 }
 
-/// How a run ended.
+/// The end of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainOutcome {
     /// The number of steps, including skipped ones and those before a resumed checkpoint.
@@ -102,10 +102,10 @@ pub struct TrainOutcome {
     /// Set to [`Verdict::DataOrSoftware`] if a bad loss was computed again on another rank, with the same result; see
     /// [`check_replay_every`](TrainConfig::check_replay_every).
     pub bad_loss: Option<Verdict>,
-    /// What the checks have taken on this rank; `None` without
+    /// The time that the checks have taken on this rank; `None` without
     /// [`check_replay_every`](TrainConfig::check_replay_every).
     pub replay_cost: Option<ReplayCost>,
-    /// How the micro-batches since the start or the checkpoint ran on this rank; `None` without
+    /// The statistics of the micro-batches since the start or the checkpoint on this rank; `None` without
     /// [`cuda_graph`](TrainConfig::cuda_graph).
     pub cuda_graphs: Option<CudaGraphStats>,
     /// The padding of documents in the steps since the start or the checkpoint; none but with a split
@@ -149,12 +149,12 @@ impl<M: LanguageModel> Trainer<M> {
         &self.events
     }
 
-    /// What the routers of experts on this rank reported in the last step.
+    /// Returns the reports of this rank's routers of experts about the last step.
     pub fn router_step(&self) -> &RouterStep {
         &self.router_step
     }
 
-    /// How the micro-batches have run; `None` without [`cuda_graph`](TrainConfig::cuda_graph).
+    /// Returns the statistics of the micro-batches; `None` without [`cuda_graph`](TrainConfig::cuda_graph).
     pub fn cuda_graphs(&self) -> Option<CudaGraphStats> {
         let graphs = self.cuda_graphs.as_ref()?;
         Some(graphs.borrow().stats)

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// What a wrong result of a step is due to, as far as computing it again tells. Each is an exit code of a rank, by which
-/// a launcher decides whether to start the run again.
+/// The cause of a wrong result of a step, as far as a second computation of the step tells. Each is an exit code of a
+/// rank, by which a launcher decides whether to start the run again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// One of several equal computations gave another result, once.

@@ -11,7 +11,7 @@ use crate::collective::Comm;
 use crate::comm::CommError;
 use crate::data_parallel::running_states;
 
-/// What a [`Guard`] checks, beside gradients that are not finite, in every step.
+/// The checks of a [`Guard`] in every step, in addition to gradients that are not finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GuardConfig {
     /// Compute the gradients of every so many steps a second time, and compare them bit for bit; 0 for never.
@@ -20,7 +20,7 @@ pub struct GuardConfig {
     pub replicas_every: u64,
 }
 
-/// What is wrong with a step. The same on all ranks.
+/// The fault of a step. The same on all ranks.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
     /// A gradient is not finite.
@@ -67,7 +67,7 @@ pub enum GuardError {
         rank: usize,
         /// Its parameters.
         found: usize,
-        /// Those of rank 0.
+        /// The parameters of rank 0.
         expected: usize,
     },
     /// A collective failed.

@@ -190,7 +190,7 @@ impl Layout {
     }
 }
 
-/// Those of texts that [`Layout`] writes, which the tests read back.
+/// Parses texts that [`Layout`] writes, which the tests read back.
 fn parsed(names: &[&str]) -> Vec<Layout> {
     names.iter().filter_map(|name| name.parse().ok()).collect()
 }

@@ -92,8 +92,8 @@ pub struct OverlapArgs {
     /// Micro-batches of a step with --expert-parallel, each of --micro-batch-size samples.
     #[arg(long, value_name = "M", default_value_t = 8, requires = "expert_parallel", value_parser = at_least_one)]
     pub micro_batches: usize,
-    /// How the exchanges of --tensor-parallel are split into chunks: none, ring, bulk (as many as are chosen by the sizes),
-    /// ring:N or bulk:N.
+    /// The split of the exchanges of --tensor-parallel into chunks: none, ring, bulk (the number of chunks follows from
+    /// the sizes), ring:N or bulk:N.
     #[arg(
         long,
         value_delimiter = ',',
@@ -281,7 +281,7 @@ pub struct DispatchArgs {
     /// without a link.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.5, value_parser = above_zero)]
     pub share: f64,
-    /// How many times as fast the link inside of a node is.
+    /// The speed of the link inside of a node, relative to the link between nodes.
     #[arg(long, value_name = "TIMES", default_value_t = 8.0, value_parser = above_zero)]
     pub inside: f64,
     /// Measured steps.

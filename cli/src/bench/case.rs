@@ -65,8 +65,8 @@ pub struct KernelBenchmark {
     pub operation: Operation,
     /// Elements of each leaf.
     pub leaves: fn(&Shape) -> Vec<usize>,
-    /// How many leaves, from the first on, it overwrites. Each run owns copies of these, so that no copy is timed; they have
-    /// no negative values.
+    /// The number of leaves, from the first on, that it overwrites. Each run owns copies of these, so that no copy is
+    /// timed; they have no negative values.
     pub written: usize,
     /// The leaves from this one on are f32 in every run, as accumulators and the state of the optimizer are.
     pub f32_from: usize,

@@ -29,7 +29,7 @@ const DEADLINE: Duration = Duration::from_secs(300);
 /// Bytes of an element and of a weight: f32.
 const ELEMENT: usize = 4;
 
-/// How rows are sent.
+/// The method of sending rows.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct DispatchCase {
     dispatcher: DispatcherKind,
@@ -137,7 +137,7 @@ struct LinkSpeeds {
 }
 
 impl LinkSpeeds {
-    /// So that what a case sends takes a share of its time.
+    /// Returns the speeds with which the messages of a case take a share of its time.
     fn of(args: &DispatchArgs, case: &Timed) -> Self {
         let between = case.bytes / (args.share * case.seconds);
         Self {

@@ -28,7 +28,7 @@ pub const SIZES: [Shape; 2] = [
     },
 ];
 
-/// How many experts have which share of the rows.
+/// The distribution of the rows over the experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
     /// Eight experts have as many rows each.

@@ -13,7 +13,7 @@ pub struct Peer {
     child: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
-    /// What it is, with its versions.
+    /// The name of the program, with its versions.
     pub name: String,
 }
 

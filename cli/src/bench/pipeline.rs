@@ -76,7 +76,7 @@ pub fn run(args: &PipelineBenchArgs) -> Result<ExitCode, Error> {
 
 struct Benchmark<'a>(&'a PipelineBenchArgs);
 
-/// What a rank measured: by step, its first and last computation, and its messages.
+/// The measurements of a rank: by step, its first and last computation, and its messages.
 type RankSteps = Vec<(Instant, Instant, usize)>;
 
 impl Benchmark<'_> {

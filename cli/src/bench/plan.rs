@@ -82,7 +82,7 @@ pub fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// So many of them, from the first to the last.
+/// Returns `count` of the plans at equal distances, from the first to the last.
 fn evenly_spaced(plans: &[Plan], count: usize) -> Vec<&Plan> {
     let count = count.min(plans.len());
     let steps = count.saturating_sub(1).max(1);

@@ -39,7 +39,7 @@ pub struct PreprocessBenchArgs {
     pub rounds: usize,
 }
 
-/// What is compared, as named in the table.
+/// The compared programs, as named in the table.
 const NAMES: [&str; 3] = [
     "tokenizers, encode_batch, in memory",
     "tokenizers, encode_batch_fast, in memory",

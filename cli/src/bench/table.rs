@@ -44,12 +44,12 @@ pub struct KernelReport {
     pub unchecked: bool,
     /// Whether Burn fused the operations of the composition.
     pub fusion: bool,
-    /// What multiplies matrices.
+    /// The engine that multiplies matrices.
     pub gemm_engine: String,
-    /// What multiplies 8-bit matrices.
+    /// The engine that multiplies 8-bit matrices.
     pub fp8_engine: String,
     pub rows: Vec<KernelRow>,
-    /// What could not be timed, with the reason.
+    /// The cases that could not be timed, with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed: Vec<String>,
 }
@@ -78,7 +78,7 @@ impl KernelReport {
         }
     }
 
-    /// What is measured, and the header of the table.
+    /// Returns a description of the measurement, and the header of the table.
     pub fn header(&self) -> String {
         let fusion = if self.fusion { "with" } else { "without" };
         let Self { device, dtype, .. } = self;

@@ -10,7 +10,7 @@ use crate::error::Error;
 /// Work whose set-up is not timed: the outer function sets up, the inner one runs.
 pub type Work<'a> = Box<dyn Fn() -> Box<dyn FnOnce() + Send> + 'a>;
 
-/// How often, and for how long, work is timed.
+/// The number and the duration of the timed runs.
 #[derive(Clone, Copy, Debug)]
 pub struct TimingConfig {
     /// Measured runs.

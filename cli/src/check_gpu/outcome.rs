@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What a check found.
+/// The findings of a check.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Findings {
     /// Why the check does not apply to the device, so that nothing was checked.
@@ -16,9 +16,9 @@ pub struct Findings {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     pub name: String,
-    /// What was measured.
+    /// The measured value.
     pub value: String,
-    /// What is wrong, and how to fix it.
+    /// The fault, and a way to fix it.
     pub problem: Option<String>,
 }
 

@@ -99,7 +99,7 @@ pub struct UpcycleArgs {
     /// The number of experts per token. Outputs stay the same for a multiple of the granularity.
     #[arg(short = 'k', long, value_name = "K", value_parser = at_least_one)]
     pub experts_per_token: usize,
-    /// How scores become weights. Outputs stay the same with all but pre-softmax.
+    /// The function from scores to weights. Outputs stay the same with all but pre-softmax.
     #[arg(long, value_enum, default_value_t = Score::Softmax)]
     pub score: Score,
     /// Give experts to every so many blocks.

@@ -73,7 +73,7 @@ pub fn run(args: &UpcycleArgs, families: &Families) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a recipe has for this model, beside the other settings of the dense one.
+/// Returns the part of a recipe for this model that differs from the settings of the dense model.
 fn recipe(model: &TransformerConfig) -> Result<String, Error> {
     let table = |moe: &Option<MoeConfig>| Table::try_from(moe.clone().unwrap_or_default());
     let mut moe = table(&model.moe)?;

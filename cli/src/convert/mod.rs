@@ -27,8 +27,8 @@ use crate::replaced_folder::{replace, written_path};
 /// Flags of `convert`.
 #[derive(Args)]
 pub struct ConvertArgs {
-    /// What is converted: a Hugging Face folder, which has a config.json, to a checkpoint; a checkpoint, or the latest one
-    /// of a run, to a Hugging Face folder.
+    /// The source: a Hugging Face folder, which has a config.json, is converted to a checkpoint; a checkpoint, or the
+    /// latest one of a run, to a Hugging Face folder.
     #[arg(value_name = "SRC")]
     source: PathBuf,
     /// The new folder. It must not exist, except with --overwrite.

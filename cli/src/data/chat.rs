@@ -34,7 +34,7 @@ pub struct ChatConfig {
     pub date: Option<String>,
     /// Which tokens have a loss.
     pub loss: TrainedTokens,
-    /// What becomes of conversations that are longer than a row.
+    /// The treatment of conversations that are longer than a row.
     pub long: LongExamples,
     /// Whether a row has several conversations, which do not attend to each other.
     pub packing: bool,

@@ -19,7 +19,7 @@ use burn_megatron::train::GenerateConfig;
 use crate::error::Error;
 use crate::recipe::Recipe;
 
-/// How much of the held-out data a prompt has.
+/// The number of held-out bytes in a prompt.
 const PROMPT_BYTES: usize = 24;
 const PROMPT_TOKENS: usize = 8;
 

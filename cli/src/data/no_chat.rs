@@ -1,4 +1,4 @@
-//! What stands for `[data.chat]` in a build without the feature `tokenizers`: it is read, and refused.
+//! The placeholder of `[data.chat]` in a build without the feature `tokenizers`: it is read, and refused.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -21,15 +21,15 @@ pub enum InputError {
     NoFiles {
         /// The folder.
         path: PathBuf,
-        /// What was looked for.
+        /// The extensions that were searched for.
         extensions: String,
-        /// What is there.
+        /// The files that were found.
         counts: FileCounts,
     },
     /// The file system, or a compressed file that is truncated.
     #[error("cannot {action} '{path}': {source}")]
     Io {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
         /// The file.
         path: String,
@@ -41,9 +41,9 @@ pub enum InputError {
     NotText {
         /// The file.
         path: String,
-        /// What it is.
+        /// The kind of file.
         kind: &'static str,
-        /// What makes text of it.
+        /// A way to make text of it.
         advice: String,
     },
     /// The feature that reads it is off.
@@ -55,7 +55,7 @@ pub enum InputError {
     NotBuilt {
         /// The file.
         path: String,
-        /// What it is.
+        /// The kind of file.
         kind: &'static str,
         /// A program that converts it.
         python: String,
@@ -154,11 +154,11 @@ pub struct DocumentPosition {
     pub file: Arc<str>,
     /// Its line, or its number where documents are not lines; from 1.
     pub number: u64,
-    /// What `number` counts.
+    /// The unit of `number`.
     pub unit: PositionUnit,
 }
 
-/// What the number of a position counts.
+/// The unit of the number of a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PositionUnit {
     /// Lines.

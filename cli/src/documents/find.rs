@@ -30,7 +30,7 @@ pub enum Format {
     Jsonl,
 }
 
-/// How inputs are found and read.
+/// The options for finding and reading inputs.
 pub struct FindOptions<'a> {
     /// The extensions that are read in a folder; none for the default.
     pub extensions: &'a [String],
@@ -38,13 +38,13 @@ pub struct FindOptions<'a> {
     pub default_extensions: &'a [&'a [&'a str]],
     /// The format of files that are not tables.
     pub format: Format,
-    /// How text is split.
+    /// The split of text into documents.
     pub text: DocumentFormat,
     /// The keys of the texts of records.
     pub keys: &'a [String],
 }
 
-/// What was found.
+/// The inputs that were found.
 #[derive(Debug, Default)]
 pub struct Found {
     /// The inputs, in order.

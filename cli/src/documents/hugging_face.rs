@@ -19,7 +19,7 @@ const MAX_JSON_BYTES: u64 = 64 << 20;
 /// The split that is read.
 const TRAIN: &str = "train";
 
-/// What the names of the files begin with that `datasets.save_to_disk` writes.
+/// The start of the names of the files that `datasets.save_to_disk` writes.
 const SAVED: &str = "data";
 
 /// The words that name a split in the name of a file, as `datasets` reads them.
@@ -29,7 +29,7 @@ const SPLIT_WORDS: [(&str, &[&str]); 3] = [
     ("test", &["test", "testing", "eval", "evaluation"]),
 ];
 
-/// What `datasets.save_to_disk` writes beside the files of a split.
+/// The file that `datasets.save_to_disk` writes next to the files of a split.
 #[derive(Deserialize)]
 struct State {
     #[serde(rename = "_data_files")]
@@ -41,7 +41,7 @@ struct StateFile {
     filename: PathBuf,
 }
 
-/// What `datasets.save_to_disk` writes beside the folders of several splits.
+/// The file that `datasets.save_to_disk` writes next to the folders of several splits.
 #[derive(Deserialize)]
 struct DatasetDict {
     splits: Vec<String>,
@@ -138,7 +138,7 @@ fn saved_files(folder: &Path) -> Result<Option<Vec<PathBuf>>, InputError> {
     Ok(files.map(|files| files.map(|file| inside(folder, &file.filename)).collect()))
 }
 
-/// What a folder has under a name, which cannot lead out of it.
+/// Returns the path of a name in a folder, which cannot lead out of the folder.
 fn inside(folder: &Path, name: &Path) -> PathBuf {
     folder.join(name.file_name().unwrap_or_default())
 }

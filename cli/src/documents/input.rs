@@ -17,7 +17,7 @@ use super::table::{self, TableFormat};
 /// Size of the read buffer in bytes.
 const BUFFER: usize = 1 << 18;
 
-/// How a file is split into documents.
+/// The split of a file into documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DocumentFormat {
     /// The file is one document.
@@ -33,7 +33,7 @@ pub enum DocumentFormat {
 }
 
 impl DocumentFormat {
-    /// What the number of a document counts.
+    /// Returns the unit of the number of a document.
     pub fn unit(&self) -> PositionUnit {
         match self {
             Self::Whole => PositionUnit::File,
@@ -56,7 +56,7 @@ pub struct Input {
     pub path: Option<PathBuf>,
     /// The path in the folder that was given; of a file that was given, nothing.
     pub key: Vec<u8>,
-    /// How it is split into documents.
+    /// The split into documents.
     pub format: DocumentFormat,
     /// Its size on disk in bytes.
     pub bytes: u64,
@@ -171,7 +171,7 @@ fn open(
     }
 }
 
-/// What a stream is, and the stream from its start.
+/// Returns the kind of a stream, and the stream from its start.
 fn peek(mut from: Stream) -> io::Result<(FileKind, Stream)> {
     let mut head = vec![];
     from.by_ref().take(HEAD).read_to_end(&mut head)?;
@@ -182,7 +182,7 @@ fn peek(mut from: Stream) -> io::Result<(FileKind, Stream)> {
 
 /// Counts the bytes that are read.
 pub struct CountingReader<R> {
-    /// What is read.
+    /// The source of the bytes.
     pub from: R,
     /// The number of bytes.
     pub read: Arc<AtomicU64>,

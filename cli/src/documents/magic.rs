@@ -1,11 +1,11 @@
-//! What a file is, by its first bytes.
+//! The kind of a file, by its first bytes.
 
 use super::table::TableFormat;
 
 /// The number of bytes that tell what a file is.
 pub const HEAD: u64 = 4096;
 
-/// What a file is.
+/// The kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FileKind {
     /// Text, or anything unknown.
@@ -25,13 +25,13 @@ pub enum FileKind {
 pub struct BinaryFormat {
     offset: usize,
     magic: &'static [u8],
-    /// What it is, with an article.
+    /// The name of the kind, with an article.
     pub name: &'static str,
     advice: &'static str,
 }
 
 impl BinaryFormat {
-    /// What makes text of the file at `path`.
+    /// Returns a way to make text of the file at `path`.
     pub fn advice(&self, path: &str) -> String {
         self.advice.replace("PATH", path)
     }

@@ -53,7 +53,7 @@ fn utf8(text: Vec<u8>) -> Result<String, BadDocument> {
 
 /// The documents of an input, one after the other.
 pub enum DocumentSource {
-    /// Those of a text, or of JSON lines.
+    /// The documents of a text, or of JSON lines.
     Text {
         /// Splits the text.
         reader: DocumentReader<Box<dyn BufRead + Send>>,

@@ -27,7 +27,7 @@ pub struct DocumentReader<R> {
 }
 
 impl<R: BufRead> DocumentReader<R> {
-    /// Those of `from`, each of at most `limit` bytes.
+    /// Reads the documents of `from`, each of at most `limit` bytes.
     pub fn new(from: R, format: &DocumentFormat, limit: usize) -> Self {
         let end = match format {
             DocumentFormat::Whole | DocumentFormat::Table(_) => None,

@@ -29,7 +29,7 @@ pub struct EnvArgs {
     pub json: bool,
 }
 
-/// What is printed.
+/// The printed environment.
 #[derive(Serialize)]
 pub struct Environment {
     /// The version of burn-megatron.
@@ -38,7 +38,7 @@ pub struct Environment {
     pub burn: &'static str,
     /// The machine.
     pub host: Host,
-    /// How this process was started.
+    /// The launcher of this process.
     pub launch: LaunchInfo,
     /// The communication engines.
     pub engines: Engines,
@@ -61,16 +61,16 @@ pub struct Cuda {
     pub cublas_lt: Found<SharedLibrary>,
     /// Why kernels cannot be compiled, if there is a driver.
     pub problem: Option<String>,
-    /// What the first GPU computes with, if this binary can use it.
+    /// The engines and libraries of the first GPU, if this binary can use it.
     pub gpu: Option<Found<Gpu>>,
 }
 
-/// What a GPU computes with.
+/// The engines and libraries of a GPU.
 #[derive(Serialize)]
 pub struct Gpu {
     /// Its name.
     pub name: String,
-    /// What multiplies matrices.
+    /// The engine that multiplies matrices.
     pub products: String,
     /// The engine of fused attention in bf16, for heads of 64 features.
     pub attention: String,
@@ -94,11 +94,11 @@ pub struct Host {
 pub struct Memory {
     /// All of it.
     pub total: u64,
-    /// What is available to programs.
+    /// The bytes that are available to programs.
     pub available: u64,
 }
 
-/// How this process was started.
+/// The launcher of this process.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LaunchInfo {
@@ -107,7 +107,7 @@ pub enum LaunchInfo {
         /// The Slurm job that this process is in without being a task of it.
         slurm_job: Option<String>,
     },
-    /// As a rank.
+    /// A rank of a launcher.
     Rank {
         /// The launch parameters.
         launch: Launch,
@@ -162,7 +162,7 @@ pub struct DeviceInfo {
     pub kind: String,
     /// Whether this binary has them.
     pub compiled: bool,
-    /// How many this machine has that can be used.
+    /// The number of usable devices of this machine.
     pub count: usize,
     /// Why there are none.
     pub problem: Option<String>,

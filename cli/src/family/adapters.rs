@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::{Families, Model, open_checkpoint};
 use crate::error::Error;
 
-/// How the weights of adapters are read.
+/// The treatment of the weights of adapters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adapters {
     /// Added to those of the model.
@@ -35,7 +35,7 @@ impl Families {
     /// The model and the weights at a path that has adapters, and not those of their model; `None` for another path.
     ///
     /// # Errors
-    /// What cannot be read, and adapters whose model is not known.
+    /// If a file cannot be read, or the model of the adapters is not known.
     pub(super) fn open_adapters(
         &self,
         path: &Path,
@@ -145,7 +145,7 @@ pub fn lora_of(checkpoint: &Checkpoint) -> Result<Option<LoraConfig>, Error> {
 /// The model of which a run that starts from `path` trains adapters: `path` itself, unless it has adapters.
 ///
 /// # Errors
-/// What cannot be read.
+/// If a file cannot be read.
 pub fn base_of(path: &Path) -> Result<PathBuf, Error> {
     let base = if is_peft_folder(path) {
         base_model(path)?

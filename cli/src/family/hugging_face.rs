@@ -68,7 +68,7 @@ pub trait HfExchange: Debug + Send + Sync {
     ) -> Result<(LoraConfig, Box<dyn TensorSource>), Error>;
 }
 
-/// What was exported.
+/// The exported model.
 pub struct Exported {
     pub model_type: &'static str,
     pub summary: ExportSummary,

@@ -58,7 +58,7 @@ pub struct RankMemory {
     pub peak: MemoryPlan,
     /// The most blocks that were gathered at once, with ZeRO-3.
     pub peak_unsharded_units: Option<u64>,
-    /// Of the inputs of recomputed blocks.
+    /// The bytes of the inputs of recomputed blocks, on the device and on the host.
     pub inputs: ActivationUsage,
     /// The memory of the device as its driver counts it, where a driver reports it.
     pub driver: Option<DriverMemory>,

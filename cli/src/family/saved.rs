@@ -15,7 +15,7 @@ use crate::error::Error;
 /// Opens a checkpoint, or the latest one of a folder of checkpoints or of a run.
 ///
 /// # Errors
-/// What cannot be read, and what is expected where there is no folder.
+/// If a file cannot be read, or there is no folder: then the message names the expected folders.
 pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
     if !path.is_dir() {
         return Err(format!(
@@ -48,7 +48,7 @@ impl Families {
     /// the model and its weights. Those of adapters, in a checkpoint or a folder of `peft`, are added to them.
     ///
     /// # Errors
-    /// What cannot be read, and a model of no registered family.
+    /// If a file cannot be read, or the family of the model is not registered.
     pub fn open(&self, path: &Path) -> Result<(Model, Box<dyn TensorSource>), Error> {
         self.open_with(path, Adapters::Merged)
     }

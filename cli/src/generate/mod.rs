@@ -153,7 +153,7 @@ struct GenerationRun<'a> {
     args: &'a GenerateArgs,
     config: &'a GenerateConfig,
     saved: &'a SavedModel,
-    /// As they are typed, and their tokens.
+    /// The prompts, as they are typed, and their tokens.
     texts: &'a [String],
     prompts: Vec<Vec<u32>>,
     layout: ParallelConfig,
@@ -317,7 +317,7 @@ impl GenerationResult {
 }
 
 impl GenerationResult {
-    /// How many drafts were right, with `--speculative`.
+    /// Describes the number of drafts that were right, with `--speculative`.
     fn drafts(&self) -> String {
         let sum = |part: fn(&GenerationOutput) -> usize| self.generated.iter().map(part).sum();
         let (drafted, accepted): (usize, usize) =

@@ -91,7 +91,7 @@ pub enum LaunchError {
     },
 }
 
-/// What `pretrain` itself would refuse.
+/// Converts an error with which `pretrain` itself would end.
 impl From<Error> for LaunchError {
     fn from(error: Error) -> Self {
         Self::Job(error)

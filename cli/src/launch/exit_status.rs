@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::error::NOT_STARTED;
 
-/// How the process of a rank ended.
+/// The end of a rank's process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RankExitStatus {
     /// With this exit code.

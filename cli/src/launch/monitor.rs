@@ -10,7 +10,7 @@ use super::error::LaunchError;
 /// The ranks bring their own timeouts when they register; a program that is not a rank never registers.
 const NO_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// What the launcher needs of the rendezvous.
+/// The interface of the rendezvous for the launcher.
 pub trait JobMonitor: Send + Sync {
     /// `host:port` at which the ranks connect; passed to them as `BURN_MEGATRON_RENDEZVOUS`.
     fn address(&self) -> String;

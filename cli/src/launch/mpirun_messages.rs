@@ -1,4 +1,4 @@
-//! What mpirun prints: its messages about ranks that exited are held back, because the launcher reports the same.
+//! The messages of mpirun: its messages about ranks that exited are held back, because the launcher reports the same.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::mem;

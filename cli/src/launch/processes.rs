@@ -18,14 +18,14 @@ use super::output::{JobOutput, StreamOutput};
 use super::supervise::SupervisorEvent;
 use super::sys;
 
-/// How long output is read after the rank has exited, if a process that it started keeps the pipe open.
+/// The time that output is read after the rank has exited, if a process that it started keeps the pipe open.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long the system may take to end what a rank has left running.
+/// The time that the system may take to end the remaining processes of a rank.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 /// The bytes that are read at once.
 const READ_BYTES: usize = 1 << 16;
 
-/// What every rank runs.
+/// The command of every rank.
 pub struct RankCommand {
     /// The program and its arguments.
     pub words: Vec<OsString>,

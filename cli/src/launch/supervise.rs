@@ -10,16 +10,16 @@ use super::monitor::JobMonitor;
 
 /// Timeout for all ranks to be started.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long ranks may run after one has failed; they are notified and exit by themselves.
+/// The time that ranks may run after one has failed; they are notified and exit by themselves.
 const FAILURE_GRACE: Duration = Duration::from_secs(5);
-/// How long ranks may run after SIGTERM.
+/// The time that ranks may run after SIGTERM.
 const TERM_GRACE: Duration = Duration::from_secs(2);
-/// How long the system may take to end a process.
+/// The time that the system may take to end a process.
 const KILL_GRACE: Duration = Duration::from_secs(2);
 /// Timeout for mpirun to exit after its ranks.
 const STARTER_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the supervisor reacts to.
+/// An event to which the supervisor reacts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SupervisorEvent {
     /// A rank can be started.
@@ -34,7 +34,7 @@ pub enum SupervisorEvent {
     GuardExited(RankExitStatus),
 }
 
-/// What the supervisor decides.
+/// An action of the supervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SupervisorAction {
     /// Start a rank.

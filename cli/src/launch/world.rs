@@ -60,14 +60,14 @@ impl Attempt {
     }
 }
 
-/// How a world ended.
+/// The end of a world.
 #[derive(Debug, Default)]
 pub struct RunResult {
     /// The signal that stopped it.
     pub interrupted: Option<i32>,
     /// The first failure.
     pub failure: Option<JobFailure>,
-    /// What the rendezvous knows of the failure.
+    /// The kind of the failure, from the rendezvous.
     pub kind: Option<FailureKind>,
     /// The first line of the failure report.
     pub report: Option<String>,

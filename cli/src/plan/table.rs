@@ -161,7 +161,7 @@ pub fn details(plan: &Plan) -> String {
     )) + "\n"
 }
 
-/// How many candidates there were, and why they were rejected.
+/// Describes the numbers of candidates, and the reasons for which they were rejected.
 pub fn counts(report: &SearchReport) -> String {
     let counts = &report.counts;
     let candidates = grouped(counts.candidates as usize);

@@ -46,7 +46,7 @@ pub enum PreprocessError {
     Bad {
         /// Its position.
         place: DocumentPosition,
-        /// What is wrong with it.
+        /// The fault of the document.
         source: BadDocument,
     },
     /// No document has a token.

@@ -39,7 +39,7 @@ use work::{TokenizeWorker, TokenizedBatch};
 /// Capacity of the channels before and after each worker, in batches.
 const QUEUE_DEPTH: usize = 1;
 
-/// How often Ctrl-C is polled while waiting.
+/// The interval at which Ctrl-C is polled while waiting.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Writes token files, and prints a summary.
@@ -64,7 +64,7 @@ pub fn run(args: &PreprocessArgs) -> Result<ExitCode, Error> {
     }
 }
 
-/// What was written.
+/// The outputs of the command.
 #[derive(Debug)]
 pub struct PreprocessSummary {
     /// The prefix and the description of each output, and the number of its documents without a token.

@@ -18,7 +18,7 @@ const OVERHEAD: usize = 64;
 
 /// A document as it is in its file.
 pub struct RawDocument {
-    /// What it holds.
+    /// The content.
     pub content: DocumentContent,
     /// Its position.
     pub place: DocumentPosition,

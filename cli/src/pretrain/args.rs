@@ -23,7 +23,7 @@ use crate::set::SetArgs;
 pub enum DataRanks {
     /// This size.
     Number(usize),
-    /// What a launcher started, divided by the ranks of one replica.
+    /// The number of started ranks, divided by the ranks of one replica.
     Auto,
 }
 
@@ -90,8 +90,9 @@ pub struct PretrainArgs {
         help_heading = "Parallelism"
     )]
     pub context_parallel: Option<usize>,
-    /// How the ranks of --context-parallel compute attention to each other's keys and values: ring, all-gather,
-    /// all-to-all, or hierarchical (with parallel.context_inner in the recipe); by default chosen by the sizes.
+    /// Method by which the ranks of --context-parallel compute attention to each other's keys and values: ring,
+    /// all-gather, all-to-all, or hierarchical (with parallel.context_inner in the recipe); by default chosen by the
+    /// sizes.
     #[arg(long, value_name = "NAME", help_heading = "Parallelism")]
     pub context_exchange: Option<String>,
     /// Share each document by its length: short ones are on one rank, longer ones on groups of 2, 4, ... of the ranks of
@@ -227,8 +228,8 @@ pub struct PretrainArgs {
     /// and FP8.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Device and kernels")]
     pub cuda_graph: Option<bool>,
-    /// Tokens whose logits are in memory at once (fused loss only); 0: all of a micro-batch. By default as many as
-    /// fit into 512 MiB.
+    /// Tokens whose logits are in memory at once (fused loss only); 0: all of a micro-batch. By default the logits of
+    /// a chunk take at most 1 GiB.
     #[arg(long, value_name = "N", help_heading = "Device and kernels")]
     pub loss_chunk_size: Option<usize>,
     /// Compute threads per rank on the CPU; by default the cores are divided evenly.

@@ -1,4 +1,4 @@
-//! What is checked before the ranks start.
+//! The checks before the ranks start.
 
 use std::process::ExitCode;
 use std::thread::sleep;
@@ -21,7 +21,7 @@ use crate::recipe::Recipe;
 /// Plans the memory of the run, and checks that it fits. With `--dry-run` that it does not is returned beside the plan.
 ///
 /// # Errors
-/// What is needed, and which changes of the recipe would fit.
+/// The required memory, and the changes of the recipe that would fit.
 pub fn check_memory(
     args: &PretrainArgs,
     recipe: &Recipe,

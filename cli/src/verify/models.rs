@@ -35,8 +35,8 @@ pub enum VerifyModel {
     Olmoe,
     /// Llama with experts, biases everywhere, sinks, a clamped activation, and positions scaled by YaRN.
     GptOss,
-    /// What Gemma 2 and 3 have: norms of the outputs of branches, soft caps, a scaled embedding, windows and another base
-    /// of positions in some blocks, norms of heads.
+    /// The features of Gemma 2 and 3: norms of the outputs of branches, soft caps, a scaled embedding, windows and
+    /// another base of positions in some blocks, norms of heads.
     Gemma,
 }
 

@@ -43,7 +43,7 @@ pub enum HfConfigError {
         key: String,
         /// Its value.
         value: String,
-        /// What is supported.
+        /// The values that are supported.
         fits: String,
     },
     /// Inconsistent sizes.

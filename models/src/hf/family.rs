@@ -1,4 +1,4 @@
-//! What differs between families of models in Hugging Face folders.
+//! The differences between families of models in Hugging Face folders.
 
 use std::fmt::Debug;
 

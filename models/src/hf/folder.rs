@@ -103,7 +103,7 @@ impl<F: HfFamily> HfFolder<F> {
         Ok(folder)
     }
 
-    /// What `config.json` has and the files have not, if there is such a part, as a sentence for the user.
+    /// Returns the part of `config.json` that the files lack, if there is one, as a sentence for the user.
     pub fn left_out(&self) -> Option<&str> {
         self.left_out.as_deref()
     }

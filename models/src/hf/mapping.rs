@@ -2,7 +2,7 @@
 
 use burn_megatron::checkpoint::{MODEL, TensorSlice};
 
-/// How the values of a tensor are stored.
+/// The encoding of a tensor's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightEncoding {
     /// As floats. A file may have a matrix in FP8 instead, `E4M3` with an f32 scale for each block of 128 x 128 in a
@@ -34,7 +34,7 @@ pub struct WeightMapping {
     pub interleaved: bool,
     /// Its index along a first dim that the parameter has and the tensor has not: that of its expert.
     pub expert: Option<usize>,
-    /// How its values are stored.
+    /// The encoding of the values.
     pub encoding: WeightEncoding,
     /// Whether it keeps its type when the type of the weights is changed.
     pub keeps_type: bool,

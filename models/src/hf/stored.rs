@@ -32,7 +32,7 @@ pub(super) struct StoredValues {
     scales: Scales,
 }
 
-/// What the stored values are multiplied by.
+/// The factors of the stored values.
 #[derive(Clone, Debug)]
 enum Scales {
     None,

@@ -8,7 +8,7 @@ pub(super) struct ExpertSlices {
     pub key: String,
     /// Its dim that is cut; without one each expert has the whole tensor.
     pub dim: Option<usize>,
-    /// What the sections of that dim, of equal widths, are multiplied by: gate and value.
+    /// The factors of the sections of that dim, of equal widths: gate and value.
     pub factors: Vec<f64>,
     /// The number of slices of each section.
     pub granularity: usize,
@@ -20,7 +20,7 @@ pub(super) struct ExpertPart {
     pub own: TensorSlice,
     /// The same in the tensor of the MLP.
     pub dense: TensorSlice,
-    /// What these are multiplied by.
+    /// The factor of these tensors.
     pub factor: f64,
 }
 

@@ -35,7 +35,7 @@ use crate::{MoeConfig, TransformerConfig};
 pub use save::save;
 pub use source::Upcycled;
 
-/// How a dense model gets experts.
+/// The configuration by which a dense model gets experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpcycleConfig {
     /// The number of experts, `E`: a multiple of the granularity.
@@ -45,11 +45,11 @@ pub struct UpcycleConfig {
     /// The number of experts that each token chooses, `k`. At least 2, except with
     /// [`PreSoftmax`](ScoreFunction::PreSoftmax), as the weight of a single expert is not normalised.
     pub experts_per_token: usize,
-    /// How scores become weights.
+    /// The function from scores to weights.
     pub score: ScoreFunction,
     /// Every so many blocks get experts, from the first that may.
     pub every: usize,
-    /// So many blocks at the start stay dense.
+    /// The number of blocks at the start that stay dense.
     pub first_dense: usize,
     /// The seed of the router's weights.
     pub seed: u64,
@@ -66,7 +66,7 @@ pub enum UpcycleError {
     Tensors(#[from] CheckpointError),
 }
 
-/// How the outputs of experts before their first step differ from those of the MLP.
+/// The difference between the outputs of experts before their first step and the outputs of the MLP.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OutputDifference {
     /// The factors of the slices that count least and most, for equal scores; 1 if `k` is a multiple of `G`.
@@ -75,7 +75,7 @@ pub struct OutputDifference {
     pub per_score: Option<f64>,
 }
 
-/// What the parameters of an MLP are multiplied by.
+/// The factors of the parameters of an MLP.
 #[derive(Clone, Debug, PartialEq)]
 struct Factors {
     /// The up projection, or its gate and its values.
@@ -154,8 +154,8 @@ impl UpcycleConfig {
         })
     }
 
-    /// How the outputs of experts before their first step differ from those of the MLP; `None` if they are equal, up to
-    /// rounding.
+    /// Returns the difference between the outputs of experts before their first step and the outputs of the MLP; `None`
+    /// if they are equal, up to rounding.
     pub fn difference(&self) -> Option<OutputDifference> {
         let (granularity, k) = (self.granularity as f64, self.experts_per_token as f64);
         let copies = k / granularity;

@@ -157,7 +157,7 @@ impl TensorSource for Upcycled<'_> {
 }
 
 impl Origin {
-    /// That of a tensor in `blocks.N.moe`; `None` for one that no MLP has.
+    /// Returns the origin of a tensor in `blocks.N.moe`; `None` for one that no MLP has.
     fn of_experts(key: &str, model: &TransformerConfig, config: &UpcycleConfig) -> Option<Self> {
         let (block, name) = key.split_once(".moe.")?;
         let dense = |name: &str| format!("{block}.mlp.{name}");

@@ -1,4 +1,4 @@
-//! What a step may do, and what of it a step does not keep.
+//! The budgets of a step, and the budgets that a step exceeds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};
@@ -50,9 +50,9 @@ pub struct Budget {
 /// Something that a step must not do.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
-    /// What, without numbers: as a list of known ones has it.
+    /// The name without numbers, as in a list of known names.
     pub name: String,
-    /// What was found, and what is expected.
+    /// The found value and the expected value.
     pub message: String,
 }
 

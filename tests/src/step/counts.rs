@@ -1,4 +1,4 @@
-//! What a step asks of the device, read from the lines that the emulated GPU writes.
+//! The requests of a step to the device, read from the lines that the emulated GPU writes.
 
 use std::collections::BTreeMap;
 
@@ -18,19 +18,19 @@ const ISSUED: [&str; 7] = [
 pub struct Launch {
     /// Its name, without the hash that CubeCL appends.
     pub kernel: String,
-    /// What bounds its time.
+    /// The counts that bound its time.
     pub counts: LaunchCounts,
     /// Warps.
     pub warps: f64,
     /// Instructions of all warps.
     pub instructions: f64,
-    /// Those of matrix units.
+    /// Instructions of matrix units.
     pub matrix: f64,
     /// Bytes of the sectors that each instruction touches by itself.
     pub accessed: f64,
 }
 
-/// What a step asks of the device, in order.
+/// The requests of a step to the device, in order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepCounts {
     /// The kernels.

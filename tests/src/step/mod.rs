@@ -1,5 +1,5 @@
-//! What a training step launches, moves and waits for, and the least time that it takes on a GPU: from
-//! [counts] of the emulated GPU for one and two rows and one and two layers, which are linear in both.
+//! The launches, copies and waits of a training step, and the least time that it takes on a GPU: from [counts] of the
+//! emulated GPU for one and two rows and one and two layers, which are linear in both.
 //!
 //! The [report] shows it, the [budget] fails a step that does more than it may.
 
@@ -31,7 +31,7 @@ pub struct StepCase {
     pub layers: usize,
     /// Its configuration, of one layer.
     pub config: TransformerConfig,
-    /// How its layers compute in 8 bits.
+    /// The 8-bit settings of its layers.
     pub fp8: Fp8Config,
 }
 

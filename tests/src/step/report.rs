@@ -12,11 +12,11 @@ use super::{ROW, ROWS, StepCase, StepCounts, StepRuns};
 /// The sum of some launches.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LaunchSum {
-    /// How many.
+    /// The number of launches.
     pub launches: f64,
     /// Bytes that memory moves.
     pub bytes: f64,
-    /// Those that grow with the tokens, in `[tokens, hidden]` of 16 bits.
+    /// The bytes that grow with the tokens, in passes over `[tokens, hidden]` of 16 bits.
     pub passes: f64,
     /// The least seconds on an H100.
     pub seconds: f64,
@@ -39,7 +39,7 @@ pub struct KernelRow {
     pub accessed: f64,
     /// The share of instructions that are matrix units'.
     pub matrix: f64,
-    /// What limits the launch that takes the longest.
+    /// The resource that limits the launch that takes the longest.
     pub limit: &'static str,
 }
 
@@ -210,7 +210,7 @@ fn seconds(step: &StepCounts, machine: &GpuSpec) -> f64 {
     launches.chain(products).sum()
 }
 
-/// What two layers have more than one is a layer's.
+/// Returns the row of a kernel: the difference of two layers and one layer is a layer's.
 fn row(kernel: &str, one: Option<&Group>, two: Group) -> KernelRow {
     let one = one.map(|group| group.sum).unwrap_or_default();
     let layer = two.sum.plus(&one, -1.0);

@@ -16,7 +16,7 @@ pub(crate) enum Element {
 use Element::{BF16, E4M3, E5M2, F16, F32, F64};
 
 impl Element {
-    /// That of a `cudaDataType_t`.
+    /// Returns the element of a `cudaDataType_t`.
     pub(crate) fn of(number: i32) -> Option<Self> {
         match number {
             0 => Some(F32),

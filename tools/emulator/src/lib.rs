@@ -5,10 +5,9 @@
 //! [run](machine) warp by warp on the CPU, in the order of PTX's rules for threads that part and
 //! meet again.
 //!
-//! What a GPU lets pass is an error here: an address outside of every allocation or not aligned, two
-//! warps that touch the same shared memory with no barrier between, a barrier that not all threads
-//! reach. What a GPU does not tell is counted: instructions, sectors of global memory, conflicts of
-//! banks.
+//! Accesses that a GPU lets pass are errors here: an address outside of every allocation or not aligned, two warps that
+//! touch the same shared memory with no barrier between, a barrier that not all threads reach. What a GPU does not tell
+//! is counted: instructions, sectors of global memory, conflicts of banks.
 //!
 //! It is as exact as PTX's specification is: functions that it only bounds (`ex2.approx`) are
 //! computed in f64 and rounded. It says nothing of time.

@@ -5,7 +5,7 @@
 
 /// Bytes of a descriptor.
 pub const SIZE: usize = 128;
-/// What it begins with.
+/// The first bytes of the descriptor.
 const MARK: [u8; 4] = *b"TMap";
 
 /// A tensor in global memory, and the box of it that one instruction copies.
@@ -23,7 +23,7 @@ pub struct TensorMap {
     pub strides: [u64; 5],
     /// Every how manyth element is copied along each dimension.
     pub steps: [u64; 5],
-    /// How 16-byte pieces of a box change places in shared memory: over 1, 2, 4 or 8 of them.
+    /// The permutation of 16-byte pieces of a box in shared memory: over 1, 2, 4 or 8 of them.
     pub swizzle: u64,
     /// Which elements are copied.
     pub form: Form,
@@ -42,7 +42,7 @@ pub enum Form {
         upper: [i64; 3],
         /// Channels of each pixel.
         channels: u64,
-        /// How many pixels.
+        /// The number of pixels.
         pixels: u64,
     },
 }
@@ -52,8 +52,8 @@ pub enum Form {
 #[error("a tensor map's {0} is out of its range")]
 pub struct Invalid(pub &'static str);
 
-/// What `cuTensorMapEncodeTiled` and `cuTensorMapEncodeIm2col` have in common, as the driver is
-/// given it: numbers for the values of its enumerations.
+/// The common arguments of `cuTensorMapEncodeTiled` and `cuTensorMapEncodeIm2col`, as the driver is given them: numbers
+/// for the values of its enumerations.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'a> {
     /// `CUtensorMapDataType`
@@ -78,7 +78,7 @@ pub struct Tensor<'a> {
 ///
 /// # Errors
 ///
-/// What the driver refuses as well, and what is not known here.
+/// Encodes a tiled descriptor. Refuses the arguments that the driver refuses, and those that are not known here.
 pub fn encode_tiled(tensor: &Tensor<'_>, lengths: &[u32]) -> Result<[u8; SIZE], Invalid> {
     let mut map = common(tensor)?;
     if lengths.len() != map.rank || lengths.iter().any(|length| !(1..=256).contains(length)) {
@@ -261,7 +261,7 @@ impl TensorMap {
         bytes
     }
 
-    /// What a descriptor says; `None` if it is none.
+    /// Reads a descriptor; `None` if it is none.
     pub fn decode(bytes: &[u8; SIZE]) -> Option<Self> {
         let mut rest = &bytes[..];
         if take::<4>(&mut rest) != MARK {

@@ -89,7 +89,7 @@ impl fmt::Display for KernelDefect {
     }
 }
 
-/// What a kernel must satisfy.
+/// The requirements of a kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelRequirements {
     /// It streams rows of memory.

@@ -55,7 +55,7 @@ pub fn parse(listing: &str) -> Accesses {
     }
 }
 
-/// How many instructions of a listing of `nvdisasm -c` are products by matrix units.
+/// Returns the number of instructions of a listing of `nvdisasm -c` that are products by matrix units.
 pub fn products(listing: &str) -> usize {
     let multiplies = |line: &&str| {
         let name = opcode(line).and_then(|opcode| opcode.split('.').next());

@@ -116,7 +116,7 @@ const TITLES: [&str; COLUMNS] = [
     "result",
 ];
 
-/// How many instructions access memory with how many bits, the widest first: `2x128 1x32`.
+/// Returns the numbers and widths of instructions that access memory, the widest first: `2x128 1x32`.
 fn widths(accesses: &Accesses, direction: Direction) -> String {
     let of = |access: &&Access| access.direction == direction;
     let mut bits: Vec<_> = accesses.all.iter().filter(of).map(|a| a.bits).collect();

@@ -24,7 +24,7 @@ pub enum Suite {
     Pretrain,
     /// The tests of burn-megatron-kernels.
     Kernels,
-    /// What a training step launches, moves and waits for, within its budgets. Not one of the default suites.
+    /// The launches, copies and waits of a training step, within its budgets. Not one of the default suites.
     Step,
 }
 
@@ -32,7 +32,7 @@ pub enum Suite {
 const COUNTS: &str = "BURN_MEGATRON_EMULATOR_COUNTS";
 
 impl Suite {
-    /// Those that run by default, the short ones first.
+    /// The suites that run by default, the short ones first.
     pub const ALL: [Self; 5] = [
         Self::Traffic,
         Self::Steps,

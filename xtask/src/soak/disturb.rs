@@ -76,7 +76,7 @@ impl Disturbance {
         matches!(self, Self::Signal { signal, .. } if *signal == libc::SIGKILL)
     }
 
-    /// What is wrong with such an exit status, if anything; `whole` says whether all steps are done.
+    /// Returns the fault of such an exit status, if it has one; `whole` says whether all steps are done.
     pub fn check_exit(&self, status: ExitStatus, whole: bool) -> Option<String> {
         let ended = match (status.code(), self) {
             (Some(0), _) if whole => return None,

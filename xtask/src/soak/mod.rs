@@ -24,7 +24,7 @@ use crate::report::{Outcome, Report};
 
 use round::{Counts, Round};
 
-/// How long to run, and what to repeat.
+/// The duration of the run, and the settings to repeat.
 #[derive(Args)]
 pub struct Options {
     /// Minutes after which no further round starts.
@@ -36,7 +36,7 @@ pub struct Options {
     /// Run this round alone, as one that was printed with its seed.
     #[arg(long, value_name = "N", requires = "seed")]
     round: Option<u64>,
-    /// How the program is built.
+    /// The profile of the program.
     #[arg(long, value_enum, default_value_t = Profile::Release)]
     profile: Profile,
 }

@@ -18,7 +18,7 @@ use crate::temp::TempDir;
 /// Timeout of a run, its deadlines included.
 const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How long processes of a run may outlive the first one.
+/// The time that processes of a run may outlive the first one.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Processes start anew each time, and that takes a while: no more ranks than this.

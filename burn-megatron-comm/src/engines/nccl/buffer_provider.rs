@@ -20,7 +20,7 @@ pub(super) trait DeviceBufferProvider: fmt::Debug + Send + Sync {
     /// Whether it provides the memory of tensors on `device`.
     fn takes(&self, device: &Device) -> bool;
 
-    /// How calls are ordered with the computation on the device.
+    /// Returns the order of calls and of the computation on the device.
     fn stream_order(&self) -> StreamOrder;
 
     /// The order, with the reasons why it is not a faster one.

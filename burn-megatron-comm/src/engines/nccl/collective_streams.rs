@@ -29,7 +29,7 @@ pub(super) struct CollectiveStreams {
     description: String,
 }
 
-/// What decides whether two streams are safe.
+/// The properties of a device that decide whether two streams are safe.
 #[derive(Clone, Debug)]
 struct Limits {
     order: StreamOrder,

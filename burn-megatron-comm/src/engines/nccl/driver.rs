@@ -1,4 +1,4 @@
-//! What the engine needs of a device: streams, events and memory.
+//! The streams, events and memory that the engine needs of a device.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ pub(super) struct Stream(pub usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Event(pub usize);
 
-/// How urgent the work of a stream is: where a multiprocessor is free, the device starts that of high priority first.
+/// The priority of a stream: where a multiprocessor is free, the device starts work of high priority first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Priority {
     Normal,

@@ -1,4 +1,4 @@
-//! What the transport and its worker share.
+//! The state that the transport and its worker share.
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -24,7 +24,7 @@ pub(super) struct EngineState {
     pub driver: Arc<dyn DeviceDriver>,
     pub store: Arc<dyn KeyValueStore>,
     pub pool: Arc<BufferPool>,
-    /// How long to wait for a unique id from the rank that publishes it.
+    /// The time to wait for a unique id from the rank that publishes it.
     pub timeout: Duration,
     pub config: NcclConfig,
     pub streams: CollectiveStreams,

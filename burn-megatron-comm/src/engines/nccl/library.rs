@@ -16,7 +16,7 @@ use crate::nccl_config::NcclGroupConfig;
 /// The file names to try, in order, on the library search path.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-/// How to install it.
+/// The command that installs the library.
 const INSTALL_HINT: &str = "`pip install nvidia-nccl-cu13` and LD_LIBRARY_PATH set to the folder of its \
                     libnccl.so.2, or `apt-get install libnccl2` with NVIDIA's package source";
 

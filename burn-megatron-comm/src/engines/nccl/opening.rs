@@ -17,7 +17,7 @@ use super::library::{Comm, InitRequest, Progress};
 use super::plan::NcclPlan;
 use crate::nccl_config::NcclGroup;
 
-/// How long the thread sleeps between two polls.
+/// The time that the thread sleeps between two polls.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// This rank's part of a new communicator.

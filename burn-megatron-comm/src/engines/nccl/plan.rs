@@ -33,8 +33,8 @@ pub(super) enum NcclOp {
 pub(super) enum CommScope {
     /// The group's.
     Group,
-    /// That of the messages from one member to another, as indices in the group. Each direction has its own,
-    /// as an NCCL send blocks its stream until the receiver has called.
+    /// The communicator of the messages from one member to another, as indices in the group. Each direction has its
+    /// own, as an NCCL send blocks its stream until the receiver has called.
     Message { from: usize, to: usize },
 }
 
@@ -42,7 +42,7 @@ pub(super) enum CommScope {
 pub(super) const SENDER: usize = 0;
 pub(super) const RECEIVER: usize = 1;
 
-/// How this rank's side of a call is executed.
+/// The execution plan of this rank's side of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NcclPlan {
     pub scope: CommScope,

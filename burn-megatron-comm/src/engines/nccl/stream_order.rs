@@ -1,4 +1,4 @@
-//! How collectives are ordered with the computation on the device.
+//! The order of collectives and of the computation on the device.
 
 use std::env::{self, VarError};
 use std::fmt;
@@ -6,7 +6,8 @@ use std::fmt;
 /// The environment variable that selects the order, for tests and debugging.
 pub(super) const VARIABLE: &str = "BURN_MEGATRON_NCCL_ORDER";
 
-/// How a collective waits for its input, and how readers of its result wait for the collective.
+/// The synchronization of a collective with the device: how it waits for its input, and how readers of its result wait
+/// for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamOrder {
     /// By events on CubeCL's own stream: only readers of the result wait.

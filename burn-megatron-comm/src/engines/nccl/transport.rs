@@ -36,7 +36,7 @@ use crate::process::{
     Transport,
 };
 
-/// How long the worker has to abort before another thread aborts.
+/// The time that the worker has to abort before another thread aborts.
 const WORKER_ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// NCCL for one rank.
@@ -50,7 +50,7 @@ pub(crate) struct NcclTransport {
     use_for_one_rank: bool,
 }
 
-/// What the engine is built from.
+/// The components of the engine.
 pub(super) struct NcclComponents {
     pub library: Arc<Library>,
     pub driver: Arc<dyn DeviceDriver>,

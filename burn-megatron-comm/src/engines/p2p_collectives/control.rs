@@ -48,7 +48,7 @@ pub enum MessageKind {
     Close,
 }
 
-/// How the payload is sent.
+/// The protocol by which the payload is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PayloadMode {
     /// There is no payload; the body is a description of the call for error messages.

@@ -14,15 +14,15 @@ use super::requests::CallId;
 use crate::error::CommError;
 use crate::process::Job;
 
-/// How long the thread polls without a sleep, yielding in between. To spin without yielding is no faster where a
+/// The time that the thread polls without a sleep, yielding in between. To spin without yielding is no faster where a
 /// core is free, and half as fast where none is.
 const SPIN_TIME: Duration = Duration::from_micros(500);
 /// The same while payloads are in flight: a transport may move them only while it is polled.
 const TRANSFER_SPIN_TIME: Duration = Duration::from_millis(5);
-/// How long it then sleeps between two polls.
+/// The time that the thread then sleeps between two polls.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
-/// How long it sleeps with nothing in flight. A call wakes it; but a transport may have work to do for other
-/// ranks, such as to accept a connection.
+/// The time that the thread sleeps with nothing in flight. A call wakes it; but a transport may have work to do for
+/// other ranks, such as to accept a connection.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A request of the rank to the thread.
@@ -87,7 +87,7 @@ fn text(payload: &(dyn Any + Send)) -> &str {
         .unwrap_or("no message")
 }
 
-/// How long to sleep after this idle time; not at all at first.
+/// Returns the time to sleep after this idle time, or `None` if the thread does not sleep yet.
 fn delay(activity: Activity, idle_time: Duration) -> Option<Duration> {
     let (patience, delay) = match activity {
         Activity::Transferring => (TRANSFER_SPIN_TIME, POLL_INTERVAL),

@@ -36,7 +36,7 @@ impl EarlyMessage {
     }
 }
 
-/// What the thread waits for.
+/// The event that the thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
     /// Nothing.

@@ -18,7 +18,7 @@ pub struct CallId {
     pub sequence: u64,
 }
 
-/// What a payload in flight is for.
+/// The purpose of a payload in flight.
 pub enum RequestKind {
     /// A payload that this rank sends, for a collective if there is a call.
     Send {
@@ -34,7 +34,7 @@ pub enum RequestKind {
     Discarded,
 }
 
-/// What follows a header.
+/// The content that follows a header.
 pub enum MessageBody {
     Payload(Option<SendSlice>),
     Description(Vec<u8>),

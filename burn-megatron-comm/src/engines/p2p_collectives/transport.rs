@@ -18,7 +18,7 @@ use crate::error::{CommError, ranks_verb};
 use crate::pool::BufferPool;
 use crate::process::{GroupId, Job, Transport};
 
-/// How long a query to the thread waits for its reply.
+/// The time that a query to the thread waits for its reply.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 
 const STOPPED: &str = "the engine has stopped and starts no more calls";

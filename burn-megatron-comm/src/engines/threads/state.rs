@@ -18,7 +18,7 @@ use crate::report::flight_recorder::{Deadlines, FlightRecorder};
 pub(crate) struct RankFailure {
     pub rank: usize,
     pub message: String,
-    /// What each rank was doing when it happened.
+    /// The position of each rank at the time of the failure.
     pub positions: String,
     pub source: Box<dyn Error + Send + Sync>,
 }

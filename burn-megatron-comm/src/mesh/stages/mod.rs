@@ -20,7 +20,7 @@ pub struct StageLayout {
     pub loss: bool,
 }
 
-/// How layers are distributed over stages.
+/// The distribution of layers over stages.
 ///
 /// The first stage always has the embedding, the last one the loss.
 ///
@@ -83,7 +83,7 @@ pub enum SplitError {
         layers: usize,
         /// Stages of the pipeline.
         stages: usize,
-        /// What fits.
+        /// The values that fit.
         fits: String,
     },
     /// The remaining layers are not divisible by the other stages.
@@ -110,7 +110,7 @@ pub enum SplitError {
         text: String,
         /// The position of the wrong character, from 0.
         at: usize,
-        /// What is wrong there.
+        /// The syntax error at that place.
         fault: LayoutSyntaxError,
     },
     /// The numbers of layers of the layout string and of the model differ.

@@ -165,8 +165,8 @@ fn reachable_addresses() -> io::Result<Vec<IpAddr>> {
     Ok(in_use(&own, &daemon))
 }
 
-/// Those of `own` that are in the URI of a daemon, such as `7.0;tcp://10.0.0.1,10.1.0.1:4711`; all if none
-/// is.
+/// Returns the addresses of `own` that are in the URI of a daemon, such as `7.0;tcp://10.0.0.1,10.1.0.1:4711`; all if
+/// none is.
 pub(super) fn in_use(own: &[IpAddr], daemon: &str) -> Vec<IpAddr> {
     let words = daemon.split([';', '/', ',', ':']);
     let named: Vec<IpAddr> = words.filter_map(|word| word.parse().ok()).collect();

@@ -35,7 +35,7 @@ use crate::report::flight_recorder::FlightRecorder;
 use addresses::{host_rendezvous, relay_address, rendezvous_addresses, share_rendezvous};
 use monitor::FailureMonitor;
 
-/// How long the host of the rendezvous waits for the other ranks to disconnect.
+/// The time that the host of the rendezvous waits for the other ranks to disconnect.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// See [`World::run`].

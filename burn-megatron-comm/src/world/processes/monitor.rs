@@ -17,7 +17,7 @@ use crate::world::WorldError;
 use crate::world::error::log_line;
 use crate::world::rank::CallLogDir;
 
-/// How long a rank may run on after another has failed.
+/// The time that a rank may run on after another has failed.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// A thread that waits for the world to fail. The launcher may kill this process soon after, so the call log is

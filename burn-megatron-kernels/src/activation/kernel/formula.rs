@@ -40,7 +40,7 @@ impl ActivationVariant {
         }
     }
 
-    /// How many times as wide as the output the input is.
+    /// Returns the width of the input divided by the width of the output.
     pub fn halves(self) -> usize {
         if self.gated { 2 } else { 1 }
     }

@@ -10,7 +10,7 @@ use crate::cube::{cube_sum, lane_sum};
 /// formulas need, so that more cubes fit beside each other.
 pub(super) const SUM_UNITS: u32 = 128;
 
-/// How the work is tiled, in vectors of the output.
+/// The tiling of the work, in vectors of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SumTiling {
     /// Vectors of a row.

@@ -152,7 +152,7 @@ fn backward_in<E: Element>(
     outputs
 }
 
-/// How many tensors hold the projections.
+/// Returns the number of tensors that hold the projections.
 fn projections(problem: &AttentionProblem) -> usize {
     if problem.packed { 1 } else { 3 }
 }

@@ -15,7 +15,7 @@ pub(super) struct LaunchArgs<T> {
     pub vector: usize,
     /// Queries, keys and values.
     pub projections: [BufferArg; 3],
-    /// What each row may see.
+    /// The range of columns that each row may see.
     pub bounds: ComptimeOptionArgs<OwnedTensor<i32>>,
     pub strides: AttentionStridesLaunch,
     pub sizes: AttentionSizesLaunch,

@@ -1,4 +1,4 @@
-//! How large the tiles are.
+//! The sizes of the tiles.
 
 use burn::tensor::DType;
 use cubecl::client::Client;
@@ -37,9 +37,9 @@ const BACKWARD: [[usize; 3]; 6] = [
 pub(super) struct TilePlan<T> {
     pub vector: usize,
     pub forward: T,
-    /// Of the gradient of the queries.
+    /// The tiles of the gradient of the queries.
     pub queries: T,
-    /// Of the gradients of keys and values: a launch each.
+    /// The tiles of the gradients of keys and values: a launch each.
     pub keys: Vec<T>,
 }
 

@@ -31,9 +31,9 @@ pub(crate) struct DeviceMaskRange {
     pub before: i32,
     /// Visible columns after it.
     pub after: i32,
-    /// How many columns there are.
+    /// The number of columns.
     pub columns: i32,
-    /// How many rows there are.
+    /// The number of rows.
     pub rows: i32,
 }
 
@@ -123,7 +123,7 @@ pub(crate) struct HeadRows {
     pub start: usize,
     /// From row to row.
     pub stride: usize,
-    /// How many rows there are.
+    /// The number of rows.
     pub count: usize,
 }
 

@@ -44,7 +44,7 @@ pub(super) fn merge<E: Real>(mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     vec![out, tensor(lse, shape)]
 }
 
-/// What a row of the result is made of.
+/// The shares of both parts in a row of the result, and its log-sum-exp.
 struct Merged<E> {
     share: E,
     other_share: E,

@@ -1,4 +1,4 @@
-//! How rows are split into strips, each of which gives one partial sum of each column.
+//! The split of rows into strips, each of which gives one partial sum of each column.
 
 /// Units of a cube.
 pub(crate) const STRIP_UNITS: u32 = 256;

@@ -22,7 +22,7 @@ pub(crate) const PAIR: usize = 2;
 /// Units of a warp.
 pub(crate) const WARP: usize = 32;
 
-/// What the device does not support of products of `dtype`.
+/// Returns the first feature that products of `dtype` need and the device does not support.
 pub(crate) fn missing_support(client: &Client, dtype: DType) -> Option<String> {
     let properties = client.properties();
     let kind = match dtype {

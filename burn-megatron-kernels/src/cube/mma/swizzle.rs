@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use super::ptx::{Quad, load_matrices};
 use super::{CHUNK_BYTES, WARP};
 
-/// How rows of so many chunks of 16 bytes are stored.
+/// The layout of rows in shared memory, in chunks of 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Swizzle {
     /// Chunks of a row.
@@ -33,7 +33,7 @@ impl Swizzle {
     }
 }
 
-/// How the chunks of a row are permuted.
+/// Returns the permutation of the chunks of a row.
 #[cube]
 pub(crate) fn permutation(row: u32, #[comptime] swizzle: Swizzle) -> u32 {
     row / comptime!(swizzle.group_rows() as u32) % comptime!(swizzle.group() as u32)

@@ -27,7 +27,7 @@ use crate::dropout::kernel::alignment::MaskAlignment;
 /// Launches that write fewer elements take a few microseconds whatever their split.
 const MIN_TUNED_ELEMENTS: usize = 1 << 20;
 
-/// How work is divided among units.
+/// The division of work among units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Split {
     /// Units of a cube.

@@ -1,11 +1,11 @@
-//! How a mask lies on the elements of a kernel.
+//! The position of a mask on the elements of a kernel.
 
 use serde::{Deserialize, Serialize};
 
 /// Words of a block, and the least elements of a group.
 pub(super) const WORDS: usize = 4;
 
-/// How the elements of a mask map to Philox blocks.
+/// The mapping of the elements of a mask to Philox blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum MaskAlignment {
     /// Nothing is dropped.

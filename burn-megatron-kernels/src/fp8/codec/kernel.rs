@@ -17,7 +17,7 @@ use crate::fp8::kernel as code;
 /// Units per cube. They share nothing, so any number that fills a multiprocessor works.
 const UNITS: u32 = 256;
 
-/// How values and words are distributed over units.
+/// The distribution of values and words over units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct CodecPlan {
     /// Values of a load or store.

@@ -73,7 +73,7 @@ pub fn decode(codes: Tensor<1, Int>, count: usize, format: Format, dtype: FloatD
 ///
 /// # Panics
 ///
-/// As [`encode`].
+/// See [`encode`].
 ///
 /// # Example
 ///

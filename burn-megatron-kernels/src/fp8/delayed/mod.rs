@@ -34,7 +34,7 @@ pub const LOG_COLUMNS: usize = 3;
 /// The numbers of a slot without a tensor.
 const NOTHING: [f32; LOG_COLUMNS] = [-1.0, 0.0, 0.0];
 
-/// How the scale of an operand follows from its magnitudes.
+/// The rule by which the scale of an operand follows from its magnitudes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScaleRule {
     /// The number of magnitudes, at least 1.

@@ -33,8 +33,7 @@ mod tests;
 
 pub use scales::library_scales;
 
-/// How the sum of a product of 8-bit factors is kept on a tensor core. The emulated path ignores
-/// it.
+/// The accumulation of a product of 8-bit factors on a tensor core. The emulated path ignores it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Accumulation {
     /// In f32: the partial sums of the tensor core are added there every few steps. For gradients.

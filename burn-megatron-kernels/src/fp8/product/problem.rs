@@ -27,7 +27,7 @@ pub(super) struct Fp8Problem {
     pub result: DType,
     /// The epilogue.
     pub epilogue: Epilogue,
-    /// How sums are kept.
+    /// The accumulation of the sums.
     pub accumulation: Accumulation,
 }
 

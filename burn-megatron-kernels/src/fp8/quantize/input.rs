@@ -1,4 +1,4 @@
-//! What a quantiser reads: values, or what an activation of them is computed from.
+//! The input of a quantiser: values, or the tensors from which an activation of them is computed.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
@@ -28,7 +28,7 @@ impl QuantizerInput {
     ///
     /// # Panics
     ///
-    /// As [`activate`].
+    /// See [`activate`].
     pub fn activated(x: Tensor<2>, bias: Option<Tensor<1>>, kind: Activation) -> Self {
         let width = bias.as_ref().map(|bias| bias.dims()[0]);
         accept(check_activation(&x.dims(), width, kind));

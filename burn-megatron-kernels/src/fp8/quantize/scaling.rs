@@ -1,4 +1,4 @@
-//! How scales are found, and which copies are computed.
+//! The methods of scaling, and the copies that are computed.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor};
@@ -6,7 +6,7 @@ use burn::tensor::{DType, Int, Tensor};
 use crate::fp8::matrix::{BLOCK, Fp8Matrix, Scales, mx_words};
 use crate::launch::Spec;
 
-/// How scales are found.
+/// The method of scaling.
 #[derive(Clone, Debug)]
 pub enum Scaling {
     /// One for the whole matrix, given: the factor of the values before they are encoded, `[1]` in
@@ -57,7 +57,7 @@ impl QuantizerUsage {
     };
 }
 
-/// How the scale follows from the largest magnitude of a tensor.
+/// The rule by which the scale follows from the largest magnitude of a tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CurrentScale {
     /// The least magnitude that is taken for the largest one: 0 or more.

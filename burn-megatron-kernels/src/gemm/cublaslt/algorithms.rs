@@ -20,7 +20,7 @@ pub(super) struct Choices {
     timing: Mutex<Option<(GemmTiming, Timed)>>,
 }
 
-/// What was timed.
+/// The timed products and their fastest algorithms.
 type Timed = Arc<Mutex<BTreeMap<String, GemmAlgorithm>>>;
 
 impl Choices {
@@ -33,7 +33,7 @@ impl Choices {
         chosen.map_or(AlgorithmSource::Heuristic, AlgorithmSource::Chosen)
     }
 
-    /// How the next product of this request is timed, if it is.
+    /// Returns the timing of the next product of this request, if it is timed.
     pub(super) fn timing_of(&self, request: &Request) -> Option<ProductTiming> {
         let timing = lock(&self.timing);
         let (timing, timed) = timing.as_ref()?;

@@ -21,9 +21,9 @@ pub(super) struct MatmulPlan {
     a: Layout,
     b: Layout,
     d: Layout,
-    /// What [`run`](Self::run) uses.
+    /// The algorithm of [`run`](Self::run).
     pub(super) algorithm: Algorithm,
-    /// What is to be timed, in the order of the heuristic.
+    /// The algorithms to time, in the order of the heuristic.
     pub(super) candidates: Vec<Algorithm>,
     /// 0 or 1: what the old result is multiplied with.
     beta: f32,
@@ -42,14 +42,14 @@ pub(super) struct Algorithm {
 pub(super) enum AlgorithmSource {
     /// The first of the heuristic.
     Heuristic,
-    /// So many of the heuristic, for timing.
+    /// The first algorithms of the heuristic, up to this number, for timing.
     Candidates(usize),
     /// This one.
     Chosen([u64; 8]),
 }
 
 impl Algorithm {
-    /// As it is kept.
+    /// Returns the words as which it is kept.
     pub(super) fn words(&self) -> [u64; 8] {
         self.own.data
     }

@@ -122,7 +122,7 @@ pub fn check_gelu_shape(dtype: DType, width: usize) -> Result<(), String> {
     }
 }
 
-/// What the leading dimension of the auxiliary matrix of cuBLASLt is a multiple of, in elements
+/// The leading dimension of cuBLASLt's auxiliary matrix is a multiple of this number of elements
 /// (`CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`).
 const WIDTH_MULTIPLE: usize = 8;
 

@@ -31,7 +31,7 @@ const NAME: &str = "destinations";
 pub struct ExpertPlacement {
     /// The experts of all ranks.
     pub experts: usize,
-    /// Those of one rank, which divide them.
+    /// The experts of one rank, a divisor of all experts.
     pub experts_per_rank: usize,
     /// Between two ranks with consecutive experts.
     pub stride: usize,

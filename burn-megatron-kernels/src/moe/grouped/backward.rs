@@ -32,7 +32,7 @@ impl GroupedMatmul {
     ///
     /// # Panics
     ///
-    /// As [`grouped_matmul`](super::grouped_matmul).
+    /// See [`grouped_matmul`](super::grouped_matmul).
     pub fn new(
         (rows, dtype): ([usize; 2], DType),
         weights: &Tensor<3>,

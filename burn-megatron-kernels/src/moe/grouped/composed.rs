@@ -9,7 +9,7 @@ use crate::error::accept;
 ///
 /// # Panics
 ///
-/// As [`super::grouped_matmul`].
+/// See [`super::grouped_matmul`].
 pub fn grouped_matmul(x: Tensor<2>, weights: Tensor<3>, group_sizes: &[usize]) -> Tensor<2> {
     accept(check(x.dims(), weights.dims(), group_sizes));
     accept(same_type(x.dtype(), "type of the weights", weights.dtype()));

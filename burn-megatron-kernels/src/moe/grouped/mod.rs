@@ -73,7 +73,7 @@ pub fn grouped_matmul(x: Tensor<2>, weights: Tensor<3>, group_sizes: &[usize]) -
 ///
 /// # Panics
 ///
-/// As [`grouped_matmul`].
+/// See [`grouped_matmul`].
 pub fn grouped_matmul_with(
     x: Tensor<2>,
     weights: Tensor<3>,

@@ -1,9 +1,9 @@
-//! How many rows each expert has.
+//! The number of rows of each expert.
 
 use super::NAME;
 use crate::KernelError;
 
-/// How many rows each expert has, and so how many there are.
+/// The number of rows of each expert, from which the total follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowLayout {
     /// One for each pair that is not dropped. The counts are copied to the host.

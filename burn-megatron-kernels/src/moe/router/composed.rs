@@ -10,7 +10,7 @@ use crate::error::accept;
 ///
 /// # Panics
 ///
-/// As [`super::router_weights`].
+/// See [`super::router_weights`].
 pub fn router_weights(
     logits: Tensor<2>,
     indices: Tensor<2, Int>,

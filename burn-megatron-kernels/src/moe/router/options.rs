@@ -5,7 +5,7 @@ use crate::KernelError;
 use crate::moe::permutation::sort::check_experts;
 use crate::moe::score::ScoreFunction;
 
-/// How a token chooses its experts, and with which weights.
+/// The choice of experts for a token, and their weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouterOptions {
     /// Experts of a token, `k`.

@@ -3,7 +3,7 @@
 use super::{SMALLEST_SUM, ScoreFunction};
 use crate::cpu::Real;
 
-/// What scores that share a denominator have in common.
+/// The values that scores with the same denominator share.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::moe) struct Denominator<W> {
     /// The largest logit; of a softmax only.

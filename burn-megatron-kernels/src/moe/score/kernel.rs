@@ -9,7 +9,7 @@ pub(in crate::moe) const fn is_softmax(score: ScoreFunction) -> bool {
     matches!(score, ScoreFunction::Softmax | ScoreFunction::PreSoftmax)
 }
 
-/// What is added to a sum of numerators.
+/// Returns the number that is added to a sum of numerators.
 pub(in crate::moe) const fn least(score: ScoreFunction) -> f32 {
     if is_softmax(score) {
         0.0

@@ -14,7 +14,7 @@ pub(super) mod kernel;
 #[cfg(feature = "cubecl")]
 pub(super) mod row;
 
-/// How logits become scores, and scores weights.
+/// The function from logits to scores, and from scores to weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScoreFunction {
     /// Experts are chosen by their logits; weights are the softmax over those of the chosen ones. Of one

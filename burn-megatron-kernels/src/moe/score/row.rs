@@ -6,7 +6,7 @@ use super::ScoreFunction;
 use super::kernel::{is_softmax, least, numerator};
 use crate::cube::{cube_max, cube_sum};
 
-/// What scores that share a denominator have in common.
+/// The values that scores with the same denominator share.
 #[derive(CubeType, Clone, Copy)]
 pub(in crate::moe) struct Denominator {
     /// The largest logit; of a softmax only.

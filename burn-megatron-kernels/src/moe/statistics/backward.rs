@@ -12,7 +12,7 @@ use crate::cpu::{for_float, wide};
 use crate::launch::{DeviceOp, Spec, launch_one};
 use crate::moe::score::ScoreFunction;
 
-/// What is summed over tokens.
+/// The quantity that is summed over tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum SumKind {
     /// The score of each expert.

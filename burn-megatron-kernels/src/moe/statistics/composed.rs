@@ -10,7 +10,7 @@ use crate::error::accept;
 ///
 /// # Panics
 ///
-/// As [`super::sum_scores`].
+/// See [`super::sum_scores`].
 pub fn sum_scores(
     logits: Tensor<2>,
     score: ScoreFunction,
@@ -36,7 +36,7 @@ pub fn sum_scores(
 ///
 /// # Panics
 ///
-/// As [`super::sum_squared_lse`].
+/// See [`super::sum_squared_lse`].
 pub fn sum_squared_lse(logits: Tensor<2>, valid: Option<Tensor<1, Bool>>) -> Tensor<1> {
     accept(check_valid(valid.as_ref(), logits.dims()[0]));
     let logits = logits.clone().cast(wide(logits.dtype()));

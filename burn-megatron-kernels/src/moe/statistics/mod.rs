@@ -38,7 +38,7 @@ use backward::{CountOp, RouterSums, SumKind};
 
 const NAME: &str = "router statistics";
 
-/// How often each expert is chosen: `indices` `[tokens, k]` to `[sequences, experts]` in I32. An index
+/// Counts the tokens that choose each expert: `indices` `[tokens, k]` to `[sequences, experts]` in I32. An index
 /// outside of `0..experts` counts for none.
 ///
 /// # Panics
@@ -92,7 +92,7 @@ pub fn sum_scores(
 ///
 /// # Panics
 ///
-/// As [`sum_scores`].
+/// See [`sum_scores`].
 pub fn sum_squared_lse(logits: Tensor<2>, valid: Option<Tensor<1, Bool>>) -> Tensor<1> {
     router_sums(logits, SumKind::SquaredLse, 1, valid)
 }

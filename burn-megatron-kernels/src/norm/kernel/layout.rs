@@ -1,4 +1,4 @@
-//! How rows are mapped to the units of cubes, and sums over a row in that layout.
+//! The mapping of rows to the units of cubes, and sums over a row in that layout.
 
 use burn::tensor::DType;
 use cubecl::client::Client;

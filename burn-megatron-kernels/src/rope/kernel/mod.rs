@@ -29,7 +29,7 @@ const UNITS: u32 = 256;
 /// heads need registers that reduce occupancy.
 const MAX_HEADS_PER_UNIT: usize = 2;
 
-/// How the heads of a tensor are distributed over units. Features are counted in vectors.
+/// The distribution of a tensor's heads over units. Features are counted in vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct RopePlan {
     /// Elements of a vector.

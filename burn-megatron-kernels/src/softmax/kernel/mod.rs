@@ -91,7 +91,7 @@ fn visible<N: Size>(
     }
 }
 
-/// How a row's span is found.
+/// The method by which the span of a row is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum KeyRangeKind {
     /// Every key.

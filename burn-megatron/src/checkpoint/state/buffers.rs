@@ -13,7 +13,7 @@ use crate::checkpoint::{
 use crate::data_parallel::DistributedDataParallel;
 use crate::nn::moe::ExpertBias;
 
-/// What this rank writes, with its bytes.
+/// Returns the tensors that this rank writes, with their bytes.
 pub(super) fn write<M: Module>(
     ddp: &DistributedDataParallel<M>,
 ) -> Result<Vec<(TensorShard, Vec<u8>)>, StateError> {

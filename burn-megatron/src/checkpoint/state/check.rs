@@ -21,7 +21,7 @@ impl ModelKeys {
         Self::of_table(ddp, ddp.table())
     }
 
-    /// Those of frozen parameters too. Collective: call on all ranks.
+    /// Gathers the paths of all stages, including frozen parameters. Collective: call on all ranks.
     pub fn gather_all<M: Module>(ddp: &DistributedDataParallel<M>) -> Result<Self, StateError> {
         Self::of_table(ddp, ddp.whole_table())
     }

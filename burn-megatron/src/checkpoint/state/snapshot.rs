@@ -18,7 +18,7 @@ const READ_BYTES: usize = if cfg!(test) { 56 } else { 1 << 20 };
 /// Receives the bytes of a shard, in one or more calls.
 type ByteSink<'a> = dyn FnMut(&[u8]) -> Result<(), CheckpointError> + 'a;
 
-/// What a rank writes, as of the creation of this value.
+/// The state that a rank writes, as of the creation of this value.
 pub(crate) struct Snapshot {
     shards: Vec<TensorShard>,
     bytes: SnapshotData,
@@ -165,7 +165,7 @@ fn ranges<'a>(
     move |bucket| ranges[bucket].clone()
 }
 
-/// What a rank writes, while it is collected.
+/// The state that a rank writes, while it is collected.
 struct SnapshotParts<'a> {
     rank: &'a MeshRank,
     shards: Vec<TensorShard>,

@@ -16,7 +16,7 @@ pub enum ChatDataError {
         path: PathBuf,
         /// The line, from 1.
         line: u64,
-        /// What is wrong.
+        /// The fault of the line.
         source: ChatLineError,
     },
     /// A folder has no file of JSON lines.
@@ -25,13 +25,13 @@ pub enum ChatDataError {
     /// There is nothing to train on.
     #[error("no conversation to train on{counts}")]
     NoExamples {
-        /// What was left out.
+        /// The examples that were left out.
         counts: String,
     },
     /// The share cannot be held out.
     #[error("invalid share {0} of held-out conversations: expected 0 to below 1, as in 0.1")]
     Share(f64),
-    /// So few cannot be split.
+    /// The number of conversations is too small to be split.
     #[error(
         "a share of {share} cannot be held out of {count} conversation(s), so that one is left to train on: give more, \
          held-out files, or a share of 0"
@@ -52,7 +52,7 @@ pub enum ChatDataError {
     },
 }
 
-/// What is wrong with a line.
+/// The fault of a line.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatLineError {
     /// It is not UTF-8.
@@ -72,7 +72,7 @@ pub enum ChatLineError {
     Type {
         /// The key.
         what: String,
-        /// What it should be.
+        /// The expected value.
         expected: &'static str,
     },
     /// A text that is not JSON where JSON is expected.
@@ -137,7 +137,7 @@ pub enum ChatLineError {
     NoPrefix {
         /// The message, from 1.
         message: usize,
-        /// What changes the text.
+        /// The text that changes it.
         follows: &'static str,
     },
     /// The marks of the template are not those of the answers.

@@ -29,7 +29,7 @@ pub(super) struct ExampleCounts {
 }
 
 impl ExampleCounts {
-    /// What became of them, to be put at the end of a line.
+    /// Describes the truncated and the omitted examples, for the end of a line.
     pub fn describe(&self) -> String {
         let each = [
             (self.truncated, "truncated"),
@@ -93,7 +93,7 @@ impl Examples {
             .count()
     }
 
-    /// Those for which `wanted` is true, by their numbers.
+    /// Returns the examples for which `wanted` is true, by their numbers.
     pub fn those(&self, wanted: impl Fn(usize) -> bool) -> Self {
         let mut those = Self::default();
         for example in (0..self.len()).filter(|example| wanted(*example)) {

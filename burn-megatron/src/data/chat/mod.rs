@@ -41,7 +41,7 @@ const HELD_OUT_SEED: u32 = 1234;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TrainedTokens {
-    /// What the assistant writes, with the end of each turn.
+    /// The text of the assistant, with the end of each turn.
     #[default]
     Answers,
     /// The last answer of each conversation.
@@ -50,7 +50,7 @@ pub enum TrainedTokens {
     All,
 }
 
-/// What becomes of an example that is longer than a row.
+/// The treatment of an example that is longer than a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LongExamples {
@@ -68,7 +68,7 @@ pub enum LongExamples {
 pub enum HeldOutExamples {
     /// A share of all examples, 0 to below 1, always the same ones; above 0 at least one.
     Share(f64),
-    /// Those of other files.
+    /// The conversations of other files.
     Files(Vec<PathBuf>),
 }
 
@@ -77,11 +77,11 @@ pub enum HeldOutExamples {
 pub struct ChatDataConfig {
     /// Files of JSON lines, or folders, whose `.jsonl` files are read.
     pub files: Vec<PathBuf>,
-    /// What is held out.
+    /// The held-out examples.
     pub held_out: HeldOutExamples,
     /// Which tokens have a loss.
     pub loss: TrainedTokens,
-    /// What becomes of long examples.
+    /// The treatment of long examples.
     pub long: LongExamples,
     /// Whether rows have several examples; otherwise each has one, and padding.
     pub packing: bool,

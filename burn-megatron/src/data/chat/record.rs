@@ -17,7 +17,7 @@ pub(super) const ROLES: [&str; 6] = [
     "function",
 ];
 
-/// What writes the answers.
+/// The role of the messages with answers.
 pub(super) const ASSISTANT: &str = "assistant";
 
 /// The names of ShareGPT's `conversations`, and their roles.
@@ -161,7 +161,7 @@ impl Conversation {
         })
     }
 
-    /// Those of them that are trained.
+    /// Returns the numbers of the assistant's messages that are trained.
     pub fn answers(&self) -> impl DoubleEndedIterator<Item = usize> {
         self.assistant().filter(|at| *at >= self.first_trained)
     }

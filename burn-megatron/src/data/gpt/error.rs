@@ -207,7 +207,7 @@ pub enum CacheError {
     },
 }
 
-/// What to do about a part with too few tokens; a sequence is a document in most files.
+/// Returns a remedy for a part with too few tokens; a sequence is a document in most files.
 fn remedy(sequences: usize, all_sequences: usize) -> String {
     match (sequences, all_sequences) {
         (0, 1) => {

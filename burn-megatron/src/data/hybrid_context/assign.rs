@@ -133,8 +133,8 @@ fn sum(samples: &[Sample]) -> f64 {
     samples.iter().map(|sample| sample.flops).sum()
 }
 
-/// Those of `samples` that a group of `size` ranks shares, so that the FLOPs of its halves differ by at most `limit`, and
-/// those of each half. A sample with fewer than two tokens per rank is not shared.
+/// Selects the samples that a group of `size` ranks shares, so that the FLOPs of its halves differ by at most `limit`;
+/// also returns the samples of each half. A sample with fewer than two tokens per rank is not shared.
 fn balanced(samples: Vec<Sample>, size: usize, limit: f64) -> (Vec<Sample>, [Vec<Sample>; 2]) {
     let divisible = |sample: &Sample| sample.length >= 2 * size;
     // Too little for micro-batches of their own.

@@ -16,21 +16,22 @@ use std::ops::Range;
 
 use crate::mesh::ContextSplit;
 
-/// What a plan is made for.
+/// The limits and costs for which a plan is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HybridContextConfig {
     /// The ranks of context x data, a power of two.
     pub ranks: usize,
     /// The most tokens of one rank in a micro-batch, padding included.
     pub max_seqlen_per_dp_cp_rank: usize,
-    /// What the tokens of a rank in a micro-batch must be a multiple of, as tensor ranks share them under sequence
-    /// parallelism; 1 without.
+    /// The number of tokens of a rank in a micro-batch must be a multiple of this, as tensor ranks share them under
+    /// sequence parallelism; 1 without.
     pub multiple: usize,
-    /// What a sample costs.
+    /// The cost of a sample.
     pub flops: SampleFlops,
 }
 
-/// What a sample costs: a causal sample of `s` tokens `s` times the one, and `s (s + 1) / 2` times the other.
+/// The cost of a sample: a causal sample of `s` tokens costs `s` times [`per_token`](Self::per_token) and `s (s + 1) /
+/// 2` times [`per_pair`](Self::per_pair).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleFlops {
     /// FLOPs of a token outside of attention.
@@ -39,7 +40,7 @@ pub struct SampleFlops {
     pub per_pair: f64,
 }
 
-/// What one group of ranks computes in one micro-batch.
+/// The samples that one group of ranks computes in one micro-batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HybridContextSlot {
     /// The group: a power of two of ranks, which starts at a multiple of its size.
@@ -205,12 +206,12 @@ impl HybridContextConfig {
         })
     }
 
-    /// What the tokens of a row of all ranks, and so of any group, can be padded to a multiple of.
+    /// Returns the number to a multiple of which the tokens of a row of all ranks, and so of any group, can be padded.
     pub(crate) fn row_divisor(&self) -> usize {
         self.ranks * self.row_multiple()
     }
 
-    /// What the tokens of a rank of any group must be a multiple of.
+    /// Returns the number of which the tokens of a rank of any group must be a multiple.
     fn row_multiple(&self) -> usize {
         ContextSplit::ZigzagPerDocument.divisor(2, self.multiple.max(1)) / 2
     }

@@ -50,7 +50,7 @@ impl IndexedDataset {
         &self.prefix
     }
 
-    /// How a token is stored.
+    /// Returns the type in which a token is stored.
     pub fn token_type(&self) -> TokenType {
         self.header.token_type
     }

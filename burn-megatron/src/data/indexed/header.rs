@@ -13,7 +13,7 @@ const HEADER: usize = 34;
 /// The sizes of an index, which match the number of its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexHeader {
-    /// How a token is stored.
+    /// The type in which a token is stored.
     pub token_type: TokenType,
     /// The number of sequences.
     pub sequences: usize,

@@ -155,7 +155,7 @@ impl IndexedDatasetBuilder {
     ///
     /// # Errors
     ///
-    /// As [`finish`](Self::finish).
+    /// See [`finish`](Self::finish).
     pub fn finish_beside(
         self,
         path: &Path,

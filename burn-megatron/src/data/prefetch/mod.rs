@@ -10,10 +10,10 @@ use parking_lot::Mutex;
 
 use super::{Batch, DataError, Sample, Samples};
 
-/// How long to wait for a batch.
+/// The time to wait for a batch.
 const BATCH_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How long to wait for the thread to end.
+/// The time to wait for the thread to end.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A batch and the numbers of its samples.
@@ -41,7 +41,7 @@ struct PrefetchState {
     stats: PrefetchStats,
 }
 
-/// How long training waited for data.
+/// The time that training waited for data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefetchStats {
     /// Requested batches.

@@ -10,7 +10,7 @@ use super::GradientBuckets;
 #[derive(Clone, Debug)]
 pub(crate) struct MicroBatchUses(Vec<(usize, usize)>);
 
-/// What the buckets have counted.
+/// The counts of the buckets.
 pub(crate) struct Counted {
     tracker: GradientTracker,
     /// By bucket.
@@ -34,7 +34,7 @@ impl GradientBuckets {
         self.advance(plan);
     }
 
-    /// What is counted so far.
+    /// Returns the counts so far.
     pub fn counted(&self) -> Counted {
         let accumulated = self.buckets.iter().map(|bucket| bucket.accumulated.clone());
         Counted {
@@ -43,7 +43,7 @@ impl GradientBuckets {
         }
     }
 
-    /// What the one micro-batch since `before` has counted, and takes it back: it was captured and did not run.
+    /// Returns the counts of the one micro-batch since `before`, and takes them back: it was captured and did not run.
     pub fn take_back(&mut self, before: Counted, plan: &ShardingPlan) -> MicroBatchUses {
         let of = |index: usize| {
             let (number, _) = plan.location(index);

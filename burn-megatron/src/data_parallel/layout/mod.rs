@@ -51,7 +51,7 @@ pub struct BufferLayout {
     locations: Vec<ParameterLocation>,
 }
 
-/// What the parameters of one buffer have in common.
+/// The properties that the parameters of one buffer share.
 ///
 /// Displayed as the dtypes of parameters and gradients, and the kind: `bf16/f32 dense`, or `u8/f32 dense fp8`
 /// for FP8 weights.
@@ -71,7 +71,7 @@ pub struct BufferKey {
 /// A sequence of contiguous buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlatBuffer {
-    /// What its parameters have in common.
+    /// The properties that its parameters share.
     pub key: BufferKey,
     /// Its elements, padding included.
     pub elements: usize,

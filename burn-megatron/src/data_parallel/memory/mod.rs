@@ -36,7 +36,7 @@ use transient_buffers::{element_bytes, gathered_units, transient_buffers};
 /// The training state per parameter, and which of it is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRules {
-    /// What is sharded.
+    /// The sharded state.
     pub stage: ZeroStage,
     /// Hybrid sharding: the ranks over which a copy is sharded. `None`: those over which the layout shards buckets.
     pub shards: Option<usize>,

@@ -186,7 +186,7 @@ fn error(bucket: usize, message: &str) -> CommError {
     }
 }
 
-/// What both threads share.
+/// The state that both threads share.
 struct Worker {
     plan: Arc<ShardingPlan>,
     timeline: Arc<Timeline>,

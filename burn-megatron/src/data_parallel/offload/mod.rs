@@ -29,7 +29,7 @@ mod timeline;
 pub(super) use host_stepper::{HostBucket, HostStepped, HostStepper};
 use timeline::Timeline;
 
-/// What is kept in the memory of the host instead of the device.
+/// The state that is kept in the memory of the host instead of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OffloadConfig {

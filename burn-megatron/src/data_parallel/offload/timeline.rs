@@ -1,4 +1,4 @@
-//! What is transferred for offloaded buckets, and when, over a simulated link.
+//! The transfers of offloaded buckets, and their times, over a simulated link.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub struct Timeline(Mutex<State>);
 struct State {
     traffic: HostTraffic,
     link: Option<SimulatedHostLink>,
-    /// How long the step of a bucket takes on the host, and on the device.
+    /// The time that the step of a bucket takes on the host, and on the device.
     host_time: Duration,
     device_time: Duration,
     record: OffloadRecord,

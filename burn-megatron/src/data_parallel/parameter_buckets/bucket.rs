@@ -166,7 +166,7 @@ pub(super) fn start_gather(
     ParamState::Gathering(Box::new(pending), allocations)
 }
 
-/// How the master shard of a bucket counts; `None` where it is a view of `model_params`.
+/// Returns the memory category of a bucket's master shard; `None` where it is a view of `model_params`.
 pub(super) fn master_category(number: usize, plan: &ShardingPlan) -> Option<MemoryCategory> {
     let (model, main) = plan.model_and_main_dtypes(number);
     let is_float = plan.parameter_format(number) == ParameterFormat::Float;

@@ -15,7 +15,7 @@ use super::shard::{Members, QueryPart, SequenceShard};
 use crate::collective;
 use crate::nn::attention_core::ScoreOptions;
 
-/// How a layer attends to the tokens of all ranks that share its sequences.
+/// The attention of a layer to the tokens of all ranks that share its sequences.
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct ContextAttention {
     pub groups: ContextGroups,

@@ -34,7 +34,7 @@ pub(in crate::nn) struct CacheAttention {
 }
 
 impl CacheSplit {
-    /// How many of the first `len` tokens this rank has.
+    /// Returns the number of the first `len` tokens that this rank has.
     pub fn own(&self, len: usize) -> usize {
         let (rank, ranks) = (self.comm.rank(), self.comm.size());
         (len + ranks - 1 - rank) / ranks

@@ -1,4 +1,4 @@
-//! What an exchange costs, and which is chosen. Pure arithmetic, for layers and for planners.
+//! The costs of an exchange, and the choice between exchanges. Pure arithmetic, for layers and for planners.
 
 use crate::mesh::{ContextExchange, ParallelConfig};
 
@@ -22,7 +22,7 @@ pub struct ExchangeProblem {
     pub gradient_bytes: usize,
 }
 
-/// What a rank sends in one layer, in bytes, and what it holds meanwhile.
+/// The bytes that a rank sends in one layer, and the bytes that it holds meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ExchangeCost {
     /// Sent in the forward.
@@ -113,8 +113,8 @@ impl ExchangeProblem {
         }
     }
 
-    /// What the exchange sends and holds, with `s` tokens, `c` ranks, `q` heads, `kv` groups and heads of `d`
-    /// features:
+    /// Returns the bytes that the exchange sends and holds, with `s` tokens, `c` ranks, `q` heads, `kv` groups and
+    /// heads of `d` features:
     ///
     /// | exchange | elements sent in the forward | in the backward | held |
     /// |---|---|---|---|

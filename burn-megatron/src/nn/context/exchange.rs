@@ -1,4 +1,4 @@
-//! How the queries of a rank attend to the keys and values of all ranks of a group. On plain tensors.
+//! The attention of a rank's queries to the keys and values of all ranks of a group. On plain tensors.
 
 use std::fmt::Debug;
 

@@ -89,7 +89,7 @@ impl ContextAttention {
         }])
     }
 
-    /// Those of all powers of two; without a choice, by a ring.
+    /// Builds the attention for the groups of all powers of two; without a choice, by a ring.
     fn hybrid(builder: &ModelBuilder, fused: bool) -> Result<Vec<Self>, BuildError> {
         if !fused {
             return Err(builder.error(

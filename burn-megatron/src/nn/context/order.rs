@@ -4,7 +4,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{Device, Int, Tensor};
 use burn_megatron_kernels::{Function, apply};
 
-/// How the tokens of some ranks, one rank after the other, are brought into ascending order.
+/// The order that brings the tokens of some ranks, one rank after the other, into ascending order.
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct Order {
     /// By place in the ascending order, the place in the order of the ranks.

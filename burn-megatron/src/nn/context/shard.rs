@@ -58,7 +58,7 @@ pub(in crate::nn) enum QueryPart {
     Last,
 }
 
-/// What layers have asked for, on the device of the model.
+/// The tensors that layers have requested, on the device of the model.
 #[derive(Debug, Default)]
 struct Uploads {
     /// By the rows of short sequences in the table of positions, if there are such.
@@ -68,7 +68,7 @@ struct Uploads {
     orders: HashMap<Members, Order>,
 }
 
-/// What a rank has; what was uploaded of it does not count.
+/// Compares the parts of the ranks; uploaded tensors do not count.
 impl PartialEq for SequenceShard {
     fn eq(&self, other: &Self) -> bool {
         let known = |of: &Self| (of.shape, of.rank);
@@ -254,8 +254,8 @@ impl SequenceShard {
         tokens
     }
 
-    /// What the tokens of `queries` see of those of `keys`, both in ascending order; those that are not in `part` see
-    /// nothing.
+    /// Returns the ranges of `keys` that the tokens of `queries` see, both in ascending order; tokens that are not in
+    /// `part` see nothing.
     pub(in crate::nn) fn ranges(
         &self,
         (queries, keys): (Members, Members),
@@ -284,7 +284,7 @@ impl SequenceShard {
         ranges.clone()
     }
 
-    /// What this rank's tokens see of those of all ranks.
+    /// Returns the ranges of all ranks' tokens that this rank's tokens see.
     pub(in crate::nn) fn ranges_in_batch(
         &self,
         window: Option<Window>,
@@ -294,7 +294,7 @@ impl SequenceShard {
         self.ranges(members, QueryPart::All, window, device)
     }
 
-    /// How the tokens of `members` are brought into ascending order.
+    /// Returns the order that makes the tokens of `members` ascending.
     pub(in crate::nn) fn order(&self, members: Members, device: &Device) -> Order {
         let mut uploads = self.uploads.lock();
         let order = uploads.orders.entry(members);

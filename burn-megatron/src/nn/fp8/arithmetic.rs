@@ -122,8 +122,8 @@ impl Fp8Arithmetic {
         copies
     }
 
-    /// What the forward saved in addition to the input: the scales of the input and of the weight, where
-    /// the backward quantises these again.
+    /// Returns the scales that the forward saved in addition to the input: the scales of the input and of the weight,
+    /// where the backward quantises these again.
     fn scales_of(&self, extra: &[DispatchTensor]) -> [Option<TensorScale>; 2] {
         let mut scales = extra.iter().cloned().map(Tensor::from_dispatch);
         let mut next = |operand| Some(self.layer.scale_in(operand, scales.next()?));
@@ -132,8 +132,8 @@ impl Fp8Arithmetic {
         [input, next(Operand::Weight)]
     }
 
-    /// How many scales a forward saves, see [`scales_of`](Self::scales_of), given whether both copies of the
-    /// weight were there.
+    /// Returns the number of scales that a forward saves, see [`scales_of`](Self::scales_of), given whether both copies
+    /// of the weight were there.
     pub fn saved_scales(&self, has_copies: bool) -> usize {
         if self.layer.has_one_scale() {
             usize::from(!self.saves_codes) + usize::from(!has_copies)

@@ -41,7 +41,8 @@ pub(crate) struct Fp8Snapshot {
 }
 
 impl OperandBuffers {
-    /// What [`restore_snapshot`](Self::restore_snapshot) restores. Waits for the device if there is a log.
+    /// Returns the state that [`restore_snapshot`](Self::restore_snapshot) restores. Waits for the device if there is a
+    /// log.
     pub fn snapshot(&self) -> Fp8Snapshot {
         let buffers = self.0.lock();
         Fp8Snapshot {

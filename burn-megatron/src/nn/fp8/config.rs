@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Fp8Config {
-    /// How scales are computed; without one, layers compute in the type of the model.
+    /// The method of computing scales; without one, layers compute in the type of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recipe: Option<Fp8Recipe>,
     /// The formats of values and of gradients.
@@ -62,7 +62,7 @@ pub enum Fp8Format {
     E4m3,
 }
 
-/// How scales are computed.
+/// The method of computing scales.
 ///
 /// In a recipe, with default or with other settings:
 ///
@@ -115,7 +115,7 @@ pub enum AmaxAlgorithm {
     /// The largest.
     #[default]
     Max,
-    /// That of the last step.
+    /// The magnitude of the last step.
     MostRecent,
 }
 

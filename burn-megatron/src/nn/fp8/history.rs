@@ -18,7 +18,7 @@ pub struct ScaleState {
 }
 
 impl DelayedScaling {
-    /// How the scale follows, for a format with this largest value.
+    /// Returns the rule for the scale, for a format with this largest value.
     pub(super) fn rule(&self, max: f32) -> ScaleRule {
         ScaleRule {
             history: self.history,

@@ -44,7 +44,7 @@ pub(super) struct Fp8LayerShared {
     split: SplitOperands,
     pub owner: WeightOwner,
     pub model: Arc<ModelFp8>,
-    /// Of the input; those of the weight and the gradient are the next ones.
+    /// The slot of the input; the slots of the weight and the gradient are the next ones.
     pub first_slot: usize,
     operands: Mutex<[OperandState; 3]>,
     pub weight: Mutex<Option<CachedWeight>>,
@@ -55,11 +55,11 @@ pub(super) struct Fp8LayerShared {
 pub(super) enum WeightOwner {
     /// One of its own, `weight`.
     Layer,
-    /// That of all experts.
+    /// The weight of all experts.
     Experts,
 }
 
-/// What the layers of a model share.
+/// The state that the layers of a model share.
 #[derive(Debug, Default)]
 pub(super) struct ModelFp8 {
     /// Magnitudes and scales.
@@ -70,7 +70,7 @@ pub(super) struct ModelFp8 {
     pub measuring: AtomicBool,
 }
 
-/// What the host knows of one operand.
+/// The host's record of one operand.
 #[derive(Default)]
 pub(super) struct OperandState {
     /// Its last measured quantisation error, and whether it was measured in this step.
@@ -124,7 +124,7 @@ impl Fp8Layer {
         &self.shared.path
     }
 
-    /// How its scales are found.
+    /// Returns the method of computing its scales.
     pub fn recipe(&self) -> &Fp8Recipe {
         &self.shared.recipe
     }

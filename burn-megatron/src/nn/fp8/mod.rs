@@ -94,7 +94,7 @@ struct Fp8Shared {
     config: Fp8Config,
     /// The patterns of the configuration.
     globs: Vec<Glob>,
-    /// What the layers share.
+    /// The state that the layers share.
     model: Arc<ModelFp8>,
     /// In build order.
     layers: Mutex<Vec<Fp8Layer>>,

@@ -58,7 +58,7 @@ impl Fp8 {
         Ok(counts)
     }
 
-    /// What the layers change in a step, to run it again with [`restore`](Self::restore).
+    /// Returns the state that the layers change in a step, to run it again with [`restore`](Self::restore).
     pub(crate) fn snapshot(&self) -> Fp8Snapshot {
         self.shared.model.buffers.snapshot()
     }

@@ -39,7 +39,7 @@ pub trait WeightQuantizer: Debug + Send + Sync {
 #[derive(Debug)]
 pub(super) struct CachedWeight {
     weight: Arc<QuantizedWeight>,
-    /// What the quantiser has seen, in how many values, until a recorded forward uses the weight.
+    /// The statistics of the quantiser and the number of values, until a recorded forward uses the weight.
     seen: Option<(Tensor<1>, usize)>,
 }
 

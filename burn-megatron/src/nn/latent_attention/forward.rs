@@ -8,7 +8,7 @@ use crate::collective;
 use crate::nn::context::SequenceShard;
 use crate::nn::{AttentionContext, Norm, Residual, SEQUENCE_DIM};
 
-/// What the heads of a layer are projected from, on this rank.
+/// The inputs of the projections of a layer's heads, on this rank.
 #[derive(Clone, Debug)]
 pub(super) struct Latents {
     /// `[batch, seq, q_rank]`; without a latent of queries the queries themselves.
@@ -47,7 +47,7 @@ impl MultiLatentAttention {
     ///
     /// # Panics
     ///
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     pub fn forward_normalized(
         &self,
         norm: &Norm,

@@ -32,10 +32,10 @@ pub struct LoraAdapters {
     /// The output of an MLP.
     pub down_proj: Option<LoraAdapter>,
     dropout: Dropout,
-    /// How the input of the dropout is distributed.
+    /// The distribution of the input of the dropout.
     #[module(skip)]
     lies: ActivationLayout,
-    /// How `x A` is distributed.
+    /// The distribution of `x A`.
     #[module(skip)]
     inner: InputLayout,
     /// The sections of the layer on this rank: what each is, and its features.
@@ -48,7 +48,7 @@ pub struct LoraAdapters {
 /// A column-parallel layer that may have adapters.
 pub(in crate::nn) struct ColumnLayer<'a> {
     pub input: usize,
-    /// What each section is; empty for a layer that has no adapters.
+    /// The kind of each section; empty for a layer that has no adapters.
     pub targets: &'a [LoraTarget],
     /// The sections.
     pub sections: &'a [Section],
@@ -259,8 +259,8 @@ impl LoraAdapters {
         }
     }
 
-    /// What is added to the product of the layer of `x`, `[batch, seq, in]`, whose layout is that of the layer's input:
-    /// `[batch, seq, out]` of this rank, zero in sections without an adapter.
+    /// Returns the product of the adapters with `x`, `[batch, seq, in]`, whose layout is the layout of the layer's
+    /// input: `[batch, seq, out]` of this rank, zero in sections without an adapter.
     pub(in crate::nn) fn delta(&self, x: Tensor<3>) -> Tensor<3> {
         let x = self.dropout.forward(x, self.lies);
         let sections = self.sections.iter();

@@ -7,7 +7,7 @@ use crate::nn::BuildError;
 /// A layer with an adapter, as this rank has built it; sizes are those of the whole layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdaptedLayer {
-    /// What it is.
+    /// The kind of layer.
     pub target: LoraTarget,
     /// The path of the weight `[in, ..]` that it belongs to.
     pub weight: String,

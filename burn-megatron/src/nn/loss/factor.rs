@@ -45,8 +45,8 @@ impl LossFactor {
         }
     }
 
-    /// What the gradients that were computed for this factor are to be multiplied with in a backward from `upstream`, `[1]`:
-    /// 1 if that is the factor.
+    /// Returns the number by which gradients that were computed for this factor are multiplied in a backward from
+    /// `upstream`, `[1]`: 1 if `upstream` is the factor.
     pub(super) fn ratio(&self, upstream: Tensor<1>) -> Tensor<1> {
         match self {
             Self::Number(1.0) => upstream,

@@ -67,7 +67,7 @@ impl LinearCrossEntropy {
     ///
     /// # Panics
     ///
-    /// As [`OutputLayer::forward`].
+    /// See [`OutputLayer::forward`].
     pub fn losses(
         &self,
         x: Tensor<3>,
@@ -88,7 +88,7 @@ impl LinearCrossEntropy {
     ///
     /// # Panics
     ///
-    /// As [`OutputLayer::forward`].
+    /// See [`OutputLayer::forward`].
     pub fn sums(
         &self,
         x: Tensor<3>,

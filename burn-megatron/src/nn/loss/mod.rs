@@ -202,7 +202,7 @@ struct LossComponents {
 }
 
 impl LossComponents {
-    /// Those of all tokens, from those of consecutive ones; none of none.
+    /// Joins the components of consecutive tokens; none for an empty list.
     fn joined(chunks: Vec<Self>) -> Option<Self> {
         let join = |part: fn(&Self) -> Option<&Tensor<1>>| {
             let parts: Option<Vec<_>> = chunks.iter().map(|own| part(own).cloned()).collect();

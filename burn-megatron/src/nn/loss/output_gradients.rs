@@ -15,9 +15,9 @@ use crate::nn::lookup::accumulation;
 
 /// The gradients that are needed, flat.
 pub(super) struct OutputGradients {
-    /// Of the hidden states, `[tokens hidden]` in their type.
+    /// The gradient of the hidden states, `[tokens hidden]` in their type.
     pub input: Option<Tensor<1>>,
-    /// Of the weight, `[width hidden]` in f32, f64 for f64.
+    /// The gradient of the weight, `[width hidden]` in f32, f64 for f64.
     pub weight: Option<Tensor<1>>,
 }
 

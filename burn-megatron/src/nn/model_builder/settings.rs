@@ -34,7 +34,7 @@ impl ModelBuilder {
         self.shared.kernels.lock().is_fused(operation)
     }
 
-    /// How the matrix products of the layer are computed.
+    /// Returns the settings of the layer's matrix products.
     pub fn linear_kernels(&self) -> LinearKernels {
         let kernels = self.shared.kernels.lock();
         LinearKernels {
@@ -218,7 +218,7 @@ impl ModelBuilder {
         Ok(self)
     }
 
-    /// What the model recomputes.
+    /// Returns the layers that the model recomputes.
     pub fn recompute(&self) -> Recompute {
         self.shared.recompute.lock().clone()
     }
@@ -263,8 +263,8 @@ impl ModelBuilder {
         }
     }
 
-    /// What the number of tokens of a sequence must be a multiple of, so that the tensor ranks can share it, and the chunks
-    /// of [`tp_comm_overlap`](crate::mesh::ParallelConfig::tp_comm_overlap) are equal.
+    /// Returns the number of which the tokens of a sequence must be a multiple, so that the tensor ranks can share it,
+    /// and the chunks of [`tp_comm_overlap`](crate::mesh::ParallelConfig::tp_comm_overlap) are equal.
     pub fn sequence_multiple(&self) -> usize {
         if self.sequence_parallel {
             tp_comm_overlap::sequence_multiple(self.groups.config())

@@ -28,7 +28,7 @@ pub struct Capacity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeepPolicy {
-    /// Those with the largest weights; of equal ones the first.
+    /// Keeps the pairs with the largest weights; of equal weights the first.
     LargestWeights,
     /// The first.
     First,

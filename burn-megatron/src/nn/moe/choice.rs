@@ -10,7 +10,8 @@ use crate::collective::Comm;
 use crate::comm::{Buffer, raise};
 use crate::nn::{AxisRank, BatchPosition, DropoutPosition};
 
-/// By what the experts of a token are chosen. Weights and their gradients follow from its scores in any case.
+/// The method by which the experts of a token are chosen. Weights and their gradients follow from its scores in any
+/// case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RouterChoice {

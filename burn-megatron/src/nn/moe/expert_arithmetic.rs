@@ -74,7 +74,7 @@ impl ExpertArithmetic {
     }
 }
 
-/// What the forward of an expert has saved.
+/// The tensors that the forward of an expert saved.
 pub(super) struct SavedExpert {
     pub x: SavedInput,
     pub extra: Vec<DispatchTensor>,

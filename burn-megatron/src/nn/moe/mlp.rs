@@ -45,7 +45,7 @@ pub struct MoeMlpConfig {
     /// Initial values of the second weights of the experts.
     #[config(default = "Init::Normal(0.02)")]
     pub output_init: Init,
-    /// How tokens reach their experts.
+    /// The exchange of tokens with their experts.
     #[config(default = "DispatcherKind::AllToAll")]
     pub dispatcher: DispatcherKind,
     /// The scales of tokens that the flex dispatcher sends in 8 bits; by default they are sent in their own type. Results
@@ -88,7 +88,7 @@ pub struct MoeMlp {
     region: RecomputeRegion,
 }
 
-/// What a forward of a [`MoeMlp`] is given besides its input.
+/// The arguments of a forward of a [`MoeMlp`] in addition to its input.
 #[derive(Clone, Debug, Default)]
 pub struct MoeForward<'a> {
     /// Choices `[batch * seq, k]` instead of the router's, such as those of an earlier forward.
@@ -108,10 +108,9 @@ impl MoeMlpConfig {
     ///
     /// # Errors
     ///
-    /// What does not fit, and what would: more experts than are sorted at once; padding to the capacity with another
-    /// dispatcher than the all-to-all; a dispatch in 8 bits with another than the flex; overlap with another micro-batch with the
-    /// all-gather; invalid settings of the router,
-    /// the capacity or the losses.
+    /// The setting that does not fit, and the values that would: more experts than are sorted at once; padding to the
+    /// capacity with another dispatcher than the all-to-all; a dispatch in 8 bits with another than the flex; overlap
+    /// with another micro-batch with the all-gather; invalid settings of the router, the capacity or the losses.
     pub fn check(&self, layout: &ParallelConfig) -> Result<(), String> {
         let experts = self.router.experts;
         let expert_tensor = layout.expert_tensor_size();

@@ -15,7 +15,8 @@ use crate::mesh::{Axis, AxisSet, Grid};
 use crate::nn::forward_context::{constant, is_training};
 use crate::nn::{AxisRank, BuildError, Init, ModelBuilder, ParameterSpec, anchored_value};
 
-/// How the scores of a token become the weights of its experts. `z` are its logits, `S` the experts that it chose.
+/// The function from the scores of a token to the weights of its experts. `z` are its logits, `S` the experts that it
+/// chose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScoreFunction {
@@ -77,10 +78,10 @@ pub struct RouterConfig {
     /// several, except with [`ScoreFunction::PreSoftmax`]. With one expert the weight is then constant, which leaves
     /// the router without a gradient.
     pub normalized: Option<bool>,
-    /// By which the weights are multiplied.
+    /// The factor of the weights.
     #[config(default = 1.0)]
     pub factor: f64,
-    /// By what experts are chosen.
+    /// The method by which experts are chosen.
     #[config(default = "RouterChoice::Scores")]
     pub choice: RouterChoice,
     /// Limits the choice to groups of experts.
@@ -121,7 +122,7 @@ pub struct Router {
     sequence: Comm,
     #[module(skip)]
     tokens: TokenPosition,
-    /// Of the random stream of the jitter.
+    /// The key of the random stream of the jitter.
     #[module(skip)]
     key: u64,
     #[module(skip)]

@@ -123,9 +123,9 @@ impl fmt::Debug for Routers {
     }
 }
 
-/// What `layers` report of a step, summed over the ranks of `comm`: [`ReportedLayer::width`] numbers each, one after
-/// the other. A rank adds nothing to a layer of another pipeline stage. Exact up to 2^24 tokens of an expert on GPUs,
-/// which sum in f32. Collective over `comm`.
+/// Returns the reports of `layers` about a step, summed over the ranks of `comm`: [`ReportedLayer::width`] numbers
+/// each, one after the other. A rank adds nothing to a layer of another pipeline stage. Exact up to 2^24 tokens of an
+/// expert on GPUs, which sum in f32. Collective over `comm`.
 pub(crate) fn reduced_reports(
     step: &RouterStep,
     layers: &[ReportedLayer],

@@ -1,4 +1,4 @@
-//! What the routers of a model add to a training step, and what they report of it.
+//! The losses that the routers of a model add to a training step, and their reports about it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,9 +29,9 @@ pub struct RouterStep {
 /// The load of all data ranks: `[experts + 2]`, without autodiff.
 #[derive(Clone, Debug)]
 pub(super) struct GlobalLoad {
-    /// Of the micro-batch.
+    /// The value of the micro-batch.
     pub now: Tensor<1>,
-    /// Of the step so far.
+    /// The value of the step so far.
     pub so_far: Tensor<1>,
 }
 
@@ -69,7 +69,7 @@ struct SharedStep {
     layers: Mutex<BTreeMap<String, LayerStep>>,
 }
 
-/// What a layer has reported so far.
+/// The reports of a layer so far.
 #[derive(Debug, Default)]
 struct LayerStep {
     /// The load of the data ranks, for [`RouterLossKind::GlobalBalance`].
@@ -131,7 +131,7 @@ impl RouterStep {
         self.counted
     }
 
-    /// By which the loss of the model is multiplied.
+    /// Returns the factor of the model's loss.
     pub(super) fn loss_scale(&self) -> &LossFactor {
         &self.shared.loss_scale
     }

@@ -1,4 +1,4 @@
-//! What a module asks its builder.
+//! The questions of a module to its builder.
 
 use super::{RecomputeGranularity, RecomputeModule, RecomputeRegion};
 use crate::choice::Operation;

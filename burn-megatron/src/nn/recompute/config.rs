@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{ActivationOffload, RecomputeError, RecomputeLayers, RecomputeMethod};
 use crate::glob::Glob;
 
-/// How much is recomputed.
+/// The extent of recomputation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecomputeGranularity {
@@ -70,12 +70,12 @@ impl RecomputeModule {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RecomputeConfig {
-    /// How much.
+    /// The extent.
     pub granularity: RecomputeGranularity,
     /// Which layers, with [`Full`](RecomputeGranularity::Full); by default all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub method: Option<RecomputeMethod>,
-    /// How many layers, with [`Full`](RecomputeGranularity::Full); by default 1.
+    /// The number of layers, with [`Full`](RecomputeGranularity::Full); by default 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<RecomputeLayers>,
     /// Parts of layers by name, with [`Selective`](RecomputeGranularity::Selective).
@@ -85,7 +85,7 @@ pub struct RecomputeConfig {
     /// [`Selective`](RecomputeGranularity::Selective): `*` matches within a component, `**` any components.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub patterns: Vec<String>,
-    /// How many micro-batches of those in flight keep everything. Of each `w` consecutive micro-batches, where `w` is
+    /// The number of micro-batches in flight that keep everything. Of each `w` consecutive micro-batches, where `w` is
     /// the most that the schedule has in flight in the stage, the first so many are not recomputed. By default none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batches: Option<usize>,
@@ -105,7 +105,7 @@ impl RecomputeConfig {
         }
     }
 
-    /// So many layers of each stage.
+    /// Returns the settings that recompute `layers` layers of each stage.
     pub fn full(method: RecomputeMethod, layers: usize) -> Self {
         Self {
             granularity: RecomputeGranularity::Full,

@@ -11,7 +11,7 @@ pub enum RecomputeError {
     Setting {
         /// The setting, with its value.
         name: String,
-        /// What would fit.
+        /// The values that would fit.
         expected: String,
     },
     /// An invalid pattern.
@@ -19,7 +19,7 @@ pub enum RecomputeError {
     Pattern {
         /// The pattern.
         pattern: String,
-        /// What is wrong with it.
+        /// The syntax error of the pattern.
         fault: GlobError,
     },
     /// A name or a pattern without a module.
@@ -27,7 +27,7 @@ pub enum RecomputeError {
     Unmatched {
         /// The name or the pattern.
         given: String,
-        /// What the model has.
+        /// The names that the model has.
         known: String,
     },
     /// The threads that copy activations cannot be started.

@@ -46,7 +46,7 @@ impl RecomputeLayers {
 /// Consecutive layers of a stage, and whether they are recomputed together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LayerRun {
-    /// Of the layers of the stage.
+    /// The numbers of the layers in the stage.
     pub layers: Range<usize>,
     pub is_recomputed: bool,
 }

@@ -122,7 +122,7 @@ pub(super) fn recompute_outputs<const D: usize, const E: usize, const K: usize>(
 ///
 /// # Panics
 ///
-/// As [`recompute`].
+/// See [`recompute`].
 pub fn recompute_at<const D: usize, const E: usize>(
     position: &DropoutPosition,
     x: Tensor<D>,

@@ -1,4 +1,4 @@
-//! What of one model is recomputed: its settings, the regions that its modules have, and the current micro-batch.
+//! The recomputation of one model: its settings, the regions that its modules have, and the current micro-batch.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::glob::Glob;
 use crate::host_link::{OffloadRecord, SimulatedHostLink};
 use crate::nn::{DropoutPosition, Norm, Residual, forward_context};
 
-/// What of a model is recomputed. Clones share the current micro-batch and the list of regions.
+/// The recomputation of a model. Clones share the current micro-batch and the list of regions.
 #[derive(Clone, Debug)]
 pub struct Recompute(Arc<Shared>);
 
@@ -34,7 +34,7 @@ struct Shared {
     store: Option<Arc<ActivationStore>>,
 }
 
-/// What the modules of a model can recompute.
+/// The modules and paths that a model can recompute.
 #[derive(Debug, Default)]
 struct Regions {
     modules: BTreeSet<RecomputeModule>,
@@ -255,7 +255,7 @@ impl RecomputeRegion {
     ///
     /// # Panics
     ///
-    /// As [`recompute`](super::recompute).
+    /// See [`recompute`](super::recompute).
     pub fn run<const D: usize, const E: usize>(
         &self,
         x: Tensor<D>,
@@ -300,7 +300,7 @@ impl RecomputeRegion {
     ///
     /// # Panics
     ///
-    /// As [`recompute`](super::recompute).
+    /// See [`recompute`](super::recompute).
     pub fn run_stream(
         &self,
         x: Residual,

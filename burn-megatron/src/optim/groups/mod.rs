@@ -71,7 +71,7 @@ pub enum GroupError {
     Pattern {
         /// The pattern.
         pattern: String,
-        /// What is wrong with it.
+        /// The syntax error of the pattern.
         fault: GlobError,
     },
     /// A multiplier that is negative, infinite or not a number.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{MAX_SCALE, MIN_SCALE};
 
-/// How the loss is scaled.
+/// The scaling of the loss.
 ///
 /// In a recipe:
 ///

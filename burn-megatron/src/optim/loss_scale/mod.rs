@@ -20,7 +20,7 @@ const MAX_SCALE: f64 = (1u128 << 126) as f64;
 /// The smallest scale, whose inverse is an f32 too.
 const MIN_SCALE: f64 = 1.0 / MAX_SCALE;
 
-/// What a step did to the loss scale.
+/// The effect of a step on the loss scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleChange {
     /// The scale is unchanged: also after an overflow that hysteresis tolerates, and always where the scale

@@ -389,7 +389,7 @@ fn parts<M: Module>(
     (parts, numbers)
 }
 
-/// What this rank sends to the owners, so that each element is sent once.
+/// Returns the pieces that this rank sends to the owners, so that each element is sent once.
 fn sent<M: Module>(chosen: &[bool], ddp: &DistributedDataParallel<M>) -> Pieces {
     let (shards, rank) = (ddp.shards(), ddp.groups().mesh_rank());
     let ranges = |bucket: usize| {
@@ -411,7 +411,7 @@ fn sent<M: Module>(chosen: &[bool], ddp: &DistributedDataParallel<M>) -> Pieces 
     pieces
 }
 
-/// What this rank steps.
+/// Returns the pieces that this rank steps.
 fn stepped<M: Module>(chosen: &[bool], ddp: &DistributedDataParallel<M>) -> Pieces {
     let (entries, rank) = (ddp.table().entries(), ddp.groups().mesh_rank());
     let mut pieces = Pieces::new();

@@ -10,10 +10,9 @@ use crate::comm::CommError;
 /// The options of [`forward_only`].
 #[derive(Clone, Debug, Default)]
 pub struct ForwardOptions {
-    /// What the shapes of the activations depend on, as [`Stage::shape_key`](super::Stage::shape_key); the same on all
-    /// ranks.
+    /// The key of the activations' shapes, as [`Stage::shape_key`](super::Stage::shape_key); the same on all ranks.
     pub shape_key: ShapeKey,
-    /// How tensors are sent and received.
+    /// The settings for sending and receiving tensors.
     pub p2p: P2pConfig,
     /// The shapes that earlier calls have found.
     pub shapes: ShapeCache,

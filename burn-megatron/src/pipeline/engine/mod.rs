@@ -51,9 +51,9 @@ pub trait Stage {
         self.forward(stage, micro_batch, input)
     }
 
-    /// What the shapes of a micro-batch depend on, such as `[batch, seq]` of its tokens; the same on all ranks, and known
-    /// before the forward. A stage returns activations of one shape for all micro-batches of a key. By default all have
-    /// one key.
+    /// Returns the key of a micro-batch's shapes, such as `[batch, seq]` of its tokens; the same on all ranks, and
+    /// known before the forward. A stage returns activations of one shape for all micro-batches of a key. By default
+    /// all have one key.
     fn shape_key(&self, micro_batch: usize) -> ShapeKey {
         let _ = micro_batch;
         ShapeKey::default()

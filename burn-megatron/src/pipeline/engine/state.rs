@@ -19,7 +19,7 @@ type MicroBatchKey = (usize, usize);
 
 /// The autodiff graph of a forward whose backward has not run.
 struct StageGraph {
-    /// Of the last node.
+    /// The root of the last node.
     root: Tensor<1>,
     /// Between the nodes.
     cuts: Vec<Cut>,

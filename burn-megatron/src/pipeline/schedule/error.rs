@@ -35,7 +35,7 @@ pub enum ScheduleError {
         kind: ScheduleKind,
         /// The requested number of stages per rank.
         asked: usize,
-        /// What fits.
+        /// The values that fit.
         fits: &'static str,
     },
     /// An interleaved schedule cannot run these groups of micro-batches.

@@ -331,7 +331,7 @@ impl Checker<'_> {
         }
     }
 
-    /// How a stage gets the result of an adjacent stage: by a receive, or from the same rank.
+    /// Returns the operation by which a stage gets the result of an adjacent stage: a receive, or one of the same rank.
     fn arrival(
         &self,
         action: &Action,

@@ -1,4 +1,4 @@
-//! What dispatchers of experts exchange.
+//! The exchanges of the dispatchers of experts.
 
 use super::super::profile::{Exchange, ExchangeKind, GroupPart, TrainingPass};
 use super::block::ELEMENT;

@@ -12,9 +12,9 @@ const BACKWARD: TrainingPass = TrainingPass::Backward;
 /// The widths of latent attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatentWidths {
-    /// Of the latent of queries; 0 for none.
+    /// The width of the latent of queries; 0 for none.
     pub q_rank: u64,
-    /// Of the latent of keys and values.
+    /// The width of the latent of keys and values.
     pub kv_rank: u64,
     /// Of a query or key without a position.
     pub nope: u64,
@@ -85,7 +85,7 @@ impl Decoder {
         block.parameters.dense += replicated + of_heads / share.tensor + norms;
     }
 
-    /// What the tensor ranks exchange: the inputs of the projections of heads, and the output.
+    /// Adds the exchanges of the tensor ranks: the inputs of the projections of heads, and the output.
     fn add_latent_exchanges(&self, block: &mut BlockProfile, share: Share, latent: LatentWidths) {
         let layer = &mut block.layer;
         let mut of = |kind, features: u64, pass| {

@@ -24,7 +24,7 @@ pub enum MeasureError {
 /// Sizes of the products that are timed.
 const SIZES: [usize; 7] = [16, 32, 64, 128, 256, 512, 1024];
 
-/// How long each operation is repeated in a round.
+/// The time that each operation is repeated in a round.
 const REPEAT: Duration = Duration::from_millis(60);
 
 /// Rounds of each operation.
@@ -37,7 +37,7 @@ const STREAMED: usize = 1 << 18;
 /// Elements of a small and a large buffer of a collective.
 const BUFFERS: [usize; 2] = [256, 1 << 20];
 
-/// What a rank measured, or the mean over ranks.
+/// The measurements of a rank, or their mean over ranks.
 #[derive(Clone, Debug, Default)]
 struct Rates {
     /// Operations per second by size.

@@ -1,4 +1,5 @@
-//! What a device computes and moves per second, and over which links devices exchange: the constants of the planner.
+//! The rates of computation and memory of a device, and the links over which devices exchange: the constants of the
+//! planner.
 //!
 //! A [`Hardware`] is read from a TOML file; those of common devices are [built in](Hardware::named), with the source of
 //! each constant in a comment of `plan/hardware/*.toml`.
@@ -97,7 +98,7 @@ pub enum HardwareError {
         name: String,
         /// Its value.
         value: String,
-        /// What would fit.
+        /// The values that would fit.
         expected: &'static str,
     },
     /// No constant for a type.

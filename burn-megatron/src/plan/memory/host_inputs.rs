@@ -11,7 +11,7 @@ use crate::plan::profile::StageProfile;
 #[derive(Clone, Copy, Debug, Default)]
 struct Offloaded {
     all: u64,
-    /// Those that nothing else keeps on the device.
+    /// The inputs that nothing else keeps on the device.
     freed: u64,
 }
 
@@ -61,8 +61,9 @@ impl HostInputs {
         own.freed
     }
 
-    /// What an action with inputs on the host has on the device beside the others: the input that is on its way, in the
-    /// forward as in the backward, where the `prefetch` inputs that are ahead have taken the place of the last ones.
+    /// Returns the bytes of inputs in transfer that an action with inputs on the host has on the device: the input that
+    /// is on its way, in the forward as in the backward, where the `prefetch` inputs that are ahead have taken the
+    /// place of the last ones.
     pub fn on_its_way(&self, action: &Action, stage: &StageProfile) -> u64 {
         let own = self.of.get(&(action.stage, action.micro_batch));
         let inputs = stage.offloadable.iter().map(|input| input.bytes);

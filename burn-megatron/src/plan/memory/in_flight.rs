@@ -21,7 +21,7 @@ pub struct MemorySample {
     pub after: MemoryByKind,
 }
 
-/// What is alive on a rank beside its state, in bytes.
+/// The memory of a rank in addition to its state, in bytes.
 #[derive(Debug)]
 struct Alive {
     activations: u64,
@@ -105,7 +105,7 @@ pub(super) fn rank_memory(
 }
 
 impl Alive {
-    /// What an action adds before its peak; returns the bytes of its temporaries.
+    /// Adds the memory of an action before its peak; returns the bytes of its temporaries.
     fn enter(&mut self, action: &Action, stages: &[StageProfile]) -> u64 {
         let stage = &stages[action.stage];
         let kept = stage.saved_bytes();
@@ -121,8 +121,8 @@ impl Alive {
         }
     }
 
-    /// What a pair adds before its peak; returns the bytes of its temporaries. Its forward and its backward run layer by layer
-    /// in turn: the forward keeps a layer when the backward has released one.
+    /// Adds the memory of a pair before its peak; returns the bytes of its temporaries. The forward and the backward of
+    /// a pair run layer by layer in turn. Each layer of the forward is kept after the backward has released a layer.
     fn enter_pair(&mut self, forward: &Action, backward: &Action, stages: &[StageProfile]) -> u64 {
         let [one, other] = [forward, backward].map(|action| &stages[action.stage]);
         let largest = |stage: &StageProfile, of: fn(&LayerProfile) -> u64| {
@@ -152,7 +152,7 @@ impl Alive {
         self.release(left);
     }
 
-    /// What an action releases.
+    /// Releases the memory of an action.
     fn leave(&mut self, action: &Action, stages: &[StageProfile]) {
         let stage = &stages[action.stage];
         let sends = |sent: bool, bytes: u64| if sent { bytes } else { 0 };

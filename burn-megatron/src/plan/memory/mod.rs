@@ -39,13 +39,14 @@ pub struct MemoryByKind {
     pub optimizer: u64,
     /// Buffers of the data-parallel collectives, and gathered parameters.
     pub buffers: u64,
-    /// What the micro-batches in flight keep for their backward, and what is sent between stages.
+    /// The activations that the micro-batches in flight keep for their backward, and the tensors that are sent between
+    /// stages.
     pub activations: u64,
-    /// What the output layer and the loss keep, and their temporaries where they are the peak.
+    /// The tensors that the output layer and the loss keep, and their temporaries where they are the peak.
     pub logits: u64,
     /// Other temporaries of the operation that runs.
     pub transient: u64,
-    /// What the allocator loses: see [`MemoryRequest::slack`].
+    /// The loss of the allocator: see [`MemoryRequest::slack`].
     pub slack: u64,
 }
 

@@ -138,7 +138,8 @@ impl super::RankMemory {
     }
 }
 
-/// As many points as can be drawn: of each stretch of time the one with the most bytes, at the start of it.
+/// Reduces the points to the number that can be drawn: each stretch of time keeps the point with the most bytes, at its
+/// start.
 fn downsampled(points: &[Point]) -> Vec<Point> {
     let Some((last, points)) = points.split_last() else {
         return vec![];

@@ -32,7 +32,7 @@ pub struct MemoryRequest<'a> {
     pub sequence_length: usize,
     /// Micro-batches of a rank in a step.
     pub micro_batches: usize,
-    /// How state is sharded, and its types.
+    /// The sharding of state, and its types.
     pub sharding: &'a DataParallelConfig,
     /// Which operations are fused.
     pub kernels: &'a KernelChoices,
@@ -40,12 +40,12 @@ pub struct MemoryRequest<'a> {
     pub fp8: &'a Fp8Config,
     /// The adapters, beside which every other parameter is frozen.
     pub lora: Option<&'a LoraConfig>,
-    /// What is recomputed in the backward.
+    /// The layers that are recomputed in the backward.
     pub recompute: &'a RecomputeConfig,
-    /// What shapes do not tell.
+    /// The properties that shapes alone do not determine.
     pub settings: ShapeSettings,
-    /// What the allocator needs for activations and temporaries, divided by their bytes: 1 for an exact plan; a caching
-    /// allocator needs about 1.05 to 1.1.
+    /// The bytes that the allocator needs for activations and temporaries, divided by the bytes of these tensors: 1 for
+    /// an exact plan; a caching allocator needs about 1.05 to 1.1.
     pub slack: f64,
 }
 
@@ -179,7 +179,7 @@ pub fn plan_memory_with<C: ModelConfig>(
     ))
 }
 
-/// What decides the profile and the state of a pipeline rank.
+/// The properties that decide the profile and the state of a pipeline rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct RankKind {
     /// By stage: whether it has the embedding, the kinds of its layers, whether it has the loss.

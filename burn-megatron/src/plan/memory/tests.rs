@@ -92,7 +92,7 @@ fn the_peak_is_of_bytes_not_of_counts() {
     assert!(!report.to_string().contains("on the host"));
 }
 
-/// A forward keeps a layer when the backward beside it has released one.
+/// Each layer of the forward is kept after the backward of the same pair has released a layer.
 #[test]
 fn a_pair_keeps_one_micro_batch_and_one_layer_more() {
     let config = ScheduleConfig::new(ScheduleKind::OneFOneB, 1, 4).with_pairs(true);

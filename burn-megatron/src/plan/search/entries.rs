@@ -13,7 +13,7 @@ use super::{PlannedModel, Rejection, SearchConfig, SearchCounts, Sizes};
 
 /// A layout of the mesh with a micro-batch and a kind of recomputation, before its schedule and sharding are chosen.
 pub(super) struct Entry<'a> {
-    /// As a recipe has it.
+    /// The layout, in the form of a recipe.
     pub layout: Arc<ParallelConfig>,
     pub links: Arc<MeshLinks<'a>>,
     pub profile: Arc<ModelProfile>,
@@ -43,7 +43,7 @@ impl Entry<'_> {
     }
 }
 
-/// What a profile depends on: tensor ranks, sequence parallelism, context, expert and expert-tensor ranks, and samples.
+/// The key of a profile: tensor ranks, sequence parallelism, context, expert and expert-tensor ranks, and samples.
 type ProfileKey = (usize, bool, usize, usize, Option<usize>, usize);
 
 /// Where the entries of a search come from.

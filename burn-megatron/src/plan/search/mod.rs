@@ -41,7 +41,7 @@ pub use confirm::{MemoryRefusal, OwnMemory};
 pub use report::{Plan, Rejection, RejectionCount, SearchCounts, SearchReport};
 pub use space::FixedSettings;
 
-/// What a search knows of a model: one implementation per way of profiling it.
+/// The properties of a model for a search: one implementation per way of profiling it.
 pub trait PlannedModel: Sync {
     /// The number of layers.
     fn layers(&self) -> usize;
@@ -70,12 +70,12 @@ pub trait PlannedModel: Sync {
     fn state_bytes(&self) -> StateBytes;
 }
 
-/// What is searched for.
+/// The settings of a search.
 #[derive(Clone, Debug)]
 pub struct SearchConfig<'a> {
     /// The devices.
     pub devices: usize,
-    /// What a device computes and exchanges.
+    /// The rates of a device and its links.
     pub hardware: &'a Hardware,
     /// The types of the run.
     pub types: ComputeTypes,
@@ -184,7 +184,7 @@ struct VisitCounts {
     plans: u64,
 }
 
-/// What a search has found so far.
+/// The state of a search.
 struct Search<'a> {
     model: &'a dyn PlannedModel,
     config: &'a SearchConfig<'a>,

@@ -21,14 +21,14 @@ pub struct Pipeline {
     schedule: Arc<Schedule>,
     /// With fewer micro-batches than asked for: one period more.
     next: Option<Arc<Schedule>>,
-    /// How many periods more are asked for.
+    /// The number of further periods.
     periods: f64,
 }
 
 /// A value, or why it cannot be made.
 type Made<V> = Result<Arc<V>, String>;
 
-/// What layouts with the same pipeline share.
+/// The schedules and stages that layouts with the same pipeline share.
 #[derive(Debug, Default)]
 pub struct Pipelines {
     /// By kind and stages per rank, ranks, micro-batches, and whether there are pairs.

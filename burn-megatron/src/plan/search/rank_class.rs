@@ -12,7 +12,7 @@ pub(super) struct RankClass {
     pub seconds: LayerSeconds,
     /// Their ranks.
     pub ranks: Vec<usize>,
-    /// What the one of them that needs the most holds beside its state.
+    /// The memory that the rank with the highest need holds in addition to its state.
     pub working: MemoryByKind,
     /// The most bytes of activations of one of them on the host.
     pub on_host: u64,

@@ -1,4 +1,4 @@
-//! What a search found, and how many candidates were rejected, and why.
+//! The results of a search, and the numbers of rejected candidates with their reasons.
 
 use std::collections::BTreeMap;
 
@@ -158,7 +158,7 @@ pub struct SearchReport {
     pub best: Vec<Plan>,
     /// Where none fits: the one that needs the least memory.
     pub nearest: Option<Plan>,
-    /// How many candidates there were, and why they were rejected.
+    /// The numbers of candidates, and the reasons for which they were rejected.
     pub counts: SearchCounts,
 }
 

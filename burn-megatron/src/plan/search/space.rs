@@ -1,4 +1,4 @@
-//! What is searched: sizes of the axes, and the settings of each.
+//! The search space: sizes of the axes, and the settings of each.
 
 use crate::mesh::{ParallelConfig, ScheduleKind, TpCommOverlap, ZeroStage, stages::LayerSplit};
 
@@ -33,13 +33,13 @@ pub struct FixedSettings {
     pub expert_tensor: Option<usize>,
     /// Replicas.
     pub data: Option<usize>,
-    /// What is sharded over the data axis.
+    /// The state that is sharded over the data axis.
     pub zero_stage: Option<ZeroStage>,
     /// Ranks of a sharding group; as many as the data axis has are one group.
     pub hsdp: Option<usize>,
     /// Samples of a micro-batch.
     pub micro_batch: Option<usize>,
-    /// What is computed again.
+    /// The layers that are computed again.
     pub recompute: Option<Recompute>,
     /// The share of the optimizer state on the host; with 0 activations are not there either.
     pub offload: Option<f64>,
@@ -48,7 +48,7 @@ pub struct FixedSettings {
 /// A schedule with its stages per rank; `None` without a pipeline.
 pub type PipelineSettings = Option<(ScheduleKind, usize)>;
 
-/// What is sharded, and over how many ranks; `None` is all of the data axis.
+/// The sharded state, and the number of ranks over which it is sharded; `None` is all of the data axis.
 pub type ShardingSettings = (ZeroStage, Option<usize>);
 
 /// The divisors of a number, ascending.
@@ -170,7 +170,7 @@ impl FixedSettings {
         divisors(samples)
     }
 
-    /// What is sharded over a data axis of `ranks` ranks: nothing, and with ZeRO-1 to 3 each size of a group.
+    /// Returns the shardings over a data axis of `ranks` ranks: none, and with ZeRO-1 to 3 each size of a group.
     pub fn shardings(&self, ranks: usize) -> Vec<ShardingSettings> {
         let stages = [
             ZeroStage::Replicated,
@@ -199,7 +199,7 @@ impl FixedSettings {
         shardings
     }
 
-    /// What is computed again, with and without a host for its inputs.
+    /// Returns the kinds of recomputation, with and without a host for the inputs.
     pub fn recomputes(&self, has_host: bool) -> Vec<Recompute> {
         let offloads = has_host && self.offload != Some(0.0);
         let all = Recompute::ALL

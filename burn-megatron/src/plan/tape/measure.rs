@@ -1,4 +1,4 @@
-//! What an operation computes, and between which ranks an exchange is.
+//! The computation of an operation, and the ranks of an exchange.
 
 use burn_ir::{FloatOperationIr, OperationIr, TensorIr};
 

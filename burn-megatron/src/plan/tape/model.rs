@@ -24,7 +24,7 @@ use crate::nn::{
 };
 use crate::plan::profile::StageProfile;
 
-/// What a rank computes in a micro-batch.
+/// The rank, the types and the settings for which the computation of a micro-batch is profiled.
 #[derive(Clone, Debug)]
 pub struct ProfileRequest<'a> {
     /// The rank, which may be [offline](ParallelContext::offline).
@@ -35,7 +35,7 @@ pub struct ProfileRequest<'a> {
     pub kernels: &'a KernelChoices,
     /// The layers in 8 bits.
     pub fp8: &'a Fp8Config,
-    /// What is recomputed in the backward.
+    /// The layers that are recomputed in the backward.
     pub recompute: &'a RecomputeConfig,
     /// The adapters, beside which every other parameter is frozen.
     pub lora: Option<&'a LoraConfig>,
@@ -46,7 +46,7 @@ pub struct ProfileRequest<'a> {
     /// The shape of the input of the first of the rank's stages, `[batch, seq, hidden]`; not read for the first stage of the
     /// model. See [`RankProfile::output`].
     pub input: [usize; 3],
-    /// What shapes do not tell.
+    /// The properties that shapes alone do not determine.
     pub settings: ShapeSettings,
 }
 

@@ -1,4 +1,5 @@
-//! What Burn's own differentiable operations keep for their backward, and what that backward allocates.
+//! The tensors that Burn's own differentiable operations keep for their backward, and the memory that their backward
+//! allocates.
 //!
 //! As in `burn-autodiff` 0.22.1 without gradient checkpointing. `proof` in `tests/tests/plan_memory.rs` counts the same bytes on
 //! the heap. Every operation has a rule: an operation that is not listed keeps its inputs, and some also their outputs.

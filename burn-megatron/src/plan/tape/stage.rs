@@ -1,4 +1,4 @@
-//! What is gathered of one stage.
+//! The data that is gathered of one stage.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -67,7 +67,7 @@ pub(super) struct Span {
     pub end: usize,
 }
 
-/// What is gathered of the present stage.
+/// The data that is gathered of the present stage.
 #[derive(Default)]
 pub(super) struct Stage {
     /// `None` for the embedding, the output layer after all.
@@ -75,9 +75,9 @@ pub(super) struct Stage {
     pub layers: Vec<LayerProfile>,
     pub nodes: Vec<Node>,
     pub tracked: HashSet<TensorId>,
-    /// How many nodes save a storage.
+    /// The number of nodes that save a storage.
     pub saved: HashMap<Storage, usize>,
-    /// What the nodes with rules save, in the order of the nodes.
+    /// The tensors that the nodes with rules save, in the order of the nodes.
     pub held_by_rules: Vec<Storage>,
     /// Saved inputs of recomputed blocks that may be on the host, each with its layer.
     pub offloadable: Vec<(usize, Storage)>,

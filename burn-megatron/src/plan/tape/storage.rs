@@ -19,7 +19,7 @@ pub(super) struct Storages {
     tensors: Vec<usize>,
 }
 
-/// What holds a storage.
+/// The holder of a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holder {
     /// Its tensors alone.

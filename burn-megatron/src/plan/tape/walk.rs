@@ -26,7 +26,7 @@ pub(super) struct Walk<'a> {
     storages: Storages,
     /// Storages before this one outlive a step: parameters and their gradients.
     state: usize,
-    /// Those that were made later: flat buffers of gradients.
+    /// The storages that were made later: flat buffers of gradients.
     later_state: HashSet<Storage>,
     /// The next operation makes such a storage.
     makes_state: bool,

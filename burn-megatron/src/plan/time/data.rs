@@ -1,4 +1,4 @@
-//! What is exchanged over the data axis, and the optimizer.
+//! The exchanges over the data axis, and the optimizer.
 
 use super::super::link::sent_bytes;
 use super::super::model_profile::GridElements;
@@ -20,13 +20,13 @@ const HOST_BYTES: f64 = 4.0 + 3.0 * 8.0;
 pub struct DataExchange {
     /// Waiting for gradients and parameters.
     pub waited: f64,
-    /// Of the optimizer.
+    /// The seconds of the optimizer.
     pub optimizer: f64,
     /// By the rank.
     pub bytes: f64,
 }
 
-/// How the state of a rank is shared and exchanged.
+/// The sharing and the exchange of a rank's state.
 #[derive(Clone, Copy, Debug)]
 pub struct StateSharing<'a> {
     /// Over the data axis.

@@ -10,9 +10,9 @@ use crate::mesh::Axis;
 /// The types of a run, as far as they decide its time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ComputeTypes {
-    /// That of products: a key of [`Hardware::peak`].
+    /// The type of products: a key of [`Hardware::peak`].
     pub products: String,
-    /// That of attention.
+    /// The type of attention.
     pub attention: String,
     /// Bytes of an operand of a product.
     pub operand_bytes: f64,
@@ -32,16 +32,16 @@ pub struct DeviceRates<'a> {
 /// The seconds of one micro-batch in a layer or a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerSeconds {
-    /// Of the forward.
+    /// The seconds of the forward.
     pub forward: PartSeconds,
-    /// Of the gradients of the inputs, recomputation included.
+    /// The seconds of the gradients of the inputs, recomputation included.
     pub input_gradient: PartSeconds,
-    /// Of the gradients of the weights.
+    /// The seconds of the gradients of the weights.
     pub weight_gradient: PartSeconds,
     /// Of the exchanges in these that travel while another micro-batch is computed, where the layout
     /// [pairs](crate::mesh::ParallelConfig::overlap_moe_expert_parallel_comm) a forward with the backward of another.
     pub hidden: f64,
-    /// Those of them in a backward that its own weight gradients hide, also where it is alone.
+    /// The part of these exchanges in a backward that its own weight gradients hide, also where it is alone.
     pub hidden_alone: f64,
 }
 

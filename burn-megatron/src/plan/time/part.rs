@@ -4,7 +4,7 @@ use std::ops::{Add, AddAssign, Index, IndexMut, Mul};
 
 use serde::Serialize;
 
-/// What a part of a step's time is spent on.
+/// A part of a step's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StepPart {
@@ -14,7 +14,7 @@ pub enum StepPart {
     Attention,
     /// Norms, activations, rotary positions, residuals: what memory bounds.
     Streaming,
-    /// What operations take beside their computation.
+    /// The time of operations in addition to their computation.
     Overhead,
     /// Waiting for exchanges over the tensor axis.
     Tensor,
@@ -75,7 +75,7 @@ impl StepPart {
 pub struct PartSeconds([f64; StepPart::ALL.len()]);
 
 impl PartSeconds {
-    /// So many seconds of one part.
+    /// Returns the seconds of one part.
     pub fn of(part: StepPart, seconds: f64) -> Self {
         let mut all = Self::default();
         all[part] = seconds;

@@ -8,7 +8,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::json;
 
-/// What stands before and after an answer while a template is rendered: noncharacters of Unicode, which no text has.
+/// The marks before and after an answer while a template is rendered: noncharacters of Unicode, which no text has.
 pub(in super::super) const ANSWER_BEGINS: char = '\u{fdd0}';
 pub(in super::super) const ANSWER_ENDS: char = '\u{fdd1}';
 

@@ -47,7 +47,7 @@ pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     Ok(Value::from(text))
 }
 
-/// What is escaped, DEL too, is in strings.
+/// Escapes the characters of strings that are not ASCII, and DEL.
 fn ascii(text: &str) -> String {
     let escaped = |character: char| {
         let mut units = [0; 2];

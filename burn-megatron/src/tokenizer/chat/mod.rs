@@ -57,7 +57,7 @@ pub struct Chat<'a> {
 pub struct RenderedChat {
     /// The text.
     pub text: String,
-    /// What `{% generation %}` marks, as ranges of bytes of the text, ascending.
+    /// The parts of the text that `{% generation %}` marks, as ranges of bytes, ascending.
     pub answers: Vec<Range<usize>>,
 }
 
@@ -83,7 +83,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     ///
-    /// As [`of`](Self::of).
+    /// See [`of`](Self::of).
     pub fn read(
         file: &Path,
         tokenizer: &Tokenizer,

@@ -1,4 +1,4 @@
-//! What CUDA graphs cannot have.
+//! The settings that conflict with CUDA graphs.
 
 use burn::tensor::Device;
 

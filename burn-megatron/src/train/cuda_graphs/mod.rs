@@ -1,10 +1,10 @@
 //! Micro-batches as CUDA graphs: forward and backward are captured once for each shape of rows, and replayed by one call.
 //!
-//! What a replay reads and writes keeps its address: ids and targets are written into the same tensors, gradients are added to
-//! static buffers, and the optimizer changes the parameters in place. Three things of a micro-batch differ from one to the next and
-//! run outside of the graph: the gradient of the embedding is added to the rows of its own tokens, gradients are counted, and
-//! reductions start, after each micro-batch with ZeRO-2 and after the last one otherwise. So a graph has no collective, and the
-//! deadlines of collectives hold as without graphs.
+//! The tensors that a replay reads and writes keep their addresses: ids and targets are written into the same tensors,
+//! gradients are added to static buffers, and the optimizer changes the parameters in place. Three things of a
+//! micro-batch differ from one to the next and run outside of the graph: the gradient of the embedding is added to the
+//! rows of its own tokens, gradients are counted, and reductions start, after each micro-batch with ZeRO-2 and after
+//! the last one otherwise. So a graph has no collective, and the deadlines of collectives hold as without graphs.
 //!
 //! `verify` runs on the CPU, which has no graphs: the host then runs the body for each micro-batch, with all that happens outside
 //! of a graph outside of it.
@@ -34,7 +34,7 @@ pub(super) use check::{ModelParts, check, check_device, check_model};
 /// The micro-batches of a shape that run without a graph, the last one of which is captured.
 const WARM_UPS: usize = 3;
 
-/// How the micro-batches of a rank have run.
+/// The numbers of captured, replayed and other micro-batches of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CudaGraphStats {
     /// Graphs that were captured: one for each shape of rows, and one more each time that parameters have moved, as a checkpoint
@@ -85,7 +85,7 @@ struct CapturedMicroBatch {
     parts: Option<Tensor<1>>,
     lookups: Vec<DeferredLookup>,
     uses: MicroBatchUses,
-    /// What the graph uses and has not allocated.
+    /// The memory that the graph uses and has not allocated.
     memory: Vec<Option<usize>>,
 }
 

@@ -12,14 +12,14 @@ use crate::fingerprint::{Event, Site, folded, of_tensor};
 use crate::mesh::{Axis, Coordinates, ExpertCoordinates, Grid, Mesh};
 use crate::nn::fp8::Fp8Snapshot;
 
-/// What is known of a step with a bad loss.
+/// The facts about a step with a bad loss.
 pub(in crate::train) struct BadLoss<'a> {
     pub input: &'a StepInput<'a>,
     pub losses: &'a [Tensor<1>],
     pub gradients: &'a Gradients,
     /// The 8-bit layers before the step.
     pub fp8: &'a Fp8Snapshot,
-    /// What is bad, for the report: `the loss is not finite`.
+    /// The fault, for the report: `the loss is not finite`.
     pub what: &'static str,
 }
 

@@ -1,14 +1,14 @@
-//! What the checks of a run have taken.
+//! The time that the checks of a run have taken.
 
 use std::fmt;
 use std::time::Instant;
 
-/// What the checks of the steps have taken on a rank, by its clock.
+/// The time that the checks of the steps have taken on a rank, by its clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ReplayCost {
     /// Forwards, backwards and reductions of the steps that were computed twice.
     pub checked: MeanTime,
-    /// Those of the others.
+    /// The time of the other steps.
     pub plain: MeanTime,
     /// Comparisons of weights and optimizer state, of each step.
     pub state: MeanTime,
@@ -17,7 +17,7 @@ pub struct ReplayCost {
 /// The mean of some times.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MeanTime {
-    /// How many there are.
+    /// The number of times.
     pub count: usize,
     /// Their sum.
     pub seconds: f64,

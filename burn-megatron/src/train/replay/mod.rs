@@ -37,17 +37,17 @@ use state::StateFingerprints;
 pub struct ReplayError {
     /// The step, from 1.
     pub step: usize,
-    /// What it is due to.
+    /// The verdict.
     pub verdict: Verdict,
-    /// What differs, with its rank, layer and tensor.
+    /// The difference, with its rank, layer and tensor.
     pub message: String,
 }
 
-/// What a trainer keeps for the checks.
+/// The state that a trainer keeps for the checks.
 #[derive(Default)]
 pub(super) struct Replay {
     faults: Option<Arc<FaultPlan>>,
-    /// Of the state after the last step.
+    /// The fingerprints of the state after the last step.
     state: Option<StateFingerprints>,
     /// Whether the trainer has run a step: the first one learns the order in which parameters are gathered.
     has_run: bool,
@@ -56,7 +56,7 @@ pub(super) struct Replay {
     pub(super) is_bad_elsewhere: bool,
 }
 
-/// What a step computes.
+/// The input of a step.
 #[derive(Clone)]
 pub(super) struct StepInput<'a> {
     pub batches: &'a [Batch],
@@ -173,7 +173,7 @@ impl<M: LanguageModel> Trainer<M> {
         Err(self.verdict(step, [&a, &b, &c], differing)?.into())
     }
 
-    /// What three runs of which the first two differ are due to.
+    /// Returns the verdict on three runs, of which the first two differ.
     fn verdict(
         &self,
         step: usize,

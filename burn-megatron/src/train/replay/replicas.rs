@@ -9,7 +9,7 @@ use crate::fingerprint::folded;
 /// Ranks that hold different values of what is the same.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct DifferingRanks {
-    /// Those with another value than most; empty if no value has a majority.
+    /// The ranks with another value than most; empty if no value has a majority.
     others: Vec<usize>,
     /// The rest.
     most: Vec<usize>,

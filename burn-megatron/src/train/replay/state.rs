@@ -20,7 +20,7 @@ use crate::optim::{OptimizerState, all_finite};
 pub(super) enum StatePart {
     /// This rank's shard of a parameter.
     Weight(usize),
-    /// That of a tensor of the optimizer, by the kind.
+    /// A tensor of the optimizer, by the kind.
     Optimizer(usize, usize),
     /// A parameter in the type of the model, gathered from all ranks.
     Copy(usize),
@@ -108,8 +108,8 @@ impl<M: LanguageModel> Trainer<M> {
         .into())
     }
 
-    /// What ranks that hold the same weights, or copies of them, have different; said by the first rank of each group.
-    /// Collective: call on all ranks of the world.
+    /// Returns the tensors that differ between replicas. Only the first rank of each group reports. Collective: call on
+    /// all ranks of the world.
     fn other_replicas(&self, now: &[(StatePart, u64)]) -> Result<Vec<String>, CommError> {
         let entries = self.ddp.table().entries();
         let mut found = vec![];

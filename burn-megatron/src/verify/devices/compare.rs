@@ -42,7 +42,7 @@ impl Units {
     }
 }
 
-/// What the rounding of several operations depends on.
+/// The properties on which the rounding of several operations depends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
     /// The most values that one adds.

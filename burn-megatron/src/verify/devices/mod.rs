@@ -7,7 +7,7 @@
 //! step, the operations run in a row, as a program runs them (fused, in a build with `fusion`), and the first output that
 //! differs is found by bisection.
 //!
-//! What this can name, and what not:
+//! The limits of the report:
 //!
 //! - An operation belongs to the module of the parameter that it reads; one that reads none, such as an activation, to that of
 //!   the parameter read last.
@@ -37,7 +37,7 @@ pub use compare::difference as relative_difference;
 pub use place::Batch;
 pub use report::{DeviceReport, DeviceRun, FirstDifference, GradientDifference, ReplayMode};
 
-/// What a device is compared with: the CPU, in this type.
+/// The reference of a comparison: the CPU, in this type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Oracle {
     /// Parameters and batch are f64. A module that makes tensors of its own in f32 cannot run so.
@@ -51,7 +51,7 @@ pub enum Oracle {
 /// The options of [`check_device`].
 #[derive(Clone, Debug)]
 pub struct DeviceOptions {
-    /// What devices are compared with.
+    /// The reference of the comparison.
     pub oracle: Oracle,
     /// A factor of every bound: see [`DeviceRun::bound`].
     pub margin: f64,
@@ -77,7 +77,7 @@ pub enum DeviceCheckError {
     Oracle {
         /// The type of the oracle.
         dtype: String,
-        /// What it said.
+        /// The message of the model.
         reason: String,
     },
     /// The forward draws random numbers.

@@ -1,4 +1,4 @@
-//! What other modules take from the observation of a forward.
+//! The parts of the observation of a forward that other modules use.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -6,7 +6,7 @@ use burn::backend::DispatchTensor;
 use burn::module::{Flag, Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 
-/// What a forward reads beside the model.
+/// The input of a forward in addition to the model.
 ///
 /// Tensors are batches, and lists and tuples of batches. For a struct of tensors, place each field:
 ///

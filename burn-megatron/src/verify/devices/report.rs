@@ -1,4 +1,4 @@
-//! What `check_device` found.
+//! The report of `check_device`.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use super::trace::Trace;
 /// The runs of a step on devices.
 #[derive(Clone, Debug)]
 pub struct DeviceReport {
-    /// What they were compared with.
+    /// The reference of the comparison.
     pub oracle: Oracle,
     /// By device.
     pub runs: Vec<DeviceRun>,
@@ -62,7 +62,7 @@ pub struct GradientDifference {
     pub relative: f64,
 }
 
-/// How an operation was run.
+/// The mode in which an operation was run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplayMode {
     /// By itself, on inputs of the CPU.
@@ -88,11 +88,11 @@ pub struct FirstDifference {
     /// The largest difference over the largest element. For a sum or a product alone, the denominator is at least a
     /// tenth of its result on absolute values, as terms can cancel.
     pub relative: f64,
-    /// What rounding explains.
+    /// The largest difference that rounding explains.
     pub bound: f64,
-    /// How it was run.
+    /// The mode in which it was run.
     pub mode: ReplayMode,
-    /// What is wrong, if it is no difference.
+    /// The fault, if it is not a difference.
     pub reason: Option<String>,
 }
 

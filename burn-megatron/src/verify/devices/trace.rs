@@ -4,19 +4,23 @@ use std::collections::{BTreeMap, HashMap};
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_ir::{FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr};
+use burn_ir::{FloatOperationIr, OperationIr, TensorId, TensorIr};
 use burn_megatron_kernels::record::{
     RecordedCall, RecordedStep, Recording, Replay, ShapeSettings, record,
 };
 
 use super::Batch;
-use super::compare::{CANCELLED, Scale, Units, difference, largest};
+use super::compare::{CANCELLED, Scale, Units, largest};
 use super::paths::Paths;
 use super::place::place;
 use super::report::{FirstDifference, ReplayMode};
 use super::step::{caught, floats};
 use super::types::Types;
 use crate::plan::tape::operation_name;
+
+mod judge;
+
+use judge::Limit;
 
 /// A recorded forward.
 pub(super) struct Trace {
@@ -34,13 +38,6 @@ struct Node {
     module: String,
     inputs: Vec<TensorIr>,
     outputs: Vec<TensorIr>,
-}
-
-/// The limit of a difference: at most `bound`, relative to the largest output or `scale`, whichever is larger.
-#[derive(Default)]
-struct Limit {
-    scale: f64,
-    bound: f64,
 }
 
 enum What {
@@ -166,7 +163,7 @@ impl Trace {
         Some(format!("{} in or after `{module}`", node.name))
     }
 
-    /// What the rounding of all depends on.
+    /// Returns the properties on which the rounding of all operations depends.
     pub fn scale(&self) -> Scale {
         let longest = self.nodes.iter().map(Node::longest_sum).max().unwrap_or(1);
         let outputs = self.nodes.iter().flat_map(|node| &node.outputs);
@@ -378,64 +375,6 @@ impl Trace {
         let uses = nodes.flat_map(|(at, node)| node.inputs.iter().map(move |it| (it.id, at)));
         uses.collect()
     }
-
-    /// Returns the difference of an operation, or `None` if it is within the limit.
-    fn judge(
-        &self,
-        number: usize,
-        mode: ReplayMode,
-        inputs: &[TensorData],
-        expected: &[TensorData],
-        found: &Result<Vec<TensorData>, String>,
-        limit: impl Fn(&Node) -> Limit,
-    ) -> Option<FirstDifference> {
-        let node = &self.nodes[number];
-        if node.name.starts_with("Empty") {
-            return None;
-        }
-        let first = |relative, bound, reason: Option<String>| FirstDifference {
-            module: node.module.clone(),
-            operation: node.name.clone(),
-            number,
-            operations: self.len(),
-            shape: node.outputs.first().map_or(vec![], |it| it.shape.to_vec()),
-            relative,
-            bound,
-            mode,
-            reason,
-        };
-        let is_nan = |all: &[TensorData]| {
-            let floats = all.iter().filter(|data| data.dtype().is_float());
-            floats.cloned().any(floats_have_nan)
-        };
-        let has_nan = is_nan(inputs);
-        if is_nan(expected) {
-            let reason = if has_nan {
-                "its input is not a number"
-            } else {
-                "not a number, also on the CPU"
-            };
-            return Some(first(f64::INFINITY, 0.0, Some(reason.into())));
-        }
-        let found = match found {
-            Ok(found) => found,
-            Err(reason) => return Some(first(f64::INFINITY, 0.0, Some(reason.clone()))),
-        };
-        let has_floats = expected.iter().any(|data| data.dtype().is_float());
-        let pairs = expected.iter().zip(found);
-        // Indices of equal values can be others: the values tell.
-        let pairs = pairs.filter(|(data, _)| data.dtype().is_float() || !has_floats);
-        let Limit { scale, bound } = if has_floats {
-            limit(node)
-        } else {
-            Limit::default()
-        };
-        let relative = pairs.map(|(expected, found)| {
-            difference(&floats(expected.clone()), &floats(found.clone()), scale)
-        });
-        let relative = relative.fold(0.0, f64::max);
-        (relative > bound).then(|| first(relative, bound, None))
-    }
 }
 
 /// Returns the absolute values of floats. Other data is returned unchanged.
@@ -447,10 +386,6 @@ fn absolute(data: &TensorData) -> TensorData {
     TensorData::new(values, data.shape().clone()).convert_dtype(data.dtype())
 }
 
-fn floats_have_nan(data: TensorData) -> bool {
-    data.iter::<f64>().any(f64::is_nan)
-}
-
 /// Operations in a row are fused where a program's are.
 fn replay(device: &Device, in_a_row: bool) -> Result<Replay, String> {
     let alone = if in_a_row {
@@ -460,51 +395,4 @@ fn replay(device: &Device, in_a_row: bool) -> Result<Replay, String> {
     };
     let replay = alone.or_else(|| Replay::new(device));
     replay.ok_or_else(|| format!("operations cannot be run one by one on {device:?}"))
-}
-
-impl Node {
-    /// The longest sum it can have: the largest dimension, or the inputs of one output.
-    fn longest_sum(&self) -> usize {
-        let elements = |tensor: &TensorIr| tensor.shape.num_elements();
-        let outputs = self.outputs.iter().map(elements).max().unwrap_or(1).max(1);
-        let dims = self
-            .inputs
-            .iter()
-            .flat_map(|input| input.shape.iter().copied());
-        let ratios = self.inputs.iter().map(|input| elements(input) / outputs);
-        let windows = match &self.what {
-            // The weights of one output.
-            What::Operation(OperationIr::Module(ModuleOperationIr::Conv2d(conv))) => {
-                elements(&conv.weight) / conv.weight.shape[0].max(1)
-            }
-            _ => 1,
-        };
-        dims.chain(ratios)
-            .chain([windows])
-            .max()
-            .unwrap_or(1)
-            .max(1)
-    }
-
-    /// Whether an output is a sum of terms that grow with the inputs, so that its value on absolute inputs bounds the terms.
-    fn is_sum(&self) -> bool {
-        let sums = [
-            "Sum",
-            "Mean",
-            "CumSum",
-            "AvgPool",
-            "AdaptiveAvgPool",
-            "Matmul",
-            "Linear",
-            "Conv",
-        ];
-        matches!(self.what, What::Operation(_))
-            && sums.iter().any(|name| self.name.starts_with(name))
-    }
-
-    fn is_product(&self) -> bool {
-        let products = ["Matmul", "Linear", "Conv", "Attention", "DeformableConv"];
-        matches!(self.what, What::Call(_))
-            || products.iter().any(|name| self.name.starts_with(name))
-    }
 }

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device};
 use burn_ir::{IrVisitorMut, OperationIr, TensorIr};
 
-/// How the types of a recording are those of a device.
+/// The mapping of the types of a recording to the types of a device.
 #[derive(Clone, Copy)]
 pub(super) struct Types {
     exact: bool,

@@ -12,7 +12,7 @@ use crate::comm::{
 use burn_megatron_kernels::adamw::outcome::columns;
 use parking_lot::Mutex;
 
-/// How a [`CorruptedComm`] corrupts float reductions, or one other kind of call; others are forwarded.
+/// The corruption of float reductions, or of one other kind of call, by a [`CorruptedComm`]; other calls are forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Corruption {
     /// No reduction: each rank gets its own contribution back.
@@ -27,8 +27,8 @@ pub enum Corruption {
     SkipAfterFirst,
     /// Sums are too large by the number of ranks, as where a mean is not divided.
     Undivided,
-    /// What each rank contributes to a sum contains its contribution to the one before of the same length: a gradient buffer
-    /// that is not cleared before the next step.
+    /// The contribution of each rank to a sum contains its contribution to the previous sum of the same length: a
+    /// gradient buffer that is not cleared before the next step.
     NotCleared,
     /// The rank at index 1 gets slightly too large values.
     Drift,

@@ -25,11 +25,11 @@ pub enum PlantedFault {
 /// A defect that was published, with what is planted for it.
 #[derive(Clone, Copy, Debug)]
 pub struct PublishedFault {
-    /// What was wrong.
+    /// The published defect.
     pub defect: &'static str,
     /// Where it was published.
     pub link: &'static str,
-    /// What the small model does.
+    /// The behaviour of the small model.
     pub planted: &'static str,
     /// The layout that shows it.
     pub layout: &'static str,
@@ -162,7 +162,7 @@ pub const PUBLISHED: [PublishedFault; 15] = [
     ),
 ];
 
-/// What `verify` found of a planted defect.
+/// The findings of `verify` about a planted defect.
 #[derive(Clone, Debug)]
 pub struct FoundFault {
     /// The defect.

@@ -24,7 +24,7 @@ use crate::error::Error;
 /// Tokens of a sample: few, as only the effect of saving on training is measured.
 const TOKENS: usize = 64;
 
-/// What is saved, and how often.
+/// The state that is saved, and the number of saves.
 pub struct CheckpointBench {
     pub model: TransformerConfig,
     pub ranks: usize,
@@ -47,9 +47,9 @@ pub struct CheckpointTimings {
     pub read: Vec<f64>,
     /// Asynchronous: from begin to publication.
     pub write: Vec<f64>,
-    /// How long training was stalled by it.
+    /// The time that training was stalled by it.
     pub stall: Vec<f64>,
-    /// How much longer the steps took until it was published.
+    /// The time by which the steps were longer until it was published.
     pub slower: Vec<f64>,
     /// Steps while nothing is written.
     pub step: Vec<f64>,

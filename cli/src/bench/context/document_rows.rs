@@ -60,7 +60,7 @@ impl Samples for DocumentRows {
         self.tokens.length
     }
 
-    /// What is left of a row is a document without targets.
+    /// Fills the rest of a row with a document without targets.
     fn sample(&self, number: u64) -> Result<Sample, DataError> {
         let number = number % self.lengths.len() as u64;
         let mut sample = self.tokens.sample(number)?;

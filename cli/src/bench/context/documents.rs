@@ -64,7 +64,7 @@ pub fn run(args: &ContextArgs, lengths: &[usize]) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How the ranks share the documents.
+/// The method by which the ranks share the documents.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum DocumentLayout {
@@ -140,7 +140,7 @@ struct DocumentsRow {
     /// By attention of a rank.
     bytes_sent: Extent,
     loss: f64,
-    /// Of the slowest rank.
+    /// The seconds of the slowest rank.
     seconds: f64,
     seconds_over_link: f64,
     /// The time of the first layout over this one.
@@ -185,16 +185,16 @@ impl fmt::Display for DocumentsRow {
     }
 }
 
-/// What a rank did in a layout.
+/// The figures of a rank in a layout.
 #[derive(Clone, Default)]
 struct RankFigures {
     micro_batches: usize,
     tokens: f64,
     pairs: f64,
     bytes_sent: f64,
-    /// Of the last step.
+    /// The loss of the last step.
     loss: f64,
-    /// Of the measured steps.
+    /// The seconds of the measured steps.
     seconds: Vec<f64>,
 }
 
@@ -386,7 +386,7 @@ fn pairs(batch: &Batch) -> u64 {
     batch.shard.as_ref().map_or(0, |shard| shard.pairs(None))
 }
 
-/// What a rank sent but for the sums of gradients and of scalars.
+/// Returns the bytes that a rank sent, without the sums of gradients and of scalars.
 fn bytes_of_attention(transfers: &[Transfer]) -> f64 {
     let own = transfers.iter().filter(|of| of.op != "all_reduce");
     own.map(|of| of.bytes as f64).sum()

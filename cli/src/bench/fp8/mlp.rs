@@ -23,9 +23,9 @@ struct Mlp {
     dy: Tensor<2>,
 }
 
-/// How a linear layer multiplies.
+/// The arithmetic of a linear layer.
 trait LinearArithmetic {
-    /// What the backward needs.
+    /// The tensors that the backward needs.
     type Saved;
 
     /// `x w`.

@@ -35,7 +35,7 @@ enum Fp8BenchmarkKind {
 
 /// The work that is timed at one size.
 pub struct TimedPair {
-    /// As the table writes it.
+    /// The direction, as the table writes it.
     pub direction: &'static str,
     /// The least bytes that must be read and written.
     pub bytes: usize,

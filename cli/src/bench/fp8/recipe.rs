@@ -1,4 +1,4 @@
-//! How matrices are quantised to 8 bits.
+//! The quantization of matrices to 8 bits.
 
 use burn::tensor::Tensor;
 use burn_megatron::kernels::fp8::{
@@ -6,7 +6,7 @@ use burn_megatron::kernels::fp8::{
     quantize,
 };
 
-/// How scales are computed.
+/// The method of computing scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScalingRecipe {
     /// One, given.
@@ -62,7 +62,7 @@ pub struct BothLayouts {
 }
 
 impl BothLayouts {
-    /// Those of [`ScalingRecipe::quantize`].
+    /// Returns the layouts of [`ScalingRecipe::quantize`].
     pub fn of(quantized: Quantized) -> Self {
         match (quantized.rowwise, quantized.columnwise) {
             (Some(rowwise), Some(columnwise)) => Self {

@@ -50,7 +50,7 @@ pub struct HostBenchArgs {
     pub json: Option<PathBuf>,
 }
 
-/// What is timed.
+/// A subject of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum HostSubject {
     /// A micro-batch in the type of the device.

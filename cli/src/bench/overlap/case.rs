@@ -24,12 +24,12 @@ const INSIDE_A_NODE: f64 = 8.0;
 /// Timeout of a collective.
 const DEADLINE: Duration = Duration::from_secs(300);
 
-/// What is trained, and for how long.
+/// The model to train, and the duration.
 pub struct OverlapSetup {
     pub model: TransformerConfig,
     /// Data-parallel ranks.
     pub ranks: usize,
-    /// Those of a node, if there are nodes.
+    /// The ranks of a node, if there are nodes.
     pub ranks_per_node: Option<usize>,
     /// Samples of a rank and step, of the model's whole context.
     pub samples: usize,
@@ -55,7 +55,7 @@ pub struct LinkSpeed {
     pub bytes_per_second: f64,
 }
 
-/// What a rank and its link did, over time.
+/// The activity of a rank and its link, over time.
 pub struct RankTimeline {
     /// Phases, waits and transfers.
     pub events: Vec<TimelineEvent>,

@@ -31,19 +31,19 @@ pub struct OverlapRow {
     /// The bandwidth of the link.
     pub bytes_per_second: f64,
     pub step_seconds: f64,
-    /// How long a rank computed, without waits.
+    /// The time that a rank computed, without waits.
     pub computing_seconds: f64,
     /// The part of it that is backward.
     pub backward_seconds: f64,
-    /// How long the link was busy with the transfers of a step.
+    /// The time that the link was busy with the transfers of a step.
     pub transfer_seconds: f64,
-    /// How long a rank was blocked by them.
+    /// The time that a rank was blocked by them.
     pub blocked_seconds: f64,
     /// 1 - blocked / transfers, at least 0.
     pub hidden: HiddenShare,
     /// The part of the transfers during which the rank computed.
     pub hidden_in_trace: HiddenShare,
-    /// What could be hidden at best.
+    /// The largest share that could be hidden.
     pub ideal: f64,
 }
 

@@ -14,7 +14,7 @@ use crate::error::Error;
 /// Floating-point operations per second on a virtual clock.
 const COUNTED_FLOPS: f64 = 1e9;
 
-/// What a rank did in a step.
+/// The activity of a rank in a step.
 pub struct LinkStep {
     pub seconds: f64,
     pub transfers: Vec<Transfer>,
@@ -42,7 +42,7 @@ impl LinkStep {
     }
 }
 
-/// How steps are run and timed.
+/// The settings for running and timing steps.
 #[derive(Clone, Copy)]
 pub struct LinkSteps<'a> {
     pub args: &'a OverlapArgs,

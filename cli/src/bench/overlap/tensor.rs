@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::ranks::set_up;
 use crate::terminal::{self, Columns};
 
-/// How the exchanges are split: `none`, `ring`, `bulk`, `ring:N` or `bulk:N`.
+/// The split of the exchanges: `none`, `ring`, `bulk`, `ring:N` or `bulk:N`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TpCommOverlapSetting(Option<(TpCommOverlap, Option<usize>)>);
 

@@ -24,7 +24,7 @@ pub struct TimedSteps {
     pub flops_per_token: f64,
     /// The forms of the operations, as the header of a run has them.
     pub kernels: String,
-    /// How attention is computed: an engine, or `unfused`.
+    /// The engine of attention, or `unfused`.
     pub attention: String,
     /// The most memory that the device's pools held, in bytes; without pools the most resident memory of the process.
     /// `None` where it is not reported.

@@ -38,7 +38,7 @@ pub struct StepReport {
     /// The device, by its name where the driver gives one.
     pub device: String,
     pub precision: String,
-    /// What multiplies matrices.
+    /// The engine that multiplies matrices.
     #[serde(default)]
     pub gemm_engine: String,
     /// Whether results may be wrong, so that only the times of the host mean something.

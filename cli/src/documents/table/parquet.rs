@@ -28,7 +28,7 @@ pub struct ParquetRows {
     columns: Vec<usize>,
     /// The row group to open next.
     group: usize,
-    /// Those of the columns in the row group that is read; none before and after it.
+    /// The readers of the columns in the row group that is read; none before and after it.
     readers: Vec<ColumnReaderImpl<ByteArrayType>>,
     decoded: VecDeque<Row>,
     read: Arc<AtomicU64>,

@@ -21,13 +21,13 @@ pub struct LaunchPlan {
     pub command: Vec<OsString>,
     /// The number of ranks.
     pub ranks: usize,
-    /// What starts the ranks.
+    /// The program that starts the ranks.
     pub starter: Starter,
-    /// What ranks authenticate with.
+    /// The token with which ranks authenticate.
     pub token: Token,
 }
 
-/// What starts the ranks.
+/// The program that starts the ranks.
 #[derive(Clone, Debug)]
 pub enum Starter {
     /// This process alone.

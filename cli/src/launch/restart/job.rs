@@ -1,4 +1,4 @@
-//! What is started again: `pretrain`, from the newest checkpoint of its run folder, or another program.
+//! The job that is started again: `pretrain`, from the newest checkpoint of its run folder, or another program.
 
 use std::borrow::Cow;
 use std::ffi::OsString;
@@ -51,7 +51,7 @@ pub struct PretrainJob {
     loads_adapters: bool,
 }
 
-/// How far a run is, as its folder has it.
+/// The progress of a run, from its folder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// The steps that were made.
@@ -229,7 +229,7 @@ impl PretrainJob {
         Ok(newest.map(|newest| newest.metadata().step))
     }
 
-    /// How far the run is.
+    /// Returns the progress of the run.
     pub fn progress(&self) -> Progress {
         let Ok(folder) = RunFolder::open(&self.folder) else {
             return Progress::default();

@@ -215,7 +215,7 @@ impl Restarts<'_> {
     }
 }
 
-/// What follows the end of a world.
+/// The consequence of the end of a world.
 struct Next {
     verdict: Verdict,
     /// The step after which it ended.

@@ -14,7 +14,7 @@ const MAX_DELAY: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, Debug)]
 pub struct Failure<'a> {
     pub verdict: Verdict,
-    /// What the rank that failed reported.
+    /// The report of the rank that failed.
     pub message: &'a str,
     /// The step that failed, from 1, where it is known.
     pub step: Option<u64>,
@@ -22,7 +22,7 @@ pub struct Failure<'a> {
     pub saved: Option<u64>,
 }
 
-/// What follows a failure.
+/// The consequence of a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// The restart of this number, from 1, after this time.

@@ -24,15 +24,15 @@ pub struct AttemptRecord {
     /// The step after which it began and that after which it ended, where they are known.
     pub from_step: Option<u64>,
     pub to_step: Option<u64>,
-    /// How long it took.
+    /// The duration.
     pub seconds: f64,
     /// The verdict on its end.
     pub verdict: &'static str,
-    /// How the rank that failed first ended.
+    /// The exit status of the rank that failed first.
     pub cause: String,
-    /// What its report said.
+    /// The text of its report.
     pub report: Option<String>,
-    /// What followed.
+    /// The consequence.
     pub next: String,
 }
 
@@ -40,7 +40,7 @@ pub struct AttemptRecord {
 pub struct AttemptLog {
     folder: Option<PathBuf>,
     attempts: Vec<AttemptRecord>,
-    /// How many of them are in the file.
+    /// The number of attempts that are in the file.
     written: usize,
 }
 

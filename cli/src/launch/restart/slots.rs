@@ -1,4 +1,4 @@
-//! How many ranks this machine can start: `--host-discovery-script`.
+//! The number of ranks that this machine can start: `--host-discovery-script`.
 
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;

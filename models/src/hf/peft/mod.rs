@@ -92,7 +92,7 @@ fn mappings<F: HfFamily>(
     ])
 }
 
-/// Those of all layers.
+/// Returns the mappings of all layers.
 fn all_mappings<F: HfFamily>(
     family: F,
     model: &F::Model,

@@ -170,7 +170,7 @@ fn groups(
     }))
 }
 
-/// What a model of the family must be.
+/// Returns the conditions that a model of the family must meet.
 pub(super) fn conditions(
     family: ModelFamily,
     model: &TransformerConfig,

@@ -123,8 +123,8 @@ impl MappingList<'_> {
         }
     }
 
-    /// Those of gpt-oss: all in one tensor, gate and value alternate, and all have biases. Floats have our orientation, and
-    /// MXFP4 the other.
+    /// Adds the experts of gpt-oss: all in one tensor, gate and value alternate, and all have biases. Floats have our
+    /// orientation, and MXFP4 the other.
     fn packed_experts(&mut self, experts: &Experts<'_>) {
         let Experts {
             moe, hidden, width, ..

@@ -97,7 +97,7 @@ fn blocks(keys: &mut ConfigKeys, layers: usize) -> Result<(usize, usize), HfConf
     Err(keys.refused("mlp_only_layers", &dense, fits))
 }
 
-/// What the experts of a model must be.
+/// Returns the conditions that the experts of a model must meet.
 pub(super) fn conditions(
     family: ModelFamily,
     model: &TransformerConfig,

@@ -139,7 +139,7 @@ fn windows_of_layers(
     ))
 }
 
-/// What a model must be.
+/// Returns the conditions that a model must meet.
 pub(super) fn conditions(
     family: ModelFamily,
     model: &TransformerConfig,

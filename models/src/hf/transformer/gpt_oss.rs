@@ -90,7 +90,7 @@ fn layer_windows(keys: &mut ConfigKeys, layers: usize) -> Result<windows::Window
     }
 }
 
-/// What a model of the family must be.
+/// Returns the conditions that a model of the family must meet.
 pub(super) fn conditions(model: &TransformerConfig) -> Vec<(&'static str, bool)> {
     let (is_one_size, _) = windows::size(model);
     let Some(moe) = &model.moe else {

@@ -15,7 +15,7 @@ fn depths(model: &TransformerConfig) -> usize {
 }
 
 impl MappingList<'_> {
-    /// Those of all depths.
+    /// Adds the tensors of all depths.
     pub fn further_tokens(&mut self, family: ModelFamily, config: &TransformerConfig) {
         for depth in 0..depths(config) {
             let (own, theirs) = (format!("mtp.{depth}"), prefix(config, depth));

@@ -57,7 +57,7 @@ pub(super) fn check(family: ModelFamily, model: &TransformerConfig) -> Result<()
     }
 }
 
-/// What a model of the other families must be.
+/// Returns the conditions that a model of the other families must meet.
 fn conditions(family: ModelFamily, model: &TransformerConfig) -> Vec<(&'static str, bool)> {
     let is_gpt2 = family == ModelFamily::Gpt2;
     let biases = (model.has_qkv_bias(), model.has_output_bias());

@@ -16,7 +16,7 @@ pub(super) struct Algorithm {
     product: u64,
     /// Which one.
     pub number: u64,
-    /// What the addresses of `A`, `B`, `C` and `D` are multiples of.
+    /// The alignments of the addresses of `A`, `B`, `C` and `D`.
     pub alignments: [u32; 4],
     /// Bytes that it works in. Nothing is computed there: they are overwritten, so that memory that is
     /// not the library's to use shows.
@@ -28,7 +28,7 @@ const WORKSPACES: [usize; 3] = [64 << 10, 0, 128 << 10];
 const MARK: u64 = u64::from_le_bytes(*b"emulated");
 
 impl Algorithm {
-    /// Those for a product.
+    /// Returns the algorithms for a product.
     ///
     /// # Errors
     /// An alignment that is none.
@@ -50,7 +50,7 @@ impl Algorithm {
         Ok(fitting.map(algorithm).collect())
     }
 
-    /// What a call without advice uses, which knows no alignment.
+    /// Returns the algorithm of a call without advice, for which no alignment is known.
     pub(super) fn implicit(product: &Product) -> Self {
         Self {
             product: fingerprint(product),

@@ -11,8 +11,8 @@ use super::{Refusal, invalid, unsupported};
 use crate::element::Element;
 use crate::memory::{Memory, Snapshot};
 
-/// What results are filled with that are not computed: small enough for a training step to stay
-/// finite, and a number of every type but E4M3, which rounds it to 0.
+/// The value of results that are not computed: small enough for a training step to stay finite, and a number of every
+/// type but E4M3, which rounds it to 0.
 const FILL: f64 = 1.0 / 1024.0;
 
 /// `alpha` or `beta`.
@@ -115,7 +115,7 @@ impl Call {
         Ok(())
     }
 
-    /// What is written shares no byte with what the auxiliary matrix is beside, nor does what is read with `D`.
+    /// Checks that the auxiliary matrix overlaps neither `D` nor, where the product writes it, `A` and `B`.
     fn auxiliary_apart(&self) -> Result<(), Refusal> {
         let Product {
             a,
@@ -373,7 +373,8 @@ impl Call {
         bias.filter(|_| auxiliary.as_ref().is_some_and(is_gradient))
     }
 
-    /// What becomes of the sum of a row and a column: it is stored, and given back as it was before the rounding.
+    /// Returns the last step of the sum of a row and a column: it is stored, and given back as it was before the
+    /// rounding.
     fn last_step(&self) -> impl FnMut(usize, usize, f64) -> f64 {
         let call = *self;
         let Product {

@@ -30,10 +30,10 @@ pub(super) struct Auxiliary {
     pub matrix: Matrix,
 }
 
-/// What the address of an auxiliary matrix is a multiple of, in bytes.
+/// The alignment of the address of an auxiliary matrix, in bytes.
 pub(super) const ALIGNMENT: u64 = 16;
 
-/// What its leading dimension is a multiple of, in elements.
+/// The alignment of its leading dimension, in elements.
 const LEADING: usize = 8;
 
 impl Epilogue {

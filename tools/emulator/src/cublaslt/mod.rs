@@ -47,20 +47,20 @@ const CHIP: Chip = Chip {
     version: VERSION,
 };
 
-/// What is answered to a call that breaks a rule.
+/// The answer to a call that breaks a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Refusal {
     status: Status,
     rule: String,
 }
 
-/// What is wrong on every device.
+/// Returns the refusal of a call that is wrong on every device.
 fn invalid(rule: impl Into<String>) -> Refusal {
     let (status, rule) = (INVALID_VALUE, rule.into());
     Refusal { status, rule }
 }
 
-/// What this device, or the library, does not have.
+/// Returns the refusal of a call that this device, or the library, does not support.
 fn unsupported(rule: impl Into<String>) -> Refusal {
     let (status, rule) = (NOT_SUPPORTED, rule.into());
     Refusal { status, rule }

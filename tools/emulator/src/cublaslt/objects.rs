@@ -1,4 +1,4 @@
-//! What callers hold by handles.
+//! The objects that callers hold by handles.
 //!
 //! A handle is a number, not an address: one that was destroyed, or never was, is found out.
 
@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::attributes::Attributes;
 use super::{NOT_INITIALIZED, Refusal, invalid};
 
-/// What a handle stands for.
+/// The object of a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Library,

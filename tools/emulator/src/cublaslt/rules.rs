@@ -1,4 +1,4 @@
-//! What the documentation of `cublasLtMatmul` allows.
+//! The rules in the documentation of `cublasLtMatmul`.
 
 use super::attributes::{Attributes, description as of, layout};
 use super::epilogue::{Auxiliary, Epilogue};
@@ -29,7 +29,7 @@ pub(super) struct Product {
     pub d: Matrix,
     /// The type of the bias, if one is added, or of its gradient, if that is computed.
     pub bias: Option<Element>,
-    /// What GELU keeps, or reads.
+    /// The matrix that GELU writes, or reads.
     pub auxiliary: Option<Auxiliary>,
     /// The scales of 8-bit factors.
     pub scales: Option<[ScaleMode; 2]>,
@@ -194,7 +194,7 @@ fn pointers(description: &Attributes) -> Result<bool, Refusal> {
     }
 }
 
-/// What is not emulated must not be asked for.
+/// Refuses attributes that are not emulated.
 fn extras(description: &Attributes) -> Result<(), Refusal> {
     for (attribute, value, name) in [
         (of::TRANSC, 0, "TRANSC"),

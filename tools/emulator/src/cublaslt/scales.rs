@@ -4,7 +4,7 @@
 
 use crate::element::Element;
 
-/// What shares a scale: `cublasLtMatmulMatrixScale_t`.
+/// The part of a matrix that shares a scale: `cublasLtMatmulMatrixScale_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ScaleMode {
     /// The whole matrix.
@@ -40,7 +40,7 @@ impl ScaleMode {
         }
     }
 
-    /// What their address is a multiple of.
+    /// Returns the alignment of their address.
     pub(super) fn alignment(self) -> u64 {
         match self {
             Scalar | OuterVec => 4,
@@ -48,7 +48,7 @@ impl ScaleMode {
         }
     }
 
-    /// How many bytes they take.
+    /// Returns the number of bytes that they take.
     pub(super) fn bytes(self, outer: usize, k: usize) -> usize {
         let count = match self {
             Scalar => 1,

@@ -43,7 +43,7 @@ pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> CUresult {
     })
 }
 
-/// How the host waits is not the device's affair here.
+/// Accepts every way in which the host waits, as that does not concern the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxSetFlags_v2(device: CUdevice, _flags: c_uint) -> CUresult {
     on_device(device, |_| Ok(()))

@@ -1,4 +1,4 @@
-//! What the device is asked to do, and the numbers of each launch, as lines of JSON in a file.
+//! The calls to the device, and the numbers of each launch, as lines of JSON in a file.
 
 use std::fs::OpenOptions;
 use std::io::Write;

@@ -33,7 +33,7 @@ pub(crate) const MULTIPROCESSORS: usize = 132;
 /// Threads and blocks that a multiprocessor holds.
 pub(super) const RESIDENT: (usize, usize) = (2048, 32);
 
-/// What it answers; 0, a feature that it does not have, for all that is not here.
+/// The attributes of the device; 0, a missing feature, for every attribute that is not here.
 ///
 /// Managed memory and launches whose blocks wait for each other are features that an H200 has and
 /// this does not.
@@ -153,7 +153,7 @@ pub extern "C" fn cuDeviceTotalMem_v2(bytes: OutPointer<usize>, device: CUdevice
 ///
 /// # Safety
 ///
-/// So much can be written there.
+/// At least `length` bytes can be written there.
 unsafe fn write_text(string: &CStr, to: *mut c_char, length: c_int) -> Answer {
     if to.is_null() || length < 1 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);

@@ -58,7 +58,7 @@ pub(super) fn passes(fault: &Fault) -> bool {
     matches!(fault, Fault::Race(_) | Fault::Unwritten { .. })
 }
 
-/// What the driver would return for what a kernel does.
+/// Returns the code that the driver would return for this fault of a kernel.
 pub(super) fn code(fault: &Fault) -> CUresult {
     match fault {
         fault if passes(fault) => CUresult::CUDA_ERROR_UNKNOWN,

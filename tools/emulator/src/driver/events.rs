@@ -23,7 +23,7 @@ pub(super) struct Event {
     pub capture: Option<usize>,
     /// When the stream came there: the host's time.
     pub time: Option<Instant>,
-    /// How often it was asked for since it was recorded.
+    /// The number of queries since it was recorded.
     asked: u32,
 }
 

@@ -73,7 +73,7 @@ impl Function {
         Ok(())
     }
 
-    /// How many blocks a multiprocessor holds, by all but their registers, which only the compiler
+    /// Returns the number of blocks that a multiprocessor holds, by all but their registers, which only the compiler
     /// knows.
     fn resident(&self, threads: c_int, dynamic_shared: usize) -> Answer<usize> {
         let threads = usize::try_from(threads).map_err(|_| INVALID)?;

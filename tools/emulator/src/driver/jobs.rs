@@ -1,4 +1,4 @@
-//! What the other libraries of CUDA put on streams, and the memory that they share with kernels.
+//! The work that the other libraries of CUDA put on streams, and the memory that they share with kernels.
 
 use std::sync::Arc;
 
@@ -101,7 +101,7 @@ pub(crate) fn is_idle(stream: usize) -> bool {
     idle
 }
 
-/// What tests of libraries need of the driver.
+/// The parts of the driver that tests of libraries need.
 #[cfg(test)]
 pub(crate) mod testing {
     use std::ptr::null_mut;

@@ -42,7 +42,7 @@ struct Form {
     stream: CUstream,
 }
 
-/// What of a launch the device could not do, in words.
+/// Returns the part of a launch that the device does not support, in words.
 fn refused(form: &Form, function: &Function) -> Option<String> {
     let outside = |sizes: [u32; 3], most: [u32; 3]| {
         let mut pairs = sizes.into_iter().zip(most);

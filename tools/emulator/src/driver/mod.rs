@@ -11,9 +11,9 @@
 //! that was asked for, only when somebody waits for it. Either way it is done on the thread of a
 //! caller.
 //!
-//! What goes wrong is told in a line on standard error, beside the code that the driver returns. What
-//! ruins the context of a GPU ruins it here: every later call returns it. Undefined behaviour that a GPU would not
-//! report is returned once, by the launch, or where work waits by the next call that waits for it.
+//! Faults are reported in a line on standard error, in addition to the code that the driver returns. What ruins the
+//! context of a GPU ruins it here: every later call returns it. Undefined behaviour that a GPU would not report is
+//! returned once, by the launch, or where work waits by the next call that waits for it.
 
 // The names are NVIDIA's.
 #![allow(non_snake_case)]
@@ -46,7 +46,7 @@ mod work;
 use cudarc::driver::sys::CUresult;
 pub(crate) use device::MULTIPROCESSORS;
 
-/// What a function of the driver has to say.
+/// The result of a function of the driver.
 type Answer<T = ()> = Result<T, CUresult>;
 
 /// Where a caller wants a result.

@@ -1,4 +1,4 @@
-//! What the environment asks for.
+//! The options in the environment.
 
 use std::path::PathBuf;
 use std::{env, thread};
@@ -7,7 +7,7 @@ use crate::machine::{self, Checks};
 
 const GIB: u64 = 1 << 30;
 
-/// How this driver works.
+/// The options of this driver.
 #[derive(Clone, Debug)]
 pub(super) struct Options {
     /// Bytes of the device's memory.
@@ -22,7 +22,7 @@ pub(super) struct Options {
     pub fill_products: bool,
     /// Whether any two events are equally far apart.
     pub fixed_clock: bool,
-    /// How kernels are run.
+    /// The options for running kernels.
     pub machine: machine::Options,
 }
 

@@ -51,7 +51,7 @@ pub extern "C" fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) -> CU
     on_device(device, |_| named(pool))
 }
 
-/// How much a pool keeps changes nothing for one that keeps nothing.
+/// Accepts every limit of a pool, as the pool keeps no memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemPoolSetAttribute(
     pool: CUmemoryPool,

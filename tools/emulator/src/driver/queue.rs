@@ -34,7 +34,7 @@ pub(super) struct Streams<W> {
 /// One stream.
 pub(super) struct Queue<W> {
     pending: VecDeque<Task<W>>,
-    /// How much was ever put there, and how much of it is done.
+    /// The number of works that were ever put there, and the number of works that are done.
     issued: u64,
     done: u64,
     /// Whether it waits for the legacy stream.
@@ -44,7 +44,7 @@ pub(super) struct Queue<W> {
     pub priority: i32,
     /// The capture that its work goes to instead.
     pub capture: Option<usize>,
-    /// How often it was asked for since something was put there.
+    /// The number of queries since something was put there.
     pub asked: u32,
 }
 
@@ -161,7 +161,7 @@ impl<W> Streams<W> {
         None
     }
 
-    /// What the first work of a stream waits for.
+    /// Returns the point for which the first work of a stream waits.
     fn waits(&self, stream: usize) -> Option<StreamPoint> {
         let first = self.queues.get(&stream)?.pending.front()?;
         first.after.iter().copied().find(|mark| !self.passed(*mark))

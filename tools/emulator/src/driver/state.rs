@@ -23,15 +23,15 @@ pub(super) const CONTEXT: usize = 0xc0de0;
 
 /// The state of the driver.
 pub(super) struct DriverState {
-    /// What was asked for.
+    /// The requested options.
     pub options: Options,
     /// Whether `cuInit` was called.
     pub ready: bool,
-    /// How often the primary context is held.
+    /// The number of holders of the primary context.
     pub retained: u32,
-    /// What a kernel did wrong: from then on every call returns this, as on a GPU.
+    /// The fault of a kernel: from then on every call returns this, as on a GPU.
     pub fault: Option<CUresult>,
-    /// What a kernel did that a GPU lets pass: the next call that learns of it returns this, once.
+    /// The fault of a kernel that a GPU lets pass: the next call that learns of it returns this, once.
     pub finding: Option<CUresult>,
     /// The device's memory.
     pub memory: Memory,
@@ -39,9 +39,9 @@ pub(super) struct DriverState {
     pub pinned: Memory,
     /// Work that is to be done, by stream.
     pub streams: Streams<StreamWork>,
-    /// What streams wait for that are opened later.
+    /// The points for which streams wait that are opened later.
     pub awaited: Vec<StreamPoint>,
-    /// How much of it was done since the beginning.
+    /// The number of works done since the beginning.
     pub performed: u64,
     pub events: Table<Event>,
     pub modules: Table<Module>,

@@ -10,7 +10,7 @@ use super::table::unique;
 use super::work::StreamWork;
 use super::{Answer, OutPointer};
 
-/// How often a caller is told that work is not done, where work waits until somebody waits for it.
+/// The number of times that a caller is told that work is not done, where work waits until somebody waits for it.
 const PATIENCE: u32 = 3;
 
 /// The handle that a caller means. The default stream of a thread is not known.

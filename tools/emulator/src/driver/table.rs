@@ -34,7 +34,7 @@ impl<T> Table<T> {
         handle
     }
 
-    /// What a handle stands for.
+    /// Returns the object of a handle.
     pub fn get(&self, handle: usize) -> Answer<&T> {
         let thing = self.0.get(&handle);
         thing.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)

@@ -11,7 +11,7 @@ pub(super) enum CopyEndpoint {
     Device(u64),
     /// Memory of the host, read or written when the copy runs.
     Host(usize),
-    /// What memory of the host held when the copy was asked for.
+    /// The content of the host's memory when the copy was requested.
     Staged(Arc<[u8]>),
 }
 
@@ -80,7 +80,7 @@ impl Copy {
         }
     }
 
-    /// What it spans at an end with this pitch; `None` if that is no number.
+    /// Returns the extent of the region at an end with this pitch; `None` if that is no number.
     fn span(&self, pitch: usize) -> Option<usize> {
         let above = self.height.checked_sub(1)?.checked_mul(pitch)?;
         above.checked_add(self.width)

@@ -1,4 +1,4 @@
-//! What is put on a stream, and how it is done.
+//! The work on a stream, and its execution.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,7 +30,7 @@ pub(super) enum StreamWork {
     Allocate,
     Free(u64),
     Call(HostFunction, usize),
-    /// What other libraries do, and the line that it is counted by.
+    /// The work of other libraries, and the line that it is counted by.
     Job(Job, Arc<Value>),
     Attempt(Attempt),
     /// The event, by its handle.
@@ -40,7 +40,7 @@ pub(super) enum StreamWork {
 }
 
 impl StreamWork {
-    /// What it is in a graph; `None` for what only orders.
+    /// Returns its kind of node in a graph; `None` for work that only orders.
     pub fn node(&self) -> Option<CUgraphNodeType> {
         Some(match self {
             Self::Launch(_) | Self::Job(..) | Self::Attempt(_) => {
@@ -110,7 +110,7 @@ impl DriverState {
         self.performed > before
     }
 
-    /// What a kernel did wrong so far.
+    /// Returns the fault of a kernel so far.
     pub fn sound(&mut self) -> Answer {
         let wrong = self.fault.or(self.finding.take());
         wrong.map_or(Ok(()), Err)

@@ -15,7 +15,7 @@ enum Input {
     Other(Source),
 }
 
-/// What a step reads.
+/// The inputs of a step.
 pub(super) struct Inputs<const N: usize> {
     inputs: [Input; N],
     /// Whether some lanes are made anew at each step: those of `%tid.x` and its like.

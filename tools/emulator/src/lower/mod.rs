@@ -33,11 +33,11 @@ pub struct Unsupported {
     pub line: usize,
     /// The instruction.
     pub instruction: String,
-    /// What about it.
+    /// A description of the fault.
     pub what: String,
 }
 
-/// What a family makes of an instruction; `None` if it is none of its own.
+/// The result of a family for an instruction; `None` if the instruction belongs to another family.
 pub(crate) type Lowered = Result<Option<(Kind, Action)>, String>;
 
 /// The families, in the order in which they are asked.
@@ -55,7 +55,7 @@ const FAMILIES: &[fn(&Instruction, &Scope<'_>) -> Lowered] = &[
     copies::lower,
 ];
 
-/// What an instruction can name.
+/// The names that an instruction can use.
 pub(crate) struct Scope<'a> {
     /// The kernel that it stands in.
     pub kernel: &'a Kernel,
@@ -63,7 +63,7 @@ pub(crate) struct Scope<'a> {
     symbols: HashMap<&'a str, (Space, u64)>,
 }
 
-/// What a load or a store names: a register or a fixed address, and bytes beyond it.
+/// The address of a load or a store: a register or a fixed address, and bytes beyond it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Address {
     pub base: Source,

@@ -1,11 +1,11 @@
-//! How lanes reach memory: each address is checked, counted and, in shared memory, watched.
+//! The accesses of lanes to memory: each address is checked, counted and, in shared memory, watched.
 
 use super::shadow::Accessor;
 use super::{Block, Fault, LANES, Lanes, Mask, Warp, banks};
 use crate::memory::{LOCAL, PARAMETERS, SHARED, WINDOW};
 use crate::ptx::Space;
 
-/// What is done to memory.
+/// The kind of an access to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
@@ -333,7 +333,7 @@ impl Block<'_> {
         }
     }
 
-    /// What an access of a whole warp to shared memory counts as.
+    /// Counts an access of a whole warp to shared memory.
     pub(crate) fn count_shared(&mut self, addresses: &Lanes, mask: Mask, bytes: usize) {
         self.counts.bank_conflicts += banks::conflicts(addresses, mask, bytes);
         self.counts.shared_wavefronts += banks::wavefronts(addresses, mask, bytes);
@@ -344,9 +344,8 @@ impl Block<'_> {
         self.counts.shared_wavefronts += banks::lines(bytes);
     }
 
-    /// What an access of a whole warp to global memory counts as, where it was made by
-    /// [`read`](Self::read) and [`write`](Self::write): `addresses` of the lanes of the mask, each of
-    /// `bytes`.
+    /// Counts an access of a whole warp to global memory, where it was made by [`read`](Self::read) and
+    /// [`write`](Self::write): `addresses` of the lanes of the mask, each of `bytes`.
     pub fn count_global(&mut self, addresses: &Lanes, mask: Mask, bytes: usize, store: bool) {
         let mut sectors: Vec<u64> = mask
             .lanes()

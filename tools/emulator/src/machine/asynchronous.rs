@@ -17,7 +17,7 @@ pub struct CopyChunk {
     pub global: u64,
     /// Their address in shared memory.
     pub shared: u64,
-    /// How many there are.
+    /// The number of bytes.
     pub bytes: usize,
 }
 
@@ -39,11 +39,11 @@ pub enum CopyDirection {
 #[derive(Clone, Debug, Default)]
 pub struct Queue {
     pieces: VecDeque<CopyChunk>,
-    /// How many pieces are done.
+    /// The number of pieces that are done.
     done: u64,
     /// The number of pieces issued up to the end of each group.
     groups: VecDeque<u64>,
-    /// What was read from shared memory, and is not written yet.
+    /// The bytes that were read from shared memory, and are not written yet.
     read: VecDeque<(CopyChunk, Vec<u8>)>,
     /// The same as `groups`, for those whose bytes are read.
     unwritten: VecDeque<u64>,
@@ -65,9 +65,9 @@ pub struct Asynchronous {
     pub copies: Queues,
     /// `cp.async.bulk` with a `bulk_group`, by thread.
     pub bulk: Queues,
-    /// What will arrive at the mbarrier at an address.
+    /// The arrivals to come at the mbarrier at an address.
     pub arrivals: HashMap<u64, Vec<Arrival>>,
-    /// How often threads have in vain asked for the end of a phase, with nothing else between.
+    /// The number of times that threads have in vain asked for the end of a phase, with nothing else between.
     pub polls: u32,
 }
 
@@ -101,7 +101,7 @@ impl Queue {
         self.groups.push_back(self.issued());
     }
 
-    /// How many pieces there have been.
+    /// Returns the number of pieces so far.
     pub fn issued(&self) -> u64 {
         self.done + self.pieces.len() as u64
     }

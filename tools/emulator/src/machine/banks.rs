@@ -1,4 +1,4 @@
-//! What an access of a whole warp costs: sectors of global memory, passes over shared memory's banks.
+//! The cost of an access of a whole warp: sectors of global memory, passes over shared memory's banks.
 
 use super::{LANES, Lanes, Mask};
 

@@ -5,15 +5,15 @@ use super::Fault;
 /// One barrier.
 #[derive(Clone, Copy, Debug, Default)]
 struct Barrier {
-    /// How often all have come.
+    /// The number of rounds in which all have come.
     passed: u64,
-    /// How many threads this round waits for; 0 for all of the block.
+    /// The number of threads that this round waits for; 0 for all of the block.
     wanted: usize,
-    /// How many have come, where a warp counts as a whole.
+    /// The number of threads that have come, where a warp counts as a whole.
     arrived: usize,
-    /// How many have really come.
+    /// The number of threads that have really come.
     threads: usize,
-    /// How many of those that came with a predicate have it, and how many came with one.
+    /// The number of arrivals whose predicate is true, and the number of arrivals with a predicate.
     votes: (u32, u32),
     /// The votes of the last two rounds: a thread may learn of one when the next has begun.
     results: [(u32, u32); 2],
@@ -22,23 +22,23 @@ struct Barrier {
 /// Threads that come to a barrier.
 pub(super) struct Arrival {
     pub number: u64,
-    /// How many threads it waits for; 0 for all.
+    /// The number of threads that it waits for; 0 for all.
     pub wanted: usize,
     pub threads: usize,
     /// Whether these are all that is left of a warp.
     pub whole: bool,
-    /// How many have the predicate of `bar.red`.
+    /// The number of threads whose predicate of `bar.red` is true.
     pub votes: Option<u32>,
 }
 
-/// What passing a barrier means.
+/// The result of a barrier for those that pass it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BarrierResult {
     /// It is not passed yet.
     No,
     /// All threads of the block have come.
     All,
-    /// As many as were asked for.
+    /// The requested number of threads has come.
     Some,
 }
 
@@ -59,7 +59,7 @@ impl Barriers {
         }
     }
 
-    /// How many threads have not ended.
+    /// Returns the number of threads that have not ended.
     pub fn alive(&self) -> usize {
         self.alive
     }

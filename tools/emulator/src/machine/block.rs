@@ -14,7 +14,7 @@ pub struct Block<'a> {
     pub position: [u32; 3],
     /// Its shared memory.
     pub shared: Shared,
-    /// What it has done.
+    /// The counts of its work.
     pub counts: Counts,
     pub(super) barriers: Barriers,
     pub(super) work: &'a mut BlockScratch,
@@ -27,11 +27,11 @@ pub struct Block<'a> {
 pub struct Shared {
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// How many barriers the block has passed.
+    /// The number of barriers that the block has passed.
     pub epoch: u32,
 }
 
-/// What goes on from block to block.
+/// The state that is reused from block to block.
 pub(super) struct BlockScratch {
     pub shadow: Shadow,
     pub ledger: AccessLog,

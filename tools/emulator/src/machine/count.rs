@@ -1,6 +1,6 @@
-//! What a launch does, in numbers that do not depend on the machine it runs on.
+//! The work of a launch, in numbers that do not depend on the machine it runs on.
 
-/// What an instruction counts as.
+/// The kind by which an instruction is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// Whole numbers, bits, comparisons, selections.

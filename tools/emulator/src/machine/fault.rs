@@ -1,10 +1,10 @@
-//! What a kernel does wrong.
+//! The faults of a kernel.
 
 use std::fmt;
 
 use crate::ptx::Space;
 
-/// What one instruction of one warp does wrong.
+/// The fault of one instruction of one warp.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// An address outside of all that is allocated.
@@ -16,7 +16,7 @@ pub enum Fault {
         space: Space,
         /// The address.
         address: u64,
-        /// How many bytes.
+        /// The number of bytes.
         bytes: usize,
         /// Why it may not, with what lies nearest.
         what: String,
@@ -32,7 +32,7 @@ pub enum Fault {
         space: Space,
         /// The address.
         address: u64,
-        /// How many bytes.
+        /// The number of bytes.
         bytes: usize,
     },
     /// Two warps touch the same memory with nothing between that orders them, and one writes.
@@ -47,7 +47,7 @@ pub enum Fault {
         lane: usize,
         /// The address.
         address: u64,
-        /// How many bytes.
+        /// The number of bytes.
         bytes: usize,
     },
     /// Threads that wait for threads that never come.
@@ -56,7 +56,7 @@ pub enum Fault {
     /// More instructions than a launch may run.
     #[error("no end after {0} instructions")]
     Endless(u64),
-    /// What the specification leaves undefined.
+    /// Behaviour that the specification leaves undefined.
     #[error("undefined: {0}")]
     Undefined(String),
 }
@@ -80,7 +80,7 @@ pub struct FaultLocation {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {fault}")]
 pub struct Failure {
-    /// What is wrong.
+    /// The fault.
     pub fault: Fault,
     /// Where.
     pub place: FaultLocation,

@@ -39,7 +39,7 @@ pub(crate) fn reconvergence(ops: &[Op]) -> Vec<usize> {
         .collect()
 }
 
-/// What may come after an instruction; behind the last one is the end.
+/// Returns the instructions that may follow an instruction; the one behind the last is the end.
 fn successors(ops: &[Op], at: usize) -> Vec<usize> {
     let op = &ops[at];
     let mut next = match &op.action {

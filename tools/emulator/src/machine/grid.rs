@@ -13,7 +13,7 @@ const CHUNK: u64 = 8;
 
 /// A kernel with its arguments.
 pub struct Launch<'a> {
-    /// What is run.
+    /// The program to run.
     pub program: &'a Program,
     /// Blocks, by dimension.
     pub grid: [u32; 3],
@@ -23,9 +23,9 @@ pub struct Launch<'a> {
     pub parameters: &'a [u8],
     /// Bytes of shared memory beyond those that the program declares.
     pub dynamic_shared: usize,
-    /// What global memory there is.
+    /// The global memory.
     pub memory: &'a Snapshot,
-    /// How it is run.
+    /// The options of the run.
     pub options: Options,
 }
 
@@ -103,7 +103,7 @@ pub fn run(launch: &Launch<'_>) -> Result<Counts, Box<Failure>> {
     }
 }
 
-/// What one thread of the host has done.
+/// The results of one thread of the host.
 struct Ran {
     counts: Counts,
     work: BlockScratch,

@@ -39,8 +39,8 @@ struct Reconvergence {
     mask: u32,
 }
 
-/// How long a group may run while others wait: long enough for the loops that one lane has more
-/// turns of than another.
+/// The number of instructions that a group may run while others wait: enough for the loops that one lane has more turns
+/// of than another.
 const PATIENCE: u64 = 1 << 20;
 /// The same once lanes were seen to wait for each other.
 const LITTLE: u64 = 1 << 10;
@@ -201,7 +201,7 @@ impl LaneGroups {
         }
     }
 
-    /// How many instructions a group may still run before another one's turn.
+    /// Returns the number of instructions that a group may still run before another one's turn.
     pub fn patience(&self, group: &Group) -> u64 {
         if self.all.is_empty() {
             u64::MAX
@@ -210,7 +210,7 @@ impl LaneGroups {
         }
     }
 
-    /// What a group is charged for waiting actively.
+    /// Returns the price that a group pays for waiting actively.
     pub fn price_of_waiting(&self) -> u64 {
         self.patience >> 8
     }
@@ -235,7 +235,7 @@ impl LaneGroups {
         }
     }
 
-    /// Those of the lanes that wait for others at an instruction.
+    /// Returns the lanes of `mask` that wait for others at an instruction.
     #[inline]
     pub fn held(&self, at: usize, mask: u32) -> u32 {
         if self.reconvergences.is_empty() {

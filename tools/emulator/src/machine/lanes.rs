@@ -31,7 +31,7 @@ impl Mask {
         self.0 >> lane & 1 == 1
     }
 
-    /// How many there are.
+    /// Returns the number of lanes.
     pub fn count(self) -> usize {
         self.0.count_ones() as usize
     }

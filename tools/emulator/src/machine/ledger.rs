@@ -1,4 +1,4 @@
-//! What a whole launch does to global memory.
+//! The accesses of a whole launch to global memory.
 
 use std::collections::HashMap;
 
@@ -112,7 +112,7 @@ impl AccessLog {
         }
     }
 
-    /// How many different sectors were read, and how many written.
+    /// Returns the numbers of different sectors that were read and written.
     pub fn touched(&self) -> (u64, u64) {
         let maps = self.touched.iter().flat_map(|touched| touched.0.values());
         let ones = |map: &[u64]| {

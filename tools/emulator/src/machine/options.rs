@@ -1,9 +1,9 @@
-//! What a launch is asked to do beyond running.
+//! The options of a launch in addition to running.
 
-/// How a launch is run, and what it looks for.
+/// The options of a launch, and the faults that it looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// What it looks for.
+    /// The checks.
     pub checks: Checks,
     /// Instructions of warps that a block may run before it counts as endless.
     pub budget: u64,

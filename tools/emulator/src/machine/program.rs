@@ -3,16 +3,16 @@
 use super::{Block, Fault, Kind, Lanes, Mask, Warp};
 use crate::ptx::Guard;
 
-/// What an instruction does to the lanes of a mask, which is never empty.
+/// The effect of an instruction on the lanes of a mask, which is never empty.
 pub type Step = Box<dyn Fn(&mut Warp, Mask, &mut Block<'_>) -> Result<(), Fault> + Send + Sync>;
 
 /// One instruction, lowered.
 pub struct Op {
     /// The predicate that it depends on.
     pub guard: Option<Guard>,
-    /// What it does.
+    /// The action.
     pub action: Action,
-    /// What it counts as.
+    /// The kind by which it is counted.
     pub kind: Kind,
     /// The line of the PTX text.
     pub line: usize,
@@ -20,7 +20,7 @@ pub struct Op {
     pub text: String,
 }
 
-/// What an instruction does.
+/// The action of an instruction.
 pub enum Action {
     /// Something with the lanes that run it, after which they go on behind it.
     Step(Step),
@@ -39,9 +39,9 @@ pub enum Action {
     Barrier {
         /// Which of 16.
         number: Source,
-        /// How many threads; all of the block if there is no number.
+        /// The number of threads; all of the block if there is no number.
         threads: Option<Source>,
-        /// What is done there.
+        /// The wait at the barrier.
         wait: Wait,
     },
     /// `bar.warp.sync`: waits until all lanes that each names do so too, at whatever instruction.
@@ -53,14 +53,14 @@ pub enum Action {
     Meet {
         /// The lanes, as a mask.
         members: Source,
-        /// What they do together.
+        /// The step that they perform together.
         step: Step,
     },
     /// Waits for something that other warps do: the step, then it is another warp's turn.
     Yield(Step),
 }
 
-/// What a thread does at a barrier.
+/// The behaviour of a thread at a barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// `bar.arrive`: goes on.
@@ -71,10 +71,10 @@ pub enum Wait {
     Reduce(Reduce, usize, bool),
 }
 
-/// What `bar.red` tells.
+/// The result of `bar.red`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduce {
-    /// How many have it, in a data register.
+    /// The number of threads whose predicate is true, in a data register.
     Count(usize),
     /// Whether all have it, in a predicate.
     All(usize),
@@ -135,7 +135,7 @@ pub struct Program {
     pub ops: Vec<Op>,
     /// For each instruction the one where lanes that part there meet again.
     pub reconvergences: Vec<usize>,
-    /// How many data registers and predicates a lane has.
+    /// The numbers of data registers and predicates of a lane.
     pub registers: (usize, usize),
     /// Bytes of shared memory that it declares itself.
     pub shared: usize,

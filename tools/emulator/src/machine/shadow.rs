@@ -1,5 +1,4 @@
-//! What is known of each byte of shared memory: who touched it last, and whether anything was ever
-//! written there.
+//! The history of each byte of shared memory: who touched it last, and whether anything was ever written there.
 
 use super::access::Access;
 use super::{Checks, Fault, Program, Warp};
@@ -11,7 +10,7 @@ pub(super) struct Shadow {
     /// Bytes of a cell, as a power of two.
     shift: u32,
     cells: Vec<Cell>,
-    /// As many, where lanes of a warp are checked.
+    /// One cell of lanes for each of `cells`, where lanes of a warp are checked.
     lanes: Vec<LaneCell>,
     /// Rounds between barriers, counted from 1 over all blocks.
     epoch: u32,
@@ -52,7 +51,7 @@ pub(super) struct Accessor {
     pub warp: usize,
     pub lane: usize,
     pub op: usize,
-    /// How often lanes of the warp have waited for each other.
+    /// The number of times that lanes of the warp have waited for each other.
     pub reconvergences: u32,
 }
 

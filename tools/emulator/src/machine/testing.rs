@@ -7,8 +7,8 @@ use crate::lower::lower;
 use crate::ptx::parse;
 use crate::testing::{kernel, run_with};
 
-/// What a thread of a one-dimensional block begins with: its number in `%r0`, and in `%d1` the
-/// address of its own word of 32 bits in the buffer.
+/// The first instructions of a thread of a one-dimensional block: its number in `%r0`, and in `%d1` the address of its
+/// own word of 32 bits in the buffer.
 const OWN: &str = "mov.u32 %r0, %tid.x;\nmul.wide.u32 %d0, %r0, 4;\nadd.s64 %d1, %data, %d0;\n";
 
 /// Runs `body` behind [`OWN`] with one block of `threads` threads, a word for each of them in the

@@ -24,20 +24,20 @@ pub struct Warp {
     pub predicates: Vec<u32>,
     /// Local memory, a lane after the other.
     pub local: Vec<u8>,
-    /// How many instructions it has run.
+    /// The number of instructions that it has run.
     pub clock: u64,
-    /// What `add.cc` and its like carried, a bit a lane.
+    /// The carries of `add.cc` and similar instructions, a bit a lane.
     pub carry: u32,
     /// The instruction it is at.
     pub at: usize,
-    /// How often lanes of it have waited for each other.
+    /// The number of times that its lanes have waited for each other.
     pub reconvergences: u32,
     groups: LaneGroups,
     /// When the group that runs would have begun, had it run all the time.
     began: u64,
 }
 
-/// What stopped a warp.
+/// The reason for which a warp stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WarpStop {
     /// No lane is left.
@@ -48,7 +48,7 @@ pub(super) enum WarpStop {
     Turn,
 }
 
-/// How a group goes on.
+/// The continuation of a group.
 enum Next {
     At(usize),
     /// Its lanes are among the groups again.

@@ -16,7 +16,7 @@ pub const SHARED: u64 = 0x7f00 << 48;
 pub const LOCAL: u64 = 0x7f01 << 48;
 /// Generic addresses of parameters.
 pub const PARAMETERS: u64 = 0x7f02 << 48;
-/// How many addresses each of them has.
+/// The number of addresses of each of them.
 pub const WINDOW: u64 = 1 << 48;
 
 /// Every allocation begins at a multiple of this, as the driver's do.
@@ -31,7 +31,7 @@ pub struct Memory {
 #[derive(Debug, Default)]
 struct AllocatorState {
     allocations: BTreeMap<u64, Allocation>,
-    /// How many there ever were.
+    /// The number of allocations so far.
     number: u64,
     bytes: u64,
     snapshot: Option<Arc<Snapshot>>,
@@ -48,7 +48,7 @@ pub struct Allocation {
     pub number: u64,
 }
 
-/// What is allocated at one moment.
+/// The allocations at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// First address and end of each allocation, in order.
@@ -106,7 +106,7 @@ impl Memory {
         self.state.lock().bytes
     }
 
-    /// What is allocated now.
+    /// Returns the present allocations.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         let mut state = self.state.lock();
         let AllocatorState {
@@ -144,7 +144,7 @@ impl Snapshot {
         Some((index, start, end))
     }
 
-    /// What lies nearest to an address, in words.
+    /// Returns the allocation that is nearest to an address, in words.
     pub fn nearest(&self, address: u64) -> String {
         match self.find(address) {
             Some((_, start, end)) => format!(

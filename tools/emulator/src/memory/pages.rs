@@ -63,7 +63,7 @@ mod mapped {
     /// Bytes of the file.
     const FILE: usize = 32 << 20;
 
-    /// What is mapped: `free` must know.
+    /// The mapped regions, which `free` must know.
     static MAPPED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
     fn ones() -> Option<&'static File> {

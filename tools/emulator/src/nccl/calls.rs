@@ -16,7 +16,7 @@ pub(super) struct Launch {
     pub arrived: bool,
     pub residency: Residency,
     pub operations: Vec<usize>,
-    /// How many of them are not done.
+    /// The number of calls that are not done.
     open: usize,
     pub aborted: bool,
 }
@@ -134,7 +134,7 @@ impl NcclState {
         }
     }
 
-    /// What a stream does when it stands before a launch: whether it may go on.
+    /// Attempts a launch at the head of a stream; returns whether the stream may go on.
     ///
     /// # Errors
     /// An address outside of the device's memory.

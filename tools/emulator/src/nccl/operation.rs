@@ -1,4 +1,4 @@
-//! What ranks do together, and the moving of the data.
+//! The operations of ranks together, and the movement of the data.
 
 use std::slice;
 
@@ -6,7 +6,7 @@ use super::value::{Reduction, Type};
 use super::{Failure, argument};
 use crate::memory::{Memory, Snapshot};
 
-/// What a call does.
+/// The kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     AllReduce(Reduction),
@@ -46,7 +46,7 @@ impl Call {
     /// Checks what one rank can tell.
     ///
     /// # Errors
-    /// What is wrong with its arguments.
+    /// If its arguments are invalid.
     pub(super) fn check(&self, rank: usize, size: usize) -> Result<(), Failure> {
         let peer = match self.kind {
             Kind::Broadcast { root } | Kind::Reduce { root, .. } => root,

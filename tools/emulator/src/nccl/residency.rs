@@ -23,7 +23,7 @@ pub(super) struct Residency {
 }
 
 impl NcclState {
-    /// What calls of this thread on a communicator will occupy.
+    /// Returns the multiprocessors that calls of this thread on a communicator will occupy.
     pub(super) fn residency(&self, handle: usize, calls: &[Call]) -> Result<Residency, Failure> {
         let comm = self.comm(handle)?;
         let same = self

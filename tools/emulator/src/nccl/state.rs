@@ -28,7 +28,7 @@ pub(super) struct NcclState {
     pub pieces: RegisteredMemory,
 }
 
-/// What a config sets.
+/// The settings of a config.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
     pub blocking: bool,
@@ -55,7 +55,7 @@ pub(super) struct Comm {
     /// The thread that created it.
     pub thread: ThreadId,
     finalized: bool,
-    /// How many collectives it has called.
+    /// The number of collectives that it has called.
     pub collectives: usize,
     /// RegisteredMemory of memory that are registered with it.
     pub registered: usize,
@@ -68,17 +68,17 @@ pub(super) struct CommGroup {
     joined: BTreeSet<usize>,
     finalized: usize,
     left: usize,
-    /// What every rank reports once something went wrong.
+    /// The error that every rank reports after a failure.
     pub error: Option<Failure>,
     /// Collectives that not all ranks have called, by number.
     pub collectives: BTreeMap<usize, usize>,
     /// Messages that one side has called, by sender and receiver.
     pub messages: HashMap<(usize, usize), VecDeque<usize>>,
-    /// What the hosts of the ranks have brought to a meeting that not all have come to.
+    /// The contributions of the ranks' hosts to a meeting that not all have come to.
     meeting: Vec<Option<HostContribution>>,
 }
 
-/// What a rank brings to a meeting of hosts.
+/// The contribution of a rank to a meeting of hosts.
 #[derive(Clone, Debug)]
 pub(super) enum HostContribution {
     Split {
@@ -112,7 +112,7 @@ pub(super) fn ring() {
 /// Waits until nothing is in progress on a communicator, if it blocks.
 ///
 /// # Errors
-/// What went wrong on it.
+/// The failure of the communicator.
 pub(super) fn wait(handle: usize) -> Result<(), Failure> {
     loop {
         let mut state = state();
@@ -157,7 +157,7 @@ impl NcclState {
         self.worlds.get_mut(&number).ok_or_else(missing)
     }
 
-    /// What `ncclCommGetAsyncError` tells.
+    /// Returns the answer of `ncclCommGetAsyncError`.
     pub(super) fn progress(&self, handle: usize) -> Result<Code, Failure> {
         let comm = self.comm(handle)?;
         let Some(world) = self.worlds.get(&comm.world) else {

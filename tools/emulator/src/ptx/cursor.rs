@@ -6,14 +6,14 @@ use super::lex::{Token, Word};
 use super::scope::Scopes;
 use super::{Malformed, Operand};
 
-/// How deep braces and signs may nest in an operand: a text must not decide how much stack there is.
+/// The greatest depth of braces and signs in an operand: a text must not decide how much stack there is.
 const DEPTH: usize = 8;
 
 pub(super) struct Parser<'a> {
     pub tokens: &'a [Token<'a>],
     pub at: usize,
     pub scopes: Scopes,
-    /// What each label of a `.branchtargets` lists.
+    /// The list of each label of a `.branchtargets`.
     pub tables: HashMap<String, Vec<Operand>>,
     depth: usize,
 }
@@ -85,7 +85,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// What is left of a line.
+    /// Skips the rest of a line.
     pub fn skip_line(&mut self, line: usize) {
         while self.at < self.tokens.len() && self.line() == line {
             self.at += 1;

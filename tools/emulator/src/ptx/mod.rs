@@ -17,7 +17,7 @@ use std::fmt;
 
 pub use parse::parse;
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Clone, Debug, Default)]
 pub struct Module {
     /// `.target`, such as `sm_90a`.
@@ -37,7 +37,7 @@ pub struct Kernel {
     pub parameters: Vec<Variable>,
     /// Each register's kind and number, by name; those of inner braces are not here.
     pub registers: HashMap<String, Register>,
-    /// How many data registers there are, and how many predicates.
+    /// The numbers of data registers and of predicates.
     pub counts: (usize, usize),
     /// `.local` and `.shared` variables of its body.
     pub variables: Vec<Variable>,
@@ -90,7 +90,7 @@ pub struct Variable {
     pub size: usize,
     /// Bytes that its address is a multiple of.
     pub align: usize,
-    /// What it holds at first.
+    /// The initial content.
     pub initial: Vec<u8>,
 }
 
@@ -103,7 +103,7 @@ pub struct Instruction {
     pub name: String,
     /// `global`, `v4`, `f32` of it.
     pub modifiers: Vec<String>,
-    /// What stands behind, in order.
+    /// The operands, in order.
     pub operands: Vec<Operand>,
     /// The line of the PTX text.
     pub line: usize,
@@ -118,7 +118,7 @@ pub struct Guard {
     pub negated: bool,
 }
 
-/// What an instruction works on.
+/// An operand of an instruction.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operand {
     /// A register.
@@ -154,13 +154,13 @@ pub enum Operand {
     Sink,
 }
 
-/// What is wrong with a text.
+/// The fault of a text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("PTX line {line}: {what}")]
 pub struct Malformed {
     /// The line, from 1.
     pub line: usize,
-    /// What is wrong.
+    /// A description of the fault.
     pub what: String,
 }
 

@@ -1,4 +1,4 @@
-//! What instructions work on.
+//! The operands of instructions.
 
 use super::cursor::Parser;
 use super::lex::Word;

@@ -10,7 +10,7 @@ pub(super) struct Scopes {
     open: Vec<Open>,
     /// The next free numbers, data and predicates.
     next: (usize, usize),
-    /// As many as were ever in use.
+    /// The highest numbers that were ever in use.
     most: (usize, usize),
     closed: usize,
 }
@@ -21,7 +21,7 @@ struct Open {
     /// Each label, and the instruction that it stands before.
     labels: HashMap<String, usize>,
     variables: HashSet<String>,
-    /// What stood before: instructions, variables, and registers in use.
+    /// The state before: instructions, variables, and registers in use.
     body: usize,
     outer_variables: usize,
     next: (usize, usize),

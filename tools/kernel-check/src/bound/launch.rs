@@ -17,16 +17,16 @@ const DEPENDENT: f64 = 4.0;
 /// Bytes per clock that a multiprocessor receives from L2 (the path is 64 bytes wide since Volta).
 const MULTIPROCESSOR_BYTES: f64 = 64.0;
 
-/// What a launch does.
+/// The counts of a launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LaunchCounts {
     /// Cubes.
     pub cubes: f64,
     /// Instructions of planes that machine code keeps.
     pub issued: f64,
-    /// Those on floats.
+    /// Instructions on floats.
     pub floats: f64,
-    /// Those of special functions.
+    /// Instructions of special functions.
     pub specials: f64,
     /// Operations of matrix units.
     pub matrix_flops: f64,
@@ -38,7 +38,7 @@ pub struct LaunchCounts {
     pub bytes: f64,
 }
 
-/// What limits a launch.
+/// The resource that limits a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// The bandwidth of a copy, or of the multiprocessors in use.

@@ -6,7 +6,7 @@
 //! computed over a [path](paths) through each innermost loop that streams, or through the whole
 //! kernel if there is none; the slowest of these counts.
 //!
-//! What an emulated GPU counts of a whole launch gives [lower bounds of its time](launch).
+//! The counts of an emulated GPU for a whole launch give [lower bounds of its time](launch).
 //!
 //! Effects that machine code does not show are ignored: the tail of a launch, cubes that wait for
 //! each other, bank conflicts and cache misses, and the time of whatever is neither issued nor

@@ -1,4 +1,4 @@
-//! How long a multiprocessor of compute capability 9.0 is busy with an instruction.
+//! The time that a multiprocessor of compute capability 9.0 is busy with an instruction.
 //!
 //! Sources: the table of arithmetic throughput in the CUDA C++ programming guide, and the list of
 //! pipelines in the documentation of Nsight Compute. An instruction in neither (conversions to FP8)

@@ -1,4 +1,4 @@
-//! How often a unit waits for memory.
+//! The number of times that a unit waits for memory.
 
 use std::collections::HashMap;
 

@@ -144,13 +144,13 @@ fn assertions() -> String {
     c.concat()
 }
 
-/// That a constant of the header has this value, in versions that have it.
+/// Asserts that a constant of the header has this value, in versions that have it.
 fn equal(constant: &str, value: i64, since: Version) -> String {
     let assertion = format!("_Static_assert(({constant}) == ({value}), \"{constant}\");");
     with(&assertion, since)
 }
 
-/// That a function has this type.
+/// Asserts that a function has this type.
 fn prototype(symbol: &str, arguments: &[&str], result: &str, since: Version) -> String {
     let arguments: Vec<_> = arguments.iter().map(|name| c_type(name)).collect();
     let arguments = match arguments.as_slice() {

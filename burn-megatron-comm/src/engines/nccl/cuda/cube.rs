@@ -42,7 +42,7 @@ pub(super) struct TensorPair {
     fusion: FusionClient,
 }
 
-/// What turns a primitive back into a fusion tensor.
+/// A client that turns a primitive back into a fusion tensor.
 #[cfg(not(feature = "fusion"))]
 struct FusionClient;
 

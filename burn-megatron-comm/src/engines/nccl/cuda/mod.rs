@@ -25,8 +25,8 @@ mod tests;
 pub(crate) struct NcclOptions {
     /// The settings of a run.
     pub config: NcclConfig,
-    /// How calls are ordered with the computation on the device; by default what `BURN_MEGATRON_NCCL_ORDER`
-    /// selects, else the best that is available.
+    /// The order of calls and of the computation on the device; by default the order that `BURN_MEGATRON_NCCL_ORDER`
+    /// selects, else the best available order.
     pub order: Option<StreamOrder>,
     /// A world of one rank uses NCCL too, for tests.
     pub use_for_one_rank: bool,

@@ -29,16 +29,16 @@ mod completion;
 mod launch;
 mod registered;
 
-/// How long the thread polls without sleeping after progress: about as long as NCCL takes to launch a collective.
+/// The time that the thread polls without sleeping after progress: about as long as NCCL takes to launch a collective.
 const SPIN: Duration = Duration::from_micros(50);
-/// How long the thread sleeps between two polls while something is in flight.
+/// The time that the thread sleeps between two polls while something is in flight.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
 /// The same after no progress for [`IDLE_AFTER`].
 const IDLE_POLL_INTERVAL: Duration = Duration::from_micros(200);
 const IDLE_AFTER: Duration = Duration::from_millis(100);
-/// How often the communicators are polled for asynchronous errors.
+/// The interval between two polls of the communicators for asynchronous errors.
 const ERROR_CHECK_INTERVAL: Duration = Duration::from_millis(20);
-/// How long memory is kept for a device that does not complete what was aborted.
+/// The time that memory is kept for a device that does not complete aborted work.
 const ABORT_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The queues of collectives.

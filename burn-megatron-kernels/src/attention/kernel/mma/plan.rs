@@ -1,4 +1,4 @@
-//! How large the tiles are.
+//! The sizes of the tiles.
 
 use burn::tensor::DType;
 use cubecl::client::Client;
@@ -83,7 +83,7 @@ impl MmaShape {
         WARPS * WARP
     }
 
-    /// How rows are stored.
+    /// Returns the layout of rows in shared memory.
     pub(crate) fn swizzle(&self) -> Swizzle {
         let chunks = self.width / CHUNK;
         Swizzle { chunks }

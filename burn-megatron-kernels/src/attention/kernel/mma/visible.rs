@@ -1,4 +1,4 @@
-//! What the rows of a warp see.
+//! The columns that the rows of a warp see.
 
 use cubecl::prelude::*;
 

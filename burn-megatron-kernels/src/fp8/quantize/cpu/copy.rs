@@ -92,7 +92,7 @@ pub(super) struct QuantizedCopy {
 pub(super) struct CopyTask<'a, E> {
     /// The input.
     pub source: MatrixSource<'a, E>,
-    /// How scales are found.
+    /// The method of scaling.
     pub kind: ScalingKind,
     /// The scale, where it is given.
     pub given: f32,

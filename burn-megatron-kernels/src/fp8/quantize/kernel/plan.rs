@@ -138,7 +138,7 @@ impl QuantizePlan {
     }
 }
 
-/// How wide loads are, and whether planes are used.
+/// The width of loads, and whether planes are used.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowLoads {
     pub vector: usize,

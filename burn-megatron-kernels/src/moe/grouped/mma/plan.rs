@@ -29,7 +29,7 @@ pub(super) const STAGES: usize = 4;
 /// by itself.
 const BUSY: usize = 4;
 
-/// How a factor lies in memory.
+/// The layout of a factor in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Factor {
     /// Whether its rows in memory are summed over, and not what lies beside each other in a row.
@@ -42,7 +42,7 @@ impl Factor {
         if self.by_depth { DEPTH } else { TILE }
     }
 
-    /// How they are stored.
+    /// Returns the layout of the rows in shared memory.
     pub fn swizzle(self) -> Swizzle {
         let width = if self.by_depth { TILE } else { DEPTH };
         Swizzle {
@@ -65,7 +65,7 @@ impl Factor {
     }
 }
 
-/// How a kernel reads its factors.
+/// The layouts of the factors that a kernel reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Factors {
     pub left: Factor,
@@ -117,8 +117,8 @@ pub(super) fn row_tiles(group_sizes: &[usize]) -> Vec<i32> {
     flatten(tiles)
 }
 
-/// What is summed for the weights of each expert: its number, its first row and their end. Experts without
-/// rows are left out if `with_rows`. Those with the most rows come first, as they take the longest.
+/// Returns the rows that are summed for the weights of each expert: its number, its first row and their end. Experts
+/// without rows are left out if `with_rows`. Those with the most rows come first, as they take the longest.
 pub(super) fn summed_rows(group_sizes: &[usize], with_rows: bool) -> Vec<i32> {
     let all = groups(group_sizes).map(|(expert, first, size)| [expert, first, first + size]);
     let mut rows: Vec<_> = all

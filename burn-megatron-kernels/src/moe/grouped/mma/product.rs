@@ -10,7 +10,7 @@ use crate::cube::mma::ptx::{
 use crate::cube::mma::swizzle::{Swizzle, lane_column, lane_row, permutation};
 use crate::cube::mma::{CHUNK, CHUNK_BYTES, WARP};
 
-/// How a warp's part of the result is stored in shared memory.
+/// The storage of a warp's part of the result in shared memory.
 const STORED: Swizzle = Swizzle {
     chunks: WARP_TILE / CHUNK,
 };

@@ -14,14 +14,14 @@ pub(super) const FRAGMENTS: usize = WARP_TILE / 16;
 /// Tiles of 16 by 8 of a warp's part of the result, row by row.
 pub(super) const SUMS: usize = FRAGMENTS * 2 * FRAGMENTS;
 
-/// What a cube reads of a factor, in chunks of 16 bytes.
+/// The part of a factor that a cube reads, in chunks of 16 bytes.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Part {
     /// The first chunk.
     pub start: usize,
     /// From row to row.
     pub stride: usize,
-    /// What there is of the dim that is not summed over: rows, or chunks if rows are summed over.
+    /// The extent of the dim that is not summed over: rows, or chunks if rows are summed over.
     pub across: u32,
 }
 

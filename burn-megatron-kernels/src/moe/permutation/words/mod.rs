@@ -74,7 +74,7 @@ fn check_type(dtype: DType) -> Result<(), KernelError> {
 struct PermuteWordsOp {
     rows: usize,
     top_k: usize,
-    /// Of the parts.
+    /// The widths of the parts.
     widths: [usize; 2],
 }
 

@@ -31,7 +31,7 @@ fn before(other: f32, i: u32, score: f32, at: u32) -> bool {
     other > score || (other == score && i < at)
 }
 
-/// How many of the `count` first values of `list` come before the one at `at`.
+/// Returns the number of values that come before the one at `at`, among the first `count` values of `list`.
 #[cube]
 fn place(list: &Shared<[f32]>, first: u32, count: u32, at: u32) -> u32 {
     let score = list[at as usize];

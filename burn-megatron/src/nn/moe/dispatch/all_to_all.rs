@@ -67,9 +67,9 @@ impl AllToAll {
 
 /// Rows that go from rank to rank.
 struct Exchange {
-    /// Of the ranks of the expert axis.
+    /// The rows of the ranks of the expert axis.
     rows: HopRows,
-    /// What each rank of the expert-tensor axis receives.
+    /// The number of rows that each rank of the expert-tensor axis receives.
     gathered: Vec<usize>,
     /// Of all rows, as they arrive, the local expert and the rank that they come from, as one number.
     keys: Vec<i64>,

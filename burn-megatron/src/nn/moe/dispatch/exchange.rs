@@ -14,7 +14,7 @@ use crate::collective::{CollectiveOp, Comm, PendingTensor, start};
 use crate::nn::ScheduleNodes;
 use crate::nn::schedule_nodes::{Exchange, PendingExchange};
 
-/// How the exchanges of a forward run: each as an operation of one graph, or between two [nodes](ScheduleNodes).
+/// The execution of a forward's exchanges: each as an operation of one graph, or between two [nodes](ScheduleNodes).
 #[derive(Default)]
 pub struct Exchanges<'a> {
     nodes: Option<&'a ScheduleNodes>,
@@ -49,7 +49,7 @@ impl<'a> Exchanges<'a> {
         }
     }
 
-    /// Those tensors, of the present node.
+    /// Returns the carried tensors of the present node.
     pub(in crate::nn::moe) fn into_carried<const K: usize>(self) -> [Option<Tensor<3>>; K] {
         let mut carried = self.carried.into_iter();
         std::array::from_fn(|_| carried.next().flatten())
@@ -70,7 +70,8 @@ impl<'a> Exchanges<'a> {
         }
     }
 
-    /// What arrives for `rows`, each a tensor with as many rows as the exchange sends, or its tokens.
+    /// Returns the rows that arrive for `rows`, each a tensor with one row per row that the exchange sends, or per
+    /// token.
     pub(super) fn run<const K: usize>(
         &mut self,
         rows: [Tensor<2>; K],
@@ -101,7 +102,7 @@ pub(super) struct HopRows {
 }
 
 impl HopRows {
-    /// Those on the way back.
+    /// Returns the rows on the way back.
     pub fn reversed(self) -> Self {
         Self {
             send: self.receive,
@@ -125,7 +126,7 @@ pub(super) struct RowExchange {
     fp8: Option<(Fp8DispatchScales, RowMap)>,
     /// Whether they are the results of experts on the way back.
     are_results: bool,
-    /// What is computed while they are under way.
+    /// The computation that runs while they are under way.
     meanwhile: Mutex<Option<Meanwhile>>,
 }
 

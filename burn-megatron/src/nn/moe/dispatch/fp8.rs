@@ -268,7 +268,7 @@ mod tests {
         }
     }
 
-    /// What is rounded has as many rows as there are tokens, and one operation writes the rows that are sent.
+    /// The rounded matrix has one row per token, and one operation writes the rows that are sent.
     #[test]
     fn a_token_is_rounded_once_and_its_rows_are_written_once() {
         const ROWS: usize = 3 * 64;

@@ -27,7 +27,7 @@ pub(super) struct Hop {
     pub fp8: Option<Fp8DispatchScales>,
 }
 
-/// What takes the results of an exchange back; nothing where a rank is alone.
+/// The route by which the results of an exchange return; `None` where a rank is alone.
 pub(super) struct SentRows(Option<(RowMap, HopRows, Comm)>);
 
 impl Hop {

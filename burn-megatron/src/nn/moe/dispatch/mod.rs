@@ -27,7 +27,7 @@ pub use fp8::Fp8DispatchScales;
 use ranks::ExpertRanks;
 pub use volume::{DispatchNodes, DispatchProblem, DispatchVolume, expected_destinations};
 
-/// How tokens reach the ranks of their experts.
+/// The exchange of tokens with the ranks of their experts.
 ///
 /// `R` ranks of the expert axis exchange the rows of `T` tokens of each rank, with `k` experts per token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -49,7 +49,7 @@ pub enum DispatcherKind {
 /// ranks read consecutive tokens, as those of the data axis do, the order is that of the global batch, and the
 /// gradients of an expert have the same bits in every split over the expert axis.
 ///
-/// That holds of all dispatchers but a hierarchical one, where they come by way of other ranks.
+/// This holds for all dispatchers but a hierarchical one, where tokens travel over other ranks.
 pub trait Dispatcher: fmt::Debug + Send + Sync {
     /// Starts the dispatch of tokens with this routing: ranks exchange the numbers of rows, while others compute.
     ///

@@ -83,8 +83,9 @@ impl ExpertRanks {
         PendingCounts::Device { gathered, len }
     }
 
-    /// What ranks give whose tokens choose like those of this rank, but for the columns `here`, which count rows for it:
-    /// they choose those more often, so that it has `imbalance` times the rows of an average rank.
+    /// Returns the numbers of rows that the ranks give if their tokens choose like the tokens of this rank, except for
+    /// the columns `here`, which count rows for this rank: they choose those more often, so that it has `imbalance`
+    /// times the rows of an average rank.
     pub fn expected(
         &self,
         own: &[i64],
@@ -132,7 +133,7 @@ impl PendingCounts {
     }
 }
 
-/// How often each of `columns` is chosen, of which a token chooses each at most once.
+/// Counts the choices of each of `columns`, of which a token chooses each at most once.
 pub(super) fn count(indices: Tensor<2, Int>, columns: usize) -> Tensor<1, Int> {
     let [tokens, _] = indices.dims();
     if tokens > MAX_TOKENS {

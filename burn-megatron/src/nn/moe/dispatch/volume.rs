@@ -1,4 +1,4 @@
-//! How much a dispatcher sends: pure functions of the sizes, for experts that tokens choose uniformly at random.
+//! The bytes that a dispatcher sends: pure functions of the sizes, for experts that tokens choose uniformly at random.
 
 use std::ops::Range;
 
@@ -68,7 +68,7 @@ fn chosen_in_groups(
 /// A layer of experts and its ranks, of which each has as many tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DispatchProblem {
-    /// How rows are sent.
+    /// The method of sending rows.
     pub dispatcher: DispatcherKind,
     /// Whether the rows of the dispatch are in 8 bits.
     pub fp8: Option<Fp8DispatchScales>,
@@ -76,7 +76,7 @@ pub struct DispatchProblem {
     pub tokens: usize,
     /// The experts of all ranks.
     pub experts: usize,
-    /// Those of a token.
+    /// The experts of a token.
     pub per_token: usize,
     /// The groups that a token chooses them from: with as many groups as nodes, a limit of its nodes.
     pub groups: Option<ExpertGroups>,
@@ -104,12 +104,12 @@ pub struct DispatchNodes {
 pub struct DispatchVolume {
     /// Rows, or bytes, that it sends to other ranks of its node; to all, if nodes are not known.
     pub inside: f64,
-    /// Those that it sends to other nodes.
+    /// The rows or bytes that it sends to other nodes.
     pub between: f64,
 }
 
 impl DispatchNodes {
-    /// Those of a mesh, for so many experts; `None` where nodes do not count: see
+    /// Returns the nodes of a mesh, for `experts` experts; `None` where nodes do not count: see
     /// [`Mesh::members_per_node`].
     pub fn of(mesh: &Mesh, experts: usize) -> Option<Self> {
         let members = mesh.members(Grid::Expert, ExpertRanks::axes(), 0);
@@ -135,7 +135,7 @@ impl DispatchVolume {
         }
     }
 
-    /// Those to all other ranks.
+    /// Returns the volume to all other ranks.
     pub fn total(self) -> f64 {
         self.inside + self.between
     }
@@ -220,7 +220,8 @@ impl DispatchProblem {
         self.rows().times(self.row_bytes(element, weight) + combine)
     }
 
-    /// Those of the backward: gradients of the outputs, of the tokens in the type of the model, and of the weights.
+    /// Returns the bytes of the backward: gradients of the outputs, of the tokens in the type of the model, and of the
+    /// weights.
     pub fn backward_bytes(&self, element: usize, weight: usize) -> DispatchVolume {
         let row = (2 * self.hidden * element) as f64;
         let weights = match self.dispatcher {

@@ -27,7 +27,7 @@ pub(super) use store::ActivationStore;
 pub struct ActivationOffload {
     /// The most bytes of a rank on the host at once; 0 keeps all on the device.
     pub bytes: u64,
-    /// How many blocks ahead of the backward inputs are fetched; 0 fetches an input when it is needed.
+    /// The number of blocks ahead of the backward for which inputs are fetched; 0 fetches an input when it is needed.
     pub prefetch: usize,
 }
 
@@ -51,7 +51,7 @@ pub struct ActivationUsage {
     pub host: u64,
     /// The most on the host.
     pub host_peak: u64,
-    /// What was transferred.
+    /// The transferred bytes.
     pub traffic: HostTraffic,
 }
 

@@ -1,4 +1,4 @@
-//! What is saved, where it is, and when it moves.
+//! The saved inputs, their places, and the times of their transfers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(crate) struct ActivationStore {
     deadline: Duration,
 }
 
-/// What the rank and its threads share.
+/// The state that the rank and its threads share.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     state: Mutex<State>,
@@ -81,7 +81,7 @@ impl ActivationStore {
     ///
     /// # Errors
     ///
-    /// That of the system.
+    /// The error of the system.
     pub fn start(config: ActivationOffload) -> std::io::Result<Self> {
         Self::with_deadline(config, DEADLINE)
     }

@@ -13,7 +13,7 @@ use crate::mesh::ParallelConfig;
 pub(super) use communicator::P2pCommunicator;
 pub use shapes::{ShapeCache, ShapeKey};
 
-/// How tensors pass between the stages of a pipeline.
+/// The settings for passing tensors between the stages of a pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct P2pConfig {
     /// The most receives from each neighbour that are posted ahead of their position in the schedule, each with the memory

@@ -1,4 +1,4 @@
-//! What both ranks of a transfer know of its tensor before it is sent.
+//! The properties of a transferred tensor that both ranks know before it is sent.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::collective::wire_dtype;
 use crate::comm;
 
-/// What the shapes of activations depend on, such as `[batch, seq]` of the tokens of a micro-batch; see
+/// The key of the activations' shapes, such as `[batch, seq]` of the tokens of a micro-batch; see
 /// [`Stage::shape_key`](super::super::Stage::shape_key).
 pub type ShapeKey = [usize; 2];
 
@@ -58,7 +58,7 @@ impl ShapeCache {
     }
 }
 
-/// What precedes the first activation of a key.
+/// The header that precedes the first activation of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TensorMetadata {
     pub stage: usize,
@@ -68,7 +68,7 @@ pub(super) struct TensorMetadata {
 }
 
 impl TensorMetadata {
-    /// How many numbers it is sent as.
+    /// The number of numbers as which it is sent.
     pub const LEN: usize = 8;
 
     pub fn to_numbers(self) -> Vec<i64> {

@@ -14,7 +14,7 @@ use crate::machine::resolve;
 use crate::machine::{Access, Action, Kind, LANES, Source, Step};
 use crate::ptx::{Instruction, Operand, Space};
 
-/// What comes of what is there and two operands.
+/// The function of the present value and two operands.
 type MbarrierOp = fn(u64, u64, u64) -> u64;
 
 const OPERATIONS: &[&str] = &[

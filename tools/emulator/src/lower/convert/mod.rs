@@ -59,7 +59,7 @@ impl Type {
     }
 }
 
-/// What the modifiers ask for.
+/// The request of the modifiers.
 #[derive(Clone, Copy)]
 struct How {
     /// `None` where none is named: nothing is to be rounded.

@@ -6,7 +6,7 @@ use super::super::number::{BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, Format,
 use super::{How, finished};
 use crate::machine::Action;
 
-/// How far apart the two stand, and their format.
+/// Returns the distance of the two, and their format.
 fn pair(name: &str) -> Option<(u32, Format)> {
     Some(match name {
         "f16x2" => (16, F16),

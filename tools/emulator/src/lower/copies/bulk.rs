@@ -23,7 +23,7 @@ pub(super) const KNOWN: &[&str] = &[
     "multicast::cluster",
 ];
 
-/// What follows the addresses of a copy to shared memory.
+/// The operand that follows the addresses of a copy to shared memory.
 #[derive(Clone, Copy)]
 pub(super) struct Multicast(Option<Source>);
 

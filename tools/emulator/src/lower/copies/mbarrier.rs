@@ -70,7 +70,7 @@ pub(super) fn change(
     Ok(before)
 }
 
-/// What can be done to a barrier.
+/// An operation on a barrier.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum MbarrierOp {
     /// An arrival more is to come.
@@ -81,7 +81,7 @@ pub(super) enum MbarrierOp {
     Complete(i64),
     /// Threads have come.
     Arrive {
-        /// How many.
+        /// The number of arrivals.
         count: u32,
         /// Bytes that are to come, before.
         expect: i64,

@@ -1,8 +1,7 @@
 //! Asynchronous copies and the barriers that they arrive at.
 //!
-//! What is copied, and when, is told in [`machine`](crate::machine::Asynchronous). A block is a
-//! cluster by itself: shared memory of the cluster is that of the block, and no other block's is
-//! there.
+//! The rules of copies are in [`machine`](crate::machine::Asynchronous). A block is a cluster by itself: shared memory
+//! of the cluster is that of the block, and no other block's is there.
 
 mod bulk;
 mod mbarrier;
@@ -38,7 +37,7 @@ pub(super) fn lower(instruction: &Instruction, scope: &Scope<'_>) -> Lowered {
     })
 }
 
-/// What a special register of clusters holds, when a cluster is one block.
+/// Returns the value of a special register of clusters, when a cluster is one block.
 pub(super) fn cluster(name: &str) -> Option<Source> {
     let (name, axis) = match name.split_once('.') {
         Some((name, axis)) => (name, "xyz".find(axis)?),

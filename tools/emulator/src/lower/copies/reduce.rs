@@ -1,4 +1,4 @@
-//! What bulk copies to global memory do with the bytes that lie there.
+//! The reductions of bulk copies to global memory with the bytes that lie there.
 
 use half::{bf16, f16};
 
@@ -7,7 +7,7 @@ use super::only;
 use crate::machine::CopyDirection;
 use crate::ptx::Instruction;
 
-/// How elements are combined.
+/// The combination of elements.
 type Combine = fn(&mut [u8], &[u8]);
 
 /// Replaces each element of the first argument by what `$with` makes of both.
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
     use crate::ptx::parse;
 
-    /// What becomes of 16 bytes.
+    /// Returns 16 bytes after the reduction.
     fn reduced(of: &str, there: [u8; 16], bytes: [u8; 16]) -> Result<[u8; 16], String> {
         let line = format!("cp.reduce.async.bulk.global.shared::cta.bulk_group.{of} [a], [b], 16;");
         let text = format!(

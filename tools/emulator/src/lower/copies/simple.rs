@@ -80,11 +80,11 @@ fn arrive(instruction: &Instruction, scope: &Scope<'_>) -> Result<Step, String> 
     }))
 }
 
-/// How many of the bytes are read; the others become zeros.
+/// The number of bytes that are read; the others become zeros.
 #[derive(Clone, Copy)]
 enum Read {
     All,
-    /// As many as a register says.
+    /// The number that a register holds.
     Some(Source),
     /// None where a predicate holds, which may be negated.
     Unless(Source, bool),

@@ -7,7 +7,7 @@ use crate::machine::{Block, CopyChunk, CopyDirection, Fault, Source, Step, Warp,
 use crate::ptx::{Instruction, Operand, Space};
 use crate::tensor_map::{Form, SIZE, TensorMap};
 
-/// What an instruction names.
+/// The operands of an instruction.
 struct Copy {
     map: Address,
     coordinates: Vec<Source>,

@@ -1,4 +1,4 @@
-//! What needs no arithmetic: signs and classes.
+//! The instructions that need no arithmetic: signs and classes.
 
 use super::super::apply::{Form, map, store_predicate, test};
 use super::super::bits;

@@ -8,7 +8,7 @@ use crate::machine::{Action, Source};
 
 extreme!(extreme, f32);
 
-/// What is done with operands and results.
+/// The modifiers of operands and results.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Modifiers {
     /// Subnormal numbers count as zeros.

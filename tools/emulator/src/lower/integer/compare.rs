@@ -74,13 +74,13 @@ impl Combine {
     }
 }
 
-/// What both instructions say before their types.
+/// The comparison that both instructions name before their types.
 struct Comparison {
     holds: Holds,
     combine: Combine,
     ftz: bool,
     sources: [Source; 2],
-    /// What it is combined with; true if with nothing.
+    /// The predicate with which it is combined; true if there is none.
     with: (Source, bool),
 }
 

@@ -16,7 +16,7 @@ pub(super) trait Accumulator: Element {
     fn bits(value: f64) -> u64;
 }
 
-/// How many elements a register holds.
+/// Returns the number of elements in a register.
 pub(super) const fn per_register(bits: u32) -> usize {
     match bits {
         32.. => 1,

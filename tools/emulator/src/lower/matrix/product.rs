@@ -23,7 +23,7 @@ const SHAPES: &[(u32, &[&str])] = &[
     (64, &["m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16"]),
 ];
 
-/// Those of `wmma`.
+/// The shapes of `wmma`.
 const FRAGMENTS: &[(u32, &[&str])] = &[
     (8, &["m16n16k16", "m32n8k16", "m8n32k16"]),
     (16, &["m16n16k16", "m32n8k16", "m8n32k16"]),

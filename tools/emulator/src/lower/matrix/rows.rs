@@ -111,7 +111,7 @@ fn count(block: &mut Block<'_>, addresses: &Lanes, number: usize) {
     block.count_shared(addresses, Mask(0xff << (8 * number)), ROW);
 }
 
-/// What the lanes hold of a matrix.
+/// Returns the values that the lanes hold of a matrix.
 fn give(matrix: &Rows, transposed: bool) -> Lanes {
     let half = |row: usize, column: usize| {
         u64::from(u16::from_le_bytes([

@@ -254,7 +254,7 @@ impl Matrix {
     }
 }
 
-/// What all lanes must agree on.
+/// Checks that all lanes have the same value.
 fn same(values: Lanes, what: &str) -> Result<u64, Fault> {
     if values.iter().all(|value| *value == values[0]) {
         Ok(values[0])

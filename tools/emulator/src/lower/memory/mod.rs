@@ -7,7 +7,8 @@ use super::{Address, Lowered, Scope, Target, bits};
 use crate::machine::{Access, Action, Block, Fault, Kind, LANES, Lanes, Mask, Source, Step, Warp};
 use crate::ptx::{Instruction, Operand, Space};
 
-/// What a load or a store may say of caches and of order. Here every access is in order.
+/// The modifiers of a load or a store for caches and order, which are ignored as every access is in order here. Here
+/// every access is in order.
 const IGNORED: &[&str] = &[
     "weak", "volatile", "relaxed", "acquire", "release", "mmio", "cta", "cluster", "gpu", "sys",
     "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "unified",
@@ -32,13 +33,13 @@ pub(super) fn lower(instruction: &Instruction, scope: &Scope<'_>) -> Lowered {
     }
 }
 
-/// What a load or a store reaches.
+/// The target of a load or a store.
 struct Form {
     space: Space,
     of_type: String,
     /// Bytes of an element.
     width: usize,
-    /// How many elements.
+    /// The number of elements.
     count: usize,
     kind: Kind,
 }
@@ -341,7 +342,7 @@ fn compare<const W: usize>(
     Ok(())
 }
 
-/// What is discarded is no number until it is written again.
+/// Marks discarded memory, which holds no number until it is written again.
 fn discard(instruction: &Instruction, scope: &Scope<'_>) -> Result<(Kind, Action), String> {
     let address = scope.address(instruction, 0)?;
     let space = space(instruction);

@@ -48,7 +48,7 @@ pub(super) struct Format {
     pub nan: u64,
 }
 
-/// What the codes of the highest exponent mean.
+/// The meaning of the codes of the highest exponent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Codes {
     /// Infinity, and NaNs.
@@ -148,7 +148,7 @@ impl Format {
         }
     }
 
-    /// What lies beyond the largest number becomes that number if `saturate` says so, and in formats
+    /// Encodes a number. A number beyond the largest one becomes the largest if `saturate` says so, and in formats
     /// without infinity NaN or, where there is none either, the largest number.
     pub fn encode(self, number: ExactNumber, mode: Mode, saturate: bool) -> u64 {
         let (negative, mantissa, exponent) = match number {

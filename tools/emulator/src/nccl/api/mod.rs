@@ -38,7 +38,7 @@ pub struct Config {
 }
 
 const MAGIC: c_uint = 0xcafe_beef;
-/// What an attribute of a config is until it is set.
+/// The value of a config's attribute until it is set.
 const UNDEFINED: c_int = c_int::MIN;
 
 thread_local! {
@@ -127,7 +127,7 @@ fn from_here(id: &UniqueId) -> Result<(), Failure> {
     }
 }
 
-/// What a config sets, and `usual` where there is none or it does not say.
+/// Returns the settings of a config, and `usual` where there is no config or it does not set them.
 ///
 /// # Safety
 /// Null, or a config.

@@ -5,10 +5,6 @@
     not(feature = "fusion")
 ))]
 
-use std::cell::Cell;
-use std::sync::Once;
-
-use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::ParallelContext;
@@ -30,96 +26,17 @@ use burn_megatron::kernels::rope::{
     Positions, RopeConfig, RopeOptions, RopeTable, Scaling, rotate,
 };
 use burn_megatron::kernels::softmax::{Mask, Sink, masked_softmax};
-use burn_megatron::kernels::{Function, apply};
 use burn_megatron::nn::{ModelBuilder, ParallelModule};
 use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::{Transformer, TransformerConfig};
-use burn_megatron_tests::{gpu, small_gpt, small_llama};
-use tracing::span::{Attributes, Id};
-use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use burn_megatron_tests::{small_gpt, small_llama};
 
-thread_local! {
-    static LAUNCHED: Cell<usize> = const { Cell::new(0) };
-}
+mod count;
 
-/// Counts the spans of CubeCL's launches, each on its thread.
-struct Launches;
-
-impl<S: tracing::Subscriber> Layer<S> for Launches {
-    fn on_new_span(&self, span: &Attributes<'_>, _id: &Id, _context: Context<'_, S>) {
-        if span.metadata().name() == "launch_inner" {
-            LAUNCHED.set(LAUNCHED.get() + 1);
-        }
-    }
-}
-
-fn count<T>(work: impl FnOnce() -> T) -> (T, usize) {
-    let before = LAUNCHED.get();
-    let result = work();
-    (result, LAUNCHED.get() - before)
-}
-
-/// The device. A global subscriber is set before the first launch: tracing caches at the first use of a span
-/// whether it is enabled, so a subscriber per test would race with other threads.
-fn device() -> Device {
-    static LISTENING: Once = Once::new();
-    LISTENING.call_once(|| {
-        let subscriber = tracing_subscriber::registry().with(Launches);
-        tracing::subscriber::set_global_default(subscriber).expect("no other subscriber");
-    });
-    gpu()
-}
-
-/// Passes a given gradient to its input.
-#[derive(Debug)]
-struct Seed(Tensor<1>);
-
-impl Function for Seed {
-    fn forward(&self, _inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        (
-            Tensor::<1>::zeros([1], &self.0.device()).into_dispatch(),
-            vec![],
-        )
-    }
-
-    fn backward(
-        &self,
-        _saved: Vec<DispatchTensor>,
-        _gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
-        vec![Some(self.0.clone().into_dispatch())]
-    }
-}
-
-fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
-    let len = x.shape().num_elements();
-    x.reshape([len])
-}
+use count::{count, device, flat, launches, launches_in};
 
 const ROWS: usize = 8;
 const WIDTH: usize = 64;
-
-/// Launches of the forward and of the backward of an operation on leaves of these sizes.
-fn launches(sizes: &[usize], operation: impl Fn(&[Tensor<1>]) -> Tensor<1>) -> [usize; 2] {
-    launches_in(DType::F32, sizes, operation)
-}
-
-fn launches_in(
-    dtype: DType,
-    sizes: &[usize],
-    operation: impl Fn(&[Tensor<1>]) -> Tensor<1>,
-) -> [usize; 2] {
-    let device = self::device().autodiff();
-    let leaf = |size: &usize| Tensor::<1>::ones([*size], (&device, dtype)).require_grad();
-    let leaves: Vec<_> = sizes.iter().map(leaf).collect();
-    let (output, forward) = count(|| operation(&leaves));
-    let seed = Seed(output.clone().inner().ones_like());
-    let loss: Tensor<1> = apply(vec![output.into_dispatch()], seed);
-    let (_, backward) = count(|| loss.backward());
-    // Burn starts every backward with a scalar of 1.
-    [forward, backward - 1]
-}
 
 fn rows(x: &Tensor<1>) -> Tensor<2> {
     x.clone().reshape([ROWS as i32, -1])
@@ -130,7 +47,7 @@ fn each_operation_launches_as_few_kernels_as_it_can() {
     let (n, w) = (ROWS * WIDTH, WIDTH);
     let norm = NormOptions::new(1e-5);
     let none = ActivationOptions::default;
-    let device = self::device();
+    let device = device();
     let targets = Tensor::<1, Int>::zeros([ROWS], &device);
     let config = RopeConfig {
         width: 16,
@@ -298,7 +215,7 @@ fn attention_in_16_bits_launches_as_few_kernels_as_it_can() {
 
 #[test]
 fn the_optimizer_launches_one_kernel() {
-    let device = self::device();
+    let device = device();
     let ones = || Tensor::<1>::ones([4096], &device);
     let buffers = AdamWBuffers {
         master: ones(),
@@ -334,7 +251,7 @@ fn model(
         attention_dropout: 0.0,
         ..config.clone()
     };
-    let device = self::device().autodiff();
+    let device = device().autodiff();
     let scope = ModelBuilder::new(&ParallelContext::single(), &device);
     let scope = scope.with_kernels(kernels).unwrap();
     config.init_with(scope).unwrap()
@@ -343,7 +260,7 @@ fn model(
 /// Launches of a training step's forward and backward over a model of so many layers.
 fn of_model(config: &TransformerConfig, kernels: &KernelChoices, layers: usize) -> usize {
     let model = model(config, kernels, layers).module;
-    let device = self::device().autodiff();
+    let device = device().autodiff();
     let tokens = Tensor::<2, Int>::zeros([2, config.context], &device);
     let step = || {
         let loss = model.losses(tokens.clone(), tokens.clone()).sum();
@@ -409,7 +326,7 @@ fn of_wrapped_model(config: &TransformerConfig, kernels: &KernelChoices, layers:
 
     let model = model(config, kernels, layers);
     let ddp = DistributedDataParallel::new(model, &ParallelContext::single()).unwrap();
-    let device = self::device().autodiff();
+    let device = device().autodiff();
     let ids = vec![0; 2 * config.context];
     let tokens = Tokens::new(&ids, [2, config.context], &device);
     let step = || {
@@ -436,7 +353,7 @@ fn a_layer_under_data_parallelism_launches_nothing_to_accumulate_its_sums() {
 
 #[test]
 fn a_sum_of_rows_and_the_gradient_of_an_embedding_are_two_launches() {
-    let device = self::device();
+    let device = device();
     let x = Tensor::<2>::ones([300, 64], &device);
     let (_, launched) = count(|| column_sum(x.clone(), None));
     assert_eq!(launched, 2);
