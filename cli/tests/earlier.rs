@@ -5,7 +5,7 @@ use std::process::Command;
 
 use burn_megatron::train::metrics::{MetricsRecord, read_metrics};
 
-fn fixture(name: &str) -> PathBuf {
+pub fn fixture(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/earlier");
     folder.join(name)
 }
@@ -19,12 +19,12 @@ fn run(arguments: &[&str]) -> String {
     format!("{out}{error}")
 }
 
-fn text(path: &Path) -> &str {
+pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
 /// The losses of a run, of training and of held-out text, each with its step.
-fn losses(run: &Path) -> Vec<(&'static str, usize, f64)> {
+pub fn losses(run: &Path) -> Vec<(&'static str, usize, f64)> {
     let records = read_metrics(&run.join("metrics.jsonl")).unwrap();
     let losses = records.iter().filter_map(|record| match record {
         MetricsRecord::Step(metrics) => Some(("step", metrics.step, metrics.loss)),

@@ -4,6 +4,7 @@ mod check_gpu;
 mod checkpoint;
 mod diverged;
 mod earlier;
+mod earlier_families;
 mod experts;
 mod finetune;
 mod hangs;
