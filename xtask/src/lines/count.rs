@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ra_ap_rustc_lexer::{FrontmatterAllowed, TokenKind, tokenize};
+use super::tokens::{Token, tokens};
 
 /// A file and its numbers of lines.
 #[derive(Debug)]
@@ -58,42 +58,6 @@ impl CountedFile {
         let modules = self.test_modules.iter();
         modules.map(move |module| format!("{base}/{module}"))
     }
-}
-
-/// A token that is neither a blank nor a comment.
-struct Token<'a> {
-    text: &'a str,
-    first_line: usize,
-    last_line: usize,
-}
-
-impl Token<'_> {
-    fn lines(&self) -> impl Iterator<Item = usize> + use<> {
-        self.first_line..=self.last_line
-    }
-}
-
-fn tokens(text: &str) -> Vec<Token<'_>> {
-    let (mut start, mut line) = (0, 1);
-    let mut tokens = vec![];
-    for token in tokenize(text, FrontmatterAllowed::No) {
-        let end = start + token.len as usize;
-        let text = &text[start..end];
-        let last_line = line + text.matches('\n').count();
-        let is_code = !matches!(
-            token.kind,
-            TokenKind::LineComment { .. } | TokenKind::BlockComment { .. } | TokenKind::Whitespace
-        );
-        if is_code {
-            tokens.push(Token {
-                text,
-                first_line: line,
-                last_line,
-            });
-        }
-        (start, line) = (end, last_line);
-    }
-    tokens
 }
 
 /// The number of tokens of the attribute at the beginning of `tokens`; 0 if there is none.
