@@ -2,6 +2,7 @@
 
 use std::env;
 
+use burn_megatron::choice::EpilogueFusion;
 use burn_megatron::comm::Engine;
 use burn_megatron::kernels::gemm::CpuGemm;
 use clap::Args;
@@ -147,10 +148,10 @@ pub const ORDER_OF_SUMS: [&str; 9] = [
 ];
 
 /// Checks that a deterministic recipe has no library of matrix products whose results may depend on the addresses of its
-/// operands.
+/// operands, and no form of a layer that depends on a measurement.
 ///
 /// # Errors
-/// The library, and what fits.
+/// The setting, and what fits.
 pub fn check(recipe: &Recipe) -> Result<(), Error> {
     let gemm = recipe.kernels.gemm;
     if recipe.train.deterministic && matches!(gemm, CpuGemm::OpenBlas | CpuGemm::Blis) {
@@ -159,6 +160,13 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
              \"mkl\" (--kernels gemm=mkl), whose reproducible mode is on, or remove deterministic"
         )
         .into());
+    }
+    if recipe.train.deterministic && recipe.kernels.epilogue_fusion == EpilogueFusion::Measured {
+        return Err(
+            "deterministic conflicts with kernels.epilogue_fusion = \"measured\", whose times may choose another form in \
+             the next run: set it to true or false, or remove deterministic"
+                .into(),
+        );
     }
     Ok(())
 }
@@ -179,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_without_an_order_is_refused() {
+    fn what_may_compute_in_another_order_is_refused() {
         for (flags, fits) in [
             ("", true),
             ("--kernels gemm=openblas", true),
@@ -187,6 +195,9 @@ mod tests {
             ("--deterministic --kernels gemm=mkl", true),
             ("--deterministic --kernels gemm=blis", false),
             ("--deterministic --kernels gemm=openblas", false),
+            ("--kernels epilogue_fusion=measured", true),
+            ("--deterministic --kernels epilogue_fusion=true", true),
+            ("--deterministic --kernels epilogue_fusion=measured", false),
         ] {
             let checked = check(&recipe(flags));
             assert_eq!(checked.is_ok(), fits, "{flags}: {checked:?}");

@@ -125,14 +125,14 @@ impl RankEstimates {
 }
 
 /// The first rank with this pipeline coordinate.
-fn first_of(mesh: &Mesh, pipeline: usize) -> usize {
+pub fn first_of(mesh: &Mesh, pipeline: usize) -> usize {
     let mut ranks = 0..mesh.world_size();
     let found = ranks.find(|rank| mesh.coordinates(*rank).pipeline == pipeline);
     found.unwrap_or(0)
 }
 
-/// The tokens of a sample.
-fn length(recipe: &Recipe) -> usize {
+/// The number of tokens of a sample.
+pub fn length(recipe: &Recipe) -> usize {
     let length = recipe.train.sequence_length;
     length.unwrap_or(recipe.model.context())
 }

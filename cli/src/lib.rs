@@ -23,6 +23,7 @@ mod determinism;
 mod documents;
 mod engines;
 mod env;
+mod epilogues;
 mod error;
 mod estimate;
 mod family;

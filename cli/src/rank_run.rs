@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 use burn_megatron::checkpoint::Checkpoint;
-use burn_megatron::choice::Operation;
+use burn_megatron::choice::{EpilogueFusion, Operation};
 use burn_megatron::comm::testing::fault_injection::{Fault, FaultPlan as Faults, inject};
 use burn_megatron::comm::{
     Communicator, ParallelContext, Rank, ReduceOp, all_gather_bytes, broadcast_bytes,
@@ -22,6 +22,7 @@ use burn_megatron::train::{GenerateConfig, SaveConfig, Saver, TrainOutcome};
 
 use crate::determinism::{self, Pinned};
 use crate::engines::print_engines;
+use crate::epilogues::{self, EpilogueDecision};
 use crate::error::Error;
 use crate::estimate::{self, RankEstimates};
 use crate::family::{AnyTrainer, RankMemory};
@@ -104,7 +105,6 @@ impl RankRun<'_> {
         device: &Device,
         interrupt: &Interrupt,
     ) -> Result<Option<RankResult>, Error> {
-        let recipe = self.recipe;
         check_results(device)?;
         let faults = Arc::new(Faults::new(self.faults.to_vec()).deadline(self.deadline));
         let world = if self.faults.is_empty() {
@@ -117,9 +117,16 @@ impl RankRun<'_> {
         };
         let start = self.start()?;
         let from = share_start(start, &*world)?;
-        consistency::check(&*world, recipe, self.data)?;
+        consistency::check(&*world, self.recipe, self.data)?;
         let layout = nodes::in_nodes(&self.plan.layout, self.place, &*world)?;
-        let algorithms = gemm_algorithms::share(recipe, device, &*world)?;
+        let algorithms = gemm_algorithms::share(self.recipe, device, &*world)?;
+        let epilogues = epilogues::share(self.recipe, self.plan, device, &*world)?;
+        let measured = epilogues
+            .as_ref()
+            .map(|epilogues| self.with_epilogues(epilogues, start))
+            .transpose()?;
+        let recipe = measured.as_ref().unwrap_or(self.recipe);
+        let run = RankRun { recipe, ..*self };
         let groups = ParallelContext::from_world(&layout, world)?;
         let engine = rank.engine();
         if let Some(start) = start {
@@ -139,6 +146,9 @@ impl RankRun<'_> {
                 print("cublaslt", algorithms);
             }
             let memory = (self.estimates, self.planned_memory);
+            if let Some(epilogues) = &epilogues {
+                print("epilogues", &epilogues.line);
+            }
             let device = (self.device, device);
             print_training(recipe, memory, Some(&start.folder), device);
         }
@@ -155,7 +165,7 @@ impl RankRun<'_> {
             print_start(from.as_ref(), load);
         }
         if recipe.checkpoint.save {
-            trainer.save_with(self.saver(folder, start, from.as_ref(), &groups)?);
+            trainer.save_with(run.saver(folder, start, from.as_ref(), &groups)?);
         }
         if let Some(start) = start {
             print_aside(&start.folder)?;
@@ -166,6 +176,7 @@ impl RankRun<'_> {
         let first = trainer.steps();
         let mut recorder = Recorder::new(rank.rank(), first..steps, start, Box::new(stop))?
             .in_bits_per(data::unit(self.data).bits_unit())
+            .recording(recipe)
             .evaluating_every(recipe.train.evaluate_every);
         let hf = start
             .map(|start| HfSaver::new(start.folder.path(), recipe, self.saving, self.deadline));
@@ -221,6 +232,21 @@ impl RankRun<'_> {
             groups.connect()?;
         }
         Ok(())
+    }
+
+    /// The recipe with the form of GELU that was measured. Rank 0 writes it to a new run folder, so that a run that is
+    /// resumed keeps the form.
+    fn with_epilogues(
+        &self,
+        epilogues: &EpilogueDecision,
+        start: Option<&TrainStart>,
+    ) -> Result<Recipe, Error> {
+        let mut recipe = self.recipe.clone();
+        recipe.kernels.epilogue_fusion = epilogues.fuse.into();
+        if let Some(start) = start.filter(|start| start.config.is_none()) {
+            start.folder.write_config(&recipe.complete())?;
+        }
+        Ok(recipe)
     }
 
     /// Decides the start of the run, on rank 0.
@@ -329,6 +355,10 @@ pub fn print_training(
     print_sharing(config, data, &own.sharing.layout);
     print_offload(&own.sharing.offload, &own.sharing.layout);
     let (mut kernels, optimizer) = (own.kernels.clone(), &recipe.train.optimizer);
+    kernels.set_epilogue_fusion(recipe.kernels.epilogue_fusion);
+    if recipe.kernels.epilogue_fusion == EpilogueFusion::Measured {
+        print("epilogues", "measured when the run starts");
+    }
     if !optimizer.is_adamw() {
         let reason = format!("{optimizer} steps by Burn's operations");
         kernels.prefer_unfused(Operation::Optimizer, reason);

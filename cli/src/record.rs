@@ -58,6 +58,14 @@ impl Recorder {
         })
     }
 
+    /// Sets the recipe that replaces the one in a run folder that is continued: that of the start with what it has measured.
+    pub fn recording(mut self, recipe: &Recipe) -> Self {
+        if let Some((_, config)) = &mut self.config {
+            *config = recipe.clone();
+        }
+        self
+    }
+
     /// Measures the 8-bit layers in the last step.
     pub fn measuring(mut self, fp8: &Fp8) -> Self {
         fp8.measure(self.first + 1 >= self.steps);

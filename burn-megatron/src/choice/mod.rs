@@ -14,11 +14,13 @@ use burn_megatron_kernels::gemm::{BlasError, CpuGemm, UnknownCpuGemm};
 use serde::{Deserialize, Serialize};
 
 mod attention;
+mod epilogues;
 mod selection;
 #[cfg(test)]
 mod tests;
 
 pub use attention::AttentionChoice;
+pub use epilogues::{EpilogueFusion, EpilogueShape};
 pub use selection::KernelSelection;
 
 /// An operation with a fused and an unfused form.
@@ -118,8 +120,9 @@ pub struct KernelChoices {
     /// The library for fused products of matrices on the CPU, except the products of experts.
     pub gemm: CpuGemm,
     /// Whether GELU (tanh) of an MLP, its derivative and the gradient of its bias are epilogues of the products around
-    /// it: see [`gemm::gelu`](crate::kernels::gemm::gelu). For CUDA; an error where it cannot be.
-    pub epilogue_fusion: bool,
+    /// it: see [`gemm::gelu`](crate::kernels::gemm::gelu). For CUDA; with [`EpilogueFusion::On`] an error where it
+    /// cannot be.
+    pub epilogue_fusion: EpilogueFusion,
     /// The file of algorithms of cuBLASLt that `bench gemm --tune` has written, which rank 0 reads for all ranks; by
     /// default those of its heuristic are used. For CUDA.
     pub gemm_algorithms: Option<PathBuf>,
@@ -147,12 +150,24 @@ impl KernelChoices {
     ///
     /// [`KernelChoiceError::NoEpilogues`].
     pub fn check_epilogues(&self, device: &Device, dtype: DType) -> Result<(), KernelChoiceError> {
-        if !self.epilogue_fusion {
+        if self.epilogue_fusion != EpilogueFusion::On {
             return Ok(());
         }
         // Any sizes; those of the model are checked where it is built.
         let checked = check_gelu_epilogues(device, dtype, [64, 64]);
         checked.map_err(KernelChoiceError::NoEpilogues)
+    }
+
+    /// Checks that no choice is left to a measurement, for programs that measure none.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelChoiceError::NotMeasured`].
+    pub fn check_measured(&self) -> Result<(), KernelChoiceError> {
+        match self.epilogue_fusion {
+            EpilogueFusion::Off | EpilogueFusion::On => Ok(()),
+            EpilogueFusion::Measured => Err(KernelChoiceError::NotMeasured),
+        }
     }
 
     /// The choice for one operation.
@@ -197,10 +212,7 @@ impl KernelChoices {
                 None => self.choose_all(part.parse()?),
                 Some(("gemm", engine)) => self.gemm = engine.parse()?,
                 Some((GEMM_ALGORITHMS, path)) => self.gemm_algorithms = Some(path.into()),
-                Some((EPILOGUE_FUSION, value)) => {
-                    let invalid = |_| KernelChoiceError::InvalidEpilogueFusion(value.into());
-                    self.epilogue_fusion = value.parse().map_err(invalid)?;
-                }
+                Some((EPILOGUE_FUSION, value)) => self.epilogue_fusion = value.parse()?,
                 Some((name, choice)) => {
                     let operation = Operation::ALL.into_iter().find(|o| o.name() == name);
                     let operation = operation
@@ -253,8 +265,8 @@ pub enum KernelChoiceError {
     #[error("invalid kernel choice \"{0}\" of attention: expected auto, fused, unfused, {engines}",
         engines = engines(&EngineKind::ALL, " or "))]
     UnknownAttentionChoice(String),
-    /// Neither `true` nor `false`.
-    #[error("invalid epilogue_fusion \"{0}\": expected true or false")]
+    /// An unknown value of epilogue_fusion.
+    #[error("invalid epilogue_fusion \"{0}\": expected true, false or measured")]
     InvalidEpilogueFusion(String),
     /// Epilogues were requested of operations that are not fused.
     #[error(
@@ -268,6 +280,11 @@ pub enum KernelChoiceError {
         /// Why it is not fused.
         reason: String,
     },
+    /// A choice was left to a measurement that is not made.
+    #[error(
+        "kernels: epilogue_fusion = \"measured\" requires pretrain, which measures it: use true or false here"
+    )]
+    NotMeasured,
     /// Epilogues were requested of a device or type that has none.
     #[error("kernels: epilogue_fusion cannot be used: {0}; remove epilogue_fusion")]
     NoEpilogues(String),

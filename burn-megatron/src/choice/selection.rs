@@ -6,7 +6,10 @@ use burn::tensor::{DType, Device};
 use burn_megatron_kernels::attention::EngineKind;
 use burn_megatron_kernels::gemm::{Blas, CpuGemm};
 
-use super::{AttentionChoice, KernelChoice, KernelChoiceError, KernelChoices, Operation, engines};
+use super::{
+    AttentionChoice, EpilogueFusion, EpilogueShape, KernelChoice, KernelChoiceError, KernelChoices,
+    Operation, engines,
+};
 
 /// The selected form of one operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +25,8 @@ pub struct KernelSelection {
     decisions: Vec<KernelDecision>,
     /// The engines of fused attention that layers have selected: one, unless layers have different heads.
     engines: Vec<EngineKind>,
+    /// The MLPs with epilogues, one for each layer that was built.
+    epilogues: Vec<EpilogueShape>,
     /// The library that multiplies on the CPU, if not the `gemm` crate.
     blas: Option<Blas>,
 }
@@ -42,6 +47,7 @@ impl KernelSelection {
             choices: choices.clone(),
             decisions: vec![],
             engines: vec![],
+            epilogues: vec![],
             blas: None,
         };
         for operation in Operation::ALL {
@@ -56,7 +62,7 @@ impl KernelSelection {
         }
         for operation in [Operation::Linear, Operation::Activation] {
             let KernelDecision { fused, reason } = &selection.decisions[operation as usize];
-            if choices.epilogue_fusion && !fused {
+            if selection.epilogue_fusion() && !fused {
                 let reason = reason.clone();
                 return Err(KernelChoiceError::UnfusedEpilogue { operation, reason });
             }
@@ -65,9 +71,24 @@ impl KernelSelection {
         Ok(selection)
     }
 
-    /// See [`KernelChoices::epilogue_fusion`].
+    /// Whether MLPs have [epilogues](KernelChoices::epilogue_fusion).
     pub fn epilogue_fusion(&self) -> bool {
-        self.choices.epilogue_fusion
+        self.choices.epilogue_fusion == EpilogueFusion::On
+    }
+
+    /// Sets a [choice](KernelChoices::epilogue_fusion) that was measured after the selection.
+    pub fn set_epilogue_fusion(&mut self, chosen: EpilogueFusion) {
+        self.choices.epilogue_fusion = chosen;
+    }
+
+    /// The MLPs with epilogues that layers have added, in the order of the layers.
+    pub fn epilogue_shapes(&self) -> &[EpilogueShape] {
+        &self.epilogues
+    }
+
+    /// Adds an MLP with epilogues.
+    pub fn add_epilogues(&mut self, shape: EpilogueShape) {
+        self.epilogues.push(shape);
     }
 
     /// Whether an operation is fused.

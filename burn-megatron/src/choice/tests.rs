@@ -128,3 +128,52 @@ fn the_attention_engine_is_shown_with_its_reason() {
             .ends_with("; unfused: attention (dropout)")
     );
 }
+
+#[test]
+fn epilogues_are_a_bool_or_measured() {
+    let read = |json: &str| serde_json::from_str::<KernelChoices>(json);
+    for (value, choice) in [
+        ("true", EpilogueFusion::On),
+        ("false", EpilogueFusion::Off),
+        ("\"measured\"", EpilogueFusion::Measured),
+    ] {
+        let json = format!("{{\"epilogue_fusion\":{value}}}");
+        let choices = read(&json).unwrap();
+        assert_eq!(choices.epilogue_fusion, choice);
+        let written = serde_json::to_value(&choices).unwrap();
+        assert_eq!(written["epilogue_fusion"].to_string(), value);
+        let table = format!("epilogue_fusion = {value}");
+        assert_eq!(toml::from_str::<KernelChoices>(&table).unwrap(), choices);
+        let mut set = KernelChoices::default();
+        let text = value.trim_matches('"');
+        set.set(&format!("epilogue_fusion={text}")).unwrap();
+        assert_eq!(set, choices);
+        assert_eq!(
+            set.check_measured().is_ok(),
+            choice != EpilogueFusion::Measured
+        );
+    }
+    assert_eq!(
+        read("{}").unwrap().epilogue_fusion,
+        EpilogueFusion::Off,
+        "by default"
+    );
+    let error = read("{\"epilogue_fusion\":\"fast\"}").unwrap_err();
+    let expected = "invalid epilogue_fusion \"fast\": expected true, false or measured";
+    assert!(error.to_string().starts_with(expected), "{error}");
+    let error = read("{\"epilogue_fusion\":1}").unwrap_err().to_string();
+    assert!(error.contains("true, false or \"measured\""), "{error}");
+}
+
+#[test]
+fn layers_have_no_epilogues_until_they_are_measured() {
+    let mut measured = selection("epilogue_fusion=measured").unwrap();
+    assert!(!measured.epilogue_fusion());
+    measured.set_epilogue_fusion(EpilogueFusion::On);
+    assert!(measured.epilogue_fusion());
+    let text = measured.to_string();
+    assert!(
+        text.contains("activation as epilogues of cuBLASLt"),
+        "{text}"
+    );
+}

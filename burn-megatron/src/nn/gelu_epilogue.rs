@@ -13,6 +13,8 @@ use burn_megatron_kernels::gemm::gelu::{
 use burn_megatron_kernels::gradient::{self, Destination, Parameter};
 use burn_megatron_kernels::{Function, MultiFunction, apply, apply_multi, flat};
 
+use crate::choice::EpilogueShape;
+
 use super::arithmetic::{FloatArithmetic, LinearKernels, SavedTensors};
 use super::hook::{Pass, fused_parameter};
 use super::linear::{InputLayout, LinearFunction, function_of, rows, tensor};
@@ -33,7 +35,7 @@ pub struct GeluInput {
     bias: Option<Parameter>,
 }
 
-/// Whether an MLP has these epilogues: they are requested.
+/// Whether an MLP has these epilogues: they are requested. Then the MLP is added to the selection of the model.
 ///
 /// # Errors
 ///
@@ -80,6 +82,11 @@ pub(super) fn has_epilogues(
         check_gelu_epilogues(builder.device(), dtype, [hidden, width])
     };
     checked.map_err(refused)?;
+    builder.add_epilogues(EpilogueShape {
+        hidden,
+        width,
+        bias: up.bias.is_some(),
+    });
     Ok(true)
 }
 

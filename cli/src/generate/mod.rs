@@ -190,6 +190,7 @@ impl<'a> GenerationRun<'a> {
         for choices in &args.kernels {
             kernels.set(choices)?;
         }
+        kernels.check_measured()?;
         if kernels.gemm_algorithms.is_some() {
             return Err("--kernels gemm_algorithms is for pretrain; remove it".into());
         }

@@ -215,8 +215,8 @@ pub struct PretrainArgs {
     /// `unfused,norm=fused`. The operations: norm, activation, dropout, rope, attention, softmax,
     /// loss, linear, optimizer. For attention also an engine: mma (matrix units of NVIDIA, f16
     /// and bf16) or portable. For matrix products on the CPU `gemm=` and an installed library: mkl, openblas, blis. On CUDA
-    /// `epilogue_fusion=true` for GELU as an epilogue of products, and `gemm_algorithms=FILE` for algorithms of cuBLASLt
-    /// that bench gemm --tune has chosen.
+    /// `epilogue_fusion=true` for GELU as an epilogue of products, or `measured` for the form that is faster at the first
+    /// start, and `gemm_algorithms=FILE` for algorithms of cuBLASLt that bench gemm --tune has chosen.
     #[arg(
         long,
         value_name = "CHOICE|OPERATION=CHOICE,..",

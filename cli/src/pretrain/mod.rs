@@ -3,6 +3,8 @@
 pub mod args;
 mod checks;
 mod finish;
+#[cfg(test)]
+mod measured;
 pub mod resolve;
 #[cfg(test)]
 mod twins;

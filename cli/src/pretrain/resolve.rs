@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use burn_megatron::checkpoint::Checkpoint;
+use burn_megatron::choice::EpilogueFusion;
 use burn_megatron::comm::Launch;
 use burn_megatron::mesh::{ContextExchange, ContextSplit, ParallelConfig};
 use burn_megatron::pipeline::split::LayerSplit;
@@ -50,11 +51,25 @@ impl Recipe {
         let before = layered.recipe.clone();
         apply_flags(args, &mut layered.recipe)?;
         layered.origins.record_flags(&before, &layered.recipe)?;
+        if let Some((first, path)) = first.as_ref().zip(mode.path()) {
+            keep_measured(&mut layered, first, path);
+        }
         if first.is_none() {
             fill_in(&mut layered)?;
         }
         lora::set_base(&mut layered.recipe, args.saving.load.as_deref())?;
         Ok(layered)
+    }
+}
+
+/// Keeps what the run that is resumed has measured, so that it goes on with the same bits.
+fn keep_measured(layered: &mut LayeredRecipe, first: &Recipe, path: &Path) {
+    let own = &mut layered.recipe.kernels.epilogue_fusion;
+    let measured = first.kernels.epilogue_fusion;
+    if *own == EpilogueFusion::Measured && measured != EpilogueFusion::Measured {
+        *own = measured;
+        let origin = Origin::Resumed(path.into());
+        layered.origins.derive("kernels.epilogue_fusion", origin);
     }
 }
 

@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use burn_megatron_kernels::attention::{AttentionEngine, Heads, Window};
 
 use super::ModelBuilder;
-use crate::choice::{KernelChoices, KernelSelection, Operation};
+use crate::choice::{EpilogueShape, KernelChoices, KernelSelection, Operation};
 use crate::mesh::{Axis, Grid};
 use crate::nn::arithmetic::LinearKernels;
 use crate::nn::context::ContextGroups;
@@ -43,9 +43,14 @@ impl ModelBuilder {
         }
     }
 
-    /// The setting [`KernelChoices::epilogue_fusion`].
+    /// Whether MLPs have [epilogues](KernelChoices::epilogue_fusion).
     pub fn epilogue_fusion(&self) -> bool {
         self.shared.kernels.lock().epilogue_fusion()
+    }
+
+    /// Adds an MLP with epilogues to the [selection](KernelSelection::epilogue_shapes) of the model.
+    pub(in crate::nn) fn add_epilogues(&self, shape: EpilogueShape) {
+        self.shared.kernels.lock().add_epilogues(shape);
     }
 
     /// Computes what [`KernelChoices::epilogue_fusion`] requests by products and kernels where the device has no such

@@ -7,7 +7,7 @@ use burn::tensor::{DType, Tensor};
 
 use super::case::{Case, TestTensor, elements, replicated};
 use super::{autodiff, leaf, values, wave};
-use crate::choice::{KernelChoice, KernelChoices};
+use crate::choice::{EpilogueFusion, KernelChoice, KernelChoices};
 use crate::comm::ParallelContext;
 use crate::nn::hook::{GradientSink, attach_hooks};
 use crate::nn::lora::LoraConfig;
@@ -121,7 +121,7 @@ fn an_mlp_with_epilogues_is_the_same_mlp() {
 #[test]
 fn what_has_no_epilogues_is_refused() {
     let choices = KernelChoices {
-        epilogue_fusion: true,
+        epilogue_fusion: EpilogueFusion::On,
         ..KernelChoices::default()
     };
     let context = ParallelContext::single();

@@ -210,6 +210,7 @@ fn recipes(
             for choices in &args.kernels {
                 recipe.kernels.set(choices)?;
             }
+            recipe.kernels.check_measured()?;
             recipes.push((name.clone(), recipe));
         }
     }

@@ -3,6 +3,7 @@
 mod settings;
 
 use burn::tensor::DType;
+use burn_megatron::choice::EpilogueFusion;
 use burn_megatron::data_parallel::{DataParallelConfig, Moments};
 use burn_megatron::mesh::ScheduleSource;
 use burn_megatron::model::ModelConfig;
@@ -283,7 +284,7 @@ fn set(setting: &SettingCase, model: VerifyModel, seed: u64) -> Result<VerifyCas
     let Recipe { kernels, train, .. } = &case.recipe;
     let is_dense = config.moe.is_none() && config.mtp.is_none();
     let has_epilogues = is_dense && config.activation == Activation::GeluTanh;
-    let can_have = (has_epilogues || !kernels.epilogue_fusion)
+    let can_have = (has_epilogues || kernels.epilogue_fusion == EpilogueFusion::Off)
         && (is_dense || !train.cuda_graph)
         && (config.qk_norm.is_none() || train.qk_clip.is_none());
     if !can_have {
@@ -333,6 +334,7 @@ impl VerifyCase {
         for choices in &args.kernels {
             recipe.kernels.set(choices)?;
         }
+        recipe.kernels.check_measured()?;
         match args.fp8 {
             Some(Fp8Choice(None)) => recipe.fp8 = Fp8Config::default(),
             Some(Fp8Choice(new)) => recipe.fp8.recipe = new,

@@ -1,6 +1,6 @@
 //! Settings that `verify` tries on its small transformers.
 
-use burn_megatron::choice::{KernelChoice, KernelChoices};
+use burn_megatron::choice::{EpilogueFusion, KernelChoice, KernelChoices};
 use burn_megatron::data_parallel::Moments;
 use burn_megatron::nn::moe::{DispatcherKind, Fp8DispatchScales};
 use burn_megatron::optim::{
@@ -165,7 +165,7 @@ pub const SETTINGS: [SettingCase; 30] = [
         "kernels.epilogue_fusion",
         VerifyModel::Gpt,
         &["tp2-sp-dp2-mb2-z1", "tp2-pp2-mb2/zb-h1", "dp4-mb1-z3"],
-        |recipe| recipe.kernels.epilogue_fusion = true,
+        |recipe| recipe.kernels.epilogue_fusion = EpilogueFusion::On,
     ),
     (
         "train.cuda_graph",

@@ -1,0 +1,89 @@
+//! The setting of GELU as an epilogue of the products of an MLP.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::KernelChoiceError;
+
+/// Whether GELU of an MLP is an epilogue of the products around it: `true`, `false` or `"measured"` in recipes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EpilogueFusion {
+    /// Products and kernels.
+    #[default]
+    Off,
+    /// Epilogues, or an error where the model or the device cannot have them.
+    On,
+    /// The faster form of the two, which a run measures once, before its model is built. Until then layers are built
+    /// as with [`Off`](Self::Off).
+    Measured,
+}
+
+const MEASURED: &str = "measured";
+
+/// The sizes of an MLP with epilogues on a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct EpilogueShape {
+    /// Features of the input of the first product.
+    pub hidden: usize,
+    /// Features of GELU on this rank.
+    pub width: usize,
+    /// Whether the first product has a bias.
+    pub bias: bool,
+}
+
+impl From<bool> for EpilogueFusion {
+    fn from(is_on: bool) -> Self {
+        if is_on { Self::On } else { Self::Off }
+    }
+}
+
+impl FromStr for EpilogueFusion {
+    type Err = KernelChoiceError;
+
+    fn from_str(text: &str) -> Result<Self, KernelChoiceError> {
+        match text {
+            "true" => Ok(Self::On),
+            "false" => Ok(Self::Off),
+            MEASURED => Ok(Self::Measured),
+            other => Err(KernelChoiceError::InvalidEpilogueFusion(other.into())),
+        }
+    }
+}
+
+impl Serialize for EpilogueFusion {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Off => serializer.serialize_bool(false),
+            Self::On => serializer.serialize_bool(true),
+            Self::Measured => serializer.serialize_str(MEASURED),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for EpilogueFusion {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(BoolOrName)
+    }
+}
+
+/// Reads a bool, as every version writes it, or a name.
+struct BoolOrName;
+
+impl Visitor<'_> for BoolOrName {
+    type Value = EpilogueFusion;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("true, false or \"measured\"")
+    }
+
+    fn visit_bool<E: Error>(self, is_on: bool) -> Result<EpilogueFusion, E> {
+        Ok(is_on.into())
+    }
+
+    fn visit_str<E: Error>(self, name: &str) -> Result<EpilogueFusion, E> {
+        name.parse().map_err(E::custom)
+    }
+}
