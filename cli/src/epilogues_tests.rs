@@ -124,13 +124,12 @@ fn the_mlps_of_all_stages_are_timed_in_the_sizes_of_a_rank() {
     let half = EpilogueShape { width: 128, ..MLP };
     assert_eq!(mlps.unwrap(), [half, half]);
     assert_eq!(rows(&recipe), 3 * 32 / 2);
-    let [_, lora] = ["", "[lora]\ntarget_modules = [\"all-linear\"]\n"].map(|table| {
-        let text = GPT.replace("[train]", &format!("{table}[train]"));
-        mlps_of(&text).1
-    });
-    let error = lora.unwrap_err();
+    let lora = format!("{GPT}[lora]\ntarget_modules = [\"all-linear\"]\n");
+    let error = mlps_of(&lora).1.unwrap_err();
     assert!(error.contains("layers with adapters (lora)"), "{error}");
-    let recomputed = format!("{GPT}[memory.recompute]\nmodules = [\"activation\"]\n");
+    let recomputed = format!(
+        "{GPT}[memory.recompute]\ngranularity = \"selective\"\nmodules = [\"activation\"]\n"
+    );
     let error = mlps_of(&recomputed).1.unwrap_err();
     assert!(error.contains("cannot recompute \"activation\""), "{error}");
 }

@@ -8,7 +8,7 @@ mod devices;
 use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron::choice::{AttentionChoice, EpilogueFusion, KernelChoice, KernelChoices};
+use burn_megatron::choice::{AttentionChoice, KernelChoice, KernelChoices};
 use burn_megatron::collective::{self, Comm};
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::DistributedDataParallel;
@@ -349,7 +349,7 @@ fn gpt() -> TransformerConfig {
 #[test]
 fn a_step_with_gelu_as_an_epilogue() {
     let kernels = KernelChoices {
-        epilogue_fusion: EpilogueFusion::On,
+        epilogue_fusion: true.into(),
         ..KernelChoices::default()
     };
     for (tensor, sequence_parallel) in [(1, false), (2, true)] {

@@ -130,7 +130,7 @@ fn planned_with(model: &RecipeModel, devices: &str, flags: &str) -> SearchReport
     let args = args(&format!(
         "--model m --global-batch-size 1 --devices {devices} {flags}"
     ));
-    let (devices, hardware) = hardware(&args).unwrap();
+    let (devices, hardware) = hardware(&args, model).unwrap();
     planned(&args, model, devices, &hardware).unwrap()
 }
 

@@ -16,11 +16,11 @@ fn a_resumed_run_keeps_the_epilogues_of_its_first_start() {
     let text = folder.path().join("text.txt");
     fs::write(&text, "a run that is resumed keeps its bits. ".repeat(400)).unwrap();
     let [path, text] = [&run, &text].map(|path| path.to_str().unwrap());
-    let model = "--tp 1 --pp 1 --dp 1 --micro-batch-size 2 --global-batch-size 2 --set \
-                 model.layers=1,model.context=16,model.hidden=16,model.heads=2";
+    let model = "--tp 1 --pp 1 --dp 1 --micro-batch-size 2 --global-batch-size 2 --set model.layers=1 \
+                 --set model.context=16 --set model.hidden=16 --set model.heads=2";
     let families = Families::transformers();
     let args = |steps: &str, more: &str| {
-        let flags = format!("{model} --steps {steps} {more}");
+        let flags = format!("{model} --steps {steps} {more} --resume-allow-change train.steps");
         let paths = ["--run-dir", path, "--data", text];
         parse::<PretrainArgs>(&[&flags.split_whitespace().collect::<Vec<_>>()[..], &paths].concat())
             .unwrap()

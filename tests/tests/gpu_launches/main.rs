@@ -6,7 +6,7 @@
 ))]
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use burn_megatron::choice::{EpilogueFusion, KernelChoice, KernelChoices};
+use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::kernels::activation::{Activation, ActivationOptions, activate};
 use burn_megatron::kernels::adamw::{AdamWBuffers, AdamWStep, Decay, adamw, sum_of_squares};
@@ -283,7 +283,7 @@ fn of_layer(config: &TransformerConfig, choice: KernelChoice) -> usize {
 #[test]
 fn an_epilogue_launches_nothing_for_an_activation() {
     let kernels = KernelChoices {
-        epilogue_fusion: EpilogueFusion::On,
+        epilogue_fusion: true.into(),
         ..KernelChoices::all(KernelChoice::Fused)
     };
     let gpt = small_gpt().config;
