@@ -10,12 +10,15 @@ use super::runs::hash;
 use crate::process::run as run_command;
 use crate::temp::TempDir;
 
+/// The architecture, which has every type and every engine.
+const ARCH: &str = "sm_90a";
+
 /// The hash of the source of each kernel by its architecture and name.
 pub fn hashes(kernel_check: &Path) -> Result<Value, String> {
     let folder = TempDir::new("golden-kernels").map_err(|e| format!("a temporary folder: {e}"))?;
     let mut command = Command::new(kernel_check);
     command
-        .args(["--sources-only", "--keep"])
+        .args(["--sources-only", "--arch", ARCH, "--keep"])
         .arg(folder.path());
     run_command(&mut command)?;
     let mut hashes = Map::new();

@@ -12,13 +12,14 @@ const RECIPES: &str = "examples/recipes";
 /// The device whose times are planned.
 const DEVICE: &str = "H100";
 
-/// The plans by the names of the recipes.
-///
-/// A recipe whose time cannot be planned has the error instead.
+/// Recipes whose own layout cannot be planned: a split of layers that the search does not have, and adapters.
+const UNPLANNED: [&str; 3] = ["deepseek-v3", "deepseek-v3-tiny", "lora"];
+
+/// The plans by the names of the recipes, without [`UNPLANNED`].
 ///
 /// # Errors
 ///
-/// A program that prints neither a plan nor an error.
+/// A recipe that cannot be planned, with what the program printed.
 pub fn of_recipes(program: &Path, root: &Path) -> Result<Value, String> {
     let folder = root.join(RECIPES);
     let entries = fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
@@ -30,6 +31,9 @@ pub fn of_recipes(program: &Path, root: &Path) -> Result<Value, String> {
     let mut plans = Map::new();
     for path in paths {
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        if UNPLANNED.contains(&&name[..]) {
+            continue;
+        }
         let found = plan(program, root, &path).map_err(|error| format!("{name}: {error}"))?;
         plans.insert(name.into(), found);
     }
@@ -44,22 +48,15 @@ fn plan(program: &Path, root: &Path, recipe: &Path) -> Result<Value, String> {
             "plan",
             "--json",
             "--own-layout",
-            "--hardware",
+            "--devices",
             DEVICE,
             "--recipe",
         ])
         .arg(recipe)
         .output()
         .map_err(|e| format!("{}: {e}", program.display()))?;
-    if let Ok(plan) = serde_json::from_slice(&output.stdout) {
-        return Ok(plan);
-    }
-    let messages = String::from_utf8_lossy(&output.stderr);
-    let error = messages
-        .lines()
-        .find_map(|line| line.strip_prefix("error: "));
-    error.map_or_else(
-        || Err(format!("{}: {messages}", output.status)),
-        |error| Ok(error.into()),
-    )
+    serde_json::from_slice(&output.stdout).map_err(|error| {
+        let messages = String::from_utf8_lossy(&output.stderr);
+        format!("{}: {error}: {}", output.status, messages.trim())
+    })
 }
