@@ -68,8 +68,8 @@ impl ParallelContext {
     }
 
     /// The parts of [`group`](Self::group) inside of nodes and between them; `None` if it is on one node, or if
-    /// [`ranks_per_node`](ParallelConfig::ranks_per_node) is not set or the nodes have unequally many of its ranks, or
-    /// one. They are cached as the group is.
+    /// [`ranks_per_node`](crate::mesh::ParallelConfig::ranks_per_node) is not set or the nodes have
+    /// unequally many of its ranks, or one. They are cached as the group is.
     ///
     /// Collective: call on all ranks of the group.
     ///

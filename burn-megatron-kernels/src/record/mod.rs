@@ -85,7 +85,7 @@ pub enum RecordedStep {
     Backward(usize),
     /// It ends.
     BackwardEnd(usize),
-    /// A [note](note) of a caller.
+    /// A [`note`] of a caller.
     Note(Note),
 }
 

@@ -34,7 +34,7 @@ fn a_resumed_run_keeps_the_epilogues_of_its_first_start() {
     // A CPU has no epilogues.
     let config = || fs::read_to_string(run.join("config.toml")).unwrap();
     assert!(config().contains("epilogue_fusion = false"), "{}", config());
-    let saved = Checkpoint::open(&run.join("checkpoints")).unwrap();
+    let saved = Checkpoint::open(run.join("checkpoints")).unwrap();
     assert_eq!(saved.metadata().config["kernels"]["epilogue_fusion"], false);
 
     // As if a GPU had been faster with them.
