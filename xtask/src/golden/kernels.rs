@@ -27,13 +27,52 @@ pub fn hashes(kernel_check: &Path) -> Result<Value, String> {
     for arch in entries.flatten().map(|entry| entry.path()) {
         let files = fs::read_dir(&arch).map_err(|e| failed(&arch, e))?;
         for file in files.flatten().map(|entry| entry.path()) {
-            let bytes = fs::read(&file).map_err(|e| failed(&file, e))?;
+            let text = fs::read_to_string(&file).map_err(|e| failed(&file, e))?;
             let name = file.strip_prefix(folder.path()).unwrap_or(&file);
-            hashes.insert(name.display().to_string(), hash(&bytes).into());
+            hashes.insert(
+                name.display().to_string(),
+                hash(lines(&text).as_bytes()).into(),
+            );
         }
     }
     println!("{} kernels", hashes.len());
     // In the order of their names, whatever the order of the files.
     hashes.sort_keys();
     Ok(Value::Object(hashes))
+}
+
+/// The lines in a fixed order and without the numbers of variables, which CubeCL gives in another order each time.
+fn lines(source: &str) -> String {
+    let mut lines: Vec<_> = source.lines().map(without_numbers).collect();
+    lines.sort_unstable();
+    lines.join("\n")
+}
+
+/// Replaces `v123` with `v`.
+fn without_numbers(line: &str) -> String {
+    let mut kept = String::new();
+    let (mut before, mut is_number) = (' ', false);
+    for c in line.chars() {
+        let begins = kept.ends_with('v') && !(before.is_alphanumeric() || before == '_');
+        is_number = c.is_ascii_digit() && (is_number || begins);
+        if !is_number {
+            before = kept.chars().next_back().unwrap_or(' ');
+            kept.push(c);
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_the_order_of_variables_do_not_count() {
+        let first = "float * const v12 = &v3[7];\nfloat v4 = v12[0];\n";
+        let second = "float v9 = v1[0];\nfloat * const v1 = &v22[7];\n";
+        assert_eq!(lines(first), lines(second));
+        assert_ne!(lines(first), lines(&first.replace("[7]", "[8]")));
+        assert_eq!(without_numbers("env12(v1, _v2, v3v)"), "env12(v, _v2, vv)");
+    }
 }
