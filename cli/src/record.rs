@@ -58,7 +58,7 @@ impl Recorder {
         })
     }
 
-    /// Sets the recipe that replaces the one in a run folder that is continued: that of the start with what it has measured.
+    /// Sets the recipe that is written to a continued run folder. It has the measured choices.
     pub fn recording(mut self, recipe: &Recipe) -> Self {
         if let Some((_, config)) = &mut self.config {
             *config = recipe.clone();

@@ -24,8 +24,9 @@ impl ParallelContext {
     ///
     /// The communicator is made by the first call and cached; clones of the context share the cache. Axes of
     /// size 1 do not count, and two sets of axes with the same groups have one communicator: without context
-    /// parallelism that of context and data is [`data`](Self::data); those of tokens of experts are never shared. A new one
-    /// is named by its axes in errors and reports, such as `tensor x context`, and `expert: data` in the expert grid.
+    /// parallelism, context and data have the communicator of [`data`](Self::data). A communicator for the tokens of experts
+    /// is never shared. Errors and reports name a new communicator by its axes, such as `tensor x context`, and
+    /// `expert: data` in the expert grid.
     ///
     /// Collective, with the same grid and axes, in the same order among all such calls: without the pipeline
     /// axis on all ranks of the [`stage`](Self::stage), so that layers of one stage can ask for groups that
@@ -165,8 +166,8 @@ impl ParallelContext {
         STANDARD.iter().find(same).map(|(standard, _)| *standard)
     }
 
-    /// Whether tokens of experts travel over these axes. Such a group has a communicator of its own, which an engine may
-    /// run before sums of gradients.
+    /// Whether tokens of experts travel over these axes. Such a group has a separate communicator, so that an engine can
+    /// run its calls before sums of gradients.
     fn is_for_tokens(&self, grid: Grid, axes: AxisSet) -> bool {
         let axes = self.mesh().without_trivial_axes(grid, axes);
         axes.contains(Axis::Expert) && !axes.contains(Axis::Data)
@@ -286,7 +287,7 @@ const STANDARD: [(Standard, AxisSet); 6] = [
     (Standard::World, Grid::Dense.axes()),
 ];
 
-/// The groups over `axes`: all of them, or only that of the rank `own`.
+/// Returns the groups over `axes`: all groups, or only the group of the rank `own`.
 pub(super) fn listed_groups(
     mesh: &Mesh,
     grid: Grid,

@@ -202,7 +202,7 @@ pub fn add_normalise<const D: usize>(
 /// A residual stream that is normalised: see [`add_normalise`].
 #[derive(Clone, Debug)]
 pub struct StreamNorm<const D: usize> {
-    /// The value that is added to the stream; the sum itself, if there is no residual.
+    /// The value that is added to the stream. Without a residual it is the stream itself.
     pub x: Tensor<D>,
     /// The stream so far.
     pub residual: Option<Tensor<D>>,

@@ -13,7 +13,7 @@ use super::{
 pub enum FileSizes {
     /// At most this many files, as equal in size as whole tensors allow.
     Files(usize),
-    /// The smallest number of files of at most this many bytes; a larger tensor has a file of its own.
+    /// The smallest number of files with at most this many bytes each. A larger tensor has its own file.
     MaxBytes(u64),
 }
 

@@ -1,4 +1,4 @@
-//! The placeholder of a trained tokenizer in a build without the feature `tokenizers`: there is none.
+//! The type of a trained tokenizer in a build without the feature `tokenizers`. It has no value.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! The placeholder of `[data.chat]` in a build without the feature `tokenizers`: it is read, and refused.
+//! `[data.chat]` in a build without the feature `tokenizers`: the table is parsed, and using it is an error.
 
 use std::path::PathBuf;
 use std::sync::Arc;

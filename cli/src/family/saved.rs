@@ -15,7 +15,7 @@ use crate::error::Error;
 /// Opens a checkpoint, or the latest one of a folder of checkpoints or of a run.
 ///
 /// # Errors
-/// If a file cannot be read, or there is no folder: then the message names the expected folders.
+/// A file that cannot be read, and a missing folder. The message names the expected folders.
 pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
     if !path.is_dir() {
         return Err(format!(

@@ -1,4 +1,4 @@
-//! A choice that was measured stays that of the run.
+//! A resumed run keeps the form of GELU that its first start measured.
 
 use std::fs;
 

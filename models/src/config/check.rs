@@ -208,8 +208,8 @@ impl TransformerConfig {
         hidden * (layers * attention + mlps + further + ends * vocabulary + learned)
     }
 
-    /// The parameters of the MLPs of all blocks per feature of the residual stream, with so many experts in each
-    /// that has experts. Without those of routers.
+    /// The parameters of the MLPs of all blocks per feature of the residual stream, without routers. `experts`
+    /// returns the number of experts that count in a block.
     fn mlp_parameters(&self, experts: impl Fn(&MoeConfig) -> usize) -> u128 {
         (0..self.layers)
             .map(|number| self.mlp_of(number, &experts))

@@ -41,7 +41,7 @@ const COMPANION_FILES: &[&str] = &[
 pub struct ExportOptions {
     /// The element type; by default that of the source.
     pub dtype: Option<ElementType>,
-    /// The most bytes of tensors per file; a larger tensor has a file of its own.
+    /// The maximum bytes of tensors per file. A larger tensor has its own file.
     pub max_shard_size: u64,
     /// Names and contents of further files, such as those of a tokenizer; see [`companion_files`].
     pub files: Vec<(String, Vec<u8>)>,

@@ -14,8 +14,8 @@ use super::requests::CallId;
 use crate::error::CommError;
 use crate::process::Job;
 
-/// The time that the thread polls without a sleep, yielding in between. To spin without yielding is no faster where a
-/// core is free, and half as fast where none is.
+/// The time that the thread polls without a sleep. It yields between two polls: without that it is no faster if a core is
+/// free, and half as fast if no core is free.
 const SPIN_TIME: Duration = Duration::from_micros(500);
 /// The same while payloads are in flight: a transport may move them only while it is polled.
 const TRANSFER_SPIN_TIME: Duration = Duration::from_millis(5);

@@ -109,8 +109,8 @@ impl MoeMlpConfig {
     /// # Errors
     ///
     /// The setting that does not fit, and the values that would: more experts than are sorted at once; padding to the
-    /// capacity with another dispatcher than the all-to-all; a dispatch in 8 bits with another than the flex; overlap
-    /// with another micro-batch with the all-gather; invalid settings of the router, the capacity or the losses.
+    /// capacity without the all-to-all dispatcher; a dispatch in 8 bits without the flex dispatcher; overlap with another
+    /// micro-batch with the all-gather dispatcher; invalid settings of the router, the capacity or the losses.
     pub fn check(&self, layout: &ParallelConfig) -> Result<(), String> {
         let experts = self.router.experts;
         let expert_tensor = layout.expert_tensor_size();

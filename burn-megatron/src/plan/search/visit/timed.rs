@@ -98,7 +98,7 @@ impl Visit<'_> {
         })
     }
 
-    /// Adds what the ranks hold beside their state.
+    /// Adds the activations and temporaries of the ranks to their state.
     fn add_working(
         &self,
         classes: &mut [RankClass],

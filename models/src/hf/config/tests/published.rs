@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// As `transformers` 4.42 wrote Llama 3.1 8B.
+/// The configuration of Llama 3.1 8B, as `transformers` 4.42 writes it.
 pub(super) fn llama() -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"],
@@ -38,7 +38,7 @@ pub(super) fn llama() -> Value {
     })
 }
 
-/// As published for GPT-2.
+/// The published configuration of GPT-2.
 pub(super) fn gpt2() -> Value {
     json!({
         "activation_function": "gelu_new",
@@ -66,7 +66,7 @@ pub(super) fn gpt2() -> Value {
     })
 }
 
-/// As Qwen 2.5 7B.
+/// The configuration of Qwen 2.5 7B.
 pub(super) fn qwen2() -> Value {
     json!({
         "architectures": ["Qwen2ForCausalLM"],
@@ -96,7 +96,7 @@ pub(super) fn qwen2() -> Value {
     })
 }
 
-/// As Qwen 3 0.6B.
+/// The configuration of Qwen 3 0.6B.
 pub(super) fn qwen3() -> Value {
     json!({
         "architectures": ["Qwen3ForCausalLM"],
@@ -128,7 +128,7 @@ pub(super) fn qwen3() -> Value {
     })
 }
 
-/// As Mistral 7B v0.1.
+/// The configuration of Mistral 7B v0.1.
 pub(super) fn mistral() -> Value {
     json!({
         "architectures": ["MistralForCausalLM"],
