@@ -7,6 +7,7 @@ mod book;
 mod check;
 mod check_cuda;
 mod check_nccl;
+mod differences;
 #[cfg(unix)]
 mod docs_commands;
 mod draw;

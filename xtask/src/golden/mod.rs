@@ -7,7 +7,6 @@
 //! - `plans.json` has the plan of each recipe in `examples/recipes`: parameters, FLOPs, memory by kind, times.
 //! - `kernels.json` has the hash of the CUDA C++ of each kernel.
 
-mod differences;
 mod kernels;
 mod plans;
 mod processor;
@@ -20,6 +19,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
+use crate::differences;
 use crate::process::{cargo, run as run_command, target_folder};
 use crate::report::Report;
 
