@@ -147,7 +147,7 @@ impl RankRun<'_> {
             }
             let memory = (self.estimates, self.planned_memory);
             if let Some(epilogues) = &epilogues {
-                print("epilogues", &epilogues.line);
+                print("gelu", format!("epilogues {}", epilogues.line));
             }
             let device = (self.device, device);
             print_training(recipe, memory, Some(&start.folder), device);
@@ -357,7 +357,7 @@ pub fn print_training(
     let (mut kernels, optimizer) = (own.kernels.clone(), &recipe.train.optimizer);
     kernels.set_epilogue_fusion(recipe.kernels.epilogue_fusion);
     if recipe.kernels.epilogue_fusion == EpilogueFusion::Measured {
-        print("epilogues", "measured when the run starts");
+        print("gelu", "epilogues are measured when the run starts");
     }
     if !optimizer.is_adamw() {
         let reason = format!("{optimizer} steps by Burn's operations");

@@ -40,7 +40,12 @@ pub fn columns() -> usize {
 
 /// A line of the header of a run: `label    text`. Text that is too long goes on below its start.
 pub fn labelled(label: &str, text: &str) -> String {
-    wrap_after(&format!("{label:<0$}", LABEL), text, width())
+    wrap_after(&padded(label), text, width())
+}
+
+/// A label of a line with at least one space after it.
+fn padded(label: &str) -> String {
+    format!("{label:<0$} ", LABEL - 1)
 }
 
 /// Breaks the lines that are too long. They go on below their text, which may have a label and two spaces before it.
@@ -164,5 +169,7 @@ mod tests {
             wrap_after("batch    ", text, Some(40)),
             "batch    8 samples of 128 tokens: 4 per\n         rank in micro-batches of 1"
         );
+        assert_eq!(padded("batch"), "batch    ");
+        assert_eq!(padded("tokenizers"), "tokenizers ");
     }
 }
