@@ -41,11 +41,38 @@ pub fn hashes(kernel_check: &Path) -> Result<Value, String> {
     Ok(Value::Object(hashes))
 }
 
-/// The lines in a fixed order and without the numbers of variables, which CubeCL gives in another order each time.
+/// The lines in a fixed order, without what differs between two builds of the same code: CubeCL gives variables other numbers each
+/// time, and ends the name of a kernel with a hash that depends on the profile.
 fn lines(source: &str) -> String {
-    let mut lines: Vec<_> = source.lines().map(without_numbers).collect();
+    let mut lines: Vec<_> = source
+        .lines()
+        .map(|line| without_numbers(&without_hash(line)))
+        .collect();
     lines.sort_unstable();
     lines.join("\n")
+}
+
+/// Replaces `name_0123abcd(` with `name(`.
+fn without_hash(line: &str) -> String {
+    let parts: Vec<_> = line.split('(').map(name_without_hash).collect();
+    parts.join("(")
+}
+
+fn name_without_hash(name: &str) -> &str {
+    let end = "_0123abcd".len();
+    match name
+        .len()
+        .checked_sub(end)
+        .and_then(|at| name.split_at_checked(at))
+    {
+        Some((kept, hash)) if is_hash(hash) => kept,
+        _ => name,
+    }
+}
+
+fn is_hash(text: &str) -> bool {
+    text.strip_prefix('_')
+        .is_some_and(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
 }
 
 /// Replaces `v123` with `v`.
@@ -73,6 +100,10 @@ mod tests {
         let second = "float v9 = v1[0];\nfloat * const v1 = &v22[7];\n";
         assert_eq!(lines(first), lines(second));
         assert_ne!(lines(first), lines(&first.replace("[7]", "[8]")));
+        assert_eq!(
+            lines("void sum_f_n_8_d0a2c48d(int v1)"),
+            "void sum_f_n_8(int v)"
+        );
         assert_eq!(without_numbers("env12(v1, _v2, v3v)"), "env12(v, _v2, vv)");
     }
 }
