@@ -42,7 +42,7 @@ pub fn hashes(kernel_check: &Path) -> Result<Value, String> {
 }
 
 /// The lines in a fixed order, without what differs between two builds of the same code: CubeCL gives variables other numbers each
-/// time, and ends the name of a kernel with a hash that depends on the profile.
+/// time, and ends the name of a kernel with a hash of its id, which differs between builds.
 fn lines(source: &str) -> String {
     let mut lines: Vec<_> = source
         .lines()
