@@ -54,25 +54,13 @@ fn lines(source: &str) -> String {
 
 /// Replaces `name_0123abcd(` with `name(`.
 fn without_hash(line: &str) -> String {
-    let parts: Vec<_> = line.split('(').map(name_without_hash).collect();
+    let is_hash = |end: &str| end.len() == 8 && end.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let without = |part| match str::rsplit_once(part, '_') {
+        Some((name, end)) if is_hash(end) => name,
+        _ => part,
+    };
+    let parts: Vec<_> = line.split('(').map(without).collect();
     parts.join("(")
-}
-
-fn name_without_hash(name: &str) -> &str {
-    let end = "_0123abcd".len();
-    match name
-        .len()
-        .checked_sub(end)
-        .and_then(|at| name.split_at_checked(at))
-    {
-        Some((kept, hash)) if is_hash(hash) => kept,
-        _ => name,
-    }
-}
-
-fn is_hash(text: &str) -> bool {
-    text.strip_prefix('_')
-        .is_some_and(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
 }
 
 /// Replaces `v123` with `v`.
