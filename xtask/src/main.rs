@@ -165,7 +165,7 @@ enum Command {
     /// Record the results of small runs, plans and kernel sources, or compare with the record.
     ///
     /// A change of structure must leave all of them unchanged. Runs are compared to the bit on a processor that has a
-    /// record, and up to a bound of each run on others. `test --all` checks with the programs of the dev profile.
+    /// record, and up to a bound of each run on others. The programs are those of the tests; `test --all` runs the check.
     Golden(golden::Options),
     /// Count the lines of code of every tracked Rust file, by purpose.
     ///

@@ -20,8 +20,9 @@ use clap::{Args, Subcommand};
 use serde_json::Value;
 
 use crate::differences;
-use crate::process::{cargo, run as run_command, target_folder};
+use crate::process::target_folder;
 use crate::report::Report;
+use crate::test;
 
 use runs::GoldenRun;
 
@@ -36,10 +37,10 @@ const PLANS_BOUND: f64 = 1e-12;
 pub struct Options {
     #[command(subcommand)]
     action: Action,
-    /// Use this build of burn-megatron instead of a release build.
+    /// Use this build of burn-megatron instead of that of the tests.
     #[arg(long, value_name = "FILE", global = true)]
     program: Option<PathBuf>,
-    /// Use this build of kernel-check instead of a release build.
+    /// Use this build of kernel-check instead of that of the tests.
     #[arg(long, value_name = "FILE", global = true)]
     kernel_check: Option<PathBuf>,
 }
@@ -71,40 +72,31 @@ pub fn run(options: &Options, root: &Path, report: &mut Report) {
     }
 }
 
-/// Checks with the programs of the dev profile, which the tests have built.
+/// Checks with the programs that the tests have built.
 pub fn check_with_tests(root: &Path, report: &mut Report) {
-    let program = |name: &str| {
-        let name = format!("debug/{name}{}", std::env::consts::EXE_SUFFIX);
-        Ok::<_, String>(target_folder(root)?.join(name))
-    };
-    let programs = program("burn-megatron").and_then(|command| {
-        Ok(Programs {
-            command,
-            kernel_check: program("kernel-check")?,
-        })
-    });
-    match programs {
+    match built_with_tests(root) {
         Ok(programs) => run_all(Action::Check, &programs, root, report),
         Err(error) => report.step("golden", || Err::<(), _>(error)),
     }
 }
 
 fn build(options: &Options, root: &Path) -> Result<Programs, String> {
-    let folder = target_folder(root)?.join("release");
-    let built = |given: &Option<PathBuf>, package: &str, name: &str| match given {
-        Some(program) => Ok(program.clone()),
-        None => {
-            run_command(&mut cargo(root, &["build", "--release", "-p", package]))?;
-            Ok::<_, String>(folder.join(format!("{name}{}", std::env::consts::EXE_SUFFIX)))
-        }
-    };
+    if options.program.is_none() || options.kernel_check.is_none() {
+        test::build_programs(root)?;
+    }
+    let built = built_with_tests(root)?;
     Ok(Programs {
-        command: built(&options.program, "burn-megatron-cli", "burn-megatron")?,
-        kernel_check: built(
-            &options.kernel_check,
-            "burn-megatron-kernel-check",
-            "kernel-check",
-        )?,
+        command: options.program.clone().unwrap_or(built.command),
+        kernel_check: options.kernel_check.clone().unwrap_or(built.kernel_check),
+    })
+}
+
+fn built_with_tests(root: &Path) -> Result<Programs, String> {
+    let folder = target_folder(root)?.join("debug");
+    let program = |name: &str| folder.join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+    Ok(Programs {
+        command: program("burn-megatron"),
+        kernel_check: program("kernel-check"),
     })
 }
 
