@@ -221,7 +221,7 @@ fn unique_name() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::test_folder::TestFolder;
+    use burn_megatron_test_support::TestFolder;
 
     fn names(folder: &TestFolder) -> Vec<String> {
         let entries = fs::read_dir(folder.path()).unwrap();
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn what_is_whole_has_its_name_and_what_is_not_goes() {
-        let folder = TestFolder::new("partial-whole");
+        let folder = TestFolder::new();
         let to = folder.path().join("a.bin");
         let (staged, mut file) = StagedPath::file(&to).unwrap();
         file.write_all(b"whole").unwrap();
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn what_a_killed_process_left_goes_and_what_a_live_one_makes_stays() {
-        let folder = TestFolder::new("partial-killed");
+        let folder = TestFolder::new();
         let to = folder.path().join("a.bin");
         // A file and a folder that no process has locked, and files of other names.
         folder.write("a.bin.5f-1-0.partial", "left");
@@ -290,7 +290,7 @@ mod tests {
     fn a_file_is_replaced_and_not_written_over() {
         use std::os::unix::fs::{PermissionsExt, symlink};
 
-        let folder = TestFolder::new("partial-replaced");
+        let folder = TestFolder::new();
         let at = |name: &str| folder.path().join(name);
         replace_file(&at("new"), b"first").unwrap();
         assert_eq!(fs::read(at("new")).unwrap(), b"first");
@@ -314,7 +314,7 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn a_link_named_as_something_left_is_left_alone() {
-        let folder = TestFolder::new("partial-link");
+        let folder = TestFolder::new();
         folder.write("victim/data", "precious");
         let link = folder.path().join("a.bin.5f-1-0.partial");
         std::os::unix::fs::symlink(folder.path().join("victim"), &link).unwrap();

@@ -17,7 +17,7 @@ use burn_megatron::checkpoint::{
     NewestCheckpoint, PendingCheckpoint, Retention, TensorMeta, TensorShard, TensorSlice,
     TensorSource,
 };
-use burn_megatron_test_skip::skipped;
+use burn_megatron_test_support::skipped;
 
 /// The environment variable with the task of a child.
 const TASK: &str = "BURN_MEGATRON_CHECKPOINT_TEST";

@@ -11,7 +11,7 @@ use burn_megatron::optim::AdamWConfig;
 use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
 use burn_megatron::verify::ModelSubject;
 use burn_megatron_models::TransformerConfig;
-use burn_megatron_test_skip::skipped;
+use burn_megatron_test_support::skipped;
 use burn_megatron_tests::{gpu, small_llama};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;

@@ -17,7 +17,7 @@ use burn_megatron::train::{
     TrainConfig, Trainer,
 };
 use burn_megatron_models::{Transformer, TransformerConfig};
-use burn_megatron_test_skip::skipped;
+use burn_megatron_test_support::skipped;
 use burn_megatron_tests::{Text, gpu, small_gpt, small_llama};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;

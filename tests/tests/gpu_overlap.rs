@@ -15,7 +15,7 @@ use burn_megatron::nn::{Activation, ModelBuilder, ParallelMlp, ParallelMlpConfig
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{ModelConfig, Observer, ObserverError, TrainConfig, Trainer};
 use burn_megatron_models::TransformerConfig;
-use burn_megatron_test_skip::skipped;
+use burn_megatron_test_support::skipped;
 use burn_megatron_tests::{Text, gpu, small_llama};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};

@@ -20,7 +20,7 @@ use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
 use burn_megatron_kernel_check::bound::H100;
 use burn_megatron_kernel_check::bound::launch::{Limit, limits};
 use burn_megatron_models::TransformerConfig;
-use burn_megatron_test_skip::skipped;
+use burn_megatron_test_support::skipped;
 use burn_megatron_tests::gpu;
 use burn_megatron_tests::step::budget::kernels_of;
 use burn_megatron_tests::step::{Budgets, Launch, ROW, StepCase, StepCounts, StepReport, StepRuns};

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::AddAssign;
 
-use burn_megatron_test_skip::Skip;
+use burn_megatron_test_support::Skip;
 
 /// Tests by result, over any number of test binaries.
 #[derive(Debug, Default, PartialEq)]

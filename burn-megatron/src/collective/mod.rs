@@ -59,7 +59,7 @@ pub use host::{from_buffer, to_buffer};
 pub(crate) use host::{invalid, or_raise, to_device, to_f64, to_host, wire_dtype};
 pub(crate) use packed::start_all_to_all_packed;
 pub use packed::{PendingPacked, start_all_gather_packed_coalesced};
-pub(crate) use recorded::ExchangeNote;
+pub use recorded::{ExchangeKind, ExchangeNote};
 pub use reduce_in_f32::{PendingReduceScatterInF32, start_reduce_scatter_in_f32};
 pub(crate) use ring::{RingAllGather, start_ring_shift};
 pub use uneven::{gather_rows, reduce_scatter_rows};

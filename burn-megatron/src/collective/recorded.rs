@@ -6,11 +6,26 @@ use burn_megatron_kernels::record;
 
 use super::Comm;
 use crate::comm::Call;
-use crate::plan::profile::ExchangeKind;
+
+/// The kind of call of an exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ExchangeKind {
+    /// Sum over the ranks, on all of them.
+    AllReduce,
+    /// Concatenation over the ranks.
+    AllGather,
+    /// Sum over the ranks, each keeping a part.
+    ReduceScatter,
+    /// Rows from each rank to each.
+    AllToAll,
+    /// From one rank to another, as around the ring of context parallelism.
+    SendReceive,
+}
 
 /// A call that was recorded, as a [note](record::note) among the operations.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ExchangeNote {
+pub struct ExchangeNote {
+    /// The call.
     pub kind: ExchangeKind,
     /// The world ranks of the group.
     pub ranks: Vec<usize>,

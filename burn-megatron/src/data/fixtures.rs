@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::indexed::{IndexedDataset, IndexedDatasetBuilder, TokenType};
-use super::test_folder::TestFolder;
+use burn_megatron_test_support::TestFolder;
 
 /// The path of a fixture.
 pub(super) fn fixture(name: &str) -> PathBuf {

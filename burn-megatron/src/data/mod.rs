@@ -77,6 +77,4 @@ pub(crate) use chat::{chat_mask, chat_messages};
 #[cfg(test)]
 mod fixtures;
 #[cfg(test)]
-pub(crate) mod test_folder;
-#[cfg(test)]
 mod tests;

@@ -1,18 +1,21 @@
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use burn_megatron_kernels::embedding::SortedLookups;
+
 use super::documents::DocumentEnd;
 use super::split::{choose_held_out, hash, split_bytes};
-use super::test_folder::TestFolder;
-use super::{DataError, Dataset, Samples, TextData, TextPart};
+use super::{Batch, DataError, Dataset, Sample, Samples, TextData, TextPart};
+use burn_megatron_test_support::TestFolder;
 
 mod batch;
 
 /// A folder with one file of `content`.
-fn one_file(test: &str, content: &[u8]) -> (TestFolder, TextData) {
-    let folder = TestFolder::new(test);
+fn one_file(content: &[u8]) -> (TestFolder, TextData) {
+    let folder = TestFolder::new();
     folder.write("text", content);
     let text = TextData::open(&folder.path().join("text")).expect("a file with bytes opens");
     (folder, text)
@@ -25,14 +28,14 @@ fn error(result: Result<TextData, DataError>) -> String {
 #[test]
 fn a_single_file_holds_out_its_last_tenth() {
     let content: Vec<u8> = (0..100).collect();
-    let (_folder, text) = one_file("data-tenth", &content);
+    let (_folder, text) = one_file(&content);
     assert_eq!(text.training_bytes(), &content[..90]);
     assert_eq!(text.held_out_bytes(), &content[90..]);
 }
 
 #[test]
 fn a_folder_is_searched_in_order_and_without_what_tools_made() {
-    let folder = TestFolder::new("data-folder");
+    let folder = TestFolder::new();
     // All of equal size, so that exactly one of ten files is held out.
     for i in 0..9 {
         folder.write(&format!("b/{i}.md"), format!("file {i}"));
@@ -79,7 +82,7 @@ fn a_folder_is_searched_in_order_and_without_what_tools_made() {
 
 #[test]
 fn a_folder_named_like_a_skipped_one_can_be_opened_itself() {
-    let folder = TestFolder::new("data-runs");
+    let folder = TestFolder::new();
     folder.write("runs/a.md", "0123456789");
     assert!(TextData::open(&folder.path().join("runs")).is_ok());
 }
@@ -87,7 +90,7 @@ fn a_folder_named_like_a_skipped_one_can_be_opened_itself() {
 #[cfg(unix)]
 #[test]
 fn links_are_not_followed_below_the_folder() {
-    let folder = TestFolder::new("data-links");
+    let folder = TestFolder::new();
     folder.write("inside/a.md", "0123456789");
     folder.write("outside.md", "secret");
     let inside = folder.path().join("inside");
@@ -102,7 +105,7 @@ fn links_are_not_followed_below_the_folder() {
 
 #[test]
 fn what_cannot_be_read_is_named() {
-    let folder = TestFolder::new("data-errors");
+    let folder = TestFolder::new();
     folder.write("empty", "");
     folder.write("only/empty.md", "");
     folder.write("other/a.json", "{}");
@@ -132,7 +135,7 @@ fn what_cannot_be_read_is_named() {
 
 #[test]
 fn a_text_shorter_than_the_sequence_says_what_is_there_and_what_is_needed() {
-    let (_folder, text) = one_file("data-short", &[b'x'; 100]);
+    let (_folder, text) = one_file(&[b'x'; 100]);
     assert!(text.samples(89, 0).is_ok());
     assert!(text.held_out(9, 1).is_ok());
 
@@ -166,7 +169,7 @@ fn a_text_shorter_than_the_sequence_says_what_is_there_and_what_is_needed() {
 
 #[test]
 fn one_byte_is_a_text_that_no_length_fits() {
-    let (_folder, text) = one_file("data-byte", b"x");
+    let (_folder, text) = one_file(b"x");
     let message = text
         .samples(1, 0)
         .err()
@@ -178,7 +181,7 @@ fn one_byte_is_a_text_that_no_length_fits() {
 #[test]
 fn a_window_is_a_function_of_seed_and_sample() {
     let content: Vec<u8> = (0..=255).cycle().take(5000).collect();
-    let (_folder, text) = one_file("data-window", &content);
+    let (_folder, text) = one_file(&content);
     let sampler = text.samples(16, 7).expect("the text is long enough");
     for first in (0..160).step_by(8) {
         let batch = sampler.batch(first..first + 8).expect("8 rows");
@@ -209,7 +212,7 @@ fn a_window_is_a_function_of_seed_and_sample() {
 #[test]
 fn the_windows_of_a_seed_do_not_change_between_releases() {
     let content: Vec<u8> = (0..=255).take(256).collect();
-    let (_folder, text) = one_file("data-golden", &content);
+    let (_folder, text) = one_file(&content);
     let sampler = text.samples(8, 42).expect("the text is long enough");
     let starts: Vec<usize> = (0..6).map(|sample| sampler.start(sample)).collect();
     assert_eq!(starts, GOLDEN_STARTS);
@@ -222,7 +225,7 @@ const GOLDEN_STARTS: [usize; 6] = [76, 211, 99, 218, 63, 203];
 fn every_start_is_reached_and_about_equally_often() {
     // 111 bytes: 100 to train on; windows of 10 tokens start at 90 places.
     let content: Vec<u8> = (0..111).collect();
-    let (_folder, text) = one_file("data-uniform", &content);
+    let (_folder, text) = one_file(&content);
     let sampler = text.samples(10, 1).expect("the text is long enough");
     assert_eq!(sampler.starts(), 90);
     let mut counts = vec![0_u32; sampler.starts()];
@@ -241,7 +244,7 @@ fn every_start_is_reached_and_about_equally_often() {
 #[test]
 fn held_out_windows_are_spread_and_share_no_target() {
     let content: Vec<u8> = (0..250).cycle().take(1010).collect();
-    let (_folder, text) = one_file("data-held-out", &content);
+    let (_folder, text) = one_file(&content);
     let held_out = text.held_out_bytes(); // 101 bytes: 10 windows of 10 tokens, and one last target
     let all = text.held_out(10, 99).expect("the text is long enough");
     assert_eq!(all.len(), 10);
@@ -299,7 +302,7 @@ proptest! {
 
 #[test]
 fn attention_can_stop_at_the_ends_of_files() {
-    let folder = TestFolder::new("reset-attention");
+    let folder = TestFolder::new();
     for (name, content) in [
         ("a.txt", "one"),
         ("b.txt", "two"),
@@ -316,4 +319,16 @@ fn attention_can_stop_at_the_ends_of_files() {
     let sample = text.samples(length, 1).unwrap().sample(0).unwrap();
     let end = sample.tokens.iter().position(|byte| *byte == 0).unwrap();
     assert_eq!(sample.documents, [0, end + 1]);
+}
+
+#[test]
+fn a_batch_has_the_sorted_lookups_of_its_tokens() {
+    let sample = |tokens: &[i32]| Sample {
+        tokens: tokens.to_vec(),
+        targets: tokens.to_vec(),
+        documents: vec![],
+        padding: 0,
+    };
+    let batch = Batch::new([sample(&[4, 1]), sample(&[1, 4])]).unwrap();
+    assert_eq!(*batch.sorted(), Arc::new(SortedLookups::new(&[4, 1, 1, 4])));
 }

@@ -247,7 +247,7 @@ impl fmt::Debug for TokenizedText {
 mod tests {
     use super::*;
     use crate::data::TextData;
-    use crate::data::test_folder::TestFolder;
+    use burn_megatron_test_support::TestFolder;
 
     fn tokenizer() -> Tokenizer {
         let path = concat!(
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn tokens_have_the_text_of_the_documents() {
-        let folder = TestFolder::new("tokenized-folder");
+        let folder = TestFolder::new();
         let texts = ["the brown fox", "naïve 日本", "dog ", "over the lazy dog"];
         for (number, text) in texts.iter().enumerate() {
             folder.write(&format!("{number}.txt"), text.repeat(number + 1));
@@ -293,7 +293,7 @@ mod tests {
     /// The script `run_clm.py` of `transformers` does the same.
     #[test]
     fn documents_have_the_special_tokens_of_their_tokenizer() {
-        let folder = TestFolder::new("tokenized-special");
+        let folder = TestFolder::new();
         for number in 0..20 {
             folder.write(&format!("{number}.txt"), "the dog ".repeat(1 + number % 3));
         }
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn the_split_of_a_file_keeps_characters_whole() {
-        let folder = TestFolder::new("tokenized-file");
+        let folder = TestFolder::new();
         for after in 0..3 {
             // Two of the three lengths split a character at the tail.
             folder.write("text", "日".repeat(40) + &"x".repeat(after));
@@ -359,7 +359,7 @@ mod tests {
 
     #[test]
     fn samples_are_windows_of_the_training_tokens() {
-        let folder = TestFolder::new("tokenized-samples");
+        let folder = TestFolder::new();
         folder.write("text", "over the lazy dog and that fox ".repeat(30));
         let text = TokenizedText::open(&folder.path().join("text"), &tokenizer()).unwrap();
         let sampling = |seq, seed| Sampling {

@@ -55,7 +55,7 @@ pub struct DataParallelConfig {
     /// Whether the parameters and the gradients that a micro-batch reads and writes keep their addresses from step to step, as
     /// CUDA graphs need: gradient buffers are not freed, and are filled with zeros before the first micro-batch; gathered
     /// parameters are copied to their place. For `zero_stage` 0 to 2. Not serialized here: a recipe has
-    /// [`cuda_graph`](crate::train::TrainConfig::cuda_graph).
+    /// `cuda_graph`.
     #[serde(skip)]
     pub static_buffers: bool,
     /// The tensors of the optimizer's state per parameter, to plan the memory: 2 for AdamW. Not serialized here: the

@@ -36,14 +36,14 @@ pub trait ModelConfig:
     fn context(&self) -> usize;
 
     /// A number that layers have in common which have the same modules and shapes, so that a
-    /// [plan](crate::plan::memory::plan_memory) runs one of several pipeline ranks with such layers; by default each is of its
+    /// plan runs one of several pipeline ranks with such layers; by default each is of its
     /// own.
     fn layer_kind(&self, number: usize) -> usize {
         number
     }
 
     /// Whether the gradients of a step depend on how its samples are divided into micro-batches, as those of most losses of
-    /// routers do: [`verify`](crate::verify::verify) then gives one rank the micro-batches of the layout. By default
+    /// routers do: `verify` then gives one rank the micro-batches of the layout. By default
     /// false.
     fn depends_on_micro_batches(&self) -> bool {
         false

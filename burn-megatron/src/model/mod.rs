@@ -99,7 +99,7 @@ pub trait LanguageModel: Module {
 
     /// Floating-point operations of forward and backward per token, for sequences of `seq` tokens,
     /// over all ranks: six per weight of a matrix product, and six per pair of a query and a key that the mask
-    /// allows, and per feature of queries and values. [`plan::flops`](crate::plan::flops) has the formulas.
+    /// allows, and per feature of queries and values. `burn_megatron_plan::flops` has the formulas.
     fn flops_per_token(&self, seq: usize) -> f64;
 
     /// The objective of each token, of a model with one stage.

@@ -81,7 +81,7 @@ mod tensor_slice;
 #[cfg(test)]
 mod tests;
 mod tokens;
-mod tp_comm_overlap;
+pub mod tp_comm_overlap;
 mod weight;
 
 pub use crate::mesh::{AxisRank, MeshRank};

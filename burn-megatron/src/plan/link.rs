@@ -5,7 +5,7 @@
 //! members of a node share what the node receives. A ring of `n` has `n - 1` steps.
 
 use super::hardware::Hardware;
-use super::profile::ExchangeKind;
+use crate::collective::ExchangeKind;
 
 /// The members of a group of ranks that each link connects.
 #[derive(Clone, Debug, PartialEq, Eq)]

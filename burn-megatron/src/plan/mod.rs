@@ -5,7 +5,6 @@
 //! - [`profile`]: what the layers of a rank compute, send and keep.
 //! - [`time`]: the time of a step, by part.
 //! - [`search`]: all layouts of a number of devices, by time.
-//! - [`tp_comm_overlap`]: in how many chunks exchanges of the tensor axis travel.
 //! - [`accuracy`]: planned times against measured ones.
 
 pub mod accuracy;
@@ -23,7 +22,6 @@ pub mod profile;
 pub mod search;
 pub mod tape;
 pub mod time;
-pub mod tp_comm_overlap;
 
 pub use axis_bytes::AxisBytes;
 pub use candidate::Candidate;

@@ -1,5 +1,6 @@
 //! The computation, the exchanges and the saved tensors of the layers of a rank, for one micro-batch.
 
+use crate::collective::ExchangeKind;
 use crate::mesh::{AxisSet, Grid};
 
 /// A tensor that is kept from the forward to the backward. Two operations that save one storage count it once.
@@ -59,21 +60,6 @@ impl AttentionShape {
     pub fn flops(&self) -> f64 {
         2.0 * self.pairs as f64 * self.heads as f64 * (self.query_width + self.value_width) as f64
     }
-}
-
-/// The kind of call of an exchange.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ExchangeKind {
-    /// Sum over the ranks, on all of them.
-    AllReduce,
-    /// Concatenation over the ranks.
-    AllGather,
-    /// Sum over the ranks, each keeping a part.
-    ReduceScatter,
-    /// Rows from each rank to each.
-    AllToAll,
-    /// From one rank to another, as around the ring of context parallelism.
-    SendReceive,
 }
 
 /// In which pass of a training step something happens.

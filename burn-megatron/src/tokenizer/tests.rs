@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde::Deserialize;
 
 use super::*;
-use crate::data::test_folder::TestFolder;
+use burn_megatron_test_support::TestFolder;
 
 /// Expected values made by the Python library; see `make.py` beside the file.
 #[derive(Deserialize)]
@@ -147,8 +147,8 @@ fn special_tokens_come_from_the_files_beside_it() {
 }
 
 /// A folder with only the tokenizer file.
-fn alone(test: &str) -> TestFolder {
-    let folder = TestFolder::new(test);
+fn alone() -> TestFolder {
+    let folder = TestFolder::new();
     let content = fs::read(fixture("byte_fallback/tokenizer.json")).unwrap();
     folder.write("tokenizer.json", content);
     folder
@@ -156,7 +156,7 @@ fn alone(test: &str) -> TestFolder {
 
 #[test]
 fn the_strongest_file_decides_and_all_ends_are_known() {
-    let folder = alone("tokenizer-special");
+    let folder = alone();
     let special = || Tokenizer::open(folder.path()).unwrap().special().clone();
     assert_eq!(special(), SpecialTokens::default());
     folder.write("config.json", r#"{"eos_token_id": 7, "bos_token_id": 1}"#);
@@ -228,7 +228,7 @@ fn contents_of_files_make_the_tokenizer_of_their_folder() {
 #[test]
 fn what_is_wrong_is_named() {
     let error = |path: &Path| Tokenizer::open(path).unwrap_err().to_string();
-    let folder = TestFolder::new("tokenizer-errors");
+    let folder = TestFolder::new();
     let text = error(folder.path());
     assert!(
         text.contains("tokenizer.json") && text.contains("`bytes`"),
@@ -237,7 +237,7 @@ fn what_is_wrong_is_named() {
     folder.write("tokenizer.json", "{}");
     let text = error(folder.path());
     assert!(text.contains("does not describe a tokenizer"), "{text}");
-    let folder = alone("tokenizer-unknown");
+    let folder = alone();
     folder.write("config.json", r#"{"eos_token_id": 4096}"#);
     let text = error(folder.path());
     assert!(
@@ -268,7 +268,7 @@ fn what_is_wrong_is_named() {
 
 #[test]
 fn a_damaged_file_is_an_error_or_another_tokenizer() {
-    let folder = TestFolder::new("tokenizer-damaged");
+    let folder = TestFolder::new();
     for name in ["byte_bpe", "byte_fallback", "unigram", "word_piece"] {
         let content = fs::read(fixture(name).join("tokenizer.json")).unwrap();
         for cut in (0..content.len()).step_by(content.len() / 40) {
@@ -302,7 +302,7 @@ fn bytes_are_tokens() {
 
 #[test]
 fn the_description_of_token_files_is_written_and_read_back() {
-    let folder = TestFolder::new("tokenizer-info");
+    let folder = TestFolder::new();
     let prefix = folder.path().join("corpus.v1");
     assert_eq!(TokenFileInfo::read(&prefix).unwrap(), None);
     let mut info = TokenFileInfo::new(&open("byte_bpe"));

@@ -18,6 +18,7 @@ use crate::data::Padding;
 use crate::data_parallel::{DataParallelConfig, DataParallelError, DistributedDataParallel};
 use crate::kernels::gemm::{Blas, CpuGemm};
 use crate::nn::moe::{ReportedLayer, RouterStep};
+use crate::nn::tp_comm_overlap;
 use crate::nn::{AttentionLayer, AttentionLogits, ParallelModule};
 use crate::optim::{
     LossScaler, OptimizerError, ParallelOptimizer, QkClip, SpikeWindow, StepCount, order_of_squares,
@@ -25,7 +26,6 @@ use crate::optim::{
 use crate::pipeline::engine::{DeferredWgrad, ShapeCache};
 use crate::pipeline::schedule::Schedule;
 use crate::pipeline::schedule_of;
-use crate::plan::tp_comm_overlap;
 
 /// The schedule and the options of a pipeline.
 #[derive(Clone, Debug)]

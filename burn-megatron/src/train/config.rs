@@ -11,11 +11,11 @@ use super::{cuda_graphs, hybrid_context};
 use crate::data::hybrid_context::HybridContextError;
 use crate::data_parallel::{DataParallelConfig, DataParallelConfigError, Precision};
 use crate::mesh::{ContextSplitError, MeshError, ParallelConfig, samples_per_rank};
+use crate::nn::tp_comm_overlap::NumSplitsError;
 use crate::optim::{
     EmaConfig, LossScale, LossScaleError, OptimizerConfig, OptimizerError, QkClipConfig,
     SpikeConfig, StepCount,
 };
-use crate::plan::tp_comm_overlap::NumSplitsError;
 
 /// Settings of a [`Trainer`](super::Trainer).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

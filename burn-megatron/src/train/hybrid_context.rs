@@ -8,7 +8,7 @@ use crate::comm::{CommError, ParallelContext};
 use crate::data::hybrid_context::{HybridContextConfig, SampleFlops};
 use crate::data::{Batch, DataError, IGNORE};
 use crate::mesh::{Grid, ParallelConfig};
-use crate::plan::tp_comm_overlap::sequence_multiple;
+use crate::nn::tp_comm_overlap::sequence_multiple;
 
 /// The plan of a rank for the rows of a step.
 pub(super) struct HybridContext {

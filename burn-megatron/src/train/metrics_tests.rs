@@ -1,7 +1,7 @@
 use super::*;
-use crate::data::test_folder::TestFolder;
 use crate::nn::moe::RouterLossKind;
 use crate::train::expert_metrics::LayerLoad;
+use burn_megatron_test_support::TestFolder;
 
 /// The step after so many updates.
 fn step(before: usize) -> StepMetrics {
@@ -58,7 +58,7 @@ fn run(log: &mut MetricsLog, from: usize, to: usize) {
 
 #[test]
 fn a_line_is_a_flat_object_with_its_kind() {
-    let folder = TestFolder::new("metrics-lines");
+    let folder = TestFolder::new();
     let path = folder.path().join("metrics.jsonl");
     let mut log = MetricsLog::create(&path).expect("new");
     log.step(&step(0)).expect("writable");
@@ -89,7 +89,7 @@ fn a_line_is_a_flat_object_with_its_kind() {
 
 #[test]
 fn numbers_that_are_not_finite_are_valid_json_and_are_read_back() {
-    let folder = TestFolder::new("metrics-nan");
+    let folder = TestFolder::new();
     let path = folder.path().join("metrics.jsonl");
     let mut log = MetricsLog::create(&path).expect("new");
     let metrics = StepMetrics {
@@ -122,7 +122,7 @@ fn numbers_that_are_not_finite_are_valid_json_and_are_read_back() {
 
 #[test]
 fn a_resumed_file_reads_as_an_uninterrupted_one_and_keeps_every_byte() {
-    let folder = TestFolder::new("metrics-resume");
+    let folder = TestFolder::new();
     let whole = folder.path().join("whole.jsonl");
     run(&mut MetricsLog::create(&whole).expect("new"), 0, 8);
     let whole = read_metrics(&whole).expect("readable");
@@ -151,7 +151,7 @@ fn a_resumed_file_reads_as_an_uninterrupted_one_and_keeps_every_byte() {
 
 #[test]
 fn a_line_that_is_not_utf_8_is_named() {
-    let folder = TestFolder::new("metrics-utf-8");
+    let folder = TestFolder::new();
     let path = folder.path().join("metrics.jsonl");
     run(&mut MetricsLog::create(&path).expect("new"), 0, 2);
     let whole = std::fs::read(&path).expect("readable");
@@ -173,7 +173,7 @@ fn a_line_that_is_not_utf_8_is_named() {
 
 #[test]
 fn the_last_saved_step_leaves_out_discarded_checkpoints() {
-    let folder = TestFolder::new("metrics-saved");
+    let folder = TestFolder::new();
     let path = folder.path().join("timings.jsonl");
     let save = |log: &mut TimingsLog, saved_step| {
         log.save(&SaveTiming {
@@ -196,7 +196,7 @@ fn the_last_saved_step_leaves_out_discarded_checkpoints() {
 /// Only lines that an interruption can have truncated are omitted.
 #[test]
 fn a_bad_line_is_an_error_wherever_no_marker_follows() {
-    let folder = TestFolder::new("metrics-bad");
+    let folder = TestFolder::new();
     let path = folder.path().join("metrics.jsonl");
     run(&mut MetricsLog::create(&path).expect("new"), 0, 2);
     let whole = std::fs::read_to_string(&path).expect("readable");
@@ -210,7 +210,7 @@ fn a_bad_line_is_an_error_wherever_no_marker_follows() {
 
 #[test]
 fn an_old_file_is_not_overwritten_and_a_foreign_one_not_continued() {
-    let folder = TestFolder::new("metrics-refuse");
+    let folder = TestFolder::new();
     let path = folder.path().join("metrics.jsonl");
     assert!(MetricsLog::resume(&path, 0).is_err());
     folder.write("metrics.jsonl", "{\"kind\":\"other\"}\n");
@@ -230,7 +230,7 @@ fn an_old_file_is_not_overwritten_and_a_foreign_one_not_continued() {
 
 #[test]
 fn timings_are_in_their_own_file() {
-    let folder = TestFolder::new("metrics-timings");
+    let folder = TestFolder::new();
     let path = folder.path().join("timings.jsonl");
     let timing = StepTiming {
         step: 1,
@@ -283,7 +283,7 @@ fn eight_bits_are_256_equally_likely_bytes() {
 
 #[test]
 fn the_objective_and_the_skip_reason_are_in_the_line_of_a_step() {
-    let folder = TestFolder::new("metrics-objective");
+    let folder = TestFolder::new();
     let path = folder.path().join("metrics.jsonl");
     let mut log = MetricsLog::create(&path).expect("new");
     let minimised = Minimised {
@@ -329,7 +329,7 @@ fn the_objective_and_the_skip_reason_are_in_the_line_of_a_step() {
 
 #[test]
 fn experts_are_lines_of_their_own_and_are_read_back() {
-    let folder = TestFolder::new("metrics-experts");
+    let folder = TestFolder::new();
     let path = folder.path().join("metrics.jsonl");
     let mut log = MetricsLog::create(&path).expect("new");
     let mut metrics = experts(2);
@@ -374,7 +374,7 @@ fn experts_are_lines_of_their_own_and_are_read_back() {
 /// In every order in which a run can write and end, there is one load before each held-out loss.
 #[test]
 fn a_load_is_written_once_and_before_its_checkpoint() {
-    let folder = TestFolder::new("metrics-load");
+    let folder = TestFolder::new();
     let expected = [
         MetricsRecord::Run(RunMetrics { version: VERSION }),
         MetricsRecord::Step(step(0)),
@@ -404,7 +404,7 @@ fn a_load_is_written_once_and_before_its_checkpoint() {
 /// A file from before versions.
 #[test]
 fn a_file_of_the_first_version_is_read_and_resumed() {
-    let folder = TestFolder::new("metrics-old");
+    let folder = TestFolder::new();
     let old = concat!(
         r#"{"kind":"step","step":0,"loss":5.5,"bits_per_byte":8.0,"gradient_norm":0.25,"#,
         r#""learning_rate":0.001,"tokens":1024,"skipped":false}"#,

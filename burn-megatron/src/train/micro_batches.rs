@@ -18,11 +18,11 @@ use crate::data_parallel::DistributedDataParallel;
 use crate::fingerprint;
 use crate::mesh::{ContextSplit, ContextSplitError};
 use crate::nn::moe::RouterStep;
+use crate::nn::tp_comm_overlap::sequence_multiple;
 use crate::nn::{BatchPosition, LossFactor, ScheduleNodes};
 use crate::pipeline::engine::{
     Engine, ForwardOptions, P2pConfig, ShapeKey, Stage, StageOutput, forward_only,
 };
-use crate::plan::tp_comm_overlap::sequence_multiple;
 
 impl<M: LanguageModel> Trainer<M> {
     /// The micro-batches of this rank in the next [`step`](Self::step) of the same samples.

@@ -272,7 +272,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::data::test_folder::TestFolder;
+    use burn_megatron_test_support::TestFolder;
 
     #[test]
     fn known_moments_have_their_names() {
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn a_taken_name_gets_a_number() {
-        let folder = TestFolder::new("run-taken");
+        let folder = TestFolder::new();
         let root = folder.path().join("deep/runs");
         let names: Vec<_> = (0..3)
             .map(|_| RunFolder::create(&root, Some("tiny")).expect("creates"))
@@ -334,7 +334,7 @@ mod tests {
 
     #[test]
     fn the_configuration_is_written_and_read_back() {
-        let folder = TestFolder::new("run-config");
+        let folder = TestFolder::new();
         let run = RunFolder::create(folder.path(), Some("a")).expect("creates");
         let config = BTreeMap::from([("steps", 10), ("seq", 128)]);
         run.write_config(&config).expect("writes");
@@ -363,7 +363,7 @@ mod tests {
 
     #[test]
     fn only_an_unused_folder_is_removed() {
-        let folder = TestFolder::new("run-unused");
+        let folder = TestFolder::new();
         let started = |name: &str| {
             let run = RunFolder::create(folder.path(), Some(name)).expect("creates");
             run.write_config(&BTreeMap::from([("steps", 10)]))
@@ -392,7 +392,7 @@ mod tests {
 
     #[test]
     fn what_fails_is_named() {
-        let folder = TestFolder::new("run-errors");
+        let folder = TestFolder::new();
         folder.write("file", "");
         for name in ["", ".", "..", "../out", "a/b", "a\\b", ".hidden"] {
             let refused = RunFolder::create(folder.path(), Some(name));

@@ -14,11 +14,11 @@ use super::*;
 use crate::checkpoint::{Disk, DiskOperation, LoadTolerance, load_weights};
 use crate::comm::World;
 use crate::comm::testing::TIMEOUT;
-use crate::data::test_folder::TestFolder;
 use crate::data_parallel::DistributedDataParallel;
 use crate::mesh::ParallelConfig;
 use crate::nn::ParallelModule;
 use crate::optim::{AdamWConfig, ParallelAdamW};
+use burn_megatron_test_support::TestFolder;
 
 type RankError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -127,7 +127,7 @@ fn latest(saving: &SaveConfig) -> Option<u64> {
 #[test]
 fn a_full_disk_of_one_rank_fails_all() {
     for full_rank in [0, 1] {
-        let folder = TestFolder::new("save-full");
+        let folder = TestFolder::new();
         let saving = saving(&folder, false);
         let errors = two(|groups| {
             let disk = if groups.rank() == full_rank {
@@ -159,7 +159,7 @@ fn a_full_disk_of_one_rank_fails_all() {
 fn an_error_in_the_background_reaches_every_rank() {
     for full_rank in [0, 1] {
         for at_the_end in [false, true] {
-            let folder = TestFolder::new("save-background");
+            let folder = TestFolder::new();
             let saving = saving(&folder, true);
             let errors = two(|groups| {
                 let disk = if groups.rank() == full_rank {
@@ -187,7 +187,7 @@ fn an_error_in_the_background_reaches_every_rank() {
 /// A rank that never finishes does not block rank 0 forever.
 #[test]
 fn a_part_that_is_late_has_a_deadline() {
-    let folder = TestFolder::new("save-late");
+    let folder = TestFolder::new();
     let saving = SaveConfig {
         deadline: Duration::from_millis(200),
         ..saving(&folder, true)
@@ -227,7 +227,7 @@ fn a_part_that_is_late_has_a_deadline() {
 /// The weights change before a byte is written: the checkpoint has the earlier weights.
 #[test]
 fn the_background_saves_the_weights_of_its_start() {
-    let folder = TestFolder::new("save-then");
+    let folder = TestFolder::new();
     let saving = saving(&folder, true);
     let saved = two(|groups| {
         let changed = Arc::new(Barrier::new(2));

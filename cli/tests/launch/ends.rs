@@ -3,7 +3,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::time::Instant;
 
-use burn_megatron_test_skip::skipped;
+use burn_megatron_test_support::skipped;
 
 use super::run::{NO_MPIRUN, Way, both_ways, has_mpirun, kill, launch, until};
 

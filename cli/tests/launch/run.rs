@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use burn_megatron_test_skip::skipped_in_part;
+use burn_megatron_test_support::skipped_in_part;
 
 const MARK: &str = "BURN_MEGATRON_LAUNCH_TEST";
 

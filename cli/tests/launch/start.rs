@@ -5,7 +5,7 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::process::Command;
 
-use burn_megatron_test_skip::skipped;
+use burn_megatron_test_support::skipped;
 
 use super::run::{NO_MPIRUN, Way, both_ways, has_mpirun, launch, launch_with};
 

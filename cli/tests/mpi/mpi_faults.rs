@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use burn_megatron_test_skip::skipped;
+use burn_megatron_test_support::skipped;
 
 use crate::processes::{Ended, Stage, run};
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use burn_megatron_test_skip::skipped;
+use burn_megatron_test_support::skipped;
 
 use crate::processes::{PROGRAM, Stage, run, start};
 

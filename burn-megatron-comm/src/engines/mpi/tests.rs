@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use burn_megatron_test_skip::skipped;
+use burn_megatron_test_support::skipped;
 
 use super::p2p::MpiP2p;
 use super::{ENGINE, MpiTransport, library_version};

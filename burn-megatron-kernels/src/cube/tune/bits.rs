@@ -1,7 +1,7 @@
 //! Every split gives the same bits as the kernel's default, through the public functions.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron_test_skip::skipped_in_part;
+use burn_megatron_test_support::skipped_in_part;
 
 use super::{SPLITS, with_split};
 use crate::activation::{Activation, ActivationOptions, activate};

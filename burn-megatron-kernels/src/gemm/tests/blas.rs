@@ -1,6 +1,6 @@
 //! Products by the libraries that can be opened.
 
-use burn_megatron_test_skip::skipped;
+use burn_megatron_test_support::skipped;
 
 use super::*;
 

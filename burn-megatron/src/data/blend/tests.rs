@@ -8,7 +8,7 @@ use super::{
 use crate::data::Samples;
 use crate::data::fixtures::{cases, of, written};
 use crate::data::gpt::{FiniteSamples, GptDataset, GptOptions, IndexCache, SplitPart};
-use crate::data::test_folder::TestFolder;
+use burn_megatron_test_support::TestFolder;
 
 /// Floats are stored as text, as the JSON parser may not be exact to the last bit.
 fn floats(case: &Value, name: &str) -> Vec<f64> {
@@ -68,8 +68,8 @@ fn weights_that_say_nothing_are_refused() {
 }
 
 /// Data sets of 5, 10 and 20 samples.
-fn parts(test: &str) -> (TestFolder, Vec<Arc<dyn FiniteSamples>>) {
-    let folder = TestFolder::new(test);
+fn parts() -> (TestFolder, Vec<Arc<dyn FiniteSamples>>) {
+    let folder = TestFolder::new();
     let part = |samples: usize| {
         let file = written(&folder, &format!("{samples}"), &[4 * samples + 1]);
         let options = GptOptions::new(4, 1);
@@ -89,7 +89,7 @@ fn parts(test: &str) -> (TestFolder, Vec<Arc<dyn FiniteSamples>>) {
 
 #[test]
 fn a_sample_is_that_of_its_data_set() {
-    let (folder, parts) = parts("blend-samples");
+    let (folder, parts) = parts();
     let cache = IndexCache::new(&folder.path().join("cache"));
     let weights = [0.25, 0.25, 0.5];
     let (datasets, samples) = build_blending_indices(&weights, 20);
@@ -110,7 +110,7 @@ fn a_sample_is_that_of_its_data_set() {
 
 #[test]
 fn a_blend_takes_no_more_than_there_is() {
-    let (_folder, parts) = parts("blend-over");
+    let (_folder, parts) = parts();
     let blended = |parts, weights: &[f64], size| {
         let blended = BlendedDataset::weighted(parts, weights, size, None);
         blended.err().expect("the blend fails").to_string()
@@ -123,7 +123,7 @@ fn a_blend_takes_no_more_than_there_is() {
     assert!(blended(parts.clone(), &[1.0], 1).contains("invalid blend weights"));
     assert!(blended(vec![], &[], 1).contains("0 files"));
 
-    let folder = TestFolder::new("blend-lengths");
+    let folder = TestFolder::new();
     let file = written(&folder, "x", &[50]);
     let other = GptDataset::new(
         file,

@@ -1,5 +1,5 @@
 use super::*;
-use crate::data::test_folder::TestFolder;
+use burn_megatron_test_support::TestFolder;
 
 mod rows;
 
@@ -198,7 +198,7 @@ fn tools_and_calls_may_be_json_text() {
 /// DeepSeek's template joins the text of arguments with other text, Llama's writes a map as JSON, and Qwen's coder reads its keys.
 #[test]
 fn arguments_are_given_as_the_template_reads_them() {
-    let folder = TestFolder::new("chat-arguments");
+    let folder = TestFolder::new();
     let line = r#"{"prompt": [{"role": "user", "content": "q"}], "completion":
         [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{\"a\":[1,\"x\"]}"}}]}]}"#;
     for (number, (arguments, expected)) in [

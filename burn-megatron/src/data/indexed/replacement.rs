@@ -96,7 +96,7 @@ fn old(path: &Path) -> PathBuf {
 mod tests {
     use super::*;
     use crate::data::indexed::{IndexedDataset, IndexedDatasetBuilder, TokenType};
-    use crate::data::test_folder::TestFolder;
+    use burn_megatron_test_support::TestFolder;
 
     fn writer(prefix: &Path, tokens: &[u32]) -> IndexedDatasetBuilder {
         let mut writer = IndexedDatasetBuilder::replace(prefix, TokenType::U16).unwrap();
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn old_files_go_when_all_new_ones_are_there() {
-        let folder = TestFolder::new("replacement");
+        let folder = TestFolder::new();
         let prefix = folder.path().join("t");
         write(&prefix, &[1, 2], "first").unwrap();
         write(&prefix, &[3], "second").unwrap();
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_replaced_loses_nothing() {
-        let folder = TestFolder::new("replacement-refused");
+        let folder = TestFolder::new();
         let prefix = folder.path().join("t");
         write(&prefix, &[1, 2], "first").unwrap();
         let json = with_ending(&prefix, ".json");
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn old_files_of_a_killed_process_come_back() {
         for moved in 0..=3 {
-            let folder = TestFolder::new(&format!("replacement-killed-{moved}"));
+            let folder = TestFolder::new();
             let prefix = folder.path().join("t");
             write(&prefix, &[1, 2], "first").unwrap();
             let mut replacement = FileReplacement {

@@ -9,7 +9,7 @@ use super::{
     TokenType, bin_path, idx_path,
 };
 use crate::data::fixtures::{cases, fixture};
-use crate::data::test_folder::TestFolder;
+use burn_megatron_test_support::TestFolder;
 
 fn documents() -> Vec<Vec<Vec<u32>>> {
     serde_json::from_value(cases("small").clone()).unwrap()
@@ -59,7 +59,7 @@ fn a_file_of_the_reference_is_read() {
 
 #[test]
 fn what_is_written_is_what_the_reference_writes() {
-    let folder = TestFolder::new("indexed-equal");
+    let folder = TestFolder::new();
     let prefix = folder.path().join("ours.v1");
     write(&prefix, TokenType::for_vocabulary(65_499), &documents());
     assert_eq!(names(&folder), ["ours.v1.bin", "ours.v1.idx"]);
@@ -73,7 +73,7 @@ fn what_is_written_is_what_the_reference_writes() {
 
 #[test]
 fn every_type_holds_its_tokens() {
-    let folder = TestFolder::new("indexed-types");
+    let folder = TestFolder::new();
     for token_type in [
         TokenType::U8,
         TokenType::I8,
@@ -97,7 +97,7 @@ fn every_type_holds_its_tokens() {
 
 #[test]
 fn a_token_that_does_not_fit_is_refused() {
-    let folder = TestFolder::new("indexed-fit");
+    let folder = TestFolder::new();
     let prefix = folder.path().join("x");
     let mut writer = IndexedDatasetBuilder::create(&prefix, TokenType::U16).unwrap();
     let error = writer.document(&[1, 65_536]).unwrap_err().to_string();
@@ -112,7 +112,7 @@ fn a_token_that_does_not_fit_is_refused() {
 
 #[test]
 fn a_negative_token_is_no_token() {
-    let folder = TestFolder::new("indexed-negative");
+    let folder = TestFolder::new();
     let prefix = folder.path().join("x");
     for (token_type, bytes) in [
         (TokenType::I32, &[1, 0, 0, 0, 255, 255, 255, 255][..]),
@@ -138,7 +138,7 @@ fn a_negative_token_is_no_token() {
 
 #[test]
 fn a_writer_that_is_dropped_leaves_nothing() {
-    let folder = TestFolder::new("indexed-dropped");
+    let folder = TestFolder::new();
     let prefix = folder.path().join("x");
     let mut writer = IndexedDatasetBuilder::create(&prefix, TokenType::I32).unwrap();
     writer.document(&[1; 400_000]).unwrap();
@@ -150,7 +150,7 @@ fn a_writer_that_is_dropped_leaves_nothing() {
 
 #[test]
 fn what_is_there_is_kept_unless_it_is_to_be_replaced() {
-    let folder = TestFolder::new("indexed-exists");
+    let folder = TestFolder::new();
     let prefix = folder.path().join("x");
     let early = IndexedDatasetBuilder::create(&prefix, TokenType::I32).unwrap();
     write(&prefix, TokenType::U8, &[vec![vec![1]]]);
@@ -180,7 +180,7 @@ fn what_is_there_is_kept_unless_it_is_to_be_replaced() {
 
 #[test]
 fn files_are_joined() {
-    let folder = TestFolder::new("indexed-append");
+    let folder = TestFolder::new();
     let path = |name: &str| folder.path().join(name);
     let small = IndexedDataset::open(&fixture("small")).unwrap();
     let mut writer = IndexedDatasetBuilder::create(&path("joined"), TokenType::U16).unwrap();
@@ -215,7 +215,7 @@ fn files_are_joined() {
 
 #[test]
 fn no_tokens_at_all_are_a_file_too() {
-    let folder = TestFolder::new("indexed-empty");
+    let folder = TestFolder::new();
     let prefix = folder.path().join("x");
     write(&prefix, TokenType::U16, &[]);
     let file = IndexedDataset::open(&prefix).unwrap();
@@ -246,7 +246,7 @@ fn tokens_past_the_end_of_a_sequence_are_refused() {
 /// A sparse .bin file of more than 4 GiB.
 #[test]
 fn tokens_beyond_4_gib_are_found() {
-    let folder = TestFolder::new("indexed-sparse");
+    let folder = TestFolder::new();
     let prefix = folder.path().join("x");
     let far: i64 = (4 << 30) + 10;
     let mut index = index_of(TokenType::U16, &[3, 2], &[0, far], &[0, 2]);
@@ -362,7 +362,7 @@ fn a_broken_index_says_what_is_wrong() {
 
 #[test]
 fn files_that_are_missing_or_cut_are_named() {
-    let folder = TestFolder::new("indexed-cut");
+    let folder = TestFolder::new();
     let prefix = folder.path().join("x");
     let error = || IndexedDataset::open(&prefix).unwrap_err().to_string();
     assert!(error().contains("x.idx'"), "{}", error());
@@ -391,7 +391,7 @@ fn files_that_are_missing_or_cut_are_named() {
 
 #[test]
 fn the_fingerprint_is_of_what_is_in_the_files() {
-    let folder = TestFolder::new("indexed-fingerprint");
+    let folder = TestFolder::new();
     let fingerprint = |name: &str, tokens: &[u32]| {
         let prefix = folder.path().join(name);
         write(&prefix, TokenType::U16, &[vec![tokens.to_vec()]]);

@@ -3,20 +3,15 @@ use proptest::prelude::*;
 use super::{PackedSamples, pack};
 use crate::data::fixtures::written;
 use crate::data::gpt::{FiniteSamples, GptOptions, Split, SplitPart};
-use crate::data::test_folder::TestFolder;
 use crate::data::{Batch, IGNORE, Samples};
+use burn_megatron_test_support::TestFolder;
 
 fn all() -> Split {
     "1".parse().unwrap()
 }
 
-fn packed(
-    test: &str,
-    lengths: &[usize],
-    samples: Option<u64>,
-    options: &GptOptions,
-) -> PackedSamples {
-    let folder = TestFolder::new(test);
+fn packed(lengths: &[usize], samples: Option<u64>, options: &GptOptions) -> PackedSamples {
+    let folder = TestFolder::new();
     let file = written(&folder, "x", lengths);
     PackedSamples::new(file, &all(), SplitPart::Train, samples, options).unwrap()
 }
@@ -25,7 +20,7 @@ fn packed(
 fn documents_stand_side_by_side() {
     // Tokens 0 to 4, 5 to 7, and 8 to 17, which is cut after 8.
     let options = GptOptions::new(8, 1);
-    let packed = packed("pack-side", &[5, 3, 10], None, &options);
+    let packed = packed(&[5, 3, 10], None, &options);
     assert_eq!((packed.rows(), packed.count()), (3, 3));
     assert_eq!(packed.fill_ratio(), 18.0 / 24.0);
     let mut rows: Vec<_> = (0..3).map(|row| packed.sample(row).unwrap()).collect();
@@ -54,7 +49,7 @@ fn the_end_of_a_document_can_have_no_loss() {
         eod_mask_loss: true,
         ..GptOptions::new(6, 1)
     };
-    let packed = packed("pack-eod", &[5], None, &options);
+    let packed = packed(&[5], None, &options);
     let targets = packed.sample(0).unwrap().targets;
     assert_eq!(targets, [1, 2, IGNORE, 4, IGNORE, IGNORE]);
 }
@@ -62,7 +57,7 @@ fn the_end_of_a_document_can_have_no_loss() {
 #[test]
 fn epochs_differ_and_each_has_every_row() {
     let lengths: Vec<usize> = (1..60).collect();
-    let packed = packed("pack-epochs", &lengths, Some(70), &GptOptions::new(60, 3));
+    let packed = packed(&lengths, Some(70), &GptOptions::new(60, 3));
     let rows = packed.rows() as u64;
     assert_eq!(packed.count(), 70_u64.div_ceil(rows) * rows);
     let epoch = |epoch: u64| {
@@ -80,7 +75,7 @@ fn epochs_differ_and_each_has_every_row() {
 
 #[test]
 fn no_tokens_make_no_rows() {
-    let folder = TestFolder::new("pack-empty");
+    let folder = TestFolder::new();
     let file = written(&folder, "x", &[0, 0]);
     let error = PackedSamples::new(file, &all(), SplitPart::Train, None, &GptOptions::new(4, 1))
         .err()

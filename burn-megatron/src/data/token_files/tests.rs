@@ -7,8 +7,8 @@ use super::{TokenFile, TokenFiles, TokenFilesConfig};
 use crate::data::fixtures::{cases, fixture, of, written};
 use crate::data::gpt::{IndexCache, SplitPart};
 use crate::data::indexed::{bin_path, idx_path};
-use crate::data::test_folder::TestFolder;
 use crate::data::{Dataset, Sampling};
+use burn_megatron_test_support::TestFolder;
 
 fn file(name: &str, weight: Option<f64>) -> TokenFile {
     TokenFile {
@@ -61,7 +61,7 @@ fn a_part_whose_share_is_0_has_no_samples() {
 
 #[test]
 fn blended_samples_are_those_of_the_reference() {
-    let folder = TestFolder::new("files-whole");
+    let folder = TestFolder::new();
     for case in cases("whole").as_array().unwrap() {
         let weights = match of::<Option<[f64; 2]>>(case, "weights") {
             Some(weights) => weights.map(Some),
@@ -100,7 +100,7 @@ fn ranks_share_what_they_train_on() {
 
 #[test]
 fn the_parts_share_no_token() {
-    let folder = TestFolder::new("files-parts");
+    let folder = TestFolder::new();
     written(&folder, "x", &[10; 100]);
     let config = |packing| TokenFilesConfig {
         split: "80,15,5".parse().unwrap(),
@@ -179,7 +179,7 @@ fn without_weights_no_sample_comes_twice() {
 
 #[test]
 fn the_fingerprint_follows_the_data_and_the_options() {
-    let folder = TestFolder::new("files-fingerprint");
+    let folder = TestFolder::new();
     let fingerprint = |config: TokenFilesConfig| config.open().unwrap().fingerprint();
     let base = || corpora([Some(1.0), Some(2.0)]);
     let first = fingerprint(base());
@@ -224,7 +224,7 @@ fn beside(folder: &TestFolder, name: &str, text: &str) -> TokenFile {
 
 #[test]
 fn what_stands_beside_the_files_is_used() {
-    let folder = TestFolder::new("files-beside");
+    let folder = TestFolder::new();
     let facts = r#""tokenizer": "t1", "vocabulary": 500, "eod": 8, "documents": 30, "other": [1]"#;
     let text =
         |tokens: u64, bytes: u64| format!(r#"{{{facts}, "tokens": {tokens}, "bytes": {bytes}}}"#);

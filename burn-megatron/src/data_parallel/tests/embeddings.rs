@@ -1,7 +1,5 @@
 //! Gradients of embeddings, from sorted lookups and from ids alone.
 
-use std::sync::Arc;
-
 use burn::tensor::{DType, Int, TensorData};
 
 use super::gradient_checks::stage;
@@ -129,19 +127,4 @@ fn a_token_of_many_lookups_is_accumulated_in_f32() {
     let mut expected = vec![0.0; TOKENS * HIDDEN];
     expected[2 * HIDDEN..3 * HIDDEN].fill(4000.0);
     assert_eq!(gradient, expected);
-}
-
-#[test]
-fn a_batch_has_the_sorted_lookups_of_its_tokens() {
-    use burn_megatron_kernels::embedding::SortedLookups;
-
-    use crate::data::{Batch, Sample};
-    let sample = |tokens: &[i32]| Sample {
-        tokens: tokens.to_vec(),
-        targets: tokens.to_vec(),
-        documents: vec![],
-        padding: 0,
-    };
-    let batch = Batch::new([sample(&[4, 1]), sample(&[1, 4])]).unwrap();
-    assert_eq!(*batch.sorted(), Arc::new(SortedLookups::new(&[4, 1, 1, 4])));
 }

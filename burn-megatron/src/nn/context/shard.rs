@@ -85,7 +85,7 @@ impl Eq for SequenceShard {}
 impl SequenceShard {
     /// The shard of rank `rank` of `ranks`, of rows that are split by `split`. `documents` are the starts of packed
     /// documents in the concatenated rows and the end of the last one, as in
-    /// [`Batch::documents`](crate::data::Batch::documents); without them every row is one document.
+    /// `Batch::documents`; without them every row is one document.
     ///
     /// # Errors
     ///

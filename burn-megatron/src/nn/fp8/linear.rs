@@ -45,7 +45,7 @@ impl Fp8LinearConfig {
 ///
 /// With delayed scaling the state of the layer is a part of its record, as `fp8`, and
 /// [`Fp8::end_step_single_rank`] must be called once per step, after the backward; a
-/// [`Trainer`](crate::train::Trainer) calls it itself. For data parallelism pass the layers to the
+/// `Trainer` calls it itself. For data parallelism pass the layers to the
 /// wrapper: [`ParallelModule::with_fp8`](crate::nn::ParallelModule::with_fp8).
 ///
 /// ```

@@ -22,7 +22,7 @@ pub struct Losses {
     /// The sum of the cross-entropy and all terms; the backward starts here.
     pub objective: Tensor<2>,
     /// The cross-entropy and then the terms, in the order that the model
-    /// [lists](crate::train::LanguageModel::loss_terms) them, without autodiff. Empty if the objective is
+    /// [lists](crate::model::LanguageModel::loss_terms) them, without autodiff. Empty if the objective is
     /// the cross-entropy alone.
     pub parts: Vec<Tensor<2>>,
 }

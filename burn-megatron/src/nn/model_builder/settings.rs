@@ -14,8 +14,8 @@ use crate::nn::context::ContextGroups;
 use crate::nn::fp8::{Fp8, Fp8Config, Fp8Layer, SplitOperands};
 use crate::nn::lora::{AdaptedLayer, LoraConfig, LoraLayers};
 use crate::nn::moe::Routers;
+use crate::nn::tp_comm_overlap;
 use crate::nn::{AttentionLogits, BuildError, Recompute, RecomputeConfig, TpCommOverlapGroup};
-use crate::plan::tp_comm_overlap;
 
 impl ModelBuilder {
     /// Sets which operations of the model are fused. Call on the root builder.

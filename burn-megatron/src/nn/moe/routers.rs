@@ -74,7 +74,7 @@ impl Routers {
     }
 
     /// Ends a step: moves the expert biases by the load of all its micro-batches if it is `taken`. A
-    /// [`Trainer`](crate::train::Trainer) does it itself. Collective: call on all ranks of the pipeline stage, with
+    /// `Trainer` does it itself. Collective: call on all ranks of the pipeline stage, with
     /// the same `taken`, once all backwards of the step are done.
     ///
     /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.

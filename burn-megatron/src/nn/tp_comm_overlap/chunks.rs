@@ -2,9 +2,9 @@
 
 use burn::tensor::{DType, Tensor};
 
+use super::num_splits::num_splits;
 use crate::collective::{Comm, invalid};
 use crate::mesh::{ParallelConfig, TpCommOverlap};
-use crate::plan::tp_comm_overlap::num_splits;
 
 /// The ranks of the tensor axis, and how their exchanges are split into chunks.
 #[derive(Clone, Debug)]

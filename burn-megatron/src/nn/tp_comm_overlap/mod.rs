@@ -13,5 +13,7 @@
 mod chunks;
 mod exchange;
 mod function;
+mod num_splits;
 
-pub use chunks::TpCommOverlapGroup;
+pub(crate) use chunks::TpCommOverlapGroup;
+pub use num_splits::{NumSplitsError, check, exposed, num_splits, refuses_fp8, sequence_multiple};

@@ -1,11 +1,11 @@
 //! The layers of a decoder.
 
 use super::super::profile::{
-    AttentionShape, Exchange, ExchangeKind, GroupPart, LayerProfile, Product, SavedTensor,
-    TrainingPass,
+    AttentionShape, Exchange, GroupPart, LayerProfile, Product, SavedTensor, TrainingPass,
 };
 use super::super::{BlockProfile, GridElements};
 use super::{Decoder, Experts, Share, experts};
+use crate::collective::ExchangeKind;
 use crate::mesh::{Axis, AxisSet, ContextExchange, Grid};
 use crate::nn::QkNorm;
 use crate::nn::context::ExchangeProblem;

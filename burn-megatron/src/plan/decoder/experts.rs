@@ -1,8 +1,9 @@
 //! The exchanges of the dispatchers of experts.
 
-use super::super::profile::{Exchange, ExchangeKind, GroupPart, TrainingPass};
+use super::super::profile::{Exchange, GroupPart, TrainingPass};
 use super::block::ELEMENT;
 use super::{Experts, Share};
+use crate::collective::ExchangeKind;
 use crate::mesh::{Axis, AxisSet, Grid};
 use crate::nn::moe::{DispatchProblem, DispatchVolume, DispatcherKind};
 

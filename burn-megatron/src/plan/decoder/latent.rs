@@ -1,9 +1,10 @@
 //! Latent attention of a decoder: see [`MultiLatentAttention`](crate::nn::MultiLatentAttention).
 
 use super::super::BlockProfile;
-use super::super::profile::{AttentionShape, ExchangeKind, TrainingPass};
+use super::super::profile::{AttentionShape, TrainingPass};
 use super::block::{ELEMENT, add, norm_bytes, product, save};
 use super::{Decoder, Share};
+use crate::collective::ExchangeKind;
 use crate::mesh::{Axis, Grid};
 
 const FORWARD: TrainingPass = TrainingPass::Forward;

@@ -2,9 +2,9 @@
 
 use super::super::link::sent_bytes;
 use super::super::model_profile::GridElements;
-use super::super::profile::ExchangeKind;
 use super::super::{AxisBytes, GroupLinks};
 use super::{DeviceRates, LayerSeconds};
+use crate::collective::ExchangeKind;
 use crate::data_parallel::DataParallelConfig;
 use crate::mesh::{Axis, Grid, ZeroStage};
 

@@ -2,10 +2,12 @@
 
 use super::super::hardware::{Hardware, HardwareError};
 use super::super::link::sent_bytes;
-use super::super::profile::{Exchange, ExchangeKind, LayerProfile, Product, TrainingPass};
-use super::super::{AxisBytes, MeshLinks, Recompute, tp_comm_overlap};
+use super::super::profile::{Exchange, LayerProfile, Product, TrainingPass};
+use super::super::{AxisBytes, MeshLinks, Recompute};
 use super::{PartSeconds, StepPart};
+use crate::collective::ExchangeKind;
 use crate::mesh::Axis;
+use crate::nn::tp_comm_overlap;
 
 /// The types of a run, as far as they decide its time.
 #[derive(Clone, Debug, PartialEq)]

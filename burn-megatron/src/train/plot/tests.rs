@@ -1,5 +1,5 @@
 use super::LossCurve;
-use crate::data::test_folder::TestFolder;
+use burn_megatron_test_support::TestFolder;
 
 /// A loss that falls from 5.5 to about 2.5, with noise that repeats.
 fn example(steps: usize) -> LossCurve {
@@ -173,7 +173,7 @@ fn a_long_run_keeps_its_ends_and_its_extremes_in_a_small_picture() {
 
 #[test]
 fn a_file_that_cannot_be_written_is_named() {
-    let folder = TestFolder::new("plot-file");
+    let folder = TestFolder::new();
     let path = folder.path().join("loss.svg");
     example(10).write_svg(&path).expect("writable");
     assert_eq!(

@@ -12,7 +12,7 @@ use burn_megatron::comm::{Engine, ParallelContext, Rank};
 use burn_megatron::device::DeviceKind;
 use burn_megatron::mesh::{ParallelConfig, TpCommOverlap};
 use burn_megatron::nn::{Activation, ModelBuilder, ParallelMlp, ParallelMlpConfig};
-use burn_megatron::plan::tp_comm_overlap;
+use burn_megatron::nn::tp_comm_overlap;
 use serde::Serialize;
 
 use super::super::args::OverlapArgs;

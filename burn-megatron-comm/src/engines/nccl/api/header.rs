@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::{env, fs};
 
-use burn_megatron_test_skip::skipped;
+use burn_megatron_test_support::skipped;
 
 use super::super::types::{NcclType, reduction};
 use super::*;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron_test_skip::{skipped, skipped_in_part};
+use burn_megatron_test_support::{skipped, skipped_in_part};
 use cudarc::driver::sys;
 use parking_lot::Mutex;
 

@@ -4,7 +4,7 @@ use std::env;
 use std::thread;
 use std::time::Duration;
 
-use burn_megatron_test_skip::{skipped, skipped_in_part};
+use burn_megatron_test_support::{skipped, skipped_in_part};
 
 use super::super::api::UniqueId;
 use super::super::library::{InitRequest, Library, LibraryError, Progress};

@@ -1,8 +1,8 @@
 //! Rows of whole examples from a file.
 
 use super::super::*;
-use crate::data::test_folder::TestFolder;
 use crate::data::{Batch, IGNORE};
+use burn_megatron_test_support::TestFolder;
 
 /// A file of plain examples, of 3 to 12 tokens, after an empty line.
 fn file(folder: &TestFolder, examples: usize) -> PathBuf {
@@ -50,7 +50,7 @@ fn documents(sample: &Sample) -> Vec<(Vec<i32>, Vec<i32>)> {
 
 #[test]
 fn rows_hold_whole_examples_and_every_one_once_per_epoch() {
-    let folder = TestFolder::new("chat-rows");
+    let folder = TestFolder::new();
     let path = file(&folder, 10_000);
     let mut read = 0;
     let data = ChatData::open(
@@ -159,7 +159,7 @@ fn rows_hold_whole_examples_and_every_one_once_per_epoch() {
 
 #[test]
 fn long_examples_are_counted_or_refused() {
-    let folder = TestFolder::new("chat-long");
+    let folder = TestFolder::new();
     let path = folder.path().join("chat.jsonl");
     let line = |prompt: usize, answer: usize| {
         let [prompt, answer] =

@@ -11,8 +11,8 @@ use super::super::{
     GptDataset, GptOptions, IndexCache, NpyArray, NpyType, SamplingError, SplitPart,
 };
 use crate::data::fixtures::open;
-use crate::data::test_folder::TestFolder;
 use crate::data::{DataError, Samples};
+use burn_megatron_test_support::TestFolder;
 
 fn description() -> Value {
     json!({"what": "numbers", "count": 3})
@@ -47,7 +47,7 @@ fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
 
 #[test]
 fn indices_are_built_once() {
-    let folder = TestFolder::new("cache-once");
+    let folder = TestFolder::new();
     let (cache, built) = (
         IndexCache::new(&folder.path().join("new/cache")),
         AtomicUsize::new(0),
@@ -66,7 +66,7 @@ fn indices_are_built_once() {
 
 #[test]
 fn one_of_many_builds_and_the_others_wait() {
-    let folder = TestFolder::new("cache-many");
+    let folder = TestFolder::new();
     let (cache, built) = (IndexCache::new(folder.path()), AtomicUsize::new(0));
     let together = Barrier::new(8);
     thread::scope(|scope| {
@@ -86,7 +86,7 @@ fn one_of_many_builds_and_the_others_wait() {
 
 #[test]
 fn what_is_broken_is_built_again() {
-    let folder = TestFolder::new("cache-broken");
+    let folder = TestFolder::new();
     let (cache, built) = (IndexCache::new(folder.path()), AtomicUsize::new(0));
     let get = || check(&cache.arrays(&description(), || build(&built)).unwrap());
     get();
@@ -134,7 +134,7 @@ fn flip(path: &Path, at: usize) {
 
 #[test]
 fn the_wait_for_another_ends_and_names_it() {
-    let folder = TestFolder::new("cache-held");
+    let folder = TestFolder::new();
     let cache = IndexCache::new(folder.path()).with_wait(Duration::from_millis(100));
     let built = AtomicUsize::new(0);
     let taken = cache.arrays(&description(), || {
@@ -154,7 +154,7 @@ fn the_wait_for_another_ends_and_names_it() {
 
 #[test]
 fn one_that_fails_leaves_nothing_and_the_next_can() {
-    let folder = TestFolder::new("cache-fails");
+    let folder = TestFolder::new();
     let (cache, built) = (IndexCache::new(folder.path()), AtomicUsize::new(0));
     let failed = cache.arrays(&description(), || Err(SamplingError::Seed(1 << 40).into()));
     assert!(matches!(failed, Err(DataError::Sampling(_))));
@@ -164,7 +164,7 @@ fn one_that_fails_leaves_nothing_and_the_next_can() {
 #[cfg(unix)]
 #[test]
 fn a_folder_that_cannot_be_is_named() {
-    let folder = TestFolder::new("cache-file");
+    let folder = TestFolder::new();
     folder.write("file", "");
     let cache = IndexCache::new(&folder.path().join("file"));
     let error = cache
@@ -176,7 +176,7 @@ fn a_folder_that_cannot_be_is_named() {
 
 #[test]
 fn a_data_set_out_of_the_cache_is_the_same() {
-    let folder = TestFolder::new("cache-dataset");
+    let folder = TestFolder::new();
     let cache = IndexCache::new(folder.path());
     let dataset = |seed, cache| {
         let (split, options) = ("8,2".parse().unwrap(), GptOptions::new(16, seed));
@@ -209,7 +209,7 @@ fn a_data_set_out_of_the_cache_is_the_same() {
 /// Written by NumPy 2: `numpy.save` of `arange(6, dtype=int32).reshape(3, 2)` and of `array([1], dtype=uint32)`.
 #[test]
 fn the_files_are_those_of_numpy() {
-    let folder = TestFolder::new("cache-npy");
+    let folder = TestFolder::new();
     let numpy = |dict: &str, numbers: &[u8]| {
         let mut bytes = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
         bytes.extend(format!("{dict:<117}\n").into_bytes());

@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use super::{Epochs, FiniteSamples, GptDataset, GptOptions, RandomState, Split, SplitPart};
 use crate::data::fixtures::{cases, of, open, written};
-use crate::data::test_folder::TestFolder;
 use crate::data::{IGNORE, Sample, Samples};
+use burn_megatron_test_support::TestFolder;
 
 mod cache;
 
@@ -146,8 +146,8 @@ fn all() -> Split {
 }
 
 /// A data set over documents of these lengths.
-fn over(test: &str, lengths: &[usize], samples: Option<u64>, options: &GptOptions) -> GptDataset {
-    let folder = TestFolder::new(test);
+fn over(lengths: &[usize], samples: Option<u64>, options: &GptOptions) -> GptDataset {
+    let folder = TestFolder::new();
     let file = written(&folder, "x", lengths);
     GptDataset::new(file, &all(), SplitPart::Train, samples, options, None).unwrap()
 }
@@ -156,7 +156,7 @@ fn over(test: &str, lengths: &[usize], samples: Option<u64>, options: &GptOption
 fn every_token_is_a_target_once_in_an_epoch() {
     let lengths: Vec<usize> = (0..97).map(|x| x * 31 % 23).collect();
     let total: usize = lengths.iter().sum();
-    let dataset = over("gpt-once", &lengths, None, &options(7));
+    let dataset = over(&lengths, None, &options(7));
     assert_eq!(dataset.count() as usize, (total - 1) / 7);
     let mut seen = vec![0; total];
     for number in 0..dataset.count() {
@@ -172,7 +172,7 @@ fn every_token_is_a_target_once_in_an_epoch() {
 #[test]
 fn a_sample_is_a_function_of_its_number() {
     let lengths = [13; 20];
-    let whole = over("gpt-number", &lengths, Some(64), &options(8));
+    let whole = over(&lengths, Some(64), &options(8));
     // Any number of ranks, from any sample on.
     for ranks in [1, 2, 4] {
         for first in [0, 16, 40] {
@@ -196,7 +196,7 @@ fn a_sample_is_a_function_of_its_number() {
 
 #[test]
 fn what_does_not_suffice_is_refused() {
-    let folder = TestFolder::new("gpt-refused");
+    let folder = TestFolder::new();
     let file = written(&folder, "x", &[5, 5, 5]);
     let with = |split: &str, part, options: &GptOptions| {
         let split = split.parse().unwrap();
@@ -239,9 +239,9 @@ fn a_token_beyond_the_vocabulary_is_found() {
         vocabulary: Some(vocabulary),
         ..options(4)
     };
-    let dataset = over("gpt-fits", &[9], None, &with(9));
+    let dataset = over(&[9], None, &with(9));
     assert!((0..2).all(|number| dataset.sample(number).is_ok()));
-    let dataset = over("gpt-beyond", &[9], None, &with(8));
+    let dataset = over(&[9], None, &with(8));
     let errors: Vec<_> = (0..2)
         .filter_map(|number| dataset.sample(number).err())
         .map(|error| error.to_string())
@@ -256,7 +256,7 @@ fn a_token_beyond_the_vocabulary_is_found() {
 
 #[test]
 fn what_is_filled_up_has_no_loss() {
-    let folder = TestFolder::new("gpt-filled");
+    let folder = TestFolder::new();
     let file = written(&folder, "x", &[3, 3]);
     let options = GptOptions {
         drop_last: false,

@@ -1,0 +1,37 @@
+//! A temporary folder for a test.
+
+use std::fs;
+use std::path::Path;
+
+use tempfile::TempDir;
+
+/// A new, empty folder in the system's temporary folder; removed on drop.
+pub struct TestFolder(TempDir);
+
+impl TestFolder {
+    /// Makes the folder.
+    ///
+    /// # Panics
+    ///
+    /// If the temporary folder of the system is not writable.
+    #[expect(clippy::new_without_default, reason = "it makes a folder")]
+    pub fn new() -> Self {
+        Self(tempfile::tempdir().expect("the temporary folder is writable"))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Writes a file, and creates its folders.
+    ///
+    /// # Panics
+    ///
+    /// If that fails.
+    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        let path = self.0.path().join(name);
+        fs::create_dir_all(path.parent().expect("a file has a parent")).expect("writable");
+        fs::write(path, content).expect("writable");
+    }
+}
