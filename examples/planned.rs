@@ -7,7 +7,7 @@ use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::RecomputeConfig;
 use burn_megatron::nn::fp8::Fp8Config;
-use burn_megatron::plan::memory::{MemoryRequest, plan_memory};
+use burn_megatron_plan::memory::{MemoryRequest, plan_memory};
 
 /// Plans the memory of every pipeline rank of a model, in each type.
 pub fn in_each_type(config: &impl ModelConfig, recompute: &RecomputeConfig) {

@@ -14,7 +14,7 @@ use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::optim::ParallelOptimizer;
 use burn_megatron::regular_file::is_there;
-use burn_megatron::train::{SaveConfig, Saver, load_module};
+use burn_megatron_train::{SaveConfig, Saver, load_module};
 use serde_json::json;
 
 use crate::error::LearnerError;

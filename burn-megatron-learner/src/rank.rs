@@ -13,7 +13,7 @@ use burn_megatron::data_parallel::{DistributedDataParallel, ZeroStage};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ParallelModule;
 use burn_megatron::optim::{LossScaler, StepCount, global_norm};
-use burn_megatron::train::Saver;
+use burn_megatron_train::Saver;
 use parking_lot::Mutex;
 
 use crate::batches::{Announced, Announcement, Batch, Batches};

@@ -1,7 +1,7 @@
 #![doc = "Large-model training for Burn users: what Megatron-LM is to PyTorch."]
 //!
 //! A user brings a Burn module and a layout; the library runs it on many ranks, and checks on a laptop that
-//! the layout computes what one rank computes ([`verify`]). There is no global state: a
+//! the layout computes what one rank computes (`burn_megatron_verify`). There is no global state: a
 //! [`ParallelContext`](comm::ParallelContext) handle holds the process groups of a rank, and a
 //! [`ModelBuilder`](nn::ModelBuilder) builds the rank's part of a model.
 //!
@@ -12,6 +12,7 @@
 //! | [`mesh`] | sizes, coordinates and groups of ranks; pure values |
 //! | [`comm`] | collectives between ranks, which are threads or processes |
 //! | [`collective`] | differentiable collectives on tensors |
+//! | [`fingerprint`] | 64-bit fingerprints of what a step computes, to compare two runs of it |
 //! | [`host_link`] | what is transferred between a device and its host, and a simulation of its times |
 //! | [`choice`] | selection of fused kernels |
 //! | [`nn`] | parallel layers, and the parameter table |
@@ -20,12 +21,6 @@
 //! | [`optim`] | sharded AdamW, gradient norm and clipping |
 //! | [`checkpoint`] | checkpoints that load in any layout |
 //! | [`model`] | what a model implements, and the pipeline stages of its configuration |
-//! | [`tokenizer`] | text to tokens and back |
-//! | [`generate`] | text generation |
-//! | [`data`] | token data sets and their sampling, independent of the layout |
-//! | [`train`] | training loop, metrics and run folder |
-//! | [`verify`] | check that a layout computes what one rank computes |
-//! | [`memory_report`] | the memory of a step of any module, and what grows |
 //! | [`regular_file`] | opens files, with an error for a pipe, a device or a folder |
 //! | [`bounded`] | reading of whole files, up to a size |
 //! | [`partial`] | files and folders that are being written, and their clean-up after a crash |
@@ -36,8 +31,7 @@
 //!
 //! Burn's features are forwarded by name: `cuda`, `wgpu`, `fusion`, `tracing`. The CPU (Burn's Flex) is
 //! always available; no GPU is enabled by default. `mpi` runs ranks as processes over the MPI library of the
-//! system; building it needs the compiler wrapper `mpicc` and libclang. `tokenizers`, the one that is on by default,
-//! reads a `tokenizer.json` and chat templates; without it text is read byte by byte.
+//! system; building it needs the compiler wrapper `mpicc` and libclang.
 //!
 //! # Example
 //!
@@ -65,41 +59,32 @@ pub mod bounded;
 pub mod checkpoint;
 pub mod choice;
 pub mod collective;
-pub mod data;
 pub mod data_parallel;
 pub mod device;
-mod fingerprint;
-pub mod generate;
+pub mod fingerprint;
 mod glob;
 pub mod host_link;
-pub mod memory_report;
 pub mod model;
 pub mod nn;
 pub mod optim;
 pub mod partial;
 pub mod pipeline;
-pub mod plan;
 pub mod regular_file;
 pub mod table;
 #[cfg(test)]
 mod testing;
-pub mod tokenizer;
-pub mod train;
-pub mod verify;
 
-/// The items that most programs need.
+/// The items that most programs need; that of `burn-megatron-train` has these and the trainer.
 pub mod prelude {
     pub use crate::comm::{Communicator, ParallelContext, Rank, World};
-    pub use crate::data::TextData;
     pub use crate::data_parallel::DistributedDataParallel;
     pub use crate::mesh::{Axis, Grid, Mesh, ParallelConfig};
+    pub use crate::model::{LanguageModel, ModelConfig};
     pub use crate::nn::{
         ColumnParallelLinear, ColumnParallelLinearConfig, ModelBuilder, ParallelModule,
         RowParallelLinear, RowParallelLinearConfig,
     };
     pub use crate::optim::{AdamWConfig, OptimizerConfig, ParallelAdamW};
-    pub use crate::train::{LanguageModel, ModelConfig, NoopObserver, TrainConfig, Trainer};
-    pub use crate::verify::{Layout, verify};
 
     /// Any error of a rank or of a program.
     pub type AnyError = Box<dyn std::error::Error + Send + Sync>;

@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use burn_megatron::comm::WorldError;
 use burn_megatron::device::failure;
 use burn_megatron::model::ModelConfig;
-use burn_megatron::train::{ReplayError, TrainError, Verdict};
 use burn_megatron_models::hf::HfFamily;
+use burn_megatron_train::{ReplayError, TrainError, Verdict};
 use clap::{CommandFactory, FromArgMatches};
 
 use crate::cli::{BenchCommand, Cli, Command};

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
-use burn_megatron::tokenizer::{BYTES, Tokenizer};
+use burn_megatron_data::tokenizer::{BYTES, Tokenizer};
 use burn_megatron_models::hf::peft::{base_model, is_peft_folder};
 use burn_megatron_models::hf::{SpecialTokenIds, companion_files, is_hf_folder, stored_hf_files};
 use serde_json::Value;
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_run_of_its_own_has_the_tokenizer_of_its_data() {
-        let folder = format!("{FIXTURES}/burn-megatron/tests/fixtures/tokenizer/byte_bpe");
+        let folder = format!("{FIXTURES}/burn-megatron-data/tests/fixtures/tokenizer/byte_bpe");
         let expected = Tokenizer::open(folder.as_ref()).unwrap();
         for tokenizer in [folder.clone(), format!("{folder}/tokenizer.json")] {
             let found = of(&format!("tokenizer = '{tokenizer}'"), "").unwrap();
@@ -245,8 +245,8 @@ mod tests {
             "{error}"
         );
         // A different tokenizer replaces all files of the loaded tokenizer. The template of the data replaces its template.
-        let bpe = format!("{FIXTURES}/burn-megatron/tests/fixtures/tokenizer/byte_bpe");
-        let template = format!("{FIXTURES}/burn-megatron/tests/fixtures/chat/chatml.jinja");
+        let bpe = format!("{FIXTURES}/burn-megatron-data/tests/fixtures/tokenizer/byte_bpe");
+        let template = format!("{FIXTURES}/burn-megatron-data/tests/fixtures/chat/chatml.jinja");
         let data =
             format!("tokenizer = '{bpe}'\nchat = {{ files = ['x'], template = '{template}' }}");
         let found = of(&data, "").unwrap();

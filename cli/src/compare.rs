@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use burn_megatron::bounded;
-use burn_megatron::train::metrics::{MetricsRecord, oldest_version, read_metrics};
-use burn_megatron::train::plot::{LossComparison, LossCurve};
-use burn_megatron::train::run_folder::RunFolder;
+use burn_megatron_train::metrics::{MetricsRecord, oldest_version, read_metrics};
+use burn_megatron_train::plot::{LossComparison, LossCurve};
+use burn_megatron_train::run_folder::RunFolder;
 use clap::Args;
 
 use crate::error::Error;

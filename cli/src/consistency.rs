@@ -4,7 +4,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use burn_megatron::comm::{Communicator, all_gather_bytes};
-use burn_megatron::data::Dataset;
+use burn_megatron_data::Dataset;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -85,7 +85,7 @@ fn difference(first: &RankInputs, rank: usize, other: &RankInputs) -> Option<Str
 mod tests {
     use super::*;
     use burn_megatron::comm::World;
-    use burn_megatron::data::TextData;
+    use burn_megatron_data::TextData;
 
     fn failure(change: impl Fn(&mut Recipe) + Sync, data: [&str; 2]) -> Option<String> {
         let texts = data.map(|path| TextData::open(path.as_ref()).unwrap());

@@ -3,15 +3,15 @@
 use std::path::Path;
 
 use burn_megatron::checkpoint::{CheckpointFolder, InactiveCheckpoint};
-use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::layout::BufferLayout;
 use burn_megatron::data_parallel::{
     DataParallelConfig, Moments, OffloadPlan, Precision, ZeroStage, format_bytes,
 };
 use burn_megatron::device::DeviceKind;
 use burn_megatron::nn::lora::LoraConfig;
-use burn_megatron::train::SequenceWarmup;
-use burn_megatron::train::run_folder::RunFolder;
+use burn_megatron_data::Dataset;
+use burn_megatron_train::SequenceWarmup;
+use burn_megatron_train::run_folder::RunFolder;
 use indicatif::HumanBytes;
 
 use crate::error::Error;

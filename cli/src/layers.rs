@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use burn_megatron::train::TrainConfig;
+use burn_megatron_train::TrainConfig;
 use serde::Serialize;
 use toml::{Table, Value};
 

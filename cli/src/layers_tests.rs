@@ -325,7 +325,7 @@ fn adapters_that_are_loaded_keep_their_settings() {
 
 #[test]
 fn the_vocabulary_is_that_of_the_tokenizer() {
-    let tokenizer = "/../burn-megatron/tests/fixtures/tokenizer/byte_bpe";
+    let tokenizer = "/../burn-megatron-data/tests/fixtures/tokenizer/byte_bpe";
     let flags = format!("--tokenizer {}{tokenizer}", env!("CARGO_MANIFEST_DIR"));
     assert_eq!(recipe(&flags).model.vocabulary(), 400);
     let given = recipe(&format!("{flags} --set model.vocabulary=512"));

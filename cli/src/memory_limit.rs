@@ -8,9 +8,9 @@ use burn_megatron::data_parallel::{ZeroStage, format_bytes};
 use burn_megatron::device::DeviceKind;
 use burn_megatron::kernels::record::ShapeSettings;
 use burn_megatron::mesh::{ContextSplit, Mesh};
-use burn_megatron::plan::Recompute;
-use burn_megatron::plan::memory::{MemoryByKind, MemoryReport, MemoryRequest, RankProfiles};
 use burn_megatron::table::Table;
+use burn_megatron_plan::Recompute;
+use burn_megatron_plan::memory::{MemoryByKind, MemoryReport, MemoryRequest, RankProfiles};
 
 use crate::byte_size::ByteSize;
 use crate::error::Error;

@@ -208,7 +208,7 @@ mod tests {
         let mut recipe =
             crate::recipe::parsed("[lora]\nrank = 8\n[fp8]\nrecipe = 'delayed'").unwrap();
         recipe.sample.prompt = "two\nlines # and '''quotes''' \"".into();
-        recipe.train.batch_warmup = vec![burn_megatron::train::BatchWarmup {
+        recipe.train.batch_warmup = vec![burn_megatron_train::BatchWarmup {
             until_step: 3,
             global_batch_size: 8,
         }];

@@ -1,10 +1,10 @@
 //! The parallel layout of a recipe: its mesh, schedule and stages, checked before a model is built.
 
 use burn_megatron::mesh::{Axis, ContextSplit, Mesh, ParallelConfig, split_evenly};
+use burn_megatron::nn::tp_comm_overlap;
 use burn_megatron::pipeline::schedule::{ActionKind, Schedule};
 use burn_megatron::pipeline::split::StageLayout;
 use burn_megatron::pipeline::{schedule_of, stages_of};
-use burn_megatron::nn::tp_comm_overlap;
 
 use crate::error::Error;
 use crate::recipe::Recipe;

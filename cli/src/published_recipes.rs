@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
-use burn_megatron::plan::fit;
-use burn_megatron::plan::hardware::Hardware;
+use burn_megatron_plan::fit;
+use burn_megatron_plan::hardware::Hardware;
 
 use crate::estimate::RankEstimates;
 use crate::memory_limit;

@@ -12,13 +12,14 @@ use burn_megatron::comm::{
     Communicator, ParallelContext, Rank, ReduceOp, all_gather_bytes, broadcast_bytes,
     broadcast_when_ready,
 };
-use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::{ZeroStage, format_bytes};
 use burn_megatron::device::{DeviceKind, check_results};
 use burn_megatron::pipeline::trace::TraceEvent;
-use burn_megatron::tokenizer::Tokenizer;
-use burn_megatron::train::run_folder::{CHECKPOINTS, RunFolder};
-use burn_megatron::train::{GenerateConfig, SaveConfig, Saver, TrainOutcome};
+use burn_megatron_data::Dataset;
+use burn_megatron_data::tokenizer::Tokenizer;
+use burn_megatron_generate::GenerateConfig;
+use burn_megatron_train::run_folder::{CHECKPOINTS, RunFolder};
+use burn_megatron_train::{SaveConfig, Saver, TrainOutcome};
 
 use crate::determinism::{self, Pinned};
 use crate::engines::print_engines;

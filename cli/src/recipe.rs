@@ -9,7 +9,8 @@ use burn_megatron::data_parallel::DataParallelConfig;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::lora::LoraConfig;
-use burn_megatron::train::{GenerateConfig, TrainConfig};
+use burn_megatron_generate::GenerateConfig;
+use burn_megatron_train::TrainConfig;
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Table;
 

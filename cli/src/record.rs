@@ -5,12 +5,12 @@ use std::path::PathBuf;
 
 use burn_megatron::nn::fp8::Fp8;
 use burn_megatron::regular_file::is_there;
-use burn_megatron::train::metrics::{
+use burn_megatron_train::metrics::{
     HeldOutMetrics, MetricsLog, SaveTiming, SkipReason, StepMetrics, StepTiming, TimingsLog,
 };
-use burn_megatron::train::progress::Progress;
-use burn_megatron::train::run_folder::RunFolder;
-use burn_megatron::train::{ExpertMetrics, Observer, ObserverError, SavedCheckpoint};
+use burn_megatron_train::progress::Progress;
+use burn_megatron_train::run_folder::RunFolder;
+use burn_megatron_train::{ExpertMetrics, Observer, ObserverError, SavedCheckpoint};
 
 use crate::error::Error;
 use crate::recipe::Recipe;

@@ -1,8 +1,8 @@
 //! Checks that a resumed run has the settings of the run that was saved, but for those that may differ.
 
 use burn_megatron::checkpoint::Checkpoint;
-use burn_megatron::data::Dataset;
-use burn_megatron::tokenizer::BYTES;
+use burn_megatron_data::Dataset;
+use burn_megatron_data::tokenizer::BYTES;
 use serde_json::{Map, Value};
 use toml::Table;
 

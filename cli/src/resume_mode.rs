@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf, absolute};
 
 use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::regular_file::is_there;
-use burn_megatron::train::run_folder::CHECKPOINTS;
+use burn_megatron_train::run_folder::CHECKPOINTS;
 
 use crate::error::Error;
 use crate::family::Families;

@@ -86,7 +86,7 @@ pub fn run(args: &ScheduleArgs) -> Result<ExitCode, Error> {
     let columns = args.columns.unwrap_or_else(terminal::columns);
     println!("{}", terminal::wrapped(&simulation.table(columns)));
     if let Some(path) = &args.svg {
-        simulation.write_svg(path)?;
+        burn_megatron_plot::write(path, &burn_megatron_plot::schedule_chart(&simulation)?)?;
         println!("chart written to {}", path.display());
     }
     if let Some(path) = &args.csv {

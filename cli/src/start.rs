@@ -9,13 +9,13 @@ use burn_megatron::checkpoint::{
     Checkpoint, CheckpointError, CheckpointFolder, LOCK, NewestCheckpoint, SkippedCheckpoint,
     TensorSource, UnusableReason, check_output,
 };
-use burn_megatron::data::Dataset;
 use burn_megatron::partial::is_staged;
 use burn_megatron::regular_file::is_there;
-use burn_megatron::train::metrics::{MetricsRecord, last_saved_step, read_metrics};
-use burn_megatron::train::run_folder::RunFolder;
+use burn_megatron_data::Dataset;
 use burn_megatron_models::hf::is_hf_folder;
 use burn_megatron_models::hf::peft::is_peft_folder;
+use burn_megatron_train::metrics::{MetricsRecord, last_saved_step, read_metrics};
+use burn_megatron_train::run_folder::RunFolder;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 

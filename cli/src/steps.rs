@@ -1,7 +1,7 @@
 //! The settings that follow from the number of steps of a run.
 
-use burn_megatron::train::TrainConfig;
-use burn_megatron::train::schedule::LrStyle;
+use burn_megatron_train::TrainConfig;
+use burn_megatron_train::schedule::LrStyle;
 
 /// Keys of `[train]` that follow another one where a recipe leaves them out, and that one.
 pub const ADAPTED: [(&str, &str); 5] = [
@@ -45,8 +45,8 @@ pub fn scaled(train: &TrainConfig, steps: usize) -> TrainConfig {
 
 #[cfg(test)]
 mod tests {
-    use burn_megatron::train::schedule::WsdTail;
-    use burn_megatron::train::{BatchWarmup, SequenceWarmup};
+    use burn_megatron_train::schedule::WsdTail;
+    use burn_megatron_train::{BatchWarmup, SequenceWarmup};
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use burn_megatron::train::metrics::{MetricsRecord, read_metrics};
+use burn_megatron_train::metrics::{MetricsRecord, read_metrics};
 
 pub fn fixture(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/earlier");

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use burn::tensor::{DType, TensorData};
 use burn_megatron::checkpoint::{Checkpoint, ElementType, TensorSlice, TensorSource};
-use burn_megatron::data::indexed::{IndexedDatasetBuilder, TokenType};
+use burn_megatron_data::indexed::{IndexedDatasetBuilder, TokenType};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_models::hf::HfFolder;
 use burn_megatron_models::hf::peft::PeftAdapter;

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 const TOKENIZER: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
-    "/../burn-megatron/tests/fixtures/tokenizer/byte_bpe"
+    "/../burn-megatron-data/tests/fixtures/tokenizer/byte_bpe"
 );
 
 /// Of the tokenizer.

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use burn_megatron::verify::faults::find_published;
+use burn_megatron_verify::faults::find_published;
 
 fn verify(flag: &str, folder: Option<&Path>) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));

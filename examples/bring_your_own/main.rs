@@ -15,12 +15,12 @@ use std::error::Error;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_megatron::comm::{ParallelContext, World};
-use burn_megatron::data::{DataError, Sample, Samples};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::ModelConfig;
-use burn_megatron::train::schedule::LrStyle;
-use burn_megatron::train::{NoopObserver, TrainConfig, Trainer};
-use burn_megatron::verify::{Layout, ModelSubject, VerifyOptions, verify};
+use burn_megatron_data::{DataError, Sample, Samples};
+use burn_megatron_train::schedule::LrStyle;
+use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
+use burn_megatron_verify::{Layout, ModelSubject, VerifyOptions, verify};
 
 use config::GptConfig;
 use plain::Gpt;

@@ -5,7 +5,6 @@
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use burn_megatron::collective::{self, Comm}; //*
-use burn_megatron::data::IGNORE; //*
 use burn_megatron::model::{
     LanguageModel, RecomputePrefix, StageBuilder, StageLayers, Tokens, on_stage,
 }; //*
@@ -15,7 +14,8 @@ use burn_megatron::nn::{
     Norm, NormConfig, NormKind, OutputLayer, OutputLayerConfig, ParallelAttention,
     ParallelAttentionConfig, RowParallelLinear, RowParallelLinearConfig, VocabParallelCrossEntropy,
     VocabParallelEmbedding, VocabParallelEmbeddingConfig, Vocabulary,
-}; //*
+};
+use burn_megatron_data::IGNORE; //* //*
 
 use crate::config::GptConfig;
 

@@ -6,11 +6,11 @@ use burn::nn::conv::{Conv1d, Conv1dConfig};
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{Int, Tensor};
-use burn_megatron::data::IGNORE;
 use burn_megatron::model::{
     LanguageModel, RecomputePrefix, StageBuilder, StageLayers, Tokens, on_stage,
 };
 use burn_megatron::nn::{BuildError, Losses, VocabParallelCrossEntropy, Vocabulary, recompute};
+use burn_megatron_data::IGNORE;
 
 use crate::config::ConvLmConfig;
 

@@ -2,7 +2,7 @@
 
 use burn_megatron::kernels::rope::RopeConfig;
 use burn_megatron::nn::{Activation, BuildError, NormConfig, NormKind, QkNorm};
-use burn_megatron::plan::decoder::{Decoder, Experts};
+use burn_megatron_plan::decoder::{Decoder, Experts};
 use serde::{Deserialize, Serialize};
 
 use crate::layers::qk_norm_setting;

@@ -1,7 +1,7 @@
 use super::*;
 use burn::tensor::{DType, Device};
 use burn_megatron::choice::{KernelChoice, KernelChoices, Operation};
-use burn_megatron::train::ModelConfig;
+use burn_megatron::model::ModelConfig;
 
 fn error(change: impl FnOnce(&mut TransformerConfig), tensor: usize) -> String {
     let mut config = TransformerConfig::llama();

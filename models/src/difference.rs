@@ -52,7 +52,7 @@ pub(crate) fn plain(model: &TransformerConfig) -> TransformerConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn_megatron::train::ModelConfig;
+    use burn_megatron::model::ModelConfig;
 
     fn named(a: &TransformerConfig, b: &TransformerConfig) -> Vec<String> {
         let found = a.differences(b).into_iter();

@@ -29,9 +29,6 @@ pub use positions::Positions;
 pub use scaling::RotaryScaling;
 pub use transformer::Transformer;
 
-/// A transformer to verify.
-pub type TransformerSubject = burn_megatron::verify::ModelSubject<TransformerConfig>;
-
 /// Compiles the examples of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]

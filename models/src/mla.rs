@@ -1,7 +1,7 @@
 //! The latent attention of a transformer.
 
 use burn_megatron::nn::{BuildError, MultiLatentAttentionConfig};
-use burn_megatron::plan::decoder::LatentWidths;
+use burn_megatron_plan::decoder::LatentWidths;
 use serde::{Deserialize, Serialize};
 
 use crate::config::refused;

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::moe::{RouterLoss, RouterLossKind};
-use burn_megatron::verify::{
+use burn_megatron_verify::{
     Layout, ModelSubject, Observation, VerifyOptions, observe_layout, verify,
 };
 

@@ -23,7 +23,7 @@ use crate::{Block, Positions, TransformerConfig};
 /// and from `h'`, through the output layer of the model, the loss of the token after that. Training minimises the loss of the
 /// model plus `loss_scaling_factor / layers` times the sum over these depths, each a sum over tokens divided by the number of
 /// the tokens of the model's own loss (equation 24). Generation runs the first module to draft tokens, if it is told to
-/// ([`GenerateConfig::speculative`](burn_megatron::generate::GenerateConfig)), and otherwise none.
+/// (`GenerateConfig::speculative`), and otherwise none.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MtpConfig {

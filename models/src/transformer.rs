@@ -8,6 +8,7 @@ use burn_megatron::kernels::record;
 use burn_megatron::kernels::rope::{RopeConfig, RopeTable};
 use burn_megatron::kernels::soft_cap::soft_cap;
 use burn_megatron::model::{CachedAttention, StageBuilder, StageLayers, StageRun, on_stage};
+use burn_megatron::model::{LanguageModel, Tokens};
 use burn_megatron::nn::hook::with_anchor;
 use burn_megatron::nn::moe::{MoeForward, RoutedTokens, RouterStep};
 use burn_megatron::nn::{
@@ -16,7 +17,6 @@ use burn_megatron::nn::{
     OutputLayer, OutputLayerConfig, Residual, SEQUENCE_DIM, SummedLosses,
     VocabParallelCrossEntropy, VocabParallelEmbedding, VocabParallelEmbeddingConfig, Vocabulary,
 };
-use burn_megatron::train::{LanguageModel, Tokens};
 
 use crate::mtp::{self, MtpLayer, MtpRows};
 use crate::{Block, Positions, TransformerConfig};

@@ -30,12 +30,12 @@ use std::time::Instant;
 use burn::optim::{AdamWConfig as BurnAdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_megatron::comm::{ParallelContext, World};
-use burn_megatron::data::{Samples, TextData, TextSamples};
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::Activation;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
-use burn_megatron::train::{LanguageModel, ModelConfig};
+use burn_megatron_data::{Samples, TextData, TextSamples};
 use burn_megatron_models::TransformerConfig;
 
 type AnyError = Box<dyn Error + Send + Sync>;

@@ -16,9 +16,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
-use burn_megatron::data::Samples;
-use burn_megatron::data::gpt::{GptDataset, GptOptions, IndexCache, SplitPart};
-use burn_megatron::data::indexed::{IndexedDataset, IndexedDatasetBuilder, TokenType};
+use burn_megatron_data::Samples;
+use burn_megatron_data::gpt::{GptDataset, GptOptions, IndexCache, SplitPart};
+use burn_megatron_data::indexed::{IndexedDataset, IndexedDatasetBuilder, TokenType};
 
 type AnyError = Box<dyn Error + Send + Sync>;
 

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_megatron::comm::{Rank, World};
-use burn_megatron::memory_report::heap::is_counted;
+use burn_megatron_verify::memory_report::heap::is_counted;
 
 /// An error of a rank.
 pub type RankError = Box<dyn std::error::Error + Send + Sync>;
@@ -31,7 +31,7 @@ pub fn on_ranks<T: Send>(
 }
 
 /// An allocator that counts allocated bytes by the thread that allocated them, wherever they are freed. For
-/// An allocator for `#[global_allocator]`. Like [`HeapCounter`](burn_megatron::memory_report::HeapCounter), it does not
+/// An allocator for `#[global_allocator]`. Like [`HeapCounter`](burn_megatron_verify::memory_report::HeapCounter), it does not
 /// count the buffers in which matrices are packed.
 pub struct CountingAllocator<A = System>(pub A);
 

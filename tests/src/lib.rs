@@ -24,9 +24,10 @@ use burn_megatron::choice::KernelChoices;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::moe::ScoreFunction;
 use burn_megatron::nn::{Activation, NormKind, QkNorm};
-use burn_megatron_models::{
-    MoeConfig, Positions, RotaryScaling, TransformerConfig, TransformerSubject,
-};
+use burn_megatron_models::{MoeConfig, Positions, RotaryScaling, TransformerConfig};
+
+/// A transformer to verify.
+pub type TransformerSubject = burn_megatron_verify::ModelSubject<TransformerConfig>;
 
 /// A small GPT with dropout and a vocabulary that must be padded.
 pub fn small_gpt() -> TransformerSubject {

@@ -8,17 +8,16 @@ use std::{fs, io};
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, World};
-use burn_megatron::data::TextData;
 use burn_megatron::data_parallel::Precision;
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::optim::{LossScale, LossScaleConfig};
-use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{
-    ModelConfig, Observer, ObserverError, SaveConfig, Saver, TrainConfig, Trainer,
-};
-use burn_megatron::verify::Layout;
+use burn_megatron_data::TextData;
 use burn_megatron_models::{MoeConfig, TransformerConfig};
+use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron_train::{Observer, ObserverError, SaveConfig, Saver, TrainConfig, Trainer};
+use burn_megatron_verify::Layout;
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 

@@ -3,7 +3,8 @@
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use burn_megatron::model::RecomputePrefix;
-use burn_megatron::train::{LanguageModel, Losses, Tokens};
+use burn_megatron::model::{LanguageModel, Tokens};
+use burn_megatron::nn::Losses;
 use burn_megatron_models::Transformer;
 
 /// A transformer without a cache of keys and values.

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::data::Samples;
 use burn_megatron::data_parallel::{
     DataParallelConfig, DataParallelError, DistributedDataParallel,
 };
 use burn_megatron::nn::{BuildError, ParallelModule, ParameterEntry};
-use burn_megatron::verify::{Layout, Rounding, Subject};
+use burn_megatron_data::Samples;
+use burn_megatron_verify::{Layout, Rounding, Subject};
 
 /// A subject with other entries in its parameter table, or other groups in its layers or its data-parallel wrapper.
 pub struct Tampered<S> {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn_megatron::data::TextData;
+use burn_megatron_data::TextData;
 
 /// A folder with twelve files of text that is easy to learn; removed when dropped.
 pub struct Text(PathBuf);

@@ -1,6 +1,6 @@
 //! Tolerances for runs that differ only by the order of sums.
 
-use burn_megatron::train::metrics::StepMetrics;
+use burn_megatron_train::metrics::StepMetrics;
 
 /// The relative tolerance of losses and gradient norms: 16 ulp of f32, of which one or two occur on any
 /// processor.

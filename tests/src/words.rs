@@ -1,6 +1,6 @@
 //! A tokenizer of words.
 
-use burn_megatron::tokenizer::Tokenizer;
+use burn_megatron_data::tokenizer::Tokenizer;
 
 /// A tokenizer of the words `w1` to `w20`, which are the tokens 1 to 20; 0 ends texts.
 ///

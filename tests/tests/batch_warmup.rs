@@ -2,13 +2,14 @@
 
 use burn::tensor::Device;
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::data::{DataError, Sample, Samples};
 use burn_megatron::optim::LossScale;
-use burn_megatron::train::metrics::StepMetrics;
-use burn_megatron::train::{BatchWarmup, NoopObserver, TrainConfig, Trainer};
-use burn_megatron::verify::{Subject, VerifyOptions, verify};
-use burn_megatron_models::{TransformerConfig, TransformerSubject};
+use burn_megatron_data::{DataError, Sample, Samples};
+use burn_megatron_models::TransformerConfig;
+use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::{small_gpt, without_dropout};
+use burn_megatron_train::metrics::StepMetrics;
+use burn_megatron_train::{BatchWarmup, NoopObserver, TrainConfig, Trainer};
+use burn_megatron_verify::{Subject, VerifyOptions, verify};
 
 /// The samples of a subject from number `first` on.
 struct LaterSamples {

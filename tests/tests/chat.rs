@@ -2,15 +2,15 @@
 
 use burn::tensor::{DType, Device};
 use burn_megatron::comm::{ParallelContext, World};
-use burn_megatron::data::{DataError, IGNORE, Sample, Samples};
 use burn_megatron::data_parallel::{Precision, ZeroStage};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
-use burn_megatron::train::metrics::{HeldOutMetrics, SkipReason, StepMetrics, StepTiming};
-use burn_megatron::train::{Observer, ObserverError, StepGradients, TrainConfig, Trainer};
+use burn_megatron_data::{DataError, IGNORE, Sample, Samples};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::small_llama;
+use burn_megatron_train::metrics::{HeldOutMetrics, SkipReason, StepMetrics, StepTiming};
+use burn_megatron_train::{Observer, ObserverError, StepGradients, TrainConfig, Trainer};
 
 const SEQ: usize = 8;
 

@@ -1,7 +1,7 @@
 //! `verify` finds faults of context parallelism that are planted in a small model.
 
-use burn_megatron::verify::faults::context::{ContextFault, ContextSubject};
-use burn_megatron::verify::{Comparison, VerifyOptions, verify};
+use burn_megatron_verify::faults::context::{ContextFault, ContextSubject};
+use burn_megatron_verify::{Comparison, VerifyOptions, verify};
 
 /// Asserts that the model passes without the fault, and that it fails with it in all columns of results.
 #[track_caller]

@@ -2,10 +2,10 @@
 
 use burn_megatron::mesh::{ContextExchange, ContextSplit, ParallelConfig};
 use burn_megatron::nn::moe::{RouterLoss, RouterLossKind};
-use burn_megatron::verify::{Layout, ModelSubject, VerifyOptions, verify};
 use burn_megatron_models::{MlaConfig, MoeConfig, Positions, TransformerConfig};
 use burn_megatron_tests::long_rope;
 use burn_megatron_tests::pairwise::{Row, Settings, describe, pairwise, product, value};
+use burn_megatron_verify::{Layout, ModelSubject, VerifyOptions, verify};
 
 const SETTINGS: Settings<13> = [
     ("context", &["1", "2", "4"]),

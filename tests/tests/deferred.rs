@@ -6,15 +6,16 @@ use burn::tensor::Device;
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::Precision;
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::moe::ScoreFunction;
-use burn_megatron::train::{ModelConfig, TrainConfig, TrainError, Trainer};
 use burn_megatron_models::MoeConfig;
 use burn_megatron_tests::overflows::{
     RunReport, RunSettings, assert_overflows, overflowing, train,
 };
 use burn_megatron_tests::{Text, small_llama};
+use burn_megatron_train::{TrainConfig, TrainError, Trainer};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};

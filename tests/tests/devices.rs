@@ -15,9 +15,9 @@ use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::kernels::{Function, apply};
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::{LanguageModel, ModelConfig, Tokens};
 use burn_megatron::nn::ModelBuilder;
-use burn_megatron::train::{LanguageModel, ModelConfig, Tokens};
-use burn_megatron::verify::devices::{
+use burn_megatron_verify::devices::{
     Batch, DeviceCheckError, DeviceOptions, DeviceReport, Oracle, ReplayMode, check_device,
 };
 

@@ -1,9 +1,9 @@
 //! The layers of OLMoE, gpt-oss and Gemma: every layout computes what one rank computes.
 
 use burn_megatron::choice::{KernelChoice, KernelChoices};
-use burn_megatron::verify::{Layout, VerifyOptions, verify};
-use burn_megatron_models::TransformerSubject;
+use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::{small_gemma, small_gpt_oss, small_olmoe};
+use burn_megatron_verify::{Layout, VerifyOptions, verify};
 
 fn assert_passes(subject: &TransformerSubject, layouts: &[&str]) {
     let layouts: Vec<Layout> = layouts.iter().map(|name| name.parse().unwrap()).collect();

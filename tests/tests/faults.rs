@@ -1,8 +1,8 @@
 //! `verify` finds injected faults of a model, in the expected columns.
 
 use burn_megatron::nn::fp8::Fp8Recipe;
-use burn_megatron::verify::faults::decoder::{Fault, FaultySubject};
-use burn_megatron::verify::{Comparison, VerifyOptions, VerifyReport, verify};
+use burn_megatron_verify::faults::decoder::{Fault, FaultySubject};
+use burn_megatron_verify::{Comparison, VerifyOptions, VerifyReport, verify};
 
 /// All columns except initial weights and replicas: those that a wrong forward or backward affects.
 const RESULTS: [&str; 5] = [

@@ -6,13 +6,14 @@ use burn::tensor::Device;
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{DataParallelConfig, ZeroStage};
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::fp8::{Fp8Config, Fp8LayerState, Fp8Layers, Fp8Recipe};
 use burn_megatron::nn::{BuildError, ModelBuilder};
 use burn_megatron::optim::LossScale;
-use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{ModelConfig, Observer, ObserverError, TrainConfig, Trainer};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::Text;
+use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron_train::{Observer, ObserverError, TrainConfig, Trainer};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 

@@ -6,10 +6,10 @@ use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, Precision, ZeroStage,
 };
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::fp8::{BlockScaling, CurrentScaling, DelayedScaling, Fp8Config, Fp8Recipe};
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW, global_norm};
-use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::inputs::tokens;
 use burn_megatron_tests::{small_gpt, small_llama};

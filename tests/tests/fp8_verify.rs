@@ -4,16 +4,17 @@ use std::sync::{Arc, Mutex};
 
 use burn::tensor::Device;
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::data::Samples;
 use burn_megatron::data_parallel::{
     DataParallelConfig, DataParallelError, DistributedDataParallel,
 };
 use burn_megatron::nn::fp8::{Fp8, Fp8Config};
 use burn_megatron::nn::{BuildError, ParallelModule};
-use burn_megatron::verify::faults::corrupted::{CorruptedComm, Corruption};
-use burn_megatron::verify::{Layout, Subject, VerifyOptions, observe_layout, verify};
-use burn_megatron_models::{Transformer, TransformerSubject};
+use burn_megatron_data::Samples;
+use burn_megatron_models::Transformer;
+use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::{small_gpt, small_llama};
+use burn_megatron_verify::faults::corrupted::{CorruptedComm, Corruption};
+use burn_megatron_verify::{Layout, Subject, VerifyOptions, observe_layout, verify};
 
 fn with(recipe: &str, subject: TransformerSubject) -> TransformerSubject {
     TransformerSubject {

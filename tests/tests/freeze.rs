@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, Precision};
+use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::RecomputeModule::{Activation, CoreAttention, MlaUpProjection, Moe, Norm};
 use burn_megatron::nn::{ModelBuilder, RecomputeConfig, RecomputeMethod};
-use burn_megatron::train::{LanguageModel, ModelConfig};
-use burn_megatron::verify::{Layout, VerifyOptions, verify};
-use burn_megatron_models::{Transformer, TransformerConfig, TransformerSubject};
+use burn_megatron_models::{Transformer, TransformerConfig};
+use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::{
     small_gemma, small_gpt, small_gpt_oss, small_llama, small_olmoe, without_dropout,
 };
+use burn_megatron_verify::{Layout, VerifyOptions, verify};
 
 /// The gradient of each trained parameter, by path.
 type Gradients = BTreeMap<String, Vec<f64>>;

@@ -15,11 +15,12 @@ use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::kernels::philox::Stream;
 use burn_megatron::kernels::{Function, apply};
 use burn_megatron::mesh::{AxisRank, ParallelConfig};
+use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW, QkClipConfig, global_norm};
-use burn_megatron::train::{LanguageModel, ModelConfig, NoopObserver, TrainConfig, Trainer};
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_tests::{gpu, small_gpt, small_llama, without_dropout};
+use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
 
 type RankError = Box<dyn std::error::Error + Send + Sync>;
 

@@ -4,15 +4,16 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::comm::{Engine, ParallelContext, Rank, World, testing::join_as_threads};
-use burn_megatron::data::{DataError, Sample, Samples};
 use burn_megatron::mesh::{ContextExchange, ParallelConfig};
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::AdamWConfig;
-use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
-use burn_megatron::verify::ModelSubject;
+use burn_megatron_data::{DataError, Sample, Samples};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_test_support::skipped;
 use burn_megatron_tests::{gpu, small_llama};
+use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
+use burn_megatron_verify::ModelSubject;
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 

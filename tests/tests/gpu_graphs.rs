@@ -5,20 +5,20 @@ use burn::backend::{Backend, Dispatch};
 use burn::tensor::{Device, Tensor};
 use burn_megatron::comm::testing::join_as_threads;
 use burn_megatron::comm::{Engine, ParallelContext, Rank, World};
-use burn_megatron::data::TextData;
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, Precision, ZeroStage,
 };
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::{LanguageModel, ModelConfig, Tokens};
 use burn_megatron::nn::{ModelBuilder, RecomputeConfig, RecomputeGranularity};
-use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{
-    CudaGraphStats, LanguageModel, ModelConfig, Observer, ObserverError, SequenceWarmup, Tokens,
-    TrainConfig, Trainer,
-};
+use burn_megatron_data::TextData;
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_test_support::skipped;
 use burn_megatron_tests::{Text, gpu, small_gpt, small_llama};
+use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron_train::{
+    CudaGraphStats, Observer, ObserverError, SequenceWarmup, TrainConfig, Trainer,
+};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 

@@ -12,14 +12,15 @@ use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::DataParallelConfig;
 use burn_megatron::kernels::record::ShapeSettings;
-use burn_megatron::memory_report::memory_report;
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::{ModelBuilder, RecomputeConfig, RecomputeMethod};
-use burn_megatron::plan::memory::{MemoryRequest, plan_memory};
-use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
 use burn_megatron_models::TransformerConfig;
+use burn_megatron_plan::memory::{MemoryRequest, plan_memory};
 use burn_megatron_tests::{Text, gpu, small_llama};
+use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
+use burn_megatron_verify::memory_report::memory_report;
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 

@@ -11,12 +11,13 @@ use burn_megatron::comm::{
     ParallelContext, Pending, Rank, World, testing::join_as_threads,
 };
 use burn_megatron::mesh::{Axis, Grid, ParallelConfig, TpCommOverlap};
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::{Activation, ModelBuilder, ParallelMlp, ParallelMlpConfig};
-use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{ModelConfig, Observer, ObserverError, TrainConfig, Trainer};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_test_support::skipped;
 use burn_megatron_tests::{Text, gpu, small_llama};
+use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron_train::{Observer, ObserverError, TrainConfig, Trainer};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 

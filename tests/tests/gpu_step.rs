@@ -9,14 +9,14 @@ use std::{env, fs};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::data::{DataError, Sample, Samples};
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, Precision};
 use burn_megatron::kernels::moe::grouped::{accumulate_grouped_weight_gradient_at, grouped_matmul};
 use burn_megatron::kernels::philox::Stream;
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::moe::{MoeForward, MoeMlpConfig, RouterConfig};
 use burn_megatron::nn::{Activation, ModelBuilder};
-use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
+use burn_megatron_data::{DataError, Sample, Samples};
 use burn_megatron_kernel_check::bound::H100;
 use burn_megatron_kernel_check::bound::launch::{Limit, limits};
 use burn_megatron_models::TransformerConfig;
@@ -24,6 +24,7 @@ use burn_megatron_test_support::skipped;
 use burn_megatron_tests::gpu;
 use burn_megatron_tests::step::budget::kernels_of;
 use burn_megatron_tests::step::{Budgets, Launch, ROW, StepCase, StepCounts, StepReport, StepRuns};
+use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 

@@ -7,9 +7,9 @@ use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, OffloadConfig, Precision, ZeroStage,
 };
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::{ModelBuilder, RecomputeConfig, RecomputeMethod};
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
-use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_tests::{gpu, small_llama};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;

@@ -8,7 +8,7 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::verify::{Guard, GuardConfig, GuardError};
+use burn_megatron_verify::{Guard, GuardConfig, GuardError};
 
 #[derive(Module, Debug)]
 struct Net {

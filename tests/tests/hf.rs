@@ -7,17 +7,16 @@ use std::sync::Arc;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_megatron::checkpoint::LoadTolerance;
 use burn_megatron::comm::{ParallelContext, World};
-use burn_megatron::data::{DataError, Dataset, Sample, Samples, Sampling};
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::engine::{ForwardOptions, forward_only};
-use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::schedule::LrStyle;
-use burn_megatron::train::{
-    LanguageModel, ModelConfig, Observer, ObserverError, TrainConfig, Trainer,
-};
+use burn_megatron_data::{DataError, Dataset, Sample, Samples, Sampling};
 use burn_megatron_models::hf::HfFolder;
+use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron_train::schedule::LrStyle;
+use burn_megatron_train::{Observer, ObserverError, TrainConfig, Trainer};
 use safetensors::SafeTensors;
 
 pub(super) type AnyError = Box<dyn std::error::Error + Send + Sync>;

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::data::{DataError, IGNORE, Sample, Samples};
 use burn_megatron::nn::{BuildError, ParallelModule};
-use burn_megatron::verify::{ModelSubject, Subject, VerifyOptions, verify};
+use burn_megatron_data::{DataError, IGNORE, Sample, Samples};
 use burn_megatron_models::{
     MlaConfig, MoeConfig, MtpConfig, Positions, Transformer, TransformerConfig,
 };
+use burn_megatron_verify::{ModelSubject, Subject, VerifyOptions, verify};
 
 const SEQ: usize = 32;
 

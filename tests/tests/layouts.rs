@@ -2,9 +2,9 @@
 
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::nn::QkNorm;
-use burn_megatron::verify::{Layout, VerifyOptions, verify};
-use burn_megatron_models::TransformerSubject;
+use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::{small_gpt, small_llama, without_dropout};
+use burn_megatron_verify::{Layout, VerifyOptions, verify};
 
 fn assert_passes(subject: &TransformerSubject) {
     assert_pass(subject, &Layout::standard());

@@ -7,9 +7,9 @@ use burn_megatron::mesh::Axis;
 use burn_megatron::nn::ParameterEntry;
 use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron::pipeline::split::LayerSplit;
-use burn_megatron::verify::{Layout, ModelSubject, Subject, VerifyOptions, VerifyReport, verify};
 use burn_megatron_models::{MoeConfig, TransformerConfig};
 use burn_megatron_tests::tampered::Tampered;
+use burn_megatron_verify::{Layout, ModelSubject, Subject, VerifyOptions, VerifyReport, verify};
 
 fn model() -> TransformerConfig {
     TransformerConfig {
@@ -246,13 +246,14 @@ mod peer {
 
     use burn::tensor::{Int, Tensor, TensorData};
     use burn_megatron::checkpoint::{LoadTolerance, TensorSource};
+    use burn_megatron::model::{LanguageModel, ModelConfig};
     use burn_megatron::nn::ModelBuilder;
     use burn_megatron::pipeline::engine::{ForwardOptions, forward_only};
-    use burn_megatron::train::{LanguageModel, ModelConfig, Trainer};
     use burn_megatron_models::hf::peft::{
         MergedAdapters, PeftAdapter, WithAdapters, adapted_layers, export_adapter,
     };
     use burn_megatron_models::hf::{ExportOptions, HfFolder};
+    use burn_megatron_train::Trainer;
     use safetensors::SafeTensors;
 
     use super::*;

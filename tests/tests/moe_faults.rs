@@ -5,15 +5,16 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::data::Samples;
 use burn_megatron::mesh::{Axis, AxisSet, Grid};
 use burn_megatron::model::RecomputePrefix;
+use burn_megatron::model::{LanguageModel, Tokens};
+use burn_megatron::nn::Losses;
 use burn_megatron::nn::{BuildError, ParallelModule, ParameterEntry, recompute};
-use burn_megatron::train::{LanguageModel, Losses, Tokens};
-use burn_megatron::verify::faults::corrupted::{CorruptedComm, Corruption};
-use burn_megatron::verify::{Comparison, ModelSubject, Subject, VerifyOptions, verify};
+use burn_megatron_data::Samples;
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_tests::tampered::Tampered;
+use burn_megatron_verify::faults::corrupted::{CorruptedComm, Corruption};
+use burn_megatron_verify::{Comparison, ModelSubject, Subject, VerifyOptions, verify};
 
 use super::moe_verify::{Case, case};
 

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use burn::tensor::{DType, Device};
 use burn_megatron::comm::{ParallelContext, World};
-use burn_megatron::data::TextData;
 use burn_megatron::data_parallel::{DataParallelConfig, Precision, ZeroStage};
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::fp8::{DelayedScaling, Fp8Config, Fp8Recipe};
 use burn_megatron::nn::moe::{
     Capacity, DispatcherKind, Fp8DispatchScales, KeepPolicy, RouterLoss, RouterLossKind,
@@ -17,11 +17,10 @@ use burn_megatron::nn::{
 };
 use burn_megatron::pipeline::engine::ActionEvent;
 use burn_megatron::pipeline::schedule::{ActionKind, ScheduleKind};
-use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{
-    ModelConfig, Observer, ObserverError, StepGradients, TrainConfig, Trainer,
-};
+use burn_megatron_data::TextData;
 use burn_megatron_models::{MoeConfig, MtpConfig, TransformerConfig};
+use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron_train::{Observer, ObserverError, StepGradients, TrainConfig, Trainer};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 

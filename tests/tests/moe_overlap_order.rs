@@ -7,12 +7,13 @@ use burn::tensor::{DType, Device};
 use burn_megatron::comm::{
     Buffer, Call, CommError, Communicator, Group, ParallelContext, Pending, Rank, World,
 };
-use burn_megatron::data::TextData;
 use burn_megatron::mesh::{Axis, AxisSet, Grid, ParallelConfig};
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::moe::DispatcherKind;
-use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
+use burn_megatron_data::TextData;
 use burn_megatron_models::{MoeConfig, TransformerConfig};
+use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event as TracingEvent, Metadata, Subscriber};
 

@@ -6,9 +6,9 @@ use burn_megatron::nn::moe::{
     Capacity, DispatcherKind, ExpertGroups, Fp8DispatchScales, GroupScore, KeepPolicy,
     RouterChoice, RouterLoss, RouterLossKind, ScoreFunction,
 };
-use burn_megatron::verify::{Layout, ModelSubject, VerifyOptions, verify};
 use burn_megatron_models::{MoeConfig, Positions, TransformerConfig};
 use burn_megatron_tests::pairwise::{Row, Settings, describe, pairwise, product, value};
+use burn_megatron_verify::{Layout, ModelSubject, VerifyOptions, verify};
 
 /// The values of each setting, by name.
 const SETTINGS: Settings<13> = [

@@ -2,10 +2,10 @@
 
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::DataParallelConfig;
-use burn_megatron::verify::faults::corrupted::{CorruptedComm, Corruption};
-use burn_megatron::verify::{ModelSubject, Subject, VerifyOptions, VerifyReport, verify};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::tampered::Tampered;
+use burn_megatron_verify::faults::corrupted::{CorruptedComm, Corruption};
+use burn_megatron_verify::{ModelSubject, Subject, VerifyOptions, VerifyReport, verify};
 
 fn report(subject: &impl Subject) -> VerifyReport {
     let options = VerifyOptions {

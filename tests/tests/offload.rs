@@ -10,9 +10,9 @@ use burn_megatron::data_parallel::{MemoryPlan, Moments, OffloadConfig, OffloadPl
 use burn_megatron::host_link::HostTraffic;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::optim::{LossScale, LossScaleConfig};
-use burn_megatron::train::{NoopObserver, Saver};
 use burn_megatron_tests::Text;
 use burn_megatron_tests::overflows::{assert_overflows, overflowing, train};
+use burn_megatron_train::{NoopObserver, Saver};
 
 use crate::resume::run::{Case, Folder, assert_same};
 

@@ -6,10 +6,10 @@ use burn_megatron::optim::{
     AdagradConfig, AdamConfig, AdanConfig, EmaConfig, GroupOptimizer, LionConfig, MuonConfig,
     MuonScale, OptimizerConfig, ParameterGroup, RmsPropConfig, SgdConfig,
 };
-use burn_megatron::verify::{Layout, VerifyOptions, verify};
-use burn_megatron_models::TransformerSubject;
+use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::tolerance::{CLOSE, assert_near};
 use burn_megatron_tests::{small_gpt, small_gpt_oss, small_llama, small_olmoe, without_dropout};
+use burn_megatron_verify::{Layout, VerifyOptions, verify};
 
 use super::resume::run::{Case, Folder, assert_same};
 

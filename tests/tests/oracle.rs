@@ -11,14 +11,13 @@ use burn_megatron::checkpoint::{
     TensorSlice, TensorSource,
 };
 use burn_megatron::comm::{ParallelContext, World};
-use burn_megatron::data::{DataError, Dataset, Sample, Samples, Sampling};
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::{ModelBuilder, QkNorm};
-use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{
-    ModelConfig, Observer, ObserverError, SaveConfig, Saver, TrainConfig, Trainer,
-};
-use burn_megatron::verify::Layout;
+use burn_megatron_data::{DataError, Dataset, Sample, Samples, Sampling};
 use burn_megatron_models::{Positions, Transformer, TransformerConfig};
+use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron_train::{Observer, ObserverError, SaveConfig, Saver, TrainConfig, Trainer};
+use burn_megatron_verify::Layout;
 use safetensors::SafeTensors;
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;

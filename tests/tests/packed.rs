@@ -6,12 +6,13 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::DistributedDataParallel;
+use burn_megatron::model::{LanguageModel, ModelConfig, Tokens};
 use burn_megatron::nn::{ModelBuilder, QkNorm};
 use burn_megatron::pipeline::split::LayerSplit;
-use burn_megatron::train::{LanguageModel, ModelConfig, Tokens};
-use burn_megatron::verify::{Layout, VerifyOptions, verify};
-use burn_megatron_models::{TransformerConfig, TransformerSubject};
+use burn_megatron_models::TransformerConfig;
+use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::{long_rope, small_gpt, small_llama};
+use burn_megatron_verify::{Layout, VerifyOptions, verify};
 
 /// The starts of the documents of two rows of eight tokens, and the end of the last one.
 const BORDERS: [i32; 6] = [0, 3, 8, 12, 13, 16];

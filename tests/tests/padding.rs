@@ -2,18 +2,19 @@
 
 use burn::tensor::{DType, Device};
 use burn_megatron::comm::{ParallelContext, World};
-use burn_megatron::data::{DataError, IGNORE, Sample, Samples};
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::moe::{
     Capacity, DispatcherKind, KeepPolicy, RouterChoice, RouterLoss, RouterLossKind, ScoreFunction,
 };
 use burn_megatron::optim::QkClipConfig;
-use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
-use burn_megatron::verify::Layout;
+use burn_megatron_data::{DataError, IGNORE, Sample, Samples};
 use burn_megatron_models::{MoeConfig, MtpConfig, TransformerConfig};
 use burn_megatron_tests::long_rope;
+use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
+use burn_megatron_verify::Layout;
 
 const SAMPLES: usize = 4;
 

@@ -6,15 +6,16 @@ use burn::tensor::Device;
 use burn_megatron::comm::{
     Buffer, BufferPool, Call, CommError, Communicator, Group, ParallelContext, Pending,
 };
-use burn_megatron::data::Samples;
 use burn_megatron::data_parallel::{
     DataParallelConfig, DataParallelError, DistributedDataParallel,
 };
 use burn_megatron::mesh::{Axis, Grid};
 use burn_megatron::nn::{BuildError, ParallelModule};
-use burn_megatron::verify::{Subject, VerifyOptions, verify};
-use burn_megatron_models::{Transformer, TransformerSubject};
+use burn_megatron_data::Samples;
+use burn_megatron_models::Transformer;
+use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::small_gpt;
+use burn_megatron_verify::{Subject, VerifyOptions, verify};
 
 /// A communicator whose first two tensors change places: the first is sent after the second.
 #[derive(Debug)]

@@ -6,19 +6,19 @@ use std::path::PathBuf;
 use burn::tensor::{DType, Device};
 use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, World};
-use burn_megatron::data::TextData;
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, Precision};
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::schedule::{Schedule, ScheduleKind};
 use burn_megatron::pipeline::split::LayerSplit;
-use burn_megatron::tokenizer::Tokenizer;
-use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{
-    GenerateConfig, ModelConfig, Observer, ObserverError, TrainConfig, Trainer,
-};
+use burn_megatron_data::TextData;
+use burn_megatron_data::tokenizer::Tokenizer;
+use burn_megatron_generate::GenerateConfig;
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::tolerance::{assert_near, assert_steps_within};
+use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron_train::{Observer, ObserverError, TrainConfig, Trainer};
 
 /// The relative difference of losses and norms in f64.
 const ROUNDING: f64 = 1e-12;

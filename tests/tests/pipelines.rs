@@ -2,9 +2,10 @@
 
 use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind};
 use burn_megatron::pipeline::split::LayerSplit;
-use burn_megatron::verify::{Layout, VerifyOptions, observe_layout, verify};
-use burn_megatron_models::{TransformerConfig, TransformerSubject};
+use burn_megatron_models::TransformerConfig;
+use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::{small_gpt, small_llama, without_dropout};
+use burn_megatron_verify::{Layout, VerifyOptions, observe_layout, verify};
 
 /// The subject with other numbers of layers and samples.
 fn sized(subject: TransformerSubject, layers: usize, samples: usize) -> TransformerSubject {

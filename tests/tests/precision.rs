@@ -8,17 +8,16 @@ use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryPlan, Moments, Precision, ZeroStage,
 };
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{
     AdamWConfig, LossScale, LossScaleConfig, OptimizerError, ParallelAdamW, global_norm,
 };
-use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{
-    LanguageModel, ModelConfig, Observer, ObserverError, TrainConfig, TrainOutcome, Trainer,
-};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::inputs::tokens;
 use burn_megatron_tests::{Text, small_gpt, small_llama};
+use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron_train::{Observer, ObserverError, TrainConfig, TrainOutcome, Trainer};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 

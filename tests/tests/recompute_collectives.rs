@@ -8,10 +8,11 @@ use burn_megatron::comm::{
     Buffer, Call, CommError, Communicator, Group, ParallelContext, Pending, Rank, World,
 };
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::{ModelBuilder, RecomputeConfig, RecomputeMethod, RecomputeModule};
-use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
-use burn_megatron::verify::ModelSubject;
 use burn_megatron_models::TransformerConfig;
+use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
+use burn_megatron_verify::ModelSubject;
 
 use crate::recompute::{LAYERS, case};
 

@@ -6,17 +6,17 @@ use std::sync::{Arc, Mutex};
 use burn::tensor::{DType, Device};
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::{ParallelContext, World};
-use burn_megatron::data::{DataError, Dataset, IGNORE, Sample, Samples, Sampling};
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{LossScale, LossScaleConfig, LossScalerState};
-use burn_megatron::train::metrics::{HeldOutMetrics, SkipReason, StepMetrics, StepTiming};
-use burn_megatron::train::{
-    ModelConfig, NoopObserver, Observer, ObserverError, TrainConfig, TrainError, TrainOutcome,
-    Trainer,
-};
+use burn_megatron_data::{DataError, Dataset, IGNORE, Sample, Samples, Sampling};
 use burn_megatron_models::{Transformer, TransformerConfig};
+use burn_megatron_train::metrics::{HeldOutMetrics, SkipReason, StepMetrics, StepTiming};
+use burn_megatron_train::{
+    NoopObserver, Observer, ObserverError, TrainConfig, TrainError, TrainOutcome, Trainer,
+};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;

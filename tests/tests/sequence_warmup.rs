@@ -2,13 +2,13 @@
 
 use burn::tensor::Device;
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::data::{DataError, Sample, Samples};
 use burn_megatron::optim::LossScale;
-use burn_megatron::train::metrics::StepMetrics;
-use burn_megatron::train::{NoopObserver, SequenceWarmup, TrainConfig, Trainer};
-use burn_megatron::verify::{Subject, VerifyOptions, verify};
-use burn_megatron_models::TransformerSubject;
+use burn_megatron_data::{DataError, Sample, Samples};
+use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::{small_gpt, small_llama};
+use burn_megatron_train::metrics::StepMetrics;
+use burn_megatron_train::{NoopObserver, SequenceWarmup, TrainConfig, Trainer};
+use burn_megatron_verify::{Subject, VerifyOptions, verify};
 
 /// The samples of a subject, cut into rows.
 struct CutSamples {

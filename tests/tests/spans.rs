@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex};
 
 use burn::tensor::Device;
 use burn_megatron::comm::{ParallelContext, World};
-use burn_megatron::data::TextData;
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
+use burn_megatron::model::ModelConfig;
+use burn_megatron_data::TextData;
 use burn_megatron_models::TransformerConfig;
+use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
 use tracing::span::{Attributes, Id};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;

@@ -2,7 +2,7 @@
 
 use burn_megatron::checkpoint::{Checkpoint, MODEL, TensorSlice, TensorSource};
 use burn_megatron::optim::{SpikeConfig, SpikeWindow};
-use burn_megatron::train::metrics::SkipReason;
+use burn_megatron_train::metrics::SkipReason;
 
 use super::resume::run::{Case, Folder, assert_same, lines};
 

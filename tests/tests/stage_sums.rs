@@ -7,15 +7,16 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::comm::{
     Buffer, BufferPool, Call, CommError, Communicator, Group, ParallelContext, Pending, World,
 };
-use burn_megatron::data::Samples;
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::engine::{Engine, Stage, StageOutput};
 use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
 use burn_megatron::pipeline::split::LayerSplit;
-use burn_megatron::train::{LanguageModel, ModelConfig};
-use burn_megatron_models::{Transformer, TransformerSubject};
+use burn_megatron_data::Samples;
+use burn_megatron_models::Transformer;
+use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::small_gpt;
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;

@@ -9,18 +9,17 @@ use std::time::Duration;
 use burn::tensor::Device;
 use burn_megatron::checkpoint::{Checkpoint, LoadTolerance};
 use burn_megatron::comm::{ParallelContext, World};
-use burn_megatron::data::indexed::{IndexedDatasetBuilder, TokenType};
-use burn_megatron::data::{
+use burn_megatron::model::ModelConfig;
+use burn_megatron::nn::ModelBuilder;
+use burn_megatron_data::indexed::{IndexedDatasetBuilder, TokenType};
+use burn_megatron_data::{
     DataError, Dataset, Sample, Samples, Sampling, TokenFile, TokenFiles, TokenFilesConfig,
 };
-use burn_megatron::nn::ModelBuilder;
-use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{
-    ModelConfig, Observer, ObserverError, SaveConfig, Saver, TrainConfig, Trainer,
-};
-use burn_megatron::verify::Layout;
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_tests::tolerance::{CLOSE, assert_near, assert_steps_near};
+use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron_train::{Observer, ObserverError, SaveConfig, Saver, TrainConfig, Trainer};
+use burn_megatron_verify::Layout;
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 

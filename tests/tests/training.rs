@@ -8,17 +8,19 @@ use burn_megatron::comm::{ParallelContext, Rank, World};
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::RecomputePrefix;
+use burn_megatron::model::{LanguageModel, ModelConfig, Tokens};
+use burn_megatron::nn::Losses;
 use burn_megatron::nn::{ModelBuilder, ParallelModule};
 use burn_megatron::optim::LossScale;
-use burn_megatron::tokenizer::Tokenizer;
-use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{
-    GenerateConfig, LanguageModel, Losses, ModelConfig, NoopObserver, Observer, ObserverError,
-    StepGradients, Tokens, TrainConfig, TrainOutcome, Trainer,
-};
+use burn_megatron_data::tokenizer::Tokenizer;
+use burn_megatron_generate::GenerateConfig;
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_tests::Text;
 use burn_megatron_tests::tolerance::{CLOSE, assert_near, assert_steps_near};
+use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron_train::{
+    NoopObserver, Observer, ObserverError, StepGradients, TrainConfig, TrainOutcome, Trainer,
+};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 

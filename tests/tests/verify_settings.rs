@@ -4,17 +4,18 @@ use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Device};
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::data::Samples;
 use burn_megatron::data_parallel::{
     DataParallelConfig, DataParallelError, DistributedDataParallel, Moments, Precision,
 };
 use burn_megatron::nn::{BuildError, ParallelModule};
 use burn_megatron::pipeline::split::LayerSplit;
-use burn_megatron::verify::faults::corrupted::{CorruptedComm, Corruption};
-use burn_megatron::verify::{Layout, Rounding, Subject, VerifyOptions, VerifyReport, verify};
-use burn_megatron_models::{Transformer, TransformerSubject};
+use burn_megatron_data::Samples;
+use burn_megatron_models::Transformer;
+use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::tampered::Tampered;
 use burn_megatron_tests::{small_gpt, small_llama};
+use burn_megatron_verify::faults::corrupted::{CorruptedComm, Corruption};
+use burn_megatron_verify::{Layout, Rounding, Subject, VerifyOptions, VerifyReport, verify};
 
 /// A transformer that records how it is wrapped and split, and whose reductions over the data axis can be
 /// corrupted.

@@ -7,9 +7,9 @@ use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryPlan, ZeroStage,
 };
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW, count_zeros, global_norm};
-use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::inputs::tokens;
 use burn_megatron_tests::tolerance::CLOSE;

@@ -7,13 +7,14 @@ use burn::nn::attention::{
 };
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
-use burn_megatron::data::IGNORE;
+use burn_megatron::model::{LanguageModel, ModelConfig, Tokens};
 use burn_megatron::model::{RecomputePrefix, StageBuilder, StageLayers, on_stage};
+use burn_megatron::nn::Losses;
 use burn_megatron::nn::{BuildError, VocabParallelCrossEntropy, Vocabulary};
-use burn_megatron::train::{LanguageModel, Losses, ModelConfig, Tokens};
-use burn_megatron::verify::faults::corrupted::{CorruptedComm, Corruption};
-use burn_megatron::verify::{ModelSubject, Subject, VerifyOptions, VerifyReport, verify};
+use burn_megatron_data::IGNORE;
 use burn_megatron_tests::tampered::Tampered;
+use burn_megatron_verify::faults::corrupted::{CorruptedComm, Corruption};
+use burn_megatron_verify::{ModelSubject, Subject, VerifyOptions, VerifyReport, verify};
 use serde::{Deserialize, Serialize};
 
 const HIDDEN: usize = 16;

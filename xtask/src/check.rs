@@ -6,6 +6,7 @@ use std::path::Path;
 use clap::ValueEnum;
 
 use crate::mpi;
+use crate::order::{self, CRATES};
 use crate::process::{cargo, run as run_command};
 use crate::report::Report;
 use crate::test::PARQUET_FEATURES;
@@ -18,6 +19,8 @@ pub enum Check {
     Format,
     /// No name or phrase of xtask/retired-words.tsv is in a tracked file.
     Words,
+    /// Crates, and the modules of the core crate, import only what is below them.
+    Order,
     /// clippy reports nothing, on any target.
     Lint,
     /// rustdoc reports nothing: every link in the documentation resolves.
@@ -46,6 +49,9 @@ pub fn run(check: Check, root: &Path, report: &mut Report) {
     }
     if wanted(Check::Words) {
         report.step("words", || words::run(root));
+    }
+    if wanted(Check::Order) {
+        report.step("order", || order::run(root));
     }
     if wanted(Check::Lint) {
         // The builds without them are those of the CUDA checks.
@@ -86,21 +92,11 @@ fn lint(root: &Path, features: &str) -> Result<(), String> {
     run_command(&mut cargo(root, &args))
 }
 
-/// The crates that will be published, and their folders.
-const PUBLISHED: [(&str, &str); 6] = [
-    ("burn-megatron-kernels", "burn-megatron-kernels"),
-    ("burn-megatron-comm", "burn-megatron-comm"),
-    ("burn-megatron", "burn-megatron"),
-    ("burn-megatron-learner", "burn-megatron-learner"),
-    ("burn-megatron-models", "models"),
-    ("burn-megatron-cli", "cli"),
-];
-
 /// A licence of a crate is a symbolic link, of which an archive of the sources may have made something else.
 const LICENCES: [&str; 2] = ["LICENSE-MIT", "LICENSE-APACHE"];
 
 fn package(root: &Path) -> Result<(), String> {
-    let licences = PUBLISHED
+    let licences = CRATES
         .iter()
         .flat_map(|(_, folder)| LICENCES.map(|licence| (folder, licence)));
     for (folder, licence) in licences {
@@ -119,7 +115,7 @@ fn package(root: &Path) -> Result<(), String> {
         root,
         &["package", "--no-verify", "--allow-dirty", "--quiet"],
     );
-    for (name, _) in PUBLISHED {
+    for (name, _) in CRATES {
         package.args(["--package", name]);
     }
     run_command(&mut package)

@@ -22,6 +22,7 @@ mod lines;
 mod metrics;
 mod minutes;
 mod mpi;
+mod order;
 mod own_model;
 mod peers;
 mod pip;
@@ -252,6 +253,7 @@ fn main() -> ExitCode {
 fn ci(root: &Path, report: &mut Report) {
     check::run(Check::Format, root, report);
     check::run(Check::Words, root, report);
+    check::run(Check::Order, root, report);
     report.step("mpi", || {
         mpi::find_or_install().map_or_else(Outcome::Skipped, |()| Outcome::Passed)
     });

@@ -18,12 +18,12 @@ const COMPARE: &str = "tools/peers/compare.py";
 /// The scripts that make fixtures, and the folders of the repository that they write.
 const SCRIPTS: &[(&str, &[&str])] = &[
     ("burn-megatron-kernels/tests/fixtures/fp8/make.py", &[]),
-    ("burn-megatron/tests/fixtures/chat/make.py", &[]),
+    ("burn-megatron-data/tests/fixtures/chat/make.py", &[]),
     ("burn-megatron/tests/fixtures/context/make.py", &[]),
-    ("burn-megatron/tests/fixtures/data/make.py", &[]),
+    ("burn-megatron-data/tests/fixtures/data/make.py", &[]),
     ("burn-megatron/tests/fixtures/moe/make.py", &[]),
     ("burn-megatron/tests/fixtures/muon/make.py", &[]),
-    ("burn-megatron/tests/fixtures/tokenizer/make.py", &[]),
+    ("burn-megatron-data/tests/fixtures/tokenizer/make.py", &[]),
     ("cli/tests/fixtures/documents/make.py", &[]),
     ("cli/tests/fixtures/preprocess/make.py", &[]),
     ("models/tests/fixtures/hf/make.py", &[]),
@@ -39,14 +39,15 @@ const SCRIPTS: &[(&str, &[&str])] = &[
 
 /// A script whose output differs between runs, and the reason.
 const NOT_REPEATABLE: (&str, &str) = (
-    "burn-megatron/tests/fixtures/tokenizer/make.py",
+    "burn-megatron-data/tests/fixtures/tokenizer/make.py",
     "the trainers of the library tokenizers break ties at random, so each run makes different tokenizers",
 );
 
 /// The folders that scripts read or write.
-const FOLDERS: [&str; 5] = [
+const FOLDERS: [&str; 6] = [
     "burn-megatron-kernels/tests/fixtures",
     "burn-megatron/tests/fixtures",
+    "burn-megatron-data/tests/fixtures",
     "cli/tests/fixtures",
     "models",
     "tests/fixtures",

@@ -4,10 +4,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use indicatif::HumanBytes;
-
 use super::TensorSlice;
 use crate::comm::CommError;
+use crate::data_parallel::format_bytes;
 
 /// An error of saving or loading a checkpoint.
 #[derive(Debug, thiserror::Error)]
@@ -77,7 +76,7 @@ pub enum CheckpointError {
         what: String,
     },
     /// A write failed, as on a full disk.
-    #[error("cannot write {}: {source}; {} were to be written", path.display(), HumanBytes(*total))]
+    #[error("cannot write {}: {source}; {} were to be written", path.display(), format_bytes(*total))]
     Write {
         /// The file.
         path: PathBuf,

@@ -68,7 +68,7 @@ pub use metadata::{CheckpointMetadata, Retention};
 pub use newest::{NewestCheckpoint, SkippedCheckpoint, UnusableReason};
 pub use output::{check_output, check_place};
 pub use part_manifest::TensorShard;
-pub(crate) use part_writer::EntryWriter;
+pub use part_writer::EntryWriter;
 pub use pending::PendingCheckpoint;
 pub use reader::Checkpoint;
 pub use reshard::{FileSizes, reshard};
@@ -77,7 +77,7 @@ pub use state::MODEL;
 pub use unique_keys::unique_keys;
 pub use verify::CheckpointTotals;
 pub use weights::{LoadTolerance, load_weights};
-pub(crate) use weights::{of_frozen, read_buckets, read_frozen, weights};
+pub use weights::{of_frozen, read_buckets, read_frozen, weights};
 
 #[cfg(test)]
 mod tests;

@@ -22,7 +22,7 @@ pub(super) struct PartWriter<'a> {
 }
 
 /// An entry of the file while it is written.
-pub(crate) struct EntryWriter<'a, 'f> {
+pub struct EntryWriter<'a, 'f> {
     file: &'a mut PartWriter<'f>,
     wanted: u64,
     found: u64,

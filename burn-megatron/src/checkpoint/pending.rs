@@ -81,7 +81,7 @@ impl PendingCheckpoint {
     }
 
     /// [`Self::write_part`], where `data` writes the elements of a shard in one or more calls.
-    pub(crate) fn stream_part(
+    pub fn stream_part(
         &self,
         rank: usize,
         shards: &[TensorShard],

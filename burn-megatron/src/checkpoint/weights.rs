@@ -79,12 +79,12 @@ pub fn load_weights<M: Module>(
 }
 
 /// The frozen weights of a model, for [`check`]: in the types that masters would have.
-pub(crate) fn of_frozen<M: Module>(ddp: &DistributedDataParallel<M>) -> StateKind {
+pub fn of_frozen<M: Module>(ddp: &DistributedDataParallel<M>) -> StateKind {
     StateKind::of_all(MODEL, ddp.frozen_dtypes())
 }
 
 /// Reads this rank's shard of each bucket of frozen weights, from checked weights, in the type of the model.
-pub(crate) fn read_frozen<M: Module>(
+pub fn read_frozen<M: Module>(
     ddp: &DistributedDataParallel<M>,
     source: &dyn TensorSource,
 ) -> Result<Vec<Tensor<1>>, StateError> {
@@ -102,12 +102,12 @@ pub(crate) fn read_frozen<M: Module>(
 }
 
 /// The weights of a model, for [`check`].
-pub(crate) fn weights<M: Module>(ddp: &DistributedDataParallel<M>) -> StateKind {
+pub fn weights<M: Module>(ddp: &DistributedDataParallel<M>) -> StateKind {
     StateKind::of_all(MODEL, ddp.master_dtypes().collect())
 }
 
 /// Reads this rank's shard of each bucket, from checked weights.
-pub(crate) fn read_buckets<M: Module>(
+pub fn read_buckets<M: Module>(
     ddp: &DistributedDataParallel<M>,
     source: &dyn TensorSource,
 ) -> Result<Vec<Tensor<1>>, StateError> {

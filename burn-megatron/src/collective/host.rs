@@ -22,7 +22,7 @@ pub fn to_buffer<const D: usize>(tensor: Tensor<D>) -> Buffer {
 /// The type of the buffer of a float tensor.
 ///
 /// Unwinds with [`raise`] for a type that cannot be sent.
-pub(crate) fn wire_dtype(dtype: DType) -> WireDType {
+pub fn wire_dtype(dtype: DType) -> WireDType {
     match dtype {
         DType::F64 => WireDType::F64,
         DType::F32 | DType::Flex32 => WireDType::F32,
@@ -35,7 +35,7 @@ pub(crate) fn wire_dtype(dtype: DType) -> WireDType {
 /// The elements of a plain tensor as f64: waits for the device.
 ///
 /// Unwinds with [`raise`] if the device cannot be read.
-pub(crate) fn to_f64(tensor: Tensor<1>) -> Vec<f64> {
+pub fn to_f64(tensor: Tensor<1>) -> Vec<f64> {
     elements(host_data(tensor).convert_dtype(DType::F64))
 }
 
@@ -69,7 +69,7 @@ pub fn from_buffer<const D: usize>(
 /// A tensor in the memory of the host: waits for the device. No copy on the CPU.
 ///
 /// Unwinds with [`raise`] if the device cannot be read.
-pub(crate) fn to_host(x: Tensor<1>) -> Tensor<1> {
+pub fn to_host(x: Tensor<1>) -> Tensor<1> {
     if x.device() == Device::flex() {
         return x;
     }
@@ -78,7 +78,7 @@ pub(crate) fn to_host(x: Tensor<1>) -> Tensor<1> {
 }
 
 /// A tensor of the host on a device, through memory that the device can read by itself. No copy on the CPU.
-pub(crate) fn to_device(x: Tensor<1>, device: &Device) -> Tensor<1> {
+pub fn to_device(x: Tensor<1>, device: &Device) -> Tensor<1> {
     if *device == Device::flex() {
         return x;
     }
@@ -89,12 +89,12 @@ pub(crate) fn to_device(x: Tensor<1>, device: &Device) -> Tensor<1> {
 }
 
 /// The value; unwinds with [`raise`] on an error.
-pub(crate) fn or_raise<T>(result: Result<T, CommError>) -> T {
+pub fn or_raise<T>(result: Result<T, CommError>) -> T {
     result.unwrap_or_else(|error| raise(error))
 }
 
 /// Unwinds with an error about an invalid call.
-pub(crate) fn invalid(message: String) -> ! {
+pub fn invalid(message: String) -> ! {
     raise(CommError::Engine {
         engine: "collective".into(),
         message,

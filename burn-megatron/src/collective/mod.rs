@@ -56,7 +56,7 @@ pub use coalesced::{
 };
 use function::CollectiveFunction;
 pub use host::{from_buffer, to_buffer};
-pub(crate) use host::{invalid, or_raise, to_device, to_f64, to_host, wire_dtype};
+pub use host::{invalid, or_raise, to_device, to_f64, to_host, wire_dtype};
 pub(crate) use packed::start_all_to_all_packed;
 pub use packed::{PendingPacked, start_all_gather_packed_coalesced};
 pub use recorded::{ExchangeKind, ExchangeNote};

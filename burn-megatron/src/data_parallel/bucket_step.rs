@@ -17,7 +17,7 @@ use crate::mesh::Grid;
 
 /// This rank's shard of a bucket: all of it, where the optimizer is not sharded. Constant during training.
 #[derive(Clone, Debug)]
-pub(crate) struct BucketShard {
+pub struct BucketShard {
     /// The grid of its parameters.
     pub grid: Grid,
     /// Its elements in the bucket, padding included.
@@ -53,10 +53,10 @@ impl BucketShard {
 /// Steps a bucket. The second argument is the outcome of the step, see
 /// [`step_outcome`](burn_megatron_kernels::adamw::step_outcome), if there is one. All tensors of an offloaded bucket,
 /// and its outcome, are on the host, and a thread of the host calls it.
-pub(crate) type StepFn = dyn Fn(BucketStep, Option<&Tensor<1>>) -> SteppedBucket + Send + Sync;
+pub type StepFn = dyn Fn(BucketStep, Option<&Tensor<1>>) -> SteppedBucket + Send + Sync;
 
 /// One bucket in a step of the optimizer.
-pub(crate) struct BucketStep {
+pub struct BucketStep {
     /// The number of the bucket.
     pub number: usize,
     /// The masters of the shard, `[elements]`: an operation in place copies them only if a snapshot holds them.
@@ -69,7 +69,7 @@ pub(crate) struct BucketStep {
 }
 
 /// A bucket after the optimizer's step.
-pub(crate) struct SteppedBucket {
+pub struct SteppedBucket {
     /// The new masters.
     pub master: Tensor<1>,
     /// The same in the dtype of the model, if the optimizer has computed it; it is cast otherwise.
@@ -79,7 +79,7 @@ pub(crate) struct SteppedBucket {
 /// A change to a bucket, by its number, after the optimizer and before it is gathered; for an offloaded bucket it runs
 /// on the host, in a thread of the host.
 #[derive(Clone)]
-pub(crate) struct AfterStep(pub Arc<ChangeFn>);
+pub struct AfterStep(pub Arc<ChangeFn>);
 
 type ChangeFn = dyn Fn(usize, SteppedBucket) -> SteppedBucket + Send + Sync;
 
@@ -91,12 +91,12 @@ impl fmt::Debug for AfterStep {
 
 impl<M: Module> DistributedDataParallel<M> {
     /// Changes the masters of the next step of the optimizer.
-    pub(crate) fn after_next_step(&mut self, change: AfterStep) {
+    pub fn after_next_step(&mut self, change: AfterStep) {
         self.after_step = Some(change);
     }
 
     /// This rank's shard of each bucket.
-    pub(crate) fn shards(&self) -> &[BucketShard] {
+    pub fn shards(&self) -> &[BucketShard] {
         &self.shards
     }
 
@@ -106,22 +106,18 @@ impl<M: Module> DistributedDataParallel<M> {
     }
 
     /// The dtype of the master of each parameter, in the order of the table.
-    pub(crate) fn master_dtypes(&self) -> impl Iterator<Item = DType> {
+    pub fn master_dtypes(&self) -> impl Iterator<Item = DType> {
         let parameters = self.buffers.plan.parameters.iter();
         parameters.map(|parameter| parameter.main_dtype)
     }
 
     /// The masters of this rank's shard of a bucket; on the host, if it is offloaded.
-    pub(crate) fn master_shard(&self, bucket: usize) -> Tensor<1> {
+    pub fn master_shard(&self, bucket: usize) -> Tensor<1> {
         self.buffers.master_shard(bucket)
     }
 
     /// Replaces the masters of this rank's shard of a bucket, on this rank only and without its copy in another type.
-    pub(crate) fn change_master(
-        &mut self,
-        bucket: usize,
-        change: impl FnOnce(Tensor<1>) -> Tensor<1>,
-    ) {
+    pub fn change_master(&mut self, bucket: usize, change: impl FnOnce(Tensor<1>) -> Tensor<1>) {
         let plan = &self.buffers.plan;
         self.buffers
             .parameters()
@@ -130,7 +126,7 @@ impl<M: Module> DistributedDataParallel<M> {
 
     /// By the index of a parameter, the gathered copy that the model computes with, where it is not a part of the masters of
     /// this rank and no gather is in flight.
-    pub(crate) fn model_copies(&self) -> impl Iterator<Item = (usize, Tensor<1>)> {
+    pub fn model_copies(&self) -> impl Iterator<Item = (usize, Tensor<1>)> {
         let plan = &self.buffers.plan;
         (0..plan.buckets()).flat_map(move |number| {
             let copy = self.buffers.parameters().copy(number, plan);
@@ -144,7 +140,7 @@ impl<M: Module> DistributedDataParallel<M> {
     }
 
     /// Frees gathered parameters, as at the end of a step; with ZeRO-3 only.
-    pub(crate) fn reshard(&self) {
+    pub fn reshard(&self) {
         self.buffers.parameters().reshard(&self.buffers.plan);
         if let Some(frozen) = &self.buffers.frozen {
             frozen.reshard();
@@ -157,7 +153,7 @@ impl<M: Module> DistributedDataParallel<M> {
     }
 
     /// The groups over which the buckets of each grid are reduced and sharded.
-    pub(crate) fn sharding_groups(&self) -> impl Iterator<Item = (Grid, &ShardingGroups)> {
+    pub fn sharding_groups(&self) -> impl Iterator<Item = (Grid, &ShardingGroups)> {
         self.buffers.plan.all_groups()
     }
 
@@ -260,7 +256,7 @@ impl<M: Module> DistributedDataParallel<M> {
     }
 
     /// Replaces the masters of this rank's shards, as a step does. Collective: call on all ranks.
-    pub(crate) fn replace_masters(&mut self, masters: Vec<Tensor<1>>) {
+    pub fn replace_masters(&mut self, masters: Vec<Tensor<1>>) {
         for (number, master) in masters.into_iter().enumerate().rev() {
             let model = None;
             let step = |_, _| SteppedBucket { master, model };
@@ -272,7 +268,7 @@ impl<M: Module> DistributedDataParallel<M> {
 
     /// Call instead of a step that all ranks skip. FP8 weights are quantised again, as the scales may have
     /// changed: they depend on masters and scales only, as after loading a checkpoint.
-    pub(crate) fn finish_skipped_step(&mut self) {
+    pub fn finish_skipped_step(&mut self) {
         if self.config().fp8_param_gather {
             self.finish_step();
         }

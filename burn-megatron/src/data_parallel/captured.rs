@@ -9,14 +9,14 @@ use crate::nn::hook::DeferringSink;
 impl<M: Module> DistributedDataParallel<M> {
     /// Waits for the parameters, and gives the gradients their [static buffers](super::DataParallelConfig::static_buffers), for
     /// a micro-batch during which no reduction starts.
-    pub(crate) fn hold_reductions(&self) {
+    pub fn hold_reductions(&self) {
         let plan = &self.buffers.plan;
         self.buffers.parameters().wait(plan);
         self.buffers.gradients().hold(plan);
     }
 
     /// Starts the reductions that the micro-batches so far have made ready; `is_last` after the last one of the step.
-    pub(crate) fn release_reductions(&self, is_last: bool) {
+    pub fn release_reductions(&self, is_last: bool) {
         let plan = &self.buffers.plan;
         self.buffers.gradients().release(plan);
         if is_last {
@@ -25,7 +25,7 @@ impl<M: Module> DistributedDataParallel<M> {
     }
 
     /// Runs a micro-batch whose launches are captured, so that it does not count as one of the step.
-    pub(crate) fn capture_micro_batch<T>(&self, body: impl FnOnce() -> T) -> (T, MicroBatchUses) {
+    pub fn capture_micro_batch<T>(&self, body: impl FnOnce() -> T) -> (T, MicroBatchUses) {
         let before = self.buffers.gradients().counted();
         let result = body();
         let uses = self
@@ -36,14 +36,14 @@ impl<M: Module> DistributedDataParallel<M> {
     }
 
     /// Counts a micro-batch that is replayed.
-    pub(crate) fn count_micro_batch(&self, uses: &MicroBatchUses) {
+    pub fn count_micro_batch(&self, uses: &MicroBatchUses) {
         self.buffers.begin_stage(0);
         self.buffers.gradients().count(uses, &self.buffers.plan);
     }
 
     /// The memory of the parameters and the gradient buffers, while reductions are
     /// [held](Self::hold_reductions).
-    pub(crate) fn memory_ids(&self) -> Vec<Option<usize>> {
+    pub fn memory_ids(&self) -> Vec<Option<usize>> {
         let mut ids = self.buffers.parameters().memory_ids();
         if let Some(frozen) = &self.buffers.frozen {
             ids.extend(frozen.memory_ids());

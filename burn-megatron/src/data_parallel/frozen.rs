@@ -275,14 +275,14 @@ impl<M: Module> DistributedDataParallel<M> {
 
     /// The layout of the frozen parameters that checkpoints have, if there are any: not of those of a model with
     /// adapters, which are loaded from elsewhere.
-    pub(crate) fn saved_frozen(&self) -> Option<&BufferLayout> {
+    pub fn saved_frozen(&self) -> Option<&BufferLayout> {
         let frozen = self.buffers.frozen.as_ref();
         let frozen = frozen.filter(|_| self.saves_frozen);
         frozen.map(|frozen| &frozen.plan.layout)
     }
 
     /// This rank's shard of each bucket of frozen parameters, and its values in the dtype of checkpoints.
-    pub(crate) fn frozen_shards(&self) -> Vec<(BucketShard, Tensor<1>)> {
+    pub fn frozen_shards(&self) -> Vec<(BucketShard, Tensor<1>)> {
         let Some(frozen) = &self.buffers.frozen else {
             return vec![];
         };
@@ -306,7 +306,7 @@ impl<M: Module> DistributedDataParallel<M> {
     }
 
     /// Replaces what [`frozen_shards`](Self::frozen_shards) returns, rounded to the dtype of the model. Collective: call on all ranks.
-    pub(crate) fn replace_frozen(&mut self, shards: Vec<Tensor<1>>) {
+    pub fn replace_frozen(&mut self, shards: Vec<Tensor<1>>) {
         if let Some(frozen) = &self.buffers.frozen {
             let number = |(number, shard): (usize, Tensor<1>)| {
                 let (model, _) = frozen.plan.model_and_main_dtypes(number);

@@ -29,11 +29,7 @@ impl<M: Module> DistributedDataParallel<M> {
     }
 
     /// The sums of each parameter's gradient times `factor`, gathered as in [`Self::full_gradients`].
-    pub(crate) fn full_gradients_times(
-        &self,
-        gradients: &Gradients,
-        factor: f64,
-    ) -> Vec<Tensor<1>> {
+    pub fn full_gradients_times(&self, gradients: &Gradients, factor: f64) -> Vec<Tensor<1>> {
         let plan = &self.buffers.plan;
         let buckets: Vec<_> = gradients
             .sums()

@@ -24,7 +24,7 @@ use crate::fingerprint;
 
 mod micro_batch_uses;
 
-pub(crate) use micro_batch_uses::MicroBatchUses;
+pub use micro_batch_uses::MicroBatchUses;
 
 pub(super) struct GradientBuckets {
     pub tracker: GradientTracker,

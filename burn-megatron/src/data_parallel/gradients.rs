@@ -30,7 +30,7 @@ pub struct Gradients {
 }
 
 /// The record of a rank about the reduction of a step, in addition to the gradients.
-pub(crate) struct ReductionRecord {
+pub struct ReductionRecord {
     /// The measurement by the check of the gradients, if there is one: on the device, `[1 + parameters]`; the first is
     /// the largest sum of squares of a bucket.
     pub measured: Option<Tensor<1>>,

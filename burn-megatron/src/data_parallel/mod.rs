@@ -80,17 +80,17 @@ mod sharding_plan;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use bucket_step::{AfterStep, BucketShard, BucketStep, StepFn, SteppedBucket};
+pub use bucket_step::{AfterStep, BucketShard, BucketStep, StepFn, SteppedBucket};
 use build::NamedWeight;
 pub use config::{DataParallelConfig, Moments, Precision};
 pub use error::{DataParallelConfigError, DataParallelError};
 use frozen::FrozenParameters;
 pub use frozen::freeze;
-pub(crate) use gradient_buckets::MicroBatchUses;
+pub use gradient_buckets::MicroBatchUses;
 pub use gradient_check::InvalidGradient;
 pub use gradients::Gradients;
 use gradients::ModelParallelAllReduce;
-pub(crate) use gradients::ReductionRecord;
+pub use gradients::ReductionRecord;
 pub use memory::host_memory;
 pub use memory::{
     MemoryError, MemoryPlan, MemoryRules, ParseZeroStageError, ZeroStage, format_bytes,
@@ -99,10 +99,11 @@ pub use memory_usage::{MemoryCategory, MemoryUsage, TrackedAllocation};
 use offload::HostStepper;
 pub use offload::{OffloadConfig, OffloadError, OffloadPlan};
 use param_and_grad_buffers::ParamAndGradBuffers;
-pub(crate) use running_state::running_states;
+pub use running_state::running_states;
 pub(crate) use segments::{ElementMask, ShardSegment};
 pub use sharding_estimate::ShardingEstimate;
-pub(crate) use sharding_groups::{ShardingGroups, partition_index};
+pub use sharding_groups::ShardingGroups;
+pub(crate) use sharding_groups::partition_index;
 use sharding_plan::ShardingPlan;
 
 /// A module whose parameters and gradients are replicated or sharded over the data axis.
@@ -386,9 +387,7 @@ impl<M: Module> DistributedDataParallel<M> {
 
     /// As [`reduce`](Self::reduce), without exchanging the tokens or reading anything from the device: the
     /// gradients have the factor 1, and neither tokens nor invalid gradients.
-    pub(crate) fn reduce_unscaled(
-        &mut self,
-    ) -> Result<(Gradients, ReductionRecord), DataParallelError> {
+    pub fn reduce_unscaled(&mut self) -> Result<(Gradients, ReductionRecord), DataParallelError> {
         let _span = tracing::debug_span!("reduce_gradients").entered();
         let plan = &self.buffers.plan;
         let prefetches = self.buffers.parameters().end_step(plan);

@@ -17,7 +17,7 @@ use crate::comm::ReduceOp;
 /// Returns, for each parameter in the order of the module, whether it is a running state.
 ///
 /// This is found by their ids: a parameter takes the id that a mapper gives it, and a running state keeps its own id.
-pub(crate) fn running_states<M: Module>(module: &M) -> Vec<bool> {
+pub fn running_states<M: Module>(module: &M) -> Vec<bool> {
     let mut ids = Ids {
         given: ParamId::new(),
         are_kept: vec![],
@@ -85,7 +85,7 @@ impl<M: Module> DistributedDataParallel<M> {
     }
 
     /// The running states of this rank, flat, in the order of the module.
-    pub(super) fn running_states(&self) -> Vec<Tensor<1>> {
+    pub fn running_states(&self) -> Vec<Tensor<1>> {
         if !self.has_running_states() {
             return vec![];
         }

@@ -14,7 +14,7 @@ use crate::mesh::{Axis, Grid};
 ///
 /// Where nothing is sharded a shard group is one rank; without HSDP it is the whole group.
 #[derive(Clone, Debug)]
-pub(crate) struct ShardingGroups {
+pub struct ShardingGroups {
     /// The ranks over which gradients are summed.
     pub data: Comm,
     /// The ranks over which one copy is sharded.

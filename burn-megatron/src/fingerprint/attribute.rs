@@ -8,9 +8,10 @@ use super::{Difference, Site};
 
 /// The operation that returned something else for the same inputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Origin {
+pub struct Origin {
     /// The ranks on which it did; several for a collective.
     pub ranks: Vec<usize>,
+    /// What computed it.
     pub site: Site,
     /// Whether its inputs differ already, while nothing before it does: what computed them is not recorded.
     pub is_before: bool,
@@ -22,7 +23,7 @@ pub(crate) struct Origin {
 ///
 /// The first difference of a rank has its origin there, unless it is a call that got the same input: if another rank of
 /// the call gave another input, it has its origin on that rank, else it is the call itself.
-pub(crate) fn attribute(ranks: &[Vec<Difference>]) -> Vec<Origin> {
+pub fn attribute(ranks: &[Vec<Difference>]) -> Vec<Origin> {
     let mut origins = vec![];
     let mut calls: BTreeMap<&CallKey, Vec<usize>> = BTreeMap::new();
     for (rank, differences) in ranks.iter().enumerate() {

@@ -8,9 +8,10 @@ use super::{Event, Site};
 
 /// Something that two runs computed differently.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Difference {
+pub struct Difference {
     /// The position among what the rank computed.
     pub position: usize,
+    /// What computed it.
     pub site: Site,
     /// Whether it got other inputs.
     pub input: bool,
@@ -23,12 +24,14 @@ pub(crate) struct Difference {
 
 /// Two runs of a step on one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Comparison {
+pub enum Comparison {
     /// They are bit-equal.
     Equal,
     /// They had the same results until the second ran other operations than the first.
     OtherOperations {
+        /// Where the first run is; `None` if it has ended.
         first: Option<Site>,
+        /// Where the second run is; `None` if it has ended.
         second: Option<Site>,
     },
     /// They differ: the first difference, and all those of calls, which other ranks take part in.
@@ -36,7 +39,7 @@ pub(crate) enum Comparison {
 }
 
 /// Compares two runs of one rank.
-pub(crate) fn compare(a: &[Event], b: &[Event]) -> Comparison {
+pub fn compare(a: &[Event], b: &[Event]) -> Comparison {
     let pairs = a.iter().zip(b).enumerate();
     let mut differing = pairs.filter(|(_, (a, b))| a != b);
     let Some((position, (first, other))) = differing.next() else {

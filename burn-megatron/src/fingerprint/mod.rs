@@ -21,9 +21,9 @@ mod attribute;
 mod compare;
 mod recorder;
 
-pub(crate) use attribute::{Origin, attribute};
-pub(crate) use compare::{Comparison, Difference, compare};
-pub(crate) use recorder::{Event, ObservedCall, Recorder, Site};
+pub use attribute::{Origin, attribute};
+pub use compare::{Comparison, Difference, compare};
+pub use recorder::{Event, ObservedCall, Recorder, Site};
 
 thread_local! {
     static CURRENT: RefCell<Option<Arc<Recorder>>> = const { RefCell::new(None) };
@@ -44,14 +44,14 @@ pub(crate) fn note_parameter(path: impl FnOnce() -> Option<String>) {
 }
 
 /// Notes that the forward of a micro-batch begins.
-pub(crate) fn note_micro_batch(micro_batch: usize) {
+pub fn note_micro_batch(micro_batch: usize) {
     if let Some(recorder) = recording() {
         recorder.begin_micro_batch(micro_batch);
     }
 }
 
 /// The fingerprint of a tensor of any rank and type; waits for the device.
-pub(crate) fn of_tensor<const D: usize>(x: Tensor<D>) -> u64 {
+pub fn of_tensor<const D: usize>(x: Tensor<D>) -> u64 {
     xxh3_64(host_data(x).as_bytes())
 }
 
@@ -67,7 +67,7 @@ fn of_tensors(tensors: &[&DispatchTensor]) -> u64 {
 }
 
 /// One fingerprint of several, in this order.
-pub(crate) fn folded(sums: impl Iterator<Item = u64>) -> u64 {
+pub fn folded(sums: impl Iterator<Item = u64>) -> u64 {
     let mut all = Xxh3Default::new();
     sums.for_each(|sum| all.update(&sum.to_le_bytes()));
     all.digest()
@@ -95,7 +95,7 @@ pub(crate) fn of_buffer(buffer: &Buffer) -> u64 {
 }
 
 /// A copy of a tensor with a bit flipped; the same tensor if it has no elements.
-pub(crate) fn flipped<const D: usize>(x: Tensor<D>, flip: BitFlip) -> Tensor<D> {
+pub fn flipped<const D: usize>(x: Tensor<D>, flip: BitFlip) -> Tensor<D> {
     let (device, dtype) = (x.device(), x.dtype());
     Tensor::from_data(flipped_data(host_data(x), flip), (&device, dtype))
 }

@@ -16,17 +16,23 @@ use crate::comm::{Call, Group};
 
 /// The computation that is recorded.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) enum Site {
+pub enum Site {
     /// An operation of a layer, in the forward or the backward.
     Operation {
+        /// The name of the operation.
         function: String,
         /// The path of the layer that last read a parameter.
         layer: String,
+        /// The micro-batch of the step.
         micro_batch: Option<usize>,
+        /// Whether it is the backward of the operation.
         is_backward: bool,
     },
     /// The gradient of a parameter on this rank, before it is reduced.
-    Gradient { parameter: String },
+    Gradient {
+        /// The path of the parameter.
+        parameter: String,
+    },
     /// The losses of this rank.
     Losses,
     /// A collective, or a message.
@@ -35,7 +41,7 @@ pub(crate) enum Site {
 
 /// A call, the same on all ranks that take part in it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct CallKey {
+pub struct CallKey {
     /// The operation and the group; for a message the two ranks.
     pub call: String,
     /// The number among those of one group or pair, from 0 in each run.
@@ -44,7 +50,8 @@ pub(crate) struct CallKey {
 
 /// Something that was computed, with the fingerprints of what it read and returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Event {
+pub struct Event {
+    /// What computed it.
     pub site: Site,
     /// Of all that it read.
     pub input: u64,
@@ -53,7 +60,7 @@ pub(crate) struct Event {
 }
 
 /// Records one run of a step, and flips the bits of a fault plan.
-pub(crate) struct Recorder {
+pub struct Recorder {
     /// Whether fingerprints are taken.
     records: bool,
     rank: usize,
@@ -273,7 +280,7 @@ impl Place {
 }
 
 /// A call in flight.
-pub(crate) struct ObservedCall {
+pub struct ObservedCall {
     recorder: Arc<Recorder>,
     key: CallKey,
     input: u64,

@@ -313,7 +313,7 @@ impl<T> StageLayers<T> {
 
 /// A layer begins, by its number in the whole model, in a [recording](record).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LayerNote(pub usize);
+pub struct LayerNote(pub usize);
 
 /// The type that module visitors are told, as that of Burn's lists.
 const CONTAINER: &str = "Vec";

@@ -38,7 +38,7 @@ struct SharedLogits {
 
 /// A layer with attention.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct AttentionLayer {
+pub struct AttentionLayer {
     /// Its path in the model.
     pub path: String,
     /// Its pipeline stage.
@@ -55,7 +55,7 @@ pub(crate) struct AttentionLayer {
 
 /// Columns of a linear layer that make the queries or the keys of heads, those of each head or group side by side.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct HeadColumns {
+pub struct HeadColumns {
     /// The path of the linear layer.
     pub linear: String,
     /// The first column.
@@ -68,7 +68,7 @@ pub(crate) struct HeadColumns {
 
 /// A part of the features of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum HeadPart {
+pub enum HeadPart {
     /// Of a query, multiplied by the key of the head or its group.
     Query,
     /// Of a query, multiplied by a key that all heads share.
@@ -127,7 +127,7 @@ impl AttentionLogits {
     }
 
     /// Measures the forwards from here on.
-    pub(crate) fn begin_step(&self) {
+    pub fn begin_step(&self) {
         for layer in self.0.layers.lock().iter() {
             layer.largest.lock().clear();
         }
@@ -138,12 +138,7 @@ impl AttentionLogits {
     /// ranks of `comm`: those of `layers`, the layers of all stages, one after the other. Collective over `comm`.
     ///
     /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
-    pub(crate) fn end_step(
-        &self,
-        layers: &[AttentionLayer],
-        device: &Device,
-        comm: &Comm,
-    ) -> Tensor<1> {
+    pub fn end_step(&self, layers: &[AttentionLayer], device: &Device, comm: &Comm) -> Tensor<1> {
         self.0.is_measured.store(false, Ordering::Relaxed);
         let options = (device, statistics_dtype(device));
         let own = self.0.layers.lock();

@@ -190,7 +190,7 @@ impl ColumnParallelLinear {
     }
 
     /// This rank's part of the output with the bias as the input of GELU (tanh), and GELU of it.
-    pub(crate) fn forward_to_gelu(&self, x: Tensor<3>) -> GeluInput {
+    pub fn forward_to_gelu(&self, x: Tensor<3>) -> GeluInput {
         let (bias, input) = (self.bias.as_ref(), self.input.clone());
         linear_to_gelu(x, &self.weight, bias, input, self.kernels)
     }

@@ -15,7 +15,7 @@ use super::lookup::rows_gradient;
 
 /// The gradient of a lookup.
 #[derive(Clone, Debug)]
-pub(crate) struct DeferredLookup {
+pub struct DeferredLookup {
     pub(super) handle: HookHandle,
     /// `[ids, width]`
     pub(super) gradient: Tensor<2>,
@@ -40,10 +40,7 @@ thread_local! {
 }
 
 /// Runs `backward` without adding the gradients of the lookups `of`, and returns them, in order.
-pub(crate) fn defer<T>(
-    of: &Arc<SortedLookups>,
-    backward: impl FnOnce() -> T,
-) -> (T, Vec<DeferredLookup>) {
+pub fn defer<T>(of: &Arc<SortedLookups>, backward: impl FnOnce() -> T) -> (T, Vec<DeferredLookup>) {
     /// Ends the deferring, also of a backward that panics.
     struct End;
     impl Drop for End {

@@ -63,7 +63,7 @@ impl DropoutPosition {
     }
 
     /// Whether the model has such a layer.
-    pub(crate) fn is_used(&self) -> bool {
+    pub fn is_used(&self) -> bool {
         self.is_used.load(Ordering::Relaxed)
     }
 

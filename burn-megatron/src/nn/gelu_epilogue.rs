@@ -137,7 +137,7 @@ fn plain<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 
 impl GeluInput {
     /// The same, with another place for the gradient of the bias.
-    pub(crate) fn map_bias_destination(self, map: impl FnOnce(Destination) -> Destination) -> Self {
+    pub fn map_bias_destination(self, map: impl FnOnce(Destination) -> Destination) -> Self {
         let bias = self.bias.map(|Parameter { value, destination }| {
             let destination = destination.map(map);
             Parameter { value, destination }

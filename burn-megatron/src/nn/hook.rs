@@ -339,7 +339,7 @@ pub(crate) fn attach_hooks<M: Module>(module: M, sink: Arc<dyn GradientSink>) ->
 }
 
 /// Attaches to each parameter of a module, in their order, the hook that `next` returns.
-pub(crate) fn attach_each<M: Module>(module: M, next: impl FnMut() -> ParameterHook) -> M {
+pub fn attach_each<M: Module>(module: M, next: impl FnMut() -> ParameterHook) -> M {
     module.apply_reparameterization(HookAttacher(next))
 }
 

@@ -39,7 +39,7 @@ mod bias;
 mod build_error;
 mod column;
 pub mod context;
-pub(crate) mod deferred_lookups;
+pub mod deferred_lookups;
 mod dropout;
 mod dropout_position;
 mod dropout_rows;
@@ -75,7 +75,7 @@ mod replicated;
 mod replicated_linear;
 mod residual;
 mod row;
-pub(crate) mod schedule_nodes;
+pub mod schedule_nodes;
 mod table;
 mod tensor_slice;
 #[cfg(test)]
@@ -89,7 +89,7 @@ pub use activation::Activation;
 pub use arithmetic::LinearKernels;
 pub use attention::{ParallelAttention, ParallelAttentionConfig, unfused_reason};
 pub use attention_logits::AttentionLogits;
-pub(crate) use attention_logits::{AttentionLayer, HeadPart};
+pub use attention_logits::{AttentionLayer, HeadPart};
 pub use batch_format::{
     AttentionContext, BatchFormat, OwnedAttentionContext, PackedSequences, PackedSequencesError,
 };
@@ -131,7 +131,7 @@ pub use recompute::{
     RecomputeGranularity, RecomputeLayers, RecomputeMethod, RecomputeModule, RecomputeRegion,
     recompute, recompute_at,
 };
-pub(crate) use recompute::{LayerRun, OffloadNote};
+pub use recompute::{LayerRun, OffloadNote};
 pub use replicated_linear::{ReplicatedLinear, ReplicatedLinearConfig};
 pub use residual::Residual;
 pub use row::{RowParallelLinear, RowParallelLinearConfig};

@@ -37,7 +37,7 @@ impl RealTokens {
     }
 
     /// Returns the part of one rank of a context group.
-    pub(crate) fn part(&self, shard: &SequenceShard) -> Arc<Self> {
+    pub fn part(&self, shard: &SequenceShard) -> Arc<Self> {
         Arc::new(Self {
             is_real: shard.part(&self.is_real),
             in_rows: self.in_rows.clone(),

@@ -181,7 +181,7 @@ impl ScheduleNodes {
 }
 
 /// A tracked scalar, to which the parameters of a node are anchored.
-pub(crate) fn new_anchor(device: &Device) -> Tensor<1> {
+pub fn new_anchor(device: &Device) -> Tensor<1> {
     Tensor::zeros([1], &device.clone().inner().autodiff()).require_grad()
 }
 

@@ -109,7 +109,7 @@ impl ParallelAdamW {
     }
 
     /// The hyperparameters of a step after `taken` taken steps.
-    pub(crate) fn hyperparameters(config: &AdamWConfig, rate: f64, taken: u64) -> AdamWStep {
+    pub fn hyperparameters(config: &AdamWConfig, rate: f64, taken: u64) -> AdamWStep {
         AdamWStep {
             rate,
             beta1: config.beta1,
@@ -148,7 +148,7 @@ impl ParallelAdamW {
     }
 
     /// Both moments of this rank's shard of a bucket; zeros before the first step.
-    pub(crate) fn moments(&self, bucket: usize, shard: &BucketShard) -> [Tensor<1>; 2] {
+    pub fn moments(&self, bucket: usize, shard: &BucketShard) -> [Tensor<1>; 2] {
         match &self.implementation {
             AdamWImpl::Fused(fused) => {
                 let FusedBucket { first, second, .. } = &*fused.buckets[bucket].lock();
@@ -163,7 +163,7 @@ impl ParallelAdamW {
 
     /// Restores both moments of this rank's shard of a bucket, in the dtypes that
     /// [`moments`](Self::moments) returns, as of `steps` steps.
-    pub(crate) fn restore_moments(&mut self, bucket: usize, moments: [Tensor<1>; 2], steps: u64) {
+    pub fn restore_moments(&mut self, bucket: usize, moments: [Tensor<1>; 2], steps: u64) {
         match &mut self.implementation {
             AdamWImpl::Fused(fused) => {
                 fused.steps = steps;

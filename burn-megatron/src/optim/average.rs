@@ -32,7 +32,7 @@ impl Default for EmaConfig {
 }
 
 /// The average of this rank's master shards.
-pub(crate) struct WeightAverage {
+pub struct WeightAverage {
     decay: f64,
     buckets: Vec<Tensor<1>>,
     _allocations: Vec<TrackedAllocation>,

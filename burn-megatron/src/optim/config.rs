@@ -140,7 +140,7 @@ impl OptimizerConfig {
     }
 
     /// The same with steps proportional to the gradients, for AdamW and Adam.
-    pub(crate) fn with_gradient_steps(mut self) -> Self {
+    pub fn with_gradient_steps(mut self) -> Self {
         match &mut self {
             Self::AdamW(config) => config.epsilon = 1.0,
             Self::Muon(config) => config.adamw.epsilon = 1.0,

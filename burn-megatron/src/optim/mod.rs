@@ -25,7 +25,7 @@ mod step_statistics;
 mod tests;
 
 pub use adamw::ParallelAdamW;
-pub use average::{EMA, EmaConfig};
+pub use average::{EMA, EmaConfig, WeightAverage};
 pub use config::OptimizerConfig;
 pub use element_wise::ElementWise;
 pub use groups::{GlobError, GroupError, GroupOptimizer, Multipliers, ParameterGroup};
@@ -35,7 +35,7 @@ pub use loss_scale::{
 pub use muon::{MuonConfig, MuonScale, ParallelMuon, orthogonalize};
 pub use norm::{all_finite, count_zeros, global_norm};
 pub use parallel::ParallelOptimizer;
-pub(crate) use qk_clip::QkClip;
+pub use qk_clip::QkClip;
 pub use qk_clip::QkClipConfig;
 pub use rules::{
     AdagradConfig, AdamConfig, AdanConfig, LionConfig, ResumableOptimizer, RmsPropConfig,
@@ -43,9 +43,9 @@ pub use rules::{
 };
 pub use spikes::{SpikeConfig, SpikeWindow};
 pub use state::{FIRST, SECOND};
-pub(crate) use state::{OptimizerState, StateKind};
+pub use state::{OptimizerState, StateKind};
 pub use step_count::{StepCount, TooManySkips};
-pub(crate) use step_statistics::{
+pub use step_statistics::{
     OutcomeSettings, RankStatistics, StepReading, StepStatistics, order_of_squares,
 };
 

@@ -70,7 +70,7 @@ impl ParallelOptimizer {
     }
 
     /// Averages the weights from here on.
-    pub(crate) fn average_with<M: Module>(
+    pub fn average_with<M: Module>(
         &mut self,
         config: &EmaConfig,
         ddp: &DistributedDataParallel<M>,
@@ -79,7 +79,7 @@ impl ParallelOptimizer {
     }
 
     /// The average of the weights, if there is one.
-    pub(crate) fn average(&mut self) -> Option<&mut WeightAverage> {
+    pub fn average(&mut self) -> Option<&mut WeightAverage> {
         self.average.as_mut()
     }
 
@@ -113,7 +113,7 @@ impl ParallelOptimizer {
     /// # Panics
     ///
     /// If it is another optimizer.
-    pub(crate) fn step_with_outcome<M: Module>(
+    pub fn step_with_outcome<M: Module>(
         &mut self,
         outcome: &Tensor<1>,
         taken: impl FnOnce() -> Tensor<1>,
@@ -130,14 +130,14 @@ impl ParallelOptimizer {
     }
 
     /// Sets the number of taken steps, after steps by an outcome.
-    pub(crate) fn record_taken(&mut self, taken: u64) {
+    pub fn record_taken(&mut self, taken: u64) {
         if let Implementation::AdamW(adamw) = &mut self.implementation {
             adamw.record_taken(taken);
         }
     }
 
     /// Whether it is the fused AdamW.
-    pub(crate) fn is_fused(&self) -> bool {
+    pub fn is_fused(&self) -> bool {
         matches!(&self.implementation, Implementation::AdamW(adamw) if adamw.is_fused())
     }
 

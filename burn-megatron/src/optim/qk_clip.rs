@@ -62,7 +62,7 @@ impl QkClipConfig {
     /// # Errors
     ///
     /// [`OptimizerError::ClippedNorm`].
-    pub(crate) fn check_layers(&self, layers: &[AttentionLayer]) -> Result<(), OptimizerError> {
+    pub fn check_layers(&self, layers: &[AttentionLayer]) -> Result<(), OptimizerError> {
         match layers.iter().find(|layer| layer.has_norm) {
             Some(layer) => Err(OptimizerError::ClippedNorm {
                 path: layer.path.clone(),
@@ -73,7 +73,7 @@ impl QkClipConfig {
 }
 
 /// QK-Clip over the parameters of a model.
-pub(crate) struct QkClip {
+pub struct QkClip {
     config: QkClipConfig,
     /// The layers of this rank.
     layers: Vec<ClippedLayer>,

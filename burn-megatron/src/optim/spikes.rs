@@ -30,7 +30,7 @@ impl SpikeConfig {
     const MOST: usize = 1 << 16;
 
     /// Whether both settings are valid.
-    pub(crate) fn is_valid(&self) -> bool {
+    pub fn is_valid(&self) -> bool {
         self.sigmas.is_finite() && self.sigmas > 0.0 && (2..=Self::MOST).contains(&self.window)
     }
 }

@@ -11,7 +11,7 @@ pub const FIRST: &str = "adamw.first/";
 pub const SECOND: &str = "adamw.second/";
 
 /// One tensor of the state for each of some parameters, such as their first moments.
-pub(crate) struct StateKind {
+pub struct StateKind {
     /// Prefix of a parameter's path in the key of its tensor.
     pub prefix: String,
     /// The type of each, in the order of the parameter table; `None` for a parameter without one.
@@ -29,7 +29,7 @@ impl StateKind {
 }
 
 /// The state of an optimizer that a checkpoint saves and restores.
-pub(crate) trait OptimizerState {
+pub trait OptimizerState {
     /// Its tensors. `masters` are the types of the masters, in the order of the parameter table.
     fn kinds(&self, masters: &[DType]) -> Vec<StateKind>;
 

@@ -27,7 +27,7 @@ const FINGERPRINT_PARTS: usize = 4;
 const LOSSES: usize = FINGERPRINT + FINGERPRINT_PARTS;
 
 /// The contribution of a rank to the statistics of a step.
-pub(crate) struct RankStatistics {
+pub struct RankStatistics {
     /// The record of the reduction of the gradients.
     pub record: ReductionRecord,
     /// The tokens of this rank's micro-batches.
@@ -48,7 +48,7 @@ pub(crate) struct RankStatistics {
 }
 
 /// The settings that decide the outcome of a step, and its dependence on the outcome of the step before.
-pub(crate) struct OutcomeSettings {
+pub struct OutcomeSettings {
     /// See [`order_of_squares`].
     pub squares: Arc<SumOrder>,
     /// The maximum norm.
@@ -60,7 +60,7 @@ pub(crate) struct OutcomeSettings {
 }
 
 /// The statistics of a step, on the device until [`reading`](Self::reading) is called.
-pub(crate) struct StepStatistics {
+pub struct StepStatistics {
     /// See [`step_outcome`].
     pub outcome: Tensor<1>,
     /// The rows of all ranks, the measurements of the own gradients, and the counts of 8-bit layers.
@@ -78,7 +78,7 @@ pub(crate) struct StepStatistics {
 
 /// The statistics of a step on the host.
 #[derive(Clone, Debug)]
-pub(crate) struct StepReading {
+pub struct StepReading {
     /// An element of [`elements`]: whether the step was taken.
     pub kind: f64,
     /// The norm before clipping.
@@ -332,7 +332,7 @@ fn order_of_losses(groups: &ParallelContext) -> SumOrder {
 /// The order in which the CPU adds the sums of squares in the statistics of all ranks: the partitions of a
 /// data-parallel group, then the model-parallel ranks, the grids, and the pipeline stages. So the sum has the same
 /// bits however the gradients are sharded. Other devices have an order of their own.
-pub(crate) fn order_of_squares<M: Module>(
+pub fn order_of_squares<M: Module>(
     ddp: &DistributedDataParallel<M>,
     loss_count: usize,
 ) -> SumOrder {

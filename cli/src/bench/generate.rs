@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use burn::tensor::{DType, Device};
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::generate::{GenerateConfig, Generator};
 use burn_megatron::kernels::philox::Stream;
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
-use burn_megatron::tokenizer::Tokenizer;
+use burn_megatron_data::tokenizer::Tokenizer;
+use burn_megatron_generate::{GenerateConfig, Generator};
 use burn_megatron_models::hf::ModelFamily;
 use burn_megatron_models::{Transformer, TransformerConfig};
 use clap::Args;

@@ -6,9 +6,9 @@ use std::time::Duration;
 use burn::tensor::Device;
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::partial::replace_file;
-use burn_megatron::plan::accuracy::{self, TimedPlan};
-use burn_megatron::plan::hardware::measure;
-use burn_megatron::plan::search::{Plan, search};
+use burn_megatron_plan::accuracy::{self, TimedPlan};
+use burn_megatron_plan::hardware::measure;
+use burn_megatron_plan::search::{Plan, search};
 
 use super::args::PlanBenchArgs;
 use super::step::case;

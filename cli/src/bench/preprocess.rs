@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use burn_megatron::bounded;
-use burn_megatron::data::{EXTENSIONS, list_folder};
+use burn_megatron_data::{EXTENSIONS, list_folder};
 use clap::{Args, Parser};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use tokenizers::Tokenizer;

@@ -8,7 +8,7 @@ use burn_megatron::kernels::attention::{
     AttentionEngine, EngineKind, Heads, Portable, Window, select_engine,
 };
 use burn_megatron::kernels::gemm::{engine_of, slow_reason};
-use burn_megatron::verify::devices::relative_difference;
+use burn_megatron_verify::devices::relative_difference;
 
 use super::outcome::Findings;
 use crate::bench::case::{Direction, Inputs, KernelBenchmark, Shape};

@@ -5,8 +5,8 @@ use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::{Precision, format_bytes};
 use burn_megatron::device::{DeviceKind, is_unchecked};
 use burn_megatron::nn::fp8::Fp8Recipe;
-use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{Observer, ObserverError};
+use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron_train::{Observer, ObserverError};
 
 use super::outcome::Findings;
 use crate::bench::step::NamedModel;

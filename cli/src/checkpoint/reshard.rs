@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use burn_megatron::checkpoint::{
     Checkpoint, CheckpointFolder, FileSizes, check_output, compare, reshard,
 };
-use burn_megatron::train::run_folder::CHECKPOINTS;
+use burn_megatron_train::run_folder::CHECKPOINTS;
 use indicatif::HumanBytes;
 
 use super::args::ReshardArgs;

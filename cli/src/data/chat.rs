@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use burn_megatron::data::Dataset;
-use burn_megatron::data::chat::{
+use burn_megatron_data::Dataset;
+use burn_megatron_data::chat::{
     ChatData, ChatDataConfig, HeldOutExamples, LongExamples, TrainedTokens,
 };
-use burn_megatron::tokenizer::Tokenizer;
-use burn_megatron::tokenizer::chat::ChatTemplate;
+use burn_megatron_data::tokenizer::Tokenizer;
+use burn_megatron_data::tokenizer::chat::ChatTemplate;
 use chrono::NaiveDate;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};

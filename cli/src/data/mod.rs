@@ -9,12 +9,10 @@ mod text;
 
 use std::sync::Arc;
 
-use burn_megatron::data::gpt::IndexCache;
-use burn_megatron::data::{
-    Dataset, Sampling, TextData, TokenFile, TokenFilesConfig, TokenizedText,
-};
-use burn_megatron::tokenizer::{BYTES, TokenFileInfo, Tokenizer};
-use burn_megatron::train::GenerateConfig;
+use burn_megatron_data::gpt::IndexCache;
+use burn_megatron_data::tokenizer::{BYTES, TokenFileInfo, Tokenizer};
+use burn_megatron_data::{Dataset, Sampling, TextData, TokenFile, TokenFilesConfig, TokenizedText};
+use burn_megatron_generate::GenerateConfig;
 
 use crate::error::Error;
 use crate::recipe::Recipe;
@@ -261,7 +259,7 @@ fn check_vocabulary(
 /// The unit of a loss: per byte where a byte is a token.
 pub fn unit(data: &dyn Dataset) -> LossUnit {
     match (data.bytes_per_token() == 1.0, data.vocabulary()) {
-        (true, burn_megatron::data::VOCABULARY) => LossUnit::Byte,
+        (true, burn_megatron_data::VOCABULARY) => LossUnit::Byte,
         (true, _) => LossUnit::Token,
         (false, _) => LossUnit::TokenOfBytes,
     }

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use burn_megatron::data::Dataset;
-use burn_megatron::tokenizer::Tokenizer;
+use burn_megatron_data::Dataset;
+use burn_megatron_data::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use burn_megatron::data::gpt::Split;
-use burn_megatron::data::indexed::{bin_path, idx_path};
+use burn_megatron_data::gpt::Split;
+use burn_megatron_data::indexed::{bin_path, idx_path};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 

@@ -2,7 +2,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn_megatron::data::indexed::{IndexedDatasetBuilder, TokenType};
+use burn_megatron_data::indexed::{IndexedDatasetBuilder, TokenType};
 
 use super::settings::{DataArgs, DataConfig, TokenFileEntry, WeightedTokenFiles};
 use super::*;
@@ -11,7 +11,7 @@ use burn_megatron_models::TransformerConfig;
 
 const BPE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
-    "/../burn-megatron/tests/fixtures/tokenizer/byte_bpe"
+    "/../burn-megatron-data/tests/fixtures/tokenizer/byte_bpe"
 );
 
 /// A folder with a text, and token files of 40 documents of 50 tokens below 256.
@@ -254,7 +254,7 @@ fn a_checkpoint_names_the_tokenizer_of_its_token_files() {
     let mut text = folder.recipe(400, "path = 'DIR/text.txt'\ntokenizer = 'BPE'");
     assert_eq!(named(&text), BPE);
     // From any folder.
-    text.data.tokenizer = Some("../burn-megatron/tests/fixtures/tokenizer/byte_bpe".into());
+    text.data.tokenizer = Some("../burn-megatron-data/tests/fixtures/tokenizer/byte_bpe".into());
     assert_eq!(named(&text), BPE);
 }
 

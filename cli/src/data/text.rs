@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use burn_megatron::data::{DataError, TextDocuments};
+use burn_megatron_data::{DataError, TextDocuments};
 
 use super::settings::DataConfig;
 use crate::documents::{

@@ -5,8 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use burn_megatron::data::DataError;
-use burn_megatron::tokenizer::TokenizerError;
+use burn_megatron_data::DataError;
+use burn_megatron_data::tokenizer::TokenizerError;
 
 use super::find::FileCounts;
 

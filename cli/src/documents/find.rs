@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use burn_megatron::data::list_folder;
+use burn_megatron_data::list_folder;
 use clap::ValueEnum;
 use indicatif::HumanCount;
 

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn_megatron::bounded;
-use burn_megatron::data::DataError;
 use burn_megatron::regular_file::is_there;
+use burn_megatron_data::DataError;
 use serde::Deserialize;
 
 use super::TEXT;

@@ -24,7 +24,7 @@ pub use source::DocumentContent;
 pub use split::NextDocument;
 
 /// The extensions of text in a folder.
-pub const TEXT: [&str; 3] = burn_megatron::data::EXTENSIONS;
+pub const TEXT: [&str; 3] = burn_megatron_data::EXTENSIONS;
 
 /// The extensions of files of records in a folder, whose texts are under a key.
 pub const RECORDS: [&str; 4] = ["jsonl", "ndjson", "parquet", "arrow"];

@@ -13,12 +13,12 @@ use burn_megatron::model::{ConfigDifference, LanguageModel, ModelConfig, check_c
 use burn_megatron::nn::lora::{LoraConfig, LoraLayers};
 use burn_megatron::nn::{BuildError, ModelBuilder, ParameterTable};
 use burn_megatron::pipeline::split::StageLayout;
-use burn_megatron::plan::memory::{MemoryReport, MemoryRequest, RankProfiles, plan_memory_with};
-use burn_megatron::train::{TrainConfig, Trainer};
-use burn_megatron::verify::{
+use burn_megatron_models::hf::peft::adapted_layers;
+use burn_megatron_plan::memory::{MemoryReport, MemoryRequest, RankProfiles, plan_memory_with};
+use burn_megatron_train::{TrainConfig, Trainer};
+use burn_megatron_verify::{
     Layout, ModelSubject, VerifyError, VerifyOptions, VerifyReport, verify,
 };
-use burn_megatron_models::hf::peft::adapted_layers;
 use serde::Serialize;
 use serde_json::Value;
 use toml::Table;

@@ -8,18 +8,18 @@ use burn_megatron::checkpoint::{Checkpoint, LoadTolerance, TensorSource, load_we
 use burn_megatron::choice::KernelSelection;
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::comm::testing::fault_injection::FaultPlan;
-use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryPlan, Precision, ZeroStage,
 };
-use burn_megatron::generate::{GenerateConfig, GenerationOutput, Generator, Written};
 use burn_megatron::kernels::device_memory::{DriverMemory, driver_memory};
 use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::fp8::Fp8;
 use burn_megatron::nn::{ActivationUsage, ModelBuilder};
 use burn_megatron::pipeline::engine::ActionEvent;
-use burn_megatron::tokenizer::Tokenizer;
-use burn_megatron::train::{Observer, Saver, TrainOutcome, Trainer};
+use burn_megatron_data::Dataset;
+use burn_megatron_data::tokenizer::Tokenizer;
+use burn_megatron_generate::{GenerateConfig, GenerationOutput, Generator, Written};
+use burn_megatron_train::{Observer, Saver, TrainOutcome, Trainer};
 
 use crate::error::Error;
 

@@ -6,7 +6,7 @@ use burn_megatron::comm::{Communicator, all_gather_bytes};
 use burn_megatron::nn::fp8::{Operand, OperandReport};
 use burn_megatron::partial::replace_file;
 use burn_megatron::table::Table;
-use burn_megatron::train::run_folder::RunFolder;
+use burn_megatron_train::run_folder::RunFolder;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;

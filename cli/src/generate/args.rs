@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use burn_megatron::bounded;
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::device::DeviceKind;
-use burn_megatron::generate::GenerateConfig;
+use burn_megatron_generate::GenerateConfig;
 use clap::Args;
 use serde::Deserialize;
 

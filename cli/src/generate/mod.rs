@@ -11,11 +11,11 @@ use burn_megatron::checkpoint::check_place;
 use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, Rank};
 use burn_megatron::device::check_results;
-use burn_megatron::generate::{FinishReason, GenerateConfig, GenerationOutput, Written};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::stages_of;
 use burn_megatron::regular_file::open_output;
+use burn_megatron_generate::{FinishReason, GenerateConfig, GenerationOutput, Written};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use serde::Serialize;
 

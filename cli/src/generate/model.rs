@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
-use burn_megatron::generate::GenerateConfig;
-use burn_megatron::tokenizer::Tokenizer;
+use burn_megatron_data::tokenizer::Tokenizer;
+use burn_megatron_generate::GenerateConfig;
 use burn_megatron_models::hf::peft::is_peft_folder;
 use burn_megatron_models::hf::{is_hf_folder, stored_hf_files};
 

@@ -9,7 +9,7 @@ use burn_megatron::checkpoint::{
     TensorSlice,
 };
 use burn_megatron::kernels::philox::{Stream, uniform};
-use burn_megatron::train::ModelConfig;
+use burn_megatron::model::ModelConfig;
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_models::hf::{self, HfFolder};
 

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::mesh::ScheduleKind;
-use burn_megatron::plan::Recompute;
-use burn_megatron::plan::hardware::Hardware;
-use burn_megatron::plan::search::FixedSettings;
+use burn_megatron_plan::Recompute;
+use burn_megatron_plan::hardware::Hardware;
+use burn_megatron_plan::search::FixedSettings;
 use clap::Args;
 
 use crate::byte_size::ByteSize;
@@ -44,7 +44,7 @@ pub struct PlanArgs {
         hide_default_value = true
     )]
     pub devices: String,
-    /// A file with the speeds of a device and its links, in the format of burn-megatron/src/plan/hardware.
+    /// A file with the speeds of a device and its links, in the format of burn-megatron-plan/src/hardware.
     #[arg(long, value_name = "FILE.toml")]
     pub hardware: Option<PathBuf>,
     /// Tokens of a sequence; by default that of the recipe, or the model's longest.

@@ -7,12 +7,12 @@ use std::process::ExitCode;
 use burn_megatron::bounded;
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::partial::replace_file;
-use burn_megatron::plan::hardware::{Hardware, measure};
-use burn_megatron::plan::memory::{MemoryByKind, RankProfiles};
-use burn_megatron::plan::search::{
+use burn_megatron_plan::hardware::{Hardware, measure};
+use burn_megatron_plan::memory::{MemoryByKind, RankProfiles};
+use burn_megatron_plan::search::{
     FixedSettings, MemoryRefusal, Plan, SearchConfig, SearchReport, search_confirmed,
 };
-use burn_megatron::plan::{Candidate, Recompute};
+use burn_megatron_plan::{Candidate, Recompute};
 use indicatif::HumanBytes;
 
 use crate::error::Error;

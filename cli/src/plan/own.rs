@@ -2,10 +2,10 @@
 
 use burn_megatron::mesh::ScheduleSource;
 use burn_megatron::nn::RecomputeGranularity;
-use burn_megatron::plan::Recompute;
-use burn_megatron::plan::fit;
-use burn_megatron::plan::hardware::Hardware;
-use burn_megatron::plan::search::{FixedSettings, Plan, SearchConfig, SearchReport, search};
+use burn_megatron_plan::Recompute;
+use burn_megatron_plan::fit;
+use burn_megatron_plan::hardware::Hardware;
+use burn_megatron_plan::search::{FixedSettings, Plan, SearchConfig, SearchReport, search};
 
 use super::source::RecipeModel;
 use crate::error::Error;

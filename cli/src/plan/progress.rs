@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use burn_megatron::plan::search::SearchProgress;
+use burn_megatron_plan::search::SearchProgress;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::numbers::grouped;

@@ -5,13 +5,13 @@
 use burn_megatron::choice::{KernelChoice, Operation};
 use burn_megatron::data_parallel::{Moments, Precision};
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::plan::decoder::Decoder;
-use burn_megatron::plan::fit::StateBytes;
-use burn_megatron::plan::hardware::Hardware;
-use burn_megatron::plan::search::{FixedSettings, PlannedModel, SearchConfig};
-use burn_megatron::plan::time::ComputeTypes;
-use burn_megatron::plan::{Candidate, ModelProfile};
 use burn_megatron_models::TransformerConfig;
+use burn_megatron_plan::decoder::Decoder;
+use burn_megatron_plan::fit::StateBytes;
+use burn_megatron_plan::hardware::Hardware;
+use burn_megatron_plan::search::{FixedSettings, PlannedModel, SearchConfig};
+use burn_megatron_plan::time::ComputeTypes;
+use burn_megatron_plan::{Candidate, ModelProfile};
 
 use crate::error::Error;
 use crate::family::config_of;

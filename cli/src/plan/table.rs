@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use burn_megatron::plan::memory::MemoryByKind;
-use burn_megatron::plan::search::{Plan, SearchCounts, SearchReport};
-use burn_megatron::plan::time::StepPart;
 use burn_megatron::table::Table;
+use burn_megatron_plan::memory::MemoryByKind;
+use burn_megatron_plan::search::{Plan, SearchCounts, SearchReport};
+use burn_megatron_plan::time::StepPart;
 use indicatif::HumanBytes;
 use serde::Serialize;
 

@@ -1,8 +1,8 @@
 use burn_megatron::nn::fp8::Fp8Recipe;
-use burn_megatron::plan::Candidate;
-use burn_megatron::plan::search::Rejection;
-use burn_megatron::verify::{Layout, ModelSubject, VerifyOptions, verify};
 use burn_megatron_models::TransformerConfig;
+use burn_megatron_plan::Candidate;
+use burn_megatron_plan::search::Rejection;
+use burn_megatron_verify::{Layout, ModelSubject, VerifyOptions, verify};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
@@ -294,7 +294,7 @@ fn the_nearest_layout_needs_the_least_memory() {
             .unwrap(),
     );
     let kept = |model: &RecipeModel| {
-        let profile = burn_megatron::plan::search::PlannedModel::profile(model, layout, 1).unwrap();
+        let profile = burn_megatron_plan::search::PlannedModel::profile(model, layout, 1).unwrap();
         profile.kinds[0].layer.saved_bytes()
     };
     assert_eq!(kept(&model), 2 * kept(&halves.unwrap()));

@@ -4,8 +4,8 @@ use std::io;
 use std::path::PathBuf;
 
 use burn_megatron::checkpoint::CheckpointError;
-use burn_megatron::data::indexed::IndexedDatasetError;
-use burn_megatron::tokenizer::TokenizerError;
+use burn_megatron_data::indexed::IndexedDatasetError;
+use burn_megatron_data::tokenizer::TokenizerError;
 
 use crate::documents::{BadDocument, DocumentPosition, InputError};
 

@@ -22,7 +22,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use burn_megatron::tokenizer::{TokenFileInfo, Tokenizer};
+use burn_megatron_data::tokenizer::{TokenFileInfo, Tokenizer};
 
 use crate::documents::{FileCounts, Found, Input, TEXT_KEY};
 use crate::error::Error;

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn_megatron::checkpoint::check_output;
-use burn_megatron::data::indexed::{IndexedDatasetBuilder, TokenType, bin_path, idx_path};
-use burn_megatron::tokenizer::TokenFileInfo;
+use burn_megatron_data::indexed::{IndexedDatasetBuilder, TokenType, bin_path, idx_path};
+use burn_megatron_data::tokenizer::TokenFileInfo;
 
 use super::error::PreprocessError;
 use super::work::TokenizedDocuments;

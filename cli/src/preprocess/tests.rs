@@ -2,7 +2,7 @@ use std::fs;
 use std::io::Write;
 use std::sync::atomic::AtomicUsize;
 
-use burn_megatron::data::indexed::{IndexedDataset, bin_path, idx_path};
+use burn_megatron_data::indexed::{IndexedDataset, bin_path, idx_path};
 
 use super::*;
 use crate::flags::parse_text;
@@ -82,7 +82,7 @@ impl Drop for Folder {
 
 const TOKENIZERS: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
-    "/../burn-megatron/tests/fixtures/tokenizer"
+    "/../burn-megatron-data/tests/fixtures/tokenizer"
 );
 const MEGATRON: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/preprocess");
 

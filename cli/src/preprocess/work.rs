@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{Receiver, SyncSender};
 
-use burn_megatron::tokenizer::Tokenizer;
+use burn_megatron_data::tokenizer::Tokenizer;
 
 use super::error::PreprocessError;
 use super::read::{DocumentBatch, StageMessage};

@@ -3,17 +3,18 @@
 use std::process::ExitCode;
 
 use burn_megatron::checkpoint::Checkpoint;
-use burn_megatron::data::Padding;
 use burn_megatron::data_parallel::format_bytes;
 use burn_megatron::device::DeviceKind;
 use burn_megatron::kernels::device_memory::DriverMemory;
 use burn_megatron::mesh::ContextSplit;
 use burn_megatron::optim::LossScale;
 use burn_megatron::partial::replace_file;
-use burn_megatron::train::metrics::{HeldOutMetrics, MetricsRecord, read_metrics};
-use burn_megatron::train::plot::{ExpertHeatMap, LossCurve};
-use burn_megatron::train::run_folder::RunFolder;
-use burn_megatron::train::{GenerateConfig, ReplayError, TrainOutcome};
+use burn_megatron_data::Padding;
+use burn_megatron_generate::GenerateConfig;
+use burn_megatron_train::metrics::{HeldOutMetrics, MetricsRecord, read_metrics};
+use burn_megatron_train::plot::{ExpertHeatMap, LossCurve};
+use burn_megatron_train::run_folder::RunFolder;
+use burn_megatron_train::{ReplayError, TrainOutcome};
 
 use super::args::PretrainArgs;
 use crate::data::LossUnit;
@@ -247,7 +248,7 @@ fn print_memory(memory: &RankMemory) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn_megatron::train::metrics::Minimised;
+    use burn_megatron_train::metrics::Minimised;
 
     #[test]
     fn what_is_minimised_stands_under_the_held_out_loss() {

@@ -1,7 +1,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use burn_megatron::train::metrics::{MetricsRecord, read_metrics};
+use burn_megatron_train::metrics::{MetricsRecord, read_metrics};
 
 use super::*;
 use crate::flags::parse;

@@ -8,14 +8,14 @@ use burn::tensor::{DType, Device, TensorData};
 use burn_megatron::bounded;
 use burn_megatron::checkpoint::{ElementType, LoadTolerance, MODEL, TensorSlice, TensorSource};
 use burn_megatron::comm::{ParallelContext, World};
-use burn_megatron::data::{DataError, Dataset, IGNORE, Sample, Samples, Sampling};
 use burn_megatron::data_parallel::{DataParallelConfig, Precision};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::table::Table;
-use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{Observer, ObserverError, StepGradients, TrainConfig};
-use burn_megatron::verify::devices::relative_difference;
+use burn_megatron_data::{DataError, Dataset, IGNORE, Sample, Samples, Sampling};
+use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron_train::{Observer, ObserverError, StepGradients, TrainConfig};
+use burn_megatron_verify::devices::relative_difference;
 use serde::Deserialize;
 use toml::Table as Settings;
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use burn_megatron::verify::Layout;
+use burn_megatron_verify::Layout;
 use clap::{Args, ValueEnum};
 
 use crate::fp8::Fp8Choice;

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use burn_megatron::verify::faults::find_published;
+use burn_megatron_verify::faults::find_published;
 
 use crate::error::Error;
 use crate::terminal;

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use burn_megatron::verify::{Layout, VerifyError, VerifyReport};
+use burn_megatron_verify::{Layout, VerifyError, VerifyReport};
 
 use crate::error::Error;
 use crate::family::Families;

@@ -5,10 +5,10 @@ use burn_megatron::nn::moe::{
     DispatcherKind, ExpertGroups, GroupScore, RouterLoss, RouterLossKind, ScoreFunction,
 };
 use burn_megatron::nn::{Activation, NormKind, QkNorm};
-use burn_megatron::verify::Layout;
 use burn_megatron_models::{
     MlaConfig, MoeConfig, MtpConfig, Positions, RotaryScaling, TransformerConfig,
 };
+use burn_megatron_verify::Layout;
 
 /// The small transformers of `verify`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use burn_megatron::checkpoint::Checkpoint;
-use burn_megatron::train::metrics::{MetricsRecord, StepMetrics, read_metrics};
+use burn_megatron_train::metrics::{MetricsRecord, StepMetrics, read_metrics};
 use serde_json::Value;
 
 use crate::processes::{Ended, PROGRAM, Stage, end, run};

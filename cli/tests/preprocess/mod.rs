@@ -131,7 +131,7 @@ fn work_that_was_killed_begins_anew() {
 
 const TOKENIZER: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
-    "/../burn-megatron/tests/fixtures/tokenizer/byte_bpe"
+    "/../burn-megatron-data/tests/fixtures/tokenizer/byte_bpe"
 );
 
 const RECIPE: &str = "\

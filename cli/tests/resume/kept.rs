@@ -3,7 +3,7 @@
 use std::fs;
 
 use burn_megatron::checkpoint::Checkpoint;
-use burn_megatron::train::metrics::MetricsRecord;
+use burn_megatron_train::metrics::MetricsRecord;
 
 use super::stage::{SAME, Stage, assert_timed_once, last_line, text};
 

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use burn_megatron::train::metrics::{MetricsRecord, read_metrics};
+use burn_megatron_train::metrics::{MetricsRecord, read_metrics};
 
 const RECIPE: &str = r#"
 [parallel]

@@ -5,14 +5,14 @@ use burn_megatron::checkpoint::{
     TensorEntry, TensorSlice, parse_header,
 };
 use burn_megatron::comm::read_session;
-use burn_megatron::data::indexed::IndexHeader;
 use burn_megatron::pipeline::schedule::{
     Schedule, ScheduleConfig, ScheduleKind, generate, validate,
 };
-use burn_megatron::tokenizer::{TokenFileInfo, Tokenizer};
-use burn_megatron::verify::Layout;
 use burn_megatron_cli::check_recipe;
+use burn_megatron_data::indexed::IndexHeader;
+use burn_megatron_data::tokenizer::{TokenFileInfo, Tokenizer};
 use burn_megatron_models::hf::{HfConfig, ModelFamily, ShardIndex};
+use burn_megatron_verify::Layout;
 use serde_json::json;
 
 use super::Target;
@@ -31,7 +31,7 @@ macro_rules! hf {
 macro_rules! data {
     ($name:literal) => {
         include_bytes!(concat!(
-            "../../../burn-megatron/tests/fixtures/data/",
+            "../../../burn-megatron-data/tests/fixtures/data/",
             $name
         ))
         .to_vec()

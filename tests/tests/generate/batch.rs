@@ -3,12 +3,12 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, World};
-use burn_megatron::generate::{FinishReason, GenerateConfig, GenerationOutput, Generator, Written};
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::moe::RouterChoice;
-use burn_megatron::tokenizer::Tokenizer;
-use burn_megatron::train::{LanguageModel, ModelConfig};
+use burn_megatron_data::tokenizer::Tokenizer;
+use burn_megatron_generate::{FinishReason, GenerateConfig, GenerationOutput, Generator, Written};
 use burn_megatron_models::{MoeConfig, TransformerConfig};
 use burn_megatron_tests::recomputing::Recomputing;
 use burn_megatron_tests::small_llama;

@@ -3,12 +3,12 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::{ParallelContext, World};
-use burn_megatron::generate::Generator;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::CachedAttention;
+use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::{KvCache, ModelBuilder, SequencePart};
 use burn_megatron::pipeline::split::LayerSplit;
-use burn_megatron::train::{LanguageModel, ModelConfig};
+use burn_megatron_generate::Generator;
 use burn_megatron_models::{MlaConfig, MoeConfig, Transformer, TransformerConfig};
 use burn_megatron_tests::tolerance::assert_all_near;
 use burn_megatron_tests::{

@@ -2,10 +2,8 @@
 
 use burn::tensor::{DType, Device};
 use burn_megatron::choice::KernelChoices;
-use burn_megatron::generate::{
-    GenerateConfig, GenerateError, GenerationOutput, Generator, Written,
-};
-use burn_megatron::tokenizer::Tokenizer;
+use burn_megatron_data::tokenizer::Tokenizer;
+use burn_megatron_generate::{GenerateConfig, GenerateError, GenerationOutput, Generator, Written};
 use burn_megatron_models::{MtpConfig, TransformerConfig};
 
 use super::batch::assert_same;

@@ -4,13 +4,14 @@ use burn::tensor::{DType, Device};
 use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::ZeroStage;
-use burn_megatron::generate::{FinishReason, GenerateConfig, GenerationOutput, Generator};
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
-use burn_megatron::tokenizer::Tokenizer;
-use burn_megatron::train::{ModelConfig, TrainConfig, Trainer};
+use burn_megatron_data::tokenizer::Tokenizer;
+use burn_megatron_generate::{FinishReason, GenerateConfig, GenerationOutput, Generator};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::words;
+use burn_megatron_train::{TrainConfig, Trainer};
 
 use super::{ALONE, AnyError, TestLayout, layouts, models};
 

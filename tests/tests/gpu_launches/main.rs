@@ -26,8 +26,8 @@ use burn_megatron::kernels::rope::{
     Positions, RopeConfig, RopeOptions, RopeTable, Scaling, rotate,
 };
 use burn_megatron::kernels::softmax::{Mask, Sink, masked_softmax};
+use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::{ModelBuilder, ParallelModule};
-use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_tests::{small_gpt, small_llama};
 
@@ -322,7 +322,7 @@ fn a_layer_launches_as_few_kernels_as_it_can() {
 /// The same under data parallelism, of a micro-batch after the first one.
 fn of_wrapped_model(config: &TransformerConfig, kernels: &KernelChoices, layers: usize) -> usize {
     use burn_megatron::data_parallel::DistributedDataParallel;
-    use burn_megatron::train::Tokens;
+    use burn_megatron::model::Tokens;
 
     let model = model(config, kernels, layers);
     let ddp = DistributedDataParallel::new(model, &ParallelContext::single()).unwrap();

@@ -11,16 +11,15 @@ use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryPlan, Precision, ZeroStage,
 };
 use burn_megatron::kernels::attention::Heads;
-use burn_megatron::memory_report::HeapCounter;
 use burn_megatron::mesh::{ContextExchange, ContextSplit, ParallelConfig};
+use burn_megatron::model::{LanguageModel, ModelConfig, Tokens};
 use burn_megatron::nn::RecomputeModule::{Activation, CoreAttention, Mlp, Norm};
 use burn_megatron::nn::context::{ExchangeProblem, SequenceShard};
 use burn_megatron::nn::{ModelBuilder, RecomputeConfig, RecomputeMethod};
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
-use burn_megatron::train::{
-    LanguageModel, ModelConfig, NoopObserver, Tokens, TrainConfig, Trainer,
-};
 use burn_megatron_models::TransformerConfig;
+use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
+use burn_megatron_verify::memory_report::HeapCounter;
 
 use burn_megatron_tests::heap::{self, CountingAllocator, RankError, ThreadHeap};
 use burn_megatron_tests::{Text, small_llama};

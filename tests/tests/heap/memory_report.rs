@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use burn_megatron::memory_report::{MemoryReport, MemoryReportError, memory_report};
+use burn_megatron_verify::memory_report::{MemoryReport, MemoryReportError, memory_report};
 
 #[derive(Module, Debug)]
 struct Net {

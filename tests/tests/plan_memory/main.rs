@@ -11,13 +11,13 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel};
 use burn_megatron::mesh::{Mesh, ParallelConfig, ScheduleKind};
+use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::context::SequenceShard;
 use burn_megatron::nn::moe::{DispatcherKind, Fp8DispatchScales};
 use burn_megatron::nn::{LossFactor, ModelBuilder, QkNorm, Tokens};
-use burn_megatron::plan::memory::plan_memory;
-use burn_megatron::plan::tape::{ProfileRequest, profile_rank};
-use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::{MlaConfig, MoeConfig, MtpConfig, TransformerConfig};
+use burn_megatron_plan::memory::plan_memory;
+use burn_megatron_plan::tape::{ProfileRequest, profile_rank};
 use burn_megatron_tests::heap::{self, CountingAllocator, ThreadHeap};
 use burn_megatron_tests::{small_gpt, small_llama};
 

@@ -3,9 +3,9 @@
 use burn::tensor::DType;
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::mesh::{Mesh, ParallelConfig};
-use burn_megatron::plan::memory::plan_memory;
-use burn_megatron::plan::tape::{ProfileRequest, profile_rank};
 use burn_megatron_models::TransformerConfig;
+use burn_megatron_plan::memory::plan_memory;
+use burn_megatron_plan::tape::{ProfileRequest, profile_rank};
 
 use super::llama;
 use super::requests::Settings;

@@ -8,9 +8,9 @@ use burn_megatron::kernels::record::ShapeSettings;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::RecomputeConfig;
 use burn_megatron::nn::fp8::Fp8Config;
-use burn_megatron::plan::memory::MemoryRequest;
-use burn_megatron::plan::tape::ProfileRequest;
 use burn_megatron_models::TransformerConfig;
+use burn_megatron_plan::memory::MemoryRequest;
+use burn_megatron_plan::tape::ProfileRequest;
 
 /// Samples of a micro-batch.
 pub const ROWS: usize = 2;

@@ -7,8 +7,8 @@ use burn_megatron::comm::{OfflineCommunicator, ParallelContext};
 use burn_megatron::mesh::{Axis, Grid, Mesh, ParallelConfig, ScheduleKind};
 use burn_megatron::pipeline::schedule::{StageTimes, simulate, validate};
 use burn_megatron::pipeline::schedule_of;
-use burn_megatron::plan::memory::{MemoryRequest, plan_memory};
 use burn_megatron_models::{MoeConfig, TransformerConfig};
+use burn_megatron_plan::memory::{MemoryRequest, plan_memory};
 use burn_megatron_tests::heap::ThreadHeap;
 
 use super::llama;

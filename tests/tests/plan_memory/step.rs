@@ -4,12 +4,13 @@ use burn::tensor::{DType, Device};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::{DataParallelConfig, Precision, ZeroStage};
 use burn_megatron::mesh::{ContextExchange, Mesh, ParallelConfig, ScheduleKind};
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::{ModelBuilder, RecomputeConfig, RecomputeMethod, RecomputeModule};
-use burn_megatron::plan::memory::{MemoryRequest, plan_memory};
-use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
 use burn_megatron_models::TransformerConfig;
+use burn_megatron_plan::memory::{MemoryRequest, plan_memory};
 use burn_megatron_tests::Text;
 use burn_megatron_tests::heap::{self, ThreadHeap};
+use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
 
 use super::requests::{ROWS, Settings};
 use super::{experts, gpt, llama};

@@ -1,6 +1,6 @@
 //! The largest attention logits of a GPT, as loops.
 
-use burn_megatron::data::Batch;
+use burn_megatron_data::Batch;
 use burn_megatron_models::TransformerConfig;
 
 use super::Steps;

@@ -5,20 +5,22 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::data::{DataError, Sample, Samples};
 use burn_megatron::data_parallel::{OffloadConfig, Precision};
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::{ModelBuilder, QkNorm};
 use burn_megatron::optim::{AdamWConfig, MuonConfig, OptimizerConfig, QkClipConfig};
-use burn_megatron::train::metrics::StepMetrics;
-use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
-use burn_megatron::verify::faults::corrupted::{CorruptedComm, Corruption};
-use burn_megatron::verify::{Layout, Subject, VerifyOptions, VerifyReport, verify};
-use burn_megatron_models::{MlaConfig, TransformerConfig, TransformerSubject};
+use burn_megatron_data::{DataError, Sample, Samples};
+use burn_megatron_models::{MlaConfig, TransformerConfig};
+use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::overflows::{assert_overflows, overflowing, train};
 use burn_megatron_tests::tampered::Tampered;
 use burn_megatron_tests::tolerance::{assert_all_near, assert_near};
 use burn_megatron_tests::{Text, small_gpt, small_gpt_oss, small_llama, without_dropout};
+use burn_megatron_train::metrics::StepMetrics;
+use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
+use burn_megatron_verify::faults::corrupted::{CorruptedComm, Corruption};
+use burn_megatron_verify::{Layout, Subject, VerifyOptions, VerifyReport, verify};
 
 use super::resume::run::{Case, Folder, assert_same};
 

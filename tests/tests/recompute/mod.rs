@@ -5,14 +5,13 @@ use std::collections::BTreeMap;
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{DataParallelConfig, Precision};
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::fp8::{Fp8Config, Fp8Recipe};
 use burn_megatron::nn::{ActivationUsage, ModelBuilder, Recompute, RecomputeConfig};
-use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{
-    ModelConfig, Observer, ObserverError, StepGradients, TrainConfig, Trainer,
-};
-use burn_megatron::verify::ModelSubject;
 use burn_megatron_tests::pairwise::{describe, pairwise, product};
+use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron_train::{Observer, ObserverError, StepGradients, TrainConfig, Trainer};
+use burn_megatron_verify::ModelSubject;
 
 mod settings;
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use burn_megatron::comm::testing::fault_injection::FlipTarget;
-use burn_megatron::train::Verdict;
 use burn_megatron_tests::Text;
+use burn_megatron_train::Verdict;
 
 use super::{RankEnd, Run, STEPS};
 

@@ -8,17 +8,18 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::comm::testing::fault_injection::{Fault, FaultPlan, FlipTarget, inject};
 use burn_megatron::comm::{ParallelContext, World, WorldError};
 use burn_megatron::data_parallel::Precision;
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::moe::ScoreFunction;
 use burn_megatron::optim::SpikeConfig;
-use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{
-    ModelConfig, Observer, ObserverError, ReplayError, TrainConfig, TrainError, Trainer, Verdict,
-};
-use burn_megatron::verify::Layout;
 use burn_megatron_models::{MoeConfig, TransformerConfig};
 use burn_megatron_tests::{Text, small_llama};
+use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron_train::{
+    Observer, ObserverError, ReplayError, TrainConfig, TrainError, Trainer, Verdict,
+};
+use burn_megatron_verify::Layout;
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 

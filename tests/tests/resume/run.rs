@@ -9,18 +9,19 @@ use burn_megatron::checkpoint::state::StateError;
 use burn_megatron::checkpoint::{Checkpoint, LoadTolerance, TensorSlice, TensorSource};
 use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, World};
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::moe::ScoreFunction;
 use burn_megatron::pipeline::split::LayerSplit;
-use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{
-    ModelConfig, NoopObserver, Observer, ObserverError, SaveConfig, SavedCheckpoint, Saver,
-    TrainConfig, TrainError, Trainer,
-};
-use burn_megatron::verify::Layout;
 use burn_megatron_models::{MoeConfig, Transformer, TransformerConfig};
 use burn_megatron_tests::Text;
+use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron_train::{
+    NoopObserver, Observer, ObserverError, SaveConfig, SavedCheckpoint, Saver, TrainConfig,
+    TrainError, Trainer,
+};
+use burn_megatron_verify::Layout;
 
 pub type AnyError = Box<dyn std::error::Error + Send + Sync>;
 

@@ -6,9 +6,9 @@ use burn_megatron::data_parallel::{Moments, Precision};
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::optim::{LossScale, LossScaleConfig};
 use burn_megatron::pipeline::split::LayerSplit;
-use burn_megatron::train::{BatchWarmup, Saver, SequenceWarmup, TrainConfig};
 use burn_megatron_tests::Text;
 use burn_megatron_tests::tolerance::assert_steps_near;
+use burn_megatron_train::{BatchWarmup, Saver, SequenceWarmup, TrainConfig};
 
 use super::run::{Case, Folder, Seen, assert_same, lines};
 
@@ -283,7 +283,7 @@ fn old_checkpoints_are_removed() {
             every: Some(3),
         };
         trainer.save_with(Saver::open(saving, groups)?);
-        trainer.fit(&text, &mut burn_megatron::train::NoopObserver)?;
+        trainer.fit(&text, &mut burn_megatron_train::NoopObserver)?;
         Ok(())
     };
     case.on_ranks(run).unwrap();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use burn_megatron::checkpoint::{Checkpoint, LoadTolerance, load_weights};
 use burn_megatron::data_parallel::{Moments, Precision};
 use burn_megatron::nn::fp8::Fp8Config;
-use burn_megatron::train::Saver;
+use burn_megatron_train::Saver;
 
 use super::run::{Case, Folder};
 

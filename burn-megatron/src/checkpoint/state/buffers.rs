@@ -31,7 +31,7 @@ pub(super) fn write<M: Module>(
 }
 
 /// Checks that a source has all of this rank's, of their shapes.
-pub(crate) fn check<M: Module>(
+pub fn check<M: Module>(
     ddp: &DistributedDataParallel<M>,
     source: &dyn TensorSource,
     leniency: LoadTolerance,
@@ -72,7 +72,7 @@ pub(crate) fn check<M: Module>(
 }
 
 /// Reads this rank's from a [checked](check) source. Those that it does not have keep their values.
-pub(crate) fn read<M: Module>(
+pub fn read<M: Module>(
     ddp: &DistributedDataParallel<M>,
     source: &dyn TensorSource,
 ) -> Result<Vec<(ExpertBias, Tensor<1>)>, StateError> {
@@ -96,7 +96,7 @@ pub(crate) fn read<M: Module>(
 }
 
 /// Replaces them by what was read.
-pub(crate) fn replace(read: Vec<(ExpertBias, Tensor<1>)>) {
+pub fn replace(read: Vec<(ExpertBias, Tensor<1>)>) {
     for (bias, value) in read {
         bias.set(value);
     }

@@ -13,7 +13,7 @@ use crate::nn::{ParameterEntry, ParameterTable};
 use crate::optim::StateKind;
 
 /// The paths of the whole model's parameters, 8-bit layers and expert biases, over all stages.
-pub(crate) struct ModelKeys(BTreeSet<String>);
+pub struct ModelKeys(BTreeSet<String>);
 
 impl ModelKeys {
     /// Gathers the paths of all stages. Collective: call on all ranks of the pipeline group.
@@ -64,7 +64,7 @@ impl ModelKeys {
 }
 
 /// Checks names, shapes and types of the tensors in `keys`.
-pub(crate) fn check(
+pub fn check(
     entries: &[ParameterEntry],
     wanted: &[StateKind],
     source: &dyn TensorSource,
@@ -130,10 +130,7 @@ pub(super) fn fits(from: ElementType, to: DType, rounding: bool) -> bool {
 
 /// Returns this rank's result if no rank failed. If any did, all ranks fail: with the error if there is
 /// only one, otherwise with all distinct ones. Collective: call on all ranks of `comm`.
-pub(crate) fn agree<T>(
-    result: Result<T, StateError>,
-    comm: &dyn Communicator,
-) -> Result<T, StateError> {
+pub fn agree<T>(result: Result<T, StateError>, comm: &dyn Communicator) -> Result<T, StateError> {
     let own = match &result {
         Ok(_) => String::new(),
         // The communicator may be the cause, so it is not used any more.

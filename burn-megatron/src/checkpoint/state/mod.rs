@@ -5,7 +5,7 @@
 //! writes an object, and the rest is a [`RunState`]. To resume, a rank reads the slices that it optimizes, and gathers the weights that it
 //! computes with from the ranks that optimize them.
 
-pub(crate) mod buffers;
+pub mod buffers;
 mod check;
 mod error;
 mod read;
@@ -20,10 +20,10 @@ pub use crate::data_parallel::layout::{WriteItem, write_items};
 pub use crate::optim::{EMA, FIRST, SECOND};
 use crate::optim::{LossScalerState, SpikeWindow, StepCount};
 
-pub(crate) use check::{ModelKeys, agree, check};
+pub use check::{ModelKeys, agree, check};
 pub use error::StateError;
-pub(crate) use read::BucketReader;
-pub(crate) use snapshot::Snapshot;
+pub use read::BucketReader;
+pub use snapshot::Snapshot;
 
 /// Prefix of a weight's path in the key of its tensor.
 pub const MODEL: &str = "model/";

@@ -10,9 +10,12 @@ use crate::data_parallel::layout::chunks;
 use crate::nn::{MeshRank, ParameterEntry};
 
 /// Reads the shards of one rank.
-pub(crate) struct BucketReader<'a> {
+pub struct BucketReader<'a> {
+    /// Where tensors are read from.
     pub source: &'a dyn TensorSource,
+    /// All parameters of the model.
     pub entries: &'a [ParameterEntry],
+    /// The rank.
     pub rank: &'a MeshRank,
 }
 

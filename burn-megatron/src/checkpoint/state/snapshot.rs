@@ -19,7 +19,7 @@ const READ_BYTES: usize = if cfg!(test) { 56 } else { 1 << 20 };
 type ByteSink<'a> = dyn FnMut(&[u8]) -> Result<(), CheckpointError> + 'a;
 
 /// The state that a rank writes, as of the creation of this value.
-pub(crate) struct Snapshot {
+pub struct Snapshot {
     shards: Vec<TensorShard>,
     bytes: SnapshotData,
     /// Tensors that are no parameters, with their bytes; they follow the shards.

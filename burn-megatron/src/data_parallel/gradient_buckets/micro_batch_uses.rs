@@ -8,7 +8,7 @@ use super::GradientBuckets;
 
 /// By parameter: the uses in one micro-batch, and the gradients that it has accumulated.
 #[derive(Clone, Debug)]
-pub(crate) struct MicroBatchUses(Vec<(usize, usize)>);
+pub struct MicroBatchUses(Vec<(usize, usize)>);
 
 /// The counts of the buckets.
 pub(crate) struct Counted {

@@ -38,7 +38,7 @@ pub use exchange::{AllGather, KeyValueExchange, OuterGroup, Ring};
 pub use groups::ContextGroups;
 pub use partial::{PartialAttention, PartialGradients, PartialResult};
 pub use shard::SequenceShard;
-pub(crate) use shard::TokenPlaces;
+pub use shard::TokenPlaces;
 pub(super) use unfused::{GatheredProjection, QueryRows};
 
 use super::{BuildError, ModelBuilder};

@@ -40,7 +40,7 @@ pub struct SequenceShard {
 /// The places of the tokens of a batch before its documents were padded or moved. Random streams are indexed by these
 /// places, so padding and moving change no draw.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct TokenPlaces {
+pub struct TokenPlaces {
     /// The index of each token in the original concatenated rows, or `None` for added padding.
     pub numbers: Vec<Option<usize>>,
     /// The length of the original rows.
@@ -104,7 +104,7 @@ impl SequenceShard {
     /// # Errors
     ///
     /// [`ContextSplitError`] for rows or documents that cannot be divided.
-    pub(crate) fn of_tokens(
+    pub fn of_tokens(
         shape: [usize; 2],
         documents: Option<&[i32]>,
         (places, real): (Option<TokenPlaces>, Option<Arc<RealTokens>>),
@@ -175,9 +175,9 @@ impl SequenceShard {
         self.rank
     }
 
-    /// Returns whether [places](Self::place) are indices in all rows of the global batch, not only in the rows of the
+    /// Returns whether places are indices in all rows of the global batch, not only in the rows of the
     /// micro-batch.
-    pub(crate) fn is_in_global_batch(&self) -> bool {
+    pub fn is_in_global_batch(&self) -> bool {
         let places = self.places.as_ref();
         places.is_some_and(|places| places.in_global_batch)
     }

@@ -32,7 +32,7 @@ struct Buffers {
 
 /// The state and the log at one time.
 #[derive(Debug)]
-pub(crate) struct Fp8Snapshot {
+pub struct Fp8Snapshot {
     state: Option<(ScaleRules, Tensor<1>)>,
     /// On the host, as layers add to it in place.
     log: Option<TensorData>,

@@ -60,7 +60,7 @@ mod weight;
 
 pub(super) use activated::ActivatedLinear;
 pub(super) use arithmetic::Fp8Arithmetic;
-pub(crate) use buffers::Fp8Snapshot;
+pub use buffers::Fp8Snapshot;
 use burn::tensor::Device;
 pub use config::{
     AmaxAlgorithm, BlockScaling, CurrentScaling, DelayedScaling, Fp8Config, Fp8Format, Fp8Layers,

@@ -45,7 +45,7 @@ impl Fp8 {
     /// # Errors
     ///
     /// [`CommError`] if the communication fails.
-    pub(crate) fn end_step_on_device(
+    pub fn end_step_on_device(
         &self,
         groups: &ParallelContext,
     ) -> Result<Option<Tensor<1>>, CommError> {
@@ -59,18 +59,18 @@ impl Fp8 {
     }
 
     /// Returns the state that the layers change in a step, to run it again with [`restore`](Self::restore).
-    pub(crate) fn snapshot(&self) -> Fp8Snapshot {
+    pub fn snapshot(&self) -> Fp8Snapshot {
         self.shared.model.buffers.snapshot()
     }
 
     /// Restores a snapshot. Weights are quantised again.
-    pub(crate) fn restore(&self, snapshot: &Fp8Snapshot) {
+    pub fn restore(&self, snapshot: &Fp8Snapshot) {
         self.shared.model.buffers.restore_snapshot(snapshot);
         self.invalidate_weights();
     }
 
     /// Warns of the tensors of a step with more values beyond the format than the limit.
-    pub(crate) fn warn_of_saturation(&self, counts: &[f64], groups: &ParallelContext) {
+    pub fn warn_of_saturation(&self, counts: &[f64], groups: &ParallelContext) {
         let limit = self.config().saturation_limit;
         let warns = groups.stage().rank() == 0;
         for layer in self.layers() {

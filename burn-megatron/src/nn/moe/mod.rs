@@ -53,6 +53,6 @@ pub use router::{
     ExpertGroups, GroupScore, Router, RouterConfig, RouterDType, Routing, ScoreFunction,
 };
 pub use routers::Routers;
-pub(crate) use routers::{ReportedLayer, reduced_reports};
+pub use routers::{ReportedLayer, reduced_reports};
 pub use shared::{SharedExperts, SharedExpertsConfig};
 pub use step::{RankLoad, RouterStep};

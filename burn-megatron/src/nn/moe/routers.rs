@@ -30,12 +30,14 @@ pub(super) struct RegisteredRouter {
 
 /// A layer whose router reports the load and the losses of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ReportedLayer {
+pub struct ReportedLayer {
     /// Its path in the model.
     pub path: String,
     /// Its pipeline stage.
     pub stage: usize,
+    /// The number of its experts.
     pub experts: usize,
+    /// The losses that it reports.
     pub losses: Vec<RouterLossKind>,
 }
 
@@ -60,7 +62,7 @@ impl Routers {
     }
 
     /// The layers of this rank.
-    pub(crate) fn layers(&self) -> Vec<ReportedLayer> {
+    pub fn layers(&self) -> Vec<ReportedLayer> {
         let all = self.0.lock();
         all.iter().map(|router| router.reported.clone()).collect()
     }
@@ -91,12 +93,7 @@ impl Routers {
     }
 
     /// Moves the expert biases by the [reduced](reduced_reports) load of `layers`, times `taken`.
-    pub(crate) fn update_biases(
-        &self,
-        layers: &[ReportedLayer],
-        reports: &Tensor<1>,
-        taken: &Tensor<1>,
-    ) {
+    pub fn update_biases(&self, layers: &[ReportedLayer], reports: &Tensor<1>, taken: &Tensor<1>) {
         for router in self.0.lock().iter() {
             let Some(bias) = &router.bias else { continue };
             let own = layers.iter().position(|layer| *layer == router.reported);
@@ -126,7 +123,7 @@ impl fmt::Debug for Routers {
 /// Returns the reports of `layers` about a step, summed over the ranks of `comm`: [`ReportedLayer::width`] numbers
 /// each, one after the other. A rank adds nothing to a layer of another pipeline stage. Exact up to 2^24 tokens of an
 /// expert on GPUs, which sum in f32. Collective over `comm`.
-pub(crate) fn reduced_reports(
+pub fn reduced_reports(
     step: &RouterStep,
     layers: &[ReportedLayer],
     device: &Device,

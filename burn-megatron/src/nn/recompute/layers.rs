@@ -45,16 +45,17 @@ impl RecomputeLayers {
 
 /// Consecutive layers of a stage, and whether they are recomputed together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LayerRun {
+pub struct LayerRun {
     /// The numbers of the layers in the stage.
     pub layers: Range<usize>,
+    /// Whether they are recomputed in the backward.
     pub is_recomputed: bool,
 }
 
 impl RecomputeConfig {
     /// Returns the number of layers that are recomputed together, or 1 if layers are not recomputed as a whole. Returns
     /// `None` if this number differs between the layers of a stage.
-    pub(crate) fn layers_per_run(&self) -> Option<usize> {
+    pub fn layers_per_run(&self) -> Option<usize> {
         match (self.granularity, self.method, &self.layers) {
             (RecomputeGranularity::None | RecomputeGranularity::Selective, ..) => Some(1),
             (_, Some(RecomputeMethod::Block), _) => None,

@@ -31,13 +31,13 @@ use burn_megatron_kernels::{MultiFunction, apply_multi, record};
 
 use super::gradient_slot::GradientSlot;
 use super::{DropoutPosition, forward_context};
-pub(crate) use offload::OffloadNote;
+pub use offload::OffloadNote;
 use offload::{ActivationStore, SavedInput};
 
 pub use config::{RecomputeConfig, RecomputeGranularity, RecomputeModule};
 pub(super) use discard::{ProductInput, SavesInput, apply_discarding};
 pub use error::RecomputeError;
-pub(crate) use layers::LayerRun;
+pub use layers::LayerRun;
 pub use layers::{RecomputeLayers, RecomputeMethod};
 pub use offload::{ActivationOffload, ActivationUsage};
 pub use state::{Recompute, RecomputeRegion};

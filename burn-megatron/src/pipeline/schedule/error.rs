@@ -1,8 +1,5 @@
 //! Errors of schedules, simulations and drawings.
 
-use std::io;
-use std::path::PathBuf;
-
 use super::{InvalidSchedule, ParseActionError, ScheduleKind};
 use crate::mesh::UnknownScheduleKind;
 
@@ -123,17 +120,6 @@ pub enum ScheduleError {
         stage: usize,
         /// The time.
         time: f64,
-    },
-    /// The drawing failed.
-    #[error("cannot draw the schedule: {0}")]
-    Draw(String),
-    /// An I/O error.
-    #[error("cannot write '{path}': {source}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
     },
 }
 

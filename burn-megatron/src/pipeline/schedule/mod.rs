@@ -41,7 +41,6 @@
 //! every send and receive, in the order of the list, does not deadlock either.
 
 mod action;
-mod chart;
 mod communicate;
 mod config;
 mod csv;

@@ -184,16 +184,18 @@ impl Simulation {
         &self.peak_activations
     }
 
-    pub(super) fn stages_of(&self, rank: usize) -> &[usize] {
+    /// The stages of a rank.
+    pub fn stages_of(&self, rank: usize) -> &[usize] {
         &self.stages[rank]
     }
 
-    pub(super) fn all_timelines(&self) -> impl Iterator<Item = &[ActionSpan]> {
+    /// What each rank does, in the order of the ranks.
+    pub fn all_timelines(&self) -> impl Iterator<Item = &[ActionSpan]> {
         self.timelines.iter().map(Vec::as_slice)
     }
 
     /// The kinds of actions that take time.
-    pub(super) fn kinds(&self) -> HashSet<ActionKind> {
+    pub fn kinds(&self) -> HashSet<ActionKind> {
         self.timelines
             .iter()
             .flatten()

@@ -111,7 +111,7 @@ impl Simulation {
     }
 
     /// The index of a computation's stage among those of its rank, and their number.
-    pub(super) fn chunk(&self, rank: usize, span: &ActionSpan) -> (usize, usize) {
+    pub fn chunk(&self, rank: usize, span: &ActionSpan) -> (usize, usize) {
         let stages = self.stages_of(rank);
         let chunk = stages.iter().position(|stage| *stage == span.action.stage);
         (chunk.unwrap_or(0), stages.len())
@@ -141,7 +141,7 @@ fn counted(number: usize, noun: &str, plural: &str) -> String {
 }
 
 /// A number with at most 3 decimals.
-pub(super) fn number(value: f64) -> String {
+fn number(value: f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_string()
 }

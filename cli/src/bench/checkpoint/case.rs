@@ -7,15 +7,15 @@ use std::time::Instant;
 use burn::tensor::Device;
 use burn_megatron::checkpoint::{Checkpoint, LoadTolerance, Retention};
 use burn_megatron::comm::{ParallelContext, Rank, World};
-use burn_megatron::data::TextData;
 use burn_megatron::data_parallel::{DataParallelConfig, ZeroStage};
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{
-    ModelConfig, NoopObserver, Observer, ObserverError, SaveConfig, SavedCheckpoint, Saver,
-    TrainConfig, Trainer,
-};
+use burn_megatron::model::ModelConfig;
+use burn_megatron_data::TextData;
 use burn_megatron_models::{Transformer, TransformerConfig};
+use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron_train::{
+    NoopObserver, Observer, ObserverError, SaveConfig, SavedCheckpoint, Saver, TrainConfig, Trainer,
+};
 
 use super::files;
 use crate::bench::timing::median;

@@ -1,6 +1,6 @@
 //! Documents of given lengths in rows.
 
-use burn_megatron::data::{DataError, IGNORE, Sample, Samples};
+use burn_megatron_data::{DataError, IGNORE, Sample, Samples};
 
 use super::super::step::case::RandomTokens;
 use crate::error::Error;

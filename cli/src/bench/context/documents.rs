@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use burn::tensor::{DType, Device};
 use burn_megatron::comm::testing::{Link, SimulatedNetwork, Transfer};
 use burn_megatron::comm::{ParallelContext, Rank, World};
-use burn_megatron::data::Batch;
 use burn_megatron::mesh::{Axis, ContextExchange, ContextSplit, Grid, ParallelConfig};
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
-use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
+use burn_megatron_data::Batch;
 use burn_megatron_models::{Transformer, TransformerConfig};
+use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
 use serde::Serialize;
 
 use super::super::args::ContextArgs;

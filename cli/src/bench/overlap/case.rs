@@ -7,9 +7,9 @@ use burn_megatron::comm::testing::{Link, SimulatedNetwork, Transfer};
 use burn_megatron::comm::{ParallelContext, Rank, World};
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, ZeroStage};
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW, global_norm};
-use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::{Transformer, TransformerConfig};
 
 use super::trace::{EventKind, TimelineEvent};

@@ -9,9 +9,10 @@ use burn::tensor::{DType, Device};
 use burn_megatron::comm::testing::SimulatedNetwork;
 use burn_megatron::comm::{ParallelContext, Rank, World};
 use burn_megatron::mesh::{Axis, AxisSet, Grid, ParallelConfig};
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
-use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
 use burn_megatron_models::{MoeConfig, TransformerConfig};
+use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
 use serde::Serialize;
 
 use super::super::args::OverlapArgs;

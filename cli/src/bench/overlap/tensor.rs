@@ -11,8 +11,8 @@ use burn_megatron::comm::testing::{SimulatedNetwork, hidden_share};
 use burn_megatron::comm::{Engine, ParallelContext, Rank};
 use burn_megatron::device::DeviceKind;
 use burn_megatron::mesh::{ParallelConfig, TpCommOverlap};
-use burn_megatron::nn::{Activation, ModelBuilder, ParallelMlp, ParallelMlpConfig};
 use burn_megatron::nn::tp_comm_overlap;
+use burn_megatron::nn::{Activation, ModelBuilder, ParallelMlp, ParallelMlpConfig};
 use serde::Serialize;
 
 use super::super::args::OverlapArgs;

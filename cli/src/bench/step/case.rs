@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use burn::tensor::Device;
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::data::{DataError, Dataset, Sample, Samples, Sampling};
 use burn_megatron::kernels::device_memory::driver_memory;
 use burn_megatron::kernels::philox::Stream;
-use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{Observer, ObserverError};
+use burn_megatron_data::{DataError, Dataset, Sample, Samples, Sampling};
+use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron_train::{Observer, ObserverError};
 
 use super::resident;
 use crate::error::Error;

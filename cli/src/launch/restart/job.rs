@@ -7,8 +7,8 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use burn_megatron::checkpoint::CheckpointFolder;
-use burn_megatron::train::metrics::{MetricsRecord, read_metrics};
-use burn_megatron::train::run_folder::RunFolder;
+use burn_megatron_train::metrics::{MetricsRecord, read_metrics};
+use burn_megatron_train::run_folder::RunFolder;
 use clap::Parser;
 
 use crate::cli::{Cli, Command};
@@ -211,7 +211,7 @@ impl PretrainJob {
     pub fn saved(&self) -> Result<Option<u64>, Error> {
         let checkpoints = self
             .folder
-            .join(burn_megatron::train::run_folder::CHECKPOINTS);
+            .join(burn_megatron_train::run_folder::CHECKPOINTS);
         let newest = match checkpoints.symlink_metadata() {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             _ => {

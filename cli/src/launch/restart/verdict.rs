@@ -3,7 +3,7 @@
 use std::fmt;
 
 use burn_megatron::comm::{FailureKind, WorldError};
-use burn_megatron::train::Verdict as StepVerdict;
+use burn_megatron_train::Verdict as StepVerdict;
 
 use crate::launch::exit_status::RankExitStatus;
 use crate::launch::supervise::JobFailure;

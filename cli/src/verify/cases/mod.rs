@@ -13,9 +13,9 @@ use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron::optim::LossScale;
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::pipeline::stages_of;
-use burn_megatron::train::TrainConfig;
-use burn_megatron::verify::{Layout, ModelSubject, VerifyOptions};
 use burn_megatron_models::hf::{HfFamily, ModelFamily};
+use burn_megatron_train::TrainConfig;
+use burn_megatron_verify::{Layout, ModelSubject, VerifyOptions};
 
 use super::args::{VerifyArgs, VerifyType};
 use super::models::{VerifyModel, usual};

@@ -176,7 +176,7 @@ impl DispatchProblem {
     }
 
     /// The rows of each exchange of the flex dispatcher, those that stay on the rank included.
-    pub(crate) fn flex_rows(&self) -> DispatchVolume {
+    pub fn flex_rows(&self) -> DispatchVolume {
         let (parts, local) = (self.expert_tensor, self.experts / self.expert);
         // A destination with experts from `first` on.
         let reached = |first: usize, count: usize| match self.groups {

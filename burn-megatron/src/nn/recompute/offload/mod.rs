@@ -56,7 +56,7 @@ pub struct ActivationUsage {
 }
 
 /// In a recording: the input that this block saves may be on the host.
-pub(crate) struct OffloadNote;
+pub struct OffloadNote;
 
 /// The input of a block, with its shape, once the block has saved it.
 pub(super) struct SavedInput<const D: usize> {

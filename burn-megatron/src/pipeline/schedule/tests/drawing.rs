@@ -1,4 +1,4 @@
-//! The table and the chart.
+//! The table.
 
 use super::super::{ScheduleConfig, ScheduleKind, Simulation, StageTimes, generate, simulate};
 use super::{INTERLEAVED, schedule};
@@ -73,61 +73,5 @@ fn any_width_and_any_times_can_be_drawn() {
         let simulation = simulate(&schedule, &times).expect("valid");
         let table = simulation.table(100);
         assert!(table.len() < 10_000, "{}", table.len());
-        let svg = simulation.svg().expect("draws");
-        assert!(svg.len() < 100_000 && !svg.contains("NaN"), "{}", svg.len());
     }
-}
-
-#[test]
-fn a_chart_has_a_box_for_each_computation_and_a_legend() {
-    let simulation = simulated(&ScheduleConfig::new(ScheduleKind::ZbH1, 4, 8), 1.0, 0.25);
-    let svg = simulation.svg().expect("draws");
-    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-    let names = [
-        "zb-h1: 4 ranks, 4 stages, 8 micro-batches",
-        "bubble",
-        "forward",
-        "input gradient",
-        "weight gradient",
-        "activation in flight",
-        "gradient in flight",
-        "rank 3",
-        "time (a forward takes 1)",
-    ];
-    for name in names {
-        assert!(svg.contains(name), "{name}");
-    }
-    assert!(!svg.contains("backward"));
-    // One for each of 4 x 8 computations and transfers, and one in the legend.
-    let boxes = |color: &str| svg.matches(&format!("fill=\"{color}\"")).count();
-    assert_eq!(boxes("#6BA3D6"), 32 + 1);
-    assert_eq!(boxes("#DEB24A"), 32 + 1);
-    assert_eq!(boxes("#79B26E"), 32 + 1);
-    assert_eq!(boxes("#315882"), 24 + 1);
-    assert_eq!(boxes("#964B19"), 24 + 1);
-}
-
-#[test]
-fn a_chart_that_would_be_too_large() {
-    let simulation = simulated(
-        &ScheduleConfig::new(ScheduleKind::GPipe, 2, 40_000),
-        1.0,
-        0.0,
-    );
-    let message = simulation.svg().expect_err("too large").to_string();
-    assert!(
-        message.contains("maximum of 200000: use fewer micro-batches"),
-        "{message}"
-    );
-}
-
-#[test]
-fn a_file_that_cannot_be_written_is_named() {
-    let simulation = simulated(&ScheduleConfig::new(ScheduleKind::GPipe, 2, 2), 1.0, 0.0);
-    let path = std::env::temp_dir().join("no-such-folder-of-a-chart/chart.svg");
-    let message = simulation
-        .write_svg(&path)
-        .expect_err("no folder")
-        .to_string();
-    assert!(message.contains("no-such-folder-of-a-chart"), "{message}");
 }

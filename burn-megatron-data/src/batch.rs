@@ -1,0 +1,397 @@
+//! Batches: samples stacked as rows.
+
+use std::ops::{Add, Range};
+use std::sync::Arc;
+
+use burn_megatron_kernels::embedding::SortedLookups;
+
+use super::{DataError, FurtherTokens, IGNORE, Sample};
+use burn_megatron::mesh::ContextSplit;
+use burn_megatron::nn::RealTokens;
+use burn_megatron::nn::context::{SequenceShard, TokenPlaces};
+
+/// Samples of equal length, stacked as the rows of two integer matrices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    tokens: Vec<i32>,
+    /// Target tokens: `[rows, seq]`, row-major.
+    pub targets: Vec<i32>,
+    /// The number of samples.
+    pub rows: usize,
+    /// The number of tokens in a sample.
+    pub seq: usize,
+    /// The starts of the documents in the concatenated rows, then the end of the last one: `0, ..., rows * seq`
+    /// (as `cu_seqlens`). Attention does not cross documents. `None` if every row is one document.
+    pub documents: Option<Vec<i32>>,
+    /// Which tokens of each row are here, where the ranks of a context group share the rows; then `seq` counts
+    /// these, and `documents` is `None`.
+    pub shard: Option<Arc<SequenceShard>>,
+    /// The tokens that were added to whole rows, where each document is split.
+    padding: u64,
+    /// `None` if all tokens are real.
+    real: Option<Arc<RealTokens>>,
+    /// The targets of whole rows that are not ignored, where the rows are shared.
+    counted_of_rows: Option<u64>,
+    /// Sorted where the batch is made, which is in the thread that reads ahead.
+    sorted: Arc<SortedLookups>,
+    /// By depth, from 1 on.
+    further: Vec<FurtherTokens>,
+}
+
+/// Tokens that were added to documents.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Padding {
+    /// The number of added tokens.
+    pub added: u64,
+    /// All tokens, those included.
+    pub all: u64,
+}
+
+impl Add for Padding {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            added: self.added + other.added,
+            all: self.all + other.all,
+        }
+    }
+}
+
+impl Batch {
+    /// Stacks samples in the given order.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::NoRows`] without a sample; [`DataError::UnequalRows`] if lengths differ.
+    pub fn new(samples: impl IntoIterator<Item = Sample>) -> Result<Self, DataError> {
+        let mut samples = samples.into_iter().peekable();
+        let seq = samples.peek().ok_or(DataError::NoRows)?.tokens.len();
+        let mut batch = Self {
+            tokens: Vec::new(),
+            targets: Vec::new(),
+            rows: 0,
+            seq,
+            documents: None,
+            shard: None,
+            padding: 0,
+            real: None,
+            counted_of_rows: None,
+            sorted: Arc::default(),
+            further: vec![],
+        };
+        let (mut documents, mut is_real) = (vec![], vec![]);
+        for sample in samples {
+            // All fields are public, so the lengths of a sample may differ.
+            for length in [sample.tokens.len(), sample.targets.len()] {
+                if length != seq {
+                    let row = batch.rows;
+                    return Err(DataError::UnequalRows { row, length, seq });
+                }
+            }
+            let first = batch.rows * seq;
+            is_real.resize(first + seq.saturating_sub(sample.padding), true);
+            is_real.resize(first + seq, false);
+            if sample.documents.is_empty() {
+                documents.push(first as i32)
+            } else {
+                documents.extend(sample.documents.iter().map(|at| (first + at) as i32));
+                batch.documents = Some(vec![]);
+            }
+            // Padding is a document of its own.
+            let end = (first + seq.saturating_sub(sample.padding)) as i32;
+            if sample.padding > 0 && documents.last().is_some_and(|last| *last < end) {
+                documents.push(end);
+                batch.documents = Some(vec![]);
+            }
+            batch.tokens.extend(sample.tokens);
+            batch.targets.extend(sample.targets);
+            batch.rows += 1;
+        }
+        if batch.documents.is_some() {
+            documents.push((batch.rows * seq) as i32);
+            batch.documents = Some(documents);
+        }
+        batch.sorted = Arc::new(SortedLookups::new(&batch.tokens));
+        batch.real = RealTokens::new(is_real, batch.rows);
+        Ok(batch)
+    }
+
+    /// The same tokens in rows of `length`, which divides whole rows. A row is a part of the document that it was cut
+    /// out of, so that positions begin in each. A part of rows is returned as it is.
+    pub fn in_rows_of(self, length: usize) -> Self {
+        if self.shard.is_some() || self.seq <= length {
+            return self;
+        }
+        let rows = self.rows * self.seq / length;
+        let documents = self.documents.map(|starts| {
+            let borders = (0..=rows).map(|row| (row * length) as i32);
+            let mut starts: Vec<_> = starts.into_iter().chain(borders).collect();
+            starts.sort_unstable();
+            starts.dedup();
+            starts
+        });
+        let real = self
+            .real
+            .and_then(|real| RealTokens::new(real.is_real().to_vec(), rows));
+        Self {
+            rows,
+            seq: length,
+            documents,
+            real,
+            further: vec![],
+            ..self
+        }
+    }
+
+    /// The same with the tokens that multi-token prediction reads and predicts at depths 1 to `depths`. Call it on whole rows,
+    /// before they are shared; a part of rows is returned as it is.
+    pub fn with_further_tokens(mut self, depths: usize) -> Self {
+        if self.shard.is_none() && self.further.len() != depths {
+            let of_depth = |depth| FurtherTokens::new(&self, depth);
+            self.further = (1..=depths).map(of_depth).collect();
+        }
+        self
+    }
+
+    /// The ends of the documents in the concatenated rows.
+    pub(super) fn document_ends(&self) -> Vec<usize> {
+        match &self.documents {
+            Some(starts) => starts[1..].iter().map(|end| *end as usize).collect(),
+            None => (1..=self.rows).map(|row| row * self.seq).collect(),
+        }
+    }
+
+    /// The part of rank `rank` of a context group of `ranks`, of a batch with whole rows. Targets were shifted before,
+    /// so that each stays with its token. For [`ContextSplit::ZigzagPerDocument`], documents are padded to a length
+    /// that can be divided, and rows to the longest one; targets of the padding are ignored.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Context`] for rows that cannot be divided, also over `tensor` ranks that share each part.
+    pub fn in_context(
+        mut self,
+        split: ContextSplit,
+        (rank, ranks): (usize, usize),
+        tensor: usize,
+    ) -> Result<Self, DataError> {
+        if self.shard.is_some() || ranks == 1 {
+            return Ok(self);
+        }
+        let (of, mut moved) = ((rank, ranks), None);
+        if split == ContextSplit::ZigzagPerDocument {
+            let depths = self.further.len();
+            let places;
+            (self, places) = self.padded(split.divisor(ranks, 1), split.divisor(ranks, tensor));
+            self = self.with_further_tokens(depths);
+            moved = Some(places);
+        }
+        split.check(self.seq, ranks, tensor)?;
+        let shape = [self.rows, self.seq];
+        let documents = self.documents.as_deref();
+        let tokens = (moved, self.real.clone());
+        let shard = SequenceShard::of_tokens(shape, documents, tokens, split, of)?;
+        Ok(self.part_of(shard))
+    }
+
+    fn part_of(&self, shard: Arc<SequenceShard>) -> Self {
+        let tokens = shard.part(&self.tokens);
+        let [_, seq] = shard.local_shape();
+        Self {
+            targets: shard.part(&self.targets),
+            sorted: Arc::new(SortedLookups::new(&tokens)),
+            tokens,
+            rows: self.rows,
+            seq,
+            documents: None,
+            further: self.further.iter().map(|of| of.part(&shard)).collect(),
+            real: self.real.as_ref().map(|real| real.part(&shard)),
+            shard: Some(shard),
+            padding: self.padding,
+            counted_of_rows: Some(self.counted()),
+        }
+    }
+
+    /// The documents of whole rows, as ranges of the concatenated rows; empty ones are left out.
+    pub fn document_ranges(&self) -> Vec<Range<usize>> {
+        let mut start = 0;
+        let ends = self.document_ends().into_iter();
+        let ranges = ends.map(|end| std::mem::replace(&mut start, end)..end);
+        ranges.filter(|range| !range.is_empty()).collect()
+    }
+
+    /// The part that rank `rank` of `ranks` has of some [documents](Self::document_ranges) of a batch of whole rows. They are
+    /// packed into one row, and each is split as a zigzag; of one rank it is a part too. Padding makes each document a
+    /// multiple of `2 ranks`, on more than one rank, and the part of each rank a multiple of `multiple`, at least one token.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Context`] cannot occur for documents of this batch.
+    pub fn documents_in_context(
+        &self,
+        documents: &[Range<usize>],
+        (rank, ranks): (usize, usize),
+        multiple: usize,
+    ) -> Result<Self, DataError> {
+        let split = ContextSplit::ZigzagPerDocument;
+        let (of_document, of_row) = (split.divisor(ranks, 1), split.divisor(ranks, multiple));
+        let mut rows = PaddedRows::default();
+        for document in documents {
+            rows.push(self, document.clone(), of_document);
+        }
+        let end = rows.tokens.len().max(1).next_multiple_of(of_row);
+        rows.pad(end);
+        let (rows, places) = rows.into_batch(self, 1, true);
+        let (moved, of) = ((Some(places), rows.real.clone()), (rank, ranks));
+        let starts = rows.documents.as_deref();
+        let shard = SequenceShard::of_tokens([1, end], starts, moved, split, of)?;
+        let rows = rows.with_further_tokens(self.further.len());
+        Ok(rows.part_of(shard))
+    }
+
+    /// Returns the batch with each document padded to a multiple of `document`. A document of padding then fills all rows
+    /// to the same multiple of `row`, which is a multiple of `document`. Also returns the original places of the tokens.
+    fn padded(&self, document: usize, row: usize) -> (Self, TokenPlaces) {
+        let ends = self.document_ends();
+        let mut rows: Vec<Vec<Range<usize>>> = vec![vec![]; self.rows];
+        let mut start = 0;
+        for end in ends {
+            if end > start {
+                rows[start / self.seq].push(start..end);
+            }
+            start = end;
+        }
+        let length = |documents: &Vec<Range<usize>>| {
+            let padded = documents
+                .iter()
+                .map(|of| of.len().next_multiple_of(document));
+            padded.sum::<usize>()
+        };
+        let seq = rows.iter().map(length).max().unwrap_or(0);
+        let seq = seq.next_multiple_of(row);
+        let mut padded = PaddedRows::default();
+        for (number, documents) in rows.iter().enumerate() {
+            for of in documents {
+                padded.push(self, of.clone(), document);
+            }
+            padded.pad((number + 1) * seq);
+        }
+        padded.into_batch(self, self.rows, false)
+    }
+
+    /// Returns which tokens are real, or `None` if no token is padding.
+    pub fn real(&self) -> Option<&Arc<RealTokens>> {
+        self.real.as_ref()
+    }
+
+    /// Input tokens: `[rows, seq]`, row-major.
+    pub fn tokens(&self) -> &[i32] {
+        &self.tokens
+    }
+
+    /// The lookups of the tokens, sorted: see
+    /// [`Tokens::sorted`](burn_megatron::nn::Tokens::sorted).
+    pub fn sorted(&self) -> &Arc<SortedLookups> {
+        &self.sorted
+    }
+
+    /// Returns the inputs and targets of multi-token prediction, by depth from 1 on: see
+    /// [`with_further_tokens`](Self::with_further_tokens).
+    pub fn further(&self) -> &[FurtherTokens] {
+        &self.further
+    }
+
+    /// The tokens that were added to whole rows so that their documents can be
+    /// [split each](ContextSplit::ZigzagPerDocument).
+    pub fn padding(&self) -> Padding {
+        let [rows, seq] = match &self.shard {
+            Some(shard) => shard.shape(),
+            None => [self.rows, self.seq],
+        };
+        Padding {
+            added: self.padding,
+            all: (rows * seq) as u64,
+        }
+    }
+
+    /// The number of targets that are not ignored in the whole rows, of which a rank of a context group has a part.
+    pub fn counted_of_rows(&self) -> u64 {
+        self.counted_of_rows.unwrap_or_else(|| self.counted())
+    }
+
+    /// The number of targets that are not ignored.
+    pub fn counted(&self) -> u64 {
+        let counted = self.targets.iter().filter(|target| **target != IGNORE);
+        counted.count() as u64
+    }
+}
+
+/// Rows whose documents are padded one by one.
+struct PaddedRows {
+    tokens: Vec<i32>,
+    targets: Vec<i32>,
+    is_real: Vec<bool>,
+    /// The index of each token in the concatenated rows of its original batch, or `None` for padding.
+    places: Vec<Option<usize>>,
+    /// The start of each document, then the end of the last one.
+    starts: Vec<i32>,
+}
+
+impl Default for PaddedRows {
+    fn default() -> Self {
+        Self {
+            tokens: vec![],
+            targets: vec![],
+            is_real: vec![],
+            places: vec![],
+            starts: vec![0],
+        }
+    }
+}
+
+impl PaddedRows {
+    /// Adds a document of `batch`, padded to a multiple of `multiple`.
+    fn push(&mut self, batch: &Batch, document: Range<usize>, multiple: usize) {
+        let is_real = |token| batch.real.as_ref().is_none_or(|real| real.is_real()[token]);
+        self.tokens.extend(&batch.tokens[document.clone()]);
+        self.targets.extend(&batch.targets[document.clone()]);
+        self.is_real.extend(document.clone().map(is_real));
+        self.places.extend(document.map(Some));
+        self.pad(self.tokens.len().next_multiple_of(multiple));
+    }
+
+    /// Returns `rows` rows of tokens of `batch`, without further tokens, and the places of the tokens.
+    fn into_batch(self, batch: &Batch, rows: usize, in_global_batch: bool) -> (Batch, TokenPlaces) {
+        let padding = self.places.iter().filter(|place| place.is_none()).count();
+        let padded = Batch {
+            padding: padding as u64,
+            rows,
+            seq: self.tokens.len() / rows.max(1),
+            tokens: self.tokens,
+            targets: self.targets,
+            documents: Some(self.starts),
+            shard: None,
+            real: RealTokens::new(self.is_real, rows),
+            counted_of_rows: None,
+            sorted: Arc::default(),
+            further: vec![],
+        };
+        let places = TokenPlaces {
+            numbers: self.places,
+            row_length: batch.seq,
+            in_global_batch,
+        };
+        (padded, places)
+    }
+
+    /// Adds padding up to a length, and ends the document.
+    fn pad(&mut self, to: usize) {
+        self.tokens.resize(to, 0);
+        self.targets.resize(to, IGNORE);
+        self.is_real.resize(to, false);
+        self.places.resize(to, None);
+        if self.starts.last() != Some(&(to as i32)) {
+            self.starts.push(to as i32);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Assigns samples of a blend to data sets, as Megatron's `build_blending_indices`.
+
+use crate::gpt::SamplingError;
+
+/// The samples requested of a data set exceed its share by this factor, as the greedy assignment may take a
+/// few more than the share.
+const SURPLUS: f64 = 1.005;
+
+/// Weights divided by their sum.
+///
+/// # Errors
+///
+/// [`SamplingError::Weights`] for a weight below 0 or not finite, or if all are 0; [`SamplingError::Files`].
+pub fn normalize(weights: &[f64]) -> Result<Vec<f64>, SamplingError> {
+    if weights.is_empty() || weights.len() > i16::MAX as usize {
+        return Err(SamplingError::Files(weights.len()));
+    }
+    let sum = pairwise_sum(weights);
+    let fits = |weight: &f64| weight.is_finite() && *weight >= 0.0;
+    if weights.iter().all(fits) && sum.is_finite() && sum > 0.0 {
+        Ok(weights.iter().map(|weight| weight / sum).collect())
+    } else {
+        Err(SamplingError::Weights(weights.to_vec()))
+    }
+}
+
+/// The sum in NumPy's order of additions, for equal bits: 8 partial sums, and recursion on halves above 128
+/// values.
+fn pairwise_sum(values: &[f64]) -> f64 {
+    match values.len() {
+        0..8 => values.iter().fold(0.0, |sum, value| sum + value),
+        8..=128 => {
+            let (eights, rest) = values.as_chunks::<8>();
+            let mut sums = eights[0];
+            for eight in &eights[1..] {
+                sums.iter_mut().zip(eight).for_each(|(sum, x)| *sum += x);
+            }
+            let [a, b, c, d, e, f, g, h] = sums;
+            let sum = ((a + b) + (c + d)) + ((e + f) + (g + h));
+            rest.iter().fold(sum, |sum, value| sum + value)
+        }
+        length => {
+            let half = length / 2 / 8 * 8;
+            pairwise_sum(&values[..half]) + pairwise_sum(&values[half..])
+        }
+    }
+}
+
+/// Per data set of a blend of `size` samples: how many samples it gives, and how many it should provide.
+pub fn sizes(weights: &[f64], size: u64) -> Vec<(u64, u64)> {
+    let target = |weight: &f64| (size as f64 * weight).ceil();
+    let targets = weights.iter().map(target);
+    let with_surplus = |target: f64| (target as u64, (target * SURPLUS).ceil() as u64);
+    targets.map(with_surplus).collect()
+}
+
+/// The data set of each of `size` samples, and the index of the sample in it.
+///
+/// Sample `i` comes from the data set with the largest deficit `weight * max(i, 1) - taken`, the first of
+/// equal ones. Weights must sum to 1.
+pub fn build_blending_indices(weights: &[f64], size: u64) -> (Vec<i16>, Vec<i64>) {
+    let mut taken = vec![0; weights.len()];
+    (0..size)
+        .map(|sample| take(sample, weights, &mut taken, |_, _| true))
+        .unzip()
+}
+
+/// As [`build_blending_indices`] with weights proportional to `counts`, until every sample of each data set is
+/// used once. Exhausted data sets are skipped.
+pub fn build_exhaustive_blending_indices(counts: &[u64]) -> (Vec<i16>, Vec<i64>) {
+    let all: u64 = counts.iter().sum();
+    let weights: Vec<f64> = counts
+        .iter()
+        .map(|count| *count as f64 / all as f64)
+        .collect();
+    let mut taken = vec![0; counts.len()];
+    let left = |number: usize, taken: i64| (taken as u64) < counts[number];
+    (0..all)
+        .map(|sample| take(sample, &weights, &mut taken, left))
+        .unzip()
+}
+
+/// Takes a sample from the data set with the largest deficit, among those for which `left` is true.
+fn take(
+    sample: u64,
+    weights: &[f64],
+    taken: &mut [i64],
+    left: impl Fn(usize, i64) -> bool,
+) -> (i16, i64) {
+    let (mut chosen, mut most) = (0, f64::NEG_INFINITY);
+    for (number, (weight, &taken)) in weights.iter().zip(&*taken).enumerate() {
+        let behind = weight * sample.max(1) as f64 - taken as f64;
+        if behind > most && left(number, taken) {
+            (chosen, most) = (number, behind);
+        }
+    }
+    taken[chosen] += 1;
+    (chosen as i16, taken[chosen] - 1)
+}

@@ -1,0 +1,79 @@
+//! The tokens after the next ones, for multi-token prediction.
+
+use std::sync::Arc;
+
+use burn_megatron_kernels::embedding::SortedLookups;
+
+use super::{Batch, IGNORE};
+use burn_megatron::nn::RealTokens;
+use burn_megatron::nn::context::SequenceShard;
+
+/// The inputs and targets of a depth of multi-token prediction at each token of a [`Batch`](super::Batch): depth `k`
+/// reads the `k`-th token after it, and predicts the target of that token.
+///
+/// Nothing crosses a document: its last `k` tokens read token 0, and their targets are ignored. They are
+/// [padding](Self::real) of this depth.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FurtherTokens {
+    tokens: Vec<i32>,
+    targets: Vec<i32>,
+    sorted: Arc<SortedLookups>,
+    real: Option<Arc<RealTokens>>,
+}
+
+impl FurtherTokens {
+    /// Returns the tokens and targets of `batch`, of whole rows, `depth` tokens later.
+    pub(super) fn new(batch: &Batch, depth: usize) -> Self {
+        let (tokens, targets, real) = (batch.tokens(), &batch.targets, batch.real());
+        let ends = batch.document_ends().into_iter();
+        let (mut read, mut predicted, mut start) = (vec![], vec![], 0);
+        let mut is_real = vec![];
+        for end in ends {
+            let from = (start + depth).min(end);
+            read.extend(&tokens[from..end]);
+            read.resize(end, 0);
+            predicted.extend(&targets[from..end]);
+            predicted.resize(end, IGNORE);
+            is_real.extend((from..end).map(|later| real.is_none_or(|real| real.is_real()[later])));
+            is_real.resize(end, false);
+            start = end;
+        }
+        Self::from_parts(read, predicted, RealTokens::new(is_real, batch.rows))
+    }
+
+    /// Returns the inputs and targets of a rank of a context group.
+    pub(super) fn part(&self, shard: &SequenceShard) -> Self {
+        let real = self.real.as_ref().map(|real| real.part(shard));
+        Self::from_parts(shard.part(&self.tokens), shard.part(&self.targets), real)
+    }
+
+    fn from_parts(tokens: Vec<i32>, targets: Vec<i32>, real: Option<Arc<RealTokens>>) -> Self {
+        Self {
+            real,
+            sorted: Arc::new(SortedLookups::new(&tokens)),
+            tokens,
+            targets,
+        }
+    }
+
+    /// The tokens that are read: `[rows, seq]`, row-major.
+    pub fn tokens(&self) -> &[i32] {
+        &self.tokens
+    }
+
+    /// The targets: `[rows, seq]`, row-major.
+    pub fn targets(&self) -> &[i32] {
+        &self.targets
+    }
+
+    /// Returns the tokens that are real at this depth: tokens with a real token `k` tokens later in their document. `None` if
+    /// all tokens are real.
+    pub fn real(&self) -> Option<&Arc<RealTokens>> {
+        self.real.as_ref()
+    }
+
+    /// The lookups of the tokens, sorted: see [`Tokens::sorted`](burn_megatron::nn::Tokens::sorted).
+    pub fn sorted(&self) -> &Arc<SortedLookups> {
+        &self.sorted
+    }
+}

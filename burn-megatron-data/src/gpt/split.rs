@@ -1,0 +1,111 @@
+//! The split of sequences into training, validation and test.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use super::SamplingError;
+
+/// A part of a data set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SplitPart {
+    /// For training.
+    Train,
+    /// For evaluation during training.
+    Valid,
+    /// For evaluation at the end.
+    Test,
+}
+
+impl fmt::Display for SplitPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Train => "train",
+            Self::Valid => "valid",
+            Self::Test => "test",
+        })
+    }
+}
+
+/// The shares of the three parts, which are consecutive ranges of a file's sequences.
+///
+/// ```
+/// use burn_megatron_data::gpt::{SplitPart, Split};
+///
+/// let split: Split = "969,30,1".parse()?;
+/// assert_eq!(split.range(SplitPart::Valid, 2000), Some(1938..1998));
+/// # Ok::<(), burn_megatron_data::gpt::SamplingError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Split {
+    /// The shares as given.
+    shares: [f64; 3],
+    /// The bounds of the parts, from 0 to 1.
+    bounds: [f64; 4],
+}
+
+impl Split {
+    /// A split by the shares of training, validation and test, which are normalized.
+    ///
+    /// # Errors
+    ///
+    /// [`SamplingError::Split`] for a share below 0, one that is not finite, or shares that are all 0.
+    pub fn new(shares: [f64; 3]) -> Result<Self, SamplingError> {
+        let sum = shares[0] + shares[1] + shares[2];
+        let fits = |share: &f64| share.is_finite() && *share >= 0.0;
+        if !shares.iter().all(fits) || !sum.is_finite() || sum <= 0.0 {
+            let text = shares.map(|share| share.to_string()).join(",");
+            return Err(SamplingError::Split(text));
+        }
+        let [train, valid, test] = shares.map(|share| share / sum);
+        let bounds = [0.0, train, train + valid, train + valid + test];
+        Ok(Self { shares, bounds })
+    }
+
+    /// The sequences of a part, of `sequences` in all; `None` if its share is 0. Bounds are rounded, halves to
+    /// even.
+    pub fn range(&self, part: SplitPart, sequences: usize) -> Option<Range<usize>> {
+        let (start, end) = (self.bounds[part as usize], self.bounds[part as usize + 1]);
+        let rounded = |bound: f64| (bound * sequences as f64).round_ties_even() as usize;
+        (end > start).then(|| rounded(start)..rounded(end).min(sequences))
+    }
+}
+
+impl Split {
+    /// Whether the shares of validation and test are 0.
+    pub fn is_training_only(&self) -> bool {
+        let rest = [SplitPart::Valid, SplitPart::Test];
+        rest.iter().all(|part| self.range(*part, 0).is_none())
+    }
+}
+
+/// Comma-separated shares; missing ones are 0.
+impl FromStr for Split {
+    type Err = SamplingError;
+
+    fn from_str(text: &str) -> Result<Self, SamplingError> {
+        let refused = || SamplingError::Split(text.to_string());
+        let mut shares = [0.0; 3];
+        for (number, share) in text.split(',').enumerate() {
+            let share = share.trim().parse().map_err(|_| refused())?;
+            *shares.get_mut(number).ok_or_else(refused)? = share;
+        }
+        Self::new(shares).map_err(|_| refused())
+    }
+}
+
+impl fmt::Display for Split {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [train, valid, test] = self.shares;
+        write!(f, "{train},{valid},{test}")
+    }
+}
+
+/// Megatron's default: 969, 30 and 1 of a thousand.
+impl Default for Split {
+    fn default() -> Self {
+        let bounds = [0.0, 0.969, 0.969 + 0.03, 0.969 + 0.03 + 0.001];
+        let shares = [969.0, 30.0, 1.0];
+        Self { shares, bounds }
+    }
+}

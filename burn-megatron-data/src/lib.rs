@@ -1,0 +1,81 @@
+//! Training and evaluation data.
+//!
+//! A [`Dataset`] returns [`Samples`], which are addressed by their number: the sample of a number is the same
+//! in every layout and after every restart.
+//!
+//! The simplest data set is byte-level text. [`TextData::open`] reads a file or a folder and
+//! splits it into a training and a held-out text. Every byte is a token, so the vocabulary has
+//! [`VOCABULARY`] entries and there is no tokenizer.
+//!
+//! ```no_run
+//! use burn_megatron_data::{Samples, TextData};
+//!
+//! let text = TextData::open("docs".as_ref())?;
+//! let batch = text.samples(128, 42)?.batch(0..8)?; // samples 0 to 7
+//! assert_eq!(batch.tokens().len(), 8 * 128);
+//! # Ok::<(), burn_megatron_data::DataError>(())
+//! ```
+//!
+//! Larger corpora are tokenized once into token files: [`TokenFiles`] read Megatron's format on demand, and
+//! split, sample and blend it as Megatron does.
+//!
+//! | | |
+//! |---|---|
+//! | [`indexed`] | Megatron's indexed dataset: tokens, and the offsets of sequences |
+//! | [`gpt`] | Megatron's GPT sampling: which tokens are in which sample, in which order |
+//! | [`blend`] | several data sets as one, by weight |
+//! | `chat` | with the feature `tokenizers`: conversations to fine-tune on, with the loss of the answers |
+//! | [`hybrid_context`] | which ranks share each sample of a step, by its length |
+//! | [`PackedSamples`] | several documents per row, without attention between them |
+//! | [`Prefetcher`] | prefetches batches while the model computes |
+
+mod batch;
+pub mod blend;
+#[cfg(feature = "tokenizers")]
+pub mod chat;
+mod dataset;
+mod documents;
+mod error;
+mod files;
+mod further;
+pub mod gpt;
+pub mod hybrid_context;
+pub mod indexed;
+mod pack;
+mod prefetch;
+mod sampler;
+mod split;
+mod text;
+mod token_files;
+mod tokenized;
+pub mod tokenizer;
+
+pub use batch::{Batch, Padding};
+pub use dataset::{Dataset, Sample, Samples, Sampling};
+pub use documents::TextDocuments;
+pub use error::{DataError, TextPart};
+pub use files::list_folder;
+pub use further::FurtherTokens;
+pub use pack::PackedSamples;
+pub use prefetch::{PrefetchStats, Prefetcher};
+pub use sampler::TextSamples;
+pub use text::{EXTENSIONS, TextData};
+pub use token_files::{TokenFile, TokenFiles, TokenFilesConfig};
+pub use tokenized::{TokenizedSamples, TokenizedText};
+
+/// The vocabulary of byte-level text: one token per value of a byte.
+pub const VOCABULARY: usize = 256;
+
+/// The target that is ignored by the loss.
+pub const IGNORE: i32 = -1;
+
+/// The byte between two documents.
+pub const DOCUMENT_END: u8 = 0;
+
+#[cfg(all(test, feature = "tokenizers"))]
+pub(crate) use chat::{chat_mask, chat_messages};
+
+#[cfg(test)]
+mod fixtures;
+#[cfg(test)]
+mod tests;

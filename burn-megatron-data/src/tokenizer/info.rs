@@ -1,0 +1,153 @@
+//! The sidecar of token files: how they were made.
+
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::Tokenizer;
+use burn_megatron::bounded;
+use burn_megatron::partial::replace_file;
+
+/// The largest sidecar that is read; the list of inputs is its longest part.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// The origin of the token files `PREFIX.bin` and `PREFIX.idx`, in the sidecar `PREFIX.json`.
+///
+/// When reading, any field may be missing and unknown fields are ignored: Megatron writes no sidecar, and other
+/// programs may write their own. A field that is present must have its type.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TokenFileInfo {
+    /// [`Tokenizer::fingerprint`], as `xxh3:` and 16 hexadecimal digits: equal for files of one tokenizer.
+    pub tokenizer: Option<String>,
+    /// [`Tokenizer::name`]: its path at that time.
+    pub tokenizer_path: Option<String>,
+    /// [`Tokenizer::vocabulary`].
+    pub vocabulary: Option<usize>,
+    /// The end-of-document token, if known.
+    pub eod: Option<u32>,
+    /// Whether it follows every document.
+    pub eod_appended: bool,
+    /// Whether every document has the special tokens that the tokenizer puts around a text; `None` if unknown.
+    pub special_tokens: Option<bool>,
+    /// The number of documents.
+    pub documents: u64,
+    /// The number of tokens, including those that end documents; 0 if unknown.
+    pub tokens: u64,
+    /// The size of the documents as UTF-8 text; 0 if unknown.
+    pub bytes: u64,
+    /// The key of the text in the JSON objects.
+    pub key: Option<String>,
+    /// The files that the text was read from.
+    pub inputs: Vec<String>,
+}
+
+/// An error of reading or writing a sidecar.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenFileInfoError {
+    /// A file system operation failed.
+    #[error("cannot {action} '{path}': {source}")]
+    Io {
+        /// The operation, as a verb.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The file is not a valid sidecar.
+    #[error("'{path}' does not describe token files: {source}")]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// The error of the JSON parser.
+        source: serde_json::Error,
+    },
+}
+
+impl TokenFileInfo {
+    /// The information for `tokenizer`, with nothing tokenized so far.
+    pub fn new(tokenizer: &Tokenizer) -> Self {
+        Self {
+            tokenizer: Some(format!("xxh3:{:016x}", tokenizer.fingerprint())),
+            tokenizer_path: Some(tokenizer.name().into()),
+            vocabulary: Some(tokenizer.vocabulary()),
+            eod: tokenizer.eod(),
+            ..Self::default()
+        }
+    }
+
+    /// Whether `tokenizer` made the files, or may have if their tokenizer is unknown.
+    pub fn is_of(&self, tokenizer: &Tokenizer) -> bool {
+        self.tokenizer.is_none() || self.tokenizer == Self::new(tokenizer).tokenizer
+    }
+
+    /// The path of the sidecar: `PREFIX.json`.
+    pub fn path(prefix: &Path) -> PathBuf {
+        let mut path = prefix.as_os_str().to_os_string();
+        path.push(".json");
+        path.into()
+    }
+
+    /// Parses the content of a sidecar.
+    ///
+    /// # Errors
+    ///
+    /// The error of the JSON parser.
+    pub fn parse(content: &[u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(content)
+    }
+
+    /// Reads the sidecar of a prefix; `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenFileInfoError`].
+    pub fn read(prefix: &Path) -> Result<Option<Self>, TokenFileInfoError> {
+        let path = Self::path(prefix);
+        match bounded::read(&path, MAX_BYTES) {
+            Ok(content) => match Self::parse(&content) {
+                Ok(info) => Ok(Some(info)),
+                Err(source) => Err(TokenFileInfoError::Invalid { path, source }),
+            },
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(TokenFileInfoError::Io {
+                action: "read",
+                path,
+                source,
+            }),
+        }
+    }
+
+    /// The content of the sidecar.
+    ///
+    /// # Errors
+    ///
+    /// The error of the JSON serializer.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, serde_json::Error> {
+        let mut text = serde_json::to_vec_pretty(self)?;
+        text.push(b'\n');
+        Ok(text)
+    }
+
+    /// Writes the sidecar atomically.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenFileInfoError::Io`].
+    pub fn write(&self, prefix: &Path) -> Result<(), TokenFileInfoError> {
+        let path = Self::path(prefix);
+        let write = || replace_file(&path, &self.to_bytes()?);
+        write().map_err(|source| TokenFileInfoError::Io {
+            action: "write",
+            path: path.clone(),
+            source,
+        })
+    }
+
+    /// The average bytes of text per token; `None` if unknown.
+    pub fn bytes_per_token(&self) -> Option<f64> {
+        (self.tokens > 0 && self.bytes > 0).then(|| self.bytes as f64 / self.tokens as f64)
+    }
+}

@@ -1,0 +1,137 @@
+//! Settings of generation.
+
+use serde::{Deserialize, Serialize};
+
+use burn_megatron_data::tokenizer::{Tokenizer, TokenizerError};
+
+/// The maximum number of texts after a prompt.
+const MAX_SAMPLES: usize = 1 << 16;
+
+/// Settings of generation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GenerateConfig {
+    /// The prompt.
+    pub prompt: String,
+    /// The maximum number of new tokens; 0 generates none.
+    pub tokens: usize,
+    /// Logits are divided by it. 0 takes the most likely token (greedy).
+    pub temperature: f64,
+    /// Samples from this many most likely tokens; from all if `None`.
+    pub top_k: Option<usize>,
+    /// Nucleus sampling: samples from the most likely tokens whose probabilities reach this sum, among those of
+    /// `top_k`; from all if `None`.
+    pub top_p: Option<f64>,
+    /// The text ends before the first of these strings, also across token boundaries.
+    pub stop: Vec<String>,
+    /// The seed; if `None` that of the run, or 0. Every prompt of a batch has the same.
+    pub seed: Option<u64>,
+    /// The number of texts after each prompt (`num_return_sequences` of `transformers`). Sample `i` draws from stream `i` of
+    /// the seed, so it does not depend on the number of samples. This is not a setting of a recipe.
+    #[serde(skip)]
+    pub samples: usize,
+    /// Whether the log-probabilities of the new tokens are returned. They take another product with the weights of the
+    /// output layer.
+    pub logprobs: bool,
+    /// Whether a model with multi-token prediction drafts the token after the next one, which it then reads with the next: where
+    /// it draws that token itself, a forward gives two. It changes no token as far as its logits do not depend on what is
+    /// read with them, as on the CPU.
+    pub speculative: bool,
+    /// Whether the tokenizer adds its special tokens to the prompt, as it did to the texts that the model was trained on.
+    /// This is not a setting of a recipe.
+    #[serde(skip)]
+    pub special_tokens: bool,
+}
+
+impl Default for GenerateConfig {
+    fn default() -> Self {
+        Self {
+            prompt: "pub fn ".into(),
+            tokens: 200,
+            temperature: 0.7,
+            top_k: None,
+            top_p: None,
+            stop: vec![],
+            seed: None,
+            samples: 1,
+            logprobs: false,
+            speculative: false,
+            special_tokens: false,
+        }
+    }
+}
+
+/// An invalid setting of generation.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum GenerateConfigError {
+    /// An invalid temperature.
+    #[error("invalid temperature = {0}: expected at least 0, which takes the most likely token")]
+    Temperature(f64),
+    /// No tokens to sample from.
+    #[error("invalid top_k = 0: expected at least 1")]
+    TopK,
+    /// An invalid probability.
+    #[error("invalid top_p = {0}: expected above 0 and at most 1")]
+    TopP(f64),
+    /// The number of samples is zero or too large.
+    #[error("invalid samples = {0}: expected 1 to {MAX_SAMPLES}")]
+    Samples(usize),
+    /// Several samples are requested at temperature 0, where all samples are equal.
+    #[error(
+        "samples = {0} conflicts with temperature = 0, which takes the most likely token: set a temperature above 0"
+    )]
+    EqualSamples(usize),
+    /// An empty stop string.
+    #[error("an empty string in stop would end every text at once: leave it out")]
+    Stop,
+}
+
+impl GenerateConfig {
+    /// Checks the settings.
+    ///
+    /// # Errors
+    ///
+    /// [`GenerateConfigError`] for the first invalid setting.
+    pub fn check(&self) -> Result<(), GenerateConfigError> {
+        if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
+            return Err(GenerateConfigError::Temperature(self.temperature));
+        }
+        if !(1..=MAX_SAMPLES).contains(&self.samples) {
+            return Err(GenerateConfigError::Samples(self.samples));
+        }
+        if self.samples > 1 && self.temperature == 0.0 {
+            return Err(GenerateConfigError::EqualSamples(self.samples));
+        }
+        if self.top_k == Some(0) {
+            return Err(GenerateConfigError::TopK);
+        }
+        if let Some(top_p) = self.top_p.filter(|p| !(*p > 0.0 && *p <= 1.0)) {
+            return Err(GenerateConfigError::TopP(top_p));
+        }
+        if self.stop.iter().any(String::is_empty) {
+            Err(GenerateConfigError::Stop)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Encodes the prompt. An empty one becomes the tokenizer's `bos`, otherwise its `eod`, otherwise a line
+    /// break.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenizerError`] if the tokenizer cannot encode it.
+    pub fn prompt_tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
+        let tokens = match self.special_tokens {
+            true => tokenizer.encode_with_special_tokens(&self.prompt)?,
+            false => tokenizer.encode(&self.prompt)?,
+        };
+        let special = tokenizer.special();
+        let first = special.bos.or(special.eod);
+        match (tokens.is_empty(), first) {
+            (false, _) => Ok(tokens),
+            (true, Some(first)) if !tokenizer.is_bytes() => Ok(vec![first]),
+            (true, _) => tokenizer.encode("\n"),
+        }
+    }
+}

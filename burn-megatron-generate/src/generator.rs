@@ -1,0 +1,288 @@
+//! Generates texts on one rank.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::time::Duration;
+
+use burn::tensor::Device;
+
+use super::reader::{Reader, TextToRead, TextsRead};
+use super::writing::{self, Writing};
+use super::{GenerateConfig, GenerateError};
+use burn_megatron::comm::{CommError, ParallelContext};
+use burn_megatron::model::LanguageModel;
+use burn_megatron_data::tokenizer::Tokenizer;
+
+/// Generates texts with this rank's part of a model. Every method is collective: call it on all ranks of the
+/// tensor, pipeline and context groups with the same arguments; each gets the same texts.
+///
+/// Several prompts are continued at once: each forward reads the next token of every text. A text that has ended leaves,
+/// and the next prompt takes its place. Its tokens do not depend on the texts beside it.
+///
+/// Ranks of a context group read a prompt together: each its part of a chunk, whose keys and values it keeps
+/// ([`KvCache`](burn_megatron::nn::KvCache)).
+#[derive(Debug)]
+pub struct Generator<'a, M: LanguageModel> {
+    reader: Reader<'a, M>,
+}
+
+/// The result of generation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerationOutput {
+    /// The text after the prompt, without the stop string.
+    pub text: String,
+    /// The new tokens, including the one that ended the text.
+    pub tokens: Vec<u32>,
+    /// Why generation ended.
+    pub finish_reason: FinishReason,
+    /// The number of tokens of the prompt.
+    pub prompt: usize,
+    /// The log-probability of each new token under the model, in nats: without the temperature and the restrictions. Empty
+    /// unless [`logprobs`](GenerateConfig::logprobs) is set.
+    pub logprobs: Vec<f64>,
+    /// The number of drafted tokens, with [`speculative`](GenerateConfig::speculative), and the number of them that the
+    /// model accepted.
+    pub drafted: usize,
+    /// See [`drafted`](Self::drafted).
+    pub accepted: usize,
+    /// The time until the first new token.
+    pub prefill: Duration,
+    /// The time from the first to the last new token.
+    pub decode: Duration,
+}
+
+/// Output that is written for a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written<'a> {
+    /// More text, in whole characters.
+    Text(&'a str),
+    /// It has ended.
+    End,
+}
+
+/// Why generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The maximum number of new tokens was reached.
+    Length,
+    /// A stop string was found.
+    Stop,
+    /// A stop token was generated.
+    Token,
+}
+
+impl<'a, M: LanguageModel> Generator<'a, M> {
+    /// A generator with one stage per pipeline rank, in order.
+    pub fn new(model: &'a M, groups: &'a ParallelContext, device: &Device) -> Self {
+        Self {
+            reader: Reader::new(model, groups, device),
+        }
+    }
+
+    /// Places stage `s` on rank `placement[s]` of the pipeline.
+    pub fn with_placement(mut self, placement: Vec<usize>) -> Self {
+        self.reader.placement = placement;
+        self
+    }
+
+    /// Disables the cache: the whole text is read again for each new token.
+    pub fn without_cache(mut self) -> Self {
+        self.reader.use_cache = false;
+        self
+    }
+
+    /// The bytes of this rank's [cache](LanguageModel::Cache).
+    pub fn cache_bytes(&self) -> usize {
+        self.reader.cache_bytes()
+    }
+
+    /// Generates one text after the tokens of a prompt. `on_text` gets the text incrementally, in whole characters.
+    ///
+    /// # Errors
+    ///
+    /// [`GenerateError`] for invalid settings, a prompt of another model, logits that are not finite, and
+    /// failed collectives.
+    pub fn generate(
+        &mut self,
+        prompt: &[u32],
+        config: &GenerateConfig,
+        tokenizer: &Tokenizer,
+        on_text: &mut dyn FnMut(&str) -> io::Result<()>,
+    ) -> Result<GenerationOutput, GenerateError> {
+        let on_text = &mut |_: usize, written: Written<'_>| match written {
+            Written::Text(text) => on_text(text),
+            Written::End => Ok(()),
+        };
+        let config = GenerateConfig {
+            samples: 1,
+            ..config.clone()
+        };
+        let outputs = self.generate_batch(&[prompt], 1, &config, tokenizer, on_text)?;
+        let only = outputs.into_iter().next();
+        Ok(only.unwrap_or_else(|| unreachable!("a prompt has an output")))
+    }
+
+    /// Generates [`samples`](GenerateConfig::samples) texts after each prompt, up to `batch_size` at a time. Returns all samples
+    /// of the first prompt, then all samples of the next prompt. `on_text` gets the index of the text in this order and the
+    /// new part of the text. The first sample is the text that [`generate`](Self::generate) writes for the prompt alone. All
+    /// prompts use the same seed, so equal prompts have equal texts.
+    ///
+    /// # Errors
+    ///
+    /// As [`generate`](Self::generate); [`GenerateError::BatchSize`] for 0. An error of one prompt ends all.
+    pub fn generate_batch<P: AsRef<[u32]>>(
+        &mut self,
+        prompts: &[P],
+        batch_size: usize,
+        config: &GenerateConfig,
+        tokenizer: &Tokenizer,
+        on_text: &mut dyn FnMut(usize, Written<'_>) -> io::Result<()>,
+    ) -> Result<Vec<GenerationOutput>, GenerateError> {
+        config.check()?;
+        if batch_size == 0 {
+            return Err(GenerateError::BatchSize);
+        }
+        self.reader.set_speculative(config.speculative)?;
+        for prompt in prompts {
+            self.reader.check(prompt.as_ref())?;
+        }
+        let mut queue = VecDeque::new();
+        for prompt in prompts {
+            for sample in 0..config.samples {
+                let number = (queue.len(), sample);
+                queue.push_back(Writing::new(number, prompt.as_ref(), config, tokenizer)?);
+            }
+        }
+        let mut free: Vec<usize> = (0..batch_size.min(queue.len())).rev().collect();
+        let (mut batch, mut done) = (vec![], BTreeMap::new());
+        loop {
+            while let Some(slot) = free.pop() {
+                let Some(mut next) = queue.pop_front() else {
+                    break;
+                };
+                next.start();
+                batch.push((slot, next));
+            }
+            let (going, ended): (Vec<_>, Vec<_>) =
+                batch.into_iter().partition(|(_, text)| !text.has_ended());
+            batch = going;
+            for (slot, text) in ended {
+                free.push(slot);
+                done.insert(text.index(), text.finish(on_text)?);
+            }
+            match (batch.is_empty(), queue.is_empty()) {
+                (true, true) => break,
+                (true, false) => {}
+                (false, _) => self.step(&mut batch, config, on_text)?,
+            }
+        }
+        let mut outputs: Vec<_> = done.into_values().collect();
+        if config.logprobs {
+            self.share_logprobs(&mut outputs)?;
+        }
+        Ok(outputs)
+    }
+
+    /// Adds a token to each text, or two where a draft was right.
+    fn step(
+        &mut self,
+        batch: &mut [(usize, Writing<'_>)],
+        config: &GenerateConfig,
+        on_text: &mut dyn FnMut(usize, Written<'_>) -> io::Result<()>,
+    ) -> Result<(), GenerateError> {
+        let texts = batch
+            .iter()
+            .map(|(slot, text)| text.to_read(*slot, |length| self.reader.room(length)));
+        let reads = self.reader.read(&texts.collect::<Vec<_>>())?;
+        let mut rest = &mut *batch;
+        for read in &reads {
+            let texts;
+            (texts, rest) = rest.split_at_mut(read.counts().len());
+            self.write(texts, read, config, on_text)?;
+        }
+        Ok(())
+    }
+
+    /// Adds what was drawn of texts, and drafts the token after.
+    fn write(
+        &mut self,
+        texts: &mut [(usize, Writing<'_>)],
+        read: &TextsRead,
+        config: &GenerateConfig,
+        on_text: &mut dyn FnMut(usize, Written<'_>) -> io::Result<()>,
+    ) -> Result<(), GenerateError> {
+        let own = match self.reader.logits(read) {
+            Some(logits) => {
+                let drawn = texts.iter().zip(&logits);
+                drawn
+                    .flat_map(|((_, text), rows)| text.draw_all(rows))
+                    .collect()
+            }
+            None => vec![writing::NOT_FINITE; read.counts().sum()],
+        };
+        let drawn = self.reader.share_tokens(own)?;
+        let (mut drawn, mut next) = (&drawn[..], vec![]);
+        for ((_, text), count) in texts.iter().zip(read.counts()) {
+            let own;
+            (own, drawn) = drawn.split_at(count);
+            next.push(text.accepted(own)?);
+        }
+        let logprobs = match config.logprobs {
+            true => self.reader.logprobs(read, &next),
+            false => vec![vec![]; next.len()],
+        };
+        let read_drafts = read.counts().map(|count| count > 1);
+        for ((((_, text), next), logprobs), was_drafted) in
+            texts.iter_mut().zip(&next).zip(&logprobs).zip(read_drafts)
+        {
+            text.push_all(next, was_drafted, logprobs, on_text)?;
+        }
+        if self.reader.drafts {
+            let logits = self.reader.draft(read, &next);
+            let own = match &logits {
+                Some(logits) => {
+                    let drafts = texts.iter().zip(logits);
+                    drafts.map(|((_, text), row)| text.draw(row, 0)).collect()
+                }
+                None => vec![writing::NOT_FINITE; texts.len()],
+            };
+            let drafts = self.reader.share_tokens(own)?;
+            for ((_, text), draft) in texts.iter_mut().zip(drafts) {
+                text.set_draft(draft);
+            }
+        }
+        Ok(())
+    }
+
+    /// The log-probabilities of the rank with the last stage, on all ranks.
+    fn share_logprobs(&self, outputs: &mut [GenerationOutput]) -> Result<(), CommError> {
+        let own = outputs.iter().flat_map(|output| {
+            let missing = output.tokens.len() - output.logprobs.len();
+            output.logprobs.iter().copied().chain(vec![0.0; missing])
+        });
+        let mut all = self.reader.share_values(own.collect())?.into_iter();
+        for output in outputs {
+            output.logprobs = all.by_ref().take(output.tokens.len()).collect();
+        }
+        Ok(())
+    }
+
+    /// The logits of the next token, on the pipeline ranks that have the last stage; `None` on others. If there
+    /// are more tokens than the model's context, only the last ones are read.
+    ///
+    /// # Errors
+    ///
+    /// [`GenerateError`] for no tokens, a token beyond the vocabulary, and failed collectives.
+    pub fn logits_after(&mut self, tokens: &[u32]) -> Result<Option<Vec<f64>>, GenerateError> {
+        self.reader.check(tokens)?;
+        self.reader.set_speculative(false)?;
+        let text = TextToRead {
+            sequence: 0,
+            tokens: tokens.into(),
+            last: 1,
+        };
+        let reads = self.reader.read(&[text])?;
+        let logits = reads.iter().find_map(|read| self.reader.logits(read));
+        Ok(logits.and_then(|texts| texts.into_iter().flatten().next()))
+    }
+}

@@ -1,0 +1,296 @@
+use super::*;
+use crate::profile::{Exchange, GroupPart, TrainingPass};
+use crate::{Recompute, fit, sent_bytes};
+use burn_megatron::nn::moe::DispatchProblem;
+
+fn dense(hidden: u64, layers: usize, heads: u64, mlp_width: u64) -> Decoder {
+    Decoder {
+        hidden,
+        layers,
+        heads,
+        groups: 8,
+        head_width: 128,
+        mlp_width,
+        gated: true,
+        bias: false,
+        qkv_bias: false,
+        output_bias: false,
+        norm_bias: false,
+        holds_scores: false,
+        qk_norm: None,
+        vocabulary: 128_256,
+        tied: false,
+        sinks: false,
+        post_norms: false,
+        positions: 0,
+        windows: vec![None; layers],
+        latent: None,
+        experts: None,
+        mtp: 0,
+    }
+}
+
+pub fn llama_8b() -> Decoder {
+    dense(4096, 32, 32, 14336)
+}
+
+pub fn llama_70b() -> Decoder {
+    dense(8192, 80, 64, 28672)
+}
+
+pub fn llama_405b() -> Decoder {
+    dense(16384, 126, 128, 53248)
+}
+
+/// Qwen3-MoE with 128 experts, 8 of them for a token.
+fn qwen(hidden: u64, layers: usize, heads: u64, width: u64) -> Decoder {
+    Decoder {
+        groups: 4,
+        qk_norm: Some(QkNorm::Heads),
+        vocabulary: 151_936,
+        experts: Some(Experts {
+            experts: 128,
+            per_token: 8,
+            groups: None,
+            width,
+            shared_width: 0,
+            router_bias: false,
+            layers: vec![true; layers],
+            dispatcher: DispatcherKind::AllToAll,
+            fp8_dispatch: None,
+        }),
+        ..dense(hidden, layers, heads, 1)
+    }
+}
+
+pub fn qwen_30b() -> Decoder {
+    qwen(2048, 48, 32, 768)
+}
+
+pub fn qwen_235b() -> Decoder {
+    qwen(4096, 94, 64, 1536)
+}
+
+/// DeepSeek-V3 without the prediction of several tokens.
+pub fn deepseek_v3() -> Decoder {
+    Decoder {
+        groups: 128,
+        head_width: 192,
+        vocabulary: 129_280,
+        latent: Some(LatentWidths {
+            q_rank: 1536,
+            kv_rank: 512,
+            nope: 128,
+            rope: 64,
+            value: 128,
+        }),
+        experts: Some(Experts {
+            experts: 256,
+            per_token: 8,
+            groups: None,
+            width: 2048,
+            shared_width: 2048,
+            router_bias: false,
+            layers: (0..61).map(|layer| layer >= 3).collect(),
+            dispatcher: DispatcherKind::AllToAll,
+            fp8_dispatch: None,
+        }),
+        ..dense(7168, 61, 128, 18432)
+    }
+}
+
+/// GPT without experts: layer norms, biases, tied output.
+pub fn gpt(hidden: u64, layers: usize, heads: u64, vocabulary: u64, positions: u64) -> Decoder {
+    Decoder {
+        groups: heads,
+        head_width: hidden / heads,
+        gated: false,
+        bias: true,
+        qkv_bias: true,
+        output_bias: true,
+        norm_bias: true,
+        tied: true,
+        vocabulary,
+        positions,
+        ..dense(hidden, layers, heads, 4 * hidden)
+    }
+}
+
+fn whole(decoder: &Decoder) -> u64 {
+    let model = decoder.profile(&ParallelConfig::new(), 1, 16);
+    let stage = burn_megatron::mesh::stages::StageLayout {
+        embedding: true,
+        layers: 0..decoder.layers,
+        loss: true,
+    };
+    let parameters = model.parameters([&stage]);
+    parameters.dense + parameters.expert
+}
+
+#[test]
+fn parameters_are_the_published_ones() {
+    assert_eq!(whole(&llama_8b()), 8_030_261_248);
+    assert_eq!(whole(&llama_70b()), 70_553_706_496);
+    assert_eq!(whole(&llama_405b()), 405_853_388_800);
+    assert_eq!(whole(&qwen_30b()), 30_532_122_624);
+    assert_eq!(whole(&qwen_235b()), 235_093_634_560);
+    assert_eq!(whole(&deepseek_v3()), 671_026_404_352);
+    assert_eq!(whole(&gpt(12288, 96, 96, 50257, 2048)), 174_604_259_328);
+}
+
+/// A layer's operations in the profile of a rank are its share of the model's.
+#[test]
+fn the_products_of_all_ranks_are_those_of_the_model() {
+    for (decoder, seq) in [
+        (llama_70b(), 8192),
+        (qwen_30b(), 4096),
+        (deepseek_v3(), 4096),
+    ] {
+        for (tensor, context) in [(1, 1), (4, 1), (2, 2)] {
+            if decoder.latent.is_some() && context > 1 {
+                // Each context rank projects the keys and values of all tokens.
+                continue;
+            }
+            let layout = ParallelConfig::new()
+                .with_tensor(tensor)
+                .with_context(context)
+                .with_expert_tensor(1)
+                .with_sequence_parallel(tensor > 1);
+            let model = decoder.profile(&layout, 1, seq);
+            let layers = model
+                .layers
+                .iter()
+                .map(|kind| model.kinds[*kind].layer.flops());
+            let mut of_rank = layers.sum::<f64>() + model.output.layer.flops();
+            if let Some(experts) = &decoder.experts {
+                // Routers are not counted.
+                let routers = experts.layers.iter().filter(|has| **has).count();
+                let routers = routers as f64 * 2.0 * (decoder.hidden * experts.experts) as f64;
+                of_rank -= routers * seq as f64 / (tensor * context) as f64;
+            }
+            let all = 3.0 * of_rank * (tensor * context) as f64 / seq as f64;
+            let expected = decoder.flops_per_token(seq);
+            assert!((all / expected - 1.0).abs() < 1e-9, "{all} and {expected}");
+        }
+    }
+}
+
+/// Bytes of a token in a layer of Llama 3, and what each kind of recomputation keeps of them.
+#[test]
+fn activations_are_the_known_ones() {
+    let kept = |decoder: &Decoder, tensor, recompute| {
+        let layout = ParallelConfig::new()
+            .with_tensor(tensor)
+            .with_sequence_parallel(tensor > 1);
+        let model = decoder.profile(&layout, 1, 8192);
+        fit::kept_bytes(&model.kinds[0].layer, recompute)
+    };
+    let none = |decoder: &Decoder| kept(decoder, 1, Recompute::None) / 8192;
+    assert_eq!(none(&llama_8b()), 139_264);
+    assert_eq!(none(&llama_70b()), 274_432);
+    assert_eq!(none(&llama_405b()), 520_192);
+    let mib = |decoder: &Decoder| kept(decoder, 8, Recompute::None) >> 20;
+    assert_eq!(
+        [mib(&llama_8b()), mib(&llama_70b()), mib(&llama_405b())],
+        [136, 268, 508]
+    );
+    let (h, q, kv, f) = (4096, 4096, 1024, 14336);
+    let selective = kept(&llama_8b(), 1, Recompute::Selective);
+    assert_eq!(selective / 8192, 4 * h + 4 * q + 4 * kv + 4 * f);
+    assert_eq!(kept(&llama_8b(), 1, Recompute::Full) / 8192, 2 * h);
+}
+
+/// Llama 3 70B, tensor 4 and pipeline 8: the mean of the parameters of a rank, and what sequence parallelism sends forwards.
+#[test]
+fn volumes_are_the_known_ones() {
+    let layout = ParallelConfig::new()
+        .with_tensor(4)
+        .with_sequence_parallel(true);
+    let model = llama_70b().profile(&layout, 1, 8192);
+    let stage = burn_megatron::mesh::stages::StageLayout {
+        embedding: true,
+        layers: 0..80,
+        loss: true,
+    };
+    let mean = model.parameters([&stage]).dense as f64 / 8.0;
+    assert!((mean / 2.2048e9 - 1.0).abs() < 1e-4, "{mean}");
+    let exchanges = model.kinds[0].layer.exchanges.iter();
+    let forward = exchanges.filter(|e| e.pass == TrainingPass::Forward);
+    let sent: f64 = forward.map(|e| sent_bytes(e.kind, e.bytes as f64, 4)).sum();
+    assert_eq!((sent / 1e5).round() / 10.0, 402.7);
+}
+
+/// The bytes of the exchanges of experts that a rank sends, whole and between nodes, in each pass.
+fn sent_for_experts(
+    dispatcher: DispatcherKind,
+    fp8_dispatch: Option<Fp8DispatchScales>,
+    ranks_per_node: Option<usize>,
+) -> [[f64; 2]; 2] {
+    let qwen = qwen_30b();
+    let experts = qwen.experts.clone().map(|experts| Experts {
+        dispatcher,
+        fp8_dispatch,
+        ..experts
+    });
+    let mut layout = ParallelConfig::new().with_data(8).with_expert(8);
+    layout.ranks_per_node = ranks_per_node;
+    let model = Decoder { experts, ..qwen }.profile(&layout, 1, 4096);
+    let exchanges = &model.kinds[0].layer.exchanges;
+    [TrainingPass::Forward, TrainingPass::Backward].map(|pass| {
+        let of_pass = exchanges.iter().filter(move |e| e.pass == pass);
+        let between = |e: &&Exchange| !matches!(e.part, GroupPart::IntraNode(_));
+        let sent = |e: &Exchange| sent_bytes(e.kind, e.bytes as f64, e.ranks as usize);
+        [
+            of_pass.clone().map(sent).sum(),
+            of_pass.filter(between).map(sent).sum(),
+        ]
+    })
+}
+
+/// By the formulas of the dispatchers, which tests of these count: 5.339 ranks of 8 experts of 128 on 8 ranks.
+#[test]
+fn dispatchers_send_what_their_formulas_say() {
+    let (tokens, hidden) = (4096usize, 2048usize);
+    let row = (2 * hidden) as f64;
+    let all = tokens as f64 * 8.0 * 7.0 / 8.0 * 2.0 * row;
+    for kind in [DispatcherKind::AllToAll, DispatcherKind::AllGather] {
+        // As many rows from k = R on.
+        assert_eq!(sent_for_experts(kind, None, None), [[all; 2]; 2]);
+    }
+    for (fp8, ranks_per_node) in [
+        (None, None),
+        (Some(Fp8DispatchScales::E8m0), None),
+        (None, Some(4)),
+    ] {
+        let problem = DispatchProblem {
+            dispatcher: DispatcherKind::Flex,
+            fp8,
+            tokens,
+            experts: 128,
+            per_token: 8,
+            groups: None,
+            hidden,
+            expert: 8,
+            expert_tensor: 1,
+            nodes: ranks_per_node.map(|ranks| DispatchNodes { ranks, experts: 64 }),
+        };
+        let passes = [problem.forward_bytes(2, 4), problem.backward_bytes(2, 4)];
+        let found = sent_for_experts(DispatcherKind::Flex, fp8, ranks_per_node);
+        for (found, expected) in found.iter().zip(passes) {
+            let between = match ranks_per_node {
+                Some(_) => expected.between,
+                None => expected.inside,
+            };
+            for (found, expected) in found.iter().zip([expected.total(), between]) {
+                assert!(
+                    (found / expected - 1.0).abs() < 1e-6,
+                    "{found}, not {expected}"
+                );
+            }
+        }
+        if fp8.is_none() && ranks_per_node.is_none() {
+            let share = found[0][0] / all;
+            assert!((share - 5.339 / 8.0).abs() < 0.02, "{share}");
+        }
+    }
+}

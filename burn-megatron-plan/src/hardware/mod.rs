@@ -1,0 +1,379 @@
+//! The rates of computation and memory of a device, and the links over which devices exchange: the constants of the
+//! planner.
+//!
+//! A [`Hardware`] is read from a TOML file; those of common devices are [built in](Hardware::named), with the source of
+//! each constant in a comment of `plan/hardware/*.toml`.
+
+mod measure;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+pub use measure::{MeasureError, measure};
+
+/// A cluster of equal devices.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hardware {
+    /// Its name in reports.
+    pub name: String,
+    /// Bytes of memory of a device.
+    pub memory: u64,
+    /// Where the devices are thread-ranks of one machine, and no fewer than its cores: the number of cores. Rates are those
+    /// of a rank while all others compute; while others wait it has their share too, up to a core, and what is sent is
+    /// copied by the same cores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<usize>,
+    /// Bytes per second that operations read and write which do little else.
+    pub bandwidth: f64,
+    /// Seconds that an operation takes beside its computation, in the forward and in the backward; 0 where the device is
+    /// given operations faster than it computes them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub operation: f64,
+    /// Operations per second of products, by the type of their operands: `f32`, `bf16`, `f16`, `fp8`. A utilisation
+    /// (MFU) is relative to it.
+    pub peak: BTreeMap<String, f64>,
+    /// By type, or `default` for other types, the share of the peak that products of a size reach.
+    pub products: BTreeMap<String, Vec<(f64, f64)>>,
+    /// The share of the peak of 16 bits, or of f32 where the model computes in it, that attention reaches.
+    pub attention: AttentionShare,
+    /// The memory of the host, if state and activations can be [offloaded](burn_megatron::nn::ActivationOffload).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<Host>,
+    /// The links, from the fastest to the slowest.
+    pub links: Vec<Link>,
+}
+
+/// A device's share of its host.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Bytes per second that a device sends to the host, and receives at the same time.
+    pub link: f64,
+    /// Bytes per second that the processor reads and writes.
+    pub bandwidth: f64,
+}
+
+/// The share of the peak that attention reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionShare {
+    /// In the forward.
+    pub forward: f64,
+    /// In the backward.
+    pub backward: f64,
+}
+
+/// A link that connects groups of consecutive devices.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// Its name in reports.
+    pub name: String,
+    /// The devices that it connects: a node, or a rack. `None`: all; the last link, and no other, has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub devices: Option<usize>,
+    /// Bytes per second that a device sends.
+    pub bandwidth: f64,
+    /// Seconds of a step of a collective.
+    pub latency: f64,
+}
+
+/// A hardware file that cannot be used.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum HardwareError {
+    /// No built-in device has this name.
+    #[error("invalid device {0:?}: expected {names}, or a hardware file", names = Hardware::names().join(", "))]
+    Unknown(String),
+    /// Not the format of a hardware file.
+    #[error("{0}")]
+    Format(String),
+    /// A constant is out of range.
+    #[error("invalid {name} = {value}: expected {expected}")]
+    Value {
+        /// The constant.
+        name: String,
+        /// Its value.
+        value: String,
+        /// The values that would fit.
+        expected: &'static str,
+    },
+    /// No constant for a type.
+    #[error("{device} has no peak of {dtype}: it has {known}")]
+    NoPeak {
+        /// The device.
+        device: String,
+        /// The type.
+        dtype: String,
+        /// The types that it has a peak of.
+        known: String,
+    },
+}
+
+/// The built-in files.
+const BUILT_IN: [(&str, &str); 5] = [
+    ("H100", include_str!("h100.toml")),
+    ("H200", include_str!("h200.toml")),
+    ("B200", include_str!("b200.toml")),
+    ("A100", include_str!("a100.toml")),
+    ("MI300X", include_str!("mi300x.toml")),
+];
+
+impl Hardware {
+    /// The names of the built-in devices.
+    pub fn names() -> [&'static str; 5] {
+        BUILT_IN.map(|(name, _)| name)
+    }
+
+    /// A built-in device; the case of letters does not count.
+    ///
+    /// # Errors
+    ///
+    /// [`HardwareError::Unknown`], with the names that there are.
+    pub fn named(name: &str) -> Result<Self, HardwareError> {
+        let found = BUILT_IN
+            .iter()
+            .find(|(known, _)| known.eq_ignore_ascii_case(name));
+        let (_, text) = found.ok_or_else(|| HardwareError::Unknown(name.into()))?;
+        Self::parse(text)
+    }
+
+    /// Reads the text of a hardware file.
+    ///
+    /// # Errors
+    ///
+    /// [`HardwareError`], with the constant that is wrong.
+    pub fn parse(text: &str) -> Result<Self, HardwareError> {
+        let hardware: Self =
+            toml::from_str(text).map_err(|error| HardwareError::Format(error.to_string()))?;
+        hardware.check()?;
+        Ok(hardware)
+    }
+
+    /// The text of a hardware file.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).unwrap_or_else(|error| error.to_string())
+    }
+
+    fn check(&self) -> Result<(), HardwareError> {
+        let peaks = self.peak.iter();
+        let peaks = peaks.map(|(dtype, value)| (format!("peak.{dtype}"), *value));
+        let links = self.links.iter().enumerate();
+        let links = links.flat_map(|(i, link)| {
+            [
+                (format!("links.{i}.bandwidth"), link.bandwidth),
+                (format!("links.{i}.latency"), link.latency),
+            ]
+        });
+        let own = [
+            ("memory".into(), self.memory as f64),
+            ("bandwidth".into(), self.bandwidth),
+        ];
+        let host = self.host.iter().flat_map(|host| {
+            [
+                ("host.memory".into(), host.memory as f64),
+                ("host.link".into(), host.link),
+                ("host.bandwidth".into(), host.bandwidth),
+            ]
+        });
+        let cores = self.cores.map(|cores| ("cores".into(), cores as f64));
+        let own = own.into_iter().chain(cores).chain(host);
+        for (name, value) in own.chain(peaks).chain(links) {
+            if !(value.is_finite() && value > 0.0) {
+                return Err(invalid(name, value, "a finite number above 0"));
+            }
+        }
+        if !(self.operation.is_finite() && self.operation >= 0.0) {
+            let name = "operation".into();
+            return Err(invalid(
+                name,
+                self.operation,
+                "a finite number of at least 0",
+            ));
+        }
+        self.check_shares()?;
+        let mut inside = 1;
+        for (i, link) in self.links.iter().enumerate() {
+            let is_last = i + 1 == self.links.len();
+            let devices = link.devices.unwrap_or(usize::MAX);
+            if link.devices.is_none() != is_last {
+                let name = format!("links.{i}.devices");
+                let value = link.devices.map_or("none".into(), |n| n.to_string());
+                return Err(invalid(name, value, "a number for each link but the last"));
+            }
+            if devices < 2 || devices <= inside || !is_last && !devices.is_multiple_of(inside) {
+                let name = format!("links.{i}.devices");
+                return Err(invalid(
+                    name,
+                    devices,
+                    "at least 2, and a multiple of the link before",
+                ));
+            }
+            inside = devices;
+        }
+        if self.links.is_empty() {
+            return Err(invalid("links".into(), "none", "at least one"));
+        }
+        Ok(())
+    }
+
+    fn check_shares(&self) -> Result<(), HardwareError> {
+        let attention = [
+            ("attention.forward".into(), self.attention.forward),
+            ("attention.backward".into(), self.attention.backward),
+        ];
+        let products = self.products.iter();
+        let products = products.flat_map(|(dtype, curve)| {
+            let shares = curve.iter();
+            shares.map(move |(size, share)| (format!("products.{dtype} of size {size}"), *share))
+        });
+        for (name, share) in attention.into_iter().chain(products) {
+            if !(share > 0.0 && share <= 1.0) {
+                return Err(invalid(name, share, "a share above 0, at most 1"));
+            }
+        }
+        if !self.products.contains_key("default") {
+            return Err(invalid("products.default".into(), "none", "a list"));
+        }
+        for (dtype, curve) in &self.products {
+            let sizes_rise = curve.windows(2).all(|pair| pair[0].0 < pair[1].0);
+            if curve.is_empty() || !sizes_rise || curve[0].0 <= 0.0 {
+                let name = format!("products.{dtype}");
+                return Err(invalid(
+                    name,
+                    "its sizes",
+                    "one or more, above 0 and rising",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The operations per second of products of this type.
+    ///
+    /// # Errors
+    ///
+    /// [`HardwareError::NoPeak`].
+    pub fn peak_of(&self, dtype: &str) -> Result<f64, HardwareError> {
+        let found = self.peak.get(dtype).copied();
+        found.ok_or_else(|| HardwareError::NoPeak {
+            device: self.name.clone(),
+            dtype: dtype.into(),
+            known: self.peak.keys().cloned().collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    /// The share of the peak that products of this type and `size`, the cube root of `m n k`, reach: between the given
+    /// sizes linear in the logarithm of the size, and beyond them that of the nearest.
+    pub fn product_share(&self, dtype: &str, size: f64) -> f64 {
+        let curve = self.products.get(dtype);
+        let curve = &curve.unwrap_or(&self.products["default"])[..];
+        let above = curve.partition_point(|(known, _)| *known <= size);
+        let Some(&(low, share)) = curve[..above].last() else {
+            // Smaller products take no less time than the smallest that is given.
+            let (least, share) = curve[0];
+            return share * (size / least).powi(3).min(1.0);
+        };
+        match curve.get(above) {
+            None => share,
+            Some((high, next)) => share + (next - share) * (size / low).ln() / (high / low).ln(),
+        }
+    }
+}
+
+fn is_zero(number: &f64) -> bool {
+    *number == 0.0
+}
+
+fn invalid(name: String, value: impl ToString, expected: &'static str) -> HardwareError {
+    HardwareError::Value {
+        name,
+        value: value.to_string(),
+        expected,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_built_in_files_are_valid_and_written_as_read() {
+        for name in Hardware::names() {
+            let hardware = Hardware::named(&name.to_lowercase()).unwrap();
+            assert_eq!(hardware.name, name);
+            assert_eq!(Hardware::parse(&hardware.to_toml()).unwrap(), hardware);
+            let large = hardware.product_share("bf16", 1e6);
+            assert!((0.35..0.7).contains(&large), "{name}: {large}");
+        }
+        let error = Hardware::named("H900").unwrap_err().to_string();
+        let expected =
+            "invalid device \"H900\": expected H100, H200, B200, A100, MI300X, or a hardware file";
+        assert_eq!(error, expected);
+    }
+
+    #[test]
+    fn the_share_is_between_those_of_the_nearest_sizes() {
+        let h100 = Hardware::named("H100").unwrap();
+        let share = |size| h100.product_share("bf16", size);
+        assert_eq!(share(1024.0), 0.37);
+        assert!((share(1024.0 * 2f64.sqrt()) - 0.43).abs() < 1e-12);
+        assert_eq!(share(1e9), 0.555);
+        // As long as the smallest.
+        assert_eq!(share(64.0), 0.02 / 8.0);
+        assert!(h100.product_share("fp8", 4096.0) < share(4096.0));
+    }
+
+    #[test]
+    fn a_wrong_constant_is_named() {
+        let text = include_str!("h100.toml");
+        for (from, to, says) in [
+            (
+                "bandwidth = 2.85e12",
+                "bandwidth = -1.0",
+                "invalid bandwidth = -1: expected a finite number above 0",
+            ),
+            (
+                "devices = 8",
+                "",
+                "invalid links.0.devices = none: expected a number for each link but the last",
+            ),
+            (
+                "devices = 8",
+                "devices = 1",
+                "invalid links.0.devices = 1: expected at least 2",
+            ),
+            (
+                "forward = 0.50",
+                "forward = 1.5",
+                "invalid attention.forward = 1.5: expected a share above 0, at most 1",
+            ),
+            (
+                "[4096, 0.54]",
+                "[1024, 0.54]",
+                "invalid products.default = its sizes",
+            ),
+            ("memory =", "size =", "unknown field `size`"),
+            (
+                "bandwidth = 2.85e12",
+                "bandwidth = 2.85e12\noperation = -1.0",
+                "invalid operation = -1: expected a finite number of at least 0",
+            ),
+            (
+                "link = 53e9",
+                "link = 0.0",
+                "invalid host.link = 0: expected a finite number above 0",
+            ),
+        ] {
+            let error = Hardware::parse(&text.replacen(from, to, 1));
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+        let a100 = Hardware::named("A100").unwrap();
+        let expected = "A100 has no peak of fp8: it has bf16, f16, f32";
+        assert_eq!(a100.peak_of("fp8").unwrap_err().to_string(), expected);
+    }
+}

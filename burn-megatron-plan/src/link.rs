@@ -1,0 +1,149 @@
+//! The time of a collective: alpha-beta costs over the links between the members of a group.
+//!
+//! Ranks fill the domains of each link in order: the first `devices` ranks are the first node. A group with several members
+//! in each node exchanges inside the nodes over the one link and between them over the other at once; between them, the
+//! members of a node share what the node receives. A ring of `n` has `n - 1` steps.
+
+use super::hardware::Hardware;
+use burn_megatron::collective::ExchangeKind;
+
+/// The members of a group of ranks that each link connects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupLinks {
+    /// By link of the hardware, the members of a group in one of its domains; the last is the whole group.
+    members: Vec<usize>,
+}
+
+/// The part of a group's `bytes` that a rank sends: all of a message, `(n - 1) / n` of what a ring moves, twice that of a
+/// sum on all ranks.
+pub fn sent_bytes(kind: ExchangeKind, bytes: f64, ranks: usize) -> f64 {
+    let others = (ranks - 1) as f64 / ranks as f64;
+    match kind {
+        ExchangeKind::AllReduce => 2.0 * others * bytes,
+        ExchangeKind::AllGather | ExchangeKind::ReduceScatter | ExchangeKind::AllToAll => {
+            others * bytes
+        }
+        ExchangeKind::SendReceive => bytes,
+    }
+}
+
+impl GroupLinks {
+    /// The links of a group whose members lie in nested runs of ranks, each given as its size and the distance between
+    /// two of its ranks.
+    pub fn new(hardware: &Hardware, levels: &[(usize, usize)]) -> Self {
+        let members = hardware.links.iter().map(|link| {
+            let inside = link.devices.unwrap_or(usize::MAX);
+            let of_level = levels.iter().map(|(size, stride)| match inside {
+                usize::MAX => *size,
+                // A run that does not fit into a domain a whole number of times crosses its border.
+                _ if inside.is_multiple_of(*stride) => gcd(*size, inside / stride),
+                _ => 1,
+            });
+            of_level.product()
+        });
+        Self {
+            members: members.collect(),
+        }
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.members.last().copied().unwrap_or(1)
+    }
+
+    /// The index of the slowest link that the group uses.
+    pub fn slowest(&self) -> usize {
+        let size = self.size();
+        let found = self.members.iter().position(|members| *members == size);
+        found.unwrap_or(0)
+    }
+
+    /// The seconds of an exchange of `bytes`: those of the whole tensor of an all-gather or a reduce-scatter.
+    pub fn seconds(&self, hardware: &Hardware, kind: ExchangeKind, bytes: f64) -> f64 {
+        let size = self.size();
+        if size <= 1 {
+            return 0.0;
+        }
+        let slowest = &hardware.links[self.slowest()];
+        if kind == ExchangeKind::SendReceive {
+            return slowest.latency + bytes / slowest.bandwidth;
+        }
+        let (mut below, mut transfer, mut latency) = (1, 0f64, 0.0);
+        for (link, members) in hardware.links.iter().zip(&self.members) {
+            if *members == below {
+                continue;
+            }
+            let crossing = (members - below) as f64 / size as f64 * bytes;
+            let (own, steps) = match kind {
+                // Each rank has rows of its own for every other.
+                ExchangeKind::AllToAll => (crossing, 1),
+                // What a domain receives, its members share.
+                _ => {
+                    let ring = (members / below - 1) as f64 / (members / below) as f64;
+                    (bytes * ring / below as f64, members / below - 1)
+                }
+            };
+            transfer = transfer.max(own / link.bandwidth);
+            latency += steps as f64 * link.latency;
+            below = *members;
+        }
+        let twice = if kind == ExchangeKind::AllReduce {
+            2.0
+        } else {
+            1.0
+        };
+        twice * (transfer + latency)
+    }
+}
+
+pub(super) fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(levels: &[(usize, usize)], kind: ExchangeKind, bytes: f64) -> f64 {
+        let h100 = Hardware::named("H100").unwrap();
+        GroupLinks::new(&h100, levels).seconds(&h100, kind, bytes)
+    }
+
+    #[test]
+    fn a_ring_in_a_node_moves_its_part_over_the_fast_link() {
+        let found = seconds(&[(8, 1)], ExchangeKind::AllGather, 370e9);
+        assert!((found - (7.0 / 8.0 + 7.0 * 3.4e-6)).abs() < 1e-9);
+        let twice = seconds(&[(8, 1)], ExchangeKind::AllReduce, 370e9);
+        assert!((twice / found - 2.0).abs() < 1e-12);
+        let half = seconds(&[(4, 2)], ExchangeKind::ReduceScatter, 370e9);
+        assert!((half - (0.75 + 3.0 * 3.4e-6)).abs() < 1e-9);
+        assert_eq!(seconds(&[(1, 1)], ExchangeKind::AllGather, 1e9), 0.0);
+    }
+
+    #[test]
+    fn a_group_over_nodes_is_as_fast_as_its_members_in_a_node_together() {
+        // One member in each of 4 nodes, and 8 in each of 4.
+        let one = seconds(&[(4, 8)], ExchangeKind::AllGather, 46e9);
+        assert!((one - (0.75 + 3.0 * 14e-6)).abs() < 1e-9);
+        let eight = seconds(&[(32, 1)], ExchangeKind::AllGather, 46e9);
+        let inside: f64 = 46e9 * 7.0 / 8.0 / 370e9;
+        let between = 0.75 / 8.0;
+        let latency = 7.0 * 3.4e-6 + 3.0 * 14e-6;
+        assert!((eight - (inside.max(between) + latency)).abs() < 1e-9);
+        // Rows of an all-to-all are each rank's own.
+        let rows = seconds(&[(32, 1)], ExchangeKind::AllToAll, 46e9);
+        assert!((rows - (24.0 / 32.0 + 17.4e-6)).abs() < 1e-9, "{rows}");
+    }
+
+    #[test]
+    fn a_group_across_the_border_of_a_node_is_as_slow_as_the_link_between_nodes() {
+        let h100 = Hardware::named("H100").unwrap();
+        let of = |levels: &[(usize, usize)]| GroupLinks::new(&h100, levels).slowest();
+        assert_eq!([of(&[(8, 1)]), of(&[(16, 1)]), of(&[(2, 8)])], [0, 1, 1]);
+        // Three ranks apart by three: the third is in the next node.
+        assert_eq!(of(&[(4, 3)]), 1);
+        // Tensor 2 and data 4 around a pipeline of 2.
+        assert_eq!(of(&[(2, 1), (4, 4)]), 1);
+        assert_eq!(of(&[(2, 1), (2, 4)]), 0);
+    }
+}

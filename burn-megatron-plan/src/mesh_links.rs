@@ -1,0 +1,172 @@
+//! The links of the groups of a mesh.
+
+use std::borrow::Cow;
+
+use burn_megatron::mesh::{Axis, AxisSet, Coordinates, ExpertCoordinates, Grid, Mesh};
+
+use super::hardware::Hardware;
+use super::link::{GroupLinks, gcd};
+use super::profile::{Exchange, GroupPart};
+
+/// The links of the groups of a mesh.
+#[derive(Clone, Debug)]
+pub struct MeshLinks<'a> {
+    mesh: Mesh,
+    hardware: &'a Hardware,
+    /// The groups in which most layers exchange.
+    groups: Vec<((Grid, AxisSet), GroupLinks)>,
+}
+
+/// The groups that layers and the pipeline exchange in.
+const GROUPS: [(Grid, &[Axis]); 8] = [
+    (Grid::Dense, &[Axis::Tensor]),
+    (Grid::Dense, &[Axis::Context]),
+    (Grid::Dense, &[Axis::Tensor, Axis::Context]),
+    (Grid::Dense, &[Axis::Context, Axis::Data]),
+    (Grid::Dense, &[Axis::Pipeline]),
+    (Grid::Expert, &[Axis::Expert]),
+    (Grid::Expert, &[Axis::ExpertTensor]),
+    (Grid::Expert, &[Axis::Expert, Axis::ExpertTensor]),
+];
+
+/// A run of ranks: its size, and the distance between two of its ranks.
+type Run = (usize, usize);
+
+impl<'a> MeshLinks<'a> {
+    /// The links of a mesh whose ranks are the devices in order.
+    pub fn new(mesh: &Mesh, hardware: &'a Hardware) -> Self {
+        let groups = GROUPS.map(|(grid, axes)| {
+            let set: AxisSet = axes.iter().copied().collect();
+            let links = GroupLinks::new(hardware, &runs(mesh, grid, set));
+            ((grid, set), links)
+        });
+        Self {
+            mesh: mesh.clone(),
+            hardware,
+            groups: groups.into(),
+        }
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// The links of a group over these axes.
+    ///
+    /// # Panics
+    ///
+    /// If the grid does not have one of the axes.
+    pub fn group(&self, grid: Grid, axes: AxisSet) -> Cow<'_, GroupLinks> {
+        let found = self.groups.iter().find(|(key, _)| *key == (grid, axes));
+        match found {
+            Some((_, links)) => Cow::Borrowed(links),
+            None => Cow::Owned(GroupLinks::new(
+                self.hardware,
+                &runs(&self.mesh, grid, axes),
+            )),
+        }
+    }
+
+    /// The links of the ranks of an exchange.
+    ///
+    /// # Panics
+    ///
+    /// See [`group`](Self::group).
+    pub fn of(&self, exchange: &Exchange) -> Cow<'_, GroupLinks> {
+        let per_node = match exchange.part {
+            GroupPart::Whole => return self.group(exchange.grid, exchange.axes),
+            GroupPart::IntraNode(ranks) | GroupPart::InterNode(ranks) => ranks,
+        };
+        let all = runs(&self.mesh, exchange.grid, exchange.axes);
+        let (inside, between) = divide(&all, per_node);
+        let own = match exchange.part {
+            GroupPart::InterNode(_) => between,
+            _ => inside,
+        };
+        Cow::Owned(GroupLinks::new(self.hardware, &own))
+    }
+
+    /// The links of the data axis where a grid's parameters are sharded over `ranks` ranks: of those ranks, and of the ones
+    /// with the same shard.
+    pub fn sharding(&self, grid: Grid, ranks: usize) -> [GroupLinks; 2] {
+        let (inner, outer) = divide(&runs(&self.mesh, grid, grid.data_axes()), ranks);
+        [inner, outer].map(|runs| GroupLinks::new(self.hardware, &runs))
+    }
+}
+
+/// The runs of a group over these axes, from the inside out.
+fn runs(mesh: &Mesh, grid: Grid, axes: AxisSet) -> Vec<Run> {
+    let axes = axes.iter().filter(|axis| mesh.size(grid, *axis) > 1);
+    let mut runs: Vec<_> = axes
+        .map(|axis| (mesh.size(grid, axis), stride(mesh, grid, axis)))
+        .collect();
+    runs.sort_by_key(|(_, stride)| *stride);
+    runs
+}
+
+/// The distance between two ranks next to each other along an axis of several ranks.
+fn stride(mesh: &Mesh, grid: Grid, axis: Axis) -> usize {
+    let at = |wanted| (axis == wanted) as usize;
+    match grid {
+        Grid::Dense => mesh.rank_at(Coordinates {
+            tensor: at(Axis::Tensor),
+            context: at(Axis::Context),
+            data: at(Axis::Data),
+            pipeline: at(Axis::Pipeline),
+        }),
+        Grid::Expert => mesh.expert_rank_at(ExpertCoordinates {
+            expert_tensor: at(Axis::ExpertTensor),
+            expert: at(Axis::Expert),
+            expert_data: at(Axis::Data),
+            pipeline: at(Axis::Pipeline),
+        }),
+    }
+}
+
+/// The runs of the first `ranks` members of a group, and those of the members that are so many apart.
+fn divide(runs: &[Run], mut ranks: usize) -> (Vec<Run>, Vec<Run>) {
+    let (mut inner, mut outer) = (vec![], vec![]);
+    for (size, stride) in runs {
+        let own = gcd(*size, ranks);
+        ranks /= own;
+        inner.push((own, *stride));
+        outer.push((size / own, stride * own));
+    }
+    let several = |runs: Vec<Run>| runs.into_iter().filter(|(size, _)| *size > 1).collect();
+    (several(inner), several(outer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_megatron::mesh::ParallelConfig;
+
+    #[test]
+    fn the_order_of_the_mesh_decides_which_groups_stay_in_a_node() {
+        let layout = ParallelConfig::new()
+            .with_tensor(4)
+            .with_context(2)
+            .with_pipeline(4)
+            .with_expert(16)
+            .with_expert_tensor(1);
+        let mesh = Mesh::new(&layout, 128).unwrap();
+        let h100 = Hardware::named("H100").unwrap();
+        let links = MeshLinks::new(&mesh, &h100);
+        let slowest = |grid, axes: &[Axis]| {
+            let group = links.group(grid, axes.iter().copied().collect());
+            (group.size(), group.slowest())
+        };
+        assert_eq!(slowest(Grid::Dense, &[Axis::Tensor]), (4, 0));
+        assert_eq!(slowest(Grid::Dense, &[Axis::Context]), (2, 0));
+        assert_eq!(slowest(Grid::Dense, &[Axis::Context, Axis::Data]), (8, 1));
+        assert_eq!(slowest(Grid::Dense, &[Axis::Pipeline]), (4, 1));
+        assert_eq!(slowest(Grid::Expert, &[Axis::Expert]), (16, 1));
+        // The first two of context x data are the two of the context axis, which are in a node.
+        let [shard, replicas] = links.sharding(Grid::Dense, 2);
+        assert_eq!((shard.size(), shard.slowest()), (2, 0));
+        assert_eq!((replicas.size(), replicas.slowest()), (4, 1));
+        let [shard, replicas] = links.sharding(Grid::Expert, 2);
+        assert_eq!((shard.size(), replicas.size()), (2, 1));
+    }
+}

@@ -1,0 +1,200 @@
+//! Checks the plans of a search against the memory of the model's own operations.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rayon::prelude::*;
+
+use super::super::fit;
+use super::super::memory::MemoryByKind;
+use super::super::{Candidate, Recompute};
+use super::space::{PipelineSettings, ShardingSettings};
+use super::{Plan, Rejection, Search, SearchCounts, SearchProgress};
+use burn_megatron::mesh::ScheduleSource;
+
+/// The reason for which the memory of a candidate cannot be computed.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MemoryRefusal {
+    /// Its settings are invalid.
+    Settings(String),
+    /// The model cannot run its micro-batches, whatever the schedule and the sharding.
+    Model(String),
+}
+
+/// Returns the memory of a candidate on the rank that needs the most, from the model's own operations, without slack.
+pub type OwnMemory<'a> = dyn Fn(&Candidate) -> Result<MemoryByKind, MemoryRefusal> + Sync + 'a;
+
+/// A candidate that does not fit. Other candidates of the same sizes are compared with it.
+#[derive(Clone, Debug)]
+pub(super) struct Refutation {
+    of: Group,
+    sharding: ShardingSettings,
+    offload: f64,
+    why: Why,
+}
+
+#[derive(Clone, Debug)]
+enum Why {
+    /// The number of bytes that it needs in addition to the result of the formulas.
+    Excess(u64),
+    Refused(MemoryRefusal),
+}
+
+/// Candidates of the same sizes that differ in their sharding alone.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Group {
+    pub sequence_parallel: bool,
+    pub pipeline: PipelineSettings,
+    pub micro_batch: usize,
+    pub recompute: Recompute,
+}
+
+impl Group {
+    fn of(candidate: &Candidate) -> Self {
+        let layout = &candidate.layout;
+        let pipeline = match &layout.schedule {
+            Some(ScheduleSource::Kind(kind)) if layout.pipeline > 1 => {
+                let stages = layout.virtual_stages;
+                Some((*kind, stages.unwrap_or(kind.default_virtual_stages())))
+            }
+            _ => None,
+        };
+        Self {
+            sequence_parallel: layout.sequence_parallel,
+            pipeline,
+            micro_batch: candidate.micro_batch,
+            recompute: candidate.recompute,
+        }
+    }
+}
+
+/// The share of the limit by which the formulas may be wrong about the state of another sharding. Within this share, the
+/// memory is computed from the model's own operations.
+const TOLERANCE: f64 = 0.01;
+
+impl Refutation {
+    /// Returns the reason if the model cannot run any candidate with these settings.
+    pub fn refuses_model(&self, sequence_parallel: bool, micro_batch: usize) -> Option<&str> {
+        let Why::Refused(MemoryRefusal::Model(text)) = &self.why else {
+            return None;
+        };
+        let of = &self.of;
+        let is_same = of.sequence_parallel == sequence_parallel && micro_batch >= of.micro_batch;
+        is_same.then_some(text)
+    }
+
+    /// Returns whether a candidate that needs `bytes` by the formulas does not fit into `limit`.
+    pub fn refutes(
+        &self,
+        group: &Group,
+        (sharding, offload): (ShardingSettings, f64),
+        bytes: u64,
+        limit: u64,
+    ) -> bool {
+        if self.of != *group {
+            return false;
+        }
+        if (self.sharding, self.offload) == (sharding, offload) {
+            return true;
+        }
+        match &self.why {
+            Why::Excess(excess) => (bytes + excess) as f64 > limit as f64 * (1.0 + TOLERANCE),
+            Why::Refused(_) => false,
+        }
+    }
+
+    /// Counts a candidate.
+    pub fn count(&self, counts: &mut SearchCounts) {
+        match &self.why {
+            Why::Excess(_) => counts.add(Rejection::Memory, 1, None),
+            Why::Refused(MemoryRefusal::Settings(text) | MemoryRefusal::Model(text)) => {
+                counts.add(Rejection::Unplanned, 1, Some(text.clone()));
+            }
+        }
+    }
+}
+
+impl Search<'_> {
+    /// Computes the memory of the best plans. Returns whether some plan does not fit. Its sizes are then searched again.
+    pub(super) fn confirm(&mut self, memory: &OwnMemory<'_>) -> bool {
+        let mut best: Vec<_> = self.best.values().map(|kept| kept.plan.clone()).collect();
+        super::report::sort(&mut best);
+        best.truncate(self.config.top);
+        best.retain(|plan| !self.best[&plan.sizes()].is_confirmed);
+        let confirmed = AtomicUsize::new(self.confirmed);
+        let all = self.entries.len();
+        let found = best.par_iter().map(|plan| {
+            let found = memory(&plan.candidate);
+            (self.progress)(SearchProgress {
+                compared: all,
+                all,
+                confirmed: 1 + confirmed.fetch_add(1, Ordering::Relaxed),
+            });
+            found
+        });
+        let found: Vec<_> = found.collect();
+        self.confirmed += found.len();
+        let mut has_refuted = false;
+        for (plan, found) in best.into_iter().zip(found) {
+            let found = found.map(fit::with_slack);
+            match found {
+                Ok(memory) if memory.total() <= self.config.memory_limit => {
+                    if let Some(kept) = self.best.get_mut(&plan.sizes()) {
+                        kept.plan.memory = memory;
+                        kept.is_confirmed = true;
+                    }
+                }
+                found => {
+                    has_refuted = true;
+                    self.refute(plan, found);
+                }
+            }
+        }
+        has_refuted
+    }
+
+    fn refute(&mut self, plan: Plan, found: Result<MemoryByKind, MemoryRefusal>) {
+        let (sizes, candidate) = (plan.sizes(), &plan.candidate);
+        let why = match &found {
+            Ok(memory) => Why::Excess(memory.total().saturating_sub(plan.memory.total())),
+            Err(refusal) => Why::Refused(refusal.clone()),
+        };
+        let refutation = Refutation {
+            of: Group::of(candidate),
+            sharding: (candidate.layout.zero_stage, candidate.layout.hsdp),
+            offload: candidate.offload,
+            why,
+        };
+        self.refuted.entry(sizes).or_default().push(refutation);
+        self.best.remove(&sizes);
+        // A plan that was slower than this plan may be the best of its sizes.
+        for visited in &mut self.entries {
+            if visited.entry.sizes() == sizes {
+                visited.found = None;
+            }
+        }
+        if let Ok(memory) = found {
+            let bytes = |plan: &Plan| plan.memory.total();
+            let nearest = self.nearest_refuted.as_ref().map(bytes);
+            if nearest.is_none_or(|nearest| memory.total() < nearest) {
+                self.nearest_refuted = Some(Plan { memory, ..plan });
+            }
+        }
+    }
+
+    /// If no plan fits, sets the memory of the nearest plan to the memory of the model's own operations, if this exceeds the
+    /// limit.
+    pub(super) fn confirm_nearest(&mut self, memory: &OwnMemory<'_>) {
+        if !self.best.is_empty() || self.nearest_refuted.is_some() {
+            return;
+        }
+        let Some(plan) = &mut self.nearest else {
+            return;
+        };
+        if let Ok(memory) = memory(&plan.candidate) {
+            let memory = fit::with_slack(memory);
+            if memory.total() > self.config.memory_limit {
+                plan.memory = memory;
+            }
+        }
+    }
+}

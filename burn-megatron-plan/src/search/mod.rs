@@ -1,0 +1,360 @@
+//! The search over all layouts of a number of devices.
+//!
+//! Candidates are every factorisation of the devices over the axes, with every schedule, micro-batch, ZeRO stage, sharding
+//! group and kind of recomputation; what does not fit is tried with optimizer state on the host. Whether one is valid is asked of [`Mesh`](burn_megatron::mesh::Mesh), the model, the split of the layers, the
+//! schedule generator and [`DataParallelConfig`]; there are no rules here. They are taken in the order of a lower bound of
+//! their time, `m` micro-batches without a bubble, until no other can be among the best: the rest is counted, not timed. The
+//! result is deterministic: entries are timed in parallel, so many at once whatever the number of cores.
+//!
+//! [`search`] takes memory from formulas. [`search_confirmed`] also computes the memory of the model's own operations for
+//! each plan that it returns. A plan that needs too much is refuted, and its sizes are searched again without it, until all
+//! plans fit. The result is the fastest of all candidates that fit by the formulas and by the operations.
+
+mod cache;
+mod confirm;
+mod entries;
+mod pipelines;
+mod rank_class;
+mod report;
+mod space;
+#[cfg(test)]
+mod tests;
+mod visit;
+
+use std::collections::HashMap;
+
+use rayon::prelude::*;
+
+use burn_megatron::data_parallel::DataParallelConfig;
+use burn_megatron::mesh::ParallelConfig;
+
+use super::fit::StateBytes;
+use super::hardware::{Hardware, HardwareError};
+use super::time::{ComputeTypes, DeviceRates};
+use super::{ModelProfile, Recompute};
+use confirm::Refutation;
+use entries::{Entry, EntrySource};
+use pipelines::Pipelines;
+use visit::Visit;
+
+pub use confirm::{MemoryRefusal, OwnMemory};
+pub use report::{Plan, Rejection, RejectionCount, SearchCounts, SearchReport};
+pub use space::FixedSettings;
+
+/// The properties of a model for a search: one implementation per way of profiling it.
+pub trait PlannedModel: Sync {
+    /// The number of layers.
+    fn layers(&self) -> usize;
+
+    /// Whether it has experts, which lie on a grid of their own.
+    fn has_experts(&self) -> bool;
+
+    /// Operations of forward and backward per token.
+    fn flops_per_token(&self) -> f64;
+
+    /// Whether the model and its sequences can be split so.
+    ///
+    /// # Errors
+    ///
+    /// Why they cannot.
+    fn check(&self, layout: &ParallelConfig) -> Result<(), String>;
+
+    /// The profile of a rank, which depends on the tensor, context and expert axes of the layout alone.
+    ///
+    /// # Errors
+    ///
+    /// Why the model cannot be profiled so.
+    fn profile(&self, layout: &ParallelConfig, micro_batch: usize) -> Result<ModelProfile, String>;
+
+    /// Bytes of state per parameter.
+    fn state_bytes(&self) -> StateBytes;
+}
+
+/// The settings of a search.
+#[derive(Clone, Debug)]
+pub struct SearchConfig<'a> {
+    /// The devices.
+    pub devices: usize,
+    /// The rates of a device and its links.
+    pub hardware: &'a Hardware,
+    /// The types of the run.
+    pub types: ComputeTypes,
+    /// Tokens of a sequence.
+    pub sequence: usize,
+    /// Samples of a step.
+    pub global_batch: usize,
+    /// Bytes that a rank may use.
+    pub memory_limit: u64,
+    /// The settings of data parallelism that are not searched.
+    pub sharing: DataParallelConfig,
+    /// The settings that are given.
+    pub fixed: FixedSettings,
+    /// The number of plans that are returned.
+    pub top: usize,
+}
+
+impl SearchConfig<'_> {
+    fn has_host(&self) -> bool {
+        self.hardware.host.is_some()
+    }
+
+    fn recomputes(&self) -> Vec<Recompute> {
+        self.fixed.recomputes(self.has_host())
+    }
+
+    fn offloads(&self) -> &[f64] {
+        self.fixed.offloads(self.has_host())
+    }
+}
+
+/// Entries that are timed before any of them is compared with the next ones.
+const WAVE: usize = 16;
+
+/// Progress of a search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SearchProgress {
+    /// The number of layouts, each with a micro-batch and a recomputation, whose schedules and shardings were all compared.
+    pub compared: usize,
+    /// The number of layouts in total.
+    pub all: usize,
+    /// Plans whose memory was computed from the model's own operations.
+    pub confirmed: usize,
+}
+
+/// Shows the progress of a search.
+pub type ShowProgress<'a> = dyn Fn(SearchProgress) + Sync + 'a;
+
+/// Searches the layouts of a model, with memory from formulas.
+///
+/// # Errors
+///
+/// [`HardwareError::NoPeak`] if the device does not compute in the types of the run.
+pub fn search(
+    model: &dyn PlannedModel,
+    config: &SearchConfig<'_>,
+) -> Result<SearchReport, HardwareError> {
+    let rates = DeviceRates::new(config.hardware, &config.types)?;
+    let mut search = Search::new(model, config, rates, &|_| ());
+    search.run();
+    Ok(search.report())
+}
+
+/// Searches the layouts of a model. Each plan of the result also fits by `memory`, the memory of the model's own operations on
+/// the rank that needs the most. Calls `progress` from time to time.
+///
+/// # Errors
+///
+/// See [`search`].
+pub fn search_confirmed(
+    model: &dyn PlannedModel,
+    config: &SearchConfig<'_>,
+    memory: &OwnMemory<'_>,
+    progress: &ShowProgress<'_>,
+) -> Result<SearchReport, HardwareError> {
+    let rates = DeviceRates::new(config.hardware, &config.types)?;
+    let mut search = Search::new(model, config, rates, progress);
+    search.run();
+    while search.confirm(memory) {
+        search.run();
+    }
+    search.confirm_nearest(memory);
+    Ok(search.report())
+}
+
+/// Sizes of the axes: tensor, context, pipeline, expert, expert-tensor.
+type Sizes = [usize; 5];
+
+/// A plan that is the best of its sizes.
+struct Kept {
+    plan: Plan,
+    /// True if the plan fits by the model's own operations.
+    is_confirmed: bool,
+}
+
+/// An entry and the result of its last visit.
+struct Visited<'a> {
+    entry: Entry<'a>,
+    /// `None` if the entry was not visited, or if its visit no longer counts.
+    found: Option<VisitCounts>,
+}
+
+/// Counts of one visit.
+struct VisitCounts {
+    counts: SearchCounts,
+    plans: u64,
+}
+
+/// The state of a search.
+struct Search<'a> {
+    model: &'a dyn PlannedModel,
+    config: &'a SearchConfig<'a>,
+    rates: DeviceRates<'a>,
+    /// Candidates that are in no entry.
+    counts: SearchCounts,
+    /// All entries, sorted by their bounds. Empty during a run.
+    entries: Vec<Visited<'a>>,
+    pipelines: Pipelines,
+    best: HashMap<Sizes, Kept>,
+    /// The time that a plan must beat to be among the best.
+    worst: f64,
+    nearest: Option<Plan>,
+    /// Candidates that the model's own operations refuted, by sizes.
+    refuted: HashMap<Sizes, Vec<Refutation>>,
+    nearest_refuted: Option<Plan>,
+    confirmed: usize,
+    progress: &'a ShowProgress<'a>,
+}
+
+impl<'a> Search<'a> {
+    fn new(
+        model: &'a dyn PlannedModel,
+        config: &'a SearchConfig<'a>,
+        rates: DeviceRates<'a>,
+        progress: &'a ShowProgress<'a>,
+    ) -> Self {
+        let (mut entries, counts) = EntrySource::new(model, config, &rates).all();
+        entries.sort_by(|one, two| one.bound.total_cmp(&two.bound));
+        let visited = |entry| Visited { entry, found: None };
+        Self {
+            model,
+            config,
+            rates,
+            counts,
+            entries: entries.into_iter().map(visited).collect(),
+            pipelines: Pipelines::default(),
+            best: HashMap::new(),
+            worst: f64::INFINITY,
+            nearest: None,
+            refuted: HashMap::new(),
+            nearest_refuted: None,
+            confirmed: 0,
+            progress,
+        }
+    }
+
+    /// Visits every entry that was not visited and is not slower than the plans that were found.
+    fn run(&mut self) {
+        let mut entries = std::mem::take(&mut self.entries);
+        self.update_worst();
+        let all = entries.len();
+        let mut rest = entries.iter_mut().enumerate();
+        loop {
+            // Most entries are slower than the plans that were found.
+            let mut wave = vec![];
+            let mut compared = all;
+            for (number, visited) in rest.by_ref() {
+                let Visited { entry, found } = &*visited;
+                if found.is_none() && self.is_slower(entry.sizes(), entry.bound).is_none() {
+                    wave.push(visited);
+                }
+                if wave.len() == WAVE {
+                    compared = number;
+                    break;
+                }
+            }
+            self.show(compared, all);
+            if wave.is_empty() {
+                break;
+            }
+            let visits = wave.par_iter().map(|it| Visit::of(self, &it.entry).found());
+            let visits: Vec<_> = visits.collect();
+            for (visited, found) in wave.into_iter().zip(visits) {
+                visited.found = Some(VisitCounts {
+                    counts: found.counts,
+                    plans: found.plans.len() as u64,
+                });
+                for plan in found.plans {
+                    self.keep(plan);
+                }
+                found
+                    .nearest
+                    .into_iter()
+                    .for_each(|plan| self.keep_nearest(plan));
+            }
+            self.update_worst();
+        }
+        self.entries = entries;
+    }
+
+    fn show(&self, compared: usize, all: usize) {
+        (self.progress)(SearchProgress {
+            compared,
+            all,
+            confirmed: self.confirmed,
+        });
+    }
+
+    fn update_worst(&mut self) {
+        let best = self.best.values();
+        let mut seconds: Vec<_> = best.map(|kept| kept.plan.step.seconds).collect();
+        seconds.sort_by(f64::total_cmp);
+        let last = self.config.top.checked_sub(1);
+        let worst = last.and_then(|last| seconds.get(last));
+        self.worst = worst.copied().unwrap_or(f64::INFINITY);
+    }
+
+    /// Why a candidate of these sizes that takes at least so long is not among the best.
+    fn is_slower(&self, sizes: Sizes, seconds: f64) -> Option<Rejection> {
+        let same = self.best.get(&sizes);
+        if same.is_some_and(|kept| seconds >= kept.plan.step.seconds) {
+            return Some(Rejection::SameSizes);
+        }
+        (seconds > self.worst).then_some(Rejection::Slower)
+    }
+
+    fn keep(&mut self, plan: Plan) {
+        let sizes = plan.sizes();
+        let other = self.best.get(&sizes);
+        if other.is_none_or(|other| plan.step.seconds < other.plan.step.seconds) {
+            let kept = Kept {
+                plan,
+                is_confirmed: false,
+            };
+            self.best.insert(sizes, kept);
+        }
+    }
+
+    /// Keeps a plan that does not fit, if it needs less than the others.
+    fn keep_nearest(&mut self, plan: Plan) {
+        if self
+            .nearest_bytes()
+            .is_none_or(|bytes| plan.memory.total() < bytes)
+        {
+            self.nearest = Some(plan);
+        }
+    }
+
+    fn nearest_bytes(&self) -> Option<u64> {
+        self.nearest.as_ref().map(|plan| plan.memory.total())
+    }
+
+    fn report(mut self) -> SearchReport {
+        let mut plans = 0;
+        for Visited { entry, found } in std::mem::take(&mut self.entries) {
+            match found {
+                Some(found) => {
+                    self.counts.extend(found.counts);
+                    plans += found.plans;
+                }
+                None => {
+                    let reason = self.is_slower(entry.sizes(), entry.bound);
+                    let reason = reason.unwrap_or(Rejection::Slower);
+                    self.counts.add(reason, entry.settings, None);
+                }
+            }
+        }
+        let mut best: Vec<_> = self.best.into_values().map(|kept| kept.plan).collect();
+        let others = plans.saturating_sub(best.len() as u64);
+        self.counts.add(Rejection::SameSizes, others, None);
+        report::sort(&mut best);
+        let others = best.len().saturating_sub(self.config.top);
+        best.truncate(self.config.top);
+        self.counts.add(Rejection::Slower, others as u64, None);
+        let nearest = self.nearest_refuted.or(self.nearest);
+        SearchReport {
+            nearest: nearest.filter(|_| best.is_empty()),
+            best,
+            counts: self.counts,
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! The tensors that Burn's own differentiable operations keep for their backward, and the memory that their backward
+//! allocates.
+//!
+//! As in `burn-autodiff` 0.22.1 without gradient checkpointing. `proof` in `tests/tests/plan_memory.rs` counts the same bytes on
+//! the heap. Every operation has a rule: an operation that is not listed keeps its inputs, and some also their outputs.
+
+use burn_ir::{
+    ActivationOperationIr as Activation, BaseOperationIr, FloatOperationIr, ModuleOperationIr,
+    NumericOperationIr as Numeric, OperationIr, TensorIr,
+};
+use burn_megatron_kernels::record::in_place;
+
+use super::storage::bytes_of;
+
+/// The backward of an operation.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Rule {
+    /// The inputs and outputs that are kept.
+    pub saved: Vec<TensorIr>,
+    /// Bytes of other tensors that are kept: intermediate results of an operation that autodiff runs as several.
+    pub inner: Vec<u64>,
+    /// The tracked inputs whose gradients are new tensors; those of the others share the memory of the output's.
+    pub made: Vec<TensorIr>,
+    /// The tracked inputs that have a gradient.
+    pub inputs: Vec<TensorIr>,
+}
+
+impl Rule {
+    fn with_inner(self, inner: impl IntoIterator<Item = u64>) -> Self {
+        let inner = inner.into_iter().collect();
+        Self { inner, ..self }
+    }
+}
+
+/// Bytes of an element of an index tensor.
+const INDEX: u64 = 8;
+
+/// Bytes of a tensor of truth values, or of indices of `size` bytes, with the elements of this one.
+fn bytes_with(tensor: &TensorIr, size: u64) -> u64 {
+    tensor.shape.num_elements() as u64 * size
+}
+
+/// Bytes of one number for each row of a tensor that is reduced along a dimension.
+fn bytes_of_rows(tensor: &TensorIr, dim: usize) -> u64 {
+    let width = tensor.shape.to_vec().get(dim).copied().unwrap_or(1);
+    bytes_of(tensor) / width.max(1) as u64
+}
+
+/// The rule of an operation with tracked inputs; `None` if its output is not tracked.
+pub(super) fn rule(
+    operation: &OperationIr,
+    is_tracked: impl Fn(&TensorIr) -> bool,
+) -> Option<Rule> {
+    let tracked: Vec<TensorIr> = operation
+        .inputs()
+        .filter(|it| is_tracked(it))
+        .cloned()
+        .collect();
+    let is_float = operation.outputs().any(|out| out.dtype.is_float());
+    if tracked.is_empty() || !is_float {
+        return None;
+    }
+    let shared = |saved: Vec<&TensorIr>| Rule {
+        saved: saved.into_iter().cloned().collect(),
+        inner: vec![],
+        made: vec![],
+        inputs: tracked.clone(),
+    };
+    let made = |saved: Vec<&TensorIr>| Rule {
+        made: tracked.clone(),
+        ..shared(saved)
+    };
+    // Each operand is kept for the gradient of the other.
+    let product = |lhs: &TensorIr, rhs: &TensorIr| {
+        let of = |kept: &TensorIr, other: &TensorIr| is_tracked(other).then(|| kept.clone());
+        Rule {
+            saved: [of(lhs, rhs), of(rhs, lhs)].into_iter().flatten().collect(),
+            ..made(vec![])
+        }
+    };
+    let quotient = |lhs, rhs| {
+        let lhs = is_tracked(rhs).then_some(lhs);
+        made(lhs.into_iter().chain([rhs]).collect())
+    };
+    let all = || {
+        let inputs = operation.inputs().chain(operation.outputs());
+        made(inputs.collect())
+    };
+    Some(match operation {
+        OperationIr::BaseFloat(base) => match base {
+            BaseOperationIr::Reshape(_)
+            | BaseOperationIr::SwapDims(_)
+            | BaseOperationIr::Permute(_) => shared(vec![]),
+            BaseOperationIr::Expand(_)
+            | BaseOperationIr::Flip(_)
+            | BaseOperationIr::Unfold(_)
+            | BaseOperationIr::Slice(_)
+            | BaseOperationIr::SliceAssign(_)
+            | BaseOperationIr::Cat(_)
+            | BaseOperationIr::RepeatDim(_)
+            | BaseOperationIr::Cast(_) => made(vec![]),
+            BaseOperationIr::Select(op) => made(vec![&op.indices]),
+            BaseOperationIr::SelectAssign(op) => made(vec![&op.indices]),
+            BaseOperationIr::Gather(op) => made(vec![&op.indices]),
+            BaseOperationIr::GatherNd(op) => made(vec![&op.indices]),
+            BaseOperationIr::MaskWhere(op) => made(vec![&op.mask]),
+            BaseOperationIr::MaskFill(op) => made(vec![&op.mask]),
+            _ => all(),
+        },
+        OperationIr::NumericFloat(_, numeric) => match numeric {
+            Numeric::Add(op) | Numeric::Sub(op) if op.lhs.shape == op.rhs.shape => shared(vec![]),
+            Numeric::Add(_) | Numeric::Sub(_) => made(vec![]),
+            Numeric::AddScalar(_) | Numeric::SubScalar(_) | Numeric::RemScalar(_) => shared(vec![]),
+            Numeric::MulScalar(_) | Numeric::DivScalar(_) | Numeric::Neg(_) => made(vec![]),
+            Numeric::Mul(op) => product(&op.lhs, &op.rhs),
+            Numeric::Div(op) | Numeric::Rem(op) => quotient(&op.lhs, &op.rhs),
+            Numeric::Sum(_)
+            | Numeric::SumDim(_)
+            | Numeric::SumDims(_)
+            | Numeric::Mean(_)
+            | Numeric::MeanDim(_)
+            | Numeric::CumSum(_)
+            | Numeric::Pad(_)
+            | Numeric::Sign(_) => made(vec![]),
+            Numeric::Abs(op) => made(vec![&op.input]),
+            Numeric::Prod(op) => made(vec![&op.input]),
+            Numeric::ProdDim(op) => made(vec![&op.input]),
+            Numeric::PowiScalar(op) => made(vec![&op.lhs]),
+            Numeric::Powi(op) => made(vec![&op.lhs, &op.rhs]),
+            Numeric::Clamp(op) => made(vec![&op.tensor]),
+            Numeric::ClampMin(op) | Numeric::ClampMax(op) => made(vec![&op.lhs]),
+            // The indices of the values that were taken.
+            Numeric::Max(op) | Numeric::Min(op) => {
+                made(vec![]).with_inner([bytes_with(&op.out, INDEX)])
+            }
+            Numeric::MaxDim(op) | Numeric::MinDim(op) | Numeric::TopK(op) => {
+                made(vec![]).with_inner([bytes_with(&op.out, INDEX)])
+            }
+            Numeric::MaxAbs(op) => made(vec![&op.input]).with_inner([bytes_with(&op.out, INDEX)]),
+            Numeric::MaxAbsDim(op) => {
+                made(vec![&op.input]).with_inner([bytes_with(&op.out, INDEX)])
+            }
+            Numeric::Sort(op) => made(vec![]).with_inner([bytes_with(&op.out, INDEX)]),
+            Numeric::MaxDimWithIndices(op) | Numeric::MinDimWithIndices(op) => {
+                made(vec![&op.out_indices])
+            }
+            Numeric::TopKWithIndices(op) => made(vec![&op.out_indices]),
+            Numeric::SortWithIndices(op) => made(vec![&op.out_indices]),
+            _ => all(),
+        },
+        OperationIr::Float(_, float) => match float {
+            FloatOperationIr::Matmul(op) => product(&op.lhs, &op.rhs),
+            FloatOperationIr::Round(_)
+            | FloatOperationIr::Floor(_)
+            | FloatOperationIr::Ceil(_)
+            | FloatOperationIr::Trunc(_) => made(vec![]),
+            // Functions of each element, and of two.
+            _ => made(operation.inputs().collect()),
+        },
+        OperationIr::Activation(activation) => match activation {
+            Activation::LeakyRelu(op) => made(vec![]).with_inner([bytes_with(&op.out, 1)]),
+            Activation::PRelu(op) => product(&op.lhs, &op.rhs).with_inner([bytes_with(&op.out, 1)]),
+            // The shifted logits, their exponentials and the sums; or the shifted logits and the sums.
+            Activation::Softmax(op) | Activation::Softmin(op) => {
+                let of = bytes_of(&op.input);
+                made(vec![]).with_inner([of, of, bytes_of_rows(&op.input, op.axis)])
+            }
+            Activation::LogSoftmax(op) => {
+                let rows = bytes_of_rows(&op.input, op.axis);
+                made(vec![]).with_inner([bytes_of(&op.input), rows])
+            }
+            // A function of its input.
+            _ => made(operation.inputs().collect()),
+        },
+        OperationIr::Module(module) => match module {
+            ModuleOperationIr::Linear(op) => product(&op.x, &op.weight),
+            ModuleOperationIr::Embedding(op) => made(vec![&op.indices]),
+            // The centred input, the normalized one, and two numbers per row.
+            ModuleOperationIr::LayerNorm(op) => {
+                let of = bytes_of(&op.input);
+                let rows = bytes_of_rows(&op.input, op.input.shape.num_dims() - 1);
+                made(vec![&op.gamma]).with_inner([of, of, rows, rows])
+            }
+            // Autodiff has the scores: shifted, as exponentials, and as probabilities.
+            ModuleOperationIr::Attention(op) => {
+                let (query, key) = (op.query.shape.to_vec(), op.key.shape.to_vec());
+                let width = query[query.len() - 1].max(1) as u64;
+                let scores = bytes_of(&op.query) / width * key[key.len() - 2] as u64;
+                made(operation.inputs().collect()).with_inner([scores, scores, scores])
+            }
+            // Products, and functions of their input.
+            _ => made(operation.inputs().collect()),
+        },
+        _ => all(),
+    })
+}
+
+/// Returns the inputs whose memory the output of an operation may take, if it has the shape of the output and no other tensor
+/// shares the memory. The operations of each element do so on the CPU and on CubeCL devices.
+pub(super) fn reusable<'a>(operation: &'a OperationIr, out: &TensorIr) -> Vec<&'a TensorIr> {
+    match operation {
+        OperationIr::Custom(kernel) => {
+            let pair = in_place(kernel).filter(|(_, output)| output.id == out.id);
+            pair.into_iter().map(|(input, _)| input).collect()
+        }
+        OperationIr::NumericFloat(_, numeric) => match numeric {
+            Numeric::Add(op) | Numeric::Sub(op) | Numeric::Mul(op) | Numeric::Div(op) => {
+                vec![&op.lhs, &op.rhs]
+            }
+            Numeric::AddScalar(op)
+            | Numeric::SubScalar(op)
+            | Numeric::MulScalar(op)
+            | Numeric::DivScalar(op)
+            | Numeric::ClampMin(op)
+            | Numeric::ClampMax(op) => vec![&op.lhs],
+            Numeric::Abs(op) | Numeric::Neg(op) | Numeric::Sign(op) => vec![&op.input],
+            Numeric::Clamp(op) => vec![&op.tensor],
+            _ => vec![],
+        },
+        OperationIr::Float(_, float) => match float {
+            FloatOperationIr::Exp(op)
+            | FloatOperationIr::Log(op)
+            | FloatOperationIr::Log1p(op)
+            | FloatOperationIr::Sqrt(op)
+            | FloatOperationIr::Cos(op)
+            | FloatOperationIr::Sin(op)
+            | FloatOperationIr::Tanh(op)
+            | FloatOperationIr::Erf(op)
+            | FloatOperationIr::Recip(op) => vec![&op.input],
+            FloatOperationIr::PowfScalar(op) => vec![&op.lhs],
+            _ => vec![],
+        },
+        OperationIr::BaseFloat(base) => match base {
+            BaseOperationIr::MaskWhere(op) => vec![&op.tensor, &op.value],
+            BaseOperationIr::MaskFill(op) => vec![&op.tensor],
+            BaseOperationIr::SliceAssign(op) => vec![&op.tensor],
+            BaseOperationIr::SelectAssign(op) => vec![&op.tensor],
+            _ => vec![],
+        },
+        _ => vec![],
+    }
+}
+
+/// The name of an operation, as Burn's intermediate representation has it.
+pub fn name(operation: &OperationIr) -> String {
+    let text = format!("{operation:?}");
+    // `NumericFloat(F32, Mul(BinaryOpIr {` and its like.
+    let words = text
+        .split(['(', ',', ' ', '{'])
+        .filter(|word| !word.is_empty());
+    let kinds = ["F64", "F32", "F16", "BF16", "Flex32"];
+    let mut words = words.filter(|word| !kinds.contains(word));
+    let outer = words.next().unwrap_or_default();
+    match words.next() {
+        Some(inner) => format!("{inner} ({outer})"),
+        None => outer.into(),
+    }
+}

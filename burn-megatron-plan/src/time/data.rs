@@ -1,0 +1,138 @@
+//! The exchanges over the data axis, and the optimizer.
+
+use super::super::link::sent_bytes;
+use super::super::model_profile::GridElements;
+use super::super::{AxisBytes, GroupLinks};
+use super::{DeviceRates, LayerSeconds};
+use burn_megatron::collective::ExchangeKind;
+use burn_megatron::data_parallel::DataParallelConfig;
+use burn_megatron::mesh::{Axis, Grid, ZeroStage};
+
+/// Bytes that the optimizer reads and writes per element: the gradient, master and moments in f32 read, the latter three and
+/// the parameter in 16 bits written; and the gradient once more for its norm.
+const OPTIMIZER_BYTES: f64 = 4.0 + 3.0 * 8.0 + 2.0 + 4.0;
+
+/// Bytes that the processor of the host reads and writes per element: the gradient, master and moments.
+const HOST_BYTES: f64 = 4.0 + 3.0 * 8.0;
+
+/// The seconds of a step that the data axis and the optimizer add, and the bytes that are sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct DataExchange {
+    /// Waiting for gradients and parameters.
+    pub waited: f64,
+    /// The seconds of the optimizer.
+    pub optimizer: f64,
+    /// By the rank.
+    pub bytes: f64,
+}
+
+/// The sharing and the exchange of a rank's state.
+#[derive(Clone, Copy, Debug)]
+pub struct StateSharing<'a> {
+    /// Over the data axis.
+    pub data: &'a DataParallelConfig,
+    /// Bytes of a parameter that is gathered.
+    pub parameter_bytes: f64,
+    /// The share of the optimizer state on the host, from 0 to 1.
+    pub offloaded: f64,
+}
+
+impl DataExchange {
+    /// The exchanges of a rank with these `parameters`, whose micro-batches take `seconds`; `groups` are the
+    /// [links](super::super::MeshLinks::sharding) of the dense and the expert grid.
+    ///
+    /// Gradients are reduced during the backward of the last micro-batch, with ZeRO-2 and 3 of each; gathered parameters
+    /// arrive during the first forward, with ZeRO-3 during each forward and backward. What takes longer than that is waited
+    /// for. Optimizer state on the host is stepped there, while the device steps the rest; gradients go there and parameters
+    /// come back bucket by bucket.
+    pub fn new(
+        parameters: GridElements,
+        groups: &[[GroupLinks; 2]; 2],
+        seconds: &LayerSeconds,
+        micro_batches: usize,
+        state: StateSharing<'_>,
+        rates: &DeviceRates<'_>,
+    ) -> Self {
+        let mut sum = Self::default();
+        let StateSharing {
+            data: sharing,
+            parameter_bytes,
+            offloaded,
+        } = state;
+        let stage = sharing.zero_stage;
+        let gradient = if sharing.reduce_in_16_bits { 2.0 } else { 4.0 };
+        let (mut reduced, mut gathered) = (0.0, 0.0);
+        let gathers = match stage {
+            ZeroStage::Replicated => 0,
+            ZeroStage::Optimizer | ZeroStage::Gradients => 1,
+            ZeroStage::Parameters if sharing.keep_gathered => micro_batches,
+            ZeroStage::Parameters => 2 * micro_batches,
+        };
+        let reductions = match stage {
+            ZeroStage::Replicated | ZeroStage::Optimizer => 1,
+            ZeroStage::Gradients | ZeroStage::Parameters => micro_batches,
+        };
+        for (grid, [shard, replicas]) in [Grid::Dense, Grid::Expert].into_iter().zip(groups) {
+            let elements = parameters.of(grid) as f64;
+            let mut exchange = |kind, group: &GroupLinks, bytes: f64, times| {
+                sum.bytes += sent_bytes(kind, bytes, group.size()) * times as f64;
+                group.seconds(rates.hardware(), kind, bytes)
+            };
+            let own = elements / shard.size() as f64;
+            reduced += exchange(
+                ExchangeKind::ReduceScatter,
+                shard,
+                gradient * elements,
+                reductions,
+            );
+            reduced += exchange(
+                ExchangeKind::AllReduce,
+                replicas,
+                gradient * own,
+                reductions,
+            );
+            gathered += exchange(
+                ExchangeKind::AllGather,
+                shard,
+                parameter_bytes * elements,
+                gathers,
+            );
+            let hardware = rates.hardware();
+            let on_device = OPTIMIZER_BYTES * own * (1.0 - offloaded) / hardware.bandwidth;
+            let on_host = hardware.host.map_or(0.0, |host| {
+                let sent = gradient.max(parameter_bytes) / host.link;
+                own * offloaded * sent.max(HOST_BYTES / host.bandwidth)
+            });
+            sum.optimizer += on_device.max(on_host);
+        }
+        let hidden = if rates.hides() { 1.0 } else { 0.0 };
+        let forward = hidden * seconds.forward.total();
+        let backward = hidden * (seconds.input_gradient.total() + seconds.weight_gradient.total());
+        let over = |window: f64, exchange: f64| (exchange - window).max(0.0);
+        sum.waited = match stage {
+            ZeroStage::Parameters => {
+                let in_backward = reduced + if sharing.keep_gathered { 0.0 } else { gathered };
+                micro_batches as f64 * (over(forward, gathered) + over(backward, in_backward))
+            }
+            _ => {
+                let window = if sharing.overlap_param_gather {
+                    forward
+                } else {
+                    0.0
+                };
+                over(backward, reduced) * reductions as f64
+                    + if gathers > 0 {
+                        over(window, gathered)
+                    } else {
+                        0.0
+                    }
+            }
+        };
+        sum
+    }
+
+    /// Adds the bytes to those of the data axis.
+    pub fn add_to(&self, bytes: &mut AxisBytes) {
+        bytes.add(Axis::Data.into(), self.bytes);
+    }
+}

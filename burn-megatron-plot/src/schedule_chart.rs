@@ -1,0 +1,304 @@
+//! A simulated pipeline schedule as a Gantt chart.
+
+use burn_megatron::pipeline::schedule::{ActionKind, ActionSpan, Simulation};
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use crate::{Area, FAINT, FONT, PlotError, TEXT, render};
+
+const IDLE: RGBColor = RGBColor(246, 246, 246);
+
+const WIDTH: i32 = 1200;
+const LEFT: i32 = 76;
+const RIGHT: i32 = 24;
+const TOP: i32 = 84;
+const BOTTOM: i32 = 56;
+const ROW: i32 = 44;
+const GAP: i32 = 8;
+/// The height of the part of a row in which transfers are drawn.
+const STRIP: i32 = 6;
+/// The most shades of a legend.
+const MAX_SHADES: usize = 4;
+/// A larger picture would be slow to open and unreadable.
+const MAX_SPANS: usize = 200_000;
+
+type DrawResult = Result<(), Box<dyn std::error::Error>>;
+
+/// Draws a schedule as an SVG, 1200 pixels wide: one row per rank, time from left to right, each
+/// computation with its micro-batch, lighter for later chunks of a rank, with transfers below.
+/// Reductions of gradients, which take no time, are not drawn.
+///
+/// # Errors
+///
+/// [`PlotError::Draw`] if drawing fails or the schedule has more than 200 000 actions.
+pub fn schedule_chart(simulation: &Simulation) -> Result<String, PlotError> {
+    let spans: usize = simulation.all_timelines().map(<[ActionSpan]>::len).sum();
+    if spans > MAX_SPANS {
+        return Err(PlotError::Draw(format!(
+            "{spans} actions are more than the maximum of {MAX_SPANS}: use fewer micro-batches"
+        )));
+    }
+    let height = TOP + simulation.schedule().ranks() as i32 * (ROW + GAP) + BOTTOM;
+    render((WIDTH as u32, height as u32), |area| {
+        let chart = Chart { simulation, area };
+        chart
+            .draw()
+            .map_err(|error| PlotError::Draw(error.to_string()))
+    })
+}
+
+struct Chart<'a, 'b> {
+    simulation: &'a Simulation,
+    area: &'a Area<'b>,
+}
+
+impl Chart<'_, '_> {
+    fn draw(&self) -> DrawResult {
+        self.area.fill(&WHITE)?;
+        let title = self.simulation.summary();
+        let (name, figures) = title.split_once("; ").unwrap_or((&title, ""));
+        self.text(name, (LEFT, 16), 20, HPos::Left)?;
+        self.text(figures, (LEFT, 40), 15, HPos::Left)?;
+        self.legend()?;
+        self.axis()?;
+        for (rank, timeline) in self.simulation.all_timelines().enumerate() {
+            let top = TOP + rank as i32 * (ROW + GAP);
+            let middle = (LEFT - 10, top + (ROW - STRIP) / 2 - 7);
+            self.text(&format!("rank {rank}"), middle, 15, HPos::Right)?;
+            self.rectangle((LEFT, top), (WIDTH - RIGHT, top + ROW), IDLE)?;
+            for span in timeline.iter().filter(|span| span.end > span.start) {
+                self.span(rank, top, span)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn span(&self, rank: usize, top: i32, span: &ActionSpan) -> DrawResult {
+        let kind = span.action.kind;
+        let (left, right) = (self.x(span.start), self.x(span.end));
+        if kind.is_receive() {
+            return Ok(()); // waiting is shown as an empty row
+        }
+        if kind.is_send() {
+            let strip = ((left, top + ROW - STRIP), (right, top + ROW));
+            return self.rectangle(strip.0, strip.1, color(kind));
+        }
+        let bottom = top + ROW - STRIP;
+        let (chunk, chunks) = self.simulation.chunk(rank, span);
+        let color = lighter(color(kind), chunk as f64 / chunks as f64);
+        self.rectangle((left, top), (right, bottom), color)?;
+        // A white edge separates adjacent computations that are wide enough.
+        if right - left >= 4 {
+            let edge = Rectangle::new([(left, top), (right, bottom)], WHITE.stroke_width(1));
+            self.area.draw(&edge)?;
+        }
+        let label = span.action.micro_batch.to_string();
+        if right - left > 8 * label.len() as i32 + 2 {
+            let middle = ((left + right) / 2, (top + bottom) / 2 - 7);
+            self.text(&label, middle, 13, HPos::Center)?;
+        }
+        Ok(())
+    }
+
+    /// A box for each kind, and the shade of its later stages.
+    fn legend(&self) -> DrawResult {
+        let kinds = self.simulation.kinds();
+        let ranks = 0..self.simulation.schedule().ranks();
+        let chunks = ranks
+            .map(|rank| self.simulation.stages_of(rank).len())
+            .max();
+        let mut x = LEFT;
+        let drawn = |kind: &&ActionKind| !kind.is_receive() && kinds.contains(kind);
+        for kind in ActionKind::ALL.iter().filter(drawn) {
+            let name = match kind {
+                ActionKind::SendActivation => "activation in flight",
+                ActionKind::SendGradient => "gradient in flight",
+                kind => kind.description(),
+            };
+            self.rectangle((x, 63), (x + 14, 77), color(*kind))?;
+            self.text(name, (x + 20, 63), 14, HPos::Left)?;
+            x += 44 + 7 * name.len() as i32;
+        }
+        let chunks = chunks.unwrap_or(1);
+        if chunks > 1 {
+            // Next to each other, as in a rank.
+            for chunk in 0..chunks.min(MAX_SHADES) {
+                let shade = lighter(color(ActionKind::Forward), chunk as f64 / chunks as f64);
+                self.rectangle((x, 63), (x + 14, 77), shade)?;
+                x += 14;
+            }
+            self.text("first to last stage of a rank", (x + 6, 63), 14, HPos::Left)?;
+        }
+        Ok(())
+    }
+
+    fn axis(&self) -> DrawResult {
+        let bottom = TOP + self.simulation.schedule().ranks() as i32 * (ROW + GAP);
+        let total = self.simulation.total();
+        let step = round_step(total / 12.0);
+        let ticks = if total > 0.0 {
+            (total / step).floor() as usize
+        } else {
+            0
+        };
+        for tick in 0..=ticks {
+            let x = self.x(tick as f64 * step);
+            let line = PathElement::new([(x, TOP - 4), (x, bottom)], FAINT);
+            self.area.draw(&line)?;
+            let label = number(tick as f64 * step);
+            self.text(&label, (x, bottom + 4), 13, HPos::Center)?;
+        }
+        let middle = ((LEFT + WIDTH - RIGHT) / 2, bottom + 26);
+        self.text(&self.unit(), middle, 14, HPos::Center)
+    }
+
+    /// The label of the axis: what the unit of the times is.
+    fn unit(&self) -> String {
+        let spans = self.simulation.all_timelines().flatten();
+        let forwards = spans.filter(|span| span.action.kind.is_forward());
+        let mut times = forwards.map(|span| number(span.end - span.start));
+        match times.next() {
+            Some(first) if times.all(|time| time == first) => {
+                format!("time (a forward takes {first})")
+            }
+            _ => "time (in the unit of the times of the stages)".into(),
+        }
+    }
+
+    fn x(&self, time: f64) -> i32 {
+        let total = self.simulation.total();
+        let part = if total > 0.0 { time / total } else { 0.0 };
+        // A transfer may arrive after the last computation.
+        LEFT + (part.min(1.0) * f64::from(WIDTH - LEFT - RIGHT)).round() as i32
+    }
+
+    fn rectangle(&self, from: (i32, i32), to: (i32, i32), color: RGBColor) -> DrawResult {
+        self.area
+            .draw(&Rectangle::new([from, to], color.filled()))?;
+        Ok(())
+    }
+
+    fn text(&self, text: &str, at: (i32, i32), size: i32, from: HPos) -> DrawResult {
+        let style = (FONT, size).into_font().color(&TEXT);
+        let style = style.pos(Pos::new(from, VPos::Top));
+        self.area.draw(&Text::new(text.to_string(), at, style))?;
+        Ok(())
+    }
+}
+
+/// The color of a kind of action that takes time.
+fn color(kind: ActionKind) -> RGBColor {
+    match kind {
+        ActionKind::Forward | ActionKind::PairedForward => RGBColor(107, 163, 214),
+        ActionKind::Backward => RGBColor(232, 150, 93),
+        ActionKind::InputGradient => RGBColor(222, 178, 74),
+        ActionKind::WeightGradient => RGBColor(121, 178, 110),
+        ActionKind::SendActivation | ActionKind::ReceiveActivation => RGBColor(49, 88, 130),
+        ActionKind::SendGradient | ActionKind::ReceiveGradient => RGBColor(150, 75, 25),
+        ActionKind::ReduceGradients => IDLE,
+    }
+}
+
+/// A color mixed with white: 0 changes nothing, 1 is two thirds white.
+fn lighter(color: RGBColor, by: f64) -> RGBColor {
+    let mix = |part: u8| (f64::from(part) + (255.0 - f64::from(part)) * by * 2.0 / 3.0) as u8;
+    RGBColor(mix(color.0), mix(color.1), mix(color.2))
+}
+
+/// The next number above that is 1, 2 or 5 times a power of ten.
+fn round_step(least: f64) -> f64 {
+    if least <= 0.0 {
+        return 1.0;
+    }
+    let power = 10_f64.powf(least.log10().floor());
+    let steps = [1.0, 2.0, 5.0].map(|step| step * power);
+    steps
+        .into_iter()
+        .find(|step| *step >= least)
+        .unwrap_or(10.0 * power)
+}
+
+/// A number with at most 3 decimals.
+fn number(value: f64) -> String {
+    let text = format!("{value:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_megatron::pipeline::schedule::{
+        ScheduleConfig, ScheduleKind, StageTimes, generate, simulate,
+    };
+
+    use super::*;
+
+    fn simulated(config: &ScheduleConfig, times: [f64; 4]) -> Simulation {
+        let schedule = generate(config).expect("runs");
+        let [forward, input, weight, transfer] = times;
+        let times = StageTimes::uniform(schedule.stages(), forward, input, weight, transfer);
+        simulate(&schedule, &times).expect("valid")
+    }
+
+    #[test]
+    fn any_times_can_be_drawn() {
+        let config = ScheduleConfig::new(ScheduleKind::OneFOneB, 2, 2);
+        for (forward, input) in [
+            (0.0, 0.0),
+            (0.0, 1.0),
+            (1e-9, 1.0),
+            (1e300, 1.0),
+            (1e-300, 1e-300),
+        ] {
+            let simulation = simulated(&config, [forward, input, 0.0, 0.0]);
+            let svg = schedule_chart(&simulation).expect("draws");
+            assert!(svg.len() < 100_000 && !svg.contains("NaN"), "{}", svg.len());
+        }
+    }
+
+    #[test]
+    fn a_chart_has_a_box_for_each_computation_and_a_legend() {
+        let simulation = simulated(
+            &ScheduleConfig::new(ScheduleKind::ZbH1, 4, 8),
+            [1.0, 1.0, 1.0, 0.25],
+        );
+        let svg = schedule_chart(&simulation).expect("draws");
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+        let names = [
+            "zb-h1: 4 ranks, 4 stages, 8 micro-batches",
+            "bubble",
+            "forward",
+            "input gradient",
+            "weight gradient",
+            "activation in flight",
+            "gradient in flight",
+            "rank 3",
+            "time (a forward takes 1)",
+        ];
+        for name in names {
+            assert!(svg.contains(name), "{name}");
+        }
+        assert!(!svg.contains("backward"));
+        // One for each of 4 x 8 computations and transfers, and one in the legend.
+        let boxes = |color: &str| svg.matches(&format!("fill=\"{color}\"")).count();
+        assert_eq!(boxes("#6BA3D6"), 32 + 1);
+        assert_eq!(boxes("#DEB24A"), 32 + 1);
+        assert_eq!(boxes("#79B26E"), 32 + 1);
+        assert_eq!(boxes("#315882"), 24 + 1);
+        assert_eq!(boxes("#964B19"), 24 + 1);
+    }
+
+    #[test]
+    fn a_chart_that_would_be_too_large() {
+        let simulation = simulated(
+            &ScheduleConfig::new(ScheduleKind::GPipe, 2, 40_000),
+            [1.0, 1.0, 1.0, 0.0],
+        );
+        let message = schedule_chart(&simulation)
+            .expect_err("too large")
+            .to_string();
+        assert!(
+            message.contains("maximum of 200000: use fewer micro-batches"),
+            "{message}"
+        );
+    }
+}

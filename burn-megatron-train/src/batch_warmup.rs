@@ -1,0 +1,201 @@
+//! Smaller batches in the first steps of a run.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use super::config::{ConfigError, TrainConfig};
+
+/// The global batch of the first steps of a run (batch size warm-up, as in GPT-3, arXiv:2005.14165).
+///
+/// Micro-batches keep their size: a step has fewer of them. Samples are read in the same order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BatchWarmup {
+    /// The first step, from 0, that is after it.
+    pub until_step: usize,
+    /// Samples of a step, over all ranks of the data axis and all micro-batches.
+    pub global_batch_size: usize,
+}
+
+/// The samples of every step of a run.
+#[derive(Clone, Debug)]
+pub(super) struct BatchSizes {
+    warmup: Vec<BatchWarmup>,
+    /// After the warm-up.
+    whole: usize,
+}
+
+impl BatchSizes {
+    pub fn new(config: &TrainConfig) -> Self {
+        Self {
+            warmup: config.batch_warmup.clone(),
+            whole: config.global_batch_size,
+        }
+    }
+
+    /// Each size, in the order of the steps.
+    pub fn all(&self) -> impl Iterator<Item = usize> {
+        let smaller = self.warmup.iter().map(|part| part.global_batch_size);
+        smaller.chain([self.whole])
+    }
+
+    /// The number of the size of a step in [`all`](Self::all).
+    pub fn part_of(&self, step: usize) -> usize {
+        let parts = self.warmup.iter();
+        parts.take_while(|part| part.until_step <= step).count()
+    }
+
+    /// The samples of a step.
+    pub fn of(&self, step: usize) -> usize {
+        let part = self.warmup.get(self.part_of(step));
+        part.map_or(self.whole, |part| part.global_batch_size)
+    }
+
+    /// The steps from `first` on, in runs of one size.
+    fn runs(&self, first: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
+        let mut start = first;
+        let ends = self.warmup.iter().map(|part| part.until_step);
+        let ends = ends.chain([usize::MAX]).zip(self.all());
+        ends.filter_map(move |(end, size)| {
+            let run = start..end.max(start);
+            start = run.end;
+            (!run.is_empty()).then_some((run, size))
+        })
+    }
+
+    /// The samples of these steps.
+    pub fn sum(&self, steps: Range<usize>) -> u64 {
+        let runs = self.runs(steps.start);
+        let samples = runs.map(|(run, size)| {
+            let len = run.end.min(steps.end).saturating_sub(run.start);
+            len as u64 * size as u64
+        });
+        samples.sum()
+    }
+
+    /// The step that reads a sample, `before` of which are read from step `first` on.
+    pub fn step_of(&self, first: usize, mut before: u64) -> usize {
+        for (run, size) in self.runs(first) {
+            let steps = (before / size as u64) as usize;
+            if steps < run.len() {
+                return run.start + steps;
+            }
+            before -= run.len() as u64 * size as u64;
+        }
+        usize::MAX
+    }
+}
+
+/// Checks the parts of a warm-up; how they split is checked as the global batch is.
+pub(super) fn check(config: &TrainConfig) -> Result<(), ConfigError> {
+    let mut before = BatchWarmup {
+        until_step: 0,
+        global_batch_size: 0,
+    };
+    let whole = config.global_batch_size;
+    for part in &config.batch_warmup {
+        let expected = if part.global_batch_size <= before.global_batch_size {
+            format!("a batch above {}", before.global_batch_size)
+        } else if part.global_batch_size >= whole {
+            format!("a batch below {whole}, the global_batch_size")
+        } else if part.until_step <= before.until_step {
+            format!("until_step above {}", before.until_step)
+        } else if part.until_step >= config.steps {
+            format!("until_step below {}, the steps of the run", config.steps)
+        } else {
+            before = *part;
+            continue;
+        };
+        return Err(ConfigError::BatchWarmup {
+            part: *part,
+            expected,
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_megatron::mesh::ParallelConfig;
+
+    fn config(parts: &[(usize, usize)]) -> TrainConfig {
+        let parts = parts.iter().map(|(until_step, size)| BatchWarmup {
+            until_step: *until_step,
+            global_batch_size: *size,
+        });
+        TrainConfig {
+            steps: 9,
+            micro_batch_size: 2,
+            global_batch_size: 12,
+            warmup_steps: 0,
+            batch_warmup: parts.collect(),
+            ..TrainConfig::default()
+        }
+    }
+
+    /// Against a list of all steps.
+    #[test]
+    fn each_step_has_the_samples_of_its_part() {
+        let sizes = BatchSizes::new(&config(&[(2, 4), (5, 8)]));
+        let steps: Vec<_> = (0..7).map(|step| sizes.of(step)).collect();
+        assert_eq!(steps, [4, 4, 8, 8, 8, 12, 12]);
+        for first in 0..7 {
+            for end in first..7 {
+                let expected: usize = steps[first..end].iter().sum();
+                assert_eq!(sizes.sum(first..end), expected as u64, "{first}..{end}");
+            }
+            let mut before = 0;
+            for (step, size) in steps.iter().enumerate().skip(first) {
+                for _ in 0..*size {
+                    assert_eq!(sizes.step_of(first, before), step);
+                    before += 1;
+                }
+            }
+        }
+        let none = BatchSizes::new(&config(&[]));
+        assert_eq!(
+            (none.of(0), none.sum(3..5), none.step_of(2, 24)),
+            (12, 24, 4)
+        );
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_what_would() {
+        let check = |parts| {
+            let layout = ParallelConfig::new().with_data(2);
+            let found = config(parts).check(&layout, 16);
+            found.map_err(|error| error.to_string())
+        };
+        assert_eq!(check(&[(2, 4), (5, 8)]), Ok(()));
+        let refused = |parts, part, expected| {
+            let expected = format!("invalid batch_warmup of {part}: expected {expected}");
+            assert_eq!(check(parts), Err(expected));
+        };
+        refused(
+            &[(2, 12)],
+            "12 samples until_step 2",
+            "a batch below 12, the global_batch_size",
+        );
+        refused(&[(2, 0)], "0 samples until_step 2", "a batch above 0");
+        refused(
+            &[(2, 8), (3, 4)],
+            "4 samples until_step 3",
+            "a batch above 8",
+        );
+        refused(
+            &[(2, 4), (2, 8)],
+            "8 samples until_step 2",
+            "until_step above 2",
+        );
+        refused(
+            &[(9, 4)],
+            "4 samples until_step 9",
+            "until_step below 9, the steps of the run",
+        );
+        // Two ranks, in micro-batches of 2.
+        let refused = check(&[(2, 6)]).unwrap_err();
+        assert!(refused.contains("the micro-batch size 2"), "{refused}");
+    }
+}

@@ -1,0 +1,362 @@
+//! Builds a trainer, with one pipeline stage or several.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use burn::tensor::Device;
+
+use super::config::{ConfigError, TrainConfig};
+use super::cuda_graphs::{self, CudaGraphs, ModelParts};
+use super::hybrid_context::HybridContext;
+use super::losses::losses_of_step;
+use super::micro_batches::ContextPart;
+use super::replay::Replay;
+use super::trainer::StepSchedule;
+use super::{TrainError, Trainer};
+use burn_megatron::comm::ParallelContext;
+use burn_megatron::data_parallel::{
+    DataParallelConfig, DataParallelError, DistributedDataParallel,
+};
+use burn_megatron::kernels::gemm::{Blas, CpuGemm};
+use burn_megatron::model::LanguageModel;
+use burn_megatron::nn::moe::{ReportedLayer, RouterStep};
+use burn_megatron::nn::tp_comm_overlap;
+use burn_megatron::nn::{AttentionLayer, AttentionLogits, ParallelModule};
+use burn_megatron::optim::{
+    LossScaler, OptimizerError, ParallelOptimizer, QkClip, SpikeWindow, StepCount, order_of_squares,
+};
+use burn_megatron::pipeline::engine::{DeferredWgrad, ShapeCache};
+use burn_megatron::pipeline::schedule::Schedule;
+use burn_megatron::pipeline::schedule_of;
+use burn_megatron_data::Padding;
+
+/// The schedule and the options of a pipeline.
+#[derive(Clone, Debug)]
+pub struct PipelineConfig {
+    /// The schedule.
+    pub schedule: Schedule,
+    /// The maximum number of gradients of the output layer's weight that the last stage defers to its
+    /// cool-down: 0 for no limit, `None` to defer none. For schedules without split backwards.
+    pub defer_embedding_wgrad: Option<usize>,
+}
+
+impl<M: LanguageModel> Trainer<M> {
+    /// A trainer of `model` on `device`, in the layout of `groups`: with its pipeline schedule and its sharding of
+    /// the data axis.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError`] if the settings do not fit the layout or the model.
+    pub fn new(
+        model: ParallelModule<M>,
+        groups: &ParallelContext,
+        device: &Device,
+        config: &TrainConfig,
+    ) -> Result<Self, TrainError> {
+        let config = &in_layout(config, groups)?;
+        check(config, groups, &model.module)?;
+        cuda_graphs::check_model(config, &parts(&model))?;
+        cuda_graphs::check_device(config, groups, device, &model.position)?;
+        let pipeline = Pipelines::new(config, groups)?;
+        let attention = measured_layers(&model.attention_logits, groups, config)?;
+        let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
+        Self::build(ddp, device, config, pipeline, attention)
+    }
+
+    /// A trainer of the pipeline stages of `model` on this rank, with a schedule of your own, whose batch has one size.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError`] if the settings do not fit the mesh, the model or the schedule.
+    pub fn with_pipeline(
+        model: ParallelModule<M>,
+        groups: &ParallelContext,
+        device: &Device,
+        config: &TrainConfig,
+        pipeline: PipelineConfig,
+    ) -> Result<Self, TrainError> {
+        check_micro_batches(&pipeline.schedule, config, groups)?;
+        if let Some(part) = config.batch_warmup.first() {
+            return Err(TrainError::from(ConfigError::BatchWarmup {
+                part: *part,
+                expected: "none with a schedule of your own, which has one number of micro-batches"
+                    .into(),
+            }));
+        }
+        let config = &in_layout(config, groups)?;
+        check(config, groups, &model.module)?;
+        cuda_graphs::check_model(config, &parts(&model))?;
+        cuda_graphs::check_device(config, groups, device, &model.position)?;
+        let attention = measured_layers(&model.attention_logits, groups, config)?;
+        let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
+        let pipelines = Pipelines {
+            schedules: vec![pipeline.schedule],
+            defer_embedding_wgrad: pipeline.defer_embedding_wgrad,
+        };
+        Self::build(ddp, device, config, pipelines, attention)
+    }
+
+    /// A trainer of a model that is wrapped already, with the settings `config.data_parallel`.
+    ///
+    /// # Errors
+    ///
+    /// See [`with_pipeline`](Self::with_pipeline).
+    pub fn from_wrapped(
+        ddp: DistributedDataParallel<M>,
+        device: &Device,
+        config: &TrainConfig,
+    ) -> Result<Self, TrainError> {
+        check(config, ddp.groups(), ddp.module())?;
+        if config.cuda_graph && !ddp.config().static_buffers {
+            return Err(TrainError::from(ConfigError::WithCudaGraph {
+                setting: "a model that was wrapped without static_buffers".into(),
+                expected: "DataParallelConfig::static_buffers".into(),
+            }));
+        }
+        cuda_graphs::check_model(config, &parts_of_wrapped(&ddp))?;
+        cuda_graphs::check_device(config, ddp.groups(), device, ddp.position())?;
+        let pipelines = Pipelines::new(config, ddp.groups())?;
+        let attention = measured_layers(ddp.attention_logits(), ddp.groups(), config)?;
+        Self::build(ddp, device, config, pipelines, attention)
+    }
+
+    /// The same trainer, which runs micro-batches as [`cuda_graph`](TrainConfig::cuda_graph) does, on a device without
+    /// graphs. The model must be wrapped with static buffers.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError`] for a layout or a model that a graph cannot have; dropout draws other masks here.
+    pub fn with_graphs_on_host(mut self) -> Result<Self, TrainError> {
+        let config = TrainConfig {
+            cuda_graph: true,
+            ..self.config.clone()
+        };
+        cuda_graphs::check(&config, self.ddp.groups().config())?;
+        cuda_graphs::check_model(&config, &parts_of_wrapped(&self.ddp))?;
+        self.cuda_graphs = Some(RefCell::new(CudaGraphs::on_host()));
+        Ok(self)
+    }
+
+    fn build(
+        ddp: DistributedDataParallel<M>,
+        device: &Device,
+        config: &TrainConfig,
+        pipelines: Pipelines,
+        attention: Vec<AttentionLayer>,
+    ) -> Result<Self, TrainError> {
+        let gemm = ddp.kernels().blas().map(Blas::kind);
+        let unordered = gemm.filter(|kind| matches!(kind, CpuGemm::OpenBlas | CpuGemm::Blis));
+        if let Some(kind) = unordered.filter(|_| config.deterministic) {
+            return Err(TrainError::NoOrder(kind));
+        }
+        let mut optimizer = ParallelOptimizer::new(&config.optimizer, &ddp)?;
+        if let Some(ema) = &config.ema {
+            optimizer.average_with(ema, &ddp);
+        }
+        let qk_clip = config.qk_clip.as_ref();
+        let qk_clip = qk_clip.map(|clip| QkClip::new(clip, &attention, &ddp));
+        let qk_clip = qk_clip.transpose()?;
+        let deferred_wgrad = deferred_wgrad(&ddp, &pipelines)?;
+        let schedules = pipelines.schedules.into_iter().map(|schedule| {
+            let micro_batches = schedule.micro_batches();
+            Ok((micro_batches, StepSchedule::new(schedule, &ddp)?))
+        });
+        let schedules = schedules.collect::<Result<_, TrainError>>()?;
+        let routers = ReportedLayer::of_all_stages(ddp.routers(), ddp.groups())?;
+        let length = config.sequence_length.unwrap_or(ddp.module().context());
+        let hybrid_context = HybridContext::new(ddp.groups(), ddp.module(), length)?;
+        if hybrid_context.is_some() && !routers.is_empty() {
+            return Err(TrainError::from(ConfigError::WithHybridContext {
+                setting: "experts".into(),
+                expected: "a model without them, as their losses and capacities count the tokens of a micro-batch".into(),
+            }));
+        }
+        Ok(Self {
+            defers: optimizer.is_fused()
+                && *device != Device::flex()
+                && config.skip_spikes.is_none()
+                && config.check_replay_every.is_none(),
+            optimizer,
+            scaler: LossScaler::new(&config.loss_scale()).map_err(ConfigError::from)?,
+            count: StepCount::default(),
+            spikes: SpikeWindow::default(),
+            learning_rates: config.learning_rates().map_err(ConfigError::from)?,
+            deferred_wgrad,
+            shapes: ShapeCache::default(),
+            schedules,
+            hybrid_context,
+            cuda_graphs: CudaGraphs::new(config).map(RefCell::new),
+            routers,
+            attention,
+            qk_clip,
+            ddp,
+            config: config.clone(),
+            device: device.clone().inner(),
+            events: vec![],
+            router_step: RouterStep::new(1.0.into()),
+            bytes_per_token: 1.0,
+            samples: 0,
+            padding: Padding::default(),
+            saver: None,
+            saved_at: 0,
+            diverged: None,
+            replay: Replay::default(),
+        })
+    }
+}
+
+fn check(
+    config: &TrainConfig,
+    groups: &ParallelContext,
+    model: &impl LanguageModel,
+) -> Result<(), ConfigError> {
+    config.check(groups.config(), model.context())?;
+    let length = config.sequence_length.unwrap_or(model.context());
+    let part = ContextPart::of(groups, 0);
+    for length in config.row_lengths(length) {
+        part.check(length)?;
+        tp_comm_overlap::check(groups.config(), length)?;
+    }
+    Ok(())
+}
+
+fn parts<M: LanguageModel>(model: &ParallelModule<M>) -> ModelParts<'_> {
+    ModelParts {
+        fp8: &model.fp8,
+        routers: &model.routers,
+        recompute: &model.recompute,
+        further_depths: model.module.further_depths(),
+    }
+}
+
+fn parts_of_wrapped<M: LanguageModel>(ddp: &DistributedDataParallel<M>) -> ModelParts<'_> {
+    ModelParts {
+        fp8: ddp.fp8(),
+        routers: ddp.routers(),
+        recompute: ddp.recompute(),
+        further_depths: ddp.module().further_depths(),
+    }
+}
+
+/// The layers of all stages whose logits are measured. Collective: call on all ranks of the pipeline.
+fn measured_layers(
+    logits: &AttentionLogits,
+    groups: &ParallelContext,
+    config: &TrainConfig,
+) -> Result<Vec<AttentionLayer>, TrainError> {
+    let Some(setting) = config.measures_logits() else {
+        return Ok(vec![]);
+    };
+    let layers = AttentionLayer::of_all_stages(logits, groups)?;
+    if layers.is_empty() {
+        return Err(OptimizerError::NoAttention { setting }.into());
+    }
+    let checked = config
+        .qk_clip
+        .map_or(Ok(()), |clip| clip.check_layers(&layers));
+    checked?;
+    Ok(layers)
+}
+
+/// The micro-batches of a rank in a step.
+fn micro_batches(config: &TrainConfig, groups: &ParallelContext) -> usize {
+    let share = config.global_batch_size / groups.data().size();
+    share / config.micro_batch_size.max(1)
+}
+
+fn check_micro_batches(
+    schedule: &Schedule,
+    config: &TrainConfig,
+    groups: &ParallelContext,
+) -> Result<(), TrainError> {
+    let micro_batches = micro_batches(config, groups);
+    match schedule.micro_batches() {
+        schedule if schedule != micro_batches => Err(TrainError::MicroBatches {
+            schedule,
+            micro_batches,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// The schedules of a run.
+struct Pipelines {
+    /// For each size of the batch.
+    schedules: Vec<Schedule>,
+    defer_embedding_wgrad: Option<usize>,
+}
+
+impl Pipelines {
+    /// Builds the pipelines of the layout. That of one stage is forward and backward of each micro-batch in turn.
+    fn new(config: &TrainConfig, groups: &ParallelContext) -> Result<Self, TrainError> {
+        let layout = groups.config();
+        let sizes = config.batch_sizes();
+        let schedules = sizes.map(|size| {
+            let share = size / groups.data().size();
+            schedule_of(layout, share / config.micro_batch_size)
+        });
+        Ok(Self {
+            schedules: schedules.collect::<Result<_, _>>()?,
+            defer_embedding_wgrad: layout.defer_embedding_wgrad,
+        })
+    }
+}
+
+impl StepSchedule {
+    pub(super) fn new<M: LanguageModel>(
+        schedule: Schedule,
+        ddp: &DistributedDataParallel<M>,
+    ) -> Result<Self, TrainError> {
+        let in_flight = schedule.in_flight();
+        let recompute = ddp.recompute().config().check_in_flight(&in_flight);
+        recompute.map_err(DataParallelError::from)?;
+        if ddp.groups().config().overlap_moe_expert_parallel_comm {
+            let recompute = ddp.recompute().config().check_moe_overlap();
+            recompute.map_err(DataParallelError::from)?;
+        }
+        let losses = losses_of_step(&schedule, ddp.module().loss_terms());
+        Ok(Self {
+            squares: Arc::new(order_of_squares(ddp, losses)),
+            schedule,
+            in_flight,
+        })
+    }
+}
+
+/// The settings with the sharding of the layout.
+fn in_layout(config: &TrainConfig, groups: &ParallelContext) -> Result<TrainConfig, ConfigError> {
+    Ok(TrainConfig {
+        data_parallel: DataParallelConfig {
+            state_tensors: config.state_tensors(),
+            static_buffers: config.cuda_graph,
+            freeze: config.freeze.clone(),
+            ..config.data_parallel.in_layout(groups.config())?
+        },
+        ..config.clone()
+    })
+}
+
+/// The weight gradient that the last stage defers, on its rank.
+fn deferred_wgrad<M: LanguageModel>(
+    ddp: &DistributedDataParallel<M>,
+    pipelines: &Pipelines,
+) -> Result<Option<DeferredWgrad>, TrainError> {
+    // The last stage is on the same rank in all of them.
+    let Some(schedule) = pipelines.schedules.last() else {
+        return Ok(None);
+    };
+    let last = schedule.rank_of(schedule.stages() - 1);
+    let Some(limit) = pipelines
+        .defer_embedding_wgrad
+        .filter(|_| ddp.groups().pipeline().rank() == last)
+    else {
+        return Ok(None);
+    };
+    let Some(path) = ddp.module().output_weight() else {
+        return Err(TrainError::NoOutputWeight);
+    };
+    match ddp.table().index(path) {
+        Some(index) => Ok(Some(DeferredWgrad { index, limit })),
+        None => Err(TrainError::OutputWeight(path.into())),
+    }
+}

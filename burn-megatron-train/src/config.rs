@@ -1,0 +1,379 @@
+//! The settings of a training run.
+
+use std::num::NonZeroU64;
+
+use serde::{Deserialize, Serialize};
+
+use super::batch_warmup::{self, BatchSizes, BatchWarmup};
+use super::schedule::{LrSchedule, LrScheduleError, LrStyle};
+use super::sequence_warmup::{self, SequenceWarmup};
+use super::{cuda_graphs, hybrid_context};
+use burn_megatron::data_parallel::{DataParallelConfig, DataParallelConfigError, Precision};
+use burn_megatron::mesh::{ContextSplitError, MeshError, ParallelConfig, samples_per_rank};
+use burn_megatron::nn::tp_comm_overlap::NumSplitsError;
+use burn_megatron::optim::{
+    EmaConfig, LossScale, LossScaleError, OptimizerConfig, OptimizerError, QkClipConfig,
+    SpikeConfig, StepCount,
+};
+use burn_megatron_data::hybrid_context::HybridContextError;
+
+/// Settings of a [`Trainer`](super::Trainer).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainConfig {
+    /// Optimizer steps.
+    pub steps: usize,
+    /// Samples per micro-batch.
+    pub micro_batch_size: usize,
+    /// Samples per step, over all ranks of the data axis and all micro-batches.
+    pub global_batch_size: usize,
+    /// Smaller batches in the first steps, of increasing sizes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub batch_warmup: Vec<BatchWarmup>,
+    /// Tokens per sample; by default the model's maximum sequence length.
+    pub sequence_length: Option<usize>,
+    /// Shorter rows in the first steps, of increasing lengths.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sequence_warmup: Vec<SequenceWarmup>,
+    /// Seed of the weights, dropout, sampling and generated text.
+    pub seed: u64,
+    /// The peak learning rate.
+    pub learning_rate: f64,
+    /// The learning rate at the end.
+    pub min_learning_rate: f64,
+    /// Warm-up steps.
+    pub warmup_steps: usize,
+    /// The decay of the learning rate.
+    pub schedule: LrStyle,
+    /// The optimizer.
+    pub optimizer: OptimizerConfig,
+    /// Sharding over the data axis, precision, overlap. Not serialized here: a recipe has a table of its
+    /// own for it.
+    #[serde(skip)]
+    pub data_parallel: DataParallelConfig,
+    /// The loss scale, which keeps small gradients in the range of f16; by default dynamic for f16 and
+    /// none for other types.
+    pub loss_scale: Option<LossScale>,
+    /// Patterns of the paths of parameters that are not trained.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub freeze: Vec<String>,
+    /// Consecutive skipped steps after which the run fails.
+    pub skip_limit: NonZeroU64,
+    /// When a step is skipped as a spike of the loss or the gradient norm; by default never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skip_spikes: Option<SpikeConfig>,
+    /// The exponential moving average of the weights; by default there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ema: Option<EmaConfig>,
+    /// Limits the logits of attention after each step; by default they have no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qk_clip: Option<QkClipConfig>,
+    /// Whether the largest logit of attention is measured in each step; with [`qk_clip`](Self::qk_clip) it always is.
+    pub log_max_attention_logit: bool,
+    /// Steps between two checks that replicas have bit-equal weights.
+    pub check_replicas_every: Option<usize>,
+    /// Steps between two that are [computed twice](super::ReplayError) and compared; with it, the state is compared between
+    /// all steps, and a bad loss is computed again.
+    pub check_replay_every: Option<usize>,
+    /// Whether a run must give the same bits on machines of one kind: what could change them is refused, or set to a fixed
+    /// value by the command that starts it.
+    pub deterministic: bool,
+    /// Whether micro-batches run as CUDA graphs: the launches of a forward and a backward are captured once for each shape of
+    /// rows, in its third micro-batch, and replayed by one call from then on. Results are bit-equal. On CUDA devices, on one
+    /// rank or over NCCL; for data parallelism with ZeRO-0 to 2, and dense models without dropout and FP8.
+    pub cuda_graph: bool,
+    /// Whether the elements of the gradient that are zero are counted in each step.
+    #[serde(rename = "log_num_zeros_in_grad")]
+    pub count_zeros: bool,
+    /// The maximum gradient norm; larger gradients are scaled down to it.
+    pub clip: f64,
+    /// Steps between two evaluations on held-out text; one always runs at the end, unless nothing is held out.
+    pub evaluate_every: Option<usize>,
+    /// The maximum number of held-out samples per evaluation; 0 evaluates nothing.
+    pub held_out_samples: usize,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        Self {
+            steps: 100,
+            micro_batch_size: 4,
+            global_batch_size: 16,
+            batch_warmup: vec![],
+            sequence_length: None,
+            sequence_warmup: vec![],
+            seed: 1,
+            learning_rate: 3e-3,
+            min_learning_rate: 3e-4,
+            warmup_steps: 10,
+            schedule: LrStyle::Cosine,
+            optimizer: OptimizerConfig::default(),
+            data_parallel: DataParallelConfig::default(),
+            loss_scale: None,
+            skip_limit: StepCount::DEFAULT_LIMIT,
+            freeze: vec![],
+            skip_spikes: None,
+            ema: None,
+            qk_clip: None,
+            log_max_attention_logit: false,
+            check_replicas_every: None,
+            check_replay_every: None,
+            deterministic: false,
+            cuda_graph: false,
+            count_zeros: false,
+            clip: 1.0,
+            evaluate_every: None,
+            held_out_samples: 64,
+        }
+    }
+}
+
+/// The maximum number of samples per step: all their indices are generated at once.
+const MAX_SAMPLES: usize = 1 << 24;
+
+/// The maximum number of steps: with the maximum number of samples, the total fits `u64`.
+const MAX_STEPS: usize = 1 << 38;
+
+/// Invalid settings of a run.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A number that must be positive.
+    #[error("invalid {name} = {value}: expected more than 0")]
+    NotPositive {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+    },
+    /// The batch is not divisible over the ranks.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
+    /// The settings of skipped spikes.
+    #[error(
+        "invalid skip_spikes of {} sigmas and a window of {} steps: expected sigmas above 0, and a window of 2 to 65536",
+        .0.sigmas, .0.window
+    )]
+    Spikes(SpikeConfig),
+    /// The decay of the average of the weights.
+    #[error("invalid ema.decay = {0}: expected at least 0 and below 1")]
+    Ema(f64),
+    /// The sequence cannot be split over the context axis.
+    #[error(transparent)]
+    Context(#[from] ContextSplitError),
+    /// The ranks of context x data cannot share documents.
+    #[error(transparent)]
+    HybridContext(#[from] HybridContextError),
+    /// A setting that hybrid context parallelism cannot have.
+    #[error("hybrid_context_parallel with {setting}: expected {expected}")]
+    WithHybridContext {
+        /// The setting.
+        setting: String,
+        /// The values that would fit.
+        expected: String,
+    },
+    /// A setting that CUDA graphs cannot have.
+    #[error("cuda_graph with {setting}: expected {expected}")]
+    WithCudaGraph {
+        /// The setting.
+        setting: String,
+        /// The values that would fit.
+        expected: String,
+    },
+    /// The exchanges of the tensor axis cannot be split into chunks.
+    #[error(transparent)]
+    TpCommOverlap(#[from] NumSplitsError),
+    /// The sequence is longer than the model's context.
+    #[error(
+        "sequence_length {length} is longer than the model's context: expected at most {context}"
+    )]
+    Sequence {
+        /// Tokens per sample.
+        length: usize,
+        /// The model's maximum sequence length.
+        context: usize,
+    },
+    /// A part of the batch size warm-up.
+    #[error(
+        "invalid batch_warmup of {} samples until_step {}: expected {expected}",
+        part.global_batch_size, part.until_step
+    )]
+    BatchWarmup {
+        /// The part.
+        part: BatchWarmup,
+        /// The values that would fit.
+        expected: String,
+    },
+    /// A part of the sequence length warm-up.
+    #[error(
+        "invalid sequence_warmup of {length} tokens until_step {until_step}, for sequences of {whole}: expected {expected}"
+    )]
+    SequenceWarmup {
+        /// Tokens of a row.
+        length: usize,
+        /// The first step after it.
+        until_step: usize,
+        /// Tokens of a sample.
+        whole: usize,
+        /// The values that would fit.
+        expected: String,
+    },
+    /// The learning rate schedule.
+    #[error(transparent)]
+    Schedule(#[from] LrScheduleError),
+    /// Sharding and precision.
+    #[error(transparent)]
+    DataParallel(#[from] DataParallelConfigError),
+    /// The optimizer, or a group of parameters.
+    #[error(transparent)]
+    Optimizer(#[from] OptimizerError),
+    /// A number that is too large.
+    #[error("invalid {name} = {value}: expected at most {most}")]
+    TooLarge {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        value: usize,
+        /// The maximum.
+        most: usize,
+    },
+    /// The loss scale.
+    #[error(transparent)]
+    LossScale(#[from] LossScaleError),
+}
+
+impl TrainConfig {
+    /// Checks all settings, for a layout and a model with a context of `context` tokens.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] for the first invalid setting.
+    pub fn check(&self, layout: &ParallelConfig, context: usize) -> Result<(), ConfigError> {
+        self.check_without_layout(context)?;
+        let data = layout.data_size();
+        for samples in self.batch_sizes() {
+            samples_per_rank(samples, data, Some(self.micro_batch_size))?;
+        }
+        let length = self.sequence_length.unwrap_or(context);
+        hybrid_context::check(self, layout, (length, context))?;
+        cuda_graphs::check(self, layout)?;
+        Ok(self.data_parallel.check(layout.data_parallel_size())?)
+    }
+
+    /// Checks the settings that do not depend on a layout.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] for the first invalid setting.
+    pub fn check_without_layout(&self, context: usize) -> Result<(), ConfigError> {
+        let positive = [
+            ("steps", self.steps as f64),
+            ("micro_batch_size", self.micro_batch_size as f64),
+            ("global_batch_size", self.global_batch_size as f64),
+            (
+                "sequence_length",
+                self.sequence_length.unwrap_or(context) as f64,
+            ),
+            ("learning_rate", self.learning_rate),
+            ("clip", self.clip),
+            ("evaluate_every", self.evaluate_every.unwrap_or(1) as f64),
+            (
+                "check_replicas_every",
+                self.check_replicas_every.unwrap_or(1) as f64,
+            ),
+            (
+                "check_replay_every",
+                self.check_replay_every.unwrap_or(1) as f64,
+            ),
+        ];
+        for (name, value) in positive {
+            if value.is_nan() || value <= 0.0 {
+                return Err(ConfigError::NotPositive { name, value });
+            }
+        }
+        let length = self.sequence_length.unwrap_or(context);
+        let largest = [
+            ("steps", self.steps, MAX_STEPS),
+            ("global_batch_size", self.global_batch_size, MAX_SAMPLES),
+            ("micro_batch_size", self.micro_batch_size, MAX_SAMPLES),
+            ("held_out_samples", self.held_out_samples, MAX_STEPS),
+        ];
+        if let Some((name, value, most)) = largest.into_iter().find(|(_, value, most)| value > most)
+        {
+            return Err(ConfigError::TooLarge { name, value, most });
+        }
+        batch_warmup::check(self)?;
+        if length > context {
+            return Err(ConfigError::Sequence { length, context });
+        }
+        sequence_warmup::check(&self.sequence_warmup, self.steps, length)?;
+        self.learning_rates()?;
+        self.optimizer.check()?;
+        if let Some(clip) = &self.qk_clip {
+            clip.check()?;
+        }
+        if let Some(spikes) = self.skip_spikes.filter(|spikes| !spikes.is_valid()) {
+            return Err(ConfigError::Spikes(spikes));
+        }
+        if let Some(ema) = self.ema.filter(|ema| !(0.0..1.0).contains(&ema.decay)) {
+            return Err(ConfigError::Ema(ema.decay));
+        }
+        self.loss_scale().check()?;
+        Ok(())
+    }
+
+    /// The setting that measures the logits of attention, if there is one.
+    pub(super) fn measures_logits(&self) -> Option<&'static str> {
+        match self.qk_clip {
+            Some(_) => Some("qk_clip"),
+            None => self
+                .log_max_attention_logit
+                .then_some("log_max_attention_logit"),
+        }
+    }
+
+    /// The tensors per parameter that the optimizer and the average of the weights keep, to plan the memory.
+    pub fn state_tensors(&self) -> u8 {
+        self.optimizer.state_tensors() + u8::from(self.ema.is_some())
+    }
+
+    /// The samples per step, from the smallest of the batch size warm-up to `global_batch_size`.
+    pub fn batch_sizes(&self) -> impl Iterator<Item = usize> {
+        let sizes: Vec<_> = BatchSizes::new(self).all().collect();
+        sizes.into_iter()
+    }
+
+    /// The samples of the whole run.
+    pub fn samples(&self) -> u64 {
+        BatchSizes::new(self).sum(0..self.steps)
+    }
+
+    /// The lengths of rows in a run with samples of `whole` tokens.
+    pub fn row_lengths(&self, whole: usize) -> impl Iterator<Item = usize> {
+        let shorter = self.sequence_warmup.iter().map(|part| part.length);
+        shorter.chain([whole])
+    }
+
+    /// The loss scale, with its default.
+    pub fn loss_scale(&self) -> LossScale {
+        let default = || match self.data_parallel.precision {
+            Precision::F16 => LossScale::Dynamic(Default::default()),
+            Precision::F64 | Precision::F32 | Precision::Bf16 => LossScale::None,
+        };
+        self.loss_scale.unwrap_or_else(default)
+    }
+
+    /// The learning rate of each step.
+    ///
+    /// # Errors
+    ///
+    /// [`LrScheduleError`] if it does not fit the number of steps.
+    pub fn learning_rates(&self) -> Result<LrSchedule, LrScheduleError> {
+        LrSchedule::new(
+            self.learning_rate,
+            self.min_learning_rate,
+            self.warmup_steps,
+            self.steps,
+            self.schedule,
+        )
+    }
+}

@@ -1,0 +1,327 @@
+//! Micro-batches as CUDA graphs: forward and backward are captured once for each shape of rows, and replayed by one call.
+//!
+//! The tensors that a replay reads and writes keep their addresses: ids and targets are written into the same tensors,
+//! gradients are added to static buffers, and the optimizer changes the parameters in place. Three things of a
+//! micro-batch differ from one to the next and run outside of the graph: the gradient of the embedding is added to the
+//! rows of its own tokens, gradients are counted, and reductions start, after each micro-batch with ZeRO-2 and after
+//! the last one otherwise. So a graph has no collective, and the deadlines of collectives hold as without graphs.
+//!
+//! `verify` runs on the CPU, which has no graphs: the host then runs the body for each micro-batch, with all that happens outside
+//! of a graph outside of it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Instant;
+
+use burn::tensor::Tensor;
+
+use super::config::ConfigError;
+use super::micro_batches::{DeviceBatch, TrainStages};
+use super::{TrainConfig, TrainError};
+use burn_megatron::comm::ReduceOp;
+use burn_megatron::data_parallel::{DistributedDataParallel, MicroBatchUses};
+use burn_megatron::kernels::cuda_graph::{CudaGraph, CudaGraphError, memory_id};
+use burn_megatron::model::LanguageModel;
+use burn_megatron::nn::deferred_lookups::{DeferredLookup, defer};
+use burn_megatron::nn::hook::with_anchor;
+use burn_megatron::nn::schedule_nodes::new_anchor;
+use burn_megatron::pipeline::engine::{ActionEvent, ShapeKey, StageOutput};
+use burn_megatron::pipeline::schedule::{Action, ActionKind};
+
+mod check;
+
+pub(super) use check::{ModelParts, check, check_device, check_model};
+
+/// The micro-batches of a shape that run without a graph, the last one of which is captured.
+const WARM_UPS: usize = 3;
+
+/// The numbers of captured, replayed and other micro-batches of a rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CudaGraphStats {
+    /// Graphs that were captured: one for each shape of rows, and one more each time that parameters have moved, as a checkpoint
+    /// was loaded.
+    pub captured: u64,
+    /// Micro-batches by a graph.
+    pub replayed: u64,
+    /// Micro-batches without one: the first three of a shape.
+    pub eager: u64,
+}
+
+impl fmt::Display for CudaGraphStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            captured,
+            replayed,
+            eager,
+        } = self;
+        write!(
+            f,
+            "{captured} captured; {replayed} micro-batches by a graph, {eager} before"
+        )
+    }
+}
+
+/// The graphs of a trainer, by the shape of rows.
+#[derive(Default)]
+pub(super) struct CudaGraphs {
+    /// Whether the host runs what would be captured.
+    on_host: bool,
+    by_shape: BTreeMap<ShapeKey, ShapeGraph>,
+    pub stats: CudaGraphStats,
+}
+
+/// The graph of a shape, once it is captured.
+#[derive(Default)]
+struct ShapeGraph {
+    inputs: Option<DeviceBatch>,
+    warm_ups: usize,
+    captured: Option<CapturedMicroBatch>,
+}
+
+/// A graph, and what is left to the host.
+struct CapturedMicroBatch {
+    graph: CudaGraph,
+    /// Where the graph leaves the loss and its parts.
+    loss: Tensor<1>,
+    parts: Option<Tensor<1>>,
+    lookups: Vec<DeferredLookup>,
+    uses: MicroBatchUses,
+    /// The memory that the graph uses and has not allocated.
+    memory: Vec<Option<usize>>,
+}
+
+impl CudaGraphs {
+    /// None if they are off.
+    pub fn new(config: &TrainConfig) -> Option<Self> {
+        config.cuda_graph.then(Self::default)
+    }
+
+    /// Without graphs: the host runs each micro-batch as one that is captured, then counted as replayed.
+    pub fn on_host() -> Self {
+        Self {
+            on_host: true,
+            ..Self::default()
+        }
+    }
+
+    /// Runs the micro-batches of a step. Returns their losses, `[1]` each, and the times of the host.
+    pub fn run<M: LanguageModel>(
+        &mut self,
+        stages: &TrainStages<'_, M>,
+    ) -> Result<(Vec<Tensor<1>>, Vec<ActionEvent>), TrainError> {
+        let (mut losses, mut events) = (vec![], vec![]);
+        for (number, batch) in stages.batches.iter().enumerate() {
+            if batch.documents.is_some() {
+                let (setting, expected) =
+                    ("documents in rows".into(), "rows of one sequence".into());
+                return Err(ConfigError::WithCudaGraph { setting, expected }.into());
+            }
+            stages.ddp.hold_reductions();
+            losses.push(if self.on_host {
+                micro_batch_on_host(number, stages, &mut events)
+            } else {
+                let graph = self.by_shape.entry([batch.rows, batch.seq]).or_default();
+                graph.micro_batch(number, stages, &mut events, &mut self.stats)?
+            });
+            stages
+                .ddp
+                .release_reductions(number + 1 == stages.batches.len());
+        }
+        Ok((losses, events))
+    }
+}
+
+impl ShapeGraph {
+    /// Runs a micro-batch; its loss.
+    fn micro_batch<M: LanguageModel>(
+        &mut self,
+        number: usize,
+        stages: &TrainStages<'_, M>,
+        events: &mut Vec<ActionEvent>,
+        stats: &mut CudaGraphStats,
+    ) -> Result<Tensor<1>, TrainError> {
+        let batch = &stages.batches[number];
+        let inputs = match self.inputs.take() {
+            Some(inputs) => inputs.overwritten(DeviceBatch::new(batch, true, &stages.device)),
+            None => DeviceBatch::new(batch, true, &stages.device),
+        };
+        self.inputs = Some(inputs.clone());
+        let memory = used_memory(&inputs, stages.ddp);
+        if self
+            .captured
+            .as_ref()
+            .is_some_and(|graph| graph.memory != memory)
+        {
+            tracing::debug!("parameters have moved: a CUDA graph is captured again");
+            self.captured = None;
+        }
+        let start = Instant::now();
+        if let Some(captured) = &self.captured {
+            stats.replayed += 1;
+            // SAFETY: everything that the body used and did not create is in `memory`, and only this thread uses it.
+            unsafe { captured.graph.replay() }?;
+            let replayed = Instant::now();
+            events.push(event(ActionKind::Forward, number, [start, replayed]));
+            finish(number, stages, &captured.uses, &captured.lookups);
+            events.push(event(
+                ActionKind::Backward,
+                number,
+                [replayed, Instant::now()],
+            ));
+            // The next replay overwrites the graph's own.
+            let copy = |x: &Tensor<1>| x.clone().mul_scalar(1.0);
+            stages
+                .parts
+                .borrow_mut()
+                .push(captured.parts.as_ref().map(copy));
+            return Ok(copy(&captured.loss));
+        }
+        stats.eager += 1;
+        self.warm_ups += 1;
+        let captures = self.warm_ups >= WARM_UPS;
+        if captures {
+            CudaGraph::prepare(&stages.device)?;
+        }
+        let (loss, times) = forward_backward(number, stages, inputs.clone());
+        let [forward, backward] = [[times[0], times[1]], [times[1], times[2]]];
+        events.push(event(ActionKind::Forward, number, forward));
+        events.push(event(ActionKind::Backward, number, backward));
+        if captures {
+            self.captured = Some(in_turn(stages, || capture(number, stages, inputs))?);
+            stats.captured += 1;
+        }
+        Ok(loss)
+    }
+}
+
+/// Counts the gradients of a micro-batch that a graph has added to their buffers, and adds those of its tokens.
+fn finish<M: LanguageModel>(
+    number: usize,
+    stages: &TrainStages<'_, M>,
+    uses: &MicroBatchUses,
+    lookups: &[DeferredLookup],
+) {
+    stages.ddp.count_micro_batch(uses);
+    for lookup in lookups {
+        lookup.accumulate(stages.batches[number].sorted());
+    }
+}
+
+fn micro_batch_on_host<M: LanguageModel>(
+    number: usize,
+    stages: &TrainStages<'_, M>,
+    events: &mut Vec<ActionEvent>,
+) -> Tensor<1> {
+    let batch = &stages.batches[number];
+    let inputs = DeviceBatch::new(batch, true, &stages.device);
+    let body = || defer(batch.sorted(), || forward_backward(number, stages, inputs));
+    let (((loss, [start, forward, end]), lookups), uses) = stages.ddp.capture_micro_batch(body);
+    events.push(event(ActionKind::Forward, number, [start, forward]));
+    events.push(event(ActionKind::Backward, number, [forward, end]));
+    finish(number, stages, &uses, &lookups);
+    loss
+}
+
+impl DeviceBatch {
+    /// The values of another batch of this shape, in the memory of this one.
+    fn overwritten(self, new: Self) -> Self {
+        let [rows, seq] = self.ids.dims();
+        let all = [0..rows, 0..seq];
+        let targets = self.targets.zip(new.targets);
+        Self {
+            ids: self.ids.slice_assign(all.clone(), new.ids),
+            targets: targets.map(|(old, new)| old.slice_assign(all, new)),
+        }
+    }
+}
+
+/// The memory that a micro-batch uses and does not allocate.
+fn used_memory<M: LanguageModel>(
+    inputs: &DeviceBatch,
+    ddp: &DistributedDataParallel<M>,
+) -> Vec<Option<usize>> {
+    let mut memory = ddp.memory_ids();
+    memory.push(memory_id(&inputs.ids));
+    memory.extend(inputs.targets.as_ref().map(memory_id));
+    memory
+}
+
+/// The forward and the backward of a micro-batch: its loss, and when they began, met and ended.
+fn forward_backward<M: LanguageModel>(
+    number: usize,
+    stages: &TrainStages<'_, M>,
+    inputs: DeviceBatch,
+) -> (Tensor<1>, [Instant; 3]) {
+    let start = Instant::now();
+    stages.ddp.sink().begin_stage(0);
+    let anchor = new_anchor(&stages.device);
+    let output = with_anchor(&anchor, || {
+        stages.forward_in((0, number), None, inputs, None)
+    });
+    let StageOutput::Loss(loss) = output else {
+        unreachable!("the only stage returns a loss");
+    };
+    let forward = Instant::now();
+    stages.loss_scale.scale(loss.clone()).backward();
+    (loss.inner(), [start, forward, Instant::now()])
+}
+
+/// Captures on one rank after the other, as all ranks capture the same micro-batch: where ranks are threads of a process, the
+/// capture of one forbids calls of the others.
+fn in_turn<M: LanguageModel>(
+    stages: &TrainStages<'_, M>,
+    capture: impl FnOnce() -> Result<CapturedMicroBatch, TrainError>,
+) -> Result<CapturedMicroBatch, TrainError> {
+    let world = stages.ddp.groups().world();
+    let wait = || world.all_reduce_scalar(0i32, ReduceOp::Max);
+    for _ in 0..world.rank() {
+        wait()?;
+    }
+    let captured = capture()?;
+    for _ in world.rank()..world.size() {
+        wait()?;
+    }
+    Ok(captured)
+}
+
+/// Captures a micro-batch that has just run.
+fn capture<M: LanguageModel>(
+    number: usize,
+    stages: &TrainStages<'_, M>,
+    inputs: DeviceBatch,
+) -> Result<CapturedMicroBatch, TrainError> {
+    let sorted = stages.batches[number].sorted();
+    let memory = used_memory(&inputs, stages.ddp);
+    if memory.iter().any(Option::is_none) {
+        let setting = "tensors whose memory is not known".into();
+        let expected = "parameters and tokens on a CUDA device".into();
+        return Err(ConfigError::WithCudaGraph { setting, expected }.into());
+    }
+    let body = || defer(sorted, || forward_backward(number, stages, inputs).0);
+    let (captured, uses) = stages
+        .ddp
+        .capture_micro_batch(|| CudaGraph::capture(&stages.device, body));
+    let (graph, (loss, lookups)) = captured?;
+    Ok(CapturedMicroBatch {
+        graph,
+        loss,
+        parts: stages.parts.borrow_mut().pop().flatten(),
+        lookups,
+        uses,
+        memory,
+    })
+}
+
+fn event(kind: ActionKind, micro_batch: usize, [start, end]: [Instant; 2]) -> ActionEvent {
+    ActionEvent {
+        action: Action::new(kind, 0, micro_batch),
+        start,
+        end,
+    }
+}
+
+impl From<CudaGraphError> for TrainError {
+    fn from(error: CudaGraphError) -> Self {
+        Self::CudaGraph(error)
+    }
+}

@@ -1,0 +1,55 @@
+//! Training loop, metrics and logging.
+//!
+//! [`Trainer`] runs one rank: micro-batches, backward, reduction, clipping, AdamW, evaluation. Its
+//! measurements go to an [`Observer`], for instance one that shows [`progress`], writes [`metrics`] and
+//! draws a [`plot`] into a [`run_folder`].
+
+mod batch_warmup;
+mod build;
+mod config;
+mod cuda_graphs;
+mod error;
+pub mod expert_metrics;
+#[cfg(test)]
+mod grid_tests;
+mod hybrid_context;
+mod json_float;
+mod json_lines;
+mod losses;
+pub mod metrics;
+mod micro_batches;
+mod module_state;
+mod observer;
+pub mod plot;
+pub mod progress;
+mod replay;
+mod resume;
+pub mod run_folder;
+mod save;
+pub mod schedule;
+mod sequence_warmup;
+mod step;
+mod trainer;
+mod verdict;
+
+pub use batch_warmup::BatchWarmup;
+pub use build::PipelineConfig;
+pub use config::{ConfigError, TrainConfig};
+pub use cuda_graphs::CudaGraphStats;
+pub use error::TrainError;
+pub use expert_metrics::{ExpertMetrics, LayerLoad};
+pub use module_state::load_module;
+pub use observer::{NoopObserver, Observer, ObserverError, StepGradients};
+pub use replay::{MeanTime, ReplayCost, ReplayError};
+pub use save::{SaveConfig, SavedCheckpoint, Saver};
+pub use sequence_warmup::SequenceWarmup;
+pub use trainer::{TrainOutcome, Trainer};
+pub use verdict::Verdict;
+
+/// The items that most programs need.
+pub mod prelude {
+    pub use burn_megatron::prelude::*;
+    pub use burn_megatron_data::TextData;
+
+    pub use crate::{NoopObserver, TrainConfig, Trainer};
+}

@@ -1,0 +1,465 @@
+//! The measurements of a run, one JSON object per line.
+//!
+//! There are two files: [`MetricsLog`] writes numbers that are equal, byte for byte, in every run with
+//! the same layout and seed; [`TimingsLog`] writes times. Both are append-only: a run that is resumed
+//! from a checkpoint writes a line of the kind `resumed`, which voids earlier lines of the steps that it
+//! repeats.
+//!
+//! JSON has no NaN and no infinity: such numbers are written as the strings `"NaN"`, `"inf"` and
+//! `"-inf"`, and read back as numbers.
+//!
+//! Steps are numbered from 1, by the updates done, as in the progress of a run and in the names of checkpoints.
+//!
+//! The first line of a metrics file has its [`VERSION`], which defines the meaning of `loss` and `step`; files of
+//! version 1 have no such line. What is read from an older file has the numbers of this version.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::expert_metrics::{ExpertLoad, ExpertMetrics, ExpertSummary};
+use super::json_float;
+use super::json_lines::{JsonLines, ResumeMarker, lines, read};
+
+mod read;
+
+use read::{drop_after, records};
+pub use read::{oldest_version, read_metrics};
+
+/// The version of a metrics file, which defines the meaning of its numbers.
+///
+/// - 1: `loss` is the objective, including label smoothing and z-loss if enabled.
+/// - 2: `loss` is the cross-entropy alone; the objective, if it differs, is a field of its own
+///   ([`Minimised`]).
+/// - 3: `step` is the number of updates done, from 1; before, it was from 0 in all records but those of held-out text.
+pub const VERSION: u32 = 3;
+
+/// The last version whose steps were numbered from 0.
+const FROM_ZERO: u32 = 2;
+
+/// The first line of a metrics file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunMetrics {
+    /// See [`VERSION`].
+    pub version: u32,
+}
+
+/// The objective, if it is not the cross-entropy alone: means over the same tokens as the loss, in nats
+/// per token. The objective is the sum of the loss and its terms.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Minimised {
+    /// The sum of the cross-entropy and all terms.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        with = "json_float::option"
+    )]
+    pub objective: Option<f64>,
+    /// The term that label smoothing adds to the cross-entropy.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        with = "json_float::option"
+    )]
+    pub label_smoothing: Option<f64>,
+    /// The z-loss, times its weight.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        with = "json_float::option"
+    )]
+    pub z_loss: Option<f64>,
+    /// The loss of multi-token prediction, times its weight.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        with = "json_float::option"
+    )]
+    pub further_tokens: Option<f64>,
+}
+
+impl Minimised {
+    /// The present terms, with their names.
+    pub fn terms(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        let terms = [
+            ("label smoothing", self.label_smoothing),
+            ("z-loss", self.z_loss),
+            ("further tokens", self.further_tokens),
+        ];
+        terms
+            .into_iter()
+            .filter_map(|(name, term)| Some((name, term?)))
+    }
+}
+
+/// Why a step was skipped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SkipReason {
+    /// The loss or a gradient is not finite, or a gradient exceeds the limit.
+    NotFinite,
+    /// All targets of the global batch are masked: there is no loss.
+    NoTargets,
+    /// The loss or the norm of the gradient is a spike: see [`SpikeConfig`](burn_megatron::optim::SpikeConfig).
+    Spike,
+}
+
+/// The metrics of one training step, measured before its update.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct StepMetrics {
+    /// The number of updates with this one, skipped ones included; `loss` is that of the weights before it.
+    pub step: usize,
+    /// The mean cross-entropy over the tokens of the global batch, in nats per token. NaN if no token has
+    /// a target.
+    #[serde(with = "json_float")]
+    pub loss: f64,
+    /// The same loss in bits per byte of text: see [`bits_per_byte`].
+    #[serde(with = "json_float")]
+    pub bits_per_byte: f64,
+    /// The objective, if it is not the cross-entropy alone.
+    #[serde(flatten)]
+    pub minimised: Minimised,
+    /// The Euclidean norm of the gradient of all parameters, before clipping.
+    #[serde(with = "json_float")]
+    pub gradient_norm: f64,
+    /// The learning rate of the update.
+    #[serde(with = "json_float")]
+    pub learning_rate: f64,
+    /// The tokens of the global batch that the loss is the mean of.
+    pub tokens: u64,
+    /// Whether the update was skipped, for instance for a gradient that is not finite.
+    pub skipped: bool,
+    /// Why the update was skipped; absent in files of version 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skip_reason: Option<SkipReason>,
+    /// The loss scale, if it is not 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// The number of zero elements of the gradient, if counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zeros: Option<u64>,
+    /// The largest logit of attention, if measured: over all layers, heads, samples and ranks.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        with = "json_float::option"
+    )]
+    pub max_attention_logit: Option<f64>,
+}
+
+/// The loss on held-out text.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct HeldOutMetrics {
+    /// The number of updates before the evaluation.
+    pub step: usize,
+    /// The mean cross-entropy, in nats per token.
+    #[serde(with = "json_float")]
+    pub loss: f64,
+    /// The same loss in bits per byte of text: see [`bits_per_byte`].
+    #[serde(with = "json_float")]
+    pub bits_per_byte: f64,
+    /// The objective on this text, if it is not the cross-entropy alone.
+    #[serde(flatten)]
+    pub minimised: Minimised,
+    /// The tokens that the loss is the mean of.
+    pub tokens: u64,
+}
+
+/// The time of one training step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct StepTiming {
+    /// The number of updates with this one.
+    pub step: usize,
+    /// Wall-clock time of the step, in seconds. Where readings are [deferred](super::Trainer::defer_readings), that of
+    /// the last step before an evaluation, a checkpoint or the end is the mean since the one before.
+    #[serde(with = "json_float")]
+    pub seconds: f64,
+    /// Tokens of the global batch per second.
+    #[serde(with = "json_float")]
+    pub tokens_per_second: f64,
+    /// Floating-point operations of the model per second, over all ranks, without recomputation.
+    #[serde(with = "json_float")]
+    pub flops_per_second: f64,
+}
+
+/// The time of one checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct SaveTiming {
+    /// The number of updates before the checkpoint.
+    pub saved_step: u64,
+    /// Bytes of its tensors.
+    pub bytes: u64,
+    /// Wall-clock time until its publication, in seconds.
+    #[serde(with = "json_float")]
+    pub seconds: f64,
+    /// The time for which it blocked training, in seconds.
+    #[serde(with = "json_float")]
+    pub stall_seconds: f64,
+}
+
+/// One line of a timings file.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum TimingsLine {
+    Save(SaveTiming),
+    Step(#[expect(dead_code, reason = "parsed only to validate the file")] StepTiming),
+    Resumed(ResumeMarker),
+}
+
+/// One line of a metrics file.
+#[derive(Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+enum MetricsLine {
+    Run(RunMetrics),
+    Step(StepMetrics),
+    HeldOut(HeldOutMetrics),
+    Experts(ExpertSummary),
+    ExpertLoad(ExpertLoad),
+    /// A [`ResumeMarker`].
+    Resumed {
+        step: usize,
+    },
+}
+
+/// One record of a metrics file, by the field `kind`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum MetricsRecord {
+    /// `"kind": "run"`.
+    Run(RunMetrics),
+    /// `"kind": "step"`.
+    Step(StepMetrics),
+    /// `"kind": "held_out"`.
+    HeldOut(HeldOutMetrics),
+    /// `"kind": "experts"`, after the step.
+    Experts(ExpertSummary),
+    /// `"kind": "expert_load"`, after the step before an evaluation.
+    ExpertLoad(ExpertLoad),
+}
+
+/// A loss in nats per token as bits per byte of text: `loss / (ln 2 * bytes_per_token)`.
+///
+/// A byte-level model has one byte per token.
+pub fn bits_per_byte(loss: f64, bytes_per_token: f64) -> f64 {
+    loss / (std::f64::consts::LN_2 * bytes_per_token)
+}
+
+/// Why a log cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum MetricsError {
+    /// An I/O error.
+    #[error("cannot {action} '{path}': {source}")]
+    Io {
+        /// The attempted operation, as a verb.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// A line is not a record.
+    #[error(
+        "line {line} of '{path}' is not a record of a run: {source}; remove that line, or move the file away, and a \
+         resumed run starts a new one"
+    )]
+    BadLine {
+        /// The file.
+        path: PathBuf,
+        /// The line number, from 1.
+        line: usize,
+        /// The error of the JSON parser.
+        source: serde_json::Error,
+    },
+    /// A file of a newer version.
+    #[error(
+        "'{path}' has metrics of version {version}: expected version 1 to {VERSION}; update this program"
+    )]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+    },
+}
+
+/// Writes `metrics.jsonl`: [`StepMetrics`], [`HeldOutMetrics`] and [`ExpertMetrics`].
+#[derive(Debug)]
+pub struct MetricsLog {
+    lines: JsonLines,
+    /// The step of the last held-out loss of the interrupted run.
+    held_out: Option<usize>,
+    /// The load of the experts in the last step, if it is not written yet.
+    load: Option<ExpertLoad>,
+}
+
+impl MetricsLog {
+    /// Starts a new file.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`], also if the file exists: results are never overwritten.
+    pub fn create(path: &Path) -> Result<Self, MetricsError> {
+        let mut lines = JsonLines::create(path)?;
+        lines.write(&MetricsRecord::Run(RunMetrics { version: VERSION }))?;
+        Ok(Self {
+            lines,
+            held_out: None,
+            load: None,
+        })
+    }
+
+    /// Resumes the file of an interrupted run, from the checkpoint after `updates` updates.
+    ///
+    /// Nothing is removed: a marker, `{"kind":"resumed","step":updates}`, voids earlier lines of later
+    /// steps. [`read_metrics`] omits them, so it returns the same as for an uninterrupted run. A truncated
+    /// last line is ended first. A file of an older version gets a new version line.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`] if there is no such file; [`MetricsError::BadLine`] if a line is not a record.
+    pub fn resume(path: &Path, updates: usize) -> Result<Self, MetricsError> {
+        let text = read(path)?;
+        let mut records = records(path, &text, true)?;
+        drop_after(&mut records, updates);
+        let held_out = records.iter().rev().find_map(|record| match record {
+            MetricsRecord::HeldOut(metrics) => Some(metrics.step),
+            _ => None,
+        });
+        let version = records.iter().rev().find_map(|record| match record {
+            MetricsRecord::Run(run) => Some(run.version),
+            _ => None,
+        });
+        let mut lines = JsonLines::resume(path, &text, updates)?;
+        if version.unwrap_or(1) < VERSION {
+            lines.write(&MetricsRecord::Run(RunMetrics { version: VERSION }))?;
+        }
+        Ok(Self {
+            lines,
+            held_out,
+            load: None,
+        })
+    }
+
+    /// Appends one training step.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`].
+    pub fn step(&mut self, metrics: &StepMetrics) -> Result<(), MetricsError> {
+        self.lines.write(&MetricsRecord::Step(*metrics))
+    }
+
+    /// Appends the summary of the experts in one training step, and with `evaluates` the load of each.
+    ///
+    /// `evaluates` tells that an evaluation follows. The load is written before a checkpoint of the same step can
+    /// be, as a run resumed from there cannot measure it again. Without it the load is written if
+    /// [`held_out`](Self::held_out) comes before the next step.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`].
+    pub fn experts(
+        &mut self,
+        metrics: &ExpertMetrics,
+        evaluates: bool,
+    ) -> Result<(), MetricsError> {
+        self.lines
+            .write(&MetricsRecord::Experts(metrics.summary()))?;
+        self.load = Some(metrics.load());
+        if evaluates { self.write_load() } else { Ok(()) }
+    }
+
+    fn write_load(&mut self) -> Result<(), MetricsError> {
+        match self.load.take() {
+            Some(load) => self.lines.write(&MetricsRecord::ExpertLoad(load)),
+            None => Ok(()),
+        }
+    }
+
+    /// Appends one measurement on held-out text.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`].
+    pub fn held_out(&mut self, metrics: &HeldOutMetrics) -> Result<(), MetricsError> {
+        self.write_load()?;
+        if self.held_out == Some(metrics.step) {
+            Ok(())
+        } else {
+            self.lines.write(&MetricsRecord::HeldOut(*metrics))
+        }
+    }
+}
+
+/// Returns the step of the last checkpoint that a timings file records. Checkpoints that a resumed run discarded do not
+/// count.
+///
+/// # Errors
+///
+/// [`MetricsError::Io`] or [`MetricsError::BadLine`].
+pub fn last_saved_step(path: &Path) -> Result<Option<u64>, MetricsError> {
+    let text = read(path)?;
+    let mut saved = vec![];
+    for line in lines::<TimingsLine>(path, &text, false) {
+        match line? {
+            TimingsLine::Save(timing) => saved.push(timing.saved_step),
+            TimingsLine::Step(_) => {}
+            TimingsLine::Resumed(ResumeMarker { step, .. }) => {
+                saved.retain(|saved| *saved <= step as u64);
+            }
+        }
+    }
+    Ok(saved.pop())
+}
+
+/// Writes `timings.jsonl`: [`StepTiming`] and [`SaveTiming`].
+#[derive(Debug)]
+pub struct TimingsLog(JsonLines);
+
+impl TimingsLog {
+    /// Starts a new file.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`], also if the file exists.
+    pub fn create(path: &Path) -> Result<Self, MetricsError> {
+        JsonLines::create(path).map(Self)
+    }
+
+    /// Resumes the file of an interrupted run, from the checkpoint after `updates` updates, with a marker
+    /// as [`MetricsLog::resume`] writes.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`] if there is no such file; [`MetricsError::BadLine`] if a line is not a record.
+    pub fn resume(path: &Path, updates: usize) -> Result<Self, MetricsError> {
+        let text = read(path)?;
+        for line in lines::<TimingsLine>(path, &text, true) {
+            line?;
+        }
+        JsonLines::resume(path, &text, updates).map(Self)
+    }
+
+    /// Appends one step.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`].
+    pub fn step(&mut self, timing: &StepTiming) -> Result<(), MetricsError> {
+        self.0.write(timing)
+    }
+
+    /// Appends one checkpoint.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`].
+    pub fn save(&mut self, timing: &SaveTiming) -> Result<(), MetricsError> {
+        self.0.write(timing)
+    }
+}
+
+#[cfg(test)]
+#[path = "metrics_tests.rs"]
+mod tests;

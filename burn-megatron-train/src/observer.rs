@@ -1,0 +1,109 @@
+//! Receives the measurements of a run.
+
+use burn::tensor::Tensor;
+
+use super::SavedCheckpoint;
+use super::expert_metrics::ExpertMetrics;
+use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron::data_parallel::InvalidGradient;
+use burn_megatron::nn::ParameterTable;
+use burn_megatron::optim::StepReading;
+
+/// An error of an observer, such as a full disk.
+pub type ObserverError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The gradients of a step, reduced over all ranks, without the loss scale and before clipping.
+pub struct StepGradients<'a> {
+    /// The step, from 1.
+    pub step: usize,
+    /// The parameters, and how they are placed on the ranks.
+    pub table: &'a ParameterTable,
+    pub(super) reading: &'a dyn Fn() -> &'a StepReading,
+    pub(super) gather: &'a dyn Fn() -> Vec<Tensor<1>>,
+}
+
+impl StepGradients<'_> {
+    /// The norm of the gradients of all parameters on all ranks. Waits for the device.
+    pub fn norm(&self) -> f64 {
+        (self.reading)().norm
+    }
+
+    /// The invalid gradients that this rank found before the reduction. Waits for the device.
+    pub fn invalid(&self) -> &[InvalidGradient] {
+        &(self.reading)().invalid_gradients
+    }
+
+    /// The gradient of each parameter, gathered over the data axis: `[elements]` of this model-parallel rank's
+    /// part, in the order of the table. Waits for the device. Collective: call on all ranks of the data axis.
+    pub fn full(&self) -> Vec<Tensor<1>> {
+        (self.gather)()
+    }
+}
+
+/// Observes a run, and may stop it.
+pub trait Observer {
+    /// Called in each step after the reduction of the gradients and before clipping, also if the step is going
+    /// to be skipped. Nothing is gathered unless the observer calls [`StepGradients::full`].
+    ///
+    /// # Errors
+    ///
+    /// An error ends the run; the other ranks fail in their next collective.
+    fn gradients(&mut self, gradients: &StepGradients<'_>) -> Result<(), ObserverError> {
+        let _ = gradients;
+        Ok(())
+    }
+
+    /// Called after each step, in order; one step later where the run
+    /// [defers](super::Trainer::defer_readings) its readings.
+    ///
+    /// # Errors
+    ///
+    /// An error ends the run.
+    fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) -> Result<(), ObserverError>;
+
+    /// Called after [`step`](Self::step) of the same step, if the model has experts.
+    ///
+    /// # Errors
+    ///
+    /// An error ends the run.
+    fn experts(&mut self, metrics: &ExpertMetrics) -> Result<(), ObserverError> {
+        let _ = metrics;
+        Ok(())
+    }
+
+    /// Called after each evaluation.
+    ///
+    /// # Errors
+    ///
+    /// An error ends the run.
+    fn held_out(&mut self, metrics: &HeldOutMetrics) -> Result<(), ObserverError>;
+
+    /// Called when a checkpoint has been published, on rank 0 only.
+    ///
+    /// # Errors
+    ///
+    /// An error ends the run.
+    fn saved(&mut self, saved: &SavedCheckpoint) -> Result<(), ObserverError> {
+        let _ = saved;
+        Ok(())
+    }
+
+    /// Whether to stop after this step. If any rank returns true, all ranks stop: after the same step, or up to
+    /// three steps later where the run [defers](super::Trainer::defer_readings) its readings.
+    fn stop(&self) -> bool {
+        false
+    }
+}
+
+/// An observer that does nothing.
+pub struct NoopObserver;
+
+impl Observer for NoopObserver {
+    fn step(&mut self, _: &StepMetrics, _: &StepTiming) -> Result<(), ObserverError> {
+        Ok(())
+    }
+
+    fn held_out(&mut self, _: &HeldOutMetrics) -> Result<(), ObserverError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,216 @@
+//! The loss curve of a run and the load of its experts as SVG and in the terminal, and a comparison of several runs
+//! as SVG.
+
+mod comparison;
+mod heat_map;
+mod svg;
+mod terminal;
+
+use std::path::Path;
+
+use burn_megatron_plot::{PlotError, write};
+
+pub use comparison::LossComparison;
+pub use heat_map::ExpertHeatMap;
+
+use super::metrics::{MetricsRecord, SkipReason};
+
+/// Larger losses are omitted: they would flatten the rest of the curve.
+const MAX_LOSS: f64 = 1e30;
+
+/// The maximum number of segments of a drawn curve.
+const MAX_SEGMENTS: usize = 1000;
+
+/// The minimum number of points of a curve that is smoothed.
+const MIN_SMOOTHED: usize = 20;
+
+/// Training and held-out losses over the steps of a run, in nats per token, and the objective, if it is not
+/// the cross-entropy alone.
+///
+/// Losses that are NaN, infinite or beyond 1e30 are counted, not drawn. Any number of points can be
+/// drawn, including none.
+#[derive(Debug, Clone, Default)]
+pub struct LossCurve {
+    title: String,
+    training: Vec<(usize, f64)>,
+    held_out: Vec<(usize, f64)>,
+    objective: Vec<(usize, f64)>,
+    omitted: usize,
+}
+
+impl LossCurve {
+    /// A curve without points.
+    pub fn new(title: impl Into<String>) -> Self {
+        Self {
+            title: title.into(),
+            ..Self::default()
+        }
+    }
+
+    /// The curve of a metrics file, from [`read_metrics`](super::metrics::read_metrics).
+    pub fn from_records(title: impl Into<String>, records: &[MetricsRecord]) -> Self {
+        let mut curve = Self::new(title);
+        for record in records {
+            match record {
+                MetricsRecord::Run(_)
+                | MetricsRecord::Experts(_)
+                | MetricsRecord::ExpertLoad(_) => {}
+                // Has no loss.
+                MetricsRecord::Step(metrics)
+                    if metrics.skip_reason == Some(SkipReason::NoTargets) => {}
+                MetricsRecord::Step(metrics) => {
+                    curve.training(metrics.step, metrics.loss);
+                    let objective = metrics.minimised.objective;
+                    objective
+                        .into_iter()
+                        .for_each(|value| curve.objective(metrics.step, value));
+                }
+                MetricsRecord::HeldOut(metrics) if metrics.tokens == 0 => {}
+                MetricsRecord::HeldOut(metrics) => curve.held_out(metrics.step, metrics.loss),
+            }
+        }
+        curve
+    }
+
+    /// Adds the loss of the global batch of `step`. Steps must be in ascending order.
+    pub fn training(&mut self, step: usize, loss: f64) {
+        let usable = loss.abs() <= MAX_LOSS; // false for NaN
+        if usable {
+            self.training.push((step, loss))
+        } else {
+            self.omitted += 1
+        }
+    }
+
+    /// Adds the objective of `step`, if it is not the loss alone. Values that are not finite are omitted; the
+    /// loss of the step is not finite either, and counted.
+    pub fn objective(&mut self, step: usize, objective: f64) {
+        if objective.abs() <= MAX_LOSS {
+            self.objective.push((step, objective));
+        }
+    }
+
+    /// Adds the held-out loss of the weights after `step` updates. Steps must be in ascending order.
+    pub fn held_out(&mut self, step: usize, loss: f64) {
+        let usable = loss.abs() <= MAX_LOSS;
+        if usable {
+            self.held_out.push((step, loss))
+        } else {
+            self.omitted += 1
+        }
+    }
+
+    /// The curve as an SVG of 960 x 540 pixels.
+    ///
+    /// # Errors
+    ///
+    /// [`PlotError::Draw`].
+    pub fn svg(&self) -> Result<String, PlotError> {
+        svg::draw(self)
+    }
+
+    /// Writes [`LossCurve::svg`] to a file.
+    ///
+    /// # Errors
+    ///
+    /// [`PlotError::Draw`] or [`PlotError::Io`].
+    pub fn write_svg(&self, path: &Path) -> Result<(), PlotError> {
+        write(path, &self.svg()?)
+    }
+
+    /// The curve as 12 lines of text, at most `columns` (and at least 40) characters wide.
+    pub fn terminal(&self, columns: usize) -> String {
+        terminal::draw(self, columns)
+    }
+
+    /// Downsamples a long curve to the lowest and the highest point of each of [`MAX_SEGMENTS`] segments,
+    /// which looks the same.
+    fn downsample(points: &[(usize, f64)]) -> Vec<(usize, f64)> {
+        let n = points.len();
+        if n <= 2 * MAX_SEGMENTS {
+            return points.to_vec();
+        }
+        let by_loss = |a: &&(usize, f64), b: &&(usize, f64)| a.1.total_cmp(&b.1);
+        points
+            .chunks(n.div_ceil(MAX_SEGMENTS))
+            .flat_map(|segment| {
+                let lowest = segment.iter().min_by(by_loss).copied();
+                let highest = segment.iter().max_by(by_loss).copied();
+                if lowest < highest {
+                    [lowest, highest]
+                } else {
+                    [highest, lowest]
+                }
+            })
+            .flatten()
+            .collect()
+    }
+
+    /// Whether there are enough points for [`LossCurve::smoothed`] to differ from the curve.
+    fn is_smoothed(&self) -> bool {
+        self.training.len() >= MIN_SMOOTHED
+    }
+
+    /// The smoothed training curve at up to [`MAX_SEGMENTS`] points: the mean over a window of a twentieth of
+    /// all points.
+    ///
+    /// The window is centered, so the curve does not lag. It shrinks towards the start, where the loss falls
+    /// steeply, and is truncated at the end.
+    fn smoothed(&self) -> Vec<(usize, f64)> {
+        let n = self.training.len();
+        if !self.is_smoothed() {
+            return self.training.clone();
+        }
+        let mean = |i: usize| {
+            let radius = (n / 40).max(1).min(i);
+            let window = &self.training[i - radius..(i + radius + 1).min(n)];
+            window.iter().map(|&(_, loss)| loss).sum::<f64>() / window.len() as f64
+        };
+        let places = n.min(MAX_SEGMENTS);
+        (0..places)
+            .map(|place| place * (n - 1) / (places - 1))
+            .map(|i| (self.training[i].0, mean(i)))
+            .collect()
+    }
+
+    /// The first and the last step; the last is one more if they are equal.
+    fn steps(&self) -> (usize, usize) {
+        let steps = || {
+            self.training
+                .iter()
+                .chain(&self.held_out)
+                .map(|&(step, _)| step)
+        };
+        let first = steps().min().unwrap_or(0);
+        let last = steps().max().unwrap_or(0);
+        (first.min(usize::MAX - 1), last.max(first.saturating_add(1)))
+    }
+
+    /// The lowest and the highest loss with a margin, also if they are equal.
+    fn losses(&self) -> (f64, f64) {
+        let losses = || {
+            self.training
+                .iter()
+                .chain(&self.held_out)
+                .chain(&self.objective)
+                .map(|&(_, loss)| loss)
+        };
+        let (low, high) = (losses().reduce(f64::min), losses().reduce(f64::max));
+        let (low, high) = (low.unwrap_or(0.0), high.unwrap_or(1.0));
+        let margin = (0.05 * (high - low))
+            .max(1e-3 * high.abs().max(low.abs()))
+            .max(1e-3);
+        (low - margin, high + margin)
+    }
+
+    /// The label of the horizontal axis, with the number of omitted losses.
+    fn step_label(&self) -> String {
+        match self.omitted {
+            0 => "step".to_string(),
+            n => format!("step ({n} not finite, omitted)"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

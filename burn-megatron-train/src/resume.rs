@@ -1,0 +1,176 @@
+//! Saving and resuming a trainer.
+
+use super::module_state::{self, Scales};
+use super::{Observer, SavedCheckpoint, Saver, TrainError, Trainer};
+use burn_megatron::checkpoint::state::{ModelKeys, RunState, StateError, agree};
+use burn_megatron::checkpoint::{Checkpoint, LoadTolerance, TensorSource, load_weights};
+use burn_megatron::model::LanguageModel;
+
+impl<M: LanguageModel> Trainer<M> {
+    /// Sets the saver: [`fit`](Self::fit) saves when a checkpoint is due, when the run is stopped, and at
+    /// the end.
+    pub fn save_with(&mut self, saver: Saver) {
+        self.saver = Some(saver);
+    }
+
+    /// Saves a checkpoint, or starts to save it in the background. Rank 0 returns the checkpoints published
+    /// so far, which may be earlier ones. Collective: call on all ranks of the world.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::State`] on every rank if any rank failed to write this checkpoint or the previous one.
+    pub fn save(&mut self) -> Result<Vec<SavedCheckpoint>, TrainError> {
+        let _span = tracing::info_span!("save", step = self.count.made()).entered();
+        let Some(mut saver) = self.saver.take() else {
+            return Err(StateError::NoSaver.into());
+        };
+        let (state, config) = (self.state(), saver.saving().config.clone());
+        let saved = saver.save_module(&self.ddp, &self.optimizer, &state, config);
+        self.saver = Some(saver);
+        self.saved_at = self.count.made();
+        Ok(saved?)
+    }
+
+    /// Waits for the save in the background. Collective: call on all ranks of the world.
+    ///
+    /// # Errors
+    ///
+    /// See [`save`](Self::save).
+    pub fn finish_saving(&mut self) -> Result<Option<SavedCheckpoint>, TrainError> {
+        Ok(self.saver.as_mut().map_or(Ok(None), Saver::wait)?)
+    }
+
+    /// Loads a checkpoint of any layout, to resume its run. Collective: call on all ranks of the world.
+    ///
+    /// After an error the trainer must not be used.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::State`] for a missing or unexpected tensor, another shape, a type that would have to be
+    /// rounded, another seed, or data that cannot be read.
+    pub fn load(
+        &mut self,
+        checkpoint: &Checkpoint,
+        leniency: LoadTolerance,
+    ) -> Result<(), TrainError> {
+        let _span = tracing::info_span!("load").entered();
+        let names = module_state::names(&self.ddp)?;
+        let checked = self.check(checkpoint, &names, leniency);
+        let (state, scales) = agree(checked, &**self.ddp.groups().world())?;
+        let taken = state.count.taken;
+        module_state::restore(
+            &mut self.ddp,
+            &mut self.optimizer,
+            checkpoint,
+            (&scales, taken),
+            leniency,
+        )?;
+        if let Some(state) = state.loss_scaler.filter(|_| self.scaler.state().is_some()) {
+            self.scaler.restore(state).map_err(StateError::from)?;
+        }
+        self.count = state.count;
+        self.samples = state.samples;
+        self.spikes = state.spikes.unwrap_or_default();
+        self.saved_at = state.count.made();
+        self.forget_state();
+        Ok(())
+    }
+
+    /// Loads only weights, to start a run with them: see [`load_weights`]. Collective: call on all ranks of
+    /// the world.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::State`].
+    pub fn load_weights(
+        &mut self,
+        source: &dyn TensorSource,
+        leniency: LoadTolerance,
+    ) -> Result<(), TrainError> {
+        load_weights(&mut self.ddp, source, leniency)?;
+        if let Some(average) = self.optimizer.average() {
+            average.reset(&self.ddp);
+        }
+        self.forget_state();
+        Ok(())
+    }
+
+    /// Whether a checkpoint is due after `steps` steps.
+    pub(super) fn is_save_due(&self, steps: u64) -> bool {
+        self.saver.as_ref().is_some_and(|saver| saver.is_due(steps))
+    }
+
+    /// Reports the checkpoints that have been published, and saves another one if `is_due`.
+    pub(super) fn save_if(
+        &mut self,
+        is_due: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let finished = self.saver.as_mut().and_then(Saver::take_finished);
+        report_saved(finished, observer)?;
+        if is_due {
+            report_saved(self.save()?, observer)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Saves the last step, if it is not saved yet, and waits until it is written.
+    pub(super) fn save_final(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        if self.saver.is_some() && self.saved_at != self.count.made() {
+            report_saved(self.save()?, observer)?;
+        }
+        report_saved(self.finish_saving()?, observer)
+    }
+
+    /// The state of the run other than tensors and FP8 scales.
+    pub fn state(&self) -> RunState {
+        RunState {
+            count: self.count,
+            samples: self.samples,
+            seed: self.config.seed,
+            loss_scaler: self.scaler.state(),
+            spikes: self.config.skip_spikes.map(|_| self.spikes.clone()),
+        }
+    }
+
+    /// Checks everything that can be checked before reading tensors.
+    fn check(
+        &self,
+        checkpoint: &Checkpoint,
+        names: &ModelKeys,
+        leniency: LoadTolerance,
+    ) -> Result<(RunState, Scales), StateError> {
+        let of = || checkpoint.name();
+        let state = RunState::of(checkpoint)?;
+        if state.seed != self.config.seed {
+            return Err(StateError::Seed {
+                of: of(),
+                found: state.seed,
+                wanted: self.config.seed,
+            });
+        }
+        match (state.loss_scaler, self.scaler.state()) {
+            (None, Some(_)) if !leniency.missing => {
+                return Err(StateError::NoLossScale { of: of() });
+            }
+            (Some(state), own) if own.is_some() || !leniency.unexpected => {
+                self.scaler.clone().restore(state)?;
+            }
+            _ => {}
+        }
+        let scales =
+            module_state::check_tensors(&self.ddp, &self.optimizer, checkpoint, names, leniency)?;
+        Ok((state, scales))
+    }
+}
+
+fn report_saved(
+    published: impl IntoIterator<Item = SavedCheckpoint>,
+    observer: &mut dyn Observer,
+) -> Result<(), TrainError> {
+    published
+        .into_iter()
+        .try_for_each(|saved| observer.saved(&saved))
+        .map_err(TrainError::Observer)
+}

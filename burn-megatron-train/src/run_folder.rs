@@ -1,0 +1,412 @@
+//! The output folder of a run.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+
+use super::metrics::{MetricsRecord, read_metrics};
+use burn_megatron::bounded;
+use burn_megatron::checkpoint::LOCK;
+use burn_megatron::partial::replace_file;
+use burn_megatron::regular_file::is_there;
+
+/// Why a run folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RunFolderError {
+    /// The name is not that of one folder.
+    #[error(
+        "invalid run name '{name}': expected one folder name, without '/' or '\\', not starting with '.'"
+    )]
+    Name {
+        /// The name.
+        name: String,
+    },
+    /// An I/O error.
+    #[error("cannot {action} '{path}': {source}")]
+    Io {
+        /// The attempted operation, as a verb.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The configuration cannot be expressed in TOML.
+    #[error("cannot write the configuration to '{path}': {source}")]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// The error of the TOML serializer.
+        source: toml::ser::Error,
+    },
+}
+
+/// The maximum size of a configuration that is read, in bytes.
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
+
+/// The name of the checkpoint folder in a run folder.
+pub const CHECKPOINTS: &str = "checkpoints";
+
+/// The folder of one run: `config.toml`, `metrics.jsonl`, `timings.jsonl`, `loss.svg`, `memory.svg`, `experts.svg`
+/// (of a model with experts), `sample.txt` and `checkpoints`.
+///
+/// Created by one rank of a run; the others need none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunFolder {
+    path: PathBuf,
+}
+
+impl RunFolder {
+    /// Creates `root/name`, and `root` if necessary. The default name is the time in UTC, as
+    /// `2026-05-31-142501`.
+    ///
+    /// If the folder exists, the name of the new one ends in `-2`, `-3` and so on.
+    ///
+    /// # Errors
+    ///
+    /// [`RunFolderError::Name`] for an invalid name; [`RunFolderError::Io`].
+    pub fn create(root: &Path, name: Option<&str>) -> Result<Self, RunFolderError> {
+        let name = match name {
+            Some(name)
+                if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\']) =>
+            {
+                return Err(RunFolderError::Name {
+                    name: name.to_string(),
+                });
+            }
+            Some(name) => name.to_string(),
+            None => utc_name(SystemTime::now()),
+        };
+        let failed = |path: &Path, source| io_error("create the folder", path, source);
+        fs::create_dir_all(root).map_err(|source| failed(root, source))?;
+
+        let mut path = root.join(&name);
+        let mut copy = 1;
+        // Creating is the check: another run could take the name between a check and the creation.
+        while let Err(source) = fs::create_dir(&path) {
+            if source.kind() != ErrorKind::AlreadyExists {
+                return Err(failed(&path, source));
+            }
+            copy += 1;
+            path = root.join(format!("{name}-{copy}"));
+        }
+        Ok(Self { path })
+    }
+
+    /// Opens the folder of an earlier run, to resume it or to read its results.
+    ///
+    /// # Errors
+    ///
+    /// [`RunFolderError::Io`] if there is no folder at `path`.
+    pub fn open(path: &Path) -> Result<Self, RunFolderError> {
+        fs::read_dir(path).map_err(|source| io_error("open the run folder", path, source))?;
+        Ok(Self {
+            path: path.to_path_buf(),
+        })
+    }
+
+    /// Writes the resolved configuration, from which the run can be repeated.
+    ///
+    /// # Errors
+    ///
+    /// [`RunFolderError::Config`] for a value that TOML cannot represent; [`RunFolderError::Io`].
+    pub fn write_config(&self, config: &impl Serialize) -> Result<(), RunFolderError> {
+        let path = self.config();
+        let text = self.text_of(config)?;
+        replace_file(&path, text.as_bytes()).map_err(|source| io_error("write", &path, source))
+    }
+
+    /// Replaces the configuration by that of a resumed run; the previous one is kept as `config-1.toml`,
+    /// the next as `config-2.toml`, and so on. An equal configuration is not written.
+    ///
+    /// # Errors
+    ///
+    /// See [`Self::write_config`].
+    pub fn replace_config(&self, config: &impl Serialize) -> Result<(), RunFolderError> {
+        let (path, text) = (self.config(), self.text_of(config)?);
+        let failed = |source| io_error("replace", &path, source);
+        let before = bounded::read(&path, MAX_CONFIG_BYTES).map_err(failed)?;
+        if before == text.as_bytes() {
+            return Ok(());
+        }
+        let numbered = |number| self.path.join(format!("config-{number}.toml"));
+        let free = (1..).map(numbered).find(|path| !path.exists());
+        let kept = free.expect("there is always a next number");
+        replace_file(&kept, &before).map_err(|source| io_error("write", &kept, source))?;
+        replace_file(&path, text.as_bytes()).map_err(failed)
+    }
+
+    fn text_of(&self, config: &impl Serialize) -> Result<String, RunFolderError> {
+        toml::to_string_pretty(config).map_err(|source| RunFolderError::Config {
+            path: self.config(),
+            source,
+        })
+    }
+
+    /// The folder itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The resolved configuration: `config.toml`.
+    pub fn config(&self) -> PathBuf {
+        self.path.join("config.toml")
+    }
+
+    /// Losses, norms, rates and the load of experts: `metrics.jsonl`.
+    pub fn metrics(&self) -> PathBuf {
+        self.path.join("metrics.jsonl")
+    }
+
+    /// Times and throughput: `timings.jsonl`.
+    pub fn timings(&self) -> PathBuf {
+        self.path.join("timings.jsonl")
+    }
+
+    /// The loss curve: `loss.svg`.
+    pub fn loss_svg(&self) -> PathBuf {
+        self.path.join("loss.svg")
+    }
+
+    /// The planned memory of a step: `memory.svg`.
+    pub fn memory_svg(&self) -> PathBuf {
+        self.path.join("memory.svg")
+    }
+
+    /// The load of the experts: `experts.svg`.
+    pub fn experts_svg(&self) -> PathBuf {
+        self.path.join("experts.svg")
+    }
+
+    /// The checkpoints: `checkpoints`.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.path.join(CHECKPOINTS)
+    }
+
+    /// Removes what a run leaves that failed before its first step: the configuration, logs without a step, a folder of
+    /// checkpoints that has none; then the folder itself. If there is anything else, nothing is removed. Returns whether
+    /// it was.
+    pub fn remove_unused(&self) -> bool {
+        let checkpoints = self.checkpoints();
+        let [config, metrics, timings] = [self.config(), self.metrics(), self.timings()];
+        let is_step = |record: &MetricsRecord| !matches!(record, MetricsRecord::Run(_));
+        let has_steps = || match read_metrics(&metrics) {
+            Ok(records) => records.iter().any(is_step),
+            Err(_) => true,
+        };
+        let is_used = (is_there(&metrics) && has_steps())
+            || timings.metadata().is_ok_and(|timings| timings.len() > 0)
+            || !has_only(&self.path, &[&config, &metrics, &timings, &checkpoints])
+            || (checkpoints.exists() && !has_only(&checkpoints, &[&checkpoints.join(LOCK)]));
+        if is_used {
+            return false;
+        }
+        for file in [&config, &metrics, &timings, &checkpoints.join(LOCK)] {
+            let _ = fs::remove_file(file);
+        }
+        // A folder is removed only if it is empty.
+        let _ = fs::remove_dir(&checkpoints);
+        fs::remove_dir(&self.path).is_ok()
+    }
+
+    /// Text generated by the trained model: `sample.txt`.
+    pub fn sample(&self) -> PathBuf {
+        self.path.join("sample.txt")
+    }
+}
+
+/// Whether a folder has no other entries than these.
+fn has_only(folder: &Path, entries: &[&PathBuf]) -> bool {
+    let found = fs::read_dir(folder).and_then(|found| found.collect::<io::Result<Vec<_>>>());
+    found.is_ok_and(|found| found.iter().all(|entry| entries.contains(&&entry.path())))
+}
+
+fn io_error(action: &'static str, path: &Path, source: io::Error) -> RunFolderError {
+    RunFolderError::Io {
+        action,
+        path: path.to_path_buf(),
+        source,
+    }
+}
+
+/// `time` in UTC as `year-month-day-hhmmss`; a time before 1970 becomes 1970.
+fn utc_name(time: SystemTime) -> String {
+    let since_1970 = time
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or(Duration::ZERO);
+    let seconds = since_1970.as_secs();
+    let (year, month, day) = civil_date(seconds / 86_400);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}-{hour:02}{minute:02}{second:02}")
+}
+
+/// Year, month and day in the Gregorian calendar, `days` after 1 January 1970.
+fn civil_date(mut days: u64) -> (u64, u64, u64) {
+    // 400 years always have the same number of days, which bounds the loop below.
+    let mut year = 1970 + days / 146_097 * 400;
+    days %= 146_097;
+    let is_leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
+    while days >= 365 + u64::from(is_leap(year)) {
+        days -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    (year, month, days + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use burn_megatron_test_support::TestFolder;
+
+    #[test]
+    fn known_moments_have_their_names() {
+        // From `date --utc --date=@...`.
+        for (seconds, name) in [
+            (0, "1970-01-01-000000"),
+            (951_782_399, "2000-02-28-235959"),
+            (951_782_400, "2000-02-29-000000"),
+            (951_868_800, "2000-03-01-000000"),
+            (1_234_567_890, "2009-02-13-233130"),
+            (1_735_689_599, "2024-12-31-235959"),
+            (4_107_542_400, "2100-03-01-000000"),
+            (16_725_225_600, "2500-01-01-000000"),
+        ] {
+            assert_eq!(
+                utc_name(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)),
+                name
+            );
+        }
+        assert_eq!(
+            utc_name(SystemTime::UNIX_EPOCH - Duration::from_secs(9)),
+            "1970-01-01-000000"
+        );
+    }
+
+    #[test]
+    fn every_day_of_800_years_follows_the_one_before() {
+        let mut last = civil_date(0);
+        for days in 1..2 * 146_097 {
+            let (year, month, day) = civil_date(days);
+            let next_day = (last.0, last.1, last.2 + 1);
+            let next_month = (last.0 + last.1 / 12, last.1 % 12 + 1, 1);
+            assert!(
+                [next_day, next_month].contains(&(year, month, day)),
+                "{last:?} at {days}"
+            );
+            assert!(
+                day == last.2 + 1 || (28..=31).contains(&last.2),
+                "{last:?} ends a month"
+            );
+            last = (year, month, day);
+        }
+        assert_eq!(last, (2769, 12, 31));
+    }
+
+    #[test]
+    fn a_taken_name_gets_a_number() {
+        let folder = TestFolder::new();
+        let root = folder.path().join("deep/runs");
+        let names: Vec<_> = (0..3)
+            .map(|_| RunFolder::create(&root, Some("tiny")).expect("creates"))
+            .map(|run| run.path().file_name().expect("named").to_os_string())
+            .collect();
+        assert_eq!(names, ["tiny", "tiny-2", "tiny-3"]);
+        let unnamed = RunFolder::create(&root, None).expect("creates");
+        assert!(unnamed.path().is_dir());
+        assert_eq!(RunFolder::open(unnamed.path()).expect("is there"), unnamed);
+    }
+
+    #[test]
+    fn the_configuration_is_written_and_read_back() {
+        let folder = TestFolder::new();
+        let run = RunFolder::create(folder.path(), Some("a")).expect("creates");
+        let config = BTreeMap::from([("steps", 10), ("seq", 128)]);
+        run.write_config(&config).expect("writes");
+        let text = fs::read_to_string(run.path().join("config.toml")).expect("there");
+        assert_eq!(
+            toml::from_str::<BTreeMap<String, i32>>(&text).expect("TOML")["seq"],
+            128
+        );
+        let longer = BTreeMap::from([("steps", 20)]);
+        run.replace_config(&config).expect("the same");
+        run.replace_config(&longer).expect("writes");
+        run.replace_config(&config).expect("writes");
+        let read = |name| fs::read_to_string(run.path().join(name)).expect("there");
+        assert_eq!(read("config.toml"), text);
+        assert_eq!(read("config-1.toml"), text);
+        assert_eq!(read("config-2.toml"), "steps = 20\n");
+        assert_eq!(run.path().read_dir().expect("there").count(), 3);
+        assert!(matches!(
+            run.write_config(&3),
+            Err(RunFolderError::Config { .. })
+        ));
+        for file in [run.metrics(), run.timings(), run.loss_svg(), run.sample()] {
+            assert!(file.starts_with(run.path()));
+        }
+    }
+
+    #[test]
+    fn only_an_unused_folder_is_removed() {
+        let folder = TestFolder::new();
+        let started = |name: &str| {
+            let run = RunFolder::create(folder.path(), Some(name)).expect("creates");
+            run.write_config(&BTreeMap::from([("steps", 10)]))
+                .expect("writes");
+            crate::metrics::MetricsLog::create(&run.metrics()).expect("new");
+            fs::write(run.timings(), "").expect("writable");
+            fs::create_dir(run.checkpoints()).expect("new");
+            fs::write(run.checkpoints().join(LOCK), "").expect("writable");
+            run
+        };
+        let run = started("failed");
+        assert!(run.remove_unused() && !run.path().exists());
+        let step = r#"{"step":1,"seconds":0.5,"tokens_per_second":1.0,"flops_per_second":1.0}"#;
+        for (name, text) in [
+            ("timings.jsonl", step),
+            ("metrics.jsonl", "not a record\n"),
+            ("burn-megatron-calls-1-1.jsonl", ""),
+            ("checkpoints/step-00000001", ""),
+        ] {
+            let run = started(&name.replace('/', "-"));
+            fs::write(run.path().join(name), text).expect("writable");
+            assert!(!run.remove_unused(), "{name}");
+            assert!(run.config().exists() && run.checkpoints().join(LOCK).exists());
+        }
+    }
+
+    #[test]
+    fn what_fails_is_named() {
+        let folder = TestFolder::new();
+        folder.write("file", "");
+        for name in ["", ".", "..", "../out", "a/b", "a\\b", ".hidden"] {
+            let refused = RunFolder::create(folder.path(), Some(name));
+            assert!(
+                matches!(refused, Err(RunFolderError::Name { .. })),
+                "{name}"
+            );
+        }
+        let below_a_file = RunFolder::create(&folder.path().join("file"), Some("a"));
+        assert!(below_a_file.unwrap_err().to_string().contains("file"));
+        let message = RunFolder::open(&folder.path().join("none"))
+            .unwrap_err()
+            .to_string();
+        assert!(message.contains("none"), "{message}");
+        assert!(RunFolder::open(&folder.path().join("file")).is_err());
+    }
+}

@@ -1,0 +1,145 @@
+//! Copies of modules and batches on another device.
+
+use std::collections::HashMap;
+
+use burn::backend::DispatchTensor;
+use burn::module::{Flag, Module, ModuleMapper, Param, ParamId};
+use burn::tensor::{Bool, DType, Device, Int, Tensor};
+
+/// The input of a forward in addition to the model.
+///
+/// Tensors are batches, and lists and tuples of batches. For a struct of tensors, place each field:
+///
+/// ```
+/// use burn::tensor::{DType, Device, Int, Tensor};
+/// use burn_megatron_verify::devices::Batch;
+///
+/// struct Images {
+///     pixels: Tensor<4>,
+///     labels: Tensor<1, Int>,
+/// }
+///
+/// impl Batch for Images {
+///     fn on(&self, device: &Device, float: Option<DType>) -> Self {
+///         Self {
+///             pixels: self.pixels.on(device, float),
+///             labels: self.labels.on(device, float),
+///         }
+///     }
+/// }
+/// ```
+pub trait Batch {
+    /// A copy on `device`, its floats in this type, or in the one that they have.
+    fn on(&self, device: &Device, float: Option<DType>) -> Self;
+}
+
+impl<const D: usize> Batch for Tensor<D> {
+    fn on(&self, device: &Device, float: Option<DType>) -> Self {
+        let dtype = float.unwrap_or(self.dtype());
+        let data = self.to_data().convert_dtype(dtype);
+        Tensor::from_data(data, (device, dtype))
+    }
+}
+
+impl<const D: usize> Batch for Tensor<D, Int> {
+    fn on(&self, device: &Device, _: Option<DType>) -> Self {
+        Tensor::from_data(self.to_data(), device)
+    }
+}
+
+impl<const D: usize> Batch for Tensor<D, Bool> {
+    fn on(&self, device: &Device, _: Option<DType>) -> Self {
+        Tensor::from_data(self.to_data(), device)
+    }
+}
+
+impl Batch for () {
+    fn on(&self, _: &Device, _: Option<DType>) -> Self {}
+}
+
+impl<T: Batch> Batch for Vec<T> {
+    fn on(&self, device: &Device, float: Option<DType>) -> Self {
+        self.iter().map(|one| one.on(device, float)).collect()
+    }
+}
+
+impl<T: Batch> Batch for Option<T> {
+    fn on(&self, device: &Device, float: Option<DType>) -> Self {
+        self.as_ref().map(|one| one.on(device, float))
+    }
+}
+
+macro_rules! tuples {
+    ($(($($name:ident $index:tt),+))+) => {
+        $(impl<$($name: Batch),+> Batch for ($($name,)+) {
+            fn on(&self, device: &Device, float: Option<DType>) -> Self {
+                ($(self.$index.on(device, float),)+)
+            }
+        })+
+    };
+}
+
+tuples! { (A 0) (A 0, B 1) (A 0, B 1, C 2) (A 0, B 1, C 2, E 3) }
+
+/// A copy of the module on a plain device, floats in this type or in their own. Parameters that are shared stay so.
+pub(super) fn place<M: Module>(model: &M, device: &Device, float: Option<DType>) -> M {
+    // `valid` makes running states of its own; moving would change those of the model.
+    let copy = model.valid().to_device(device).map(&mut Cast(float));
+    copy.map(&mut Leaves::default())
+}
+
+/// The same in training: with gradients and the flags that the model has.
+pub(super) fn place_for_training<M: Module>(model: &M, device: &Device) -> M {
+    let copy = model.valid().to_device(device).train();
+    copy.map(&mut Leaves {
+        keeps_flags: true,
+        ..Leaves::default()
+    })
+}
+
+/// The same with gradients, where the model has them. Flags of training are off.
+pub(super) fn place_with_gradients<M: Module>(
+    model: &M,
+    device: &Device,
+    float: Option<DType>,
+) -> M {
+    let copy = model.valid().to_device(device).map(&mut Cast(float));
+    copy.train().map(&mut Leaves::default())
+}
+
+struct Cast(Option<DType>);
+
+impl ModuleMapper for Cast {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.0 {
+            Some(dtype) => param.map(|tensor| tensor.cast(dtype)),
+            None => param,
+        }
+    }
+}
+
+/// Parameters of one number share a tensor, and modules are not in training unless flags are kept.
+#[derive(Default)]
+struct Leaves {
+    known: HashMap<ParamId, DispatchTensor>,
+    keeps_flags: bool,
+}
+
+impl ModuleMapper for Leaves {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.known.get(&param.id) {
+            Some(known) => param.map(|_| Tensor::from_dispatch(known.clone())),
+            None => {
+                self.known.insert(param.id, param.base().into_dispatch());
+                param
+            }
+        }
+    }
+
+    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        if self.keeps_flags {
+            return flag;
+        }
+        flag.with_value(false)
+    }
+}

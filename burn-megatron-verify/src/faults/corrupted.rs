@@ -1,0 +1,264 @@
+//! A communicator with wrong reductions, or wrong exchanges of rows.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use burn_megatron::collective::Comm;
+use burn_megatron::comm::{
+    Buffer, BufferPool, Call, CommError, Communicator, DType, Group, Pending, ReduceOp,
+};
+use burn_megatron_kernels::adamw::outcome::columns;
+use parking_lot::Mutex;
+
+/// The corruption of float reductions, or of one other kind of call, by a [`CorruptedComm`]; other calls are forwarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Corruption {
+    /// No reduction: each rank gets its own contribution back.
+    Skip,
+    /// The statistics of a step lack the sums of squares of other ranks.
+    OwnSquares,
+    /// No maximum over the ranks.
+    OwnMax,
+    /// No reduction in groups that are split from this one.
+    SkipInSubgroups,
+    /// No reduction directly after another one, except for single numbers: in one step, buckets after the first.
+    SkipAfterFirst,
+    /// Sums are too large by the number of ranks, as where a mean is not divided.
+    Undivided,
+    /// The contribution of each rank to a sum contains its contribution to the previous sum of the same length: a
+    /// gradient buffer that is not cleared before the next step.
+    NotCleared,
+    /// The rank at index 1 gets slightly too large values.
+    Drift,
+    /// Of an all-to-all in f64, what is for the first two ranks that get something is exchanged, as far as both get as much.
+    Misrouted,
+    /// Of every third all-to-all in f64, what comes from the rank at index 1 is 0: the results of its experts, where a
+    /// dispatch sends tokens and weights before.
+    LostResults,
+    /// An all-to-all in f64 that is started while another one of as many numbers is under way sends the rows of that one: two
+    /// micro-batches are confused.
+    OtherMicroBatch,
+    /// An all-to-all returns this rank's own rows: a chunk of a ring is dropped, and another one used twice.
+    OwnChunk,
+    /// An all-gather directly after one of the same length returns the result of that one: chunks are in a wrong order.
+    PreviousChunk,
+}
+
+/// The relative error of [`Corruption::Drift`].
+pub const DRIFT: f64 = 1e-12;
+
+/// See [`Corruption`].
+#[derive(Debug)]
+pub struct CorruptedComm {
+    inner: Comm,
+    corruption: Corruption,
+    /// Whether the previous call was a float reduction of several numbers.
+    after_sum: AtomicBool,
+    /// The all-to-alls in f64 so far.
+    exchanges: AtomicUsize,
+    /// By number, what the all-to-alls in f64 that are under way send.
+    under_way: Arc<Mutex<BTreeMap<usize, Buffer>>>,
+    /// By their number, the elements of the last contribution to a sum.
+    contributions: Mutex<BTreeMap<usize, Buffer>>,
+    /// The result of the last all-gather that was waited for.
+    last_gathered: Arc<Mutex<Option<Buffer>>>,
+}
+
+impl CorruptedComm {
+    /// Wraps `inner`.
+    pub fn wrap(inner: &Comm, corruption: Corruption) -> Comm {
+        Arc::new(Self {
+            inner: inner.clone(),
+            corruption,
+            after_sum: AtomicBool::new(false),
+            exchanges: AtomicUsize::new(0),
+            under_way: Arc::default(),
+            contributions: Mutex::default(),
+            last_gathered: Arc::default(),
+        })
+    }
+}
+
+impl Communicator for CorruptedComm {
+    fn group(&self) -> &Group {
+        self.inner.group()
+    }
+
+    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
+        let sums = matches!(call, Call::AllReduce(_) | Call::ReduceScatter(_));
+        let sums = sums && input.dtype().is_float();
+        let is_bucket = sums && input.len() > 1;
+        let follows = self.after_sum.swap(is_bucket, Ordering::Relaxed);
+        if let Call::AllToAll { send, receive } = &call
+            && input.dtype() == DType::F64
+        {
+            match self.corruption {
+                Corruption::Misrouted => {
+                    let input = exchanged(input, send);
+                    return self.inner.start(call, input);
+                }
+                Corruption::OtherMicroBatch => return self.start_confused(call, input),
+                Corruption::LostResults
+                    if self.exchanges.fetch_add(1, Ordering::Relaxed) % 3 == 2 =>
+                {
+                    let first: usize = receive[..1].iter().sum();
+                    let lost = first..first + receive.get(1).copied().unwrap_or(0);
+                    let pending = self.inner.start(call, input)?;
+                    return Ok(Pending::new(move || Ok(without(pending.wait()?, lost))));
+                }
+                _ => {}
+            }
+        }
+        match self.corruption {
+            Corruption::SkipAfterFirst if is_bucket && follows => Ok(self.own_part(&call, input)),
+            Corruption::Skip if sums => Ok(self.own_part(&call, input)),
+            Corruption::OwnMax if sums && call == Call::AllReduce(ReduceOp::Max) => {
+                Ok(Pending::ready(input))
+            }
+            Corruption::OwnSquares if call == Call::AllGather && input.dtype() == DType::F64 => {
+                let (rank, width) = (self.rank(), input.len());
+                let pending = self.inner.start(call, input)?;
+                Ok(Pending::new(move || {
+                    let gathered = pending.wait()?;
+                    Ok(without_squares_of_others(gathered, rank, width))
+                }))
+            }
+            Corruption::Drift if sums && self.rank() == 1 => {
+                let pending = self.inner.start(call, input)?;
+                Ok(Pending::new(|| Ok(times(pending.wait()?, 1.0 + DRIFT))))
+            }
+            Corruption::NotCleared if is_bucket => {
+                let before = self.contributions.lock().remove(&input.len());
+                let input = match before {
+                    Some(before) => plus(input, before),
+                    None => input,
+                };
+                self.contributions.lock().insert(input.len(), input.clone());
+                self.inner.start(call, input)
+            }
+            Corruption::Undivided if sums => {
+                let ranks = self.size() as f64;
+                let pending = self.inner.start(call, input)?;
+                Ok(Pending::new(move || {
+                    let sum = pending.wait()?;
+                    Ok(times(sum, ranks))
+                }))
+            }
+            Corruption::OwnChunk if matches!(call, Call::AllToAll { .. }) => {
+                let own = input.clone();
+                let pending = self.inner.start(call, input)?;
+                Ok(Pending::new(move || pending.wait().map(|_| own)))
+            }
+            Corruption::PreviousChunk if call == Call::AllGather => {
+                let last = self.last_gathered.clone();
+                let pending = self.inner.start(call, input)?;
+                Ok(Pending::new(move || {
+                    let gathered = pending.wait()?;
+                    let previous = last.lock().replace(gathered.clone());
+                    let same = previous.filter(|previous| previous.len() == gathered.len());
+                    Ok(same.unwrap_or(gathered))
+                }))
+            }
+            _ => self.inner.start(call, input),
+        }
+    }
+
+    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Comm, CommError> {
+        let part = self.inner.split(name, groups)?;
+        Ok(match self.corruption {
+            Corruption::SkipInSubgroups => Self::wrap(&part, Corruption::Skip),
+            _ => part,
+        })
+    }
+
+    fn pool(&self) -> Option<&Arc<BufferPool>> {
+        self.inner.pool()
+    }
+
+    fn begin_step(&self, step: u64) {
+        self.inner.begin_step(step);
+    }
+}
+
+impl CorruptedComm {
+    /// Starts an all-to-all, with the input of another one that is under way.
+    fn start_confused(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
+        let number = self.exchanges.fetch_add(1, Ordering::Relaxed);
+        let under_way = self.under_way.clone();
+        let mut all = under_way.lock();
+        let other = all.values().find(|other| other.len() == input.len());
+        let sent = other.unwrap_or(&input).clone();
+        all.insert(number, input);
+        drop(all);
+        let pending = self.inner.start(call, sent)?;
+        Ok(Pending::new(move || {
+            under_way.lock().remove(&number);
+            pending.wait()
+        }))
+    }
+
+    /// The result of this rank if the others contribute zeros.
+    fn own_part(&self, call: &Call, input: Buffer) -> Pending {
+        let len = input.len() / self.size();
+        Pending::ready(match call {
+            Call::ReduceScatter(_) => input.slice(self.rank() * len..(self.rank() + 1) * len),
+            _ => input,
+        })
+    }
+}
+
+/// The gathered rows of statistics, each of so many columns.
+fn without_squares_of_others(buffer: Buffer, own: usize, width: usize) -> Buffer {
+    let mut rows: Vec<f64> = buffer.into_vec();
+    let others = rows.chunks_mut(width).enumerate();
+    for (_, row) in others.filter(|(rank, _)| *rank != own) {
+        row[columns::SQUARES..columns::SQUARES + 2].fill(0.0);
+    }
+    rows.into()
+}
+
+/// The elements for the first two ranks that get some, exchanged as far as both get as many.
+fn exchanged(buffer: Buffer, send: &[usize]) -> Buffer {
+    let mut values: Vec<f64> = buffer.into_vec();
+    let starts = send.iter().scan(0, |end, len| {
+        *end += len;
+        Some((*end - len, *len))
+    });
+    let some: Vec<_> = starts.filter(|(_, len)| *len > 0).take(2).collect();
+    if let [(first, own), (second, other)] = some[..] {
+        for at in 0..own.min(other) {
+            values.swap(first + at, second + at);
+        }
+    }
+    values.into()
+}
+
+/// Numbers in f64 with zeros in a range.
+fn without(buffer: Buffer, range: Range<usize>) -> Buffer {
+    let mut values: Vec<f64> = buffer.into_vec();
+    values[range].fill(0.0);
+    values.into()
+}
+
+/// The sum of numbers in f64.
+fn plus(left: Buffer, right: Buffer) -> Buffer {
+    let (left, right): (Vec<f64>, Vec<f64>) = (left.into_vec(), right.into_vec());
+    let sums = left
+        .into_iter()
+        .zip(right)
+        .map(|(left, right)| left + right);
+    sums.collect::<Vec<_>>().into()
+}
+
+/// Numbers in f64, the type of `verify`, times a factor.
+fn times(buffer: Buffer, factor: f64) -> Buffer {
+    match buffer {
+        Buffer::F64(values) => {
+            let times = values.into_iter().map(|x| x * factor);
+            times.collect::<Vec<_>>().into()
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,303 @@
+//! Checks of a training loop while it runs.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::vec;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+
+use burn_megatron::collective::Comm;
+use burn_megatron::comm::CommError;
+use burn_megatron::data_parallel::running_states;
+
+/// The checks of a [`Guard`] in every step, in addition to gradients that are not finite.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GuardConfig {
+    /// Compute the gradients of every so many steps a second time, and compare them bit for bit; 0 for never.
+    pub repeat_every: u64,
+    /// Compare the parameters of all ranks bit for bit after every so many steps; 0 for never.
+    pub replicas_every: u64,
+}
+
+/// The fault of a step. The same on all ranks.
+#[derive(Debug, thiserror::Error)]
+pub enum GuardError {
+    /// A gradient is not finite.
+    #[error("step {step}: the gradient of {path} on rank {rank} is not finite")]
+    NotFinite {
+        /// The step, from 1.
+        step: u64,
+        /// The path of the first such parameter, in the order of the module.
+        path: String,
+        /// The first rank that has one.
+        rank: usize,
+    },
+    /// A second computation of the step gave other gradients.
+    #[error(
+        "step {step}: computed twice, the gradient of {path} on rank {rank} differs. Randomness such as dropout must be the same \
+         both times"
+    )]
+    NotRepeatable {
+        /// The step, from 1.
+        step: u64,
+        /// The path of the first such parameter.
+        path: String,
+        /// The first rank where one differs.
+        rank: usize,
+    },
+    /// Ranks have other parameters.
+    #[error(
+        "step {step}: {path} differs between rank 0 and rank {rank}: replicas must hold the same bits"
+    )]
+    Replicas {
+        /// The step, from 1.
+        step: u64,
+        /// The path of the first such parameter.
+        path: String,
+        /// The first rank that differs from rank 0.
+        rank: usize,
+    },
+    /// Ranks have other modules.
+    #[error(
+        "rank {rank} has {found} parameters, and rank 0 has {expected}: expected replicas of one module"
+    )]
+    Modules {
+        /// The rank.
+        rank: usize,
+        /// Its parameters.
+        found: usize,
+        /// The parameters of rank 0.
+        expected: usize,
+    },
+    /// A collective failed.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+}
+
+/// Checks the steps of any training loop, on one rank or on data-parallel replicas: between the backward and the optimizer's
+/// step, and after it.
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::LinearConfig;
+/// use burn::optim::{GradientsParams, SgdConfig};
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron_verify::{Guard, GuardConfig};
+///
+/// let device = Device::flex().autodiff();
+/// let mut model = LinearConfig::new(2, 1).init(&device);
+/// let mut optimizer = SgdConfig::new().init();
+/// let mut guard = Guard::new(GuardConfig { repeat_every: 2, ..GuardConfig::default() });
+/// for _ in 0..4 {
+///     let gradients = |model: &burn::nn::Linear| {
+///         let loss = model.forward(Tensor::<2>::ones([3, 2], &device)).sum();
+///         GradientsParams::from_grads(loss.backward(), model)
+///     };
+///     let step = gradients(&model);
+///     guard.gradients(&model, &step, || gradients(&model))?;
+///     model = optimizer.step(0.1, model, step);
+///     guard.stepped(&model)?;
+/// }
+/// # Ok::<(), burn_megatron_verify::GuardError>(())
+/// ```
+#[derive(Debug)]
+pub struct Guard {
+    config: GuardConfig,
+    ranks: Option<Comm>,
+    /// Steps whose gradients were checked.
+    step: u64,
+}
+
+/// No parameter.
+const NONE: i64 = -1;
+
+impl Guard {
+    /// A guard of one rank.
+    pub fn new(config: GuardConfig) -> Self {
+        Self {
+            config,
+            ranks: None,
+            step: 0,
+        }
+    }
+
+    /// A guard of the replicas of `ranks`: its calls are collective, and return the same on all of them.
+    pub fn of_ranks(config: GuardConfig, ranks: Comm) -> Self {
+        Self {
+            ranks: Some(ranks),
+            ..Self::new(config)
+        }
+    }
+
+    /// Counts on from this step, the last one of a run that is resumed.
+    pub fn resume(&mut self, step: u64) {
+        self.step = step;
+    }
+
+    /// Checks the gradients of the next step, before the optimizer's step. `again` computes them a second time, where the
+    /// settings ask for it. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// [`GuardError::NotFinite`] and [`GuardError::NotRepeatable`].
+    pub fn gradients<M: Module>(
+        &mut self,
+        model: &M,
+        gradients: &GradientsParams,
+        again: impl FnOnce() -> GradientsParams,
+    ) -> Result<(), GuardError> {
+        self.step += 1;
+        let step = self.step;
+        let seen = Fingerprints::of_gradients(model, gradients);
+        let wrong = seen.all.iter().position(|it| !it.finite);
+        if let Some((rank, path)) = self.first(wrong, &seen.paths)? {
+            return Err(GuardError::NotFinite { step, path, rank });
+        }
+        if !due(self.config.repeat_every, step) {
+            return Ok(());
+        }
+        let again = again();
+        let again = Fingerprints::of_gradients(model, &again);
+        let pairs = seen.all.iter().zip(&again.all);
+        let wrong = pairs
+            .map(|(a, b)| a.hash != b.hash)
+            .position(|differs| differs);
+        match self.first(wrong, &seen.paths)? {
+            Some((rank, path)) => Err(GuardError::NotRepeatable { step, path, rank }),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks the parameters after the optimizer's step. Waits for the device where the settings ask for the comparison.
+    ///
+    /// # Errors
+    ///
+    /// [`GuardError::Replicas`].
+    pub fn stepped<M: Module>(&self, model: &M) -> Result<(), GuardError> {
+        let Some(ranks) = self
+            .ranks
+            .as_ref()
+            .filter(|_| due(self.config.replicas_every, self.step))
+        else {
+            return Ok(());
+        };
+        let own = Fingerprints::of_parameters(model);
+        let counts: Vec<i64> = ranks
+            .all_gather(vec![own.all.len() as i64].into())?
+            .into_vec();
+        let expected = counts[0] as usize;
+        if let Some(rank) = counts.iter().position(|count| *count != counts[0]) {
+            let found = counts[rank] as usize;
+            return Err(GuardError::Modules {
+                rank,
+                found,
+                expected,
+            });
+        }
+        if expected == 0 {
+            return Ok(());
+        }
+        let hashes: Vec<i64> = own.all.iter().map(|it| it.hash).collect();
+        let all: Vec<i64> = ranks.all_gather(hashes.into())?.into_vec();
+        let first = &all[..expected];
+        for (rank, other) in all.chunks(expected).enumerate() {
+            if let Some(at) = other.iter().zip(first).position(|(a, b)| a != b) {
+                let (step, path) = (self.step, own.paths[at].clone());
+                return Err(GuardError::Replicas { step, path, rank });
+            }
+        }
+        Ok(())
+    }
+
+    /// The first rank with a wrong parameter, and its path there, which is that of this rank's module.
+    fn first(
+        &self,
+        own: Option<usize>,
+        paths: &[String],
+    ) -> Result<Option<(usize, String)>, GuardError> {
+        let own = own.map_or(NONE, |at| at as i64);
+        let all: Vec<i64> = match &self.ranks {
+            Some(ranks) => ranks.all_gather(vec![own].into())?.into_vec(),
+            None => vec![own],
+        };
+        let first = all.into_iter().enumerate().find(|(_, at)| *at != NONE);
+        let named = |(rank, at): (usize, i64)| {
+            let path = paths.get(at as usize).cloned();
+            (rank, path.unwrap_or_else(|| format!("parameter {at}")))
+        };
+        Ok(first.map(named))
+    }
+}
+
+fn due(every: u64, step: u64) -> bool {
+    every > 0 && step.is_multiple_of(every)
+}
+
+struct Fingerprint {
+    finite: bool,
+    hash: i64,
+}
+
+/// Of the parameters of a module or of their gradients.
+#[derive(Default)]
+struct Fingerprints<'a> {
+    gradients: Option<&'a GradientsParams>,
+    /// For each parameter, whether it is a running state. Each rank updates running states with its own batches.
+    running: vec::IntoIter<bool>,
+    path: Vec<String>,
+    paths: Vec<String>,
+    all: Vec<Fingerprint>,
+}
+
+impl<'a> Fingerprints<'a> {
+    fn of_gradients<M: Module>(model: &M, gradients: &'a GradientsParams) -> Self {
+        let mut all = Self {
+            gradients: Some(gradients),
+            ..Self::default()
+        };
+        model.visit(&mut all);
+        all
+    }
+
+    fn of_parameters<M: Module>(model: &M) -> Self {
+        let mut all = Self {
+            running: running_states(model).into_iter(),
+            ..Self::default()
+        };
+        model.visit(&mut all);
+        all
+    }
+}
+
+impl ModuleVisitor for Fingerprints<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = match self.gradients {
+            Some(gradients) => gradients.get::<D>(param.id),
+            None if self.running.next() == Some(true) => None,
+            None => Some(param.base().without_autodiff()),
+        };
+        let (mut hasher, mut finite) = (DefaultHasher::new(), true);
+        tensor.is_some().hash(&mut hasher);
+        if let Some(tensor) = tensor {
+            for value in tensor.into_data().iter::<f64>() {
+                finite &= value.is_finite();
+                // Zeros may have either sign.
+                (value + 0.0).to_bits().hash(&mut hasher);
+            }
+        }
+        self.paths.push(self.path.join("."));
+        self.all.push(Fingerprint {
+            finite,
+            hash: hasher.finish() as i64,
+        });
+    }
+}

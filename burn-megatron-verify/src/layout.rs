@@ -1,0 +1,196 @@
+//! The layouts that `verify` compares with one rank.
+
+mod text;
+
+use burn_megatron::data_parallel::{DataParallelConfig, ZeroStage};
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::pipeline::schedule::Schedule;
+use burn_megatron::pipeline::{LayoutScheduleError, schedule_of};
+
+pub use text::{LayoutPartError, ParseLayoutError};
+
+/// A parallel layout, and the size of its micro-batches. The size of the data axis is always set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// The parallel layout.
+    pub parallel: ParallelConfig,
+    /// Samples per micro-batch; by default all samples of a rank at once.
+    pub micro_batch: Option<usize>,
+}
+
+impl Default for Layout {
+    /// One rank.
+    fn default() -> Self {
+        Self {
+            parallel: ParallelConfig::new().with_data(1),
+            micro_batch: None,
+        }
+    }
+}
+
+/// Elements per bucket in `verify`: small, so that small models have several buckets and parameters span
+/// several shards.
+const BUCKET: usize = 5000;
+
+impl Layout {
+    /// The data-parallel settings.
+    pub fn data_parallel(&self) -> DataParallelConfig {
+        let ParallelConfig {
+            zero_stage, hsdp, ..
+        } = self.parallel;
+        DataParallelConfig {
+            zero_stage,
+            hsdp,
+            bucket_size: (zero_stage < ZeroStage::Parameters).then_some(BUCKET),
+            ..DataParallelConfig::default()
+        }
+    }
+
+    /// The number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.parallel.world_size().unwrap_or(usize::MAX)
+    }
+
+    /// The schedule for `samples` samples per rank of the data axis.
+    ///
+    /// # Errors
+    ///
+    /// [`LayoutScheduleError`] if the sizes do not fit the schedule.
+    pub fn schedule(&self, samples: usize) -> Result<Schedule, LayoutScheduleError> {
+        let micro_batches = samples / self.micro_batch.unwrap_or(samples).max(1);
+        schedule_of(&self.parallel, micro_batches)
+    }
+
+    /// Tensor {1, 2, 4} x sequence parallelism {off, on} x data {1, 2}, two micro-batches each.
+    pub fn standard() -> Vec<Self> {
+        let mut layouts = vec![];
+        for tensor in [1, 2, 4] {
+            for sequence_parallel in [false, true] {
+                for data in [1, 2] {
+                    let layout = Self {
+                        parallel: ParallelConfig::new()
+                            .with_tensor(tensor)
+                            .with_data(data)
+                            .with_sequence_parallel(sequence_parallel),
+                        micro_batch: Some(2 / data),
+                    };
+                    if tensor > 1 || !sequence_parallel {
+                        layouts.push(layout);
+                    }
+                }
+            }
+        }
+        layouts
+    }
+
+    /// Two and four pipeline ranks under every schedule, for models of eight layers and eight
+    /// samples; some with tensor, sequence and data parallelism.
+    pub fn pipelines() -> Vec<Self> {
+        parsed(&[
+            "pp2-mb2/gpipe",
+            "pp2-mb2/1f1b",
+            "pp2-mb2/eager-1f1b",
+            "pp2-mb2/interleaved",
+            "pp2-mb2/zb-h1",
+            "pp2-mb2/zb-v",
+            "pp2-mb2/dualpipe-v",
+            "pp4-mb1/1f1b",
+            "pp4-mb1/interleaved",
+            "pp4-mb1/zb-v",
+            "tp2-sp-pp2-mb2/zb-h1",
+            "tp2-pp2-dp2-mb1/1f1b",
+            "tp2-sp-pp2-dp2-mb1/interleaved",
+        ])
+    }
+
+    /// Every ZeRO stage and hybrid sharding over the data axis, for models of eight layers and eight
+    /// samples; some with tensor and sequence parallelism and in pipelines.
+    pub fn sharded() -> Vec<Self> {
+        parsed(&[
+            "dp4-mb1-z1",
+            "dp4-mb1-z2",
+            "dp4-mb1-z3",
+            "dp4-mb2-z1-hsdp2",
+            "dp4-mb2-z3-hsdp2",
+            "tp2-dp2-mb2-z3",
+            "tp4-sp-dp2-mb2-z1",
+            "tp2-sp-dp2-mb2-z2",
+            "tp2-pp2-dp2-mb1-z1/1f1b",
+            "tp2-sp-pp2-dp2-mb1-z2/interleaved",
+            "tp2-pp2-dp2-mb1-z3/1f1b",
+            "pp2-dp4-mb1-z3-hsdp2/zb-v",
+        ])
+    }
+
+    /// Expert and expert-tensor parallelism with all others, for models of eight layers, four experts and eight
+    /// samples.
+    pub fn experts() -> Vec<Self> {
+        parsed(&[
+            "dp2-mb1",
+            "ep2-dp2-mb2",
+            "ep4-dp4-mb1",
+            "ep2-etp2-dp4-mb2",
+            "tp2-sp-dp2-mb2",
+            "tp2-sp-etp1-dp2-mb2",
+            "tp2-sp-ep2-etp1-dp2-mb2",
+            "tp2-ep2-dp2-mb2",
+            "tp2-sp-ep4-dp4-mb1",
+            "ep2-pp2-dp2-mb2/1f1b",
+            "ep2-pp2-dp2-mb1/zb-v",
+            "tp2-sp-ep2-pp2-dp2-mb1-z1/interleaved",
+            "ep2-dp4-mb1-z1",
+            "ep2-dp4-mb1-z2",
+            "tp2-sp-ep2-dp4-mb1-z3",
+            "ep2-dp4-mb1-z3-hsdp2",
+            "ep4-dp4-mb1-node2",
+            "tp2-sp-ep2-dp4-mb1-z1-node4",
+        ])
+    }
+
+    /// Context parallelism by each exchange and split, alone and with all others, for models of eight layers, four
+    /// heads and eight samples of sixteen tokens.
+    pub fn contexts() -> Vec<Self> {
+        parsed(&[
+            "cp2-ring-dp1-mb2",
+            "cp2-allgather-dp1-mb2",
+            "cp2-alltoall-dp1-mb2",
+            "cp4-ring-dp1-mb4",
+            "cp4-ring-striped-dp1-mb4",
+            "cp4-ring-contiguous-dp1-mb4",
+            "cp4-allgather-striped-dp1-mb4",
+            "cp4-usp2-dp1-mb4",
+            "cp4-dp1-mb8",
+            "tp2-cp2-ring-dp2-mb2",
+            "tp2-sp-cp2-ring-dp2-mb2",
+            "tp2-sp-cp2-alltoall-contiguous-dp1-mb2",
+            "cp2-ring-pp2-dp1-mb2/1f1b",
+            "tp2-sp-cp2-allgather-pp2-dp1-mb2/interleaved",
+            "cp2-ring-dp2-mb2-z1",
+            "cp2-ring-dp2-mb2-z2",
+            "tp2-sp-cp2-ring-dp2-mb2-z3",
+            "cp2-alltoall-dp2-mb2-z3-hsdp2",
+        ])
+    }
+
+    /// Tensor-parallel overlap by each method, alone and with all others, for models of eight layers, four heads and eight
+    /// samples of sixteen tokens.
+    pub fn overlaps() -> Vec<Self> {
+        parsed(&[
+            "tp2-sp-tpring-dp2-mb2",
+            "tp4-sp-tpring2-dp1-mb4",
+            "tp2-sp-tpbulk-dp2-mb2",
+            "tp4-sp-tpbulk2-dp1-mb4",
+            "tp2-sp-tpring-cp2-ring-dp1-mb4",
+            "tp2-sp-tpring-pp2-dp1-mb2/zb-h1",
+            "tp2-sp-tpbulk4-pp2-dp1-mb2/zb-v",
+            "tp2-sp-tpbulk-pp2-dp2-mb1-z1/interleaved",
+            "tp2-sp-tpring-dp2-mb2-z2",
+            "tp2-sp-tpbulk2-dp2-mb2-z3",
+        ])
+    }
+}
+
+/// Parses texts that [`Layout`] writes, which the tests read back.
+fn parsed(names: &[&str]) -> Vec<Layout> {
+    names.iter().filter_map(|name| name.parse().ok()).collect()
+}

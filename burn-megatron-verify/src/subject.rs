@@ -1,0 +1,237 @@
+//! A model on random tokens.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device};
+use burn_megatron_kernels::philox::Stream;
+
+use super::{Layout, Rounding, Subject};
+use burn_megatron::choice::KernelChoices;
+use burn_megatron::comm::ParallelContext;
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::{ModelConfig, RoundingSizes};
+use burn_megatron::nn::fp8::Fp8Config;
+use burn_megatron::nn::lora::LoraConfig;
+use burn_megatron::nn::{BuildError, ModelBuilder, ParallelModule};
+use burn_megatron_data::{DataError, IGNORE, Sample, Samples};
+
+/// A small model on random tokens, some of whose targets are ignored, so that the ranks of the data axis have
+/// different numbers of tokens.
+#[derive(Clone, Debug)]
+pub struct ModelSubject<C> {
+    /// The model.
+    pub config: C,
+    /// The seed of its weights, its dropout and its tokens.
+    pub seed: u64,
+    /// Samples per step.
+    pub samples: usize,
+    /// The kernel selection.
+    pub kernels: KernelChoices,
+    /// Whether samples consist of several documents.
+    pub packed: bool,
+    /// The FP8 configuration.
+    pub fp8: Fp8Config,
+    /// The adapters; by default every parameter is trained.
+    pub lora: Option<LoraConfig>,
+    /// Tokens per sample; by default the model's context.
+    pub sequence_length: Option<usize>,
+    /// The compute type; parameters are f64 for f64, and f32 for others.
+    pub dtype: DType,
+}
+
+impl<C> ModelSubject<C> {
+    /// The same settings with another model.
+    pub fn with_config<D>(self, config: D) -> ModelSubject<D> {
+        let Self {
+            config: _,
+            seed,
+            samples,
+            kernels,
+            packed,
+            fp8,
+            lora,
+            sequence_length,
+            dtype,
+        } = self;
+        ModelSubject {
+            config,
+            seed,
+            samples,
+            kernels,
+            packed,
+            fp8,
+            lora,
+            sequence_length,
+            dtype,
+        }
+    }
+}
+
+impl<C: ModelConfig> ModelSubject<C> {
+    /// The model in f64 with seed 0 and the default kernels, on eight samples per step: enough for
+    /// [`Layout::pipelines`] and [`Layout::sharded`]. A sample is one document, as long as the model's context.
+    pub fn new(config: C) -> Self {
+        Self {
+            config,
+            seed: 0,
+            samples: 8,
+            kernels: KernelChoices::default(),
+            packed: false,
+            fp8: Fp8Config::default(),
+            lora: None,
+            sequence_length: None,
+            dtype: DType::F64,
+        }
+    }
+
+    fn scope(&self, groups: &ParallelContext, device: &Device) -> Result<ModelBuilder, BuildError> {
+        let parameters = match self.dtype {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        };
+        let scope = ModelBuilder::with(groups, device, self.seed, parameters)
+            .with_compute_dtype(self.dtype)
+            .with_composed_epilogues();
+        let scope = scope.with_kernels(&self.kernels)?.with_fp8(&self.fp8)?;
+        match &self.lora {
+            Some(lora) => scope.with_lora(lora),
+            None => Ok(scope),
+        }
+    }
+
+    fn sequence(&self) -> usize {
+        self.sequence_length.unwrap_or(self.config.context())
+    }
+
+    /// The bound for a type narrower than f64.
+    fn rounding_of_type(&self, sizes: &RoundingSizes) -> Option<Rounding> {
+        let values = sizes.values_per_layer * self.config.layers();
+        let narrow = |bits: i32, name: &str| {
+            let what = format!("each value between operations rounded to {name}");
+            Some(Rounding::new(&[(values, 2f64.powi(-bits))], &what))
+        };
+        match self.dtype {
+            DType::F64 => None,
+            DType::BF16 => narrow(8, "bf16"),
+            DType::F16 => narrow(11, "f16"),
+            _ => {
+                // The longest sums: over features, classes, or the tokens of a step.
+                let longest = sizes.longest_sum.max(self.samples * self.sequence());
+                let what = format!("sums of up to {longest} in another order in f32");
+                Some(Rounding::new(&[(values * longest, 2f64.powi(-24))], &what))
+            }
+        }
+    }
+
+    /// `[seq]` random integers below `below`.
+    fn draws(&self, key: u64, step: usize, sample: usize, below: usize) -> Vec<i32> {
+        let seq = self.sequence();
+        let mut draws = Vec::with_capacity(seq);
+        let stream = Stream::new(self.seed ^ key, step as u64);
+        stream.words((sample * seq) as u64, seq, |_, word| {
+            draws.push(((u64::from(word) * below as u64) >> 32) as i32);
+        });
+        draws
+    }
+
+    /// The starts of the documents of a sample, on average every third token.
+    fn documents(&self, step: usize, sample: usize) -> Vec<usize> {
+        let draws = self.draws(4, step, sample, 3).into_iter().enumerate();
+        let starts = draws.filter(|(at, draw)| *at == 0 || *draw == 0);
+        starts.map(|(at, _)| at).collect()
+    }
+
+    /// Returns the padding of a packed sample: the last document of every second sample, unless the sample has one document.
+    fn padding(&self, sample: usize, documents: &[usize]) -> usize {
+        match documents {
+            [_, .., last] if sample % 2 == 1 => self.sequence() - last,
+            _ => 0,
+        }
+    }
+
+    /// One target in eight is ignored.
+    fn targets(&self, step: usize, sample: usize) -> Vec<i32> {
+        let targets = self
+            .draws(2, step, sample, self.config.vocabulary())
+            .into_iter();
+        let ignored = self.draws(3, step, sample, 8);
+        let target = |(target, ignored)| {
+            if ignored == 0 { IGNORE } else { target }
+        };
+        targets.zip(ignored).map(target).collect()
+    }
+}
+
+/// The training samples, in order.
+impl<C: ModelConfig> Samples for ModelSubject<C> {
+    fn seq(&self) -> usize {
+        self.sequence()
+    }
+
+    fn sample(&self, number: u64) -> Result<Sample, DataError> {
+        let number = number as usize;
+        let (step, sample) = (number / self.samples, number % self.samples);
+        let mut targets = self.targets(step, sample);
+        let (mut documents, mut padding) = (vec![], 0);
+        if self.packed {
+            documents = self.documents(step, sample);
+            padding = self.padding(sample, &documents);
+            targets[self.sequence() - padding..].fill(IGNORE);
+        }
+        Ok(Sample {
+            tokens: self.draws(1, step, sample, self.config.vocabulary()),
+            targets,
+            documents,
+            padding,
+        })
+    }
+}
+
+impl<C: ModelConfig> Subject for ModelSubject<C> {
+    type Model = C::Model;
+
+    fn build(
+        &self,
+        groups: &ParallelContext,
+        device: &Device,
+    ) -> Result<ParallelModule<C::Model>, BuildError> {
+        self.config.init_with(self.scope(groups, device)?)
+    }
+
+    fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
+        self.config.check_layout(layout)
+    }
+
+    fn samples(&self) -> usize {
+        self.samples
+    }
+
+    fn data(&self, _: &ParallelContext) -> Arc<dyn Samples> {
+        Arc::new(self.clone())
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn rounding(&self, layout: &Layout) -> Option<Rounding> {
+        let (sizes, fp8) = (self.config.rounding_sizes(), &self.fp8);
+        let in_8_bits = match self.dtype {
+            DType::F64 => Rounding::in_8_bits(fp8, layout, &sizes),
+            _ => Rounding::at_ties(fp8),
+        };
+        in_8_bits
+            .into_iter()
+            .chain(Rounding::of_transfers(layout))
+            .chain(self.rounding_of_type(&sizes))
+            .reduce(Rounding::or)
+    }
+
+    fn depends_on_micro_batches(&self) -> bool {
+        self.config.depends_on_micro_batches()
+    }
+
+    fn layers(&self) -> usize {
+        self.config.layers()
+    }
+}
