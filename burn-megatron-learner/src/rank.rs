@@ -270,6 +270,7 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
             seed: 0,
             loss_scaler: self.scaler.state(),
             spikes: None,
+            hooks: Default::default(),
         };
         match self.update.as_saved() {
             Some(optimizer) => checkpoints::save(saver, epoch, &self.ddp, optimizer, &state),

@@ -1,34 +1,23 @@
 //! Builds a trainer, with one pipeline stage or several.
 
-use std::cell::RefCell;
-use std::sync::Arc;
-
 use burn::tensor::Device;
 
 use super::config::{ConfigError, TrainConfig};
-use super::cuda_graphs::{self, CudaGraphs, ModelParts};
-use super::hybrid_context::HybridContext;
-use super::losses::losses_of_step;
-use super::micro_batches::ContextPart;
-use super::replay::Replay;
-use super::trainer::StepSchedule;
+use super::hooks::cuda_graphs::{self, CudaGraphs, ModelParts};
+use super::hooks::{Hooks, qk_clip};
+use super::micro_batches::{ContextPart, MicroBatchRunner};
+use super::position::RunPosition;
 use super::{TrainError, Trainer};
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::data_parallel::{
-    DataParallelConfig, DataParallelError, DistributedDataParallel,
-};
+use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel};
 use burn_megatron::kernels::gemm::{Blas, CpuGemm};
 use burn_megatron::model::LanguageModel;
-use burn_megatron::nn::moe::{ReportedLayer, RouterStep};
 use burn_megatron::nn::tp_comm_overlap;
-use burn_megatron::nn::{AttentionLayer, AttentionLogits, ParallelModule};
-use burn_megatron::optim::{
-    LossScaler, OptimizerError, ParallelOptimizer, QkClip, SpikeWindow, StepCount, order_of_squares,
-};
-use burn_megatron::pipeline::engine::{DeferredWgrad, ShapeCache};
+use burn_megatron::nn::{AttentionLayer, ParallelModule};
+use burn_megatron::optim::{LossScaler, ParallelOptimizer};
+use burn_megatron::pipeline::engine::DeferredWgrad;
 use burn_megatron::pipeline::schedule::Schedule;
 use burn_megatron::pipeline::schedule_of;
-use burn_megatron_data::Padding;
 
 /// The schedule and the options of a pipeline.
 #[derive(Clone, Debug)]
@@ -55,10 +44,10 @@ impl<M: LanguageModel> Trainer<M> {
     ) -> Result<Self, TrainError> {
         let config = &in_layout(config, groups)?;
         check(config, groups, &model.module)?;
-        cuda_graphs::check_model(config, &parts(&model))?;
+        cuda_graphs::check_model(config, &ModelParts::of(&model))?;
         cuda_graphs::check_device(config, groups, device, &model.position)?;
         let pipeline = Pipelines::new(config, groups)?;
-        let attention = measured_layers(&model.attention_logits, groups, config)?;
+        let attention = qk_clip::measured_layers(&model.attention_logits, groups, config)?;
         let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
         Self::build(ddp, device, config, pipeline, attention)
     }
@@ -85,9 +74,9 @@ impl<M: LanguageModel> Trainer<M> {
         }
         let config = &in_layout(config, groups)?;
         check(config, groups, &model.module)?;
-        cuda_graphs::check_model(config, &parts(&model))?;
+        cuda_graphs::check_model(config, &ModelParts::of(&model))?;
         cuda_graphs::check_device(config, groups, device, &model.position)?;
-        let attention = measured_layers(&model.attention_logits, groups, config)?;
+        let attention = qk_clip::measured_layers(&model.attention_logits, groups, config)?;
         let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
         let pipelines = Pipelines {
             schedules: vec![pipeline.schedule],
@@ -113,10 +102,8 @@ impl<M: LanguageModel> Trainer<M> {
                 expected: "DataParallelConfig::static_buffers".into(),
             }));
         }
-        cuda_graphs::check_model(config, &parts_of_wrapped(&ddp))?;
-        cuda_graphs::check_device(config, ddp.groups(), device, ddp.position())?;
         let pipelines = Pipelines::new(config, ddp.groups())?;
-        let attention = measured_layers(ddp.attention_logits(), ddp.groups(), config)?;
+        let attention = qk_clip::measured_layers(ddp.attention_logits(), ddp.groups(), config)?;
         Self::build(ddp, device, config, pipelines, attention)
     }
 
@@ -126,15 +113,8 @@ impl<M: LanguageModel> Trainer<M> {
     /// # Errors
     ///
     /// [`TrainError`] for a layout or a model that a graph cannot have; dropout draws other masks here.
-    pub fn with_graphs_on_host(mut self) -> Result<Self, TrainError> {
-        let config = TrainConfig {
-            cuda_graph: true,
-            ..self.config.clone()
-        };
-        cuda_graphs::check(&config, self.ddp.groups().config())?;
-        cuda_graphs::check_model(&config, &parts_of_wrapped(&self.ddp))?;
-        self.cuda_graphs = Some(RefCell::new(CudaGraphs::on_host()));
-        Ok(self)
+    pub fn with_graphs_on_host(self) -> Result<Self, TrainError> {
+        self.with_hook(CudaGraphs::on_host())
     }
 
     fn build(
@@ -150,58 +130,27 @@ impl<M: LanguageModel> Trainer<M> {
             return Err(TrainError::NoOrder(kind));
         }
         let mut optimizer = ParallelOptimizer::new(&config.optimizer, &ddp)?;
-        if let Some(ema) = &config.ema {
-            optimizer.average_with(ema, &ddp);
-        }
-        let qk_clip = config.qk_clip.as_ref();
-        let qk_clip = qk_clip.map(|clip| QkClip::new(clip, &attention, &ddp));
-        let qk_clip = qk_clip.transpose()?;
         let deferred_wgrad = deferred_wgrad(&ddp, &pipelines)?;
-        let schedules = pipelines.schedules.into_iter().map(|schedule| {
-            let micro_batches = schedule.micro_batches();
-            Ok((micro_batches, StepSchedule::new(schedule, &ddp)?))
-        });
-        let schedules = schedules.collect::<Result<_, TrainError>>()?;
-        let routers = ReportedLayer::of_all_stages(ddp.routers(), ddp.groups())?;
-        let length = config.sequence_length.unwrap_or(ddp.module().context());
-        let hybrid_context = HybridContext::new(ddp.groups(), ddp.module(), length)?;
-        if hybrid_context.is_some() && !routers.is_empty() {
-            return Err(TrainError::from(ConfigError::WithHybridContext {
-                setting: "experts".into(),
-                expected: "a model without them, as their losses and capacities count the tokens of a micro-batch".into(),
-            }));
-        }
-        Ok(Self {
+        let runner = MicroBatchRunner::new(pipelines.schedules, deferred_wgrad, &ddp)?;
+        let hooks = Hooks::of_run(config, &mut optimizer, &ddp, attention)?;
+        let mut trainer = Self {
             defers: optimizer.is_fused()
                 && *device != Device::flex()
-                && config.skip_spikes.is_none()
-                && config.check_replay_every.is_none(),
+                && hooks.deferral_error().is_none(),
             optimizer,
             scaler: LossScaler::new(&config.loss_scale()).map_err(ConfigError::from)?,
-            count: StepCount::default(),
-            spikes: SpikeWindow::default(),
-            learning_rates: config.learning_rates().map_err(ConfigError::from)?,
-            deferred_wgrad,
-            shapes: ShapeCache::default(),
-            schedules,
-            hybrid_context,
-            cuda_graphs: CudaGraphs::new(config).map(RefCell::new),
-            routers,
-            attention,
-            qk_clip,
+            position: RunPosition::new(config).map_err(ConfigError::from)?,
+            runner,
+            hooks,
             ddp,
             config: config.clone(),
             device: device.clone().inner(),
-            events: vec![],
-            router_step: RouterStep::new(1.0.into()),
             bytes_per_token: 1.0,
-            samples: 0,
-            padding: Padding::default(),
             saver: None,
-            saved_at: 0,
-            diverged: None,
-            replay: Replay::default(),
-        })
+        };
+        let (hooks, context) = trainer.split(0);
+        hooks.check(&context)?;
+        Ok(trainer)
     }
 }
 
@@ -218,44 +167,6 @@ fn check(
         tp_comm_overlap::check(groups.config(), length)?;
     }
     Ok(())
-}
-
-fn parts<M: LanguageModel>(model: &ParallelModule<M>) -> ModelParts<'_> {
-    ModelParts {
-        fp8: &model.fp8,
-        routers: &model.routers,
-        recompute: &model.recompute,
-        further_depths: model.module.further_depths(),
-    }
-}
-
-fn parts_of_wrapped<M: LanguageModel>(ddp: &DistributedDataParallel<M>) -> ModelParts<'_> {
-    ModelParts {
-        fp8: ddp.fp8(),
-        routers: ddp.routers(),
-        recompute: ddp.recompute(),
-        further_depths: ddp.module().further_depths(),
-    }
-}
-
-/// The layers of all stages whose logits are measured. Collective: call on all ranks of the pipeline.
-fn measured_layers(
-    logits: &AttentionLogits,
-    groups: &ParallelContext,
-    config: &TrainConfig,
-) -> Result<Vec<AttentionLayer>, TrainError> {
-    let Some(setting) = config.measures_logits() else {
-        return Ok(vec![]);
-    };
-    let layers = AttentionLayer::of_all_stages(logits, groups)?;
-    if layers.is_empty() {
-        return Err(OptimizerError::NoAttention { setting }.into());
-    }
-    let checked = config
-        .qk_clip
-        .map_or(Ok(()), |clip| clip.check_layers(&layers));
-    checked?;
-    Ok(layers)
 }
 
 /// The micro-batches of a rank in a step.
@@ -298,27 +209,6 @@ impl Pipelines {
         Ok(Self {
             schedules: schedules.collect::<Result<_, _>>()?,
             defer_embedding_wgrad: layout.defer_embedding_wgrad,
-        })
-    }
-}
-
-impl StepSchedule {
-    pub(super) fn new<M: LanguageModel>(
-        schedule: Schedule,
-        ddp: &DistributedDataParallel<M>,
-    ) -> Result<Self, TrainError> {
-        let in_flight = schedule.in_flight();
-        let recompute = ddp.recompute().config().check_in_flight(&in_flight);
-        recompute.map_err(DataParallelError::from)?;
-        if ddp.groups().config().overlap_moe_expert_parallel_comm {
-            let recompute = ddp.recompute().config().check_moe_overlap();
-            recompute.map_err(DataParallelError::from)?;
-        }
-        let losses = losses_of_step(&schedule, ddp.module().loss_terms());
-        Ok(Self {
-            squares: Arc::new(order_of_squares(ddp, losses)),
-            schedule,
-            in_flight,
         })
     }
 }

@@ -4,10 +4,10 @@ use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
-use super::batch_warmup::{self, BatchSizes, BatchWarmup};
+use super::hooks::batch_warmup::{self, BatchSizes, BatchWarmup};
+use super::hooks::sequence_warmup::{self, SequenceWarmup};
+use super::hooks::{cuda_graphs, hybrid_context};
 use super::schedule::{LrSchedule, LrScheduleError, LrStyle};
-use super::sequence_warmup::{self, SequenceWarmup};
-use super::{cuda_graphs, hybrid_context};
 use burn_megatron::data_parallel::{DataParallelConfig, DataParallelConfigError, Precision};
 use burn_megatron::mesh::{ContextSplitError, MeshError, ParallelConfig, samples_per_rank};
 use burn_megatron::nn::tp_comm_overlap::NumSplitsError;

@@ -2,6 +2,7 @@
 
 use super::ReplayError;
 use super::config::ConfigError;
+use super::hooks::HookError;
 use burn_megatron::checkpoint::state::StateError;
 use burn_megatron::comm::CommError;
 use burn_megatron::data_parallel::DataParallelError;
@@ -51,6 +52,12 @@ pub enum TrainError {
         "check_replay_every reads each step before it is taken, so readings cannot be deferred; remove one of the two"
     )]
     DeferredReplay,
+    /// A hook that cannot be added or removed.
+    #[error(transparent)]
+    Hook(#[from] HookError),
+    /// An error of a hook of the user.
+    #[error("{0}")]
+    OwnHook(Box<dyn std::error::Error + Send + Sync>),
     /// A check of a step found a wrong result.
     #[error(transparent)]
     Replay(#[from] ReplayError),

@@ -1,18 +1,18 @@
 //! Training loop, metrics and logging.
 //!
-//! [`Trainer`] runs one rank: micro-batches, backward, reduction, clipping, AdamW, evaluation. Its
+//! [`Trainer`] runs one rank: micro-batches, backward, reduction, clipping, AdamW, evaluation. Techniques that change a
+//! step are [`hooks`]. Its
 //! measurements go to an [`Observer`], for instance one that shows [`progress`], writes [`metrics`] and
 //! draws a [`plot`] into a [`run_folder`].
 
-mod batch_warmup;
 mod build;
+mod clock;
 mod config;
-mod cuda_graphs;
 mod error;
 pub mod expert_metrics;
 #[cfg(test)]
 mod grid_tests;
-mod hybrid_context;
+pub mod hooks;
 mod json_float;
 mod json_lines;
 mod losses;
@@ -21,28 +21,27 @@ mod micro_batches;
 mod module_state;
 mod observer;
 pub mod plot;
+mod position;
 pub mod progress;
-mod replay;
 mod resume;
 pub mod run_folder;
 mod save;
 pub mod schedule;
-mod sequence_warmup;
 mod step;
 mod trainer;
 mod verdict;
 
-pub use batch_warmup::BatchWarmup;
 pub use build::PipelineConfig;
 pub use config::{ConfigError, TrainConfig};
-pub use cuda_graphs::CudaGraphStats;
 pub use error::TrainError;
 pub use expert_metrics::{ExpertMetrics, LayerLoad};
+pub use hooks::batch_warmup::BatchWarmup;
+pub use hooks::cuda_graphs::CudaGraphStats;
+pub use hooks::replay::{MeanTime, ReplayCost, ReplayError};
+pub use hooks::sequence_warmup::SequenceWarmup;
 pub use module_state::load_module;
 pub use observer::{NoopObserver, Observer, ObserverError, StepGradients};
-pub use replay::{MeanTime, ReplayCost, ReplayError};
 pub use save::{SaveConfig, SavedCheckpoint, Saver};
-pub use sequence_warmup::SequenceWarmup;
 pub use trainer::{TrainOutcome, Trainer};
 pub use verdict::Verdict;
 

@@ -4,7 +4,10 @@ use burn::tensor::Tensor;
 
 use super::metrics::{Minimised, bits_per_byte};
 use burn_megatron::collective::to_f64;
+use burn_megatron::data_parallel::DistributedDataParallel;
+use burn_megatron::model::LanguageModel;
 use burn_megatron::nn::{LossTerm, SummedLosses};
+use burn_megatron::optim::StepReading;
 use burn_megatron::pipeline::schedule::Schedule;
 
 /// Sums over tokens: the objective and, if it has terms, the cross-entropy and each term.
@@ -111,6 +114,18 @@ impl MeanLoss {
             further_tokens: None,
         },
     };
+
+    /// Of a step with some micro-batches, over all ranks.
+    pub fn of_step<M: LanguageModel>(
+        ddp: &DistributedDataParallel<M>,
+        micro_batches: usize,
+        reading: &StepReading,
+    ) -> Self {
+        let terms = ddp.module().loss_terms();
+        let of_rank = |losses: &[f64]| LossSums::of_rank(losses, micro_batches, terms).0;
+        let sums = reading.losses(ddp.groups(), of_rank);
+        LossSums(sums).over(reading.tokens as f64, terms)
+    }
 
     /// Whether the cross-entropy and the objective are finite.
     pub fn is_finite(&self) -> bool {

@@ -106,7 +106,7 @@ pub enum SkipReason {
 }
 
 /// The metrics of one training step, measured before its update.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
     /// The number of updates with this one, skipped ones included; `loss` is that of the weights before it.
     pub step: usize,

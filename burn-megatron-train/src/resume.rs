@@ -1,5 +1,7 @@
 //! Saving and resuming a trainer.
 
+use std::collections::BTreeMap;
+
 use super::module_state::{self, Scales};
 use super::{Observer, SavedCheckpoint, Saver, TrainError, Trainer};
 use burn_megatron::checkpoint::state::{ModelKeys, RunState, StateError, agree};
@@ -20,14 +22,14 @@ impl<M: LanguageModel> Trainer<M> {
     ///
     /// [`TrainError::State`] on every rank if any rank failed to write this checkpoint or the previous one.
     pub fn save(&mut self) -> Result<Vec<SavedCheckpoint>, TrainError> {
-        let _span = tracing::info_span!("save", step = self.count.made()).entered();
+        let _span = tracing::info_span!("save", step = self.position.count.made()).entered();
         let Some(mut saver) = self.saver.take() else {
             return Err(StateError::NoSaver.into());
         };
         let (state, config) = (self.state(), saver.saving().config.clone());
         let saved = saver.save_module(&self.ddp, &self.optimizer, &state, config);
         self.saver = Some(saver);
-        self.saved_at = self.count.made();
+        self.position.saved_at = self.position.count.made();
         Ok(saved?)
     }
 
@@ -68,12 +70,11 @@ impl<M: LanguageModel> Trainer<M> {
         if let Some(state) = state.loss_scaler.filter(|_| self.scaler.state().is_some()) {
             self.scaler.restore(state).map_err(StateError::from)?;
         }
-        self.count = state.count;
-        self.samples = state.samples;
-        self.spikes = state.spikes.unwrap_or_default();
-        self.saved_at = state.count.made();
-        self.forget_state();
-        Ok(())
+        self.position.count = state.count;
+        self.position.samples = state.samples;
+        self.position.saved_at = state.count.made();
+        let (hooks, mut context) = self.split(self.steps());
+        hooks.load_state(&mut context, Some(&state))
     }
 
     /// Loads only weights, to start a run with them: see [`load_weights`]. Collective: call on all ranks of
@@ -88,11 +89,8 @@ impl<M: LanguageModel> Trainer<M> {
         leniency: LoadTolerance,
     ) -> Result<(), TrainError> {
         load_weights(&mut self.ddp, source, leniency)?;
-        if let Some(average) = self.optimizer.average() {
-            average.reset(&self.ddp);
-        }
-        self.forget_state();
-        Ok(())
+        let (hooks, mut context) = self.split(self.steps());
+        hooks.load_state(&mut context, None)
     }
 
     /// Whether a checkpoint is due after `steps` steps.
@@ -117,7 +115,7 @@ impl<M: LanguageModel> Trainer<M> {
 
     /// Saves the last step, if it is not saved yet, and waits until it is written.
     pub(super) fn save_final(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        if self.saver.is_some() && self.saved_at != self.count.made() {
+        if self.saver.is_some() && self.position.saved_at != self.position.count.made() {
             report_saved(self.save()?, observer)?;
         }
         report_saved(self.finish_saving()?, observer)
@@ -125,13 +123,16 @@ impl<M: LanguageModel> Trainer<M> {
 
     /// The state of the run other than tensors and FP8 scales.
     pub fn state(&self) -> RunState {
-        RunState {
-            count: self.count,
-            samples: self.samples,
+        let mut state = RunState {
+            count: self.position.count,
+            samples: self.position.samples,
             seed: self.config.seed,
             loss_scaler: self.scaler.state(),
-            spikes: self.config.skip_spikes.map(|_| self.spikes.clone()),
-        }
+            spikes: None,
+            hooks: BTreeMap::new(),
+        };
+        self.hooks.save_state(&mut state);
+        state
     }
 
     /// Checks everything that can be checked before reading tensors.

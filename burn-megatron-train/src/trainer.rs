@@ -1,92 +1,47 @@
 //! The training loop of one rank.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::ops::Range;
 use std::slice;
-use std::sync::Arc;
 
 use burn::tensor::Device;
-use burn_megatron_kernels::adamw::SumOrder;
 
-use super::batch_warmup::BatchSizes;
+use super::clock::StepClock;
 use super::config::TrainConfig;
-use super::cuda_graphs::{CudaGraphStats, CudaGraphs};
 use super::error::TrainError;
-use super::hybrid_context::HybridContext;
+use super::hooks::Hooks;
+use super::hooks::cuda_graphs::{CudaGraphStats, CudaGraphs};
 use super::losses::LossSums;
 use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use super::micro_batches::{ContextPart, share_of, targets};
-use super::replay::{Replay, ReplayCost};
-use super::schedule::LrSchedule;
-use super::sequence_warmup::row_length;
-use super::step::{FinishedStep, LaunchedStep, StepClock};
-use super::{Observer, Saver, Verdict};
+use super::micro_batches::{BatchPlan, ContextPart, MicroBatchRunner, targets};
+use super::position::RunPosition;
+use super::step::{FinishedStep, LaunchedStep};
+use super::{Observer, ReplayCost, Saver, Verdict};
 use burn_megatron::collective::Comm;
 use burn_megatron::comm::{CommError, ReduceOp};
 use burn_megatron::data_parallel::{DistributedDataParallel, ZeroStage};
 use burn_megatron::model::LanguageModel;
-use burn_megatron::nn::moe::{ReportedLayer, RouterStep};
-use burn_megatron::nn::{AttentionLayer, LossFactor};
-use burn_megatron::optim::{
-    LossScaler, ParallelOptimizer, QkClip, SpikeWindow, StepCount, all_finite,
-};
-use burn_megatron::pipeline::engine::{ActionEvent, DeferredWgrad, ShapeCache};
-use burn_megatron::pipeline::schedule::Schedule;
-use burn_megatron::pipeline::schedule_of;
+use burn_megatron::nn::LossFactor;
+use burn_megatron::nn::moe::RouterStep;
+use burn_megatron::optim::{LossScaler, ParallelOptimizer, all_finite};
+use burn_megatron::pipeline::engine::ActionEvent;
 use burn_megatron_data::tokenizer::Tokenizer;
-use burn_megatron_data::{Batch, Dataset, Padding, Samples, Sampling};
+use burn_megatron_data::{Batch, DataError, Dataset, Padding, Samples, Sampling};
 use burn_megatron_generate::{GenerateConfig, GenerateError, GenerationOutput, Generator};
 
 /// Trains the shard of a model on one rank; every rank of the mesh has a trainer.
-pub struct Trainer<M> {
+pub struct Trainer<M: LanguageModel> {
     pub(super) ddp: DistributedDataParallel<M>,
     pub(super) optimizer: ParallelOptimizer,
     pub(super) scaler: LossScaler,
-    pub(super) count: StepCount,
-    pub(super) spikes: SpikeWindow,
-    pub(super) learning_rates: LrSchedule,
+    pub(super) position: RunPosition,
     pub(super) config: TrainConfig,
     pub(super) device: Device,
-    /// By the micro-batches of a step.
-    pub(super) schedules: BTreeMap<usize, StepSchedule>,
-    pub(super) hybrid_context: Option<HybridContext>,
-    pub(super) cuda_graphs: Option<RefCell<CudaGraphs>>,
-    pub(super) deferred_wgrad: Option<DeferredWgrad>,
-    /// The shapes of activations between stages in earlier steps and evaluations.
-    pub(super) shapes: ShapeCache,
-    /// The timed actions of this rank in the last step.
-    pub(super) events: Vec<ActionEvent>,
-    /// See [`Trainer::router_step`].
-    pub(super) router_step: RouterStep,
-    /// The layers with routers of all stages.
-    pub(super) routers: Vec<ReportedLayer>,
-    /// The layers of all stages whose logits are measured.
-    pub(super) attention: Vec<AttentionLayer>,
-    pub(super) qk_clip: Option<QkClip>,
+    pub(super) runner: MicroBatchRunner,
+    pub(super) hooks: Hooks<M>,
     /// The bytes per token of the training data; 1 if unknown.
     pub(super) bytes_per_token: f64,
-    /// The number of samples trained on, those of a launched step included.
-    pub(super) samples: u64,
-    /// See [`TrainOutcome::padding`], on this rank.
-    pub(super) padding: Padding,
     pub(super) saver: Option<Saver>,
-    /// The number of steps at the last save or load.
-    pub(super) saved_at: u64,
-    /// See [`TrainOutcome::diverged`].
-    pub(super) diverged: Option<usize>,
     /// See [`Trainer::defer_readings`].
     pub(super) defers: bool,
-    pub(super) replay: Replay,
-}
-
-/// The schedule of steps with so many micro-batches.
-pub(super) struct StepSchedule {
-    pub schedule: Schedule,
-    /// By stage: see [`Schedule::in_flight`].
-    pub in_flight: Vec<usize>,
-    /// See [`order_of_squares`](burn_megatron::optim::order_of_squares).
-    pub squares: Arc<SumOrder>,
 }
 
 /// The end of a run.
@@ -149,18 +104,17 @@ impl<M: LanguageModel> Trainer<M> {
 
     /// The timed actions of this rank in the last step, in order.
     pub fn events(&self) -> &[ActionEvent] {
-        &self.events
+        &self.runner.events
     }
 
     /// Returns the reports of this rank's routers of experts about the last step.
     pub fn router_step(&self) -> &RouterStep {
-        &self.router_step
+        &self.runner.router_step
     }
 
     /// Returns the statistics of the micro-batches; `None` without [`cuda_graph`](TrainConfig::cuda_graph).
     pub fn cuda_graphs(&self) -> Option<CudaGraphStats> {
-        let graphs = self.cuda_graphs.as_ref()?;
-        Some(graphs.borrow().stats)
+        self.hook::<CudaGraphs>().map(|graphs| graphs.stats)
     }
 
     /// Sets whether [`fit`](Self::fit) reads the metrics of a step one step later, so that the host never waits for
@@ -174,16 +128,13 @@ impl<M: LanguageModel> Trainer<M> {
     ///
     /// [`TrainError::Unfused`] for true with an optimizer that is not the fused AdamW, and
     /// [`TrainError::DeferredSpikes`] with [`skip_spikes`](TrainConfig::skip_spikes), [`TrainError::DeferredReplay`] with
-    /// [`check_replay_every`](TrainConfig::check_replay_every).
+    /// [`check_replay_every`](TrainConfig::check_replay_every), and the error of a hook of yours that reads each step.
     pub fn defer_readings(&mut self, defers: bool) -> Result<(), TrainError> {
         if defers && !self.optimizer.is_fused() {
             return Err(TrainError::Unfused);
         }
-        if defers && self.config.skip_spikes.is_some() {
-            return Err(TrainError::DeferredSpikes);
-        }
-        if defers && self.checks_replay() {
-            return Err(TrainError::DeferredReplay);
+        if let Some(error) = self.hooks.deferral_error().filter(|_| defers) {
+            return Err(error);
         }
         self.defers = defers;
         Ok(())
@@ -191,7 +142,7 @@ impl<M: LanguageModel> Trainer<M> {
 
     /// The number of finished steps, including those before a resumed checkpoint.
     pub fn steps(&self) -> usize {
-        self.count.made() as usize
+        self.position.steps()
     }
 
     /// Trains to the last step, or until the observer of any rank stops the run; after
@@ -211,12 +162,14 @@ impl<M: LanguageModel> Trainer<M> {
     ) -> Result<TrainOutcome, TrainError> {
         let left = self.config.steps.saturating_sub(self.steps());
         self.bytes_per_token = data.bytes_per_token();
+        let (plan, before) = (self.batch_plan(), self.position.samples);
+        let ahead = self.steps()..self.steps() + left;
         let samples = data.training(&Sampling {
-            seq: self.sequence_length(),
+            seq: plan.sample_length(),
             seed: self.config.seed,
-            samples: self.samples + self.sizes().sum(self.steps()..self.steps() + left),
+            samples: before + plan.samples_in(ahead.clone()),
         })?;
-        let samples = self.read_ahead(samples, left)?;
+        let samples = plan.read_ahead(samples, ahead, before)?;
         let has_held_out = self.has_held_out(data)?;
         let (mut stopped, mut evaluated) = (false, None);
         let (mut steps, mut pending) = (self.steps(), None);
@@ -266,31 +219,32 @@ impl<M: LanguageModel> Trainer<M> {
             (None, true) => Some(self.evaluate_average(data)?),
             (None, false) => Some(self.report_held_out(data, observer)?),
         };
-        let Padding { added, all } = self.padding;
+        let Padding { added, all } = self.position.padding;
         let padding = vec![added as f64, all as f64];
-        let padding = match self.hybrid_context {
-            Some(_) => self.sum_over_data(padding)?,
-            None => self.sum(padding, self.ddp.groups().data())?,
+        let padding = if plan.splits_steps() {
+            self.sum_over_data(padding)?
+        } else {
+            self.sum(padding, self.ddp.groups().data())?
         };
-        Ok(TrainOutcome {
+        let count = self.position.count;
+        let mut outcome = TrainOutcome {
             padding: Padding {
                 added: padding[0] as u64,
                 all: padding[1] as u64,
             },
             steps: self.steps(),
-            skipped: self.count.skipped as usize,
-            without_targets: self.count.without_targets as usize,
-            spikes: self.count.spikes as usize,
-            diverged: self.diverged,
-            bad_loss: self
-                .replay
-                .is_bad_elsewhere
-                .then_some(Verdict::DataOrSoftware),
-            cuda_graphs: self.cuda_graphs(),
-            replay_cost: self.checks_replay().then_some(self.replay.cost),
+            skipped: count.skipped as usize,
+            without_targets: count.without_targets as usize,
+            spikes: count.spikes as usize,
+            diverged: self.position.diverged,
+            bad_loss: None,
+            cuda_graphs: None,
+            replay_cost: None,
             stopped,
             held_out,
-        })
+        };
+        self.hooks.outcome(&mut outcome);
+        Ok(outcome)
     }
 
     /// Whether there are held-out samples to evaluate on.
@@ -316,16 +270,11 @@ impl<M: LanguageModel> Trainer<M> {
     ///
     /// See [`fit`](Self::fit).
     pub fn evaluate_average(&mut self, data: &dyn Dataset) -> Result<HeldOutMetrics, TrainError> {
-        let averages = self.config.ema.is_some_and(|ema| ema.evaluate);
-        let Some(average) = self.optimizer.average().filter(|_| averages) else {
-            return self.evaluate(data, self.steps());
-        };
-        let average = average.buckets().to_vec();
-        let shards = 0..self.ddp.shards().len();
-        let weights = shards.map(|bucket| self.ddp.master_shard(bucket)).collect();
-        self.ddp.replace_masters(average);
+        let (hooks, mut context) = self.split(self.steps());
+        hooks.before_evaluation(&mut context);
         let held_out = self.evaluate(data, self.steps());
-        self.ddp.replace_masters(weights);
+        let (hooks, mut context) = self.split(self.steps());
+        hooks.after_evaluation(&mut context);
         held_out
     }
 
@@ -376,7 +325,7 @@ impl<M: LanguageModel> Trainer<M> {
             let batch = context.of_batch(Batch::new(windows.iter().cloned())?)?;
             let weight = if counts { 1.0 } else { 0.0 };
             tokens += weight * batch.counted() as f64;
-            let Some(hidden) = self.hidden(&batch)? else {
+            let Some(hidden) = self.runner.hidden(&batch, &self.ddp, &self.device)? else {
                 continue;
             };
             let targets = targets(&batch, &self.device);
@@ -401,30 +350,21 @@ impl<M: LanguageModel> Trainer<M> {
             .unwrap_or(self.ddp.module().context())
     }
 
-    /// The samples of every step.
-    pub(super) fn sizes(&self) -> BatchSizes {
-        BatchSizes::new(&self.config)
+    /// Returns how samples become micro-batches.
+    pub(super) fn batch_plan(&self) -> BatchPlan {
+        let mut plan = BatchPlan::new(&self.config, &self.ddp);
+        self.hooks.batches(&mut plan);
+        plan
     }
 
-    /// The indices of the samples of a step on a rank of the data axis.
-    pub(super) fn samples_of(&self, step: usize, data_rank: usize) -> Range<usize> {
-        let ranks = self.ddp.groups().data().size();
-        share_of(self.sizes().of(step), data_rank, ranks)
-    }
-
-    /// The schedule of a step with so many micro-batches.
-    pub(super) fn scheduled(&self, micro_batches: usize) -> &StepSchedule {
-        &self.schedules[&micro_batches]
-    }
-
-    /// Makes the schedule of a step whose micro-batches are counted when their documents are known.
-    pub(super) fn schedule(&mut self, micro_batches: usize) -> Result<(), TrainError> {
-        if !self.schedules.contains_key(&micro_batches) {
-            let schedule = schedule_of(self.ddp.groups().config(), micro_batches)?;
-            let schedule = StepSchedule::new(schedule, &self.ddp)?;
-            self.schedules.insert(micro_batches, schedule);
-        }
-        Ok(())
+    /// Returns the micro-batches of this rank in the next [`step`](Self::step) of the same samples.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError`] if samples cannot be read, or do not fit the layout.
+    pub fn next_batches(&self, samples: &dyn Samples) -> Result<Vec<Batch>, DataError> {
+        let next = (self.steps(), self.position.samples);
+        self.batch_plan().own_batches(next, samples)
     }
 
     /// Generates text after a prompt, the same on all ranks. The default seed is that of the run.
@@ -445,7 +385,7 @@ impl<M: LanguageModel> Trainer<M> {
         let prompt = config.prompt_tokens(tokenizer);
         let prompt = prompt.map_err(GenerateError::from)?;
         let mut generator = Generator::new(self.ddp.module(), self.ddp.groups(), &self.device)
-            .with_placement(self.placement());
+            .with_placement(self.runner.placement());
         let generated = generator.generate(&prompt, &config, tokenizer, &mut |_| Ok(()));
         Ok(generated?)
     }
@@ -489,8 +429,7 @@ impl<M: LanguageModel> Trainer<M> {
 
     fn timing(&self, metrics: &StepMetrics, seconds: f64) -> StepTiming {
         let tokens_per_second = metrics.tokens as f64 / seconds;
-        let (before, whole) = (metrics.step - 1, self.sequence_length());
-        let length = row_length(&self.config.sequence_warmup, before, whole);
+        let length = self.batch_plan().row_length(metrics.step - 1);
         let flops = self.ddp.module().flops_per_token(length);
         StepTiming {
             step: metrics.step,

@@ -20,6 +20,7 @@ mod fused;
 mod generate;
 mod guard;
 mod hf;
+mod hooks;
 mod hybrid_context;
 mod layouts;
 mod lora;

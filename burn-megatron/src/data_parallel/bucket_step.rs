@@ -101,7 +101,7 @@ impl<M: Module> DistributedDataParallel<M> {
     }
 
     /// The device of the parameters.
-    pub(crate) fn device(&self) -> &Device {
+    pub fn device(&self) -> &Device {
         &self.buffers.plan.device
     }
 

@@ -30,7 +30,7 @@ pub use stages::{StageBuilder, StageLayers, StageRun, on_stage};
 /// A decoder that predicts the next token: a whole model, or the stages of one pipeline rank.
 ///
 /// A model without pipeline parallelism has one stage, number 0.
-pub trait LanguageModel: Module {
+pub trait LanguageModel: Module + 'static {
     /// The cache that generation keeps of the text that it has read: [`KvCache`](crate::nn::KvCache) for a model with
     /// [`CachedAttention`], or [`RecomputePrefix`] for any model.
     type Cache: GenerationCache<Self>;

@@ -69,13 +69,18 @@ impl ParallelOptimizer {
         })
     }
 
-    /// Averages the weights from here on.
+    /// Keeps an average of the weights from here on, which [`average`](Self::average) updates.
     pub fn average_with<M: Module>(
         &mut self,
         config: &EmaConfig,
         ddp: &DistributedDataParallel<M>,
     ) {
         self.average = Some(WeightAverage::new(config, ddp));
+    }
+
+    /// Drops the average of the weights.
+    pub fn drop_average(&mut self) {
+        self.average = None;
     }
 
     /// The average of the weights, if there is one.
@@ -103,12 +108,9 @@ impl ParallelOptimizer {
                 });
             }
         }
-        if let Some(average) = &mut self.average {
-            average.update(None, ddp);
-        }
     }
 
-    /// The same with the fused AdamW by an outcome on the device. `taken` returns 1 if it is taken, otherwise 0: `[1]`.
+    /// The same with the fused AdamW by an outcome on the device.
     ///
     /// # Panics
     ///
@@ -116,7 +118,6 @@ impl ParallelOptimizer {
     pub fn step_with_outcome<M: Module>(
         &mut self,
         outcome: &Tensor<1>,
-        taken: impl FnOnce() -> Tensor<1>,
         ddp: &mut DistributedDataParallel<M>,
         gradients: Gradients,
     ) {
@@ -124,9 +125,6 @@ impl ParallelOptimizer {
             unreachable!("only the fused AdamW reads an outcome")
         };
         adamw.step_with_outcome(outcome, ddp, gradients);
-        if let Some(average) = &mut self.average {
-            average.update(Some(&taken()), ddp);
-        }
     }
 
     /// Sets the number of taken steps, after steps by an outcome.

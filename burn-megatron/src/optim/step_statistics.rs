@@ -2,6 +2,7 @@
 //! the step is taken, and the host reads them once.
 
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -39,12 +40,8 @@ pub struct RankStatistics {
     pub loss_count: usize,
     /// Whether this rank asks to stop the run.
     pub stop: bool,
-    /// The source of [`StepReading::fp8`].
-    pub fp8: Option<Tensor<1>>,
-    /// The source of [`StepReading::routers`], the same on all ranks.
-    pub routers: Option<Tensor<1>>,
-    /// The source of [`StepReading::attention_logits`], the same on all ranks.
-    pub attention_logits: Option<Tensor<1>>,
+    /// Further flat tensors by name, the same on all ranks that read them: see [`StepReading::added`].
+    pub added: Vec<(&'static str, Tensor<1>)>,
 }
 
 /// The settings that decide the outcome of a step, and its dependence on the outcome of the step before.
@@ -63,14 +60,10 @@ pub struct OutcomeSettings {
 pub struct StepStatistics {
     /// See [`step_outcome`].
     pub outcome: Tensor<1>,
-    /// The rows of all ranks, the measurements of the own gradients, and the counts of 8-bit layers.
+    /// The rows of all ranks, the measurements of the own gradients, and the added tensors.
     rows: Tensor<1>,
     measured: Option<Tensor<1>>,
-    fp8: Option<Tensor<1>>,
-    /// The reports of experts' routers, summed over all ranks.
-    pub routers: Option<Tensor<1>>,
-    /// The largest logits of the heads, over all ranks.
-    pub attention_logits: Option<Tensor<1>>,
+    added: Vec<(&'static str, Tensor<1>)>,
     columns: usize,
     largest_valid: f64,
     reading: OnceCell<StepReading>,
@@ -97,13 +90,8 @@ pub struct StepReading {
     pub stop: bool,
     /// The invalid gradients of this rank.
     pub invalid_gradients: Vec<InvalidGradient>,
-    /// The statistics of the 8-bit layers, see [`Fp8::warn_of_saturation`](crate::nn::fp8::Fp8::warn_of_saturation).
-    pub fp8: Vec<f64>,
-    /// The reports of the routers, see [`reduced_reports`](crate::nn::moe::reduced_reports).
-    pub routers: Vec<f64>,
-    /// The largest logits of the attention layers of all stages, one after the other: `[heads]` each. None where they
-    /// are not measured.
-    pub attention_logits: Vec<f64>,
+    /// The values of the added tensors, by name.
+    added: BTreeMap<&'static str, Vec<f64>>,
     fingerprints: Vec<Vec<f64>>,
 }
 
@@ -116,6 +104,11 @@ impl StepReading {
     /// Whether no token of the step had a loss.
     pub fn is_without_targets(&self) -> bool {
         self.kind == elements::NO_TARGETS
+    }
+
+    /// The values of an [added](RankStatistics::added) tensor; none if no tensor has this name.
+    pub fn added(&self, name: &str) -> &[f64] {
+        self.added.get(name).map_or(&[], Vec::as_slice)
     }
 
     /// The sums of `of` the losses of each rank, over the pipeline, the context and the data axis of this
@@ -165,8 +158,7 @@ impl StepStatistics {
         let device = ddp.device();
         let columns = LOSSES + own.loss_count;
         let measured = own.record.measured.clone();
-        let (fp8, routers) = (own.fp8.clone(), own.routers.clone());
-        let attention_logits = own.attention_logits.clone();
+        let added = own.added.clone();
         let row = own.row(gradients, ddp);
         let rows = match world.size() {
             1 => row,
@@ -189,13 +181,17 @@ impl StepStatistics {
             outcome: step_outcome(rows.clone(), before, rule),
             rows,
             measured,
-            fp8: fp8.map(|counts| counts.cast(statistics_dtype(device))),
-            routers,
-            attention_logits,
+            added,
             columns,
             largest_valid,
             reading: OnceCell::new(),
         }
+    }
+
+    /// An [added](RankStatistics::added) tensor.
+    pub fn added(&self, name: &str) -> Option<&Tensor<1>> {
+        let found = self.added.iter().find(|(added, _)| *added == name);
+        found.map(|(_, tensor)| tensor)
     }
 
     /// 1 if the step is taken, otherwise 0: `[1]`.
@@ -213,16 +209,17 @@ impl StepStatistics {
     fn read<M: Module>(&self, ddp: &DistributedDataParallel<M>) -> StepReading {
         let _span = tracing::debug_span!("read_step_statistics").entered();
         let parts = [self.outcome.clone(), self.rows.clone()].into_iter();
-        let parts = parts.chain(self.fp8.clone()).chain(self.routers.clone());
-        let parts = parts.chain(self.attention_logits.clone());
-        let parts = parts.chain(self.measured.clone());
+        let added = self.added.iter().map(|(_, tensor)| tensor.clone());
+        let parts = parts.chain(added).chain(self.measured.clone());
         let all = to_f64(Tensor::cat(parts.collect(), 0));
         let (outcome, rest) = all.split_at(elements::COUNT);
         let (rows, rest) = rest.split_at(self.rows.dims()[0]);
-        let length = |part: &Option<Tensor<1>>| part.as_ref().map_or(0, |part| part.dims()[0]);
-        let (fp8, rest) = rest.split_at(length(&self.fp8));
-        let (routers, rest) = rest.split_at(length(&self.routers));
-        let (attention_logits, measured) = rest.split_at(length(&self.attention_logits));
+        let (mut measured, mut added) = (rest, BTreeMap::new());
+        for (name, tensor) in &self.added {
+            let (own, rest) = measured.split_at(tensor.dims()[0]);
+            added.insert(*name, own.to_vec());
+            measured = rest;
+        }
         let rows: Vec<&[f64]> = rows.chunks(self.columns).collect();
         let tokens = |row: &&[f64]| {
             row[columns::TOKENS_HIGH] as u64 * columns::TOKENS_UNIT
@@ -246,9 +243,7 @@ impl StepStatistics {
                 [] => vec![],
                 measured => ddp.invalid_gradients(measured),
             },
-            fp8: fp8.to_vec(),
-            routers: routers.to_vec(),
-            attention_logits: attention_logits.to_vec(),
+            added,
             fingerprints: part(FINGERPRINT, LOSSES),
         }
     }

@@ -13,6 +13,8 @@ mod snapshot;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::{Checkpoint, TensorSource};
@@ -47,6 +49,9 @@ pub struct RunState {
     /// The last losses and norms, if spikes are skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spikes: Option<SpikeWindow>,
+    /// The states of hooks that a program has added to the [`Trainer`](crate::train::Trainer), by their names.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub hooks: BTreeMap<String, serde_json::Value>,
 }
 
 impl RunState {

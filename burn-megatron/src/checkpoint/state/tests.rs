@@ -402,6 +402,7 @@ fn the_state_of_a_run_comes_back_from_json() {
             overflows: 1,
         }),
         spikes: Some(SpikeWindow::default()),
+        hooks: [("own".to_owned(), 7.into())].into(),
     };
     let json = serde_json::to_value(&state).unwrap();
     assert_eq!(

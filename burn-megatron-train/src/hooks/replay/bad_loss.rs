@@ -4,30 +4,40 @@ use std::collections::BTreeMap;
 
 use burn::tensor::Tensor;
 
-use super::super::{TrainError, Trainer, Verdict};
-use super::{ReplayError, StepInput};
-use burn_megatron::data_parallel::Gradients;
+use super::{RemainingHooks, Replay, ReplayError, StepContext, StepDecision, StepInput, gather};
+use crate::{TrainError, Verdict};
 use burn_megatron::fingerprint::{Event, Site, folded, of_tensor};
 use burn_megatron::mesh::{Axis, Coordinates, ExpertCoordinates, Grid, Mesh};
 use burn_megatron::model::LanguageModel;
 use burn_megatron::nn::fp8::Fp8Snapshot;
-use burn_megatron_data::{Batch, Samples};
+use burn_megatron_data::{Batch, DataError};
 
 /// The facts about a step with a bad loss.
-pub(crate) struct BadLoss<'a> {
-    pub input: &'a StepInput<'a>,
-    pub losses: &'a [Tensor<1>],
-    pub gradients: &'a Gradients,
+pub(super) struct BadLoss<'a> {
+    pub decision: &'a StepDecision<'a>,
     /// The 8-bit layers before the step.
     pub fp8: &'a Fp8Snapshot,
     /// The fault, for the report: `the loss is not finite`.
     pub what: &'static str,
 }
 
+/// Returns the fault of a step, if it has one that no loss scale explains.
+pub(super) fn fault<M: LanguageModel>(
+    decision: &StepDecision<'_>,
+    context: &StepContext<'_, M>,
+) -> Option<&'static str> {
+    let reading = decision.reading(context);
+    if decision.skip.is_some() {
+        return Some("the loss or the norm of the gradients is a spike");
+    }
+    let is_bad = !reading.is_taken() && !reading.is_without_targets();
+    (is_bad && context.scaler.state().is_none()).then_some("the loss or a gradient is not finite")
+}
+
 impl BadLoss<'_> {
     fn error(&self, verdict: Verdict, message: &str) -> TrainError {
         let message = format!("{}: {message}", self.what);
-        let step = self.input.step + 1;
+        let step = self.decision.input.step + 1;
         ReplayError {
             step,
             verdict,
@@ -57,29 +67,30 @@ impl OfSamples {
     }
 }
 
-impl<M: LanguageModel> Trainer<M> {
+impl Replay {
     /// Computes a step with a bad loss again, on this rank, and its batches on another rank of the data axis. Collective:
     /// call on all ranks of the world.
     ///
     /// # Errors
     ///
     /// [`TrainError::Replay`] on all ranks, if another result was computed here or there.
-    pub(crate) fn examine(
+    pub(super) fn examine<M: LanguageModel>(
         &mut self,
+        context: &mut StepContext<'_, M>,
         bad: &BadLoss<'_>,
-        samples: &dyn Samples,
+        next: &mut RemainingHooks<'_, M>,
     ) -> Result<(), TrainError> {
-        let after = self.ddp.fp8().snapshot();
-        let own = self.compute_again(bad)?;
-        let shift = shift(self.ddp.groups().mesh());
+        let after = context.ddp.fp8().snapshot();
+        let own = self.compute_again(context, bad, next)?;
+        let shift = shift(context.groups().mesh());
         if let Some(shift) = shift {
-            self.compute_elsewhere(bad, own, shift, samples)?;
-            self.replay.is_bad_elsewhere = true;
+            self.compute_elsewhere(context, bad, (own, shift), next)?;
+            self.is_bad_elsewhere = true;
         }
-        self.ddp.fp8().restore(&after);
-        let groups = self.ddp.groups();
+        context.ddp.fp8().restore(&after);
+        let groups = context.groups();
         if groups.rank() == 0 {
-            let (step, what) = (bad.input.step + 1, bad.what);
+            let (step, what) = (bad.decision.input.step + 1, bad.what);
             match shift {
                 None if groups.data().size() == 1 => tracing::warn!(
                     step,
@@ -102,24 +113,30 @@ impl<M: LanguageModel> Trainer<M> {
     }
 
     /// Fails if a second run on the same ranks has other losses or gradients.
-    fn compute_again(&mut self, bad: &BadLoss<'_>) -> Result<OfSamples, TrainError> {
-        self.ddp.fp8().restore(bad.fp8);
-        let (run, events) = self.observed_run(bad.input, true)?;
+    fn compute_again<M: LanguageModel>(
+        &mut self,
+        context: &mut StepContext<'_, M>,
+        bad: &BadLoss<'_>,
+        next: &mut RemainingHooks<'_, M>,
+    ) -> Result<OfSamples, TrainError> {
+        context.ddp.fp8().restore(bad.fp8);
+        let (run, events) = self.observed_run(context, bad.decision.input, next, true)?;
         let pairs = [
             (
                 "losses",
-                of_all(bad.losses.iter()),
+                of_all(bad.decision.losses.iter()),
                 of_all(run.losses.losses.iter()),
             ),
             (
                 "gradients",
-                of_all(bad.gradients.sums()),
+                of_all(bad.decision.gradients.sums()),
                 of_all(run.gradients.sums()),
             ),
         ];
         for (what, before, now) in pairs {
-            let own = self.ddp.groups().rank();
-            let all: Vec<Option<usize>> = self.gather(&(before != now).then_some(own))?;
+            let own = context.groups().rank();
+            let all: Vec<Option<usize>> =
+                gather(&(before != now).then_some(own), context.groups())?;
             let ranks: Vec<_> = all.into_iter().flatten().map(|it| it.to_string()).collect();
             if !ranks.is_empty() {
                 let word = if ranks.len() == 1 { "rank" } else { "ranks" };
@@ -135,24 +152,24 @@ impl<M: LanguageModel> Trainer<M> {
 
     /// Fails if the samples of a rank have other losses or gradients `shift` data-parallel ranks before it. `own` are those
     /// of this rank's samples here.
-    fn compute_elsewhere(
+    fn compute_elsewhere<M: LanguageModel>(
         &mut self,
+        context: &mut StepContext<'_, M>,
         bad: &BadLoss<'_>,
-        own: OfSamples,
-        shift: usize,
-        samples: &dyn Samples,
+        (own, shift): (OfSamples, usize),
+        next: &mut RemainingHooks<'_, M>,
     ) -> Result<(), TrainError> {
-        let data = self.ddp.groups().data().clone();
+        let data = context.groups().data().clone();
         let (rank, ranks) = (data.rank(), data.size());
         let (from, to) = ((rank + shift) % ranks, (rank + ranks - shift) % ranks);
-        let batches = self.batches_of(bad.input.step, from, samples)?;
+        let batches = batches_of(context, bad.decision, from)?;
         let input = StepInput {
             batches: &batches,
             data_rank: from,
-            ..bad.input.clone()
+            ..bad.decision.input.clone()
         };
-        self.ddp.fp8().restore(bad.fp8);
-        let (_, events) = self.observed_run(&input, true)?;
+        context.ddp.fp8().restore(bad.fp8);
+        let (_, events) = self.observed_run(context, &input, next, true)?;
         let OfSamples { losses, gradients } = OfSamples::of(&events);
         // Each rank has computed those of another one.
         let found = vec![losses as i64, gradients as i64];
@@ -163,10 +180,10 @@ impl<M: LanguageModel> Trainer<M> {
             own if own.gradients != there[1] as u64 => Some("gradients"),
             _ => None,
         };
-        let (own, there) = (self.ddp.groups().rank(), data.group().ranks()[to]);
+        let (own, there) = (context.groups().rank(), data.group().ranks()[to]);
         let other = what
             .map(|what| format!("rank {there} has other {what} than rank {own} of its samples"));
-        let all: Vec<Option<String>> = self.gather(&other)?;
+        let all: Vec<Option<String>> = gather(&other, context.groups())?;
         let others: Vec<_> = all.into_iter().flatten().collect();
         if others.is_empty() {
             return Ok(());
@@ -174,17 +191,17 @@ impl<M: LanguageModel> Trainer<M> {
         let message = format!("which a second run repeats; {}", others.join("; "));
         Err(bad.error(Verdict::Device, &message))
     }
+}
 
-    /// The micro-batches of a rank of the data axis in the step that runs.
-    fn batches_of(
-        &self,
-        step: usize,
-        data_rank: usize,
-        samples: &dyn Samples,
-    ) -> Result<Vec<Batch>, TrainError> {
-        let before = self.samples - self.sizes().of(step) as u64;
-        Ok(self.batches_from((step, before), data_rank, samples)?)
-    }
+/// The micro-batches of a rank of the data axis in the step that runs.
+fn batches_of<M: LanguageModel>(
+    context: &StepContext<'_, M>,
+    decision: &StepDecision<'_>,
+    data_rank: usize,
+) -> Result<Vec<Batch>, DataError> {
+    let (plan, step) = (&context.plan, decision.input.step);
+    let before = context.position.samples - plan.samples_in(step..step + 1);
+    plan.batches((step, before), data_rank, decision.samples)
 }
 
 /// By how many ranks of the data axis samples move, so that all they are computed on are other devices, which have the same

@@ -1,24 +1,69 @@
 //! Hybrid context parallelism: the documents of a global batch to micro-batches of the ranks of context x data.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use super::config::{ConfigError, TrainConfig};
-use burn_megatron::comm::{CommError, ParallelContext};
+use super::{BatchPlan, StepHook};
+use crate::TrainError;
+use crate::config::{ConfigError, TrainConfig};
+use burn_megatron::comm::ParallelContext;
 use burn_megatron::mesh::{Grid, ParallelConfig};
 use burn_megatron::model::LanguageModel;
+use burn_megatron::nn::moe::ReportedLayer;
 use burn_megatron::nn::tp_comm_overlap::sequence_multiple;
 use burn_megatron_data::hybrid_context::{HybridContextConfig, SampleFlops};
 use burn_megatron_data::{Batch, DataError, IGNORE};
 
+/// The hook of [`hybrid_context_parallel`](ParallelConfig::hybrid_context_parallel).
+pub(super) struct HybridContextHook(Arc<HybridContext>);
+
+impl HybridContextHook {
+    /// None if it is off. `length` is that of rows, and `routers` are those of all stages.
+    ///
+    /// Collective: call on all ranks of the stage.
+    pub fn new(
+        groups: &ParallelContext,
+        model: &impl LanguageModel,
+        length: usize,
+        routers: &[ReportedLayer],
+    ) -> Result<Option<Self>, TrainError> {
+        let layout = groups.config();
+        if !layout.hybrid_context_parallel {
+            return Ok(None);
+        }
+        let rank = groups.group(Grid::Dense, Grid::Dense.data_axes())?.rank();
+        let config = config_of(layout, flops_of(model, length));
+        let hybrid = config.map(|config| Self(Arc::new(HybridContext { config, rank })));
+        if hybrid.is_some() && !routers.is_empty() {
+            return Err(TrainError::from(ConfigError::WithHybridContext {
+                setting: "experts".into(),
+                expected: "a model without them, as their losses and capacities count the tokens of a micro-batch".into(),
+            }));
+        }
+        Ok(hybrid)
+    }
+}
+
+impl<M: LanguageModel> StepHook<M> for HybridContextHook {
+    fn name(&self) -> &str {
+        "hybrid_context"
+    }
+
+    fn batches(&self, plan: &mut BatchPlan) {
+        let hybrid = self.0.clone();
+        plan.split_steps(Arc::new(move |rows| hybrid.micro_batches(rows)));
+    }
+}
+
 /// The plan of a rank for the rows of a step.
-pub(super) struct HybridContext {
+struct HybridContext {
     config: HybridContextConfig,
     /// This rank among those of context x data.
     rank: usize,
 }
 
 /// Checks the settings of a run on rows of `length` tokens, for a model with a context of `context`.
-pub(super) fn check(
+pub(crate) fn check(
     config: &TrainConfig,
     layout: &ParallelConfig,
     (length, context): (usize, usize),
@@ -89,26 +134,9 @@ fn flops_of(model: &impl LanguageModel, length: usize) -> SampleFlops {
 }
 
 impl HybridContext {
-    /// None if it is off. `length` is that of rows.
-    ///
-    /// Collective: call on all ranks of the stage.
-    pub fn new(
-        groups: &ParallelContext,
-        model: &impl LanguageModel,
-        length: usize,
-    ) -> Result<Option<Self>, CommError> {
-        let layout = groups.config();
-        if !layout.hybrid_context_parallel {
-            return Ok(None);
-        }
-        let rank = groups.group(Grid::Dense, Grid::Dense.data_axes())?.rank();
-        let config = config_of(layout, flops_of(model, length));
-        Ok(config.map(|config| Self { config, rank }))
-    }
-
     /// The micro-batches of this rank, of the rows of the global batch. Documents without targets are left out. All ranks
     /// have the same number of micro-batches, at least one.
-    pub fn micro_batches(&self, rows: &Batch) -> Result<Vec<Batch>, DataError> {
+    fn micro_batches(&self, rows: &Batch) -> Result<Vec<Batch>, DataError> {
         let has_targets = |document: &Range<usize>| {
             let mut targets = rows.targets[document.clone()].iter();
             targets.any(|target| *target != IGNORE)

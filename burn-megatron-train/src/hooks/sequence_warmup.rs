@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::config::ConfigError;
+use super::{BatchPlan, StepHook};
+use crate::config::{ConfigError, TrainConfig};
+use burn_megatron::model::LanguageModel;
 
 /// The length of the rows of the first steps (sequence length warm-up: Li et al. 2021, arXiv:2108.06084).
 ///
@@ -17,14 +19,34 @@ pub struct SequenceWarmup {
     pub length: usize,
 }
 
+/// The hook of [`sequence_warmup`](TrainConfig::sequence_warmup).
+pub(super) struct SequenceWarmupHook(Vec<SequenceWarmup>);
+
+impl SequenceWarmupHook {
+    pub fn new(config: &TrainConfig) -> Option<Self> {
+        let parts = config.sequence_warmup.clone();
+        (!parts.is_empty()).then_some(Self(parts))
+    }
+}
+
+impl<M: LanguageModel> StepHook<M> for SequenceWarmupHook {
+    fn name(&self) -> &str {
+        "sequence_warmup"
+    }
+
+    fn batches(&self, plan: &mut BatchPlan) {
+        plan.warm_up_rows(self.0.clone());
+    }
+}
+
 /// The length of the rows at a step; `whole` after all parts of the warm-up.
-pub(super) fn row_length(warmup: &[SequenceWarmup], step: usize, whole: usize) -> usize {
+pub(crate) fn row_length(warmup: &[SequenceWarmup], step: usize, whole: usize) -> usize {
     let part = warmup.iter().find(|part| step < part.until_step);
     part.map_or(whole, |part| part.length)
 }
 
 /// Checks the parts of a warm-up to `whole` tokens, in a run of so many steps.
-pub(super) fn check(
+pub(crate) fn check(
     warmup: &[SequenceWarmup],
     steps: usize,
     whole: usize,

@@ -15,9 +15,10 @@ use std::time::Instant;
 
 use burn::tensor::Tensor;
 
-use super::config::ConfigError;
-use super::micro_batches::{DeviceBatch, TrainStages};
-use super::{TrainConfig, TrainError};
+use super::{RemainingHooks, StepContext, StepHook, StepInput, StepRun};
+use crate::config::ConfigError;
+use crate::micro_batches::{DeviceBatch, TrainStages};
+use crate::{TrainConfig, TrainError, TrainOutcome};
 use burn_megatron::comm::ReduceOp;
 use burn_megatron::data_parallel::{DistributedDataParallel, MicroBatchUses};
 use burn_megatron::kernels::cuda_graph::{CudaGraph, CudaGraphError, memory_id};
@@ -30,7 +31,7 @@ use burn_megatron::pipeline::schedule::{Action, ActionKind};
 
 mod check;
 
-pub(super) use check::{ModelParts, check, check_device, check_model};
+pub(crate) use check::{ModelParts, check, check_device, check_model};
 
 /// The micro-batches of a shape that run without a graph, the last one of which is captured.
 const WARM_UPS: usize = 3;
@@ -61,9 +62,9 @@ impl fmt::Display for CudaGraphStats {
     }
 }
 
-/// The graphs of a trainer, by the shape of rows.
+/// The hook of [`cuda_graph`](TrainConfig::cuda_graph): the graphs of a trainer, by the shape of rows.
 #[derive(Default)]
-pub(super) struct CudaGraphs {
+pub(crate) struct CudaGraphs {
     /// Whether the host runs what would be captured.
     on_host: bool,
     by_shape: BTreeMap<ShapeKey, ShapeGraph>,
@@ -90,6 +91,40 @@ struct CapturedMicroBatch {
     memory: Vec<Option<usize>>,
 }
 
+impl<M: LanguageModel> StepHook<M> for CudaGraphs {
+    fn name(&self) -> &str {
+        "cuda_graphs"
+    }
+
+    fn check(&self, context: &StepContext<'_, M>) -> Result<(), TrainError> {
+        let config = &TrainConfig {
+            cuda_graph: true,
+            ..context.config.clone()
+        };
+        let (ddp, groups) = (context.model(), context.groups());
+        check(config, groups.config())?;
+        check_model(config, &ModelParts::of_wrapped(ddp))?;
+        if !self.on_host {
+            check_device(config, groups, context.device, ddp.position())?;
+        }
+        Ok(())
+    }
+
+    /// Runs the micro-batches, so it must be the last hook.
+    fn wrap_run(
+        &mut self,
+        context: &mut StepContext<'_, M>,
+        input: &StepInput<'_>,
+        _: RemainingHooks<'_, M>,
+    ) -> Result<StepRun, TrainError> {
+        context.run_with(input, |_, stages| self.run(stages))
+    }
+
+    fn outcome(&self, outcome: &mut TrainOutcome) {
+        outcome.cuda_graphs = Some(self.stats);
+    }
+}
+
 impl CudaGraphs {
     /// None if they are off.
     pub fn new(config: &TrainConfig) -> Option<Self> {
@@ -105,7 +140,7 @@ impl CudaGraphs {
     }
 
     /// Runs the micro-batches of a step. Returns their losses, `[1]` each, and the times of the host.
-    pub fn run<M: LanguageModel>(
+    fn run<M: LanguageModel>(
         &mut self,
         stages: &TrainStages<'_, M>,
     ) -> Result<(Vec<Tensor<1>>, Vec<ActionEvent>), TrainError> {

@@ -2,14 +2,15 @@
 
 use burn::tensor::Device;
 
-use super::super::TrainConfig;
-use super::super::config::ConfigError;
+use crate::TrainConfig;
+use crate::config::ConfigError;
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::data_parallel::{OffloadConfig, ZeroStage};
+use burn_megatron::data_parallel::{DistributedDataParallel, OffloadConfig, ZeroStage};
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::LanguageModel;
 use burn_megatron::nn::fp8::Fp8;
 use burn_megatron::nn::moe::Routers;
-use burn_megatron::nn::{DropoutPosition, Recompute};
+use burn_megatron::nn::{DropoutPosition, ParallelModule, Recompute};
 use burn_megatron::optim::LossScale;
 
 /// Checks settings and layout, before anything is built.
@@ -69,6 +70,26 @@ pub(crate) struct ModelParts<'a> {
     pub routers: &'a Routers,
     pub recompute: &'a Recompute,
     pub further_depths: usize,
+}
+
+impl<'a> ModelParts<'a> {
+    pub fn of<M: LanguageModel>(model: &'a ParallelModule<M>) -> Self {
+        Self {
+            fp8: &model.fp8,
+            routers: &model.routers,
+            recompute: &model.recompute,
+            further_depths: model.module.further_depths(),
+        }
+    }
+
+    pub fn of_wrapped<M: LanguageModel>(ddp: &'a DistributedDataParallel<M>) -> Self {
+        Self {
+            fp8: ddp.fp8(),
+            routers: ddp.routers(),
+            recompute: ddp.recompute(),
+            further_depths: ddp.module().further_depths(),
+        }
+    }
 }
 
 /// Checks the model, before its parameters are laid out.

@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::config::{ConfigError, TrainConfig};
+use super::{BatchPlan, StepHook};
+use crate::config::{ConfigError, TrainConfig};
+use burn_megatron::model::LanguageModel;
 
 /// The global batch of the first steps of a run (batch size warm-up, as in GPT-3, arXiv:2005.14165).
 ///
@@ -18,20 +20,48 @@ pub struct BatchWarmup {
     pub global_batch_size: usize,
 }
 
+/// The hook of [`batch_warmup`](TrainConfig::batch_warmup).
+pub(super) struct BatchWarmupHook(Vec<BatchWarmup>);
+
+impl BatchWarmupHook {
+    pub fn new(config: &TrainConfig) -> Option<Self> {
+        let parts = config.batch_warmup.clone();
+        (!parts.is_empty()).then_some(Self(parts))
+    }
+}
+
+impl<M: LanguageModel> StepHook<M> for BatchWarmupHook {
+    fn name(&self) -> &str {
+        "batch_warmup"
+    }
+
+    fn batches(&self, plan: &mut BatchPlan) {
+        plan.warm_up_batches(self.0.clone());
+    }
+}
+
 /// The samples of every step of a run.
 #[derive(Clone, Debug)]
-pub(super) struct BatchSizes {
+pub(crate) struct BatchSizes {
     warmup: Vec<BatchWarmup>,
     /// After the warm-up.
     whole: usize,
 }
 
 impl BatchSizes {
+    /// With the warm-up of a run.
     pub fn new(config: &TrainConfig) -> Self {
-        Self {
-            warmup: config.batch_warmup.clone(),
-            whole: config.global_batch_size,
-        }
+        Self::after(config.batch_warmup.clone(), config.global_batch_size)
+    }
+
+    /// `whole` samples after a warm-up.
+    pub fn after(warmup: Vec<BatchWarmup>, whole: usize) -> Self {
+        Self { warmup, whole }
+    }
+
+    /// The samples after the warm-up.
+    pub fn whole(&self) -> usize {
+        self.whole
     }
 
     /// Each size, in the order of the steps.
@@ -88,7 +118,7 @@ impl BatchSizes {
 }
 
 /// Checks the parts of a warm-up; how they split is checked as the global batch is.
-pub(super) fn check(config: &TrainConfig) -> Result<(), ConfigError> {
+pub(crate) fn check(config: &TrainConfig) -> Result<(), ConfigError> {
     let mut before = BatchWarmup {
         until_step: 0,
         global_batch_size: 0,

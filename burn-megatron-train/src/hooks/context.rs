@@ -1,0 +1,69 @@
+//! The parts of a trainer that a hook gets.
+
+use burn::tensor::Device;
+
+use crate::TrainConfig;
+use crate::micro_batches::{BatchPlan, MicroBatchRunner};
+use crate::position::RunPosition;
+use burn_megatron::comm::ParallelContext;
+use burn_megatron::data_parallel::DistributedDataParallel;
+use burn_megatron::model::LanguageModel;
+use burn_megatron::optim::{LossScaler, ParallelOptimizer};
+
+/// The trainer of a rank without its hooks, at a point of a step.
+pub struct StepContext<'a, M> {
+    /// The index of the step, from 0.
+    pub(crate) step: usize,
+    pub(crate) ddp: &'a mut DistributedDataParallel<M>,
+    pub(crate) optimizer: &'a mut ParallelOptimizer,
+    pub(crate) runner: &'a mut MicroBatchRunner,
+    pub(crate) position: &'a RunPosition,
+    pub(crate) scaler: &'a LossScaler,
+    pub(crate) config: &'a TrainConfig,
+    pub(crate) device: &'a Device,
+    pub(crate) plan: BatchPlan,
+    pub(crate) defers: bool,
+}
+
+impl<M: LanguageModel> StepContext<'_, M> {
+    /// Returns the number of the step, from 1. Outside of a step, returns the number of the next step.
+    pub fn step(&self) -> usize {
+        self.step + 1
+    }
+
+    /// Returns the model and its parameters.
+    pub fn model(&self) -> &DistributedDataParallel<M> {
+        self.ddp
+    }
+
+    /// Returns the model and its parameters, to change them. All ranks change them in the same way.
+    pub fn model_mut(&mut self) -> &mut DistributedDataParallel<M> {
+        self.ddp
+    }
+
+    /// Returns the process groups of this rank.
+    pub fn groups(&self) -> &ParallelContext {
+        self.ddp.groups()
+    }
+
+    /// Returns the settings of the run.
+    pub fn config(&self) -> &TrainConfig {
+        self.config
+    }
+
+    /// Returns the device of this rank.
+    pub fn device(&self) -> &Device {
+        self.device
+    }
+
+    /// Returns the learning rate after the steps that are read. A skipped step keeps its learning rate for the next step.
+    pub fn learning_rate(&self) -> f64 {
+        self.position.learning_rate(0)
+    }
+
+    /// Returns whether the metrics of a step are read one step later: see
+    /// [`defer_readings`](crate::Trainer::defer_readings).
+    pub fn defers_readings(&self) -> bool {
+        self.defers
+    }
+}

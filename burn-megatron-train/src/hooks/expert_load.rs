@@ -1,0 +1,81 @@
+//! Reports the load of the experts of a step.
+
+use super::{AddedStatistics, StepContext, StepHook, StepReport};
+use crate::TrainError;
+use crate::expert_metrics::{ExpertMetrics, LayerLoad};
+use burn_megatron::model::LanguageModel;
+use burn_megatron::nn::moe::{ReportedLayer, reduced_reports};
+
+/// The name of the reports in the statistics of a step.
+pub(super) const REPORTS: &str = "routers";
+
+/// Adds the reports of the routers of all stages about the step, if no hook has added them. Collective: call on all
+/// ranks of the world.
+pub(super) fn add_reports<M: LanguageModel>(
+    layers: &[ReportedLayer],
+    context: &StepContext<'_, M>,
+    added: &mut AddedStatistics,
+) {
+    if !added.contains(REPORTS) {
+        let (step, world) = (&context.runner.router_step, context.groups().world());
+        added.add(
+            REPORTS,
+            reduced_reports(step, layers, context.device, world),
+        );
+    }
+}
+
+/// The hook of a model with experts.
+pub(super) struct ExpertLoad {
+    /// The layers with routers of all stages.
+    layers: Vec<ReportedLayer>,
+}
+
+impl ExpertLoad {
+    pub fn new(layers: &[ReportedLayer]) -> Option<Self> {
+        let layers = layers.to_vec();
+        (!layers.is_empty()).then_some(Self { layers })
+    }
+}
+
+impl<M: LanguageModel> StepHook<M> for ExpertLoad {
+    fn name(&self) -> &str {
+        "expert_load"
+    }
+
+    fn statistics(
+        &mut self,
+        context: &mut StepContext<'_, M>,
+        added: &mut AddedStatistics,
+    ) -> Result<(), TrainError> {
+        add_reports(&self.layers, context, added);
+        Ok(())
+    }
+
+    fn metrics(
+        &mut self,
+        context: &mut StepContext<'_, M>,
+        report: &mut StepReport<'_>,
+    ) -> Result<(), TrainError> {
+        let tokens = report.reading.tokens;
+        let mut left = report.added(REPORTS);
+        let layer = |layer: &ReportedLayer| {
+            let (own, rest) = left.split_at(layer.width());
+            left = rest;
+            let (load, losses) = own.split_at(layer.experts + 1);
+            let (pairs, load) = (load[layer.experts], &load[..layer.experts]);
+            let means = losses.iter().map(|sum| sum / tokens as f64);
+            LayerLoad {
+                layer: layer.path.clone(),
+                load: load.iter().map(|tokens| *tokens as u64).collect(),
+                dropped: (pairs - load.iter().sum::<f64>()) as u64,
+                losses: layer.losses.iter().copied().zip(means).collect(),
+            }
+        };
+        report.experts = Some(ExpertMetrics {
+            step: context.step(),
+            layers: self.layers.iter().map(layer).collect(),
+        });
+        Ok(())
+    }
+}

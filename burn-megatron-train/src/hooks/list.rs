@@ -1,0 +1,300 @@
+//! The hooks of a trainer, in their order.
+
+use std::any::Any;
+
+use burn_megatron_kernels::adamw::outcome::statistics_dtype;
+
+use super::batch_warmup::BatchWarmupHook;
+use super::cuda_graphs::CudaGraphs;
+use super::ema::AverageWeights;
+use super::expert_load::ExpertLoad;
+use super::fp8_scales::Fp8Scales;
+use super::hybrid_context::HybridContextHook;
+use super::qk_clip::AttentionLogitLimit;
+use super::replay::Replay;
+use super::replica_check::ReplicaCheck;
+use super::router_bias::RouterBias;
+use super::sequence_warmup::SequenceWarmupHook;
+use super::spikes::SkipSpikes;
+use super::zero_count::ZeroCount;
+use super::{
+    AddedStatistics, BatchPlan, ORDER, OWN, StepContext, StepDecision, StepHook, StepInput,
+    StepReport, StepRun, StepUpdate,
+};
+use crate::metrics::SkipReason;
+use crate::{TrainConfig, TrainError, TrainOutcome, Trainer};
+use burn_megatron::checkpoint::state::RunState;
+use burn_megatron::data_parallel::{DistributedDataParallel, Gradients};
+use burn_megatron::model::LanguageModel;
+use burn_megatron::nn::AttentionLayer;
+use burn_megatron::nn::moe::ReportedLayer;
+use burn_megatron::optim::{ParallelOptimizer, TooManySkips};
+
+/// A hook that cannot be added or removed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HookError {
+    /// The trainer has no hook of this name.
+    #[error("this trainer has no hook {name}: expected one of [{}]", .names.join(", "))]
+    Unknown {
+        /// The name.
+        name: String,
+        /// The hooks of the trainer.
+        names: Vec<String>,
+    },
+    /// The trainer has a hook of this name.
+    #[error(
+        "this trainer has a hook {0} already: remove it with without_hook, or use another name"
+    )]
+    Duplicate(String),
+    /// A hook skips a step whose reading is deferred.
+    #[error(
+        "a hook skips step {0}, which requires that each step is read before its update: return an error from \
+         StepHook::deferral_error"
+    )]
+    DeferredSkip(usize),
+}
+
+/// The hooks of a trainer.
+pub(crate) struct Hooks<M>(Vec<Box<dyn StepHook<M>>>);
+
+/// The hooks after one, and the run of a step itself.
+pub struct RemainingHooks<'a, M>(&'a mut [Box<dyn StepHook<M>>]);
+
+impl<M: LanguageModel> RemainingHooks<'_, M> {
+    /// Runs the forwards, the backwards and the reduction of a step, with the hooks after this one. Collective: call on
+    /// all ranks of the world.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError`].
+    pub fn run(
+        &mut self,
+        context: &mut StepContext<'_, M>,
+        input: &StepInput<'_>,
+    ) -> Result<StepRun, TrainError> {
+        match self.0.split_first_mut() {
+            Some((hook, rest)) => hook.wrap_run(context, input, RemainingHooks(rest)),
+            None => context.run(input),
+        }
+    }
+}
+
+impl<M: LanguageModel> Hooks<M> {
+    /// The hooks that the settings of a run use. `attention` are the layers whose logits are measured.
+    /// Collective: call on all ranks of the world.
+    pub fn of_run(
+        config: &TrainConfig,
+        optimizer: &mut ParallelOptimizer,
+        ddp: &DistributedDataParallel<M>,
+        attention: Vec<AttentionLayer>,
+    ) -> Result<Self, TrainError> {
+        let mut hooks = Self(vec![]);
+        hooks.add(AverageWeights::new(config, optimizer, ddp));
+        hooks.add(AttentionLogitLimit::new(config, attention, ddp)?);
+        let routers = ReportedLayer::of_all_stages(ddp.routers(), ddp.groups())?;
+        hooks.add(ExpertLoad::new(&routers));
+        hooks.add(RouterBias::new(&routers));
+        let (groups, model) = (ddp.groups(), ddp.module());
+        let length = config.sequence_length.unwrap_or(model.context());
+        hooks.add(HybridContextHook::new(groups, model, length, &routers)?);
+        hooks.add(BatchWarmupHook::new(config));
+        hooks.add(SequenceWarmupHook::new(config));
+        hooks.add(SkipSpikes::new(config));
+        hooks.add(Replay::new(config));
+        hooks.add(Fp8Scales::new(ddp));
+        hooks.add(ZeroCount::new(config));
+        hooks.add(ReplicaCheck::new(config));
+        hooks.add(CudaGraphs::new(config));
+        Ok(hooks)
+    }
+
+    /// Adds a hook at its place, if there is one.
+    pub fn add(&mut self, hook: Option<impl StepHook<M>>) {
+        let Some(hook) = hook else { return };
+        let place = |hook: &dyn StepHook<M>| {
+            let named = ORDER.iter().position(|name| *name == hook.name());
+            named.or_else(|| ORDER.iter().position(|name| *name == OWN))
+        };
+        let own = place(&hook);
+        let at = self.0.partition_point(|other| place(&**other) <= own);
+        self.0.insert(at, Box::new(hook));
+    }
+
+    /// Removes a hook.
+    pub fn remove(&mut self, name: &str) -> Result<Box<dyn StepHook<M>>, HookError> {
+        let found = self.0.iter().position(|hook| hook.name() == name);
+        match found {
+            Some(at) => Ok(self.0.remove(at)),
+            None => Err(HookError::Unknown {
+                name: name.into(),
+                names: self.names().map(String::from).collect(),
+            }),
+        }
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|hook| hook.name())
+    }
+
+    pub fn get<H: StepHook<M>>(&self) -> Option<&H> {
+        let mut hooks = self.0.iter();
+        hooks.find_map(|hook| (&**hook as &dyn Any).downcast_ref())
+    }
+
+    pub fn get_mut<H: StepHook<M>>(&mut self) -> Option<&mut H> {
+        let mut hooks = self.0.iter_mut();
+        hooks.find_map(|hook| (&mut **hook as &mut dyn Any).downcast_mut())
+    }
+
+    pub fn check(&self, context: &StepContext<'_, M>) -> Result<(), TrainError> {
+        self.0.iter().try_for_each(|hook| hook.check(context))
+    }
+
+    pub fn batches(&self, plan: &mut BatchPlan) {
+        self.0.iter().for_each(|hook| hook.batches(plan));
+    }
+
+    pub fn run(
+        &mut self,
+        context: &mut StepContext<'_, M>,
+        input: &StepInput<'_>,
+    ) -> Result<StepRun, TrainError> {
+        RemainingHooks(&mut self.0).run(context, input)
+    }
+
+    pub fn statistics(
+        &mut self,
+        context: &mut StepContext<'_, M>,
+    ) -> Result<AddedStatistics, TrainError> {
+        let mut added = AddedStatistics::default();
+        for hook in &mut self.0 {
+            hook.statistics(context, &mut added)?;
+        }
+        let dtype = statistics_dtype(context.ddp.device());
+        let cast = added
+            .0
+            .into_iter()
+            .map(|(name, own)| (name, own.cast(dtype)));
+        Ok(AddedStatistics(cast.collect()))
+    }
+
+    pub fn decide(
+        &mut self,
+        context: &mut StepContext<'_, M>,
+        mut decision: StepDecision<'_>,
+    ) -> Result<Option<SkipReason>, TrainError> {
+        let mut hooks = &mut self.0[..];
+        while let Some((hook, rest)) = hooks.split_first_mut() {
+            hook.decide(context, &mut decision, RemainingHooks(rest))?;
+            hooks = rest;
+        }
+        if context.defers && decision.skip.is_some() {
+            return Err(HookError::DeferredSkip(context.step()).into());
+        }
+        Ok(decision.skip)
+    }
+
+    pub fn before_update(
+        &mut self,
+        context: &mut StepContext<'_, M>,
+        update: &StepUpdate<'_>,
+        gradients: &Gradients,
+    ) -> Result<(), TrainError> {
+        let mut hooks = self.0.iter_mut();
+        hooks.try_for_each(|hook| hook.before_update(context, update, gradients))
+    }
+
+    pub fn after_update(
+        &mut self,
+        context: &mut StepContext<'_, M>,
+        update: &StepUpdate<'_>,
+    ) -> Result<(), TrainError> {
+        let mut hooks = self.0.iter_mut().rev();
+        hooks.try_for_each(|hook| hook.after_update(context, update))
+    }
+
+    pub fn metrics(
+        &mut self,
+        context: &mut StepContext<'_, M>,
+        report: &mut StepReport<'_>,
+    ) -> Result<(), TrainError> {
+        let mut hooks = self.0.iter_mut();
+        hooks.try_for_each(|hook| hook.metrics(context, report))
+    }
+
+    pub fn before_evaluation(&mut self, context: &mut StepContext<'_, M>) {
+        let hooks = self.0.iter_mut();
+        hooks.for_each(|hook| hook.before_evaluation(context));
+    }
+
+    pub fn after_evaluation(&mut self, context: &mut StepContext<'_, M>) {
+        let hooks = self.0.iter_mut().rev();
+        hooks.for_each(|hook| hook.after_evaluation(context));
+    }
+
+    pub fn save_state(&self, state: &mut RunState) {
+        self.0.iter().for_each(|hook| hook.save_state(state));
+    }
+
+    pub fn load_state(
+        &mut self,
+        context: &mut StepContext<'_, M>,
+        state: Option<&RunState>,
+    ) -> Result<(), TrainError> {
+        let mut hooks = self.0.iter_mut();
+        hooks.try_for_each(|hook| hook.load_state(context, state))
+    }
+
+    pub fn outcome(&self, outcome: &mut TrainOutcome) {
+        self.0.iter().for_each(|hook| hook.outcome(outcome));
+    }
+
+    pub fn explain_skips(&self, step: usize, skips: &TooManySkips) -> Option<TrainError> {
+        let mut hooks = self.0.iter();
+        hooks.find_map(|hook| hook.explain_skips(step, skips))
+    }
+
+    pub fn deferral_error(&self) -> Option<TrainError> {
+        self.0.iter().find_map(|hook| hook.deferral_error())
+    }
+}
+
+impl<M: LanguageModel> Trainer<M> {
+    /// Adds a hook, on every rank in the same order: see [`ORDER`].
+    ///
+    /// # Errors
+    ///
+    /// [`HookError::Duplicate`] if the trainer has a hook of this name, and the error of [`StepHook::check`].
+    pub fn with_hook(mut self, hook: impl StepHook<M>) -> Result<Self, TrainError> {
+        if self.hooks.names().any(|name| name == hook.name()) {
+            return Err(HookError::Duplicate(hook.name().into()).into());
+        }
+        let (_, context) = self.split(self.steps());
+        hook.check(&context)?;
+        self.hooks.add(Some(hook));
+        self.defers &= self.hooks.deferral_error().is_none();
+        Ok(self)
+    }
+
+    /// Removes a hook, on every rank. Its technique is then off, whatever the settings say.
+    ///
+    /// # Errors
+    ///
+    /// [`HookError::Unknown`] if the trainer has no hook of this name.
+    pub fn without_hook(mut self, name: &str) -> Result<Self, TrainError> {
+        let mut hook = self.hooks.remove(name)?;
+        let (_, mut context) = self.split(self.steps());
+        hook.removed(&mut context);
+        Ok(self)
+    }
+
+    /// Returns the hook of a type, if the trainer has one.
+    pub fn hook<H: StepHook<M>>(&self) -> Option<&H> {
+        self.hooks.get()
+    }
+
+    /// Returns the names of the hooks, in their order.
+    pub fn hook_names(&self) -> Vec<&str> {
+        self.hooks.names().collect()
+    }
+}

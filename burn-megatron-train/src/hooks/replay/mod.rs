@@ -1,0 +1,336 @@
+//! Checks of a step by computing it again.
+//!
+//! Every [`check_replay_every`](crate::TrainConfig::check_replay_every) steps the forwards, the backwards and the reduction
+//! of a step run twice from one state. All random numbers are counter-based, and what else a forward changes (the
+//! magnitudes of FP8 layers) is restored, so both runs compute the same bits; [fingerprints](burn_megatron::fingerprint) tell what
+//! does not. A third run tells a transient fault from a program that is not deterministic. What is changed before both
+//! runs, such as a flipped bit of a weight, repeats in them: it is found by fingerprints of the state between the steps, and
+//! of that of ranks which hold the same.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::{RemainingHooks, StepContext, StepDecision, StepHook, StepInput, StepRun, StepUpdate};
+use crate::{TrainConfig, TrainError, TrainOutcome, Trainer, Verdict};
+use burn_megatron::checkpoint::state::RunState;
+use burn_megatron::comm::testing::fault_injection::FaultPlan;
+use burn_megatron::comm::{CommError, ParallelContext, ReduceOp, all_gather_bytes};
+use burn_megatron::fingerprint::{
+    Comparison, Difference, Event, Origin, Recorder, Site, attribute, compare,
+};
+use burn_megatron::model::LanguageModel;
+use burn_megatron::nn::fp8::Fp8Snapshot;
+use burn_megatron::optim::TooManySkips;
+
+mod bad_loss;
+mod cost;
+mod replicas;
+mod state;
+
+use bad_loss::BadLoss;
+pub use cost::{MeanTime, ReplayCost};
+use state::StateFingerprints;
+
+/// A check of a step found a wrong result. The same on all ranks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("step {step}: {verdict}: {message}")]
+pub struct ReplayError {
+    /// The step, from 1.
+    pub step: usize,
+    /// The verdict.
+    pub verdict: Verdict,
+    /// The difference, with its rank, layer and tensor.
+    pub message: String,
+}
+
+/// The hook of [`check_replay_every`](TrainConfig::check_replay_every), and of bits that are flipped on purpose.
+#[derive(Default)]
+pub(crate) struct Replay {
+    /// The steps between two that are computed twice; `None` if nothing is checked.
+    every: Option<usize>,
+    faults: Option<Arc<FaultPlan>>,
+    /// The fingerprints of the state after the last step.
+    state: Option<StateFingerprints>,
+    /// Whether the trainer has run a step: the first one learns the order in which parameters are gathered.
+    has_run: bool,
+    cost: ReplayCost,
+    /// Whether the last bad loss was the same on another rank.
+    is_bad_elsewhere: bool,
+    /// The 8-bit layers before the step, until it is decided.
+    fp8_before: Option<Fp8Snapshot>,
+}
+
+/// The ways in which two runs compare, over all ranks; the larger one counts.
+const EQUAL: i32 = 0;
+const OTHER_OPERATIONS: i32 = 1;
+const DIFFER: i32 = 2;
+
+impl<M: LanguageModel> Trainer<M> {
+    /// Flips the bits that `faults` name. The plan must be that of the communicators, by which it knows the step.
+    pub fn inject(&mut self, faults: Arc<FaultPlan>) {
+        if self.hooks.get::<Replay>().is_none() {
+            self.hooks.add(Some(Replay::default()));
+        }
+        if let Some(replay) = self.hooks.get_mut::<Replay>() {
+            replay.faults = Some(faults);
+        }
+    }
+}
+
+impl<M: LanguageModel> StepHook<M> for Replay {
+    fn name(&self) -> &str {
+        "replay"
+    }
+
+    /// Runs a step, and checks it where a check is due.
+    fn wrap_run(
+        &mut self,
+        context: &mut StepContext<'_, M>,
+        input: &StepInput<'_>,
+        mut next: RemainingHooks<'_, M>,
+    ) -> Result<StepRun, TrainError> {
+        self.begin_state(context);
+        self.fp8_before = self.checks().then(|| context.ddp.fp8().snapshot());
+        self.checked_run(context, input, &mut next)
+    }
+
+    /// Computes a step again if its loss is bad.
+    fn decide(
+        &mut self,
+        context: &mut StepContext<'_, M>,
+        decision: &mut StepDecision<'_>,
+        mut next: RemainingHooks<'_, M>,
+    ) -> Result<(), TrainError> {
+        let Some(fp8) = self.fp8_before.take() else {
+            return Ok(());
+        };
+        match bad_loss::fault(decision, context) {
+            Some(what) => {
+                let bad = BadLoss {
+                    decision,
+                    fp8: &fp8,
+                    what,
+                };
+                self.examine(context, &bad, &mut next)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn after_update(
+        &mut self,
+        context: &mut StepContext<'_, M>,
+        _: &StepUpdate<'_>,
+    ) -> Result<(), TrainError> {
+        self.end_state(context);
+        Ok(())
+    }
+
+    /// Forgets the fingerprints, as the state is replaced.
+    fn load_state(
+        &mut self,
+        _: &mut StepContext<'_, M>,
+        _: Option<&RunState>,
+    ) -> Result<(), TrainError> {
+        self.state = None;
+        Ok(())
+    }
+
+    fn outcome(&self, outcome: &mut TrainOutcome) {
+        if self.checks() {
+            outcome.replay_cost = Some(self.cost);
+            let verdict = Verdict::DataOrSoftware;
+            outcome.bad_loss = self.is_bad_elsewhere.then_some(verdict);
+        }
+    }
+
+    fn explain_skips(&self, step: usize, skips: &TooManySkips) -> Option<TrainError> {
+        let error = || ReplayError {
+            step,
+            verdict: Verdict::DataOrSoftware,
+            message: format!("{skips}; they are the same on another data-parallel rank"),
+        };
+        self.is_bad_elsewhere.then(|| error().into())
+    }
+
+    fn deferral_error(&self) -> Option<TrainError> {
+        self.checks().then_some(TrainError::DeferredReplay)
+    }
+}
+
+impl Replay {
+    /// For a run that checks steps.
+    pub fn new(config: &TrainConfig) -> Option<Self> {
+        let every = config.check_replay_every;
+        every.map(|_| Self {
+            every,
+            ..Self::default()
+        })
+    }
+
+    /// Whether steps are checked by computing them again.
+    fn checks(&self) -> bool {
+        self.every.is_some()
+    }
+
+    /// Runs a step, and returns what it computes, if `records`.
+    fn observed_run<M: LanguageModel>(
+        &self,
+        context: &mut StepContext<'_, M>,
+        input: &StepInput<'_>,
+        next: &mut RemainingHooks<'_, M>,
+        records: bool,
+    ) -> Result<(StepRun, Vec<Event>), TrainError> {
+        let faults = self.faults.clone();
+        if !records && faults.is_none() {
+            return Ok((next.run(context, input)?, vec![]));
+        }
+        let recorder = Recorder::new(context.groups().rank(), records, faults);
+        let run = recorder.watch(|| next.run(context, input))?;
+        if records {
+            recorder.losses(&run.losses.losses);
+        }
+        Ok((run, recorder.take()))
+    }
+
+    /// The forwards, the backwards and the reduction of a step; where it is due, checked by running them again.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Replay`] on all ranks for a difference.
+    fn checked_run<M: LanguageModel>(
+        &mut self,
+        context: &mut StepContext<'_, M>,
+        input: &StepInput<'_>,
+        next: &mut RemainingHooks<'_, M>,
+    ) -> Result<StepRun, TrainError> {
+        let step = input.step + 1;
+        let is_due = self.every.is_some_and(|every| step.is_multiple_of(every));
+        let has_run = std::mem::replace(&mut self.has_run, true);
+        let began = Instant::now();
+        if !is_due {
+            let (run, _) = self.observed_run(context, input, next, false)?;
+            if self.checks() {
+                // An error is that of the next reading.
+                let _ = context.device.sync();
+                self.cost.plain.add(began);
+            }
+            self.check_state(context, step)?;
+            return Ok(run);
+        }
+        let _span = tracing::info_span!("check_replay", step).entered();
+        let before = context.ddp.fp8().snapshot();
+        if !has_run {
+            // It learns the order in which parameters are gathered, which changes the calls of the next one.
+            self.observed_run(context, input, next, false)?;
+            context.ddp.fp8().restore(&before);
+        }
+        context.ddp.reshard();
+        let (first, a) = self.observed_run(context, input, next, true)?;
+        // The second run needs the memory.
+        drop(first);
+        let after = context.ddp.fp8().snapshot();
+        context.ddp.fp8().restore(&before);
+        let (run, b) = self.observed_run(context, input, next, true)?;
+        context.ddp.fp8().restore(&after);
+        self.cost.checked.add(began);
+        self.check_state(context, step)?;
+        let differing = match over_all_ranks(&compare(&a, &b), context.groups())? {
+            EQUAL => return Ok(run),
+            differing => differing,
+        };
+        drop(run);
+        context.ddp.fp8().restore(&before);
+        let (_, c) = self.observed_run(context, input, next, true)?;
+        Err(verdict(step, [&a, &b, &c], differing, context.groups())?.into())
+    }
+}
+
+/// Returns the verdict on three runs, of which the first two differ.
+fn verdict(
+    step: usize,
+    [a, b, c]: [&[Event]; 3],
+    differing: i32,
+    groups: &ParallelContext,
+) -> Result<ReplayError, TrainError> {
+    let first_agrees = over_all_ranks(&compare(a, c), groups)? == EQUAL;
+    let second_agrees = over_all_ranks(&compare(b, c), groups)? == EQUAL;
+    let (verdict, wrong, right) = match (first_agrees, second_agrees) {
+        (false, true) => (Verdict::Transient, a, c),
+        (true, false) => (Verdict::Transient, b, c),
+        _ => (Verdict::NotDeterministic, a, b),
+    };
+    let what = match origins(&compare(right, wrong), groups)? {
+        Ok(origins) if !origins.is_empty() => {
+            let origins: Vec<_> = origins.iter().map(ToString::to_string).collect();
+            origins.join("; ")
+        }
+        Ok(_) if differing == OTHER_OPERATIONS => "its runs are of other operations".into(),
+        Ok(_) => "no recorded operation returned it first".into(),
+        Err(other) => other,
+    };
+    let message = match verdict {
+        Verdict::Transient => format!(
+            "of three runs from one state, the {} differs from the two others: {what}",
+            if first_agrees { "second" } else { "first" }
+        ),
+        _ => format!("three runs from one state all differ: {what}"),
+    };
+    Ok(ReplayError {
+        step,
+        verdict,
+        message,
+    })
+}
+
+/// The largest difference between two runs on any rank. Collective: call on all ranks of the world.
+fn over_all_ranks(comparison: &Comparison, groups: &ParallelContext) -> Result<i32, CommError> {
+    let own = match comparison {
+        Comparison::Equal => EQUAL,
+        Comparison::OtherOperations { .. } => OTHER_OPERATIONS,
+        Comparison::Differ(_) => DIFFER,
+    };
+    groups.world().all_reduce_scalar(own, ReduceOp::Max)
+}
+
+/// The origins of what differs, or the operations that only one run has. Collective: call on all ranks of the world.
+fn origins(
+    comparison: &Comparison,
+    groups: &ParallelContext,
+) -> Result<Result<Vec<Origin>, String>, CommError> {
+    let (differences, other): (&[Difference], _) = match comparison {
+        Comparison::Equal => (&[], None),
+        Comparison::Differ(differences) => (differences, None),
+        Comparison::OtherOperations { first, second } => {
+            let name = |site: &Option<Site>| match site {
+                Some(site) => site.to_string(),
+                None => "the end".into(),
+            };
+            let (rank, first, second) = (groups.rank(), name(first), name(second));
+            let text = format!("on rank {rank} one has {first} where the other has {second}");
+            (&[], Some(text))
+        }
+    };
+    let all: Vec<(Vec<Difference>, Option<String>)> = gather(&(differences, other), groups)?;
+    let (differences, others): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+    let origins = attribute(&differences);
+    Ok(match others.into_iter().flatten().next() {
+        Some(other) if origins.is_empty() => Err(other),
+        _ => Ok(origins),
+    })
+}
+
+/// A value of each rank, in the order of the ranks. Collective: call on all ranks of the world.
+fn gather<S: serde::Serialize, T: serde::de::DeserializeOwned>(
+    own: &S,
+    groups: &ParallelContext,
+) -> Result<Vec<T>, CommError> {
+    let failed = |error: serde_json::Error| CommError::Engine {
+        engine: "replay".into(),
+        message: error.to_string(),
+    };
+    let own = serde_json::to_vec(own).map_err(failed)?;
+    let all = all_gather_bytes(&**groups.world(), &own)?;
+    let all = all.iter().map(|bytes| serde_json::from_slice(bytes));
+    all.collect::<Result<_, _>>().map_err(failed)
+}

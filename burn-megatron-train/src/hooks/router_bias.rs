@@ -1,0 +1,50 @@
+//! Moves the biases of experts by their load, for load balancing without an auxiliary loss.
+
+use super::expert_load::{REPORTS, add_reports};
+use super::{AddedStatistics, StepContext, StepHook, StepUpdate};
+use crate::TrainError;
+use burn_megatron::data_parallel::Gradients;
+use burn_megatron::model::LanguageModel;
+use burn_megatron::nn::moe::ReportedLayer;
+
+/// The hook of a model with experts.
+pub(super) struct RouterBias {
+    /// The layers with routers of all stages.
+    layers: Vec<ReportedLayer>,
+}
+
+impl RouterBias {
+    /// It is added on all ranks, as a pipeline stage without biases has a part in the collective.
+    pub fn new(layers: &[ReportedLayer]) -> Option<Self> {
+        let layers = layers.to_vec();
+        (!layers.is_empty()).then_some(Self { layers })
+    }
+}
+
+impl<M: LanguageModel> StepHook<M> for RouterBias {
+    fn name(&self) -> &str {
+        "router_bias"
+    }
+
+    fn statistics(
+        &mut self,
+        context: &mut StepContext<'_, M>,
+        added: &mut AddedStatistics,
+    ) -> Result<(), TrainError> {
+        add_reports(&self.layers, context, added);
+        Ok(())
+    }
+
+    fn before_update(
+        &mut self,
+        context: &mut StepContext<'_, M>,
+        update: &StepUpdate<'_>,
+        _: &Gradients,
+    ) -> Result<(), TrainError> {
+        if let Some(reports) = update.added(REPORTS) {
+            let routers = context.ddp.routers();
+            routers.update_biases(&self.layers, reports, &update.taken());
+        }
+        Ok(())
+    }
+}

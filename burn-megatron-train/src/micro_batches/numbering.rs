@@ -1,0 +1,185 @@
+//! The samples of each step, and of each micro-batch of a rank.
+
+use std::ops::{Add, Range};
+use std::sync::Arc;
+
+use super::read_ahead::{ContextPart, SampleRows};
+use crate::TrainConfig;
+use crate::hooks::batch_warmup::{BatchSizes, BatchWarmup};
+use crate::hooks::sequence_warmup::{SequenceWarmup, row_length};
+use burn_megatron::data_parallel::DistributedDataParallel;
+use burn_megatron::model::LanguageModel;
+use burn_megatron_data::{Batch, DataError, Padding, Samples};
+
+/// Makes the micro-batches of a rank from the rows of a whole step.
+pub type SplitStep = Arc<dyn Fn(&Batch) -> Result<Vec<Batch>, DataError> + Send + Sync>;
+
+/// The sample numbers of micro-batches.
+pub(super) type SampleNumbers = Box<dyn Iterator<Item = Range<u64>> + Send>;
+
+/// How the samples of a run become the micro-batches of each step of a rank.
+#[derive(Clone)]
+pub struct BatchPlan {
+    sizes: BatchSizes,
+    micro_batch_size: usize,
+    rows: Vec<SequenceWarmup>,
+    /// Tokens of a sample.
+    whole: usize,
+    context: ContextPart,
+    /// This rank of the data axis.
+    data_rank: usize,
+    data_ranks: usize,
+    split: Option<SplitStep>,
+}
+
+impl BatchPlan {
+    pub(crate) fn new<M: LanguageModel>(
+        config: &TrainConfig,
+        ddp: &DistributedDataParallel<M>,
+    ) -> Self {
+        let (data, model) = (ddp.groups().data(), ddp.module());
+        Self {
+            sizes: BatchSizes::after(vec![], config.global_batch_size),
+            micro_batch_size: config.micro_batch_size,
+            rows: vec![],
+            whole: config.sequence_length.unwrap_or(model.context()),
+            context: ContextPart::of(ddp.groups(), model.further_depths()),
+            data_rank: data.rank(),
+            data_ranks: data.size(),
+            split: None,
+        }
+    }
+
+    /// Sets smaller batches for the first steps, of increasing sizes.
+    pub fn warm_up_batches(&mut self, parts: Vec<BatchWarmup>) {
+        self.sizes = BatchSizes::after(parts, self.sizes.whole());
+    }
+
+    /// Sets shorter rows for the first steps, of increasing lengths.
+    pub fn warm_up_rows(&mut self, parts: Vec<SequenceWarmup>) {
+        self.rows = parts;
+    }
+
+    /// Makes the micro-batches of a rank from the rows of a whole step, which every rank reads. `split` returns the same
+    /// number of micro-batches on all ranks.
+    pub fn split_steps(&mut self, split: SplitStep) {
+        self.split = Some(split);
+        // Documents are cut where all rows of a step are known.
+        self.context = self.context.of_one_rank();
+    }
+
+    /// Returns the number of samples in some steps, over all ranks.
+    pub fn samples_in(&self, steps: Range<usize>) -> u64 {
+        self.sizes.sum(steps)
+    }
+
+    /// Returns the number of tokens in a row of a step.
+    pub fn row_length(&self, step: usize) -> usize {
+        row_length(&self.rows, step, self.whole)
+    }
+
+    /// Returns the number of tokens in a sample.
+    pub fn sample_length(&self) -> usize {
+        self.whole
+    }
+
+    /// Whether every rank reads the rows of the whole step.
+    pub(crate) fn splits_steps(&self) -> bool {
+        self.split.is_some()
+    }
+
+    /// The index of the first micro-batch of a rank of the data axis in a step, among those of all ranks.
+    pub(crate) fn first_micro_batch(&self, step: usize, data_rank: usize) -> usize {
+        self.samples_of(step, data_rank).start / self.micro_batch_size
+    }
+
+    /// The number of micro-batches of this rank in a step, if rows are not split.
+    pub(super) fn micro_batches(&self, step: usize) -> usize {
+        let samples = self.samples_of(step, self.data_rank).len();
+        samples.div_ceil(self.micro_batch_size)
+    }
+
+    /// The indices of the samples of a step on a rank of the data axis.
+    fn samples_of(&self, step: usize, data_rank: usize) -> Range<usize> {
+        share_of(self.sizes.of(step), data_rank, self.data_ranks)
+    }
+
+    /// The batches of this rank in a step, before which there were `before` samples.
+    pub(crate) fn own_batches(
+        &self,
+        next: (usize, u64),
+        samples: &dyn Samples,
+    ) -> Result<Vec<Batch>, DataError> {
+        self.batches(next, self.data_rank, samples)
+    }
+
+    /// The batches of a rank of the data axis in a step, before which there were `before` samples.
+    pub(crate) fn batches(
+        &self,
+        (step, before): (usize, u64),
+        data_rank: usize,
+        samples: &dyn Samples,
+    ) -> Result<Vec<Batch>, DataError> {
+        let rows = self.rows_from((step, before));
+        let mut numbers = self.numbers(step..step + 1, before, data_rank);
+        if let Some(split) = &self.split {
+            let all = numbers.next().unwrap_or(before..before);
+            return split(&rows.of_batch(all.start, samples.batch(all)?)?);
+        }
+        numbers
+            .map(|numbers| rows.of_batch(numbers.start, samples.batch(numbers)?))
+            .collect()
+    }
+
+    /// The padding of micro-batches that this rank counts. Ranks that share documents have the same padding, so the first
+    /// one of them counts it. Other ranks of a context axis count the same.
+    pub(crate) fn padding(&self, batches: &[Batch]) -> Padding {
+        let is_counted = |batch: &&Batch| {
+            let shard = batch.shard.as_ref();
+            self.split.is_none() || shard.is_none_or(|shard| shard.rank() == 0)
+        };
+        let counted = batches.iter().filter(is_counted).map(Batch::padding);
+        counted.fold(Padding::default(), Padding::add)
+    }
+
+    /// The sample numbers of each micro-batch of this rank in some steps, as [`numbers`](Self::numbers).
+    pub(super) fn own_numbers(&self, steps: Range<usize>, before: u64) -> SampleNumbers {
+        self.numbers(steps, before, self.data_rank)
+    }
+
+    /// The sample numbers of each micro-batch of a rank of the data axis in some steps, before which there were `before`
+    /// samples. Where steps are split, the sample numbers of each step, which every rank reads.
+    fn numbers(&self, steps: Range<usize>, before: u64, rank: usize) -> SampleNumbers {
+        let (sizes, size) = (self.sizes.clone(), self.micro_batch_size);
+        let (first, ranks) = (steps.start, self.data_ranks);
+        if self.splits_steps() {
+            return Box::new(steps.map(move |step| {
+                let start = before + sizes.sum(first..step);
+                start..start + sizes.of(step) as u64
+            }));
+        }
+        let starts = steps.flat_map(move |step| {
+            let before = before + sizes.sum(first..step);
+            let own = share_of(sizes.of(step), rank, ranks);
+            own.step_by(size).map(move |start| before + start as u64)
+        });
+        Box::new(starts.map(move |start| start..start + size as u64))
+    }
+
+    /// The rows from a step on, before which there were some samples.
+    pub(super) fn rows_from(&self, next: (usize, u64)) -> SampleRows {
+        SampleRows {
+            warmup: self.rows.clone(),
+            whole: self.whole,
+            next,
+            sizes: self.sizes.clone(),
+            context: self.context,
+        }
+    }
+}
+
+/// The indices of the samples of a step, of which there are `samples`, on a rank of the data axis.
+fn share_of(samples: usize, rank: usize, ranks: usize) -> Range<usize> {
+    let share = samples / ranks;
+    rank * share..(rank + 1) * share
+}
